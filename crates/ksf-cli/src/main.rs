@@ -1,0 +1,3 @@
+//! The command `ksf`.
+
+fn main() {}

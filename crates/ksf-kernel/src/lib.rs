@@ -1,0 +1,1 @@
+//! The half of ksf that runs in the kernel, and its loader.

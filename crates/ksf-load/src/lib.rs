@@ -1,0 +1,1 @@
+//! Load generators that verify every reply.

@@ -1,0 +1,1 @@
+//! Network services at kernel speed: the framework.
