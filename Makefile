@@ -1,0 +1,47 @@
+# Thin on purpose: what is needed comes from scripts/setup.sh, what is done from cargo and
+# `cargo xtask`, so that everything can also be run without make.
+
+CARGO   := scripts/cargo
+PREFIX  ?= /usr/local
+DESTDIR ?=
+TARGET  := $(or $(CARGO_TARGET_DIR),target)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench build install fmt lint
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## Run every service on every engine of this machine, show one table
+	@scripts/setup.sh demo
+	$(CARGO) build --release --locked -p ksf-cli
+	@$(CARGO) xtask demo
+
+test: ## Run every test
+	@scripts/setup.sh test
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) build --locked -p ksf-cli # the end-to-end tests start it
+	$(CARGO) test --workspace --locked
+	@$(CARGO) xtask bench --smoke
+
+bench: ## Measure against the peers, write a report to bench/results
+	@scripts/setup.sh bench
+	$(CARGO) build --release --locked -p ksf-cli
+	@$(CARGO) xtask bench
+
+build:
+	@scripts/setup.sh demo
+	$(CARGO) build --release --locked -p ksf-cli
+
+install: build ## Install into PREFIX (/usr/local)
+	install -D -m 755 $(TARGET)/release/ksf $(DESTDIR)$(PREFIX)/bin/ksf
+	ln -sf ksf $(DESTDIR)$(PREFIX)/bin/echotest
+	ln -sf ksf $(DESTDIR)$(PREFIX)/bin/rpctest
+
+fmt: ## Format the Rust code
+	$(CARGO) fmt --all
+
+lint: ## Check format and clippy
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
