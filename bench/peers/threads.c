@@ -1,0 +1,150 @@
+/*
+ * The plain TCP server: one blocking thread per connection. It takes up to 64 KiB with one recv and
+ * answers all complete records in it with one send, so under load it batches as well as anything.
+ */
+#include "peer.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+struct connection {
+	int fd;
+	enum peer_mode mode;
+};
+
+static bool send_all(int fd, const uint8_t *data, size_t bytes)
+{
+	while (bytes) {
+		ssize_t sent = send(fd, data, bytes, MSG_NOSIGNAL);
+
+		if (sent < 0 && errno == EINTR)
+			continue;
+		if (sent <= 0)
+			return false;
+		data += sent;
+		bytes -= (size_t)sent;
+	}
+	return true;
+}
+
+/*
+ * Answers the complete records of `in`. Returns how many bytes they took, or -1 for a record that
+ * this peer does not serve (several fragments, larger than the buffer, not a call).
+ */
+static ssize_t answer_records(const uint8_t *in, size_t in_bytes, uint8_t *out, size_t *out_bytes)
+{
+	size_t at = 0;
+
+	*out_bytes = 0;
+	while (in_bytes - at >= RPC_MARK_BYTES) {
+		uint32_t mark;
+		size_t record_bytes, reply_bytes;
+
+		memcpy(&mark, in + at, sizeof(mark));
+		mark = ntohl(mark);
+		record_bytes = mark & ~RPC_LAST_FRAGMENT;
+		if (!(mark & RPC_LAST_FRAGMENT) ||
+		    record_bytes > PEER_BUFFER_BYTES - RPC_MARK_BYTES)
+			return -1;
+		if (in_bytes - at < RPC_MARK_BYTES + record_bytes)
+			break;
+		reply_bytes = rpc_reply(in + at + RPC_MARK_BYTES, record_bytes,
+					out + *out_bytes + RPC_MARK_BYTES);
+		if (!reply_bytes)
+			return -1;
+		mark = htonl(RPC_LAST_FRAGMENT | (uint32_t)reply_bytes);
+		memcpy(out + *out_bytes, &mark, sizeof(mark));
+		*out_bytes += RPC_MARK_BYTES + reply_bytes;
+		at += RPC_MARK_BYTES + record_bytes;
+	}
+	return (ssize_t)at;
+}
+
+static void serve_rpc(int fd)
+{
+	/* A reply (28 bytes) is shorter than any call (44), so the replies always fit. */
+	uint8_t in[PEER_BUFFER_BYTES], out[PEER_BUFFER_BYTES];
+	size_t held = 0;
+
+	for (;;) {
+		ssize_t got = recv(fd, in + held, sizeof(in) - held, 0);
+		size_t out_bytes;
+		ssize_t used;
+
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got <= 0)
+			return;
+		held += (size_t)got;
+		used = answer_records(in, held, out, &out_bytes);
+		if (used < 0 || !send_all(fd, out, out_bytes))
+			return;
+		held -= (size_t)used;
+		memmove(in, in + used, held);
+	}
+}
+
+static void serve_echo(int fd)
+{
+	uint8_t data[PEER_BUFFER_BYTES];
+
+	for (;;) {
+		ssize_t got = recv(fd, data, sizeof(data), 0);
+
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got <= 0 || !send_all(fd, data, (size_t)got))
+			return;
+	}
+}
+
+static void *serve(void *argument)
+{
+	struct connection connection = *(struct connection *)argument;
+
+	free(argument);
+	if (connection.mode == PEER_ECHO)
+		serve_echo(connection.fd);
+	else
+		serve_rpc(connection.fd);
+	close(connection.fd);
+	return NULL;
+}
+
+int main(int argc, char **argv)
+{
+	struct peer_options options = peer_parse(argc, argv);
+	pthread_attr_t attributes;
+	int one = 1, listener;
+
+	signal(SIGPIPE, SIG_IGN);
+	peer_pin(options.cpu);
+	listener = peer_bind(&options, SOCK_STREAM);
+	if (listen(listener, SOMAXCONN))
+		peer_die("listen");
+	pthread_attr_init(&attributes);
+	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+	/* Two buffers and some frames: small enough for 10,000 idle connections. */
+	pthread_attr_setstacksize(&attributes, 256 * 1024);
+	peer_ready(&options, listener, "tcp");
+
+	for (;;) {
+		struct connection *connection;
+		pthread_t thread;
+		int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+
+		if (fd < 0) {
+			if (errno == EINTR || errno == ECONNABORTED)
+				continue;
+			peer_die("accept");
+		}
+		setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+		connection = malloc(sizeof(*connection));
+		if (!connection)
+			peer_die("malloc");
+		*connection = (struct connection){ .fd = fd, .mode = options.mode };
+		errno = pthread_create(&thread, &attributes, serve, connection);
+		if (errno)
+			peer_die("pthread_create");
+	}
+}
