@@ -1,1 +1,14 @@
-//! Wire formats, sans-IO.
+//! Wire formats, sans-IO: bytes in, values out, and back.
+//!
+//! Nothing here owns a socket, a clock or a thread, and nothing here panics on
+//! bytes a peer sent. Parsers borrow from the buffer they are given, so a
+//! message that lies in a receive slot is read where it lies.
+//!
+//! * [`xdr`]: the External Data Representation, RFC 4506;
+//! * [`oncrpc`]: ONC RPC version 2, RFC 5531, with record marks, AUTH_SYS and
+//!   the calls of rpcbind (RFC 1833).
+
+#![forbid(unsafe_code)]
+
+pub mod oncrpc;
+pub mod xdr;
