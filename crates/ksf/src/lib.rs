@@ -1,1 +1,27 @@
-//! Network services at kernel speed: the framework.
+//! Network services at kernel speed on stock Linux: the framework.
+//!
+//! A service is a [`Framing`](framing::Framing) and a function from message to replies ([`Service`]). A
+//! [`Server`](server::Server) runs services on one [shard](server) per core: a thread with its listening sockets, its
+//! receive slots ([`pool`]), its connections ([`connection`]) and an [engine](engine) that moves the bytes. A
+//! [kernel half](assist) may answer messages before user space sees them.
+//!
+//! Non-goals: timers finer than the shard's tick, TLS, and any protocol; protocols live in the services.
+
+pub mod assist;
+pub mod connection;
+pub mod cpus;
+pub mod deferred;
+pub mod engine;
+pub mod env;
+pub mod error;
+pub mod framing;
+pub mod limits;
+pub mod listener;
+pub mod output;
+pub mod pool;
+pub mod service;
+pub mod stats;
+pub mod tasks;
+
+pub use error::{CloseReason, Error};
+pub use service::{Message, Order, Peer, Refused, Reply, Service};

@@ -1,0 +1,575 @@
+//! A stream connection without a socket and without a clock: bytes in, messages to the service, replies out.
+//!
+//! ```text
+//!   receive(chunk) ──► framing ──whole in the chunk──► Service::call ──► Output ──take_batch──► engine
+//!                         │                                ▲                ▲
+//!                         └─ in part ─► Assembly ──whole───┘                │
+//!                                                 Deferred (other thread) ──┴─ held until its turn
+//! ```
+//!
+//! A message that lies whole in a received chunk is handed over in place. One that does not is put together in a
+//! buffer of the connection, so that between two turns no connection occupies a slot. Everything the peer can make
+//! grow is limited ([`Limits`](crate::limits::Limits)): while the peer does not take its replies, its further
+//! requests wait unprocessed and the socket is not read.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::deferred::{Answer, Target};
+use crate::env::Env;
+use crate::error::{CloseReason, FramingError};
+use crate::framing::{Frame, Framing, Part};
+use crate::limits::Time;
+use crate::output::{Output, SendBatch};
+use crate::pool::Chunk;
+use crate::service::{ConnKey, Message, Order, Peer, Refused, Reply, Service, Sink};
+
+/// State of one connection, apart from its socket.
+pub struct Connection<S: Service> {
+    service: Arc<S>,
+    state: S::Conn,
+    peer: Peer,
+    key: ConnKey,
+    framing: Framing,
+    order: Order,
+    assembly: Assembly,
+    output: Output,
+    /// A batch is with the engine: no second one until it is sent, so that replies stay whole and in order.
+    sending: bool,
+    sending_bytes: usize,
+    /// Chunks that wait because replies do.
+    stalled: VecDeque<Chunk>,
+    /// Replies that wait for an earlier, deferred one.
+    held: VecDeque<Held>,
+    next_ticket: u64,
+    deferred: u32,
+    eof: bool,
+    closing: Option<CloseReason>,
+    received_bytes: u64,
+    sent_bytes: u64,
+    last_activity: Time,
+    last_send_progress: Time,
+}
+
+/// A place in the order of replies.
+struct Held {
+    ticket: u64,
+    output: Output,
+    /// False while its answer is awaited.
+    ready: bool,
+}
+
+impl<S: Service> Connection<S> {
+    /// A fresh connection; the service may refuse it.
+    pub fn new(service: Arc<S>, peer: Peer, key: ConnKey, now: Time) -> Result<Self, Refused> {
+        let state = service.accept(&peer)?;
+        let (framing, order) = (service.framing(), service.order());
+        Ok(Self {
+            service,
+            state,
+            peer,
+            key,
+            framing,
+            order,
+            assembly: Assembly::default(),
+            output: Output::default(),
+            sending: false,
+            sending_bytes: 0,
+            stalled: VecDeque::new(),
+            held: VecDeque::new(),
+            next_ticket: 0,
+            deferred: 0,
+            eof: false,
+            closing: None,
+            received_bytes: 0,
+            sent_bytes: 0,
+            last_activity: now,
+            last_send_progress: now,
+        })
+    }
+
+    /// Takes bytes that were received. Calls the service for every message that is now whole.
+    pub fn receive(&mut self, chunk: Chunk, env: &mut Env) {
+        self.received_bytes += chunk.len() as u64;
+        env.stats.bytes_in.add(chunk.len() as u64);
+        self.last_activity = env.now;
+        if self.closing.is_some() || self.eof {
+            return;
+        }
+        if self.is_stalled(env) || !self.stalled.is_empty() {
+            self.stall(chunk, env);
+            return;
+        }
+        self.process(chunk, env);
+    }
+
+    /// The peer sends nothing more. What it sent is still answered.
+    pub fn peer_closed(&mut self, env: &mut Env) {
+        self.eof = true;
+        self.finish_input(env);
+    }
+
+    /// No further requests are taken; everything received is answered, then the connection closes.
+    pub fn drain(&mut self, env: &mut Env) {
+        if self.closing.is_none() && self.assembly.is_idle() && self.stalled.is_empty() {
+            self.close(CloseReason::Drained, env);
+        }
+    }
+
+    /// Delivers a deferred answer. False if nobody waits for it.
+    pub(crate) fn answer(&mut self, ticket: u64, answer: Answer, env: &mut Env) -> bool {
+        if self.deferred == 0 {
+            return false;
+        }
+        self.deferred -= 1;
+        if matches!(answer, Answer::Abandoned) {
+            self.close(CloseReason::Abandoned, env);
+        } else {
+            self.place_answer(ticket, answer, env);
+        }
+        self.resume(env);
+        true
+    }
+
+    /// Everything that waits to be sent, unless a batch is under way already.
+    pub fn take_batch(&mut self, now: Time) -> Option<SendBatch> {
+        if self.sending || self.output.is_empty() {
+            return None;
+        }
+        self.sending = true;
+        self.sending_bytes = self.output.len();
+        self.last_send_progress = now;
+        Some(self.output.take())
+    }
+
+    /// The engine sent `bytes` more; `done` when the batch is complete.
+    pub fn sent(&mut self, bytes: usize, done: bool, env: &mut Env) {
+        self.sending_bytes -= bytes;
+        self.sent_bytes += bytes as u64;
+        env.stats.bytes_out.add(bytes as u64);
+        self.last_activity = env.now;
+        self.last_send_progress = env.now;
+        if done {
+            self.sending = false;
+        }
+        self.resume(env);
+    }
+
+    /// Checks the clock. A reason means: end it now, without waiting for the peer.
+    pub fn tick(&mut self, env: &mut Env) -> Option<CloseReason> {
+        let limits = &env.limits;
+        let overdue = |since: Time, ms: u64| ms != 0 && env.now > since.plus_ms(ms);
+        if self.sending && overdue(self.last_send_progress, limits.send_timeout_ms) {
+            return Some(CloseReason::SendTimeout);
+        }
+        if self.closing.is_none() {
+            if !self.assembly.is_idle() && overdue(self.assembly.started, limits.assembly_timeout_ms) {
+                self.close(CloseReason::AssemblyTimeout, env);
+            } else if self.deferred == 0 && overdue(self.last_activity, limits.idle_timeout_ms) {
+                self.close(CloseReason::IdleTimeout, env);
+            }
+        }
+        None
+    }
+
+    /// True while further bytes may be received.
+    pub fn wants_bytes(&self, env: &Env) -> bool {
+        self.closing.is_none() && !self.eof && self.stalled.is_empty() && !self.is_stalled(env)
+    }
+
+    /// The reason to close for, once every reply that is due has been sent.
+    pub fn finished(&self) -> Option<CloseReason> {
+        let waits = self.sending || !self.output.is_empty() || (self.closing_gently() && self.deferred > 0);
+        self.closing.filter(|_| !waits)
+    }
+
+    /// True once the connection takes no more requests.
+    pub fn is_closing(&self) -> bool {
+        self.closing.is_some()
+    }
+
+    /// True when the peer has ended its direction.
+    pub fn saw_eof(&self) -> bool {
+        self.eof
+    }
+
+    /// True when the peer is owed nothing and owes nothing: at a message boundary, everything answered and sent.
+    pub fn is_settled(&self) -> bool {
+        self.closing.is_none()
+            && !self.eof
+            && !self.sending
+            && self.output.is_empty()
+            && self.deferred == 0
+            && self.assembly.is_idle()
+            && self.stalled.is_empty()
+    }
+
+    /// Bytes received so far.
+    pub fn received_bytes(&self) -> u64 {
+        self.received_bytes
+    }
+
+    /// Bytes sent so far.
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent_bytes
+    }
+
+    /// True when replies wait and none is being sent.
+    pub fn has_output(&self) -> bool {
+        !self.sending && !self.output.is_empty()
+    }
+
+    /// Ends the connection: the service gets its state back.
+    pub fn end(mut self, env: &mut Env) {
+        self.assembly.reset(env);
+        self.drop_stalled(env);
+        self.service.close(self.state);
+    }
+
+    fn closing_gently(&self) -> bool {
+        use CloseReason::{Drained, PeerClosed, PeerClosedMidMessage};
+        matches!(self.closing, Some(Drained | PeerClosed | PeerClosedMidMessage))
+    }
+
+    fn close(&mut self, reason: CloseReason, env: &mut Env) {
+        if self.closing.is_none() {
+            self.closing = Some(reason);
+            self.assembly.reset(env);
+            self.drop_stalled(env);
+        }
+    }
+
+    fn is_stalled(&self, env: &Env) -> bool {
+        self.output.len() + self.sending_bytes > env.limits.out_queue_bytes_max
+            || self.deferred >= env.limits.deferred_max
+    }
+
+    /// Puts a chunk aside. It keeps its slot only while slots abound: a peer that does not read its replies must not
+    /// take the slots others receive into.
+    fn stall(&mut self, chunk: Chunk, env: &mut Env) {
+        let chunk = if chunk.slot().is_some() && !env.pool.may_keep() { Chunk::from_vec(chunk.to_vec()) } else { chunk };
+        if self.stalled.is_empty() {
+            env.stats.reads_paused.add(1);
+        }
+        env.assembly_bytes += chunk.len();
+        self.stalled.push_back(chunk);
+        if env.assembly_bytes > env.limits.assembly_bytes_max {
+            self.close(CloseReason::MemoryLimit, env);
+        }
+    }
+
+    fn drop_stalled(&mut self, env: &mut Env) {
+        for chunk in self.stalled.drain(..) {
+            env.assembly_bytes -= chunk.len();
+        }
+    }
+
+    /// Goes on with what was put aside, as far as replies have room again.
+    fn resume(&mut self, env: &mut Env) {
+        while self.closing.is_none() && !self.stalled.is_empty() && !self.is_stalled(env) {
+            let chunk = self.stalled.pop_front().unwrap_or_else(|| Chunk::from_vec(Vec::new()));
+            env.assembly_bytes -= chunk.len();
+            self.process(chunk, env);
+        }
+        if self.eof {
+            self.finish_input(env);
+        }
+    }
+
+    fn finish_input(&mut self, env: &mut Env) {
+        if self.closing.is_none() && self.stalled.is_empty() {
+            let mid_message = !self.assembly.is_idle();
+            self.close(if mid_message { CloseReason::PeerClosedMidMessage } else { CloseReason::PeerClosed }, env);
+        }
+    }
+
+    /// Cuts `chunk` into messages. What is left when replies must be taken first is put aside, in front of what was
+    /// put aside before.
+    fn process(&mut self, chunk: Chunk, env: &mut Env) {
+        let mut at = 0;
+        while at < chunk.len() && self.closing.is_none() {
+            if self.is_stalled(env) {
+                let rest = chunk.slice(at..chunk.len());
+                env.assembly_bytes += rest.len();
+                env.stats.reads_paused.add(1);
+                self.stalled.push_front(rest);
+                return;
+            }
+            let step = if self.assembly.is_idle() {
+                self.cut_in_place(&chunk, &mut at, env)
+            } else {
+                self.cut_assembled(&chunk, &mut at, env)
+            };
+            if let Err(reason) = step {
+                self.close(reason, env);
+            }
+        }
+    }
+
+    /// The next message starts at `at`: hands it over where it lies, or begins to put it together.
+    fn cut_in_place(&mut self, chunk: &Chunk, at: &mut usize, env: &mut Env) -> Result<(), CloseReason> {
+        let rest = &chunk[*at..];
+        match self.framing.parse(rest, 0).map_err(malformed)? {
+            Frame::Part(part) if part.last && part.total_bytes() <= rest.len() => {
+                self.check_size(part.body_bytes, env)?;
+                let start = *at + part.header_bytes;
+                *at += part.total_bytes();
+                let body = start..start + part.body_bytes;
+                self.call(&chunk[body], Some((chunk, start)), env);
+            }
+            Frame::Part(part) => {
+                self.check_size(part.body_bytes, env)?;
+                self.assembly.begin(env);
+                self.assembly.start_part(part, env)?;
+                *at += part.header_bytes.min(rest.len());
+            }
+            Frame::Incomplete { .. } => {
+                self.check_header(rest.len(), env)?;
+                self.assembly.begin(env);
+                self.assembly.append(rest, env)?;
+                self.assembly.scanned = rest.len();
+                *at = chunk.len();
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on with a message that began in an earlier chunk, or in an earlier part.
+    fn cut_assembled(&mut self, chunk: &Chunk, at: &mut usize, env: &mut Env) -> Result<(), CloseReason> {
+        let rest = &chunk[*at..];
+        if let Some(progress) = self.assembly.part {
+            let body = progress.body_left.min(rest.len());
+            self.assembly.append(&rest[..body], env)?;
+            let trailer = progress.trailer_left.min(rest.len() - body);
+            *at += body + trailer;
+            let left = Progress {
+                body_left: progress.body_left - body,
+                trailer_left: progress.trailer_left - trailer,
+                last: progress.last,
+            };
+            self.assembly.part = Some(left);
+        } else {
+            self.cut_header(rest, at, env)?;
+        }
+        // Also for parts without a body, which are complete as soon as they begin.
+        if let Some(Progress { body_left: 0, trailer_left: 0, last }) = self.assembly.part {
+            self.assembly.finish_part();
+            if last {
+                self.call_assembled(env);
+            }
+        }
+        Ok(())
+    }
+
+    /// Between two parts: takes as many bytes as the header needs, and cuts.
+    fn cut_header(&mut self, rest: &[u8], at: &mut usize, env: &mut Env) -> Result<(), CloseReason> {
+        let held = self.assembly.raw().len();
+        let need = match self.framing.parse(self.assembly.raw(), self.assembly.scanned).map_err(malformed)? {
+            Frame::Incomplete { need_bytes } => need_bytes.map_or(rest.len(), |need| need - held).min(rest.len()),
+            Frame::Part(_) => 0,
+        };
+        self.assembly.append(&rest[..need], env)?;
+        *at += need;
+        match self.framing.parse(self.assembly.raw(), self.assembly.scanned).map_err(malformed)? {
+            Frame::Incomplete { .. } => {
+                self.assembly.scanned = held + need;
+                self.check_header(held + need, env)
+            }
+            Frame::Part(part) => {
+                self.check_size(self.assembly.body_bytes + part.body_bytes, env)?;
+                // Bytes beyond this part belong to the next message; all of them came from `rest`, since without
+                // them the part could not be cut.
+                let surplus = (held + need).saturating_sub(part.total_bytes());
+                *at -= surplus;
+                self.assembly.cut_raw(part, surplus, env)
+            }
+        }
+    }
+
+    fn check_size(&self, bytes: usize, env: &Env) -> Result<(), CloseReason> {
+        let raw = self.framing == Framing::Raw;
+        if bytes > env.limits.message_bytes_max && !raw { Err(CloseReason::OversizedMessage) } else { Ok(()) }
+    }
+
+    fn check_header(&self, bytes: usize, env: &Env) -> Result<(), CloseReason> {
+        let limits = &env.limits;
+        match self.framing {
+            Framing::Delimiter(_) if bytes > limits.message_bytes_max.max(limits.header_bytes_max) => {
+                Err(CloseReason::OversizedMessage)
+            }
+            Framing::Delimiter(_) => Ok(()),
+            _ if bytes > limits.header_bytes_max => Err(CloseReason::EndlessHeader),
+            _ => Ok(()),
+        }
+    }
+
+    fn call_assembled(&mut self, env: &mut Env) {
+        env.stats.messages_assembled.add(1);
+        let bytes = self.assembly.take(env);
+        if self.service.keeps_messages() {
+            let chunk = Chunk::from_vec(bytes);
+            self.call(&chunk, Some((&chunk, 0)), env);
+        } else {
+            self.call(&bytes, None, env);
+            env.spares.give(bytes);
+        }
+    }
+
+    fn call(&mut self, bytes: &[u8], origin: Option<(&Chunk, usize)>, env: &mut Env) {
+        env.stats.messages.add(1);
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        let message = Message { bytes, origin, peer: self.peer, key: self.key };
+        // Behind an unanswered message, replies wait in an output of their own.
+        let mut behind = (!self.held.is_empty()).then(Output::default);
+        let mut reply = Reply {
+            framing: self.framing,
+            sink: Sink::Stream(behind.as_mut().unwrap_or(&mut self.output)),
+            env,
+            target: Target::Stream { key: self.key, ticket },
+            deferred: false,
+            close: false,
+        };
+        self.service.call(&mut self.state, &message, &mut reply);
+        let (deferred, close) = (reply.deferred, reply.close);
+        if deferred {
+            self.deferred += 1;
+        }
+        if deferred && self.order == Order::Requests {
+            // What was replied before deferring leads the deferred answer.
+            self.held.push_back(Held { ticket, output: behind.unwrap_or_default(), ready: false });
+        } else if let Some(output) = behind {
+            self.held.push_back(Held { ticket, output, ready: true });
+        }
+        if close {
+            self.close(CloseReason::Service, env);
+        }
+    }
+
+    fn place_answer(&mut self, ticket: u64, answer: Answer, env: &mut Env) {
+        let mut output = Output::default();
+        let mut reply = Reply {
+            framing: self.framing,
+            sink: Sink::Stream(&mut output),
+            env,
+            target: Target::Stream { key: self.key, ticket },
+            deferred: false,
+            close: false,
+        };
+        match answer {
+            Answer::Bytes(body) if body.len() > crate::service::COPY_BYTES_MAX => reply.chunk(Chunk::from_vec(body)),
+            Answer::Bytes(body) => reply.bytes(&body),
+            Answer::Chunk(chunk) => reply.chunk(chunk),
+            Answer::Nothing | Answer::Abandoned => {}
+        }
+        let unframable = reply.close;
+        env.stats.replies_deferred.add(1);
+        if self.order == Order::Free {
+            self.output.append(output, &mut env.spares);
+        } else if let Some(place) = self.held.iter_mut().find(|held| held.ticket == ticket && !held.ready) {
+            place.output.append(output, &mut env.spares);
+            place.ready = true;
+            while let Some(Held { output, .. }) = self.held.pop_front_if(|held| held.ready) {
+                self.output.append(output, &mut env.spares);
+            }
+        }
+        if unframable {
+            self.close(CloseReason::Service, env);
+        }
+    }
+}
+
+fn malformed(_: FramingError) -> CloseReason {
+    CloseReason::MalformedFrame
+}
+
+/// A message that has not arrived in full: bodies of finished parts, then the raw beginning of the current one.
+#[derive(Default)]
+struct Assembly {
+    buffer: Vec<u8>,
+    /// Bytes of `buffer` that belong to finished parts; what follows is raw, unless `part` is known.
+    body_bytes: usize,
+    /// The current part, once its header is cut.
+    part: Option<Progress>,
+    parts: u32,
+    /// Raw bytes in which no delimiter was found.
+    scanned: usize,
+    active: bool,
+    started: Time,
+}
+
+#[derive(Clone, Copy)]
+struct Progress {
+    body_left: usize,
+    trailer_left: usize,
+    last: bool,
+}
+
+impl Assembly {
+    fn is_idle(&self) -> bool {
+        !self.active
+    }
+
+    fn begin(&mut self, env: &mut Env) {
+        self.buffer = env.spares.take();
+        self.active = true;
+        self.started = env.now;
+    }
+
+    fn raw(&self) -> &[u8] {
+        &self.buffer[self.body_bytes..]
+    }
+
+    fn append(&mut self, bytes: &[u8], env: &mut Env) -> Result<(), CloseReason> {
+        env.assembly_bytes += bytes.len();
+        self.buffer.extend_from_slice(bytes);
+        if env.assembly_bytes > env.limits.assembly_bytes_max { Err(CloseReason::MemoryLimit) } else { Ok(()) }
+    }
+
+    /// The header of the next part is consumed; its body is to come.
+    fn start_part(&mut self, part: Part, env: &Env) -> Result<(), CloseReason> {
+        self.parts += 1;
+        if self.parts > env.limits.fragments_max {
+            return Err(CloseReason::EndlessFragments);
+        }
+        self.part =
+            Some(Progress { body_left: part.body_bytes, trailer_left: part.trailer_bytes, last: part.last });
+        Ok(())
+    }
+
+    /// The header of the next part lies in the raw bytes: drops it and the surplus behind the part.
+    fn cut_raw(&mut self, part: Part, surplus: usize, env: &mut Env) -> Result<(), CloseReason> {
+        self.start_part(part, env)?;
+        let raw_bytes = self.raw().len();
+        let arrived = raw_bytes - surplus - part.header_bytes;
+        let body = arrived.min(part.body_bytes);
+        let trailer = arrived - body;
+        self.buffer.drain(self.body_bytes..self.body_bytes + part.header_bytes);
+        self.buffer.truncate(self.body_bytes + body);
+        env.assembly_bytes -= raw_bytes - body;
+        if let Some(progress) = &mut self.part {
+            progress.body_left -= body;
+            progress.trailer_left -= trailer;
+        }
+        Ok(())
+    }
+
+    fn finish_part(&mut self) {
+        self.part = None;
+        self.body_bytes = self.buffer.len();
+        self.scanned = 0;
+    }
+
+    /// The whole message; the assembly is idle again.
+    fn take(&mut self, env: &mut Env) -> Vec<u8> {
+        env.assembly_bytes -= self.buffer.len();
+        let bytes = std::mem::take(&mut self.buffer);
+        *self = Self::default();
+        bytes
+    }
+
+    fn reset(&mut self, env: &mut Env) {
+        let buffer = self.take(env);
+        env.spares.give(buffer);
+    }
+}

@@ -1,0 +1,123 @@
+//! Replies that come later, from another thread.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::limits::Limits;
+use crate::listener::DatagramPeer;
+use crate::pool::Chunk;
+use crate::service::ConnKey;
+
+/// The right, and the duty, to answer one message. Dropping it without an answer (a panicked task) closes the
+/// connection with a counted reason: a request that was read is never forgotten.
+#[derive(Debug)]
+pub struct Deferred {
+    mailbox: Arc<Mailbox>,
+    target: Target,
+    answered: bool,
+}
+
+impl Deferred {
+    pub(crate) fn new(mailbox: Arc<Mailbox>, target: Target) -> Self {
+        Self { mailbox, target, answered: false }
+    }
+
+    /// Answers with this body; header and trailer of the framing are added.
+    pub fn reply(mut self, body: Vec<u8>) {
+        self.answer(Answer::Bytes(body));
+    }
+
+    /// Answers with bytes that lie in a slot.
+    pub fn reply_chunk(mut self, body: Chunk) {
+        self.answer(Answer::Chunk(body));
+    }
+
+    /// Lets the message be without an answer: it needs none.
+    pub fn no_reply(mut self) {
+        self.answer(Answer::Nothing);
+    }
+
+    fn answer(&mut self, answer: Answer) {
+        self.answered = true;
+        self.mailbox.post(Mail::Answer { target: self.target, answer });
+    }
+}
+
+impl Drop for Deferred {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.answer(Answer::Abandoned);
+        }
+    }
+}
+
+/// Whom a deferred reply is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    Stream { key: ConnKey, ticket: u64 },
+    Datagram { socket: u32, peer: DatagramPeer },
+}
+
+/// What came of a deferred message.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Bytes(Vec<u8>),
+    Chunk(Chunk),
+    Nothing,
+    Abandoned,
+}
+
+/// What other threads tell a shard.
+#[derive(Debug)]
+pub(crate) enum Mail {
+    Answer { target: Target, answer: Answer },
+    Limits(Box<Limits>),
+    Drain,
+    Stop,
+}
+
+/// The shard's letter box: other threads post, an event descriptor wakes the shard.
+#[derive(Debug)]
+pub struct Mailbox {
+    mail: Mutex<Vec<Mail>>,
+    /// True from the first letter until the shard empties the box: one wake-up per batch of letters.
+    full: AtomicBool,
+    event: OwnedFd,
+}
+
+impl Mailbox {
+    /// An empty box.
+    pub fn new() -> std::io::Result<Arc<Self>> {
+        use rustix::event::{EventfdFlags, eventfd};
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Arc::new(Self { mail: Mutex::default(), full: AtomicBool::new(false), event }))
+    }
+
+    pub(crate) fn post(&self, mail: Mail) {
+        self.mail.lock().unwrap_or_else(PoisonError::into_inner).push(mail);
+        // After the push: a shard that clears the flag and then takes the mail misses no letter.
+        if !self.full.swap(true, Ordering::AcqRel) {
+            // The counter cannot overflow: the shard reads it before the flag can be set again.
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Moves all mail into `into`.
+    pub(crate) fn take(&self, into: &mut Vec<Mail>) {
+        if !self.full.load(Ordering::Acquire) {
+            return;
+        }
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&self.event, &mut count);
+        self.full.store(false, Ordering::Release);
+        into.append(&mut self.mail.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl AsFd for Mailbox {
+    /// Readable while there may be mail.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}

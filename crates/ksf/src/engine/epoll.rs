@@ -1,0 +1,494 @@
+//! The epoll engine: the shard's operations on plain system calls, for machines, containers and seccomp profiles
+//! without io_uring. Level-triggered; a receive or a send is tried when the descriptor is ready, with MSG_DONTWAIT, so
+//! the sockets themselves stay in blocking mode as for io_uring.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::{io, mem, ptr};
+
+use super::msg::{CONTROL_BYTES, SLICES_MAX, SendMsg, read_pktinfo, socket_addr};
+use super::{Engine, Event, Reading, Wait};
+use crate::env::Env;
+use crate::error::Error;
+use crate::listener::DatagramPeer;
+use crate::output::SendBatch;
+use crate::pool::SlotMut;
+use crate::service::ConnKey;
+
+/// Descriptors reported by one call.
+const READY_MAX: usize = 256;
+/// Connections accepted, and datagrams received, from one socket before others get their turn.
+const BURST: usize = 64;
+/// Datagrams that may wait for a full socket.
+const DATAGRAMS_MAX: usize = 1024;
+/// When no slot is free, look again after this many milliseconds: their holders tell nobody.
+const STARVED_MS: i32 = 1;
+
+pub(crate) struct Epoll {
+    epoll: OwnedFd,
+    ready: Vec<libc::epoll_event>,
+    conns: Vec<Conn>,
+    listeners: Vec<RawFd>,
+    sockets: Vec<DatagramSocket>,
+    /// Events that came of an operation instead of the descriptor.
+    done: Vec<Event>,
+    /// Connections with a batch that was not tried yet.
+    to_send: Vec<ConnKey>,
+    msg: Box<SendMsg>,
+    starved: bool,
+}
+
+#[derive(Default)]
+struct Conn {
+    key: Option<ConnKey>,
+    socket: RawFd,
+    reading: Reading,
+    batch: Option<SendBatch>,
+    /// What epoll was last told.
+    interest: u32,
+}
+
+struct DatagramSocket {
+    fd: RawFd,
+    unsent: VecDeque<(DatagramPeer, SendBatch)>,
+    interest: u32,
+}
+
+/// What a descriptor is, in the data of its epoll entry: kind in the top byte, index below.
+#[derive(Clone, Copy)]
+enum Source {
+    Conn(u32),
+    Datagram(u32),
+    Listener(u32),
+    Watch(u32),
+}
+
+impl Source {
+    fn data(self) -> u64 {
+        match self {
+            Self::Conn(index) => 1 << 56 | u64::from(index),
+            Self::Datagram(index) => 2 << 56 | u64::from(index),
+            Self::Listener(index) => 3 << 56 | u64::from(index),
+            Self::Watch(index) => 4 << 56 | u64::from(index),
+        }
+    }
+
+    fn from_data(data: u64) -> Self {
+        let index = data as u32;
+        match data >> 56 {
+            1 => Self::Conn(index),
+            2 => Self::Datagram(index),
+            3 => Self::Listener(index),
+            _ => Self::Watch(index),
+        }
+    }
+}
+
+const IN: u32 = libc::EPOLLIN as u32;
+const OUT: u32 = libc::EPOLLOUT as u32;
+const HANGUP: u32 = libc::EPOLLRDHUP as u32;
+const BROKEN: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+
+impl Engine for Epoll {
+    fn new(_env: &mut Env) -> Result<Self, Error> {
+        let fail = |step| move |source| Error::Engine { engine: "epoll", step, source };
+        // SAFETY: no pointers are involved; the result is checked before it is owned.
+        let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if epoll < 0 {
+            return Err(fail("epoll_create1")(io::Error::last_os_error()));
+        }
+        // SAFETY: just made, and nobody else knows it.
+        let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
+        Ok(Self {
+            epoll,
+            ready: Vec::with_capacity(READY_MAX),
+            conns: Vec::new(),
+            listeners: Vec::new(),
+            sockets: Vec::new(),
+            done: Vec::new(),
+            to_send: Vec::new(),
+            msg: SendMsg::boxed(),
+            starved: false,
+        })
+    }
+
+    fn watch(&mut self, watch: u32, fd: RawFd) {
+        // Fails only for lack of memory; mail is then found at the next tick.
+        let _ = self.control(libc::EPOLL_CTL_ADD, fd, IN, Source::Watch(watch));
+    }
+
+    fn listen(&mut self, listener: u32, socket: RawFd) {
+        let at = listener as usize;
+        if at >= self.listeners.len() {
+            self.listeners.resize(at + 1, -1);
+        }
+        self.listeners[at] = socket;
+        // Where shards share a socket, another one may take the connection that woke this one.
+        let nonblocking = set_nonblocking(socket, true);
+        // Exclusive: where shards share one socket (inherited, Unix), a connection wakes one of them.
+        let interest = IN | libc::EPOLLEXCLUSIVE as u32;
+        let added = self.control(libc::EPOLL_CTL_ADD, socket, interest, Source::Listener(listener));
+        if let Err(error) = nonblocking.and(added) {
+            self.done.push(Event::AcceptFailed { listener, error });
+        }
+    }
+
+    fn unlisten(&mut self, listener: u32) {
+        if let Some(socket) = self.listeners.get_mut(listener as usize).map(|socket| mem::replace(socket, -1))
+            && socket >= 0
+        {
+            // It may have been removed when accepting failed.
+            let _ = self.control(libc::EPOLL_CTL_DEL, socket, 0, Source::Listener(listener));
+        }
+    }
+
+    fn listen_datagrams(&mut self, socket: u32, fd: RawFd) {
+        let at = socket as usize;
+        while self.sockets.len() <= at {
+            self.sockets.push(DatagramSocket { fd: -1, unsent: VecDeque::new(), interest: 0 });
+        }
+        self.sockets[at].fd = fd;
+        self.sockets[at].interest = IN;
+        // Fails only for lack of memory; the socket then stays silent, as if every datagram were lost.
+        let _ = self.control(libc::EPOLL_CTL_ADD, fd, IN, Source::Datagram(socket));
+    }
+
+    fn open(&mut self, conn: ConnKey, socket: RawFd) {
+        let at = conn.index as usize;
+        if at >= self.conns.len() {
+            self.conns.resize_with(at + 1, Conn::default);
+        }
+        self.conns[at] = Conn { key: Some(conn), socket, reading: Reading::On, batch: None, interest: IN };
+        if self.control(libc::EPOLL_CTL_ADD, socket, IN, Source::Conn(conn.index)).is_err() {
+            self.done.push(Event::Failed { conn });
+        }
+    }
+
+    fn set_reading(&mut self, conn: ConnKey, reading: Reading) {
+        if let Some(state) = self.conn(conn) {
+            state.reading = reading;
+            self.update_interest(conn.index);
+        }
+    }
+
+    fn send(&mut self, conn: ConnKey, batch: SendBatch) {
+        if let Some(state) = self.conn(conn) {
+            debug_assert!(state.batch.is_none(), "one send in flight per connection");
+            state.batch = Some(batch);
+            self.to_send.push(conn);
+        }
+    }
+
+    fn send_datagram(&mut self, socket: u32, peer: DatagramPeer, batch: SendBatch) -> bool {
+        let state = &mut self.sockets[socket as usize];
+        let room = state.unsent.len() < DATAGRAMS_MAX;
+        if room {
+            state.unsent.push_back((peer, batch));
+        }
+        room
+    }
+
+    fn release(&mut self, conn: ConnKey) {
+        if let Some(state) = self.conn(conn) {
+            let socket = state.socket;
+            *state = Conn::default();
+            // Fails only if it was never added.
+            let _ = self.control(libc::EPOLL_CTL_DEL, socket, 0, Source::Conn(conn.index));
+            self.done.push(Event::Released { conn });
+        }
+    }
+
+    fn wait(&mut self, env: &mut Env, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
+        self.send_all(env);
+        let mut timeout_ms = match wait.timeout {
+            _ if !self.done.is_empty() => 0,
+            None => -1,
+            // Rounded up: a wait that ends early would spin until the time has come.
+            Some(timeout) => i32::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX),
+        };
+        if self.starved && (timeout_ms < 0 || timeout_ms > STARVED_MS) {
+            timeout_ms = STARVED_MS;
+        }
+        if let Some(gather) = wait.gather.filter(|_| timeout_ms != 0) {
+            // There is no min-wait for epoll: sleep, then look. A signal only makes the batch smaller.
+            let _ = rustix::thread::nanosleep(&rustix::time::Timespec {
+                tv_sec: gather.as_secs() as _,
+                tv_nsec: gather.subsec_nanos().into(),
+            });
+            env.stats.syscalls.add(1);
+        }
+        env.stats.syscalls.add(1);
+        // SAFETY: `ready` has room for `READY_MAX` entries, of which the kernel writes the first `count`.
+        let count = unsafe {
+            libc::epoll_wait(self.epoll.as_raw_fd(), self.ready.as_mut_ptr(), READY_MAX as i32, timeout_ms)
+        };
+        if count < 0 {
+            let error = io::Error::last_os_error();
+            return if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) };
+        }
+        // SAFETY: the kernel initialised that many entries, and `count` is at most the capacity.
+        unsafe { self.ready.set_len(count as usize) };
+        self.starved = false;
+        events.append(&mut self.done);
+        for at in 0..self.ready.len() {
+            let ready = self.ready[at];
+            match Source::from_data(ready.u64) {
+                Source::Conn(index) => self.conn_ready(index, ready.events, env, events),
+                Source::Datagram(index) => self.datagram_ready(index, ready.events, env, events),
+                Source::Listener(index) => self.listener_ready(index, env, events),
+                Source::Watch(watch) => events.push(Event::Watched { watch }),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Epoll {
+    fn conn(&mut self, conn: ConnKey) -> Option<&mut Conn> {
+        self.conns.get_mut(conn.index as usize).filter(|state| state.key == Some(conn))
+    }
+
+    fn control(&self, operation: i32, fd: RawFd, interest: u32, source: Source) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: interest, u64: source.data() };
+        // SAFETY: `event` lives through the call.
+        let result = unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), operation, fd, &mut event) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    fn update_interest(&mut self, index: u32) {
+        let state = &self.conns[index as usize];
+        let reading = match state.reading {
+            Reading::Off => 0,
+            Reading::On => IN,
+            Reading::Parked => HANGUP,
+        };
+        let interest = reading | if state.batch.is_some() { OUT } else { 0 };
+        if interest != state.interest && state.key.is_some() {
+            let socket = state.socket;
+            self.conns[index as usize].interest = interest;
+            // Changing an entry that is there cannot fail.
+            let _ = self.control(libc::EPOLL_CTL_MOD, socket, interest, Source::Conn(index));
+        }
+    }
+
+    fn conn_ready(&mut self, index: u32, ready: u32, env: &mut Env, events: &mut Vec<Event>) {
+        if ready & OUT != 0 {
+            self.try_send(index, env, events);
+            self.update_interest(index);
+        }
+        let state = &mut self.conns[index as usize];
+        let Some(conn) = state.key else { return };
+        if state.reading == Reading::Parked && ready & (HANGUP | BROKEN) != 0 {
+            events.push(Event::Unparked { conn });
+        } else if state.reading == Reading::On && ready & (IN | BROKEN) != 0 {
+            self.receive(index, conn, env, events);
+        } else if ready & BROKEN != 0 {
+            // Not reading, so no receive would report it; epoll does so until it is taken care of.
+            events.push(Event::Failed { conn });
+        }
+    }
+
+    fn receive(&mut self, index: u32, conn: ConnKey, env: &mut Env, events: &mut Vec<Event>) {
+        let Some(mut slot) = env.pool.take() else {
+            env.stats.slots_exhausted.add(1);
+            self.starved = true;
+            return;
+        };
+        env.stats.syscalls.add(1);
+        let socket = self.conns[index as usize].socket;
+        match receive_into(socket, &mut slot) {
+            Ok(0) => {
+                self.conns[index as usize].reading = Reading::Off;
+                self.update_interest(index);
+                events.push(Event::Eof { conn });
+            }
+            Ok(bytes) => events.push(Event::Received { conn, chunk: slot.freeze(bytes) }),
+            // A socket under a kernel half may wake up for bytes the kernel half then took.
+            Err(error) if is_transient(&error) => {}
+            Err(_) => {
+                self.conns[index as usize].reading = Reading::Off;
+                self.update_interest(index);
+                events.push(Event::Failed { conn });
+            }
+        }
+    }
+
+    fn send_all(&mut self, env: &mut Env) {
+        let mut events = mem::take(&mut self.done);
+        for conn in mem::take(&mut self.to_send) {
+            if self.conn(conn).is_some() {
+                self.try_send(conn.index, env, &mut events);
+                self.update_interest(conn.index);
+            }
+        }
+        self.done = events;
+        for socket in 0..self.sockets.len() {
+            if !self.sockets[socket].unsent.is_empty() {
+                self.send_datagrams(socket as u32, env);
+            }
+        }
+    }
+
+    fn try_send(&mut self, index: u32, env: &mut Env, events: &mut Vec<Event>) {
+        let state = &mut self.conns[index as usize];
+        let (Some(conn), Some(batch)) = (state.key, &mut state.batch) else { return };
+        loop {
+            let mut slices = [&[][..]; SLICES_MAX];
+            let filled = batch.slices(&mut slices);
+            env.stats.syscalls.add(1);
+            match send_slices(state.socket, &slices[..filled], &mut self.msg) {
+                Ok(bytes) => {
+                    batch.advance(bytes, &mut env.spares);
+                    let done = batch.is_empty();
+                    events.push(Event::Sent { conn, bytes, done });
+                    if done {
+                        mem::take(batch).recycle(&mut env.spares);
+                        state.batch = None;
+                        return;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_transient(&error) => return,
+                Err(_) => {
+                    state.batch = None;
+                    events.push(Event::Failed { conn });
+                    return;
+                }
+            }
+        }
+    }
+
+    fn listener_ready(&mut self, listener: u32, env: &mut Env, events: &mut Vec<Event>) {
+        let socket = self.listeners[listener as usize];
+        if socket < 0 {
+            return;
+        }
+        for _ in 0..BURST {
+            env.stats.syscalls.add(1);
+            match accept_now(socket) {
+                Ok(Some(socket)) => events.push(Event::Accepted { listener, socket }),
+                Ok(None) => return,
+                Err(error) => {
+                    let _ = self.control(libc::EPOLL_CTL_DEL, socket, 0, Source::Listener(listener));
+                    events.push(Event::AcceptFailed { listener, error });
+                    return;
+                }
+            }
+        }
+    }
+
+    fn datagram_ready(&mut self, socket: u32, ready: u32, env: &mut Env, events: &mut Vec<Event>) {
+        if ready & OUT != 0 {
+            self.send_datagrams(socket, env);
+        }
+        for _ in 0..BURST {
+            let Some(mut slot) = env.pool.take() else {
+                env.stats.slots_exhausted.add(1);
+                self.starved = true;
+                return;
+            };
+            env.stats.syscalls.add(1);
+            match receive_datagram(self.sockets[socket as usize].fd, &mut slot) {
+                Ok((bytes, peer, truncated)) => {
+                    let chunk = slot.freeze(bytes);
+                    events.extend(peer.map(|peer| Event::Datagram { socket, peer, chunk, truncated }));
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn send_datagrams(&mut self, socket: u32, env: &mut Env) {
+        let state = &mut self.sockets[socket as usize];
+        while let Some((peer, batch)) = state.unsent.pop_front() {
+            let mut slices = [&[][..]; SLICES_MAX];
+            let filled = batch.slices(&mut slices);
+            let header = self.msg.prepare(&slices[..filled], Some(&peer));
+            env.stats.syscalls.add(1);
+            // SAFETY: the header points into `self.msg` and to slices of `batch`, which live through the call.
+            let result = unsafe { libc::sendmsg(state.fd, header, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+            if result < 0 && is_transient(&io::Error::last_os_error()) {
+                state.unsent.push_front((peer, batch));
+                break;
+            }
+            let counter = if result < 0 { &env.stats.datagrams_unsent } else { &env.stats.datagrams_out };
+            counter.add(1);
+            batch.recycle(&mut env.spares);
+        }
+        let interest = if state.unsent.is_empty() { IN } else { IN | OUT };
+        if interest != state.interest {
+            state.interest = interest;
+            let fd = state.fd;
+            // Changing an entry that is there cannot fail.
+            let _ = self.control(libc::EPOLL_CTL_MOD, fd, interest, Source::Datagram(socket));
+        }
+    }
+}
+
+/// Accepts one connection from a socket in non-blocking mode, or finds none waiting.
+pub(crate) fn accept_now(socket: RawFd) -> io::Result<Option<OwnedFd>> {
+    // SAFETY: null address pointers: the address is not asked for.
+    let fd = unsafe { libc::accept4(socket, ptr::null_mut(), ptr::null_mut(), libc::SOCK_CLOEXEC) };
+    if fd >= 0 {
+        // SAFETY: just made by accept4, and nobody else knows it.
+        return Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) }));
+    }
+    let error = io::Error::last_os_error();
+    // A connection that was reset before it was accepted is nobody's failure.
+    let gone = matches!(error.raw_os_error(), Some(libc::ECONNABORTED | libc::EPROTO));
+    if gone || is_transient(&error) { Ok(None) } else { Err(error) }
+}
+
+/// Switches the blocking mode of a socket, for everybody who shares it.
+pub(crate) fn set_nonblocking(socket: RawFd, on: bool) -> io::Result<()> {
+    let on = libc::c_int::from(on);
+    // SAFETY: `on` is read before the call returns.
+    let result = unsafe { libc::ioctl(socket, libc::FIONBIO, &raw const on) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+fn receive_into(socket: RawFd, slot: &mut SlotMut) -> io::Result<usize> {
+    let buffer = slot.as_mut_slice();
+    // SAFETY: the slice is exclusively ours and as long as we say.
+    let result = unsafe { libc::recv(socket, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) };
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+fn send_slices(socket: RawFd, slices: &[&[u8]], msg: &mut SendMsg) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    let result = match slices {
+        // SAFETY: the slice lives through the call.
+        [only] => unsafe { libc::send(socket, only.as_ptr().cast(), only.len(), flags) },
+        // SAFETY: the header points into `msg` and to the slices, which live through the call.
+        several => unsafe { libc::sendmsg(socket, msg.prepare(several, None), flags) },
+    };
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+fn receive_datagram(fd: RawFd, slot: &mut SlotMut) -> io::Result<(usize, Option<DatagramPeer>, bool)> {
+    #[repr(C, align(8))]
+    struct Aligned<const N: usize>([u8; N]);
+    let mut name = Aligned([0u8; mem::size_of::<libc::sockaddr_in6>()]);
+    let mut control = Aligned([0u8; CONTROL_BYTES]);
+    let buffer = slot.as_mut_slice();
+    let mut slice = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    // SAFETY: all fields are plain data for which zero is a valid value.
+    let mut header: libc::msghdr = unsafe { mem::zeroed() };
+    header.msg_name = name.0.as_mut_ptr().cast();
+    header.msg_namelen = name.0.len() as libc::socklen_t;
+    header.msg_iov = &mut slice;
+    header.msg_iovlen = 1;
+    header.msg_control = control.0.as_mut_ptr().cast();
+    header.msg_controllen = control.0.len();
+    // SAFETY: every pointer in the header is to a live, exclusively held buffer of the length given.
+    let result = unsafe { libc::recvmsg(fd, &mut header, libc::MSG_DONTWAIT) };
+    let bytes = usize::try_from(result).map_err(|_| io::Error::last_os_error())?;
+    let name = &name.0[..(header.msg_namelen as usize).min(name.0.len())];
+    let control = &control.0[..header.msg_controllen.min(CONTROL_BYTES)];
+    let peer = socket_addr(name).map(|addr| DatagramPeer { addr, local: read_pktinfo(control) });
+    Ok((bytes, peer, header.msg_flags & libc::MSG_TRUNC != 0))
+}

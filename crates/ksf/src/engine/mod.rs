@@ -1,0 +1,138 @@
+//! What moves the bytes. An engine carries out operations on sockets and reports what came of them; it knows nothing
+//! of messages. The shard drives any engine through [`Engine`].
+//!
+//! * [`uring`]: one io_uring per shard; the kernel receives straight into slots.
+//! * [`epoll`]: the same on plain system calls, where io_uring is not allowed.
+//!
+//! The third engine, `kernel`, is one of these two with a [kernel half](crate::assist) in front.
+
+use std::os::fd::{OwnedFd, RawFd};
+use std::time::Duration;
+use std::{fmt, io};
+
+use crate::env::Env;
+use crate::error::Error;
+use crate::listener::DatagramPeer;
+use crate::output::SendBatch;
+use crate::pool::Chunk;
+use crate::service::ConnKey;
+
+pub(crate) mod epoll;
+pub(crate) mod msg;
+pub(crate) mod uring;
+
+/// Which engine a server uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EngineKind {
+    /// Plain system calls.
+    Epoll,
+    /// io_uring.
+    #[default]
+    Uring,
+}
+
+impl EngineKind {
+    /// The engine's name on the command line and in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Epoll => "epoll",
+            Self::Uring => "uring",
+        }
+    }
+
+    /// Tries whether the engine works on this machine.
+    pub fn probe(self) -> Result<(), Error> {
+        match self {
+            Self::Epoll => Ok(()),
+            Self::Uring => uring::probe(),
+        }
+    }
+}
+
+impl fmt::Display for EngineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What an engine reports.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A connection was accepted.
+    Accepted { listener: u32, socket: OwnedFd },
+    /// Accepting failed and has stopped; [`Engine::listen`] starts it again.
+    AcceptFailed { listener: u32, error: io::Error },
+    /// Bytes arrived.
+    Received { conn: ConnKey, chunk: Chunk },
+    /// The peer ended its direction.
+    Eof { conn: ConnKey },
+    /// Receiving or sending failed for good.
+    Failed { conn: ConnKey },
+    /// Bytes of the batch were sent; `done`: all of them.
+    Sent { conn: ConnKey, bytes: usize, done: bool },
+    /// The engine is done with a connection after [`Engine::release`]: its socket may be closed.
+    Released { conn: ConnKey },
+    /// A parked connection has something for user space: its peer ended it.
+    Unparked { conn: ConnKey },
+    /// A watched descriptor became readable.
+    Watched { watch: u32 },
+    /// A datagram arrived; `chunk` is empty and `truncated` set when it did not fit.
+    Datagram { socket: u32, peer: DatagramPeer, chunk: Chunk, truncated: bool },
+}
+
+/// Whether an engine looks for bytes of a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Reading {
+    /// Not at all: the peer must take its replies first.
+    #[default]
+    Off,
+    /// As they come.
+    On,
+    /// Only for the end of the stream: the kernel half has the bytes.
+    Parked,
+}
+
+/// How long to wait for events.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wait {
+    /// Return after this time even without an event; `None`: never.
+    pub(crate) timeout: Option<Duration>,
+    /// Let events gather for this time before returning with the first, to form a batch.
+    pub(crate) gather: Option<Duration>,
+}
+
+/// Operations on sockets. Descriptors stay open until [`Event::Released`]: the shard keeps them.
+pub(crate) trait Engine: Sized {
+    /// Sets the engine up on the calling thread, which will be the only one to use it.
+    fn new(env: &mut Env) -> Result<Self, Error>;
+
+    /// Accepts connections from a listening socket until it fails or [`Engine::unlisten`].
+    fn listen(&mut self, listener: u32, socket: RawFd);
+
+    /// Stops accepting. A connection that was accepted meanwhile is still reported.
+    fn unlisten(&mut self, listener: u32);
+
+    /// Receives datagrams from a bound socket, for good.
+    fn listen_datagrams(&mut self, socket: u32, fd: RawFd);
+
+    /// Takes over a connected socket and starts to receive from it.
+    fn open(&mut self, conn: ConnKey, socket: RawFd);
+
+    /// Receives, or stops to. Bytes already under way are still reported.
+    fn set_reading(&mut self, conn: ConnKey, reading: Reading);
+
+    /// Reports [`Event::Watched`] when `fd` becomes readable; whoever handles that takes all there is.
+    fn watch(&mut self, watch: u32, fd: RawFd);
+
+    /// Sends a batch; at most one per connection at a time.
+    fn send(&mut self, conn: ConnKey, batch: SendBatch);
+
+    /// Sends one datagram; false if too many are under way.
+    fn send_datagram(&mut self, socket: u32, peer: DatagramPeer, batch: SendBatch) -> bool;
+
+    /// Ends every operation of a connection; [`Event::Released`] follows.
+    fn release(&mut self, conn: ConnKey);
+
+    /// Carries out what was asked for, waits for events and reports them.
+    fn wait(&mut self, env: &mut Env, wait: Wait, events: &mut Vec<Event>) -> io::Result<()>;
+}

@@ -1,0 +1,167 @@
+//! Message headers for sendmsg and recvmsg: addresses, and the control data that says where a datagram was sent to.
+
+use std::mem::{self, MaybeUninit};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::ptr;
+
+use crate::listener::DatagramPeer;
+
+/// Room for an IPv6 pktinfo control message, the larger of the two.
+pub(crate) const CONTROL_BYTES: usize = 64;
+
+/// Slices sent by one system call.
+pub(crate) const SLICES_MAX: usize = 16;
+
+/// Everything a sendmsg points to. Its address must not change while the kernel uses it, hence always boxed.
+pub(crate) struct SendMsg {
+    header: libc::msghdr,
+    slices: [libc::iovec; SLICES_MAX],
+    addr: libc::sockaddr_storage,
+    control: Control,
+}
+
+/// Control data, aligned as the kernel wants it.
+#[repr(C, align(8))]
+struct Control([u8; CONTROL_BYTES]);
+
+impl SendMsg {
+    pub(crate) fn boxed() -> Box<Self> {
+        // SAFETY: all fields are plain data for which zero is a valid value (null pointers, lengths of 0).
+        unsafe { Box::new(MaybeUninit::zeroed().assume_init()) }
+    }
+
+    /// Points to these bytes, and for a datagram to its address; returns the header for the system call. The caller
+    /// keeps `slices` and this box alive and in place until the call (or its completion) is over.
+    pub(crate) fn prepare(&mut self, slices: &[&[u8]], peer: Option<&DatagramPeer>) -> *const libc::msghdr {
+        for (to, from) in self.slices.iter_mut().zip(slices) {
+            *to = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
+        }
+        self.header.msg_iov = self.slices.as_mut_ptr();
+        self.header.msg_iovlen = slices.len().min(SLICES_MAX);
+        self.header.msg_name = ptr::null_mut();
+        self.header.msg_namelen = 0;
+        self.header.msg_control = ptr::null_mut();
+        self.header.msg_controllen = 0;
+        if let Some(peer) = peer {
+            let (addr, len) = sockaddr(peer.addr);
+            self.addr = addr;
+            self.header.msg_name = ptr::from_mut(&mut self.addr).cast();
+            self.header.msg_namelen = len;
+            if let Some((local, interface)) = peer.local {
+                let len = write_pktinfo(&mut self.control, local, interface);
+                self.header.msg_control = self.control.0.as_mut_ptr().cast();
+                self.header.msg_controllen = len;
+            }
+        }
+        &self.header
+    }
+}
+
+/// Converts an address for the kernel.
+pub(crate) fn sockaddr(addr: SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
+    let addr = socket2::SockAddr::from(addr);
+    let len = addr.len();
+    // SAFETY: socket2's storage type is a transparent wrapper of the C structure, which is plain data.
+    let storage = unsafe { mem::transmute_copy(&addr.as_storage()) };
+    (storage, len)
+}
+
+/// Converts an address from the kernel; `None` for a family that is not IP.
+pub(crate) fn socket_addr(bytes: &[u8]) -> Option<SocketAddr> {
+    let family = i32::from(u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?));
+    let port = u16::from_be_bytes(bytes.get(2..4)?.try_into().ok()?);
+    match family {
+        libc::AF_INET => {
+            let ip: [u8; 4] = bytes.get(4..8)?.try_into().ok()?;
+            Some(SocketAddrV4::new(Ipv4Addr::from(ip), port).into())
+        }
+        libc::AF_INET6 => {
+            let flow = u32::from_be_bytes(bytes.get(4..8)?.try_into().ok()?);
+            let ip: [u8; 16] = bytes.get(8..24)?.try_into().ok()?;
+            let scope = u32::from_ne_bytes(bytes.get(24..28)?.try_into().ok()?);
+            Some(SocketAddrV6::new(Ipv6Addr::from(ip), port, flow, scope).into())
+        }
+        _ => None,
+    }
+}
+
+/// Finds the destination address in control data: `struct cmsghdr` is a length (8 bytes), a level and a type (4 each);
+/// `in_pktinfo` is index, chosen source, destination; `in6_pktinfo` is address, index.
+pub(crate) fn read_pktinfo(mut control: &[u8]) -> Option<(IpAddr, u32)> {
+    while control.len() >= 16 {
+        let len = usize::try_from(u64::from_ne_bytes(control[..8].try_into().ok()?)).ok()?;
+        let level = i32::from_ne_bytes(control[8..12].try_into().ok()?);
+        let kind = i32::from_ne_bytes(control[12..16].try_into().ok()?);
+        let data = control.get(16..len)?;
+        if level == libc::IPPROTO_IP && kind == libc::IP_PKTINFO {
+            let index = u32::from_ne_bytes(data.get(..4)?.try_into().ok()?);
+            let destination: [u8; 4] = data.get(8..12)?.try_into().ok()?;
+            return Some((Ipv4Addr::from(destination).into(), index));
+        }
+        if level == libc::IPPROTO_IPV6 && kind == libc::IPV6_PKTINFO {
+            let destination: [u8; 16] = data.get(..16)?.try_into().ok()?;
+            let index = u32::from_ne_bytes(data.get(16..20)?.try_into().ok()?);
+            return Some((Ipv6Addr::from(destination).into(), index));
+        }
+        control = control.get(len.next_multiple_of(8)..)?;
+    }
+    None
+}
+
+/// Asks the kernel to send from `local`.
+fn write_pktinfo(control: &mut Control, local: IpAddr, interface: u32) -> usize {
+    let mut data = [0; 20];
+    let (level, kind, len) = match local {
+        IpAddr::V4(ip) => {
+            // The source goes where the kernel reads `ipi_spec_dst`; the routing table chooses the interface.
+            data[4..8].copy_from_slice(&ip.octets());
+            (libc::IPPROTO_IP, libc::IP_PKTINFO, 12)
+        }
+        IpAddr::V6(ip) => {
+            data[..16].copy_from_slice(&ip.octets());
+            let link_local = ip.is_unicast_link_local();
+            data[16..20].copy_from_slice(&(if link_local { interface } else { 0 }).to_ne_bytes());
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, 20)
+        }
+    };
+    control.0[..8].copy_from_slice(&(16 + len as u64).to_ne_bytes());
+    control.0[8..12].copy_from_slice(&level.to_ne_bytes());
+    control.0[12..16].copy_from_slice(&kind.to_ne_bytes());
+    control.0[16..16 + len].copy_from_slice(&data[..len]);
+    (16 + len).next_multiple_of(8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_round_trip() {
+        for text in ["127.0.0.1:80", "[fe80::1%3]:443"] {
+            let addr: SocketAddr = text.parse().unwrap();
+            let (storage, len) = sockaddr(addr);
+            // SAFETY: plain data, read as bytes of its own length.
+            let bytes = unsafe { std::slice::from_raw_parts(ptr::from_ref(&storage).cast::<u8>(), len as usize) };
+            assert_eq!(socket_addr(bytes), Some(addr));
+        }
+        assert_eq!(socket_addr(&[1, 0, 0]), None);
+    }
+
+    #[test]
+    fn control_data_is_read_as_the_kernel_writes_it_and_never_beyond_its_end() {
+        let mut control = Control([0; CONTROL_BYTES]);
+        let v6: IpAddr = "fe80::2".parse().unwrap();
+        let len = write_pktinfo(&mut control, v6, 7);
+        assert_eq!(read_pktinfo(&control.0[..len]), Some((v6, 7)));
+        // What the kernel writes for IPv4 has the destination where a sender leaves zeros.
+        let len = write_pktinfo(&mut control, "10.0.0.1".parse().unwrap(), 0);
+        control.0[16..20].copy_from_slice(&3u32.to_ne_bytes());
+        control.0[24..28].copy_from_slice(&[10, 0, 0, 1]);
+        assert_eq!(read_pktinfo(&control.0[..len]), Some(("10.0.0.1".parse().unwrap(), 3)));
+        for short in 0..len {
+            let _ = read_pktinfo(&control.0[..short]);
+        }
+        control.0[..8].copy_from_slice(&u64::MAX.to_ne_bytes());
+        assert_eq!(read_pktinfo(&control.0), None);
+    }
+}

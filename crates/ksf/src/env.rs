@@ -1,0 +1,50 @@
+//! What a shard lends to its connections while they work.
+
+use std::sync::Arc;
+
+use crate::deferred::Mailbox;
+use crate::limits::{Limits, Time};
+use crate::output::Spares;
+use crate::pool::Pool;
+use crate::stats::Stats;
+use crate::tasks::TaskPool;
+
+/// The shard's memory, limits, counters and clock reading. Tests and simulators make one without a shard.
+#[derive(Debug)]
+pub struct Env {
+    /// The time, read once per turn.
+    pub now: Time,
+    /// What a peer may cost.
+    pub limits: Limits,
+    /// The shard's counters.
+    pub stats: Arc<Stats>,
+    /// Receive slots.
+    pub pool: Pool,
+    /// Buffers for replies.
+    pub spares: Spares,
+    /// Bytes of heap memory in messages that arrived in part, over all connections of the shard.
+    pub assembly_bytes: usize,
+    /// Where deferred replies arrive.
+    pub mailbox: Arc<Mailbox>,
+    /// Threads for short tasks.
+    pub tasks: Option<Arc<TaskPool>>,
+    /// Number of the shard.
+    pub shard: usize,
+}
+
+impl Env {
+    /// An environment with its own counters and letter box, at time zero, without a thread pool.
+    pub fn new(limits: Limits, pool: Pool) -> std::io::Result<Self> {
+        Ok(Self {
+            now: Time::default(),
+            limits,
+            stats: Arc::default(),
+            pool,
+            spares: Spares::default(),
+            assembly_bytes: 0,
+            mailbox: Mailbox::new()?,
+            tasks: None,
+            shard: 0,
+        })
+    }
+}

@@ -1,0 +1,69 @@
+//! Everything a peer can make grow has a limit here. The defaults suit a service on a trusted network with messages up
+//! to 1 MiB; each limit that closes or refuses a connection has a counter.
+
+use std::time::Duration;
+
+/// Bounds on what one peer, and all of them, may cost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Longest message, in bytes of body. A longer one closes the connection before its bytes are stored.
+    pub message_bytes_max: usize,
+    /// Most bytes that may arrive before the length of a message is known (delimiter framing: this and
+    /// `message_bytes_max`, whichever is larger, since header and body are one).
+    pub header_bytes_max: usize,
+    /// Most parts a message may have (record-marking fragments; empty ones count).
+    pub fragments_max: u32,
+    /// Time from the first byte of a message to its last, not prolonged by progress: a trickling peer is cut off.
+    pub assembly_timeout_ms: u64,
+    /// Time without a byte in either direction after which a connection is closed; 0: never.
+    pub idle_timeout_ms: u64,
+    /// Time in which a peer must take some of the replies queued for it.
+    pub send_timeout_ms: u64,
+    /// Replies queued for one peer above which its requests are not read any more.
+    pub out_queue_bytes_max: usize,
+    /// Connections per server; a further one is accepted and closed at once.
+    pub connections_max: usize,
+    /// Heap memory per shard for messages that arrived in part.
+    pub assembly_bytes_max: usize,
+    /// Messages of one connection that may wait for a deferred reply; above it the connection is not read.
+    pub deferred_max: u32,
+    /// Time after a close in which the peer may read the last replies before the connection is reset.
+    pub linger_timeout_ms: u64,
+    /// Time a stopping server gives its connections.
+    pub drain_timeout_ms: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            message_bytes_max: 1 << 20,
+            header_bytes_max: 4096,
+            fragments_max: 4096,
+            assembly_timeout_ms: 10_000,
+            idle_timeout_ms: 0,
+            send_timeout_ms: 30_000,
+            out_queue_bytes_max: 256 << 10,
+            connections_max: 65_536,
+            assembly_bytes_max: 64 << 20,
+            deferred_max: 1024,
+            linger_timeout_ms: 1_000,
+            drain_timeout_ms: 5_000,
+        }
+    }
+}
+
+/// A point on the monotonic clock, in nanoseconds. The sans-IO parts are handed the time, they never ask for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Time(pub u64);
+
+impl Time {
+    /// This point plus a number of milliseconds.
+    pub fn plus_ms(self, ms: u64) -> Self {
+        Self(self.0.saturating_add(ms.saturating_mul(1_000_000)))
+    }
+
+    /// Time from `earlier` to this point; zero if it is later.
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}

@@ -1,0 +1,231 @@
+//! Replies on their way out.
+//!
+//! An [`Output`] collects replies in order: bytes in one growing buffer, and between them chunks that are sent from
+//! where they lie. The engine takes all of it as one [`SendBatch`] and owns it until the last byte is sent, so the
+//! memory a send reads from lives as long as the send, whatever happens to the connection.
+
+use std::collections::VecDeque;
+
+use crate::pool::Chunk;
+
+/// Replies that wait to be sent, in order.
+#[derive(Debug, Default)]
+pub struct Output {
+    /// Everything before `tail`.
+    pieces: VecDeque<Piece>,
+    tail: Vec<u8>,
+    piece_bytes: usize,
+}
+
+#[derive(Debug)]
+enum Piece {
+    Bytes(Vec<u8>),
+    Chunk(Chunk),
+}
+
+impl Piece {
+    fn as_slice(&self) -> &[u8] {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Chunk(chunk) => chunk,
+        }
+    }
+}
+
+impl Output {
+    /// The buffer to append reply bytes to. It is append-only: what is in it already is somebody's reply.
+    pub fn tail(&mut self, spares: &mut Spares) -> &mut Vec<u8> {
+        if self.tail.capacity() == 0 {
+            self.tail = spares.take();
+        }
+        &mut self.tail
+    }
+
+    /// Appends a chunk without copying it.
+    pub fn push_chunk(&mut self, chunk: Chunk) {
+        if !self.tail.is_empty() {
+            self.piece_bytes += self.tail.len();
+            self.pieces.push_back(Piece::Bytes(std::mem::take(&mut self.tail)));
+        }
+        self.piece_bytes += chunk.len();
+        self.pieces.push_back(Piece::Chunk(chunk));
+    }
+
+    /// Appends everything `other` holds.
+    pub fn append(&mut self, mut other: Self, spares: &mut Spares) {
+        if other.pieces.is_empty() {
+            self.tail(spares).extend_from_slice(&other.tail);
+            spares.give(other.tail);
+            return;
+        }
+        if !self.tail.is_empty() {
+            self.piece_bytes += self.tail.len();
+            self.pieces.push_back(Piece::Bytes(std::mem::take(&mut self.tail)));
+        }
+        self.piece_bytes += other.piece_bytes;
+        self.pieces.append(&mut other.pieces);
+        spares.give(std::mem::replace(&mut self.tail, other.tail));
+    }
+
+    /// Bytes in it.
+    pub fn len(&self) -> usize {
+        self.piece_bytes + self.tail.len()
+    }
+
+    /// True when nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Takes everything, to be sent.
+    pub fn take(&mut self) -> SendBatch {
+        SendBatch { output: std::mem::take(self), sent: 0 }
+    }
+}
+
+/// Replies in the hands of the engine.
+#[derive(Debug, Default)]
+pub struct SendBatch {
+    output: Output,
+    /// Bytes of the first piece (or of the tail, when there is no piece) that are sent.
+    sent: usize,
+}
+
+impl SendBatch {
+    /// Bytes left to send.
+    pub fn len(&self) -> usize {
+        self.output.len() - self.sent
+    }
+
+    /// True when everything is sent.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The unsent bytes in order, as far as `slices` has room; returns how many slices were filled. Their addresses
+    /// stay valid while the batch is not changed, also when it is moved.
+    pub fn slices<'a>(&'a self, slices: &mut [&'a [u8]]) -> usize {
+        let pieces = self.output.pieces.iter().map(Piece::as_slice);
+        let parts = pieces.chain([self.output.tail.as_slice()]);
+        let mut filled = 0;
+        for (at, part) in parts.enumerate() {
+            let part = if at == 0 { &part[self.sent..] } else { part };
+            if part.is_empty() {
+                continue;
+            }
+            let Some(slot) = slices.get_mut(filled) else { break };
+            *slot = part;
+            filled += 1;
+        }
+        filled
+    }
+
+    /// Marks `bytes` more bytes as sent and lets go of what is sent completely.
+    pub fn advance(&mut self, bytes: usize, spares: &mut Spares) {
+        self.sent += bytes;
+        while let Some(piece) = self.output.pieces.front() {
+            let len = piece.as_slice().len();
+            if self.sent < len {
+                return;
+            }
+            self.sent -= len;
+            self.output.piece_bytes -= len;
+            if let Some(Piece::Bytes(bytes)) = self.output.pieces.pop_front() {
+                spares.give(bytes);
+            }
+        }
+        debug_assert!(self.sent <= self.output.tail.len(), "more bytes sent than there were");
+    }
+
+    /// Gives the buffers back for reuse.
+    pub fn recycle(self, spares: &mut Spares) {
+        spares.give(self.output.tail);
+        for piece in self.output.pieces {
+            if let Piece::Bytes(bytes) = piece {
+                spares.give(bytes);
+            }
+        }
+    }
+}
+
+/// Buffers to use again, so that a connection without replies holds none and one with replies allocates none.
+#[derive(Debug, Default)]
+pub struct Spares {
+    buffers: Vec<Vec<u8>>,
+}
+
+impl Spares {
+    /// Buffers kept per shard.
+    const COUNT_MAX: usize = 256;
+    /// Larger buffers are given back to the allocator.
+    const BYTES_MAX: usize = 64 << 10;
+    const BYTES_MIN: usize = 4 << 10;
+
+    /// An empty buffer with some room.
+    pub fn take(&mut self) -> Vec<u8> {
+        self.buffers.pop().unwrap_or_else(|| Vec::with_capacity(Self::BYTES_MIN))
+    }
+
+    /// Takes a buffer back.
+    pub fn give(&mut self, mut buffer: Vec<u8>) {
+        let useful = (Self::BYTES_MIN..=Self::BYTES_MAX).contains(&buffer.capacity());
+        if useful && self.buffers.len() < Self::COUNT_MAX {
+            buffer.clear();
+            self.buffers.push(buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(batch: &SendBatch) -> Vec<u8> {
+        let mut slices = [&[][..]; 16];
+        let filled = batch.slices(&mut slices);
+        slices[..filled].concat()
+    }
+
+    #[test]
+    fn keeps_order_over_pieces_and_partial_sends() {
+        let mut spares = Spares::default();
+        let mut output = Output::default();
+        output.tail(&mut spares).extend_from_slice(b"ab");
+        output.push_chunk(Chunk::from_vec(b"cde".to_vec()));
+        output.tail(&mut spares).extend_from_slice(b"fg");
+        let mut second = Output::default();
+        second.push_chunk(Chunk::from_vec(b"hi".to_vec()));
+        output.append(second, &mut spares);
+        assert_eq!(output.len(), 9);
+        for step in 1..=9 {
+            let mut copy = Output::default();
+            copy.tail(&mut spares).extend_from_slice(b"ab");
+            copy.push_chunk(Chunk::from_vec(b"cde".to_vec()));
+            copy.tail(&mut spares).extend_from_slice(b"fghi");
+            let mut batch = copy.take();
+            let mut seen = Vec::new();
+            while !batch.is_empty() {
+                let left = bytes(&batch);
+                assert_eq!(left.len(), batch.len());
+                let take = step.min(left.len());
+                seen.extend_from_slice(&left[..take]);
+                batch.advance(take, &mut spares);
+            }
+            assert_eq!(seen, b"abcdefghi", "in steps of {step}");
+        }
+        assert_eq!(bytes(&output.take()), b"abcdefghi");
+        assert!(output.is_empty());
+    }
+
+    #[test]
+    fn fewer_slices_than_pieces_give_a_prefix() {
+        let mut output = Output::default();
+        for byte in 0..5 {
+            output.push_chunk(Chunk::from_vec(vec![byte]));
+        }
+        let batch = output.take();
+        let mut slices = [&[][..]; 3];
+        assert_eq!(batch.slices(&mut slices), 3);
+        assert_eq!(slices.concat(), [0, 1, 2]);
+    }
+}

@@ -1,0 +1,239 @@
+//! What the author of a service writes: a framing, and a function from message to replies.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use crate::deferred::{Deferred, Target};
+use crate::env::Env;
+use crate::framing::Framing;
+use crate::output::{Output, SendBatch};
+use crate::pool::Chunk;
+use crate::tasks::Task;
+
+/// A service: how the stream is cut into messages, and what answers them.
+///
+/// One value serves all shards, so it is shared between threads; what belongs to one connection lives in
+/// [`Service::Conn`] and is touched by one thread at a time, without a lock.
+pub trait Service: Send + Sync + 'static {
+    /// Private state of one connection (of one socket, for datagrams).
+    type Conn: Send + 'static;
+
+    /// Name in messages and counters.
+    fn name(&self) -> &str;
+
+    /// How a byte stream is cut into messages. Datagrams are messages as they are.
+    fn framing(&self) -> Framing;
+
+    /// Whether replies must leave in the order of their requests.
+    fn order(&self) -> Order {
+        Order::Requests
+    }
+
+    /// True when the service keeps messages beyond [`Service::call`]: those that did not arrive in one slot are then
+    /// made keepable without a further copy.
+    fn keeps_messages(&self) -> bool {
+        false
+    }
+
+    /// A connection was accepted, or a datagram socket opened.
+    fn accept(&self, peer: &Peer) -> Result<Self::Conn, Refused>;
+
+    /// Answers a message: at once, later ([`Reply::defer`]), several times, or not at all.
+    fn call(&self, conn: &mut Self::Conn, message: &Message<'_>, reply: &mut Reply<'_>);
+
+    /// The connection ended.
+    fn close(&self, conn: Self::Conn) {
+        drop(conn);
+    }
+
+    /// Counters of the service's own: name and value.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+}
+
+/// Order of replies on a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// As the requests came: a deferred reply holds back those behind it.
+    Requests,
+    /// As they are ready: the protocol carries ids.
+    Free,
+}
+
+/// The service does not want this connection; it is closed and counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused;
+
+/// Who is at the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Peer {
+    /// A TCP connection from this address.
+    Tcp(SocketAddr),
+    /// A Unix-domain stream connection.
+    Unix,
+    /// A datagram from this address; for [`Service::accept`], the address the socket is bound to.
+    Udp(SocketAddr),
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(addr) => write!(f, "tcp {addr}"),
+            Self::Unix => f.write_str("unix"),
+            Self::Udp(addr) => write!(f, "udp {addr}"),
+        }
+    }
+}
+
+/// Names a connection of one shard. The generation tells it from its predecessor in the same place, so a late reply
+/// never reaches somebody else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConnKey {
+    /// Place in the shard's table.
+    pub index: u32,
+    /// Counts the connections that had this place.
+    pub generation: u32,
+}
+
+/// One message: the bytes between the framing.
+#[derive(Clone, Copy, Debug)]
+pub struct Message<'a> {
+    pub(crate) bytes: &'a [u8],
+    /// The chunk that holds `bytes`, and where in it they begin.
+    pub(crate) origin: Option<(&'a Chunk, usize)>,
+    pub(crate) peer: Peer,
+    pub(crate) key: ConnKey,
+}
+
+impl<'a> Message<'a> {
+    /// The message.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// Who sent it.
+    pub fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// The connection it came on; unique within its shard for as long as the server runs.
+    pub fn key(&self) -> ConnKey {
+        self.key
+    }
+
+    /// Keeps the message beyond the call. The bytes stay where they were received: the slot is counted, not copied.
+    /// A message that was put together from several slots is copied here, unless the service said that it
+    /// [keeps messages](Service::keeps_messages).
+    pub fn keep(&self) -> Chunk {
+        match self.origin {
+            Some((chunk, start)) => chunk.slice(start..start + self.bytes.len()),
+            None => Chunk::from_vec(self.bytes.to_vec()),
+        }
+    }
+}
+
+/// Where the replies to one message go.
+pub struct Reply<'a> {
+    pub(crate) framing: Framing,
+    pub(crate) sink: Sink<'a>,
+    pub(crate) env: &'a mut Env,
+    pub(crate) target: Target,
+    pub(crate) deferred: bool,
+    pub(crate) close: bool,
+}
+
+pub(crate) enum Sink<'a> {
+    Stream(&'a mut Output),
+    Datagrams(&'a mut Vec<SendBatch>),
+}
+
+/// Replies below this length are copied even where they could be sent from their slot: that is faster, and frees it.
+pub(crate) const COPY_BYTES_MAX: usize = 2048;
+
+impl Reply<'_> {
+    /// Sends one reply: `write` appends its body to the buffer (and must not touch what is there already); header
+    /// and trailer of the framing are added around it.
+    pub fn message<R>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+        let mut single = Output::default();
+        let output = match &mut self.sink {
+            Sink::Stream(output) => &mut **output,
+            Sink::Datagrams(_) => &mut single,
+        };
+        let tail = output.tail(&mut self.env.spares);
+        let start = tail.len();
+        tail.resize(start + self.framing.reply_header_bytes(), 0);
+        let result = write(tail);
+        if self.framing.finish_reply(tail, start, 0).is_ok() {
+            tail.extend_from_slice(self.framing.reply_trailer());
+            self.env.stats.replies.add(1);
+        } else {
+            tail.truncate(start);
+            self.env.stats.replies_unframable.add(1);
+            self.close = true;
+        }
+        if let Sink::Datagrams(datagrams) = &mut self.sink {
+            datagrams.push(single.take());
+        }
+        result
+    }
+
+    /// Sends one reply with this body.
+    pub fn bytes(&mut self, body: &[u8]) {
+        self.message(|tail| tail.extend_from_slice(body));
+    }
+
+    /// Sends one reply with this body from where it lies, if it is long and there is room to keep it, else copied.
+    pub fn chunk(&mut self, body: Chunk) {
+        let copy = body.len() <= COPY_BYTES_MAX || (body.slot().is_some() && !self.env.pool.may_keep());
+        match &mut self.sink {
+            Sink::Stream(output) if !copy => {
+                let tail = output.tail(&mut self.env.spares);
+                let start = tail.len();
+                tail.resize(start + self.framing.reply_header_bytes(), 0);
+                if self.framing.finish_reply(tail, start, body.len()).is_err() {
+                    tail.truncate(start);
+                    self.env.stats.replies_unframable.add(1);
+                    self.close = true;
+                    return;
+                }
+                output.push_chunk(body);
+                let trailer = self.framing.reply_trailer();
+                if !trailer.is_empty() {
+                    output.tail(&mut self.env.spares).extend_from_slice(trailer);
+                }
+                self.env.stats.replies.add(1);
+            }
+            _ => self.bytes(&body),
+        }
+    }
+
+    /// Answers later, from any thread. The message counts as outstanding until then.
+    pub fn defer(&mut self) -> Deferred {
+        self.deferred = true;
+        Deferred::new(self.env.mailbox.clone(), self.target)
+    }
+
+    /// Runs `task` on the shard's thread pool, which answers through the [`Deferred`] it is given. When the pool's
+    /// queue is full the task comes back, and the service decides: answer busy, or do the work here.
+    pub fn offload<T>(&mut self, task: T) -> Result<(), T>
+    where
+        T: FnOnce(Deferred) + Send + 'static,
+    {
+        let Some(tasks) = &self.env.tasks else { return Err(task) };
+        let Some(room) = tasks.reserve(self.env.shard) else {
+            self.env.stats.tasks_refused.add(1);
+            return Err(task);
+        };
+        let deferred = Deferred::new(self.env.mailbox.clone(), self.target);
+        self.deferred = true;
+        room.submit(Task::new(move || task(deferred)));
+        Ok(())
+    }
+
+    /// Closes the connection after the replies sent so far.
+    pub fn close(&mut self) {
+        self.close = true;
+    }
+}

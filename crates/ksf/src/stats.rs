@@ -1,0 +1,192 @@
+//! Counters: one set per shard, written by its thread alone, summed by whoever reads.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::CloseReason;
+
+macro_rules! counters {
+    ($($(#[doc = $help:literal])+ $name:ident,)+) => {
+        /// Counters of one shard. Only its thread writes, so an addition is a load and a store without a bus lock.
+        #[derive(Debug, Default)]
+        #[repr(align(128))]
+        pub struct Stats {
+            $($(#[doc = $help])+ pub $name: Counter,)+
+            closed: [Counter; CloseReason::ALL.len()],
+        }
+
+        impl Stats {
+            /// Name, help and value of every counter.
+            pub fn read(&self) -> Vec<CounterValue> {
+                let mut all = vec![$(CounterValue {
+                    name: stringify!($name),
+                    help: concat!($($help),+).trim_start(),
+                    value: self.$name.value(),
+                },)+];
+                all.extend(CloseReason::ALL.iter().zip(&self.closed).map(|(reason, counter)| {
+                    let (name, help) = close_counter(*reason);
+                    CounterValue { name, help, value: counter.value() }
+                }));
+                all
+            }
+        }
+    };
+}
+
+counters! {
+    /// Connections accepted.
+    accepted,
+    /// Times accepting failed for another reason than the next two.
+    accept_errors,
+    /// Connections closed at once because the process has no file descriptor left.
+    refused_no_fd,
+    /// Connections closed at once because `connections_max` was reached.
+    refused_connections_max,
+    /// Connections the service refused.
+    refused_by_service,
+    /// Connections closed (every reason).
+    closed_total,
+    /// Bytes received from streams.
+    bytes_in,
+    /// Bytes sent to streams.
+    bytes_out,
+    /// Messages handed to a service.
+    messages,
+    /// Messages that needed a copy because they did not arrive in one slot.
+    messages_assembled,
+    /// Replies handed to a connection.
+    replies,
+    /// Replies that came later, from another thread.
+    replies_deferred,
+    /// Deferred replies whose connection was gone.
+    replies_too_late,
+    /// Replies dropped because they do not fit their framing.
+    replies_unframable,
+    /// Times a connection was not read because it did not take its replies.
+    reads_paused,
+    /// Times no slot was free to receive into.
+    slots_exhausted,
+    /// Datagrams received.
+    datagrams_in,
+    /// Datagrams sent.
+    datagrams_out,
+    /// Datagrams longer than a slot or than `message_bytes_max`, dropped.
+    datagrams_oversized,
+    /// Replies to datagrams the kernel refused to send, or for which the queue was full.
+    datagrams_unsent,
+    /// Tasks refused because the queue of the thread pool was full.
+    tasks_refused,
+    /// Tasks that panicked; their connection was closed.
+    tasks_panicked,
+    /// Times the shard looked for work.
+    turns,
+    /// System calls made by the engine on the path of messages.
+    syscalls,
+    /// Times user space waited for TCP to take what the kernel half had queued.
+    assist_waits,
+    /// Times a connection was given to the kernel half.
+    assist_settled,
+}
+
+/// A counter with one writer.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `n`. To be called by the shard's thread alone.
+    #[inline]
+    pub fn add(&self, n: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// The count now.
+    pub fn value(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A counter as read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CounterValue {
+    /// Name, in snake case.
+    pub name: &'static str,
+    /// One sentence for people.
+    pub help: &'static str,
+    /// Sum over all shards.
+    pub value: u64,
+}
+
+impl Stats {
+    /// Counts a closed connection.
+    pub fn count_close(&self, reason: CloseReason) {
+        self.closed_total.add(1);
+        if let Some(at) = CloseReason::ALL.iter().position(|known| *known == reason) {
+            self.closed[at].add(1);
+        }
+    }
+
+    /// How many connections were closed for `reason`.
+    pub fn closed_for(&self, reason: CloseReason) -> u64 {
+        let at = CloseReason::ALL.iter().position(|known| *known == reason);
+        at.map_or(0, |at| self.closed[at].value())
+    }
+}
+
+/// Sums the counters of all shards.
+pub fn sum<'a>(shards: impl IntoIterator<Item = &'a Stats>) -> Vec<CounterValue> {
+    let mut shards = shards.into_iter();
+    let mut sum = shards.next().map(Stats::read).unwrap_or_else(|| Stats::default().read());
+    for shard in shards {
+        for (total, one) in sum.iter_mut().zip(shard.read()) {
+            total.value += one.value;
+        }
+    }
+    sum
+}
+
+fn close_counter(reason: CloseReason) -> (&'static str, &'static str) {
+    match reason {
+        CloseReason::Abandoned => ("closed_abandoned", "Closed: a deferred reply was dropped without an answer."),
+        CloseReason::AssemblyTimeout => ("closed_assembly_timeout", "Closed: a message took too long to arrive."),
+        CloseReason::DrainTimeout => ("closed_drain_timeout", "Closed: the server stopped and could not wait longer."),
+        CloseReason::Drained => ("closed_drained", "Closed: the server stopped; everything received was answered."),
+        CloseReason::EndlessFragments => ("closed_endless_fragments", "Closed: a message of too many fragments."),
+        CloseReason::EndlessHeader => ("closed_endless_header", "Closed: the header of a message did not end."),
+        CloseReason::IdleTimeout => ("closed_idle_timeout", "Closed: no byte moved for too long."),
+        CloseReason::Io => ("closed_io", "Closed: the socket failed (reset, timed out, unreachable)."),
+        CloseReason::MalformedFrame => ("closed_malformed_frame", "Closed: the bytes do not follow the framing."),
+        CloseReason::MemoryLimit => ("closed_memory_limit", "Closed: no memory left for messages that arrived in part."),
+        CloseReason::OversizedMessage => ("closed_oversized_message", "Closed: a message longer than the limit."),
+        CloseReason::PeerClosed => ("closed_by_peer", "Closed by the peer between two messages."),
+        CloseReason::PeerClosedMidMessage => ("closed_by_peer_mid_message", "Closed by the peer inside a message."),
+        CloseReason::SendTimeout => ("closed_send_timeout", "Closed: the peer did not take its replies."),
+        CloseReason::Service => ("closed_by_service", "Closed: the service asked for it."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_over_shards_by_name() {
+        let (one, two) = (Stats::default(), Stats::default());
+        one.messages.add(2);
+        two.messages.add(3);
+        two.count_close(CloseReason::Io);
+        let all = sum([&one, &two]);
+        let value = |name| all.iter().find(|counter| counter.name == name).map(|counter| counter.value);
+        assert_eq!(value("messages"), Some(5));
+        assert_eq!(value("closed_io"), Some(1));
+        assert_eq!(value("closed_total"), Some(1));
+        assert!(all.iter().all(|counter| counter.help.ends_with('.') && !counter.help.starts_with(' ')));
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let mut names: Vec<_> = Stats::default().read().iter().map(|counter| counter.name).collect();
+        let all = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all);
+    }
+}

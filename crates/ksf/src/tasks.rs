@@ -1,0 +1,307 @@
+//! A thread pool for short tasks that stay on the core of their shard.
+//!
+//! One group of threads per shard. A group starts empty; a task that finds no idle thread starts one, up to a limit;
+//! a thread without work for a while leaves. The queue is bounded: a place is reserved before a task is made, so a
+//! refused task costs nothing. Tasks never move between groups: the connection they answer lives on this core.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// How a pool grows and shrinks. Defaults follow the FreeBSD original: at most 8 threads per core, 30 s of patience.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskOptions {
+    /// Most threads per group.
+    pub threads_max: usize,
+    /// Most tasks that wait per group; a further one is refused.
+    pub queue_max: usize,
+    /// Time without work after which a thread ends.
+    pub idle_exit_ms: u64,
+}
+
+impl Default for TaskOptions {
+    fn default() -> Self {
+        Self { threads_max: 8, queue_max: 1024, idle_exit_ms: 30_000 }
+    }
+}
+
+/// A piece of work.
+pub struct Task(Box<dyn FnOnce() + Send>);
+
+impl Task {
+    /// Wraps a closure.
+    pub fn new(work: impl FnOnce() + Send + 'static) -> Self {
+        Self(Box::new(work))
+    }
+}
+
+/// The pool: one group per shard.
+#[derive(Debug)]
+pub struct TaskPool {
+    groups: Vec<Arc<Group>>,
+}
+
+impl TaskPool {
+    /// One group for each CPU of `cpus`, its threads bound to that CPU.
+    pub fn new(cpus: &[usize], options: TaskOptions) -> Self {
+        let group = |cpu: &usize| {
+            let cpu = *cpu;
+            Arc::new(Group { cpu, options, inner: Mutex::default(), work: Condvar::new(), panicked: AtomicU64::new(0) })
+        };
+        Self { groups: cpus.iter().map(group).collect() }
+    }
+
+    /// A place in the queue of `group`; `None` when it is full or the pool is closing.
+    pub fn reserve(&self, group: usize) -> Option<Place<'_>> {
+        let group = &self.groups[group % self.groups.len()];
+        let mut inner = group.lock();
+        if inner.closed || inner.queue.len() + inner.reserved >= group.options.queue_max {
+            return None;
+        }
+        inner.reserved += 1;
+        Some(Place { group })
+    }
+
+    /// Tasks that panicked since the start.
+    pub fn panicked(&self) -> u64 {
+        self.groups.iter().map(|group| group.panicked.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Threads that run now.
+    pub fn threads(&self) -> usize {
+        self.groups.iter().map(|group| group.lock().threads).sum()
+    }
+
+    /// Takes no more tasks, drops those that wait, and waits until the running ones are done.
+    pub fn close(&self) {
+        for group in &self.groups {
+            let dropped = {
+                let mut inner = group.lock();
+                inner.closed = true;
+                std::mem::take(&mut inner.queue)
+            };
+            // Outside of the lock: a dropped task may answer a connection.
+            drop(dropped);
+            group.work.notify_all();
+        }
+        for group in &self.groups {
+            let mut inner = group.lock();
+            while inner.threads > 0 {
+                inner = group.work.wait(inner).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+}
+
+impl Drop for TaskPool {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// A reserved place in a queue; dropping it frees the place.
+#[derive(Debug)]
+pub struct Place<'a> {
+    group: &'a Arc<Group>,
+}
+
+impl Place<'_> {
+    /// Puts a task into the place.
+    pub fn submit(self, task: Task) {
+        let start = {
+            let mut inner = self.group.lock();
+            inner.queue.push_back(task);
+            let start = inner.queue.len() > inner.idle && inner.threads < self.group.options.threads_max;
+            inner.threads += usize::from(start);
+            start
+        };
+        if start && !Group::start_thread(self.group) {
+            let last = {
+                let mut inner = self.group.lock();
+                inner.threads -= 1;
+                inner.threads == 0
+            };
+            // No thread at all, and none to be had: nobody else would ever run the task.
+            if last {
+                self.group.run_queued_here();
+            }
+        }
+        self.group.work.notify_one();
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.group.lock().reserved -= 1;
+    }
+}
+
+#[derive(Debug)]
+struct Group {
+    cpu: usize,
+    options: TaskOptions,
+    inner: Mutex<Inner>,
+    /// Signalled for new work, for closing, and when a thread ends.
+    work: Condvar,
+    panicked: AtomicU64,
+}
+
+#[derive(Default)]
+struct Inner {
+    queue: VecDeque<Task>,
+    reserved: usize,
+    threads: usize,
+    idle: usize,
+    closed: bool,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inner").field("queued", &self.queue.len()).field("threads", &self.threads).finish()
+    }
+}
+
+impl Group {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn start_thread(group: &Arc<Self>) -> bool {
+        let group = Arc::clone(group);
+        let name = format!("ksf-task-{}", group.cpu);
+        thread::Builder::new().name(name).spawn(move || group.work_until_idle()).is_ok()
+    }
+
+    fn work_until_idle(&self) {
+        // A CPU that went offline is no reason to refuse work.
+        let _ = crate::cpus::pin_to(self.cpu);
+        let patience = Duration::from_millis(self.options.idle_exit_ms);
+        let mut inner = self.lock();
+        loop {
+            if let Some(task) = inner.queue.pop_front() {
+                drop(inner);
+                self.run(task);
+                inner = self.lock();
+                continue;
+            }
+            if inner.closed {
+                break;
+            }
+            inner.idle += 1;
+            let (woken, timeout) = self.work.wait_timeout(inner, patience).unwrap_or_else(PoisonError::into_inner);
+            inner = woken;
+            inner.idle -= 1;
+            if timeout.timed_out() && inner.queue.is_empty() {
+                break;
+            }
+        }
+        inner.threads -= 1;
+        drop(inner);
+        self.work.notify_all();
+    }
+
+    fn run(&self, task: Task) {
+        // The panic has printed its message; its `Deferred` was dropped on the way, which closes the connection.
+        if catch_unwind(AssertUnwindSafe(task.0)).is_err() {
+            self.panicked.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn run_queued_here(&self) {
+        loop {
+            let task = self.lock().queue.pop_front();
+            match task {
+                Some(task) => self.run(task),
+                None => return,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::sync::mpsc;
+
+    use super::*;
+
+    fn pool(options: TaskOptions) -> TaskPool {
+        TaskPool::new(&[crate::cpus::allowed().unwrap()[0]], options)
+    }
+
+    #[test]
+    fn starts_threads_on_demand_up_to_the_limit() {
+        let pool = pool(TaskOptions { threads_max: 2, ..TaskOptions::default() });
+        assert_eq!(pool.threads(), 0);
+        let (all_in, done) = (Arc::new(Barrier::new(3)), Arc::new(Barrier::new(3)));
+        for _ in 0..2 {
+            let (all_in, done) = (Arc::clone(&all_in), Arc::clone(&done));
+            pool.reserve(0).unwrap().submit(Task::new(move || {
+                all_in.wait();
+                done.wait();
+            }));
+        }
+        all_in.wait();
+        let (sender, receiver) = mpsc::channel();
+        pool.reserve(0).unwrap().submit(Task::new(move || sender.send(()).unwrap()));
+        assert_eq!(pool.threads(), 2, "both threads are busy and no third may start");
+        assert!(receiver.try_recv().is_err());
+        done.wait();
+        receiver.recv().unwrap();
+    }
+
+    #[test]
+    fn a_full_queue_refuses_and_a_dropped_place_is_free_again() {
+        let pool = pool(TaskOptions { queue_max: 1, ..TaskOptions::default() });
+        let place = pool.reserve(0).unwrap();
+        assert!(pool.reserve(0).is_none());
+        drop(place);
+        assert!(pool.reserve(0).is_some());
+    }
+
+    #[test]
+    fn idle_threads_leave() {
+        let pool = pool(TaskOptions { idle_exit_ms: 1, ..TaskOptions::default() });
+        pool.reserve(0).unwrap().submit(Task::new(|| ()));
+        let group = &pool.groups[0];
+        let mut inner = group.lock();
+        while inner.threads > 0 {
+            inner = group.work.wait(inner).unwrap();
+        }
+        assert!(inner.queue.is_empty());
+    }
+
+    #[test]
+    fn a_panic_is_counted_and_the_thread_goes_on() {
+        let pool = pool(TaskOptions { threads_max: 1, ..TaskOptions::default() });
+        pool.reserve(0).unwrap().submit(Task::new(|| std::panic::resume_unwind(Box::new("on purpose"))));
+        let (sender, receiver) = mpsc::channel();
+        pool.reserve(0).unwrap().submit(Task::new(move || sender.send(()).unwrap()));
+        receiver.recv().unwrap();
+        assert_eq!(pool.panicked(), 1);
+    }
+
+    #[test]
+    fn closing_waits_for_running_tasks_and_refuses_new_ones() {
+        let pool = pool(TaskOptions::default());
+        let (started, wait_started) = mpsc::channel();
+        let (finish, wait_finish) = mpsc::channel::<()>();
+        let done = Arc::new(AtomicU64::new(0));
+        let seen = Arc::clone(&done);
+        pool.reserve(0).unwrap().submit(Task::new(move || {
+            started.send(()).unwrap();
+            wait_finish.recv().unwrap();
+            seen.store(1, Ordering::SeqCst);
+        }));
+        wait_started.recv().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| pool.close());
+            finish.send(()).unwrap();
+        });
+        assert_eq!(done.load(Ordering::SeqCst), 1);
+        assert!(pool.reserve(0).is_none());
+    }
+}
