@@ -1,0 +1,78 @@
+//! Echo: what comes in goes out.
+//!
+//! [`Echo`] returns bytes as they arrive and knows no messages, as ksf's kecho
+//! does. [`MessageEcho`] waits for whole messages of any framing and returns
+//! each: the smallest service that shows a framing at work.
+
+use ksf::framing::Framing;
+use ksf::{Message, Peer, Refused, Reply, Service};
+
+/// From this length on a reply is sent from the slot it was received in. Below
+/// it a copy costs less than keeping count of who holds the slot.
+const KEEP_BYTES_MIN: usize = 2048;
+
+/// Returns every received chunk of a stream, and every datagram.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Echo;
+
+impl Service for Echo {
+    type Conn = ();
+
+    fn name(&self) -> &str {
+        "echo"
+    }
+
+    fn framing(&self) -> Framing {
+        Framing::Raw
+    }
+
+    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        send_back(message, reply);
+    }
+}
+
+/// Returns every message in the framing it came in.
+#[derive(Clone, Copy, Debug)]
+pub struct MessageEcho {
+    framing: Framing,
+}
+
+impl MessageEcho {
+    /// An echo of messages cut by `framing`, which has to be
+    /// [valid](Framing::validate): the server checks it when it starts.
+    pub const fn new(framing: Framing) -> Self {
+        Self { framing }
+    }
+}
+
+impl Service for MessageEcho {
+    type Conn = ();
+
+    fn name(&self) -> &str {
+        "message-echo"
+    }
+
+    fn framing(&self) -> Framing {
+        self.framing
+    }
+
+    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        send_back(message, reply);
+    }
+}
+
+fn send_back(message: &Message<'_>, reply: &mut Reply<'_>) {
+    if message.bytes().len() < KEEP_BYTES_MIN {
+        reply.bytes(message.bytes());
+    } else {
+        reply.chunk(message.keep());
+    }
+}

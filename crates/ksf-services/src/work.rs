@@ -1,0 +1,154 @@
+//! Work: a service whose messages say how much they cost.
+//!
+//! It is there to show and to measure what happens when answers come later,
+//! from other threads, in another order: a message is answered in place, or by
+//! the core-affine thread pool after sleeping or computing for a while.
+//!
+//! ```text
+//! request: length (4) | how (4) | microseconds (4) | payload ...
+//! reply:   length (4) | status (4)                 | payload ...
+//! ```
+//!
+//! Numbers are big endian, lengths count what follows them. Replies leave as
+//! they are ready, so a client puts an id in the payload. A request that is not
+//! of this form closes the connection.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ksf::framing::{Framing, LengthPrefix};
+use ksf::{Message, Order, Peer, Refused, Reply, Service};
+
+/// `how`: answer at once, on the shard's own thread; the time is ignored.
+pub const HOW_INLINE: u32 = 0;
+/// `how`: sleep on a thread of the pool.
+pub const HOW_SLEEP: u32 = 1;
+/// `how`: compute on a thread of the pool.
+pub const HOW_COMPUTE: u32 = 2;
+
+/// `status`: the work was done.
+pub const STATUS_DONE: u32 = 0;
+/// `status`: the queue of the pool is full; nothing was done.
+pub const STATUS_BUSY: u32 = 1;
+
+/// Most time one message may ask for. A peer must not be able to keep a thread
+/// for good.
+pub const WORK_MAX: Duration = Duration::from_secs(10);
+
+const HEADER_BYTES: usize = 8;
+
+/// The service; one value serves all shards.
+#[derive(Debug, Default)]
+pub struct Work {
+    malformed: AtomicU64,
+    busy: AtomicU64,
+}
+
+impl Service for Work {
+    type Conn = ();
+
+    fn name(&self) -> &str {
+        "work"
+    }
+
+    fn framing(&self) -> Framing {
+        Framing::LengthPrefix(LengthPrefix::big_endian(4))
+    }
+
+    fn order(&self) -> Order {
+        Order::Free
+    }
+
+    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        let Some((cost, payload)) = parse(message.bytes()) else {
+            self.malformed.fetch_add(1, Ordering::Relaxed);
+            reply.close();
+            return;
+        };
+        if matches!(cost, Cost::Inline) {
+            reply.message(|out| put_reply(out, STATUS_DONE, payload));
+            return;
+        }
+        let kept = payload.to_vec();
+        let refused = reply.offload(move |deferred| {
+            cost.pay();
+            let mut body = Vec::with_capacity(4 + kept.len());
+            put_reply(&mut body, STATUS_DONE, &kept);
+            deferred.reply(body);
+        });
+        if refused.is_err() {
+            self.busy.fetch_add(1, Ordering::Relaxed);
+            reply.message(|out| put_reply(out, STATUS_BUSY, payload));
+        }
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("malformed", self.malformed.load(Ordering::Relaxed)),
+            ("busy", self.busy.load(Ordering::Relaxed)),
+        ]
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cost {
+    Inline,
+    Sleep(Duration),
+    Compute(Duration),
+}
+
+impl Cost {
+    fn pay(self) {
+        match self {
+            Self::Inline => {}
+            Self::Sleep(time) => std::thread::sleep(time),
+            Self::Compute(time) => {
+                let start = Instant::now();
+                while start.elapsed() < time {
+                    std::hint::spin_loop();
+                }
+            }
+        }
+    }
+}
+
+fn parse(message: &[u8]) -> Option<(Cost, &[u8])> {
+    let (header, payload) = message.split_first_chunk::<HEADER_BYTES>()?;
+    let [h0, h1, h2, h3, t0, t1, t2, t3] = *header;
+    let time = Duration::from_micros(u32::from_be_bytes([t0, t1, t2, t3]).into()).min(WORK_MAX);
+    let cost = match u32::from_be_bytes([h0, h1, h2, h3]) {
+        HOW_INLINE => Cost::Inline,
+        HOW_SLEEP => Cost::Sleep(time),
+        HOW_COMPUTE => Cost::Compute(time),
+        _ => return None,
+    };
+    Some((cost, payload))
+}
+
+fn put_reply(out: &mut Vec<u8>, status: u32, payload: &[u8]) {
+    out.extend_from_slice(&status.to_be_bytes());
+    out.extend_from_slice(payload);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_parse_or_are_refused() {
+        assert_eq!(
+            parse(&[0, 0, 0, 1, 0, 0, 0, 5, b'i', b'd']),
+            Some((Cost::Sleep(Duration::from_micros(5)), &b"id"[..]))
+        );
+        assert_eq!(
+            parse(&[0, 0, 0, 2, 0xff, 0xff, 0xff, 0xff]),
+            Some((Cost::Compute(WORK_MAX), &[][..]))
+        );
+        assert_eq!(parse(&[0, 0, 0, 3, 0, 0, 0, 0]), None);
+        assert_eq!(parse(&[0, 0, 0, 1, 0, 0, 0]), None);
+    }
+}

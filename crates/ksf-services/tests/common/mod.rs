@@ -1,0 +1,104 @@
+//! Drives a service through the framework's connection, without a socket.
+
+#![allow(
+    dead_code,
+    reason = "each test binary compiles this file and uses a part of it"
+)]
+
+use std::sync::Arc;
+
+use ksf::connection::Connection;
+use ksf::env::Env;
+use ksf::limits::{Limits, Time};
+use ksf::pool::{Chunk, Memory, Pool};
+use ksf::service::ConnKey;
+use ksf::{CloseReason, Peer, Service};
+
+/// Bytes in a receive slot of the tests.
+pub(crate) const SLOT_BYTES: usize = 4096;
+
+/// One connection: bytes go in, bytes come out.
+pub(crate) struct Wire<S: Service> {
+    env: Env,
+    connection: Connection<S>,
+}
+
+impl<S: Service> Wire<S> {
+    /// A fresh connection with default limits.
+    pub(crate) fn new(service: &Arc<S>) -> Self {
+        Self::with_limits(service, Limits::default())
+    }
+
+    /// A fresh connection.
+    pub(crate) fn with_limits(service: &Arc<S>, limits: Limits) -> Self {
+        let pool = Pool::new(Memory::Anonymous, SLOT_BYTES as u32, 64).expect("64 slots");
+        let env = Env::new(limits, pool).expect("an event descriptor");
+        let peer = Peer::Tcp("127.0.0.1:9".parse().expect("an address"));
+        let key = ConnKey {
+            index: 0,
+            generation: 0,
+        };
+        let connection = Connection::new(Arc::clone(service), peer, key, Time(0))
+            .expect("the service takes every connection");
+        Self { env, connection }
+    }
+
+    /// Feeds one chunk as the engine would, in a slot if it fits in one, and
+    /// returns what the connection sends.
+    pub(crate) fn feed(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let chunk = match self.env.pool.take() {
+            Some(mut slot) if bytes.len() <= SLOT_BYTES => {
+                slot.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+                slot.freeze(bytes.len())
+            }
+            _ => Chunk::from_vec(bytes.to_vec()),
+        };
+        self.connection.receive(chunk, &mut self.env);
+        self.sent()
+    }
+
+    /// Feeds chunks, one after the other.
+    pub(crate) fn feed_all<'a>(&mut self, chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
+        chunks.into_iter().flat_map(|c| self.feed(c)).collect()
+    }
+
+    /// The peer closes its direction.
+    pub(crate) fn eof(&mut self) -> Vec<u8> {
+        self.connection.peer_closed(&mut self.env);
+        self.sent()
+    }
+
+    /// Why the connection is over, if it is.
+    pub(crate) fn closed(&self) -> Option<CloseReason> {
+        self.connection.finished()
+    }
+
+    /// Receive slots that are still held.
+    pub(crate) fn slots_in_use(&self) -> u32 {
+        self.env.pool.in_use()
+    }
+
+    /// Everything that waits to be sent, taken by a peer that reads at once.
+    fn sent(&mut self) -> Vec<u8> {
+        let mut sent = Vec::new();
+        while let Some(batch) = self.connection.take_batch(Time(0)) {
+            let mut slices: [&[u8]; 64] = [&[]; 64];
+            let filled = batch.slices(&mut slices);
+            let before = sent.len();
+            sent.extend(slices[..filled].iter().copied().flatten());
+            let bytes = sent.len() - before;
+            assert_eq!(bytes, batch.len(), "the batch has more than 64 pieces");
+            self.connection.sent(bytes, true, &mut self.env);
+        }
+        sent
+    }
+}
+
+/// Value of a service's own counter.
+pub(crate) fn counter(service: &impl Service, name: &str) -> u64 {
+    let counters = service.counters();
+    let found = counters.iter().find(|(known, _)| *known == name);
+    found
+        .unwrap_or_else(|| panic!("no counter {name} in {counters:?}"))
+        .1
+}
