@@ -37,8 +37,12 @@ struct peer_options {
 	const char *name;
 	enum peer_mode mode;
 	struct sockaddr_in listen;
-	int cpu; /* -1: not pinned */
+	int cpu; /* or one of PEER_CPU_* */
 };
+
+#define PEER_CPU_ANY (-1)
+/* threads.c only: each connection's thread runs where its client's packets arrive. */
+#define PEER_CPU_INCOMING (-2)
 
 static inline void peer_die(const char *what)
 {
@@ -48,13 +52,13 @@ static inline void peer_die(const char *what)
 
 static inline void peer_usage(const char *name)
 {
-	fprintf(stderr, "usage: %s echo|rpc ADDRESS PORT [CPU]\n", name);
+	fprintf(stderr, "usage: %s echo|rpc ADDRESS PORT [CPU|incoming]\n", name);
 	exit(64);
 }
 
 static inline struct peer_options peer_parse(int argc, char **argv)
 {
-	struct peer_options options = { .name = argv[0], .cpu = -1 };
+	struct peer_options options = { .name = argv[0], .cpu = PEER_CPU_ANY };
 
 	if (argc < 4 || argc > 5)
 		peer_usage(argv[0]);
@@ -69,11 +73,11 @@ static inline struct peer_options peer_parse(int argc, char **argv)
 	if (inet_pton(AF_INET, argv[2], &options.listen.sin_addr) != 1)
 		peer_usage(argv[0]);
 	if (argc == 5)
-		options.cpu = atoi(argv[4]);
+		options.cpu = strcmp(argv[4], "incoming") ? atoi(argv[4]) : PEER_CPU_INCOMING;
 	return options;
 }
 
-/* Before any thread is created: threads inherit the mask. */
+/* Pins the calling thread; threads that it creates inherit the mask. */
 static inline void peer_pin(int cpu)
 {
 	cpu_set_t set;

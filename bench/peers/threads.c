@@ -9,7 +9,7 @@
 
 struct connection {
 	int fd;
-	enum peer_mode mode;
+	const struct peer_options *options;
 };
 
 static bool send_all(int fd, const uint8_t *data, size_t bytes)
@@ -98,12 +98,24 @@ static void serve_echo(int fd)
 	}
 }
 
+static int incoming_cpu(int fd)
+{
+	int cpu = PEER_CPU_ANY;
+	socklen_t length = sizeof(cpu);
+
+	if (getsockopt(fd, SOL_SOCKET, SO_INCOMING_CPU, &cpu, &length))
+		peer_die("SO_INCOMING_CPU");
+	return cpu;
+}
+
 static void *serve(void *argument)
 {
 	struct connection connection = *(struct connection *)argument;
 
 	free(argument);
-	if (connection.mode == PEER_ECHO)
+	if (connection.options->cpu == PEER_CPU_INCOMING)
+		peer_pin(incoming_cpu(connection.fd));
+	if (connection.options->mode == PEER_ECHO)
 		serve_echo(connection.fd);
 	else
 		serve_rpc(connection.fd);
@@ -142,7 +154,7 @@ int main(int argc, char **argv)
 		connection = malloc(sizeof(*connection));
 		if (!connection)
 			peer_die("malloc");
-		*connection = (struct connection){ .fd = fd, .mode = options.mode };
+		*connection = (struct connection){ .fd = fd, .options = &options };
 		errno = pthread_create(&thread, &attributes, serve, connection);
 		if (errno)
 			peer_die("pthread_create");

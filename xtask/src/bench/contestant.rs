@@ -1,0 +1,269 @@
+//! Who is measured: the engines of ksf and their peers, and how each is started.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use super::case::{Case, ECHO_BYTES, Placement, Service};
+use crate::process::{Ready, Server, display, output};
+
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// One server of the comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Contestant {
+    /// `ksf --engine kernel`; over UDP that is XDP.
+    Kernel,
+    /// `ksf --engine uring`.
+    Uring,
+    /// `ksf --engine epoll`.
+    Epoll,
+    /// bench/peers/threads.c.
+    Threads,
+    /// bench/peers/udp_plain.c.
+    UdpPlain,
+    /// bench/peers/udp_mmsg.c.
+    UdpMmsg,
+    /// bench/peers/pair_floor.c: no server, the least that a round trip takes.
+    PairFloor,
+    /// nfs-ganesha of Debian.
+    Ganesha,
+    /// sockperf of Debian, server and client.
+    Sockperf,
+}
+
+impl fmt::Display for Contestant {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.pad(match self {
+            Contestant::Kernel => "kernel",
+            Contestant::Uring => "uring",
+            Contestant::Epoll => "epoll",
+            Contestant::Threads => "threads",
+            Contestant::UdpPlain => "recvfrom",
+            Contestant::UdpMmsg => "recvmmsg",
+            Contestant::PairFloor => "stack floor",
+            Contestant::Ganesha => "nfs-ganesha",
+            Contestant::Sockperf => "sockperf",
+        })
+    }
+}
+
+impl Contestant {
+    /// Whether this is ksf, and not a peer.
+    pub(crate) fn is_ksf(self) -> bool {
+        matches!(self, Contestant::Kernel | Contestant::Uring | Contestant::Epoll)
+    }
+}
+
+/// The programs that the bench runs.
+pub(crate) struct Programs {
+    pub(crate) ksf: PathBuf,
+    /// The directory of the compiled peers.
+    peers: PathBuf,
+    /// A directory for configuration files, gone with this value.
+    scratch: PathBuf,
+}
+
+impl Programs {
+    /// Compiles the peers of bench/peers into the target directory.
+    pub(crate) fn build(ksf: PathBuf) -> Result<Programs> {
+        let target = crate::target_dir()?;
+        let peers = target.join("peers");
+        std::fs::create_dir_all(&peers).context("cannot make a directory for the peers")?;
+        for name in ["threads", "udp_plain", "udp_mmsg", "pair_floor"] {
+            let source = crate::root().join("bench/peers").join(name).with_extension("c");
+            let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+            cc.args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"]).arg(peers.join(name));
+            output(cc.arg(source), Duration::from_secs(120)).context("cannot compile a peer")?;
+        }
+        let scratch = target.join(format!("bench-{}", std::process::id()));
+        std::fs::create_dir_all(&scratch).context("cannot make a scratch directory")?;
+        Ok(Programs { ksf, peers, scratch })
+    }
+
+    fn peer(&self, name: &str) -> Command {
+        Command::new(self.peers.join(name))
+    }
+
+    pub(crate) fn scratch(&self) -> &Path {
+        &self.scratch
+    }
+}
+
+impl Drop for Programs {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.scratch);
+    }
+}
+
+/// The CPUs of client and server in one placement; None: not pinned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pinning {
+    pub(crate) placement: Placement,
+    /// The client's CPU, and the one that it does not use.
+    first: u32,
+    second: Option<u32>,
+}
+
+impl Pinning {
+    /// The pinning on the CPUs that this process may use. None if there are too few.
+    pub(crate) fn new(placement: Placement, connections: u32, cpus: &[u32]) -> Option<Pinning> {
+        let (first, second) = (*cpus.first()?, cpus.get(1).copied());
+        let needs_two = placement == Placement::Other || connections > 1;
+        (!needs_two || second.is_some()).then_some(Pinning { placement, first, second })
+    }
+
+    /// The CPUs for the client's threads.
+    pub(crate) fn client(&self, connections: u32) -> Option<String> {
+        match self.placement {
+            Placement::Unpinned => None,
+            Placement::Same if connections > 1 => Some(self.both()),
+            Placement::Same | Placement::Other => Some(self.first.to_string()),
+        }
+    }
+
+    fn server(&self, connections: u32) -> Option<String> {
+        match self.placement {
+            Placement::Unpinned => None,
+            Placement::Same if connections > 1 => Some(self.both()),
+            Placement::Same => Some(self.first.to_string()),
+            Placement::Other => self.second.map(|cpu| cpu.to_string()),
+        }
+    }
+
+    fn both(&self) -> String {
+        [Some(self.first), self.second].iter().flatten().map(u32::to_string).collect::<Vec<_>>().join(",")
+    }
+}
+
+/// The command that starts a contestant's server for a case, and how it shows that it is ready.
+pub(crate) fn server_command(
+    programs: &Programs,
+    contestant: Contestant,
+    case: &Case,
+    pinning: &Pinning,
+    port: u16,
+) -> Result<(Command, Ready)> {
+    let cpus = pinning.server(case.connections);
+    let service = match case.service {
+        Service::Echo => "echo",
+        Service::Null => "rpc",
+    };
+    let peer = |name: &str| {
+        let mut command = programs.peer(name);
+        command.args([service, "127.0.0.1", &port.to_string()]);
+        // Only threads.c runs on two CPUs; there each connection's thread follows its client.
+        let several = cpus.as_ref().is_some_and(|cpus| cpus.contains(','));
+        command.args(if several { Some("incoming") } else { cpus.as_deref() });
+        (command, Ready::Lines(1, "ready"))
+    };
+    Ok(match contestant {
+        Contestant::Kernel | Contestant::Uring | Contestant::Epoll => {
+            let mut command = Command::new(&programs.ksf);
+            command.arg(match case.service {
+                Service::Echo => "kecho",
+                Service::Null => "krpc2",
+            });
+            let transport = if case.udp { "udp" } else { "tcp" };
+            command.args(["--listen", &format!("{transport}:127.0.0.1:{port}")]);
+            command.args(["--engine", &contestant.to_string()]);
+            if let Some(cpus) = &cpus {
+                command.args(["--cpus", cpus]);
+            }
+            (command, Ready::Lines(1, "ready"))
+        }
+        Contestant::Threads => peer("threads"),
+        Contestant::UdpPlain => peer("udp_plain"),
+        Contestant::UdpMmsg => peer("udp_mmsg"),
+        Contestant::Ganesha => {
+            let mut command = pinned("ganesha.nfsd", cpus.as_deref());
+            command.args(["-F", "-L", "STDERR", "-N", "NIV_EVENT", "-f"]);
+            command.arg(ganesha_config(programs.scratch(), port)?);
+            command.arg("-p").arg(programs.scratch().join("ganesha.pid"));
+            (command, Ready::Lines(1, "NFS SERVER INITIALIZED"))
+        }
+        Contestant::Sockperf => {
+            let mut command = pinned("sockperf", cpus.as_deref());
+            command.args(["server", "--tcp", "-i", "127.0.0.1", "-p", &port.to_string()]);
+            (command, Ready::Port(port))
+        }
+        Contestant::PairFloor => anyhow::bail!("the stack floor has no server"),
+    })
+}
+
+/// Starts a server; gives back its command line, too.
+pub(crate) fn start(contestant: Contestant, (mut command, ready): (Command, Ready)) -> Result<(Server, String)> {
+    let server = Server::start(&contestant.to_string(), &mut command, ready, START_TIMEOUT)?;
+    Ok((server, display(&command)))
+}
+
+/// sockperf's own client: it measures its own server only, whose messages carry its header.
+pub(crate) fn sockperf_client(pinning: &Pinning, port: u16, seconds: f64) -> Command {
+    let mut command = pinned("sockperf", pinning.client(1).as_deref());
+    command.args(["ping-pong", "--tcp", "--full-rtt", "-i", "127.0.0.1"]);
+    command.args(["-p", &port.to_string(), "-m", &ECHO_BYTES.to_string()]);
+    command.args(["-t", &(seconds.ceil() as u64).max(1).to_string()]);
+    command
+}
+
+/// The floor: one thread plays both ends, so there is one CPU, and no other.
+pub(crate) fn pair_floor(programs: &Programs, pinning: &Pinning, count: u64) -> Command {
+    let mut command = programs.peer("pair_floor");
+    // A NULL call with AUTH_NONE and its reply, with record marks.
+    command.args([&count.to_string(), "44", "28"]).args(pinning.client(1));
+    command
+}
+
+fn pinned(program: &str, cpus: Option<&str>) -> Command {
+    let Some(cpus) = cpus else {
+        return Command::new(program);
+    };
+    let mut command = Command::new("taskset");
+    command.args(["-c", cpus, program]);
+    command
+}
+
+/// NFSv3 over TCP on a port of our choice; the export is there because it will not run without.
+fn ganesha_config(scratch: &Path, port: u16) -> Result<PathBuf> {
+    let template = include_str!("../../../bench/peers/ganesha.conf");
+    let export = scratch.join("export");
+    std::fs::create_dir_all(&export)?;
+    let text = template
+        .replace("@PORT@", &port.to_string())
+        .replace("@MOUNT_PORT@", &crate::process::free_port()?.to_string())
+        .replace("@EXPORT@", &export.display().to_string());
+    let path = scratch.join("ganesha.conf");
+    std::fs::write(&path, text).context("cannot write nfs-ganesha's configuration")?;
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn placements_need_their_cpus() {
+        assert!(Pinning::new(Placement::Other, 1, &[4]).is_none());
+        assert!(Pinning::new(Placement::Same, 2, &[4]).is_none());
+        assert!(Pinning::new(Placement::Same, 1, &[4]).is_some());
+    }
+
+    #[test]
+    fn server_and_client_are_where_the_placement_says() {
+        let pins = |placement, connections| {
+            let pinning = Pinning::new(placement, connections, &[4, 6]).unwrap();
+            (pinning.client(connections), pinning.server(connections))
+        };
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(pins(Placement::Same, 1), (some("4"), some("4")));
+        assert_eq!(pins(Placement::Other, 1), (some("4"), some("6")));
+        assert_eq!(pins(Placement::Unpinned, 1), (None, None));
+        assert_eq!(pins(Placement::Same, 2), (some("4,6"), some("4,6")));
+        assert_eq!(pins(Placement::Other, 2), (some("4"), some("6")));
+    }
+}

@@ -1,0 +1,286 @@
+//! One measurement: start a server, load it, read its costs, stop it.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::case::{Case, ECHO_BYTES, Metric, Service};
+use super::contestant::{Contestant, Pinning, Programs, pair_floor, server_command, sockperf_client, start};
+use super::raw::Sample;
+use crate::cpu::{CpuTime, anonymous_bytes};
+use crate::load::{Amount, Load, LoadResult, Tool};
+use crate::process::{Server, display, free_port, output};
+
+const STRACE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Messages to warm a server up with, and at least to measure.
+const WARM_UP_COUNT: u64 = 5_000;
+
+/// How much to measure.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Effort {
+    /// Length of a measurement; zero: as many messages as the warm-up.
+    pub(crate) seconds: f64,
+    /// Factor on message and connection counts, below 1 in a smoke run.
+    pub(crate) scale: f64,
+}
+
+impl Effort {
+    fn count(&self, full: u64) -> u64 {
+        ((full as f64 * self.scale) as u64).max(1)
+    }
+
+    fn amount(&self) -> Amount {
+        match self.seconds > 0.0 {
+            true => Amount::Seconds(self.seconds),
+            false => Amount::Messages(self.count(WARM_UP_COUNT)),
+        }
+    }
+}
+
+/// Measures contestants.
+pub(crate) struct Meter<'a> {
+    pub(crate) programs: &'a Programs,
+    pub(crate) effort: Effort,
+}
+
+impl Meter<'_> {
+    /// One round of one contestant.
+    pub(crate) fn sample(&self, case: &Case, contestant: Contestant, pinning: &Pinning, round: u32) -> Sample {
+        let mut sample = Sample::new(case, contestant, pinning.placement, round);
+        let result = match contestant {
+            Contestant::PairFloor => self.floor(pinning, &mut sample),
+            Contestant::Sockperf => self.sockperf(case, pinning, &mut sample),
+            _ => self.server(case, contestant, pinning, &mut sample),
+        };
+        if let Err(error) = result {
+            sample.metrics.clear();
+            sample.error = Some(format!("{error:#}"));
+        }
+        sample
+    }
+
+    fn server(&self, case: &Case, contestant: Contestant, pinning: &Pinning, sample: &mut Sample) -> Result<()> {
+        let port = free_port()?;
+        let (server, command) = start(contestant, server_command(self.programs, contestant, case, pinning, port)?)?;
+        sample.server_command = command;
+        let warm_up = Amount::Messages(self.effort.count(WARM_UP_COUNT));
+        load(case, pinning, port, warm_up).run(&self.programs.ksf)?;
+        let load = load(case, pinning, port, self.effort.amount());
+        sample.client_command = display(&load.command(&self.programs.ksf));
+
+        if case.idle > 0 {
+            self.idle(case, &server, port, &load, sample)?;
+        } else {
+            self.loaded(case, &server, &load, sample)?;
+        }
+        server.stop()
+    }
+
+    /// Round trip, rate and CPU time under load.
+    fn loaded(&self, case: &Case, server: &Server, load: &Load, sample: &mut Sample) -> Result<()> {
+        let before = CpuTime::read(server.pid())?;
+        let result = load.run(&self.programs.ksf)?;
+        let cpu = CpuTime::read(server.pid())?.since(&before);
+        let metrics = &mut sample.metrics;
+        insert_result(metrics, case, &result);
+        let per_message = |time: Duration| time.as_secs_f64() * 1e6 / result.messages as f64;
+        metrics.insert(Metric::ServerCpuUs, per_message(cpu.process));
+        metrics.insert(Metric::OtherCpuUs, per_message(cpu.other()));
+        metrics.insert(Metric::TotalCpuUs, per_message(cpu.process + cpu.other()));
+        Ok(())
+    }
+
+    /// Memory of idle connections, and the round trip of an active one without and with them.
+    fn idle(&self, case: &Case, server: &Server, port: u16, load: &Load, sample: &mut Sample) -> Result<()> {
+        let alone = load.run(&self.programs.ksf)?;
+        let bytes_before = anonymous_bytes(server.pid())?;
+        let wanted = self.effort.count(u64::from(case.idle));
+        let mut connections = Vec::new();
+        for number in 0..wanted {
+            let connection = TcpStream::connect((Ipv4Addr::LOCALHOST, port))
+                .with_context(|| format!("cannot open idle connection {number} of {wanted}"))?;
+            connections.push(connection);
+        }
+        // A listener takes connections in turn: when this load is through, so are the idle ones.
+        let among_idle = load.run(&self.programs.ksf)?;
+        let bytes = anonymous_bytes(server.pid())?.saturating_sub(bytes_before);
+        insert_result(&mut sample.metrics, case, &among_idle);
+        sample.metrics.insert(Metric::IdleBytes, bytes as f64 / wanted as f64);
+        let ratio = among_idle.rtt_p50_us / alone.rtt_p50_us;
+        sample.metrics.insert(Metric::IdleRttRatio, ratio);
+        Ok(())
+    }
+
+    fn sockperf(&self, case: &Case, pinning: &Pinning, sample: &mut Sample) -> Result<()> {
+        let port = free_port()?;
+        let command = server_command(self.programs, Contestant::Sockperf, case, pinning, port)?;
+        let (server, command) = start(Contestant::Sockperf, command)?;
+        sample.server_command = command;
+        let mut client = sockperf_client(pinning, port, self.effort.seconds);
+        sample.client_command = display(&client);
+        let text = output(&mut client, Duration::from_secs(60))?;
+        let percentile =
+            |name: &str| sockperf_percentile(&text, name).with_context(|| format!("sockperf said:\n{text}"));
+        sample.metrics.insert(Metric::RttP50Us, percentile("50.000")?);
+        sample.metrics.insert(Metric::RttP99Us, percentile("99.000")?);
+        server.stop()
+    }
+
+    fn floor(&self, pinning: &Pinning, sample: &mut Sample) -> Result<()> {
+        let count = (self.effort.seconds * 100_000.0) as u64;
+        let count = count.max(self.effort.count(WARM_UP_COUNT));
+        let mut command = pair_floor(self.programs, pinning, count);
+        sample.client_command = display(&command);
+        let text = output(&mut command, Duration::from_secs(60))?;
+        let json: serde_json::Value = serde_json::from_str(&text)?;
+        for (metric, key) in [(Metric::RttP50Us, "p50_us"), (Metric::RttP99Us, "p99_us")] {
+            let value = json[key].as_f64().with_context(|| format!("no {key} in {text}"))?;
+            sample.metrics.insert(metric, value);
+        }
+        Ok(())
+    }
+
+    /// System calls of the server per message, apart from timing: strace slows everything down.
+    /// The difference of a long and a short run leaves out start, accept and end.
+    pub(crate) fn syscalls(&self, case: &Case, contestant: Contestant, pinning: &Pinning) -> Sample {
+        let mut sample = Sample::new(case, contestant, pinning.placement, 0);
+        let short = self.effort.count(2_000);
+        let result = self.traced(case, contestant, pinning, short, &mut sample).and_then(|few| {
+            let many = self.traced(case, contestant, pinning, 6 * short, &mut sample)?;
+            Ok(many.saturating_sub(few) as f64 / (5 * short * u64::from(case.connections)) as f64)
+        });
+        match result {
+            Ok(value) => drop(sample.metrics.insert(Metric::Syscalls, value)),
+            Err(error) => sample.error = Some(format!("{error:#}")),
+        }
+        sample
+    }
+
+    /// All system calls of a server that answers `count` messages on each connection.
+    fn traced(
+        &self,
+        case: &Case,
+        contestant: Contestant,
+        pinning: &Pinning,
+        count: u64,
+        sample: &mut Sample,
+    ) -> Result<u64> {
+        let port = free_port()?;
+        let (inner, ready) = server_command(self.programs, contestant, case, pinning, port)?;
+        let summary = self.programs.scratch().join(format!("strace-{port}"));
+        let mut command = Command::new("strace");
+        // -D: the server is our child, and strace its own: SIGTERM then reaches the server.
+        command.args(["-D", "-f", "-c", "-o"]).arg(&summary);
+        command.arg(inner.get_program()).args(inner.get_args());
+        let (server, command) = start(contestant, (command, ready))?;
+        sample.server_command = command;
+        let load = load(case, pinning, port, Amount::Messages(count));
+        sample.client_command = display(&load.command(&self.programs.ksf));
+        load.run(&self.programs.ksf)?;
+        server.stop()?;
+        await_strace(&summary)
+    }
+}
+
+fn load(case: &Case, pinning: &Pinning, port: u16, amount: Amount) -> Load {
+    Load {
+        tool: match case.service {
+            Service::Echo => Tool::Echo { message_bytes: ECHO_BYTES },
+            Service::Null => Tool::Rpc,
+        },
+        udp: case.udp,
+        in_flight: case.in_flight,
+        threads: case.connections,
+        amount,
+        cpus: pinning.client(case.connections),
+        port,
+    }
+}
+
+fn insert_result(metrics: &mut BTreeMap<Metric, f64>, case: &Case, result: &LoadResult) {
+    metrics.insert(Metric::RttP50Us, result.rtt_p50_us);
+    metrics.insert(Metric::RttP99Us, result.rtt_p99_us);
+    if case.idle == 0 {
+        metrics.insert(Metric::MessagesPerS, result.messages_per_s);
+    }
+}
+
+/// "sockperf: ---> percentile 50.000 =    8.261"
+fn sockperf_percentile(text: &str, percentile: &str) -> Option<f64> {
+    let line = text.lines().find(|line| line.contains(&format!("percentile {percentile} ")))?;
+    line.rsplit('=').next()?.trim().parse().ok()
+}
+
+/// Waits for the summary that strace writes when its server has ended.
+fn await_strace(summary: &Path) -> Result<u64> {
+    let deadline = Instant::now() + STRACE_TIMEOUT;
+    loop {
+        let text = std::fs::read_to_string(summary).unwrap_or_default();
+        if let Some(total) = strace_total(&text) {
+            return Ok(total);
+        }
+        ensure!(Instant::now() < deadline, "strace wrote no summary, but: '{text}'");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// "100.00    0.000000           0        42         3 total": seconds, usecs, calls, errors.
+fn strace_total(summary: &str) -> Option<u64> {
+    let line = summary.lines().find(|line| line.trim_end().ends_with(" total"))?;
+    line.split_ascii_whitespace().nth(3)?.parse().ok()
+}
+
+/// Room for the idle connections of this process and of the servers that inherit its limits.
+pub(crate) fn raise_file_limit(files: u64) -> Result<()> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current.is_none_or(|current| current >= files) {
+        return Ok(());
+    }
+    let maximum = limit.maximum.map(|maximum| maximum.max(files));
+    // Without root the hard limit stays; then the soft one goes as far as it can.
+    if setrlimit(Resource::Nofile, Rlimit { current: Some(files), maximum }).is_err() {
+        setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })?;
+        let hard = limit.maximum.unwrap_or(u64::MAX);
+        ensure!(hard >= files, "{files} open files are needed, the limit is {hard} (ulimit -Hn)");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockperf_output() {
+        let text = "sockperf: Summary: Round trip is 8.3 usec\n\
+                    sockperf: ---> percentile 99.000 =   12.500\n\
+                    sockperf: ---> percentile 50.000 =    8.261\n";
+        assert_eq!(sockperf_percentile(text, "50.000"), Some(8.261));
+        assert_eq!(sockperf_percentile(text, "75.000"), None);
+    }
+
+    #[test]
+    fn strace_output() {
+        let text = "% time     seconds  usecs/call     calls    errors syscall\n\
+                    ------ ----------- ----------- --------- --------- ----------------\n\
+                     60.00    0.000010           1        40         2 recvfrom\n\
+                     40.00    0.000002           1         2           sendto\n\
+                    ------ ----------- ----------- --------- --------- ----------------\n\
+                    100.00    0.000012           0        42         2 total\n";
+        assert_eq!(strace_total(text), Some(42));
+        assert_eq!(strace_total("nothing"), None);
+    }
+
+    #[test]
+    fn a_smoke_run_scales_counts_down_but_not_to_nothing() {
+        let effort = Effort { seconds: 0.0, scale: 0.01 };
+        assert_eq!(effort.count(10_000), 100);
+        assert_eq!(effort.count(5), 1);
+    }
+}

@@ -1,0 +1,124 @@
+//! The small peers answer correctly: a bench against a broken server would compare nothing.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream, UdpSocket};
+use std::time::Duration;
+
+use super::case::{CASES, Case, Placement, Service};
+use super::contestant::{Contestant, Pinning, Programs, pair_floor, server_command, start};
+use crate::process::{Server, free_port, output};
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// An ONC RPC NULL call with AUTH_NONE (RFC 5531), without record mark.
+fn call(xid: u32) -> Vec<u8> {
+    let words = [xid, 0, 2, 100_003, 3, 0, 0, 0, 0, 0];
+    words.iter().flat_map(|word| word.to_be_bytes()).collect()
+}
+
+fn reply(xid: u32) -> Vec<u8> {
+    let words = [xid, 1, 0, 0, 0, 0];
+    words.iter().flat_map(|word| word.to_be_bytes()).collect()
+}
+
+fn marked(message: &[u8]) -> Vec<u8> {
+    let mark = 0x8000_0000 | message.len() as u32;
+    [mark.to_be_bytes().as_slice(), message].concat()
+}
+
+fn serve(programs: &Programs, contestant: Contestant, service: Service) -> (Server, u16) {
+    let case = Case { service, connections: 1, ..CASES[0] };
+    let pinning = Pinning::new(Placement::Unpinned, 1, &[0]).unwrap();
+    let port = free_port().unwrap();
+    let command = server_command(programs, contestant, &case, &pinning, port).unwrap();
+    let (server, _) = start(contestant, command).unwrap();
+    (server, port)
+}
+
+fn connect(port: u16) -> TcpStream {
+    let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream
+}
+
+fn tcp_rpc(programs: &Programs) {
+    let (server, port) = serve(programs, Contestant::Threads, Service::Null);
+    let mut stream = connect(port);
+    let request: Vec<u8> = (0..100).flat_map(|xid| marked(&call(xid))).collect();
+    // Cuts within marks and bodies; the first piece holds many records, the last ones one byte.
+    let (most, rest) = request.split_at(request.len() - 50);
+    stream.write_all(most).unwrap();
+    for byte in rest {
+        stream.write_all(&[*byte]).unwrap();
+    }
+    let expected: Vec<u8> = (0..100).flat_map(|xid| marked(&reply(xid))).collect();
+    let mut got = vec![0; expected.len()];
+    stream.read_exact(&mut got).unwrap();
+    assert_eq!(got, expected);
+
+    // What it does not serve (here a fragment that is not the last) closes the connection.
+    let mut other = connect(port);
+    other.write_all(&40u32.to_be_bytes()).unwrap();
+    assert_eq!(other.read(&mut [0]).unwrap(), 0);
+    server.stop().unwrap();
+}
+
+fn tcp_echo(programs: &Programs) {
+    let (server, port) = serve(programs, Contestant::Threads, Service::Echo);
+    let mut stream = connect(port);
+    let data: Vec<u8> = (0..200_000u32).map(|n| (n % 251) as u8).collect();
+    let mut writer = stream.try_clone().unwrap();
+    let sent = data.clone();
+    let thread = std::thread::spawn(move || writer.write_all(&sent).unwrap());
+    let mut got = vec![0; data.len()];
+    stream.read_exact(&mut got).unwrap();
+    thread.join().unwrap();
+    assert!(got == data, "the echo differs");
+    server.stop().unwrap();
+}
+
+fn udp(programs: &Programs, contestant: Contestant) {
+    let exchange = |port: u16, request: &[u8]| {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let mut got = [0; 2048];
+        // Loopback loses nothing as long as the socket buffers hold it.
+        for _ in 0..20 {
+            socket.send_to(request, (Ipv4Addr::LOCALHOST, port)).unwrap();
+        }
+        let mut replies = Vec::new();
+        for _ in 0..20 {
+            let (bytes, from) = socket.recv_from(&mut got).unwrap();
+            assert_eq!(from.port(), port);
+            replies.push(got[..bytes].to_vec());
+        }
+        replies
+    };
+    let (server, port) = serve(programs, contestant, Service::Null);
+    assert_eq!(exchange(port, &call(7)), vec![reply(7); 20]);
+    server.stop().unwrap();
+
+    let (server, port) = serve(programs, contestant, Service::Echo);
+    assert_eq!(exchange(port, &[9; 1400]), vec![vec![9; 1400]; 20]);
+    assert_eq!(exchange(port, &[]), vec![Vec::<u8>::new(); 20]);
+    server.stop().unwrap();
+}
+
+fn floor(programs: &Programs) {
+    let pinning = Pinning::new(Placement::Unpinned, 1, &[0]).unwrap();
+    let text = output(&mut pair_floor(programs, &pinning, 100), TIMEOUT).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(json["round_trips"], 100);
+    assert!(json["p50_us"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn the_peers_answer_correctly() {
+    let programs = Programs::build("unused".into()).unwrap();
+    tcp_rpc(&programs);
+    tcp_echo(&programs);
+    udp(&programs, Contestant::UdpPlain);
+    udp(&programs, Contestant::UdpMmsg);
+    floor(&programs);
+}

@@ -1,0 +1,331 @@
+//! report.md and report.html, made from raw.json alone, so that they can be made anew at any time.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::case::{CASES, Case, Metric, Placement};
+use super::chart;
+use super::goals::{Verdict, judge};
+use super::raw::Raw;
+
+const STYLE: &str = include_str!("report.css");
+
+/// How to read the figures; the same text in both reports.
+const NOTES: &[&str] = &[
+    "Client and server are on one machine, over loopback. Figures are medians of the rounds, with \
+     the smallest and the largest in brackets. Absolute figures belong to this machine; compare \
+     within one table only.",
+    "Within a case the contestants are measured in turn, each alone. All but sockperf, which has \
+     its own client, are loaded by echotest and rpctest, which verify every reply and use one \
+     system call per request and reply: with many requests in flight the client is the limit \
+     wherever it shares its CPU with the server.",
+    "Server CPU is the time of the server's process. Other CPU is all the machine's time that is \
+     neither the server's nor the client's: the kernel engine's work queues, softirq, and whatever \
+     else ran. Total is the sum. On loopback the receive path of the server, and with it the \
+     kernel engine's program, mostly runs within the client's send and is charged to the client.",
+    "The stack floor is one thread that plays both ends of a TCP connection; it answers nobody.",
+    "System calls are counted in runs of their own under strace; nothing else is taken from them.",
+];
+
+/// Reads raw.json in the directory and writes the reports beside it.
+pub(crate) fn rewrite(dir: &Path) -> Result<()> {
+    let path = dir.join("raw.json");
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let raw: Raw =
+        serde_json::from_str(&text).with_context(|| format!("{} is no result of this bench", path.display()))?;
+    let document = Document::new(&raw)?;
+    for (name, text) in [("report.md", document.markdown()), ("report.html", document.html())] {
+        let path = dir.join(name);
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// The report as tables, before it has a form.
+struct Document {
+    origin: Vec<[String; 2]>,
+    goals: Table,
+    cases: Vec<Section>,
+    left_out: Vec<String>,
+    commands: Vec<String>,
+}
+
+struct Section {
+    title: &'static str,
+    table: Table,
+    chart: Option<String>,
+}
+
+struct Table {
+    head: Vec<String>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Document {
+    fn new(raw: &Raw) -> Result<Document> {
+        let mut cases = Vec::new();
+        for case in CASES {
+            let table = case_table(raw, case);
+            if !table.rows.is_empty() {
+                cases.push(Section { title: case.title, table, chart: chart::draw(raw, case)? });
+            }
+        }
+        let failed = raw.samples.iter().filter_map(|sample| {
+            let error = sample.error.as_ref()?;
+            let (case, round) = (&sample.case, sample.round + 1);
+            Some(format!("{case}, {}, round {round}, failed: {error}", sample.contestant))
+        });
+        Ok(Document {
+            origin: origin_rows(raw),
+            goals: goal_table(&judge(raw)),
+            cases,
+            left_out: raw.skipped.iter().cloned().chain(failed).collect(),
+            commands: commands(raw),
+        })
+    }
+
+    fn markdown(&self) -> String {
+        let mut out = String::from("# Bench report\n\n| | |\n|---|---|\n");
+        for [name, value] in &self.origin {
+            let _ = writeln!(out, "| {name} | {value} |");
+        }
+        out.push_str("\n## Goals\n\n");
+        self.goals.markdown(&mut out);
+        for section in &self.cases {
+            let _ = writeln!(out, "\n## {}\n", section.title);
+            section.table.markdown(&mut out);
+        }
+        markdown_list(&mut out, "Notes", NOTES);
+        markdown_list(&mut out, "Left out", &self.left_out);
+        let _ = writeln!(out, "\n## Commands\n\n```\n{}\n```", self.commands.join("\n"));
+        out
+    }
+
+    fn html(&self) -> String {
+        let mut out = format!(
+            "<!DOCTYPE html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
+             <meta name=\"viewport\" content=\"width=device-width\">\n<title>Bench report</title>\n\
+             <style>\n{STYLE}</style>\n<h1>Bench report</h1>\n<table class=\"origin\">\n"
+        );
+        for [name, value] in &self.origin {
+            let _ = writeln!(out, "<tr><th>{}<td>{}", escape(name), escape(value));
+        }
+        out.push_str("</table>\n<h2>Goals</h2>\n");
+        self.goals.html(&mut out);
+        for section in &self.cases {
+            let _ = writeln!(out, "<h2>{}</h2>", escape(section.title));
+            if let Some(chart) = &section.chart {
+                let _ = writeln!(out, "<figure>{chart}</figure>");
+            }
+            section.table.html(&mut out);
+        }
+        html_list(&mut out, "Notes", NOTES);
+        html_list(&mut out, "Left out", &self.left_out);
+        let commands = escape(&self.commands.join("\n"));
+        let _ = writeln!(out, "<h2>Commands</h2>\n<pre>{commands}</pre>");
+        out
+    }
+}
+
+impl Table {
+    fn markdown(&self, out: &mut String) {
+        let _ = writeln!(out, "| {} |", self.head.join(" | "));
+        let _ = writeln!(out, "|{}", "---|".repeat(self.head.len()));
+        for row in &self.rows {
+            let _ = writeln!(out, "| {} |", row.join(" | "));
+        }
+    }
+
+    fn html(&self, out: &mut String) {
+        let line = |tag: &str, cells: &[String]| {
+            let cells = cells.iter().map(|cell| match cell.as_str() {
+                // Colour helps the eye; the word stays for those who do not see it.
+                "met" | "LOST" => format!("<{tag} class=\"{cell}\">{cell}"),
+                _ => format!("<{tag}>{}", escape(cell)),
+            });
+            format!("<tr>{}\n", cells.collect::<String>())
+        };
+        out.push_str("<table>\n");
+        out.push_str(&line("th", &self.head));
+        out.extend(self.rows.iter().map(|row| line("td", row)));
+        out.push_str("</table>\n");
+    }
+}
+
+fn origin_rows(raw: &Raw) -> Vec<[String; 2]> {
+    let origin = &raw.origin;
+    let dirty = if origin.dirty { ", with changes" } else { "" };
+    let versions: Vec<String> = origin.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
+    let row = |name: &str, value: String| [name.to_owned(), value];
+    vec![
+        row("Date", origin.date.clone()),
+        row("Commit", format!("{}{dirty}", origin.commit)),
+        row("CPU", format!("{} x {}", origin.cpus, origin.cpu)),
+        row("Memory", format!("{} MiB", origin.memory_mib)),
+        row("Kernel", origin.kernel.clone()),
+        row("System", origin.os.clone()),
+        row("Versions", versions.join("; ")),
+        row("Rounds", format!("{} of {} s each", raw.runs, raw.seconds)),
+    ]
+}
+
+fn goal_table(verdicts: &[Verdict]) -> Table {
+    let title = |name: &str| CASES.iter().find(|case| case.name == name).map_or("", |case| case.title);
+    Table {
+        head: ["Case", "Goal", "Found", ""].map(str::to_owned).to_vec(),
+        rows: verdicts
+            .iter()
+            .map(|verdict| {
+                let found = verdict.value.map_or("-".to_owned(), |value| format!("{value:.2}"));
+                let word = match verdict.met {
+                    Some(true) => "met",
+                    Some(false) => "LOST",
+                    None => "not measured",
+                };
+                vec![title(verdict.case).into(), verdict.goal.clone(), found, word.into()]
+            })
+            .collect(),
+    }
+}
+
+/// A row for each contestant and placement, a column for each metric that was measured.
+fn case_table(raw: &Raw, case: &Case) -> Table {
+    let metrics: Vec<Metric> = Metric::ALL
+        .into_iter()
+        .filter(|metric| {
+            let samples = raw.samples.iter().filter(|sample| sample.case == case.name);
+            samples.into_iter().any(|sample| sample.metrics.contains_key(metric))
+        })
+        .collect();
+    let mut rows = Vec::new();
+    for placement in Placement::ALL {
+        for &contestant in case.contestants {
+            let summaries: Vec<_> =
+                metrics.iter().map(|&metric| raw.summary(case.name, contestant, placement, metric)).collect();
+            if summaries.iter().all(Option::is_none) {
+                continue;
+            }
+            let mut row = vec![placement.to_string(), contestant.to_string()];
+            row.extend(metrics.iter().zip(summaries).map(|(metric, summary)| {
+                let Some(summary) = summary else {
+                    return "-".to_owned();
+                };
+                let median = metric.format(summary.median);
+                if summary.min == summary.max {
+                    return median;
+                }
+                format!("{median} [{} {}]", metric.format(summary.min), metric.format(summary.max))
+            }));
+            rows.push(row);
+        }
+    }
+    let titles = metrics.iter().map(|metric| metric.title().to_owned());
+    Table { head: ["Placement", "Server"].map(str::to_owned).into_iter().chain(titles).collect(), rows }
+}
+
+/// Every command once, as it was in the first round.
+fn commands(raw: &Raw) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    raw.samples
+        .iter()
+        .filter(|sample| sample.round == 0)
+        .flat_map(|sample| [&sample.server_command, &sample.client_command])
+        .filter(|command| !command.is_empty() && seen.insert((*command).clone()))
+        .cloned()
+        .collect()
+}
+
+fn markdown_list(out: &mut String, title: &str, items: &[impl AsRef<str>]) {
+    if items.is_empty() {
+        return;
+    }
+    let _ = writeln!(out, "\n## {title}\n");
+    for item in items {
+        let _ = writeln!(out, "- {}", item.as_ref().replace('\n', " "));
+    }
+}
+
+fn html_list(out: &mut String, title: &str, items: &[impl AsRef<str>]) {
+    if items.is_empty() {
+        return;
+    }
+    let _ = writeln!(out, "<h2>{title}</h2>\n<ul>");
+    for item in items {
+        let _ = writeln!(out, "<li>{}", escape(item.as_ref()));
+    }
+    out.push_str("</ul>\n");
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::contestant::Contestant::{Kernel, Threads};
+    use super::super::raw::Sample;
+    use super::*;
+    use std::collections::BTreeMap;
+
+    fn raw() -> Raw {
+        let sample = |contestant, placement, round, value| Sample {
+            case: "null-tcp-1".into(),
+            contestant,
+            placement,
+            round,
+            server_command: format!("server of {contestant} <x>"),
+            client_command: "client".into(),
+            metrics: BTreeMap::from([(Metric::RttP50Us, value)]),
+            error: None,
+        };
+        let mut broken = sample(Kernel, Placement::Unpinned, 0, 0.0);
+        broken.metrics.clear();
+        broken.error = Some("lost 3 replies".into());
+        Raw {
+            runs: 2,
+            samples: vec![
+                sample(Threads, Placement::Same, 0, 4.0),
+                sample(Threads, Placement::Same, 1, 5.0),
+                sample(Kernel, Placement::Same, 0, 9.0),
+                broken,
+            ],
+            skipped: vec!["nfs-ganesha: needs root".into()],
+            ..Raw::default()
+        }
+    }
+
+    #[test]
+    fn both_reports_tell_the_same() {
+        let document = Document::new(&raw()).unwrap();
+        let (markdown, html) = (document.markdown(), document.html());
+        for text in [
+            "4.50 [4.00 5.00]",
+            "LOST",
+            "not measured",
+            "nfs-ganesha: needs root",
+            "lost 3 replies",
+            "kernel, same CPU: round trip p50 us",
+        ] {
+            assert!(markdown.contains(text), "no '{text}' in {markdown}");
+            assert!(html.contains(text), "no '{text}' in {html}");
+        }
+        assert!(markdown.contains("server of threads <x>"));
+        assert!(html.contains("server of threads &lt;x&gt;"));
+        assert!(html.contains("<svg"));
+    }
+
+    #[test]
+    fn reports_are_made_from_the_file() {
+        let dir = std::env::temp_dir().join(format!("ksf-report-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        assert!(rewrite(&dir).is_err());
+        fs::write(dir.join("raw.json"), serde_json::to_string(&raw()).unwrap()).unwrap();
+        rewrite(&dir).unwrap();
+        assert!(fs::read_to_string(dir.join("report.md")).unwrap().contains("## Goals"));
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}

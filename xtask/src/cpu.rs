@@ -1,0 +1,156 @@
+//! CPU time and memory as /proc tells them.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+/// The kernel's unit of CPU time in /proc, 1/100 s on every Linux (USER_HZ).
+const TICKS_PER_SECOND: u64 = 100;
+
+/// CPU time spent so far: by one process, by the ended children of this one, and by everything.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct CpuTime {
+    /// User and system time of the server's process, all threads.
+    pub(crate) process: Duration,
+    /// User and system time of our children that have ended: the clients.
+    pub(crate) children: Duration,
+    /// All CPUs, everything but idle and waiting for disks: also softirq and kernel threads.
+    pub(crate) machine: Duration,
+}
+
+impl CpuTime {
+    /// Reads the three at about the same moment.
+    pub(crate) fn read(pid: u32) -> Result<CpuTime> {
+        let of_process =
+            fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("no CPU time of process {pid}"))?;
+        let of_self = fs::read_to_string("/proc/self/stat")?;
+        let of_machine = fs::read_to_string("/proc/stat")?;
+        // proc_pid_stat(5): utime and stime are fields 14 and 15, cutime and cstime 16 and 17.
+        Ok(CpuTime {
+            process: sum_fields(&of_process, 14..=15)?,
+            children: sum_fields(&of_self, 16..=17)?,
+            machine: machine_busy(&of_machine)?,
+        })
+    }
+
+    /// What was spent between `earlier` and this.
+    pub(crate) fn since(&self, earlier: &CpuTime) -> CpuTime {
+        CpuTime {
+            process: self.process.saturating_sub(earlier.process),
+            children: self.children.saturating_sub(earlier.children),
+            machine: self.machine.saturating_sub(earlier.machine),
+        }
+    }
+
+    /// What neither the server's process nor the clients spent: interrupts, work queues, and
+    /// whatever else ran on the machine.
+    pub(crate) fn other(&self) -> Duration {
+        self.machine.saturating_sub(self.process).saturating_sub(self.children)
+    }
+}
+
+/// Private memory of a process that is not backed by files, in bytes: stacks, heap, pools.
+pub(crate) fn anonymous_bytes(pid: u32) -> Result<u64> {
+    let text =
+        fs::read_to_string(format!("/proc/{pid}/status")).with_context(|| format!("no status of process {pid}"))?;
+    // Shared memory counts, too: a pool may live in a memfd.
+    let kib: u64 = ["RssAnon:", "RssShmem:"].iter().filter_map(|key| status_kib(&text, key)).sum();
+    Ok(kib * 1024)
+}
+
+/// The CPUs that this process may run on, in order.
+pub(crate) fn allowed() -> Result<Vec<u32>> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let list = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))
+        .context("/proc/self/status names no CPUs")?;
+    parse_cpu_list(list.trim())
+}
+
+fn parse_cpu_list(list: &str) -> Result<Vec<u32>> {
+    let mut cpus = Vec::new();
+    for range in list.split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let parse = |text: &str| text.parse::<u32>().with_context(|| format!("'{list}' is no list of CPUs"));
+        cpus.extend(parse(first)?..=parse(last)?);
+    }
+    Ok(cpus)
+}
+
+/// Adds fields of /proc/PID/stat, counted from 1 as the manual page does.
+fn sum_fields(stat: &str, fields: std::ops::RangeInclusive<usize>) -> Result<Duration> {
+    // The second field is the program's name in parentheses, which may itself hold any of them.
+    let (_, rest) = stat.rsplit_once(')').context("/proc/PID/stat without a name")?;
+    let rest: Vec<&str> = rest.split_ascii_whitespace().collect();
+    let mut total = 0;
+    for field in fields {
+        let text = rest.get(field - 3).context("/proc/PID/stat is too short")?;
+        total += text.parse::<u64>().with_context(|| format!("/proc/PID/stat has '{text}'"))?;
+    }
+    Ok(ticks(total))
+}
+
+/// Busy time in the first line of /proc/stat: user nice system idle iowait irq softirq steal.
+fn machine_busy(stat: &str) -> Result<Duration> {
+    let line = stat.lines().next().and_then(|line| line.strip_prefix("cpu "));
+    let fields: Vec<u64> = line
+        .context("/proc/stat does not begin with 'cpu '")?
+        .split_ascii_whitespace()
+        .map(|field| field.parse().context("/proc/stat has no numbers"))
+        .collect::<Result<_>>()?;
+    let busy = [0, 1, 2, 5, 6].iter().filter_map(|&index| fields.get(index)).sum();
+    Ok(ticks(busy))
+}
+
+fn status_kib(status: &str, key: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(key))?;
+    line.split_ascii_whitespace().next()?.parse().ok()
+}
+
+fn ticks(count: u64) -> Duration {
+    Duration::from_millis(count * 1000 / TICKS_PER_SECOND)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_found_after_an_odd_name() {
+        let stat = "7 (a) b (c)) S 1 7 7 0 -1 0 1 2 3 4 150 25 10 5 20 0";
+        assert_eq!(sum_fields(stat, 14..=15).unwrap(), Duration::from_millis(1750));
+        assert_eq!(sum_fields(stat, 16..=17).unwrap(), Duration::from_millis(150));
+        assert!(sum_fields("7 (short) S 1", 14..=15).is_err());
+    }
+
+    #[test]
+    fn idle_iowait_and_steal_are_not_busy() {
+        let stat = "cpu  100 10 200 99999 8888 1 2 777 0 0\ncpu0 1 1 1 1\n";
+        assert_eq!(machine_busy(stat).unwrap(), Duration::from_millis(3130));
+    }
+
+    #[test]
+    fn other_time_is_what_nobody_claims() {
+        let ms = Duration::from_millis;
+        let time = CpuTime { process: ms(100), children: ms(300), machine: ms(450) };
+        assert_eq!(time.other(), ms(50));
+        let skewed = CpuTime { process: ms(300), children: ms(300), machine: ms(450) };
+        assert_eq!(skewed.other(), ms(0));
+    }
+
+    #[test]
+    fn lists_of_cpus() {
+        assert_eq!(parse_cpu_list("0-2,5,7-8").unwrap(), [0, 1, 2, 5, 7, 8]);
+        assert!(parse_cpu_list("a").is_err());
+    }
+
+    #[test]
+    fn this_process_has_cpus_memory_and_time() {
+        let pid = std::process::id();
+        assert!(!allowed().unwrap().is_empty());
+        assert!(anonymous_bytes(pid).unwrap() > 0);
+        assert!(CpuTime::read(pid).unwrap().machine > Duration::ZERO);
+    }
+}

@@ -1,0 +1,264 @@
+//! Servers under test: start, wait until ready, stop; none is left behind.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+const STDERR_LINES_KEPT: usize = 30;
+
+/// How a server shows that it can be used.
+#[derive(Clone, Copy)]
+pub(crate) enum Ready {
+    /// By so many lines on stderr that hold the text.
+    Lines(usize, &'static str),
+    /// By accepting TCP connections on this port of 127.0.0.1.
+    Port(u16),
+}
+
+/// A running server. Dropping it kills it.
+pub(crate) struct Server {
+    name: String,
+    child: Child,
+    stderr: Arc<Mutex<VecDeque<String>>>,
+}
+
+impl Server {
+    /// Starts the command and waits until it is ready.
+    pub(crate) fn start(name: &str, command: &mut Command, ready: Ready, timeout: Duration) -> Result<Server> {
+        die_with_parent(command);
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {}", display(command)))?;
+        let stderr = Arc::new(Mutex::new(VecDeque::new()));
+        let lines = follow(child.stderr.take().expect("stderr is piped"), stderr.clone());
+        let mut server = Server { name: name.to_owned(), child, stderr };
+        let deadline = Instant::now() + timeout;
+        let is_ready = match ready {
+            Ready::Lines(count, text) => server.wait_lines(&lines, count, text, deadline),
+            Ready::Port(port) => server.wait_port(port, deadline),
+        };
+        is_ready.with_context(|| format!("command: {}", display(command)))?;
+        Ok(server)
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Asks the server to end (SIGTERM) and waits for it. An end by that very signal is good, too:
+    /// the small peers do not handle it.
+    pub(crate) fn stop(mut self) -> Result<()> {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, Signal::TERM).with_context(|| format!("cannot stop {}", self.name))?;
+        let status = wait_timeout(&mut self.child, STOP_TIMEOUT)?
+            .ok_or_else(|| anyhow!("{} did not end within {STOP_TIMEOUT:?} of SIGTERM; killed", self.name))?;
+        use std::os::unix::process::ExitStatusExt;
+        if status.success() || status.signal() == Some(Signal::TERM.as_raw()) {
+            return Ok(());
+        }
+        Err(self.failure(&format!("ended with {status}")))
+    }
+
+    fn wait_lines(&mut self, lines: &Receiver<String>, count: usize, text: &str, deadline: Instant) -> Result<()> {
+        let mut seen = 0;
+        while seen < count {
+            match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => seen += usize::from(line.contains(text)),
+                Err(RecvTimeoutError::Timeout) => return Err(self.failure("was not ready in time")),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let status = self.child.wait()?;
+                    return Err(self.failure(&format!("did not start ({status})")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_port(&mut self, port: u16, deadline: Instant) -> Result<()> {
+        while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
+            if let Some(status) = self.child.try_wait()? {
+                return Err(self.failure(&format!("did not start ({status})")));
+            }
+            if Instant::now() >= deadline {
+                return Err(self.failure("was not ready in time"));
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        Ok(())
+    }
+
+    /// An error with the last lines that the server has said.
+    fn failure(&self, what: &str) -> anyhow::Error {
+        let lines = self.stderr.lock().expect("no holder panics");
+        let said = if lines.is_empty() { "nothing".into() } else { Vec::from(lines.clone()).join("\n  ") };
+        anyhow!("{} {what}; its stderr:\n  {said}", self.name)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // After stop() the child is reaped: both calls then do nothing.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs a command to its end and gives back its standard output.
+/// A failure carries the last lines of its stderr.
+pub(crate) fn output(command: &mut Command, timeout: Duration) -> Result<String> {
+    die_with_parent(command);
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start {}", display(command)))?;
+    let kept = Arc::new(Mutex::new(VecDeque::new()));
+    let _lines = follow(child.stderr.take().expect("stderr is piped"), kept.clone());
+    let mut stdout = child.stdout.take().expect("stdout is piped");
+    let reader = std::thread::spawn(move || std::io::read_to_string(&mut stdout));
+    let status = wait_timeout(&mut child, timeout)?;
+    let said = || Vec::from(kept.lock().expect("no holder panics").clone()).join("\n  ");
+    let Some(status) = status else {
+        let _ = child.kill();
+        let _ = child.wait();
+        bail!("'{}' did not end within {timeout:?}; killed. Its stderr:\n  {}", display(command), said());
+    };
+    let text = reader.join().expect("the reader does not panic")?;
+    if !status.success() {
+        bail!("'{}' failed ({status}); its stderr:\n  {}", display(command), said());
+    }
+    Ok(text)
+}
+
+/// A command as one would type it.
+pub(crate) fn display(command: &Command) -> String {
+    words(command).join(" ")
+}
+
+/// Program and arguments. Programs lose their directory: reports name no paths of this machine.
+pub(crate) fn words(command: &Command) -> Vec<String> {
+    let program = Path::new(command.get_program());
+    let name = program.file_name().unwrap_or(command.get_program());
+    std::iter::once(name).chain(command.get_args()).map(|word| word.to_string_lossy().into_owned()).collect()
+}
+
+/// A port that is free for TCP and UDP on 127.0.0.1 (another program can still be quicker).
+pub(crate) fn free_port() -> Result<u16> {
+    for _ in 0..100 {
+        let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free TCP port")?;
+        let port = tcp.local_addr()?.port();
+        if UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("found no port that is free for both TCP and UDP on 127.0.0.1");
+}
+
+/// Makes the kernel end the child when this process dies, even by SIGKILL.
+fn die_with_parent(command: &mut Command) {
+    // SAFETY: the closure runs between fork and exec and makes one system call; it takes no lock
+    // and allocates nothing.
+    unsafe {
+        command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
+    }
+}
+
+fn wait_timeout(child: &mut Child, timeout: Duration) -> Result<Option<ExitStatus>> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= deadline {
+            return Ok(None);
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+/// Reads lines until the end of the stream, so that the child never blocks on a full pipe: sends
+/// them on while somebody listens, and keeps the last ones.
+fn follow(stream: impl std::io::Read + Send + 'static, kept: Arc<Mutex<VecDeque<String>>>) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stream).split(b'\n').map_while(|line| line.ok()) {
+            let line = String::from_utf8_lossy(&line).into_owned();
+            let mut kept = kept.lock().expect("no holder panics");
+            if kept.len() == STDERR_LINES_KEPT {
+                kept.pop_front();
+            }
+            kept.push_back(line.clone());
+            drop(kept);
+            let _ = sender.send(line);
+        }
+    });
+    receiver
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    const TIMEOUT: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn a_server_is_ready_after_all_its_lines() {
+        let mut command = shell("echo one ready >&2; echo noise >&2; echo two ready >&2; exec sleep 60");
+        let server = Server::start("s", &mut command, Ready::Lines(2, "ready"), TIMEOUT).unwrap();
+        server.stop().unwrap();
+    }
+
+    #[test]
+    fn a_server_that_does_not_start_is_reported_with_its_words() {
+        let mut command = shell("echo the port is busy >&2; exit 3");
+        let result = Server::start("s", &mut command, Ready::Lines(1, "ready"), TIMEOUT);
+        let text = format!("{:#}", result.err().unwrap());
+        assert!(text.contains("the port is busy"), "{text}");
+        assert!(text.contains("exit status: 3"), "{text}");
+    }
+
+    #[test]
+    fn a_server_that_fails_at_the_end_is_reported() {
+        let mut command = shell("trap 'echo leaked >&2; exit 4' TERM; echo ready >&2; while :; do sleep 0.01; done");
+        let server = Server::start("s", &mut command, Ready::Lines(1, "ready"), TIMEOUT).unwrap();
+        let text = format!("{:#}", server.stop().err().unwrap());
+        assert!(text.contains("exit status: 4"), "{text}");
+    }
+
+    #[test]
+    fn a_dropped_server_is_gone() {
+        let mut command = shell("echo ready >&2; exec sleep 60");
+        let server = Server::start("s", &mut command, Ready::Lines(1, "ready"), TIMEOUT).unwrap();
+        let pid = server.pid();
+        drop(server);
+        assert!(!Path::new(&format!("/proc/{pid}")).exists());
+    }
+
+    #[test]
+    fn output_of_a_failure_has_its_stderr() {
+        let text = format!("{:#}", output(&mut shell("echo why >&2; exit 1"), TIMEOUT).err().unwrap());
+        assert!(text.contains("why"), "{text}");
+        assert_eq!(output(&mut shell("echo yes"), TIMEOUT).unwrap(), "yes\n");
+    }
+}
