@@ -204,6 +204,11 @@ impl<S: Service> Connection<S> {
             && self.stalled.is_empty()
     }
 
+    /// Messages handed to the service so far.
+    pub fn messages(&self) -> u64 {
+        self.next_ticket
+    }
+
     /// Bytes received so far.
     pub fn received_bytes(&self) -> u64 {
         self.received_bytes
@@ -247,7 +252,8 @@ impl<S: Service> Connection<S> {
     /// Puts a chunk aside. It keeps its slot only while slots abound: a peer that does not read its replies must not
     /// take the slots others receive into.
     fn stall(&mut self, chunk: Chunk, env: &mut Env) {
-        let chunk = if chunk.slot().is_some() && !env.pool.may_keep() { Chunk::from_vec(chunk.to_vec()) } else { chunk };
+        let chunk =
+            if chunk.slot().is_some() && !env.pool.may_keep() { Chunk::from_vec(chunk.to_vec()) } else { chunk };
         if self.stalled.is_empty() {
             env.stats.reads_paused.add(1);
         }
@@ -532,8 +538,7 @@ impl Assembly {
         if self.parts > env.limits.fragments_max {
             return Err(CloseReason::EndlessFragments);
         }
-        self.part =
-            Some(Progress { body_left: part.body_bytes, trailer_left: part.trailer_bytes, last: part.last });
+        self.part = Some(Progress { body_left: part.body_bytes, trailer_left: part.trailer_bytes, last: part.last });
         Ok(())
     }
 

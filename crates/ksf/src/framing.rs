@@ -71,9 +71,9 @@ impl LengthPrefix {
 
     fn write(&self, total: usize, field: &mut [u8]) -> Result<(), FramingError> {
         let value = i64::try_from(total).ok().and_then(|total| total.checked_sub(i64::from(self.adjust)));
-        let value = value.and_then(|value| u64::try_from(value).ok()).filter(|value| {
-            self.width == 8 || *value < 1 << (8 * u32::from(self.width))
-        });
+        let value = value
+            .and_then(|value| u64::try_from(value).ok())
+            .filter(|value| self.width == 8 || *value < 1 << (8 * u32::from(self.width)));
         let value = value.ok_or(FramingError::ReplyTooLong { bytes: total, limit: self.limit() })?;
         let bytes = value.to_be_bytes();
         field.copy_from_slice(&bytes[8 - field.len()..]);
@@ -215,7 +215,7 @@ impl Framing {
 
     /// Completes a reply that starts with [`Framing::reply_header_bytes`] reserved bytes: writes the header and
     /// appends the trailer. `body_beyond` bytes of the body follow outside of `reply` (zero-copy chunks).
-    pub fn finish_reply(&self, reply: &mut Vec<u8>, start: usize, body_beyond: usize) -> Result<(), FramingError> {
+    pub fn finish_reply(&self, reply: &mut [u8], start: usize, body_beyond: usize) -> Result<(), FramingError> {
         let header_bytes = self.reply_header_bytes();
         let body_bytes = reply.len() - start - header_bytes + body_beyond;
         match self {
@@ -327,9 +327,6 @@ mod tests {
     fn a_reply_that_does_not_fit_the_length_field_is_refused() {
         let framing = Framing::LengthPrefix(LengthPrefix::big_endian(1));
         let mut reply = vec![0; 1 + 256];
-        assert_eq!(
-            framing.finish_reply(&mut reply, 0, 0),
-            Err(FramingError::ReplyTooLong { bytes: 257, limit: 255 })
-        );
+        assert_eq!(framing.finish_reply(&mut reply, 0, 0), Err(FramingError::ReplyTooLong { bytes: 257, limit: 255 }));
     }
 }

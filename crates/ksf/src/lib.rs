@@ -18,10 +18,14 @@ pub mod framing;
 pub mod limits;
 pub mod listener;
 pub mod output;
+mod pace;
 pub mod pool;
+pub mod server;
 pub mod service;
+mod shard;
 pub mod stats;
 pub mod tasks;
 
 pub use error::{CloseReason, Error};
+pub use server::Server;
 pub use service::{Message, Order, Peer, Refused, Reply, Service};

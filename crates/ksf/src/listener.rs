@@ -127,12 +127,7 @@ fn describe(socket: &OwnedFd) -> ListenAddr {
     }
 }
 
-fn open_inet(
-    addr: &ListenAddr,
-    mut at: SocketAddr,
-    cpus: &[usize],
-    options: SocketOptions,
-) -> Result<Sockets, Error> {
+fn open_inet(addr: &ListenAddr, mut at: SocketAddr, cpus: &[usize], options: SocketOptions) -> Result<Sockets, Error> {
     let fail = |step: &'static str| {
         let addr = addr.clone();
         move |source: io::Error| match source.raw_os_error() {
@@ -211,9 +206,7 @@ fn remove_stale(path: &Path) -> Result<(), Option<io::Error>> {
             Err(Some(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is no socket has this name")))
         }
         Ok(_) => match UnixStream::connect(path) {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                std::fs::remove_file(path).map_err(Some)
-            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path).map_err(Some),
             Ok(_) => Err(None),
             Err(error) => Err(Some(error)),
         },

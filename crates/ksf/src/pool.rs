@@ -278,9 +278,8 @@ impl Region {
                 // SAFETY: a new mapping at an address the kernel chooses aliases nothing. Another process that writes
                 // to the file could change received bytes, as it could change any durable data: the file's mode keeps
                 // others out.
-                let base = unsafe {
-                    rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, 0)
-                }?;
+                let base =
+                    unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, 0) }?;
                 (bytes, base)
             }
         };

@@ -154,7 +154,9 @@ fn close_counter(reason: CloseReason) -> (&'static str, &'static str) {
         CloseReason::IdleTimeout => ("closed_idle_timeout", "Closed: no byte moved for too long."),
         CloseReason::Io => ("closed_io", "Closed: the socket failed (reset, timed out, unreachable)."),
         CloseReason::MalformedFrame => ("closed_malformed_frame", "Closed: the bytes do not follow the framing."),
-        CloseReason::MemoryLimit => ("closed_memory_limit", "Closed: no memory left for messages that arrived in part."),
+        CloseReason::MemoryLimit => {
+            ("closed_memory_limit", "Closed: no memory left for messages that arrived in part.")
+        }
         CloseReason::OversizedMessage => ("closed_oversized_message", "Closed: a message longer than the limit."),
         CloseReason::PeerClosed => ("closed_by_peer", "Closed by the peer between two messages."),
         CloseReason::PeerClosedMidMessage => ("closed_by_peer_mid_message", "Closed by the peer inside a message."),

@@ -206,7 +206,7 @@ impl Engine for Epoll {
             // Rounded up: a wait that ends early would spin until the time has come.
             Some(timeout) => i32::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX),
         };
-        if self.starved && (timeout_ms < 0 || timeout_ms > STARVED_MS) {
+        if self.starved && !(0..=STARVED_MS).contains(&timeout_ms) {
             timeout_ms = STARVED_MS;
         }
         if let Some(gather) = wait.gather.filter(|_| timeout_ms != 0) {
@@ -219,9 +219,8 @@ impl Engine for Epoll {
         }
         env.stats.syscalls.add(1);
         // SAFETY: `ready` has room for `READY_MAX` entries, of which the kernel writes the first `count`.
-        let count = unsafe {
-            libc::epoll_wait(self.epoll.as_raw_fd(), self.ready.as_mut_ptr(), READY_MAX as i32, timeout_ms)
-        };
+        let count =
+            unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), self.ready.as_mut_ptr(), READY_MAX as i32, timeout_ms) };
         if count < 0 {
             let error = io::Error::last_os_error();
             return if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) };

@@ -15,6 +15,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
 use std::{io, mem, ptr};
 
 use io_uring::types::{BufRingEntry, Fd, RecvMsgOut, SubmitArgs, Timespec};
@@ -39,8 +40,14 @@ const BUFFERS: u16 = 128;
 const BUFFER_GROUP: u16 = 0;
 /// Datagrams being sent at the same time.
 const DATAGRAMS_MAX: usize = 1024;
+/// Sends of up to this many bytes mostly find room in the socket.
+const PROMPT_BYTES_MAX: usize = 32 << 10;
+/// How long one that does not may hold up other events.
+const PROMPT_WAIT: Duration = Duration::from_millis(1);
+/// Sends of a connection that are not counted upon after one did not complete at once.
+const SLOW_SENDS: u8 = 64;
 /// When no slot is free, look again after this time: their holders tell nobody.
-const STARVED_NS: u32 = 500_000;
+const STARVED: Duration = Duration::from_micros(500);
 
 pub(crate) struct Uring {
     /// Dropped first: the kernel then ends all requests and no longer touches what the fields below own.
@@ -51,7 +58,8 @@ pub(crate) struct Uring {
     sockets: Vec<DatagramSocket>,
     datagrams: Vec<Option<DatagramSend>>,
     free_datagrams: Vec<u32>,
-    /// Send headers to use again.
+    /// Send headers to use again; boxed, because they move between here and sends that the kernel reads.
+    #[expect(clippy::vec_box, reason = "the address must hold")]
     spare_msgs: Vec<Box<SendMsg>>,
     /// Requests that did not fit the submission queue yet.
     backlog: VecDeque<squeue::Entry>,
@@ -60,6 +68,9 @@ pub(crate) struct Uring {
     /// Events that need no completion.
     ready: Vec<Event>,
     watches: Vec<RawFd>,
+    /// Connections whose sends of this turn should complete while they are submitted.
+    prompt: Vec<u32>,
+    prompt_datagrams: usize,
 }
 
 /// One connection, as far as the engine is concerned.
@@ -72,6 +83,8 @@ struct Conn {
     hangup: Recv,
     wanted: Reading,
     send: Option<Send>,
+    /// Sends to go before one is expected to complete at once again; the last one found the socket full.
+    slow_sends: u8,
     releasing: bool,
 }
 
@@ -187,7 +200,7 @@ fn build_ring() -> Result<IoUring, Error> {
 
 impl Engine for Uring {
     fn new(env: &mut Env) -> Result<Self, Error> {
-        let mut ring = build_ring()?;
+        let ring = build_ring()?;
         // Saves a descriptor look-up per system call (5.18); without it all works the same.
         let _ = ring.submitter().register_ring_fd();
         let buffers = BufferRing::register(&ring, &mut env.pool)?;
@@ -204,6 +217,8 @@ impl Engine for Uring {
             rearm: Vec::new(),
             ready: Vec::new(),
             watches: Vec::new(),
+            prompt: Vec::new(),
+            prompt_datagrams: 0,
         })
     }
 
@@ -283,6 +298,12 @@ impl Engine for Uring {
     fn send(&mut self, conn: ConnKey, batch: SendBatch) {
         let Some(state) = self.conn(conn) else { return };
         debug_assert!(state.send.is_none(), "one send in flight per connection");
+        if state.slow_sends > 0 {
+            state.slow_sends -= 1;
+        } else if batch.len() <= PROMPT_BYTES_MAX {
+            self.prompt.push(conn.index);
+        }
+        let state = &mut self.conns[conn.index as usize];
         state.send = Some(Send { batch, msg: None, cancelling: false });
         self.submit_send(conn.index);
     }
@@ -305,6 +326,7 @@ impl Engine for Uring {
             .build()
             .user_data(Op::SendDatagram(index).user_data());
         self.datagrams[index as usize] = Some(DatagramSend { batch, msg });
+        self.prompt_datagrams += 1;
         self.push(entry);
         true
     }
@@ -325,17 +347,30 @@ impl Engine for Uring {
     fn wait(&mut self, env: &mut Env, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
         self.buffers.refill(&mut env.pool);
         self.rearm_all();
-        let starved = self.buffers.is_starved();
         let mut timeout = wait.timeout;
-        if starved {
-            let soon = std::time::Duration::from_nanos(u64::from(STARVED_NS));
-            timeout = Some(timeout.map_or(soon, |timeout| timeout.min(soon)));
+        let mut cap = |bound: Duration| timeout = Some(timeout.map_or(bound, |timeout| timeout.min(bound)));
+        if self.buffers.is_starved() {
+            cap(STARVED);
+        }
+        // A send mostly completes while it is submitted, and waiting for one completion would then return at once,
+        // just to be called again: two system calls per message instead of one. So those completions are waited for
+        // on top.
+        let prompt = self.prompt.len() + self.prompt_datagrams;
+        if prompt > 0 {
+            cap(PROMPT_WAIT);
         }
         let nothing_ready = self.ready.is_empty() && self.ring.completion().is_empty();
-        let want = usize::from(nothing_ready);
+        let want = if nothing_ready { 1 + prompt } else { 0 };
         self.enter(env, want, timeout, wait.gather)?;
         events.append(&mut self.ready);
         self.reap(env, events);
+        self.prompt_datagrams = 0;
+        for index in self.prompt.drain(..) {
+            let conn = &mut self.conns[index as usize];
+            if conn.send.is_some() {
+                conn.slow_sends = SLOW_SENDS;
+            }
+        }
         Ok(())
     }
 }
@@ -347,13 +382,7 @@ impl Uring {
 
     /// Submits what was pushed and waits for `want` completions. With `gather`, more may come until that time is
     /// over, and the shard sleeps through all of them (min-wait, 6.12).
-    fn enter(
-        &mut self,
-        env: &Env,
-        want: usize,
-        timeout: Option<std::time::Duration>,
-        gather: Option<std::time::Duration>,
-    ) -> io::Result<()> {
+    fn enter(&mut self, env: &Env, want: usize, timeout: Option<Duration>, gather: Option<Duration>) -> io::Result<()> {
         while !self.backlog.is_empty() {
             self.flush_backlog();
             if !self.backlog.is_empty() {
@@ -498,7 +527,7 @@ impl Uring {
         }
         let result = entry.result();
         let retry = matches!(-result, libc::EAGAIN | libc::EINTR);
-        if result < 0 && !(retry && !send.cancelling) {
+        if result < 0 && (send.cancelling || !retry) {
             send.batch.recycle(&mut env.spares);
             if !state.releasing {
                 events.push(Event::Failed { conn });
@@ -510,9 +539,7 @@ impl Uring {
             if bytes > 0 {
                 events.push(Event::Sent { conn, bytes, done });
             }
-            if done {
-                send.batch.recycle(&mut env.spares);
-            } else if state.releasing {
+            if done || state.releasing {
                 send.batch.recycle(&mut env.spares);
             } else {
                 state.send = Some(send);
@@ -529,7 +556,8 @@ impl Uring {
         if entry.result() == -libc::ENOBUFS {
             env.stats.slots_exhausted.add(1);
         }
-        let Some(slot) = cqueue::buffer_select(entry.flags()).and_then(|at| self.buffers.take(at, &mut env.pool)) else {
+        let Some(slot) = cqueue::buffer_select(entry.flags()).and_then(|at| self.buffers.take(at, &mut env.pool))
+        else {
             return;
         };
         let Ok(length) = usize::try_from(entry.result()) else { return };

@@ -1,0 +1,350 @@
+//! A running server: listeners, shards, and what can be asked of them.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+
+use crate::assist::Assist;
+use crate::cpus;
+use crate::deferred::{Mail, Mailbox};
+use crate::engine::{Engine, EngineKind, epoll::Epoll, uring::Uring};
+use crate::env::Env;
+use crate::error::Error;
+use crate::limits::Limits;
+use crate::listener::{self, ListenAddr, SocketOptions, Sockets, UnlinkOnDrop};
+use crate::pool::{Memory, Pool};
+use crate::service::Service;
+use crate::shard::{AnyService, ListenerKind, Shard, ShardListener, now};
+use crate::stats::{self, CounterValue, Stats};
+use crate::tasks::{TaskOptions, TaskPool};
+
+/// Size of a receive slot. Effect of larger ones: fewer completions under load, more memory.
+pub const SLOT_BYTES: u32 = 16 << 10;
+
+/// Slots per shard; memory is only used for those that were ever needed at the same time.
+pub const SLOTS: u32 = 512;
+
+/// Send buffer of connections under a kernel half. Far above what it may have queued, so that nothing it sends finds
+/// the buffer full.
+const ASSISTED_SEND_BUFFER_BYTES: usize = 2 << 20;
+
+/// Describes a server before it starts.
+pub struct Builder {
+    engine: EngineKind,
+    cpus: Option<Vec<usize>>,
+    limits: Limits,
+    tasks: TaskOptions,
+    slot_bytes: u32,
+    slots: u32,
+    listeners: Vec<Planned>,
+}
+
+struct Planned {
+    source: Source,
+    service: Arc<dyn AnyService>,
+    assist: Option<Arc<dyn Assist>>,
+}
+
+enum Source {
+    Bind(ListenAddr),
+    Inherit(OwnedFd),
+}
+
+impl Builder {
+    /// The engine; io_uring unless said otherwise.
+    pub fn engine(mut self, engine: EngineKind) -> Self {
+        self.engine = engine;
+        self
+    }
+
+    /// Runs a shard on each of these CPUs that the process may use; on every CPU it may use unless said otherwise.
+    pub fn cpus(mut self, cpus: Option<Vec<usize>>) -> Self {
+        self.cpus = cpus;
+        self
+    }
+
+    /// What peers may cost.
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// The thread pool for short tasks.
+    pub fn tasks(mut self, tasks: TaskOptions) -> Self {
+        self.tasks = tasks;
+        self
+    }
+
+    /// Size and number of the receive slots of each shard.
+    pub fn slots(mut self, slot_bytes: u32, slots: u32) -> Self {
+        (self.slot_bytes, self.slots) = (slot_bytes, slots);
+        self
+    }
+
+    /// Serves `service` at `addr`, with a kernel half in front where there is one (TCP only).
+    pub fn listen<S: Service>(mut self, addr: ListenAddr, service: Arc<S>, assist: Option<Arc<dyn Assist>>) -> Self {
+        self.listeners.push(Planned { source: Source::Bind(addr), service: Arc::new(service), assist });
+        self
+    }
+
+    /// Serves `service` on a socket that somebody else has bound (socket activation).
+    pub fn inherit<S: Service>(mut self, socket: OwnedFd, service: Arc<S>, assist: Option<Arc<dyn Assist>>) -> Self {
+        self.listeners.push(Planned { source: Source::Inherit(socket), service: Arc::new(service), assist });
+        self
+    }
+
+    /// Opens every listener and starts the shards. When this returns, connections are accepted.
+    pub fn start(self) -> Result<Server, Error> {
+        let cpus = cpus::choose(self.cpus.as_deref())?;
+        let tasks = Arc::new(TaskPool::new(&cpus, self.tasks));
+        let mut infos = Vec::new();
+        let mut unlinks = Vec::new();
+        let mut services = Vec::new();
+        let mut assists: Vec<Arc<dyn Assist>> = Vec::new();
+        let mut per_shard: Vec<Vec<ShardListener>> = cpus.iter().map(|_| Vec::new()).collect();
+        for Planned { source, service, assist } in self.listeners {
+            let send_buffer_bytes = if assist.is_some() { ASSISTED_SEND_BUFFER_BYTES } else { 0 };
+            let opened = match source {
+                Source::Bind(addr) => listener::open(&addr, &cpus, SocketOptions { send_buffer_bytes })?,
+                Source::Inherit(socket) => listener::inherit(socket, cpus.len())?,
+            };
+            let Sockets { addr, sockets, unlink } = opened;
+            let kind = match addr {
+                ListenAddr::Tcp(_) => ListenerKind::Tcp,
+                ListenAddr::Udp(_) => ListenerKind::Udp,
+                ListenAddr::Unix(_) => ListenerKind::Unix,
+            };
+            for (shard, socket) in per_shard.iter_mut().zip(sockets) {
+                let (service, assist) = (Arc::clone(&service), assist.clone());
+                shard.push(ShardListener { socket, kind, service, assist });
+            }
+            let assisted = assist.is_some() && kind == ListenerKind::Tcp;
+            infos.push(ListenerInfo { addr, service: service.name().to_owned(), assisted });
+            unlinks.extend(unlink);
+            services.push(service);
+            if let Some(assist) = assist.filter(|assist| !assists.iter().any(|known| Arc::ptr_eq(known, assist))) {
+                assists.push(assist);
+            }
+        }
+        let mut server = Server {
+            engine: self.engine,
+            cpus,
+            infos,
+            unlinks,
+            services,
+            assists,
+            shards: Vec::new(),
+            tasks,
+            connections: Arc::default(),
+            started: now(),
+        };
+        for (number, listeners) in per_shard.into_iter().enumerate() {
+            let plan = ShardPlan {
+                number,
+                cpu: server.cpus[number],
+                listeners,
+                limits: self.limits.clone(),
+                slot_bytes: self.slot_bytes,
+                slots: self.slots,
+            };
+            let shard = match self.engine {
+                EngineKind::Epoll => server.start_shard::<Epoll>(plan)?,
+                EngineKind::Uring => server.start_shard::<Uring>(plan)?,
+            };
+            server.shards.push(shard);
+        }
+        Ok(server)
+    }
+}
+
+struct ShardPlan {
+    number: usize,
+    cpu: usize,
+    listeners: Vec<ShardListener>,
+    limits: Limits,
+    slot_bytes: u32,
+    slots: u32,
+}
+
+/// A listener of a running server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerInfo {
+    /// Where it listens; the real port where port 0 was asked for.
+    pub addr: ListenAddr,
+    /// Name of its service.
+    pub service: String,
+    /// True when a kernel half answers in front.
+    pub assisted: bool,
+}
+
+struct ShardHandle {
+    mailbox: Arc<Mailbox>,
+    stats: Arc<Stats>,
+    thread: Option<JoinHandle<std::io::Result<()>>>,
+}
+
+/// A running server. Dropping it stops it at once; [`Server::drain`] stops it gently.
+pub struct Server {
+    engine: EngineKind,
+    cpus: Vec<usize>,
+    infos: Vec<ListenerInfo>,
+    unlinks: Vec<UnlinkOnDrop>,
+    services: Vec<Arc<dyn AnyService>>,
+    assists: Vec<Arc<dyn Assist>>,
+    shards: Vec<ShardHandle>,
+    tasks: Arc<TaskPool>,
+    connections: Arc<AtomicUsize>,
+    started: crate::limits::Time,
+}
+
+impl Server {
+    /// A server without listeners yet.
+    pub fn builder() -> Builder {
+        Builder {
+            engine: EngineKind::default(),
+            cpus: None,
+            limits: Limits::default(),
+            tasks: TaskOptions::default(),
+            slot_bytes: SLOT_BYTES,
+            slots: SLOTS,
+            listeners: Vec::new(),
+        }
+    }
+
+    /// The engine it runs on.
+    pub fn engine(&self) -> EngineKind {
+        self.engine
+    }
+
+    /// The CPUs its shards run on.
+    pub fn cpus(&self) -> &[usize] {
+        &self.cpus
+    }
+
+    /// Its listeners, in the order they were given.
+    pub fn listeners(&self) -> &[ListenerInfo] {
+        &self.infos
+    }
+
+    /// Connections open now.
+    pub fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// Time since the start.
+    pub fn uptime(&self) -> std::time::Duration {
+        now().since(self.started)
+    }
+
+    /// Counters of the shards, summed.
+    pub fn counters(&self) -> Vec<CounterValue> {
+        let mut counters = stats::sum(self.shards.iter().map(|shard| &*shard.stats));
+        if let Some(panicked) = counters.iter_mut().find(|counter| counter.name == "tasks_panicked") {
+            panicked.value = self.tasks.panicked();
+        }
+        counters
+    }
+
+    /// Counters of each service: its name, and names and values.
+    pub fn service_counters(&self) -> Vec<(String, Vec<(&'static str, u64)>)> {
+        self.services.iter().map(|service| (service.name().to_owned(), service.counters())).collect()
+    }
+
+    /// Counters of the kernel halves.
+    pub fn assist_counters(&self) -> Vec<(&'static str, u64)> {
+        self.assists.iter().flat_map(|assist| assist.counters()).collect()
+    }
+
+    /// Replaces the limits, for connections that are open, too.
+    pub fn set_limits(&self, limits: &Limits) {
+        for shard in &self.shards {
+            shard.mailbox.post(Mail::Limits(Box::new(limits.clone())));
+        }
+    }
+
+    /// Stops listening, answers what was received, closes every connection, and returns when all are closed or
+    /// `drain_timeout_ms` is over.
+    pub fn drain(mut self) -> std::io::Result<()> {
+        for shard in &self.shards {
+            shard.mailbox.post(Mail::Drain);
+        }
+        self.join()
+    }
+
+    /// True while every shard runs. A shard ends by itself only if its engine fails.
+    pub fn is_running(&self) -> bool {
+        self.shards.iter().all(|shard| shard.thread.as_ref().is_some_and(|thread| !thread.is_finished()))
+    }
+
+    fn join(&mut self) -> std::io::Result<()> {
+        let mut result = Ok(());
+        for shard in &mut self.shards {
+            if let Some(thread) = shard.thread.take() {
+                let ended = thread.join().unwrap_or_else(|_| Err(std::io::Error::other("a shard panicked")));
+                result = result.and(ended);
+            }
+        }
+        self.tasks.close();
+        self.unlinks.clear();
+        result
+    }
+
+    fn start_shard<E: Engine>(&self, plan: ShardPlan) -> Result<ShardHandle, Error> {
+        let mailbox = Mailbox::new().map_err(Error::Thread)?;
+        let stats = Arc::<Stats>::default();
+        let (ready, started) = mpsc::channel();
+        let env = {
+            let (mailbox, stats) = (Arc::clone(&mailbox), Arc::clone(&stats));
+            let (tasks, number) = (Arc::clone(&self.tasks), plan.number);
+            // Made on the shard's own thread: its memory is then local to the shard's CPU.
+            move || -> Result<Env, Error> {
+                let pool = Pool::new(Memory::Anonymous, plan.slot_bytes, plan.slots)?;
+                Ok(Env {
+                    now: now(),
+                    limits: plan.limits,
+                    stats,
+                    pool,
+                    spares: Default::default(),
+                    assembly_bytes: 0,
+                    mailbox,
+                    tasks: Some(tasks),
+                    shard: number,
+                })
+            }
+        };
+        let (connections, listeners, cpu) = (Arc::clone(&self.connections), plan.listeners, plan.cpu);
+        let thread = thread::Builder::new().name(format!("ksf-shard-{}", plan.number)).spawn(move || {
+            let shard =
+                cpus::pin_to(cpu).map_err(Error::Thread).and_then(|()| Shard::<E>::new(env()?, listeners, connections));
+            match shard {
+                Ok(shard) => {
+                    // Fails only if the starter is gone, and then the shard is told to stop.
+                    let _ = ready.send(Ok(()));
+                    shard.run()
+                }
+                Err(error) => {
+                    let _ = ready.send(Err(error));
+                    Ok(())
+                }
+            }
+        });
+        let thread = Some(thread.map_err(Error::Thread)?);
+        let handle = ShardHandle { mailbox, stats, thread };
+        match started.recv() {
+            Ok(Ok(())) => Ok(handle),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(Error::Thread(std::io::Error::other("the shard ended before it was ready"))),
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        for shard in &self.shards {
+            shard.mailbox.post(Mail::Stop);
+        }
+        // Nobody is left to tell of an error.
+        let _ = self.join();
+    }
+}

@@ -1,0 +1,824 @@
+//! One core's share of a server: a thread with its engine, sockets, slots and connections.
+//!
+//! A turn: wait for events; hand bytes to connections, which call their service; deliver deferred replies; then send
+//! what every touched connection has queued, one batch each. Nothing is shared with other shards but the count of
+//! connections.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use std::{io, mem};
+
+use crate::assist::{Assist, AssistConn};
+use crate::connection::Connection;
+use crate::deferred::{Answer, Mail, Target};
+use crate::engine::epoll::{accept_now, set_nonblocking};
+use crate::engine::{Engine, Event, Reading, Wait};
+use crate::env::Env;
+use crate::error::CloseReason;
+use crate::framing::Framing;
+use crate::limits::Time;
+use crate::listener::DatagramPeer;
+use crate::output::SendBatch;
+use crate::pace::Pace;
+use crate::pool::Chunk;
+use crate::service::{ConnKey, Message, Peer, Refused, Reply, Service, Sink};
+
+/// What a shard needs to serve one listener.
+pub(crate) struct ShardListener {
+    pub(crate) socket: OwnedFd,
+    pub(crate) kind: ListenerKind,
+    pub(crate) service: Arc<dyn AnyService>,
+    pub(crate) assist: Option<Arc<dyn Assist>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ListenerKind {
+    Tcp,
+    Unix,
+    Udp,
+}
+
+/// A service with its types erased: it makes connections.
+pub(crate) trait AnyService: Send + Sync {
+    fn open(&self, peer: Peer, key: ConnKey, env: &Env) -> Result<Box<dyn Stream>, Refused>;
+    fn open_datagrams(&self, local: Peer, socket: u32) -> Result<Box<dyn Datagrams>, Refused>;
+    fn counters(&self) -> Vec<(&'static str, u64)>;
+    fn name(&self) -> &str;
+}
+
+impl<S: Service> AnyService for Arc<S> {
+    fn open(&self, peer: Peer, key: ConnKey, env: &Env) -> Result<Box<dyn Stream>, Refused> {
+        Ok(Box::new(Connection::new(Self::clone(self), peer, key, env.now)?))
+    }
+
+    fn open_datagrams(&self, local: Peer, socket: u32) -> Result<Box<dyn Datagrams>, Refused> {
+        Ok(Box::new(DatagramService { service: Self::clone(self), state: self.accept(&local)?, socket }))
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Service::counters(&**self)
+    }
+
+    fn name(&self) -> &str {
+        Service::name(&**self)
+    }
+}
+
+/// A [`Connection`] of any service.
+pub(crate) trait Stream {
+    fn receive(&mut self, chunk: Chunk, env: &mut Env);
+    fn peer_closed(&mut self, env: &mut Env);
+    fn drain(&mut self, env: &mut Env);
+    fn answer(&mut self, ticket: u64, answer: Answer, env: &mut Env) -> bool;
+    fn take_batch(&mut self, now: Time) -> Option<SendBatch>;
+    fn sent(&mut self, bytes: usize, done: bool, env: &mut Env);
+    fn tick(&mut self, env: &mut Env) -> Option<CloseReason>;
+    fn wants_bytes(&self, env: &Env) -> bool;
+    fn finished(&self) -> Option<CloseReason>;
+    fn is_closing(&self) -> bool;
+    fn saw_eof(&self) -> bool;
+    fn is_settled(&self) -> bool;
+    fn has_output(&self) -> bool;
+    fn messages(&self) -> u64;
+    fn received_bytes(&self) -> u64;
+    fn sent_bytes(&self) -> u64;
+    fn end(self: Box<Self>, env: &mut Env);
+}
+
+impl<S: Service> Stream for Connection<S> {
+    fn receive(&mut self, chunk: Chunk, env: &mut Env) {
+        Self::receive(self, chunk, env);
+    }
+    fn peer_closed(&mut self, env: &mut Env) {
+        Self::peer_closed(self, env);
+    }
+    fn drain(&mut self, env: &mut Env) {
+        Self::drain(self, env);
+    }
+    fn answer(&mut self, ticket: u64, answer: Answer, env: &mut Env) -> bool {
+        Self::answer(self, ticket, answer, env)
+    }
+    fn take_batch(&mut self, now: Time) -> Option<SendBatch> {
+        Self::take_batch(self, now)
+    }
+    fn sent(&mut self, bytes: usize, done: bool, env: &mut Env) {
+        Self::sent(self, bytes, done, env);
+    }
+    fn tick(&mut self, env: &mut Env) -> Option<CloseReason> {
+        Self::tick(self, env)
+    }
+    fn wants_bytes(&self, env: &Env) -> bool {
+        Self::wants_bytes(self, env)
+    }
+    fn finished(&self) -> Option<CloseReason> {
+        Self::finished(self)
+    }
+    fn is_closing(&self) -> bool {
+        Self::is_closing(self)
+    }
+    fn saw_eof(&self) -> bool {
+        Self::saw_eof(self)
+    }
+    fn is_settled(&self) -> bool {
+        Self::is_settled(self)
+    }
+    fn has_output(&self) -> bool {
+        Self::has_output(self)
+    }
+    fn messages(&self) -> u64 {
+        Self::messages(self)
+    }
+    fn received_bytes(&self) -> u64 {
+        Self::received_bytes(self)
+    }
+    fn sent_bytes(&self) -> u64 {
+        Self::sent_bytes(self)
+    }
+    fn end(self: Box<Self>, env: &mut Env) {
+        Self::end(*self, env);
+    }
+}
+
+/// A bound datagram socket of any service.
+pub(crate) trait Datagrams {
+    fn receive(&mut self, peer: DatagramPeer, chunk: &Chunk, env: &mut Env, replies: &mut Vec<SendBatch>);
+    fn answer(&mut self, peer: DatagramPeer, answer: Answer, env: &mut Env, replies: &mut Vec<SendBatch>);
+    fn end(self: Box<Self>);
+}
+
+struct DatagramService<S: Service> {
+    service: Arc<S>,
+    state: S::Conn,
+    socket: u32,
+}
+
+impl<S: Service> Datagrams for DatagramService<S> {
+    fn receive(&mut self, peer: DatagramPeer, chunk: &Chunk, env: &mut Env, replies: &mut Vec<SendBatch>) {
+        env.stats.messages.add(1);
+        let key = ConnKey { index: self.socket, generation: 0 };
+        let message = Message { bytes: chunk, origin: Some((chunk, 0)), peer: Peer::Udp(peer.addr), key };
+        let target = Target::Datagram { socket: self.socket, peer };
+        let sink = Sink::Datagrams(replies);
+        let mut reply = Reply { framing: Framing::Raw, sink, env, target, deferred: false, close: false };
+        self.service.call(&mut self.state, &message, &mut reply);
+    }
+
+    fn answer(&mut self, peer: DatagramPeer, answer: Answer, env: &mut Env, replies: &mut Vec<SendBatch>) {
+        let target = Target::Datagram { socket: self.socket, peer };
+        let sink = Sink::Datagrams(replies);
+        let mut reply = Reply { framing: Framing::Raw, sink, env, target, deferred: false, close: false };
+        match answer {
+            Answer::Bytes(body) => reply.bytes(&body),
+            Answer::Chunk(chunk) => reply.chunk(chunk),
+            Answer::Nothing | Answer::Abandoned => {}
+        }
+        env.stats.replies_deferred.add(1);
+    }
+
+    fn end(self: Box<Self>) {
+        self.service.close(self.state);
+    }
+}
+
+/// A connection's place in the table.
+struct Place {
+    generation: u32,
+    conn: Option<Conn>,
+}
+
+struct Conn {
+    stream: Box<dyn Stream>,
+    /// Taken out of the kernel half before the socket is closed: fields drop in this order.
+    assist: Option<AssistState>,
+    socket: OwnedFd,
+    reading: Reading,
+    /// In the list of connections to look after at the end of the turn.
+    touched: bool,
+    phase: Phase,
+}
+
+struct AssistState {
+    conn: Box<dyn AssistConn>,
+    /// Messages in a row that were answered before the next one came: low load, which the kernel half serves best.
+    lone_messages: u32,
+    messages_seen: u64,
+    waiting_since: Option<Time>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Open,
+    /// Everything is sent and our direction is shut; what still arrives is thrown away until the peer closes, because
+    /// closing with unread bytes would reset the connection and destroy replies on their way.
+    Lingering(CloseReason, Time),
+    /// The engine is asked to end its operations.
+    Releasing(CloseReason),
+}
+
+/// Lone messages after which a connection is given to the kernel half. Enough that a pipelining client, which has a
+/// single message outstanding now and then, stays with the batching of user space.
+const LONE_MESSAGES: u32 = 4;
+
+/// Pause between looks whether TCP has taken what the kernel half queued; its work queue needs a few microseconds.
+const ASSIST_WAIT: Duration = Duration::from_micros(20);
+
+/// Time after which accepting is tried again when it failed.
+const ACCEPT_RETRY_MS: u64 = 50;
+
+/// Number of the letter box among the watched descriptors; kernel halves follow.
+const MAIL: u32 = 0;
+
+pub(crate) struct Shard<E: Engine> {
+    engine: E,
+    env: Env,
+    listeners: Vec<Option<ShardListener>>,
+    datagrams: Vec<Option<Box<dyn Datagrams>>>,
+    halves: Vec<Arc<dyn Assist>>,
+    /// Connections under a kernel half, by the name it has for them.
+    tokens: HashMap<u64, ConnKey>,
+    places: Vec<Place>,
+    free: Vec<u32>,
+    open: usize,
+    /// Connections of the whole server.
+    connections: Arc<AtomicUsize>,
+    touched: Vec<u32>,
+    accept_again: Vec<(u32, Time)>,
+    /// Kept so that a connection can be accepted, and closed, when the process has no descriptor left.
+    spare_fd: Option<OwnedFd>,
+    events: Vec<Event>,
+    mail: Vec<Mail>,
+    replies: Vec<SendBatch>,
+    pace: Pace,
+    next_tick: Time,
+    draining: Option<Time>,
+    stop: bool,
+}
+
+impl<E: Engine> Shard<E> {
+    pub(crate) fn new(
+        mut env: Env,
+        listeners: Vec<ShardListener>,
+        connections: Arc<AtomicUsize>,
+    ) -> Result<Self, crate::Error> {
+        env.now = now();
+        let engine = E::new(&mut env)?;
+        let mut shard = Self {
+            engine,
+            env,
+            listeners: Vec::new(),
+            datagrams: Vec::new(),
+            halves: Vec::new(),
+            tokens: HashMap::new(),
+            places: Vec::new(),
+            free: Vec::new(),
+            open: 0,
+            connections,
+            touched: Vec::new(),
+            accept_again: Vec::new(),
+            spare_fd: spare_fd(),
+            events: Vec::with_capacity(256),
+            mail: Vec::new(),
+            replies: Vec::new(),
+            pace: Pace::default(),
+            next_tick: Time::default(),
+            draining: None,
+            stop: false,
+        };
+        shard.engine.watch(MAIL, shard.env.mailbox.as_fd().as_raw_fd());
+        for listener in listeners {
+            shard.add_listener(listener);
+        }
+        Ok(shard)
+    }
+
+    /// Works until the server stops.
+    pub(crate) fn run(mut self) -> io::Result<()> {
+        while !self.stop {
+            self.turn()?;
+        }
+        let reason = CloseReason::DrainTimeout;
+        for index in 0..self.places.len() {
+            self.forget(index as u32, reason);
+        }
+        for datagrams in self.datagrams.drain(..).flatten() {
+            datagrams.end();
+        }
+        Ok(())
+    }
+
+    fn turn(&mut self) -> io::Result<()> {
+        let wait = Wait { timeout: self.timeout(), gather: self.pace.gather() };
+        let mut events = mem::take(&mut self.events);
+        let before = self.env.stats.messages.value();
+        self.engine.wait(&mut self.env, wait, &mut events)?;
+        self.env.now = now();
+        self.env.stats.turns.add(1);
+        for event in events.drain(..) {
+            self.handle(event);
+        }
+        self.events = events;
+        self.read_mail();
+        self.look_after_touched();
+        self.pace.turn_over(self.env.stats.messages.value() - before, self.env.now);
+        if self.env.now >= self.next_tick {
+            self.tick();
+        }
+        Ok(())
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        if !self.touched.is_empty() {
+            // Somebody waits for the kernel half.
+            return Some(ASSIST_WAIT);
+        }
+        let ticking = self.open > 0 || !self.accept_again.is_empty() || self.draining.is_some();
+        ticking.then(|| self.next_tick.since(self.env.now))
+    }
+
+    fn add_listener(&mut self, listener: ShardListener) {
+        let index = self.listeners.len() as u32;
+        let fd = listener.socket.as_raw_fd();
+        let mut datagrams = None;
+        if listener.kind == ListenerKind::Udp {
+            let local = socket2::SockRef::from(&listener.socket).local_addr().ok().and_then(|addr| addr.as_socket());
+            if let Some(local) = local {
+                datagrams = listener.service.open_datagrams(Peer::Udp(local), index).ok();
+            }
+            if datagrams.is_some() {
+                self.engine.listen_datagrams(index, fd);
+            }
+        } else {
+            self.engine.listen(index, fd);
+        }
+        if let Some(half) = &listener.assist
+            && !self.halves.iter().any(|known| Arc::ptr_eq(known, half))
+        {
+            if let Some(fd) = half.wake_fd(self.env.shard) {
+                self.engine.watch(MAIL + 1 + self.halves.len() as u32, fd.as_raw_fd());
+            }
+            self.halves.push(Arc::clone(half));
+        }
+        self.datagrams.push(datagrams);
+        self.listeners.push(Some(listener));
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Accepted { listener, socket } => self.accepted(listener, socket),
+            Event::AcceptFailed { listener, error } => self.accept_failed(listener, &error),
+            Event::Received { conn, chunk } => {
+                if let Some((conn, env)) = self.stream(conn) {
+                    conn.receive(chunk, env);
+                }
+            }
+            Event::Eof { conn } => {
+                if let Some((stream, env)) = self.stream(conn) {
+                    stream.peer_closed(env);
+                }
+                self.note_not_reading(conn);
+            }
+            Event::Failed { conn } => {
+                self.note_not_reading(conn);
+                self.abort(conn.index, CloseReason::Io);
+            }
+            Event::Sent { conn, bytes, done } => {
+                if let Some((stream, env)) = self.stream(conn) {
+                    stream.sent(bytes, done, env);
+                }
+            }
+            Event::Released { conn } => self.released(conn),
+            Event::Unparked { conn } => {
+                // Touching it resumes reading.
+                let _ = self.stream(conn);
+            }
+            Event::Watched { watch: MAIL } => {}
+            Event::Watched { watch } => self.take_wakes((watch - MAIL - 1) as usize),
+            Event::Datagram { socket, peer, chunk, truncated } => self.datagram(socket, peer, &chunk, truncated),
+        }
+    }
+
+    /// The connection's stream, which will be looked after at the end of the turn.
+    fn stream(&mut self, key: ConnKey) -> Option<(&mut dyn Stream, &mut Env)> {
+        let place = self.places.get_mut(key.index as usize).filter(|place| place.generation == key.generation)?;
+        let conn = place.conn.as_mut().filter(|conn| !matches!(conn.phase, Phase::Releasing(_)))?;
+        if !mem::replace(&mut conn.touched, true) {
+            self.touched.push(key.index);
+        }
+        Some((&mut *conn.stream, &mut self.env))
+    }
+
+    /// The engine stopped to receive by itself.
+    fn note_not_reading(&mut self, key: ConnKey) {
+        if let Some(conn) = self.places.get_mut(key.index as usize).and_then(|place| place.conn.as_mut()) {
+            conn.reading = Reading::Off;
+        }
+    }
+
+    fn accepted(&mut self, listener: u32, socket: OwnedFd) {
+        let stats = &self.env.stats;
+        stats.accepted.add(1);
+        let Some(Some(from)) = self.listeners.get(listener as usize) else { return };
+        if self.connections.load(Ordering::Relaxed) >= self.env.limits.connections_max {
+            stats.refused_connections_max.add(1);
+            return;
+        }
+        let Some(peer) = peer_of(&socket, from.kind) else {
+            // Reset before it was accepted.
+            stats.count_close(CloseReason::Io);
+            return;
+        };
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.places.push(Place { generation: 0, conn: None });
+            self.places.len() as u32 - 1
+        });
+        let key = ConnKey { index, generation: self.places[index as usize].generation };
+        let Ok(stream) = from.service.open(peer, key, &self.env) else {
+            stats.refused_by_service.add(1);
+            self.free.push(index);
+            return;
+        };
+        let assist = from.assist.as_ref().filter(|_| from.kind == ListenerKind::Tcp).and_then(|half| {
+            let conn = half.attach(socket.as_fd())?;
+            Some(AssistState { conn, lone_messages: 0, messages_seen: 0, waiting_since: None })
+        });
+        if let Some(assist) = &assist {
+            self.tokens.insert(assist.conn.token(), key);
+        }
+        // After attaching: the engine's first receive finds what arrived before.
+        self.engine.open(key, socket.as_raw_fd());
+        let (reading, phase) = (Reading::On, Phase::Open);
+        self.places[index as usize].conn = Some(Conn { stream, assist, socket, reading, touched: false, phase });
+        self.open += 1;
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        if self.open == 1 {
+            self.next_tick = self.env.now.plus_ms(self.tick_ms());
+        }
+        if self.draining.is_some()
+            && let Some((stream, env)) = self.stream(key)
+        {
+            stream.drain(env);
+        }
+    }
+
+    fn accept_failed(&mut self, listener: u32, error: &io::Error) {
+        let no_fd = matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+        if no_fd {
+            self.refuse_waiting(listener);
+        } else if error.kind() != io::ErrorKind::WouldBlock {
+            self.env.stats.accept_errors.add(1);
+        }
+        self.accept_again.push((listener, self.env.now.plus_ms(ACCEPT_RETRY_MS)));
+        self.next_tick = self.next_tick.min(self.env.now.plus_ms(ACCEPT_RETRY_MS));
+    }
+
+    /// Out of descriptors: accepts what waits on the spare one, and closes it. A refusal tells the peer at once, where
+    /// a connection left in the queue would hang.
+    fn refuse_waiting(&mut self, listener: u32) {
+        let Some(Some(from)) = self.listeners.get(listener as usize) else { return };
+        let socket = from.socket.as_raw_fd();
+        drop(self.spare_fd.take());
+        if set_nonblocking(socket, true).is_ok() {
+            for _ in 0..REFUSE_BURST {
+                match accept_now(socket) {
+                    Ok(Some(_closed_here)) => self.env.stats.refused_no_fd.add(1),
+                    Ok(None) | Err(_) => break,
+                }
+            }
+            // The io_uring engine wants it blocking; the epoll engine sets it back when it listens again.
+            let _ = set_nonblocking(socket, false);
+        }
+        self.spare_fd = spare_fd();
+    }
+
+    fn take_wakes(&mut self, half: usize) {
+        let Some(half) = self.halves.get(half).cloned() else { return };
+        let mut tokens = Vec::new();
+        half.take_wakes(self.env.shard, &mut |token| tokens.push(token));
+        for token in tokens {
+            if let Some(key) = self.tokens.get(&token).copied() {
+                // Touching it resumes reading.
+                let _ = self.stream(key);
+            }
+        }
+    }
+
+    fn datagram(&mut self, socket: u32, peer: DatagramPeer, chunk: &Chunk, truncated: bool) {
+        let stats = &self.env.stats;
+        stats.datagrams_in.add(1);
+        if truncated || chunk.len() > self.env.limits.message_bytes_max {
+            stats.datagrams_oversized.add(1);
+            return;
+        }
+        let Some(Some(datagrams)) = self.datagrams.get_mut(socket as usize) else { return };
+        datagrams.receive(peer, chunk, &mut self.env, &mut self.replies);
+        self.send_datagrams(socket, peer);
+    }
+
+    fn send_datagrams(&mut self, socket: u32, peer: DatagramPeer) {
+        for batch in self.replies.drain(..) {
+            if !self.engine.send_datagram(socket, peer, batch) {
+                self.env.stats.datagrams_unsent.add(1);
+            }
+        }
+    }
+
+    fn read_mail(&mut self) {
+        let mailbox = Arc::clone(&self.env.mailbox);
+        let mut mail = mem::take(&mut self.mail);
+        mailbox.take(&mut mail);
+        for letter in mail.drain(..) {
+            match letter {
+                Mail::Answer { target: Target::Stream { key, ticket }, answer } => {
+                    let delivered = self.stream(key).is_some_and(|(stream, env)| stream.answer(ticket, answer, env));
+                    if !delivered {
+                        self.env.stats.replies_too_late.add(1);
+                    }
+                }
+                Mail::Answer { target: Target::Datagram { socket, peer }, answer } => {
+                    if let Some(Some(datagrams)) = self.datagrams.get_mut(socket as usize) {
+                        datagrams.answer(peer, answer, &mut self.env, &mut self.replies);
+                        self.send_datagrams(socket, peer);
+                    }
+                }
+                Mail::Limits(limits) => self.env.limits = *limits,
+                Mail::Drain => self.start_draining(),
+                Mail::Stop => self.stop = true,
+            }
+        }
+        self.mail = mail;
+    }
+
+    fn look_after_touched(&mut self) {
+        for index in mem::take(&mut self.touched) {
+            if let Some(conn) = self.places[index as usize].conn.as_mut() {
+                conn.touched = false;
+                self.look_after(index);
+            }
+        }
+    }
+
+    /// Sends what is due, reads or stops reading, hands over to the kernel half, closes.
+    fn look_after(&mut self, index: u32) {
+        let place = &mut self.places[index as usize];
+        let key = ConnKey { index, generation: place.generation };
+        let Some(conn) = place.conn.as_mut() else { return };
+        let Conn { stream, assist, socket, phase, .. } = conn;
+        if *phase != Phase::Open {
+            if let (Phase::Lingering(reason, _), true) = (*phase, stream.saw_eof()) {
+                self.release(index, reason);
+            }
+            return;
+        }
+        if conn.reading == Reading::Parked {
+            // Whatever the reason to look after it: user space is about to act, or has something to read.
+            if let Some(assist) = assist {
+                assist.conn.unpark(socket.as_fd());
+            }
+            conn.reading = Reading::On;
+            self.engine.set_reading(key, Reading::On);
+        }
+        if self.draining.is_some() {
+            stream.drain(&mut self.env);
+        }
+        let finished = stream.finished();
+        if stream.has_output() || finished.is_some() {
+            // Both would overtake what the kernel half has queued.
+            if let Some(assist) = assist
+                && !assist.may_send(socket.as_fd(), stream.sent_bytes(), &self.env)
+            {
+                conn.touched = true;
+                self.touched.push(index);
+                return;
+            }
+            if let Some(batch) = stream.take_batch(self.env.now) {
+                self.engine.send(key, batch);
+            }
+        }
+        if let Some(reason) = finished {
+            self.finish(index, reason);
+            return;
+        }
+        let mut reading = if stream.wants_bytes(&self.env) { Reading::On } else { Reading::Off };
+        if let Some(assist) = assist {
+            let settled = stream.is_settled();
+            if assist.hand_over(settled, socket.as_fd(), &**stream, &self.env) && reading == Reading::On {
+                reading = Reading::Parked;
+            }
+        }
+        if stream.saw_eof() {
+            reading = Reading::Off;
+        }
+        if reading != conn.reading {
+            conn.reading = reading;
+            self.engine.set_reading(key, reading);
+        }
+    }
+
+    /// All replies are sent: ends our direction, and waits for the peer to end its own.
+    fn finish(&mut self, index: u32, reason: CloseReason) {
+        let place = &mut self.places[index as usize];
+        let key = ConnKey { index, generation: place.generation };
+        let Some(conn) = place.conn.as_mut() else { return };
+        let lingers = !conn.stream.saw_eof() && self.env.limits.linger_timeout_ms > 0;
+        if !lingers || rustix::net::shutdown(&conn.socket, rustix::net::Shutdown::Write).is_err() {
+            self.release(index, reason);
+            return;
+        }
+        conn.phase = Phase::Lingering(reason, self.env.now.plus_ms(self.env.limits.linger_timeout_ms));
+        if conn.reading != Reading::On {
+            conn.reading = Reading::On;
+            self.engine.set_reading(key, Reading::On);
+        }
+    }
+
+    /// Ends a connection without waiting for anything.
+    fn abort(&mut self, index: u32, reason: CloseReason) {
+        let Some(conn) = self.places[index as usize].conn.as_ref() else { return };
+        let reason = match conn.phase {
+            Phase::Releasing(_) => return,
+            Phase::Lingering(reason, _) => reason,
+            // The peer is gone after an orderly end: that end is the reason.
+            Phase::Open => conn.stream.finished().unwrap_or(reason),
+        };
+        self.release(index, reason);
+    }
+
+    fn release(&mut self, index: u32, reason: CloseReason) {
+        let place = &mut self.places[index as usize];
+        let key = ConnKey { index, generation: place.generation };
+        if let Some(conn) = place.conn.as_mut() {
+            conn.phase = Phase::Releasing(reason);
+            self.engine.release(key);
+        }
+    }
+
+    fn released(&mut self, key: ConnKey) {
+        let place = &self.places[key.index as usize];
+        if place.generation == key.generation
+            && let Some(Conn { phase: Phase::Releasing(reason), .. }) = place.conn
+        {
+            self.forget(key.index, reason);
+        }
+    }
+
+    /// Closes the socket and frees the place.
+    fn forget(&mut self, index: u32, reason: CloseReason) {
+        let place = &mut self.places[index as usize];
+        let Some(conn) = place.conn.take() else { return };
+        place.generation = place.generation.wrapping_add(1);
+        if let Some(assist) = conn.assist {
+            self.tokens.remove(&assist.conn.token());
+        }
+        drop(conn.socket);
+        conn.stream.end(&mut self.env);
+        self.env.stats.count_close(reason);
+        self.free.push(index);
+        self.open -= 1;
+        self.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn start_draining(&mut self) {
+        if self.draining.is_some() {
+            return;
+        }
+        self.draining = Some(self.env.now.plus_ms(self.env.limits.drain_timeout_ms));
+        self.next_tick = self.env.now;
+        for index in 0..self.listeners.len() {
+            self.stop_listening(index as u32);
+        }
+        for index in 0..self.places.len() as u32 {
+            let key = ConnKey { index, generation: self.places[index as usize].generation };
+            if let Some((stream, env)) = self.stream(key) {
+                stream.drain(env);
+            }
+        }
+        self.look_after_touched();
+    }
+
+    /// Takes the connections that wait to be accepted, so that closing the socket does not reset them, and stops.
+    fn stop_listening(&mut self, index: u32) {
+        let Some(listener) = &self.listeners[index as usize] else { return };
+        if listener.kind == ListenerKind::Udp {
+            return;
+        }
+        self.engine.unlisten(index);
+        let socket = listener.socket.as_raw_fd();
+        if set_nonblocking(socket, true).is_ok() {
+            while let Ok(Some(connection)) = accept_now(socket) {
+                self.accepted(index, connection);
+            }
+        }
+    }
+
+    fn tick_ms(&self) -> u64 {
+        let limits = &self.env.limits;
+        let timeouts =
+            [limits.assembly_timeout_ms, limits.idle_timeout_ms, limits.send_timeout_ms, limits.linger_timeout_ms];
+        let shortest = timeouts.into_iter().filter(|ms| *ms > 0).min().unwrap_or(u64::MAX);
+        (shortest / 4).clamp(5, 250)
+    }
+
+    fn tick(&mut self) {
+        let now = self.env.now;
+        self.next_tick = now.plus_ms(if self.draining.is_some() { 5 } else { self.tick_ms() });
+        for (listener, _) in self.accept_again.extract_if(.., |(_, when)| *when <= now) {
+            if let Some(Some(from)) = self.listeners.get(listener as usize)
+                && self.draining.is_none()
+            {
+                self.engine.listen(listener, from.socket.as_raw_fd());
+            }
+        }
+        for index in 0..self.places.len() as u32 {
+            self.tick_conn(index, now);
+        }
+        self.look_after_touched();
+        if let Some(deadline) = self.draining {
+            if now >= deadline {
+                for index in 0..self.places.len() as u32 {
+                    self.abort(index, CloseReason::DrainTimeout);
+                }
+            }
+            if self.open == 0 {
+                self.stop = true;
+            }
+        }
+    }
+
+    fn tick_conn(&mut self, index: u32, now: Time) {
+        let place = &mut self.places[index as usize];
+        let key = ConnKey { index, generation: place.generation };
+        let Some(conn) = place.conn.as_mut() else { return };
+        match conn.phase {
+            Phase::Releasing(_) => {}
+            Phase::Lingering(reason, deadline) if now >= deadline => self.release(index, reason),
+            Phase::Lingering(..) => {}
+            Phase::Open => {
+                let was_closing = conn.stream.is_closing();
+                if let Some(reason) = conn.stream.tick(&mut self.env) {
+                    self.abort(index, reason);
+                } else if conn.stream.is_closing() && !was_closing {
+                    let _ = self.stream(key);
+                }
+            }
+        }
+    }
+}
+
+impl AssistState {
+    /// True when user space may send or close: TCP has taken what the kernel half queued.
+    fn may_send(&mut self, socket: BorrowedFd<'_>, sent_bytes: u64, env: &Env) -> bool {
+        if self.conn.drained(socket, sent_bytes) {
+            self.waiting_since = None;
+            return true;
+        }
+        let since = *self.waiting_since.get_or_insert(env.now);
+        env.stats.assist_waits.add(1);
+        // A peer that does not read fills TCP, and then nothing drains: the connection's own timeout applies.
+        env.now > since.plus_ms(env.limits.send_timeout_ms)
+    }
+
+    /// Gives a quiet, settled connection to the kernel half. True if the engine need not look for bytes.
+    fn hand_over(&mut self, settled: bool, socket: BorrowedFd<'_>, stream: &dyn Stream, env: &Env) -> bool {
+        if !settled {
+            return false;
+        }
+        let fresh = stream.messages() - self.messages_seen;
+        self.messages_seen += fresh;
+        match fresh {
+            0 => {}
+            1 => self.lone_messages += 1,
+            _ => self.lone_messages = 0,
+        }
+        if self.lone_messages < LONE_MESSAGES {
+            return false;
+        }
+        self.conn.settle(socket, stream.received_bytes(), stream.sent_bytes());
+        env.stats.assist_settled.add(1);
+        self.conn.park(env.shard)
+    }
+}
+
+/// Connections refused per failed accept when descriptors are exhausted.
+const REFUSE_BURST: usize = 1024;
+
+fn spare_fd() -> Option<OwnedFd> {
+    rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).ok()
+}
+
+fn peer_of(socket: &OwnedFd, kind: ListenerKind) -> Option<Peer> {
+    match kind {
+        ListenerKind::Unix => Some(Peer::Unix),
+        ListenerKind::Tcp | ListenerKind::Udp => {
+            socket2::SockRef::from(socket).peer_addr().ok()?.as_socket().map(Peer::Tcp)
+        }
+    }
+}
+
+/// The monotonic clock.
+pub(crate) fn now() -> Time {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Time(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}
