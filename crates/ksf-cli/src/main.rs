@@ -1,3 +1,24 @@
-//! The command `ksf`.
+//! The command `ksf`: network services at kernel speed on stock Linux.
+//!
+//! This crate is thin: it reads flags and files, chooses an engine, starts services of the other
+//! crates, and shows what they count.
 
-fn main() {}
+mod address;
+mod args;
+mod busy;
+mod cli;
+mod config;
+mod cpus;
+mod doctor;
+mod engine;
+mod exit;
+mod limits;
+mod manager;
+mod manual;
+mod serve;
+mod signals;
+mod stats;
+
+fn main() -> std::process::ExitCode {
+    cli::main(std::env::args_os())
+}

@@ -1,0 +1,184 @@
+//! From the words on the command line to the command that runs.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory, FromArgMatches};
+
+use crate::args::{Cli, Command};
+use crate::exit::{Failure, Status, one_line, say};
+use crate::{doctor, manual, serve, stats};
+
+/// Runs `ksf`; `words` begin with the name of the program.
+pub(crate) fn main(words: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let words: Vec<OsString> = words.into_iter().collect();
+    let result = match parse(&words) {
+        Ok(Some(cli)) => run(cli.command),
+        // Help or the version was asked for and printed.
+        Ok(None) => Ok(ExitCode::SUCCESS),
+        Err(failure) => Err(failure),
+    };
+    result.unwrap_or_else(|failure| {
+        say(&failure);
+        failure.code()
+    })
+}
+
+fn run(command: Command) -> Result<ExitCode, Failure> {
+    let mut out = io::stdout().lock();
+    let done = match command {
+        Command::Kecho(args) => return serve::kecho(args),
+        Command::Krpc2(args) => return serve::krpc2(args),
+        Command::Serve(args) => return serve::config(args),
+        Command::Run(args) => return serve::object(args),
+        Command::Doctor(args) => {
+            let report = doctor::examine();
+            let text = if args.json {
+                let json = report
+                    .json()
+                    .map_err(|error| Failure::new(Status::Internal, format!("cannot write JSON: {error}")))?;
+                json + "\n"
+            } else {
+                report.text()
+            };
+            print(&mut out, text.as_bytes())
+        }
+        Command::Stat(args) => stats::client::run(&args, &mut out),
+        Command::Completions(args) => {
+            let mut script = Vec::new();
+            manual::completions(args.shell, &mut script);
+            print(&mut out, &script)
+        }
+        Command::Man(args) => match &args.dir {
+            Some(folder) => manual::write_pages(folder),
+            None => print(&mut out, &manual::page(args.command.as_deref())?),
+        },
+    };
+    done.map(|()| ExitCode::SUCCESS)
+}
+
+/// Writes to standard output. A reader that has seen enough (`ksf doctor | head`) is no error.
+pub(crate) fn print(out: &mut impl Write, bytes: &[u8]) -> Result<(), Failure> {
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result.map_err(|error| Failure::os("cannot write to standard output", &error)),
+    }
+}
+
+/// Understands the words; `None` if they asked for help or the version.
+fn parse(words: &[OsString]) -> Result<Option<Cli>, Failure> {
+    let program = words.first().map(OsString::as_os_str).unwrap_or_default();
+    let parsed = match bare_name(program) {
+        Some(name) => parse_bare(name, words),
+        None => Cli::command().try_get_matches_from(words),
+    };
+    let cli = parsed.and_then(|matches| Cli::from_arg_matches(&matches));
+    match cli {
+        Ok(cli) => Ok(Some(cli)),
+        Err(error) => match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+                print(&mut io::stdout().lock(), error.render().to_string().as_bytes())?;
+                Ok(None)
+            }
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
+                Err(Failure::new(Status::Usage, "no command was given")
+                    .remedy("see ksf --help; to begin with, try ksf doctor or ksf kecho"))
+            }
+            kind => Err(usage_failure(kind, &error.render().to_string(), words)),
+        },
+    }
+}
+
+/// The command a program name stands for, when the binary is called by a link.
+fn bare_name(program: &OsStr) -> Option<&'static str> {
+    let name = Path::new(program).file_name()?;
+    manual::BARE_NAMES.iter().find(|bare| name == **bare).copied()
+}
+
+/// `kecho --listen ...` is `ksf kecho --listen ...`, with help that says `kecho`.
+fn parse_bare(name: &'static str, words: &[OsString]) -> clap::error::Result<clap::ArgMatches> {
+    Cli::command()
+        .mut_subcommand(name, |command| command.bin_name(name).display_name(name))
+        .multicall(true)
+        .try_get_matches_from(std::iter::once(OsString::from(name)).chain(words[1..].iter().cloned()))
+}
+
+/// Makes one line of clap's message, which is a paragraph, a usage and a hint.
+fn usage_failure(kind: ErrorKind, rendered: &str, words: &[OsString]) -> Failure {
+    let status = match kind {
+        ErrorKind::ValueValidation => Status::Data,
+        _ => Status::Usage,
+    };
+    let text = rendered.strip_prefix("error: ").unwrap_or(rendered);
+    let text = text.split("\n\nUsage:").next().unwrap_or(text);
+    let text = text.split("\n\nFor more information").next().unwrap_or(text);
+    let (what, tip) = text.split_once("\n\n  tip: ").unwrap_or((text, ""));
+    let help = help_of(words);
+    let remedy = if tip.is_empty() { format!("see {help}") } else { format!("{}; see {help}", one_line(tip)) };
+    Failure::new(status, what).remedy(remedy)
+}
+
+/// The help that explains the command the words meant.
+fn help_of(words: &[OsString]) -> String {
+    let program = words.first().map(OsString::as_os_str).unwrap_or_default();
+    if let Some(name) = bare_name(program) {
+        return format!("{name} --help");
+    }
+    let ksf = Cli::command();
+    let command =
+        words.iter().skip(1).filter_map(|word| word.to_str()).find(|word| ksf.find_subcommand(word).is_some());
+    match command {
+        Some(command) => format!("ksf {command} --help"),
+        None => "ksf --help".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse_text(text: &str) -> Result<Option<Cli>, Failure> {
+        let words: Vec<OsString> = text.split_whitespace().map(OsString::from).collect();
+        parse(&words)
+    }
+
+    #[test]
+    fn mistakes_are_one_line_with_the_right_status() {
+        for (text, status, part) in [
+            ("ksf", Status::Usage, "no command"),
+            ("ksf nonsense", Status::Usage, "see ksf --help"),
+            ("ksf kech", Status::Usage, "kecho"),
+            ("ksf kecho --nonsense", Status::Usage, "see ksf kecho --help"),
+            ("ksf kecho --lisen x", Status::Usage, "--listen"),
+            ("ksf kecho --listen localhost:1", Status::Data, "in numbers"),
+            ("ksf kecho --engine fast", Status::Usage, "auto, kernel, uring, epoll"),
+            ("ksf kecho --cpus 3-1", Status::Data, "list of CPUs"),
+            ("ksf kecho --connections-max x", Status::Data, "not a number"),
+            ("ksf kecho --connections-max 0", Status::Data, "out of range"),
+            ("ksf kecho --xdp lo --no-xdp", Status::Usage, "cannot be used with"),
+            ("ksf krpc2 --program 7", Status::Data, "100003:3-4"),
+            ("ksf serve", Status::Usage, "CONFIG"),
+            ("ksf stat --watch 0", Status::Data, "seconds"),
+            ("kecho --nonsense", Status::Usage, "see kecho --help"),
+        ] {
+            let failure = parse_text(text).unwrap_err();
+            let line = failure.to_string();
+            assert_eq!(failure.status, status, "{text}: {line}");
+            assert!(line.contains(part), "{text}: {line}");
+            assert!(!line.contains('\n'), "{text}: {line}");
+        }
+    }
+
+    #[test]
+    fn bare_names_are_commands() {
+        for (text, wanted) in
+            [("/usr/bin/kecho --engine epoll", "Kecho"), ("krpc2 -v", "Krpc2"), ("./ksf kecho", "Kecho")]
+        {
+            let cli = parse_text(text).unwrap().unwrap();
+            assert!(format!("{:?}", cli.command).starts_with(wanted), "{text}");
+        }
+    }
+}

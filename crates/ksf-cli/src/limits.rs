@@ -1,0 +1,189 @@
+//! Limits from three places: built-in defaults, a TOML file, the command line. The later wins.
+//!
+//! The names are those of [`ksf::limits::Limits`]: a flag `--message-bytes-max` is the key
+//! `message_bytes_max`.
+
+use std::path::Path;
+
+use crate::exit::{Failure, Status};
+
+/// Declares each limit once, as a flag, as a key of the file, and as a field of [`ksf::limits::Limits`].
+macro_rules! limits {
+    ($($(#[doc = $help:literal])+ $name:ident: $kind:ty, $value_name:literal, $min:literal;)+) => {
+        /// Limits as flags.
+        #[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
+        #[command(next_help_heading = "Limits")]
+        pub(crate) struct LimitFlags {
+            $(
+                $(#[doc = $help])+
+                #[arg(long, value_name = $value_name, value_parser = number::<$min, { <$kind>::MAX as u64 }>)]
+                pub(crate) $name: Option<u64>,
+            )+
+        }
+
+        /// Limits as a table of a TOML file. Numbers, or strings with a suffix like `"64k"`.
+        #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub(crate) struct LimitTable {
+            $(
+                pub(crate) $name: Option<Number<$min, { <$kind>::MAX as u64 }>>,
+            )+
+        }
+
+        impl LimitFlags {
+            /// Overwrites the limits that were given as flags.
+            pub(crate) fn apply(&self, limits: &mut ksf::limits::Limits) {
+                $(if let Some(value) = self.$name {
+                    limits.$name = <$kind>::try_from(value).unwrap_or(<$kind>::MAX);
+                })+
+            }
+        }
+
+        impl LimitTable {
+            /// Overwrites the limits that stand in the table.
+            pub(crate) fn apply(&self, limits: &mut ksf::limits::Limits) {
+                $(if let Some(Number(value)) = self.$name {
+                    limits.$name = <$kind>::try_from(value).unwrap_or(<$kind>::MAX);
+                })+
+            }
+        }
+
+        /// Every limit with its value, for `ksf stat` and `-v`.
+        pub(crate) fn list(limits: &ksf::limits::Limits) -> Vec<(&'static str, u64)> {
+            vec![$((stringify!($name), limits.$name as u64),)+]
+        }
+    };
+}
+
+limits! {
+    /// Longest message in bytes; a longer one closes the connection
+    message_bytes_max: usize, "BYTES", 1;
+    /// Most bytes before the length of a message must be known
+    header_bytes_max: usize, "BYTES", 1;
+    /// Most fragments of one message
+    fragments_max: u32, "N", 1;
+    /// Time from the first byte of a message to its last, in milliseconds
+    assembly_timeout_ms: u64, "MS", 1;
+    /// Time without a byte in either direction before a connection is closed, in milliseconds; 0: never
+    idle_timeout_ms: u64, "MS", 0;
+    /// Time in which a peer must take some of its replies, in milliseconds
+    send_timeout_ms: u64, "MS", 1;
+    /// Replies queued for one peer above which it is not read any more
+    out_queue_bytes_max: usize, "BYTES", 1;
+    /// Connections at the same time; further ones are closed at once
+    connections_max: usize, "N", 1;
+    /// Memory per shard for messages that arrived in part
+    assembly_bytes_max: usize, "BYTES", 1;
+    /// Messages of one connection that may wait for a deferred reply
+    deferred_max: u32, "N", 1;
+    /// Time after a close in which the peer may read the last replies, in milliseconds
+    linger_timeout_ms: u64, "MS", 0;
+    /// Time a stopping server gives its connections, in milliseconds
+    drain_timeout_ms: u64, "MS", 0;
+}
+
+/// Reads a number with an optional suffix (k m g = powers of 1024, K M G = powers of 1000).
+pub(crate) fn number<const MIN: u64, const MAX: u64>(text: &str) -> Result<u64, String> {
+    ksf_load::numbers::parse_in(text, MIN, MAX).map_err(|error| error.to_string())
+}
+
+/// A number in TOML: an integer, or a string with a suffix as on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Number<const MIN: u64, const MAX: u64>(pub(crate) u64);
+
+impl<'de, const MIN: u64, const MAX: u64> serde::Deserialize<'de> for Number<MIN, MAX> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        use serde::de::Error;
+
+        #[derive(serde::Deserialize)]
+        #[serde(untagged)]
+        enum Either {
+            Number(i64),
+            Text(String),
+        }
+        let text = match Either::deserialize(deserializer) {
+            Ok(Either::Number(number)) => number.to_string(),
+            Ok(Either::Text(text)) => text,
+            Err(_) => return Err(D::Error::custom("expected a number, or a string like \"64k\"")),
+        };
+        number::<MIN, MAX>(&text).map(Number).map_err(D::Error::custom)
+    }
+}
+
+/// Reads a file of limits (`--config-limits`): the keys stand at the top.
+pub(crate) fn read_file(path: &Path) -> Result<LimitTable, Failure> {
+    crate::config::read_toml(path)
+}
+
+/// The limits in force: defaults, then `file`, then `flags`.
+pub(crate) fn resolve(file: Option<&Path>, flags: &LimitFlags) -> Result<ksf::limits::Limits, Failure> {
+    let mut limits = ksf::limits::Limits::default();
+    if let Some(path) = file {
+        read_file(path)?.apply(&mut limits);
+    }
+    flags.apply(&mut limits);
+    check(&limits)?;
+    Ok(limits)
+}
+
+/// Refuses limits that contradict each other.
+pub(crate) fn check(limits: &ksf::limits::Limits) -> Result<(), Failure> {
+    if limits.assembly_bytes_max < limits.message_bytes_max {
+        return Err(Failure::new(
+            Status::Data,
+            format!(
+                "assembly_bytes_max ({}) is below message_bytes_max ({}): no message of that length could be put together",
+                limits.assembly_bytes_max, limits.message_bytes_max
+            ),
+        )
+        .remedy("raise the one or lower the other"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_of_the_framework_has_a_flag() {
+        // The Debug form names every field: none may be missing here.
+        let debug = format!("{:?}", ksf::limits::Limits::default());
+        for (name, value) in list(&ksf::limits::Limits::default()) {
+            assert!(debug.contains(&format!("{name}: {value}")), "{name}");
+        }
+        assert_eq!(debug.matches(": ").count(), list(&ksf::limits::Limits::default()).len());
+    }
+
+    #[test]
+    fn flags_win_over_the_file_and_the_file_over_defaults() {
+        let table: LimitTable = toml::from_str("message_bytes_max = \"64k\"\nfragments_max = 7").unwrap();
+        let flags = LimitFlags { fragments_max: Some(9), ..LimitFlags::default() };
+        let mut limits = ksf::limits::Limits::default();
+        table.apply(&mut limits);
+        flags.apply(&mut limits);
+        assert_eq!(limits.message_bytes_max, 65536);
+        assert_eq!(limits.fragments_max, 9);
+        assert_eq!(limits.connections_max, ksf::limits::Limits::default().connections_max);
+    }
+
+    #[test]
+    fn nonsense_in_a_file_is_refused() {
+        for text in [
+            "message_bytes_max = 0",
+            "message_bytes_max = -1",
+            "message_bytes_max = true",
+            "fragments_max = 4294967296",
+            "no_such_limit = 1",
+        ] {
+            assert!(toml::from_str::<LimitTable>(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        let flags = LimitFlags { assembly_bytes_max: Some(10), message_bytes_max: Some(11), ..LimitFlags::default() };
+        let failure = resolve(None, &flags).unwrap_err();
+        assert_eq!(failure.status, Status::Data);
+    }
+}

@@ -1,0 +1,207 @@
+//! `ksf stat`: asks a running server for its counters and shows them.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::socket::{Request, folders};
+use super::{ServiceSnapshot, Snapshot, Value};
+use crate::args::StatArgs;
+use crate::exit::{Failure, Status};
+
+/// Runs the command.
+pub(crate) fn run(args: &StatArgs, out: &mut impl Write) -> Result<(), Failure> {
+    if args.help_counters {
+        return print(out, &help());
+    }
+    let path = match &args.server {
+        Some(server) => path_of(server)?,
+        None => only_server()?,
+    };
+    let mut before: Option<(Instant, Snapshot)> = None;
+    loop {
+        let snapshot = ask(&path).map_err(|error| silent(&path, &error))?;
+        let now = Instant::now();
+        let text = if args.json {
+            serde_json::to_string(&snapshot)
+                .map(|text| text + "\n")
+                .map_err(|error| Failure::new(Status::Internal, format!("cannot write JSON: {error}")))?
+        } else {
+            let earlier = before.as_ref().map(|(then, old)| (now.duration_since(*then), old));
+            text(&snapshot, earlier, args.all)
+        };
+        print(out, &text)?;
+        let Some(pause) = args.watch else {
+            return Ok(());
+        };
+        before = Some((now, snapshot));
+        thread::sleep(Duration::from_secs_f64(pause));
+    }
+}
+
+fn print(out: &mut impl Write, text: &str) -> Result<(), Failure> {
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| Failure::os("cannot write", &error))
+}
+
+fn ask(path: &Path) -> io::Result<Snapshot> {
+    let mut stream = UnixStream::connect(path)?;
+    stream.set_read_timeout(Some(Duration::from_secs(3)))?;
+    stream.set_write_timeout(Some(Duration::from_secs(3)))?;
+    let mut request = serde_json::to_string(&Request::Stats)?;
+    request.push('\n');
+    stream.write_all(request.as_bytes())?;
+    let mut reply = String::new();
+    BufReader::new(stream).read_line(&mut reply)?;
+    Ok(serde_json::from_str(&reply)?)
+}
+
+fn silent(path: &Path, error: &io::Error) -> Failure {
+    let status = match error.kind() {
+        io::ErrorKind::PermissionDenied => Status::NoPermission,
+        _ => Status::Unavailable,
+    };
+    Failure::new(status, format!("no server answers on {}: {error}", path.display())).remedy(match status {
+        Status::NoPermission => "run as the user of the server, or as root",
+        _ => "is it running? name its process id or the path of its --stats-socket",
+    })
+}
+
+/// A path, or the socket of a process id.
+fn path_of(server: &str) -> Result<PathBuf, Failure> {
+    if !server.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Ok(PathBuf::from(server));
+    }
+    let name = format!("{server}.sock");
+    folders().iter().map(|folder| folder.join(&name)).find(|path| path.exists()).ok_or_else(|| {
+        Failure::new(Status::Unavailable, format!("process {server} has no socket for ksf stat"))
+            .remedy("check the process id, or name the path of its --stats-socket")
+    })
+}
+
+/// The socket of the server that runs, if it is the only one.
+fn only_server() -> Result<PathBuf, Failure> {
+    let mut servers = Vec::new();
+    for entry in folders().iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten() {
+        let path = entry.path();
+        if path.extension().is_some_and(|extension| extension == "sock")
+            && let Ok(snapshot) = ask(&path)
+        {
+            servers.push((path, snapshot));
+        }
+    }
+    match servers.len() {
+        1 => Ok(servers.swap_remove(0).0),
+        0 => Err(Failure::new(Status::Unavailable, "no running server was found")
+            .remedy("start one, run as its user, or name the path of its --stats-socket")),
+        _ => {
+            let list: Vec<String> = servers
+                .iter()
+                .map(|(_, snapshot)| {
+                    let names: Vec<_> = snapshot.services.iter().map(|s| s.name.as_str()).collect();
+                    format!("{} ({})", snapshot.pid, names.join(", "))
+                })
+                .collect();
+            Err(Failure::new(Status::Usage, "several servers are running")
+                .remedy(format!("name one: {}", list.join(", "))))
+        }
+    }
+}
+
+/// The snapshot for people, with rates where an earlier one is known.
+fn text(now: &Snapshot, earlier: Option<(Duration, &Snapshot)>, all: bool) -> String {
+    let seconds = now.uptime_ms as f64 / 1000.0;
+    let mut out = format!("pid {}, ksf {}, up {seconds:.1} s\n", now.pid, now.ksf);
+    for service in &now.services {
+        let _ = writeln!(
+            out,
+            "{}: engine={} shards={} on {}",
+            service.name,
+            service.engine,
+            service.shards,
+            service.listeners.join(", ")
+        );
+        let old = earlier.and_then(|(elapsed, snapshot)| {
+            let service = snapshot.services.iter().find(|old| old.name == service.name)?;
+            Some((elapsed, service))
+        });
+        for (title, part) in PARTS {
+            let rates = old.map(|(elapsed, old)| (elapsed, by_name(part(old))));
+            let shown: Vec<&Value> = part(service).iter().filter(|value| all || value.value > 0).collect();
+            if shown.is_empty() {
+                continue;
+            }
+            let _ = writeln!(out, "  {title}");
+            for value in shown {
+                let rate = rates.as_ref().map_or(String::new(), |(elapsed, old)| {
+                    let before = old.get(value.name.as_str()).copied().unwrap_or(0);
+                    let grown = value.value.saturating_sub(before) as f64;
+                    format!(" {:>12.1}/s", grown / elapsed.as_secs_f64())
+                });
+                let line = format!("    {:<28} {:>16}{rate}  {}", value.name, value.value, value.help);
+                let _ = writeln!(out, "{}", line.trim_end());
+            }
+        }
+    }
+    out
+}
+
+/// Groups of counters of one service, with the heading they are shown under.
+const PARTS: [(&str, fn(&ServiceSnapshot) -> &[Value]); 3] = [
+    ("user space", |service| &service.counters),
+    ("kernel", |service| &service.kernel),
+    ("service", |service| &service.own),
+];
+
+fn by_name(values: &[Value]) -> HashMap<&str, u64> {
+    values.iter().map(|value| (value.name.as_str(), value.value)).collect()
+}
+
+/// Every counter with its meaning.
+fn help() -> String {
+    let mut out = String::from("user space, per service\n");
+    for counter in ksf::stats::Stats::default().read() {
+        let _ = writeln!(out, "  {:<28} {}", counter.name, counter.help);
+    }
+    out.push_str(
+        "kernel, per service on the engine kernel: named and explained by ksf stat PID --all\n\
+         limits in force: ksf stat PID --json, field limits\n",
+    );
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::example;
+    use super::*;
+
+    #[test]
+    fn zero_counters_are_hidden_unless_asked_for() {
+        let short = text(&example(), None, false);
+        assert!(short.contains("accepted"));
+        assert!(!short.contains("closed_total"));
+        assert!(text(&example(), None, true).contains("closed_total"));
+    }
+
+    #[test]
+    fn rates_are_differences_over_time() {
+        let old = example();
+        let mut new = example();
+        new.services[0].counters[0].value += 10;
+        let text = text(&new, Some((Duration::from_secs(2), &old)), false);
+        let line = text.lines().find(|line| line.contains("accepted")).unwrap();
+        assert!(line.contains(" 5.0/s"), "{line}");
+    }
+
+    #[test]
+    fn every_counter_of_the_framework_is_explained() {
+        let text = help();
+        for counter in ksf::stats::Stats::default().read() {
+            assert!(text.contains(counter.name) && text.contains(counter.help));
+        }
+    }
+}

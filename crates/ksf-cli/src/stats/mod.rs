@@ -1,0 +1,124 @@
+//! Live counters of a server: a snapshot, read over a Unix socket by `ksf stat` and over HTTP by
+//! Prometheus. Reading is done by a thread of its own and never touches a shard: the counters
+//! are plain loads.
+
+pub(crate) mod client;
+pub(crate) mod prometheus;
+pub(crate) mod socket;
+
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+/// Schema name of the JSON form; the number goes up when a field changes its meaning or goes.
+pub(crate) const SCHEMA: &str = "ksf-stat/1";
+
+/// Takes a snapshot.
+pub(crate) type Source = Arc<dyn Fn() -> Snapshot + Send + Sync>;
+
+/// The counters of a process at one moment. docs/formats/stat-json.md describes it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Snapshot {
+    pub(crate) schema: String,
+    pub(crate) ksf: String,
+    pub(crate) pid: u32,
+    pub(crate) uptime_ms: u64,
+    pub(crate) services: Vec<ServiceSnapshot>,
+}
+
+/// One service of the process.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ServiceSnapshot {
+    pub(crate) name: String,
+    pub(crate) engine: String,
+    pub(crate) shards: usize,
+    pub(crate) listeners: Vec<String>,
+    /// Limits in force.
+    pub(crate) limits: Vec<Value>,
+    /// Counters of the user-space half, summed over the shards.
+    pub(crate) counters: Vec<Value>,
+    /// Counters of the kernel half; empty on the engines uring and epoll.
+    pub(crate) kernel: Vec<Value>,
+    /// Counters of the service's own.
+    pub(crate) own: Vec<Value>,
+}
+
+/// A named number that explains itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Value {
+    pub(crate) name: String,
+    pub(crate) value: u64,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) help: String,
+}
+
+impl Value {
+    pub(crate) fn new(name: &str, help: &str, value: u64) -> Self {
+        Value { name: name.to_owned(), value, help: help.to_owned() }
+    }
+}
+
+/// Reads from `peer` until `is_complete`, for at most `limit_bytes` and one second in all: the
+/// listeners for counters serve one peer after the other, so none may hold them.
+fn read_request(peer: &mut impl Read, limit_bytes: usize, is_complete: impl Fn(&[u8]) -> bool) -> io::Result<Vec<u8>> {
+    let deadline = Instant::now() + Duration::from_secs(1);
+    let mut request = Vec::new();
+    let mut chunk = [0; 1024];
+    while !is_complete(&request) {
+        if request.len() > limit_bytes || Instant::now() > deadline {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        match peer.read(&mut chunk)? {
+            0 => break,
+            count => request.extend_from_slice(&chunk[..count]),
+        }
+    }
+    Ok(request)
+}
+
+#[cfg(test)]
+pub(crate) fn example() -> Snapshot {
+    let service = |name: &str, accepted| ServiceSnapshot {
+        name: name.into(),
+        engine: "uring".into(),
+        shards: 2,
+        listeners: vec!["tcp 127.0.0.1:60007".into()],
+        limits: vec![Value::new("fragments_max", "", 9)],
+        counters: vec![
+            Value::new("accepted", "Connections accepted.", accepted),
+            Value::new("closed_total", "Connections closed.", 0),
+        ],
+        kernel: vec![Value::new("messages", "Messages answered.", 5)],
+        own: vec![Value::new("calls", "", 1)],
+    };
+    Snapshot {
+        schema: SCHEMA.into(),
+        ksf: "0".into(),
+        pid: 7,
+        uptime_ms: 1500,
+        services: vec![service("echo", 3), service("a\"b", 4)],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_survives_json() {
+        let text = serde_json::to_string(&example()).unwrap();
+        let back: Snapshot = serde_json::from_str(&text).unwrap();
+        assert_eq!(back, example());
+    }
+
+    #[test]
+    fn an_endless_request_is_cut_off() {
+        let mut endless = io::repeat(b'x');
+        assert!(read_request(&mut endless, 4096, |_| false).is_err());
+        let mut short = &b"abc\n"[..];
+        let read = read_request(&mut short, 4096, |bytes| bytes.contains(&b'\n')).unwrap();
+        assert_eq!(read, b"abc\n");
+    }
+}
