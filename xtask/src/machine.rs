@@ -71,7 +71,8 @@ fn field(text: &str, key: &str, separator: char) -> Option<String> {
 }
 
 fn versions(packages: &[&str]) -> Vec<(String, String)> {
-    let rustc = tool(&["rustc", "--version"]).map(|version| ("rustc".to_owned(), version));
+    let rustc = tool(&["rustc", "--version"])
+        .and_then(|text| Some(("rustc".to_owned(), text.strip_prefix("rustc ")?.to_owned())));
     let packages = packages.iter().filter_map(|package| {
         let version = tool(&["dpkg-query", "-W", "-f", "${Version}", package])?;
         Some(((*package).to_owned(), version))

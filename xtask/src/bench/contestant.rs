@@ -40,9 +40,9 @@ pub(crate) enum Contestant {
 impl fmt::Display for Contestant {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.pad(match self {
-            Contestant::Kernel => "kernel",
-            Contestant::Uring => "uring",
-            Contestant::Epoll => "epoll",
+            Contestant::Kernel => "ksf kernel",
+            Contestant::Uring => "ksf uring",
+            Contestant::Epoll => "ksf epoll",
             Contestant::Threads => "threads",
             Contestant::UdpPlain => "recvfrom",
             Contestant::UdpMmsg => "recvmmsg",
@@ -54,9 +54,14 @@ impl fmt::Display for Contestant {
 }
 
 impl Contestant {
-    /// Whether this is ksf, and not a peer.
-    pub(crate) fn is_ksf(self) -> bool {
-        matches!(self, Contestant::Kernel | Contestant::Uring | Contestant::Epoll)
+    /// The engine, if this is ksf and not a peer.
+    pub(crate) fn engine(self) -> Option<&'static str> {
+        match self {
+            Contestant::Kernel => Some("kernel"),
+            Contestant::Uring => Some("uring"),
+            Contestant::Epoll => Some("epoll"),
+            _ => None,
+        }
     }
 }
 
@@ -164,6 +169,7 @@ pub(crate) fn server_command(
     };
     Ok(match contestant {
         Contestant::Kernel | Contestant::Uring | Contestant::Epoll => {
+            let engine = contestant.engine().expect("it is ksf");
             let mut command = Command::new(&programs.ksf);
             command.arg(match case.service {
                 Service::Echo => "kecho",
@@ -171,7 +177,7 @@ pub(crate) fn server_command(
             });
             let transport = if case.udp { "udp" } else { "tcp" };
             command.args(["--listen", &format!("{transport}:127.0.0.1:{port}")]);
-            command.args(["--engine", &contestant.to_string()]);
+            command.args(["--engine", engine]);
             if let Some(cpus) = &cpus {
                 command.args(["--cpus", cpus]);
             }

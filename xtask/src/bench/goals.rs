@@ -33,9 +33,11 @@ struct Goal {
 /// A goal and what came of it.
 #[derive(Debug)]
 pub(crate) struct Verdict {
-    /// For example "kernel, NULL ..., other CPU: round trip p50 us <= 0.55 x threads".
-    pub(crate) goal: String,
     pub(crate) case: &'static str,
+    pub(crate) subject: Contestant,
+    pub(crate) placement: Placement,
+    /// For example "round trip p50 us <= 0.55 x threads".
+    pub(crate) goal: String,
     /// The ratio, or the figure itself where there is nothing to compare it with.
     pub(crate) value: Option<f64>,
     /// None: not measured.
@@ -121,8 +123,10 @@ impl Goal {
     fn judge(&self, raw: &Raw) -> Verdict {
         let value = self.value(raw);
         Verdict {
-            goal: self.text(),
             case: self.case,
+            subject: self.subject,
+            placement: self.placement,
+            goal: self.text(),
             value,
             met: value.map(|value| match self.bound {
                 Bound::AtMost(bound) => value <= bound,
@@ -158,16 +162,16 @@ impl Goal {
             Bound::AtMost(bound) => ("<=", bound),
             Bound::AtLeast(bound) => (">=", bound),
         };
-        let (subject, placement, metric) = (self.subject, self.placement, self.metric.title());
+        let metric = self.metric.title();
         match self.against {
             Against::Best(peers) => {
                 let peers: Vec<String> = peers.iter().map(ToString::to_string).collect();
                 let peers = peers.join(" or ");
-                format!("{subject}, {placement}: {metric} {sign} {bound} x {peers}")
+                format!("{metric} {sign} {bound} x {peers}")
             }
-            Against::Absolute => format!("{subject}, {placement}: {metric} {sign} {bound}"),
+            Against::Absolute => format!("{metric} {sign} {bound}"),
             Against::OwnMedian => {
-                format!("{subject}, {placement}: slowest run {sign} {bound} x its median {metric}")
+                format!("slowest run {sign} {bound} x its median {metric}")
             }
         }
     }
@@ -193,10 +197,10 @@ mod tests {
         }
     }
 
-    fn verdict<'a>(verdicts: &'a [Verdict], case: &str, text: &str) -> &'a Verdict {
-        verdicts
-            .iter()
-            .find(|verdict| verdict.case == case && verdict.goal == text)
+    fn found(raw: &Raw, subject: Contestant, placement: Placement, text: &str) -> Verdict {
+        judge(raw)
+            .into_iter()
+            .find(|verdict| verdict.subject == subject && verdict.placement == placement && verdict.goal == text)
             .unwrap_or_else(|| panic!("no goal '{text}'"))
     }
 
@@ -212,12 +216,14 @@ mod tests {
             ],
             ..Raw::default()
         };
-        let verdicts = judge(&raw);
-        let same = verdict(&verdicts, "null-tcp-1", "kernel, same CPU: round trip p50 us <= 0.85 x threads");
+        let text = "round trip p50 us <= 0.85 x threads";
+        let same = found(&raw, Kernel, Placement::Same, text);
         assert_eq!((same.value, same.met), (Some(0.875), Some(false)));
-        let other = verdict(&verdicts, "null-tcp-1", "kernel, other CPU: round trip p50 us <= 0.55 x threads");
+        let text = "round trip p50 us <= 0.55 x threads";
+        let other = found(&raw, Kernel, Placement::Other, text);
         assert_eq!((other.value, other.met), (Some(0.5), Some(true)));
-        let missing = verdict(&verdicts, "null-tcp-1", "uring, same CPU: round trip p50 us <= 1.05 x threads");
+        let text = "round trip p50 us <= 1.05 x threads";
+        let missing = found(&raw, Uring, Placement::Same, text);
         assert_eq!((missing.value, missing.met), (None, None));
     }
 
@@ -228,9 +234,8 @@ mod tests {
             samples: [100.0, 100.0, 79.0].iter().map(|&value| sample(Uring, Placement::Same, rate, value)).collect(),
             ..Raw::default()
         };
-        let verdicts = judge(&raw);
-        let text = "uring, same CPU: slowest run >= 0.8 x its median messages/s";
-        assert_eq!(verdict(&verdicts, "null-tcp-128", text).met, Some(false));
+        let text = "slowest run >= 0.8 x its median messages/s";
+        assert_eq!(found(&raw, Uring, Placement::Same, text).met, Some(false));
     }
 
     #[test]

@@ -48,6 +48,7 @@ pub(crate) fn rewrite(dir: &Path) -> Result<()> {
 /// The report as tables, before it has a form.
 struct Document {
     origin: Vec<[String; 2]>,
+    goal_summary: String,
     goals: Table,
     cases: Vec<Section>,
     left_out: Vec<String>,
@@ -67,6 +68,7 @@ struct Table {
 
 impl Document {
     fn new(raw: &Raw) -> Result<Document> {
+        let verdicts = judge(raw);
         let mut cases = Vec::new();
         for case in CASES {
             let table = case_table(raw, case);
@@ -81,7 +83,8 @@ impl Document {
         });
         Ok(Document {
             origin: origin_rows(raw),
-            goals: goal_table(&judge(raw)),
+            goal_summary: goal_summary(&verdicts),
+            goals: goal_table(&verdicts),
             cases,
             left_out: raw.skipped.iter().cloned().chain(failed).collect(),
             commands: commands(raw),
@@ -93,7 +96,7 @@ impl Document {
         for [name, value] in &self.origin {
             let _ = writeln!(out, "| {name} | {value} |");
         }
-        out.push_str("\n## Goals\n\n");
+        let _ = writeln!(out, "\n## Goals\n\n{}\n", self.goal_summary);
         self.goals.markdown(&mut out);
         for section in &self.cases {
             let _ = writeln!(out, "\n## {}\n", section.title);
@@ -114,7 +117,7 @@ impl Document {
         for [name, value] in &self.origin {
             let _ = writeln!(out, "<tr><th>{}<td>{}", escape(name), escape(value));
         }
-        out.push_str("</table>\n<h2>Goals</h2>\n");
+        let _ = writeln!(out, "</table>\n<h2>Goals</h2>\n<p>{}", self.goal_summary);
         self.goals.html(&mut out);
         for section in &self.cases {
             let _ = writeln!(out, "<h2>{}</h2>", escape(section.title));
@@ -174,22 +177,39 @@ fn origin_rows(raw: &Raw) -> Vec<[String; 2]> {
 }
 
 fn goal_table(verdicts: &[Verdict]) -> Table {
-    let title = |name: &str| CASES.iter().find(|case| case.name == name).map_or("", |case| case.title);
-    Table {
-        head: ["Case", "Goal", "Found", ""].map(str::to_owned).to_vec(),
-        rows: verdicts
-            .iter()
-            .map(|verdict| {
-                let found = verdict.value.map_or("-".to_owned(), |value| format!("{value:.2}"));
-                let word = match verdict.met {
-                    Some(true) => "met",
-                    Some(false) => "LOST",
-                    None => "not measured",
-                };
-                vec![title(verdict.case).into(), verdict.goal.clone(), found, word.into()]
-            })
-            .collect(),
+    let head = ["Case", "Server", "Placement", "Goal", "Found", "Result"];
+    let mut case_above = "";
+    let mut rows = Vec::new();
+    for verdict in verdicts {
+        let case = CASES.iter().find(|case| case.name == verdict.case);
+        let title = case.map_or("", |case| case.title);
+        let found = verdict.value.map_or("-".to_owned(), |value| format!("{value:.2}"));
+        let result = match verdict.met {
+            Some(true) => "met",
+            Some(false) => "LOST",
+            None => "not measured",
+        };
+        // A case's name once, above its goals: the column then reads as headings.
+        let shown = if title == case_above { "" } else { title };
+        case_above = title;
+        rows.push(vec![
+            shown.to_owned(),
+            verdict.subject.to_string(),
+            verdict.placement.to_string(),
+            verdict.goal.clone(),
+            found,
+            result.to_owned(),
+        ]);
     }
+    Table { head: head.map(str::to_owned).to_vec(), rows }
+}
+
+/// "12 of 40 goals met, 3 lost, 25 not measured."
+fn goal_summary(verdicts: &[Verdict]) -> String {
+    let count = |met| verdicts.iter().filter(|verdict| verdict.met == met).count();
+    let (met, lost) = (count(Some(true)), count(Some(false)));
+    let unknown = count(None);
+    format!("{met} of {} goals met, {lost} lost, {unknown} not measured.", verdicts.len())
 }
 
 /// A row for each contestant and placement, a column for each metric that was measured.
@@ -308,7 +328,8 @@ mod tests {
             "not measured",
             "nfs-ganesha: needs root",
             "lost 3 replies",
-            "kernel, same CPU: round trip p50 us",
+            "round trip p50 us",
+            "0 of 40 goals met, 1 lost, 39 not measured.",
         ] {
             assert!(markdown.contains(text), "no '{text}' in {markdown}");
             assert!(html.contains(text), "no '{text}' in {html}");
