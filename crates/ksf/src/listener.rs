@@ -157,7 +157,7 @@ fn open_inet(addr: &ListenAddr, mut at: SocketAddr, cpus: &[usize], options: Soc
         if !first {
             socket.set_reuse_port(true).map_err(fail("SO_REUSEPORT"))?;
         }
-        socket.bind(&at.into()).map_err(fail("bind"))?;
+        bind(&socket, at, first).map_err(fail("bind"))?;
         socket.set_reuse_port(true).map_err(fail("SO_REUSEPORT"))?;
         if stream {
             socket.listen(BACKLOG).map_err(fail("listen"))?;
@@ -174,6 +174,22 @@ fn open_inet(addr: &ListenAddr, mut at: SocketAddr, cpus: &[usize], options: Soc
     let addr = if stream { ListenAddr::Tcp(at) } else { ListenAddr::Udp(at) };
     Ok(Sockets { addr, sockets, unlink: None })
 }
+
+/// Binds; the first socket of a listener is patient, because a server that was killed releases its sockets a little
+/// after its end (io_uring closes its ring from a work queue).
+fn bind(socket: &Socket, at: SocketAddr, patient: bool) -> io::Result<()> {
+    let mut tries = if patient { BIND_TRIES } else { 1 };
+    loop {
+        tries -= 1;
+        match socket.bind(&at.into()) {
+            Err(error) if tries > 0 && error.kind() == io::ErrorKind::AddrInUse => std::thread::sleep(BIND_PAUSE),
+            result => return result,
+        }
+    }
+}
+
+const BIND_TRIES: u32 = 10;
+const BIND_PAUSE: std::time::Duration = std::time::Duration::from_millis(25);
 
 /// The kernel caps it at net.core.somaxconn.
 const BACKLOG: i32 = 4096;

@@ -19,7 +19,7 @@ use std::time::Duration;
 use std::{io, mem, ptr};
 
 use io_uring::types::{BufRingEntry, Fd, RecvMsgOut, SubmitArgs, Timespec};
-use io_uring::{IoUring, cqueue, opcode, squeue};
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::msg::{CONTROL_BYTES, SLICES_MAX, SendMsg, read_pktinfo, socket_addr};
@@ -46,6 +46,9 @@ const PROMPT_BYTES_MAX: usize = 32 << 10;
 const PROMPT_WAIT: Duration = Duration::from_millis(1);
 /// Sends of a connection that are not counted upon after one did not complete at once.
 const SLOW_SENDS: u8 = 64;
+/// How long dropping the engine waits for the kernel to end its requests, per look and in looks.
+const DROP_WAIT: Duration = Duration::from_millis(10);
+const DROP_WAITS_MAX: u32 = 200;
 /// When no slot is free, look again after this time: their holders tell nobody.
 const STARVED: Duration = Duration::from_micros(500);
 
@@ -68,6 +71,8 @@ pub(crate) struct Uring {
     /// Events that need no completion.
     ready: Vec<Event>,
     watches: Vec<RawFd>,
+    /// Requests whose last completion has not been seen: the kernel may use what they point to.
+    under_way: usize,
     /// Connections whose sends of this turn should complete while they are submitted.
     prompt: Vec<u32>,
     prompt_datagrams: usize,
@@ -217,6 +222,7 @@ impl Engine for Uring {
             rearm: Vec::new(),
             ready: Vec::new(),
             watches: Vec::new(),
+            under_way: 0,
             prompt: Vec::new(),
             prompt_datagrams: 0,
         })
@@ -439,6 +445,7 @@ impl Uring {
     }
 
     fn complete(&mut self, entry: &cqueue::Entry, env: &mut Env, events: &mut Vec<Event>) {
+        self.under_way -= usize::from(!cqueue::more(entry.flags()));
         match Op::from_user_data(entry.user_data()) {
             Some(Op::Accept(listener)) => self.accepted(listener, entry, events),
             Some(Op::Datagram(socket)) => self.received_datagram(socket, entry, env, events),
@@ -678,6 +685,7 @@ impl Uring {
     }
 
     fn push(&mut self, entry: squeue::Entry) {
+        self.under_way += 1;
         // Never overtake a request that waits already.
         if !self.backlog.is_empty() || !self.try_push(&entry) {
             self.backlog.push_back(entry);
@@ -704,12 +712,29 @@ impl Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // Closing a ring cancels its requests, but not before `close` returns. Ending them here makes sure that the
-        // kernel is done with every buffer before the fields are dropped.
-        let any = io_uring::types::CancelBuilder::any();
-        let _ = self.ring.submitter().register_sync_cancel(None, any);
-        // Not registered any more: nothing can be written into the slots it lists.
-        let _ = self.ring.submitter().unregister_buf_ring(BUFFER_GROUP);
+        // Closing a ring ends its requests later, from a work queue: until then sockets stay open (a new server would
+        // find the port busy) and memory may be used. So they are ended here, and waited for.
+        self.push(opcode::AsyncCancel2::new(types::CancelBuilder::any()).build().user_data(Op::Cancel.user_data()));
+        for _ in 0..DROP_WAITS_MAX {
+            if self.under_way == 0 {
+                return;
+            }
+            self.flush_backlog();
+            let patience = Timespec::from(DROP_WAIT);
+            let _ = self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&patience));
+            for entry in self.ring.completion() {
+                self.under_way -= usize::from(!cqueue::more(entry.flags()));
+                if matches!(Op::from_user_data(entry.user_data()), Some(Op::Accept(_))) && entry.result() >= 0 {
+                    // SAFETY: the kernel made this descriptor for the accept request and told nobody else of it.
+                    drop(unsafe { OwnedFd::from_raw_fd(entry.result()) });
+                }
+            }
+        }
+        // The kernel does not let go: leak what it may still use rather than free it.
+        mem::forget(mem::take(&mut self.conns));
+        mem::forget(mem::take(&mut self.sockets));
+        mem::forget(mem::take(&mut self.datagrams));
+        mem::forget(mem::take(&mut self.buffers.slots));
     }
 }
 
