@@ -20,13 +20,11 @@ mod reply;
 pub mod rpcbind;
 
 pub use auth::{
-    AUTH_BODY_LIMIT_BYTES, AuthStat, AuthSys, AuthSysTooLong, Credential, GIDS_LIMIT, Gids,
-    MACHINE_NAME_LIMIT_BYTES, OpaqueAuth, auth_sys_body, flavor,
+    AUTH_BODY_LIMIT_BYTES, AuthStat, AuthSys, AuthSysTooLong, Credential, GIDS_LIMIT, Gids, MACHINE_NAME_LIMIT_BYTES,
+    OpaqueAuth, auth_sys_body, flavor,
 };
 pub use call::{Call, CallError, CallHeader, Unanswerable};
-pub use reply::{
-    ACCEPTED_HEADER_BYTES, Accepted, Denied, Reply, ReplyError, ReplyStatus, put_reply, put_success,
-};
+pub use reply::{ACCEPTED_HEADER_BYTES, Accepted, Denied, Reply, ReplyError, ReplyStatus, put_reply, put_success};
 
 /// The version of ONC RPC that RFC 5531 defines, and the only one in use.
 pub const RPC_VERSION: u32 = 2;

@@ -2,8 +2,8 @@
 //! whatever make a parser panic or read past its buffer.
 
 use ksf_proto::oncrpc::{
-    Accepted, AuthStat, Call, CallError, CallHeader, Credential, Denied, OpaqueAuth, Reply,
-    ReplyStatus, Unanswerable, auth_sys_body, flavor, put_reply,
+    Accepted, AuthStat, Call, CallError, CallHeader, Credential, Denied, OpaqueAuth, Reply, ReplyStatus, Unanswerable,
+    auth_sys_body, flavor, put_reply,
     record::{self, RecordMark},
 };
 use ksf_proto::xdr::{XdrReader, XdrWrite};

@@ -4,6 +4,7 @@
 //! does. [`MessageEcho`] waits for whole messages of any framing and returns
 //! each: the smallest service that shows a framing at work.
 
+use ksf::error::FramingError;
 use ksf::framing::Framing;
 use ksf::{Message, Peer, Refused, Reply, Service};
 
@@ -42,10 +43,10 @@ pub struct MessageEcho {
 }
 
 impl MessageEcho {
-    /// An echo of messages cut by `framing`, which has to be
-    /// [valid](Framing::validate): the server checks it when it starts.
-    pub const fn new(framing: Framing) -> Self {
-        Self { framing }
+    /// An echo of messages cut by `framing`, if that can be used at all; see
+    /// [`Framing::validate`].
+    pub fn new(framing: Framing) -> Result<Self, FramingError> {
+        framing.validate().map(|framing| Self { framing })
     }
 }
 

@@ -17,6 +17,7 @@
 
 mod null;
 mod program;
+pub mod rpcbind;
 mod service;
 mod stats;
 mod table;

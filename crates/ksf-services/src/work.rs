@@ -87,10 +87,7 @@ impl Service for Work {
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        vec![
-            ("malformed", self.malformed.load(Ordering::Relaxed)),
-            ("busy", self.busy.load(Ordering::Relaxed)),
-        ]
+        vec![("malformed", self.malformed.load(Ordering::Relaxed)), ("busy", self.busy.load(Ordering::Relaxed))]
     }
 }
 
@@ -144,10 +141,7 @@ mod tests {
             parse(&[0, 0, 0, 1, 0, 0, 0, 5, b'i', b'd']),
             Some((Cost::Sleep(Duration::from_micros(5)), &b"id"[..]))
         );
-        assert_eq!(
-            parse(&[0, 0, 0, 2, 0xff, 0xff, 0xff, 0xff]),
-            Some((Cost::Compute(WORK_MAX), &[][..]))
-        );
+        assert_eq!(parse(&[0, 0, 0, 2, 0xff, 0xff, 0xff, 0xff]), Some((Cost::Compute(WORK_MAX), &[][..])));
         assert_eq!(parse(&[0, 0, 0, 3, 0, 0, 0, 0]), None);
         assert_eq!(parse(&[0, 0, 0, 1, 0, 0, 0]), None);
     }

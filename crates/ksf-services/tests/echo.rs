@@ -13,9 +13,7 @@ use proptest::prelude::*;
 /// Bytes that differ from their neighbours near and far, so that a lost or
 /// doubled piece shows.
 fn pattern(len: usize) -> Vec<u8> {
-    (0..len as u32)
-        .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
-        .collect()
+    (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
 
 #[test]
@@ -33,31 +31,16 @@ fn bytes_come_back_as_they_arrive() {
 
 #[test]
 fn each_framing_returns_its_messages() {
-    let nine_p = LengthPrefix {
-        offset: 0,
-        width: 4,
-        endian: Endian::Little,
-        adjust: 0,
-        strip: false,
-    };
+    let nine_p = LengthPrefix { offset: 0, width: 4, endian: Endian::Little, adjust: 0, strip: false };
     let cases: [(Framing, &[u8]); 5] = [
-        (
-            Framing::LengthPrefix(LengthPrefix::big_endian(2)),
-            b"\0\x03abc\0\0\0\x01z",
-        ),
-        (
-            Framing::LengthPrefix(nine_p),
-            b"\x07\0\0\0abc\x04\0\0\0\x05\0\0\0z",
-        ),
+        (Framing::LengthPrefix(LengthPrefix::big_endian(2)), b"\0\x03abc\0\0\0\x01z"),
+        (Framing::LengthPrefix(nine_p), b"\x07\0\0\0abc\x04\0\0\0\x05\0\0\0z"),
         (Framing::Delimiter(Delimiter::LF), b"abc\n\nz\n"),
         (Framing::Delimiter(Delimiter::CRLF), b"abc\r\n\r\nz\n\r\r\n"),
-        (
-            Framing::RecordMark,
-            b"\x80\0\0\x03abc\x80\0\0\0\x80\0\0\x01z",
-        ),
+        (Framing::RecordMark, b"\x80\0\0\x03abc\x80\0\0\0\x80\0\0\x01z"),
     ];
     for (framing, stream) in cases {
-        let service = Arc::new(MessageEcho::new(framing));
+        let service = Arc::new(MessageEcho::new(framing).unwrap());
         for chunk_bytes in 1..=stream.len() {
             let mut wire = Wire::new(&service);
             let sent = wire.feed_all(stream.chunks(chunk_bytes));
@@ -69,12 +52,18 @@ fn each_framing_returns_its_messages() {
 
 #[test]
 fn messages_wait_until_they_are_whole() {
-    let service = Arc::new(MessageEcho::new(Framing::Delimiter(Delimiter::LF)));
+    let service = Arc::new(MessageEcho::new(Framing::Delimiter(Delimiter::LF)).unwrap());
     let mut wire = Wire::new(&service);
     assert_eq!(wire.feed(b"not y"), b"");
     assert_eq!(wire.feed(b"et\nno"), b"not yet\n");
     wire.eof();
     assert_eq!(wire.closed(), Some(CloseReason::PeerClosedMidMessage));
+}
+
+#[test]
+fn a_framing_that_cannot_be_used_is_refused() {
+    let three_bytes = LengthPrefix::big_endian(3);
+    assert!(MessageEcho::new(Framing::LengthPrefix(three_bytes)).is_err());
 }
 
 proptest! {

@@ -21,9 +21,7 @@ fn service() -> Arc<RpcService> {
     let mut table = ProgramTable::new();
     table.register(nfs_null()).unwrap();
     table.register(mount_null()).unwrap();
-    table
-        .register(NullProgram::new("ranged", RANGED_PROGRAM, 2..=4))
-        .unwrap();
+    table.register(NullProgram::new("ranged", RANGED_PROGRAM, 2..=4)).unwrap();
     Arc::new(RpcService::new("krpc2", table))
 }
 
@@ -86,55 +84,20 @@ fn answerable() -> Vec<Case> {
     let none = [NONE, NONE].concat();
     let mut cases = Vec::new();
     let mut case = |name, message, reply, counter| {
-        cases.push(Case {
-            name,
-            message,
-            reply,
-            counter,
-        });
+        cases.push(Case { name, message, reply, counter });
     };
 
     let success = accepted(&[0]);
     case("NFSv3 NULL", nfs(3, 0, &none), success.clone(), None);
-    case(
-        "MOUNTv3 NULL",
-        call(100_005, 3, 0, &none),
-        success.clone(),
-        None,
-    );
-    case(
-        "lowest version",
-        call(RANGED_PROGRAM, 2, 0, &none),
-        success.clone(),
-        None,
-    );
-    case(
-        "highest version",
-        call(RANGED_PROGRAM, 4, 0, &none),
-        success.clone(),
-        None,
-    );
+    case("MOUNTv3 NULL", call(100_005, 3, 0, &none), success.clone(), None);
+    case("lowest version", call(RANGED_PROGRAM, 2, 0, &none), success.clone(), None);
+    case("highest version", call(RANGED_PROGRAM, 4, 0, &none), success.clone(), None);
     case("AUTH_SYS", nfs(3, 0, &SYS), success.clone(), None);
-    case(
-        "AUTH_NONE with a body",
-        nfs(3, 0, &[0, 4, 0xdead_beef, 0, 0]),
-        success,
-        None,
-    );
+    case("AUTH_NONE with a body", nfs(3, 0, &[0, 4, 0xdead_beef, 0, 0]), success, None);
 
-    case(
-        "unknown program",
-        call(100_004, 3, 0, &none),
-        accepted(&[1]),
-        Some("prog_unavail"),
-    );
+    case("unknown program", call(100_004, 3, 0, &none), accepted(&[1]), Some("prog_unavail"));
     for version in [0, 2, 4, u32::MAX] {
-        case(
-            "unknown version of NFS",
-            nfs(version, 0, &none),
-            accepted(&[2, 3, 3]),
-            Some("prog_mismatch"),
-        );
+        case("unknown version of NFS", nfs(version, 0, &none), accepted(&[2, 3, 3]), Some("prog_mismatch"));
     }
     for version in [0, 1, 5] {
         case(
@@ -145,43 +108,18 @@ fn answerable() -> Vec<Case> {
         );
     }
     for procedure in [1, 21, u32::MAX] {
-        case(
-            "unknown procedure",
-            nfs(3, procedure, &none),
-            accepted(&[3]),
-            Some("proc_unavail"),
-        );
+        case("unknown procedure", nfs(3, procedure, &none), accepted(&[3]), Some("proc_unavail"));
     }
-    case(
-        "arguments for NULL",
-        nfs(3, 0, &[0, 0, 0, 0, 0]),
-        accepted(&[4]),
-        Some("garbage_args"),
-    );
+    case("arguments for NULL", nfs(3, 0, &[0, 0, 0, 0, 0]), accepted(&[4]), Some("garbage_args"));
     let one_byte_more = [nfs(3, 0, &none), vec![0]].concat();
-    case(
-        "one byte behind NULL",
-        one_byte_more,
-        accepted(&[4]),
-        Some("garbage_args"),
-    );
+    case("one byte behind NULL", one_byte_more, accepted(&[4]), Some("garbage_args"));
 
     for rpc_version in [0, 1, 3, u32::MAX] {
         let mut message = nfs(3, 0, &none);
         message[8..12].copy_from_slice(&rpc_version.to_be_bytes());
-        case(
-            "wrong RPC version",
-            message,
-            denied(&[0, 2, 2]),
-            Some("rpc_mismatch"),
-        );
+        case("wrong RPC version", message, denied(&[0, 2, 2]), Some("rpc_mismatch"));
     }
-    case(
-        "wrong RPC version and nothing else",
-        words(&[XID, 0, 3]),
-        denied(&[0, 2, 2]),
-        Some("rpc_mismatch"),
-    );
+    case("wrong RPC version and nothing else", words(&[XID, 0, 3]), denied(&[0, 2, 2]), Some("rpc_mismatch"));
 
     let mut auth = |name, rest: &[u32], stat| {
         let reply = denied(&[1, stat]);
@@ -195,11 +133,7 @@ fn answerable() -> Vec<Case> {
     auth("no credential", &[], bad_cred);
     auth("flavour without length", &[0], bad_cred);
     auth("body cut off", &[0, 8, 0], bad_cred);
-    auth(
-        "body over 400 bytes",
-        &[&[0, 401][..], &[0; 103]].concat(),
-        bad_cred,
-    );
+    auth("body over 400 bytes", &[&[0, 401][..], &[0; 103]].concat(), bad_cred);
     auth("AUTH_SYS without a body", &[1, 0, 0, 0], bad_cred);
     auth("AUTH_SYS with half a body", &[1, 4, 1, 0, 0], bad_cred);
     let mut long_name = SYS.to_vec();
@@ -218,11 +152,7 @@ fn answerable() -> Vec<Case> {
     auth("verifier without length", &[0, 0, 0], bad_verf);
     auth("verifier cut off", &[0, 0, 0, 4], bad_verf);
     auth("verifier of AUTH_SYS", &[0, 0, 1, 0], bad_verf);
-    auth(
-        "verifier over 400 bytes",
-        &[&[0, 0, 0, 404][..], &[0; 101]].concat(),
-        bad_verf,
-    );
+    auth("verifier over 400 bytes", &[&[0, 0, 0, 404][..], &[0; 101]].concat(), bad_verf);
     cases
 }
 
@@ -242,10 +172,7 @@ fn unanswerable() -> Vec<(Vec<u8>, &'static str)> {
             "unanswerable_not_a_call",
         ),
         (words(&[XID, 2, 2, 100_003]), "unanswerable_not_a_call"),
-        (
-            b"GET / HTTP/1.1\r\n\r\n".to_vec(),
-            "unanswerable_not_a_call",
-        ),
+        (b"GET / HTTP/1.1\r\n\r\n".to_vec(), "unanswerable_not_a_call"),
     ]
 }
 
@@ -263,42 +190,24 @@ fn record(message: &[u8]) -> Vec<u8> {
 fn fragments_of(message: &[u8], len: usize) -> Vec<u8> {
     let count = message.len().div_ceil(len);
     let cut = message.chunks(len).enumerate();
-    cut.flat_map(|(at, bytes)| fragment(at + 1 == count, bytes))
-        .collect()
+    cut.flat_map(|(at, bytes)| fragment(at + 1 == count, bytes)).collect()
 }
 
 /// Every way of writing the message that a test wants: the name and the bytes.
 fn encodings(message: &[u8]) -> Vec<(String, Vec<u8>)> {
-    let mut all: Vec<_> = (1..=message.len())
-        .map(|len| (format!("fragments of {len}"), fragments_of(message, len)))
-        .collect();
+    let mut all: Vec<_> =
+        (1..=message.len()).map(|len| (format!("fragments of {len}"), fragments_of(message, len))).collect();
     let empty = fragment(false, &[]);
     all.push(("one record".into(), record(message)));
-    all.push((
-        "an empty fragment first".into(),
-        [&empty[..], &record(message)].concat(),
-    ));
-    all.push((
-        "an empty fragment last".into(),
-        [fragment(false, message), record(&[])].concat(),
-    ));
-    let among = message
-        .iter()
-        .flat_map(|byte| [&empty[..], &fragment(false, &[*byte])].concat());
-    all.push((
-        "empty fragments among single bytes".into(),
-        among.chain(record(&[])).collect(),
-    ));
+    all.push(("an empty fragment first".into(), [&empty[..], &record(message)].concat()));
+    all.push(("an empty fragment last".into(), [fragment(false, message), record(&[])].concat()));
+    let among = message.iter().flat_map(|byte| [&empty[..], &fragment(false, &[*byte])].concat());
+    all.push(("empty fragments among single bytes".into(), among.chain(record(&[])).collect()));
     // What rpctest -f sends: 1 byte, all but two, 1 byte.
     if let [first, middle @ .., last] = message {
         all.push((
             "three fragments of rpctest -f".into(),
-            [
-                fragment(false, &[*first]),
-                fragment(false, middle),
-                record(&[*last]),
-            ]
-            .concat(),
+            [fragment(false, &[*first]), fragment(false, middle), record(&[*last])].concat(),
         ));
     }
     all
@@ -312,21 +221,11 @@ fn every_answer_in_every_fragmentation() {
         let encodings = encodings(&case.message);
         for (how, stream) in &encodings {
             let mut wire = Wire::new(&service);
-            assert_eq!(
-                wire.feed(stream),
-                record(&case.reply),
-                "{}, {how}",
-                case.name
-            );
+            assert_eq!(wire.feed(stream), record(&case.reply), "{}, {how}", case.name);
             assert_eq!(wire.closed(), None, "{}, {how}", case.name);
         }
         let after = case.counter.map(|name| counter(&*service, name));
-        assert_eq!(
-            before.map(|n| n + encodings.len() as u64),
-            after,
-            "{}",
-            case.name
-        );
+        assert_eq!(before.map(|n| n + encodings.len() as u64), after, "{}", case.name);
     }
 }
 
@@ -343,12 +242,7 @@ fn every_answer_in_every_split_of_the_stream() {
                 assert_eq!(wire.feed(tail), expected, "{} split at {at}", case.name);
             }
             let mut wire = Wire::new(&service);
-            assert_eq!(
-                wire.feed_all(stream.chunks(1)),
-                expected,
-                "{} byte by byte",
-                case.name
-            );
+            assert_eq!(wire.feed_all(stream.chunks(1)), expected, "{} byte by byte", case.name);
             assert_eq!((wire.closed(), wire.slots_in_use()), (None, 0));
         }
     }
@@ -363,10 +257,7 @@ fn unanswerable_messages_close_the_stream_and_are_counted() {
         let (call, reply) = (record(&good.message), record(&good.reply));
         let mut wire = Wire::new(&service);
         let sent = wire.feed(&[&call[..], &record(&message), &call].concat());
-        assert_eq!(
-            sent, reply,
-            "only what came before {message:02x?} is answered"
-        );
+        assert_eq!(sent, reply, "only what came before {message:02x?} is answered");
         assert_eq!(wire.closed(), Some(CloseReason::Service));
         assert_eq!(counter(&*service, name), before + 1, "{name}");
         assert_eq!(wire.feed(&call), [], "a closing connection answers no more");
@@ -376,11 +267,7 @@ fn unanswerable_messages_close_the_stream_and_are_counted() {
 #[test]
 fn records_over_the_limits_close_the_stream_before_they_are_stored() {
     let service = service();
-    let limits = || Limits {
-        message_bytes_max: 100,
-        fragments_max: 8,
-        ..Limits::default()
-    };
+    let limits = || Limits { message_bytes_max: 100, fragments_max: 8, ..Limits::default() };
 
     let mut wire = Wire::with_limits(&service, limits());
     assert_eq!(wire.feed(&[0xff, 0xff, 0xff, 0xff]), []); // 2 GiB - 1

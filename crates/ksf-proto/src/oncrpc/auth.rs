@@ -87,18 +87,12 @@ pub struct OpaqueAuth<'a> {
 
 impl<'a> OpaqueAuth<'a> {
     /// AUTH_NONE with an empty body.
-    pub const NONE: Self = Self {
-        flavor: flavor::AUTH_NONE,
-        body: &[],
-    };
+    pub const NONE: Self = Self { flavor: flavor::AUTH_NONE, body: &[] };
 
     /// Reads flavour and body.
     #[inline]
     pub fn read(r: &mut XdrReader<'a>) -> Result<Self, XdrError> {
-        Ok(Self {
-            flavor: r.u32()?,
-            body: r.opaque(AUTH_BODY_LIMIT_BYTES)?,
-        })
+        Ok(Self { flavor: r.u32()?, body: r.opaque(AUTH_BODY_LIMIT_BYTES)? })
     }
 
     /// Appends flavour and body.
@@ -133,9 +127,7 @@ impl<'a> Credential<'a> {
             // Section 10: the body of AUTH_NONE is undefined, its length only
             // recommended to be zero. So it is skipped.
             flavor::AUTH_NONE => Ok(Self::None),
-            flavor::AUTH_SYS => AuthSys::parse(auth.body)
-                .map(Self::Sys)
-                .map_err(|_| AuthStat::BADCRED),
+            flavor::AUTH_SYS => AuthSys::parse(auth.body).map(Self::Sys).map_err(|_| AuthStat::BADCRED),
             _ => Err(AuthStat::REJECTEDCRED),
         }
     }
@@ -166,17 +158,9 @@ impl<'a> AuthSys<'a> {
         let uid = r.u32()?;
         let gid = r.u32()?;
         let count = r.array_len(GIDS_LIMIT)? as usize;
-        let gids = Gids {
-            raw: r.opaque_fixed(count * 4)?,
-        };
+        let gids = Gids { raw: r.opaque_fixed(count * 4)? };
         r.finish()?;
-        Ok(Self {
-            stamp,
-            machine_name,
-            uid,
-            gid,
-            gids,
-        })
+        Ok(Self { stamp, machine_name, uid, gid, gids })
     }
 }
 
@@ -220,10 +204,7 @@ pub fn auth_sys_body(
     gids: &[u32],
 ) -> Result<Vec<u8>, AuthSysTooLong> {
     if machine_name.len() > MACHINE_NAME_LIMIT_BYTES as usize || gids.len() > GIDS_LIMIT as usize {
-        return Err(AuthSysTooLong {
-            machine_name_bytes: machine_name.len(),
-            gids: gids.len(),
-        });
+        return Err(AuthSysTooLong { machine_name_bytes: machine_name.len(), gids: gids.len() });
     }
     let mut body = Vec::new();
     body.put_u32(stamp);
@@ -263,17 +244,11 @@ mod tests {
     #[test]
     fn parses_and_builds_the_body() {
         let sys = AuthSys::parse(BODY).unwrap();
-        assert_eq!(
-            (sys.stamp, sys.machine_name, sys.uid, sys.gid),
-            (0x5eed, &b"box"[..], 1000, 100)
-        );
+        assert_eq!((sys.stamp, sys.machine_name, sys.uid, sys.gid), (0x5eed, &b"box"[..], 1000, 100));
         assert_eq!(sys.gids.iter().collect::<Vec<_>>(), [4, 24]);
         assert_eq!((sys.gids.len(), sys.gids.is_empty()), (2, false));
         assert_eq!(format!("{:?}", sys.gids), "[4, 24]");
-        assert_eq!(
-            auth_sys_body(0x5eed, b"box", 1000, 100, &[4, 24]).unwrap(),
-            BODY
-        );
+        assert_eq!(auth_sys_body(0x5eed, b"box", 1000, 100, &[4, 24]).unwrap(), BODY);
     }
 
     #[test]
@@ -283,10 +258,7 @@ mod tests {
         }
         let mut longer = BODY.to_vec();
         longer.push(0);
-        assert!(matches!(
-            AuthSys::parse(&longer),
-            Err(XdrError::Trailing { left: 1, .. })
-        ));
+        assert!(matches!(AuthSys::parse(&longer), Err(XdrError::Trailing { left: 1, .. })));
     }
 
     #[test]
@@ -303,25 +275,11 @@ mod tests {
         let mut name_256 = vec![0, 0, 0, 0, 0, 0, 1, 0];
         name_256.extend_from_slice(&name);
         name_256.extend_from_slice(&[0; 12]);
-        assert!(matches!(
-            AuthSys::parse(&name_256),
-            Err(XdrError::TooLong {
-                len: 256,
-                limit: 255,
-                ..
-            })
-        ));
+        assert!(matches!(AuthSys::parse(&name_256), Err(XdrError::TooLong { len: 256, limit: 255, .. })));
         let mut gids_17 = vec![0; 16];
         gids_17.extend_from_slice(&[0, 0, 0, 17]);
         gids_17.extend_from_slice(&[0; 17 * 4]);
-        assert!(matches!(
-            AuthSys::parse(&gids_17),
-            Err(XdrError::TooLong {
-                len: 17,
-                limit: 16,
-                ..
-            })
-        ));
+        assert!(matches!(AuthSys::parse(&gids_17), Err(XdrError::TooLong { len: 17, limit: 16, .. })));
     }
 
     #[test]
@@ -329,10 +287,7 @@ mod tests {
         let auth = |flavor, body| Credential::from_opaque(OpaqueAuth { flavor, body });
         assert_eq!(auth(flavor::AUTH_NONE, &[]), Ok(Credential::None));
         assert_eq!(auth(flavor::AUTH_NONE, &[1, 2, 3]), Ok(Credential::None));
-        assert!(matches!(
-            auth(flavor::AUTH_SYS, BODY),
-            Ok(Credential::Sys(_))
-        ));
+        assert!(matches!(auth(flavor::AUTH_SYS, BODY), Ok(Credential::Sys(_))));
         assert_eq!(auth(flavor::AUTH_SYS, &[]), Err(AuthStat::BADCRED));
         for other in [2, 3, 4, 5, 6, 7, 390_000, u32::MAX] {
             assert_eq!(auth(other, &[]), Err(AuthStat::REJECTEDCRED), "{other}");

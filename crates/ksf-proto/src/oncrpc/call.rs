@@ -1,8 +1,6 @@
 //! Calls: read by servers, written by clients (RFC 5531 section 9).
 
-use super::{
-    AuthStat, Credential, Denied, MSG_CALL, OpaqueAuth, RPC_VERSION, ReplyStatus, flavor, put_reply,
-};
+use super::{AuthStat, Credential, Denied, MSG_CALL, OpaqueAuth, RPC_VERSION, ReplyStatus, flavor, put_reply};
 use crate::xdr::{XdrError, XdrReader, XdrWrite};
 
 /// A call, borrowed from the message it lies in.
@@ -37,9 +35,7 @@ impl<'a> Call<'a> {
     #[inline]
     pub fn parse(message: &'a [u8]) -> Result<Self, CallError> {
         let mut r = XdrReader::new(message);
-        let xid = r
-            .u32()
-            .map_err(|_| Unanswerable::NoXid { len: message.len() })?;
+        let xid = r.u32().map_err(|_| Unanswerable::NoXid { len: message.len() })?;
         let msg_type = r.u32().map_err(Unanswerable::Header)?;
         if msg_type != MSG_CALL {
             return Err(Unanswerable::NotACall { msg_type }.into());
@@ -61,14 +57,7 @@ impl<'a> Call<'a> {
         if verifier.flavor != flavor::AUTH_NONE {
             return Err(refuse(AuthStat::BADVERF));
         }
-        Ok(Self {
-            xid,
-            program,
-            version,
-            procedure,
-            credential,
-            args: r.rest(),
-        })
+        Ok(Self { xid, program, version, procedure, credential, args: r.rest() })
     }
 }
 
@@ -102,13 +91,7 @@ impl CallError {
     pub const fn reply(&self) -> Option<(u32, ReplyStatus)> {
         let (xid, denied) = match *self {
             Self::Unanswerable(_) => return None,
-            Self::RpcMismatch { xid, .. } => (
-                xid,
-                Denied::RpcMismatch {
-                    low: RPC_VERSION,
-                    high: RPC_VERSION,
-                },
-            ),
+            Self::RpcMismatch { xid, .. } => (xid, Denied::RpcMismatch { low: RPC_VERSION, high: RPC_VERSION }),
             Self::Auth { xid, stat } => (xid, Denied::AuthError(stat)),
         };
         Some((xid, ReplyStatus::Denied(denied)))
@@ -241,24 +224,9 @@ mod tests {
             let xid = 0x0102_0304;
             match len {
                 0..4 => assert_eq!(error, Unanswerable::NoXid { len }.into()),
-                4..24 => assert!(
-                    matches!(error, CallError::Unanswerable(Unanswerable::Header(_))),
-                    "{len}: {error}"
-                ),
-                24..32 => assert_eq!(
-                    error,
-                    CallError::Auth {
-                        xid,
-                        stat: AuthStat::BADCRED
-                    }
-                ),
-                _ => assert_eq!(
-                    error,
-                    CallError::Auth {
-                        xid,
-                        stat: AuthStat::BADVERF
-                    }
-                ),
+                4..24 => assert!(matches!(error, CallError::Unanswerable(Unanswerable::Header(_))), "{len}: {error}"),
+                24..32 => assert_eq!(error, CallError::Auth { xid, stat: AuthStat::BADCRED }),
+                _ => assert_eq!(error, CallError::Auth { xid, stat: AuthStat::BADVERF }),
             }
         }
     }
@@ -270,22 +238,8 @@ mod tests {
         let cases = [
             (4, 1, Unanswerable::NotACall { msg_type: 1 }.into()),
             (4, 2, Unanswerable::NotACall { msg_type: 2 }.into()),
-            (
-                8,
-                3,
-                CallError::RpcMismatch {
-                    xid,
-                    rpc_version: 3,
-                },
-            ),
-            (
-                8,
-                0,
-                CallError::RpcMismatch {
-                    xid,
-                    rpc_version: 0,
-                },
-            ),
+            (8, 3, CallError::RpcMismatch { xid, rpc_version: 3 }),
+            (8, 0, CallError::RpcMismatch { xid, rpc_version: 0 }),
             (24, 1, auth(AuthStat::BADCRED)), // AUTH_SYS without a body
             (24, 2, auth(AuthStat::REJECTEDCRED)),
             (24, 6, auth(AuthStat::REJECTEDCRED)),
@@ -298,11 +252,7 @@ mod tests {
         ];
         for (offset, word, expected) in cases {
             let message = with_word(offset, word);
-            assert_eq!(
-                Call::parse(&message),
-                Err(expected),
-                "{word} at offset {offset}"
-            );
+            assert_eq!(Call::parse(&message), Err(expected), "{word} at offset {offset}");
         }
     }
 
@@ -315,23 +265,13 @@ mod tests {
             m
         };
         assert!(Call::parse(&message(400)).is_ok());
-        assert!(matches!(
-            Call::parse(&message(401)),
-            Err(CallError::Auth {
-                stat: AuthStat::BADCRED,
-                ..
-            })
-        ));
+        assert!(matches!(Call::parse(&message(401)), Err(CallError::Auth { stat: AuthStat::BADCRED, .. })));
     }
 
     #[test]
     fn errors_encode_the_reply_they_stand_for() {
         let mut out = Vec::new();
-        assert!(
-            Call::parse(&with_word(8, 9))
-                .unwrap_err()
-                .put_reply(&mut out)
-        );
+        assert!(Call::parse(&with_word(8, 9)).unwrap_err().put_reply(&mut out));
         assert_eq!(
             out,
             [
@@ -341,11 +281,7 @@ mod tests {
             ]
         );
         out.clear();
-        assert!(
-            Call::parse(&with_word(24, 6))
-                .unwrap_err()
-                .put_reply(&mut out)
-        );
+        assert!(Call::parse(&with_word(24, 6)).unwrap_err().put_reply(&mut out));
         assert_eq!(
             out,
             [
@@ -355,11 +291,7 @@ mod tests {
             ]
         );
         out.clear();
-        assert!(
-            !Call::parse(&with_word(4, 1))
-                .unwrap_err()
-                .put_reply(&mut out)
-        );
+        assert!(!Call::parse(&with_word(4, 1)).unwrap_err().put_reply(&mut out));
         assert_eq!(out, []);
     }
 }

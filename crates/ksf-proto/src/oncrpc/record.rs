@@ -32,10 +32,7 @@ impl RecordMark {
     #[inline]
     pub const fn from_bytes(bytes: [u8; MARK_BYTES]) -> Self {
         let word = u32::from_be_bytes(bytes);
-        Self {
-            last: word & LAST != 0,
-            len: word & FRAGMENT_LIMIT_BYTES,
-        }
+        Self { last: word & LAST != 0, len: word & FRAGMENT_LIMIT_BYTES }
     }
 
     /// The mark as it lies on the wire.
@@ -61,10 +58,7 @@ pub fn put_record(out: &mut Vec<u8>, message: impl FnOnce(&mut Vec<u8>)) {
     out.put(&[0; MARK_BYTES]);
     message(out);
     let len = out.len() - mark_at - MARK_BYTES;
-    let mark = RecordMark {
-        last: true,
-        len: fragment_len(len),
-    };
+    let mark = RecordMark { last: true, len: fragment_len(len) };
     out[mark_at..mark_at + MARK_BYTES].copy_from_slice(&mark.to_bytes());
 }
 
@@ -74,11 +68,7 @@ pub fn put_record(out: &mut Vec<u8>, message: impl FnOnce(&mut Vec<u8>)) {
 /// # Panics
 ///
 /// If a fragment is 2 GiB or longer.
-pub fn put_fragments(
-    out: &mut impl XdrWrite,
-    message: &[u8],
-    lengths: impl IntoIterator<Item = usize>,
-) {
+pub fn put_fragments(out: &mut impl XdrWrite, message: &[u8], lengths: impl IntoIterator<Item = usize>) {
     let mut rest = message;
     for len in lengths {
         let (fragment, tail) = rest.split_at(len.min(rest.len()));
@@ -95,10 +85,7 @@ fn put_fragment(out: &mut impl XdrWrite, last: bool, bytes: &[u8]) {
 }
 
 fn fragment_len(len: usize) -> u32 {
-    u32::try_from(len)
-        .ok()
-        .filter(|&len| len <= FRAGMENT_LIMIT_BYTES)
-        .expect("a fragment is shorter than 2 GiB")
+    u32::try_from(len).ok().filter(|&len| len <= FRAGMENT_LIMIT_BYTES).expect("a fragment is shorter than 2 GiB")
 }
 
 #[cfg(test)]

@@ -173,22 +173,14 @@ impl<'a> Reply<'a> {
                 &[]
             }
         };
-        Ok(Self {
-            xid,
-            verifier,
-            status,
-            results,
-        })
+        Ok(Self { xid, verifier, status, results })
     }
 
     fn accepted(r: &mut XdrReader<'a>) -> Result<Accepted, ReplyError> {
         Ok(match r.u32()? {
             SUCCESS => Accepted::Success,
             PROG_UNAVAIL => Accepted::ProgUnavail,
-            PROG_MISMATCH => Accepted::ProgMismatch {
-                low: r.u32()?,
-                high: r.u32()?,
-            },
+            PROG_MISMATCH => Accepted::ProgMismatch { low: r.u32()?, high: r.u32()? },
             PROC_UNAVAIL => Accepted::ProcUnavail,
             GARBAGE_ARGS => Accepted::GarbageArgs,
             SYSTEM_ERR => Accepted::SystemErr,
@@ -198,10 +190,7 @@ impl<'a> Reply<'a> {
 
     fn denied(r: &mut XdrReader<'a>) -> Result<Denied, ReplyError> {
         Ok(match r.u32()? {
-            RPC_MISMATCH => Denied::RpcMismatch {
-                low: r.u32()?,
-                high: r.u32()?,
-            },
+            RPC_MISMATCH => Denied::RpcMismatch { low: r.u32()?, high: r.u32()? },
             AUTH_ERROR => Denied::AuthError(AuthStat(r.u32()?)),
             value => return Err(unknown(r, value, "reject_stat")),
         })
@@ -227,11 +216,7 @@ pub enum ReplyError {
 /// An enum value that was just read and has no meaning.
 #[cold]
 fn unknown(r: &XdrReader<'_>, value: u32, kind: &'static str) -> ReplyError {
-    ReplyError::Xdr(XdrError::Value {
-        offset: r.offset() - 4,
-        value,
-        kind,
-    })
+    ReplyError::Xdr(XdrError::Value { offset: r.offset() - 4, value, kind })
 }
 
 #[cfg(test)]
@@ -250,36 +235,17 @@ mod tests {
 
     /// Every reply there is, with the bytes after its prefix, by hand from the RFC.
     fn table() -> Vec<(ReplyStatus, Vec<u8>)> {
-        let accepted = |status, tail: &[u8]| {
-            (
-                ReplyStatus::Accepted(status),
-                [&ACCEPTED_PREFIX[..], tail].concat(),
-            )
-        };
-        let denied = |status, tail: &[u8]| {
-            (
-                ReplyStatus::Denied(status),
-                [&DENIED_PREFIX[..], tail].concat(),
-            )
-        };
+        let accepted = |status, tail: &[u8]| (ReplyStatus::Accepted(status), [&ACCEPTED_PREFIX[..], tail].concat());
+        let denied = |status, tail: &[u8]| (ReplyStatus::Denied(status), [&DENIED_PREFIX[..], tail].concat());
         vec![
             accepted(Accepted::Success, &[0, 0, 0, 0]),
             accepted(Accepted::ProgUnavail, &[0, 0, 0, 1]),
-            accepted(
-                Accepted::ProgMismatch { low: 2, high: 4 },
-                &[0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 4],
-            ),
+            accepted(Accepted::ProgMismatch { low: 2, high: 4 }, &[0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 4]),
             accepted(Accepted::ProcUnavail, &[0, 0, 0, 3]),
             accepted(Accepted::GarbageArgs, &[0, 0, 0, 4]),
             accepted(Accepted::SystemErr, &[0, 0, 0, 5]),
-            denied(
-                Denied::RpcMismatch { low: 2, high: 2 },
-                &[0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 2],
-            ),
-            denied(
-                Denied::AuthError(AuthStat::TOOWEAK),
-                &[0, 0, 0, 1, 0, 0, 0, 5],
-            ),
+            denied(Denied::RpcMismatch { low: 2, high: 2 }, &[0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 2]),
+            denied(Denied::AuthError(AuthStat::TOOWEAK), &[0, 0, 0, 1, 0, 0, 0, 5]),
         ]
     }
 
@@ -319,22 +285,9 @@ mod tests {
             bytes[offset + 3] = value;
             Reply::parse(&bytes).map(drop).unwrap_err()
         };
-        assert_eq!(
-            with(4, 0),
-            ReplyError::NotAReply {
-                xid: 0xdead_beef,
-                msg_type: 0
-            }
-        );
+        assert_eq!(with(4, 0), ReplyError::NotAReply { xid: 0xdead_beef, msg_type: 0 });
         for (offset, kind) in [(8, "reply_stat"), (20, "accept_stat")] {
-            assert_eq!(
-                with(offset, 9),
-                ReplyError::Xdr(XdrError::Value {
-                    offset,
-                    value: 9,
-                    kind
-                })
-            );
+            assert_eq!(with(offset, 9), ReplyError::Xdr(XdrError::Value { offset, value: 9, kind }));
         }
     }
 
@@ -344,10 +297,7 @@ mod tests {
         bytes.put_u32(1);
         bytes.put_u32(MSG_REPLY);
         bytes.put_u32(MSG_ACCEPTED);
-        let verifier = OpaqueAuth {
-            flavor: flavor::AUTH_SHORT,
-            body: b"token",
-        };
+        let verifier = OpaqueAuth { flavor: flavor::AUTH_SHORT, body: b"token" };
         verifier.put(&mut bytes);
         bytes.put_u32(SUCCESS);
         assert_eq!(Reply::parse(&bytes).unwrap().verifier, verifier);

@@ -5,7 +5,7 @@
 //! universal address. Both have the same procedure numbers for SET and UNSET.
 //!
 //! Each function appends arguments; put a [`super::CallHeader`] before them.
-//! Results: [`parse_bool`], [`parse_port`], [`parse_address`].
+//! Results: [`parse_bool`], [`parse_port`], [`parse_address`], [`parse_list`].
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -28,6 +28,8 @@ pub const PROC_SET: u32 = 1;
 pub const PROC_UNSET: u32 = 2;
 /// Procedure: ask for a port (version 2) or a universal address (3 and 4).
 pub const PROC_GETPORT: u32 = 3;
+/// Procedure: list everything that is registered.
+pub const PROC_DUMP: u32 = 4;
 
 /// `prot` of a version 2 mapping: TCP.
 pub const IPPROTO_TCP: u32 = 6;
@@ -37,6 +39,8 @@ pub const IPPROTO_UDP: u32 = 17;
 /// Greatest universal address that is read back. RFC 1833 sets no limit; paths
 /// of Unix sockets (108 bytes) are the longest in use.
 pub const ADDRESS_LIMIT_BYTES: u32 = 256;
+/// Greatest netid or owner that is read back. RFC 1833 sets no limit.
+pub const NAME_LIMIT_BYTES: u32 = 256;
 
 /// A registration of version 2: `mapping`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,11 +134,7 @@ pub fn parse_port(results: &[u8]) -> Result<Option<u16>, XdrError> {
     let mut r = XdrReader::new(results);
     let value = r.u32()?;
     r.finish()?;
-    let port = u16::try_from(value).map_err(|_| XdrError::Value {
-        offset: 0,
-        value,
-        kind: "port",
-    })?;
+    let port = u16::try_from(value).map_err(|_| XdrError::Value { offset: 0, value, kind: "port" })?;
     Ok(Some(port).filter(|&port| port != 0))
 }
 
@@ -147,6 +147,24 @@ pub fn parse_address(results: &[u8]) -> Result<Option<&str>, XdrError> {
     Ok(Some(address).filter(|address| !address.is_empty()))
 }
 
+/// Result of DUMP of versions 3 and 4: everything that is registered.
+pub fn parse_list(results: &[u8]) -> Result<Vec<Binding<'_>>, XdrError> {
+    let mut r = XdrReader::new(results);
+    let mut list = Vec::new();
+    // A linked list (`rp__list`): each node says whether it is one.
+    while r.bool()? {
+        list.push(Binding {
+            program: r.u32()?,
+            version: r.u32()?,
+            netid: r.utf8(NAME_LIMIT_BYTES)?,
+            address: r.utf8(ADDRESS_LIMIT_BYTES)?,
+            owner: r.utf8(NAME_LIMIT_BYTES)?,
+        });
+    }
+    r.finish()?;
+    Ok(list)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,27 +172,11 @@ mod tests {
     #[test]
     fn arguments_as_the_rfc_draws_them() {
         let mut out = Vec::new();
-        Mapping {
-            program: 100_003,
-            version: 3,
-            protocol: IPPROTO_TCP,
-            port: 62049,
-        }
-        .put(&mut out);
-        assert_eq!(
-            out,
-            [0, 1, 0x86, 0xa3, 0, 0, 0, 3, 0, 0, 0, 6, 0, 0, 0xf2, 0x61]
-        );
+        Mapping { program: 100_003, version: 3, protocol: IPPROTO_TCP, port: 62049 }.put(&mut out);
+        assert_eq!(out, [0, 1, 0x86, 0xa3, 0, 0, 0, 3, 0, 0, 0, 6, 0, 0, 0xf2, 0x61]);
 
         let mut out = Vec::new();
-        Binding {
-            program: 100_005,
-            version: 3,
-            netid: "udp",
-            address: "0.0.0.0.242.97",
-            owner: "root",
-        }
-        .put(&mut out);
+        Binding { program: 100_005, version: 3, netid: "udp", address: "0.0.0.0.242.97", owner: "root" }.put(&mut out);
         let mut expected = vec![0, 1, 0x86, 0xa5, 0, 0, 0, 3];
         expected.extend_from_slice(b"\0\0\0\x03udp\0");
         expected.extend_from_slice(b"\0\0\0\x0e0.0.0.0.242.97\0\0");
@@ -216,5 +218,20 @@ mod tests {
         assert!(parse_port(&[0, 1, 0, 0]).is_err());
         assert_eq!(parse_address(b"\0\0\0\x03abc\0"), Ok(Some("abc")));
         assert_eq!(parse_address(&[0, 0, 0, 0]), Ok(None));
+    }
+    #[test]
+    fn lists() {
+        assert_eq!(parse_list(&[0, 0, 0, 0]), Ok(vec![]));
+        let node = Binding { program: 100_000, version: 4, netid: "tcp", address: "0.0.0.0.0.111", owner: "superuser" };
+        let mut list = Vec::new();
+        for _ in 0..2 {
+            list.put_bool(true);
+            node.put(&mut list);
+        }
+        assert!(matches!(parse_list(&list), Err(XdrError::Truncated { .. })), "the end is missing");
+        list.put_bool(false);
+        assert_eq!(parse_list(&list), Ok(vec![node, node]));
+        list.put_u32(0);
+        assert!(parse_list(&list).is_err());
     }
 }

@@ -61,11 +61,7 @@ impl<'a> XdrReader<'a> {
         match self.u32()? {
             0 => Ok(false),
             1 => Ok(true),
-            value => Err(XdrError::Value {
-                offset,
-                value,
-                kind: "bool",
-            }),
+            value => Err(XdrError::Value { offset, value, kind: "bool" }),
         }
     }
 
@@ -78,17 +74,11 @@ impl<'a> XdrReader<'a> {
         // checked: `len` may be near usize::MAX where usize has 32 bits.
         let whole = len.checked_add(fill).and_then(|n| rest.get(..n));
         let Some(whole) = whole else {
-            return Err(XdrError::Truncated {
-                offset,
-                needed: len.saturating_add(fill),
-                left: rest.len(),
-            });
+            return Err(XdrError::Truncated { offset, needed: len.saturating_add(fill), left: rest.len() });
         };
         let (body, zeros) = whole.split_at(len);
         if zeros.iter().any(|&b| b != 0) {
-            return Err(XdrError::Padding {
-                offset: offset + len,
-            });
+            return Err(XdrError::Padding { offset: offset + len });
         }
         self.offset += whole.len();
         Ok(body)
@@ -148,29 +138,15 @@ impl<'a> XdrReader<'a> {
     }
 
     /// Optional item (section 4.19): a bool, then the item if it is true.
-    pub fn option<T>(
-        &mut self,
-        item: impl FnOnce(&mut Self) -> Result<T, XdrError>,
-    ) -> Result<Option<T>, XdrError> {
-        if self.bool()? {
-            item(self).map(Some)
-        } else {
-            Ok(None)
-        }
+    pub fn option<T>(&mut self, item: impl FnOnce(&mut Self) -> Result<T, XdrError>) -> Result<Option<T>, XdrError> {
+        if self.bool()? { item(self).map(Some) } else { Ok(None) }
     }
 
     /// Ends reading: an error if bytes are left.
     #[inline]
     pub fn finish(self) -> Result<(), XdrError> {
         let left = self.rest().len();
-        if left == 0 {
-            Ok(())
-        } else {
-            Err(XdrError::Trailing {
-                offset: self.offset,
-                left,
-            })
-        }
+        if left == 0 { Ok(()) } else { Err(XdrError::Trailing { offset: self.offset, left }) }
     }
 
     /// A length in bytes, held against its limit.
@@ -187,11 +163,7 @@ impl<'a> XdrReader<'a> {
                 self.offset += N;
                 Ok(*chunk)
             }
-            None => Err(XdrError::Truncated {
-                offset: self.offset,
-                needed: N,
-                left: rest.len(),
-            }),
+            None => Err(XdrError::Truncated { offset: self.offset, needed: N, left: rest.len() }),
         }
     }
 }
@@ -227,68 +199,27 @@ mod tests {
 
     #[test]
     fn refuses_what_the_rfc_does_not_allow() {
-        assert_eq!(
-            XdrReader::new(&[0, 0, 0, 2]).bool(),
-            Err(XdrError::Value {
-                offset: 0,
-                value: 2,
-                kind: "bool"
-            })
-        );
-        assert_eq!(
-            XdrReader::new(&[0, 0, 0]).u32(),
-            Err(XdrError::Truncated {
-                offset: 0,
-                needed: 4,
-                left: 3
-            })
-        );
+        assert_eq!(XdrReader::new(&[0, 0, 0, 2]).bool(), Err(XdrError::Value { offset: 0, value: 2, kind: "bool" }));
+        assert_eq!(XdrReader::new(&[0, 0, 0]).u32(), Err(XdrError::Truncated { offset: 0, needed: 4, left: 3 }));
         // Fill bytes: not zero, and missing.
-        assert_eq!(
-            XdrReader::new(&[0, 0, 0, 1, b'a', 0, 1, 0]).opaque(9),
-            Err(XdrError::Padding { offset: 5 })
-        );
+        assert_eq!(XdrReader::new(&[0, 0, 0, 1, b'a', 0, 1, 0]).opaque(9), Err(XdrError::Padding { offset: 5 }));
         assert_eq!(
             XdrReader::new(&[0, 0, 0, 1, b'a', 0, 0]).opaque(9),
-            Err(XdrError::Truncated {
-                offset: 4,
-                needed: 4,
-                left: 3
-            })
+            Err(XdrError::Truncated { offset: 4, needed: 4, left: 3 })
         );
         assert_eq!(
             XdrReader::new(&[0, 0, 0, 3, b'a', b'b', b'c', 0]).opaque(2),
-            Err(XdrError::TooLong {
-                offset: 0,
-                len: 3,
-                limit: 2
-            })
+            Err(XdrError::TooLong { offset: 0, len: 3, limit: 2 })
         );
-        assert_eq!(
-            XdrReader::new(&[0, 0, 0, 1, 0xff, 0, 0, 0]).utf8(4),
-            Err(XdrError::Utf8 { offset: 4 })
-        );
-        assert_eq!(
-            XdrReader::new(&[1]).finish(),
-            Err(XdrError::Trailing { offset: 0, left: 1 })
-        );
+        assert_eq!(XdrReader::new(&[0, 0, 0, 1, 0xff, 0, 0, 0]).utf8(4), Err(XdrError::Utf8 { offset: 4 }));
+        assert_eq!(XdrReader::new(&[1]).finish(), Err(XdrError::Trailing { offset: 0, left: 1 }));
     }
 
     #[test]
     fn a_length_near_the_top_of_the_range_is_truncated_not_wrapped() {
         let data = [0xff, 0xff, 0xff, 0xff, 1, 2, 3, 4];
-        assert!(matches!(
-            XdrReader::new(&data).opaque(u32::MAX),
-            Err(XdrError::Truncated {
-                offset: 4,
-                left: 4,
-                ..
-            })
-        ));
-        assert!(matches!(
-            XdrReader::new(&data).opaque_fixed(usize::MAX),
-            Err(XdrError::Truncated { .. })
-        ));
+        assert!(matches!(XdrReader::new(&data).opaque(u32::MAX), Err(XdrError::Truncated { offset: 4, left: 4, .. })));
+        assert!(matches!(XdrReader::new(&data).opaque_fixed(usize::MAX), Err(XdrError::Truncated { .. })));
     }
 
     #[test]
@@ -300,9 +231,7 @@ mod tests {
 
     #[test]
     fn arrays_and_options() {
-        let data = [
-            0, 0, 0, 2, 0, 0, 0, 7, 0, 0, 0, 8, 0, 0, 0, 1, 0, 0, 0, 9, 0, 0, 0, 0,
-        ];
+        let data = [0, 0, 0, 2, 0, 0, 0, 7, 0, 0, 0, 8, 0, 0, 0, 1, 0, 0, 0, 9, 0, 0, 0, 0];
         let mut r = XdrReader::new(&data);
         assert_eq!(r.array(2, XdrReader::u32), Ok(vec![7, 8]));
         assert_eq!(r.option(XdrReader::u32), Ok(Some(9)));

@@ -23,11 +23,7 @@ pub struct NullProgram {
 impl NullProgram {
     /// Answers NULL of `number` in all `versions`.
     pub fn new(name: impl Into<String>, number: u32, versions: RangeInclusive<u32>) -> Self {
-        Self {
-            name: name.into(),
-            number,
-            versions,
-        }
+        Self { name: name.into(), number, versions }
     }
 }
 

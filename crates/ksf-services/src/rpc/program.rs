@@ -126,11 +126,7 @@ impl<'a, 'r> RpcReply<'a, 'r> {
 
     /// Answers later, from any thread, in any order: an xid says what is answered.
     pub fn defer(self) -> (Answered, RpcDeferred) {
-        let deferred = RpcDeferred {
-            xid: self.xid,
-            deferred: self.reply.defer(),
-            stats: Arc::clone(self.stats),
-        };
+        let deferred = RpcDeferred { xid: self.xid, deferred: self.reply.defer(), stats: Arc::clone(self.stats) };
         (Answered(()), deferred)
     }
 
@@ -142,11 +138,7 @@ impl<'a, 'r> RpcReply<'a, 'r> {
     {
         let (xid, stats) = (self.xid, Arc::clone(self.stats));
         let submitted = self.reply.offload(move |deferred| {
-            task(RpcDeferred {
-                xid,
-                deferred,
-                stats,
-            });
+            task(RpcDeferred { xid, deferred, stats });
         });
         match submitted {
             Ok(()) => Answered(()),

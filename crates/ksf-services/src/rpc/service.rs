@@ -21,11 +21,7 @@ pub struct RpcService {
 impl RpcService {
     /// A service called `name` in messages and counters.
     pub fn new(name: impl Into<String>, table: ProgramTable) -> Self {
-        Self {
-            name: name.into(),
-            table,
-            stats: Arc::default(),
-        }
+        Self { name: name.into(), table, stats: Arc::default() }
     }
 
     /// The programs it serves.

@@ -42,12 +42,7 @@ impl ProgramTable {
         let number = program.number();
         let (low, high) = program.versions().into_inner();
         if low > high {
-            return Err(TableError::NoVersion {
-                name: program.name().to_owned(),
-                number,
-                low,
-                high,
-            });
+            return Err(TableError::NoVersion { name: program.name().to_owned(), number, low, high });
         }
         if let Some(other) = self.of(number).find(|e| low <= e.high && e.low <= high) {
             return Err(TableError::Overlap {
@@ -58,12 +53,7 @@ impl ProgramTable {
                 other_versions: other.low..=other.high,
             });
         }
-        self.entries.push(Entry {
-            number,
-            low,
-            high,
-            program,
-        });
+        self.entries.push(Entry { number, low, high, program });
         Ok(())
     }
 
@@ -75,10 +65,7 @@ impl ProgramTable {
     /// The program that answers, or the error to answer.
     #[inline]
     pub fn find(&self, number: u32, version: u32) -> Result<&dyn Program, Accepted> {
-        let entry = self
-            .entries
-            .iter()
-            .find(|e| e.number == number && e.low <= version && version <= e.high);
+        let entry = self.entries.iter().find(|e| e.number == number && e.low <= version && version <= e.high);
         match entry {
             Some(entry) => Ok(&*entry.program),
             None => Err(self.why_not(number)),
@@ -105,9 +92,7 @@ impl ProgramTable {
 impl fmt::Debug for ProgramTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let entries = self.entries.iter().map(|e| {
-            let Entry {
-                number, low, high, ..
-            } = e;
+            let Entry { number, low, high, .. } = e;
             (e.program.name(), format!("{number} v{low}-{high}"))
         });
         f.debug_map().entries(entries).finish()
@@ -195,10 +180,7 @@ mod tests {
         #[expect(clippy::reversed_empty_ranges, reason = "an empty range is the point")]
         let empty = table.register(null(8, 3..=2)).unwrap_err();
         assert!(matches!(empty, TableError::NoVersion { number: 8, .. }));
-        assert_eq!(
-            table.programs().collect::<Vec<_>>(),
-            [(7, 2..=4), (7, 5..=5), (7, 0..=1)]
-        );
+        assert_eq!(table.programs().collect::<Vec<_>>(), [(7, 2..=4), (7, 5..=5), (7, 0..=1)]);
     }
 
     #[test]
@@ -206,10 +188,7 @@ mod tests {
         let mut table = ProgramTable::new();
         table.register(nfs_null()).unwrap();
         assert_eq!(
-            table
-                .register(null(100_003, 2..=4))
-                .unwrap_err()
-                .to_string(),
+            table.register(null(100_003, 2..=4)).unwrap_err().to_string(),
             "program test (100003) versions 2-4 overlap nfs versions 3-3; register each version once"
         );
     }

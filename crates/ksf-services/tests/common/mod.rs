@@ -1,9 +1,6 @@
 //! Drives a service through the framework's connection, without a socket.
 
-#![allow(
-    dead_code,
-    reason = "each test binary compiles this file and uses a part of it"
-)]
+#![allow(dead_code, reason = "each test binary compiles this file and uses a part of it")]
 
 use std::sync::Arc;
 
@@ -34,12 +31,9 @@ impl<S: Service> Wire<S> {
         let pool = Pool::new(Memory::Anonymous, SLOT_BYTES as u32, 64).expect("64 slots");
         let env = Env::new(limits, pool).expect("an event descriptor");
         let peer = Peer::Tcp("127.0.0.1:9".parse().expect("an address"));
-        let key = ConnKey {
-            index: 0,
-            generation: 0,
-        };
-        let connection = Connection::new(Arc::clone(service), peer, key, Time(0))
-            .expect("the service takes every connection");
+        let key = ConnKey { index: 0, generation: 0 };
+        let connection =
+            Connection::new(Arc::clone(service), peer, key, Time(0)).expect("the service takes every connection");
         Self { env, connection }
     }
 
@@ -98,7 +92,18 @@ impl<S: Service> Wire<S> {
 pub(crate) fn counter(service: &impl Service, name: &str) -> u64 {
     let counters = service.counters();
     let found = counters.iter().find(|(known, _)| *known == name);
-    found
-        .unwrap_or_else(|| panic!("no counter {name} in {counters:?}"))
-        .1
+    found.unwrap_or_else(|| panic!("no counter {name} in {counters:?}")).1
+}
+
+/// True if the tests run as root.
+pub(crate) fn is_root() -> bool {
+    // The owner of a process's own directory in /proc is its effective user.
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata("/proc/self").is_ok_and(|meta| meta.uid() == 0)
+}
+
+/// Says that a test was skipped. In CI nothing may be.
+pub(crate) fn skip(why: &str) {
+    println!("skipped: {why}");
+    assert!(std::env::var("CI").as_deref() != Ok("true"), "in CI no test may be skipped");
 }

@@ -1,0 +1,381 @@
+//! Registration with rpcbind: against a small stand-in that can misbehave, and,
+//! as root, against Debian's rpcbind in a namespace of its own.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use ksf_proto::oncrpc::rpcbind::{Binding, PROC_DUMP, PROC_SET, PROC_UNSET, PROGRAM};
+use ksf_proto::oncrpc::{Accepted, Call, PROC_NULL, ReplyStatus, put_reply, put_success};
+use ksf_proto::xdr::{XdrReader, XdrWrite};
+use ksf_services::rpc::rpcbind::{Client, Endpoint, Entry, Registration, RpcbindError, entries};
+use ksf_services::rpc::{ProgramTable, mount_null, nfs_null};
+
+/// Program, version, netid, universal address.
+type Row = (u32, u32, String, String);
+
+/// A stand-in for rpcbind.
+#[derive(Clone, Default)]
+struct FakeRpcbind {
+    rows: Arc<Mutex<Vec<Row>>>,
+    /// SET always says no.
+    refuses: bool,
+    /// Answers this instead of SUCCESS.
+    answers: Option<ReplyStatus>,
+    /// Over UDP, the first reply to this procedure is lost.
+    loses_reply_to: Option<u32>,
+}
+
+impl FakeRpcbind {
+    fn rows(&self) -> Vec<Row> {
+        self.rows.lock().unwrap().clone()
+    }
+
+    fn answer(&self, message: &[u8]) -> Vec<u8> {
+        let call = Call::parse(message).unwrap();
+        assert_eq!((call.program, call.version), (PROGRAM, 4));
+        let mut out = Vec::new();
+        if let Some(status) = self.answers {
+            put_reply(&mut out, call.xid, status);
+            return out;
+        }
+        put_success(&mut out, call.xid);
+        let mut rows = self.rows.lock().unwrap();
+        match call.procedure {
+            PROC_NULL => {}
+            PROC_SET => {
+                let row = row(call.args);
+                let free = !rows.iter().any(|r| (r.0, r.1, &r.2) == (row.0, row.1, &row.2));
+                let done = free && !self.refuses;
+                if done {
+                    rows.push(row);
+                }
+                out.put_bool(done);
+            }
+            PROC_UNSET => {
+                let row = row(call.args);
+                let before = rows.len();
+                rows.retain(|r| (r.0, r.1, &r.2) != (row.0, row.1, &row.2));
+                out.put_bool(rows.len() < before);
+            }
+            PROC_DUMP => {
+                for (program, version, netid, address) in rows.iter() {
+                    out.put_bool(true);
+                    let (program, version) = (*program, *version);
+                    Binding { program, version, netid, address, owner: "superuser" }.put(&mut out);
+                }
+                out.put_bool(false);
+            }
+            other => panic!("procedure {other} is not expected"),
+        }
+        out
+    }
+
+    fn serve_stream(&self, mut stream: impl Read + Write) {
+        let mut mark = [0; 4];
+        while stream.read_exact(&mut mark).is_ok() {
+            let mark = u32::from_be_bytes(mark);
+            assert_eq!(mark >> 31, 1, "one fragment");
+            let mut message = vec![0; (mark & 0x7fff_ffff) as usize];
+            stream.read_exact(&mut message).unwrap();
+            let reply = self.answer(&message);
+            // In two fragments, as a server may.
+            let (head, tail) = reply.split_at(5);
+            let mut record = 5u32.to_be_bytes().to_vec();
+            record.extend_from_slice(head);
+            record.extend_from_slice(&(tail.len() as u32 | 1 << 31).to_be_bytes());
+            record.extend_from_slice(tail);
+            stream.write_all(&record).unwrap();
+        }
+    }
+
+    fn on_unix(&self, dir: &TempDir) -> Endpoint {
+        let path = dir.0.join("rpcbind.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let this = self.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                this.serve_stream(stream.unwrap());
+            }
+        });
+        Endpoint::Unix(path)
+    }
+
+    fn on_tcp(&self) -> Endpoint {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let this = self.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                this.serve_stream(stream.unwrap());
+            }
+        });
+        Endpoint::Tcp(address)
+    }
+
+    fn on_udp(&self) -> Endpoint {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let address = socket.local_addr().unwrap();
+        let this = self.clone();
+        std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            let mut to_lose = this.loses_reply_to;
+            loop {
+                let (len, peer) = socket.recv_from(&mut buffer).unwrap();
+                let procedure = Call::parse(&buffer[..len]).unwrap().procedure;
+                let reply = this.answer(&buffer[..len]);
+                if to_lose.take_if(|lost| *lost == procedure).is_none() {
+                    socket.send_to(&reply, peer).unwrap();
+                }
+            }
+        });
+        Endpoint::Udp(address)
+    }
+}
+
+fn row(args: &[u8]) -> Row {
+    let mut r = XdrReader::new(args);
+    let (program, version) = (r.u32().unwrap(), r.u32().unwrap());
+    let mut text = || r.utf8(200).unwrap().to_owned();
+    let (netid, address, owner) = (text(), text(), text());
+    assert_eq!(owner, "");
+    r.finish().unwrap();
+    (program, version, netid, address)
+}
+
+/// A directory that is removed with its content.
+struct TempDir(PathBuf);
+
+impl TempDir {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("ksf-rpcbind-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+/// NFSv3 and MOUNTv3 at 127.0.0.1:62049 over TCP.
+fn two_entries() -> Vec<Entry> {
+    let mut table = ProgramTable::new();
+    table.register(nfs_null()).unwrap();
+    table.register(mount_null()).unwrap();
+    entries(&table, "127.0.0.1:62049".parse().unwrap(), true)
+}
+
+fn expected_row(program: u32) -> Row {
+    (program, 3, "tcp".into(), "127.0.0.1.242.97".into())
+}
+
+/// An address nobody listens on: bound for a moment, then given up.
+fn closed_port() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+#[test]
+fn registers_and_takes_back_over_each_transport() {
+    let dir = TempDir::new("each");
+    let fake = FakeRpcbind::default();
+    for endpoint in [fake.on_unix(&dir), fake.on_udp(), fake.on_tcp()] {
+        let registration = Registration::new(std::slice::from_ref(&endpoint), two_entries()).unwrap();
+        assert_eq!(registration.endpoint(), &endpoint);
+        assert_eq!(fake.rows(), [expected_row(100_003), expected_row(100_005)], "{endpoint}");
+        drop(registration);
+        assert_eq!(fake.rows(), [], "{endpoint}");
+
+        let registration = Registration::new(std::slice::from_ref(&endpoint), two_entries()).unwrap();
+        registration.remove().unwrap();
+        assert_eq!(fake.rows(), [], "{endpoint}");
+    }
+}
+
+#[test]
+fn tries_one_endpoint_after_the_other() {
+    let dir = TempDir::new("order");
+    let fake = FakeRpcbind::default();
+    let nobody = Endpoint::Unix(dir.0.join("nobody.sock"));
+    let closed_udp = Endpoint::Udp(closed_port());
+    let tcp = fake.on_tcp();
+    let client = Client::connect(&[nobody.clone(), closed_udp.clone(), tcp.clone()]).unwrap();
+    assert_eq!(client.endpoint(), &tcp);
+
+    let error = Client::connect(&[nobody, closed_udp]).unwrap_err();
+    assert!(matches!(error, RpcbindError::Unreachable { .. }), "{error}");
+    let text = error.to_string();
+    for part in ["nobody.sock: No such file", "udp 127.0.0.1:", "refused", "systemctl start rpcbind"] {
+        assert!(text.contains(part), "{part:?} is not in {text:?}");
+    }
+}
+
+#[test]
+fn an_entry_left_behind_at_our_address_is_replaced() {
+    let fake = FakeRpcbind::default();
+    fake.rows.lock().unwrap().push(expected_row(100_005));
+    let endpoint = fake.on_tcp();
+    let registration = Registration::new(&[endpoint], two_entries()).unwrap();
+    assert_eq!(fake.rows(), [expected_row(100_003), expected_row(100_005)]);
+    drop(registration);
+    assert_eq!(fake.rows(), []);
+}
+
+#[test]
+fn an_entry_of_somebody_else_is_an_error_and_stays() {
+    let fake = FakeRpcbind::default();
+    let other: Row = (100_005, 3, "tcp".into(), "0.0.0.0.8.1".into());
+    let others =
+        [(100_003, 4, "tcp".into(), "0.0.0.0.8.1".into()), (100_003, 3, "udp".into(), "0.0.0.0.8.1".into()), other];
+    fake.rows.lock().unwrap().extend(others.clone());
+    let error = Registration::new(&[fake.on_tcp()], two_entries()).unwrap_err();
+    let RpcbindError::Taken { entry, address } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!((entry.program, address.as_str()), (100_005, "0.0.0.0.8.1"));
+    assert!(error.to_string().contains("rpcinfo -d 100005 3"), "{error}");
+    assert_eq!(fake.rows(), others, "what was registered before the error is taken back");
+}
+
+#[test]
+fn taking_back_leaves_an_entry_that_somebody_replaced() {
+    let fake = FakeRpcbind::default();
+    let registration = Registration::new(&[fake.on_tcp()], two_entries()).unwrap();
+    let replaced: Row = (100_003, 3, "tcp".into(), "10.0.0.1.8.1".into());
+    fake.rows.lock().unwrap()[0] = replaced.clone();
+    registration.remove().unwrap();
+    assert_eq!(fake.rows(), [replaced]);
+}
+
+#[test]
+fn a_refusal_without_an_entry_is_for_lack_of_permission() {
+    let fake = FakeRpcbind { refuses: true, ..FakeRpcbind::default() };
+    let error = Registration::new(&[fake.on_tcp()], two_entries()).unwrap_err();
+    assert!(matches!(error, RpcbindError::NotPermitted { .. }), "{error}");
+    assert!(error.to_string().contains("root"), "{error}");
+}
+
+#[test]
+fn a_lost_datagram_is_sent_again() {
+    // A repeated SET says no because of the first one, a repeated UNSET too.
+    for procedure in [PROC_NULL, PROC_SET, PROC_UNSET, PROC_DUMP] {
+        let fake = FakeRpcbind { loses_reply_to: Some(procedure), ..FakeRpcbind::default() };
+        let registration = Registration::new(&[fake.on_udp()], two_entries()).unwrap();
+        assert_eq!(fake.rows().len(), 2, "procedure {procedure}");
+        registration.remove().unwrap();
+        assert_eq!(fake.rows(), [], "procedure {procedure}");
+    }
+}
+
+#[test]
+fn replies_that_are_none_are_errors() {
+    let status = ReplyStatus::Accepted(Accepted::ProgMismatch { low: 2, high: 2 });
+    let fake = FakeRpcbind { answers: Some(status), ..FakeRpcbind::default() };
+    let error = Client::connect(&[fake.on_tcp()]).unwrap_err();
+    assert!(matches!(error, RpcbindError::Refused { status: s, .. } if s == status), "{error}");
+
+    // A server of another protocol on the port.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            // The client may be gone already when it has read what it does not like.
+            let _ = stream.unwrap().write_all(b"220 mail.example ESMTP\r\n");
+        }
+    });
+    let error = Client::connect(&[Endpoint::Tcp(address)]).unwrap_err();
+    assert!(error.to_string().contains("a reply of"), "{error}");
+}
+
+const RPCBIND: &str = "/usr/sbin/rpcbind";
+
+/// Set in the copy of this test that runs inside the namespaces.
+const INSIDE: &str = "KSF_TEST_INSIDE_NAMESPACE";
+
+#[test]
+fn debians_rpcbind_takes_and_forgets_the_entries() {
+    let test = "debians_rpcbind_takes_and_forgets_the_entries";
+    if std::env::var_os(INSIDE).is_some() {
+        return with_debians_rpcbind();
+    }
+    if !common::is_root() {
+        return common::skip("needs root (network and mount namespaces for a rpcbind of its own)");
+    }
+    if !Path::new(RPCBIND).exists() {
+        return common::skip("needs /usr/sbin/rpcbind (package rpcbind)");
+    }
+    // rpcbind's port and socket are those of the machine: it gets a network and
+    // a /run of its own, and so does the test, by running itself again there.
+    let setup = "mount -t tmpfs tmpfs /run && ip link set lo up && exec \"$0\" \"$@\"";
+    let status = Command::new("unshare")
+        .args(["--net", "--mount", "sh", "-c", setup])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(INSIDE, "1")
+        .status()
+        .expect("unshare (util-linux) can be started");
+    assert!(status.success(), "{status}");
+}
+
+/// A process that ends with its owner.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn with_debians_rpcbind() {
+    // -f: in the foreground. Without -w nothing is read from disk.
+    let rpcbind = Command::new(RPCBIND).arg("-f").spawn();
+    let _rpcbind = Running(rpcbind.expect("rpcbind (package rpcbind) can be started"));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while let Err(error) = Client::connect(&Endpoint::local_defaults()) {
+        assert!(Instant::now() < deadline, "{error}");
+        std::thread::yield_now();
+    }
+
+    for endpoint in Endpoint::local_defaults() {
+        // Also over IPv6, and one entry that a killed server left behind.
+        let mut all = two_entries();
+        let mut table = ProgramTable::new();
+        table.register(nfs_null()).unwrap();
+        all.extend(entries(&table, "[::1]:62049".parse().unwrap(), true));
+        all.extend(entries(&table, "0.0.0.0:62049".parse().unwrap(), false));
+        let mut client = Client::connect(std::slice::from_ref(&endpoint)).unwrap();
+        assert!(client.set(&all[1]).unwrap(), "{endpoint}");
+        drop(client);
+
+        let registration = Registration::new(std::slice::from_ref(&endpoint), all).unwrap();
+        let listed = rpcinfo();
+        for line in [
+            "100003 3 tcp 127.0.0.1.242.97",
+            "100005 3 tcp 127.0.0.1.242.97",
+            "100003 3 tcp6 ::1.242.97",
+            "100003 3 udp 0.0.0.0.242.97",
+        ] {
+            assert!(listed.iter().any(|l| l.starts_with(line)), "{endpoint}: {line} not in {listed:#?}");
+        }
+        registration.remove().unwrap();
+        let listed = rpcinfo();
+        assert!(!listed.iter().any(|l| l.contains("242.97")), "{endpoint}: {listed:#?}");
+    }
+}
+
+/// What rpcinfo lists: program, version, netid, address, one space between them.
+fn rpcinfo() -> Vec<String> {
+    let output = Command::new("/usr/sbin/rpcinfo").output().expect("rpcinfo can be started");
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+}
