@@ -183,12 +183,7 @@ pub(crate) enum Pace {
     /// As fast as replies come. `synchronous` is `-a 0`.
     Closed { synchronous: bool },
     /// On a schedule.
-    Open {
-        rate_per_s: u64,
-        arrival: Arrival,
-        seed: u64,
-        spin: Duration,
-    },
+    Open { rate_per_s: u64, arrival: Arrival, seed: u64, spin: Duration },
 }
 
 /// Everything that is known before the first connection, checked and with defaults filled in.
@@ -251,20 +246,11 @@ impl CommonArgs {
             return usage("--batch cannot be larger than -a: a batch is in flight as a whole");
         }
         let pace = match self.rate {
-            None => Pace::Closed {
-                synchronous: in_flight_given == 0,
-            },
+            None => Pace::Closed { synchronous: in_flight_given == 0 },
             Some(_) if in_flight_given == 0 => {
-                return usage(
-                    "-a 0 and --rate exclude each other: a synchronous loop has no schedule",
-                );
+                return usage("-a 0 and --rate exclude each other: a synchronous loop has no schedule");
             }
-            Some(rate_per_s) => Pace::Open {
-                rate_per_s,
-                arrival: self.arrival,
-                seed: self.seed,
-                spin: self.spin,
-            },
+            Some(rate_per_s) => Pace::Open { rate_per_s, arrival: self.arrival, seed: self.seed, spin: self.spin },
         };
         let duration = match (self.duration, self.rate, self.count) {
             (None, Some(_), None) => Some(OPEN_DURATION),
@@ -285,10 +271,9 @@ impl CommonArgs {
             false => Duration::from_secs(5),
         });
         let pinning = match (&self.cpu, self.no_pin) {
-            (Some(list), _) => Pinning::List(
-                parse_cpu_list(list)
-                    .map_err(|reason| LoadError::Usage(format!("--cpu: {reason}")))?,
-            ),
+            (Some(list), _) => {
+                Pinning::List(parse_cpu_list(list).map_err(|reason| LoadError::Usage(format!("--cpu: {reason}")))?)
+            }
             (None, true) => Pinning::Off,
             (None, false) => Pinning::Mask,
         };
@@ -367,25 +352,11 @@ fn usage<T>(text: impl Into<String>) -> Result<T, LoadError> {
 /// Percent values separated by commas or blanks; sorted, at most 16, as in the original.
 fn parse_quantiles(list: &str) -> Result<Vec<f64>, LoadError> {
     let mut quantiles = Vec::new();
-    for text in list
-        .split(|c: char| c == ',' || c.is_whitespace())
-        .filter(|text| !text.is_empty())
-    {
-        let wrong = |source| LoadError::Number {
-            option: "-q".into(),
-            source,
-        };
-        let percent: f64 = text.parse().map_err(|_| {
-            wrong(NumberError::Invalid {
-                text: text.to_string(),
-            })
-        })?;
+    for text in list.split(|c: char| c == ',' || c.is_whitespace()).filter(|text| !text.is_empty()) {
+        let wrong = |source| LoadError::Number { option: "-q".into(), source };
+        let percent: f64 = text.parse().map_err(|_| wrong(NumberError::Invalid { text: text.to_string() }))?;
         if !(0.0..=100.0).contains(&percent) {
-            return Err(wrong(NumberError::OutOfRange {
-                text: text.to_string(),
-                min: 0,
-                max: 100,
-            }));
+            return Err(wrong(NumberError::OutOfRange { text: text.to_string(), min: 0, max: 100 }));
         }
         quantiles.push(percent);
     }
@@ -416,11 +387,7 @@ fn buffer(text: &str) -> Result<u64, NumberError> {
 
 fn timeout(text: &str) -> Result<Duration, NumberError> {
     match parse_duration(text)? {
-        Duration::ZERO => Err(NumberError::OutOfRange {
-            text: text.to_string(),
-            min: 1,
-            max: u64::from(u32::MAX),
-        }),
+        Duration::ZERO => Err(NumberError::OutOfRange { text: text.to_string(), min: 1, max: u64::from(u32::MAX) }),
         time => Ok(time),
     }
 }
@@ -437,20 +404,12 @@ mod tests {
         common: CommonArgs,
     }
 
-    const TOOL: ToolDefaults = ToolDefaults {
-        name: "rpctest",
-        port: 62049,
-        iterations: 99,
-        nice: -20,
-    };
+    const TOOL: ToolDefaults = ToolDefaults { name: "rpctest", port: 62049, iterations: 99, nice: -20 };
 
     fn plan(line: &str) -> Result<Plan, u8> {
         let words = std::iter::once("rpctest").chain(line.split_whitespace());
         let program = Program::try_parse_from(words).map_err(|error| exit_code_of_parse(&error))?;
-        program
-            .common
-            .plan(&TOOL)
-            .map_err(|error| error.exit_code())
+        program.common.plan(&TOOL).map_err(|error| error.exit_code())
     }
 
     #[test]
@@ -522,11 +481,17 @@ mod tests {
 
     #[test]
     fn quantiles_are_sorted_and_cut() {
-        assert_eq!(parse_quantiles("").unwrap(), []);
+        assert!(parse_quantiles("").unwrap().is_empty());
         assert_eq!(parse_quantiles("99 1,50").unwrap(), [1.0, 50.0, 99.0]);
         let many = (0..20).map(|i| i.to_string()).collect::<Vec<_>>().join(",");
         assert_eq!(parse_quantiles(&many).unwrap().len(), QUANTILES_MAX);
         assert!(parse_quantiles("nan").is_err());
+    }
+
+    #[test]
+    fn an_empty_list_of_quantiles_is_accepted() {
+        let program = Program::try_parse_from(["rpctest", "h", "-q", ""]).unwrap();
+        assert!(program.common.plan(&TOOL).unwrap().quantiles.is_empty());
     }
 
     #[test]

@@ -26,7 +26,5 @@ pub(crate) fn thread_runqueue_wait_ns() -> u64 {
 
 /// Seconds since the epoch.
 pub(crate) fn unix_seconds() -> f64 {
-    std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0.0, |since| since.as_secs_f64())
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }

@@ -24,10 +24,7 @@ pub(crate) struct ClosedLoop {
 impl ClosedLoop {
     /// A loop that is used to wait for what is outstanding.
     pub(crate) fn draining(tick: Duration) -> ClosedLoop {
-        ClosedLoop {
-            wait_all: false,
-            tick,
-        }
+        ClosedLoop { wait_all: false, tick }
     }
 
     /// Runs until all messages are settled, the user stops, or the connection fails.

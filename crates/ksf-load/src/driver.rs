@@ -98,15 +98,10 @@ pub(crate) fn run_once<F: Factory>(
                         Err(error) => Event::Failed(error),
                     });
                 })
-                .map_err(|error| {
-                    LoadError::system(format!("cannot start thread {thread}"), error)
-                })?;
+                .map_err(|error| LoadError::system(format!("cannot start thread {thread}"), error))?;
         }
         for _ in 0..plan.threads {
-            match inbox
-                .recv()
-                .expect("every thread reports, and `events` is still open")
-            {
+            match inbox.recv().expect("every thread reports, and `events` is still open") {
                 Event::Ready => {}
                 Event::Failed(error) => return Err(error),
                 Event::Finished(_) => unreachable!("no thread starts before the gate opens"),
@@ -128,21 +123,13 @@ pub(crate) fn run_once<F: Factory>(
             }
         }
         threads.sort_by_key(|result| result.start_ns);
-        Ok(RunResult {
-            number,
-            started_unix_s,
-            threads,
-        })
+        Ok(RunResult { number, started_unix_s, threads })
     })
 }
 
 /// Of several addresses, the one whose server answers. TCP finds that out by connecting; over UDP every connect
 /// succeeds, so one request is tried on each.
-pub(crate) fn answering_endpoints<F: Factory>(
-    plan: &Plan,
-    factory: &F,
-    endpoints: Vec<Endpoint>,
-) -> Vec<Endpoint> {
+pub(crate) fn answering_endpoints<F: Factory>(plan: &Plan, factory: &F, endpoints: Vec<Endpoint>) -> Vec<Endpoint> {
     const PATIENCE: Duration = Duration::from_millis(500);
     if !plan.socket.transport.is_datagram() || endpoints.len() < 2 {
         return endpoints;
@@ -196,14 +183,8 @@ struct Gate {
 
 impl Gate {
     fn wait(&self) -> bool {
-        let go = self
-            .go
-            .lock()
-            .expect("no thread panics while it holds the gate");
-        let go = self
-            .changed
-            .wait_while(go, |go| go.is_none())
-            .expect("no thread panics while it holds the gate");
+        let go = self.go.lock().expect("no thread panics while it holds the gate");
+        let go = self.changed.wait_while(go, |go| go.is_none()).expect("no thread panics while it holds the gate");
         *go == Some(true)
     }
 }
@@ -213,11 +194,7 @@ struct GateOpener<'a>(&'a Gate);
 
 impl GateOpener<'_> {
     fn open(&self, go: bool) {
-        let mut state = self
-            .0
-            .go
-            .lock()
-            .expect("no thread panics while it holds the gate");
+        let mut state = self.0.go.lock().expect("no thread panics while it holds the gate");
         state.get_or_insert(go);
         self.0.changed.notify_all();
     }
@@ -251,14 +228,7 @@ impl<F: Factory> Job<'_, F> {
             batch: plan.batch,
             timeout_ns: plan.timeout.as_nanos() as u64,
         };
-        let mut exchange = Exchange::new(
-            &socket,
-            self.shared,
-            self.factory,
-            plan.in_flight,
-            self.id_base,
-            limits,
-        );
+        let mut exchange = Exchange::new(&socket, self.shared, self.factory, plan.in_flight, self.id_base, limits);
         let mut open = match plan.pace {
             Pace::Open { .. } => Some(OpenRecord::new()),
             Pace::Closed { .. } => None,
@@ -277,19 +247,13 @@ impl<F: Factory> Job<'_, F> {
             exchange.limits.until_ns = start_ns + duration.as_nanos() as u64;
         }
         let end = match (plan.pace, schedule, &mut open) {
-            (Pace::Open { spin, .. }, Some(schedule), Some(record)) => OpenLoop {
-                schedule,
-                record,
-                tick: plan.socket.tick,
-                spin,
+            (Pace::Open { spin, .. }, Some(schedule), Some(record)) => {
+                OpenLoop { schedule, record, tick: plan.socket.tick, spin }.run(&mut exchange)
             }
-            .run(&mut exchange),
             (Pace::Open { .. }, ..) => unreachable!("an open pace has a schedule and a record"),
-            (Pace::Closed { synchronous }, ..) => ClosedLoop {
-                wait_all: synchronous,
-                tick: plan.socket.tick,
+            (Pace::Closed { synchronous }, ..) => {
+                ClosedLoop { wait_all: synchronous, tick: plan.socket.tick }.run(&mut exchange)
             }
-            .run(&mut exchange),
         };
         let end_ns = monotonic_ns();
         let cpu_ns = thread_cpu_ns() - cpu_before;
@@ -315,10 +279,7 @@ impl<F: Factory> Job<'_, F> {
         if let Some(cpu) = self.cpu {
             pin_to(cpu).map_err(|error| {
                 LoadError::system(
-                    format!(
-                        "cannot run thread {} on CPU {cpu} (see --cpu and --no-pin)",
-                        self.thread
-                    ),
+                    format!("cannot run thread {} on CPU {cpu} (see --cpu and --no-pin)", self.thread),
                     error,
                 )
             })?;
@@ -334,13 +295,7 @@ impl<F: Factory> Job<'_, F> {
     }
 
     fn schedule(&self) -> Option<Schedule> {
-        let Pace::Open {
-            rate_per_s,
-            arrival,
-            seed,
-            ..
-        } = self.plan.pace
-        else {
+        let Pace::Open { rate_per_s, arrival, seed, .. } = self.plan.pace else {
             return None;
         };
         let threads = self.plan.threads as f64;

@@ -66,15 +66,11 @@ impl Protocol for EchoStream {
         let mut got = &self.buffer[..len];
         while !got.is_empty() {
             if !sink.is_awaiting() {
-                sink.break_off(Fault::Unsolicited, || {
-                    format!("{} bytes after the last echo", got.len())
-                });
+                sink.break_off(Fault::Unsolicited, || format!("{} bytes after the last echo", got.len()));
                 return;
             }
             let (piece, rest) = got.split_at((message_bytes - self.checked).min(got.len()));
-            let expected = self
-                .pattern
-                .slice(self.receive_offset, self.checked, piece.len());
+            let expected = self.pattern.slice(self.receive_offset, self.checked, piece.len());
             if piece != expected && !self.corrupt {
                 self.corrupt = true;
                 let (index, from) = (self.receive_index, self.checked);
@@ -157,10 +153,7 @@ impl Protocol for EchoDatagram {
         };
         if len != message_bytes {
             sink.reject(Fault::Length, || {
-                format!(
-                    "message {}: datagram of {len} bytes, not {message_bytes}",
-                    request.index
-                )
+                format!("message {}: datagram of {len} bytes, not {message_bytes}", request.index)
             });
             return;
         }
@@ -168,9 +161,7 @@ impl Protocol for EchoDatagram {
         let expected = self.pattern.slice(offset, self.id_bytes, body.len());
         if body != expected {
             sink.reject(Fault::Corrupt, || {
-                let difference =
-                    self.pattern
-                        .describe_difference(offset + self.id_bytes, expected, body);
+                let difference = self.pattern.describe_difference(offset + self.id_bytes, expected, body);
                 format!("message {}, after its number: {difference}", request.index)
             });
             return;
@@ -279,12 +270,7 @@ mod tests {
         unknown[0] ^= 0x40;
         receive(&mut echo, &mut table, &mut rec, &unknown);
         receive(&mut echo, &mut table, &mut rec, &messages[5][..3]);
-        let counts = [
-            (Fault::Duplicate, 1),
-            (Fault::Length, 2),
-            (Fault::Corrupt, 1),
-            (Fault::Unknown, 1),
-        ];
+        let counts = [(Fault::Duplicate, 1), (Fault::Length, 2), (Fault::Corrupt, 1), (Fault::Unknown, 1)];
         for (kind, count) in counts {
             assert_eq!(rec.faults.count(kind), count, "{kind:?}: {:?}", rec.notes);
         }

@@ -75,10 +75,7 @@ impl LoadError {
     }
 
     pub(crate) fn system(what: impl Into<String>, source: impl Into<io::Error>) -> Self {
-        LoadError::System {
-            what: what.into(),
-            source: source.into(),
-        }
+        LoadError::System { what: what.into(), source: source.into() }
     }
 }
 

@@ -162,11 +162,7 @@ impl<'a, P: Protocol> Exchange<'a, P> {
         let (id, index) = self.table.issue(start_ns);
         let bytes = self.protocol.encode(id, index);
         self.record.send_calls += 1;
-        match send(
-            self.socket,
-            bytes,
-            SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
-        ) {
+        match send(self.socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(sent) if sent == bytes.len() => {
                 self.record.sent_bytes += sent as u64;
                 Ok(())
@@ -196,8 +192,7 @@ impl<'a, P: Protocol> Exchange<'a, P> {
                 break;
             }
             let (id, index) = self.table.issue(start_ns);
-            self.gathered
-                .extend_from_slice(self.protocol.encode(id, index));
+            self.gathered.extend_from_slice(self.protocol.encode(id, index));
         }
         std::mem::swap(&mut self.unsent, &mut self.gathered);
         self.unsent_at = 0;
@@ -252,9 +247,7 @@ impl<'a, P: Protocol> Exchange<'a, P> {
             self.last_progress_ns = self.now_ns;
             self.record.replies_per_receive_max = self.record.replies_per_receive_max.max(replies);
             if self.record.settled & (PROGRESS_STEP - 1) < replies {
-                self.shared
-                    .settled
-                    .store(self.record.settled, Ordering::Relaxed);
+                self.shared.settled.store(self.record.settled, Ordering::Relaxed);
             }
         }
         match broken {
@@ -269,10 +262,7 @@ impl<'a, P: Protocol> Exchange<'a, P> {
         if self.is_blocked() {
             events |= PollFlags::OUT;
         }
-        let timeout = Timespec {
-            tv_sec: timeout.as_secs() as i64,
-            tv_nsec: i64::from(timeout.subsec_nanos()),
-        };
+        let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) };
         // An interrupted or failed poll only means that the next receive looks for itself.
         let _ = poll(&mut [PollFd::new(self.socket, events)], Some(&timeout));
     }
@@ -323,9 +313,7 @@ impl<'a, P: Protocol> Exchange<'a, P> {
         let lost = self.table.expire(deadline);
         if lost > 0 {
             let seconds = self.limits.timeout_ns as f64 / 1e9;
-            self.record.fault(Fault::Lost, lost, || {
-                format!("{lost} unanswered for {seconds} s")
-            });
+            self.record.fault(Fault::Lost, lost, || format!("{lost} unanswered for {seconds} s"));
         }
     }
 
@@ -335,9 +323,7 @@ impl<'a, P: Protocol> Exchange<'a, P> {
 
     /// At the end: says goodbye and listens for bytes nobody asked for.
     pub(crate) fn finish(&mut self) {
-        self.shared
-            .settled
-            .store(self.record.settled, Ordering::Relaxed);
+        self.shared.settled.store(self.record.settled, Ordering::Relaxed);
         if !self.connected {
             return;
         }

@@ -1,22 +1,49 @@
-//! Load generators that verify every reply.
+//! Load generators that verify every reply: `echotest` and `rpctest`.
+//!
+//! They take the options of the FreeBSD originals (same letters, number suffixes, ports and columns) and keep
+//! their method: one message per send and at most one reply per receive, on one connection per thread. What
+//! they add: every reply is checked, a lost one is counted instead of waited for, UDP is UDP, and there is an open
+//! loop, JSON, HdrHistogram and SVG output.
+//!
+//! ```text
+//!   args -> Plan -> driver: threads, pinned, one connection each
+//!                     +-> closed / open loop -> Exchange: send, recv, time limits
+//!                                                 | Protocol (echo, rpc): bytes <-> requests and replies, sans-IO
+//!                                                 | Table: what is in flight, what an identifier means
+//!                                                 + Record: latencies, faults, calls
+//!   RunResult -> stats::Summary -> columns, report (json, hdr, svg, raw), warn
+//! ```
 #![forbid(unsafe_code)]
 
-pub mod args;
+mod args;
 mod clock;
 mod closed;
+mod columns;
 mod driver;
 mod echo;
-pub mod error;
+pub mod echotest;
+mod error;
 mod exchange;
 pub mod numbers;
 mod oncrpc;
 mod open;
-pub mod pattern;
+mod pattern;
 mod pin;
+mod progress;
 mod protocol;
 mod random;
 mod record;
+pub mod report;
 mod rpc;
+pub mod rpctest;
+mod stats;
 mod table;
-pub mod target;
+mod target;
+mod tool;
 mod transport;
+mod warn;
+
+pub use args::{CommonArgs, NoDelay};
+pub use error::{LoadError, exit_code_of_parse};
+pub use open::Arrival;
+pub use tool::{Io, Outcome};

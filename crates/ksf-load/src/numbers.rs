@@ -56,36 +56,20 @@ pub fn parse_u64(text: &str) -> Result<u64, NumberError> {
 
 /// Parses a number and checks that it lies in `min..=max`.
 pub fn parse_in(text: &str, min: u64, max: u64) -> Result<u64, NumberError> {
-    let out_of_range = || NumberError::OutOfRange {
-        text: text.to_string(),
-        min,
-        max,
-    };
+    let out_of_range = || NumberError::OutOfRange { text: text.to_string(), min, max };
     match evaluate(text) {
         Ok(value) if (min..=max).contains(&value) => Ok(value),
         Ok(_) | Err(Failure::TooLarge | Failure::Negative) => Err(out_of_range()),
-        Err(Failure::NotANumber) => Err(NumberError::Invalid {
-            text: text.to_string(),
-        }),
+        Err(Failure::NotANumber) => Err(NumberError::Invalid { text: text.to_string() }),
     }
 }
 
 /// Parses a time: seconds with an optional fraction, or a number with `us`, `ms`, `s`, `m` or `h`.
 pub fn parse_duration(text: &str) -> Result<Duration, NumberError> {
-    const UNITS: [(&str, f64); 5] = [
-        ("us", 1e-6),
-        ("ms", 1e-3),
-        ("s", 1.0),
-        ("m", 60.0),
-        ("h", 3600.0),
-    ];
-    let invalid = || NumberError::Invalid {
-        text: text.to_string(),
-    };
-    let (number, unit) = UNITS
-        .iter()
-        .find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)))
-        .unwrap_or((text, 1.0));
+    const UNITS: [(&str, f64); 5] = [("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
+    let invalid = || NumberError::Invalid { text: text.to_string() };
+    let (number, unit) =
+        UNITS.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit))).unwrap_or((text, 1.0));
     // f64's parser also takes `inf` and `nan`, which are no times.
     if !number.starts_with(|c: char| c.is_ascii_digit() || c == '.') {
         return Err(invalid());
@@ -94,11 +78,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, NumberError> {
     Duration::try_from_secs_f64(seconds)
         .ok()
         .filter(|time| *time <= DURATION_MAX)
-        .ok_or_else(|| NumberError::OutOfRange {
-            text: text.to_string(),
-            min: 0,
-            max: DURATION_MAX.as_secs(),
-        })
+        .ok_or_else(|| NumberError::OutOfRange { text: text.to_string(), min: 0, max: DURATION_MAX.as_secs() })
 }
 
 /// A hundred years: every time in nanoseconds fits 64 bits.
@@ -129,10 +109,7 @@ fn evaluate(text: &str) -> Result<u64, Failure> {
         Some(b'+') => (false, &unsigned[1..]),
         _ => (false, unsigned),
     };
-    let (mantissa, rest) = match unsigned
-        .strip_prefix("0x")
-        .or_else(|| unsigned.strip_prefix("0X"))
-    {
+    let (mantissa, rest) = match unsigned.strip_prefix("0x").or_else(|| unsigned.strip_prefix("0X")) {
         Some(hexadecimal) => take_hexadecimal(hexadecimal)?,
         None => take_decimal(unsigned)?,
     };
@@ -147,10 +124,7 @@ fn evaluate(text: &str) -> Result<u64, Failure> {
     if negative {
         return Err(Failure::Negative);
     }
-    let scaled = mantissa
-        .digits
-        .checked_mul(factor)
-        .ok_or(Failure::TooLarge)?;
+    let scaled = mantissa.digits.checked_mul(factor).ok_or(Failure::TooLarge)?;
     let power = 10u128.checked_pow(mantissa.exponent.unsigned_abs());
     let value = match (mantissa.exponent >= 0, power) {
         (true, Some(power)) => scaled.checked_mul(power).ok_or(Failure::TooLarge)?,
@@ -162,9 +136,7 @@ fn evaluate(text: &str) -> Result<u64, Failure> {
 }
 
 fn take_hexadecimal(text: &str) -> Result<(Mantissa, &str), Failure> {
-    let end = text
-        .find(|c: char| !c.is_ascii_hexdigit())
-        .unwrap_or(text.len());
+    let end = text.find(|c: char| !c.is_ascii_hexdigit()).unwrap_or(text.len());
     if end == 0 {
         return Err(Failure::NotANumber);
     }
@@ -216,17 +188,13 @@ fn take_exponent(text: &str) -> Result<(i32, &str), Failure> {
 }
 
 fn split_digits(text: &str) -> (&str, &str) {
-    let end = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     text.split_at(end)
 }
 
 fn factor_of(suffix: u8) -> Option<u128> {
     const LADDER: &[u8; 8] = b"kmgtpezy";
-    let step = LADDER
-        .iter()
-        .position(|&letter| letter == suffix.to_ascii_lowercase());
+    let step = LADDER.iter().position(|&letter| letter == suffix.to_ascii_lowercase());
     match (suffix, step) {
         (b'b', _) => Some(512),
         (b'w', _) => Some(4),
@@ -276,42 +244,21 @@ mod tests {
 
     #[test]
     fn what_is_no_number_is_named() {
-        for text in [
-            "", "x", "1x", "2kfoo", "1kk", "k", "0x", ".", "1..2", "inf", "nan", "1 k", "e3",
-        ] {
-            assert_eq!(
-                parse_u64(text),
-                Err(NumberError::Invalid {
-                    text: text.to_string()
-                }),
-                "{text}"
-            );
+        for text in ["", "x", "1x", "2kfoo", "1kk", "k", "0x", ".", "1..2", "inf", "nan", "1 k", "e3"] {
+            assert_eq!(parse_u64(text), Err(NumberError::Invalid { text: text.to_string() }), "{text}");
         }
     }
 
     #[test]
     fn what_does_not_fit_is_out_of_range() {
-        for text in [
-            "-1",
-            "-1k",
-            "18446744073709551616",
-            "1z",
-            "1Y",
-            "1e30",
-            "99999999999999999999999999999999999999999",
-        ] {
-            assert!(
-                matches!(parse_u64(text), Err(NumberError::OutOfRange { .. })),
-                "{text}"
-            );
+        for text in
+            ["-1", "-1k", "18446744073709551616", "1z", "1Y", "1e30", "99999999999999999999999999999999999999999"]
+        {
+            assert!(matches!(parse_u64(text), Err(NumberError::OutOfRange { .. })), "{text}");
         }
         assert_eq!(
             parse_in("70000", 1, 65535),
-            Err(NumberError::OutOfRange {
-                text: "70000".into(),
-                min: 1,
-                max: 65535
-            })
+            Err(NumberError::OutOfRange { text: "70000".into(), min: 1, max: 65535 })
         );
         assert!(parse_in("0", 1, 65535).is_err());
     }

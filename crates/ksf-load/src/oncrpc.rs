@@ -22,7 +22,7 @@ const RPC_VERSION: u32 = 2;
 
 /// Credentials sent with every call (`-A`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Auth {
+pub(crate) enum Auth {
     /// AUTH_NONE.
     None,
     /// AUTH_SYS, of old AUTH_UNIX: host name, user, group and further groups of this process.
@@ -31,7 +31,7 @@ pub enum Auth {
 
 impl Auth {
     /// Reads `none`, `sys` or `unix`, in any case.
-    pub fn parse(text: &str) -> Option<Auth> {
+    pub(crate) fn parse(text: &str) -> Option<Auth> {
         match text.to_ascii_lowercase().as_str() {
             "none" => Some(Auth::None),
             "sys" | "unix" => Some(Auth::Sys),
@@ -70,18 +70,12 @@ pub(crate) struct SysCredential {
 impl SysCredential {
     /// The credential of this process, cut to the RFC's limits: 255 bytes of name, 16 groups.
     pub(crate) fn of_this_process() -> SysCredential {
-        let mut machine = rustix::system::uname()
-            .nodename()
-            .to_string_lossy()
-            .into_owned();
+        let mut machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
         while machine.len() > 255 {
             machine.pop();
         }
-        let mut gids: Vec<u32> = rustix::process::getgroups()
-            .unwrap_or_default()
-            .iter()
-            .map(|gid| gid.as_raw())
-            .collect();
+        let mut gids: Vec<u32> =
+            rustix::process::getgroups().unwrap_or_default().iter().map(|gid| gid.as_raw()).collect();
         gids.truncate(16);
         SysCredential {
             stamp: crate::clock::unix_seconds() as u32,
@@ -111,14 +105,7 @@ pub(crate) fn call_message(procedure: Procedure, credential: Option<&SysCredenti
     const AUTH_NONE: u32 = 0;
     const AUTH_SYS: u32 = 1;
     let mut message = Vec::new();
-    for word in [
-        0,
-        CALL,
-        RPC_VERSION,
-        procedure.program,
-        procedure.version,
-        procedure.procedure,
-    ] {
+    for word in [0, CALL, RPC_VERSION, procedure.program, procedure.version, procedure.procedure] {
         put(&mut message, word);
     }
     match credential {
@@ -189,14 +176,8 @@ fn judge_in_full(message: &[u8], results: bool) -> Reply {
     match read_status(&mut words) {
         Ok(Status::Success) if results || words.rest.is_empty() => Reply::Success { xid },
         Ok(Status::Refused(status)) if words.rest.is_empty() => Reply::Refused { xid, status },
-        Ok(_) => Reply::Malformed {
-            xid: Some(xid),
-            reason: format!("{} bytes too many at the end", words.rest.len()),
-        },
-        Err(reason) => Reply::Malformed {
-            xid: Some(xid),
-            reason,
-        },
+        Ok(_) => Reply::Malformed { xid: Some(xid), reason: format!("{} bytes too many at the end", words.rest.len()) },
+        Err(reason) => Reply::Malformed { xid: Some(xid), reason },
     }
 }
 
@@ -223,9 +204,7 @@ fn read_accepted(words: &mut Words<'_>) -> Result<Status, String> {
     words.take("verifier flavor")?;
     let verifier_bytes = words.take("verifier length")? as usize;
     if verifier_bytes > AUTH_BYTES_MAX {
-        return Err(format!(
-            "a verifier of {verifier_bytes} bytes is longer than {AUTH_BYTES_MAX}"
-        ));
+        return Err(format!("a verifier of {verifier_bytes} bytes is longer than {AUTH_BYTES_MAX}"));
     }
     words.skip(verifier_bytes.next_multiple_of(4), "verifier")?;
     let refused = match words.take("accept status")? {
@@ -249,9 +228,7 @@ fn read_denied(words: &mut Words<'_>) -> Result<Status, String> {
         0 => {
             let low = words.take("lowest RPC version")?;
             let high = words.take("highest RPC version")?;
-            Ok(Status::Refused(format!(
-                "RPC_MISMATCH (versions {low} to {high})"
-            )))
+            Ok(Status::Refused(format!("RPC_MISMATCH (versions {low} to {high})")))
         }
         1 => {
             let status = words.take("auth status")?;
@@ -283,15 +260,11 @@ impl Words<'_> {
     }
 
     fn take(&mut self, what: &str) -> Result<u32, String> {
-        self.next()
-            .ok_or_else(|| format!("it ends before the {what}"))
+        self.next().ok_or_else(|| format!("it ends before the {what}"))
     }
 
     fn skip(&mut self, len: usize, what: &str) -> Result<(), String> {
-        self.rest = self
-            .rest
-            .get(len..)
-            .ok_or_else(|| format!("it ends inside the {what}"))?;
+        self.rest = self.rest.get(len..).ok_or_else(|| format!("it ends inside the {what}"))?;
         Ok(())
     }
 }
@@ -311,11 +284,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const NFS_NULL: Procedure = Procedure {
-        program: 100_003,
-        version: 3,
-        procedure: 0,
-    };
+    const NFS_NULL: Procedure = Procedure { program: 100_003, version: 3, procedure: 0 };
 
     fn message(words: &[u32]) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -327,21 +296,12 @@ mod tests {
 
     #[test]
     fn a_null_call_is_the_forty_bytes_of_the_rfc() {
-        assert_eq!(
-            call_message(NFS_NULL, None),
-            message(&[0, 0, 2, 100_003, 3, 0, 0, 0, 0, 0])
-        );
+        assert_eq!(call_message(NFS_NULL, None), message(&[0, 0, 2, 100_003, 3, 0, 0, 0, 0, 0]));
     }
 
     #[test]
     fn auth_sys_is_padded_and_counted() {
-        let credential = SysCredential {
-            stamp: 7,
-            machine: "abcde".into(),
-            uid: 1,
-            gid: 2,
-            gids: vec![3, 4],
-        };
+        let credential = SysCredential { stamp: 7, machine: "abcde".into(), uid: 1, gid: 2, gids: vec![3, 4] };
         let call = call_message(NFS_NULL, Some(&credential));
         let mut expected = message(&[0, 0, 2, 100_003, 3, 0, 1, 36, 7, 5]);
         expected.extend_from_slice(b"abcde\0\0\0");
@@ -360,13 +320,7 @@ mod tests {
             (&[9, 1, 1, 0, 2, 2], "RPC_MISMATCH (versions 2 to 2)"),
             (&[9, 1, 1, 1, 5], "AUTH_ERROR (AUTH_TOOWEAK, 5)"),
         ] {
-            assert_eq!(
-                judge(&message(words), false),
-                Reply::Refused {
-                    xid: 9,
-                    status: status.into()
-                }
-            );
+            assert_eq!(judge(&message(words), false), Reply::Refused { xid: 9, status: status.into() });
         }
     }
 
@@ -379,10 +333,7 @@ mod tests {
         assert_eq!(judge(&verified, false), Reply::Success { xid: 9 });
         let with_results = message(&[9, 1, 0, 0, 0, 0, 77]);
         assert_eq!(judge(&with_results, true), Reply::Success { xid: 9 });
-        assert!(matches!(
-            judge(&with_results, false),
-            Reply::Malformed { xid: Some(9), .. }
-        ));
+        assert!(matches!(judge(&with_results, false), Reply::Malformed { xid: Some(9), .. }));
     }
 
     #[test]
@@ -399,18 +350,9 @@ mod tests {
             &[9, 1, 1, 2],
             &[9, 1, 0, 0, 0, 3, 0],
         ] {
-            assert!(
-                matches!(
-                    judge(&message(words), false),
-                    Reply::Malformed { xid: Some(9), .. }
-                ),
-                "{words:?}"
-            );
+            assert!(matches!(judge(&message(words), false), Reply::Malformed { xid: Some(9), .. }), "{words:?}");
         }
-        assert!(matches!(
-            judge(&[1, 2], false),
-            Reply::Malformed { xid: None, .. }
-        ));
+        assert!(matches!(judge(&[1, 2], false), Reply::Malformed { xid: None, .. }));
     }
 
     proptest! {

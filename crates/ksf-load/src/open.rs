@@ -56,13 +56,7 @@ impl Schedule {
             Arrival::Constant => phase,
             Arrival::Poisson => random.exponential(),
         };
-        Schedule {
-            arrival,
-            gap_ns,
-            start_ns: 0,
-            offset_ns: first * gap_ns,
-            random,
-        }
+        Schedule { arrival, gap_ns, start_ns: 0, offset_ns: first * gap_ns, random }
     }
 
     pub(crate) fn start(&mut self, now_ns: u64) {
@@ -98,11 +92,7 @@ pub(crate) struct OpenRecord {
 
 impl OpenRecord {
     pub(crate) fn new() -> OpenRecord {
-        OpenRecord {
-            bound_hits: 0,
-            lag: Latencies::new(),
-            unsent: 0,
-        }
+        OpenRecord { bound_hits: 0, lag: Latencies::new(), unsent: 0 }
     }
 }
 
@@ -232,10 +222,7 @@ mod tests {
         let mean_gap = (due[100_000] - due[0]) as f64 / 100_000.0;
         assert!((mean_gap - 1e6).abs() < 2e4, "{mean_gap}");
         // For exponential gaps 1/e of them exceed the mean.
-        let long = due
-            .windows(2)
-            .filter(|p| (p[1] - p[0]) as f64 > 1e6)
-            .count();
+        let long = due.windows(2).filter(|p| (p[1] - p[0]) as f64 > 1e6).count();
         assert!((35_800..37_800).contains(&long), "{long}");
         assert_eq!(due, starts(Arrival::Poisson, 1000.0, 0.0, 5, 100_001));
         assert_ne!(due, starts(Arrival::Poisson, 1000.0, 0.0, 6, 100_001));

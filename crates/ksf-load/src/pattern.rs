@@ -12,7 +12,7 @@ const PERIODS: [usize; 2] = [65_521, 65_519];
 
 /// A pattern for messages of one length; cheap to clone, the table is shared by the threads.
 #[derive(Debug, Clone)]
-pub struct Pattern {
+pub(crate) struct Pattern {
     /// One period, then enough of the next that every message is one contiguous slice.
     table: Arc<[u8]>,
     period: usize,
@@ -21,7 +21,7 @@ pub struct Pattern {
 
 impl Pattern {
     /// Prepares the table for messages of `message_bytes` bytes (at least 1).
-    pub fn new(message_bytes: usize) -> Pattern {
+    pub(crate) fn new(message_bytes: usize) -> Pattern {
         let message_bytes = message_bytes.max(1);
         let period = match message_bytes % PERIODS[0] {
             0 => PERIODS[1],
@@ -31,26 +31,22 @@ impl Pattern {
         for at in 0..message_bytes {
             table.push(table[at]);
         }
-        Pattern {
-            table: table.into(),
-            period,
-            message_bytes,
-        }
+        Pattern { table: table.into(), period, message_bytes }
     }
 
     /// Length of a message in bytes.
-    pub fn message_bytes(&self) -> usize {
+    pub(crate) fn message_bytes(&self) -> usize {
         self.message_bytes
     }
 
     /// Where message number `index` starts in the table.
-    pub fn offset(&self, index: u64) -> usize {
+    pub(crate) fn offset(&self, index: u64) -> usize {
         let period = self.period as u64;
         ((index % period) * (self.message_bytes as u64 % period) % period) as usize
     }
 
     /// The offset of the message after the one at `offset`, without a multiplication.
-    pub fn next_offset(&self, offset: usize) -> usize {
+    pub(crate) fn next_offset(&self, offset: usize) -> usize {
         let next = offset + self.message_bytes % self.period;
         match next >= self.period {
             true => next - self.period,
@@ -59,28 +55,19 @@ impl Pattern {
     }
 
     /// Bytes `from..from + len` of the message whose offset is `offset`; `from + len` is at most the message length.
-    pub fn slice(&self, offset: usize, from: usize, len: usize) -> &[u8] {
+    pub(crate) fn slice(&self, offset: usize, from: usize, len: usize) -> &[u8] {
         &self.table[offset + from..offset + from + len]
     }
 
     /// Says where `got` departs from `expected` and, if the bytes belong elsewhere in the pattern, where.
     /// For messages to people, not for the fast path.
-    pub fn describe_difference(&self, expected_at: usize, expected: &[u8], got: &[u8]) -> String {
-        let Some(first) = expected
-            .iter()
-            .zip(got)
-            .position(|(want, have)| want != have)
-        else {
+    pub(crate) fn describe_difference(&self, expected_at: usize, expected: &[u8], got: &[u8]) -> String {
+        let Some(first) = expected.iter().zip(got).position(|(want, have)| want != have) else {
             return "no difference".into();
         };
-        let mut text = format!(
-            "byte {first} is {:#04x}, not {:#04x}",
-            got[first], expected[first]
-        );
+        let mut text = format!("byte {first} is {:#04x}, not {:#04x}", got[first], expected[first]);
         if let Some(shift) = self.find_shift(expected_at + first, &got[first..]) {
-            text += &format!(
-                "; the bytes from there on belong {shift:+} bytes away (shifted, lost or swapped)"
-            );
+            text += &format!("; the bytes from there on belong {shift:+} bytes away (shifted, lost or swapped)");
         }
         text
     }
@@ -124,11 +111,7 @@ mod tests {
             let first = pattern.slice(pattern.offset(0), 0, len).to_vec();
             for index in 1..200 {
                 // Two bytes can be equal by chance once in 65,536; the table is fixed, so this is no gamble.
-                assert_ne!(
-                    pattern.slice(pattern.offset(index), 0, len),
-                    first,
-                    "length {len}, message {index}"
-                );
+                assert_ne!(pattern.slice(pattern.offset(index), 0, len), first, "length {len}, message {index}");
             }
         }
     }

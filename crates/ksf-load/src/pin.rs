@@ -38,9 +38,7 @@ pub(crate) fn allowed_cpus() -> Vec<usize> {
     let Ok(set) = sched_getaffinity(None) else {
         return Vec::new();
     };
-    (0..CpuSet::MAX_CPU)
-        .filter(|&cpu| set.is_set(cpu))
-        .collect()
+    (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
 }
 
 /// Binds the calling thread to one CPU.
@@ -86,9 +84,7 @@ mod tests {
     #[test]
     fn threads_stay_inside_the_mask() {
         let allowed = [2, 5];
-        let cpus: Vec<_> = (0..4)
-            .map(|i| Pinning::Mask.cpu_of(i, 4, &allowed))
-            .collect();
+        let cpus: Vec<_> = (0..4).map(|i| Pinning::Mask.cpu_of(i, 4, &allowed)).collect();
         assert_eq!(cpus, [Some(2), Some(5), Some(2), Some(5)]);
         assert_eq!(Pinning::Mask.cpu_of(0, 16, &allowed), None);
         assert_eq!(Pinning::Off.cpu_of(0, 1, &allowed), None);

@@ -16,7 +16,7 @@ const NOTES_MAX: usize = 5;
 /// Every way in which a reply can be wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(usize)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// No reply within the time limit.
     Lost,
     /// The connection ended (end of stream, reset, refused) while replies were outstanding.
@@ -41,7 +41,7 @@ pub enum Fault {
 
 impl Fault {
     /// All kinds, in the order they are reported.
-    pub const ALL: [Fault; 10] = [
+    pub(crate) const ALL: [Fault; 10] = [
         Fault::Lost,
         Fault::Closed,
         Fault::Duplicate,
@@ -55,7 +55,7 @@ impl Fault {
     ];
 
     /// The name in reports.
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Fault::Lost => "lost",
             Fault::Closed => "closed",
@@ -73,16 +73,16 @@ impl Fault {
 
 /// Faults by kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Faults([u64; Fault::ALL.len()]);
+pub(crate) struct Faults([u64; Fault::ALL.len()]);
 
 impl Faults {
     /// How many faults of one kind.
-    pub fn count(&self, kind: Fault) -> u64 {
+    pub(crate) fn count(&self, kind: Fault) -> u64 {
         self.0[kind as usize]
     }
 
     /// All of them.
-    pub fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         self.0.iter().sum()
     }
 
@@ -111,16 +111,10 @@ pub(crate) struct Latencies {
 impl Latencies {
     /// An empty distribution whose memory has been touched, so that the measurement meets no page fault.
     pub(crate) fn new() -> Latencies {
-        let mut histogram = Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3)
-            .expect("the bounds are valid constants");
+        let mut histogram = Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("the bounds are valid constants");
         // Memory from the allocator may not be mapped yet; resetting writes every counter.
         histogram.reset();
-        Latencies {
-            histogram,
-            min_ns: u64::MAX,
-            max_ns: 0,
-            sum_ns: 0,
-        }
+        Latencies { histogram, min_ns: u64::MAX, max_ns: 0, sum_ns: 0 }
     }
 
     #[inline]
@@ -132,9 +126,7 @@ impl Latencies {
     }
 
     pub(crate) fn merge(&mut self, other: &Latencies) {
-        self.histogram
-            .add(&other.histogram)
-            .expect("all histograms have the same bounds");
+        self.histogram.add(&other.histogram).expect("all histograms have the same bounds");
         self.min_ns = self.min_ns.min(other.min_ns);
         self.max_ns = self.max_ns.max(other.max_ns);
         self.sum_ns += other.sum_ns;
@@ -170,9 +162,7 @@ impl Latencies {
             return 0;
         }
         let value = self.histogram.value_at_quantile(percent / 100.0);
-        self.histogram
-            .lowest_equivalent(value)
-            .clamp(self.min_ns, self.max_ns)
+        self.histogram.lowest_equivalent(value).clamp(self.min_ns, self.max_ns)
     }
 }
 
@@ -236,12 +226,7 @@ pub(crate) struct Sink<'a> {
 impl<'a> Sink<'a> {
     #[inline]
     pub(crate) fn new(table: &'a mut Table, record: &'a mut Record, now_ns: u64) -> Sink<'a> {
-        Sink {
-            table,
-            record,
-            now_ns,
-            broken: false,
-        }
+        Sink { table, record, now_ns, broken: false }
     }
 
     /// Finds the request a reply answers; counts duplicates, late and unknown replies.
@@ -256,9 +241,7 @@ impl<'a> Sink<'a> {
             Settled::Late => (Fault::Late, "had been given up as lost"),
             Settled::Unknown => (Fault::Unknown, "was never sent"),
         };
-        self.record.fault(kind, 1, || {
-            format!("reply to request {id:#x}, which {meaning}")
-        });
+        self.record.fault(kind, 1, || format!("reply to request {id:#x}, which {meaning}"));
         None
     }
 
@@ -286,9 +269,7 @@ impl<'a> Sink<'a> {
     #[inline]
     pub(crate) fn complete(&mut self, request: Request) {
         self.record.settled += 1;
-        self.record
-            .latencies
-            .record(self.now_ns.saturating_sub(request.start_ns));
+        self.record.latencies.record(self.now_ns.saturating_sub(request.start_ns));
     }
 
     /// The request was answered, but wrongly. Its latency does not count.

@@ -19,10 +19,7 @@ pub(crate) struct CallTemplate {
 impl CallTemplate {
     /// For datagrams: no record mark.
     pub(crate) fn bare(message: &[u8]) -> CallTemplate {
-        CallTemplate {
-            bytes: message.to_vec(),
-            xid_at: [0, 1, 2, 3],
-        }
+        CallTemplate { bytes: message.to_vec(), xid_at: [0, 1, 2, 3] }
     }
 
     /// For streams: one fragment, or three (first byte, middle, last byte) as `-f` asks.
@@ -144,9 +141,7 @@ impl Protocol for RpcStream {
             let fragment_bytes = fragment_len(mark);
             if self.earlier.len() + fragment_bytes > REPLY_BYTES_MAX {
                 sink.break_off(Fault::Malformed, || {
-                    format!(
-                        "record mark {mark:#010x}: a reply of more than {REPLY_BYTES_MAX} bytes"
-                    )
+                    format!("record mark {mark:#010x}: a reply of more than {REPLY_BYTES_MAX} bytes")
                 });
                 return;
             }
@@ -259,11 +254,7 @@ impl Factory for RpcDatagramFactory {
     type Protocol = RpcDatagram;
 
     fn make(&self) -> RpcDatagram {
-        RpcDatagram {
-            call: self.call.clone(),
-            results: self.results,
-            buffer: vec![0; REPLY_BYTES_MAX].into(),
-        }
+        RpcDatagram { call: self.call.clone(), results: self.results, buffer: vec![0; REPLY_BYTES_MAX].into() }
     }
 
     fn id_bits(&self) -> u32 {
@@ -284,14 +275,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn call() -> Vec<u8> {
-        call_message(
-            Procedure {
-                program: 100_003,
-                version: 3,
-                procedure: 0,
-            },
-            None,
-        )
+        call_message(Procedure { program: 100_003, version: 3, procedure: 0 }, None)
     }
 
     fn success(xid: u32) -> Vec<u8> {
@@ -322,13 +306,7 @@ mod tests {
     }
 
     /// Feeds `bytes` through windows of the protocol's own choosing; returns replies per receive.
-    fn feed(
-        rpc: &mut RpcStream,
-        table: &mut Table,
-        rec: &mut Record,
-        mut bytes: &[u8],
-        most: usize,
-    ) -> Vec<u64> {
+    fn feed(rpc: &mut RpcStream, table: &mut Table, rec: &mut Record, mut bytes: &[u8], most: usize) -> Vec<u64> {
         let mut per_receive = Vec::new();
         while !bytes.is_empty() {
             let window = rpc.window(false);
@@ -373,8 +351,7 @@ mod tests {
     #[test]
     fn one_reply_per_receive_when_replies_queue_up() {
         for (method, receives) in [(ReadMethod::MarkAhead, 50), (ReadMethod::MarkThenBody, 100)] {
-            let (mut rpc, mut table, mut rec) =
-                (stream(method), Table::new(50, 32, 0), Record::new());
+            let (mut rpc, mut table, mut rec) = (stream(method), Table::new(50, 32, 0), Record::new());
             let mut bytes = Vec::new();
             for _ in 0..50 {
                 let (xid, _) = table.issue(0);
@@ -389,18 +366,11 @@ mod tests {
 
     #[test]
     fn the_shortest_replies_do_not_share_a_receive() {
-        let (mut rpc, mut table, mut rec) = (
-            stream(ReadMethod::MarkAhead),
-            Table::new(8, 32, 0),
-            Record::new(),
-        );
+        let (mut rpc, mut table, mut rec) = (stream(ReadMethod::MarkAhead), Table::new(8, 32, 0), Record::new());
         let mut bytes = Vec::new();
         for _ in 0..8 {
             let (xid, _) = table.issue(0);
-            let body: Vec<u8> = [xid, 1, 1, 1, 2]
-                .iter()
-                .flat_map(|w| w.to_be_bytes())
-                .collect();
+            let body: Vec<u8> = [xid, 1, 1, 1, 2].iter().flat_map(|w| w.to_be_bytes()).collect();
             bytes.extend_from_slice(&record(&body, &[]));
         }
         let per_receive = feed(&mut rpc, &mut table, &mut rec, &bytes, usize::MAX);
@@ -410,11 +380,7 @@ mod tests {
 
     #[test]
     fn a_record_mark_beyond_the_limit_breaks_the_stream_off() {
-        let (mut rpc, mut table, mut rec) = (
-            stream(ReadMethod::MarkAhead),
-            Table::new(1, 32, 0),
-            Record::new(),
-        );
+        let (mut rpc, mut table, mut rec) = (stream(ReadMethod::MarkAhead), Table::new(1, 32, 0), Record::new());
         table.issue(0);
         let window = rpc.window(false);
         window[..4].copy_from_slice(&0xffff_ffffu32.to_be_bytes());

@@ -67,15 +67,9 @@ impl Table {
     /// The caller makes sure that the slots fit the identifier: see [`Table::most_in_flight`].
     pub(crate) fn new(in_flight: usize, id_bits: u32, base: u32) -> Table {
         let slot_bits = in_flight.next_power_of_two().trailing_zeros();
-        assert!(
-            slot_bits <= id_bits && id_bits <= 32,
-            "checked when the plan was made"
-        );
+        assert!(slot_bits <= id_bits && id_bits <= 32, "checked when the plan was made");
         let empty = Slot {
-            request: Request {
-                start_ns: 0,
-                index: 0,
-            },
+            request: Request { start_ns: 0, index: 0 },
             generation: 0,
             issued: 0,
             lost_generation: None,
@@ -158,10 +152,7 @@ impl Table {
             self.release(number);
             return Settled::Answer(request);
         }
-        if slot
-            .lost_generation
-            .is_some_and(|lost| lost & generation_mask == generation)
-        {
+        if slot.lost_generation.is_some_and(|lost| lost & generation_mask == generation) {
             slot.lost_generation = None;
             return Settled::Late;
         }

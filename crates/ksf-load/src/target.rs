@@ -12,7 +12,7 @@ use crate::numbers::parse_in;
 
 /// A target as the user wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Target {
+pub(crate) enum Target {
     /// A host by name or address, and a port.
     Inet {
         /// Name or address, without brackets.
@@ -26,7 +26,7 @@ pub enum Target {
 
 /// One address a connection can be tried with.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Endpoint {
+pub(crate) enum Endpoint {
     /// IPv4 or IPv6.
     Inet(SocketAddr),
     /// A path in the file system.
@@ -35,7 +35,7 @@ pub enum Endpoint {
 
 impl Target {
     /// Reads a target; `default_port` is used where it names none.
-    pub fn parse(text: &str, default_port: u16) -> Result<Target, LoadError> {
+    pub(crate) fn parse(text: &str, default_port: u16) -> Result<Target, LoadError> {
         if let Some(path) = text.strip_prefix("unix:") {
             return match path.is_empty() {
                 true => Err(invalid(text, "the path after `unix:` is empty")),
@@ -51,10 +51,7 @@ impl Target {
             return Err(invalid(text, "the host is empty"));
         }
         if host.contains('/') {
-            return Err(invalid(
-                text,
-                "a host has no slash; write `unix:/path` for a Unix-domain socket",
-            ));
+            return Err(invalid(text, "a host has no slash; write `unix:/path` for a Unix-domain socket"));
         }
         if host.contains(|c: char| c.is_whitespace() || "@[]".contains(c)) {
             return Err(invalid(text, "a host has no blanks, brackets or `@`"));
@@ -68,14 +65,11 @@ impl Target {
     }
 
     /// The addresses to try, in the resolver's order.
-    pub fn resolve(&self) -> Result<Vec<Endpoint>, LoadError> {
+    pub(crate) fn resolve(&self) -> Result<Vec<Endpoint>, LoadError> {
         match self {
             Target::Unix(path) => Ok(vec![Endpoint::Unix(path.clone())]),
             Target::Inet { host, port } => {
-                let unknown = |source| LoadError::UnknownHost {
-                    host: host.clone(),
-                    source,
-                };
+                let unknown = |source| LoadError::UnknownHost { host: host.clone(), source };
                 let mut endpoints = Vec::new();
                 for address in (host.as_str(), *port).to_socket_addrs().map_err(unknown)? {
                     let endpoint = Endpoint::Inet(address);
@@ -114,9 +108,7 @@ impl fmt::Display for Endpoint {
 /// Splits the port off. Two colons without brackets are an IPv6 address without a port.
 fn split_port(address: &str) -> Result<(&str, Option<&str>), &'static str> {
     if let Some(bracketed) = address.strip_prefix('[') {
-        let (host, rest) = bracketed
-            .split_once(']')
-            .ok_or("the bracket is not closed")?;
+        let (host, rest) = bracketed.split_once(']').ok_or("the bracket is not closed")?;
         return match rest.strip_prefix(':') {
             Some(port) => Ok((host, Some(port))),
             None if rest.is_empty() => Ok((host, None)),
@@ -131,10 +123,8 @@ fn split_port(address: &str) -> Result<(&str, Option<&str>), &'static str> {
 }
 
 fn parse_port(digits: &str) -> Result<u16, LoadError> {
-    let number = parse_in(digits, 1, u64::from(u16::MAX)).map_err(|source| LoadError::Number {
-        option: "port".into(),
-        source,
-    })?;
+    let number = parse_in(digits, 1, u64::from(u16::MAX))
+        .map_err(|source| LoadError::Number { option: "port".into(), source })?;
     Ok(number as u16)
 }
 
@@ -150,10 +140,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn inet(host: &str, port: u16) -> Target {
-        Target::Inet {
-            host: host.into(),
-            port,
-        }
+        Target::Inet { host: host.into(), port }
     }
 
     #[test]

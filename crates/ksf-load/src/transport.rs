@@ -68,10 +68,7 @@ impl Socket {
                 Err(error) => reasons.push(format!("{endpoint}: {error}")),
             }
         }
-        Err(LoadError::Unreachable {
-            target: target.to_string(),
-            reasons: reasons.join(", "),
-        })
+        Err(LoadError::Unreachable { target: target.to_string(), reasons: reasons.join(", ") })
     }
 
     /// Connects to one endpoint.
@@ -102,11 +99,7 @@ impl Socket {
         };
         let fd = OwnedFd::from(socket);
         sockopt::set_socket_timeout(&fd, sockopt::Timeout::Recv, Some(options.tick))?;
-        Ok(Socket {
-            fd,
-            transport: options.transport,
-            peer: endpoint.clone(),
-        })
+        Ok(Socket { fd, transport: options.transport, peer: endpoint.clone() })
     }
 
     /// Datagrams the kernel dropped because this socket's receive buffer was full, from /proc/net/udp{,6}.
@@ -204,8 +197,7 @@ mod tests {
         let options = options(Transport::Tcp);
         let socket = Socket::connect(&target, &[closed.clone(), open.clone()], &options).unwrap();
         assert_eq!(socket.peer, open);
-        let error =
-            Socket::connect(&target, &[closed.clone(), closed.clone()], &options).unwrap_err();
+        let error = Socket::connect(&target, &[closed.clone(), closed.clone()], &options).unwrap_err();
         assert_eq!(error.exit_code(), 69);
         assert_eq!(error.to_string().matches("refused").count(), 2, "{error}");
     }
