@@ -1,6 +1,8 @@
 //! `cargo xtask demo`: every service on every engine that this machine has, over TCP and UDP, as
 //! one table; and proof that nothing stays behind.
 
+use std::collections::BTreeSet;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -13,6 +15,8 @@ use crate::leftovers::{self, Snapshot};
 use crate::load::{Amount, Load, LoadResult, Tool};
 use crate::process::{Ready, Server, free_port, output};
 
+const SERVICES: [&str; 2] = ["kecho", "krpc2"];
+const TRANSPORTS: [&str; 2] = ["tcp", "udp"];
 const ENGINES: [&str; 3] = ["kernel", "uring", "epoll"];
 const IN_FLIGHT: u32 = 128;
 const MESSAGE_BYTES: usize = 64;
@@ -39,17 +43,22 @@ struct Combination {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let ksf = crate::ksf_binary(options.ksf.as_ref(), "release")?;
-    let (engines, skipped) = engines(&ksf)?;
-    let mut demo =
-        Demo { ksf, seconds: options.seconds, before: Snapshot::take()?, pids: Vec::new(), seen_objects: false };
+    let doctor = Doctor::ask(&ksf)?;
+    let mut demo = Demo {
+        ksf,
+        seconds: options.seconds,
+        before: Snapshot::take()?,
+        pids: Vec::new(),
+        kernel_ran: false,
+        seen_objects: false,
+    };
     let mut table = head();
-    for service in ["kecho", "krpc2"] {
-        for transport in ["tcp", "udp"] {
-            for &engine in engines.iter() {
-                let combination = Combination { service, transport, engine };
-                let row = demo
-                    .measure(combination)
-                    .with_context(|| format!("{service} over {transport} on the engine {engine}"))?;
+    let mut skipped = BTreeSet::new();
+    for combination in combinations() {
+        match doctor.obstacle(combination.needs())? {
+            Some(why) => drop(skipped.insert(why)),
+            None => {
+                let row = demo.measure(combination).with_context(|| combination.to_string())?;
                 table.add_row(row);
             }
         }
@@ -58,36 +67,56 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for line in skipped {
         println!("{line}");
     }
-    println!("{}", demo.check_leftovers(engines.contains(&"kernel"))?);
+    println!("{}", demo.check_leftovers()?);
     Ok(())
 }
 
-/// The engines that can run here, and a line about each that cannot: why, and how to get it.
-fn engines(ksf: &Path) -> Result<(Vec<&'static str>, Vec<String>)> {
-    let text = output(Command::new(ksf).args(["doctor", "--json"]), DOCTOR_TIMEOUT)?;
-    let doctor: Doctor = serde_json::from_str(&text).context("ksf doctor --json")?;
-    let mut usable = Vec::new();
-    let mut skipped = Vec::new();
-    for name in ENGINES {
-        let engine = doctor
-            .engines
-            .iter()
-            .find(|engine| engine.name == name)
-            .with_context(|| format!("ksf doctor knows no engine '{name}'"))?;
-        if engine.usable {
-            usable.push(name);
-            continue;
+fn combinations() -> impl Iterator<Item = Combination> {
+    SERVICES.into_iter().flat_map(|service| {
+        TRANSPORTS.into_iter().flat_map(move |transport| {
+            ENGINES.into_iter().map(move |engine| Combination { service, transport, engine })
+        })
+    })
+}
+
+impl Combination {
+    /// What `ksf doctor` calls the engine that answers here.
+    fn needs(&self) -> &'static str {
+        match (self.engine, self.transport) {
+            ("kernel", "udp") => "xdp",
+            (engine, _) => engine,
         }
-        let remedy = engine.remedy.as_deref().unwrap_or("none known");
-        skipped.push(format!("skipped: {name}: {}; get it: {remedy}", engine.reason));
     }
-    Ok((usable, skipped))
+}
+
+impl fmt::Display for Combination {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} over {} on {}", self.service, self.transport, self.needs())
+    }
 }
 
 /// What is read of `ksf doctor --json`.
 #[derive(Deserialize)]
 struct Doctor {
     engines: Vec<Engine>,
+}
+
+impl Doctor {
+    fn ask(ksf: &Path) -> Result<Doctor> {
+        let text = output(Command::new(ksf).args(["doctor", "--json"]), DOCTOR_TIMEOUT)?;
+        serde_json::from_str(&text).with_context(|| format!("ksf doctor --json printed:\n{text}"))
+    }
+
+    /// Why an engine cannot run here, and how to get it; None if it can.
+    fn obstacle(&self, name: &str) -> Result<Option<String>> {
+        let engine = self.engines.iter().find(|engine| engine.name == name);
+        let engine = engine.with_context(|| format!("ksf doctor knows no engine '{name}'"))?;
+        if engine.usable {
+            return Ok(None);
+        }
+        let remedy = engine.remedy.as_deref().unwrap_or("no way is known");
+        Ok(Some(format!("skipped: {name}: {}; to get it: {remedy}", engine.reason)))
+    }
 }
 
 #[derive(Deserialize)]
@@ -104,6 +133,7 @@ struct Demo {
     before: Option<Snapshot>,
     /// Of the servers started so far.
     pids: Vec<u32>,
+    kernel_ran: bool,
     /// Whether a running kernel engine was seen by what looks for leftovers.
     seen_objects: bool,
 }
@@ -112,7 +142,7 @@ impl Demo {
     /// A row of the table: the server is started, loaded twice and stopped.
     fn measure(&mut self, combination: Combination) -> Result<Vec<String>> {
         let Combination { service, transport, engine } = combination;
-        eprintln!("demo: {service} over {transport} on {engine}");
+        eprintln!("demo: {combination}");
         let port = free_port()?;
         let listen = format!("{transport}:127.0.0.1:{port}");
         let mut command = Command::new(&self.ksf);
@@ -122,16 +152,17 @@ impl Demo {
 
         let one = self.load(combination, port, 1)?;
         let many = self.load(combination, port, IN_FLIGHT)?;
-        if engine == "kernel"
-            && let (Some(before), Some(now)) = (&self.before, Snapshot::take()?)
-        {
-            self.seen_objects |= now.has_new(before);
+        if engine == "kernel" {
+            self.kernel_ran = true;
+            if let (Some(before), Some(now)) = (&self.before, Snapshot::take()?) {
+                self.seen_objects |= now.has_new(before);
+            }
         }
         server.stop()?;
         Ok(vec![
             service.into(),
             transport.into(),
-            engine_title(combination).into(),
+            combination.needs().into(),
             format!("{:.1}", one.rtt_p50_us),
             format!("{:.1}", one.rtt_p99_us),
             format!("{:.0}", many.messages_per_s),
@@ -157,22 +188,14 @@ impl Demo {
     }
 
     /// What the check has found, in a sentence; an error names what was left behind.
-    fn check_leftovers(&self, kernel_ran: bool) -> Result<String> {
+    fn check_leftovers(&self) -> Result<String> {
         leftovers::check(self.before.as_ref(), &self.pids)?;
         if self.before.is_none() {
             return Ok("left behind: nothing (no process; not root, so nothing was loaded)".into());
         }
         // Else the check would pass because it looks for the wrong names.
-        ensure!(!kernel_ran || self.seen_objects, "the check for leftovers did not see the running kernel engine");
+        ensure!(!self.kernel_ran || self.seen_objects, "the check for leftovers did not see the running kernel engine");
         Ok("left behind: nothing (no process, no eBPF program or map, no XDP on lo)".into())
-    }
-}
-
-/// What answers: over UDP the engine `kernel` is XDP, the others are plain sockets.
-fn engine_title(combination: Combination) -> &'static str {
-    match (combination.engine, combination.transport) {
-        ("kernel", "udp") => "kernel (XDP)",
-        (engine, _) => engine,
     }
 }
 
@@ -184,4 +207,29 @@ fn head() -> Table {
         table.column_mut(column).expect("it exists").set_cell_alignment(CellAlignment::Right);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_service_is_shown_on_every_engine() {
+        let all: Vec<String> = combinations().map(|combination| combination.to_string()).collect();
+        assert_eq!(all.len(), 12);
+        assert!(all.contains(&"krpc2 over tcp on kernel".to_owned()));
+        assert!(all.contains(&"kecho over udp on xdp".to_owned()));
+    }
+
+    #[test]
+    fn an_obstacle_has_reason_and_remedy() {
+        let text = r#"{"schema":"x","engines":[
+            {"name":"kernel","usable":false,"reason":"no CAP_BPF","remedy":"run as root"},
+            {"name":"epoll","usable":true,"reason":"everything works","remedy":null}]}"#;
+        let doctor: Doctor = serde_json::from_str(text).unwrap();
+        let why = doctor.obstacle("kernel").unwrap().unwrap();
+        assert_eq!(why, "skipped: kernel: no CAP_BPF; to get it: run as root");
+        assert_eq!(doctor.obstacle("epoll").unwrap(), None);
+        assert!(doctor.obstacle("uring").is_err());
+    }
 }

@@ -75,7 +75,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     };
     let cases = CASES.iter().filter(|case| wanted(options, case));
     for case in cases.clone() {
-        bench.measure(&programs, effort, case)?;
+        bench.measure(&programs, effort, case);
     }
     for case in cases.filter(|case| case.idle == 0) {
         bench.count_syscalls(&programs, effort, case);
@@ -140,11 +140,15 @@ struct Bench {
 
 impl Bench {
     /// All rounds of a case: placement by placement, and in each the contestants in turn.
-    fn measure(&mut self, programs: &Programs, effort: Effort, case: &Case) -> Result<()> {
+    fn measure(&mut self, programs: &Programs, effort: Effort, case: &Case) {
         let meter = Meter { programs, effort };
         if case.idle > 0 {
             // Both ends of them are in processes with the same limit; the rest is slack.
-            raise_file_limit(u64::from(case.idle) + 1000)?;
+            let files = (f64::from(case.idle) * effort.scale) as u64 + 100;
+            if let Err(why) = raise_file_limit(files) {
+                self.skip(format!("{}: {why}", case.title));
+                return;
+            }
         }
         let contestants = self.contestants(case);
         for pinning in self.pinnings(case) {
@@ -159,7 +163,6 @@ impl Bench {
                 }
             }
         }
-        Ok(())
     }
 
     fn count_syscalls(&mut self, programs: &Programs, effort: Effort, case: &Case) {
