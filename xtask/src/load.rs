@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
 use crate::process::output;
@@ -43,12 +43,14 @@ pub(crate) struct Load {
 }
 
 /// What came of a run in which every reply came and was right.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LoadResult {
     pub(crate) messages: u64,
     pub(crate) messages_per_s: f64,
     pub(crate) rtt_p50_us: f64,
     pub(crate) rtt_p99_us: f64,
+    /// Reasons to doubt the figures, by the generator's names for them.
+    pub(crate) warnings: Vec<String>,
 }
 
 impl Load {
@@ -89,35 +91,105 @@ impl Load {
     }
 }
 
-/// What is read of the generators' JSON.
+/// What is read of the generators' JSON (docs/formats/load-json.md).
 #[derive(Deserialize)]
 struct Document {
     runs: Vec<Run>,
+    warnings: Vec<Warning>,
+    ok: bool,
 }
 
 #[derive(Deserialize)]
 struct Run {
     messages: u64,
-    messages_per_s: f64,
-    errors: u64,
-    latency_us: Latency,
+    rate_per_s: f64,
+    latency: Latency,
 }
 
 #[derive(Deserialize)]
 struct Latency {
-    p50: f64,
-    p99: f64,
+    quantiles: Vec<Quantile>,
+}
+
+#[derive(Deserialize)]
+struct Quantile {
+    percent: f64,
+    us: f64,
+}
+
+#[derive(Deserialize)]
+struct Warning {
+    code: String,
 }
 
 fn parse(text: &str) -> Result<LoadResult> {
     let document: Document = serde_json::from_str(text)?;
-    let run = document.runs.first().context("no run")?;
-    ensure!(run.errors == 0, "{} replies were lost or wrong", run.errors);
+    ensure!(document.ok, "replies were lost or wrong");
+    let [run] = document.runs.as_slice() else { bail!("{} runs, not 1", document.runs.len()) };
     ensure!(run.messages > 0, "no message was answered");
+    let quantile = |percent: f64| -> Result<f64> {
+        let mut quantiles = run.latency.quantiles.iter();
+        let found = quantiles.find(|quantile| quantile.percent == percent);
+        Ok(found.with_context(|| format!("no quantile {percent}"))?.us)
+    };
     Ok(LoadResult {
         messages: run.messages,
-        messages_per_s: run.messages_per_s,
-        rtt_p50_us: run.latency_us.p50,
-        rtt_p99_us: run.latency_us.p99,
+        messages_per_s: run.rate_per_s,
+        rtt_p50_us: quantile(50.0)?,
+        rtt_p99_us: quantile(99.0)?,
+        warnings: document.warnings.into_iter().map(|warning| warning.code).collect(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"{"format":"ksf-load","version":1,"ok":true,
+        "warnings":[{"code":"busy-generator","text":"t"}],
+        "runs":[{"run":1,"messages":700,"rate_per_s":1400.5,"latency":{"min_us":1.0,"quantiles":[
+            {"percent":50.0,"us":7.5},{"percent":99.0,"us":9.25}]}}]}"#;
+
+    #[test]
+    fn a_result_is_read() {
+        let expected = LoadResult {
+            messages: 700,
+            messages_per_s: 1400.5,
+            rtt_p50_us: 7.5,
+            rtt_p99_us: 9.25,
+            warnings: vec!["busy-generator".into()],
+        };
+        assert_eq!(parse(TEXT).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_doubtful_result_is_an_error() {
+        for (from, to) in [
+            ("\"ok\":true", "\"ok\":false"),
+            ("\"messages\":700", "\"messages\":0"),
+            ("\"percent\":99.0", "\"percent\":98.0"),
+            ("{\"format\"", "{format"),
+        ] {
+            assert!(parse(&TEXT.replace(from, to)).is_err(), "{to}");
+        }
+    }
+
+    #[test]
+    fn the_command_is_that_of_the_generator() {
+        let load = Load {
+            tool: Tool::Echo { message_bytes: 64 },
+            udp: true,
+            in_flight: 128,
+            threads: 2,
+            amount: Amount::Seconds(0.25),
+            cpus: Some("0,1".into()),
+            port: 7,
+        };
+        let command = crate::process::display(&load.command(Path::new("/x/ksf")));
+        assert_eq!(
+            command,
+            "ksf echotest -l 64 -u -a 128 -j 2 --duration 250ms --cpu 0,1 -i 1 --nice 0 --json \
+             --no-progress 127.0.0.1:7"
+        );
+    }
 }

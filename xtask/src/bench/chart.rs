@@ -103,6 +103,7 @@ mod tests {
             server_command: String::new(),
             client_command: String::new(),
             metrics: BTreeMap::from([(case.metric, value)]),
+            warnings: Vec::new(),
             error: None,
         };
         let raw =

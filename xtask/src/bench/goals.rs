@@ -193,6 +193,7 @@ mod tests {
             server_command: String::new(),
             client_command: String::new(),
             metrics: BTreeMap::from([(metric, value)]),
+            warnings: Vec::new(),
             error: None,
         }
     }

@@ -1,6 +1,5 @@
 //! One measurement: start a server, load it, read its costs, stop it.
 
-use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
 use std::process::Command;
@@ -86,8 +85,8 @@ impl Meter<'_> {
         let before = CpuTime::read(server.pid())?;
         let result = load.run(&self.programs.ksf)?;
         let cpu = CpuTime::read(server.pid())?.since(&before);
+        insert_result(sample, case, &result);
         let metrics = &mut sample.metrics;
-        insert_result(metrics, case, &result);
         let per_message = |time: Duration| time.as_secs_f64() * 1e6 / result.messages as f64;
         metrics.insert(Metric::ServerCpuUs, per_message(cpu.process));
         metrics.insert(Metric::OtherCpuUs, per_message(cpu.other()));
@@ -109,7 +108,7 @@ impl Meter<'_> {
         // A listener takes connections in turn: when this load is through, so are the idle ones.
         let among_idle = load.run(&self.programs.ksf)?;
         let bytes = anonymous_bytes(server.pid())?.saturating_sub(bytes_before);
-        insert_result(&mut sample.metrics, case, &among_idle);
+        insert_result(sample, case, &among_idle);
         sample.metrics.insert(Metric::IdleBytes, bytes as f64 / wanted as f64);
         let ratio = among_idle.rtt_p50_us / alone.rtt_p50_us;
         sample.metrics.insert(Metric::IdleRttRatio, ratio);
@@ -202,7 +201,9 @@ fn load(case: &Case, pinning: &Pinning, port: u16, amount: Amount) -> Load {
     }
 }
 
-fn insert_result(metrics: &mut BTreeMap<Metric, f64>, case: &Case, result: &LoadResult) {
+fn insert_result(sample: &mut Sample, case: &Case, result: &LoadResult) {
+    sample.warnings.clone_from(&result.warnings);
+    let metrics = &mut sample.metrics;
     metrics.insert(Metric::RttP50Us, result.rtt_p50_us);
     metrics.insert(Metric::RttP99Us, result.rtt_p99_us);
     if case.idle == 0 {

@@ -34,6 +34,9 @@ pub(crate) struct Sample {
     pub(crate) server_command: String,
     pub(crate) client_command: String,
     pub(crate) metrics: BTreeMap<Metric, f64>,
+    /// Reasons of the generator to doubt its figures.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) warnings: Vec<String>,
     /// Why there are no metrics.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
@@ -58,6 +61,7 @@ impl Sample {
             server_command: String::new(),
             client_command: String::new(),
             metrics: BTreeMap::new(),
+            warnings: Vec::new(),
             error: None,
         }
     }
@@ -120,6 +124,7 @@ mod tests {
                 server_command: "ksf krpc2".into(),
                 client_command: "ksf rpctest".into(),
                 metrics: BTreeMap::from([(Metric::RttP50Us, 3.5)]),
+                warnings: Vec::new(),
                 error: None,
             }],
             ..Raw::default()

@@ -1,6 +1,6 @@
 //! report.md and report.html, made from raw.json alone, so that they can be made anew at any time.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
@@ -31,6 +31,8 @@ const NOTES: &[&str] = &[
     "System calls are counted in runs of their own under strace; nothing else is taken from them.",
 ];
 
+const WARNINGS: &str = "What the generators warned of";
+
 /// Reads raw.json in the directory and writes the reports beside it.
 pub(crate) fn rewrite(dir: &Path) -> Result<()> {
     let path = dir.join("raw.json");
@@ -52,6 +54,7 @@ struct Document {
     goals: Table,
     cases: Vec<Section>,
     left_out: Vec<String>,
+    warnings: Vec<String>,
     commands: Vec<String>,
 }
 
@@ -87,6 +90,7 @@ impl Document {
             goals: goal_table(&verdicts),
             cases,
             left_out: raw.skipped.iter().cloned().chain(failed).collect(),
+            warnings: warnings(raw),
             commands: commands(raw),
         })
     }
@@ -104,6 +108,7 @@ impl Document {
         }
         markdown_list(&mut out, "Notes", NOTES);
         markdown_list(&mut out, "Left out", &self.left_out);
+        markdown_list(&mut out, WARNINGS, &self.warnings);
         let _ = writeln!(out, "\n## Commands\n\n```\n{}\n```", self.commands.join("\n"));
         out
     }
@@ -128,6 +133,7 @@ impl Document {
         }
         html_list(&mut out, "Notes", NOTES);
         html_list(&mut out, "Left out", &self.left_out);
+        html_list(&mut out, WARNINGS, &self.warnings);
         let commands = escape(&self.commands.join("\n"));
         let _ = writeln!(out, "<h2>Commands</h2>\n<pre>{commands}</pre>");
         out
@@ -247,6 +253,22 @@ fn case_table(raw: &Raw, case: &Case) -> Table {
     Table { head: ["Placement", "Server"].map(str::to_owned).into_iter().chain(titles).collect(), rows }
 }
 
+/// "busy-generator: null-tcp-128, same CPU: threads 5, ksf uring 5": measurements by server.
+fn warnings(raw: &Raw) -> Vec<String> {
+    let mut counts: BTreeMap<_, BTreeMap<_, u32>> = BTreeMap::new();
+    for sample in &raw.samples {
+        for warning in &sample.warnings {
+            let place = (warning, &sample.case, sample.placement);
+            *counts.entry(place).or_default().entry(sample.contestant).or_default() += 1;
+        }
+    }
+    let line = |((warning, case, placement), servers): (_, BTreeMap<_, _>)| {
+        let servers: Vec<String> = servers.iter().map(|(server, count)| format!("{server} {count}")).collect();
+        format!("{warning}: {case}, {placement}: {}", servers.join(", "))
+    };
+    counts.into_iter().map(line).collect()
+}
+
 /// Every command once, as it was in the first round.
 fn commands(raw: &Raw) -> Vec<String> {
     let mut seen = BTreeSet::new();
@@ -289,7 +311,6 @@ mod tests {
     use super::super::contestant::Contestant::{Kernel, Threads};
     use super::super::raw::Sample;
     use super::*;
-    use std::collections::BTreeMap;
 
     fn raw() -> Raw {
         let sample = |contestant, placement, round, value| Sample {
@@ -300,8 +321,11 @@ mod tests {
             server_command: format!("server of {contestant} <x>"),
             client_command: "client".into(),
             metrics: BTreeMap::from([(Metric::RttP50Us, value)]),
+            warnings: Vec::new(),
             error: None,
         };
+        let mut doubtful = sample(Kernel, Placement::Same, 0, 9.0);
+        doubtful.warnings.push("busy-generator".into());
         let mut broken = sample(Kernel, Placement::Unpinned, 0, 0.0);
         broken.metrics.clear();
         broken.error = Some("lost 3 replies".into());
@@ -310,7 +334,7 @@ mod tests {
             samples: vec![
                 sample(Threads, Placement::Same, 0, 4.0),
                 sample(Threads, Placement::Same, 1, 5.0),
-                sample(Kernel, Placement::Same, 0, 9.0),
+                doubtful,
                 broken,
             ],
             skipped: vec!["nfs-ganesha: needs root".into()],
@@ -328,6 +352,7 @@ mod tests {
             "not measured",
             "nfs-ganesha: needs root",
             "lost 3 replies",
+            "busy-generator: null-tcp-1, same CPU: ksf kernel 1",
             "round trip p50 us",
             "0 of 40 goals met, 1 lost, 39 not measured.",
         ] {
