@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test binary compiles this file and uses a part of it")]
 
+pub(crate) mod vectors;
+
 use std::sync::Arc;
 
 use ksf::connection::Connection;

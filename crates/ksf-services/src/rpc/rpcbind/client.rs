@@ -314,6 +314,7 @@ fn exchange_datagram(socket: &UdpSocket, xid: u32, message: &[u8], deadline: Ins
                     return Ok(buffer);
                 }
                 Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if is_timeout(&error) => break,
                 Err(error) => return Err(error),
             }
