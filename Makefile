@@ -4,7 +4,11 @@
 CARGO   := scripts/cargo
 PREFIX  ?= /usr/local
 DESTDIR ?=
-TARGET  := $(or $(CARGO_TARGET_DIR),target)
+DEST    := $(DESTDIR)$(PREFIX)
+KSF     := $(or $(CARGO_TARGET_DIR),target)/release/ksf
+BASH    := $(DEST)/share/bash-completion/completions
+ZSH     := $(DEST)/share/zsh/site-functions
+FISH    := $(DEST)/share/fish/vendor_completions.d
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test bench build install fmt lint
@@ -35,9 +39,15 @@ build:
 	$(CARGO) build --release --locked -p ksf-cli
 
 install: build ## Install into PREFIX (/usr/local)
-	install -D -m 755 $(TARGET)/release/ksf $(DESTDIR)$(PREFIX)/bin/ksf
-	ln -sf ksf $(DESTDIR)$(PREFIX)/bin/echotest
-	ln -sf ksf $(DESTDIR)$(PREFIX)/bin/rpctest
+	install -D -m 755 $(KSF) $(DEST)/bin/ksf
+	ln -sf ksf $(DEST)/bin/echotest
+	ln -sf ksf $(DEST)/bin/rpctest
+	install -d $(DEST)/share/man/man1
+	$(KSF) man --dir $(DEST)/share/man/man1
+	install -d $(BASH) $(ZSH) $(FISH)
+	$(KSF) completions bash > $(BASH)/ksf
+	$(KSF) completions zsh > $(ZSH)/_ksf
+	$(KSF) completions fish > $(FISH)/ksf.fish
 
 fmt: ## Format the Rust code
 	$(CARGO) fmt --all

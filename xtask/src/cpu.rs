@@ -8,13 +8,13 @@ use anyhow::{Context, Result};
 /// The kernel's unit of CPU time in /proc, 1/100 s on every Linux (USER_HZ).
 const TICKS_PER_SECOND: u64 = 100;
 
-/// CPU time spent so far: by one process, by the ended children of this one, and by everything.
+/// CPU time spent so far: by a server, by the bench itself, and by everything.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct CpuTime {
     /// User and system time of the server's process, all threads.
     pub(crate) process: Duration,
-    /// User and system time of our children that have ended: the clients.
-    pub(crate) children: Duration,
+    /// User and system time of this process and of its children that have ended: the clients.
+    pub(crate) clients: Duration,
     /// All CPUs, everything but idle and waiting for disks: also softirq and kernel threads.
     pub(crate) machine: Duration,
 }
@@ -26,10 +26,10 @@ impl CpuTime {
             fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("no CPU time of process {pid}"))?;
         let of_self = fs::read_to_string("/proc/self/stat")?;
         let of_machine = fs::read_to_string("/proc/stat")?;
-        // proc_pid_stat(5): utime and stime are fields 14 and 15, cutime and cstime 16 and 17.
+        // proc_pid_stat(5): utime, stime, and those of waited-for children, cutime and cstime.
         Ok(CpuTime {
             process: sum_fields(&of_process, 14..=15)?,
-            children: sum_fields(&of_self, 16..=17)?,
+            clients: sum_fields(&of_self, 14..=17)?,
             machine: machine_busy(&of_machine)?,
         })
     }
@@ -38,7 +38,7 @@ impl CpuTime {
     pub(crate) fn since(&self, earlier: &CpuTime) -> CpuTime {
         CpuTime {
             process: self.process.saturating_sub(earlier.process),
-            children: self.children.saturating_sub(earlier.children),
+            clients: self.clients.saturating_sub(earlier.clients),
             machine: self.machine.saturating_sub(earlier.machine),
         }
     }
@@ -46,7 +46,7 @@ impl CpuTime {
     /// What neither the server's process nor the clients spent: interrupts, work queues, and
     /// whatever else ran on the machine.
     pub(crate) fn other(&self) -> Duration {
-        self.machine.saturating_sub(self.process).saturating_sub(self.children)
+        self.machine.saturating_sub(self.process).saturating_sub(self.clients)
     }
 }
 
@@ -134,9 +134,9 @@ mod tests {
     #[test]
     fn other_time_is_what_nobody_claims() {
         let ms = Duration::from_millis;
-        let time = CpuTime { process: ms(100), children: ms(300), machine: ms(450) };
+        let time = CpuTime { process: ms(100), clients: ms(300), machine: ms(450) };
         assert_eq!(time.other(), ms(50));
-        let skewed = CpuTime { process: ms(300), children: ms(300), machine: ms(450) };
+        let skewed = CpuTime { process: ms(300), clients: ms(300), machine: ms(450) };
         assert_eq!(skewed.other(), ms(0));
     }
 

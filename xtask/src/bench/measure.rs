@@ -105,7 +105,8 @@ impl Meter<'_> {
                 .with_context(|| format!("cannot open idle connection {number} of {wanted}"))?;
             connections.push(connection);
         }
-        // A listener takes connections in turn: when this load is through, so are the idle ones.
+        // A listener takes connections in turn, and on one CPU there is one listener: when this
+        // load is through, so are the idle connections.
         let among_idle = load.run(&self.programs.ksf)?;
         let bytes = anonymous_bytes(server.pid())?.saturating_sub(bytes_before);
         insert_result(sample, case, &among_idle);
