@@ -228,8 +228,10 @@ const ASSIST_WAIT: Duration = Duration::from_micros(20);
 /// Time after which accepting is tried again when it failed.
 const ACCEPT_RETRY_MS: u64 = 50;
 
-/// Number of the letter box among the watched descriptors; kernel halves follow.
+/// Numbers of the watched descriptors.
 const MAIL: u32 = 0;
+const TIMER: u32 = 1;
+const HALVES: u32 = 2;
 
 pub(crate) struct Shard<E: Engine> {
     engine: E,
@@ -252,6 +254,10 @@ pub(crate) struct Shard<E: Engine> {
     mail: Vec<Mail>,
     replies: Vec<SendBatch>,
     pace: Pace,
+    /// Ticks come from a timer that is set once per tick. A time limit on every wait would set and cancel one at every
+    /// turn, which in a virtual machine leaves it twice.
+    timer: OwnedFd,
+    timer_set: Option<Time>,
     next_tick: Time,
     draining: Option<Time>,
     stop: bool,
@@ -283,11 +289,14 @@ impl<E: Engine> Shard<E> {
             mail: Vec::new(),
             replies: Vec::new(),
             pace: Pace::default(),
+            timer: timer().map_err(crate::Error::Thread)?,
+            timer_set: None,
             next_tick: Time::default(),
             draining: None,
             stop: false,
         };
         shard.engine.watch(MAIL, shard.env.mailbox.as_fd().as_raw_fd());
+        shard.engine.watch(TIMER, shard.timer.as_raw_fd());
         for listener in listeners {
             shard.add_listener(listener);
         }
@@ -310,7 +319,10 @@ impl<E: Engine> Shard<E> {
     }
 
     fn turn(&mut self) -> io::Result<()> {
-        let wait = Wait { timeout: self.timeout(), gather: self.pace.gather() };
+        self.set_timer();
+        // Touched already: somebody waits for the kernel half.
+        let timeout = (!self.touched.is_empty()).then_some(ASSIST_WAIT);
+        let wait = Wait { timeout, gather: self.pace.gather() };
         let mut events = mem::take(&mut self.events);
         let before = self.env.stats.messages.value();
         self.engine.wait(&mut self.env, wait, &mut events)?;
@@ -329,13 +341,20 @@ impl<E: Engine> Shard<E> {
         Ok(())
     }
 
-    fn timeout(&self) -> Option<Duration> {
-        if !self.touched.is_empty() {
-            // Somebody waits for the kernel half.
-            return Some(ASSIST_WAIT);
-        }
+    /// Sets the timer for the next tick, if there is anything to look after then and it is not set already.
+    fn set_timer(&mut self) {
         let ticking = self.open > 0 || !self.accept_again.is_empty() || self.draining.is_some();
-        ticking.then(|| self.next_tick.since(self.env.now))
+        if ticking && self.timer_set.is_none_or(|set| set > self.next_tick) {
+            let at = rustix::time::Timespec {
+                tv_sec: (self.next_tick.0 / 1_000_000_000) as _,
+                tv_nsec: (self.next_tick.0 % 1_000_000_000).max(1) as _,
+            };
+            let once = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+            let spec = rustix::time::Itimerspec { it_interval: once, it_value: at };
+            // Cannot fail for a timer of ours and a valid time.
+            let _ = rustix::time::timerfd_settime(&self.timer, rustix::time::TimerfdTimerFlags::ABSTIME, &spec);
+            self.timer_set = Some(self.next_tick);
+        }
     }
 
     fn add_listener(&mut self, listener: ShardListener) {
@@ -357,7 +376,7 @@ impl<E: Engine> Shard<E> {
             && !self.halves.iter().any(|known| Arc::ptr_eq(known, half))
         {
             if let Some(fd) = half.wake_fd(self.env.shard) {
-                self.engine.watch(MAIL + 1 + self.halves.len() as u32, fd.as_raw_fd());
+                self.engine.watch(HALVES + self.halves.len() as u32, fd.as_raw_fd());
             }
             self.halves.push(Arc::clone(half));
         }
@@ -395,7 +414,11 @@ impl<E: Engine> Shard<E> {
                 let _ = self.stream(conn);
             }
             Event::Watched { watch: MAIL } => {}
-            Event::Watched { watch } => self.take_wakes((watch - MAIL - 1) as usize),
+            Event::Watched { watch: TIMER } => {
+                let _ = rustix::io::read(&self.timer, &mut [0; 8]);
+                self.timer_set = None;
+            }
+            Event::Watched { watch } => self.take_wakes((watch - HALVES) as usize),
             Event::Datagram { socket, peer, chunk, truncated } => self.datagram(socket, peer, &chunk, truncated),
         }
     }
@@ -806,6 +829,11 @@ const REFUSE_BURST: usize = 1024;
 
 fn spare_fd() -> Option<OwnedFd> {
     rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).ok()
+}
+
+fn timer() -> io::Result<OwnedFd> {
+    use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
+    Ok(timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?)
 }
 
 fn peer_of(socket: &OwnedFd, kind: ListenerKind) -> Option<Peer> {

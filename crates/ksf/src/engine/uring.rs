@@ -6,6 +6,9 @@
 //! 1432); one send in flight per connection, because several at once reorder (measured). Completions run when the
 //! shard waits (DEFER_TASKRUN, 6.1), not in the middle of its work.
 //!
+//! A turn is one system call: it submits the sends of the last turn and waits for the next events. Sends are first
+//! tried without waiting, and report only if they fail or fall short (see [`SILENT`]); only those wait in the kernel.
+//!
 //! ```text
 //!   pool ──take──► buffer ring ──kernel fills──► completion(connection, entry, length) ──► Chunk ──► shard
 //!     ▲                 ▲                                                                    │
@@ -40,12 +43,10 @@ const BUFFERS: u16 = 128;
 const BUFFER_GROUP: u16 = 0;
 /// Datagrams being sent at the same time.
 const DATAGRAMS_MAX: usize = 1024;
-/// Sends of up to this many bytes mostly find room in the socket.
-const PROMPT_BYTES_MAX: usize = 32 << 10;
-/// How long one that does not may hold up other events.
-const PROMPT_WAIT: Duration = Duration::from_millis(1);
-/// Sends of a connection that are not counted upon after one did not complete at once.
-const SLOW_SENDS: u8 = 64;
+/// Flags of a first try to send. MSG_DONTWAIT: it ends while it is submitted, one way or the other. MSG_WAITALL: a
+/// short send counts as failed, so its completion is posted although successful ones are skipped (io_send and
+/// req_set_fail, Linux 5.19). After the submission a try without a completion is a batch that TCP has taken.
+const SILENT: i32 = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_WAITALL;
 /// How long dropping the engine waits for the kernel to end its requests, per look and in looks.
 const DROP_WAIT: Duration = Duration::from_millis(10);
 const DROP_WAITS_MAX: u32 = 200;
@@ -73,9 +74,12 @@ pub(crate) struct Uring {
     watches: Vec<RawFd>,
     /// Requests whose last completion has not been seen: the kernel may use what they point to.
     under_way: usize,
-    /// Connections whose sends of this turn should complete while they are submitted.
-    prompt: Vec<u32>,
-    prompt_datagrams: usize,
+    /// Requests are left in the submission queue.
+    unsubmitted: bool,
+    /// Connections with a first try to send in the submission queue.
+    tries: Vec<u32>,
+    /// Datagrams in the submission queue.
+    datagram_tries: Vec<u32>,
 }
 
 /// One connection, as far as the engine is concerned.
@@ -88,8 +92,6 @@ struct Conn {
     hangup: Recv,
     wanted: Reading,
     send: Option<Send>,
-    /// Sends to go before one is expected to complete at once again; the last one found the socket full.
-    slow_sends: u8,
     releasing: bool,
 }
 
@@ -106,6 +108,8 @@ struct Send {
     batch: SendBatch,
     /// Owned here because the kernel reads it until the completion.
     msg: Option<Box<SendMsg>>,
+    /// Silent unless it fails.
+    first_try: bool,
     cancelling: bool,
 }
 
@@ -223,8 +227,9 @@ impl Engine for Uring {
             ready: Vec::new(),
             watches: Vec::new(),
             under_way: 0,
-            prompt: Vec::new(),
-            prompt_datagrams: 0,
+            unsubmitted: false,
+            tries: Vec::new(),
+            datagram_tries: Vec::new(),
         })
     }
 
@@ -304,13 +309,8 @@ impl Engine for Uring {
     fn send(&mut self, conn: ConnKey, batch: SendBatch) {
         let Some(state) = self.conn(conn) else { return };
         debug_assert!(state.send.is_none(), "one send in flight per connection");
-        if state.slow_sends > 0 {
-            state.slow_sends -= 1;
-        } else if batch.len() <= PROMPT_BYTES_MAX {
-            self.prompt.push(conn.index);
-        }
-        let state = &mut self.conns[conn.index as usize];
-        state.send = Some(Send { batch, msg: None, cancelling: false });
+        state.send = Some(Send { batch, msg: None, first_try: true, cancelling: false });
+        self.tries.push(conn.index);
         self.submit_send(conn.index);
     }
 
@@ -328,11 +328,12 @@ impl Engine for Uring {
         let filled = batch.slices(&mut slices);
         let header = msg.prepare(&slices[..filled], Some(&peer));
         let entry = opcode::SendMsg::new(Fd(self.sockets[socket as usize].fd), header)
-            .flags(libc::MSG_NOSIGNAL as u32)
+            .flags((libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) as u32)
             .build()
+            .flags(squeue::Flags::SKIP_SUCCESS)
             .user_data(Op::SendDatagram(index).user_data());
         self.datagrams[index as usize] = Some(DatagramSend { batch, msg });
-        self.prompt_datagrams += 1;
+        self.datagram_tries.push(index);
         self.push(entry);
         true
     }
@@ -354,28 +355,18 @@ impl Engine for Uring {
         self.buffers.refill(&mut env.pool);
         self.rearm_all();
         let mut timeout = wait.timeout;
-        let mut cap = |bound: Duration| timeout = Some(timeout.map_or(bound, |timeout| timeout.min(bound)));
         if self.buffers.is_starved() {
-            cap(STARVED);
-        }
-        // A send mostly completes while it is submitted, and waiting for one completion would then return at once,
-        // just to be called again: two system calls per message instead of one. So those completions are waited for
-        // on top.
-        let prompt = self.prompt.len() + self.prompt_datagrams;
-        if prompt > 0 {
-            cap(PROMPT_WAIT);
+            timeout = Some(timeout.map_or(STARVED, |timeout| timeout.min(STARVED)));
         }
         let nothing_ready = self.ready.is_empty() && self.ring.completion().is_empty();
-        let want = if nothing_ready { 1 + prompt } else { 0 };
+        let want = usize::from(nothing_ready && !self.unsubmitted);
         self.enter(env, want, timeout, wait.gather)?;
+        // A signal, or lack of memory, can leave requests in the queue; the next wait submits them and does not sleep.
+        self.unsubmitted = !self.backlog.is_empty() || !self.ring.submission().is_empty();
         events.append(&mut self.ready);
         self.reap(env, events);
-        self.prompt_datagrams = 0;
-        for index in self.prompt.drain(..) {
-            let conn = &mut self.conns[index as usize];
-            if conn.send.is_some() {
-                conn.slow_sends = SLOW_SENDS;
-            }
+        if !self.unsubmitted {
+            self.settle_tries(env, events);
         }
         Ok(())
     }
@@ -526,12 +517,38 @@ impl Uring {
         events.extend(self.released(index));
     }
 
+    /// After a submission: the first tries that reported nothing have succeeded.
+    fn settle_tries(&mut self, env: &mut Env, events: &mut Vec<Event>) {
+        for at in 0..self.tries.len() {
+            let index = self.tries[at];
+            let state = &mut self.conns[index as usize];
+            let Some(send) = state.send.take_if(|send| send.first_try) else { continue };
+            self.under_way -= 1;
+            let bytes = send.batch.len();
+            send.batch.recycle(&mut env.spares);
+            self.spare_msgs.extend(send.msg);
+            if let Some(conn) = state.key {
+                events.push(Event::Sent { conn, bytes, done: true });
+            }
+            events.extend(self.released(index));
+        }
+        self.tries.clear();
+        for at in 0..self.datagram_tries.len() {
+            let index = self.datagram_tries[at];
+            if self.end_datagram(index, env) {
+                self.under_way -= 1;
+                env.stats.datagrams_out.add(1);
+            }
+        }
+        self.datagram_tries.clear();
+    }
+
     fn sent(&mut self, index: u32, entry: &cqueue::Entry, env: &mut Env, events: &mut Vec<Event>) {
         let state = &mut self.conns[index as usize];
         let (Some(conn), Some(mut send)) = (state.key, state.send.take()) else { return };
-        if let Some(msg) = send.msg.take() {
-            self.spare_msgs.push(msg);
-        }
+        self.spare_msgs.extend(send.msg.take());
+        // From here on it may wait in the kernel.
+        send.first_try = false;
         let result = entry.result();
         let retry = matches!(-result, libc::EAGAIN | libc::EINTR);
         if result < 0 && (send.cancelling || !retry) {
@@ -581,13 +598,19 @@ impl Uring {
     }
 
     fn sent_datagram(&mut self, index: u32, entry: &cqueue::Entry, env: &mut Env) {
-        if let Some(send) = self.datagrams[index as usize].take() {
-            send.batch.recycle(&mut env.spares);
-            self.spare_msgs.push(send.msg);
-            self.free_datagrams.push(index);
+        if self.end_datagram(index, env) {
             let counter = if entry.result() < 0 { &env.stats.datagrams_unsent } else { &env.stats.datagrams_out };
             counter.add(1);
         }
+    }
+
+    /// Lets go of a datagram. False if that was done before.
+    fn end_datagram(&mut self, index: u32, env: &mut Env) -> bool {
+        let Some(send) = self.datagrams[index as usize].take() else { return false };
+        send.batch.recycle(&mut env.spares);
+        self.spare_msgs.push(send.msg);
+        self.free_datagrams.push(index);
+        true
     }
 
     /// The event that ends a connection, once nothing of it is left in the kernel.
@@ -665,7 +688,10 @@ impl Uring {
         let Some(send) = &mut state.send else { return };
         let mut slices = [&[][..]; SLICES_MAX];
         let filled = send.batch.slices(&mut slices);
-        let flags = libc::MSG_NOSIGNAL;
+        // A batch of more slices than one call takes would count as sent in full when only the call is.
+        let whole = slices[..filled].iter().map(|slice| slice.len()).sum::<usize>() == send.batch.len();
+        send.first_try &= whole;
+        let flags = if send.first_try { SILENT } else { libc::MSG_NOSIGNAL };
         let entry = if filled == 1 {
             let bytes = slices[0];
             let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
@@ -676,6 +702,8 @@ impl Uring {
             send.msg = Some(msg);
             opcode::SendMsg::new(Fd(state.socket), header).flags(flags as u32).build()
         };
+        let silence = if send.first_try { squeue::Flags::SKIP_SUCCESS } else { squeue::Flags::empty() };
+        let entry = entry.flags(silence);
         self.push(entry.user_data(Op::Send(index).user_data()));
     }
 
