@@ -1,8 +1,10 @@
 //! Servers under test: start, wait until ready, stop; none is left behind.
 
 use std::collections::VecDeque;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -150,11 +152,13 @@ pub(crate) fn display(command: &Command) -> String {
     words(command).join(" ")
 }
 
-/// Program and arguments. Programs lose their directory: reports name no paths of this machine.
-pub(crate) fn words(command: &Command) -> Vec<String> {
-    let program = Path::new(command.get_program());
-    let name = program.file_name().unwrap_or(command.get_program());
-    std::iter::once(name).chain(command.get_args()).map(|word| word.to_string_lossy().into_owned()).collect()
+/// Program and arguments. Absolute paths lose their directory: reports name no paths of a machine.
+fn words(command: &Command) -> Vec<String> {
+    let short = |word: &OsStr| {
+        let name = Path::new(word).file_name().filter(|_| word.as_bytes().starts_with(b"/"));
+        name.unwrap_or(word).to_string_lossy().into_owned()
+    };
+    std::iter::once(command.get_program()).chain(command.get_args()).map(short).collect()
 }
 
 /// A port that is free for TCP and UDP on 127.0.0.1 (another program can still be quicker).
@@ -253,6 +257,13 @@ mod tests {
         let pid = server.pid();
         drop(server);
         assert!(!Path::new(&format!("/proc/{pid}")).exists());
+    }
+
+    #[test]
+    fn commands_are_shown_without_directories() {
+        let mut command = Command::new("/usr/bin/strace");
+        command.args(["-o", "/tmp/x/out", "--listen", "tcp:1/2", "-f"]);
+        assert_eq!(display(&command), "strace -o out --listen tcp:1/2 -f");
     }
 
     #[test]
