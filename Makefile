@@ -9,6 +9,7 @@ KSF     := $(or $(CARGO_TARGET_DIR),target)/release/ksf
 BASH    := $(DEST)/share/bash-completion/completions
 ZSH     := $(DEST)/share/zsh/site-functions
 FISH    := $(DEST)/share/fish/vendor_completions.d
+UNITS   := $(DEST)/lib/systemd/system
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test bench build install fmt lint
@@ -48,6 +49,12 @@ install: build ## Install into PREFIX (/usr/local)
 	$(KSF) completions bash > $(BASH)/ksf
 	$(KSF) completions zsh > $(ZSH)/_ksf
 	$(KSF) completions fish > $(FISH)/ksf.fish
+	install -d $(UNITS)
+	sed 's,/usr/local/,$(PREFIX)/,' packaging/ksf.service > $(UNITS)/ksf.service
+	install -D -m 644 packaging/ksf.socket $(UNITS)/ksf.socket
+	install -D -m 644 packaging/ksf.toml $(DEST)/share/ksf/ksf.toml
+	install -d $(DEST)/include/ksf
+	install -m 644 crates/ksf-kernel/bpf/*.h $(DEST)/include/ksf
 
 fmt: ## Format the Rust code
 	$(CARGO) fmt --all
