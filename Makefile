@@ -41,8 +41,7 @@ build:
 
 install: build ## Install into PREFIX (/usr/local)
 	install -D -m 755 $(KSF) $(DEST)/bin/ksf
-	ln -sf ksf $(DEST)/bin/echotest
-	ln -sf ksf $(DEST)/bin/rpctest
+	for name in kecho krpc2 echotest rpctest; do ln -sf ksf $(DEST)/bin/$$name; done
 	install -d $(DEST)/share/man/man1
 	$(KSF) man --dir $(DEST)/share/man/man1
 	install -d $(BASH) $(ZSH) $(FISH)
