@@ -1,0 +1,33 @@
+//! What the fuzz targets check, as ordinary functions.
+//!
+//! Each target takes any bytes and panics if a promise is broken. `fuzz/` wraps
+//! them for libFuzzer, which needs a nightly toolchain; the tests of this crate
+//! replay the corpora, and mutants of them, on the stable one. So a finding that
+//! was put into `fuzz/corpus/TARGET/` stays found.
+//!
+//! Promises are relations that need no second implementation: what is read
+//! writes back to the same bytes, and the way a stream is cut does not matter.
+
+#![forbid(unsafe_code)]
+
+mod input;
+mod stream;
+mod wire;
+
+pub use stream::{connection, framing, rpc_stream};
+pub use wire::{auth_sys, oncrpc_call, oncrpc_reply, rpcbind_results, xdr};
+
+/// A target: its name, which is that of its corpus too, and what it checks.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// Every target.
+pub const TARGETS: [Target; 8] = [
+    ("auth_sys", auth_sys),
+    ("connection", connection),
+    ("framing", framing),
+    ("oncrpc_call", oncrpc_call),
+    ("oncrpc_reply", oncrpc_reply),
+    ("rpc_stream", rpc_stream),
+    ("rpcbind_results", rpcbind_results),
+    ("xdr", xdr),
+];
