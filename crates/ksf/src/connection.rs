@@ -15,7 +15,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::deferred::{Answer, Target};
+use crate::deferred::{Answer, Delivery, Target};
 use crate::env::Env;
 use crate::error::{CloseReason, FramingError};
 use crate::framing::{Frame, Framing, Part};
@@ -41,6 +41,7 @@ pub struct Connection<S: Service> {
     stalled: VecDeque<Chunk>,
     /// Replies that wait for an earlier, deferred one.
     held: VecDeque<Held>,
+    held_bytes: usize,
     next_ticket: u64,
     deferred: u32,
     eof: bool,
@@ -55,8 +56,8 @@ pub struct Connection<S: Service> {
 struct Held {
     ticket: u64,
     output: Output,
-    /// False while its answer is awaited.
-    ready: bool,
+    /// Answers that are still to come.
+    awaiting: u32,
 }
 
 impl<S: Service> Connection<S> {
@@ -77,6 +78,7 @@ impl<S: Service> Connection<S> {
             sending_bytes: 0,
             stalled: VecDeque::new(),
             held: VecDeque::new(),
+            held_bytes: 0,
             next_ticket: 0,
             deferred: 0,
             eof: false,
@@ -121,14 +123,21 @@ impl<S: Service> Connection<S> {
         if self.deferred == 0 {
             return false;
         }
+        let was_stalled = self.is_stalled(env);
         self.deferred -= 1;
         if matches!(answer, Answer::Abandoned) {
             self.close(CloseReason::Abandoned, env);
         } else {
             self.place_answer(ticket, answer, env);
         }
-        self.resume(env);
+        self.resume(was_stalled, env);
         true
+    }
+
+    /// Delivers a deferred answer as a shard does. False, and nothing happens, if it is for another connection (the one
+    /// that had this place before) or nobody waits for it.
+    pub fn deliver(&mut self, delivery: Delivery, env: &mut Env) -> bool {
+        delivery.key == self.key && self.answer(delivery.ticket, delivery.answer, env)
     }
 
     /// Everything that waits to be sent, unless a batch is under way already.
@@ -144,6 +153,7 @@ impl<S: Service> Connection<S> {
 
     /// The engine sent `bytes` more; `done` when the batch is complete.
     pub fn sent(&mut self, bytes: usize, done: bool, env: &mut Env) {
+        let was_stalled = self.is_stalled(env);
         self.sending_bytes -= bytes;
         self.sent_bytes += bytes as u64;
         env.stats.bytes_out.add(bytes as u64);
@@ -152,7 +162,7 @@ impl<S: Service> Connection<S> {
         if done {
             self.sending = false;
         }
-        self.resume(env);
+        self.resume(was_stalled, env);
     }
 
     /// Checks the clock. A reason means: end it now, without waiting for the peer.
@@ -163,7 +173,9 @@ impl<S: Service> Connection<S> {
             return Some(CloseReason::SendTimeout);
         }
         if self.closing.is_none() {
-            if !self.assembly.is_idle() && overdue(self.assembly.started, limits.assembly_timeout_ms) {
+            // Who is not read cannot send the rest.
+            let reads = self.stalled.is_empty() && !self.is_stalled(env);
+            if !self.assembly.is_idle() && reads && overdue(self.assembly.started, limits.assembly_timeout_ms) {
                 self.close(CloseReason::AssemblyTimeout, env);
             } else if self.deferred == 0 && overdue(self.last_activity, limits.idle_timeout_ms) {
                 self.close(CloseReason::IdleTimeout, env);
@@ -219,6 +231,16 @@ impl<S: Service> Connection<S> {
         self.sent_bytes
     }
 
+    /// Bytes of replies this connection holds: waiting, being sent, or held back by an earlier one that is deferred.
+    pub fn queued_bytes(&self) -> usize {
+        self.output.len() + self.sending_bytes + self.held_bytes
+    }
+
+    /// Messages behind a deferred reply, which is the first of them, whose replies wait for it.
+    pub fn held_replies(&self) -> usize {
+        self.held.len()
+    }
+
     /// True when replies wait and none is being sent.
     pub fn has_output(&self) -> bool {
         !self.sending && !self.output.is_empty()
@@ -232,8 +254,8 @@ impl<S: Service> Connection<S> {
     }
 
     fn closing_gently(&self) -> bool {
-        use CloseReason::{Drained, PeerClosed, PeerClosedMidMessage};
-        matches!(self.closing, Some(Drained | PeerClosed | PeerClosedMidMessage))
+        use CloseReason::{Drained, PeerClosed, PeerClosedMidMessage, Service};
+        matches!(self.closing, Some(Drained | PeerClosed | PeerClosedMidMessage | Service))
     }
 
     fn close(&mut self, reason: CloseReason, env: &mut Env) {
@@ -245,20 +267,16 @@ impl<S: Service> Connection<S> {
     }
 
     fn is_stalled(&self, env: &Env) -> bool {
-        self.output.len() + self.sending_bytes > env.limits.out_queue_bytes_max
-            || self.deferred >= env.limits.deferred_max
+        self.queued_bytes() > env.limits.out_queue_bytes_max || self.deferred >= env.limits.deferred_max
     }
 
-    /// Puts a chunk aside. It keeps its slot only while slots abound: a peer that does not read its replies must not
-    /// take the slots others receive into.
+    /// Puts a chunk aside, behind those that wait already.
     fn stall(&mut self, chunk: Chunk, env: &mut Env) {
-        let chunk =
-            if chunk.slot().is_some() && !env.pool.may_keep() { Chunk::from_vec(chunk.to_vec()) } else { chunk };
         if self.stalled.is_empty() {
             env.stats.reads_paused.add(1);
         }
         env.assembly_bytes += chunk.len();
-        self.stalled.push_back(chunk);
+        self.stalled.push_back(spare_slot(chunk, env));
         if env.assembly_bytes > env.limits.assembly_bytes_max {
             self.close(CloseReason::MemoryLimit, env);
         }
@@ -271,7 +289,11 @@ impl<S: Service> Connection<S> {
     }
 
     /// Goes on with what was put aside, as far as replies have room again.
-    fn resume(&mut self, env: &mut Env) {
+    fn resume(&mut self, was_stalled: bool, env: &mut Env) {
+        if was_stalled && !self.is_stalled(env) && !self.assembly.is_idle() {
+            // The rest of a message could not come while the peer was not read: its time begins now.
+            self.assembly.started = env.now;
+        }
         while self.closing.is_none() && !self.stalled.is_empty() && !self.is_stalled(env) {
             let chunk = self.stalled.pop_front().unwrap_or_else(|| Chunk::from_vec(Vec::new()));
             env.assembly_bytes -= chunk.len();
@@ -298,7 +320,7 @@ impl<S: Service> Connection<S> {
                 let rest = chunk.slice(at..chunk.len());
                 env.assembly_bytes += rest.len();
                 env.stats.reads_paused.add(1);
-                self.stalled.push_front(rest);
+                self.stalled.push_front(spare_slot(rest, env));
                 return;
             }
             let step = if self.assembly.is_idle() {
@@ -400,10 +422,12 @@ impl<S: Service> Connection<S> {
     fn check_header(&self, bytes: usize, env: &Env) -> Result<(), CloseReason> {
         let limits = &env.limits;
         match self.framing {
-            Framing::Delimiter(_) if bytes > limits.message_bytes_max.max(limits.header_bytes_max) => {
-                Err(CloseReason::OversizedMessage)
+            Framing::Delimiter(delimiter) => {
+                // The last bytes may be the delimiter's beginning; all before them is body.
+                let body_bytes = (bytes + 1).saturating_sub(delimiter.as_bytes().len());
+                let oversized = body_bytes > limits.message_bytes_max.max(limits.header_bytes_max);
+                if oversized { Err(CloseReason::OversizedMessage) } else { Ok(()) }
             }
-            Framing::Delimiter(_) => Ok(()),
             _ if bytes > limits.header_bytes_max => Err(CloseReason::EndlessHeader),
             _ => Ok(()),
         }
@@ -433,19 +457,18 @@ impl<S: Service> Connection<S> {
             sink: Sink::Stream(behind.as_mut().unwrap_or(&mut self.output)),
             env,
             target: Target::Stream { key: self.key, ticket },
-            deferred: false,
+            deferred: 0,
             close: false,
         };
         self.service.call(&mut self.state, &message, &mut reply);
         let (deferred, close) = (reply.deferred, reply.close);
-        if deferred {
-            self.deferred += 1;
-        }
-        if deferred && self.order == Order::Requests {
-            // What was replied before deferring leads the deferred answer.
-            self.held.push_back(Held { ticket, output: behind.unwrap_or_default(), ready: false });
-        } else if let Some(output) = behind {
-            self.held.push_back(Held { ticket, output, ready: true });
+        self.deferred += deferred;
+        let waits = deferred > 0 && self.order == Order::Requests;
+        // What was replied before deferring leads the deferred answer.
+        let output = behind.unwrap_or_default();
+        if waits || !output.is_empty() {
+            self.held_bytes += output.len();
+            self.held.push_back(Held { ticket, output, awaiting: deferred });
         }
         if close {
             self.close(CloseReason::Service, env);
@@ -459,7 +482,7 @@ impl<S: Service> Connection<S> {
             sink: Sink::Stream(&mut output),
             env,
             target: Target::Stream { key: self.key, ticket },
-            deferred: false,
+            deferred: 0,
             close: false,
         };
         match answer {
@@ -472,10 +495,12 @@ impl<S: Service> Connection<S> {
         env.stats.replies_deferred.add(1);
         if self.order == Order::Free {
             self.output.append(output, &mut env.spares);
-        } else if let Some(place) = self.held.iter_mut().find(|held| held.ticket == ticket && !held.ready) {
+        } else if let Some(place) = self.held.iter_mut().find(|held| held.ticket == ticket && held.awaiting > 0) {
+            self.held_bytes += output.len();
             place.output.append(output, &mut env.spares);
-            place.ready = true;
-            while let Some(Held { output, .. }) = self.held.pop_front_if(|held| held.ready) {
+            place.awaiting -= 1;
+            while let Some(Held { output, .. }) = self.held.pop_front_if(|held| held.awaiting == 0) {
+                self.held_bytes -= output.len();
                 self.output.append(output, &mut env.spares);
             }
         }
@@ -483,6 +508,12 @@ impl<S: Service> Connection<S> {
             self.close(CloseReason::Service, env);
         }
     }
+}
+
+/// A chunk that is put aside keeps its slot only while slots abound: a peer that does not read its replies must not take
+/// the slots others receive into.
+fn spare_slot(chunk: Chunk, env: &Env) -> Chunk {
+    if chunk.slot().is_some() && !env.pool.may_keep() { Chunk::from_vec(chunk.to_vec()) } else { chunk }
 }
 
 fn malformed(_: FramingError) -> CloseReason {

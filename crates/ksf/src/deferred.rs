@@ -68,6 +68,21 @@ pub(crate) enum Answer {
     Abandoned,
 }
 
+/// A deferred answer on its way to the connection it is for.
+#[derive(Debug)]
+pub struct Delivery {
+    pub(crate) key: ConnKey,
+    pub(crate) ticket: u64,
+    pub(crate) answer: Answer,
+}
+
+impl Delivery {
+    /// The connection it is for, which may have ended meanwhile.
+    pub fn key(&self) -> ConnKey {
+        self.key
+    }
+}
+
 /// What other threads tell a shard.
 #[derive(Debug)]
 pub(crate) enum Mail {
@@ -112,6 +127,19 @@ impl Mailbox {
         let _ = rustix::io::read(&self.event, &mut count);
         self.full.store(false, Ordering::Release);
         into.append(&mut self.mail.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Takes the answers for streams that wait, in the order they were posted, for
+    /// [`Connection::deliver`](crate::connection::Connection::deliver). For whoever drives connections without a shard
+    /// (simulators, tests); other mail is thrown away.
+    pub fn take_deliveries(&self) -> Vec<Delivery> {
+        let mut mail = Vec::new();
+        self.take(&mut mail);
+        let delivery = |letter| match letter {
+            Mail::Answer { target: Target::Stream { key, ticket }, answer } => Some(Delivery { key, ticket, answer }),
+            _ => None,
+        };
+        mail.into_iter().filter_map(delivery).collect()
     }
 }
 

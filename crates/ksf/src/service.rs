@@ -140,7 +140,8 @@ pub struct Reply<'a> {
     pub(crate) sink: Sink<'a>,
     pub(crate) env: &'a mut Env,
     pub(crate) target: Target,
-    pub(crate) deferred: bool,
+    /// Answers the message is still owed.
+    pub(crate) deferred: u32,
     pub(crate) close: bool,
 }
 
@@ -209,9 +210,10 @@ impl Reply<'_> {
         }
     }
 
-    /// Answers later, from any thread. The message counts as outstanding until then.
+    /// Answers later, from any thread. The message counts as outstanding until then; called several times, until the
+    /// last of the answers.
     pub fn defer(&mut self) -> Deferred {
-        self.deferred = true;
+        self.deferred += 1;
         Deferred::new(self.env.mailbox.clone(), self.target)
     }
 
@@ -227,12 +229,12 @@ impl Reply<'_> {
             return Err(task);
         };
         let deferred = Deferred::new(self.env.mailbox.clone(), self.target);
-        self.deferred = true;
+        self.deferred += 1;
         room.submit(Task::new(move || task(deferred)));
         Ok(())
     }
 
-    /// Closes the connection after the replies sent so far.
+    /// Closes the connection after the replies to this message and to those before it, deferred ones included.
     pub fn close(&mut self) {
         self.close = true;
     }

@@ -162,14 +162,14 @@ impl<S: Service> Datagrams for DatagramService<S> {
         let message = Message { bytes: chunk, origin: Some((chunk, 0)), peer: Peer::Udp(peer.addr), key };
         let target = Target::Datagram { socket: self.socket, peer };
         let sink = Sink::Datagrams(replies);
-        let mut reply = Reply { framing: Framing::Raw, sink, env, target, deferred: false, close: false };
+        let mut reply = Reply { framing: Framing::Raw, sink, env, target, deferred: 0, close: false };
         self.service.call(&mut self.state, &message, &mut reply);
     }
 
     fn answer(&mut self, peer: DatagramPeer, answer: Answer, env: &mut Env, replies: &mut Vec<SendBatch>) {
         let target = Target::Datagram { socket: self.socket, peer };
         let sink = Sink::Datagrams(replies);
-        let mut reply = Reply { framing: Framing::Raw, sink, env, target, deferred: false, close: false };
+        let mut reply = Reply { framing: Framing::Raw, sink, env, target, deferred: 0, close: false };
         match answer {
             Answer::Bytes(body) => reply.bytes(&body),
             Answer::Chunk(chunk) => reply.chunk(chunk),
