@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR MIT */
+/*
+ * TCP: the verdict on each segment of a connection.
+ *
+ * One rule: a segment is answered here only when nothing of its connection is outstanding, and it passes to user space
+ * untouched otherwise. "Nothing outstanding" means that user space has answered every byte it was ever passed
+ * (settled == passed), that TCP has taken every reply queued here and the peer has acknowledged it, that the reply fits
+ * the send buffer with room to spare, and that the segment starts and ends at a message boundary and every message in
+ * it is answered by the author's function. So replies keep their order without any ids, neither half cuts into the
+ * other's message, the backlog never fills, and under pipelining user space does the batching.
+ *
+ *      segment ─► verdict ──┬─ pass ──────────────────────────► user space's receive queue
+ *                           ├─ direct ─► work queue ──────────► TCP out       the reply is as long as the request
+ *                           └─ hop ────► work queue ─► unix ─► verdict ─► work queue ─► TCP out        any length
+ *
+ * Why the hop. A redirected segment is counted as consumed by its length at that time: tcp_eat_skb() adds skb->len to
+ * copied_seq after the program has run (net/core/skmsg.c, net/ipv4/tcp_bpf.c, seen on 6.18). A segment replaced by a
+ * longer reply moves copied_seq past rcv_nxt, and TCP stops calling the verdict program: the connection stalls after a
+ * few messages. A shorter one leaves copied_seq behind for ever: the socket polls readable without end, and after 2 GiB
+ * the sign turns and it stalls as well. So a reply of another length takes a detour: the request goes, in its own
+ * length, through a pair of Unix datagram sockets, and the program at the far end, where no TCP counts, swaps it for
+ * the reply. The second work item runs on the same worker, so the detour costs no further switch.
+ *
+ * The lag. While user space does not poll the socket (parked), a small lag harms nobody, and shorter replies go direct,
+ * which is a fifth faster. The lag is kept in ksf_conn.lag, bounded, and repaid by the next hop, which consumes exactly
+ * that much more. When user space starts to poll again it sets SO_RCVLOWAT to the lag plus one, which makes both
+ * TCP's readiness test and its call of the verdict program exact again; that value is lag_floor + 1.
+ */
+#pragma once
+
+#include "ksf_segment.h"
+
+#define KSF_RCV_SHUTDOWN 1
+
+static __always_inline void ksf_wake_if_parked(struct ksf_conn *conn)
+{
+	/* User space sets parked and then looks at `passed`; the caller has raised `passed`, and looks at parked here.
+	 * With a full barrier on both sides one of the two sees the other. */
+	ksf_barrier(conn);
+	if (!KSF_READ(conn->parked) || conn->woken == KSF_READ(conn->park_seq))
+		return;
+	conn->woken = KSF_READ(conn->park_seq);
+	ksf_wake(KSF_READ(conn->shard), KSF_READ(conn->cookie));
+}
+
+/* A reply was lost after its request was consumed. User space closes the connection when it learns of it. */
+static __always_inline void ksf_break(struct ksf_conn *conn)
+{
+	conn->broken = 1;
+	ksf_count(KSF_COUNT_replies_broken, 1);
+	ksf_wake_if_parked(conn);
+}
+
+/* Is anything of this connection outstanding? 0, or the counter that says what. */
+static __always_inline __u32 ksf_outstanding(struct ksf_conn *conn, const struct ksf_tcp *tcp, __u32 len)
+{
+	__u32 unacknowledged, gap;
+
+#ifndef KSF_MUTANT_NO_SETTLE
+	if (KSF_READ(conn->settled) != conn->passed || conn->broken)
+		return KSF_COUNT_passed_unsettled;
+#endif
+	/* `epoch` was written before `settled`. */
+	ksf_barrier(conn);
+	if (conn->epoch_seen != KSF_READ(conn->epoch)) {
+		/* User space has sent something, which it does only after TCP has taken everything queued here, and
+		 * has finished sending: what TCP holds now is the new base. */
+		conn->epoch_seen = KSF_READ(conn->epoch);
+		conn->base_seq = tcp->write_seq - (__u32)conn->replied;
+	}
+	unacknowledged = conn->base_seq + (__u32)conn->replied - tcp->snd_una;
+#ifndef KSF_MUTANT_NO_OUTSTANDING
+	if (unacknowledged > ksf_config.window_bytes)
+		return KSF_COUNT_passed_outstanding;
+#endif
+	/* Later segments may be queued behind this one, so the gap can be larger than the lag, never smaller. */
+	gap = tcp->rcv_nxt - tcp->copied_seq - len;
+	conn->gap = gap;
+	if ((__s32)(gap - conn->lag) < 0)
+		return KSF_COUNT_passed_accounting;
+	/* User space must find the end of stream behind the last bytes, and there is no more latency to win. */
+	if (tcp->shutdown & KSF_RCV_SHUTDOWN)
+		return KSF_COUNT_passed_closing;
+	return 0;
+}
+
+/* Room for a reply, with a margin: TCP counts the memory of buffers, not bytes, and the work queue breaks the
+ * connection for good (SK_PSOCK_TX_ENABLED is cleared) when a send fails hard. */
+static __always_inline _Bool ksf_sndbuf_has_room(const struct ksf_tcp *tcp, __u32 reply_len)
+{
+#ifdef KSF_MUTANT_NO_GATE
+	return 1;
+#else
+	return tcp->wmem_queued + (__s64)reply_len + reply_len / 4 + 4096 <= tcp->sndbuf;
+#endif
+}
+
+static __always_inline void ksf_account(struct ksf_conn *conn, __u32 len, __u32 reply_len, __u32 eaten,
+					__u32 messages)
+{
+	conn->taken += len;
+	conn->replied += reply_len;
+	conn->messages += messages;
+	conn->lag += len - eaten;
+	ksf_count(KSF_COUNT_segments_answered, 1);
+	ksf_count(KSF_COUNT_messages_answered, messages);
+	ksf_count(KSF_COUNT_bytes_in, len);
+	ksf_count(KSF_COUNT_bytes_out, reply_len);
+}
+
+/* Sends the segment back as it is. */
+static __always_inline __u32 ksf_send_echo(struct __sk_buff *skb, struct ksf_conn *conn, __u64 cookie, __u32 len,
+					   __u32 messages)
+{
+	/* Fails only when the socket has left the map: then it is user space's, untouched. */
+	if (ksf_redirect_to(skb, cookie) != SK_PASS)
+		return KSF_COUNT_passed_unknown;
+	ksf_account(conn, len, len, len, messages);
+	return 0;
+}
+
+/* What became of a segment that was to be replaced by its reply. */
+enum ksf_stored {
+	KSF_STORED = 0,
+	KSF_UNTOUCHED, /* could not be resized: pass it */
+	KSF_RUINED,    /* resized and not written: must not reach anybody */
+};
+
+/* Turns the segment into the reply in the work area. First resize, which can fail, then write. */
+static __always_inline enum ksf_stored ksf_store_reply(struct __sk_buff *skb, struct ksf_message *m, __u32 reply_len)
+{
+	if (!reply_len || reply_len > KSF_BYTES_MAX)
+		return KSF_UNTOUCHED;
+#ifdef KSF_MUTANT_STORE_BEFORE_RESIZE
+	bpf_skb_store_bytes(skb, 0, m->out, reply_len < skb->len ? reply_len : skb->len, 0);
+#endif
+	/* Also without a change of length: it makes all of the segment linear and writable, so the store cannot fail. */
+	if (bpf_skb_change_tail(skb, reply_len, 0))
+		return KSF_UNTOUCHED;
+	return bpf_skb_store_bytes(skb, 0, m->out, reply_len, 0) ? KSF_RUINED : KSF_STORED;
+}
+
+static __always_inline __u32 ksf_send_direct(struct __sk_buff *skb, struct ksf_conn *conn, struct ksf_slot *slot,
+					     __u64 cookie, __u32 len, __u32 reply_len)
+{
+	enum ksf_stored stored = ksf_store_reply(skb, &slot->message, reply_len);
+
+	if (stored == KSF_UNTOUCHED)
+		return KSF_COUNT_passed_resize;
+	/* The redirect fails when user space has just taken the socket out to close it. The request is gone either way,
+	 * so the connection must not go on. */
+	if (stored == KSF_RUINED || ksf_redirect_to(skb, cookie) != SK_PASS) {
+		ksf_break(conn);
+		return KSF_COUNT_replies_broken;
+	}
+	ksf_account(conn, len, reply_len, reply_len, slot->messages);
+	return 0;
+}
+
+/* The slot stays busy until the far end of the hop has sent the reply. */
+static __always_inline __u32 ksf_send_hop(struct __sk_buff *skb, struct ksf_conn *conn, struct ksf_slot *slot,
+					  __u32 index, __u64 cookie, __u32 conn_index, __u32 len, __u32 reply_len)
+{
+	__u32 eaten = len + conn->lag - KSF_READ(conn->lag_floor);
+
+	/* One datagram only: the work queue sends the linear part and each fragment by itself. */
+	if (bpf_skb_pull_data(skb, len))
+		return KSF_COUNT_passed_resize;
+	slot->conn = conn_index;
+	slot->cookie = cookie;
+	slot->reply_len = reply_len;
+	if (ksf_redirect_hop(skb, index) != SK_PASS)
+		return KSF_COUNT_passed_busy;
+	/* From here on the segment is consumed. Repaying the lag is a wish: a failed resize changes nothing. */
+	if (eaten != len && (eaten > KSF_BYTES_MAX || bpf_skb_change_tail(skb, eaten, 0)))
+		eaten = len;
+	ksf_account(conn, len, reply_len, eaten, slot->messages);
+	ksf_count(KSF_COUNT_segments_hopped, 1);
+	return 0;
+}
+
+/* Answers the segment: 0, or the counter that says why it passes. */
+static __always_inline __u32 ksf_stream_answer(struct __sk_buff *skb, struct ksf_conn *conn, __u32 conn_index,
+					       __u64 cookie)
+{
+	__u32 len = skb->len, index, why, reply_len, lag;
+	struct ksf_slot *slot;
+	struct ksf_tcp tcp;
+
+	if (!ksf_tcp_read(skb, &tcp))
+		return KSF_COUNT_passed_unknown;
+	why = ksf_outstanding(conn, &tcp, len);
+	if (why)
+		return why;
+	if (ksf_config.framing.kind == KSF_FRAME_BLIND) {
+		if (!ksf_sndbuf_has_room(&tcp, len))
+			return KSF_COUNT_passed_sndbuf;
+		return ksf_send_echo(skb, conn, cookie, len, 1);
+	}
+	KSF_HIDE(len);
+	if (len > KSF_BYTES_MAX || !len)
+		return KSF_COUNT_passed_limit;
+	slot = ksf_slot_take(&index);
+	if (!slot)
+		return KSF_COUNT_passed_busy;
+	why = KSF_COUNT_passed_resize;
+	if (bpf_skb_load_bytes(skb, 0, slot->message.in, len))
+		goto give;
+	why = ksf_answer_segment(slot, len);
+	if (why)
+		goto give;
+	reply_len = slot->message.out_len;
+	why = KSF_COUNT_passed_sndbuf;
+	if (!ksf_sndbuf_has_room(&tcp, reply_len))
+		goto give;
+	if (slot->echo) {
+		why = ksf_send_echo(skb, conn, cookie, len, slot->messages);
+		goto give;
+	}
+	lag = conn->lag + len - reply_len;
+#ifdef KSF_MUTANT_NO_LAG
+	why = ksf_send_direct(skb, conn, slot, cookie, len, reply_len);
+	goto give;
+#endif
+	if (reply_len == len || (KSF_READ(conn->parked) && (__s32)(lag - KSF_READ(conn->lag_floor)) >= 0 &&
+				 (__s32)(lag - ksf_config.lag_bytes_max) <= 0)) {
+		why = ksf_send_direct(skb, conn, slot, cookie, len, reply_len);
+		goto give;
+	}
+	why = KSF_COUNT_passed_busy;
+	if (index < ksf_config.hops) {
+		why = ksf_send_hop(skb, conn, slot, index, cookie, conn_index, len, reply_len);
+		if (!why)
+			return 0;
+	}
+give:
+	ksf_slot_give(slot);
+	return why;
+}
+
+static __always_inline int ksf_stream_verdict(struct __sk_buff *skb)
+{
+	__u64 cookie = bpf_get_socket_cookie(skb);
+	__u32 index, why, len = skb->len;
+	struct ksf_conn *conn = ksf_conn_of(cookie, &index);
+
+	if (!conn) {
+		ksf_count(KSF_COUNT_passed_unknown, 1);
+		return SK_PASS;
+	}
+	if (!len) {
+		/* The peer's FIN. */
+		ksf_wake_if_parked(conn);
+		return SK_PASS;
+	}
+	why = ksf_stream_answer(skb, conn, index, cookie);
+	if (!why)
+		return SK_PASS; /* with a redirect set: SK_REDIRECT to the kernel */
+	if (why == KSF_COUNT_replies_broken)
+		return SK_DROP; /* overwritten already, and the connection closes */
+	ksf_count(KSF_COUNT_segments_passed, 1);
+	ksf_count(why, 1);
+	conn->passed += len;
+	ksf_wake_if_parked(conn);
+	return SK_PASS;
+}
+
+/* The far end of a hop: the datagram is a request that has been consumed; its reply waits in the slot. */
+static __always_inline int ksf_hop_verdict(struct __sk_buff *skb)
+{
+	struct ksf_slot *slot = ksf_slot_of_hop(bpf_get_socket_cookie(skb));
+	struct ksf_conn *conn;
+	int verdict = SK_DROP;
+
+	if (!slot || !slot->busy)
+		return SK_DROP;
+	conn = ksf_conn_at(slot->conn);
+	if (ksf_store_reply(skb, &slot->message, slot->reply_len) == KSF_STORED)
+		/* Fails only when the connection is gone: then nobody waits for the reply. */
+		verdict = ksf_redirect_to(skb, slot->cookie);
+	else if (conn && KSF_READ(conn->cookie) == slot->cookie)
+		ksf_break(conn);
+	ksf_slot_give(slot);
+	return verdict;
+}

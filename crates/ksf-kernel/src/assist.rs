@@ -1,0 +1,205 @@
+//! The seam to the framework: sockets go under the programs and out again, and the two halves agree on who answers.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::fence;
+
+use ksf::assist::{Assist, AssistConn};
+
+use crate::abi::ConnState;
+use crate::conns::NEVER;
+use crate::service::Shared;
+use crate::tcp;
+
+/// A kernel half as the engines see it. Clones and connections share the loaded service.
+#[derive(Clone, Debug)]
+pub struct KernelAssist {
+    shared: Arc<Shared>,
+}
+
+impl KernelAssist {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    fn try_attach(&self, socket: BorrowedFd<'_>) -> Option<KernelConn> {
+        let shared = &self.shared;
+        let cookie = tcp::cookie(socket).ok()?;
+        let index = shared.conns.take(cookie, || shared.wait_for_programs())?;
+        // From here on dropping it undoes all.
+        let conn = KernelConn {
+            shared: Arc::clone(shared),
+            index,
+            cookie,
+            replied_drained: 0,
+            unseen_bytes: None,
+            sent_settled: 0,
+            settled: None,
+        };
+        let maps = &shared.loaded.maps;
+        maps.index.update(&cookie.to_ne_bytes(), &index.to_ne_bytes()).ok()?;
+        maps.socks.update(&cookie.to_ne_bytes(), &(socket.as_raw_fd() as u64).to_ne_bytes()).ok()?;
+        Some(conn)
+    }
+}
+
+impl Assist for KernelAssist {
+    fn attach(&self, socket: BorrowedFd<'_>) -> Option<Box<dyn AssistConn>> {
+        let conn = self.try_attach(socket);
+        if conn.is_none() {
+            self.shared.refused.fetch_add(1, Relaxed);
+        }
+        conn.map(|conn| Box::new(conn) as Box<dyn AssistConn>)
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.shared.counters().iter().map(|counter| (counter.name, counter.value)).collect()
+    }
+
+    fn wake_fd(&self, shard: usize) -> Option<BorrowedFd<'_>> {
+        self.shared.ring_fd(shard)
+    }
+
+    fn take_wakes(&self, shard: usize, wake: &mut dyn FnMut(u64)) {
+        if let Some(ring) = self.shared.rings.get(shard) {
+            ring.take(wake);
+        }
+    }
+}
+
+/// One connection under the programs.
+#[derive(Debug)]
+struct KernelConn {
+    shared: Arc<Shared>,
+    index: u32,
+    cookie: u64,
+    /// Reply bytes of the program that TCP was last seen to have taken.
+    replied_drained: u64,
+    /// Bytes user space has received that the program never saw, because they had arrived before it. Learned at the
+    /// first quiet moment.
+    unseen_bytes: Option<u64>,
+    /// `sent_bytes` of the last settle that told the program to look at write_seq anew.
+    sent_settled: u64,
+    /// What the program was last told is answered.
+    settled: Option<u64>,
+}
+
+impl KernelConn {
+    fn state(&self) -> &ConnState {
+        self.shared.conns.at(self.index)
+    }
+
+    /// Stops the program from answering, and returns when no run that may still answer is under way.
+    fn unsettle(&mut self, socket: BorrowedFd<'_>) {
+        if self.settled.take().is_some() {
+            self.state().settled.store(NEVER, SeqCst);
+            fence(SeqCst);
+            // Takes the socket's lock, under which the program runs. An error means the socket is gone.
+            let _ = tcp::counts(socket);
+        }
+    }
+}
+
+impl AssistConn for KernelConn {
+    fn replied_bytes(&self) -> u64 {
+        self.state().replied.load(Acquire)
+    }
+
+    fn drained(&mut self, socket: BorrowedFd<'_>, sent_bytes: u64) -> bool {
+        let replied = self.replied_bytes();
+        if replied == self.replied_drained {
+            return true;
+        }
+        // What TCP has taken once it never gives back, so a yes holds until `replied` moves.
+        let drained = tcp::counts(socket).is_ok_and(|counts| counts.taken >= replied + sent_bytes);
+        if drained {
+            self.replied_drained = replied;
+        }
+        drained
+    }
+
+    fn settle(&mut self, socket: BorrowedFd<'_>, received_bytes: u64, sent_bytes: u64) {
+        let unseen = match self.unseen_bytes {
+            Some(unseen) => unseen,
+            None => {
+                // `passed` before TCP's count: when user space has read all that TCP ever received, all that was passed
+                // is among it.
+                let passed = self.state().passed.load(Acquire);
+                fence(SeqCst);
+                let Ok(counts) = tcp::counts(socket) else { return };
+                let Some(unseen) = received_bytes.checked_sub(passed) else { return };
+                if counts.received != received_bytes {
+                    return;
+                }
+                self.unseen_bytes = Some(unseen);
+                unseen
+            }
+        };
+        let Some(settled) = received_bytes.checked_sub(unseen) else { return };
+        if sent_bytes != self.sent_settled {
+            self.sent_settled = sent_bytes;
+            self.state().epoch.fetch_add(1, Relaxed);
+        }
+        if self.settled != Some(settled) {
+            // After the epoch: the program reads them in the opposite order.
+            self.state().settled.store(settled, Release);
+            self.settled = Some(settled);
+        }
+    }
+
+    fn token(&self) -> u64 {
+        self.cookie
+    }
+
+    fn park(&mut self, shard: usize) -> bool {
+        let Some(settled) = self.settled else { return false };
+        if self.shared.rings.get(shard).is_none() {
+            return false;
+        }
+        let state = self.state();
+        let is_quiet = || state.passed.load(SeqCst) == settled && state.broken.load(SeqCst) == 0;
+        if !is_quiet() {
+            return false;
+        }
+        state.shard.store(shard as u32, Relaxed);
+        state.park_seq.fetch_add(1, Release);
+        state.parked.store(1, SeqCst);
+        // The program raises `passed`, then looks at `parked`; we do it the other way round. One of us sees the other.
+        fence(SeqCst);
+        if is_quiet() {
+            return true;
+        }
+        state.parked.store(0, SeqCst);
+        false
+    }
+
+    fn unpark(&mut self, socket: BorrowedFd<'_>) {
+        self.state().parked.store(0, SeqCst);
+        fence(SeqCst);
+        // The lag must stand still while SO_RCVLOWAT is set to follow it: one too high would stall the connection.
+        // It does when something was passed, because then the program answers no more until we settle.
+        if self.settled.is_some_and(|settled| self.state().passed.load(SeqCst) == settled) {
+            if self.state().lag.load(SeqCst) == self.state().lag_floor.load(Relaxed) {
+                return;
+            }
+            self.unsettle(socket);
+        }
+        let lag = self.state().lag.load(SeqCst);
+        // An error leaves the socket readable too often, which is slow and not wrong.
+        if lag != self.state().lag_floor.load(Relaxed) && tcp::set_rcvlowat(socket, lag + 1).is_ok() {
+            self.state().lag_floor.store(lag, SeqCst);
+        }
+    }
+}
+
+impl Drop for KernelConn {
+    fn drop(&mut self) {
+        self.state().settled.store(NEVER, SeqCst);
+        let maps = &self.shared.loaded.maps;
+        // Errors mean that it is not there: closing the socket has removed it, or attaching failed half-way.
+        let _ = maps.socks.delete(&self.cookie.to_ne_bytes());
+        let _ = maps.index.delete(&self.cookie.to_ne_bytes());
+        self.shared.conns.give(self.index);
+    }
+}

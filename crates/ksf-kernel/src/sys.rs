@@ -1,0 +1,213 @@
+//! BPF system calls with their sizes checked, and shared memory of maps.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+use libbpf_rs::MapCore;
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// A map, with its own descriptor.
+#[derive(Debug)]
+pub(crate) struct Map {
+    fd: OwnedFd,
+    key_bytes: usize,
+    value_bytes: usize,
+    entries: u32,
+}
+
+impl Map {
+    /// Keeps a map of a loaded object alive beyond the object.
+    pub(crate) fn of(map: &libbpf_rs::Map<'_>) -> io::Result<Self> {
+        Ok(Self {
+            fd: map.as_fd().try_clone_to_owned()?,
+            key_bytes: map.key_size() as usize,
+            value_bytes: map.value_size() as usize,
+            entries: map.max_entries(),
+        })
+    }
+
+    pub(crate) fn entries(&self) -> u32 {
+        self.entries
+    }
+
+    pub(crate) fn update(&self, key: &[u8], value: &[u8]) -> io::Result<()> {
+        assert_eq!((key.len(), value.len()), (self.key_bytes, self.value_bytes), "sizes of the map's types");
+        // SAFETY: key and value are readable for the sizes the map was created with (asserted above), and the kernel
+        // copies them before it returns.
+        let rc = unsafe {
+            libbpf_sys::bpf_map_update_elem(self.fd.as_raw_fd(), key.as_ptr().cast(), value.as_ptr().cast(), 0)
+        };
+        check(rc).map(drop)
+    }
+
+    pub(crate) fn delete(&self, key: &[u8]) -> io::Result<()> {
+        assert_eq!(key.len(), self.key_bytes, "size of the map's key");
+        // SAFETY: key is readable for the map's key size (asserted above); the kernel copies it.
+        let rc = unsafe { libbpf_sys::bpf_map_delete_elem(self.fd.as_raw_fd(), key.as_ptr().cast()) };
+        check(rc).map(drop)
+    }
+
+    /// Sums a per-CPU value of eight bytes over all CPUs.
+    pub(crate) fn sum_u64(&self, key: u32) -> io::Result<u64> {
+        assert_eq!((self.key_bytes, self.value_bytes), (4, 8), "an array of counters");
+        let mut values = vec![0u64; libbpf_rs::num_possible_cpus().map_err(to_io)?];
+        // SAFETY: for a per-CPU map the kernel writes the value size, rounded up to 8, for each possible CPU; `values`
+        // has that many.
+        let rc = unsafe {
+            libbpf_sys::bpf_map_lookup_elem(
+                self.fd.as_raw_fd(),
+                std::ptr::from_ref(&key).cast(),
+                values.as_mut_ptr().cast(),
+            )
+        };
+        check(rc)?;
+        Ok(values.iter().sum())
+    }
+}
+
+impl AsFd for Map {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Shared memory of a map (`BPF_F_MMAPABLE` array, or a ring buffer).
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    at: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping is plain memory shared with the kernel and belongs to no thread; what may be done with it
+// concurrently is decided by the types laid over it (atomics, or `&mut` access to an area).
+unsafe impl Send for Mapping {}
+// SAFETY: as above; `Mapping` itself gives out the address only.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    pub(crate) fn new(fd: BorrowedFd<'_>, offset: u64, bytes: usize, writable: bool) -> io::Result<Self> {
+        let page = rustix::param::page_size();
+        let bytes = bytes.next_multiple_of(page);
+        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a fresh shared mapping at an address of the kernel's choice: no existing memory is touched.
+        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, fd, offset)? };
+        Ok(Self { at: NonNull::new(at.cast()).expect("mmap never returns null here"), bytes })
+    }
+
+    /// The address of a `T` at `offset`, checked to lie inside and to be aligned.
+    pub(crate) fn at<T>(&self, offset: usize) -> NonNull<T> {
+        assert!(offset + size_of::<T>() <= self.bytes && offset.is_multiple_of(align_of::<T>()));
+        // SAFETY: the offset lies inside the mapping (asserted above).
+        unsafe { self.at.add(offset).cast() }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `new` and nobody else unmaps it; borrows of it live no longer than `self`,
+        // which their owners keep.
+        let _ = unsafe { rustix::mm::munmap(self.at.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Attaches a verdict program to a socket map. Ends with the map.
+pub(crate) fn attach_verdict(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: two descriptors and numbers; no memory is passed.
+    let rc = unsafe {
+        libbpf_sys::bpf_prog_attach(program.as_raw_fd(), map.as_raw_fd(), libbpf_sys::BPF_SK_SKB_STREAM_VERDICT, 0)
+    };
+    check(rc).map(drop)
+}
+
+/// `XDP_FLAGS_SKB_MODE`, `XDP_FLAGS_DRV_MODE` of linux/if_link.h.
+pub(crate) const XDP_GENERIC: u32 = 1 << 1;
+pub(crate) const XDP_NATIVE: u32 = 1 << 2;
+
+/// Attaches an XDP program by a link: it ends with the descriptor, so also with the process.
+pub(crate) fn attach_xdp(program: BorrowedFd<'_>, interface: u32, flags: u32) -> io::Result<OwnedFd> {
+    let opts = libbpf_sys::bpf_link_create_opts {
+        sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
+        flags,
+        ..Default::default()
+    };
+    // SAFETY: `opts` is valid for the call and says its size.
+    let fd = unsafe {
+        libbpf_sys::bpf_link_create(program.as_raw_fd(), interface as i32, libbpf_sys::BPF_XDP, &raw const opts)
+    };
+    let fd = check(fd)?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Ids of the XDP programs on an interface, whatever the mode.
+pub(crate) fn xdp_programs(interface: u32) -> io::Result<Vec<u32>> {
+    let mut opts = libbpf_sys::bpf_xdp_query_opts {
+        sz: size_of::<libbpf_sys::bpf_xdp_query_opts>() as libbpf_sys::size_t,
+        ..Default::default()
+    };
+    // SAFETY: `opts` is valid and writable for the call and says its size.
+    let rc = unsafe { libbpf_sys::bpf_xdp_query(interface as i32, 0, &raw mut opts) };
+    check(rc)?;
+    let mut ids = vec![opts.prog_id, opts.drv_prog_id, opts.skb_prog_id, opts.hw_prog_id];
+    ids.retain(|&id| id != 0);
+    ids.sort_unstable();
+    ids.dedup();
+    Ok(ids)
+}
+
+/// Runs a `SEC("syscall")` program once with `args` and gives its return value.
+pub(crate) fn run(program: BorrowedFd<'_>, args: &[u8]) -> io::Result<i32> {
+    let mut opts = libbpf_sys::bpf_test_run_opts {
+        sz: size_of::<libbpf_sys::bpf_test_run_opts>() as libbpf_sys::size_t,
+        ctx_in: args.as_ptr().cast(),
+        ctx_size_in: args.len() as u32,
+        ..Default::default()
+    };
+    // SAFETY: `opts` is valid and writable for the call, and ctx_in is readable for ctx_size_in bytes.
+    let rc = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut opts) };
+    check(rc)?;
+    Ok(opts.retval as i32)
+}
+
+/// libbpf's convention: a negative errno, and errno set.
+fn check(rc: i32) -> io::Result<i32> {
+    if rc < 0 { Err(io::Error::from_raw_os_error(-rc)) } else { Ok(rc) }
+}
+
+pub(crate) fn to_io(error: libbpf_rs::Error) -> io::Error {
+    let kind = match error.kind() {
+        libbpf_rs::ErrorKind::PermissionDenied => return io::Error::from_raw_os_error(libc::EPERM),
+        libbpf_rs::ErrorKind::NotFound => io::ErrorKind::NotFound,
+        libbpf_rs::ErrorKind::OutOfMemory => io::ErrorKind::OutOfMemory,
+        libbpf_rs::ErrorKind::InvalidInput | libbpf_rs::ErrorKind::InvalidData => io::ErrorKind::InvalidInput,
+        _ => io::ErrorKind::Other,
+    };
+    io::Error::new(kind, error.to_string())
+}
+
+/// How many instructions the verifier looked at: the price of loading a program.
+pub(crate) fn verified_instructions(program: BorrowedFd<'_>) -> u32 {
+    program_info(program).map_or(0, |info| info.verified_insns)
+}
+
+/// Name of the program with this id.
+pub(crate) fn program_name(id: u32) -> io::Result<String> {
+    // SAFETY: takes a number, makes a descriptor.
+    let fd = check(unsafe { libbpf_sys::bpf_prog_get_fd_by_id(id) })?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let name = program_info(fd.as_fd())?.name;
+    let name: Vec<u8> = name.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8).collect();
+    Ok(String::from_utf8_lossy(&name).into_owned())
+}
+
+fn program_info(program: BorrowedFd<'_>) -> io::Result<libbpf_sys::bpf_prog_info> {
+    let mut info = libbpf_sys::bpf_prog_info::default();
+    let mut bytes = size_of_val(&info) as u32;
+    // SAFETY: `info` is writable for `bytes` bytes, zeroed (no pointers for the kernel to follow), and the call says
+    // how much it wrote.
+    let rc = unsafe { libbpf_sys::bpf_obj_get_info_by_fd(program.as_raw_fd(), (&raw mut info).cast(), &raw mut bytes) };
+    check(rc)?;
+    Ok(info)
+}

@@ -1,0 +1,303 @@
+//! What the tests on real sockets share: a small user-space half that keeps to the contract of `ksf::assist`.
+
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use ksf::assist::{Assist, AssistConn};
+use ksf::framing::{Frame, Framing};
+use ksf_kernel::{Builtin, Caller, KernelService, ObjectSource, Options, Verdict};
+
+/// True when the test may run; says that it is skipped when not. In CI a skip is a failure.
+pub(crate) fn is_root(what: &str) -> bool {
+    if ksf_kernel::missing_capabilities().is_empty() {
+        return true;
+    }
+    assert!(std::env::var_os("CI").is_none(), "skipped in CI: needs root ({what})");
+    println!("skipped: needs root ({what})");
+    false
+}
+
+pub(crate) fn load(builtin: Builtin) -> KernelService {
+    load_with(builtin, |_| {})
+}
+
+pub(crate) fn load_with(builtin: Builtin, change: impl FnOnce(&mut Options)) -> KernelService {
+    let mut options = Options::default();
+    options.connections_max = 256;
+    options.callers_max = 16;
+    if builtin == Builtin::RpcNull {
+        options.rpc_programs = vec![(100_003, 3, 3), (100_005, 1, 3)];
+    }
+    change(&mut options);
+    KernelService::load(&ObjectSource::Builtin(builtin), &options).expect("the built-in service loads")
+}
+
+pub(crate) fn counter(service: &KernelService, name: &str) -> u64 {
+    let counters = service.counters();
+    counters.iter().find(|counter| counter.name == name).unwrap_or_else(|| panic!("no counter {name}")).value
+}
+
+/// Two ends of a TCP connection on the loopback device; the second is the server's.
+pub(crate) fn tcp_pair(address: &str) -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind(address).expect("a free port on lo");
+    let client = TcpStream::connect(listener.local_addr().unwrap()).expect("a connection on lo");
+    let (server, _) = listener.accept().expect("its other end");
+    client.set_nodelay(true).unwrap();
+    server.set_nodelay(true).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    client.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+    (client, server)
+}
+
+/// Waits for something another thread or the kernel does; the limit only ends a test that has failed.
+pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let limit = Instant::now() + Duration::from_secs(20);
+    while !done() {
+        assert!(Instant::now() < limit, "never happened: {what}");
+        thread::yield_now();
+    }
+}
+
+/// How the user-space half behaves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Habits {
+    /// Parks settled connections.
+    pub(crate) parks: bool,
+    /// Lets the kernel half answer at all.
+    pub(crate) settles: bool,
+}
+
+pub(crate) const PARKING: Habits = Habits { parks: true, settles: true };
+pub(crate) const POLLING: Habits = Habits { parks: false, settles: true };
+
+/// What became of the connection.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Outcome {
+    pub(crate) received: u64,
+    pub(crate) sent: u64,
+    pub(crate) replied: u64,
+}
+
+/// A thread that serves one connection in user space, behind the kernel half.
+pub(crate) struct UserHalf {
+    thread: JoinHandle<io::Result<Outcome>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl UserHalf {
+    /// `fallback` answers what the service's function passes, without the framing.
+    pub(crate) fn serve(
+        service: &KernelService,
+        socket: TcpStream,
+        habits: Habits,
+        fallback: fn(&[u8]) -> Vec<u8>,
+    ) -> Self {
+        let conn = service.assist().attach(socket.as_fd()).expect("the kernel half takes the socket");
+        Self::serve_attached(service, conn, socket, habits, fallback)
+    }
+
+    pub(crate) fn serve_attached(
+        service: &KernelService,
+        conn: Box<dyn AssistConn>,
+        socket: TcpStream,
+        habits: Habits,
+        fallback: fn(&[u8]) -> Vec<u8>,
+    ) -> Self {
+        socket.set_nonblocking(true).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut half = Half {
+            framing: service.framing().unwrap(),
+            caller: service.caller().expect("a free caller"),
+            service: service.clone(),
+            conn,
+            socket,
+            habits,
+            fallback,
+            input: Vec::new(),
+            output: Vec::new(),
+            outcome: Outcome::default(),
+            parked: false,
+        };
+        let stopped = Arc::clone(&stop);
+        Self { thread: thread::spawn(move || half.run(&stopped)), stop }
+    }
+
+    /// Waits for the end of the connection, which the client brings about.
+    pub(crate) fn join(self) -> Outcome {
+        self.thread.join().expect("the server's thread does not panic").expect("and sees no error")
+    }
+
+    /// Ends it now.
+    pub(crate) fn stop(self) -> Outcome {
+        self.stop.store(true, Ordering::SeqCst);
+        self.thread.join().expect("the server's thread does not panic").unwrap_or_default()
+    }
+}
+
+struct Half {
+    framing: Framing,
+    caller: Caller,
+    service: KernelService,
+    conn: Box<dyn AssistConn>,
+    socket: TcpStream,
+    habits: Habits,
+    fallback: fn(&[u8]) -> Vec<u8>,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    outcome: Outcome,
+    parked: bool,
+}
+
+impl Half {
+    fn run(&mut self, stop: &AtomicBool) -> io::Result<Outcome> {
+        while !stop.load(Ordering::SeqCst) {
+            let open = self.receive()?;
+            self.answer();
+            self.send()?;
+            if !open {
+                // The peer's FIN can overtake replies that still wait in the work queue.
+                wait_until("TCP takes the kernel half's replies", || {
+                    self.conn.drained(self.socket.as_fd(), self.outcome.sent)
+                });
+                break;
+            }
+            if self.input.is_empty() && self.habits.settles {
+                self.conn.settle(self.socket.as_fd(), self.outcome.received, self.outcome.sent);
+                self.parked = self.habits.parks && self.conn.park(0);
+            }
+            self.wait()?;
+        }
+        self.outcome.replied = self.conn.replied_bytes();
+        Ok(self.outcome)
+    }
+
+    /// False at the end of the stream.
+    fn receive(&mut self) -> io::Result<bool> {
+        let mut buf = [0; 65_536];
+        loop {
+            match self.socket.read(&mut buf) {
+                Ok(0) => return Ok(false),
+                Ok(bytes) => {
+                    self.input.extend_from_slice(&buf[..bytes]);
+                    self.outcome.received += bytes as u64;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(true),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn answer(&mut self) {
+        let mut at = 0;
+        while let Ok(Frame::Part(part)) = self.framing.parse(&self.input[at..], 0) {
+            if self.input.len() - at < part.total_bytes() {
+                break;
+            }
+            let body = at + part.header_bytes..at + part.header_bytes + part.body_bytes;
+            let start = self.output.len();
+            self.output.resize(start + self.framing.reply_header_bytes(), 0);
+            // Raw chunks may be longer than the function takes.
+            for piece in self.input[body].chunks(self.service.message_bytes_max()) {
+                match self.caller.call(piece, &mut self.output).expect("the function runs") {
+                    Verdict::Reply => {}
+                    Verdict::Echo => self.output.extend_from_slice(piece),
+                    Verdict::Pass => self.output.extend_from_slice(&(self.fallback)(piece)),
+                }
+            }
+            self.framing.finish_reply(&mut self.output, start, 0).expect("the reply can be framed");
+            at += part.total_bytes();
+        }
+        self.input.drain(..at);
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        let mut at = 0;
+        while at < self.output.len() {
+            if !self.conn.drained(self.socket.as_fd(), self.outcome.sent) {
+                thread::yield_now();
+                continue;
+            }
+            match self.socket.write(&self.output[at..]) {
+                Ok(bytes) => {
+                    at += bytes;
+                    self.outcome.sent += bytes as u64;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    poll(&mut [(self.socket.as_raw_fd(), libc::POLLOUT)])
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.output.clear();
+        Ok(())
+    }
+
+    fn wait(&mut self) -> io::Result<()> {
+        let input = if self.parked { 0 } else { libc::POLLIN };
+        let assist = self.service.assist();
+        let wake = assist.wake_fd(0).expect("shard 0 has a ring").as_raw_fd();
+        poll(&mut [(self.socket.as_raw_fd(), input | libc::POLLRDHUP), (wake, libc::POLLIN)]);
+        let mut woken = false;
+        // Tests serve one parked connection per loaded service.
+        assist.take_wakes(0, &mut |token| woken |= token == self.conn.token());
+        if woken || !self.parked {
+            self.conn.unpark(self.socket.as_fd());
+            self.parked = false;
+        }
+        Ok(())
+    }
+}
+
+/// Waits a moment for one of the descriptors, so that a stop is noticed.
+pub(crate) fn poll(fds: &mut [(i32, libc::c_short)]) {
+    let mut list: Vec<libc::pollfd> = fds.iter().map(|&(fd, events)| libc::pollfd { fd, events, revents: 0 }).collect();
+    // SAFETY: an array of pollfd and its length.
+    unsafe { libc::poll(list.as_mut_ptr(), list.len() as libc::nfds_t, 50) };
+}
+
+/// An NFSv3 NULL call with AUTH_NONE, record mark included: 44 bytes.
+pub(crate) fn null_call(xid: u32) -> Vec<u8> {
+    rpc_call(xid, 100_003, 3, 0)
+}
+
+pub(crate) fn rpc_call(xid: u32, program: u32, version: u32, procedure: u32) -> Vec<u8> {
+    let words = [0x8000_0028, xid, 0, 2, program, version, procedure, 0, 0, 0, 0];
+    words.iter().flat_map(|word: &u32| word.to_be_bytes()).collect()
+}
+
+/// Its reply: 28 bytes.
+pub(crate) fn null_reply(xid: u32) -> Vec<u8> {
+    let words = [0x8000_0018, xid, 1, 0, 0, 0, 0];
+    words.iter().flat_map(|word: &u32| word.to_be_bytes()).collect()
+}
+
+/// Bytes that differ from place to place, so that a shifted or repeated piece is seen.
+pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as u8
+        })
+        .collect()
+}
+
+pub(crate) fn read_exactly(client: &mut TcpStream, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    client.read_exact(&mut bytes).unwrap_or_else(|error| panic!("the reply of {len} bytes: {error}"));
+    bytes
+}
+
+/// `send(2)` in one call, so that it leaves as one segment when it fits.
+pub(crate) fn send_all(client: &mut TcpStream, bytes: &[u8]) {
+    client.write_all(bytes).expect("the server's side takes it");
+}
