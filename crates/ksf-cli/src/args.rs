@@ -35,8 +35,8 @@ pub(crate) enum Command {
     Krpc2(RpcArgs),
     Serve(ServeArgs),
     Run(RunArgs),
-    // Echotest
-    // Rpctest
+    Echotest(ksf_load::echotest::Args),
+    Rpctest(ksf_load::rpctest::Args),
     Doctor(DoctorArgs),
     Stat(StatArgs),
     Completions(CompletionArgs),

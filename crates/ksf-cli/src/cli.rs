@@ -34,6 +34,8 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Krpc2(args) => return serve::krpc2(args),
         Command::Serve(args) => return serve::config(args),
         Command::Run(args) => return serve::object(args),
+        Command::Echotest(args) => return Ok(measured("echotest", ksf_load::echotest::run(args))),
+        Command::Rpctest(args) => return Ok(measured("rpctest", ksf_load::rpctest::run(args))),
         Command::Doctor(args) => {
             let report = doctor::examine();
             let text = if args.json {
@@ -58,6 +60,17 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         },
     };
     done.map(|()| ExitCode::SUCCESS)
+}
+
+/// How a measurement ended. The tools have spoken about wrong replies themselves.
+fn measured(tool: &str, result: Result<ksf_load::Outcome, ksf_load::LoadError>) -> ExitCode {
+    match result {
+        Ok(outcome) => ExitCode::from(outcome.exit_code()),
+        Err(error) => {
+            say(&format_args!("{tool}: {}", one_line(&error.to_string())));
+            ExitCode::from(error.exit_code())
+        }
+    }
 }
 
 /// Writes to standard output. A reader that has seen enough (`ksf doctor | head`) is no error.

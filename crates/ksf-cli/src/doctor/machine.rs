@@ -69,20 +69,6 @@ impl Machine {
         self.capable(bit) || self.capable(21)
     }
 
-    /// Names of the capabilities of [`CAPABILITIES`] that the kernel engine needs and this
-    /// process lacks.
-    pub(crate) fn missing_for_kernel_engine(&self) -> Vec<&'static str> {
-        CAPABILITIES
-            .iter()
-            .filter(|(bit, name, _)| match *name {
-                "CAP_SYS_ADMIN" => false,
-                "CAP_NET_ADMIN" => !self.capable(*bit),
-                _ => !self.capable_bpf(*bit),
-            })
-            .map(|(_, name, _)| *name)
-            .collect()
-    }
-
     /// Explains an error of io_uring_setup or io_uring_register.
     pub(crate) fn why_uring(&self, error: &io::Error) -> Lack {
         let errno = error.raw_os_error().unwrap_or(0);
@@ -229,7 +215,6 @@ mod tests {
         let lack = machine.why_bpf(&error(libc::EPERM), &[39, 12]);
         assert_eq!(lack.cause, "missing CAP_NET_ADMIN");
         assert!(lack.remedy.contains("setcap"));
-        assert_eq!(machine.missing_for_kernel_engine(), ["CAP_NET_ADMIN", "CAP_PERFMON"]);
     }
 
     #[test]

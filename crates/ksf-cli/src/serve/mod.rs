@@ -1,0 +1,259 @@
+//! The commands that serve: start the services, then wait for signals.
+
+mod kernel;
+mod plan;
+mod running;
+
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::args::{EchoArgs, Loudness, RpcArgs, RunArgs, ServeArgs, StatsArgs};
+use crate::config::Config;
+use crate::engine::Obstacles;
+use crate::exit::{Failure, Status, say};
+use crate::manager;
+use crate::signals::{Event, Events};
+use crate::stats::socket::StatsSocket;
+use crate::stats::{self, Snapshot};
+
+use plan::Plan;
+use running::Running;
+
+/// Runs `ksf kecho`.
+pub(crate) fn kecho(args: EchoArgs) -> Result<ExitCode, Failure> {
+    let passed = manager::passed_sockets()?;
+    let (stats, loudness) = (args.server.stats.clone(), args.server.loudness);
+    run(vec![plan::kecho(args, passed)?], &stats, loudness)
+}
+
+/// Runs `ksf krpc2`.
+pub(crate) fn krpc2(args: RpcArgs) -> Result<ExitCode, Failure> {
+    let passed = manager::passed_sockets()?;
+    let (stats, loudness) = (args.server.stats.clone(), args.server.loudness);
+    run(vec![plan::krpc2(args, passed)?], &stats, loudness)
+}
+
+/// Runs `ksf run`.
+pub(crate) fn object(args: RunArgs) -> Result<ExitCode, Failure> {
+    let passed = manager::passed_sockets()?;
+    let (stats, loudness) = (args.server.stats.clone(), args.server.loudness);
+    run(vec![plan::object(args, passed)?], &stats, loudness)
+}
+
+/// Runs `ksf serve`.
+pub(crate) fn config(args: ServeArgs) -> Result<ExitCode, Failure> {
+    let passed = manager::passed_sockets()?;
+    let config = Config::read(&args.config)?;
+    for service in &config.services {
+        config.limits_of(service, &args.limits)?;
+    }
+    if args.check {
+        // The sockets are not there yet when a file is checked, so the listeners are not looked at.
+        let names: Vec<&str> = config.services.iter().map(|service| service.name.as_str()).collect();
+        say(&format_args!("{} is correct: {}", args.config.display(), names.join(", ")));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let stats = StatsArgs {
+        stats_socket: args.stats.stats_socket.clone().or_else(|| config.stats.socket.clone()),
+        prometheus: args.stats.prometheus.or(config.stats.prometheus),
+    };
+    let plans = plan::config(&config, &args, passed)?;
+    run(plans, &stats, args.loudness)
+}
+
+/// The services of this process; empty once they drain.
+type Services = Arc<Mutex<Vec<Running>>>;
+
+fn lock(services: &Services) -> std::sync::MutexGuard<'_, Vec<Running>> {
+    // A panic while the lock was held leaves the list as it was: readers and writers only replace whole values.
+    services.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn run(plans: Vec<Plan>, stats_args: &StatsArgs, loudness: Loudness) -> Result<ExitCode, Failure> {
+    // First of all: a signal that comes while the services start must not leave anything behind.
+    let events = Events::take().map_err(|error| Failure::os("cannot take over the signals", &error))?;
+    let chat = |line: &dyn std::fmt::Display| {
+        if !loudness.quiet {
+            say(line);
+        }
+    };
+    raise_open_files();
+    if let Some(line) = plans.first().and_then(|plan| cpus_left_out(plan.cpus.as_deref()?)) {
+        chat(&line);
+    }
+    let lacks = Obstacles::look();
+    let mut started = Vec::new();
+    for plan in plans {
+        started.push(running::start(plan, &lacks)?);
+    }
+    let lines = |of: fn(&Running) -> &[String]| -> Vec<String> {
+        started.iter().flat_map(|service| of(service).iter().cloned()).collect()
+    };
+    let (ready, notes) = (lines(|service| &service.ready), lines(|service| &service.notes));
+    let services: Services = Arc::new(Mutex::new(started));
+    let source = source(&services);
+    let socket = StatsSocket::open(stats_args.stats_socket.as_deref(), Arc::clone(&source))?;
+    let prometheus = stats_args.prometheus.map(|address| stats::prometheus::open(address, Arc::clone(&source)));
+    let prometheus = prometheus.transpose()?;
+
+    ready.iter().for_each(|line| chat(line));
+    notes.iter().for_each(|line| chat(line));
+    if let Some(address) = prometheus {
+        chat(&format_args!("counters on http://{address}/metrics ready"));
+    }
+    if loudness.verbose > 0 {
+        describe(&source(), socket.as_ref());
+    }
+    manager::ready(&status(&services));
+    let result = wait(&services, &events, loudness);
+    manager::stopping();
+    let last = (loudness.verbose > 0).then(|| source());
+    let result = result.and(drain(&services, loudness));
+    if let Some(last) = last {
+        say_counters(&last);
+    }
+    result.map(|()| ExitCode::SUCCESS)
+}
+
+/// Waits until the process is asked to stop. An error: a service ended by itself.
+fn wait(services: &Services, events: &Events, loudness: Loudness) -> Result<(), Failure> {
+    // Often enough to notice a shard that died, seldom enough to cost nothing.
+    const LOOK_EVERY: Duration = Duration::from_secs(1);
+    let watchdog = manager::watchdog_period();
+    let pause = watchdog.map_or(LOOK_EVERY, |period| period.min(LOOK_EVERY));
+    loop {
+        match events.next(pause) {
+            Some(Event::Stop) => return Ok(()),
+            Some(Event::Reload) => {
+                manager::reloading();
+                reload(services, loudness);
+                manager::ready(&status(services));
+            }
+            None => {}
+        }
+        if let Some(dead) = lock(services).iter().find(|service| !service.is_alive()) {
+            let what = format!("a shard of service {} ended by itself", dead.name);
+            return Err(Failure::new(Status::Internal, what)
+                .remedy("try --engine=epoll, and please report this with the output of ksf doctor"));
+        }
+        if watchdog.is_some() {
+            manager::alive();
+        }
+    }
+}
+
+fn reload(services: &Services, loudness: Loudness) {
+    for service in lock(services).iter_mut() {
+        let Some(file) = service.limits_file() else {
+            say(&format_args!(
+                "{}: nothing to reload; limits come from a file with --config-limits FILE",
+                service.name
+            ));
+            continue;
+        };
+        match service.reload() {
+            Ok(()) if loudness.quiet => {}
+            Ok(()) => say(&format_args!("{}: limits reloaded from {file}", service.name)),
+            Err(failure) => say(&format_args!("{}: limits not reloaded, the old ones stay: {failure}", service.name)),
+        }
+    }
+}
+
+/// Drains all services at the same time.
+fn drain(services: &Services, loudness: Loudness) -> Result<(), Failure> {
+    let services = std::mem::take(&mut *lock(services));
+    let connections: usize = services.iter().map(Running::connections).sum();
+    if !loudness.quiet {
+        say(&format_args!("draining {connections} connections"));
+    }
+    let started = Instant::now();
+    let drains: Vec<_> = services
+        .into_iter()
+        .map(|service| {
+            let name = service.name.clone();
+            (name, std::thread::spawn(move || service.drain()))
+        })
+        .collect();
+    let mut result = Ok(());
+    for (name, drain) in drains {
+        let ended = drain.join().unwrap_or_else(|_| Err(std::io::Error::other("a thread panicked")));
+        if let Err(error) = ended {
+            result = result.and(Err(Failure::os(format!("service {name} did not end well"), &error)));
+        }
+    }
+    if !loudness.quiet {
+        say(&format_args!("stopped after {} ms", started.elapsed().as_millis()));
+    }
+    result
+}
+
+/// What readers of the counters see. While the services drain it shows them gone.
+fn source(services: &Services) -> stats::Source {
+    let services = Arc::clone(services);
+    let started = Instant::now();
+    Arc::new(move || Snapshot {
+        schema: stats::SCHEMA.to_owned(),
+        ksf: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        uptime_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        services: lock(&services).iter().map(Running::snapshot).collect(),
+    })
+}
+
+/// One line for the service manager.
+fn status(services: &Services) -> String {
+    let names: Vec<String> = lock(services).iter().map(|service| service.name.clone()).collect();
+    format!("serving {}", names.join(", "))
+}
+
+/// What `-v` adds at the start.
+fn describe(snapshot: &Snapshot, socket: Option<&StatsSocket>) {
+    match socket {
+        Some(socket) => say(&format_args!("counters: ksf stat {}", socket.path().display())),
+        None => say(&"no folder for a socket of ksf stat; choose one with --stats-socket"),
+    }
+    for service in &snapshot.services {
+        let limits: Vec<String> =
+            service.limits.iter().map(|limit| format!("{}={}", limit.name, limit.value)).collect();
+        say(&format_args!("{}: limits {}", service.name, limits.join(" ")));
+    }
+}
+
+/// What `-v` adds at the end.
+fn say_counters(snapshot: &Snapshot) {
+    for service in &snapshot.services {
+        let parts = [("", &service.counters), ("kernel_", &service.kernel), ("service_", &service.own)];
+        for (part, counters) in parts {
+            for counter in counters.iter().filter(|counter| counter.value > 0) {
+                say(&format_args!("{}: {part}{} {}", service.name, counter.name, counter.value));
+            }
+        }
+    }
+}
+
+/// Raises the soft limit of open files to the hard one: a server's connections are descriptors, and the soft limit
+/// is low for the sake of programs that use select(2), which ksf does not.
+fn raise_open_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if limit.current != limit.maximum
+        && let Err(error) = setrlimit(Resource::Nofile, raised)
+    {
+        say(&format_args!("warning: cannot raise the limit of open files: {error}"));
+    }
+}
+
+/// The mask of the process is never widened, and what it leaves out is said.
+fn cpus_left_out(asked: &[usize]) -> Option<String> {
+    let allowed = crate::cpus::allowed().ok()?;
+    let left_out: Vec<usize> = asked.iter().copied().filter(|cpu| !allowed.contains(cpu)).collect();
+    (!left_out.is_empty() && left_out.len() < asked.len()).then(|| {
+        format!(
+            "CPUs {} are outside of the mask of this process ({}) and are not used",
+            crate::cpus::format(&left_out),
+            crate::cpus::format(&allowed)
+        )
+    })
+}

@@ -1,0 +1,262 @@
+//! One service, from its plan to its end.
+
+use std::io;
+use std::sync::Arc;
+
+use ksf::engine::EngineKind;
+use ksf::limits::Limits;
+use ksf::listener::ListenAddr;
+use ksf::server::{Builder, Server};
+use ksf::{Error, Service};
+use ksf_services::echo::Echo;
+use ksf_services::rpc::RpcService;
+use ksf_services::rpc::rpcbind::{self, Endpoint, Registration};
+
+use super::kernel::{self, Half};
+use super::plan::{LimitSource, Plan, Sockets, What};
+use crate::engine::{self, Obstacles};
+use crate::exit::{Failure, Status};
+use crate::stats::{ServiceSnapshot, Value};
+
+/// A service that runs.
+pub(crate) struct Running {
+    pub(crate) name: String,
+    /// Lines that say which listeners are ready.
+    pub(crate) ready: Vec<String>,
+    /// Lines that say why something better does not run.
+    pub(crate) notes: Vec<String>,
+    engine: &'static str,
+    limits: Limits,
+    source: LimitSource,
+    registration: Option<Registration>,
+    // Before `half`: the server's connections use the programs until they are closed.
+    server: Server,
+    half: Option<Half>,
+}
+
+/// Starts a service on the best engine that works, or on the one that was asked for.
+pub(crate) fn start(plan: Plan, lacks: &Obstacles) -> Result<Running, Failure> {
+    let mut choice = engine::choose(plan.engine, lacks)?;
+    let limits = plan.limits.read()?;
+    let mut half = None;
+    if choice.kernel {
+        match kernel::load(&plan) {
+            Ok(loaded) => half = Some(loaded),
+            Err(obstacle) if plan.engine == crate::args::EngineWish::Kernel => {
+                return Err(engine::impossible("kernel", &obstacle));
+            }
+            Err(obstacle) => {
+                choice.kernel = false;
+                choice.notes.push(engine::not_taken(choice.base.name(), "kernel", &obstacle));
+            }
+        }
+    }
+    let builder = Server::builder().engine(choice.base).cpus(plan.cpus.clone()).limits(limits.clone());
+    let server = match &plan.what {
+        What::Echo => build(builder, plan.sockets, Arc::new(Echo), half.as_ref()),
+        What::Rpc { table, .. } => {
+            let service = Arc::new(RpcService::new(plan.name.as_str(), table.clone()));
+            build(builder, plan.sockets, service, half.as_ref())
+        }
+        What::Object(path) => return Err(Failure::new(Status::Internal, format!("stand-in {}", path.display()))),
+    }
+    .start()
+    .map_err(|error| explain(error, choice.base))?;
+    let registration = register(&plan.what, &server)?;
+    Ok(Running {
+        ready: ready_lines(&plan.name, &server, choice.base),
+        notes: choice.notes.iter().map(|note| format!("{}: {note}", plan.name)).collect(),
+        engine: choice.name(),
+        name: plan.name,
+        limits,
+        source: plan.limits,
+        registration,
+        server,
+        half,
+    })
+}
+
+fn build<S: Service>(mut builder: Builder, sockets: Sockets, service: Arc<S>, half: Option<&Half>) -> Builder {
+    let assist = || half.and_then(|half| half.assist.clone());
+    for address in sockets.addresses {
+        builder = builder.listen(address, Arc::clone(&service), assist());
+    }
+    for passed in sockets.passed {
+        builder = builder.inherit(passed.socket, Arc::clone(&service), assist());
+    }
+    builder
+}
+
+impl Running {
+    /// Reads the limits again and puts them in force. On an error the old ones stay.
+    pub(crate) fn reload(&mut self) -> Result<(), Failure> {
+        let limits = self.source.read()?;
+        self.server.set_limits(&limits);
+        self.limits = limits;
+        Ok(())
+    }
+
+    /// The file [`Running::reload`] reads, if there is one.
+    pub(crate) fn limits_file(&self) -> Option<String> {
+        self.source.file().map(|path| path.display().to_string())
+    }
+
+    /// Connections open now.
+    pub(crate) fn connections(&self) -> usize {
+        self.server.connections()
+    }
+
+    /// False when a shard has ended by itself.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.server.is_running()
+    }
+
+    /// Stops gently: no new work, then every answer that is owed, then the end. Blocks for up to `drain_timeout_ms`.
+    pub(crate) fn drain(self) -> io::Result<()> {
+        // Clients must not be sent here any more.
+        drop(self.registration);
+        let result = self.server.drain();
+        drop(self.half);
+        result
+    }
+
+    /// What `ksf stat` shows.
+    pub(crate) fn snapshot(&self) -> ServiceSnapshot {
+        let server = &self.server;
+        let counters = server.counters();
+        let named = |values: Vec<(&'static str, u64)>| -> Vec<Value> {
+            values.into_iter().map(|(name, value)| Value::new(name, "", value)).collect()
+        };
+        ServiceSnapshot {
+            name: self.name.clone(),
+            engine: self.engine.to_owned(),
+            shards: server.cpus().len(),
+            listeners: server.listeners().iter().map(|listener| listener.addr.to_string()).collect(),
+            limits: named(crate::limits::list(&self.limits)),
+            counters: counters.iter().map(|c| Value::new(c.name, c.help, c.value)).collect(),
+            kernel: named(server.assist_counters()),
+            own: named(own_counters(server)),
+        }
+    }
+}
+
+/// Counters of the service's own. Every listener has the same service, so one list says it all.
+fn own_counters(server: &Server) -> Vec<(&'static str, u64)> {
+    server.service_counters().into_iter().next().map(|(_, counters)| counters).unwrap_or_default()
+}
+
+/// One line per listener.
+fn ready_lines(name: &str, server: &Server, base: EngineKind) -> Vec<String> {
+    let shards = server.cpus().len();
+    let line = |listener: &ksf::server::ListenerInfo| {
+        let engine = if listener.assisted { "kernel" } else { base.name() };
+        format!("{name} {} engine={engine} shards={shards} ready", listener.addr)
+    };
+    server.listeners().iter().map(line).collect()
+}
+
+/// Tells rpcbind, if that was asked for.
+fn register(what: &What, server: &Server) -> Result<Option<Registration>, Failure> {
+    let What::Rpc { table, rpcbind: true } = what else { return Ok(None) };
+    let entries: Vec<_> = server
+        .listeners()
+        .iter()
+        .flat_map(|listener| match &listener.addr {
+            ListenAddr::Tcp(address) => rpcbind::entries(table, *address, true),
+            ListenAddr::Udp(address) => rpcbind::entries(table, *address, false),
+            _ => Vec::new(),
+        })
+        .collect();
+    Registration::new(&Endpoint::local_defaults(), entries)
+        .map(Some)
+        .map_err(|error| Failure::new(rpcbind_status(&error), error.to_string()))
+}
+
+fn rpcbind_status(error: &rpcbind::RpcbindError) -> Status {
+    match error {
+        rpcbind::RpcbindError::NotPermitted { .. } => Status::NoPermission,
+        _ => Status::Unavailable,
+    }
+}
+
+/// A server that did not start, in one line with the remedy.
+fn explain(error: Error, base: EngineKind) -> Failure {
+    match error {
+        Error::AddrInUse { addr } => {
+            let holder = match &addr {
+                ListenAddr::Tcp(at) => crate::busy::describe_inet(*at, false),
+                ListenAddr::Udp(at) => crate::busy::describe_inet(*at, true),
+                ListenAddr::Unix(path) => crate::busy::describe_unix(path),
+                _ => "held by another program".to_owned(),
+            };
+            Failure::new(Status::Unavailable, format!("cannot listen on {addr}: the address is busy, {holder}"))
+                .remedy("stop that program, or choose another address with --listen")
+        }
+        Error::Listen { addr, step, source } => {
+            let what = format!("cannot listen on {addr}: {step}: {source}");
+            match source.raw_os_error() {
+                Some(libc::EACCES | libc::EPERM) if is_privileged(&addr) => Failure::new(Status::NoPermission, what)
+                    .remedy("ports below 1024 need CAP_NET_BIND_SERVICE: run as root, setcap cap_net_bind_service+ep on the binary, or choose a port from 1024 on"),
+                Some(libc::EACCES | libc::EPERM) => Failure::new(Status::NoPermission, what)
+                    .remedy("choose a path in a folder you may write to"),
+                Some(libc::EADDRNOTAVAIL) => Failure::new(Status::Unavailable, what)
+                    .remedy("no interface has that address (see ip address); choose another with --listen"),
+                Some(libc::EAFNOSUPPORT) => Failure::new(Status::Unavailable, what)
+                    .remedy("IPv6 is off on this machine; listen on an IPv4 address"),
+                Some(libc::ENOENT) => Failure::new(Status::NoInput, what).remedy("make the folder of the socket first"),
+                Some(libc::EMFILE | libc::ENFILE) => Failure::new(Status::Os, what)
+                    .remedy("raise the limit of open files: ulimit -n, or LimitNOFILE= in the unit"),
+                _ => Failure::new(Status::Os, what).remedy("choose another address with --listen"),
+            }
+        }
+        Error::Engine { .. } => Failure::new(Status::Unavailable, error.to_string()).remedy(match base {
+            EngineKind::Uring => "use --engine=epoll; ksf doctor says what is missing",
+            EngineKind::Epoll => "ksf doctor says what is missing",
+        }),
+        Error::NoCpu { asked, allowed } => {
+            let (asked, allowed) = (crate::cpus::format(&asked), crate::cpus::format(&allowed));
+            Failure::new(Status::Data, format!("none of the CPUs {asked} may be used by this process")).remedy(format!(
+                "choose --cpus among {allowed}, or widen the mask of the process (taskset, AllowedCPUs=)"
+            ))
+        }
+        Error::Framing(_) => Failure::new(Status::Internal, error.to_string()),
+        Error::Pool { .. } => {
+            Failure::new(Status::Os, error.to_string()).remedy("raise the memory limit, or use fewer shards (--cpus)")
+        }
+        Error::Thread(_) => Failure::new(Status::Os, error.to_string())
+            .remedy("raise the limit of threads: ulimit -u, or TasksMax= in the unit"),
+        _ => Failure::new(Status::Internal, error.to_string()),
+    }
+}
+
+fn is_privileged(addr: &ListenAddr) -> bool {
+    match addr {
+        ListenAddr::Tcp(at) | ListenAddr::Udp(at) => at.port() < 1024,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listen_error(addr: &str, errno: i32) -> Failure {
+        let source = io::Error::from_raw_os_error(errno);
+        explain(Error::Listen { addr: addr.parse().unwrap(), step: "bind", source }, EngineKind::Epoll)
+    }
+
+    #[test]
+    fn each_error_has_its_status_and_remedy() {
+        for (failure, status, part) in [
+            (listen_error("127.0.0.1:80", libc::EACCES), Status::NoPermission, "cap_net_bind_service"),
+            (listen_error("unix:/x", libc::EACCES), Status::NoPermission, "folder"),
+            (listen_error("192.0.2.1:80", libc::EADDRNOTAVAIL), Status::Unavailable, "ip address"),
+            (listen_error("127.0.0.1:80", libc::EMFILE), Status::Os, "ulimit -n"),
+        ] {
+            assert_eq!(failure.status, status);
+            assert!(failure.to_string().contains(part), "{failure}");
+        }
+        let failure = explain(Error::NoCpu { asked: vec![8, 9], allowed: vec![0, 1] }, EngineKind::Epoll);
+        assert!(failure.to_string().contains("8-9") && failure.to_string().contains("0-1"));
+    }
+}

@@ -1,0 +1,218 @@
+//! Runs the real binary and talks to it as a user does.
+#![allow(dead_code)] // Each test file uses a part of it.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+/// Longer than anything takes on a loaded machine; reaching it is a failure, never an expectation.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The binary under test.
+pub(crate) fn ksf() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_ksf"))
+}
+
+/// Runs `ksf` to its end.
+pub(crate) fn run(args: &[&str]) -> Output {
+    ksf().args(args).stdin(Stdio::null()).output().expect("ksf starts")
+}
+
+/// What a program said on stderr.
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// What a program said on stdout.
+pub(crate) fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Whether this process is root. Without root a test that needs it says so and passes, except in CI, where a test that
+/// nobody runs is a failure.
+pub(crate) fn root_or_skip(what: &str) -> bool {
+    if rustix::process::geteuid().is_root() {
+        return true;
+    }
+    assert!(std::env::var_os("CI").is_none(), "in CI no test may be skipped: needs root ({what})");
+    eprintln!("skipped: needs root ({what})");
+    false
+}
+
+/// A folder that is removed with the value.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("ksf-cli-test-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a temporary folder");
+        Folder(path)
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, text).expect("a temporary file");
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A server that runs; killed when dropped.
+pub(crate) struct Server {
+    child: Child,
+    lines: Receiver<String>,
+    seen: Vec<String>,
+    /// Socket for `ksf stat`.
+    pub(crate) stats: PathBuf,
+    _folder: Folder,
+}
+
+impl Server {
+    /// Starts `ksf ARGS` and waits for `listeners` ready lines.
+    pub(crate) fn start<A: AsRef<OsStr>>(args: &[A], listeners: usize) -> Self {
+        let mut command = ksf();
+        command.args(args);
+        Self::start_command(command, listeners)
+    }
+
+    /// Starts a prepared command.
+    pub(crate) fn start_command(mut command: Command, listeners: usize) -> Self {
+        let folder = Folder::new();
+        let stats = folder.path("stats.sock");
+        let mut child = command
+            .arg("--stats-socket")
+            .arg(&stats)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("ksf starts");
+        let stderr = child.stderr.take().expect("stderr is piped");
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        let mut server = Server { child, lines, seen: Vec::new(), stats, _folder: folder };
+        for _ in 0..listeners {
+            server.line_with(" ready");
+        }
+        server
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The next line that contains `part`.
+    pub(crate) fn line_with(&mut self, part: &str) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    self.seen.push(line.clone());
+                    if line.contains(part) {
+                        return line;
+                    }
+                }
+                Err(error) => panic!("no line with \"{part}\" ({error}); seen: {:#?}", self.seen),
+            }
+        }
+    }
+
+    /// All lines seen so far.
+    pub(crate) fn seen(&self) -> &[String] {
+        &self.seen
+    }
+
+    /// The address of the ready line that contains `part`, e.g. `tcp`.
+    pub(crate) fn address(&self, part: &str) -> std::net::SocketAddr {
+        let line = self.seen.iter().find(|line| line.contains(part) && line.ends_with(" ready"));
+        let line = line.unwrap_or_else(|| panic!("no ready line with \"{part}\": {:#?}", self.seen));
+        let mut words = line.split_whitespace().skip_while(|word| *word != "tcp" && *word != "udp");
+        words.nth(1).and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("no address in {line}"))
+    }
+
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("the server runs");
+    }
+
+    /// Waits for the end, and takes the lines said until then.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("the child can be waited for") {
+                break status;
+            }
+            assert!(Instant::now() < deadline, "the server does not end; seen: {:#?}", self.seen);
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        self.seen.extend(self.lines.iter());
+        status
+    }
+
+    /// Stops gently and expects success.
+    pub(crate) fn stop(mut self) -> Vec<String> {
+        self.signal(rustix::process::Signal::TERM);
+        let status = self.wait();
+        assert_eq!(status.code(), Some(0), "{:#?}", self.seen);
+        std::mem::take(&mut self.seen)
+    }
+
+    /// Counters and limits by `ksf stat --json`.
+    pub(crate) fn stat(&self) -> serde_json::Value {
+        let output = run(&["stat", "--json", self.stats.to_str().expect("a plain path")]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        serde_json::from_slice(&output.stdout).expect("stat prints JSON")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A value by name from a list of `{"name", "value"}`.
+pub(crate) fn value(list: &serde_json::Value, name: &str) -> u64 {
+    let entry = list.as_array().and_then(|list| list.iter().find(|entry| entry["name"] == name));
+    entry.and_then(|entry| entry["value"].as_u64()).unwrap_or_else(|| panic!("no {name} in {list}"))
+}
+
+/// Waits until `condition` holds; time alone is no proof of anything.
+pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A copy of the binary that every user may run.
+pub(crate) fn ksf_for_all(folder: &Folder) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let parent = folder.path("");
+    std::fs::set_permissions(&parent, std::fs::Permissions::from_mode(0o755)).expect("own folder");
+    let copy = folder.path("ksf");
+    std::fs::copy(Path::new(env!("CARGO_BIN_EXE_ksf")), &copy).expect("the binary can be copied");
+    std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o755)).expect("own file");
+    copy
+}
