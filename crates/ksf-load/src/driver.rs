@@ -258,8 +258,15 @@ impl<F: Factory> Job<'_, F> {
         let end_ns = monotonic_ns();
         let cpu_ns = thread_cpu_ns() - cpu_before;
         let runqueue_wait_ns = thread_runqueue_wait_ns().saturating_sub(runqueue_before);
-        if !matches!(end, End::Failed(_)) {
-            exchange.finish();
+        match end {
+            End::Done | End::Interrupted => exchange.finish(),
+            End::Failed(_) => {}
+            End::Refused => {
+                return Err(LoadError::Unreachable {
+                    target: plan.target.to_string(),
+                    reasons: format!("{}: no UDP socket on this port", socket.peer),
+                });
+            }
         }
         Ok(ThreadResult {
             cpu: self.cpu,
@@ -305,5 +312,51 @@ impl<F: Factory> Job<'_, F> {
             self.thread as f64 / threads,
             seed.wrapping_add(self.thread as u64),
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{CommonArgs, ToolDefaults};
+    use crate::echo::EchoDatagramFactory;
+    use crate::pattern::Pattern;
+    use clap::Parser;
+    use std::net::UdpSocket;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        common: CommonArgs,
+    }
+
+    #[test]
+    fn over_udp_the_address_that_answers_is_chosen() {
+        let tool = ToolDefaults {
+            name: "echotest",
+            port: 1,
+            iterations: 1,
+            nice: 0,
+        };
+        let plan = Program::parse_from(["echotest", "localhost", "-u"])
+            .common
+            .plan(&tool)
+            .unwrap();
+        let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let open = Endpoint::Inet(server.local_addr().unwrap());
+        std::thread::spawn(move || {
+            let mut buffer = [0; 64];
+            let (len, peer) = server.recv_from(&mut buffer).unwrap();
+            server.send_to(&buffer[..len], peer).unwrap();
+        });
+        // A port that was free a moment ago.
+        let closed = Endpoint::Inet(
+            UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap(),
+        );
+        let factory = EchoDatagramFactory(Pattern::new(16));
+        let chosen = answering_endpoints(&plan, &factory, vec![closed.clone(), open.clone()]);
+        assert_eq!(chosen, [open]);
+        let none = vec![closed.clone(), closed];
+        assert_eq!(answering_endpoints(&plan, &factory, none.clone()), none);
     }
 }

@@ -37,6 +37,8 @@ pub(crate) enum End {
     Interrupted,
     /// The connection or the replies do not allow to go on; in words.
     Failed(String),
+    /// Nobody listens on the UDP port (an ICMP message said so) and nothing was ever answered.
+    Refused,
 }
 
 /// What both loops need beside the connection.
@@ -250,9 +252,10 @@ impl<'a, P: Protocol> Exchange<'a, P> {
                 self.shared.settled.store(self.record.settled, Ordering::Relaxed);
             }
         }
-        match broken {
-            true => Err(self.closed("the replies cannot be read any further")),
-            false => Ok(()),
+        match (broken, replies) {
+            (true, _) => Err(self.closed("the replies cannot be read any further")),
+            (false, 0) if !self.is_datagram => self.check_progress(),
+            (false, _) => Ok(()),
         }
     }
 
@@ -276,12 +279,17 @@ impl<'a, P: Protocol> Exchange<'a, P> {
             self.sweep();
             return Ok(());
         }
+        self.check_progress()
+    }
+
+    /// On a stream: was there a reply, or enough of one, within the time limit?
+    fn check_progress(&mut self) -> Result<(), End> {
         let bytes = self.record.received_bytes + self.record.sent_bytes;
         if bytes - self.bytes_at_progress >= PROGRESS_BYTES {
             self.bytes_at_progress = bytes;
             self.last_progress_ns = self.now_ns;
         }
-        if self.now_ns - self.last_progress_ns < self.limits.timeout_ns {
+        if self.now_ns.saturating_sub(self.last_progress_ns) < self.limits.timeout_ns {
             return Ok(());
         }
         let seconds = self.limits.timeout_ns as f64 / 1e9;
@@ -357,11 +365,21 @@ impl<'a, P: Protocol> Exchange<'a, P> {
     }
 
     fn send_failed(&mut self, error: Errno) -> End {
+        if self.is_refused(error) {
+            return End::Refused;
+        }
         self.closed(&format!("send: {}", std::io::Error::from(error)))
     }
 
     fn receive_failed(&mut self, error: Errno) -> End {
+        if self.is_refused(error) {
+            return End::Refused;
+        }
         self.closed(&format!("receive: {}", std::io::Error::from(error)))
+    }
+
+    fn is_refused(&self, error: Errno) -> bool {
+        self.is_datagram && error == Errno::CONNREFUSED && self.record.settled == 0
     }
 
     #[cold]

@@ -1,0 +1,227 @@
+//! Runs the tools in this process, and servers that misbehave on demand.
+#![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::AtomicBool;
+
+use clap::Parser;
+use ksf_load::report::json::Report;
+use ksf_load::{Io, LoadError, Outcome, echotest, rpctest};
+
+pub mod schema;
+
+/// What a run of a tool left behind.
+pub struct Ran {
+    pub code: u8,
+    pub stdout: String,
+    pub stderr: String,
+    pub outcome: Option<Outcome>,
+}
+
+impl Ran {
+    pub fn report(&self) -> &Report {
+        &self.outcome.as_ref().expect(&self.stderr).report
+    }
+
+    /// Faults of one kind over all runs.
+    pub fn faults(&self, kind: &str) -> u64 {
+        self.report().runs.iter().map(|run| run.faults[kind]).sum()
+    }
+
+    /// Every kind of fault that occurred, with its count, for comparison as a whole.
+    pub fn all_faults(&self) -> Vec<(&str, u64)> {
+        let kinds = self.report().runs[0].faults.keys();
+        kinds.map(|kind| (kind.as_str(), self.faults(kind))).filter(|(_, count)| *count > 0).collect()
+    }
+
+    pub fn reordered(&self) -> u64 {
+        self.report().runs.iter().map(|run| run.reordered).sum()
+    }
+
+    #[track_caller]
+    pub fn assert_clean(&self, messages: u64) {
+        assert_eq!(self.code, 0, "{}", self.stderr);
+        assert_eq!(self.all_faults(), []);
+        assert_eq!(self.report().total.messages, messages);
+    }
+}
+
+#[derive(Parser)]
+struct EchotestCommand {
+    #[command(flatten)]
+    args: echotest::Args,
+}
+
+#[derive(Parser)]
+struct RpctestCommand {
+    #[command(flatten)]
+    args: rpctest::Args,
+}
+
+/// Runs rpctest with words split at blanks; one iteration, not pinned and at normal priority unless told.
+pub fn run_rpctest(options: &str) -> Ran {
+    let words = words("rpctest", options);
+    finish(|io| rpctest::run_with(&RpctestCommand::parse_from(words).args, io))
+}
+
+/// Runs echotest likewise.
+pub fn run_echotest(options: &str) -> Ran {
+    let words = words("echotest", options);
+    finish(|io| echotest::run_with(&EchotestCommand::parse_from(words).args, io))
+}
+
+/// Runs rpctest with output and stop flag of the caller's.
+pub fn rpctest_with(options: &str, io: &mut Io<'_>) -> Result<Outcome, LoadError> {
+    rpctest::run_with(&RpctestCommand::parse_from(words("rpctest", options)).args, io)
+}
+
+fn words(tool: &str, options: &str) -> Vec<String> {
+    let mut words: Vec<String> = [tool, "--no-pin", "--nice", "0"].map(String::from).into();
+    if !options.contains("-i ") && !options.contains("--rate") {
+        words.extend(["-i", "1"].map(String::from));
+    }
+    words.extend(options.split_whitespace().map(String::from));
+    words
+}
+
+fn finish(run: impl FnOnce(&mut Io<'_>) -> Result<Outcome, LoadError>) -> Ran {
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let stop = AtomicBool::new(false);
+    let result = run(&mut Io { out: &mut out, err: &mut err, stop: &stop });
+    let mut stderr = String::from_utf8(err).unwrap();
+    let (code, outcome) = match result {
+        Ok(outcome) => (outcome.exit_code(), Some(outcome)),
+        Err(error) => {
+            stderr += &error.to_string();
+            (error.exit_code(), None)
+        }
+    };
+    Ran { code, stdout: String::from_utf8(out).unwrap(), stderr, outcome }
+}
+
+/// Starts a TCP server on loopback whose every connection is given to `serve` in a thread of its own. The threads
+/// end with their connections, the listener with the test process.
+pub fn tcp_server(serve: impl Fn(TcpStream) -> io::Result<()> + Send + Clone + 'static) -> SocketAddr {
+    tcp_server_on("127.0.0.1:0", serve)
+}
+
+pub fn tcp_server_on(
+    address: &str,
+    serve: impl Fn(TcpStream) -> io::Result<()> + Send + Clone + 'static,
+) -> SocketAddr {
+    let listener = TcpListener::bind(address).unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let serve = serve.clone();
+            stream.set_nodelay(true).unwrap();
+            // Errors end the connection, which is all a misbehaving server has to do about them.
+            std::thread::spawn(move || serve(stream));
+        }
+    });
+    address
+}
+
+/// Starts a UDP server on loopback: `serve` gets every datagram's number (from 0) and bytes, and returns the datagrams
+/// to send back.
+pub fn udp_server(mut serve: impl FnMut(u64, &[u8]) -> Vec<Vec<u8>> + Send + 'static) -> SocketAddr {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut buffer = vec![0; 1 << 16];
+        for number in 0.. {
+            let Ok((len, peer)) = socket.recv_from(&mut buffer) else {
+                return;
+            };
+            for reply in serve(number, &buffer[..len]) {
+                let _ = socket.send_to(&reply, peer);
+            }
+        }
+    });
+    address
+}
+
+/// Reads one record, however fragmented; `None` at the end of the stream.
+pub fn read_record(stream: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
+    let mut record = Vec::new();
+    loop {
+        let mut mark = [0; 4];
+        match stream.read_exact(&mut mark) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            result => result?,
+        }
+        let mark = u32::from_be_bytes(mark);
+        let start = record.len();
+        record.resize(start + (mark & 0x7fff_ffff) as usize, 0);
+        stream.read_exact(&mut record[start..])?;
+        if mark >> 31 == 1 {
+            return Ok(Some(record));
+        }
+    }
+}
+
+/// The identifier of a call or reply.
+pub fn xid(message: &[u8]) -> u32 {
+    u32::from_be_bytes(*message.first_chunk().unwrap())
+}
+
+/// Words as big-endian bytes.
+pub fn message(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_be_bytes()).collect()
+}
+
+/// A successful reply without a record mark.
+pub fn success(xid: u32) -> Vec<u8> {
+    message(&[xid, 1, 0, 0, 0, 0])
+}
+
+/// A message as one record.
+pub fn record(message: &[u8]) -> Vec<u8> {
+    [&(message.len() as u32 | 1 << 31).to_be_bytes(), message].concat()
+}
+
+/// A server that answers call number `n` (from 0, per connection) with the bytes `answer` makes for it.
+pub fn rpc_server(answer: impl FnMut(u64, u32) -> Vec<u8> + Send + Clone + 'static) -> SocketAddr {
+    tcp_server(move |mut stream| {
+        let mut answer = answer.clone();
+        let mut number = 0;
+        while let Some(call) = read_record(&mut stream)? {
+            stream.write_all(&answer(number, xid(&call)))?;
+            number += 1;
+        }
+        Ok(())
+    })
+}
+
+/// A server that answers every call correctly.
+pub fn good_rpc_server() -> SocketAddr {
+    rpc_server(|_, xid| record(&success(xid)))
+}
+
+/// A server that sends back what it gets, as it gets it.
+pub fn good_echo(mut stream: impl Read + Write) -> io::Result<()> {
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        match stream.read(&mut buffer)? {
+            0 => return Ok(()),
+            len => stream.write_all(&buffer[..len])?,
+        }
+    }
+}
+
+/// A server that passes every chunk of `len` bytes through `spoil`, which gets its number from 0.
+pub fn echo_server(len: usize, spoil: impl FnMut(u64, Vec<u8>) -> Vec<u8> + Send + Clone + 'static) -> SocketAddr {
+    tcp_server(move |mut stream| {
+        let mut spoil = spoil.clone();
+        for number in 0.. {
+            let mut message = vec![0; len];
+            match stream.read_exact(&mut message) {
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+                result => result?,
+            }
+            stream.write_all(&spoil(number, message))?;
+        }
+        Ok(())
+    })
+}
