@@ -157,8 +157,10 @@ impl<S: Service> Connection<S> {
         self.sending_bytes -= bytes;
         self.sent_bytes += bytes as u64;
         env.stats.bytes_out.add(bytes as u64);
-        self.last_activity = env.now;
-        self.last_send_progress = env.now;
+        if bytes > 0 {
+            self.last_activity = env.now;
+            self.last_send_progress = env.now;
+        }
         if done {
             self.sending = false;
         }

@@ -222,6 +222,9 @@ enum Phase {
 /// single message outstanding now and then, stays with the batching of user space.
 const LONE_MESSAGES: u32 = 4;
 
+/// Batches sent for one connection before others get their turn.
+const SEND_ROUNDS_MAX: u32 = 8;
+
 /// Pause between looks whether TCP has taken what the kernel half queued; its work queue needs a few microseconds.
 const ASSIST_WAIT: Duration = Duration::from_micros(20);
 
@@ -542,9 +545,7 @@ impl<E: Engine> Shard<E> {
 
     fn send_datagrams(&mut self, socket: u32, peer: DatagramPeer) {
         for batch in self.replies.drain(..) {
-            if !self.engine.send_datagram(socket, peer, batch) {
-                self.env.stats.datagrams_unsent.add(1);
-            }
+            self.engine.send_datagram(socket, peer, batch, &mut self.env);
         }
     }
 
@@ -606,20 +607,23 @@ impl<E: Engine> Shard<E> {
         if self.draining.is_some() {
             stream.drain(&mut self.env);
         }
-        let finished = stream.finished();
-        if stream.has_output() || finished.is_some() {
+        // What is sent at once may let the connection go on with requests that waited, so this can take some rounds.
+        let mut rounds = 0;
+        while stream.has_output() || stream.finished().is_some() {
             // Both would overtake what the kernel half has queued.
-            if let Some(assist) = assist
-                && !assist.may_send(socket.as_fd(), stream.sent_bytes(), &self.env)
-            {
+            let may_send =
+                assist.as_mut().is_none_or(|assist| assist.may_send(socket.as_fd(), stream.sent_bytes(), &self.env));
+            rounds += 1;
+            if !may_send || rounds > SEND_ROUNDS_MAX {
                 conn.touched = true;
                 self.touched.push(index);
                 return;
             }
-            if let Some(batch) = stream.take_batch(self.env.now) {
-                self.engine.send(key, batch);
-            }
+            let Some(batch) = stream.take_batch(self.env.now) else { break };
+            let (bytes, done) = self.engine.send(key, batch, &mut self.env);
+            stream.sent(bytes, done, &mut self.env);
         }
+        let finished = stream.finished();
         if let Some(reason) = finished {
             self.finish(index, reason);
             return;

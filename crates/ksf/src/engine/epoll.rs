@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::{io, mem, ptr};
 
-use super::msg::{CONTROL_BYTES, SLICES_MAX, SendMsg, read_pktinfo, socket_addr};
+use super::msg::{CONTROL_BYTES, SendMsg, read_pktinfo, send_datagram_now, send_now, socket_addr};
 use super::{Engine, Event, Reading, Wait};
 use crate::env::Env;
 use crate::error::Error;
@@ -32,8 +32,6 @@ pub(crate) struct Epoll {
     sockets: Vec<DatagramSocket>,
     /// Events that came of an operation instead of the descriptor.
     done: Vec<Event>,
-    /// Connections with a batch that was not tried yet.
-    to_send: Vec<ConnKey>,
     msg: Box<SendMsg>,
     starved: bool,
 }
@@ -106,7 +104,6 @@ impl Engine for Epoll {
             listeners: Vec::new(),
             sockets: Vec::new(),
             done: Vec::new(),
-            to_send: Vec::new(),
             msg: SendMsg::boxed(),
             starved: false,
         })
@@ -171,21 +168,37 @@ impl Engine for Epoll {
         }
     }
 
-    fn send(&mut self, conn: ConnKey, batch: SendBatch) {
-        if let Some(state) = self.conn(conn) {
-            debug_assert!(state.batch.is_none(), "one send in flight per connection");
-            state.batch = Some(batch);
-            self.to_send.push(conn);
+    fn send(&mut self, conn: ConnKey, mut batch: SendBatch, env: &mut Env) -> (usize, bool) {
+        let Some(state) = self.conns.get_mut(conn.index as usize).filter(|state| state.key == Some(conn)) else {
+            return (0, false);
+        };
+        debug_assert!(state.batch.is_none(), "one send in flight per connection");
+        match send_now(state.socket, &mut batch, &mut self.msg, env) {
+            Ok(bytes) if batch.is_empty() => {
+                batch.recycle(&mut env.spares);
+                (bytes, true)
+            }
+            Ok(bytes) => {
+                state.batch = Some(batch);
+                self.update_interest(conn.index);
+                (bytes, false)
+            }
+            Err(_) => {
+                self.done.push(Event::Failed { conn });
+                (0, false)
+            }
         }
     }
 
-    fn send_datagram(&mut self, socket: u32, peer: DatagramPeer, batch: SendBatch) -> bool {
+    fn send_datagram(&mut self, socket: u32, peer: DatagramPeer, batch: SendBatch, env: &mut Env) {
         let state = &mut self.sockets[socket as usize];
-        let room = state.unsent.len() < DATAGRAMS_MAX;
-        if room {
+        if state.unsent.len() < DATAGRAMS_MAX {
             state.unsent.push_back((peer, batch));
+            self.send_datagrams(socket, env);
+        } else {
+            env.stats.datagrams_unsent.add(1);
+            batch.recycle(&mut env.spares);
         }
-        room
     }
 
     fn release(&mut self, conn: ConnKey) {
@@ -199,7 +212,6 @@ impl Engine for Epoll {
     }
 
     fn wait(&mut self, env: &mut Env, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
-        self.send_all(env);
         let mut timeout_ms = match wait.timeout {
             _ if !self.done.is_empty() => 0,
             None => -1,
@@ -273,7 +285,6 @@ impl Epoll {
     fn conn_ready(&mut self, index: u32, ready: u32, env: &mut Env, events: &mut Vec<Event>) {
         if ready & OUT != 0 {
             self.try_send(index, env, events);
-            self.update_interest(index);
         }
         let state = &mut self.conns[index as usize];
         let Some(conn) = state.key else { return };
@@ -312,49 +323,23 @@ impl Epoll {
         }
     }
 
-    fn send_all(&mut self, env: &mut Env) {
-        let mut events = mem::take(&mut self.done);
-        for conn in mem::take(&mut self.to_send) {
-            if self.conn(conn).is_some() {
-                self.try_send(conn.index, env, &mut events);
-                self.update_interest(conn.index);
-            }
-        }
-        self.done = events;
-        for socket in 0..self.sockets.len() {
-            if !self.sockets[socket].unsent.is_empty() {
-                self.send_datagrams(socket as u32, env);
-            }
-        }
-    }
-
+    /// Goes on with the batch of a connection, and asks to be told when there is room for the rest.
     fn try_send(&mut self, index: u32, env: &mut Env, events: &mut Vec<Event>) {
         let state = &mut self.conns[index as usize];
-        let (Some(conn), Some(batch)) = (state.key, &mut state.batch) else { return };
-        loop {
-            let mut slices = [&[][..]; SLICES_MAX];
-            let filled = batch.slices(&mut slices);
-            env.stats.syscalls.add(1);
-            match send_slices(state.socket, &slices[..filled], &mut self.msg) {
-                Ok(bytes) => {
-                    batch.advance(bytes, &mut env.spares);
-                    let done = batch.is_empty();
-                    events.push(Event::Sent { conn, bytes, done });
-                    if done {
-                        mem::take(batch).recycle(&mut env.spares);
-                        state.batch = None;
-                        return;
-                    }
+        let (Some(conn), Some(mut batch)) = (state.key, state.batch.take()) else { return };
+        match send_now(state.socket, &mut batch, &mut self.msg, env) {
+            Ok(bytes) => {
+                let done = batch.is_empty();
+                if done {
+                    batch.recycle(&mut env.spares);
+                } else {
+                    state.batch = Some(batch);
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if is_transient(&error) => return,
-                Err(_) => {
-                    state.batch = None;
-                    events.push(Event::Failed { conn });
-                    return;
-                }
+                events.push(Event::Sent { conn, bytes, done });
             }
+            Err(_) => events.push(Event::Failed { conn }),
         }
+        self.update_interest(index);
     }
 
     fn listener_ready(&mut self, listener: u32, env: &mut Env, events: &mut Vec<Event>) {
@@ -400,17 +385,14 @@ impl Epoll {
     fn send_datagrams(&mut self, socket: u32, env: &mut Env) {
         let state = &mut self.sockets[socket as usize];
         while let Some((peer, batch)) = state.unsent.pop_front() {
-            let mut slices = [&[][..]; SLICES_MAX];
-            let filled = batch.slices(&mut slices);
-            let header = self.msg.prepare(&slices[..filled], Some(&peer));
-            env.stats.syscalls.add(1);
-            // SAFETY: the header points into `self.msg` and to slices of `batch`, which live through the call.
-            let result = unsafe { libc::sendmsg(state.fd, header, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
-            if result < 0 && is_transient(&io::Error::last_os_error()) {
-                state.unsent.push_front((peer, batch));
-                break;
-            }
-            let counter = if result < 0 { &env.stats.datagrams_unsent } else { &env.stats.datagrams_out };
+            let counter = match send_datagram_now(state.fd, &peer, &batch, &mut self.msg, env) {
+                Ok(true) => &env.stats.datagrams_out,
+                Ok(false) => {
+                    state.unsent.push_front((peer, batch));
+                    break;
+                }
+                Err(_) => &env.stats.datagrams_unsent,
+            };
             counter.add(1);
             batch.recycle(&mut env.spares);
         }
@@ -454,17 +436,6 @@ fn receive_into(socket: RawFd, slot: &mut SlotMut) -> io::Result<usize> {
     let buffer = slot.as_mut_slice();
     // SAFETY: the slice is exclusively ours and as long as we say.
     let result = unsafe { libc::recv(socket, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) };
-    usize::try_from(result).map_err(|_| io::Error::last_os_error())
-}
-
-fn send_slices(socket: RawFd, slices: &[&[u8]], msg: &mut SendMsg) -> io::Result<usize> {
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    let result = match slices {
-        // SAFETY: the slice lives through the call.
-        [only] => unsafe { libc::send(socket, only.as_ptr().cast(), only.len(), flags) },
-        // SAFETY: the header points into `msg` and to the slices, which live through the call.
-        several => unsafe { libc::sendmsg(socket, msg.prepare(several, None), flags) },
-    };
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 

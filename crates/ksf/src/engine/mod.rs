@@ -68,7 +68,7 @@ pub(crate) enum Event {
     Eof { conn: ConnKey },
     /// Receiving or sending failed for good.
     Failed { conn: ConnKey },
-    /// Bytes of the batch were sent; `done`: all of them.
+    /// More bytes of a batch that did not go out at once were sent; `done`: all of them.
     Sent { conn: ConnKey, bytes: usize, done: bool },
     /// The engine is done with a connection after [`Engine::release`]: its socket may be closed.
     Released { conn: ConnKey },
@@ -124,11 +124,14 @@ pub(crate) trait Engine: Sized {
     /// Reports [`Event::Watched`] when `fd` becomes readable; whoever handles that takes all there is.
     fn watch(&mut self, watch: u32, fd: RawFd);
 
-    /// Sends a batch; at most one per connection at a time.
-    fn send(&mut self, conn: ConnKey, batch: SendBatch);
+    /// Sends a batch; at most one per connection at a time. What TCP takes at once is sent before this returns: a
+    /// plain system call is cheaper than a submission (13.1 against 14.3 us of round trip, Linux 6.18). Returns how many
+    /// bytes that were, and whether it was all; the rest is reported by [`Event::Sent`], a failure by
+    /// [`Event::Failed`].
+    fn send(&mut self, conn: ConnKey, batch: SendBatch, env: &mut Env) -> (usize, bool);
 
-    /// Sends one datagram; false if too many are under way.
-    fn send_datagram(&mut self, socket: u32, peer: DatagramPeer, batch: SendBatch) -> bool;
+    /// Sends one datagram, or gives it up and counts that if too many wait already.
+    fn send_datagram(&mut self, socket: u32, peer: DatagramPeer, batch: SendBatch, env: &mut Env);
 
     /// Ends every operation of a connection; [`Event::Released`] follows.
     fn release(&mut self, conn: ConnKey);

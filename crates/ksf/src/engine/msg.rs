@@ -2,9 +2,12 @@
 
 use std::mem::{self, MaybeUninit};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::ptr;
+use std::os::fd::RawFd;
+use std::{io, ptr};
 
+use crate::env::Env;
 use crate::listener::DatagramPeer;
+use crate::output::SendBatch;
 
 /// Room for an IPv6 pktinfo control message, the larger of the two.
 pub(crate) const CONTROL_BYTES: usize = 64;
@@ -55,6 +58,59 @@ impl SendMsg {
         }
         &self.header
     }
+}
+
+/// Sends what the socket takes now. Returns the number of bytes; the batch is empty when that was all of it.
+pub(crate) fn send_now(socket: RawFd, batch: &mut SendBatch, msg: &mut SendMsg, env: &mut Env) -> io::Result<usize> {
+    let mut sent = 0;
+    while !batch.is_empty() {
+        let mut slices = [&[][..]; SLICES_MAX];
+        let filled = batch.slices(&mut slices);
+        let offered: usize = slices[..filled].iter().map(|slice| slice.len()).sum();
+        env.stats.syscalls.add(1);
+        match send_slices(socket, &slices[..filled], None, msg) {
+            Ok(bytes) => {
+                batch.advance(bytes, &mut env.spares);
+                sent += bytes;
+                if bytes < offered {
+                    break;
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(sent)
+}
+
+/// Sends a datagram if the socket takes it now: true. An error is final: the kernel refuses it.
+pub(crate) fn send_datagram_now(
+    socket: RawFd,
+    peer: &DatagramPeer,
+    batch: &SendBatch,
+    msg: &mut SendMsg,
+    env: &Env,
+) -> io::Result<bool> {
+    let mut slices = [&[][..]; SLICES_MAX];
+    let filled = batch.slices(&mut slices);
+    env.stats.syscalls.add(1);
+    match send_slices(socket, &slices[..filled], Some(peer), msg) {
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn send_slices(socket: RawFd, slices: &[&[u8]], peer: Option<&DatagramPeer>, msg: &mut SendMsg) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    let result = match slices {
+        // SAFETY: the slice lives through the call.
+        [only] if peer.is_none() => unsafe { libc::send(socket, only.as_ptr().cast(), only.len(), flags) },
+        // SAFETY: the header points into `msg` and to the slices, which live through the call.
+        several => unsafe { libc::sendmsg(socket, msg.prepare(several, peer), flags) },
+    };
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
 /// Converts an address for the kernel.

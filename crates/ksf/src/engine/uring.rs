@@ -6,8 +6,8 @@
 //! 1432); one send in flight per connection, because several at once reorder (measured). Completions run when the
 //! shard waits (DEFER_TASKRUN, 6.1), not in the middle of its work.
 //!
-//! A turn is one system call: it submits the sends of the last turn and waits for the next events. Sends are first
-//! tried without waiting, and report only if they fail or fall short (see [`SILENT`]); only those wait in the kernel.
+//! A turn is one system call to wait, and one per batch to send: sends are first tried without the ring, and only
+//! what TCP does not take waits in the kernel.
 //!
 //! ```text
 //!   pool ──take──► buffer ring ──kernel fills──► completion(connection, entry, length) ──► Chunk ──► shard
@@ -25,7 +25,7 @@ use io_uring::types::{BufRingEntry, Fd, RecvMsgOut, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::msg::{CONTROL_BYTES, SLICES_MAX, SendMsg, read_pktinfo, socket_addr};
+use super::msg::{CONTROL_BYTES, SLICES_MAX, SendMsg, read_pktinfo, send_datagram_now, send_now, socket_addr};
 use super::{Engine, Event, Reading, Wait};
 use crate::env::Env;
 use crate::error::Error;
@@ -43,10 +43,6 @@ const BUFFERS: u16 = 128;
 const BUFFER_GROUP: u16 = 0;
 /// Datagrams being sent at the same time.
 const DATAGRAMS_MAX: usize = 1024;
-/// Flags of a first try to send. MSG_DONTWAIT: it ends while it is submitted, one way or the other. MSG_WAITALL: a
-/// short send counts as failed, so its completion is posted although successful ones are skipped (io_send and
-/// req_set_fail, Linux 5.19). After the submission a try without a completion is a batch that TCP has taken.
-const SILENT: i32 = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_WAITALL;
 /// How long dropping the engine waits for the kernel to end its requests, per look and in looks.
 const DROP_WAIT: Duration = Duration::from_millis(10);
 const DROP_WAITS_MAX: u32 = 200;
@@ -74,12 +70,8 @@ pub(crate) struct Uring {
     watches: Vec<RawFd>,
     /// Requests whose last completion has not been seen: the kernel may use what they point to.
     under_way: usize,
-    /// Requests are left in the submission queue.
-    unsubmitted: bool,
-    /// Connections with a first try to send in the submission queue.
-    tries: Vec<u32>,
-    /// Datagrams in the submission queue.
-    datagram_tries: Vec<u32>,
+    /// For sends without the ring.
+    msg: Box<SendMsg>,
 }
 
 /// One connection, as far as the engine is concerned.
@@ -108,8 +100,6 @@ struct Send {
     batch: SendBatch,
     /// Owned here because the kernel reads it until the completion.
     msg: Option<Box<SendMsg>>,
-    /// Silent unless it fails.
-    first_try: bool,
     cancelling: bool,
 }
 
@@ -227,9 +217,7 @@ impl Engine for Uring {
             ready: Vec::new(),
             watches: Vec::new(),
             under_way: 0,
-            unsubmitted: false,
-            tries: Vec::new(),
-            datagram_tries: Vec::new(),
+            msg: SendMsg::boxed(),
         })
     }
 
@@ -306,36 +294,43 @@ impl Engine for Uring {
         self.arm_recv(conn.index);
     }
 
-    fn send(&mut self, conn: ConnKey, batch: SendBatch) {
-        let Some(state) = self.conn(conn) else { return };
+    fn send(&mut self, conn: ConnKey, mut batch: SendBatch, env: &mut Env) -> (usize, bool) {
+        let Some(state) = self.conns.get_mut(conn.index as usize).filter(|state| state.key == Some(conn)) else {
+            return (0, false);
+        };
         debug_assert!(state.send.is_none(), "one send in flight per connection");
-        state.send = Some(Send { batch, msg: None, first_try: true, cancelling: false });
-        self.tries.push(conn.index);
-        self.submit_send(conn.index);
+        match send_now(state.socket, &mut batch, &mut self.msg, env) {
+            Ok(bytes) if batch.is_empty() => {
+                batch.recycle(&mut env.spares);
+                (bytes, true)
+            }
+            Ok(bytes) => {
+                state.send = Some(Send { batch, msg: None, cancelling: false });
+                self.submit_send(conn.index);
+                (bytes, false)
+            }
+            Err(_) => {
+                self.ready.push(Event::Failed { conn });
+                (0, false)
+            }
+        }
     }
 
-    fn send_datagram(&mut self, socket: u32, peer: DatagramPeer, batch: SendBatch) -> bool {
-        let index = match self.free_datagrams.pop() {
-            Some(index) => index,
-            None if self.datagrams.len() < DATAGRAMS_MAX => {
-                self.datagrams.push(None);
-                self.datagrams.len() as u32 - 1
-            }
-            None => return false,
+    fn send_datagram(&mut self, socket: u32, peer: DatagramPeer, batch: SendBatch, env: &mut Env) {
+        let fd = self.sockets[socket as usize].fd;
+        let counter = match send_datagram_now(fd, &peer, &batch, &mut self.msg, env) {
+            Ok(true) => &env.stats.datagrams_out,
+            Ok(false) => match self.submit_datagram(fd, &peer, batch) {
+                Ok(()) => return,
+                Err(back) => {
+                    env.stats.datagrams_unsent.add(1);
+                    return back.recycle(&mut env.spares);
+                }
+            },
+            Err(_) => &env.stats.datagrams_unsent,
         };
-        let mut msg = self.spare_msgs.pop().unwrap_or_else(SendMsg::boxed);
-        let mut slices = [&[][..]; SLICES_MAX];
-        let filled = batch.slices(&mut slices);
-        let header = msg.prepare(&slices[..filled], Some(&peer));
-        let entry = opcode::SendMsg::new(Fd(self.sockets[socket as usize].fd), header)
-            .flags((libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) as u32)
-            .build()
-            .flags(squeue::Flags::SKIP_SUCCESS)
-            .user_data(Op::SendDatagram(index).user_data());
-        self.datagrams[index as usize] = Some(DatagramSend { batch, msg });
-        self.datagram_tries.push(index);
-        self.push(entry);
-        true
+        counter.add(1);
+        batch.recycle(&mut env.spares);
     }
 
     fn release(&mut self, conn: ConnKey) {
@@ -359,15 +354,10 @@ impl Engine for Uring {
             timeout = Some(timeout.map_or(STARVED, |timeout| timeout.min(STARVED)));
         }
         let nothing_ready = self.ready.is_empty() && self.ring.completion().is_empty();
-        let want = usize::from(nothing_ready && !self.unsubmitted);
+        let want = usize::from(nothing_ready);
         self.enter(env, want, timeout, wait.gather)?;
-        // A signal, or lack of memory, can leave requests in the queue; the next wait submits them and does not sleep.
-        self.unsubmitted = !self.backlog.is_empty() || !self.ring.submission().is_empty();
         events.append(&mut self.ready);
         self.reap(env, events);
-        if !self.unsubmitted {
-            self.settle_tries(env, events);
-        }
         Ok(())
     }
 }
@@ -517,38 +507,10 @@ impl Uring {
         events.extend(self.released(index));
     }
 
-    /// After a submission: the first tries that reported nothing have succeeded.
-    fn settle_tries(&mut self, env: &mut Env, events: &mut Vec<Event>) {
-        for at in 0..self.tries.len() {
-            let index = self.tries[at];
-            let state = &mut self.conns[index as usize];
-            let Some(send) = state.send.take_if(|send| send.first_try) else { continue };
-            self.under_way -= 1;
-            let bytes = send.batch.len();
-            send.batch.recycle(&mut env.spares);
-            self.spare_msgs.extend(send.msg);
-            if let Some(conn) = state.key {
-                events.push(Event::Sent { conn, bytes, done: true });
-            }
-            events.extend(self.released(index));
-        }
-        self.tries.clear();
-        for at in 0..self.datagram_tries.len() {
-            let index = self.datagram_tries[at];
-            if self.end_datagram(index, env) {
-                self.under_way -= 1;
-                env.stats.datagrams_out.add(1);
-            }
-        }
-        self.datagram_tries.clear();
-    }
-
     fn sent(&mut self, index: u32, entry: &cqueue::Entry, env: &mut Env, events: &mut Vec<Event>) {
         let state = &mut self.conns[index as usize];
         let (Some(conn), Some(mut send)) = (state.key, state.send.take()) else { return };
         self.spare_msgs.extend(send.msg.take());
-        // From here on it may wait in the kernel.
-        send.first_try = false;
         let result = entry.result();
         let retry = matches!(-result, libc::EAGAIN | libc::EINTR);
         if result < 0 && (send.cancelling || !retry) {
@@ -598,19 +560,13 @@ impl Uring {
     }
 
     fn sent_datagram(&mut self, index: u32, entry: &cqueue::Entry, env: &mut Env) {
-        if self.end_datagram(index, env) {
+        if let Some(send) = self.datagrams[index as usize].take() {
+            send.batch.recycle(&mut env.spares);
+            self.spare_msgs.push(send.msg);
+            self.free_datagrams.push(index);
             let counter = if entry.result() < 0 { &env.stats.datagrams_unsent } else { &env.stats.datagrams_out };
             counter.add(1);
         }
-    }
-
-    /// Lets go of a datagram. False if that was done before.
-    fn end_datagram(&mut self, index: u32, env: &mut Env) -> bool {
-        let Some(send) = self.datagrams[index as usize].take() else { return false };
-        send.batch.recycle(&mut env.spares);
-        self.spare_msgs.push(send.msg);
-        self.free_datagrams.push(index);
-        true
     }
 
     /// The event that ends a connection, once nothing of it is left in the kernel.
@@ -688,10 +644,7 @@ impl Uring {
         let Some(send) = &mut state.send else { return };
         let mut slices = [&[][..]; SLICES_MAX];
         let filled = send.batch.slices(&mut slices);
-        // A batch of more slices than one call takes would count as sent in full when only the call is.
-        let whole = slices[..filled].iter().map(|slice| slice.len()).sum::<usize>() == send.batch.len();
-        send.first_try &= whole;
-        let flags = if send.first_try { SILENT } else { libc::MSG_NOSIGNAL };
+        let flags = libc::MSG_NOSIGNAL;
         let entry = if filled == 1 {
             let bytes = slices[0];
             let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
@@ -702,9 +655,27 @@ impl Uring {
             send.msg = Some(msg);
             opcode::SendMsg::new(Fd(state.socket), header).flags(flags as u32).build()
         };
-        let silence = if send.first_try { squeue::Flags::SKIP_SUCCESS } else { squeue::Flags::empty() };
-        let entry = entry.flags(silence);
         self.push(entry.user_data(Op::Send(index).user_data()));
+    }
+
+    /// Lets a datagram wait for room in its socket; gives it back if too many do.
+    fn submit_datagram(&mut self, fd: RawFd, peer: &DatagramPeer, batch: SendBatch) -> Result<(), SendBatch> {
+        let index = match self.free_datagrams.pop() {
+            Some(index) => index,
+            None if self.datagrams.len() < DATAGRAMS_MAX => {
+                self.datagrams.push(None);
+                self.datagrams.len() as u32 - 1
+            }
+            None => return Err(batch),
+        };
+        let mut msg = self.spare_msgs.pop().unwrap_or_else(SendMsg::boxed);
+        let mut slices = [&[][..]; SLICES_MAX];
+        let filled = batch.slices(&mut slices);
+        let header = msg.prepare(&slices[..filled], Some(peer));
+        let entry = opcode::SendMsg::new(Fd(fd), header).flags(libc::MSG_NOSIGNAL as u32).build();
+        self.datagrams[index as usize] = Some(DatagramSend { batch, msg });
+        self.push(entry.user_data(Op::SendDatagram(index).user_data()));
+        Ok(())
     }
 
     fn cancel(&mut self, op: Op) {
