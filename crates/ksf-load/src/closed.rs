@@ -60,7 +60,8 @@ impl ClosedLoop {
                 }
             }
             let blocked = x.is_blocked();
-            let may_wait = !blocked && !(more && x.table.has_room());
+            let may_send = more && x.table.has_room();
+            let may_wait = !blocked && !may_send;
             let flags = match may_wait {
                 true => waiting,
                 false => RecvFlags::DONTWAIT,

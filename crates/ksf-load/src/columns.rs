@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn numbers_keep_the_decimals_that_fit() {
-        assert_eq!(fit(3.14159, 6), "  3.14");
+        assert_eq!(fit(2.7649, 6), "  2.76");
         assert_eq!(fit(1234.56, 6), "1234.6");
         assert_eq!(fit(12345.6, 6), " 12346");
         assert_eq!(fit(12345678.0, 6), "12345678");

@@ -332,16 +332,8 @@ mod tests {
 
     #[test]
     fn over_udp_the_address_that_answers_is_chosen() {
-        let tool = ToolDefaults {
-            name: "echotest",
-            port: 1,
-            iterations: 1,
-            nice: 0,
-        };
-        let plan = Program::parse_from(["echotest", "localhost", "-u"])
-            .common
-            .plan(&tool)
-            .unwrap();
+        let tool = ToolDefaults { name: "echotest", port: 1, iterations: 1, nice: 0 };
+        let plan = Program::parse_from(["echotest", "localhost", "-u"]).common.plan(&tool).unwrap();
         let server = UdpSocket::bind("127.0.0.1:0").unwrap();
         let open = Endpoint::Inet(server.local_addr().unwrap());
         std::thread::spawn(move || {
@@ -350,9 +342,7 @@ mod tests {
             server.send_to(&buffer[..len], peer).unwrap();
         });
         // A port that was free a moment ago.
-        let closed = Endpoint::Inet(
-            UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap(),
-        );
+        let closed = Endpoint::Inet(UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
         let factory = EchoDatagramFactory(Pattern::new(16));
         let chosen = answering_endpoints(&plan, &factory, vec![closed.clone(), open.clone()]);
         assert_eq!(chosen, [open]);

@@ -290,14 +290,14 @@ impl RunReport {
     pub(crate) fn of(run: &RunResult, summary: &Summary, plan: &Plan) -> RunReport {
         RunReport {
             run: summary.number,
-            started_unix_s: summary.started_unix_s,
-            wall_s: summary.wall_s,
+            started_unix_s: micro(summary.started_unix_s),
+            wall_s: nano(summary.wall_s),
             messages: summary.messages,
-            rate_per_s: summary.rate_per_s(),
-            mbps: summary.mbps(),
+            rate_per_s: milli(summary.rate_per_s()),
+            mbps: milli(summary.mbps()),
             latency: LatencyReport::of(&summary.latencies, &plan.quantiles),
-            cpu_s: summary.cpu_s,
-            cpu_us_per_message: summary.cpu_us_per_message(),
+            cpu_s: nano(summary.cpu_s),
+            cpu_us_per_message: milli(summary.cpu_us_per_message()),
             calls: Calls {
                 sends: summary.send_calls,
                 receives: summary.receive_calls,
@@ -336,10 +336,10 @@ impl LatencyReport {
         percents.dedup();
         LatencyReport {
             min_us: latencies.min() as f64 / 1e3,
-            mean_us: latencies.mean_ns() / 1e3,
+            mean_us: milli(latencies.mean_ns() / 1e3),
             stdev_us: match latencies.is_empty() {
                 true => 0.0,
-                false => latencies.histogram.stdev() / 1e3,
+                false => milli(latencies.histogram.stdev() / 1e3),
             },
             max_us: latencies.max_ns as f64 / 1e3,
             quantiles: percents
@@ -352,7 +352,12 @@ impl LatencyReport {
 
 impl Spread {
     pub(crate) fn of(running: &Running) -> Spread {
-        Spread { min: running.min(), median: running.median(), mean: running.mean(), max: running.max() }
+        Spread {
+            min: milli(running.min()),
+            median: milli(running.median()),
+            mean: milli(running.mean()),
+            max: running.max(),
+        }
     }
 }
 
@@ -364,4 +369,18 @@ impl WarningReport {
 
 fn faults_by_name(faults: &Faults) -> BTreeMap<String, u64> {
     Fault::ALL.iter().map(|kind| (kind.name().to_string(), faults.count(*kind))).collect()
+}
+
+/// Three decimals: nanoseconds for times in us, and more than rates deserve. Fewer than 16 digits in all also make
+/// every reader of the document get the same number.
+fn milli(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
+}
+
+fn micro(value: f64) -> f64 {
+    (value * 1e6).round() / 1e6
+}
+
+fn nano(value: f64) -> f64 {
+    (value * 1e9).round() / 1e9
 }

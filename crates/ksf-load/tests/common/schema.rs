@@ -17,8 +17,8 @@ fn check_at(root: &Value, schema: &Value, value: &Value, at: &str) -> Result<(),
             "type" => check_type(rule, value),
             "const" => require(value == rule, || format!("is not {rule}")),
             "enum" => require(list(rule).contains(value), || format!("is none of {rule}")),
-            "minimum" => require(number(value) >= number(rule), || format!("is below {rule}")),
-            "maximum" => require(number(value) <= number(rule), || format!("is above {rule}")),
+            "minimum" => require(!value.is_number() || number(value) >= number(rule), || format!("is below {rule}")),
+            "maximum" => require(!value.is_number() || number(value) <= number(rule), || format!("is above {rule}")),
             "minItems" => {
                 require(list(value).len() >= number(rule) as usize, || format!("has fewer than {rule} items"))
             }
