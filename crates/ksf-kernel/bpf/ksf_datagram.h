@@ -81,10 +81,13 @@ static __always_inline __u64 ksf_sum_bytes(__u8 *bytes, __u32 len)
 	return sum.total;
 }
 
+/* lo has this index in every network namespace. */
+#define KSF_LOOPBACK_IFINDEX 1
+
 /* Checks the IPv4 header: 0, or the counter that says why the datagram passes. */
-static __always_inline __u32 ksf_read_ipv4(struct iphdr *ip, struct ksf_port *port, struct ksf_datagram *d)
+static __always_inline __u32 ksf_read_ipv4(struct iphdr *ip, __u32 ifindex, struct ksf_datagram *d)
 {
-	__u32 total = KSF_BE16(ip->tot_len), source = KSF_BE32(ip->saddr);
+	__u32 total = KSF_BE16(ip->tot_len), source = KSF_BE32(ip->saddr), target = KSF_BE32(ip->daddr);
 	__u64 sum;
 
 	if (ip->version_ihl != 0x45)
@@ -97,6 +100,8 @@ static __always_inline __u32 ksf_read_ipv4(struct iphdr *ip, struct ksf_port *po
 	/* Source 0.0.0.0/8, multicast, reserved: no reply can go there. The destination was looked up. */
 	if (source >> 24 == 0 || source >> 28 >= 14)
 		return KSF_COUNT_xdp_passed_malformed;
+	if (ifindex != KSF_LOOPBACK_IFINDEX && (source >> 24 == 127 || target >> 24 == 127))
+		return KSF_COUNT_xdp_passed_malformed;
 	if (total < sizeof(*ip) + sizeof(struct udphdr))
 		return KSF_COUNT_xdp_passed_malformed;
 	d->ip_bytes = sizeof(*ip);
@@ -106,11 +111,19 @@ static __always_inline __u32 ksf_read_ipv4(struct iphdr *ip, struct ksf_port *po
 	return 0;
 }
 
-static __always_inline __u32 ksf_read_ipv6(struct ipv6hdr *ip, struct ksf_port *port, struct ksf_datagram *d)
+/* The unspecified address, or the loopback address where it does not belong. */
+static __always_inline _Bool ksf_ipv6_is_local_only(const __be32 *address, __u32 ifindex)
+{
+	if (address[0] || address[1] || address[2])
+		return 0;
+	return !address[3] || (address[3] == KSF_BE32(1) && ifindex != KSF_LOOPBACK_IFINDEX);
+}
+
+static __always_inline __u32 ksf_read_ipv6(struct ipv6hdr *ip, __u32 ifindex, struct ksf_datagram *d)
 {
 	__u32 total = KSF_BE16(ip->payload_len);
 
-	if (ip->saddr[0] == 0 && ip->saddr[1] == 0 && ip->saddr[2] == 0 && ip->saddr[3] == 0)
+	if (ksf_ipv6_is_local_only(ip->saddr, ifindex) || ksf_ipv6_is_local_only(ip->daddr, ifindex))
 		return KSF_COUNT_xdp_passed_malformed;
 	if ((KSF_BE32(ip->saddr[0]) >> 24) == 0xff)
 		return KSF_COUNT_xdp_passed_malformed;
@@ -124,7 +137,7 @@ static __always_inline __u32 ksf_read_ipv6(struct ipv6hdr *ip, struct ksf_port *
 }
 
 /* Reads headers up to UDP. True: to a served port, with `*why` 0 when it may be answered. */
-static __always_inline _Bool ksf_read_frame(struct xdp_md *xdp, struct ksf_datagram *d, __u32 *why, __sum16 *check)
+static __always_inline _Bool ksf_read_frame(struct xdp_md *xdp, struct ksf_datagram *d, __u32 *why)
 {
 	void *data = (void *)(long)xdp->data, *end = (void *)(long)xdp->data_end;
 	struct ethhdr *eth = data;
@@ -153,7 +166,7 @@ static __always_inline _Bool ksf_read_frame(struct xdp_md *xdp, struct ksf_datag
 		port.port = udp->dest;
 		if (!ksf_port_served(&port))
 			return 0;
-		*why = ksf_read_ipv4(ip, &port, d);
+		*why = ksf_read_ipv4(ip, xdp->ingress_ifindex, d);
 	} else if (eth->h_proto == KSF_BE16(KSF_ETH_IPV6)) {
 		struct ipv6hdr *ip = (void *)(eth + 1);
 
@@ -172,7 +185,7 @@ static __always_inline _Bool ksf_read_frame(struct xdp_md *xdp, struct ksf_datag
 		port.port = udp->dest;
 		if (!ksf_port_served(&port))
 			return 0;
-		*why = ksf_read_ipv6(ip, &port, d);
+		*why = ksf_read_ipv6(ip, xdp->ingress_ifindex, d);
 	} else {
 		return 0;
 	}
@@ -187,7 +200,6 @@ static __always_inline _Bool ksf_read_frame(struct xdp_md *xdp, struct ksf_datag
 		*why = KSF_COUNT_xdp_passed_loop;
 	if (d->payload > KSF_BYTES_MAX)
 		*why = KSF_COUNT_xdp_passed_limit;
-	*check = udp->check;
 	return 1;
 }
 
@@ -215,10 +227,6 @@ static __always_inline _Bool ksf_write_headers(struct xdp_md *xdp, const struct 
 	__be16 port;
 	__u16 sum;
 
-	if (data + sizeof(*eth) + sizeof(struct ipv6hdr) + sizeof(*udp) > end &&
-	    (d->ip_bytes != sizeof(struct iphdr) ||
-	     data + sizeof(*eth) + sizeof(struct iphdr) + sizeof(*udp) > end))
-		return 0;
 	if (data + sizeof(*eth) + sizeof(struct iphdr) + sizeof(*udp) > end)
 		return 0;
 	for (__u32 i = 0; i < 6; i++) {
@@ -322,9 +330,8 @@ static __always_inline int ksf_datagram_verdict(struct xdp_md *xdp)
 	struct ksf_slot *slot;
 	int action = XDP_PASS;
 	__u32 why = 0, index;
-	__sum16 check = 0;
 
-	if (!ksf_read_frame(xdp, &datagram, &why, &check))
+	if (!ksf_read_frame(xdp, &datagram, &why))
 		goto pass;
 	if (why)
 		goto pass;

@@ -90,6 +90,10 @@ impl KernelConn {
         self.shared.conns.at(self.index)
     }
 
+    fn is_broken(&self) -> bool {
+        self.state().broken.load(Acquire) != 0
+    }
+
     /// Stops the program from answering, and returns when no run that may still answer is under way.
     fn unsettle(&mut self, socket: BorrowedFd<'_>) {
         if self.settled.take().is_some() {
@@ -108,7 +112,8 @@ impl AssistConn for KernelConn {
 
     fn drained(&mut self, socket: BorrowedFd<'_>, sent_bytes: u64) -> bool {
         let replied = self.replied_bytes();
-        if replied == self.replied_drained {
+        // Of a broken connection there is nothing left to wait for.
+        if replied == self.replied_drained || self.is_broken() {
             return true;
         }
         // What TCP has taken once it never gives back, so a yes holds until `replied` moves.
@@ -177,6 +182,11 @@ impl AssistConn for KernelConn {
     fn unpark(&mut self, socket: BorrowedFd<'_>) {
         self.state().parked.store(0, SeqCst);
         fence(SeqCst);
+        if self.is_broken() {
+            // A reply is lost: the connection must end, which the engine learns as the end of the stream.
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+            return;
+        }
         // The lag must stand still while SO_RCVLOWAT is set to follow it: one too high would stall the connection.
         // It does when something was passed, because then the program answers no more until we settle.
         if self.settled.is_some_and(|settled| self.state().passed.load(SeqCst) == settled) {

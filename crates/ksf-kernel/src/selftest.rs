@@ -1,8 +1,350 @@
-//! Does this kernel do what the programs rely on? Sockmap had bugs on some kernels, so the engine asks before use.
+//! Does this kernel do what the programs rely on? Sockmap has had bugs, and other kernels may count consumed bytes
+//! differently, so an engine asks before it puts a client's connection under the programs.
+//!
+//! Both ends of a loopback connection are driven by one thread: a client that writes when it can and reads when it may,
+//! and a server that does what an engine does. It takes some ten milliseconds.
 
-use crate::KernelError;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
-/// placeholder
+use ksf::assist::{Assist, AssistConn};
+use ksf::framing::{Frame, Framing};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::call::{Caller, Verdict};
+use crate::{Builtin, KernelAssist, KernelError, KernelService, ObjectSource, Options};
+
+/// Sizes around the edges of segments, pages and socket buffers.
+const ODD_SIZES: [usize; 16] =
+    [1, 2, 3, 63, 64, 65, 1447, 1448, 1449, 4095, 4097, 16_383, 16_385, 65_535, 65_537, 70_001];
+const SLOW_READER_BYTES: usize = 4 << 20;
+const NULL_CALLS: u32 = 600;
+/// Only a kernel that fails the test takes this long.
+const TIME_LIMIT: Duration = Duration::from_secs(5);
+
+/// Echoes odd sizes, a slow reader, a half-close, and replies of another length, on a loopback connection of its own.
+///
+/// # Errors
+/// Why the programs cannot be loaded, or which part went wrong.
 pub fn self_test() -> Result<(), KernelError> {
+    let echo = load(Builtin::Echo)?;
+    echoes(&echo, "echo of odd sizes", false, |client| {
+        for (seed, &size) in ODD_SIZES.iter().enumerate() {
+            client.to_send.push(pattern(size, seed as u8));
+        }
+    })?;
+    echoes(&echo, "a slow reader", true, |client| client.to_send.push(pattern(SLOW_READER_BYTES, 7)))?;
+    let null = load(Builtin::RpcNull)?;
+    null_calls(&null, false)?;
+    null_calls(&null, true)
+}
+
+fn load(builtin: Builtin) -> Result<KernelService, KernelError> {
+    let options = Options {
+        connections_max: 4,
+        callers_max: 1,
+        lag_bytes_max: 1024,
+        rpc_programs: if builtin == Builtin::RpcNull { vec![(NULL_PROGRAM, 1, 1)] } else { Vec::new() },
+        ..Options::default()
+    };
+    KernelService::load(&ObjectSource::Builtin(builtin), &options)
+}
+
+fn echoes(
+    service: &KernelService,
+    test: &'static str,
+    slow: bool,
+    plan: impl FnOnce(&mut Client),
+) -> Result<(), KernelError> {
+    let (mut client, mut server) = pair(service, true).map_err(|error| failed(test, &error))?;
+    plan(&mut client);
+    // A message at a time keeps it in the kernel; the slow reader sends all before it reads.
+    let messages = std::mem::take(&mut client.to_send);
+    for message in &messages {
+        client.to_send.push(message.clone());
+        client.reads = !slow;
+        client.expected += message.len();
+        run(&mut client, &mut server, test)?;
+        if client.got != *message {
+            return Err(failed(test, &"other bytes came back"));
+        }
+        client.got.clear();
+        client.expected = 0;
+    }
+    half_close(client, server, if slow { "half-close behind a slow reader" } else { "half-close" })
+}
+
+/// The last message and the end of stream arrive together; the echo must still come, and then the end.
+fn half_close(mut client: Client, mut server: Server, test: &'static str) -> Result<(), KernelError> {
+    let last = pattern(5000, 99);
+    client.socket.write_all(&last).map_err(|error| failed(test, &error))?;
+    client.socket.shutdown(Shutdown::Write).map_err(|error| failed(test, &error))?;
+    client.expected = last.len();
+    client.reads = true;
+    run(&mut client, &mut server, test)?;
+    if client.got != last {
+        return Err(failed(test, &"other bytes came back"));
+    }
+    let limit = Instant::now() + TIME_LIMIT;
+    while !server.finished {
+        server.turn().map_err(|error| failed(test, &error))?;
+        if Instant::now() > limit {
+            return Err(failed(test, &"the end of the stream was never seen"));
+        }
+    }
     Ok(())
+}
+
+/// Replies shorter than their requests, parked (the lag) and not (the hop).
+fn null_calls(service: &KernelService, parks: bool) -> Result<(), KernelError> {
+    let test = if parks { "shorter replies, parked" } else { "shorter replies" };
+    let (mut client, mut server) = pair(service, parks).map_err(|error| failed(test, &error))?;
+    let before = answered(service);
+    for xid in 0..NULL_CALLS {
+        client.to_send.push(null_call(xid));
+        client.expected = 28;
+        run(&mut client, &mut server, test)?;
+        if client.got != null_reply(xid) {
+            return Err(failed(test, &"not the reply to the call"));
+        }
+        client.got.clear();
+    }
+    if answered(service) - before < u64::from(NULL_CALLS) / 2 {
+        return Err(failed(test, &"the kernel half answered less than half of the calls"));
+    }
+    // After all that the socket must poll as if nothing had happened: no input, and none announced.
+    server.conn.unpark(server.socket.as_fd());
+    let mut fds = [PollFd::new(&server.socket, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())).map_err(|error| failed(test, &error))?;
+    if fds[0].revents().contains(PollFlags::IN) {
+        return Err(failed(test, &"an idle socket polls readable: consumed bytes are counted in an unknown way"));
+    }
+    Ok(())
+}
+
+fn answered(service: &KernelService) -> u64 {
+    service.counters().iter().find(|counter| counter.name == "segments_answered").map_or(0, |counter| counter.value)
+}
+
+/// Turns both ends until the client has what it expects.
+fn run(client: &mut Client, server: &mut Server, test: &'static str) -> Result<(), KernelError> {
+    let limit = Instant::now() + TIME_LIMIT;
+    while client.got.len() < client.expected || !client.to_send.is_empty() {
+        let moved = client.turn().and_then(|client| Ok(client | server.turn()?));
+        if moved.map_err(|error| failed(test, &error))? {
+            continue;
+        }
+        // Both sides stand still: the slow reader has filled all buffers, and starts to read.
+        client.reads = true;
+        if Instant::now() > limit {
+            let (got, expected) = (client.got.len(), client.expected);
+            return Err(failed(test, &format!("{got} of {expected} bytes came back, then no more")));
+        }
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+fn failed(test: &'static str, problem: &dyn std::fmt::Display) -> KernelError {
+    KernelError::SelfTest { test, problem: problem.to_string() }
+}
+
+struct Client {
+    socket: TcpStream,
+    to_send: Vec<Vec<u8>>,
+    sent: usize,
+    got: Vec<u8>,
+    expected: usize,
+    reads: bool,
+}
+
+struct Server {
+    socket: TcpStream,
+    assist: KernelAssist,
+    conn: Box<dyn AssistConn>,
+    caller: Caller,
+    framing: Framing,
+    parks: bool,
+    parked: bool,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    received: u64,
+    sent: u64,
+    finished: bool,
+}
+
+fn pair(service: &KernelService, parks: bool) -> io::Result<(Client, Server)> {
+    let listener = TcpListener::bind(("127.0.0.1", 0))?;
+    let client = TcpStream::connect(listener.local_addr()?)?;
+    let (server, _) = listener.accept()?;
+    for socket in [&client, &server] {
+        socket.set_nodelay(true)?;
+        socket.set_nonblocking(true)?;
+    }
+    let assist = service.assist();
+    let conn = assist.attach(server.as_fd()).ok_or_else(|| io::Error::other("the socket map refused the socket"))?;
+    let caller = service.caller().map_err(|error| io::Error::other(error.to_string()))?;
+    let framing = service.framing().map_err(|error| io::Error::other(error.to_string()))?;
+    Ok((
+        Client { socket: client, to_send: Vec::new(), sent: 0, got: Vec::new(), expected: 0, reads: true },
+        Server {
+            socket: server,
+            assist,
+            conn,
+            caller,
+            framing,
+            parks,
+            parked: false,
+            input: Vec::new(),
+            output: Vec::new(),
+            received: 0,
+            sent: 0,
+            finished: false,
+        },
+    ))
+}
+
+impl Client {
+    /// True when something moved.
+    fn turn(&mut self) -> io::Result<bool> {
+        let mut moved = false;
+        if let Some(message) = self.to_send.first() {
+            let bytes = again(self.socket.write(&message[self.sent..]))?.unwrap_or(0);
+            self.sent += bytes;
+            moved |= bytes > 0;
+            if self.sent == message.len() {
+                self.to_send.remove(0);
+                self.sent = 0;
+            }
+        }
+        if self.reads {
+            let mut buf = [0; 65_536];
+            let bytes = again(self.socket.read(&mut buf))?.unwrap_or(0);
+            self.got.extend_from_slice(&buf[..bytes]);
+            moved |= bytes > 0;
+        }
+        Ok(moved)
+    }
+}
+
+impl Server {
+    /// What an engine does in a turn. True when something moved.
+    fn turn(&mut self) -> io::Result<bool> {
+        let mut woken = false;
+        let token = self.conn.token();
+        self.assist.take_wakes(0, &mut |cookie| woken |= cookie == token);
+        if woken {
+            self.conn.unpark(self.socket.as_fd());
+            self.parked = false;
+        }
+        // Like an engine, do not even look at a parked socket; its end of stream is told by a hang-up poll.
+        if self.parked && !self.hung_up()? {
+            return Ok(false);
+        }
+        let mut buf = [0; 65_536];
+        let mut moved = woken;
+        let mut ended = false;
+        // Behind a full output the server stops reading, as every engine does.
+        if self.output.len() < 1 << 20 {
+            match again(self.socket.read(&mut buf))? {
+                Some(0) => ended = true,
+                Some(bytes) => {
+                    self.received += bytes as u64;
+                    self.input.extend_from_slice(&buf[..bytes]);
+                    moved = true;
+                }
+                None => {}
+            }
+        }
+        self.answer()?;
+        if !self.output.is_empty() && self.conn.drained(self.socket.as_fd(), self.sent) {
+            let bytes = again(self.socket.write(&self.output))?.unwrap_or(0);
+            self.output.drain(..bytes);
+            self.sent += bytes as u64;
+            moved |= bytes > 0;
+        }
+        if self.input.is_empty() && self.output.is_empty() {
+            if ended {
+                self.finished = self.conn.drained(self.socket.as_fd(), self.sent);
+            } else {
+                self.conn.settle(self.socket.as_fd(), self.received, self.sent);
+                self.parked = self.parks && self.conn.park(0);
+            }
+        }
+        Ok(moved)
+    }
+
+    fn hung_up(&self) -> io::Result<bool> {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        poll(&mut fds, Some(&Timespec::default()))?;
+        Ok(!fds[0].revents().is_empty())
+    }
+
+    fn answer(&mut self) -> io::Result<()> {
+        let mut at = 0;
+        while let Ok(Frame::Part(part)) = self.framing.parse(&self.input[at..], 0) {
+            if self.input.len() - at < part.total_bytes() {
+                break;
+            }
+            let body = &self.input[at + part.header_bytes..][..part.body_bytes];
+            let start = self.output.len();
+            self.output.resize(start + self.framing.reply_header_bytes(), 0);
+            for piece in body.chunks(crate::abi::BYTES_MAX) {
+                match self.caller.call(piece, &mut self.output) {
+                    Ok(Verdict::Reply) => {}
+                    Ok(Verdict::Echo) => self.output.extend_from_slice(piece),
+                    Ok(Verdict::Pass) => return Err(io::Error::other("the service's function passed the message")),
+                    Err(error) => return Err(io::Error::other(error.to_string())),
+                }
+            }
+            let framed = self.framing.finish_reply(&mut self.output, start, 0);
+            framed.map_err(|error| io::Error::other(error.to_string()))?;
+            at += part.total_bytes();
+        }
+        self.input.drain(..at);
+        Ok(())
+    }
+}
+
+/// `None` for "not now".
+fn again(result: io::Result<usize>) -> io::Result<Option<usize>> {
+    match result {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Bytes that differ from place to place.
+fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|at| (at as u8).wrapping_mul(31) ^ (at >> 8) as u8 ^ seed).collect()
+}
+
+const NULL_PROGRAM: u32 = 0x2000_0000;
+
+fn null_call(xid: u32) -> Vec<u8> {
+    words(&[0x8000_0028, xid, 0, 2, NULL_PROGRAM, 1, 0, 0, 0, 0, 0])
+}
+
+fn null_reply(xid: u32) -> Vec<u8> {
+    words(&[0x8000_0018, xid, 1, 0, 0, 0, 0])
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_be_bytes()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn this_kernel_passes() {
+        if !crate::missing_capabilities().is_empty() {
+            assert!(std::env::var_os("CI").is_none(), "skipped in CI: needs root (eBPF)");
+            println!("skipped: needs root (eBPF)");
+            return;
+        }
+        super::self_test().unwrap();
+    }
 }

@@ -178,6 +178,24 @@ impl KernelService {
         XdpLink::attach(Arc::clone(&self.shared), interface, addresses)
     }
 
+    /// [`crate::self_test`]: whether this kernel can be trusted with any service.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn self_test(&self) -> Result<(), KernelError> {
+        crate::self_test()
+    }
+
+    /// What XDP would do with a frame that came in on lo: its verdict (`enum xdp_action`) and the frame it leaves.
+    /// Nothing is sent. For tests of services.
+    ///
+    /// # Errors
+    /// The kernel refuses the frame: shorter than an Ethernet header, or longer than a page.
+    pub fn try_frame(&self, frame: &[u8]) -> Result<(u32, Vec<u8>), KernelError> {
+        sys::run_xdp(self.shared.loaded.xdp.as_fd(), frame)
+            .map_err(|error| KernelError::system("running the XDP program", error))
+    }
+
     /// All counters.
     pub fn counters(&self) -> Vec<Counter> {
         self.shared.counters()

@@ -170,6 +170,25 @@ pub(crate) fn run(program: BorrowedFd<'_>, args: &[u8]) -> io::Result<i32> {
     Ok(opts.retval as i32)
 }
 
+/// Runs an XDP program once on a frame: its verdict and what became of the frame.
+pub(crate) fn run_xdp(program: BorrowedFd<'_>, frame: &[u8]) -> io::Result<(u32, Vec<u8>)> {
+    let mut out = vec![0; 65_536];
+    let mut opts = libbpf_sys::bpf_test_run_opts {
+        sz: size_of::<libbpf_sys::bpf_test_run_opts>() as libbpf_sys::size_t,
+        data_in: frame.as_ptr().cast(),
+        data_size_in: frame.len() as u32,
+        data_out: out.as_mut_ptr().cast(),
+        data_size_out: out.len() as u32,
+        repeat: 1,
+        ..Default::default()
+    };
+    // SAFETY: `opts` is valid and writable for the call; data_in is readable and data_out writable for their sizes.
+    let rc = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut opts) };
+    check(rc)?;
+    out.truncate(opts.data_size_out as usize);
+    Ok((opts.retval, out))
+}
+
 /// libbpf's convention: a negative errno, and errno set.
 fn check(rc: i32) -> io::Result<i32> {
     if rc < 0 { Err(io::Error::from_raw_os_error(-rc)) } else { Ok(rc) }

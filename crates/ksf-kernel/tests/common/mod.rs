@@ -301,3 +301,24 @@ pub(crate) fn read_exactly(client: &mut TcpStream, len: usize) -> Vec<u8> {
 pub(crate) fn send_all(client: &mut TcpStream, bytes: &[u8]) {
     client.write_all(bytes).expect("the server's side takes it");
 }
+
+/// Runs `test` in a network namespace of its own, with lo up; it ends with the test.
+pub(crate) fn in_new_network(test: impl FnOnce() + Send) {
+    thread::scope(|scope| {
+        let handle = scope.spawn(|| {
+            // SAFETY: changes the network namespace of this thread only, which is new and ends with the scope.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "{}", io::Error::last_os_error());
+            ip(&["link", "set", "lo", "up"]);
+            test();
+        });
+        if let Err(panic) = handle.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+/// `ip` of iproute2, in the network namespace of the calling thread.
+pub(crate) fn ip(args: &[&str]) {
+    let status = std::process::Command::new("ip").args(args).status().expect("iproute2 is installed");
+    assert!(status.success(), "ip {}", args.join(" "));
+}
