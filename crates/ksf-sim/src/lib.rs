@@ -13,5 +13,11 @@
 
 #![forbid(unsafe_code)]
 
+mod check;
 pub mod ideal;
 pub mod random;
+pub mod script;
+mod service;
+mod world;
+
+pub use world::{Report, simulate};

@@ -126,6 +126,10 @@ impl<S: Service> Connection<S> {
         let was_stalled = self.is_stalled(env);
         self.deferred -= 1;
         if matches!(answer, Answer::Abandoned) {
+            // Also at an end that waits for the answers: it is no longer an orderly one.
+            if self.closing_gently() {
+                self.closing = Some(CloseReason::Abandoned);
+            }
             self.close(CloseReason::Abandoned, env);
         } else {
             self.place_answer(ticket, answer, env);
@@ -279,6 +283,10 @@ impl<S: Service> Connection<S> {
         }
         env.assembly_bytes += chunk.len();
         self.stalled.push_back(spare_slot(chunk, env));
+        self.check_memory(env);
+    }
+
+    fn check_memory(&mut self, env: &mut Env) {
         if env.assembly_bytes > env.limits.assembly_bytes_max {
             self.close(CloseReason::MemoryLimit, env);
         }
@@ -323,6 +331,7 @@ impl<S: Service> Connection<S> {
                 env.assembly_bytes += rest.len();
                 env.stats.reads_paused.add(1);
                 self.stalled.push_front(spare_slot(rest, env));
+                self.check_memory(env);
                 return;
             }
             let step = if self.assembly.is_idle() {

@@ -207,6 +207,18 @@ fn a_forgotten_reply_closes_and_what_was_ready_before_is_sent() {
     assert_eq!(bench.conn.finished(), Some(CloseReason::Abandoned));
 }
 
+/// An orderly end waits for its answers; when one of them never comes, it was not orderly, and counts as that.
+#[test]
+fn a_reply_forgotten_after_a_half_close_is_counted() {
+    let mut bench = Bench::lines();
+    bench.receive(b"1\ndefer\n3\n");
+    bench.conn.peer_closed(&mut bench.env);
+    bench.service.deferred.lock().unwrap().clear();
+    bench.deliver();
+    bench.take();
+    assert_eq!((bench.got(), bench.conn.finished()), ("1\n", Some(CloseReason::Abandoned)));
+}
+
 /// The generation: a late answer must not reach the next connection in the same place.
 #[test]
 fn a_late_answer_does_not_reach_the_successor() {

@@ -1,0 +1,549 @@
+//! One simulated run: peers, network, connections, and time.
+
+use std::sync::{Arc, Mutex};
+
+use ksf::connection::Connection;
+use ksf::env::Env;
+use ksf::framing::{Delimiter, Endian, Framing, LengthPrefix};
+use ksf::limits::{Limits, Time};
+use ksf::output::SendBatch;
+use ksf::pool::{Memory, Pool};
+use ksf::service::ConnKey;
+use ksf::{CloseReason, Order, Peer};
+
+use crate::check::{History, check};
+use crate::ideal::{Ideal, decode, encode};
+use crate::random::Random;
+use crate::script::{Action, Request};
+use crate::service::{Handed, Scripted, lock};
+
+/// What came of a run that went as it must. Two runs of one seed give equal reports.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Connections that ended.
+    pub connections: usize,
+    /// Messages the service saw.
+    pub messages: usize,
+    /// Replies that arrived.
+    pub replies: usize,
+    /// Deferred answers whose connection was gone.
+    pub too_late: usize,
+    /// Times a connection was not processed because its peer did not read.
+    pub stalls: u64,
+    /// Receives that were put off because no slot was free.
+    pub starved: usize,
+    /// How often each reason ended a connection, in the order of [`CloseReason::ALL`].
+    pub ends: [usize; CloseReason::ALL.len()],
+    /// Folds every byte that arrived, and when.
+    pub trace: u64,
+}
+
+/// Runs the world of `seed`. The error says what went wrong, on which connection, and in which world.
+pub fn simulate(seed: u64) -> Result<Report, String> {
+    let mut random = Random::new(seed);
+    let plan = Plan::random(&mut random);
+    let about = format!("{plan:?}");
+    let mut world = World::new(plan, random).map_err(|error| format!("seed {seed}: cannot set up: {error}"))?;
+    world.run().map_err(|what| format!("seed {seed}, step {}: {what}\nthe world: {about}", world.step))?;
+    Ok(world.report)
+}
+
+/// Everything that is decided before a run begins.
+#[derive(Debug)]
+struct Plan {
+    framing: Framing,
+    order: Order,
+    keeps: bool,
+    limits: Limits,
+    slot_bytes: u32,
+    slots: u32,
+    /// What peers ask for.
+    actions: Vec<Action>,
+    length_max: usize,
+    peers: u32,
+    places: usize,
+    requests_max: usize,
+    /// One in so many peers sends bytes that are no message, resets, reads slowly or never.
+    misfits: usize,
+    /// An answer is given once in so many turns.
+    answer_every: usize,
+    drain_at: Option<usize>,
+}
+
+impl Plan {
+    fn random(random: &mut Random) -> Self {
+        let framing = framing(random);
+        let narrow = matches!(framing, Framing::LengthPrefix(LengthPrefix { width: 1, .. }));
+        let length_max = if narrow { 40 } else { random.pick(&[40, 300, 3000]) };
+        let timeout = |random: &mut Random| if random.one_in(3) { random.within(20..=400) as u64 } else { 3_600_000 };
+        let limits = Limits {
+            message_bytes_max: random.pick(&[length_max + 13, 2 * length_max + 64, 1 << 20]),
+            fragments_max: random.pick(&[1, 2, 6, 4096]),
+            assembly_timeout_ms: timeout(random),
+            idle_timeout_ms: random.pick(&[0, 0, 100, 1000]),
+            send_timeout_ms: timeout(random),
+            out_queue_bytes_max: random.pick(&[0, 100, 1000, 20_000]),
+            assembly_bytes_max: random.pick(&[500, 20_000, 64 << 20]),
+            deferred_max: random.pick(&[1, 2, 8, 1024]),
+            drain_timeout_ms: random.within(1..=300) as u64,
+            ..Limits::default()
+        };
+        let mut actions = vec![Action::Inline, Action::Reflect, Action::Quiet];
+        if !random.one_in(3) {
+            actions.extend([Action::Later, Action::ReflectLater, Action::LaterQuiet]);
+            if random.one_in(3) {
+                actions.push(Action::Abandon);
+            }
+        }
+        if random.one_in(3) {
+            actions.push(Action::Close);
+        }
+        Self {
+            framing,
+            order: random.pick(&[Order::Requests, Order::Free]),
+            keeps: random.one_in(2),
+            slot_bytes: random.pick(&[16, 64, 512, 4096, 16_384]),
+            slots: random.pick(&[1, 2, 4, 24]),
+            actions,
+            length_max,
+            peers: random.within(1..=12) as u32,
+            places: random.within(1..=4),
+            requests_max: random.pick(&[3, 12, 30]),
+            misfits: random.pick(&[2, 4, 1000]),
+            answer_every: random.pick(&[1, 3, 20]),
+            drain_at: random.one_in(4).then(|| random.within(1..=200)),
+            limits,
+        }
+    }
+
+    fn defers(&self) -> bool {
+        self.actions.contains(&Action::Later)
+    }
+
+    /// Most bytes of replies a connection may hold: the limit, what one more message adds, and what is answered late,
+    /// whether there is room or not.
+    fn queued_bytes_max(&self) -> usize {
+        let reply = 2 * (12 + self.length_max) + 32;
+        let late = if self.defers() { 3 * (self.limits.deferred_max as usize).min(self.requests_max + 1) } else { 0 };
+        self.limits.out_queue_bytes_max + (3 + late) * reply
+    }
+}
+
+fn framing(random: &mut Random) -> Framing {
+    match random.within(0..=3) {
+        0 => Framing::RecordMark,
+        1 => {
+            let bytes: &[u8] = random.pick(&[&b"\n"[..], b"\r\n", b"\r\r\n", b"ABACABAD"]);
+            Framing::Delimiter(Delimiter::new(bytes).unwrap_or(Delimiter::LF))
+        }
+        2 => Framing::LengthPrefix(LengthPrefix::big_endian(random.pick(&[1, 2, 4, 8]))),
+        _ => Framing::LengthPrefix(LengthPrefix {
+            offset: random.within(0..=9) as u8,
+            width: random.pick(&[2, 4, 8]),
+            endian: random.pick(&[Endian::Big, Endian::Little]),
+            adjust: random.within(0..=12) as i32 - 3,
+            strip: false,
+        }),
+    }
+}
+
+/// A peer, and its half of the network.
+struct Remote {
+    number: u32,
+    /// Everything it will send; the network is how far into it each stage has come.
+    stream: Vec<u8>,
+    ideal: Ideal,
+    written: usize,
+    arrived: usize,
+    received: usize,
+    /// It ends its direction behind the stream; otherwise it stays, and is silent.
+    half_closes: bool,
+    /// It resets when this much is written.
+    resets_at: Option<usize>,
+    reads: Reads,
+    /// Room for replies between the connection and its program.
+    window: usize,
+    unread: usize,
+    taken: Vec<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reads {
+    Fast,
+    Slowly,
+    Never,
+}
+
+impl Remote {
+    fn random(number: u32, plan: &Plan, random: &mut Random) -> Self {
+        let mut stream = Vec::new();
+        for at in 0..random.within(0..=plan.requests_max) {
+            let request = Request::random(number, at as u32, &plan.actions, plan.length_max, random);
+            let cuts: Vec<_> = (0..random.within(0..=3)).map(|_| random.within(0..=20)).collect();
+            stream.extend(encode(plan.framing, &request.to_text(), &cuts));
+        }
+        if random.one_in(plan.misfits) {
+            stream.extend((0..random.length(40)).map(|_| random.bits() as u8));
+        }
+        if random.one_in(plan.misfits) {
+            stream.truncate(stream.len() - random.length(stream.len()));
+        }
+        let ideal = decode(plan.framing, &plan.limits, &stream);
+        let patient = plan.limits.send_timeout_ms > 1000;
+        let reads = match random.within(0..=2) {
+            _ if !random.one_in(plan.misfits) => Reads::Fast,
+            0 if !patient => Reads::Never,
+            _ => Reads::Slowly,
+        };
+        let leaves = plan.limits.idle_timeout_ms > 0 && plan.limits.assembly_timeout_ms < 1000;
+        Self {
+            number,
+            ideal,
+            written: 0,
+            arrived: 0,
+            received: 0,
+            half_closes: !(leaves && random.one_in(plan.misfits)),
+            resets_at: random.one_in(2 * plan.misfits).then(|| random.within(0..=stream.len())),
+            reads,
+            window: random.pick(&[1, 50, 1000, 100_000]),
+            unread: 0,
+            taken: Vec::new(),
+            stream,
+        }
+    }
+
+    /// The program sends and reads, and the network carries.
+    fn proceed(&mut self, random: &mut Random) {
+        let burst = if random.one_in(3) { self.stream.len() } else { random.within(0..=100) };
+        self.written = (self.written + burst).min(self.stream.len());
+        if let Some(at) = self.resets_at {
+            self.written = self.written.min(at);
+        }
+        self.arrived += random.within(0..=self.written - self.arrived);
+        if random.one_in(2) {
+            self.arrived = self.written;
+        }
+        self.unread -= match self.reads {
+            Reads::Fast => self.unread,
+            Reads::Slowly => random.within(0..=self.unread.min(40)),
+            Reads::Never => 0,
+        };
+    }
+}
+
+/// A connection with its peer, and what is between them.
+struct Link {
+    conn: Connection<Scripted>,
+    remote: Remote,
+    handed: Handed,
+    /// What the engine sends.
+    batch: Option<SendBatch>,
+    eof_told: bool,
+}
+
+struct World {
+    plan: Plan,
+    random: Random,
+    env: Env,
+    service: Arc<Scripted>,
+    places: Vec<(u32, Option<Link>)>,
+    peers_left: u32,
+    step: usize,
+    draining: Option<Time>,
+    report: Report,
+}
+
+/// Far beyond what the slowest world needs; reaching it means that a connection got stuck.
+const STEPS_MAX: usize = 400_000;
+
+impl World {
+    fn new(plan: Plan, random: Random) -> Result<Self, String> {
+        let pool = Pool::new(Memory::Anonymous, plan.slot_bytes, plan.slots).map_err(|error| error.to_string())?;
+        let env = Env::new(plan.limits.clone(), pool).map_err(|error| error.to_string())?;
+        let service = Arc::new(Scripted {
+            framing: plan.framing.validate().map_err(|error| error.to_string())?,
+            order: plan.order,
+            keeps: plan.keeps,
+            next: Mutex::default(),
+            pending: Mutex::default(),
+            open: Mutex::default(),
+        });
+        let places = (0..plan.places).map(|_| (0, None)).collect();
+        let peers_left = plan.peers;
+        let (step, draining, report) = (0, None, Report::default());
+        Ok(Self { plan, random, env, service, places, peers_left, step, draining, report })
+    }
+
+    fn run(&mut self) -> Result<(), String> {
+        while self.peers_left > 0 || self.places.iter().any(|(_, link)| link.is_some()) {
+            self.step += 1;
+            if self.step > STEPS_MAX {
+                return Err(self.stuck());
+            }
+            self.turn()?;
+        }
+        // Whoever is late is too late, and finds nobody.
+        while self.answer_one() {}
+        self.deliver();
+        let left = (self.env.pool.in_use(), self.env.assembly_bytes, *lock(&self.service.open));
+        if left != (0, 0, 0) {
+            return Err(format!("slots, bytes and connection states left over: {left:?}"));
+        }
+        self.report.stalls = self.env.stats.reads_paused.value();
+        Ok(())
+    }
+
+    fn turn(&mut self) -> Result<(), String> {
+        self.env.now = Time(self.env.now.0 + self.random.within(0..=5_000_000) as u64);
+        if self.plan.drain_at.is_some_and(|at| self.step >= at) && self.draining.is_none() {
+            self.draining = Some(self.env.now.plus_ms(self.plan.limits.drain_timeout_ms));
+            self.peers_left = 0;
+        }
+        let first = self.random.within(0..=self.places.len() - 1);
+        for at in 0..self.places.len() {
+            let index = (first + at) % self.places.len();
+            if self.places[index].1.is_none() && self.peers_left > 0 && self.random.one_in(4) {
+                self.connect(index)?;
+            }
+            if let Some(link) = self.places[index].1.take() {
+                self.proceed(index, link)?;
+            }
+        }
+        while self.random.within(1..=self.plan.answer_every) == 1 && self.answer_one() {}
+        if self.random.one_in(2) {
+            self.deliver();
+        }
+        self.check_memory()
+    }
+
+    fn connect(&mut self, index: usize) -> Result<(), String> {
+        self.peers_left -= 1;
+        let number = self.plan.peers - self.peers_left;
+        let remote = Remote::random(number, &self.plan, &mut self.random);
+        let handed = Handed::default();
+        *lock(&self.service.next) = Arc::clone(&handed);
+        let key = ConnKey { index: index as u32, generation: self.places[index].0 };
+        let conn = Connection::new(Arc::clone(&self.service), Peer::Unix, key, self.env.now);
+        let conn = conn.map_err(|_| "the service refused, which it never does")?;
+        self.places[index].1 = Some(Link { conn, remote, handed, batch: None, eof_told: false });
+        Ok(())
+    }
+
+    /// A share of everything that can happen on one connection, and then what a shard does at the end of a turn.
+    fn proceed(&mut self, index: usize, mut link: Link) -> Result<(), String> {
+        link.remote.proceed(&mut self.random);
+        if link.remote.resets_at == Some(link.remote.written) && self.random.one_in(8) {
+            let reason = link.conn.finished().unwrap_or(CloseReason::Io);
+            return self.end(index, link, reason);
+        }
+        self.receive(&mut link)?;
+        self.send(&mut link);
+        if self.draining.is_some() {
+            link.conn.drain(&mut self.env);
+        }
+        if let Some(batch) = link.conn.take_batch(self.env.now)
+            && link.batch.replace(batch).is_some()
+        {
+            return Err(format!("peer {}: a second batch while one is being sent", link.remote.number));
+        }
+        if let Some(reason) = link.conn.finished() {
+            return self.end(index, link, reason);
+        }
+        if self.random.one_in(4)
+            && let Some(reason) = link.conn.tick(&mut self.env)
+        {
+            return self.end(index, link, reason);
+        }
+        if self.draining.is_some_and(|deadline| self.env.now >= deadline) {
+            let reason = link.conn.finished().unwrap_or(CloseReason::DrainTimeout);
+            return self.end(index, link, reason);
+        }
+        self.places[index].1 = Some(link);
+        Ok(())
+    }
+
+    fn receive(&mut self, link: &mut Link) -> Result<(), String> {
+        // An engine that was told to stop may have bytes under way.
+        while link.conn.wants_bytes(&self.env) || self.random.one_in(20) {
+            let there = link.remote.arrived - link.remote.received;
+            if there == 0 {
+                break;
+            }
+            let Some(mut slot) = self.env.pool.take() else {
+                self.report.starved += 1;
+                break;
+            };
+            let bytes = there.min(self.random.within(1..=slot.capacity()));
+            let from = link.remote.received;
+            slot.as_mut_slice()[..bytes].copy_from_slice(&link.remote.stream[from..from + bytes]);
+            link.remote.received += bytes;
+            let stalled = link.conn.queued_bytes() > self.plan.limits.out_queue_bytes_max;
+            let before = lock(&link.handed).len();
+            link.conn.receive(slot.freeze(bytes), &mut self.env);
+            if stalled && lock(&link.handed).len() > before {
+                return Err(format!("peer {} does not read, and was processed", link.remote.number));
+            }
+            if self.random.one_in(3) {
+                break;
+            }
+        }
+        let all = link.remote.received == link.remote.stream.len() && link.remote.resets_at.is_none();
+        if all && link.remote.half_closes && !link.eof_told && link.conn.wants_bytes(&self.env) {
+            link.eof_told = true;
+            link.conn.peer_closed(&mut self.env);
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, link: &mut Link) {
+        let Some(mut batch) = link.batch.take() else { return };
+        let remote = &mut link.remote;
+        let room = (remote.window - remote.unread).min(batch.len());
+        let bytes = if self.random.one_in(2) { room } else { self.random.within(0..=room) };
+        if bytes > 0 {
+            let mut slices = [&[][..]; 16];
+            let filled = batch.slices(&mut slices);
+            let front: Vec<u8> = slices[..filled].concat();
+            let bytes = bytes.min(front.len());
+            remote.taken.extend_from_slice(&front[..bytes]);
+            remote.unread += bytes;
+            self.report.trace = fold(self.report.trace, self.env.now.0, &front[..bytes]);
+            batch.advance(bytes, &mut self.env.spares);
+            let done = batch.is_empty();
+            link.conn.sent(bytes, done, &mut self.env);
+            if done {
+                batch.recycle(&mut self.env.spares);
+                return;
+            }
+        }
+        link.batch = Some(batch);
+    }
+
+    /// Any of the answers that are due, as from another thread.
+    fn answer_one(&mut self) -> bool {
+        let mut pending = lock(&self.service.pending);
+        if pending.is_empty() {
+            return false;
+        }
+        let at = self.random.within(0..=pending.len() - 1);
+        let answer = pending.swap_remove(at);
+        drop(pending);
+        answer.answer();
+        true
+    }
+
+    /// Carries the mail to whoever is in the place now; that it is the right one, the connection must see.
+    fn deliver(&mut self) {
+        for delivery in self.env.mailbox.take_deliveries() {
+            let place = self.places.get_mut(delivery.key().index as usize);
+            let delivered = place
+                .and_then(|(_, link)| link.as_mut())
+                .is_some_and(|link| link.conn.deliver(delivery, &mut self.env));
+            self.report.too_late += usize::from(!delivered);
+        }
+    }
+
+    fn check_memory(&self) -> Result<(), String> {
+        let limit = self.plan.limits.assembly_bytes_max + self.plan.slot_bytes as usize;
+        if self.env.assembly_bytes > limit {
+            return Err(format!("{} bytes of input are kept, limit {limit}", self.env.assembly_bytes));
+        }
+        let limit = self.plan.queued_bytes_max();
+        for link in self.places.iter().filter_map(|(_, link)| link.as_ref()) {
+            let queued = link.conn.queued_bytes();
+            if queued > limit {
+                return Err(format!("peer {}: {queued} bytes of replies wait, limit {limit}", link.remote.number));
+            }
+            if queued > self.plan.limits.out_queue_bytes_max && link.conn.wants_bytes(&self.env) {
+                return Err(format!("peer {} does not read, and would be read", link.remote.number));
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, index: usize, link: Link, reason: CloseReason) -> Result<(), String> {
+        let Link { conn, remote, handed, batch, .. } = link;
+        let sending = batch.is_some();
+        if let Some(batch) = batch {
+            batch.recycle(&mut self.env.spares);
+        }
+        conn.end(&mut self.env);
+        self.places[index].0 += 1;
+        let handed = lock(&handed);
+        let failed = |what: String| {
+            let (messages, received) = (handed.len(), remote.received);
+            format!("peer {} ({reason:?} after {received} bytes, {messages} messages): {what}", remote.number)
+        };
+        self.check_reason(&remote, &handed, reason, sending).map_err(failed)?;
+        let history = History {
+            framing: self.plan.framing,
+            order: self.plan.order,
+            peer: remote.number,
+            ideal: &remote.ideal,
+            handed: &handed,
+            taken: &remote.taken,
+            reason,
+        };
+        self.report.replies += check(&history).map_err(failed)?;
+        self.report.connections += 1;
+        self.report.messages += handed.len();
+        for (count, known) in self.report.ends.iter_mut().zip(CloseReason::ALL) {
+            *count += usize::from(known == reason);
+        }
+        Ok(())
+    }
+
+    /// Nobody is cut off for something that did not happen.
+    fn check_reason(
+        &self,
+        remote: &Remote,
+        handed: &[Vec<u8>],
+        reason: CloseReason,
+        sending: bool,
+    ) -> Result<(), String> {
+        let limits = &self.plan.limits;
+        let asked = |action| {
+            let mut requests = handed
+                .iter()
+                .filter_map(|message| Request::from_text(crate::ideal::payload(self.plan.framing, message)));
+            requests.any(|request| request.action == action)
+        };
+        let just = match reason {
+            CloseReason::Abandoned => asked(Action::Abandon),
+            CloseReason::Service => asked(Action::Close),
+            CloseReason::AssemblyTimeout => limits.assembly_timeout_ms < 1000,
+            CloseReason::IdleTimeout => limits.idle_timeout_ms > 0,
+            CloseReason::SendTimeout => limits.send_timeout_ms < 1000 && sending,
+            CloseReason::MemoryLimit => limits.assembly_bytes_max <= 20_000,
+            CloseReason::Io => remote.resets_at.is_some(),
+            CloseReason::DrainTimeout | CloseReason::Drained => self.draining.is_some(),
+            // Compared with the ideal, byte by byte.
+            _ => true,
+        };
+        if just { Ok(()) } else { Err("there was no reason to end it".into()) }
+    }
+
+    fn stuck(&self) -> String {
+        let links = self.places.iter().filter_map(|(_, link)| link.as_ref());
+        let states: Vec<_> = links
+            .map(|link| {
+                let Remote { number, received, stream, unread, window, .. } = &link.remote;
+                let (conn, wants) = (&link.conn, link.conn.wants_bytes(&self.env));
+                format!(
+                    "peer {number}: received {received} of {}, unread {unread} of {window}, queued {}, wants bytes: \
+                     {wants}, closing: {}",
+                    stream.len(),
+                    conn.queued_bytes(),
+                    conn.is_closing()
+                )
+            })
+            .collect();
+        format!("stuck: {}", states.join("; "))
+    }
+}
+
+fn fold(trace: u64, time: u64, bytes: &[u8]) -> u64 {
+    // FNV-1a: order and value of every byte count.
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    bytes.iter().fold(trace ^ time.rotate_left(17), |hash, byte| step(hash, *byte))
+}

@@ -1,0 +1,54 @@
+//! Thousands of worlds, none of which may go wrong. `KSF_SIM_SEED=17` runs that one alone; `KSF_SIM_COUNT` sets how
+//! many (they start at seed 0, so a pass is a pass everywhere).
+
+use ksf::CloseReason;
+use ksf_sim::{Report, simulate};
+
+const COUNT: u64 = 4000;
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name}={value} is no number")))
+}
+
+#[test]
+fn every_seed_agrees_with_the_ideal() {
+    if let Some(seed) = number("KSF_SIM_SEED") {
+        match simulate(seed) {
+            Ok(report) => println!("seed {seed}: {report:#?}"),
+            Err(failure) => panic!("{failure}"),
+        }
+        return;
+    }
+    let mut sum = Report::default();
+    for seed in 0..number("KSF_SIM_COUNT").unwrap_or(COUNT) {
+        let report = match simulate(seed) {
+            Ok(report) => report,
+            Err(failure) => panic!("{failure}\nreproduce: KSF_SIM_SEED={seed} cargo test -p ksf-sim --test seeds"),
+        };
+        sum.messages += report.messages;
+        sum.replies += report.replies;
+        sum.too_late += report.too_late;
+        sum.stalls += report.stalls;
+        sum.starved += report.starved;
+        for (total, one) in sum.ends.iter_mut().zip(report.ends) {
+            *total += one;
+        }
+    }
+    println!("{sum:#?}");
+    // A world in which nothing happens agrees with every ideal.
+    for (reason, count) in CloseReason::ALL.iter().zip(sum.ends) {
+        // No framing of today has a header without end.
+        assert!(count > 0 || *reason == CloseReason::EndlessHeader, "{reason:?} never ended a connection");
+    }
+    assert!(sum.messages > 10_000 && sum.replies > 10_000, "too little happened: {sum:?}");
+    assert!(sum.too_late > 100 && sum.stalls > 100 && sum.starved > 100, "too little went wrong: {sum:?}");
+}
+
+#[test]
+fn a_seed_is_a_complete_description() {
+    for seed in 0..20 {
+        assert_eq!(simulate(seed).unwrap(), simulate(seed).unwrap());
+    }
+    let traces: std::collections::HashSet<_> = (0..20).map(|seed| simulate(seed).unwrap().trace).collect();
+    assert!(traces.len() > 15, "different seeds give different runs");
+}
