@@ -30,6 +30,8 @@ struct FakeRpcbind {
     answers: Option<ReplyStatus>,
     /// Over UDP, the first reply to this procedure is lost.
     loses_reply_to: Option<u32>,
+    /// Over UDP, every reply comes twice.
+    repeats_replies: bool,
 }
 
 impl FakeRpcbind {
@@ -131,7 +133,9 @@ impl FakeRpcbind {
                 let procedure = Call::parse(&buffer[..len]).unwrap().procedure;
                 let reply = this.answer(&buffer[..len]);
                 if to_lose.take_if(|lost| *lost == procedure).is_none() {
-                    socket.send_to(&reply, peer).unwrap();
+                    for _ in 0..=usize::from(this.repeats_replies) {
+                        socket.send_to(&reply, peer).unwrap();
+                    }
                 }
             }
         });
@@ -273,6 +277,15 @@ fn a_lost_datagram_is_sent_again() {
         registration.remove().unwrap();
         assert_eq!(fake.rows(), [], "procedure {procedure}");
     }
+}
+
+#[test]
+fn a_reply_to_an_earlier_call_is_passed_by() {
+    let fake = FakeRpcbind { repeats_replies: true, ..FakeRpcbind::default() };
+    let registration = Registration::new(&[fake.on_udp()], two_entries()).unwrap();
+    assert_eq!(fake.rows(), [expected_row(100_003), expected_row(100_005)]);
+    registration.remove().unwrap();
+    assert_eq!(fake.rows(), []);
 }
 
 #[test]
