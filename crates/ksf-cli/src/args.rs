@@ -41,6 +41,7 @@ pub(crate) enum Command {
     Stat(StatArgs),
     Completions(CompletionArgs),
     Man(ManArgs),
+    Sdk(SdkArgs),
 }
 
 /// Echo server: every byte and every datagram goes back to its sender
@@ -195,6 +196,14 @@ pub(crate) struct ManArgs {
     /// Command whose page is printed [default: ksf itself]
     #[arg(conflicts_with = "dir")]
     pub(crate) command: Option<String>,
+}
+
+/// Write the headers a program for `ksf run` is compiled against
+#[derive(Debug, Args)]
+pub(crate) struct SdkArgs {
+    /// Folder to write ksf.bpf.h and its companions to
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) dir: PathBuf,
 }
 
 /// What moves the bytes, as asked for.

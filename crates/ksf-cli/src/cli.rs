@@ -58,6 +58,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             Some(folder) => manual::write_pages(folder),
             None => print(&mut out, &manual::page(args.command.as_deref())?),
         },
+        Command::Sdk(args) => write_sdk(&args.dir),
     };
     done.map(|()| ExitCode::SUCCESS)
 }
@@ -71,6 +72,15 @@ fn measured(tool: &str, result: Result<ksf_load::Outcome, ksf_load::LoadError>) 
             ExitCode::from(error.exit_code())
         }
     }
+}
+
+/// Writes the headers of the SDK, so that a program can be compiled without ksf's sources.
+fn write_sdk(folder: &Path) -> Result<(), Failure> {
+    let write = || -> io::Result<()> {
+        std::fs::create_dir_all(folder)?;
+        ksf_kernel::SDK.iter().try_for_each(|(name, text)| std::fs::write(folder.join(name), text))
+    };
+    write().map_err(|error| Failure::os(format!("cannot write the headers to {}", folder.display()), &error))
 }
 
 /// Writes to standard output. A reader that has seen enough (`ksf doctor | head`) is no error.

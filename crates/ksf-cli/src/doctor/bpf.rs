@@ -8,9 +8,12 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
 
+use ksf_kernel::KernelError;
+
 use super::machine::{Machine, SETCAP};
 use super::sys_bpf::{self as bpf, MapSpec, insn};
 use super::verdict::{Lack, Probe, Verdict};
+use crate::exit::one_line;
 
 const NET_ADMIN: u32 = 12;
 const PERFMON: u32 = 38;
@@ -49,6 +52,12 @@ pub(crate) const PROBES: &[Probe] = &[
         title: "a program sees UDP packets before the stack, in a private namespace",
         fallback: UDP_USER_SPACE,
         run: xdp_generic,
+    },
+    Probe {
+        name: "bpf_self_test",
+        title: "the kernel half does what it relies on: odd sizes, slow readers, half-close",
+        fallback: USER_SPACE,
+        run: self_test,
     },
 ];
 
@@ -190,6 +199,19 @@ fn syscall_program(machine: &Machine) -> Verdict {
         Ok(42) => Verdict::works("a program ran and returned its value (kernel 5.14)"),
         Ok(other) => Verdict::unknown(format!("the program returned {other} instead of 42")),
         Err(error) => machine.bpf_fails(&error, &[BPF, PERFMON]),
+    }
+}
+
+fn self_test(_: &Machine) -> Verdict {
+    match ksf_kernel::self_test() {
+        Ok(()) => Verdict::works("passed"),
+        Err(KernelError::NotPermitted { action, cause, .. }) => {
+            Verdict::fails(format!("not permitted to {action}: {cause}"), SETCAP)
+        }
+        Err(error @ KernelError::SelfTest { .. }) => {
+            Verdict::fails(error.to_string(), "boot another kernel, and please report this")
+        }
+        Err(error) => Verdict::fails(one_line(&error.to_string()), "boot Linux 6.1 or later"),
     }
 }
 

@@ -16,7 +16,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-pub(crate) use machine::Machine;
+pub(crate) use machine::{Machine, SETCAP};
 pub(crate) use verdict::{Probe, Verdict};
 
 /// Schema name of the JSON form; the number goes up when a field changes its meaning or goes.
@@ -40,6 +40,7 @@ const KERNEL_NEEDS: &[&str] = &[
     "bpf_sk_storage",
     "bpf_mmap_array",
     "bpf_redirect",
+    "bpf_self_test",
 ];
 const XDP_NEEDS: &[&str] = &["cap_bpf", "cap_net_admin", "bpf_syscall", "xdp_generic"];
 
@@ -119,11 +120,6 @@ pub(crate) fn uring_obstacle() -> Option<Obstacle> {
 /// The first obstacle to the engine `kernel`.
 pub(crate) fn kernel_obstacle() -> Option<Obstacle> {
     obstacle(KERNEL_NEEDS)
-}
-
-/// The first obstacle to answering UDP by XDP. The attachment itself is tried by the server.
-pub(crate) fn xdp_obstacle() -> Option<Obstacle> {
-    obstacle(&["cap_bpf", "cap_net_admin", "bpf_syscall"])
 }
 
 fn obstacle(needs: &[&str]) -> Option<Obstacle> {

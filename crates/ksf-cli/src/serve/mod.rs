@@ -1,6 +1,7 @@
 //! The commands that serve: start the services, then wait for signals.
 
 mod kernel;
+mod object;
 mod plan;
 mod running;
 
@@ -85,7 +86,7 @@ fn run(plans: Vec<Plan>, stats_args: &StatsArgs, loudness: Loudness) -> Result<E
     let lacks = Obstacles::look();
     let mut started = Vec::new();
     for plan in plans {
-        started.push(running::start(plan, &lacks)?);
+        started.push(running::start(plan, &lacks, loudness.verbose > 0)?);
     }
     let lines = |of: fn(&Running) -> &[String]| -> Vec<String> {
         started.iter().flat_map(|service| of(service).iter().cloned()).collect()

@@ -3,19 +3,23 @@
 use std::io;
 use std::sync::Arc;
 
+use ksf::assist::Assist;
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
-use ksf::server::{Builder, Server};
+use ksf::server::{Builder, ListenerInfo, Server};
 use ksf::{Error, Service};
+use ksf_kernel::KernelError;
 use ksf_services::echo::Echo;
 use ksf_services::rpc::RpcService;
 use ksf_services::rpc::rpcbind::{self, Endpoint, Registration};
 
 use super::kernel::{self, Half};
-use super::plan::{LimitSource, Plan, Sockets, What};
-use crate::engine::{self, Obstacles};
-use crate::exit::{Failure, Status};
+use super::object::ObjectService;
+use super::plan::{LimitSource, Plan, Sockets, What, Xdp};
+use crate::args::EngineWish;
+use crate::engine::{self, Choice, Obstacles};
+use crate::exit::{Failure, Status, say};
 use crate::stats::{ServiceSnapshot, Value};
 
 /// A service that runs.
@@ -27,48 +31,56 @@ pub(crate) struct Running {
     pub(crate) notes: Vec<String>,
     engine: &'static str,
     limits: Limits,
+    /// What the service itself can take, whatever the limit says.
+    message_bytes_max: usize,
     source: LimitSource,
     registration: Option<Registration>,
-    // Before `half`: the server's connections use the programs until they are closed.
     server: Server,
     half: Option<Half>,
 }
 
 /// Starts a service on the best engine that works, or on the one that was asked for.
-pub(crate) fn start(plan: Plan, lacks: &Obstacles) -> Result<Running, Failure> {
+pub(crate) fn start(plan: Plan, lacks: &Obstacles, verbose: bool) -> Result<Running, Failure> {
     let mut choice = engine::choose(plan.engine, lacks)?;
-    let limits = plan.limits.read()?;
-    let mut half = None;
-    if choice.kernel {
-        match kernel::load(&plan) {
-            Ok(loaded) => half = Some(loaded),
-            Err(obstacle) if plan.engine == crate::args::EngineWish::Kernel => {
-                return Err(engine::impossible("kernel", &obstacle));
-            }
-            Err(obstacle) => {
-                choice.kernel = false;
-                choice.notes.push(engine::not_taken(choice.base.name(), "kernel", &obstacle));
-            }
-        }
-    }
-    let builder = Server::builder().engine(choice.base).cpus(plan.cpus.clone()).limits(limits.clone());
-    let server = match &plan.what {
-        What::Echo => build(builder, plan.sockets, Arc::new(Echo), half.as_ref()),
-        What::Rpc { table, .. } => {
+    let mut limits = plan.limits.read()?;
+    let mut message_bytes_max = usize::MAX;
+    let cpus = ksf::cpus::choose(plan.cpus.as_deref()).map_err(|error| explain(error, choice.base))?;
+    let mut half = load(&plan, &mut choice, &limits, cpus.len(), verbose)?;
+    // A program that was loaded only to be run from user space stays out of the way of sockets.
+    let assist = half.as_ref().filter(|_| choice.kernel).map(Half::assist);
+    let builder =
+        |limits: &Limits| Server::builder().engine(choice.base).cpus(Some(cpus.clone())).limits(limits.clone());
+    let builder = match (&plan.what, &half) {
+        (What::Echo, _) => build(builder(&limits), plan.sockets, Arc::new(Echo), assist),
+        (What::Rpc { table, .. }, _) => {
             let service = Arc::new(RpcService::new(plan.name.as_str(), table.clone()));
-            build(builder, plan.sockets, service, half.as_ref())
+            build(builder(&limits), plan.sockets, service, assist)
         }
-        What::Object(path) => return Err(Failure::new(Status::Internal, format!("stand-in {}", path.display()))),
+        (What::Object(_), Some(half)) => {
+            message_bytes_max = half.service.message_bytes_max();
+            limits.message_bytes_max = limits.message_bytes_max.min(message_bytes_max);
+            let service = ObjectService::new(&half.service, cpus.len()).map_err(|e| kernel::object_failure(&e))?;
+            build(builder(&limits), plan.sockets, Arc::new(service), assist)
+        }
+        (What::Object(path), None) => {
+            let what = format!("the program {} was not loaded", path.display());
+            return Err(Failure::new(Status::Internal, what));
+        }
+    };
+    let server = builder.start().map_err(|error| explain(error, choice.base))?;
+    if choice.kernel
+        && let Some(half) = &mut half
+    {
+        attach_udp(half, &plan.xdp, &server, &mut choice, plan.engine)?;
     }
-    .start()
-    .map_err(|error| explain(error, choice.base))?;
     let registration = register(&plan.what, &server)?;
     Ok(Running {
-        ready: ready_lines(&plan.name, &server, choice.base),
+        ready: ready_lines(&plan.name, &server, choice.base, half.as_ref()),
         notes: choice.notes.iter().map(|note| format!("{}: {note}", plan.name)).collect(),
         engine: choice.name(),
         name: plan.name,
         limits,
+        message_bytes_max,
         source: plan.limits,
         registration,
         server,
@@ -76,13 +88,76 @@ pub(crate) fn start(plan: Plan, lacks: &Obstacles) -> Result<Running, Failure> {
     })
 }
 
-fn build<S: Service>(mut builder: Builder, sockets: Sockets, service: Arc<S>, half: Option<&Half>) -> Builder {
-    let assist = || half.and_then(|half| half.assist.clone());
+/// Loads the kernel half if the choice wants one, or if the service is nothing without it.
+fn load(
+    plan: &Plan,
+    choice: &mut Choice,
+    limits: &Limits,
+    shards: usize,
+    verbose: bool,
+) -> Result<Option<Half>, Failure> {
+    let is_object = matches!(plan.what, What::Object(_));
+    if !choice.kernel && !is_object {
+        return Ok(None);
+    }
+    match Half::load(plan, limits, shards) {
+        Ok(half) => Ok(Some(half)),
+        Err(error) => {
+            if let (KernelError::Verifier { log, .. }, true) = (&error, verbose) {
+                say(&log);
+            }
+            if is_object {
+                return Err(kernel::object_failure(&error));
+            }
+            let obstacle = kernel::obstacle(&error);
+            if plan.engine == EngineWish::Kernel {
+                return Err(engine::impossible("kernel", &obstacle));
+            }
+            choice.kernel = false;
+            choice.notes.push(engine::not_taken(choice.base.name(), "kernel", &obstacle));
+            Ok(None)
+        }
+    }
+}
+
+/// Puts XDP in front of UDP. Failing is an error if the interface or the kernel engine was asked for by name.
+fn attach_udp(
+    half: &mut Half,
+    wish: &Xdp,
+    server: &Server,
+    choice: &mut Choice,
+    engine: EngineWish,
+) -> Result<(), Failure> {
+    let addresses: Vec<ListenAddr> = server.listeners().iter().map(|listener| listener.addr.clone()).collect();
+    match half.attach_udp(wish, &addresses) {
+        Ok(notes) => choice.notes.extend(notes),
+        Err(error) => {
+            let obstacle = kernel::obstacle(&error);
+            if engine == EngineWish::Kernel || matches!(wish, Xdp::On(_)) {
+                let status = if obstacle.rights { Status::NoPermission } else { Status::Unavailable };
+                let what = format!("UDP cannot be answered by XDP: {}", obstacle.cause);
+                return Err(Failure::new(status, what).remedy(obstacle.remedy));
+            }
+            let base = choice.base.name();
+            choice
+                .notes
+                .push(format!("UDP on {base} instead of XDP: {}; to get it: {}", obstacle.cause, obstacle.remedy));
+        }
+    }
+    Ok(())
+}
+
+fn build<S: Service>(
+    mut builder: Builder,
+    sockets: Sockets,
+    service: Arc<S>,
+    assist: Option<Arc<dyn Assist>>,
+) -> Builder {
     for address in sockets.addresses {
-        builder = builder.listen(address, Arc::clone(&service), assist());
+        builder = builder.listen(address, Arc::clone(&service), assist.clone());
     }
     for passed in sockets.passed {
-        builder = builder.inherit(passed.socket, Arc::clone(&service), assist());
+        builder = builder.inherit(passed.socket, Arc::clone(&service), assist.clone());
     }
     builder
 }
@@ -90,7 +165,8 @@ fn build<S: Service>(mut builder: Builder, sockets: Sockets, service: Arc<S>, ha
 impl Running {
     /// Reads the limits again and puts them in force. On an error the old ones stay.
     pub(crate) fn reload(&mut self) -> Result<(), Failure> {
-        let limits = self.source.read()?;
+        let mut limits = self.source.read()?;
+        limits.message_bytes_max = limits.message_bytes_max.min(self.message_bytes_max);
         self.server.set_limits(&limits);
         self.limits = limits;
         Ok(())
@@ -115,6 +191,7 @@ impl Running {
     pub(crate) fn drain(self) -> io::Result<()> {
         // Clients must not be sent here any more.
         drop(self.registration);
+        // XDP goes with `half`, which is kept for the connections that are under its programs until they are closed.
         let result = self.server.drain();
         drop(self.half);
         result
@@ -134,7 +211,12 @@ impl Running {
             listeners: server.listeners().iter().map(|listener| listener.addr.to_string()).collect(),
             limits: named(crate::limits::list(&self.limits)),
             counters: counters.iter().map(|c| Value::new(c.name, c.help, c.value)).collect(),
-            kernel: named(server.assist_counters()),
+            kernel: self
+                .half
+                .iter()
+                .flat_map(|half| half.service.counters())
+                .map(|c| Value::new(c.name, c.help, c.value))
+                .collect(),
             own: named(own_counters(server)),
         }
     }
@@ -146,10 +228,15 @@ fn own_counters(server: &Server) -> Vec<(&'static str, u64)> {
 }
 
 /// One line per listener.
-fn ready_lines(name: &str, server: &Server, base: EngineKind) -> Vec<String> {
+fn ready_lines(name: &str, server: &Server, base: EngineKind, half: Option<&Half>) -> Vec<String> {
     let shards = server.cpus().len();
-    let line = |listener: &ksf::server::ListenerInfo| {
-        let engine = if listener.assisted { "kernel" } else { base.name() };
+    let xdp = half.map(Half::xdp).unwrap_or_default();
+    let line = |listener: &ListenerInfo| {
+        let engine = match &listener.addr {
+            ListenAddr::Udp(_) if !xdp.is_empty() => format!("kernel xdp={xdp}"),
+            _ if listener.assisted => "kernel".to_owned(),
+            _ => base.name().to_owned(),
+        };
         format!("{name} {} engine={engine} shards={shards} ready", listener.addr)
     };
     server.listeners().iter().map(line).collect()

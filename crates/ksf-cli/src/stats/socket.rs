@@ -34,6 +34,8 @@ pub(crate) fn folders() -> Vec<PathBuf> {
 #[derive(Debug)]
 pub(crate) struct StatsSocket {
     path: PathBuf,
+    /// The folder, if it was made for this socket.
+    made_folder: Option<PathBuf>,
 }
 
 impl StatsSocket {
@@ -48,8 +50,8 @@ impl StatsSocket {
         let mut last_error = None;
         for path in candidates {
             match listen(&path) {
-                Ok(listener) => {
-                    let socket = StatsSocket { path };
+                Ok((listener, made_folder)) => {
+                    let socket = StatsSocket { path, made_folder };
                     thread::Builder::new()
                         .name("ksf-stats".into())
                         .spawn(move || serve(&listener, &source))
@@ -75,6 +77,10 @@ impl Drop for StatsSocket {
     fn drop(&mut self) {
         // Somebody may have removed it already.
         let _ = fs::remove_file(&self.path);
+        if let Some(folder) = &self.made_folder {
+            // Fails, and should, while another server has a socket there.
+            let _ = fs::remove_dir(folder);
+        }
     }
 }
 
@@ -92,16 +98,15 @@ fn refused(path: &Path, error: &io::Error) -> Failure {
     Failure::new(status, what).remedy(remedy)
 }
 
-fn listen(path: &Path) -> io::Result<UnixListener> {
-    if let Some(folder) = path.parent() {
-        // Only the last part: /run/ksf may be made, a misspelt path may not.
+/// Listens at `path`; also the folder, if it had to be made.
+fn listen(path: &Path) -> io::Result<(UnixListener, Option<PathBuf>)> {
+    // Only the last part: /run/ksf may be made, a misspelt path may not.
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.exists());
+    if let Some(folder) = folder {
         match fs::create_dir(folder) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                if !folder.is_dir() && !folder.as_os_str().is_empty() {
-                    return Err(error);
-                }
-            }
-            _ => {}
+            // Another server that starts now was first.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            result => result?,
         }
     }
     // A dead server may have left its socket behind; a live one answers.
@@ -110,7 +115,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     }
     let listener = UnixListener::bind(path)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
+    Ok((listener, folder.map(Path::to_owned)))
 }
 
 fn serve(listener: &UnixListener, source: &Source) {
@@ -173,6 +178,9 @@ mod tests {
         assert_eq!(second.status, Status::Unavailable);
         drop(socket);
         assert!(!path.exists());
+        let nested = folder.join("made").join("x.sock");
+        drop(StatsSocket::open(Some(&nested), Arc::new(example)).unwrap());
+        assert!(!folder.join("made").exists());
         fs::remove_dir_all(&folder).unwrap();
     }
 

@@ -1,0 +1,193 @@
+//! The kernel engine behind the command line, each test in a network namespace of its own. Needs root.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{TcpStream, UdpSocket};
+use std::process::Command;
+
+use rustix::process::Signal;
+use support::{Folder, PATIENCE, Server, ksf, root_or_skip, run, stderr, stdout, until, value};
+
+/// Moves this test's thread, and so every process it starts, to a new network namespace. False: no root, skip.
+fn private_network() -> bool {
+    if !root_or_skip("network namespace, eBPF") {
+        return false;
+    }
+    // SAFETY: CLONE_NEWNET changes only which namespace this thread's new sockets belong to.
+    assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "{}", std::io::Error::last_os_error());
+    let status = Command::new("ip").args(["link", "set", "lo", "up"]).status().expect("ip starts");
+    assert!(status.success());
+    true
+}
+
+fn tcp_echo(address: std::net::SocketAddr, message: &[u8]) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    for _ in 0..20 {
+        stream.write_all(message).unwrap();
+        let mut back = vec![0; message.len()];
+        stream.read_exact(&mut back).unwrap();
+        assert_eq!(back, message);
+    }
+}
+
+fn udp_echo(address: std::net::SocketAddr, message: &[u8]) {
+    let socket = UdpSocket::bind((address.ip(), 0)).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.connect(address).unwrap();
+    let mut back = [0; 2048];
+    for _ in 0..20 {
+        socket.send(message).unwrap();
+        let length = socket.recv(&mut back).unwrap();
+        assert_eq!(&back[..length], message);
+    }
+}
+
+fn xdp_on_lo() -> bool {
+    let links = Command::new("ip").args(["-d", "link", "show", "dev", "lo"]).output().unwrap();
+    assert!(links.status.success());
+    stdout(&links).contains("xdp")
+}
+
+#[test]
+fn auto_takes_the_kernel_for_tcp_and_xdp_for_udp() {
+    if !private_network() {
+        return;
+    }
+    let server = Server::start(&["kecho", "--listen", "127.0.0.1:0", "--listen", "[::1]:0"], 4);
+    for line in server.seen() {
+        assert!(line.contains("engine=kernel"), "{line}");
+        assert_eq!(line.contains(" udp "), line.contains("xdp=lo:generic"), "{line}");
+    }
+    for family in [" 127.0.0.1:", " [::1]:"] {
+        // While user space owes a reply the kernel does not answer, so a quick peer may be served there for a while.
+        let answered = || value(&server.stat()["services"][0]["kernel"], "segments_answered");
+        let before = answered();
+        until("the kernel answers", || {
+            tcp_echo(server.address(&format!("tcp{family}")), b"over tcp");
+            answered() > before
+        });
+        udp_echo(server.address(&format!("udp{family}")), b"over udp");
+    }
+    let service = &server.stat()["services"][0];
+    assert_eq!(service["engine"], "kernel");
+    assert_eq!(value(&service["kernel"], "xdp_answered"), 40, "{service}");
+    assert_eq!(value(&service["counters"], "datagrams_in"), 0, "XDP left datagrams to user space: {service}");
+    assert!(xdp_on_lo());
+    server.stop();
+    assert!(!xdp_on_lo(), "XDP is left behind");
+}
+
+#[test]
+fn a_killed_server_leaves_nothing_on_the_interface() {
+    if !private_network() {
+        return;
+    }
+    let mut server = Server::start(&["krpc2", "--engine", "kernel", "--listen", "127.0.0.1:0"], 2);
+    let _open = TcpStream::connect(server.address(" tcp ")).unwrap();
+    assert!(xdp_on_lo());
+    server.signal(Signal::KILL);
+    assert_eq!(server.wait().code(), None);
+    // The kernel closes the link when it has closed the process's descriptors, which may be after the wait.
+    until("XDP is gone", || !xdp_on_lo());
+}
+
+#[test]
+fn without_xdp_udp_is_answered_in_user_space() {
+    if !private_network() {
+        return;
+    }
+    let server = Server::start(&["kecho", "--engine", "kernel", "--no-xdp", "--listen", "udp:127.0.0.1:0"], 1);
+    assert!(!server.seen()[0].contains("engine=kernel"), "{:?}", server.seen());
+    udp_echo(server.address(" udp "), b"user space");
+    assert!(!xdp_on_lo());
+    server.stop();
+}
+
+#[test]
+fn a_busy_or_missing_interface_is_named() {
+    if !private_network() {
+        return;
+    }
+    let first = Server::start(&["kecho", "--engine", "kernel", "--listen", "udp:127.0.0.1:0"], 1);
+    let output = run(&["krpc2", "--engine", "kernel", "--listen", "udp:127.0.0.1:0"]);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(69), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(text.contains("interface lo already runs") && text.contains("--no-xdp"), "{text}");
+    // With `auto` it is a fallback that is said, not an error.
+    let mut second = Server::start(&["krpc2", "--listen", "udp:127.0.0.1:0"], 1);
+    second.line_with("instead of XDP: interface lo already runs");
+    second.stop();
+    first.stop();
+    let output = run(&["kecho", "--xdp", "none0", "--listen", "udp:127.0.0.1:0"]);
+    assert_eq!(output.status.code(), Some(69), "{}", stderr(&output));
+    assert!(stderr(&output).contains("none0"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_program_of_ones_own_is_served_in_the_kernel_and_in_user_space() {
+    if !private_network() {
+        return;
+    }
+    let folder = Folder::new();
+    let sdk = folder.path("sdk");
+    assert!(ksf().args(["sdk", "--dir"]).arg(&sdk).status().unwrap().success());
+    let source = folder.write(
+        "ping.bpf.c",
+        r#"
+        #include "ksf.bpf.h"
+        KSF_SERVICE(ping, KSF_DELIMITER("\r\n"))
+        {
+                if (ksf_len(m) != 4 || ksf_msg_u32(m, 0) != 0x50494e47)
+                        return KSF_PASS;
+                ksf_put_text(m, "PONG");
+                return KSF_REPLY;
+        }
+        "#,
+    );
+    let object = folder.path("ping.bpf.o");
+    let mut compile = Command::new("clang");
+    compile.args(["-O2", "-g", "-target", "bpf", "-mcpu=v3", "-I"]).arg(&sdk);
+    compile.arg("-c").arg(&source).arg("-o").arg(&object);
+    let clang = compile.output().expect("clang starts");
+    assert!(clang.status.success(), "{}", stderr(&clang));
+    let object = object.to_str().unwrap();
+    for engine in ["kernel", "uring", "epoll"] {
+        let server = Server::start(&["run", object, "--engine", engine, "--listen", "127.0.0.1:0"], 2);
+        let mut stream = TcpStream::connect(server.address(" tcp ")).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        for _ in 0..20 {
+            stream.write_all(b"PING\r\nPING\r\n").unwrap();
+            let mut back = [0; 12];
+            stream.read_exact(&mut back).unwrap();
+            assert_eq!(&back, b"PONG\r\nPONG\r\n", "{engine}");
+        }
+        let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+        udp.set_read_timeout(Some(PATIENCE)).unwrap();
+        udp.send_to(b"PING", server.address(" udp ")).unwrap();
+        let mut back = [0; 16];
+        let length = udp.recv(&mut back).unwrap();
+        assert_eq!(&back[..length], b"PONG", "{engine}");
+        // What the program does not answer nobody does: the connection ends, and that is counted.
+        stream.write_all(b"WHAT\r\n").unwrap();
+        assert_eq!(stream.read(&mut back).unwrap_or(0), 0, "{engine}");
+        until("the pass is counted", || value(&server.stat()["services"][0]["own"], "program_passed") == 1);
+        server.stop();
+    }
+}
+
+#[test]
+fn an_object_that_is_none_is_refused() {
+    if !private_network() {
+        return;
+    }
+    let folder = Folder::new();
+    let path = folder.write("text.bpf.o", "this is no object");
+    let output = run(&["run", path.to_str().unwrap(), "--listen", "127.0.0.1:0"]);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(65), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(text.contains("text.bpf.o"), "{text}");
+}
