@@ -26,6 +26,8 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 /// What one thread did in one run.
 #[derive(Debug, Clone)]
 pub(crate) struct ThreadResult {
+    /// From 0.
+    pub(crate) index: usize,
     pub(crate) cpu: Option<usize>,
     pub(crate) peer: Endpoint,
     pub(crate) record: Record,
@@ -122,7 +124,7 @@ pub(crate) fn run_once<F: Factory>(
                 }),
             }
         }
-        threads.sort_by_key(|result| result.start_ns);
+        threads.sort_by_key(|result| result.index);
         Ok(RunResult { number, started_unix_s, threads })
     })
 }
@@ -269,6 +271,7 @@ impl<F: Factory> Job<'_, F> {
             }
         }
         Ok(ThreadResult {
+            index: self.thread,
             cpu: self.cpu,
             peer: socket.peer.clone(),
             dropped: socket.dropped_datagrams().unwrap_or(0),

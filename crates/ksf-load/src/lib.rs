@@ -36,6 +36,7 @@ mod record;
 pub mod report;
 mod rpc;
 pub mod rpctest;
+mod session;
 mod stats;
 mod table;
 mod target;

@@ -188,6 +188,7 @@ pub(crate) mod tests {
         }
         record.replies_per_receive_max = 1;
         ThreadResult {
+            index: 0,
             cpu: Some(0),
             peer: Endpoint::Inet("127.0.0.1:62049".parse().unwrap()),
             record,

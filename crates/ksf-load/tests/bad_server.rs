@@ -299,3 +299,20 @@ fn nobody_there_is_unavailable() {
     assert_eq!(run_rpctest("unix:/no/such/socket").code, 69);
     assert_eq!(run_rpctest("no-such-host.invalid").code, 68);
 }
+
+#[test]
+fn a_server_that_goes_away_between_iterations_leaves_a_report() {
+    // One connection is served, then nobody listens any more.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        drop(listener);
+        good_echo(stream)
+    });
+    let ran = run_echotest(&format!("{server} -c 20 -i 3"));
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    assert_eq!((ran.report().total.runs, ran.report().total.messages), (1, 20));
+    assert!(ran.stderr.contains("run 2: cannot connect"), "{}", ran.stderr);
+    assert_eq!(ran.stdout.lines().count(), 2, "the header and the first run");
+}

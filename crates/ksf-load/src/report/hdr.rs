@@ -1,6 +1,6 @@
 //! HdrHistogram files: `.hgrm` percentiles as text, or an interval log (V2, compressed) with one line per run.
 //!
-//! Values are recorded in nanoseconds. The interval log keeps them so; the text shows microseconds.
+//! The interval log is in nanoseconds, the text in microseconds.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -13,14 +13,6 @@ use crate::record::Latencies;
 
 /// Reporting levels per halving of the distance to 100 %, as HdrHistogram's own tools use.
 const TICKS_PER_HALF: u32 = 5;
-
-/// One run's distribution.
-#[derive(Debug, Clone)]
-pub(crate) struct Interval {
-    pub(crate) started_unix_s: f64,
-    pub(crate) wall_s: f64,
-    pub(crate) latencies: Latencies,
-}
 
 /// Whether the name asks for text.
 pub(crate) fn is_text(path: &Path) -> bool {
@@ -56,30 +48,41 @@ pub(crate) fn write_text(out: &mut impl Write, latencies: &Latencies) -> io::Res
     )
 }
 
-/// An interval log with one compressed histogram per run.
-pub(crate) fn write_log(out: &mut impl Write, comment: &str, runs: &[Interval]) -> io::Result<()> {
-    let mut serializer = V2DeflateSerializer::new();
-    let started = runs.first().map_or(0.0, |run| run.started_unix_s);
-    let mut log = IntervalLogWriterBuilder::new()
-        .add_comment(comment)
-        .add_comment("values are nanoseconds; the column Interval_Max is in microseconds")
-        .with_start_time(UNIX_EPOCH + Duration::from_secs_f64(started))
-        .with_max_value_divisor(1e3)
-        .begin_log_with(out, &mut serializer)?;
-    for run in runs {
-        let seconds = |s: f64| Duration::try_from_secs_f64(s).unwrap_or_default();
-        log.write_histogram(
-            &run.latencies.histogram,
-            seconds(run.started_unix_s),
-            seconds(run.wall_s),
-            None::<Tag<'_>>,
-        )
-        .map_err(|error| match error {
-            IntervalLogWriterError::IoError(error) => error,
-            other => io::Error::other(format!("{other:?}")),
-        })?;
+/// An interval log that grows by one line per run, so that an endless measurement neither keeps its runs in memory
+/// nor loses them when it is killed.
+pub(crate) struct IntervalLog<W> {
+    out: W,
+    serializer: V2DeflateSerializer,
+}
+
+impl<W: Write> IntervalLog<W> {
+    /// Writes the head of the log.
+    pub(crate) fn new(mut out: W, title: &str, started_unix_s: f64) -> io::Result<IntervalLog<W>> {
+        let mut serializer = V2DeflateSerializer::new();
+        IntervalLogWriterBuilder::new()
+            .add_comment(title)
+            .add_comment("values and Interval_Max are nanoseconds")
+            .with_start_time(UNIX_EPOCH + seconds(started_unix_s))
+            .begin_log_with(&mut out, &mut serializer)?;
+        out.flush()?;
+        Ok(IntervalLog { out, serializer })
     }
-    Ok(())
+
+    /// Adds a run.
+    pub(crate) fn add(&mut self, started_unix_s: f64, wall_s: f64, latencies: &Latencies) -> io::Result<()> {
+        IntervalLogWriterBuilder::new()
+            .begin_log_with(&mut self.out, &mut self.serializer)?
+            .write_histogram(&latencies.histogram, seconds(started_unix_s), seconds(wall_s), None::<Tag<'_>>)
+            .map_err(|error| match error {
+                IntervalLogWriterError::IoError(error) => error,
+                other => io::Error::other(other.to_string()),
+            })?;
+        self.out.flush()
+    }
+}
+
+fn seconds(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -118,9 +121,11 @@ mod tests {
 
     #[test]
     fn the_log_reads_back() {
-        let run = |at: f64| Interval { started_unix_s: at, wall_s: 2.5, latencies: latencies() };
         let mut out = Vec::new();
-        write_log(&mut out, "rpctest localhost", &[run(1000.0), run(1003.0)]).unwrap();
+        let mut log = IntervalLog::new(&mut out, "rpctest localhost", 1000.0).unwrap();
+        log.add(1000.0, 2.5, &latencies()).unwrap();
+        log.add(1003.0, 2.5, &latencies()).unwrap();
+        assert!(String::from_utf8(out.clone()).unwrap().starts_with("#rpctest localhost\n"));
         let mut intervals = Vec::new();
         for entry in IntervalLogIterator::new(&out) {
             if let LogEntry::Interval(interval) = entry.unwrap() {
@@ -130,7 +135,7 @@ mod tests {
         assert_eq!(intervals.len(), 2);
         assert_eq!(intervals[1].start_timestamp().as_secs(), 1003);
         assert_eq!(intervals[1].duration().as_millis(), 2500);
-        assert!((intervals[0].max() - 1000.0).abs() < 1.0);
+        assert!((intervals[0].max() / 1e6 - 1.0).abs() < 1e-3);
         // Decode the histogram of the second line and compare it with what went in.
         let bytes = decode_base64(intervals[1].encoded_histogram());
         let back: hdrhistogram::Histogram<u64> = Deserializer::new().deserialize(&mut &bytes[..]).unwrap();
