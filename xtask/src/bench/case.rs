@@ -92,6 +92,8 @@ pub(crate) enum Metric {
     OtherCpuUs,
     /// The sum of the two above: what an answer costs outside of its client.
     TotalCpuUs,
+    /// All CPU time of the machine, the client's included, per message.
+    MachineCpuUs,
     /// System calls of the server, per message.
     Syscalls,
     /// Anonymous memory of the server's process per idle connection.
@@ -101,13 +103,14 @@ pub(crate) enum Metric {
 }
 
 impl Metric {
-    pub(crate) const ALL: [Metric; 9] = [
+    pub(crate) const ALL: [Metric; 10] = [
         Metric::RttP50Us,
         Metric::RttP99Us,
         Metric::MessagesPerS,
         Metric::ServerCpuUs,
         Metric::OtherCpuUs,
         Metric::TotalCpuUs,
+        Metric::MachineCpuUs,
         Metric::Syscalls,
         Metric::IdleBytes,
         Metric::IdleRttRatio,
@@ -122,6 +125,7 @@ impl Metric {
             Metric::ServerCpuUs => "server CPU us/msg",
             Metric::OtherCpuUs => "other CPU us/msg",
             Metric::TotalCpuUs => "total CPU us/msg",
+            Metric::MachineCpuUs => "machine CPU us/msg",
             Metric::Syscalls => "system calls/msg",
             Metric::IdleBytes => "bytes/idle conn.",
             Metric::IdleRttRatio => "round trip, idle/none",
@@ -135,7 +139,7 @@ impl Metric {
             Metric::MessagesPerS if value >= 1e4 => format!("{:.0} k", value / 1e3),
             Metric::MessagesPerS | Metric::IdleBytes => format!("{value:.0}"),
             Metric::RttP50Us | Metric::RttP99Us if value >= 100.0 => format!("{value:.0}"),
-            Metric::Syscalls | Metric::ServerCpuUs | Metric::OtherCpuUs | Metric::TotalCpuUs => {
+            Metric::ServerCpuUs | Metric::OtherCpuUs | Metric::TotalCpuUs | Metric::MachineCpuUs | Metric::Syscalls => {
                 format!("{value:.3}")
             }
             _ => format!("{value:.2}"),

@@ -91,6 +91,7 @@ impl Meter<'_> {
         metrics.insert(Metric::ServerCpuUs, per_message(cpu.process));
         metrics.insert(Metric::OtherCpuUs, per_message(cpu.other()));
         metrics.insert(Metric::TotalCpuUs, per_message(cpu.process + cpu.other()));
+        metrics.insert(Metric::MachineCpuUs, per_message(cpu.machine));
         Ok(())
     }
 

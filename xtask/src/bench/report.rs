@@ -26,7 +26,8 @@ const NOTES: &[&str] = &[
     "Server CPU is the time of the server's process. Other CPU is all the machine's time that is \
      neither the server's nor the client's: the kernel engine's work queues, softirq, and whatever \
      else ran. Total is the sum. On loopback the receive path of the server, and with it the \
-     kernel engine's program, mostly runs within the client's send and is charged to the client.",
+     kernel engine's program, mostly runs within the client's send and is charged to the client: \
+     machine CPU has it all, the client included.",
     "The stack floor is one thread that plays both ends of a TCP connection; it answers nobody.",
     "System calls are counted in runs of their own under strace; nothing else is taken from them.",
 ];
