@@ -513,8 +513,8 @@ impl<E: Engine> Shard<E> {
                     Ok(None) | Err(_) => break,
                 }
             }
-            // The io_uring engine wants it blocking; the epoll engine sets it back when it listens again.
-            let _ = set_nonblocking(socket, false);
+            // It stays like that until the engine listens again and chooses its mode: another shard may share the
+            // socket, and would hang in an accept that finds nothing.
         }
         self.spare_fd = spare_fd();
     }

@@ -25,6 +25,7 @@ use io_uring::types::{BufRingEntry, Fd, RecvMsgOut, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::epoll::set_nonblocking;
 use super::msg::{CONTROL_BYTES, SLICES_MAX, SendMsg, read_pktinfo, send_datagram_now, send_now, socket_addr};
 use super::{Engine, Event, Reading, Wait};
 use crate::env::Env;
@@ -237,6 +238,9 @@ impl Engine for Uring {
         }
         self.listeners[at].socket = socket;
         self.listeners[at].wanted = true;
+        // An accept on a socket in non-blocking mode fails instead of waiting (REQ_F_NOWAIT); an inherited one, or one
+        // that was accepted from directly, may be in that mode. If it cannot be changed, accepting is tried anew at ticks.
+        let _ = set_nonblocking(socket, false);
         self.arm_accept(listener);
     }
 

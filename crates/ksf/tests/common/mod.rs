@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "every test file uses a part of it")]
 
+pub mod net;
+
 use std::sync::{Arc, Mutex};
 
 use ksf::connection::Connection;

@@ -1,0 +1,234 @@
+//! Servers on loopback, their counters, and peers that never wait for ever.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ksf::engine::EngineKind;
+use ksf::framing::Framing;
+use ksf::limits::Limits;
+use ksf::listener::ListenAddr;
+use ksf::{Message, Peer, Refused, Reply, Server, Service};
+
+/// Far more than anything here takes: a guard against hanging, not a measure.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The engines of this machine. Without io_uring (a container, a sysctl) half of the tests' meaning is gone, so CI
+/// must have it.
+pub fn engines() -> Vec<EngineKind> {
+    let mut engines = vec![EngineKind::Epoll];
+    match EngineKind::Uring.probe() {
+        Ok(()) => engines.push(EngineKind::Uring),
+        Err(error) => skip("io_uring", &error.to_string()),
+    }
+    engines
+}
+
+/// Says that something is not tested here; in CI that is a failure.
+pub fn skip(what: &str, why: &str) {
+    assert!(std::env::var_os("CI").is_none(), "skipped in CI: needs {what} ({why})");
+    println!("skipped: needs {what} ({why})");
+}
+
+/// Sends back what comes.
+pub struct Echo;
+
+impl Service for Echo {
+    type Conn = ();
+
+    fn name(&self) -> &str {
+        "echo"
+    }
+
+    fn framing(&self) -> Framing {
+        Framing::Raw
+    }
+
+    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        reply.chunk(message.keep());
+    }
+}
+
+/// One shard, so that counts are exact and places are reused in a known order.
+pub fn one_shard<S: Service>(engine: EngineKind, addr: &str, limits: Limits, service: Arc<S>) -> Server {
+    let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
+    let addr = addr.parse().unwrap();
+    Server::builder().engine(engine).cpus(Some(cpus)).limits(limits).listen(addr, service, None).start().unwrap()
+}
+
+/// A shard on every CPU.
+pub fn all_shards<S: Service>(engine: EngineKind, addr: &str, limits: Limits, service: Arc<S>) -> Server {
+    Server::builder().engine(engine).limits(limits).listen(addr.parse().unwrap(), service, None).start().unwrap()
+}
+
+pub const ANY: &str = "tcp:127.0.0.1:0";
+
+pub fn addr(server: &Server) -> SocketAddr {
+    match server.listeners()[0].addr {
+        ListenAddr::Tcp(addr) | ListenAddr::Udp(addr) => addr,
+        _ => panic!("no port"),
+    }
+}
+
+pub fn connect(server: &Server) -> TcpStream {
+    connect_to(addr(server))
+}
+
+pub fn connect_to(addr: SocketAddr) -> TcpStream {
+    let peer = TcpStream::connect(addr).unwrap();
+    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    peer.set_write_timeout(Some(PATIENCE)).unwrap();
+    peer.set_nodelay(true).unwrap();
+    peer
+}
+
+/// Closes with a reset instead of an end of stream.
+pub fn reset(peer: TcpStream) {
+    socket2::SockRef::from(&peer).set_linger(Some(Duration::ZERO)).unwrap();
+}
+
+/// Asserts that `request` is answered by `reply`.
+pub fn ask(peer: &mut TcpStream, request: &[u8], reply: &[u8]) {
+    peer.write_all(request).unwrap();
+    expect(peer, reply);
+}
+
+/// Asserts that these bytes come next.
+pub fn expect(peer: &mut impl Read, reply: &[u8]) {
+    let mut got = vec![0; reply.len()];
+    peer.read_exact(&mut got).unwrap_or_else(|error| panic!("no {:?}: {error}", String::from_utf8_lossy(reply)));
+    assert!(got == reply, "{:?} instead of {:?}", String::from_utf8_lossy(&got), String::from_utf8_lossy(reply));
+}
+
+/// Asserts that the server closes, now and without a reset.
+pub fn expect_end(peer: &mut impl Read) {
+    let mut byte = [0];
+    match peer.read(&mut byte) {
+        Ok(0) => {}
+        other => panic!("{other:?} ({byte:?}) instead of the end of the stream"),
+    }
+}
+
+pub fn count(server: &Server, name: &str) -> u64 {
+    let counters = server.counters();
+    counters.iter().find(|counter| counter.name == name).unwrap_or_else(|| panic!("no counter {name}")).value
+}
+
+/// Looks again and again until `done`: for what a server says only in its counters.
+pub fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "in vain: {what}");
+        // Not to synchronise: to leave the CPU to whom we wait for.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Waits until a counter has this value, and fails if it is past it.
+pub fn until_count(server: &Server, name: &str, value: u64) {
+    until(name, || count(server, name) >= value);
+    assert_eq!(count(server, name), value, "{name}");
+}
+
+/// Bytes that tell every place from its neighbours.
+pub fn pattern(length: usize) -> Vec<u8> {
+    let mut random = ksf_sim::random::Random::new(length as u64);
+    (0..length).map(|_| random.bits() as u8).collect()
+}
+
+/// Runs an ignored test of this same file in a process of its own, which talks through its standard input and output.
+pub struct Helper {
+    child: Child,
+    input: ChildStdin,
+    output: std::io::BufReader<ChildStdout>,
+}
+
+impl Helper {
+    pub fn start(test: &str, env: &[(&str, String)]) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--ignored", "--nocapture", "--test-threads=1"])
+            .envs(env.iter().map(|(name, value)| (name, value)))
+            .env(HELPER, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let input = child.stdin.take().unwrap();
+        let output = std::io::BufReader::new(child.stdout.take().unwrap());
+        Self { child, input, output }
+    }
+
+    /// The next line it says to us (its test harness talks on the same stream).
+    pub fn hear(&mut self) -> String {
+        use std::io::BufRead;
+        loop {
+            let mut line = String::new();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "the helper process ended early");
+            if let Some((_, said)) = line.split_once("helper: ") {
+                return said.trim().to_owned();
+            }
+        }
+    }
+
+    pub fn tell(&mut self, line: &str) {
+        writeln!(self.input, "{line}").unwrap();
+    }
+
+    pub fn ask(&mut self, line: &str) -> String {
+        self.tell(line);
+        self.hear()
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+const HELPER: &str = "KSF_TEST_HELPER";
+
+/// False when an ignored test is run by hand: it is only a part of another one.
+pub fn is_helper() -> bool {
+    std::env::var_os(HELPER).is_some()
+}
+
+/// Says a line to the process that started this one.
+pub fn say(line: impl std::fmt::Display) {
+    println!("helper: {line}");
+    std::io::stdout().flush().unwrap();
+}
+
+/// What it says to us; `None` when it is gone.
+pub fn listen() -> Option<String> {
+    let mut line = String::new();
+    let read = std::io::stdin().read_line(&mut line).unwrap();
+    (read > 0).then(|| line.trim().to_owned())
+}
+
+/// Lets this process have `files` descriptors, if the administrator does.
+pub fn raise_files(files: u64) -> Result<(), String> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current.is_none_or(|current| current >= files) {
+        return Ok(());
+    }
+    let maximum = limit.maximum.map(|maximum| maximum.max(files));
+    // Beyond the hard limit only where we are privileged.
+    setrlimit(Resource::Nofile, Rlimit { current: Some(files), maximum })
+        .map_err(|error| format!("RLIMIT_NOFILE {files}, hard limit {:?}: {error}", limit.maximum))
+}
+
+/// True when the descriptor is in non-blocking mode.
+pub fn is_nonblocking(fd: impl AsFd) -> bool {
+    rustix::fs::fcntl_getfl(fd).unwrap().contains(rustix::fs::OFlags::NONBLOCK)
+}

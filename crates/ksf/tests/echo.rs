@@ -1,0 +1,200 @@
+//! What comes in goes out: every size, in any pieces, over every kind of socket, on every engine.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+
+use common::net::*;
+use ksf::Server;
+use ksf::limits::Limits;
+use ksf_sim::random::Random;
+
+/// A datagram or message is never longer here.
+const SIZE_MAX: usize = 70_000;
+
+/// Sends `size` bytes in pieces and reads them back. Pieces are written with pauses of nothing at all: what the server
+/// sees is up to the kernel, which joins and splits as it likes.
+fn round_trip(peer: &mut (impl Read + Write), bytes: &[u8], got: &mut [u8], random: &mut Random, what: &str) {
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        // Mostly few pieces: their number is what takes time.
+        let length = if random.one_in(2) { rest.len() } else { random.within(1..=rest.len()) };
+        peer.write_all(&rest[..length]).unwrap();
+        rest = &rest[length..];
+    }
+    let got = &mut got[..bytes.len()];
+    peer.read_exact(got).unwrap_or_else(|error| panic!("{what}: {} bytes: {error}", bytes.len()));
+    assert!(got == bytes, "{what}: {} bytes came back changed", bytes.len());
+}
+
+#[test]
+fn every_size_from_1_to_70_000() {
+    let source = pattern(SIZE_MAX + 256);
+    std::thread::scope(|scope| {
+        for engine in engines() {
+            let source = &source;
+            scope.spawn(move || {
+                let server = one_shard(engine, ANY, Limits::default(), Arc::new(Echo));
+                let mut peer = connect(&server);
+                let mut random = Random::new(1);
+                let mut got = vec![0; SIZE_MAX];
+                for size in 1..=SIZE_MAX {
+                    let bytes = &source[size % 256..][..size];
+                    round_trip(&mut peer, bytes, &mut got, &mut random, engine.name());
+                }
+                assert_eq!(count(&server, "bytes_out"), (SIZE_MAX * (SIZE_MAX + 1) / 2) as u64);
+            });
+        }
+    });
+}
+
+#[test]
+fn ipv6_and_unix_in_pieces() {
+    let sizes = [1, 2, 2047, 2048, 2049, 16_383, 16_384, 16_385, 32_768, 65_535, SIZE_MAX];
+    let source = pattern(SIZE_MAX);
+    let mut got = vec![0; SIZE_MAX];
+    let mut random = Random::new(2);
+    for engine in engines() {
+        let server = all_shards(engine, "tcp:[::1]:0", Limits::default(), Arc::new(Echo));
+        let mut peer = connect(&server);
+        for size in sizes {
+            round_trip(&mut peer, &source[..size], &mut got, &mut random, engine.name());
+        }
+        let path = std::env::temp_dir().join(format!("ksf-echo-{}-{engine}", std::process::id()));
+        let server = all_shards(engine, &format!("unix:{}", path.display()), Limits::default(), Arc::new(Echo));
+        // Several: all shards accept from one socket.
+        let mut peers: Vec<_> = (0..16).map(|_| UnixStream::connect(&path).unwrap()).collect();
+        for size in sizes {
+            for peer in &mut peers {
+                peer.set_read_timeout(Some(PATIENCE)).unwrap();
+                round_trip(peer, &source[..size], &mut got, &mut random, engine.name());
+            }
+        }
+        peers[0].write_all(b"last words").unwrap();
+        peers[0].shutdown(Shutdown::Write).unwrap();
+        expect(&mut peers[0], b"last words");
+        expect_end(&mut peers[0]);
+        drop(server);
+        assert!(!path.exists(), "the path is left behind");
+    }
+}
+
+#[test]
+fn half_close_after_the_last_byte() {
+    let bytes = pattern(300_000);
+    for engine in engines() {
+        let server = all_shards(engine, ANY, Limits::default(), Arc::new(Echo));
+        let mut peer = connect(&server);
+        let mut writer = peer.try_clone().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                writer.write_all(&bytes).unwrap();
+                writer.shutdown(Shutdown::Write).unwrap();
+            });
+            let mut got = Vec::new();
+            peer.read_to_end(&mut got).unwrap();
+            assert!(got == bytes, "{engine}: {} of {} bytes came back", got.len(), bytes.len());
+        });
+        until_count(&server, "closed_by_peer", 1);
+        server.drain().unwrap();
+    }
+}
+
+#[test]
+fn datagrams_come_back_from_the_address_they_were_sent_to() {
+    for engine in engines() {
+        for at in ["udp:127.0.0.1:0", "udp:0.0.0.0:0", "udp:[::1]:0", "udp:[::]:0"] {
+            let server = all_shards(engine, at, Limits::default(), Arc::new(Echo));
+            let mut to = addr(&server);
+            match to.ip().is_unspecified() {
+                true if to.is_ipv4() => to.set_ip("127.0.0.3".parse().unwrap()),
+                true => to.set_ip("::1".parse().unwrap()),
+                false => {}
+            }
+            let peer = UdpSocket::bind(if to.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" }).unwrap();
+            // Connected: a reply from another address than the one asked would not arrive.
+            peer.connect(to).unwrap();
+            peer.set_read_timeout(Some(PATIENCE)).unwrap();
+            for size in [0, 1, 1000, 9000, 16_000] {
+                let sent = pattern(size);
+                peer.send(&sent).unwrap();
+                let mut got = vec![0; 20_000];
+                let length = peer.recv(&mut got).unwrap_or_else(|error| panic!("{engine} {at} {size}: {error}"));
+                assert!(got[..length] == sent, "{engine} {at}: {size} bytes came back as {length}");
+            }
+        }
+    }
+}
+
+#[test]
+fn datagrams_that_do_not_fit_are_dropped_and_counted() {
+    for engine in engines() {
+        let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
+        let server = Server::builder()
+            .engine(engine)
+            .cpus(Some(cpus))
+            .slots(4096, 512)
+            .limits(Limits { message_bytes_max: 3000, ..Limits::default() })
+            .listen("udp:127.0.0.1:0".parse().unwrap(), Arc::new(Echo), None)
+            .start()
+            .unwrap();
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        peer.connect(addr(&server)).unwrap();
+        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        // Longer than a slot; longer than the limit; just right.
+        for size in [60_000, 4097, 3001, 3000] {
+            peer.send(&pattern(size)).unwrap();
+        }
+        let mut got = vec![0; 65_536];
+        let length = peer.recv(&mut got).unwrap();
+        assert!(got[..length] == pattern(3000), "{engine}: {length} bytes");
+        assert_eq!((count(&server, "datagrams_in"), count(&server, "datagrams_oversized")), (4, 3), "{engine}");
+        assert_eq!(count(&server, "datagrams_out"), 1);
+    }
+}
+
+/// Socket activation: whoever made the socket may have left it in any mode, and engines want different ones.
+#[test]
+fn inherited_sockets_in_either_mode() {
+    for engine in engines() {
+        for nonblocking in [false, true] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            listener.set_nonblocking(nonblocking).unwrap();
+            let at = listener.local_addr().unwrap();
+            let ours = listener.try_clone().unwrap();
+            let server =
+                Server::builder().engine(engine).inherit(listener.into(), Arc::new(Echo), None).start().unwrap();
+            assert_eq!(addr(&server), at);
+            for _ in 0..20 {
+                ask(&mut connect_to(at), b"hello", b"hello");
+            }
+            // io_uring fails an accept on a non-blocking socket at once, and would be asked again every 50 ms.
+            assert_eq!(is_nonblocking(&ours), engine.name() == "epoll", "{engine}");
+            drop(server);
+            // Not the server's to close: connections wait for the next one.
+            let next = TcpStream::connect(at).unwrap();
+            ours.set_nonblocking(false).unwrap();
+            assert_eq!(ours.accept().unwrap().1, next.local_addr().unwrap());
+        }
+        let path = std::env::temp_dir().join(format!("ksf-inherit-{}-{engine}", std::process::id()));
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = Server::builder().engine(engine).inherit(listener.into(), Arc::new(Echo), None).start().unwrap();
+        let mut peer = UnixStream::connect(&path).unwrap();
+        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        peer.write_all(b"hello").unwrap();
+        expect(&mut peer, b"hello");
+        drop(server);
+        assert!(path.exists(), "the path belongs to whoever made the socket");
+        std::fs::remove_file(&path).unwrap();
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let server = Server::builder().engine(engine).inherit(socket.into(), Arc::new(Echo), None).start().unwrap();
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        peer.send_to(b"hello", addr(&server)).unwrap();
+        let mut got = [0; 9];
+        assert_eq!(peer.recv_from(&mut got).unwrap(), (5, addr(&server)));
+    }
+}
