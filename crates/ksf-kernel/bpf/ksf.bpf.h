@@ -28,7 +28,9 @@
 #pragma once
 
 #include "ksf_stream.h"
+#ifndef KSF_HOST /* works on packet memory: tested with BPF_PROG_RUN, tests/frames.rs */
 #include "ksf_datagram.h"
+#endif
 #include "ksf_call.h"
 
 /* The kernel asks for a licence that the GPL is compatible with; an author may define another before the include. */
@@ -36,6 +38,12 @@
 #define KSF_LICENSE "Dual MIT/GPL"
 #endif
 
+#ifdef KSF_HOST
+/* A host test links several services and chooses one at run time. */
+#define KSF_SERVICE(name, framing_)                                                                              \
+	static const struct ksf_framing name##_framing = framing_;                                               \
+	static int name(struct ksf_message *m)
+#else
 #define KSF_SERVICE(name, framing_)                                                                              \
 	static __always_inline int name(struct ksf_message *m);                                                  \
 	const volatile struct ksf_config ksf_config SEC(".rodata.ksf") = {                                       \
@@ -48,7 +56,6 @@
 	}                                                                                                        \
 	static __always_inline int name(struct ksf_message *m)
 
-#ifndef KSF_HOST
 SEC("sk_skb/stream_verdict")
 int ksf_stream(struct __sk_buff *skb)
 {

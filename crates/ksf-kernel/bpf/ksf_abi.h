@@ -85,7 +85,8 @@ struct ksf_conn {
 	__u32 woken;  /* park_seq of the last wake-up sent */
 	__u32 broken; /* a reply was lost after its request was consumed: user space closes the connection */
 	__u32 gap;    /* rcv_nxt - copied_seq - segment, at the last segment that could have been answered */
-	__u32 reserved[2];
+	__u32 hopping; /* a reply was sent through a hop and was not seen to have arrived */
+	__u32 hop_end; /* the low half of `replied` behind it */
 
 	__u64 settled;	 /* bytes passed here that user space has answered; ~0: never settled */
 	__u64 cookie;	 /* of the socket */

@@ -110,7 +110,7 @@ static __always_inline void ksf_copy(struct ksf_message *m, __u32 offset, __u32 
 /* Appends the bytes of a constant: ksf_put_text(m, "+PONG\r\n"). */
 #define ksf_put_text(m, text)                                                                   \
 	do {                                                                                    \
-		_Pragma("unroll") for (__u32 ksf_i = 0; ksf_i < sizeof(text) - 1; ksf_i++)       \
+		KSF_UNROLL for (__u32 ksf_i = 0; ksf_i < sizeof(text) - 1; ksf_i++)       \
 			ksf_put_u8(m, (text)[ksf_i]);                                           \
 	} while (0)
 

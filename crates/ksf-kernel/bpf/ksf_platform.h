@@ -17,9 +17,6 @@
 #define likely(condition) __builtin_expect(!!(condition), 1)
 #define unlikely(condition) __builtin_expect(!!(condition), 0)
 
-/* A field the other side writes. */
-#define KSF_READ(field) (*(const volatile typeof(field) *)&(field))
-
 /* Keeps clang from reasoning about a value that the verifier must see checked. */
 #define KSF_HIDE(value) asm volatile("" : "+r"(value))
 
@@ -33,8 +30,13 @@
 #define KSF_STORE32(at, value) (*(volatile __u32 *)(at) = (value))
 #define KSF_STORE64(at, value) (*(volatile __u64 *)(at) = (value))
 
+#define KSF_UNROLL _Pragma("unroll")
+
 #include "ksf_maps.h"
 #endif
+
+/* A field the other side writes. */
+#define KSF_READ(field) (*(const volatile typeof(field) *)&(field))
 
 #define KSF_SAME(value) (value)
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__

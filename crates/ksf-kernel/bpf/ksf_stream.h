@@ -54,7 +54,7 @@ static __always_inline void ksf_break(struct ksf_conn *conn)
 /* Is anything of this connection outstanding? 0, or the counter that says what. */
 static __always_inline __u32 ksf_outstanding(struct ksf_conn *conn, const struct ksf_tcp *tcp, __u32 len)
 {
-	__u32 unacknowledged, gap;
+	__u32 unacknowledged __attribute__((unused)), gap;
 
 #ifndef KSF_MUTANT_NO_SETTLE
 	if (KSF_READ(conn->settled) != conn->passed || conn->broken)
@@ -73,6 +73,10 @@ static __always_inline __u32 ksf_outstanding(struct ksf_conn *conn, const struct
 	if (unacknowledged > ksf_config.window_bytes)
 		return KSF_COUNT_passed_outstanding;
 #endif
+	/* A reply in a hop would be overtaken by one that goes direct, or through another hop. */
+	if (conn->hopping && (__s32)(conn->base_seq + conn->hop_end - tcp->write_seq) > 0)
+		return KSF_COUNT_passed_outstanding;
+	conn->hopping = 0;
 	/* Later segments may be queued behind this one, so the gap can be larger than the lag, never smaller. */
 	gap = tcp->rcv_nxt - tcp->copied_seq - len;
 	conn->gap = gap;
@@ -175,6 +179,8 @@ static __always_inline __u32 ksf_send_hop(struct __sk_buff *skb, struct ksf_conn
 	if (eaten != len && (eaten > KSF_BYTES_MAX || bpf_skb_change_tail(skb, eaten, 0)))
 		eaten = len;
 	ksf_account(conn, len, reply_len, eaten, slot->messages);
+	conn->hop_end = (__u32)conn->replied;
+	conn->hopping = 1;
 	ksf_count(KSF_COUNT_segments_hopped, 1);
 	return 0;
 }

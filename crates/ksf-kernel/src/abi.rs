@@ -56,7 +56,8 @@ pub(crate) struct ConnState {
     pub(crate) woken: AtomicU32,
     pub(crate) broken: AtomicU32,
     pub(crate) gap: AtomicU32,
-    pub(crate) reserved: [AtomicU32; 2],
+    pub(crate) hopping: AtomicU32,
+    pub(crate) hop_end: AtomicU32,
 
     pub(crate) settled: AtomicU64,
     pub(crate) cookie: AtomicU64,
