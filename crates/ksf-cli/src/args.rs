@@ -75,10 +75,11 @@ pub(crate) struct ServeArgs {
     pub(crate) check: bool,
     #[command(flatten)]
     pub(crate) stats: StatsArgs,
-    #[command(flatten)]
-    pub(crate) limits: LimitFlags,
+    // Before the limits, whose heading holds for all that follows.
     #[command(flatten)]
     pub(crate) loudness: Loudness,
+    #[command(flatten)]
+    pub(crate) limits: LimitFlags,
 }
 
 /// Run a service of your own, compiled against ksf.bpf.h
@@ -123,10 +124,11 @@ pub(crate) struct ServerArgs {
     /// File of limits in TOML, read again on SIGHUP; flags win over it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config_limits: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) limits: LimitFlags,
+    // Before the limits, whose heading holds for all that follows.
     #[command(flatten)]
     pub(crate) loudness: Loudness,
+    #[command(flatten)]
+    pub(crate) limits: LimitFlags,
 }
 
 /// Where counters can be read.

@@ -17,7 +17,7 @@ pub(crate) struct Choice {
     pub(crate) notes: Vec<String>,
 }
 
-/// What the machine was found to lack. Looked up once per process.
+/// What the machine was found to lack.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Obstacles {
     pub(crate) kernel: Option<Obstacle>,
@@ -25,10 +25,25 @@ pub(crate) struct Obstacles {
 }
 
 impl Obstacles {
-    /// Tries what the engines need.
-    pub(crate) fn look() -> Self {
-        Obstacles { kernel: doctor::kernel_obstacle(), uring: doctor::uring_obstacle() }
+    /// Tries what the engines need that are wished for.
+    pub(crate) fn look(wishes: &[EngineWish]) -> Self {
+        let kernel = wishes.iter().any(|wish| matches!(wish, EngineWish::Auto | EngineWish::Kernel));
+        let uring = wishes.iter().any(|wish| *wish != EngineWish::Epoll);
+        Obstacles {
+            kernel: kernel.then(doctor::kernel_obstacle).flatten(),
+            uring: uring.then(|| doctor::uring_obstacle().or_else(engine_obstacle)).flatten(),
+        }
     }
+}
+
+/// What the engine itself finds missing where every feature works alone.
+fn engine_obstacle() -> Option<Obstacle> {
+    let error = EngineKind::Uring.probe().err()?;
+    Some(Obstacle {
+        cause: error.to_string(),
+        remedy: "report this with the output of ksf doctor".into(),
+        rights: false,
+    })
 }
 
 /// Chooses by wish and by what the machine lacks. An engine that was asked for by name and

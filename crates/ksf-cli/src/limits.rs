@@ -56,29 +56,29 @@ macro_rules! limits {
 }
 
 limits! {
-    /// Longest message in bytes; a longer one closes the connection
+    /// Longest message in bytes; a longer one closes the connection [default: 1m]
     message_bytes_max: usize, "BYTES", 1;
-    /// Most bytes before the length of a message must be known
+    /// Most bytes before the length of a message must be known [default: 4k]
     header_bytes_max: usize, "BYTES", 1;
-    /// Most fragments of one message
+    /// Most fragments of one message [default: 4096]
     fragments_max: u32, "N", 1;
-    /// Time from the first byte of a message to its last, in milliseconds
+    /// Time from the first byte of a message to its last, in milliseconds [default: 10000]
     assembly_timeout_ms: u64, "MS", 1;
-    /// Time without a byte in either direction before a connection is closed, in milliseconds; 0: never
+    /// Time without a byte in either direction before a connection is closed, in milliseconds; 0: never [default: 0]
     idle_timeout_ms: u64, "MS", 0;
-    /// Time in which a peer must take some of its replies, in milliseconds
+    /// Time in which a peer must take some of its replies, in milliseconds [default: 30000]
     send_timeout_ms: u64, "MS", 1;
-    /// Replies queued for one peer above which it is not read any more
+    /// Replies queued for one peer above which it is not read any more [default: 256k]
     out_queue_bytes_max: usize, "BYTES", 1;
-    /// Connections at the same time; further ones are closed at once
+    /// Connections at the same time; further ones are closed at once [default: 65536]
     connections_max: usize, "N", 1;
-    /// Memory per shard for messages that arrived in part
+    /// Memory per shard for messages that arrived in part [default: 64m]
     assembly_bytes_max: usize, "BYTES", 1;
-    /// Messages of one connection that may wait for a deferred reply
+    /// Messages of one connection that may wait for a deferred reply [default: 1024]
     deferred_max: u32, "N", 1;
-    /// Time after a close in which the peer may read the last replies, in milliseconds
+    /// Time after a close in which the peer may read the last replies, in milliseconds [default: 1000]
     linger_timeout_ms: u64, "MS", 0;
-    /// Time a stopping server gives its connections, in milliseconds
+    /// Time a stopping server gives its connections, in milliseconds [default: 5000]
     drain_timeout_ms: u64, "MS", 0;
 }
 
@@ -153,6 +153,18 @@ mod tests {
             assert!(debug.contains(&format!("{name}: {value}")), "{name}");
         }
         assert_eq!(debug.matches(": ").count(), list(&ksf::limits::Limits::default()).len());
+    }
+
+    #[test]
+    fn the_help_shows_the_defaults() {
+        use clap::Args;
+        let command = LimitFlags::augment_args(clap::Command::new("x"));
+        for (name, value) in list(&ksf::limits::Limits::default()) {
+            let argument = command.get_arguments().find(|argument| argument.get_id() == name).unwrap();
+            let help = argument.get_help().unwrap().to_string();
+            let shown = help.split("[default: ").nth(1).and_then(|rest| rest.strip_suffix(']'));
+            assert_eq!(number::<0, { u64::MAX }>(shown.unwrap_or("none")), Ok(value), "{name}: {help}");
+        }
     }
 
     #[test]

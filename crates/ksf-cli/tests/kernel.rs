@@ -7,19 +7,7 @@ use std::net::{TcpStream, UdpSocket};
 use std::process::Command;
 
 use rustix::process::Signal;
-use support::{Folder, PATIENCE, Server, ksf, root_or_skip, run, stderr, stdout, until, value};
-
-/// Moves this test's thread, and so every process it starts, to a new network namespace. False: no root, skip.
-fn private_network() -> bool {
-    if !root_or_skip("network namespace, eBPF") {
-        return false;
-    }
-    // SAFETY: CLONE_NEWNET changes only which namespace this thread's new sockets belong to.
-    assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "{}", std::io::Error::last_os_error());
-    let status = Command::new("ip").args(["link", "set", "lo", "up"]).status().expect("ip starts");
-    assert!(status.success());
-    true
-}
+use support::{Folder, PATIENCE, Server, ksf, private_network, run, stderr, stdout, until, value};
 
 fn tcp_echo(address: std::net::SocketAddr, message: &[u8]) {
     let mut stream = TcpStream::connect(address).unwrap();

@@ -149,7 +149,7 @@ fn open_files(_: &Machine) -> Verdict {
 }
 
 fn cpus(_: &Machine) -> Verdict {
-    let allowed = match crate::cpus::allowed() {
+    let allowed = match ksf::cpus::allowed() {
         Ok(allowed) => allowed,
         Err(error) => return Verdict::unknown(format!("sched_getaffinity: {error}")),
     };

@@ -88,6 +88,11 @@ impl Half {
         }
     }
 
+    /// Takes XDP off its interfaces.
+    pub(crate) fn detach_udp(&mut self) {
+        self.links.clear();
+    }
+
     /// Interfaces with their modes, for the line of a ready UDP listener: `lo:generic`. Empty without XDP.
     pub(crate) fn xdp(&self) -> String {
         let links: Vec<String> =

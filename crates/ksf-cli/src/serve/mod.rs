@@ -1,5 +1,6 @@
 //! The commands that serve: start the services, then wait for signals.
 
+mod explain;
 mod kernel;
 mod object;
 mod plan;
@@ -83,7 +84,8 @@ fn run(plans: Vec<Plan>, stats_args: &StatsArgs, loudness: Loudness) -> Result<E
     if let Some(line) = plans.first().and_then(|plan| cpus_left_out(plan.cpus.as_deref()?)) {
         chat(&line);
     }
-    let lacks = Obstacles::look();
+    let wishes: Vec<_> = plans.iter().map(|plan| plan.engine).collect();
+    let lacks = Obstacles::look(&wishes);
     let mut started = Vec::new();
     for plan in plans {
         started.push(running::start(plan, &lacks, loudness.verbose > 0)?);
@@ -248,7 +250,7 @@ fn raise_open_files() {
 
 /// The mask of the process is never widened, and what it leaves out is said.
 fn cpus_left_out(asked: &[usize]) -> Option<String> {
-    let allowed = crate::cpus::allowed().ok()?;
+    let allowed = ksf::cpus::allowed().ok()?;
     let left_out: Vec<usize> = asked.iter().copied().filter(|cpu| !allowed.contains(cpu)).collect();
     (!left_out.is_empty() && left_out.len() < asked.len()).then(|| {
         format!(

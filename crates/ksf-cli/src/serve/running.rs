@@ -3,17 +3,18 @@
 use std::io;
 use std::sync::Arc;
 
+use ksf::Service;
 use ksf::assist::Assist;
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf::server::{Builder, ListenerInfo, Server};
-use ksf::{Error, Service};
 use ksf_kernel::KernelError;
 use ksf_services::echo::Echo;
 use ksf_services::rpc::RpcService;
 use ksf_services::rpc::rpcbind::{self, Endpoint, Registration};
 
+use super::explain::explain;
 use super::kernel::{self, Half};
 use super::object::ObjectService;
 use super::plan::{LimitSource, Plan, Sockets, What, Xdp};
@@ -188,13 +189,14 @@ impl Running {
     }
 
     /// Stops gently: no new work, then every answer that is owed, then the end. Blocks for up to `drain_timeout_ms`.
-    pub(crate) fn drain(self) -> io::Result<()> {
+    pub(crate) fn drain(mut self) -> io::Result<()> {
         // Clients must not be sent here any more.
         drop(self.registration);
-        // XDP goes with `half`, which is kept for the connections that are under its programs until they are closed.
-        let result = self.server.drain();
-        drop(self.half);
-        result
+        // No more datagrams either. Its programs for TCP stay until the connections under them are closed.
+        if let Some(half) = &mut self.half {
+            half.detach_udp();
+        }
+        self.server.drain()
     }
 
     /// What `ksf stat` shows.
@@ -263,87 +265,5 @@ fn rpcbind_status(error: &rpcbind::RpcbindError) -> Status {
     match error {
         rpcbind::RpcbindError::NotPermitted { .. } => Status::NoPermission,
         _ => Status::Unavailable,
-    }
-}
-
-/// A server that did not start, in one line with the remedy.
-fn explain(error: Error, base: EngineKind) -> Failure {
-    match error {
-        Error::AddrInUse { addr } => {
-            let holder = match &addr {
-                ListenAddr::Tcp(at) => crate::busy::describe_inet(*at, false),
-                ListenAddr::Udp(at) => crate::busy::describe_inet(*at, true),
-                ListenAddr::Unix(path) => crate::busy::describe_unix(path),
-                _ => "held by another program".to_owned(),
-            };
-            Failure::new(Status::Unavailable, format!("cannot listen on {addr}: the address is busy, {holder}"))
-                .remedy("stop that program, or choose another address with --listen")
-        }
-        Error::Listen { addr, step, source } => {
-            let what = format!("cannot listen on {addr}: {step}: {source}");
-            match source.raw_os_error() {
-                Some(libc::EACCES | libc::EPERM) if is_privileged(&addr) => Failure::new(Status::NoPermission, what)
-                    .remedy("ports below 1024 need CAP_NET_BIND_SERVICE: run as root, setcap cap_net_bind_service+ep on the binary, or choose a port from 1024 on"),
-                Some(libc::EACCES | libc::EPERM) => Failure::new(Status::NoPermission, what)
-                    .remedy("choose a path in a folder you may write to"),
-                Some(libc::EADDRNOTAVAIL) => Failure::new(Status::Unavailable, what)
-                    .remedy("no interface has that address (see ip address); choose another with --listen"),
-                Some(libc::EAFNOSUPPORT) => Failure::new(Status::Unavailable, what)
-                    .remedy("IPv6 is off on this machine; listen on an IPv4 address"),
-                Some(libc::ENOENT) => Failure::new(Status::NoInput, what).remedy("make the folder of the socket first"),
-                Some(libc::EMFILE | libc::ENFILE) => Failure::new(Status::Os, what)
-                    .remedy("raise the limit of open files: ulimit -n, or LimitNOFILE= in the unit"),
-                _ => Failure::new(Status::Os, what).remedy("choose another address with --listen"),
-            }
-        }
-        Error::Engine { .. } => Failure::new(Status::Unavailable, error.to_string()).remedy(match base {
-            EngineKind::Uring => "use --engine=epoll; ksf doctor says what is missing",
-            EngineKind::Epoll => "ksf doctor says what is missing",
-        }),
-        Error::NoCpu { asked, allowed } => {
-            let (asked, allowed) = (crate::cpus::format(&asked), crate::cpus::format(&allowed));
-            Failure::new(Status::Data, format!("none of the CPUs {asked} may be used by this process")).remedy(format!(
-                "choose --cpus among {allowed}, or widen the mask of the process (taskset, AllowedCPUs=)"
-            ))
-        }
-        Error::Framing(_) => Failure::new(Status::Internal, error.to_string()),
-        Error::Pool { .. } => {
-            Failure::new(Status::Os, error.to_string()).remedy("raise the memory limit, or use fewer shards (--cpus)")
-        }
-        Error::Thread(_) => Failure::new(Status::Os, error.to_string())
-            .remedy("raise the limit of threads: ulimit -u, or TasksMax= in the unit"),
-        _ => Failure::new(Status::Internal, error.to_string()),
-    }
-}
-
-fn is_privileged(addr: &ListenAddr) -> bool {
-    match addr {
-        ListenAddr::Tcp(at) | ListenAddr::Udp(at) => at.port() < 1024,
-        _ => false,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn listen_error(addr: &str, errno: i32) -> Failure {
-        let source = io::Error::from_raw_os_error(errno);
-        explain(Error::Listen { addr: addr.parse().unwrap(), step: "bind", source }, EngineKind::Epoll)
-    }
-
-    #[test]
-    fn each_error_has_its_status_and_remedy() {
-        for (failure, status, part) in [
-            (listen_error("127.0.0.1:80", libc::EACCES), Status::NoPermission, "cap_net_bind_service"),
-            (listen_error("unix:/x", libc::EACCES), Status::NoPermission, "folder"),
-            (listen_error("192.0.2.1:80", libc::EADDRNOTAVAIL), Status::Unavailable, "ip address"),
-            (listen_error("127.0.0.1:80", libc::EMFILE), Status::Os, "ulimit -n"),
-        ] {
-            assert_eq!(failure.status, status);
-            assert!(failure.to_string().contains(part), "{failure}");
-        }
-        let failure = explain(Error::NoCpu { asked: vec![8, 9], allowed: vec![0, 1] }, EngineKind::Epoll);
-        assert!(failure.to_string().contains("8-9") && failure.to_string().contains("0-1"));
     }
 }

@@ -150,8 +150,11 @@ fn text(now: &Snapshot, earlier: Option<(Duration, &Snapshot)>, all: bool) -> St
     out
 }
 
-/// Groups of counters of one service, with the heading they are shown under.
-const PARTS: [(&str, fn(&ServiceSnapshot) -> &[Value]); 3] = [
+/// Picks a group of counters of a service.
+type Part = fn(&ServiceSnapshot) -> &[Value];
+
+/// The groups, with the heading they are shown under.
+const PARTS: [(&str, Part); 3] = [
     ("user space", |service| &service.counters),
     ("kernel", |service| &service.kernel),
     ("service", |service| &service.own),

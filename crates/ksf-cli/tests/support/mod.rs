@@ -42,6 +42,38 @@ pub(crate) fn root_or_skip(what: &str) -> bool {
     false
 }
 
+/// Moves this test's thread, and so every process it starts, to a new network namespace. False: no root, skip.
+pub(crate) fn private_network() -> bool {
+    if !root_or_skip("network namespace") {
+        return false;
+    }
+    unshare(libc::CLONE_NEWNET);
+    succeeds(&["ip", "link", "set", "lo", "up"]);
+    true
+}
+
+/// [`private_network`], and an empty /run of its own. False: no root, skip.
+pub(crate) fn private_network_and_run() -> bool {
+    if !private_network() {
+        return false;
+    }
+    unshare(libc::CLONE_NEWNS);
+    succeeds(&["mount", "--make-rprivate", "/"]);
+    succeeds(&["mount", "-t", "tmpfs", "tmpfs", "/run"]);
+    true
+}
+
+fn unshare(flags: libc::c_int) {
+    // SAFETY: changes only what namespaces this thread, and what it starts from now on, belongs to.
+    let result = unsafe { libc::unshare(flags) };
+    assert_eq!(result, 0, "unshare: {}", std::io::Error::last_os_error());
+}
+
+fn succeeds(words: &[&str]) {
+    let output = Command::new(words[0]).args(&words[1..]).output().unwrap_or_else(|e| panic!("{words:?}: {e}"));
+    assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+}
+
 /// A folder that is removed with the value.
 pub(crate) struct Folder(PathBuf);
 
@@ -89,17 +121,17 @@ impl Server {
         Self::start_command(command, listeners)
     }
 
-    /// Starts a prepared command.
+    /// Starts a prepared command, with a socket for `ksf stat` in a folder of its own.
     pub(crate) fn start_command(mut command: Command, listeners: usize) -> Self {
         let folder = Folder::new();
         let stats = folder.path("stats.sock");
-        let mut child = command
-            .arg("--stats-socket")
-            .arg(&stats)
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("ksf starts");
+        command.arg("--stats-socket").arg(&stats);
+        Self::start_as_is(command, listeners, stats, folder)
+    }
+
+    /// Starts a prepared command that has its socket for `ksf stat` at `stats`.
+    pub(crate) fn start_as_is(mut command: Command, listeners: usize, stats: PathBuf, folder: Folder) -> Self {
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("ksf starts");
         let stderr = child.stderr.take().expect("stderr is piped");
         let (sender, lines) = mpsc::channel();
         std::thread::spawn(move || {
