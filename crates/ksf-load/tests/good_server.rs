@@ -102,7 +102,7 @@ fn reordered_replies_are_counted_but_right() {
             stream.write_all(&replies.concat())?;
         }
     });
-    let ran = run_rpctest(&format!("{server} -c 800 -a 8"));
+    let ran = run_rpctest(&format!("{server} -c 800 -a 8 --nodelay on"));
     ran.assert_clean(800);
     assert_eq!(ran.reordered(), 700, "seven of every eight");
 }

@@ -356,7 +356,7 @@ impl Spread {
             min: milli(running.min()),
             median: milli(running.median()),
             mean: milli(running.mean()),
-            max: running.max(),
+            max: milli(running.max()),
         }
     }
 }
