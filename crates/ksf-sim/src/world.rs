@@ -28,8 +28,8 @@ pub struct Report {
     pub replies: usize,
     /// Deferred answers whose connection was gone.
     pub too_late: usize,
-    /// Times a connection was not processed because its peer did not read.
-    pub stalls: u64,
+    /// Chunks that waited unprocessed because replies did.
+    pub stalls: usize,
     /// Receives that were put off because no slot was free.
     pub starved: usize,
     /// How often each reason ended a connection, in the order of [`CloseReason::ALL`].
@@ -289,7 +289,6 @@ impl World {
         if left != (0, 0, 0) {
             return Err(format!("slots, bytes and connection states left over: {left:?}"));
         }
-        self.report.stalls = self.env.stats.reads_paused.value();
         Ok(())
     }
 
@@ -379,6 +378,7 @@ impl World {
             link.remote.received += bytes;
             let stalled = link.conn.queued_bytes() > self.plan.limits.out_queue_bytes_max;
             let before = lock(&link.handed).len();
+            self.report.stalls += usize::from(stalled);
             link.conn.receive(slot.freeze(bytes), &mut self.env);
             if stalled && lock(&link.handed).len() > before {
                 return Err(format!("peer {} does not read, and was processed", link.remote.number));

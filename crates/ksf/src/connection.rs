@@ -278,9 +278,6 @@ impl<S: Service> Connection<S> {
 
     /// Puts a chunk aside, behind those that wait already.
     fn stall(&mut self, chunk: Chunk, env: &mut Env) {
-        if self.stalled.is_empty() {
-            env.stats.reads_paused.add(1);
-        }
         env.assembly_bytes += chunk.len();
         self.stalled.push_back(spare_slot(chunk, env));
         self.check_memory(env);
@@ -329,7 +326,6 @@ impl<S: Service> Connection<S> {
             if self.is_stalled(env) {
                 let rest = chunk.slice(at..chunk.len());
                 env.assembly_bytes += rest.len();
-                env.stats.reads_paused.add(1);
                 self.stalled.push_front(spare_slot(rest, env));
                 self.check_memory(env);
                 return;

@@ -639,6 +639,9 @@ impl<E: Engine> Shard<E> {
             reading = Reading::Off;
         }
         if reading != conn.reading {
+            if reading == Reading::Off && !stream.saw_eof() && !stream.is_closing() {
+                self.env.stats.reads_paused.add(1);
+            }
             conn.reading = reading;
             self.engine.set_reading(key, reading);
         }

@@ -61,7 +61,7 @@ counters! {
     replies_too_late,
     /// Replies dropped because they do not fit their framing.
     replies_unframable,
-    /// Times a connection was not read because it did not take its replies.
+    /// Times a connection was no longer read because too many of its replies were waiting or due.
     reads_paused,
     /// Times no slot was free to receive into.
     slots_exhausted,

@@ -78,7 +78,7 @@ fn a_peer_that_does_not_read_is_not_processed() {
     assert_eq!(bench.conn.messages(), 2, "two of 10,000 bytes are above the limit");
     assert!(!bench.conn.wants_bytes(&bench.env));
     bench.receive(b"long 5\n");
-    assert_eq!((bench.conn.messages(), bench.env.stats.reads_paused.value()), (2, 1));
+    assert_eq!(bench.conn.messages(), 2);
     bench.take();
     assert_eq!(bench.conn.messages(), 5);
     assert_eq!(bench.got.len(), 5 * 10_001);

@@ -109,10 +109,10 @@ pub fn expect(peer: &mut impl Read, reply: &[u8]) {
 
 /// Asserts that the server closes, now and without a reset.
 pub fn expect_end(peer: &mut impl Read) {
-    let mut byte = [0];
-    match peer.read(&mut byte) {
+    let mut rest = Vec::new();
+    match peer.read_to_end(&mut rest) {
         Ok(0) => {}
-        other => panic!("{other:?} ({byte:?}) instead of the end of the stream"),
+        other => panic!("{other:?} ({rest:?}) instead of the end of the stream"),
     }
 }
 

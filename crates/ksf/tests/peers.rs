@@ -1,0 +1,317 @@
+//! Peers that misbehave: each gets what it deserves and a counter, and nobody else notices.
+
+mod common;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::Recorder;
+use common::net::*;
+use ksf::engine::EngineKind;
+use ksf::framing::{Delimiter, Endian, Framing, LengthPrefix};
+use ksf::limits::Limits;
+use ksf::{Order, Server};
+
+const LINES: Framing = Framing::Delimiter(Delimiter::LF);
+
+fn server(engine: EngineKind, framing: Framing, limits: Limits) -> (Server, Arc<Recorder>) {
+    let service = Recorder::new(framing, Order::Requests);
+    (one_shard(engine, ANY, limits, Arc::clone(&service)), service)
+}
+
+fn deferred(service: &Recorder) -> usize {
+    service.deferred.lock().unwrap().len()
+}
+
+/// A receive buffer that fills soon, set before the window is announced.
+fn connect_with_small_window(server: &Server) -> TcpStream {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    socket.connect(&addr(server).into()).unwrap();
+    let peer = TcpStream::from(socket);
+    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    peer.set_write_timeout(Some(PATIENCE)).unwrap();
+    peer
+}
+
+/// Writes until the server closes. Returns the bytes written.
+fn write_until_closed(peer: &mut TcpStream, bytes: &[u8]) -> usize {
+    let mut written = 0;
+    loop {
+        match peer.write(bytes) {
+            Ok(length) => written += length,
+            Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => return written,
+            Err(error) => panic!("{error} instead of a closed connection"),
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_never_reads_is_bounded_and_closed() {
+    for engine in engines() {
+        let limits = Limits { out_queue_bytes_max: 64 << 10, send_timeout_ms: 400, ..Limits::default() };
+        let server = one_shard(engine, ANY, limits.clone(), Arc::new(Echo));
+        let mut other = connect(&server);
+        let mut held_max = 0;
+        std::thread::scope(|scope| {
+            let mut peer = connect_with_small_window(&server);
+            let writer = scope.spawn(move || write_until_closed(&mut peer, &[7; 16 << 10]));
+            let mut others = 0;
+            while count(&server, "closed_send_timeout") == 0 {
+                ask(&mut other, b"still there?", b"still there?");
+                others += 1;
+                // The other has nothing outstanding: what came in and did not go out is held for the one who does not read.
+                held_max = held_max.max(count(&server, "bytes_in") - count(&server, "bytes_out"));
+            }
+            assert!(others > 10, "{engine}: the other peer was held up, too");
+            assert!(writer.join().unwrap() > 64 << 10);
+        });
+        assert!(count(&server, "reads_paused") > 0);
+        // One chunk beyond the limit, and what the kernel had delivered already when reading was stopped.
+        let limit = limits.out_queue_bytes_max as u64 + 129 * u64::from(ksf::server::SLOT_BYTES);
+        assert!(held_max <= limit, "{engine}: {held_max} bytes were held, limit {limit}");
+        assert!(held_max > 64 << 10, "{engine}: {held_max} bytes: it was never full");
+        ask(&mut other, b"bye", b"bye");
+        assert_eq!(count(&server, "closed_total"), 1, "{engine}");
+    }
+}
+
+#[test]
+fn a_slow_reader_gets_every_byte() {
+    let bytes = pattern(4 << 20);
+    for engine in engines() {
+        let limits = Limits { out_queue_bytes_max: 64 << 10, ..Limits::default() };
+        let server = one_shard(engine, ANY, limits, Arc::new(Echo));
+        let mut peer = connect_with_small_window(&server);
+        let mut writer = peer.try_clone().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                writer.write_all(&bytes).unwrap();
+                writer.shutdown(Shutdown::Write).unwrap();
+            });
+            // Only when the server has given up reading does this peer begin to.
+            until("the server pauses", || count(&server, "reads_paused") > 0);
+            let mut random = ksf_sim::random::Random::new(3);
+            let mut rest = &bytes[..];
+            while !rest.is_empty() {
+                let mut got = [0; 5000];
+                let length = peer.read(&mut got[..random.within(1..=5000).min(rest.len())]).unwrap();
+                assert!(length > 0 && rest.starts_with(&got[..length]), "{engine}: wrong with {} to go", rest.len());
+                rest = &rest[length..];
+            }
+            expect_end(&mut peer);
+        });
+        assert_eq!(count(&server, "closed_by_peer"), 1);
+    }
+}
+
+#[test]
+fn half_close_with_requests_in_flight_and_deferred() {
+    for engine in engines() {
+        let (server, service) = server(engine, LINES, Limits::default());
+        let mut peer = connect(&server);
+        peer.write_all(b"1\ndefer\n3\ndefer\n").unwrap();
+        peer.shutdown(Shutdown::Write).unwrap();
+        expect(&mut peer, b"1\n");
+        until("both are deferred", || deferred(&service) == 2);
+        let mut waiting = std::mem::take(&mut *service.deferred.lock().unwrap());
+        std::thread::scope(|scope| {
+            let (last, first) = (waiting.pop().unwrap(), waiting.pop().unwrap());
+            scope.spawn(|| last.reply(b"four".to_vec())).join().unwrap();
+            scope.spawn(|| first.reply(b"two".to_vec())).join().unwrap();
+        });
+        expect(&mut peer, b"two\n3\nfour\n");
+        expect_end(&mut peer);
+        until_count(&server, "closed_by_peer", 1);
+        assert_eq!(count(&server, "replies_deferred"), 2);
+    }
+}
+
+#[test]
+fn a_reset_in_the_middle_of_a_message() {
+    for engine in engines() {
+        let (server, service) = server(engine, Framing::RecordMark, Limits::default());
+        let mut other = connect(&server);
+        let mut peer = connect(&server);
+        peer.write_all(&[0x80, 0, 0, 100, 1, 2, 3]).unwrap();
+        until_count(&server, "bytes_in", 7);
+        reset(peer);
+        until_count(&server, "closed_io", 1);
+        ask(&mut other, &[0x80, 0, 0, 1, 9], &[0x80, 0, 0, 1, 9]);
+        assert_eq!(*service.messages.lock().unwrap(), [[9]], "half a message is no message");
+        // And a half-close there.
+        let mut peer = connect(&server);
+        peer.write_all(&[0x80, 0, 0, 100, 1, 2, 3]).unwrap();
+        peer.shutdown(Shutdown::Write).unwrap();
+        expect_end(&mut peer);
+        until_count(&server, "closed_by_peer_mid_message", 1);
+    }
+}
+
+/// A late answer belongs to a connection that is gone, and its place has another one by now.
+#[test]
+fn a_late_answer_does_not_reach_the_next_connection_in_the_place() {
+    for engine in engines() {
+        let (server, service) = server(engine, LINES, Limits::default());
+        let mut peer = connect(&server);
+        peer.write_all(b"defer\n").unwrap();
+        until("it is deferred", || deferred(&service) == 1);
+        reset(peer);
+        until_count(&server, "closed_io", 1);
+        let mut next = connect(&server);
+        next.write_all(b"defer\n").unwrap();
+        until("it is deferred", || deferred(&service) == 2);
+        let late = service.deferred.lock().unwrap().remove(0);
+        late.reply(b"for the dead".to_vec());
+        until_count(&server, "replies_too_late", 1);
+        let due = service.deferred.lock().unwrap().remove(0);
+        due.reply(b"for the living".to_vec());
+        expect(&mut next, b"for the living\n");
+    }
+}
+
+#[test]
+fn slow_loris_peers_are_cut_off_and_the_others_served() {
+    for engine in engines() {
+        let limits = Limits { assembly_timeout_ms: 150, ..Limits::default() };
+        let (server, _) = server(engine, Framing::RecordMark, limits);
+        let mut other = connect(&server);
+        let mut peers: Vec<_> = (0..50).map(|_| connect(&server)).collect();
+        for peer in &mut peers {
+            peer.write_all(&[0x80, 0]).unwrap();
+        }
+        std::thread::scope(|scope| {
+            // One of them trickles: progress does not help it.
+            let mut trickler = peers[0].try_clone().unwrap();
+            scope.spawn(move || {
+                trickler.write_all(&[0x10, 0]).unwrap();
+                loop {
+                    let mut byte = [0];
+                    trickler.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
+                    match trickler.read(&mut byte) {
+                        Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                        _ => return,
+                    }
+                    if trickler.write_all(&[1]).is_err() {
+                        return;
+                    }
+                }
+            });
+            while count(&server, "closed_assembly_timeout") < 50 {
+                ask(&mut other, &[0x80, 0, 0, 1, 9], &[0x80, 0, 0, 1, 9]);
+            }
+        });
+        assert_eq!(count(&server, "closed_total"), 50, "{engine}");
+        for peer in &mut peers[1..] {
+            expect_end(peer);
+        }
+    }
+}
+
+#[test]
+fn idle_peers_are_closed_if_asked_for() {
+    for engine in engines() {
+        let (server, _) = server(engine, LINES, Limits { idle_timeout_ms: 50, ..Limits::default() });
+        let mut peer = connect(&server);
+        ask(&mut peer, b"1\n", b"1\n");
+        expect_end(&mut peer);
+        drop(peer);
+        until_count(&server, "closed_idle_timeout", 1);
+    }
+}
+
+/// Messages no server should take: the connection ends with the named counter, after the replies before it.
+#[test]
+fn bad_messages_are_named() {
+    let limits = Limits { message_bytes_max: 1000, fragments_max: 10, ..Limits::default() };
+    let nine_p = LengthPrefix { offset: 0, width: 4, endian: Endian::Little, adjust: 0, strip: false };
+    let good_record = [0x80, 0, 0, 2, b'h', b'i'];
+    let cases: [(&str, Framing, &[u8], &[u8], &str); 6] = [
+        ("an oversized record", Framing::RecordMark, &good_record, &[0x80, 0, 3, 0xe9], "closed_oversized_message"),
+        (
+            "two fragments too long together",
+            Framing::RecordMark,
+            &good_record,
+            &OVERSIZED_SUM,
+            "closed_oversized_message",
+        ),
+        ("fragments without end", Framing::RecordMark, &good_record, &[0; 44], "closed_endless_fragments"),
+        (
+            "shorter than its header",
+            Framing::LengthPrefix(nine_p),
+            &[6, 0, 0, 0, 7, 7],
+            &[3, 0, 0, 0],
+            "closed_malformed_frame",
+        ),
+        ("a line without end", LINES, b"hi\n", &[b'x'; 5000], "closed_oversized_message"),
+        ("a line too long", LINES, b"hi\n", &LONG_LINE, "closed_oversized_message"),
+    ];
+    for engine in engines() {
+        for (what, framing, good, bad, counter) in cases {
+            let (server, service) = server(engine, framing, limits.clone());
+            let mut other = connect(&server);
+            let mut peer = connect(&server);
+            peer.write_all(&[good, bad].concat()).unwrap();
+            expect(&mut peer, good);
+            expect_end(&mut peer);
+            drop(peer);
+            until_count(&server, counter, 1);
+            ask(&mut other, good, good);
+            assert_eq!(service.messages.lock().unwrap().len(), 2, "{engine}: {what}");
+            assert_eq!(count(&server, "closed_total"), 1, "{engine}: {what}");
+        }
+    }
+}
+
+const OVERSIZED_SUM: [u8; 504 + 4] = {
+    let mut bytes = [0; 508];
+    (bytes[2], bytes[3]) = (1, 0xf4); // 500 bytes, not the last fragment
+    (bytes[506], bytes[507]) = (1, 0xf5); // and 501 more
+    bytes
+};
+
+const LONG_LINE: [u8; 1002] = {
+    let mut bytes = [b'x'; 1002];
+    bytes[1001] = b'\n';
+    bytes
+};
+
+#[test]
+fn empty_fragments_are_legal_and_split_anywhere() {
+    for engine in engines() {
+        let (server, _) = server(engine, Framing::RecordMark, Limits::default());
+        let mut peer = connect(&server);
+        let record = [0, 0, 0, 0, 0, 0, 0, 1, b'h', 0, 0, 0, 0, 0, 0, 0, 1, b'i', 0x80, 0, 0, 0];
+        for cut in 0..=record.len() {
+            let before = count(&server, "bytes_in");
+            peer.write_all(&record[..cut]).unwrap();
+            until("the first part is read", || count(&server, "bytes_in") - before == cut as u64);
+            ask(&mut peer, &record[cut..], &[0x80, 0, 0, 2, b'h', b'i']);
+        }
+    }
+}
+
+/// Thousands at once, each with half a message, none of which may cost the others anything.
+#[test]
+fn a_storm_of_resets_leaves_nothing_behind() {
+    for engine in engines() {
+        let (server, _) = server(engine, LINES, Limits::default());
+        let mut other = connect(&server);
+        for round in 0..10 {
+            let mut peers: Vec<_> = (0..100).map(|_| connect(&server)).collect();
+            for (at, peer) in peers.iter_mut().enumerate() {
+                let bytes: &[u8] = [&b"half a li"[..], b"defer\n", b"long\nlong\n", b""][at % 4];
+                peer.write_all(bytes).unwrap();
+            }
+            peers.into_iter().for_each(reset);
+            ask(&mut other, b"and you?\n", b"and you?\n");
+            until("all are gone", || count(&server, "closed_total") == 100 * (round + 1));
+            assert_eq!(server.connections(), 1);
+        }
+        // Those that sent all of their requests and vanished count as any other end, but all are counted.
+        let ends: u64 = ["closed_io", "closed_by_peer"].iter().map(|counter| count(&server, counter)).sum();
+        assert_eq!(ends, 1000, "{engine}");
+    }
+}
