@@ -45,7 +45,7 @@ pub(crate) const TABLE: &[(u8, &str)] = &[
     (71, "The system refused a call, for example for lack of descriptors or memory."),
     (73, "echotest and rpctest: a file cannot be written."),
     (74, "echotest and rpctest: the results cannot be written."),
-    (77, "Missing rights; the line names the capability."),
+    (77, "Missing rights: a capability, the mode of a file, a seccomp profile; the line names it."),
     (78, "The configuration file is wrong; the line names the key and its place."),
 ];
 

@@ -78,6 +78,9 @@ fn render(command: Command) -> io::Result<Vec<u8>> {
     if servers.contains(&name.as_str()) {
         server_sections(&mut out)?;
     }
+    if name == "ksf-serve" {
+        example_section(&mut out)?;
+    }
     exit_section(&mut out)?;
     see_also(&name, &mut out)?;
     Ok(out)
@@ -144,6 +147,18 @@ fn server_sections(out: &mut dyn Write) -> io::Result<()> {
     roff.to_writer(out)
 }
 
+/// The example configuration is the reference of its keys, so the page shows it whole.
+fn example_section(out: &mut dyn Write) -> io::Result<()> {
+    let mut roff = Roff::new();
+    roff.control("SH", ["EXAMPLE"]);
+    roff.control("nf", []);
+    for line in include_str!("../../../packaging/ksf.toml").lines() {
+        roff.text([roman(line)]);
+    }
+    roff.control("fi", []);
+    roff.to_writer(out)
+}
+
 fn see_also(name: &str, out: &mut dyn Write) -> io::Result<()> {
     let ksf = Cli::command();
     let pages: Vec<String> = std::iter::once("ksf".to_owned())
@@ -168,6 +183,8 @@ mod tests {
             assert!(text.contains("EXIT STATUS"), "{}", command.get_name());
             assert!(text.contains(".TH"), "{}", command.get_name());
         }
+        let serve = String::from_utf8(page(Some("serve")).unwrap()).unwrap();
+        assert!(serve.contains("[[service]]"));
         assert_eq!(page(Some("nonsense")).unwrap_err().status, Status::Usage);
     }
 }

@@ -52,6 +52,34 @@ fn every_transport_answers_on_every_user_space_engine() {
     }
 }
 
+#[test]
+fn where_io_uring_is_refused_epoll_runs_and_the_cause_is_named() {
+    let refused = |args: &[&str]| {
+        let mut command = ksf();
+        support::without_io_uring(&mut command);
+        command.args(args);
+        command
+    };
+    let output = refused(&["kecho", "--engine", "uring", "--listen", "127.0.0.1:0"]).output().unwrap();
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(77), "{text}");
+    assert!(text.contains("seccomp") && text.contains("--engine=auto"), "{text}");
+
+    let args = ["kecho", "--no-xdp", "--listen", "127.0.0.1:0"];
+    let mut server = Server::start_command(refused(&args), 2);
+    let note = server.line_with("engine epoll instead of uring");
+    assert!(note.contains("seccomp") && note.contains("to get it"), "{note}");
+    assert!(server.seen().iter().any(|line| line.contains(" udp ") && line.contains("engine=epoll ")));
+    assert_eq!(echo(&mut connect(&server), b"all the same"), b"all the same");
+    server.stop();
+
+    let output = refused(&["doctor", "--json"]).output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let setup = report["probes"].as_array().unwrap().iter().find(|probe| probe["name"] == "uring_setup").unwrap();
+    assert_eq!((&setup["outcome"], &setup["errno"]), (&"fails".into(), &libc::EPERM.into()));
+    assert!(setup["detail"].as_str().unwrap().contains("seccomp"), "{setup}");
+}
+
 fn io_uring_works() -> bool {
     let output = run(&["doctor", "--json"]);
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("doctor prints JSON");

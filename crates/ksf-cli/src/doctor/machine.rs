@@ -88,7 +88,7 @@ impl Machine {
                 error,
                 "a seccomp filter is active on this process (container or unit) and refuses io_uring",
                 "allow io_uring_setup, io_uring_enter and io_uring_register in the profile, \
-                     e.g. SystemCallFilter=@io-uring or docker --security-opt seccomp=PROFILE",
+                     e.g. SystemCallFilter=@aio or docker --security-opt seccomp=PROFILE",
             ),
             (libc::EPERM, _) => Lack::errno(
                 error,

@@ -74,6 +74,34 @@ fn succeeds(words: &[&str]) {
     assert!(output.status.success(), "{words:?}: {}", stderr(&output));
 }
 
+/// Has the command run under a seccomp filter that refuses io_uring, as containers do.
+pub(crate) fn without_io_uring(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+    let statement = |code: u32, jt, k| libc::sock_filter { code: code as u16, jt, jf: 0, k };
+    let refuse = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+    // Load the number of the system call, refuse io_uring_setup, allow the rest (seccomp(2)).
+    let filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        libc::sock_filter {
+            jf: 1,
+            ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, libc::SYS_io_uring_setup as u32)
+        },
+        statement(libc::BPF_RET | libc::BPF_K, 0, refuse),
+        statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let install = move || {
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
+        // SAFETY: prctl copies the program, which lives until it returns, and writes nothing to it.
+        let refused = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
+                || libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) != 0
+        };
+        if refused { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+    };
+    // SAFETY: between fork and exec the closure makes two system calls and allocates nothing.
+    unsafe { command.pre_exec(install) };
+}
+
 /// A folder that is removed with the value.
 pub(crate) struct Folder(PathBuf);
 
