@@ -104,6 +104,7 @@ impl Builder {
         let mut assists: Vec<Arc<dyn Assist>> = Vec::new();
         let mut per_shard: Vec<Vec<ShardListener>> = cpus.iter().map(|_| Vec::new()).collect();
         for Planned { source, service, assist } in self.listeners {
+            service.framing().validate()?;
             let send_buffer_bytes = if assist.is_some() { ASSISTED_SEND_BUFFER_BYTES } else { 0 };
             let opened = match source {
                 Source::Bind(addr) => listener::open(&addr, &cpus, SocketOptions { send_buffer_bytes })?,

@@ -46,6 +46,7 @@ pub(crate) trait AnyService: Send + Sync {
     fn open(&self, peer: Peer, key: ConnKey, env: &Env) -> Result<Box<dyn Stream>, Refused>;
     fn open_datagrams(&self, local: Peer, socket: u32) -> Result<Box<dyn Datagrams>, Refused>;
     fn counters(&self) -> Vec<(&'static str, u64)>;
+    fn framing(&self) -> Framing;
     fn name(&self) -> &str;
 }
 
@@ -60,6 +61,10 @@ impl<S: Service> AnyService for Arc<S> {
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
         Service::counters(&**self)
+    }
+
+    fn framing(&self) -> Framing {
+        Service::framing(&**self)
     }
 
     fn name(&self) -> &str {
@@ -173,7 +178,9 @@ impl<S: Service> Datagrams for DatagramService<S> {
         match answer {
             Answer::Bytes(body) => reply.bytes(&body),
             Answer::Chunk(chunk) => reply.chunk(chunk),
-            Answer::Nothing | Answer::Abandoned => {}
+            Answer::Nothing => {}
+            // There is no connection to close; the peer asks again, as for any datagram that got lost.
+            Answer::Abandoned => return env.stats.datagrams_abandoned.add(1),
         }
         env.stats.replies_deferred.add(1);
     }

@@ -73,6 +73,8 @@ counters! {
     datagrams_oversized,
     /// Replies to datagrams the kernel refused to send, or for which the queue was full.
     datagrams_unsent,
+    /// Datagrams whose deferred reply was dropped without an answer.
+    datagrams_abandoned,
     /// Tasks refused because the queue of the thread pool was full.
     tasks_refused,
     /// Tasks that panicked; their connection was closed.
