@@ -354,6 +354,26 @@ fn serve_runs_several_services_with_limits_of_their_own() {
     server.stop();
 }
 
+#[test]
+fn a_service_that_cannot_start_takes_the_others_with_it() {
+    let folder = Folder::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let path = folder.path("echo");
+    let config = folder.write(
+        "config.toml",
+        &format!(
+            "engine = \"epoll\"\n[[service]]\nname = \"a\"\nkind = \"echo\"\nlisten = [\"unix:{}\"]\n\
+             [[service]]\nname = \"b\"\nkind = \"echo\"\nlisten = [\"tcp:{}\"]\n",
+            path.display(),
+            taken.local_addr().unwrap()
+        ),
+    );
+    let stats = folder.path("stats.sock");
+    let output = ksf().arg("serve").arg(config).arg("--stats-socket").arg(&stats).output().unwrap();
+    assert_eq!(output.status.code(), Some(69), "{}", stderr(&output));
+    assert!(!path.exists() && !stats.exists(), "sockets are left behind");
+}
+
 /// `ksf ARGS`, started as systemd would: `listener` as descriptor 3, called `name`.
 fn activated(listener: impl Into<std::os::fd::OwnedFd>, name: &str, args: &[&str]) -> Command {
     let mut command = Command::new("sh");

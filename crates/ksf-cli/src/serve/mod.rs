@@ -84,6 +84,13 @@ fn run(plans: Vec<Plan>, stats_args: &StatsArgs, loudness: Loudness) -> Result<E
     if let Some(line) = plans.first().and_then(|plan| cpus_left_out(plan.cpus.as_deref()?)) {
         chat(&line);
     }
+    // Before the services: from here on nothing fails that would have to undo them.
+    let services = Services::default();
+    let source = source(&services);
+    let socket = StatsSocket::open(stats_args.stats_socket.as_deref(), Arc::clone(&source))?;
+    let prometheus = stats_args.prometheus.map(|address| stats::prometheus::open(address, Arc::clone(&source)));
+    let prometheus = prometheus.transpose()?;
+
     let wishes: Vec<_> = plans.iter().map(|plan| plan.engine).collect();
     let lacks = Obstacles::look(&wishes);
     let mut started = Vec::new();
@@ -94,11 +101,7 @@ fn run(plans: Vec<Plan>, stats_args: &StatsArgs, loudness: Loudness) -> Result<E
         started.iter().flat_map(|service| of(service).iter().cloned()).collect()
     };
     let (ready, notes) = (lines(|service| &service.ready), lines(|service| &service.notes));
-    let services: Services = Arc::new(Mutex::new(started));
-    let source = source(&services);
-    let socket = StatsSocket::open(stats_args.stats_socket.as_deref(), Arc::clone(&source))?;
-    let prometheus = stats_args.prometheus.map(|address| stats::prometheus::open(address, Arc::clone(&source)));
-    let prometheus = prometheus.transpose()?;
+    *lock(&services) = started;
 
     ready.iter().for_each(|line| chat(line));
     notes.iter().for_each(|line| chat(line));

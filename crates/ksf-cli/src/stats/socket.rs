@@ -45,7 +45,10 @@ impl StatsSocket {
         let name = format!("{}.sock", std::process::id());
         let candidates = match wanted {
             Some(path) => vec![path.to_owned()],
-            None => folders().iter().map(|folder| folder.join(&name)).collect(),
+            None => {
+                folders().iter().for_each(|folder| sweep(folder));
+                folders().iter().map(|folder| folder.join(&name)).collect()
+            }
         };
         let mut last_error = None;
         for path in candidates {
@@ -96,6 +99,18 @@ fn refused(path: &Path, error: &io::Error) -> Failure {
         _ => (Status::Os, "choose another --stats-socket; its folder must exist".to_owned()),
     };
     Failure::new(status, what).remedy(remedy)
+}
+
+/// Removes the sockets that killed servers have left in a folder.
+fn sweep(folder: &Path) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let is_socket = path.extension().is_some_and(|extension| extension == "sock");
+        if is_socket && UnixStream::connect(&path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused) {
+            // Another server that starts now may have been first.
+            let _ = fs::remove_file(&path);
+        }
+    }
 }
 
 /// Listens at `path`; also the folder, if it had to be made.
