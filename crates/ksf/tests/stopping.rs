@@ -1,0 +1,207 @@
+//! Stopping under load: gently, nothing that was read stays without answer and nobody is reset; at once, everything
+//! ends.
+
+mod common;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+
+use common::Recorder;
+use common::net::*;
+use ksf::framing::{Delimiter, Framing};
+use ksf::limits::Limits;
+use ksf::{Message, Order, Peer, Refused, Reply, Service};
+
+/// Echoes lines; every third one from the thread pool. Counts what it was handed: when a server ends, its counters do.
+#[derive(Default)]
+struct Counting {
+    messages: AtomicU64,
+}
+
+impl Service for Counting {
+    type Conn = ();
+
+    fn name(&self) -> &str {
+        "counting"
+    }
+
+    fn framing(&self) -> Framing {
+        Framing::Delimiter(Delimiter::LF)
+    }
+
+    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        let number = self.messages.fetch_add(1, Ordering::Relaxed);
+        let body = message.bytes().to_vec();
+        if number % 3 != 0 {
+            reply.bytes(&body);
+        } else if reply.offload(move |deferred| deferred.reply(body)).is_err() {
+            reply.bytes(message.bytes());
+        }
+    }
+}
+
+/// How a client ended.
+#[derive(Debug)]
+struct Ended {
+    replies: u64,
+    by: Result<(), ErrorKind>,
+}
+
+/// Sends `depth` lines, waits for as many replies, and so on until the server ends it. `started` hears of the first.
+fn client(at: SocketAddr, depth: usize, started: mpsc::Sender<()>) -> Ended {
+    let mut peer = connect_to(at);
+    let lines = b"twelve bytes\n".repeat(depth);
+    let mut replies = 0;
+    let mut got = vec![0; lines.len()];
+    loop {
+        if let Err(error) = peer.write_all(&lines) {
+            return Ended { replies, by: Err(error.kind()) };
+        }
+        let mut filled = 0;
+        while filled < got.len() {
+            match peer.read(&mut got[filled..]) {
+                Ok(0) => {
+                    assert_eq!(filled % 13, 0, "a torn reply");
+                    assert!(lines.starts_with(&got[..filled]), "a wrong reply");
+                    return Ended { replies: replies + filled as u64 / 13, by: Ok(()) };
+                }
+                Ok(length) => filled += length,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Ended { replies, by: Err(error.kind()) },
+            }
+        }
+        assert!(got == lines, "a wrong reply");
+        if replies == 0 {
+            // The test may have heard enough already.
+            let _ = started.send(());
+        }
+        replies += depth as u64;
+    }
+}
+
+const CLIENTS: usize = 8;
+
+#[test]
+fn a_drained_server_has_answered_what_it_read_and_resets_nobody() {
+    for engine in engines() {
+        let service = Arc::new(Counting::default());
+        let server = all_shards(engine, ANY, Limits::default(), Arc::clone(&service));
+        let at = addr(&server);
+        let (started, all_started) = mpsc::channel();
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|number| {
+                let started = started.clone();
+                std::thread::spawn(move || client(at, [1, 4, 32][number % 3], started))
+            })
+            .collect();
+        (0..CLIENTS).for_each(|_| all_started.recv().unwrap());
+        server.drain().unwrap();
+        let ended: Vec<_> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+        assert!(ended.iter().all(|ended| ended.by.is_ok()), "{engine}: a client was reset: {ended:?}");
+        let replies: u64 = ended.iter().map(|ended| ended.replies).sum();
+        assert_eq!(replies, service.messages.load(Ordering::Relaxed), "{engine}: read and not answered");
+    }
+}
+
+#[test]
+fn a_drain_waits_for_deferred_replies_and_unfinished_messages() {
+    for engine in engines() {
+        let service = Recorder::new(Framing::Delimiter(Delimiter::LF), Order::Requests);
+        let server = one_shard(engine, ANY, Limits::default(), Arc::clone(&service));
+        let (mut idle, mut waits, mut sends) = (connect(&server), connect(&server), connect(&server));
+        waits.write_all(b"defer\n").unwrap();
+        sends.write_all(b"half a li").unwrap();
+        until("all is read", || count(&server, "bytes_in") == 15);
+        let drained = std::thread::spawn(move || server.drain());
+        // Who owes nothing and is owed nothing is closed at once; then the shard drains for sure.
+        expect_end(&mut idle);
+        sends.write_all(b"ne\n").unwrap();
+        expect(&mut sends, b"half a line\n");
+        expect_end(&mut sends);
+        let late = service.deferred.lock().unwrap().pop().unwrap();
+        late.reply(b"late".to_vec());
+        expect(&mut waits, b"late\n");
+        expect_end(&mut waits);
+        drop((idle, sends, waits));
+        drained.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn a_drain_ends_after_its_time_whatever_the_peers_do() {
+    for engine in engines() {
+        let service = Recorder::new(Framing::Delimiter(Delimiter::LF), Order::Requests);
+        let limits = Limits { drain_timeout_ms: 50, ..Limits::default() };
+        let server = one_shard(engine, ANY, limits, Arc::clone(&service));
+        let mut stubborn = connect(&server);
+        stubborn.write_all(b"never a whole li").unwrap();
+        let mut forgotten = connect(&server);
+        forgotten.write_all(b"defer\n").unwrap();
+        until("all is read", || count(&server, "bytes_in") == 22);
+        server.drain().unwrap();
+        expect_end(&mut stubborn);
+        expect_end(&mut forgotten);
+    }
+}
+
+/// Connections that wait to be accepted are the server's already: the handshake told them so.
+#[test]
+fn connections_made_before_a_drain_are_not_reset() {
+    for engine in engines() {
+        let server = all_shards(engine, ANY, Limits::default(), Arc::new(Echo));
+        let mut peers: Vec<_> = (0..200).map(|_| connect(&server)).collect();
+        let drained = std::thread::spawn(move || server.drain());
+        for peer in &mut peers {
+            expect_end(peer);
+            peer.shutdown(Shutdown::Both).unwrap();
+        }
+        drained.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn a_dropped_server_ends_everything_and_its_port_is_free() {
+    for engine in engines() {
+        let service = Arc::new(Counting::default());
+        let server = all_shards(engine, ANY, Limits::default(), Arc::clone(&service));
+        let at = addr(&server);
+        let (started, all_started) = mpsc::channel();
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|_| {
+                let started = started.clone();
+                std::thread::spawn(move || client(at, 16, started))
+            })
+            .collect();
+        (0..CLIENTS).for_each(|_| all_started.recv().unwrap());
+        drop(server);
+        for client in clients {
+            // Wrong or torn replies panic in there; any end will do.
+            client.join().unwrap();
+        }
+        assert_eq!(Arc::strong_count(&service), 1, "{engine}: somebody still holds the service");
+        let server = all_shards(engine, &format!("tcp:{at}"), Limits::default(), Arc::new(Echo));
+        ask(&mut connect(&server), b"hello", b"hello");
+    }
+}
+
+#[test]
+fn a_server_stops_with_answers_outstanding() {
+    for engine in engines() {
+        let service = Recorder::new(Framing::Delimiter(Delimiter::LF), Order::Requests);
+        let server = one_shard(engine, ANY, Limits::default(), Arc::clone(&service));
+        let mut peer = connect(&server);
+        peer.write_all(b"defer\n").unwrap();
+        until("it is deferred", || service.deferred.lock().unwrap().len() == 1);
+        drop(server);
+        expect_end(&mut peer);
+        // Nobody is left to hear it, and nothing breaks.
+        let late = service.deferred.lock().unwrap().pop().unwrap();
+        late.reply(b"too late".to_vec());
+    }
+}
