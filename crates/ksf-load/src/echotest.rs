@@ -36,7 +36,7 @@ pub(crate) const AFTER_HELP: &str = "\
 Numbers take a suffix: k m g t p e z y are powers of 1024, K M G T P E Z Y powers of 1000, b is 512, w is 4.
 Times take us, ms, s, m or h; without a unit they are seconds.
 
-Exit status: 0 every reply was right, 1 replies were wrong, missing or surplus, 64 wrong use, 65 bad number,
+Exit status: 0 every reply was right, 1 replies were wrong, missing or surplus, 64 wrong use, 65 bad number, \
 68 unknown host, 69 no connection, 71 system error, 73 a file cannot be written, 74 the results cannot be written.";
 
 fn length(text: &str) -> Result<u64, NumberError> {

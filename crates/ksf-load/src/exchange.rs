@@ -28,6 +28,9 @@ const PROGRESS_STEP: u64 = 256;
 /// surplus bytes.
 const FAREWELL: Duration = Duration::from_millis(100);
 
+/// How long outstanding replies are awaited after the user asked to stop.
+const STOPPED_TIMEOUT_NS: u64 = 1_000_000_000;
+
 /// How an exchange ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum End {
@@ -289,10 +292,15 @@ impl<'a, P: Protocol> Exchange<'a, P> {
             self.bytes_at_progress = bytes;
             self.last_progress_ns = self.now_ns;
         }
-        if self.now_ns.saturating_sub(self.last_progress_ns) < self.limits.timeout_ns {
+        // Somebody who asked to stop does not want to wait long for replies that may never come.
+        let limit_ns = match self.is_stopped() {
+            true => self.limits.timeout_ns.min(STOPPED_TIMEOUT_NS),
+            false => self.limits.timeout_ns,
+        };
+        if self.now_ns.saturating_sub(self.last_progress_ns) < limit_ns {
             return Ok(());
         }
-        let seconds = self.limits.timeout_ns as f64 / 1e9;
+        let seconds = limit_ns as f64 / 1e9;
         let lost = self.table.in_flight() as u64;
         let text = format!("no reply for {seconds} s, {lost} outstanding");
         self.table.expire(u64::MAX);

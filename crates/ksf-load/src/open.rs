@@ -84,7 +84,7 @@ impl Schedule {
 pub(crate) struct OpenRecord {
     /// Requests that were due but found the bound on the number in flight reached.
     pub(crate) bound_hits: u64,
-    /// How late requests were sent although there was room: this program's own delay.
+    /// How late requests were sent, counted from when they were due and there was room: this program's own delay.
     pub(crate) lag: Latencies,
     /// Requests that were due before the end but could not be sent any more.
     pub(crate) unsent: u64,
@@ -115,7 +115,8 @@ impl OpenLoop<'_> {
     }
 
     fn turns<P: Protocol>(&mut self, x: &mut Exchange<'_, P>) -> Result<End, End> {
-        let mut held_up = false;
+        // Until when the bound, and until when the bound or a full socket, last kept a due request from being sent.
+        let (mut bound_until_ns, mut held_until_ns) = (0, 0);
         loop {
             let stopped = x.is_stopped();
             let due = self.schedule.due_ns();
@@ -133,13 +134,12 @@ impl OpenLoop<'_> {
                 return Ok(self.give_up(x));
             }
             if x.is_blocked() {
+                held_until_ns = now;
                 x.flush()?;
             } else if more && due <= now {
                 if x.table.has_room() {
-                    if !held_up {
-                        self.record.lag.record(now - due);
-                    }
-                    held_up = false;
+                    self.record.bound_hits += u64::from(due <= bound_until_ns);
+                    self.record.lag.record(now - due.max(held_until_ns));
                     x.send_one(due)?;
                     self.schedule.advance();
                     // One receive per send, so that a schedule that is behind cannot starve the receiving side.
@@ -147,10 +147,8 @@ impl OpenLoop<'_> {
                         x.sweep_if_due();
                     }
                     continue;
-                } else if !held_up {
-                    held_up = true;
-                    self.record.bound_hits += 1;
                 }
+                (bound_until_ns, held_until_ns) = (now, now);
             }
             if x.receive(RecvFlags::DONTWAIT)? {
                 x.sweep_if_due();
