@@ -29,7 +29,7 @@ fn connect(server: &Server) -> TcpStream {
 fn every_transport_answers_on_every_user_space_engine() {
     for engine in ["uring", "epoll"] {
         if engine == "uring" && !io_uring_works() {
-            eprintln!("skipped: io_uring is not allowed here (ksf doctor says why)");
+            support::say_skipped("io_uring is not allowed here (ksf doctor says why)");
             continue;
         }
         let folder = Folder::new();

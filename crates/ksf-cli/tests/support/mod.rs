@@ -2,8 +2,8 @@
 #![allow(dead_code)] // Each test file uses a part of it.
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
@@ -38,8 +38,15 @@ pub(crate) fn root_or_skip(what: &str) -> bool {
         return true;
     }
     assert!(std::env::var_os("CI").is_none(), "in CI no test may be skipped: needs root ({what})");
-    eprintln!("skipped: needs root ({what})");
+    say_skipped(&format!("needs root ({what})"));
     false
+}
+
+/// Says that a test did not run. Not by `eprintln!`, which the test runner hides of a test that passes.
+pub(crate) fn say_skipped(why: &str) {
+    let thread = std::thread::current();
+    let line = format!("skipped: {}: {why}\n", thread.name().unwrap_or("a test"));
+    std::io::stderr().write_all(line.as_bytes()).expect("stderr is open");
 }
 
 /// Moves this test's thread, and so every process it starts, to a new network namespace. False: no root, skip.
@@ -266,13 +273,12 @@ pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// A copy of the binary that every user may run.
+/// A copy of the binary that every user may run. Made by another process: a descriptor open for writing in this one
+/// could be inherited by a child that another test starts meanwhile, and then the copy would be busy (ETXTBSY).
 pub(crate) fn ksf_for_all(folder: &Folder) -> PathBuf {
-    use std::os::unix::fs::PermissionsExt;
-    let parent = folder.path("");
-    std::fs::set_permissions(&parent, std::fs::Permissions::from_mode(0o755)).expect("own folder");
     let copy = folder.path("ksf");
-    std::fs::copy(Path::new(env!("CARGO_BIN_EXE_ksf")), &copy).expect("the binary can be copied");
-    std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o755)).expect("own file");
+    let parent = folder.path("").display().to_string();
+    succeeds(&["chmod", "755", &parent]);
+    succeeds(&["install", "-m", "755", env!("CARGO_BIN_EXE_ksf"), &copy.display().to_string()]);
     copy
 }
