@@ -74,9 +74,9 @@ fn busy_generator(plan: &Plan, run: &RunResult) -> Option<Warning> {
             "a thread of this program used {:.0} % of its CPU without waiting for the server: the server may be able \
              to do more than was measured; add threads (-j) on CPUs of their own (--cpu){}",
             busiest * 100.0,
-            match plan.batch {
-                1 => ", or several messages per send (--batch)",
-                _ => "",
+            match plan.batch == 1 && !plan.socket.transport.is_datagram() {
+                true => ", or several messages per send (--batch)",
+                false => "",
             }
         ),
     })
