@@ -80,22 +80,23 @@ struct ksf_conn {
 	__u64 replied;	/* reply bytes queued here */
 	__u64 messages; /* messages answered here */
 	__u32 lag;	/* bytes by which TCP's copied_seq is behind what was consumed: ksf_stream.h */
-	__u32 base_seq; /* write_seq when `replied` was 0 and user space had sent nothing more */
-	__u32 epoch_seen;
+	__u32 base_seq; /* write_seq less all bytes sent and replied */
+	__u32 epoch_seen; /* 0: base_seq is not known yet */
 	__u32 woken;  /* park_seq of the last wake-up sent */
 	__u32 broken; /* a reply was lost after its request was consumed: user space closes the connection */
 	__u32 gap;    /* rcv_nxt - copied_seq - segment, at the last segment that could have been answered */
 	__u32 hopping; /* a reply was sent through a hop and was not seen to have arrived */
-	__u32 hop_end; /* the low half of `replied` behind it */
+	__u32 hop_end; /* `replied` and `sent` behind it, the low half of the sum */
 
 	__u64 settled;	 /* bytes passed here that user space has answered; ~0: never settled */
 	__u64 cookie;	 /* of the socket */
-	__u32 epoch;	 /* changes when user space has sent something since it last settled */
+	__u64 sent;	 /* bytes user space has sent, those of the send under way included */
+	__u32 epoch;	 /* changes with `sent`; not 0 once settled */
 	__u32 parked;	 /* user space does not poll the socket for input */
 	__u32 park_seq;	 /* raised by every park: one wake-up each */
 	__u32 lag_floor; /* SO_RCVLOWAT less one: the lag at which the socket polls right */
 	__u32 shard;	 /* who is woken */
-	__u32 reserved_user[7];
+	__u32 reserved_user[5];
 };
 
 /* A message on its way through a service function, with room for the reply. */

@@ -54,21 +54,29 @@ static __always_inline void ksf_break(struct ksf_conn *conn)
 /* Is anything of this connection outstanding? 0, or the counter that says what. */
 static __always_inline __u32 ksf_outstanding(struct ksf_conn *conn, const struct ksf_tcp *tcp, __u32 len)
 {
-	__u32 unacknowledged __attribute__((unused)), gap;
+	__u32 unacknowledged __attribute__((unused)), gap, epoch, ours;
 
 #ifndef KSF_MUTANT_NO_SETTLE
 	if (KSF_READ(conn->settled) != conn->passed || conn->broken)
 		return KSF_COUNT_passed_unsettled;
 #endif
-	/* `epoch` was written before `settled`. */
+	/* `epoch` and `sent` were written before `settled`. */
 	ksf_barrier(conn);
-	if (conn->epoch_seen != KSF_READ(conn->epoch)) {
-		/* User space has sent something, which it does only after TCP has taken everything queued here, and
-		 * has finished sending: what TCP holds now is the new base. */
-		conn->epoch_seen = KSF_READ(conn->epoch);
-		conn->base_seq = tcp->write_seq - (__u32)conn->replied;
+	epoch = KSF_READ(conn->epoch);
+	ours = (__u32)conn->replied + (__u32)KSF_READ(conn->sent);
+	if (conn->epoch_seen != epoch) {
+		/* The first time user space has settled when TCP had all of its bytes, so the base can be learned. Later
+		 * it settles just before it sends, so that the next request, which the client sends as soon as it is
+		 * woken, finds the connection settled: until all of that has reached TCP, a reply would overtake it. */
+		if (!conn->epoch_seen)
+			conn->base_seq = tcp->write_seq - ours;
+#ifndef KSF_MUTANT_NO_EPOCH
+		else if (conn->base_seq + ours != tcp->write_seq)
+			return KSF_COUNT_passed_outstanding;
+#endif
+		conn->epoch_seen = epoch;
 	}
-	unacknowledged = conn->base_seq + (__u32)conn->replied - tcp->snd_una;
+	unacknowledged = conn->base_seq + ours - tcp->snd_una;
 #ifndef KSF_MUTANT_NO_OUTSTANDING
 	if (unacknowledged > ksf_config.window_bytes)
 		return KSF_COUNT_passed_outstanding;
@@ -179,7 +187,7 @@ static __always_inline __u32 ksf_send_hop(struct __sk_buff *skb, struct ksf_conn
 	if (eaten != len && (eaten > KSF_BYTES_MAX || bpf_skb_change_tail(skb, eaten, 0)))
 		eaten = len;
 	ksf_account(conn, len, reply_len, eaten, slot->messages);
-	conn->hop_end = (__u32)conn->replied;
+	conn->hop_end = (__u32)conn->replied + (__u32)KSF_READ(conn->sent);
 	conn->hopping = 1;
 	ksf_count(KSF_COUNT_segments_hopped, 1);
 	return 0;
@@ -255,9 +263,15 @@ static __always_inline int ksf_stream_verdict(struct __sk_buff *skb)
 		return SK_PASS;
 	}
 	if (!len) {
-		/* The peer's FIN. */
+		/* The peer's FIN, which holds no bytes. Passed, it may have to wait in the work queue, which takes an
+		 * empty segment for a failed send and breaks the connection (sk_psock_backlog(), ret == 0, Linux 6.18).
+		 * User space learns of the end from the socket's state, so it can go. */
 		ksf_wake_if_parked(conn);
+#ifdef KSF_MUTANT_PASS_FIN
 		return SK_PASS;
+#else
+		return SK_DROP;
+#endif
 	}
 	why = ksf_stream_answer(skb, conn, index, cookie);
 	if (!why)

@@ -61,12 +61,13 @@ pub(crate) struct ConnState {
 
     pub(crate) settled: AtomicU64,
     pub(crate) cookie: AtomicU64,
+    pub(crate) sent: AtomicU64,
     pub(crate) epoch: AtomicU32,
     pub(crate) parked: AtomicU32,
     pub(crate) park_seq: AtomicU32,
     pub(crate) lag_floor: AtomicU32,
     pub(crate) shard: AtomicU32,
-    pub(crate) reserved_user: [AtomicU32; 7],
+    pub(crate) reserved_user: [AtomicU32; 5],
 }
 
 /// `struct ksf_message`: an area of `ksf_calls`.

@@ -34,7 +34,7 @@ impl KernelAssist {
             cookie,
             replied_drained: 0,
             unseen_bytes: None,
-            sent_settled: 0,
+            sent_settled: None,
             settled: None,
         };
         let maps = &shared.loaded.maps;
@@ -79,9 +79,9 @@ struct KernelConn {
     /// Bytes user space has received that the program never saw, because they had arrived before it. Learned at the
     /// first quiet moment.
     unseen_bytes: Option<u64>,
-    /// `sent_bytes` of the last settle that told the program to look at write_seq anew.
-    sent_settled: u64,
-    /// What the program was last told is answered.
+    /// The bytes sent that the program was last told of.
+    sent_settled: Option<u64>,
+    /// What the program was last told is answered; `None`: it must not answer.
     settled: Option<u64>,
 }
 
@@ -92,6 +92,23 @@ impl KernelConn {
 
     fn is_broken(&self) -> bool {
         self.state().broken.load(Acquire) != 0
+    }
+
+    /// Tells the program that everything up to `settled` is answered, by `sent` bytes in all.
+    fn publish(&mut self, settled: u64, sent: u64) {
+        let state = self.shared.conns.at(self.index);
+        if self.sent_settled != Some(sent) {
+            self.sent_settled = Some(sent);
+            state.sent.store(sent, Relaxed);
+            // Never 0 again: that means that nothing was published yet.
+            let epoch = state.epoch.load(Relaxed).wrapping_add(1).max(1);
+            state.epoch.store(epoch, Relaxed);
+        }
+        if self.settled != Some(settled) {
+            // After the others: the program reads them in the opposite order.
+            state.settled.store(settled, Release);
+            self.settled = Some(settled);
+        }
     }
 
     /// Stops the program from answering, and returns when no run that may still answer is under way.
@@ -141,16 +158,21 @@ impl AssistConn for KernelConn {
                 unseen
             }
         };
-        let Some(settled) = received_bytes.checked_sub(unseen) else { return };
-        if sent_bytes != self.sent_settled {
-            self.sent_settled = sent_bytes;
-            self.state().epoch.fetch_add(1, Relaxed);
+        self.publish(received_bytes - unseen.min(received_bytes), sent_bytes);
+    }
+
+    fn settle_ahead(&mut self, received_bytes: u64, sent_after_bytes: u64) {
+        // The first time must be a settle: only then is the program's base of write_seq right.
+        let (Some(unseen), Some(_)) = (self.unseen_bytes, self.sent_settled) else { return };
+        if let Some(settled) = received_bytes.checked_sub(unseen) {
+            self.publish(settled, sent_after_bytes);
         }
-        if self.settled != Some(settled) {
-            // After the epoch: the program reads them in the opposite order.
-            self.state().settled.store(settled, Release);
-            self.settled = Some(settled);
-        }
+    }
+
+    fn is_end(&mut self, socket: BorrowedFd<'_>, received_bytes: u64) -> bool {
+        let taken = self.state().taken.load(SeqCst);
+        // TCP counts the FIN as a byte. A socket that cannot be asked has nothing more to give.
+        tcp::counts(socket).map_or(true, |counts| received_bytes + taken + 1 >= counts.received)
     }
 
     fn token(&self) -> u64 {

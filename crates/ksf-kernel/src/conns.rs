@@ -77,8 +77,8 @@ impl ConnState {
         }
         self.settled.store(NEVER, Relaxed);
         self.cookie.store(cookie, Relaxed);
-        // Other than epoch_seen: the first segment that may be answered sets base_seq.
-        self.epoch.store(1, Relaxed);
+        self.sent.store(0, Relaxed);
+        self.epoch.store(0, Relaxed);
         fence(SeqCst);
     }
 }

@@ -249,7 +249,7 @@ impl Server {
         // Behind a full output the server stops reading, as every engine does.
         if self.output.len() < 1 << 20 {
             match again(self.socket.read(&mut buf))? {
-                Some(0) => ended = true,
+                Some(0) => ended = self.conn.is_end(self.socket.as_fd(), self.received),
                 Some(bytes) => {
                     self.received += bytes as u64;
                     self.input.extend_from_slice(&buf[..bytes]);
@@ -260,6 +260,9 @@ impl Server {
         }
         self.answer()?;
         if !self.output.is_empty() && self.conn.drained(self.socket.as_fd(), self.sent) {
+            if self.input.is_empty() {
+                self.conn.settle_ahead(self.received, self.sent + self.output.len() as u64);
+            }
             let bytes = again(self.socket.write(&self.output))?.unwrap_or(0);
             self.output.drain(..bytes);
             self.sent += bytes as u64;

@@ -201,6 +201,15 @@ impl KernelService {
         self.shared.counters()
     }
 
+    /// Ids of the loaded programs, as `bpftool prog` lists them.
+    pub fn program_ids(&self) -> Vec<u32> {
+        let loaded = &self.shared.loaded;
+        [&loaded.stream, &loaded.hop, &loaded.xdp, &loaded.call]
+            .into_iter()
+            .filter_map(|program| sys::program_id(program.as_fd()).ok())
+            .collect()
+    }
+
     /// Name of each program and the instructions the verifier looked at to accept it.
     pub fn verifier_cost(&self) -> Vec<(String, u32)> {
         self.shared.loaded.cost.clone()

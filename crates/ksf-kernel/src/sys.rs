@@ -210,6 +210,11 @@ pub(crate) fn verified_instructions(program: BorrowedFd<'_>) -> u32 {
     program_info(program).map_or(0, |info| info.verified_insns)
 }
 
+/// The program's id.
+pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
+    program_info(program).map(|info| info.id)
+}
+
 /// Name of the program with this id.
 pub(crate) fn program_name(id: u32) -> io::Result<String> {
     // SAFETY: takes a number, makes a descriptor.

@@ -2,11 +2,34 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader, Read};
+use std::net::{Shutdown, TcpStream};
+use std::process::{Command, Stdio};
+
 use common::*;
-use ksf_kernel::Builtin;
+use ksf::assist::Assist;
+use ksf_kernel::{Builtin, KernelService};
 
 fn no_fallback(message: &[u8]) -> Vec<u8> {
     panic!("nothing falls through: {message:?}")
+}
+
+/// PROC_UNAVAIL, without the record mark (RFC 5531, section 9).
+fn proc_unavailable(call: &[u8]) -> Vec<u8> {
+    let words = [1u32, 0, 0, 0, 3].map(u32::to_be_bytes).concat();
+    [&call[..4], &words].concat()
+}
+
+fn exchange(client: &mut TcpStream, request: &[u8], reply: &[u8]) {
+    send_all(client, request);
+    assert_eq!(read_exactly(client, reply.len()), reply);
+}
+
+/// All that comes until the end of the stream.
+fn read_to_end(client: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    client.read_to_end(&mut bytes).expect("the end of the stream");
+    bytes
 }
 
 #[test]
@@ -14,31 +37,329 @@ fn null_calls_are_answered_in_the_kernel() {
     if !is_root("eBPF") {
         return;
     }
-    for (habits, hopped) in [(POLLING, true), (PARKING, false)] {
+    for (habits, address) in [(POLLING, "127.0.0.1:0"), (PARKING, "127.0.0.1:0"), (PARKING, "[::1]:0")] {
+        let service = load(Builtin::RpcNull);
+        let (mut client, server) = tcp_pair(address);
+        let half = UserHalf::serve(&service, server, habits, no_fallback);
+        for xid in 0..5000 {
+            exchange(&mut client, &null_call(xid), &null_reply(xid));
+        }
+        let answered = counter(&service, "messages_answered");
+        assert!(answered > 4900, "{habits:?}: {answered} of 5000 in the kernel");
+        // Parked, a shorter reply goes direct and the lag is repaid now and then; polled, each takes the hop.
+        let hopped = counter(&service, "segments_hopped");
+        assert_eq!(hopped > answered / 2, !habits.parks, "{hopped} hops");
+        drop(client);
+        let outcome = half.join();
+        assert_eq!(outcome.replied, answered * 28);
+    }
+}
+
+#[test]
+fn echo_is_byte_exact_whatever_the_size() {
+    if !is_root("eBPF") {
+        return;
+    }
+    let service = load(Builtin::Echo);
+    let (mut client, server) = tcp_pair("127.0.0.1:0");
+    let half = UserHalf::serve(&service, server, PARKING, no_fallback);
+    let edges = [1448, 4096, 8192, 16_000, 16_064, 16_384, 32_768, 65_483, 65_536, 70_000];
+    let around = edges.iter().flat_map(|edge| edge - 3..=edge + 3);
+    for size in (1..=300).chain(around) {
+        let message = pattern(size, size as u64);
+        let mut sender = client.try_clone().unwrap();
+        let sent = message.clone();
+        // Written from another thread: both directions are full at the large sizes.
+        let writer = std::thread::spawn(move || send_all(&mut sender, &sent));
+        assert_eq!(read_exactly(&mut client, size), message, "{size} bytes");
+        writer.join().unwrap();
+    }
+    assert!(counter(&service, "segments_answered") > 200);
+    drop(client);
+    half.join();
+}
+
+/// Calls that the kernel answers and calls that only user space can, in turn and mixed: one order, nothing missing.
+#[test]
+fn the_halves_take_turns() {
+    if !is_root("eBPF") {
+        return;
+    }
+    for habits in [POLLING, PARKING] {
         let service = load(Builtin::RpcNull);
         let (mut client, server) = tcp_pair("127.0.0.1:0");
-        let half = UserHalf::serve(&service, server, habits, no_fallback);
-        let started = std::time::Instant::now();
-        for xid in 0..20_000 {
-            send_all(&mut client, &null_call(xid));
-            let r = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| read_exactly(&mut client, 28)));
-            if r.is_err() {
-                panic!(
-                    "xid {xid} {:?}",
-                    service.counters().iter().filter(|c| c.value > 0).map(|c| (c.name, c.value)).collect::<Vec<_>>()
-                );
-            }
-            assert_eq!(r.unwrap(), null_reply(xid), "xid {xid} {habits:?}");
+        let half = UserHalf::serve(&service, server, habits, proc_unavailable);
+        for xid in 0..3000u32 {
+            let hard = pattern(1, u64::from(xid))[0] < 40;
+            let call = rpc_call(xid, 100_003, 3, u32::from(hard));
+            let mut reply = null_reply(xid);
+            reply[27] = if hard { 3 } else { 0 };
+            exchange(&mut client, &call, &reply);
         }
-        println!("{habits:?}: {:?} each", started.elapsed() / 20_000);
-        let answered = counter(&service, "messages_answered");
-        println!(
-            "{answered} {:?}",
-            service.counters().iter().filter(|c| c.value > 0).map(|c| (c.name, c.value)).collect::<Vec<_>>()
-        );
-        assert!(answered > 10_000, "{habits:?}: {answered} of 20000 in the kernel");
-        assert_eq!(counter(&service, "segments_hopped") > answered / 2, hopped);
+        assert!(counter(&service, "messages_answered") > 1000, "{habits:?}");
+        assert!(counter(&service, "passed_unanswerable") > 300, "{habits:?}");
         drop(client);
         half.join();
     }
+}
+
+/// Bursts: the first segment may be answered in the kernel, the rest is not; replies keep the order of the calls.
+#[test]
+fn order_holds_under_pipelining() {
+    if !is_root("eBPF") {
+        return;
+    }
+    for window_bytes in [0, 4096] {
+        let service = load_with(Builtin::RpcNull, |options| options.window_bytes = window_bytes);
+        let (mut client, server) = tcp_pair("127.0.0.1:0");
+        let half = UserHalf::serve(&service, server, PARKING, proc_unavailable);
+        let mut xid = 0;
+        for round in 0..600u32 {
+            let burst = 1 + u32::from(pattern(1, u64::from(round))[0]) % 20;
+            let mut replies = Vec::new();
+            for _ in 0..burst {
+                let hard = xid % 7 == 3;
+                send_all(&mut client, &rpc_call(xid, 100_003, 3, u32::from(hard)));
+                let mut reply = null_reply(xid);
+                reply[27] = if hard { 3 } else { 0 };
+                replies.extend_from_slice(&reply);
+                xid += 1;
+            }
+            assert_eq!(read_exactly(&mut client, replies.len()), replies, "round {round}");
+        }
+        assert!(counter(&service, "messages_answered") > 100);
+        assert!(counter(&service, "segments_passed") > 100);
+        drop(client);
+        half.join();
+    }
+}
+
+/// Bytes from before the socket came under the programs, unread and read.
+#[test]
+fn early_bytes_are_counted() {
+    if !is_root("eBPF") {
+        return;
+    }
+    let service = load(Builtin::RpcNull);
+    // Unread: they wait in the receive queue.
+    let (mut client, server) = tcp_pair("127.0.0.1:0");
+    send_all(&mut client, &null_call(1));
+    wait_until("the call arrives", || server.peek(&mut [0; 44]).is_ok_and(|bytes| bytes == 44));
+    let half = UserHalf::serve(&service, server, PARKING, no_fallback);
+    assert_eq!(read_exactly(&mut client, 28), null_reply(1));
+    for xid in 2..500 {
+        exchange(&mut client, &null_call(xid), &null_reply(xid));
+    }
+    assert!(counter(&service, "messages_answered") > 400);
+    drop(client);
+    half.join();
+
+    // Read and answered by user space.
+    let (mut client, mut server) = tcp_pair("127.0.0.1:0");
+    send_all(&mut client, &null_call(1));
+    assert_eq!(read_exactly(&mut server, 44), null_call(1));
+    send_all(&mut server, &null_reply(1));
+    let so_far = Outcome { received: 44, sent: 28, replied: 0 };
+    let half = UserHalf::serve_from(&service, server, PARKING, no_fallback, so_far);
+    assert_eq!(read_exactly(&mut client, 28), null_reply(1));
+    let before = counter(&service, "messages_answered");
+    for xid in 2..500 {
+        exchange(&mut client, &null_call(xid), &null_reply(xid));
+    }
+    assert!(counter(&service, "messages_answered") > before + 400);
+    drop(client);
+    half.join();
+}
+
+#[test]
+fn a_slow_reader_misses_nothing() {
+    if !is_root("eBPF") {
+        return;
+    }
+    let service = load(Builtin::Echo);
+    for round in 0..60 {
+        let (mut client, server) = tcp_pair("127.0.0.1:0");
+        let half = UserHalf::serve(&service, server, if round % 2 == 0 { PARKING } else { POLLING }, no_fallback);
+        let message = pattern(400_000 + round * 1000, round as u64);
+        let mut sender = client.try_clone().unwrap();
+        let to_send = message.clone();
+        let writer = std::thread::spawn(move || {
+            for piece in to_send.chunks(7001) {
+                send_all(&mut sender, piece);
+            }
+            sender.shutdown(Shutdown::Write).unwrap();
+        });
+        // Starts to read when nothing moves any more, then in small pieces.
+        let received = std::sync::atomic::AtomicU64::new(u64::MAX);
+        wait_until("the first bytes are there", || client.peek(&mut [0; 1]).is_ok());
+        let _ = received;
+        let mut got = Vec::new();
+        let mut buf = [0; 1500];
+        loop {
+            match client.read(&mut buf).expect("more of the echo") {
+                0 => break,
+                bytes => got.extend_from_slice(&buf[..bytes]),
+            }
+        }
+        assert!(got == message, "round {round}: {} of {} bytes", got.len(), message.len());
+        writer.join().unwrap();
+        half.join();
+    }
+}
+
+#[test]
+fn a_half_close_waits_for_the_last_reply() {
+    if !is_root("eBPF") {
+        return;
+    }
+    for habits in [POLLING, PARKING] {
+        let service = load(Builtin::RpcNull);
+        for calls in 1..40 {
+            let (mut client, server) = tcp_pair("127.0.0.1:0");
+            let half = UserHalf::serve(&service, server, habits, no_fallback);
+            exchange(&mut client, &null_call(0), &null_reply(0));
+            let mut replies = Vec::new();
+            for xid in 0..calls {
+                send_all(&mut client, &null_call(xid));
+                replies.extend_from_slice(&null_reply(xid));
+            }
+            client.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(read_to_end(&mut client), replies, "{calls} calls, {habits:?}");
+            half.join();
+        }
+    }
+}
+
+/// Entries are used again; a full table refuses, counted, and the others go on.
+#[test]
+fn entries_are_used_again() {
+    if !is_root("eBPF") {
+        return;
+    }
+    let service = load_with(Builtin::RpcNull, |options| options.connections_max = 4);
+    for round in 0..25 {
+        let (mut client, server) = tcp_pair("127.0.0.1:0");
+        let half = UserHalf::serve(&service, server, PARKING, no_fallback);
+        for xid in 0..20 {
+            exchange(&mut client, &null_call(xid), &null_reply(xid));
+        }
+        drop(client);
+        let outcome = half.join();
+        assert!(outcome.replied > 0, "round {round}: the kernel half answered nothing");
+    }
+    assert_eq!(counter(&service, "sockets_refused"), 0);
+    let pairs: Vec<_> = (0..5).map(|_| tcp_pair("127.0.0.1:0")).collect();
+    let assist = service.assist();
+    let attached: Vec<_> = pairs.iter().map(|(_, server)| assist.attach(std::os::fd::AsFd::as_fd(server))).collect();
+    assert_eq!(attached.iter().filter(|conn| conn.is_some()).count(), 4);
+    assert_eq!(counter(&service, "sockets_refused"), 1);
+}
+
+#[test]
+fn sockets_of_other_kinds_are_refused() {
+    if !is_root("eBPF") {
+        return;
+    }
+    let service = load(Builtin::Echo);
+    let assist = service.assist();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let attached = assist.attach(std::os::fd::AsFd::as_fd(&listener));
+    // A listening socket may enter a socket map; what counts is that no connection suffers from it.
+    drop(attached);
+    let file = std::fs::File::open("/dev/null").unwrap();
+    assert!(assist.attach(std::os::fd::AsFd::as_fd(&file)).is_none(), "not a socket");
+}
+
+/// The original panicked when its module was unloaded with active connections.
+#[test]
+fn unloading_with_active_connections_is_safe() {
+    if !is_root("eBPF") {
+        return;
+    }
+    for _ in 0..20 {
+        let service = load(Builtin::RpcNull);
+        let ids = service.program_ids();
+        assert_eq!(ids.len(), 4);
+        let (mut client, server) = tcp_pair("127.0.0.1:0");
+        let half = UserHalf::serve(&service, server, PARKING, no_fallback);
+        exchange(&mut client, &null_call(1), &null_reply(1));
+        let mut sender = client.try_clone().unwrap();
+        let flood = std::thread::spawn(move || {
+            // Until the server is gone.
+            let call = null_call(2);
+            while std::io::Write::write_all(&mut sender, &call).is_ok() {}
+        });
+        read_exactly(&mut client, 28 * 100);
+        half.stop();
+        drop(service);
+        // What arrives until the end are whole replies; then the end, clean or reset.
+        let mut rest = Vec::new();
+        let _ = client.read_to_end(&mut rest);
+        for reply in rest.chunks_exact(28) {
+            assert_eq!(reply, null_reply(2));
+        }
+        drop(client);
+        flood.join().unwrap();
+        wait_until("the programs are gone", || ids.iter().all(|&id| !program_exists(id)));
+    }
+}
+
+fn program_exists(id: u32) -> bool {
+    libbpf_rs::Program::fd_from_id(id).is_ok()
+}
+
+const CHILD: &str = "KSF_TEST_CHILD";
+
+/// Killing the process that holds the programs, with connections in the middle of a message, leaves nothing.
+#[test]
+fn a_killed_server_leaves_nothing_behind() {
+    if !is_root("eBPF") {
+        return;
+    }
+    in_new_network(|| {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "killed_child", "--nocapture", "--include-ignored"])
+            .env(CHILD, "1")
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("this test program runs once more");
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let line = lines.find_map(|line| line.unwrap().split_once("READY ").map(|(_, rest)| rest.to_owned()));
+        let line = line.expect("the child gets ready");
+        let mut words = line.split(' ');
+        let port: u16 = words.next().unwrap().parse().unwrap();
+        let ids: Vec<u32> = words.map(|id| id.parse().unwrap()).collect();
+        assert!(ids.len() == 4 && ids.iter().all(|&id| program_exists(id)));
+        let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        exchange(&mut client, b"hello", b"hello");
+        send_all(&mut client, b"in the middle");
+        assert!(xdp_is_attached());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let mut rest = Vec::new();
+        let _ = client.read_to_end(&mut rest);
+        wait_until("the programs are gone", || ids.iter().all(|&id| !program_exists(id)));
+        assert!(!xdp_is_attached(), "XDP is still on lo");
+    });
+}
+
+fn xdp_is_attached() -> bool {
+    let output = Command::new("ip").args(["link", "show", "dev", "lo"]).output().unwrap();
+    String::from_utf8_lossy(&output.stdout).contains("xdp")
+}
+
+/// Not a test: the other process of the one above.
+#[test]
+#[ignore = "run by a_killed_server_leaves_nothing_behind"]
+fn killed_child() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    let service: KernelService = load(Builtin::Echo);
+    let _link = service.attach_udp("lo", &["127.0.0.1:60007".parse().unwrap()]).unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let ids: Vec<String> = service.program_ids().iter().map(u32::to_string).collect();
+    println!("READY {} {}", listener.local_addr().unwrap().port(), ids.join(" "));
+    let (socket, _) = listener.accept().unwrap();
+    UserHalf::serve(&service, socket, PARKING, no_fallback).join();
 }

@@ -53,6 +53,21 @@ pub trait AssistConn: Send {
     /// Both counts are totals since the connection was accepted.
     fn settle(&mut self, socket: BorrowedFd<'_>, received_bytes: u64, sent_bytes: u64);
 
+    /// As [`AssistConn::settle`], told just before the send that ends the debt: `sent_after_bytes` counts that send in
+    /// full. The client is woken by the send and may send its next request before this thread runs on, above all when
+    /// both share a core; settled only afterwards, the connection would stay with user space for ever. The kernel half
+    /// goes by TCP's sequence numbers, so a send that comes late, in parts, or never does no harm. Call it when
+    /// [`AssistConn::drained`] was true and everything received is answered by what is sent now; go on to call `settle`
+    /// when all is done (a plain comparison then).
+    fn settle_ahead(&mut self, _received_bytes: u64, _sent_after_bytes: u64) {}
+
+    /// A receive returned no bytes: is it the end of the stream? False: bytes passed to user space still wait in the
+    /// kernel behind a reply of the kernel half, and the socket says "end" too early (Linux 6.18, tcp_bpf_recvmsg
+    /// looks at RCV_SHUTDOWN before the work queue is through). Receive again in a moment.
+    fn is_end(&mut self, _socket: BorrowedFd<'_>, _received_bytes: u64) -> bool {
+        true
+    }
+
     /// Names the connection in wake-ups; never used twice.
     fn token(&self) -> u64 {
         0

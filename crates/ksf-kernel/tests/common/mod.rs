@@ -99,17 +99,18 @@ impl UserHalf {
         habits: Habits,
         fallback: fn(&[u8]) -> Vec<u8>,
     ) -> Self {
-        let conn = service.assist().attach(socket.as_fd()).expect("the kernel half takes the socket");
-        Self::serve_attached(service, conn, socket, habits, fallback)
+        Self::serve_from(service, socket, habits, fallback, Outcome::default())
     }
 
-    pub(crate) fn serve_attached(
+    /// `so_far`: what user space received and sent on the socket before it came under the kernel half.
+    pub(crate) fn serve_from(
         service: &KernelService,
-        conn: Box<dyn AssistConn>,
         socket: TcpStream,
         habits: Habits,
         fallback: fn(&[u8]) -> Vec<u8>,
+        so_far: Outcome,
     ) -> Self {
+        let conn = service.assist().attach(socket.as_fd()).expect("the kernel half takes the socket");
         socket.set_nonblocking(true).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let mut half = Half {
@@ -122,7 +123,7 @@ impl UserHalf {
             fallback,
             input: Vec::new(),
             output: Vec::new(),
-            outcome: Outcome::default(),
+            outcome: so_far,
             parked: false,
         };
         let stopped = Arc::clone(&stop);
@@ -183,7 +184,8 @@ impl Half {
         let mut buf = [0; 65_536];
         loop {
             match self.socket.read(&mut buf) {
-                Ok(0) => return Ok(false),
+                Ok(0) if self.conn.is_end(self.socket.as_fd(), self.outcome.received) => return Ok(false),
+                Ok(0) => thread::yield_now(),
                 Ok(bytes) => {
                     self.input.extend_from_slice(&buf[..bytes]);
                     self.outcome.received += bytes as u64;
@@ -223,6 +225,10 @@ impl Half {
             if !self.conn.drained(self.socket.as_fd(), self.outcome.sent) {
                 thread::yield_now();
                 continue;
+            }
+            if self.input.is_empty() && self.habits.settles {
+                let after = self.outcome.sent + (self.output.len() - at) as u64;
+                self.conn.settle_ahead(self.outcome.received, after);
             }
             match self.socket.write(&self.output[at..]) {
                 Ok(bytes) => {

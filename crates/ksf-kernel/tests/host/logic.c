@@ -299,8 +299,18 @@ static void test_epoch(void)
 	run_work();
 	sim_client_read(3);
 	send_text(BYTES("\0\1?"));
-	sim_tcp_send((const __u8 *)"answer", 6);
+	/* Settled ahead of a send that happens in two parts. */
+	sim.conn.sent = 6;
 	sim.conn.epoch++;
+	sim.conn.settled = sim.conn.passed;
+	ksf_config.window_bytes = 100;
+	sim_tcp_send((const __u8 *)"ans", 3);
+	sim_client_read(3);
+	send_text(BYTES("\0\2s1"));
+	run_work();
+	check(sim.wire_len == 6, "answered between two parts of user space's message");
+	sim_tcp_send((const __u8 *)"wer", 3);
+	ksf_config.window_bytes = 0;
 	sim.conn.settled = sim.conn.passed;
 	send_text(BYTES("\0\2sY"));
 	run_work();
@@ -465,7 +475,12 @@ static void test_limits(void)
 	sim.conn.parked = 1;
 	sim.conn.park_seq = 1;
 	send_text("", 0);
-	check(sim.wakes == 0 || sim.wakes == 1, "woken twice");
+	check(sim.wakes == 1, "user space was not woken");
+	START("end of stream behind a queued reply", echo);
+	send_text(BYTES("last"));
+	send_text("", 0);
+	run_work();
+	check(!sim.broken && sim.wire_len == 4, "the end of the stream broke the connection");
 }
 
 /* A connection that leaves the maps between a request and its reply. */
@@ -508,8 +523,8 @@ struct user {
 	__u32 input_len;
 	__u8 output[SIM_STREAM_MAX];
 	__u32 output_len;
-	__u64 received, sent, sent_settled;
-	bool parks, parked;
+	__u64 received, sent;
+	bool parks, parked, settled_once;
 	__u32 wakes_seen;
 };
 
@@ -569,6 +584,15 @@ static void user_unpark(void)
 	}
 }
 
+static void user_publish(__u64 sent)
+{
+	if (sim.conn.sent != sent) {
+		sim.conn.sent = sent;
+		sim.conn.epoch++;
+	}
+	sim.conn.settled = user.received;
+}
+
 /* One turn of user space, as crates/ksf-kernel/src/assist.rs and an engine do it. True when something moved. */
 static bool user_turn(void)
 {
@@ -597,6 +621,8 @@ static bool user_turn(void)
 	memmove(user.input, user.input + at, user.input_len -= at);
 	/* Sends only when TCP has taken all that the program queued, and what fits. */
 	if (user.output_len && sim.kernel_taken == sim.conn.replied) {
+		if (!user.input_len && user.settled_once && sim_random(2))
+			user_publish(user.sent + user.output_len);
 		__s32 room = sim.tcp.sndbuf - sim.tcp.wmem_queued;
 		__u32 len = room < 0 ? 0 : user.output_len < (__u32)room ? user.output_len : (__u32)room;
 
@@ -608,14 +634,12 @@ static bool user_turn(void)
 		moved |= len > 0;
 	}
 	if (!user.input_len && !user.output_len && sim.conn.settled != user.received) {
-		if (user.sent != user.sent_settled) {
-			user.sent_settled = user.sent;
-			sim.conn.epoch++;
-		}
-		sim.conn.settled = user.received;
+		user_publish(user.sent);
+		user.settled_once = true;
 		moved = true;
 	}
-	if (user.parks && sim.conn.settled == sim.conn.passed && !sim.conn.broken && !user.input_len && sim_random(2)) {
+	if (user.parks && sim.conn.settled == sim.conn.passed && !sim.conn.broken && !user.input_len &&
+	    !user.output_len && sim_random(2)) {
 		sim.conn.park_seq++;
 		sim.conn.parked = 1;
 		user.parked = true;

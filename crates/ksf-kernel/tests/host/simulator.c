@@ -8,7 +8,9 @@
  *     space reads of it;
  *   - a redirected segment waits in a work queue and is sent later; a send that does not fit the buffer breaks the
  *     connection and loses what was to be sent;
- *   - a segment for a hop waits in the same way, and comes out as a datagram.
+ *   - a segment for a hop waits in the same way, and comes out as a datagram;
+ *   - a passed segment waits behind the others when the work queue is not empty, and an empty one breaks the
+ *     connection then.
  */
 #include "sim.h"
 
@@ -53,7 +55,6 @@ void sim_start(__u64 seed, __s32 sndbuf)
 	sim.rcvlowat = 1;
 	sim.conn.cookie = SIM_COOKIE;
 	sim.conn.epoch = 1;
-	sim.conn.settled = 0;
 	ksf_config.cpus = 1;
 	ksf_config.hops = KSF_SLOTS_PER_CPU;
 	ksf_config.lag_bytes_max = 256;
@@ -210,6 +211,15 @@ static void work_queue_push(struct sim_skb *skb)
 	sim.work[sim.work_len++] = skb;
 }
 
+static void to_user(struct sim_skb *skb)
+{
+	if (sim.user_len + skb->base.len > sizeof(sim.user))
+		sim_fail("user space's queue of the model is too short");
+	memcpy(sim.user + sim.user_len, skb->bytes, skb->base.len);
+	sim.user_len += skb->base.len;
+	free(skb);
+}
+
 /* sk_psock_verdict_recv() and sk_psock_verdict_apply() */
 static void verdict(struct sim_skb *skb)
 {
@@ -217,24 +227,22 @@ static void verdict(struct sim_skb *skb)
 
 	if (action == SK_DROP) {
 		sim.tcp.copied_seq += skb->base.len;
-		sim.dropped++;
+		sim.dropped += skb->base.len > 0;
 		free(skb);
 	} else if (skb->to_socket || skb->to_hop) {
 		sim.tcp.copied_seq += skb->base.len; /* tcp_eat_skb() */
 		work_queue_push(skb);
+	} else if (sim.work_len) {
+		work_queue_push(skb);
 	} else {
-		if (sim.user_len + skb->base.len > sizeof(sim.user))
-			sim_fail("user space's queue of the model is too short");
-		memcpy(sim.user + sim.user_len, skb->bytes, skb->base.len);
-		sim.user_len += skb->base.len;
-		free(skb);
+		to_user(skb);
 	}
 }
 
 /* tcp_data_ready(): the gate that a wrong copied_seq closes. */
 static void data_ready(void)
 {
-	if ((__s32)(sim.tcp.rcv_nxt - sim.tcp.copied_seq) < (__s32)sim.rcvlowat)
+	if (!sim.tcp.shutdown && (__s32)(sim.tcp.rcv_nxt - sim.tcp.copied_seq) < (__s32)sim.rcvlowat)
 		return;
 	while (sim.queue_len) {
 		struct sim_skb *skb = sim.queue[0];
@@ -248,6 +256,8 @@ void sim_segment(const __u8 *bytes, __u32 len)
 {
 	struct sim_skb *skb = calloc(1, sizeof(*skb));
 
+	if (!len)
+		sim.tcp.shutdown = 1;
 	if (!skb || len > SIM_SEGMENT_MAX || sim.queue_len == SIM_QUEUE_MAX)
 		sim_fail("the segment does not fit the model");
 	skb->base.len = len;
@@ -282,6 +292,11 @@ bool sim_work(void)
 			sim.dropped++;
 			free(datagram);
 		}
+		return true;
+	}
+	if (!skb->to_socket) {
+		sim.broken |= !skb->base.len;
+		to_user(skb);
 		return true;
 	}
 	if (sim.broken || sim.tcp.wmem_queued + (__s32)skb->base.len > sim.tcp.sndbuf) {
