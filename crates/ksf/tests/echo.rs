@@ -45,7 +45,7 @@ fn every_size_from_1_to_70_000() {
                     let bytes = &source[size % 256..][..size];
                     round_trip(&mut peer, bytes, &mut got, &mut random, engine.name());
                 }
-                assert_eq!(count(&server, "bytes_out"), (SIZE_MAX * (SIZE_MAX + 1) / 2) as u64);
+                until_count(&server, "bytes_out", (SIZE_MAX * (SIZE_MAX + 1) / 2) as u64);
             });
         }
     });
@@ -152,7 +152,7 @@ fn datagrams_that_do_not_fit_are_dropped_and_counted() {
         let length = peer.recv(&mut got).unwrap();
         assert!(got[..length] == pattern(3000), "{engine}: {length} bytes");
         assert_eq!((count(&server, "datagrams_in"), count(&server, "datagrams_oversized")), (4, 3), "{engine}");
-        assert_eq!(count(&server, "datagrams_out"), 1);
+        until_count(&server, "datagrams_out", 1);
     }
 }
 
