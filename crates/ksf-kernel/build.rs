@@ -53,7 +53,7 @@ fn compile(name: &str, out: &Path) {
 /// The lines `X(name, "help") \` of the header as a Rust table.
 fn counters(abi: &str) -> String {
     let mut table = String::from(
-        "/// Name and help of every counter, in the order of the map.\npub(crate) const COUNTERS: &[(&str, &str)] = &[\n",
+        "/// Name and help of every counter, in the order of the map.\npub const COUNTERS: &[(&str, &str)] = &[\n",
     );
     let lines = abi.lines().filter_map(|line| line.trim().strip_prefix("X("));
     for line in lines {

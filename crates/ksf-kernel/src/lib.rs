@@ -34,6 +34,7 @@ mod tcp;
 mod udp;
 mod wake;
 
+pub use abi::COUNTERS;
 pub use assist::KernelAssist;
 pub use call::{Caller, Verdict};
 pub use error::KernelError;

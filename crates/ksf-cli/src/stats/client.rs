@@ -170,10 +170,10 @@ fn help() -> String {
     for counter in ksf::stats::Stats::default().read() {
         let _ = writeln!(out, "  {:<28} {}", counter.name, counter.help);
     }
-    out.push_str(
-        "kernel, per service on the engine kernel: named and explained by ksf stat PID --all\n\
-         limits in force: ksf stat PID --json, field limits\n",
-    );
+    out.push_str("kernel, per service on the engine kernel\n");
+    for (name, help) in ksf_kernel::COUNTERS {
+        let _ = writeln!(out, "  {name:<28} {help}");
+    }
     out
 }
 
