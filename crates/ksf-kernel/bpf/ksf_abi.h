@@ -80,7 +80,7 @@ struct ksf_conn {
 	__u64 replied;	/* reply bytes queued here */
 	__u64 messages; /* messages answered here */
 	__u32 lag;	/* bytes by which TCP's copied_seq is behind what was consumed: ksf_stream.h */
-	__u32 base_seq; /* write_seq less all bytes sent and replied */
+	__u32 base_seq; /* sequence number of the first byte ever sent */
 	__u32 epoch_seen; /* 0: base_seq is not known yet */
 	__u32 woken;  /* park_seq of the last wake-up sent */
 	__u32 broken; /* a reply was lost after its request was consumed: user space closes the connection */

@@ -211,6 +211,7 @@ struct ksf_tcp {
 	__s32 wmem_queued;
 	__s32 sndbuf;
 	__u32 shutdown;
+	__u32 first_seq; /* of the first byte ever sent */
 };
 
 static __always_inline _Bool ksf_tcp_read(struct __sk_buff *skb, struct ksf_tcp *tcp)
@@ -230,5 +231,7 @@ static __always_inline _Bool ksf_tcp_read(struct __sk_buff *skb, struct ksf_tcp 
 	tcp->wmem_queued = tp->inet_conn.icsk_inet.sk.sk_wmem_queued;
 	tcp->sndbuf = tp->inet_conn.icsk_inet.sk.sk_sndbuf;
 	tcp->shutdown = tp->inet_conn.icsk_inet.sk.sk_shutdown;
+	/* Each byte up to snd_nxt was sent once, and some again. */
+	tcp->first_seq = tp->snd_nxt - (__u32)(tp->bytes_sent - tp->bytes_retrans);
 	return 1;
 }

@@ -64,14 +64,13 @@ static __always_inline __u32 ksf_outstanding(struct ksf_conn *conn, const struct
 	ksf_barrier(conn);
 	epoch = KSF_READ(conn->epoch);
 	ours = (__u32)conn->replied + (__u32)KSF_READ(conn->sent);
-	if (conn->epoch_seen != epoch) {
-		/* The first time user space has settled when TCP had all of its bytes, so the base can be learned. Later
-		 * it settles just before it sends, so that the next request, which the client sends as soon as it is
-		 * woken, finds the connection settled: until all of that has reached TCP, a reply would overtake it. */
+	if (conn->epoch_seen != epoch) { /* never 0 on a settled connection */
 		if (!conn->epoch_seen)
-			conn->base_seq = tcp->write_seq - ours;
+			conn->base_seq = tcp->first_seq;
+		/* User space settles just before it sends, so that the next request, which the client sends as soon as
+		 * it is woken, finds the connection settled. Until all of it is in TCP a reply would overtake it. */
 #ifndef KSF_MUTANT_NO_EPOCH
-		else if (conn->base_seq + ours != tcp->write_seq)
+		if (conn->base_seq + ours != tcp->write_seq)
 			return KSF_COUNT_passed_outstanding;
 #endif
 		conn->epoch_seen = epoch;

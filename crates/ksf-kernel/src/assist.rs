@@ -76,8 +76,7 @@ struct KernelConn {
     cookie: u64,
     /// Reply bytes of the program that TCP was last seen to have taken.
     replied_drained: u64,
-    /// Bytes user space has received that the program never saw, because they had arrived before it. Learned at the
-    /// first quiet moment.
+    /// Bytes user space has received that the program never saw, because they had arrived before it; once learned.
     unseen_bytes: Option<u64>,
     /// The bytes sent that the program was last told of.
     sent_settled: Option<u64>,
@@ -92,6 +91,20 @@ impl KernelConn {
 
     fn is_broken(&self) -> bool {
         self.state().broken.load(Acquire) != 0
+    }
+
+    /// Bytes that arrived before the program saw the socket, and were or will be read by user space all the same.
+    /// `None`: cannot be told now. Until it is known the program answers nothing, so all it sees it passes.
+    fn learn_unseen(&self, socket: BorrowedFd<'_>, received_bytes: u64) -> Option<u64> {
+        // `passed` before TCP's count: what was passed by then TCP had received before it is asked.
+        let passed = self.state().passed.load(Acquire);
+        fence(SeqCst);
+        let counts = tcp::counts(socket).ok()?;
+        if counts.received == passed {
+            return Some(0);
+        }
+        // User space has read all that TCP ever received, so all that was passed is among it.
+        if counts.received == received_bytes { received_bytes.checked_sub(passed) } else { None }
     }
 
     /// Tells the program that everything up to `settled` is answered, by `sent` bytes in all.
@@ -142,29 +155,14 @@ impl AssistConn for KernelConn {
     }
 
     fn settle(&mut self, socket: BorrowedFd<'_>, received_bytes: u64, sent_bytes: u64) {
-        let unseen = match self.unseen_bytes {
-            Some(unseen) => unseen,
-            None => {
-                // `passed` before TCP's count: when user space has read all that TCP ever received, all that was passed
-                // is among it.
-                let passed = self.state().passed.load(Acquire);
-                fence(SeqCst);
-                let Ok(counts) = tcp::counts(socket) else { return };
-                let Some(unseen) = received_bytes.checked_sub(passed) else { return };
-                if counts.received != received_bytes {
-                    return;
-                }
-                self.unseen_bytes = Some(unseen);
-                unseen
-            }
-        };
-        self.publish(received_bytes - unseen.min(received_bytes), sent_bytes);
+        self.settle_ahead(socket, received_bytes, sent_bytes);
     }
 
-    fn settle_ahead(&mut self, received_bytes: u64, sent_after_bytes: u64) {
-        // The first time must be a settle: only then is the program's base of write_seq right.
-        let (Some(unseen), Some(_)) = (self.unseen_bytes, self.sent_settled) else { return };
-        if let Some(settled) = received_bytes.checked_sub(unseen) {
+    fn settle_ahead(&mut self, socket: BorrowedFd<'_>, received_bytes: u64, sent_after_bytes: u64) {
+        if self.unseen_bytes.is_none() {
+            self.unseen_bytes = self.learn_unseen(socket, received_bytes);
+        }
+        if let Some(settled) = self.unseen_bytes.and_then(|unseen| received_bytes.checked_sub(unseen)) {
             self.publish(settled, sent_after_bytes);
         }
     }

@@ -69,7 +69,16 @@ impl ConnState {
         for counter in [&self.passed, &self.taken, &self.replied, &self.messages] {
             counter.store(0, Relaxed);
         }
-        for field in [&self.lag, &self.base_seq, &self.epoch_seen, &self.woken, &self.broken, &self.gap, &self.hopping, &self.hop_end] {
+        for field in [
+            &self.lag,
+            &self.base_seq,
+            &self.epoch_seen,
+            &self.woken,
+            &self.broken,
+            &self.gap,
+            &self.hopping,
+            &self.hop_end,
+        ] {
             field.store(0, Relaxed);
         }
         for field in [&self.parked, &self.park_seq, &self.lag_floor, &self.shard] {

@@ -261,7 +261,8 @@ impl Server {
         self.answer()?;
         if !self.output.is_empty() && self.conn.drained(self.socket.as_fd(), self.sent) {
             if self.input.is_empty() {
-                self.conn.settle_ahead(self.received, self.sent + self.output.len() as u64);
+                let after = self.sent + self.output.len() as u64;
+                self.conn.settle_ahead(self.socket.as_fd(), self.received, after);
             }
             let bytes = again(self.socket.write(&self.output))?.unwrap_or(0);
             self.output.drain(..bytes);

@@ -50,7 +50,8 @@ pub trait AssistConn: Send {
     fn drained(&mut self, socket: BorrowedFd<'_>, sent_bytes: u64) -> bool;
 
     /// User space has answered everything it received and sent every answer: the kernel half may take over.
-    /// Both counts are totals since the connection was accepted.
+    /// Both counts are totals since the connection was accepted. Called with zeros right after `attach`, it gives the
+    /// kernel half the very first message.
     fn settle(&mut self, socket: BorrowedFd<'_>, received_bytes: u64, sent_bytes: u64);
 
     /// As [`AssistConn::settle`], told just before the send that ends the debt: `sent_after_bytes` counts that send in
@@ -59,7 +60,7 @@ pub trait AssistConn: Send {
     /// goes by TCP's sequence numbers, so a send that comes late, in parts, or never does no harm. Call it when
     /// [`AssistConn::drained`] was true and everything received is answered by what is sent now; go on to call `settle`
     /// when all is done (a plain comparison then).
-    fn settle_ahead(&mut self, _received_bytes: u64, _sent_after_bytes: u64) {}
+    fn settle_ahead(&mut self, _socket: BorrowedFd<'_>, _received_bytes: u64, _sent_after_bytes: u64) {}
 
     /// A receive returned no bytes: is it the end of the stream? False: bytes passed to user space still wait in the
     /// kernel behind a reply of the kernel half, and the socket says "end" too early (Linux 6.18, tcp_bpf_recvmsg

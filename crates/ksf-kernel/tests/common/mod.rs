@@ -125,9 +125,9 @@ impl UserHalf {
             output: Vec::new(),
             outcome: so_far,
             parked: false,
+            stop: Arc::clone(&stop),
         };
-        let stopped = Arc::clone(&stop);
-        Self { thread: thread::spawn(move || half.run(&stopped)), stop }
+        Self { thread: thread::spawn(move || half.run()), stop }
     }
 
     /// Waits for the end of the connection, which the client brings about.
@@ -154,11 +154,12 @@ struct Half {
     output: Vec<u8>,
     outcome: Outcome,
     parked: bool,
+    stop: Arc<AtomicBool>,
 }
 
 impl Half {
-    fn run(&mut self, stop: &AtomicBool) -> io::Result<Outcome> {
-        while !stop.load(Ordering::SeqCst) {
+    fn run(&mut self) -> io::Result<Outcome> {
+        while !self.stop.load(Ordering::SeqCst) {
             let open = self.receive()?;
             self.answer();
             self.send()?;
@@ -182,7 +183,8 @@ impl Half {
     /// False at the end of the stream.
     fn receive(&mut self) -> io::Result<bool> {
         let mut buf = [0; 65_536];
-        loop {
+        // Not for ever: a flood must not keep it from answering, and from being stopped.
+        for _ in 0..16 {
             match self.socket.read(&mut buf) {
                 Ok(0) if self.conn.is_end(self.socket.as_fd(), self.outcome.received) => return Ok(false),
                 Ok(0) => thread::yield_now(),
@@ -194,6 +196,7 @@ impl Half {
                 Err(error) => return Err(error),
             }
         }
+        Ok(true)
     }
 
     fn answer(&mut self) {
@@ -221,14 +224,14 @@ impl Half {
 
     fn send(&mut self) -> io::Result<()> {
         let mut at = 0;
-        while at < self.output.len() {
+        while at < self.output.len() && !self.stop.load(Ordering::SeqCst) {
             if !self.conn.drained(self.socket.as_fd(), self.outcome.sent) {
                 thread::yield_now();
                 continue;
             }
             if self.input.is_empty() && self.habits.settles {
                 let after = self.outcome.sent + (self.output.len() - at) as u64;
-                self.conn.settle_ahead(self.outcome.received, after);
+                self.conn.settle_ahead(self.socket.as_fd(), self.outcome.received, after);
             }
             match self.socket.write(&self.output[at..]) {
                 Ok(bytes) => {

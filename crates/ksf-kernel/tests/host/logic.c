@@ -524,7 +524,7 @@ struct user {
 	__u8 output[SIM_STREAM_MAX];
 	__u32 output_len;
 	__u64 received, sent;
-	bool parks, parked, settled_once;
+	bool parks, parked;
 	__u32 wakes_seen;
 };
 
@@ -621,7 +621,7 @@ static bool user_turn(void)
 	memmove(user.input, user.input + at, user.input_len -= at);
 	/* Sends only when TCP has taken all that the program queued, and what fits. */
 	if (user.output_len && sim.kernel_taken == sim.conn.replied) {
-		if (!user.input_len && user.settled_once && sim_random(2))
+		if (!user.input_len && sim_random(2))
 			user_publish(user.sent + user.output_len);
 		__s32 room = sim.tcp.sndbuf - sim.tcp.wmem_queued;
 		__u32 len = room < 0 ? 0 : user.output_len < (__u32)room ? user.output_len : (__u32)room;
@@ -635,7 +635,6 @@ static bool user_turn(void)
 	}
 	if (!user.input_len && !user.output_len && sim.conn.settled != user.received) {
 		user_publish(user.sent);
-		user.settled_once = true;
 		moved = true;
 	}
 	if (user.parks && sim.conn.settled == sim.conn.passed && !sim.conn.broken && !user.input_len &&

@@ -50,7 +50,7 @@ void sim_start(__u64 seed, __s32 sndbuf)
 	sim.seed = seed * 0x9e3779b97f4a7c15ull + 1;
 	sim.tcp.sndbuf = sndbuf;
 	/* Sequence numbers that wrap soon. */
-	sim.tcp.write_seq = sim.tcp.snd_una = 0xfffff000u;
+	sim.tcp.write_seq = sim.tcp.snd_una = sim.tcp.first_seq = 0xfffff000u;
 	sim.tcp.rcv_nxt = sim.tcp.copied_seq = 0xffffe000u;
 	sim.rcvlowat = 1;
 	sim.conn.cookie = SIM_COOKIE;

@@ -54,6 +54,7 @@ struct ksf_tcp {
 	__s32 wmem_queued;
 	__s32 sndbuf;
 	__u32 shutdown;
+	__u32 first_seq;
 };
 
 void ksf_count(__u32 counter, __u64 add);
