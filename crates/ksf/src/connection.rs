@@ -213,9 +213,13 @@ impl<S: Service> Connection<S> {
 
     /// True when the peer is owed nothing and owes nothing: at a message boundary, everything answered and sent.
     pub fn is_settled(&self) -> bool {
+        !self.sending && self.owes_only_the_batch()
+    }
+
+    /// True when the connection will be [settled](Self::is_settled) as soon as the batch with the engine is sent.
+    pub fn owes_only_the_batch(&self) -> bool {
         self.closing.is_none()
             && !self.eof
-            && !self.sending
             && self.output.is_empty()
             && self.deferred == 0
             && self.assembly.is_idle()

@@ -86,6 +86,7 @@ pub(crate) trait Stream {
     fn is_closing(&self) -> bool;
     fn saw_eof(&self) -> bool;
     fn is_settled(&self) -> bool;
+    fn owes_only_the_batch(&self) -> bool;
     fn has_output(&self) -> bool;
     fn messages(&self) -> u64;
     fn received_bytes(&self) -> u64;
@@ -129,6 +130,9 @@ impl<S: Service> Stream for Connection<S> {
     }
     fn is_settled(&self) -> bool {
         Self::is_settled(self)
+    }
+    fn owes_only_the_batch(&self) -> bool {
+        Self::owes_only_the_batch(self)
     }
     fn has_output(&self) -> bool {
         Self::has_output(self)
@@ -213,6 +217,8 @@ struct AssistState {
     lone_messages: u32,
     messages_seen: u64,
     waiting_since: Option<Time>,
+    /// A receive said "end" while bytes still wait in the kernel: receive again a little later.
+    early_end: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -404,10 +410,8 @@ impl<E: Engine> Shard<E> {
                 }
             }
             Event::Eof { conn } => {
-                if let Some((stream, env)) = self.stream(conn) {
-                    stream.peer_closed(env);
-                }
                 self.note_not_reading(conn);
+                self.end_of_stream(conn);
             }
             Event::Failed { conn } => {
                 self.note_not_reading(conn);
@@ -443,6 +447,26 @@ impl<E: Engine> Shard<E> {
         Some((&mut *conn.stream, &mut self.env))
     }
 
+    fn end_of_stream(&mut self, key: ConnKey) {
+        let now = self.env.now;
+        let patience_ms = self.env.limits.linger_timeout_ms;
+        let Some(place) = self.places.get_mut(key.index as usize) else { return };
+        if place.generation == key.generation
+            && let Some(Conn { assist: Some(assist), socket, stream, .. }) = &mut place.conn
+        {
+            let since = assist.waiting_since.unwrap_or(now);
+            if now <= since.plus_ms(patience_ms) && !assist.conn.is_end(socket.as_fd(), stream.received_bytes()) {
+                assist.waiting_since = Some(since);
+                assist.early_end = true;
+                let _ = self.stream(key);
+                return;
+            }
+        }
+        if let Some((stream, env)) = self.stream(key) {
+            stream.peer_closed(env);
+        }
+    }
+
     /// The engine stopped to receive by itself.
     fn note_not_reading(&mut self, key: ConnKey) {
         if let Some(conn) = self.places.get_mut(key.index as usize).and_then(|place| place.conn.as_mut()) {
@@ -475,7 +499,8 @@ impl<E: Engine> Shard<E> {
         };
         let assist = from.assist.as_ref().filter(|_| from.kind == ListenerKind::Tcp).and_then(|half| {
             let conn = half.attach(socket.as_fd())?;
-            Some(AssistState { conn, lone_messages: 0, messages_seen: 0, waiting_since: None })
+            let lone_messages = LONE_MESSAGES;
+            Some(AssistState { conn, lone_messages, messages_seen: 0, waiting_since: None, early_end: false })
         });
         if let Some(assist) = &assist {
             self.tokens.insert(assist.conn.token(), key);
@@ -489,8 +514,10 @@ impl<E: Engine> Shard<E> {
         if self.open == 1 {
             self.next_tick = self.env.now.plus_ms(self.tick_ms());
         }
-        if self.draining.is_some()
-            && let Some((stream, env)) = self.stream(key)
+        let draining = self.draining.is_some();
+        // Looked after at the end of the turn: a kernel half takes over at once.
+        if let Some((stream, env)) = self.stream(key)
+            && draining
         {
             stream.drain(env);
         }
@@ -603,6 +630,14 @@ impl<E: Engine> Shard<E> {
             }
             return;
         }
+        if let Some(assist) = assist
+            && mem::take(&mut assist.early_end)
+        {
+            // The next turn, which comes soon, receives again.
+            conn.touched = true;
+            self.touched.push(index);
+            return;
+        }
         if conn.reading == Reading::Parked {
             // Whatever the reason to look after it: user space is about to act, or has something to read.
             if let Some(assist) = assist {
@@ -627,6 +662,11 @@ impl<E: Engine> Shard<E> {
                 return;
             }
             let Some(batch) = stream.take_batch(self.env.now) else { break };
+            if let Some(assist) = assist
+                && stream.owes_only_the_batch()
+            {
+                assist.settle_ahead(socket.as_fd(), &**stream, batch.len());
+            }
             let (bytes, done) = self.engine.send(key, batch, &mut self.env);
             stream.sent(bytes, done, &mut self.env);
         }
@@ -817,19 +857,32 @@ impl AssistState {
         env.now > since.plus_ms(env.limits.send_timeout_ms)
     }
 
+    /// True while messages come one at a time.
+    fn is_lone(&mut self, stream: &dyn Stream) -> bool {
+        let fresh = stream.messages() - self.messages_seen;
+        self.messages_seen += fresh;
+        match fresh {
+            0 => {}
+            1 => self.lone_messages = self.lone_messages.saturating_add(1),
+            _ => self.lone_messages = 0,
+        }
+        self.lone_messages >= LONE_MESSAGES
+    }
+
+    /// Told before a batch that answers everything: its receiver may send the next message before this thread goes on.
+    fn settle_ahead(&mut self, socket: BorrowedFd<'_>, stream: &dyn Stream, batch_bytes: usize) {
+        if self.is_lone(stream) {
+            let sent_after = stream.sent_bytes() + batch_bytes as u64;
+            self.conn.settle_ahead(socket, stream.received_bytes(), sent_after);
+        }
+    }
+
     /// Gives a quiet, settled connection to the kernel half. True if the engine need not look for bytes.
     fn hand_over(&mut self, settled: bool, socket: BorrowedFd<'_>, stream: &dyn Stream, env: &Env) -> bool {
         if !settled {
             return false;
         }
-        let fresh = stream.messages() - self.messages_seen;
-        self.messages_seen += fresh;
-        match fresh {
-            0 => {}
-            1 => self.lone_messages += 1,
-            _ => self.lone_messages = 0,
-        }
-        if self.lone_messages < LONE_MESSAGES {
+        if !self.is_lone(stream) {
             return false;
         }
         self.conn.settle(socket, stream.received_bytes(), stream.sent_bytes());
