@@ -1,0 +1,211 @@
+//! UDP through XDP on real devices: lo (generic) and a veth pair (native), each in network namespaces of the test.
+
+mod common;
+
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use common::*;
+use ksf_kernel::{Builtin, KernelError, KernelService, XdpMode};
+
+fn client(local: &str, server: SocketAddr) -> UdpSocket {
+    let socket = UdpSocket::bind(local).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    socket.connect(server).unwrap();
+    socket
+}
+
+fn echoes(socket: &UdpSocket, sizes: impl Iterator<Item = usize>) -> u64 {
+    let mut buf = vec![0; 65_536];
+    let mut count = 0;
+    for size in sizes {
+        let message = pattern(size, size as u64);
+        socket.send(&message).unwrap();
+        let bytes = socket.recv(&mut buf).unwrap_or_else(|error| panic!("the echo of {size} bytes: {error}"));
+        assert_eq!(&buf[..bytes], message, "{size} bytes");
+        count += 1;
+    }
+    count
+}
+
+#[test]
+fn lo_answers_in_generic_mode() {
+    if !is_root("XDP") {
+        return;
+    }
+    in_new_network(|| {
+        let service = load(Builtin::Echo);
+        let addresses = ["127.0.0.1:60007".parse().unwrap(), "[::1]:60007".parse().unwrap()];
+        let link = service.attach_udp("lo", &addresses).unwrap();
+        assert_eq!(link.mode(), XdpMode::Generic);
+        // No socket is bound to the port: whatever answers is XDP. A wrong checksum would not reach the client.
+        let v4 = client("127.0.0.1:0", addresses[0]);
+        let v6 = client("[::1]:0", addresses[1]);
+        let mut answered = echoes(&v4, (0..1500).chain([4000, 9000, 15_999, 16_000]));
+        answered += echoes(&v6, (0..1500).step_by(7));
+        assert_eq!(counter(&service, "xdp_answered"), answered);
+        // Longer than the program takes: the stack refuses it, as nobody listens.
+        v4.send(&[0; 16_001]).unwrap();
+        assert_eq!(v4.recv(&mut [0; 10]).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+        assert_eq!(counter(&service, "xdp_passed_limit"), 1);
+        // Dropping the link gives the port back to the stack.
+        drop(link);
+        v4.send(b"anybody?").unwrap();
+        assert_eq!(v4.recv(&mut [0; 10]).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+    });
+}
+
+#[test]
+fn what_xdp_passes_reaches_user_space() {
+    if !is_root("XDP") {
+        return;
+    }
+    in_new_network(|| {
+        let service = load(Builtin::RpcNull);
+        let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let address = server.local_addr().unwrap();
+        let _link = service.attach_udp("lo", &[address]).unwrap();
+        let client = client("127.0.0.1:0", address);
+        let mut buf = [0; 100];
+        client.send(&null_call(7)[4..]).unwrap();
+        let bytes = client.recv(&mut buf).unwrap();
+        assert_eq!(&buf[..bytes], &null_reply(7)[4..]);
+        let getattr = rpc_call(8, 100_003, 3, 1);
+        client.send(&getattr[4..]).unwrap();
+        let bytes = server.recv(&mut buf).unwrap();
+        assert_eq!(&buf[..bytes], &getattr[4..]);
+        assert_eq!(counter(&service, "xdp_passed_unanswerable"), 1);
+    });
+}
+
+#[test]
+fn an_interface_in_use_is_named() {
+    if !is_root("XDP") {
+        return;
+    }
+    in_new_network(|| {
+        let first = load(Builtin::Echo);
+        let second = load(Builtin::RpcNull);
+        let address = ["127.0.0.1:7".parse().unwrap()];
+        let _link = first.attach_udp("lo", &address).unwrap();
+        let error = second.attach_udp("lo", &address).unwrap_err();
+        let KernelError::XdpBusy { interface, program } = &error else { panic!("{error}") };
+        assert_eq!(interface, "lo");
+        assert!(program.contains("ksf_xdp"), "{program}");
+        let error = second.attach_udp("none0", &address).unwrap_err();
+        assert!(matches!(error, KernelError::NoInterface { .. }), "{error}");
+    });
+}
+
+const SERVER4: &str = "10.99.0.1";
+const CLIENT4: &str = "10.99.0.2";
+const SERVER6: &str = "fd99::1";
+const CLIENT6: &str = "fd99::2";
+
+/// The server's end of a veth pair is in this thread's namespace, the client's in another's.
+fn on_veth(server: impl FnOnce() -> KernelService + Send, client: impl FnOnce() + Send) {
+    in_new_network(|| {
+        let (ready, wait_ready) = mpsc::channel::<i32>();
+        let (moved, wait_moved) = mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            let other = scope.spawn(move || {
+                in_new_network(move || {
+                    // SAFETY: takes nothing, returns this thread's id.
+                    ready.send(unsafe { libc::gettid() }).unwrap();
+                    wait_moved.recv().unwrap();
+                    set_up("veth-c", CLIENT4, CLIENT6);
+                    // NAPI on the receiving side: veth sends XDP_TX frames to nobody else (drivers/net/veth.c).
+                    let _peer = XdpPass::attach("veth-c");
+                    client();
+                });
+            });
+            let thread = wait_ready.recv().unwrap().to_string();
+            ip(&["link", "add", "veth-s", "type", "veth", "peer", "name", "veth-c", "netns", &thread]);
+            set_up("veth-s", SERVER4, SERVER6);
+            let service = server();
+            let addresses: Vec<SocketAddr> =
+                vec![format!("{SERVER4}:60007").parse().unwrap(), format!("[{SERVER6}]:60007").parse().unwrap()];
+            let link = service.attach_udp("veth-s", &addresses).unwrap();
+            assert_eq!(link.mode(), XdpMode::Native);
+            moved.send(()).unwrap();
+            if let Err(panic) = other.join() {
+                std::panic::resume_unwind(panic);
+            }
+            assert!(counter(&service, "xdp_answered") > 0);
+        });
+    });
+}
+
+fn set_up(interface: &str, v4: &str, v6: &str) {
+    ip(&["addr", "add", &format!("{v4}/24"), "dev", interface]);
+    ip(&["addr", "add", &format!("{v6}/64"), "dev", interface, "nodad"]);
+    ip(&["link", "set", interface, "up"]);
+}
+
+/// A program that passes everything, on the client's end.
+struct XdpPass {
+    _service: KernelService,
+    _link: ksf_kernel::XdpLink,
+}
+
+impl XdpPass {
+    fn attach(interface: &str) -> Self {
+        let service = load(Builtin::Echo);
+        // A port nobody sends to.
+        let link = service.attach_udp(interface, &[format!("{CLIENT4}:1").parse().unwrap()]).unwrap();
+        Self { _service: service, _link: link }
+    }
+}
+
+#[test]
+fn veth_answers_in_native_mode() {
+    if !is_root("XDP") {
+        return;
+    }
+    on_veth(
+        || load(Builtin::Echo),
+        || {
+            // The client's stack checks both checksums of what comes back: veth leaves frames of XDP_TX unverified.
+            let v4 = client(&format!("{CLIENT4}:0"), format!("{SERVER4}:60007").parse().unwrap());
+            let v6 = client(&format!("[{CLIENT6}]:0"), format!("[{SERVER6}]:60007").parse().unwrap());
+            echoes(&v4, 0..=1472);
+            echoes(&v6, 0..=1452);
+            let errors = checksum_errors();
+            assert_eq!(errors, 0, "the client's stack saw {errors} wrong checksums");
+        },
+    );
+}
+
+/// Fragments pass to the stack, where nobody listens, and the program goes on.
+#[test]
+fn fragments_pass_on_veth() {
+    if !is_root("XDP") {
+        return;
+    }
+    on_veth(
+        || load(Builtin::Echo),
+        || {
+            let v4 = client(&format!("{CLIENT4}:0"), format!("{SERVER4}:60007").parse().unwrap());
+            v4.send(&pattern(4000, 1)).unwrap();
+            assert_eq!(v4.recv(&mut [0; 10]).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+            echoes(&v4, 10..20);
+        },
+    );
+}
+
+/// InCsumErrors of the UDP line of /proc/net/snmp and of Udp6 in snmp6, in this namespace.
+fn checksum_errors() -> u64 {
+    let field = |text: &str, prefix: &str, name: &str| -> u64 {
+        let mut lines = text.lines().filter(|line| line.starts_with(prefix));
+        let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
+        let at = names.split(' ').position(|word| word == name).unwrap();
+        values.split(' ').nth(at).unwrap().parse().unwrap()
+    };
+    let snmp = std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
+    let snmp6 = std::fs::read_to_string("/proc/thread-self/net/snmp6").unwrap();
+    let udp6 = snmp6.lines().find(|line| line.starts_with("Udp6InCsumErrors")).unwrap();
+    field(&snmp, "Udp:", "InCsumErrors")
+        + field(&snmp, "Ip:", "InHdrErrors")
+        + udp6.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+}
