@@ -10,7 +10,9 @@
 #include "ksf_kernel_types.h"
 
 /* Raised whenever a shape below changes: the loader refuses an object made with another number. */
+#ifndef KSF_ABI
 #define KSF_ABI 1
+#endif
 
 /* Longest segment a service function is shown, and longest reply it can build. bpf_skb_change_tail() ends at
  * SKB_MAX_ALLOC, 16 KiB less the shared info (net/core/filter.c). */

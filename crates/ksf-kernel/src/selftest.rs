@@ -305,6 +305,7 @@ impl Server {
             }
             let framed = self.framing.finish_reply(&mut self.output, start, 0);
             framed.map_err(|error| io::Error::other(error.to_string()))?;
+            self.output.extend_from_slice(self.framing.reply_trailer());
             at += part.total_bytes();
         }
         self.input.drain(..at);

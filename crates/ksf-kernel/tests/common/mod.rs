@@ -217,6 +217,7 @@ impl Half {
                 }
             }
             self.framing.finish_reply(&mut self.output, start, 0).expect("the reply can be framed");
+            self.output.extend_from_slice(self.framing.reply_trailer());
             at += part.total_bytes();
         }
         self.input.drain(..at);
