@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use libbpf_rs::{MapCore, MapHandle, MapType, ObjectBuilder, OpenObject, PrintLevel, ProgramType};
+use libbpf_rs::{MapCore, MapHandle, MapType, ObjectBuilder, OpenObject, PrintCallback, PrintLevel, ProgramType};
 
 use crate::abi::{self, Config};
 use crate::options::Options;
@@ -227,7 +227,7 @@ fn verifier_summary(log: &str) -> String {
 
 /// Collects what libbpf prints while it lives. libbpf has one printer per process, so loads take turns.
 struct LibbpfOutput {
-    before: Option<(PrintLevel, fn(PrintLevel, String))>,
+    before: Option<(PrintLevel, PrintCallback)>,
     _turn: std::sync::MutexGuard<'static, ()>,
 }
 
