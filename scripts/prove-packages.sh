@@ -53,6 +53,7 @@ outer() {
 inner() {
     work=$2
     tree=$work/tree
+    mount --bind "$tree" "$tree" # makes the tree's / a mount point, as on a machine
     mount -t proc proc "$tree/proc"
     mount --rbind /sys "$tree/sys"
     mount --rbind /dev "$tree/dev"
