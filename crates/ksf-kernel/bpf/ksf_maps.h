@@ -144,11 +144,13 @@ static __always_inline struct ksf_slot *ksf_slot_take(__u32 *index)
 
 	if (cpu >= ksf_config.cpus)
 		return 0;
+	/* One of each CPU first: the low indices, which have a hop, are shared out evenly. */
 	for (__u32 i = 0; i < KSF_SLOTS_PER_CPU; i++) {
-		struct ksf_slot *slot = ksf_slot_at(cpu * KSF_SLOTS_PER_CPU + i);
+		__u32 at = i * ksf_config.cpus + cpu;
+		struct ksf_slot *slot = ksf_slot_at(at);
 
 		if (slot && !__sync_lock_test_and_set(&slot->busy, 1)) {
-			*index = cpu * KSF_SLOTS_PER_CPU + i;
+			*index = at;
 			return slot;
 		}
 	}

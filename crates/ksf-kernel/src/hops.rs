@@ -5,11 +5,22 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use crate::abi::SLOTS_PER_CPU;
 use crate::sys::Map;
 use crate::tcp;
 
 /// Room for one message and the kernel's overhead, twice: the work queue asks for half of it to be free.
 const SNDBUF_BYTES: u32 = 256 * 1024;
+
+/// Hops of each CPU: as many as it has work areas, fewer on large machines, where each takes two descriptors of the
+/// process. Replies beyond them go to user space.
+pub(crate) fn per_cpu(cpus: u32) -> u32 {
+    match cpus {
+        0..=16 => SLOTS_PER_CPU,
+        17..=64 => 2,
+        _ => 1,
+    }
+}
 
 /// A pair of connected Unix datagram sockets per work area. They live as long as this.
 #[derive(Debug)]

@@ -71,6 +71,7 @@ pub(crate) struct Maps {
 /// Sizes the programs are loaded with.
 pub(crate) struct Sizes {
     pub(crate) cpus: u32,
+    pub(crate) hops: u32,
     pub(crate) shards: u32,
     pub(crate) ring_bytes: u32,
 }
@@ -87,8 +88,10 @@ pub(crate) fn load(source: &ObjectSource, options: &Options, sizes: &Sizes) -> R
     for mut map in object.maps_mut() {
         let entries = match map.name().to_str().unwrap_or_default() {
             "ksf_socks" | "ksf_index" | "ksf_conns" => options.connections_max,
-            "ksf_slots" | "ksf_hop_in" | "ksf_hop_out" => sizes.cpus * abi::SLOTS_PER_CPU,
-            "ksf_hop_slot" => 2 * sizes.cpus * abi::SLOTS_PER_CPU,
+            "ksf_slots" => sizes.cpus * abi::SLOTS_PER_CPU,
+            // A map has at least one entry.
+            "ksf_hop_in" | "ksf_hop_out" => sizes.hops.max(1),
+            "ksf_hop_slot" => (2 * sizes.hops).max(1),
             "ksf_calls" => options.callers_max,
             "ksf_wakes" => {
                 map.set_inner_map_fd(ring.as_fd())
@@ -167,7 +170,7 @@ fn configure(name: &str, object: &mut OpenObject, options: &Options, sizes: &Siz
     config.window_bytes = options.window_bytes;
     config.lag_bytes_max = options.lag_bytes_max;
     config.cpus = sizes.cpus;
-    config.hops = if options.hops { sizes.cpus * abi::SLOTS_PER_CPU } else { 0 };
+    config.hops = sizes.hops;
     image[..size_of::<Config>()].copy_from_slice(config.as_bytes());
     Ok(config)
 }

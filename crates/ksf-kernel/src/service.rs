@@ -9,11 +9,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use ksf::framing::{Delimiter, Endian, Framing, LengthPrefix};
 
 use crate::KernelError;
-use crate::abi::{BYTES_MAX, COUNTERS, RawFraming, SLOTS_PER_CPU};
+use crate::abi::{BYTES_MAX, COUNTERS, RawFraming};
 use crate::assist::KernelAssist;
 use crate::call::{Caller, CallerPool};
 use crate::conns::ConnTable;
-use crate::hops::{HopMaps, Hops};
+use crate::hops::{self, HopMaps, Hops};
 use crate::object::{self, Loaded, ObjectSource, Sizes};
 use crate::options::Options;
 use crate::sys;
@@ -89,7 +89,9 @@ impl KernelService {
         // A record for every connection: a wake-up always finds room. 16 bytes each, and a ring is a power of two of
         // at least a page.
         let ring_bytes = (options.connections_max * 16).next_power_of_two().max(rustix::param::page_size() as u32);
-        let loaded = object::load(source, options, &Sizes { cpus, shards: options.shards, ring_bytes })?;
+        let hop_count = if options.hops { cpus * hops::per_cpu(cpus) } else { 0 };
+        let sizes = Sizes { cpus, hops: hop_count, shards: options.shards, ring_bytes };
+        let loaded = object::load(source, options, &sizes)?;
 
         let maps = &loaded.maps;
         if !options.rpc_programs.is_empty() && maps.rpc_programs.is_none() {
@@ -109,9 +111,9 @@ impl KernelService {
             .map_err(|error| KernelError::system("attaching the verdict program to its socket map", error))?;
         sys::attach_verdict(loaded.hop.as_fd(), maps.hop_far.as_fd())
             .map_err(|error| KernelError::system("attaching the hop program to its socket map", error))?;
-        let hops = options.hops.then(|| {
+        let hops = (hop_count > 0).then(|| {
             let maps = HopMaps { near: &maps.hop_near, far: &maps.hop_far, slots: &maps.hop_slot };
-            Hops::new(cpus * SLOTS_PER_CPU, &maps)
+            Hops::new(hop_count, &maps)
         });
         let hops = hops.transpose().map_err(|error| KernelError::system("making the hop sockets", error))?;
         let conns =

@@ -22,6 +22,8 @@ use std::os::fd::BorrowedFd;
 pub trait Assist: Send + Sync + 'static {
     /// Puts a connected TCP socket under the kernel half; `None` (counted) when it has no room or refuses. The engine
     /// reads the socket once after this, because bytes that had arrived before wait for the next segment otherwise.
+    /// Attach before the first receive, or when all that has arrived was read: the kernel would give the kernel half a
+    /// segment that was read in part as a whole (tcp_read_skb, Linux 6.18).
     fn attach(&self, socket: BorrowedFd<'_>) -> Option<Box<dyn AssistConn>>;
 
     /// Counters of the kernel half: name and value.
