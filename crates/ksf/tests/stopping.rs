@@ -38,7 +38,7 @@ impl Service for Counting {
     fn call(&self, _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         let number = self.messages.fetch_add(1, Ordering::Relaxed);
         let body = message.bytes().to_vec();
-        if number % 3 != 0 {
+        if !number.is_multiple_of(3) {
             reply.bytes(&body);
         } else if reply.offload(move |deferred| deferred.reply(body)).is_err() {
             reply.bytes(message.bytes());
