@@ -25,6 +25,9 @@
  * through a hop (ksf_stream.h) keeps its area until it is sent. */
 #define KSF_SLOTS_PER_CPU 4
 
+/* Interface indices below this can run several services' XDP programs, one after the other. */
+#define KSF_INTERFACES_MAX 1024
+
 /* What a service function says about one message. */
 enum ksf_verdict {
 	KSF_PASS = 0,  /* user space answers it, and the whole segment it came with */

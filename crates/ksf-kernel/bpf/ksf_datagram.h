@@ -100,7 +100,8 @@ static __always_inline __u32 ksf_read_ipv4(struct iphdr *ip, __u32 ifindex, stru
 	/* Source 0.0.0.0/8, multicast, reserved: no reply can go there. The destination was looked up. */
 	if (source >> 24 == 0 || source >> 28 >= 14)
 		return KSF_COUNT_xdp_passed_malformed;
-	if (ifindex != KSF_LOOPBACK_IFINDEX && (source >> 24 == 127 || target >> 24 == 127))
+	/* From outside with our own address: forged, to make two services here answer each other. */
+	if (ifindex != KSF_LOOPBACK_IFINDEX && (source == target || source >> 24 == 127 || target >> 24 == 127))
 		return KSF_COUNT_xdp_passed_malformed;
 	if (total < sizeof(*ip) + sizeof(struct udphdr))
 		return KSF_COUNT_xdp_passed_malformed;
@@ -123,6 +124,9 @@ static __always_inline __u32 ksf_read_ipv6(struct ipv6hdr *ip, __u32 ifindex, st
 {
 	__u32 total = KSF_BE16(ip->payload_len);
 
+	if (ifindex != KSF_LOOPBACK_IFINDEX && ip->saddr[0] == ip->daddr[0] && ip->saddr[1] == ip->daddr[1] &&
+	    ip->saddr[2] == ip->daddr[2] && ip->saddr[3] == ip->daddr[3])
+		return KSF_COUNT_xdp_passed_malformed;
 	if (ksf_ipv6_is_local_only(ip->saddr, ifindex) || ksf_ipv6_is_local_only(ip->daddr, ifindex))
 		return KSF_COUNT_xdp_passed_malformed;
 	if ((KSF_BE32(ip->saddr[0]) >> 24) == 0xff)
@@ -331,8 +335,14 @@ static __always_inline int ksf_datagram_verdict(struct xdp_md *xdp)
 	int action = XDP_PASS;
 	__u32 why = 0, index;
 
-	if (!ksf_read_frame(xdp, &datagram, &why))
-		goto pass;
+	if (!ksf_read_frame(xdp, &datagram, &why)) {
+		if (why)
+			ksf_count(why, 1);
+		/* An interface has one XDP program: the services of a process share it in a row. Does not return if
+		 * there is a next one. */
+		bpf_tail_call(xdp, &ksf_xdp_next, xdp->ingress_ifindex);
+		return XDP_PASS;
+	}
 	if (why)
 		goto pass;
 	slot = ksf_slot_take(&index);

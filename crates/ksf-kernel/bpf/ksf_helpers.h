@@ -15,6 +15,7 @@
 
 static void *(*const bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
 static __u32 (*const bpf_get_smp_processor_id)(void) = (void *)8;
+static long (*const bpf_tail_call)(void *context, void *programs, __u32 index) = (void *)12;
 static long (*const bpf_skb_store_bytes)(struct __sk_buff *skb, __u32 offset, const void *from, __u32 len,
 					 __u64 flags) = (void *)9;
 static long (*const bpf_skb_load_bytes)(const void *skb, __u32 offset, void *to, __u32 len) = (void *)26;

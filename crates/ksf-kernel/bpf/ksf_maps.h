@@ -92,6 +92,14 @@ struct {
 	__type(value, __u32);
 } ksf_ports SEC(".maps");
 
+/* By interface index: the program of the next service, for datagrams that are not for this one. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, KSF_INTERFACES_MAX);
+	__type(key, __u32);
+	__type(value, __u32);
+} ksf_xdp_next SEC(".maps");
+
 /* Areas through which user space has the service function run on a message. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -33,6 +33,7 @@ mod sys;
 mod tcp;
 mod udp;
 mod wake;
+mod xdp;
 
 pub use abi::COUNTERS;
 pub use assist::KernelAssist;

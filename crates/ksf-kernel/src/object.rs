@@ -64,6 +64,7 @@ pub(crate) struct Maps {
     pub(crate) counters: Map,
     pub(crate) wakes: Map,
     pub(crate) ports: Map,
+    pub(crate) xdp_next: Map,
     pub(crate) calls: Map,
     pub(crate) rpc_programs: Option<Map>,
 }
@@ -124,6 +125,7 @@ pub(crate) fn load(source: &ObjectSource, options: &Options, sizes: &Sizes) -> R
         counters: find("ksf_counters")?,
         wakes: find("ksf_wakes")?,
         ports: find("ksf_ports")?,
+        xdp_next: find("ksf_xdp_next")?,
         calls: find("ksf_calls")?,
         rpc_programs: find("ksf_rpc_programs").ok(),
     };

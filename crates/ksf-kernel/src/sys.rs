@@ -140,6 +140,13 @@ pub(crate) fn attach_xdp(program: BorrowedFd<'_>, interface: u32, flags: u32) ->
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Puts another program behind a link, without a moment in between.
+pub(crate) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: two descriptors; null stands for "no options".
+    let rc = unsafe { libbpf_sys::bpf_link_update(link.as_raw_fd(), program.as_raw_fd(), std::ptr::null()) };
+    check(rc).map(drop)
+}
+
 /// Ids of the XDP programs on an interface, whatever the mode.
 pub(crate) fn xdp_programs(interface: u32) -> io::Result<Vec<u32>> {
     let mut opts = libbpf_sys::bpf_xdp_query_opts {

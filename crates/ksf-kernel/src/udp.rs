@@ -5,13 +5,12 @@ use std::ffi::CString;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use crate::KernelError;
 use crate::abi::Port;
 use crate::service::Shared;
-use crate::sys;
+use crate::xdp::Place;
 
 /// Where in the receive path the program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +37,8 @@ pub struct XdpLink {
     interface: String,
     mode: XdpMode,
     ports: Vec<Port>,
-    // After the ports in `drop`; the field only holds the descriptor.
-    _link: OwnedFd,
+    // Given up after the ports.
+    _place: Place,
 }
 
 /// How many links serve each port: two interfaces may serve the same address.
@@ -52,21 +51,15 @@ impl XdpLink {
     pub(crate) fn attach(shared: Arc<Shared>, interface: &str, addresses: &[SocketAddr]) -> Result<Self, KernelError> {
         let index = interface_index(interface)?;
         let ports = expand(addresses).map_err(|error| KernelError::system("listing local addresses", error))?;
-        let program = shared.loaded.xdp.as_fd();
-        // Native first: lo and some drivers say EOPNOTSUPP, and drivers that need other settings (LRO, MTU) EINVAL.
-        let (link, mode) = match sys::attach_xdp(program, index, sys::XDP_NATIVE) {
-            Ok(link) => (link, XdpMode::Native),
-            Err(error) if is_busy(&error) => return Err(busy(interface, index)),
-            Err(_) => match sys::attach_xdp(program, index, sys::XDP_GENERIC) {
-                Ok(link) => (link, XdpMode::Generic),
-                Err(error) if is_busy(&error) => return Err(busy(interface, index)),
-                Err(error) => return Err(KernelError::system("attaching XDP", error)),
-            },
-        };
-        for port in &ports {
-            shared.add_port(port).map_err(|error| KernelError::system("registering a UDP port", error))?;
+        let place = Place::take(&shared, interface, index)?;
+        // From here on dropping it undoes all.
+        let mode = place.mode;
+        let mut link = Self { shared, interface: interface.to_owned(), mode, ports: Vec::new(), _place: place };
+        for port in ports {
+            link.shared.add_port(&port).map_err(|error| KernelError::system("registering a UDP port", error))?;
+            link.ports.push(port);
         }
-        Ok(Self { shared, interface: interface.to_owned(), mode, ports, _link: link })
+        Ok(link)
     }
 
     /// The interface's name.
@@ -179,23 +172,6 @@ fn interface_index(interface: &str) -> Result<u32, KernelError> {
         0 => Err(missing()),
         index => Ok(index),
     }
-}
-
-fn is_busy(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST))
-}
-
-fn busy(interface: &str, index: u32) -> KernelError {
-    let ids = sys::xdp_programs(index).unwrap_or_default();
-    let names: Vec<String> = ids
-        .iter()
-        .map(|&id| match sys::program_name(id) {
-            Ok(name) if !name.is_empty() => format!("{name} (id {id})"),
-            _ => format!("id {id}"),
-        })
-        .collect();
-    let program = if names.is_empty() { "of somebody else".into() } else { names.join(", ") };
-    KernelError::XdpBusy { interface: interface.to_owned(), program }
 }
 
 #[cfg(test)]

@@ -79,21 +79,72 @@ fn what_xdp_passes_reaches_user_space() {
     });
 }
 
+/// An interface has one XDP program; the services of a process share it, in whatever order they come and go.
+#[test]
+fn services_share_an_interface() {
+    if !is_root("XDP") {
+        return;
+    }
+    in_new_network(|| {
+        let echo_address: SocketAddr = "127.0.0.1:60007".parse().unwrap();
+        let null_address: SocketAddr = "127.0.0.1:62049".parse().unwrap();
+        let grown_address: SocketAddr = "127.0.0.1:60008".parse().unwrap();
+        let (echo, null, second) = (load(Builtin::Echo), load(Builtin::RpcNull), load(Builtin::Echo));
+        let echoed = |address: SocketAddr| {
+            let client = client("127.0.0.1:0", address);
+            client.send(b"hello").unwrap();
+            let mut buf = [0; 10];
+            client.recv(&mut buf).is_ok_and(|bytes| &buf[..bytes] == b"hello")
+        };
+        let called = || {
+            let client = client("127.0.0.1:0", null_address);
+            client.send(&null_call(7)[4..]).unwrap();
+            let mut buf = [0; 40];
+            client.recv(&mut buf).is_ok_and(|bytes| buf[..bytes] == null_reply(7)[4..])
+        };
+        let first_link = echo.attach_udp("lo", &[echo_address]).unwrap();
+        let null_link = null.attach_udp("lo", &[null_address]).unwrap();
+        let second_link = second.attach_udp("lo", &[grown_address]).unwrap();
+        // The same service once more is no second turn.
+        let again = echo.attach_udp("lo", &["127.0.0.2:60007".parse().unwrap()]).unwrap();
+        assert!(echoed(echo_address) && called() && echoed(grown_address));
+        drop(again);
+        assert!(echoed(echo_address) && called() && echoed(grown_address));
+        drop(null_link); // from the middle
+        assert!(echoed(echo_address) && !called() && echoed(grown_address));
+        drop(first_link); // the one that is attached
+        assert!(!echoed(echo_address) && !called() && echoed(grown_address));
+        let null_link = null.attach_udp("lo", &[null_address]).unwrap();
+        assert!(called() && echoed(grown_address));
+        drop(second_link);
+        assert!(called() && !echoed(grown_address));
+        drop(null_link);
+        assert!(!called());
+    });
+}
+
 #[test]
 fn an_interface_in_use_is_named() {
     if !is_root("XDP") {
         return;
     }
     in_new_network(|| {
-        let first = load(Builtin::Echo);
-        let second = load(Builtin::RpcNull);
-        let address = ["127.0.0.1:7".parse().unwrap()];
-        let _link = first.attach_udp("lo", &address).unwrap();
-        let error = second.attach_udp("lo", &address).unwrap_err();
+        // Somebody else's: a program attached by iproute2.
+        let object = concat!(env!("CARGO_TARGET_TMPDIR"), "/other.bpf.o");
+        let clang = std::env::var("CLANG").unwrap_or_else(|_| "clang".into());
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/bpf/other.bpf.c");
+        let status = std::process::Command::new(clang)
+            .args(["-O2", "-g", "-target", "bpf", "-c", source, "-o", object])
+            .status()
+            .expect("clang runs");
+        assert!(status.success());
+        ip(&["link", "set", "dev", "lo", "xdpgeneric", "obj", object, "sec", "xdp"]);
+        let service = load(Builtin::Echo);
+        let error = service.attach_udp("lo", &["127.0.0.1:7".parse().unwrap()]).unwrap_err();
         let KernelError::XdpBusy { interface, program } = &error else { panic!("{error}") };
         assert_eq!(interface, "lo");
-        assert!(program.contains("ksf_xdp"), "{program}");
-        let error = second.attach_udp("none0", &address).unwrap_err();
+        assert!(program.contains("other_program"), "{program}");
+        let error = service.attach_udp("none0", &["127.0.0.1:7".parse().unwrap()]).unwrap_err();
         assert!(matches!(error, KernelError::NoInterface { .. }), "{error}");
     });
 }
