@@ -42,11 +42,8 @@ impl Output {
     }
 
     /// Appends a chunk without copying it.
-    pub fn push_chunk(&mut self, chunk: Chunk) {
-        if !self.tail.is_empty() {
-            self.piece_bytes += self.tail.len();
-            self.pieces.push_back(Piece::Bytes(std::mem::take(&mut self.tail)));
-        }
+    pub fn push_chunk(&mut self, chunk: Chunk, spares: &mut Spares) {
+        self.end_tail(spares);
         self.piece_bytes += chunk.len();
         self.pieces.push_back(Piece::Chunk(chunk));
     }
@@ -56,15 +53,24 @@ impl Output {
         if other.pieces.is_empty() {
             self.tail(spares).extend_from_slice(&other.tail);
             spares.give(other.tail);
-            return;
+        } else {
+            self.end_tail(spares);
+            self.piece_bytes += other.piece_bytes;
+            self.pieces.append(&mut other.pieces);
+            spares.give(std::mem::replace(&mut self.tail, other.tail));
+        }
+        spares.give_pieces(other.pieces);
+    }
+
+    /// Makes the tail a piece, so that another piece can follow it.
+    fn end_tail(&mut self, spares: &mut Spares) {
+        if self.pieces.capacity() == 0 {
+            self.pieces = spares.take_pieces();
         }
         if !self.tail.is_empty() {
             self.piece_bytes += self.tail.len();
             self.pieces.push_back(Piece::Bytes(std::mem::take(&mut self.tail)));
         }
-        self.piece_bytes += other.piece_bytes;
-        self.pieces.append(&mut other.pieces);
-        spares.give(std::mem::replace(&mut self.tail, other.tail));
     }
 
     /// Bytes in it.
@@ -138,13 +144,14 @@ impl SendBatch {
     }
 
     /// Gives the buffers back for reuse.
-    pub fn recycle(self, spares: &mut Spares) {
+    pub fn recycle(mut self, spares: &mut Spares) {
         spares.give(self.output.tail);
-        for piece in self.output.pieces {
+        for piece in self.output.pieces.drain(..) {
             if let Piece::Bytes(bytes) = piece {
                 spares.give(bytes);
             }
         }
+        spares.give_pieces(self.output.pieces);
     }
 }
 
@@ -152,6 +159,7 @@ impl SendBatch {
 #[derive(Debug, Default)]
 pub struct Spares {
     buffers: Vec<Vec<u8>>,
+    pieces: Vec<VecDeque<Piece>>,
 }
 
 impl Spares {
@@ -160,10 +168,23 @@ impl Spares {
     /// Larger buffers are given back to the allocator.
     const BYTES_MAX: usize = 64 << 10;
     const BYTES_MIN: usize = 4 << 10;
+    /// The same for lists of pieces.
+    const PIECES_MAX: usize = 256;
 
     /// An empty buffer with some room.
     pub fn take(&mut self) -> Vec<u8> {
         self.buffers.pop().unwrap_or_else(|| Vec::with_capacity(Self::BYTES_MIN))
+    }
+
+    fn take_pieces(&mut self) -> VecDeque<Piece> {
+        self.pieces.pop().unwrap_or_default()
+    }
+
+    fn give_pieces(&mut self, pieces: VecDeque<Piece>) {
+        let useful = (1..=Self::PIECES_MAX).contains(&pieces.capacity());
+        if useful && pieces.is_empty() && self.pieces.len() < Self::COUNT_MAX {
+            self.pieces.push(pieces);
+        }
     }
 
     /// Takes a buffer back.
@@ -191,16 +212,16 @@ mod tests {
         let mut spares = Spares::default();
         let mut output = Output::default();
         output.tail(&mut spares).extend_from_slice(b"ab");
-        output.push_chunk(Chunk::from_vec(b"cde".to_vec()));
+        output.push_chunk(Chunk::from_vec(b"cde".to_vec()), &mut spares);
         output.tail(&mut spares).extend_from_slice(b"fg");
         let mut second = Output::default();
-        second.push_chunk(Chunk::from_vec(b"hi".to_vec()));
+        second.push_chunk(Chunk::from_vec(b"hi".to_vec()), &mut spares);
         output.append(second, &mut spares);
         assert_eq!(output.len(), 9);
         for step in 1..=9 {
             let mut copy = Output::default();
             copy.tail(&mut spares).extend_from_slice(b"ab");
-            copy.push_chunk(Chunk::from_vec(b"cde".to_vec()));
+            copy.push_chunk(Chunk::from_vec(b"cde".to_vec()), &mut spares);
             copy.tail(&mut spares).extend_from_slice(b"fghi");
             let mut batch = copy.take();
             let mut seen = Vec::new();
@@ -221,7 +242,7 @@ mod tests {
     fn fewer_slices_than_pieces_give_a_prefix() {
         let mut output = Output::default();
         for byte in 0..5 {
-            output.push_chunk(Chunk::from_vec(vec![byte]));
+            output.push_chunk(Chunk::from_vec(vec![byte]), &mut Spares::default());
         }
         let batch = output.take();
         let mut slices = [&[][..]; 3];

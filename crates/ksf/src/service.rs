@@ -199,7 +199,7 @@ impl Reply<'_> {
                     self.close = true;
                     return;
                 }
-                output.push_chunk(body);
+                output.push_chunk(body, &mut self.env.spares);
                 let trailer = self.framing.reply_trailer();
                 if !trailer.is_empty() {
                     output.tail(&mut self.env.spares).extend_from_slice(trailer);

@@ -263,6 +263,8 @@ pub(crate) struct Shard<E: Engine> {
     /// Connections of the whole server.
     connections: Arc<AtomicUsize>,
     touched: Vec<u32>,
+    /// The list of the last turn, kept for its memory.
+    looked_after: Vec<u32>,
     accept_again: Vec<(u32, Time)>,
     /// Kept so that a connection can be accepted, and closed, when the process has no descriptor left.
     spare_fd: Option<OwnedFd>,
@@ -299,6 +301,7 @@ impl<E: Engine> Shard<E> {
             open: 0,
             connections,
             touched: Vec::new(),
+            looked_after: Vec::new(),
             accept_again: Vec::new(),
             spare_fd: spare_fd(),
             events: Vec::with_capacity(256),
@@ -610,12 +613,15 @@ impl<E: Engine> Shard<E> {
     }
 
     fn look_after_touched(&mut self) {
-        for index in mem::take(&mut self.touched) {
+        // Who has to be looked after again is put on the other list.
+        let mut touched = mem::replace(&mut self.touched, mem::take(&mut self.looked_after));
+        for index in touched.drain(..) {
             if let Some(conn) = self.places[index as usize].conn.as_mut() {
                 conn.touched = false;
                 self.look_after(index);
             }
         }
+        self.looked_after = touched;
     }
 
     /// Sends what is due, reads or stops reading, hands over to the kernel half, closes.

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, unreachable_pub, reason = "every test file uses a part of it")]
 
+pub mod alloc;
 pub mod net;
 
 use std::sync::{Arc, Mutex};

@@ -1,0 +1,131 @@
+//! No allocation per message on the fast path: counted, not believed.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{TcpStream, UdpSocket};
+use std::sync::Arc;
+
+use common::alloc::{Counting, METER, METER_BYTES, Meter, allocations};
+use common::net::*;
+use common::{env, in_slot};
+use ksf::Peer;
+use ksf::connection::Connection;
+use ksf::framing::{Delimiter, Framing, LengthPrefix};
+use ksf::limits::Limits;
+use ksf::service::ConnKey;
+use ksf_sim::ideal::encode;
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const FRAMINGS: [Framing; 4] = [
+    Framing::Raw,
+    Framing::RecordMark,
+    Framing::Delimiter(Delimiter::LF),
+    Framing::LengthPrefix(LengthPrefix::big_endian(4)),
+];
+
+/// Small, small and many, from its slot, and not whole in one slot.
+const SIZES: [(usize, usize); 4] = [(64, 1), (64, 20), (4000, 1), (6000, 1)];
+
+/// Message by message, and in batches, whole and in parts: a connection that is warm needs no memory.
+#[test]
+fn a_warm_connection_allocates_nothing() {
+    for framing in FRAMINGS {
+        for (size, batch) in SIZES {
+            let mut env = env(Limits::default(), 4096, 16);
+            let key = ConnKey { index: 0, generation: 0 };
+            let mut conn = Connection::new(Arc::new(Meter(framing)), Peer::Unix, key, env.now).unwrap();
+            let wire = encode(framing, &vec![b'x'; size], &[]).repeat(batch);
+            let mut replied = 0;
+            let mut one = || {
+                for part in wire.chunks(4096) {
+                    let chunk = in_slot(&mut env, part);
+                    conn.receive(chunk, &mut env);
+                }
+                while let Some(mut batch) = conn.take_batch(env.now) {
+                    let bytes = batch.len();
+                    batch.advance(bytes, &mut env.spares);
+                    batch.recycle(&mut env.spares);
+                    conn.sent(bytes, true, &mut env);
+                    replied += bytes;
+                }
+            };
+            (0..100).for_each(|_| one());
+            let before = allocations();
+            (0..10_000).for_each(|_| one());
+            let made = allocations() - before;
+            assert_eq!(made, 0, "{framing:?}: {made} allocations for 10,000 times {batch} of {size} bytes");
+            assert_eq!(replied, 10_100 * wire.len());
+        }
+    }
+}
+
+/// What the shard's thread has allocated so far, told by a service that runs on it.
+fn shard_allocations(peer: &mut TcpStream, framing: Framing) -> u64 {
+    peer.write_all(&encode(framing, METER, &[])).unwrap();
+    let mut reply = vec![0; encode(framing, &[0; METER_BYTES], &[]).len()];
+    peer.read_exact(&mut reply).unwrap();
+    let body = ksf_sim::ideal::decode(framing, &Limits::default(), &reply).messages.remove(0);
+    u64::from_be_bytes(body[..8].try_into().unwrap())
+}
+
+/// From the socket to the socket: accepting costs memory, messages do not.
+#[test]
+fn a_warm_shard_allocates_nothing() {
+    let framing = Framing::RecordMark;
+    for engine in engines() {
+        let server = one_shard(engine, ANY, Limits::default(), Arc::new(Meter(framing)));
+        let mut meter = connect(&server);
+        let mut peers: Vec<_> = (0..4).map(|_| connect(&server)).collect();
+        for (size, batch) in [(64, 1), (64, 100), (1000, 10), (4000, 1), (40_000, 1)] {
+            let wire = encode(framing, &vec![7; size], &[]).repeat(batch);
+            let mut got = vec![0; wire.len()];
+            let mut rounds = |number| {
+                for _ in 0..number {
+                    for peer in &mut peers {
+                        peer.write_all(&wire).unwrap();
+                    }
+                    for peer in &mut peers {
+                        peer.read_exact(&mut got).unwrap();
+                        assert!(got == wire);
+                    }
+                }
+            };
+            rounds(500);
+            let before = shard_allocations(&mut meter, framing);
+            rounds(2000);
+            let made = shard_allocations(&mut meter, framing) - before;
+            assert_eq!(made, 0, "{engine}: {made} allocations for 8,000 times {batch} messages of {size} bytes");
+        }
+    }
+}
+
+#[test]
+fn datagrams_allocate_nothing() {
+    for engine in engines() {
+        let server = one_shard(engine, "udp:127.0.0.1:0", Limits::default(), Arc::new(Meter(Framing::Raw)));
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        peer.connect(addr(&server)).unwrap();
+        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut got = [0; 9000];
+        let mut ask = |request: &[u8]| {
+            peer.send(request).unwrap();
+            let length = peer.recv(&mut got).unwrap();
+            got[..length].to_vec()
+        };
+        for size in [64, 3000] {
+            let request = vec![9; size];
+            let mut rounds = |number| {
+                for _ in 0..number {
+                    assert!(ask(&request) == request);
+                }
+                u64::from_be_bytes(ask(METER)[..8].try_into().unwrap())
+            };
+            let before = rounds(100);
+            let made = rounds(2000) - before;
+            assert_eq!(made, 0, "{engine}: {made} allocations for 2,000 datagrams of {size} bytes");
+        }
+    }
+}
