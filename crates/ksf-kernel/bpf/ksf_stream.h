@@ -51,15 +51,11 @@ static __always_inline void ksf_break(struct ksf_conn *conn)
 	ksf_wake_if_parked(conn);
 }
 
-/* Is anything of this connection outstanding? 0, or the counter that says what. */
+/* Is anything of a settled connection outstanding? 0, or the counter that says what. */
 static __always_inline __u32 ksf_outstanding(struct ksf_conn *conn, const struct ksf_tcp *tcp, __u32 len)
 {
 	__u32 unacknowledged __attribute__((unused)), gap, epoch, ours;
 
-#ifndef KSF_MUTANT_NO_SETTLE
-	if (KSF_READ(conn->settled) != conn->passed || conn->broken)
-		return KSF_COUNT_passed_unsettled;
-#endif
 	/* `epoch` and `sent` were written before `settled`. */
 	ksf_barrier(conn);
 	epoch = KSF_READ(conn->epoch);
@@ -200,6 +196,11 @@ static __always_inline __u32 ksf_stream_answer(struct __sk_buff *skb, struct ksf
 	struct ksf_slot *slot;
 	struct ksf_tcp tcp;
 
+#ifndef KSF_MUTANT_NO_SETTLE
+	/* First, because under pipelining nearly every segment ends here. */
+	if (KSF_READ(conn->settled) != conn->passed || conn->broken)
+		return KSF_COUNT_passed_unsettled;
+#endif
 	if (!ksf_tcp_read(skb, &tcp))
 		return KSF_COUNT_passed_unknown;
 	why = ksf_outstanding(conn, &tcp, len);

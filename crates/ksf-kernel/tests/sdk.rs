@@ -5,23 +5,34 @@ mod common;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::*;
 use ksf_kernel::{KernelError, KernelService, ObjectSource, Options, SDK, Verdict};
 
-/// Compiles as the example's Makefile does, against a copy of the SDK as it is installed.
+/// A copy of the SDK, as it is installed; tests run side by side.
+fn sdk() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("sdk-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        for (name, text) in SDK {
+            std::fs::write(folder.join(name), text).unwrap();
+        }
+        folder
+    })
+}
+
+/// Compiles as the example's Makefile does.
 fn compile(source: &str, flags: &[&str]) -> PathBuf {
-    let tmp = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("sdk-{}", std::process::id()));
-    std::fs::create_dir_all(&tmp).unwrap();
-    for (name, text) in SDK {
-        std::fs::write(tmp.join(name), text).unwrap();
-    }
+    static COUNT: AtomicU32 = AtomicU32::new(0);
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
-    let object = tmp.join(source.file_name().unwrap()).with_extension(format!("{}.o", flags.len()));
+    let object = sdk().join(format!("{}.bpf.o", COUNT.fetch_add(1, Ordering::Relaxed)));
     let output = Command::new(std::env::var("CLANG").unwrap_or_else(|_| "clang".into()))
         .args(["-O2", "-g", "-target", "bpf", "-mcpu=v3", "-std=gnu11", "-Wall", "-Werror", "-Wno-unused-function"])
         .arg("-I")
-        .arg(&tmp)
+        .arg(sdk())
         .args(flags)
         .arg("-c")
         .arg(&source)
