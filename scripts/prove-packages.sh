@@ -59,6 +59,9 @@ inner() {
     mount --rbind /dev "$tree/dev"
     mount -t tmpfs tmpfs "$tree/tmp"
     cp -L /etc/resolv.conf /etc/hosts "$tree/etc/"
+    # Certificate authorities that an administrator has added count for the tree, too.
+    mkdir -p "$tree/usr/local/share/ca-certificates"
+    cp -a /usr/local/share/ca-certificates/. "$tree/usr/local/share/ca-certificates/" || true
     debian_sources | sed 's/^/deb /' >"$tree/etc/apt/sources.list"
     apt-config dump | grep '^Acquire::' >"$tree/etc/apt/apt.conf.d/90host" || true
     if [ "${PROVE_FRESH_RUST:-}" != 1 ]; then
@@ -70,7 +73,8 @@ inner() {
             target/release/ksf --version' ;;
         # With what the set-up has brought the target needs no network, and gets none: a loopback of
         # its own, which nothing else on this machine uses or disturbs.
-        *) script="scripts/setup.sh $1 && scripts/cargo fetch --locked &&
+        *) script="scripts/setup.sh $1 &&
+            scripts/cargo fetch --locked --target $(uname -m)-unknown-linux-gnu &&
             unshare --net sh -c 'ip link set lo up && exec make $1'" ;;
     esac
     # A clean environment: what the calling shell has set is not there on a fresh machine.
