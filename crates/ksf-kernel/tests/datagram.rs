@@ -79,6 +79,9 @@ fn what_xdp_passes_reaches_user_space() {
     });
 }
 
+/// lo in every network namespace.
+const LO_INDEX: i32 = 1;
+
 /// An interface has one XDP program; the services of a process share it, in whatever order they come and go.
 #[test]
 fn services_share_an_interface() {
@@ -129,7 +132,7 @@ fn an_interface_in_use_is_named() {
         return;
     }
     in_new_network(|| {
-        // Somebody else's: a program attached by iproute2.
+        // Somebody else's program.
         let object = concat!(env!("CARGO_TARGET_TMPDIR"), "/other.bpf.o");
         let clang = std::env::var("CLANG").unwrap_or_else(|_| "clang".into());
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/bpf/other.bpf.c");
@@ -138,7 +141,9 @@ fn an_interface_in_use_is_named() {
             .status()
             .expect("clang runs");
         assert!(status.success());
-        ip(&["link", "set", "dev", "lo", "xdpgeneric", "obj", object, "sec", "xdp"]);
+        let object = libbpf_rs::ObjectBuilder::default().open_file(object).unwrap().load().unwrap();
+        let other = object.progs_mut().next().expect("its program");
+        let _link = other.attach_xdp(LO_INDEX).unwrap();
         let service = load(Builtin::Echo);
         let error = service.attach_udp("lo", &["127.0.0.1:7".parse().unwrap()]).unwrap_err();
         let KernelError::XdpBusy { interface, program } = &error else { panic!("{error}") };
