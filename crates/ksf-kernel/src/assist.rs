@@ -89,10 +89,6 @@ impl KernelConn {
         self.shared.conns.at(self.index)
     }
 
-    fn is_broken(&self) -> bool {
-        self.state().broken.load(Acquire) != 0
-    }
-
     /// Bytes that arrived before the program saw the socket, and were or will be read by user space all the same.
     /// `None`: cannot be told now. Until it is known the program answers nothing, so all it sees it passes.
     fn learn_unseen(&self, socket: BorrowedFd<'_>, received_bytes: u64) -> Option<u64> {
@@ -171,6 +167,10 @@ impl AssistConn for KernelConn {
         let taken = self.state().taken.load(SeqCst);
         // TCP counts the FIN as a byte. A socket that cannot be asked has nothing more to give.
         tcp::counts(socket).map_or(true, |counts| received_bytes + taken + 1 >= counts.received)
+    }
+
+    fn is_broken(&self) -> bool {
+        self.state().broken.load(Acquire) != 0
     }
 
     fn token(&self) -> u64 {

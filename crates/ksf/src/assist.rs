@@ -71,6 +71,11 @@ pub trait AssistConn: Send {
         true
     }
 
+    /// True when a reply of the kernel half was lost. Nothing may follow it: the connection must end.
+    fn is_broken(&self) -> bool {
+        false
+    }
+
     /// Names the connection in wake-ups; never used twice.
     fn token(&self) -> u64 {
         0

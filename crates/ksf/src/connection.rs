@@ -190,6 +190,11 @@ impl<S: Service> Connection<S> {
         None
     }
 
+    /// Bytes moved without passing through here: the kernel half answered.
+    pub fn note_activity(&mut self, now: Time) {
+        self.last_activity = now;
+    }
+
     /// True while further bytes may be received.
     pub fn wants_bytes(&self, env: &Env) -> bool {
         self.closing.is_none() && !self.eof && self.stalled.is_empty() && !self.is_stalled(env)
@@ -477,9 +482,12 @@ impl<S: Service> Connection<S> {
         let waits = deferred > 0 && self.order == Order::Requests;
         // What was replied before deferring leads the deferred answer.
         let output = behind.unwrap_or_default();
-        if waits || !output.is_empty() {
-            self.held_bytes += output.len();
-            self.held.push_back(Held { ticket, output, awaiting: deferred });
+        self.held_bytes += output.len();
+        match self.held.back_mut() {
+            // One buffer for all replies behind the same deferred one, however many there are.
+            Some(last) if !waits && last.awaiting == 0 => last.output.append(output, &mut env.spares),
+            _ if waits || !output.is_empty() => self.held.push_back(Held { ticket, output, awaiting: deferred }),
+            _ => {}
         }
         if close {
             self.close(CloseReason::Service, env);

@@ -59,6 +59,8 @@ pub enum CloseReason {
     IdleTimeout,
     /// A system call on the socket failed: reset, timed out, unreachable.
     Io,
+    /// A reply of the kernel half was lost, or TCP did not take it for `send_timeout_ms`.
+    KernelHalf,
     /// The bytes do not follow the framing.
     MalformedFrame,
     /// The shard's memory for unfinished messages is used up.
@@ -73,11 +75,13 @@ pub enum CloseReason {
     SendTimeout,
     /// The service asked for it.
     Service,
+    /// The server was stopped at once.
+    Stopped,
 }
 
 impl CloseReason {
     /// Every reason, in the order of its counter.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Abandoned,
         Self::AssemblyTimeout,
         Self::DrainTimeout,
@@ -86,6 +90,7 @@ impl CloseReason {
         Self::EndlessHeader,
         Self::IdleTimeout,
         Self::Io,
+        Self::KernelHalf,
         Self::MalformedFrame,
         Self::MemoryLimit,
         Self::OversizedMessage,
@@ -93,6 +98,7 @@ impl CloseReason {
         Self::PeerClosedMidMessage,
         Self::SendTimeout,
         Self::Service,
+        Self::Stopped,
     ];
 }
 

@@ -81,6 +81,7 @@ pub(crate) trait Stream {
     fn take_batch(&mut self, now: Time) -> Option<SendBatch>;
     fn sent(&mut self, bytes: usize, done: bool, env: &mut Env);
     fn tick(&mut self, env: &mut Env) -> Option<CloseReason>;
+    fn note_activity(&mut self, now: Time);
     fn wants_bytes(&self, env: &Env) -> bool;
     fn finished(&self) -> Option<CloseReason>;
     fn is_closing(&self) -> bool;
@@ -115,6 +116,9 @@ impl<S: Service> Stream for Connection<S> {
     }
     fn tick(&mut self, env: &mut Env) -> Option<CloseReason> {
         Self::tick(self, env)
+    }
+    fn note_activity(&mut self, now: Time) {
+        Self::note_activity(self, now);
     }
     fn wants_bytes(&self, env: &Env) -> bool {
         Self::wants_bytes(self, env)
@@ -217,6 +221,12 @@ struct AssistState {
     lone_messages: u32,
     messages_seen: u64,
     waiting_since: Option<Time>,
+    /// Reply bytes of the kernel half at the last tick.
+    replied_seen: u64,
+    /// Bytes received when something was announced that is not here yet, and ticks to wait for it.
+    expects: Option<(u64, u8)>,
+    /// Since when receives said "end" too early.
+    end_since: Option<Time>,
     /// A receive said "end" while bytes still wait in the kernel: receive again a little later.
     early_end: bool,
 }
@@ -234,6 +244,12 @@ enum Phase {
 /// Lone messages after which a connection is given to the kernel half. Enough that a pipelining client, which has a
 /// single message outstanding now and then, stays with the batching of user space.
 const LONE_MESSAGES: u32 = 4;
+
+/// Ticks in which something announced by the kernel half must arrive before the connection may be parked again.
+const EXPECT_TICKS: u8 = 2;
+
+/// How long a socket may report the end of the stream before the bytes in front of it are through.
+const END_PATIENCE_MS: u64 = 1_000;
 
 /// Batches sent for one connection before others get their turn.
 const SEND_ROUNDS_MAX: u32 = 8;
@@ -327,7 +343,9 @@ impl<E: Engine> Shard<E> {
         while !self.stop {
             self.turn()?;
         }
-        let reason = CloseReason::DrainTimeout;
+        // Before any socket is closed: what the engine has not submitted yet must not meet a descriptor used again.
+        self.engine.shutdown();
+        let reason = CloseReason::Stopped;
         for index in 0..self.places.len() {
             self.forget(index as u32, reason);
         }
@@ -417,8 +435,10 @@ impl<E: Engine> Shard<E> {
                 self.end_of_stream(conn);
             }
             Event::Failed { conn } => {
-                self.note_not_reading(conn);
-                self.abort(conn.index, CloseReason::Io);
+                if self.stream(conn).is_some() {
+                    self.note_not_reading(conn);
+                    self.abort(conn.index, CloseReason::Io);
+                }
             }
             Event::Sent { conn, bytes, done } => {
                 if let Some((stream, env)) = self.stream(conn) {
@@ -426,10 +446,7 @@ impl<E: Engine> Shard<E> {
                 }
             }
             Event::Released { conn } => self.released(conn),
-            Event::Unparked { conn } => {
-                // Touching it resumes reading.
-                let _ = self.stream(conn);
-            }
+            Event::Unparked { conn } => self.unparked(conn),
             Event::Watched { watch: MAIL } => {}
             Event::Watched { watch: TIMER } => {
                 let _ = rustix::io::read(&self.timer, &mut [0; 8]);
@@ -452,14 +469,12 @@ impl<E: Engine> Shard<E> {
 
     fn end_of_stream(&mut self, key: ConnKey) {
         let now = self.env.now;
-        let patience_ms = self.env.limits.linger_timeout_ms;
         let Some(place) = self.places.get_mut(key.index as usize) else { return };
         if place.generation == key.generation
             && let Some(Conn { assist: Some(assist), socket, stream, .. }) = &mut place.conn
         {
-            let since = assist.waiting_since.unwrap_or(now);
-            if now <= since.plus_ms(patience_ms) && !assist.conn.is_end(socket.as_fd(), stream.received_bytes()) {
-                assist.waiting_since = Some(since);
+            let since = *assist.end_since.get_or_insert(now);
+            if now <= since.plus_ms(END_PATIENCE_MS) && !assist.conn.is_end(socket.as_fd(), stream.received_bytes()) {
                 assist.early_end = true;
                 let _ = self.stream(key);
                 return;
@@ -472,7 +487,8 @@ impl<E: Engine> Shard<E> {
 
     /// The engine stopped to receive by itself.
     fn note_not_reading(&mut self, key: ConnKey) {
-        if let Some(conn) = self.places.get_mut(key.index as usize).and_then(|place| place.conn.as_mut()) {
+        let place = self.places.get_mut(key.index as usize).filter(|place| place.generation == key.generation);
+        if let Some(conn) = place.and_then(|place| place.conn.as_mut()) {
             conn.reading = Reading::Off;
         }
     }
@@ -503,7 +519,16 @@ impl<E: Engine> Shard<E> {
         let assist = from.assist.as_ref().filter(|_| from.kind == ListenerKind::Tcp).and_then(|half| {
             let conn = half.attach(socket.as_fd())?;
             let lone_messages = LONE_MESSAGES;
-            Some(AssistState { conn, lone_messages, messages_seen: 0, waiting_since: None, early_end: false })
+            Some(AssistState {
+                conn,
+                lone_messages,
+                messages_seen: 0,
+                waiting_since: None,
+                replied_seen: 0,
+                expects: None,
+                end_since: None,
+                early_end: false,
+            })
         });
         if let Some(assist) = &assist {
             self.tokens.insert(assist.conn.token(), key);
@@ -562,9 +587,18 @@ impl<E: Engine> Shard<E> {
         half.take_wakes(self.env.shard, &mut |token| tokens.push(token));
         for token in tokens {
             if let Some(key) = self.tokens.get(&token).copied() {
-                // Touching it resumes reading.
-                let _ = self.stream(key);
+                self.unparked(key);
             }
+        }
+    }
+
+    /// Something for user space is on its way: bytes, or the end of the stream. Until it is here the connection must not
+    /// be parked again, or it would never be received.
+    fn unparked(&mut self, key: ConnKey) {
+        if self.stream(key).is_some()
+            && let Some(Conn { assist: Some(assist), stream, .. }) = &mut self.places[key.index as usize].conn
+        {
+            assist.expects = Some((stream.received_bytes(), EXPECT_TICKS));
         }
     }
 
@@ -630,18 +664,27 @@ impl<E: Engine> Shard<E> {
         let key = ConnKey { index, generation: place.generation };
         let Some(conn) = place.conn.as_mut() else { return };
         let Conn { stream, assist, socket, phase, .. } = conn;
-        if *phase != Phase::Open {
-            if let (Phase::Lingering(reason, _), true) = (*phase, stream.saw_eof()) {
-                self.release(index, reason);
-            }
-            return;
-        }
         if let Some(assist) = assist
             && mem::take(&mut assist.early_end)
         {
             // The next turn, which comes soon, receives again.
             conn.touched = true;
             self.touched.push(index);
+            return;
+        }
+        if *phase != Phase::Open {
+            match *phase {
+                Phase::Lingering(reason, _) if stream.saw_eof() => self.release(index, reason),
+                Phase::Lingering(..) if conn.reading != Reading::On => {
+                    conn.reading = Reading::On;
+                    self.engine.set_reading(key, Reading::On);
+                }
+                _ => {}
+            }
+            return;
+        }
+        if assist.as_ref().is_some_and(|assist| assist.conn.is_broken()) {
+            self.abort(index, CloseReason::KernelHalf);
             return;
         }
         if conn.reading == Reading::Parked {
@@ -659,10 +702,15 @@ impl<E: Engine> Shard<E> {
         let mut rounds = 0;
         while stream.has_output() || stream.finished().is_some() {
             // Both would overtake what the kernel half has queued.
-            let may_send =
-                assist.as_mut().is_none_or(|assist| assist.may_send(socket.as_fd(), stream.sent_bytes(), &self.env));
+            let turn = assist
+                .as_mut()
+                .map_or(Turn::Ours, |assist| assist.whose_turn(socket.as_fd(), stream.sent_bytes(), &self.env));
+            if turn == Turn::Stuck {
+                self.abort(index, CloseReason::KernelHalf);
+                return;
+            }
             rounds += 1;
-            if !may_send || rounds > SEND_ROUNDS_MAX {
+            if turn == Turn::KernelHalfs || rounds > SEND_ROUNDS_MAX {
                 conn.touched = true;
                 self.touched.push(index);
                 return;
@@ -840,6 +888,26 @@ impl<E: Engine> Shard<E> {
             Phase::Lingering(..) => {}
             Phase::Open => {
                 let was_closing = conn.stream.is_closing();
+                let mut touch = false;
+                if let Some(assist) = &mut conn.assist {
+                    // What the kernel half answers is activity, too.
+                    let replied = assist.conn.replied_bytes();
+                    if mem::replace(&mut assist.replied_seen, replied) != replied {
+                        conn.stream.note_activity(now);
+                    }
+                    if let Some((_, ticks)) = &mut assist.expects {
+                        *ticks -= 1;
+                        if *ticks == 0 {
+                            assist.expects = None;
+                            touch = true;
+                        }
+                    }
+                    touch |= assist.conn.is_broken();
+                }
+                if touch {
+                    let _ = self.stream(key);
+                }
+                let Some(conn) = self.places[index as usize].conn.as_mut() else { return };
                 if let Some(reason) = conn.stream.tick(&mut self.env) {
                     self.abort(index, reason);
                 } else if conn.stream.is_closing() && !was_closing {
@@ -850,17 +918,32 @@ impl<E: Engine> Shard<E> {
     }
 }
 
+/// Who may send on a connection with a kernel half.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    Ours,
+    KernelHalfs,
+    /// It was the kernel half's for too long.
+    Stuck,
+}
+
 impl AssistState {
-    /// True when user space may send or close: TCP has taken what the kernel half queued.
-    fn may_send(&mut self, socket: BorrowedFd<'_>, sent_bytes: u64, env: &Env) -> bool {
-        if self.conn.drained(socket, sent_bytes) {
-            self.waiting_since = None;
-            return true;
+    /// Whether user space may send or close: only when TCP has taken what the kernel half queued.
+    fn whose_turn(&mut self, socket: BorrowedFd<'_>, sent_bytes: u64, env: &Env) -> Turn {
+        // The kernel half's worker may wait for this very CPU: let it run before sleeping, which takes longer.
+        for look in 0..2 {
+            if self.conn.drained(socket, sent_bytes) {
+                self.waiting_since = None;
+                return Turn::Ours;
+            }
+            if look == 0 {
+                rustix::thread::sched_yield();
+            }
         }
-        let since = *self.waiting_since.get_or_insert(env.now);
         env.stats.assist_waits.add(1);
-        // A peer that does not read fills TCP, and then nothing drains: the connection's own timeout applies.
-        env.now > since.plus_ms(env.limits.send_timeout_ms)
+        let since = *self.waiting_since.get_or_insert(env.now);
+        // A peer that does not read fills TCP, and then the queue does not drain.
+        if env.now > since.plus_ms(env.limits.send_timeout_ms) { Turn::Stuck } else { Turn::KernelHalfs }
     }
 
     /// True while messages come one at a time.
@@ -885,15 +968,17 @@ impl AssistState {
 
     /// Gives a quiet, settled connection to the kernel half. True if the engine need not look for bytes.
     fn hand_over(&mut self, settled: bool, socket: BorrowedFd<'_>, stream: &dyn Stream, env: &Env) -> bool {
-        if !settled {
-            return false;
-        }
-        if !self.is_lone(stream) {
+        if !settled || !self.is_lone(stream) {
             return false;
         }
         self.conn.settle(socket, stream.received_bytes(), stream.sent_bytes());
-        env.stats.assist_settled.add(1);
-        self.conn.park(env.shard)
+        if self.expects.is_some_and(|(received, _)| received == stream.received_bytes()) {
+            return false;
+        }
+        self.expects = None;
+        let parked = self.conn.park(env.shard);
+        env.stats.assist_settled.add(u64::from(parked));
+        parked
     }
 }
 

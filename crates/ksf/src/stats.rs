@@ -155,6 +155,7 @@ fn close_counter(reason: CloseReason) -> (&'static str, &'static str) {
         CloseReason::EndlessHeader => ("closed_endless_header", "Closed: the header of a message did not end."),
         CloseReason::IdleTimeout => ("closed_idle_timeout", "Closed: no byte moved for too long."),
         CloseReason::Io => ("closed_io", "Closed: the socket failed (reset, timed out, unreachable)."),
+        CloseReason::KernelHalf => ("closed_kernel_half", "Closed: a reply of the kernel half was lost or stuck."),
         CloseReason::MalformedFrame => ("closed_malformed_frame", "Closed: the bytes do not follow the framing."),
         CloseReason::MemoryLimit => {
             ("closed_memory_limit", "Closed: no memory left for messages that arrived in part.")
@@ -163,6 +164,7 @@ fn close_counter(reason: CloseReason) -> (&'static str, &'static str) {
         CloseReason::PeerClosed => ("closed_by_peer", "Closed by the peer between two messages."),
         CloseReason::PeerClosedMidMessage => ("closed_by_peer_mid_message", "Closed by the peer inside a message."),
         CloseReason::SendTimeout => ("closed_send_timeout", "Closed: the peer did not take its replies."),
+        CloseReason::Stopped => ("closed_stopped", "Closed: the server was stopped at once."),
         CloseReason::Service => ("closed_by_service", "Closed: the service asked for it."),
     }
 }

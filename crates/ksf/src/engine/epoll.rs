@@ -4,10 +4,11 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
 use std::{io, mem, ptr};
 
 use super::msg::{CONTROL_BYTES, SendMsg, read_pktinfo, send_datagram_now, send_now, socket_addr};
-use super::{Engine, Event, Reading, Wait};
+use super::{Engine, Event, Reading, Wait, pause};
 use crate::env::Env;
 use crate::error::Error;
 use crate::listener::DatagramPeer;
@@ -21,8 +22,8 @@ const READY_MAX: usize = 256;
 const BURST: usize = 64;
 /// Datagrams that may wait for a full socket.
 const DATAGRAMS_MAX: usize = 1024;
-/// When no slot is free, look again after this many milliseconds: their holders tell nobody.
-const STARVED_MS: i32 = 1;
+/// When no slot is free, look again after this time: their holders tell nobody.
+const STARVED: Duration = Duration::from_micros(500);
 
 pub(crate) struct Epoll {
     epoll: OwnedFd,
@@ -211,35 +212,28 @@ impl Engine for Epoll {
         }
     }
 
+    fn shutdown(&mut self) {
+        // Nothing is under way between two calls.
+    }
+
     fn wait(&mut self, env: &mut Env, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
-        let mut timeout_ms = match wait.timeout {
-            _ if !self.done.is_empty() => 0,
-            None => -1,
-            // Rounded up: a wait that ends early would spin until the time has come.
-            Some(timeout) => i32::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX),
-        };
-        if self.starved && !(0..=STARVED_MS).contains(&timeout_ms) {
-            timeout_ms = STARVED_MS;
+        let idle = self.done.is_empty();
+        if mem::take(&mut self.starved) {
+            // Sockets with unread bytes would end every wait at once; only time brings slots back.
+            pause(STARVED, env);
         }
-        if let Some(gather) = wait.gather.filter(|_| timeout_ms != 0) {
-            // There is no min-wait for epoll: sleep, then look. A signal only makes the batch smaller.
-            let _ = rustix::thread::nanosleep(&rustix::time::Timespec {
-                tv_sec: gather.as_secs() as _,
-                tv_nsec: gather.subsec_nanos().into(),
-            });
-            env.stats.syscalls.add(1);
+        if let Some(gather) = wait.gather.filter(|_| idle) {
+            // There is no min-wait for epoll: sleep, then look.
+            pause(gather, env);
         }
         env.stats.syscalls.add(1);
-        // SAFETY: `ready` has room for `READY_MAX` entries, of which the kernel writes the first `count`.
-        let count =
-            unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), self.ready.as_mut_ptr(), READY_MAX as i32, timeout_ms) };
+        let count = self.wait_ready(if idle { wait.timeout } else { Some(Duration::ZERO) });
         if count < 0 {
             let error = io::Error::last_os_error();
             return if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) };
         }
         // SAFETY: the kernel initialised that many entries, and `count` is at most the capacity.
         unsafe { self.ready.set_len(count as usize) };
-        self.starved = false;
         events.append(&mut self.done);
         for at in 0..self.ready.len() {
             let ready = self.ready[at];
@@ -255,6 +249,28 @@ impl Engine for Epoll {
 }
 
 impl Epoll {
+    /// Waits with the precision of the clock where the kernel can (epoll_pwait2, 5.11), else of a millisecond.
+    fn wait_ready(&mut self, timeout: Option<Duration>) -> i32 {
+        let (epoll, room) = (self.epoll.as_raw_fd(), READY_MAX as i32);
+        let ready = self.ready.as_mut_ptr();
+        let Some(timeout) = timeout.filter(|timeout| !timeout.is_zero()) else {
+            // SAFETY: `ready` has room for `READY_MAX` entries, of which the kernel writes the first `count`.
+            return unsafe { libc::epoll_wait(epoll, ready, room, if timeout.is_none() { -1 } else { 0 }) };
+        };
+        let time = rustix::time::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos().into() };
+        let no_mask = ptr::null::<libc::sigset_t>();
+        // SAFETY: as above; `time` is a kernel timespec that lives through the call, and no mask is given.
+        let count =
+            unsafe { libc::syscall(libc::SYS_epoll_pwait2, epoll, ready, room, &raw const time, no_mask, 0usize) };
+        if count >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ENOSYS) {
+            return count as i32;
+        }
+        // Rounded up: a wait that ends early would spin until the time has come.
+        let timeout_ms = i32::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX);
+        // SAFETY: as above.
+        unsafe { libc::epoll_wait(epoll, ready, room, timeout_ms) }
+    }
+
     fn conn(&mut self, conn: ConnKey) -> Option<&mut Conn> {
         self.conns.get_mut(conn.index as usize).filter(|state| state.key == Some(conn))
     }

@@ -76,7 +76,7 @@ pub(crate) enum Event {
     Unparked { conn: ConnKey },
     /// A watched descriptor became readable.
     Watched { watch: u32 },
-    /// A datagram arrived; `chunk` is empty and `truncated` set when it did not fit.
+    /// A datagram arrived; `truncated` is set when it did not fit into a slot.
     Datagram { socket: u32, peer: DatagramPeer, chunk: Chunk, truncated: bool },
 }
 
@@ -99,6 +99,15 @@ pub(crate) struct Wait {
     pub(crate) timeout: Option<Duration>,
     /// Let events gather for this time before returning with the first, to form a batch.
     pub(crate) gather: Option<Duration>,
+}
+
+/// Sleeps. A signal only makes the pause, and the batch that forms in it, smaller.
+pub(crate) fn pause(time: Duration, env: &Env) {
+    env.stats.syscalls.add(1);
+    let _ = rustix::thread::nanosleep(&rustix::time::Timespec {
+        tv_sec: time.as_secs() as _,
+        tv_nsec: time.subsec_nanos().into(),
+    });
 }
 
 /// Operations on sockets. Descriptors stay open until [`Event::Released`]: the shard keeps them.
@@ -135,6 +144,10 @@ pub(crate) trait Engine: Sized {
 
     /// Ends every operation of a connection; [`Event::Released`] follows.
     fn release(&mut self, conn: ConnKey);
+
+    /// Ends every operation, and waits until the kernel is done with all of them. The last call before sockets are
+    /// closed and the engine is dropped.
+    fn shutdown(&mut self);
 
     /// Carries out what was asked for, waits for events and reports them.
     fn wait(&mut self, env: &mut Env, wait: Wait, events: &mut Vec<Event>) -> io::Result<()>;

@@ -27,7 +27,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::epoll::set_nonblocking;
 use super::msg::{CONTROL_BYTES, SLICES_MAX, SendMsg, read_pktinfo, send_datagram_now, send_now, socket_addr};
-use super::{Engine, Event, Reading, Wait};
+use super::{Engine, Event, Reading, Wait, pause};
 use crate::env::Env;
 use crate::error::Error;
 use crate::listener::DatagramPeer;
@@ -71,6 +71,8 @@ pub(crate) struct Uring {
     watches: Vec<RawFd>,
     /// Requests whose last completion has not been seen: the kernel may use what they point to.
     under_way: usize,
+    /// The kernel lets completions gather (6.12). Older ones refuse the argument.
+    min_wait: bool,
     /// For sends without the ring.
     msg: Box<SendMsg>,
 }
@@ -176,6 +178,16 @@ fn failed(step: &'static str) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Engine { engine: "uring", step, source }
 }
 
+/// Time is up; a signal; or completions must be reaped, or memory found, first: the next wait goes on.
+fn tolerate(result: io::Result<usize>) -> io::Result<()> {
+    match result {
+        Err(error) if !matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {
+            Err(error)
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The best ring this kernel gives: deferred completions need 6.1, no submission array 6.6.
 fn build_ring() -> Result<IoUring, Error> {
     let mut result = Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -204,6 +216,7 @@ impl Engine for Uring {
         // Saves a descriptor look-up per system call (5.18); without it all works the same.
         let _ = ring.submitter().register_ring_fd();
         let buffers = BufferRing::register(&ring, &mut env.pool)?;
+        let min_wait = ring.params().is_feature_min_timeout();
         Ok(Self {
             ring,
             buffers,
@@ -218,6 +231,7 @@ impl Engine for Uring {
             ready: Vec::new(),
             watches: Vec::new(),
             under_way: 0,
+            min_wait,
             msg: SendMsg::boxed(),
         })
     }
@@ -350,6 +364,36 @@ impl Engine for Uring {
         }
     }
 
+    fn shutdown(&mut self) {
+        if self.under_way == 0 {
+            return;
+        }
+        // Closing a ring ends its requests later, from a work queue: until then sockets stay open (a new server would
+        // find the port busy) and memory may be used. So they are ended here, and waited for.
+        self.push(opcode::AsyncCancel2::new(types::CancelBuilder::any()).build().user_data(Op::Cancel.user_data()));
+        for _ in 0..DROP_WAITS_MAX {
+            self.flush_backlog();
+            let patience = Timespec::from(DROP_WAIT);
+            let _ = self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&patience));
+            for entry in self.ring.completion() {
+                self.under_way -= usize::from(!cqueue::more(entry.flags()));
+                if matches!(Op::from_user_data(entry.user_data()), Some(Op::Accept(_))) && entry.result() >= 0 {
+                    // SAFETY: the kernel made this descriptor for the accept request and told nobody else of it.
+                    drop(unsafe { OwnedFd::from_raw_fd(entry.result()) });
+                }
+            }
+            if self.under_way == 0 {
+                return;
+            }
+        }
+        // The kernel does not let go: leak what it may still use rather than free it.
+        mem::forget(mem::take(&mut self.conns));
+        mem::forget(mem::take(&mut self.sockets));
+        mem::forget(mem::take(&mut self.datagrams));
+        mem::forget(mem::take(&mut self.buffers.slots));
+        self.under_way = 0;
+    }
+
     fn wait(&mut self, env: &mut Env, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
         self.buffers.refill(&mut env.pool);
         self.rearm_all();
@@ -372,13 +416,17 @@ impl Uring {
     }
 
     /// Submits what was pushed and waits for `want` completions. With `gather`, more may come until that time is
-    /// over, and the shard sleeps through all of them (min-wait, 6.12).
+    /// over, and the shard sleeps through all of them (min-wait, 6.12; before that it just sleeps first).
     fn enter(&mut self, env: &Env, want: usize, timeout: Option<Duration>, gather: Option<Duration>) -> io::Result<()> {
         while !self.backlog.is_empty() {
             self.flush_backlog();
             if !self.backlog.is_empty() {
                 env.stats.syscalls.add(1);
-                self.ring.submit()?;
+                tolerate(self.ring.submit())?;
+                if !self.ring.completion().is_empty() {
+                    // Room for completions comes first; the rest of the requests goes with the next wait.
+                    return Ok(());
+                }
             }
         }
         env.stats.syscalls.add(1);
@@ -388,7 +436,10 @@ impl Uring {
             self.ring.submit()
         } else {
             let mut want = want;
-            if let Some(gather) = gather {
+            if let Some(gather) = gather.filter(|_| !self.min_wait) {
+                pause(gather, env);
+            }
+            if let Some(gather) = gather.filter(|_| self.min_wait) {
                 // Returns with however many there are when the time is over, or earlier with this many.
                 args = args.min_wait_usec(gather.as_micros().min(10_000) as u32);
                 want = COMPLETIONS as usize / 4;
@@ -399,12 +450,7 @@ impl Uring {
             }
             self.ring.submitter().submit_with_args(want, &args)
         };
-        match result {
-            Ok(_) => Ok(()),
-            // Time is up; a signal; or completions must be reaped first.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY)) => Ok(()),
-            Err(error) => Err(error),
-        }
+        tolerate(result)
     }
 
     fn reap(&mut self, env: &mut Env, events: &mut Vec<Event>) {
@@ -715,29 +761,8 @@ impl Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // Closing a ring ends its requests later, from a work queue: until then sockets stay open (a new server would
-        // find the port busy) and memory may be used. So they are ended here, and waited for.
-        self.push(opcode::AsyncCancel2::new(types::CancelBuilder::any()).build().user_data(Op::Cancel.user_data()));
-        for _ in 0..DROP_WAITS_MAX {
-            if self.under_way == 0 {
-                return;
-            }
-            self.flush_backlog();
-            let patience = Timespec::from(DROP_WAIT);
-            let _ = self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&patience));
-            for entry in self.ring.completion() {
-                self.under_way -= usize::from(!cqueue::more(entry.flags()));
-                if matches!(Op::from_user_data(entry.user_data()), Some(Op::Accept(_))) && entry.result() >= 0 {
-                    // SAFETY: the kernel made this descriptor for the accept request and told nobody else of it.
-                    drop(unsafe { OwnedFd::from_raw_fd(entry.result()) });
-                }
-            }
-        }
-        // The kernel does not let go: leak what it may still use rather than free it.
-        mem::forget(mem::take(&mut self.conns));
-        mem::forget(mem::take(&mut self.sockets));
-        mem::forget(mem::take(&mut self.datagrams));
-        mem::forget(mem::take(&mut self.buffers.slots));
+        // Does nothing when it was done already.
+        self.shutdown();
     }
 }
 
