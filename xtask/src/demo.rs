@@ -166,8 +166,7 @@ impl Demo {
             format!("{:.1}", one.rtt_p50_us),
             format!("{:.1}", one.rtt_p99_us),
             format!("{:.0}", many.messages_per_s),
-            // A lost or wrong reply has ended the demo with an error.
-            "0".into(),
+            (one.faults + many.faults).to_string(),
         ])
     }
 

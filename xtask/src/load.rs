@@ -49,6 +49,8 @@ pub(crate) struct LoadResult {
     pub(crate) messages_per_s: f64,
     pub(crate) rtt_p50_us: f64,
     pub(crate) rtt_p99_us: f64,
+    /// Wrong and missing replies.
+    pub(crate) faults: u64,
     /// Reasons to doubt the figures, by the generator's names for them.
     pub(crate) warnings: Vec<String>,
 }
@@ -96,7 +98,13 @@ impl Load {
 struct Document {
     runs: Vec<Run>,
     warnings: Vec<Warning>,
+    total: Total,
     ok: bool,
+}
+
+#[derive(Deserialize)]
+struct Total {
+    faults: u64,
 }
 
 #[derive(Deserialize)]
@@ -137,6 +145,7 @@ fn parse(text: &str) -> Result<LoadResult> {
         messages_per_s: run.rate_per_s,
         rtt_p50_us: quantile(50.0)?,
         rtt_p99_us: quantile(99.0)?,
+        faults: document.total.faults,
         warnings: document.warnings.into_iter().map(|warning| warning.code).collect(),
     })
 }
@@ -145,7 +154,7 @@ fn parse(text: &str) -> Result<LoadResult> {
 mod tests {
     use super::*;
 
-    const TEXT: &str = r#"{"format":"ksf-load","version":1,"ok":true,
+    const TEXT: &str = r#"{"format":"ksf-load","version":1,"ok":true,"total":{"faults":0},
         "warnings":[{"code":"busy-generator","text":"t"}],
         "runs":[{"run":1,"messages":700,"rate_per_s":1400.5,"latency":{"min_us":1.0,"quantiles":[
             {"percent":50.0,"us":7.5},{"percent":99.0,"us":9.25}]}}]}"#;
@@ -157,6 +166,7 @@ mod tests {
             messages_per_s: 1400.5,
             rtt_p50_us: 7.5,
             rtt_p99_us: 9.25,
+            faults: 0,
             warnings: vec!["busy-generator".into()],
         };
         assert_eq!(parse(TEXT).unwrap(), expected);

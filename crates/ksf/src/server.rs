@@ -19,11 +19,12 @@ use crate::shard::{AnyService, ListenerKind, Shard, ShardListener, now};
 use crate::stats::{self, CounterValue, Stats};
 use crate::tasks::{TaskOptions, TaskPool};
 
-/// Size of a receive slot. Effect of larger ones: fewer completions under load, more memory.
-pub const SLOT_BYTES: u32 = 16 << 10;
+/// Size of a receive slot: the largest UDP datagram (65,507 bytes) and its addresses fit. Effect of larger ones: fewer
+/// completions under load; price: address space, and memory only as far as it was received into.
+pub const SLOT_BYTES: u32 = 68 << 10;
 
 /// Slots per shard; memory is only used for those that were ever needed at the same time.
-pub const SLOTS: u32 = 512;
+pub const SLOTS: u32 = 256;
 
 /// Send buffer of connections under a kernel half. Far above what it may have queued, so that nothing it sends finds
 /// the buffer full.
