@@ -71,7 +71,7 @@ pub(crate) fn target_dir() -> Result<PathBuf> {
 pub(crate) fn ksf_binary(given: Option<&PathBuf>, profile: &str) -> Result<PathBuf> {
     if let Some(path) = given {
         anyhow::ensure!(path.is_file(), "{} does not exist", path.display());
-        return Ok(path.clone());
+        return std::path::absolute(path).context("cannot tell where this directory is");
     }
     let path = target_dir()?.join(profile).join("ksf");
     let flag = if profile == "release" { " --release" } else { "" };

@@ -66,11 +66,11 @@ impl Meter<'_> {
     fn server(&self, case: &Case, contestant: Contestant, pinning: &Pinning, sample: &mut Sample) -> Result<()> {
         let port = free_port()?;
         let (server, command) = start(contestant, server_command(self.programs, contestant, case, pinning, port)?)?;
-        sample.server_command = command;
+        sample.server_command = without_port(&command, port);
         let warm_up = Amount::Messages(self.effort.count(WARM_UP_COUNT));
         load(case, pinning, port, warm_up).run(&self.programs.ksf)?;
         let load = load(case, pinning, port, self.effort.amount());
-        sample.client_command = display(&load.command(&self.programs.ksf));
+        sample.client_command = without_port(&display(&load.command(&self.programs.ksf)), port);
 
         if case.idle > 0 {
             self.idle(case, &server, port, &load, sample)?;
@@ -121,9 +121,9 @@ impl Meter<'_> {
         let port = free_port()?;
         let command = server_command(self.programs, Contestant::Sockperf, case, pinning, port)?;
         let (server, command) = start(Contestant::Sockperf, command)?;
-        sample.server_command = command;
+        sample.server_command = without_port(&command, port);
         let mut client = sockperf_client(pinning, port, self.effort.seconds);
-        sample.client_command = display(&client);
+        sample.client_command = without_port(&display(&client), port);
         let text = output(&mut client, Duration::from_secs(60))?;
         let percentile =
             |name: &str| sockperf_percentile(&text, name).with_context(|| format!("sockperf said:\n{text}"));
@@ -179,9 +179,9 @@ impl Meter<'_> {
         command.args(["-D", "-f", "-c", "-o"]).arg(&summary);
         command.arg(inner.get_program()).args(inner.get_args());
         let (server, command) = start(contestant, (command, ready))?;
-        sample.server_command = command;
+        sample.server_command = without_port(&command, port);
         let load = load(case, pinning, port, Amount::Messages(count));
-        sample.client_command = display(&load.command(&self.programs.ksf));
+        sample.client_command = without_port(&display(&load.command(&self.programs.ksf)), port);
         load.run(&self.programs.ksf)?;
         server.stop()?;
         await_strace(&summary)
@@ -201,6 +201,11 @@ fn load(case: &Case, pinning: &Pinning, port: u16, amount: Amount) -> Load {
         cpus: pinning.client(case.connections),
         port,
     }
+}
+
+/// The command for a reader: its port was a free one, another each time.
+fn without_port(command: &str, port: u16) -> String {
+    command.replace(&port.to_string(), "PORT")
 }
 
 fn insert_result(sample: &mut Sample, case: &Case, result: &LoadResult) {
