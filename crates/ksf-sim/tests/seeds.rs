@@ -6,6 +6,9 @@ use ksf_sim::{Report, simulate};
 
 const COUNT: u64 = 4000;
 
+/// No framing of today has a header without end; the others are for a shard to give.
+const NOT_SIMULATED: [CloseReason; 3] = [CloseReason::EndlessHeader, CloseReason::KernelHalf, CloseReason::Stopped];
+
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name}={value} is no number")))
 }
@@ -37,8 +40,7 @@ fn every_seed_agrees_with_the_ideal() {
     println!("{sum:#?}");
     // A world in which nothing happens agrees with every ideal.
     for (reason, count) in CloseReason::ALL.iter().zip(sum.ends) {
-        // No framing of today has a header without end.
-        assert!(count > 0 || *reason == CloseReason::EndlessHeader, "{reason:?} never ended a connection");
+        assert!(count > 0 || NOT_SIMULATED.contains(reason), "{reason:?} never ended a connection");
     }
     assert!(sum.messages > 10_000 && sum.replies > 10_000, "too little happened: {sum:?}");
     assert!(sum.too_late > 100 && sum.stalls > 100 && sum.starved > 100, "too little went wrong: {sum:?}");

@@ -251,7 +251,7 @@ impl<S: Service> Connection<S> {
         self.output.len() + self.sending_bytes + self.held_bytes
     }
 
-    /// Messages behind a deferred reply, which is the first of them, whose replies wait for it.
+    /// Places in the order of replies: one for each message with a deferred reply, one for all replies between two.
     pub fn held_replies(&self) -> usize {
         self.held.len()
     }

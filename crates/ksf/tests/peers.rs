@@ -59,12 +59,13 @@ fn a_peer_that_never_reads_is_bounded_and_closed() {
             let mut peer = connect_with_small_window(&server);
             let writer = scope.spawn(move || write_until_closed(&mut peer, &[7; 16 << 10]));
             let mut others = 0;
-            while count(&server, "closed_send_timeout") == 0 {
+            until("it is closed", || {
                 ask(&mut other, b"still there?", b"still there?");
                 others += 1;
                 // The other has nothing outstanding: what came in and did not go out is held for the one who does not read.
                 held_max = held_max.max(count(&server, "bytes_in") - count(&server, "bytes_out"));
-            }
+                count(&server, "closed_send_timeout") > 0
+            });
             assert!(others > 10, "{engine}: the other peer was held up, too");
             assert!(writer.join().unwrap() > 64 << 10);
         });
@@ -200,9 +201,10 @@ fn slow_loris_peers_are_cut_off_and_the_others_served() {
                     }
                 }
             });
-            while count(&server, "closed_assembly_timeout") < 50 {
+            until("all are cut off", || {
                 ask(&mut other, &[0x80, 0, 0, 1, 9], &[0x80, 0, 0, 1, 9]);
-            }
+                count(&server, "closed_assembly_timeout") >= 50
+            });
         });
         assert_eq!(count(&server, "closed_total"), 50, "{engine}");
         for peer in &mut peers[1..] {
@@ -216,7 +218,6 @@ fn idle_peers_are_closed_if_asked_for() {
     for engine in engines() {
         let (server, _) = server(engine, LINES, Limits { idle_timeout_ms: 50, ..Limits::default() });
         let mut peer = connect(&server);
-        ask(&mut peer, b"1\n", b"1\n");
         expect_end(&mut peer);
         drop(peer);
         until_count(&server, "closed_idle_timeout", 1);
