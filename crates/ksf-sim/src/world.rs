@@ -238,6 +238,8 @@ struct Link {
     handed: Handed,
     /// What the engine sends.
     batch: Option<SendBatch>,
+    /// Bytes it was given before it took no more.
+    given: usize,
     eof_told: bool,
 }
 
@@ -324,7 +326,7 @@ impl World {
         let key = ConnKey { index: index as u32, generation: self.places[index].0 };
         let conn = Connection::new(Arc::clone(&self.service), Peer::Unix, key, self.env.now);
         let conn = conn.map_err(|_| "the service refused, which it never does")?;
-        self.places[index].1 = Some(Link { conn, remote, handed, batch: None, eof_told: false });
+        self.places[index].1 = Some(Link { conn, remote, handed, batch: None, given: 0, eof_told: false });
         Ok(())
     }
 
@@ -380,6 +382,9 @@ impl World {
             let before = lock(&link.handed).len();
             self.report.stalls += usize::from(stalled);
             link.conn.receive(slot.freeze(bytes), &mut self.env);
+            if !link.conn.is_closing() {
+                link.given = link.remote.received;
+            }
             if stalled && lock(&link.handed).len() > before {
                 return Err(format!("peer {} does not read, and was processed", link.remote.number));
             }
@@ -388,7 +393,8 @@ impl World {
             }
         }
         let all = link.remote.received == link.remote.stream.len() && link.remote.resets_at.is_none();
-        if all && link.remote.half_closes && !link.eof_told && link.conn.wants_bytes(&self.env) {
+        let told = link.conn.wants_bytes(&self.env) || self.random.one_in(20);
+        if all && link.remote.half_closes && !link.eof_told && told {
             link.eof_told = true;
             link.conn.peer_closed(&mut self.env);
         }
@@ -462,7 +468,7 @@ impl World {
     }
 
     fn end(&mut self, index: usize, link: Link, reason: CloseReason) -> Result<(), String> {
-        let Link { conn, remote, handed, batch, .. } = link;
+        let Link { conn, remote, handed, batch, given, .. } = link;
         let sending = batch.is_some();
         if let Some(batch) = batch {
             batch.recycle(&mut self.env.spares);
@@ -475,6 +481,10 @@ impl World {
             format!("peer {} ({reason:?} after {received} bytes, {messages} messages): {what}", remote.number)
         };
         self.check_reason(&remote, &handed, reason, sending).map_err(failed)?;
+        let due = decode(self.plan.framing, &self.plan.limits, &remote.stream[..given]).messages.len();
+        if reason == CloseReason::Drained && handed.len() != due {
+            return Err(failed(format!("{due} messages were received before it was drained")));
+        }
         let history = History {
             framing: self.plan.framing,
             order: self.plan.order,

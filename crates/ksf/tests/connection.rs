@@ -182,6 +182,20 @@ fn a_drained_connection_answers_what_it_received() {
     assert_eq!(bench.conn.finished(), Some(CloseReason::Drained));
 }
 
+/// What was put aside was received, too.
+#[test]
+fn a_drain_waits_for_what_was_put_aside() {
+    let limits = Limits { out_queue_bytes_max: 0, ..Limits::default() };
+    let mut bench = Bench::new(LINES, Order::Requests, limits);
+    bench.receive(b"1\n2\n3\n");
+    bench.conn.drain(&mut bench.env);
+    while bench.conn.has_output() {
+        bench.take();
+        bench.conn.drain(&mut bench.env);
+    }
+    assert_eq!((bench.got(), bench.conn.finished()), ("1\n2\n3\n", Some(CloseReason::Drained)));
+}
+
 /// `Reply::close`: after the replies so far, and those include the ones that an earlier message still waits for.
 #[test]
 fn a_service_closes_after_the_replies_before_it() {
