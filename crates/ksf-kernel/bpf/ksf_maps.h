@@ -126,11 +126,15 @@ static __always_inline struct ksf_conn *ksf_conn_at(__u32 index)
 static __always_inline struct ksf_conn *ksf_conn_of(__u64 cookie, __u32 *index)
 {
 	__u32 *found = bpf_map_lookup_elem(&ksf_index, &cookie);
+	struct ksf_conn *conn;
 
 	if (!found)
 		return 0;
-	*index = *found;
-	return ksf_conn_at(*found);
+	*index = KSF_READ(*found);
+	conn = ksf_conn_at(*index);
+	/* An element of a hash map is used again at once when its key is deleted, so between the two lookups `found` can
+	 * have become another connection's. */
+	return conn && KSF_READ(conn->cookie) == cookie ? conn : 0;
 }
 
 static __always_inline struct ksf_slot *ksf_slot_at(__u32 index)
@@ -179,14 +183,17 @@ static __always_inline void ksf_barrier(struct ksf_conn *conn)
 	KSF_HIDE(seen);
 }
 
-static __always_inline void ksf_wake(__u32 shard, __u64 cookie)
+/* False: the ring has no room. */
+static __always_inline _Bool ksf_wake(__u32 shard, __u64 cookie)
 {
 	void *ring = bpf_map_lookup_elem(&ksf_wakes, &shard);
 
-	if (ring && !bpf_ringbuf_output(ring, &cookie, sizeof(cookie), 0))
-		ksf_count(KSF_COUNT_wakes_sent, 1);
-	else
+	if (!ring || bpf_ringbuf_output(ring, &cookie, sizeof(cookie), 0)) {
 		ksf_count(KSF_COUNT_wakes_lost, 1);
+		return 0;
+	}
+	ksf_count(KSF_COUNT_wakes_sent, 1);
+	return 1;
 }
 
 static __always_inline long ksf_redirect_to(struct __sk_buff *skb, __u64 cookie)

@@ -5,6 +5,9 @@
  */
 #pragma once
 
+/* A field the other side writes. */
+#define KSF_READ(field) (*(const volatile typeof(field) *)&(field))
+
 #ifdef KSF_HOST
 #include "simulator.h"
 #else
@@ -34,9 +37,6 @@
 
 #include "ksf_maps.h"
 #endif
-
-/* A field the other side writes. */
-#define KSF_READ(field) (*(const volatile typeof(field) *)&(field))
 
 #define KSF_SAME(value) (value)
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__

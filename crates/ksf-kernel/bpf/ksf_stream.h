@@ -34,13 +34,25 @@
 
 static __always_inline void ksf_wake_if_parked(struct ksf_conn *conn)
 {
+	__u32 park_seq;
+
 	/* User space sets parked and then looks at `passed`; the caller has raised `passed`, and looks at parked here.
 	 * With a full barrier on both sides one of the two sees the other. */
 	ksf_barrier(conn);
-	if (!KSF_READ(conn->parked) || conn->woken == KSF_READ(conn->park_seq))
+	if (!KSF_READ(conn->parked))
 		return;
-	conn->woken = KSF_READ(conn->park_seq);
-	ksf_wake(KSF_READ(conn->shard), KSF_READ(conn->cookie));
+	/* User space raises park_seq before it sets parked: a read of it that came early would take this park for the
+	 * last one, which has had its wake-up. */
+	ksf_barrier(conn);
+	park_seq = KSF_READ(conn->park_seq);
+	if (conn->woken == park_seq)
+		return;
+	/* A wake-up that found no room is tried again with the next segment. */
+#ifdef KSF_MUTANT_WOKEN_BEFORE_WAKE
+	conn->woken = park_seq;
+#endif
+	if (ksf_wake(KSF_READ(conn->shard), KSF_READ(conn->cookie)))
+		conn->woken = park_seq;
 }
 
 /* A reply was lost after its request was consumed. User space closes the connection when it learns of it. */

@@ -483,6 +483,25 @@ static void test_limits(void)
 	check(!sim.broken && sim.wire_len == 4, "the end of the stream broke the connection");
 }
 
+/* One wake-up for each park, and one that found no room in the ring is sent again. */
+static void test_wake(void)
+{
+	START("wake", script);
+	sim.conn.parked = 1;
+	sim.conn.park_seq = 1;
+	sim.ring_full = true;
+	send_text(BYTES("\0\1?"));
+	check(sim.wakes == 0, "a full ring took a wake-up");
+	sim.ring_full = false;
+	send_text(BYTES("\0\1?"));
+	check(sim.wakes == 1, "the wake-up that found no room was not sent again");
+	send_text(BYTES("\0\1?"));
+	check(sim.wakes == 1, "woken twice for one park");
+	sim.conn.park_seq = 2;
+	send_text(BYTES("\0\1?"));
+	check(sim.wakes == 2, "not woken for the second park");
+}
+
 /* A connection that leaves the maps between a request and its reply. */
 static void test_detach(void)
 {
@@ -723,6 +742,7 @@ int main(int argc, char **argv)
 	test_wrap();
 	test_gate();
 	test_resize();
+	test_wake();
 	test_lag();
 	test_limits();
 	test_detach();

@@ -23,6 +23,7 @@ struct sim {
 	struct ksf_message call;
 	__u64 counters[KSF_COUNTER_COUNT];
 	__u32 wakes;
+	bool ring_full;
 	bool detached;
 
 	struct ksf_tcp tcp;

@@ -168,11 +168,14 @@ void ksf_barrier(struct ksf_conn *conn)
 	(void)conn;
 }
 
-void ksf_wake(__u32 shard, __u64 cookie)
+_Bool ksf_wake(__u32 shard, __u64 cookie)
 {
 	(void)shard;
 	(void)cookie;
+	if (sim.ring_full)
+		return 0;
 	sim.wakes++;
+	return 1;
 }
 
 long ksf_redirect_to(struct __sk_buff *skb, __u64 cookie)

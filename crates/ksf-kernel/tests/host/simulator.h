@@ -64,7 +64,7 @@ struct ksf_slot *ksf_slot_of_hop(__u64 cookie);
 struct ksf_slot *ksf_slot_take(__u32 *index);
 void ksf_slot_give(struct ksf_slot *slot);
 void ksf_barrier(struct ksf_conn *conn);
-void ksf_wake(__u32 shard, __u64 cookie);
+_Bool ksf_wake(__u32 shard, __u64 cookie);
 long ksf_redirect_to(struct __sk_buff *skb, __u64 cookie);
 long ksf_redirect_hop(struct __sk_buff *skb, __u32 slot);
 _Bool ksf_tcp_read(struct __sk_buff *skb, struct ksf_tcp *tcp);
