@@ -109,6 +109,27 @@ fn a_slow_reader_gets_every_byte() {
     }
 }
 
+/// One batch that a socket takes in many parts, with other slices than the first time.
+#[test]
+fn a_batch_larger_than_any_send_buffer_arrives_whole() {
+    const LINES_LONG: usize = 2000;
+    for engine in engines() {
+        let limits = Limits { out_queue_bytes_max: usize::MAX, ..Limits::default() };
+        let (server, _) = server(engine, LINES, limits);
+        let mut peer = connect_with_small_window(&server);
+        peer.write_all(&b"long\n".repeat(LINES_LONG)).unwrap();
+        // All is answered, and 20 MB wait: the socket takes a few at most.
+        until("all is answered", || count(&server, "replies") == LINES_LONG as u64);
+        let expected = [&[b'.'; 10_000][..], b"\n"].concat();
+        for line in 0..LINES_LONG {
+            let mut got = [0; 10_001];
+            peer.read_exact(&mut got).unwrap_or_else(|error| panic!("{engine}: line {line}: {error}"));
+            assert!(got[..] == expected[..], "{engine}: line {line} is wrong");
+        }
+        ask(&mut peer, b"end\n", b"end\n");
+    }
+}
+
 #[test]
 fn half_close_with_requests_in_flight_and_deferred() {
     for engine in engines() {
