@@ -700,6 +700,7 @@ impl<E: Engine> Shard<E> {
         }
         // What is sent at once may let the connection go on with requests that waited, so this can take some rounds.
         let mut rounds = 0;
+        let mut again = false;
         while stream.has_output() || stream.finished().is_some() {
             // Both would overtake what the kernel half has queued.
             let turn = assist
@@ -710,10 +711,11 @@ impl<E: Engine> Shard<E> {
                 return;
             }
             rounds += 1;
-            if turn == Turn::KernelHalfs || rounds > SEND_ROUNDS_MAX {
+            again = turn == Turn::KernelHalfs || rounds > SEND_ROUNDS_MAX;
+            if again {
                 conn.touched = true;
                 self.touched.push(index);
-                return;
+                break;
             }
             let Some(batch) = stream.take_batch(self.env.now) else { break };
             if let Some(assist) = assist
@@ -724,11 +726,11 @@ impl<E: Engine> Shard<E> {
             let (bytes, done) = self.engine.send(key, batch, &mut self.env);
             stream.sent(bytes, done, &mut self.env);
         }
-        let finished = stream.finished();
-        if let Some(reason) = finished {
+        if !again && let Some(reason) = stream.finished() {
             self.finish(index, reason);
             return;
         }
+        // Also when it is looked after again: meanwhile more could arrive than is answered in a turn.
         let mut reading = if stream.wants_bytes(&self.env) { Reading::On } else { Reading::Off };
         if let Some(assist) = assist {
             let settled = stream.is_settled();

@@ -79,6 +79,34 @@ fn a_peer_that_never_reads_is_bounded_and_closed() {
     }
 }
 
+/// A peer that reads as fast as it writes, where each reply must be sent before the next request is looked at: more
+/// arrives in a turn than is answered in one, and what waits must stay bounded all the same.
+#[test]
+fn a_fast_peer_does_not_fill_the_memory() {
+    let line = [&[b'x'; 999][..], b"\n"].concat();
+    let lines = line.repeat(40_000);
+    for engine in engines() {
+        let limits = Limits { out_queue_bytes_max: 0, ..Limits::default() };
+        let (server, _) = server(engine, LINES, limits);
+        let mut peer = connect(&server);
+        let mut writer = peer.try_clone().unwrap();
+        let mut held_max = 0;
+        std::thread::scope(|scope| {
+            scope.spawn(|| writer.write_all(&lines).unwrap());
+            let mut got = vec![0; line.len()];
+            for at in 0..lines.len() / line.len() {
+                peer.read_exact(&mut got).unwrap_or_else(|error| panic!("{engine}: line {at}: {error}"));
+                assert!(got == line, "{engine}: line {at} is wrong");
+                // In this order: the difference is never more than was there.
+                let came_in = count(&server, "bytes_in");
+                held_max = held_max.max(came_in.saturating_sub(count(&server, "bytes_out")));
+            }
+        });
+        let limit = 129 * u64::from(ksf::server::SLOT_BYTES);
+        assert!(held_max <= limit, "{engine}: {held_max} bytes were held, limit {limit}");
+    }
+}
+
 #[test]
 fn a_slow_reader_gets_every_byte() {
     // More than the kernel holds on the way (net.ipv4.tcp_wmem: 4 MiB as a rule), so the server must pause.
