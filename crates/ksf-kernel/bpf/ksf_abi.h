@@ -11,7 +11,7 @@
 
 /* Raised whenever a shape below changes: the loader refuses an object made with another number. */
 #ifndef KSF_ABI
-#define KSF_ABI 1
+#define KSF_ABI 2
 #endif
 
 /* Longest segment a service function is shown, and longest reply it can build. bpf_skb_change_tail() ends at
@@ -89,7 +89,7 @@ struct ksf_conn {
 	__u32 epoch_seen; /* 0: base_seq is not known yet */
 	__u32 woken;  /* park_seq of the last wake-up sent */
 	__u32 broken; /* a reply was lost after its request was consumed: user space closes the connection */
-	__u32 gap;    /* rcv_nxt - copied_seq - segment, at the last segment that could have been answered */
+	__u32 next_seq; /* TCP's number of the byte behind the last one seen */
 	__u32 hopping; /* a reply was sent through a hop and was not seen to have arrived */
 	__u32 hop_end; /* `replied` and `sent` behind it, the low half of the sum */
 
@@ -167,6 +167,7 @@ _Static_assert(sizeof(struct ksf_port) == 20, "no padding: it is a map key");
 	X(bytes_out, "bytes of the replies made in the kernel") \
 	X(segments_hopped, "of the segments answered, those whose reply went through a hop socket because its length differed") \
 	X(segments_passed, "TCP segments passed to user space, for one of the reasons below") \
+	X(segments_trimmed, "TCP segments that began with bytes seen before, which were cut off") \
 	X(passed_unknown, "segment of a socket that is not registered") \
 	X(passed_unsettled, "user space still owes the connection an answer") \
 	X(passed_outstanding, "an earlier reply is not acknowledged yet") \
@@ -178,7 +179,7 @@ _Static_assert(sizeof(struct ksf_port) == 20, "no padding: it is a map key");
 	X(passed_busy, "no work area was free on this CPU") \
 	X(passed_accounting, "the kernel counts consumed bytes in a way this SDK does not know") \
 	X(passed_closing, "the peer has closed its side") \
-	X(replies_broken, "replies lost after their request was consumed; the connection is closed") \
+	X(replies_broken, "replies lost after their request was consumed, and repeated bytes that could not be cut off; the connection is closed") \
 	X(wakes_sent, "wake-ups of parked connections") \
 	X(wakes_lost, "wake-ups that found no room in the ring") \
 	X(xdp_answered, "datagrams answered by XDP") \

@@ -25,6 +25,7 @@ static long (*const bpf_skb_change_tail)(struct __sk_buff *skb, __u32 len, __u64
 static long (*const bpf_skb_pull_data)(struct __sk_buff *skb, __u32 len) = (void *)39;
 static __u64 (*const bpf_get_socket_cookie)(void *skb) = (void *)46;
 static long (*const bpf_sk_redirect_map)(struct __sk_buff *skb, void *map, __u32 key, __u64 flags) = (void *)52;
+static long (*const bpf_skb_adjust_room)(struct __sk_buff *skb, __s32 by, __u32 mode, __u64 flags) = (void *)50;
 static long (*const bpf_xdp_adjust_tail)(struct xdp_md *xdp, int delta) = (void *)65;
 static long (*const bpf_sk_redirect_hash)(struct __sk_buff *skb, void *map, void *key, __u64 flags) = (void *)72;
 static long (*const bpf_probe_read_kernel)(void *to, __u32 size, const void *from) = (void *)113;

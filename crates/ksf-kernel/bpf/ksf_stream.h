@@ -25,6 +25,11 @@
  * which is a fifth faster. The lag is kept in ksf_conn.lag, bounded, and repaid by the next hop, which consumes exactly
  * that much more. When user space starts to poll again it sets SO_RCVLOWAT to the lag plus one, which makes both
  * TCP's readiness test and its call of the verdict program exact again; that value is lag_floor + 1.
+ *
+ * Repeated bytes. TCP queues a retransmitted segment whole when only its front is old: the backlog of a busy socket
+ * joins the repeated part to what follows it. A reader of TCP skips the front by its sequence number; the code that
+ * calls this program does not (tcp_read_skb(), Linux 6.18) and would deliver those bytes twice. So every segment is
+ * held against the number of the byte that must come next, and what is old is cut off first.
  */
 #pragma once
 
@@ -94,7 +99,6 @@ static __always_inline __u32 ksf_outstanding(struct ksf_conn *conn, const struct
 	conn->hopping = 0;
 	/* Later segments may be queued behind this one, so the gap can be larger than the lag, never smaller. */
 	gap = tcp->rcv_nxt - tcp->copied_seq - len;
-	conn->gap = gap;
 	if ((__s32)(gap - conn->lag) < 0)
 		return KSF_COUNT_passed_accounting;
 	/* User space must find the end of stream behind the last bytes, and there is no more latency to win. */
@@ -264,16 +268,66 @@ give:
 	return why;
 }
 
+/* Most that one call can cut off (sk_skb_adjust_room(), net/core/filter.c), and calls that suffice for any segment:
+ * MAX_SKB_FRAGS fragments of 32 KiB. */
+#define KSF_TRIM_STEP 4095
+#define KSF_TRIM_STEPS 140
+
+/* Cuts off the front of a segment that was seen before. False: it could not be done. */
+static __always_inline _Bool ksf_trim_repeated(struct __sk_buff *skb, struct ksf_conn *conn)
+{
+	/* TCP_SKB_CB(skb)->seq. */
+	__u32 seq = skb->cb[0], end = seq + skb->len, repeated;
+	/* volatile: clang would join this load with the one below into one by a pointer of two kinds. */
+	__u32 expected = KSF_READ(conn->next_seq);
+	struct ksf_tcp tcp;
+
+	if (!(conn->passed | conn->taken)) {
+		/* The first: user space may have read in it before the socket was attached. */
+		if (!ksf_tcp_read(skb, &tcp))
+			return 1;
+		expected = tcp.copied_seq;
+	}
+	repeated = expected - seq;
+	if (likely(!repeated) || (__s32)repeated < 0) {
+		conn->next_seq = end;
+		return 1;
+	}
+	ksf_count(KSF_COUNT_segments_trimmed, 1);
+	if ((__s32)(end - expected) < 0) { /* TCP drops these; what matters is not to go back */
+		end = expected;
+		repeated = skb->len;
+	}
+	conn->next_seq = end;
+#ifndef KSF_MUTANT_NO_TRIM
+	for (__u32 i = 0; i < KSF_TRIM_STEPS && repeated; i++) {
+		__u32 step = repeated < KSF_TRIM_STEP ? repeated : KSF_TRIM_STEP;
+
+		if (bpf_skb_adjust_room(skb, -(__s32)step, 0, 0))
+			return 0;
+		repeated -= step;
+	}
+	return !repeated;
+#else
+	return 1;
+#endif
+}
+
 static __always_inline int ksf_stream_verdict(struct __sk_buff *skb)
 {
 	__u64 cookie = bpf_get_socket_cookie(skb);
-	__u32 index, why, len = skb->len;
+	__u32 index, why, len;
 	struct ksf_conn *conn = ksf_conn_of(cookie, &index);
 
 	if (!conn) {
 		ksf_count(KSF_COUNT_passed_unknown, 1);
 		return SK_PASS;
 	}
+	if (skb->len && !ksf_trim_repeated(skb, conn)) {
+		ksf_break(conn);
+		return SK_DROP;
+	}
+	len = skb->len;
 	if (!len) {
 		/* The peer's FIN, which holds no bytes. Passed, it may have to wait in the work queue, which takes an
 		 * empty segment for a failed send and breaks the connection (sk_psock_backlog(), ret == 0, Linux 6.18).

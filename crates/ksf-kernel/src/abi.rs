@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 include!(concat!(env!("OUT_DIR"), "/counters.rs"));
 
 /// `KSF_ABI`
-pub(crate) const ABI: u32 = 1;
+pub(crate) const ABI: u32 = 2;
 /// `KSF_BYTES_MAX`
 pub(crate) const BYTES_MAX: usize = 16_000;
 const BUFFER_BYTES: usize = 16_384;
@@ -55,7 +55,7 @@ pub(crate) struct ConnState {
     pub(crate) epoch_seen: AtomicU32,
     pub(crate) woken: AtomicU32,
     pub(crate) broken: AtomicU32,
-    pub(crate) gap: AtomicU32,
+    pub(crate) next_seq: AtomicU32,
     pub(crate) hopping: AtomicU32,
     pub(crate) hop_end: AtomicU32,
 

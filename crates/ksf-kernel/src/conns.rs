@@ -75,7 +75,7 @@ impl ConnState {
             &self.epoch_seen,
             &self.woken,
             &self.broken,
-            &self.gap,
+            &self.next_seq,
             &self.hopping,
             &self.hop_end,
         ] {

@@ -2,15 +2,19 @@
 
 mod common;
 
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::mpsc;
 use std::time::Duration;
 
 use common::*;
 use ksf_kernel::{Builtin, KernelError, KernelService, XdpMode};
 
+/// Not a port of the kernel's choice, which is a served one now and then: XDP passes what comes from there.
+const CLIENT_PORT: u16 = 4000;
+
 fn client(local: &str, server: SocketAddr) -> UdpSocket {
-    let socket = UdpSocket::bind(local).unwrap();
+    let local: IpAddr = local.parse().unwrap();
+    let socket = UdpSocket::bind((local, CLIENT_PORT)).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     socket.connect(server).unwrap();
     socket
@@ -40,8 +44,8 @@ fn lo_answers_in_generic_mode() {
         let link = service.attach_udp("lo", &addresses).unwrap();
         assert_eq!(link.mode(), XdpMode::Generic);
         // No socket is bound to the port: whatever answers is XDP. A wrong checksum would not reach the client.
-        let v4 = client("127.0.0.1:0", addresses[0]);
-        let v6 = client("[::1]:0", addresses[1]);
+        let v4 = client("127.0.0.1", addresses[0]);
+        let v6 = client("::1", addresses[1]);
         let mut answered = echoes(&v4, (0..1500).chain([4000, 9000, 15_999, 16_000]));
         answered += echoes(&v6, (0..1500).step_by(7));
         assert_eq!(counter(&service, "xdp_answered"), answered);
@@ -66,7 +70,7 @@ fn what_xdp_passes_reaches_user_space() {
         let server = UdpSocket::bind("127.0.0.1:0").unwrap();
         let address = server.local_addr().unwrap();
         let _link = service.attach_udp("lo", &[address]).unwrap();
-        let client = client("127.0.0.1:0", address);
+        let client = client("127.0.0.1", address);
         let mut buf = [0; 100];
         client.send(&null_call(7)[4..]).unwrap();
         let bytes = client.recv(&mut buf).unwrap();
@@ -94,13 +98,13 @@ fn services_share_an_interface() {
         let grown_address: SocketAddr = "127.0.0.1:60008".parse().unwrap();
         let (echo, null, second) = (load(Builtin::Echo), load(Builtin::RpcNull), load(Builtin::Echo));
         let echoed = |address: SocketAddr| {
-            let client = client("127.0.0.1:0", address);
+            let client = client("127.0.0.1", address);
             client.send(b"hello").unwrap();
             let mut buf = [0; 10];
             client.recv(&mut buf).is_ok_and(|bytes| &buf[..bytes] == b"hello")
         };
         let called = || {
-            let client = client("127.0.0.1:0", null_address);
+            let client = client("127.0.0.1", null_address);
             client.send(&null_call(7)[4..]).unwrap();
             let mut buf = [0; 40];
             client.recv(&mut buf).is_ok_and(|bytes| buf[..bytes] == null_reply(7)[4..])
@@ -186,6 +190,8 @@ fn on_veth(server: impl FnOnce() -> KernelService + Send, client: impl FnOnce() 
             assert_eq!(link.mode(), XdpMode::Native);
             moved.send(()).unwrap();
             if let Err(panic) = other.join() {
+                let counters: Vec<_> = service.counters().into_iter().filter(|counter| counter.value > 0).collect();
+                eprintln!("the service saw {counters:?}");
                 std::panic::resume_unwind(panic);
             }
             assert!(counter(&service, "xdp_answered") > 0);
@@ -223,8 +229,8 @@ fn veth_answers_in_native_mode() {
         || load(Builtin::Echo),
         || {
             // The client's stack checks both checksums of what comes back: veth leaves frames of XDP_TX unverified.
-            let v4 = client(&format!("{CLIENT4}:0"), format!("{SERVER4}:60007").parse().unwrap());
-            let v6 = client(&format!("[{CLIENT6}]:0"), format!("[{SERVER6}]:60007").parse().unwrap());
+            let v4 = client(CLIENT4, format!("{SERVER4}:60007").parse().unwrap());
+            let v6 = client(CLIENT6, format!("[{SERVER6}]:60007").parse().unwrap());
             echoes(&v4, 0..=1472);
             echoes(&v6, 0..=1452);
             let errors = checksum_errors();
@@ -242,7 +248,7 @@ fn fragments_pass_on_veth() {
     on_veth(
         || load(Builtin::Echo),
         || {
-            let v4 = client(&format!("{CLIENT4}:0"), format!("{SERVER4}:60007").parse().unwrap());
+            let v4 = client(CLIENT4, format!("{SERVER4}:60007").parse().unwrap());
             v4.send(&pattern(4000, 1)).unwrap();
             assert_eq!(v4.recv(&mut [0; 10]).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
             echoes(&v4, 10..20);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// Rules that must not be missed when they are taken out; `KSF_MUTANT_*` in `bpf/`.
-const MUTANTS: [&str; 9] = [
+const MUTANTS: [&str; 10] = [
     "NO_GATE",
     "STORE_BEFORE_RESIZE",
     "NO_BOUNDARY",
@@ -14,6 +14,7 @@ const MUTANTS: [&str; 9] = [
     "NO_LAG",
     "NO_EPOCH",
     "PASS_FIN",
+    "NO_TRIM",
     "WOKEN_BEFORE_WAKE",
 ];
 

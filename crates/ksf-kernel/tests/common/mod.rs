@@ -19,12 +19,17 @@ pub(crate) fn is_root(what: &str) -> bool {
     if ksf_kernel::missing_capabilities().is_empty() {
         return true;
     }
-    assert!(std::env::var_os("CI").is_none(), "skipped in CI: needs root ({what})");
-    // Not by `println!`, which the test runner hides of a test that passes.
-    let thread = thread::current();
-    let line = format!("skipped: {}: needs root ({what})\n", thread.name().unwrap_or("a test"));
-    io::stderr().write_all(line.as_bytes()).expect("stderr is open");
+    say_skipped(&format!("needs root ({what})"));
     false
+}
+
+/// Says that a test, or a part of it, does not run. Not by `println!`, which the test runner hides of a test that
+/// passes. In CI a skip is a failure.
+pub(crate) fn say_skipped(why: &str) {
+    assert!(std::env::var_os("CI").is_none(), "skipped in CI: {why}");
+    let thread = thread::current();
+    let line = format!("skipped: {}: {why}\n", thread.name().unwrap_or("a test"));
+    io::stderr().write_all(line.as_bytes()).expect("stderr is open");
 }
 
 pub(crate) fn load(builtin: Builtin) -> KernelService {

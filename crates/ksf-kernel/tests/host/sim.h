@@ -25,6 +25,7 @@ struct sim {
 	__u32 wakes;
 	bool ring_full;
 	bool detached;
+	bool adjust_fails;
 
 	struct ksf_tcp tcp;
 	__u32 rcvlowat;
@@ -49,6 +50,8 @@ void sim_start(__u64 seed, __s32 sndbuf);
 void sim_end(void);
 /* A segment of the client arrives. */
 void sim_segment(const __u8 *bytes, __u32 len);
+/* One whose first `repeated` bytes arrived before, as TCP queues a retransmission that was joined to what follows. */
+void sim_segment_repeating(const __u8 *bytes, __u32 len, __u32 repeated);
 /* One item of the work queue; false: there is none. */
 bool sim_work(void);
 void sim_tcp_send(const __u8 *bytes, __u32 len);

@@ -98,6 +98,17 @@ long bpf_skb_pull_data(struct __sk_buff *skb, __u32 len)
 	return len > skb->len ? -12 : 0;
 }
 
+long bpf_skb_adjust_room(struct __sk_buff *skb, __s32 by, __u32 mode, __u64 flags)
+{
+	struct sim_skb *segment = skb_of(skb);
+
+	if (sim.adjust_fails || mode || flags || by > 0 || by < -4095 || skb->len < (__u32)-by)
+		return -14;
+	skb->len += by;
+	memmove(segment->bytes, segment->bytes - by, skb->len);
+	return 0;
+}
+
 __u64 bpf_get_socket_cookie(void *skb)
 {
 	return skb_of(skb)->hop ? SIM_HOP_COOKIE + skb_of(skb)->slot : SIM_COOKIE;
@@ -257,6 +268,11 @@ static void data_ready(void)
 
 void sim_segment(const __u8 *bytes, __u32 len)
 {
+	sim_segment_repeating(bytes, len, 0);
+}
+
+void sim_segment_repeating(const __u8 *bytes, __u32 len, __u32 repeated)
+{
 	struct sim_skb *skb = calloc(1, sizeof(*skb));
 
 	if (!len)
@@ -264,8 +280,9 @@ void sim_segment(const __u8 *bytes, __u32 len)
 	if (!skb || len > SIM_SEGMENT_MAX || sim.queue_len == SIM_QUEUE_MAX)
 		sim_fail("the segment does not fit the model");
 	skb->base.len = len;
+	skb->base.cb[0] = sim.tcp.rcv_nxt - repeated;
 	memcpy(skb->bytes, bytes, len);
-	sim.tcp.rcv_nxt += len;
+	sim.tcp.rcv_nxt += len - repeated;
 	sim.queue[sim.queue_len++] = skb;
 	data_ready();
 }

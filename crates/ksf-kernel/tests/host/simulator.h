@@ -22,6 +22,7 @@
 
 #define KSF_HIDE(value) ((void)(value))
 #define KSF_UNROLL
+#define likely(condition) (condition)
 
 /* memcpy, because the sanitizer rightly dislikes unaligned access in a C program. */
 #define SIM_LOAD(type) ({ type value_; memcpy(&value_, at_, sizeof(value_)); value_; })
@@ -42,6 +43,7 @@ long bpf_skb_load_bytes(const void *skb, __u32 offset, void *to, __u32 len);
 long bpf_skb_store_bytes(struct __sk_buff *skb, __u32 offset, const void *from, __u32 len, __u64 flags);
 long bpf_skb_change_tail(struct __sk_buff *skb, __u32 len, __u64 flags);
 long bpf_skb_pull_data(struct __sk_buff *skb, __u32 len);
+long bpf_skb_adjust_room(struct __sk_buff *skb, __s32 by, __u32 mode, __u64 flags);
 __u64 bpf_get_socket_cookie(void *skb);
 void *bpf_map_lookup_elem(void *map, const void *key);
 
