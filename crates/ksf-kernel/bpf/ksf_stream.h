@@ -273,6 +273,21 @@ give:
 #define KSF_TRIM_STEP 4095
 #define KSF_TRIM_STEPS 140
 
+struct ksf_trim {
+	struct __sk_buff *skb;
+	__u32 bytes; /* still to be cut off */
+};
+
+static __attribute__((unused)) long ksf_trim_step(__u32 i, struct ksf_trim *trim)
+{
+	__u32 step = trim->bytes < KSF_TRIM_STEP ? trim->bytes : KSF_TRIM_STEP;
+
+	if (!step || bpf_skb_adjust_room(trim->skb, -(__s32)step, 0, 0))
+		return 1;
+	trim->bytes -= step;
+	return 0;
+}
+
 /* Cuts off the front of a segment that was seen before. False: it could not be done. */
 static __always_inline _Bool ksf_trim_repeated(struct __sk_buff *skb, struct ksf_conn *conn)
 {
@@ -280,6 +295,7 @@ static __always_inline _Bool ksf_trim_repeated(struct __sk_buff *skb, struct ksf
 	__u32 seq = skb->cb[0], end = seq + skb->len, repeated;
 	/* volatile: clang would join this load with the one below into one by a pointer of two kinds. */
 	__u32 expected = KSF_READ(conn->next_seq);
+	struct ksf_trim trim __attribute__((unused)) = { .skb = skb };
 	struct ksf_tcp tcp;
 
 	if (!(conn->passed | conn->taken)) {
@@ -300,14 +316,9 @@ static __always_inline _Bool ksf_trim_repeated(struct __sk_buff *skb, struct ksf
 	}
 	conn->next_seq = end;
 #ifndef KSF_MUTANT_NO_TRIM
-	for (__u32 i = 0; i < KSF_TRIM_STEPS && repeated; i++) {
-		__u32 step = repeated < KSF_TRIM_STEP ? repeated : KSF_TRIM_STEP;
-
-		if (bpf_skb_adjust_room(skb, -(__s32)step, 0, 0))
-			return 0;
-		repeated -= step;
-	}
-	return !repeated;
+	trim.bytes = repeated;
+	ksf_loop(KSF_TRIM_STEPS, ksf_trim_step, &trim);
+	return !trim.bytes;
 #else
 	return 1;
 #endif
