@@ -83,7 +83,8 @@ struct ksf_conn {
 	__u64 passed;	/* bytes given to user space */
 	__u64 taken;	/* bytes answered here */
 	__u64 replied;	/* reply bytes queued here */
-	__u64 messages; /* messages answered here */
+	__u32 messages; /* messages answered here */
+	__u32 trial_at; /* `messages` at which user space gets a turn: ksf_stream.h */
 	__u32 lag;	/* bytes by which TCP's copied_seq is behind what was consumed: ksf_stream.h */
 	__u32 base_seq; /* sequence number of the first byte ever sent */
 	__u32 epoch_seen; /* 0: base_seq is not known yet */
@@ -177,6 +178,7 @@ _Static_assert(sizeof(struct ksf_port) == 20, "no padding: it is a map key");
 	X(passed_limit, "the segment or the reply is too long, or holds too many messages") \
 	X(passed_resize, "the segment could not be resized or written") \
 	X(passed_busy, "no work area was free on this CPU") \
+	X(passed_trial, "user space gets a turn now and then, and keeps a peer that has more than one message in flight") \
 	X(passed_accounting, "the kernel counts consumed bytes in a way this SDK does not know") \
 	X(passed_closing, "the peer has closed its side") \
 	X(replies_broken, "replies lost after their request was consumed, and repeated bytes that could not be cut off; the connection is closed") \

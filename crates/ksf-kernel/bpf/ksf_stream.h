@@ -25,6 +25,13 @@
  * which is a fifth faster. The lag is kept in ksf_conn.lag, bounded, and repaid by the next hop, which consumes exactly
  * that much more. When user space starts to poll again it sets SO_RCVLOWAT to the lag plus one, which makes both
  * TCP's readiness test and its call of the verdict program exact again; that value is lag_floor + 1.
+ * Parking takes it back, so that a lag can be repaid in full.
+ *
+ * Trials. On a CPU that client, worker and server share, the worker may send each reply before the client sends its
+ * next request, also when the client would send a hundred without waiting: then nothing is ever seen outstanding, and
+ * every message pays for two context switches (measured: a quarter of the rate of user space). One message cannot tell
+ * such a client from one that waits. So now and then a message is passed: user space takes its time for that one, and
+ * finds more of them if there are more. A trial per 16384 messages cannot be seen in a p99.9.
  *
  * Repeated bytes. TCP queues a retransmitted segment whole when only its front is old: the backlog of a busy socket
  * joins the repeated part to what follows it. A reader of TCP skips the front by its sequence number; the code that
@@ -105,6 +112,19 @@ static __always_inline __u32 ksf_outstanding(struct ksf_conn *conn, const struct
 	if (tcp->shutdown & KSF_RCV_SHUTDOWN)
 		return KSF_COUNT_passed_closing;
 	return 0;
+}
+
+#define KSF_TRIAL_STEP_MAX 16384
+
+static __always_inline _Bool ksf_is_trial(struct ksf_conn *conn)
+{
+	__u32 messages = conn->messages, step = 3 * messages;
+
+	if ((__s32)(messages - conn->trial_at) < 0)
+		return 0;
+	/* At 256, 1024, 4096, and then every 16384. */
+	conn->trial_at = messages + (step < KSF_TRIAL_STEP_MAX ? step : KSF_TRIAL_STEP_MAX);
+	return 1;
 }
 
 /* Room for a reply, with a margin: TCP counts the memory of buffers, not bytes, and the work queue breaks the
@@ -222,6 +242,8 @@ static __always_inline __u32 ksf_stream_answer(struct __sk_buff *skb, struct ksf
 	why = ksf_outstanding(conn, &tcp, len);
 	if (why)
 		return why;
+	if (ksf_is_trial(conn))
+		return KSF_COUNT_passed_trial;
 	if (ksf_config.framing.kind == KSF_FRAME_BLIND) {
 		if (!ksf_sndbuf_has_room(&tcp, len))
 			return KSF_COUNT_passed_sndbuf;

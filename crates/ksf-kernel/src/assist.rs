@@ -8,7 +8,7 @@ use std::sync::atomic::fence;
 use ksf::assist::{Assist, AssistConn};
 
 use crate::abi::ConnState;
-use crate::conns::NEVER;
+use crate::conns::{NEVER, TRIAL_FIRST};
 use crate::service::Shared;
 use crate::tcp;
 
@@ -36,6 +36,7 @@ impl KernelAssist {
             unseen_bytes: None,
             sent_settled: None,
             settled: None,
+            trial_seen: TRIAL_FIRST,
         };
         let maps = &shared.loaded.maps;
         maps.index.update(&cookie.to_ne_bytes(), &index.to_ne_bytes()).ok()?;
@@ -82,6 +83,8 @@ struct KernelConn {
     sent_settled: Option<u64>,
     /// What the program was last told is answered; `None`: it must not answer.
     settled: Option<u64>,
+    /// When the next trial was due, the last time user space looked.
+    trial_seen: u32,
 }
 
 impl KernelConn {
@@ -169,6 +172,11 @@ impl AssistConn for KernelConn {
         tcp::counts(socket).map_or(true, |counts| received_bytes + taken + 1 >= counts.received)
     }
 
+    fn is_trial(&mut self) -> bool {
+        let trial_at = self.state().trial_at.load(Relaxed);
+        std::mem::replace(&mut self.trial_seen, trial_at) != trial_at
+    }
+
     fn is_broken(&self) -> bool {
         self.state().broken.load(Acquire) != 0
     }
@@ -177,7 +185,7 @@ impl AssistConn for KernelConn {
         self.cookie
     }
 
-    fn park(&mut self, shard: usize) -> bool {
+    fn park(&mut self, socket: BorrowedFd<'_>, shard: usize) -> bool {
         let Some(settled) = self.settled else { return false };
         if self.shared.rings.get(shard).is_none() {
             return false;
@@ -192,11 +200,16 @@ impl AssistConn for KernelConn {
         state.parked.store(1, SeqCst);
         // The program raises `passed`, then looks at `parked`; we do it the other way round. One of us sees the other.
         fence(SeqCst);
-        if is_quiet() {
-            return true;
+        if !is_quiet() {
+            state.parked.store(0, SeqCst);
+            return false;
         }
-        state.parked.store(0, SeqCst);
-        false
+        // Nobody polls now, so the lag may be repaid in full and grow again. SO_RCVLOWAT goes first: with a lag below
+        // what it stands for the program would not be called.
+        if state.lag_floor.load(Relaxed) != 0 && tcp::set_rcvlowat(socket, 1).is_ok() {
+            state.lag_floor.store(0, SeqCst);
+        }
+        true
     }
 
     fn unpark(&mut self, socket: BorrowedFd<'_>) {

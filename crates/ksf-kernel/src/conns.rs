@@ -27,6 +27,9 @@ struct Entries {
 /// `settled` of a connection that the programs leave alone: no count of bytes reaches it.
 pub(crate) const NEVER: u64 = u64::MAX;
 
+/// Messages of a connection before its first trial.
+pub(crate) const TRIAL_FIRST: u32 = 256;
+
 impl ConnTable {
     pub(crate) fn new(map: &Map) -> io::Result<Self> {
         let memory = Mapping::new(map.as_fd(), 0, map.entries() as usize * size_of::<ConnState>(), true)?;
@@ -66,10 +69,11 @@ impl ConnTable {
 impl ConnState {
     /// Makes the entry one of a new connection. No program knows it yet.
     fn start(&self, cookie: u64) {
-        for counter in [&self.passed, &self.taken, &self.replied, &self.messages] {
+        for counter in [&self.passed, &self.taken, &self.replied] {
             counter.store(0, Relaxed);
         }
         for field in [
+            &self.messages,
             &self.lag,
             &self.base_seq,
             &self.epoch_seen,
@@ -84,6 +88,7 @@ impl ConnState {
         for field in [&self.parked, &self.park_seq, &self.lag_floor, &self.shard] {
             field.store(0, Relaxed);
         }
+        self.trial_at.store(TRIAL_FIRST, Relaxed);
         self.settled.store(NEVER, Relaxed);
         self.cookie.store(cookie, Relaxed);
         self.sent.store(0, Relaxed);

@@ -274,7 +274,7 @@ impl Server {
                 self.finished = self.conn.drained(self.socket.as_fd(), self.sent);
             } else {
                 self.conn.settle(self.socket.as_fd(), self.received, self.sent);
-                self.parked = self.parks && self.conn.park(0);
+                self.parked = self.parks && self.conn.park(self.socket.as_fd(), 0);
             }
         }
         Ok(moved)

@@ -297,6 +297,23 @@ fn retransmitted_bytes_are_taken_once() {
     });
 }
 
+/// User space gets a turn now and then. A client with one message in flight stays with the kernel half.
+#[test]
+fn a_trial_keeps_a_waiting_client_in_the_kernel() {
+    const MESSAGES: u32 = 1_200;
+    on_each(|spoken, engine| {
+        let rig = Rig::start(spoken, engine);
+        let mut client = rig.connect();
+        let easy = (0..).filter(|index| index % 11 != 7).take(MESSAGES as usize);
+        easy.for_each(|index| rig.exchange(&mut client, index));
+        assert_eq!(rig.counter("passed_trial"), 2, "one after 256 messages and one after 1024");
+        let answered = rig.counter("messages_answered");
+        assert!(answered > u64::from(MESSAGES) * 9 / 10, "{answered} of {MESSAGES} in the kernel");
+        drop(client);
+        rig.end();
+    });
+}
+
 #[test]
 fn ipv6_is_served_by_both_halves() {
     on_each(|spoken, engine| {

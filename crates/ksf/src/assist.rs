@@ -71,6 +71,12 @@ pub trait AssistConn: Send {
         true
     }
 
+    /// True, once, when the kernel half passed a message that it could have answered: user space is to find out
+    /// whether the peer has more than one in flight.
+    fn is_trial(&mut self) -> bool {
+        false
+    }
+
     /// True when a reply of the kernel half was lost. Nothing may follow it: the connection must end.
     fn is_broken(&self) -> bool {
         false
@@ -83,7 +89,7 @@ pub trait AssistConn: Send {
 
     /// Leaves a settled connection to the kernel half until it wakes `shard`. False: not settled, or something was
     /// passed in the meantime, or this half does not park: go on polling for input.
-    fn park(&mut self, _shard: usize) -> bool {
+    fn park(&mut self, _socket: BorrowedFd<'_>, _shard: usize) -> bool {
         false
     }
 

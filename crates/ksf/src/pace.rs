@@ -42,6 +42,12 @@ impl Pace {
         self.gathering.then_some(GATHER)
     }
 
+    /// Somebody has a reason to think that there is more to come: the next wait pauses.
+    pub(crate) fn try_now(&mut self) {
+        self.turns_to_trial = 1;
+        self.last_turn = Time(u64::MAX);
+    }
+
     /// A turn ended at `now`, and handled this many messages.
     pub(crate) fn turn_over(&mut self, messages: u64, now: Time) {
         let gap = now.since(self.last_turn).as_nanos() as u64;
@@ -90,6 +96,19 @@ mod tests {
     #[test]
     fn hardly_ever_pauses_for_a_peer_with_one_message_in_flight() {
         assert!(share_paused(1, 1, 200_000) < 0.0005);
+    }
+
+    #[test]
+    fn pauses_once_when_told_so_at_any_load() {
+        let mut pace = Pace::default();
+        for turn in 0..1_000 {
+            if turn == 500 {
+                pace.try_now();
+            }
+            // The turn of a wake-up may come before its bytes.
+            pace.turn_over(u64::from(turn != 500), Time(turn * 1_000_000 - u64::from(turn == 501) * 999_000));
+            assert_eq!(pace.gather().is_some(), turn == 501, "turn {turn}");
+        }
     }
 
     #[test]

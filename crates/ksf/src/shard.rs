@@ -691,6 +691,10 @@ impl<E: Engine> Shard<E> {
             // Whatever the reason to look after it: user space is about to act, or has something to read.
             if let Some(assist) = assist {
                 assist.conn.unpark(socket.as_fd());
+                if assist.conn.is_trial() {
+                    assist.lone_messages = 0;
+                    self.pace.try_now();
+                }
             }
             conn.reading = Reading::On;
             self.engine.set_reading(key, Reading::On);
@@ -978,7 +982,7 @@ impl AssistState {
             return false;
         }
         self.expects = None;
-        let parked = self.conn.park(env.shard);
+        let parked = self.conn.park(socket, env.shard);
         env.stats.assist_settled.add(u64::from(parked));
         parked
     }

@@ -180,7 +180,7 @@ impl Half {
             }
             if self.input.is_empty() && self.habits.settles {
                 self.conn.settle(self.socket.as_fd(), self.outcome.received, self.outcome.sent);
-                self.parked = self.habits.parks && self.conn.park(0);
+                self.parked = self.habits.parks && self.conn.park(self.socket.as_fd(), 0);
             }
             self.wait()?;
         }

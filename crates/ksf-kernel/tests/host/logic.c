@@ -508,6 +508,32 @@ static void test_wake(void)
 	check(sim.wakes == 2, "not woken for the second park");
 }
 
+/* User space gets a turn at 256, 1024, 4096 messages, and then every 16384. */
+static void test_trial(void)
+{
+	__u32 trials = 0;
+
+	START("trial", script);
+	sim.conn.trial_at = 256;
+	for (__u32 i = 1; i <= 100000; i++) {
+		sim.user_len = 0;
+		send_text(BYTES("\0\4echo"));
+		run_work();
+		if (sim.user_len) {
+			trials++;
+			sim.conn.settled = sim.conn.passed;
+			sim_tcp_send((const __u8 *)"\0\4echo", 6);
+			sim.conn.sent += 6;
+			sim.conn.epoch++;
+			sim.tcp.copied_seq += 6;
+		}
+		sim_client_read(6);
+		sim.wire_len = sim.client_len = 0;
+	}
+	check(trials == 3 + 100000 / 16384, "%u trials", trials);
+	check(sim.counters[KSF_COUNT_passed_trial] == trials, "counted %llu", sim.counters[KSF_COUNT_passed_trial]);
+}
+
 /* A retransmission that TCP queued whole although its front had arrived before. */
 static void test_repeated(void)
 {
@@ -708,6 +734,10 @@ static bool user_turn(void)
 		sim.conn.park_seq++;
 		sim.conn.parked = 1;
 		user.parked = true;
+		if (sim.conn.lag_floor) {
+			sim_set_rcvlowat(1);
+			sim.conn.lag_floor = 0;
+		}
 	}
 	return moved;
 }
@@ -727,6 +757,7 @@ static void run_property(__u64 seed)
 	sim.tcp.sndbuf = seed & 2 ? 30000 : 7000;
 	sim.resize_fails_percent = seed & 4 ? 10 : 0;
 	ksf_config.window_bytes = seed & 8 ? 4000 : 0;
+	sim.conn.trial_at = 10 + sim_random(50);
 	make_requests();
 	for (__u32 still = 0; sim.client_len < expected_len;) {
 		bool moved = false;
@@ -794,6 +825,7 @@ int main(int argc, char **argv)
 	test_wake();
 	test_lag();
 	test_limits();
+	test_trial();
 	test_repeated();
 	test_detach();
 	test_call();

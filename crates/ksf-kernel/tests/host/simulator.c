@@ -55,6 +55,7 @@ void sim_start(__u64 seed, __s32 sndbuf)
 	sim.rcvlowat = 1;
 	sim.conn.cookie = SIM_COOKIE;
 	sim.conn.epoch = 1;
+	sim.conn.trial_at = 0x7fffffff; /* far away */
 	ksf_config.cpus = 1;
 	ksf_config.hops = KSF_SLOTS_PER_CPU;
 	ksf_config.lag_bytes_max = 256;
