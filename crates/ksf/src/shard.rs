@@ -273,6 +273,8 @@ pub(crate) struct Shard<E: Engine> {
     halves: Vec<Arc<dyn Assist>>,
     /// Connections under a kernel half, by the name it has for them.
     tokens: HashMap<u64, ConnKey>,
+    /// Tokens of a wake-up, kept for its memory.
+    woken: Vec<u64>,
     places: Vec<Place>,
     free: Vec<u32>,
     open: usize,
@@ -312,6 +314,7 @@ impl<E: Engine> Shard<E> {
             datagrams: Vec::new(),
             halves: Vec::new(),
             tokens: HashMap::new(),
+            woken: Vec::new(),
             places: Vec::new(),
             free: Vec::new(),
             open: 0,
@@ -582,14 +585,15 @@ impl<E: Engine> Shard<E> {
     }
 
     fn take_wakes(&mut self, half: usize) {
-        let Some(half) = self.halves.get(half).cloned() else { return };
-        let mut tokens = Vec::new();
+        let Some(half) = self.halves.get(half) else { return };
+        let mut tokens = mem::take(&mut self.woken);
         half.take_wakes(self.env.shard, &mut |token| tokens.push(token));
-        for token in tokens {
+        for token in tokens.drain(..) {
             if let Some(key) = self.tokens.get(&token).copied() {
                 self.unparked(key);
             }
         }
+        self.woken = tokens;
     }
 
     /// Something for user space is on its way: bytes, or the end of the stream. Until it is here the connection must not
