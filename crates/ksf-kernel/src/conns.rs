@@ -15,6 +15,8 @@ use crate::sys::{Map, Mapping};
 pub(crate) struct ConnTable {
     memory: Mapping,
     entries: Mutex<Entries>,
+    /// Held by who frees entries.
+    reclaiming: Mutex<()>,
 }
 
 #[derive(Debug)]
@@ -35,21 +37,33 @@ impl ConnTable {
         let memory = Mapping::new(map.as_fd(), 0, map.entries() as usize * size_of::<ConnState>(), true)?;
         // Taken from the end: low indices first keeps the used part of the table dense.
         let free = (0..map.entries()).rev().collect();
-        Ok(Self { memory, entries: Mutex::new(Entries { free, resting: Vec::new() }) })
+        Ok(Self { memory, entries: Mutex::new(Entries { free, resting: Vec::new() }), reclaiming: Mutex::new(()) })
     }
 
     /// A fresh entry for the socket with this cookie; `None` when all are taken. `wait_for_programs` returns after
     /// every verdict program that is running now has ended.
     pub(crate) fn take(&self, cookie: u64, wait_for_programs: impl FnOnce() -> io::Result<()>) -> Option<u32> {
-        let mut entries = self.entries.lock().expect("no panic while it is held");
-        if entries.free.is_empty() && !entries.resting.is_empty() {
-            wait_for_programs().ok()?;
-            entries.free = std::mem::take(&mut entries.resting);
-        }
-        let index = entries.free.pop()?;
-        drop(entries);
+        let index = self.pop().or_else(|| self.reclaim(wait_for_programs))?;
         self.at(index).start(cookie);
         Some(index)
+    }
+
+    fn pop(&self) -> Option<u32> {
+        self.entries.lock().expect("no panic while it is held").free.pop()
+    }
+
+    /// Frees what rests. A grace period takes milliseconds, in which entries can be given back by others.
+    fn reclaim(&self, wait_for_programs: impl FnOnce() -> io::Result<()>) -> Option<u32> {
+        let _turn = self.reclaiming.lock().expect("no panic while it is held");
+        // Another one had a turn, maybe.
+        if let Some(index) = self.pop() {
+            return Some(index);
+        }
+        let rested = std::mem::take(&mut self.entries.lock().expect("no panic while it is held").resting);
+        let waited = !rested.is_empty() && wait_for_programs().is_ok();
+        let mut entries = self.entries.lock().expect("no panic while it is held");
+        if waited { &mut entries.free } else { &mut entries.resting }.extend(rested);
+        entries.free.pop()
     }
 
     /// Gives an entry back. The socket must have left the programs' maps.

@@ -3,18 +3,20 @@
 mod common;
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
 use common::*;
 use ksf_kernel::{Builtin, KernelError, KernelService, XdpMode};
 
-/// Not a port of the kernel's choice, which is a served one now and then: XDP passes what comes from there.
-const CLIENT_PORT: u16 = 4000;
+/// Not a port of the kernel's choice, which is a served one now and then: XDP passes what comes from there. Never the
+/// same again: a process that is being started by another test holds a copy of a closed socket for a moment.
+static CLIENT_PORT: AtomicU16 = AtomicU16::new(4000);
 
 fn client(local: &str, server: SocketAddr) -> UdpSocket {
     let local: IpAddr = local.parse().unwrap();
-    let socket = UdpSocket::bind((local, CLIENT_PORT)).unwrap();
+    let socket = UdpSocket::bind((local, CLIENT_PORT.fetch_add(1, Ordering::Relaxed))).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     socket.connect(server).unwrap();
     socket

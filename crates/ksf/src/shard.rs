@@ -229,6 +229,8 @@ struct AssistState {
     end_since: Option<Time>,
     /// A receive said "end" while bytes still wait in the kernel: receive again a little later.
     early_end: bool,
+    /// Since when TCP has not taken what the kernel half queued, as ticks saw it.
+    undrained_since: Option<Time>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -250,6 +252,10 @@ const EXPECT_TICKS: u8 = 2;
 
 /// How long a socket may report the end of the stream before the bytes in front of it are through.
 const END_PATIENCE_MS: u64 = 1_000;
+
+/// How long a reply of the kernel half may be on its way to TCP, which has room for it: a few microseconds, and more on a
+/// machine that is overloaded. After that it is lost.
+const KERNEL_REPLY_PATIENCE_MS: u64 = 2_000;
 
 /// Batches sent for one connection before others get their turn.
 const SEND_ROUNDS_MAX: u32 = 8;
@@ -531,6 +537,7 @@ impl<E: Engine> Shard<E> {
                 expects: None,
                 end_since: None,
                 early_end: false,
+                undrained_since: None,
             })
         });
         if let Some(assist) = &assist {
@@ -899,11 +906,13 @@ impl<E: Engine> Shard<E> {
             Phase::Open => {
                 let was_closing = conn.stream.is_closing();
                 let mut touch = false;
+                let mut lost = false;
                 if let Some(assist) = &mut conn.assist {
                     // What the kernel half answers is activity, too.
                     let replied = assist.conn.replied_bytes();
                     if mem::replace(&mut assist.replied_seen, replied) != replied {
                         conn.stream.note_activity(now);
+                        assist.undrained_since = None;
                     }
                     if let Some((_, ticks)) = &mut assist.expects {
                         *ticks -= 1;
@@ -913,6 +922,15 @@ impl<E: Engine> Shard<E> {
                         }
                     }
                     touch |= assist.conn.is_broken();
+                    if assist.conn.drained(conn.socket.as_fd(), conn.stream.sent_bytes()) {
+                        assist.undrained_since = None;
+                    } else {
+                        lost = now > assist.undrained_since.get_or_insert(now).plus_ms(KERNEL_REPLY_PATIENCE_MS);
+                    }
+                }
+                if lost {
+                    self.abort(index, CloseReason::KernelHalf);
+                    return;
                 }
                 if touch {
                     let _ = self.stream(key);
