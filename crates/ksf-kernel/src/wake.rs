@@ -3,9 +3,9 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicU32, fence};
 
 use crate::sys::Mapping;
 
@@ -49,13 +49,20 @@ impl WakeRing {
         let (consumer, producer) =
             unsafe { (self.consumer.at::<AtomicU64>(0).as_ref(), self.producer.at::<AtomicU64>(0).as_ref()) };
         let mut position = consumer.load(Relaxed);
-        while position < producer.load(Acquire) {
+        loop {
+            // The program writes a record, then looks whether the reader stands before it, and only then wakes. The
+            // reader moves, then looks for records. Without a full barrier on this side, too, both can miss the other,
+            // and a poll that reports edges (io_uring) is silent from then on.
+            fence(SeqCst);
+            if position >= producer.load(Acquire) {
+                break;
+            }
             let at = page + (position as usize & (self.data_bytes - 1));
             // SAFETY: positions are multiples of eight and the record at one starts with its length; the data are
             // mapped twice, so the record lies in the mapping as a whole.
             let length = unsafe { self.producer.at::<AtomicU32>(at).as_ref() }.load(Acquire);
             if length & BUSY != 0 {
-                // Still being written; its commit makes the descriptor readable again.
+                // Still being written; its commit wakes, because we stand before it.
                 break;
             }
             if length & DISCARDED == 0 && length == size_of::<u64>() as u32 {

@@ -140,7 +140,9 @@ fn a_slow_reader_misses_nothing() {
                         }
                     }
                 });
-                assert!(got == message, "round {round}: {} of {} bytes", got.len(), message.len());
+                let wrong = got.iter().zip(message).position(|(got, sent)| got != sent);
+                let ends = rig.ends();
+                assert!(got == message, "round {round}: {} of {}, wrong {wrong:?}, {ends}", got.len(), message.len());
             }
             assert!(rig.counter("segments_answered") > ROUNDS as u64);
             assert!(rig.server_counter("reads_paused") > 0);

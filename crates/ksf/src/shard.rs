@@ -253,10 +253,6 @@ const EXPECT_TICKS: u8 = 2;
 /// How long a socket may report the end of the stream before the bytes in front of it are through.
 const END_PATIENCE_MS: u64 = 1_000;
 
-/// How long a reply of the kernel half may be on its way to TCP, which has room for it: a few microseconds, and more on a
-/// machine that is overloaded. After that it is lost.
-const KERNEL_REPLY_PATIENCE_MS: u64 = 2_000;
-
 /// Batches sent for one connection before others get their turn.
 const SEND_ROUNDS_MAX: u32 = 8;
 
@@ -925,7 +921,9 @@ impl<E: Engine> Shard<E> {
                     if assist.conn.drained(conn.socket.as_fd(), conn.stream.sent_bytes()) {
                         assist.undrained_since = None;
                     } else {
-                        lost = now > assist.undrained_since.get_or_insert(now).plus_ms(KERNEL_REPLY_PATIENCE_MS);
+                        // TCP had room for it, so this takes microseconds, and more on a machine that is overloaded.
+                        let since = *assist.undrained_since.get_or_insert(now);
+                        lost = now > since.plus_ms(self.env.limits.send_timeout_ms);
                     }
                 }
                 if lost {

@@ -151,6 +151,13 @@ impl Rig {
         counters.iter().find(|counter| counter.name == name).unwrap_or_else(|| panic!("no counter {name}")).value
     }
 
+    /// How connections have ended, for a message.
+    pub(crate) fn ends(&self) -> String {
+        let counters = self.server.counters();
+        let ends = counters.iter().filter(|counter| counter.name.starts_with("closed_") && counter.value > 0);
+        ends.map(|counter| format!("{} {}", counter.name, counter.value)).collect::<Vec<_>>().join(", ")
+    }
+
     /// Every client is gone: so must their connections be, and none of them by a fault of the kernel half.
     pub(crate) fn end(self) {
         wait_until("every connection ends", || self.server.connections() == 0);
