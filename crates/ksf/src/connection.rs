@@ -256,6 +256,20 @@ impl<S: Service> Connection<S> {
         self.held.len()
     }
 
+    /// Bytes of input this connection keeps: of a message that arrived in part, and put aside while replies wait. None
+    /// once it closes. Looks at every chunk put aside, so it is for the moment when memory is short.
+    pub fn unfinished_bytes(&self) -> usize {
+        self.assembly.buffer.len() + self.stalled.iter().map(|chunk| chunk.len()).sum::<usize>()
+    }
+
+    /// Ends the connection for keeping most of the memory for unfinished input, which is free again when this returns.
+    /// To be called on the one with most [`unfinished_bytes`](Self::unfinished_bytes) when a [`receive`](Self::receive)
+    /// left the environment [over its budget](Env::is_over_budget). By itself a connection closes for lack of memory
+    /// only if it alone keeps more than all of them may.
+    pub fn close_for_memory(&mut self, env: &mut Env) {
+        self.close(CloseReason::MemoryLimit, env);
+    }
+
     /// True when replies wait and none is being sent.
     pub fn has_output(&self) -> bool {
         !self.sending && !self.output.is_empty()
@@ -293,7 +307,8 @@ impl<S: Service> Connection<S> {
     }
 
     fn check_memory(&mut self, env: &mut Env) {
-        if env.assembly_bytes > env.limits.assembly_bytes_max {
+        // Only what nobody else can be blamed for: which of several connections goes is up to whoever has them all.
+        if env.is_over_budget() && self.unfinished_bytes() > env.limits.assembly_bytes_max {
             self.close(CloseReason::MemoryLimit, env);
         }
     }
@@ -579,7 +594,8 @@ impl Assembly {
     fn append(&mut self, bytes: &[u8], env: &mut Env) -> Result<(), CloseReason> {
         env.assembly_bytes += bytes.len();
         self.buffer.extend_from_slice(bytes);
-        if env.assembly_bytes > env.limits.assembly_bytes_max { Err(CloseReason::MemoryLimit) } else { Ok(()) }
+        let alone_too_much = env.is_over_budget() && self.buffer.len() > env.limits.assembly_bytes_max;
+        if alone_too_much { Err(CloseReason::MemoryLimit) } else { Ok(()) }
     }
 
     /// The header of the next part is consumed; its body is to come.

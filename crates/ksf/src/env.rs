@@ -47,4 +47,10 @@ impl Env {
             shard: 0,
         })
     }
+
+    /// True when connections together keep more unfinished input than they may: the one that keeps most is to be closed
+    /// ([`Connection::close_for_memory`](crate::connection::Connection::close_for_memory)).
+    pub fn is_over_budget(&self) -> bool {
+        self.assembly_bytes > self.limits.assembly_bytes_max
+    }
 }

@@ -63,7 +63,7 @@ pub enum CloseReason {
     KernelHalf,
     /// The bytes do not follow the framing.
     MalformedFrame,
-    /// The shard's memory for unfinished messages is used up.
+    /// The shard's memory for unfinished messages is used up, and this connection kept most of it.
     MemoryLimit,
     /// A message longer than `message_bytes_max`.
     OversizedMessage,

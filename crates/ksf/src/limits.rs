@@ -23,7 +23,8 @@ pub struct Limits {
     pub out_queue_bytes_max: usize,
     /// Connections per server; a further one is accepted and closed at once.
     pub connections_max: usize,
-    /// Heap memory per shard for messages that arrived in part.
+    /// Memory per shard for messages that arrived in part, and for requests that wait because replies do. When it is
+    /// used up the connection that keeps most of it is closed, whoever needed more.
     pub assembly_bytes_max: usize,
     /// Messages of one connection that may wait for a deferred reply; above it the connection is not read.
     pub deferred_max: u32,

@@ -89,6 +89,8 @@ pub(crate) trait Stream {
     fn is_settled(&self) -> bool;
     fn owes_only_the_batch(&self) -> bool;
     fn has_output(&self) -> bool;
+    fn unfinished_bytes(&self) -> usize;
+    fn close_for_memory(&mut self, env: &mut Env);
     fn messages(&self) -> u64;
     fn received_bytes(&self) -> u64;
     fn sent_bytes(&self) -> u64;
@@ -140,6 +142,12 @@ impl<S: Service> Stream for Connection<S> {
     }
     fn has_output(&self) -> bool {
         Self::has_output(self)
+    }
+    fn unfinished_bytes(&self) -> usize {
+        Self::unfinished_bytes(self)
+    }
+    fn close_for_memory(&mut self, env: &mut Env) {
+        Self::close_for_memory(self, env);
     }
     fn messages(&self) -> u64 {
         Self::messages(self)
@@ -428,6 +436,9 @@ impl<E: Engine> Shard<E> {
             Event::Received { conn, chunk } => {
                 if let Some((conn, env)) = self.stream(conn) {
                     conn.receive(chunk, env);
+                    if env.is_over_budget() {
+                        self.relieve_memory();
+                    }
                 }
             }
             Event::Eof { conn } => {
@@ -465,6 +476,24 @@ impl<E: Engine> Shard<E> {
             self.touched.push(key.index);
         }
         Some((&mut *conn.stream, &mut self.env))
+    }
+
+    /// Closes those who keep most of the memory for unfinished input, until the rest is within the budget. Each round
+    /// looks at every connection, and frees at least the average share of one: who wants to cause many of them must
+    /// make a connection for each.
+    fn relieve_memory(&mut self) {
+        while self.env.is_over_budget() {
+            let keepers = self.places.iter().enumerate().filter_map(|(index, place)| {
+                let conn = place.conn.as_ref().filter(|conn| conn.phase == Phase::Open)?;
+                let key = ConnKey { index: index as u32, generation: place.generation };
+                Some((key, conn.stream.unfinished_bytes()))
+            });
+            // Nobody keeps any: what is counted belongs to connections whose end is under way.
+            let Some((hog, 1..)) = keepers.max_by_key(|(_, bytes)| *bytes) else { return };
+            if let Some((stream, env)) = self.stream(hog) {
+                stream.close_for_memory(env);
+            }
+        }
     }
 
     fn end_of_stream(&mut self, key: ConnKey) {
@@ -638,7 +667,10 @@ impl<E: Engine> Shard<E> {
                         self.send_datagrams(socket, peer);
                     }
                 }
-                Mail::Limits(limits) => self.env.limits = *limits,
+                Mail::Limits(limits) => {
+                    self.env.limits = *limits;
+                    self.relieve_memory();
+                }
                 Mail::Drain => self.start_draining(),
                 Mail::Stop => self.stop = true,
             }

@@ -96,6 +96,56 @@ fn limits_change_while_the_server_runs() {
     }
 }
 
+/// One peer keeps nearly all of the memory for unfinished messages. It is not the next one in need that goes.
+#[test]
+fn when_memory_is_short_who_keeps_most_is_closed_and_the_others_are_served() {
+    const PEERS: usize = 20;
+    for engine in engines() {
+        let limits = Limits { assembly_bytes_max: 256 << 10, ..Limits::default() };
+        let server = one_shard(engine, ANY, limits, Recorder::new(LINES, Order::Requests));
+        let mut hog = connect(&server);
+        hog.write_all(&[b'h'; 250 << 10]).unwrap();
+        until("the hog is read", || count(&server, "bytes_in") == 250 << 10);
+        assert_eq!(count(&server, "closed_total"), 0, "{engine}: it is within the limit");
+        let mut peers: Vec<_> = (0..PEERS).map(|_| connect(&server)).collect();
+        let line = [&[b'x'; 6000][..], b"\n"].concat();
+        let (head, tail) = line.split_at(4096);
+        peers.iter_mut().for_each(|peer| peer.write_all(head).unwrap());
+        // All of them wait for their rest at the same time.
+        until("the heads are read", || count(&server, "bytes_in") == (250 << 10) + (PEERS * head.len()) as u64);
+        peers.iter_mut().for_each(|peer| ask(peer, tail, &line));
+        expect_end(&mut hog);
+        drop(hog);
+        until_count(&server, "closed_memory_limit", 1);
+        assert_eq!((count(&server, "closed_total"), server.connections()), (1, PEERS), "{engine}");
+    }
+}
+
+#[test]
+fn when_memory_is_short_who_keeps_most_is_closed_also_if_it_is_the_one_in_need() {
+    for engine in engines() {
+        let limits = Limits { assembly_bytes_max: 256 << 10, ..Limits::default() };
+        let server = one_shard(engine, ANY, limits, Recorder::new(LINES, Order::Requests));
+        let mut small = connect(&server);
+        small.write_all(&[b's'; 100 << 10]).unwrap();
+        until("the small one is read", || count(&server, "bytes_in") == 100 << 10);
+        let mut hog = connect(&server);
+        hog.write_all(&[b'h'; 200 << 10]).unwrap();
+        expect_end(&mut hog);
+        drop(hog);
+        until_count(&server, "closed_memory_limit", 1);
+        ask(&mut small, b"\n", &[&[b's'; 100 << 10][..], b"\n"].concat());
+        // A lower limit is met at once, too.
+        let before = count(&server, "bytes_in");
+        small.write_all(&[b's'; 10 << 10]).unwrap();
+        until("the small one is read", || count(&server, "bytes_in") == before + (10 << 10));
+        server.set_limits(&Limits { assembly_bytes_max: 1 << 10, ..Limits::default() });
+        expect_end(&mut small);
+        drop(small);
+        until_count(&server, "closed_memory_limit", 2);
+    }
+}
+
 /// Also between shards: what one accepts counts for the other.
 #[test]
 fn the_maximum_is_the_servers_not_the_shards() {
