@@ -24,6 +24,8 @@ pub struct Env {
     pub spares: Spares,
     /// Bytes of heap memory in messages that arrived in part, over all connections of the shard.
     pub assembly_bytes: usize,
+    /// Deferred replies to datagrams that are outstanding.
+    pub deferred_datagrams: usize,
     /// Where deferred replies arrive.
     pub mailbox: Arc<Mailbox>,
     /// Threads for short tasks.
@@ -42,6 +44,7 @@ impl Env {
             pool,
             spares: Spares::default(),
             assembly_bytes: 0,
+            deferred_datagrams: 0,
             mailbox: Mailbox::new()?,
             tasks: None,
             shard: 0,

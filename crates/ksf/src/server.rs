@@ -77,7 +77,9 @@ impl Builder {
         self
     }
 
-    /// Size and number of the receive slots of each shard.
+    /// Size and number of the receive slots of each shard; [`SLOT_BYTES`] and [`SLOTS`] unless said otherwise. Slots
+    /// are kept beyond a turn only while less than half are in use, and the uring engine keeps up to 128 for the kernel
+    /// to receive into: below 257 slots it copies what it could keep.
     pub fn slots(mut self, slot_bytes: u32, slots: u32) -> Self {
         (self.slot_bytes, self.slots) = (slot_bytes, slots);
         self
@@ -309,6 +311,7 @@ impl Server {
                     pool,
                     spares: Default::default(),
                     assembly_bytes: 0,
+                    deferred_datagrams: 0,
                     mailbox,
                     tasks: Some(tasks),
                     shard: number,

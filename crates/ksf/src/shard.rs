@@ -185,9 +185,12 @@ impl<S: Service> Datagrams for DatagramService<S> {
         let sink = Sink::Datagrams(replies);
         let mut reply = Reply { framing: Framing::Raw, sink, env, target, deferred: 0, close: false };
         self.service.call(&mut self.state, &message, &mut reply);
+        let deferred = reply.deferred as usize;
+        env.deferred_datagrams += deferred;
     }
 
     fn answer(&mut self, peer: DatagramPeer, answer: Answer, env: &mut Env, replies: &mut Vec<SendBatch>) {
+        env.deferred_datagrams -= 1;
         let target = Target::Datagram { socket: self.socket, peer };
         let sink = Sink::Datagrams(replies);
         let mut reply = Reply { framing: Framing::Raw, sink, env, target, deferred: 0, close: false };
@@ -636,6 +639,10 @@ impl<E: Engine> Shard<E> {
         stats.datagrams_in.add(1);
         if truncated || chunk.len() > self.env.limits.message_bytes_max {
             stats.datagrams_oversized.add(1);
+            return;
+        }
+        if self.env.deferred_datagrams >= self.env.limits.deferred_datagrams_max {
+            stats.datagrams_refused_deferred_max.add(1);
             return;
         }
         let Some(Some(datagrams)) = self.datagrams.get_mut(socket as usize) else { return };

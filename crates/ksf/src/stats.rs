@@ -73,6 +73,8 @@ counters! {
     datagrams_oversized,
     /// Replies to datagrams the kernel refused to send, or for which the queue was full.
     datagrams_unsent,
+    /// Datagrams dropped because `deferred_datagrams_max` replies were outstanding.
+    datagrams_refused_deferred_max,
     /// Datagrams whose deferred reply was dropped without an answer.
     datagrams_abandoned,
     /// Tasks refused because the queue of the thread pool was full.

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// How a pool grows and shrinks. Defaults follow the FreeBSD original: at most 8 threads per core, 30 s of patience.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskOptions {
-    /// Most threads per group.
+    /// Most threads per group; 0: none, and every task is refused.
     pub threads_max: usize,
     /// Most tasks that wait per group; a further one is refused.
     pub queue_max: usize,
@@ -54,11 +54,12 @@ impl TaskPool {
         Self { groups: cpus.iter().map(group).collect() }
     }
 
-    /// A place in the queue of `group`; `None` when it is full or the pool is closing.
+    /// A place in the queue of `group`; `None` when it is full, may have no thread, or the pool is closing.
     pub fn reserve(&self, group: usize) -> Option<Place<'_>> {
         let group = &self.groups[group % self.groups.len()];
         let mut inner = group.lock();
-        if inner.closed || inner.queue.len() + inner.reserved >= group.options.queue_max {
+        let no_thread = group.options.threads_max == 0;
+        if inner.closed || no_thread || inner.queue.len() + inner.reserved >= group.options.queue_max {
             return None;
         }
         inner.reserved += 1;
@@ -260,6 +261,12 @@ mod tests {
         assert!(pool.reserve(0).is_none());
         drop(place);
         assert!(pool.reserve(0).is_some());
+    }
+
+    #[test]
+    fn without_threads_every_task_is_refused() {
+        let pool = pool(TaskOptions { threads_max: 0, ..TaskOptions::default() });
+        assert!(pool.reserve(0).is_none(), "nobody would ever run it");
     }
 
     #[test]

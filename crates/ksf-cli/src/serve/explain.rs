@@ -47,9 +47,8 @@ pub(super) fn explain(error: Error, base: EngineKind) -> Failure {
             ))
         }
         Error::Framing(_) => Failure::new(Status::Internal, error.to_string()),
-        Error::Pool { .. } => {
-            Failure::new(Status::Os, error.to_string()).remedy("raise the memory limit, or use fewer shards (--cpus)")
-        }
+        Error::Pool { .. } => Failure::new(Status::Os, error.to_string())
+            .remedy("raise the memory limit, or use fewer slots (--slots) or shards (--cpus)"),
         Error::Thread(_) => Failure::new(Status::Os, error.to_string())
             .remedy("raise the limit of threads: ulimit -u, or TasksMax= in the unit"),
         _ => Failure::new(Status::Internal, error.to_string()),

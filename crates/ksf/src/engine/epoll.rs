@@ -20,8 +20,6 @@ use crate::service::ConnKey;
 const READY_MAX: usize = 256;
 /// Connections accepted, and datagrams received, from one socket before others get their turn.
 const BURST: usize = 64;
-/// Datagrams that may wait for a full socket.
-const DATAGRAMS_MAX: usize = 1024;
 /// When no slot is free, look again after this time: their holders tell nobody.
 const STARVED: Duration = Duration::from_micros(500);
 
@@ -192,11 +190,15 @@ impl Engine for Epoll {
     }
 
     fn send_datagram(&mut self, socket: u32, peer: DatagramPeer, batch: SendBatch, env: &mut Env) {
-        let state = &mut self.sockets[socket as usize];
-        if state.unsent.len() < DATAGRAMS_MAX {
-            state.unsent.push_back((peer, batch));
-            self.send_datagrams(socket, env);
-        } else {
+        self.sockets[socket as usize].unsent.push_back((peer, batch));
+        self.send_datagrams(socket, env);
+        if self.sockets[socket as usize].unsent.is_empty() {
+            return;
+        }
+        let waiting: usize = self.sockets.iter().map(|state| state.unsent.len()).sum();
+        if waiting > env.limits.datagram_queue_max
+            && let Some((_, batch)) = self.sockets[socket as usize].unsent.pop_back()
+        {
             env.stats.datagrams_unsent.add(1);
             batch.recycle(&mut env.spares);
         }

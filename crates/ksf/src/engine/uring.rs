@@ -42,8 +42,6 @@ const COMPLETIONS: u32 = 4096;
 /// Entries of the buffer ring: data the kernel may deliver between two turns.
 const BUFFERS: u16 = 128;
 const BUFFER_GROUP: u16 = 0;
-/// Datagrams being sent at the same time.
-const DATAGRAMS_MAX: usize = 1024;
 /// How long dropping the engine waits for the kernel to end its requests, per look and in looks.
 const DROP_WAIT: Duration = Duration::from_millis(10);
 const DROP_WAITS_MAX: u32 = 200;
@@ -338,7 +336,7 @@ impl Engine for Uring {
         let fd = self.sockets[socket as usize].fd;
         let counter = match send_datagram_now(fd, &peer, &batch, &mut self.msg, env) {
             Ok(true) => &env.stats.datagrams_out,
-            Ok(false) => match self.submit_datagram(fd, &peer, batch) {
+            Ok(false) => match self.submit_datagram(fd, &peer, batch, env.limits.datagram_queue_max) {
                 Ok(()) => return,
                 Err(back) => {
                     env.stats.datagrams_unsent.add(1);
@@ -708,16 +706,21 @@ impl Uring {
         self.push(entry.user_data(Op::Send(index).user_data()));
     }
 
-    /// Lets a datagram wait for room in its socket; gives it back if too many do.
-    fn submit_datagram(&mut self, fd: RawFd, peer: &DatagramPeer, batch: SendBatch) -> Result<(), SendBatch> {
-        let index = match self.free_datagrams.pop() {
-            Some(index) => index,
-            None if self.datagrams.len() < DATAGRAMS_MAX => {
-                self.datagrams.push(None);
-                self.datagrams.len() as u32 - 1
-            }
-            None => return Err(batch),
-        };
+    /// Lets a datagram wait for room in its socket; gives it back if `queue_max` do already.
+    fn submit_datagram(
+        &mut self,
+        fd: RawFd,
+        peer: &DatagramPeer,
+        batch: SendBatch,
+        queue_max: usize,
+    ) -> Result<(), SendBatch> {
+        if self.datagrams.len() - self.free_datagrams.len() >= queue_max {
+            return Err(batch);
+        }
+        let index = self.free_datagrams.pop().unwrap_or_else(|| {
+            self.datagrams.push(None);
+            self.datagrams.len() as u32 - 1
+        });
         let mut msg = self.spare_msgs.pop().unwrap_or_else(SendMsg::boxed);
         let mut slices = [&[][..]; SLICES_MAX];
         let filled = batch.slices(&mut slices);
