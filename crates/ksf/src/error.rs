@@ -143,6 +143,14 @@ pub enum Error {
     /// The description of a framing cannot be used.
     #[error(transparent)]
     Framing(#[from] FramingError),
+    /// The service did not take a datagram socket that it was to serve.
+    #[error("the service {service} refuses to serve {addr}; serve another transport, or give it what it lacks")]
+    RefusedByService {
+        /// Name of the service.
+        service: String,
+        /// Where the socket is bound.
+        addr: ListenAddr,
+    },
     /// Memory for the slots could not be had.
     #[error("cannot get {bytes} bytes of memory for receive slots: {source}")]
     Pool {

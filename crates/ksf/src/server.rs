@@ -120,8 +120,8 @@ impl Builder {
                 ListenAddr::Unix(_) => ListenerKind::Unix,
             };
             for (shard, socket) in per_shard.iter_mut().zip(sockets) {
-                let (service, assist) = (Arc::clone(&service), assist.clone());
-                shard.push(ShardListener { socket, kind, service, assist });
+                let (addr, service, assist) = (addr.clone(), Arc::clone(&service), assist.clone());
+                shard.push(ShardListener { addr, socket, kind, service, assist });
             }
             let assisted = assist.is_some() && kind == ListenerKind::Tcp;
             infos.push(ListenerInfo { addr, service: service.name().to_owned(), assisted });

@@ -20,7 +20,7 @@ use crate::env::Env;
 use crate::error::CloseReason;
 use crate::framing::Framing;
 use crate::limits::Time;
-use crate::listener::DatagramPeer;
+use crate::listener::{DatagramPeer, ListenAddr};
 use crate::output::SendBatch;
 use crate::pace::Pace;
 use crate::pool::Chunk;
@@ -28,6 +28,7 @@ use crate::service::{ConnKey, Message, Peer, Refused, Reply, Service, Sink};
 
 /// What a shard needs to serve one listener.
 pub(crate) struct ShardListener {
+    pub(crate) addr: ListenAddr,
     pub(crate) socket: OwnedFd,
     pub(crate) kind: ListenerKind,
     pub(crate) service: Arc<dyn AnyService>,
@@ -341,10 +342,13 @@ impl<E: Engine> Shard<E> {
             draining: None,
             stop: false,
         };
-        shard.engine.watch(MAIL, shard.env.mailbox.as_fd().as_raw_fd());
-        shard.engine.watch(TIMER, shard.timer.as_raw_fd());
-        for listener in listeners {
-            shard.add_listener(listener);
+        shard.engine.watch(MAIL, shard.env.mailbox.as_fd().as_raw_fd())?;
+        shard.engine.watch(TIMER, shard.timer.as_raw_fd())?;
+        let added = listeners.into_iter().try_for_each(|listener| shard.add_listener(listener));
+        if let Err(error) = added {
+            // The service gets back the state of the sockets it took before.
+            shard.close_datagrams();
+            return Err(error);
         }
         Ok(shard)
     }
@@ -360,10 +364,16 @@ impl<E: Engine> Shard<E> {
         for index in 0..self.places.len() {
             self.forget(index as u32, reason);
         }
+        self.close_datagrams();
+        Ok(())
+    }
+
+    fn close_datagrams(&mut self) {
+        // Before any state is given back: what the engine has under way must not come for it any more.
+        self.engine.shutdown();
         for datagrams in self.datagrams.drain(..).flatten() {
             datagrams.end();
         }
-        Ok(())
     }
 
     fn turn(&mut self) -> io::Result<()> {
@@ -405,31 +415,34 @@ impl<E: Engine> Shard<E> {
         }
     }
 
-    fn add_listener(&mut self, listener: ShardListener) {
+    fn add_listener(&mut self, listener: ShardListener) -> Result<(), crate::Error> {
         let index = self.listeners.len() as u32;
         let fd = listener.socket.as_raw_fd();
-        let mut datagrams = None;
-        if listener.kind == ListenerKind::Udp {
-            let local = socket2::SockRef::from(&listener.socket).local_addr().ok().and_then(|addr| addr.as_socket());
-            if let Some(local) = local {
-                datagrams = listener.service.open_datagrams(Peer::Udp(local), index).ok();
-            }
-            if datagrams.is_some() {
-                self.engine.listen_datagrams(index, fd);
-            }
+        if let ListenAddr::Udp(local) = listener.addr {
+            let (addr, service) = (listener.addr.clone(), listener.service.name());
+            let datagrams = listener.service.open_datagrams(Peer::Udp(local), index);
+            let datagrams = datagrams.map_err(|Refused| crate::Error::RefusedByService {
+                service: service.to_owned(),
+                addr: addr.clone(),
+            })?;
+            // In the list first: whatever fails from here on, the service gets its state back.
+            self.datagrams.push(Some(datagrams));
+            let fail = |source| crate::Error::Listen { addr, step: "receiving datagrams", source };
+            self.engine.listen_datagrams(index, fd).map_err(fail)?;
         } else {
+            self.datagrams.push(None);
             self.engine.listen(index, fd);
         }
         if let Some(half) = &listener.assist
             && !self.halves.iter().any(|known| Arc::ptr_eq(known, half))
         {
             if let Some(fd) = half.wake_fd(self.env.shard) {
-                self.engine.watch(HALVES + self.halves.len() as u32, fd.as_raw_fd());
+                self.engine.watch(HALVES + self.halves.len() as u32, fd.as_raw_fd())?;
             }
             self.halves.push(Arc::clone(half));
         }
-        self.datagrams.push(datagrams);
         self.listeners.push(Some(listener));
+        Ok(())
     }
 
     fn handle(&mut self, event: Event) {

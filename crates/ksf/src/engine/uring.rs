@@ -234,13 +234,14 @@ impl Engine for Uring {
         })
     }
 
-    fn watch(&mut self, watch: u32, fd: RawFd) {
+    fn watch(&mut self, watch: u32, fd: RawFd) -> Result<(), Error> {
         let at = watch as usize;
         if at >= self.watches.len() {
             self.watches.resize(at + 1, -1);
         }
         self.watches[at] = fd;
         self.arm_watch(watch);
+        Ok(())
     }
 
     fn listen(&mut self, listener: u32, socket: RawFd) {
@@ -265,7 +266,7 @@ impl Engine for Uring {
         }
     }
 
-    fn listen_datagrams(&mut self, socket: u32, fd: RawFd) {
+    fn listen_datagrams(&mut self, socket: u32, fd: RawFd) -> io::Result<()> {
         // SAFETY: all fields are plain data for which zero is a valid value.
         let mut header: Box<libc::msghdr> = unsafe { Box::new(mem::zeroed()) };
         header.msg_namelen = mem::size_of::<libc::sockaddr_in6>() as libc::socklen_t;
@@ -278,6 +279,7 @@ impl Engine for Uring {
         }
         self.sockets[at] = DatagramSocket { fd, header };
         self.arm_datagram(socket);
+        Ok(())
     }
 
     fn open(&mut self, conn: ConnKey, socket: RawFd) {
