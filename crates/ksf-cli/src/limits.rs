@@ -94,7 +94,7 @@ settings! {
     datagram_queue_max: usize, "N", 0..=usize::MAX;
     /// Time after a close in which the peer may read the last replies, in milliseconds [default: 1000]
     linger_timeout_ms: u64, "MS", 0..=u64::MAX;
-    /// Time a stopping server gives its connections, in milliseconds [default: 5000]
+    /// Time a stopping server gives its connections and running tasks, in milliseconds [default: 5000]
     drain_timeout_ms: u64, "MS", 0..=u64::MAX;
 }
 

@@ -35,7 +35,7 @@ pub struct Limits {
     pub datagram_queue_max: usize,
     /// Time after a close in which the peer may read the last replies before the connection is reset.
     pub linger_timeout_ms: u64,
-    /// Time a stopping server gives its connections.
+    /// Time a stopping server gives its connections, and the tasks that run.
     pub drain_timeout_ms: u64,
 }
 

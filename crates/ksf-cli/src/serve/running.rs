@@ -8,7 +8,7 @@ use ksf::assist::Assist;
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
-use ksf::server::{Builder, ListenerInfo, Server};
+use ksf::server::{Builder, Drained, ListenerInfo, Server};
 use ksf_kernel::KernelError;
 use ksf_services::echo::Echo;
 use ksf_services::rpc::RpcService;
@@ -194,7 +194,7 @@ impl Running {
     }
 
     /// Stops gently: no new work, then every answer that is owed, then the end. Blocks for up to `drain_timeout_ms`.
-    pub(crate) fn drain(mut self) -> io::Result<()> {
+    pub(crate) fn drain(mut self) -> io::Result<Drained> {
         // Clients must not be sent here any more.
         drop(self.registration);
         // No more datagrams either. Its programs for TCP stay until the connections under them are closed.
