@@ -17,6 +17,7 @@ use crate::output::SendBatch;
 use crate::pool::Chunk;
 use crate::service::ConnKey;
 
+mod buffer_ring;
 pub(crate) mod epoll;
 pub(crate) mod msg;
 pub(crate) mod uring;

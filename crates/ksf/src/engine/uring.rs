@@ -17,14 +17,13 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
-use std::{io, mem, ptr};
+use std::{io, mem};
 
-use io_uring::types::{BufRingEntry, Fd, RecvMsgOut, SubmitArgs, Timespec};
+use io_uring::types::{Fd, RecvMsgOut, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
-use rustix::mm::{MapFlags, ProtFlags};
 
+use super::buffer_ring::{BUFFER_GROUP, BUFFERS, BufferRing};
 use super::epoll::set_nonblocking;
 use super::msg::{CONTROL_BYTES, SLICES_MAX, SendMsg, read_pktinfo, send_datagram_now, send_now, socket_addr};
 use super::{Engine, Event, Reading, Wait, pause};
@@ -32,16 +31,13 @@ use crate::env::Env;
 use crate::error::Error;
 use crate::listener::DatagramPeer;
 use crate::output::SendBatch;
-use crate::pool::{Memory, Pool, SlotMut};
+use crate::pool::{Memory, Pool};
 use crate::service::ConnKey;
 
 /// Requests per submission; more than that are submitted in several calls.
 const SUBMISSIONS: u32 = 256;
 /// Completions that fit before the kernel has to set them aside.
 const COMPLETIONS: u32 = 4096;
-/// Entries of the buffer ring: data the kernel may deliver between two turns.
-const BUFFERS: u16 = 128;
-const BUFFER_GROUP: u16 = 0;
 /// How long dropping the engine waits for the kernel to end its requests, per look and in looks.
 const DROP_WAIT: Duration = Duration::from_millis(10);
 const DROP_WAITS_MAX: u32 = 200;
@@ -172,7 +168,7 @@ pub(crate) fn probe() -> Result<(), Error> {
     BufferRing::register(&ring, &mut pool).map(|_| ())
 }
 
-fn failed(step: &'static str) -> impl FnOnce(io::Error) -> Error {
+pub(super) fn failed(step: &'static str) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Engine { engine: "uring", step, source }
 }
 
@@ -390,7 +386,7 @@ impl Engine for Uring {
         mem::forget(mem::take(&mut self.conns));
         mem::forget(mem::take(&mut self.sockets));
         mem::forget(mem::take(&mut self.datagrams));
-        mem::forget(mem::take(&mut self.buffers.slots));
+        self.buffers.leak_slots();
         self.under_way = 0;
     }
 
@@ -775,77 +771,3 @@ const EMPTY: cqueue::Entry = {
     // SAFETY: a completion is three integers.
     unsafe { mem::zeroed() }
 };
-
-/// The ring of receive buffers that the kernel takes from.
-struct BufferRing {
-    base: *mut BufRingEntry,
-    map_bytes: usize,
-    /// The slot behind each entry id, while the kernel may write to it.
-    slots: Vec<Option<SlotMut>>,
-    /// Entry ids without a slot.
-    empty: Vec<u16>,
-    tail: u16,
-}
-
-impl BufferRing {
-    fn register(ring: &IoUring, pool: &mut Pool) -> Result<Self, Error> {
-        let map_bytes = (usize::from(BUFFERS) * mem::size_of::<BufRingEntry>()).next_multiple_of(4096);
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new private mapping at an address the kernel chooses aliases nothing.
-        let base = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), map_bytes, protection, MapFlags::PRIVATE) };
-        let base: *mut BufRingEntry = base.map_err(|error| failed("mmap")(error.into()))?.cast();
-        let slots = (0..BUFFERS).map(|_| None).collect();
-        let mut buffers = Self { base, map_bytes, slots, empty: (0..BUFFERS).rev().collect(), tail: 0 };
-        // SAFETY: the mapping is page-aligned, large enough for `BUFFERS` entries, and lives in `buffers`, which is
-        // dropped after the ring (or, on the error path, after the registration failed).
-        unsafe { ring.submitter().register_buf_ring_with_flags(base as u64, BUFFERS, BUFFER_GROUP, 0) }
-            .map_err(failed("registering a buffer ring (needs Linux 5.19)"))?;
-        buffers.refill(pool);
-        Ok(buffers)
-    }
-
-    /// Takes the slot the kernel has filled out of entry `id`, and puts a free one in its place.
-    fn take(&mut self, id: u16, pool: &mut Pool) -> Option<SlotMut> {
-        let filled = self.slots.get_mut(usize::from(id))?.take();
-        self.empty.push(id);
-        self.refill(pool);
-        filled
-    }
-
-    fn refill(&mut self, pool: &mut Pool) {
-        let mut added = false;
-        while !self.empty.is_empty() {
-            let Some(mut slot) = pool.take() else { break };
-            let Some(id) = self.empty.pop() else { break };
-            let at = usize::from(self.tail & (BUFFERS - 1));
-            // SAFETY: `at` is below `BUFFERS`, the number of entries in the mapping. The kernel reads an entry only
-            // after the tail below says so, and has no entry beyond it.
-            let entry = unsafe { &mut *self.base.add(at) };
-            entry.set_addr(slot.as_mut_ptr() as u64);
-            entry.set_len(slot.capacity() as u32);
-            entry.set_bid(id);
-            self.slots[usize::from(id)] = Some(slot);
-            self.tail = self.tail.wrapping_add(1);
-            added = true;
-        }
-        if added {
-            // SAFETY: `base` is the first entry of the mapping; the tail lies in its reserved field, two bytes that
-            // only this thread writes and the kernel reads.
-            let tail = unsafe { &*BufRingEntry::tail(self.base).cast::<AtomicU16>() };
-            // Release: the entries are written before the kernel sees them.
-            tail.store(self.tail, Ordering::Release);
-        }
-    }
-
-    /// True while the kernel has no buffer to receive into.
-    fn is_starved(&self) -> bool {
-        self.empty.len() == usize::from(BUFFERS)
-    }
-}
-
-impl Drop for BufferRing {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `register` with this length; the ring that knew it is closed by now.
-        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.map_bytes) };
-    }
-}
