@@ -79,8 +79,8 @@ impl Builder {
     }
 
     /// Size and number of the receive slots of each shard; [`SLOT_BYTES`] and [`SLOTS`] unless said otherwise. Slots
-    /// are kept beyond a turn only while less than half are in use, and the uring engine keeps up to 128 for the kernel
-    /// to receive into: below 257 slots it copies what it could keep.
+    /// are kept beyond a turn only while less than half are in use, and the uring engine always has up to 128 in the
+    /// kernel to receive into: with 256 slots or fewer it copies what it could keep.
     pub fn slots(mut self, slot_bytes: u32, slots: u32) -> Self {
         (self.slot_bytes, self.slots) = (slot_bytes, slots);
         self
@@ -368,11 +368,15 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        if self.shards.iter().all(|shard| shard.thread.is_none()) {
+            // Drained before. Tasks that were left then are not waited for once more.
+            return;
+        }
         let deadline = self.drain_deadline();
         for shard in &self.shards {
             shard.mailbox.post(Mail::Stop);
         }
-        // Nobody is left to tell of an error, nor of tasks. After a drain there is nothing left to wait for.
+        // Nobody is left to tell of an error, nor of tasks that are left.
         let _ = self.join(deadline);
     }
 }
