@@ -11,6 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use crate::address::Listen;
 use crate::cpus::CpuList;
 use crate::limits::LimitFlags;
+use crate::resources::ResourceFlags;
 
 /// Port of `kecho`, as in the original.
 pub(crate) const ECHO_PORT: u16 = 60007;
@@ -80,6 +81,8 @@ pub(crate) struct ServeArgs {
     pub(crate) loudness: Loudness,
     #[command(flatten)]
     pub(crate) limits: LimitFlags,
+    #[command(flatten)]
+    pub(crate) resources: ResourceFlags,
 }
 
 /// Run a service of your own, compiled against ksf.bpf.h
@@ -129,6 +132,8 @@ pub(crate) struct ServerArgs {
     pub(crate) loudness: Loudness,
     #[command(flatten)]
     pub(crate) limits: LimitFlags,
+    #[command(flatten)]
+    pub(crate) resources: ResourceFlags,
 }
 
 /// Where counters can be read.

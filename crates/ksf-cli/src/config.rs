@@ -16,6 +16,7 @@ use crate::args::{EngineWish, ProgramRange};
 use crate::cpus::CpuList;
 use crate::exit::{Failure, Status, one_line};
 use crate::limits::{LimitFlags, LimitTable, Number};
+use crate::resources::{ResourceFlags, ResourceTable, Resources};
 
 /// A configuration file.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -29,6 +30,9 @@ pub(crate) struct Config {
     /// Limits of all services.
     #[serde(default)]
     pub(crate) limits: LimitTable,
+    /// What all services set aside at their start.
+    #[serde(default)]
+    pub(crate) resources: ResourceTable,
     /// Where counters can be read.
     #[serde(default)]
     pub(crate) stats: StatsTable,
@@ -73,6 +77,9 @@ pub(crate) struct ServiceTable {
     /// Limits that differ from the common ones.
     #[serde(default)]
     pub(crate) limits: LimitTable,
+    /// Resources that differ from the common ones.
+    #[serde(default)]
+    pub(crate) resources: ResourceTable,
 }
 
 /// What a service is.
@@ -107,6 +114,11 @@ impl Config {
         flags.apply(&mut limits);
         crate::limits::check(&limits)?;
         Ok(limits)
+    }
+
+    /// Resources of one service, in the same order.
+    pub(crate) fn resources_of(&self, service: &ServiceTable, flags: &ResourceFlags) -> Resources {
+        Resources::resolve(&[&self.resources, &service.resources], flags)
     }
 
     fn check(&self) -> Result<(), String> {

@@ -7,79 +7,95 @@ use std::path::Path;
 
 use crate::exit::{Failure, Status};
 
-/// Declares each limit once, as a flag, as a key of the file, and as a field of [`ksf::limits::Limits`].
-macro_rules! limits {
-    ($($(#[doc = $help:literal])+ $name:ident: $kind:ty, $value_name:literal, $min:literal;)+) => {
-        /// Limits as flags.
+/// Declares each value once: as a flag, as a key of the file, and as a field of the struct it overwrites.
+macro_rules! settings {
+    (
+        $(#[doc = $flags_help:literal])+ flags: $flags:ident, $heading:literal;
+        $(#[doc = $table_help:literal])+ table: $table:ident;
+        target: $target:ty;
+        $($(#[doc = $help:literal])+ $name:ident: $kind:ty, $value_name:literal, $min:literal..=$max:expr;)+
+    ) => {
+        $(#[doc = $flags_help])+
         #[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
-        #[command(next_help_heading = "Limits")]
-        pub(crate) struct LimitFlags {
+        #[command(next_help_heading = $heading)]
+        pub(crate) struct $flags {
             $(
                 $(#[doc = $help])+
-                #[arg(long, value_name = $value_name, value_parser = number::<$min, { <$kind>::MAX as u64 }>)]
+                #[arg(long, value_name = $value_name, value_parser = $crate::limits::number::<$min, { $max as u64 }>)]
                 pub(crate) $name: Option<u64>,
             )+
         }
 
-        /// Limits as a table of a TOML file. Numbers, or strings with a suffix like `"64k"`.
+        $(#[doc = $table_help])+
         #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Deserialize)]
         #[serde(deny_unknown_fields)]
-        pub(crate) struct LimitTable {
+        pub(crate) struct $table {
             $(
-                pub(crate) $name: Option<Number<$min, { <$kind>::MAX as u64 }>>,
+                pub(crate) $name: Option<$crate::limits::Number<$min, { $max as u64 }>>,
             )+
         }
 
-        impl LimitFlags {
-            /// Overwrites the limits that were given as flags.
-            pub(crate) fn apply(&self, limits: &mut ksf::limits::Limits) {
+        impl $flags {
+            /// Overwrites the values that were given as flags.
+            pub(crate) fn apply(&self, target: &mut $target) {
                 $(if let Some(value) = self.$name {
-                    limits.$name = <$kind>::try_from(value).unwrap_or(<$kind>::MAX);
+                    target.$name = <$kind>::try_from(value).unwrap_or(<$kind>::MAX);
                 })+
             }
         }
 
-        impl LimitTable {
-            /// Overwrites the limits that stand in the table.
-            pub(crate) fn apply(&self, limits: &mut ksf::limits::Limits) {
-                $(if let Some(Number(value)) = self.$name {
-                    limits.$name = <$kind>::try_from(value).unwrap_or(<$kind>::MAX);
+        impl $table {
+            /// Overwrites the values that stand in the table.
+            pub(crate) fn apply(&self, target: &mut $target) {
+                $(if let Some($crate::limits::Number(value)) = self.$name {
+                    target.$name = <$kind>::try_from(value).unwrap_or(<$kind>::MAX);
                 })+
             }
         }
 
-        /// Every limit with its value, for `ksf stat` and `-v`.
-        pub(crate) fn list(limits: &ksf::limits::Limits) -> Vec<(&'static str, u64)> {
-            vec![$((stringify!($name), limits.$name as u64),)+]
+        /// Every value with its name, for `ksf stat` and `-v`.
+        pub(crate) fn list(target: &$target) -> Vec<(&'static str, u64)> {
+            vec![$((stringify!($name), target.$name as u64),)+]
         }
     };
 }
 
-limits! {
+pub(crate) use settings;
+
+settings! {
+    /// Limits as flags.
+    flags: LimitFlags, "Limits";
+    /// Limits as a table of a TOML file. Numbers, or strings with a suffix like `"64k"`.
+    table: LimitTable;
+    target: ksf::limits::Limits;
     /// Longest message in bytes; a longer one closes the connection [default: 1m]
-    message_bytes_max: usize, "BYTES", 1;
+    message_bytes_max: usize, "BYTES", 1..=usize::MAX;
     /// Most bytes before the length of a message must be known [default: 4k]
-    header_bytes_max: usize, "BYTES", 1;
+    header_bytes_max: usize, "BYTES", 1..=usize::MAX;
     /// Most fragments of one message [default: 4096]
-    fragments_max: u32, "N", 1;
+    fragments_max: u32, "N", 1..=u32::MAX;
     /// Time from the first byte of a message to its last, in milliseconds [default: 10000]
-    assembly_timeout_ms: u64, "MS", 1;
+    assembly_timeout_ms: u64, "MS", 1..=u64::MAX;
     /// Time without a byte in either direction before a connection is closed, in milliseconds; 0: never [default: 0]
-    idle_timeout_ms: u64, "MS", 0;
+    idle_timeout_ms: u64, "MS", 0..=u64::MAX;
     /// Time in which a peer must take some of its replies, in milliseconds [default: 30000]
-    send_timeout_ms: u64, "MS", 1;
+    send_timeout_ms: u64, "MS", 1..=u64::MAX;
     /// Replies queued for one peer above which it is not read any more [default: 256k]
-    out_queue_bytes_max: usize, "BYTES", 1;
+    out_queue_bytes_max: usize, "BYTES", 1..=usize::MAX;
     /// Connections at the same time; further ones are closed at once [default: 65536]
-    connections_max: usize, "N", 1;
-    /// Memory per shard for messages that arrived in part [default: 64m]
-    assembly_bytes_max: usize, "BYTES", 1;
+    connections_max: usize, "N", 1..=usize::MAX;
+    /// Memory per shard for messages that arrived in part; who keeps most is closed when it is used up [default: 64m]
+    assembly_bytes_max: usize, "BYTES", 1..=usize::MAX;
     /// Messages of one connection that may wait for a deferred reply [default: 1024]
-    deferred_max: u32, "N", 1;
+    deferred_max: u32, "N", 1..=u32::MAX;
+    /// Deferred replies to datagrams outstanding per shard; further datagrams are dropped [default: 4096]
+    deferred_datagrams_max: usize, "N", 1..=usize::MAX;
+    /// Replies to datagrams that may wait per shard for a full socket; further ones are dropped [default: 1024]
+    datagram_queue_max: usize, "N", 0..=usize::MAX;
     /// Time after a close in which the peer may read the last replies, in milliseconds [default: 1000]
-    linger_timeout_ms: u64, "MS", 0;
-    /// Time a stopping server gives its connections, in milliseconds [default: 5000]
-    drain_timeout_ms: u64, "MS", 0;
+    linger_timeout_ms: u64, "MS", 0..=u64::MAX;
+    /// Time a stopping server gives its connections and running tasks, in milliseconds [default: 5000]
+    drain_timeout_ms: u64, "MS", 0..=u64::MAX;
 }
 
 /// Reads a number with an optional suffix (k m g = powers of 1024, K M G = powers of 1000).

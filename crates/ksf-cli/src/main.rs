@@ -15,6 +15,7 @@ mod exit;
 mod limits;
 mod manager;
 mod manual;
+mod resources;
 mod serve;
 mod signals;
 mod stats;

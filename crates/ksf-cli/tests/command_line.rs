@@ -41,8 +41,20 @@ fn wrong_values_are_one_line_with_the_remedy() {
     fails(&["kecho", "--cpus", "1023"], 65, &["1023", "--cpus among"]);
     fails(&["kecho", "--connections-max", "many"], 65, &["many", "not a number"]);
     fails(&["kecho", "--message-bytes-max", "128m"], 65, &["assembly_bytes_max", "message_bytes_max"]);
+    fails(&["kecho", "--slots", "15"], 65, &["--slots", "15", "16"]);
+    fails(&["kecho", "--task-threads-max", "2k"], 65, &["--task-threads-max", "1024"]);
     fails(&["krpc2", "--program", "7"], 65, &["100003:3-4"]);
     fails(&["krpc2", "--program", "100003:3-4"], 65, &["100003"]);
+}
+
+#[test]
+fn slots_that_cannot_be_had_are_one_line_with_the_remedy() {
+    // 4.3 GiB of addresses where 3 GB are allowed (in KiB).
+    let script = "ulimit -v 3000000; exec \"$0\" kecho --engine epoll --listen tcp:127.0.0.1:0 --slots 65536";
+    let output = Command::new("sh").args(["-c", script]).arg(ksf().get_program()).output().unwrap();
+    let text = stderr(&output);
+    assert_eq!((output.status.code(), text.lines().count()), (Some(71), 1), "{text}");
+    assert!(text.contains("receive slots") && text.contains("--slots"), "{text}");
 }
 
 #[test]
@@ -57,6 +69,7 @@ fn wrong_files_are_one_line_with_the_place() {
     fails(&["serve", &config(&format!("{service}prot = 1\n"))], 78, &["config.toml:4:1", "prot", "correct that line"]);
     fails(&["serve", &config(&format!("{service}engine = \"fast\"\n"))], 78, &["config.toml:4:10", "fast"]);
     fails(&["serve", &config(&format!("{service}[limits]\nfragments_max = 0\n"))], 78, &["config.toml:5:17"]);
+    fails(&["serve", &config(&format!("{service}[resources]\nslots = 1\n"))], 78, &["config.toml:5:9"]);
     fails(&["serve", &config("")], 78, &["no [[service]]"]);
     fails(&["serve", "--check", &config("[[service]]\nname = \"a\"\n")], 78, &["kind"]);
     let limits = folder.write("limits.toml", "fragmets_max = 7");

@@ -312,6 +312,8 @@ fn serve_runs_several_services_with_limits_of_their_own() {
         engine = "epoll"
         [limits]
         fragments_max = 5
+        [resources]
+        slots = 20
         [[service]]
         name = "echo-a"
         kind = "echo"
@@ -323,9 +325,11 @@ fn serve_runs_several_services_with_limits_of_their_own() {
         programs = ["200000:1-3"]
         [service.limits]
         fragments_max = 6
+        [service.resources]
+        slots = 30
         "#,
     );
-    let mut server = Server::start(&["serve", config.to_str().unwrap()], 2);
+    let mut server = Server::start(&["serve", config.to_str().unwrap(), "--task-queue-max", "3"], 2);
     let mut stream = TcpStream::connect(server.address("echo-a tcp")).unwrap();
     assert_eq!(echo(&mut stream, b"a"), b"a");
     let mut rpc = TcpStream::connect(server.address("rpc-b tcp")).unwrap();
@@ -342,6 +346,9 @@ fn serve_runs_several_services_with_limits_of_their_own() {
     let report = server.stat();
     let limit = |at: usize| value(&report["services"][at]["limits"], "fragments_max");
     assert_eq!((limit(0), limit(1)), (5, 6));
+    let resource = |at: usize, name: &str| value(&report["services"][at]["limits"], name);
+    assert_eq!((resource(0, "slots"), resource(1, "slots")), (20, 30));
+    assert_eq!((resource(0, "task_queue_max"), resource(1, "task_queue_max")), (3, 3));
 
     let text = std::fs::read_to_string(&config).unwrap();
     folder.write("config.toml", &text.replace("fragments_max = 5", "fragments_max = 8"));

@@ -382,6 +382,7 @@ impl World {
             let before = lock(&link.handed).len();
             self.report.stalls += usize::from(stalled);
             link.conn.receive(slot.freeze(bytes), &mut self.env);
+            self.relieve_memory(link);
             if !link.conn.is_closing() {
                 link.given = link.remote.received;
             }
@@ -399,6 +400,17 @@ impl World {
             link.conn.peer_closed(&mut self.env);
         }
         Ok(())
+    }
+
+    /// Who keeps most unfinished input goes when there is too much of it, as in a shard.
+    fn relieve_memory(&mut self, link: &mut Link) {
+        while self.env.is_over_budget() {
+            let others = self.places.iter_mut().filter_map(|(_, link)| link.as_mut());
+            let conns = others.map(|other| &mut other.conn).chain([&mut link.conn]);
+            if let Some(hog) = conns.max_by_key(|conn| conn.unfinished_bytes()) {
+                hog.close_for_memory(&mut self.env);
+            }
+        }
     }
 
     fn send(&mut self, link: &mut Link) {
@@ -450,7 +462,7 @@ impl World {
     }
 
     fn check_memory(&self) -> Result<(), String> {
-        let limit = self.plan.limits.assembly_bytes_max + self.plan.slot_bytes as usize;
+        let limit = self.plan.limits.assembly_bytes_max;
         if self.env.assembly_bytes > limit {
             return Err(format!("{} bytes of input are kept, limit {limit}", self.env.assembly_bytes));
         }

@@ -42,5 +42,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         eprintln!("{} on {} ({engine}); end with return", listener.service, listener.addr);
     }
     std::io::stdin().read_line(&mut String::new())?;
-    Ok(server.drain()?)
+    server.drain()?;
+    Ok(())
 }

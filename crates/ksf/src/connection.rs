@@ -15,10 +15,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use crate::assembly::{Assembly, Progress};
 use crate::deferred::{Answer, Delivery, Target};
 use crate::env::Env;
 use crate::error::{CloseReason, FramingError};
-use crate::framing::{Frame, Framing, Part};
+use crate::framing::{Frame, Framing};
 use crate::limits::Time;
 use crate::output::{Output, SendBatch};
 use crate::pool::Chunk;
@@ -256,6 +257,20 @@ impl<S: Service> Connection<S> {
         self.held.len()
     }
 
+    /// Bytes of input this connection keeps: of a message that arrived in part, and put aside while replies wait. None
+    /// once it closes. Looks at every chunk put aside, so it is for the moment when memory is short.
+    pub fn unfinished_bytes(&self) -> usize {
+        self.assembly.len() + self.stalled.iter().map(|chunk| chunk.len()).sum::<usize>()
+    }
+
+    /// Ends the connection for keeping most of the memory for unfinished input, which is free again when this returns.
+    /// To be called on the one with most [`unfinished_bytes`](Self::unfinished_bytes) when a [`receive`](Self::receive)
+    /// left the environment [over its budget](Env::is_over_budget). By itself a connection closes for lack of memory
+    /// only if it alone keeps more than all of them may.
+    pub fn close_for_memory(&mut self, env: &mut Env) {
+        self.close(CloseReason::MemoryLimit, env);
+    }
+
     /// True when replies wait and none is being sent.
     pub fn has_output(&self) -> bool {
         !self.sending && !self.output.is_empty()
@@ -293,7 +308,8 @@ impl<S: Service> Connection<S> {
     }
 
     fn check_memory(&mut self, env: &mut Env) {
-        if env.assembly_bytes > env.limits.assembly_bytes_max {
+        // Only what nobody else can be blamed for: which of several connections goes is up to whoever has them all.
+        if env.is_over_budget() && self.unfinished_bytes() > env.limits.assembly_bytes_max {
             self.close(CloseReason::MemoryLimit, env);
         }
     }
@@ -537,94 +553,4 @@ fn spare_slot(chunk: Chunk, env: &Env) -> Chunk {
 
 fn malformed(_: FramingError) -> CloseReason {
     CloseReason::MalformedFrame
-}
-
-/// A message that has not arrived in full: bodies of finished parts, then the raw beginning of the current one.
-#[derive(Default)]
-struct Assembly {
-    buffer: Vec<u8>,
-    /// Bytes of `buffer` that belong to finished parts; what follows is raw, unless `part` is known.
-    body_bytes: usize,
-    /// The current part, once its header is cut.
-    part: Option<Progress>,
-    parts: u32,
-    /// Raw bytes in which no delimiter was found.
-    scanned: usize,
-    active: bool,
-    started: Time,
-}
-
-#[derive(Clone, Copy)]
-struct Progress {
-    body_left: usize,
-    trailer_left: usize,
-    last: bool,
-}
-
-impl Assembly {
-    fn is_idle(&self) -> bool {
-        !self.active
-    }
-
-    fn begin(&mut self, env: &mut Env) {
-        self.buffer = env.spares.take();
-        self.active = true;
-        self.started = env.now;
-    }
-
-    fn raw(&self) -> &[u8] {
-        &self.buffer[self.body_bytes..]
-    }
-
-    fn append(&mut self, bytes: &[u8], env: &mut Env) -> Result<(), CloseReason> {
-        env.assembly_bytes += bytes.len();
-        self.buffer.extend_from_slice(bytes);
-        if env.assembly_bytes > env.limits.assembly_bytes_max { Err(CloseReason::MemoryLimit) } else { Ok(()) }
-    }
-
-    /// The header of the next part is consumed; its body is to come.
-    fn start_part(&mut self, part: Part, env: &Env) -> Result<(), CloseReason> {
-        self.parts += 1;
-        if self.parts > env.limits.fragments_max {
-            return Err(CloseReason::EndlessFragments);
-        }
-        self.part = Some(Progress { body_left: part.body_bytes, trailer_left: part.trailer_bytes, last: part.last });
-        Ok(())
-    }
-
-    /// The header of the next part lies in the raw bytes: drops it and the surplus behind the part.
-    fn cut_raw(&mut self, part: Part, surplus: usize, env: &mut Env) -> Result<(), CloseReason> {
-        self.start_part(part, env)?;
-        let raw_bytes = self.raw().len();
-        let arrived = raw_bytes - surplus - part.header_bytes;
-        let body = arrived.min(part.body_bytes);
-        let trailer = arrived - body;
-        self.buffer.drain(self.body_bytes..self.body_bytes + part.header_bytes);
-        self.buffer.truncate(self.body_bytes + body);
-        env.assembly_bytes -= raw_bytes - body;
-        if let Some(progress) = &mut self.part {
-            progress.body_left -= body;
-            progress.trailer_left -= trailer;
-        }
-        Ok(())
-    }
-
-    fn finish_part(&mut self) {
-        self.part = None;
-        self.body_bytes = self.buffer.len();
-        self.scanned = 0;
-    }
-
-    /// The whole message; the assembly is idle again.
-    fn take(&mut self, env: &mut Env) -> Vec<u8> {
-        env.assembly_bytes -= self.buffer.len();
-        let bytes = std::mem::take(&mut self.buffer);
-        *self = Self::default();
-        bytes
-    }
-
-    fn reset(&mut self, env: &mut Env) {
-        let buffer = self.take(env);
-        env.spares.give(buffer);
-    }
 }

@@ -24,6 +24,8 @@ pub struct Env {
     pub spares: Spares,
     /// Bytes of heap memory in messages that arrived in part, over all connections of the shard.
     pub assembly_bytes: usize,
+    /// Deferred replies to datagrams that are outstanding.
+    pub deferred_datagrams: usize,
     /// Where deferred replies arrive.
     pub mailbox: Arc<Mailbox>,
     /// Threads for short tasks.
@@ -42,9 +44,16 @@ impl Env {
             pool,
             spares: Spares::default(),
             assembly_bytes: 0,
+            deferred_datagrams: 0,
             mailbox: Mailbox::new()?,
             tasks: None,
             shard: 0,
         })
+    }
+
+    /// True when connections together keep more unfinished input than they may: the one that keeps most is to be closed
+    /// ([`Connection::close_for_memory`](crate::connection::Connection::close_for_memory)).
+    pub fn is_over_budget(&self) -> bool {
+        self.assembly_bytes > self.limits.assembly_bytes_max
     }
 }

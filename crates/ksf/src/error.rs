@@ -63,7 +63,7 @@ pub enum CloseReason {
     KernelHalf,
     /// The bytes do not follow the framing.
     MalformedFrame,
-    /// The shard's memory for unfinished messages is used up.
+    /// The shard's memory for unfinished messages is used up, and this connection kept most of it.
     MemoryLimit,
     /// A message longer than `message_bytes_max`.
     OversizedMessage,
@@ -143,6 +143,14 @@ pub enum Error {
     /// The description of a framing cannot be used.
     #[error(transparent)]
     Framing(#[from] FramingError),
+    /// The service did not take a datagram socket that it was to serve.
+    #[error("the service {service} refuses to serve {addr}; serve another transport, or give it what it lacks")]
+    RefusedByService {
+        /// Name of the service.
+        service: String,
+        /// Where the socket is bound.
+        addr: ListenAddr,
+    },
     /// Memory for the slots could not be had.
     #[error("cannot get {bytes} bytes of memory for receive slots: {source}")]
     Pool {

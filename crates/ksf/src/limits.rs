@@ -23,13 +23,19 @@ pub struct Limits {
     pub out_queue_bytes_max: usize,
     /// Connections per server; a further one is accepted and closed at once.
     pub connections_max: usize,
-    /// Heap memory per shard for messages that arrived in part.
+    /// Memory per shard for messages that arrived in part, and for requests that wait because replies do. When it is
+    /// used up the connection that keeps most of it is closed, whoever needed more.
     pub assembly_bytes_max: usize,
     /// Messages of one connection that may wait for a deferred reply; above it the connection is not read.
     pub deferred_max: u32,
+    /// Deferred replies to datagrams that may be outstanding per shard; while they are, further datagrams are dropped,
+    /// as a full network drops them: there is no peer to stop.
+    pub deferred_datagrams_max: usize,
+    /// Replies to datagrams that may wait per shard for a socket the kernel has no room for; further ones are dropped.
+    pub datagram_queue_max: usize,
     /// Time after a close in which the peer may read the last replies before the connection is reset.
     pub linger_timeout_ms: u64,
-    /// Time a stopping server gives its connections.
+    /// Time a stopping server gives its connections, and the tasks that run.
     pub drain_timeout_ms: u64,
 }
 
@@ -46,6 +52,8 @@ impl Default for Limits {
             connections_max: 65_536,
             assembly_bytes_max: 64 << 20,
             deferred_max: 1024,
+            deferred_datagrams_max: 4096,
+            datagram_queue_max: 1024,
             linger_timeout_ms: 1_000,
             drain_timeout_ms: 5_000,
         }

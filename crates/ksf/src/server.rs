@@ -1,9 +1,10 @@
 //! A running server: listeners, shards, and what can be asked of them.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use crate::assist::Assist;
 use crate::cpus;
@@ -77,7 +78,9 @@ impl Builder {
         self
     }
 
-    /// Size and number of the receive slots of each shard.
+    /// Size and number of the receive slots of each shard; [`SLOT_BYTES`] and [`SLOTS`] unless said otherwise. Slots
+    /// are kept beyond a turn only while less than half are in use, and the uring engine always has up to 128 in the
+    /// kernel to receive into: with 256 slots or fewer it copies what it could keep.
     pub fn slots(mut self, slot_bytes: u32, slots: u32) -> Self {
         (self.slot_bytes, self.slots) = (slot_bytes, slots);
         self
@@ -118,8 +121,8 @@ impl Builder {
                 ListenAddr::Unix(_) => ListenerKind::Unix,
             };
             for (shard, socket) in per_shard.iter_mut().zip(sockets) {
-                let (service, assist) = (Arc::clone(&service), assist.clone());
-                shard.push(ShardListener { socket, kind, service, assist });
+                let (addr, service, assist) = (addr.clone(), Arc::clone(&service), assist.clone());
+                shard.push(ShardListener { addr, socket, kind, service, assist });
             }
             let assisted = assist.is_some() && kind == ListenerKind::Tcp;
             infos.push(ListenerInfo { addr, service: service.name().to_owned(), assisted });
@@ -139,6 +142,7 @@ impl Builder {
             shards: Vec::new(),
             tasks,
             connections: Arc::default(),
+            drain_timeout_ms: AtomicU64::new(self.limits.drain_timeout_ms),
             started: now(),
         };
         for (number, listeners) in per_shard.into_iter().enumerate() {
@@ -186,7 +190,16 @@ struct ShardHandle {
     thread: Option<JoinHandle<std::io::Result<()>>>,
 }
 
-/// A running server. Dropping it stops it at once; [`Server::drain`] stops it gently.
+/// How a server ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drained {
+    /// Tasks that still ran when `drain_timeout_ms` was over. Their threads are detached: they go on until the task or
+    /// the process ends, keep the service alive as far as the task holds it, and their answers reach nobody.
+    pub tasks_left: usize,
+}
+
+/// A running server. Dropping it stops it at once; [`Server::drain`] stops it gently. Both wait for tasks that run, but
+/// not longer than `drain_timeout_ms`.
 pub struct Server {
     engine: EngineKind,
     cpus: Vec<usize>,
@@ -197,6 +210,8 @@ pub struct Server {
     shards: Vec<ShardHandle>,
     tasks: Arc<TaskPool>,
     connections: Arc<AtomicUsize>,
+    /// As in the limits the shards have.
+    drain_timeout_ms: AtomicU64,
     started: crate::limits::Time,
 }
 
@@ -235,7 +250,7 @@ impl Server {
     }
 
     /// Time since the start.
-    pub fn uptime(&self) -> std::time::Duration {
+    pub fn uptime(&self) -> Duration {
         now().since(self.started)
     }
 
@@ -260,18 +275,27 @@ impl Server {
 
     /// Replaces the limits, for connections that are open, too.
     pub fn set_limits(&self, limits: &Limits) {
+        self.drain_timeout_ms.store(limits.drain_timeout_ms, Ordering::Relaxed);
         for shard in &self.shards {
             shard.mailbox.post(Mail::Limits(Box::new(limits.clone())));
         }
     }
 
-    /// Stops listening, answers what was received, closes every connection, and returns when all are closed or
-    /// `drain_timeout_ms` is over.
-    pub fn drain(mut self) -> std::io::Result<()> {
+    /// Stops listening, answers what was received, closes every connection, and returns when all are closed and no task
+    /// runs, or when `drain_timeout_ms` is over.
+    pub fn drain(mut self) -> std::io::Result<Drained> {
+        let deadline = self.drain_deadline();
         for shard in &self.shards {
             shard.mailbox.post(Mail::Drain);
         }
-        self.join()
+        self.join(deadline)
+    }
+
+    fn drain_deadline(&self) -> Instant {
+        // More than a year is for ever; and the clock cannot overflow.
+        const FOR_EVER: Duration = Duration::from_secs(1 << 25);
+        let patience = Duration::from_millis(self.drain_timeout_ms.load(Ordering::Relaxed));
+        Instant::now() + patience.min(FOR_EVER)
     }
 
     /// True while every shard runs. A shard ends by itself only if its engine fails.
@@ -279,7 +303,7 @@ impl Server {
         self.shards.iter().all(|shard| shard.thread.as_ref().is_some_and(|thread| !thread.is_finished()))
     }
 
-    fn join(&mut self) -> std::io::Result<()> {
+    fn join(&mut self, deadline: Instant) -> std::io::Result<Drained> {
         let mut result = Ok(());
         for shard in &mut self.shards {
             if let Some(thread) = shard.thread.take() {
@@ -287,9 +311,9 @@ impl Server {
                 result = result.and(ended);
             }
         }
-        self.tasks.close();
+        let tasks_left = self.tasks.close(deadline);
         self.unlinks.clear();
-        result
+        result.map(|()| Drained { tasks_left })
     }
 
     fn start_shard<E: Engine>(&self, plan: ShardPlan) -> Result<ShardHandle, Error> {
@@ -309,6 +333,7 @@ impl Server {
                     pool,
                     spares: Default::default(),
                     assembly_bytes: 0,
+                    deferred_datagrams: 0,
                     mailbox,
                     tasks: Some(tasks),
                     shard: number,
@@ -343,10 +368,15 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        if self.shards.iter().all(|shard| shard.thread.is_none()) {
+            // Drained before. Tasks that were left then are not waited for once more.
+            return;
+        }
+        let deadline = self.drain_deadline();
         for shard in &self.shards {
             shard.mailbox.post(Mail::Stop);
         }
-        // Nobody is left to tell of an error.
-        let _ = self.join();
+        // Nobody is left to tell of an error, nor of tasks that are left.
+        let _ = self.join(deadline);
     }
 }

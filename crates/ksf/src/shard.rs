@@ -20,7 +20,7 @@ use crate::env::Env;
 use crate::error::CloseReason;
 use crate::framing::Framing;
 use crate::limits::Time;
-use crate::listener::DatagramPeer;
+use crate::listener::{DatagramPeer, ListenAddr};
 use crate::output::SendBatch;
 use crate::pace::Pace;
 use crate::pool::Chunk;
@@ -28,6 +28,7 @@ use crate::service::{ConnKey, Message, Peer, Refused, Reply, Service, Sink};
 
 /// What a shard needs to serve one listener.
 pub(crate) struct ShardListener {
+    pub(crate) addr: ListenAddr,
     pub(crate) socket: OwnedFd,
     pub(crate) kind: ListenerKind,
     pub(crate) service: Arc<dyn AnyService>,
@@ -89,6 +90,8 @@ pub(crate) trait Stream {
     fn is_settled(&self) -> bool;
     fn owes_only_the_batch(&self) -> bool;
     fn has_output(&self) -> bool;
+    fn unfinished_bytes(&self) -> usize;
+    fn close_for_memory(&mut self, env: &mut Env);
     fn messages(&self) -> u64;
     fn received_bytes(&self) -> u64;
     fn sent_bytes(&self) -> u64;
@@ -141,6 +144,12 @@ impl<S: Service> Stream for Connection<S> {
     fn has_output(&self) -> bool {
         Self::has_output(self)
     }
+    fn unfinished_bytes(&self) -> usize {
+        Self::unfinished_bytes(self)
+    }
+    fn close_for_memory(&mut self, env: &mut Env) {
+        Self::close_for_memory(self, env);
+    }
     fn messages(&self) -> u64 {
         Self::messages(self)
     }
@@ -177,9 +186,12 @@ impl<S: Service> Datagrams for DatagramService<S> {
         let sink = Sink::Datagrams(replies);
         let mut reply = Reply { framing: Framing::Raw, sink, env, target, deferred: 0, close: false };
         self.service.call(&mut self.state, &message, &mut reply);
+        let deferred = reply.deferred as usize;
+        env.deferred_datagrams += deferred;
     }
 
     fn answer(&mut self, peer: DatagramPeer, answer: Answer, env: &mut Env, replies: &mut Vec<SendBatch>) {
+        env.deferred_datagrams -= 1;
         let target = Target::Datagram { socket: self.socket, peer };
         let sink = Sink::Datagrams(replies);
         let mut reply = Reply { framing: Framing::Raw, sink, env, target, deferred: 0, close: false };
@@ -335,10 +347,13 @@ impl<E: Engine> Shard<E> {
             draining: None,
             stop: false,
         };
-        shard.engine.watch(MAIL, shard.env.mailbox.as_fd().as_raw_fd());
-        shard.engine.watch(TIMER, shard.timer.as_raw_fd());
-        for listener in listeners {
-            shard.add_listener(listener);
+        shard.engine.watch(MAIL, shard.env.mailbox.as_fd().as_raw_fd())?;
+        shard.engine.watch(TIMER, shard.timer.as_raw_fd())?;
+        let added = listeners.into_iter().try_for_each(|listener| shard.add_listener(listener));
+        if let Err(error) = added {
+            // The service gets back the state of the sockets it took before.
+            shard.close_datagrams();
+            return Err(error);
         }
         Ok(shard)
     }
@@ -354,10 +369,16 @@ impl<E: Engine> Shard<E> {
         for index in 0..self.places.len() {
             self.forget(index as u32, reason);
         }
+        self.close_datagrams();
+        Ok(())
+    }
+
+    fn close_datagrams(&mut self) {
+        // Before any state is given back: what the engine has under way must not come for it any more.
+        self.engine.shutdown();
         for datagrams in self.datagrams.drain(..).flatten() {
             datagrams.end();
         }
-        Ok(())
     }
 
     fn turn(&mut self) -> io::Result<()> {
@@ -399,31 +420,34 @@ impl<E: Engine> Shard<E> {
         }
     }
 
-    fn add_listener(&mut self, listener: ShardListener) {
+    fn add_listener(&mut self, listener: ShardListener) -> Result<(), crate::Error> {
         let index = self.listeners.len() as u32;
         let fd = listener.socket.as_raw_fd();
-        let mut datagrams = None;
-        if listener.kind == ListenerKind::Udp {
-            let local = socket2::SockRef::from(&listener.socket).local_addr().ok().and_then(|addr| addr.as_socket());
-            if let Some(local) = local {
-                datagrams = listener.service.open_datagrams(Peer::Udp(local), index).ok();
-            }
-            if datagrams.is_some() {
-                self.engine.listen_datagrams(index, fd);
-            }
+        if let ListenAddr::Udp(local) = listener.addr {
+            let (addr, service) = (listener.addr.clone(), listener.service.name());
+            let datagrams = listener.service.open_datagrams(Peer::Udp(local), index);
+            let datagrams = datagrams.map_err(|Refused| crate::Error::RefusedByService {
+                service: service.to_owned(),
+                addr: addr.clone(),
+            })?;
+            // In the list first: whatever fails from here on, the service gets its state back.
+            self.datagrams.push(Some(datagrams));
+            let fail = |source| crate::Error::Listen { addr, step: "receiving datagrams", source };
+            self.engine.listen_datagrams(index, fd).map_err(fail)?;
         } else {
+            self.datagrams.push(None);
             self.engine.listen(index, fd);
         }
         if let Some(half) = &listener.assist
             && !self.halves.iter().any(|known| Arc::ptr_eq(known, half))
         {
             if let Some(fd) = half.wake_fd(self.env.shard) {
-                self.engine.watch(HALVES + self.halves.len() as u32, fd.as_raw_fd());
+                self.engine.watch(HALVES + self.halves.len() as u32, fd.as_raw_fd())?;
             }
             self.halves.push(Arc::clone(half));
         }
-        self.datagrams.push(datagrams);
         self.listeners.push(Some(listener));
+        Ok(())
     }
 
     fn handle(&mut self, event: Event) {
@@ -433,6 +457,9 @@ impl<E: Engine> Shard<E> {
             Event::Received { conn, chunk } => {
                 if let Some((conn, env)) = self.stream(conn) {
                     conn.receive(chunk, env);
+                    if env.is_over_budget() {
+                        self.relieve_memory();
+                    }
                 }
             }
             Event::Eof { conn } => {
@@ -470,6 +497,24 @@ impl<E: Engine> Shard<E> {
             self.touched.push(key.index);
         }
         Some((&mut *conn.stream, &mut self.env))
+    }
+
+    /// Closes those who keep most of the memory for unfinished input, until the rest is within the budget. Each round
+    /// looks at every connection, and frees at least the average share of one: who wants to cause many of them must
+    /// make a connection for each.
+    fn relieve_memory(&mut self) {
+        while self.env.is_over_budget() {
+            let keepers = self.places.iter().enumerate().filter_map(|(index, place)| {
+                let conn = place.conn.as_ref().filter(|conn| conn.phase == Phase::Open)?;
+                let key = ConnKey { index: index as u32, generation: place.generation };
+                Some((key, conn.stream.unfinished_bytes()))
+            });
+            // Nobody keeps any: what is counted belongs to connections whose end is under way.
+            let Some((hog, 1..)) = keepers.max_by_key(|(_, bytes)| *bytes) else { return };
+            if let Some((stream, env)) = self.stream(hog) {
+                stream.close_for_memory(env);
+            }
+        }
     }
 
     fn end_of_stream(&mut self, key: ConnKey) {
@@ -616,6 +661,10 @@ impl<E: Engine> Shard<E> {
             stats.datagrams_oversized.add(1);
             return;
         }
+        if self.env.deferred_datagrams >= self.env.limits.deferred_datagrams_max {
+            stats.datagrams_refused_deferred_max.add(1);
+            return;
+        }
         let Some(Some(datagrams)) = self.datagrams.get_mut(socket as usize) else { return };
         datagrams.receive(peer, chunk, &mut self.env, &mut self.replies);
         self.send_datagrams(socket, peer);
@@ -645,7 +694,10 @@ impl<E: Engine> Shard<E> {
                         self.send_datagrams(socket, peer);
                     }
                 }
-                Mail::Limits(limits) => self.env.limits = *limits,
+                Mail::Limits(limits) => {
+                    self.env.limits = *limits;
+                    self.relieve_memory();
+                }
                 Mail::Drain => self.start_draining(),
                 Mail::Stop => self.stop = true,
             }

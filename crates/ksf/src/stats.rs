@@ -73,6 +73,8 @@ counters! {
     datagrams_oversized,
     /// Replies to datagrams the kernel refused to send, or for which the queue was full.
     datagrams_unsent,
+    /// Datagrams dropped because `deferred_datagrams_max` replies were outstanding.
+    datagrams_refused_deferred_max,
     /// Datagrams whose deferred reply was dropped without an answer.
     datagrams_abandoned,
     /// Tasks refused because the queue of the thread pool was full.
@@ -158,7 +160,7 @@ fn close_counter(reason: CloseReason) -> (&'static str, &'static str) {
         CloseReason::KernelHalf => ("closed_kernel_half", "Closed: a reply of the kernel half was lost or stuck."),
         CloseReason::MalformedFrame => ("closed_malformed_frame", "Closed: the bytes do not follow the framing."),
         CloseReason::MemoryLimit => {
-            ("closed_memory_limit", "Closed: no memory left for messages that arrived in part.")
+            ("closed_memory_limit", "Closed: memory for unfinished messages was used up, most of it by this peer.")
         }
         CloseReason::OversizedMessage => ("closed_oversized_message", "Closed: a message longer than the limit."),
         CloseReason::PeerClosed => ("closed_by_peer", "Closed by the peer between two messages."),

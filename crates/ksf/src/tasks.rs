@@ -9,12 +9,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How a pool grows and shrinks. Defaults follow the FreeBSD original: at most 8 threads per core, 30 s of patience.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskOptions {
-    /// Most threads per group.
+    /// Most threads per group; 0: none, and every task is refused.
     pub threads_max: usize,
     /// Most tasks that wait per group; a further one is refused.
     pub queue_max: usize,
@@ -54,11 +54,12 @@ impl TaskPool {
         Self { groups: cpus.iter().map(group).collect() }
     }
 
-    /// A place in the queue of `group`; `None` when it is full or the pool is closing.
+    /// A place in the queue of `group`; `None` when it is full, may have no thread, or the pool is closing.
     pub fn reserve(&self, group: usize) -> Option<Place<'_>> {
         let group = &self.groups[group % self.groups.len()];
         let mut inner = group.lock();
-        if inner.closed || inner.queue.len() + inner.reserved >= group.options.queue_max {
+        let no_thread = group.options.threads_max == 0;
+        if inner.closed || no_thread || inner.queue.len() + inner.reserved >= group.options.queue_max {
             return None;
         }
         inner.reserved += 1;
@@ -75,11 +76,20 @@ impl TaskPool {
         self.groups.iter().map(|group| group.lock().threads).sum()
     }
 
-    /// Takes no more tasks, drops those that wait, and waits until the running ones are done.
-    pub fn close(&self) {
+    /// Takes no more tasks, drops those that wait, and waits until the running ones are done or `deadline` is over.
+    /// Returns how many still run: their threads are left alone, keep what their tasks hold, and end with them.
+    pub fn close(&self, deadline: Instant) -> usize {
+        self.refuse_and_drop();
+        self.groups.iter().map(|group| group.wait_until_idle(Some(deadline))).sum()
+    }
+
+    /// Takes no more tasks, and drops those that wait. True if the pool was open before.
+    fn refuse_and_drop(&self) -> bool {
+        let mut was_open = false;
         for group in &self.groups {
             let dropped = {
                 let mut inner = group.lock();
+                was_open |= !inner.closed;
                 inner.closed = true;
                 std::mem::take(&mut inner.queue)
             };
@@ -87,18 +97,18 @@ impl TaskPool {
             drop(dropped);
             group.work.notify_all();
         }
-        for group in &self.groups {
-            let mut inner = group.lock();
-            while inner.threads > 0 {
-                inner = group.work.wait(inner).unwrap_or_else(PoisonError::into_inner);
-            }
-        }
+        was_open
     }
 }
 
 impl Drop for TaskPool {
+    /// Waits for running tasks, however long they take, unless the pool was [closed](TaskPool::close) before.
     fn drop(&mut self) {
-        self.close();
+        if self.refuse_and_drop() {
+            self.groups.iter().for_each(|group| {
+                group.wait_until_idle(None);
+            });
+        }
     }
 }
 
@@ -154,7 +164,10 @@ struct Inner {
     queue: VecDeque<Task>,
     reserved: usize,
     threads: usize,
+    /// Threads that wait for work.
     idle: usize,
+    /// Threads that run a task.
+    running: usize,
     closed: bool,
 }
 
@@ -182,9 +195,11 @@ impl Group {
         let mut inner = self.lock();
         loop {
             if let Some(task) = inner.queue.pop_front() {
+                inner.running += 1;
                 drop(inner);
                 self.run(task);
                 inner = self.lock();
+                inner.running -= 1;
                 continue;
             }
             if inner.closed {
@@ -201,6 +216,21 @@ impl Group {
         inner.threads -= 1;
         drop(inner);
         self.work.notify_all();
+    }
+
+    /// After closing: waits until no thread is left. Returns how many still run a task at `deadline`; threads without
+    /// one are on their way out.
+    fn wait_until_idle(&self, deadline: Option<Instant>) -> usize {
+        let mut inner = self.lock();
+        while inner.threads > 0 {
+            let left = deadline.filter(|_| inner.running > 0).map(|at| at.saturating_duration_since(Instant::now()));
+            inner = match left {
+                Some(Duration::ZERO) => return inner.running,
+                Some(left) => self.work.wait_timeout(inner, left).unwrap_or_else(PoisonError::into_inner).0,
+                None => self.work.wait(inner).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+        0
     }
 
     fn run(&self, task: Task) {
@@ -227,6 +257,9 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+
+    /// Far more than anything here takes: a guard against hanging, not a measure.
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     fn pool(options: TaskOptions) -> TaskPool {
         TaskPool::new(&[crate::cpus::allowed().unwrap()[0]], options)
@@ -260,6 +293,12 @@ mod tests {
         assert!(pool.reserve(0).is_none());
         drop(place);
         assert!(pool.reserve(0).is_some());
+    }
+
+    #[test]
+    fn without_threads_every_task_is_refused() {
+        let pool = pool(TaskOptions { threads_max: 0, ..TaskOptions::default() });
+        assert!(pool.reserve(0).is_none(), "nobody would ever run it");
     }
 
     #[test]
@@ -298,10 +337,35 @@ mod tests {
         }));
         wait_started.recv().unwrap();
         thread::scope(|scope| {
-            scope.spawn(|| pool.close());
+            scope.spawn(|| assert_eq!(pool.close(Instant::now() + PATIENCE), 0));
             finish.send(()).unwrap();
         });
         assert_eq!(done.load(Ordering::SeqCst), 1);
         assert!(pool.reserve(0).is_none());
+    }
+
+    #[test]
+    fn closing_leaves_tasks_that_do_not_end() {
+        let pool = pool(TaskOptions { threads_max: 3, ..TaskOptions::default() });
+        let (started, wait_started) = mpsc::channel();
+        let (finish, wait_finish) = mpsc::channel::<()>();
+        pool.reserve(0).unwrap().submit(Task::new(move || {
+            started.send(()).unwrap();
+            // Ends only when the test does.
+            wait_finish.recv().unwrap_err();
+        }));
+        wait_started.recv().unwrap();
+        assert_eq!(pool.close(Instant::now()), 1);
+        // Nor does dropping the pool wait once it was given up.
+        let group = Arc::clone(&pool.groups[0]);
+        let (dropped, wait_dropped) = mpsc::channel();
+        thread::spawn(move || {
+            drop(pool);
+            dropped.send(()).unwrap();
+        });
+        wait_dropped.recv_timeout(PATIENCE).expect("the pool waits for a task that does not end");
+        // The thread left alone ends with its task.
+        drop(finish);
+        assert_eq!(group.wait_until_idle(Some(Instant::now() + PATIENCE)), 0);
     }
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 
 use common::Recorder;
@@ -93,6 +93,124 @@ fn limits_change_while_the_server_runs() {
         server.set_limits(&Limits { idle_timeout_ms: 20, ..Limits::default() });
         expect_end(&mut idle);
         until_count(&server, "closed_idle_timeout", 1);
+    }
+}
+
+/// One peer keeps nearly all of the memory for unfinished messages. It is not the next one in need that goes.
+#[test]
+fn when_memory_is_short_who_keeps_most_is_closed_and_the_others_are_served() {
+    const PEERS: usize = 20;
+    for engine in engines() {
+        let limits = Limits { assembly_bytes_max: 256 << 10, ..Limits::default() };
+        let server = one_shard(engine, ANY, limits, Recorder::new(LINES, Order::Requests));
+        let mut hog = connect(&server);
+        hog.write_all(&[b'h'; 250 << 10]).unwrap();
+        until("the hog is read", || count(&server, "bytes_in") == 250 << 10);
+        assert_eq!(count(&server, "closed_total"), 0, "{engine}: it is within the limit");
+        let mut peers: Vec<_> = (0..PEERS).map(|_| connect(&server)).collect();
+        let line = [&[b'x'; 6000][..], b"\n"].concat();
+        let (head, tail) = line.split_at(4096);
+        peers.iter_mut().for_each(|peer| peer.write_all(head).unwrap());
+        // All of them wait for their rest at the same time.
+        until("the heads are read", || count(&server, "bytes_in") == (250 << 10) + (PEERS * head.len()) as u64);
+        peers.iter_mut().for_each(|peer| ask(peer, tail, &line));
+        expect_end(&mut hog);
+        drop(hog);
+        until_count(&server, "closed_memory_limit", 1);
+        assert_eq!((count(&server, "closed_total"), server.connections()), (1, PEERS), "{engine}");
+    }
+}
+
+#[test]
+fn when_memory_is_short_who_keeps_most_is_closed_also_if_it_is_the_one_in_need() {
+    for engine in engines() {
+        let limits = Limits { assembly_bytes_max: 256 << 10, ..Limits::default() };
+        let server = one_shard(engine, ANY, limits, Recorder::new(LINES, Order::Requests));
+        let mut small = connect(&server);
+        small.write_all(&[b's'; 100 << 10]).unwrap();
+        until("the small one is read", || count(&server, "bytes_in") == 100 << 10);
+        let mut hog = connect(&server);
+        hog.write_all(&[b'h'; 200 << 10]).unwrap();
+        expect_end(&mut hog);
+        drop(hog);
+        until_count(&server, "closed_memory_limit", 1);
+        ask(&mut small, b"\n", &[&[b's'; 100 << 10][..], b"\n"].concat());
+        // A lower limit is met at once, too.
+        let before = count(&server, "bytes_in");
+        small.write_all(&[b's'; 10 << 10]).unwrap();
+        until("the small one is read", || count(&server, "bytes_in") == before + (10 << 10));
+        server.set_limits(&Limits { assembly_bytes_max: 1 << 10, ..Limits::default() });
+        expect_end(&mut small);
+        drop(small);
+        until_count(&server, "closed_memory_limit", 2);
+    }
+}
+
+/// Nothing stops the sender of datagrams: above the limit they are dropped, and counted.
+#[test]
+fn deferred_datagrams_are_bounded() {
+    for engine in engines() {
+        let service = Recorder::new(Framing::Raw, Order::Free);
+        let limits = Limits { deferred_datagrams_max: 3, ..Limits::default() };
+        let server = one_shard(engine, "udp:127.0.0.1:0", limits, Arc::clone(&service));
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        peer.connect(addr(&server)).unwrap();
+        let hear = |reply: &[u8]| {
+            let mut got = [0; 100];
+            let length = peer.recv(&mut got).unwrap();
+            assert_eq!(&got[..length], reply, "{engine}");
+        };
+        let send = |datagram: &[u8]| assert_eq!(peer.send(datagram).unwrap(), datagram.len());
+        // A datagram counts as often as it is owed an answer.
+        send(b"twice 1");
+        send(b"defer 2");
+        until("all are deferred", || service.deferred.lock().unwrap().len() == 3);
+        send(b"dropped");
+        send(b"dropped, too");
+        until_count(&server, "datagrams_refused_deferred_max", 2);
+        let answer = |body: &[u8]| {
+            let deferred = service.deferred.lock().unwrap().pop().unwrap();
+            deferred.reply(body.to_vec());
+        };
+        answer(b"two");
+        hear(b"two");
+        send(b"room again");
+        hear(b"room again");
+        send(b"defer 3");
+        until("it is deferred", || service.deferred.lock().unwrap().len() == 3);
+        send(b"dropped");
+        until_count(&server, "datagrams_refused_deferred_max", 3);
+        // One that is forgotten gives its place back, too.
+        drop(service.deferred.lock().unwrap().pop());
+        until_count(&server, "datagrams_abandoned", 1);
+        send(b"and again");
+        hear(b"and again");
+        assert_eq!(count(&server, "messages"), 5, "{engine}");
+    }
+}
+
+#[test]
+fn a_server_with_few_slots_serves_everybody() {
+    for engine in engines() {
+        let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
+        let builder = Server::builder().engine(engine).cpus(Some(cpus)).slots(ksf::server::SLOT_BYTES, 2);
+        let server = builder.listen(ANY.parse().unwrap(), Arc::new(Echo), None).start().unwrap();
+        let mut peers: Vec<_> = (0..50).map(|_| connect(&server)).collect();
+        peers.iter_mut().for_each(|peer| peer.write_all(b"hello").unwrap());
+        peers.iter_mut().for_each(|peer| expect(peer, b"hello"));
+    }
+}
+
+#[test]
+fn slots_that_cannot_be_had_are_an_error_at_the_start() {
+    for engine in engines() {
+        let builder = Server::builder().engine(engine).slots(u32::MAX, u32::MAX);
+        match builder.listen(ANY.parse().unwrap(), Arc::new(Echo), None).start() {
+            Err(ksf::Error::Pool { bytes, .. }) => assert_eq!(bytes, u32::MAX as usize * u32::MAX as usize),
+            Err(error) => panic!("{engine}: {error}"),
+            Ok(_) => panic!("{engine}: it started"),
+        }
     }
 }
 

@@ -6,12 +6,14 @@ mod common;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 
 use common::Recorder;
 use common::net::*;
+use ksf::deferred::Deferred;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::Limits;
+use ksf::server::Drained;
 use ksf::{Message, Order, Peer, Refused, Reply, Service};
 
 /// Echoes lines; every third one from the thread pool. Counts what it was handed: when a server ends, its counters do.
@@ -207,5 +209,71 @@ fn a_server_stops_with_answers_outstanding() {
         // Nobody is left to hear it, and nothing breaks.
         let late = service.deferred.lock().unwrap().pop().unwrap();
         late.reply(b"too late".to_vec());
+    }
+}
+
+/// Gives every line to a task that ends only when the test lets it.
+struct Stuck {
+    let_go: Mutex<Option<mpsc::Receiver<()>>>,
+    running: mpsc::Sender<()>,
+}
+
+impl Service for Stuck {
+    type Conn = ();
+
+    fn name(&self) -> &str {
+        "stuck"
+    }
+
+    fn framing(&self) -> Framing {
+        Framing::Delimiter(Delimiter::LF)
+    }
+
+    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, _: &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
+        let let_go = self.let_go.lock().unwrap().take().expect("one message");
+        let running = self.running.clone();
+        let task = move |deferred: Deferred| {
+            running.send(()).unwrap();
+            // Until the test drops its end.
+            let_go.recv().unwrap_err();
+            deferred.reply(b"nobody is left to hear this".to_vec());
+        };
+        assert!(reply.offload(task).is_ok());
+    }
+}
+
+#[test]
+fn a_task_that_does_not_end_keeps_no_server_from_stopping() {
+    for engine in engines() {
+        for gently in [true, false] {
+            let (stuck, let_go) = mpsc::channel();
+            let (running, is_running) = mpsc::channel();
+            let service = Arc::new(Stuck { let_go: Mutex::new(Some(let_go)), running });
+            let limits = Limits { drain_timeout_ms: 50, ..Limits::default() };
+            let server = one_shard(engine, ANY, limits, service);
+            let at = addr(&server);
+            let mut peer = connect(&server);
+            peer.write_all(b"never\n").unwrap();
+            is_running.recv_timeout(PATIENCE).unwrap();
+            let (stopped, is_stopped) = mpsc::channel();
+            std::thread::spawn(move || {
+                let drained = gently.then(|| server.drain().unwrap());
+                stopped.send(drained).unwrap();
+            });
+            let drained = is_stopped.recv_timeout(PATIENCE).expect("it waits for the task");
+            assert_eq!(drained, gently.then_some(Drained { tasks_left: 1 }), "{engine}");
+            // Stopped altogether, though the task runs: its peer was let go, its port is free.
+            expect_end(&mut peer);
+            let server = one_shard(engine, &format!("tcp:{at}"), Limits::default(), Arc::new(Echo));
+            // The thread left alone ends with its task, and finds nobody to answer.
+            drop(stuck);
+            let ended = is_running.recv_timeout(PATIENCE);
+            assert_eq!(ended, Err(mpsc::RecvTimeoutError::Disconnected), "{engine}: the task still holds its channel");
+            assert_eq!(server.drain().unwrap(), Drained::default());
+        }
     }
 }

@@ -47,9 +47,13 @@ pub(super) fn explain(error: Error, base: EngineKind) -> Failure {
             ))
         }
         Error::Framing(_) => Failure::new(Status::Internal, error.to_string()),
-        Error::Pool { .. } => {
-            Failure::new(Status::Os, error.to_string()).remedy("raise the memory limit, or use fewer shards (--cpus)")
-        }
+        Error::Pool { .. } => Failure::new(Status::Os, error.to_string())
+            .remedy("raise the memory limit, or use fewer slots (--slots) or shards (--cpus)"),
+        Error::RefusedByService { service, addr } => Failure::new(
+            Status::Unavailable,
+            format!("cannot listen on {addr}: the service {service} does not take datagrams there"),
+        )
+        .remedy("listen on another transport: --listen tcp:ADDR:PORT"),
         Error::Thread(_) => Failure::new(Status::Os, error.to_string())
             .remedy("raise the limit of threads: ulimit -u, or TasksMax= in the unit"),
         _ => Failure::new(Status::Internal, error.to_string()),
@@ -84,6 +88,10 @@ mod tests {
             assert_eq!(failure.status, status);
             assert!(failure.to_string().contains(part), "{failure}");
         }
+        let refused = Error::RefusedByService { service: "mine".into(), addr: "udp:127.0.0.1:7".parse().unwrap() };
+        let failure = explain(refused, EngineKind::Epoll);
+        assert_eq!(failure.status, Status::Unavailable);
+        assert!(failure.to_string().contains("mine") && failure.to_string().contains("tcp:ADDR:PORT"), "{failure}");
         let failure = explain(Error::NoCpu { asked: vec![8, 9], allowed: vec![0, 1] }, EngineKind::Epoll);
         assert!(failure.to_string().contains("8-9") && failure.to_string().contains("0-1"));
     }

@@ -19,6 +19,7 @@ use crate::signals::{Event, Events};
 use crate::stats::socket::StatsSocket;
 use crate::stats::{self, Snapshot};
 
+use ksf::server::Drained;
 use plan::Plan;
 use running::Running;
 
@@ -184,8 +185,12 @@ fn drain(services: &Services, loudness: Loudness) -> Result<(), Failure> {
     let mut result = Ok(());
     for (name, drain) in drains {
         let ended = drain.join().unwrap_or_else(|_| Err(std::io::Error::other("a thread panicked")));
-        if let Err(error) = ended {
-            result = result.and(Err(Failure::os(format!("service {name} did not end well"), &error)));
+        match ended {
+            Ok(Drained { tasks_left: 0 }) => {}
+            Ok(Drained { tasks_left }) => {
+                say(&format_args!("{name}: {tasks_left} tasks did not end within drain_timeout_ms and are cut off"));
+            }
+            Err(error) => result = result.and(Err(Failure::os(format!("service {name} did not end well"), &error))),
         }
     }
     if !loudness.quiet {

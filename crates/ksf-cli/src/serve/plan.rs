@@ -13,6 +13,7 @@ use crate::config::{Config, Kind, ServiceTable};
 use crate::exit::{Failure, Status};
 use crate::limits::{self, LimitFlags};
 use crate::manager::Passed;
+use crate::resources::Resources;
 
 /// One service to start.
 #[derive(Debug)]
@@ -26,6 +27,7 @@ pub(crate) struct Plan {
     pub(crate) xdp: Xdp,
     pub(crate) window_bytes: Option<u64>,
     pub(crate) limits: LimitSource,
+    pub(crate) resources: Resources,
 }
 
 /// What the service does.
@@ -132,6 +134,7 @@ fn single(name: &str, what: What, args: ServerArgs, port: u16, mut passed: Vec<P
         xdp,
         window_bytes: args.window_bytes,
         limits: LimitSource::Flags { file: args.config_limits, flags: args.limits },
+        resources: Resources::resolve(&[], &args.resources),
     })
 }
 
@@ -172,6 +175,7 @@ fn service(config: &Config, entry: &ServiceTable, args: &ServeArgs, passed: &mut
             service: entry.name.clone(),
             flags: args.limits.clone(),
         },
+        resources: config.resources_of(entry, &args.resources),
     })
 }
 

@@ -8,7 +8,7 @@ use ksf::assist::Assist;
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
-use ksf::server::{Builder, ListenerInfo, Server};
+use ksf::server::{Builder, Drained, ListenerInfo, Server};
 use ksf_kernel::KernelError;
 use ksf_services::echo::Echo;
 use ksf_services::rpc::RpcService;
@@ -21,6 +21,7 @@ use super::plan::{LimitSource, Plan, Sockets, What, Xdp};
 use crate::args::EngineWish;
 use crate::engine::{self, Choice, Obstacles};
 use crate::exit::{Failure, Status, say};
+use crate::resources::Resources;
 use crate::stats::{ServiceSnapshot, Value};
 
 /// A service that runs.
@@ -32,6 +33,7 @@ pub(crate) struct Running {
     pub(crate) notes: Vec<String>,
     engine: &'static str,
     limits: Limits,
+    resources: Resources,
     /// What the service itself can take, whatever the limit says.
     message_bytes_max: usize,
     source: LimitSource,
@@ -49,8 +51,10 @@ pub(crate) fn start(plan: Plan, lacks: &Obstacles, verbose: bool) -> Result<Runn
     let mut half = load(&plan, &mut choice, &limits, cpus.len(), verbose)?;
     // A program that was loaded only to be run from user space stays out of the way of sockets.
     let assist = half.as_ref().filter(|_| choice.kernel).map(Half::assist);
-    let builder =
-        |limits: &Limits| Server::builder().engine(choice.base).cpus(Some(cpus.clone())).limits(limits.clone());
+    let builder = |limits: &Limits| {
+        let builder = Server::builder().engine(choice.base).cpus(Some(cpus.clone())).limits(limits.clone());
+        plan.resources.give_to(builder)
+    };
     let builder = match (&plan.what, &half) {
         (What::Echo, _) => build(builder(&limits), plan.sockets, Arc::new(Echo), assist),
         (What::Rpc { table, .. }, _) => {
@@ -81,6 +85,7 @@ pub(crate) fn start(plan: Plan, lacks: &Obstacles, verbose: bool) -> Result<Runn
         engine: choice.name(),
         name: plan.name,
         limits,
+        resources: plan.resources,
         message_bytes_max,
         source: plan.limits,
         registration,
@@ -189,7 +194,7 @@ impl Running {
     }
 
     /// Stops gently: no new work, then every answer that is owed, then the end. Blocks for up to `drain_timeout_ms`.
-    pub(crate) fn drain(mut self) -> io::Result<()> {
+    pub(crate) fn drain(mut self) -> io::Result<Drained> {
         // Clients must not be sent here any more.
         drop(self.registration);
         // No more datagrams either. Its programs for TCP stay until the connections under them are closed.
@@ -211,7 +216,7 @@ impl Running {
             engine: self.engine.to_owned(),
             shards: server.cpus().len(),
             listeners: server.listeners().iter().map(|listener| listener.addr.to_string()).collect(),
-            limits: named(crate::limits::list(&self.limits)),
+            limits: named([crate::limits::list(&self.limits), crate::resources::list(&self.resources)].concat()),
             counters: counters.iter().map(|c| Value::new(c.name, c.help, c.value)).collect(),
             kernel: self
                 .half

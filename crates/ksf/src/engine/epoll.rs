@@ -20,8 +20,6 @@ use crate::service::ConnKey;
 const READY_MAX: usize = 256;
 /// Connections accepted, and datagrams received, from one socket before others get their turn.
 const BURST: usize = 64;
-/// Datagrams that may wait for a full socket.
-const DATAGRAMS_MAX: usize = 1024;
 /// When no slot is free, look again after this time: their holders tell nobody.
 const STARVED: Duration = Duration::from_micros(500);
 
@@ -88,13 +86,16 @@ const OUT: u32 = libc::EPOLLOUT as u32;
 const HANGUP: u32 = libc::EPOLLRDHUP as u32;
 const BROKEN: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 
+fn failed(step: &'static str) -> impl FnOnce(io::Error) -> Error {
+    move |source| Error::Engine { engine: "epoll", step, source }
+}
+
 impl Engine for Epoll {
     fn new(_env: &mut Env) -> Result<Self, Error> {
-        let fail = |step| move |source| Error::Engine { engine: "epoll", step, source };
         // SAFETY: no pointers are involved; the result is checked before it is owned.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if epoll < 0 {
-            return Err(fail("epoll_create1")(io::Error::last_os_error()));
+            return Err(failed("epoll_create1")(io::Error::last_os_error()));
         }
         // SAFETY: just made, and nobody else knows it.
         let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
@@ -110,9 +111,8 @@ impl Engine for Epoll {
         })
     }
 
-    fn watch(&mut self, watch: u32, fd: RawFd) {
-        // Fails only for lack of memory; mail is then found at the next tick.
-        let _ = self.control(libc::EPOLL_CTL_ADD, fd, IN, Source::Watch(watch));
+    fn watch(&mut self, watch: u32, fd: RawFd) -> Result<(), Error> {
+        self.control(libc::EPOLL_CTL_ADD, fd, IN, Source::Watch(watch)).map_err(failed("epoll_ctl"))
     }
 
     fn listen(&mut self, listener: u32, socket: RawFd) {
@@ -140,15 +140,14 @@ impl Engine for Epoll {
         }
     }
 
-    fn listen_datagrams(&mut self, socket: u32, fd: RawFd) {
+    fn listen_datagrams(&mut self, socket: u32, fd: RawFd) -> io::Result<()> {
         let at = socket as usize;
         while self.sockets.len() <= at {
             self.sockets.push(DatagramSocket { fd: -1, unsent: VecDeque::new(), interest: 0 });
         }
         self.sockets[at].fd = fd;
         self.sockets[at].interest = IN;
-        // Fails only for lack of memory; the socket then stays silent, as if every datagram were lost.
-        let _ = self.control(libc::EPOLL_CTL_ADD, fd, IN, Source::Datagram(socket));
+        self.control(libc::EPOLL_CTL_ADD, fd, IN, Source::Datagram(socket))
     }
 
     fn open(&mut self, conn: ConnKey, socket: RawFd) {
@@ -192,11 +191,15 @@ impl Engine for Epoll {
     }
 
     fn send_datagram(&mut self, socket: u32, peer: DatagramPeer, batch: SendBatch, env: &mut Env) {
-        let state = &mut self.sockets[socket as usize];
-        if state.unsent.len() < DATAGRAMS_MAX {
-            state.unsent.push_back((peer, batch));
-            self.send_datagrams(socket, env);
-        } else {
+        self.sockets[socket as usize].unsent.push_back((peer, batch));
+        self.send_datagrams(socket, env);
+        if self.sockets[socket as usize].unsent.is_empty() {
+            return;
+        }
+        let waiting: usize = self.sockets.iter().map(|state| state.unsent.len()).sum();
+        if waiting > env.limits.datagram_queue_max
+            && let Some((_, batch)) = self.sockets[socket as usize].unsent.pop_back()
+        {
             env.stats.datagrams_unsent.add(1);
             batch.recycle(&mut env.spares);
         }

@@ -17,6 +17,7 @@ use crate::output::SendBatch;
 use crate::pool::Chunk;
 use crate::service::ConnKey;
 
+mod buffer_ring;
 pub(crate) mod epoll;
 pub(crate) mod msg;
 pub(crate) mod uring;
@@ -121,8 +122,8 @@ pub(crate) trait Engine: Sized {
     /// Stops accepting. A connection that was accepted meanwhile is still reported.
     fn unlisten(&mut self, listener: u32);
 
-    /// Receives datagrams from a bound socket, for good.
-    fn listen_datagrams(&mut self, socket: u32, fd: RawFd);
+    /// Receives datagrams from a bound socket, for good. Fails if that cannot be started.
+    fn listen_datagrams(&mut self, socket: u32, fd: RawFd) -> io::Result<()>;
 
     /// Takes over a connected socket and starts to receive from it.
     fn open(&mut self, conn: ConnKey, socket: RawFd);
@@ -131,7 +132,8 @@ pub(crate) trait Engine: Sized {
     fn set_reading(&mut self, conn: ConnKey, reading: Reading);
 
     /// Reports [`Event::Watched`] when `fd` becomes readable; whoever handles that takes all there is.
-    fn watch(&mut self, watch: u32, fd: RawFd);
+    /// Fails if it cannot be watched: the shard would never hear of what it is about.
+    fn watch(&mut self, watch: u32, fd: RawFd) -> Result<(), Error>;
 
     /// Sends a batch; at most one per connection at a time. What TCP takes at once is sent before this returns: a
     /// plain system call is cheaper than a submission (13.1 against 14.3 us of round trip, Linux 6.18). Returns how many
@@ -139,7 +141,7 @@ pub(crate) trait Engine: Sized {
     /// [`Event::Failed`].
     fn send(&mut self, conn: ConnKey, batch: SendBatch, env: &mut Env) -> (usize, bool);
 
-    /// Sends one datagram, or gives it up and counts that if too many wait already.
+    /// Sends one datagram, or gives it up and counts that if `datagram_queue_max` wait already.
     fn send_datagram(&mut self, socket: u32, peer: DatagramPeer, batch: SendBatch, env: &mut Env);
 
     /// Ends every operation of a connection; [`Event::Released`] follows.
@@ -151,4 +153,82 @@ pub(crate) trait Engine: Sized {
 
     /// Carries out what was asked for, waits for events and reports them.
     fn wait(&mut self, env: &mut Env, wait: Wait, events: &mut Vec<Event>) -> io::Result<()>;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+    use std::os::fd::AsRawFd;
+    use std::time::Instant;
+
+    use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+
+    use super::*;
+    use crate::limits::Limits;
+    use crate::output::Output;
+    use crate::pool::{Memory, Pool};
+
+    const QUEUE_MAX: usize = 3;
+
+    /// Far more than anything here takes: a guard against hanging, not a measure.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn datagram(env: &mut Env) -> SendBatch {
+        let mut output = Output::default();
+        output.tail(&mut env.spares).extend_from_slice(b"datagram");
+        output.take()
+    }
+
+    /// A Unix socket of packets stands in for one of UDP: it ignores the address it is to send to (unix(7)), and is full
+    /// when its peer does not read. One of UDP is full only while a network is slow.
+    fn a_full_socket_holds_so_many_datagrams<E: Engine>() {
+        let kind = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let (full, reader) = socketpair(kind.0, kind.1, SocketFlags::CLOEXEC, None).unwrap();
+        let mut fillers = 0;
+        while send(&full, b"datagram", SendFlags::DONTWAIT).is_ok() {
+            fillers += 1;
+        }
+        let limits = Limits { datagram_queue_max: QUEUE_MAX, ..Limits::default() };
+        let mut env = Env::new(limits, Pool::new(Memory::Anonymous, 4096, 256).unwrap()).unwrap();
+        let mut engine = E::new(&mut env).unwrap();
+        engine.listen_datagrams(0, full.as_raw_fd()).unwrap();
+        let peer = DatagramPeer { addr: SocketAddr::from(([127, 0, 0, 1], 9)), local: None };
+        for _ in 0..QUEUE_MAX + 2 {
+            let batch = datagram(&mut env);
+            engine.send_datagram(0, peer, batch, &mut env);
+        }
+        assert_eq!((env.stats.datagrams_out.value(), env.stats.datagrams_unsent.value()), (0, 2));
+        // Those that wait leave when there is room, and then there is room for others.
+        let read = |packets: usize| {
+            for _ in 0..packets {
+                let mut got = [0; 20];
+                let (length, _) = recv(&reader, &mut got[..], RecvFlags::DONTWAIT).unwrap();
+                assert_eq!(&got[..length], b"datagram");
+            }
+        };
+        read(fillers);
+        let mut events = Vec::new();
+        let start = Instant::now();
+        while env.stats.datagrams_out.value() < QUEUE_MAX as u64 {
+            assert!(start.elapsed() < PATIENCE, "those that wait do not leave");
+            engine.wait(&mut env, Wait { timeout: Some(PATIENCE), gather: None }, &mut events).unwrap();
+        }
+        let batch = datagram(&mut env);
+        engine.send_datagram(0, peer, batch, &mut env);
+        assert_eq!((env.stats.datagrams_out.value(), env.stats.datagrams_unsent.value()), (QUEUE_MAX as u64 + 1, 2));
+        read(QUEUE_MAX + 1);
+        engine.shutdown();
+    }
+
+    #[test]
+    fn datagrams_that_wait_for_a_full_socket_are_bounded() {
+        a_full_socket_holds_so_many_datagrams::<epoll::Epoll>();
+        match EngineKind::Uring.probe() {
+            Ok(()) => a_full_socket_holds_so_many_datagrams::<uring::Uring>(),
+            Err(error) => {
+                assert!(std::env::var_os("CI").is_none(), "skipped in CI: needs io_uring ({error})");
+                println!("skipped: needs io_uring ({error})");
+            }
+        }
+    }
 }

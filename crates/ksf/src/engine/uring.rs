@@ -17,14 +17,13 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
-use std::{io, mem, ptr};
+use std::{io, mem};
 
-use io_uring::types::{BufRingEntry, Fd, RecvMsgOut, SubmitArgs, Timespec};
+use io_uring::types::{Fd, RecvMsgOut, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
-use rustix::mm::{MapFlags, ProtFlags};
 
+use super::buffer_ring::{BUFFER_GROUP, BUFFERS, BufferRing};
 use super::epoll::set_nonblocking;
 use super::msg::{CONTROL_BYTES, SLICES_MAX, SendMsg, read_pktinfo, send_datagram_now, send_now, socket_addr};
 use super::{Engine, Event, Reading, Wait, pause};
@@ -32,18 +31,13 @@ use crate::env::Env;
 use crate::error::Error;
 use crate::listener::DatagramPeer;
 use crate::output::SendBatch;
-use crate::pool::{Memory, Pool, SlotMut};
+use crate::pool::{Memory, Pool};
 use crate::service::ConnKey;
 
 /// Requests per submission; more than that are submitted in several calls.
 const SUBMISSIONS: u32 = 256;
 /// Completions that fit before the kernel has to set them aside.
 const COMPLETIONS: u32 = 4096;
-/// Entries of the buffer ring: data the kernel may deliver between two turns.
-const BUFFERS: u16 = 128;
-const BUFFER_GROUP: u16 = 0;
-/// Datagrams being sent at the same time.
-const DATAGRAMS_MAX: usize = 1024;
 /// How long dropping the engine waits for the kernel to end its requests, per look and in looks.
 const DROP_WAIT: Duration = Duration::from_millis(10);
 const DROP_WAITS_MAX: u32 = 200;
@@ -174,7 +168,7 @@ pub(crate) fn probe() -> Result<(), Error> {
     BufferRing::register(&ring, &mut pool).map(|_| ())
 }
 
-fn failed(step: &'static str) -> impl FnOnce(io::Error) -> Error {
+pub(super) fn failed(step: &'static str) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Engine { engine: "uring", step, source }
 }
 
@@ -236,13 +230,14 @@ impl Engine for Uring {
         })
     }
 
-    fn watch(&mut self, watch: u32, fd: RawFd) {
+    fn watch(&mut self, watch: u32, fd: RawFd) -> Result<(), Error> {
         let at = watch as usize;
         if at >= self.watches.len() {
             self.watches.resize(at + 1, -1);
         }
         self.watches[at] = fd;
         self.arm_watch(watch);
+        Ok(())
     }
 
     fn listen(&mut self, listener: u32, socket: RawFd) {
@@ -267,7 +262,7 @@ impl Engine for Uring {
         }
     }
 
-    fn listen_datagrams(&mut self, socket: u32, fd: RawFd) {
+    fn listen_datagrams(&mut self, socket: u32, fd: RawFd) -> io::Result<()> {
         // SAFETY: all fields are plain data for which zero is a valid value.
         let mut header: Box<libc::msghdr> = unsafe { Box::new(mem::zeroed()) };
         header.msg_namelen = mem::size_of::<libc::sockaddr_in6>() as libc::socklen_t;
@@ -280,6 +275,7 @@ impl Engine for Uring {
         }
         self.sockets[at] = DatagramSocket { fd, header };
         self.arm_datagram(socket);
+        Ok(())
     }
 
     fn open(&mut self, conn: ConnKey, socket: RawFd) {
@@ -338,7 +334,7 @@ impl Engine for Uring {
         let fd = self.sockets[socket as usize].fd;
         let counter = match send_datagram_now(fd, &peer, &batch, &mut self.msg, env) {
             Ok(true) => &env.stats.datagrams_out,
-            Ok(false) => match self.submit_datagram(fd, &peer, batch) {
+            Ok(false) => match self.submit_datagram(fd, &peer, batch, env.limits.datagram_queue_max) {
                 Ok(()) => return,
                 Err(back) => {
                     env.stats.datagrams_unsent.add(1);
@@ -390,7 +386,7 @@ impl Engine for Uring {
         mem::forget(mem::take(&mut self.conns));
         mem::forget(mem::take(&mut self.sockets));
         mem::forget(mem::take(&mut self.datagrams));
-        mem::forget(mem::take(&mut self.buffers.slots));
+        self.buffers.leak_slots();
         self.under_way = 0;
     }
 
@@ -708,16 +704,21 @@ impl Uring {
         self.push(entry.user_data(Op::Send(index).user_data()));
     }
 
-    /// Lets a datagram wait for room in its socket; gives it back if too many do.
-    fn submit_datagram(&mut self, fd: RawFd, peer: &DatagramPeer, batch: SendBatch) -> Result<(), SendBatch> {
-        let index = match self.free_datagrams.pop() {
-            Some(index) => index,
-            None if self.datagrams.len() < DATAGRAMS_MAX => {
-                self.datagrams.push(None);
-                self.datagrams.len() as u32 - 1
-            }
-            None => return Err(batch),
-        };
+    /// Lets a datagram wait for room in its socket; gives it back if `queue_max` do already.
+    fn submit_datagram(
+        &mut self,
+        fd: RawFd,
+        peer: &DatagramPeer,
+        batch: SendBatch,
+        queue_max: usize,
+    ) -> Result<(), SendBatch> {
+        if self.datagrams.len() - self.free_datagrams.len() >= queue_max {
+            return Err(batch);
+        }
+        let index = self.free_datagrams.pop().unwrap_or_else(|| {
+            self.datagrams.push(None);
+            self.datagrams.len() as u32 - 1
+        });
         let mut msg = self.spare_msgs.pop().unwrap_or_else(SendMsg::boxed);
         let mut slices = [&[][..]; SLICES_MAX];
         let filled = batch.slices(&mut slices);
@@ -770,77 +771,3 @@ const EMPTY: cqueue::Entry = {
     // SAFETY: a completion is three integers.
     unsafe { mem::zeroed() }
 };
-
-/// The ring of receive buffers that the kernel takes from.
-struct BufferRing {
-    base: *mut BufRingEntry,
-    map_bytes: usize,
-    /// The slot behind each entry id, while the kernel may write to it.
-    slots: Vec<Option<SlotMut>>,
-    /// Entry ids without a slot.
-    empty: Vec<u16>,
-    tail: u16,
-}
-
-impl BufferRing {
-    fn register(ring: &IoUring, pool: &mut Pool) -> Result<Self, Error> {
-        let map_bytes = (usize::from(BUFFERS) * mem::size_of::<BufRingEntry>()).next_multiple_of(4096);
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new private mapping at an address the kernel chooses aliases nothing.
-        let base = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), map_bytes, protection, MapFlags::PRIVATE) };
-        let base: *mut BufRingEntry = base.map_err(|error| failed("mmap")(error.into()))?.cast();
-        let slots = (0..BUFFERS).map(|_| None).collect();
-        let mut buffers = Self { base, map_bytes, slots, empty: (0..BUFFERS).rev().collect(), tail: 0 };
-        // SAFETY: the mapping is page-aligned, large enough for `BUFFERS` entries, and lives in `buffers`, which is
-        // dropped after the ring (or, on the error path, after the registration failed).
-        unsafe { ring.submitter().register_buf_ring_with_flags(base as u64, BUFFERS, BUFFER_GROUP, 0) }
-            .map_err(failed("registering a buffer ring (needs Linux 5.19)"))?;
-        buffers.refill(pool);
-        Ok(buffers)
-    }
-
-    /// Takes the slot the kernel has filled out of entry `id`, and puts a free one in its place.
-    fn take(&mut self, id: u16, pool: &mut Pool) -> Option<SlotMut> {
-        let filled = self.slots.get_mut(usize::from(id))?.take();
-        self.empty.push(id);
-        self.refill(pool);
-        filled
-    }
-
-    fn refill(&mut self, pool: &mut Pool) {
-        let mut added = false;
-        while !self.empty.is_empty() {
-            let Some(mut slot) = pool.take() else { break };
-            let Some(id) = self.empty.pop() else { break };
-            let at = usize::from(self.tail & (BUFFERS - 1));
-            // SAFETY: `at` is below `BUFFERS`, the number of entries in the mapping. The kernel reads an entry only
-            // after the tail below says so, and has no entry beyond it.
-            let entry = unsafe { &mut *self.base.add(at) };
-            entry.set_addr(slot.as_mut_ptr() as u64);
-            entry.set_len(slot.capacity() as u32);
-            entry.set_bid(id);
-            self.slots[usize::from(id)] = Some(slot);
-            self.tail = self.tail.wrapping_add(1);
-            added = true;
-        }
-        if added {
-            // SAFETY: `base` is the first entry of the mapping; the tail lies in its reserved field, two bytes that
-            // only this thread writes and the kernel reads.
-            let tail = unsafe { &*BufRingEntry::tail(self.base).cast::<AtomicU16>() };
-            // Release: the entries are written before the kernel sees them.
-            tail.store(self.tail, Ordering::Release);
-        }
-    }
-
-    /// True while the kernel has no buffer to receive into.
-    fn is_starved(&self) -> bool {
-        self.empty.len() == usize::from(BUFFERS)
-    }
-}
-
-impl Drop for BufferRing {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `register` with this length; the ring that knew it is closed by now.
-        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.map_bytes) };
-    }
-}
