@@ -33,8 +33,6 @@ struct State {
     early_ends: u32,
     /// A reply is lost.
     is_broken: bool,
-    /// The socket finds nothing at every receive that comes too early, instead of waiting.
-    finds_nothing: bool,
 
     is_parked: bool,
     times_parked: u32,
@@ -80,17 +78,15 @@ impl Half {
 
     /// Wakes the shard, and returns when it looks at the connection again, where there is nothing yet.
     fn wake_too_early(&self) {
-        assert!(self.state().is_parked);
+        let is_parked = self.state().is_parked;
+        assert!(is_parked, "woken without being parked");
         self.wake();
         until("it is polled again", || !self.state().is_parked);
     }
 }
 
 impl Assist for Half {
-    fn attach(&self, socket: BorrowedFd<'_>) -> Option<Box<dyn AssistConn>> {
-        if self.state().finds_nothing {
-            socket2::SockRef::from(&socket).set_nonblocking(true).unwrap();
-        }
+    fn attach(&self, _: BorrowedFd<'_>) -> Option<Box<dyn AssistConn>> {
         Some(Box::new(HalfConn(Arc::clone(&self.state))))
     }
 
@@ -227,27 +223,6 @@ fn a_wake_up_before_the_bytes_means_wait_again() {
             half.until_parked(round + 1);
         }
         assert_eq!((server.connections(), count(&server, "closed_total")), (2, 0), "{engine}");
-    }
-}
-
-/// A socket under a verdict can say EAGAIN where others wait: that means to receive again, and is no error.
-#[test]
-fn a_receive_that_finds_nothing_is_repeated() {
-    own_network();
-    for engine in engines() {
-        let half = Half::new(|state| state.finds_nothing = true);
-        let (server, _) = start(engine, &half, Limits::default());
-        let mut other = bystander(&server);
-        let mut peer = connect(&server);
-        for round in 0..50 {
-            turns_end(&mut other);
-            let line = format!("line {round}\n").into_bytes();
-            ask(&mut peer, &line, &line);
-        }
-        assert_eq!(count(&server, "closed_total"), 0, "{engine}");
-        peer.shutdown(Shutdown::Write).unwrap();
-        expect_end(&mut peer);
-        until_count(&server, "closed_by_peer", 1);
     }
 }
 
@@ -410,7 +385,7 @@ fn a_pipelining_peer_stays_with_user_space() {
     }
 }
 
-/// The server's other rule: a reply for a parked connection takes it back first.
+/// User space acts by itself on a connection that is the half's: it takes it back first.
 #[test]
 fn a_parked_connection_is_taken_back_when_the_server_drains() {
     own_network();
