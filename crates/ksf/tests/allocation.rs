@@ -90,6 +90,7 @@ fn shard_allocations(peer: &mut TcpStream, framing: Framing) -> u64 {
 /// From the socket to the socket: accepting costs memory, messages do not.
 #[test]
 fn a_warm_shard_allocates_nothing() {
+    own_network();
     let framing = Framing::RecordMark;
     for engine in engines() {
         let server = one_shard(engine, ANY, Limits::default(), Arc::new(Meter(framing)));
@@ -120,6 +121,7 @@ fn a_warm_shard_allocates_nothing() {
 
 #[test]
 fn datagrams_allocate_nothing() {
+    own_network();
     for engine in engines() {
         let server = one_shard(engine, "udp:127.0.0.1:0", Limits::default(), Arc::new(Meter(Framing::Raw)));
         let peer = UdpSocket::bind("127.0.0.1:0").unwrap();

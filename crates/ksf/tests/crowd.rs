@@ -31,6 +31,7 @@ fn shard_bytes(peer: &mut TcpStream) -> i64 {
 
 #[test]
 fn ten_thousand_connections_at_once() {
+    own_network();
     if let Err(why) = raise_files(FILES) {
         return skip("10,200 file descriptors per process", &why);
     }

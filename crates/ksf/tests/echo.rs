@@ -32,6 +32,7 @@ fn round_trip(peer: &mut (impl Read + Write), bytes: &[u8], got: &mut [u8], rand
 
 #[test]
 fn every_size_from_1_to_70_000() {
+    own_network();
     let source = pattern(SIZE_MAX + 256);
     std::thread::scope(|scope| {
         for engine in engines() {
@@ -53,6 +54,7 @@ fn every_size_from_1_to_70_000() {
 
 #[test]
 fn ipv6_and_unix_in_pieces() {
+    own_network();
     let sizes = [1, 2, 2047, 2048, 2049, 16_383, 16_384, 16_385, 32_768, 65_535, SIZE_MAX];
     let source = pattern(SIZE_MAX);
     let mut got = vec![0; SIZE_MAX];
@@ -84,6 +86,7 @@ fn ipv6_and_unix_in_pieces() {
 
 #[test]
 fn half_close_after_the_last_byte() {
+    own_network();
     let bytes = pattern(300_000);
     for engine in engines() {
         let server = all_shards(engine, ANY, Limits::default(), Arc::new(Echo));
@@ -105,6 +108,7 @@ fn half_close_after_the_last_byte() {
 
 #[test]
 fn datagrams_come_back_from_the_address_they_were_sent_to() {
+    own_network();
     for engine in engines() {
         for at in ["udp:127.0.0.1:0", "udp:0.0.0.0:0", "udp:[::1]:0", "udp:[::]:0"] {
             let server = all_shards(engine, at, Limits::default(), Arc::new(Echo));
@@ -131,6 +135,7 @@ fn datagrams_come_back_from_the_address_they_were_sent_to() {
 
 #[test]
 fn datagrams_that_do_not_fit_are_dropped_and_counted() {
+    own_network();
     for engine in engines() {
         let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
         let server = Server::builder()
@@ -159,6 +164,7 @@ fn datagrams_that_do_not_fit_are_dropped_and_counted() {
 /// Socket activation: whoever made the socket may have left it in any mode, and engines want different ones.
 #[test]
 fn inherited_sockets_in_either_mode() {
+    own_network();
     for engine in engines() {
         for nonblocking in [false, true] {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -30,6 +30,7 @@ fn is_served(peer: &mut TcpStream) -> bool {
 
 #[test]
 fn connections_beyond_the_maximum_are_refused_and_the_place_is_free_again() {
+    own_network();
     for engine in engines() {
         let limits = Limits { connections_max: 2, ..Limits::default() };
         let server = one_shard(engine, ANY, limits, Arc::new(Echo));
@@ -46,6 +47,7 @@ fn connections_beyond_the_maximum_are_refused_and_the_place_is_free_again() {
 
 #[test]
 fn a_service_refuses_connections() {
+    own_network();
     struct Refuses;
     impl Service for Refuses {
         type Conn = ();
@@ -73,6 +75,7 @@ fn a_service_refuses_connections() {
 
 #[test]
 fn limits_change_while_the_server_runs() {
+    own_network();
     for engine in engines() {
         let service = Recorder::new(LINES, Order::Requests);
         let server = all_shards(engine, ANY, Limits::default(), service);
@@ -217,6 +220,7 @@ fn slots_that_cannot_be_had_are_an_error_at_the_start() {
 /// Also between shards: what one accepts counts for the other.
 #[test]
 fn the_maximum_is_the_servers_not_the_shards() {
+    own_network();
     for engine in engines() {
         let limits = Limits { connections_max: 10, ..Limits::default() };
         let server = all_shards(engine, ANY, limits, Arc::new(Echo));
@@ -231,6 +235,7 @@ fn the_maximum_is_the_servers_not_the_shards() {
 /// A process of its own, because descriptors belong to the process.
 #[test]
 fn without_descriptors_peers_are_refused_and_service_goes_on() {
+    own_network();
     for engine in engines() {
         let mut helper = Helper::start("helper_with_few_descriptors", &[("KSF_TEST_ENGINE", engine.name().into())]);
         let at = helper.hear().parse().unwrap();

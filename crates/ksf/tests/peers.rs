@@ -50,6 +50,7 @@ fn write_until_closed(peer: &mut TcpStream, bytes: &[u8]) -> usize {
 
 #[test]
 fn a_peer_that_never_reads_is_bounded_and_closed() {
+    own_network();
     for engine in engines() {
         let limits = Limits { out_queue_bytes_max: 64 << 10, send_timeout_ms: 400, ..Limits::default() };
         let server = one_shard(engine, ANY, limits.clone(), Arc::new(Echo));
@@ -83,6 +84,7 @@ fn a_peer_that_never_reads_is_bounded_and_closed() {
 /// arrives in a turn than is answered in one, and what waits must stay bounded all the same.
 #[test]
 fn a_fast_peer_does_not_fill_the_memory() {
+    own_network();
     let line = [&[b'x'; 999][..], b"\n"].concat();
     let lines = line.repeat(40_000);
     for engine in engines() {
@@ -109,6 +111,7 @@ fn a_fast_peer_does_not_fill_the_memory() {
 
 #[test]
 fn a_slow_reader_gets_every_byte() {
+    own_network();
     // More than the kernel holds on the way (net.ipv4.tcp_wmem: 4 MiB as a rule), so the server must pause.
     let bytes = pattern(16 << 20);
     for engine in engines() {
@@ -140,6 +143,7 @@ fn a_slow_reader_gets_every_byte() {
 /// One batch that a socket takes in many parts, with other slices than the first time.
 #[test]
 fn a_batch_larger_than_any_send_buffer_arrives_whole() {
+    own_network();
     const LINES_LONG: usize = 2000;
     for engine in engines() {
         let limits = Limits { out_queue_bytes_max: usize::MAX, ..Limits::default() };
@@ -160,6 +164,7 @@ fn a_batch_larger_than_any_send_buffer_arrives_whole() {
 
 #[test]
 fn half_close_with_requests_in_flight_and_deferred() {
+    own_network();
     for engine in engines() {
         let (server, service) = server(engine, LINES, Limits::default());
         let mut peer = connect(&server);
@@ -182,6 +187,7 @@ fn half_close_with_requests_in_flight_and_deferred() {
 
 #[test]
 fn a_reset_in_the_middle_of_a_message() {
+    own_network();
     for engine in engines() {
         let (server, service) = server(engine, Framing::RecordMark, Limits::default());
         let mut other = connect(&server);
@@ -204,6 +210,7 @@ fn a_reset_in_the_middle_of_a_message() {
 /// A late answer belongs to a connection that is gone, and its place has another one by now.
 #[test]
 fn a_late_answer_does_not_reach_the_next_connection_in_the_place() {
+    own_network();
     for engine in engines() {
         let (server, service) = server(engine, LINES, Limits::default());
         let mut peer = connect(&server);
@@ -225,6 +232,7 @@ fn a_late_answer_does_not_reach_the_next_connection_in_the_place() {
 
 #[test]
 fn slow_loris_peers_are_cut_off_and_the_others_served() {
+    own_network();
     for engine in engines() {
         let limits = Limits { assembly_timeout_ms: 150, ..Limits::default() };
         let (server, _) = server(engine, Framing::RecordMark, limits);
@@ -264,6 +272,7 @@ fn slow_loris_peers_are_cut_off_and_the_others_served() {
 
 #[test]
 fn idle_peers_are_closed_if_asked_for() {
+    own_network();
     for engine in engines() {
         let (server, _) = server(engine, LINES, Limits { idle_timeout_ms: 50, ..Limits::default() });
         let mut peer = connect(&server);
@@ -276,6 +285,7 @@ fn idle_peers_are_closed_if_asked_for() {
 /// Messages no server should take: the connection ends with the named counter, after the replies before it.
 #[test]
 fn bad_messages_are_named() {
+    own_network();
     let limits = Limits { message_bytes_max: 1000, fragments_max: 10, ..Limits::default() };
     let nine_p = LengthPrefix { offset: 0, width: 4, endian: Endian::Little, adjust: 0, strip: false };
     let good_record = [0x80, 0, 0, 2, b'h', b'i'];
@@ -332,6 +342,7 @@ const LONG_LINE: [u8; 1002] = {
 
 #[test]
 fn empty_fragments_are_legal_and_split_anywhere() {
+    own_network();
     for engine in engines() {
         let (server, _) = server(engine, Framing::RecordMark, Limits::default());
         let mut peer = connect(&server);
@@ -348,6 +359,7 @@ fn empty_fragments_are_legal_and_split_anywhere() {
 /// Thousands at once, each with half a message, none of which may cost the others anything.
 #[test]
 fn a_storm_of_resets_leaves_nothing_behind() {
+    own_network();
     for engine in engines() {
         let (server, _) = server(engine, LINES, Limits::default());
         let mut other = connect(&server);

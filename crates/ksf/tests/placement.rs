@@ -46,6 +46,7 @@ fn where_served(server: &Server) -> Vec<usize> {
 
 #[test]
 fn a_shard_stays_on_the_cpu_it_was_given() {
+    own_network();
     for engine in engines() {
         for cpu in allowed().unwrap() {
             let builder = Server::builder().engine(engine).cpus(Some(vec![cpu]));
@@ -62,6 +63,7 @@ fn a_shard_stays_on_the_cpu_it_was_given() {
 
 #[test]
 fn the_mask_of_whoever_starts_a_server_is_kept() {
+    own_network();
     for engine in engines() {
         let cpu = *allowed().unwrap().last().unwrap();
         std::thread::spawn(move || {
@@ -77,6 +79,7 @@ fn the_mask_of_whoever_starts_a_server_is_kept() {
 
 #[test]
 fn a_connection_is_served_on_the_cpu_it_came_from() {
+    own_network();
     let cpus = allowed().unwrap();
     if cpus.len() < 2 {
         return skip("two CPUs", "there is nothing to choose between");
@@ -106,6 +109,7 @@ fn a_connection_is_served_on_the_cpu_it_came_from() {
 /// A subset in any order: steering goes by the place in the group, which is not the number of the CPU.
 #[test]
 fn steering_maps_cpus_to_the_shards_that_are_there() {
+    own_network();
     let cpus = allowed().unwrap();
     if cpus.len() < 2 {
         return skip("two CPUs", "there is nothing to choose between");

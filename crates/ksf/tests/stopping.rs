@@ -91,6 +91,7 @@ const CLIENTS: usize = 8;
 
 #[test]
 fn a_drained_server_has_answered_what_it_read_and_resets_nobody() {
+    own_network();
     for engine in engines() {
         let service = Arc::new(Counting::default());
         let server = all_shards(engine, ANY, Limits::default(), Arc::clone(&service));
@@ -115,6 +116,7 @@ fn a_drained_server_has_answered_what_it_read_and_resets_nobody() {
 
 #[test]
 fn a_drain_waits_for_deferred_replies_and_unfinished_messages() {
+    own_network();
     for engine in engines() {
         let service = Recorder::new(Framing::Delimiter(Delimiter::LF), Order::Requests);
         let server = one_shard(engine, ANY, Limits::default(), Arc::clone(&service));
@@ -139,6 +141,7 @@ fn a_drain_waits_for_deferred_replies_and_unfinished_messages() {
 
 #[test]
 fn a_drain_ends_after_its_time_whatever_the_peers_do() {
+    own_network();
     for engine in engines() {
         let service = Recorder::new(Framing::Delimiter(Delimiter::LF), Order::Requests);
         let limits = Limits { drain_timeout_ms: 50, ..Limits::default() };
@@ -157,6 +160,7 @@ fn a_drain_ends_after_its_time_whatever_the_peers_do() {
 /// Connections that wait to be accepted are the server's already: the handshake told them so.
 #[test]
 fn connections_made_before_a_drain_are_not_reset() {
+    own_network();
     for engine in engines() {
         let server = all_shards(engine, ANY, Limits::default(), Arc::new(Echo));
         let mut peers: Vec<_> = (0..200).map(|_| connect(&server)).collect();
@@ -171,6 +175,7 @@ fn connections_made_before_a_drain_are_not_reset() {
 
 #[test]
 fn a_dropped_server_ends_everything_and_its_port_is_free() {
+    own_network();
     for engine in engines() {
         let service = Arc::new(Counting::default());
         let server = all_shards(engine, ANY, Limits::default(), Arc::clone(&service));
@@ -198,6 +203,7 @@ fn a_dropped_server_ends_everything_and_its_port_is_free() {
 
 #[test]
 fn a_server_stops_with_answers_outstanding() {
+    own_network();
     for engine in engines() {
         let service = Recorder::new(Framing::Delimiter(Delimiter::LF), Order::Requests);
         let server = one_shard(engine, ANY, Limits::default(), Arc::clone(&service));

@@ -101,6 +101,7 @@ fn start(engine: EngineKind, order: Order, tasks: TaskOptions) -> (Server, Arc<G
 
 #[test]
 fn answers_from_many_threads_keep_their_order() {
+    own_network();
     for engine in engines() {
         let (server, _) = start(engine, Order::Requests, TaskOptions::default());
         let mut peer = connect(&server);
@@ -114,6 +115,7 @@ fn answers_from_many_threads_keep_their_order() {
 
 #[test]
 fn a_panicking_task_closes_its_connection_and_no_other() {
+    own_network();
     for engine in engines() {
         let (server, _) = start(engine, Order::Requests, TaskOptions::default());
         let mut other = connect(&server);
@@ -133,6 +135,7 @@ fn a_panicking_task_closes_its_connection_and_no_other() {
 
 #[test]
 fn a_full_queue_refuses_and_the_service_decides() {
+    own_network();
     for engine in engines() {
         let tasks = TaskOptions { threads_max: 1, queue_max: 2, ..TaskOptions::default() };
         let (server, gate) = start(engine, Order::Free, tasks);
@@ -150,6 +153,7 @@ fn a_full_queue_refuses_and_the_service_decides() {
 
 #[test]
 fn a_stopping_server_waits_for_running_tasks_and_keeps_none() {
+    own_network();
     for engine in engines() {
         let (server, gate) = start(engine, Order::Free, TaskOptions { threads_max: 1, ..TaskOptions::default() });
         let mut peer = connect(&server);
@@ -168,6 +172,7 @@ fn a_stopping_server_waits_for_running_tasks_and_keeps_none() {
 
 #[test]
 fn datagrams_are_answered_from_the_pool() {
+    own_network();
     for engine in engines() {
         let service = Arc::new(Works { order: Order::Free, gate: Arc::default() });
         let server = all_shards(engine, "udp:127.0.0.1:0", Default::default(), service);

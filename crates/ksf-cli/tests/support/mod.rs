@@ -59,14 +59,14 @@ pub(crate) fn private_network() -> bool {
     true
 }
 
-/// [`private_network`], and an empty /run of its own. False: no root, skip.
+/// [`private_network`], and an empty /run of its own, for root to write as ever. False: no root, skip.
 pub(crate) fn private_network_and_run() -> bool {
     if !private_network() {
         return false;
     }
     unshare(libc::CLONE_NEWNS);
     succeeds(&["mount", "--make-rprivate", "/"]);
-    succeeds(&["mount", "-t", "tmpfs", "tmpfs", "/run"]);
+    succeeds(&["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"]);
     true
 }
 

@@ -12,6 +12,7 @@ use ksf::framing::Framing;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf::{Message, Peer, Refused, Reply, Server, Service};
+use rustix::thread::{CapabilitySet, UnshareFlags, capabilities, unshare_unsafe};
 
 /// Far more than anything here takes: a guard against hanging, not a measure.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -31,7 +32,35 @@ pub fn engines() -> Vec<EngineKind> {
 /// Says that something is not tested here; in CI that is a failure.
 pub fn skip(what: &str, why: &str) {
     assert!(std::env::var_os("CI").is_none(), "skipped in CI: needs {what} ({why})");
-    println!("skipped: needs {what} ({why})");
+    // Not by `println!`, which the test runner hides of a test that passes.
+    let thread = std::thread::current();
+    let line = format!("skipped: {}: needs {what} ({why})\n", thread.name().unwrap_or("a test"));
+    std::io::stderr().write_all(line.as_bytes()).expect("stderr is open");
+}
+
+/// Gives this test, and every thread and process it starts from now on, a network namespace with nothing but a loopback
+/// device in its first state: no port is taken, no sysctl or firewall of the machine plays a part. Without
+/// CAP_SYS_ADMIN the test runs on the machine's own loopback. The namespace ends with its last thread and socket.
+pub fn own_network() {
+    if !may_have_networks() {
+        return;
+    }
+    // SAFETY: changes the network namespace of this thread only, no memory and no descriptor.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
+    let status = Command::new("ip").args(["link", "set", "lo", "up"]).status().expect("ip (iproute2) starts");
+    assert!(status.success(), "ip link set lo up: {status}");
+}
+
+fn may_have_networks() -> bool {
+    capabilities(None).unwrap().effective.contains(CapabilitySet::SYS_ADMIN)
+}
+
+/// Fails in a test that has forgotten `own_network`, which would pass here and not on a machine set up otherwise.
+fn assert_own_network() {
+    let network = |task: &str| std::fs::read_link(format!("/proc/{task}/ns/net")).unwrap();
+    // The main thread, which runs no test, has the network this process was started in. That of a helper is its test's.
+    let own = network("thread-self") != network("self");
+    assert!(own || is_helper() || !may_have_networks(), "a test on sockets begins with own_network()");
 }
 
 /// Sends back what comes.
@@ -59,6 +88,7 @@ impl Service for Echo {
 
 /// One shard, so that counts are exact and places are reused in a known order.
 pub fn one_shard<S: Service>(engine: EngineKind, addr: &str, limits: Limits, service: Arc<S>) -> Server {
+    assert_own_network();
     let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
     let addr = addr.parse().unwrap();
     Server::builder().engine(engine).cpus(Some(cpus)).limits(limits).listen(addr, service, None).start().unwrap()
@@ -66,6 +96,7 @@ pub fn one_shard<S: Service>(engine: EngineKind, addr: &str, limits: Limits, ser
 
 /// A shard on every CPU.
 pub fn all_shards<S: Service>(engine: EngineKind, addr: &str, limits: Limits, service: Arc<S>) -> Server {
+    assert_own_network();
     Server::builder().engine(engine).limits(limits).listen(addr.parse().unwrap(), service, None).start().unwrap()
 }
 
@@ -83,6 +114,7 @@ pub fn connect(server: &Server) -> TcpStream {
 }
 
 pub fn connect_to(addr: SocketAddr) -> TcpStream {
+    assert_own_network();
     let peer = TcpStream::connect(addr).unwrap();
     peer.set_read_timeout(Some(PATIENCE)).unwrap();
     peer.set_write_timeout(Some(PATIENCE)).unwrap();
@@ -196,7 +228,7 @@ impl Drop for Helper {
     }
 }
 
-const HELPER: &str = "KSF_TEST_HELPER";
+pub const HELPER: &str = "KSF_TEST_HELPER";
 
 /// False when an ignored test is run by hand: it is only a part of another one.
 pub fn is_helper() -> bool {

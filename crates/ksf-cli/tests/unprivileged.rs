@@ -1,0 +1,118 @@
+//! Everything but the kernel engine works without root, and ksf says that this one is missing, why, and what it needs.
+//! Root runs these tests as nobody, who has no capability.
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use support::{Folder, Server, ksf_for_all, private_network_and_run, stderr, stdout};
+
+const NOBODY: u32 = 65_534;
+
+const REMEDY: &str = "run as root, or: setcap cap_bpf,cap_net_admin,cap_perfmon+ep";
+
+/// A user who has logged in and has no rights.
+struct User {
+    ksf: PathBuf,
+    /// $XDG_RUNTIME_DIR, where the sockets of a user's servers are.
+    runtime: PathBuf,
+    is_root: bool,
+    _folder: Folder,
+}
+
+impl User {
+    fn new() -> Self {
+        let folder = Folder::new();
+        let is_root = rustix::process::geteuid().is_root();
+        if is_root {
+            assert!(private_network_and_run());
+        }
+        let user = User { ksf: ksf_for_all(&folder), runtime: folder.path("run"), is_root, _folder: folder };
+        fs::create_dir(&user.runtime).unwrap();
+        if is_root {
+            chown(&user.runtime, Some(NOBODY), Some(NOBODY)).unwrap();
+        }
+        user
+    }
+
+    fn ksf(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.ksf);
+        command.args(args).env("XDG_RUNTIME_DIR", &self.runtime).current_dir("/");
+        if self.is_root {
+            // Changing the user drops every capability.
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        command
+    }
+
+    fn runs(&self, args: &[&str]) -> Output {
+        let output = self.ksf(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {}{}", stdout(&output), stderr(&output));
+        output
+    }
+
+    /// Starts a server that has its socket for `ksf stat` where it is by default.
+    fn starts(&self, args: &[&str], listeners: usize) -> Server {
+        let mut server = Server::start_as_is(self.ksf(args), listeners, PathBuf::new(), Folder::new());
+        server.stats = self.runtime.join(format!("ksf/{}.sock", server.pid()));
+        server
+    }
+}
+
+#[test]
+fn doctor_says_what_is_missing_and_what_works() {
+    let user = User::new();
+    let text = stdout(&user.runs(&["doctor"]));
+    let first = text.lines().next().unwrap();
+    assert!(first.contains("(not root)"), "{first}");
+    let line_after = |start: &str| {
+        let mut lines = text.lines().skip_while(|line| !line.starts_with(start));
+        (lines.next().unwrap_or_else(|| panic!("no line `{start}`:\n{text}")), lines.next().unwrap_or_default())
+    };
+    for engine in ["  kernel  no ", "  xdp     no "] {
+        let (why, remedy) = line_after(engine);
+        assert!(why.contains("missing CAP_BPF"), "{why}");
+        assert!(remedy.contains(REMEDY), "{remedy}");
+    }
+    line_after("  epoll   yes ");
+}
+
+#[test]
+fn auto_serves_without_the_kernel_engine_and_says_why() {
+    let user = User::new();
+    for (service, test) in [("kecho", "echotest"), ("krpc2", "rpctest")] {
+        let mut server = user.starts(&[service, "--engine", "auto", "--listen", "127.0.0.1:0"], 2);
+        let note = server.line_with("instead of kernel: ");
+        assert!(note.contains("CAP_BPF") && note.contains("; to get it: ") && note.contains(REMEDY), "{note}");
+        assert!(!server.seen().iter().any(|line| line.contains("engine=kernel")), "{:#?}", server.seen());
+        for (transport, options) in [(" tcp ", &["-i1", "-c2000", "-a16"][..]), (" udp ", &["-i1", "-c2000", "-u"])] {
+            let address = server.address(transport).to_string();
+            let output = user.runs(&[&[test][..], options, &[&address]].concat());
+            assert_eq!(stdout(&output).lines().count(), 2, "a header and a line: {}", stdout(&output));
+        }
+        let text = stdout(&user.runs(&["stat"]));
+        assert!(text.starts_with(&format!("pid {},", server.pid())), "{text}");
+        let path = server.stats.clone();
+        assert!(path.exists());
+        server.stop();
+        assert!(!path.exists(), "the socket is left behind");
+    }
+}
+
+#[test]
+fn the_kernel_engine_is_refused_with_the_remedy() {
+    let user = User::new();
+    for command in ["kecho", "krpc2"] {
+        let output = user.ksf(&[command, "--engine", "kernel", "--listen", "127.0.0.1:0"]).output().unwrap();
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(77), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+        for part in ["engine kernel cannot run here", "CAP_BPF", REMEDY, "--engine=auto"] {
+            assert!(text.contains(part), "no `{part}` in {text}");
+        }
+    }
+}
