@@ -155,7 +155,7 @@ impl AssistConn for HalfConn {
         TOKEN
     }
 
-    fn park(&mut self, shard: usize) -> bool {
+    fn park(&mut self, _: BorrowedFd<'_>, shard: usize) -> bool {
         assert_eq!(shard, 0);
         let mut state = self.state();
         let Some((received, _)) = state.settled else { return false };
@@ -301,6 +301,19 @@ fn a_half_whose_replies_are_never_taken_ends_its_connection() {
 }
 
 /// A reply that was lost cannot be followed by others.
+/// A peer that waits for a reply which was lost inside the kernel: nothing but the clock can notice.
+#[test]
+fn a_reply_lost_by_the_half_ends_its_connection() {
+    own_network();
+    for engine in engines() {
+        let half = Half::new(|state| state.holds_replies = true);
+        let (server, _) = start(engine, &half, Limits { send_timeout_ms: 100, ..Limits::default() });
+        let mut peer = connect(&server);
+        expect_end(&mut peer);
+        until_count(&server, "closed_kernel_half", 1);
+    }
+}
+
 #[test]
 fn a_broken_half_ends_its_connection() {
     own_network();

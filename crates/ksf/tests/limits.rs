@@ -102,6 +102,7 @@ fn limits_change_while_the_server_runs() {
 /// One peer keeps nearly all of the memory for unfinished messages. It is not the next one in need that goes.
 #[test]
 fn when_memory_is_short_who_keeps_most_is_closed_and_the_others_are_served() {
+    own_network();
     const PEERS: usize = 20;
     for engine in engines() {
         let limits = Limits { assembly_bytes_max: 256 << 10, ..Limits::default() };
@@ -126,6 +127,7 @@ fn when_memory_is_short_who_keeps_most_is_closed_and_the_others_are_served() {
 
 #[test]
 fn when_memory_is_short_who_keeps_most_is_closed_also_if_it_is_the_one_in_need() {
+    own_network();
     for engine in engines() {
         let limits = Limits { assembly_bytes_max: 256 << 10, ..Limits::default() };
         let server = one_shard(engine, ANY, limits, Recorder::new(LINES, Order::Requests));
@@ -152,6 +154,7 @@ fn when_memory_is_short_who_keeps_most_is_closed_also_if_it_is_the_one_in_need()
 /// Nothing stops the sender of datagrams: above the limit they are dropped, and counted.
 #[test]
 fn deferred_datagrams_are_bounded() {
+    own_network();
     for engine in engines() {
         let service = Recorder::new(Framing::Raw, Order::Free);
         let limits = Limits { deferred_datagrams_max: 3, ..Limits::default() };
@@ -195,6 +198,7 @@ fn deferred_datagrams_are_bounded() {
 
 #[test]
 fn a_server_with_few_slots_serves_everybody() {
+    own_network();
     for engine in engines() {
         let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
         let builder = Server::builder().engine(engine).cpus(Some(cpus)).slots(ksf::server::SLOT_BYTES, 2);
@@ -207,6 +211,7 @@ fn a_server_with_few_slots_serves_everybody() {
 
 #[test]
 fn slots_that_cannot_be_had_are_an_error_at_the_start() {
+    own_network();
     for engine in engines() {
         let builder = Server::builder().engine(engine).slots(u32::MAX, u32::MAX);
         match builder.listen(ANY.parse().unwrap(), Arc::new(Echo), None).start() {

@@ -58,6 +58,7 @@ impl Service for Takes {
 
 #[test]
 fn a_datagram_socket_that_the_service_refuses_is_an_error_at_the_start() {
+    own_network();
     for engine in engines() {
         let service = Takes::new(1);
         let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
@@ -98,6 +99,7 @@ impl Assist for Silent {
 /// Only epoll knows beforehand: io_uring takes a regular file for one that is always ready.
 #[test]
 fn a_descriptor_that_cannot_be_watched_is_an_error_at_the_start() {
+    own_network();
     let half = Arc::new(Silent(File::open(std::env::current_exe().unwrap()).unwrap()));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let builder = Server::builder().engine(EngineKind::Epoll).inherit(listener.into(), Arc::new(Echo), Some(half));

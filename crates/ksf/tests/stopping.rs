@@ -254,6 +254,7 @@ impl Service for Stuck {
 
 #[test]
 fn a_task_that_does_not_end_keeps_no_server_from_stopping() {
+    own_network();
     for engine in engines() {
         for gently in [true, false] {
             let (stuck, let_go) = mpsc::channel();
