@@ -237,8 +237,9 @@ struct AssistState {
     replied_seen: u64,
     /// Bytes received when something was announced that is not here yet, and ticks to wait for it.
     expects: Option<(u64, u8)>,
-    /// Since when receives said "end" too early.
-    end_since: Option<Time>,
+    /// Since when receives said "end" too early, and the bytes received by then: a peer that reads slowly keeps the
+    /// bytes in front of the end back for as long as it likes.
+    end_since: Option<(Time, u64)>,
     /// A receive said "end" while bytes still wait in the kernel: receive again a little later.
     early_end: bool,
     /// Since when TCP has not taken what the kernel half queued, as ticks saw it.
@@ -263,7 +264,7 @@ const LONE_MESSAGES: u32 = 4;
 const EXPECT_TICKS: u8 = 2;
 
 /// How long a socket may report the end of the stream before the bytes in front of it are through.
-const END_PATIENCE_MS: u64 = 1_000;
+const END_PATIENCE_MS: u64 = 10_000;
 
 /// Batches sent for one connection before others get their turn.
 const SEND_ROUNDS_MAX: u32 = 8;
@@ -523,8 +524,13 @@ impl<E: Engine> Shard<E> {
         if place.generation == key.generation
             && let Some(Conn { assist: Some(assist), socket, stream, .. }) = &mut place.conn
         {
-            let since = *assist.end_since.get_or_insert(now);
-            if now <= since.plus_ms(END_PATIENCE_MS) && !assist.conn.is_end(socket.as_fd(), stream.received_bytes()) {
+            let received_bytes = stream.received_bytes();
+            let since = match assist.end_since {
+                Some((since, received)) if received == received_bytes => since,
+                _ => now,
+            };
+            assist.end_since = Some((since, received_bytes));
+            if now <= since.plus_ms(END_PATIENCE_MS) && !assist.conn.is_end(socket.as_fd(), received_bytes) {
                 assist.early_end = true;
                 let _ = self.stream(key);
                 return;
