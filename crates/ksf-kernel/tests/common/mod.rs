@@ -59,14 +59,14 @@ pub(crate) fn tcp_pair(address: &str) -> (TcpStream, TcpStream) {
     let (server, _) = listener.accept().expect("its other end");
     client.set_nodelay(true).unwrap();
     server.set_nodelay(true).unwrap();
-    client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    client.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+    client.set_write_timeout(Some(Duration::from_secs(120))).unwrap();
     (client, server)
 }
 
 /// Waits for something another thread or the kernel does; the limit only ends a test that has failed.
 pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(20);
+    let limit = Instant::now() + Duration::from_secs(120);
     while !done() {
         assert!(Instant::now() < limit, "never happened: {what}");
         thread::yield_now();

@@ -1,0 +1,40 @@
+//! Idle connections under the kernel half. A program of its own, because its clock would suffer from the loads of
+//! `server.rs`: kernel workers serve all connections of a CPU one after the other.
+
+mod common;
+mod rig;
+
+use std::io::Read;
+use std::time::{Duration, Instant};
+
+use common::*;
+use ksf::limits::Limits;
+use rig::*;
+
+/// What the kernel answers is activity of which user space sees nothing.
+#[test]
+fn a_connection_the_kernel_answers_is_not_idle() {
+    const IDLE_MS: u64 = 1_000;
+    on_each(|spoken, engine| {
+        let limits = Limits { idle_timeout_ms: IDLE_MS, ..Limits::default() };
+        let rig = Rig::start_with(spoken, engine, "127.0.0.1:0", limits);
+        let mut client = rig.connect();
+        // Only messages that the kernel half can answer.
+        let request = if spoken == Spoken::Rpc { null_call(1) } else { b"still here".to_vec() };
+        let reply = if spoken == Spoken::Rpc { null_reply(1) } else { request.clone() };
+        let end = Instant::now() + Duration::from_millis(2 * IDLE_MS);
+        while Instant::now() < end {
+            send_all(&mut client, &request);
+            assert_eq!(read_exactly(&mut client, reply.len()), reply);
+        }
+        let (answered, passed) = (rig.counter("segments_answered"), rig.counter("segments_passed"));
+        assert!(answered > passed, "{answered} answered in the kernel, {passed} passed");
+        assert_eq!(rig.server_counter("closed_idle_timeout"), 0);
+        // Now it is idle.
+        assert_eq!(client.read(&mut [0]).expect("the end"), 0);
+        assert_eq!(rig.server_counter("messages"), rig.server_counter("replies"));
+        wait_until("it is counted", || rig.server_counter("closed_idle_timeout") == 1);
+        drop(client);
+        rig.end();
+    });
+}
