@@ -263,9 +263,6 @@ const LONE_MESSAGES: u32 = 4;
 /// Ticks in which something announced by the kernel half must arrive before the connection may be parked again.
 const EXPECT_TICKS: u8 = 2;
 
-/// How long a socket may report the end of the stream before the bytes in front of it are through.
-const END_PATIENCE_MS: u64 = 10_000;
-
 /// Batches sent for one connection before others get their turn.
 const SEND_ROUNDS_MAX: u32 = 8;
 
@@ -530,9 +527,14 @@ impl<E: Engine> Shard<E> {
                 _ => now,
             };
             assist.end_since = Some((since, received_bytes));
-            if now <= since.plus_ms(END_PATIENCE_MS) && !assist.conn.is_end(socket.as_fd(), received_bytes) {
+            if !assist.conn.is_end(socket.as_fd(), received_bytes) {
                 assist.early_end = true;
-                let _ = self.stream(key);
+                if now > since.plus_ms(self.env.limits.send_timeout_ms) {
+                    // An orderly end would hide that bytes are missing.
+                    self.abort(key.index, CloseReason::KernelHalf);
+                } else {
+                    let _ = self.stream(key);
+                }
                 return;
             }
         }

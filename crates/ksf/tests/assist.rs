@@ -281,6 +281,21 @@ fn an_end_of_the_stream_that_comes_too_early_is_asked_again() {
     }
 }
 
+/// Bytes in front of the end that never come: the peer must not take what it got for all.
+#[test]
+fn an_end_that_stays_too_early_is_no_orderly_end() {
+    own_network();
+    for engine in engines() {
+        let half = Half::new(|state| state.early_ends = u32::MAX);
+        let (server, _) = start(engine, &half, Limits { send_timeout_ms: 100, ..Limits::default() });
+        let mut peer = connect(&server);
+        peer.shutdown(Shutdown::Write).unwrap();
+        expect_end(&mut peer);
+        until_count(&server, "closed_kernel_half", 1);
+        assert_eq!(count(&server, "closed_by_peer"), 0, "{engine}");
+    }
+}
+
 /// A peer that does not read keeps TCP from taking anything: that must end some time.
 #[test]
 fn a_half_whose_replies_are_never_taken_ends_its_connection() {
