@@ -193,10 +193,8 @@ impl Linker<'_, '_> {
         } else if r_type == R_BPF_64_64 && raw.is_load_imm64() {
             let offset = symbol.address().wrapping_add_signed(i64::from(raw.imm));
             match self.rodata.starts.get(&section.index()) {
-                Some(start) if section_name.starts_with(".rodata") => {
-                    Ok(Fixup::Data(RODATA.wrapping_add(*start).wrapping_add(offset)))
-                }
-                _ => refuse("a map, a variable or a function"),
+                Some(start) => Ok(Fixup::Data(RODATA.wrapping_add(*start).wrapping_add(offset))),
+                None => refuse("a map, a variable or a function"),
             }
         } else {
             refuse("by a relocation of an unknown kind")

@@ -151,9 +151,10 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// The error number AF_KCM leaves on the TCP socket in this case, as a positive number: EMSGSIZE for a message
-    /// that is too long and EPROTO for one that contradicts the past (net/strparser/strparser.c). Programs that the
-    /// verifier refuses never run there; here they get ELOOP (budget) or EFAULT.
+    /// An error number for the connection, positive. EMSGSIZE for a message that is too long and EPROTO for one that
+    /// ends in old data are what AF_KCM leaves on the TCP socket (net/strparser/strparser.c); EPROTO also stands for
+    /// the other results that make no sense. A program that faults or loops would not have passed the verifier: EFAULT
+    /// and ELOOP.
     pub const fn errno(&self) -> i32 {
         match self {
             Self::Fault { .. } => 14,

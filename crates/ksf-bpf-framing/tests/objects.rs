@@ -46,6 +46,13 @@ fn the_example_runs_for_every_cpu_version_and_for_af_kcm() {
 }
 
 #[test]
+fn the_documentation_shows_the_example() {
+    let manual = include_str!("../../../docs/framing-programs.md");
+    let from = THRIFT.find("KSF_FRAMING_PROGRAM").unwrap();
+    assert!(manual.contains(&THRIFT[from..]), "docs/framing-programs.md and bpf/thrift.bpf.c differ");
+}
+
+#[test]
 fn the_header_is_the_one_that_is_published() {
     assert!(ksf_bpf_framing::HEADER.contains("#define KSF_FRAMING_PROGRAM(name)"));
     // Next to the kernel's own header, where that is found.

@@ -55,7 +55,9 @@ fn lengths_have_limits() {
     assert_eq!(returns(5, 5), Err(RunError::InOldData { bytes: 5, seen_bytes: 5 }));
     assert_eq!(returns(6, 5), Ok(Verdict::Length(6)));
     assert_eq!(returns(0, 5), Ok(Verdict::NeedMore));
-    assert_eq!(returns(i32::MAX, 0).unwrap_err().errno(), 90);
+    for (value, seen, errno) in [(i32::MAX, 0, 90), (5, 5, 71), (1, 0, 71), (-5000, 0, 71)] {
+        assert_eq!(returns(value, seen).unwrap_err().errno(), errno);
+    }
 }
 
 #[test]
