@@ -53,7 +53,7 @@ install: build ## Install into PREFIX (/usr/local)
 	install -D -m 644 packaging/ksf.socket $(UNITS)/ksf.socket
 	install -D -m 644 packaging/ksf.toml $(DEST)/share/ksf/ksf.toml
 	install -d $(DEST)/include/ksf
-	install -m 644 crates/ksf-kernel/bpf/*.h $(DEST)/include/ksf
+	install -m 644 crates/ksf-kernel/bpf/*.h crates/ksf-bpf-framing/bpf/*.h $(DEST)/include/ksf
 
 fmt: ## Format the Rust code
 	$(CARGO) fmt --all

@@ -203,7 +203,7 @@ impl Checkout {
     fn new() -> Self {
         let folder = Folder::new();
         let checkout = Checkout { root: folder.path("ksf"), prefix: folder.path("usr-local"), _folder: folder };
-        for part in ["Makefile", "packaging", "examples", "crates/ksf-kernel/bpf"] {
+        for part in ["Makefile", "packaging", "examples", "crates/ksf-kernel/bpf", "crates/ksf-bpf-framing/bpf"] {
             let to = checkout.root.join(part);
             fs::create_dir_all(to.parent().unwrap()).unwrap();
             let copy = Command::new("cp").arg("-r").arg(Path::new(REPOSITORY).join(part)).arg(&to).output().unwrap();

@@ -11,9 +11,11 @@
 #![forbid(unsafe_code)]
 
 mod input;
+mod programs;
 mod stream;
 mod wire;
 
+pub use programs::{framing_object, framing_program};
 pub use stream::{connection, framing, rpc_stream};
 pub use wire::{auth_sys, oncrpc_call, oncrpc_reply, rpcbind_results, xdr};
 
@@ -21,10 +23,12 @@ pub use wire::{auth_sys, oncrpc_call, oncrpc_reply, rpcbind_results, xdr};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 10] = [
     ("auth_sys", auth_sys),
     ("connection", connection),
     ("framing", framing),
+    ("framing_object", framing_object),
+    ("framing_program", framing_program),
     ("oncrpc_call", oncrpc_call),
     ("oncrpc_reply", oncrpc_reply),
     ("rpc_stream", rpc_stream),
