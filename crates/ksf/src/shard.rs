@@ -219,7 +219,8 @@ struct Place {
 struct Conn {
     stream: Box<dyn Stream>,
     /// Taken out of the kernel half before the socket is closed: fields drop in this order.
-    assist: Option<AssistState>,
+    /// Boxed, because the table of connections has room for more than there are.
+    assist: Option<Box<AssistState>>,
     socket: OwnedFd,
     reading: Reading,
     /// In the list of connections to look after at the end of the turn.
@@ -231,6 +232,8 @@ struct AssistState {
     conn: Box<dyn AssistConn>,
     /// Messages in a row that were answered before the next one came: low load, which the kernel half serves best.
     lone_messages: u32,
+    /// How many it takes: more when the peer was seen to pipeline.
+    lone_wanted: u32,
     messages_seen: u64,
     waiting_since: Option<Time>,
     /// Reply bytes of the kernel half at the last tick.
@@ -259,6 +262,10 @@ enum Phase {
 /// Lone messages after which a connection is given to the kernel half. Enough that a pipelining client, which has a
 /// single message outstanding now and then, stays with the batching of user space.
 const LONE_MESSAGES: u32 = 4;
+
+/// The same for a peer that has had several messages outstanding: it will again, and on a CPU that it shares with the
+/// server each change of sides costs more than it wins.
+const LONE_MESSAGES_PIPELINING: u32 = 64;
 
 /// Ticks in which something announced by the kernel half must arrive before the connection may be parked again.
 const EXPECT_TICKS: u8 = 2;
@@ -577,9 +584,10 @@ impl<E: Engine> Shard<E> {
         let assist = from.assist.as_ref().filter(|_| from.kind == ListenerKind::Tcp).and_then(|half| {
             let conn = half.attach(socket.as_fd())?;
             let lone_messages = LONE_MESSAGES;
-            Some(AssistState {
+            Some(Box::new(AssistState {
                 conn,
                 lone_messages,
+                lone_wanted: LONE_MESSAGES,
                 messages_seen: 0,
                 waiting_since: None,
                 replied_seen: 0,
@@ -587,7 +595,7 @@ impl<E: Engine> Shard<E> {
                 end_since: None,
                 early_end: false,
                 undrained_since: None,
-            })
+            }))
         });
         if let Some(assist) = &assist {
             self.tokens.insert(assist.conn.token(), key);
@@ -1039,9 +1047,16 @@ impl AssistState {
         match fresh {
             0 => {}
             1 => self.lone_messages = self.lone_messages.saturating_add(1),
-            _ => self.lone_messages = 0,
+            _ => {
+                self.lone_messages = 0;
+                self.lone_wanted = LONE_MESSAGES_PIPELINING;
+            }
         }
-        self.lone_messages >= LONE_MESSAGES
+        if self.lone_messages < self.lone_wanted {
+            return false;
+        }
+        self.lone_wanted = LONE_MESSAGES;
+        true
     }
 
     /// Told before a batch that answers everything: its receiver may send the next message before this thread goes on.
