@@ -177,6 +177,11 @@ impl AssistConn for KernelConn {
         std::mem::replace(&mut self.trial_seen, trial_at) != trial_at
     }
 
+    fn typical_bytes(&self) -> Option<u64> {
+        let messages = u64::from(self.state().messages.load(Relaxed));
+        (messages >= 16).then(|| self.state().taken.load(Relaxed) / messages)
+    }
+
     fn is_broken(&self) -> bool {
         self.state().broken.load(Acquire) != 0
     }

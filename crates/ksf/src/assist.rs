@@ -77,6 +77,11 @@ pub trait AssistConn: Send {
         false
     }
 
+    /// Mean length of what the kernel half answered at a time, in bytes; `None`: too few to tell.
+    fn typical_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// True when a reply of the kernel half was lost. Nothing may follow it: the connection must end.
     fn is_broken(&self) -> bool {
         false

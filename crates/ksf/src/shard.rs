@@ -235,6 +235,7 @@ struct AssistState {
     /// How many it takes: more when the peer was seen to pipeline.
     lone_wanted: u32,
     messages_seen: u64,
+    received_seen: u64,
     waiting_since: Option<Time>,
     /// Reply bytes of the kernel half at the last tick.
     replied_seen: u64,
@@ -589,6 +590,7 @@ impl<E: Engine> Shard<E> {
                 lone_messages,
                 lone_wanted: LONE_MESSAGES,
                 messages_seen: 0,
+                received_seen: 0,
                 waiting_since: None,
                 replied_seen: 0,
                 expects: None,
@@ -1044,6 +1046,11 @@ impl AssistState {
     fn is_lone(&mut self, stream: &dyn Stream) -> bool {
         let fresh = stream.messages() - self.messages_seen;
         self.messages_seen += fresh;
+        let fresh_bytes = stream.received_bytes() - self.received_seen;
+        self.received_seen += fresh_bytes;
+        // Without framing all that came together is one message. What came to the kernel half, one by one, tells.
+        let joined = fresh == 1 && self.conn.typical_bytes().is_some_and(|typical| fresh_bytes >= 2 * typical);
+        let fresh = fresh + u64::from(joined);
         match fresh {
             0 => {}
             1 => self.lone_messages = self.lone_messages.saturating_add(1),

@@ -33,6 +33,8 @@ struct State {
     early_ends: u32,
     /// A reply is lost.
     is_broken: bool,
+    /// Mean length of what the half answered.
+    typical_bytes: Option<u64>,
 
     is_parked: bool,
     times_parked: u32,
@@ -145,6 +147,10 @@ impl AssistConn for HalfConn {
         let mut state = self.state();
         state.ends_asked += 1;
         state.ends_asked > state.early_ends
+    }
+
+    fn typical_bytes(&self) -> Option<u64> {
+        self.state().typical_bytes
     }
 
     fn is_broken(&self) -> bool {
@@ -414,6 +420,33 @@ fn a_pipelining_peer_stays_with_user_space() {
 }
 
 /// User space acts by itself on a connection that is the half's: it takes it back first.
+/// Without framing, what came together is one message: only its length tells that it was several.
+#[test]
+fn several_messages_joined_in_one_are_no_lone_message() {
+    own_network();
+    for engine in engines() {
+        let half = Half::new(|state| {
+            state.parks = true;
+            state.typical_bytes = Some(6);
+        });
+        let (server, _) = start(engine, &half, Limits::default());
+        let mut other = bystander(&server);
+        let mut peer = connect(&server);
+        half.until_parked(1);
+        half.wake_too_early();
+        for _ in 0..100 {
+            ask(&mut peer, b"longer than six\n", b"longer than six\n");
+        }
+        turns_end(&mut other);
+        assert_eq!(half.state().times_parked, 1, "{engine}: given away");
+        for _ in 0..100 {
+            ask(&mut peer, b"alone\n", b"alone\n");
+        }
+        turns_end(&mut other);
+        assert!(half.state().times_parked > 1, "{engine}: never given to the half again");
+    }
+}
+
 #[test]
 fn a_parked_connection_is_taken_back_when_the_server_drains() {
     own_network();
