@@ -4,7 +4,8 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -30,7 +31,8 @@ impl Dir {
 
 impl Drop for Dir {
     fn drop(&mut self) {
-        fs::remove_dir_all(&self.0).unwrap();
+        // Not unwrapped: it may run while the test fails, and a second panic would hide the first.
+        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -140,6 +142,26 @@ fn a_forwarded_port_leads_to_the_program() {
 }
 
 #[test]
+fn a_machine_reaches_the_host_only_where_that_was_asked_for() {
+    let Some(_turn) = turn() else { return };
+    let dir = Dir::new("reach");
+    let script = "#!/bin/bash\nexec 3<>/dev/tcp/10.0.2.2/$1 || exit 1\nread -r line <&3\necho \"$line\"\n";
+    let program = dir.file("reach", script);
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let lab = Lab::new(program).arg(listener.local_addr().unwrap().port().to_string());
+
+    // Nobody accepts yet, but the backlog would take a connection.
+    let outcome = lab.clone().forward_tcp(7000).run().unwrap();
+    assert_eq!(outcome.status, Status::Exited(1), "{}", outcome.output);
+
+    let server = std::thread::spawn(move || listener.accept().unwrap().0.write_all(b"from the host\n").unwrap());
+    let outcome = lab.reach_host().run().unwrap();
+    assert_eq!((outcome.status, outcome.output.as_str()), (Status::Exited(0), "from the host\n"));
+    server.join().unwrap();
+}
+
+#[test]
 fn what_cannot_be_set_up_is_named() {
     let Some(_turn) = turn() else { return };
     let error = Lab::new("/bin/true").module("no-such-module").run().unwrap_err();
@@ -169,7 +191,7 @@ fn qemu_ends_with_its_handle_and_with_the_process_that_started_it() {
     assert!(!is_open(&disk), "a dropped machine is gone");
 
     let script = dir.file("hang.sh", "#!/bin/sh\necho up\nwhile :; do :; done\n");
-    Command::new("chmod").arg("+x").arg(&script).status().unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
     let mut child = Command::new(env!("CARGO_BIN_EXE_ksf-lab"))
         .args(["run", "--qemu=-drive", &format!("--qemu={drive}")])
         .arg(&script)
