@@ -1,6 +1,6 @@
 //! A running QEMU, watched by a thread that ends it in time.
 
-use std::io::{PipeReader, PipeWriter, Read, Write};
+use std::io::{PipeReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
@@ -142,8 +142,8 @@ fn contains(haystack: &[u8], needle: &[u8]) -> bool {
 ///
 /// QEMU is to die with the thread that started it (PR_SET_PDEATHSIG is about threads), so that is this thread, which
 /// lives exactly as long as QEMU.
-fn supervise(mut start: Start, shared: &Shared, started: Sender<Result<OwnedFd, Error>>) {
-    let (mut child, pipes) = match launch(&mut start) {
+fn supervise(start: Start, shared: &Shared, started: Sender<Result<OwnedFd, Error>>) {
+    let (mut child, pipes) = match launch(start.qemu, start.initramfs) {
         Ok((child, pipes, process)) => {
             // The receiver waits for exactly this.
             let _ = started.send(Ok(process));
@@ -189,27 +189,27 @@ impl Stream {
     }
 }
 
-fn launch(start: &mut Start) -> Result<(Child, Pipes, OwnedFd), Error> {
-    let initramfs = memory_file(&start.initramfs)?;
-    start.initramfs = Vec::new();
+/// Starts QEMU. All that is here of its ends of the pipes is closed on return, the one that the command holds included:
+/// else the pipes would not end with QEMU.
+fn launch(mut qemu: Command, initramfs: Vec<u8>) -> Result<(Child, Pipes, OwnedFd), Error> {
+    let initramfs = memory_file(initramfs)?;
     let pipe = || std::io::pipe().map_err(Error::host("create a pipe"));
     let (console, console_end) = pipe()?;
     let (output, output_end) = pipe()?;
     let (report, report_end) = pipe()?;
     let (messages, messages_end) = pipe()?;
 
-    let qemu = &mut start.qemu;
     qemu.arg("-initrd").arg(path_of(&initramfs));
     for (name, end) in [("console", &console_end), ("output", &output_end), ("report", &report_end)] {
         qemu.arg("-chardev").arg(format!("file,id={name},path={}", path_of(end)));
         qemu.arg("-serial").arg(format!("chardev:{name}"));
     }
     qemu.stdin(Stdio::null()).stdout(Stdio::null()).stderr(messages_end);
-    inherit(qemu, [initramfs.as_raw_fd(), console_end.as_raw_fd(), output_end.as_raw_fd(), report_end.as_raw_fd()]);
+    inherit(
+        &mut qemu,
+        [initramfs.as_raw_fd(), console_end.as_raw_fd(), output_end.as_raw_fd(), report_end.as_raw_fd()],
+    );
     let mut child = qemu.spawn().map_err(Error::host("start QEMU"))?;
-    // The command holds the writing end of the messages: without it gone their pipe would never end.
-    start.qemu = Command::new("");
-    drop::<[PipeWriter; 3]>([console_end, output_end, report_end]);
 
     let process = match rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
         Ok(process) => process,
@@ -228,11 +228,11 @@ fn launch(start: &mut Start) -> Result<(Child, Pipes, OwnedFd), Error> {
 }
 
 /// A file that exists in memory only, so that no exit path leaves one behind.
-fn memory_file(contents: &[u8]) -> Result<OwnedFd, Error> {
+fn memory_file(contents: Vec<u8>) -> Result<OwnedFd, Error> {
     let failed = "put the initramfs into memory";
     let fd = rustix::fs::memfd_create("initramfs", rustix::fs::MemfdFlags::CLOEXEC).map_err(Error::host(failed))?;
     let mut file = std::fs::File::from(fd);
-    file.write_all(contents).map_err(Error::host(failed))?;
+    file.write_all(&contents).map_err(Error::host(failed))?;
     Ok(file.into())
 }
 
