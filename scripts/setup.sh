@@ -16,7 +16,7 @@ is_root() { [ "$(id -u)" -eq 0 ]; }
 groups() {
     case $target in
         demo) echo build ;;
-        test | bench) echo build test ;;
+        test | bench) echo build test lab ;;
         *) fail "unknown target '$target': demo, test or bench" ;;
     esac
     # Only root can load eBPF programs and start the peers in a namespace of their own.
