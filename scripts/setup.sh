@@ -1,7 +1,7 @@
 #!/bin/sh
 # Gets a Debian 12 machine ready: packages of scripts/packages.txt, and the Rust toolchain of
 # rust-toolchain.toml. Installs only what is missing, so a second run is quick, needs no network
-# and no root. Usage: scripts/setup.sh [demo|test|bench]
+# and no root. Usage: scripts/setup.sh [demo|test|bench|lab]
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -16,8 +16,9 @@ is_root() { [ "$(id -u)" -eq 0 ]; }
 groups() {
     case $target in
         demo) echo build ;;
-        test | bench) echo build test lab ;;
-        *) fail "unknown target '$target': demo, test or bench" ;;
+        test | bench) echo build test ;;
+        lab) echo build test lab ;;
+        *) fail "unknown target '$target': demo, test, bench or lab" ;;
     esac
     # Only root can load eBPF programs and start the peers in a namespace of their own.
     is_root || return 0
