@@ -114,16 +114,20 @@ static __always_inline __u32 ksf_outstanding(struct ksf_conn *conn, const struct
 	return 0;
 }
 
+#define KSF_TRIAL_STEP_MIN 256
 #define KSF_TRIAL_STEP_MAX 16384
 
+/* Is it time that user space gets a message of this connection? */
 static __always_inline _Bool ksf_is_trial(struct ksf_conn *conn)
 {
-	__u32 messages = conn->messages, step = 3 * messages;
+	__u32 messages = conn->messages, step = KSF_TRIAL_STEP_MAX;
 
 	if ((__s32)(messages - conn->trial_at) < 0)
 		return 0;
-	/* At 256, 1024, 4096, and then every 16384. */
-	conn->trial_at = messages + (step < KSF_TRIAL_STEP_MAX ? step : KSF_TRIAL_STEP_MAX);
+	/* At 256, 1024, 4096, and then every 16384. The count starts again at 0 after 2^32 messages. */
+	if (messages < KSF_TRIAL_STEP_MAX / 3)
+		step = 3 * messages;
+	conn->trial_at = messages + (step < KSF_TRIAL_STEP_MIN ? KSF_TRIAL_STEP_MIN : step);
 	return 1;
 }
 

@@ -12,6 +12,9 @@ use crate::conns::{NEVER, TRIAL_FIRST};
 use crate::service::Shared;
 use crate::tcp;
 
+/// Messages that tell a mean length.
+const TYPICAL_MESSAGES: u64 = 16;
+
 /// A kernel half as the engines see it. Clones and connections share the loaded service.
 #[derive(Clone, Debug)]
 pub struct KernelAssist {
@@ -36,6 +39,8 @@ impl KernelAssist {
             unseen_bytes: None,
             sent_settled: None,
             settled: None,
+            answered_at_park: (0, 0),
+            typical_bytes: None,
             trial_seen: TRIAL_FIRST,
         };
         let maps = &shared.loaded.maps;
@@ -83,6 +88,10 @@ struct KernelConn {
     sent_settled: Option<u64>,
     /// What the program was last told is answered; `None`: it must not answer.
     settled: Option<u64>,
+    /// Bytes and messages the program had answered when the connection was parked.
+    answered_at_park: (u64, u32),
+    /// Mean length of what it answered while the connection was parked.
+    typical_bytes: Option<u64>,
     /// When the next trial was due, the last time user space looked.
     trial_seen: u32,
 }
@@ -120,6 +129,20 @@ impl KernelConn {
             // After the others: the program reads them in the opposite order.
             state.settled.store(settled, Release);
             self.settled = Some(settled);
+        }
+    }
+
+    /// Bytes and messages the program has answered. The number of messages starts again at 0 after 2^32.
+    fn answered(&self) -> (u64, u32) {
+        (self.state().taken.load(Relaxed), self.state().messages.load(Relaxed))
+    }
+
+    /// Learns from what the program answered while the connection was parked, if it is enough to tell.
+    fn learn_typical_bytes(&mut self) {
+        let (bytes, messages) = self.answered();
+        let messages = u64::from(messages.wrapping_sub(self.answered_at_park.1));
+        if messages >= TYPICAL_MESSAGES {
+            self.typical_bytes = Some((bytes - self.answered_at_park.0) / messages);
         }
     }
 
@@ -178,8 +201,7 @@ impl AssistConn for KernelConn {
     }
 
     fn typical_bytes(&self) -> Option<u64> {
-        let messages = u64::from(self.state().messages.load(Relaxed));
-        (messages >= 16).then(|| self.state().taken.load(Relaxed) / messages)
+        self.typical_bytes
     }
 
     fn is_broken(&self) -> bool {
@@ -195,7 +217,8 @@ impl AssistConn for KernelConn {
         if self.shared.rings.get(shard).is_none() {
             return false;
         }
-        let state = self.state();
+        let state = self.shared.conns.at(self.index);
+        let answered = self.answered();
         let is_quiet = || state.passed.load(SeqCst) == settled && state.broken.load(SeqCst) == 0;
         if !is_quiet() {
             return false;
@@ -209,6 +232,7 @@ impl AssistConn for KernelConn {
             state.parked.store(0, SeqCst);
             return false;
         }
+        self.answered_at_park = answered;
         // Nobody polls now, so the lag may be repaid in full and grow again. SO_RCVLOWAT goes first: with a lag below
         // what it stands for the program would not be called.
         if state.lag_floor.load(Relaxed) != 0 && tcp::set_rcvlowat(socket, 1).is_ok() {
@@ -218,6 +242,7 @@ impl AssistConn for KernelConn {
     }
 
     fn unpark(&mut self, socket: BorrowedFd<'_>) {
+        self.learn_typical_bytes();
         self.state().parked.store(0, SeqCst);
         fence(SeqCst);
         if self.is_broken() {

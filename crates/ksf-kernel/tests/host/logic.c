@@ -532,6 +532,10 @@ static void test_trial(void)
 	}
 	check(trials == 3 + 100000 / 16384, "%u trials", trials);
 	check(sim.counters[KSF_COUNT_passed_trial] == trials, "counted %llu", sim.counters[KSF_COUNT_passed_trial]);
+	START("trial where the count wraps", script);
+	sim.conn.trial_at = 0;
+	send_text(BYTES("\0\1e"));
+	check(sim.conn.trial_at == 256, "the next trial is at %u", sim.conn.trial_at);
 }
 
 /* A retransmission that TCP queued whole although its front had arrived before. */
