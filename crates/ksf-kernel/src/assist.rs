@@ -246,8 +246,7 @@ impl AssistConn for KernelConn {
         self.state().parked.store(0, SeqCst);
         fence(SeqCst);
         if self.is_broken() {
-            // A reply is lost: the connection must end, which the engine learns as the end of the stream.
-            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+            // The engine ends the connection, by a reset: an orderly end would hide that bytes are missing.
             return;
         }
         // The lag must stand still while SO_RCVLOWAT is set to follow it: one too high would stall the connection.

@@ -854,6 +854,11 @@ impl<E: Engine> Shard<E> {
         let reason = match conn.phase {
             Phase::Releasing(_) => return,
             Phase::Lingering(reason, _) => reason,
+            // Bytes are lost: whatever else is known of the connection, its end is not orderly.
+            Phase::Open if reason == CloseReason::KernelHalf => {
+                let _ = rustix::net::sockopt::set_socket_linger(&conn.socket, Some(Duration::ZERO));
+                reason
+            }
             // The peer is gone after an orderly end: that end is the reason.
             Phase::Open => conn.stream.finished().unwrap_or(reason),
         };

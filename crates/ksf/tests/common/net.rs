@@ -140,6 +140,12 @@ pub fn expect(peer: &mut impl Read, reply: &[u8]) {
     assert!(got == reply, "{:?} instead of {:?}", String::from_utf8_lossy(&got), String::from_utf8_lossy(reply));
 }
 
+/// Asserts that the server resets the connection.
+pub fn expect_reset(peer: &mut impl Read) {
+    let error = peer.read_to_end(&mut Vec::new()).expect_err("a reset, and no orderly end");
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+}
+
 /// Asserts that the server closes, now and without a reset.
 pub fn expect_end(peer: &mut impl Read) {
     let mut rest = Vec::new();
