@@ -347,7 +347,7 @@ fn a_broken_half_ends_its_connection() {
         half.state().is_broken = true;
         half.wake();
         // Also behind the end of what the peer has to say: it must not take what it got for all.
-        peer.shutdown(Shutdown::Write).unwrap();
+        let _ = peer.shutdown(Shutdown::Write); // fails when the reset was quicker
         expect_reset(&mut peer);
         until_count(&server, "closed_kernel_half", 1);
         turns_end(&mut other);
