@@ -1,0 +1,129 @@
+//! One attached connection.
+
+use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use ksf::pool::Chunk;
+
+use crate::baton::Baton;
+use crate::error::ConnectionError;
+use crate::framer::Framer;
+use crate::mux::{ConnectionId, Shared};
+use crate::options::{self, MessageFraming};
+use crate::outbox::{Outbox, SendProgress};
+use crate::scheduler::{Lane, Source};
+use crate::sync::{Arc, Mutex};
+
+pub(crate) struct Link {
+    pub(crate) id: ConnectionId,
+    /// The multiplexor. It holds the link too, until the connection is detached.
+    pub(crate) mux: Arc<Shared>,
+    pub(crate) framing: MessageFraming,
+    lane: Option<Lane<Chunk>>,
+    pub(crate) reader: Baton<Reader>,
+    pub(crate) outbox: Outbox<OwnedFd>,
+    /// Bytes and number of its messages that are not done with.
+    pub(crate) waiting_bytes: AtomicUsize,
+    pub(crate) waiting_messages: AtomicUsize,
+    /// Bytes of the message that has not arrived in full.
+    pub(crate) unfinished_bytes: AtomicUsize,
+    /// It is not read because too much of it waits.
+    pub(crate) paused: AtomicBool,
+    /// The peer's end was announced: reads go on until it is met.
+    pub(crate) hangup: AtomicBool,
+    /// To be ended for the memory it needs.
+    pub(crate) doomed: AtomicBool,
+    /// Something is queued that was not tried to send yet.
+    pub(crate) corked: AtomicBool,
+    /// The keeper has it on its list.
+    pub(crate) listed: AtomicBool,
+    pub(crate) progress: Mutex<SendProgress>,
+    pub(crate) error: OnceLock<ConnectionError>,
+    /// Readers were told of the error.
+    pub(crate) reported: AtomicBool,
+    pub(crate) detached: AtomicBool,
+    /// Set by whoever runs a service: its state for this connection.
+    pub(crate) attachment: OnceLock<Box<dyn std::any::Any + Send + Sync>>,
+    pub(crate) counts: Counts,
+}
+
+/// Counters of one connection, under the names AF_KCM gives them.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) rx_messages: AtomicU64,
+    pub(crate) rx_bytes: AtomicU64,
+    pub(crate) tx_messages: AtomicU64,
+    pub(crate) tx_bytes: AtomicU64,
+}
+
+/// The receiving side.
+pub(crate) struct Reader {
+    pub(crate) socket: Option<Arc<OwnedFd>>,
+    pub(crate) framer: Framer,
+}
+
+impl Link {
+    pub(crate) fn new(
+        id: ConnectionId,
+        mux: Arc<Shared>,
+        socket: OwnedFd,
+        framing: MessageFraming,
+        ordering: options::Ordering,
+    ) -> Self {
+        let socket = Arc::new(socket);
+        Self {
+            id,
+            mux,
+            lane: (ordering == options::Ordering::OneAtATime).then(Lane::default),
+            reader: Baton::new(Reader { socket: Some(Arc::clone(&socket)), framer: Framer::new(framing.clone()) }),
+            framing,
+            outbox: Outbox::new(socket),
+            waiting_bytes: AtomicUsize::new(0),
+            waiting_messages: AtomicUsize::new(0),
+            unfinished_bytes: AtomicUsize::new(0),
+            paused: AtomicBool::new(false),
+            hangup: AtomicBool::new(false),
+            doomed: AtomicBool::new(false),
+            corked: AtomicBool::new(false),
+            listed: AtomicBool::new(false),
+            progress: Mutex::default(),
+            error: OnceLock::new(),
+            reported: AtomicBool::new(false),
+            detached: AtomicBool::new(false),
+            attachment: OnceLock::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// True while more of it may not be received.
+    pub(crate) fn is_full(&self) -> bool {
+        let limits = &self.mux.options.limits;
+        let waiting = self.waiting_messages.load(Ordering::SeqCst);
+        waiting >= limits.connection_messages_max
+            || self.waiting_bytes.load(Ordering::SeqCst) > limits.connection_bytes_max
+            || self.outbox.bytes() > limits.out_queue_bytes_max
+            || (waiting > 0 && self.mux.memory.load(Ordering::SeqCst) > limits.mux_bytes_max)
+    }
+
+    /// True when nothing of it is left to do.
+    pub(crate) fn is_done(&self) -> bool {
+        self.error.get().is_some() && self.waiting_messages.load(Ordering::SeqCst) == 0 && self.outbox.bytes() == 0
+    }
+}
+
+impl Source for Arc<Link> {
+    type Message = Chunk;
+
+    fn is_same(&self, other: &Self) -> bool {
+        Self::ptr_eq(self, other)
+    }
+
+    fn lane(&self) -> Option<&Lane<Chunk>> {
+        self.lane.as_ref()
+    }
+
+    fn class(&self, message: &Chunk) -> Option<usize> {
+        self.mux.options.classify.as_ref()?(message)
+    }
+}

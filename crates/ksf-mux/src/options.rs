@@ -1,0 +1,124 @@
+//! What a multiplexor does, and what its peers may cost it.
+
+use std::sync::Arc;
+
+use ksf::framing::Framing;
+use ksf_bpf_framing::FramingProgram;
+
+/// How the bytes of a connection are cut into messages.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum MessageFraming {
+    /// By a description of the framework: readers see the body, replies get header and trailer.
+    Native(Framing),
+    /// By an eBPF program: readers see messages as they are on the wire and write them so.
+    Program(Arc<FramingProgram>),
+}
+
+impl From<Framing> for MessageFraming {
+    fn from(framing: Framing) -> Self {
+        Self::Native(framing)
+    }
+}
+
+/// In which order messages of one connection are worked on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ordering {
+    /// As workers are free, several at once: the protocol carries ids.
+    #[default]
+    Free,
+    /// One at a time, as they came.
+    OneAtATime,
+}
+
+/// The index of the class of a message into [`Options::class_caps`]; `None`: not capped.
+pub type Classify = dyn Fn(&[u8]) -> Option<usize> + Send + Sync;
+
+/// Set once, when the multiplexor is made.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct Options {
+    /// How connections are cut into messages, unless they bring their own framing.
+    pub framing: MessageFraming,
+    /// Order of work, for connections attached with [`Mux::attach`](crate::Mux::attach).
+    pub ordering: Ordering,
+    /// Bounds.
+    pub limits: Limits,
+    /// Tells long work from short.
+    pub classify: Option<Arc<Classify>>,
+    /// How many messages of each class may be worked on at once: below the number of workers, so that the others stay
+    /// free for the rest.
+    pub class_caps: Vec<usize>,
+    /// True: a connection that ended is detached by itself when its messages are done with and its replies are sent.
+    pub detach_ended: bool,
+}
+
+impl Options {
+    /// Default limits and free order.
+    pub fn new(framing: impl Into<MessageFraming>) -> Self {
+        Self {
+            framing: framing.into(),
+            ordering: Ordering::default(),
+            limits: Limits::default(),
+            classify: None,
+            class_caps: Vec::new(),
+            detach_ended: false,
+        }
+    }
+}
+
+impl std::fmt::Debug for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Options")
+            .field("framing", &self.framing)
+            .field("ordering", &self.ordering)
+            .field("limits", &self.limits)
+            .field("class_caps", &self.class_caps)
+            .field("detach_ended", &self.detach_ended)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Everything a peer can make grow. Lengths are in bytes of payload, not of the memory it happens to lie in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Limits {
+    /// Longest message.
+    pub message_bytes_max: usize,
+    /// Most bytes that may arrive before a message's length is known (delimiters: this or `message_bytes_max`).
+    pub header_bytes_max: usize,
+    /// Most parts of a message (fragments of record marking).
+    pub fragments_max: u32,
+    /// Time from the first byte of a message to its last, not prolonged by progress; 0: for ever.
+    pub assembly_timeout_ms: u64,
+    /// Time in which a peer must take some of what is queued for it; 0: for ever.
+    pub send_timeout_ms: u64,
+    /// Messages of one connection, whole and in part, above which it is not read.
+    pub connection_bytes_max: usize,
+    /// The same for the number of its messages that are not done with.
+    pub connection_messages_max: usize,
+    /// Bytes queued for one connection above which it is not read, and takes no [`send`](crate::MessageSocket::send).
+    pub out_queue_bytes_max: usize,
+    /// Messages of all connections, whole and in part. Above it connections with whole messages are not read; a
+    /// connection that would add to an unfinished message is closed.
+    pub mux_bytes_max: usize,
+    /// Connections.
+    pub connections_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            message_bytes_max: 1 << 20,
+            header_bytes_max: 4096,
+            fragments_max: 4096,
+            assembly_timeout_ms: 10_000,
+            send_timeout_ms: 30_000,
+            connection_bytes_max: 1 << 20,
+            connection_messages_max: 4096,
+            out_queue_bytes_max: 256 << 10,
+            mux_bytes_max: 256 << 20,
+            connections_max: 65_536,
+        }
+    }
+}

@@ -1,0 +1,496 @@
+//! A worker's side of a multiplexor: messages out of any connection, answers to the one they came from.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use ksf::pool::Chunk;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd};
+
+use crate::error::{ConnectionError, RecvError, SendError};
+use crate::link::Link;
+use crate::mux::{ConnectionId, Handle, Me, Receiver, Shared, now};
+use crate::scheduler::{BatchSize, Take, Taken, Worker};
+use crate::sync::{Arc, Mutex};
+
+/// One worker's side. A thread usually has one of its own; it may be used from several at once, as a socket may.
+pub struct MessageSocket {
+    mux: Handle,
+    worker: Option<Worker<Arc<Link>>>,
+    own: Mutex<Own>,
+    /// The last look found something: the next one does not announce sleep first.
+    busy: AtomicBool,
+    disabled: AtomicBool,
+    reports: AtomicBool,
+    pollable: OnceLock<Pollable>,
+}
+
+struct Own {
+    receiver: Receiver,
+    /// Messages taken beyond the one that is worked on.
+    hand: VecDeque<Taken<Arc<Link>>>,
+    size: BatchSize,
+    /// Messages of the last hand, and when it was taken.
+    taken: usize,
+    taken_at: ksf::limits::Time,
+    /// Their connection, while replies to it are held back.
+    corked: Option<Arc<Link>>,
+}
+
+/// A descriptor for event loops.
+struct Pollable {
+    set: OwnedFd,
+    /// Readable while messages wait that no event of a connection will announce.
+    ready: OwnedFd,
+    is_ready: AtomicBool,
+    /// Counted among those that sleep.
+    sleeps: AtomicBool,
+}
+
+/// How [`MessageSocket::send`] sends.
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct SendOptions {
+    /// The message may be repeated on another connection when this one fails in the middle of it: receiving it twice
+    /// does no harm.
+    pub repeatable: bool,
+    /// Waits for room for so long; `None`: not at all.
+    pub wait: Option<Duration>,
+    /// The connection to use if it takes messages, else any.
+    pub prefer: Option<ConnectionId>,
+    /// More messages follow at once: this one may wait for them (it leaves within a few milliseconds at most).
+    pub more: bool,
+}
+
+impl MessageSocket {
+    pub(crate) fn new(mux: Handle) -> std::io::Result<Self> {
+        let worker = Some(mux.0.scheduler.join());
+        let own = Own {
+            receiver: Receiver::new()?,
+            hand: VecDeque::new(),
+            size: BatchSize::new(),
+            taken: 0,
+            taken_at: now(),
+            corked: None,
+        };
+        Ok(Self {
+            mux,
+            worker,
+            own: Mutex::new(own),
+            busy: AtomicBool::new(false),
+            disabled: AtomicBool::new(false),
+            reports: AtomicBool::new(false),
+            pollable: OnceLock::new(),
+        })
+    }
+
+    /// Another socket of the same multiplexor.
+    pub fn try_clone(&self) -> std::io::Result<Self> {
+        Self::new(self.mux.clone())
+    }
+
+    /// The multiplexor.
+    pub fn mux(&self) -> crate::Mux {
+        crate::Mux(self.mux.clone())
+    }
+
+    /// The next message; waits for one.
+    pub fn recv(&self) -> Result<Message, RecvError> {
+        self.recv_until(None)
+    }
+
+    /// The next message; waits for one for so long.
+    pub fn recv_timeout(&self, timeout: Duration) -> Result<Message, RecvError> {
+        self.recv_until(Some(timeout))
+    }
+
+    /// The next message, if one is there.
+    pub fn try_recv(&self) -> Result<Message, RecvError> {
+        self.awake();
+        loop {
+            if let Some(result) = self.next() {
+                self.note_ready();
+                return result;
+            }
+            if !self.disabled.load(Ordering::SeqCst) {
+                self.with_me(|shared, me| shared.poll(me))?;
+                if let Some(result) = self.next() {
+                    self.note_ready();
+                    return result;
+                }
+            }
+            if self.fall_asleep() {
+                return Err(RecvError::WouldBlock);
+            }
+        }
+    }
+
+    fn recv_until(&self, timeout: Option<Duration>) -> Result<Message, RecvError> {
+        self.awake();
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        loop {
+            if let Some(result) = self.next() {
+                self.busy.store(true, Ordering::Relaxed);
+                self.note_ready();
+                return result;
+            }
+            // A worker that was busy until now is likely to find something: it is not counted as one that sleeps.
+            if self.busy.swap(false, Ordering::Relaxed) && !self.disabled.load(Ordering::SeqCst) {
+                self.with_me(|shared, me| shared.poll(me))?;
+                continue;
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Err(timeout.map_or(RecvError::WouldBlock, RecvError::TimedOut));
+            }
+            let left = left.map(|left| Timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos().into() });
+            if self.disabled.load(Ordering::SeqCst) {
+                return Err(RecvError::Disabled);
+            }
+            self.wait(left.as_ref())?;
+        }
+    }
+
+    /// Waits for events. The lock is not held meanwhile.
+    fn wait(&self, timeout: Option<&Timespec>) -> std::io::Result<()> {
+        self.mux.0.wait(timeout, |handle| {
+            let mut own = self.lock();
+            handle(&mut Me { worker: self.worker.as_ref(), receiver: &mut own.receiver });
+        })
+    }
+
+    /// A message that is there already.
+    fn next(&self) -> Option<Result<Message, RecvError>> {
+        let shared = &self.mux.0;
+        let mut own = self.lock();
+        let own = &mut *own;
+        if let Some(taken) = own.hand.pop_front() {
+            return Some(Ok(Message::new(taken, !own.hand.is_empty())));
+        }
+        if let Some(link) = own.corked.take()
+            && link.corked.load(Ordering::SeqCst)
+        {
+            shared.send(&link);
+        }
+        if own.taken > 0 {
+            own.size.observe(now().since(own.taken_at).as_nanos() as u64, own.taken);
+            own.taken = 0;
+        }
+        if self.disabled.load(Ordering::SeqCst) {
+            return None;
+        }
+        if self.reports.load(Ordering::Relaxed)
+            && let Some((connection, error)) = shared.take_report()
+        {
+            return Some(Err(RecvError::Connection { connection, error }));
+        }
+        let worker = self.worker.as_ref()?;
+        // Nobody can take from the hand, and an event loop may not come back for it.
+        let want = if self.pollable.get().is_some() { 1 } else { own.size.want() };
+        loop {
+            let mut me = Me { worker: Some(worker), receiver: &mut own.receiver };
+            match shared.scheduler.take(worker, want, &mut own.hand) {
+                Take::Nothing => return None,
+                Take::Visit(link) => {
+                    // Others have their turn before one that always has more.
+                    if let Err(error) = shared.poll(&mut me) {
+                        return Some(Err(error.into()));
+                    }
+                    shared.read(&link, &mut me);
+                    shared.settle(&link);
+                    if self.reports.load(Ordering::Relaxed)
+                        && let Some((connection, error)) = shared.take_report()
+                    {
+                        return Some(Err(RecvError::Connection { connection, error }));
+                    }
+                }
+                Take::Messages => {
+                    own.taken = own.hand.len();
+                    own.taken_at = now();
+                    let first = own.hand.pop_front()?;
+                    if !own.hand.is_empty() {
+                        own.corked = Some(Arc::clone(&first.source));
+                    }
+                    return Some(Ok(Message::new(first, !own.hand.is_empty())));
+                }
+            }
+        }
+    }
+
+    /// The same as dropping the message, for a worker that comes for the next one at once: nobody else is woken for
+    /// what can be worked on now.
+    pub fn done(&self, mut message: Message) {
+        if let Some((link, bytes, class)) = message.take_end() {
+            self.mux.0.finish(self.worker.as_ref(), &link, bytes, class);
+        }
+    }
+
+    /// Sends a message on some connection: the next one in turn that takes messages. For clients whose connections all
+    /// lead to the same server. Success means that it is queued. Returns the connection.
+    pub fn send(&self, body: &[u8], options: SendOptions) -> Result<ConnectionId, SendError> {
+        let shared = &self.mux.0;
+        let deadline = options.wait.map(|wait| Instant::now() + wait);
+        loop {
+            if let Some(link) = shared.choose(options.prefer)? {
+                let pushed = link.outbox.push_movable(&link.framing, body, options.repeatable);
+                pushed.map_err(SendError::Unframable)?;
+                shared.queued(&link, options.more);
+                return Ok(link.id);
+            }
+            let Some((deadline, wait)) = deadline.zip(options.wait) else { return Err(SendError::WouldBlock) };
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(SendError::TimedOut(wait));
+            }
+            shared.wait_for_room(left);
+        }
+    }
+
+    /// Sends a message to this connection. With room for it in the queue this never waits.
+    pub fn send_to(&self, connection: ConnectionId, body: &[u8]) -> Result<(), SendError> {
+        self.mux().reply(connection, body)
+    }
+
+    /// Stops receiving, or starts again. What waits for this socket goes to others.
+    pub fn set_receiving(&self, receiving: bool) {
+        let was_disabled = self.disabled.swap(!receiving, Ordering::SeqCst);
+        let Some(worker) = &self.worker else { return };
+        let shared = &self.mux.0;
+        if receiving {
+            if was_disabled {
+                self.note_ready();
+            }
+            return;
+        }
+        let mut own = self.lock();
+        let wakes = shared.scheduler.give_back(own.hand.drain(..)) + shared.scheduler.yield_all(worker);
+        drop(own);
+        shared.wake(wakes);
+    }
+
+    /// Whether it receives.
+    pub fn is_receiving(&self) -> bool {
+        !self.disabled.load(Ordering::SeqCst)
+    }
+
+    /// From now on the end of a connection is reported to this socket, after the last message of it, as
+    /// [`RecvError::Connection`]. Every end is reported to one of the sockets that want it.
+    pub fn report_ends(&self) {
+        if !self.reports.swap(true, Ordering::SeqCst) {
+            self.mux.0.reports_wanted.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// A descriptor that is readable while [`Self::try_recv`] may have something. It may be readable without a message:
+    /// bytes came, but not a whole message, or another socket was quicker.
+    pub fn poll_fd(&self) -> std::io::Result<BorrowedFd<'_>> {
+        if self.pollable.get().is_none() {
+            let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+            let ready = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            let data = epoll::EventData::new_u64(0);
+            epoll::add(&set, self.mux.0.epoll_fd(), data, epoll::EventFlags::IN)?;
+            epoll::add(&set, &ready, data, epoll::EventFlags::IN)?;
+            let pollable = Pollable { set, ready, is_ready: AtomicBool::new(true), sleeps: AtomicBool::new(false) };
+            let _ = self.pollable.set(pollable);
+        }
+        Ok(self.pollable.get().map_or(self.mux.0.epoll_fd(), |pollable| pollable.set.as_fd()))
+    }
+
+    /// Says whether messages wait that no event of a connection announces.
+    fn note_ready(&self) {
+        let Some(pollable) = self.pollable.get() else { return };
+        let waits = self.mux.0.scheduler.queued() > 0 || !self.lock().hand.is_empty();
+        if waits && !pollable.is_ready.swap(true, Ordering::SeqCst) {
+            let _ = rustix::io::write(&pollable.ready, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Nothing is there: an event loop will be told. False: something came meanwhile.
+    fn fall_asleep(&self) -> bool {
+        let Some(pollable) = self.pollable.get() else { return true };
+        if pollable.is_ready.swap(false, Ordering::SeqCst) {
+            let _ = rustix::io::read(&pollable.ready, &mut [0; 8]);
+        }
+        if self.disabled.load(Ordering::SeqCst) || pollable.sleeps.swap(true, Ordering::SeqCst) {
+            return true;
+        }
+        let asleep = self.mux.0.scheduler.sleep();
+        if !asleep {
+            pollable.sleeps.store(false, Ordering::SeqCst);
+        }
+        asleep
+    }
+
+    fn awake(&self) {
+        if let Some(pollable) = self.pollable.get()
+            && pollable.sleeps.swap(false, Ordering::SeqCst)
+        {
+            self.mux.0.scheduler.awake(0);
+        }
+    }
+
+    fn with_me<R>(&self, f: impl FnOnce(&Arc<Shared>, &mut Me<'_>) -> R) -> R {
+        let mut own = self.lock();
+        f(&self.mux.0, &mut Me { worker: self.worker.as_ref(), receiver: &mut own.receiver })
+    }
+
+    fn lock(&self) -> crate::sync::MutexGuard<'_, Own> {
+        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for MessageSocket {
+    fn drop(&mut self) {
+        self.awake();
+        let shared = Arc::clone(&self.mux.0);
+        let mut own = self.lock();
+        let mut wakes = shared.scheduler.give_back(own.hand.drain(..));
+        let corked = own.corked.take();
+        drop(own);
+        if let Some(link) = corked {
+            shared.send(&link);
+        }
+        if let Some(worker) = self.worker.take() {
+            wakes += shared.scheduler.leave(worker);
+        }
+        if self.reports.load(Ordering::SeqCst) {
+            shared.reports_wanted.fetch_sub(1, Ordering::SeqCst);
+        }
+        shared.wake(wakes);
+    }
+}
+
+impl fmt::Debug for MessageSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MessageSocket").field("receiving", &self.is_receiving()).finish_non_exhaustive()
+    }
+}
+
+/// A message. Until it is dropped it counts against the limits of its connection, and in a connection that keeps its
+/// order the next message waits for that.
+pub struct Message {
+    link: Option<Arc<Link>>,
+    bytes: Chunk,
+    class: Option<usize>,
+    more: bool,
+}
+
+impl Message {
+    fn new(taken: Taken<Arc<Link>>, more: bool) -> Self {
+        Self { link: Some(taken.source), bytes: taken.message, class: taken.class, more }
+    }
+
+    /// The message.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Its bytes, to be kept for longer than the message. They lie where they were received: nothing is copied.
+    pub fn keep(&self) -> Chunk {
+        self.bytes.clone()
+    }
+
+    /// The connection it came on.
+    pub fn connection(&self) -> ConnectionId {
+        self.link.as_ref().map_or(ConnectionId { index: u32::MAX, generation: u32::MAX }, |link| link.id)
+    }
+
+    /// Answers. Success means that the answer is queued, whole, behind what was queued for this connection before.
+    pub fn reply(&self, body: &[u8]) -> Result<(), SendError> {
+        self.reply_with(|tail| tail.extend_from_slice(body))
+    }
+
+    /// Answers with what `write` appends to the buffer it is given. It must not touch what is there already.
+    pub fn reply_with(&self, write: impl FnOnce(&mut Vec<u8>)) -> Result<(), SendError> {
+        let Some(link) = &self.link else { return Err(SendError::Gone(self.connection())) };
+        link.mux.reply(link, self.more, write)
+    }
+
+    /// Answers with bytes that are sent from where they lie.
+    pub fn reply_chunk(&self, body: Chunk) -> Result<(), SendError> {
+        let Some(link) = &self.link else { return Err(SendError::Gone(self.connection())) };
+        if link.detached.load(Ordering::SeqCst) {
+            return Err(SendError::Gone(link.id));
+        }
+        link.outbox.push_chunk(&link.framing, body).map_err(SendError::Unframable)?;
+        link.mux.queued(link, self.more);
+        Ok(())
+    }
+
+    pub(crate) fn link(&self) -> Option<&Arc<Link>> {
+        self.link.as_ref()
+    }
+
+    fn take_end(&mut self) -> Option<(Arc<Link>, usize, Option<usize>)> {
+        Some((self.link.take()?, self.bytes.len(), self.class))
+    }
+}
+
+impl std::ops::Deref for Message {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message").field("connection", &self.connection()).field("len", &self.bytes.len()).finish()
+    }
+}
+
+impl Drop for Message {
+    fn drop(&mut self) {
+        let Some((link, bytes, class)) = self.take_end() else { return };
+        if std::thread::panicking() {
+            link.mux.end(&link, ConnectionError::WorkerPanicked);
+        }
+        link.mux.finish(None, &link, bytes, class);
+    }
+}
+
+impl Shared {
+    fn take_report(&self) -> Option<(ConnectionId, ConnectionError)> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    /// The connection the next message for any goes to. `None`: all have too much queued.
+    fn choose(&self, prefer: Option<ConnectionId>) -> Result<Option<Arc<Link>>, SendError> {
+        let takes = |link: &Arc<Link>| {
+            link.error.get().is_none() && link.outbox.bytes() < self.options.limits.out_queue_bytes_max
+        };
+        if let Some(link) = prefer.and_then(|id| self.find(id)).filter(takes) {
+            return Ok(Some(link));
+        }
+        let first = self.turn.fetch_add(1, Ordering::Relaxed);
+        let mut alive = false;
+        let mut at = 0;
+        while let Some((link, count)) = self.nth(first.wrapping_add(at)) {
+            if takes(&link) {
+                return Ok(Some(link));
+            }
+            alive |= link.error.get().is_none();
+            at += 1;
+            if at >= count {
+                break;
+            }
+        }
+        if alive { Ok(None) } else { Err(SendError::NotConnected) }
+    }
+
+    /// Waits until TCP has room on some connection, for so long at most.
+    fn wait_for_room(&self, timeout: Duration) {
+        let links = self.all();
+        let sockets: Vec<_> = links.iter().filter_map(|link| link.outbox.socket()).collect();
+        let mut polled: Vec<_> = sockets.iter().map(|socket| PollFd::new(socket, PollFlags::OUT)).collect();
+        let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos().into() };
+        let _ = rustix::event::poll(&mut polled, Some(&timeout));
+        for link in links {
+            self.send(&link);
+        }
+    }
+}

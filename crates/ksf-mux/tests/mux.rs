@@ -1,0 +1,246 @@
+//! Connections on one side, workers on the other, on real sockets.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use ksf::framing::{Framing, LengthPrefix};
+use ksf_mux::{ConnectionError, Event, Mux, Options, RecvError, SendError};
+
+/// Far more than anything here takes: a guard against hanging, not a measure.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn options() -> Options {
+    Options::new(Framing::LengthPrefix(LengthPrefix::big_endian(4)))
+}
+
+fn pair() -> (UnixStream, std::os::fd::OwnedFd) {
+    let (client, server) = UnixStream::pair().unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    (client, server.into())
+}
+
+fn frame(body: &[u8]) -> Vec<u8> {
+    [&(body.len() as u32).to_be_bytes()[..], body].concat()
+}
+
+fn read_frame(stream: &mut impl Read) -> Vec<u8> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length).unwrap();
+    let mut body = vec![0; u32::from_be_bytes(length) as usize];
+    stream.read_exact(&mut body).unwrap();
+    body
+}
+
+/// Workers that answer every message until they are told to stop.
+fn with_workers<R>(mux: &Mux, workers: usize, work: impl Fn(&ksf_mux::Message) + Sync, test: impl FnOnce() -> R) -> R {
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            let socket = mux.socket().unwrap();
+            let (stop, work) = (&stop, &work);
+            scope.spawn(move || {
+                while !stop.load(Ordering::SeqCst) {
+                    match socket.recv_timeout(Duration::from_millis(20)) {
+                        Ok(message) => work(&message),
+                        Err(RecvError::TimedOut(_)) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            });
+        }
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(test));
+        stop.store(true, Ordering::SeqCst);
+        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+#[test]
+fn every_message_is_answered_once_and_to_its_own_connection() {
+    const CONNECTIONS: usize = 8;
+    const MESSAGES: usize = 3000;
+    let mux = Mux::new(options()).unwrap();
+    with_workers(
+        &mux,
+        3,
+        |message| message.reply(message.bytes()).unwrap(),
+        || {
+            thread::scope(|scope| {
+                for number in 0..CONNECTIONS {
+                    let (client, server) = pair();
+                    mux.attach(server).unwrap();
+                    let mut writer = client.try_clone().unwrap();
+                    scope.spawn(move || {
+                        let mut bytes = Vec::new();
+                        for at in 0..MESSAGES {
+                            let mut body = format!("{number}/{at}/").into_bytes();
+                            body.resize(body.len() + (at * 7919) % 3000, b'.');
+                            bytes.extend_from_slice(&frame(&body));
+                        }
+                        // Cut anywhere: 1 byte to some messages at once.
+                        let mut rest = &bytes[..];
+                        let mut step = number + 1;
+                        while !rest.is_empty() {
+                            step = (step * 31 + 7) % 9000;
+                            let (now, later) = rest.split_at((step + 1).min(rest.len()));
+                            writer.write_all(now).unwrap();
+                            rest = later;
+                        }
+                    });
+                    let mut reader = client;
+                    scope.spawn(move || {
+                        let mut seen = vec![false; MESSAGES];
+                        for _ in 0..MESSAGES {
+                            let body = String::from_utf8(read_frame(&mut reader)).unwrap();
+                            let mut fields = body.split('/');
+                            assert_eq!(fields.next().unwrap(), number.to_string());
+                            let at: usize = fields.next().unwrap().parse().unwrap();
+                            assert_eq!(fields.next().unwrap().len(), (at * 7919) % 3000);
+                            assert!(!std::mem::replace(&mut seen[at], true), "{at} was answered twice");
+                        }
+                    });
+                }
+            });
+        },
+    );
+}
+
+#[test]
+fn in_order_one_at_a_time() {
+    const MESSAGES: u32 = 2000;
+    let mux = Mux::new({
+        let mut options = options();
+        options.ordering = ksf_mux::Ordering::OneAtATime;
+        options
+    })
+    .unwrap();
+    let (busy, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let work = |message: &ksf_mux::Message| {
+        most.fetch_max(busy.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        thread::yield_now();
+        message.reply(message.bytes()).unwrap();
+        busy.fetch_sub(1, Ordering::SeqCst);
+    };
+    with_workers(&mux, 4, work, || {
+        let (mut client, server) = pair();
+        mux.attach(server).unwrap();
+        let mut writer = client.try_clone().unwrap();
+        let write = thread::spawn(move || {
+            for at in 0..MESSAGES {
+                writer.write_all(&frame(&at.to_be_bytes())).unwrap();
+            }
+        });
+        for at in 0..MESSAGES {
+            assert_eq!(read_frame(&mut client), at.to_be_bytes());
+        }
+        write.join().unwrap();
+    });
+    assert_eq!(most.into_inner(), 1, "two messages of one connection were worked on at once");
+}
+
+#[test]
+fn an_end_is_reported_after_the_last_message_to_reader_and_monitor() {
+    let mux = Mux::new(options()).unwrap();
+    assert_eq!(mux.event(), None);
+    let socket = mux.socket().unwrap();
+    socket.report_ends();
+    let (mut client, server) = pair();
+    let connection = mux.attach(server).unwrap();
+    client.write_all(&frame(b"last")).unwrap();
+    client.write_all(&[0, 0, 0, 9, 1, 2]).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let message = socket.recv_timeout(PATIENCE).unwrap();
+    assert_eq!((message.bytes(), message.connection()), (&b"last"[..], connection));
+    drop(message);
+    let expected = ConnectionError::PeerClosedMidMessage { bytes: 6 };
+    match socket.recv_timeout(PATIENCE) {
+        Err(RecvError::Connection { connection: which, error }) => {
+            assert_eq!((which, error), (connection, expected.clone()))
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(mux.event(), Some(Event::Ended { connection, error: expected }));
+    // Still there, until it is detached: answers can be sent to who only ended its own direction.
+    mux.reply(connection, b"answer").unwrap();
+    assert_eq!(read_frame(&mut client), b"answer");
+    let detached = mux.detach(connection).unwrap();
+    assert_eq!(detached.unread, [0, 0, 0, 9, 1, 2]);
+    assert!(mux.detach(connection).is_none());
+    assert!(matches!(mux.reply(connection, b"late"), Err(SendError::Gone(gone)) if gone == connection));
+}
+
+#[test]
+fn detach_returns_what_belongs_to_no_message() {
+    let mux = Mux::new(options()).unwrap();
+    let socket = mux.socket().unwrap();
+    let (mut client, server) = pair();
+    let connection = mux.attach(server).unwrap();
+    client.write_all(&[&frame(b"whole")[..], &[0, 0, 0, 60], &[7; 25]].concat()).unwrap();
+    let message = socket.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(message.bytes(), b"whole");
+    let detached = mux.detach(connection).unwrap();
+    assert_eq!(detached.unread, [&[0, 0, 0, 60][..], &[7; 25]].concat());
+    assert!(detached.unsent.is_empty());
+    // The message stays valid; its answer has nowhere to go.
+    assert_eq!(message.bytes(), b"whole");
+    assert!(matches!(message.reply(b"x"), Err(SendError::Gone(_))));
+    // The socket works as before.
+    client.write_all(&[7; 35]).unwrap();
+    let mut rest = [0; 35];
+    let mut server = UnixStream::from(detached.socket);
+    server.read_exact(&mut rest).unwrap();
+    assert_eq!(rest, [7; 35]);
+    server.write_all(b"bye").unwrap();
+    let mut answer = [0; 3];
+    client.read_exact(&mut answer).unwrap();
+    // And it can be attached again; the place has a new generation.
+    let again = mux.attach(server.into()).unwrap();
+    assert_eq!(again.index, connection.index);
+    assert_ne!(again, connection);
+}
+
+#[test]
+fn a_late_answer_does_not_reach_the_next_connection_in_the_same_place() {
+    let mux = Mux::new(options()).unwrap();
+    let socket = mux.socket().unwrap();
+    let (mut first, server) = pair();
+    let old = mux.attach(server).unwrap();
+    first.write_all(&frame(b"question")).unwrap();
+    let message = socket.recv_timeout(PATIENCE).unwrap();
+    drop(mux.detach(old));
+    let (mut second, server) = pair();
+    let new = mux.attach(server).unwrap();
+    assert_eq!(old.index, new.index);
+    assert!(message.reply(b"secret").is_err());
+    assert!(mux.reply(old, b"secret").is_err());
+    mux.reply(new, b"for the second").unwrap();
+    assert_eq!(read_frame(&mut second), b"for the second");
+}
+
+#[test]
+fn a_peer_that_does_not_read_parks_its_queue_and_no_worker() {
+    let mux = Mux::new(options()).unwrap();
+    let big = vec![b'x'; 40_000];
+    let work = |message: &ksf_mux::Message| match message.bytes() {
+        b"big" => message.reply(&big).unwrap(),
+        other => message.reply(other).unwrap(),
+    };
+    with_workers(&mux, 1, work, || {
+        let (mut slow, server) = pair();
+        mux.attach(server).unwrap();
+        let (mut quick, server) = pair();
+        mux.attach(server).unwrap();
+        // More answers than any buffer holds, and the one worker goes on.
+        slow.write_all(&frame(b"big").repeat(200)).unwrap();
+        for at in 0..500u32 {
+            quick.write_all(&frame(&at.to_be_bytes())).unwrap();
+            assert_eq!(read_frame(&mut quick), at.to_be_bytes());
+        }
+        for _ in 0..200 {
+            assert_eq!(read_frame(&mut slow), big);
+        }
+    });
+}
