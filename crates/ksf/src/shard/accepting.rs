@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::assisted::{AssistState, LONE_MESSAGES};
+use super::assisted::AssistState;
 use super::{Conn, HALVES, ListenerKind, Phase, Place, Shard, ShardListener};
 use crate::engine::epoll::{accept_now, set_nonblocking};
 use crate::engine::{Engine, Reading};
@@ -73,23 +73,11 @@ impl<E: Engine> Shard<E> {
             self.free.push(index);
             return;
         };
-        let assist = from.assist.as_ref().filter(|_| from.kind == ListenerKind::Tcp).and_then(|half| {
-            let conn = half.attach(socket.as_fd())?;
-            let lone_messages = LONE_MESSAGES;
-            Some(Box::new(AssistState {
-                conn,
-                lone_messages,
-                lone_wanted: LONE_MESSAGES,
-                messages_seen: 0,
-                received_seen: 0,
-                waiting_since: None,
-                replied_seen: 0,
-                expects: None,
-                end_since: None,
-                early_end: false,
-                undrained_since: None,
-            }))
-        });
+        let assist = from
+            .assist
+            .as_ref()
+            .filter(|_| from.kind == ListenerKind::Tcp)
+            .and_then(|half| Some(Box::new(AssistState::new(half.attach(socket.as_fd())?))));
         if let Some(assist) = &assist {
             self.tokens.insert(assist.conn.token(), key);
         }

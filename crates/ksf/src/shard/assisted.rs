@@ -1,5 +1,6 @@
 //! A connection under a kernel half: whose turn it is to send, and when the half may take over.
 
+use std::mem;
 use std::os::fd::BorrowedFd;
 
 use super::erased::Stream;
@@ -9,35 +10,35 @@ use crate::limits::Time;
 
 /// Lone messages after which a connection is given to the kernel half. Enough that a pipelining client, which has a
 /// single message outstanding now and then, stays with the batching of user space.
-pub(super) const LONE_MESSAGES: u32 = 4;
+const LONE_MESSAGES: u32 = 4;
 
 /// The same for a peer that has had several messages outstanding: it will again, and on a CPU that it shares with the
 /// server each change of sides costs more than it wins.
 const LONE_MESSAGES_PIPELINING: u32 = 64;
 
 /// Ticks in which something announced by the kernel half must arrive before the connection may be parked again.
-pub(super) const EXPECT_TICKS: u8 = 2;
+const EXPECT_TICKS: u8 = 2;
 
 pub(super) struct AssistState {
     pub(super) conn: Box<dyn AssistConn>,
     /// Messages in a row that were answered before the next one came: low load, which the kernel half serves best.
     pub(super) lone_messages: u32,
     /// How many it takes: more when the peer was seen to pipeline.
-    pub(super) lone_wanted: u32,
-    pub(super) messages_seen: u64,
-    pub(super) received_seen: u64,
-    pub(super) waiting_since: Option<Time>,
+    lone_wanted: u32,
+    messages_seen: u64,
+    received_seen: u64,
+    waiting_since: Option<Time>,
     /// Reply bytes of the kernel half at the last tick.
-    pub(super) replied_seen: u64,
+    replied_seen: u64,
     /// Bytes received when something was announced that is not here yet, and ticks to wait for it.
-    pub(super) expects: Option<(u64, u8)>,
+    expects: Option<(u64, u8)>,
     /// Since when receives said "end" too early, and the bytes received by then: a peer that reads slowly keeps the
     /// bytes in front of the end back for as long as it likes.
     pub(super) end_since: Option<(Time, u64)>,
     /// A receive said "end" while bytes still wait in the kernel: receive again a little later.
     pub(super) early_end: bool,
     /// Since when TCP has not taken what the kernel half queued, as ticks saw it.
-    pub(super) undrained_since: Option<Time>,
+    undrained_since: Option<Time>,
 }
 
 /// Who may send on a connection with a kernel half.
@@ -49,7 +50,33 @@ pub(super) enum Turn {
     Stuck,
 }
 
+/// What a tick found.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tick {
+    Quiet,
+    /// The connection is to be looked after at the end of the turn.
+    LookAfter,
+    /// TCP has not taken the kernel half's replies for too long: they are lost.
+    Lost,
+}
+
 impl AssistState {
+    pub(super) fn new(conn: Box<dyn AssistConn>) -> Self {
+        Self {
+            conn,
+            lone_messages: LONE_MESSAGES,
+            lone_wanted: LONE_MESSAGES,
+            messages_seen: 0,
+            received_seen: 0,
+            waiting_since: None,
+            replied_seen: 0,
+            expects: None,
+            end_since: None,
+            early_end: false,
+            undrained_since: None,
+        }
+    }
+
     /// Whether user space may send or close: only when TCP has taken what the kernel half queued.
     pub(super) fn whose_turn(&mut self, socket: BorrowedFd<'_>, sent_bytes: u64, env: &Env) -> Turn {
         // The kernel half's worker may wait for this very CPU: let it run before sleeping, which takes longer.
@@ -113,5 +140,38 @@ impl AssistState {
         let parked = self.conn.park(socket, env.shard);
         env.stats.assist_settled.add(u64::from(parked));
         parked
+    }
+
+    /// Looks, now and then, at what no event tells of.
+    pub(super) fn tick(&mut self, socket: BorrowedFd<'_>, stream: &mut dyn Stream, env: &Env) -> Tick {
+        // What the kernel half answers is activity, too.
+        let replied = self.conn.replied_bytes();
+        if mem::replace(&mut self.replied_seen, replied) != replied {
+            stream.note_activity(env.now);
+            self.undrained_since = None;
+        }
+        let mut look_after = self.conn.is_broken();
+        if let Some((_, ticks)) = &mut self.expects {
+            *ticks -= 1;
+            if *ticks == 0 {
+                self.expects = None;
+                look_after = true;
+            }
+        }
+        if self.conn.drained(socket, stream.sent_bytes()) {
+            self.undrained_since = None;
+        } else {
+            // TCP had room for it, so this takes microseconds, and more on a machine that is overloaded.
+            let since = *self.undrained_since.get_or_insert(env.now);
+            if env.now > since.plus_ms(env.limits.send_timeout_ms) {
+                return Tick::Lost;
+            }
+        }
+        if look_after { Tick::LookAfter } else { Tick::Quiet }
+    }
+
+    /// Something was announced that is not here yet.
+    pub(super) fn expect(&mut self, received_bytes: u64) {
+        self.expects = Some((received_bytes, EXPECT_TICKS));
     }
 }

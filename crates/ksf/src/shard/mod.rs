@@ -31,7 +31,7 @@ mod look_after;
 mod ticks;
 
 use accepting::spare_fd;
-use assisted::{AssistState, EXPECT_TICKS};
+use assisted::AssistState;
 pub(crate) use erased::AnyService;
 use erased::{Datagrams, Stream};
 pub(crate) use ticks::now;
@@ -335,7 +335,7 @@ impl<E: Engine> Shard<E> {
         if self.stream(key).is_some()
             && let Some(Conn { assist: Some(assist), stream, .. }) = &mut self.places[key.index as usize].conn
         {
-            assist.expects = Some((stream.received_bytes(), EXPECT_TICKS));
+            assist.expect(stream.received_bytes());
         }
     }
 

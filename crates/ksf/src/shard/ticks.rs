@@ -1,8 +1,9 @@
 //! What happens by the clock: timeouts, trying again, and the end of a drain.
 
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::{io, mem};
 
+use super::assisted::Tick;
 use super::{Phase, Shard};
 use crate::engine::Engine;
 use crate::error::CloseReason;
@@ -71,33 +72,15 @@ impl<E: Engine> Shard<E> {
             Phase::Open => {
                 let was_closing = conn.stream.is_closing();
                 let mut touch = false;
-                let mut lost = false;
                 if let Some(assist) = &mut conn.assist {
-                    // What the kernel half answers is activity, too.
-                    let replied = assist.conn.replied_bytes();
-                    if mem::replace(&mut assist.replied_seen, replied) != replied {
-                        conn.stream.note_activity(now);
-                        assist.undrained_since = None;
-                    }
-                    if let Some((_, ticks)) = &mut assist.expects {
-                        *ticks -= 1;
-                        if *ticks == 0 {
-                            assist.expects = None;
-                            touch = true;
+                    match assist.tick(conn.socket.as_fd(), &mut *conn.stream, &self.env) {
+                        Tick::Quiet => {}
+                        Tick::LookAfter => touch = true,
+                        Tick::Lost => {
+                            self.abort(index, CloseReason::KernelHalf);
+                            return;
                         }
                     }
-                    touch |= assist.conn.is_broken();
-                    if assist.conn.drained(conn.socket.as_fd(), conn.stream.sent_bytes()) {
-                        assist.undrained_since = None;
-                    } else {
-                        // TCP had room for it, so this takes microseconds, and more on a machine that is overloaded.
-                        let since = *assist.undrained_since.get_or_insert(now);
-                        lost = now > since.plus_ms(self.env.limits.send_timeout_ms);
-                    }
-                }
-                if lost {
-                    self.abort(index, CloseReason::KernelHalf);
-                    return;
                 }
                 if touch {
                     let _ = self.stream(key);
