@@ -159,6 +159,7 @@ impl<S: Service> Datagrams for DatagramService<S> {
         self.service.call(&mut self.state, &message, &mut reply);
         let deferred = reply.deferred as usize;
         env.deferred_datagrams += deferred;
+        env.count_copies();
     }
 
     fn answer(&mut self, peer: DatagramPeer, answer: Answer, env: &mut Env, replies: &mut Vec<SendBatch>) {
