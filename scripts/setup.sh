@@ -140,7 +140,7 @@ install_toolchain() {
     set --
     for component in $(pinned components); do set -- "$@" --component "$component"; done
     attempt "$rustup" toolchain install "$channel" --profile "$(pinned profile)" --no-self-update "$@" ||
-        fail "rustup cannot install Rust $channel ($(last_words)); connect to the network, $remedy"
+        fail "cannot install Rust $channel by rustup ($(last_words)); connect to the network, $remedy"
     attempt "$root/scripts/cargo" --version ||
         fail "Rust $channel was installed but does not run ($(last_words)); reinstall it, $remedy"
 }
