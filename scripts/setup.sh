@@ -153,8 +153,8 @@ install_rustup() {
     url=${RUSTUP_UPDATE_ROOT:-https://static.rust-lang.org/rustup}/${pin##* }
     say "rustup (into $cargo_home, shell profiles stay as they are)"
     # Not in /tmp, from where a careful administrator lets nothing be run.
-    mkdir -p "$cargo_home"
-    installer_dir=$(mktemp -d "$cargo_home/ksf-setup.XXXXXX")
+    installer_dir=$({ mkdir -p "$cargo_home" && mktemp -d "$cargo_home/ksf-setup.XXXXXX"; } 2>"$log") ||
+        fail "no place for Rust ($(last_words)); name a directory in CARGO_HOME, $remedy"
     installer=$installer_dir/rustup-init # it looks at its own name
 
     # No redirection can lead away from TLS either. The limits end a connection that hangs.

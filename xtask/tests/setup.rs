@@ -364,6 +364,15 @@ fn the_kernel_of_the_lab_is_fetched_before_the_tests() {
 }
 
 #[test]
+fn a_home_that_cannot_be_written_to_is_named() {
+    let machine = Machine::new("home");
+    // Not by its permissions, which root passes over.
+    fs::write(machine.0.join("home/.cargo"), "a file").unwrap();
+    machine.assert_fails("", "no place for Rust (mkdir: ");
+    assert_eq!(machine.called("curl"), None);
+}
+
+#[test]
 fn a_processor_without_a_pinned_installer_is_named() {
     let machine = Machine::new("processor");
     machine.program("uname", "#!/bin/sh\necho riscv64\n");
