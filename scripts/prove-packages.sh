@@ -1,7 +1,8 @@
 #!/bin/sh
 # Proves that scripts/packages.txt is complete: in a fresh Debian tree (debootstrap, nothing but the
-# minimal system) the committed state of this checkout is set up and built, or a make target is run.
-# Usage, as root: scripts/prove-packages.sh [build|demo|test|bench]
+# minimal system) the committed state of this checkout is set up and built, or a make target is run;
+# or, after the set-up for that target, another command.
+# Usage, as root: scripts/prove-packages.sh [build|demo|test|bench [COMMAND]]
 #
 # Everything is mounted in a mount namespace of its own, which the kernel takes down with its last
 # process, so no mount can stay behind however this script ends.
@@ -11,6 +12,7 @@ set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 target=${1:-build}
+command=${2:-make $target}
 cargo_home=${CARGO_HOME:-$HOME/.cargo}
 rustup_home=${RUSTUP_HOME:-$HOME/.rustup}
 
@@ -45,13 +47,13 @@ outer() {
         { tail -n 20 "$work/log" >&2; fail "debootstrap failed (last lines above)"; }
     git clone --quiet --no-hardlinks "$root" "$work/tree/ksf"
     unshare --mount --propagation private --pid --fork --kill-child \
-        "$0" --inner "$target" "$work"
-    say "passed: '$target' in a fresh $VERSION_CODENAME with nothing but scripts/packages.txt"
+        "$0" --inner "$target" "$command" "$work"
+    say "passed: '$target' ($command) in a fresh $VERSION_CODENAME with nothing but scripts/packages.txt"
 }
 
 # Inner half: in the namespaces; mounts, then runs the target in the tree.
 inner() {
-    work=$2
+    work=$3
     tree=$work/tree
     mount --bind "$tree" "$tree" # makes the tree's / a mount point, as on a machine
     mount -t proc proc "$tree/proc"
@@ -73,12 +75,10 @@ inner() {
             target/release/ksf --version' ;;
         # With what the set-up has brought the target needs no network, and gets none: a loopback of
         # its own, which nothing else on this machine uses or disturbs.
-        *) script="scripts/setup.sh $1 &&
-            scripts/cargo fetch --locked --target $(uname -m)-unknown-linux-gnu &&
-            unshare --net sh -c 'ip link set lo up && exec make $1'" ;;
+        *) script="scripts/setup.sh $1 && unshare --net sh -ec 'ip link set lo up; eval \"\$COMMAND\"'" ;;
     esac
     # A clean environment: what the calling shell has set is not there on a fresh machine.
-    env -i HOME="$HOME" TERM="${TERM:-dumb}" CI="${CI:-}" RUSTUP_HOME="$rustup_home" \
+    env -i COMMAND="$2" HOME="$HOME" TERM="${TERM:-dumb}" CI="${CI:-}" RUSTUP_HOME="$rustup_home" \
         CARGO_HOME="$cargo_home" PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
         chroot "$tree" /bin/sh -ec "cd /ksf && $script"
 }

@@ -1,15 +1,45 @@
 #!/bin/sh
-# Gets a Debian 12 machine ready: packages of scripts/packages.txt, and the Rust toolchain of
-# rust-toolchain.toml. Installs only what is missing, so a second run is quick, needs no network
-# and no root. Usage: scripts/setup.sh [demo|test|bench|lab]
+# Gets a Debian 12 machine ready: packages of scripts/packages.txt, the Rust toolchain of
+# rust-toolchain.toml, the crates of Cargo.lock, and the kernel of the VM lab. After it nothing that
+# the target does needs the network. Installs only what is missing, so a second run is quick, needs
+# no network and no root. Usage: scripts/setup.sh [demo|test|bench|lab]
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 target=${1:-demo}
+cargo_home=${CARGO_HOME:-$HOME/.cargo}
+policy=/usr/sbin/policy-rc.d
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 fail() { say "$@"; exit 1; }
 is_root() { [ "$(id -u)" -eq 0 ]; }
+
+scratch=$(mktemp -d)
+log=$scratch/log
+installer_dir=
+policy_added=
+clean_up() {
+    rm -rf "$scratch" ${installer_dir:+"$installer_dir"}
+    [ -z "$policy_added" ] || rm -f "$policy"
+}
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# Runs a command quietly; if it fails, shows the end of its output and says so.
+quietly() {
+    attempt "$@" || {
+        code=$?
+        tail -n 20 "$log" >&2
+        fail "'$*' failed with code $code (last lines above)"
+    }
+}
+
+# Runs a command; what it says is in the log, and its exit status is the answer.
+attempt() { "$@" >"$log" 2>&1; }
+
+# The last thing the command said, for a message of one line.
+last_words() { grep '[^ ]' "$log" | tail -n 1; }
 
 # --- packages ---------------------------------------------------------------------------------
 
@@ -24,6 +54,8 @@ groups() {
     is_root || return 0
     echo kernel
     [ "$target" = demo ] || echo peers
+    # Without root the machines run as well, but their tests are not worth a refusal: they skip.
+    [ "$target" != test ] || echo lab
 }
 
 packages_wanted() {
@@ -42,47 +74,40 @@ packages_missing() {
 # Some packages bring a daemon (rpcbind, nfs-ganesha). The tests start their own, in a namespace,
 # so nothing may start on the machine because of an installation.
 deny_daemons() {
-    policy=/usr/sbin/policy-rc.d
-    [ ! -e $policy ] || return 0
-    printf '#!/bin/sh\nexit 101\n' >$policy
-    chmod +x $policy
-    remove="$remove $policy"
+    [ ! -e "$policy" ] || return 0
+    policy_added=yes
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod +x "$policy"
 }
 
-# Runs a command quietly; shows the end of its output only if it fails.
-quietly() {
-    "$@" >>"$log" 2>&1 && return 0
-    code=$?
-    tail -n 20 "$log" >&2
-    fail "'$*' failed with code $code (last lines above)"
+allow_daemons() {
+    [ -z "$policy_added" ] || rm -f "$policy"
+    policy_added=
 }
 
+apt_get() { quietly apt-get -o DPkg::Lock::Timeout=300 "$@"; }
+
+# Lists of package names are words that are to be split.
+# shellcheck disable=SC2046,SC2086
 install_packages() {
     command -v dpkg-query >/dev/null 2>&1 || {
         say "not Debian: nothing installed. Needed, by their Debian names:" $(packages_wanted)
         return 0
     }
-    missing=$(packages_missing)
+    missing=$(packages_missing | tr '\n' ' ')
     [ -n "$missing" ] || return 0
-    missing=$(echo $missing)
     is_root || fail "packages are missing; as root run: apt-get install --no-install-recommends $missing"
 
-    remove=
-    log=$(mktemp)
-    trap 'rm -f $log $remove' EXIT
-    trap 'exit 130' INT
-    trap 'exit 143' TERM
     deny_daemons
     # A daemon's unit is enabled by its package; it must not come up at the next boot either.
-    units_before=$(enabled_units)
+    units_before=$(enabled_units | tr '\n' ' ')
     export DEBIAN_FRONTEND=noninteractive
     say "apt-get update"
-    quietly apt-get -o DPkg::Lock::Timeout=300 update
+    apt_get update
     say "apt-get install $missing"
-    quietly apt-get -o DPkg::Lock::Timeout=300 install --yes --no-install-recommends $missing
+    apt_get install --yes --no-install-recommends $missing
     disable_new_units
-    rm -f $log $remove
-    trap - EXIT INT TERM
+    allow_daemons
 }
 
 enabled_units() {
@@ -93,7 +118,7 @@ enabled_units() {
 
 disable_new_units() {
     for unit in $(enabled_units); do
-        case " $(echo $units_before) " in
+        case " $units_before" in
             *" $unit "*) ;;
             *) say "disable $unit" && quietly systemctl disable "$unit" ;;
         esac
@@ -102,28 +127,81 @@ disable_new_units() {
 
 # --- toolchain --------------------------------------------------------------------------------
 
+# A value of rust-toolchain.toml; of a list, its words.
+pinned() { sed -n "s/^$1 *= *//p" "$root/rust-toolchain.toml" | tr -d '[]",'; }
+
 install_toolchain() {
     "$root/scripts/cargo" --version >/dev/null 2>&1 && return 0
-    channel=$(sed -n 's/^channel *= *"\(.*\)"/\1/p' "$root/rust-toolchain.toml")
-    log=$(mktemp)
-    trap 'rm -f $log' EXIT
-    rustup=$(command -v rustup || echo "${CARGO_HOME:-$HOME/.cargo}/bin/rustup")
-    if [ ! -x "$rustup" ]; then
-        say "rustup (into ${CARGO_HOME:-$HOME/.cargo}, shell profiles stay as they are)"
-        script=$(mktemp)
-        trap 'rm -f $log $script' EXIT
-        quietly curl --proto '=https' --tlsv1.2 -sSf -o "$script" https://sh.rustup.rs
-        quietly sh "$script" -y --no-modify-path --default-toolchain none
-    fi
+    channel=$(pinned channel)
+    remedy="or install Rust $channel yourself (https://rustup.rs), and run this again"
+    rustup=$(command -v rustup || echo "$cargo_home/bin/rustup")
+    [ -x "$rustup" ] || install_rustup
     say "rustup toolchain install $channel"
-    quietly "$rustup" toolchain install "$channel" --profile minimal -c rustfmt -c clippy
-    "$root/scripts/cargo" --version >/dev/null ||
-        fail "the toolchain was installed but does not run (message above)"
+    set --
+    for component in $(pinned components); do set -- "$@" --component "$component"; done
+    attempt "$rustup" toolchain install "$channel" --profile "$(pinned profile)" --no-self-update "$@" ||
+        fail "cannot install Rust $channel by rustup ($(last_words)); connect to the network, $remedy"
+    attempt "$root/scripts/cargo" --version ||
+        fail "Rust $channel was installed but does not run ($(last_words)); reinstall it, $remedy"
+}
+
+# Nothing that came over the network is run before it is known to be whole and what was pinned.
+install_rustup() {
+    pin=$(grep "/$(uname -m)-unknown-linux-gnu/rustup-init\$" "$root/scripts/rustup.sha256") ||
+        fail "no Rust here, and no rustup for $(uname -m) in scripts/rustup.sha256; add it there, $remedy"
+    sum=${pin%% *}
+    url=${RUSTUP_UPDATE_ROOT:-https://static.rust-lang.org/rustup}/${pin##* }
+    say "rustup (into $cargo_home, shell profiles stay as they are)"
+    # Not in /tmp, from where a careful administrator lets nothing be run.
+    installer_dir=$({ mkdir -p "$cargo_home" && mktemp -d "$cargo_home/ksf-setup.XXXXXX"; } 2>"$log") ||
+        fail "no place for Rust ($(last_words)); name a directory in CARGO_HOME, $remedy"
+    installer=$installer_dir/rustup-init # it looks at its own name
+
+    # No redirection can lead away from TLS either. The limits end a connection that hangs.
+    attempt curl --proto '=https' --tlsv1.2 --fail --location --silent --show-error --retry 3 \
+        --connect-timeout 30 --speed-limit 1 --speed-time 60 --output "$installer" "$url" ||
+        fail "cannot download $url ($(last_words)); connect to the network, $remedy"
+    echo "$sum  $installer" | sha256sum --check --status 2>/dev/null ||
+        fail "$url came incomplete or changed ($(wc -c <"$installer") bytes), it was not run; run this again, $remedy"
+    chmod +x "$installer"
+    # An old Rust in PATH is no reason to stop: scripts/cargo knows which to take.
+    attempt env RUSTUP_INIT_SKIP_PATH_CHECK=yes \
+        "$installer" -y --no-modify-path --profile minimal --default-toolchain none ||
+        fail "the installer of rustup failed with code $? ($(last_words)); look into $cargo_home, $remedy"
+    [ -x "$rustup" ] || fail "the installer of rustup left no $rustup; look into $cargo_home, $remedy"
+}
+
+# --- what builds and tests would download -----------------------------------------------------
+
+fetch_crates() {
+    attempt "$root/scripts/cargo" fetch --locked --target "$(uname -m)-unknown-linux-gnu" \
+        --manifest-path "$root/Cargo.toml" && return 0
+    fail "cargo cannot fetch the crates of Cargo.lock ($(last_words)); connect to the network, and run this again"
+}
+
+fetch_kernel() {
+    case $target in test | lab) ;; *) return 0 ;; esac
+    command -v qemu-system-x86_64 >/dev/null 2>&1 || return 0 # the tests say what they lack
+    attempt lab_kernel && return 0
+    # The lists of apt may be older than the mirror, or not here at all, as in images of containers.
+    if is_root && command -v apt-get >/dev/null 2>&1; then
+        say "apt-get update"
+        attempt apt-get -o DPkg::Lock::Timeout=300 update && attempt lab_kernel && return 0
+    fi
+    why="no kernel for the VM lab ($(last_words))"
+    [ -z "${CI:-}" ] || fail "$why"
+    say "$why; its tests will be skipped"
+}
+
+lab_kernel() {
+    "$root/scripts/cargo" run --quiet --locked --manifest-path "$root/Cargo.toml" -p ksf-lab -- kernel
 }
 
 groups_wanted=$(groups) # aborts here on a wrong target
 install_packages
 install_toolchain
+fetch_crates
+fetch_kernel
 if ! is_root; then
     say "not root: the kernel engine is left out; for it run the same command as root"
 fi

@@ -24,7 +24,7 @@ pub enum Error {
 
     /// There is no kernel to boot: not in the cache, and not to be had from Debian.
     #[error(
-        "no kernel to boot: {reason}; connect to a Debian mirror and run apt-get update, or unpack a linux-image \
+        "no kernel to boot: {reason}; connect to a Debian mirror and run scripts/setup.sh test, or unpack a linux-image \
          package (dpkg-deb -x) and name that directory in KSF_LAB_KERNEL"
     )]
     NoKernel {

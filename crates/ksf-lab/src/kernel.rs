@@ -24,7 +24,8 @@ impl Kernel {
     /// Debian's kernel is downloaded at the first call (70 MB, no root needed) with the machine's own apt, which
     /// checks its signature. It is kept in `ksf-lab` of cargo's target directory for programs that cargo built, else
     /// in `$XDG_CACHE_HOME/ksf-lab`; `KSF_LAB_CACHE` names another directory. Processes that need it at the same time
-    /// wait for the first. Remove the directory to get a newer kernel.
+    /// wait for the first. Remove the directory to get a newer kernel. `scripts/setup.sh test` does the download before
+    /// the tests, which then need no network.
     pub fn from_environment() -> Result<Kernel, Error> {
         if let Some(root) = std::env::var_os("KSF_LAB_KERNEL") {
             return Kernel::at(Path::new(&root));
