@@ -113,6 +113,12 @@ pub(crate) struct ServerArgs {
     /// CPUs for shards, as in 0-3,8; the mask of the process is never widened
     #[arg(long, value_name = "LIST")]
     pub(crate) cpus: Option<CpuList>,
+    /// Worker threads that share all connections: a message goes to whichever is free [default: none, each shard
+    /// answers its own connections]
+    ///
+    /// For services that block or compute. The kernel half does not stand in front of workers.
+    #[arg(long, value_name = "N", value_parser = crate::limits::number::<1, 1024>)]
+    pub(crate) workers: Option<u64>,
     /// Answer UDP by XDP on this interface; repeatable [default: lo for loopback addresses]
     #[arg(long, value_name = "IFACE", conflicts_with = "no_xdp")]
     pub(crate) xdp: Vec<String>,

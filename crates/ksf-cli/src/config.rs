@@ -72,6 +72,8 @@ pub(crate) struct ServiceTable {
     pub(crate) object: Option<PathBuf>,
     /// Interface for XDP, `"none"` to answer UDP in user space.
     pub(crate) xdp: Option<String>,
+    /// Worker threads that share all connections of the service; each shard answers its own if missing.
+    pub(crate) workers: Option<Number<1, 1024>>,
     /// Bytes the kernel half may have outstanding on a connection.
     pub(crate) window_bytes: Option<Number<1, { u32::MAX as u64 }>>,
     /// Limits that differ from the common ones.
@@ -92,6 +94,8 @@ pub(crate) enum Kind {
     Rpc,
     /// A program written against the SDK.
     Bpf,
+    /// Takes as long as a message says: to see what scheduling does.
+    Work,
 }
 
 impl Config {
@@ -157,8 +161,9 @@ impl ServiceTable {
         if self.kind == Kind::Bpf && self.object.is_none() {
             return Err(format!("service \"{name}\": kind = \"bpf\" needs object = \"FILE.bpf.o\""));
         }
-        if self.kind == Kind::Bpf && self.listen.is_empty() {
-            return Err(format!("service \"{name}\": kind = \"bpf\" has no usual port; add listen"));
+        if matches!(self.kind, Kind::Bpf | Kind::Work) && self.listen.is_empty() {
+            let kind = if self.kind == Kind::Bpf { "bpf" } else { "work" };
+            return Err(format!("service \"{name}\": kind = \"{kind}\" has no usual port; add listen"));
         }
         Ok(())
     }
@@ -243,6 +248,8 @@ mod tests {
             (format!("{service}object = \"x\""), "only kind = \"bpf\""),
             (format!("{service}rpcbind = true"), "only kind = \"rpc\""),
             (service.replace("echo", "bpf"), "needs object"),
+            (service.replace("echo", "work"), "no usual port"),
+            (format!("{service}workers = 0"), "workers"),
             (service.replace("\"a\"", "\"a b\""), "letters"),
         ] {
             let error = parse(&text).unwrap_err();

@@ -84,6 +84,18 @@ pub enum ConnectionError {
         /// The limit.
         limit: usize,
     },
+    /// No byte moved for too long.
+    #[error("no byte moved for idle_timeout_ms ({limit_ms})")]
+    IdleTimeout {
+        /// The limit.
+        limit_ms: u64,
+    },
+    /// Whoever works on its messages wanted it closed.
+    #[error("the service closed the connection")]
+    ClosedByService,
+    /// The multiplexor takes no more messages: it is being stopped.
+    #[error("the server stops")]
+    Stopping,
     /// A worker panicked with a message of this connection in its hand.
     #[error("a worker failed with a message of this connection in its hand")]
     WorkerPanicked,
@@ -103,7 +115,8 @@ impl ConnectionError {
             Self::Program(_) => Errno::PROTO,
             Self::HandedBack => Errno::NODATA,
             Self::MemoryLimit { .. } => Errno::NOMEM,
-            Self::WorkerPanicked => Errno::CANCELED,
+            Self::IdleTimeout { .. } => Errno::TIMEDOUT,
+            Self::WorkerPanicked | Self::ClosedByService | Self::Stopping => Errno::CANCELED,
         };
         errno.raw_os_error()
     }
@@ -163,6 +176,9 @@ pub enum RecvError {
     /// Receiving is disabled on this socket, and the call does not wait.
     #[error("receiving is disabled on this socket")]
     Disabled,
+    /// The multiplexor was stopped, and no message is left.
+    #[error("the multiplexor was stopped")]
+    Stopped,
     /// A connection ended; its messages came before this. Only for sockets that asked for it.
     #[error("connection {connection} ended: {error}")]
     Connection {

@@ -5,29 +5,44 @@
 //! leave together, bytes TCP had no room for, a message that began and must end in time. While the list is empty the
 //! thread sleeps.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use ksf::limits::Time;
 
 use crate::link::Link;
 use crate::mux::{Shared, now};
 use crate::sync::Arc;
 
 /// Longest time a reply waits for others to leave with, when its worker is held up by the next message.
-const CORK: Duration = Duration::from_millis(1);
+pub(crate) const CORK: Duration = Duration::from_millis(1);
 
-/// The time between looks while nothing but time limits is to be kept.
-const TICK: Duration = Duration::from_millis(10);
+/// How exactly the time for a message to arrive and the time to send it are kept, and how long bytes wait that TCP had no
+/// room for when no worker is there to hear that it has.
+pub(crate) const TIMED: Duration = Duration::from_millis(10);
 
-/// Looks without corked replies after which the longer time is used.
+/// How exactly the time without any byte is kept.
+pub(crate) const IDLE: Duration = Duration::from_millis(100);
+
+/// Looks without corked replies after which a longer time is used: a connection that corks will do so again.
 const CALM_LOOKS: u32 = 100;
 
 #[derive(Debug)]
 pub(crate) struct Keeper {
-    list: Mutex<Vec<Arc<Link>>>,
+    list: Mutex<List>,
     changed: Condvar,
-    running: AtomicBool,
-    stop: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct List {
+    links: Vec<Arc<Link>>,
+    /// Connections closed from this side that may still read, and until when.
+    lingering: Vec<(OwnedFd, Time)>,
+    /// How long the thread sleeps now; `None`: until it is woken.
+    sleeps: Option<Duration>,
+    stop: bool,
 }
 
 impl std::fmt::Debug for Link {
@@ -38,63 +53,109 @@ impl std::fmt::Debug for Link {
 
 impl Keeper {
     pub(crate) fn new() -> Self {
-        Self { list: Mutex::default(), changed: Condvar::new(), running: false.into(), stop: false.into() }
+        Self { list: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Puts a connection on the list, if it is not there.
-    pub(crate) fn look_after(&self, link: &Arc<Link>) {
-        if link.listed.swap(true, Ordering::SeqCst) {
+    /// Puts a connection on the list, if it is not there, to be looked at within this time.
+    pub(crate) fn look_after(&self, link: &Arc<Link>, within: Duration) {
+        let is_new = !link.listed.swap(true, Ordering::SeqCst);
+        if !is_new && within > CORK {
             return;
         }
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        list.push(Arc::clone(link));
-        if list.len() == 1 && !self.running.load(Ordering::SeqCst) {
+        let mut list = self.lock();
+        if is_new {
+            list.links.push(Arc::clone(link));
+        }
+        self.hurry(list, within);
+    }
+
+    /// Closes a socket when its peer has, or at `deadline`.
+    pub(crate) fn linger(&self, socket: OwnedFd, deadline: Time) {
+        let mut list = self.lock();
+        list.lingering.push((socket, deadline));
+        self.hurry(list, TIMED);
+    }
+
+    pub(crate) fn stop(&self) {
+        let mut list = self.lock();
+        list.stop = true;
+        self.hurry(list, Duration::ZERO);
+    }
+
+    /// Wakes the thread if it would sleep for longer.
+    fn hurry(&self, list: MutexGuard<'_, List>, within: Duration) {
+        let late = list.sleeps.is_none_or(|sleeps| sleeps > within);
+        drop(list);
+        if late {
             self.changed.notify_one();
         }
     }
 
-    pub(crate) fn stop(&self) {
-        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        self.stop.store(true, Ordering::SeqCst);
-        drop(list);
-        self.changed.notify_one();
+    fn lock(&self) -> MutexGuard<'_, List> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The thread.
     pub(crate) fn run(shared: &Shared) {
         let keeper = &shared.keeper;
-        let mut calm = 0;
-        let mut links = Vec::new();
-        loop {
-            let mut list = keeper.list.lock().unwrap_or_else(PoisonError::into_inner);
-            keeper.running.store(false, Ordering::SeqCst);
-            while list.is_empty() && !keeper.stop.load(Ordering::SeqCst) {
-                list = keeper.changed.wait(list).unwrap_or_else(PoisonError::into_inner);
-            }
-            keeper.running.store(true, Ordering::SeqCst);
-            if keeper.stop.load(Ordering::SeqCst) {
-                list.drain(..);
-                return;
-            }
-            links.append(&mut list);
+        let mut calm = CALM_LOOKS;
+        let mut list = keeper.lock();
+        while !list.stop {
+            let mut links = std::mem::take(&mut list.links);
+            let mut lingering = std::mem::take(&mut list.lingering);
             drop(list);
-            let mut corked = false;
+            let time = now();
+            lingering.retain(|(socket, deadline)| time < *deadline && !has_ended(socket));
+            let mut soonest = (!lingering.is_empty()).then_some(TIMED);
             links.retain(|link| {
-                let (stays, was_corked) = look(shared, link);
-                corked |= was_corked;
-                stays
+                let next = look(shared, link);
+                soonest = soonest.into_iter().chain(next).min();
+                next.is_some()
             });
-            let mut list = keeper.list.lock().unwrap_or_else(PoisonError::into_inner);
-            list.append(&mut links);
-            drop(list);
-            calm = if corked { 0 } else { calm + 1 };
-            std::thread::sleep(if calm < CALM_LOOKS { CORK } else { TICK });
+            calm = if soonest == Some(CORK) { 0 } else { calm + 1 };
+            if calm < CALM_LOOKS {
+                soonest = Some(CORK);
+            }
+            list = keeper.lock();
+            // Behind those that were put on it meanwhile, which are few.
+            list.links.append(&mut links);
+            list.lingering.append(&mut lingering);
+            list.sleeps = soonest;
+            if list.stop {
+                break;
+            }
+            list = match soonest {
+                None if list.links.is_empty() && list.lingering.is_empty() => {
+                    keeper.changed.wait(list).unwrap_or_else(PoisonError::into_inner)
+                }
+                _ => {
+                    let time = soonest.unwrap_or(CORK);
+                    keeper.changed.wait_timeout(list, time).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+            // While it looks it will come by again at once.
+            list.sleeps = Some(Duration::ZERO);
         }
+        list.links.clear();
+        list.lingering.clear();
     }
 }
 
-/// Looks after one connection. Whether it stays on the list, and whether replies were held back.
-fn look(shared: &Shared, link: &Arc<Link>) -> (bool, bool) {
+/// Throws away what still comes, and says whether the peer has closed.
+fn has_ended(socket: &OwnedFd) -> bool {
+    let mut waste = [0; 4096];
+    for _ in 0..64 {
+        match rustix::net::recv(socket, &mut waste[..], rustix::net::RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return true,
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return errno != rustix::io::Errno::AGAIN,
+        }
+    }
+    false
+}
+
+/// Looks after one connection. Returns within what time it must be looked at again, if at all.
+fn look(shared: &Shared, link: &Arc<Link>) -> Option<Duration> {
     // First off the list, then the look: what comes later puts it on again.
     link.listed.store(false, Ordering::SeqCst);
     let corked = link.corked.load(Ordering::SeqCst);
@@ -102,8 +163,18 @@ fn look(shared: &Shared, link: &Arc<Link>) -> (bool, bool) {
         shared.send(link);
     }
     shared.check_time(link, now());
-    let unfinished = link.unfinished_bytes.load(Ordering::SeqCst) > 0;
-    let keep = (unfinished || link.outbox.bytes() > 0) && !link.detached.load(Ordering::SeqCst);
-    let stays = keep && !link.listed.swap(true, Ordering::SeqCst);
-    (stays, corked)
+    if link.detached.load(Ordering::SeqCst) {
+        return None;
+    }
+    let next = if corked {
+        CORK
+    } else if link.outbox.bytes() > 0 || link.unfinished_bytes.load(Ordering::SeqCst) > 0 {
+        TIMED
+    } else if shared.limits().idle_timeout_ms > 0 {
+        IDLE
+    } else {
+        return None;
+    };
+    // On the list again already: by somebody else, with a place of its own.
+    (!link.listed.swap(true, Ordering::SeqCst)).then_some(next)
 }

@@ -14,6 +14,7 @@ mod mux;
 mod options;
 mod outbox;
 pub mod scheduler;
+mod service;
 mod socket;
 mod sync;
 
@@ -21,4 +22,5 @@ pub use error::{AttachError, ConnectionError, RecvError, SendError};
 pub use monitor::Event;
 pub use mux::{ConnectionId, Detached, Mux};
 pub use options::{Classify, Limits, MessageFraming, Options, Ordering};
+pub use service::{Workers, WorkersOptions};
 pub use socket::{Message, MessageSocket, SendOptions};

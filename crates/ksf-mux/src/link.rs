@@ -1,5 +1,6 @@
 //! One attached connection.
 
+use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -43,9 +44,18 @@ pub(crate) struct Link {
     /// Readers were told of the error.
     pub(crate) reported: AtomicBool,
     pub(crate) detached: AtomicBool,
-    /// Set by whoever runs a service: its state for this connection.
-    pub(crate) attachment: OnceLock<Box<dyn std::any::Any + Send + Sync>>,
+    pub(crate) attachment: OnceLock<Attachment>,
     pub(crate) counts: Counts,
+    /// When bytes moved last, on the monotonic clock.
+    pub(crate) active_at: AtomicU64,
+}
+
+/// What whoever attached a connection wants to go with it.
+pub(crate) struct Attachment {
+    /// Its state for this connection.
+    pub(crate) state: Box<dyn Any + Send + Sync>,
+    /// Told once, when the connection ends.
+    pub(crate) ended: fn(&Link, &ConnectionError),
 }
 
 /// Counters of one connection, under the names AF_KCM gives them.
@@ -93,12 +103,13 @@ impl Link {
             detached: AtomicBool::new(false),
             attachment: OnceLock::new(),
             counts: Counts::default(),
+            active_at: AtomicU64::new(crate::mux::now().0),
         }
     }
 
     /// True while more of it may not be received.
     pub(crate) fn is_full(&self) -> bool {
-        let limits = &self.mux.options.limits;
+        let limits = self.mux.limits();
         let waiting = self.waiting_messages.load(Ordering::SeqCst);
         waiting >= limits.connection_messages_max
             || self.waiting_bytes.load(Ordering::SeqCst) > limits.connection_bytes_max

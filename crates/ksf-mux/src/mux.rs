@@ -8,20 +8,21 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use ksf::limits::Time;
+use ksf::output::{Output, Spares};
 use ksf::pool::{Chunk, Pool};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketType, sockopt};
 
 use crate::error::{AttachError, ConnectionError};
-use crate::keeper::Keeper;
-use crate::link::Link;
+use crate::keeper::{self, Keeper};
+use crate::link::{Attachment, Link};
 use crate::monitor::{Event, Events};
-use crate::options::{MessageFraming, Options};
+use crate::options::{Limits, MessageFraming, Options};
 use crate::outbox::Sent;
 use crate::scheduler::{Scheduler, Worker};
 use crate::socket::MessageSocket;
@@ -74,6 +75,7 @@ pub struct Detached {
 /// What all handles share.
 pub(crate) struct Shared {
     pub(crate) options: Options,
+    limits: RwLock<Arc<Limits>>,
     pub(crate) scheduler: Scheduler<Arc<Link>>,
     pub(crate) keeper: Keeper,
     pub(crate) events: Events,
@@ -87,6 +89,7 @@ pub(crate) struct Shared {
     pub(crate) reports: Mutex<std::collections::VecDeque<(ConnectionId, ConnectionError)>>,
     pub(crate) reports_wanted: AtomicUsize,
     users: AtomicUsize,
+    stopped: AtomicBool,
     /// Whose turn it is for a message to any connection.
     pub(crate) turn: AtomicUsize,
     pub(crate) counts: MuxCounts,
@@ -99,6 +102,9 @@ pub(crate) struct MuxCounts {
     pub(crate) unattach: AtomicU64,
     pub(crate) tx_retries: AtomicU64,
     pub(crate) wakes: AtomicU64,
+    pub(crate) rx_bytes: AtomicU64,
+    pub(crate) tx_bytes: AtomicU64,
+    pub(crate) rx_pauses: AtomicU64,
 }
 
 #[derive(Default)]
@@ -151,6 +157,7 @@ impl Mux {
         epoll::add(&epoll, &signal, epoll::EventData::new_u64(SIGNAL), epoll::EventFlags::IN | epoll::EventFlags::ET)?;
         let shared = Arc::new(Shared {
             scheduler: Scheduler::new(&options.class_caps),
+            limits: RwLock::new(Arc::new(options.limits.clone())),
             options,
             keeper: Keeper::new(),
             events: Events::new()?,
@@ -161,6 +168,7 @@ impl Mux {
             reports: Mutex::default(),
             reports_wanted: AtomicUsize::new(0),
             users: AtomicUsize::new(1),
+            stopped: AtomicBool::new(false),
             turn: AtomicUsize::new(0),
             counts: MuxCounts::default(),
         });
@@ -191,6 +199,31 @@ impl Mux {
         self.shared().attach(socket, framing, ordering, None)
     }
 
+    /// The same, with something to go with the connection, and a function that is told when it ends.
+    pub(crate) fn attach_served(
+        &self,
+        socket: OwnedFd,
+        framing: MessageFraming,
+        ordering: crate::options::Ordering,
+        attachment: Attachment,
+    ) -> Result<ConnectionId, AttachError> {
+        self.shared().attach(socket, framing, ordering, Some(attachment))
+    }
+
+    /// Ends a connection and lets go of it at once.
+    pub(crate) fn abort(&self, connection: ConnectionId, error: ConnectionError) {
+        let shared = self.shared();
+        if let Some(link) = shared.find(connection) {
+            shared.end(&link, error);
+            drop(shared.detach(connection));
+        }
+    }
+
+    /// Counters.
+    pub(crate) fn counts(&self) -> &MuxCounts {
+        &self.shared().counts
+    }
+
     /// Takes a connection away. Messages of it that wait or are being worked on stay valid; answers to them fail.
     /// `None` if there is no such connection.
     pub fn detach(&self, connection: ConnectionId) -> Option<Detached> {
@@ -201,6 +234,27 @@ impl Mux {
     pub fn reply(&self, connection: ConnectionId, body: &[u8]) -> Result<(), crate::SendError> {
         let link = self.shared().find(connection).ok_or(crate::SendError::Gone(connection))?;
         self.shared().reply(&link, false, |tail| tail.extend_from_slice(body))
+    }
+
+    /// Replaces the limits, for connections that are attached, too.
+    pub fn set_limits(&self, limits: Limits) {
+        *self.shared().limits.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(limits);
+    }
+
+    /// The limits now.
+    pub fn limits(&self) -> Arc<Limits> {
+        self.shared().limits()
+    }
+
+    /// Takes no more messages from any connection, apart from those that have begun to arrive. The messages that are
+    /// there are still received; connections that have none left end.
+    pub fn finish_reading(&self) {
+        self.shared().finish_reading();
+    }
+
+    /// Ends every wait for messages, for good: receivers get what is queued, then [`RecvError::Stopped`](crate::RecvError).
+    pub fn stop(&self) {
+        self.shared().stop();
     }
 
     /// Connections attached.
@@ -280,7 +334,7 @@ impl Shared {
         socket: OwnedFd,
         framing: MessageFraming,
         ordering: crate::options::Ordering,
-        attachment: Option<Box<dyn std::any::Any + Send + Sync>>,
+        attachment: Option<Attachment>,
     ) -> Result<ConnectionId, AttachError> {
         let system = |step| move |errno: Errno| AttachError::System { step, source: errno.into() };
         check_stream(&socket)?;
@@ -293,7 +347,7 @@ impl Shared {
             error
         };
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        let limit = self.options.limits.connections_max;
+        let limit = self.limits().connections_max;
         if table.all.len() >= limit {
             return Err(forget(AttachError::TooMany { limit }));
         }
@@ -322,6 +376,9 @@ impl Shared {
             return Err(forget(system("epoll_ctl")(errno)));
         }
         self.counts.attach.fetch_add(1, Ordering::Relaxed);
+        if self.limits().idle_timeout_ms > 0 {
+            self.keeper.look_after(&link, keeper::IDLE);
+        }
         Ok(id)
     }
 
@@ -359,8 +416,37 @@ impl Shared {
             drop(reports);
             self.wake(self.scheduler.push_visit(None, Arc::clone(link)));
         }
-        if self.options.detach_ended && link.is_done() && self.detach(link.id).is_some() {
+        if self.options.detach_ended
+            && link.is_done()
+            && let Some(detached) = self.detach(link.id)
+        {
             self.events.push(Event::Detached { connection: link.id });
+            if !matches!(error, ConnectionError::PeerClosed | ConnectionError::Socket { .. }) {
+                // Closing with unread bytes would reset the connection, and destroy what is on its way to the peer.
+                let _ = rustix::net::shutdown(&detached.socket, rustix::net::Shutdown::Write);
+                self.keeper.linger(detached.socket, now().plus_ms(self.limits().linger_timeout_ms));
+            }
+        }
+    }
+
+    pub(crate) fn limits(&self) -> Arc<Limits> {
+        Arc::clone(&self.limits.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::SeqCst)
+    }
+
+    fn stop(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+        self.wake(self.scheduler.wake_all());
+    }
+
+    fn finish_reading(&self) {
+        for link in self.all() {
+            if link.unfinished_bytes.load(Ordering::SeqCst) == 0 {
+                self.end(&link, ConnectionError::Stopping);
+            }
         }
     }
 
@@ -398,11 +484,30 @@ impl Shared {
         Ok(())
     }
 
+    /// The same with a body that is sent from where it lies.
+    pub(crate) fn reply_chunk(&self, link: &Arc<Link>, more: bool, body: Chunk) -> Result<(), crate::SendError> {
+        if link.detached.load(Ordering::SeqCst) {
+            return Err(crate::SendError::Gone(link.id));
+        }
+        link.outbox.push_chunk(&link.framing, body).map_err(crate::SendError::Unframable)?;
+        self.queued(link, more);
+        Ok(())
+    }
+
+    /// The same with what a service wrote, framing included.
+    pub(crate) fn send_framed(&self, link: &Arc<Link>, output: Output, spares: &mut Spares, more: bool) {
+        if output.is_empty() && !link.corked.load(Ordering::SeqCst) {
+            return;
+        }
+        link.outbox.append(output, spares);
+        self.queued(link, more);
+    }
+
     pub(crate) fn queued(&self, link: &Arc<Link>, more: bool) {
         link.counts.tx_messages.fetch_add(1, Ordering::Relaxed);
         if more {
             if !link.corked.swap(true, Ordering::SeqCst) {
-                self.keeper.look_after(link);
+                self.keeper.look_after(link, keeper::CORK);
             }
         } else {
             self.send(link);
@@ -415,18 +520,26 @@ impl Shared {
         match link.outbox.send() {
             Sent::Elsewhere => {}
             Sent::All(bytes) => {
-                link.counts.tx_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+                self.sent(link, bytes);
                 self.resume(link);
                 if link.error.get().is_some() {
                     self.settle(link);
                 }
             }
             Sent::Blocked(bytes) => {
-                link.counts.tx_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-                self.keeper.look_after(link);
+                self.sent(link, bytes);
+                self.keeper.look_after(link, keeper::TIMED);
                 self.resume(link);
             }
             Sent::Failed(errno) => self.end(link, ConnectionError::Socket { errno }),
+        }
+    }
+
+    fn sent(&self, link: &Link, bytes: usize) {
+        if bytes > 0 {
+            link.counts.tx_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+            self.counts.tx_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+            link.active_at.store(now().0, Ordering::Relaxed);
         }
     }
 
@@ -434,6 +547,9 @@ impl Shared {
     pub(crate) fn end(&self, link: &Arc<Link>, error: ConnectionError) {
         if link.error.set(error.clone()).is_err() {
             return;
+        }
+        if let Some(Attachment { ended, .. }) = link.attachment.get() {
+            ended(link, &error);
         }
         let failed = matches!(error, ConnectionError::Socket { .. } | ConnectionError::SendTimeout { .. });
         self.events.push(Event::Ended { connection: link.id, error });
@@ -503,10 +619,11 @@ impl Shared {
                 if link.doomed.load(Ordering::SeqCst) {
                     reader.framer.take_unread();
                     self.charge(link, 0);
-                    ended = Some(ConnectionError::MemoryLimit { limit: self.options.limits.mux_bytes_max });
+                    ended = Some(ConnectionError::MemoryLimit { limit: self.limits().mux_bytes_max });
                     return;
                 }
                 if link.is_full() {
+                    self.counts.rx_pauses.fetch_add(1, Ordering::Relaxed);
                     link.paused.store(true, Ordering::SeqCst);
                     // What was in the way may have gone before the flag was up.
                     if link.is_full() || !link.paused.swap(false, Ordering::SeqCst) {
@@ -523,6 +640,7 @@ impl Shared {
                         return;
                     }
                     Ok((chunk, full)) => {
+                        link.active_at.store(now().0, Ordering::Relaxed);
                         let (more_wakes, error) = self.cut(link, reader, &chunk, me);
                         wakes += more_wakes;
                         ended = error;
@@ -562,14 +680,14 @@ impl Shared {
     ) -> (usize, Option<ConnectionError>) {
         let messages = &mut me.receiver.messages;
         let had_unfinished = reader.framer.unfinished_bytes() > 0;
-        let cut = reader.framer.push(chunk, now(), &self.options.limits, messages);
+        let cut = reader.framer.push(chunk, now(), &self.limits(), messages);
         let unfinished = if cut.is_ok() { reader.framer.unfinished_bytes() } else { 0 };
         if unfinished > 0 || had_unfinished {
             self.charge(link, unfinished);
         }
         if unfinished > 0 {
-            self.keeper.look_after(link);
-            if self.memory.load(Ordering::SeqCst) > self.options.limits.mux_bytes_max {
+            self.keeper.look_after(link, keeper::TIMED);
+            if self.memory.load(Ordering::SeqCst) > self.limits().mux_bytes_max {
                 self.relieve_memory();
             }
         }
@@ -580,6 +698,7 @@ impl Shared {
         }
         link.counts.rx_messages.fetch_add(count as u64, Ordering::Relaxed);
         link.counts.rx_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.counts.rx_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         link.waiting_messages.fetch_add(count, Ordering::SeqCst);
         link.waiting_bytes.fetch_add(bytes, Ordering::SeqCst);
         self.memory.fetch_add(bytes, Ordering::SeqCst);
@@ -610,7 +729,7 @@ impl Shared {
 
     /// Keeps the time limits of a connection.
     pub(crate) fn check_time(&self, link: &Arc<Link>, now: Time) {
-        let limits = &self.options.limits;
+        let limits = self.limits();
         let mut ended = None;
         let limit_ms = limits.assembly_timeout_ms;
         if limit_ms != 0 && link.unfinished_bytes.load(Ordering::SeqCst) > 0 {
@@ -619,6 +738,13 @@ impl Shared {
             // Who is not read cannot send the rest.
             if late && !link.paused.load(Ordering::SeqCst) {
                 ended = Some(ConnectionError::AssemblyTimeout { limit_ms });
+            }
+        }
+        let limit_ms = limits.idle_timeout_ms;
+        if limit_ms != 0 && link.waiting_messages.load(Ordering::SeqCst) == 0 {
+            let active = Time(link.active_at.load(Ordering::Relaxed));
+            if now > active.plus_ms(limit_ms) {
+                ended = Some(ConnectionError::IdleTimeout { limit_ms });
             }
         }
         let limit_ms = limits.send_timeout_ms;
@@ -642,6 +768,11 @@ impl Shared {
         // One while others wait too: each takes one.
         let max = if self.scheduler.has_sleepers() { 1 } else { EVENTS_MAX };
         if !self.scheduler.sleep() {
+            return Ok(());
+        }
+        if self.is_stopped() {
+            // Whoever stopped it did not see this sleeper.
+            self.scheduler.awake(0);
             return Ok(());
         }
         let waited = epoll::wait(&self.epoll, &mut buffer[..max], timeout);

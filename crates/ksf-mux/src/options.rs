@@ -93,6 +93,10 @@ pub struct Limits {
     pub assembly_timeout_ms: u64,
     /// Time in which a peer must take some of what is queued for it; 0: for ever.
     pub send_timeout_ms: u64,
+    /// Time without a byte in either direction after which a connection ends; 0: never.
+    pub idle_timeout_ms: u64,
+    /// Time a connection that was closed from this side has to take what was sent last, before it is reset.
+    pub linger_timeout_ms: u64,
     /// Messages of one connection, whole and in part, above which it is not read.
     pub connection_bytes_max: usize,
     /// The same for the number of its messages that are not done with.
@@ -114,6 +118,8 @@ impl Default for Limits {
             fragments_max: 4096,
             assembly_timeout_ms: 10_000,
             send_timeout_ms: 30_000,
+            idle_timeout_ms: 0,
+            linger_timeout_ms: 1_000,
             connection_bytes_max: 1 << 20,
             connection_messages_max: 4096,
             out_queue_bytes_max: 256 << 10,

@@ -159,7 +159,15 @@ impl<T: Transmit> Outbox<T> {
             return;
         }
         let mut queue = self.lock();
-        queue.output.append(std::mem::take(&mut output), spares);
+        let Queue { output: waiting, spares: of_queue, .. } = &mut *queue;
+        // Buffers stay with whom they are from, or one side would have all of them in the end.
+        match output.as_slice() {
+            Some(slice) => {
+                waiting.tail(of_queue).extend_from_slice(slice);
+                output.take().recycle(spares);
+            }
+            None => waiting.append(output, of_queue),
+        }
         self.added(&mut queue, bytes);
     }
 

@@ -311,6 +311,11 @@ impl<S: Source> Scheduler<S> {
         self.queued.load(Ordering::SeqCst)
     }
 
+    /// Wakes everybody. Returns how many workers to wake.
+    pub fn wake_all(&self) -> usize {
+        self.claim_wakes(usize::MAX)
+    }
+
     /// How many of `wanted` wake-ups find a sleeper that none is on its way to. The caller must send as many.
     fn claim_wakes(&self, wanted: usize) -> usize {
         if wanted == 0 {

@@ -122,6 +122,9 @@ impl MessageSocket {
                     return result;
                 }
             }
+            if self.mux.0.is_stopped() {
+                return Err(RecvError::Stopped);
+            }
             if self.fall_asleep() {
                 return Err(RecvError::WouldBlock);
             }
@@ -136,6 +139,9 @@ impl MessageSocket {
                 self.busy.store(true, Ordering::Relaxed);
                 self.note_ready();
                 return result;
+            }
+            if self.mux.0.is_stopped() {
+                return Err(RecvError::Stopped);
             }
             // A worker that was busy until now is likely to find something: it is not counted as one that sleeps.
             if self.busy.swap(false, Ordering::Relaxed) && !self.disabled.load(Ordering::SeqCst) {
@@ -412,12 +418,12 @@ impl Message {
     /// Answers with bytes that are sent from where they lie.
     pub fn reply_chunk(&self, body: Chunk) -> Result<(), SendError> {
         let Some(link) = &self.link else { return Err(SendError::Gone(self.connection())) };
-        if link.detached.load(Ordering::SeqCst) {
-            return Err(SendError::Gone(link.id));
-        }
-        link.outbox.push_chunk(&link.framing, body).map_err(SendError::Unframable)?;
-        link.mux.queued(link, self.more);
-        Ok(())
+        link.mux.reply_chunk(link, self.more, body)
+    }
+
+    /// True when another message was handed to the same worker with this one, and will be worked on next.
+    pub(crate) fn has_more(&self) -> bool {
+        self.more
     }
 
     pub(crate) fn link(&self) -> Option<&Arc<Link>> {
@@ -460,9 +466,8 @@ impl Shared {
 
     /// The connection the next message for any goes to. `None`: all have too much queued.
     fn choose(&self, prefer: Option<ConnectionId>) -> Result<Option<Arc<Link>>, SendError> {
-        let takes = |link: &Arc<Link>| {
-            link.error.get().is_none() && link.outbox.bytes() < self.options.limits.out_queue_bytes_max
-        };
+        let limits = self.limits();
+        let takes = |link: &Arc<Link>| link.error.get().is_none() && link.outbox.bytes() < limits.out_queue_bytes_max;
         if let Some(link) = prefer.and_then(|id| self.find(id)).filter(takes) {
             return Ok(Some(link));
         }

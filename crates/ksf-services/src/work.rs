@@ -1,15 +1,19 @@
 //! Work: a service whose messages say how much they cost.
 //!
-//! It is there to show and to measure what happens when answers come later,
-//! from other threads, in another order: a message is answered in place, or by
-//! the core-affine thread pool after sleeping or computing for a while.
+//! It is there to show and to measure what happens when messages take time:
+//! answers come later, from other threads, in another order. On shards the
+//! core-affine thread pool sleeps or computes; behind a multiplexor the worker
+//! that has the message does.
 //!
 //! ```text
 //! request: length (4) | how (4) | microseconds (4) | payload ...
 //! reply:   length (4) | status (4)                 | payload ...
 //! ```
 //!
-//! Numbers are big endian, lengths count what follows them. Replies leave as
+//! The framing is that of Thrift's framed transport (a big-endian length of
+//! four bytes before each message), the loads are those of its experiment with
+//! message sockets: large requests that are dropped, small ones followed by
+//! work, and small ones in a deep pipeline. Numbers are big endian, lengths count what follows them. Replies leave as
 //! they are ready, so a client puts an id in the payload. A request that is not
 //! of this form closes the connection.
 
@@ -26,6 +30,9 @@ pub const HOW_SLEEP: u32 = 1;
 /// `how`: compute on a thread of the pool.
 pub const HOW_COMPUTE: u32 = 2;
 
+/// `how`: drop the payload and answer without one, at once.
+pub const HOW_DISCARD: u32 = 3;
+
 /// `status`: the work was done.
 pub const STATUS_DONE: u32 = 0;
 /// `status`: the queue of the pool is full; nothing was done.
@@ -40,8 +47,16 @@ const HEADER_BYTES: usize = 8;
 /// The service; one value serves all shards.
 #[derive(Debug, Default)]
 pub struct Work {
+    in_place: bool,
     malformed: AtomicU64,
     busy: AtomicU64,
+}
+
+impl Work {
+    /// Sleeps and computes on the thread that has the message, for workers, which may block.
+    pub fn in_place() -> Self {
+        Self { in_place: true, ..Self::default() }
+    }
 }
 
 impl Service for Work {
@@ -59,6 +74,10 @@ impl Service for Work {
         Order::Free
     }
 
+    fn fork(&self, (): &()) -> Option<()> {
+        Some(())
+    }
+
     fn accept(&self, _: &Peer) -> Result<(), Refused> {
         Ok(())
     }
@@ -69,7 +88,12 @@ impl Service for Work {
             reply.close();
             return;
         };
-        if matches!(cost, Cost::Inline) {
+        if matches!(cost, Cost::Discard) {
+            reply.message(|out| put_reply(out, STATUS_DONE, &[]));
+            return;
+        }
+        if self.in_place || matches!(cost, Cost::Inline) {
+            cost.pay();
             reply.message(|out| put_reply(out, STATUS_DONE, payload));
             return;
         }
@@ -94,6 +118,7 @@ impl Service for Work {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cost {
     Inline,
+    Discard,
     Sleep(Duration),
     Compute(Duration),
 }
@@ -101,7 +126,7 @@ enum Cost {
 impl Cost {
     fn pay(self) {
         match self {
-            Self::Inline => {}
+            Self::Inline | Self::Discard => {}
             Self::Sleep(time) => std::thread::sleep(time),
             Self::Compute(time) => {
                 let start = Instant::now();
@@ -119,6 +144,7 @@ fn parse(message: &[u8]) -> Option<(Cost, &[u8])> {
     let time = Duration::from_micros(u32::from_be_bytes([t0, t1, t2, t3]).into()).min(WORK_MAX);
     let cost = match u32::from_be_bytes([h0, h1, h2, h3]) {
         HOW_INLINE => Cost::Inline,
+        HOW_DISCARD => Cost::Discard,
         HOW_SLEEP => Cost::Sleep(time),
         HOW_COMPUTE => Cost::Compute(time),
         _ => return None,
@@ -142,7 +168,8 @@ mod tests {
             Some((Cost::Sleep(Duration::from_micros(5)), &b"id"[..]))
         );
         assert_eq!(parse(&[0, 0, 0, 2, 0xff, 0xff, 0xff, 0xff]), Some((Cost::Compute(WORK_MAX), &[][..])));
-        assert_eq!(parse(&[0, 0, 0, 3, 0, 0, 0, 0]), None);
+        assert_eq!(parse(&[0, 0, 0, 3, 0, 0, 0, 0, 7]), Some((Cost::Discard, &[7][..])));
+        assert_eq!(parse(&[0, 0, 0, 4, 0, 0, 0, 0]), None);
         assert_eq!(parse(&[0, 0, 0, 1, 0, 0, 0]), None);
     }
 }

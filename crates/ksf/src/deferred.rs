@@ -1,9 +1,11 @@
 //! Replies that come later, from another thread.
 
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::env::Env;
 use crate::limits::Limits;
 use crate::listener::DatagramPeer;
 use crate::pool::Chunk;
@@ -13,14 +15,31 @@ use crate::service::ConnKey;
 /// connection with a counted reason: a request that was read is never forgotten.
 #[derive(Debug)]
 pub struct Deferred {
-    mailbox: Arc<Mailbox>,
+    desk: Desk,
     target: Target,
     answered: bool,
 }
 
+/// Where an answer is handed in.
+#[derive(Debug)]
+enum Desk {
+    Shard(Arc<Mailbox>),
+    Elsewhere(Arc<dyn Answers>),
+}
+
+/// Takes deferred answers to messages that no shard gave to the service. Called by whoever answers, on its thread.
+pub trait Answers: fmt::Debug + Send + Sync {
+    /// An answer; each message gets as many as it deferred.
+    fn answer(&self, delivery: Delivery);
+}
+
 impl Deferred {
-    pub(crate) fn new(mailbox: Arc<Mailbox>, target: Target) -> Self {
-        Self { mailbox, target, answered: false }
+    pub(crate) fn new(env: &Env, target: Target) -> Self {
+        let desk = match &env.answers {
+            Some(answers) => Desk::Elsewhere(Arc::clone(answers)),
+            None => Desk::Shard(Arc::clone(&env.mailbox)),
+        };
+        Self { desk, target, answered: false }
     }
 
     /// Answers with this body; header and trailer of the framing are added.
@@ -40,7 +59,14 @@ impl Deferred {
 
     fn answer(&mut self, answer: Answer) {
         self.answered = true;
-        self.mailbox.post(Mail::Answer { target: self.target, answer });
+        match (&self.desk, self.target) {
+            (Desk::Elsewhere(answers), Target::Stream { key, ticket }) => {
+                answers.answer(Delivery { key, ticket, answer });
+            }
+            (Desk::Shard(mailbox), target) => mailbox.post(Mail::Answer { target, answer }),
+            // Whoever answers elsewhere serves streams.
+            (Desk::Elsewhere(_), Target::Datagram { .. }) => {}
+        }
     }
 }
 
@@ -61,10 +87,14 @@ pub(crate) enum Target {
 
 /// What came of a deferred message.
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub enum Answer {
+    /// A reply with this body.
     Bytes(Vec<u8>),
+    /// A reply with a body in a slot.
     Chunk(Chunk),
+    /// It needs no reply.
     Nothing,
+    /// The right to answer was dropped: the connection must end.
     Abandoned,
 }
 
@@ -80,6 +110,11 @@ impl Delivery {
     /// The connection it is for, which may have ended meanwhile.
     pub fn key(&self) -> ConnKey {
         self.key
+    }
+
+    /// The number the message was given, and the answer.
+    pub fn into_answer(self) -> (u64, Answer) {
+        (self.ticket, self.answer)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::deferred::Mailbox;
+use crate::deferred::{Answers, Mailbox};
 use crate::limits::{Limits, Time};
 use crate::output::Spares;
 use crate::pool::Pool;
@@ -28,6 +28,8 @@ pub struct Env {
     pub deferred_datagrams: usize,
     /// Where deferred replies arrive.
     pub mailbox: Arc<Mailbox>,
+    /// Where they arrive instead, outside of shards.
+    pub answers: Option<Arc<dyn Answers>>,
     /// Threads for short tasks.
     pub tasks: Option<Arc<TaskPool>>,
     /// Number of the shard.
@@ -46,6 +48,7 @@ impl Env {
             assembly_bytes: 0,
             deferred_datagrams: 0,
             mailbox: Mailbox::new()?,
+            answers: None,
             tasks: None,
             shard: 0,
         })

@@ -7,6 +7,7 @@
 //!
 //! Non-goals: timers finer than the shard's tick, TLS, and any protocol; protocols live in the services.
 
+pub mod adopt;
 mod assembly;
 pub mod assist;
 pub mod connection;

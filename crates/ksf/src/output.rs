@@ -83,6 +83,11 @@ impl Output {
         self.len() == 0
     }
 
+    /// The bytes, if they lie in one piece.
+    pub fn as_slice(&self) -> Option<&[u8]> {
+        self.pieces.is_empty().then_some(&self.tail)
+    }
+
     /// Takes everything, to be sent.
     pub fn take(&mut self) -> SendBatch {
         SendBatch { output: std::mem::take(self), sent: 0 }

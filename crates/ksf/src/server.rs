@@ -6,6 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::adopt::Adopter;
 use crate::assist::Assist;
 use crate::cpus;
 use crate::deferred::{Mail, Mailbox};
@@ -46,6 +47,7 @@ struct Planned {
     source: Source,
     service: Arc<dyn AnyService>,
     assist: Option<Arc<dyn Assist>>,
+    adopter: Option<Arc<dyn Adopter>>,
 }
 
 enum Source {
@@ -87,13 +89,24 @@ impl Builder {
 
     /// Serves `service` at `addr`, with a kernel half in front where there is one (TCP only).
     pub fn listen<S: Service>(mut self, addr: ListenAddr, service: Arc<S>, assist: Option<Arc<dyn Assist>>) -> Self {
-        self.listeners.push(Planned { source: Source::Bind(addr), service: Arc::new(service), assist });
+        let source = Source::Bind(addr);
+        self.listeners.push(Planned { source, service: Arc::new(service), assist, adopter: None });
         self
     }
 
     /// Serves `service` on a socket that somebody else has bound (socket activation).
     pub fn inherit<S: Service>(mut self, socket: OwnedFd, service: Arc<S>, assist: Option<Arc<dyn Assist>>) -> Self {
-        self.listeners.push(Planned { source: Source::Inherit(socket), service: Arc::new(service), assist });
+        let source = Source::Inherit(socket);
+        self.listeners.push(Planned { source, service: Arc::new(service), assist, adopter: None });
+        self
+    }
+
+    /// Connections of the stream listener that was added last are given to `adopter` instead of being served by the
+    /// shards. Datagrams are served as before.
+    pub fn adopt(mut self, adopter: Arc<dyn Adopter>) -> Self {
+        if let Some(last) = self.listeners.last_mut() {
+            last.adopter = Some(adopter);
+        }
         self
     }
 
@@ -105,8 +118,9 @@ impl Builder {
         let mut unlinks = Vec::new();
         let mut services = Vec::new();
         let mut assists: Vec<Arc<dyn Assist>> = Vec::new();
+        let mut adopters: Vec<Arc<dyn Adopter>> = Vec::new();
         let mut per_shard: Vec<Vec<ShardListener>> = cpus.iter().map(|_| Vec::new()).collect();
-        for Planned { source, service, assist } in self.listeners {
+        for Planned { source, service, assist, adopter } in self.listeners {
             service.framing().validate()?;
             let send_buffer_bytes = if assist.is_some() { ASSISTED_SEND_BUFFER_BYTES } else { 0 };
             let opened = match source {
@@ -121,7 +135,8 @@ impl Builder {
             };
             for (shard, socket) in per_shard.iter_mut().zip(sockets) {
                 let (addr, service, assist) = (addr.clone(), Arc::clone(&service), assist.clone());
-                shard.push(ShardListener { addr, socket, kind, service, assist });
+                let adopter = adopter.clone();
+                shard.push(ShardListener { addr, socket, kind, service, adopter, assist });
             }
             let assisted = assist.is_some() && kind == ListenerKind::Tcp;
             infos.push(ListenerInfo { addr, service: service.name().to_owned(), assisted });
@@ -129,6 +144,9 @@ impl Builder {
             services.push(service);
             if let Some(assist) = assist.filter(|assist| !assists.iter().any(|known| Arc::ptr_eq(known, assist))) {
                 assists.push(assist);
+            }
+            if let Some(adopter) = adopter.filter(|new| !adopters.iter().any(|known| Arc::ptr_eq(known, new))) {
+                adopters.push(adopter);
             }
         }
         let mut server = Server {
@@ -138,6 +156,7 @@ impl Builder {
             unlinks,
             services,
             assists,
+            adopters,
             shards: Vec::new(),
             tasks,
             connections: Arc::default(),
@@ -206,6 +225,7 @@ pub struct Server {
     unlinks: Vec<UnlinkOnDrop>,
     services: Vec<Arc<dyn AnyService>>,
     assists: Vec<Arc<dyn Assist>>,
+    adopters: Vec<Arc<dyn Adopter>>,
     shards: Vec<ShardHandle>,
     tasks: Arc<TaskPool>,
     connections: Arc<AtomicUsize>,
@@ -255,9 +275,11 @@ impl Server {
 
     /// Counters of the shards, summed.
     pub fn counters(&self) -> Vec<CounterValue> {
-        let mut counters = stats::sum(self.shards.iter().map(|shard| &*shard.stats));
+        let adopted = Stats::default();
+        self.adopters.iter().for_each(|adopter| adopter.add_counts(&adopted));
+        let mut counters = stats::sum(self.shards.iter().map(|shard| &*shard.stats).chain([&adopted]));
         if let Some(panicked) = counters.iter_mut().find(|counter| counter.name == "tasks_panicked") {
-            panicked.value = self.tasks.panicked();
+            panicked.value += self.tasks.panicked();
         }
         counters
     }
@@ -278,6 +300,7 @@ impl Server {
         for shard in &self.shards {
             shard.mailbox.post(Mail::Limits(Box::new(limits.clone())));
         }
+        self.adopters.iter().for_each(|adopter| adopter.set_limits(limits));
     }
 
     /// Stops listening, answers what was received, closes every connection, and returns when all are closed and no task
@@ -310,6 +333,10 @@ impl Server {
                 result = result.and(ended);
             }
         }
+        // The shards accept nothing more.
+        for adopter in self.adopters.drain(..) {
+            adopter.drain(deadline);
+        }
         let tasks_left = self.tasks.close(deadline);
         self.unlinks.clear();
         result.map(|()| Drained { tasks_left })
@@ -334,6 +361,7 @@ impl Server {
                     assembly_bytes: 0,
                     deferred_datagrams: 0,
                     mailbox,
+                    answers: None,
                     tasks: Some(tasks),
                     shard: number,
                 })
@@ -375,7 +403,9 @@ impl Drop for Server {
         for shard in &self.shards {
             shard.mailbox.post(Mail::Stop);
         }
+        let adopters = std::mem::take(&mut self.adopters);
         // Nobody is left to tell of an error, nor of tasks that are left.
         let _ = self.join(deadline);
+        adopters.iter().for_each(|adopter| adopter.stop());
     }
 }

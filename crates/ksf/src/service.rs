@@ -41,6 +41,14 @@ pub trait Service: Send + Sync + 'static {
     /// Answers a message: at once, later ([`Reply::defer`]), several times, or not at all.
     fn call(&self, conn: &mut Self::Conn, message: &Message<'_>, reply: &mut Reply<'_>);
 
+    /// A further state for the same connection, so that two of its messages can be worked on at once where the service
+    /// has several [workers](crate::adopt). `None`, unless said otherwise: they are worked on one after the other.
+    /// Not asked where replies keep the order of requests.
+    fn fork(&self, conn: &Self::Conn) -> Option<Self::Conn> {
+        let _ = conn;
+        None
+    }
+
     /// The connection ended.
     fn close(&self, conn: Self::Conn) {
         drop(conn);
@@ -135,6 +143,39 @@ impl<'a> Message<'a> {
     }
 }
 
+impl<'a> Message<'a> {
+    /// A message for [`call_outside`].
+    pub fn new(chunk: &'a Chunk, peer: Peer, key: ConnKey) -> Self {
+        Self { bytes: chunk, origin: Some((chunk, 0)), peer, key }
+    }
+}
+
+/// What is left to do for a message when [`call_outside`] returns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Answers that will come to [`Env::answers`].
+    pub deferred: u32,
+    /// The service wants the connection closed, after these answers.
+    pub close: bool,
+}
+
+/// Calls a service outside of a shard, for whoever moves the bytes of streams in another way. Replies are appended to
+/// `output`, framed; `ticket` is what deferred ones will be known by.
+pub fn call_outside<S: Service>(
+    service: &S,
+    conn: &mut S::Conn,
+    message: &Message<'_>,
+    ticket: u64,
+    output: &mut Output,
+    env: &mut Env,
+) -> Outcome {
+    let target = Target::Stream { key: message.key, ticket };
+    let framing = service.framing();
+    let mut reply = Reply { framing, sink: Sink::Stream(output), env, target, deferred: 0, close: false };
+    service.call(conn, message, &mut reply);
+    Outcome { deferred: reply.deferred, close: reply.close }
+}
+
 /// Where the replies to one message go.
 pub struct Reply<'a> {
     pub(crate) framing: Framing,
@@ -215,7 +256,7 @@ impl Reply<'_> {
     /// last of the answers.
     pub fn defer(&mut self) -> Deferred {
         self.deferred += 1;
-        Deferred::new(self.env.mailbox.clone(), self.target)
+        Deferred::new(self.env, self.target)
     }
 
     /// Runs `task` on the shard's thread pool, which answers through the [`Deferred`] it is given. When the pool's
@@ -229,7 +270,7 @@ impl Reply<'_> {
             self.env.stats.tasks_refused.add(1);
             return Err(task);
         };
-        let deferred = Deferred::new(self.env.mailbox.clone(), self.target);
+        let deferred = Deferred::new(self.env, self.target);
         self.deferred += 1;
         room.submit(Task::new(move || task(deferred)));
         Ok(())

@@ -124,9 +124,14 @@ pub struct CounterValue {
 impl Stats {
     /// Counts a closed connection.
     pub fn count_close(&self, reason: CloseReason) {
-        self.closed_total.add(1);
+        self.add_closes(reason, 1);
+    }
+
+    /// Counts connections that others closed.
+    pub fn add_closes(&self, reason: CloseReason, closes: u64) {
+        self.closed_total.add(closes);
         if let Some(at) = CloseReason::ALL.iter().position(|known| *known == reason) {
-            self.closed[at].add(1);
+            self.closed[at].add(closes);
         }
     }
 

@@ -21,15 +21,15 @@ pub(crate) struct Half {
 }
 
 impl Half {
-    /// Loads the programs for `plan`; nothing is attached yet.
-    pub(crate) fn load(plan: &Plan, limits: &Limits, shards: usize) -> Result<Self, KernelError> {
+    /// Loads the programs for `plan`, if there are any; nothing is attached yet.
+    pub(crate) fn load(plan: &Plan, limits: &Limits, shards: usize) -> Result<Option<Self>, KernelError> {
         // Shared memory and map entries are sized by it, so it follows the limit only up to here; connections beyond
         // are served by user space alone.
         const CONNECTIONS_MAX: usize = 65_536;
         let mut options = Options::default();
         options.connections_max = limits.connections_max.clamp(1, CONNECTIONS_MAX) as u32;
         options.shards = shards as u32;
-        options.callers_max = shards as u32;
+        options.callers_max = (shards + plan.workers) as u32;
         if let Some(bytes) = plan.window_bytes {
             options.window_bytes = bytes as u32;
         }
@@ -40,8 +40,9 @@ impl Half {
                 ObjectSource::Builtin(Builtin::RpcNull)
             }
             What::Object(path) => ObjectSource::File(path.clone()),
+            What::Work => return Ok(None),
         };
-        Ok(Half { service: KernelService::load(&source, &options)?, links: Vec::new() })
+        Ok(Some(Half { service: KernelService::load(&source, &options)?, links: Vec::new() }))
     }
 
     /// The seam for the engine.

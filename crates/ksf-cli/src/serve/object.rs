@@ -79,6 +79,10 @@ impl Service for ObjectService {
         self.framing
     }
 
+    fn fork(&self, (): &()) -> Option<()> {
+        Some(())
+    }
+
     fn accept(&self, _: &Peer) -> Result<(), Refused> {
         Ok(())
     }

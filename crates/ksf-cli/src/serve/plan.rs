@@ -26,6 +26,8 @@ pub(crate) struct Plan {
     pub(crate) cpus: Option<Vec<usize>>,
     pub(crate) xdp: Xdp,
     pub(crate) window_bytes: Option<u64>,
+    /// Workers that share the connections; 0: none.
+    pub(crate) workers: usize,
     pub(crate) limits: LimitSource,
     pub(crate) resources: Resources,
 }
@@ -36,6 +38,7 @@ pub(crate) enum What {
     Echo,
     Rpc { table: ProgramTable, rpcbind: bool },
     Object(PathBuf),
+    Work,
 }
 
 /// Where the service listens.
@@ -133,6 +136,7 @@ fn single(name: &str, what: What, args: ServerArgs, port: u16, mut passed: Vec<P
         cpus: args.cpus.map(|list| list.0),
         xdp,
         window_bytes: args.window_bytes,
+        workers: args.workers.unwrap_or(0) as usize,
         limits: LimitSource::Flags { file: args.config_limits, flags: args.limits },
         resources: Resources::resolve(&[], &args.resources),
     })
@@ -157,6 +161,7 @@ fn service(config: &Config, entry: &ServiceTable, args: &ServeArgs, passed: &mut
         }
         // Config::read has checked that there is an object.
         Kind::Bpf => (0, What::Object(entry.object.clone().unwrap_or_default())),
+        Kind::Work => (0, What::Work),
     };
     Ok(Plan {
         name: entry.name.clone(),
@@ -170,6 +175,7 @@ fn service(config: &Config, entry: &ServiceTable, args: &ServeArgs, passed: &mut
             Some(interface) => Xdp::On(vec![interface.to_owned()]),
         },
         window_bytes: entry.window_bytes.map(|number| number.0),
+        workers: entry.workers.map_or(0, |number| number.0 as usize),
         limits: LimitSource::Config {
             path: args.config.clone(),
             service: entry.name.clone(),

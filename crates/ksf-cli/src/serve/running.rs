@@ -4,15 +4,19 @@ use std::io;
 use std::sync::Arc;
 
 use ksf::Service;
+use ksf::adopt::Adopter;
 use ksf::assist::Assist;
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf::server::{Builder, Drained, ListenerInfo, Server};
 use ksf_kernel::KernelError;
+use ksf_mux::{Workers, WorkersOptions};
 use ksf_services::echo::Echo;
 use ksf_services::rpc::RpcService;
+
 use ksf_services::rpc::rpcbind::{self, Endpoint, Registration};
+use ksf_services::work::Work;
 
 use super::explain::explain;
 use super::kernel::{self, Half};
@@ -50,22 +54,28 @@ pub(crate) fn start(plan: Plan, lacks: &Obstacles, verbose: bool) -> Result<Runn
     let cpus = ksf::cpus::choose(plan.cpus.as_deref()).map_err(|error| explain(error, choice.base))?;
     let mut half = load(&plan, &mut choice, &limits, cpus.len(), verbose)?;
     // A program that was loaded only to be run from user space stays out of the way of sockets.
-    let assist = half.as_ref().filter(|_| choice.kernel).map(Half::assist);
+    let assist = half.as_ref().filter(|_| choice.kernel && plan.workers == 0).map(Half::assist);
+    let workers = plan.workers;
     let builder = |limits: &Limits| {
         let builder = Server::builder().engine(choice.base).cpus(Some(cpus.clone())).limits(limits.clone());
         plan.resources.give_to(builder)
     };
     let builder = match (&plan.what, &half) {
-        (What::Echo, _) => build(builder(&limits), plan.sockets, Arc::new(Echo), assist),
+        (What::Echo, _) => build(builder(&limits), plan.sockets, Arc::new(Echo), assist, workers, &limits)?,
+        (What::Work, _) => {
+            let service = if workers > 0 { Work::in_place() } else { Work::default() };
+            build(builder(&limits), plan.sockets, Arc::new(service), assist, workers, &limits)?
+        }
         (What::Rpc { table, .. }, _) => {
             let service = Arc::new(RpcService::new(plan.name.as_str(), table.clone()));
-            build(builder(&limits), plan.sockets, service, assist)
+            build(builder(&limits), plan.sockets, service, assist, workers, &limits)?
         }
         (What::Object(_), Some(half)) => {
             message_bytes_max = half.service.message_bytes_max();
             limits.message_bytes_max = limits.message_bytes_max.min(message_bytes_max);
-            let service = ObjectService::new(&half.service, cpus.len()).map_err(|e| kernel::object_failure(&e))?;
-            build(builder(&limits), plan.sockets, Arc::new(service), assist)
+            let service =
+                ObjectService::new(&half.service, cpus.len() + workers).map_err(|e| kernel::object_failure(&e))?;
+            build(builder(&limits), plan.sockets, Arc::new(service), assist, workers, &limits)?
         }
         (What::Object(path), None) => {
             let what = format!("the program {} was not loaded", path.display());
@@ -80,7 +90,7 @@ pub(crate) fn start(plan: Plan, lacks: &Obstacles, verbose: bool) -> Result<Runn
     }
     let registration = register(&plan.what, &server)?;
     Ok(Running {
-        ready: ready_lines(&plan.name, &server, choice.base, half.as_ref()),
+        ready: ready_lines(&plan.name, &server, choice.base, half.as_ref(), workers),
         notes: choice.notes.iter().map(|note| format!("{}: {note}", plan.name)).collect(),
         engine: choice.name(),
         name: plan.name,
@@ -107,7 +117,11 @@ fn load(
         return Ok(None);
     }
     match Half::load(plan, limits, shards) {
-        Ok(half) => Ok(Some(half)),
+        Ok(None) => {
+            choice.kernel = false;
+            Ok(None)
+        }
+        Ok(half) => Ok(half),
         Err(error) => {
             if let (KernelError::Verifier { log, .. }, true) = (&error, verbose) {
                 say(&log);
@@ -158,14 +172,27 @@ fn build<S: Service>(
     sockets: Sockets,
     service: Arc<S>,
     assist: Option<Arc<dyn Assist>>,
-) -> Builder {
+    workers: usize,
+    limits: &Limits,
+) -> Result<Builder, Failure> {
+    let adopter = if workers > 0 {
+        let options = WorkersOptions::new(workers, limits.clone());
+        let started = Workers::start(Arc::clone(&service), options);
+        Some(started.map_err(|error| Failure::os("cannot start the workers", &error))? as Arc<dyn Adopter>)
+    } else {
+        None
+    };
+    let given = |builder: Builder| match &adopter {
+        Some(adopter) => builder.adopt(Arc::clone(adopter)),
+        None => builder,
+    };
     for address in sockets.addresses {
-        builder = builder.listen(address, Arc::clone(&service), assist.clone());
+        builder = given(builder.listen(address, Arc::clone(&service), assist.clone()));
     }
     for passed in sockets.passed {
-        builder = builder.inherit(passed.socket, Arc::clone(&service), assist.clone());
+        builder = given(builder.inherit(passed.socket, Arc::clone(&service), assist.clone()));
     }
-    builder
+    Ok(builder)
 }
 
 impl Running {
@@ -235,7 +262,7 @@ fn own_counters(server: &Server) -> Vec<(&'static str, u64)> {
 }
 
 /// One line per listener.
-fn ready_lines(name: &str, server: &Server, base: EngineKind, half: Option<&Half>) -> Vec<String> {
+fn ready_lines(name: &str, server: &Server, base: EngineKind, half: Option<&Half>, workers: usize) -> Vec<String> {
     let shards = server.cpus().len();
     let xdp = half.map(Half::xdp).unwrap_or_default();
     let line = |listener: &ListenerInfo| {
@@ -244,7 +271,12 @@ fn ready_lines(name: &str, server: &Server, base: EngineKind, half: Option<&Half
             _ if listener.assisted => "kernel".to_owned(),
             _ => base.name().to_owned(),
         };
-        format!("{name} {} engine={engine} shards={shards} ready", listener.addr)
+        let workers = match &listener.addr {
+            ListenAddr::Udp(_) => String::new(),
+            _ if workers == 0 => String::new(),
+            _ => format!(" workers={workers}"),
+        };
+        format!("{name} {} engine={engine} shards={shards}{workers} ready", listener.addr)
     };
     server.listeners().iter().map(line).collect()
 }

@@ -57,6 +57,10 @@ impl Service for RpcService {
         Order::Free
     }
 
+    fn fork(&self, (): &()) -> Option<()> {
+        Some(())
+    }
+
     fn accept(&self, _: &Peer) -> Result<(), Refused> {
         Ok(())
     }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::assisted::AssistState;
-use super::{Conn, HALVES, ListenerKind, Phase, Place, Shard, ShardListener};
+use super::{Conn, HALVES, ListenerKind, Phase, Shard, ShardListener};
+use crate::adopt::{Adopted, Place};
 use crate::engine::epoll::{accept_now, set_nonblocking};
 use crate::engine::{Engine, Reading};
 use crate::error::CloseReason;
@@ -63,8 +64,13 @@ impl<E: Engine> Shard<E> {
             stats.count_close(CloseReason::Io);
             return;
         };
+        if let Some(adopter) = &from.adopter {
+            let place = Place::take(&self.connections);
+            adopter.adopt(Adopted { socket, peer, place });
+            return;
+        }
         let index = self.free.pop().unwrap_or_else(|| {
-            self.places.push(Place { generation: 0, conn: None });
+            self.places.push(super::Place { generation: 0, conn: None });
             self.places.len() as u32 - 1
         });
         let key = ConnKey { index, generation: self.places[index as usize].generation };

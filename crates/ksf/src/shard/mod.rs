@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 use std::{io, mem};
 
+use crate::adopt::Adopter;
 use crate::assist::Assist;
 use crate::deferred::{Mail, Target};
 use crate::engine::{Engine, Event, Reading, Wait};
@@ -43,6 +44,8 @@ pub(crate) struct ShardListener {
     pub(crate) socket: OwnedFd,
     pub(crate) kind: ListenerKind,
     pub(crate) service: Arc<dyn AnyService>,
+    /// Takes the connections of a stream listener, if they are not served here.
+    pub(crate) adopter: Option<Arc<dyn Adopter>>,
     pub(crate) assist: Option<Arc<dyn Assist>>,
 }
 

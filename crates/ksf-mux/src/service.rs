@@ -1,0 +1,417 @@
+//! A service of the framework on the multiplexor: shards accept, workers answer.
+//!
+//! On a shard a message that takes long holds up every connection of its core. Here any worker takes the next message of
+//! any connection, so a service may block, and one busy connection can occupy all workers.
+
+use std::collections::{HashMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use ksf::adopt::{Adopted, Adopter, Place};
+use ksf::deferred::{Answer, Answers, Delivery};
+use ksf::env::Env;
+use ksf::error::CloseReason;
+use ksf::output::Output;
+use ksf::pool::{Memory, Pool};
+use ksf::service::{ConnKey, Outcome, call_outside};
+use ksf::stats::Stats;
+use ksf::{Order, Peer, Service};
+
+use crate::error::{ConnectionError, RecvError};
+use crate::link::{Attachment, Link};
+use crate::mux::Mux;
+use crate::options::{Classify, Limits, Options, Ordering as WorkOrder};
+use crate::socket::Message;
+use crate::sync::Arc;
+
+/// How a service is run by workers.
+#[derive(Clone, Default)]
+#[non_exhaustive]
+pub struct WorkersOptions {
+    /// Worker threads; at least one.
+    pub workers: usize,
+    /// Limits of the framework, as far as they concern streams.
+    pub limits: ksf::limits::Limits,
+    /// See [`Options::classify`].
+    pub classify: Option<Arc<Classify>>,
+    /// See [`Options::class_caps`].
+    pub class_caps: Vec<usize>,
+}
+
+impl WorkersOptions {
+    /// So many workers, without capped classes.
+    pub fn new(workers: usize, limits: ksf::limits::Limits) -> Self {
+        Self { workers, limits, ..Self::default() }
+    }
+}
+
+/// Workers that answer the messages of a service. They end when this is dropped.
+pub struct Workers<S: Service> {
+    service: Arc<S>,
+    mux: Mux,
+    desk: Arc<Desk>,
+    /// One set per worker, written by it alone.
+    stats: Vec<Arc<Stats>>,
+    closes: Arc<Closes>,
+    order: WorkOrder,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// Messages whose answers come later.
+#[derive(Debug, Default)]
+struct Desk {
+    next_ticket: AtomicU64,
+    due: Mutex<HashMap<u64, Due>>,
+    /// Messages the service panicked with: answers to them are thrown away.
+    dead: Mutex<HashSet<u64>>,
+}
+
+#[derive(Default)]
+struct Due {
+    /// Held until the last answer: the next message of a connection that keeps its order waits for that.
+    message: Option<Message>,
+    /// Answers to come.
+    answers: usize,
+    /// Answers that came before the message was put here.
+    early: Vec<Answer>,
+    close: bool,
+}
+
+impl std::fmt::Debug for Due {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Due").field("message", &self.message).field("answers", &self.answers).finish_non_exhaustive()
+    }
+}
+
+/// Connections closed, by reason.
+#[derive(Debug)]
+struct Closes([AtomicU64; CloseReason::ALL.len()]);
+
+/// What a service knows of one connection.
+struct Served<S: Service> {
+    service: Arc<S>,
+    /// As many as there are workers where the service can be called for one connection on several at once, else one.
+    states: Mutex<Vec<S::Conn>>,
+    peer: Peer,
+    closes: Arc<Closes>,
+    _place: Place,
+}
+
+impl<S: Service> Drop for Served<S> {
+    fn drop(&mut self) {
+        for state in lock(&self.states).drain(..) {
+            self.service.close(state);
+        }
+    }
+}
+
+impl<S: Service> Workers<S> {
+    /// Starts the workers.
+    pub fn start(service: Arc<S>, options: WorkersOptions) -> std::io::Result<Arc<Self>> {
+        let count = options.workers.max(1);
+        let order = match service.order() {
+            Order::Requests => WorkOrder::OneAtATime,
+            Order::Free => WorkOrder::Free,
+        };
+        let mut of_mux = Options::new(service.framing());
+        of_mux.ordering = order;
+        of_mux.limits = limits(&options.limits);
+        of_mux.detach_ended = true;
+        of_mux.classify = options.classify;
+        of_mux.class_caps = options.class_caps;
+        let mux = Mux::new(of_mux)?;
+        let desk = Arc::<Desk>::default();
+        let mut stats = Vec::new();
+        let mut threads = Vec::new();
+        for number in 0..count {
+            let socket = mux.socket()?;
+            let mut env = Env::new(options.limits.clone(), no_pool()?)?;
+            env.shard = number;
+            env.answers = Some(Arc::clone(&desk) as Arc<dyn Answers>);
+            stats.push(Arc::clone(&env.stats));
+            let mut worker = Worker { service: Arc::clone(&service), desk: Arc::clone(&desk), env };
+            let name = format!("ksf-worker-{number}");
+            let thread = thread::Builder::new().name(name).spawn(move || {
+                loop {
+                    match socket.recv() {
+                        Ok(message) => worker.work(&socket, message),
+                        Err(RecvError::Stopped) => return,
+                        // Waiting for events cannot fail but for want of memory: try again.
+                        Err(_) => thread::yield_now(),
+                    }
+                }
+            });
+            threads.push(thread?);
+        }
+        let closes = Arc::new(Closes(std::array::from_fn(|_| AtomicU64::new(0))));
+        Ok(Arc::new(Self { service, mux, desk, stats, closes, order, threads: Mutex::new(threads) }))
+    }
+
+    /// The multiplexor behind them.
+    pub fn mux(&self) -> &Mux {
+        &self.mux
+    }
+
+    fn end(&self) {
+        self.mux.stop();
+        for thread in lock(&self.threads).drain(..) {
+            // A worker catches what a service does wrong.
+            let _ = thread.join();
+        }
+        for connection in self.mux.connections() {
+            self.mux.abort(connection, ConnectionError::Stopping);
+        }
+        // Nobody waits for these answers any more.
+        lock(&self.desk.due).clear();
+    }
+}
+
+impl<S: Service> Drop for Workers<S> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl<S: Service> Adopter for Workers<S> {
+    fn adopt(&self, Adopted { socket, peer, place }: Adopted) {
+        let Ok(state) = self.service.accept(&peer) else {
+            self.closes.count(CloseReason::Service);
+            return;
+        };
+        let mut states = vec![state];
+        let mut order = self.order;
+        if order == WorkOrder::Free {
+            for _ in 1..self.stats.len() {
+                match states.first().and_then(|state| self.service.fork(state)) {
+                    Some(state) => states.push(state),
+                    None => order = WorkOrder::OneAtATime,
+                }
+            }
+        }
+        let served = Served {
+            service: Arc::clone(&self.service),
+            states: Mutex::new(states),
+            peer,
+            closes: Arc::clone(&self.closes),
+            _place: place,
+        };
+        let framing = self.service.framing().into();
+        let attachment = Attachment { state: Box::new(served), ended: note_close::<S> };
+        if self.mux.attach_served(socket, framing, order, attachment).is_err() {
+            // It ended before it was attached, or there are too many.
+            self.closes.count(CloseReason::Io);
+        }
+    }
+
+    fn set_limits(&self, new: &ksf::limits::Limits) {
+        self.mux.set_limits(limits(new));
+    }
+
+    fn add_counts(&self, stats: &Stats) {
+        for worker in &self.stats {
+            stats.messages.add(worker.messages.value());
+            stats.replies.add(worker.replies.value());
+            stats.replies_unframable.add(worker.replies_unframable.value());
+            stats.tasks_panicked.add(worker.tasks_panicked.value());
+        }
+        let counts = self.mux.counts();
+        stats.bytes_in.add(counts.rx_bytes.load(Ordering::Relaxed));
+        stats.bytes_out.add(counts.tx_bytes.load(Ordering::Relaxed));
+        stats.reads_paused.add(counts.rx_pauses.load(Ordering::Relaxed));
+        for (reason, count) in CloseReason::ALL.iter().zip(&self.closes.0) {
+            stats.add_closes(*reason, count.load(Ordering::Relaxed));
+        }
+    }
+
+    fn drain(&self, deadline: Instant) {
+        const LOOK_EVERY: Duration = Duration::from_millis(2);
+        loop {
+            // Again and again: a message that has begun to arrive may be whole now.
+            self.mux.finish_reading();
+            if self.mux.connections().is_empty() || Instant::now() >= deadline {
+                break;
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+        self.end();
+    }
+
+    fn stop(&self) {
+        self.end();
+    }
+}
+
+struct Worker<S: Service> {
+    service: Arc<S>,
+    desk: Arc<Desk>,
+    env: Env,
+}
+
+impl<S: Service> Worker<S> {
+    fn work(&mut self, socket: &crate::MessageSocket, message: Message) {
+        let Some(link) = message.link().cloned() else { return };
+        let Some(served) = served::<S>(&link) else { return };
+        let Some(mut state) = lock(&served.states).pop() else {
+            debug_assert!(false, "more workers than states");
+            return;
+        };
+        self.env.stats.messages.add(1);
+        let ticket = self.desk.next_ticket.fetch_add(1, Ordering::Relaxed);
+        let id = message.connection();
+        let key = ConnKey { index: id.index, generation: id.generation };
+        let mut output = Output::default();
+        let (service, env) = (&*self.service, &mut self.env);
+        let bytes = message.keep();
+        let called = catch_unwind(AssertUnwindSafe(|| {
+            let given = ksf::Message::new(&bytes, served.peer, key);
+            call_outside(service, &mut state, &given, ticket, &mut output, env)
+        }));
+        lock(&served.states).push(state);
+        match called {
+            Ok(Outcome { deferred, close }) => {
+                link.mux.send_framed(&link, output, &mut self.env.spares, message.has_more());
+                if deferred > 0 {
+                    self.desk.expect(ticket, message, deferred, close);
+                    return;
+                }
+                if close {
+                    link.mux.end(&link, ConnectionError::ClosedByService);
+                }
+            }
+            Err(_) => {
+                self.env.stats.tasks_panicked.add(1);
+                lock(&self.desk.dead).insert(ticket);
+                lock(&self.desk.due).remove(&ticket);
+                link.mux.end(&link, ConnectionError::WorkerPanicked);
+            }
+        }
+        socket.done(message);
+    }
+}
+
+impl Desk {
+    /// The service returned, and `answers` of `message` are to come or came already.
+    fn expect(&self, ticket: u64, message: Message, answers: u32, close: bool) {
+        let mut due = lock(&self.due);
+        let entry = due.entry(ticket).or_default();
+        entry.answers += answers as usize;
+        entry.message = Some(message);
+        entry.close = close;
+        let early = std::mem::take(&mut entry.early);
+        self.deliver(due, ticket, early);
+    }
+
+    fn deliver(&self, mut due: MutexGuard<'_, HashMap<u64, Due>>, ticket: u64, answers: Vec<Answer>) {
+        let Some(entry) = due.get_mut(&ticket) else { return };
+        let Some(message) = &entry.message else {
+            entry.early.extend(answers);
+            return;
+        };
+        entry.answers -= answers.len();
+        let link = message.link().cloned();
+        let done = if entry.answers == 0 { due.remove(&ticket) } else { None };
+        drop(due);
+        let Some(link) = link else { return };
+        for answer in answers {
+            let sent = match answer {
+                Answer::Bytes(body) => link.mux.reply(&link, false, |tail| tail.extend_from_slice(&body)),
+                Answer::Chunk(body) => link.mux.reply_chunk(&link, false, body),
+                Answer::Nothing => Ok(()),
+                Answer::Abandoned => {
+                    link.mux.end(&link, ConnectionError::WorkerPanicked);
+                    Ok(())
+                }
+            };
+            if let Err(crate::SendError::Unframable(_)) = sent {
+                link.mux.end(&link, ConnectionError::ClosedByService);
+            }
+        }
+        if done.is_some_and(|due| due.close) {
+            link.mux.end(&link, ConnectionError::ClosedByService);
+        }
+    }
+}
+
+impl Answers for Desk {
+    fn answer(&self, delivery: Delivery) {
+        let (ticket, answer) = delivery.into_answer();
+        if lock(&self.dead).contains(&ticket) {
+            return;
+        }
+        let mut due = lock(&self.due);
+        due.entry(ticket).or_default();
+        self.deliver(due, ticket, vec![answer]);
+    }
+}
+
+impl Closes {
+    fn count(&self, reason: CloseReason) {
+        if let Some(at) = CloseReason::ALL.iter().position(|known| *known == reason) {
+            self.0[at].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn served<S: Service>(link: &Link) -> Option<&Served<S>> {
+    link.attachment.get()?.state.downcast_ref()
+}
+
+/// Counts a connection that ended.
+fn note_close<S: Service>(link: &Link, error: &ConnectionError) {
+    if let Some(served) = served::<S>(link) {
+        served.closes.count(reason(error));
+    }
+}
+
+fn reason(error: &ConnectionError) -> CloseReason {
+    match error {
+        ConnectionError::PeerClosed => CloseReason::PeerClosed,
+        ConnectionError::PeerClosedMidMessage { .. } => CloseReason::PeerClosedMidMessage,
+        ConnectionError::Socket { .. } => CloseReason::Io,
+        ConnectionError::OversizedMessage { .. } => CloseReason::OversizedMessage,
+        ConnectionError::EndlessHeader { .. } => CloseReason::EndlessHeader,
+        ConnectionError::EndlessFragments { .. } => CloseReason::EndlessFragments,
+        ConnectionError::AssemblyTimeout { .. } => CloseReason::AssemblyTimeout,
+        ConnectionError::IdleTimeout { .. } => CloseReason::IdleTimeout,
+        ConnectionError::SendTimeout { .. } => CloseReason::SendTimeout,
+        ConnectionError::Malformed(_)
+        | ConnectionError::Program(_)
+        | ConnectionError::Refused { .. }
+        | ConnectionError::HandedBack => CloseReason::MalformedFrame,
+        ConnectionError::MemoryLimit { .. } => CloseReason::MemoryLimit,
+        ConnectionError::ClosedByService => CloseReason::Service,
+        ConnectionError::Stopping => CloseReason::Drained,
+        ConnectionError::WorkerPanicked => CloseReason::Abandoned,
+    }
+}
+
+/// The multiplexor's limits for what an administrator set for streams.
+fn limits(of: &ksf::limits::Limits) -> Limits {
+    Limits {
+        message_bytes_max: of.message_bytes_max,
+        header_bytes_max: of.header_bytes_max,
+        fragments_max: of.fragments_max,
+        assembly_timeout_ms: of.assembly_timeout_ms,
+        send_timeout_ms: of.send_timeout_ms,
+        idle_timeout_ms: of.idle_timeout_ms,
+        linger_timeout_ms: of.linger_timeout_ms,
+        // One message of any length, and some more.
+        connection_bytes_max: of.message_bytes_max.max(1 << 20),
+        connection_messages_max: of.deferred_max as usize,
+        out_queue_bytes_max: of.out_queue_bytes_max,
+        mux_bytes_max: of.assembly_bytes_max,
+        connections_max: of.connections_max,
+    }
+}
+
+/// Workers receive into slots of their message sockets; the framework wants a pool in every environment.
+fn no_pool() -> std::io::Result<Pool> {
+    Pool::new(Memory::Anonymous, 4096, 1).map_err(|error| std::io::Error::other(error.to_string()))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

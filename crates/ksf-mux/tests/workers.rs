@@ -1,0 +1,281 @@
+//! Services of the framework on workers: accepted by shards, answered through the multiplexor.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Duration;
+
+use ksf::adopt::Adopter;
+use ksf::engine::EngineKind;
+use ksf::framing::{Framing, LengthPrefix};
+use ksf::limits::Limits;
+use ksf::listener::ListenAddr;
+use ksf::{Message, Order, Peer, Refused, Reply, Server, Service};
+use ksf_mux::{Workers, WorkersOptions};
+
+/// Far more than anything here takes: a guard against hanging, not a measure.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Does what the first byte of a message says.
+struct Scripted {
+    order: Order,
+    /// Where `b` waits for others.
+    together: Barrier,
+    open: AtomicUsize,
+    calls: AtomicUsize,
+}
+
+impl Scripted {
+    fn new(order: Order, together: usize) -> Arc<Self> {
+        let (open, calls) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Arc::new(Self { order, together: Barrier::new(together), open, calls })
+    }
+}
+
+impl Service for Scripted {
+    type Conn = ();
+
+    fn name(&self) -> &str {
+        "scripted"
+    }
+
+    fn framing(&self) -> Framing {
+        Framing::LengthPrefix(LengthPrefix::big_endian(4))
+    }
+
+    fn order(&self) -> Order {
+        self.order
+    }
+
+    fn fork(&self, (): &()) -> Option<()> {
+        self.open.fetch_add(1, Ordering::SeqCst);
+        Some(())
+    }
+
+    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+        self.open.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn close(&self, (): ()) {
+        self.open.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let bytes = message.bytes().to_vec();
+        match bytes.first() {
+            Some(b'e') => reply.bytes(&bytes),
+            // Answered by another thread, before or after this call returns.
+            Some(b'd') => {
+                let deferred = reply.defer();
+                let late = thread::spawn(move || deferred.reply(bytes));
+                if message.bytes().get(1) == Some(&b'w') {
+                    late.join().unwrap();
+                }
+            }
+            Some(b'2') => {
+                let (one, two) = (reply.defer(), reply.defer());
+                thread::spawn(move || {
+                    two.reply(b"second right".to_vec());
+                    one.reply(b"first right".to_vec());
+                });
+            }
+            Some(b'f') => drop(reply.defer()),
+            Some(b'b') => {
+                self.together.wait();
+                reply.bytes(b"together");
+            }
+            Some(b'c') => {
+                reply.bytes(b"last");
+                reply.close();
+            }
+            Some(b'p') => panic!("as the test asked for"),
+            _ => {}
+        }
+    }
+}
+
+struct Running {
+    server: Server,
+    addr: SocketAddr,
+    service: Arc<Scripted>,
+}
+
+fn start(service: Arc<Scripted>, workers: usize, limits: Limits) -> Running {
+    let workers = Workers::start(Arc::clone(&service), WorkersOptions::new(workers, limits.clone())).unwrap();
+    let addr = ListenAddr::Tcp(SocketAddr::from(([127, 0, 0, 1], 0)));
+    let server = Server::builder()
+        .engine(EngineKind::Epoll)
+        .limits(limits)
+        .listen(addr, Arc::clone(&service), None)
+        .adopt(workers as Arc<dyn Adopter>)
+        .start()
+        .unwrap();
+    let ListenAddr::Tcp(addr) = server.listeners()[0].addr else { panic!("a TCP listener") };
+    Running { server, addr, service }
+}
+
+impl Running {
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.addr).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        self.server.counters().into_iter().find(|counter| counter.name == name).unwrap().value
+    }
+
+    /// Waits until a counter has this value: the peer may know of an end before it is counted.
+    fn counts(&self, name: &str, value: u64) {
+        let start = std::time::Instant::now();
+        while self.counter(name) != value {
+            assert!(start.elapsed() < PATIENCE, "{name} is {}, not {value}", self.counter(name));
+            thread::yield_now();
+        }
+    }
+}
+
+fn frame(body: &[u8]) -> Vec<u8> {
+    [&(body.len() as u32).to_be_bytes()[..], body].concat()
+}
+
+fn read_frame(stream: &mut impl Read) -> Vec<u8> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length).unwrap();
+    let mut body = vec![0; u32::from_be_bytes(length) as usize];
+    stream.read_exact(&mut body).unwrap();
+    body
+}
+
+fn reads_end(stream: &mut TcpStream) {
+    let mut rest = Vec::new();
+    match stream.read_to_end(&mut rest) {
+        Ok(_) => assert!(rest.is_empty(), "{rest:?}"),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
+    }
+}
+
+#[test]
+fn one_connection_occupies_all_workers_where_order_is_free() {
+    let running = start(Scripted::new(Order::Free, 3), 3, Limits::default());
+    let mut client = running.connect();
+    // Each waits until three of them are worked on at once.
+    client.write_all(&frame(b"b").repeat(3)).unwrap();
+    for _ in 0..3 {
+        assert_eq!(read_frame(&mut client), b"together");
+    }
+}
+
+#[test]
+fn answers_keep_the_order_of_requests_also_deferred_ones() {
+    let running = start(Scripted::new(Order::Requests, 1), 4, Limits::default());
+    let mut client = running.connect();
+    let mut expected = Vec::new();
+    let mut bytes = Vec::new();
+    for at in 0..600 {
+        let body = [&b"eddw"[at % 3..][..2], format!("{at}").as_bytes()].concat();
+        bytes.extend_from_slice(&frame(&body));
+        expected.push(body);
+    }
+    let mut writer = client.try_clone().unwrap();
+    let write = thread::spawn(move || writer.write_all(&bytes).unwrap());
+    for body in expected {
+        assert_eq!(read_frame(&mut client), body);
+    }
+    write.join().unwrap();
+}
+
+#[test]
+fn a_message_may_be_answered_twice_and_later() {
+    let running = start(Scripted::new(Order::Free, 1), 2, Limits::default());
+    let mut client = running.connect();
+    client.write_all(&frame(b"2")).unwrap();
+    assert_eq!(read_frame(&mut client), b"second right");
+    assert_eq!(read_frame(&mut client), b"first right");
+    client.shutdown(Shutdown::Write).unwrap();
+    reads_end(&mut client);
+    running.counts("closed_by_peer", 1);
+}
+
+#[test]
+fn ends_have_their_reasons_and_close_what_was_opened() {
+    let limits = Limits { message_bytes_max: 100, assembly_timeout_ms: 50, ..Limits::default() };
+    let running = start(Scripted::new(Order::Free, 1), 2, limits);
+    let cases: [(&[u8], &str); 5] = [
+        (&frame(b"c"), "closed_by_service"),
+        (&frame(b"f"), "closed_abandoned"),
+        (&frame(b"p"), "closed_abandoned"),
+        (&[0, 0, 1, 0], "closed_oversized_message"),
+        (&[0, 0, 0, 9, 1], "closed_assembly_timeout"),
+    ];
+    for (at, (bytes, counter)) in cases.into_iter().enumerate() {
+        let before = running.counter(counter);
+        let mut client = running.connect();
+        client.write_all(bytes).unwrap();
+        if at == 0 {
+            assert_eq!(read_frame(&mut client), b"last");
+        }
+        reads_end(&mut client);
+        running.counts(counter, before + 1);
+    }
+    // The workers live on after a panic, and others were not disturbed.
+    let mut client = running.connect();
+    client.write_all(&frame(b"e still here")).unwrap();
+    assert_eq!(read_frame(&mut client), b"e still here");
+    assert_eq!(running.counter("tasks_panicked"), 1);
+    assert_eq!(running.counter("closed_total"), cases.len() as u64);
+    drop(client);
+    running.counts("closed_by_peer", 1);
+    let service = Arc::clone(&running.service);
+    drop(running);
+    assert_eq!(service.open.load(Ordering::SeqCst), 0, "a state was not given back");
+}
+
+#[test]
+fn draining_answers_what_was_received() {
+    let running = start(Scripted::new(Order::Requests, 2), 2, Limits::default());
+    let mut client = running.connect();
+    // The first message waits for the test, the others wait for it.
+    client.write_all(&[frame(b"b"), frame(b"e one"), frame(b"e two")].concat()).unwrap();
+    let start = std::time::Instant::now();
+    while running.service.calls.load(Ordering::SeqCst) == 0 {
+        assert!(start.elapsed() < PATIENCE);
+        thread::yield_now();
+    }
+    let service = Arc::clone(&running.service);
+    let drain = thread::spawn(move || running.server.drain().unwrap());
+    service.together.wait();
+    for expected in [&b"together"[..], b"e one", b"e two"] {
+        assert_eq!(read_frame(&mut client), expected);
+    }
+    reads_end(&mut client);
+    drain.join().unwrap();
+    assert_eq!(service.open.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn ten_thousand_messages_on_many_connections_come_back() {
+    let running = start(Scripted::new(Order::Free, 1), 4, Limits::default());
+    thread::scope(|scope| {
+        for number in 0..20 {
+            let mut client = running.connect();
+            scope.spawn(move || {
+                for round in 0..50 {
+                    let bodies: Vec<_> = (0..10).map(|at| format!("e{number}/{round}/{at}").into_bytes()).collect();
+                    let bytes: Vec<_> = bodies.iter().flat_map(|body| frame(body)).collect();
+                    client.write_all(&bytes).unwrap();
+                    let mut answers: Vec<_> = (0..10).map(|_| read_frame(&mut client)).collect();
+                    answers.sort();
+                    assert_eq!(answers, bodies);
+                }
+            });
+        }
+    });
+    assert_eq!(running.counter("messages"), 10_000);
+    running.counts("closed_by_peer", 20);
+    assert_eq!(running.server.connections(), 0);
+}
