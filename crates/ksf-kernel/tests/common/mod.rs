@@ -347,3 +347,10 @@ pub(crate) fn ip(args: &[&str]) {
     let status = std::process::Command::new("ip").args(args).status().expect("iproute2 is installed");
     assert!(status.success(), "ip {}", args.join(" "));
 }
+
+/// `tc` of iproute2, there too; what it says.
+pub(crate) fn tc(line: &str) -> String {
+    let output = std::process::Command::new("tc").args(line.split(' ')).output().expect("iproute2 is installed");
+    assert!(output.status.success(), "tc {line}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
