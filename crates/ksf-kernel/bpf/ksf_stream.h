@@ -346,8 +346,8 @@ static __always_inline _Bool ksf_trim_repeated(struct __sk_buff *skb, struct ksf
 	conn->next_seq = end;
 #ifndef KSF_MUTANT_NO_TRIM
 #ifndef KSF_MUTANT_TRIM_BY_STEPS
-	/* All of it becomes linear by one allocation: the steps need none then, where each would ask for a longer linear
-	 * part. Failed, it has changed nothing, and so may the steps, which is what counts. */
+	/* All of it becomes linear by one allocation, so that no step needs one: each would ask for a longer linear part
+	 * than the one before, and each could fail. If this one fails, so does a step. */
 	bpf_skb_pull_data(skb, repeated);
 #endif
 	trim.bytes = repeated;
