@@ -116,10 +116,8 @@ struct tcp_sock {
 	__u32 rcv_nxt;
 	__u32 copied_seq;
 	__u32 snd_una;
-	__u32 snd_nxt;
 	__u32 write_seq;
-	__u64 bytes_sent;
-	__u64 bytes_retrans;
+	__u64 bytes_acked;
 };
 
 #pragma clang attribute pop

@@ -253,7 +253,7 @@ static __always_inline _Bool ksf_tcp_read(struct __sk_buff *skb, struct ksf_tcp 
 	tcp->wmem_queued = tp->inet_conn.icsk_inet.sk.sk_wmem_queued;
 	tcp->sndbuf = tp->inet_conn.icsk_inet.sk.sk_sndbuf;
 	tcp->shutdown = tp->inet_conn.icsk_inet.sk.sk_shutdown;
-	/* Each byte up to snd_nxt was sent once, and some again. */
-	tcp->first_seq = tp->snd_nxt - (__u32)(tp->bytes_sent - tp->bytes_retrans);
+	/* Each byte up to snd_una was acknowledged once. How often one was sent TCP does not say: src/tcp.rs. */
+	tcp->first_seq = tp->snd_una - (__u32)tp->bytes_acked;
 	return 1;
 }

@@ -36,7 +36,10 @@
  * Repeated bytes. TCP queues a retransmitted segment whole when only its front is old: the backlog of a busy socket
  * joins the repeated part to what follows it. A reader of TCP skips the front by its sequence number; the code that
  * calls this program does not (tcp_read_skb(), Linux 6.18) and would deliver those bytes twice. So every segment is
- * held against the number of the byte that must come next, and what is old is cut off first.
+ * held against the number of the byte that must come next, and what is old is cut off first. Only the linear part of a
+ * segment can be cut, so what is old must first be made linear, which takes memory, up to 128 KiB in one piece. Where the
+ * kernel has none the connection is broken, and user space resets it: passed as it is, the segment would be counted with
+ * its old bytes when user space reads it, and copied_seq would be ahead of rcv_nxt for ever.
  */
 #pragma once
 
@@ -342,6 +345,11 @@ static __always_inline _Bool ksf_trim_repeated(struct __sk_buff *skb, struct ksf
 	}
 	conn->next_seq = end;
 #ifndef KSF_MUTANT_NO_TRIM
+#ifndef KSF_MUTANT_TRIM_BY_STEPS
+	/* All of it becomes linear by one allocation, so that no step needs one: each would ask for a longer linear part
+	 * than the one before, and each could fail. If this one fails, so does a step. */
+	bpf_skb_pull_data(skb, repeated);
+#endif
 	trim.bytes = repeated;
 	ksf_loop(KSF_TRIM_STEPS, ksf_trim_step, &trim);
 	return !trim.bytes;

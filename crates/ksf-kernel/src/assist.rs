@@ -107,12 +107,12 @@ impl KernelConn {
         // `passed` before TCP's count: what was passed by then TCP had received before it is asked.
         let passed = self.state().passed.load(Acquire);
         fence(SeqCst);
-        let counts = tcp::counts(socket).ok()?;
-        if counts.received == passed {
+        let received = tcp::received(socket).ok()?;
+        if received == passed {
             return Some(0);
         }
         // User space has read all that TCP ever received, so all that was passed is among it.
-        if counts.received == received_bytes { received_bytes.checked_sub(passed) } else { None }
+        if received == received_bytes { received_bytes.checked_sub(passed) } else { None }
     }
 
     /// Tells the program that everything up to `settled` is answered, by `sent` bytes in all.
@@ -152,7 +152,7 @@ impl KernelConn {
             self.state().settled.store(NEVER, SeqCst);
             fence(SeqCst);
             // Takes the socket's lock, under which the program runs. An error means the socket is gone.
-            let _ = tcp::counts(socket);
+            let _ = tcp::received(socket);
         }
     }
 }
@@ -169,7 +169,7 @@ impl AssistConn for KernelConn {
             return true;
         }
         // What TCP has taken once it never gives back, so a yes holds until `replied` moves.
-        let drained = tcp::counts(socket).is_ok_and(|counts| counts.taken >= replied + sent_bytes);
+        let drained = tcp::has_taken(socket, replied + sent_bytes).unwrap_or(false);
         if drained {
             self.replied_drained = replied;
         }
@@ -192,7 +192,7 @@ impl AssistConn for KernelConn {
     fn is_end(&mut self, socket: BorrowedFd<'_>, received_bytes: u64) -> bool {
         let taken = self.state().taken.load(SeqCst);
         // TCP counts the FIN as a byte. A socket that cannot be asked has nothing more to give.
-        tcp::counts(socket).map_or(true, |counts| received_bytes + taken + 1 >= counts.received)
+        tcp::received(socket).map_or(true, |received| received_bytes + taken + 1 >= received)
     }
 
     fn is_trial(&mut self) -> bool {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// Rules that must not be missed when they are taken out; `KSF_MUTANT_*` in `bpf/`.
-const MUTANTS: [&str; 10] = [
+const MUTANTS: [&str; 11] = [
     "NO_GATE",
     "STORE_BEFORE_RESIZE",
     "NO_BOUNDARY",
@@ -15,6 +15,7 @@ const MUTANTS: [&str; 10] = [
     "NO_EPOCH",
     "PASS_FIN",
     "NO_TRIM",
+    "TRIM_BY_STEPS",
     "WOKEN_BEFORE_WAKE",
 ];
 

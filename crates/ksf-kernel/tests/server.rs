@@ -3,7 +3,7 @@
 mod common;
 mod rig;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};
@@ -14,6 +14,7 @@ use std::time::Duration;
 use common::*;
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
+use ksf_kernel::ObjectSource;
 use rig::*;
 
 const ECHO_BYTES_MAX: usize = 70_000;
@@ -78,9 +79,12 @@ fn a_half_close_gets_every_reply_and_the_end() {
                 (first..last).for_each(|index| send_all(&mut client, &spoken.request(index)));
                 client.shutdown(Shutdown::Write).unwrap();
                 let mut got = Vec::new();
-                client.read_to_end(&mut got).unwrap_or_else(|error| panic!("{in_flight} in flight: {error}"));
+                let end = client.read_to_end(&mut got);
                 let replies: Vec<u8> = (first..last).flat_map(|index| spoken.reply(index)).collect();
-                assert!(got == replies, "round {round}, {in_flight} in flight: {} of {}", got.len(), replies.len());
+                if end.is_err() || got != replies {
+                    let (got, all) = (got.len(), replies.len());
+                    panic!("round {round}, {in_flight} in flight: {got} of {all}, {end:?}, {}", rig.state());
+                }
             }
         }
         assert!(rig.counter("segments_answered") > 0);
@@ -141,8 +145,8 @@ fn a_slow_reader_misses_nothing() {
                     }
                 });
                 let wrong = got.iter().zip(message).position(|(got, sent)| got != sent);
-                let ends = rig.ends();
-                assert!(got == message, "round {round}: {} of {}, wrong {wrong:?}, {ends}", got.len(), message.len());
+                let state = rig.state();
+                assert!(got == message, "round {round}: {} of {}, wrong {wrong:?}, {state}", got.len(), message.len());
             }
             assert!(rig.counter("segments_answered") > ROUNDS as u64);
             assert!(rig.server_counter("reads_paused") > 0);
@@ -265,24 +269,82 @@ fn retransmitted_bytes_are_taken_once() {
             send_all(&mut client, &message(index + 1));
             assert_eq!(read_exactly(&mut client, reply(index + 1).len()), reply(index + 1), "message {}", index + 1);
         }
+        // The longest that IP carries, and the end with it.
+        let (old, new) = (message(40_000), message(2 * ROUNDS));
+        send_all(&mut client, &old);
+        assert_eq!(read_exactly(&mut client, reply(40_000).len()), reply(40_000));
+        retransmit::send_joined_and_end(&client, &old, &new);
+        wait_until("the last segment arrives", || rig.counter("segments_trimmed") == u64::from(ROUNDS + 1));
+        send_all(&mut client, &new);
         client.shutdown(Shutdown::Write).unwrap();
-        assert_eq!(client.read(&mut [0]).expect("the end"), 0);
+        let mut rest = Vec::new();
+        client.read_to_end(&mut rest).expect("the last reply and the end");
+        assert!(rest == reply(2 * ROUNDS), "{} bytes, {}", rest.len(), rig.state());
         rig.end();
+    });
+}
+
+/// Repeated bytes that cannot be cut off, because the kernel has no memory for it: the peer is reset, and never told
+/// that all is well by an orderly end; the others do not notice.
+#[test]
+fn a_segment_that_cannot_be_cut_resets_its_connection_only() {
+    const ROUNDS: u32 = 6;
+    on_each(|spoken, engine| {
+        let service =
+            format!("-DSERVICE=\"../../bpf/{}.bpf.c\"", if spoken == Spoken::Echo { "echo" } else { "rpc_null" });
+        let object = ObjectSource::File(object::compile("tests/bpf/no_memory.bpf.c", &[&service]));
+        // Nothing that is waited for may hide what is lost: not within the patience of any test.
+        let limits = Limits { send_timeout_ms: 3_600_000, ..Limits::default() };
+        let rig = Rig::start_from(&object, spoken, engine, "127.0.0.1:0", limits);
+        let mut steady = rig.connect();
+        for round in 0..ROUNDS {
+            let mut client = rig.connect();
+            // With the kernel half from the first message on, or not yet looked after.
+            (0..=round).for_each(|index| rig.exchange(&mut client, index));
+            let (old, new) = (spoken.request(round), spoken.request(round + 1));
+            if round % 2 == 0 {
+                retransmit::send_joined(&client, &old, &new);
+            } else {
+                retransmit::send_joined_and_end(&client, &old, &new);
+            }
+            // Its own TCP has to send what the server has acknowledged, or it would not even take an orderly end.
+            let written = client.write_all(&new);
+            if round % 2 == 1 {
+                let _ = client.shutdown(Shutdown::Write);
+            }
+            let mut got = Vec::new();
+            let ends = [written.err(), client.read_to_end(&mut got).err()];
+            let is_reset = ends.iter().flatten().any(|error| error.kind() == ErrorKind::ConnectionReset);
+            assert!(is_reset, "round {round}: {ends:?}, {}", rig.state());
+            assert!(got.is_empty(), "{} bytes behind the lost ones", got.len());
+            let resets = u64::from(round + 1);
+            wait_until("the reset is counted", || rig.server_counter("closed_kernel_half") == resets);
+            assert_eq!((rig.counter("segments_trimmed"), rig.counter("replies_broken")), (resets, resets));
+            rig.exchange(&mut steady, round);
+        }
+        drop(steady);
+        wait_until("the steady connection ends", || rig.server.connections() == 0);
+        assert_eq!(rig.server_counter("closed_by_peer"), 1, "{}", rig.state());
+        rig.server.drain().expect("the shards end well");
     });
 }
 
 /// User space gets a turn now and then. A client with one message in flight stays with the kernel half.
 #[test]
 fn a_trial_keeps_a_waiting_client_in_the_kernel() {
-    const MESSAGES: u32 = 1_200;
+    /// After the second trial, and before the third.
+    const ANSWERED: u64 = 1_200;
     on_each(|spoken, engine| {
         let rig = Rig::start(spoken, engine);
         let mut client = rig.connect();
-        let easy = (0..).filter(|index| index % 11 != 7).take(MESSAGES as usize);
-        easy.for_each(|index| rig.exchange(&mut client, index));
+        // On a busy machine user space answers some for other reasons.
+        let mut easy = (0..).filter(|index| index % 11 != 7).take(2 * ANSWERED as usize);
+        let stays = easy.any(|index| {
+            rig.exchange(&mut client, index);
+            rig.counter("messages_answered") >= ANSWERED
+        });
+        assert!(stays, "most messages went to user space: {}", rig.state());
         assert_eq!(rig.counter("passed_trial"), 2, "one after 256 messages and one after 1024");
-        let answered = rig.counter("messages_answered");
-        assert!(answered > u64::from(MESSAGES) * 9 / 10, "{answered} of {MESSAGES} in the kernel");
         drop(client);
         rig.end();
     });

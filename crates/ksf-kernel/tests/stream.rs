@@ -171,6 +171,35 @@ fn early_bytes_are_counted() {
     half.join();
 }
 
+/// What a queueing discipline drops TCP sends again, and does not call that a retransmission. The program, which finds
+/// the first byte ever sent from TCP's counts, comes afterwards.
+#[test]
+fn what_this_machine_dropped_does_not_keep_the_kernel_half_out() {
+    const PIECE: usize = 20_000;
+    const PIECES: usize = 500;
+    if !is_root("eBPF") {
+        return;
+    }
+    in_new_network(|| {
+        tc("qdisc add dev lo root tbf rate 400mbit burst 128kb limit 140kb");
+        let (mut client, mut server) = tcp_pair("127.0.0.1:0");
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..PIECES).for_each(|_| send_all(&mut server, &[7; PIECE])));
+            read_exactly(&mut client, PIECES * PIECE);
+        });
+        assert!(!tc("-s qdisc show dev lo").contains("dropped 0,"), "nothing was dropped");
+        let service = load(Builtin::RpcNull);
+        let so_far = Outcome { received: 0, sent: (PIECES * PIECE) as u64, replied: 0 };
+        let half = UserHalf::serve_from(&service, server, PARKING, no_fallback, so_far);
+        for xid in 0..500 {
+            exchange(&mut client, &null_call(xid), &null_reply(xid));
+        }
+        assert!(counter(&service, "messages_answered") > 0, "all of 500 went to user space");
+        drop(client);
+        half.join();
+    });
+}
+
 /// Bytes that wait for the client.
 fn unread(client: &TcpStream) -> libc::c_int {
     let mut bytes = 0;

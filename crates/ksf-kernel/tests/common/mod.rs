@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+pub(crate) mod object;
+
 use ksf::assist::{Assist, AssistConn};
 use ksf::framing::{Frame, Framing};
 use ksf_kernel::{Builtin, Caller, KernelService, ObjectSource, Options, Verdict};
@@ -37,14 +39,19 @@ pub(crate) fn load(builtin: Builtin) -> KernelService {
 }
 
 pub(crate) fn load_with(builtin: Builtin, change: impl FnOnce(&mut Options)) -> KernelService {
+    load_from(&ObjectSource::Builtin(builtin), builtin, change)
+}
+
+/// `like`: the built-in service whose options it takes.
+pub(crate) fn load_from(source: &ObjectSource, like: Builtin, change: impl FnOnce(&mut Options)) -> KernelService {
     let mut options = Options::default();
     options.connections_max = 256;
     options.callers_max = 16;
-    if builtin == Builtin::RpcNull {
+    if like == Builtin::RpcNull {
         options.rpc_programs = vec![(100_003, 3, 3), (100_005, 1, 3)];
     }
     change(&mut options);
-    KernelService::load(&ObjectSource::Builtin(builtin), &options).expect("the built-in service loads")
+    KernelService::load(source, &options).unwrap_or_else(|error| panic!("{source:?} loads: {error}"))
 }
 
 pub(crate) fn counter(service: &KernelService, name: &str) -> u64 {
@@ -339,4 +346,11 @@ pub(crate) fn in_new_network(test: impl FnOnce() + Send) {
 pub(crate) fn ip(args: &[&str]) {
     let status = std::process::Command::new("ip").args(args).status().expect("iproute2 is installed");
     assert!(status.success(), "ip {}", args.join(" "));
+}
+
+/// `tc` of iproute2, there too; what it says.
+pub(crate) fn tc(line: &str) -> String {
+    let output = std::process::Command::new("tc").args(line.split(' ')).output().expect("iproute2 is installed");
+    assert!(output.status.success(), "tc {line}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }

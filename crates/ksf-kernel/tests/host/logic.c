@@ -567,16 +567,25 @@ static void test_repeated(void)
 	sim_segment(big, 15000);
 	sim_segment_repeating(big, 16000, 15000);
 	check(sim.user_len == 16000 && !memcmp(sim.user, big, 16000), "user space got %u bytes", sim.user_len);
+	check(sim.grown == 1, "memory was asked for %u times", sim.grown);
 	START("read in part before the program came", script);
 	sim.tcp.copied_seq += 2;
 	sim.tcp.rcv_nxt += 2;
 	sim_segment_repeating((const __u8 *)"\0\1?\0\2sX", 7, 2);
 	check(sim.user_len == 5 && !memcmp(sim.user, "?\0\2sX", 5), "user space got %u bytes", sim.user_len);
 	START("cannot be cut", script);
-	sim.adjust_fails = true;
-	send_text(BYTES("\0\1?"));
-	sim_segment_repeating((const __u8 *)"\0\1?\0\1!", 6, 3);
-	check(sim.conn.broken && sim.user_len == 3, "the connection goes on");
+	sim.no_memory = true;
+	sim.conn.parked = 1;
+	sim.conn.park_seq = 1;
+	send_text(BYTES("\0\2sX"));
+	run_work();
+	sim_segment_repeating((const __u8 *)"\0\2sX\0\2sY", 8, 4);
+	check(sim.conn.broken && sim.wakes == 1, "user space does not learn of it");
+	check(sim.counters[KSF_COUNT_replies_broken] == 1, "not counted");
+	sim_client_read(3);
+	send_text(BYTES("\0\2sZ"));
+	run_work();
+	check(sim.wire_len == 3, "a message behind the lost one was answered");
 }
 
 /* A connection that leaves the maps between a request and its reply. */

@@ -25,7 +25,8 @@ struct sim {
 	__u32 wakes;
 	bool ring_full;
 	bool detached;
-	bool adjust_fails;
+	bool no_memory; /* for a linear part that must grow */
+	__u32 grown;	/* times one did */
 
 	struct ksf_tcp tcp;
 	__u32 rcvlowat;

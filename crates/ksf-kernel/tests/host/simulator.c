@@ -27,6 +27,7 @@ struct sim_skb {
 	bool to_socket; /* redirected */
 	bool to_hop;
 	__u32 slot;
+	__u32 linear; /* bytes at the front that are not in fragments */
 	__u8 bytes[SIM_SEGMENT_MAX];
 };
 
@@ -94,18 +95,32 @@ long bpf_skb_change_tail(struct __sk_buff *skb, __u32 len, __u64 flags)
 	return 0;
 }
 
+/* __pskb_pull_tail(): what is not linear is copied to a new linear part. */
 long bpf_skb_pull_data(struct __sk_buff *skb, __u32 len)
 {
-	return len > skb->len ? -12 : 0;
+	struct sim_skb *segment = skb_of(skb);
+
+	if (len > skb->len)
+		return -12;
+	if (len <= segment->linear)
+		return 0;
+	if (sim.no_memory)
+		return -12;
+	sim.grown++;
+	segment->linear = len;
+	return 0;
 }
 
 long bpf_skb_adjust_room(struct __sk_buff *skb, __s32 by, __u32 mode, __u64 flags)
 {
 	struct sim_skb *segment = skb_of(skb);
 
-	if (sim.adjust_fails || mode || flags || by > 0 || by < -4095 || skb->len < (__u32)-by)
+	if (mode || flags || by > 0 || by < -4095)
 		return -14;
+	if (bpf_skb_pull_data(skb, -by))
+		return -12;
 	skb->len += by;
+	segment->linear += by;
 	memmove(segment->bytes, segment->bytes - by, skb->len);
 	return 0;
 }

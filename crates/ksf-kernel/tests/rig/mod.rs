@@ -14,7 +14,7 @@ use ksf::Server;
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
-use ksf_kernel::{Builtin, KernelService};
+use ksf_kernel::{Builtin, KernelService, ObjectSource};
 use ksf_services::{echo::Echo, rpc};
 use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, Program};
@@ -43,6 +43,13 @@ impl Spoken {
 
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         [Self::Echo, Self::Rpc].into_iter().find(|spoken| spoken.name() == name)
+    }
+
+    fn builtin(self) -> Builtin {
+        match self {
+            Self::Echo => Builtin::Echo,
+            Self::Rpc => Builtin::RpcNull,
+        }
     }
 
     /// Message number `index` of a client. Some RPCs only user space can answer.
@@ -109,9 +116,19 @@ impl Rig {
     }
 
     pub(crate) fn start_with(spoken: Spoken, engine: EngineKind, address: &str, limits: Limits) -> Self {
+        Self::start_from(&ObjectSource::Builtin(spoken.builtin()), spoken, engine, address, limits)
+    }
+
+    /// `source`: another kernel half than the shipped one of the service.
+    pub(crate) fn start_from(
+        source: &ObjectSource,
+        spoken: Spoken,
+        engine: EngineKind,
+        address: &str,
+        limits: Limits,
+    ) -> Self {
         let shards = ksf::cpus::choose(None).expect("a CPU").len() as u32;
-        let builtin = if spoken == Spoken::Echo { Builtin::Echo } else { Builtin::RpcNull };
-        let kernel = load_with(builtin, |options| options.shards = shards);
+        let kernel = load_from(source, spoken.builtin(), |options| options.shards = shards);
         let assist = Some(Arc::new(kernel.assist()) as Arc<dyn ksf::assist::Assist>);
         let listen = ListenAddr::Tcp(address.parse().expect("an address"));
         let builder = Server::builder().engine(engine).limits(limits);
@@ -158,6 +175,14 @@ impl Rig {
         let counters = self.server.counters();
         let ends = counters.iter().filter(|counter| counter.name.starts_with("closed_") && counter.value > 0);
         ends.map(|counter| format!("{} {}", counter.name, counter.value)).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Everything that was counted, for a message.
+    pub(crate) fn state(&self) -> String {
+        let user = self.server.counters().into_iter().map(|counter| (counter.name, counter.value));
+        let kernel = self.kernel.counters().into_iter().map(|counter| (counter.name, counter.value));
+        let counted = user.chain(kernel).filter(|(_, value)| *value > 0);
+        counted.map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", ")
     }
 
     /// Every client is gone: so must their connections be, and none of them by a fault of the kernel half.

@@ -7,11 +7,21 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 const TCP_HEADER_BYTES: usize = 20;
 const ACK_PSH: u8 = 0x18;
+const FIN: u8 = 0x01;
 
 /// Sends the server `repeated`, the last bytes `client` sent, and then `fresh`, which it has not sent yet, in one
 /// segment. The client's own TCP knows nothing of it: it takes the server's answer for a mistake and drops it, and gets
 /// it again when it has sent `fresh` itself. Needs IPv4 and root.
 pub(crate) fn send_joined(client: &TcpStream, repeated: &[u8], fresh: &[u8]) {
+    send(client, ACK_PSH, repeated, fresh);
+}
+
+/// The same, and the end of the client's direction with it.
+pub(crate) fn send_joined_and_end(client: &TcpStream, repeated: &[u8], fresh: &[u8]) {
+    send(client, ACK_PSH | FIN, repeated, fresh);
+}
+
+fn send(client: &TcpStream, flags: u8, repeated: &[u8], fresh: &[u8]) {
     let (SocketAddr::V4(local), SocketAddr::V4(peer)) = (client.local_addr().unwrap(), client.peer_addr().unwrap())
     else {
         panic!("IPv4 only")
@@ -22,7 +32,7 @@ pub(crate) fn send_joined(client: &TcpStream, repeated: &[u8], fresh: &[u8]) {
     segment.extend_from_slice(&peer.port().to_be_bytes());
     segment.extend_from_slice(&next_out.wrapping_sub(repeated.len() as u32).to_be_bytes());
     segment.extend_from_slice(&next_in.to_be_bytes());
-    segment.extend_from_slice(&[(TCP_HEADER_BYTES as u8 / 4) << 4, ACK_PSH]);
+    segment.extend_from_slice(&[(TCP_HEADER_BYTES as u8 / 4) << 4, flags]);
     segment.extend_from_slice(&512u16.to_be_bytes()); // window, scaled
     segment.extend_from_slice(&[0; 4]); // checksum, urgent pointer
     segment.extend_from_slice(repeated);
