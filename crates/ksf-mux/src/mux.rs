@@ -246,6 +246,11 @@ impl Mux {
         self.shared().limits()
     }
 
+    /// Bytes of messages that are not done with, and of those that have not arrived in full.
+    pub fn memory(&self) -> usize {
+        self.shared().memory.load(Ordering::SeqCst)
+    }
+
     /// Takes no more messages from any connection, apart from those that have begun to arrive. The messages that are
     /// there are still received; connections that have none left end.
     pub fn finish_reading(&self) {
