@@ -1,6 +1,28 @@
 //! Message sockets over TCP: N workers, M connections, and messages as the unit of scheduling.
 //!
-//! See [`Mux`] for connections, [`MessageSocket`] for workers, [`scheduler`] for who gets which message.
+//! See [`Mux`] for connections, [`MessageSocket`] for workers, [`Workers`] for services of the framework, [`scheduler`]
+//! for who gets which message; docs/mux.md tells how it works.
+//!
+//! ```
+//! use std::io::{Read, Write};
+//! use ksf::framing::{Framing, LengthPrefix};
+//! use ksf_mux::{Mux, Options};
+//!
+//! let mux = Mux::new(Options::new(Framing::LengthPrefix(LengthPrefix::big_endian(2))))?;
+//! let worker = mux.socket()?;
+//! let (mut client, server) = std::os::unix::net::UnixStream::pair()?;
+//! mux.attach(server.into())?;
+//!
+//! client.write_all(b"\x00\x05hello")?;
+//! let message = worker.recv()?;
+//! message.reply(&message.bytes().to_ascii_uppercase())?;
+//! let mut answer = [0; 7];
+//! client.read_exact(&mut answer)?;
+//! assert_eq!(&answer, b"\x00\x05HELLO");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Non-goals: datagrams, which are messages already, and moving work that has begun to another thread.
 
 #![forbid(unsafe_code)]
 

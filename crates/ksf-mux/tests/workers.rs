@@ -131,11 +131,15 @@ impl Running {
 
     /// Waits until a counter has this value: the peer may know of an end before it is counted.
     fn counts(&self, name: &str, value: u64) {
-        let start = std::time::Instant::now();
-        while self.counter(name) != value {
-            assert!(start.elapsed() < PATIENCE, "{name} is {}, not {value}", self.counter(name));
-            thread::yield_now();
-        }
+        until(|| self.counter(name) == value, || format!("{name} is {}, not {value}", self.counter(name)));
+    }
+}
+
+fn until(condition: impl Fn() -> bool, what: impl Fn() -> String) {
+    let start = std::time::Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "{}", what());
+        thread::yield_now();
     }
 }
 
@@ -241,11 +245,7 @@ fn draining_answers_what_was_received() {
     let mut client = running.connect();
     // The first message waits for the test, the others wait for it.
     client.write_all(&[frame(b"b"), frame(b"e one"), frame(b"e two")].concat()).unwrap();
-    let start = std::time::Instant::now();
-    while running.service.calls.load(Ordering::SeqCst) == 0 {
-        assert!(start.elapsed() < PATIENCE);
-        thread::yield_now();
-    }
+    until(|| running.service.calls.load(Ordering::SeqCst) > 0, || "no call".into());
     let service = Arc::clone(&running.service);
     let drain = thread::spawn(move || running.server.drain().unwrap());
     service.together.wait();
@@ -277,5 +277,5 @@ fn ten_thousand_messages_on_many_connections_come_back() {
     });
     assert_eq!(running.counter("messages"), 10_000);
     running.counts("closed_by_peer", 20);
-    assert_eq!(running.server.connections(), 0);
+    until(|| running.server.connections() == 0, || format!("{} connections", running.server.connections()));
 }
