@@ -303,7 +303,7 @@ impl<S: Service> Connection<S> {
     /// Puts a chunk aside, behind those that wait already.
     fn stall(&mut self, chunk: Chunk, env: &mut Env) {
         env.assembly_bytes += chunk.len();
-        self.stalled.push_back(spare_slot(chunk, env));
+        self.stalled.push_back(chunk.into_kept());
         self.check_memory(env);
     }
 
@@ -351,7 +351,7 @@ impl<S: Service> Connection<S> {
             if self.is_stalled(env) {
                 let rest = chunk.slice(at..chunk.len());
                 env.assembly_bytes += rest.len();
-                self.stalled.push_front(spare_slot(rest, env));
+                self.stalled.push_front(rest.into_kept());
                 self.check_memory(env);
                 return;
             }
@@ -494,6 +494,7 @@ impl<S: Service> Connection<S> {
         };
         self.service.call(&mut self.state, &message, &mut reply);
         let (deferred, close) = (reply.deferred, reply.close);
+        env.count_copies();
         self.deferred += deferred;
         let waits = deferred > 0 && self.order == Order::Requests;
         // What was replied before deferring leads the deferred answer.
@@ -543,12 +544,6 @@ impl<S: Service> Connection<S> {
             self.close(CloseReason::Service, env);
         }
     }
-}
-
-/// A chunk that is put aside keeps its slot only while slots abound: a peer that does not read its replies must not take
-/// the slots others receive into.
-fn spare_slot(chunk: Chunk, env: &Env) -> Chunk {
-    if chunk.slot().is_some() && !env.pool.may_keep() { Chunk::from_vec(chunk.to_vec()) } else { chunk }
 }
 
 fn malformed(_: FramingError) -> CloseReason {

@@ -56,4 +56,9 @@ impl Env {
     pub fn is_over_budget(&self) -> bool {
         self.assembly_bytes > self.limits.assembly_bytes_max
     }
+
+    /// Counts what a service just kept as a copy, because too many slots were kept already.
+    pub(crate) fn count_copies(&self) {
+        self.stats.kept_as_copy.add(self.pool.take_copies());
+    }
 }

@@ -4,6 +4,11 @@
 //! slot: a reply that forwards them, a worker on another thread, a store that makes them durable where they landed.
 //! Nobody copies. A slot goes back to its shard when its last holder drops it, from any thread.
 //!
+//! At most half of the slots may be kept like this at a time; who wants to keep more gets a copy on the heap. Slots the
+//! engine receives into, and those whose bytes are looked at in this turn, do not count. So when a turn begins, half of
+//! the slots are with the engine or free for it, whatever peers and services do, and a shard never waits for a slot
+//! that somebody keeps.
+//!
 //! ```text
 //!   Pool ──take──► SlotMut ──freeze──► Slot ──clone──► Slot      (counted)
 //!    ▲               │                   │               │
@@ -17,7 +22,7 @@
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::{fmt, io, ops, slice};
 
 use rustix::mm::{MapFlags, ProtFlags};
@@ -77,10 +82,18 @@ impl Pool {
         self.region.in_use.load(Ordering::Relaxed)
     }
 
-    /// True while less than half of the slots are in use: only then may one be kept beyond the turn that received it,
-    /// so that slow peers cannot take the slots that others receive into.
-    pub fn may_keep(&self) -> bool {
-        self.in_use() < self.slots() / 2
+    /// Slots kept beyond the turn that received into them; never more than half of all.
+    pub fn kept(&self) -> u32 {
+        self.region.kept.load(Ordering::Relaxed)
+    }
+
+    /// How often [`Message::keep`](crate::Message::keep) copied, since the last time this was asked.
+    pub(crate) fn take_copies(&self) -> u64 {
+        match self.region.copies.load(Ordering::Relaxed) {
+            // Nearly always; the exchange is for the rare case.
+            0 => 0,
+            _ => self.region.copies.swap(0, Ordering::Relaxed),
+        }
     }
 }
 
@@ -145,6 +158,25 @@ impl Slot {
         // it until the last `Slot` is dropped, which cannot happen during this borrow.
         unsafe { slice::from_raw_parts(self.region.slot_ptr(self.index).as_ptr(), len) }
     }
+
+    /// Counts this slot as kept until its last holder drops it. False: it is not, and too many others are.
+    fn keep(&self) -> bool {
+        let meta = &self.region.meta[self.index as usize];
+        // Whoever drops the slot last sees the mark: the holder that set it drops its own hold later, with Release.
+        if meta.kept.load(Ordering::Relaxed) {
+            return true;
+        }
+        let max = self.region.meta.len() as u32 / 2;
+        let reserve = |kept| (kept < max).then_some(kept + 1);
+        if self.region.kept.fetch_update(Ordering::Acquire, Ordering::Relaxed, reserve).is_err() {
+            return false;
+        }
+        if meta.kept.swap(true, Ordering::Relaxed) {
+            // Another thread was quicker, and has counted it.
+            self.region.kept.fetch_sub(1, Ordering::Relaxed);
+        }
+        true
+    }
 }
 
 impl Clone for Slot {
@@ -202,6 +234,25 @@ impl Chunk {
         self.len -= bytes;
     }
 
+    /// Lets these bytes stay where they are beyond this turn. False: too many slots are kept already, copy them.
+    pub(crate) fn keep(&self) -> bool {
+        match &self.bytes {
+            Bytes::Slot(slot) => slot.keep(),
+            Bytes::Heap(_) => true,
+        }
+    }
+
+    /// The same bytes to keep beyond this turn: where they are if [that may be](Self::keep), else a copy.
+    pub(crate) fn into_kept(self) -> Self {
+        match &self.bytes {
+            Bytes::Slot(slot) if !slot.keep() => {
+                slot.region.copies.fetch_add(1, Ordering::Relaxed);
+                Self::from_vec(self.to_vec())
+            }
+            _ => self,
+        }
+    }
+
     /// Index of the slot in its pool and offset of the first byte in the slot; `None` for a heap block.
     pub fn slot(&self) -> Option<(u32, usize)> {
         match &self.bytes {
@@ -239,11 +290,15 @@ struct Region {
     /// Top of the stack of returned slots; `NONE` when empty.
     returned: AtomicU32,
     in_use: AtomicU32,
+    /// Slots with the mark, and those of them that are about to be given back.
+    kept: AtomicU32,
+    copies: AtomicU64,
 }
 
 #[derive(Debug)]
 struct SlotMeta {
     holders: AtomicU32,
+    kept: AtomicBool,
     next: AtomicU32,
 }
 
@@ -284,8 +339,17 @@ impl Region {
             }
         };
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        let meta = (0..slots).map(|_| SlotMeta { holders: AtomicU32::new(0), next: AtomicU32::new(NONE) }).collect();
-        Ok(Self { base, map_bytes, slot_bytes, meta, returned: AtomicU32::new(NONE), in_use: AtomicU32::new(0) })
+        let free = || SlotMeta { holders: AtomicU32::new(0), kept: AtomicBool::new(false), next: AtomicU32::new(NONE) };
+        Ok(Self {
+            base,
+            map_bytes,
+            slot_bytes,
+            meta: (0..slots).map(|_| free()).collect(),
+            returned: AtomicU32::new(NONE),
+            in_use: AtomicU32::new(0),
+            kept: AtomicU32::new(0),
+            copies: AtomicU64::new(0),
+        })
     }
 
     fn slot_ptr(&self, index: u32) -> NonNull<u8> {
@@ -297,6 +361,11 @@ impl Region {
 
     /// Any thread: puts a slot on the stack. Only the owner takes from it, and takes all of it, so there is no ABA.
     fn give_back(&self, index: u32) {
+        let kept = &self.meta[index as usize].kept;
+        let was_kept = kept.load(Ordering::Relaxed);
+        if was_kept {
+            kept.store(false, Ordering::Relaxed);
+        }
         let mut top = self.returned.load(Ordering::Relaxed);
         loop {
             self.meta[index as usize].next.store(top, Ordering::Relaxed);
@@ -307,6 +376,10 @@ impl Region {
             }
         }
         self.in_use.fetch_sub(1, Ordering::Relaxed);
+        if was_kept {
+            // Last, and seen to be last by who takes the place: until then the slot is not back.
+            self.kept.fetch_sub(1, Ordering::Release);
+        }
     }
 
     fn drain_returned(&self, free: &mut Vec<u32>) {
@@ -394,13 +467,69 @@ mod tests {
         assert!(Pool::new(Memory::File(file.as_fd()), 64, 3).is_err());
     }
 
+    /// What an engine holds to receive into does not count, and neither does what is only looked at.
     #[test]
-    fn more_than_half_in_use_forbids_keeping() {
-        let mut pool = pool(4);
-        let one = pool.take();
-        assert!(pool.may_keep());
-        let two = pool.take();
-        assert!(!pool.may_keep());
-        drop((one, two));
+    fn half_of_the_slots_are_kept_and_then_copies_are_made() {
+        let mut pool = pool(8);
+        let ring: Vec<_> = (0..4).map(|_| pool.take().unwrap()).collect();
+        let received: Vec<_> = (0..4).map(|_| pool.take().unwrap().freeze(64)).collect();
+        assert_eq!((pool.in_use(), pool.kept()), (8, 0));
+        let mut kept: Vec<_> = received.iter().map(|chunk| chunk.slice(1..9).into_kept()).collect();
+        assert!(kept.iter().all(|chunk| chunk.slot().is_some()));
+        // Again, and another part: a slot counts once.
+        kept.push(received[0].clone().into_kept());
+        assert!(received[0].slice(9..64).keep());
+        assert_eq!((pool.kept(), pool.take_copies()), (4, 0));
+
+        let mut slot = ring.into_iter().next().unwrap();
+        slot.as_mut_slice()[..4].copy_from_slice(b"more");
+        let more = slot.freeze(4);
+        assert!(!more.keep());
+        let copy = more.clone().into_kept();
+        assert_eq!((copy.slot(), &*copy), (None, &b"more"[..]));
+        assert_eq!((pool.kept(), pool.take_copies(), pool.take_copies()), (4, 1, 0));
+        // One hold less on a slot is none less; the last one makes room.
+        drop(received);
+        assert!(!more.keep());
+        kept.swap_remove(1);
+        assert_eq!(pool.kept(), 3);
+        assert!(more.keep());
+        drop((kept, more));
+        assert_eq!((pool.kept(), pool.in_use()), (0, 0));
+        // A slot that comes back has lost its mark.
+        let again: Vec<_> = (0..8).map(|_| pool.take().unwrap().freeze(1)).collect();
+        assert_eq!((pool.kept(), again.iter().filter(|chunk| chunk.keep()).count()), (0, 4));
+    }
+
+    #[test]
+    fn of_one_slot_none_is_kept() {
+        let chunk = pool(1).take().unwrap().freeze(64);
+        assert_eq!(chunk.into_kept().slot(), None);
+    }
+
+    /// Holders on several threads keep the same slots and let go of them, and nothing is counted twice or forgotten.
+    #[test]
+    fn what_is_kept_is_counted_right_from_many_threads() {
+        let mut pool = pool(16);
+        for _ in 0..200 {
+            let chunks: Vec<_> = std::iter::from_fn(|| pool.take()).map(|slot| slot.freeze(64)).collect();
+            assert_eq!(chunks.len(), 16);
+            let barrier = std::sync::Barrier::new(4);
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    let (chunks, barrier) = (chunks.clone(), &barrier);
+                    scope.spawn(move || {
+                        barrier.wait();
+                        for chunk in chunks {
+                            let _ = chunk.into_kept();
+                        }
+                    });
+                }
+                assert!(pool.kept() <= 8);
+            });
+            assert_eq!(pool.kept(), 8, "this thread still holds all of them");
+            drop(chunks);
+            assert_eq!(pool.kept(), 0);
+        }
     }
 }

@@ -78,9 +78,8 @@ impl Builder {
         self
     }
 
-    /// Size and number of the receive slots of each shard; [`SLOT_BYTES`] and [`SLOTS`] unless said otherwise. Slots
-    /// are kept beyond a turn only while less than half are in use, and the uring engine always has up to 128 in the
-    /// kernel to receive into: with 256 slots or fewer it copies what it could keep.
+    /// Size and number of the receive slots of each shard; [`SLOT_BYTES`] and [`SLOTS`] unless said otherwise. Half of
+    /// them may be kept beyond the turn that received into them; the rest is for the engine to receive into.
     pub fn slots(mut self, slot_bytes: u32, slots: u32) -> Self {
         (self.slot_bytes, self.slots) = (slot_bytes, slots);
         self

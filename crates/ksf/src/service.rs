@@ -123,12 +123,13 @@ impl<'a> Message<'a> {
         self.key
     }
 
-    /// Keeps the message beyond the call. The bytes stay where they were received: the slot is counted, not copied.
-    /// A message that was put together from several slots is copied here, unless the service said that it
-    /// [keeps messages](Service::keeps_messages).
+    /// Keeps the message beyond the call. The bytes stay where they were received: the slot is counted, not copied,
+    /// as long as no more than half of the shard's slots are kept; beyond that the message is copied, so that there is
+    /// always a slot to receive into. One that was put together from several slots is copied here, unless the service
+    /// said that it [keeps messages](Service::keeps_messages). [`Chunk::slot`] tells which it was.
     pub fn keep(&self) -> Chunk {
         match self.origin {
-            Some((chunk, start)) => chunk.slice(start..start + self.bytes.len()),
+            Some((chunk, start)) => chunk.slice(start..start + self.bytes.len()).into_kept(),
             None => Chunk::from_vec(self.bytes.to_vec()),
         }
     }
@@ -185,9 +186,9 @@ impl Reply<'_> {
         self.message(|tail| tail.extend_from_slice(body));
     }
 
-    /// Sends one reply with this body from where it lies, if it is long and there is room to keep it, else copied.
+    /// Sends one reply with this body from where it lies, if it is long and its slot may be kept, else copied.
     pub fn chunk(&mut self, body: Chunk) {
-        let copy = body.len() <= COPY_BYTES_MAX || (body.slot().is_some() && !self.env.pool.may_keep());
+        let copy = body.len() <= COPY_BYTES_MAX || !body.keep();
         match &mut self.sink {
             Sink::Stream(output) if !copy => {
                 let tail = output.tail(&mut self.env.spares);

@@ -53,6 +53,8 @@ counters! {
     messages,
     /// Messages that needed a copy because they did not arrive in one slot.
     messages_assembled,
+    /// Messages, and requests put aside, that were copied to be kept: half of the slots were kept already.
+    kept_as_copy,
     /// Replies handed to a connection.
     replies,
     /// Replies that came later, from another thread.

@@ -154,6 +154,29 @@ fn peers_that_do_not_read_cannot_take_all_slots() {
     assert_eq!((env.pool.in_use(), env.assembly_bytes), (0, 0));
 }
 
+/// With the default number of slots the ring of io_uring has half of them.
+#[test]
+fn a_long_reply_is_sent_from_its_slot_though_the_engine_has_many() {
+    let mut env = env(Limits::default(), 4096, 16);
+    let ring: Vec<_> = (0..7).map(|_| env.pool.take().unwrap()).collect();
+    let mut conns = Vec::new();
+    for index in 0..9 {
+        let key = ConnKey { index, generation: 0 };
+        let mut conn = Connection::new(Arc::new(common::net::Echo), Peer::Unix, key, env.now).unwrap();
+        let chunk = in_slot(&mut env, &[index as u8; 3000]);
+        conn.receive(chunk, &mut env);
+        conns.push(conn);
+        assert_eq!(env.pool.kept(), conns.len().min(8) as u32);
+    }
+    for (index, conn) in conns.iter_mut().enumerate() {
+        let batch = conn.take_batch(env.now).unwrap();
+        assert!(common::bytes_of(&batch) == [index as u8; 3000]);
+        batch.recycle(&mut env.spares);
+    }
+    assert_eq!((env.pool.kept(), env.pool.in_use()), (0, 7));
+    drop(ring);
+}
+
 #[test]
 fn half_close_is_answered_first() {
     let mut bench = Bench::lines();

@@ -1,0 +1,159 @@
+//! Listening sockets: what is accepted, and what is refused.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::assisted::AssistState;
+use super::{Conn, HALVES, ListenerKind, Phase, Place, Shard, ShardListener};
+use crate::engine::epoll::{accept_now, set_nonblocking};
+use crate::engine::{Engine, Reading};
+use crate::error::CloseReason;
+use crate::listener::ListenAddr;
+use crate::service::{ConnKey, Peer, Refused};
+
+/// Time after which accepting is tried again when it failed.
+const ACCEPT_RETRY_MS: u64 = 50;
+
+/// Connections refused per failed accept when descriptors are exhausted.
+const REFUSE_BURST: usize = 1024;
+
+impl<E: Engine> Shard<E> {
+    pub(super) fn add_listener(&mut self, listener: ShardListener) -> Result<(), crate::Error> {
+        let index = self.listeners.len() as u32;
+        let fd = listener.socket.as_raw_fd();
+        if let ListenAddr::Udp(local) = listener.addr {
+            let (addr, service) = (listener.addr.clone(), listener.service.name());
+            let datagrams = listener.service.open_datagrams(Peer::Udp(local), index);
+            let datagrams = datagrams.map_err(|Refused| crate::Error::RefusedByService {
+                service: service.to_owned(),
+                addr: addr.clone(),
+            })?;
+            // In the list first: whatever fails from here on, the service gets its state back.
+            self.datagrams.push(Some(datagrams));
+            let fail = |source| crate::Error::Listen { addr, step: "receiving datagrams", source };
+            self.engine.listen_datagrams(index, fd).map_err(fail)?;
+        } else {
+            self.datagrams.push(None);
+            self.engine.listen(index, fd);
+        }
+        if let Some(half) = &listener.assist
+            && !self.halves.iter().any(|known| Arc::ptr_eq(known, half))
+        {
+            if let Some(fd) = half.wake_fd(self.env.shard) {
+                self.engine.watch(HALVES + self.halves.len() as u32, fd.as_raw_fd())?;
+            }
+            self.halves.push(Arc::clone(half));
+        }
+        self.listeners.push(Some(listener));
+        Ok(())
+    }
+
+    pub(super) fn accepted(&mut self, listener: u32, socket: OwnedFd) {
+        let stats = &self.env.stats;
+        stats.accepted.add(1);
+        let Some(Some(from)) = self.listeners.get(listener as usize) else { return };
+        if self.connections.load(Ordering::Relaxed) >= self.env.limits.connections_max {
+            stats.refused_connections_max.add(1);
+            return;
+        }
+        let Some(peer) = peer_of(&socket, from.kind) else {
+            // Reset before it was accepted.
+            stats.count_close(CloseReason::Io);
+            return;
+        };
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.places.push(Place { generation: 0, conn: None });
+            self.places.len() as u32 - 1
+        });
+        let key = ConnKey { index, generation: self.places[index as usize].generation };
+        let Ok(stream) = from.service.open(peer, key, &self.env) else {
+            stats.refused_by_service.add(1);
+            self.free.push(index);
+            return;
+        };
+        let assist = from
+            .assist
+            .as_ref()
+            .filter(|_| from.kind == ListenerKind::Tcp)
+            .and_then(|half| Some(Box::new(AssistState::new(half.attach(socket.as_fd())?))));
+        if let Some(assist) = &assist {
+            self.tokens.insert(assist.conn.token(), key);
+        }
+        // After attaching: the engine's first receive finds what arrived before.
+        self.engine.open(key, socket.as_raw_fd());
+        let (reading, phase) = (Reading::On, Phase::Open);
+        self.places[index as usize].conn = Some(Conn { stream, assist, socket, reading, touched: false, phase });
+        self.open += 1;
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        if self.open == 1 {
+            self.next_tick = self.env.now.plus_ms(self.tick_ms());
+        }
+        let draining = self.draining.is_some();
+        // Looked after at the end of the turn: a kernel half takes over at once.
+        if let Some((stream, env)) = self.stream(key)
+            && draining
+        {
+            stream.drain(env);
+        }
+    }
+
+    pub(super) fn accept_failed(&mut self, listener: u32, error: &io::Error) {
+        let no_fd = matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+        if no_fd {
+            self.refuse_waiting(listener);
+        } else if error.kind() != io::ErrorKind::WouldBlock {
+            self.env.stats.accept_errors.add(1);
+        }
+        self.accept_again.push((listener, self.env.now.plus_ms(ACCEPT_RETRY_MS)));
+        self.next_tick = self.next_tick.min(self.env.now.plus_ms(ACCEPT_RETRY_MS));
+    }
+
+    /// Out of descriptors: accepts what waits on the spare one, and closes it. A refusal tells the peer at once, where
+    /// a connection left in the queue would hang.
+    fn refuse_waiting(&mut self, listener: u32) {
+        let Some(Some(from)) = self.listeners.get(listener as usize) else { return };
+        let socket = from.socket.as_raw_fd();
+        drop(self.spare_fd.take());
+        if set_nonblocking(socket, true).is_ok() {
+            for _ in 0..REFUSE_BURST {
+                match accept_now(socket) {
+                    Ok(Some(_closed_here)) => self.env.stats.refused_no_fd.add(1),
+                    Ok(None) | Err(_) => break,
+                }
+            }
+            // It stays like that until the engine listens again and chooses its mode: another shard may share the
+            // socket, and would hang in an accept that finds nothing.
+        }
+        self.spare_fd = spare_fd();
+    }
+
+    /// Takes the connections that wait to be accepted, so that closing the socket does not reset them, and stops.
+    pub(super) fn stop_listening(&mut self, index: u32) {
+        let Some(listener) = &self.listeners[index as usize] else { return };
+        if listener.kind == ListenerKind::Udp {
+            return;
+        }
+        self.engine.unlisten(index);
+        let socket = listener.socket.as_raw_fd();
+        if set_nonblocking(socket, true).is_ok() {
+            while let Ok(Some(connection)) = accept_now(socket) {
+                self.accepted(index, connection);
+            }
+        }
+    }
+}
+
+pub(super) fn spare_fd() -> Option<OwnedFd> {
+    rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).ok()
+}
+
+fn peer_of(socket: &OwnedFd, kind: ListenerKind) -> Option<Peer> {
+    match kind {
+        ListenerKind::Unix => Some(Peer::Unix),
+        ListenerKind::Tcp | ListenerKind::Udp => {
+            socket2::SockRef::from(socket).peer_addr().ok()?.as_socket().map(Peer::Tcp)
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! How a connection ends: in an orderly way, at once, or with the whole server.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::{Conn, Phase, Shard};
+use crate::engine::{Engine, Reading};
+use crate::error::CloseReason;
+use crate::service::ConnKey;
+
+impl<E: Engine> Shard<E> {
+    /// All replies are sent: ends our direction, and waits for the peer to end its own.
+    pub(super) fn finish(&mut self, index: u32, reason: CloseReason) {
+        let place = &mut self.places[index as usize];
+        let key = ConnKey { index, generation: place.generation };
+        let Some(conn) = place.conn.as_mut() else { return };
+        let lingers = !conn.stream.saw_eof() && self.env.limits.linger_timeout_ms > 0;
+        if !lingers || rustix::net::shutdown(&conn.socket, rustix::net::Shutdown::Write).is_err() {
+            self.release(index, reason);
+            return;
+        }
+        conn.phase = Phase::Lingering(reason, self.env.now.plus_ms(self.env.limits.linger_timeout_ms));
+        if conn.reading != Reading::On {
+            conn.reading = Reading::On;
+            self.engine.set_reading(key, Reading::On);
+        }
+    }
+
+    /// Ends a connection without waiting for anything.
+    pub(super) fn abort(&mut self, index: u32, reason: CloseReason) {
+        let Some(conn) = self.places[index as usize].conn.as_ref() else { return };
+        let reason = match conn.phase {
+            Phase::Releasing(_) => return,
+            Phase::Lingering(reason, _) => reason,
+            // Bytes are lost: whatever else is known of the connection, its end is not orderly.
+            Phase::Open if reason == CloseReason::KernelHalf => {
+                let _ = rustix::net::sockopt::set_socket_linger(&conn.socket, Some(Duration::ZERO));
+                reason
+            }
+            // The peer is gone after an orderly end: that end is the reason.
+            Phase::Open => conn.stream.finished().unwrap_or(reason),
+        };
+        self.release(index, reason);
+    }
+
+    pub(super) fn release(&mut self, index: u32, reason: CloseReason) {
+        let place = &mut self.places[index as usize];
+        let key = ConnKey { index, generation: place.generation };
+        if let Some(conn) = place.conn.as_mut() {
+            conn.phase = Phase::Releasing(reason);
+            self.engine.release(key);
+        }
+    }
+
+    pub(super) fn released(&mut self, key: ConnKey) {
+        let place = &self.places[key.index as usize];
+        if place.generation == key.generation
+            && let Some(Conn { phase: Phase::Releasing(reason), .. }) = place.conn
+        {
+            self.forget(key.index, reason);
+        }
+    }
+
+    /// Closes the socket and frees the place.
+    pub(super) fn forget(&mut self, index: u32, reason: CloseReason) {
+        let place = &mut self.places[index as usize];
+        let Some(conn) = place.conn.take() else { return };
+        place.generation = place.generation.wrapping_add(1);
+        if let Some(assist) = conn.assist {
+            self.tokens.remove(&assist.conn.token());
+        }
+        drop(conn.socket);
+        conn.stream.end(&mut self.env);
+        self.env.stats.count_close(reason);
+        self.free.push(index);
+        self.open -= 1;
+        self.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn start_draining(&mut self) {
+        if self.draining.is_some() {
+            return;
+        }
+        self.draining = Some(self.env.now.plus_ms(self.env.limits.drain_timeout_ms));
+        self.next_tick = self.env.now;
+        for index in 0..self.listeners.len() {
+            self.stop_listening(index as u32);
+        }
+        for index in 0..self.places.len() as u32 {
+            let key = ConnKey { index, generation: self.places[index as usize].generation };
+            if let Some((stream, env)) = self.stream(key) {
+                stream.drain(env);
+            }
+        }
+        self.look_after_touched();
+    }
+}

@@ -1,0 +1,123 @@
+//! The end of a turn: looks once after each connection that was touched.
+
+use std::mem;
+use std::os::fd::AsFd;
+
+use super::assisted::Turn;
+use super::{Conn, Phase, Shard};
+use crate::engine::{Engine, Reading};
+use crate::error::CloseReason;
+use crate::service::ConnKey;
+
+/// Batches sent for one connection before others get their turn.
+const SEND_ROUNDS_MAX: u32 = 8;
+
+impl<E: Engine> Shard<E> {
+    pub(super) fn look_after_touched(&mut self) {
+        // Who has to be looked after again is put on the other list.
+        let mut touched = mem::replace(&mut self.touched, mem::take(&mut self.looked_after));
+        for index in touched.drain(..) {
+            if let Some(conn) = self.places[index as usize].conn.as_mut() {
+                conn.touched = false;
+                self.look_after(index);
+            }
+        }
+        self.looked_after = touched;
+    }
+
+    /// Sends what is due, reads or stops reading, hands over to the kernel half, closes.
+    fn look_after(&mut self, index: u32) {
+        let place = &mut self.places[index as usize];
+        let key = ConnKey { index, generation: place.generation };
+        let Some(conn) = place.conn.as_mut() else { return };
+        let Conn { stream, assist, socket, phase, .. } = conn;
+        if let Some(assist) = assist
+            && mem::take(&mut assist.early_end)
+        {
+            // The next turn, which comes soon, receives again.
+            conn.touched = true;
+            self.touched.push(index);
+            return;
+        }
+        if *phase != Phase::Open {
+            match *phase {
+                Phase::Lingering(reason, _) if stream.saw_eof() => self.release(index, reason),
+                Phase::Lingering(..) if conn.reading != Reading::On => {
+                    conn.reading = Reading::On;
+                    self.engine.set_reading(key, Reading::On);
+                }
+                _ => {}
+            }
+            return;
+        }
+        if assist.as_ref().is_some_and(|assist| assist.conn.is_broken()) {
+            self.abort(index, CloseReason::KernelHalf);
+            return;
+        }
+        if conn.reading == Reading::Parked {
+            // Whatever the reason to look after it: user space is about to act, or has something to read.
+            if let Some(assist) = assist {
+                assist.conn.unpark(socket.as_fd());
+                if assist.conn.is_trial() {
+                    assist.lone_messages = 0;
+                    self.pace.try_now();
+                }
+            }
+            conn.reading = Reading::On;
+            self.engine.set_reading(key, Reading::On);
+        }
+        if self.draining.is_some() {
+            stream.drain(&mut self.env);
+        }
+        // What is sent at once may let the connection go on with requests that waited, so this can take some rounds.
+        let mut rounds = 0;
+        let mut again = false;
+        while stream.has_output() || stream.finished().is_some() {
+            // Both would overtake what the kernel half has queued.
+            let turn = assist
+                .as_mut()
+                .map_or(Turn::Ours, |assist| assist.whose_turn(socket.as_fd(), stream.sent_bytes(), &self.env));
+            if turn == Turn::Stuck {
+                self.abort(index, CloseReason::KernelHalf);
+                return;
+            }
+            rounds += 1;
+            again = turn == Turn::KernelHalfs || rounds > SEND_ROUNDS_MAX;
+            if again {
+                conn.touched = true;
+                self.touched.push(index);
+                break;
+            }
+            let Some(batch) = stream.take_batch(self.env.now) else { break };
+            if let Some(assist) = assist
+                && stream.owes_only_the_batch()
+            {
+                assist.settle_ahead(socket.as_fd(), &**stream, batch.len());
+            }
+            let (bytes, done) = self.engine.send(key, batch, &mut self.env);
+            stream.sent(bytes, done, &mut self.env);
+        }
+        if !again && let Some(reason) = stream.finished() {
+            self.finish(index, reason);
+            return;
+        }
+        // Also when it is looked after again: meanwhile more could arrive than is answered in a turn.
+        let mut reading = if stream.wants_bytes(&self.env) { Reading::On } else { Reading::Off };
+        if let Some(assist) = assist {
+            let settled = stream.is_settled();
+            if assist.hand_over(settled, socket.as_fd(), &**stream, &self.env) && reading == Reading::On {
+                reading = Reading::Parked;
+            }
+        }
+        if stream.saw_eof() {
+            reading = Reading::Off;
+        }
+        if reading != conn.reading {
+            if reading == Reading::Off && !stream.saw_eof() && !stream.is_closing() {
+                self.env.stats.reads_paused.add(1);
+            }
+            conn.reading = reading;
+            self.engine.set_reading(key, reading);
+        }
+    }
+}

@@ -1,0 +1,392 @@
+//! One core's share of a server: a thread with its engine, sockets, slots and connections.
+//!
+//! A turn: wait for events; hand bytes to connections, which call their service; deliver deferred replies; then send
+//! what every touched connection has queued, one batch each. Nothing is shared with other shards but the count of
+//! connections.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+use std::{io, mem};
+
+use crate::assist::Assist;
+use crate::deferred::{Mail, Target};
+use crate::engine::{Engine, Event, Reading, Wait};
+use crate::env::Env;
+use crate::error::CloseReason;
+use crate::limits::Time;
+use crate::listener::{DatagramPeer, ListenAddr};
+use crate::output::SendBatch;
+use crate::pace::Pace;
+use crate::pool::Chunk;
+use crate::service::ConnKey;
+
+mod accepting;
+mod assisted;
+mod ending;
+mod erased;
+mod look_after;
+mod ticks;
+
+use accepting::spare_fd;
+use assisted::AssistState;
+pub(crate) use erased::AnyService;
+use erased::{Datagrams, Stream};
+pub(crate) use ticks::now;
+use ticks::timer;
+
+/// What a shard needs to serve one listener.
+pub(crate) struct ShardListener {
+    pub(crate) addr: ListenAddr,
+    pub(crate) socket: OwnedFd,
+    pub(crate) kind: ListenerKind,
+    pub(crate) service: Arc<dyn AnyService>,
+    pub(crate) assist: Option<Arc<dyn Assist>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ListenerKind {
+    Tcp,
+    Unix,
+    Udp,
+}
+
+/// A connection's place in the table.
+struct Place {
+    generation: u32,
+    conn: Option<Conn>,
+}
+
+struct Conn {
+    stream: Box<dyn Stream>,
+    /// Taken out of the kernel half before the socket is closed: fields drop in this order.
+    /// Boxed, because the table of connections has room for more than there are.
+    assist: Option<Box<AssistState>>,
+    socket: OwnedFd,
+    reading: Reading,
+    /// In the list of connections to look after at the end of the turn.
+    touched: bool,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Open,
+    /// Everything is sent and our direction is shut; what still arrives is thrown away until the peer closes, because
+    /// closing with unread bytes would reset the connection and destroy replies on their way.
+    Lingering(CloseReason, Time),
+    /// The engine is asked to end its operations.
+    Releasing(CloseReason),
+}
+
+/// Pause between looks whether TCP has taken what the kernel half queued; its work queue needs a few microseconds.
+const ASSIST_WAIT: Duration = Duration::from_micros(20);
+
+/// Numbers of the watched descriptors.
+const MAIL: u32 = 0;
+const TIMER: u32 = 1;
+const HALVES: u32 = 2;
+
+pub(crate) struct Shard<E: Engine> {
+    engine: E,
+    env: Env,
+    listeners: Vec<Option<ShardListener>>,
+    datagrams: Vec<Option<Box<dyn Datagrams>>>,
+    halves: Vec<Arc<dyn Assist>>,
+    /// Connections under a kernel half, by the name it has for them.
+    tokens: HashMap<u64, ConnKey>,
+    /// Tokens of a wake-up, kept for its memory.
+    woken: Vec<u64>,
+    places: Vec<Place>,
+    free: Vec<u32>,
+    open: usize,
+    /// Connections of the whole server.
+    connections: Arc<AtomicUsize>,
+    touched: Vec<u32>,
+    /// The list of the last turn, kept for its memory.
+    looked_after: Vec<u32>,
+    accept_again: Vec<(u32, Time)>,
+    /// Kept so that a connection can be accepted, and closed, when the process has no descriptor left.
+    spare_fd: Option<OwnedFd>,
+    events: Vec<Event>,
+    mail: Vec<Mail>,
+    replies: Vec<SendBatch>,
+    pace: Pace,
+    /// Ticks come from a timer that is set once per tick. A time limit on every wait would set and cancel one at every
+    /// turn, which in a virtual machine leaves it twice.
+    timer: OwnedFd,
+    timer_set: Option<Time>,
+    next_tick: Time,
+    draining: Option<Time>,
+    stop: bool,
+}
+
+impl<E: Engine> Shard<E> {
+    pub(crate) fn new(
+        mut env: Env,
+        listeners: Vec<ShardListener>,
+        connections: Arc<AtomicUsize>,
+    ) -> Result<Self, crate::Error> {
+        env.now = now();
+        let engine = E::new(&mut env)?;
+        let mut shard = Self {
+            engine,
+            env,
+            listeners: Vec::new(),
+            datagrams: Vec::new(),
+            halves: Vec::new(),
+            tokens: HashMap::new(),
+            woken: Vec::new(),
+            places: Vec::new(),
+            free: Vec::new(),
+            open: 0,
+            connections,
+            touched: Vec::new(),
+            looked_after: Vec::new(),
+            accept_again: Vec::new(),
+            spare_fd: spare_fd(),
+            events: Vec::with_capacity(256),
+            mail: Vec::new(),
+            replies: Vec::new(),
+            pace: Pace::default(),
+            timer: timer().map_err(crate::Error::Thread)?,
+            timer_set: None,
+            next_tick: Time::default(),
+            draining: None,
+            stop: false,
+        };
+        shard.engine.watch(MAIL, shard.env.mailbox.as_fd().as_raw_fd())?;
+        shard.engine.watch(TIMER, shard.timer.as_raw_fd())?;
+        let added = listeners.into_iter().try_for_each(|listener| shard.add_listener(listener));
+        if let Err(error) = added {
+            // The service gets back the state of the sockets it took before.
+            shard.close_datagrams();
+            return Err(error);
+        }
+        Ok(shard)
+    }
+
+    /// Works until the server stops.
+    pub(crate) fn run(mut self) -> io::Result<()> {
+        while !self.stop {
+            self.turn()?;
+        }
+        // Before any socket is closed: what the engine has not submitted yet must not meet a descriptor used again.
+        self.engine.shutdown();
+        let reason = CloseReason::Stopped;
+        for index in 0..self.places.len() {
+            self.forget(index as u32, reason);
+        }
+        self.close_datagrams();
+        Ok(())
+    }
+
+    fn close_datagrams(&mut self) {
+        // Before any state is given back: what the engine has under way must not come for it any more.
+        self.engine.shutdown();
+        for datagrams in self.datagrams.drain(..).flatten() {
+            datagrams.end();
+        }
+    }
+
+    fn turn(&mut self) -> io::Result<()> {
+        self.set_timer();
+        // Touched already: somebody waits for the kernel half.
+        let timeout = (!self.touched.is_empty()).then_some(ASSIST_WAIT);
+        let wait = Wait { timeout, gather: self.pace.gather() };
+        let mut events = mem::take(&mut self.events);
+        let before = self.env.stats.messages.value();
+        self.engine.wait(&mut self.env, wait, &mut events)?;
+        self.env.now = now();
+        self.env.stats.turns.add(1);
+        for event in events.drain(..) {
+            self.handle(event);
+        }
+        self.events = events;
+        self.read_mail();
+        self.look_after_touched();
+        self.pace.turn_over(self.env.stats.messages.value() - before, self.env.now);
+        if self.env.now >= self.next_tick {
+            self.tick();
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Accepted { listener, socket } => self.accepted(listener, socket),
+            Event::AcceptFailed { listener, error } => self.accept_failed(listener, &error),
+            Event::Received { conn, chunk } => {
+                if let Some((conn, env)) = self.stream(conn) {
+                    conn.receive(chunk, env);
+                    if env.is_over_budget() {
+                        self.relieve_memory();
+                    }
+                }
+            }
+            Event::Eof { conn } => {
+                self.note_not_reading(conn);
+                self.end_of_stream(conn);
+            }
+            Event::Failed { conn } => {
+                if self.stream(conn).is_some() {
+                    self.note_not_reading(conn);
+                    self.abort(conn.index, CloseReason::Io);
+                }
+            }
+            Event::Sent { conn, bytes, done } => {
+                if let Some((stream, env)) = self.stream(conn) {
+                    stream.sent(bytes, done, env);
+                }
+            }
+            Event::Released { conn } => self.released(conn),
+            Event::Unparked { conn } => self.unparked(conn),
+            Event::Watched { watch: MAIL } => {}
+            Event::Watched { watch: TIMER } => {
+                let _ = rustix::io::read(&self.timer, &mut [0; 8]);
+                self.timer_set = None;
+            }
+            Event::Watched { watch } => self.take_wakes((watch - HALVES) as usize),
+            Event::Datagram { socket, peer, chunk, truncated } => self.datagram(socket, peer, &chunk, truncated),
+        }
+    }
+
+    /// The connection's stream, which will be looked after at the end of the turn.
+    fn stream(&mut self, key: ConnKey) -> Option<(&mut dyn Stream, &mut Env)> {
+        let place = self.places.get_mut(key.index as usize).filter(|place| place.generation == key.generation)?;
+        let conn = place.conn.as_mut().filter(|conn| !matches!(conn.phase, Phase::Releasing(_)))?;
+        if !mem::replace(&mut conn.touched, true) {
+            self.touched.push(key.index);
+        }
+        Some((&mut *conn.stream, &mut self.env))
+    }
+
+    /// Closes those who keep most of the memory for unfinished input, until the rest is within the budget. Each round
+    /// looks at every connection, and frees at least the average share of one: who wants to cause many of them must
+    /// make a connection for each.
+    fn relieve_memory(&mut self) {
+        while self.env.is_over_budget() {
+            let keepers = self.places.iter().enumerate().filter_map(|(index, place)| {
+                let conn = place.conn.as_ref().filter(|conn| conn.phase == Phase::Open)?;
+                let key = ConnKey { index: index as u32, generation: place.generation };
+                Some((key, conn.stream.unfinished_bytes()))
+            });
+            // Nobody keeps any: what is counted belongs to connections whose end is under way.
+            let Some((hog, 1..)) = keepers.max_by_key(|(_, bytes)| *bytes) else { return };
+            if let Some((stream, env)) = self.stream(hog) {
+                stream.close_for_memory(env);
+            }
+        }
+    }
+
+    fn end_of_stream(&mut self, key: ConnKey) {
+        let now = self.env.now;
+        let Some(place) = self.places.get_mut(key.index as usize) else { return };
+        if place.generation == key.generation
+            && let Some(Conn { assist: Some(assist), socket, stream, .. }) = &mut place.conn
+        {
+            let received_bytes = stream.received_bytes();
+            let since = match assist.end_since {
+                Some((since, received)) if received == received_bytes => since,
+                _ => now,
+            };
+            assist.end_since = Some((since, received_bytes));
+            if !assist.conn.is_end(socket.as_fd(), received_bytes) {
+                assist.early_end = true;
+                if now > since.plus_ms(self.env.limits.send_timeout_ms) {
+                    // An orderly end would hide that bytes are missing.
+                    self.abort(key.index, CloseReason::KernelHalf);
+                } else {
+                    let _ = self.stream(key);
+                }
+                return;
+            }
+        }
+        if let Some((stream, env)) = self.stream(key) {
+            stream.peer_closed(env);
+        }
+    }
+
+    /// The engine stopped to receive by itself.
+    fn note_not_reading(&mut self, key: ConnKey) {
+        let place = self.places.get_mut(key.index as usize).filter(|place| place.generation == key.generation);
+        if let Some(conn) = place.and_then(|place| place.conn.as_mut()) {
+            conn.reading = Reading::Off;
+        }
+    }
+
+    fn take_wakes(&mut self, half: usize) {
+        let Some(half) = self.halves.get(half) else { return };
+        let mut tokens = mem::take(&mut self.woken);
+        half.take_wakes(self.env.shard, &mut |token| tokens.push(token));
+        for token in tokens.drain(..) {
+            if let Some(key) = self.tokens.get(&token).copied() {
+                self.unparked(key);
+            }
+        }
+        self.woken = tokens;
+    }
+
+    /// Something for user space is on its way: bytes, or the end of the stream. Until it is here the connection must not
+    /// be parked again, or it would never be received.
+    fn unparked(&mut self, key: ConnKey) {
+        if self.stream(key).is_some()
+            && let Some(Conn { assist: Some(assist), stream, .. }) = &mut self.places[key.index as usize].conn
+        {
+            assist.expect(stream.received_bytes());
+        }
+    }
+
+    fn datagram(&mut self, socket: u32, peer: DatagramPeer, chunk: &Chunk, truncated: bool) {
+        let stats = &self.env.stats;
+        stats.datagrams_in.add(1);
+        if truncated || chunk.len() > self.env.limits.message_bytes_max {
+            stats.datagrams_oversized.add(1);
+            return;
+        }
+        if self.env.deferred_datagrams >= self.env.limits.deferred_datagrams_max {
+            stats.datagrams_refused_deferred_max.add(1);
+            return;
+        }
+        let Some(Some(datagrams)) = self.datagrams.get_mut(socket as usize) else { return };
+        datagrams.receive(peer, chunk, &mut self.env, &mut self.replies);
+        self.send_datagrams(socket, peer);
+    }
+
+    fn send_datagrams(&mut self, socket: u32, peer: DatagramPeer) {
+        for batch in self.replies.drain(..) {
+            self.engine.send_datagram(socket, peer, batch, &mut self.env);
+        }
+    }
+
+    fn read_mail(&mut self) {
+        let mailbox = Arc::clone(&self.env.mailbox);
+        let mut mail = mem::take(&mut self.mail);
+        mailbox.take(&mut mail);
+        for letter in mail.drain(..) {
+            match letter {
+                Mail::Answer { target: Target::Stream { key, ticket }, answer } => {
+                    let delivered = self.stream(key).is_some_and(|(stream, env)| stream.answer(ticket, answer, env));
+                    if !delivered {
+                        self.env.stats.replies_too_late.add(1);
+                    }
+                }
+                Mail::Answer { target: Target::Datagram { socket, peer }, answer } => {
+                    if let Some(Some(datagrams)) = self.datagrams.get_mut(socket as usize) {
+                        datagrams.answer(peer, answer, &mut self.env, &mut self.replies);
+                        self.send_datagrams(socket, peer);
+                    }
+                }
+                Mail::Limits(limits) => {
+                    self.env.limits = *limits;
+                    self.relieve_memory();
+                }
+                Mail::Drain => self.start_draining(),
+                Mail::Stop => self.stop = true,
+            }
+        }
+        self.mail = mail;
+    }
+}
