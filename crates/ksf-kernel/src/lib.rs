@@ -42,7 +42,7 @@ pub use error::KernelError;
 pub use object::ObjectSource;
 pub use options::Options;
 pub use privilege::missing_capabilities;
-pub use selftest::self_test;
+pub use selftest::{self_test, self_test_of};
 pub use service::{Builtin, Counter, KernelService};
 pub use udp::{XdpLink, XdpMode};
 

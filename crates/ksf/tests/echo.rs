@@ -177,7 +177,7 @@ fn inherited_sockets_in_either_mode() {
             for _ in 0..20 {
                 ask(&mut connect_to(at), b"hello", b"hello");
             }
-            // io_uring fails an accept on a non-blocking socket at once, and would be asked again every 50 ms.
+            // A kernel whose io_uring fails an accept on a non-blocking socket would be asked again every 50 ms.
             assert_eq!(is_nonblocking(&ours), engine.name() == "epoll", "{engine}");
             drop(server);
             // Not the server's to close: connections wait for the next one.
@@ -195,12 +195,15 @@ fn inherited_sockets_in_either_mode() {
         drop(server);
         assert!(path.exists(), "the path belongs to whoever made the socket");
         std::fs::remove_file(&path).unwrap();
-        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let server = Server::builder().engine(engine).inherit(socket.into(), Arc::new(Echo), None).start().unwrap();
-        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
-        peer.set_read_timeout(Some(PATIENCE)).unwrap();
-        peer.send_to(b"hello", addr(&server)).unwrap();
-        let mut got = [0; 9];
-        assert_eq!(peer.recv_from(&mut got).unwrap(), (5, addr(&server)));
+        for nonblocking in [false, true] {
+            let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+            socket.set_nonblocking(nonblocking).unwrap();
+            let server = Server::builder().engine(engine).inherit(socket.into(), Arc::new(Echo), None).start().unwrap();
+            let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+            peer.set_read_timeout(Some(PATIENCE)).unwrap();
+            peer.send_to(b"hello", addr(&server)).unwrap();
+            let mut got = [0; 9];
+            assert_eq!(peer.recv_from(&mut got).unwrap(), (5, addr(&server)));
+        }
     }
 }

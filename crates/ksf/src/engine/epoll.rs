@@ -1,6 +1,7 @@
 //! The epoll engine: the shard's operations on plain system calls, for machines, containers and seccomp profiles
 //! without io_uring. Level-triggered; a receive or a send is tried when the descriptor is ready, with MSG_DONTWAIT, so
-//! the sockets themselves stay in blocking mode as for io_uring.
+//! the sockets themselves stay in blocking mode as for io_uring. Only a call that waits can be interrupted (signal(7)), so
+//! EINTR comes from the wait for events alone.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -333,7 +334,7 @@ impl Epoll {
             }
             Ok(bytes) => events.push(Event::Received { conn, chunk: slot.freeze(bytes) }),
             // A socket under a kernel half may wake up for bytes the kernel half then took.
-            Err(error) if is_transient(&error) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(_) => {
                 self.conns[index as usize].reading = Reading::Off;
                 self.update_interest(index);
@@ -436,7 +437,7 @@ pub(crate) fn accept_now(socket: RawFd) -> io::Result<Option<OwnedFd>> {
     let error = io::Error::last_os_error();
     // A connection that was reset before it was accepted is nobody's failure.
     let gone = matches!(error.raw_os_error(), Some(libc::ECONNABORTED | libc::EPROTO));
-    if gone || is_transient(&error) { Ok(None) } else { Err(error) }
+    if gone || error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) }
 }
 
 /// Switches the blocking mode of a socket, for everybody who shares it.
@@ -445,10 +446,6 @@ pub(crate) fn set_nonblocking(socket: RawFd, on: bool) -> io::Result<()> {
     // SAFETY: `on` is read before the call returns.
     let result = unsafe { libc::ioctl(socket, libc::FIONBIO, &raw const on) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-fn is_transient(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 fn receive_into(socket: RawFd, slot: &mut SlotMut) -> io::Result<usize> {

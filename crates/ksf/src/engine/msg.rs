@@ -97,7 +97,7 @@ pub(crate) fn send_datagram_now(
     env.stats.syscalls.add(1);
     match send_slices(socket, &slices[..filled], Some(peer), msg) {
         Ok(_) => Ok(true),
-        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
         Err(error) => Err(error),
     }
 }

@@ -1,11 +1,16 @@
 //! What every engine owes a shard.
 
+use std::io::{Read, Write};
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Instant;
+use std::{mem, ptr};
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 
+use super::epoll::Epoll;
+use super::uring::Uring;
 use super::*;
 use crate::limits::Limits;
 use crate::output::Output;
@@ -22,8 +27,28 @@ fn datagram(env: &mut Env) -> SendBatch {
     output.take()
 }
 
+/// Runs a test on each engine of this machine.
+fn on_each_engine(on_epoll: fn(), on_uring: fn()) {
+    on_epoll();
+    match EngineKind::Uring.probe() {
+        Ok(()) => on_uring(),
+        Err(error) => {
+            assert!(std::env::var_os("CI").is_none(), "skipped in CI: needs io_uring ({error})");
+            // Not by `println!`, which the test runner hides of a test that passes.
+            let thread = std::thread::current();
+            let line = format!("skipped: {}: needs io_uring ({error})\n", thread.name().unwrap_or("a test"));
+            std::io::stderr().write_all(line.as_bytes()).unwrap();
+        }
+    }
+}
+
 /// A Unix socket of packets stands in for one of UDP: it ignores the address it is to send to (unix(7)), and is full
 /// when its peer does not read. One of UDP is full only while a network is slow.
+#[test]
+fn datagrams_that_wait_for_a_full_socket_are_bounded() {
+    on_each_engine(a_full_socket_holds_so_many_datagrams::<Epoll>, a_full_socket_holds_so_many_datagrams::<Uring>);
+}
+
 fn a_full_socket_holds_so_many_datagrams<E: Engine>() {
     let kind = (AddressFamily::UNIX, SocketType::SEQPACKET);
     let (full, reader) = socketpair(kind.0, kind.1, SocketFlags::CLOEXEC, None).unwrap();
@@ -63,14 +88,258 @@ fn a_full_socket_holds_so_many_datagrams<E: Engine>() {
     engine.shutdown();
 }
 
-#[test]
-fn datagrams_that_wait_for_a_full_socket_are_bounded() {
-    a_full_socket_holds_so_many_datagrams::<epoll::Epoll>();
-    match EngineKind::Uring.probe() {
-        Ok(()) => a_full_socket_holds_so_many_datagrams::<uring::Uring>(),
-        Err(error) => {
-            assert!(std::env::var_os("CI").is_none(), "skipped in CI: needs io_uring ({error})");
-            println!("skipped: needs io_uring ({error})");
+/// An engine, and what it has reported.
+struct Bench<E> {
+    env: Env,
+    engine: E,
+    events: Vec<Event>,
+}
+
+impl<E: Engine> Bench<E> {
+    fn new() -> Self {
+        let mut env = Env::new(Limits::default(), Pool::new(Memory::Anonymous, 4096, 256).unwrap()).unwrap();
+        let engine = E::new(&mut env).unwrap();
+        Self { env, engine, events: Vec::new() }
+    }
+
+    /// One call: until something happens.
+    fn wait(&mut self) {
+        let wait = Wait { timeout: Some(PATIENCE), gather: None };
+        self.engine.wait(&mut self.env, wait, &mut self.events).unwrap();
+    }
+
+    fn wait_for(&mut self, what: &str, done: impl Fn(&[Event]) -> bool) {
+        let start = Instant::now();
+        while !done(&self.events) {
+            assert!(start.elapsed() < PATIENCE, "in vain: {what}; instead: {:?}", self.events);
+            self.wait();
         }
     }
+
+    /// Waits for so many bytes of connections, and asserts that nothing else is reported.
+    fn expect_bytes(&mut self, bytes: &[u8]) {
+        let received = |events: &[Event]| -> Vec<u8> {
+            let chunks = events.iter().map(|event| match event {
+                Event::Received { chunk, .. } => chunk.to_vec(),
+                other => panic!("{other:?} instead of bytes"),
+            });
+            chunks.flatten().collect()
+        };
+        self.wait_for("bytes", |events| received(events).len() >= bytes.len());
+        assert_eq!(received(&self.events), bytes);
+        self.events.clear();
+    }
+}
+
+impl<E> Bench<E> {
+    fn count(&self, is: impl Fn(&Event) -> bool) -> usize {
+        self.events.iter().filter(|event| is(event)).count()
+    }
+}
+
+fn key(index: u32) -> ConnKey {
+    ConnKey { index, generation: 0 }
+}
+
+/// io_uring starts an operation that waits; epoll tries one that does not, whatever the mode of the socket.
+fn waits_in_the_kernel<E: Engine>() -> bool {
+    std::any::type_name::<E>() == std::any::type_name::<Uring>()
+}
+
+fn is_nonblocking(socket: impl AsFd) -> bool {
+    rustix::fs::fcntl_getfl(socket).unwrap().contains(rustix::fs::OFlags::NONBLOCK)
+}
+
+/// Two readers of one socket, as a kernel half is one beside the engine: a wake-up is for both, the bytes for one.
+#[test]
+fn bytes_that_another_reader_took_are_waited_for_again() {
+    on_each_engine(another_reader::<Epoll>, another_reader::<Uring>);
+}
+
+fn another_reader<E: Engine>() {
+    let (ours, mut peer) = UnixStream::pair().unwrap();
+    let again = ours.try_clone().unwrap();
+    let mut bench = Bench::<E>::new();
+    bench.engine.open(key(0), ours.as_raw_fd());
+    bench.engine.open(key(1), again.as_raw_fd());
+    for _ in 0..3 {
+        peer.write_all(b"bytes").unwrap();
+        bench.expect_bytes(b"bytes");
+    }
+    // Who came too late is still there to be told of the end.
+    drop(peer);
+    let ended = |events: &[Event], index| {
+        events.iter().any(|event| matches!(event, Event::Eof { conn } if *conn == key(index)))
+    };
+    bench.wait_for("the end, twice", |events| ended(events, 0) && ended(events, 1));
+    assert_eq!(bench.events.len(), 2, "{:?}", bench.events);
+    bench.engine.shutdown();
+}
+
+/// Two listeners on one socket, as shards and processes share it: both are woken, and one gets the connection.
+#[test]
+fn connections_that_another_listener_took_are_waited_for_again() {
+    on_each_engine(another_listener::<Epoll>, another_listener::<Uring>);
+}
+
+fn another_listener<E: Engine>() {
+    let (listener, name) = unix_listener();
+    let again = listener.try_clone().unwrap();
+    let mut bench = Bench::<E>::new();
+    let mut peers = vec![UnixStream::connect_addr(&name).unwrap()];
+    bench.engine.listen(0, listener.as_raw_fd());
+    bench.engine.listen(1, again.as_raw_fd());
+    for accepted in 1..4 {
+        bench.wait_for("a connection", |events| events.len() >= accepted);
+        assert_eq!(bench.count(|event| matches!(event, Event::Accepted { .. })), accepted, "{:?}", bench.events);
+        peers.push(UnixStream::connect_addr(&name).unwrap());
+    }
+    bench.engine.shutdown();
+}
+
+/// In a network namespace of its own or not: the kernel chooses a name that nobody has.
+fn unix_listener() -> (UnixListener, std::os::unix::net::SocketAddr) {
+    let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
+    rustix::net::bind(&socket, &rustix::net::SocketAddrUnix::new_unnamed()).unwrap();
+    socket.listen(8).unwrap();
+    let listener = UnixListener::from(OwnedFd::from(socket));
+    let name = listener.local_addr().unwrap();
+    (listener, name)
+}
+
+/// The mode belongs to everybody who shares the socket, a kernel half among them.
+#[test]
+fn a_socket_put_in_the_other_mode_still_receives() {
+    on_each_engine(receiving_in_the_other_mode::<Epoll>, receiving_in_the_other_mode::<Uring>);
+}
+
+fn receiving_in_the_other_mode<E: Engine>() {
+    for nonblocking in [true, false] {
+        let (ours, mut peer) = UnixStream::pair().unwrap();
+        let mut bench = Bench::<E>::new();
+        bench.engine.open(key(0), ours.as_raw_fd());
+        ours.set_nonblocking(nonblocking).unwrap();
+        // Nothing to receive yet.
+        let wait = Wait { timeout: Some(Duration::from_micros(1)), gather: None };
+        bench.engine.wait(&mut bench.env, wait, &mut bench.events).unwrap();
+        assert!(bench.events.is_empty(), "{:?}", bench.events);
+        peer.write_all(b"bytes").unwrap();
+        bench.expect_bytes(b"bytes");
+        bench.engine.shutdown();
+    }
+}
+
+#[test]
+fn a_socket_put_in_the_other_mode_still_sends() {
+    on_each_engine(sending_in_the_other_mode::<Epoll>, sending_in_the_other_mode::<Uring>);
+}
+
+fn sending_in_the_other_mode<E: Engine>() {
+    const BYTES: usize = 4 << 20;
+    for nonblocking in [true, false] {
+        let (ours, mut peer) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(nonblocking).unwrap();
+        let mut bench = Bench::<E>::new();
+        bench.engine.open(key(0), ours.as_raw_fd());
+        bench.engine.set_reading(key(0), Reading::Off);
+        let mut output = Output::default();
+        output.tail(&mut bench.env.spares).resize(BYTES, 7);
+        let (mut sent, done) = bench.engine.send(key(0), output.take(), &mut bench.env);
+        assert!(!done && sent < BYTES);
+        let wait = Wait { timeout: Some(Duration::from_micros(1)), gather: None };
+        bench.engine.wait(&mut bench.env, wait, &mut bench.events).unwrap();
+        assert!(bench.events.is_empty(), "{:?}", bench.events);
+        let reader = std::thread::spawn(move || {
+            let mut got = vec![0; BYTES];
+            peer.read_exact(&mut got).map(|()| got)
+        });
+        while sent < BYTES {
+            bench.wait_for("room", |events| !events.is_empty());
+            for event in bench.events.drain(..) {
+                let Event::Sent { bytes, done, .. } = event else { panic!("{event:?} instead of room") };
+                sent += bytes;
+                assert_eq!(done, sent == BYTES);
+            }
+        }
+        assert!(reader.join().unwrap().unwrap() == [7; BYTES]);
+        bench.engine.shutdown();
+    }
+}
+
+#[test]
+fn a_listener_put_in_the_other_mode_still_accepts() {
+    on_each_engine(accepting_in_the_other_mode::<Epoll>, accepting_in_the_other_mode::<Uring>);
+}
+
+fn accepting_in_the_other_mode<E: Engine>() {
+    let (listener, name) = unix_listener();
+    let mut bench = Bench::<E>::new();
+    bench.engine.listen(0, listener.as_raw_fd());
+    if waits_in_the_kernel::<E>() {
+        // An accept of epoll would wait where it finds nothing: there is no other way to accept without waiting.
+        listener.set_nonblocking(true).unwrap();
+    }
+    let wait = Wait { timeout: Some(Duration::from_micros(1)), gather: None };
+    bench.engine.wait(&mut bench.env, wait, &mut bench.events).unwrap();
+    if let Some(Event::AcceptFailed { error, .. }) = bench.events.pop() {
+        // As other kernels may do; the shard tries again, and with that the mode must be right.
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        bench.engine.listen(0, listener.as_raw_fd());
+        assert!(!is_nonblocking(&listener));
+    }
+    let _peer = UnixStream::connect_addr(&name).unwrap();
+    bench.wait_for("a connection", |events| !events.is_empty());
+    assert!(matches!(bench.events[..], [Event::Accepted { .. }]), "{:?}", bench.events);
+    bench.engine.shutdown();
+}
+
+/// A wait that a signal ends reports nothing, and no error.
+#[test]
+fn a_signal_only_ends_a_wait() {
+    on_each_engine(signalled::<Epoll>, signalled::<Uring>);
+}
+
+fn signalled<E: Engine>() {
+    extern "C" fn nothing(_: libc::c_int) {}
+    // SAFETY: zero is a valid value of every field; the handler does nothing, and so may run at any time.
+    let result = unsafe {
+        let mut action: libc::sigaction = mem::zeroed();
+        action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
+        libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut())
+    };
+    assert_eq!(result, 0);
+    let (tell, told) = std::sync::mpsc::channel();
+    let waiter = std::thread::spawn(move || {
+        let mut bench = Bench::<E>::new();
+        // SAFETY: no memory is involved.
+        tell.send(unsafe { libc::pthread_self() }).unwrap();
+        let start = Instant::now();
+        bench.engine.wait(&mut bench.env, Wait { timeout: Some(PATIENCE), gather: None }, &mut bench.events).unwrap();
+        assert!(bench.events.is_empty(), "{:?}", bench.events);
+        assert!(start.elapsed() < PATIENCE, "no signal ended the wait");
+        bench.engine.shutdown();
+    });
+    let thread = told.recv().unwrap();
+    while !waiter.is_finished() {
+        // Again and again: one that comes before the thread waits ends nothing.
+        // SAFETY: the thread is not joined yet, so its name is valid.
+        unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
+        std::thread::yield_now();
+    }
+    waiter.join().unwrap();
+}
+
+#[test]
+fn a_wait_ends_when_its_time_is_over() {
+    on_each_engine(timed_out::<Epoll>, timed_out::<Uring>);
+}
+
+fn timed_out<E: Engine>() {
+    let mut bench = Bench::<E>::new();
+    for micros in [0, 1, 2000] {
+        let wait = Wait { timeout: Some(Duration::from_micros(micros)), gather: None };
+        bench.engine.wait(&mut bench.env, wait, &mut bench.events).unwrap();
+        assert!(bench.events.is_empty(), "{:?}", bench.events);
+    }
+    bench.engine.shutdown();
 }

@@ -247,8 +247,8 @@ impl Engine for Uring {
         }
         self.listeners[at].socket = socket;
         self.listeners[at].wanted = true;
-        // An accept on a socket in non-blocking mode fails instead of waiting (REQ_F_NOWAIT); an inherited one, or one
-        // that was accepted from directly, may be in that mode. If it cannot be changed, accepting is tried anew at ticks.
+        // An inherited socket, or one that was accepted from directly, may be in non-blocking mode. Linux 6.18 waits all
+        // the same; for a kernel that fails the accept instead, which is then tried anew at ticks, the mode is changed.
         let _ = set_nonblocking(socket, false);
         self.arm_accept(listener);
     }
@@ -540,6 +540,11 @@ impl Uring {
             }
             _ => match -result {
                 libc::ENOBUFS => env.stats.slots_exhausted.add(1),
+                // Linux 6.18 never gives us the last two, and no test can cause them. When another reader took what woke
+                // a receive, it goes on waiting (io_recv returns to its poll), whatever the mode of the socket
+                // (REQ_F_NOWAIT comes of MSG_DONTWAIT alone). EINTR needs a worker thread, which a socket that can be
+                // polled gets only when there is no memory for that. They are here so that a kernel that does otherwise
+                // costs a wake-up, and not a connection.
                 libc::ECANCELED | libc::EAGAIN | libc::EINTR => {}
                 _ => {
                     state.wanted = Reading::Off;
@@ -558,6 +563,7 @@ impl Uring {
         let (Some(conn), Some(mut send)) = (state.key, state.send.take()) else { return };
         self.spare_msgs.extend(send.msg.take());
         let result = entry.result();
+        // Not on Linux 6.18: as in `received`.
         let retry = matches!(-result, libc::EAGAIN | libc::EINTR);
         if result < 0 && (send.cancelling || !retry) {
             send.batch.recycle(&mut env.spares);

@@ -31,6 +31,12 @@ impl<E: Engine> Shard<E> {
         let key = ConnKey { index, generation: place.generation };
         let Some(conn) = place.conn.as_mut() else { return };
         let Conn { stream, assist, socket, phase, .. } = conn;
+        let broken = *phase == Phase::Open && assist.as_ref().is_some_and(|assist| assist.conn.is_broken());
+        if broken {
+            // First of all: a receive that says "end" too early would say so again and again.
+            self.abort(index, CloseReason::KernelHalf);
+            return;
+        }
         if let Some(assist) = assist
             && mem::take(&mut assist.early_end)
         {
@@ -48,10 +54,6 @@ impl<E: Engine> Shard<E> {
                 }
                 _ => {}
             }
-            return;
-        }
-        if assist.as_ref().is_some_and(|assist| assist.conn.is_broken()) {
-            self.abort(index, CloseReason::KernelHalf);
             return;
         }
         if conn.reading == Reading::Parked {
