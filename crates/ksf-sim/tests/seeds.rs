@@ -43,7 +43,8 @@ fn every_seed_agrees_with_the_ideal() {
         assert!(count > 0 || NOT_SIMULATED.contains(reason), "{reason:?} never ended a connection");
     }
     assert!(sum.messages > 10_000 && sum.replies > 10_000, "too little happened: {sum:?}");
-    assert!(sum.too_late > 100 && sum.stalls > 100 && sum.starved > 100, "too little went wrong: {sum:?}");
+    assert!(sum.too_late > 100 && sum.stalls > 100, "too little went wrong: {sum:?}");
+    assert_eq!(sum.starved, 0, "so many slots were kept that none was left to receive into");
 }
 
 #[test]
