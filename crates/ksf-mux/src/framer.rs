@@ -34,6 +34,8 @@ struct Cut {
     parts: u32,
     /// Bytes behind `complete` in which no end was found.
     seen: usize,
+    /// Bytes of all bodies so far.
+    body_bytes: usize,
 }
 
 /// What lies at the front of a stream.
@@ -97,7 +99,7 @@ impl Framer {
         messages: &mut Vec<Chunk>,
     ) -> Result<(), ConnectionError> {
         let rest = &chunk[*at..];
-        match self.front(rest, 0)? {
+        match self.front(rest, 0, limits)? {
             Front::Part(part) if part.last && part.total_bytes() <= rest.len() => {
                 check_size(part.body_bytes, limits)?;
                 let start = *at + part.header_bytes;
@@ -105,9 +107,8 @@ impl Framer {
                 *at += part.total_bytes();
             }
             front => {
-                match &front {
-                    Front::Part(part) => check_size(part.body_bytes, limits)?,
-                    Front::Incomplete => self.check_header(rest.len(), limits)?,
+                if let Front::Part(part) = &front {
+                    check_size(part.body_bytes, limits)?;
                 }
                 self.started = now;
                 if let Front::Part(part) = front {
@@ -143,10 +144,12 @@ impl Framer {
             self.complete_part(messages);
             return Ok(());
         }
-        // The header of a part is unfinished. What is taken too much of is given back below.
+        // The header of a part is unfinished. What is taken too much of is given back below: not much, or a message of
+        // many small parts would be copied once per part.
         let before = self.wire.len();
-        self.wire.extend_from_slice(rest);
-        let front = self.front(&self.wire[self.cut.complete..], self.cut.seen);
+        let take = rest.len().min(self.header_look(limits).saturating_add(1));
+        self.wire.extend_from_slice(&rest[..take]);
+        let front = self.front(&self.wire[self.cut.complete..], self.cut.seen, limits);
         let front = match front {
             Ok(front) => front,
             Err(error) => {
@@ -156,9 +159,8 @@ impl Framer {
         };
         match front {
             Front::Part(part) => {
-                let body_bytes: usize = self.cut.bodies.iter().map(ExactSizeIterator::len).sum();
-                let checked =
-                    check_size(body_bytes + part.body_bytes, limits).and_then(|()| self.cut.begin(part, limits));
+                let body_bytes = self.cut.body_bytes + part.body_bytes;
+                let checked = check_size(body_bytes, limits).and_then(|()| self.cut.begin(part, limits));
                 if let Err(error) = checked {
                     self.wire.truncate(before);
                     return Err(error);
@@ -172,11 +174,7 @@ impl Framer {
             }
             Front::Incomplete => {
                 self.cut.seen = self.wire.len() - self.cut.complete;
-                *at += rest.len();
-                self.check_header(self.cut.seen, limits)?;
-                if self.cut.seen == 0 {
-                    self.started = now;
-                }
+                *at += take;
             }
         }
         Ok(())
@@ -190,6 +188,7 @@ impl Framer {
         }
         let start = self.cut.complete + part.header_bytes;
         self.cut.bodies.push(start..start + part.body_bytes);
+        self.cut.body_bytes += part.body_bytes;
         self.cut.complete += part.total_bytes();
         self.cut.part = None;
         self.cut.seen = 0;
@@ -207,7 +206,18 @@ impl Framer {
         }
     }
 
-    fn front(&self, bytes: &[u8], seen: usize) -> Result<Front, ConnectionError> {
+    /// What lies at the front of `bytes`, of which `seen` were looked at before. Bytes beyond the limit for headers are
+    /// not looked at, so that what a stream is cut into does not depend on how much of it came at once.
+    fn front(&self, bytes: &[u8], seen: usize, limits: &Limits) -> Result<Front, ConnectionError> {
+        let (limit, look) = (self.header_limit(limits), self.header_look(limits));
+        let front = self.ask(&bytes[..bytes.len().min(look)], seen)?;
+        if matches!(front, Front::Incomplete) && bytes.len() >= look.max(limit + 1) {
+            return Err(ConnectionError::EndlessHeader { bytes: look.max(limit + 1), limit });
+        }
+        Ok(front)
+    }
+
+    fn ask(&self, bytes: &[u8], seen: usize) -> Result<Front, ConnectionError> {
         match &self.framing {
             MessageFraming::Native(framing) => match framing.parse(bytes, seen).map_err(ConnectionError::Malformed)? {
                 Frame::Part(part) => Ok(Front::Part(part)),
@@ -228,12 +238,25 @@ impl Framer {
         }
     }
 
-    fn check_header(&self, bytes: usize, limits: &Limits) -> Result<(), ConnectionError> {
-        let limit = match self.framing {
+    /// Most bytes in which the length of a message must show.
+    fn header_limit(&self, limits: &Limits) -> usize {
+        match self.framing {
             MessageFraming::Native(Framing::Delimiter(_)) => limits.header_bytes_max.max(limits.message_bytes_max),
             _ => limits.header_bytes_max,
-        };
-        if bytes > limit { Err(ConnectionError::EndlessHeader { bytes, limit }) } else { Ok(()) }
+        }
+        .min(usize::MAX - 8)
+    }
+
+    /// Bytes that are worth a look.
+    fn header_look(&self, limits: &Limits) -> usize {
+        let limit = self.header_limit(limits);
+        match &self.framing {
+            // All of it is a message, however long.
+            MessageFraming::Native(Framing::Raw) => usize::MAX,
+            // The longest message and its end.
+            MessageFraming::Native(Framing::Delimiter(delimiter)) => limit.saturating_add(delimiter.as_bytes().len()),
+            _ => limit,
+        }
     }
 }
 

@@ -56,7 +56,9 @@ struct Queue {
 pub(crate) struct Movable {
     start: u64,
     end: u64,
-    /// Its bytes, where it may also be repeated when its beginning was sent already.
+    /// Where in the stream its body lies, between the framing.
+    body: std::ops::Range<u64>,
+    /// Its body, where it may also be repeated when its beginning was sent already.
     copy: Option<Vec<u8>>,
 }
 
@@ -84,7 +86,7 @@ pub(crate) enum Sent {
 /// What a failed connection leaves behind of the messages that could have gone to any.
 #[derive(Debug, Default)]
 pub(crate) struct Leftover {
-    /// Messages another connection may have.
+    /// Bodies of messages another connection may have, and whether they may be repeated.
     pub(crate) movable: Vec<(Vec<u8>, bool)>,
     /// Messages that may have arrived or not, and must not be repeated.
     pub(crate) uncertain: usize,
@@ -124,32 +126,41 @@ impl<T: Transmit> Outbox<T> {
         self.blocked.load(Ordering::SeqCst)
     }
 
-    /// Appends a message; `write` appends its body to the buffer it is given. Nothing is sent yet.
-    pub(crate) fn push(&self, framing: &MessageFraming, write: impl FnOnce(&mut Vec<u8>)) -> Result<(), FramingError> {
+    /// Appends a message; `write` appends its body to the buffer it is given. Nothing is sent yet. False: sending has
+    /// ended, and the message is dropped.
+    pub(crate) fn push(
+        &self,
+        framing: &MessageFraming,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<bool, FramingError> {
         let mut queue = self.lock();
         queue.append(framing, write).map(|bytes| self.added(&mut queue, bytes))
     }
 
-    /// Appends a message whose body is sent from where it lies.
-    pub(crate) fn push_chunk(&self, framing: &MessageFraming, body: Chunk) -> Result<(), FramingError> {
+    /// Appends a message whose body is sent from where it lies. False as in [`Self::push`].
+    pub(crate) fn push_chunk(&self, framing: &MessageFraming, body: Chunk) -> Result<bool, FramingError> {
         let mut queue = self.lock();
         queue.append_chunk(framing, body).map(|bytes| self.added(&mut queue, bytes))
     }
 
     /// Appends a message that could have gone to any connection. `repeatable`: also when this one failed while it was
-    /// being sent.
+    /// being sent. False: sending has ended, and the message is with the caller alone.
     pub(crate) fn push_movable(
         &self,
         framing: &MessageFraming,
         body: &[u8],
         repeatable: bool,
-    ) -> Result<(), FramingError> {
+    ) -> Result<bool, FramingError> {
         let mut queue = self.lock();
         let bytes = queue.append(framing, |tail| tail.extend_from_slice(body))?;
         let (start, end) = (queue.end, queue.end + bytes as u64);
-        queue.movable.push_back(Movable { start, end, copy: repeatable.then(|| body.to_vec()) });
-        self.added(&mut queue, bytes);
-        Ok(())
+        let header_bytes = match framing {
+            MessageFraming::Native(framing) => framing.reply_header_bytes() as u64,
+            MessageFraming::Program(_) => 0,
+        };
+        let place = start + header_bytes..start + header_bytes + body.len() as u64;
+        queue.movable.push_back(Movable { start, end, body: place, copy: repeatable.then(|| body.to_vec()) });
+        Ok(self.added(&mut queue, bytes))
     }
 
     /// Appends whatever a service wrote, framing included.
@@ -176,7 +187,10 @@ impl<T: Transmit> Outbox<T> {
         let mut result = Sent::Elsewhere;
         let mut total = 0;
         self.sender.run(|sender| {
-            result = self.drain(sender, &mut total);
+            // A failure is told once: another announcement finds nothing left to try.
+            if !matches!(result, Sent::Failed(_)) {
+                result = self.drain(sender, &mut total);
+            }
         });
         result
     }
@@ -216,10 +230,12 @@ impl<T: Transmit> Outbox<T> {
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
-                    // The socket asks for room from here on (SOCK_NOSPACE), so its next event is not missed: if it comes
-                    // before this thread lets go of the sender, it is announced and tried again.
-                    self.blocked.store(true, Ordering::SeqCst);
-                    return Sent::Blocked(*total);
+                    // The socket asks for room from here on (SOCK_NOSPACE). Whoever gets that event sends if it sees the
+                    // flag; it may have come before the flag was up, so this tries again with the flag up. An event
+                    // that comes before this thread lets go of the sender is announced.
+                    if self.blocked.swap(true, Ordering::SeqCst) {
+                        return Sent::Blocked(*total);
+                    }
                 }
                 Err(errno) => {
                     self.failed.store(true, Ordering::SeqCst);
@@ -256,7 +272,7 @@ impl<T: Transmit> Outbox<T> {
                 Some(copy) => leftover.movable.push((copy, true)),
                 // Not begun: the peer cannot have seen any of it.
                 None if message.start >= sent => {
-                    let range = (message.start - sent) as usize..(message.end - sent) as usize;
+                    let range = (message.body.start - sent) as usize..(message.body.end - sent) as usize;
                     leftover.movable.push((rest[range].to_vec(), false));
                 }
                 None => leftover.uncertain += 1,
@@ -265,14 +281,16 @@ impl<T: Transmit> Outbox<T> {
         leftover
     }
 
-    fn added(&self, queue: &mut Queue, bytes: usize) {
+    /// Counts what was appended. False if it is dropped instead.
+    fn added(&self, queue: &mut Queue, bytes: usize) -> bool {
         queue.end += bytes as u64;
         if queue.closed {
             queue.output.take().recycle(&mut queue.spares);
             queue.movable.clear();
-            return;
+            return false;
         }
         self.bytes.fetch_add(bytes, Ordering::SeqCst);
+        true
     }
 
     fn lock(&self) -> crate::sync::MutexGuard<'_, Queue> {

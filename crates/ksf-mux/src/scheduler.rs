@@ -114,6 +114,8 @@ pub struct Scheduler<S: Source> {
     sleepers: AtomicUsize,
     /// Wake-ups on their way to them.
     signals: AtomicUsize,
+    /// Wake-ups that may still be sent: one per entry ever queued, less those that were sent.
+    wakes_left: AtomicUsize,
     classes: Box<[Class<S>]>,
 }
 
@@ -130,6 +132,7 @@ impl<S: Source> Scheduler<S> {
             queued: AtomicUsize::new(0),
             sleepers: AtomicUsize::new(0),
             signals: AtomicUsize::new(0),
+            wakes_left: AtomicUsize::new(0),
             classes: class_caps.iter().map(class).collect(),
         }
     }
@@ -165,6 +168,8 @@ impl<S: Source> Scheduler<S> {
 
     /// Adds messages of one connection, in their order; `worker` is the one that calls, and will take next. Returns how
     /// many others to wake: at most one per message that the caller cannot work on at once.
+    ///
+    /// A caller works on one at once, and on none if something was in its queue before.
     pub fn push(
         &self,
         worker: Option<&Worker<S>>,
@@ -172,7 +177,7 @@ impl<S: Source> Scheduler<S> {
         messages: impl IntoIterator<Item = S::Message>,
     ) -> usize {
         let mut messages = messages.into_iter();
-        let count = if let Some(lane) = source.lane() {
+        let wanted = if let Some(lane) = source.lane() {
             let mut lane = lock(&lane.0);
             // While the lane is busy they wait in it; whoever finishes the last one running takes the next.
             let head = if lane.running == 0 { messages.next() } else { None };
@@ -183,13 +188,13 @@ impl<S: Source> Scheduler<S> {
         } else {
             self.append(worker, messages.map(|message| Entry::Message(source.clone(), message)))
         };
-        self.claim_wakes(count.saturating_sub(usize::from(worker.is_some())))
+        self.claim_wakes(wanted)
     }
 
     /// Asks for a visit of a connection after what is queued already. Returns how many workers to wake.
     pub fn push_visit(&self, worker: Option<&Worker<S>>, source: S) -> usize {
-        self.append(worker, [Entry::Visit(source)]);
-        self.claim_wakes(usize::from(worker.is_none()))
+        let wanted = self.append(worker, [Entry::Visit(source)]);
+        self.claim_wakes(wanted)
     }
 
     /// Work for a worker, its own first, then anybody's. Messages are appended to `hand`: one while others are idle, up
@@ -250,7 +255,7 @@ impl<S: Source> Scheduler<S> {
             entries.extend(parked.map(|(source, message)| Entry::Message(source, message)));
             let added = entries.len() - before;
             self.common.len.fetch_add(added, Ordering::SeqCst);
-            self.queued.fetch_add(added, Ordering::SeqCst);
+            self.count_queued(added);
             drop(entries);
             wakes += self.claim_wakes(added);
         }
@@ -259,13 +264,13 @@ impl<S: Source> Scheduler<S> {
 
     /// A message is done with. `worker` is the one that calls, if one does. Returns how many workers to wake.
     pub fn finish(&self, worker: Option<&Worker<S>>, source: &S, class: Option<usize>) -> usize {
-        let mut freed = 0;
+        let mut wanted = 0;
         if let Some(class) = class.and_then(|class| self.classes.get(class)) {
             let mut state = lock(&class.state);
             state.running -= 1;
             let next = state.parked.pop_front();
             drop(state);
-            freed += self.append(worker, next.map(|(source, message)| Entry::Message(source, message)));
+            wanted += self.append(worker, next.map(|(source, message)| Entry::Message(source, message)));
         }
         if let Some(lane) = source.lane() {
             let mut lane = lock(&lane.0);
@@ -273,9 +278,9 @@ impl<S: Source> Scheduler<S> {
             let next = if lane.running == 0 { lane.waiting.pop_front() } else { None };
             lane.running += usize::from(next.is_some());
             drop(lane);
-            freed += self.append(worker, next.map(|message| Entry::Message(source.clone(), message)));
+            wanted += self.append(worker, next.map(|message| Entry::Message(source.clone(), message)));
         }
-        self.claim_wakes(freed.saturating_sub(usize::from(worker.is_some())))
+        self.claim_wakes(wanted)
     }
 
     /// Says that a worker found nothing and will sleep. False: something was queued meanwhile, it must look again.
@@ -292,13 +297,34 @@ impl<S: Source> Scheduler<S> {
 
     /// A worker woke up; `signals` wake-ups were meant for somebody and taken by it.
     pub fn awake(&self, signals: usize) {
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        // In this order: a push between the two that took the wake-up for one on its way to another sleeper would leave
+        // that one asleep.
         self.signals.fetch_sub(signals, Ordering::SeqCst);
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// A worker that does not sleep took so many wake-ups.
     pub fn note_signals(&self, signals: usize) {
         self.signals.fetch_sub(signals, Ordering::SeqCst);
+    }
+
+    /// To be asked by a worker that took something, before it works on it: how many to wake for what it leaves behind.
+    ///
+    /// A wake-up may have been taken by a worker that was awake already, and that then found other work. This hands it
+    /// on, so that nothing waits in a queue while a worker sleeps and nobody looks.
+    pub fn pass_on(&self) -> usize {
+        if self.sleepers.load(Ordering::SeqCst) == 0 {
+            return 0;
+        }
+        let queued = self.queued.load(Ordering::SeqCst);
+        // Whoever is woken asks the same.
+        self.claim_wakes(queued.saturating_sub(self.signals.load(Ordering::SeqCst)).min(1))
+    }
+
+    /// To be asked by a worker that may have taken a wake-up and will not look for work: how many to wake in its place.
+    pub fn decline(&self) -> usize {
+        self.wakes_left.fetch_add(1, Ordering::SeqCst);
+        self.pass_on()
     }
 
     /// True while a worker waits for something to do.
@@ -318,24 +344,31 @@ impl<S: Source> Scheduler<S> {
 
     /// How many of `wanted` wake-ups find a sleeper that none is on its way to. The caller must send as many.
     fn claim_wakes(&self, wanted: usize) -> usize {
-        if wanted == 0 {
+        if wanted == 0 || self.sleepers.load(Ordering::SeqCst) == 0 {
             return 0;
         }
+        // Taken before the sleepers are counted: who finds none left here relies on who took them.
+        let mut allowed = 0;
+        let _ = self.wakes_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+            allowed = left.min(wanted);
+            Some(left - allowed)
+        });
         let sleepers = self.sleepers.load(Ordering::SeqCst);
-        let mut signals = self.signals.load(Ordering::SeqCst);
-        loop {
-            let wakes = wanted.min(sleepers.saturating_sub(signals));
-            if wakes == 0 {
-                return 0;
-            }
-            let claimed = self.signals.compare_exchange(signals, signals + wakes, Ordering::SeqCst, Ordering::SeqCst);
-            match claimed {
-                Ok(_) => return wakes,
-                Err(now) => signals = now,
-            }
-        }
+        let mut claimed = 0;
+        let _ = self.signals.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |signals| {
+            claimed = allowed.min(sleepers.saturating_sub(signals));
+            (claimed > 0).then_some(signals + claimed)
+        });
+        self.wakes_left.fetch_add(allowed - claimed, Ordering::SeqCst);
+        claimed
     }
 
+    fn count_queued(&self, added: usize) {
+        self.wakes_left.fetch_add(added, Ordering::SeqCst);
+        self.queued.fetch_add(added, Ordering::SeqCst);
+    }
+
+    /// Returns how many of the entries the caller will not work on at once.
     fn append(&self, worker: Option<&Worker<S>>, entries: impl IntoIterator<Item = Entry<S>>) -> usize {
         let queue = worker.map_or(&self.common, |worker| &worker.0);
         let mut queued = lock(&queue.entries);
@@ -344,8 +377,8 @@ impl<S: Source> Scheduler<S> {
         let added = queued.len() - before;
         // Under the lock: whoever takes them must not subtract before this adds.
         queue.len.fetch_add(added, Ordering::SeqCst);
-        self.queued.fetch_add(added, Ordering::SeqCst);
-        added
+        self.count_queued(added);
+        added.saturating_sub(usize::from(worker.is_some() && before == 0))
     }
 
     fn take_from(&self, queue: &Queue<S>, want: usize, hand: &mut VecDeque<Taken<S>>) -> Take<S> {

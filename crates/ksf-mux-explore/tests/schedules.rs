@@ -1,0 +1,96 @@
+//! The rules of the multiplexor's threads, in sampled schedules.
+
+use ksf_mux_explore::announcements;
+use ksf_mux_explore::explore;
+use ksf_mux_explore::queue::{Scenario, Stop};
+use ksf_mux_explore::sending::{End, accounts_for_every_message};
+
+const PLAIN: Scenario = Scenario::PLAIN;
+
+#[test]
+fn every_announcement_is_followed_by_work() {
+    explore(30_000, || announcements::are_followed_by_work(2, 0));
+    explore(30_000, || announcements::are_followed_by_work(2, 1));
+    explore(20_000, || announcements::are_followed_by_work(3, 2));
+}
+
+#[test]
+fn messages_of_one_burst_are_worked_on_by_all_workers_at_once() {
+    explore(15_000, || Scenario { bursts: &[&[3]], together: 3, ..PLAIN }.play());
+}
+
+#[test]
+fn messages_of_several_connections_are_worked_on_by_all_workers_at_once() {
+    explore(15_000, || Scenario { bursts: &[&[1], &[1, 1]], together: 3, ..PLAIN }.play());
+    explore(10_000, || Scenario { bursts: &[&[2], &[1]], together: 3, ..PLAIN }.play());
+    explore(5_000, || Scenario { workers: 4, bursts: &[&[1], &[1], &[1], &[1]], together: 4, ..PLAIN }.play());
+}
+
+#[test]
+fn a_visit_does_not_wait_for_the_message_before_it() {
+    explore(15_000, || Scenario { bursts: &[&[3]], read_messages: 1, together: 3, ..PLAIN }.play());
+    explore(10_000, || Scenario { bursts: &[&[2], &[1]], read_messages: 1, together: 3, ..PLAIN }.play());
+}
+
+#[test]
+fn batches_are_taken_once_and_only_while_all_are_busy() {
+    explore(10_000, || Scenario { want: 3, bursts: &[&[3, 2], &[4]], ..PLAIN }.play());
+    explore(10_000, || Scenario { workers: 2, want: 2, bursts: &[&[4], &[1, 2]], read_messages: 2, ..PLAIN }.play());
+}
+
+#[test]
+fn lanes_keep_their_order() {
+    explore(10_000, || Scenario { lanes: true, bursts: &[&[2, 2], &[3]], ..PLAIN }.play());
+    explore(10_000, || Scenario { lanes: true, want: 3, bursts: &[&[2, 3], &[1]], dropped: true, ..PLAIN }.play());
+    explore(10_000, || Scenario { lanes: true, want: 3, bursts: &[&[4], &[1, 1]], gives_back: true, ..PLAIN }.play());
+}
+
+#[test]
+fn lanes_are_worked_on_beside_each_other() {
+    explore(10_000, || Scenario { lanes: true, bursts: &[&[2], &[2], &[1]], together: 3, ..PLAIN }.play());
+}
+
+#[test]
+fn classes_stay_within_their_caps_and_leave_nothing_parked() {
+    explore(10_000, || Scenario { caps: &[1], bursts: &[&[4], &[2, 2]], ..PLAIN }.play());
+    explore(10_000, || Scenario { caps: &[2, 1], want: 2, bursts: &[&[3, 3]], dropped: true, ..PLAIN }.play());
+    explore(10_000, || Scenario { caps: &[1], lanes: true, want: 2, bursts: &[&[3], &[2]], ..PLAIN }.play());
+    explore(5_000, || Scenario { caps: &[1], want: 3, bursts: &[&[5]], gives_back: true, ..PLAIN }.play());
+}
+
+#[test]
+fn uncapped_messages_pass_those_that_are_parked() {
+    // Messages 1 and 3 are free; 0 holds the only place of the class until both are begun.
+    explore(10_000, || Scenario { caps: &[1], bursts: &[&[4]], together: 3, ..PLAIN }.play());
+}
+
+#[test]
+fn what_a_stopped_worker_had_goes_to_others() {
+    explore(15_000, || {
+        Scenario { bursts: &[&[1], &[1]], together: 2, stop: Some(Stop::Disable), ..PLAIN }.play();
+    });
+    explore(10_000, || Scenario { want: 3, bursts: &[&[3], &[2]], stop: Some(Stop::Disable), ..PLAIN }.play());
+    explore(10_000, || Scenario { want: 3, bursts: &[&[3], &[2]], stop: Some(Stop::Leave), ..PLAIN }.play());
+    explore(10_000, || {
+        Scenario { want: 3, lanes: true, bursts: &[&[3], &[2]], stop: Some(Stop::Leave), ..PLAIN }.play();
+    });
+}
+
+#[test]
+fn what_is_pushed_is_sent_in_order_and_nothing_stays_behind() {
+    explore(15_000, || accounts_for_every_message(End::Drained, 3, false));
+    explore(5_000, || accounts_for_every_message(End::Drained, 16, false));
+}
+
+#[test]
+fn what_is_not_sent_is_returned_or_refused() {
+    explore(10_000, || accounts_for_every_message(End::Failed, 3, false));
+    explore(5_000, || accounts_for_every_message(End::Failed, 5, true));
+    explore(10_000, || accounts_for_every_message(End::Stopped, 3, false));
+}
+
+#[test]
+fn a_failure_is_told_once() {
+    explore(10_000, || accounts_for_every_message(End::Broken(5), 3, false));
+    explore(5_000, || accounts_for_every_message(End::Broken(0), 3, true));
+}
