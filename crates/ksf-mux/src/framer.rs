@@ -64,7 +64,7 @@ impl Framer {
             let cut = if self.wire.is_empty() {
                 self.cut_in_place(chunk, &mut at, now, limits, messages)
             } else {
-                self.cut_assembled(chunk, &mut at, now, limits, messages)
+                self.cut_assembled(chunk, &mut at, limits, messages)
             };
             if let Err(error) = cut {
                 self.wire.extend_from_slice(&chunk[at..]);
@@ -131,7 +131,6 @@ impl Framer {
         &mut self,
         chunk: &Chunk,
         at: &mut usize,
-        now: Time,
         limits: &Limits,
         messages: &mut Vec<Chunk>,
     ) -> Result<(), ConnectionError> {

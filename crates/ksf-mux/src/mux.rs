@@ -484,7 +484,9 @@ impl Shared {
         if link.detached.load(Ordering::SeqCst) {
             return Err(crate::SendError::Gone(link.id));
         }
-        link.outbox.push(&link.framing, write).map_err(crate::SendError::Unframable)?;
+        if !link.outbox.push(&link.framing, write).map_err(crate::SendError::Unframable)? {
+            return Err(crate::SendError::Gone(link.id));
+        }
         self.queued(link, more);
         Ok(())
     }
@@ -494,7 +496,9 @@ impl Shared {
         if link.detached.load(Ordering::SeqCst) {
             return Err(crate::SendError::Gone(link.id));
         }
-        link.outbox.push_chunk(&link.framing, body).map_err(crate::SendError::Unframable)?;
+        if !link.outbox.push_chunk(&link.framing, body).map_err(crate::SendError::Unframable)? {
+            return Err(crate::SendError::Gone(link.id));
+        }
         self.queued(link, more);
         Ok(())
     }
@@ -576,12 +580,17 @@ impl Shared {
 
     /// Queues a message on some connection, whatever is queued there already.
     fn send_anywhere(&self, body: &[u8], repeatable: bool, but: Option<ConnectionId>) -> Result<(), crate::SendError> {
-        let links: Vec<_> = self.read_table().all.iter().filter(|link| Some(link.id) != but).cloned().collect();
-        let link = links.into_iter().filter(|link| link.error.get().is_none()).min_by_key(|link| link.outbox.bytes());
-        let link = link.ok_or(crate::SendError::NotConnected)?;
-        link.outbox.push_movable(&link.framing, body, repeatable).map_err(crate::SendError::Unframable)?;
-        self.queued(&link, false);
-        Ok(())
+        let mut links = self.all();
+        links.retain(|link| Some(link.id) != but && link.error.get().is_none());
+        links.sort_by_key(|link| link.outbox.bytes());
+        for link in links {
+            let pushed = link.outbox.push_movable(&link.framing, body, repeatable);
+            if pushed.map_err(crate::SendError::Unframable)? {
+                self.queued(&link, false);
+                return Ok(());
+            }
+        }
+        Err(crate::SendError::NotConnected)
     }
 
     /// Reads on where a connection was left alone because too much of it waited.
@@ -866,6 +875,8 @@ impl Shared {
         for id in all {
             drop(self.detach(id));
         }
+        // What waits holds its connection, which holds this.
+        self.scheduler.clear();
     }
 }
 

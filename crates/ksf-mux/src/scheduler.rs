@@ -337,9 +337,24 @@ impl<S: Source> Scheduler<S> {
         self.queued.load(Ordering::SeqCst)
     }
 
-    /// Wakes everybody. Returns how many workers to wake.
+    /// Wakes everybody, to look at something else than the queues. Returns how many workers to wake.
     pub fn wake_all(&self) -> usize {
-        self.claim_wakes(usize::MAX)
+        let sleepers = self.sleepers.load(Ordering::SeqCst);
+        self.wakes_left.fetch_add(sleepers, Ordering::SeqCst);
+        self.claim_wakes(sleepers)
+    }
+
+    /// Throws away everything that waits: no worker will come for it.
+    pub fn clear(&self) {
+        let workers = read(&self.workers);
+        for queue in workers.iter().map(|queue| &**queue).chain([&self.common]) {
+            let entries = std::mem::take(&mut *lock(&queue.entries));
+            queue.len.fetch_sub(entries.len(), Ordering::SeqCst);
+            self.queued.fetch_sub(entries.len(), Ordering::SeqCst);
+        }
+        for class in &self.classes {
+            lock(&class.state).parked.clear();
+        }
     }
 
     /// How many of `wanted` wake-ups find a sleeper that none is on its way to. The caller must send as many.

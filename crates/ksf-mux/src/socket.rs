@@ -154,6 +154,8 @@ impl MessageSocket {
             }
             let left = left.map(|left| Timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos().into() });
             if self.disabled.load(Ordering::SeqCst) {
+                // A wake-up may have been meant for this worker.
+                self.mux.0.wake(self.mux.0.scheduler.decline());
                 return Err(RecvError::Disabled);
             }
             self.wait(left.as_ref())?;
@@ -214,6 +216,7 @@ impl MessageSocket {
                     }
                 }
                 Take::Messages => {
+                    shared.wake(shared.scheduler.pass_on());
                     own.taken = own.hand.len();
                     own.taken_at = now();
                     let first = own.hand.pop_front()?;
@@ -242,7 +245,10 @@ impl MessageSocket {
         loop {
             if let Some(link) = shared.choose(options.prefer)? {
                 let pushed = link.outbox.push_movable(&link.framing, body, options.repeatable);
-                pushed.map_err(SendError::Unframable)?;
+                if !pushed.map_err(SendError::Unframable)? {
+                    // It ended since it was chosen.
+                    continue;
+                }
                 shared.queued(&link, options.more);
                 return Ok(link.id);
             }
