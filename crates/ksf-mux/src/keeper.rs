@@ -28,6 +28,8 @@ pub(crate) struct Keeper {
     changed: Condvar,
     running: AtomicBool,
     stop: AtomicBool,
+    /// Something was put on the list that does not wait for the longer time between looks.
+    hurry: AtomicBool,
 }
 
 impl std::fmt::Debug for Link {
@@ -38,7 +40,7 @@ impl std::fmt::Debug for Link {
 
 impl Keeper {
     pub(crate) fn new() -> Self {
-        Self { list: Mutex::default(), changed: Condvar::new(), running: false.into(), stop: false.into() }
+        Self { list: Mutex::default(), changed: Condvar::new(), running: false.into(), stop: false.into(), hurry: false.into() }
     }
 
     /// Puts a connection on the list, if it is not there.
@@ -51,6 +53,15 @@ impl Keeper {
         if list.len() == 1 && !self.running.load(Ordering::SeqCst) {
             self.changed.notify_one();
         }
+    }
+
+    /// The same for a batch, whose time may be shorter than that between looks.
+    pub(crate) fn look_soon_after(&self, link: &Arc<Link>) {
+        self.look_after(link);
+        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        self.hurry.store(true, Ordering::SeqCst);
+        drop(list);
+        self.changed.notify_one();
     }
 
     pub(crate) fn stop(&self) {
@@ -86,9 +97,12 @@ impl Keeper {
             });
             let mut list = keeper.list.lock().unwrap_or_else(PoisonError::into_inner);
             list.append(&mut links);
-            drop(list);
             calm = if corked { 0 } else { calm + 1 };
-            std::thread::sleep(if calm < CALM_LOOKS { CORK } else { TICK });
+            let pause = if calm < CALM_LOOKS { CORK } else { TICK };
+            let no_hurry = |_: &mut Vec<_>| {
+                !keeper.hurry.swap(false, Ordering::SeqCst) && !keeper.stop.load(Ordering::SeqCst)
+            };
+            drop(keeper.changed.wait_timeout_while(list, pause, no_hurry));
         }
     }
 }
@@ -97,13 +111,15 @@ impl Keeper {
 fn look(shared: &Shared, link: &Arc<Link>) -> (bool, bool) {
     // First off the list, then the look: what comes later puts it on again.
     link.listed.store(false, Ordering::SeqCst);
-    let corked = link.corked.load(Ordering::SeqCst);
-    if link.outbox.bytes() > 0 {
+    let batch_until_ns = link.batch_until_ns.load(Ordering::SeqCst);
+    let corked = link.corked.load(Ordering::SeqCst) || batch_until_ns != 0;
+    if (link.outbox.bytes() > 0 || batch_until_ns != 0) && now().0 >= batch_until_ns {
         shared.send(link);
     }
     shared.check_time(link, now());
     let unfinished = link.unfinished_bytes.load(Ordering::SeqCst) > 0;
-    let keep = (unfinished || link.outbox.bytes() > 0) && !link.detached.load(Ordering::SeqCst);
+    let batched = link.batch_until_ns.load(Ordering::SeqCst) != 0;
+    let keep = (unfinished || batched || link.outbox.bytes() > 0) && !link.detached.load(Ordering::SeqCst);
     let stays = keep && !link.listed.swap(true, Ordering::SeqCst);
     (stays, corked)
 }

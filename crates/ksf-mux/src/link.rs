@@ -10,7 +10,7 @@ use crate::baton::Baton;
 use crate::error::ConnectionError;
 use crate::framer::Framer;
 use crate::mux::{ConnectionId, Shared};
-use crate::options::{self, MessageFraming};
+use crate::options::{self, Limits, MessageFraming};
 use crate::outbox::{Outbox, SendProgress};
 use crate::scheduler::{Lane, Source};
 use crate::sync::{Arc, Mutex};
@@ -20,6 +20,8 @@ pub(crate) struct Link {
     /// The multiplexor. It holds the link too, until the connection is detached.
     pub(crate) mux: Arc<Shared>,
     pub(crate) framing: MessageFraming,
+    /// Its bounds: those of the multiplexor, unless it was attached with others.
+    pub(crate) limits: Limits,
     lane: Option<Lane<Chunk>>,
     pub(crate) reader: Baton<Reader>,
     pub(crate) outbox: Outbox<OwnedFd>,
@@ -36,6 +38,8 @@ pub(crate) struct Link {
     pub(crate) doomed: AtomicBool,
     /// Something is queued that was not tried to send yet.
     pub(crate) corked: AtomicBool,
+    /// Messages wait for others until then (ns of the monotonic clock); 0: none does.
+    pub(crate) batch_until_ns: AtomicU64,
     /// The keeper has it on its list.
     pub(crate) listed: AtomicBool,
     pub(crate) progress: Mutex<SendProgress>,
@@ -55,6 +59,23 @@ pub(crate) struct Counts {
     pub(crate) rx_bytes: AtomicU64,
     pub(crate) tx_messages: AtomicU64,
     pub(crate) tx_bytes: AtomicU64,
+    /// Chunks after which the length of a message was unknown still.
+    pub(crate) rx_need_more: AtomicU64,
+}
+
+impl Counts {
+    /// Adds those of a connection that is detached.
+    pub(crate) fn add(&self, other: &Self) {
+        for (sum, count) in [
+            (&self.rx_messages, &other.rx_messages),
+            (&self.rx_bytes, &other.rx_bytes),
+            (&self.tx_messages, &other.tx_messages),
+            (&self.tx_bytes, &other.tx_bytes),
+            (&self.rx_need_more, &other.rx_need_more),
+        ] {
+            sum.fetch_add(count.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
 }
 
 /// The receiving side.
@@ -70,6 +91,7 @@ impl Link {
         socket: OwnedFd,
         framing: MessageFraming,
         ordering: options::Ordering,
+        limits: Limits,
     ) -> Self {
         let socket = Arc::new(socket);
         Self {
@@ -78,6 +100,7 @@ impl Link {
             lane: (ordering == options::Ordering::OneAtATime).then(Lane::default),
             reader: Baton::new(Reader { socket: Some(Arc::clone(&socket)), framer: Framer::new(framing.clone()) }),
             framing,
+            limits,
             outbox: Outbox::new(socket),
             waiting_bytes: AtomicUsize::new(0),
             waiting_messages: AtomicUsize::new(0),
@@ -86,6 +109,7 @@ impl Link {
             hangup: AtomicBool::new(false),
             doomed: AtomicBool::new(false),
             corked: AtomicBool::new(false),
+            batch_until_ns: AtomicU64::new(0),
             listed: AtomicBool::new(false),
             progress: Mutex::default(),
             error: OnceLock::new(),
