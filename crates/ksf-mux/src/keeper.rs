@@ -40,7 +40,13 @@ impl std::fmt::Debug for Link {
 
 impl Keeper {
     pub(crate) fn new() -> Self {
-        Self { list: Mutex::default(), changed: Condvar::new(), running: false.into(), stop: false.into(), hurry: false.into() }
+        Self {
+            list: Mutex::default(),
+            changed: Condvar::new(),
+            running: false.into(),
+            stop: false.into(),
+            hurry: false.into(),
+        }
     }
 
     /// Puts a connection on the list, if it is not there.
@@ -99,9 +105,8 @@ impl Keeper {
             list.append(&mut links);
             calm = if corked { 0 } else { calm + 1 };
             let pause = if calm < CALM_LOOKS { CORK } else { TICK };
-            let no_hurry = |_: &mut Vec<_>| {
-                !keeper.hurry.swap(false, Ordering::SeqCst) && !keeper.stop.load(Ordering::SeqCst)
-            };
+            let no_hurry =
+                |_: &mut Vec<_>| !keeper.hurry.swap(false, Ordering::SeqCst) && !keeper.stop.load(Ordering::SeqCst);
             drop(keeper.changed.wait_timeout_while(list, pause, no_hurry));
         }
     }

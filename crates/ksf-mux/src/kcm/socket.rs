@@ -316,7 +316,10 @@ impl Drop for KcmSocket {
 
 impl fmt::Debug for KcmSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KcmSocket").field("kind", &self.kind()).field("index", &self.counts.index).finish_non_exhaustive()
+        f.debug_struct("KcmSocket")
+            .field("kind", &self.kind())
+            .field("index", &self.counts.index)
+            .finish_non_exhaustive()
     }
 }
 
