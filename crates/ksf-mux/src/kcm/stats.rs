@@ -9,7 +9,7 @@ use ksf_bpf_framing::RunError;
 use super::socket::{KcmSocket, lock};
 use crate::error::ConnectionError;
 use crate::link::Counts;
-use crate::mux::ConnectionId;
+use crate::mux::{ConnectionId, Mux};
 
 /// No connection has this number.
 pub(super) const NO_RUN: u64 = u64::MAX;
@@ -192,6 +192,37 @@ pub struct ConnectionStats {
     pub is_paused: bool,
 }
 
+impl Mux {
+    /// Counters under the names of AF_KCM. A multiplexor without [`KcmSocket`]s reserves nothing.
+    pub fn kcm_stats(&self) -> MuxStats {
+        let shared = self.shared();
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let sum = Counts::default();
+        sum.add(&shared.counts.retired);
+        shared.all().iter().for_each(|link| sum.add(&link.counts));
+        let ends = &shared.counts.ends;
+        MuxStats {
+            rx_messages: load(&sum.rx_messages),
+            rx_bytes: load(&sum.rx_bytes),
+            tx_messages: load(&sum.tx_messages),
+            tx_bytes: load(&sum.tx_bytes),
+            tx_retries: load(&shared.counts.tx_retries),
+            attach: load(&shared.counts.attach),
+            unattach: load(&shared.counts.unattach),
+            rx_aborts: load(&ends.rx_aborts),
+            rx_interrupted: load(&ends.rx_interrupted),
+            rx_unrecoverable: load(&ends.rx_unrecoverable),
+            rx_memory: load(&ends.rx_memory),
+            rx_need_more: load(&sum.rx_need_more),
+            rx_bad_length: load(&ends.rx_bad_length),
+            rx_too_big: load(&ends.rx_too_big),
+            rx_timeout: load(&ends.rx_timeout),
+            tx_aborts: load(&ends.tx_aborts),
+            ..MuxStats::default()
+        }
+    }
+}
+
 impl KcmSocket {
     /// Counters of the multiplexor, now.
     pub fn stats(&self) -> Stats {
@@ -200,34 +231,14 @@ impl KcmSocket {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let sockets: Vec<_> = lock(&group.sockets).iter().filter_map(Weak::upgrade).collect();
         let links = shared.all();
-        let sum = Counts::default();
-        sum.add(&shared.counts.retired);
-        links.iter().for_each(|link| sum.add(&link.counts));
         let running = sockets.iter().filter(|counts| counts.run.load(Ordering::SeqCst) != NO_RUN).count() as u64;
         let reserved = load(&group.reserved) + sockets.iter().map(|counts| load(&counts.reserved)).sum::<u64>();
-        let ends = &shared.counts.ends;
         Stats {
             mux: MuxStats {
-                rx_messages: load(&sum.rx_messages),
-                rx_bytes: load(&sum.rx_bytes),
-                tx_messages: load(&sum.tx_messages),
-                tx_bytes: load(&sum.tx_bytes),
-                tx_retries: load(&shared.counts.tx_retries),
-                attach: load(&shared.counts.attach),
-                unattach: load(&shared.counts.unattach),
                 unattach_reserved: load(&group.unattach_reserved),
-                rx_ready_drops: 0,
                 reserved,
                 unreserved: reserved.saturating_sub(running),
-                rx_aborts: load(&ends.rx_aborts),
-                rx_interrupted: load(&ends.rx_interrupted),
-                rx_unrecoverable: load(&ends.rx_unrecoverable),
-                rx_memory: load(&ends.rx_memory),
-                rx_need_more: load(&sum.rx_need_more),
-                rx_bad_length: load(&ends.rx_bad_length),
-                rx_too_big: load(&ends.rx_too_big),
-                rx_timeout: load(&ends.rx_timeout),
-                tx_aborts: load(&ends.tx_aborts),
+                ..group.mux.kcm_stats()
             },
             sockets: sockets
                 .iter()
