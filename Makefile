@@ -5,7 +5,9 @@ CARGO   := scripts/cargo
 PREFIX  ?= /usr/local
 DESTDIR ?=
 DEST    := $(DESTDIR)$(PREFIX)
-KSF     := $(or $(CARGO_TARGET_DIR),target)/release/ksf
+RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
+KSF     := $(RELEASE)/ksf
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 BASH    := $(DEST)/share/bash-completion/completions
 ZSH     := $(DEST)/share/zsh/site-functions
 FISH    := $(DEST)/share/fish/vendor_completions.d
@@ -37,7 +39,7 @@ bench: ## Measure against the peers, write a report to bench/results
 
 build:
 	@scripts/setup.sh demo
-	$(CARGO) build --release --locked -p ksf-cli
+	$(CARGO) build --release --locked -p ksf-cli -p ksf-capi -p ksf-kcm-preload
 
 install: build ## Install into PREFIX (/usr/local)
 	install -D -m 755 $(KSF) $(DEST)/bin/ksf
@@ -54,6 +56,12 @@ install: build ## Install into PREFIX (/usr/local)
 	install -D -m 644 packaging/ksf.toml $(DEST)/share/ksf/ksf.toml
 	install -d $(DEST)/include/ksf
 	install -m 644 crates/ksf-kernel/bpf/*.h crates/ksf-bpf-framing/bpf/*.h $(DEST)/include/ksf
+	install -d $(DEST)/lib/pkgconfig $(DEST)/lib/ksf
+	scripts/link-libksf.sh $(RELEASE)/libksf_capi.a $(DEST)/lib
+	install -m 644 crates/ksf-capi/include/ksf.h $(DEST)/include/ksf.h
+	sed 's,@PREFIX@,$(PREFIX),; s,@VERSION@,$(VERSION),' packaging/libksf.pc.in > $(DEST)/lib/pkgconfig/libksf.pc
+	install -D -m 644 packaging/man/libksf.3 $(DEST)/share/man/man3/libksf.3
+	install -m 755 $(RELEASE)/libksf_kcm_preload.so $(DEST)/lib/ksf/libksf_kcm_preload.so
 
 fmt: ## Format the Rust code
 	$(CARGO) fmt --all

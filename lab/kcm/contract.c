@@ -754,7 +754,7 @@ static void unattach_with_bytes(void)
 	sleep_ms(QUIET_MS);
 	unattach(mux, tcp.near);
 	must(write(tcp.far, bytes + 25, 35), "write");
-	row("25 of 60 bytes, unattach, 35 more: left to read", "%s", received_by_peer(tcp.near));
+	row("25 of 60 bytes, unattach, 35 more, left to read", "%s", received_by_peer(tcp.near));
 	close(tcp.near);
 	close(tcp.far);
 	close(mux);

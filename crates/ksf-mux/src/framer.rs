@@ -79,6 +79,11 @@ impl Framer {
         (!self.wire.is_empty()).then_some(self.started)
     }
 
+    /// True while the length of the unfinished message, or of its next part, is unknown.
+    pub(crate) fn needs_header(&self) -> bool {
+        !self.wire.is_empty() && self.cut.part.is_none()
+    }
+
     /// Bytes of it.
     pub(crate) fn unfinished_bytes(&self) -> usize {
         self.wire.len()

@@ -112,9 +112,9 @@ impl Keeper {
                 soonest = soonest.into_iter().chain(next).min();
                 next.is_some()
             });
-            calm = if soonest == Some(CORK) { 0 } else { calm + 1 };
+            calm = if soonest.is_some_and(|soonest| soonest <= CORK) { 0 } else { calm + 1 };
             if calm < CALM_LOOKS {
-                soonest = Some(CORK);
+                soonest = soonest.into_iter().chain([CORK]).min();
             }
             list = keeper.lock();
             // Behind those that were put on it meanwhile, which are few.
@@ -158,15 +158,19 @@ fn has_ended(socket: &OwnedFd) -> bool {
 fn look(shared: &Shared, link: &Arc<Link>) -> Option<Duration> {
     // First off the list, then the look: what comes later puts it on again.
     link.listed.store(false, Ordering::SeqCst);
-    let corked = link.corked.load(Ordering::SeqCst);
-    if link.outbox.bytes() > 0 {
+    let batch_until_ns = link.batch_until_ns.load(Ordering::SeqCst);
+    let corked = link.corked.load(Ordering::SeqCst) || batch_until_ns != 0;
+    if (link.outbox.bytes() > 0 || batch_until_ns != 0) && now().0 >= batch_until_ns {
         shared.send(link);
     }
     shared.check_time(link, now());
     if link.detached.load(Ordering::SeqCst) {
         return None;
     }
-    let next = if corked {
+    let batch_until_ns = link.batch_until_ns.load(Ordering::SeqCst);
+    let next = if batch_until_ns != 0 {
+        Duration::from_nanos(batch_until_ns.saturating_sub(now().0)).min(CORK)
+    } else if corked {
         CORK
     } else if link.outbox.bytes() > 0 || link.unfinished_bytes.load(Ordering::SeqCst) > 0 {
         TIMED

@@ -29,6 +29,7 @@
 mod baton;
 mod error;
 mod framer;
+pub mod kcm;
 mod keeper;
 mod link;
 mod monitor;

@@ -11,7 +11,7 @@ use crate::baton::Baton;
 use crate::error::ConnectionError;
 use crate::framer::Framer;
 use crate::mux::{ConnectionId, Shared};
-use crate::options::{self, MessageFraming};
+use crate::options::{self, Limits, MessageFraming};
 use crate::outbox::{Outbox, SendProgress};
 use crate::scheduler::{Lane, Source};
 use crate::sync::{Arc, Mutex};
@@ -21,6 +21,9 @@ pub(crate) struct Link {
     /// The multiplexor. It holds the link too, until the connection is detached.
     pub(crate) mux: Arc<Shared>,
     pub(crate) framing: MessageFraming,
+    /// Its bounds: those of the multiplexor, unless it was attached with others.
+    /// Limits of its own, where it has some. Those of the multiplexor as a whole hold nevertheless.
+    own_limits: Option<Arc<Limits>>,
     lane: Option<Lane<Chunk>>,
     pub(crate) reader: Baton<Reader>,
     pub(crate) outbox: Outbox<OwnedFd>,
@@ -37,6 +40,8 @@ pub(crate) struct Link {
     pub(crate) doomed: AtomicBool,
     /// Something is queued that was not tried to send yet.
     pub(crate) corked: AtomicBool,
+    /// Messages wait for others until then (ns of the monotonic clock); 0: none does.
+    pub(crate) batch_until_ns: AtomicU64,
     /// The keeper has it on its list.
     pub(crate) listed: AtomicBool,
     pub(crate) progress: Mutex<SendProgress>,
@@ -65,6 +70,23 @@ pub(crate) struct Counts {
     pub(crate) rx_bytes: AtomicU64,
     pub(crate) tx_messages: AtomicU64,
     pub(crate) tx_bytes: AtomicU64,
+    /// Chunks after which the length of a message was unknown still.
+    pub(crate) rx_need_more: AtomicU64,
+}
+
+impl Counts {
+    /// Adds those of a connection that is detached.
+    pub(crate) fn add(&self, other: &Self) {
+        for (sum, count) in [
+            (&self.rx_messages, &other.rx_messages),
+            (&self.rx_bytes, &other.rx_bytes),
+            (&self.tx_messages, &other.tx_messages),
+            (&self.tx_bytes, &other.tx_bytes),
+            (&self.rx_need_more, &other.rx_need_more),
+        ] {
+            sum.fetch_add(count.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
 }
 
 /// The receiving side.
@@ -80,6 +102,7 @@ impl Link {
         socket: OwnedFd,
         framing: MessageFraming,
         ordering: options::Ordering,
+        own_limits: Option<Limits>,
     ) -> Self {
         let socket = Arc::new(socket);
         Self {
@@ -88,6 +111,7 @@ impl Link {
             lane: (ordering == options::Ordering::OneAtATime).then(Lane::default),
             reader: Baton::new(Reader { socket: Some(Arc::clone(&socket)), framer: Framer::new(framing.clone()) }),
             framing,
+            own_limits: own_limits.map(Arc::new),
             outbox: Outbox::new(socket),
             waiting_bytes: AtomicUsize::new(0),
             waiting_messages: AtomicUsize::new(0),
@@ -96,6 +120,7 @@ impl Link {
             hangup: AtomicBool::new(false),
             doomed: AtomicBool::new(false),
             corked: AtomicBool::new(false),
+            batch_until_ns: AtomicU64::new(0),
             listed: AtomicBool::new(false),
             progress: Mutex::default(),
             error: OnceLock::new(),
@@ -107,14 +132,19 @@ impl Link {
         }
     }
 
+    /// What its peer may cost.
+    pub(crate) fn limits(&self) -> Arc<Limits> {
+        self.own_limits.clone().unwrap_or_else(|| self.mux.limits())
+    }
+
     /// True while more of it may not be received.
     pub(crate) fn is_full(&self) -> bool {
-        let limits = self.mux.limits();
+        let limits = self.limits();
         let waiting = self.waiting_messages.load(Ordering::SeqCst);
         waiting >= limits.connection_messages_max
             || self.waiting_bytes.load(Ordering::SeqCst) > limits.connection_bytes_max
             || self.outbox.bytes() > limits.out_queue_bytes_max
-            || (waiting > 0 && self.mux.memory.load(Ordering::SeqCst) > limits.mux_bytes_max)
+            || (waiting > 0 && self.mux.memory.load(Ordering::SeqCst) > self.mux.limits().mux_bytes_max)
     }
 
     /// True when nothing of it is left to do.

@@ -105,14 +105,17 @@ pub(crate) struct MuxCounts {
     pub(crate) rx_bytes: AtomicU64,
     pub(crate) tx_bytes: AtomicU64,
     pub(crate) rx_pauses: AtomicU64,
+    pub(crate) ends: crate::kcm::EndCounts,
+    /// Of connections that are detached.
+    pub(crate) retired: crate::link::Counts,
 }
 
 #[derive(Default)]
-struct Table {
+pub(crate) struct Table {
     places: Vec<Place>,
     free: Vec<u32>,
     /// Attached connections, in no order: messages for any connection go round here.
-    all: Vec<Arc<Link>>,
+    pub(crate) all: Vec<Arc<Link>>,
 }
 
 #[derive(Default)]
@@ -279,7 +282,7 @@ impl Mux {
         self.shared().events.fd()
     }
 
-    fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.0.0
     }
 }
@@ -341,6 +344,18 @@ impl Shared {
         ordering: crate::options::Ordering,
         attachment: Option<Attachment>,
     ) -> Result<ConnectionId, AttachError> {
+        self.attach_limited(socket, framing, ordering, attachment, None)
+    }
+
+    /// The same, with limits of its own; those of the multiplexor as a whole stay.
+    pub(crate) fn attach_limited(
+        self: &Arc<Self>,
+        socket: OwnedFd,
+        framing: MessageFraming,
+        ordering: crate::options::Ordering,
+        attachment: Option<Attachment>,
+        limits: Option<Limits>,
+    ) -> Result<ConnectionId, AttachError> {
         let system = |step| move |errno: Errno| AttachError::System { step, source: errno.into() };
         check_stream(&socket)?;
         let cookie = sockopt::socket_cookie(&socket).map_err(system("SO_COOKIE"))?;
@@ -362,7 +377,7 @@ impl Shared {
         });
         let id = ConnectionId { index, generation: table.places[index as usize].generation };
         let raw = socket.as_raw_fd();
-        let link = Arc::new(Link::new(id, Arc::clone(self), socket, framing, ordering));
+        let link = Arc::new(Link::new(id, Arc::clone(self), socket, framing, ordering, limits));
         if let Some(attachment) = attachment {
             let _ = link.attachment.set(attachment);
         }
@@ -403,6 +418,7 @@ impl Shared {
         }
         let _ = epoll::delete(&self.epoll, &socket);
         self.counts.unattach.fetch_add(1, Ordering::Relaxed);
+        self.counts.retired.add(&link.counts);
         // Both sides let go of it under their locks, so this is the last holder; a duplicate would do as well.
         let socket = Arc::try_unwrap(socket).or_else(|shared| shared.try_clone()).ok()?;
         Some(Detached { socket, unread, unsent })
@@ -523,8 +539,24 @@ impl Shared {
         }
     }
 
+    /// The same for a message that may wait for the next one for so long.
+    pub(crate) fn batched(&self, link: &Arc<Link>, wait: std::time::Duration) {
+        link.counts.tx_messages.fetch_add(1, Ordering::Relaxed);
+        // Sent before there is too much of it: a connection that is full takes no message that would push it.
+        if wait.is_zero() || link.outbox.bytes() >= self.limits().out_queue_bytes_max / 2 {
+            return self.send(link);
+        }
+        let until = now().0.saturating_add(u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX));
+        // The first message of a batch sets the time of all.
+        let first = link.batch_until_ns.compare_exchange(0, until, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if first {
+            self.keeper.look_after(link, keeper::CORK.min(wait));
+        }
+    }
+
     /// Sends what TCP takes.
     pub(crate) fn send(&self, link: &Arc<Link>) {
+        link.batch_until_ns.store(0, Ordering::SeqCst);
         link.corked.store(false, Ordering::SeqCst);
         match link.outbox.send() {
             Sent::Elsewhere => {}
@@ -560,6 +592,7 @@ impl Shared {
         if let Some(Attachment { ended, .. }) = link.attachment.get() {
             ended(link, &error);
         }
+        self.counts.ends.note(&error);
         let failed = matches!(error, ConnectionError::Socket { .. } | ConnectionError::SendTimeout { .. });
         self.events.push(Event::Ended { connection: link.id, error });
         if failed {
@@ -694,12 +727,15 @@ impl Shared {
     ) -> (usize, Option<ConnectionError>) {
         let messages = &mut me.receiver.messages;
         let had_unfinished = reader.framer.unfinished_bytes() > 0;
-        let cut = reader.framer.push(chunk, now(), &self.limits(), messages);
+        let cut = reader.framer.push(chunk, now(), &link.limits(), messages);
         let unfinished = if cut.is_ok() { reader.framer.unfinished_bytes() } else { 0 };
         if unfinished > 0 || had_unfinished {
             self.charge(link, unfinished);
         }
         if unfinished > 0 {
+            if reader.framer.needs_header() {
+                link.counts.rx_need_more.fetch_add(1, Ordering::Relaxed);
+            }
             self.keeper.look_after(link, keeper::TIMED);
             if self.memory.load(Ordering::SeqCst) > self.limits().mux_bytes_max {
                 self.relieve_memory();
@@ -743,7 +779,7 @@ impl Shared {
 
     /// Keeps the time limits of a connection.
     pub(crate) fn check_time(&self, link: &Arc<Link>, now: Time) {
-        let limits = self.limits();
+        let limits = link.limits();
         let mut ended = None;
         let limit_ms = limits.assembly_timeout_ms;
         if limit_ms != 0 && link.unfinished_bytes.load(Ordering::SeqCst) > 0 {
@@ -864,7 +900,7 @@ impl Shared {
         self.epoll.as_fd()
     }
 
-    fn read_table(&self) -> std::sync::RwLockReadGuard<'_, Table> {
+    pub(crate) fn read_table(&self) -> std::sync::RwLockReadGuard<'_, Table> {
         self.table.read().unwrap_or_else(PoisonError::into_inner)
     }
 

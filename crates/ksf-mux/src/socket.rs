@@ -63,6 +63,8 @@ pub struct SendOptions {
     pub prefer: Option<ConnectionId>,
     /// More messages follow at once: this one may wait for them (it leaves within a few milliseconds at most).
     pub more: bool,
+    /// The message may wait for so long for the next one without this, and leaves with it.
+    pub batch: Option<Duration>,
 }
 
 impl MessageSocket {
@@ -237,6 +239,31 @@ impl MessageSocket {
         }
     }
 
+    /// Gives a message back that was received and not worked on: this or another socket receives it again, before
+    /// younger ones.
+    pub fn give_back(&self, mut message: Message) {
+        let Some(source) = message.link.take() else { return };
+        let taken = Taken { source, message: message.bytes.clone(), class: message.class };
+        let shared = &self.mux.0;
+        shared.wake(shared.scheduler.give_back(std::iter::once(taken)));
+    }
+
+    /// Reads connections that have bytes and queues their messages for anybody, without taking one or waiting.
+    pub(crate) fn look(&self) -> std::io::Result<()> {
+        self.with_me(|shared, me| shared.poll(me))?;
+        self.note_ready();
+        Ok(())
+    }
+
+    /// Makes [`Self::poll_fd`] readable: something that was received is not worked on.
+    pub(crate) fn announce(&self) {
+        if let Some(pollable) = self.pollable.get()
+            && !pollable.is_ready.swap(true, Ordering::SeqCst)
+        {
+            let _ = rustix::io::write(&pollable.ready, &1u64.to_ne_bytes());
+        }
+    }
+
     /// Sends a message on some connection: the next one in turn that takes messages. For clients whose connections all
     /// lead to the same server. Success means that it is queued. Returns the connection.
     pub fn send(&self, body: &[u8], options: SendOptions) -> Result<ConnectionId, SendError> {
@@ -249,7 +276,10 @@ impl MessageSocket {
                     // It ended since it was chosen.
                     continue;
                 }
-                shared.queued(&link, options.more);
+                match options.batch {
+                    Some(wait) => shared.batched(&link, wait),
+                    None => shared.queued(&link, options.more),
+                }
                 return Ok(link.id);
             }
             let Some((deadline, wait)) = deadline.zip(options.wait) else { return Err(SendError::WouldBlock) };
