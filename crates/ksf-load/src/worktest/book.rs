@@ -154,7 +154,7 @@ impl Book {
     }
 
     pub(crate) fn faults(&self) -> BTreeMap<String, u64> {
-        Fault::ALL.iter().map(|fault| (fault.name().to_owned(), self.faults[*fault as usize])).collect()
+        faults_by_name(&self.faults)
     }
 
     pub(crate) fn latencies(&self, class: Class) -> &Latencies {
@@ -285,6 +285,11 @@ impl Book {
         }
         Taken::Nothing
     }
+}
+
+/// Faults by the names of their kinds.
+pub(crate) fn faults_by_name(counts: &[u64; Fault::ALL.len()]) -> BTreeMap<String, u64> {
+    Fault::ALL.iter().map(|fault| (fault.name().to_owned(), counts[*fault as usize])).collect()
 }
 
 /// The slot of the table that an identifier names.

@@ -7,6 +7,7 @@ use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 
+use super::book::{Fault, faults_by_name};
 use super::drive::Ran;
 use super::ideal::Ideal;
 use super::load::{Class, Kind};
@@ -214,7 +215,7 @@ impl Report {
             cpu_us_per_message: 0.0,
             runqueue_wait_s: 0.0,
             calls: Calls { sends: 0, receives: 0, replies_per_receive_max: 0 },
-            faults: BTreeMap::new(),
+            faults: faults_by_name(&[0; Fault::ALL.len()]),
             reordered: 0,
             open: None,
         };
