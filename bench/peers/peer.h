@@ -31,7 +31,7 @@
 #define RPC_MARK_BYTES 4
 #define RPC_LAST_FRAGMENT 0x80000000u
 
-enum peer_mode { PEER_ECHO, PEER_RPC };
+enum peer_mode { PEER_ECHO, PEER_RPC, PEER_WORK };
 
 struct peer_options {
 	const char *name;
@@ -110,13 +110,14 @@ static inline void peer_ready(const struct peer_options *options, int fd, const 
 {
 	struct sockaddr_in address;
 	socklen_t length = sizeof(address);
+	static const char *const modes[] = { "echo", "rpc", "work" };
 	char text[INET_ADDRSTRLEN];
 
 	if (getsockname(fd, (struct sockaddr *)&address, &length))
 		peer_die("getsockname");
 	inet_ntop(AF_INET, &address.sin_addr, text, sizeof(text));
 	fprintf(stderr, "%s: %s %s %s:%u ready\n", options->name,
-		options->mode == PEER_ECHO ? "echo" : "rpc", transport, text,
+		modes[options->mode], transport, text,
 		(unsigned)ntohs(address.sin_port));
 }
 

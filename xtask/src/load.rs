@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
+use crate::bench::{Pace, WorkLoad};
 use crate::process::output;
 
 /// Beyond the length of the load: connecting, the generator's own time limits.
@@ -17,6 +18,17 @@ const SLACK: Duration = Duration::from_secs(60);
 pub(crate) enum Tool {
     Echo { message_bytes: usize },
     Rpc,
+    Work(Work),
+}
+
+/// A load for the work service.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Work {
+    pub(crate) load: &'static WorkLoad,
+    /// Of what the messages cost, of their connections and arrivals.
+    pub(crate) seed: u64,
+    /// Nothing is sent: so many workers are simulated.
+    pub(crate) ideal_workers: Option<u32>,
 }
 
 /// How long a load lasts.
@@ -32,7 +44,7 @@ pub(crate) enum Amount {
 pub(crate) struct Load {
     pub(crate) tool: Tool,
     pub(crate) udp: bool,
-    /// Per connection.
+    /// Per connection; where work is spread over connections, in all.
     pub(crate) in_flight: u32,
     /// Each has a connection of its own.
     pub(crate) threads: u32,
@@ -53,6 +65,20 @@ pub(crate) struct LoadResult {
     pub(crate) faults: u64,
     /// Reasons to doubt the figures, by the generator's names for them.
     pub(crate) warnings: Vec<String>,
+    /// What only worktest tells.
+    pub(crate) work: Option<WorkResult>,
+}
+
+/// What only worktest tells.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct WorkResult {
+    pub(crate) rtt_mean_us: f64,
+    pub(crate) rtt_stdev_us: f64,
+    pub(crate) rtt_p999_us: f64,
+    /// p50, p99, p99.9 of the quick messages, where some are slow.
+    pub(crate) quick_us: Option<[f64; 3]>,
+    /// User and system time of the client per message.
+    pub(crate) client_cpu_us: f64,
 }
 
 impl Load {
@@ -60,6 +86,7 @@ impl Load {
     pub(crate) fn command(&self, ksf: &Path) -> Command {
         let mut command = Command::new(ksf);
         match self.tool {
+            Tool::Work(work) => return self.work_command(command, work),
             Tool::Rpc => command.arg("rpctest"),
             Tool::Echo { message_bytes } => command.args(["echotest", "-l", &message_bytes.to_string()]),
         };
@@ -82,6 +109,39 @@ impl Load {
         command
     }
 
+    fn work_command(&self, mut command: Command, Work { load, seed, ideal_workers }: Work) -> Command {
+        command.args(["worktest", "-k", load.kind, "-a", &self.in_flight.to_string()]);
+        let weights: Vec<String> = load.weights.iter().map(u32::to_string).collect();
+        command.args(["--weights", &weights.join(":")]);
+        if let Some([least, most]) = load.work_us {
+            command.args(["-w", &format!("{least}us..{most}us")]);
+        }
+        if let Some([percent, ms]) = load.slow {
+            command.args(["--slow", &format!("{percent}:{ms}ms")]);
+        }
+        match load.pace {
+            Pace::Connection => {}
+            Pace::Window => drop(command.arg("--spread")),
+            Pace::Rate(per_s) => drop(command.args(["--rate", &per_s.to_string()])),
+        }
+        command.args(["--seed", &seed.to_string()]);
+        match self.amount {
+            // A schedule has one count, whatever the number of connections.
+            Amount::Messages(count) => command.args(["-c", &(count * load.weights.len() as u64).to_string()]),
+            Amount::Seconds(seconds) => command.args(["--duration", &format!("{:.0}ms", seconds * 1e3)]),
+        };
+        match &self.cpus {
+            Some(cpus) => command.args(["--cpu", cpus]),
+            None => command.arg("--no-pin"),
+        };
+        command.arg("--json");
+        match ideal_workers {
+            Some(workers) => command.args(["--ideal", &workers.to_string()]),
+            None => command.arg(format!("127.0.0.1:{}", self.port)),
+        };
+        command
+    }
+
     /// Runs it; fails if a reply was lost or wrong.
     pub(crate) fn run(&self, ksf: &Path) -> Result<LoadResult> {
         let length = match self.amount {
@@ -89,6 +149,10 @@ impl Load {
             Amount::Seconds(seconds) => Duration::from_secs_f64(seconds),
         };
         let text = output(&mut self.command(ksf), length + SLACK)?;
+        let parse = match self.tool {
+            Tool::Work(_) => parse_work,
+            Tool::Echo { .. } | Tool::Rpc => parse,
+        };
         parse(&text).with_context(|| format!("the generator printed:\n{text}"))
     }
 }
@@ -116,7 +180,32 @@ struct Run {
 
 #[derive(Deserialize)]
 struct Latency {
+    mean_us: f64,
+    stdev_us: f64,
     quantiles: Vec<Quantile>,
+}
+
+/// What is read of worktest's JSON (docs/formats/worktest.md).
+#[derive(Deserialize)]
+struct WorkDocument {
+    run: WorkRun,
+    warnings: Vec<Warning>,
+    ok: bool,
+}
+
+#[derive(Deserialize)]
+struct WorkRun {
+    messages: u64,
+    rate_per_s: f64,
+    latency: Latency,
+    classes: Vec<WorkClass>,
+    cpu_us_per_message: f64,
+}
+
+#[derive(Deserialize)]
+struct WorkClass {
+    name: String,
+    latency: Latency,
 }
 
 #[derive(Deserialize)]
@@ -135,19 +224,49 @@ fn parse(text: &str) -> Result<LoadResult> {
     ensure!(document.ok, "replies were lost or wrong");
     let [run] = document.runs.as_slice() else { bail!("{} runs, not 1", document.runs.len()) };
     ensure!(run.messages > 0, "no message was answered");
-    let quantile = |percent: f64| -> Result<f64> {
-        let mut quantiles = run.latency.quantiles.iter();
-        let found = quantiles.find(|quantile| quantile.percent == percent);
-        Ok(found.with_context(|| format!("no quantile {percent}"))?.us)
-    };
     Ok(LoadResult {
         messages: run.messages,
         messages_per_s: run.rate_per_s,
-        rtt_p50_us: quantile(50.0)?,
-        rtt_p99_us: quantile(99.0)?,
+        rtt_p50_us: run.latency.quantile(50.0)?,
+        rtt_p99_us: run.latency.quantile(99.0)?,
         faults: document.total.faults,
         warnings: document.warnings.into_iter().map(|warning| warning.code).collect(),
+        work: None,
     })
+}
+
+fn parse_work(text: &str) -> Result<LoadResult> {
+    let WorkDocument { run, warnings, ok } = serde_json::from_str(text)?;
+    ensure!(ok, "replies were lost or wrong");
+    ensure!(run.messages > 0, "no message was answered");
+    let mut quick_us = None;
+    if run.classes.len() > 1 {
+        let quick = run.classes.iter().find(|class| class.name == "quick").context("no class of quick messages")?;
+        let at = |percent| quick.latency.quantile(percent);
+        quick_us = Some([at(50.0)?, at(99.0)?, at(99.9)?]);
+    }
+    Ok(LoadResult {
+        messages: run.messages,
+        messages_per_s: run.rate_per_s,
+        rtt_p50_us: run.latency.quantile(50.0)?,
+        rtt_p99_us: run.latency.quantile(99.0)?,
+        faults: 0,
+        warnings: warnings.into_iter().map(|warning| warning.code).collect(),
+        work: Some(WorkResult {
+            rtt_mean_us: run.latency.mean_us,
+            rtt_stdev_us: run.latency.stdev_us,
+            rtt_p999_us: run.latency.quantile(99.9)?,
+            quick_us,
+            client_cpu_us: run.cpu_us_per_message,
+        }),
+    })
+}
+
+impl Latency {
+    fn quantile(&self, percent: f64) -> Result<f64> {
+        let found = self.quantiles.iter().find(|quantile| quantile.percent == percent);
+        Ok(found.with_context(|| format!("no quantile {percent}"))?.us)
+    }
 }
 
 #[cfg(test)]
@@ -156,7 +275,7 @@ mod tests {
 
     const TEXT: &str = r#"{"format":"ksf-load","version":1,"ok":true,"total":{"faults":0},
         "warnings":[{"code":"busy-generator","text":"t"}],
-        "runs":[{"run":1,"messages":700,"rate_per_s":1400.5,"latency":{"min_us":1.0,"quantiles":[
+        "runs":[{"run":1,"messages":700,"rate_per_s":1400.5,"latency":{"min_us":1.0,"mean_us":7.6,"stdev_us":0.5,"quantiles":[
             {"percent":50.0,"us":7.5},{"percent":99.0,"us":9.25}]}}]}"#;
 
     #[test]
@@ -168,6 +287,7 @@ mod tests {
             rtt_p99_us: 9.25,
             faults: 0,
             warnings: vec!["busy-generator".into()],
+            work: None,
         };
         assert_eq!(parse(TEXT).unwrap(), expected);
     }
@@ -182,6 +302,56 @@ mod tests {
         ] {
             assert!(parse(&TEXT.replace(from, to)).is_err(), "{to}");
         }
+    }
+
+    const WORK_TEXT: &str = r#"{"ok":true,"warnings":[],"run":{"messages":9,"rate_per_s":90.0,"cpu_us_per_message":4.5,
+        "latency":{"mean_us":5.0,"stdev_us":2.0,"quantiles":[{"percent":50.0,"us":4.0},{"percent":99.0,"us":8.0},
+            {"percent":99.9,"us":8.5}]},
+        "classes":[
+            {"name":"quick","latency":{"mean_us":1.0,"stdev_us":0.5,"quantiles":[{"percent":50.0,"us":1.0},
+                {"percent":99.0,"us":2.0},{"percent":99.9,"us":3.0}]}},
+            {"name":"slow","latency":{"mean_us":9.0,"stdev_us":0.0,"quantiles":[]}}]}}"#;
+
+    #[test]
+    fn a_result_of_worktest_is_read() {
+        let result = parse_work(WORK_TEXT).unwrap();
+        let work = WorkResult {
+            rtt_mean_us: 5.0,
+            rtt_stdev_us: 2.0,
+            rtt_p999_us: 8.5,
+            quick_us: Some([1.0, 2.0, 3.0]),
+            client_cpu_us: 4.5,
+        };
+        assert_eq!((result.messages, result.messages_per_s, result.rtt_p50_us), (9, 90.0, 4.0));
+        assert_eq!(result.work, Some(work));
+        assert!(parse_work(&WORK_TEXT.replace("\"ok\":true", "\"ok\":false")).is_err());
+        assert!(parse_work(&WORK_TEXT.replace("\"messages\":9", "\"messages\":0")).is_err());
+    }
+
+    #[test]
+    fn the_command_for_work_names_the_whole_load() {
+        static LOAD: WorkLoad = WorkLoad {
+            kind: "sleep",
+            work_us: Some([50, 200]),
+            slow: Some([20, 5]),
+            weights: &[3, 1],
+            pace: Pace::Window,
+            loops: "01",
+        };
+        let load = Load {
+            tool: Tool::Work(Work { load: &LOAD, seed: 4, ideal_workers: None }),
+            udp: false,
+            in_flight: 32,
+            threads: 1,
+            amount: Amount::Messages(50),
+            cpus: Some("0".into()),
+            port: 7,
+        };
+        assert_eq!(
+            crate::process::display(&load.command(Path::new("/x/ksf"))),
+            "ksf worktest -k sleep -a 32 --weights 3:1 -w 50us..200us --slow 20:5ms --spread --seed 4 -c 100 --cpu 0 \
+             --json 127.0.0.1:7"
+        );
     }
 
     #[test]

@@ -38,6 +38,7 @@ pub(crate) enum Command {
     Run(RunArgs),
     Echotest(ksf_load::echotest::Args),
     Rpctest(ksf_load::rpctest::Args),
+    Worktest(ksf_load::worktest::Args),
     Doctor(DoctorArgs),
     Stat(StatArgs),
     Completions(CompletionArgs),

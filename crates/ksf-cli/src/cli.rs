@@ -34,8 +34,15 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Krpc2(args) => return serve::krpc2(args),
         Command::Serve(args) => return serve::config(args),
         Command::Run(args) => return serve::object(args),
-        Command::Echotest(args) => return Ok(measured("echotest", ksf_load::echotest::run(args))),
-        Command::Rpctest(args) => return Ok(measured("rpctest", ksf_load::rpctest::run(args))),
+        Command::Echotest(args) => {
+            return Ok(measured("echotest", ksf_load::echotest::run(args).map(|outcome| outcome.exit_code())));
+        }
+        Command::Rpctest(args) => {
+            return Ok(measured("rpctest", ksf_load::rpctest::run(args).map(|outcome| outcome.exit_code())));
+        }
+        Command::Worktest(args) => {
+            return Ok(measured("worktest", ksf_load::worktest::run(args).map(|outcome| outcome.exit_code())));
+        }
         Command::Doctor(args) => {
             let report = doctor::examine();
             let text = if args.json {
@@ -64,9 +71,9 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
 }
 
 /// How a measurement ended. The tools have spoken about wrong replies themselves.
-fn measured(tool: &str, result: Result<ksf_load::Outcome, ksf_load::LoadError>) -> ExitCode {
+fn measured(tool: &str, result: Result<u8, ksf_load::LoadError>) -> ExitCode {
     match result {
-        Ok(outcome) => ExitCode::from(outcome.exit_code()),
+        Ok(code) => ExitCode::from(code),
         Err(error) => {
             say(&format_args!("{tool}: {}", one_line(&error.to_string())));
             ExitCode::from(error.exit_code())

@@ -31,20 +31,17 @@ pub(crate) enum Status {
 
 /// Every status with its meaning, for the manual page.
 pub(crate) const TABLE: &[(u8, &str)] = &[
-    (
-        0,
-        "Success. For a server: it was asked to stop and has drained. For echotest and rpctest: every reply was right.",
-    ),
-    (1, "echotest and rpctest: replies were wrong, missing or surplus."),
+    (0, "Success. For a server: it was asked to stop and has drained. For a load generator: every reply was right."),
+    (1, "load generators: replies were wrong, missing or surplus."),
     (64, "Wrong use: an unknown flag or command, a missing or surplus argument."),
     (65, "A number, address or list that cannot be understood."),
     (66, "A file named on the command line cannot be opened."),
-    (68, "echotest and rpctest: the host is unknown."),
+    (68, "load generators: the host is unknown."),
     (69, "Not available: the port is busy, the engine cannot run here, no server answers."),
     (70, "A defect in ksf. Please report it."),
     (71, "The system refused a call, for example for lack of descriptors or memory."),
-    (73, "echotest and rpctest: a file cannot be written."),
-    (74, "echotest and rpctest: the results cannot be written."),
+    (73, "load generators: a file cannot be written."),
+    (74, "load generators: the results cannot be written."),
     (77, "Missing rights: a capability, the mode of a file, a seccomp profile; the line names it."),
     (78, "The configuration file is wrong; the line names the key and its place."),
 ];

@@ -1,6 +1,6 @@
-//! Load generators that verify every reply: `echotest` and `rpctest`.
+//! Load generators that verify every reply: `echotest`, `rpctest` and `worktest`.
 //!
-//! They take the options of the FreeBSD originals (same letters, number suffixes, ports and columns) and keep
+//! The first two take the options of the FreeBSD originals (same letters, number suffixes, ports and columns) and keep
 //! their method: one message per send and at most one reply per receive, on one connection per thread. What
 //! they add: every reply is checked, a lost one is counted instead of waited for, UDP is UDP, and there is an open
 //! loop, JSON, HdrHistogram and SVG output.
@@ -13,6 +13,9 @@
 //!                                                 + Record: latencies, faults, calls
 //!   RunResult -> stats::Summary -> columns, report (json, hdr, svg, raw), warn
 //! ```
+//!
+//! `worktest` measures how messages that take time are spread over workers, for which one thread drives many
+//! connections: see [`worktest`].
 #![forbid(unsafe_code)]
 
 mod args;
@@ -43,6 +46,7 @@ mod target;
 mod tool;
 mod transport;
 mod warn;
+pub mod worktest;
 
 pub use args::{CommonArgs, NoDelay};
 pub use error::{LoadError, exit_code_of_parse};

@@ -65,12 +65,12 @@ impl Schedule {
 
     /// When the next request is due, CLOCK_MONOTONIC.
     #[inline]
-    fn due_ns(&self) -> u64 {
+    pub(crate) fn due_ns(&self) -> u64 {
         self.start_ns + self.offset_ns as u64
     }
 
     #[inline]
-    fn advance(&mut self) {
+    pub(crate) fn advance(&mut self) {
         let gaps = match self.arrival {
             Arrival::Constant => 1.0,
             Arrival::Poisson => self.random.exponential(),

@@ -46,9 +46,7 @@ pub struct Io<'a> {
 }
 
 /// Runs with stdout, stderr and SIGINT/SIGTERM. A second signal ends the process at once.
-pub(crate) fn with_process_io(
-    work: impl FnOnce(&mut Io<'_>) -> Result<Outcome, LoadError>,
-) -> Result<Outcome, LoadError> {
+pub(crate) fn with_process_io<T>(work: impl FnOnce(&mut Io<'_>) -> Result<T, LoadError>) -> Result<T, LoadError> {
     let stop = Arc::new(AtomicBool::new(false));
     let mut handlers = Vec::new();
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {

@@ -17,6 +17,8 @@ pub(crate) enum Row {
     Udp,
     /// 10,000 connections that do nothing
     Idle,
+    /// Messages of several connections on several workers
+    Mux,
 }
 
 /// Where the server runs, seen from its client, which is on the first CPU unless nothing is pinned.
@@ -30,10 +32,12 @@ pub(crate) enum Placement {
     Other,
     /// Where the scheduler puts both.
     Unpinned,
+    /// The server on two CPUs, where the scheduler puts its threads; the client on the first of them.
+    Shared,
 }
 
 impl Placement {
-    pub(crate) const ALL: [Placement; 3] = [Placement::Same, Placement::Other, Placement::Unpinned];
+    pub(crate) const ALL: [Placement; 4] = [Placement::Same, Placement::Other, Placement::Unpinned, Placement::Shared];
 }
 
 impl fmt::Display for Placement {
@@ -42,6 +46,7 @@ impl fmt::Display for Placement {
             Placement::Same => "same CPU",
             Placement::Other => "other CPU",
             Placement::Unpinned => "unpinned",
+            Placement::Shared => "two CPUs",
         })
     }
 }
@@ -53,6 +58,57 @@ pub(crate) enum Service {
     Echo,
     /// Answers an ONC RPC NULL call.
     Null,
+    /// Does what the message says.
+    Work(&'static WorkLoad),
+}
+
+/// A load for the work service.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct WorkLoad {
+    /// What messages ask for, as worktest calls it.
+    pub(crate) kind: &'static str,
+    /// Least and most time of work, microseconds.
+    pub(crate) work_us: Option<[u32; 2]>,
+    /// Messages in a hundred that sleep, and for how many milliseconds.
+    pub(crate) slow: Option<[u32; 2]>,
+    /// One for each connection: what it has in flight, or its share of the messages.
+    pub(crate) weights: &'static [u32],
+    pub(crate) pace: Pace,
+    /// The loops of the peer with pinned connections, dealt out in the order of accept.
+    pub(crate) loops: &'static str,
+}
+
+/// When a message is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// When a reply makes room on its connection.
+    Connection,
+    /// When a reply makes room; on a connection that is drawn by weight.
+    Window,
+    /// So many per second, as independent arrivals.
+    Rate(u32),
+}
+
+impl WorkLoad {
+    /// The share of the messages that goes to the busiest loop.
+    pub(crate) fn max_share(&self) -> f64 {
+        let mut sums = [0; 10];
+        for (weight, digit) in self.weights.iter().zip(self.loops.bytes().cycle()) {
+            sums[usize::from(digit - b'0')] += weight;
+        }
+        let most = sums.into_iter().max().unwrap_or(0);
+        f64::from(most) / f64::from(self.weights.iter().sum::<u32>())
+    }
+
+    /// Mean time of work, microseconds.
+    pub(crate) fn mean_work_us(&self) -> f64 {
+        self.work_us.map_or(0.0, |[least, most]| f64::from(least + most) / 2.0)
+    }
+
+    /// Whether messages are answered at once.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.work_us.is_none() && self.slow.is_none()
+    }
 }
 
 /// Length of an echoed message: about that of a NULL call.
@@ -78,13 +134,41 @@ pub(crate) struct Case {
     pub(crate) metric: Metric,
 }
 
+impl Case {
+    /// Threads of the client: worktest drives all connections from one.
+    pub(crate) fn client_threads(&self) -> u32 {
+        match self.service {
+            Service::Echo | Service::Null => self.connections,
+            Service::Work(_) => 1,
+        }
+    }
+
+    /// Whether system calls are counted, in runs of their own. Not where messages take time: there it is the work and
+    /// not the calls that costs.
+    pub(crate) fn counts_syscalls(&self) -> bool {
+        match self.service {
+            Service::Echo | Service::Null => self.idle == 0,
+            Service::Work(load) => load.is_idle(),
+        }
+    }
+}
+
 /// A measured figure. Names end in their unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Metric {
     RttP50Us,
     RttP99Us,
+    RttP999Us,
+    RttMeanUs,
+    RttStdevUs,
+    /// Of the quick messages alone, where some are slow.
+    QuickP50Us,
+    QuickP99Us,
+    QuickP999Us,
     MessagesPerS,
+    /// User and system time of the client, per message. Only of worktest.
+    ClientCpuUs,
     /// User and system time of the server's process, per message.
     ServerCpuUs,
     /// CPU time of the machine that is neither the server's nor the client's, per message:
@@ -103,10 +187,17 @@ pub(crate) enum Metric {
 }
 
 impl Metric {
-    pub(crate) const ALL: [Metric; 10] = [
+    pub(crate) const ALL: [Metric; 17] = [
+        Metric::RttMeanUs,
+        Metric::RttStdevUs,
         Metric::RttP50Us,
         Metric::RttP99Us,
+        Metric::RttP999Us,
+        Metric::QuickP50Us,
+        Metric::QuickP99Us,
+        Metric::QuickP999Us,
         Metric::MessagesPerS,
+        Metric::ClientCpuUs,
         Metric::ServerCpuUs,
         Metric::OtherCpuUs,
         Metric::TotalCpuUs,
@@ -121,6 +212,13 @@ impl Metric {
         match self {
             Metric::RttP50Us => "round trip p50 us",
             Metric::RttP99Us => "round trip p99 us",
+            Metric::RttP999Us => "round trip p99.9 us",
+            Metric::RttMeanUs => "round trip mean us",
+            Metric::RttStdevUs => "round trip st.dev. us",
+            Metric::QuickP50Us => "quick p50 us",
+            Metric::QuickP99Us => "quick p99 us",
+            Metric::QuickP999Us => "quick p99.9 us",
+            Metric::ClientCpuUs => "client CPU us/msg",
             Metric::MessagesPerS => "messages/s",
             Metric::ServerCpuUs => "server CPU us/msg",
             Metric::OtherCpuUs => "other CPU us/msg",
@@ -138,8 +236,24 @@ impl Metric {
             Metric::MessagesPerS if value >= 1e6 => format!("{:.2} M", value / 1e6),
             Metric::MessagesPerS if value >= 1e4 => format!("{:.0} k", value / 1e3),
             Metric::MessagesPerS | Metric::IdleBytes => format!("{value:.0}"),
-            Metric::RttP50Us | Metric::RttP99Us if value >= 100.0 => format!("{value:.0}"),
-            Metric::ServerCpuUs | Metric::OtherCpuUs | Metric::TotalCpuUs | Metric::MachineCpuUs | Metric::Syscalls => {
+            Metric::RttP50Us
+            | Metric::RttP99Us
+            | Metric::RttP999Us
+            | Metric::RttMeanUs
+            | Metric::RttStdevUs
+            | Metric::QuickP50Us
+            | Metric::QuickP99Us
+            | Metric::QuickP999Us
+                if value >= 100.0 =>
+            {
+                format!("{value:.0}")
+            }
+            Metric::ClientCpuUs
+            | Metric::ServerCpuUs
+            | Metric::OtherCpuUs
+            | Metric::TotalCpuUs
+            | Metric::MachineCpuUs
+            | Metric::Syscalls => {
                 format!("{value:.3}")
             }
             _ => format!("{value:.2}"),
@@ -147,12 +261,61 @@ impl Metric {
     }
 }
 
-use Contestant::{Epoll, Ganesha, Kernel, PairFloor, Sockperf, Threads, UdpMmsg, UdpPlain, Uring};
+use Contestant::{
+    Epoll, Ganesha, IdealQueue, Kernel, PairFloor, Sockperf, Threads, UdpMmsg, UdpPlain, Uring, WorkLoops, WorkThreads,
+    Workers2, Workers4,
+};
 
 const NULL_TCP: &[Contestant] = &[Threads, Kernel, Uring, Epoll, Ganesha];
 const UDP: &[Contestant] = &[UdpPlain, UdpMmsg, Kernel, Uring, Epoll];
 
-/// The first four rows of the table of goals.
+const WORK: &[Contestant] = &[WorkThreads, WorkLoops, Workers2];
+const WORK_SLEEP: &[Contestant] = &[WorkThreads, WorkLoops, Workers2, Workers4];
+
+/// Messages in flight where they are spread by weight: enough that the busiest loop never waits for one.
+const WINDOW: u32 = 32;
+
+/// Three of four equal connections on the first of two loops.
+const SPLIT: &[u32] = &[1, 1, 1, 1];
+const SPLIT_LOOPS: &str = "0001";
+/// One connection with most of the messages; the loops take the connections in turn.
+const SKEWED: &[u32] = &[8, 1, 1, 1];
+const TURNS: &str = "01";
+
+const WORK_US: Option<[u32; 2]> = Some([50, 200]);
+
+const fn worked(kind: &'static str, weights: &'static [u32], loops: &'static str) -> WorkLoad {
+    WorkLoad { kind, work_us: WORK_US, slow: None, weights, pace: Pace::Window, loops }
+}
+
+static DISCARD: WorkLoad =
+    WorkLoad { kind: "discard", work_us: None, slow: None, weights: &[1; 8], pace: Pace::Connection, loops: TURNS };
+static SLEEP_SPLIT: WorkLoad = worked("sleep", SPLIT, SPLIT_LOOPS);
+static SLEEP_SKEWED: WorkLoad = worked("sleep", SKEWED, TURNS);
+static COMPUTE_SPLIT: WorkLoad = worked("compute", SPLIT, SPLIT_LOOPS);
+static COMPUTE_SKEWED: WorkLoad = worked("compute", SKEWED, TURNS);
+static PIPELINE: WorkLoad =
+    WorkLoad { kind: "inline", work_us: None, slow: None, weights: &[1; 4], pace: Pace::Connection, loops: TURNS };
+/// That of the probe in research on message sockets: 4 workers, of whose time the slow messages take 0.4.
+static MIXED: WorkLoad =
+    WorkLoad { kind: "inline", work_us: None, slow: Some([20, 20]), weights: &[1], pace: Pace::Rate(400), loops: "0" };
+
+const fn mux(name: &'static str, title: &'static str, load: &'static WorkLoad, in_flight: u32) -> Case {
+    Case {
+        name,
+        title,
+        row: Row::Mux,
+        service: Service::Work(load),
+        udp: false,
+        in_flight,
+        connections: load.weights.len() as u32,
+        idle: 0,
+        contestants: WORK,
+        metric: Metric::MessagesPerS,
+    }
+}
+
+/// The rows of the table of goals.
 pub(crate) const CASES: &[Case] = &[
     Case {
         name: "null-tcp-1",
@@ -262,4 +425,45 @@ pub(crate) const CASES: &[Case] = &[
         contestants: &[Threads, Kernel, Uring, Epoll],
         metric: Metric::IdleBytes,
     },
+    mux("mux-discard", "Messages of 5000 bytes that are thrown away, 8 connections with 1 in flight", &DISCARD, 1),
+    Case {
+        contestants: WORK_SLEEP,
+        ..mux("mux-sleep-split", "Messages that sleep 50 to 200 us, connections split 3:1", &SLEEP_SPLIT, WINDOW)
+    },
+    Case {
+        contestants: WORK_SLEEP,
+        ..mux("mux-sleep-skewed", "Messages that sleep 50 to 200 us, connections 8:1:1:1", &SLEEP_SKEWED, WINDOW)
+    },
+    mux("mux-compute-split", "Messages that compute 50 to 200 us, connections split 3:1", &COMPUTE_SPLIT, WINDOW),
+    mux("mux-compute-skewed", "Messages that compute 50 to 200 us, connections 8:1:1:1", &COMPUTE_SKEWED, WINDOW),
+    mux("mux-pipeline-64", "Small messages, 4 connections with 64 in flight each", &PIPELINE, 64),
+    mux("mux-pipeline-256", "Small messages, 4 connections with 256 in flight each", &PIPELINE, 256),
+    // No threads or loops here: for them one connection is one thread, which this load would overload 1.6 times.
+    Case {
+        contestants: &[IdealQueue, Workers4],
+        metric: Metric::QuickP99Us,
+        ..mux("mux-mixed", "1 connection, 400 messages per second, of which 20 % sleep 20 ms", &MIXED, 1024)
+    },
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_of_the_busiest_loop() {
+        assert_eq!(SLEEP_SPLIT.max_share(), 0.75);
+        assert_eq!(SLEEP_SKEWED.max_share(), 9.0 / 11.0);
+        assert_eq!(DISCARD.max_share(), 0.5);
+    }
+
+    /// Every run opens all connections anew: the loops must begin where they began before.
+    #[test]
+    fn loops_are_dealt_alike_in_every_run() {
+        for case in CASES {
+            if let Service::Work(load) = case.service {
+                assert_eq!(load.weights.len() % load.loops.len(), 0, "{}", case.name);
+            }
+        }
+    }
+}

@@ -70,7 +70,7 @@ fn draw_groups(
         top += GROUP_GAP;
         for (contestant, bar) in bars {
             let middle = top + BAR_HEIGHT / 2;
-            let color = if contestant.engine().is_some() { KSF_COLOR } else { PEER_COLOR };
+            let color = if contestant.is_ksf() { KSF_COLOR } else { PEER_COLOR };
             let corners = [(LABEL_WIDTH, top + 2), (length(bar.median), top + BAR_HEIGHT - 2)];
             area.draw(&Rectangle::new(corners, color.filled()))?;
             let spread = vec![(length(bar.min), middle), (length(bar.max), middle)];

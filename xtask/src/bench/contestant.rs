@@ -1,5 +1,6 @@
 //! Who is measured: the engines of ksf and their peers, and how each is started.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use super::case::{Case, ECHO_BYTES, Placement, Service};
+use super::case::{Case, ECHO_BYTES, Placement, Service, WorkLoad};
 use crate::process::{Ready, Server, display, output};
 
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -35,6 +36,16 @@ pub(crate) enum Contestant {
     Ganesha,
     /// sockperf of Debian, server and client.
     Sockperf,
+    /// bench/peers/work_server.c, a thread per connection.
+    WorkThreads,
+    /// bench/peers/work_server.c, a loop per thread, connections pinned to loops.
+    WorkLoops,
+    /// `ksf serve` with two workers.
+    Workers2,
+    /// `ksf serve` with four workers.
+    Workers4,
+    /// No server: one queue before four workers, simulated by worktest with the same messages.
+    IdealQueue,
 }
 
 impl fmt::Display for Contestant {
@@ -49,6 +60,11 @@ impl fmt::Display for Contestant {
             Contestant::PairFloor => "stack floor",
             Contestant::Ganesha => "nfs-ganesha",
             Contestant::Sockperf => "sockperf",
+            Contestant::WorkThreads => "thread/conn.",
+            Contestant::WorkLoops => "pinned loops",
+            Contestant::Workers2 => "ksf 2 workers",
+            Contestant::Workers4 => "ksf 4 workers",
+            Contestant::IdealQueue => "ideal queue",
         })
     }
 }
@@ -63,7 +79,24 @@ impl Contestant {
             _ => None,
         }
     }
+
+    /// Whether this is ksf and not a peer.
+    pub(crate) fn is_ksf(self) -> bool {
+        self.engine().is_some() || self.workers().is_some()
+    }
+
+    /// Worker threads behind the multiplexor.
+    pub(crate) fn workers(self) -> Option<u32> {
+        match self {
+            Contestant::Workers2 => Some(2),
+            Contestant::Workers4 => Some(4),
+            _ => None,
+        }
+    }
 }
+
+/// Workers of [`Contestant::IdealQueue`].
+pub(crate) const IDEAL_WORKERS: u32 = 4;
 
 /// The programs that the bench runs.
 pub(crate) struct Programs {
@@ -80,7 +113,7 @@ impl Programs {
         let target = crate::target_dir()?;
         let peers = target.join("peers");
         std::fs::create_dir_all(&peers).context("cannot make a directory for the peers")?;
-        for name in ["threads", "udp_plain", "udp_mmsg", "pair_floor"] {
+        for name in ["threads", "udp_plain", "udp_mmsg", "pair_floor", "work_server"] {
             let source = crate::root().join("bench/peers").join(name).with_extension("c");
             let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
             cc.args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"]).arg(peers.join(name));
@@ -119,7 +152,7 @@ impl Pinning {
     /// The pinning on the CPUs that this process may use. None if there are too few.
     pub(crate) fn new(placement: Placement, connections: u32, cpus: &[u32]) -> Option<Pinning> {
         let (first, second) = (*cpus.first()?, cpus.get(1).copied());
-        let needs_two = placement == Placement::Other || connections > 1;
+        let needs_two = matches!(placement, Placement::Other | Placement::Shared) || connections > 1;
         (!needs_two || second.is_some()).then_some(Pinning { placement, first, second })
     }
 
@@ -128,7 +161,7 @@ impl Pinning {
         match self.placement {
             Placement::Unpinned => None,
             Placement::Same if connections > 1 => Some(self.both()),
-            Placement::Same | Placement::Other => Some(self.first.to_string()),
+            Placement::Same | Placement::Other | Placement::Shared => Some(self.first.to_string()),
         }
     }
 
@@ -138,6 +171,7 @@ impl Pinning {
             Placement::Same if connections > 1 => Some(self.both()),
             Placement::Same => Some(self.first.to_string()),
             Placement::Other => self.second.map(|cpu| cpu.to_string()),
+            Placement::Shared => Some(self.both()),
         }
     }
 
@@ -154,10 +188,11 @@ pub(crate) fn server_command(
     pinning: &Pinning,
     port: u16,
 ) -> Result<(Command, Ready)> {
-    let cpus = pinning.server(case.connections);
+    let cpus = pinning.server(case.client_threads());
     let service = match case.service {
         Service::Echo => "echo",
         Service::Null => "rpc",
+        Service::Work(load) => return work_server_command(programs, contestant, load, cpus.as_deref(), port),
     };
     let peer = |name: &str| {
         let mut command = programs.peer(name);
@@ -174,6 +209,7 @@ pub(crate) fn server_command(
             command.arg(match case.service {
                 Service::Echo => "kecho",
                 Service::Null => "krpc2",
+                Service::Work(_) => unreachable!("it has been served above"),
             });
             let transport = if case.udp { "udp" } else { "tcp" };
             command.args(["--listen", &format!("{transport}:127.0.0.1:{port}")]);
@@ -199,7 +235,46 @@ pub(crate) fn server_command(
             (command, Ready::Port(port))
         }
         Contestant::PairFloor => anyhow::bail!("the stack floor has no server"),
+        Contestant::WorkThreads
+        | Contestant::WorkLoops
+        | Contestant::Workers2
+        | Contestant::Workers4
+        | Contestant::IdealQueue => anyhow::bail!("{contestant} only works"),
     })
+}
+
+/// The servers whose messages cost something. Their threads are kept to the CPUs, and free among them.
+fn work_server_command(
+    programs: &Programs,
+    contestant: Contestant,
+    load: &WorkLoad,
+    cpus: Option<&str>,
+    port: u16,
+) -> Result<(Command, Ready)> {
+    let port_text = port.to_string();
+    let mut command;
+    match (contestant, contestant.workers()) {
+        (_, Some(workers)) => {
+            let path = programs.scratch().join(format!("workers-{workers}.toml"));
+            let text = format!(
+                "[[service]]\nname = \"work\"\nkind = \"work\"\nengine = \"epoll\"\nworkers = {workers}\n\
+                 listen = [\"tcp:127.0.0.1:{port}\"]\n"
+            );
+            std::fs::write(&path, text).context("cannot write a configuration")?;
+            command = pinned(&programs.ksf, cpus);
+            command.arg("serve").arg(path);
+        }
+        (Contestant::WorkThreads, _) => {
+            command = pinned(programs.peers.join("work_server"), cpus);
+            command.args(["threads", "127.0.0.1", &port_text]);
+        }
+        (Contestant::WorkLoops, _) => {
+            command = pinned(programs.peers.join("work_server"), cpus);
+            command.args(["epoll", "127.0.0.1", &port_text, load.loops]);
+        }
+        _ => anyhow::bail!("{contestant} does not serve work"),
+    }
+    Ok((command, Ready::Lines(1, "ready")))
 }
 
 /// Starts a server; gives back its command line, too.
@@ -225,12 +300,12 @@ pub(crate) fn pair_floor(programs: &Programs, pinning: &Pinning, count: u64) -> 
     command
 }
 
-fn pinned(program: &str, cpus: Option<&str>) -> Command {
+fn pinned(program: impl AsRef<OsStr>, cpus: Option<&str>) -> Command {
     let Some(cpus) = cpus else {
         return Command::new(program);
     };
     let mut command = Command::new("taskset");
-    command.args(["-c", cpus, program]);
+    command.args(["-c", cpus]).arg(program);
     command
 }
 
@@ -256,6 +331,7 @@ mod tests {
     fn placements_need_their_cpus() {
         assert!(Pinning::new(Placement::Other, 1, &[4]).is_none());
         assert!(Pinning::new(Placement::Same, 2, &[4]).is_none());
+        assert!(Pinning::new(Placement::Shared, 1, &[4]).is_none());
         assert!(Pinning::new(Placement::Same, 1, &[4]).is_some());
     }
 
@@ -269,6 +345,7 @@ mod tests {
         assert_eq!(pins(Placement::Same, 1), (some("4"), some("4")));
         assert_eq!(pins(Placement::Other, 1), (some("4"), some("6")));
         assert_eq!(pins(Placement::Unpinned, 1), (None, None));
+        assert_eq!(pins(Placement::Shared, 1), (some("4"), some("4,6")));
         assert_eq!(pins(Placement::Same, 2), (some("4,6"), some("4,6")));
         assert_eq!(pins(Placement::Other, 2), (some("4"), some("6")));
     }

@@ -1,7 +1,9 @@
-//! The goals of the first four rows, as ratios within one run, and whether they were met.
+//! The goals of the rows, as ratios within one run, and whether they were met.
 
-use super::case::{Metric, Placement};
-use super::contestant::Contestant::{self, Kernel, Threads, UdpMmsg, UdpPlain, Uring};
+use super::case::{CASES, Metric, Placement, Service, WorkLoad};
+use super::contestant::Contestant::{
+    self, IdealQueue, Kernel, Threads, UdpMmsg, UdpPlain, Uring, WorkLoops, Workers2, Workers4,
+};
 use super::raw::Raw;
 
 /// What a figure is compared with.
@@ -13,6 +15,10 @@ enum Against {
     Absolute,
     /// The median of its own runs: the bound holds for the worst of them.
     OwnMedian,
+    /// The most that spreading messages over workers can gain over the peer's pinned connections. See [`skew_bound`].
+    SkewBound(Contestant),
+    /// A figure measured elsewhere: by shape only.
+    Shape { of: &'static str, value: f64 },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +61,7 @@ fn goals() -> Vec<Goal> {
     pipelined(&mut goals);
     udp(&mut goals);
     idle(&mut goals);
+    mux(&mut goals);
     goals
 }
 
@@ -119,6 +126,53 @@ fn idle(goals: &mut Vec<Goal>) {
     }
 }
 
+/// p99 of the quick messages of "mux-mixed" for AF_KCM in the VM lab, with two emulated CPUs.
+const KCM_MIXED_P99: Against = Against::Shape { of: "AF_KCM in the VM, by shape", value: 31_532.0 };
+
+fn mux(goals: &mut Vec<Goal>) {
+    let placement = Placement::Shared;
+    let mut goal = |case, subject, metric, against, bound| {
+        goals.push(Goal { case, subject, placement, metric, against, bound });
+    };
+    let loops = Against::Best(&[WorkLoops]);
+    goal("mux-discard", Workers2, Metric::MessagesPerS, loops, Bound::AtLeast(1.0));
+    goal("mux-discard", Workers2, Metric::RttMeanUs, loops, Bound::AtMost(1.0));
+    for case in ["mux-sleep-split", "mux-sleep-skewed", "mux-compute-split", "mux-compute-skewed"] {
+        goal(case, Workers2, Metric::MessagesPerS, Against::SkewBound(WorkLoops), Bound::AtLeast(0.9));
+    }
+    for case in ["mux-pipeline-64", "mux-pipeline-256"] {
+        goal(case, Workers2, Metric::MessagesPerS, loops, Bound::AtLeast(0.95));
+    }
+    goal("mux-mixed", Workers4, Metric::QuickP99Us, Against::Best(&[IdealQueue]), Bound::AtMost(1.1));
+    goal("mux-mixed", Workers4, Metric::QuickP99Us, KCM_MIXED_P99, Bound::AtMost(0.3));
+}
+
+/// CPUs of [`Placement::Shared`].
+const SHARED_CPUS: f64 = 2.0;
+
+/// Loops of the peer with pinned connections, and workers that are compared with them.
+const LOOPS: f64 = 2.0;
+
+/// The most messages per second that two workers can do where pinned connections do `pinned`.
+///
+/// Pinned, the loop with the largest share of the messages is always busy and is the limit. Spread, all workers are
+/// always busy: that is `LOOPS * max_share` times as much. Messages that compute need CPUs, of which the client takes
+/// a part: then the machine may be the limit before.
+fn skew_bound(load: &WorkLoad, pinned: f64, client_cpu_us: f64) -> f64 {
+    let spread = pinned * LOOPS * load.max_share();
+    match load.kind {
+        "compute" => spread.min(SHARED_CPUS * 1e6 / (load.mean_work_us() + client_cpu_us)),
+        _ => spread,
+    }
+}
+
+fn work_load(case: &str) -> Option<&'static WorkLoad> {
+    match CASES.iter().find(|known| known.name == case)?.service {
+        Service::Work(load) => Some(load),
+        Service::Echo | Service::Null => None,
+    }
+}
+
 impl Goal {
     fn judge(&self, raw: &Raw) -> Verdict {
         let value = self.value(raw);
@@ -146,6 +200,12 @@ impl Goal {
                 let own = raw.summary(self.case, self.subject, self.placement, self.metric)?;
                 Some(own.min / own.median)
             }
+            Against::Shape { value, .. } => Some(median(self.subject)? / value),
+            Against::SkewBound(pinned) => {
+                let client = raw.summary(self.case, self.subject, self.placement, Metric::ClientCpuUs)?;
+                let bound = skew_bound(work_load(self.case)?, median(pinned)?, client.median);
+                Some(median(self.subject)? / bound)
+            }
             Against::Best(peers) => {
                 let peers = peers.iter().filter_map(|&peer| median(peer));
                 let best = match self.bound {
@@ -170,6 +230,13 @@ impl Goal {
                 format!("{metric} {sign} {bound} x {peers}")
             }
             Against::Absolute => format!("{metric} {sign} {bound}"),
+            Against::Shape { of, value } => format!("{metric} {sign} {bound} x {value} ({of})"),
+            Against::SkewBound(pinned) => {
+                let load = work_load(self.case).expect("only work is skewed");
+                let machine = if load.kind == "compute" { " or what the client leaves of 2 CPUs" } else { "" };
+                let gain = LOOPS * load.max_share();
+                format!("{metric} {sign} {bound} of the bound, {gain:.2} x {pinned}{machine}")
+            }
             Against::OwnMedian => {
                 format!("slowest run {sign} {bound} x its median {metric}")
             }
@@ -240,6 +307,42 @@ mod tests {
     }
 
     #[test]
+    fn the_gain_over_pinned_connections_is_bounded_by_the_skew_or_the_machine() {
+        let sleep = work_load("mux-sleep-split").unwrap();
+        assert_eq!(skew_bound(sleep, 8000.0, 10.0), 12_000.0);
+        // 125 us of work and 75 us of the client: two CPUs do 10,000 of that in a second.
+        let compute = work_load("mux-compute-split").unwrap();
+        assert_eq!(skew_bound(compute, 8000.0, 75.0), 10_000.0);
+        assert_eq!(skew_bound(compute, 6000.0, 75.0), 9_000.0);
+    }
+
+    #[test]
+    fn work_is_judged_by_its_bound_and_by_shape() {
+        let of = |case: &str, contestant, metrics: &[(Metric, f64)]| Sample {
+            case: case.into(),
+            metrics: metrics.iter().copied().collect(),
+            ..sample(contestant, Placement::Shared, Metric::MessagesPerS, 0.0)
+        };
+        let rate = Metric::MessagesPerS;
+        let raw = Raw {
+            samples: vec![
+                of("mux-sleep-split", WorkLoops, &[(rate, 8000.0)]),
+                of("mux-sleep-split", Workers2, &[(rate, 10_800.0), (Metric::ClientCpuUs, 10.0)]),
+                of("mux-mixed", IdealQueue, &[(Metric::QuickP99Us, 8000.0)]),
+                of("mux-mixed", Workers4, &[(Metric::QuickP99Us, 9600.0)]),
+            ],
+            ..Raw::default()
+        };
+        let text = "messages/s >= 0.9 of the bound, 1.50 x pinned loops";
+        let gain = found(&raw, Workers2, Placement::Shared, text);
+        assert_eq!((gain.value, gain.met), (Some(0.9), Some(true)));
+        let ideal = found(&raw, Workers4, Placement::Shared, "quick p99 us <= 1.1 x ideal queue");
+        assert_eq!((ideal.value, ideal.met), (Some(1.2), Some(false)));
+        let text = "quick p99 us <= 0.3 x 31532 (AF_KCM in the VM, by shape)";
+        assert_eq!(found(&raw, Workers4, Placement::Shared, text).met, Some(false));
+    }
+
+    #[test]
     fn every_goal_names_a_case_that_is_measured() {
         for goal in goals() {
             let case = super::super::case::CASES.iter().find(|case| case.name == goal.case);
@@ -247,6 +350,9 @@ mod tests {
             assert!(case.contestants.contains(&goal.subject), "{}", goal.text());
             if let Against::Best(peers) = goal.against {
                 assert!(peers.iter().all(|peer| case.contestants.contains(peer)), "{}", goal.text());
+            }
+            if let Against::SkewBound(pinned) = goal.against {
+                assert!(case.contestants.contains(&pinned) && work_load(goal.case).is_some(), "{}", goal.text());
             }
         }
     }

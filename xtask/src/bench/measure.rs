@@ -7,17 +7,24 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::case::{Case, ECHO_BYTES, Metric, Service};
-use super::contestant::{Contestant, Pinning, Programs, pair_floor, server_command, sockperf_client, start};
+use super::case::{Case, ECHO_BYTES, Metric, Pace, Service};
+use super::contestant::{
+    Contestant, IDEAL_WORKERS, Pinning, Programs, pair_floor, server_command, sockperf_client, start,
+};
 use super::raw::Sample;
 use crate::cpu::{CpuTime, anonymous_bytes};
-use crate::load::{Amount, Load, LoadResult, Tool};
+use crate::load::{Amount, Load, LoadResult, Tool, Work};
 use crate::process::{Server, display, free_port, output};
 
 const STRACE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Messages to warm a server up with, and at least to measure.
 const WARM_UP_COUNT: u64 = 5_000;
+/// The same for messages that take time.
+const WORK_WARM_UP_COUNT: u64 = 500;
+
+/// How much longer a measurement is whose messages come at a low rate and whose rare ones matter.
+const RATE_FACTOR: f64 = 10.0;
 
 /// How much to measure.
 #[derive(Clone, Copy, Debug)]
@@ -33,11 +40,23 @@ impl Effort {
         ((full as f64 * self.scale) as u64).max(1)
     }
 
-    fn amount(&self) -> Amount {
+    fn amount(&self, case: &Case) -> Amount {
+        let factor = match case.service {
+            Service::Work(load) if matches!(load.pace, Pace::Rate(_)) => RATE_FACTOR,
+            _ => 1.0,
+        };
         match self.seconds > 0.0 {
-            true => Amount::Seconds(self.seconds),
+            true => Amount::Seconds(self.seconds * factor),
             false => Amount::Messages(self.count(WARM_UP_COUNT)),
         }
+    }
+
+    fn warm_up(&self, case: &Case) -> Amount {
+        let full = match case.service {
+            Service::Work(load) if !load.is_idle() => WORK_WARM_UP_COUNT,
+            _ => WARM_UP_COUNT,
+        };
+        Amount::Messages(self.count(full))
     }
 }
 
@@ -53,6 +72,7 @@ impl Meter<'_> {
         let mut sample = Sample::new(case, contestant, pinning.placement, round);
         let result = match contestant {
             Contestant::PairFloor => self.floor(pinning, &mut sample),
+            Contestant::IdealQueue => self.ideal(case, pinning, &mut sample),
             Contestant::Sockperf => self.sockperf(case, pinning, &mut sample),
             _ => self.server(case, contestant, pinning, &mut sample),
         };
@@ -67,9 +87,8 @@ impl Meter<'_> {
         let port = free_port()?;
         let (server, command) = start(contestant, server_command(self.programs, contestant, case, pinning, port)?)?;
         sample.server_command = without_port(&command, port);
-        let warm_up = Amount::Messages(self.effort.count(WARM_UP_COUNT));
-        load(case, pinning, port, warm_up).run(&self.programs.ksf)?;
-        let load = load(case, pinning, port, self.effort.amount());
+        load(case, pinning, port, self.effort.warm_up(case), sample.round).run(&self.programs.ksf)?;
+        let load = load(case, pinning, port, self.effort.amount(case), sample.round);
         sample.client_command = without_port(&display(&load.command(&self.programs.ksf)), port);
 
         if case.idle > 0 {
@@ -114,6 +133,18 @@ impl Meter<'_> {
         sample.metrics.insert(Metric::IdleBytes, bytes as f64 / wanted as f64);
         let ratio = among_idle.rtt_p50_us / alone.rtt_p50_us;
         sample.metrics.insert(Metric::IdleRttRatio, ratio);
+        Ok(())
+    }
+
+    /// What one queue would do with the messages of the round, on paper.
+    fn ideal(&self, case: &Case, pinning: &Pinning, sample: &mut Sample) -> Result<()> {
+        let mut load = load(case, pinning, 0, self.effort.amount(case), sample.round);
+        if let Tool::Work(work) = &mut load.tool {
+            work.ideal_workers = Some(IDEAL_WORKERS);
+        }
+        sample.client_command = display(&load.command(&self.programs.ksf));
+        insert_result(sample, case, &load.run(&self.programs.ksf)?);
+        sample.metrics.remove(&Metric::ClientCpuUs);
         Ok(())
     }
 
@@ -180,7 +211,7 @@ impl Meter<'_> {
         command.arg(inner.get_program()).args(inner.get_args());
         let (server, command) = start(contestant, (command, ready))?;
         sample.server_command = without_port(&command, port);
-        let load = load(case, pinning, port, Amount::Messages(count));
+        let load = load(case, pinning, port, Amount::Messages(count), sample.round);
         sample.client_command = without_port(&display(&load.command(&self.programs.ksf)), port);
         load.run(&self.programs.ksf)?;
         server.stop()?;
@@ -188,17 +219,19 @@ impl Meter<'_> {
     }
 }
 
-fn load(case: &Case, pinning: &Pinning, port: u16, amount: Amount) -> Load {
+/// The messages of a round cost the same for every contestant, and in every round differently.
+fn load(case: &Case, pinning: &Pinning, port: u16, amount: Amount, round: u32) -> Load {
     Load {
         tool: match case.service {
             Service::Echo => Tool::Echo { message_bytes: ECHO_BYTES },
             Service::Null => Tool::Rpc,
+            Service::Work(load) => Tool::Work(Work { load, seed: u64::from(round) + 1, ideal_workers: None }),
         },
         udp: case.udp,
         in_flight: case.in_flight,
         threads: case.connections,
         amount,
-        cpus: pinning.client(case.connections),
+        cpus: pinning.client(case.client_threads()),
         port,
     }
 }
@@ -215,6 +248,17 @@ fn insert_result(sample: &mut Sample, case: &Case, result: &LoadResult) {
     metrics.insert(Metric::RttP99Us, result.rtt_p99_us);
     if case.idle == 0 {
         metrics.insert(Metric::MessagesPerS, result.messages_per_s);
+    }
+    if let Some(work) = &result.work {
+        metrics.insert(Metric::RttP999Us, work.rtt_p999_us);
+        metrics.insert(Metric::RttMeanUs, work.rtt_mean_us);
+        metrics.insert(Metric::RttStdevUs, work.rtt_stdev_us);
+        metrics.insert(Metric::ClientCpuUs, work.client_cpu_us);
+        if let Some([p50, p99, p999]) = work.quick_us {
+            metrics.insert(Metric::QuickP50Us, p50);
+            metrics.insert(Metric::QuickP99Us, p99);
+            metrics.insert(Metric::QuickP999Us, p999);
+        }
     }
 }
 

@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 
 use self::case::{CASES, Case, Placement, Row};
+pub(crate) use self::case::{Pace, WorkLoad};
 use self::contestant::{Contestant, Pinning, Programs};
 use self::measure::{Effort, Meter, raise_file_limit};
 use self::raw::{Raw, Sample};
@@ -77,7 +78,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for case in cases.clone() {
         bench.measure(&programs, effort, case);
     }
-    for case in cases.filter(|case| case.idle == 0) {
+    for case in cases.filter(|case| case.counts_syscalls()) {
         bench.count_syscalls(&programs, effort, case);
     }
     if let Some(rpcbind) = rpcbind {
@@ -174,7 +175,7 @@ impl Bench {
         };
         let meter = Meter { programs, effort };
         for contestant in self.contestants(case) {
-            if matches!(contestant, Contestant::PairFloor | Contestant::Sockperf) {
+            if matches!(contestant, Contestant::PairFloor | Contestant::Sockperf | Contestant::IdealQueue) {
                 continue; // no server, and a client that counts no messages
             }
             self.say(case, contestant, &pinning, "system calls");
@@ -200,11 +201,12 @@ impl Bench {
         let placements: &[Placement] = match (self.smoke, case.row) {
             (true, _) => &[Placement::Unpinned],
             (false, Row::Idle) => &[Placement::Other],
-            (false, _) => &Placement::ALL,
+            (false, Row::Mux) => &[Placement::Shared],
+            (false, _) => &[Placement::Same, Placement::Other, Placement::Unpinned],
         };
         let mut pinnings = Vec::new();
         for &placement in placements {
-            match Pinning::new(placement, case.connections, &self.cpus) {
+            match Pinning::new(placement, case.client_threads(), &self.cpus) {
                 Some(pinning) => pinnings.push(pinning),
                 None => self.skip(format!("{} on the {placement}: needs two CPUs, this machine lends one", case.title)),
             }

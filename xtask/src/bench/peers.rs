@@ -105,6 +105,92 @@ fn udp(programs: &Programs, contestant: Contestant) {
     server.stop().unwrap();
 }
 
+/// A request of the work service, and its reply.
+fn work(how: u32, us: u32, payload: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let back = if how == 3 { &[][..] } else { payload };
+    let words = |words: &[u32]| words.iter().flat_map(|word| word.to_be_bytes()).collect::<Vec<u8>>();
+    let request = [words(&[8 + payload.len() as u32, how, us]), payload.to_vec()].concat();
+    (request, [words(&[4 + back.len() as u32, 0]), back.to_vec()].concat())
+}
+
+fn work_case() -> &'static Case {
+    CASES.iter().find(|case| case.name == "mux-sleep-split").unwrap()
+}
+
+fn serve_work(programs: &Programs, contestant: Contestant) -> (Server, u16) {
+    let pinning = Pinning::new(Placement::Unpinned, 1, &[0]).unwrap();
+    let port = free_port().unwrap();
+    let command = server_command(programs, contestant, work_case(), &pinning, port).unwrap();
+    (start(contestant, command).unwrap().0, port)
+}
+
+fn tcp_work(programs: &Programs, contestant: Contestant) {
+    let (server, port) = serve_work(programs, contestant);
+    let mut stream = connect(port);
+    let (mut requests, mut replies) = (Vec::new(), Vec::new());
+    for number in 0..60u32 {
+        let (request, reply) = work(number % 4, 20, &vec![number as u8; (number * 97) as usize]);
+        requests.extend(request);
+        replies.extend(reply);
+    }
+    // Cuts within length, header and payload.
+    let (most, rest) = requests.split_at(requests.len() - 50);
+    for part in most.chunks(1000) {
+        stream.write_all(part).unwrap();
+    }
+    for byte in rest {
+        stream.write_all(&[*byte]).unwrap();
+    }
+    let mut got = vec![0; replies.len()];
+    stream.read_exact(&mut got).unwrap();
+    assert!(got == replies, "{contestant} answers something else");
+
+    // What is not of the protocol closes its connection and no other.
+    for bad in [work(4, 0, &[]).0, vec![0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0], vec![0xff; 4]] {
+        let mut other = connect(port);
+        other.write_all(&bad).unwrap();
+        assert_eq!(other.read(&mut [0]).unwrap(), 0, "{bad:?}");
+    }
+    let (request, reply) = work(0, 0, b"still there");
+    stream.write_all(&request).unwrap();
+    let mut got = vec![0; reply.len()];
+    stream.read_exact(&mut got).unwrap();
+    assert_eq!(got, reply);
+    server.stop().unwrap();
+}
+
+/// With the loops 0001 the fourth connection is answered while the others wait for the first.
+fn loops_have_their_connections(programs: &Programs) {
+    let (server, port) = serve_work(programs, Contestant::WorkLoops);
+    let mut streams: Vec<TcpStream> = (0..4).map(|_| connect(port)).collect();
+    let exchange = |stream: &mut TcpStream, how, us| {
+        let (request, reply) = work(how, us, b"id");
+        stream.write_all(&request).unwrap();
+        reply
+    };
+    let read = |stream: &mut TcpStream, reply: Vec<u8>| {
+        let mut got = vec![0; reply.len()];
+        stream.read_exact(&mut got).unwrap();
+        assert_eq!(got, reply);
+    };
+    for stream in &mut streams {
+        let reply = exchange(stream, 0, 0);
+        read(stream, reply);
+    }
+    // The most a message may ask for, so longer than all that follows; nobody waits for its end.
+    exchange(&mut streams[0], 1, 10_000_000);
+    exchange(&mut streams[1], 0, 0);
+    exchange(&mut streams[2], 0, 0);
+    let beside = exchange(&mut streams[3], 0, 0);
+    read(&mut streams[3], beside);
+    for stream in &mut streams[..3] {
+        stream.set_nonblocking(true).unwrap();
+        let error = stream.read(&mut [0]).expect_err("it should wait for the first");
+        assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    }
+    server.stop().unwrap();
+}
+
 fn floor(programs: &Programs) {
     let pinning = Pinning::new(Placement::Unpinned, 1, &[0]).unwrap();
     let text = output(&mut pair_floor(programs, &pinning, 100), TIMEOUT).unwrap();
@@ -120,5 +206,8 @@ fn the_peers_answer_correctly() {
     tcp_echo(&programs);
     udp(&programs, Contestant::UdpPlain);
     udp(&programs, Contestant::UdpMmsg);
+    tcp_work(&programs, Contestant::WorkThreads);
+    tcp_work(&programs, Contestant::WorkLoops);
+    loops_have_their_connections(&programs);
     floor(&programs);
 }

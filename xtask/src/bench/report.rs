@@ -28,6 +28,15 @@ const NOTES: &[&str] = &[
      else ran. Total is the sum. On loopback the receive path of the server, and with it the \
      kernel engine's program, mostly runs within the client's send and is charged to the client: \
      machine CPU has it all, the client included.",
+    "Work is loaded by worktest, which drives all connections from one thread and sends and \
+     receives as much as it can at once. Placement \"two CPUs\": the server's threads where the \
+     scheduler puts them on two CPUs, the client pinned to the first of these, so that the two share \
+     it. Time of work sleeps or computes in the server. Where connections are split or skewed, \
+     each message goes to a connection drawn by weight, 32 are in flight in all, and the bound is what \
+     workers that are never idle gain over pinned loops: the number of loops times the share of the \
+     busiest.",
+    "The ideal queue is no server: worktest computes what one queue before four workers does with the \
+     very messages of the round.",
     "The stack floor is one thread that plays both ends of a TCP connection; it answers nobody.",
     "System calls are counted in runs of their own under strace; nothing else is taken from them.",
 ];
@@ -355,7 +364,7 @@ mod tests {
             "lost 3 replies",
             "busy-generator: null-tcp-1, same CPU: ksf kernel 1",
             "round trip p50 us",
-            "0 of 40 goals met, 1 lost, 39 not measured.",
+            "0 of 50 goals met, 1 lost, 49 not measured.",
         ] {
             assert!(markdown.contains(text), "no '{text}' in {markdown}");
             assert!(html.contains(text), "no '{text}' in {html}");

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use clap::Parser;
 use ksf_load::report::json::Report;
-use ksf_load::{Io, LoadError, Outcome, echotest, rpctest};
+use ksf_load::{Io, LoadError, Outcome, echotest, rpctest, worktest};
 
 pub mod schema;
 
@@ -69,6 +69,89 @@ pub fn run_rpctest(options: &str) -> Ran {
 pub fn run_echotest(options: &str) -> Ran {
     let words = words("echotest", options);
     finish(|io| echotest::run_with(&EchotestCommand::parse_from(words).args, io))
+}
+
+#[derive(Parser)]
+struct WorktestCommand {
+    #[command(flatten)]
+    args: worktest::Args,
+}
+
+/// Runs worktest with words split at blanks, not pinned.
+pub fn run_worktest(options: &str) -> RanWork {
+    let words = ["worktest", "--no-pin"].into_iter().chain(options.split_whitespace());
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let stop = AtomicBool::new(false);
+    let args = WorktestCommand::parse_from(words).args;
+    let result = worktest::run_with(&args, &mut Io { out: &mut out, err: &mut err, stop: &stop });
+    let mut stderr = String::from_utf8(err).unwrap();
+    let (code, report) = match result {
+        Ok(outcome) => (outcome.exit_code(), Some(outcome.report)),
+        Err(error) => {
+            stderr += &error.to_string();
+            (error.exit_code(), None)
+        }
+    };
+    RanWork { code, stdout: String::from_utf8(out).unwrap(), stderr, report }
+}
+
+/// What a run of worktest left behind.
+pub struct RanWork {
+    pub code: u8,
+    pub stdout: String,
+    pub stderr: String,
+    pub report: Option<worktest::report::Report>,
+}
+
+impl RanWork {
+    pub fn report(&self) -> &worktest::report::Report {
+        self.report.as_ref().expect(&self.stderr)
+    }
+
+    /// Every kind of fault that occurred, with its count.
+    pub fn faults(&self) -> Vec<(&str, u64)> {
+        let faults = self.report().run.faults.iter();
+        faults.filter(|(_, count)| **count > 0).map(|(kind, count)| (kind.as_str(), *count)).collect()
+    }
+
+    #[track_caller]
+    pub fn assert_clean(&self, messages: u64) {
+        assert_eq!(self.code, 0, "{}", self.stderr);
+        assert_eq!(self.faults(), []);
+        assert_eq!(self.report().run.messages, messages);
+    }
+}
+
+/// Reads a message of the work service, its length word included; `None` at the end of the stream.
+pub fn read_work(stream: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
+    let mut message = vec![0; 4];
+    match stream.read_exact(&mut message) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        result => result?,
+    }
+    let length = u32::from_be_bytes(*message.first_chunk().unwrap()) as usize;
+    message.resize(4 + length, 0);
+    stream.read_exact(&mut message[4..])?;
+    Ok(Some(message))
+}
+
+/// The reply to a request of the work service.
+pub fn work_reply(request: &[u8]) -> Vec<u8> {
+    let payload = if request[7] == 3 { &[][..] } else { &request[12..] };
+    [&(4 + payload.len() as u32).to_be_bytes()[..], &[0; 4], payload].concat()
+}
+
+/// A work server that sends, for request number `n` (from 0, per connection), the bytes `answer` makes of it.
+pub fn work_server(answer: impl FnMut(u64, &[u8]) -> Vec<u8> + Send + Clone + 'static) -> SocketAddr {
+    tcp_server(move |mut stream| {
+        let mut answer = answer.clone();
+        let mut number = 0;
+        while let Some(request) = read_work(&mut stream)? {
+            stream.write_all(&answer(number, &request))?;
+            number += 1;
+        }
+        Ok(())
+    })
 }
 
 /// Runs rpctest with output and stop flag of the caller's.

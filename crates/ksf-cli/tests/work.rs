@@ -1,0 +1,60 @@
+//! The work service, on shards and on workers, under worktest's loads.
+
+mod support;
+
+use support::{Folder, Server, run, stderr, stdout};
+
+/// Serves work; `workers`: 0 for shards alone.
+fn serve(folder: &Folder, workers: u32) -> Server {
+    let workers_line = if workers == 0 { String::new() } else { format!("workers = {workers}\n") };
+    let text = format!(
+        "cpus = \"0\"\n[[service]]\nname = \"work\"\nkind = \"work\"\nengine = \"epoll\"\n{workers_line}\
+         listen = [\"tcp:127.0.0.1:0\"]\n"
+    );
+    let path = folder.write(&format!("work-{workers}.toml"), &text);
+    Server::start(&["serve", path.to_str().unwrap()], 1)
+}
+
+/// Runs worktest to its end; every reply must have been right.
+fn worktest(server: &Server, options: &str) -> serde_json::Value {
+    let address = server.address(" tcp ").to_string();
+    let mut words = vec!["worktest", "--no-pin", "--json", &address];
+    words.extend(options.split_whitespace());
+    let output = run(&words);
+    assert_eq!(output.status.code(), Some(0), "{options}: {}", stderr(&output));
+    serde_json::from_str(&stdout(&output)).expect("worktest prints JSON")
+}
+
+#[test]
+fn every_load_is_answered_with_and_without_workers() {
+    let folder = Folder::new();
+    for workers in [0, 1, 4] {
+        let server = serve(&folder, workers);
+        for options in [
+            "-c 800 -k discard -n 8",
+            "-c 300 -k sleep -n 4 -a 32 --spread",
+            "-c 300 -k compute --weights 8:1:1:1 -a 32 --spread",
+            "-c 20000 -n 4 -a 256",
+            "-c 100 --rate 2000 --slow 20:5ms",
+        ] {
+            let document = worktest(&server, options);
+            let count: u64 = options.split_whitespace().nth(1).unwrap().parse().unwrap();
+            assert_eq!(document["run"]["messages"], count, "{options} on {workers} workers");
+        }
+        server.stop();
+    }
+}
+
+/// One worker answers a connection's messages in their order, several do not: a slow one lets the quick ones pass.
+#[test]
+fn quick_messages_pass_a_slow_one_where_there_is_a_second_worker() {
+    let folder = Folder::new();
+    let reordered = |workers| {
+        let server = serve(&folder, workers);
+        let document = worktest(&server, "-c 400 -a 16 --slow 10:3ms");
+        server.stop();
+        document["run"]["reordered"].as_u64().unwrap()
+    };
+    assert_eq!(reordered(1), 0);
+    assert!(reordered(2) > 0);
+}

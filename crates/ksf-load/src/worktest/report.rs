@@ -1,0 +1,384 @@
+//! What worktest prints: a table, or the JSON document of docs/formats/worktest.schema.json.
+//!
+//! Times end in `_s` (seconds) or `_us` (microseconds); absent values are `null`, never left out.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use serde::{Deserialize, Serialize};
+
+use super::book::{Fault, faults_by_name};
+use super::drive::Ran;
+use super::ideal::Ideal;
+use super::load::{Class, Kind};
+use super::plan::{Pace, Plan};
+use crate::record::Latencies;
+use crate::report::json::{Calls, LatencyReport, Machine, OpenReport, TargetReport, WarningReport};
+
+/// The name of the document's format.
+pub const FORMAT: &str = "ksf-worktest";
+
+/// Raised when a field changes its meaning or goes; new fields do not raise it.
+pub const VERSION: u32 = 1;
+
+/// From this share of the time on, the generator is taken to be the bottleneck.
+const BUSY_SHARE: f64 = 0.9;
+
+/// One message in a hundred that is later than the gap between two, and later than a sleep is precise.
+const LATE_PERCENT: f64 = 99.0;
+const LATE_US: f64 = 100.0;
+
+/// The whole document.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Always [`FORMAT`].
+    pub format: String,
+    /// Always [`VERSION`].
+    pub version: u32,
+    /// Version of the program.
+    pub tool_version: String,
+    /// The machine the load came from.
+    pub machine: Machine,
+    /// Where the load went; `null` for a simulation.
+    pub target: Option<TargetReport>,
+    /// What was asked for, with defaults filled in.
+    pub config: Config,
+    /// What was measured.
+    pub run: Run,
+    /// Reasons to doubt the figures.
+    pub warnings: Vec<WarningReport>,
+    /// The first few faults in words.
+    pub notes: Vec<String>,
+    /// Whether the user ended the measurement.
+    pub interrupted: bool,
+    /// Whether every reply was right and none is missing.
+    pub ok: bool,
+}
+
+/// What was asked for, with defaults filled in.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Config {
+    /// `connection` (closed, a reply makes room on its connection), `window` (closed, on a drawn one) or `open`.
+    pub mode: String,
+    /// Workers of a simulation; `null` for a real server.
+    pub ideal_workers: Option<u64>,
+    /// One for each connection.
+    pub weights: Vec<u32>,
+    /// Per unit of weight; in a window in all; in an open loop the most per connection.
+    pub in_flight: u64,
+    /// `inline`, `discard`, `sleep` or `compute`.
+    pub kind: String,
+    /// The whole request.
+    pub request_bytes: u64,
+    /// Least time of work; 0 where the kind does none.
+    pub work_min_us: u64,
+    /// Most time of work.
+    pub work_max_us: u64,
+    /// Messages in a hundred that take longer; 0 for none.
+    pub slow_percent: f64,
+    /// How long those take; `null` for none.
+    pub slow_work_us: Option<u64>,
+    /// Messages over all connections; `null` for no limit.
+    pub messages: Option<u64>,
+    /// `null` for no limit.
+    pub duration_s: Option<f64>,
+    /// `null` in a closed loop.
+    pub rate_per_s: Option<u64>,
+    /// `constant` or `poisson`; `null` in a closed loop.
+    pub arrival: Option<String>,
+    /// Of all that is drawn.
+    pub seed: u64,
+    /// Without a reply for this time a message is lost.
+    pub timeout_s: f64,
+    /// The CPU the generator was bound to.
+    pub cpu: Option<usize>,
+}
+
+/// What was measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// Start, seconds since the epoch; 0 for a simulation.
+    pub started_unix_s: f64,
+    /// From the start to the last reply.
+    pub wall_s: f64,
+    /// Correct replies.
+    pub messages: u64,
+    /// Correct replies per second.
+    pub rate_per_s: f64,
+    /// All of them in one distribution.
+    pub latency: LatencyReport,
+    /// The quick ones and, if there are any, the slow ones.
+    pub classes: Vec<ClassReport>,
+    /// One per connection.
+    pub connections: Vec<ConnectionReport>,
+    /// User and system time of the generator.
+    pub cpu_s: f64,
+    /// The same per correct reply.
+    pub cpu_us_per_message: f64,
+    /// Time the generator was ready but waited for its CPU.
+    pub runqueue_wait_s: f64,
+    /// System calls on the connections.
+    pub calls: Calls,
+    /// Wrong and missing replies by kind.
+    pub faults: BTreeMap<String, u64>,
+    /// Replies that came after the reply to a younger request of their connection.
+    pub reordered: u64,
+    /// Only in an open loop.
+    pub open: Option<OpenReport>,
+}
+
+/// The messages of one class.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ClassReport {
+    /// `quick` or `slow`.
+    pub name: String,
+    /// Correct replies.
+    pub messages: u64,
+    /// Correct replies per second.
+    pub rate_per_s: f64,
+    /// Of the correct replies.
+    pub latency: LatencyReport,
+}
+
+/// The messages of one connection.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ConnectionReport {
+    /// Correct replies.
+    pub messages: u64,
+    /// Exact.
+    pub mean_us: f64,
+}
+
+impl Report {
+    pub(crate) fn of_run(plan: &Plan, ran: &Ran) -> Report {
+        let wall_s = (ran.end_ns - ran.start_ns) as f64 / 1e9;
+        let book = &ran.book;
+        let (all, classes) = classes(Class::ALL.map(|class| book.latencies(class)), wall_s);
+        let cpu_s = ran.cpu_ns as f64 / 1e9;
+        let run = Run {
+            started_unix_s: ran.started_unix_s,
+            wall_s,
+            messages: all.count(),
+            rate_per_s: per(all.count() as f64, wall_s),
+            latency: LatencyReport::of(&all, &[]),
+            classes,
+            connections: (0..plan.weights.len())
+                .map(|at| {
+                    let (messages, mean_ns) = book.answered(at);
+                    ConnectionReport { messages, mean_us: milli(mean_ns / 1e3) }
+                })
+                .collect(),
+            cpu_s,
+            cpu_us_per_message: per(cpu_s * 1e6, all.count() as f64),
+            runqueue_wait_s: ran.runqueue_wait_ns as f64 / 1e9,
+            calls: Calls {
+                sends: ran.calls.sends,
+                receives: ran.calls.receives,
+                replies_per_receive_max: ran.calls.replies_per_receive_max,
+            },
+            faults: book.faults(),
+            reordered: book.reordered(),
+            open: ran.open.as_ref().map(|open| OpenReport {
+                bound_hits: open.bound_hits,
+                unsent: open.unsent,
+                lag: LatencyReport::of(&open.lag, &[]),
+            }),
+        };
+        let mut addresses: Vec<String> = ran.peers.iter().map(ToString::to_string).collect();
+        addresses.dedup();
+        let target = plan.target.as_ref().map(|target| TargetReport {
+            name: target.to_string(),
+            transport: plan.socket.transport.name().into(),
+            addresses,
+        });
+        let mut report = Report::new(plan, target, run);
+        report.config.cpu = ran.cpu;
+        report.warnings = warnings(plan, &report.run);
+        report.notes = book.notes().to_vec();
+        report.interrupted = ran.interrupted;
+        report.ok = book.is_clean();
+        report
+    }
+
+    pub(crate) fn of_ideal(plan: &Plan, ideal: &Ideal) -> Report {
+        let wall_s = ideal.end_ns as f64 / 1e9;
+        let (all, classes) = classes(ideal.latencies.each_ref(), wall_s);
+        let run = Run {
+            started_unix_s: 0.0,
+            wall_s,
+            messages: all.count(),
+            rate_per_s: per(all.count() as f64, wall_s),
+            latency: LatencyReport::of(&all, &[]),
+            classes,
+            connections: Vec::new(),
+            cpu_s: 0.0,
+            cpu_us_per_message: 0.0,
+            runqueue_wait_s: 0.0,
+            calls: Calls { sends: 0, receives: 0, replies_per_receive_max: 0 },
+            faults: faults_by_name(&[0; Fault::ALL.len()]),
+            reordered: 0,
+            open: None,
+        };
+        Report::new(plan, None, run)
+    }
+
+    fn new(plan: &Plan, target: Option<TargetReport>, run: Run) -> Report {
+        Report {
+            format: FORMAT.into(),
+            version: VERSION,
+            tool_version: env!("CARGO_PKG_VERSION").into(),
+            machine: Machine::this(),
+            target,
+            config: Config::of(plan),
+            run,
+            warnings: Vec::new(),
+            notes: Vec::new(),
+            interrupted: false,
+            ok: true,
+        }
+    }
+
+    /// The table for people.
+    pub(crate) fn table(&self, header: bool) -> String {
+        let mut out = String::new();
+        if header {
+            let _ = writeln!(
+                out,
+                "{:<6} {:>9} {:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+                "class", "replies", "replies/s", "mean us", "stdev us", "p50 us", "p99 us", "p99.9 us", "max us"
+            );
+        }
+        let mut row = |name: &str, messages: u64, rate: f64, latency: &LatencyReport| {
+            let at = |percent: f64| {
+                let found = latency.quantiles.iter().find(|quantile| quantile.percent == percent);
+                found.map_or(0.0, |quantile| quantile.us)
+            };
+            let _ = writeln!(
+                out,
+                "{name:<6} {messages:>9} {rate:>10.0} {:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>9.1}",
+                latency.mean_us,
+                latency.stdev_us,
+                at(50.0),
+                at(99.0),
+                at(99.9),
+                latency.max_us
+            );
+        };
+        row("all", self.run.messages, self.run.rate_per_s, &self.run.latency);
+        if self.run.classes.len() > 1 {
+            for class in &self.run.classes {
+                row(&class.name, class.messages, class.rate_per_s, &class.latency);
+            }
+        }
+        out
+    }
+
+    /// "3 lost, 1 duplicate".
+    pub(crate) fn faults(&self) -> String {
+        let faults = self.run.faults.iter().filter(|(_, count)| **count > 0);
+        faults.map(|(name, count)| format!("{count} {name}")).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl Config {
+    fn of(plan: &Plan) -> Config {
+        let (mode, rate_per_s, arrival) = match plan.pace {
+            Pace::PerConnection => ("connection", None, None),
+            Pace::Window => ("window", None, None),
+            Pace::Open { rate_per_s, arrival, .. } => ("open", Some(rate_per_s), Some(arrival.name().to_owned())),
+        };
+        let work = |us: u32| if plan.mix.kind.works() { u64::from(us) } else { 0 };
+        Config {
+            mode: mode.into(),
+            ideal_workers: plan.ideal_workers.map(|workers| workers as u64),
+            weights: plan.weights.clone(),
+            in_flight: plan.in_flight as u64,
+            kind: Kind::name(plan.mix.kind).into(),
+            request_bytes: plan.request_bytes as u64,
+            work_min_us: work(plan.mix.work.min_us),
+            work_max_us: work(plan.mix.work.max_us),
+            slow_percent: plan.mix.slow.map_or(0.0, |slow| slow.percent),
+            slow_work_us: plan.mix.slow.map(|slow| slow.work_us.into()),
+            messages: plan.messages,
+            duration_s: plan.duration.map(|duration| duration.as_secs_f64()),
+            rate_per_s,
+            arrival,
+            seed: plan.seed,
+            timeout_s: plan.socket.connect_timeout.as_secs_f64(),
+            cpu: None,
+        }
+    }
+}
+
+fn classes(latencies: [&Latencies; Class::ALL.len()], wall_s: f64) -> (Latencies, Vec<ClassReport>) {
+    let mut all = Latencies::new();
+    let mut reports = Vec::new();
+    for (class, latencies) in Class::ALL.into_iter().zip(latencies) {
+        all.merge(latencies);
+        if class == Class::Quick || !latencies.is_empty() {
+            reports.push(ClassReport {
+                name: class.name().into(),
+                messages: latencies.count(),
+                rate_per_s: per(latencies.count() as f64, wall_s),
+                latency: LatencyReport::of(latencies, &[]),
+            });
+        }
+    }
+    (all, reports)
+}
+
+/// Reasons to believe that the generator and not the server was the limit.
+fn warnings(plan: &Plan, run: &Run) -> Vec<WarningReport> {
+    let mut warnings = Vec::new();
+    let mut warn = |code: &str, text: String| warnings.push(WarningReport { code: code.into(), text });
+    let share = |seconds: f64| per(seconds, run.wall_s);
+    let busy = share(run.cpu_s + run.runqueue_wait_s);
+    let several = plan.rooms().iter().sum::<usize>() > 1;
+    if several && busy > BUSY_SHARE {
+        warn(
+            "generator-busy",
+            format!(
+                "this program used {:.0} % of a CPU and waited {:.0} % of the time for it: the server may be able to do \
+                 more than was measured; give this program a CPU of its own (--cpu)",
+                share(run.cpu_s) * 100.0,
+                share(run.runqueue_wait_s) * 100.0
+            ),
+        );
+    }
+    if let (Pace::Open { rate_per_s, .. }, Some(open)) = (plan.pace, &run.open) {
+        let late = open.lag.quantiles.iter().find(|quantile| quantile.percent == LATE_PERCENT);
+        let late_us = late.map_or(0.0, |quantile| quantile.us);
+        if late_us > LATE_US && late_us > 1e6 / rate_per_s as f64 {
+            warn(
+                "schedule-late",
+                format!(
+                    "one message in a hundred was sent {late_us:.0} us or more after its time although there was room: \
+                     this program, not the server, was late; lower --rate, use --spin 100us, or give it a CPU of its own \
+                     (--cpu)"
+                ),
+            );
+        }
+        if open.bound_hits > 0 || open.unsent > 0 {
+            warn(
+                "in-flight-bound",
+                format!(
+                    "{} messages found {} in flight on their connection and had to wait, {} were never sent: the server \
+                     does not keep up with --rate, or -a is too small for its latency",
+                    open.bound_hits, plan.in_flight, open.unsent
+                ),
+            );
+        }
+    }
+    warnings
+}
+
+fn per(amount: f64, of: f64) -> f64 {
+    match of > 0.0 {
+        true => milli(amount / of),
+        false => 0.0,
+    }
+}
+
+fn milli(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
+}
