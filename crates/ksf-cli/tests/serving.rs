@@ -53,6 +53,51 @@ fn every_transport_answers_on_every_user_space_engine() {
 }
 
 #[test]
+fn workers_answer_streams_and_shards_answer_datagrams() {
+    let folder = Folder::new();
+    let path = folder.path("echo");
+    let unix = format!("unix:{}", path.display());
+    let args = ["kecho", "--engine", "epoll", "--workers", "3", "--listen", "127.0.0.1:0", "--listen", &unix];
+    let server = Server::start(&args, 3);
+    let lines = server.seen();
+    let says = |transport: &str| lines.iter().any(|line| line.contains(transport) && line.contains(" workers=3 "));
+    assert!(says(" tcp ") && says(" unix ") && !says(" udp "), "{lines:?}");
+    let mut tcp = connect(&server);
+    for at in 0..100u32 {
+        // A reply longer than any buffer of the socket: it leaves in parts, in order.
+        let message = vec![at as u8; 1 + 7919 * at as usize];
+        assert!(echo_while_writing(&mut tcp, &message) == message, "message {at}");
+    }
+    assert_eq!(echo(&mut UnixStream::connect(&path).unwrap(), b"over unix"), b"over unix");
+    let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+    udp.set_read_timeout(Some(PATIENCE)).unwrap();
+    udp.connect(server.address(" udp ")).unwrap();
+    udp.send(b"over udp").unwrap();
+    let mut back = [0; 100];
+    let length = udp.recv(&mut back).unwrap();
+    assert_eq!(&back[..length], b"over udp");
+    // The Unix connection has ended, the other is open: both are counted where shards count theirs.
+    until("the end of a connection is counted", || {
+        let counters = &server.stat()["services"][0]["counters"];
+        value(counters, "accepted") == 2 && value(counters, "closed_by_peer") == 1
+    });
+    server.stop();
+    let mut rest = Vec::new();
+    tcp.read_to_end(&mut rest).expect("an orderly end");
+}
+
+/// The same as [`echo`] for messages that fit into no buffer.
+fn echo_while_writing(stream: &mut TcpStream, message: &[u8]) -> Vec<u8> {
+    let mut writer = stream.try_clone().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(move || writer.write_all(message).expect("the server reads"));
+        let mut back = vec![0; message.len()];
+        stream.read_exact(&mut back).expect("the server answers");
+        back
+    })
+}
+
+#[test]
 fn where_io_uring_is_refused_epoll_runs_and_the_cause_is_named() {
     let refused = |args: &[&str]| {
         let mut command = ksf();
