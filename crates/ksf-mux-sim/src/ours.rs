@@ -46,11 +46,17 @@ struct Handle(Arc<Connection>);
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    Arrive { segment: usize },
+    Arrive {
+        segment: usize,
+    },
     /// epoll_wait returns.
-    Woken { worker: usize },
+    Woken {
+        worker: usize,
+    },
     /// A worker is done with what it did.
-    Step { worker: usize },
+    Step {
+        worker: usize,
+    },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -18,9 +18,13 @@ pub(crate) fn ideal(workers: usize, arrivals: &Arrivals, record: &mut Record) {
 /// The segments, as events.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    Arrive { segment: usize },
+    Arrive {
+        segment: usize,
+    },
     /// A worker was woken, or is done with a message.
-    Step { worker: usize },
+    Step {
+        worker: usize,
+    },
 }
 
 fn with_segments(arrivals: &Arrivals) -> Clock<Event> {
@@ -113,7 +117,8 @@ pub(crate) fn kcm(workers: usize, costs: Costs, arrivals: &Arrivals, record: &mu
             woken
         }
     }
-    let mut mux = Mux { sockets: vec![Socket::default(); workers], turn: (0..workers).collect(), held: VecDeque::new() };
+    let mut mux =
+        Mux { sockets: vec![Socket::default(); workers], turn: (0..workers).collect(), held: VecDeque::new() };
     let mut clock = with_segments(arrivals);
     while let Some((now_ns, event)) = clock.next() {
         let woken = match event {

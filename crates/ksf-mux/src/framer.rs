@@ -342,7 +342,8 @@ mod tests {
     fn stream(framing: &MessageFraming, lens: &[u8], fragment_bytes: usize, tail: &[u8]) -> Vec<u8> {
         let mut stream = Vec::new();
         for (at, len) in lens.iter().enumerate() {
-            let body: Vec<u8> = (0..*len).map(|byte| b"abcdefgh"[usize::from(byte) % 8].wrapping_add(at as u8)).collect();
+            let body: Vec<u8> =
+                (0..*len).map(|byte| b"abcdefgh"[usize::from(byte) % 8].wrapping_add(at as u8)).collect();
             match framing {
                 MessageFraming::Native(Framing::RecordMark) => record(&mut stream, &body, fragment_bytes),
                 MessageFraming::Native(Framing::LengthPrefix(prefix)) if !prefix.strip => {
