@@ -749,8 +749,9 @@ mod tests {
         (0..100).for_each(|_| size.observe(10 * 5_000, 10));
         let want = size.want();
         assert!((8..=10).contains(&want), "{want} messages of 5 us for {} ns", BatchSize::WORK_MAX_NS);
+        size.observe(10 * 100_000, 10);
+        assert_eq!(size.want(), 1, "one expensive batch is believed");
         size.observe(20_000_000, 10);
-        assert_eq!(size.want(), 1);
         size.observe(0, 0);
         assert_eq!(size.want(), 1, "one cheap batch proves nothing");
     }
