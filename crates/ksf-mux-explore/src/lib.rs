@@ -20,6 +20,8 @@
 //! Schedules are sampled (uniformly, and by PCT with few preemptions), not enumerated.
 
 #![forbid(unsafe_code)]
+// A test build would also build the unit tests of the borrowed files, which are written for real threads.
+#![cfg(not(test))]
 
 #[allow(dead_code, reason = "borrowed whole; the scenarios use a part")]
 #[path = "../../ksf-mux/src/baton.rs"]

@@ -177,4 +177,6 @@ fn check(end: End, mut arrived: Vec<u8>, leftover: &Leftover, refused: &[Vec<u8>
     assert_eq!(leftover.uncertain, usize::from(!cut.is_empty() && !repeatable));
     assert_eq!(told.len() + leftover.uncertain, PUSHERS * MESSAGES, "not all are told of: {told:?}");
     assert!(told.values().all(|count| *count == 1), "told of twice: {told:?}");
+    let is_body = |told: &Vec<u8>| (0..PUSHERS * MESSAGES).any(|at| *told == body(at / MESSAGES, at % MESSAGES));
+    assert!(told.keys().all(is_body), "not what was pushed: {told:?}");
 }

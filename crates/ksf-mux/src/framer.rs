@@ -279,3 +279,275 @@ fn check_size(bytes: usize, limits: &Limits) -> Result<(), ConnectionError> {
     let limit = limits.message_bytes_max;
     if bytes > limit { Err(ConnectionError::OversizedMessage { bytes, limit }) } else { Ok(()) }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ksf::framing::{Delimiter, Endian, LengthPrefix};
+    use ksf_bpf_framing::{Builtin, FramingProgram};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const NINE_P: LengthPrefix = LengthPrefix { offset: 0, width: 4, endian: Endian::Little, adjust: 0, strip: false };
+
+    fn limits() -> Limits {
+        Limits { message_bytes_max: 40, header_bytes_max: 24, fragments_max: 4, ..Limits::default() }
+    }
+
+    fn program(builtin: &Builtin<'_>) -> MessageFraming {
+        let options = ksf_bpf_framing::Options::default();
+        MessageFraming::Program(Arc::new(FramingProgram::builtin(builtin, &options).unwrap()))
+    }
+
+    /// Every kind of native framing, and programs that know a length at once and only at the end.
+    fn framings() -> Vec<MessageFraming> {
+        let prefix = |prefix| MessageFraming::from(Framing::LengthPrefix(prefix));
+        vec![
+            Framing::RecordMark.into(),
+            prefix(NINE_P),
+            prefix(LengthPrefix::big_endian(1)),
+            prefix(LengthPrefix { offset: 3, width: 2, endian: Endian::Big, adjust: 5, strip: false }),
+            Framing::Delimiter(Delimiter::LF).into(),
+            Framing::Delimiter(Delimiter::CRLF).into(),
+            Framing::Delimiter(Delimiter::new(b"abab").unwrap()).into(),
+            program(&Builtin::LengthPrefix { offset: 0, width: 4, big_endian: false, adjust: 0 }),
+            program(&Builtin::RecordMark),
+            program(&Builtin::Delimiter(b"\r\n")),
+        ]
+    }
+
+    struct Cut {
+        messages: Vec<Vec<u8>>,
+        error: Option<ConnectionError>,
+        unread: Vec<u8>,
+    }
+
+    /// Cuts a stream that arrives in chunks of these lengths, the rest in one; after an error nothing more is pushed.
+    fn cut(framing: &MessageFraming, stream: &[u8], chunks: &[usize], limits: &Limits) -> Cut {
+        let mut framer = Framer::new(framing.clone());
+        let (mut messages, mut error, mut rest) = (Vec::new(), None, stream);
+        for chunk in chunks.iter().copied().chain([usize::MAX]) {
+            let (now, later) = rest.split_at(chunk.min(rest.len()));
+            rest = later;
+            if let Err(stop) = framer.push(&Chunk::from_vec(now.to_vec()), Time(1), limits, &mut messages) {
+                error = Some(stop);
+                break;
+            }
+        }
+        assert_eq!(framer.unfinished_since().is_some(), framer.unfinished_bytes() > 0);
+        let mut unread = framer.take_unread();
+        assert_eq!(framer.unfinished_bytes(), 0);
+        unread.extend_from_slice(rest);
+        Cut { messages: messages.iter().map(|message| message.to_vec()).collect(), error, unread }
+    }
+
+    /// A stream of messages of these lengths, with fragments where the framing has them, and something in the end.
+    fn stream(framing: &MessageFraming, lens: &[u8], fragment_bytes: usize, tail: &[u8]) -> Vec<u8> {
+        let mut stream = Vec::new();
+        for (at, len) in lens.iter().enumerate() {
+            let body: Vec<u8> =
+                (0..*len).map(|byte| b"abcdefgh"[usize::from(byte) % 8].wrapping_add(at as u8)).collect();
+            match framing {
+                MessageFraming::Native(Framing::RecordMark) => record(&mut stream, &body, fragment_bytes),
+                MessageFraming::Native(Framing::LengthPrefix(prefix)) if !prefix.strip => {
+                    let start = stream.len();
+                    stream.extend_from_slice(&vec![7; prefix.header_bytes()]);
+                    stream.extend_from_slice(&body);
+                    let value = (stream.len() - start) as i64 - i64::from(prefix.adjust);
+                    let field = start + usize::from(prefix.offset)..start + prefix.header_bytes();
+                    let bytes = value.to_be_bytes();
+                    stream[field.clone()].copy_from_slice(&bytes[8 - field.len()..]);
+                    if prefix.endian == Endian::Little {
+                        stream[field].reverse();
+                    }
+                }
+                MessageFraming::Native(framing) => {
+                    let start = stream.len();
+                    stream.resize(start + framing.reply_header_bytes(), 0);
+                    stream.extend_from_slice(&body);
+                    framing.finish_reply(&mut stream, start, 0).unwrap();
+                    stream.extend_from_slice(framing.reply_trailer());
+                }
+                MessageFraming::Program(program) if program.name().contains("record") => {
+                    record(&mut stream, &body, fragment_bytes);
+                }
+                MessageFraming::Program(program) if program.name().contains("prefix") => {
+                    stream.extend_from_slice(&(body.len() as u32 + 4).to_le_bytes());
+                    stream.extend_from_slice(&body);
+                }
+                MessageFraming::Program(_) => {
+                    stream.extend_from_slice(&body);
+                    stream.extend_from_slice(b"\r\n");
+                }
+            }
+        }
+        stream.extend_from_slice(tail);
+        stream
+    }
+
+    fn record(stream: &mut Vec<u8>, body: &[u8], fragment_bytes: usize) {
+        let mut rest = body;
+        loop {
+            let (fragment, later) = rest.split_at(fragment_bytes.min(rest.len()));
+            rest = later;
+            let last = if rest.is_empty() { 1 << 31 } else { 0 };
+            stream.extend_from_slice(&(fragment.len() as u32 | last).to_be_bytes());
+            stream.extend_from_slice(fragment);
+            if rest.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Bytes of the wire the messages came from.
+    fn wire_bytes(framing: &MessageFraming, stream: &[u8], messages: usize) -> usize {
+        let mut at = 0;
+        for _ in 0..messages {
+            loop {
+                let part = match framing {
+                    MessageFraming::Native(framing) => match framing.parse(&stream[at..], 0).unwrap() {
+                        Frame::Part(part) => part,
+                        Frame::Incomplete { .. } => panic!("a message out of nothing"),
+                    },
+                    MessageFraming::Program(program) => match program.message_len(&[&stream[at..]]).unwrap() {
+                        Verdict::Length(bytes) => {
+                            Part { header_bytes: 0, body_bytes: bytes as usize, trailer_bytes: 0, last: true }
+                        }
+                        other => panic!("{other:?}"),
+                    },
+                };
+                at += part.total_bytes();
+                if part.last {
+                    break;
+                }
+            }
+        }
+        at
+    }
+
+    proptest! {
+        #[test]
+        fn a_stream_is_cut_the_same_however_it_arrives(
+            lens in prop::collection::vec(0u8..44, 0..8),
+            fragment_bytes in 1usize..30,
+            tail in prop::collection::vec(prop_oneof![Just(0u8), Just(b'\r'), Just(b'\n'), Just(b'a'), any::<u8>()], 0..60),
+            chunks in prop::collection::vec(0usize..50, 0..40),
+        ) {
+            for framing in framings() {
+                let stream = stream(&framing, &lens, fragment_bytes, &tail);
+                let whole = cut(&framing, &stream, &[], &limits());
+                let split = cut(&framing, &stream, &chunks, &limits());
+                let bytewise = cut(&framing, &stream, &vec![1; stream.len()], &limits());
+                for other in [&split, &bytewise] {
+                    prop_assert_eq!(&other.messages, &whole.messages, "{:?}", framing);
+                    prop_assert_eq!(&other.error, &whole.error, "{:?}", framing);
+                    prop_assert_eq!(&other.unread, &whole.unread, "{:?}", framing);
+                }
+                // Messages and the rest are all there was.
+                let taken = wire_bytes(&framing, &stream, whole.messages.len());
+                prop_assert_eq!(&whole.unread[..], &stream[taken..], "{:?}", framing);
+                prop_assert!(whole.messages.iter().all(|message| message.len() <= 40 || is_program(&framing)));
+                if whole.error.is_none() && tail.is_empty() {
+                    prop_assert_eq!(whole.messages.len(), lens.len(), "{:?}", framing);
+                }
+            }
+        }
+    }
+
+    fn is_program(framing: &MessageFraming) -> bool {
+        matches!(framing, MessageFraming::Program(_))
+    }
+
+    #[test]
+    fn raw_chunks_are_messages() {
+        let whole = cut(&Framing::Raw.into(), &[1; 40], &[30, 0, 5], &limits());
+        assert_eq!(whole.messages.iter().map(Vec::len).collect::<Vec<_>>(), [30, 5, 5]);
+        let long = cut(&Framing::Raw.into(), &[1; 41], &[], &limits());
+        assert_eq!(long.error, Some(ConnectionError::OversizedMessage { bytes: 41, limit: 40 }));
+        assert_eq!(long.unread, [1; 41]);
+    }
+
+    /// Cut in every place and in one piece, with the same end.
+    fn ends(framing: impl Into<MessageFraming>, stream: &[u8], limits: &Limits) -> (usize, Option<ConnectionError>) {
+        let framing = framing.into();
+        let whole = cut(&framing, stream, &[], limits);
+        for at in 0..=stream.len() {
+            let split = cut(&framing, stream, &[at], limits);
+            assert_eq!((&split.messages, &split.error), (&whole.messages, &whole.error), "cut at {at}");
+            assert_eq!(split.unread, whole.unread, "cut at {at}");
+        }
+        (whole.messages.len(), whole.error)
+    }
+
+    #[test]
+    fn a_message_may_be_as_long_as_its_limit_and_no_longer() {
+        let oversized = |bytes| Some(ConnectionError::OversizedMessage { bytes, limit: 40 });
+        for framing in [Framing::LengthPrefix(LengthPrefix::big_endian(2)), Framing::RecordMark] {
+            let framing = MessageFraming::from(framing);
+            assert_eq!(ends(framing.clone(), &stream(&framing, &[40], 13, &[]), &limits()), (1, None));
+            assert_eq!(ends(framing.clone(), &stream(&framing, &[41], 41, &[]), &limits()), (0, oversized(41)));
+        }
+        // The header is part of the message here.
+        assert_eq!(ends(Framing::LengthPrefix(NINE_P), &[&[40, 0, 0, 0][..], &[1; 36]].concat(), &limits()), (1, None));
+        assert_eq!(ends(Framing::LengthPrefix(NINE_P), &[41, 0, 0, 0], &limits()), (0, oversized(41)));
+        // The last fragment is the one too much.
+        let mark = MessageFraming::from(Framing::RecordMark);
+        assert_eq!(ends(mark.clone(), &stream(&mark, &[5, 41], 20, &[]), &limits()), (1, oversized(41)));
+        let program = program(&Builtin::LengthPrefix { offset: 0, width: 4, big_endian: false, adjust: 0 });
+        assert_eq!(ends(program.clone(), &[40, 0, 0, 0], &limits()), (0, None));
+        assert_eq!(ends(program, &[41, 0, 0, 0], &limits()), (0, oversized(41)));
+    }
+
+    #[test]
+    fn a_line_may_be_as_long_as_the_longest_message_whatever_ends_it() {
+        for end in [&b"\n"[..], b"\r\n", b"12345678"] {
+            let framing = Framing::Delimiter(Delimiter::new(end).unwrap());
+            assert_eq!(ends(framing, &[&[b'x'; 40], end].concat(), &limits()), (1, None));
+            let endless = Some(ConnectionError::EndlessHeader { bytes: 40 + end.len(), limit: 40 });
+            assert_eq!(ends(framing, &[&[b'x'; 41], end].concat(), &limits()), (0, endless));
+            let long_header = Limits { header_bytes_max: 50, ..limits() };
+            let oversized = Some(ConnectionError::OversizedMessage { bytes: 41, limit: 40 });
+            assert_eq!(ends(framing, &[&[b'x'; 41], end].concat(), &long_header), (0, oversized));
+        }
+    }
+
+    #[test]
+    fn a_length_must_show_within_the_limit_for_headers() {
+        let lines = program(&Builtin::Delimiter(b"\n"));
+        assert_eq!(ends(lines.clone(), &[&[b'x'; 23][..], b"\n"].concat(), &limits()), (1, None));
+        let endless = Some(ConnectionError::EndlessHeader { bytes: 25, limit: 24 });
+        assert_eq!(ends(lines.clone(), &[&[b'x'; 24][..], b"\n"].concat(), &limits()), (0, endless));
+        assert_eq!(ends(lines, &[b'x'; 24], &limits()), (0, None), "the next byte may be its end");
+        let short = Limits { header_bytes_max: 3, ..limits() };
+        let endless = Some(ConnectionError::EndlessHeader { bytes: 4, limit: 3 });
+        assert_eq!(ends(Framing::RecordMark, &[0x80, 0, 0, 0], &short), (0, endless));
+    }
+
+    #[test]
+    fn a_record_may_have_as_many_fragments_as_its_limit() {
+        let mark = MessageFraming::from(Framing::RecordMark);
+        assert_eq!(ends(mark.clone(), &stream(&mark, &[4, 4], 1, &[]), &limits()), (2, None));
+        let endless = Some(ConnectionError::EndlessFragments { limit: 4 });
+        assert_eq!(ends(mark.clone(), &stream(&mark, &[5], 1, &[]), &limits()), (0, endless.clone()));
+        assert_eq!(ends(mark, &[0; 20], &limits()), (0, endless), "empty fragments count");
+    }
+
+    #[test]
+    fn a_message_counts_from_its_first_byte() {
+        let mut framer = Framer::new(Framing::RecordMark.into());
+        let mut messages = Vec::new();
+        let mut push = |framer: &mut Framer, bytes: &[u8], now| {
+            framer.push(&Chunk::from_vec(bytes.to_vec()), Time(now), &limits(), &mut messages).unwrap();
+        };
+        push(&mut framer, &[0x80, 0, 0, 1, 7], 1);
+        assert_eq!(framer.unfinished_since(), None);
+        push(&mut framer, &[0x80, 0, 0, 1, 7, 0], 2);
+        push(&mut framer, &[0, 0, 1, 7, 0], 3);
+        push(&mut framer, &[0, 0, 1], 4);
+        assert_eq!((framer.unfinished_since(), framer.unfinished_bytes()), (Some(Time(2)), 9));
+        push(&mut framer, &[7, 0x80, 0, 0, 0, 1], 5);
+        assert_eq!((framer.unfinished_since(), framer.unfinished_bytes()), (Some(Time(5)), 1));
+    }
+}

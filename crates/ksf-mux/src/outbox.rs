@@ -384,3 +384,160 @@ impl SendProgress {
         false
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ksf::framing::{Delimiter, LengthPrefix};
+
+    use super::*;
+
+    /// Takes `room` bytes, then none; `broken`: fails instead.
+    #[derive(Debug, Default)]
+    struct Peer {
+        arrived: Mutex<Vec<u8>>,
+        room: AtomicUsize,
+        broken: AtomicBool,
+        tries: AtomicUsize,
+    }
+
+    impl Transmit for Peer {
+        fn transmit(&self, batch: &SendBatch) -> Result<usize, Errno> {
+            self.tries.fetch_add(1, Ordering::SeqCst);
+            let mut slices = [&[][..]; 8];
+            let filled = batch.slices(&mut slices);
+            let bytes = slices[..filled].concat();
+            let take = bytes.len().min(self.room.load(Ordering::SeqCst));
+            self.room.fetch_sub(take, Ordering::SeqCst);
+            if take == 0 {
+                return Err(if self.broken.load(Ordering::SeqCst) { Errno::PIPE } else { Errno::AGAIN });
+            }
+            self.arrived.lock().unwrap().extend_from_slice(&bytes[..take]);
+            Ok(take)
+        }
+    }
+
+    fn outbox(room: usize) -> (Arc<Peer>, Outbox<Peer>) {
+        let peer = Arc::new(Peer { room: AtomicUsize::new(room), ..Peer::default() });
+        (Arc::clone(&peer), Outbox::new(peer))
+    }
+
+    fn two_bytes() -> MessageFraming {
+        Framing::LengthPrefix(LengthPrefix::big_endian(2)).into()
+    }
+
+    #[test]
+    fn messages_of_all_kinds_leave_whole_and_in_order_however_little_is_taken() {
+        for room in 1..20 {
+            let (peer, outbox) = outbox(0);
+            assert_eq!(outbox.push(&two_bytes(), |tail| tail.extend_from_slice(b"one")), Ok(true));
+            assert_eq!(outbox.push_chunk(&two_bytes(), Chunk::from_vec(b"two".to_vec())), Ok(true));
+            let lines = Framing::Delimiter(Delimiter::CRLF).into();
+            assert_eq!(outbox.push_chunk(&lines, Chunk::from_vec(b"three".to_vec())), Ok(true));
+            assert_eq!(outbox.push_movable(&lines, b"four", false), Ok(true));
+            let expected = b"\0\x03one\0\x03twothree\r\nfour\r\n";
+            assert_eq!((outbox.bytes(), outbox.sent()), (expected.len(), 0));
+            let mut counted = 0;
+            for round in 0..=expected.len().div_ceil(room) {
+                peer.room.store(room, Ordering::SeqCst);
+                match outbox.send() {
+                    Sent::All(bytes) => counted += bytes,
+                    Sent::Blocked(bytes) => {
+                        counted += bytes;
+                        assert!(outbox.is_blocked() && outbox.bytes() > 0, "round {round} with room for {room}");
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            assert_eq!(*peer.arrived.lock().unwrap(), expected, "room for {room}");
+            assert_eq!((outbox.bytes(), outbox.sent(), counted), (0, expected.len(), expected.len()));
+            assert!(!outbox.is_blocked());
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_its_framing_leaves_no_trace() {
+        let (peer, outbox) = outbox(100);
+        let one_byte = Framing::LengthPrefix(LengthPrefix::big_endian(1)).into();
+        outbox.push(&one_byte, |tail| tail.push(b'a')).unwrap();
+        outbox.push(&one_byte, |tail| tail.extend_from_slice(&[0; 256])).unwrap_err();
+        outbox.push_chunk(&one_byte, Chunk::from_vec(vec![0; 256])).unwrap_err();
+        outbox.push_movable(&one_byte, &[0; 256], true).unwrap_err();
+        outbox.push(&one_byte, |tail| tail.push(b'b')).unwrap();
+        assert_eq!(outbox.send(), Sent::All(4));
+        assert_eq!(*peer.arrived.lock().unwrap(), b"\x01a\x01b");
+        assert!(outbox.fail().movable.is_empty());
+    }
+
+    #[test]
+    fn no_room_is_met_twice_before_it_is_believed_and_once_while_it_is_known() {
+        let (peer, outbox) = outbox(0);
+        outbox.push(&two_bytes(), |_| ()).unwrap();
+        assert_eq!(outbox.send(), Sent::Blocked(0));
+        assert_eq!(peer.tries.swap(0, Ordering::SeqCst), 2);
+        assert_eq!(outbox.send(), Sent::Blocked(0));
+        assert_eq!(peer.tries.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn a_failed_connection_returns_what_the_peer_cannot_have_seen() {
+        // Whole, begun, begun and repeatable, not begun; one in between that only this peer could have.
+        for (room, movable, uncertain) in [
+            (0, vec![(&b"aa"[..], false), (b"bb", false), (b"dd", true)], 0),
+            (1, vec![(b"bb", false), (b"dd", true)], 1),
+            (4, vec![(b"bb", false), (b"dd", true)], 0),
+            (7, vec![(b"dd", true)], 1),
+            (8, vec![(b"dd", true)], 0),
+            (14, vec![(b"dd", true)], 0),
+            (15, vec![(b"dd", true)], 0),
+            (16, vec![], 0),
+        ] {
+            let (peer, outbox) = outbox(room);
+            peer.broken.store(true, Ordering::SeqCst);
+            outbox.push_movable(&two_bytes(), b"aa", false).unwrap();
+            outbox.push_movable(&two_bytes(), b"bb", false).unwrap();
+            outbox.push(&two_bytes(), |tail| tail.extend_from_slice(b"cc")).unwrap();
+            outbox.push_movable(&two_bytes(), b"dd", true).unwrap();
+            let sent = outbox.send();
+            assert!(matches!(sent, Sent::Failed(_)) || (room == 16 && sent == Sent::All(16)), "{sent:?}");
+            let leftover = outbox.fail();
+            let returned: Vec<_> = leftover.movable.iter().map(|(body, repeatable)| (&body[..], *repeatable)).collect();
+            assert_eq!((returned, leftover.uncertain), (movable, uncertain), "{room} bytes were sent");
+            assert_eq!(outbox.bytes(), 0);
+            let again = outbox.fail();
+            assert!(again.movable.is_empty() && again.uncertain == 0, "returned twice");
+        }
+    }
+
+    #[test]
+    fn after_the_end_messages_are_refused() {
+        let (peer, outbox) = outbox(3);
+        outbox.push_movable(&two_bytes(), b"aa", true).unwrap();
+        assert_eq!(outbox.send(), Sent::Blocked(3));
+        outbox.push(&two_bytes(), |tail| tail.push(b'b')).unwrap();
+        let (socket, unsent) = outbox.stop();
+        assert!(socket.is_some_and(|socket| Arc::ptr_eq(&socket, &peer)) && outbox.socket().is_none());
+        assert_eq!(unsent, b"a\0\x01b");
+        peer.room.store(100, Ordering::SeqCst);
+        assert_eq!(outbox.push(&two_bytes(), |tail| tail.push(b'c')), Ok(false));
+        assert_eq!(outbox.push_chunk(&two_bytes(), Chunk::from_vec(vec![1])), Ok(false));
+        assert_eq!(outbox.push_movable(&two_bytes(), b"c", true), Ok(false));
+        assert_eq!((outbox.send(), outbox.bytes()), (Sent::All(0), 0));
+        assert_eq!(*peer.arrived.lock().unwrap(), b"\0\x02a");
+        let (_, unsent) = outbox.stop();
+        assert!(unsent.is_empty(), "returned twice");
+    }
+
+    #[test]
+    fn a_queue_is_overdue_when_nothing_moves() {
+        let mut progress = SendProgress::default();
+        let at = |ms: u64| Time(ms * 1_000_000);
+        assert!(!progress.is_overdue(5, 0, at(0), 10));
+        assert!(!progress.is_overdue(5, 0, at(10), 10));
+        assert!(progress.is_overdue(5, 0, at(11), 10));
+        assert!(!progress.is_overdue(5, 0, at(11), 0), "0: for ever");
+        assert!(!progress.is_overdue(5, 1, at(12), 10), "one byte moved");
+        assert!(progress.is_overdue(5, 1, at(23), 10));
+        assert!(!progress.is_overdue(0, 1, at(24), 10), "nothing waits");
+        assert!(!progress.is_overdue(5, 1, at(30), 10));
+    }
+}

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A message is bound to a worker as late as possible: it lies in a queue that all may take from until somebody works
-//! on it. What the multiplexor runs is also what `simulate` runs with a simulated clock, and what the schedule
-//! exploration of `ksf-mux-explore` runs with its own threads.
+//! on it. What the multiplexor runs is also what `ksf-mux-sim` runs with a simulated clock (`docs/scheduling.md`), and
+//! what `ksf-mux-explore` runs in one schedule of its threads after the other.
 //!
 //! Lessons behind the rules: late binding and stealing of single messages (ZygOS, SOSP'17), a bound on what a worker
 //! takes beyond the message it works on (R2P2's JBSQ, ATC'19), room for short messages beside long ones (Persephone,
@@ -432,8 +432,9 @@ impl<S: Source> Scheduler<S> {
                 }
             }
         }
-        queue.len.fetch_sub(popped, Ordering::SeqCst);
-        self.queued.fetch_sub(popped, Ordering::SeqCst);
+        let len = queue.len.fetch_sub(popped, Ordering::SeqCst);
+        let queued = self.queued.fetch_sub(popped, Ordering::SeqCst);
+        debug_assert!(popped <= len && popped <= queued, "taken before it was counted");
         drop(entries);
         if taken == 1 {
             self.fill_from_lane(want, hand);
@@ -520,4 +521,258 @@ fn read<T>(lock: &RwLock<T>) -> impl std::ops::Deref<Target = T> + '_ {
 
 fn write<T>(lock: &RwLock<T>) -> impl std::ops::DerefMut<Target = T> + '_ {
     lock.write().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Clone)]
+    struct Peer {
+        name: u8,
+        lane: Option<std::sync::Arc<Lane<u32>>>,
+    }
+
+    impl Source for Peer {
+        type Message = u32;
+
+        fn is_same(&self, other: &Self) -> bool {
+            self.name == other.name
+        }
+
+        fn lane(&self) -> Option<&Lane<u32>> {
+            self.lane.as_deref()
+        }
+
+        /// Messages above 100 are of class 0, above 200 of class 1, and so on.
+        fn class(&self, message: &u32) -> Option<usize> {
+            (message / 100).checked_sub(1).map(|class| class as usize)
+        }
+    }
+
+    const FREE: Peer = Peer { name: b'f', lane: None };
+    const OTHER: Peer = Peer { name: b'o', lane: None };
+
+    fn in_order() -> Peer {
+        Peer { name: b'i', lane: Some(std::sync::Arc::default()) }
+    }
+
+    /// What one take finds.
+    fn take(scheduler: &Scheduler<Peer>, worker: &Worker<Peer>, want: usize) -> Vec<u32> {
+        let mut hand = VecDeque::new();
+        scheduler.take(worker, want, &mut hand);
+        hand.into_iter().map(|taken| taken.message).collect()
+    }
+
+    fn sleepers(scheduler: &Scheduler<Peer>, count: usize) {
+        (0..count).for_each(|_| assert!(scheduler.sleep()));
+    }
+
+    #[test]
+    fn a_worker_takes_its_own_first_then_common_ones_then_those_of_others_oldest_first() {
+        let scheduler = Scheduler::new(&[]);
+        let (first, second, third) = (scheduler.join(), scheduler.join(), scheduler.join());
+        scheduler.push(Some(&second), &FREE, [20, 21]);
+        scheduler.push(Some(&third), &FREE, [30]);
+        scheduler.push(None, &FREE, [1]);
+        scheduler.push(Some(&first), &FREE, [10, 11]);
+        let order: Vec<_> = (0..7).map(|_| take(&scheduler, &first, 1)).collect();
+        assert_eq!(order, [vec![10], vec![11], vec![1], vec![20], vec![21], vec![30], vec![]]);
+        assert_eq!(scheduler.queued(), 0);
+    }
+
+    #[test]
+    fn thieves_take_half_and_begin_with_their_neighbour() {
+        let scheduler = Scheduler::new(&[]);
+        let (first, second, third) = (scheduler.join(), scheduler.join(), scheduler.join());
+        scheduler.push(Some(&first), &FREE, 0..7);
+        assert_eq!(take(&scheduler, &second, 64), [0, 1, 2, 3]);
+        assert_eq!(take(&scheduler, &second, 64), [4, 5]);
+        assert_eq!(take(&scheduler, &second, 64), [6]);
+        scheduler.push(Some(&first), &FREE, [1]);
+        scheduler.push(Some(&third), &FREE, [3]);
+        assert_eq!(take(&scheduler, &second, 64), [3]);
+        assert_eq!(take(&scheduler, &second, 64), [1]);
+    }
+
+    #[test]
+    fn batches_are_of_one_connection_and_only_for_busy_workers() {
+        let scheduler = Scheduler::new(&[]);
+        let worker = scheduler.join();
+        scheduler.push(Some(&worker), &FREE, 0..5);
+        scheduler.push(Some(&worker), &OTHER, 5..7);
+        assert_eq!(take(&scheduler, &worker, 2), [0, 1]);
+        let idle = Scheduler::<Peer>::new(&[]);
+        sleepers(&idle, 1);
+        let busy = idle.join();
+        idle.push(Some(&busy), &FREE, 0..3);
+        assert_eq!(take(&idle, &busy, 64), [0], "others could work on the rest");
+        idle.awake(0);
+        assert_eq!(take(&idle, &busy, 64), [1, 2]);
+        assert_eq!(take(&scheduler, &worker, 64), [2, 3, 4], "of one connection");
+        assert_eq!(take(&scheduler, &worker, 0), [5], "at least one");
+        assert_eq!(take(&scheduler, &worker, 64), [6]);
+    }
+
+    #[test]
+    fn a_visit_has_its_turn_after_what_was_queued_before() {
+        let scheduler = Scheduler::new(&[]);
+        let worker = scheduler.join();
+        scheduler.push(Some(&worker), &FREE, [0, 1]);
+        scheduler.push_visit(Some(&worker), FREE);
+        scheduler.push(Some(&worker), &FREE, [2]);
+        assert_eq!(take(&scheduler, &worker, 64), [0, 1]);
+        let mut hand = VecDeque::new();
+        let Take::Visit(peer) = scheduler.take(&worker, 64, &mut hand) else { panic!("no visit") };
+        assert!(peer.is_same(&FREE) && hand.is_empty());
+        assert_eq!(take(&scheduler, &worker, 64), [2]);
+    }
+
+    #[test]
+    fn one_worker_is_woken_per_entry_the_caller_does_not_work_on_at_once() {
+        let scheduler = Scheduler::new(&[]);
+        let worker = scheduler.join();
+        sleepers(&scheduler, 8);
+        assert_eq!(scheduler.push(Some(&worker), &FREE, [0]), 0);
+        assert_eq!(scheduler.push(Some(&worker), &FREE, [1]), 1, "the caller works on 0");
+        assert_eq!(scheduler.push_visit(Some(&worker), FREE), 1, "the caller works on 0");
+        assert_eq!(scheduler.push(None, &FREE, [2, 3]), 2);
+        assert_eq!(scheduler.push(None, &FREE, 4..100), 4, "no more than sleep");
+        assert_eq!(scheduler.push(None, &FREE, [100]), 0, "all are on their way");
+        let other = scheduler.join();
+        scheduler.awake(1);
+        assert_eq!(scheduler.push_visit(Some(&other), FREE), 0, "the caller looks at once");
+    }
+
+    #[test]
+    fn nobody_sleeps_while_something_is_queued() {
+        let scheduler = Scheduler::new(&[]);
+        scheduler.push(None, &FREE, [0]);
+        assert!(!scheduler.sleep());
+        assert!(!scheduler.has_sleepers());
+        let worker = scheduler.join();
+        take(&scheduler, &worker, 1);
+        assert!(scheduler.sleep());
+        assert!(scheduler.has_sleepers());
+    }
+
+    #[test]
+    fn what_a_worker_leaves_behind_wakes_one_more() {
+        let scheduler = Scheduler::new(&[]);
+        let worker = scheduler.join();
+        scheduler.push(Some(&worker), &FREE, [0, 1, 2]);
+        take(&scheduler, &worker, 1);
+        assert_eq!(scheduler.pass_on(), 0, "nobody sleeps");
+        // Two that looked before the push and go to sleep after the take; one of them is woken by something else.
+        scheduler.sleepers.fetch_add(2, Ordering::SeqCst);
+        assert_eq!(scheduler.pass_on(), 1);
+        assert_eq!(scheduler.pass_on(), 1, "two are left, one wake-up is on its way");
+        assert_eq!(scheduler.pass_on(), 0, "both are on their way");
+    }
+
+    #[test]
+    fn no_more_are_woken_than_entries_were_queued() {
+        let scheduler = Scheduler::new(&[]);
+        sleepers(&scheduler, 2);
+        assert_eq!(scheduler.push_visit(None, FREE), 1);
+        // It is awake and has not looked yet.
+        scheduler.awake(1);
+        assert_eq!(scheduler.pass_on(), 0, "the one entry has woken one");
+        assert_eq!(scheduler.decline(), 1, "it will not look: another must");
+    }
+
+    #[test]
+    fn what_leaves_with_a_worker_is_older_than_what_is_common() {
+        let scheduler = Scheduler::new(&[]);
+        let (leaving, staying) = (scheduler.join(), scheduler.join());
+        scheduler.push(Some(&leaving), &FREE, [0, 1]);
+        scheduler.push(None, &FREE, [2]);
+        scheduler.sleepers.fetch_add(3, Ordering::SeqCst);
+        assert_eq!(scheduler.leave(leaving), 2);
+        let order: Vec<_> = (0..4).flat_map(|_| take(&scheduler, &staying, 1)).collect();
+        assert_eq!(order, [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_lane_lets_one_pass_and_fills_batches_from_those_that_wait() {
+        let scheduler = Scheduler::new(&[]);
+        let worker = scheduler.join();
+        let peer = in_order();
+        scheduler.push(Some(&worker), &peer, 0..5);
+        assert_eq!(take(&scheduler, &worker, 3), [0, 1, 2]);
+        assert_eq!(take(&scheduler, &worker, 3), []);
+        scheduler.finish(Some(&worker), &peer, None);
+        scheduler.finish(Some(&worker), &peer, None);
+        assert_eq!(take(&scheduler, &worker, 3), [], "2 is not done");
+        scheduler.finish(Some(&worker), &peer, None);
+        assert_eq!(take(&scheduler, &worker, 1), [3]);
+        scheduler.push(Some(&worker), &peer, [5]);
+        scheduler.finish(Some(&worker), &peer, None);
+        assert_eq!(take(&scheduler, &worker, 9), [4, 5]);
+    }
+
+    #[test]
+    fn what_is_given_back_comes_before_what_is_younger() {
+        for peer in [FREE, in_order()] {
+            let scheduler = Scheduler::new(&[]);
+            let worker = scheduler.join();
+            scheduler.push(Some(&worker), &peer, 0..5);
+            let mut hand = VecDeque::new();
+            scheduler.take(&worker, 4, &mut hand);
+            let first = hand.pop_front().unwrap();
+            scheduler.give_back(hand.into_iter());
+            scheduler.finish(Some(&worker), &first.source, first.class);
+            let mut order = Vec::new();
+            for _ in 1..5 {
+                order.extend(take(&scheduler, &worker, 1));
+                scheduler.finish(Some(&worker), &peer, None);
+            }
+            order.sort_unstable_by_key(|message| (peer.lane.is_none() && *message == 4, *message));
+            assert_eq!(order, [1, 2, 3, 4], "in a lane: {}", peer.lane.is_some());
+        }
+    }
+
+    #[test]
+    fn a_class_at_its_cap_parks_the_rest_and_lets_others_pass() {
+        let scheduler = Scheduler::new(&[1, 2]);
+        let worker = scheduler.join();
+        scheduler.push(Some(&worker), &FREE, [100, 101, 1, 200, 201, 202, 2, 900]);
+        assert_eq!(take(&scheduler, &worker, 64), [100, 1, 200, 201, 2, 900], "a class without a cap is none");
+        assert_eq!(scheduler.queued(), 0);
+        scheduler.finish(Some(&worker), &FREE, None);
+        assert_eq!(take(&scheduler, &worker, 64), []);
+        scheduler.finish(Some(&worker), &FREE, Some(1));
+        assert_eq!(take(&scheduler, &worker, 64), [202]);
+        scheduler.finish(Some(&worker), &FREE, Some(0));
+        assert_eq!(take(&scheduler, &worker, 64), [101]);
+    }
+
+    #[test]
+    fn giving_back_frees_a_place_of_the_class() {
+        let scheduler = Scheduler::new(&[1]);
+        let worker = scheduler.join();
+        scheduler.push(Some(&worker), &FREE, [100, 101]);
+        let mut hand = VecDeque::new();
+        scheduler.take(&worker, 64, &mut hand);
+        scheduler.give_back(hand.into_iter());
+        assert_eq!(scheduler.queued(), 2, "the one given back and the one that was parked");
+        assert_eq!(take(&scheduler, &worker, 1), [100]);
+        assert_eq!(take(&scheduler, &worker, 1), []);
+    }
+
+    #[test]
+    fn batches_grow_while_messages_are_cheap_and_shrink_at_once() {
+        let mut size = BatchSize::new();
+        assert_eq!(size.want(), 1);
+        (0..100).for_each(|_| size.observe(10 * 500, 10));
+        assert_eq!(size.want(), BatchSize::MESSAGES_MAX);
+        (0..100).for_each(|_| size.observe(10 * 5_000, 10));
+        let want = size.want();
+        assert!((8..=10).contains(&want), "{want} messages of 5 us for {} ns", BatchSize::WORK_MAX_NS);
+        size.observe(10 * 100_000, 10);
+        assert_eq!(size.want(), 1, "one expensive batch is believed");
+        size.observe(20_000_000, 10);
+        size.observe(0, 0);
+        assert_eq!(size.want(), 1, "one cheap batch proves nothing");
+    }
 }

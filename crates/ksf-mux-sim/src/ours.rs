@@ -1,0 +1,298 @@
+//! The multiplexor: its scheduler, with what `mux.rs` and `socket.rs` do around it in simulated time.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use ksf_mux::scheduler::{BatchSize, Lane, Scheduler, Source, Take, Taken, Worker};
+
+use crate::clock::Clock;
+use crate::{Arrivals, Costs, Record};
+
+/// Messages that one read brings at most: a slot of 64 KiB, with messages of 128 bytes.
+const READ_MESSAGES: usize = 512;
+/// `mux.rs`, EVENTS_MAX.
+const EVENTS_MAX: usize = 16;
+
+struct Connection {
+    index: usize,
+    lane: Option<Lane<Message>>,
+}
+
+#[derive(Clone, Copy)]
+struct Message {
+    job: usize,
+    long: bool,
+}
+
+impl Source for Handle {
+    type Message = Message;
+
+    fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    fn lane(&self) -> Option<&Lane<Message>> {
+        self.0.lane.as_ref()
+    }
+
+    fn class(&self, message: &Message) -> Option<usize> {
+        // Without caps the scheduler knows no class 0.
+        message.long.then_some(0)
+    }
+}
+
+#[derive(Clone)]
+struct Handle(Arc<Connection>);
+
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Arrive {
+        segment: usize,
+    },
+    /// epoll_wait returns.
+    Woken {
+        worker: usize,
+    },
+    /// A worker is done with what it did.
+    Step {
+        worker: usize,
+    },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ready {
+    Signal,
+    Connection(usize),
+}
+
+struct Own {
+    worker: Worker<Handle>,
+    hand: VecDeque<Taken<Handle>>,
+    size: BatchSize,
+    taken: usize,
+    taken_at_ns: u64,
+    working_on: Option<Taken<Handle>>,
+    busy: bool,
+    events_max: usize,
+}
+
+struct World<'a> {
+    costs: Costs,
+    arrivals: &'a Arrivals,
+    scheduler: Scheduler<Handle>,
+    connections: Vec<Handle>,
+    inboxes: Vec<VecDeque<usize>>,
+    workers: Vec<Own>,
+    clock: Clock<Event>,
+    /// The epoll instance: its ready list and who waits, the longest first.
+    ready: VecDeque<Ready>,
+    waiters: VecDeque<usize>,
+    signals: usize,
+}
+
+pub(crate) fn play(
+    workers: usize,
+    costs: Costs,
+    arrivals: &Arrivals,
+    ordered: bool,
+    long_cap: Option<usize>,
+    record: &mut Record,
+) {
+    let scheduler = Scheduler::new(long_cap.as_slice());
+    let new_worker = |_| Own {
+        worker: scheduler.join(),
+        hand: VecDeque::new(),
+        size: BatchSize::new(),
+        taken: 0,
+        taken_at_ns: 0,
+        working_on: None,
+        busy: false,
+        events_max: 1,
+    };
+    let workers: Vec<_> = (0..workers).map(new_worker).collect();
+    let connection = |index| Handle(Arc::new(Connection { index, lane: ordered.then(Lane::default) }));
+    let mut world = World {
+        costs,
+        arrivals,
+        connections: (0..arrivals.connections).map(connection).collect(),
+        inboxes: vec![VecDeque::new(); arrivals.connections],
+        clock: Clock::new(),
+        ready: VecDeque::new(),
+        waiters: VecDeque::new(),
+        signals: 0,
+        scheduler,
+        workers,
+    };
+    for worker in 0..world.workers.len() {
+        world.clock.plan(0, Event::Step { worker });
+    }
+    for (segment, arrival) in arrivals.segments.iter().enumerate() {
+        world.clock.plan(arrival.at_ns, Event::Arrive { segment });
+    }
+    while let Some((now_ns, event)) = world.clock.next() {
+        match event {
+            Event::Arrive { segment } => world.arrive(segment, now_ns),
+            Event::Woken { worker } => world.woken(worker, now_ns),
+            Event::Step { worker } => world.step(worker, now_ns, record),
+        }
+    }
+}
+
+impl World<'_> {
+    /// The network.
+    fn arrive(&mut self, segment: usize, now_ns: u64) {
+        let segment = &self.arrivals.segments[segment];
+        self.inboxes[segment.connection].extend(segment.jobs.clone());
+        self.announce(Ready::Connection(segment.connection), now_ns);
+    }
+
+    /// An item of the epoll instance became ready; the one that waits for the longest time is woken.
+    fn announce(&mut self, item: Ready, now_ns: u64) {
+        if !self.ready.contains(&item) {
+            self.ready.push_back(item);
+        }
+        self.wake_waiter(now_ns);
+    }
+
+    fn wake_waiter(&mut self, now_ns: u64) {
+        if let Some(worker) = self.waiters.pop_front() {
+            self.clock.plan(now_ns + self.costs.wake_ns, Event::Woken { worker });
+        }
+    }
+
+    /// `Shared::wait`, from where epoll_wait returns.
+    fn woken(&mut self, worker: usize, now_ns: u64) {
+        if self.ready.is_empty() {
+            // Somebody was quicker.
+            self.waiters.push_back(worker);
+            return;
+        }
+        let mut at_ns = now_ns;
+        let events = self.take_events(self.workers[worker].events_max, now_ns);
+        let signalled = self.take_signal(&events, &mut at_ns);
+        self.scheduler.awake(signalled);
+        self.read_all(worker, &events, &mut at_ns);
+        self.clock.plan(at_ns, Event::Step { worker });
+    }
+
+    fn take_events(&mut self, max: usize, now_ns: u64) -> Vec<Ready> {
+        let count = max.min(self.ready.len());
+        let events = self.ready.drain(..count).collect();
+        if !self.ready.is_empty() {
+            self.wake_waiter(now_ns);
+        }
+        events
+    }
+
+    /// `Shared::take_signal`.
+    fn take_signal(&mut self, events: &[Ready], at_ns: &mut u64) -> usize {
+        if !events.contains(&Ready::Signal) || self.signals == 0 {
+            return 0;
+        }
+        *at_ns += self.costs.call_ns;
+        let rest = std::mem::take(&mut self.signals) - 1;
+        self.wake(rest, at_ns);
+        1
+    }
+
+    /// `Shared::wake`.
+    fn wake(&mut self, workers: usize, at_ns: &mut u64) {
+        if workers > 0 {
+            *at_ns += self.costs.call_ns;
+            self.signals += workers;
+            self.announce(Ready::Signal, *at_ns);
+        }
+    }
+
+    fn read_all(&mut self, worker: usize, events: &[Ready], at_ns: &mut u64) {
+        for event in events {
+            if let Ready::Connection(connection) = *event {
+                self.read(worker, connection, at_ns);
+            }
+        }
+    }
+
+    /// `Shared::read`: one chunk.
+    fn read(&mut self, worker: usize, connection: usize, at_ns: &mut u64) {
+        *at_ns += self.costs.call_ns;
+        let inbox = &mut self.inboxes[connection];
+        let count = inbox.len().min(READ_MESSAGES);
+        let jobs = &self.arrivals.jobs;
+        let messages = inbox.drain(..count).map(|job| Message { job, long: jobs[job].long });
+        let (own, connection) = (&self.workers[worker].worker, &self.connections[connection]);
+        let mut wakes = self.scheduler.push(Some(own), connection, messages);
+        if count == READ_MESSAGES {
+            wakes += self.scheduler.push_visit(Some(own), connection.clone());
+        }
+        self.wake(wakes, at_ns);
+    }
+
+    /// A worker comes for more: `MessageSocket::done` and `recv`.
+    fn step(&mut self, worker: usize, now_ns: u64, record: &mut Record) {
+        let mut at_ns = now_ns;
+        if let Some(done) = self.workers[worker].working_on.take() {
+            let wakes = self.scheduler.finish(Some(&self.workers[worker].worker), &done.source, done.class);
+            self.wake(wakes, &mut at_ns);
+        }
+        let events_max = self.events_max();
+        let own = &mut self.workers[worker];
+        if let Some(taken) = own.hand.pop_front() {
+            return self.work(worker, taken, at_ns, record);
+        }
+        if own.taken > 0 {
+            own.size.observe(now_ns - own.taken_at_ns, std::mem::take(&mut own.taken));
+        }
+        at_ns += self.costs.queue_ns;
+        match self.scheduler.take(&own.worker, own.size.want(), &mut own.hand) {
+            Take::Messages => {
+                own.taken = own.hand.len();
+                own.taken_at_ns = at_ns;
+                own.busy = true;
+                if let Some(first) = own.hand.pop_front() {
+                    let wakes = self.scheduler.pass_on();
+                    self.wake(wakes, &mut at_ns);
+                    self.work(worker, first, at_ns, record);
+                }
+            }
+            Take::Visit(connection) => {
+                // Others have their turn before one that always has more.
+                self.poll(worker, &mut at_ns);
+                self.read(worker, connection.0.index, &mut at_ns);
+                self.clock.plan(at_ns, Event::Step { worker });
+            }
+            Take::Nothing if std::mem::take(&mut own.busy) => {
+                self.poll(worker, &mut at_ns);
+                self.clock.plan(at_ns, Event::Step { worker });
+            }
+            Take::Nothing => {
+                own.events_max = events_max;
+                if !self.scheduler.sleep() {
+                    self.clock.plan(at_ns, Event::Step { worker });
+                } else if self.ready.is_empty() {
+                    self.waiters.push_back(worker);
+                } else {
+                    self.clock.plan(at_ns + self.costs.call_ns, Event::Woken { worker });
+                }
+            }
+        }
+    }
+
+    fn work(&mut self, worker: usize, taken: Taken<Handle>, now_ns: u64, record: &mut Record) {
+        let done_ns = record.begin(taken.message.job, now_ns, self.arrivals);
+        self.workers[worker].working_on = Some(taken);
+        self.clock.plan(done_ns, Event::Step { worker });
+    }
+
+    /// `Shared::poll`.
+    fn poll(&mut self, worker: usize, at_ns: &mut u64) {
+        *at_ns += self.costs.call_ns;
+        let events = self.take_events(self.events_max(), *at_ns);
+        let signals = self.take_signal(&events, at_ns);
+        self.scheduler.note_signals(signals);
+        self.read_all(worker, &events, at_ns);
+    }
+
+    fn events_max(&self) -> usize {
+        if self.scheduler.has_sleepers() { 1 } else { EVENTS_MAX }
+    }
+}

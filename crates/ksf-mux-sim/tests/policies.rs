@@ -1,0 +1,140 @@
+//! What the policies must show on paper. Every number follows from a seed.
+
+use ksf_mux_sim::{Arrivals, Costs, Load, Policy, Service, Span, Summary, simulate};
+
+const MIXED: Service = Service::Mixed { short_ns: 20_000, long_ns: 20_000_000, long_percent: 20 };
+const EVEN: Load<'static> = Load { service: MIXED, utilisation: 0.4, burst: 1, weights: &[1; 16], messages: 20_000 };
+const ORDERED: Policy = Policy::Ours { ordered: true, long_cap: None };
+const ALL: [Policy; 6] = [
+    Policy::OURS,
+    ORDERED,
+    Policy::Ours { ordered: false, long_cap: Some(2) },
+    Policy::Ideal,
+    Policy::Pinned,
+    Policy::Kcm,
+];
+
+fn summary(policy: Policy, workers: usize, costs: Costs, arrivals: &Arrivals) -> Summary {
+    Summary::of(arrivals, &simulate(policy, workers, costs, arrivals))
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    let load = Load { burst: 4, messages: 4000, ..EVEN };
+    assert_eq!(load.draw(4, 7), load.draw(4, 7));
+    assert_ne!(load.draw(4, 7), load.draw(4, 8));
+    for policy in ALL {
+        let run = || simulate(policy, 4, Costs::TYPICAL, &load.draw(4, 7));
+        assert_eq!(run(), run(), "{policy:?}");
+    }
+}
+
+/// `simulate` panics for a message that is lost or worked on twice.
+#[test]
+fn every_message_is_worked_on_once_and_no_worker_on_two() {
+    let exponential = Service::Exponential { mean_ns: 3_000 };
+    let loads = [
+        Load { burst: 8, ..EVEN },
+        Load { service: exponential, utilisation: 2.0, burst: 64, ..EVEN },
+        // More than one read brings, so that connections are visited again.
+        Load { service: exponential, utilisation: 0.9, burst: 2000, weights: &[1, 5], ..EVEN },
+    ];
+    for load in loads {
+        let arrivals = load.draw(4, 1);
+        for policy in ALL {
+            let spans = simulate(policy, 4, Costs::TYPICAL, &arrivals);
+            assert_eq!(spans.len(), arrivals.jobs.len());
+            assert!(most_at_once(&spans) <= 4, "{policy:?}");
+            for (span, job) in spans.iter().zip(&arrivals.jobs) {
+                assert!(span.began_ns >= job.arrived_ns && span.done_ns - span.began_ns == job.service_ns);
+            }
+        }
+    }
+}
+
+#[test]
+fn without_costs_it_is_as_good_as_the_ideal_queue() {
+    for burst in [1, 8] {
+        for workers in [2, 4, 8, 16] {
+            let arrivals = Load { burst, ..EVEN }.draw(workers, 1);
+            let ours = summary(Policy::OURS, workers, Costs::NONE, &arrivals);
+            let ideal = summary(Policy::Ideal, workers, Costs::NONE, &arrivals);
+            let bound_ns = ideal.p99_ns + ideal.p99_ns / 10;
+            assert!(ours.p99_ns <= bound_ns, "{workers} workers, bursts of {burst}: {ours:?}, ideal {ideal:?}");
+            assert!(ours.mean_ns <= 1.1 * ideal.mean_ns, "{workers} workers, bursts of {burst}: {ours:?}, {ideal:?}");
+        }
+    }
+}
+
+#[test]
+fn with_costs_quick_messages_wait_less_than_a_third_of_what_kcm_makes_them_wait() {
+    for burst in [1, 8] {
+        let arrivals = Load { burst, ..EVEN }.draw(8, 1);
+        let [ours, kcm] = [Policy::OURS, Policy::Kcm].map(|policy| summary(policy, 8, Costs::TYPICAL, &arrivals));
+        assert!(ours.p99_ns * 10 <= kcm.p99_ns * 3, "bursts of {burst}: {ours:?}, KCM {kcm:?}");
+    }
+}
+
+/// Pinned, the worker with most work needs `skew` times as long as all workers together would: that is the gain that
+/// the skew allows.
+#[test]
+fn a_skewed_load_gains_what_the_skew_allows() {
+    let loads: [&[u32]; 3] = [&[3, 1], &[1, 1, 1, 5], &[8, 1, 1, 1, 1, 1, 1, 1]];
+    for weights in loads {
+        let workers = weights.len();
+        let service = Service::Fixed { ns: 100_000 };
+        let arrivals = Load { service, utilisation: 50.0, burst: 4, weights, messages: 20_000 }.draw(workers, 1);
+        let rate = |policy| summary(policy, workers, Costs::TYPICAL, &arrivals).per_second;
+        let (gain, bound) = (rate(Policy::OURS) / rate(Policy::Pinned), arrivals.skew(workers));
+        assert!(bound > 1.45, "{bound}");
+        assert!(gain >= 0.9 * bound, "{weights:?}: a gain of {gain}, allowed {bound}");
+    }
+}
+
+#[test]
+fn equal_shares_of_cheap_messages_lose_little_to_pinned_connections() {
+    let service = Service::Fixed { ns: 2_000 };
+    let arrivals = Load { service, utilisation: 20.0, burst: 64, messages: 100_000, ..EVEN }.draw(4, 1);
+    let rate = |policy| summary(policy, 4, Costs::TYPICAL, &arrivals).per_second;
+    let (ours, pinned) = (rate(Policy::OURS), rate(Policy::Pinned));
+    assert!(ours >= 0.95 * pinned, "{ours} against {pinned} per second");
+}
+
+#[test]
+fn lanes_keep_their_order() {
+    let arrivals = Load { burst: 8, ..EVEN }.draw(4, 1);
+    let in_order = |policy| {
+        let spans = simulate(policy, 4, Costs::TYPICAL, &arrivals);
+        let mut done_ns = vec![0; arrivals.connections];
+        arrivals.jobs.iter().zip(&spans).all(|(job, span)| {
+            let before_ns = std::mem::replace(&mut done_ns[job.connection], span.done_ns);
+            span.began_ns >= before_ns
+        })
+    };
+    assert!(in_order(ORDERED));
+    assert!(!in_order(Policy::OURS), "this load tells nothing about order");
+}
+
+#[test]
+fn a_cap_keeps_workers_free_for_quick_messages() {
+    let arrivals = EVEN.draw(4, 1);
+    let capped = Policy::Ours { ordered: false, long_cap: Some(2) };
+    let spans = simulate(capped, 4, Costs::TYPICAL, &arrivals);
+    let long: Vec<_> = arrivals.jobs.iter().zip(&spans).filter(|(job, _)| job.long).map(|(_, span)| *span).collect();
+    assert_eq!(most_at_once(&long), 2);
+    let summary = Summary::of(&arrivals, &spans);
+    assert!(summary.p99_ns < 100_000, "quick messages wait for long ones: {summary:?}");
+}
+
+/// Most messages that were worked on at the same time.
+fn most_at_once(spans: &[Span]) -> usize {
+    // Ends before beginnings of the same time.
+    let mut edges: Vec<_> = spans.iter().flat_map(|span| [(span.began_ns, 1), (span.done_ns, -1)]).collect();
+    edges.sort_unstable();
+    let mut now = 0;
+    let counts = edges.iter().map(|(_, step)| {
+        now += step;
+        now
+    });
+    counts.max().unwrap_or(0) as usize
+}
