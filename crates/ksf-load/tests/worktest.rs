@@ -175,10 +175,14 @@ fn a_server_that_goes_takes_what_is_in_flight_with_it() {
 #[test]
 fn an_open_loop_that_finds_no_room_says_so() {
     // A message per microsecond, and no round trip is that short.
-    let ran = run_worktest(&format!("{} --rate 1M -a 1 -c 2000", good_server()));
+    let ran = run_worktest(&format!("{} --rate 1M --arrival constant -a 1 -c 2000", good_server()));
     ran.assert_clean(2000);
     let open = ran.report().run.open.as_ref().unwrap();
     assert!(open.bound_hits > 0);
+    // The last one was due after two milliseconds and waited for the round trips of all others: its latency, which
+    // counts from when it was due, is the rest of the run.
+    let run = &ran.report().run;
+    assert!(run.latency.max_us >= run.wall_s * 1e6 - 2000.0, "{} of {} s", run.latency.max_us, run.wall_s);
     assert!(ran.report().warnings.iter().any(|warning| warning.code == "in-flight-bound"));
 }
 

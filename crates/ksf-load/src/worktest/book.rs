@@ -210,7 +210,7 @@ impl Book {
             Reply::Malformed => {
                 self.fault(at, Fault::Malformed, 1, "a reply of another length or status than a reply has");
                 self.close(at, "it cannot be read any further");
-                return Taken::Unreadable;
+                Taken::Unreadable
             }
             Reply::Done(name) | Reply::Busy(name) | Reply::Corrupt(name) => self.named(at, name, reply, now_ns),
         }
