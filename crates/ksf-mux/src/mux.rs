@@ -586,15 +586,17 @@ impl Shared {
 
     /// A connection brings no more messages.
     pub(crate) fn end(&self, link: &Arc<Link>, error: ConnectionError) {
-        if link.error.set(error.clone()).is_err() {
+        // Also where the peer's direction ended before: nothing can be sent any more.
+        let failed = matches!(error, ConnectionError::Socket { .. } | ConnectionError::SendTimeout { .. });
+        if link.error.set(error.clone()).is_ok() {
+            if let Some(Attachment { ended, .. }) = link.attachment.get() {
+                ended(link, &error);
+            }
+            self.counts.ends.note(&error);
+            self.events.push(Event::Ended { connection: link.id, error });
+        } else if !failed {
             return;
         }
-        if let Some(Attachment { ended, .. }) = link.attachment.get() {
-            ended(link, &error);
-        }
-        self.counts.ends.note(&error);
-        let failed = matches!(error, ConnectionError::Socket { .. } | ConnectionError::SendTimeout { .. });
-        self.events.push(Event::Ended { connection: link.id, error });
         if failed {
             let leftover = link.outbox.fail();
             if leftover.uncertain > 0 {

@@ -39,14 +39,14 @@ pub struct Lane<M>(Mutex<LaneState<M>>);
 
 #[derive(Debug)]
 struct LaneState<M> {
-    /// Messages in a queue or with a worker.
-    running: usize,
+    /// A message is in a queue or with a worker.
+    busy: bool,
     waiting: VecDeque<M>,
 }
 
 impl<M> Default for Lane<M> {
     fn default() -> Self {
-        Self(Mutex::new(LaneState { running: 0, waiting: VecDeque::new() }))
+        Self(Mutex::new(LaneState { busy: false, waiting: VecDeque::new() }))
     }
 }
 
@@ -59,6 +59,9 @@ pub struct Taken<S: Source> {
     pub message: S::Message,
     /// Its class, if that is capped.
     pub class: Option<usize>,
+    /// In a connection that keeps its order: another message waits for this one, and all workers are busy, so that the
+    /// answer may wait for the next one.
+    pub more: bool,
 }
 
 /// What [`Scheduler::take`] found.
@@ -180,9 +183,9 @@ impl<S: Source> Scheduler<S> {
         let wanted = if let Some(lane) = source.lane() {
             let mut lane = lock(&lane.0);
             // While the lane is busy they wait in it; whoever finishes the last one running takes the next.
-            let head = if lane.running == 0 { messages.next() } else { None };
+            let head = if lane.busy { None } else { messages.next() };
             lane.waiting.extend(messages);
-            lane.running += usize::from(head.is_some());
+            lane.busy |= head.is_some();
             drop(lane);
             self.append(worker, head.map(|message| Entry::Message(source.clone(), message)))
         } else {
@@ -229,29 +232,16 @@ impl<S: Source> Scheduler<S> {
     pub fn give_back(&self, hand: impl DoubleEndedIterator<Item = Taken<S>>) -> usize {
         let mut wakes = 0;
         // The youngest first, each in front of those that are younger.
-        for Taken { source, message, class } in hand.rev() {
+        for Taken { source, message, class, .. } in hand.rev() {
             let mut parked = None;
             if let Some(class) = class.and_then(|class| self.classes.get(class)) {
                 let mut state = lock(&class.state);
                 state.running -= 1;
                 parked = state.parked.pop_front();
             }
-            let mut head = Some(message);
-            if let Some(lane) = source.lane() {
-                let mut lane = lock(&lane.0);
-                if lane.running > 1
-                    && let Some(message) = head.take()
-                {
-                    // An older one is in a queue or with a worker.
-                    lane.running -= 1;
-                    lane.waiting.push_front(message);
-                }
-            }
             let mut entries = lock(&self.common.entries);
             let before = entries.len();
-            if let Some(message) = head {
-                entries.push_front(Entry::Message(source, message));
-            }
+            entries.push_front(Entry::Message(source, message));
             entries.extend(parked.map(|(source, message)| Entry::Message(source, message)));
             let added = entries.len() - before;
             self.common.len.fetch_add(added, Ordering::SeqCst);
@@ -274,9 +264,8 @@ impl<S: Source> Scheduler<S> {
         }
         if let Some(lane) = source.lane() {
             let mut lane = lock(&lane.0);
-            lane.running -= 1;
-            let next = if lane.running == 0 { lane.waiting.pop_front() } else { None };
-            lane.running += usize::from(next.is_some());
+            let next = lane.waiting.pop_front();
+            lane.busy = next.is_some();
             drop(lane);
             wanted += self.append(worker, next.map(|message| Entry::Message(source.clone(), message)));
         }
@@ -436,8 +425,11 @@ impl<S: Source> Scheduler<S> {
         let queued = self.queued.fetch_sub(popped, Ordering::SeqCst);
         debug_assert!(popped <= len && popped <= queued, "taken before it was counted");
         drop(entries);
-        if taken == 1 {
-            self.fill_from_lane(want, hand);
+        if want > 1
+            && let Some(last) = hand.back_mut().filter(|_| taken == 1)
+            && let Some(lane) = last.source.lane()
+        {
+            last.more = !lock(&lane.0).waiting.is_empty();
         }
         found
     }
@@ -454,20 +446,7 @@ impl<S: Source> Scheduler<S> {
             }
             state.running += 1;
         }
-        Some(Taken { source, message, class })
-    }
-
-    /// The rest of a batch from a connection that keeps its order: what waits in its lane, up to one that is capped.
-    fn fill_from_lane(&self, want: usize, hand: &mut VecDeque<Taken<S>>) {
-        let Some(source) = hand.back().map(|first| first.source.clone()) else { return };
-        let Some(lane) = source.lane() else { return };
-        let mut lane = lock(&lane.0);
-        for _ in 1..want {
-            let plain = lane.waiting.front().is_some_and(|message| source.class(message).is_none());
-            let Some(message) = lane.waiting.pop_front_if(|_| plain) else { return };
-            lane.running += 1;
-            hand.push_back(Taken { source: source.clone(), message, class: None });
-        }
+        Some(Taken { source, message, class, more: false })
     }
 }
 
@@ -694,21 +673,21 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_lets_one_pass_and_fills_batches_from_those_that_wait() {
+    fn a_lane_lets_one_pass_at_a_time() {
         let scheduler = Scheduler::new(&[]);
         let worker = scheduler.join();
         let peer = in_order();
         scheduler.push(Some(&worker), &peer, 0..5);
-        assert_eq!(take(&scheduler, &worker, 3), [0, 1, 2]);
-        assert_eq!(take(&scheduler, &worker, 3), []);
-        scheduler.finish(Some(&worker), &peer, None);
-        scheduler.finish(Some(&worker), &peer, None);
-        assert_eq!(take(&scheduler, &worker, 3), [], "2 is not done");
-        scheduler.finish(Some(&worker), &peer, None);
-        assert_eq!(take(&scheduler, &worker, 1), [3]);
+        for expected in 0..5 {
+            let mut hand = VecDeque::new();
+            scheduler.take(&worker, 3, &mut hand);
+            assert_eq!(hand.len(), 1);
+            assert_eq!((hand[0].message, hand[0].more), (expected, expected < 4));
+            assert_eq!(take(&scheduler, &worker, 3), [], "{expected} is not done");
+            scheduler.finish(Some(&worker), &peer, None);
+        }
         scheduler.push(Some(&worker), &peer, [5]);
-        scheduler.finish(Some(&worker), &peer, None);
-        assert_eq!(take(&scheduler, &worker, 9), [4, 5]);
+        assert_eq!(take(&scheduler, &worker, 9), [5]);
     }
 
     #[test]

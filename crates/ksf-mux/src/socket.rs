@@ -157,7 +157,9 @@ impl MessageSocket {
             let left = left.map(|left| Timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos().into() });
             if self.disabled.load(Ordering::SeqCst) {
                 // A wake-up may have been meant for this worker.
-                self.mux.0.wake(self.mux.0.scheduler.decline());
+                let scheduler = &self.mux.0.scheduler;
+                let left = self.worker.as_ref().map_or(0, |worker| scheduler.yield_all(worker));
+                self.mux.0.wake(left + scheduler.decline());
                 return Err(RecvError::Disabled);
             }
             self.wait(left.as_ref())?;
@@ -174,17 +176,26 @@ impl MessageSocket {
 
     /// A message that is there already.
     fn next(&self) -> Option<Result<Message, RecvError>> {
-        let shared = &self.mux.0;
         let mut own = self.lock();
         let own = &mut *own;
         if let Some(taken) = own.hand.pop_front() {
-            return Some(Ok(Message::new(taken, !own.hand.is_empty())));
+            let more = !own.hand.is_empty();
+            return Some(Ok(Message::new(taken, more)));
         }
-        if let Some(link) = own.corked.take()
-            && link.corked.load(Ordering::SeqCst)
-        {
-            shared.send(&link);
+        let corked = own.corked.take();
+        let found = self.take(own);
+        match (&found, corked) {
+            // What was held back leaves with the answer to this one.
+            (Some(Ok(message)), Some(link)) if message.is_of(&link) => own.corked = Some(link),
+            (_, Some(link)) if link.corked.load(Ordering::SeqCst) => self.mux.0.send(&link),
+            _ => {}
         }
+        found
+    }
+
+    /// A message from the queues.
+    fn take(&self, own: &mut Own) -> Option<Result<Message, RecvError>> {
+        let shared = &self.mux.0;
         if own.taken > 0 {
             own.size.observe(now().since(own.taken_at).as_nanos() as u64, own.taken);
             own.taken = 0;
@@ -222,10 +233,11 @@ impl MessageSocket {
                     own.taken = own.hand.len();
                     own.taken_at = now();
                     let first = own.hand.pop_front()?;
-                    if !own.hand.is_empty() {
+                    let more = first.more || !own.hand.is_empty();
+                    if more {
                         own.corked = Some(Arc::clone(&first.source));
                     }
-                    return Some(Ok(Message::new(first, !own.hand.is_empty())));
+                    return Some(Ok(Message::new(first, more)));
                 }
             }
         }
@@ -243,7 +255,7 @@ impl MessageSocket {
     /// younger ones.
     pub fn give_back(&self, mut message: Message) {
         let Some(source) = message.link.take() else { return };
-        let taken = Taken { source, message: message.bytes.clone(), class: message.class };
+        let taken = Taken { source, message: message.bytes.clone(), class: message.class, more: false };
         let shared = &self.mux.0;
         shared.wake(shared.scheduler.give_back(std::iter::once(taken)));
     }
@@ -460,6 +472,10 @@ impl Message {
     /// True when another message was handed to the same worker with this one, and will be worked on next.
     pub(crate) fn has_more(&self) -> bool {
         self.more
+    }
+
+    fn is_of(&self, link: &Arc<Link>) -> bool {
+        self.link.as_ref().is_some_and(|own| Arc::ptr_eq(own, link))
     }
 
     pub(crate) fn link(&self) -> Option<&Arc<Link>> {

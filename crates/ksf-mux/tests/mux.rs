@@ -142,6 +142,25 @@ fn in_order_one_at_a_time() {
 }
 
 #[test]
+fn in_order_the_next_message_waits_until_the_one_before_is_dropped() {
+    let mut with_order = options();
+    with_order.ordering = ksf_mux::Ordering::OneAtATime;
+    let mux = Mux::new(with_order).unwrap();
+    let socket = mux.socket().unwrap();
+    let (mut client, server) = pair();
+    mux.attach(server).unwrap();
+    client.write_all(&frame(b"x").repeat(500)).unwrap();
+    // Cheap messages: a worker takes more and more of them at once, where it may.
+    for _ in 0..498 {
+        drop(socket.recv_timeout(PATIENCE).unwrap());
+    }
+    let held = socket.recv_timeout(PATIENCE).unwrap();
+    assert!(matches!(socket.try_recv(), Err(RecvError::WouldBlock)), "two at once");
+    drop(held);
+    assert_eq!(socket.recv_timeout(PATIENCE).unwrap().bytes(), b"x");
+}
+
+#[test]
 fn an_end_is_reported_after_the_last_message_to_reader_and_monitor() {
     let mux = Mux::new(options()).unwrap();
     assert_eq!(mux.event(), None);

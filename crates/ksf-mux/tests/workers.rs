@@ -176,7 +176,14 @@ fn one_connection_occupies_all_workers_where_order_is_free() {
 
 #[test]
 fn answers_keep_the_order_of_requests_also_deferred_ones() {
-    let running = start(Scripted::new(Order::Requests, 1), 4, Limits::default());
+    // A lone worker is always busy, and takes several messages at once where it may.
+    for workers in [1, 4] {
+        keeps_order(workers);
+    }
+}
+
+fn keeps_order(workers: usize) {
+    let running = start(Scripted::new(Order::Requests, 1), workers, Limits::default());
     let mut client = running.connect();
     let mut expected = Vec::new();
     let mut bytes = Vec::new();
