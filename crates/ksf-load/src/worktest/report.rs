@@ -334,7 +334,9 @@ fn warnings(plan: &Plan, run: &Run) -> Vec<WarningReport> {
     let share = |seconds: f64| per(seconds, run.wall_s);
     let busy = share(run.cpu_s + run.runqueue_wait_s);
     let several = plan.rooms().iter().sum::<usize>() > 1;
-    if several && busy > BUSY_SHARE {
+    // Who spins is busy on purpose; whether it was late all the same is told below.
+    let spins = matches!(plan.pace, Pace::Open { spin, .. } if !spin.is_zero());
+    if several && !spins && busy > BUSY_SHARE {
         warn(
             "generator-busy",
             format!(
