@@ -122,7 +122,9 @@ impl Load {
         match load.pace {
             Pace::Connection => {}
             Pace::Window => drop(command.arg("--spread")),
-            Pace::Rate(per_s) => drop(command.args(["--rate", &per_s.to_string()])),
+            // Without sleep in between: on a virtual machine a CPU that sleeps wakes up so late that this would be all
+            // that is measured.
+            Pace::Rate(per_s) => drop(command.args(["--rate", &per_s.to_string(), "--spin", "5ms"])),
         }
         command.args(["--seed", &seed.to_string()]);
         match self.amount {

@@ -73,7 +73,7 @@ fn a_weight_is_what_a_connection_has_in_flight() {
 #[test]
 fn a_window_holds_for_all_connections_together() {
     let server = work_server(|_, _| Vec::new());
-    let ran = run_worktest(&format!("{server} --weights 3:1 -a 5 --spread -c 100 --timeout 300ms"));
+    let ran = run_worktest(&format!("{server} -n 3 -a 5 --spread -c 100 --timeout 300ms"));
     assert_eq!(ran.faults(), [("lost", 5)], "{}", ran.stderr);
 }
 

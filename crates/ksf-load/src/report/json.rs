@@ -373,14 +373,14 @@ fn faults_by_name(faults: &Faults) -> BTreeMap<String, u64> {
 
 /// Three decimals: nanoseconds for times in us, and more than rates deserve. Fewer than 16 digits in all also make
 /// every reader of the document get the same number.
-fn milli(value: f64) -> f64 {
+pub(crate) fn milli(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
 
-fn micro(value: f64) -> f64 {
+pub(crate) fn micro(value: f64) -> f64 {
     (value * 1e6).round() / 1e6
 }
 
-fn nano(value: f64) -> f64 {
+pub(crate) fn nano(value: f64) -> f64 {
     (value * 1e9).round() / 1e9
 }
