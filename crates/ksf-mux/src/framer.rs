@@ -10,6 +10,7 @@ use ksf_bpf_framing::{RunError, Verdict};
 
 use crate::error::ConnectionError;
 use crate::options::{Limits, MessageFraming};
+use crate::run::Found;
 
 /// Cuts a stream.
 #[derive(Debug)]
@@ -57,7 +58,7 @@ impl Framer {
         chunk: &Chunk,
         now: Time,
         limits: &Limits,
-        messages: &mut Vec<Chunk>,
+        messages: &mut Vec<Found>,
     ) -> Result<(), ConnectionError> {
         let mut at = 0;
         while at < chunk.len() {
@@ -101,14 +102,14 @@ impl Framer {
         at: &mut usize,
         now: Time,
         limits: &Limits,
-        messages: &mut Vec<Chunk>,
+        messages: &mut Vec<Found>,
     ) -> Result<(), ConnectionError> {
         let rest = &chunk[*at..];
         match self.front(rest, 0, limits)? {
             Front::Part(part) if part.last && part.total_bytes() <= rest.len() => {
                 check_size(part.body_bytes, limits)?;
                 let start = *at + part.header_bytes;
-                messages.push(chunk.slice(start..start + part.body_bytes));
+                messages.push(Found::InPlace(start as u32..(start + part.body_bytes) as u32));
                 *at += part.total_bytes();
             }
             front => {
@@ -137,7 +138,7 @@ impl Framer {
         chunk: &Chunk,
         at: &mut usize,
         limits: &Limits,
-        messages: &mut Vec<Chunk>,
+        messages: &mut Vec<Found>,
     ) -> Result<(), ConnectionError> {
         let rest = &chunk[*at..];
         if let Some(part) = self.cut.part {
@@ -185,7 +186,7 @@ impl Framer {
     }
 
     /// Ends the current part if it is complete, and the message with its last part.
-    fn complete_part(&mut self, messages: &mut Vec<Chunk>) {
+    fn complete_part(&mut self, messages: &mut Vec<Found>) {
         let Some(part) = self.cut.part else { return };
         if self.wire.len() < self.cut.complete + part.total_bytes() {
             return;
@@ -205,7 +206,7 @@ impl Framer {
                 end += len;
             }
             wire.truncate(end);
-            messages.push(Chunk::from_vec(wire));
+            messages.push(Found::Assembled(Chunk::from_vec(wire)));
             self.cut = Cut::default();
         }
     }
@@ -331,7 +332,13 @@ mod tests {
         for chunk in chunks.iter().copied().chain([usize::MAX]) {
             let (now, later) = rest.split_at(chunk.min(rest.len()));
             rest = later;
-            if let Err(stop) = framer.push(&Chunk::from_vec(now.to_vec()), Time(1), limits, &mut messages) {
+            let (chunk, mut found) = (Chunk::from_vec(now.to_vec()), Vec::new());
+            let pushed = framer.push(&chunk, Time(1), limits, &mut found);
+            messages.extend(found.into_iter().map(|found| match found {
+                Found::InPlace(range) => chunk[range.start as usize..range.end as usize].to_vec(),
+                Found::Assembled(message) => message.to_vec(),
+            }));
+            if let Err(stop) = pushed {
                 error = Some(stop);
                 break;
             }
@@ -340,7 +347,7 @@ mod tests {
         let mut unread = framer.take_unread();
         assert_eq!(framer.unfinished_bytes(), 0);
         unread.extend_from_slice(rest);
-        Cut { messages: messages.iter().map(|message| message.to_vec()).collect(), error, unread }
+        Cut { messages, error, unread }
     }
 
     /// A stream of messages of these lengths, with fragments where the framing has them, and something in the end.

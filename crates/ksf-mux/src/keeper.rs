@@ -6,14 +6,15 @@
 //! thread sleeps.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use ksf::limits::Time;
 
 use crate::link::Link;
 use crate::mux::{Shared, now};
+use crate::socket::Own;
 use crate::sync::Arc;
 
 /// Longest time a reply waits for others to leave with, when its worker is held up by the next message.
@@ -33,6 +34,13 @@ const CALM_LOOKS: u32 = 100;
 pub(crate) struct Keeper {
     list: Mutex<List>,
     changed: Condvar,
+    /// It comes by within [`CORK`] anyway.
+    is_brisk: AtomicBool,
+    /// A worker may hold messages that others could work on.
+    hands: AtomicBool,
+    workers: Mutex<Vec<Weak<Mutex<Own>>>>,
+    /// Sockets that linger.
+    lingering: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -53,13 +61,20 @@ impl std::fmt::Debug for Link {
 
 impl Keeper {
     pub(crate) fn new() -> Self {
-        Self { list: Mutex::default(), changed: Condvar::new() }
+        Self {
+            list: Mutex::default(),
+            changed: Condvar::new(),
+            is_brisk: AtomicBool::new(false),
+            hands: AtomicBool::new(false),
+            workers: Mutex::default(),
+            lingering: AtomicUsize::new(0),
+        }
     }
 
     /// Puts a connection on the list, if it is not there, to be looked at within this time.
     pub(crate) fn look_after(&self, link: &Arc<Link>, within: Duration) {
         let is_new = !link.listed.swap(true, Ordering::SeqCst);
-        if !is_new && within > CORK {
+        if !is_new && (within > CORK || (within == CORK && self.is_brisk.load(Ordering::SeqCst))) {
             return;
         }
         let mut list = self.lock();
@@ -69,11 +84,59 @@ impl Keeper {
         self.hurry(list, within);
     }
 
+    /// Looks after what a worker has in its hand, from now on.
+    pub(crate) fn watch(&self, own: &Arc<Mutex<Own>>) {
+        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        workers.retain(|worker| worker.strong_count() > 0);
+        workers.push(Arc::downgrade(own));
+    }
+
+    /// A worker took several messages: they are given to others if it is held up by one of them.
+    pub(crate) fn come_by(&self) {
+        if !self.hands.load(Ordering::SeqCst) && !self.hands.swap(true, Ordering::SeqCst) {
+            self.hurry(self.lock(), CORK);
+        }
+    }
+
+    /// Gives what held-up workers have in their hands to others. Whether any worker has a hand.
+    fn look_at_hands(&self, shared: &Shared) -> bool {
+        // First down, then the look: whoever takes a hand from here on puts it up again.
+        self.hands.store(false, Ordering::SeqCst);
+        let workers: Vec<_> = {
+            let workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+            workers.iter().filter_map(Weak::upgrade).collect()
+        };
+        let mut any = false;
+        for own in workers {
+            // A worker that is at its hand now is not held up.
+            let Ok(mut own) = own.try_lock() else {
+                any = true;
+                continue;
+            };
+            let (has_hand, left) = own.look();
+            drop(own);
+            any |= has_hand;
+            if !left.is_empty() {
+                shared.wake(shared.scheduler.give_back(left.into_iter()));
+            }
+        }
+        if any {
+            self.hands.store(true, Ordering::SeqCst);
+        }
+        any
+    }
+
     /// Closes a socket when its peer has, or at `deadline`.
     pub(crate) fn linger(&self, socket: OwnedFd, deadline: Time) {
+        self.lingering.fetch_add(1, Ordering::SeqCst);
         let mut list = self.lock();
         list.lingering.push((socket, deadline));
         self.hurry(list, TIMED);
+    }
+
+    /// Sockets that linger.
+    pub(crate) fn lingering(&self) -> usize {
+        self.lingering.load(Ordering::SeqCst)
     }
 
     pub(crate) fn stop(&self) {
@@ -105,13 +168,18 @@ impl Keeper {
             let mut lingering = std::mem::take(&mut list.lingering);
             drop(list);
             let time = now();
+            let before = lingering.len();
             lingering.retain(|(socket, deadline)| time < *deadline && !has_ended(socket));
+            keeper.lingering.fetch_sub(before - lingering.len(), Ordering::SeqCst);
             let mut soonest = (!lingering.is_empty()).then_some(TIMED);
             links.retain(|link| {
                 let next = look(shared, link);
                 soonest = soonest.into_iter().chain(next).min();
                 next.is_some()
             });
+            if keeper.look_at_hands(shared) {
+                soonest = Some(soonest.map_or(CORK, |soonest| soonest.min(CORK)));
+            }
             calm = if soonest.is_some_and(|soonest| soonest <= CORK) { 0 } else { calm + 1 };
             if calm < CALM_LOOKS {
                 soonest = soonest.into_iter().chain([CORK]).min();
@@ -121,6 +189,16 @@ impl Keeper {
             list.links.append(&mut links);
             list.lingering.append(&mut lingering);
             list.sleeps = soonest;
+            if soonest.is_none_or(|soonest| soonest > CORK) {
+                keeper.is_brisk.store(false, Ordering::SeqCst);
+                if keeper.hands.load(Ordering::SeqCst) {
+                    // Put up since the look: whoever did found the thread awake.
+                    list.sleeps = Some(CORK);
+                    soonest = Some(CORK);
+                }
+            } else {
+                keeper.is_brisk.store(true, Ordering::SeqCst);
+            }
             if list.stop {
                 break;
             }

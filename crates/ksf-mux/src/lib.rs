@@ -36,6 +36,7 @@ mod monitor;
 mod mux;
 mod options;
 mod outbox;
+mod run;
 pub mod scheduler;
 mod service;
 mod socket;

@@ -5,14 +5,13 @@ use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use ksf::pool::Chunk;
-
 use crate::baton::Baton;
 use crate::error::ConnectionError;
 use crate::framer::Framer;
 use crate::mux::{ConnectionId, Shared};
 use crate::options::{self, Limits, MessageFraming};
 use crate::outbox::{Outbox, SendProgress};
+use crate::run::Run;
 use crate::scheduler::{Lane, Source};
 use crate::sync::{Arc, Mutex};
 
@@ -24,7 +23,7 @@ pub(crate) struct Link {
     /// Its bounds: those of the multiplexor, unless it was attached with others.
     /// Limits of its own, where it has some. Those of the multiplexor as a whole hold nevertheless.
     own_limits: Option<Arc<Limits>>,
-    lane: Option<Lane<Chunk>>,
+    lane: Option<Lane<Run>>,
     pub(crate) reader: Baton<Reader>,
     pub(crate) outbox: Outbox<OwnedFd>,
     /// Bytes and number of its messages that are not done with.
@@ -154,17 +153,18 @@ impl Link {
 }
 
 impl Source for Arc<Link> {
-    type Message = Chunk;
+    type Message = Run;
 
     fn is_same(&self, other: &Self) -> bool {
         Self::ptr_eq(self, other)
     }
 
-    fn lane(&self) -> Option<&Lane<Chunk>> {
+    fn lane(&self) -> Option<&Lane<Run>> {
         self.lane.as_ref()
     }
 
-    fn class(&self, message: &Chunk) -> Option<usize> {
-        self.mux.options.classify.as_ref()?(message)
+    fn class(&self, message: &Run) -> Option<usize> {
+        // Where there are classes each message travels alone.
+        self.mux.options.classify.as_ref()?(message.chunk())
     }
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use ksf::limits::Time;
-use ksf::output::{Output, Spares};
+use ksf::output::Output;
 use ksf::pool::{Chunk, Pool};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
@@ -24,6 +24,7 @@ use crate::link::{Attachment, Link};
 use crate::monitor::{Event, Events};
 use crate::options::{Limits, MessageFraming, Options};
 use crate::outbox::Sent;
+use crate::run::{self, Found, Run};
 use crate::scheduler::{Scheduler, Worker};
 use crate::socket::MessageSocket;
 use crate::sync::{Arc, Mutex};
@@ -89,6 +90,7 @@ pub(crate) struct Shared {
     pub(crate) reports: Mutex<std::collections::VecDeque<(ConnectionId, ConnectionError)>>,
     pub(crate) reports_wanted: AtomicUsize,
     users: AtomicUsize,
+    keeper_thread: Mutex<Option<std::thread::JoinHandle<()>>>,
     stopped: AtomicBool,
     /// Whose turn it is for a message to any connection.
     pub(crate) turn: AtomicUsize,
@@ -171,12 +173,14 @@ impl Mux {
             reports: Mutex::default(),
             reports_wanted: AtomicUsize::new(0),
             users: AtomicUsize::new(1),
+            keeper_thread: Mutex::default(),
             stopped: AtomicBool::new(false),
             turn: AtomicUsize::new(0),
             counts: MuxCounts::default(),
         });
         let keeper = Arc::clone(&shared);
-        std::thread::Builder::new().name("ksf-mux-keeper".into()).spawn(move || Keeper::run(&keeper))?;
+        let thread = std::thread::Builder::new().name("ksf-mux-keeper".into()).spawn(move || Keeper::run(&keeper))?;
+        *shared.keeper_thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
         Ok(Self(Handle(shared)))
     }
 
@@ -249,6 +253,11 @@ impl Mux {
         self.shared().limits()
     }
 
+    /// Connections closed from this side whose peers may still read what was sent last.
+    pub fn lingering(&self) -> usize {
+        self.shared().keeper.lingering()
+    }
+
     /// Bytes of messages that are not done with, and of those that have not arrived in full.
     pub fn memory(&self) -> usize {
         self.shared().memory.load(Ordering::SeqCst)
@@ -296,7 +305,10 @@ impl fmt::Debug for Mux {
 /// What a thread needs to receive: slots and a list, kept for their memory.
 pub(crate) struct Receiver {
     pool: Pool,
-    messages: Vec<Chunk>,
+    found: Vec<Found>,
+    runs: Vec<Run>,
+    /// Lists of places in a run, to be used again.
+    pub(crate) ranges: Vec<Vec<std::ops::Range<u32>>>,
 }
 
 impl Receiver {
@@ -307,7 +319,7 @@ impl Receiver {
     pub(crate) fn new() -> std::io::Result<Self> {
         let pool = Pool::new(ksf::pool::Memory::Anonymous, Self::SLOT_BYTES, Self::SLOTS)
             .map_err(|error| std::io::Error::other(error.to_string()))?;
-        Ok(Self { pool, messages: Vec::new() })
+        Ok(Self { pool, found: Vec::new(), runs: Vec::new(), ranges: Vec::new() })
     }
 
     /// Receives what is there, up to a slot. Where all slots hold messages somebody keeps: into a block of its own.
@@ -334,6 +346,8 @@ impl Receiver {
 pub(crate) struct Me<'a> {
     pub(crate) worker: Option<&'a Worker<Arc<Link>>>,
     pub(crate) receiver: &'a mut Receiver,
+    /// How many messages may travel together.
+    pub(crate) run_len: usize,
 }
 
 impl Shared {
@@ -519,21 +533,26 @@ impl Shared {
         Ok(())
     }
 
-    /// The same with what a service wrote, framing included.
-    pub(crate) fn send_framed(&self, link: &Arc<Link>, output: Output, spares: &mut Spares, more: bool) {
-        if output.is_empty() && !link.corked.load(Ordering::SeqCst) {
-            return;
+    /// Queues what a service wrote, framing included, to leave with what follows from the same worker, or within
+    /// [`keeper::CORK`].
+    pub(crate) fn hold_framed(&self, link: &Arc<Link>, output: &mut Output) {
+        if !output.is_empty() {
+            link.outbox.append(output);
+            link.counts.tx_messages.fetch_add(1, Ordering::Relaxed);
+            self.cork(link);
         }
-        link.outbox.append(output, spares);
-        self.queued(link, more);
+    }
+
+    fn cork(&self, link: &Arc<Link>) {
+        if !link.corked.load(Ordering::SeqCst) && !link.corked.swap(true, Ordering::SeqCst) {
+            self.keeper.look_after(link, keeper::CORK);
+        }
     }
 
     pub(crate) fn queued(&self, link: &Arc<Link>, more: bool) {
         link.counts.tx_messages.fetch_add(1, Ordering::Relaxed);
         if more {
-            if !link.corked.swap(true, Ordering::SeqCst) {
-                self.keeper.look_after(link, keeper::CORK);
-            }
+            self.cork(link);
         } else {
             self.send(link);
         }
@@ -635,17 +654,19 @@ impl Shared {
         }
     }
 
-    /// A message is done with. `worker`: the one that calls, if it comes for another at once.
+    /// Messages are done with; several only where none is in a class or a lane. `worker`: the one that calls, if it
+    /// comes for another at once.
     pub(crate) fn finish(
         &self,
         worker: Option<&Worker<Arc<Link>>>,
         link: &Arc<Link>,
+        messages: usize,
         bytes: usize,
         class: Option<usize>,
     ) {
         link.waiting_bytes.fetch_sub(bytes, Ordering::SeqCst);
         self.memory.fetch_sub(bytes, Ordering::SeqCst);
-        let left = link.waiting_messages.fetch_sub(1, Ordering::SeqCst) - 1;
+        let left = link.waiting_messages.fetch_sub(messages, Ordering::SeqCst) - messages;
         if class.is_some() || crate::scheduler::Source::lane(link).is_some() {
             self.wake(self.scheduler.finish(worker, link, class));
         }
@@ -727,9 +748,9 @@ impl Shared {
         chunk: &Chunk,
         me: &mut Me<'_>,
     ) -> (usize, Option<ConnectionError>) {
-        let messages = &mut me.receiver.messages;
+        let Receiver { found, runs, ranges, .. } = &mut *me.receiver;
         let had_unfinished = reader.framer.unfinished_bytes() > 0;
-        let cut = reader.framer.push(chunk, now(), &link.limits(), messages);
+        let cut = reader.framer.push(chunk, now(), &link.limits(), found);
         let unfinished = if cut.is_ok() { reader.framer.unfinished_bytes() } else { 0 };
         if unfinished > 0 || had_unfinished {
             self.charge(link, unfinished);
@@ -743,8 +764,8 @@ impl Shared {
                 self.relieve_memory();
             }
         }
-        let bytes: usize = messages.iter().map(|message| message.len()).sum();
-        let count = messages.len();
+        let bytes: usize = found.iter().map(Found::len).sum();
+        let count = found.len();
         if count == 0 {
             return (0, cut.err());
         }
@@ -754,7 +775,10 @@ impl Shared {
         link.waiting_messages.fetch_add(count, Ordering::SeqCst);
         link.waiting_bytes.fetch_add(bytes, Ordering::SeqCst);
         self.memory.fetch_add(bytes, Ordering::SeqCst);
-        (self.scheduler.push(me.worker, link, messages.drain(..)), cut.err())
+        // Where each is looked at by itself it also travels by itself.
+        let alone = self.options.classify.is_some() || crate::scheduler::Source::lane(link).is_some();
+        run::gather(chunk, found, if alone { 1 } else { me.run_len }, ranges, runs);
+        (self.scheduler.push(me.worker, link, runs.drain(..)), cut.err())
     }
 
     /// Notes how many bytes of an unfinished message a connection keeps.
@@ -909,6 +933,9 @@ impl Shared {
     /// The last user is gone.
     fn close(&self) {
         self.keeper.stop();
+        // It holds connections: they are gone when this returns. It has no handle, so it is not the one that calls.
+        let thread = self.keeper_thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let _ = thread.map(std::thread::JoinHandle::join);
         let all: Vec<_> = self.read_table().all.iter().map(|link| link.id).collect();
         for id in all {
             drop(self.detach(id));

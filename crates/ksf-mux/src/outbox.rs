@@ -163,21 +163,20 @@ impl<T: Transmit> Outbox<T> {
         Ok(self.added(&mut queue, bytes))
     }
 
-    /// Appends whatever a service wrote, framing included.
-    pub(crate) fn append(&self, mut output: Output, spares: &mut Spares) {
+    /// Appends whatever a service wrote, framing included; `output` is empty then.
+    pub(crate) fn append(&self, output: &mut Output) {
         let bytes = output.len();
         if bytes == 0 {
             return;
         }
         let mut queue = self.lock();
         let Queue { output: waiting, spares: of_queue, .. } = &mut *queue;
-        // Buffers stay with whom they are from, or one side would have all of them in the end.
         match output.as_slice() {
             Some(slice) => {
                 waiting.tail(of_queue).extend_from_slice(slice);
-                output.take().recycle(spares);
+                output.clear();
             }
-            None => waiting.append(output, of_queue),
+            None => waiting.append(std::mem::take(output), of_queue),
         }
         self.added(&mut queue, bytes);
     }

@@ -462,6 +462,10 @@ pub struct BatchSize {
 impl BatchSize {
     /// Work that may be bound to a worker beyond the message it works on.
     pub const WORK_MAX_NS: u64 = 50_000;
+    /// What a wake-up costs both sides: less work than this is done sooner than given away.
+    pub const WAKE_NS: u64 = 20_000;
+    /// Most messages that travel together.
+    pub const RUN_MAX: usize = 1024;
     /// Most messages taken at once.
     pub const MESSAGES_MAX: usize = 64;
 
@@ -473,6 +477,18 @@ impl BatchSize {
     /// Messages to take.
     pub fn want(&self) -> usize {
         let fit = Self::WORK_MAX_NS / self.message_ns.max(1);
+        usize::try_from(fit).unwrap_or(usize::MAX).clamp(1, Self::MESSAGES_MAX)
+    }
+
+    /// Messages that may travel together: they are worked on sooner than another worker wakes up.
+    pub fn run_len(&self) -> usize {
+        let fit = Self::WAKE_NS / self.message_ns.max(1);
+        usize::try_from(fit).unwrap_or(usize::MAX).clamp(1, Self::RUN_MAX)
+    }
+
+    /// Runs to take, of messages that travel together.
+    pub fn want_runs(&self) -> usize {
+        let fit = Self::WORK_MAX_NS / self.message_ns.max(1) / self.run_len() as u64;
         usize::try_from(fit).unwrap_or(usize::MAX).clamp(1, Self::MESSAGES_MAX)
     }
 

@@ -24,7 +24,7 @@ use crate::error::{ConnectionError, RecvError};
 use crate::link::{Attachment, Link};
 use crate::mux::Mux;
 use crate::options::{Classify, Limits, Options, Ordering as WorkOrder};
-use crate::socket::Message;
+use crate::socket::{InPlace, Message};
 use crate::sync::Arc;
 
 /// How a service is run by workers.
@@ -63,7 +63,6 @@ pub struct Workers<S: Service> {
 /// Messages whose answers come later.
 #[derive(Debug, Default)]
 struct Desk {
-    next_ticket: AtomicU64,
     due: Mutex<HashMap<u64, Due>>,
     /// Messages the service panicked with: answers to them are thrown away.
     dead: Mutex<HashSet<u64>>,
@@ -132,12 +131,19 @@ impl<S: Service> Workers<S> {
             env.shard = number;
             env.answers = Some(Arc::clone(&desk) as Arc<dyn Answers>);
             stats.push(Arc::clone(&env.stats));
-            let mut worker = Worker { service: Arc::clone(&service), desk: Arc::clone(&desk), env };
+            let mut worker = Worker {
+                service: Arc::clone(&service),
+                desk: Arc::clone(&desk),
+                env,
+                output: Output::default(),
+                // Far apart: no two workers come to the same.
+                ticket: (number as u64) << 48,
+            };
             let name = format!("ksf-worker-{number}");
             let thread = thread::Builder::new().name(name).spawn(move || {
                 loop {
-                    match socket.recv() {
-                        Ok(message) => worker.work(&socket, message),
+                    match socket.recv_in_place() {
+                        Ok(run) => worker.work(&socket, &run),
                         Err(RecvError::Stopped) => return,
                         // Waiting for events cannot fail but for want of memory: try again.
                         Err(_) => thread::yield_now(),
@@ -231,7 +237,8 @@ impl<S: Service> Adopter for Workers<S> {
         loop {
             // Again and again: a message that has begun to arrive may be whole now.
             self.mux.finish_reading();
-            if self.mux.connections().is_empty() || Instant::now() >= deadline {
+            let left = self.mux.connections().len() + self.mux.lingering();
+            if left == 0 || Instant::now() >= deadline {
                 break;
             }
             thread::sleep(LOOK_EVERY);
@@ -248,47 +255,74 @@ struct Worker<S: Service> {
     service: Arc<S>,
     desk: Arc<Desk>,
     env: Env,
+    /// What the service writes, before it is queued.
+    output: Output,
+    /// Number of the last message.
+    ticket: u64,
 }
 
 impl<S: Service> Worker<S> {
-    fn work(&mut self, socket: &crate::MessageSocket, message: Message) {
-        let Some(link) = message.link().cloned() else { return };
-        let Some(served) = served::<S>(&link) else { return };
+    /// Works on a run of messages of one connection, until its end or until the rest was given to others.
+    fn work(&mut self, socket: &crate::MessageSocket, run: &InPlace) {
+        let link = &run.link;
+        let Some(served) = served::<S>(link) else { return };
         let Some(mut state) = lock(&served.states).pop() else {
             debug_assert!(false, "more workers than states");
             return;
         };
-        self.env.stats.messages.add(1);
-        let ticket = self.desk.next_ticket.fetch_add(1, Ordering::Relaxed);
-        let id = message.connection();
-        let key = ConnKey { index: id.index, generation: id.generation };
-        let mut output = Output::default();
-        let (service, env) = (&*self.service, &mut self.env);
-        let bytes = message.keep();
-        let called = catch_unwind(AssertUnwindSafe(|| {
-            let given = ksf::Message::new(&bytes, served.peer, key);
-            call_outside(service, &mut state, &given, ticket, &mut output, env)
-        }));
-        lock(&served.states).push(state);
-        match called {
-            Ok(Outcome { deferred, close }) => {
-                link.mux.send_framed(&link, output, &mut self.env.spares, message.has_more());
-                if deferred > 0 {
-                    self.desk.expect(ticket, message, deferred, close);
-                    return;
-                }
-                if close {
-                    link.mux.end(&link, ConnectionError::ClosedByService);
-                }
+        let key = ConnKey { index: link.id.index, generation: link.id.generation };
+        let (mut done, mut done_bytes) = (0, 0);
+        let mut end = None;
+        // After these nothing more of the connection is answered.
+        let closed =
+            matches!(link.error.get(), Some(ConnectionError::ClosedByService | ConnectionError::WorkerPanicked));
+        while let Some(range) = socket.piece(run) {
+            if closed || end.is_some() {
+                done += 1;
+                done_bytes += range.len();
+                continue;
             }
-            Err(_) => {
-                self.env.stats.tasks_panicked.add(1);
-                lock(&self.desk.dead).insert(ticket);
-                lock(&self.desk.due).remove(&ticket);
-                link.mux.end(&link, ConnectionError::WorkerPanicked);
+            self.env.stats.messages.add(1);
+            self.ticket += 1;
+            let ticket = self.ticket;
+            let (service, env, output) = (&*self.service, &mut self.env, &mut self.output);
+            let called = catch_unwind(AssertUnwindSafe(|| {
+                let given = ksf::Message::of_chunk(&run.chunk, range.clone(), served.peer, key);
+                call_outside(service, &mut state, &given, ticket, output, env)
+            }));
+            match called {
+                Ok(Outcome { deferred, close }) => {
+                    link.mux.hold_framed(link, &mut self.output);
+                    if deferred > 0 {
+                        let message = Message::of_run(run, range);
+                        self.desk.expect(ticket, message, deferred, close);
+                    } else {
+                        done += 1;
+                        done_bytes += range.len();
+                        if close {
+                            end = Some(ConnectionError::ClosedByService);
+                        }
+                    }
+                }
+                Err(_) => {
+                    self.env.stats.tasks_panicked.add(1);
+                    lock(&self.desk.dead).insert(ticket);
+                    lock(&self.desk.due).remove(&ticket);
+                    self.output.clear();
+                    done += 1;
+                    done_bytes += range.len();
+                    end = Some(ConnectionError::WorkerPanicked);
+                }
             }
         }
-        socket.done(message);
+        lock(&served.states).push(state);
+        if let Some(error) = end {
+            // The replies so far leave.
+            link.mux.send(link);
+            link.mux.end(link, error);
+        }
+        // Replies leave with those to the next run, if that is of the same connection.
+        socket.done_in_place(run, done, done_bytes);
     }
 }
 

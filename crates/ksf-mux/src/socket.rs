@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{OnceLock, PoisonError};
@@ -13,6 +14,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd};
 use crate::error::{ConnectionError, RecvError, SendError};
 use crate::link::Link;
 use crate::mux::{ConnectionId, Handle, Me, Receiver, Shared, now};
+use crate::run::Run;
 use crate::scheduler::{BatchSize, Take, Taken, Worker};
 use crate::sync::{Arc, Mutex};
 
@@ -20,7 +22,7 @@ use crate::sync::{Arc, Mutex};
 pub struct MessageSocket {
     mux: Handle,
     worker: Option<Worker<Arc<Link>>>,
-    own: Mutex<Own>,
+    own: Arc<Mutex<Own>>,
     /// The last look found something: the next one does not announce sleep first.
     busy: AtomicBool,
     disabled: AtomicBool,
@@ -28,10 +30,16 @@ pub struct MessageSocket {
     pollable: OnceLock<Pollable>,
 }
 
-struct Own {
+/// What a worker has to itself. The keeper takes the hand away when the worker is held up.
+pub(crate) struct Own {
     receiver: Receiver,
     /// Messages taken beyond the one that is worked on.
     hand: VecDeque<Taken<Arc<Link>>>,
+    /// The first run of the hand is worked on in place, by whoever has this number; 0: none is.
+    in_place: u64,
+    /// Counts the messages taken from the hand; and how many they were when the keeper last looked.
+    progress: u64,
+    progress_seen: u64,
     size: BatchSize,
     /// Messages of the last hand, and when it was taken.
     taken: usize,
@@ -73,15 +81,20 @@ impl MessageSocket {
         let own = Own {
             receiver: Receiver::new()?,
             hand: VecDeque::new(),
+            in_place: 0,
+            progress: 0,
+            progress_seen: 0,
             size: BatchSize::new(),
             taken: 0,
             taken_at: now(),
             corked: None,
         };
+        let own = Arc::new(Mutex::new(own));
+        mux.0.keeper.watch(&own);
         Ok(Self {
             mux,
             worker,
-            own: Mutex::new(own),
+            own,
             busy: AtomicBool::new(false),
             disabled: AtomicBool::new(false),
             reports: AtomicBool::new(false),
@@ -134,10 +147,18 @@ impl MessageSocket {
     }
 
     fn recv_until(&self, timeout: Option<Duration>) -> Result<Message, RecvError> {
+        self.recv_with(timeout, Self::next)
+    }
+
+    fn recv_with<R>(
+        &self,
+        timeout: Option<Duration>,
+        next: impl Fn(&Self) -> Option<Result<R, RecvError>>,
+    ) -> Result<R, RecvError> {
         self.awake();
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         loop {
-            if let Some(result) = self.next() {
+            if let Some(result) = next(self) {
                 self.busy.store(true, Ordering::Relaxed);
                 self.note_ready();
                 return result;
@@ -170,31 +191,48 @@ impl MessageSocket {
     fn wait(&self, timeout: Option<&Timespec>) -> std::io::Result<()> {
         self.mux.0.wait(timeout, |handle| {
             let mut own = self.lock();
-            handle(&mut Me { worker: self.worker.as_ref(), receiver: &mut own.receiver });
+            handle(&mut self.me(&mut own));
         })
     }
 
     /// A message that is there already.
     fn next(&self) -> Option<Result<Message, RecvError>> {
         let mut own = self.lock();
-        let own = &mut *own;
-        if let Some(taken) = own.hand.pop_front() {
-            let more = !own.hand.is_empty();
-            return Some(Ok(Message::new(taken, more)));
+        match self.fill(&mut own) {
+            Some(Ok(())) => own.pop().map(Ok),
+            Some(Err(error)) => Some(Err(error)),
+            None => None,
+        }
+    }
+
+    /// The same for a run, to be worked on where it lies: see [`Self::piece`].
+    fn next_in_place(&self) -> Option<Result<InPlace, RecvError>> {
+        let mut own = self.lock();
+        match self.fill(&mut own) {
+            Some(Ok(())) => own.begin_in_place().map(Ok),
+            Some(Err(error)) => Some(Err(error)),
+            None => None,
+        }
+    }
+
+    /// Sees to it that there is something in the hand. `None`: nothing is there.
+    fn fill(&self, own: &mut Own) -> Option<Result<(), RecvError>> {
+        if !own.hand.is_empty() {
+            return Some(Ok(()));
         }
         let corked = own.corked.take();
         let found = self.take(own);
-        match (&found, corked) {
+        match (own.hand.front(), corked) {
             // What was held back leaves with the answer to this one.
-            (Some(Ok(message)), Some(link)) if message.is_of(&link) => own.corked = Some(link),
+            (Some(taken), Some(link)) if Arc::ptr_eq(&taken.source, &link) => own.corked = Some(link),
             (_, Some(link)) if link.corked.load(Ordering::SeqCst) => self.mux.0.send(&link),
             _ => {}
         }
         found
     }
 
-    /// A message from the queues.
-    fn take(&self, own: &mut Own) -> Option<Result<Message, RecvError>> {
+    /// Takes from the queues.
+    fn take(&self, own: &mut Own) -> Option<Result<(), RecvError>> {
         let shared = &self.mux.0;
         if own.taken > 0 {
             own.size.observe(now().since(own.taken_at).as_nanos() as u64, own.taken);
@@ -210,12 +248,12 @@ impl MessageSocket {
         }
         let worker = self.worker.as_ref()?;
         // Nobody can take from the hand, and an event loop may not come back for it.
-        let want = if self.pollable.get().is_some() { 1 } else { own.size.want() };
+        let want = if self.pollable.get().is_some() { 1 } else { own.size.want_runs() };
         loop {
-            let mut me = Me { worker: Some(worker), receiver: &mut own.receiver };
             match shared.scheduler.take(worker, want, &mut own.hand) {
                 Take::Nothing => return None,
                 Take::Visit(link) => {
+                    let mut me = self.me(own);
                     // Others have their turn before one that always has more.
                     if let Err(error) = shared.poll(&mut me) {
                         return Some(Err(error.into()));
@@ -230,16 +268,49 @@ impl MessageSocket {
                 }
                 Take::Messages => {
                     shared.wake(shared.scheduler.pass_on());
-                    own.taken = own.hand.len();
+                    own.taken = own.hand.iter().map(|taken| taken.message.len()).sum();
                     own.taken_at = now();
-                    let first = own.hand.pop_front()?;
-                    let more = first.more || !own.hand.is_empty();
-                    if more {
+                    let first = own.hand.front()?;
+                    if first.more || own.taken > 1 {
                         own.corked = Some(Arc::clone(&first.source));
+                        shared.keeper.come_by();
                     }
-                    return Some(Ok(Message::new(first, more)));
+                    return Some(Ok(()));
                 }
             }
+        }
+    }
+
+    /// Waits for messages and leaves the first run of them where it is.
+    pub(crate) fn recv_in_place(&self) -> Result<InPlace, RecvError> {
+        self.recv_with(None, Self::next_in_place)
+    }
+
+    /// The next message of the run: where in its chunk it lies. `None`: there is none left, or the rest was given to
+    /// others.
+    pub(crate) fn piece(&self, run: &InPlace) -> Option<Range<usize>> {
+        let mut own = self.lock();
+        if own.in_place != run.number {
+            return None;
+        }
+        own.progress += 1;
+        let first = own.hand.front_mut()?;
+        let range = first.message.pop()?;
+        if first.message.len() == 0 {
+            own.in_place = 0;
+            own.drop_first();
+        }
+        Some(range)
+    }
+
+    /// Messages of a run are done with. Replies that were held back leave with those to the next run, if that is of the
+    /// same connection, and else when the worker comes for it.
+    pub(crate) fn done_in_place(&self, run: &InPlace, messages: usize, bytes: usize) {
+        if run.link.corked.load(Ordering::SeqCst) {
+            self.lock().corked = Some(Arc::clone(&run.link));
+        }
+        if messages > 0 {
+            self.mux.0.finish(self.worker.as_ref(), &run.link, messages, bytes, run.class);
         }
     }
 
@@ -247,7 +318,7 @@ impl MessageSocket {
     /// what can be worked on now.
     pub fn done(&self, mut message: Message) {
         if let Some((link, bytes, class)) = message.take_end() {
-            self.mux.0.finish(self.worker.as_ref(), &link, bytes, class);
+            self.mux.0.finish(self.worker.as_ref(), &link, 1, bytes, class);
         }
     }
 
@@ -255,7 +326,8 @@ impl MessageSocket {
     /// younger ones.
     pub fn give_back(&self, mut message: Message) {
         let Some(source) = message.link.take() else { return };
-        let taken = Taken { source, message: message.bytes.clone(), class: message.class, more: false };
+        let run = Run::one(message.bytes.clone());
+        let taken = Taken { source, message: run, class: message.class, more: false };
         let shared = &self.mux.0;
         shared.wake(shared.scheduler.give_back(std::iter::once(taken)));
     }
@@ -388,11 +460,72 @@ impl MessageSocket {
 
     fn with_me<R>(&self, f: impl FnOnce(&Arc<Shared>, &mut Me<'_>) -> R) -> R {
         let mut own = self.lock();
-        f(&self.mux.0, &mut Me { worker: self.worker.as_ref(), receiver: &mut own.receiver })
+        f(&self.mux.0, &mut self.me(&mut own))
+    }
+
+    fn me<'a>(&'a self, own: &'a mut Own) -> Me<'a> {
+        // An event loop may not come back soon for what is left of a run.
+        let run_len = if self.pollable.get().is_some() { 1 } else { own.size.run_len() };
+        Me { worker: self.worker.as_ref(), receiver: &mut own.receiver, run_len }
     }
 
     fn lock(&self) -> crate::sync::MutexGuard<'_, Own> {
         self.own.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The first run of a worker's hand, worked on where it lies.
+pub(crate) struct InPlace {
+    pub(crate) link: Arc<Link>,
+    pub(crate) chunk: Chunk,
+    pub(crate) class: Option<usize>,
+    number: u64,
+}
+
+impl Own {
+    /// The next message of the hand.
+    fn pop(&mut self) -> Option<Message> {
+        self.progress += 1;
+        let more_runs = self.hand.len() > 1;
+        let first = self.hand.front_mut()?;
+        let range = first.message.pop()?;
+        let bytes = first.message.chunk().slice(range);
+        let more = first.more || more_runs || first.message.len() > 0;
+        let message = Message { link: Some(Arc::clone(&first.source)), bytes, class: first.class, more };
+        if first.message.len() == 0 {
+            self.drop_first();
+        }
+        Some(message)
+    }
+
+    fn drop_first(&mut self) {
+        const SPARES_MAX: usize = 16;
+        if let Some(taken) = self.hand.pop_front() {
+            let ranges = taken.message.into_ranges();
+            if ranges.capacity() > 0 && self.receiver.ranges.len() < SPARES_MAX {
+                self.receiver.ranges.push(ranges);
+            }
+        }
+    }
+
+    fn begin_in_place(&mut self) -> Option<InPlace> {
+        let first = self.hand.front()?;
+        self.progress += 1;
+        // The count of messages never goes back, so it names this run.
+        self.in_place = self.progress;
+        let (link, chunk) = (Arc::clone(&first.source), first.message.chunk().clone());
+        Some(InPlace { link, chunk, class: first.class, number: self.in_place })
+    }
+
+    /// Called by the keeper, from time to time. Takes the hand of a worker that took nothing from it since the last time;
+    /// whether there is a hand.
+    pub(crate) fn look(&mut self) -> (bool, Vec<Taken<Arc<Link>>>) {
+        let held_up = std::mem::replace(&mut self.progress_seen, self.progress) == self.progress;
+        if held_up && !self.hand.is_empty() {
+            self.in_place = 0;
+            return (false, self.hand.drain(..).collect());
+        }
+        (!self.hand.is_empty(), Vec::new())
     }
 }
 
@@ -433,8 +566,9 @@ pub struct Message {
 }
 
 impl Message {
-    fn new(taken: Taken<Arc<Link>>, more: bool) -> Self {
-        Self { link: Some(taken.source), bytes: taken.message, class: taken.class, more }
+    /// A message of a run that is worked on in place, to be kept for longer. It is done with on its own.
+    pub(crate) fn of_run(run: &InPlace, range: Range<usize>) -> Self {
+        Self { link: Some(Arc::clone(&run.link)), bytes: run.chunk.slice(range), class: run.class, more: false }
     }
 
     /// The message.
@@ -469,15 +603,6 @@ impl Message {
         link.mux.reply_chunk(link, self.more, body)
     }
 
-    /// True when another message was handed to the same worker with this one, and will be worked on next.
-    pub(crate) fn has_more(&self) -> bool {
-        self.more
-    }
-
-    fn is_of(&self, link: &Arc<Link>) -> bool {
-        self.link.as_ref().is_some_and(|own| Arc::ptr_eq(own, link))
-    }
-
     pub(crate) fn link(&self) -> Option<&Arc<Link>> {
         self.link.as_ref()
     }
@@ -507,7 +632,7 @@ impl Drop for Message {
         if std::thread::panicking() {
             link.mux.end(&link, ConnectionError::WorkerPanicked);
         }
-        link.mux.finish(None, &link, bytes, class);
+        link.mux.finish(None, &link, 1, bytes, class);
     }
 }
 

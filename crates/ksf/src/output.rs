@@ -88,6 +88,13 @@ impl Output {
         self.pieces.is_empty().then_some(&self.tail)
     }
 
+    /// Throws away what is in it, and keeps the buffer.
+    pub fn clear(&mut self) {
+        self.pieces.clear();
+        self.piece_bytes = 0;
+        self.tail.clear();
+    }
+
     /// Takes everything, to be sent.
     pub fn take(&mut self) -> SendBatch {
         SendBatch { output: std::mem::take(self), sent: 0 }

@@ -146,7 +146,15 @@ impl<'a> Message<'a> {
 impl<'a> Message<'a> {
     /// A message for [`call_outside`].
     pub fn new(chunk: &'a Chunk, peer: Peer, key: ConnKey) -> Self {
-        Self { bytes: chunk, origin: Some((chunk, 0)), peer, key }
+        Self::of_chunk(chunk, 0..chunk.len(), peer, key)
+    }
+
+    /// The same for a part of a chunk.
+    ///
+    /// # Panics
+    /// If the range is not inside the chunk.
+    pub fn of_chunk(chunk: &'a Chunk, range: std::ops::Range<usize>, peer: Peer, key: ConnKey) -> Self {
+        Self { bytes: &chunk[range.clone()], origin: Some((chunk, range.start)), peer, key }
     }
 }
 
