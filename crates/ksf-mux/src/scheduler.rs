@@ -311,6 +311,11 @@ impl<S: Source> Scheduler<S> {
         self.queued.load(Ordering::SeqCst)
     }
 
+    /// How many workers to wake for what is queued: for one that has queued it, and taken wake-ups, and takes nothing.
+    pub fn rouse(&self) -> usize {
+        self.claim_wakes(self.queued())
+    }
+
     /// How many of `wanted` wake-ups find a sleeper that none is on its way to. The caller must send as many.
     fn claim_wakes(&self, wanted: usize) -> usize {
         if wanted == 0 {
