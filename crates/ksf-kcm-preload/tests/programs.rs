@@ -3,6 +3,7 @@
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::{CapabilitySet, UnshareFlags, capabilities, unshare_unsafe};
 
@@ -39,7 +40,8 @@ fn run(command: &mut Command) -> String {
 
 /// Compiles a program into a directory that any user may read, beside the library.
 fn compile(source: &str, flags: &[&str]) -> (PathBuf, PathBuf) {
-    let name = format!("ksf-kcm-{}-{}", std::process::id(), source.replace('/', "-"));
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("ksf-kcm-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
     let directory = std::env::temp_dir().join(name);
     std::fs::create_dir_all(&directory).unwrap();
     let (program, library) = (directory.join("program"), directory.join("library.so"));
@@ -51,7 +53,7 @@ fn compile(source: &str, flags: &[&str]) -> (PathBuf, PathBuf) {
         .arg(&program));
     // Where cargo leaves it for tests.
     let built = std::env::current_exe().unwrap().with_file_name("libksf_kcm_preload.so");
-    let built = if built.exists() { built } else { built.parent().unwrap().with_file_name("libksf_kcm_preload.so") };
+
     std::fs::copy(built, &library).unwrap();
     (program, library)
 }
