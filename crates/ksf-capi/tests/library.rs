@@ -81,11 +81,12 @@ fn the_header_is_c_and_cxx_and_has_the_layout_of_the_library() {
         ("struct ksf_stats", size_of::<ksf_capi::Stats>()),
     ];
     let checks: String = sizes.map(|(name, size)| format!("CHECK(sizeof({name}) == {size});\n")).concat();
-    for (language, check) in [("c", "_Static_assert(x, #x)"), ("c++", "static_assert(x, #x)")] {
+    for (compiler, language, check) in [("cc", "c", "_Static_assert(x, #x)"), ("clang", "c++", "static_assert(x, #x)")]
+    {
         let text = format!("#include <ksf.h>\n#define CHECK(x) {check}\n{checks}");
         let file = library().join(format!("layout.{}", language.replace('+', "x")));
         std::fs::write(&file, text).unwrap();
-        run(Command::new("cc")
+        run(Command::new(compiler)
             .args(["-x", language, "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-I"])
             .arg(repository().join("crates/ksf-capi/include"))
             .arg(file));

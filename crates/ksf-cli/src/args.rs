@@ -44,6 +44,7 @@ pub(crate) enum Command {
     Completions(CompletionArgs),
     Man(ManArgs),
     Sdk(SdkArgs),
+    KcmRun(crate::kcm_run::KcmRunArgs),
 }
 
 /// Echo server: every byte and every datagram goes back to its sender

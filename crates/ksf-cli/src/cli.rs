@@ -10,7 +10,7 @@ use clap::{CommandFactory, FromArgMatches};
 
 use crate::args::{Cli, Command};
 use crate::exit::{Failure, Status, one_line, say};
-use crate::{doctor, manual, serve, stats};
+use crate::{doctor, kcm_run, manual, serve, stats};
 
 /// Runs `ksf`; `words` begin with the name of the program.
 pub(crate) fn main(words: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -65,6 +65,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             Some(folder) => manual::write_pages(folder),
             None => print(&mut out, &manual::page(args.command.as_deref())?),
         },
+        Command::KcmRun(args) => match kcm_run::run(&args)? {},
         Command::Sdk(args) => write_sdk(&args.dir),
     };
     done.map(|()| ExitCode::SUCCESS)

@@ -12,6 +12,7 @@ mod cpus;
 mod doctor;
 mod engine;
 mod exit;
+mod kcm_run;
 mod limits;
 mod manager;
 mod manual;

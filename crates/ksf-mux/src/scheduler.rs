@@ -326,6 +326,13 @@ impl<S: Source> Scheduler<S> {
         self.queued.load(Ordering::SeqCst)
     }
 
+    /// How many workers to wake for what is queued: for one that has queued it, and may have taken a wake-up, and takes
+    /// nothing.
+    pub fn rouse(&self) -> usize {
+        self.wakes_left.fetch_add(1, Ordering::SeqCst);
+        self.claim_wakes(self.queued())
+    }
+
     /// Wakes everybody, to look at something else than the queues. Returns how many workers to wake.
     pub fn wake_all(&self) -> usize {
         let sleepers = self.sleepers.load(Ordering::SeqCst);

@@ -335,6 +335,8 @@ impl MessageSocket {
     /// Reads connections that have bytes and queues their messages for anybody, without taking one or waiting.
     pub(crate) fn look(&self) -> std::io::Result<()> {
         self.with_me(|shared, me| shared.poll(me))?;
+        let shared = &self.mux.0;
+        shared.wake(shared.scheduler.rouse());
         self.note_ready();
         Ok(())
     }

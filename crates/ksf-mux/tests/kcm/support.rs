@@ -17,11 +17,11 @@ use rustix::net::sockopt;
 use rustix::thread::{CapabilitySet, UnshareFlags, capabilities, unshare_unsafe};
 
 /// Far more than anything here takes: a guard against hanging, not a measure.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Gives this test, and the threads it starts, a network namespace with nothing but a loopback device. Without
 /// CAP_SYS_ADMIN it runs on the machine's own loopback.
-pub fn own_network() {
+pub(crate) fn own_network() {
     if !capabilities(None).unwrap().effective.contains(CapabilitySet::SYS_ADMIN) {
         return;
     }
@@ -31,19 +31,19 @@ pub fn own_network() {
     assert!(status.success(), "ip link set lo up: {status}");
 }
 
-pub fn repository() -> PathBuf {
+pub(crate) fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 /// Lines "row: what happened", in their order.
-pub fn record(name: &str) -> Vec<(String, String)> {
+pub(crate) fn record(name: &str) -> Vec<(String, String)> {
     let text = std::fs::read_to_string(repository().join("lab/kcm").join(name)).unwrap();
     let split = |line: &str| line.split_once(": ").map(|(row, what)| (row.to_owned(), what.to_owned()));
     text.lines().map(|line| split(line).unwrap_or_else(|| panic!("{name}: {line}"))).collect()
 }
 
 /// Compares what was observed with `lab/kcm/ours.txt`.
-pub fn check(observed: &[(&str, String)]) {
+pub(crate) fn check(observed: &[(&str, String)]) {
     let ours = record("ours.txt");
     for (row, observed) in observed {
         let wanted = ours.iter().find(|(name, _)| name == row).unwrap_or_else(|| panic!("no row {row}"));
@@ -53,7 +53,7 @@ pub fn check(observed: &[(&str, String)]) {
 
 // --- programs ---------------------------------------------------------------------------------------------------------
 
-pub fn program(instructions: &[(u8, u8, i16, i32)]) -> Arc<FramingProgram> {
+pub(crate) fn program(instructions: &[(u8, u8, i16, i32)]) -> Arc<FramingProgram> {
     let mut bytes = Vec::new();
     for (code, registers, offset, immediate) in instructions {
         bytes.extend([*code, *registers]);
@@ -64,12 +64,12 @@ pub fn program(instructions: &[(u8, u8, i16, i32)]) -> Arc<FramingProgram> {
 }
 
 /// The program of kcm.rst: the word at the start, or 0.
-pub fn documented() -> Arc<FramingProgram> {
+pub(crate) fn documented() -> Arc<FramingProgram> {
     program(&[(0xbf, 0x16, 0, 0), (0x20, 0, 0, 0), (0x95, 0, 0, 0)])
 }
 
 /// The one that AF_KCM needs: it reads where in the segment the message starts. See `lab/kcm/contract.c`.
-pub fn framing() -> Arc<FramingProgram> {
+pub(crate) fn framing() -> Arc<FramingProgram> {
     program(&[
         (0xbf, 0x16, 0, 0),
         (0xbf, 0x13, 0, 0),
@@ -93,20 +93,20 @@ pub fn framing() -> Arc<FramingProgram> {
     ])
 }
 
-pub fn constant(value: i32) -> Arc<FramingProgram> {
+pub(crate) fn constant(value: i32) -> Arc<FramingProgram> {
     program(&[(0xb7, 0, 0, value), (0x95, 0, 0, 0)])
 }
 
 // --- connections ------------------------------------------------------------------------------------------------------
 
 /// `near` is attached; `far` is the peer's end.
-pub struct Tcp {
-    pub near: OwnedFd,
-    pub far: TcpStream,
-    pub id: ConnectionId,
+pub(crate) struct Tcp {
+    pub(crate) near: OwnedFd,
+    pub(crate) far: TcpStream,
+    pub(crate) id: ConnectionId,
 }
 
-pub fn connection(receive_buffer: Option<usize>) -> (OwnedFd, TcpStream) {
+pub(crate) fn connection(receive_buffer: Option<usize>) -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     if let Some(bytes) = receive_buffer {
         sockopt::set_socket_recv_buffer_size(&listener, bytes).unwrap();
@@ -117,41 +117,41 @@ pub fn connection(receive_buffer: Option<usize>) -> (OwnedFd, TcpStream) {
     (listener.accept().unwrap().0.into(), far)
 }
 
-pub fn attached_with(mux: &KcmSocket, program: Arc<FramingProgram>, receive_buffer: Option<usize>) -> Tcp {
+pub(crate) fn attached_with(mux: &KcmSocket, program: Arc<FramingProgram>, receive_buffer: Option<usize>) -> Tcp {
     let (near, far) = connection(receive_buffer);
     let id = mux.attach(near.try_clone().unwrap(), program, AttachOptions::default()).unwrap();
     Tcp { near, far, id }
 }
 
-pub fn attached(mux: &KcmSocket) -> Tcp {
+pub(crate) fn attached(mux: &KcmSocket) -> Tcp {
     attached_with(mux, framing(), None)
 }
 
-pub fn kcm(kind: Kind) -> KcmSocket {
+pub(crate) fn kcm(kind: Kind) -> KcmSocket {
     KcmSocket::new(kind, Options::default()).unwrap()
 }
 
 /// A message: its length in network order, then a letter all through.
-pub fn message(bytes: usize, letter: u8) -> Vec<u8> {
+pub(crate) fn message(bytes: usize, letter: u8) -> Vec<u8> {
     let mut message = vec![letter; bytes];
     message[..4].copy_from_slice(&u32::try_from(bytes).unwrap().to_be_bytes());
     message
 }
 
 impl Tcp {
-    pub fn put(&self, bytes: usize, letter: u8) {
+    pub(crate) fn put(&self, bytes: usize, letter: u8) {
         (&self.far).write_all(&message(bytes, letter)).unwrap();
     }
 
     /// What the peer has received: something, for which it waits.
-    pub fn gets(&self) -> String {
+    pub(crate) fn gets(&self) -> String {
         let mut buffer = [0; 4096];
         self.far.set_nonblocking(false).unwrap();
         (&self.far).read(&mut buffer).unwrap().to_string()
     }
 
     /// What the peer has received, now.
-    pub fn has(&self) -> String {
+    pub(crate) fn has(&self) -> String {
         let mut buffer = [0; 4096];
         self.far.set_nonblocking(true).unwrap();
         match (&self.far).read(&mut buffer) {
@@ -164,7 +164,7 @@ impl Tcp {
 
 // --- observations -----------------------------------------------------------------------------------------------------
 
-pub fn errno_name(errno: i32) -> String {
+pub(crate) fn errno_name(errno: i32) -> String {
     let known = [
         (Errno::AGAIN, "EAGAIN"),
         (Errno::ALREADY, "EALREADY"),
@@ -182,7 +182,7 @@ pub fn errno_name(errno: i32) -> String {
     found.map_or_else(|| format!("error {errno}"), |(_, name)| (*name).to_owned())
 }
 
-pub fn outcome<T>(result: Result<T, i32>) -> String {
+pub(crate) fn outcome<T>(result: Result<T, i32>) -> String {
     result.map_or_else(errno_name, |_| "ok".to_owned())
 }
 
@@ -200,30 +200,30 @@ fn describe(buffer: &[u8], received: Result<ksf_mux::kcm::Received, KcmError>) -
 }
 
 /// Receives once into a buffer of this size; waits for it.
-pub fn receive_into(socket: &KcmSocket, size: usize, flags: Flags) -> String {
+pub(crate) fn receive_into(socket: &KcmSocket, size: usize, flags: Flags) -> String {
     let mut buffer = vec![0; 1 << 20];
     socket.set_receive_timeout(Some(PATIENCE));
     let received = socket.recv(&mut buffer[..size], flags);
     describe(&buffer, received)
 }
 
-pub fn receive(socket: &KcmSocket) -> String {
+pub(crate) fn receive(socket: &KcmSocket) -> String {
     receive_into(socket, 1 << 20, Flags::NONE)
 }
 
 /// What is there now.
-pub fn receive_now(socket: &KcmSocket) -> String {
+pub(crate) fn receive_now(socket: &KcmSocket) -> String {
     let mut buffer = vec![0; 1 << 20];
     let received = socket.recv(&mut buffer, Flags::DONTWAIT);
     describe(&buffer, received)
 }
 
-pub fn drain(socket: &KcmSocket) -> usize {
+pub(crate) fn drain(socket: &KcmSocket) -> usize {
     std::iter::repeat_with(|| receive_now(socket)).take_while(|what| what != "nothing").count()
 }
 
 /// The error of a connection, waited for.
-pub fn error_of(mux: &KcmSocket, connection: ConnectionId) -> ConnectionError {
+pub(crate) fn error_of(mux: &KcmSocket, connection: ConnectionId) -> ConnectionError {
     let end = Instant::now() + PATIENCE;
     loop {
         while let Some(event) = mux.event() {
@@ -238,7 +238,7 @@ pub fn error_of(mux: &KcmSocket, connection: ConnectionId) -> ConnectionError {
 }
 
 /// Waits until there may be a message or an event.
-pub fn wait_readable(mux: &KcmSocket, end: Instant) {
+pub(crate) fn wait_readable(mux: &KcmSocket, end: Instant) {
     let left = end.saturating_duration_since(Instant::now());
     assert!(!left.is_zero(), "nothing happened");
     let events = mux.mux().event_fd();
@@ -249,7 +249,7 @@ pub fn wait_readable(mux: &KcmSocket, end: Instant) {
 }
 
 /// Waits until a connection has unfinished or whole messages of so many bytes.
-pub fn wait_for_bytes(mux: &KcmSocket, connection: ConnectionId, bytes: usize) {
+pub(crate) fn wait_for_bytes(mux: &KcmSocket, connection: ConnectionId, bytes: usize) {
     let end = Instant::now() + PATIENCE;
     loop {
         mux.look().unwrap();

@@ -1,0 +1,511 @@
+//! The functions of libc that are defined here once more. Each does a call on a message socket, on a connection that is
+//! attached, or on a framing program; any other it hands on.
+//!
+//! None of them panics on what a program passes; what panicked would end the process at this boundary.
+
+use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::Duration;
+
+use libc::{FILE, epoll_event, fd_set, iovec, mmsghdr, mode_t, msghdr, nfds_t, off64_t, pollfd, sigset_t};
+use libc::{size_t, sockaddr, socklen_t, ssize_t, timespec, timeval};
+
+use crate::kcm::{self, AF_KCM, Answer};
+use crate::message::{self, part};
+use crate::table::{self, Entry};
+use crate::{events, procfs, program, watch};
+
+/// The next definition of a function, found once.
+fn next(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
+    let known = found.load(Ordering::Relaxed);
+    if !known.is_null() {
+        return known;
+    }
+    // SAFETY: the name is a string. Two threads that look at once find the same.
+    let function = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    if function.is_null() {
+        // SAFETY: ends the process. It has called a function that its libc does not have.
+        unsafe { libc::abort() };
+    }
+    found.store(function, Ordering::Relaxed);
+    function
+}
+
+/// As functions of libc answer: a number, or -1 and errno.
+trait Returned {
+    fn failed() -> Self;
+}
+
+impl Returned for c_int {
+    fn failed() -> Self {
+        -1
+    }
+}
+
+impl Returned for isize {
+    fn failed() -> Self {
+        -1
+    }
+}
+
+fn give<T: Returned>(answer: Answer<T>) -> T {
+    answer.unwrap_or_else(|errno| {
+        // SAFETY: the place of this thread's errno can be written.
+        unsafe { *libc::__errno_location() = errno };
+        T::failed()
+    })
+}
+
+fn errno() -> c_int {
+    // SAFETY: the place of this thread's errno can be read.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Defines functions of libc: each tries its body, and hands on where that gives `None`. `$real` is the next
+/// definition.
+macro_rules! hooks {
+    ($($(#[$meta:meta])* fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty = |$real:ident| $body:expr;)*) => { $(
+        $(#[$meta])*
+        ///
+        /// # Safety
+        ///
+        /// As its manual page demands.
+        #[unsafe(no_mangle)]
+        #[allow(clippy::too_many_arguments)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+            static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+            const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!("a name has no NUL"),
+            };
+            let $real = |$($argument: $type),*| -> $result {
+                // SAFETY: the function has this type by its manual page (variadic ones take their arguments where
+                // others do, on the ABIs of Linux), and the arguments are the caller's or as good.
+                unsafe {
+                    let function =
+                        std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $result>(next(NAME, &FOUND));
+                    function($($argument),*)
+                }
+            };
+            let done: Option<$result> = $body;
+            done.unwrap_or_else(|| $real($($argument),*))
+        }
+    )* };
+}
+
+/// For calls that have no meaning on a message socket.
+fn refused(fd: c_int) -> Option<c_int> {
+    table::kcm(fd).map(|_| give(Err(libc::EOPNOTSUPP)))
+}
+
+/// What reading does, whatever function it is called by.
+///
+/// # Safety
+///
+/// `parts` leads to `count` buffers that can be written.
+unsafe fn read_parts(fd: c_int, parts: *const iovec, count: usize, flags: c_int) -> Option<isize> {
+    match table::find(fd)? {
+        // SAFETY: handed on from the caller.
+        Entry::Kcm(kcm) => Some(give(unsafe { message::receive_parts(fd, &kcm, parts, count, flags) })),
+        // SAFETY: handed on from the caller.
+        Entry::Tcp(tcp) => unsafe { message::unread(&tcp, parts, count, flags) }.map(give),
+        Entry::Program(_) => None,
+    }
+}
+
+/// What writing does, whatever function it is called by. `None` for the flags: those of `write`.
+///
+/// # Safety
+///
+/// `parts` leads to `count` parts that can be read.
+unsafe fn write_parts(fd: c_int, parts: *const iovec, count: usize, flags: Option<c_int>) -> Option<isize> {
+    let kcm = table::kcm(fd)?;
+    let flags = flags.unwrap_or_else(|| message::write_flags(&kcm));
+    // SAFETY: handed on from the caller.
+    Some(give(unsafe { message::send_parts(fd, &kcm, parts, count, flags) }))
+}
+
+fn of_ms(timeout_ms: c_int) -> Option<Duration> {
+    u64::try_from(timeout_ms).ok().map(Duration::from_millis)
+}
+
+/// In milliseconds, rounded up; -1: for ever.
+fn to_ms(timeout: Option<Duration>) -> c_int {
+    timeout.map_or(-1, |timeout| c_int::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX))
+}
+
+/// # Safety
+///
+/// `timeout` is null or can be read.
+unsafe fn of_timespec(timeout: *const timespec) -> Option<Duration> {
+    // SAFETY: handed on from the caller.
+    let timeout = unsafe { timeout.as_ref() }?;
+    Some(Duration::new(u64::try_from(timeout.tv_sec).ok()?, u32::try_from(timeout.tv_nsec).ok()?))
+}
+
+fn to_timespec(timeout: Duration) -> timespec {
+    timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos().into() }
+}
+
+/// `poll` with `wait` for the real one.
+///
+/// # Safety
+///
+/// `set` leads to `count` entries.
+unsafe fn watch(
+    set: *mut pollfd,
+    count: nfds_t,
+    timeout: Option<Duration>,
+    wait: impl FnMut(&mut [pollfd], Option<Duration>) -> c_int,
+) -> Option<c_int> {
+    if set.is_null() || count == 0 {
+        return None;
+    }
+    // SAFETY: there are so many.
+    let set = unsafe { std::slice::from_raw_parts_mut(set, count as usize) };
+    watch::concerns(set).then(|| watch::watch(set, timeout, wait))
+}
+
+hooks! {
+    /// socket(2)
+    fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int =
+        |real| (domain == AF_KCM).then(|| give(kcm::open(kind, protocol)));
+
+    /// ioctl(2)
+    fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int = |real| {
+        // SAFETY: the caller's argument is what the request demands.
+        table::kcm(fd).and_then(|kcm| unsafe { kcm::ioctl(&kcm, request, argument) }).map(give)
+    };
+
+    /// getsockopt(2)
+    fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int = |real| {
+        let bytes = match table::find(fd) {
+            Some(Entry::Kcm(kcm)) => Some(kcm::option(&kcm, level, name)),
+            Some(Entry::Tcp(tcp)) if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) && tcp.has_error() => {
+                Some(Ok(tcp.take_error().to_ne_bytes().to_vec()))
+            }
+            _ => None,
+        };
+        bytes.map(|bytes| give(bytes.and_then(|bytes| {
+            if value.is_null() || length.is_null() {
+                return Err(libc::EFAULT);
+            }
+            // SAFETY: the length can be read and written, and the value holds so many bytes.
+            unsafe {
+                let count = bytes.len().min(*length as usize);
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast(), count);
+                *length = count as socklen_t;
+            }
+            Ok(0)
+        })))
+    };
+
+    /// setsockopt(2)
+    fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int = |real| {
+        table::kcm(fd).map(|kcm| {
+            if value.is_null() {
+                return give(Err(libc::EFAULT));
+            }
+            // SAFETY: the caller's value has so many bytes.
+            let bytes = unsafe { std::slice::from_raw_parts(value.cast(), length as usize) };
+            give(kcm::set_option(&kcm, level, name, bytes))
+        })
+    };
+
+    /// bind(2)
+    fn bind(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int = |real| refused(fd);
+    /// connect(2)
+    fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int = |real| refused(fd);
+    /// listen(2)
+    fn listen(fd: c_int, backlog: c_int) -> c_int = |real| refused(fd);
+    /// accept(2)
+    fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int = |real| refused(fd);
+    /// accept4(2)
+    fn accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int = |real| refused(fd);
+    /// shutdown(2)
+    fn shutdown(fd: c_int, how: c_int) -> c_int = |real| refused(fd);
+    /// getpeername(2)
+    fn getpeername(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int = |real| refused(fd);
+    /// getsockname(2)
+    fn getsockname(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int = |real| refused(fd);
+
+    /// recvmsg(2)
+    fn recvmsg(fd: c_int, header: *mut msghdr, flags: c_int) -> ssize_t = |real| match table::find(fd) {
+        // SAFETY: the caller's header is what the manual page demands.
+        Some(Entry::Kcm(kcm)) => Some(give(unsafe { message::receive(fd, &kcm, header, flags) })),
+        Some(Entry::Tcp(tcp)) if !header.is_null() => {
+            // SAFETY: the header leads to its buffers.
+            unsafe { message::unread(&tcp, (*header).msg_iov, (*header).msg_iovlen, flags) }.map(give)
+        }
+        _ => None,
+    };
+    /// recv(2)
+    fn recv(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int) -> ssize_t =
+        // SAFETY: the caller's buffer has so many bytes.
+        |real| unsafe { read_parts(fd, &part(buffer, count), 1, flags) };
+    /// recvfrom(2)
+    fn recvfrom(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int, address: *mut sockaddr, length: *mut socklen_t) -> ssize_t =
+        // SAFETY: the caller's buffer has so many bytes.
+        |real| unsafe { read_parts(fd, &part(buffer, count), 1, flags) };
+    /// read(2)
+    fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t =
+        // SAFETY: the caller's buffer has so many bytes.
+        |real| unsafe { read_parts(fd, &part(buffer, count), 1, 0) };
+    /// readv(2)
+    fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t =
+        // SAFETY: the caller has so many buffers.
+        |real| unsafe { read_parts(fd, parts, usize::try_from(count).unwrap_or(0), 0) };
+    /// recv(2), as programs compiled with _FORTIFY_SOURCE call it
+    fn __recv_chk(fd: c_int, buffer: *mut c_void, count: size_t, size: size_t, flags: c_int) -> ssize_t =
+        // SAFETY: the caller's buffer has `size` bytes; the real function ends a program that asks for more.
+        |real| if count > size { None } else { unsafe { read_parts(fd, &part(buffer, count), 1, flags) } };
+    /// recvfrom(2), as programs compiled with _FORTIFY_SOURCE call it
+    fn __recvfrom_chk(fd: c_int, buffer: *mut c_void, count: size_t, size: size_t, flags: c_int, address: *mut sockaddr, length: *mut socklen_t) -> ssize_t =
+        // SAFETY: the caller's buffer has `size` bytes; the real function ends a program that asks for more.
+        |real| if count > size { None } else { unsafe { read_parts(fd, &part(buffer, count), 1, flags) } };
+    /// read(2), as programs compiled with _FORTIFY_SOURCE call it
+    fn __read_chk(fd: c_int, buffer: *mut c_void, count: size_t, size: size_t) -> ssize_t =
+        // SAFETY: the caller's buffer has `size` bytes; the real function ends a program that asks for more.
+        |real| if count > size { None } else { unsafe { read_parts(fd, &part(buffer, count), 1, 0) } };
+    /// recvmmsg(2)
+    fn recvmmsg(fd: c_int, headers: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int = |real| {
+        // SAFETY: the caller has so many headers, and a timeout or none.
+        table::kcm(fd).map(|kcm| give(unsafe { message::receive_many(fd, &kcm, headers, count, flags, of_timespec(timeout)) }))
+    };
+
+    /// sendmsg(2)
+    fn sendmsg(fd: c_int, header: *const msghdr, flags: c_int) -> ssize_t =
+        // SAFETY: the caller's header is what the manual page demands.
+        |real| table::kcm(fd).map(|kcm| give(unsafe { message::send(fd, &kcm, header, flags) }));
+    /// send(2)
+    fn send(fd: c_int, bytes: *const c_void, count: size_t, flags: c_int) -> ssize_t =
+        // SAFETY: the caller has so many bytes.
+        |real| unsafe { write_parts(fd, &part(bytes, count), 1, Some(flags)) };
+    /// sendto(2)
+    fn sendto(fd: c_int, bytes: *const c_void, count: size_t, flags: c_int, address: *const sockaddr, length: socklen_t) -> ssize_t =
+        // SAFETY: the caller has so many bytes.
+        |real| unsafe { write_parts(fd, &part(bytes, count), 1, Some(flags)) };
+    /// write(2)
+    fn write(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t =
+        // SAFETY: the caller has so many bytes.
+        |real| unsafe { write_parts(fd, &part(bytes, count), 1, None) };
+    /// writev(2)
+    fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t =
+        // SAFETY: the caller has so many parts.
+        |real| unsafe { write_parts(fd, parts, usize::try_from(count).unwrap_or(0), None) };
+    /// sendmmsg(2)
+    fn sendmmsg(fd: c_int, headers: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int =
+        // SAFETY: the caller has so many headers.
+        |real| table::kcm(fd).map(|kcm| give(unsafe { message::send_many(fd, &kcm, headers, count, flags) }));
+    /// splice(2)
+    fn splice(from: c_int, from_at: *mut off64_t, to: c_int, to_at: *mut off64_t, bytes: size_t, flags: c_uint) -> ssize_t =
+        |real| table::kcm(from).map(|kcm| give(message::splice(from, &kcm, to, bytes, flags)));
+
+    /// poll(2)
+    fn poll(set: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int = |real| {
+        // SAFETY: the caller has so many entries.
+        unsafe { watch(set, count, of_ms(timeout_ms), |set, left| real(set.as_mut_ptr(), set.len() as nfds_t, to_ms(left))) }
+    };
+    /// poll(2), as programs compiled with _FORTIFY_SOURCE call it
+    fn __poll_chk(set: *mut pollfd, count: nfds_t, timeout_ms: c_int, size: size_t) -> c_int = |real| {
+        let fits = size / size_of::<pollfd>() >= count as usize;
+        let own = |set: &mut [pollfd], left| real(set.as_mut_ptr(), set.len() as nfds_t, to_ms(left), usize::MAX);
+        // SAFETY: the caller has so many entries; the real function ends a program that has not.
+        if fits { unsafe { watch(set, count, of_ms(timeout_ms), own) } } else { None }
+    };
+    /// ppoll(2)
+    fn ppoll(set: *mut pollfd, count: nfds_t, timeout: *const timespec, signals: *const sigset_t) -> c_int = |real| {
+        let own = |set: &mut [pollfd], left: Option<Duration>| {
+            let left = left.map(to_timespec);
+            let left = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+            real(set.as_mut_ptr(), set.len() as nfds_t, left, signals)
+        };
+        // SAFETY: the caller has so many entries, and a timeout or none.
+        unsafe { watch(set, count, of_timespec(timeout), own) }
+    };
+    /// select(2)
+    fn select(count: c_int, readable: *mut fd_set, writable: *mut fd_set, broken: *mut fd_set, timeout: *mut timeval) -> c_int = |real| {
+        // SAFETY: the caller's sets and timeout are there or null.
+        unsafe {
+            let left = timeout.as_ref().map(|left| {
+                Duration::from_secs(left.tv_sec.max(0) as u64) + Duration::from_micros(left.tv_usec.max(0) as u64)
+            });
+            select_by_poll(count, readable, writable, broken, left)
+        }
+    };
+    /// pselect(2)
+    fn pselect(count: c_int, readable: *mut fd_set, writable: *mut fd_set, broken: *mut fd_set, timeout: *const timespec, signals: *const sigset_t) -> c_int = |real| {
+        // With a mask it must be one step: then the sets are the kernel's.
+        // SAFETY: the caller's sets and timeout are there or null.
+        if signals.is_null() { unsafe { select_by_poll(count, readable, writable, broken, of_timespec(timeout)) } } else { None }
+    };
+
+    /// epoll_ctl(2)
+    fn epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int = |real| {
+        let own = |operation, fd, event: Option<epoll_event>| {
+            let mut event = event;
+            let before = errno();
+            let event = event.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
+            let result = real(set, operation, fd, event);
+            if result >= 0 {
+                give::<c_int>(Err(before));
+            }
+            result
+        };
+        // SAFETY: the caller's event is there or null.
+        events::control(set, operation, fd, unsafe { events::read(event.cast()) }, own)
+    };
+    /// epoll_wait(2)
+    fn epoll_wait(set: c_int, found: *mut epoll_event, max: c_int, timeout_ms: c_int) -> c_int = |real| {
+        // SAFETY: the caller has room for so many.
+        events::concerns(set).then(|| unsafe { events::wait(set, found, of_ms(timeout_ms), |left| real(set, found, max, to_ms(left))) })
+    };
+    /// epoll_pwait(2)
+    fn epoll_pwait(set: c_int, found: *mut epoll_event, max: c_int, timeout_ms: c_int, signals: *const sigset_t) -> c_int = |real| {
+        // SAFETY: the caller has room for so many.
+        events::concerns(set).then(|| unsafe { events::wait(set, found, of_ms(timeout_ms), |left| real(set, found, max, to_ms(left), signals)) })
+    };
+
+    /// close(2)
+    fn close(fd: c_int) -> c_int = |real| {
+        events::forget(fd);
+        table::remove(fd);
+        None
+    };
+    /// dup(2)
+    fn dup(fd: c_int) -> c_int = |real| {
+        let new = real(fd);
+        if new >= 0 {
+            table::copy(fd, new);
+        }
+        Some(new)
+    };
+    /// dup2(2)
+    fn dup2(fd: c_int, to: c_int) -> c_int = |real| {
+        let new = real(fd, to);
+        if new >= 0 && new != fd {
+            table::copy(fd, new);
+        }
+        Some(new)
+    };
+    /// dup3(2)
+    fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int = |real| {
+        let new = real(fd, to, flags);
+        if new >= 0 {
+            table::copy(fd, new);
+        }
+        Some(new)
+    };
+    /// fcntl(2)
+    fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int = |real| {
+        let result = real(fd, command, argument);
+        if result >= 0 && matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+            table::copy(fd, result);
+        }
+        Some(result)
+    };
+    /// fcntl(2), with 64-bit offsets
+    fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int = |real| {
+        let result = real(fd, command, argument);
+        if result >= 0 && matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+            table::copy(fd, result);
+        }
+        Some(result)
+    };
+
+    /// syscall(2): bpf has no function of its own
+    fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long = |real| {
+        if number == libc::SYS_bpf {
+            // SAFETY: the kernel demands of the caller's attributes what this does.
+            unsafe { program::about_to_load(a, b, c) }.map(|program| {
+                let result = real(number, a, b, c, d, e, f);
+                let result = if result < 0 { Err(errno()) } else { Ok(result as c_int) };
+                give(program::loaded(program, result)).into()
+            })
+        } else {
+            None
+        }
+    };
+
+    /// access(2)
+    fn access(path: *const c_char, mode: c_int) -> c_int =
+        // SAFETY: the caller's path is a string.
+        |real| unsafe { procfs::is_ours(path) }.then(|| give(if mode & libc::W_OK == 0 { Ok(0) } else { Err(libc::EACCES) }));
+    /// open(2)
+    fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int =
+        // SAFETY: the caller's path is a string.
+        |real| unsafe { procfs::open(path) }.map(give);
+    /// open(2), with 64-bit offsets
+    fn open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int =
+        // SAFETY: the caller's path is a string.
+        |real| unsafe { procfs::open(path) }.map(give);
+    /// openat(2)
+    fn openat(folder: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int =
+        // SAFETY: the caller's path is a string.
+        |real| unsafe { procfs::open(path) }.map(give);
+    /// openat(2), with 64-bit offsets
+    fn openat64(folder: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int =
+        // SAFETY: the caller's path is a string.
+        |real| unsafe { procfs::open(path) }.map(give);
+    /// fopen(3)
+    fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE = |real| stream(path);
+    /// fopen(3), with 64-bit offsets
+    fn fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE = |real| stream(path);
+}
+
+fn stream(path: *const c_char) -> Option<*mut FILE> {
+    // SAFETY: the caller's path is a string.
+    let fd = give(unsafe { procfs::open(path) }?);
+    // SAFETY: the descriptor was just opened, and is the stream's from here on.
+    Some(if fd < 0 { std::ptr::null_mut() } else { unsafe { libc::fdopen(fd, c"r".as_ptr()) } })
+}
+
+/// `select` as a `poll`, where a message socket or connection is among what is asked for.
+///
+/// # Safety
+///
+/// The sets are null or can be read and written.
+unsafe fn select_by_poll(
+    count: c_int,
+    readable: *mut fd_set,
+    writable: *mut fd_set,
+    broken: *mut fd_set,
+    timeout: Option<Duration>,
+) -> Option<c_int> {
+    let sets = [
+        (readable, libc::POLLIN | libc::POLLRDNORM, libc::POLLIN | libc::POLLRDNORM | libc::POLLHUP | libc::POLLERR),
+        (writable, libc::POLLOUT, libc::POLLOUT | libc::POLLERR),
+        (broken, libc::POLLPRI, libc::POLLPRI),
+    ];
+    let mut polled = Vec::new();
+    for fd in 0..count.clamp(0, libc::FD_SETSIZE as c_int) {
+        // SAFETY: the sets are as the contract says, and the number is below their size.
+        let asked = sets.iter().filter(|(set, ..)| !set.is_null() && unsafe { libc::FD_ISSET(fd, *set) });
+        let events = asked.fold(0, |events, (_, asked, _)| events | asked);
+        if events != 0 {
+            polled.push(pollfd { fd, events, revents: 0 });
+        }
+    }
+    if !watch::concerns(&polled) {
+        return None;
+    }
+    let asked = polled.clone();
+    // SAFETY: the list is as long as it says. This is the function above, which finds what concerns it.
+    let result = unsafe { poll(polled.as_mut_ptr(), polled.len() as nfds_t, to_ms(timeout)) };
+    if result < 0 {
+        return Some(result);
+    }
+    let mut found = 0;
+    for (set, events, answers) in sets.into_iter().filter(|(set, ..)| !set.is_null()) {
+        // SAFETY: as above.
+        unsafe { libc::FD_ZERO(set) };
+        for (polled, asked) in polled.iter().zip(&asked) {
+            if asked.events & events != 0 && polled.revents & answers != 0 {
+                // SAFETY: as above.
+                unsafe { libc::FD_SET(polled.fd, set) };
+                found += 1;
+            }
+        }
+    }
+    Some(found)
+}

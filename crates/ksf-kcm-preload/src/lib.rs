@@ -1,0 +1,22 @@
+//! A library for LD_PRELOAD that gives a program the sockets of AF_KCM on a kernel without them: `ksf kcm-run`.
+//!
+//! Each function of libc that may be called on such a socket is defined here once more ([`hooks`]); it looks the
+//! descriptor up ([`table`]) and either does the call on a [`ksf_mux::kcm::KcmSocket`] or hands it to libc.
+//!
+//! The number a program sees is a real descriptor, of an epoll set that is readable while a message may be there. So
+//! O_NONBLOCK, FD_CLOEXEC, dup and event loops work as they do, and close is all that must be noticed.
+//!
+//! Calls to the kernel from here go through rustix, which makes them without libc: a function of libc would come back
+//! to the one defined here. Nothing is locked while a descriptor is closed, for the same reason.
+//!
+//! What is not there: sockets shared with a child over fork or exec, or passed to another process; EINTR.
+
+mod attached;
+mod events;
+pub mod hooks;
+mod kcm;
+mod message;
+mod procfs;
+mod program;
+mod table;
+mod watch;

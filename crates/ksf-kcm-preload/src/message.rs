@@ -1,0 +1,223 @@
+//! Receiving and sending on a message socket, and what is left to read of a connection that was unattached.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use ksf_mux::kcm::{Flags, Kind};
+use libc::{iovec, mmsghdr, msghdr};
+
+use crate::attached::Attached;
+use crate::kcm::{Answer, Kcm, is_nonblocking};
+use crate::table::lock;
+
+/// A caller's buffers.
+///
+/// # Safety
+///
+/// `parts` leads to `count` of them, each valid for writes and used by nobody else meanwhile.
+unsafe fn buffers<'a>(parts: *const iovec, count: usize) -> Vec<IoSliceMut<'a>> {
+    // SAFETY: there are so many.
+    let parts = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(parts, count) } };
+    let filled = parts.iter().filter(|part| part.iov_len > 0);
+    // SAFETY: each is valid for writes, by the contract of this function.
+    filled
+        .map(|part| unsafe { IoSliceMut::new(std::slice::from_raw_parts_mut(part.iov_base.cast(), part.iov_len)) })
+        .collect()
+}
+
+/// A caller's bytes.
+///
+/// # Safety
+///
+/// `parts` leads to `count` of them, each valid for reads.
+unsafe fn slices<'a>(parts: *const iovec, count: usize) -> Vec<IoSlice<'a>> {
+    // SAFETY: there are so many.
+    let parts = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(parts, count) } };
+    let filled = parts.iter().filter(|part| part.iov_len > 0);
+    // SAFETY: each is valid for reads, by the contract of this function.
+    filled.map(|part| unsafe { IoSlice::new(std::slice::from_raw_parts(part.iov_base.cast(), part.iov_len)) }).collect()
+}
+
+fn with_mode(fd: c_int, flags: c_int) -> Flags {
+    let flags = Flags::from_bits(flags);
+    if is_nonblocking(fd) { flags | Flags::DONTWAIT } else { flags }
+}
+
+/// `recvmsg`.
+///
+/// # Safety
+///
+/// `header` is what recvmsg(2) demands.
+pub(crate) unsafe fn receive(fd: c_int, kcm: &Kcm, header: *mut msghdr, flags: c_int) -> Answer<isize> {
+    // SAFETY: the header leads to its buffers.
+    let (header, mut parts) = unsafe {
+        let header = header.as_mut().ok_or(libc::EFAULT)?;
+        let parts = buffers(header.msg_iov, header.msg_iovlen);
+        (header, parts)
+    };
+    let received = kcm.socket.recvmsg(&mut parts, with_mode(fd, flags)).map_err(|error| error.errno())?;
+    header.msg_flags = received.flags.bits();
+    header.msg_namelen = 0;
+    header.msg_controllen = 0;
+    Ok(received.bytes as isize)
+}
+
+/// `recv`, `read` and the like.
+///
+/// # Safety
+///
+/// `parts` leads to `count` buffers that can be written.
+pub(crate) unsafe fn receive_parts(
+    fd: c_int,
+    kcm: &Kcm,
+    parts: *const iovec,
+    count: usize,
+    flags: c_int,
+) -> Answer<isize> {
+    // SAFETY: the buffers are as the contract says.
+    let mut parts = unsafe { buffers(parts, count) };
+    let received = kcm.socket.recvmsg(&mut parts, with_mode(fd, flags)).map_err(|error| error.errno())?;
+    Ok(received.bytes as isize)
+}
+
+/// `recvmmsg`.
+///
+/// # Safety
+///
+/// `headers` leads to `count` of what recvmmsg(2) demands.
+pub(crate) unsafe fn receive_many(
+    fd: c_int,
+    kcm: &Kcm,
+    headers: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: Option<Duration>,
+) -> Answer<c_int> {
+    let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let mut own = flags & !Flags::WAITFORONE.bits();
+    for at in 0..count as usize {
+        // SAFETY: there are `count` of them.
+        let header = unsafe { &mut *headers.add(at) };
+        // SAFETY: as the contract says.
+        match unsafe { receive(fd, kcm, &mut header.msg_hdr, own) } {
+            Ok(bytes) => header.msg_len = bytes as c_uint,
+            Err(errno) if at == 0 => return Err(errno),
+            Err(_) => return Ok(at as c_int),
+        }
+        // Linux looks at the time after each message, too (recvmmsg(2), "Bugs").
+        if flags & Flags::WAITFORONE.bits() != 0 || end.is_some_and(|end| Instant::now() >= end) {
+            own |= libc::MSG_DONTWAIT;
+        }
+    }
+    Ok(count as c_int)
+}
+
+/// `sendmsg`.
+///
+/// # Safety
+///
+/// `header` is what sendmsg(2) demands.
+pub(crate) unsafe fn send(fd: c_int, kcm: &Kcm, header: *const msghdr, flags: c_int) -> Answer<isize> {
+    // SAFETY: the header leads to its bytes.
+    unsafe {
+        let header = header.as_ref().ok_or(libc::EFAULT)?;
+        send_parts(fd, kcm, header.msg_iov, header.msg_iovlen, flags)
+    }
+}
+
+/// `send` and the like.
+///
+/// # Safety
+///
+/// `parts` leads to `count` parts that can be read.
+pub(crate) unsafe fn send_parts(
+    fd: c_int,
+    kcm: &Kcm,
+    parts: *const iovec,
+    count: usize,
+    flags: c_int,
+) -> Answer<isize> {
+    // SAFETY: the parts are as the contract says.
+    let parts = unsafe { slices(parts, count) };
+    let sent = kcm.socket.sendmsg(&parts, with_mode(fd, flags)).map_err(|error| error.errno())?;
+    Ok(sent as isize)
+}
+
+/// Flags of `write`: on a SOCK_SEQPACKET socket it ends a message (net/socket.c, sock_write_iter).
+pub(crate) fn write_flags(kcm: &Kcm) -> c_int {
+    if kcm.socket.kind() == Kind::Seqpacket { libc::MSG_EOR } else { 0 }
+}
+
+/// `sendmmsg`.
+///
+/// # Safety
+///
+/// `headers` leads to `count` of what sendmmsg(2) demands.
+pub(crate) unsafe fn send_many(
+    fd: c_int,
+    kcm: &Kcm,
+    headers: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+) -> Answer<c_int> {
+    for at in 0..count as usize {
+        // SAFETY: there are `count` of them.
+        let header = unsafe { &mut *headers.add(at) };
+        // As the kernel does: MSG_EOR of each counts, and all but the last are a batch.
+        let batch = if at + 1 < count as usize { Flags::BATCH.bits() } else { 0 };
+        let flags = flags | header.msg_hdr.msg_flags & libc::MSG_EOR | batch;
+        // SAFETY: as the contract says.
+        match unsafe { send(fd, kcm, &header.msg_hdr, flags) } {
+            Ok(bytes) => header.msg_len = bytes as c_uint,
+            Err(errno) if at == 0 => return Err(errno),
+            Err(_) => {
+                kcm.socket.flush();
+                return Ok(at as c_int);
+            }
+        }
+    }
+    Ok(count as c_int)
+}
+
+/// `splice` from a message socket.
+pub(crate) fn splice(fd: c_int, kcm: &Kcm, to: c_int, bytes: usize, flags: c_uint) -> Answer<isize> {
+    let flags = if flags & libc::SPLICE_F_NONBLOCK != 0 { libc::MSG_DONTWAIT } else { 0 };
+    if to < 0 {
+        return Err(libc::EBADF);
+    }
+    // SAFETY: the caller keeps its descriptor open during its call; a wrong number gives EBADF.
+    let to = unsafe { BorrowedFd::borrow_raw(to) };
+    let spliced = kcm.socket.splice(to, bytes, with_mode(fd, flags)).map_err(|error| error.errno())?;
+    Ok(spliced as isize)
+}
+
+/// What unattach found read of a connection: first of all.
+///
+/// # Safety
+///
+/// `parts` leads to `count` buffers that can be written.
+pub(crate) unsafe fn unread(tcp: &Attached, parts: *const iovec, count: usize, flags: c_int) -> Option<Answer<isize>> {
+    let mut unread = lock(&tcp.unread);
+    if unread.is_empty() {
+        return None;
+    }
+    let mut copied = 0;
+    // SAFETY: the buffers are as the contract says.
+    for mut part in unsafe { buffers(parts, count) } {
+        for (to, from) in part.iter_mut().zip(unread.iter().skip(copied)) {
+            *to = *from;
+        }
+        copied += part.len().min(unread.len() - copied);
+    }
+    if flags & libc::MSG_PEEK == 0 {
+        unread.drain(..copied);
+    }
+    Some(Ok(copied as isize))
+}
+
+/// One buffer, as a list.
+pub(crate) fn part(bytes: *const c_void, count: usize) -> iovec {
+    iovec { iov_base: bytes.cast_mut(), iov_len: count }
+}

@@ -1,0 +1,86 @@
+//! `poll` and `select`: a message socket is readable when a message is there, a connection has the errors that only
+//! the kernel could have put on it.
+
+use std::ffi::c_int;
+use std::time::{Duration, Instant};
+
+use libc::{POLLERR, POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM, pollfd};
+
+use crate::kcm::readiness;
+use crate::table::{Entry, find};
+
+/// While connections are watched, what they received is read so often: nobody may be there who does.
+const SLICE: Duration = Duration::from_millis(5);
+
+/// True if one of these is not what the kernel takes it for.
+pub(crate) fn concerns(set: &[pollfd]) -> bool {
+    set.iter().any(|polled| matches!(find(polled.fd), Some(Entry::Kcm(_) | Entry::Tcp(_))))
+}
+
+/// `poll`, with `wait` for libc's own.
+pub(crate) fn watch(
+    set: &mut [pollfd],
+    timeout: Option<Duration>,
+    mut wait: impl FnMut(&mut [pollfd], Option<Duration>) -> c_int,
+) -> c_int {
+    let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    loop {
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        let mut real: Vec<pollfd> = set.to_vec();
+        let mut found = vec![0; set.len()];
+        let mut slice = None;
+        for (at, polled) in set.iter().enumerate() {
+            match find(polled.fd) {
+                Some(Entry::Kcm(kcm)) => {
+                    let readable = polled.events & (POLLIN | POLLRDNORM);
+                    // An error of the socket itself is for the next call to report.
+                    if readable != 0 && kcm.socket.is_readable().unwrap_or(true) {
+                        found[at] |= readable;
+                    }
+                    if kcm.socket.is_writable() {
+                        found[at] |= polled.events & (POLLOUT | POLLWRNORM);
+                    }
+                    // A disabled socket is not readable, whatever comes.
+                    let watched = readable != 0 && kcm.socket.is_receiving();
+                    real[at].fd = if watched { readiness(&kcm) } else { -1 };
+                    real[at].events = POLLIN;
+                    slice = if watched { slice } else { Some(SLICE) };
+                }
+                Some(Entry::Tcp(tcp)) if tcp.has_unread() => found[at] |= polled.events & (POLLIN | POLLRDNORM),
+                Some(Entry::Tcp(tcp)) => {
+                    tcp.group.look();
+                    if tcp.has_error() {
+                        found[at] |= POLLERR;
+                    }
+                    // The bytes it has are the multiplexor's.
+                    real[at].events &= !(POLLIN | POLLRDNORM);
+                    slice = Some(SLICE);
+                }
+                _ => {}
+            }
+        }
+        let ready = found.iter().any(|found| *found != 0);
+        let pause = if ready { Some(Duration::ZERO) } else { min(left, slice) };
+        let result = wait(&mut real, pause);
+        if result < 0 && !ready {
+            return result;
+        }
+        let mut count = 0;
+        for (at, polled) in set.iter_mut().enumerate() {
+            let is_kcm = matches!(find(polled.fd), Some(Entry::Kcm(_)));
+            // That bytes came does not say that a message is whole: the next round will.
+            polled.revents = found[at] | if is_kcm || result < 0 { 0 } else { real[at].revents };
+            count += c_int::from(polled.revents != 0);
+        }
+        if count > 0 || left.is_some_and(|left| left.is_zero()) {
+            return count;
+        }
+    }
+}
+
+fn min(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
+    }
+}
