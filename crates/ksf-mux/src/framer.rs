@@ -62,6 +62,12 @@ impl Framer {
     ) -> Result<(), ConnectionError> {
         let mut at = 0;
         while at < chunk.len() {
+            if self.wire.is_empty() {
+                self.cut_short(chunk, &mut at, limits, messages);
+                if at == chunk.len() {
+                    break;
+                }
+            }
             let cut = if self.wire.is_empty() {
                 self.cut_in_place(chunk, &mut at, now, limits, messages)
             } else {
@@ -94,6 +100,19 @@ impl Framer {
     pub(crate) fn take_unread(&mut self) -> Vec<u8> {
         self.cut = Cut::default();
         std::mem::take(&mut self.wire)
+    }
+
+    /// Cuts whole messages as long as that is simple. What it leaves is for [`Self::cut_in_place`].
+    fn cut_short(&self, chunk: &Chunk, at: &mut usize, limits: &Limits, messages: &mut Vec<Found>) {
+        let MessageFraming::Native(framing) = &self.framing else { return };
+        let bytes: &[u8] = chunk;
+        while let Some((body, taken)) = framing.whole_message(&bytes[*at..]) {
+            if body.len() > limits.message_bytes_max {
+                return;
+            }
+            messages.push(Found::InPlace((*at + body.start) as u32..(*at + body.end) as u32));
+            *at += taken;
+        }
     }
 
     fn cut_in_place(

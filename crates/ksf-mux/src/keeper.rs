@@ -17,8 +17,10 @@ use crate::mux::{Shared, now};
 use crate::socket::Own;
 use crate::sync::Arc;
 
-/// Longest time a reply waits for others to leave with, when its worker is held up by the next message.
-pub(crate) const CORK: Duration = Duration::from_millis(1);
+/// How often workers are looked at that hold messages or replies back: those wait for others for up to twice that, when
+/// their worker is held up by a message that takes longer than the last ones did. Not oftener: each look takes a CPU
+/// away from somebody, which on two CPUs cost a connection in a hundred a millisecond (Linux 6.18).
+pub(crate) const CORK: Duration = Duration::from_millis(5);
 
 /// How exactly the time for a message to arrive and the time to send it are kept, and how long bytes wait that TCP had no
 /// room for when no worker is there to hear that it has.
@@ -237,8 +239,10 @@ fn look(shared: &Shared, link: &Arc<Link>) -> Option<Duration> {
     // First off the list, then the look: what comes later puts it on again.
     link.listed.store(false, Ordering::SeqCst);
     let batch_until_ns = link.batch_until_ns.load(Ordering::SeqCst);
-    let corked = link.corked.load(Ordering::SeqCst) || batch_until_ns != 0;
-    if (link.outbox.bytes() > 0 || batch_until_ns != 0) && now().0 >= batch_until_ns {
+    let corked = link.corked.load(Ordering::SeqCst);
+    // What was held back a moment ago its worker is about to send: only what stays is sent here.
+    let stays = corked && !link.corked_seen.swap(true, Ordering::SeqCst);
+    if (link.outbox.bytes() > 0 || batch_until_ns != 0) && now().0 >= batch_until_ns && !stays {
         shared.send(link);
     }
     shared.check_time(link, now());

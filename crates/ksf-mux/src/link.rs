@@ -39,6 +39,8 @@ pub(crate) struct Link {
     pub(crate) doomed: AtomicBool,
     /// Something is queued that was not tried to send yet.
     pub(crate) corked: AtomicBool,
+    /// The keeper saw that.
+    pub(crate) corked_seen: AtomicBool,
     /// Messages wait for others until then (ns of the monotonic clock); 0: none does.
     pub(crate) batch_until_ns: AtomicU64,
     /// The keeper has it on its list.
@@ -119,6 +121,7 @@ impl Link {
             hangup: AtomicBool::new(false),
             doomed: AtomicBool::new(false),
             corked: AtomicBool::new(false),
+            corked_seen: AtomicBool::new(false),
             batch_until_ns: AtomicU64::new(0),
             listed: AtomicBool::new(false),
             progress: Mutex::default(),

@@ -533,14 +533,12 @@ impl Shared {
         Ok(())
     }
 
-    /// Queues what a service wrote, framing included, to leave with what follows from the same worker, or within
+    /// Queues what a service wrote for so many messages, framing included, to leave with what follows from the same worker, or within
     /// [`keeper::CORK`].
-    pub(crate) fn hold_framed(&self, link: &Arc<Link>, output: &mut Output) {
-        if !output.is_empty() {
-            link.outbox.append(output);
-            link.counts.tx_messages.fetch_add(1, Ordering::Relaxed);
-            self.cork(link);
-        }
+    pub(crate) fn hold_framed(&self, link: &Arc<Link>, output: &mut Output, messages: u64) {
+        link.outbox.append(output);
+        link.counts.tx_messages.fetch_add(messages, Ordering::Relaxed);
+        self.cork(link);
     }
 
     fn cork(&self, link: &Arc<Link>) {
@@ -577,6 +575,7 @@ impl Shared {
     pub(crate) fn send(&self, link: &Arc<Link>) {
         link.batch_until_ns.store(0, Ordering::SeqCst);
         link.corked.store(false, Ordering::SeqCst);
+        link.corked_seen.store(false, Ordering::SeqCst);
         match link.outbox.send() {
             Sent::Elsewhere => {}
             Sent::All(bytes) => {

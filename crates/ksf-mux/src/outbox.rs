@@ -171,13 +171,7 @@ impl<T: Transmit> Outbox<T> {
         }
         let mut queue = self.lock();
         let Queue { output: waiting, spares: of_queue, .. } = &mut *queue;
-        match output.as_slice() {
-            Some(slice) => {
-                waiting.tail(of_queue).extend_from_slice(slice);
-                output.clear();
-            }
-            None => waiting.append(std::mem::take(output), of_queue),
-        }
+        waiting.add(output, of_queue);
         self.added(&mut queue, bytes);
     }
 

@@ -276,7 +276,7 @@ impl<S: Service> Worker<S> {
         // After these nothing more of the connection is answered.
         let closed =
             matches!(link.error.get(), Some(ConnectionError::ClosedByService | ConnectionError::WorkerPanicked));
-        while let Some(range) = socket.piece(run) {
+        while let Some(range) = socket.piece(run, &mut self.output) {
             if closed || end.is_some() {
                 done += 1;
                 done_bytes += range.len();
@@ -292,8 +292,9 @@ impl<S: Service> Worker<S> {
             }));
             match called {
                 Ok(Outcome { deferred, close }) => {
-                    link.mux.hold_framed(link, &mut self.output);
                     if deferred > 0 {
+                        // Before any of its later answers.
+                        socket.answer(run, &mut self.output);
                         let message = Message::of_run(run, range);
                         self.desk.expect(ticket, message, deferred, close);
                     } else {
@@ -317,7 +318,7 @@ impl<S: Service> Worker<S> {
         }
         lock(&served.states).push(state);
         if let Some(error) = end {
-            // The replies so far leave.
+            socket.answer(run, &mut self.output);
             link.mux.send(link);
             link.mux.end(link, error);
         }

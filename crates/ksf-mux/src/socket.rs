@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use ksf::output::{Output, Spares};
 use ksf::pool::Chunk;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd};
 
@@ -37,6 +38,11 @@ pub(crate) struct Own {
     hand: VecDeque<Taken<Arc<Link>>>,
     /// The first run of the hand is worked on in place, by whoever has this number; 0: none is.
     in_place: u64,
+    /// Answers to messages of that run, framed, and their connection.
+    held: Output,
+    held_messages: u64,
+    held_for: Option<Arc<Link>>,
+    spares: Spares,
     /// Counts the messages taken from the hand; and how many they were when the keeper last looked.
     progress: u64,
     progress_seen: u64,
@@ -82,6 +88,10 @@ impl MessageSocket {
             receiver: Receiver::new()?,
             hand: VecDeque::new(),
             in_place: 0,
+            held: Output::default(),
+            held_messages: 0,
+            held_for: None,
+            spares: Spares::default(),
             progress: 0,
             progress_seen: 0,
             size: BatchSize::new(),
@@ -286,10 +296,16 @@ impl MessageSocket {
         self.recv_with(None, Self::next_in_place)
     }
 
-    /// The next message of the run: where in its chunk it lies. `None`: there is none left, or the rest was given to
-    /// others.
-    pub(crate) fn piece(&self, run: &InPlace) -> Option<Range<usize>> {
+    /// Takes the answer to a message of the run, framed, and looks for the next message: where in its chunk it lies.
+    /// `None`: there is none left, or the rest was given to others.
+    pub(crate) fn piece(&self, run: &InPlace, answer: &mut Output) -> Option<Range<usize>> {
         let mut own = self.lock();
+        let own = &mut *own;
+        if !answer.is_empty() {
+            // Under the lock that is taken anyway; the keeper sends it if the next message takes long.
+            own.held.add(answer, &mut own.spares);
+            own.held_messages += 1;
+        }
         if own.in_place != run.number {
             return None;
         }
@@ -303,12 +319,30 @@ impl MessageSocket {
         Some(range)
     }
 
+    /// Queues what is answered so far.
+    pub(crate) fn answer(&self, run: &InPlace, answer: &mut Output) {
+        let mut own = self.lock();
+        let own = &mut *own;
+        let messages = std::mem::take(&mut own.held_messages) + u64::from(!answer.is_empty());
+        if messages > 0 {
+            own.held.add(answer, &mut own.spares);
+            self.mux.0.hold_framed(&run.link, &mut own.held, messages);
+        }
+    }
+
     /// Messages of a run are done with. Replies that were held back leave with those to the next run, if that is of the
     /// same connection, and else when the worker comes for it.
     pub(crate) fn done_in_place(&self, run: &InPlace, messages: usize, bytes: usize) {
-        if run.link.corked.load(Ordering::SeqCst) {
-            self.lock().corked = Some(Arc::clone(&run.link));
+        let mut own = self.lock();
+        own.held_for = None;
+        if own.held_messages > 0 {
+            let messages = std::mem::take(&mut own.held_messages);
+            self.mux.0.hold_framed(&run.link, &mut own.held, messages);
         }
+        if run.link.corked.load(Ordering::SeqCst) {
+            own.corked = Some(Arc::clone(&run.link));
+        }
+        drop(own);
         if messages > 0 {
             self.mux.0.finish(self.worker.as_ref(), &run.link, messages, bytes, run.class);
         }
@@ -516,18 +550,25 @@ impl Own {
         // The count of messages never goes back, so it names this run.
         self.in_place = self.progress;
         let (link, chunk) = (Arc::clone(&first.source), first.message.chunk().clone());
+        self.held_for = Some(Arc::clone(&link));
         Some(InPlace { link, chunk, class: first.class, number: self.in_place })
     }
 
-    /// Called by the keeper, from time to time. Takes the hand of a worker that took nothing from it since the last time;
-    /// whether there is a hand.
+    /// Called by the keeper, from time to time. Takes the hand of a worker that took nothing from it since the last time,
+    /// and queues the answers it holds. Whether there is still a hand, or answers.
     pub(crate) fn look(&mut self) -> (bool, Vec<Taken<Arc<Link>>>) {
         let held_up = std::mem::replace(&mut self.progress_seen, self.progress) == self.progress;
-        if held_up && !self.hand.is_empty() {
-            self.in_place = 0;
-            return (false, self.hand.drain(..).collect());
+        if !held_up {
+            return (!self.hand.is_empty() || self.held_messages > 0, Vec::new());
         }
-        (!self.hand.is_empty(), Vec::new())
+        if self.held_messages > 0
+            && let Some(link) = &self.held_for
+        {
+            let messages = std::mem::take(&mut self.held_messages);
+            link.mux.hold_framed(link, &mut self.held, messages);
+        }
+        self.in_place = 0;
+        (false, self.hand.drain(..).collect())
     }
 }
 

@@ -204,6 +204,36 @@ impl Framing {
         }
     }
 
+    /// The message at the front of `buf`, if it is there in one part and in full: where its body lies, and how many bytes
+    /// it takes. A short cut for streams of short messages: `None` says nothing, [`Framing::parse`] tells.
+    #[inline]
+    pub fn whole_message(&self, buf: &[u8]) -> Option<(std::ops::Range<usize>, usize)> {
+        let (header_bytes, end) = match self {
+            Self::RecordMark => {
+                let mark = u32::from_be_bytes(*buf.first_chunk::<4>()?);
+                if mark & RECORD_LAST == 0 {
+                    return None;
+                }
+                (4, 4 + (mark & !RECORD_LAST) as usize)
+            }
+            Self::LengthPrefix(LengthPrefix { offset, width: 4, endian, adjust, strip }) => {
+                let start = usize::from(*offset);
+                let field = *buf.get(start..)?.first_chunk::<4>()?;
+                let value = match endian {
+                    Endian::Big => u32::from_be_bytes(field),
+                    Endian::Little => u32::from_le_bytes(field),
+                };
+                let end = usize::try_from(i64::from(value) + i64::from(*adjust)).ok()?;
+                if end < start + 4 {
+                    return None;
+                }
+                (if *strip { start + 4 } else { 0 }, end)
+            }
+            _ => return None,
+        };
+        (end <= buf.len()).then_some((header_bytes..end, end))
+    }
+
     /// Bytes to reserve in front of a reply; filled by [`Framing::finish_reply`].
     pub fn reply_header_bytes(&self) -> usize {
         match self {
@@ -321,6 +351,49 @@ mod tests {
             assert_eq!(&reply[cut.header_bytes..][..cut.body_bytes], b"hello", "{framing:?}");
             assert_eq!(cut.total_bytes(), reply.len());
         }
+    }
+
+    #[test]
+    fn the_short_cut_agrees_with_the_long_way() {
+        let framings = [
+            Framing::RecordMark,
+            Framing::LengthPrefix(LengthPrefix::big_endian(4)),
+            Framing::LengthPrefix(LengthPrefix {
+                offset: 1,
+                width: 4,
+                endian: Endian::Little,
+                adjust: -3,
+                strip: false,
+            }),
+            Framing::LengthPrefix(LengthPrefix::big_endian(2)),
+            Framing::Delimiter(Delimiter::LF),
+        ];
+        let mut found = 0;
+        for framing in framings {
+            // Every length and mark that fits into eight bytes, and some that do not.
+            for first in [0u8, 0x80, 1, 5] {
+                for value in 0..20u8 {
+                    for len in 0..=12 {
+                        let buf = [first, 0, 0, value, 0, 1, 2, 3, 4, 5, 6, 7];
+                        let Some((body, total)) = framing.whole_message(&buf[..len]) else { continue };
+                        found += 1;
+                        let Ok(Frame::Part(cut)) = framing.parse(&buf[..len], 0) else {
+                            panic!("{framing:?}: {buf:?}")
+                        };
+                        assert!(cut.last && cut.total_bytes() <= len);
+                        assert_eq!(
+                            (body.start, body.len(), total),
+                            (cut.header_bytes, cut.body_bytes, cut.total_bytes())
+                        );
+                    }
+                }
+            }
+        }
+        assert!(found > 50, "{found}");
+        // And it is taken where it can be.
+        assert_eq!(Framing::RecordMark.whole_message(&[0x80, 0, 0, 1, 7, 9]), Some((4..5, 5)));
+        let thrift = Framing::LengthPrefix(LengthPrefix::big_endian(4));
+        assert_eq!(thrift.whole_message(&[0, 0, 0, 2, 7, 9]), Some((4..6, 6)));
     }
 
     #[test]

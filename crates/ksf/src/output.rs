@@ -48,6 +48,16 @@ impl Output {
         self.pieces.push_back(Piece::Chunk(chunk));
     }
 
+    /// Appends everything `other` holds. Bytes in one piece are copied and the buffer stays with `other`.
+    pub fn add(&mut self, other: &mut Self, spares: &mut Spares) {
+        if other.pieces.is_empty() {
+            self.tail(spares).extend_from_slice(&other.tail);
+            other.tail.clear();
+        } else {
+            self.append(std::mem::take(other), spares);
+        }
+    }
+
     /// Appends everything `other` holds.
     pub fn append(&mut self, mut other: Self, spares: &mut Spares) {
         if other.pieces.is_empty() {
@@ -81,11 +91,6 @@ impl Output {
     /// True when nothing waits.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    /// The bytes, if they lie in one piece.
-    pub fn as_slice(&self) -> Option<&[u8]> {
-        self.pieces.is_empty().then_some(&self.tail)
     }
 
     /// Throws away what is in it, and keeps the buffer.
