@@ -104,7 +104,12 @@ impl Framer {
 
     /// Cuts whole messages as long as that is simple. What it leaves is for [`Self::cut_in_place`].
     fn cut_short(&self, chunk: &Chunk, at: &mut usize, limits: &Limits, messages: &mut Vec<Found>) {
+        /// No header of a length prefix is longer.
+        const HEADER_BYTES_MAX: usize = u8::MAX as usize + 8;
         let MessageFraming::Native(framing) = &self.framing else { return };
+        if limits.header_bytes_max < HEADER_BYTES_MAX {
+            return;
+        }
         let bytes: &[u8] = chunk;
         while let Some((body, taken)) = framing.whole_message(&bytes[*at..]) {
             if body.len() > limits.message_bytes_max {
