@@ -247,6 +247,28 @@ fn ends_have_their_reasons_and_close_what_was_opened() {
 }
 
 #[test]
+fn a_worker_that_is_held_up_loses_the_cheap_messages_behind() {
+    let running = start(Scripted::new(Order::Free, 2), 2, Limits::default());
+    let mut client = running.connect();
+    // Until the workers believe that messages are cheap, and take many at once.
+    for _ in 0..200 {
+        client.write_all(&frame(b"e").repeat(200)).unwrap();
+        for _ in 0..200 {
+            assert_eq!(read_frame(&mut client), b"e");
+        }
+    }
+    // In one segment: an answer that is held back for those behind it, one that waits for the test, and cheap ones.
+    let segment = [frame(b"e first"), frame(b"b"), frame(b"e").repeat(50)].concat();
+    client.write_all(&segment).unwrap();
+    assert_eq!(read_frame(&mut client), b"e first");
+    for _ in 0..50 {
+        assert_eq!(read_frame(&mut client), b"e");
+    }
+    running.service.together.wait();
+    assert_eq!(read_frame(&mut client), b"together");
+}
+
+#[test]
 fn draining_answers_what_was_received() {
     let running = start(Scripted::new(Order::Requests, 2), 2, Limits::default());
     let mut client = running.connect();
