@@ -10,8 +10,9 @@
 //!                               └─► socket ─► worker 1
 //! ```
 //!
-//! The kernel decides which worker gets a message, when it arrives. All replies of a connection leave through its first
-//! socket, so that they leave whole and in the order in which they were given.
+//! The kernel decides which worker gets a message, when it arrives. Replies leave through the TCP socket itself, from one
+//! queue per connection. AF_KCM could send them, but it takes the end of the peer's stream for a broken connection: what
+//! is sent after it is kept for ever, and what has no room in a socket's buffer is never sent (both seen on 6.1).
 
 mod desk;
 mod ending;
@@ -20,6 +21,7 @@ mod outbox;
 mod worker;
 
 use std::collections::HashMap;
+use std::io::IoSlice;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -37,7 +39,8 @@ use ksf::stats::Stats;
 use ksf::{Order, Service};
 use ksf_bpf_framing::KernelProgram;
 use rustix::event::epoll;
-use rustix::net::{AddressFamily, SocketType, socket, sockopt};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SendAncillaryBuffer, SendFlags, SocketType, sendmsg, socket, sockopt};
 
 use self::desk::Desk;
 use self::link::{End, Lane, Link, Reading};
@@ -273,7 +276,7 @@ impl<S: Service> Shared<S> {
         use epoll::EventFlags as On;
         for lane in &link.lanes {
             let inbox = &self.inboxes[lane.worker];
-            inbox.watch(&lane.socket, link.number << 1, On::IN | On::OUT | On::ET)?;
+            inbox.watch(&lane.socket, link.number << 1, On::IN | On::ET)?;
         }
         let ends = On::ERR | On::HUP | On::RDHUP | On::ET;
         self.inboxes[link.home()].watch(link.tcp(), link.number << 1 | 1, ends)
@@ -315,7 +318,7 @@ impl<S: Service> Shared<S> {
 
     fn flush(&self, link: &Link<S>) {
         let mut outbox = lock(&link.outbox);
-        let flushed = outbox.flush(link.first(), Instant::now());
+        let flushed = outbox.flush(Instant::now(), |slices| self.send_now(link, slices));
         let left_bytes = outbox.bytes();
         drop(outbox);
         match flushed {
@@ -324,9 +327,34 @@ impl<S: Service> Shared<S> {
             }
             Err(_) => self.end(link, End { reason: CloseReason::Io, reading: Reading::Nothing }),
         }
+        if left_bytes > 0 && !link.blocked.swap(true, Ordering::SeqCst) {
+            self.inboxes[link.home()].post(link.number);
+        }
         if left_bytes <= self.limits().out_queue_bytes_max {
             self.resume(link);
         }
+    }
+
+    fn send_now(&self, link: &Link<S>, slices: &[IoSlice<'_>]) -> Result<usize, Errno> {
+        // What AF_KCM reports on the socket, whoever calls next is told, and nobody else: so it is to be remembered,
+        // and says nothing of sending. There are not more of these reports than that.
+        const REPORTS_MAX: usize = 4;
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let mut error = Errno::PIPE;
+        for _ in 0..REPORTS_MAX {
+            error = match sendmsg(link.tcp(), slices, &mut SendAncillaryBuffer::default(), flags) {
+                Err(Errno::INTR) => continue,
+                Err(error) if error != Errno::AGAIN => error,
+                result => return result,
+            };
+            if link.is_dead() {
+                break;
+            }
+            if let Some(end) = worker::end_of(epoll::EventFlags::empty(), Some(error)) {
+                self.end(link, end);
+            }
+        }
+        Err(error)
     }
 
     /// Has the workers look again at sockets they had stopped to read.

@@ -12,7 +12,6 @@ use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 
 use super::link::{Link, Reading};
 use super::{Shared, lock, write};
-use crate::error::KcmError;
 
 /// Time after which bytes are given up that the kernel does not cut: they are the beginning of a message whose rest
 /// does not come. Each of its pauses ends by work it has queued already, which takes far less.
@@ -32,7 +31,7 @@ enum Stage {
     },
     /// Answers are due.
     Answering,
-    /// Replies are in the kernel's queue: so many bytes, since then.
+    /// Replies are queued: so many bytes, since then.
     Sending {
         queued: usize,
         since: Instant,
@@ -79,7 +78,7 @@ impl<S: Service> Ending<S> {
     fn next(&mut self, shared: &Shared<S>, limits: &Limits, now: Instant) -> Stage {
         let link = &self.link;
         let reading = link.end.get().map_or(Reading::Nothing, |end| end.reading);
-        if reading == Reading::Nothing || (self.is_attached() && is_dead(link)) {
+        if reading == Reading::Nothing || (self.is_attached() && link.is_dead()) {
             self.leave(shared, self.reason);
             return Stage::Done;
         }
@@ -104,7 +103,7 @@ impl<S: Service> Ending<S> {
             }
             Stage::Sending { queued, since } => {
                 shared.flush(link);
-                let left = self.left_to_send().unwrap_or(0);
+                let left = lock(&link.outbox).bytes();
                 let is_stuck = now.duration_since(since) >= Duration::from_millis(limits.send_timeout_ms);
                 if left > 0 && (left < queued || !is_stuck) {
                     let since = if left < queued { now } else { since };
@@ -131,11 +130,6 @@ impl<S: Service> Ending<S> {
         !matches!(self.stage, Stage::Lingering { .. } | Stage::Done)
     }
 
-    /// Bytes that TCP has not taken: they would be lost with the sockets.
-    fn left_to_send(&self) -> Result<usize, KcmError> {
-        Ok(lock(&self.link.outbox).bytes() + self.link.first().queued_bytes()?)
-    }
-
     /// Gives the connection back to TCP and forgets it.
     fn leave(&self, shared: &Shared<S>, reason: CloseReason) {
         self.link.detach();
@@ -143,15 +137,6 @@ impl<S: Service> Ending<S> {
             shared.count_close(reason);
         }
     }
-}
-
-/// Whether TCP has given up the connection, so that nothing can be sent.
-fn is_dead<S: Service>(link: &Link<S>) -> bool {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let tcp = link.tcp();
-    let mut fds = [PollFd::new(&tcp, PollFlags::empty())];
-    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut fds, Some(&at_once)).is_ok_and(|_| fds[0].revents().contains(PollFlags::HUP))
 }
 
 fn is_read_to_its_end<S: Service>(link: &Link<S>) -> bool {

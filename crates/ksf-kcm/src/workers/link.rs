@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use ksf::adopt::{Adopted, Place};
 use ksf::error::CloseReason;
 use ksf::{Peer, Service};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::outbox::Outbox;
 use super::{key, lock};
@@ -22,6 +23,8 @@ pub(super) struct Link<S: Service> {
     tcp: OwnedFd,
     pub(super) lanes: Vec<Lane<S>>,
     pub(super) outbox: Mutex<Outbox>,
+    /// TCP has no room for replies: the home worker tries again and again.
+    pub(super) blocked: AtomicBool,
     /// Messages whose answers come later.
     pub(super) pending: AtomicUsize,
     /// Workers that take or work on a message now.
@@ -89,6 +92,7 @@ impl<S: Service> Link<S> {
             tcp: adopted.socket,
             lanes,
             outbox: Mutex::default(),
+            blocked: AtomicBool::new(false),
             pending: AtomicUsize::new(0),
             active: AtomicUsize::new(0),
             taken: AtomicU64::new(0),
@@ -107,7 +111,7 @@ impl<S: Service> Link<S> {
         key(self.number)
     }
 
-    /// The socket that connections are attached to and replies leave through.
+    /// The socket that the connection is attached to.
     pub(super) fn first(&self) -> &KcmSocket {
         // A link is made with at least one.
         &self.lanes[0].socket
@@ -157,6 +161,13 @@ impl<S: Service> Link<S> {
         }
         let is_quiet = self.active.load(Ordering::SeqCst) == 0 && self.taken.load(Ordering::SeqCst) == taken;
         Ok(is_quiet.then_some(unread))
+    }
+
+    /// Whether TCP has given up the connection, so that nothing can be sent.
+    pub(super) fn is_dead(&self) -> bool {
+        let mut fds = [PollFd::new(&self.tcp, PollFlags::empty())];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
     }
 
     /// Whether a peer that has ended its stream has ended it within a message.

@@ -38,10 +38,11 @@ const LETTERS: u64 = u64::MAX;
 const EVENTS_MAX: usize = 64;
 const EVENT: epoll::Event = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
 
-/// Time between looks at limits of time, and at replies that the kernel did not take.
+/// Time between looks at limits of time.
 const TICK: Duration = Duration::from_millis(100);
-/// The same for connections that end: AF_KCM does not report that it has sent everything.
-const ENDING_TICK: Duration = Duration::from_millis(1);
+/// The same for connections that end, or whose peer reads slowly: AF_KCM does not report that it has cut everything, and
+/// takes the report away that TCP has room.
+const SHORT_TICK: Duration = Duration::from_millis(1);
 
 impl Inbox {
     pub(super) fn new() -> Result<Self, KcmError> {
@@ -82,6 +83,7 @@ pub(super) struct Worker<S: Service> {
     /// Links whose socket may have messages for this worker. One message of each is taken per round.
     readable: VecDeque<Arc<Link<S>>>,
     endings: Vec<Ending<S>>,
+    blocked: Vec<Arc<Link<S>>>,
     buffer: Vec<u8>,
     ticked: Instant,
 }
@@ -94,6 +96,7 @@ impl<S: Service> Worker<S> {
             env,
             readable: VecDeque::new(),
             endings: Vec::new(),
+            blocked: Vec::new(),
             buffer: Vec::new(),
             ticked: Instant::now(),
         }
@@ -109,6 +112,7 @@ impl<S: Service> Worker<S> {
                     self.list(link);
                 }
             }
+            self.send_again();
             self.step_endings();
             self.tick();
         }
@@ -117,8 +121,8 @@ impl<S: Service> Worker<S> {
     fn wait(&mut self) {
         let timeout = if !self.readable.is_empty() {
             Some(Duration::ZERO)
-        } else if !self.endings.is_empty() {
-            Some(ENDING_TICK)
+        } else if !self.endings.is_empty() || !self.blocked.is_empty() {
+            Some(SHORT_TICK)
         } else if super::read(&self.shared.links).is_empty() {
             None
         } else {
@@ -146,9 +150,6 @@ impl<S: Service> Worker<S> {
                     self.note_end(&link, flags);
                     continue;
                 }
-                if flags.contains(epoll::EventFlags::OUT) && link.home() == self.number {
-                    self.shared.flush(&link);
-                }
                 self.list(link);
             }
         }
@@ -160,6 +161,10 @@ impl<S: Service> Worker<S> {
         let is_new = !self.endings.iter().any(|ending| ending.is_of(number));
         if link.home() == self.number && link.end.get().is_some() && is_new {
             self.endings.push(Ending::new(Arc::clone(&link)));
+        }
+        let is_blocked = link.home() == self.number && link.blocked.load(Ordering::SeqCst);
+        if is_blocked && !self.blocked.iter().any(|known| known.number == number) {
+            self.blocked.push(Arc::clone(&link));
         }
         self.list(link);
     }
@@ -263,6 +268,21 @@ impl<S: Service> Worker<S> {
         }
     }
 
+    fn send_again(&mut self) {
+        let shared = &self.shared;
+        self.blocked.retain(|link| {
+            shared.flush(link);
+            let is_open = link.end.get().is_none_or(|end| end.reading != Reading::Nothing);
+            if is_open && lock(&link.outbox).bytes() > 0 {
+                return true;
+            }
+            link.blocked.store(false, Ordering::SeqCst);
+            // Whoever queued something just now relied on this list.
+            let is_needed = is_open && lock(&link.outbox).bytes() > 0;
+            is_needed && !link.blocked.swap(true, Ordering::SeqCst)
+        });
+    }
+
     fn step_endings(&mut self) {
         let limits = self.shared.limits();
         let shared = &self.shared;
@@ -281,9 +301,6 @@ impl<S: Service> Worker<S> {
             if link.home() != self.number {
                 continue;
             }
-            if lock(&link.outbox).bytes() > 0 {
-                self.shared.flush(&link);
-            }
             let blocked = lock(&link.outbox).blocked_since();
             let send_timeout = Duration::from_millis(limits.send_timeout_ms);
             if blocked.is_some_and(|since| now.saturating_duration_since(since) >= send_timeout) {
@@ -298,7 +315,7 @@ impl<S: Service> Worker<S> {
 }
 
 /// What an event on the TCP socket says of the connection.
-fn end_of(flags: epoll::EventFlags, error: Option<Errno>) -> Option<End> {
+pub(super) fn end_of(flags: epoll::EventFlags, error: Option<Errno>) -> Option<End> {
     use epoll::EventFlags as On;
     let end = |reason, reading| Some(End { reason, reading });
     if flags.contains(On::HUP) {
