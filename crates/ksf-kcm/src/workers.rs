@@ -249,6 +249,8 @@ impl<S: Service> Shared<S> {
             link.detach();
             return Err(error);
         }
+        // It may be waiting without a limit of time, and has one to look after now.
+        self.inboxes[home].post(number);
         Ok(())
     }
 

@@ -423,13 +423,15 @@ fn several_workers(mux: &str) {
 fn ends(mux: &str) {
     let limits = Limits { message_bytes_max: 100, assembly_timeout_ms: 50, ..Limits::default() };
     let running = start(mux, &Scripted::new(Order::Free, 1), 2, limits);
-    let cases: [(&[u8], &str); 6] = [
+    let cases: [(&[u8], &str); 7] = [
         (&frame(b"c"), "closed_by_service"),
         (&frame(b"f"), "closed_abandoned"),
         (&frame(b"p"), "closed_abandoned"),
         // Longer than the limit, which the kernel does not know; longer than the kernel takes.
         (&frame(&[b'e'; 101]), "closed_oversized_message"),
         (&[0x10, 0, 0, 0], "closed_oversized_message"),
+        // The kernel times the longer one, and forgets the shorter one.
+        (&[0, 0, 0, 90, 1], "closed_assembly_timeout"),
         (&[0, 0, 0, 9, 1], "closed_assembly_timeout"),
     ];
     for (at, (bytes, counter)) in cases.into_iter().enumerate() {

@@ -34,6 +34,8 @@ pub(super) struct Link<S: Service> {
     pub(super) taken_bytes: AtomicU64,
     /// When a message was taken last.
     pub(super) taken_at: Mutex<Instant>,
+    /// The beginning of a message is there: so many had been taken before, and since when it is.
+    unfinished: Mutex<Option<(u64, Instant)>>,
     /// Why it ends; set once.
     pub(super) end: OnceLock<End>,
     _place: Place,
@@ -98,6 +100,7 @@ impl<S: Service> Link<S> {
             taken: AtomicU64::new(0),
             taken_bytes: AtomicU64::new(0),
             taken_at: Mutex::new(Instant::now()),
+            unfinished: Mutex::default(),
             end: OnceLock::new(),
             _place: adopted.place,
         }
@@ -168,6 +171,23 @@ impl<S: Service> Link<S> {
         let mut fds = [PollFd::new(&self.tcp, PollFlags::empty())];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
+    }
+
+    /// Time for which the beginning of a message has waited for its rest, as far as was looked.
+    ///
+    /// The kernel has a timer for that, and does not always set it: not for a message that is behind others in a segment
+    /// and shorter than that (seen on 6.1; `strp_peek_len` counts what was cut already).
+    pub(super) fn unfinished_for(&self, now: Instant) -> Duration {
+        let received = sys::received_bytes(self.tcp.as_fd()).unwrap_or(0);
+        let is_unfinished = received > self.taken_bytes.load(Ordering::SeqCst)
+            && self.end.get().is_none()
+            && matches!(self.unread_bytes(), Ok(Some(_)));
+        let mut unfinished = lock(&self.unfinished);
+        let taken = self.taken.load(Ordering::SeqCst);
+        let before = unfinished.filter(|(before, _)| is_unfinished && *before == taken);
+        let since = before.map_or(now, |(_, since)| since);
+        *unfinished = is_unfinished.then_some((taken, since));
+        now.saturating_duration_since(since)
     }
 
     /// Whether a peer that has ended its stream has ended it within a message.

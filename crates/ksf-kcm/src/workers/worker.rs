@@ -306,6 +306,11 @@ impl<S: Service> Worker<S> {
             if blocked.is_some_and(|since| now.saturating_duration_since(since) >= send_timeout) {
                 self.shared.end(&link, End { reason: CloseReason::SendTimeout, reading: Reading::Nothing });
             }
+            // Later than the kernel's own timer, which says the same.
+            let assembly = Duration::from_millis(limits.assembly_timeout_ms);
+            if link.unfinished_for(now) > assembly {
+                self.shared.end(&link, End { reason: CloseReason::AssemblyTimeout, reading: Reading::Stopped });
+            }
             let idle = Duration::from_millis(limits.idle_timeout_ms);
             if !idle.is_zero() && link.idle_for(now) >= idle {
                 self.shared.end(&link, End { reason: CloseReason::IdleTimeout, reading: Reading::Stopped });
