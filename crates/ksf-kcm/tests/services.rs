@@ -289,8 +289,10 @@ fn reads_end(stream: &mut TcpStream) {
     }
 }
 
+type Case = (&'static str, fn(&str));
+
 fn cases(mux: &str) {
-    let all: [(&str, fn(&str)); 8] = [
+    let all: [Case; 8] = [
         ("every message is answered once and to its connection", many_connections),
         ("all that was sent before the end is answered", half_close),
         ("long replies to a slow reader stay whole", slow_reader),
@@ -315,7 +317,7 @@ fn many_connections(mux: &str) {
             scope.spawn(move || {
                 for round in 0..10 {
                     let body = |at: usize| {
-                        let letter = if at % 3 == 0 { 'd' } else { 'e' };
+                        let letter = if at.is_multiple_of(3) { 'd' } else { 'e' };
                         let fill = "x".repeat((number * 7 + round * 13 + at * 31) % 97);
                         format!("{letter}{number}/{round}/{at}/{fill}").into_bytes()
                     };
@@ -366,6 +368,18 @@ fn half_close(mux: &str) {
     assert_eq!(read_frame(&mut client), b"e whole");
     reads_end(&mut client);
     running.counts("closed_by_peer_mid_message", 1);
+
+    // The end comes while the only worker that could notice it is busy: what it sends then is sent nevertheless.
+    let running = start(mux, &Scripted::new(Order::Requests, 2), 2, Limits::default());
+    let mut client = running.connect();
+    client.write_all(&[frame(b"b"), frame(b"e after")].concat()).unwrap();
+    until(|| running.service.calls.load(Ordering::SeqCst) > 0, || "no call".into());
+    client.shutdown(Shutdown::Write).unwrap();
+    running.service.together.wait();
+    assert_eq!(read_frame(&mut client), b"together");
+    assert_eq!(read_frame(&mut client), b"e after");
+    reads_end(&mut client);
+    running.counts("closed_by_peer", 1);
 }
 
 fn slow_reader(mux: &str) {
