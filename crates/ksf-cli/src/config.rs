@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::address::Listen;
-use crate::args::{EngineWish, ProgramRange};
+use crate::args::{EngineWish, MuxWish, ProgramRange};
 use crate::cpus::CpuList;
 use crate::exit::{Failure, Status, one_line};
 use crate::limits::{LimitFlags, LimitTable, Number};
@@ -74,6 +74,8 @@ pub(crate) struct ServiceTable {
     pub(crate) xdp: Option<String>,
     /// Worker threads that share all connections of the service; each shard answers its own if missing.
     pub(crate) workers: Option<Number<1, 1024>>,
+    /// What gives messages to the workers.
+    pub(crate) mux: Option<MuxWish>,
     /// Bytes the kernel half may have outstanding on a connection.
     pub(crate) window_bytes: Option<Number<1, { u32::MAX as u64 }>>,
     /// Limits that differ from the common ones.
@@ -160,6 +162,9 @@ impl ServiceTable {
         }
         if self.kind == Kind::Bpf && self.object.is_none() {
             return Err(format!("service \"{name}\": kind = \"bpf\" needs object = \"FILE.bpf.o\""));
+        }
+        if self.mux.is_some() && self.workers.is_none() {
+            return Err(format!("service \"{name}\": mux fits only a service with workers; add workers = N"));
         }
         if matches!(self.kind, Kind::Bpf | Kind::Work) && self.listen.is_empty() {
             let kind = if self.kind == Kind::Bpf { "bpf" } else { "work" };
@@ -250,6 +255,8 @@ mod tests {
             (service.replace("echo", "bpf"), "needs object"),
             (service.replace("echo", "work"), "no usual port"),
             (format!("{service}workers = 0"), "workers"),
+            (format!("{service}mux = \"kcm\""), "add workers"),
+            (format!("{service}workers = 1\nmux = \"tcp\""), "tcp"),
             (service.replace("\"a\"", "\"a b\""), "letters"),
         ] {
             let error = parse(&text).unwrap_err();

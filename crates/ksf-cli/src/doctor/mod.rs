@@ -5,6 +5,7 @@
 //! nothing. The JSON form is described in docs/formats/doctor-json.md.
 
 mod bpf;
+mod kcm;
 mod machine;
 mod net;
 mod sys_bpf;
@@ -23,8 +24,13 @@ pub(crate) use verdict::{Probe, Verdict};
 pub(crate) const SCHEMA: &str = "ksf-doctor/1";
 
 /// Probes in groups, in the order in which they are tried and shown.
-const AREAS: &[(&str, &[Probe])] =
-    &[("io_uring", uring::PROBES), ("eBPF", bpf::PROBES), ("sockets", net::PROBES), ("system", system::PROBES)];
+const AREAS: &[(&str, &[Probe])] = &[
+    ("io_uring", uring::PROBES),
+    ("eBPF", bpf::PROBES),
+    ("sockets", net::PROBES),
+    ("AF_KCM", kcm::PROBES),
+    ("system", system::PROBES),
+];
 
 /// Probes an engine cannot do without. `epoll` needs none.
 const URING_NEEDS: &[&str] =

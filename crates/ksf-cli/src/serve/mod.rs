@@ -5,6 +5,7 @@ mod kernel;
 mod object;
 mod plan;
 mod running;
+mod workers;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};

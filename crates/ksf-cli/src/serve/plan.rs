@@ -8,7 +8,9 @@ use ksf::listener::ListenAddr;
 use ksf_services::rpc::{NullProgram, ProgramTable, mount_null, nfs_null};
 
 use crate::address::Listen;
-use crate::args::{ECHO_PORT, EchoArgs, EngineWish, ProgramRange, RPC_PORT, RpcArgs, RunArgs, ServeArgs, ServerArgs};
+use crate::args::{
+    ECHO_PORT, EchoArgs, EngineWish, MuxWish, ProgramRange, RPC_PORT, RpcArgs, RunArgs, ServeArgs, ServerArgs,
+};
 use crate::config::{Config, Kind, ServiceTable};
 use crate::exit::{Failure, Status};
 use crate::limits::{self, LimitFlags};
@@ -28,6 +30,8 @@ pub(crate) struct Plan {
     pub(crate) window_bytes: Option<u64>,
     /// Workers that share the connections; 0: none.
     pub(crate) workers: usize,
+    /// What gives them their messages.
+    pub(crate) mux: MuxWish,
     pub(crate) limits: LimitSource,
     pub(crate) resources: Resources,
 }
@@ -137,6 +141,7 @@ fn single(name: &str, what: What, args: ServerArgs, port: u16, mut passed: Vec<P
         xdp,
         window_bytes: args.window_bytes,
         workers: args.workers.unwrap_or(0) as usize,
+        mux: args.mux,
         limits: LimitSource::Flags { file: args.config_limits, flags: args.limits },
         resources: Resources::resolve(&[], &args.resources),
     })
@@ -176,6 +181,7 @@ fn service(config: &Config, entry: &ServiceTable, args: &ServeArgs, passed: &mut
         },
         window_bytes: entry.window_bytes.map(|number| number.0),
         workers: entry.workers.map_or(0, |number| number.0 as usize),
+        mux: entry.mux.unwrap_or_default(),
         limits: LimitSource::Config {
             path: args.config.clone(),
             service: entry.name.clone(),

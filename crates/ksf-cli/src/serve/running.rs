@@ -4,14 +4,12 @@ use std::io;
 use std::sync::Arc;
 
 use ksf::Service;
-use ksf::adopt::Adopter;
 use ksf::assist::Assist;
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf::server::{Builder, Drained, ListenerInfo, Server};
 use ksf_kernel::KernelError;
-use ksf_mux::{Workers, WorkersOptions};
 use ksf_services::echo::Echo;
 use ksf_services::rpc::RpcService;
 
@@ -22,6 +20,7 @@ use super::explain::explain;
 use super::kernel::{self, Half};
 use super::object::ObjectService;
 use super::plan::{LimitSource, Plan, Sockets, What, Xdp};
+use super::workers::Crew;
 use crate::args::EngineWish;
 use crate::engine::{self, Choice, Obstacles};
 use crate::exit::{Failure, Status, say};
@@ -56,26 +55,27 @@ pub(crate) fn start(plan: Plan, lacks: &Obstacles, verbose: bool) -> Result<Runn
     // A program that was loaded only to be run from user space stays out of the way of sockets.
     let assist = half.as_ref().filter(|_| choice.kernel && plan.workers == 0).map(Half::assist);
     let workers = plan.workers;
+    let crew = Crew { workers, mux: plan.mux };
     let builder = |limits: &Limits| {
         let builder = Server::builder().engine(choice.base).cpus(Some(cpus.clone())).limits(limits.clone());
         plan.resources.give_to(builder)
     };
     let builder = match (&plan.what, &half) {
-        (What::Echo, _) => build(builder(&limits), plan.sockets, Arc::new(Echo), assist, workers, &limits)?,
+        (What::Echo, _) => build(builder(&limits), plan.sockets, Arc::new(Echo), assist, crew, &limits)?,
         (What::Work, _) => {
             let service = if workers > 0 { Work::in_place() } else { Work::default() };
-            build(builder(&limits), plan.sockets, Arc::new(service), assist, workers, &limits)?
+            build(builder(&limits), plan.sockets, Arc::new(service), assist, crew, &limits)?
         }
         (What::Rpc { table, .. }, _) => {
             let service = Arc::new(RpcService::new(plan.name.as_str(), table.clone()));
-            build(builder(&limits), plan.sockets, service, assist, workers, &limits)?
+            build(builder(&limits), plan.sockets, service, assist, crew, &limits)?
         }
         (What::Object(_), Some(half)) => {
             message_bytes_max = half.service.message_bytes_max();
             limits.message_bytes_max = limits.message_bytes_max.min(message_bytes_max);
             let service =
                 ObjectService::new(&half.service, cpus.len() + workers).map_err(|e| kernel::object_failure(&e))?;
-            build(builder(&limits), plan.sockets, Arc::new(service), assist, workers, &limits)?
+            build(builder(&limits), plan.sockets, Arc::new(service), assist, crew, &limits)?
         }
         (What::Object(path), None) => {
             let what = format!("the program {} was not loaded", path.display());
@@ -90,7 +90,7 @@ pub(crate) fn start(plan: Plan, lacks: &Obstacles, verbose: bool) -> Result<Runn
     }
     let registration = register(&plan.what, &server)?;
     Ok(Running {
-        ready: ready_lines(&plan.name, &server, choice.base, half.as_ref(), workers),
+        ready: ready_lines(&plan.name, &server, choice.base, half.as_ref(), crew),
         notes: choice.notes.iter().map(|note| format!("{}: {note}", plan.name)).collect(),
         engine: choice.name(),
         name: plan.name,
@@ -172,16 +172,10 @@ fn build<S: Service>(
     sockets: Sockets,
     service: Arc<S>,
     assist: Option<Arc<dyn Assist>>,
-    workers: usize,
+    crew: Crew,
     limits: &Limits,
 ) -> Result<Builder, Failure> {
-    let adopter = if workers > 0 {
-        let options = WorkersOptions::new(workers, limits.clone());
-        let started = Workers::start(Arc::clone(&service), options);
-        Some(started.map_err(|error| Failure::os("cannot start the workers", &error))? as Arc<dyn Adopter>)
-    } else {
-        None
-    };
+    let adopter = crew.start(&service, &sockets, limits)?;
     let given = |builder: Builder| match &adopter {
         Some(adopter) => builder.adopt(Arc::clone(adopter)),
         None => builder,
@@ -262,7 +256,7 @@ fn own_counters(server: &Server) -> Vec<(&'static str, u64)> {
 }
 
 /// One line per listener.
-fn ready_lines(name: &str, server: &Server, base: EngineKind, half: Option<&Half>, workers: usize) -> Vec<String> {
+fn ready_lines(name: &str, server: &Server, base: EngineKind, half: Option<&Half>, crew: Crew) -> Vec<String> {
     let shards = server.cpus().len();
     let xdp = half.map(Half::xdp).unwrap_or_default();
     let line = |listener: &ListenerInfo| {
@@ -273,8 +267,7 @@ fn ready_lines(name: &str, server: &Server, base: EngineKind, half: Option<&Half
         };
         let workers = match &listener.addr {
             ListenAddr::Udp(_) => String::new(),
-            _ if workers == 0 => String::new(),
-            _ => format!(" workers={workers}"),
+            _ => crew.words(),
         };
         format!("{name} {} engine={engine} shards={shards}{workers} ready", listener.addr)
     };

@@ -1,0 +1,64 @@
+//! Workers behind the listeners of a service: on ksf's own multiplexor, or on the kernel's.
+
+use std::sync::Arc;
+
+use ksf::Service;
+use ksf::adopt::Adopter;
+use ksf::limits::Limits;
+use ksf::listener::ListenAddr;
+use ksf_kcm::{KcmError, KernelWorkers, KernelWorkersOptions};
+use ksf_mux::{Workers, WorkersOptions};
+
+use super::plan::Sockets;
+use crate::args::MuxWish;
+use crate::exit::{Failure, Status};
+
+/// How many workers there are to be, and what gives them their messages.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Crew {
+    /// 0: none, shards answer.
+    pub(super) workers: usize,
+    pub(super) mux: MuxWish,
+}
+
+impl Crew {
+    /// Starts the workers; `None` if there are to be none.
+    pub(super) fn start<S: Service>(
+        self,
+        service: &Arc<S>,
+        sockets: &Sockets,
+        limits: &Limits,
+    ) -> Result<Option<Arc<dyn Adopter>>, Failure> {
+        let service = Arc::clone(service);
+        match self.mux {
+            _ if self.workers == 0 => Ok(None),
+            MuxWish::Ksf => {
+                let started = Workers::start(service, WorkersOptions::new(self.workers, limits.clone()));
+                Ok(Some(started.map_err(|error| Failure::os("cannot start the workers", &error))?))
+            }
+            MuxWish::Kcm => {
+                if let Some(address) = sockets.addresses.iter().find(|at| matches!(at, ListenAddr::Unix(_))) {
+                    let what = format!("AF_KCM takes TCP connections only, not those of {address}");
+                    return Err(Failure::new(Status::Unavailable, what).remedy("use --mux=ksf there"));
+                }
+                let options = KernelWorkersOptions::new(self.workers, limits.clone());
+                Ok(Some(KernelWorkers::start(service, options).map_err(|error| refused(&error))?))
+            }
+        }
+    }
+
+    /// What the line of a ready listener says of it.
+    pub(super) fn words(self) -> String {
+        match (self.workers, self.mux) {
+            (0, _) => String::new(),
+            (workers, MuxWish::Ksf) => format!(" workers={workers}"),
+            (workers, MuxWish::Kcm) => format!(" workers={workers} mux=kcm"),
+        }
+    }
+}
+
+fn refused(error: &KcmError) -> Failure {
+    let status = if error.is_rights() { Status::NoPermission } else { Status::Unavailable };
+    Failure::new(status, format!("the multiplexor kcm cannot be had here: {error}"))
+        .remedy(format!("{}; or use --mux=ksf", error.remedy()))
+}
