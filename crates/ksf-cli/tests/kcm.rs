@@ -9,7 +9,7 @@ use support::{Folder, run, stderr, stdout};
 const SERVE: &str = r#"
 ksf serve --stats-socket /tmp/stats.sock /etc/ksf.toml &
 server=$!
-until ksf stat /tmp/stats.sock > /dev/null 2>&1; do kill -0 $server; done
+until case "$(ksf stat --json /tmp/stats.sock 2>&1)" in *'"rpc"'*) true;; *) false;; esac; do kill -0 $server; done
 ksf worktest --no-pin -c 800 -k discard -n 8 127.0.0.1:7000
 ksf worktest --no-pin -c 300 -k sleep -n 4 -a 32 --spread 127.0.0.1:7000
 ksf worktest --no-pin -c 5000 -n 4 -a 256 127.0.0.1:7000
