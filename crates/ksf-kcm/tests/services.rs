@@ -1,27 +1,25 @@
 //! A service on the kernel's multiplexor, in a machine that has one, and on ksf's own, there and here: the same cases,
 //! with the same expectations.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier};
-use std::thread;
-use std::time::{Duration, Instant};
+#[path = "../../ksf-mux/tests/common/mod.rs"]
+mod common;
 
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+use common::{PATIENCE, Running, Scripted, frame, own_network, read_frame, reads_end, until};
+use ksf::Order;
 use ksf::adopt::Adopter;
-use ksf::engine::EngineKind;
-use ksf::framing::{Delimiter, Framing, LengthPrefix};
+use ksf::framing::{Delimiter, Framing};
 use ksf::limits::Limits;
-use ksf::listener::ListenAddr;
-use ksf::{Message, Order, Peer, Refused, Reply, Server, Service};
 use ksf_kcm::{KcmError, KcmSocket, KernelWorkers, KernelWorkersOptions, Received, load, probe};
 use ksf_lab::{Lab, turn};
 use ksf_mux::{Workers, WorkersOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::thread::{CapabilitySet, UnshareFlags, capabilities, unshare_unsafe};
-
-/// Far more than anything here takes: a guard against hanging, not a measure.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Set in a machine of the lab: whose multiplexor to test.
 const INSIDE: &str = "KSF_TEST_MUX";
@@ -80,16 +78,6 @@ fn what_is_missing_is_said() {
     }
 }
 
-fn own_network() {
-    if !capabilities(None).unwrap().effective.contains(CapabilitySet::SYS_ADMIN) {
-        return;
-    }
-    // SAFETY: changes the network namespace of this thread only, no memory and no descriptor.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
-    let status = std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status().expect("ip starts");
-    assert!(status.success(), "ip link set lo up: {status}");
-}
-
 // --- sockets ----------------------------------------------------------------------------------------------------------
 
 /// What the wrapper does, call by call.
@@ -144,92 +132,6 @@ fn sockets() {
 
 // --- services ---------------------------------------------------------------------------------------------------------
 
-/// Does what the first byte of a message says.
-struct Scripted {
-    order: Order,
-    /// Where `b` waits for others.
-    together: Barrier,
-    open: AtomicUsize,
-    calls: AtomicUsize,
-}
-
-impl Scripted {
-    fn new(order: Order, together: usize) -> Arc<Self> {
-        let (open, calls) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Arc::new(Self { order, together: Barrier::new(together), open, calls })
-    }
-}
-
-impl Service for Scripted {
-    type Conn = ();
-
-    fn name(&self) -> &str {
-        "scripted"
-    }
-
-    fn framing(&self) -> Framing {
-        Framing::LengthPrefix(LengthPrefix::big_endian(4))
-    }
-
-    fn order(&self) -> Order {
-        self.order
-    }
-
-    fn fork(&self, (): &()) -> Option<()> {
-        self.open.fetch_add(1, Ordering::SeqCst);
-        Some(())
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
-        self.open.fetch_add(1, Ordering::SeqCst);
-        Ok(())
-    }
-
-    fn close(&self, (): ()) {
-        self.open.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
-        self.calls.fetch_add(1, Ordering::SeqCst);
-        let bytes = message.bytes().to_vec();
-        match bytes.first() {
-            Some(b'e') => reply.bytes(&bytes),
-            // Answered by another thread, before or after this call returns.
-            Some(b'd') => {
-                let deferred = reply.defer();
-                let late = thread::spawn(move || deferred.reply(bytes));
-                if message.bytes().get(1) == Some(&b'w') {
-                    late.join().unwrap();
-                }
-            }
-            Some(b'2') => {
-                let (one, two) = (reply.defer(), reply.defer());
-                thread::spawn(move || {
-                    two.reply(b"second right".to_vec());
-                    one.reply(b"first right".to_vec());
-                });
-            }
-            Some(b'f') => drop(reply.defer()),
-            Some(b'b') => {
-                self.together.wait();
-                reply.bytes(b"together");
-            }
-            Some(b'c') => {
-                reply.bytes(b"last");
-                reply.close();
-            }
-            Some(b'p') => panic!("as the test asked for"),
-            _ => {}
-        }
-    }
-}
-
-struct Running {
-    server: Server,
-    addr: SocketAddr,
-    service: Arc<Scripted>,
-}
-
 fn start(mux: &str, service: &Arc<Scripted>, workers: usize, limits: Limits) -> Running {
     let service = Arc::clone(service);
     let adopter: Arc<dyn Adopter> = if mux == "kcm" {
@@ -237,56 +139,7 @@ fn start(mux: &str, service: &Arc<Scripted>, workers: usize, limits: Limits) -> 
     } else {
         Workers::start(Arc::clone(&service), WorkersOptions::new(workers, limits.clone())).unwrap()
     };
-    let addr = ListenAddr::Tcp(SocketAddr::from(([127, 0, 0, 1], 0)));
-    let builder = Server::builder().engine(EngineKind::Epoll).limits(limits);
-    let server = builder.listen(addr, Arc::clone(&service), None).adopt(adopter).start().unwrap();
-    let ListenAddr::Tcp(addr) = server.listeners()[0].addr else { panic!("a TCP listener") };
-    Running { server, addr, service }
-}
-
-impl Running {
-    fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(self.addr).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream
-    }
-
-    fn counter(&self, name: &str) -> u64 {
-        self.server.counters().into_iter().find(|counter| counter.name == name).unwrap().value
-    }
-
-    /// Waits until a counter has this value: the peer may know of an end before it is counted.
-    fn counts(&self, name: &str, value: u64) {
-        until(|| self.counter(name) == value, || format!("{name} is {}, not {value}", self.counter(name)));
-    }
-}
-
-fn until(condition: impl Fn() -> bool, what: impl Fn() -> String) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < PATIENCE, "{}", what());
-        thread::yield_now();
-    }
-}
-
-fn frame(body: &[u8]) -> Vec<u8> {
-    [&(body.len() as u32).to_be_bytes()[..], body].concat()
-}
-
-fn read_frame(stream: &mut impl Read) -> Vec<u8> {
-    let mut length = [0; 4];
-    stream.read_exact(&mut length).unwrap();
-    let mut body = vec![0; u32::from_be_bytes(length) as usize];
-    stream.read_exact(&mut body).unwrap();
-    body
-}
-
-fn reads_end(stream: &mut TcpStream) {
-    let mut rest = Vec::new();
-    match stream.read_to_end(&mut rest) {
-        Ok(_) => assert!(rest.is_empty(), "{rest:?}"),
-        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
-    }
+    Running::start(service, adopter, limits)
 }
 
 type Case = (&'static str, fn(&str));

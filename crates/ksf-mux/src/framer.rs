@@ -91,6 +91,11 @@ impl Framer {
         !self.wire.is_empty() && self.cut.part.is_none()
     }
 
+    /// Lets its time begin now.
+    pub(crate) fn restart(&mut self, now: Time) {
+        self.started = now;
+    }
+
     /// Bytes of it.
     pub(crate) fn unfinished_bytes(&self) -> usize {
         self.wire.len()

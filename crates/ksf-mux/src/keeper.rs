@@ -2,8 +2,8 @@
 //! because all of them work, or none receives.
 //!
 //! Connections are put on its list when they have something that must not wait for ever: replies that were held back to
-//! leave together, bytes TCP had no room for, a message that began and must end in time. While the list is empty the
-//! thread sleeps.
+//! leave together, bytes TCP had no room for, a message that began and must end in time. It also takes from workers that
+//! are held up what they have not begun. While there is nothing of the kind the thread sleeps.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -256,7 +256,7 @@ fn look(shared: &Shared, link: &Arc<Link>) -> Option<Duration> {
         CORK
     } else if link.outbox.bytes() > 0 || link.unfinished_bytes.load(Ordering::SeqCst) > 0 {
         TIMED
-    } else if shared.limits().idle_timeout_ms > 0 {
+    } else if link.limits().idle_timeout_ms > 0 {
         IDLE
     } else {
         return None;

@@ -20,7 +20,6 @@ pub(crate) struct Link {
     /// The multiplexor. It holds the link too, until the connection is detached.
     pub(crate) mux: Arc<Shared>,
     pub(crate) framing: MessageFraming,
-    /// Its bounds: those of the multiplexor, unless it was attached with others.
     /// Limits of its own, where it has some. Those of the multiplexor as a whole hold nevertheless.
     own_limits: Option<Arc<Limits>>,
     lane: Option<Lane<Run>>,

@@ -75,7 +75,7 @@ pub struct SendOptions {
     pub wait: Option<Duration>,
     /// The connection to use if it takes messages, else any.
     pub prefer: Option<ConnectionId>,
-    /// More messages follow at once: this one may wait for them (it leaves within a few milliseconds at most).
+    /// More messages follow at once: this one may wait for them (it leaves within 10 ms at most).
     pub more: bool,
     /// The message may wait for so long for the next one without this, and leaves with it.
     pub batch: Option<Duration>,

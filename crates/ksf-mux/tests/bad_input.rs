@@ -1,5 +1,7 @@
 //! What peers, framing programs and callers do wrong, and what each gets for it.
 
+mod common;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use common::{PATIENCE, frame, own_network};
 use ksf::error::FramingError;
 use ksf::framing::{Delimiter, Endian, Framing, LengthPrefix};
 use ksf_bpf_framing::{FramingProgram, RunError};
@@ -16,9 +19,6 @@ use ksf_mux::{
     AttachError, ConnectionError, ConnectionId, Event, MessageFraming, MessageSocket, Mux, Options, RecvError,
 };
 use rustix::io::Errno;
-
-/// Far more than anything here takes: a guard against hanging, not a measure.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 const PREFIX: Framing = Framing::LengthPrefix(LengthPrefix::big_endian(4));
 
@@ -179,6 +179,35 @@ fn a_trickling_peer_has_until_the_timeout_for_a_message() {
 }
 
 #[test]
+fn the_time_for_a_message_stands_still_while_its_peer_is_not_read() {
+    const LIMIT: Duration = Duration::from_secs(2);
+    let mut setup = setup(PREFIX, |options| {
+        options.limits.assembly_timeout_ms = LIMIT.as_millis() as u64;
+        options.limits.connection_messages_max = 1;
+    });
+    setup.client.write_all(&[&frame(b"first")[..], &[0, 0, 0, 4]].concat()).unwrap();
+    let held = setup.socket.recv_timeout(PATIENCE).unwrap();
+    // This byte is met by the limit, and left where it is.
+    setup.client.write_all(b"f").unwrap();
+    assert!(matches!(setup.socket.try_recv(), Err(RecvError::WouldBlock)));
+    thread::sleep(LIMIT + Duration::from_millis(100));
+    drop(held);
+    // Read again: from now on the time counts, which is looked at often while this waits for the rest.
+    assert!(matches!(setup.socket.recv_timeout(LIMIT / 10), Err(RecvError::TimedOut(_))));
+    setup.client.write_all(b"our").unwrap();
+    assert_eq!(setup.socket.recv_timeout(PATIENCE).unwrap().bytes(), b"four");
+}
+
+#[test]
+fn a_limit_that_is_set_later_holds_for_connections_that_do_nothing() {
+    let setup = setup(PREFIX, |_| {});
+    let mut limits = (*setup.mux.limits()).clone();
+    limits.idle_timeout_ms = 30;
+    setup.mux.set_limits(limits);
+    assert_eq!(setup.end(), ConnectionError::IdleTimeout { limit_ms: 30 });
+}
+
+#[test]
 fn a_flood_is_not_read_beyond_the_limit() {
     let mut setup = setup(PREFIX, |options| options.limits.connection_bytes_max = 100_000);
     setup.client.set_nonblocking(true).unwrap();
@@ -242,6 +271,7 @@ fn memory_for_unfinished_messages_is_taken_from_who_has_most() {
 
 #[test]
 fn a_reset_reaches_the_reader_after_the_messages() {
+    own_network();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let mut setup = setup(PREFIX, |_| {});
@@ -275,6 +305,7 @@ fn a_worker_that_panics_ends_the_connection_of_its_message_only() {
 
 #[test]
 fn only_connected_stream_sockets_are_attached_and_each_once() {
+    own_network();
     let mux = Mux::new(Options::new(PREFIX)).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let fresh = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();

@@ -1,5 +1,7 @@
 //! Connections on one side, workers on the other, on real sockets.
 
+mod common;
+
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -7,11 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use common::{PATIENCE, frame, read_frame};
 use ksf::framing::{Framing, LengthPrefix};
 use ksf_mux::{ConnectionError, Event, Mux, Options, RecvError, SendError};
-
-/// Far more than anything here takes: a guard against hanging, not a measure.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 fn options() -> Options {
     Options::new(Framing::LengthPrefix(LengthPrefix::big_endian(4)))
@@ -21,18 +21,6 @@ fn pair() -> (UnixStream, std::os::fd::OwnedFd) {
     let (client, server) = UnixStream::pair().unwrap();
     client.set_read_timeout(Some(PATIENCE)).unwrap();
     (client, server.into())
-}
-
-fn frame(body: &[u8]) -> Vec<u8> {
-    [&(body.len() as u32).to_be_bytes()[..], body].concat()
-}
-
-fn read_frame(stream: &mut impl Read) -> Vec<u8> {
-    let mut length = [0; 4];
-    stream.read_exact(&mut length).unwrap();
-    let mut body = vec![0; u32::from_be_bytes(length) as usize];
-    stream.read_exact(&mut body).unwrap();
-    body
 }
 
 /// Workers that answer every message until they are told to stop.

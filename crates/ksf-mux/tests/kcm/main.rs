@@ -2,6 +2,8 @@
 //! puts that beside what AF_KCM does. The rows mirror `lab/kcm/contract.c`.
 
 mod bugs;
+#[path = "../common/mod.rs"]
+mod common;
 mod document;
 mod support;
 

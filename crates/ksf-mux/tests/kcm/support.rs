@@ -4,9 +4,8 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ksf_bpf_framing::FramingProgram;
 use ksf_mux::kcm::{AttachOptions, Flags, KcmError, KcmSocket, Kind, Options};
@@ -14,22 +13,8 @@ use ksf_mux::{ConnectionError, ConnectionId, Event};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt;
-use rustix::thread::{CapabilitySet, UnshareFlags, capabilities, unshare_unsafe};
 
-/// Far more than anything here takes: a guard against hanging, not a measure.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Gives this test, and the threads it starts, a network namespace with nothing but a loopback device. Without
-/// CAP_SYS_ADMIN it runs on the machine's own loopback.
-pub(crate) fn own_network() {
-    if !capabilities(None).unwrap().effective.contains(CapabilitySet::SYS_ADMIN) {
-        return;
-    }
-    // SAFETY: changes the network namespace of this thread only, no memory and no descriptor.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
-    let status = Command::new("ip").args(["link", "set", "lo", "up"]).status().expect("ip (iproute2) starts");
-    assert!(status.success(), "ip link set lo up: {status}");
-}
+pub(crate) use crate::common::{PATIENCE, own_network};
 
 pub(crate) fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

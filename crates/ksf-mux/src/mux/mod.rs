@@ -1,0 +1,319 @@
+//! The multiplexor: connections on one side, message sockets on the other.
+//!
+//! There is no thread that reads for others. Workers that have nothing to do wait together for all connections; the
+//! kernel wakes one of them per connection that has bytes. It reads, cuts, works on the first message (or run of cheap
+//! ones) and leaves the others where any worker can take them; one sleeping worker is woken per run left. While all
+//! workers are busy nobody reads, and TCP slows the peers down.
+
+mod ending;
+mod receiving;
+mod sending;
+mod table;
+mod waiting;
+
+use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{PoisonError, RwLock};
+
+use ksf::limits::Time;
+use rustix::event::{EventfdFlags, epoll, eventfd};
+
+use crate::error::{AttachError, ConnectionError};
+use crate::keeper::{self, Keeper};
+use crate::link::{Attachment, Link};
+use crate::monitor::{Event, Events};
+use crate::options::{Limits, MessageFraming, Options};
+use crate::scheduler::Scheduler;
+use crate::socket::MessageSocket;
+use crate::sync::{Arc, Mutex};
+
+pub(crate) use receiving::{Me, Receiver};
+use table::Table;
+use waiting::SIGNAL;
+
+/// Names a connection of a multiplexor. The generation tells it from its predecessors in the same place, so a late
+/// reply never reaches another peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConnectionId {
+    /// Place in the table.
+    pub index: u32,
+    /// Counts the connections that had this place.
+    pub generation: u32,
+}
+
+impl ConnectionId {
+    /// As one number, for C.
+    pub fn to_u64(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    /// The inverse of [`Self::to_u64`].
+    pub fn from_u64(id: u64) -> Self {
+        Self { index: id as u32, generation: (id >> 32) as u32 }
+    }
+}
+
+impl fmt::Display for ConnectionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.index, self.generation)
+    }
+}
+
+/// A multiplexor. Clones are handles of the same one; it ends with the last handle and message socket.
+#[derive(Clone)]
+pub struct Mux(pub(crate) Handle);
+
+/// What is left of a connection that was detached.
+#[derive(Debug)]
+pub struct Detached {
+    /// The connection.
+    pub socket: OwnedFd,
+    /// Bytes received that belong to no whole message, as they were on the wire: they come before what can still be
+    /// read from the socket.
+    pub unread: Vec<u8>,
+    /// Bytes queued that were not sent. The first ones may be the rest of a message whose beginning was sent.
+    pub unsent: Vec<u8>,
+}
+
+/// What all handles share.
+pub(crate) struct Shared {
+    pub(crate) options: Options,
+    limits: RwLock<Arc<Limits>>,
+    pub(crate) scheduler: Scheduler<Arc<Link>>,
+    pub(crate) keeper: Keeper,
+    pub(crate) events: Events,
+    epoll: OwnedFd,
+    /// Written to when sleepers are to wake; holds how many.
+    signal: OwnedFd,
+    table: RwLock<Table>,
+    /// Bytes of messages that are not done with, and of unfinished ones.
+    pub(crate) memory: AtomicUsize,
+    /// Connections that ended and of which readers are to be told.
+    pub(crate) reports: Mutex<std::collections::VecDeque<(ConnectionId, ConnectionError)>>,
+    pub(crate) reports_wanted: AtomicUsize,
+    users: AtomicUsize,
+    keeper_thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+    stopped: AtomicBool,
+    /// Whose turn it is for a message to any connection.
+    pub(crate) turn: AtomicUsize,
+    pub(crate) counts: MuxCounts,
+}
+
+/// Counters, under the names AF_KCM gives them in /proc/net/kcm_stats where it has them.
+#[derive(Debug, Default)]
+pub(crate) struct MuxCounts {
+    pub(crate) attach: AtomicU64,
+    pub(crate) unattach: AtomicU64,
+    pub(crate) tx_retries: AtomicU64,
+    pub(crate) rx_bytes: AtomicU64,
+    pub(crate) tx_bytes: AtomicU64,
+    pub(crate) rx_pauses: AtomicU64,
+    pub(crate) ends: crate::kcm::EndCounts,
+    /// Of connections that are detached.
+    pub(crate) retired: crate::link::Counts,
+}
+
+/// Counts the users of a multiplexor: connections hold it, so references would never end.
+pub(crate) struct Handle(pub(crate) Arc<Shared>);
+
+impl Clone for Handle {
+    fn clone(&self) -> Self {
+        self.0.users.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.0.users.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.close();
+        }
+    }
+}
+
+impl Mux {
+    /// A multiplexor without connections. Starts a thread that keeps time limits.
+    pub fn new(options: Options) -> std::io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let signal = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &signal, epoll::EventData::new_u64(SIGNAL), epoll::EventFlags::IN | epoll::EventFlags::ET)?;
+        let shared = Arc::new(Shared {
+            scheduler: Scheduler::new(&options.class_caps),
+            limits: RwLock::new(Arc::new(options.limits.clone())),
+            options,
+            keeper: Keeper::new(),
+            events: Events::new()?,
+            epoll,
+            signal,
+            table: RwLock::default(),
+            memory: AtomicUsize::new(0),
+            reports: Mutex::default(),
+            reports_wanted: AtomicUsize::new(0),
+            users: AtomicUsize::new(1),
+            keeper_thread: Mutex::default(),
+            stopped: AtomicBool::new(false),
+            turn: AtomicUsize::new(0),
+            counts: MuxCounts::default(),
+        });
+        let keeper = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("ksf-mux-keeper".into()).spawn(move || Keeper::run(&keeper))?;
+        *shared.keeper_thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        Ok(Self(Handle(shared)))
+    }
+
+    /// A message socket: one worker's side. Workers and connections come and go independently of each other.
+    pub fn socket(&self) -> std::io::Result<MessageSocket> {
+        MessageSocket::new(self.0.clone())
+    }
+
+    /// Attaches a connected TCP or Unix stream socket. What was received on it before is not lost. Whether it blocks is
+    /// left as it is.
+    pub fn attach(&self, socket: OwnedFd) -> Result<ConnectionId, AttachError> {
+        let shared = self.shared();
+        self.attach_with(socket, shared.options.framing.clone(), shared.options.ordering)
+    }
+
+    /// The same, with a framing and an order of its own.
+    pub fn attach_with(
+        &self,
+        socket: OwnedFd,
+        framing: MessageFraming,
+        ordering: crate::options::Ordering,
+    ) -> Result<ConnectionId, AttachError> {
+        self.shared().attach(socket, framing, ordering, None)
+    }
+
+    /// The same, with something to go with the connection, and a function that is told when it ends.
+    pub(crate) fn attach_served(
+        &self,
+        socket: OwnedFd,
+        framing: MessageFraming,
+        ordering: crate::options::Ordering,
+        attachment: Attachment,
+    ) -> Result<ConnectionId, AttachError> {
+        self.shared().attach(socket, framing, ordering, Some(attachment))
+    }
+
+    /// Ends a connection and lets go of it at once.
+    pub(crate) fn abort(&self, connection: ConnectionId, error: ConnectionError) {
+        let shared = self.shared();
+        if let Some(link) = shared.find(connection) {
+            shared.end(&link, error);
+            drop(shared.detach(connection));
+        }
+    }
+
+    /// Counters.
+    pub(crate) fn counts(&self) -> &MuxCounts {
+        &self.shared().counts
+    }
+
+    /// Takes a connection away. Messages of it that wait or are being worked on stay valid; answers to them fail.
+    /// `None` if there is no such connection.
+    pub fn detach(&self, connection: ConnectionId) -> Option<Detached> {
+        self.shared().detach(connection)
+    }
+
+    /// Queues a message for one connection and sends what TCP takes at once. Never waits.
+    pub fn reply(&self, connection: ConnectionId, body: &[u8]) -> Result<(), crate::SendError> {
+        let link = self.shared().find(connection).ok_or(crate::SendError::Gone(connection))?;
+        self.shared().reply(&link, false, |tail| tail.extend_from_slice(body))
+    }
+
+    /// Replaces the limits, for connections that are attached, too.
+    pub fn set_limits(&self, limits: Limits) {
+        let shared = self.shared();
+        *shared.limits.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(limits);
+        // Those that do nothing may have a time limit now.
+        shared.all().iter().for_each(|link| shared.keeper.look_after(link, keeper::IDLE));
+    }
+
+    /// The limits now.
+    pub fn limits(&self) -> Arc<Limits> {
+        self.shared().limits()
+    }
+
+    /// Connections closed from this side whose peers may still read what was sent last.
+    pub fn lingering(&self) -> usize {
+        self.shared().keeper.lingering()
+    }
+
+    /// Bytes of messages that are not done with, and of those that have not arrived in full.
+    pub fn memory(&self) -> usize {
+        self.shared().memory.load(Ordering::SeqCst)
+    }
+
+    /// Takes no more messages from any connection, apart from those that have begun to arrive. The messages that are
+    /// there are still received; connections that have none left end.
+    pub fn finish_reading(&self) {
+        self.shared().finish_reading();
+    }
+
+    /// Ends every wait for messages, for good: receivers get what is queued, then [`RecvError::Stopped`](crate::RecvError).
+    pub fn stop(&self) {
+        self.shared().stop();
+    }
+
+    /// Connections attached.
+    pub fn connections(&self) -> Vec<ConnectionId> {
+        self.shared().read_table().all.iter().map(|link| link.id).collect()
+    }
+
+    /// The next event of a connection, if one waits. From the first call on events are kept.
+    pub fn event(&self) -> Option<Event> {
+        self.shared().events.want();
+        self.shared().events.pop()
+    }
+
+    /// Readable while [`Self::event`] has events.
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        self.shared().events.want();
+        self.shared().events.fd()
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.0.0
+    }
+}
+
+impl fmt::Debug for Mux {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mux").field("connections", &self.shared().read_table().all.len()).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub(crate) fn limits(&self) -> Arc<Limits> {
+        Arc::clone(&self.limits.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::SeqCst)
+    }
+
+    fn stop(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+        self.wake(self.scheduler.wake_all());
+    }
+
+    /// The last user is gone.
+    fn close(&self) {
+        self.keeper.stop();
+        // It holds connections: they are gone when this returns. It has no handle, so it is not the one that calls.
+        let thread = self.keeper_thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let _ = thread.map(std::thread::JoinHandle::join);
+        let all: Vec<_> = self.read_table().all.iter().map(|link| link.id).collect();
+        for id in all {
+            drop(self.detach(id));
+        }
+        // What waits holds its connection, which holds this.
+        self.scheduler.clear();
+    }
+}
+
+/// The monotonic clock.
+pub(crate) fn now() -> Time {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Time(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}

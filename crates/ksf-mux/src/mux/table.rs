@@ -1,0 +1,181 @@
+//! Which connections are attached.
+
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType, sockopt};
+
+use super::{ConnectionId, Detached, Shared};
+use crate::error::AttachError;
+use crate::keeper;
+use crate::link::{Attachment, Link};
+use crate::options::{Limits, MessageFraming};
+use crate::sync::Arc;
+
+/// Cookies of attached sockets, of all multiplexors of this process.
+static ATTACHED: std::sync::Mutex<Option<HashSet<u64>>> = std::sync::Mutex::new(None);
+
+fn with_attached<R>(f: impl FnOnce(&mut HashSet<u64>) -> R) -> R {
+    f(ATTACHED.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
+}
+
+#[derive(Default)]
+pub(crate) struct Table {
+    places: Vec<Place>,
+    free: Vec<u32>,
+    /// Attached connections, in no order: messages for any connection go round here.
+    pub(crate) all: Vec<Arc<Link>>,
+}
+
+#[derive(Default)]
+struct Place {
+    generation: u32,
+    link: Option<Arc<Link>>,
+}
+
+impl Shared {
+    pub(crate) fn attach(
+        self: &Arc<Self>,
+        socket: OwnedFd,
+        framing: MessageFraming,
+        ordering: crate::options::Ordering,
+        attachment: Option<Attachment>,
+    ) -> Result<ConnectionId, AttachError> {
+        self.attach_limited(socket, framing, ordering, attachment, None)
+    }
+
+    /// The same, with limits of its own; those of the multiplexor as a whole stay.
+    pub(crate) fn attach_limited(
+        self: &Arc<Self>,
+        socket: OwnedFd,
+        framing: MessageFraming,
+        ordering: crate::options::Ordering,
+        attachment: Option<Attachment>,
+        limits: Option<Limits>,
+    ) -> Result<ConnectionId, AttachError> {
+        let system = |step| move |errno: Errno| AttachError::System { step, source: errno.into() };
+        check_stream(&socket)?;
+        let cookie = sockopt::socket_cookie(&socket).map_err(system("SO_COOKIE"))?;
+        if !with_attached(|attached| attached.insert(cookie)) {
+            return Err(AttachError::Already);
+        }
+        let forget = |error| {
+            with_attached(|attached| attached.remove(&cookie));
+            error
+        };
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let limit = self.limits().connections_max;
+        if table.all.len() >= limit {
+            return Err(forget(AttachError::TooMany { limit }));
+        }
+        let index = table.free.pop().unwrap_or_else(|| {
+            table.places.push(Place::default());
+            table.places.len() as u32 - 1
+        });
+        let id = ConnectionId { index, generation: table.places[index as usize].generation };
+        let link = Arc::new(Link::new(id, Arc::clone(self), socket, framing, ordering, limits));
+        if let Some(attachment) = attachment {
+            let _ = link.attachment.set(attachment);
+        }
+        table.places[index as usize].link = Some(Arc::clone(&link));
+        table.all.push(Arc::clone(&link));
+        // Found by workers from here on. What is there to read already is an event, too.
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        let reader = link.reader.lock();
+        let data = epoll::EventData::new_u64(id.to_u64());
+        let added = reader.socket.as_ref().map_or(Ok(()), |socket| epoll::add(&self.epoll, socket, data, flags));
+        drop(reader);
+        if let Err(errno) = added {
+            table.remove(id);
+            return Err(forget(system("epoll_ctl")(errno)));
+        }
+        self.counts.attach.fetch_add(1, Ordering::Relaxed);
+        if link.limits().idle_timeout_ms > 0 {
+            self.keeper.look_after(&link, keeper::IDLE);
+        }
+        Ok(id)
+    }
+
+    pub(crate) fn detach(&self, connection: ConnectionId) -> Option<Detached> {
+        let link = self.table.write().unwrap_or_else(PoisonError::into_inner).remove(connection)?;
+        link.detached.store(true, Ordering::SeqCst);
+        let mut reader = link.reader.lock();
+        let socket = reader.socket.take();
+        let unread = reader.framer.take_unread();
+        drop(reader);
+        self.charge(&link, 0);
+        let (for_sending, unsent) = link.outbox.stop();
+        drop(for_sending);
+        let socket = socket?;
+        if let Ok(cookie) = sockopt::socket_cookie(&socket) {
+            with_attached(|attached| attached.remove(&cookie));
+        }
+        let _ = epoll::delete(&self.epoll, &socket);
+        self.counts.unattach.fetch_add(1, Ordering::Relaxed);
+        self.counts.retired.add(&link.counts);
+        // Both sides let go of it under their locks, so this is the last holder; a duplicate would do as well.
+        let socket = Arc::try_unwrap(socket).or_else(|shared| shared.try_clone()).ok()?;
+        Some(Detached { socket, unread, unsent })
+    }
+
+    pub(crate) fn find(&self, connection: ConnectionId) -> Option<Arc<Link>> {
+        let table = self.read_table();
+        let place = table.places.get(connection.index as usize)?;
+        place.link.as_ref().filter(|link| link.id == connection).map(Arc::clone)
+    }
+
+    /// The `at`-th connection, counted round.
+    pub(crate) fn nth(&self, at: usize) -> Option<(Arc<Link>, usize)> {
+        let table = self.read_table();
+        let count = table.all.len();
+        (count > 0).then(|| (Arc::clone(&table.all[at % count]), count))
+    }
+
+    /// Every connection.
+    pub(crate) fn all(&self) -> Vec<Arc<Link>> {
+        self.read_table().all.clone()
+    }
+
+    pub(crate) fn read_table(&self) -> std::sync::RwLockReadGuard<'_, Table> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn remove(&mut self, id: ConnectionId) -> Option<Arc<Link>> {
+        let place = self.places.get_mut(id.index as usize)?;
+        let link = place.link.take_if(|link| link.id == id)?;
+        // The signal's number is not given out, nor is any twice within four billion connections of one place.
+        place.generation = (place.generation + 1) % (u32::MAX - 1);
+        self.free.push(id.index);
+        self.all.retain(|other| !Arc::ptr_eq(other, &link));
+        Some(link)
+    }
+}
+
+fn check_stream(socket: &OwnedFd) -> Result<(), AttachError> {
+    let not = |what| Err(AttachError::NotAStream { what });
+    match sockopt::socket_type(socket) {
+        Err(_) => return not("no socket"),
+        Ok(SocketType::STREAM) => {}
+        Ok(_) => return not("of another type"),
+    }
+    let domain = sockopt::socket_domain(socket).unwrap_or(AddressFamily::UNSPEC);
+    let tcp = [AddressFamily::INET, AddressFamily::INET6].contains(&domain)
+        && sockopt::socket_protocol(socket).is_ok_and(|protocol| protocol == Some(rustix::net::ipproto::TCP));
+    if !tcp && domain != AddressFamily::UNIX {
+        return not("of another protocol");
+    }
+    if sockopt::socket_acceptconn(socket).unwrap_or(false) {
+        return not("listening");
+    }
+    match rustix::net::getpeername(socket) {
+        Ok(Some(_)) => Ok(()),
+        Ok(None) if domain == AddressFamily::UNIX => Ok(()),
+        _ => not("not connected"),
+    }
+}

@@ -1,0 +1,109 @@
+//! Waiting for connections and wake-ups, together with the other workers.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering;
+
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+
+use super::{ConnectionId, Me, Shared};
+use crate::sync::Arc;
+
+/// Data of the signal in the epoll set; no connection has it, because a generation never reaches it.
+pub(super) const SIGNAL: u64 = u64::MAX;
+
+const EVENTS_MAX: usize = 16;
+const EVENT: epoll::Event = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+
+impl Shared {
+    /// Waits for something to do, for so long. Events of connections are handled: what they bring is queued.
+    pub(crate) fn wait(
+        self: &Arc<Self>,
+        timeout: Option<&Timespec>,
+        as_me: impl FnOnce(&mut dyn FnMut(&mut Me<'_>)),
+    ) -> std::io::Result<()> {
+        let mut buffer = [EVENT; EVENTS_MAX];
+        // One while others wait too: each takes one.
+        let max = if self.scheduler.has_sleepers() { 1 } else { EVENTS_MAX };
+        if !self.scheduler.sleep() {
+            return Ok(());
+        }
+        if self.is_stopped() {
+            // Whoever stopped it did not see this sleeper.
+            self.scheduler.awake(0);
+            return Ok(());
+        }
+        let waited = epoll::wait(&self.epoll, &mut buffer[..max], timeout);
+        let events = match waited {
+            Ok(count) => &buffer[..count],
+            Err(Errno::INTR) => &[],
+            Err(errno) => {
+                self.scheduler.awake(0);
+                return Err(errno.into());
+            }
+        };
+        let signalled = events.iter().any(|event| event.data.u64() == SIGNAL) && self.take_signal();
+        self.scheduler.awake(usize::from(signalled));
+        if !events.is_empty() {
+            as_me(&mut |me| events.iter().for_each(|event| self.handle(event.data.u64(), event.flags, me)));
+        }
+        Ok(())
+    }
+
+    /// Looks for events without waiting.
+    pub(crate) fn poll(self: &Arc<Self>, me: &mut Me<'_>) -> std::io::Result<()> {
+        let mut buffer = [EVENT; EVENTS_MAX];
+        let max = if self.scheduler.has_sleepers() { 1 } else { EVENTS_MAX };
+        let count = match epoll::wait(&self.epoll, &mut buffer[..max], Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+            Ok(count) => count,
+            Err(Errno::INTR) => 0,
+            Err(errno) => return Err(errno.into()),
+        };
+        for event in &buffer[..count] {
+            if event.data.u64() == SIGNAL {
+                let signals = usize::from(self.take_signal());
+                self.scheduler.note_signals(signals);
+            }
+            self.handle(event.data.u64(), event.flags, me);
+        }
+        Ok(())
+    }
+
+    pub(super) fn handle(self: &Arc<Self>, data: u64, flags: epoll::EventFlags, me: &mut Me<'_>) {
+        let Some(link) = self.find(ConnectionId::from_u64(data)) else { return };
+        let ends = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
+        if flags.intersects(ends) {
+            link.hangup.store(true, Ordering::SeqCst);
+        }
+        if flags.contains(epoll::EventFlags::OUT) && link.outbox.is_blocked() {
+            self.send(&link);
+        }
+        if flags.intersects(ends | epoll::EventFlags::IN) {
+            self.read(&link, me);
+        }
+    }
+
+    /// Wakes sleeping workers.
+    pub(crate) fn wake(&self, workers: usize) {
+        if workers > 0 {
+            let _ = rustix::io::write(&self.signal, &(workers as u64).to_ne_bytes());
+        }
+    }
+
+    /// Takes one wake-up and passes the others on. False if somebody else took it.
+    pub(super) fn take_signal(&self) -> bool {
+        let mut count = [0; 8];
+        if rustix::io::read(&self.signal, &mut count).is_err() {
+            return false;
+        }
+        let rest = u64::from_ne_bytes(count) - 1;
+        if rest > 0 {
+            let _ = rustix::io::write(&self.signal, &rest.to_ne_bytes());
+        }
+        true
+    }
+
+    pub(crate) fn epoll_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}

@@ -1,0 +1,175 @@
+//! What the tests of services on workers share, whoever's multiplexor they are on: ours, and that of the kernel.
+#![allow(dead_code)] // Each test file uses a part of it.
+
+use std::io::{ErrorKind, Read};
+use std::net::{SocketAddr, TcpStream};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ksf::adopt::Adopter;
+use ksf::engine::EngineKind;
+use ksf::framing::{Framing, LengthPrefix};
+use ksf::limits::Limits;
+use ksf::listener::ListenAddr;
+use ksf::{Message, Order, Peer, Refused, Reply, Server, Service};
+use rustix::thread::{CapabilitySet, UnshareFlags, capabilities, unshare_unsafe};
+
+/// Far more than anything here takes: a guard against hanging, not a measure.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Gives this test, and the threads it starts, a network namespace with nothing but a loopback device. Without
+/// CAP_SYS_ADMIN it runs on the machine's own loopback.
+pub(crate) fn own_network() {
+    if !capabilities(None).unwrap().effective.contains(CapabilitySet::SYS_ADMIN) {
+        return;
+    }
+    // SAFETY: changes the network namespace of this thread only, no memory and no descriptor.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
+    let status = Command::new("ip").args(["link", "set", "lo", "up"]).status().expect("ip (iproute2) starts");
+    assert!(status.success(), "ip link set lo up: {status}");
+}
+
+/// A message of the framing that [`Scripted`] has.
+pub(crate) fn frame(body: &[u8]) -> Vec<u8> {
+    [&(body.len() as u32).to_be_bytes()[..], body].concat()
+}
+
+pub(crate) fn read_frame(stream: &mut impl Read) -> Vec<u8> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length).unwrap();
+    let mut body = vec![0; u32::from_be_bytes(length) as usize];
+    stream.read_exact(&mut body).unwrap();
+    body
+}
+
+/// The connection ends, orderly or not, and nothing comes before that.
+pub(crate) fn reads_end(stream: &mut TcpStream) {
+    let mut rest = Vec::new();
+    match stream.read_to_end(&mut rest) {
+        Ok(_) => assert!(rest.is_empty(), "{rest:?}"),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
+    }
+}
+
+pub(crate) fn until(condition: impl Fn() -> bool, what: impl Fn() -> String) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "{}", what());
+        thread::yield_now();
+    }
+}
+
+/// Does what the first byte of a message says.
+pub(crate) struct Scripted {
+    pub(crate) order: Order,
+    /// Where `b` waits for others.
+    pub(crate) together: Barrier,
+    pub(crate) open: AtomicUsize,
+    pub(crate) calls: AtomicUsize,
+}
+
+impl Scripted {
+    pub(crate) fn new(order: Order, together: usize) -> Arc<Self> {
+        let (open, calls) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Arc::new(Self { order, together: Barrier::new(together), open, calls })
+    }
+}
+
+impl Service for Scripted {
+    type Conn = ();
+
+    fn name(&self) -> &str {
+        "scripted"
+    }
+
+    fn framing(&self) -> Framing {
+        Framing::LengthPrefix(LengthPrefix::big_endian(4))
+    }
+
+    fn order(&self) -> Order {
+        self.order
+    }
+
+    fn fork(&self, (): &()) -> Option<()> {
+        self.open.fetch_add(1, Ordering::SeqCst);
+        Some(())
+    }
+
+    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+        self.open.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn close(&self, (): ()) {
+        self.open.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let bytes = message.bytes().to_vec();
+        match bytes.first() {
+            Some(b'e') => reply.bytes(&bytes),
+            // Answered by another thread, before or after this call returns.
+            Some(b'd') => {
+                let deferred = reply.defer();
+                let late = thread::spawn(move || deferred.reply(bytes));
+                if message.bytes().get(1) == Some(&b'w') {
+                    late.join().unwrap();
+                }
+            }
+            Some(b'2') => {
+                let (one, two) = (reply.defer(), reply.defer());
+                thread::spawn(move || {
+                    two.reply(b"second right".to_vec());
+                    one.reply(b"first right".to_vec());
+                });
+            }
+            Some(b'f') => drop(reply.defer()),
+            Some(b'b') => {
+                self.together.wait();
+                reply.bytes(b"together");
+            }
+            Some(b'c') => {
+                reply.bytes(b"last");
+                reply.close();
+            }
+            Some(b'p') => panic!("as the test asked for"),
+            _ => {}
+        }
+    }
+}
+
+pub(crate) struct Running {
+    pub(crate) server: Server,
+    addr: SocketAddr,
+    pub(crate) service: Arc<Scripted>,
+}
+
+impl Running {
+    /// Serves on loopback; `adopter` gets the connections.
+    pub(crate) fn start(service: Arc<Scripted>, adopter: Arc<dyn Adopter>, limits: Limits) -> Self {
+        let addr = ListenAddr::Tcp(SocketAddr::from(([127, 0, 0, 1], 0)));
+        let builder = Server::builder().engine(EngineKind::Epoll).limits(limits);
+        let server = builder.listen(addr, Arc::clone(&service), None).adopt(adopter).start().unwrap();
+        let ListenAddr::Tcp(addr) = server.listeners()[0].addr else { panic!("a TCP listener") };
+        Self { server, addr, service }
+    }
+
+    pub(crate) fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.addr).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    pub(crate) fn counter(&self, name: &str) -> u64 {
+        self.server.counters().into_iter().find(|counter| counter.name == name).unwrap().value
+    }
+
+    /// Waits until a counter has this value: the peer may know of an end before it is counted.
+    pub(crate) fn counts(&self, name: &str, value: u64) {
+        until(|| self.counter(name) == value, || format!("{name} is {}, not {value}", self.counter(name)));
+    }
+}
