@@ -296,36 +296,36 @@ impl MessageSocket {
         self.recv_with(None, Self::next_in_place)
     }
 
-    /// Takes the answer to a message of the run, framed, and looks for the next message: where in its chunk it lies.
-    /// `None`: there is none left, or the rest was given to others.
-    pub(crate) fn piece(&self, run: &InPlace, answer: &mut Output) -> Option<Range<usize>> {
+    /// Takes the framed answers to messages of the run, and gives a few more: where in its chunk they lie. A few, because
+    /// nobody can take them from this worker any more, nor send its answers to them, until it comes again. False: there
+    /// are none left, or the rest was given to others.
+    pub(crate) fn pieces(&self, run: &InPlace, replies: &mut Replies, places: &mut Vec<Range<u32>>) -> bool {
+        places.clear();
         let mut own = self.lock();
         let own = &mut *own;
-        if !answer.is_empty() {
-            // Under the lock that is taken anyway; the keeper sends it if the next message takes long.
-            own.held.add(answer, &mut own.spares);
-            own.held_messages += 1;
-        }
+        // Under the lock that is taken anyway; the keeper sends them if the next messages take long.
+        own.hold(replies);
         if own.in_place != run.number {
-            return None;
+            return false;
         }
+        let grant = own.size.grant();
+        let Some(first) = own.hand.front_mut() else { return false };
+        first.message.take(grant, places);
         own.progress += 1;
-        let first = own.hand.front_mut()?;
-        let range = first.message.pop()?;
         if first.message.len() == 0 {
             own.in_place = 0;
             own.drop_first();
         }
-        Some(range)
+        !places.is_empty()
     }
 
     /// Queues what is answered so far.
-    pub(crate) fn answer(&self, run: &InPlace, answer: &mut Output) {
+    pub(crate) fn answer(&self, run: &InPlace, replies: &mut Replies) {
         let mut own = self.lock();
         let own = &mut *own;
-        let messages = std::mem::take(&mut own.held_messages) + u64::from(!answer.is_empty());
-        if messages > 0 {
-            own.held.add(answer, &mut own.spares);
+        own.hold(replies);
+        if own.held_messages > 0 {
+            let messages = std::mem::take(&mut own.held_messages);
             self.mux.0.hold_framed(&run.link, &mut own.held, messages);
         }
     }
@@ -518,7 +518,24 @@ pub(crate) struct InPlace {
     number: u64,
 }
 
+/// Answers of a worker that nobody else sees yet.
+#[derive(Debug, Default)]
+pub(crate) struct Replies {
+    /// With their framing.
+    pub(crate) output: Output,
+    /// Messages in it.
+    pub(crate) messages: u64,
+}
+
 impl Own {
+    /// Keeps answers until they are queued, with others.
+    fn hold(&mut self, replies: &mut Replies) {
+        if replies.messages > 0 {
+            self.held.add(&mut replies.output, &mut self.spares);
+            self.held_messages += std::mem::take(&mut replies.messages);
+        }
+    }
+
     /// The next message of the hand.
     fn pop(&mut self) -> Option<Message> {
         self.progress += 1;
