@@ -3,16 +3,19 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use libc::{EPOLL_CTL_DEL, EPOLLERR, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDNORM, epoll_event};
+use libc::{EPOLL_CTL_DEL, EPOLLERR, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDNORM, epoll_event, sigset_t};
 
+use crate::hooks::{give, to_ms};
 use crate::kcm::Kcm;
+use crate::signals::Blocked;
 use crate::table::{Entry, find, lock};
+use crate::{ownership, real};
 
 /// A message socket in a set of the program's.
-struct Registered {
+pub(crate) struct Registered {
     set: c_int,
     fd: c_int,
     data: u64,
@@ -66,25 +69,31 @@ pub(crate) fn control(
             let events = wanted & !((EPOLLIN | EPOLLRDNORM) as u32);
             Some(real(operation, fd, event.map(|event| epoll_event { events, ..event })))
         }
-        Entry::Program(_) => None,
+        Entry::Inherited if operation != EPOLL_CTL_DEL => Some(give(Err(ownership::refuse(fd)))),
+        Entry::Program(_) | Entry::Inherited => None,
     }
 }
 
-/// `epoll_wait`, with `real` for libc's own: a message socket is reported when a message is there.
+/// `epoll_pwait`: a message socket is reported when a message is there.
 ///
 /// # Safety
 ///
-/// `events` has room for `max` events.
+/// `events` has room for `max` events; `signals` is null or a set.
 pub(crate) unsafe fn wait(
     set: c_int,
     events: *mut epoll_event,
+    max: c_int,
     timeout: Option<Duration>,
-    real: impl Fn(Option<Duration>) -> c_int,
+    signals: *const sigset_t,
 ) -> c_int {
+    // A signal between two looks would not end the call: it comes during one.
+    let blocked = Blocked::all();
+    let signals = if signals.is_null() { &raw const blocked.before } else { signals };
     let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-        let count = real(left);
+        // SAFETY: handed on from the caller.
+        let count = unsafe { real::epoll_pwait(set, events, max, to_ms(left), signals) };
         if count <= 0 {
             return count;
         }
@@ -122,6 +131,18 @@ pub(crate) fn concerns(set: c_int) -> bool {
 /// Forgets a set or socket that is closed.
 pub(crate) fn forget(fd: c_int) {
     lock(&REGISTERED).retain(|of| of.set != fd && of.fd != fd);
+}
+
+/// The list, kept from everybody.
+pub(crate) type Locked = MutexGuard<'static, Vec<Registered>>;
+
+pub(crate) fn locked() -> Locked {
+    lock(&REGISTERED)
+}
+
+/// In a child: forgets what the parent has registered.
+pub(crate) fn leave(registered: &mut Locked) {
+    std::mem::forget(std::mem::take(&mut **registered));
 }
 
 /// A pointer that need not be there.
