@@ -32,12 +32,16 @@ mod options;
 #[allow(dead_code, reason = "borrowed whole; the scenarios use a part")]
 #[path = "../../ksf-mux/src/outbox.rs"]
 mod outbox;
+#[allow(dead_code, reason = "borrowed whole; the scenarios use a part")]
+#[path = "../../ksf-mux/src/run.rs"]
+mod run;
 #[allow(dead_code, unreachable_pub, reason = "borrowed whole; the scenarios use a part")]
 #[path = "../../ksf-mux/src/scheduler.rs"]
 mod scheduler;
 
 pub mod announcements;
 mod epoll;
+mod hand;
 pub mod queue;
 pub mod sending;
 mod sync;

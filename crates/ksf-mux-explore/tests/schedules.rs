@@ -39,6 +39,54 @@ fn batches_are_taken_once_and_only_while_all_are_busy() {
 }
 
 #[test]
+fn runs_are_worked_on_once() {
+    explore(10_000, || Scenario { run_len: 2, bursts: &[&[3, 2], &[4]], ..PLAIN }.play());
+    explore(10_000, || Scenario { run_len: 3, want: 2, bursts: &[&[4, 3], &[3]], read_messages: 4, ..PLAIN }.play());
+    explore(10_000, || Scenario { run_len: 3, bursts: &[&[4], &[2, 3]], in_place: true, ..PLAIN }.play());
+    explore(5_000, || Scenario { run_len: 2, want: 2, bursts: &[&[5], &[3]], in_place: true, ..PLAIN }.play());
+}
+
+#[test]
+fn runs_of_several_connections_are_worked_on_by_all_workers_at_once() {
+    // A run goes to one worker as a whole, the others are woken for the other runs.
+    explore(10_000, || {
+        Scenario { run_len: 1, in_place: true, bursts: &[&[3]], together: 3, ..PLAIN }.play();
+    });
+    explore(10_000, || {
+        Scenario { run_len: 2, in_place: true, bursts: &[&[2], &[2], &[2]], together: 3, keeper: true, ..PLAIN }.play();
+    });
+}
+
+#[test]
+fn what_a_worker_that_is_held_up_has_goes_to_others() {
+    // The first message of a run is not done before the ones behind it are begun.
+    for in_place in [false, true] {
+        explore(10_000, move || {
+            Scenario { in_place, run_len: 3, bursts: &[&[3]], together: 3, keeper: true, ..PLAIN }.play();
+        });
+        explore(10_000, move || {
+            Scenario { in_place, run_len: 2, want: 2, bursts: &[&[4], &[1]], together: 3, keeper: true, ..PLAIN }
+                .play();
+        });
+        explore(10_000, move || {
+            Scenario { in_place, run_len: 3, want: 3, bursts: &[&[3, 3], &[4]], keeper: true, ..PLAIN }.play();
+        });
+    }
+    explore(10_000, || {
+        let stop = Some(Stop::Disable);
+        Scenario { run_len: 3, bursts: &[&[4], &[3]], together: 2, keeper: true, stop, ..PLAIN }.play();
+    });
+}
+
+#[test]
+fn answers_of_a_worker_that_is_held_up_leave() {
+    let scenario = Scenario { in_place: true, one_by_one: true, keeper: true, ..PLAIN };
+    explore(10_000, move || Scenario { workers: 1, run_len: 2, bursts: &[&[2]], ..scenario }.play());
+    explore(10_000, move || Scenario { workers: 2, run_len: 3, bursts: &[&[3]], ..scenario }.play());
+    explore(10_000, move || Scenario { workers: 2, run_len: 2, bursts: &[&[2], &[2]], ..scenario }.play());
+}
+
+#[test]
 fn lanes_keep_their_order() {
     explore(10_000, || Scenario { lanes: true, bursts: &[&[2, 2], &[3]], ..PLAIN }.play());
     explore(10_000, || Scenario { lanes: true, want: 3, bursts: &[&[2, 3], &[1]], dropped: true, ..PLAIN }.play());
