@@ -1,6 +1,7 @@
 //! The rules of the multiplexor's threads, in sampled schedules.
 
 use ksf_mux_explore::announcements;
+use ksf_mux_explore::event_loops;
 use ksf_mux_explore::explore;
 use ksf_mux_explore::queue::{Scenario, Stop};
 use ksf_mux_explore::sending::{End, accounts_for_every_message};
@@ -141,4 +142,47 @@ fn what_is_not_sent_is_returned_or_refused() {
 fn a_failure_is_told_once() {
     explore(10_000, || accounts_for_every_message(End::Broken(5), 3, false));
     explore(5_000, || accounts_for_every_message(End::Broken(0), 3, true));
+}
+
+const LOOPS: event_loops::Scenario = event_loops::Scenario::PLAIN;
+
+#[test]
+fn one_event_loop_is_told_of_a_message() {
+    for edge in [false, true] {
+        explore(3_000, move || {
+            event_loops::Scenario { edge, one_by_one: true, keeper: false, ..LOOPS }.play();
+        });
+    }
+}
+
+#[test]
+fn messages_that_come_together_go_to_all_event_loops() {
+    for edge in [false, true] {
+        explore(3_000, move || event_loops::Scenario { edge, together: 3, keeper: false, ..LOOPS }.play());
+        explore(3_000, move || event_loops::Scenario { edge, together: 3, ..LOOPS }.play());
+        explore(2_000, move || event_loops::Scenario { edge, messages: 6, together: 3, ..LOOPS }.play());
+    }
+}
+
+#[test]
+fn event_loops_that_do_not_come_hold_nothing_up() {
+    use event_loops::Program::{Drains, Leaves, NeverComes, TakesOne};
+    for edge in [false, true] {
+        explore(3_000, move || {
+            event_loops::Scenario { edge, programs: &[NeverComes, Drains, NeverComes], ..LOOPS }.play();
+        });
+        explore(3_000, move || {
+            let programs = &[Drains, NeverComes, Drains];
+            event_loops::Scenario { edge, programs, messages: 2, together: 2, ..LOOPS }.play();
+        });
+        explore(3_000, move || {
+            let programs = &[Leaves, Drains, NeverComes, Leaves];
+            event_loops::Scenario { edge, programs, messages: 4, ..LOOPS }.play();
+        });
+    }
+    explore(3_000, || event_loops::Scenario { programs: &[TakesOne; 2], messages: 3, together: 2, ..LOOPS }.play());
+    explore(3_000, || {
+        let programs = &[TakesOne, NeverComes, Drains];
+        event_loops::Scenario { programs, messages: 4, ..LOOPS }.play();
+    });
 }

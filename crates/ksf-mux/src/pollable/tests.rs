@@ -420,6 +420,57 @@ fn one_that_waits_without_having_found_nothing_is_told() {
 }
 
 #[test]
+fn a_sleeper_listens_in_place_of_one_at_work() {
+    for way in WAYS {
+        let world = World::new(2);
+        let first = world.sleeper();
+        world.send(0, 1);
+        assert_eq!(number(&first.try_recv().unwrap()), 1);
+        // The first one works on it from here on, and never comes again.
+        let second = world.sleeper();
+        let events = Loop::new(way, &second, &world.stop);
+        world.send(1, 2);
+        assert!(events.wait(PATIENCE), "{way:?}");
+        assert_eq!(drain(&second), [2]);
+    }
+}
+
+#[test]
+fn an_event_loop_hears_of_what_a_blocking_worker_leaves() {
+    for way in WAYS {
+        let world = World::new(1);
+        let socket = world.sleeper();
+        let events = Loop::new(way, &socket, &world.stop);
+        world.send(0, 1);
+        assert!(events.wait(PATIENCE));
+        // Not all there is, as far as its program knows.
+        assert_eq!(number(&socket.try_recv().unwrap()), 1);
+        let (took, taken) = mpsc::channel();
+        thread::scope(|scope| {
+            let (finish, finished) = mpsc::channel::<()>();
+            let world = &world;
+            scope.spawn(move || {
+                let worker = world.mux.socket().unwrap();
+                let message = worker.recv().unwrap();
+                took.send(number(&message)).unwrap();
+                let _ = finished.recv_timeout(PATIENCE);
+            });
+            (&world.clients[0]).write_all(&[0, 2, 0, 2, 0, 2, 0, 3]).unwrap();
+            assert_eq!(taken.recv_timeout(PATIENCE), Ok(2));
+            let end = Instant::now() + PATIENCE;
+            let mut got = Vec::new();
+            while got.is_empty() && Instant::now() < end {
+                // It may have been told before the worker was quicker.
+                let _ = events.wait(PATIENCE / 10);
+                got = drain(&socket);
+            }
+            assert_eq!(got, [3], "{way:?}");
+            drop(finish);
+        });
+    }
+}
+
+#[test]
 fn blocking_workers_and_event_loops_share_messages() {
     const MESSAGES: u16 = 500;
     const BURST: u16 = 5;
