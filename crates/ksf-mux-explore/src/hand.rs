@@ -8,7 +8,7 @@ use ksf::pool::Chunk;
 use shuttle::thread;
 
 use crate::queue::Connection;
-use crate::run::{Found, Run, gather};
+use crate::run::{Found, Run};
 use crate::scheduler::Taken;
 use crate::sync::{Arc, AtomicBool, Condvar, Mutex, Ordering, TryLockError};
 
@@ -43,9 +43,10 @@ pub(crate) struct Own {
 impl Own {
     /// What a read brought, as runs: messages are of one byte.
     pub(crate) fn gather(&mut self, messages: Vec<u8>, run_len: usize) -> Vec<Run> {
-        let mut found: Vec<_> = (0..messages.len() as u32).map(|at| Found::InPlace(at..at + 1)).collect();
+        let mut found = Found::default();
+        (0..messages.len()).for_each(|at| found.in_place(at..at + 1));
         let mut runs = Vec::new();
-        gather(&Chunk::from_vec(messages), &mut found, run_len, &mut self.ranges, &mut runs);
+        found.gather(&Chunk::from_vec(messages), run_len, &mut self.ranges, &mut runs);
         runs
     }
 
