@@ -32,7 +32,7 @@ use crate::sync::Arc;
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub struct WorkersOptions {
-    /// Worker threads; at least one.
+    /// Worker threads; at least one. They run where the thread may run that starts them.
     pub workers: usize,
     /// Limits of the framework, as far as they concern streams.
     pub limits: ksf::limits::Limits,
