@@ -39,6 +39,7 @@ pub(crate) enum Command {
     Echotest(ksf_load::echotest::Args),
     Rpctest(ksf_load::rpctest::Args),
     Worktest(ksf_load::worktest::Args),
+    Load(crate::load::LoadArgs),
     Doctor(DoctorArgs),
     Stat(StatArgs),
     Completions(CompletionArgs),

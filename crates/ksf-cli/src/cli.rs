@@ -10,6 +10,7 @@ use clap::{CommandFactory, FromArgMatches};
 
 use crate::args::{Cli, Command};
 use crate::exit::{Failure, Status, one_line, say};
+use crate::load::Protocol;
 use crate::{doctor, kcm_run, manual, serve, stats};
 
 /// Runs `ksf`; `words` begin with the name of the program.
@@ -43,6 +44,11 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Worktest(args) => {
             return Ok(measured("worktest", ksf_load::worktest::run(args).map(|outcome| outcome.exit_code())));
         }
+        Command::Load(args) => match args.protocol {
+            Protocol::Http(args) => {
+                return Ok(measured("http", ksf_load::http::run(*args).map(|outcome| outcome.exit_code())));
+            }
+        },
         Command::Doctor(args) => {
             let report = doctor::examine();
             let text = if args.json {
@@ -158,13 +164,15 @@ fn help_of(words: &[OsString]) -> String {
     if let Some(name) = bare_name(program) {
         return format!("{name} --help");
     }
-    let ksf = Cli::command();
-    let command =
-        words.iter().skip(1).filter_map(|word| word.to_str()).find(|word| ksf.find_subcommand(word).is_some());
-    match command {
-        Some(command) => format!("ksf {command} --help"),
-        None => "ksf --help".to_owned(),
+    // As far down as the words name commands: `ksf load http`.
+    let (mut command, mut help) = (Cli::command(), "ksf".to_owned());
+    for word in words.iter().skip(1).filter_map(|word| word.to_str()) {
+        if let Some(below) = command.find_subcommand(word) {
+            help += &format!(" {word}");
+            command = below.clone();
+        }
     }
+    help + " --help"
 }
 
 #[cfg(test)]
@@ -193,6 +201,10 @@ mod tests {
             ("ksf krpc2 --program 7", Status::Data, "100003:3-4"),
             ("ksf serve", Status::Usage, "CONFIG"),
             ("ksf stat --watch 0", Status::Data, "seconds"),
+            ("ksf load", Status::Usage, "no command"),
+            ("ksf load nonsense", Status::Usage, "see ksf load --help"),
+            ("ksf load http", Status::Usage, "see ksf load http --help"),
+            ("ksf load http http://h/ -n x", Status::Data, "see ksf load http --help"),
             ("kecho --nonsense", Status::Usage, "see kecho --help"),
         ] {
             let failure = parse_text(text).unwrap_err();

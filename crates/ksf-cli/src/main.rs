@@ -14,6 +14,7 @@ mod engine;
 mod exit;
 mod kcm_run;
 mod limits;
+mod load;
 mod manager;
 mod manual;
 mod resources;

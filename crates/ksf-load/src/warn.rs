@@ -28,23 +28,23 @@ pub(crate) struct Warning {
 
 /// What is doubtful about the set-up, before anything runs.
 pub(crate) fn about_plan(plan: &Plan, allowed: &[usize]) -> Vec<Warning> {
-    let mut warnings = Vec::new();
-    let mut pinned: Vec<usize> =
-        (0..plan.threads).filter_map(|thread| plan.pinning.cpu_of(thread, plan.threads, allowed)).collect();
+    let pinned = (0..plan.threads).filter_map(|thread| plan.pinning.cpu_of(thread, plan.threads, allowed));
+    shared_cpus(pinned.collect()).into_iter().collect()
+}
+
+/// Of the CPUs that threads are bound to: several threads have one.
+pub(crate) fn shared_cpus(mut pinned: Vec<usize>) -> Option<Warning> {
     let bound = pinned.len();
     pinned.sort_unstable();
     pinned.dedup();
-    if pinned.len() < bound {
-        warnings.push(Warning {
-            code: "shared-cpu",
-            text: format!(
-                "{bound} threads share {} CPUs and wait for each other; use fewer threads (-j), more CPUs (--cpu), \
-                 or read only the total rate",
-                pinned.len()
-            ),
-        });
-    }
-    warnings
+    (pinned.len() < bound).then(|| Warning {
+        code: "shared-cpu",
+        text: format!(
+            "{bound} threads share {} CPUs and wait for each other; use fewer threads (-j), more CPUs (--cpu), \
+             or read only the total rate",
+            pinned.len()
+        ),
+    })
 }
 
 /// What is doubtful about a run.

@@ -348,6 +348,13 @@ impl LatencyReport {
     }
 }
 
+impl LatencyReport {
+    /// A quantile in microseconds; 0 for one that is not reported.
+    pub(crate) fn at(&self, percent: f64) -> f64 {
+        self.quantiles.iter().find(|quantile| quantile.percent == percent).map_or(0.0, |quantile| quantile.us)
+    }
+}
+
 impl OpenReport {
     pub(crate) fn of(open: &OpenRecord) -> OpenReport {
         OpenReport { bound_hits: open.bound_hits, unsent: open.unsent, lag: LatencyReport::of(&open.lag, &[]) }

@@ -241,18 +241,14 @@ impl Report {
             );
         }
         let mut row = |name: &str, messages: u64, rate: f64, latency: &LatencyReport| {
-            let at = |percent: f64| {
-                let found = latency.quantiles.iter().find(|quantile| quantile.percent == percent);
-                found.map_or(0.0, |quantile| quantile.us)
-            };
             let _ = writeln!(
                 out,
                 "{name:<6} {messages:>9} {rate:>10.0} {:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>9.1}",
                 latency.mean_us,
                 latency.stdev_us,
-                at(50.0),
-                at(99.0),
-                at(99.9),
+                latency.at(50.0),
+                latency.at(99.0),
+                latency.at(99.9),
                 latency.max_us
             );
         };
