@@ -390,6 +390,14 @@ fn a_run_that_would_use_up_the_ports_is_refused_and_its_failures_are_told() {
     let more = run_http(&format!("http://{server}/ -c 50 -n 2 --linger0 --source 127.0.0.2"));
     more.assert_clean(50);
     assert_eq!(more.report().ports.time_wait_after, Some(10));
+    // So has another destination: a port of a source serves all of them.
+    let other = tcp_server_on("127.0.0.9:41000", |mut stream| {
+        read_head(&mut stream)?;
+        stream.write_all(&ok_with("x"))?;
+        stream.read(&mut [0]).map(drop)
+    });
+    let two = run_http(&format!("http://{server}/ http://{other}/ -c 19 -n 1 --close client --source 127.0.0.4"));
+    two.assert_clean(19);
     assert_eq!(run_http(&format!("http://{server}/ -n 11 -c 1")).code, 69);
     // With a closed loop of unknown speed nobody can tell before: it warns.
     let unknown = run_http(&format!("http://{server}/ -n 1 --close client --duration 1ms --source 127.0.0.3"));

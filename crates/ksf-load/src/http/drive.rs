@@ -63,7 +63,7 @@ pub(crate) struct Ran {
 struct Place {
     conn: Conn,
     socket: Option<OwnedFd>,
-    /// Tells events of this connection from those of the one that had the place before.
+    /// Tells this connection from the one that had the place before.
     generation: u32,
     route: usize,
     /// The request asks the server to close.
@@ -195,7 +195,7 @@ impl<'a> Driver<'a> {
             for event in &events {
                 // Copied: the struct is packed.
                 let (data, flags) = (event.data, event.flags);
-                self.on_event(data.u64(), flags);
+                self.on_event(data.u64() as usize, flags);
             }
         }
         let stopped_ns = monotonic_ns();
@@ -359,7 +359,7 @@ impl<'a> Driver<'a> {
     fn watch(&mut self, at: usize) {
         let place = &self.places[at];
         let Some(socket) = &place.socket else { return };
-        let data = epoll::EventData::new_u64(u64::from(place.generation) << 32 | at as u64);
+        let data = epoll::EventData::new_u64(at as u64);
         let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         // What has come before is told at once.
         if let Err(errno) = epoll::add(&self.epoll, socket, data, flags) {
@@ -378,11 +378,9 @@ impl<'a> Driver<'a> {
         self.send(at);
     }
 
-    fn on_event(&mut self, data: u64, flags: epoll::EventFlags) {
-        let (at, generation) = (data as u32 as usize, (data >> 32) as u32);
-        if self.places[at].generation != generation {
-            return;
-        }
+    /// A place gets a new connection only between two waits, so the event is of the connection that has the place.
+    fn on_event(&mut self, at: usize, flags: epoll::EventFlags) {
+        let generation = self.places[at].generation;
         if matches!(self.places[at].conn.phase(), Phase::Connecting | Phase::Sending) {
             self.send(at);
         }
