@@ -260,27 +260,33 @@ fn a_server_that_does_not_close_is_not_waited_for_forever() {
 fn an_open_loop_charges_every_request_that_a_stall_kept_waiting() {
     own_network();
     const STALL_MS: u64 = 300;
-    let stalled = Arc::new(AtomicBool::new(false));
-    let server = {
-        let stalled = stalled.clone();
-        http_server(move |number, _| {
-            // The server's fault, not a wait for anything.
-            if number == 100 && !stalled.swap(true, Ordering::Relaxed) {
+    // On a kept connection, and with a new one for each request, which is charged for the wait before its connect.
+    for requests_per_connection in [0, 1] {
+        let answered = Arc::new(AtomicU64::new(0));
+        let server = http_server(move |_, _| {
+            if answered.fetch_add(1, Ordering::Relaxed) == 100 {
+                // The server's fault, not a wait for anything.
                 std::thread::sleep(Duration::from_millis(STALL_MS));
             }
             ok_with("x")
-        })
-    };
-    let ran = run_http(&format!("http://{server}/ -c 600 -n 1 -r 0 --rate 1K --arrival constant"));
-    ran.assert_clean(600);
-    assert!(stalled.load(Ordering::Relaxed));
-    // Of 600 requests, 300 were due in the stall: the upper quarter of all took at least half of it.
-    let response = &ran.run().response;
-    let p90 = response.quantiles.iter().find(|quantile| quantile.percent == 90.0).unwrap().us;
-    assert!(p90 >= STALL_MS as f64 / 2.0 * 1e3 * 0.99, "{p90}");
-    assert!(response.max_us >= STALL_MS as f64 * 0.99e3, "{}", response.max_us);
-    let open = ran.run().open.as_ref().unwrap();
-    assert!(open.bound_hits >= STALL_MS / 2 && ran.warns("in-flight-bound"), "{}", open.bound_hits);
+        });
+        let load = format!("http://{server}/ -c 600 -n 1 --rate 1K --arrival constant -r {requests_per_connection}");
+        let ran = run_http(&load);
+        ran.assert_clean(600);
+        let run = ran.run();
+        let mut latencies = vec![&run.response, &run.first_byte];
+        if requests_per_connection == 1 {
+            latencies.push(&run.connect);
+        }
+        for latency in latencies {
+            // Of 600 requests, 300 were due in the stall: the upper tenth of all took at least half of it.
+            let p90 = latency.quantiles.iter().find(|quantile| quantile.percent == 90.0).unwrap().us;
+            assert!(p90 >= STALL_MS as f64 / 2.0 * 1e3 * 0.99, "{load}: {p90}");
+            assert!(latency.max_us >= (STALL_MS - 2) as f64 * 0.99e3, "{load}: {}", latency.max_us);
+        }
+        let open = run.open.as_ref().unwrap();
+        assert!(open.bound_hits >= STALL_MS / 2 && ran.warns("in-flight-bound"), "{}", open.bound_hits);
+    }
 }
 
 #[test]

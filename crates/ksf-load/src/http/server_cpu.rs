@@ -269,6 +269,7 @@ fn cgroup_time(path: &Path) -> Result<CpuTime, LoadError> {
 mod tests {
     use std::io::{BufRead, BufReader, Write};
     use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -318,13 +319,13 @@ mod tests {
         // A grandchild that lives is found, and still counted when its parent has gone.
         let mut watch = begin();
         order(&format!("sh -c '({COMPUTE}; exec sleep 1000) & wait' > /dev/null & true"));
-        let grandchild = loop {
+        let mut grandchild = None;
+        wait_for("the grandchild to sleep", || {
             watch.look();
-            match watch.trees[0].members.keys().find(|pid| is_sleep(**pid)) {
-                Some(pid) => break *pid,
-                None => std::thread::yield_now(),
-            }
-        };
+            grandchild = watch.trees[0].members.keys().copied().find(|pid| is_sleep(*pid));
+            grandchild.is_some()
+        });
+        let grandchild = grandchild.expect("waited for");
         watch.look();
         let before = watch.trees[0].total();
         order("kill -9 $!; wait");
@@ -337,15 +338,21 @@ mod tests {
         )
         .unwrap();
         // Nobody of the tree waits for it: what it had stays.
-        while Member::read(grandchild).is_some() {
-            std::thread::yield_now();
-        }
+        wait_for("the grandchild to end", || Member::read(grandchild).is_none());
         watch.look();
         assert!(watch.trees[0].total().all_ns + 4 * tick_ns() >= before.all_ns, "{before:?}");
 
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(Watch::begin(&[child.id()], None).is_err(), "it has gone");
+    }
+
+    fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !is_so() {
+            assert!(Instant::now() < deadline, "waited too long for {what}");
+            std::thread::yield_now();
+        }
     }
 
     fn is_sleep(pid: u32) -> bool {
