@@ -69,6 +69,7 @@ impl<F: Files, L: Link, S: Store> Tuner<F, L, S> {
             self.store.remove(&self.name(iface))?;
         } else {
             record.phase = Phase::Applied;
+            record.settings.iter_mut().for_each(|entry| entry.earlier = None);
             self.store.save(&self.name(iface), &record)?;
         }
         let steering = Some(Steering::present(&self.look(iface)?));
@@ -83,7 +84,7 @@ impl<F: Files, L: Link, S: Store> Tuner<F, L, S> {
         };
         for (key, value) in facts.values.iter().filter(|(key, _)| resets(key)) {
             if let (Ok(value), None) = (value, record.entry(key)) {
-                record.settings.push(Entry { key: key.clone(), old: value.clone(), new: None });
+                record.settings.push(Entry::new(key.clone(), value, None));
             }
         }
         let wanted = plan.changes().find(|item| item.key == Key::Channels).and_then(|item| item.wanted.clone());
@@ -148,15 +149,13 @@ fn remember(record: &mut Record, key: &Key, facts: &Inventory, wanted: &str, res
         return;
     };
     match record.settings.iter_mut().find(|entry| entry.key == *key) {
-        None => {
-            record.settings.push(Entry { key: key.clone(), old: now.to_owned(), new: Some(wanted.to_owned()) });
-        }
+        None => record.settings.push(Entry::new(key.clone(), now, Some(wanted))),
         Some(entry) => {
-            let is_ours = entry.new.as_ref().is_none_or(|new| key.same(now, new));
-            if !is_ours && !resized {
+            let is_ours = entry.new.is_none() || entry.is_ours(now) || resized;
+            if !is_ours {
                 entry.old = now.to_owned();
             }
-            entry.new = Some(wanted.to_owned());
+            entry.earlier = entry.new.replace(wanted.to_owned()).filter(|_| is_ours);
         }
     }
 }

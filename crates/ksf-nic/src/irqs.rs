@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::files::Files;
 use crate::inventory::with_parents;
 use crate::link::{Direction, Link};
-use crate::setting::{Key, irq_actions};
+use crate::setting::{Key, irq_handlers};
 
 /// The interrupt of one or more queues.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub struct QueueInterrupt {
     /// Its number now.
     pub number: u32,
     /// What the driver named it.
-    pub action: String,
+    pub handler: String,
     /// The lowest number of the queues it serves; their interrupts go to the CPU of that number.
     pub queue: u32,
 }
@@ -21,7 +21,7 @@ pub struct QueueInterrupt {
 impl QueueInterrupt {
     /// The setting of its affinity.
     pub fn key(&self) -> Key {
-        Key::Irq { number: self.number, action: self.action.clone() }
+        Key::Irq { number: self.number, handler: self.handler.clone() }
     }
 }
 
@@ -41,23 +41,23 @@ pub(crate) fn queue_interrupts(
     let mut found: Vec<QueueInterrupt> = told
         .into_iter()
         .filter_map(|(number, queue)| {
-            let action = irq_actions(files, number).into_iter().next()?;
-            Some(QueueInterrupt { number, action, queue })
+            let handler = irq_handlers(files, number).into_iter().next()?;
+            Some(QueueInterrupt { number, handler, queue })
         })
         .collect();
     if found.is_empty() {
         let others: Vec<String> = files.list("sys/class/net").unwrap_or_default();
         found = device_irqs(files, device)
             .into_iter()
-            .flat_map(|number| irq_actions(files, number).into_iter().map(move |action| (number, action)))
-            .filter(|(_, action)| !is_of_another(action, iface, &others))
-            .filter_map(|(number, action)| {
-                let (_, queue) = queue_of(&action, iface)?;
-                Some(QueueInterrupt { number, action, queue })
+            .flat_map(|number| irq_handlers(files, number).into_iter().map(move |handler| (number, handler)))
+            .filter(|(_, handler)| !is_of_another(handler, iface, &others))
+            .filter_map(|(number, handler)| {
+                let (_, queue) = queue_of(&handler, iface)?;
+                Some(QueueInterrupt { number, handler, queue })
             })
             .collect();
     }
-    found.sort_by(|one, other| (one.queue, one.number).cmp(&(other.queue, other.number)));
+    found.sort_by_key(|found| (found.queue, found.number));
     found
 }
 
@@ -76,19 +76,19 @@ fn device_irqs(files: &dyn Files, device: Option<&str>) -> Vec<u32> {
 }
 
 /// Whether the name is that of another interface on the same device, as `eth1-TxRx-0` for eth0.
-fn is_of_another(action: &str, iface: &str, interfaces: &[String]) -> bool {
-    let names = |name: &str| action.split(['-', '.']).any(|word| word == name);
+fn is_of_another(handler: &str, iface: &str, interfaces: &[String]) -> bool {
+    let names = |name: &str| handler.split(['-', '.']).any(|word| word == name);
     !names(iface) && interfaces.iter().any(|name| name != iface && names(name))
 }
 
 /// The queue in the name of an interrupt: `eth0-TxRx-3`, `mlx5_comp3@pci:...`, `virtio2-input.0`. Without a direction
 /// it serves both.
-fn queue_of(action: &str, iface: &str) -> Option<(Option<Direction>, u32)> {
+fn queue_of(handler: &str, iface: &str) -> Option<(Option<Direction>, u32)> {
     // A device with one queue, such as those of r8169 and e1000.
-    if action == iface {
+    if handler == iface {
         return Some((None, 0));
     }
-    let name = action.split('@').next().unwrap_or(action);
+    let name = handler.split('@').next().unwrap_or(handler);
     let word = name.trim_end_matches(|c: char| c.is_ascii_digit());
     let queue = name[word.len()..].parse().ok()?;
     if word.trim_end_matches('-') == iface {
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn names_of_drivers_are_understood() {
-        for (action, queue) in [
+        for (handler, queue) in [
             ("eth0", Some((None, 0))),
             ("eth0-TxRx-3", Some((None, 3))),
             ("ice-eth0-TxRx-117", Some((None, 117))),
@@ -136,7 +136,7 @@ mod tests {
             ("xhci_hcd", None),
             ("eth0-TxRx-99999999999", None),
         ] {
-            assert_eq!(queue_of(action, "eth0"), queue, "{action}");
+            assert_eq!(queue_of(handler, "eth0"), queue, "{handler}");
         }
     }
 

@@ -191,7 +191,8 @@ impl Planner<'_> {
             wanted.tx = wanted_for(now.tx, now.tx_max);
         }
         let more = wanted != now;
-        let why = format!("a pair of queues for each of {} CPUs, at most {}", self.near.len(), maximum(now));
+        let cpus = counted(self.near.len() as u32, "CPU");
+        let why = format!("a pair of queues for each of {cpus}, at most {}", maximum(now));
         self.put(Key::Channels, Some(channels_text(wanted)), &why);
         if more && !self.wish.skip.contains(&Group::Queues) {
             self.rx += wanted.combined - now.combined + (wanted.rx - now.rx);
@@ -276,7 +277,8 @@ impl Planner<'_> {
     fn rps(&mut self) {
         let spread = (self.rx as usize) < self.near.len();
         let (mask, why) = if spread {
-            let why = format!("{} receive queues for {} CPUs: packets are spread by hash", self.rx, self.near.len());
+            let queues = counted(self.rx, "receive queue");
+            let why = format!("{queues} for {} CPUs: packets are spread by hash", self.near.len());
             (self.near.mask(), why)
         } else {
             ("0".to_owned(), "the queues spread over all CPUs already".to_owned())
@@ -309,7 +311,11 @@ impl Planner<'_> {
         for &queue in &self.facts.rx {
             let key = Key::RpsFlows { queue };
             let flows = self.facts.number(&key).unwrap_or(0).max(share);
-            self.put(key, Some(flows.to_string()), &format!("its share of {entries}, by {} queues", self.rx));
+            self.put(
+                key,
+                Some(flows.to_string()),
+                &format!("its share of {entries}, of {}", counted(self.rx, "queue")),
+            );
         }
     }
 
@@ -390,6 +396,10 @@ impl Planner<'_> {
     }
 }
 
+fn counted(number: u32, thing: &str) -> String {
+    if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
+}
+
 fn maximum(channels: Channels) -> String {
     match channels {
         Channels { combined_max: 1.., .. } => channels.combined_max.to_string(),
@@ -410,6 +420,16 @@ mod tests {
     fn shares_are_powers_of_two() {
         for (number, power) in [(0, 1), (1, 1), (2, 2), (3, 2), (10_922, 8192), (32_768, 32_768)] {
             assert_eq!(power_of_two_up_to(number), power);
+        }
+    }
+
+    #[test]
+    fn the_fields_of_a_setting_do_not_hide_those_of_its_item() {
+        let key = Key::Irq { number: 38, handler: "virtio2-input.0".into() };
+        let item = Item { key, now: None, wanted: None, action: Action::Change, why: String::new() };
+        let text = serde_json::to_string(&item).unwrap();
+        for field in ["setting", "number", "handler", "action"] {
+            assert_eq!(text.matches(&format!("\"{field}\":")).count(), 1, "{text}");
         }
     }
 }

@@ -72,6 +72,21 @@ pub struct Entry {
     pub old: String,
     /// What it was set to; `None` if it is only recorded because a change of queues may reset it.
     pub new: Option<String>,
+    /// What an earlier apply had set it to, as long as `new` may not have been written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub earlier: Option<String>,
+}
+
+impl Entry {
+    /// An entry before the first change.
+    pub fn new(key: Key, old: impl Into<String>, new: Option<&str>) -> Self {
+        Self { key, old: old.into(), new: new.map(str::to_owned), earlier: None }
+    }
+
+    /// Whether a value is one that was set by ksf.
+    pub(crate) fn is_ours(&self, value: &str) -> bool {
+        [&self.new, &self.earlier].into_iter().flatten().any(|ours| self.key.same(value, ours))
+    }
 }
 
 impl Record {
@@ -268,9 +283,9 @@ mod tests {
 
     fn record() -> Record {
         let mut record = Record::new("eth0", None, Place::default(), Intent::Latency);
-        record.settings.push(Entry { key: Key::Rps { queue: 511 }, old: "0\n".into(), new: Some("3".into()) });
-        let key = Key::Irq { number: 38, action: "virtio2-input.0".into() };
-        record.settings.push(Entry { key: key.clone(), old: "3\n".into(), new: None });
+        record.settings.push(Entry::new(Key::Rps { queue: 511 }, "0\n", Some("3")));
+        let key = Key::Irq { number: 38, handler: "virtio2-input.0".into() };
+        record.settings.push(Entry::new(key.clone(), "3\n", None));
         record.phase = Phase::Restoring(vec![key]);
         record
     }

@@ -119,12 +119,11 @@ impl<F: Files, L: Link, S: Store> Tuner<F, L, S> {
             Err(error) if lack_of(&error) == Lack::NotSupported || is_no_device(&error) => return Decision::Gone,
             Err(error) => return Decision::Unreadable(error.to_string()),
         };
-        let is = |value: &str| entry.key.same(&found, value);
         // An apply that was killed did not get to record what the driver made of the value.
         let may_be_rounded = entry.key.is_rounded() && record.phase == Phase::Applying;
-        if is(&entry.old) {
+        if entry.key.same(&found, &entry.old) {
             Decision::IsOld
-        } else if entry.new.as_deref().is_some_and(is) || may_be_rounded || force {
+        } else if entry.is_ours(&found) || may_be_rounded || force {
             Decision::Restore
         } else {
             Decision::Foreign(found)
@@ -169,7 +168,7 @@ impl<F: Files, L: Link, S: Store> Tuner<F, L, S> {
             };
             handed = true;
             // They came later: what they found was set for this interface.
-            if entry.new.as_deref().is_some_and(|new| entry.key.same(&theirs.old, new)) {
+            if entry.is_ours(&theirs.old) {
                 theirs.old = entry.old.clone();
                 self.store.save(&name, &other)?;
             }

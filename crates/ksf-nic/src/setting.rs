@@ -70,7 +70,7 @@ pub enum Key {
         /// Number of the interrupt, which changes when a driver asks for its interrupts anew.
         number: u32,
         /// What the driver named it, which stays.
-        action: String,
+        handler: String,
     },
     /// CPUs that work on what a queue received.
     Rps {
@@ -222,8 +222,8 @@ impl Key {
                 usecs.map(|usecs| usecs.to_string()).ok_or_else(|| io::ErrorKind::Unsupported.into())
             }
             Self::Ntuple => Ok(switch_text(link.ntuple(iface)?.on)),
-            Self::Irq { number, action } => {
-                files.read(&irq_path(files, *number, action).ok_or(io::ErrorKind::NotFound)?)
+            Self::Irq { number, handler } => {
+                files.read(&irq_path(files, *number, handler).ok_or(io::ErrorKind::NotFound)?)
             }
             _ => files.read(&self.path(iface).unwrap_or_default()),
         }
@@ -241,8 +241,8 @@ impl Key {
                 link.set_coalescing(iface, Coalescing { adaptive_rx: None, rx_usecs: Some(usecs) })
             }
             Self::Ntuple => link.set_ntuple(iface, switch()?),
-            Self::Irq { number, action } => {
-                let path = irq_path(files, *number, action).ok_or(io::ErrorKind::NotFound)?;
+            Self::Irq { number, handler } => {
+                let path = irq_path(files, *number, handler).ok_or(io::ErrorKind::NotFound)?;
                 files.write(&path, value)
             }
             _ => files.write(&self.path(iface).unwrap_or_default(), value),
@@ -253,7 +253,7 @@ impl Key {
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Irq { number, action } => write!(f, "irq {number} ({action})"),
+            Self::Irq { number, handler } => write!(f, "irq {number} ({handler})"),
             key => match key.queue() {
                 Some((direction, queue)) => write!(f, "{direction}-{queue} {}", key.name()),
                 None => f.write_str(key.name()),
@@ -263,7 +263,7 @@ impl fmt::Display for Key {
 }
 
 /// Names the drivers gave the handlers of an interrupt: folders in /proc/irq/N.
-pub(crate) fn irq_actions(files: &dyn Files, number: u32) -> Vec<String> {
+pub(crate) fn irq_handlers(files: &dyn Files, number: u32) -> Vec<String> {
     let mut names = files.list(&format!("proc/irq/{number}")).unwrap_or_default();
     names.retain(|name| !IRQ_FILES.contains(&name.as_str()));
     names.sort_unstable();
@@ -272,8 +272,8 @@ pub(crate) fn irq_actions(files: &dyn Files, number: u32) -> Vec<String> {
 
 /// Where the affinity of an interrupt is: by its number if the name still fits, else by the name, because a driver that
 /// changes its queues frees its interrupts and gets others.
-fn irq_path(files: &dyn Files, number: u32, action: &str) -> Option<String> {
-    let has_it = |number: u32| irq_actions(files, number).iter().any(|name| name == action);
+fn irq_path(files: &dyn Files, number: u32, handler: &str) -> Option<String> {
+    let has_it = |number: u32| irq_handlers(files, number).iter().any(|name| name == handler);
     let number = if has_it(number) {
         number
     } else {

@@ -159,3 +159,27 @@ fn every_single_crash_point() {
         }
     }
 }
+
+/// The same when the machine is set for something else already: a killed apply leaves old, earlier and new values.
+#[test]
+fn every_single_crash_point_of_a_second_apply() {
+    for (cpus, queues) in [(1, (1, 1)), (2, (2, 2)), (65, (2, 6))] {
+        for (first, then) in [(Intent::Latency, Intent::Throughput), (Intent::Throughput, Intent::Latency)] {
+            let prepared = || {
+                let world = seasoned(Model { cpus, queues, ..Model::default() }, 2);
+                let before = world.snapshot();
+                world.tuner().apply(IFACE, &wish(first), false, |_| {}).unwrap();
+                (world, before)
+            };
+            let changes = changes_of_apply(&prepared().0, then);
+            assert!(changes > 2);
+            for at in 0..=changes {
+                let (world, before) = prepared();
+                world.fuel(Some(at));
+                let _ = world.tuner().apply(IFACE, &wish(then), false, |_| {});
+                rollback_fully(&world);
+                assert_eq!(world.snapshot(), before, "crash at {at}: {:#?}", world.0.borrow().log);
+            }
+        }
+    }
+}

@@ -176,16 +176,17 @@ pub(crate) fn run(args: NicArgs) -> Result<ExitCode, Failure> {
         NicCommand::Rollback(args) => {
             let report = tuner(&args.state)?.rollback(&args.iface, args.force).map_err(failure)?;
             show(&report_text("rollback", &report, &args.output)?)?;
+            let all = report.outcomes.len();
             let (refused, left) = (report.count(Finding::Refused), report.count(Finding::LeftAlone));
             if refused > 0 {
                 return Ok(ended(refused, Status::Unavailable as u8, || {
-                    format!("{refused} settings of {} could not be restored; they stay on record", args.iface)
+                    format!("{refused} of {all} settings of {} could not be restored; they stay on record", args.iface)
                 }));
             }
             Ok(ended(left, 1, || {
                 format!(
-                    "{left} settings of {} were changed by somebody else and left alone; they stay on record, and \
-                     --force restores them too",
+                    "{left} of {all} settings of {} left alone, because somebody else has changed them since; they stay \
+                     on record, and --force restores them too",
                     args.iface
                 )
             }))
