@@ -308,3 +308,74 @@ fn a_copy_of_another_machine_is_planned_for() {
     let text = stdout(&nic(&["plan", "far0", "--root", folder.path("").to_str().unwrap()], 0));
     assert!(text.contains("with CPUs 0-127") && text.contains("none -> CPU 0-127"), "{text}");
 }
+
+/// Devices with interrupts, and the flow table of the initial network namespace: a machine of its own, with a NIC that
+/// has coalescing (e1000e) and one that has a queue and an interrupt per CPU (vmxnet3).
+const DEVICES: &str = r#"
+show() {
+    for file in /proc/sys/net/core/rps_sock_flow_entries /sys/class/net/eth*/queues/*/*ps_* \
+        /sys/class/net/eth*/gro_flush_timeout /sys/class/net/eth*/napi_defer_hard_irqs /proc/irq/*/smp_affinity; do
+        # Some cannot be read: a device with one queue has no xps_cpus. The shell reads byte by byte, which a sysctl
+        # answers with its first digit alone.
+        echo "$file $(cat "$file" 2>/dev/null || true)"
+    done
+    ethtool -c eth0
+    ethtool -c eth1 || true
+}
+mkdir -p /run
+for nic in eth0 eth1; do ip link set $nic up; done
+echo BEFORE; show
+for intent in latency throughput; do
+    for nic in eth0 eth1; do
+        echo PLAN $nic; ksf accel nic plan $nic --for $intent
+        ksf accel nic apply $nic --for $intent --json
+    done
+done
+for nic in eth0 eth1; do ksf accel nic verify $nic --json; done
+for nic in eth0 eth1; do ksf accel nic rollback $nic --json; done
+echo AFTER; show
+echo END
+"#;
+
+#[test]
+fn devices_with_interrupts_come_back_as_they_were() {
+    let Some(_turn) = ksf_lab::turn() else { return };
+    let mut lab = ksf_lab::Lab::script(DEVICES).file(env!("CARGO_BIN_EXE_ksf"), "/bin/ksf").cpus(4);
+    for tool in ["ip", "ethtool", "mkdir", "cat"] {
+        lab = lab.tool(tool);
+    }
+    lab = lab.module("e1000e").module("vmxnet3").device("e1000e,romfile=").device("vmxnet3,romfile=");
+    let output = lab.run().unwrap().checked().unwrap();
+    let between = |from: &str, to: &str| {
+        let (_, rest) = output.split_once(from).unwrap_or_else(|| panic!("no {from} in {output}"));
+        rest.split_once(to).unwrap_or_else(|| panic!("no {to} in {output}")).0.to_owned()
+    };
+    assert_eq!(between("BEFORE\n", "PLAN"), between("AFTER\n", "END"), "{output}");
+    assert!(between("BEFORE\n", "PLAN").contains("rps_sock_flow_entries 0\n"), "{output}");
+    // The interrupt of the link is of no queue.
+    assert_eq!(between("PLAN eth0\n", "{").matches("(eth0").count(), 2, "{output}");
+    let documents = output
+        .lines()
+        .filter(|line| line.starts_with('{'))
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|error| panic!("{error}: {line}")));
+    let documents: Vec<_> = documents.collect();
+    let results = |name: &str, iface: &str| -> Vec<serde_json::Value> {
+        let of = documents.iter().filter(|document| document["document"] == name && document["iface"] == iface);
+        of.flat_map(|document| document["outcomes"].as_array().unwrap().clone()).collect()
+    };
+    let set = |iface: &str, setting: &str| results("apply", iface).iter().filter(|o| o["setting"] == setting).count();
+    assert!(set("eth0", "rx_usecs") >= 2, "{output}");
+    // A queue and an interrupt for each of the four CPUs.
+    assert_eq!(set("eth1", "irq"), 4, "{output}");
+    assert_eq!(set("eth1", "xps"), 4, "{output}");
+    for iface in ["eth0", "eth1"] {
+        assert!(results("apply", iface).iter().all(|outcome| outcome["finding"] == "done"), "{output}");
+        assert!(results("verify", iface).iter().all(|outcome| outcome["finding"] == "holds"), "{output}");
+        assert!(results("verify", iface).len() > 4, "{output}");
+    }
+    let flows = |iface: &str| -> Vec<serde_json::Value> {
+        results("rollback", iface).into_iter().filter(|outcome| outcome["setting"] == "sock_flows").collect()
+    };
+    assert_eq!(flows("eth0")[0]["finding"], "handed_over", "{output}");
+    assert_eq!(flows("eth1")[0]["finding"], "done", "{output}");
+}

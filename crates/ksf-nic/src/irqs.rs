@@ -56,6 +56,10 @@ pub(crate) fn queue_interrupts(
                 Some(QueueInterrupt { number, handler, queue })
             })
             .collect();
+        // Where queues have interrupts of their own, the one named like the interface is for its link (e1000e).
+        if found.iter().any(|interrupt| interrupt.handler != iface) {
+            found.retain(|interrupt| interrupt.handler != iface);
+        }
     }
     found.sort_by_key(|found| (found.queue, found.number));
     found
