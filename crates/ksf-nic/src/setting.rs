@@ -332,7 +332,7 @@ mod tests {
 
     #[test]
     fn queues_come_before_what_belongs_to_them() {
-        let mut keys = vec![Key::RpsFlows { queue: 0 }, Key::RxUsecs, Key::SockFlows, Key::AdaptiveRx, Key::Channels];
+        let mut keys = [Key::RpsFlows { queue: 0 }, Key::RxUsecs, Key::SockFlows, Key::AdaptiveRx, Key::Channels];
         keys.sort();
         let names: Vec<&str> = keys.iter().map(Key::name).collect();
         assert_eq!(names, ["channels", "adaptive-rx", "rx-usecs", "rps_sock_flow_entries", "rps_flow_cnt"]);

@@ -48,7 +48,7 @@ fn seasoned(model: Model, seed: u32) -> World {
     world.put(&queue_file("rx", seed % rx, "rps_flow_cnt"), "64\n");
     world.put("proc/sys/net/core/rps_sock_flow_entries", ["0\n", "1024\n", "65536\n"][seed as usize % 3]);
     world.put(&format!("sys/class/net/{IFACE}/gro_flush_timeout"), "999\n");
-    world.0.borrow_mut().adaptive = seed % 2 == 0;
+    world.0.borrow_mut().adaptive = seed.is_multiple_of(2);
     world
 }
 
