@@ -11,7 +11,7 @@ use clap::{CommandFactory, FromArgMatches};
 use crate::args::{Cli, Command};
 use crate::exit::{Failure, Status, one_line, say};
 use crate::load::Protocol;
-use crate::{doctor, kcm_run, manual, serve, stats};
+use crate::{accel, doctor, kcm_run, manual, serve, stats};
 
 /// Runs `ksf`; `words` begin with the name of the program.
 pub(crate) fn main(words: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -31,6 +31,11 @@ pub(crate) fn main(words: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn run(command: Command) -> Result<ExitCode, Failure> {
     let mut out = io::stdout().lock();
     let done = match command {
+        Command::Accel(args) => {
+            // Writes the plan before it changes anything.
+            drop(out);
+            return accel::run(args);
+        }
         Command::Kecho(args) => return serve::kecho(args),
         Command::Krpc2(args) => return serve::krpc2(args),
         Command::Serve(args) => return serve::config(args),
@@ -164,15 +169,16 @@ fn help_of(words: &[OsString]) -> String {
     if let Some(name) = bare_name(program) {
         return format!("{name} --help");
     }
-    // As far down as the words name commands: `ksf load http`.
-    let (mut command, mut help) = (Cli::command(), "ksf".to_owned());
+    let ksf = Cli::command();
+    let mut command = &ksf;
+    let mut path = String::from("ksf");
     for word in words.iter().skip(1).filter_map(|word| word.to_str()) {
-        if let Some(below) = command.find_subcommand(word) {
-            help += &format!(" {word}");
-            command = below.clone();
+        if let Some(found) = command.find_subcommand(word) {
+            command = found;
+            path = format!("{path} {word}");
         }
     }
-    help + " --help"
+    format!("{path} --help")
 }
 
 #[cfg(test)]
@@ -205,6 +211,10 @@ mod tests {
             ("ksf load nonsense", Status::Usage, "see ksf load --help"),
             ("ksf load http", Status::Usage, "see ksf load http --help"),
             ("ksf load http http://h/ -n x", Status::Data, "see ksf load http --help"),
+            ("ksf accel nic plan", Status::Usage, "see ksf accel nic plan --help"),
+            ("ksf accel nic plan eth0 --cpus 3-1", Status::Data, "list of CPUs"),
+            ("ksf accel nic plan eth0 --for fun", Status::Usage, "latency, throughput"),
+            ("ksf accel nic plan eth0 --skip rps,nonsense", Status::Usage, "coalescing"),
             ("kecho --nonsense", Status::Usage, "see kecho --help"),
         ] {
             let failure = parse_text(text).unwrap_err();

@@ -32,7 +32,7 @@ pub(crate) fn write_pages(folder: &Path) -> Result<(), Failure> {
     fs::create_dir_all(folder).map_err(fail)?;
     let ksf = Cli::command();
     fs::write(folder.join("ksf.1"), render(ksf.clone()).map_err(fail)?).map_err(fail)?;
-    for name in page_names(&ksf) {
+    for name in names(&ksf) {
         let Some(command) = subcommand(&ksf, &name) else {
             continue;
         };
@@ -51,28 +51,33 @@ pub(crate) fn completions(shell: clap_complete::Shell, out: &mut impl Write) {
     clap_complete::generate(shell, &mut Cli::command(), "ksf", out);
 }
 
-/// The commands by the names of their pages: `load`, and `load-http` for `ksf load http`.
-fn page_names(ksf: &Command) -> Vec<String> {
-    let mut names = Vec::new();
-    for command in ksf.get_subcommands() {
-        names.push(command.get_name().to_owned());
-        names.extend(command.get_subcommands().map(|below| format!("{}-{}", command.get_name(), below.get_name())));
+/// The names of all commands, and of the commands below them with a dash between: `accel`, `accel-nic`.
+fn names(command: &Command) -> Vec<String> {
+    let mut all = Vec::new();
+    for below in command.get_subcommands() {
+        all.push(below.get_name().to_owned());
+        all.extend(names(below).iter().map(|name| format!("{}-{name}", below.get_name())));
     }
-    names
+    all
 }
 
 /// One command as a command of its own, named as its page is.
 fn subcommand(ksf: &Command, name: &str) -> Option<Command> {
-    let (command, words) = match (ksf.find_subcommand(name), name.split_once('-')) {
-        (Some(command), _) => (command, name.to_owned()),
-        (None, Some((above, below))) => {
-            (ksf.find_subcommand(above)?.find_subcommand(below)?, format!("{above} {below}"))
-        }
-        (None, None) => return None,
-    };
+    let (command, usage) = descend(ksf, name)?;
     let page = format!("ksf-{name}");
-    let usage = format!("ksf {words}");
+    let usage = format!("ksf {usage}");
     Some(command.clone().display_name(page).bin_name(usage).version(env!("CARGO_PKG_VERSION")))
+}
+
+/// The command of a name with dashes, and the words that call it. Names of commands have dashes, too (`kcm-run`).
+fn descend<'a>(command: &'a Command, name: &str) -> Option<(&'a Command, String)> {
+    if let Some(found) = command.find_subcommand(name) {
+        return Some((found, name.to_owned()));
+    }
+    name.match_indices('-').find_map(|(at, _)| {
+        let (found, words) = descend(command.find_subcommand(&name[..at])?, &name[at + 1..])?;
+        Some((found, format!("{} {words}", &name[..at])))
+    })
 }
 
 fn render(command: Command) -> io::Result<Vec<u8>> {
@@ -177,7 +182,7 @@ fn example_section(out: &mut dyn Write) -> io::Result<()> {
 fn see_also(name: &str, out: &mut dyn Write) -> io::Result<()> {
     let ksf = Cli::command();
     let pages: Vec<String> = std::iter::once("ksf".to_owned())
-        .chain(page_names(&ksf).into_iter().map(|name| format!("ksf-{name}")))
+        .chain(ksf.get_subcommands().map(|command| format!("ksf-{}", command.get_name())))
         .filter(|page| page != name)
         .map(|page| format!("{page}(1)"))
         .collect();
@@ -193,14 +198,17 @@ mod tests {
 
     #[test]
     fn every_command_has_a_page_with_exit_statuses() {
-        let names = page_names(&Cli::command());
-        assert!(names.iter().any(|name| name == "load-http"), "{names:?}");
-        for name in names {
-            let text = String::from_utf8(page(Some(&name)).unwrap()).unwrap();
-            assert!(text.contains("EXIT STATUS") && text.contains(".TH"), "{name}");
+        for command in Cli::command().get_subcommands() {
+            let text = String::from_utf8(page(Some(command.get_name())).unwrap()).unwrap();
+            assert!(text.contains("EXIT STATUS"), "{}", command.get_name());
+            assert!(text.contains(".TH"), "{}", command.get_name());
         }
-        let below = String::from_utf8(page(Some("load-http")).unwrap()).unwrap();
-        assert!(below.contains("ksf load http") && below.contains("close"), "{below}");
+        for name in names(&Cli::command()) {
+            let text = String::from_utf8(page(Some(&name)).unwrap()).unwrap();
+            assert!(text.contains("EXIT STATUS"), "{name}");
+        }
+        let apply = String::from_utf8(page(Some("accel-nic-apply")).unwrap()).unwrap();
+        assert!(apply.contains("ksf accel nic apply") && apply.contains("\\-\\-yes"), "{apply}");
         let serve = String::from_utf8(page(Some("serve")).unwrap()).unwrap();
         assert!(serve.contains("[[service]]"));
         assert_eq!(page(Some("nonsense")).unwrap_err().status, Status::Usage);

@@ -129,6 +129,7 @@ fn help_and_version_go_to_stdout() {
         "stat",
         "completions",
         "man",
+        "accel",
     ];
     for command in commands {
         assert!(help.contains(&format!("  {command} ")), "{command} is not in:\n{help}");
@@ -170,6 +171,8 @@ fn manual_pages_exist_for_every_command_and_bare_name() {
         "ksf-worktest",
         "ksf-load",
         "ksf-load-http",
+        "ksf-accel",
+        "ksf-accel-nic-apply",
     ] {
         let text = std::fs::read_to_string(target.join(format!("{page}.1"))).unwrap();
         assert!(text.contains("EXIT STATUS"), "{page}");

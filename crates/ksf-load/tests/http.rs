@@ -17,8 +17,8 @@ fn good_server() -> SocketAddr {
 }
 
 /// Ends a connection by a reset.
-fn reset(stream: TcpStream) {
-    socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+fn reset(stream: TcpStream) -> std::io::Result<()> {
+    socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO))
 }
 
 /// A port that was free a moment ago.
@@ -97,11 +97,11 @@ fn every_failure_is_told_by_its_kind_and_phase() {
     };
     for (server, failure) in [
         (nobody(), "refused"),
-        (asked(|stream| Ok(reset(stream))), "receive_reset"),
+        (asked(reset), "receive_reset"),
         (
             asked(|mut stream| {
                 stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf")?;
-                Ok(reset(stream))
+                reset(stream)
             }),
             "receive_reset",
         ),
@@ -130,7 +130,7 @@ fn every_failure_is_told_by_its_kind_and_phase() {
 #[test]
 fn a_reset_before_the_answer_is_one_of_three_resets() {
     own_network();
-    let server = tcp_server(|stream| Ok(reset(stream)));
+    let server = tcp_server(reset);
     let ran = run_http(&format!("http://{server}/ -c 30 -n 2"));
     let resets =
         ran.failures().iter().filter(|(kind, _)| kind.ends_with("_reset")).map(|(_, count)| count).sum::<u64>();
@@ -142,7 +142,7 @@ fn a_reset_while_sending_is_told_from_one_while_waiting() {
     own_network();
     let server = tcp_server(|mut stream| {
         stream.read_exact(&mut [0])?;
-        Ok(reset(stream))
+        reset(stream)
     });
     // More than the buffers of both sides take.
     let header = format!("X: {}", "x".repeat(32 << 20));
@@ -326,7 +326,39 @@ fn where_nobody_is_the_run_ends_and_says_so() {
     let begin = Instant::now();
     let ran = run_http(&format!("http://{}/ -n 50 --duration 1h", nobody()));
     assert!(ran.code == 1 && ran.warns("nobody-there"), "{}", ran.stderr);
-    assert!(ran.run().failures["refused"] >= 1000 && begin.elapsed() < Duration::from_secs(1800));
+    let refused = ran.run().failures["refused"];
+    assert!(refused >= 1000 && begin.elapsed() < Duration::from_secs(1800));
+    // Each of the 50 places rests for a millisecond after each: a server that is away is not flooded.
+    let most = 50.0 * (ran.run().wall_s * 1e3 + 2.0);
+    assert!((refused as f64) < most, "{refused} in {} s", ran.run().wall_s);
+}
+
+/// On loopback the kernel handles a connection on the CPU of who opens it.
+#[test]
+fn each_thread_opens_its_connections_on_its_cpu() {
+    if !own_network_or_skip("network namespace of its own, whose loopback has no RPS") {
+        return;
+    }
+    let set = rustix::thread::sched_getaffinity(None).unwrap();
+    let cpus: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect();
+    let seen: Arc<Mutex<Vec<usize>>> = Arc::default();
+    let server = {
+        let seen = seen.clone();
+        tcp_server(move |mut stream| {
+            read_head(&mut stream)?;
+            seen.lock().unwrap().push(socket2::SockRef::from(&stream).cpu_affinity()?);
+            stream.write_all(&ok_with("x"))
+        })
+    };
+    let list = cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    let count = 20 * cpus.len();
+    let ran = run_http(&format!("http://{server}/ -c {count} -n {} --cpu {list}", cpus.len()));
+    ran.assert_clean(count as u64);
+    let mut seen = seen.lock().unwrap().clone();
+    seen.sort_unstable();
+    assert_eq!(seen, cpus.iter().flat_map(|cpu| [*cpu; 20]).collect::<Vec<_>>());
+    let bound: Vec<Option<usize>> = ran.run().threads.iter().map(|thread| thread.cpu).collect();
+    assert_eq!(bound, cpus.into_iter().map(Some).collect::<Vec<_>>());
 }
 
 #[test]

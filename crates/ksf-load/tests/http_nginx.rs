@@ -153,13 +153,14 @@ fn a_killed_worker_is_seen_in_the_books_and_its_successor_is_charged() {
         });
         run_http_until(&format!("http://127.0.0.1:{PORT}/ -n 8 -r 0 --duration 1h --server-pid {pid}"), &[], &stop)
     });
-    // That all requests are accounted for is checked for every run; here eight connections broke.
+    // That all requests are accounted for is checked for every run. Here eight connections broke; whether with a request
+    // under way depends on the moment.
     let run = ran.run();
-    assert_eq!((ran.code, ran.report().interrupted), (1, true), "{}", ran.stderr);
+    assert!(ran.report().interrupted && run.requests.failed <= 16, "{}", ran.stderr);
     let broken = ["stale", "receive_reset", "closed_unanswered", "closed_early", "connect_reset", "send_reset"];
     assert!(ran.failures().iter().all(|(kind, _)| broken.contains(kind)), "{}", ran.stderr);
-    assert!((1..=16).contains(&run.requests.failed), "{}", ran.stderr);
-    assert!(run.connections.established >= 16 && run.requests.answered > 16, "{:?}", run.connections);
+    assert_eq!(ran.code, u8::from(run.requests.failed > 0), "{}", ran.stderr);
+    assert!(run.connections.established > 8 && run.requests.answered > 16, "{:?}", run.connections);
     // The master, the worker, its successor. What the dead one used is not lost.
     let server = run.server.as_ref().unwrap();
     assert_eq!(server.processes, 3, "{server:?}");

@@ -158,7 +158,7 @@ impl Conn {
                     return self.whole(now_ns, true, true, terms, book);
                 }
                 let (failure, what) = match (self.phase == Phase::Receiving, self.is_reused()) {
-                    (true, _) => (Failure::ClosedUnanswered, "closed in the middle of the answer"),
+                    (true, _) => (Failure::ClosedEarly, "closed in the middle of the answer"),
                     (false, true) => (Failure::Stale, "closed where there had been answers before"),
                     (false, false) => (Failure::ClosedUnanswered, "closed before the answer"),
                 };
