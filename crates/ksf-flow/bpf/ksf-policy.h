@@ -161,37 +161,28 @@ static __always_inline int ksf_checksum_is_whole(struct xdp_md *xdp, const struc
 	return sum == 0xffff;
 }
 
-/* Whether the frame survives the way to another CPU; otherwise says why it passes. */
-static __always_inline int ksf_may_redirect(struct xdp_md *xdp, const struct ksf_packet *packet, int *action)
+/*
+ * What the frame teaches about the device. Openings are always looked at: behind a bridge are senders of both kinds.
+ * Frames that are on their CPU already teach as well.
+ */
+static __always_inline void ksf_learn(struct xdp_md *xdp, const struct ksf_packet *packet,
+				      struct ksf_flow_settings *settings)
 {
-	__u32 zero = 0;
-	struct ksf_flow_settings *settings = bpf_map_lookup_elem(&ksf_settings, &zero);
-
-	*action = XDP_PASS;
-	if (!settings)
-		return 0;
-	if (!settings->guard)
-		return 1;
-	if (settings->proof == KSF_BROKEN) {
-		*action = ksf_flow_passed(KSF_FLOW_passed_broken);
-		return 0;
-	}
-	/* Openings are always looked at: behind a bridge are senders of both kinds. */
+	if (!settings->guard || settings->proof == KSF_BROKEN || packet->segment_bytes > KSF_FLOW_CHECKED_BYTES_MAX)
+		return;
 	if (settings->proof == KSF_PROVEN && !(packet->tcp_flags & KSF_TCP_SYN))
-		return 1;
-	if (packet->segment_bytes > KSF_FLOW_CHECKED_BYTES_MAX) {
-		if (settings->proof == KSF_PROVEN)
-			return 1;
-		*action = ksf_flow_passed(KSF_FLOW_passed_unproven);
-		return 0;
-	}
-	if (!ksf_checksum_is_whole(xdp, packet)) {
-		settings->proof = KSF_BROKEN;
-		*action = ksf_flow_passed(KSF_FLOW_passed_checksum);
-		return 0;
-	}
-	settings->proof = KSF_PROVEN;
-	return 1;
+		return;
+	settings->proof = ksf_checksum_is_whole(xdp, packet) ? KSF_PROVEN : KSF_BROKEN;
+}
+
+/* Why the frame would not survive the way to another CPU; KSF_FLOW_COUNTER_COUNT if it does. */
+static __always_inline __u32 ksf_obstacle(const struct ksf_flow_settings *settings, __u32 proof_before)
+{
+	if (!settings->guard || settings->proof == KSF_PROVEN)
+		return KSF_FLOW_COUNTER_COUNT;
+	if (settings->proof == KSF_UNPROVEN)
+		return KSF_FLOW_passed_unproven;
+	return proof_before == KSF_BROKEN ? KSF_FLOW_passed_broken : KSF_FLOW_passed_checksum;
 }
 
 static __always_inline int ksf_flow_next(struct xdp_md *xdp, struct ksf_packet *packet)
@@ -207,21 +198,26 @@ static __always_inline int ksf_flow_next(struct xdp_md *xdp, struct ksf_packet *
 /* Carries out what the policy said. */
 static __always_inline int ksf_flow_decide(struct xdp_md *xdp, struct ksf_packet *packet, __u32 cpu)
 {
+	__u32 zero = 0, proof_before, obstacle;
+	struct ksf_flow_settings *settings = bpf_map_lookup_elem(&ksf_settings, &zero);
 	__u64 *target;
-	int action;
 
+	if (!settings)
+		return XDP_PASS;
 	if (cpu == KSF_NEXT)
 		return ksf_flow_next(xdp, packet);
 	if (cpu == KSF_PASS)
 		return ksf_flow_passed(KSF_FLOW_passed_policy);
+	proof_before = settings->proof;
+	ksf_learn(xdp, packet, settings);
 	if (cpu == packet->cpu) {
 		ksf_flow_passed(KSF_FLOW_local);
 	} else {
-		if (!ksf_may_redirect(xdp, packet, &action))
-			return action;
+		obstacle = ksf_obstacle(settings, proof_before);
+		if (obstacle != KSF_FLOW_COUNTER_COUNT)
+			return ksf_flow_passed(obstacle);
 		/* The low bits of the flags are what it returns if the map has no such entry. */
-		action = bpf_redirect_map(&ksf_cpus, cpu, XDP_PASS);
-		if (action != XDP_REDIRECT)
+		if (bpf_redirect_map(&ksf_cpus, cpu, XDP_PASS) != XDP_REDIRECT)
 			return ksf_flow_passed(KSF_FLOW_passed_bad_cpu);
 		ksf_flow_passed(KSF_FLOW_redirected);
 	}

@@ -12,7 +12,7 @@ use crate::object::{self, Loading, to_io};
 use crate::steering::per_cpu;
 use crate::{Counter, FlowError, Layout};
 
-static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/connect.bpf.o"));
+pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/connect.bpf.o"));
 
 /// `SO_NETNS_COOKIE` of asm-generic/socket.h, kernel 5.14.
 const SO_NETNS_COOKIE: libc::c_int = 71;

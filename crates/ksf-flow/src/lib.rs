@@ -39,7 +39,11 @@ mod object;
 #[cfg(feature = "bpf")]
 mod policy;
 #[cfg(feature = "bpf")]
+pub mod report;
+#[cfg(feature = "bpf")]
 mod steering;
+#[cfg(feature = "bpf")]
+mod trial;
 
 #[cfg(feature = "bpf")]
 pub use abi::{CONNECT_COUNTERS, FLOW_COUNTERS};
@@ -51,6 +55,8 @@ pub use error::FlowError;
 pub use policy::Policy;
 #[cfg(feature = "bpf")]
 pub use steering::{Counter, Fate, Mode, ModeWish, Proof, Steering};
+#[cfg(feature = "bpf")]
+pub use trial::Trial;
 
 /// The headers a policy is compiled against: name and text of each. They are needed in one directory.
 pub const SDK: &[(&str, &str)] = &[

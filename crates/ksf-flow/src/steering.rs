@@ -120,10 +120,9 @@ struct Programs {
 #[derive(Debug)]
 struct Attached {
     interface: String,
-    index: u32,
     wish: ModeWish,
     mode: Mode,
-    link: OwnedFd,
+    _link: OwnedFd,
 }
 
 impl Steering {
@@ -195,11 +194,13 @@ impl Steering {
         if self.proof()? != Proof::Broken {
             return Ok(None);
         }
-        let Some(attached) = self.attached.take_if(|attached| attached.wish == ModeWish::Auto) else { return Ok(None) };
-        let Attached { interface, index, wish, link, .. } = attached;
-        // An interface takes one program at a time.
-        drop(link);
-        self.attach_as(&interface, index, wish, Mode::Generic).map(Some)
+        match self.attached_to() {
+            Some((interface, ModeWish::Auto)) => {
+                let interface = interface.to_owned();
+                self.reattach(&interface, Mode::Generic).map(Some)
+            }
+            _ => Ok(None),
+        }
     }
 
     /// The counters of the programs, per CPU that ran them.
@@ -250,6 +251,22 @@ impl Steering {
         Ok(Fate::Passed(why.map_or("", |(counter, _)| counter.name)))
     }
 
+    /// The port layout it was loaded with.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    pub(crate) fn attached_to(&self) -> Option<(&str, ModeWish)> {
+        self.attached.as_ref().map(|attached| (attached.interface.as_str(), attached.wish))
+    }
+
+    /// Leaves the interface and comes back in another mode: an interface takes one program at a time.
+    pub(crate) fn reattach(&mut self, interface: &str, mode: Mode) -> Result<Mode, FlowError> {
+        self.attached = None;
+        let index = interface_index(interface)?;
+        self.attach_as(interface, index, ModeWish::Auto, mode)
+    }
+
     fn attach_as(&mut self, interface: &str, index: u32, wish: ModeWish, mode: Mode) -> Result<Mode, FlowError> {
         if self.programs.mode != mode {
             self.programs = Programs::load(&self.layout, &self.policies, mode, &self.programs.maps)?;
@@ -260,7 +277,7 @@ impl Steering {
         let flags = if mode == Mode::Native { XDP_NATIVE } else { XDP_GENERIC };
         match object::link(&self.programs.entry, index as i32, libbpf_sys::BPF_XDP, flags) {
             Ok(link) => {
-                self.attached = Some(Attached { interface: interface.to_owned(), index, wish, mode, link });
+                self.attached = Some(Attached { interface: interface.to_owned(), wish, mode, _link: link });
                 Ok(mode)
             }
             Err(error) if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST)) => {

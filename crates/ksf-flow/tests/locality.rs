@@ -6,12 +6,13 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::thread;
+use std::time::Duration;
 
 use common::{
     CLOSED, ECHO4, ECHO6, NEAR, Peer, connect_by_library, exchange, in_new_network, incoming_cpu, ip, is_root, pin,
     tcp_socket, two_cpus,
 };
-use ksf_flow::{CpuMask, FlowError, Layout, Mode, ModeWish, Policy, PortRange, Proof, Steering};
+use ksf_flow::{CpuMask, FlowError, Layout, Mode, ModeWish, Policy, PortRange, Proof, Steering, Trial};
 
 const CONNECTIONS: usize = 20;
 
@@ -208,4 +209,37 @@ fn a_refused_connection_is_refused() {
         let error = connect_by_library(&layout, false, socket.as_raw_fd(), &to).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
     });
+}
+
+/// The self-check: a real connection from each CPU.
+#[test]
+fn a_trial_says_where_answers_are_processed() {
+    let Some(cpus) = is_root().then(two_cpus).flatten() else { return };
+    let limit = Duration::from_secs(10);
+    for (offload, mode) in [(false, Mode::Native), (true, Mode::Generic)] {
+        with_peer(cpus, offload, || {
+            let layout = layout(cpus);
+            // Of the thread of the peer.
+            rustix::thread::sched_setaffinity(None, &{
+                let mut both = rustix::thread::CpuSet::new();
+                cpus.iter().for_each(|&cpu| both.set(cpu));
+                both
+            })
+            .unwrap();
+            let mut steering = Steering::load(&layout, &[Policy::Ports]).unwrap();
+            steering.attach(NEAR, ModeWish::Auto).unwrap();
+            let trials = steering.prove(ECHO4.parse().unwrap(), limit).unwrap();
+            assert_eq!(trials.iter().map(|trial| trial.cpu).collect::<Vec<_>>(), cpus);
+            assert!(trials.iter().all(Trial::is_local), "{trials:?}");
+            assert_eq!(steering.mode(), Some(mode));
+
+            let refused = steering.prove(CLOSED.parse().unwrap(), limit).unwrap();
+            assert!(refused.iter().all(|trial| trial.processed_on.is_err()), "{refused:?}");
+            assert_eq!(steering.mode(), Some(Mode::Generic), "a failure is blamed on native mode first");
+            // Without steering the peer's CPU processes both.
+            steering.detach();
+            let trials = steering.prove(ECHO6.parse().unwrap(), limit).unwrap();
+            assert_eq!(trials.iter().map(Trial::is_local).collect::<Vec<_>>(), [false, true]);
+        });
+    }
 }

@@ -297,6 +297,15 @@ fn unfinished_checksums_end_steering_in_native_mode() {
             assert_eq!(fate(&native(), &frame), Fate::Cpu(second), "{frame:?}");
             assert_eq!(fate(&native(), &partial(frame)), Fate::Passed("passed_checksum"));
         }
+        // A frame that stays teaches, too.
+        let steering = native();
+        assert_eq!(fate(&steering, &partial(reply(32768))), Fate::Cpu(first));
+        assert_eq!(steering.proof().unwrap(), Proof::Broken);
+        drop(steering);
+        let steering = native();
+        assert_eq!(fate(&steering, &reply(32768)), Fate::Cpu(first));
+        assert_eq!(fate(&steering, &long(reply(40960))), Fate::Cpu(second));
+        drop(steering);
         // Of datagrams to the second CPU; which those are the hash knows.
         let datagram =
             |port: u16| Frame::udp("10.0.0.9:53", &format!("10.0.0.1:{port}")).with(|frame| frame.payload = 3);
