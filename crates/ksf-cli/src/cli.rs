@@ -10,7 +10,7 @@ use clap::{CommandFactory, FromArgMatches};
 
 use crate::args::{Cli, Command};
 use crate::exit::{Failure, Status, one_line, say};
-use crate::{doctor, kcm_run, manual, serve, stats};
+use crate::{accel, doctor, kcm_run, manual, serve, stats};
 
 /// Runs `ksf`; `words` begin with the name of the program.
 pub(crate) fn main(words: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -30,6 +30,11 @@ pub(crate) fn main(words: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn run(command: Command) -> Result<ExitCode, Failure> {
     let mut out = io::stdout().lock();
     let done = match command {
+        Command::Accel(args) => {
+            // Commands below it write by themselves.
+            drop(out);
+            return accel::run(args);
+        }
         Command::Kecho(args) => return serve::kecho(args),
         Command::Krpc2(args) => return serve::krpc2(args),
         Command::Serve(args) => return serve::config(args),
@@ -86,7 +91,7 @@ fn measured(tool: &str, result: Result<u8, ksf_load::LoadError>) -> ExitCode {
 fn write_sdk(folder: &Path) -> Result<(), Failure> {
     let write = || -> io::Result<()> {
         std::fs::create_dir_all(folder)?;
-        ksf_kernel::SDK.iter().try_for_each(|(name, text)| std::fs::write(folder.join(name), text))
+        ksf_kernel::SDK.iter().chain(ksf_flow::SDK).try_for_each(|(name, text)| std::fs::write(folder.join(name), text))
     };
     write().map_err(|error| Failure::os(format!("cannot write the headers to {}", folder.display()), &error))
 }
@@ -193,6 +198,9 @@ mod tests {
             ("ksf krpc2 --program 7", Status::Data, "100003:3-4"),
             ("ksf serve", Status::Usage, "CONFIG"),
             ("ksf stat --watch 0", Status::Data, "seconds"),
+            ("ksf accel flow attach lo --policy fast", Status::Data, "round-robin"),
+            ("ksf accel flow attach lo --loopback", Status::Usage, "--cgroup"),
+            ("ksf accel flow check --cpus 3-1", Status::Data, "list of CPUs"),
             ("kecho --nonsense", Status::Usage, "see kecho --help"),
         ] {
             let failure = parse_text(text).unwrap_err();
