@@ -71,6 +71,7 @@ pub(crate) fn refresh(listener: BorrowedFd<'_>, queue: BorrowedFd<'_>, address: 
         let error = io::Error::other("SO_BINDTODEVICE was changed after listen()");
         return Err(QueueError::System { action: "refresh", address: *address, error });
     }
+    copied::copy_before_bind(listener, queue)?;
     Ok(copied::copy_inherited(listener, queue, address.is_ipv6())?)
 }
 

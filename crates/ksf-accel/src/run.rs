@@ -10,7 +10,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -45,9 +45,15 @@ pub fn prepare(options: &Options, mut holder: Command, library: &Path) -> Result
     options.check()?;
     let address = ProgramAddress::new().map_err(system("making the holder's socket"))?;
     let accel = address.environment();
-    let order = Order { options: options.clone(), address: accel.clone(), start: std::process::id() };
+    let (mut report, report_end) = io::pipe().map_err(system("pipe()"))?;
+    let report_end = OwnedFd::from(report_end);
+    let order = Order {
+        options: options.clone(),
+        address: accel.clone(),
+        start: std::process::id(),
+        report: report_end.as_raw_fd(),
+    };
     let order = serde_json::to_string(&order).map_err(|error| system("encoding options")(error.into()))?;
-    let (report, report_end) = io::pipe().map_err(system("pipe()"))?;
     holder
         .env(ORDER, order)
         .env_remove("LD_PRELOAD")
@@ -55,16 +61,16 @@ pub fn prepare(options: &Options, mut holder: Command, library: &Path) -> Result
         .current_dir("/")
         // The socket is there before the holder runs: the program can connect at once.
         .stdin(Stdio::from(address.into_socket()))
-        .stdout(Stdio::from(OwnedFd::from(report_end)))
-        // The program's standard error is not kept open by a process that outlives it.
+        // The program's output is not kept open by a process that outlives it.
+        .stdout(Stdio::null())
         .stderr(Stdio::null());
+    let kept = report_end.as_raw_fd();
     // SAFETY: between fork and exec only the system calls of `leave_parent` are made: no allocation, no lock.
-    unsafe { holder.pre_exec(leave_parent) };
+    unsafe { holder.pre_exec(move || leave_parent(kept)) };
     let mut middle = holder.spawn().map_err(system("starting the holder"))?;
-    drop(holder);
+    drop((holder, report_end));
     middle.wait().map_err(system("waiting for the holder's parent"))?;
     let mut said = String::new();
-    let mut report = report;
     report.read_to_string(&mut said).map_err(system("hearing from the holder"))?;
     let ready: Result<Ready, String> =
         serde_json::from_str(&said).map_err(|_| AccelError::Holder { said: format!("it said {said:?}") })?;
@@ -78,42 +84,45 @@ pub fn prepare(options: &Options, mut holder: Command, library: &Path) -> Result
     Ok(Prepared { environment, holder: ready.pid, level: ready.level, refused: ready.refused })
 }
 
-/// The holder's process: serves until the program has ended. To be called early, in a process without threads.
+/// The holder's process: serves until the program has ended. To be called before anything else in that process: it closes
+/// all descriptors that were inherited.
 pub fn holder_main() -> Result<(), AccelError> {
-    let result = begin();
-    let ready = result.as_ref().map_err(ToString::to_string).map(|holder| Ready {
+    let wrong = |said: &str| AccelError::Holder { said: said.to_owned() };
+    let order = std::env::var(ORDER).map_err(|_| wrong("it was started by hand, without an order"))?;
+    let order: Order = serde_json::from_str(&order).map_err(|error| wrong(&error.to_string()))?;
+    if order.report < 3 {
+        return Err(wrong("no pipe for its report"));
+    }
+    // What the caller had open stays out: the program's pipes end when the program ends.
+    close_inherited(order.report);
+    // SAFETY: `prepare` has opened this descriptor for us, and nothing in this process owns it.
+    let report = unsafe { OwnedFd::from_raw_fd(order.report) };
+    // Ctrl-C and a service manager's SIGTERM are for the program. Until that has ended, connections wait in queues.
+    ignore_signals();
+    raise_descriptor_limit();
+    let holder = begin(order);
+    let ready = holder.as_ref().map_err(ToString::to_string).map(|holder| Ready {
         pid: std::process::id(),
         level: holder.level(),
         refused: holder.refused().to_vec(),
     });
     let said = serde_json::to_vec(&ready).map_err(|error| AccelError::system("encoding the report", error))?;
-    // Who waits for it has been killed: then the holder notices by itself.
-    let _ = io::stdout().write_all(&said).and_then(|()| io::stdout().flush());
-    let mut holder = result?;
-    let null = std::fs::File::options().read(true).write(true).open("/dev/null");
-    let null = null.map_err(|error| AccelError::system("opening /dev/null", error))?;
-    // The pipe's end tells the parent that this is all.
-    rustix::stdio::dup2_stdout(&null).map_err(|error| AccelError::system("dup2()", error))?;
-    rustix::stdio::dup2_stdin(&null).map_err(|error| AccelError::system("dup2()", error))?;
-    holder.run();
+    // Who waits for it may have been killed: then the holder notices by itself. The pipe's end says that this is all.
+    let _ = std::fs::File::from(report).write_all(&said);
+    holder?.run();
     Ok(())
 }
 
-fn begin() -> Result<Holder, AccelError> {
+fn begin(order: Order) -> Result<Holder, AccelError> {
     let wrong = |said: &str| AccelError::Holder { said: said.to_owned() };
-    let order = std::env::var(ORDER).map_err(|_| wrong("it was started by hand, without an order"))?;
-    let order: Order = serde_json::from_str(&order).map_err(|error| wrong(&error.to_string()))?;
+    let system = |action| move |error: rustix::io::Errno| AccelError::system(action, error);
     let start = Pid::from_raw(order.start as i32).ok_or_else(|| wrong("no process to live for"))?;
-    let start = rustix::process::pidfd_open(start, PidfdFlags::empty())
-        .map_err(|error| AccelError::system("pidfd_open() of the program", error))?;
-    // Killed with the program's whole group it would leave the connections in its queues; it ends with the program.
-    // What the caller had open stays out: the program's pipes end when the program ends.
-    close_inherited(start.as_raw_fd());
-    ignore_signals();
-    let socket = rustix::io::dup(rustix::stdio::stdin()).map_err(|error| AccelError::system("dup()", error))?;
-    let _ = rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC);
+    let start =
+        rustix::process::pidfd_open(start, PidfdFlags::empty()).map_err(system("pidfd_open() of the program"))?;
+    let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3).map_err(system("dup()"))?;
+    let null = std::fs::File::open("/dev/null").map_err(|error| AccelError::system("opening /dev/null", error))?;
+    rustix::stdio::dup2_stdin(&null).map_err(system("dup2()"))?;
     let address = ProgramAddress::from_parts(socket, &order.address).ok_or_else(|| wrong("a bad address"))?;
-    raise_descriptor_limit();
     Holder::new(order.options, address, Some(start))
 }
 
@@ -126,6 +135,8 @@ struct Order {
     address: String,
     /// Process id of what becomes the program.
     start: u32,
+    /// Descriptor of the pipe that the caller reads.
+    report: RawFd,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -135,8 +146,13 @@ struct Ready {
     refused: Vec<Refused>,
 }
 
-/// Runs in the first child: it ends at once, and a second one goes on in a session of its own.
-fn leave_parent() -> io::Result<()> {
+/// Runs in the first child: it ends at once, and a second one goes on in a session of its own, with one descriptor more
+/// than the standard ones.
+fn leave_parent(kept: RawFd) -> io::Result<()> {
+    // SAFETY: a number and flags; the descriptor is open, because the parent waits until this child has ended.
+    if unsafe { libc::fcntl(kept, libc::F_SETFD, 0) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
     rustix::process::setsid()?;
     // SAFETY: the child has one thread, and makes nothing but system calls before exec.
     match unsafe { libc::fork() } {

@@ -30,15 +30,12 @@ pub struct ProgramAddress {
 impl ProgramAddress {
     /// A new one, in the network namespace of this thread.
     pub fn new() -> io::Result<Self> {
-        let mut random = [0; 20];
-        io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut random)?;
-        let (token, salt) = random.split_at(16);
-        let name = format!("ksf-accel-{}-{}", std::process::id(), hex(salt));
+        let (name, token) = (unique_name()?, random()?);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
         rustix::net::listen(&socket, 1024)?;
-        Ok(Self { name, token: token.try_into().expect("16 bytes"), socket })
+        Ok(Self { name, token, socket })
     }
 
     /// One that another process has made, from what it handed over: `socket`, and the value of [`Self::environment`].
@@ -64,6 +61,17 @@ impl ProgramAddress {
 
 pub(super) fn environment(name: &str, token: &[u8; 16]) -> String {
     format!("{name}:{}", hex(token))
+}
+
+/// A name that no other holder has.
+pub(super) fn unique_name() -> io::Result<String> {
+    Ok(format!("ksf-accel-{}-{}", std::process::id(), hex(&random::<4>()?)))
+}
+
+fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+    Ok(bytes)
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -42,25 +42,14 @@ impl StatusSocket {
         }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        let pid = std::process::id();
-        for number in 1..1000 {
-            let name = if number == 1 { format!("{pid}.sock") } else { format!("{pid}-{number}.sock") };
-            let path = folder.join(name);
-            let address = SocketAddrUnix::new(&path)?;
-            match rustix::net::bind(&socket, &address) {
-                Ok(()) => {}
-                Err(Errno::ADDRINUSE) if is_stale(&address) => {
-                    std::fs::remove_file(&path)?;
-                    rustix::net::bind(&socket, &address)?;
-                }
-                Err(Errno::ADDRINUSE) => continue,
-                Err(error) => return Err(error.into()),
-            }
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
-            rustix::net::listen(&socket, 16)?;
-            return Ok(Self { socket, path, conns: HashMap::new(), next: 1 });
-        }
-        Err(io::ErrorKind::AddrInUse.into())
+        // It gets its name when it listens: a reader takes a socket without a listener for one of the dead.
+        let unnamed = folder.join(format!(".{}", super::conn::unique_name()?));
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&unnamed)?)?;
+        let path = std::fs::set_permissions(&unnamed, std::fs::Permissions::from_mode(0o600))
+            .and_then(|()| Ok(rustix::net::listen(&socket, 16)?))
+            .and_then(|()| name(&unnamed, folder));
+        std::fs::remove_file(&unnamed)?;
+        Ok(Self { socket, path: path?, conns: HashMap::new(), next: 1 })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -77,6 +66,22 @@ impl AsFd for StatusSocket {
 impl Drop for StatusSocket {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Gives a socket the first free name of this process.
+fn name(unnamed: &Path, folder: &Path) -> io::Result<PathBuf> {
+    let pid = std::process::id();
+    let mut number = 1;
+    loop {
+        let name = if number == 1 { format!("{pid}.sock") } else { format!("{pid}-{number}.sock") };
+        let path = folder.join(name);
+        match std::fs::hard_link(unnamed, &path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            Err(_) if is_stale(&SocketAddrUnix::new(&path)?) => std::fs::remove_file(&path)?,
+            Err(_) => number += 1,
+        }
     }
 }
 
