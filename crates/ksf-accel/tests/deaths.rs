@@ -29,27 +29,33 @@ fn helper(name: &str) -> Command {
 fn a_stalled_workers_connections_are_taken_by_another() {
     let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
     for level in [Level::SkLookup, Level::SkReuseport, Level::ClassicBpf, Level::IncomingCpu] {
-        let holder = start_at(level);
+        let holder = start_with(|options| (options.level, options.look_ms) = (Some(level), 5));
+        assert_eq!(holder.level(), level);
         let library = Library::hello(&holder);
         let own = listener("127.0.0.1:0");
         let (stuck, other) = (library.ready(&own, a as i32), library.ready(&own, b as i32));
-        wait_until("the mechanism knows", || {
-            let _probe = connect_from(a, own.local_addr().unwrap(), 1);
-            let _ = accept_all(&other.queue).len() + accept_all(&own).len();
-            !library.accept_own(&stuck).is_empty()
+        // The stuck worker takes none of them, wherever they go.
+        let mut clients = Vec::new();
+        wait_until("some wait for the stuck worker", || {
+            clients.extend(connect_from(a, own.local_addr().unwrap(), 5));
+            readable(&stuck.queue)
         });
-        let clients = connect_from(a, own.local_addr().unwrap(), 20);
         wait_until("the other is woken", || readable(&other.rescue));
         let stalled = || library.worker(stuck.worker).stalled.load(SeqCst) == 1;
         wait_until("the worker is marked", stalled);
-        let mut taken = Vec::new();
+        let (mut taken, mut stolen) = (Vec::new(), 0);
         wait_until("all are taken", || {
+            taken.extend(accept_all(&other.queue));
+            taken.extend(accept_all(&own));
             if let Some((from, queue)) = library.steal(cookie(&own), other.worker) {
                 assert_eq!(from, stuck.worker);
-                taken.extend(accept_all(&queue));
+                let queue = accept_all(&queue);
+                stolen += queue.len();
+                taken.extend(queue);
             }
             taken.len() == clients.len()
         });
+        assert!(stolen > 0, "{level:?}");
         assert_eq!(library.steal(cookie(&own), other.worker).map(|it| it.0), None, "{level:?}");
         let status = holder.status().unwrap();
         assert!(status.stalls > 0 && status.rescues > 0, "{level:?}: {status:?}");

@@ -75,6 +75,8 @@ pub(crate) fn folder() -> PathBuf {
 
 pub(crate) fn options() -> Options {
     let mut options = Options::default();
+    // Workers of tests let connections wait, which is not to be taken for a stall.
+    options.look_ms = 1000;
     options.status_folder = Some(folder());
     options
 }
@@ -90,7 +92,13 @@ pub(crate) fn start_with(change: impl FnOnce(&mut Options)) -> Started {
 }
 
 pub(crate) fn start_at(level: Level) -> Started {
-    let holder = start_with(|options| options.level = Some(level));
+    let holder = start_with(|options| {
+        options.level = Some(level);
+        if matches!(level, Level::ClassicBpf | Level::IncomingCpu) {
+            // They are told who is ready at a look.
+            options.look_ms = 100;
+        }
+    });
     assert_eq!(holder.level(), level, "{:?}", holder.refused());
     holder
 }
