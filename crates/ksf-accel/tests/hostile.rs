@@ -48,7 +48,7 @@ fn who_does_not_show_the_token_is_told_once_and_hung_up_on() {
     let holder = start();
     let mut wrong = holder.token();
     wrong[15] ^= 1;
-    let hello = |token, version| Request::Hello { version, token, pid: 1 }.encode();
+    let hello = |token, version| Request::Hello { version, token, pid: 1, begins: 0 }.encode();
     let own = listener("127.0.0.1:0");
     let listen = Request::Listen { cookie: cookie(&own), backlog: 1 }.encode();
     let cases: [(&[u8], Refusal); 4] = [
@@ -131,7 +131,7 @@ fn descriptors_that_are_no_listeners_are_refused_and_closed() {
     assert_eq!(refused(library.ask(Request::Steal { cookie: real, worker: 0 }, &[]).0), Refusal::Unknown);
     assert_eq!(descriptors_of(&own), 1);
     // Also a descriptor with a request that needs none.
-    let hello = Request::Hello { version: VERSION, token: holder.token(), pid: 1 };
+    let hello = Request::Hello { version: VERSION, token: holder.token(), pid: 1, begins: 0 };
     assert!(matches!(library.ask(hello, &[own.as_fd()]).0, Answer::Done { .. }));
     assert_eq!(descriptors_of(&own), 1);
     still_serves(&holder);
@@ -155,21 +155,23 @@ fn workers_of_others_cannot_be_used() {
         return;
     }
     let holder = start();
-    let (honest, other) = (Library::hello(&holder), Library::hello(&holder));
+    let library = Library::hello(&holder);
     let own = listener("127.0.0.1:0");
-    let place = honest.ready(&own, -1);
+    let honest = Process::joins(&holder, &own, -1, 1);
+    let place = wait_for_workers(&holder, 1)[0].index;
     let cookie = cookie(&own);
-    for worker in [place.worker, 7, WORKERS_MAX as u32, NO_WORKER - 1] {
-        let requests = [
-            Request::Leave { cookie, worker, closed: 1 },
-            Request::Steal { cookie, worker },
-            Request::Join { cookie, worker, tid: 1, cpu: -1 },
-        ];
+    for worker in [place, 7, WORKERS_MAX as u32, NO_WORKER - 1] {
+        let requests =
+            [Request::Leave { cookie, worker, closed: 1 }, Request::Join { cookie, worker, tid: 1, cpu: -1 }];
         for request in requests {
-            assert_eq!(refused(other.ask(request, &[own.as_fd()]).0), Refusal::Malformed, "{request:?}");
+            assert_eq!(refused(library.ask(request, &[own.as_fd()]).0), Refusal::Malformed, "{request:?}");
         }
     }
-    assert_eq!(honest.worker(place.worker).ready.load(SeqCst), 1);
+    // To take what waits is allowed to all of the program; but not by the name of nobody.
+    assert!(library.steal(cookie, place).is_none());
+    assert_eq!(refused(library.ask(Request::Steal { cookie, worker: 7 }, &[]).0), Refusal::Malformed);
+    assert_eq!(library.worker(place).ready.load(SeqCst), 1);
+    drop(honest);
     still_serves(&holder);
 }
 
@@ -181,16 +183,11 @@ fn a_flood_of_joins_ends_at_the_limit_and_is_given_back() {
     let holder = start();
     let library = Library::hello(&holder);
     let own = listener("127.0.0.1:0");
-    let mut places = Vec::new();
-    let refusal = loop {
-        match library.join(&own, NO_WORKER, i32::MAX) {
-            Ok(place) => places.push(place),
-            Err(refusal) => break refusal,
-        }
-    };
-    assert_eq!((places.len(), refusal), (WORKERS_MAX, Refusal::Full));
-    drop((places, library));
-    wait_until("all are given back", || holder.status().unwrap().workers.is_empty());
+    let flood = Process::joins(&holder, &own, i32::MAX, WORKERS_MAX);
+    wait_for_workers(&holder, WORKERS_MAX);
+    assert_eq!(library.join(&own, NO_WORKER, -1).map(drop), Err(Refusal::Full));
+    drop(flood);
+    wait_for_workers(&holder, 0);
     still_serves(&holder);
 }
 
@@ -223,7 +220,8 @@ fn nonsense_in_the_shared_memory_costs_locality_only() {
     let library = Library::hello(&holder);
     let own = listener("127.0.0.1:0");
     let address = own.local_addr().unwrap();
-    let place = library.ready(&own, cpus()[0] as i32);
+    let process = Process::joins(&holder, &own, cpus()[0] as i32, 1);
+    wait_for_workers(&holder, 1);
     let state = library.state();
     for home in &state.homes {
         home.len.store(255, SeqCst);
@@ -238,9 +236,10 @@ fn nonsense_in_the_shared_memory_costs_locality_only() {
     }
     let clients = connect_from(cpus()[0], address, 20);
     // What was sent to a worker without a queue went to the listener.
-    let accepted = accept_all(&own).len() + accept_all(&place.queue).len();
-    assert_eq!(accepted, clients.len());
-    assert_eq!(holder.status().unwrap().workers.len(), 1);
-    drop(library);
-    wait_until("it is given back", || holder.status().unwrap().workers.is_empty());
+    let status = holder.status().unwrap();
+    let waiting: u32 = status.listeners[0].queues.iter().map(|queue| queue.waiting).sum();
+    assert_eq!(accept_all(&own).len() + waiting as usize, clients.len());
+    assert_eq!(status.workers.len(), 1);
+    drop(process);
+    wait_for_workers(&holder, 0);
 }
