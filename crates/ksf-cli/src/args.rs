@@ -45,6 +45,7 @@ pub(crate) enum Command {
     Man(ManArgs),
     Sdk(SdkArgs),
     KcmRun(crate::kcm_run::KcmRunArgs),
+    Accel(crate::accel::AccelArgs),
 }
 
 /// Echo server: every byte and every datagram goes back to its sender

@@ -10,7 +10,7 @@ use clap::{CommandFactory, FromArgMatches};
 
 use crate::args::{Cli, Command};
 use crate::exit::{Failure, Status, one_line, say};
-use crate::{doctor, kcm_run, manual, serve, stats};
+use crate::{accel, doctor, kcm_run, manual, serve, stats};
 
 /// Runs `ksf`; `words` begin with the name of the program.
 pub(crate) fn main(words: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -30,6 +30,11 @@ pub(crate) fn main(words: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn run(command: Command) -> Result<ExitCode, Failure> {
     let mut out = io::stdout().lock();
     let done = match command {
+        Command::Accel(args) => {
+            // Writes the plan before it changes anything.
+            drop(out);
+            return accel::run(args);
+        }
         Command::Kecho(args) => return serve::kecho(args),
         Command::Krpc2(args) => return serve::krpc2(args),
         Command::Serve(args) => return serve::config(args),
@@ -159,12 +164,15 @@ fn help_of(words: &[OsString]) -> String {
         return format!("{name} --help");
     }
     let ksf = Cli::command();
-    let command =
-        words.iter().skip(1).filter_map(|word| word.to_str()).find(|word| ksf.find_subcommand(word).is_some());
-    match command {
-        Some(command) => format!("ksf {command} --help"),
-        None => "ksf --help".to_owned(),
+    let mut command = &ksf;
+    let mut path = String::from("ksf");
+    for word in words.iter().skip(1).filter_map(|word| word.to_str()) {
+        if let Some(found) = command.find_subcommand(word) {
+            command = found;
+            path = format!("{path} {word}");
+        }
     }
+    format!("{path} --help")
 }
 
 #[cfg(test)]
@@ -193,6 +201,10 @@ mod tests {
             ("ksf krpc2 --program 7", Status::Data, "100003:3-4"),
             ("ksf serve", Status::Usage, "CONFIG"),
             ("ksf stat --watch 0", Status::Data, "seconds"),
+            ("ksf accel nic plan", Status::Usage, "see ksf accel nic plan --help"),
+            ("ksf accel nic plan eth0 --cpus 3-1", Status::Data, "list of CPUs"),
+            ("ksf accel nic plan eth0 --for fun", Status::Usage, "latency, throughput"),
+            ("ksf accel nic plan eth0 --skip rps,nonsense", Status::Usage, "coalescing"),
             ("kecho --nonsense", Status::Usage, "see kecho --help"),
         ] {
             let failure = parse_text(text).unwrap_err();

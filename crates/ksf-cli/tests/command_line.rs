@@ -116,8 +116,20 @@ fn help_and_version_go_to_stdout() {
         assert!(!stdout(&output).is_empty(), "{args:?}");
     }
     let help = stdout(&run(&["--help"]));
-    let commands =
-        ["kecho", "krpc2", "serve", "run", "echotest", "rpctest", "worktest", "doctor", "stat", "completions", "man"];
+    let commands = [
+        "kecho",
+        "krpc2",
+        "serve",
+        "run",
+        "echotest",
+        "rpctest",
+        "worktest",
+        "doctor",
+        "stat",
+        "completions",
+        "man",
+        "accel",
+    ];
     for command in commands {
         assert!(help.contains(&format!("  {command} ")), "{command} is not in:\n{help}");
     }
@@ -148,7 +160,17 @@ fn manual_pages_exist_for_every_command_and_bare_name() {
     let target = folder.path("man1");
     let output = run(&["man", "--dir", target.to_str().unwrap()]);
     assert!(output.status.success(), "{}", stderr(&output));
-    for page in ["ksf", "ksf-kecho", "ksf-serve", "ksf-doctor", "ksf-stat", "ksf-rpctest", "ksf-worktest"] {
+    for page in [
+        "ksf",
+        "ksf-kecho",
+        "ksf-serve",
+        "ksf-doctor",
+        "ksf-stat",
+        "ksf-rpctest",
+        "ksf-worktest",
+        "ksf-accel",
+        "ksf-accel-nic-apply",
+    ] {
         let text = std::fs::read_to_string(target.join(format!("{page}.1"))).unwrap();
         assert!(text.contains("EXIT STATUS"), "{page}");
     }

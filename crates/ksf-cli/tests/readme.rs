@@ -1,4 +1,4 @@
-//! The commands of README.md, of the guide and of the examples do what they say: they are read out of the documents and
+//! The commands of README.md, of the guides and of the examples do what they say: they are read out of the documents and
 //! typed one after the other, into a copy of the files they name, with `ksf` as `make install` has installed it.
 //!
 //! A block of commands is one terminal: a server in it runs until the next command of its block is typed (after Ctrl-C),
@@ -37,24 +37,37 @@ const OTHER_BLOCKS: [&str; 6] = ["text", "rust", "c", "toml", "json", "ini"];
 
 #[test]
 fn the_commands_of_the_readme_work() {
-    type_all("README.md", "");
+    type_alone("README.md", "");
 }
 
 #[test]
 fn the_commands_of_the_guide_work() {
-    type_all("docs/writing-a-kernel-service.md", "examples/ksf-uppercase");
+    type_alone("docs/writing-a-kernel-service.md", "examples/ksf-uppercase");
 }
 
 #[test]
 fn the_commands_of_the_examples_work() {
     for example in examples() {
-        type_all(&format!("{example}/README.md"), &example);
+        type_alone(&format!("{example}/README.md"), &example);
     }
 }
 
 #[test]
+fn the_commands_about_interfaces_work() {
+    if !private_network_and_run() {
+        return;
+    }
+    let pair = "ip link add eth0 numtxqueues 2 numrxqueues 2 type veth peer name far0 && \
+                ip link set eth0 up && ip link set far0 up && mount -t sysfs sysfs /sys";
+    let prepared = Command::new("sh").args(["-c", pair]).output().unwrap();
+    assert!(prepared.status.success(), "{}", stderr(&prepared));
+    type_all("docs/nic.md", "");
+}
+
+#[test]
 fn no_document_has_commands_that_nobody_tries() {
-    let mut tried = BTreeSet::from(["README.md".to_owned(), "docs/writing-a-kernel-service.md".to_owned()]);
+    let guides = ["README.md", "docs/writing-a-kernel-service.md", "docs/nic.md"];
+    let mut tried = BTreeSet::from(guides.map(str::to_owned));
     tried.extend(examples().iter().map(|example| format!("{example}/README.md")));
     let mut with_commands = BTreeSet::new();
     let guides = files_in("docs").into_iter().filter(|path| path.ends_with(".md"));
@@ -165,11 +178,15 @@ fn examples() -> Vec<String> {
     examples
 }
 
-/// Types the commands of a document whose reader is in `folder` of a fresh clone.
-fn type_all(document: &str, folder: &str) {
-    if !private_network_and_run() {
-        return;
+/// Types the commands of a document whose reader is in `folder` of a fresh clone, on a machine without a network card.
+fn type_alone(document: &str, folder: &str) {
+    if private_network_and_run() {
+        type_all(document, folder);
     }
+}
+
+/// The same, on the machine as it is.
+fn type_all(document: &str, folder: &str) {
     let checkout = Checkout::new();
     if document != "README.md" {
         // Its reader has read the README first.
