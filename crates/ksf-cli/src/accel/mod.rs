@@ -1,5 +1,6 @@
 //! `ksf accel`: makes the machine, and programs nobody changes, serve connections where they arrive.
 
+mod flow;
 mod nic;
 
 use std::process::ExitCode;
@@ -17,12 +18,14 @@ pub(crate) struct AccelArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum AccelCommand {
+    Flow(flow::FlowArgs),
     Nic(nic::NicArgs),
 }
 
 /// Runs the command.
 pub(crate) fn run(args: AccelArgs) -> Result<ExitCode, Failure> {
     match args.command {
+        AccelCommand::Flow(args) => flow::run(args),
         AccelCommand::Nic(args) => nic::run(args),
     }
 }
