@@ -507,6 +507,11 @@ impl BatchSize {
         usize::try_from(fit).unwrap_or(usize::MAX).clamp(1, Self::RUN_MAX)
     }
 
+    /// Whether the answer to a message may wait for that to the next one.
+    pub fn is_cheap(&self) -> bool {
+        self.message_ns <= Self::WAKE_NS
+    }
+
     /// Messages of a run to go through before the next look at it.
     pub fn grant(&self) -> usize {
         if self.wary > 0 {

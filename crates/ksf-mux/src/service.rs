@@ -21,10 +21,10 @@ use ksf::stats::Stats;
 use ksf::{Order, Peer, Service};
 
 use crate::error::{ConnectionError, RecvError};
+use crate::hand::Grant;
 use crate::link::{Attachment, Link};
 use crate::mux::Mux;
 use crate::options::{Classify, Limits, Options, Ordering as WorkOrder};
-use crate::hand::Grant;
 use crate::socket::{InPlace, Message, Replies};
 use crate::sync::Arc;
 

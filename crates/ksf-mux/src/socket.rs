@@ -222,8 +222,10 @@ impl MessageSocket {
         let corked = own.corked.take();
         let found = self.take(own);
         match (own.hand.runs.front(), corked) {
-            // What was held back leaves with the answer to this one.
-            (Some(taken), Some(link)) if Arc::ptr_eq(&taken.source, &link) => own.corked = Some(link),
+            // What was held back leaves with the answer to this one, if that is soon.
+            (Some(taken), Some(link)) if own.size.is_cheap() && Arc::ptr_eq(&taken.source, &link) => {
+                own.corked = Some(link);
+            }
             (_, Some(link)) if link.corked.load(Ordering::SeqCst) => self.mux.0.send(&link),
             _ => {}
         }
@@ -270,9 +272,12 @@ impl MessageSocket {
                     own.taken = own.hand.messages();
                     own.taken_at = now();
                     let first = own.hand.runs.front()?;
-                    if first.more || own.taken > 1 {
-                        own.corked = Some(Arc::clone(&first.source));
+                    // Those of others who found their messages cheap may be several.
+                    if own.taken > 1 || own.size.is_cheap() && first.more {
                         shared.keeper.come_by();
+                    }
+                    if own.size.is_cheap() && (first.more || own.taken > 1) {
+                        own.corked = Some(Arc::clone(&first.source));
                     }
                     return Some(Ok(()));
                 }
@@ -545,6 +550,7 @@ impl Own {
     /// The next message of the hand.
     fn pop(&mut self) -> Option<Message> {
         let One { source, bytes, class, more } = self.hand.pop(&mut self.receiver.ranges)?;
+        let more = more && self.size.is_cheap();
         Some(Message { link: Some(source), bytes, class, more })
     }
 
