@@ -12,6 +12,18 @@
 //! | [`Request::Leave`] | | |
 //! | [`Request::Steal`] | | a queue that nobody serves, if there is one |
 //!
+//! Rules between the two ends:
+//!
+//! * A connection's workers end with it (and with the process): hang up only to say so.
+//! * Join announces a listener that was never announced, so Listen is a matter of being early.
+//! * The queue that Join answers with is non-blocking. It may be the listener itself (the same `SO_COOKIE`), in a program
+//!   that uses `SO_REUSEPORT`: do not add it to the epoll instance twice.
+//! * The rescue eventfd is read by who finds nothing more to take (own queue, listener and stolen queue empty), not by
+//!   who is woken: it stays readable, and wakes others, until then.
+//! * Leave with `closed` is sent after the program's `close()`: the holder looks whether the listener is still there and
+//!   answers when its port is free.
+//! * `accept()` of a queue that fails with `EINVAL` says that the listener is gone: drop the descriptor.
+//!
 //! Whatever goes wrong, the library does what the program asked for without ksf, and the holder notes why.
 
 /// Name of the environment variable: `NAME:TOKEN`, the socket's abstract name and 32 hex digits.
@@ -83,7 +95,7 @@ pub enum Answer {
     Done {
         /// Index of the listener (Listen, Join).
         listener: u32,
-        /// Index of the worker (Join).
+        /// Index of the worker (Join); of the worker whose queue it is (Steal).
         worker: u32,
         /// CPU to bind the thread to, or -1: leave it where it may run (Join).
         cpu: i32,
