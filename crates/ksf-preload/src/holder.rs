@@ -1,15 +1,15 @@
 //! Questions to the holder.
 //!
-//! A connection lasts for one question. Questions are rare, and a connection that stays would be one more descriptor for
-//! the program to close by mistake, to share with a child, or to leave behind.
+//! A process has one connection, for as long as it lives: the holder takes its end for the end of the process's workers.
+//! A child finds its parent's connection among its descriptors, closes it, and opens its own when it has a question.
 //!
 //! A question has a time limit, and whoever fails to answer is left alone for a while: 1 s, 2 s, 4 s, ... The program
 //! is held up for at most [`LIMIT_MS`] each time.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use ksf_accel_proto::message::{ANSWER_BYTES, Answer, Request};
@@ -21,8 +21,9 @@ use rustix::net::{
     SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg, socket_with, sockopt,
 };
 
-use crate::descriptor::borrow;
+use crate::descriptor::{self, borrow};
 use crate::process::{Process, now_ns};
+use crate::table::{self, Descriptor};
 
 /// Until the holder must have answered.
 const LIMIT_MS: u64 = 1000;
@@ -69,21 +70,71 @@ pub(crate) fn set_address(value: &[u8]) -> Option<()> {
     Some(())
 }
 
+/// The connection, of this process or of the one it was forked from. The number alone is not believed: the program may
+/// have closed it by a bare system call and have got it again for a file of its own.
+struct Connection {
+    fd: Descriptor,
+    cookie: AtomicU64,
+}
+
+static CONNECTION: Connection = Connection { fd: Descriptor::none(), cookie: AtomicU64::new(0) };
+
+impl Connection {
+    /// The descriptor, if this process opened it and it is still what it was.
+    fn of(&self, process: &Process) -> Option<i32> {
+        let fd = self.fd.load()?;
+        if !self.is_intact(fd) {
+            self.fd.store(None);
+            table::unmark_own(fd);
+            return None;
+        }
+        if process.connected.load(Ordering::Relaxed) == 0 {
+            // The parent's.
+            self.end();
+            return None;
+        }
+        Some(fd)
+    }
+
+    fn is_intact(&self, fd: i32) -> bool {
+        sockopt::socket_cookie(borrow(fd)) == Ok(self.cookie.load(Ordering::Relaxed))
+    }
+
+    fn begin(&self, process: &Process, socket: OwnedFd) -> Option<i32> {
+        let cookie = sockopt::socket_cookie(&socket).ok()?;
+        let fd = descriptor::keep(socket);
+        self.cookie.store(cookie, Ordering::Relaxed);
+        self.fd.store(Some(fd));
+        process.connected.store(1, Ordering::Relaxed);
+        Some(fd)
+    }
+
+    fn end(&self) {
+        if let Some(fd) = self.fd.take() {
+            descriptor::release(fd);
+        }
+    }
+}
+
+/// The library's descriptor has another number now.
+pub(crate) fn moved(from: i32, to: i32) {
+    if CONNECTION.fd.load() == Some(from) {
+        CONNECTION.fd.store(Some(to));
+    }
+}
+
+/// True unless the holder has failed so lately that it is left alone.
+pub(crate) fn may_ask(process: &Process) -> bool {
+    now_ns() / 1_000_000 >= process.ask_again_ms.load(Ordering::Relaxed)
+}
+
 /// Asks one question; `with` goes with it. None: no answer, or none that makes sense.
 pub(crate) fn ask(process: &Process, request: &Request, with: Option<i32>) -> Option<Reply> {
-    let now_ms = now_ns() / 1_000_000;
-    if now_ms < process.ask_again_ms.load(Ordering::Relaxed) {
+    if !may_ask(process) {
         return None;
     }
-    let deadline_ms = now_ms + LIMIT_MS;
-    let reply = open(deadline_ms).ok().and_then(|socket| {
-        // The greeting's answer brings memory that this process has.
-        let greeted = exchange(&socket, &greeting()?, None, deadline_ms).ok()?;
-        match greeted.answer {
-            Answer::Done { .. } => exchange(&socket, request, with, deadline_ms).ok(),
-            Answer::Refused { .. } => Some(greeted),
-        }
-    });
+    let deadline_ms = now_ns() / 1_000_000 + LIMIT_MS;
+    let reply = ask_until(process, request, with, deadline_ms);
     if reply.is_some() {
         process.failures.store(0, Ordering::Relaxed);
     } else {
@@ -94,11 +145,44 @@ pub(crate) fn ask(process: &Process, request: &Request, with: Option<i32>) -> Op
     reply
 }
 
-/// The first word of a process: the answer brings the shared memory and the lifetime memfd, in this order.
-pub(crate) fn greet() -> Option<Reply> {
+fn ask_until(process: &Process, request: &Request, with: Option<i32>, deadline_ms: u64) -> Option<Reply> {
+    if let Some(fd) = CONNECTION.of(process) {
+        match exchange(fd, request, with, deadline_ms) {
+            Ok(reply) => return Some(reply),
+            // The answer may still come: it must not be taken for that of a later question.
+            Err(Errno::TIMEDOUT) => {
+                CONNECTION.end();
+                return None;
+            }
+            // The holder has hung up. It has done nothing of what it was asked for.
+            Err(_) => CONNECTION.end(),
+        }
+    }
+    let socket = open(deadline_ms).ok()?;
+    // The greeting's answer brings memory that this process has.
+    let greeted = exchange(socket.as_raw_fd(), &greeting()?, None, deadline_ms).ok()?;
+    if let Answer::Refused { .. } = greeted.answer {
+        return Some(greeted);
+    }
+    let fd = CONNECTION.begin(process, socket)?;
+    let reply = exchange(fd, request, with, deadline_ms);
+    if reply.is_err() {
+        CONNECTION.end();
+    }
+    reply.ok()
+}
+
+/// The first word of a process: the answer brings the shared memory and the lifetime memfd, in this order. The socket is
+/// for [`keep`].
+pub(crate) fn greet() -> Option<(Reply, OwnedFd)> {
     let deadline_ms = now_ns() / 1_000_000 + LIMIT_MS;
     let socket = open(deadline_ms).ok()?;
-    exchange(&socket, &greeting()?, None, deadline_ms).ok()
+    Some((exchange(socket.as_raw_fd(), &greeting()?, None, deadline_ms).ok()?, socket))
+}
+
+/// Takes the socket that was greeted by as this process's connection.
+pub(crate) fn keep(process: &Process, socket: OwnedFd) {
+    CONNECTION.begin(process, socket);
 }
 
 fn greeting() -> Option<Request> {
@@ -122,7 +206,8 @@ fn open(deadline_ms: u64) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-fn exchange(socket: &OwnedFd, request: &Request, with: Option<i32>, deadline_ms: u64) -> Result<Reply, Errno> {
+fn exchange(socket: i32, request: &Request, with: Option<i32>, deadline_ms: u64) -> Result<Reply, Errno> {
+    let socket = borrow(socket);
     let bytes = request.encode();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -138,6 +223,9 @@ fn exchange(socket: &OwnedFd, request: &Request, with: Option<i32>, deadline_ms:
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     let received = recvmsg(socket, &mut [IoSliceMut::new(&mut answer)], &mut control, flags)?;
+    if received.bytes == 0 {
+        return Err(Errno::CONNRESET);
+    }
     let mut reply = Reply { answer: Answer::Refused { reason: REFUSED }, descriptors: [const { None }; DESCRIPTORS] };
     let mut places = reply.descriptors.iter_mut();
     for message in control.drain() {
@@ -152,11 +240,11 @@ fn exchange(socket: &OwnedFd, request: &Request, with: Option<i32>, deadline_ms:
 /// Stands in a reply until the true answer is there.
 const REFUSED: ksf_accel_proto::message::Refusal = ksf_accel_proto::message::Refusal::Malformed;
 
-fn wait_readable(socket: &OwnedFd, deadline_ms: u64) -> Result<(), Errno> {
+fn wait_readable(socket: BorrowedFd<'_>, deadline_ms: u64) -> Result<(), Errno> {
     loop {
         let left_ms = deadline_ms.saturating_sub(now_ns() / 1_000_000);
         let left = Timespec { tv_sec: (left_ms / 1000) as i64, tv_nsec: (left_ms % 1000 * 1_000_000) as i64 };
-        match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&left)) {
+        match poll(&mut [PollFd::from_borrowed_fd(socket, PollFlags::IN)], Some(&left)) {
             Ok(0) => return Err(Errno::TIMEDOUT),
             Ok(_) => return Ok(()),
             // Signals wait; a debugger may still interrupt.

@@ -211,17 +211,17 @@ hooks! {
 
     /// epoll_wait(2)
     fn epoll_wait(epoll: c_int, events: *mut epoll_event, count: c_int, timeout_ms: c_int) -> c_int {
-        wait::wait(epoll, || real::epoll_wait(epoll, events, count, timeout_ms))
+        wait::wait(epoll, events, || real::epoll_wait(epoll, events, count, timeout_ms))
     }
 
     /// epoll_pwait(2)
     fn epoll_pwait(epoll: c_int, events: *mut epoll_event, count: c_int, timeout_ms: c_int, signals: *const sigset_t) -> c_int {
-        wait::wait(epoll, || real::epoll_pwait(epoll, events, count, timeout_ms, signals))
+        wait::wait(epoll, events, || real::epoll_pwait(epoll, events, count, timeout_ms, signals))
     }
 
     /// epoll_pwait2(2)
     fn epoll_pwait2(epoll: c_int, events: *mut epoll_event, count: c_int, timeout: *const timespec, signals: *const sigset_t) -> c_int {
-        wait::wait(epoll, || real::epoll_pwait2(epoll, events, count, timeout, signals))
+        wait::wait(epoll, events, || real::epoll_pwait2(epoll, events, count, timeout, signals))
     }
 
     /// execve(2)

@@ -26,6 +26,8 @@ pub(crate) struct Process {
     pub(crate) failures: AtomicU32,
     /// `CLOCK_MONOTONIC` (ms): the holder is not asked before.
     pub(crate) ask_again_ms: AtomicU64,
+    /// 1: the connection to the holder is this process's, not its parent's.
+    pub(crate) connected: AtomicU32,
     /// Listeners (a bit for each slot) that this process has told the holder of.
     pub(crate) told: AtomicU64,
     /// Instances (a bit each) that are this process's own; others came with `fork()`.
@@ -99,13 +101,16 @@ pub(crate) fn enter() -> Option<Entered> {
         before
     };
     process.lock();
-    let pid = std::process::id();
-    if process.mark.load(Ordering::Relaxed) == 0 {
-        process.pid.store(pid, Ordering::Relaxed);
-        process.mark.store(1, Ordering::Release);
-    }
+    process.sign();
     let entered = Entered { process, signals, cancelling };
-    (process.pid.load(Ordering::Relaxed) == pid).then_some(entered)
+    process.is_own().then_some(entered)
+}
+
+/// In a `fork()` child: nothing is done but to note who this is, before a `vfork()` child of its own could do that.
+pub(crate) fn forked() {
+    if let Some(process) = process() {
+        process.sign();
+    }
 }
 
 impl Drop for Entered {
@@ -123,6 +128,14 @@ impl Process {
     /// False in a `vfork()` child, which runs in the memory of its parent.
     pub(crate) fn is_own(&self) -> bool {
         self.mark.load(Ordering::Acquire) == 0 || self.pid.load(Ordering::Relaxed) == std::process::id()
+    }
+
+    /// Puts the process id into memory that has none yet.
+    fn sign(&self) {
+        if self.mark.load(Ordering::Relaxed) == 0 {
+            self.pid.store(std::process::id(), Ordering::Relaxed);
+            self.mark.store(1, Ordering::Release);
+        }
     }
 
     /// True where this instance was made by this process.

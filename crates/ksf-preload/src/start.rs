@@ -41,7 +41,7 @@ fn begin(strings: *const *const c_char) -> Option<()> {
     // SAFETY: a string of the environment.
     let value = unsafe { CStr::from_ptr(value) };
     holder::set_address(value.to_bytes())?;
-    let greeted = holder::greet()?;
+    let (greeted, socket) = holder::greet()?;
     let [Some(memory), lifetime] = greeted.descriptors else {
         if greeted.answer == (Answer::Refused { reason: Refusal::Version }) {
             say(Refusal::Version);
@@ -64,11 +64,14 @@ fn begin(strings: *const *const c_char) -> Option<()> {
     }
     environment::remember(strings, value);
     process::begin()?;
-    adopt();
+    let entered = process::enter()?;
+    holder::keep(entered.process, socket);
+    adopt(&entered);
     Some(())
 }
 
 unsafe extern "C" fn forked() {
+    process::forked();
     pin::forked();
 }
 
@@ -100,11 +103,10 @@ fn map<T>(fd: &OwnedFd) -> Option<*mut T> {
 }
 
 /// Learns which descriptors were listeners before this program began.
-fn adopt() {
-    let Some(entered) = process::enter() else { return };
+fn adopt(entered: &process::Entered) {
     for fd in 0..INHERITED_MAX {
         if rustix::net::sockopt::socket_acceptconn(crate::descriptor::borrow(fd)) == Ok(true) {
-            listener::meet(&entered, fd);
+            listener::meet(entered, fd);
         }
     }
 }

@@ -64,6 +64,13 @@ pub(crate) fn set_kind(fd: c_int, kind: Kind) -> bool {
     true
 }
 
+/// A number that was this library's own is so no more: it was closed behind its back.
+pub(crate) fn unmark_own(fd: c_int) {
+    if kind(fd) == Kind::Own {
+        set_kind(fd, Kind::None);
+    }
+}
+
 /// The marked numbers from `first` to `last`, both included.
 pub(crate) fn marked(first: u32, last: u32) -> impl Iterator<Item = (c_int, Kind)> {
     let end = last.saturating_add(1).min(KINDS_END.load(Ordering::Relaxed));
@@ -74,7 +81,7 @@ pub(crate) fn marked(first: u32, last: u32) -> impl Iterator<Item = (c_int, Kind
 pub(crate) struct Descriptor(AtomicI32);
 
 impl Descriptor {
-    const fn none() -> Descriptor {
+    pub(crate) const fn none() -> Descriptor {
         Descriptor(AtomicI32::new(0))
     }
 
@@ -137,6 +144,8 @@ pub(crate) struct Instance {
     pub(crate) cpu: AtomicI32,
     /// Counts calls of `accept()`.
     pub(crate) turn: AtomicU32,
+    /// Listeners (a bit for each slot) whose queue is watched beside the listener.
+    pub(crate) armed: AtomicU64,
     /// For each listener.
     pub(crate) entries: [Entry; LISTENERS_MAX],
 }
@@ -175,6 +184,7 @@ pub(crate) static INSTANCES: [Instance; INSTANCES_MAX] = [const {
         generation: AtomicU32::new(0),
         cpu: AtomicI32::new(0),
         turn: AtomicU32::new(0),
+        armed: AtomicU64::new(0),
         entries: [const {
             Entry {
                 stage: AtomicU32::new(ENTRY_NONE),
@@ -204,6 +214,7 @@ pub(crate) fn new_instance(epoll: Option<c_int>) -> Option<usize> {
     instance.epoll.store(epoll);
     instance.worker.store(0, Ordering::Relaxed);
     instance.cpu.store(0, Ordering::Relaxed);
+    instance.armed.store(0, Ordering::Relaxed);
     instance.used.store(1, Ordering::Release);
     INSTANCES_END.fetch_max(index as u32 + 1, Ordering::Release);
     Some(index)

@@ -5,6 +5,8 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
+use libc::epoll_event;
+
 use crate::process::{now_ns, process};
 use crate::table::{self, INSTANCES, Kind};
 use crate::{pin, worker};
@@ -22,10 +24,22 @@ pub(crate) fn current() -> Option<usize> {
 
 /// Waits, with notes around it if the instance is a worker. Nothing is held while it waits: the thread may be cancelled
 /// there, or jump out of a signal handler.
+///
+/// # Safety
+///
+/// `wait` has written as many events to `events` as it returns.
 #[inline]
-pub(crate) fn wait(epoll: c_int, wait: impl FnOnce() -> c_int) -> c_int {
+pub(crate) unsafe fn wait(epoll: c_int, events: *mut epoll_event, wait: impl FnOnce() -> c_int) -> c_int {
     match table::kind(epoll) {
-        Kind::Epoll(index) => noted(index, wait),
+        Kind::Epoll(index) => {
+            let count = noted(index, wait);
+            if count < 2 {
+                return count;
+            }
+            // SAFETY: handed on from the caller.
+            let events = unsafe { std::slice::from_raw_parts_mut(events, count as usize) };
+            worker::merge(&INSTANCES[index], events) as c_int
+        }
         _ => wait(),
     }
 }

@@ -44,19 +44,48 @@ pub(crate) fn entry(instance: usize, slot: usize) -> Option<&'static Entry> {
     (entry.stage.load(Ordering::Acquire) != ENTRY_NONE).then_some(entry)
 }
 
+/// Makes one event of those of a listener, its queue and the call for help, which all have the program's data: the
+/// program gave up one descriptor, and after its first event may have freed what the data point to. Other descriptors
+/// with the same data may join in: who gives two the same cannot ask which of them it was.
+#[inline]
+pub(crate) fn merge(instance: &Instance, events: &mut [epoll_event]) -> usize {
+    let mut count = events.len();
+    let mut armed = instance.armed.load(Ordering::Relaxed);
+    while armed != 0 && count > 1 {
+        let data = instance.entries[armed.trailing_zeros() as usize].data.load(Ordering::Relaxed);
+        armed &= armed - 1;
+        let is_of = |event: &epoll_event| event.u64 == data;
+        let Some(first) = events[..count].iter().position(is_of) else { continue };
+        let (mut kept, mut all) = (first + 1, events[first].events);
+        for next in first + 1..count {
+            if is_of(&events[next]) {
+                all |= events[next].events;
+            } else {
+                events[kept] = events[next];
+                kept += 1;
+            }
+        }
+        events[first].events = all;
+        count = kept;
+    }
+    count
+}
+
 /// Looks whether the holder still knows the worker; if not, becomes a worker anew.
 #[inline]
 pub(crate) fn renew(index: usize, slot: usize, fd: c_int) {
-    if is_lost(&INSTANCES[index]) {
-        become_new(index, slot, fd);
+    if is_lost(&INSTANCES[index])
+        && let Some(entered) = crate::process::enter()
+    {
+        become_new(&entered, index, slot, fd);
     }
 }
 
 #[cold]
-fn become_new(index: usize, slot: usize, fd: c_int) {
-    let Some(entered) = crate::process::enter() else { return };
+fn become_new(entered: &Entered, index: usize, slot: usize, fd: c_int) {
     let instance = &INSTANCES[index];
-    if !is_lost(instance) {
+    // Where the holder cannot be asked now, the next accept() comes back here.
+    if !is_lost(instance) || !holder::may_ask(entered.process) {
         return;
     }
     instance.worker.store(0, Ordering::Release);
@@ -71,7 +100,7 @@ fn become_new(index: usize, slot: usize, fd: c_int) {
         drop_descriptors(entry);
         let number = entry.listener.load();
         let Some(number) = number.or((other == slot).then_some(fd)) else { continue };
-        let joined = join(&entered, index, other, number);
+        let joined = join(entered, index, other, number);
         match (joined, stood_in) {
             (true, true) => stand_in_or_plain(instance, other, number),
             (true, false) if stage == ENTRY_ARMED => watch(instance, other, entry),
@@ -121,7 +150,10 @@ pub(crate) fn join(entered: &Entered, index: usize, slot: usize, fd: c_int) -> b
     }
     let Some(reply) = reply else { return false };
     let Answer::Done { listener: bit, worker, cpu, generation, .. } = reply.answer else {
-        listener.refused.store(1, Ordering::Relaxed);
+        // A worker that the holder does not know was lost with a connection: accept() will see that, and join anew.
+        if instance.worker.load(Ordering::Relaxed) == 0 {
+            listener.refused.store(1, Ordering::Relaxed);
+        }
         return false;
     };
     let (mut queue, mut rescue) = (None, None);
@@ -234,6 +266,8 @@ fn begin(entered: &Entered, epoll: c_int, fd: c_int, slot: usize, asked: epoll_e
     }
     LISTENERS[slot].mode.store(1, Ordering::Relaxed);
     let index = match table::kind(epoll) {
+        // The parent's, which lives: what it watches is not for the child to change.
+        Kind::Epoll(index) if !entered.process.owns(index) && !is_lost(&INSTANCES[index]) => return None,
         Kind::Epoll(index) => index,
         _ => {
             let index = table::new_instance(Some(epoll))?;
@@ -245,6 +279,9 @@ fn begin(entered: &Entered, epoll: c_int, fd: c_int, slot: usize, asked: epoll_e
             index
         }
     };
+    if is_lost(&INSTANCES[index]) {
+        become_new(entered, index, slot, fd);
+    }
     let entry = &INSTANCES[index].entries[slot];
     if entry.stage.load(Ordering::Relaxed) == ENTRY_ARMED && entry.listener.load() != Some(fd) {
         // Watched already, by another number of the same listener.
@@ -341,6 +378,7 @@ fn watch(instance: &Instance, slot: usize, entry: &Entry) {
     }
     if watched {
         entry.stage.store(ENTRY_ARMED, Ordering::Release);
+        instance.armed.fetch_or(1 << slot, Ordering::Relaxed);
         set_ready(instance, slot, true);
     } else {
         unwatch(instance, entry);
@@ -394,6 +432,7 @@ fn unwatch(instance: &Instance, entry: &Entry) {
     }
     set_ready(instance, slot, false);
     entry.stage.store(ENTRY_JOINED, Ordering::Release);
+    instance.armed.fetch_and(!(1 << slot), Ordering::Relaxed);
     if let Some(inner) = entry.inner.take() {
         descriptor::release(inner);
         return;
@@ -424,6 +463,7 @@ pub(crate) fn end(entered: &Entered, index: usize, instance: &Instance, slot: us
         unwatch(instance, entry);
     }
     drop_descriptors(entry);
+    instance.armed.fetch_and(!(1 << slot), Ordering::Relaxed);
     if owned { instance.worker.load(Ordering::Relaxed).checked_sub(1) } else { None }
 }
 
@@ -465,6 +505,7 @@ pub(crate) fn end_shut(entered: &Entered, slot: usize) {
 
 /// One of the library's own descriptors has another number now.
 pub(crate) fn moved(from: c_int, to: c_int) {
+    holder::moved(from, to);
     for listener in &LISTENERS {
         if listener.stolen.load() == Some(from) {
             listener.stolen.store(Some(to));

@@ -107,10 +107,10 @@ static void do_accept(int actor, int fd, int flags, int four)
 	       status ? " nonblock" : "", descriptor ? " cloexec" : "", own.ss_family == peer.ss_family ? "" : " odd");
 }
 
-static int make_socket(long family, long reuse)
+static int make_socket(long family, long reuse, long port)
 {
 	int fd = socket(family, SOCK_STREAM, 0), one = 1;
-	struct sockaddr_in four = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in four = { .sin_port = htons(port), .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	struct sockaddr_in6 six = { .sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT };
 	struct sockaddr_un local = { .sun_family = AF_UNIX };
 
@@ -199,7 +199,7 @@ static void run(int actor, char *line)
 	event.data.u64 = n[3];
 #define IS(word) (strcmp(name, word) == 0)
 	if (IS("socket"))
-		CALL(make_socket(n[0], n[1]));
+		CALL(make_socket(n[0], n[1], n[2]));
 	else if (IS("listen"))
 		CALL(listen(n[0], n[1]));
 	else if (IS("nonblock"))
@@ -245,7 +245,9 @@ static void run(int actor, char *line)
 	else if (IS("rcvtimeo")) {
 		struct timeval timeout = { n[1] / 1000, n[1] % 1000 * 1000 };
 		CALL(setsockopt(n[0], SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout)));
-	} else if (IS("descriptors"))
+	} else if (IS("pid"))
+		CALL(getpid());
+	else if (IS("descriptors"))
 		list_descriptors(actor);
 	else if (IS("handler")) {
 		struct sigaction action = { .sa_handler = handler, .sa_flags = n[1] ? SA_RESTART : 0 };
@@ -288,11 +290,21 @@ static void run(int actor, char *line)
 		child = IS("fork") ? fork() : syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
 		if (child == 0) {
 			commands[n[0] + ACTORS / 2] = reader;
+			/* The main thread alone writes there, so that its end ends all. */
+			for (int i = 0; i < ACTORS / 2; i++)
+				if (commands[i])
+					syscall(SYS_close, commands[i]);
 			act(n[0]);
 			_exit(0);
 		}
 		syscall(SYS_close, reader);
 		answer_call(actor, child > 0 ? 0 : -1, errno);
+	} else if (IS("orphan")) {
+		/* A child goes on in this one's place. */
+		errno = UNTOUCHED;
+		if (fork() != 0)
+			_exit(0);
+		answer_call(actor, 0, errno);
 	} else if (IS("end")) {
 		/* The command's end of the pipe: the actor reads it to its end. */
 		syscall(SYS_close, commands[n[0]]);
