@@ -9,7 +9,7 @@
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ksf_accel_proto::message::{ANSWER_BYTES, Answer, Request};
@@ -23,7 +23,7 @@ use rustix::net::{
 
 use crate::descriptor::{self, borrow};
 use crate::process::{Process, now_ns};
-use crate::table::{self, Descriptor};
+use crate::table::Descriptor;
 
 /// Until the holder must have answered.
 const LIMIT_MS: u64 = 1000;
@@ -70,56 +70,37 @@ pub(crate) fn set_address(value: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// The connection, of this process or of the one it was forked from. The number alone is not believed: the program may
-/// have closed it by a bare system call and have got it again for a file of its own.
-struct Connection {
-    fd: Descriptor,
-    cookie: AtomicU64,
+/// The connection, of this process or of the one it was forked from.
+static CONNECTION: Descriptor = Descriptor::none();
+
+/// The connection, if this process opened it and it is still what it was.
+fn connection(process: &Process) -> Option<i32> {
+    let fd = CONNECTION.load()?;
+    if process.connected.load(Ordering::Relaxed) == 1 && descriptor::is_intact(fd) {
+        return Some(fd);
+    }
+    disconnect();
+    None
 }
 
-static CONNECTION: Connection = Connection { fd: Descriptor::none(), cookie: AtomicU64::new(0) };
-
-impl Connection {
-    /// The descriptor, if this process opened it and it is still what it was.
-    fn of(&self, process: &Process) -> Option<i32> {
-        let fd = self.fd.load()?;
-        if !self.is_intact(fd) {
-            self.fd.store(None);
-            table::unmark_own(fd);
-            return None;
-        }
-        if process.connected.load(Ordering::Relaxed) == 0 {
-            // The parent's.
-            self.end();
-            return None;
-        }
-        Some(fd)
+fn disconnect() {
+    if let Some(fd) = CONNECTION.take() {
+        descriptor::release(fd);
     }
+}
 
-    fn is_intact(&self, fd: i32) -> bool {
-        sockopt::socket_cookie(borrow(fd)) == Ok(self.cookie.load(Ordering::Relaxed))
-    }
-
-    fn begin(&self, process: &Process, socket: OwnedFd) -> Option<i32> {
-        let cookie = sockopt::socket_cookie(&socket).ok()?;
-        let fd = descriptor::keep(socket);
-        self.cookie.store(cookie, Ordering::Relaxed);
-        self.fd.store(Some(fd));
-        process.connected.store(1, Ordering::Relaxed);
-        Some(fd)
-    }
-
-    fn end(&self) {
-        if let Some(fd) = self.fd.take() {
-            descriptor::release(fd);
-        }
-    }
+/// Takes a socket that was greeted by as this process's connection.
+pub(crate) fn connected(process: &Process, socket: OwnedFd) -> i32 {
+    let fd = descriptor::keep(socket);
+    CONNECTION.store(Some(fd));
+    process.connected.store(1, Ordering::Relaxed);
+    fd
 }
 
 /// The library's descriptor has another number now.
 pub(crate) fn moved(from: i32, to: i32) {
-    if CONNECTION.fd.load() == Some(from) {
-        CONNECTION.fd.store(Some(to));
+    if CONNECTION.load() == Some(from) {
+        CONNECTION.store(Some(to));
     }
 }
 
@@ -146,16 +127,16 @@ pub(crate) fn ask(process: &Process, request: &Request, with: Option<i32>) -> Op
 }
 
 fn ask_until(process: &Process, request: &Request, with: Option<i32>, deadline_ms: u64) -> Option<Reply> {
-    if let Some(fd) = CONNECTION.of(process) {
+    if let Some(fd) = connection(process) {
         match exchange(fd, request, with, deadline_ms) {
             Ok(reply) => return Some(reply),
             // The answer may still come: it must not be taken for that of a later question.
             Err(Errno::TIMEDOUT) => {
-                CONNECTION.end();
+                disconnect();
                 return None;
             }
             // The holder has hung up. It has done nothing of what it was asked for.
-            Err(_) => CONNECTION.end(),
+            Err(_) => disconnect(),
         }
     }
     let socket = open(deadline_ms).ok()?;
@@ -164,25 +145,20 @@ fn ask_until(process: &Process, request: &Request, with: Option<i32>, deadline_m
     if let Answer::Refused { .. } = greeted.answer {
         return Some(greeted);
     }
-    let fd = CONNECTION.begin(process, socket)?;
+    let fd = connected(process, socket);
     let reply = exchange(fd, request, with, deadline_ms);
     if reply.is_err() {
-        CONNECTION.end();
+        disconnect();
     }
     reply.ok()
 }
 
 /// The first word of a process: the answer brings the shared memory and the lifetime memfd, in this order. The socket is
-/// for [`keep`].
+/// for [`connected`].
 pub(crate) fn greet() -> Option<(Reply, OwnedFd)> {
     let deadline_ms = now_ns() / 1_000_000 + LIMIT_MS;
     let socket = open(deadline_ms).ok()?;
     Some((exchange(socket.as_raw_fd(), &greeting()?, None, deadline_ms).ok()?, socket))
-}
-
-/// Takes the socket that was greeted by as this process's connection.
-pub(crate) fn keep(process: &Process, socket: OwnedFd) {
-    CONNECTION.begin(process, socket);
 }
 
 fn greeting() -> Option<Request> {

@@ -42,13 +42,22 @@ fn beside(action: impl FnOnce(&Entered)) {
     set_errno(errno);
 }
 
-/// The program is about to give up what a number stands for.
+/// The program is about to give up what a number stands for. True: [`given_up`] is to be called after it.
 #[inline]
-fn closing(fd: c_int) {
+fn closing(fd: c_int) -> bool {
     match table::kind(fd) {
-        Kind::None | Kind::Own => {}
-        kind => beside(|entered| closed(entered, fd, kind)),
+        Kind::None | Kind::Own => false,
+        kind => {
+            beside(|entered| closed(entered, fd, kind));
+            matches!(kind, Kind::Listener(_))
+        }
     }
+}
+
+/// The program has given up listeners.
+#[cold]
+fn given_up() {
+    beside(listener::tell_closed);
 }
 
 fn closed(entered: &Entered, fd: c_int, kind: Kind) {
@@ -76,10 +85,12 @@ unsafe fn onto(from: c_int, to: c_int, duplicate: impl FnOnce() -> c_int) -> c_i
     }
     if target == Kind::Own {
         beside(|_| descriptor::make_room(to));
-    } else {
-        closing(to);
     }
+    let was_listener = closing(to);
     let result = duplicate();
+    if was_listener {
+        given_up();
+    }
     copied(from, result);
     result
 }
@@ -146,8 +157,12 @@ hooks! {
         if table::kind(fd) == Kind::Own && process().is_some_and(|process| process.is_own()) {
             return fail(libc::EBADF);
         }
-        closing(fd);
-        real::close(fd)
+        let was_listener = closing(fd);
+        let result = real::close(fd);
+        if was_listener {
+            given_up();
+        }
+        result
     }
 
     /// close_range(2)
@@ -157,6 +172,7 @@ hooks! {
             return real::close_range(first, last, flags);
         }
         let result = descriptor::close_range_around(first, last, flags);
+        given_up();
         if result == 0 {
             set_errno(errno);
         }
@@ -171,6 +187,7 @@ hooks! {
             // Before Linux 5.9, libc closes what /proc lists, this library's own as well: they are missed, not trusted.
             real::closefrom(first);
         }
+        given_up();
         set_errno(errno);
     }
 

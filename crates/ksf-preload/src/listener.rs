@@ -38,6 +38,7 @@ pub(crate) fn meet(entered: &Entered, fd: c_int) -> Option<usize> {
     // The number means something else than it did: it was closed where this library could not see it.
     if known.is_some() {
         forget(entered, fd);
+        tell_closed(entered);
     }
     let Some(cookie) = found else {
         table::set_kind(fd, Kind::Foreign);
@@ -100,7 +101,9 @@ fn backlog_of(fd: c_int) -> c_int {
     }
 }
 
-/// The program is about to close a listener's descriptor, or has put something else into its place.
+/// A descriptor of a listener is about to be closed, or something else is to take its number. After the last one the
+/// process listens there no more; the holder is told by [`tell_closed`], when it is done: the holder looks whether the
+/// listener is still there.
 pub(crate) fn forget(entered: &Entered, fd: c_int) {
     let Kind::Listener(slot) = table::kind(fd) else { return };
     table::set_kind(fd, Kind::None);
@@ -108,28 +111,42 @@ pub(crate) fn forget(entered: &Entered, fd: c_int) {
     if listener.descriptors.fetch_sub(1, Ordering::Relaxed) > 1 {
         return;
     }
-    end(entered, slot);
-    listener.cookie.store(0, Ordering::Release);
-}
-
-/// This process listens there no more.
-pub(crate) fn end(entered: &Entered, slot: usize) {
-    let listener = &LISTENERS[slot];
-    let cookie = listener.cookie.load(Ordering::Relaxed);
-    let mut worker = NO_WORKER;
     for (index, instance) in table::instances() {
-        if let Some(ended) = worker::end(entered, index, instance, slot) {
-            worker = ended;
-            holder::ask(entered.process, &Request::Leave { cookie, worker, closed: 1 }, None);
+        if let Some(worker) = worker::end(entered, index, instance, slot) {
+            listener.left[worker as usize / 64].fetch_or(1 << (worker % 64), Ordering::Relaxed);
         }
     }
     if let Some(stolen) = listener.stolen.take() {
         crate::descriptor::release(stolen);
     }
-    // A process that only inherited the listener has nothing to say: most children close what they do not need.
-    let told = entered.process.told.fetch_and(!(1 << slot), Ordering::Relaxed) & (1 << slot) != 0;
-    if told && worker == NO_WORKER {
-        holder::ask(entered.process, &Request::Leave { cookie, worker, closed: 1 }, None);
+    listener.closed.store(1, Ordering::Relaxed);
+}
+
+/// Tells the holder of listeners that [`forget`] has ended, if it knows of them from this process: most children close
+/// what they inherit and do not need.
+pub(crate) fn tell_closed(entered: &Entered) {
+    for (slot, listener) in LISTENERS.iter().enumerate() {
+        if listener.closed.swap(0, Ordering::Relaxed) == 0 {
+            continue;
+        }
+        let cookie = listener.cookie.load(Ordering::Relaxed);
+        let told = entered.process.told.fetch_and(!(1 << slot), Ordering::Relaxed) & (1 << slot) != 0;
+        let mut worker = NO_WORKER;
+        for (word, left) in listener.left.iter().enumerate() {
+            let mut left = left.swap(0, Ordering::Relaxed);
+            while left != 0 {
+                worker = word as u32 * 64 + left.trailing_zeros();
+                left &= left - 1;
+                holder::ask(entered.process, &Request::Leave { cookie, worker, closed: 1 }, None);
+            }
+        }
+        if told && worker == NO_WORKER {
+            holder::ask(entered.process, &Request::Leave { cookie, worker, closed: 1 }, None);
+        }
+        // Met again meanwhile, by a number that was not known.
+        if listener.descriptors.load(Ordering::Relaxed) == 0 {
+            listener.cookie.store(0, Ordering::Release);
+        }
     }
 }
 

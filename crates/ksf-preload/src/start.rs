@@ -65,7 +65,7 @@ fn begin(strings: *const *const c_char) -> Option<()> {
     environment::remember(strings, value);
     process::begin()?;
     let entered = process::enter()?;
-    holder::keep(entered.process, socket);
+    holder::connected(entered.process, socket);
     adopt(&entered);
     Some(())
 }

@@ -6,7 +6,7 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use ksf_accel_proto::state::LISTENERS_MAX;
+use ksf_accel_proto::state::{LISTENERS_MAX, WORKERS_MAX};
 
 /// Descriptors with a higher number are left alone.
 pub(crate) const FDS_MAX: usize = 1 << 16;
@@ -64,13 +64,6 @@ pub(crate) fn set_kind(fd: c_int, kind: Kind) -> bool {
     true
 }
 
-/// A number that was this library's own is so no more: it was closed behind its back.
-pub(crate) fn unmark_own(fd: c_int) {
-    if kind(fd) == Kind::Own {
-        set_kind(fd, Kind::None);
-    }
-}
-
 /// The marked numbers from `first` to `last`, both included.
 pub(crate) fn marked(first: u32, last: u32) -> impl Iterator<Item = (c_int, Kind)> {
     let end = last.saturating_add(1).min(KINDS_END.load(Ordering::Relaxed));
@@ -115,6 +108,10 @@ pub(crate) struct Listener {
     pub(crate) backlog: AtomicI32,
     /// Another worker's queue that was taken from last.
     pub(crate) stolen: Descriptor,
+    /// 1: the last descriptor is being closed, and the holder is to be told.
+    pub(crate) closed: AtomicU32,
+    /// Workers (a bit each) that served it until then.
+    pub(crate) left: [AtomicU64; WORKERS_MAX / 64],
 }
 
 /// The program's listeners.
@@ -127,6 +124,8 @@ pub(crate) static LISTENERS: [Listener; LISTENERS_MAX] = [const {
         mode: AtomicU32::new(0),
         backlog: AtomicI32::new(0),
         stolen: Descriptor::none(),
+        closed: AtomicU32::new(0),
+        left: [const { AtomicU64::new(0) }; WORKERS_MAX / 64],
     }
 }; LISTENERS_MAX];
 

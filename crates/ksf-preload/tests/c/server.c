@@ -22,6 +22,7 @@
 
 static int listener = -1;
 static int reuseport;
+static int begun[2];
 static struct sockaddr_in6 address = { .sin6_family = AF_INET6 };
 
 static void die(const char *what)
@@ -40,17 +41,26 @@ static int make_listener(int blocking)
 	setsockopt(fd, SOL_SOCKET, reuseport ? SO_REUSEPORT : SO_REUSEADDR, &one, sizeof(one));
 	if (bind(fd, (void *)&address, sizeof(address)) != 0)
 		die("bind");
-	if (listen(fd, 1024) != 0)
-		die("listen");
 	/* Others of this server listen on the same port. */
 	getsockname(fd, (void *)&address, &length);
 	return fd;
 }
 
-static void tell_port(void)
+static void do_listen(int fd)
 {
-	char line[16];
-	int length = snprintf(line, sizeof(line), "%d\n", ntohs(address.sin6_port));
+	if (listen(fd, 1024) != 0)
+		die("listen");
+}
+
+/* Port and process group, when all workers have begun. */
+static void tell(int workers)
+{
+	char line[32], byte;
+	int length = snprintf(line, sizeof(line), "%d %d\n", ntohs(address.sin6_port), getpgrp());
+
+	for (int i = 0; i < workers; i++)
+		if (read(begun[0], &byte, 1) != 1)
+			die("a worker");
 
 	if (write(1, line, length) != length)
 		_exit(1);
@@ -188,6 +198,10 @@ static void *work(void *unused)
 	int own = style->reuseport ? make_listener(style->blocking) : listener;
 
 	(void)unused;
+	if (style->reuseport)
+		do_listen(own);
+	if (write(begun[1], "", 1) != 1)
+		_exit(1);
 	srand(getpid());
 	if (style->plain)
 		style->plain(own);
@@ -238,37 +252,27 @@ int main(int count, char **arguments)
 	address.sin6_port = htons(count > 3 ? atoi(arguments[3]) : 0);
 	reuseport = style->reuseport;
 	listener = make_listener(style->blocking);
-	tell_port();
-	/* USER: gives up its rights, as a server on a low port does. */
+	/* Else it only keeps the port: a member of the group that nobody accepts from would swallow connections. */
+	if (!reuseport)
+		do_listen(listener);
+	/* Gives up its rights, as a server on a low port does. */
 	if (getenv("SERVER_UID") && setuid(atoi(getenv("SERVER_UID"))) != 0)
 		die("setuid");
 	if (daemon)
 		become_daemon(daemon);
-	/* Which only chose the port: a member of the group that nobody accepts from would swallow connections. */
-	if (reuseport) {
-		int chosen = listener;
+	if (pipe(begun) != 0)
+		die("pipe");
+	for (int i = 0; i < workers; i++) {
+		pthread_t thread;
 
-		listener = -1;
-		for (int i = 0; i < workers; i++) {
-			pthread_t thread;
-			pid_t child = style->threads ? pthread_create(&thread, NULL, work, NULL) : fork();
-
-			if (!style->threads && child == 0) {
-				close(chosen);
-				work(NULL);
-			}
-		}
-		close(chosen);
-	} else {
-		for (int i = 0; i < workers; i++) {
-			pthread_t thread;
-
-			if (style->threads)
-				pthread_create(&thread, NULL, work, NULL);
-			else if (fork() == 0)
-				work(NULL);
-		}
+		if (style->threads)
+			pthread_create(&thread, NULL, work, NULL);
+		else if (fork() == 0)
+			work(NULL);
 	}
+	tell(workers);
+	if (reuseport)
+		close(listener);
 	for (;;) {
 		/* A master that replaces its workers. */
 		if (style->threads)

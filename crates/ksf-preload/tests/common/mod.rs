@@ -23,7 +23,7 @@ use ksf_accel::{Holder, Level, Options, Started};
 pub(crate) use server::Server;
 
 /// How long the kernel or another process may take; it only ends a test that has failed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Says that a test, or a part of it, does not run. Not by `println!`, which the test runner hides of a test that
 /// passes. In CI a skip is a failure.
@@ -132,7 +132,11 @@ pub(crate) fn ready(holder: &Started) -> Vec<WorkerStatus> {
 }
 
 pub(crate) fn wait_ready(holder: &Started, count: usize) {
-    wait_until(&format!("{count} workers are ready"), || ready(holder).len() == count);
+    let limit = Instant::now() + PATIENCE;
+    while ready(holder).len() != count {
+        assert!(Instant::now() < limit, "never were {count} workers ready: {:#?}", holder.status());
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Connections that wait in queues now.

@@ -11,6 +11,8 @@ use super::{accelerated, compiled};
 pub(crate) struct Server {
     child: Child,
     pub(crate) port: u16,
+    /// Of the processes that serve.
+    group: i32,
 }
 
 impl Server {
@@ -23,13 +25,16 @@ impl Server {
         let mut child = in_own_group(&mut command).spawn().expect("the server starts");
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).unwrap();
-        let port = line.trim().parse().unwrap_or_else(|_| panic!("{style}: no port but {line:?}"));
-        Server { child, port }
+        let numbers: Vec<i32> = line.split_whitespace().map_while(|number| number.parse().ok()).collect();
+        let [port, group] = numbers[..] else { panic!("{style}: no port and group but {line:?}") };
+        Server { child, port: port as u16, group }
     }
 
     /// A server that listens where it was told to.
     pub(crate) fn other(mut command: Command, port: u16) -> Server {
-        Server { child: in_own_group(&mut command).spawn().unwrap_or_else(|error| panic!("{command:?}: {error}")), port }
+        let child = in_own_group(&mut command).spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let group = child.id() as i32;
+        Server { child, port, group }
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -48,9 +53,21 @@ fn in_own_group(command: &mut Command) -> &mut Command {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Its process group is its own: whatever it has forked ends too, unless it has left the group.
-        let group = rustix::process::Pid::from_raw(self.child.id() as i32).expect("a process id");
+        // Its process group is its own: whatever it has forked ends too.
+        let group = rustix::process::Pid::from_raw(self.group).expect("a process group");
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
         let _ = self.child.wait();
+        super::wait_until("the server has ended", || !lives(self.group));
     }
+}
+
+/// True while a process of the group has its memory and its descriptors; what its parent has not waited for has none.
+fn lives(group: i32) -> bool {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let stats = processes.filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok());
+    stats.into_iter().any(|stat| {
+        // After the name: state, parent, process group.
+        let fields: Vec<&str> = stat.rsplit_once(") ").map(|(_, rest)| rest.split(' ').collect()).unwrap_or_default();
+        fields.len() > 2 && fields[0] != "Z" && fields[2] == group.to_string()
+    })
 }
