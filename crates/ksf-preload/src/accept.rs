@@ -77,7 +77,8 @@ fn met(call: Call) -> c_int {
 
 fn of_listener(call: Call, slot: usize) -> c_int {
     let before = errno();
-    let result = match wait::current().filter(|index| worker::entry(*index, slot).is_some()) {
+    let serves = |index: &usize| worker::entry(*index, slot).is_some() || worker::retry(*index, slot, call.fd);
+    let result = match wait::current().filter(serves) {
         Some(index) => {
             worker::renew(index, slot, call.fd);
             by_worker(call, slot, index)

@@ -25,8 +25,9 @@ use crate::descriptor::{self, borrow};
 use crate::process::{Process, now_ns};
 use crate::table::Descriptor;
 
-/// Until the holder must have answered.
-const LIMIT_MS: u64 = 1000;
+/// Until the holder must have answered. Long: on a busy machine it may take a second to have the kernel verify a steering
+/// program, at the first listener.
+const LIMIT_MS: u64 = 5000;
 /// Longest time a holder that failed is left alone.
 const LEFT_ALONE_MAX_MS: u64 = 60_000;
 /// Descriptors that come with an answer.

@@ -39,6 +39,13 @@ pub(crate) fn arrive(process: &Process, index: usize) {
     }
 }
 
+/// The instance has got its CPU while this thread, which waits on it, is at work.
+pub(crate) fn settle(process: &Process, index: usize) {
+    if process.thread[index].load(Ordering::Relaxed) == thread_id() {
+        bind(index);
+    }
+}
+
 fn bind(index: usize) {
     let Some(cpu) = INSTANCES[index].cpu.load(Ordering::Relaxed).checked_sub(1) else { return };
     let Ok(mask) = sched_getaffinity(None) else { return };

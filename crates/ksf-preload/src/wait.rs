@@ -45,11 +45,12 @@ pub(crate) unsafe fn wait(epoll: c_int, events: *mut epoll_event, wait: impl FnO
 }
 
 fn noted(index: usize, wait: impl FnOnce() -> c_int) -> c_int {
-    let (Some(process), Some(worker)) = (process(), worker::shared(&INSTANCES[index])) else { return wait() };
+    let Some(process) = process() else { return wait() };
     if current() != Some(index) {
         CURRENT.set(index as u32 + 1);
         pin::arrive(process, index);
     }
+    let Some(worker) = worker::shared(&INSTANCES[index]) else { return wait() };
     // Several threads may wait on one instance: it is busy when all of them are.
     let waiting = &process.waiting[index];
     waiting.fetch_add(1, Ordering::Relaxed);

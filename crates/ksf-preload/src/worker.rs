@@ -110,6 +110,34 @@ fn become_new(entered: &Entered, index: usize, slot: usize, fd: c_int) {
     }
 }
 
+/// An instance that watches the listener without a queue, because the holder did not answer when it was asked, asks
+/// again. True: it has one now.
+#[cold]
+pub(crate) fn retry(index: usize, slot: usize, fd: c_int) -> bool {
+    let (instance, listener) = (&INSTANCES[index], &LISTENERS[slot]);
+    let entry = &instance.entries[slot];
+    if listener.refused.load(Ordering::Relaxed) != 0 || entry.listener.load() != Some(fd) {
+        return false;
+    }
+    let Some(entered) = process().filter(|process| holder::may_ask(process)).and_then(|_| crate::process::enter())
+    else {
+        return false;
+    };
+    if !entered.process.owns(index) || listener::meet(&entered, fd) != Some(slot) {
+        return false;
+    }
+    if entry.stage.load(Ordering::Relaxed) == ENTRY_NONE && join(&entered, index, slot, fd) {
+        if entry.events.load(Ordering::Relaxed) & libc::EPOLLONESHOT as u32 == 0 {
+            watch(instance, slot, entry);
+        } else if let Some(epoll) = instance.epoll.load() {
+            let _ = epoll::delete(borrow(epoll), borrow(fd));
+            stand_in_or_plain(instance, slot, fd);
+        }
+        pin::settle(entered.process, index);
+    }
+    entry.stage.load(Ordering::Relaxed) != ENTRY_NONE
+}
+
 /// Puts the listener itself into the instance, as the program has asked for it.
 fn add_plain(instance: &Instance, entry: &Entry, fd: c_int) {
     let Some(epoll) = instance.epoll.load() else { return };

@@ -134,7 +134,7 @@ fn a_program_may_listen_on_many_ports() {
     if !own_network() {
         return;
     }
-    let holder = holder();
+    let holder = patient();
     let mut actors = Actors::start(&holder);
     let epoll = actors.number(0, "epoll");
     let listeners: Vec<(i64, u16)> = (0..70).map(|_| actors.listener()).collect();

@@ -12,11 +12,6 @@ fn clients(port: u16, count: usize) -> Vec<Client> {
     (0..count).map(|number| Client::connect(port, (b'a' + number as u8) as char)).collect()
 }
 
-/// A holder that passes nobody over for a while: an actor does nothing between two calls.
-fn patient() -> ksf_accel::Started {
-    holder_with(|options| (options.busy_limit_ns, options.look_ms) = (60_000_000_000, 1000))
-}
-
 fn sorted(names: impl IntoIterator<Item = String>) -> String {
     let mut names: Vec<char> = names.into_iter().flat_map(|names| names.chars().collect::<Vec<_>>()).collect();
     names.sort_unstable();
@@ -49,16 +44,6 @@ fn each_forked_process_has_a_queue_and_none_is_lost() {
     assert!(connected.into_iter().all(Client::was_served));
     let counters = counted(&holder.status().unwrap());
     assert_eq!((counters.accepted_own, counters.steered_local, counters.steered_remote), (20, 20, 0));
-}
-
-fn from_cpu<T: Send>(cpu: usize, make: impl FnOnce() -> T + Send) -> T {
-    std::thread::scope(|scope| {
-        let made = scope.spawn(|| {
-            pin(cpu);
-            make()
-        });
-        made.join().expect("the clients do not panic")
-    })
 }
 
 #[test]

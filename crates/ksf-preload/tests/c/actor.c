@@ -299,6 +299,13 @@ static void run(int actor, char *line)
 		}
 		syscall(SYS_close, reader);
 		answer_call(actor, child > 0 ? 0 : -1, errno);
+	} else if (IS("reexec")) {
+		char *arguments[] = { "actor", NULL };
+		execv("/proc/self/exe", arguments);
+		answer(actor, "failed %s", strerrorname_np(errno));
+	} else if (IS("badexec")) {
+		char *arguments[] = { "actor", NULL };
+		CALL(execv("/nowhere/at/all", arguments));
 	} else if (IS("orphan")) {
 		/* A child goes on in this one's place. */
 		errno = UNTOUCHED;

@@ -111,6 +111,11 @@ pub(crate) fn holder_with(change: impl FnOnce(&mut Options)) -> Started {
     Holder::start(options).expect("a holder starts")
 }
 
+/// A holder that passes nobody over for a while: an actor does nothing between two calls.
+pub(crate) fn patient() -> Started {
+    holder_with(|options| (options.busy_limit_ns, options.look_ms) = (60_000_000_000, 1000))
+}
+
 /// A command under the library, as `ksf accel run` starts it.
 pub(crate) fn accelerated(program: impl AsRef<std::ffi::OsStr>, holder: &Started) -> Command {
     let mut command = Command::new(program);
@@ -156,6 +161,17 @@ pub(crate) fn pin(cpu: usize) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu);
     rustix::thread::sched_setaffinity(None, &set).expect("the CPU is there");
+}
+
+/// What clients do on one CPU.
+pub(crate) fn from_cpu<T: Send>(cpu: usize, action: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            pin(cpu);
+            action()
+        });
+        client.join().expect("the clients do not panic")
+    })
 }
 
 /// The first two CPUs this test may use; `None`: the test is skipped.
