@@ -11,7 +11,7 @@ use rustix::fs::{OFlags, fcntl_getfl};
 
 use crate::descriptor::{self, borrow};
 use crate::errno::{errno, fail, set_errno};
-use crate::process::{enter, now_ns, process};
+use crate::process::{enter, is_on, now_ns, process};
 use crate::table::{self, Entry, INSTANCES, Instance, Kind, LISTENERS};
 use crate::{holder, listener, real, wait, worker};
 
@@ -96,7 +96,7 @@ fn by_worker(call: Call, slot: usize, index: usize) -> c_int {
     let instance = &INSTANCES[index];
     let Some(entry) = worker::entry(index, slot) else { return call.of(call.fd) };
     let turn = instance.turn.fetch_add(1, Ordering::Relaxed);
-    if turn % LISTENER_FIRST == LISTENER_FIRST - 1 {
+    if turn % LISTENER_FIRST == LISTENER_FIRST - 1 || !is_on() {
         let result = from_listener(call, instance, entry);
         if !is_empty(result) {
             return result;
@@ -315,7 +315,7 @@ fn blocked_instance(slot: usize, fd: c_int) -> Option<usize> {
     {
         return Some(index);
     }
-    if LISTENERS[slot].refused.load(Ordering::Relaxed) != 0 {
+    if LISTENERS[slot].refused.load(Ordering::Relaxed) != 0 || !is_on() || !process().is_some_and(holder::may_ask) {
         return None;
     }
     let entered = enter()?;

@@ -56,6 +56,13 @@ pub(crate) fn state() -> Option<&'static State> {
     unsafe { STATE.load(Ordering::Acquire).as_ref() }
 }
 
+/// True while the holder steers. Loaded but off: nothing is done beside the program's own calls, and who has a queue
+/// looks into it last.
+#[inline]
+pub(crate) fn is_on() -> bool {
+    state().is_some_and(|state| state.control.on.load(Ordering::Relaxed) != 0)
+}
+
 pub(crate) fn set_state(state: *mut State) {
     STATE.store(state, Ordering::Release);
 }

@@ -16,7 +16,7 @@ use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
 
 use crate::descriptor::{self, borrow};
-use crate::process::{Entered, process, state, thread_id};
+use crate::process::{Entered, is_on, process, state, thread_id};
 use crate::table::{self, ENTRY_ARMED, ENTRY_JOINED, ENTRY_NONE, Entry, INSTANCES, Instance, Kind, LISTENERS};
 use crate::{holder, listener, pin, real};
 
@@ -110,13 +110,13 @@ fn become_new(entered: &Entered, index: usize, slot: usize, fd: c_int) {
     }
 }
 
-/// An instance that watches the listener without a queue, because the holder did not answer when it was asked, asks
-/// again. True: it has one now.
+/// An instance that watches the listener without a queue, because the holder was off or did not answer when it was
+/// asked, asks again. True: it has one now.
 #[cold]
 pub(crate) fn retry(index: usize, slot: usize, fd: c_int) -> bool {
     let (instance, listener) = (&INSTANCES[index], &LISTENERS[slot]);
     let entry = &instance.entries[slot];
-    if listener.refused.load(Ordering::Relaxed) != 0 || entry.listener.load() != Some(fd) {
+    if listener.refused.load(Ordering::Relaxed) != 0 || entry.listener.load() != Some(fd) || !is_on() {
         return false;
     }
     let Some(entered) = process().filter(|process| holder::may_ask(process)).and_then(|_| crate::process::enter())
@@ -162,7 +162,7 @@ pub(crate) fn join(entered: &Entered, index: usize, slot: usize, fd: c_int) -> b
         return true;
     }
     let usable = state().is_some_and(|state| state.control.version.load(Ordering::Relaxed) == VERSION);
-    if listener.refused.load(Ordering::Relaxed) != 0 || !usable {
+    if listener.refused.load(Ordering::Relaxed) != 0 || !usable || !is_on() {
         return false;
     }
     let request = Request::Join {

@@ -24,12 +24,14 @@ impl Actors {
         Actors::start_as(accelerated(compiled("actor"), holder))
     }
 
+    /// Programs that start it may say something first.
     pub(crate) fn start_as(mut command: Command) -> Actors {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the actor starts");
         let output = BufReader::new(child.stdout.take().expect("a pipe"));
         let (sender, lines) = channel();
         std::thread::spawn(move || {
-            for line in output.lines().map_while(Result::ok) {
+            let is_ours = |line: &String| line.starts_with(|first: char| first.is_ascii_digit());
+            for line in output.lines().map_while(Result::ok).filter(is_ours) {
                 if sender.send(line).is_err() {
                     return;
                 }

@@ -21,12 +21,20 @@ impl Server {
     }
 
     pub(crate) fn start_as(mut command: Command, style: &str, workers: usize, port: u16) -> Server {
-        command.args([style, &workers.to_string(), &port.to_string()]).stdout(Stdio::piped());
-        let mut child = in_own_group(&mut command).spawn().expect("the server starts");
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).unwrap();
-        let numbers: Vec<i32> = line.split_whitespace().map_while(|number| number.parse().ok()).collect();
-        let [port, group] = numbers[..] else { panic!("{style}: no port and group but {line:?}") };
+        command.args([style, &workers.to_string(), &port.to_string()]);
+        Server::start_after(command, style)
+    }
+
+    /// One that is started by another program, which may say something first.
+    pub(crate) fn start_after(mut command: Command, style: &str) -> Server {
+        let mut child = in_own_group(command.stdout(Stdio::piped())).spawn().expect("the server starts");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+        let numbers = |line: String| -> Option<[i32; 2]> {
+            let (port, group) = line.split_once(' ')?;
+            Some([port.parse().ok()?, group.parse().ok()?])
+        };
+        let told = lines.filter_map(numbers).next();
+        let [port, group] = told.unwrap_or_else(|| panic!("{style}: told neither port nor group"));
         Server { child, port: port as u16, group }
     }
 
