@@ -1,8 +1,9 @@
 //! What is said over the holder's socket: `SOCK_SEQPACKET` in the abstract namespace, one request and one answer at a
 //! time per connection, fixed sizes, native byte order (both ends are on one machine).
 //!
-//! A process connects when the library is loaded into it, and again after `fork()` when the child has something to
-//! say: a connection is never used by two processes, because answers would reach the wrong one.
+//! A process connects when the library is loaded into it, and again whenever it has something to say, as it likes: what
+//! it owns belongs to the process (`SO_PEERCRED`), not to the connection. A connection is never used by two processes,
+//! because answers would reach the wrong one.
 //!
 //! | request | descriptors with it | answer's descriptors |
 //! |---|---|---|
@@ -14,7 +15,8 @@
 //!
 //! Rules between the two ends:
 //!
-//! * A connection's workers end with it (and with the process): hang up only to say so.
+//! * A worker ends with Leave of its last listener, with its process, or when the process begins anew ([`Request::Hello`]
+//!   after `exec()`). Threads of a process share its workers; a child of `fork()` has none, and asks for its own.
 //! * Join announces a listener that was never announced, so Listen is a matter of being early.
 //! * The queue that Join answers with is non-blocking. It may be the listener itself (the same `SO_COOKIE`), in a program
 //!   that uses `SO_REUSEPORT`: do not add it to the epoll instance twice.
@@ -47,6 +49,9 @@ pub enum Request {
         token: [u8; 16],
         /// Process id as the process sees it (the holder takes the true one from the socket).
         pid: u32,
+        /// 1: the library has just been loaded into this process. Workers that an earlier program of the process left
+        /// behind, which has become this one by `exec()`, end; their queues are inherited.
+        begins: u32,
     },
     /// The program has called `listen()` on a TCP socket, with success.
     Listen {
@@ -172,8 +177,8 @@ impl Request {
     pub fn encode(&self) -> [u8; REQUEST_BYTES] {
         let mut out = Writer::new();
         match *self {
-            Request::Hello { version, token, pid } => {
-                out.u32(1).u32(version).bytes(&token).u32(pid);
+            Request::Hello { version, token, pid, begins } => {
+                out.u32(1).u32(version).bytes(&token).u32(pid).u32(begins);
             }
             Request::Listen { cookie, backlog } => {
                 out.u32(2).u64(cookie).u32(backlog as u32);
@@ -195,7 +200,7 @@ impl Request {
     pub fn decode(bytes: &[u8]) -> Option<Request> {
         let mut input = Reader::new(bytes.try_into().ok()?);
         Some(match input.u32() {
-            1 => Request::Hello { version: input.u32(), token: input.token(), pid: input.u32() },
+            1 => Request::Hello { version: input.u32(), token: input.token(), pid: input.u32(), begins: input.u32() },
             2 => Request::Listen { cookie: input.u64(), backlog: input.u32() as i32 },
             3 => Request::Join { cookie: input.u64(), worker: input.u32(), tid: input.u32(), cpu: input.u32() as i32 },
             4 => Request::Leave { cookie: input.u64(), worker: input.u32(), closed: input.u32() },
@@ -301,7 +306,7 @@ mod tests {
     #[test]
     fn every_request_comes_out_as_it_went_in() {
         let requests = [
-            Request::Hello { version: 7, token: [0xab; 16], pid: u32::MAX },
+            Request::Hello { version: 7, token: [0xab; 16], pid: u32::MAX, begins: 1 },
             Request::Listen { cookie: u64::MAX - 1, backlog: -1 },
             Request::Join { cookie: 3, worker: NO_WORKER, tid: 9, cpu: -1 },
             Request::Leave { cookie: 1 << 40, worker: 255, closed: 1 },

@@ -34,6 +34,30 @@ pub(crate) fn set_option(socket: BorrowedFd<'_>, level: i32, name: i32, value: &
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Process id of who connected a Unix socket, 0 where this process namespace does not show it.
+pub(crate) fn peer_pid(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    // `struct ucred`: pid, uid, gid.
+    let credentials = option(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, size_of::<libc::ucred>())?;
+    let pid = credentials.get(..4).and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes);
+    pid.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// A pidfd of who connected a Unix socket. The kernel knows it since 6.5; before, it is found by its id, which may be
+/// another's already.
+pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>, pid: u32) -> io::Result<OwnedFd> {
+    // asm-generic/socket.h
+    const SO_PEERPIDFD: i32 = 77;
+    match option_i32(socket, libc::SOL_SOCKET, SO_PEERPIDFD) {
+        // SAFETY: the kernel has just made this descriptor for us.
+        Ok(fd) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
+            let pid = rustix::process::Pid::from_raw(pid as i32).ok_or(io::ErrorKind::NotFound)?;
+            Ok(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)
+        }
+        Err(error) => Err(error),
+    }
+}
+
 /// The classic filter that `SO_ATTACH_FILTER` gave the socket; empty: none. `EACCES`: it has an eBPF filter.
 pub(crate) fn filter(socket: BorrowedFd<'_>) -> io::Result<Vec<libc::sock_filter>> {
     // Number of SO_GET_FILTER (asm-generic/socket.h). Its length counts instructions, not bytes.

@@ -11,45 +11,37 @@ use common::*;
 use ksf_accel::{Level, run, status};
 use ksf_accel_proto::message::{NO_WORKER, REQUEST_BYTES};
 
-/// Set where a helper below is run by a test, not by hand.
-const HELPER: &str = "KSF_ACCEL_TEST_HELPER";
-
-fn is_helper() -> bool {
-    std::env::var_os(HELPER).is_some()
-}
-
-/// One of the helpers below as a process in this thread's network namespace.
-fn helper(name: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", name, "--ignored", "--nocapture"]).env(HELPER, "1");
-    command
-}
-
 #[test]
 fn a_stalled_workers_connections_are_taken_by_another() {
     let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
     for level in [Level::SkLookup, Level::SkReuseport, Level::ClassicBpf, Level::IncomingCpu] {
-        let holder = start_at(level);
+        let holder = start_with(|options| (options.level, options.look_ms) = (Some(level), 5));
+        assert_eq!(holder.level(), level);
         let library = Library::hello(&holder);
         let own = listener("127.0.0.1:0");
         let (stuck, other) = (library.ready(&own, a as i32), library.ready(&own, b as i32));
-        wait_until("the mechanism knows", || {
-            let _probe = connect_from(a, own.local_addr().unwrap(), 1);
-            let _ = accept_all(&other.queue).len() + accept_all(&own).len();
-            !library.accept_own(&stuck).is_empty()
+        // The stuck worker takes none of them, wherever they go.
+        let mut clients = Vec::new();
+        wait_until("some wait for the stuck worker", || {
+            clients.extend(connect_from(a, own.local_addr().unwrap(), 5));
+            readable(&stuck.queue)
         });
-        let clients = connect_from(a, own.local_addr().unwrap(), 20);
         wait_until("the other is woken", || readable(&other.rescue));
         let stalled = || library.worker(stuck.worker).stalled.load(SeqCst) == 1;
         wait_until("the worker is marked", stalled);
-        let mut taken = Vec::new();
+        let (mut taken, mut stolen) = (Vec::new(), 0);
         wait_until("all are taken", || {
+            taken.extend(accept_all(&other.queue));
+            taken.extend(accept_all(&own));
             if let Some((from, queue)) = library.steal(cookie(&own), other.worker) {
                 assert_eq!(from, stuck.worker);
-                taken.extend(accept_all(&queue));
+                let queue = accept_all(&queue);
+                stolen += queue.len();
+                taken.extend(queue);
             }
             taken.len() == clients.len()
         });
+        assert!(stolen > 0, "{level:?}");
         assert_eq!(library.steal(cookie(&own), other.worker).map(|it| it.0), None, "{level:?}");
         let status = holder.status().unwrap();
         assert!(status.stalls > 0 && status.rescues > 0, "{level:?}: {status:?}");
@@ -62,13 +54,13 @@ fn a_stalled_workers_connections_are_taken_by_another() {
 fn a_killed_workers_queue_is_rescued_and_then_inherited() {
     let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
     let holder = start();
-    let (dying, living) = (Library::hello(&holder), Library::hello(&holder));
+    let living = Library::hello(&holder);
     let own = listener("127.0.0.1:0");
-    let (on_a, on_b) = (dying.ready(&own, a as i32), living.ready(&own, b as i32));
+    let dying = Process::joins(&holder, &own, a as i32, 1);
+    let index = wait_for_workers(&holder, 1)[0].index;
+    let on_b = living.ready(&own, b as i32);
     let mut clients = connect_from(a, own.local_addr().unwrap(), 30);
-    assert!(readable(&on_a.queue));
-    let index = on_a.worker;
-    drop((dying, on_a));
+    drop(dying);
     wait_until("the other is woken", || readable(&on_b.rescue));
     let (from, queue) = living.steal(cookie(&own), on_b.worker).expect("a queue");
     assert_eq!(from, index);
@@ -127,11 +119,30 @@ fn helper_joins_and_forks() {
     std::thread::park();
 }
 
-fn hello_by_environment() -> Library {
-    let address = std::env::var("HOLDER").unwrap();
-    let (name, token) = address.rsplit_once(':').unwrap();
-    let token = u128::from_str_radix(token, 16).unwrap().to_be_bytes();
-    Library::hello_to(name, token)
+#[test]
+fn workers_belong_to_the_process_until_it_begins_anew() {
+    if !own_network() {
+        return;
+    }
+    let holder = start();
+    let own = listener("127.0.0.1:0");
+    let cpu = cpus()[0] as i32;
+    // A connection for each question, as the library has it.
+    let first = Library::hello(&holder).ready(&own, cpu).worker;
+    let second = Library::hello(&holder).ready(&own, cpu).worker;
+    let library = Library::hello(&holder);
+    let joined = library.join(&own, first, cpu).expect("it is this process's");
+    assert_eq!(joined.worker, first);
+    assert!(matches!(library.leave(cookie(&own), second, false), ksf_accel_proto::message::Answer::Done { .. }));
+    let indexes = || holder.status().unwrap().workers.iter().map(|worker| worker.index).collect::<Vec<_>>();
+    assert_eq!(indexes(), [first]);
+    // exec(): the process is the same, its descriptors and its promise to serve are gone.
+    let _clients = connect_from(cpu as usize, own.local_addr().unwrap(), 3);
+    let anew = Library::hello_as(holder.name(), holder.token(), 1);
+    assert!(indexes().is_empty());
+    let heir = anew.ready(&own, cpu);
+    assert_eq!((heir.worker, anew.accept_own(&heir).len()), (first, 3));
+    assert_eq!(heir.generation, joined.generation + 1);
 }
 
 #[test]

@@ -13,8 +13,9 @@ use rustix::net::{
 };
 
 use super::{Holder, Kind, data};
+use crate::sys;
 
-/// Connections at a time. A process has one; a fork adds one.
+/// Connections at a time. A process has one or two, as a rule only while it asks.
 const CONNS_MAX: usize = 4096;
 /// Connections that have not said Hello. It is the first thing that is said, so older ones are not of the library.
 const STRANGERS_MAX: usize = 32;
@@ -97,6 +98,7 @@ impl AsFd for ProgramSocket {
 /// A process of the program, as far as it is connected.
 pub(super) struct Conn {
     pub(super) socket: OwnedFd,
+    /// Who connected; 0: a process that this process namespace does not show.
     pub(super) pid: u32,
     /// It has shown the token.
     pub(super) known: bool,
@@ -134,7 +136,7 @@ impl Holder {
                 }
                 Err(_) => return,
             };
-            let Ok(peer) = rustix::net::sockopt::socket_peercred(&socket) else { continue };
+            let Ok(pid) = sys::peer_pid(socket.as_fd()) else { continue };
             if self.conns.len() >= CONNS_MAX && !self.drop_stranger() {
                 continue;
             }
@@ -146,7 +148,6 @@ impl Holder {
             if epoll::add(&self.epoll, &socket, data(Kind::Conn, number), EventFlags::IN).is_err() {
                 continue;
             }
-            let pid = peer.pid.as_raw_nonzero().get() as u32;
             self.conns.insert(number, Conn { socket, pid, known: false, same_pids: false });
         }
     }
@@ -176,14 +177,10 @@ impl Holder {
         }
     }
 
-    /// Ends a connection and the workers that came by it.
+    /// Ends a connection; the workers of its process stay.
     pub(super) fn hang_up(&mut self, number: u64) {
-        let Some(conn) = self.conns.remove(&number) else { return };
-        let _ = epoll::delete(&self.epoll, &conn.socket);
-        for worker in 0..self.workers.len() {
-            if self.workers[worker].as_ref().is_some_and(|worker| worker.conn == number) {
-                self.free_worker(worker);
-            }
+        if let Some(conn) = self.conns.remove(&number) {
+            let _ = epoll::delete(&self.epoll, &conn.socket);
         }
     }
 

@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags};
 
 /// Between two looks at the lock, once no known process lives. A lock that is given back wakes nobody.
@@ -49,6 +50,14 @@ impl Lifetime {
 
     pub(super) fn knows(&self, pid: u32) -> bool {
         self.processes.contains_key(&pid)
+    }
+
+    /// The process with this id has ended, though that has not been handled yet.
+    pub(super) fn has_ended(&self, pid: u32) -> bool {
+        let Some(pidfd) = self.processes.get(&pid) else { return false };
+        let mut poll = [PollFd::new(pidfd, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut poll, Some(&now)).is_ok_and(|count| count > 0)
     }
 
     pub(super) fn add(&mut self, pid: u32, pidfd: OwnedFd) {

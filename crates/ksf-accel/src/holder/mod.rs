@@ -208,7 +208,11 @@ impl Holder {
         match data >> NUMBER_BITS {
             kind if kind == Kind::Program as u64 => self.accept_conns(),
             kind if kind == Kind::Conn as u64 => self.serve(number),
-            kind if kind == Kind::Process as u64 => self.process_ended(number as u32),
+            // The id may have got a new owner since the kernel said so.
+            kind if kind == Kind::Process as u64 && (number == 0 || self.lifetime.has_ended(number as u32)) => {
+                self.process_ended(number as u32);
+            }
+            kind if kind == Kind::Process as u64 => {}
             kind if kind == Kind::Queue as u64 => self.pulse.beat(Instant::now()),
             kind if kind == Kind::Status as u64 => self.accept_status(),
             kind if kind == Kind::StatusConn as u64 => self.serve_status(number),

@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Instant;
 
 use ksf_accel_proto::message::{Answer, NO_WORKER, Refusal, Request};
-use ksf_accel_proto::state::{VERSION, WORKERS_MAX};
+use ksf_accel_proto::state::VERSION;
 use rustix::event::epoll::{self, EventFlags};
-use rustix::process::{Pid, PidfdFlags};
 
 use super::conn::Reply;
 use super::listener::Queue;
 use super::{Holder, Kind, data};
+use crate::sys;
 
 const DONE: Answer = Answer::Done { listener: 0, worker: 0, cpu: -1, generation: 0, found: 0 };
 
@@ -20,7 +20,7 @@ impl Holder {
     pub(super) fn answer(&mut self, conn: u64, request: Request, files: Vec<OwnedFd>) -> Reply {
         let file = files.first().map(AsFd::as_fd);
         let result = match request {
-            Request::Hello { version, token, pid } => self.hello(conn, version, &token, pid),
+            Request::Hello { version, token, pid, begins } => self.hello(conn, version, &token, pid, begins != 0),
             Request::Listen { cookie, backlog } => {
                 file.ok_or(Refusal::Malformed).and_then(|socket| self.listen(socket, cookie, backlog)).map(|listener| {
                     done(Answer::Done { listener: listener as u32, worker: 0, cpu: -1, generation: 0, found: 0 })
@@ -30,25 +30,40 @@ impl Holder {
                 file.ok_or(Refusal::Malformed).and_then(|socket| self.join(conn, socket, cookie, worker, tid, cpu))
             }
             Request::Leave { cookie, worker, closed } => self.leave(conn, cookie, worker, closed != 0),
-            Request::Steal { cookie, worker } => self.steal(conn, cookie, worker),
+            Request::Steal { cookie, worker } => self.steal(cookie, worker),
         };
         // Something happens in the program: look soon, and often for a while.
         self.pulse.beat(Instant::now());
         result.unwrap_or_else(Reply::refused)
     }
 
-    fn hello(&mut self, number: u64, version: u32, token: &[u8; 16], seen_pid: u32) -> Result<Reply, Refusal> {
+    fn hello(
+        &mut self,
+        number: u64,
+        version: u32,
+        token: &[u8; 16],
+        seen_pid: u32,
+        begins: bool,
+    ) -> Result<Reply, Refusal> {
         if !same(token, &self.program_socket.address.token) {
             return Err(Refusal::Token);
         }
         if version != VERSION {
             return Err(Refusal::Version);
         }
-        let pid = self.conns.get(&number).ok_or(Refusal::Malformed)?.pid;
+        let conn = self.conns.get(&number).ok_or(Refusal::Malformed)?;
+        let pid = conn.pid;
+        // Ids are used again, and the end of the last owner may not have been told yet.
+        let is_another = self.lifetime.has_ended(pid);
+        if is_another {
+            self.process_ended(pid);
+        } else if begins {
+            self.free_workers_of(pid);
+        }
+        let conn = self.conns.get(&number).ok_or(Refusal::Malformed)?;
         if !self.lifetime.knows(pid) {
-            let id = Pid::from_raw(pid as i32).ok_or(Refusal::Malformed)?;
             // A process that is gone already has nothing to be told.
-            let pidfd = rustix::process::pidfd_open(id, PidfdFlags::empty()).map_err(|_| Refusal::Malformed)?;
+            let pidfd = sys::peer_pidfd(conn.socket.as_fd(), pid).map_err(|_| Refusal::Malformed)?;
             epoll::add(&self.epoll, &pidfd, data(Kind::Process, pid.into()), EventFlags::IN)
                 .map_err(|_| Refusal::Full)?;
             self.lifetime.add(pid, pidfd);
@@ -122,9 +137,10 @@ impl Holder {
         Ok(done(DONE))
     }
 
-    fn steal(&mut self, conn: u64, cookie: u64, worker: u32) -> Result<Reply, Refusal> {
+    fn steal(&mut self, cookie: u64, worker: u32) -> Result<Reply, Refusal> {
         let index = self.find(cookie).ok_or(Refusal::Unknown)?;
-        let thief = self.own_worker(conn, worker)?;
+        // Also of a worker that the process has from its parent: what it takes would otherwise wait.
+        let thief = self.live_worker(worker)?;
         let Some(victim) = self.find_unserved(index, thief) else {
             return Ok(done(DONE));
         };
@@ -176,11 +192,16 @@ impl Holder {
         found
     }
 
-    /// The index, if it is a worker of this connection.
+    /// The index, if it is a worker of this connection's process.
     fn own_worker(&self, conn: u64, worker: u32) -> Result<usize, Refusal> {
+        let index = self.live_worker(worker)?;
+        let pid = self.conns.get(&conn).map(|conn| conn.pid);
+        if self.workers[index].as_ref().map(|worker| worker.pid) == pid { Ok(index) } else { Err(Refusal::Malformed) }
+    }
+
+    fn live_worker(&self, worker: u32) -> Result<usize, Refusal> {
         let index = worker as usize;
-        let is_own = index < WORKERS_MAX && self.workers[index].as_ref().is_some_and(|worker| worker.conn == conn);
-        if is_own { Ok(index) } else { Err(Refusal::Malformed) }
+        if self.workers.get(index).is_some_and(Option::is_some) { Ok(index) } else { Err(Refusal::Malformed) }
     }
 }
 

@@ -11,8 +11,7 @@ use crate::status::Counters;
 
 /// An epoll instance, or a thread that blocks in `accept()`.
 pub(super) struct Worker {
-    /// The connection it came by. It ends with that.
-    pub(super) conn: u64,
+    /// Its process. It ends with that.
     pub(super) pid: u32,
     pub(super) tid: u32,
     pub(super) cpu: Option<u32>,
@@ -44,7 +43,7 @@ impl Holder {
         place.cpu.store(cpu.map_or(NO_CPU, |cpu| cpu as i32), Relaxed);
         place.generation.fetch_add(1, Relaxed);
         place.pid.store(pid, Release);
-        self.workers[index] = Some(Worker { conn, pid, tid, cpu, joined: 0 });
+        self.workers[index] = Some(Worker { pid, tid, cpu, joined: 0 });
         let end = self.workers.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
         state.control.workers_end.fetch_max(end as u32, Relaxed);
         if let Some(cpu) = cpu {
@@ -82,6 +81,15 @@ impl Holder {
         // A connection can outlive its process in the hands of a child.
         for conn in conns {
             self.hang_up(conn);
+        }
+        self.free_workers_of(pid);
+    }
+
+    pub(super) fn free_workers_of(&mut self, pid: u32) {
+        for worker in 0..self.workers.len() {
+            if self.workers[worker].as_ref().is_some_and(|worker| worker.pid == pid) {
+                self.free_worker(worker);
+            }
         }
     }
 

@@ -75,6 +75,8 @@ pub(crate) fn folder() -> PathBuf {
 
 pub(crate) fn options() -> Options {
     let mut options = Options::default();
+    // Workers of tests let connections wait, which is not to be taken for a stall.
+    options.look_ms = 1000;
     options.status_folder = Some(folder());
     options
 }
@@ -90,7 +92,13 @@ pub(crate) fn start_with(change: impl FnOnce(&mut Options)) -> Started {
 }
 
 pub(crate) fn start_at(level: Level) -> Started {
-    let holder = start_with(|options| options.level = Some(level));
+    let holder = start_with(|options| {
+        options.level = Some(level);
+        if matches!(level, Level::ClassicBpf | Level::IncomingCpu) {
+            // They are told who is ready at a look.
+            options.look_ms = 100;
+        }
+    });
     assert_eq!(holder.level(), level, "{:?}", holder.refused());
     holder
 }
@@ -130,8 +138,13 @@ impl Library {
     }
 
     pub(crate) fn hello_to(name: &str, token: [u8; 16]) -> Self {
+        Self::hello_as(name, token, 0)
+    }
+
+    /// `begins`: 1 as a library does that has just been loaded.
+    pub(crate) fn hello_as(name: &str, token: [u8; 16], begins: u32) -> Self {
         let socket = connect(name);
-        let hello = Request::Hello { version: VERSION, token, pid: std::process::id() };
+        let hello = Request::Hello { version: VERSION, token, pid: std::process::id(), begins };
         let (answer, files) = ask(socket.as_fd(), &hello.encode(), &[]).expect("the holder answers");
         assert!(matches!(answer, Answer::Done { .. }), "{answer:?}");
         let [state, lifetime]: [OwnedFd; 2] = files.try_into().expect("state and lifetime");
@@ -222,6 +235,84 @@ impl Library {
         self.worker(place.worker).accepted_own.fetch_add(streams.len() as u64, Relaxed);
         streams
     }
+}
+
+/// Another process of the program, with workers. It is killed when this is dropped.
+pub(crate) struct Process {
+    child: std::process::Child,
+}
+
+impl Process {
+    /// Starts one that joins `workers` times, with all of them ready. [`wait_for_workers`] says when it has.
+    pub(crate) fn joins(holder: &Started, listener: &TcpListener, cpu: i32, workers: usize) -> Self {
+        let child = helper("common::helper_joins")
+            .env("HOLDER", holder.environment())
+            .env("JOINS", format!("{cpu} {workers}"))
+            .stdin(listener.try_clone().map(OwnedFd::from).unwrap())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        Self { child }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.child.kill().expect("it has not been waited for");
+        self.child.wait().expect("it is ours");
+    }
+}
+
+#[test]
+#[ignore = "a part of other tests"]
+fn helper_joins() {
+    if !is_helper() {
+        return;
+    }
+    // SAFETY: no memory is involved. Ends with the thread of the test that has started it.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    let library = hello_by_environment();
+    let listener = TcpListener::from(io::stdin().as_fd().try_clone_to_owned().unwrap());
+    let joins = std::env::var("JOINS").unwrap();
+    let (cpu, workers) = joins.split_once(' ').unwrap();
+    let _places: Vec<Place> =
+        (0..workers.parse().unwrap()).map(|_: usize| library.ready(&listener, cpu.parse().unwrap())).collect();
+    thread::park();
+}
+
+/// The workers of the program, as soon as there are so many and all are ready.
+pub(crate) fn wait_for_workers(holder: &Started, count: usize) -> Vec<ksf_accel::status::WorkerStatus> {
+    let mut workers = Vec::new();
+    wait_until("the workers are there", || {
+        workers = holder.status().unwrap().workers;
+        workers.len() == count && workers.iter().all(|worker| !worker.ready.is_empty())
+    });
+    workers
+}
+
+/// Set where a helper is run by a test, not by hand.
+pub(crate) const HELPER: &str = "KSF_ACCEL_TEST_HELPER";
+
+pub(crate) fn is_helper() -> bool {
+    std::env::var_os(HELPER).is_some()
+}
+
+/// A helper of this test binary as a process in this thread's network namespace.
+pub(crate) fn helper(name: &str) -> std::process::Command {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--ignored", "--nocapture"]).env(HELPER, "1");
+    command
+}
+
+pub(crate) fn hello_by_environment() -> Library {
+    let address = std::env::var("HOLDER").unwrap();
+    let (name, token) = address.rsplit_once(':').unwrap();
+    let token = u128::from_str_radix(token, 16).unwrap().to_be_bytes();
+    Library::hello_to(name, token)
 }
 
 pub(crate) fn connect(name: &str) -> OwnedFd {
