@@ -1,14 +1,15 @@
 //! Questions to the holder.
 //!
-//! A process has one connection, for as long as it lives: the holder takes its end for the end of the process's workers.
-//! A child finds its parent's connection among its descriptors, closes it, and opens its own when it has a question.
+//! A connection lasts for one question: what a process owns, the holder knows by the process. Questions are rare, and a
+//! connection that stays would be one more descriptor for the program to close by mistake, to share with a child, or to
+//! leave behind.
 //!
 //! A question has a time limit, and whoever fails to answer is left alone for a while: 1 s, 2 s, 4 s, ... The program
 //! is held up for at most [`LIMIT_MS`] each time.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -21,9 +22,8 @@ use rustix::net::{
     SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg, socket_with, sockopt,
 };
 
-use crate::descriptor::{self, borrow};
+use crate::descriptor::borrow;
 use crate::process::{Process, now_ns};
-use crate::table::Descriptor;
 
 /// Until the holder must have answered. Long: on a busy machine it may take a second to have the kernel verify a steering
 /// program, at the first listener.
@@ -71,40 +71,6 @@ pub(crate) fn set_address(value: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// The connection, of this process or of the one it was forked from.
-static CONNECTION: Descriptor = Descriptor::none();
-
-/// The connection, if this process opened it and it is still what it was.
-fn connection(process: &Process) -> Option<i32> {
-    let fd = CONNECTION.load()?;
-    if process.connected.load(Ordering::Relaxed) == 1 && descriptor::is_intact(fd) {
-        return Some(fd);
-    }
-    disconnect();
-    None
-}
-
-fn disconnect() {
-    if let Some(fd) = CONNECTION.take() {
-        descriptor::release(fd);
-    }
-}
-
-/// Takes a socket that was greeted by as this process's connection.
-pub(crate) fn connected(process: &Process, socket: OwnedFd) -> i32 {
-    let fd = descriptor::keep(socket);
-    CONNECTION.store(Some(fd));
-    process.connected.store(1, Ordering::Relaxed);
-    fd
-}
-
-/// The library's descriptor has another number now.
-pub(crate) fn moved(from: i32, to: i32) {
-    if CONNECTION.load() == Some(from) {
-        CONNECTION.store(Some(to));
-    }
-}
-
 /// True unless the holder has failed so lately that it is left alone.
 pub(crate) fn may_ask(process: &Process) -> bool {
     now_ns() / 1_000_000 >= process.ask_again_ms.load(Ordering::Relaxed)
@@ -116,7 +82,7 @@ pub(crate) fn ask(process: &Process, request: &Request, with: Option<i32>) -> Op
         return None;
     }
     let deadline_ms = now_ns() / 1_000_000 + LIMIT_MS;
-    let reply = ask_until(process, request, with, deadline_ms);
+    let reply = ask_until(request, with, deadline_ms);
     if reply.is_some() {
         process.failures.store(0, Ordering::Relaxed);
     } else {
@@ -127,45 +93,30 @@ pub(crate) fn ask(process: &Process, request: &Request, with: Option<i32>) -> Op
     reply
 }
 
-fn ask_until(process: &Process, request: &Request, with: Option<i32>, deadline_ms: u64) -> Option<Reply> {
-    if let Some(fd) = connection(process) {
-        match exchange(fd, request, with, deadline_ms) {
-            Ok(reply) => return Some(reply),
-            // The answer may still come: it must not be taken for that of a later question.
-            Err(Errno::TIMEDOUT) => {
-                disconnect();
-                return None;
-            }
-            // The holder has hung up. It has done nothing of what it was asked for.
-            Err(_) => disconnect(),
-        }
-    }
-    let socket = open(deadline_ms).ok()?;
+fn ask_until(request: &Request, with: Option<i32>, deadline_ms: u64) -> Option<Reply> {
     // The greeting's answer brings memory that this process has.
-    let greeted = exchange(socket.as_raw_fd(), &greeting()?, None, deadline_ms).ok()?;
-    if let Answer::Refused { .. } = greeted.answer {
-        return Some(greeted);
+    let (greeted, socket) = greet_until(false, deadline_ms)?;
+    match greeted.answer {
+        Answer::Done { .. } => exchange(&socket, request, with, deadline_ms).ok(),
+        Answer::Refused { .. } => Some(greeted),
     }
-    let fd = connected(process, socket);
-    let reply = exchange(fd, request, with, deadline_ms);
-    if reply.is_err() {
-        disconnect();
-    }
-    reply.ok()
 }
 
-/// The first word of a process: the answer brings the shared memory and the lifetime memfd, in this order. The socket is
-/// for [`connected`].
-pub(crate) fn greet() -> Option<(Reply, OwnedFd)> {
-    let deadline_ms = now_ns() / 1_000_000 + LIMIT_MS;
+/// The first word of a program: the answer brings the shared memory and the lifetime memfd, in this order.
+pub(crate) fn greet() -> Option<Reply> {
+    Some(greet_until(true, now_ns() / 1_000_000 + LIMIT_MS)?.0)
+}
+
+fn greet_until(begins: bool, deadline_ms: u64) -> Option<(Reply, OwnedFd)> {
     let socket = open(deadline_ms).ok()?;
-    Some((exchange(socket.as_raw_fd(), &greeting()?, None, deadline_ms).ok()?, socket))
+    let reply = exchange(&socket, &greeting(begins)?, None, deadline_ms).ok()?;
+    Some((reply, socket))
 }
 
-fn greeting() -> Option<Request> {
+fn greeting(begins: bool) -> Option<Request> {
     // SAFETY: written before `known` was set, and never again.
     let inner = ADDRESS.known.load(Ordering::Acquire).then(|| unsafe { &*ADDRESS.inner.get() })?;
-    Some(Request::Hello { version: VERSION, token: inner.2, pid: std::process::id() })
+    Some(Request::Hello { version: VERSION, token: inner.2, pid: std::process::id(), begins: begins.into() })
 }
 
 fn open(deadline_ms: u64) -> Result<OwnedFd, Errno> {
@@ -183,8 +134,7 @@ fn open(deadline_ms: u64) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-fn exchange(socket: i32, request: &Request, with: Option<i32>, deadline_ms: u64) -> Result<Reply, Errno> {
-    let socket = borrow(socket);
+fn exchange(socket: &OwnedFd, request: &Request, with: Option<i32>, deadline_ms: u64) -> Result<Reply, Errno> {
     let bytes = request.encode();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -217,11 +167,11 @@ fn exchange(socket: i32, request: &Request, with: Option<i32>, deadline_ms: u64)
 /// Stands in a reply until the true answer is there.
 const REFUSED: ksf_accel_proto::message::Refusal = ksf_accel_proto::message::Refusal::Malformed;
 
-fn wait_readable(socket: BorrowedFd<'_>, deadline_ms: u64) -> Result<(), Errno> {
+fn wait_readable(socket: &OwnedFd, deadline_ms: u64) -> Result<(), Errno> {
     loop {
         let left_ms = deadline_ms.saturating_sub(now_ns() / 1_000_000);
         let left = Timespec { tv_sec: (left_ms / 1000) as i64, tv_nsec: (left_ms % 1000 * 1_000_000) as i64 };
-        match poll(&mut [PollFd::from_borrowed_fd(socket, PollFlags::IN)], Some(&left)) {
+        match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&left)) {
             Ok(0) => return Err(Errno::TIMEDOUT),
             Ok(_) => return Ok(()),
             // Signals wait; a debugger may still interrupt.

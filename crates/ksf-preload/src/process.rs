@@ -26,8 +26,6 @@ pub(crate) struct Process {
     pub(crate) failures: AtomicU32,
     /// `CLOCK_MONOTONIC` (ms): the holder is not asked before.
     pub(crate) ask_again_ms: AtomicU64,
-    /// 1: the connection to the holder is this process's, not its parent's.
-    pub(crate) connected: AtomicU32,
     /// Listeners (a bit for each slot) that this process has told the holder of.
     pub(crate) told: AtomicU64,
     /// Instances (a bit each) that are this process's own; others came with `fork()`.

@@ -41,7 +41,7 @@ fn begin(strings: *const *const c_char) -> Option<()> {
     // SAFETY: a string of the environment.
     let value = unsafe { CStr::from_ptr(value) };
     holder::set_address(value.to_bytes())?;
-    let (greeted, socket) = holder::greet()?;
+    let greeted = holder::greet()?;
     let [Some(memory), lifetime] = greeted.descriptors else {
         if greeted.answer == (Answer::Refused { reason: Refusal::Version }) {
             say(Refusal::Version);
@@ -64,9 +64,7 @@ fn begin(strings: *const *const c_char) -> Option<()> {
     }
     environment::remember(strings, value);
     process::begin()?;
-    let entered = process::enter()?;
-    holder::connected(entered.process, socket);
-    adopt(&entered);
+    adopt(&process::enter()?);
     Some(())
 }
 

@@ -91,22 +91,27 @@ fn become_new(entered: &Entered, index: usize, slot: usize, fd: c_int) {
     instance.worker.store(0, Ordering::Release);
     entered.process.set_owned(index, true);
     for (other, entry) in instance.entries.iter().enumerate() {
-        let stage = entry.stage.load(Ordering::Relaxed);
-        if stage == ENTRY_NONE {
-            continue;
+        if entry.stage.load(Ordering::Relaxed) != ENTRY_NONE {
+            let number = entry.listener.load().or((other == slot).then_some(fd));
+            rejoin(entered, index, other, number);
         }
-        let stood_in = entry.inner.load().is_some();
-        unwatch(instance, entry);
-        drop_descriptors(entry);
-        let number = entry.listener.load();
-        let Some(number) = number.or((other == slot).then_some(fd)) else { continue };
-        let joined = join(entered, index, other, number);
-        match (joined, stood_in) {
-            (true, true) => stand_in_or_plain(instance, other, number),
-            (true, false) if stage == ENTRY_ARMED => watch(instance, other, entry),
-            (false, true) => add_plain(instance, entry, number),
-            _ => {}
-        }
+    }
+}
+
+/// Drops what the instance has for a listener, and asks for it anew; `number` is by which it is watched.
+fn rejoin(entered: &Entered, index: usize, slot: usize, number: Option<c_int>) {
+    let instance = &INSTANCES[index];
+    let entry = &instance.entries[slot];
+    let was_armed = entry.stage.load(Ordering::Relaxed) == ENTRY_ARMED;
+    let stood_in = entry.inner.load().is_some();
+    unwatch(instance, entry);
+    drop_descriptors(entry);
+    let Some(number) = number else { return };
+    match (join(entered, index, slot, number), stood_in) {
+        (true, true) => stand_in_or_plain(instance, slot, number),
+        (true, false) if was_armed => watch(instance, slot, entry),
+        (false, true) => add_plain(instance, entry, number),
+        _ => {}
     }
 }
 
@@ -178,7 +183,7 @@ pub(crate) fn join(entered: &Entered, index: usize, slot: usize, fd: c_int) -> b
     }
     let Some(reply) = reply else { return false };
     let Answer::Done { listener: bit, worker, cpu, generation, .. } = reply.answer else {
-        // A worker that the holder does not know was lost with a connection: accept() will see that, and join anew.
+        // A worker that the holder does not know has been given up for dead: accept() will see that, and join anew.
         if instance.worker.load(Ordering::Relaxed) == 0 {
             listener.refused.store(1, Ordering::Relaxed);
         }
@@ -533,7 +538,6 @@ pub(crate) fn end_shut(entered: &Entered, slot: usize) {
 
 /// One of the library's own descriptors has another number now.
 pub(crate) fn moved(from: c_int, to: c_int) {
-    holder::moved(from, to);
     for listener in &LISTENERS {
         if listener.stolen.load() == Some(from) {
             listener.stolen.store(Some(to));
@@ -562,24 +566,18 @@ pub(crate) fn moved(from: c_int, to: c_int) {
     }
 }
 
-/// A queue's descriptor was closed behind this library's back: the listener alone serves from now on.
+/// A queue's descriptor was closed behind this library's back, or the holder has ended the queue.
 #[cold]
 pub(crate) fn lose_queue(index: usize, slot: usize, queue: c_int) {
     let Some(entered) = crate::process::enter() else { return };
-    let (instance, listener) = (&INSTANCES[index], &LISTENERS[slot]);
-    let entry = &instance.entries[slot];
+    let entry = &INSTANCES[index].entries[slot];
     if entry.queue.load() != Some(queue) || !descriptor::is_lost(queue) {
         return;
     }
-    // The number may be the program's by now.
+    // The number may be the program's by now: it is not taken out of the epoll instance, where it is not any more.
     entry.queue.store(None);
-    table::set_kind(queue, Kind::None);
-    if let Some(worker) = end(&entered, index, instance, slot) {
-        let cookie = listener.cookie.load(Ordering::Relaxed);
-        holder::ask(entered.process, &Request::Leave { cookie, worker, closed: 0 }, None);
-    }
-    // Not asked again before the next `listen()`: whoever did it may do it again.
-    listener.refused.store(1, Ordering::Relaxed);
+    descriptor::release(queue);
+    rejoin(&entered, index, slot, entry.listener.load());
 }
 
 /// Clears, or sets again, all ready bits of this process's workers: `exec` closes their queues, if it succeeds.

@@ -14,13 +14,14 @@ fn an_accepted_socket_looks_as_it_does_without_the_library() {
     if !own_network() {
         return;
     }
-    let holder = holder();
+    let holder = patient();
     for (family, length) in [(libc::AF_INET, 16), (libc::AF_INET6, 28)] {
         let mut actors = Actors::start(&holder);
         let (listener, port) = actors.listener_of(family, 0);
         let epoll = actors.watching(0, listener);
         wait_ready(&holder, 1);
-        let connect = |name| if family == libc::AF_INET { Client::connect(port, name) } else { Client::connect6(port, name) };
+        let connect =
+            |name| if family == libc::AF_INET { Client::connect(port, name) } else { Client::connect6(port, name) };
         let flags = [
             (format!("accept {listener}"), ""),
             (format!("accept4 {listener} 0"), ""),
@@ -49,7 +50,7 @@ fn what_is_no_listener_fails_as_it_does_without_the_library() {
     if !own_network() {
         return;
     }
-    let holder = holder();
+    let holder = patient();
     let mut actors = Actors::start(&holder);
     let socket = actors.number(0, "socket 2 0");
     assert_eq!(actors.call(0, &format!("accept {socket}")), "failed EINVAL");
@@ -71,7 +72,7 @@ fn listeners_of_other_families_are_left_alone() {
     if !own_network() {
         return;
     }
-    let holder = holder();
+    let holder = patient();
     let mut actors = Actors::start(&holder);
     let local = actors.number(0, &format!("socket {} 0", libc::AF_UNIX));
     actors.zero(0, &format!("listen {local} 5"));
@@ -87,7 +88,7 @@ fn blocking_accept_takes_from_the_queue_and_from_the_listener() {
     if !own_network() {
         return;
     }
-    let holder = holder();
+    let holder = patient();
     let mut actors = Actors::start(&holder);
     let listener = actors.number(0, "socket 2 0");
     actors.zero(0, &format!("listen {listener} 128"));
@@ -119,7 +120,7 @@ fn blocking_threads_share_all_connections() {
     if !own_network() {
         return;
     }
-    let holder = holder();
+    let holder = patient();
     let mut actors = Actors::start(&holder);
     let listener = actors.number(0, "socket 2 0");
     actors.zero(0, &format!("listen {listener} 128"));
@@ -147,7 +148,7 @@ fn a_receive_timeout_ends_a_blocking_accept() {
     if !own_network() {
         return;
     }
-    let holder = holder();
+    let holder = patient();
     let mut actors = Actors::start(&holder);
     let listener = actors.number(0, "socket 2 0");
     actors.zero(0, &format!("listen {listener} 128"));
@@ -180,7 +181,7 @@ fn signals_end_a_blocking_accept_unless_they_restart_it() {
     if !own_network() {
         return;
     }
-    let holder = holder();
+    let holder = patient();
     let mut actors = Actors::start(&holder);
     let listener = actors.number(0, "socket 2 0");
     actors.zero(0, &format!("listen {listener} 128"));
@@ -207,7 +208,7 @@ fn a_signal_handler_may_accept() {
     if !own_network() {
         return;
     }
-    let holder = holder();
+    let holder = patient();
     let mut actors = Actors::start(&holder);
     let (listener, port) = actors.listener();
     let epoll = actors.watching(0, listener);
@@ -218,9 +219,11 @@ fn a_signal_handler_may_accept() {
     assert_eq!(actors.call(0, &format!("wait {epoll} -1 0")), "events 1:7");
     // The thread waits in a call that is hooked: a handler runs inside of it.
     let other = actors.number(1, "epoll");
-    actors.begin(1, &format!("wait {other} -1 0"));
+    actors.begin(1, &format!("wait {other} 1000 0"));
+    std::thread::sleep(WHILE);
     actors.zero(0, &format!("kill 1 {}", libc::SIGUSR1));
-    assert_eq!(actors.result(1), "failed EINTR");
+    // A machine that is very slow may deliver it before the call.
+    assert!(["failed EINTR", "events"].contains(&&*actors.result(1)));
     assert_eq!(actors.call(0, "took"), "took s");
     assert!(client.was_served());
 }
@@ -230,7 +233,7 @@ fn a_cancelled_thread_leaves_the_others_at_work() {
     if !own_network() {
         return;
     }
-    let holder = holder();
+    let holder = patient();
     let mut actors = Actors::start(&holder);
     let listener = actors.number(0, "socket 2 0");
     actors.zero(0, &format!("listen {listener} 128"));

@@ -52,7 +52,7 @@ fn a_child_that_closes_the_listener_leaves_it_to_its_parent() {
     if !own_network() {
         return;
     }
-    let holder = holder();
+    let holder = patient();
     let mut actors = Actors::start(&holder);
     let (listener, port) = actors.listener();
     let epoll = actors.watching(0, listener);
@@ -86,7 +86,7 @@ fn shutdown_ends_the_listening_and_listen_begins_it_anew() {
     if !own_network() {
         return;
     }
-    let holder = holder();
+    let holder = patient();
     let mut actors = Actors::start(&holder);
     let (listener, port) = actors.listener();
     let epoll = actors.watching(0, listener);
@@ -111,7 +111,7 @@ fn listen_again_changes_the_backlog_of_all_queues() {
     if !own_network() {
         return;
     }
-    let holder = holder();
+    let holder = patient();
     let mut actors = Actors::start(&holder);
     let (listener, port) = actors.listener();
     let epoll = actors.watching(0, listener);

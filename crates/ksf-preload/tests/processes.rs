@@ -27,7 +27,7 @@ fn a_child_that_uses_no_listener_is_no_worker() {
     if !own_network() {
         return;
     }
-    let holder = holder();
+    let holder = patient();
     let mut actors = Actors::start(&holder);
     let place = worker(&mut actors, &holder);
     let known = holder.status().unwrap().processes;
@@ -58,7 +58,7 @@ fn a_child_gets_a_queue_when_it_watches_however_it_was_made() {
     if !own_network() {
         return;
     }
-    let holder = holder();
+    let holder = patient();
     let mut actors = Actors::start(&holder);
     let (listener, port) = actors.listener();
     for (child, how) in [(1, "fork 1"), (2, "clone 2")] {
@@ -80,7 +80,7 @@ fn a_vfork_child_does_nothing_to_its_parents_listeners() {
     if !own_network() {
         return;
     }
-    let holder = holder();
+    let holder = patient();
     let mut actors = Actors::start(&holder);
     let place = worker(&mut actors, &holder);
     // It closes the listener, and then everything, in the memory of its parent.
@@ -114,8 +114,18 @@ fn programs_that_are_started_with_a_cleaned_environment_keep_the_library() {
     let holder = holder();
     let wanted = format!("LD_PRELOAD={}\nKSF_ACCEL={}\nOTHER=1\n", library().display(), holder.environment());
     let ways = [
-        "execve", "execv", "execvp", "execvpe", "execl", "execlp", "execle", "fexecve", "execveat", "posix_spawn",
-        "posix_spawnp", "vfork",
+        "execve",
+        "execv",
+        "execvp",
+        "execvpe",
+        "execl",
+        "execlp",
+        "execle",
+        "fexecve",
+        "execveat",
+        "posix_spawn",
+        "posix_spawnp",
+        "vfork",
     ];
     for way in ways {
         assert_eq!(variables_after(way, None, &holder), wanted, "{way}");

@@ -90,7 +90,7 @@ fn a_worker_that_watches_no_more_gets_nothing() {
     if !own_network() {
         return;
     }
-    let holder = holder();
+    let holder = patient();
     let mut actors = Actors::start(&holder);
     let (listener, port) = actors.listener();
     actors.zero(0, "fork 1");
@@ -124,7 +124,7 @@ fn epoll_ctl_answers_as_it_does_without_the_library() {
     if !own_network() {
         return;
     }
-    let holder = holder();
+    let holder = patient();
     let mut actors = Actors::start(&holder);
     let (listener, port) = actors.listener();
     let epoll = actors.number(0, "epoll");
@@ -158,8 +158,10 @@ fn exclusive_and_edge_triggered_wakeups_work() {
     if !own_network() {
         return;
     }
-    let holder = holder();
-    for events in [libc::EPOLLIN | libc::EPOLLEXCLUSIVE, libc::EPOLLIN | libc::EPOLLET, libc::EPOLLIN | libc::EPOLLRDHUP] {
+    let holder = patient();
+    for events in
+        [libc::EPOLLIN | libc::EPOLLEXCLUSIVE, libc::EPOLLIN | libc::EPOLLET, libc::EPOLLIN | libc::EPOLLRDHUP]
+    {
         let mut actors = Actors::start(&holder);
         let (listener, port) = actors.listener();
         let epoll = actors.number(0, "epoll");
@@ -186,7 +188,7 @@ fn one_event_silences_queue_and_listener_where_the_program_asks_for_one() {
     if !own_network() {
         return;
     }
-    let holder = holder();
+    let holder = patient();
     let mut actors = Actors::start(&holder);
     let (listener, port) = actors.listener();
     let epoll = actors.number(0, "epoll");
