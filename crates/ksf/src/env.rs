@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::deferred::{Answers, Mailbox};
 use crate::limits::{Limits, Time};
+use crate::outgoing::Order;
 use crate::output::Spares;
 use crate::pool::Pool;
 use crate::stats::Stats;
@@ -32,6 +33,8 @@ pub struct Env {
     pub answers: Option<Arc<dyn Answers>>,
     /// Threads for short tasks.
     pub tasks: Option<Arc<TaskPool>>,
+    /// What connections ask of the shard in this turn.
+    pub(crate) orders: Vec<Order>,
     /// Number of the shard.
     pub shard: usize,
 }
@@ -50,6 +53,7 @@ impl Env {
             mailbox: Mailbox::new()?,
             answers: None,
             tasks: None,
+            orders: Vec::new(),
             shard: 0,
         })
     }

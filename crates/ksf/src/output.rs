@@ -100,6 +100,11 @@ impl Output {
         self.tail.clear();
     }
 
+    /// Gives the buffers back for reuse.
+    pub(crate) fn recycle(mut self, spares: &mut Spares) {
+        self.take().recycle(spares);
+    }
+
     /// Takes everything, to be sent.
     pub fn take(&mut self) -> SendBatch {
         SendBatch { output: std::mem::take(self), sent: 0 }

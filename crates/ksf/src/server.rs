@@ -124,7 +124,10 @@ impl Builder {
             service.framing().validate()?;
             let send_buffer_bytes = if assist.is_some() { ASSISTED_SEND_BUFFER_BYTES } else { 0 };
             let opened = match source {
-                Source::Bind(addr) => listener::open(&addr, &cpus, SocketOptions { send_buffer_bytes })?,
+                Source::Bind(addr) => {
+                    let defer_accept = service.peer_speaks_first() && adopter.is_none();
+                    listener::open(&addr, &cpus, SocketOptions { send_buffer_bytes, defer_accept })?
+                },
                 Source::Inherit(socket) => listener::inherit(socket, cpus.len())?,
             };
             let Sockets { addr, sockets, unlink } = opened;
@@ -363,6 +366,7 @@ impl Server {
                     mailbox,
                     answers: None,
                     tasks: Some(tasks),
+                    orders: Vec::new(),
                     shard: number,
                 })
             }

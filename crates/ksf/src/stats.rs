@@ -83,6 +83,16 @@ counters! {
     tasks_refused,
     /// Tasks that panicked; their connection was closed.
     tasks_panicked,
+    /// Outgoing connections that were dialed.
+    dialed,
+    /// Outgoing connections that could not be made.
+    dials_failed,
+    /// Times a kept outgoing connection was used again.
+    outgoing_reused,
+    /// Bytes received from outgoing connections.
+    outgoing_bytes_in,
+    /// Bytes sent to outgoing connections.
+    outgoing_bytes_out,
     /// Times the shard looked for work.
     turns,
     /// System calls made by the engine on the path of messages.

@@ -5,6 +5,7 @@
 //! connections.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -19,6 +20,7 @@ use crate::env::Env;
 use crate::error::CloseReason;
 use crate::limits::Time;
 use crate::listener::{DatagramPeer, ListenAddr};
+use crate::outgoing::Order;
 use crate::output::SendBatch;
 use crate::pace::Pace;
 use crate::pool::Chunk;
@@ -29,6 +31,7 @@ mod assisted;
 mod ending;
 mod erased;
 mod look_after;
+mod outgoing;
 mod ticks;
 
 use accepting::spare_fd;
@@ -72,6 +75,8 @@ struct Conn {
     /// In the list of connections to look after at the end of the turn.
     touched: bool,
     phase: Phase,
+    /// The outgoing connection of its exchange.
+    link: Option<ConnKey>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -104,6 +109,10 @@ pub(crate) struct Shard<E: Engine> {
     woken: Vec<u64>,
     places: Vec<Place>,
     free: Vec<u32>,
+    /// Outgoing connections that are kept, by where they lead; used last, used first.
+    idle: HashMap<SocketAddr, Vec<ConnKey>>,
+    /// The list of orders of the last round, kept for its memory.
+    orders: Vec<Order>,
     open: usize,
     /// Connections of the whole server.
     connections: Arc<AtomicUsize>,
@@ -144,6 +153,8 @@ impl<E: Engine> Shard<E> {
             woken: Vec::new(),
             places: Vec::new(),
             free: Vec::new(),
+            idle: HashMap::new(),
+            orders: Vec::new(),
             open: 0,
             connections,
             touched: Vec::new(),
@@ -197,7 +208,12 @@ impl<E: Engine> Shard<E> {
     fn turn(&mut self) -> io::Result<()> {
         self.set_timer();
         // Touched already: somebody waits for the kernel half.
-        let timeout = (!self.touched.is_empty()).then_some(ASSIST_WAIT);
+        let timeout = if self.env.orders.is_empty() {
+            (!self.touched.is_empty()).then_some(ASSIST_WAIT)
+        } else {
+            // More than one turn may do: they go on when others had theirs.
+            Some(Duration::ZERO)
+        };
         let wait = Wait { timeout, gather: self.pace.gather() };
         let mut events = mem::take(&mut self.events);
         let before = self.env.stats.messages.value();
@@ -209,7 +225,7 @@ impl<E: Engine> Shard<E> {
         }
         self.events = events;
         self.read_mail();
-        self.look_after_touched();
+        self.settle();
         self.pace.turn_over(self.env.stats.messages.value() - before, self.env.now);
         if self.env.now >= self.next_tick {
             self.tick();
@@ -221,6 +237,7 @@ impl<E: Engine> Shard<E> {
         match event {
             Event::Accepted { listener, socket } => self.accepted(listener, socket),
             Event::AcceptFailed { listener, error } => self.accept_failed(listener, &error),
+            Event::Connected { conn, error } => self.connected(conn, error.as_ref()),
             Event::Received { conn, chunk } => {
                 if let Some((conn, env)) = self.stream(conn) {
                     conn.receive(chunk, env);
