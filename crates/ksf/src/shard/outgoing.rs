@@ -205,7 +205,10 @@ impl<E: Engine> Shard<E> {
     /// Carries out orders and looks after connections, until nothing is left to do in this turn.
     pub(super) fn settle(&mut self) {
         for _ in 0..ROUNDS_MAX {
-            self.run_orders();
+            // All of them first: a connection that hung up and ends must not take the other one with it.
+            for _ in 0..ROUNDS_MAX {
+                self.run_orders();
+            }
             self.look_after_touched();
             if self.env.orders.is_empty() {
                 return;
