@@ -9,34 +9,36 @@ mod page;
 mod proxy;
 mod reader;
 
+use std::sync::Arc;
+
 use ksf::error::FramingError;
 use ksf::framing::{Frame, Framing};
 use ksf::limits::Limits;
 use ksf::{CloseReason, Message, Peer, Refused, Reply, Service};
 
 pub use counts::{Counts, WorkerCounts};
-pub use proxy::Proxy;
-pub use reader::Reader;
 use page::{Page, refusal};
+pub use proxy::Proxy;
 use reader::Piece;
+pub use reader::Reader;
 
 /// Answers every request with the same page.
 #[derive(Debug)]
 pub struct PageServer {
     page: Page,
     keep_alive: bool,
-    counts: Counts,
+    counts: Arc<Counts>,
 }
 
 impl PageServer {
     /// A page of `body_bytes` bytes, served by so many shards. Without `keep_alive` each connection is closed after
     /// its first answer, as Fastsocket's demo server does without its option -k.
     pub fn new(body_bytes: usize, keep_alive: bool, shards: usize) -> Self {
-        Self { page: Page::new(body_bytes), keep_alive, counts: Counts::new(shards) }
+        Self { page: Page::new(body_bytes), keep_alive, counts: Arc::new(Counts::new(shards)) }
     }
 
     /// What each shard counted.
-    pub fn counts(&self) -> &Counts {
+    pub fn counts(&self) -> &Arc<Counts> {
         &self.counts
     }
 }

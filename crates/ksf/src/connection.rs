@@ -250,7 +250,9 @@ impl<S: Service> Connection<S> {
 
     /// The reason to close for, once every reply that is due has been sent.
     pub fn finished(&self) -> Option<CloseReason> {
-        let waits = self.sending || !self.output.is_empty() || (self.closing_gently() && (self.deferred > 0 || self.exchange.open));
+        let waits = self.sending
+            || !self.output.is_empty()
+            || (self.closing_gently() && (self.deferred > 0 || self.exchange.open));
         self.closing.filter(|_| !waits)
     }
 
@@ -531,7 +533,9 @@ impl<S: Service> Connection<S> {
         self.assembly.append(&rest[..need], env)?;
         *at += need;
         let cut = match self.framing {
-            Framing::Custom => self.service.cut(&mut self.state, self.assembly.raw(), self.assembly.scanned, &env.limits),
+            Framing::Custom => {
+                self.service.cut(&mut self.state, self.assembly.raw(), self.assembly.scanned, &env.limits)
+            }
             framing => framing.parse(self.assembly.raw(), self.assembly.scanned),
         };
         match cut.map_err(malformed)? {

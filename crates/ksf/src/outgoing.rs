@@ -61,13 +61,30 @@ pub enum Failure {
 /// What a connection asks of its shard.
 #[derive(Debug)]
 pub(crate) enum Order {
-    Dial { from: ConnKey, to: SocketAddr, reuse: bool },
-    Pass { from: ConnKey, bytes: Chunk },
-    HangUp { from: ConnKey, keep: bool },
+    Dial {
+        from: ConnKey,
+        to: SocketAddr,
+        reuse: bool,
+    },
+    Pass {
+        from: ConnKey,
+        bytes: Chunk,
+    },
+    HangUp {
+        from: ConnKey,
+        keep: bool,
+    },
     /// From an outgoing connection to its owner.
-    Deliver { to: ConnKey, by: ConnKey, event: Upstream },
+    Deliver {
+        to: ConnKey,
+        by: ConnKey,
+        event: Upstream,
+    },
     /// An outgoing connection takes bytes again.
-    Room { to: ConnKey, by: ConnKey },
+    Room {
+        to: ConnKey,
+        by: ConnKey,
+    },
 }
 
 /// A connection's share of an exchange.

@@ -32,13 +32,7 @@ pub trait Service: Send + Sync + 'static {
     /// last of its message, without header and trailer, and not empty. Who returns one may change `conn`: the part is
     /// handed to [`Service::call`] next, unless it is longer than `message_bytes_max`, or put together first if it is
     /// longer than `buf`.
-    fn cut(
-        &self,
-        conn: &mut Self::Conn,
-        buf: &[u8],
-        scanned: usize,
-        limits: &Limits,
-    ) -> Result<Frame, FramingError> {
+    fn cut(&self, conn: &mut Self::Conn, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
         let _ = (conn, limits);
         self.framing().parse(buf, scanned)
     }
@@ -224,8 +218,16 @@ pub fn call_outside<S: Service>(
 ) -> Outcome {
     let target = Target::Stream { key: message.key, ticket };
     let framing = service.framing();
-    let mut reply =
-        Reply { framing, sink: Sink::Stream(output), env, target, deferred: 0, close: false, at_once: false, exchange: Exchange::default() };
+    let mut reply = Reply {
+        framing,
+        sink: Sink::Stream(output),
+        env,
+        target,
+        deferred: 0,
+        close: false,
+        at_once: false,
+        exchange: Exchange::default(),
+    };
     service.call(conn, message, &mut reply);
     Outcome { deferred: reply.deferred, close: reply.close }
 }

@@ -11,6 +11,7 @@
 //! idempotent (RFC 9110, section 9.2.2), and nothing of its body is gone.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use ksf::error::FramingError;
 use ksf::framing::{Frame, Framing};
@@ -34,7 +35,7 @@ const ANSWER_HEAD_BYTES_MAX: usize = 64 << 10;
 pub struct Proxy {
     backends: Vec<SocketAddr>,
     keep_alive: bool,
-    counts: Counts,
+    counts: Arc<Counts>,
     /// Whose turn it is, for each shard.
     turns: Box<[Counter]>,
 }
@@ -87,11 +88,11 @@ impl Proxy {
         // Shards begin with different backends.
         let turns: Box<[Counter]> = (0..shards.max(1)).map(|_| Counter::default()).collect();
         turns.iter().zip(0..).for_each(|(turn, shard)| turn.add(shard));
-        Self { backends, keep_alive, counts: Counts::new(shards), turns }
+        Self { backends, keep_alive, counts: Arc::new(Counts::new(shards)), turns }
     }
 
     /// What each shard counted.
-    pub fn counts(&self) -> &Counts {
+    pub fn counts(&self) -> &Arc<Counts> {
         &self.counts
     }
 
@@ -232,7 +233,9 @@ impl Exchange {
             _ => Vec::new(),
         };
         let scanned = kept.len();
-        if scanned == 0 && let Some(length) = head_bytes(bytes, 0) {
+        if scanned == 0
+            && let Some(length) = head_bytes(bytes, 0)
+        {
             self.pass_head(&bytes[..length], request_over, reply)?;
             return Ok(length);
         }
@@ -328,7 +331,8 @@ impl Service for Proxy {
             }
             Upstream::Received(chunk) => self.received(conn, &chunk, reply),
             Upstream::Ended => {
-                let until_close = |exchange: &Exchange| matches!(&exchange.answer, Answer::Body(body) if body.may_end_here());
+                let until_close =
+                    |exchange: &Exchange| matches!(&exchange.answer, Answer::Body(body) if body.may_end_here());
                 if conn.exchange.as_ref().is_some_and(until_close) {
                     self.complete(conn, false, reply);
                 } else {

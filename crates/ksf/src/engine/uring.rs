@@ -26,7 +26,9 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
 use super::buffer_ring::{BUFFER_GROUP, BUFFERS, BufferRing};
 use super::epoll::set_nonblocking;
-use super::msg::{CONTROL_BYTES, SLICES_MAX, SendMsg, read_pktinfo, send_datagram_now, send_now, sockaddr, socket_addr};
+use super::msg::{
+    CONTROL_BYTES, SLICES_MAX, SendMsg, read_pktinfo, send_datagram_now, send_now, sockaddr, socket_addr,
+};
 use super::{Engine, Event, Reading, Wait, pause};
 use crate::env::Env;
 use crate::error::Error;

@@ -54,6 +54,9 @@ impl<E: Engine> Shard<E> {
     pub(super) fn accepted(&mut self, listener: u32, socket: OwnedFd) {
         let stats = &self.env.stats;
         stats.accepted.add(1);
+        if self.local_cpu.is_some() && rustix::net::sockopt::socket_incoming_cpu(&socket).ok() == self.local_cpu {
+            stats.accepted_local.add(1);
+        }
         let Some(Some(from)) = self.listeners.get(listener as usize) else { return };
         if self.connections.load(Ordering::Relaxed) >= self.env.limits.connections_max {
             stats.refused_connections_max.add(1);
@@ -93,7 +96,8 @@ impl<E: Engine> Shard<E> {
         let fd = socket.as_raw_fd();
         // After attaching: the engine's first receive finds what arrived before.
         self.engine.open(key, fd, reading);
-        self.places[index as usize].conn = Some(Conn { stream, assist, socket, reading, touched: false, phase, link: None });
+        self.places[index as usize].conn =
+            Some(Conn { stream, assist, socket, reading, touched: false, phase, link: None });
         self.note_open();
         self.connections.fetch_add(1, Ordering::Relaxed);
         let draining = self.draining.is_some();

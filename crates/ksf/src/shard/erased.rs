@@ -190,7 +190,16 @@ impl<S: Service> Datagrams for DatagramService<S> {
         let message = Message { bytes: chunk, origin: Some((chunk, 0)), peer: Peer::Udp(peer.addr), key };
         let target = Target::Datagram { socket: self.socket, peer };
         let sink = Sink::Datagrams(replies);
-        let mut reply = Reply { framing: Framing::Raw, sink, env, target, deferred: 0, close: false, at_once: false, exchange: Exchange::default() };
+        let mut reply = Reply {
+            framing: Framing::Raw,
+            sink,
+            env,
+            target,
+            deferred: 0,
+            close: false,
+            at_once: false,
+            exchange: Exchange::default(),
+        };
         self.service.call(&mut self.state, &message, &mut reply);
         let deferred = reply.deferred as usize;
         env.deferred_datagrams += deferred;
@@ -201,7 +210,16 @@ impl<S: Service> Datagrams for DatagramService<S> {
         env.deferred_datagrams -= 1;
         let target = Target::Datagram { socket: self.socket, peer };
         let sink = Sink::Datagrams(replies);
-        let mut reply = Reply { framing: Framing::Raw, sink, env, target, deferred: 0, close: false, at_once: false, exchange: Exchange::default() };
+        let mut reply = Reply {
+            framing: Framing::Raw,
+            sink,
+            env,
+            target,
+            deferred: 0,
+            close: false,
+            at_once: false,
+            exchange: Exchange::default(),
+        };
         match answer {
             Answer::Bytes(body) => reply.bytes(&body),
             Answer::Chunk(chunk) => reply.chunk(chunk),

@@ -25,6 +25,7 @@ use crate::output::SendBatch;
 use crate::pace::Pace;
 use crate::pool::Chunk;
 use crate::service::ConnKey;
+use crate::stats::Stats;
 
 mod accepting;
 mod assisted;
@@ -126,6 +127,9 @@ pub(crate) struct Shard<E: Engine> {
     mail: Vec<Mail>,
     replies: Vec<SendBatch>,
     pace: Pace,
+    looks: LooksNow,
+    /// The CPU whose connections are local, if they are counted.
+    local_cpu: Option<u32>,
     /// Ticks come from a timer that is set once per tick. A time limit on every wait would set and cancel one at every
     /// turn, which in a virtual machine leaves it twice.
     timer: OwnedFd,
@@ -135,11 +139,34 @@ pub(crate) struct Shard<E: Engine> {
     stop: bool,
 }
 
+/// The looks for work of the second that is under way.
+#[derive(Default)]
+struct LooksNow {
+    least: Option<u64>,
+    most: u64,
+    since: Time,
+}
+
+impl LooksNow {
+    fn note(&mut self, events: u64, now: Time, stats: &Stats) {
+        const SECOND_MS: u64 = 1_000;
+        stats.events.add(events);
+        stats.turns_empty.add(u64::from(events == 0));
+        if now >= self.since.plus_ms(SECOND_MS) {
+            stats.looks.publish(self.least.unwrap_or(0), self.most);
+            *self = Self { since: now, ..Self::default() };
+        }
+        self.least = Some(self.least.map_or(events, |least| least.min(events)));
+        self.most = self.most.max(events);
+    }
+}
+
 impl<E: Engine> Shard<E> {
     pub(crate) fn new(
         mut env: Env,
         listeners: Vec<ShardListener>,
         connections: Arc<AtomicUsize>,
+        local_cpu: Option<u32>,
     ) -> Result<Self, crate::Error> {
         env.now = now();
         let engine = E::new(&mut env)?;
@@ -165,6 +192,8 @@ impl<E: Engine> Shard<E> {
             mail: Vec::new(),
             replies: Vec::new(),
             pace: Pace::default(),
+            looks: LooksNow::default(),
+            local_cpu,
             timer: timer().map_err(crate::Error::Thread)?,
             timer_set: None,
             next_tick: Time::default(),
@@ -220,6 +249,7 @@ impl<E: Engine> Shard<E> {
         self.engine.wait(&mut self.env, wait, &mut events)?;
         self.env.now = now();
         self.env.stats.turns.add(1);
+        self.looks.note(events.len() as u64, self.env.now, &self.env.stats);
         for event in events.drain(..) {
             self.handle(event);
         }
