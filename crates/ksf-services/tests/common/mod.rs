@@ -65,6 +65,17 @@ impl<S: Service> Wire<S> {
         self.sent()
     }
 
+    /// Bytes of input it keeps.
+    pub(crate) fn unfinished_bytes(&self) -> usize {
+        self.connection.unfinished_bytes()
+    }
+
+    /// The service gets its state back.
+    pub(crate) fn into_end(mut self) -> Env {
+        self.connection.end(&mut self.env);
+        self.env
+    }
+
     /// Why the connection is over, if it is.
     pub(crate) fn closed(&self) -> Option<CloseReason> {
         self.connection.finished()
