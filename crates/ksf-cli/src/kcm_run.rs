@@ -15,7 +15,8 @@ const LIBRARY: &str = "libksf_kcm_preload.so";
 /// Run a program written for AF_KCM on a kernel without it
 ///
 /// The program's message sockets are those of ksf; docs/kcm.md says what differs from the kernel's. It must be linked
-/// with the system's libc, and not run with more rights than its caller.
+/// with the system's libc, and not run with more rights than its caller. The library it needs is looked for in
+/// KSF_LIB_DIR if that is set, else beside ksf and in ../lib/ksf.
 #[derive(Debug, Args)]
 pub(crate) struct KcmRunArgs {
     /// The program and its arguments

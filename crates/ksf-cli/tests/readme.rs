@@ -9,6 +9,7 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -23,8 +24,11 @@ const NOT_RUN: [(&str, &str, &str); 2] = [
     ("make test", "test --workspace", "runs this test"),
 ];
 
-/// Commands that go on until they are told to end.
+/// Commands that go on until they are told to end: by a signal; they tell the service manager how they are.
 const SERVERS: [&str; 6] = ["ksf kecho", "kecho", "ksf krpc2", "ksf serve", "ksf run", "make run"];
+
+/// Commands that go on until their input ends (Ctrl-D), and print a line when they serve.
+const READERS: [&str; 1] = ["./echo_workers"];
 
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
@@ -156,9 +160,7 @@ fn files_in(folder: &str) -> Vec<String> {
 }
 
 fn examples() -> Vec<String> {
-    // Those in C are compiled and run by the tests of ksf-capi, which have the library.
-    let mut examples = files_in("examples");
-    examples.retain(|example| example != "examples/c");
+    let examples = files_in("examples");
     assert!(!examples.is_empty());
     examples
 }
@@ -193,6 +195,17 @@ fn type_all(document: &str, folder: &str) {
     terminals.into_iter().for_each(Terminal::close);
 }
 
+/// What cargo has built for these tests; the newest, where its names have a number.
+fn built(name: &str, extension: &str) -> PathBuf {
+    let folder = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap()).filter(|entry| {
+        let file = entry.file_name().into_string().unwrap_or_default();
+        file.starts_with(name) && file.ends_with(extension)
+    });
+    let newest = files.max_by_key(|file| file.metadata().unwrap().modified().unwrap());
+    newest.unwrap_or_else(|| panic!("cargo has built no {name}*{extension}")).path()
+}
+
 /// What the commands need of a clone, in a folder of its own. Instead of what installs packages and compiles Rust it has
 /// scripts that put the tested binary where a build would.
 struct Checkout {
@@ -225,8 +238,10 @@ impl Checkout {
             "[ \"$*\" = 'build --release --locked -p ksf-cli -p ksf-capi -p ksf-kcm-preload' ] ||\n\
              {{ echo \"unexpected: cargo $*\" >&2; exit 1; }}\n\
              mkdir -p target/release && cp '{}' target/release/ksf && cd target/release &&\n\
-             rm -f libksf_capi.a && ar rc libksf_capi.a && : > libksf_kcm_preload.so",
-            env!("CARGO_BIN_EXE_ksf")
+             ln -sf '{}' libksf_capi.a && ln -sf '{}' libksf_kcm_preload.so",
+            env!("CARGO_BIN_EXE_ksf"),
+            built("libksf_capi", ".a").display(),
+            built("libksf_kcm_preload", ".so").display(),
         );
         checkout.script("scripts/cargo", &build);
         // The reader is root already.
@@ -254,9 +269,12 @@ impl Checkout {
         let mut command = Command::new(program);
         let path = std::env::var("PATH").unwrap_or_default();
         let (installed, own) = (self.prefix.join("bin"), self.root.join("bin"));
+        let described = self.prefix.join("lib/pkgconfig");
         command
             .env("PATH", format!("{}:{}:{path}:/usr/sbin:/sbin", installed.display(), own.display()))
             .env("PREFIX", &self.prefix)
+            // A reader without a PREFIX of their own needs none: /usr/local/lib/pkgconfig is looked into.
+            .env("PKG_CONFIG_PATH", described)
             .current_dir(folder)
             .stdin(Stdio::null());
         // `make test` has set these for its own.
@@ -301,11 +319,15 @@ impl Terminal<'_> {
             None => (line, false),
         };
         let words = command.strip_prefix("sudo ").unwrap_or(command);
-        if !SERVERS.iter().any(|server| words.starts_with(server)) {
+        let is = |commands: &[&str]| commands.iter().any(|server| words.starts_with(server));
+        let running = if is(&SERVERS) {
+            Running::start(self.checkout, command, &self.folder)
+        } else if is(&READERS) {
+            Running::start_reader(self.checkout, command, &self.folder)
+        } else {
             assert!(!in_background, "`{line}`: only servers run in the background");
             return self.checkout.types(command, &self.folder);
-        }
-        let running = Running::start(self.checkout, command, &self.folder);
+        };
         match in_background {
             true => self.jobs.push(Some(running)),
             false => self.foreground = Some(running),
@@ -324,7 +346,7 @@ struct Running {
     line: String,
     child: Child,
     /// Where it tells the service manager how it is.
-    news: UnixDatagram,
+    news: Option<UnixDatagram>,
     said: PathBuf,
     _folder: Folder,
 }
@@ -346,8 +368,28 @@ impl Running {
             .process_group(0)
             .spawn()
             .unwrap();
-        let mut running = Running { line: line.to_owned(), child, news, said, _folder: folder };
+        let mut running = Running { line: line.to_owned(), child, news: Some(news), said, _folder: folder };
         running.hears("READY=1");
+        running
+    }
+
+    /// The same, of one of [`READERS`].
+    fn start_reader(checkout: &Checkout, line: &str, at: &Path) -> Self {
+        let folder = Folder::new();
+        let said = folder.path("said");
+        let mut child = checkout
+            .command("bash", at)
+            .args(["-c", &format!("exec {line}")])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(fs::File::create(&said).unwrap())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let mut first = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut first).unwrap();
+        let running = Running { line: line.to_owned(), child, news: None, said, _folder: folder };
+        assert!(!first.is_empty(), "`{line}` ends before it serves:\n{}", running.said());
         running
     }
 
@@ -356,7 +398,7 @@ impl Running {
         until(&format!("`{}` says {state}", self.line), || {
             let status = self.child.try_wait().unwrap();
             let mut message = [0; 1000];
-            while let Ok(length) = self.news.recv(&mut message) {
+            while let Some(length) = self.news.as_ref().and_then(|news| news.recv(&mut message).ok()) {
                 if String::from_utf8_lossy(&message[..length]).lines().any(|line| line == state) {
                     return true;
                 }
@@ -368,8 +410,12 @@ impl Running {
 
     /// Sends the signal that ends it, which must be an orderly end.
     fn end(mut self, signal: Signal) {
-        kill_process_group(Pid::from_child(&self.child), signal).unwrap();
-        self.hears("STOPPING=1");
+        if self.news.is_some() {
+            kill_process_group(Pid::from_child(&self.child), signal).unwrap();
+            self.hears("STOPPING=1");
+        } else {
+            drop(self.child.stdin.take());
+        }
         let mut status = None;
         until(&format!("`{}` ends", self.line), || {
             status = self.child.try_wait().unwrap();

@@ -52,6 +52,19 @@ impl Attached {
         self.alarm.as_raw_fd()
     }
 
+    /// In a child, where nobody may use it any more: closes its descriptors, without which the parent would not be told.
+    pub(crate) fn close_alarm(&self) {
+        // SAFETY: the number is this value's, which the child forgets after this.
+        unsafe { rustix::io::close(self.alarm.as_raw_fd()) };
+        // A thread that the child has not may hold the lock: then the reader is about to be closed.
+        if let Ok(reader) = self.alarm_reader.try_lock()
+            && let Some(reader) = &*reader
+        {
+            // SAFETY: as before.
+            unsafe { rustix::io::close(reader.as_raw_fd()) };
+        }
+    }
+
     pub(crate) fn has_unread(&self) -> bool {
         !lock(&self.unread).is_empty()
     }

@@ -3,23 +3,63 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use libc::{EPOLL_CTL_DEL, EPOLLERR, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDNORM, epoll_event};
+use libc::{EPOLL_CTL_DEL, EPOLLERR, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDNORM, epoll_event, sigset_t};
 
+use crate::attached::Attached;
+use crate::hooks::{give, to_ms};
 use crate::kcm::Kcm;
+use crate::signals::{Blocked, SLICE};
 use crate::table::{Entry, find, lock};
+use crate::{ownership, real};
 
-/// A message socket in a set of the program's.
-struct Registered {
+/// What is in a set of the program's.
+pub(crate) struct Registered {
     set: c_int,
     fd: c_int,
     data: u64,
-    kcm: Weak<Kcm>,
+    what: What,
+}
+
+enum What {
+    Kcm(Weak<Kcm>),
+    Tcp(Weak<Attached>),
+}
+
+/// Notes that it is in a set, or not any more.
+fn register(set: c_int, fd: c_int, data: u64, what: Option<What>) {
+    let mut registered = lock(&REGISTERED);
+    registered.retain(|of| {
+        let is_open = match &of.what {
+            What::Kcm(kcm) => kcm.strong_count() > 0,
+            What::Tcp(tcp) => tcp.strong_count() > 0,
+        };
+        is_open && (of.set, of.fd) != (set, fd)
+    });
+    registered.extend(what.map(|what| Registered { set, fd, data, what }));
 }
 
 static REGISTERED: Mutex<Vec<Registered>> = Mutex::new(Vec::new());
+
+impl Registered {
+    /// The message socket, if it is one that is open.
+    fn socket(&self) -> Option<Arc<Kcm>> {
+        match &self.what {
+            What::Kcm(kcm) => kcm.upgrade(),
+            What::Tcp(_) => None,
+        }
+    }
+
+    /// The connection in this set, if it is one that is open.
+    fn connection(&self, set: c_int) -> Option<Arc<Attached>> {
+        match &self.what {
+            What::Tcp(tcp) if self.set == set => tcp.upgrade(),
+            _ => None,
+        }
+    }
+}
 
 /// `epoll_ctl`, with `real` for libc's own.
 pub(crate) fn control(
@@ -53,39 +93,53 @@ pub(crate) fn control(
             } else {
                 real(EPOLL_CTL_DEL, kcm.room.as_raw_fd(), None);
             }
-            let mut registered = lock(&REGISTERED);
-            registered.retain(|of| (of.set, of.fd) != (set, fd) && of.kcm.strong_count() > 0);
-            if operation != EPOLL_CTL_DEL {
-                registered.push(Registered { set, fd, data, kcm: Arc::downgrade(&kcm) });
-            }
+            let what = (operation != EPOLL_CTL_DEL).then(|| What::Kcm(Arc::downgrade(&kcm)));
+            register(set, fd, data, what);
             Some(result)
         }
         Entry::Tcp(tcp) => {
             beside(tcp.alarm(), EPOLLERR as u32);
             // The bytes it has are the multiplexor's.
             let events = wanted & !((EPOLLIN | EPOLLRDNORM) as u32);
-            Some(real(operation, fd, event.map(|event| epoll_event { events, ..event })))
+            let result = real(operation, fd, event.map(|event| epoll_event { events, ..event }));
+            if result >= 0 {
+                let what = (operation != EPOLL_CTL_DEL).then(|| What::Tcp(Arc::downgrade(&tcp)));
+                register(set, fd, data, what);
+            }
+            Some(result)
         }
-        Entry::Program(_) => None,
+        Entry::Inherited if operation != EPOLL_CTL_DEL => Some(give(Err(ownership::refuse(fd)))),
+        Entry::Program(_) | Entry::Inherited => None,
     }
 }
 
-/// `epoll_wait`, with `real` for libc's own: a message socket is reported when a message is there.
+/// `epoll_pwait`: a message socket is reported when a message is there.
 ///
 /// # Safety
 ///
-/// `events` has room for `max` events.
+/// `events` has room for `max` events; `signals` is null or a set.
 pub(crate) unsafe fn wait(
     set: c_int,
     events: *mut epoll_event,
+    max: c_int,
     timeout: Option<Duration>,
-    real: impl Fn(Option<Duration>) -> c_int,
+    signals: *const sigset_t,
 ) -> c_int {
+    // A signal between two looks would not end the call: it comes during one.
+    let blocked = Blocked::all();
+    let signals = if signals.is_null() { &raw const blocked.before } else { signals };
     let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-        let count = real(left);
-        if count <= 0 {
+        let connections: Vec<_> = lock(&REGISTERED).iter().filter_map(|of| of.connection(set)).collect();
+        connections.iter().for_each(|tcp| tcp.group.look());
+        // What comes for a connection is read so often: nobody else may be there who does.
+        let slice = (!connections.is_empty()).then_some(SLICE);
+        drop(connections);
+        let pause = left.map_or(slice, |left| Some(slice.map_or(left, |slice| left.min(slice))));
+        // SAFETY: handed on from the caller.
+        let count = unsafe { real::epoll_pwait(set, events, max, to_ms(pause), signals) };
+        if count < 0 || count == 0 && left.is_some_and(|left| left.is_zero()) {
             return count;
         }
         // SAFETY: the kernel has filled in so many, and there is room for them.
@@ -95,7 +149,7 @@ pub(crate) unsafe fn wait(
             let mut event = found[at];
             let data = event.u64;
             let kcm =
-                lock(&REGISTERED).iter().find(|of| of.set == set && of.data == data).and_then(|of| of.kcm.upgrade());
+                lock(&REGISTERED).iter().filter(|of| of.set == set && of.data == data).find_map(Registered::socket);
             let readable = (EPOLLIN | EPOLLRDNORM) as u32;
             if event.events & readable != 0
                 && let Some(kcm) = kcm
@@ -114,7 +168,7 @@ pub(crate) unsafe fn wait(
     }
 }
 
-/// True if a message socket is in this set.
+/// True if a message socket or a connection is in this set.
 pub(crate) fn concerns(set: c_int) -> bool {
     lock(&REGISTERED).iter().any(|of| of.set == set)
 }
@@ -122,6 +176,18 @@ pub(crate) fn concerns(set: c_int) -> bool {
 /// Forgets a set or socket that is closed.
 pub(crate) fn forget(fd: c_int) {
     lock(&REGISTERED).retain(|of| of.set != fd && of.fd != fd);
+}
+
+/// The list, kept from everybody.
+pub(crate) type Locked = MutexGuard<'static, Vec<Registered>>;
+
+pub(crate) fn locked() -> Locked {
+    lock(&REGISTERED)
+}
+
+/// In a child: forgets what the parent has registered.
+pub(crate) fn leave(registered: &mut Locked) {
+    std::mem::forget(std::mem::take(&mut **registered));
 }
 
 /// A pointer that need not be there.

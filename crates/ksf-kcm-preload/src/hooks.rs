@@ -4,35 +4,20 @@
 //! None of them panics on what a program passes; what panicked would end the process at this boundary.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::AtomicPtr;
 use std::time::Duration;
 
 use libc::{FILE, epoll_event, fd_set, iovec, mmsghdr, mode_t, msghdr, nfds_t, off64_t, pollfd, sigset_t};
 use libc::{size_t, sockaddr, socklen_t, ssize_t, timespec, timeval};
 
-use crate::kcm::{self, AF_KCM, Answer};
+use crate::kcm::{self, AF_KCM, Answer, Kcm};
 use crate::message::{self, part};
 use crate::table::{self, Entry};
-use crate::{events, procfs, program, watch};
-
-/// The next definition of a function, found once.
-fn next(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
-    let known = found.load(Ordering::Relaxed);
-    if !known.is_null() {
-        return known;
-    }
-    // SAFETY: the name is a string. Two threads that look at once find the same.
-    let function = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
-    if function.is_null() {
-        // SAFETY: ends the process. It has called a function that its libc does not have.
-        unsafe { libc::abort() };
-    }
-    found.store(function, Ordering::Relaxed);
-    function
-}
+use crate::{events, ownership, procfs, program, real, watch};
 
 /// As functions of libc answer: a number, or -1 and errno.
-trait Returned {
+pub(crate) trait Returned {
     fn failed() -> Self;
 }
 
@@ -48,7 +33,7 @@ impl Returned for isize {
     }
 }
 
-fn give<T: Returned>(answer: Answer<T>) -> T {
+pub(crate) fn give<T: Returned>(answer: Answer<T>) -> T {
     answer.unwrap_or_else(|errno| {
         // SAFETY: the place of this thread's errno can be written.
         unsafe { *libc::__errno_location() = errno };
@@ -56,7 +41,7 @@ fn give<T: Returned>(answer: Answer<T>) -> T {
     })
 }
 
-fn errno() -> c_int {
+pub(crate) fn errno() -> c_int {
     // SAFETY: the place of this thread's errno can be read.
     unsafe { *libc::__errno_location() }
 }
@@ -83,7 +68,7 @@ macro_rules! hooks {
                 // others do, on the ABIs of Linux), and the arguments are the caller's or as good.
                 unsafe {
                     let function =
-                        std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $result>(next(NAME, &FOUND));
+                        std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $result>(real::next(NAME, &FOUND));
                     function($($argument),*)
                 }
             };
@@ -95,7 +80,7 @@ macro_rules! hooks {
 
 /// For calls that have no meaning on a message socket.
 fn refused(fd: c_int) -> Option<c_int> {
-    table::kcm(fd).map(|_| give(Err(libc::EOPNOTSUPP)))
+    table::on_kcm(fd, |_| Err(libc::EOPNOTSUPP)).map(give)
 }
 
 /// What reading does, whatever function it is called by.
@@ -109,6 +94,7 @@ unsafe fn read_parts(fd: c_int, parts: *const iovec, count: usize, flags: c_int)
         Entry::Kcm(kcm) => Some(give(unsafe { message::receive_parts(fd, &kcm, parts, count, flags) })),
         // SAFETY: handed on from the caller.
         Entry::Tcp(tcp) => unsafe { message::unread(&tcp, parts, count, flags) }.map(give),
+        Entry::Inherited => Some(give(Err(ownership::refuse(fd)))),
         Entry::Program(_) => None,
     }
 }
@@ -119,10 +105,12 @@ unsafe fn read_parts(fd: c_int, parts: *const iovec, count: usize, flags: c_int)
 ///
 /// `parts` leads to `count` parts that can be read.
 unsafe fn write_parts(fd: c_int, parts: *const iovec, count: usize, flags: Option<c_int>) -> Option<isize> {
-    let kcm = table::kcm(fd)?;
-    let flags = flags.unwrap_or_else(|| message::write_flags(&kcm));
-    // SAFETY: handed on from the caller.
-    Some(give(unsafe { message::send_parts(fd, &kcm, parts, count, flags) }))
+    let send = |kcm: &Arc<Kcm>| {
+        let flags = flags.unwrap_or_else(|| message::write_flags(kcm));
+        // SAFETY: handed on from the caller.
+        unsafe { message::send_parts(fd, kcm, parts, count, flags) }
+    };
+    table::on_kcm(fd, send).map(give)
 }
 
 fn of_ms(timeout_ms: c_int) -> Option<Duration> {
@@ -130,7 +118,7 @@ fn of_ms(timeout_ms: c_int) -> Option<Duration> {
 }
 
 /// In milliseconds, rounded up; -1: for ever.
-fn to_ms(timeout: Option<Duration>) -> c_int {
+pub(crate) fn to_ms(timeout: Option<Duration>) -> c_int {
     timeout.map_or(-1, |timeout| c_int::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX))
 }
 
@@ -143,27 +131,22 @@ unsafe fn of_timespec(timeout: *const timespec) -> Option<Duration> {
     Some(Duration::new(u64::try_from(timeout.tv_sec).ok()?, u32::try_from(timeout.tv_nsec).ok()?))
 }
 
-fn to_timespec(timeout: Duration) -> timespec {
+pub(crate) fn to_timespec(timeout: Duration) -> timespec {
     timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos().into() }
 }
 
-/// `poll` with `wait` for the real one.
+/// `ppoll`, if it concerns anything of this library's.
 ///
 /// # Safety
 ///
-/// `set` leads to `count` entries.
-unsafe fn watch(
-    set: *mut pollfd,
-    count: nfds_t,
-    timeout: Option<Duration>,
-    wait: impl FnMut(&mut [pollfd], Option<Duration>) -> c_int,
-) -> Option<c_int> {
+/// `set` leads to `count` entries; `signals` is null or a set.
+unsafe fn watch(set: *mut pollfd, count: nfds_t, timeout: Option<Duration>, signals: *const sigset_t) -> Option<c_int> {
     if set.is_null() || count == 0 {
         return None;
     }
-    // SAFETY: there are so many.
-    let set = unsafe { std::slice::from_raw_parts_mut(set, count as usize) };
-    watch::concerns(set).then(|| watch::watch(set, timeout, wait))
+    // SAFETY: there are so many, and the signals are there or null.
+    let (set, signals) = unsafe { (std::slice::from_raw_parts_mut(set, count as usize), signals.as_ref()) };
+    watch::concerns(set).then(|| watch::watch(set, timeout, signals))
 }
 
 hooks! {
@@ -173,8 +156,12 @@ hooks! {
 
     /// ioctl(2)
     fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int = |real| {
-        // SAFETY: the caller's argument is what the request demands.
-        table::kcm(fd).and_then(|kcm| unsafe { kcm::ioctl(&kcm, request, argument) }).map(give)
+        match table::find(fd) {
+            // SAFETY: the caller's argument is what the request demands.
+            Some(Entry::Kcm(kcm)) => unsafe { kcm::ioctl(&kcm, request, argument) }.map(give),
+            Some(Entry::Inherited) if kcm::is_own(request) => Some(give(Err(ownership::refuse(fd)))),
+            _ => None,
+        }
     };
 
     /// getsockopt(2)
@@ -184,6 +171,7 @@ hooks! {
             Some(Entry::Tcp(tcp)) if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) && tcp.has_error() => {
                 Some(Ok(tcp.take_error().to_ne_bytes().to_vec()))
             }
+            Some(Entry::Inherited) => Some(Err(ownership::refuse(fd))),
             _ => None,
         };
         bytes.map(|bytes| give(bytes.and_then(|bytes| {
@@ -202,14 +190,15 @@ hooks! {
 
     /// setsockopt(2)
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int = |real| {
-        table::kcm(fd).map(|kcm| {
+        let set = |kcm: &Arc<Kcm>| {
             if value.is_null() {
-                return give(Err(libc::EFAULT));
+                return Err(libc::EFAULT);
             }
             // SAFETY: the caller's value has so many bytes.
             let bytes = unsafe { std::slice::from_raw_parts(value.cast(), length as usize) };
-            give(kcm::set_option(&kcm, level, name, bytes))
-        })
+            kcm::set_option(kcm, level, name, bytes)
+        };
+        table::on_kcm(fd, set).map(give)
     };
 
     /// bind(2)
@@ -237,6 +226,7 @@ hooks! {
             // SAFETY: the header leads to its buffers.
             unsafe { message::unread(&tcp, (*header).msg_iov, (*header).msg_iovlen, flags) }.map(give)
         }
+        Some(Entry::Inherited) => Some(give(Err(ownership::refuse(fd)))),
         _ => None,
     };
     /// recv(2)
@@ -270,13 +260,14 @@ hooks! {
     /// recvmmsg(2)
     fn recvmmsg(fd: c_int, headers: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int = |real| {
         // SAFETY: the caller has so many headers, and a timeout or none.
-        table::kcm(fd).map(|kcm| give(unsafe { message::receive_many(fd, &kcm, headers, count, flags, of_timespec(timeout)) }))
+        let receive = |kcm: &Arc<Kcm>| unsafe { message::receive_many(fd, kcm, headers, count, flags, of_timespec(timeout)) };
+        table::on_kcm(fd, receive).map(give)
     };
 
     /// sendmsg(2)
     fn sendmsg(fd: c_int, header: *const msghdr, flags: c_int) -> ssize_t =
         // SAFETY: the caller's header is what the manual page demands.
-        |real| table::kcm(fd).map(|kcm| give(unsafe { message::send(fd, &kcm, header, flags) }));
+        |real| table::on_kcm(fd, |kcm| unsafe { message::send(fd, kcm, header, flags) }).map(give);
     /// send(2)
     fn send(fd: c_int, bytes: *const c_void, count: size_t, flags: c_int) -> ssize_t =
         // SAFETY: the caller has so many bytes.
@@ -296,32 +287,30 @@ hooks! {
     /// sendmmsg(2)
     fn sendmmsg(fd: c_int, headers: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int =
         // SAFETY: the caller has so many headers.
-        |real| table::kcm(fd).map(|kcm| give(unsafe { message::send_many(fd, &kcm, headers, count, flags) }));
+        |real| table::on_kcm(fd, |kcm| unsafe { message::send_many(fd, kcm, headers, count, flags) }).map(give);
     /// splice(2)
     fn splice(from: c_int, from_at: *mut off64_t, to: c_int, to_at: *mut off64_t, bytes: size_t, flags: c_uint) -> ssize_t =
-        |real| table::kcm(from).map(|kcm| give(message::splice(from, &kcm, to, bytes, flags)));
+        |real| table::on_kcm(from, |kcm| message::splice(from, kcm, to, bytes, flags)).map(give);
 
     /// poll(2)
-    fn poll(set: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int = |real| {
+    fn poll(set: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int =
         // SAFETY: the caller has so many entries.
-        unsafe { watch(set, count, of_ms(timeout_ms), |set, left| real(set.as_mut_ptr(), set.len() as nfds_t, to_ms(left))) }
-    };
+        |real| unsafe { watch(set, count, of_ms(timeout_ms), std::ptr::null()) };
     /// poll(2), as programs compiled with _FORTIFY_SOURCE call it
     fn __poll_chk(set: *mut pollfd, count: nfds_t, timeout_ms: c_int, size: size_t) -> c_int = |real| {
         let fits = size / size_of::<pollfd>() >= count as usize;
-        let own = |set: &mut [pollfd], left| real(set.as_mut_ptr(), set.len() as nfds_t, to_ms(left), usize::MAX);
         // SAFETY: the caller has so many entries; the real function ends a program that has not.
-        if fits { unsafe { watch(set, count, of_ms(timeout_ms), own) } } else { None }
+        if fits { unsafe { watch(set, count, of_ms(timeout_ms), std::ptr::null()) } } else { None }
     };
     /// ppoll(2)
-    fn ppoll(set: *mut pollfd, count: nfds_t, timeout: *const timespec, signals: *const sigset_t) -> c_int = |real| {
-        let own = |set: &mut [pollfd], left: Option<Duration>| {
-            let left = left.map(to_timespec);
-            let left = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-            real(set.as_mut_ptr(), set.len() as nfds_t, left, signals)
-        };
-        // SAFETY: the caller has so many entries, and a timeout or none.
-        unsafe { watch(set, count, of_timespec(timeout), own) }
+    fn ppoll(set: *mut pollfd, count: nfds_t, timeout: *const timespec, signals: *const sigset_t) -> c_int =
+        // SAFETY: the caller has so many entries, and a timeout and signals or none.
+        |real| unsafe { watch(set, count, of_timespec(timeout), signals) };
+    /// ppoll(2), as programs compiled with _FORTIFY_SOURCE call it
+    fn __ppoll_chk(set: *mut pollfd, count: nfds_t, timeout: *const timespec, signals: *const sigset_t, size: size_t) -> c_int = |real| {
+        let fits = size / size_of::<pollfd>() >= count as usize;
+        // SAFETY: the caller has so many entries; the real function ends a program that has not.
+        if fits { unsafe { watch(set, count, of_timespec(timeout), signals) } } else { None }
     };
     /// select(2)
     fn select(count: c_int, readable: *mut fd_set, writable: *mut fd_set, broken: *mut fd_set, timeout: *mut timeval) -> c_int = |real| {
@@ -330,14 +319,13 @@ hooks! {
             let left = timeout.as_ref().map(|left| {
                 Duration::from_secs(left.tv_sec.max(0) as u64) + Duration::from_micros(left.tv_usec.max(0) as u64)
             });
-            select_by_poll(count, readable, writable, broken, left)
+            select_by_poll(count, readable, writable, broken, left, std::ptr::null())
         }
     };
     /// pselect(2)
     fn pselect(count: c_int, readable: *mut fd_set, writable: *mut fd_set, broken: *mut fd_set, timeout: *const timespec, signals: *const sigset_t) -> c_int = |real| {
-        // With a mask it must be one step: then the sets are the kernel's.
-        // SAFETY: the caller's sets and timeout are there or null.
-        if signals.is_null() { unsafe { select_by_poll(count, readable, writable, broken, of_timespec(timeout)) } } else { None }
+        // SAFETY: the caller's sets, timeout and signals are there or null.
+        unsafe { select_by_poll(count, readable, writable, broken, of_timespec(timeout), signals) }
     };
 
     /// epoll_ctl(2)
@@ -356,15 +344,13 @@ hooks! {
         events::control(set, operation, fd, unsafe { events::read(event.cast()) }, own)
     };
     /// epoll_wait(2)
-    fn epoll_wait(set: c_int, found: *mut epoll_event, max: c_int, timeout_ms: c_int) -> c_int = |real| {
+    fn epoll_wait(set: c_int, found: *mut epoll_event, max: c_int, timeout_ms: c_int) -> c_int =
         // SAFETY: the caller has room for so many.
-        events::concerns(set).then(|| unsafe { events::wait(set, found, of_ms(timeout_ms), |left| real(set, found, max, to_ms(left))) })
-    };
+        |real| events::concerns(set).then(|| unsafe { events::wait(set, found, max, of_ms(timeout_ms), std::ptr::null()) });
     /// epoll_pwait(2)
-    fn epoll_pwait(set: c_int, found: *mut epoll_event, max: c_int, timeout_ms: c_int, signals: *const sigset_t) -> c_int = |real| {
-        // SAFETY: the caller has room for so many.
-        events::concerns(set).then(|| unsafe { events::wait(set, found, of_ms(timeout_ms), |left| real(set, found, max, to_ms(left), signals)) })
-    };
+    fn epoll_pwait(set: c_int, found: *mut epoll_event, max: c_int, timeout_ms: c_int, signals: *const sigset_t) -> c_int =
+        // SAFETY: the caller has room for so many, and signals or none.
+        |real| events::concerns(set).then(|| unsafe { events::wait(set, found, max, of_ms(timeout_ms), signals) });
 
     /// close(2)
     fn close(fd: c_int) -> c_int = |real| {
@@ -464,13 +450,14 @@ fn stream(path: *const c_char) -> Option<*mut FILE> {
 ///
 /// # Safety
 ///
-/// The sets are null or can be read and written.
+/// The sets are null or can be read and written, the signals null or a set.
 unsafe fn select_by_poll(
     count: c_int,
     readable: *mut fd_set,
     writable: *mut fd_set,
     broken: *mut fd_set,
     timeout: Option<Duration>,
+    signals: *const sigset_t,
 ) -> Option<c_int> {
     let sets = [
         (readable, libc::POLLIN | libc::POLLRDNORM, libc::POLLIN | libc::POLLRDNORM | libc::POLLHUP | libc::POLLERR),
@@ -486,12 +473,9 @@ unsafe fn select_by_poll(
             polled.push(pollfd { fd, events, revents: 0 });
         }
     }
-    if !watch::concerns(&polled) {
-        return None;
-    }
     let asked = polled.clone();
-    // SAFETY: the list is as long as it says. This is the function above, which finds what concerns it.
-    let result = unsafe { poll(polled.as_mut_ptr(), polled.len() as nfds_t, to_ms(timeout)) };
+    // SAFETY: the list is as long as it says; the signals are as the contract says.
+    let result = unsafe { watch(polled.as_mut_ptr(), polled.len() as nfds_t, timeout, signals) }?;
     if result < 0 {
         return Some(result);
     }

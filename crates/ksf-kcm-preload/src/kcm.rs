@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use ksf_mux::kcm::{AttachOptions, KcmSocket, Kind, Options};
@@ -12,7 +12,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 
 use crate::attached::Attached;
+use crate::signals::Blocked;
 use crate::table::{self, Entry, lock};
+use crate::{ownership, program};
 
 /// A call's result: a number, or an error number.
 pub(crate) type Answer<T> = Result<T, c_int>;
@@ -58,6 +60,11 @@ impl Group {
         }
     }
 
+    /// Which one it is of those that are there.
+    fn number(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
     fn hand_on(&self, kcm: &Kcm) {
         while let Some(event) = kcm.socket.event() {
             if let Event::Ended { connection, error } = event
@@ -71,8 +78,21 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
+        ownership::forget_copies(self.number());
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
     }
+}
+
+/// The list of them, kept from everybody.
+pub(crate) type Locked = MutexGuard<'static, Vec<Weak<Group>>>;
+
+pub(crate) fn locked() -> Locked {
+    lock(&GROUPS)
+}
+
+/// In a child: forgets those of the parent.
+pub(crate) fn leave(groups: &mut Locked) {
+    std::mem::forget(std::mem::take(&mut **groups));
 }
 
 fn to_errno(error: &std::io::Error) -> c_int {
@@ -82,6 +102,8 @@ fn to_errno(error: &std::io::Error) -> c_int {
 /// `socket(AF_KCM, ...)`.
 pub(crate) fn open(socket_type: c_int, protocol: c_int) -> Answer<c_int> {
     let kind = Kind::from_raw(socket_type, protocol).map_err(|error| error.errno())?;
+    // The threads of the multiplexor are not the program's: no handler of its own runs there.
+    let _blocked = Blocked::all();
     let make = || -> std::io::Result<c_int> {
         let socket = KcmSocket::new(kind, Options::default())?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC)?;
@@ -124,6 +146,7 @@ fn publish(socket: KcmSocket, group: Arc<Group>, flags: c_int) -> std::io::Resul
     if flags & libc::SOCK_NONBLOCK != 0 {
         rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::NONBLOCK)?;
     }
+    ownership::mark(fd.as_fd());
     let room = eventfd(0, EventfdFlags::CLOEXEC)?;
     let kcm = Arc::new(Kcm { socket, group: Arc::clone(&group), room });
     let mut sockets = lock(&group.sockets);
@@ -133,6 +156,11 @@ fn publish(socket: KcmSocket, group: Arc<Group>, flags: c_int) -> std::io::Resul
     let fd = fd.into_raw_fd();
     table::insert(fd, Entry::Kcm(kcm));
     Ok(fd)
+}
+
+/// True for what only a message socket is asked for.
+pub(crate) fn is_own(request: u64) -> bool {
+    matches!(request, ATTACH | UNATTACH | CLONE)
 }
 
 /// `ioctl` on a message socket.
@@ -172,14 +200,13 @@ fn borrow<'a>(fd: RawFd) -> Option<BorrowedFd<'a>> {
 
 fn attach(kcm: &Kcm, fd: c_int, program: c_int) -> Answer<c_int> {
     let socket = borrow(fd).ok_or(libc::ENOENT)?;
-    let program = match table::find(program) {
-        Some(Entry::Program(program)) => program,
-        _ => return Err(if borrow(program).is_some() { libc::EINVAL } else { libc::EBADF }),
-    };
+    borrow(program).ok_or(libc::EBADF)?;
+    let program = program::of_descriptor(program)?;
     let own = socket.try_clone_to_owned().map_err(|error| to_errno(&error))?;
     // An error that came between the two would find nobody: it waits until the connection is known.
     let mut connections = lock(&kcm.group.connections);
     connections.retain(|_, attached| attached.strong_count() > 0);
+    let copy = own.as_raw_fd();
     let connection = kcm.socket.attach(own, program, AttachOptions::default()).map_err(|error| error.errno())?;
     let attached = match Attached::new(Arc::clone(&kcm.group)) {
         Ok(attached) => Arc::new(attached),
@@ -188,6 +215,8 @@ fn attach(kcm: &Kcm, fd: c_int, program: c_int) -> Answer<c_int> {
             return Err(to_errno(&error));
         }
     };
+    // SAFETY: the multiplexor holds it as long as the connection is attached, which the list of this lock says.
+    ownership::note_copy(kcm.group.number(), connection, unsafe { BorrowedFd::borrow_raw(copy) });
     connections.insert(connection, Arc::downgrade(&attached));
     drop(connections);
     table::insert(fd, Entry::Tcp(attached));
@@ -199,6 +228,7 @@ fn unattach(kcm: &Kcm, fd: c_int) -> Answer<c_int> {
     let connection = kcm.socket.connection_of(socket).ok_or(libc::ENOENT)?;
     let detached = kcm.socket.unattach(connection).map_err(|error| error.errno())?;
     lock(&kcm.group.connections).remove(&connection);
+    ownership::forget_copy(kcm.group.number(), connection);
     match table::tcp(fd) {
         Some(attached) if !detached.unread.is_empty() => lock(&attached.unread).extend(&detached.unread),
         _ => table::remove(fd),

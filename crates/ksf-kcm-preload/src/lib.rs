@@ -9,14 +9,19 @@
 //! Calls to the kernel from here go through rustix, which makes them without libc: a function of libc would come back
 //! to the one defined here. Nothing is locked while a descriptor is closed, for the same reason.
 //!
-//! What is not there: sockets shared with a child over fork or exec, or passed to another process; EINTR.
+//! A message socket belongs to the process that opened it ([`ownership`]). Signals end calls as they do on sockets of
+//! the kernel ([`signals`]).
 
 mod attached;
 mod events;
 pub mod hooks;
 mod kcm;
 mod message;
+mod notice;
+mod ownership;
 mod procfs;
 mod program;
+mod real;
+mod signals;
 mod table;
 mod watch;

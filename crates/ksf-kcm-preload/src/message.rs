@@ -5,11 +5,12 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use ksf_mux::kcm::{Flags, Kind};
+use ksf_mux::kcm::{Flags, KcmError, Kind};
 use libc::{iovec, mmsghdr, msghdr};
 
 use crate::attached::Attached;
 use crate::kcm::{Answer, Kcm, is_nonblocking};
+use crate::signals::{self, For};
 use crate::table::lock;
 
 /// A caller's buffers.
@@ -45,6 +46,24 @@ fn with_mode(fd: c_int, flags: c_int) -> Flags {
     if is_nonblocking(fd) { flags | Flags::DONTWAIT } else { flags }
 }
 
+/// Does a call, with or without waiting; a signal may end the wait.
+fn call<T>(
+    fd: c_int,
+    kcm: &Kcm,
+    flags: c_int,
+    what: For,
+    mut work: impl FnMut(Flags) -> Result<T, KcmError>,
+) -> Answer<T> {
+    let flags = with_mode(fd, flags);
+    let at_once = flags | Flags::DONTWAIT;
+    match work(at_once) {
+        Err(KcmError::WouldBlock) if !flags.contains(Flags::DONTWAIT) => {
+            signals::wait(kcm, what, || work(at_once)).unwrap_or_else(|| work(flags).map_err(|error| error.errno()))
+        }
+        result => result.map_err(|error| error.errno()),
+    }
+}
+
 /// `recvmsg`.
 ///
 /// # Safety
@@ -57,7 +76,7 @@ pub(crate) unsafe fn receive(fd: c_int, kcm: &Kcm, header: *mut msghdr, flags: c
         let parts = buffers(header.msg_iov, header.msg_iovlen);
         (header, parts)
     };
-    let received = kcm.socket.recvmsg(&mut parts, with_mode(fd, flags)).map_err(|error| error.errno())?;
+    let received = call(fd, kcm, flags, For::Message, |flags| kcm.socket.recvmsg(&mut parts, flags))?;
     header.msg_flags = received.flags.bits();
     header.msg_namelen = 0;
     header.msg_controllen = 0;
@@ -78,7 +97,7 @@ pub(crate) unsafe fn receive_parts(
 ) -> Answer<isize> {
     // SAFETY: the buffers are as the contract says.
     let mut parts = unsafe { buffers(parts, count) };
-    let received = kcm.socket.recvmsg(&mut parts, with_mode(fd, flags)).map_err(|error| error.errno())?;
+    let received = call(fd, kcm, flags, For::Message, |flags| kcm.socket.recvmsg(&mut parts, flags))?;
     Ok(received.bytes as isize)
 }
 
@@ -141,7 +160,7 @@ pub(crate) unsafe fn send_parts(
 ) -> Answer<isize> {
     // SAFETY: the parts are as the contract says.
     let parts = unsafe { slices(parts, count) };
-    let sent = kcm.socket.sendmsg(&parts, with_mode(fd, flags)).map_err(|error| error.errno())?;
+    let sent = call(fd, kcm, flags, For::Room, |flags| kcm.socket.sendmsg(&parts, flags))?;
     Ok(sent as isize)
 }
 
@@ -189,7 +208,7 @@ pub(crate) fn splice(fd: c_int, kcm: &Kcm, to: c_int, bytes: usize, flags: c_uin
     }
     // SAFETY: the caller keeps its descriptor open during its call; a wrong number gives EBADF.
     let to = unsafe { BorrowedFd::borrow_raw(to) };
-    let spliced = kcm.socket.splice(to, bytes, with_mode(fd, flags)).map_err(|error| error.errno())?;
+    let spliced = call(fd, kcm, flags, For::Message, |flags| kcm.socket.splice(to, bytes, flags))?;
     Ok(spliced as isize)
 }
 

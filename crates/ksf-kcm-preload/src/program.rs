@@ -1,13 +1,16 @@
 //! Framing programs: remembered when they are loaded, so that the interpreter can run them.
 
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_long};
 use std::os::fd::IntoRawFd;
-use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 
 use ksf_bpf_framing::{FramingProgram, Options};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::table::{self, Entry};
+use crate::notice;
+use crate::table::{self, Entry, lock};
 
 /// bpf(BPF_PROG_LOAD, ...) of a program of BPF_PROG_TYPE_SOCKET_FILTER.
 const PROG_LOAD: c_long = 5;
@@ -52,6 +55,74 @@ pub(crate) fn loaded(program: Arc<FramingProgram>, result: Result<c_int, c_int>)
         // The verifier's verdict.
         Err(errno) => return Err(errno),
     };
+    if let Some(name) = name_of(fd) {
+        let mut known = lock(&KNOWN);
+        known.insert(name, Arc::clone(&program));
+        if known.len() > KNOWN_MAX {
+            known.pop_first();
+        }
+    }
     table::insert(fd, Entry::Program(program));
     Ok(fd)
+}
+
+/// Programs loaded here, by the number that the kernel gave them, in order: they may come back by another descriptor.
+static KNOWN: Mutex<BTreeMap<Name, Arc<FramingProgram>>> = Mutex::new(BTreeMap::new());
+/// Enough for any program; one that loads for ever gets no larger.
+const KNOWN_MAX: usize = 1024;
+
+/// What the kernel calls the thing behind a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Name {
+    /// A program that was loaded.
+    Program(u32),
+    /// What stands for one where none may be loaded.
+    StandIn(u32),
+}
+
+/// The program behind a descriptor that is open. Fails with EINVAL if it is none, as AF_KCM does, and with ENOEXEC if it
+/// is one whose instructions were never seen: the kernel gives back only what it has made of them, which needs its
+/// memory to run.
+pub(crate) fn of_descriptor(fd: c_int) -> Result<Arc<FramingProgram>, c_int> {
+    if let Some(Entry::Program(program)) = table::find(fd) {
+        return Ok(program);
+    }
+    let name = name_of(fd).ok_or(libc::EINVAL)?;
+    let known = lock(&KNOWN).get(&name).cloned();
+    match (known, name) {
+        (Some(program), _) => Ok(program),
+        (None, Name::StandIn(_)) => Err(libc::EINVAL),
+        (None, Name::Program(number)) => {
+            static TOLD: AtomicBool = AtomicBool::new(false);
+            notice::once(&TOLD, || {
+                format!(
+                    "the framing program of descriptor {fd} (number {number}) was loaded by another process, or not by \
+                     a function of libc: its instructions are not known (ENOEXEC)"
+                )
+            });
+            Err(libc::ENOEXEC)
+        }
+    }
+}
+
+/// By /proc/self/fdinfo, which asks for no rights.
+fn name_of(fd: c_int) -> Option<Name> {
+    use rustix::fs::{Mode, OFlags};
+    let path = format!("/proc/self/fdinfo/{fd}");
+    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut bytes = [0; 1024];
+    let count = rustix::io::read(&file, &mut bytes).ok()?;
+    name_in(std::str::from_utf8(&bytes[..count]).ok()?)
+}
+
+fn name_in(info: &str) -> Option<Name> {
+    let value = |name: &str| {
+        let mut lines = info.lines().filter_map(|line| line.split_once(':'));
+        lines.find(|(of, _)| *of == name).and_then(|(_, value)| value.trim().parse::<u32>().ok())
+    };
+    match value("prog_type") {
+        Some(SOCKET_FILTER) => value("prog_id").map(Name::Program),
+        Some(_) => None,
+        None => value("eventfd-id").map(Name::StandIn),
+    }
 }

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
 use ksf_bpf_framing::FramingProgram;
 
 use crate::attached::Attached;
-use crate::kcm::Kcm;
+use crate::kcm::{Answer, Kcm};
+use crate::ownership;
 
 /// What a descriptor is.
 #[derive(Clone)]
@@ -19,6 +20,8 @@ pub(crate) enum Entry {
     Tcp(Arc<Attached>),
     /// A framing program.
     Program(Arc<FramingProgram>),
+    /// A message socket of the process that opened it, which is another.
+    Inherited,
 }
 
 static TABLE: RwLock<BTreeMap<c_int, Entry>> = RwLock::new(BTreeMap::new());
@@ -29,12 +32,19 @@ pub(crate) fn find(fd: c_int) -> Option<Entry> {
     if !USED.load(Ordering::Acquire) {
         return None;
     }
-    TABLE.read().unwrap_or_else(PoisonError::into_inner).get(&fd).cloned()
+    let entry = TABLE.read().unwrap_or_else(PoisonError::into_inner).get(&fd).cloned()?;
+    match entry {
+        // In a child of vfork or clone, which may have closed it since and uses the number for something else.
+        Entry::Kcm(_) | Entry::Tcp(_) if !ownership::is_owner() => ownership::is_marked(fd).then_some(Entry::Inherited),
+        entry => Some(entry),
+    }
 }
 
-pub(crate) fn kcm(fd: c_int) -> Option<Arc<Kcm>> {
+/// Does a call on a message socket: refuses it on one of another process. None for any other descriptor.
+pub(crate) fn on_kcm<T>(fd: c_int, call: impl FnOnce(&Arc<Kcm>) -> Answer<T>) -> Option<Answer<T>> {
     match find(fd)? {
-        Entry::Kcm(kcm) => Some(kcm),
+        Entry::Kcm(kcm) => Some(call(&kcm)),
+        Entry::Inherited => Some(Err(ownership::refuse(fd))),
         _ => None,
     }
 }
@@ -47,6 +57,9 @@ pub(crate) fn tcp(fd: c_int) -> Option<Arc<Attached>> {
 }
 
 pub(crate) fn insert(fd: c_int, entry: Entry) {
+    if !ownership::is_owner() {
+        return;
+    }
     USED.store(true, Ordering::Release);
     let old = TABLE.write().unwrap_or_else(PoisonError::into_inner).insert(fd, entry);
     // Not under the lock: it may close descriptors, which looks into the table.
@@ -54,7 +67,7 @@ pub(crate) fn insert(fd: c_int, entry: Entry) {
 }
 
 pub(crate) fn remove(fd: c_int) {
-    if USED.load(Ordering::Acquire) {
+    if USED.load(Ordering::Acquire) && ownership::is_owner() {
         let old = TABLE.write().unwrap_or_else(PoisonError::into_inner).remove(&fd);
         drop(old);
     }
@@ -65,6 +78,32 @@ pub(crate) fn copy(from: c_int, to: c_int) {
     match find(from) {
         Some(entry) => insert(to, entry),
         None => remove(to),
+    }
+}
+
+/// The table, kept from everybody.
+pub(crate) type Locked = RwLockWriteGuard<'static, BTreeMap<c_int, Entry>>;
+
+pub(crate) fn locked() -> Locked {
+    TABLE.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// In a child: what was the parent's is not the child's. Nothing is dropped, because that would end it.
+pub(crate) fn leave(table: &mut Locked) {
+    for (fd, entry) in std::mem::take(&mut **table) {
+        let entry = match entry {
+            Entry::Kcm(kcm) => {
+                std::mem::forget(kcm);
+                Entry::Inherited
+            }
+            Entry::Tcp(tcp) => {
+                tcp.close_alarm();
+                std::mem::forget(tcp);
+                continue;
+            }
+            entry => entry,
+        };
+        table.insert(fd, entry);
     }
 }
 

@@ -4,25 +4,24 @@
 use std::ffi::c_int;
 use std::time::{Duration, Instant};
 
-use libc::{POLLERR, POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM, pollfd};
+use libc::{POLLERR, POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM, pollfd, sigset_t};
 
+use crate::hooks::give;
 use crate::kcm::readiness;
+use crate::ownership;
+use crate::signals::{Blocked, SLICE, poll_with};
 use crate::table::{Entry, find};
-
-/// While connections are watched, what they received is read so often: nobody may be there who does.
-const SLICE: Duration = Duration::from_millis(5);
 
 /// True if one of these is not what the kernel takes it for.
 pub(crate) fn concerns(set: &[pollfd]) -> bool {
-    set.iter().any(|polled| matches!(find(polled.fd), Some(Entry::Kcm(_) | Entry::Tcp(_))))
+    set.iter().any(|polled| matches!(find(polled.fd), Some(Entry::Kcm(_) | Entry::Tcp(_) | Entry::Inherited)))
 }
 
-/// `poll`, with `wait` for libc's own.
-pub(crate) fn watch(
-    set: &mut [pollfd],
-    timeout: Option<Duration>,
-    mut wait: impl FnMut(&mut [pollfd], Option<Duration>) -> c_int,
-) -> c_int {
+/// `ppoll`. `signals` are blocked meanwhile, if that is said; else those that are.
+pub(crate) fn watch(set: &mut [pollfd], timeout: Option<Duration>, signals: Option<&sigset_t>) -> c_int {
+    // A signal between two looks would not end the call: it comes during one.
+    let blocked = Blocked::all();
+    let signals = signals.unwrap_or(&blocked.before);
     let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
@@ -52,16 +51,21 @@ pub(crate) fn watch(
                     if tcp.has_error() {
                         found[at] |= POLLERR;
                     }
-                    // The bytes it has are the multiplexor's.
+                    // The bytes it has are the multiplexor's, which reads them so often: nobody else may be there who does.
                     real[at].events &= !(POLLIN | POLLRDNORM);
                     slice = Some(SLICE);
+                }
+                Some(Entry::Inherited) => {
+                    ownership::refuse(polled.fd);
+                    found[at] |= POLLERR;
+                    real[at].fd = -1;
                 }
                 _ => {}
             }
         }
         let ready = found.iter().any(|found| *found != 0);
         let pause = if ready { Some(Duration::ZERO) } else { min(left, slice) };
-        let result = wait(&mut real, pause);
+        let result = poll_with(&mut real, pause, signals).unwrap_or_else(|errno| give(Err(errno)));
         if result < 0 && !ready {
             return result;
         }

@@ -68,8 +68,12 @@ fn remove(program: &Path) {
     std::fs::remove_dir_all(program.parent().unwrap()).unwrap();
 }
 
-fn check_contract(observed: &str) {
-    let ours = std::fs::read_to_string(repository().join("lab/kcm/ours.txt")).unwrap();
+fn record(name: &str) -> String {
+    std::fs::read_to_string(repository().join("lab/kcm").join(name)).unwrap()
+}
+
+fn check(observed: &str, name: &str) {
+    let ours = record(name);
     for (wanted, observed) in ours.lines().zip(observed.lines()) {
         assert_eq!(observed, wanted);
     }
@@ -80,7 +84,7 @@ fn check_contract(observed: &str) {
 fn contract_under_kcm_run() {
     own_network();
     let (program, library) = compile("lab/kcm/contract.c", &["-O1"]);
-    check_contract(&run(&mut preloaded(&program, &library)));
+    check(&run(&mut preloaded(&program, &library)), "ours.txt");
     remove(&program);
 }
 
@@ -95,8 +99,52 @@ fn contract_without_the_right_to_load_programs() {
     }
     own_network();
     let (program, library) = compile("lab/kcm/contract.c", &["-O2", "-D_FORTIFY_SOURCE=2"]);
-    check_contract(&run(preloaded(&program, &library).uid(65_534).gid(65_534)));
+    check(&run(preloaded(&program, &library).uid(65_534).gid(65_534)), "ours.txt");
     remove(&program);
+}
+
+/// What is not done as AF_KCM does it is told once by each process that meets it.
+#[test]
+fn processes_signals_and_programs() {
+    own_network();
+    let (program, library) = compile("lab/kcm/processes.c", &["-O1"]);
+    let output = preloaded(&program, &library).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{}\n{said}", output.status);
+    check(std::str::from_utf8(&output.stdout).unwrap(), "ours_processes.txt");
+    let said: Vec<_> = said.lines().collect();
+    let [after_fork, after_exec, foreign] = said[..] else { panic!("{said:#?}") };
+    for line in [after_fork, after_exec] {
+        assert!(line.contains("cannot be used after fork or exec (EOPNOTSUPP)"), "{line}");
+    }
+    assert!(foreign.contains("its instructions are not known (ENOEXEC)"), "{foreign}");
+    assert!(
+        said.iter().all(|line| line.starts_with("ksf kcm-run: ") && line.ends_with("see docs/kcm.md")),
+        "{said:#?}"
+    );
+    remove(&program);
+}
+
+#[test]
+fn forks_under_load() {
+    own_network();
+    let (program, library) = compile("crates/ksf-kcm-preload/tests/forks.c", &["-O1"]);
+    run(&mut preloaded(&program, &library));
+    remove(&program);
+}
+
+#[test]
+fn the_table_of_processes_is_the_records() {
+    let (theirs, ours) = (record("af_kcm_processes.txt"), record("ours_processes.txt"));
+    assert_eq!(theirs.lines().count(), ours.lines().count());
+    let rows = theirs.lines().zip(ours.lines()).map(|(theirs, ours)| {
+        let (row, theirs) = theirs.split_once(": ").unwrap();
+        let ours = ours.strip_prefix(row).and_then(|ours| ours.strip_prefix(": ")).expect(row);
+        format!("| {row} | {theirs} | {ours} | `processes_signals_and_programs` |\n")
+    });
+    let table: String = rows.collect();
+    let document = std::fs::read_to_string(repository().join("docs/kcm.md")).unwrap();
+    assert!(document.contains(&table), "docs/kcm.md should have:\n{table}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The kernel's own AF_KCM against the record of what it does, `lab/kcm/af_kcm.txt`.
+//! The kernel's own AF_KCM against the record of what it does, `lab/kcm/af_kcm*.txt`.
 
 use std::path::Path;
 
@@ -6,11 +6,20 @@ use ksf_lab::{Lab, turn};
 
 #[test]
 fn af_kcm_does_what_is_on_record() {
+    observe("contract.c", "af_kcm.txt");
+}
+
+#[test]
+fn processes_share_af_kcm_as_is_on_record() {
+    observe("processes.c", "af_kcm_processes.txt");
+}
+
+fn observe(program: &str, record: &str) {
     let Some(_turn) = turn() else { return };
     let kcm = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../lab/kcm");
-    let recorded = std::fs::read_to_string(kcm.join("af_kcm.txt")).unwrap();
+    let recorded = std::fs::read_to_string(kcm.join(record)).unwrap();
 
-    let observed = Lab::new(kcm.join("contract.c")).module("kcm").run().unwrap().checked().unwrap();
+    let observed = Lab::new(kcm.join(program)).module("kcm").run().unwrap().checked().unwrap();
 
     let differences: Vec<String> = recorded
         .lines()

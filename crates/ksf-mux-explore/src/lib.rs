@@ -1,4 +1,4 @@
-//! The multiplexor's scheduler, baton and out-queue, compiled against primitives that try one schedule of their threads
+//! The multiplexor's scheduler, runs, herd, baton and out-queue, compiled against primitives that try one schedule of their threads
 //! after the other.
 //!
 //! The files of `ksf-mux` are compiled here unchanged; only `crate::sync` differs. Each module of scenarios plays what
@@ -7,7 +7,8 @@
 //!
 //! | module | rules |
 //! |---|---|
-//! | [`queue`] | every message is taken once; nothing waits in a queue while a worker sleeps and nobody looks; at most one wake-up per entry; lanes and classes |
+//! | [`queue`] | every message is taken once; nothing waits in a queue while a worker sleeps and nobody looks; at most one wake-up per entry; runs of messages, also taken back by the keeper; lanes and classes |
+//! | [`event_loops`] | one event loop hears of an event; nothing waits while a program does, whoever does not come |
 //! | [`announcements`] | work follows every announcement, on one thread at a time |
 //! | [`sending`] | bytes leave whole, in order, once; what is not sent is returned or refused, once |
 //!
@@ -26,18 +27,26 @@
 #[allow(dead_code, reason = "borrowed whole; the scenarios use a part")]
 #[path = "../../ksf-mux/src/baton.rs"]
 mod baton;
+#[allow(dead_code, reason = "borrowed whole; the scenarios use a part")]
+#[path = "../../ksf-mux/src/herd.rs"]
+mod herd;
 #[allow(dead_code, unreachable_pub, reason = "borrowed whole; the scenarios use a part")]
 #[path = "../../ksf-mux/src/options.rs"]
 mod options;
 #[allow(dead_code, reason = "borrowed whole; the scenarios use a part")]
 #[path = "../../ksf-mux/src/outbox.rs"]
 mod outbox;
+#[allow(dead_code, reason = "borrowed whole; the scenarios use a part")]
+#[path = "../../ksf-mux/src/run.rs"]
+mod run;
 #[allow(dead_code, unreachable_pub, reason = "borrowed whole; the scenarios use a part")]
 #[path = "../../ksf-mux/src/scheduler.rs"]
 mod scheduler;
 
 pub mod announcements;
 mod epoll;
+pub mod event_loops;
+mod hand;
 pub mod queue;
 pub mod sending;
 mod sync;

@@ -9,7 +9,9 @@ use shuttle::thread;
 
 use crate::baton::Baton;
 use crate::epoll::{Epoll, Event};
-use crate::scheduler::{Lane, Scheduler, Source, Take, Taken, Worker};
+use crate::hand::{InPlace, Keeper, Message, Own};
+use crate::run::Run;
+use crate::scheduler::{Lane, Scheduler, Source, Take, Worker};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Condvar, Mutex, Ordering};
 
 /// What is played.
@@ -17,8 +19,16 @@ use crate::sync::{Arc, AtomicBool, AtomicUsize, Condvar, Mutex, Ordering};
 pub struct Scenario {
     /// Workers, each with a thread.
     pub workers: usize,
-    /// Most messages a worker takes at once.
+    /// Most runs a worker takes at once.
     pub want: usize,
+    /// Most messages of one read that travel together, as a run.
+    pub run_len: usize,
+    /// Workers work on runs where they lie, as those of a service do.
+    pub in_place: bool,
+    /// There is a keeper, which gives to others what a worker that is held up has in its hand.
+    pub keeper: bool,
+    /// Peers send a message and wait for its answer before they let the work on the next one go on.
+    pub one_by_one: bool,
     /// Messages of each connection, in bursts: each burst arrives at once.
     pub bursts: &'static [&'static [usize]],
     /// Messages one read brings; a full read asks for another visit.
@@ -33,7 +43,7 @@ pub struct Scenario {
     pub stop: Option<Stop>,
     /// Workers drop messages instead of coming for the next at once.
     pub dropped: bool,
-    /// The first worker gives back what it took beyond the first message, once.
+    /// The first worker gives back what it took beyond the first message, once; not in place.
     pub gives_back: bool,
 }
 
@@ -51,6 +61,10 @@ impl Scenario {
     pub const PLAIN: Self = Self {
         workers: 3,
         want: 1,
+        run_len: 1,
+        in_place: false,
+        keeper: false,
+        one_by_one: false,
         bursts: &[],
         read_messages: 8,
         lanes: false,
@@ -79,7 +93,15 @@ impl Scenario {
             let world = Arc::clone(&world);
             threads.push(thread::spawn(move || world.disable()));
         }
+        let keeper = self.keeper.then(|| {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                world.keeper.run(|left| world.wake(world.scheduler.give_back(left.into_iter())));
+            })
+        });
         threads.into_iter().for_each(|thread| thread.join().unwrap());
+        world.keeper.stop();
+        let _ = keeper.map(|thread| thread.join().unwrap());
         world.check();
     }
 }
@@ -89,8 +111,9 @@ struct World {
     scheduler: Scheduler<Arc<Connection>>,
     epoll: Epoll,
     connections: Vec<Arc<Connection>>,
+    keeper: Keeper,
     /// The first worker's side, for the thread that disables it.
-    first: Mutex<Option<Arc<Worker<Arc<Connection>>>>>,
+    first: Mutex<Option<First>>,
     first_disabled: AtomicBool,
     begun: Mutex<usize>,
     enough_begun: Condvar,
@@ -100,38 +123,54 @@ struct World {
     entries: AtomicUsize,
 }
 
-struct Connection {
+type First = (Arc<Worker<Arc<Connection>>>, Arc<Mutex<Own>>);
+
+pub(crate) struct Connection {
     index: usize,
     classes: usize,
-    inbox: Mutex<VecDeque<usize>>,
+    inbox: Mutex<VecDeque<u8>>,
     reader: Baton<()>,
-    lane: Option<Lane<usize>>,
+    lane: Option<Lane<Run>>,
     /// Messages in the order in which they were begun.
-    begun: Mutex<Vec<usize>>,
+    begun: Mutex<Vec<u8>>,
     busy: AtomicBool,
+    /// Messages whose answers have left.
+    answered: Mutex<Vec<u8>>,
+    more_answered: Condvar,
+}
+
+impl Connection {
+    /// Answers leave.
+    pub(crate) fn answer(&self, answers: &mut Vec<u8>) {
+        if !answers.is_empty() {
+            self.answered.lock().unwrap().append(answers);
+            self.more_answered.notify_all();
+        }
+    }
 }
 
 impl Source for Arc<Connection> {
-    type Message = usize;
+    type Message = Run;
 
     fn is_same(&self, other: &Self) -> bool {
         Self::ptr_eq(self, other)
     }
 
-    fn lane(&self) -> Option<&Lane<usize>> {
+    fn lane(&self) -> Option<&Lane<Run>> {
         self.lane.as_ref()
     }
 
-    fn class(&self, message: &usize) -> Option<usize> {
-        let class = message % (self.classes + 1);
+    fn class(&self, message: &Run) -> Option<usize> {
+        // Where there are classes each message travels alone.
+        let class = usize::from(message.chunk()[0]) % (self.classes + 1);
         (class < self.classes).then_some(class)
     }
 }
 
-/// A worker's side: `Own` of a message socket.
+/// A worker's side: a message socket.
 struct Me {
     worker: Arc<Worker<Arc<Connection>>>,
-    hand: VecDeque<Taken<Arc<Connection>>>,
+    own: Arc<Mutex<Own>>,
     busy: bool,
     /// It is the one that another thread may disable.
     can_be_disabled: bool,
@@ -149,12 +188,15 @@ impl World {
                 lane: scenario.lanes.then(Lane::default),
                 begun: Mutex::default(),
                 busy: AtomicBool::new(false),
+                answered: Mutex::default(),
+                more_answered: Condvar::new(),
             })
         };
         Self {
             scheduler: Scheduler::new(scenario.caps),
             epoll: Epoll::default(),
             connections: scenario.bursts.iter().enumerate().map(connection).collect(),
+            keeper: Keeper::default(),
             first: Mutex::new(None),
             first_disabled: AtomicBool::new(false),
             begun: Mutex::new(0),
@@ -175,8 +217,9 @@ impl World {
     fn arrive(&self, connection: usize) {
         let mut next = 0;
         for burst in self.scenario.bursts[connection] {
-            self.connections[connection].inbox.lock().unwrap().extend(next..next + burst);
-            next += burst;
+            let end = next + *burst as u8;
+            self.connections[connection].inbox.lock().unwrap().extend(next..end);
+            next = end;
             self.epoll.announce(Event::Readable(connection));
         }
     }
@@ -184,8 +227,10 @@ impl World {
     /// `MessageSocket::set_receiving(false)`, by another thread than the worker's.
     fn disable(&self) {
         self.first_disabled.store(true, Ordering::SeqCst);
-        if let Some(worker) = &*self.first.lock().unwrap() {
-            let wakes = self.scheduler.yield_all(worker);
+        if let Some((worker, own)) = &*self.first.lock().unwrap() {
+            let mut own = own.lock().unwrap();
+            let wakes = self.scheduler.give_back(own.hand.drain(..)) + self.scheduler.yield_all(worker);
+            drop(own);
             self.wake(wakes);
         }
     }
@@ -193,70 +238,107 @@ impl World {
     /// The thread of a worker.
     fn work(&self, index: usize) {
         let worker = Arc::new(self.scheduler.join());
+        let own = Arc::new(Mutex::new(Own::default()));
+        self.keeper.workers.lock().unwrap().push(Arc::clone(&own));
         let stop = self.scenario.stop.filter(|_| index == 0);
         let can_be_disabled = stop == Some(Stop::Disable);
         if can_be_disabled {
-            *self.first.lock().unwrap() = Some(Arc::clone(&worker));
+            *self.first.lock().unwrap() = Some((Arc::clone(&worker), Arc::clone(&own)));
         }
         let gives_back = self.scenario.gives_back && index == 0;
-        let mut me = Me { worker, hand: VecDeque::new(), busy: false, can_be_disabled, gives_back };
-        while let Some(taken) = self.recv(&mut me) {
-            self.work_on(&me, &taken);
+        let mut me = Me { worker, own, busy: false, can_be_disabled, gives_back };
+        if self.scenario.in_place {
+            while let Some(run) = self.recv(&mut me, Own::begin_in_place) {
+                self.work_in_place(&me, &run);
+            }
+            return;
+        }
+        while let Some(message) = self.recv(&mut me, Own::pop) {
+            self.work_on(&me, &message.connection, message.number, message.class);
+            message.connection.answer(&mut vec![message.number]);
             if stop == Some(Stop::Leave) {
-                self.leave(me, taken);
+                self.leave(me, message);
                 return;
             }
             if std::mem::take(&mut me.gives_back) {
-                self.wake(self.scheduler.give_back(me.hand.drain(..)));
+                let mut own = me.own.lock().unwrap();
+                let wakes = self.scheduler.give_back(own.hand.drain(..));
+                drop(own);
+                self.wake(wakes);
             }
-            self.finish(Some(&me), taken);
+            self.finish(Some(&me), &message.connection, 1, message.class);
         }
     }
 
-    /// `MessageSocket::recv`.
-    fn recv(&self, me: &mut Me) -> Option<Taken<Arc<Connection>>> {
+    /// `Worker::work` of a service.
+    fn work_in_place(&self, me: &Me, run: &InPlace) {
+        let connection = &run.connection;
+        let (mut answer, mut done) = (None, 0);
         loop {
-            if self.is_disabled(me) {
-                // What it was woken for, and what it read meanwhile, is for others.
-                let wakes = self.scheduler.give_back(me.hand.drain(..))
-                    + self.scheduler.yield_all(&me.worker)
-                    + self.scheduler.decline();
-                self.entries.fetch_add(1, Ordering::SeqCst);
-                self.wake(wakes);
-                return None;
-            }
-            if let Some(taken) = self.next(me) {
+            let next = me.own.lock().unwrap().piece(run, answer.take());
+            let Some(number) = next else { break };
+            self.work_on(me, connection, number, None);
+            answer = Some(number);
+            done += 1;
+        }
+        me.own.lock().unwrap().done_in_place(run);
+        if done > 0 {
+            self.finish(Some(me), connection, done, None);
+        }
+    }
+
+    /// `MessageSocket::recv_with`.
+    fn recv<R>(&self, me: &mut Me, next: impl Fn(&mut Own) -> Option<R>) -> Option<R> {
+        loop {
+            let mut own = me.own.lock().unwrap();
+            let found = if self.fill(me, &mut own) { next(&mut own) } else { None };
+            drop(own);
+            if found.is_some() {
                 me.busy = true;
-                return Some(taken);
-            }
-            if std::mem::take(&mut me.busy) {
-                let most = self.events_max();
-                self.handle(self.epoll.wait(most, false), me, false);
-                continue;
+                return found;
             }
             if self.epoll.is_closed() {
+                return None;
+            }
+            if std::mem::take(&mut me.busy) && !self.is_disabled(me) {
+                let most = self.events_max();
+                let mut own = me.own.lock().unwrap();
+                self.handle(self.epoll.wait(most, false), me, &mut own);
+                continue;
+            }
+            if self.is_disabled(me) {
+                // What it was woken for, and what it read meanwhile, is for others.
+                let wakes = self.scheduler.yield_all(&me.worker) + self.scheduler.decline();
+                self.entries.fetch_add(1, Ordering::SeqCst);
+                self.wake(wakes);
                 return None;
             }
             self.wait(me);
         }
     }
 
-    /// `MessageSocket::next`.
-    fn next(&self, me: &mut Me) -> Option<Taken<Arc<Connection>>> {
-        if let Some(taken) = me.hand.pop_front() {
-            return Some(taken);
+    /// `MessageSocket::fill` and `take`.
+    fn fill(&self, me: &Me, own: &mut Own) -> bool {
+        if !own.hand.is_empty() {
+            return true;
+        }
+        if self.is_disabled(me) {
+            return false;
         }
         loop {
-            match self.scheduler.take(&me.worker, self.scenario.want, &mut me.hand) {
-                Take::Nothing => return None,
+            match self.scheduler.take(&me.worker, self.scenario.want, &mut own.hand) {
+                Take::Nothing => return false,
                 Take::Visit(connection) => {
                     let most = self.events_max();
-                    self.handle(self.epoll.wait(most, false), me, false);
-                    self.read(&connection, me);
+                    self.handle(self.epoll.wait(most, false), me, own);
+                    self.read(&connection, me, own);
                 }
                 Take::Messages => {
                     self.wake(self.scheduler.pass_on());
-                    return me.hand.pop_front();
+                    if own.messages() > 1 {
+                        self.keeper.come_by();
+                    }
+                    return true;
                 }
             }
         }
@@ -271,23 +353,30 @@ impl World {
             return;
         }
         let events = self.epoll.wait(most, true);
-        self.handle(events, me, true);
+        // Without the lock: somebody who disables this worker may have it.
+        self.scheduler.awake(self.signals(&events));
+        let mut own = me.own.lock().unwrap();
+        self.read_all(events, me, &mut own);
     }
 
     fn events_max(&self) -> usize {
         if self.scheduler.has_sleepers() { 1 } else { 16 }
     }
 
-    fn handle(&self, events: Vec<Event>, me: &Me, slept: bool) {
-        let signalled = events.contains(&Event::Signal) && self.take_signal();
-        if slept {
-            self.scheduler.awake(usize::from(signalled));
-        } else {
-            self.scheduler.note_signals(usize::from(signalled));
-        }
+    /// `Shared::poll`.
+    fn handle(&self, events: Vec<Event>, me: &Me, own: &mut Own) {
+        self.scheduler.note_signals(self.signals(&events));
+        self.read_all(events, me, own);
+    }
+
+    fn signals(&self, events: &[Event]) -> usize {
+        usize::from(events.contains(&Event::Signal) && self.take_signal())
+    }
+
+    fn read_all(&self, events: Vec<Event>, me: &Me, own: &mut Own) {
         for event in events {
             if let Event::Readable(connection) = event {
-                self.read(&self.connections[connection], me);
+                self.read(&self.connections[connection], me, own);
             }
         }
     }
@@ -302,7 +391,7 @@ impl World {
     }
 
     /// `Shared::read`.
-    fn read(&self, connection: &Arc<Connection>, me: &Me) {
+    fn read(&self, connection: &Arc<Connection>, me: &Me, own: &mut Own) {
         let mut wakes = 0;
         connection.reader.run(|()| {
             let mut inbox = connection.inbox.lock().unwrap();
@@ -312,8 +401,9 @@ impl World {
             if messages.is_empty() {
                 return;
             }
-            self.entries.fetch_add(count, Ordering::SeqCst);
-            wakes += self.scheduler.push(Some(&me.worker), connection, messages);
+            let runs = own.gather(messages, self.scenario.run_len);
+            self.entries.fetch_add(runs.len(), Ordering::SeqCst);
+            wakes += self.scheduler.push(Some(&me.worker), connection, runs);
             if count == self.scenario.read_messages {
                 self.entries.fetch_add(1, Ordering::SeqCst);
                 wakes += self.scheduler.push_visit(Some(&me.worker), Arc::clone(connection));
@@ -330,49 +420,55 @@ impl World {
     }
 
     /// What a service does with a message.
-    fn work_on(&self, me: &Me, taken: &Taken<Arc<Connection>>) {
-        let connection = &taken.source;
-        if let Some(class) = taken.class {
+    fn work_on(&self, me: &Me, connection: &Connection, number: u8, class: Option<usize>) {
+        if let Some(class) = class {
             let before = self.running[class].fetch_add(1, Ordering::SeqCst);
             assert!(before < self.scenario.caps[class], "more of class {class} than its cap");
         }
         if connection.lane.is_some() {
             assert!(!connection.busy.swap(true, Ordering::SeqCst), "two of connection {} at once", connection.index);
         }
-        connection.begun.lock().unwrap().push(taken.message);
+        connection.begun.lock().unwrap().push(number);
         let mut begun = self.begun.lock().unwrap();
         *begun += 1;
         self.enough_begun.notify_all();
         while *begun < self.scenario.together {
-            assert!(me.hand.is_empty(), "a batch was taken while others could have worked");
+            let bound = if self.scenario.keeper { 0 } else { me.own.lock().unwrap().messages() };
+            assert_eq!(bound, 0, "a batch was taken while others could have worked");
             begun = self.enough_begun.wait(begun).unwrap();
         }
         drop(begun);
+        if self.scenario.one_by_one && number > 0 {
+            let mut answered = connection.answered.lock().unwrap();
+            while !answered.contains(&(number - 1)) {
+                answered = connection.more_answered.wait(answered).unwrap();
+            }
+        }
         connection.busy.store(false, Ordering::SeqCst);
-        if let Some(class) = taken.class {
+        if let Some(class) = class {
             self.running[class].fetch_sub(1, Ordering::SeqCst);
         }
     }
 
-    /// `MessageSocket::done`, or the drop of a message.
-    fn finish(&self, me: Option<&Me>, taken: Taken<Arc<Connection>>) {
+    /// `Shared::finish`, by a worker that comes for the next message at once, or the drop of a message.
+    fn finish(&self, me: Option<&Me>, connection: &Arc<Connection>, messages: usize, class: Option<usize>) {
         let worker = me.filter(|_| !self.scenario.dropped).map(|me| &*me.worker);
-        if taken.class.is_some() || taken.source.lane.is_some() {
-            self.wake(self.scheduler.finish(worker, &taken.source, taken.class));
+        if class.is_some() || connection.lane.is_some() {
+            self.wake(self.scheduler.finish(worker, connection, class));
         }
-        if self.done.fetch_add(1, Ordering::SeqCst) + 1 == self.total() {
+        if self.done.fetch_add(messages, Ordering::SeqCst) + messages == self.total() {
             self.epoll.close();
         }
     }
 
     /// The drop of a message socket, then that of the message it was used for.
-    fn leave(&self, mut me: Me, taken: Taken<Arc<Connection>>) {
-        let mut wakes = self.scheduler.give_back(me.hand.drain(..));
+    fn leave(&self, me: Me, message: Message) {
+        let mut wakes = self.scheduler.give_back(me.own.lock().unwrap().hand.drain(..));
         if let Some(worker) = Arc::into_inner(me.worker) {
             wakes += self.scheduler.leave(worker);
         }
         self.wake(wakes);
-        self.finish(None, taken);
+        self.finish(None, &message.connection, 1, message.class);
     }
 
     fn is_disabled(&self, me: &Me) -> bool {
@@ -385,10 +481,16 @@ impl World {
             if connection.lane.is_none() {
                 begun.sort_unstable();
             }
-            let total = self.scenario.bursts[connection.index].iter().sum();
+            let total = self.scenario.bursts[connection.index].iter().sum::<usize>() as u8;
             assert!(begun.iter().copied().eq(0..total), "connection {}: {begun:?} of {total}", connection.index);
+            let mut answered = connection.answered.lock().unwrap().clone();
+            answered.sort_unstable();
+            assert!(answered.iter().copied().eq(0..total), "connection {}: answers {answered:?}", connection.index);
         }
-        let requeues = !self.scenario.caps.is_empty() || self.scenario.gives_back || self.scenario.stop.is_some();
+        let requeues = !self.scenario.caps.is_empty()
+            || self.scenario.gives_back
+            || self.scenario.stop.is_some()
+            || self.scenario.keeper;
         let (wakes, entries) = (self.wakes.load(Ordering::SeqCst), self.entries.load(Ordering::SeqCst));
         assert!(requeues || wakes <= entries, "{wakes} wake-ups for {entries} entries");
     }

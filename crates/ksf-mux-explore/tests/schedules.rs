@@ -1,6 +1,7 @@
 //! The rules of the multiplexor's threads, in sampled schedules.
 
 use ksf_mux_explore::announcements;
+use ksf_mux_explore::event_loops;
 use ksf_mux_explore::explore;
 use ksf_mux_explore::queue::{Scenario, Stop};
 use ksf_mux_explore::sending::{End, accounts_for_every_message};
@@ -36,6 +37,54 @@ fn a_visit_does_not_wait_for_the_message_before_it() {
 fn batches_are_taken_once_and_only_while_all_are_busy() {
     explore(10_000, || Scenario { want: 3, bursts: &[&[3, 2], &[4]], ..PLAIN }.play());
     explore(10_000, || Scenario { workers: 2, want: 2, bursts: &[&[4], &[1, 2]], read_messages: 2, ..PLAIN }.play());
+}
+
+#[test]
+fn runs_are_worked_on_once() {
+    explore(10_000, || Scenario { run_len: 2, bursts: &[&[3, 2], &[4]], ..PLAIN }.play());
+    explore(10_000, || Scenario { run_len: 3, want: 2, bursts: &[&[4, 3], &[3]], read_messages: 4, ..PLAIN }.play());
+    explore(10_000, || Scenario { run_len: 3, bursts: &[&[4], &[2, 3]], in_place: true, ..PLAIN }.play());
+    explore(5_000, || Scenario { run_len: 2, want: 2, bursts: &[&[5], &[3]], in_place: true, ..PLAIN }.play());
+}
+
+#[test]
+fn runs_of_several_connections_are_worked_on_by_all_workers_at_once() {
+    // A run goes to one worker as a whole, the others are woken for the other runs.
+    explore(10_000, || {
+        Scenario { run_len: 1, in_place: true, bursts: &[&[3]], together: 3, ..PLAIN }.play();
+    });
+    explore(10_000, || {
+        Scenario { run_len: 2, in_place: true, bursts: &[&[2], &[2], &[2]], together: 3, keeper: true, ..PLAIN }.play();
+    });
+}
+
+#[test]
+fn what_a_worker_that_is_held_up_has_goes_to_others() {
+    // The first message of a run is not done before the ones behind it are begun.
+    for in_place in [false, true] {
+        explore(10_000, move || {
+            Scenario { in_place, run_len: 3, bursts: &[&[3]], together: 3, keeper: true, ..PLAIN }.play();
+        });
+        explore(10_000, move || {
+            Scenario { in_place, run_len: 2, want: 2, bursts: &[&[4], &[1]], together: 3, keeper: true, ..PLAIN }
+                .play();
+        });
+        explore(10_000, move || {
+            Scenario { in_place, run_len: 3, want: 3, bursts: &[&[3, 3], &[4]], keeper: true, ..PLAIN }.play();
+        });
+    }
+    explore(10_000, || {
+        let stop = Some(Stop::Disable);
+        Scenario { run_len: 3, bursts: &[&[4], &[3]], together: 2, keeper: true, stop, ..PLAIN }.play();
+    });
+}
+
+#[test]
+fn answers_of_a_worker_that_is_held_up_leave() {
+    let scenario = Scenario { in_place: true, one_by_one: true, keeper: true, ..PLAIN };
+    explore(10_000, move || Scenario { workers: 1, run_len: 2, bursts: &[&[2]], ..scenario }.play());
+    explore(10_000, move || Scenario { workers: 2, run_len: 3, bursts: &[&[3]], ..scenario }.play());
+    explore(10_000, move || Scenario { workers: 2, run_len: 2, bursts: &[&[2], &[2]], ..scenario }.play());
 }
 
 #[test]
@@ -93,4 +142,47 @@ fn what_is_not_sent_is_returned_or_refused() {
 fn a_failure_is_told_once() {
     explore(10_000, || accounts_for_every_message(End::Broken(5), 3, false));
     explore(5_000, || accounts_for_every_message(End::Broken(0), 3, true));
+}
+
+const LOOPS: event_loops::Scenario = event_loops::Scenario::PLAIN;
+
+#[test]
+fn one_event_loop_is_told_of_a_message() {
+    for edge in [false, true] {
+        explore(3_000, move || {
+            event_loops::Scenario { edge, one_by_one: true, keeper: false, ..LOOPS }.play();
+        });
+    }
+}
+
+#[test]
+fn messages_that_come_together_go_to_all_event_loops() {
+    for edge in [false, true] {
+        explore(3_000, move || event_loops::Scenario { edge, together: 3, keeper: false, ..LOOPS }.play());
+        explore(3_000, move || event_loops::Scenario { edge, together: 3, ..LOOPS }.play());
+        explore(2_000, move || event_loops::Scenario { edge, messages: 6, together: 3, ..LOOPS }.play());
+    }
+}
+
+#[test]
+fn event_loops_that_do_not_come_hold_nothing_up() {
+    use event_loops::Program::{Drains, Leaves, NeverComes, TakesOne};
+    for edge in [false, true] {
+        explore(3_000, move || {
+            event_loops::Scenario { edge, programs: &[NeverComes, Drains, NeverComes], ..LOOPS }.play();
+        });
+        explore(3_000, move || {
+            let programs = &[Drains, NeverComes, Drains];
+            event_loops::Scenario { edge, programs, messages: 2, together: 2, ..LOOPS }.play();
+        });
+        explore(3_000, move || {
+            let programs = &[Leaves, Drains, NeverComes, Leaves];
+            event_loops::Scenario { edge, programs, messages: 4, ..LOOPS }.play();
+        });
+    }
+    explore(3_000, || event_loops::Scenario { programs: &[TakesOne; 2], messages: 3, together: 2, ..LOOPS }.play());
+    explore(3_000, || {
+        let programs = &[TakesOne, NeverComes, Drains];
+        event_loops::Scenario { programs, messages: 4, ..LOOPS }.play();
+    });
 }

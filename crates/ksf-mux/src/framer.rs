@@ -58,7 +58,7 @@ impl Framer {
         chunk: &Chunk,
         now: Time,
         limits: &Limits,
-        messages: &mut Vec<Found>,
+        messages: &mut Found,
     ) -> Result<(), ConnectionError> {
         let mut at = 0;
         while at < chunk.len() {
@@ -108,21 +108,17 @@ impl Framer {
     }
 
     /// Cuts whole messages as long as that is simple. What it leaves is for [`Self::cut_in_place`].
-    fn cut_short(&self, chunk: &Chunk, at: &mut usize, limits: &Limits, messages: &mut Vec<Found>) {
+    fn cut_short(&self, chunk: &Chunk, at: &mut usize, limits: &Limits, messages: &mut Found) {
         /// No header of a length prefix is longer.
         const HEADER_BYTES_MAX: usize = u8::MAX as usize + 8;
         let MessageFraming::Native(framing) = &self.framing else { return };
         if limits.header_bytes_max < HEADER_BYTES_MAX {
             return;
         }
-        let bytes: &[u8] = chunk;
-        while let Some((body, taken)) = framing.whole_message(&bytes[*at..]) {
-            if body.len() > limits.message_bytes_max {
-                return;
-            }
-            messages.push(Found::InPlace((*at + body.start) as u32..(*at + body.end) as u32));
-            *at += taken;
-        }
+        let start = *at;
+        *at += framing.whole_messages(&chunk[start..], limits.message_bytes_max, |body| {
+            messages.in_place(start + body.start..start + body.end);
+        });
     }
 
     fn cut_in_place(
@@ -131,14 +127,14 @@ impl Framer {
         at: &mut usize,
         now: Time,
         limits: &Limits,
-        messages: &mut Vec<Found>,
+        messages: &mut Found,
     ) -> Result<(), ConnectionError> {
         let rest = &chunk[*at..];
         match self.front(rest, 0, limits)? {
             Front::Part(part) if part.last && part.total_bytes() <= rest.len() => {
                 check_size(part.body_bytes, limits)?;
                 let start = *at + part.header_bytes;
-                messages.push(Found::InPlace(start as u32..(start + part.body_bytes) as u32));
+                messages.in_place(start..start + part.body_bytes);
                 *at += part.total_bytes();
             }
             front => {
@@ -167,7 +163,7 @@ impl Framer {
         chunk: &Chunk,
         at: &mut usize,
         limits: &Limits,
-        messages: &mut Vec<Found>,
+        messages: &mut Found,
     ) -> Result<(), ConnectionError> {
         let rest = &chunk[*at..];
         if let Some(part) = self.cut.part {
@@ -215,7 +211,7 @@ impl Framer {
     }
 
     /// Ends the current part if it is complete, and the message with its last part.
-    fn complete_part(&mut self, messages: &mut Vec<Found>) {
+    fn complete_part(&mut self, messages: &mut Found) {
         let Some(part) = self.cut.part else { return };
         if self.wire.len() < self.cut.complete + part.total_bytes() {
             return;
@@ -235,7 +231,7 @@ impl Framer {
                 end += len;
             }
             wire.truncate(end);
-            messages.push(Found::Assembled(Chunk::from_vec(wire)));
+            messages.assembled(Chunk::from_vec(wire));
             self.cut = Cut::default();
         }
     }
@@ -361,12 +357,13 @@ mod tests {
         for chunk in chunks.iter().copied().chain([usize::MAX]) {
             let (now, later) = rest.split_at(chunk.min(rest.len()));
             rest = later;
-            let (chunk, mut found) = (Chunk::from_vec(now.to_vec()), Vec::new());
+            let (chunk, mut found) = (Chunk::from_vec(now.to_vec()), Found::default());
             let pushed = framer.push(&chunk, Time(1), limits, &mut found);
-            messages.extend(found.into_iter().map(|found| match found {
-                Found::InPlace(range) => chunk[range.start as usize..range.end as usize].to_vec(),
-                Found::Assembled(message) => message.to_vec(),
-            }));
+            let mut runs = Vec::new();
+            found.gather(&chunk, 3, &mut Vec::new(), &mut runs);
+            for mut run in runs {
+                messages.extend(std::iter::from_fn(|| run.pop().map(|range| run.chunk()[range].to_vec())));
+            }
             if let Err(stop) = pushed {
                 error = Some(stop);
                 break;
@@ -573,7 +570,7 @@ mod tests {
     #[test]
     fn a_message_counts_from_its_first_byte() {
         let mut framer = Framer::new(Framing::RecordMark.into());
-        let mut messages = Vec::new();
+        let mut messages = Found::default();
         let mut push = |framer: &mut Framer, bytes: &[u8], now| {
             framer.push(&Chunk::from_vec(bytes.to_vec()), Time(now), &limits(), &mut messages).unwrap();
         };

@@ -7,10 +7,11 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use ksf::limits::Time;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 
 use crate::link::Link;
 use crate::mux::{Shared, now};
@@ -35,7 +36,8 @@ const CALM_LOOKS: u32 = 100;
 #[derive(Debug)]
 pub(crate) struct Keeper {
     list: Mutex<List>,
-    changed: Condvar,
+    /// An eventfd: the thread is to look at its list. Not a condition variable, because it waits for connections, too.
+    changed: OwnedFd,
     /// It comes by within [`CORK`] anyway.
     is_brisk: AtomicBool,
     /// A worker may hold messages that others could work on.
@@ -62,15 +64,15 @@ impl std::fmt::Debug for Link {
 }
 
 impl Keeper {
-    pub(crate) fn new() -> Self {
-        Self {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        Ok(Self {
             list: Mutex::default(),
-            changed: Condvar::new(),
+            changed: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             is_brisk: AtomicBool::new(false),
             hands: AtomicBool::new(false),
             workers: Mutex::default(),
             lingering: AtomicUsize::new(0),
-        }
+        })
     }
 
     /// Puts a connection on the list, if it is not there, to be looked at within this time.
@@ -98,6 +100,11 @@ impl Keeper {
         if !self.hands.load(Ordering::SeqCst) && !self.hands.swap(true, Ordering::SeqCst) {
             self.hurry(self.lock(), CORK);
         }
+    }
+
+    /// Looks after message sockets in event loops, from now on.
+    pub(crate) fn look_after_herd(&self) {
+        self.hurry(self.lock(), CORK);
     }
 
     /// Gives what held-up workers have in their hands to others. Whether any worker has a hand.
@@ -152,7 +159,19 @@ impl Keeper {
         let late = list.sleeps.is_none_or(|sleeps| sleeps > within);
         drop(list);
         if late {
-            self.changed.notify_one();
+            let _ = rustix::io::write(&self.changed, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Waits until something is new, or for so long; `set`: or until that has events.
+    fn wait(&self, timeout: Option<Duration>, set: Option<&OwnedFd>) {
+        let timeout =
+            timeout.map(|timeout| Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos().into() });
+        let mut polled = vec![PollFd::new(&self.changed, PollFlags::IN)];
+        polled.extend(set.map(|set| PollFd::new(set, PollFlags::IN)));
+        let _ = rustix::event::poll(&mut polled, timeout.as_ref());
+        if polled[0].revents().contains(PollFlags::IN) {
+            let _ = rustix::io::read(&self.changed, &mut [0; 8]);
         }
     }
 
@@ -182,6 +201,10 @@ impl Keeper {
             if keeper.look_at_hands(shared) {
                 soonest = Some(soonest.map_or(CORK, |soonest| soonest.min(CORK)));
             }
+            let look = shared.herd.look(|| is_ready(shared.connections_set()), || shared.scheduler.awake(0));
+            if look.again {
+                soonest = Some(soonest.map_or(CORK, |soonest| soonest.min(CORK)));
+            }
             calm = if soonest.is_some_and(|soonest| soonest <= CORK) { 0 } else { calm + 1 };
             if calm < CALM_LOOKS {
                 soonest = soonest.into_iter().chain([CORK]).min();
@@ -190,6 +213,10 @@ impl Keeper {
             // Behind those that were put on it meanwhile, which are few.
             list.links.append(&mut links);
             list.lingering.append(&mut lingering);
+            if shared.herd.is_watched() && !look.again && !look.watch {
+                // Asked for since the look, and whoever did found the thread awake.
+                soonest = Some(soonest.map_or(CORK, |soonest| soonest.min(CORK)));
+            }
             list.sleeps = soonest;
             if soonest.is_none_or(|soonest| soonest > CORK) {
                 keeper.is_brisk.store(false, Ordering::SeqCst);
@@ -204,21 +231,27 @@ impl Keeper {
             if list.stop {
                 break;
             }
-            list = match soonest {
-                None if list.links.is_empty() && list.lingering.is_empty() => {
-                    keeper.changed.wait(list).unwrap_or_else(PoisonError::into_inner)
-                }
-                _ => {
-                    let time = soonest.unwrap_or(CORK);
-                    keeper.changed.wait_timeout(list, time).unwrap_or_else(PoisonError::into_inner).0
-                }
+            let time = match soonest {
+                None if list.links.is_empty() && list.lingering.is_empty() => None,
+                _ => Some(soonest.unwrap_or(CORK)),
             };
+            drop(list);
+            // While it comes by anyway it need not be woken by what it would only note.
+            let is_calm = time.is_none_or(|time| time > CORK);
+            keeper.wait(time, (look.watch && is_calm).then(|| &**shared.connections_set()));
+            list = keeper.lock();
             // While it looks it will come by again at once.
             list.sleeps = Some(Duration::ZERO);
         }
         list.links.clear();
         list.lingering.clear();
     }
+}
+
+/// Whether an epoll set has events.
+fn is_ready(set: &OwnedFd) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut [PollFd::new(set, PollFlags::IN)], Some(&now)).is_ok_and(|count| count > 0)
 }
 
 /// Throws away what still comes, and says whether the peer has closed.

@@ -29,6 +29,7 @@
 mod baton;
 mod error;
 mod framer;
+mod herd;
 pub mod kcm;
 mod keeper;
 mod link;
@@ -36,6 +37,7 @@ mod monitor;
 mod mux;
 mod options;
 mod outbox;
+mod pollable;
 mod run;
 pub mod scheduler;
 mod service;

@@ -297,7 +297,7 @@ impl Queue {
         let start = tail.len();
         match framing {
             MessageFraming::Native(framing) => {
-                tail.resize(start + framing.reply_header_bytes(), 0);
+                framing.begin_reply(tail);
                 write(tail);
                 if let Err(error) = framing.finish_reply(tail, start, 0) {
                     tail.truncate(start);
@@ -315,7 +315,7 @@ impl Queue {
         if let MessageFraming::Native(framing) = framing {
             let tail = self.output.tail(&mut self.spares);
             let start = tail.len();
-            tail.resize(start + framing.reply_header_bytes(), 0);
+            framing.begin_reply(tail);
             if let Err(error) = framing.finish_reply(tail, start, body.len()) {
                 tail.truncate(start);
                 return Err(error);

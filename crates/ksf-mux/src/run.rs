@@ -50,6 +50,19 @@ impl Run {
         Some(range)
     }
 
+    /// Takes up to `max` messages off: where in the chunk they lie is appended to `places`. How many were left before.
+    pub(crate) fn take(&mut self, max: usize, places: &mut Vec<Range<u32>>) -> usize {
+        let left = self.len();
+        let count = left.min(max);
+        match self.ranges.get(self.at..self.at + count) {
+            Some(ranges) if !self.ranges.is_empty() => places.extend(ranges.iter().cloned()),
+            _ if count > 0 => places.push(0..self.chunk.len() as u32),
+            _ => {}
+        }
+        self.at += count;
+        left
+    }
+
     /// The list of places, to be used again.
     pub(crate) fn into_ranges(mut self) -> Vec<Range<u32>> {
         self.ranges.clear();
@@ -57,62 +70,72 @@ impl Run {
     }
 }
 
-/// A message as the framer found it.
-#[derive(Clone, Debug)]
-pub(crate) enum Found {
-    /// In the chunk that was cut.
-    InPlace(Range<u32>),
-    /// Put together from several.
-    Assembled(Chunk),
+/// Messages as the framer found them, in their order.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// Those that lie in the chunk that was cut.
+    places: Vec<Range<u32>>,
+    /// Those that were put together from several chunks or parts, and how many of the others are before them.
+    assembled: Vec<(usize, Chunk)>,
 }
 
 impl Found {
-    /// Bytes of it.
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            Self::InPlace(range) => range.len(),
-            Self::Assembled(chunk) => chunk.len(),
-        }
+    /// Adds one that lies in the chunk.
+    #[inline]
+    pub(crate) fn in_place(&mut self, place: Range<usize>) {
+        self.places.push(place.start as u32..place.end as u32);
     }
-}
 
-/// Builds runs of at most `len_max` messages.
-pub(crate) fn gather(
-    chunk: &Chunk,
-    found: &mut Vec<Found>,
-    len_max: usize,
-    spares: &mut Vec<Vec<Range<u32>>>,
-    runs: &mut Vec<Run>,
-) {
-    let mut ranges: Vec<Range<u32>> = Vec::new();
-    let end = |ranges: &mut Vec<Range<u32>>, runs: &mut Vec<Run>| match &ranges[..] {
-        [] => {}
-        [one] => {
-            runs.push(Run::one(chunk.slice(one.start as usize..one.end as usize)));
-            ranges.clear();
-        }
-        _ => runs.push(Run::of(chunk, std::mem::take(ranges))),
-    };
-    for found in found.drain(..) {
-        match found {
-            Found::InPlace(range) => {
-                if ranges.capacity() == 0 {
-                    ranges = spares.pop().unwrap_or_default();
-                }
-                ranges.push(range);
-                if ranges.len() >= len_max {
-                    end(&mut ranges, runs);
-                }
-            }
-            Found::Assembled(message) => {
-                end(&mut ranges, runs);
-                runs.push(Run::one(message));
-            }
-        }
+    /// Adds one that was put together.
+    pub(crate) fn assembled(&mut self, message: Chunk) {
+        self.assembled.push((self.places.len(), message));
     }
-    end(&mut ranges, runs);
-    if ranges.capacity() > 0 {
-        spares.push(ranges);
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.places.len() + self.assembled.len()
+    }
+
+    /// Bytes of all.
+    pub(crate) fn bytes(&self) -> usize {
+        let in_place: u32 = self.places.iter().map(|place| place.end - place.start).sum();
+        in_place as usize + self.assembled.iter().map(|(_, message)| message.len()).sum::<usize>()
+    }
+
+    /// Builds runs of at most `len_max` messages, and is empty then. `spares`: lists of places to use again.
+    pub(crate) fn gather(
+        &mut self,
+        chunk: &Chunk,
+        len_max: usize,
+        spares: &mut Vec<Vec<Range<u32>>>,
+        runs: &mut Vec<Run>,
+    ) {
+        if self.assembled.is_empty() && (2..=len_max).contains(&self.places.len()) {
+            // As it mostly is: the list becomes the run's.
+            let places = std::mem::replace(&mut self.places, spares.pop().unwrap_or_default());
+            runs.push(Run::of(chunk, places));
+            return;
+        }
+        let mut from = 0;
+        let mut add = |places: &[Range<u32>], runs: &mut Vec<Run>| {
+            for places in places.chunks(len_max.max(1)) {
+                runs.push(match places {
+                    [one] => Run::one(chunk.slice(one.start as usize..one.end as usize)),
+                    several => {
+                        let mut list = spares.pop().unwrap_or_default();
+                        list.extend_from_slice(several);
+                        Run::of(chunk, list)
+                    }
+                });
+            }
+        };
+        for (before, message) in self.assembled.drain(..) {
+            add(&self.places[from..before], runs);
+            from = before;
+            runs.push(Run::one(message));
+        }
+        add(&self.places[from..], runs);
+        self.places.clear();
     }
 }
 
@@ -134,9 +157,12 @@ mod tests {
     fn runs_keep_the_order_and_their_length() {
         let chunk = Chunk::from_vec(b"abcdefgh".to_vec());
         let found = || {
-            let in_place = |at| Found::InPlace(at..at + 1);
-            let assembled = Found::Assembled(Chunk::from_vec(b"long".to_vec()));
-            vec![in_place(0), in_place(1), in_place(2), assembled, in_place(3), in_place(4)]
+            let mut found = Found::default();
+            (0..3).for_each(|at| found.in_place(at..at + 1));
+            found.assembled(Chunk::from_vec(b"long".to_vec()));
+            (3..5).for_each(|at| found.in_place(at..at + 1));
+            assert_eq!((found.len(), found.bytes()), (6, 9));
+            found
         };
         for (len_max, expected) in [
             (1, vec![vec!["a"], vec!["b"], vec!["c"], vec!["long"], vec!["d"], vec!["e"]]),
@@ -144,11 +170,39 @@ mod tests {
             (9, vec![vec!["a", "b", "c"], vec!["long"], vec!["d", "e"]]),
         ] {
             let (mut runs, mut spares) = (Vec::new(), Vec::new());
-            gather(&chunk, &mut found(), len_max, &mut spares, &mut runs);
+            let mut found = found();
+            found.gather(&chunk, len_max, &mut spares, &mut runs);
+            assert_eq!(found.len(), 0);
             let expected: Vec<Vec<Vec<u8>>> =
                 expected.iter().map(|run| run.iter().map(|text| text.as_bytes().to_vec()).collect()).collect();
             assert_eq!(messages(runs), expected, "{len_max}");
         }
+    }
+
+    #[test]
+    fn one_chunk_of_short_messages_is_one_run() {
+        let chunk = Chunk::from_vec(b"abc".to_vec());
+        for len_max in [2, 3, 4] {
+            let (mut found, mut runs, mut spares) = (Found::default(), Vec::new(), vec![Vec::new()]);
+            (0..3).for_each(|at| found.in_place(at..at + 1));
+            found.gather(&chunk, len_max, &mut spares, &mut runs);
+            assert_eq!((found.len(), runs.len(), spares.len()), (0, 3usize.div_ceil(len_max), 0));
+            assert_eq!(messages(runs).concat(), [b"a", b"b", b"c"]);
+        }
+    }
+
+    #[test]
+    fn a_few_are_taken_at_a_time() {
+        let mut run = Run::of(&Chunk::from_vec(b"abcde".to_vec()), (0..5).map(|at| at..at + 1).collect());
+        let mut places = Vec::new();
+        assert_eq!(run.take(2, &mut places), 5);
+        assert_eq!((run.len(), run.pop()), (3, Some(2..3)));
+        assert_eq!(run.take(9, &mut places), 2);
+        assert_eq!(run.take(9, &mut places), 0);
+        assert_eq!(places, [0..1, 1..2, 3..4, 4..5]);
+        let mut whole = Run::one(Chunk::from_vec(b"xyz".to_vec()));
+        assert_eq!((whole.take(2, &mut places), whole.take(2, &mut places)), (1, 0));
+        assert_eq!(places[4..], [0..3, 9..9][..1]);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! any connection, so a service may block, and one busy connection can occupy all workers.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,7 +15,6 @@ use ksf::adopt::{Adopted, Adopter, Place};
 use ksf::deferred::{Answer, Answers, Delivery};
 use ksf::env::Env;
 use ksf::error::CloseReason;
-use ksf::output::Output;
 use ksf::pool::{Memory, Pool};
 use ksf::service::{ConnKey, Outcome, call_outside};
 use ksf::stats::Stats;
@@ -24,7 +24,7 @@ use crate::error::{ConnectionError, RecvError};
 use crate::link::{Attachment, Link};
 use crate::mux::Mux;
 use crate::options::{Classify, Limits, Options, Ordering as WorkOrder};
-use crate::socket::{InPlace, Message};
+use crate::socket::{InPlace, Message, Replies};
 use crate::sync::Arc;
 
 /// How a service is run by workers.
@@ -135,7 +135,8 @@ impl<S: Service> Workers<S> {
                 service: Arc::clone(&service),
                 desk: Arc::clone(&desk),
                 env,
-                output: Output::default(),
+                replies: Replies::default(),
+                places: Vec::new(),
                 // Far apart: no two workers come to the same.
                 ticket: (number as u64) << 48,
             };
@@ -256,7 +257,9 @@ struct Worker<S: Service> {
     desk: Arc<Desk>,
     env: Env,
     /// What the service writes, before it is queued.
-    output: Output,
+    replies: Replies,
+    /// The messages it is called with next.
+    places: Vec<Range<u32>>,
     /// Number of the last message.
     ticket: u64,
 }
@@ -271,60 +274,100 @@ impl<S: Service> Worker<S> {
             return;
         };
         let key = ConnKey { index: link.id.index, generation: link.id.generation };
-        let (mut done, mut done_bytes) = (0, 0);
+        // Of all messages of the run; and of those that are answered later, which are done with then.
+        let (mut messages, mut bytes) = (0, 0);
+        let (mut later, mut later_bytes) = (0, 0);
         let mut end = None;
         // After these nothing more of the connection is answered.
         let closed =
             matches!(link.error.get(), Some(ConnectionError::ClosedByService | ConnectionError::WorkerPanicked));
-        while let Some(range) = socket.piece(run, &mut self.output) {
-            if closed || end.is_some() {
-                done += 1;
-                done_bytes += range.len();
-                continue;
-            }
-            self.env.stats.messages.add(1);
-            self.ticket += 1;
-            let ticket = self.ticket;
-            let (service, env, output) = (&*self.service, &mut self.env, &mut self.output);
-            let called = catch_unwind(AssertUnwindSafe(|| {
-                let given = ksf::Message::of_chunk(&run.chunk, range.clone(), served.peer, key);
-                call_outside(service, &mut state, &given, ticket, output, env)
-            }));
-            match called {
-                Ok(Outcome { deferred, close }) => {
-                    if deferred > 0 {
+        let mut places = std::mem::take(&mut self.places);
+        while socket.pieces(run, &mut self.replies, &mut places) {
+            messages += places.len();
+            bytes += places.iter().map(Range::len).sum::<usize>();
+            let mut rest = &places[..];
+            while !closed && end.is_none() && !rest.is_empty() {
+                match self.call(run, served.peer, key, &mut state, &mut rest) {
+                    Called::Answered => {}
+                    Called::Deferred { place, answers, close } => {
                         // Before any of its later answers.
-                        socket.answer(run, &mut self.output);
-                        let message = Message::of_run(run, range);
-                        self.desk.expect(ticket, message, deferred, close);
-                    } else {
-                        done += 1;
-                        done_bytes += range.len();
-                        if close {
-                            end = Some(ConnectionError::ClosedByService);
-                        }
+                        socket.answer(run, &mut self.replies);
+                        later += 1;
+                        later_bytes += place.len();
+                        self.desk.expect(self.ticket, Message::of_run(run, place), answers, close);
                     }
-                }
-                Err(_) => {
-                    self.env.stats.tasks_panicked.add(1);
-                    lock(&self.desk.dead).insert(ticket);
-                    lock(&self.desk.due).remove(&ticket);
-                    self.output.clear();
-                    done += 1;
-                    done_bytes += range.len();
-                    end = Some(ConnectionError::WorkerPanicked);
+                    Called::Closed => end = Some(ConnectionError::ClosedByService),
+                    Called::Panicked => end = Some(ConnectionError::WorkerPanicked),
                 }
             }
         }
+        self.places = places;
         lock(&served.states).push(state);
         if let Some(error) = end {
-            socket.answer(run, &mut self.output);
+            socket.answer(run, &mut self.replies);
             link.mux.send(link);
             link.mux.end(link, error);
         }
         // Replies leave with those to the next run, if that is of the same connection.
-        socket.done_in_place(run, done, done_bytes);
+        socket.done_in_place(run, messages - later, bytes - later_bytes);
     }
+
+    /// Calls the service with one message after the other, until one is not simply answered. `rest`: those it was not
+    /// called with.
+    fn call(
+        &mut self,
+        run: &InPlace,
+        peer: Peer,
+        key: ConnKey,
+        state: &mut S::Conn,
+        rest: &mut &[Range<u32>],
+    ) -> Called {
+        let before = rest.len();
+        // Where the replies to the last message begin.
+        let mut mark = 0;
+        let Self { service, env, replies, ticket, .. } = self;
+        let called = catch_unwind(AssertUnwindSafe(|| {
+            while let Some((place, others)) = rest.split_first() {
+                *rest = others;
+                *ticket += 1;
+                mark = replies.output.len();
+                let place = place.start as usize..place.end as usize;
+                let message = ksf::Message::of_chunk(&run.chunk, place.clone(), peer, key);
+                let outcome = call_outside(&**service, state, &message, *ticket, &mut replies.output, env);
+                replies.messages += u64::from(replies.output.len() > mark);
+                match outcome {
+                    Outcome { deferred: 0, close: false } => {}
+                    Outcome { deferred: 0, close: true } => return Called::Closed,
+                    Outcome { deferred, close } => return Called::Deferred { place, answers: deferred, close },
+                }
+            }
+            Called::Answered
+        }));
+        self.env.stats.messages.add((before - rest.len()) as u64);
+        called.unwrap_or_else(|_| {
+            self.env.stats.tasks_panicked.add(1);
+            lock(&self.desk.dead).insert(self.ticket);
+            lock(&self.desk.due).remove(&self.ticket);
+            // Not what it wrote before.
+            self.replies.output.truncate(mark);
+            Called::Panicked
+        })
+    }
+}
+
+/// Why a worker stopped to call the service.
+enum Called {
+    /// It has no more messages.
+    Answered,
+    /// Some of the last message's answers come later.
+    Deferred {
+        place: Range<usize>,
+        answers: u32,
+        close: bool,
+    },
+    /// The service wants the connection closed.
+    Closed,
+    Panicked,
 }
 
 impl Desk {

@@ -3,18 +3,20 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use ksf::output::{Output, Spares};
 use ksf::pool::Chunk;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd};
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::error::{ConnectionError, RecvError, SendError};
+use crate::herd::Poller;
 use crate::link::Link;
 use crate::mux::{ConnectionId, Handle, Me, Receiver, Shared, now};
+use crate::pollable::Pollable;
 use crate::run::Run;
 use crate::scheduler::{BatchSize, Take, Taken, Worker};
 use crate::sync::{Arc, Mutex};
@@ -28,7 +30,7 @@ pub struct MessageSocket {
     busy: AtomicBool,
     disabled: AtomicBool,
     reports: AtomicBool,
-    pollable: OnceLock<Pollable>,
+    pollable: OnceLock<Arc<Pollable>>,
 }
 
 /// What a worker has to itself. The keeper takes the hand away when the worker is held up.
@@ -52,16 +54,6 @@ pub(crate) struct Own {
     taken_at: ksf::limits::Time,
     /// Their connection, while replies to it are held back.
     corked: Option<Arc<Link>>,
-}
-
-/// A descriptor for event loops.
-struct Pollable {
-    set: OwnedFd,
-    /// Readable while messages wait that no event of a connection will announce.
-    ready: OwnedFd,
-    is_ready: AtomicBool,
-    /// Counted among those that sleep.
-    sleeps: AtomicBool,
 }
 
 /// How [`MessageSocket::send`] sends.
@@ -135,17 +127,21 @@ impl MessageSocket {
     /// The next message, if one is there.
     pub fn try_recv(&self) -> Result<Message, RecvError> {
         self.awake();
+        let result = self.recv_or_sleep();
+        if !matches!(result, Err(RecvError::WouldBlock)) {
+            self.note_ready();
+        }
+        result
+    }
+
+    fn recv_or_sleep(&self) -> Result<Message, RecvError> {
         loop {
             if let Some(result) = self.next() {
-                self.note_ready();
                 return result;
             }
-            if !self.disabled.load(Ordering::SeqCst) {
-                self.with_me(|shared, me| shared.poll(me))?;
-                if let Some(result) = self.next() {
-                    self.note_ready();
-                    return result;
-                }
+            // Until there is none left: edge-triggered event loops are not told again of those that are there.
+            if !self.disabled.load(Ordering::SeqCst) && self.with_me(|shared, me| shared.poll(me))? {
+                continue;
             }
             if self.mux.0.is_stopped() {
                 return Err(RecvError::Stopped);
@@ -166,6 +162,7 @@ impl MessageSocket {
         next: impl Fn(&Self) -> Option<Result<R, RecvError>>,
     ) -> Result<R, RecvError> {
         self.awake();
+        self.let_go();
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         loop {
             if let Some(result) = next(self) {
@@ -296,36 +293,36 @@ impl MessageSocket {
         self.recv_with(None, Self::next_in_place)
     }
 
-    /// Takes the answer to a message of the run, framed, and looks for the next message: where in its chunk it lies.
-    /// `None`: there is none left, or the rest was given to others.
-    pub(crate) fn piece(&self, run: &InPlace, answer: &mut Output) -> Option<Range<usize>> {
+    /// Takes the framed answers to messages of the run, and gives a few more: where in its chunk they lie. A few, because
+    /// nobody can take them from this worker any more, nor send its answers to them, until it comes again. False: there
+    /// are none left, or the rest was given to others.
+    pub(crate) fn pieces(&self, run: &InPlace, replies: &mut Replies, places: &mut Vec<Range<u32>>) -> bool {
+        places.clear();
         let mut own = self.lock();
         let own = &mut *own;
-        if !answer.is_empty() {
-            // Under the lock that is taken anyway; the keeper sends it if the next message takes long.
-            own.held.add(answer, &mut own.spares);
-            own.held_messages += 1;
-        }
+        // Under the lock that is taken anyway; the keeper sends them if the next messages take long.
+        own.hold(replies);
         if own.in_place != run.number {
-            return None;
+            return false;
         }
+        let grant = own.size.grant();
+        let Some(first) = own.hand.front_mut() else { return false };
+        first.message.take(grant, places);
         own.progress += 1;
-        let first = own.hand.front_mut()?;
-        let range = first.message.pop()?;
         if first.message.len() == 0 {
             own.in_place = 0;
             own.drop_first();
         }
-        Some(range)
+        !places.is_empty()
     }
 
     /// Queues what is answered so far.
-    pub(crate) fn answer(&self, run: &InPlace, answer: &mut Output) {
+    pub(crate) fn answer(&self, run: &InPlace, replies: &mut Replies) {
         let mut own = self.lock();
         let own = &mut *own;
-        let messages = std::mem::take(&mut own.held_messages) + u64::from(!answer.is_empty());
-        if messages > 0 {
-            own.held.add(answer, &mut own.spares);
+        own.hold(replies);
+        if own.held_messages > 0 {
+            let messages = std::mem::take(&mut own.held_messages);
             self.mux.0.hold_framed(&run.link, &mut own.held, messages);
         }
     }
@@ -377,10 +374,8 @@ impl MessageSocket {
 
     /// Makes [`Self::poll_fd`] readable: something that was received is not worked on.
     pub(crate) fn announce(&self) {
-        if let Some(pollable) = self.pollable.get()
-            && !pollable.is_ready.swap(true, Ordering::SeqCst)
-        {
-            let _ = rustix::io::write(&pollable.ready, &1u64.to_ne_bytes());
+        if let Some(pollable) = self.pollable.get() {
+            pollable.ring();
         }
     }
 
@@ -423,10 +418,12 @@ impl MessageSocket {
         let shared = &self.mux.0;
         if receiving {
             if was_disabled {
-                self.note_ready();
+                // Its event loop was told of nothing meanwhile.
+                self.announce();
             }
             return;
         }
+        self.leave_herd();
         let mut own = self.lock();
         let wakes = shared.scheduler.give_back(own.hand.drain(..)) + shared.scheduler.yield_all(worker);
         drop(own);
@@ -448,49 +445,73 @@ impl MessageSocket {
 
     /// A descriptor that is readable while [`Self::try_recv`] may have something. It may be readable without a message:
     /// bytes came, but not a whole message, or another socket was quicker.
+    ///
+    /// Of several sockets whose programs wait, one is told of what comes, and the next one once that has received. A
+    /// program that is told receives until there is nothing ([`RecvError::WouldBlock`]), or does so soon after it is
+    /// told once more: it is if it does not within 5 to 10 ms, and so is another one then.
     pub fn poll_fd(&self) -> std::io::Result<BorrowedFd<'_>> {
-        if self.pollable.get().is_none() {
-            let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-            let ready = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-            let data = epoll::EventData::new_u64(0);
-            epoll::add(&set, self.mux.0.epoll_fd(), data, epoll::EventFlags::IN)?;
-            epoll::add(&set, &ready, data, epoll::EventFlags::IN)?;
-            let pollable = Pollable { set, ready, is_ready: AtomicBool::new(true), sleeps: AtomicBool::new(false) };
-            let _ = self.pollable.set(pollable);
-        }
-        Ok(self.pollable.get().map_or(self.mux.0.epoll_fd(), |pollable| pollable.set.as_fd()))
+        let pollable = match self.pollable.get() {
+            Some(pollable) => pollable,
+            None => {
+                let new = Arc::new(Pollable::new(self.mux.0.connections_set())?);
+                self.pollable.get_or_init(|| new)
+            }
+        };
+        Ok(pollable.fd())
     }
 
-    /// Says whether messages wait that no event of a connection announces.
+    /// Says whether messages wait that no event of a connection announces, and has another socket told of those.
     fn note_ready(&self) {
         let Some(pollable) = self.pollable.get() else { return };
-        let waits = self.mux.0.scheduler.queued() > 0 || !self.lock().hand.is_empty();
-        if waits && !pollable.is_ready.swap(true, Ordering::SeqCst) {
-            let _ = rustix::io::write(&pollable.ready, &1u64.to_ne_bytes());
+        if self.mux.0.scheduler.queued() > 0 || !self.lock().hand.is_empty() {
+            pollable.ring();
         }
+        self.mux.0.herd.let_go(pollable);
     }
 
     /// Nothing is there: an event loop will be told. False: something came meanwhile.
     fn fall_asleep(&self) -> bool {
         let Some(pollable) = self.pollable.get() else { return true };
-        if pollable.is_ready.swap(false, Ordering::SeqCst) {
-            let _ = rustix::io::read(&pollable.ready, &mut [0; 8]);
-        }
-        if self.disabled.load(Ordering::SeqCst) || pollable.sleeps.swap(true, Ordering::SeqCst) {
+        pollable.hush();
+        let shared = &self.mux.0;
+        if self.disabled.load(Ordering::SeqCst) {
             return true;
         }
-        let asleep = self.mux.0.scheduler.sleep();
-        if !asleep {
-            pollable.sleeps.store(false, Ordering::SeqCst);
+        pollable.settle();
+        let (asleep, watch) = shared.herd.sleep(pollable, || shared.scheduler.sleep());
+        if watch {
+            shared.keeper.look_after_herd();
+        }
+        if self.disabled.load(Ordering::SeqCst) {
+            // Meanwhile, by another thread.
+            self.leave_herd();
         }
         asleep
     }
 
     fn awake(&self) {
         if let Some(pollable) = self.pollable.get()
-            && pollable.sleeps.swap(false, Ordering::SeqCst)
+            && pollable.unsettle()
         {
-            self.mux.0.scheduler.awake(0);
+            let shared = &self.mux.0;
+            if shared.herd.come(pollable, || shared.scheduler.awake(0)) {
+                shared.keeper.look_after_herd();
+            }
+        }
+    }
+
+    /// Another socket is told of what comes.
+    fn let_go(&self) {
+        if let Some(pollable) = self.pollable.get() {
+            self.mux.0.herd.let_go(pollable);
+        }
+    }
+
+    /// Its event loop is not told any more of what comes.
+    fn leave_herd(&self) {
+        if let Some(pollable) = self.pollable.get() {
+            let shared = &self.mux.0;
+            shared.herd.leave(pollable, || shared.scheduler.awake(0));
         }
     }
 
@@ -518,7 +539,24 @@ pub(crate) struct InPlace {
     number: u64,
 }
 
+/// Answers of a worker that nobody else sees yet.
+#[derive(Debug, Default)]
+pub(crate) struct Replies {
+    /// With their framing.
+    pub(crate) output: Output,
+    /// Messages in it.
+    pub(crate) messages: u64,
+}
+
 impl Own {
+    /// Keeps answers until they are queued, with others.
+    fn hold(&mut self, replies: &mut Replies) {
+        if replies.messages > 0 {
+            self.held.add(&mut replies.output, &mut self.spares);
+            self.held_messages += std::mem::take(&mut replies.messages);
+        }
+    }
+
     /// The next message of the hand.
     fn pop(&mut self) -> Option<Message> {
         self.progress += 1;
@@ -574,7 +612,7 @@ impl Own {
 
 impl Drop for MessageSocket {
     fn drop(&mut self) {
-        self.awake();
+        self.leave_herd();
         let shared = Arc::clone(&self.mux.0);
         let mut own = self.lock();
         let mut wakes = shared.scheduler.give_back(own.hand.drain(..));

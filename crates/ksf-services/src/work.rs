@@ -141,18 +141,19 @@ impl Cost {
 fn parse(message: &[u8]) -> Option<(Cost, &[u8])> {
     let (header, payload) = message.split_first_chunk::<HEADER_BYTES>()?;
     let [h0, h1, h2, h3, t0, t1, t2, t3] = *header;
-    let time = Duration::from_micros(u32::from_be_bytes([t0, t1, t2, t3]).into()).min(WORK_MAX);
+    let time = || Duration::from_micros(u32::from_be_bytes([t0, t1, t2, t3]).into()).min(WORK_MAX);
     let cost = match u32::from_be_bytes([h0, h1, h2, h3]) {
         HOW_INLINE => Cost::Inline,
         HOW_DISCARD => Cost::Discard,
-        HOW_SLEEP => Cost::Sleep(time),
-        HOW_COMPUTE => Cost::Compute(time),
+        HOW_SLEEP => Cost::Sleep(time()),
+        HOW_COMPUTE => Cost::Compute(time()),
         _ => return None,
     };
     Some((cost, payload))
 }
 
 fn put_reply(out: &mut Vec<u8>, status: u32, payload: &[u8]) {
+    out.reserve(4 + payload.len());
     out.extend_from_slice(&status.to_be_bytes());
     out.extend_from_slice(payload);
 }

@@ -15,6 +15,8 @@
 //! Where the end of a message depends on what came before it (HTTP/1: the head says how the body ends), the service cuts,
 //! with the state it has for the connection: [`Framing::Custom`].
 
+use std::ops::Range;
+
 use crate::error::FramingError;
 
 /// How a byte stream is cut into messages.
@@ -210,37 +212,51 @@ impl Framing {
         }
     }
 
-    /// The message at the front of `buf`, if it is there in one part and in full: where its body lies, and how many bytes
-    /// it takes. A short cut for streams of short messages: `None` says nothing, [`Framing::parse`] tells.
-    #[inline]
-    pub fn whole_message(&self, buf: &[u8]) -> Option<(std::ops::Range<usize>, usize)> {
-        let (header_bytes, end) = match self {
-            Self::RecordMark => {
-                let mark = u32::from_be_bytes(*buf.first_chunk::<4>()?);
-                if mark & RECORD_LAST == 0 {
-                    return None;
-                }
-                (4, 4 + (mark & !RECORD_LAST) as usize)
-            }
+    /// Calls `each` with the bodies of the messages at the front of `buf`, as long as they are there in one part and in
+    /// full and no longer than `body_bytes_max`, and returns how many bytes they take. A short cut for streams of short
+    /// messages: what it leaves is for [`Framing::parse`].
+    pub fn whole_messages(&self, buf: &[u8], body_bytes_max: usize, each: impl FnMut(Range<usize>)) -> usize {
+        // A loop of its own for each kind: the compiler leaves nothing but the comparisons in it.
+        match *self {
+            Self::RecordMark => each_whole(buf, 0, body_bytes_max, each, |mark| {
+                let mark = u32::from_be_bytes(mark);
+                (mark & RECORD_LAST != 0).then_some((4, 4 + (mark & !RECORD_LAST) as usize))
+            }),
             Self::LengthPrefix(LengthPrefix { offset, width: 4, endian, adjust, strip }) => {
-                let start = usize::from(*offset);
-                let field = *buf.get(start..)?.first_chunk::<4>()?;
-                let value = match endian {
-                    Endian::Big => u32::from_be_bytes(field),
-                    Endian::Little => u32::from_le_bytes(field),
+                let offset = usize::from(offset);
+                let header_bytes = offset + 4;
+                let body = if strip { header_bytes } else { 0 };
+                let adjust = i64::from(adjust);
+                let span = |value: u32| {
+                    let end = usize::try_from(i64::from(value) + adjust).ok()?;
+                    (end >= header_bytes).then_some((body, end))
                 };
-                let end = usize::try_from(i64::from(value) + i64::from(*adjust)).ok()?;
-                if end < start + 4 {
-                    return None;
+                match endian {
+                    Endian::Big => {
+                        each_whole(buf, offset, body_bytes_max, each, |field| span(u32::from_be_bytes(field)))
+                    }
+                    Endian::Little => {
+                        each_whole(buf, offset, body_bytes_max, each, |field| span(u32::from_le_bytes(field)))
+                    }
                 }
-                (if *strip { start + 4 } else { 0 }, end)
             }
-            _ => return None,
-        };
-        (end <= buf.len()).then_some((header_bytes..end, end))
+            _ => 0,
+        }
+    }
+
+    /// Reserves the bytes of the header of a reply, which is appended next; [`Framing::finish_reply`] fills them.
+    #[inline]
+    pub fn begin_reply(&self, reply: &mut Vec<u8>) {
+        match self.reply_header_bytes() {
+            0 => {}
+            // Of a length the compiler knows: stores instead of a call.
+            4 => reply.extend_from_slice(&[0; 4]),
+            bytes => reply.resize(reply.len() + bytes, 0),
+        }
     }
 
     /// Bytes to reserve in front of a reply; filled by [`Framing::finish_reply`].
+    #[inline]
     pub fn reply_header_bytes(&self) -> usize {
         match self {
             Self::RecordMark => 4,
@@ -251,6 +267,7 @@ impl Framing {
 
     /// Completes a reply that starts with [`Framing::reply_header_bytes`] reserved bytes: writes the header and
     /// appends the trailer. `body_beyond` bytes of the body follow outside of `reply` (zero-copy chunks).
+    #[inline]
     pub fn finish_reply(&self, reply: &mut [u8], start: usize, body_beyond: usize) -> Result<(), FramingError> {
         let header_bytes = self.reply_header_bytes();
         let body_bytes = reply.len() - start - header_bytes + body_beyond;
@@ -270,6 +287,7 @@ impl Framing {
     }
 
     /// Bytes that follow every reply.
+    #[inline]
     pub fn reply_trailer(&self) -> &[u8] {
         match self {
             Self::Delimiter(delimiter) => delimiter.as_bytes(),
@@ -280,6 +298,28 @@ impl Framing {
 
 /// Top bit of a record mark: this fragment is the last of its record.
 const RECORD_LAST: u32 = 1 << 31;
+
+/// [`Framing::whole_messages`] for one kind of header: `span` tells from the four bytes at `field_at` where the body
+/// begins and where it ends.
+#[inline]
+fn each_whole(
+    buf: &[u8],
+    field_at: usize,
+    body_bytes_max: usize,
+    mut each: impl FnMut(Range<usize>),
+    span: impl Fn([u8; 4]) -> Option<(usize, usize)>,
+) -> usize {
+    let mut at = 0;
+    while let Some(field) = buf[at..].get(field_at..).and_then(|rest| rest.first_chunk::<4>()) {
+        let Some((body, end)) = span(*field) else { break };
+        if end > buf.len() - at || end - body > body_bytes_max {
+            break;
+        }
+        each(at + body..at + end);
+        at += end;
+    }
+    at
+}
 
 fn part(header_bytes: usize, body_bytes: usize, trailer_bytes: usize, last: bool) -> Frame {
     Frame::Part(Part { header_bytes, body_bytes, trailer_bytes, last })
@@ -376,30 +416,41 @@ mod tests {
         ];
         let mut found = 0;
         for framing in framings {
-            // Every length and mark that fits into eight bytes, and some that do not.
+            // Every length and mark that fits into eight bytes, and some that do not; a second message behind it.
             for first in [0u8, 0x80, 1, 5] {
-                for value in 0..20u8 {
-                    for len in 0..=12 {
-                        let buf = [first, 0, 0, value, 0, 1, 2, 3, 4, 5, 6, 7];
-                        let Some((body, total)) = framing.whole_message(&buf[..len]) else { continue };
-                        found += 1;
-                        let Ok(Frame::Part(cut)) = framing.parse(&buf[..len], 0) else {
-                            panic!("{framing:?}: {buf:?}")
-                        };
-                        assert!(cut.last && cut.total_bytes() <= len);
-                        assert_eq!(
-                            (body.start, body.len(), total),
-                            (cut.header_bytes, cut.body_bytes, cut.total_bytes())
-                        );
+                for (value, body_bytes_max) in (0..20u8).flat_map(|value| [(value, usize::MAX), (value, 3)]) {
+                    for len in 0..=18 {
+                        let buf = [first, 0, 0, value, 0, 1, 0x80, 0, 0, 1, 7, 0, 0, 0, 2, 8, 8, 8];
+                        let buf = &buf[..len];
+                        let mut short = Vec::new();
+                        let taken = framing.whole_messages(buf, body_bytes_max, |body| short.push(body));
+                        found += short.len();
+                        let (mut long, mut at) = (Vec::new(), 0);
+                        while long.len() < short.len() {
+                            let Ok(Frame::Part(cut)) = framing.parse(&buf[at..], 0) else {
+                                panic!("{framing:?}: {buf:?}")
+                            };
+                            assert!(cut.last && cut.body_bytes <= body_bytes_max);
+                            let start = at + cut.header_bytes;
+                            long.push(start..start + cut.body_bytes);
+                            at += cut.total_bytes();
+                        }
+                        assert_eq!((&short, taken), (&long, at), "{framing:?}: {buf:?}");
+                        assert!(taken <= len);
                     }
                 }
             }
         }
-        assert!(found > 50, "{found}");
+        assert!(found > 100, "{found}");
         // And it is taken where it can be.
-        assert_eq!(Framing::RecordMark.whole_message(&[0x80, 0, 0, 1, 7, 9]), Some((4..5, 5)));
+        let bodies = |framing: Framing, buf: &[u8]| {
+            let mut bodies = Vec::new();
+            (framing.whole_messages(buf, 2, |body| bodies.push(body)), bodies)
+        };
+        let marked = [0x80, 0, 0, 1, 7, 0x80, 0, 0, 0, 0x80, 0, 0, 1];
+        assert_eq!(bodies(Framing::RecordMark, &marked), (9, vec![4..5, 9..9]));
         let thrift = Framing::LengthPrefix(LengthPrefix::big_endian(4));
-        assert_eq!(thrift.whole_message(&[0, 0, 0, 2, 7, 9]), Some((4..6, 6)));
+        assert_eq!(bodies(thrift, &[0, 0, 0, 2, 7, 9, 0, 0, 0, 0, 0, 0, 0, 3]), (10, vec![4..6, 10..10]));
     }
 
     #[test]

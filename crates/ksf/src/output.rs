@@ -105,6 +105,26 @@ impl Output {
         self.take().recycle(spares);
     }
 
+    /// Throws away what was added when more than `len` bytes were in it.
+    pub fn truncate(&mut self, len: usize) {
+        self.tail.truncate(len.saturating_sub(self.piece_bytes));
+        while self.piece_bytes > len
+            && let Some(last) = self.pieces.pop_back()
+        {
+            self.piece_bytes -= last.as_slice().len();
+            if let Some(keep) = len.checked_sub(self.piece_bytes).filter(|keep| *keep > 0) {
+                self.piece_bytes += keep;
+                self.pieces.push_back(match last {
+                    Piece::Bytes(mut bytes) => {
+                        bytes.truncate(keep);
+                        Piece::Bytes(bytes)
+                    }
+                    Piece::Chunk(chunk) => Piece::Chunk(chunk.slice(0..keep)),
+                });
+            }
+        }
+    }
+
     /// Takes everything, to be sent.
     pub fn take(&mut self) -> SendBatch {
         SendBatch { output: std::mem::take(self), sent: 0 }
@@ -258,6 +278,22 @@ mod tests {
         }
         assert_eq!(bytes(&output.take()), b"abcdefghi");
         assert!(output.is_empty());
+    }
+
+    #[test]
+    fn what_was_added_since_can_be_thrown_away() {
+        let mut spares = Spares::default();
+        for len in 0..=9 {
+            let mut output = Output::default();
+            output.tail(&mut spares).extend_from_slice(b"ab");
+            output.push_chunk(Chunk::from_vec(b"cde".to_vec()), &mut spares);
+            output.tail(&mut spares).extend_from_slice(b"fg");
+            output.truncate(len);
+            assert_eq!(output.len(), len.min(7));
+            output.tail(&mut spares).extend_from_slice(b"!");
+            let expected = [&b"abcdefg"[..len.min(7)], b"!"].concat();
+            assert_eq!(bytes(&output.take()), expected, "{len}");
+        }
     }
 
     #[test]

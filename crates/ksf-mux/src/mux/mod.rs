@@ -20,10 +20,12 @@ use ksf::limits::Time;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use crate::error::{AttachError, ConnectionError};
+use crate::herd::Herd;
 use crate::keeper::{self, Keeper};
 use crate::link::{Attachment, Link};
 use crate::monitor::{Event, Events};
 use crate::options::{Limits, MessageFraming, Options};
+use crate::pollable::Pollable;
 use crate::scheduler::Scheduler;
 use crate::socket::MessageSocket;
 use crate::sync::{Arc, Mutex};
@@ -83,7 +85,9 @@ pub(crate) struct Shared {
     pub(crate) scheduler: Scheduler<Arc<Link>>,
     pub(crate) keeper: Keeper,
     pub(crate) events: Events,
-    epoll: OwnedFd,
+    epoll: Arc<OwnedFd>,
+    /// Message sockets that wait in event loops.
+    pub(crate) herd: Herd<Arc<Pollable>>,
     /// Written to when sleepers are to wake; holds how many.
     signal: OwnedFd,
     table: RwLock<Table>,
@@ -142,9 +146,10 @@ impl Mux {
             scheduler: Scheduler::new(&options.class_caps),
             limits: RwLock::new(Arc::new(options.limits.clone())),
             options,
-            keeper: Keeper::new(),
+            keeper: Keeper::new()?,
             events: Events::new()?,
-            epoll,
+            epoll: Arc::new(epoll),
+            herd: Herd::new(),
             signal,
             table: RwLock::default(),
             memory: AtomicUsize::new(0),
@@ -294,6 +299,7 @@ impl Shared {
 
     fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);
+        self.herd.ring_all(|| self.scheduler.awake(0));
         self.wake(self.scheduler.wake_all());
     }
 

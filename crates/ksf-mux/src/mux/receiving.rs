@@ -12,14 +12,14 @@ use super::{Shared, now};
 use crate::error::ConnectionError;
 use crate::keeper;
 use crate::link::{Link, Reader};
-use crate::run::{self, Found, Run};
+use crate::run::{Found, Run};
 use crate::scheduler::{Source, Worker};
 use crate::sync::Arc;
 
 /// What a thread needs to receive: slots and a list, kept for their memory.
 pub(crate) struct Receiver {
     pool: Pool,
-    found: Vec<Found>,
+    found: Found,
     runs: Vec<Run>,
     /// Lists of places in a run, to be used again.
     pub(crate) ranges: Vec<Vec<Range<u32>>>,
@@ -33,7 +33,7 @@ impl Receiver {
     pub(crate) fn new() -> std::io::Result<Self> {
         let pool = Pool::new(Memory::Anonymous, Self::SLOT_BYTES, Self::SLOTS)
             .map_err(|error| std::io::Error::other(error.to_string()))?;
-        Ok(Self { pool, found: Vec::new(), runs: Vec::new(), ranges: Vec::new() })
+        Ok(Self { pool, found: Found::default(), runs: Vec::new(), ranges: Vec::new() })
     }
 
     /// Receives what is there, up to a slot. Where all slots hold messages somebody keeps: into a block of its own.
@@ -153,7 +153,7 @@ impl Shared {
                 self.relieve_memory();
             }
         }
-        let bytes: usize = found.iter().map(Found::len).sum();
+        let bytes: usize = found.bytes();
         let count = found.len();
         if count == 0 {
             return (0, cut.err());
@@ -166,7 +166,7 @@ impl Shared {
         self.memory.fetch_add(bytes, Ordering::SeqCst);
         // Where each is looked at by itself it also travels by itself.
         let alone = self.options.classify.is_some() || link.lane().is_some();
-        run::gather(chunk, found, if alone { 1 } else { me.run_len }, ranges, runs);
+        found.gather(chunk, if alone { 1 } else { me.run_len }, ranges, runs);
         (self.scheduler.push(me.worker, link, runs.drain(..)), cut.err())
     }
 

@@ -1,6 +1,6 @@
 //! Waiting for connections and wake-ups, together with the other workers.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
 use rustix::event::{Timespec, epoll};
@@ -22,6 +22,9 @@ impl Shared {
         timeout: Option<&Timespec>,
         as_me: impl FnOnce(&mut dyn FnMut(&mut Me<'_>)),
     ) -> std::io::Result<()> {
+        if self.herd.mix() {
+            self.keeper.look_after_herd();
+        }
         let mut buffer = [EVENT; EVENTS_MAX];
         // One while others wait too: each takes one.
         let max = if self.scheduler.has_sleepers() { 1 } else { EVENTS_MAX };
@@ -50,8 +53,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Looks for events without waiting.
-    pub(crate) fn poll(self: &Arc<Self>, me: &mut Me<'_>) -> std::io::Result<()> {
+    /// Looks for events without waiting. Whether there was one.
+    pub(crate) fn poll(self: &Arc<Self>, me: &mut Me<'_>) -> std::io::Result<bool> {
         let mut buffer = [EVENT; EVENTS_MAX];
         let max = if self.scheduler.has_sleepers() { 1 } else { EVENTS_MAX };
         let count = match epoll::wait(&self.epoll, &mut buffer[..max], Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
@@ -66,7 +69,7 @@ impl Shared {
             }
             self.handle(event.data.u64(), event.flags, me);
         }
-        Ok(())
+        Ok(count > 0)
     }
 
     pub(super) fn handle(self: &Arc<Self>, data: u64, flags: epoll::EventFlags, me: &mut Me<'_>) {
@@ -103,7 +106,8 @@ impl Shared {
         true
     }
 
-    pub(crate) fn epoll_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+    /// The set of all connections, for descriptors of event loops.
+    pub(crate) fn connections_set(&self) -> &Arc<OwnedFd> {
+        &self.epoll
     }
 }

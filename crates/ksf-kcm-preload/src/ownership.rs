@@ -1,0 +1,163 @@
+//! Which process a message socket belongs to.
+//!
+//! The multiplexor behind it lives in the memory and the threads of the process that opened it. A child has neither: it
+//! must not read from connections whose other half of a message the parent holds, nor answer where the parent does. So
+//! what a child inherits over fork or exec is refused, aloud ([`refuse`]), and the parent goes on undisturbed.
+//!
+//! After fork the table says so ([`in_child`]); after exec there is no table any more, but a mark on the open file
+//! ([`mark`]), which is looked for when this library is loaded. A child of vfork has the parent's very table: it is known
+//! by its process number, and changes nothing.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+use ksf_mux::ConnectionId;
+
+use crate::table::{self, Entry, lock};
+use crate::{events, kcm, notice};
+
+/// The process whose memory this is.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
+
+/// True if the caller is the process whose memory this is, not a child of it that borrows it (vfork) or has copied it
+/// without a word (clone).
+pub(crate) fn is_owner() -> bool {
+    rustix::process::getpid().as_raw_nonzero().get() == PROCESS.load(Ordering::Relaxed)
+}
+
+/// The error for a message socket of another process. The first is explained.
+pub(crate) fn refuse(fd: c_int) -> c_int {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    notice::once(&TOLD, || {
+        format!(
+            "descriptor {fd} is a message socket of the process that opened it, and of no other: it cannot be used \
+             after fork or exec (EOPNOTSUPP)"
+        )
+    });
+    libc::EOPNOTSUPP
+}
+
+/// What the multiplexor holds besides the program's own descriptor of a connection, by multiplexor and connection: in a
+/// child it would keep the connection open after everybody else has closed it.
+static COPIES: Mutex<BTreeMap<(usize, u64), Copy>> = Mutex::new(BTreeMap::new());
+
+struct Copy {
+    fd: RawFd,
+    /// Of the socket (SO_COOKIE): the number may be another's when the multiplexor has closed it early.
+    cookie: u64,
+}
+
+/// A connection is attached.
+pub(crate) fn note_copy(group: usize, connection: ConnectionId, copy: BorrowedFd<'_>) {
+    if let Ok(cookie) = rustix::net::sockopt::socket_cookie(copy) {
+        lock(&COPIES).insert((group, connection.to_u64()), Copy { fd: copy.as_raw_fd(), cookie });
+    }
+}
+
+/// It is not, any more.
+pub(crate) fn forget_copy(group: usize, connection: ConnectionId) {
+    lock(&COPIES).remove(&(group, connection.to_u64()));
+}
+
+/// A multiplexor is gone, with all that it held.
+pub(crate) fn forget_copies(group: usize) {
+    lock(&COPIES).retain(|(of, _), _| *of != group);
+}
+
+/// A signal that nobody has sent for an epoll set, which sends none: F_SETSIG belongs to the open file, so it survives
+/// fork, exec and dup, and nothing comes of it.
+const MARK: c_int = 59;
+
+/// `F_SETSIG` and `F_GETSIG` (include/uapi/asm-generic/fcntl.h), which the crate libc does not have.
+const SETSIG: c_int = 10;
+const GETSIG: c_int = 11;
+
+/// Marks a message socket as one, for programs that this process may become.
+pub(crate) fn mark(fd: BorrowedFd<'_>) {
+    // SAFETY: sets a number of the open file. No memory is involved.
+    unsafe { libc::fcntl(fd.as_raw_fd(), SETSIG, MARK) };
+}
+
+/// True if a descriptor is a marked one.
+pub(crate) fn is_marked(fd: RawFd) -> bool {
+    // SAFETY: reads a number of the open file. No memory is involved.
+    let mark = unsafe { libc::fcntl(fd, GETSIG) };
+    let name = || rustix::fs::readlink(format!("/proc/self/fd/{fd}"), Vec::new());
+    mark == MARK && name().is_ok_and(|name| name.as_bytes() == b"anon_inode:[eventpoll]")
+}
+
+/// Called by the loader, before the program's own code.
+extern "C" fn loaded() {
+    PROCESS.store(rustix::process::getpid().as_raw_nonzero().get(), Ordering::Relaxed);
+    // SAFETY: the three functions live as long as this library, which is never unloaded (LD_PRELOAD).
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+    for fd in open_descriptors().into_iter().filter(|fd| is_marked(*fd)) {
+        table::insert(fd, Entry::Inherited);
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOADED: extern "C" fn() = loaded;
+
+fn open_descriptors() -> Vec<RawFd> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(folder) = rustix::fs::open("/proc/self/fd", flags, Mode::empty()) else { return Vec::new() };
+    let mut buffer = Vec::with_capacity(4096);
+    let mut entries = rustix::fs::RawDir::new(&folder, buffer.spare_capacity_mut());
+    let mut found = Vec::new();
+    while let Some(Ok(entry)) = entries.next() {
+        found.extend(entry.file_name().to_str().ok().and_then(|name| name.parse::<RawFd>().ok()));
+    }
+    found
+}
+
+/// Every lock of this library's own is held over fork, so that none is held in the child by a thread that it has not.
+struct Held {
+    table: table::Locked,
+    registered: events::Locked,
+    groups: kcm::Locked,
+    copies: MutexGuard<'static, BTreeMap<(usize, u64), Copy>>,
+}
+
+thread_local! {
+    static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
+}
+
+// No thread waits for one of these locks while it holds another, so their order does not matter.
+extern "C" fn before_fork() {
+    let held =
+        Held { table: table::locked(), registered: events::locked(), groups: kcm::locked(), copies: lock(&COPIES) };
+    let _ = HELD.try_with(|place| *place.borrow_mut() = Some(held));
+}
+
+fn take_held() -> Option<Held> {
+    HELD.try_with(|place| place.borrow_mut().take()).ok().flatten()
+}
+
+extern "C" fn in_parent() {
+    drop(take_held());
+}
+
+/// Takes leave of the parent's multiplexors without touching them: their locks may be held for ever, and to end them
+/// would send, and would take connections out of the parent's epoll sets.
+extern "C" fn in_child() {
+    PROCESS.store(rustix::process::getpid().as_raw_nonzero().get(), Ordering::Relaxed);
+    let Some(mut held) = take_held() else { return };
+    for copy in std::mem::take(&mut *held.copies).into_values() {
+        // SAFETY: only looked at; a number that is not open gives an error.
+        let fd = unsafe { BorrowedFd::borrow_raw(copy.fd) };
+        if rustix::net::sockopt::socket_cookie(fd).is_ok_and(|cookie| cookie == copy.cookie) {
+            // SAFETY: it is the multiplexor's own, and the child's copy of the multiplexor is never used again.
+            unsafe { rustix::io::close(copy.fd) };
+        }
+    }
+    table::leave(&mut held.table);
+    events::leave(&mut held.registered);
+    kcm::leave(&mut held.groups);
+}
