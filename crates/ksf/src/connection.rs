@@ -152,8 +152,8 @@ impl<S: Service> Connection<S> {
         delivery.key == self.key && self.answer(delivery.ticket, delivery.answer, env)
     }
 
-    /// Tells the service what happened to its exchange.
-    pub(crate) fn upstream(&mut self, event: Upstream, env: &mut Env) {
+    /// Tells the service what happened to its exchange, if one is open.
+    pub fn upstream(&mut self, event: Upstream, env: &mut Env) {
         if !self.exchange.open {
             return;
         }
@@ -185,8 +185,9 @@ impl<S: Service> Connection<S> {
         self.resume(was_stalled, env);
     }
 
-    /// The other end of the exchange takes no more bytes for now, or does again.
-    pub(crate) fn set_full(&mut self, full: bool, env: &mut Env) {
+    /// The other end of the exchange takes no more bytes for now, or does again. While it does not, no message is handed
+    /// over.
+    pub fn set_full(&mut self, full: bool, env: &mut Env) {
         let was_stalled = self.is_stalled(env);
         self.exchange.full = full && self.exchange.open;
         self.resume(was_stalled, env);
@@ -469,7 +470,10 @@ impl<S: Service> Connection<S> {
         let rest = &chunk[*at..];
         match self.cut(rest, 0, env)? {
             Frame::Part(part) if part.last && part.total_bytes() <= rest.len() => {
-                self.check_size(part.body_bytes, env)?;
+                // What a service cuts itself is a piece, as long as it happened to arrive.
+                if self.framing != Framing::Custom {
+                    self.check_size(part.body_bytes, env)?;
+                }
                 let start = *at + part.header_bytes;
                 *at += part.total_bytes();
                 let body = start..start + part.body_bytes;
@@ -556,8 +560,7 @@ impl<S: Service> Connection<S> {
 
     fn check_size(&self, bytes: usize, env: &Env) -> Result<(), CloseReason> {
         // Pieces of a stream are as long as they happen to arrive.
-        let raw = matches!(self.framing, Framing::Raw | Framing::Custom);
-        if bytes > env.limits.message_bytes_max && !raw { Err(CloseReason::OversizedMessage) } else { Ok(()) }
+        if bytes > env.limits.message_bytes_max && self.framing != Framing::Raw { Err(CloseReason::OversizedMessage) } else { Ok(()) }
     }
 
     fn check_header(&self, bytes: usize, env: &Env) -> Result<(), CloseReason> {

@@ -58,21 +58,33 @@ pub enum Failure {
     NoResources,
 }
 
-/// What a connection asks of its shard.
+/// What a connection asks of its shard, or of whoever plays its shard ([`Env::take_orders`](crate::env::Env::take_orders)).
 #[derive(Debug)]
-pub(crate) enum Order {
+#[non_exhaustive]
+pub enum Order {
+    /// Begin an exchange with this address; the one before ends. `reuse`: a kept connection will do.
     Dial {
-        from: ConnKey,
+        /// Where to.
         to: SocketAddr,
+        /// A kept connection will do.
         reuse: bool,
     },
-    Pass {
-        from: ConnKey,
-        bytes: Chunk,
-    },
+    /// Bytes for the other end.
+    Pass(Chunk),
+    /// The exchange is over.
     HangUp {
-        from: ConnKey,
+        /// The connection may serve another one.
         keep: bool,
+    },
+}
+
+/// What a shard has to do for exchanges in this turn.
+#[derive(Debug)]
+pub(crate) enum Errand {
+    /// From a connection.
+    Order {
+        from: ConnKey,
+        order: Order,
     },
     /// From an outgoing connection to its owner.
     Deliver {

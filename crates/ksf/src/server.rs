@@ -381,7 +381,7 @@ impl Server {
                     mailbox,
                     answers: None,
                     tasks: Some(tasks),
-                    orders: Vec::new(),
+                    errands: Vec::new(),
                     shard: number,
                 })
             }

@@ -8,7 +8,7 @@ use crate::env::Env;
 use crate::error::{CloseReason, FramingError};
 use crate::framing::{Frame, Framing};
 use crate::limits::Limits;
-use crate::outgoing::{Exchange, Order as ShardOrder, Upstream};
+use crate::outgoing::{Errand, Exchange, Order as Wanted, Upstream};
 use crate::output::{Output, SendBatch};
 use crate::pool::Chunk;
 use crate::tasks::Task;
@@ -30,8 +30,8 @@ pub trait Service: Send + Sync + 'static {
     /// Cuts the next part off `buf`, where the framing is [`Framing::Custom`]: the unconsumed front of the stream.
     /// `scanned` bytes of it were in an earlier call that returned [`Frame::Incomplete`]. A [`Frame::Part`] must be the
     /// last of its message, without header and trailer, and not empty. Who returns one may change `conn`: the part is
-    /// handed to [`Service::call`] next, unless it is longer than `message_bytes_max`, or put together first if it is
-    /// longer than `buf`.
+    /// handed to [`Service::call`] next. If it is longer than `buf` it is put together first, and must not be longer than
+    /// `message_bytes_max`; what is there in full may be.
     fn cut(&self, conn: &mut Self::Conn, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
         let _ = (conn, limits);
         self.framing().parse(buf, scanned)
@@ -372,7 +372,7 @@ impl Reply<'_> {
     pub fn dial(&mut self, to: SocketAddr, reuse: bool) {
         if let (Target::Stream { key: from, .. }, None) = (self.target, &self.env.answers) {
             self.exchange = Exchange { open: true, full: false, ..self.exchange };
-            self.env.orders.push(ShardOrder::Dial { from, to, reuse });
+            self.env.errands.push(Errand::Order { from, order: Wanted::Dial { to, reuse } });
         }
     }
 
@@ -381,7 +381,7 @@ impl Reply<'_> {
         if let Target::Stream { key: from, .. } = self.target
             && self.exchange.open
         {
-            self.env.orders.push(ShardOrder::Pass { from, bytes });
+            self.env.errands.push(Errand::Order { from, order: Wanted::Pass(bytes) });
         }
     }
 
@@ -392,7 +392,7 @@ impl Reply<'_> {
             && self.exchange.open
         {
             self.exchange = Exchange { open: false, full: false, ..self.exchange };
-            self.env.orders.push(ShardOrder::HangUp { from, keep });
+            self.env.errands.push(Errand::Order { from, order: Wanted::HangUp { keep } });
         }
     }
 

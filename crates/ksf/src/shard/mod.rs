@@ -20,7 +20,7 @@ use crate::env::Env;
 use crate::error::CloseReason;
 use crate::limits::Time;
 use crate::listener::{DatagramPeer, ListenAddr};
-use crate::outgoing::Order;
+use crate::outgoing::Errand;
 use crate::output::SendBatch;
 use crate::pace::Pace;
 use crate::pool::Chunk;
@@ -112,8 +112,8 @@ pub(crate) struct Shard<E: Engine> {
     free: Vec<u32>,
     /// Outgoing connections that are kept, by where they lead; used last, used first.
     idle: HashMap<SocketAddr, Vec<ConnKey>>,
-    /// The list of orders of the last round, kept for its memory.
-    orders: Vec<Order>,
+    /// The list of errands of the last round, kept for its memory.
+    errands: Vec<Errand>,
     open: usize,
     /// Connections of the whole server.
     connections: Arc<AtomicUsize>,
@@ -181,7 +181,7 @@ impl<E: Engine> Shard<E> {
             places: Vec::new(),
             free: Vec::new(),
             idle: HashMap::new(),
-            orders: Vec::new(),
+            errands: Vec::new(),
             open: 0,
             connections,
             touched: Vec::new(),
@@ -237,7 +237,7 @@ impl<E: Engine> Shard<E> {
     fn turn(&mut self) -> io::Result<()> {
         self.set_timer();
         // Touched already: somebody waits for the kernel half.
-        let timeout = if self.env.orders.is_empty() {
+        let timeout = if self.env.errands.is_empty() {
             (!self.touched.is_empty()).then_some(ASSIST_WAIT)
         } else {
             // More than one turn may do: they go on when others had theirs.

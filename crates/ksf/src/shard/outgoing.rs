@@ -11,12 +11,12 @@ use crate::engine::{Engine, Reading};
 use crate::env::Env;
 use crate::error::CloseReason;
 use crate::limits::Time;
-use crate::outgoing::{Failure, Order, Upstream};
+use crate::outgoing::{Errand, Failure, Order, Upstream};
 use crate::output::{Output, SendBatch};
 use crate::pool::Chunk;
 use crate::service::{COPY_BYTES_MAX, ConnKey};
 
-/// Rounds of orders and looking after in one turn, before events get their turn.
+/// Rounds of errands and looking after in one turn, before events get their turn.
 const ROUNDS_MAX: u32 = 8;
 
 /// One outgoing connection. To the shard it is a stream as any other, whose messages go to its owner.
@@ -66,7 +66,7 @@ impl Outgoing {
 
     fn tell(&self, event: Upstream, env: &mut Env) {
         if let Some(to) = self.owner {
-            env.orders.push(Order::Deliver { to, by: self.key, event });
+            env.errands.push(Errand::Deliver { to, by: self.key, event });
         }
     }
 
@@ -123,7 +123,7 @@ impl Stream for Outgoing {
             && let Some(to) = self.owner
         {
             self.full = false;
-            env.orders.push(Order::Room { to, by: self.key });
+            env.errands.push(Errand::Room { to, by: self.key });
         }
     }
     fn tick(&mut self, env: &mut Env) -> Option<CloseReason> {
@@ -202,32 +202,32 @@ impl Stream for Outgoing {
 }
 
 impl<E: Engine> Shard<E> {
-    /// Carries out orders and looks after connections, until nothing is left to do in this turn.
+    /// Does the errands and looks after connections, until nothing is left to do in this turn.
     pub(super) fn settle(&mut self) {
         for _ in 0..ROUNDS_MAX {
             // All of them first: a connection that hung up and ends must not take the other one with it.
             for _ in 0..ROUNDS_MAX {
-                self.run_orders();
+                self.run_errands();
             }
             self.look_after_touched();
-            if self.env.orders.is_empty() {
+            if self.env.errands.is_empty() {
                 return;
             }
         }
     }
 
-    fn run_orders(&mut self) {
-        if self.env.orders.is_empty() {
+    fn run_errands(&mut self) {
+        if self.env.errands.is_empty() {
             return;
         }
-        let mut orders = std::mem::replace(&mut self.env.orders, std::mem::take(&mut self.orders));
-        for order in orders.drain(..) {
-            match order {
-                Order::Dial { from, to, reuse } => self.dial(from, to, reuse),
-                Order::Pass { from, bytes } => self.pass(from, bytes),
-                Order::HangUp { from, keep } => self.hang_up(from, keep),
-                Order::Deliver { to, by, event } => self.deliver(to, by, event),
-                Order::Room { to, by } => {
+        let mut errands = std::mem::replace(&mut self.env.errands, std::mem::take(&mut self.errands));
+        for errand in errands.drain(..) {
+            match errand {
+                Errand::Order { from, order: Order::Dial { to, reuse } } => self.dial(from, to, reuse),
+                Errand::Order { from, order: Order::Pass(bytes) } => self.pass(from, bytes),
+                Errand::Order { from, order: Order::HangUp { keep } } => self.hang_up(from, keep),
+                Errand::Deliver { to, by, event } => self.deliver(to, by, event),
+                Errand::Room { to, by } => {
                     if self.link_of(to) == Some(by)
                         && let Some((stream, env)) = self.stream(to)
                     {
@@ -236,7 +236,7 @@ impl<E: Engine> Shard<E> {
                 }
             }
         }
-        self.orders = orders;
+        self.errands = errands;
     }
 
     /// The outgoing connection that a connection uses.
