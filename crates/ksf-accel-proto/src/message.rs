@@ -1,8 +1,9 @@
 //! What is said over the holder's socket: `SOCK_SEQPACKET` in the abstract namespace, one request and one answer at a
 //! time per connection, fixed sizes, native byte order (both ends are on one machine).
 //!
-//! A process connects when the library is loaded into it, and again after `fork()` when the child has something to
-//! say: a connection is never used by two processes, because answers would reach the wrong one.
+//! A process connects when the library is loaded into it, and again whenever it has something to say, as it likes: what
+//! it owns belongs to the process (`SO_PEERCRED`), not to the connection. A connection is never used by two processes,
+//! because answers would reach the wrong one.
 //!
 //! | request | descriptors with it | answer's descriptors |
 //! |---|---|---|
@@ -11,6 +12,19 @@
 //! | [`Request::Join`] | the listener | queue, rescue eventfd |
 //! | [`Request::Leave`] | | |
 //! | [`Request::Steal`] | | a queue that nobody serves, if there is one |
+//!
+//! Rules between the two ends:
+//!
+//! * A worker ends with Leave of its last listener, with its process, or when the process begins anew ([`Request::Hello`]
+//!   after `exec()`). Threads of a process share its workers; a child of `fork()` has none, and asks for its own.
+//! * Join announces a listener that was never announced, so Listen is a matter of being early.
+//! * The queue that Join answers with is non-blocking. It may be the listener itself (the same `SO_COOKIE`), in a program
+//!   that uses `SO_REUSEPORT`: do not add it to the epoll instance twice.
+//! * The rescue eventfd is read by who finds nothing more to take (own queue, listener and stolen queue empty), not by
+//!   who is woken: it stays readable, and wakes others, until then.
+//! * Leave with `closed` is sent after the program's `close()`: the holder looks whether the listener is still there and
+//!   answers when its port is free.
+//! * `accept()` of a queue that fails with `EINVAL` says that the listener is gone: drop the descriptor.
 //!
 //! Whatever goes wrong, the library does what the program asked for without ksf, and the holder notes why.
 
@@ -32,6 +46,9 @@ pub enum Request {
         token: [u8; 16],
         /// Process id as the process sees it (the holder takes the true one from the socket).
         pid: u32,
+        /// 1: the library has just been loaded into this process. Workers that an earlier program of the process left
+        /// behind, which has become this one by `exec()`, end; their queues are inherited.
+        begins: u32,
     },
     /// The program has called `listen()` on a TCP socket, with success.
     Listen {
@@ -80,7 +97,7 @@ pub enum Answer {
     Done {
         /// Index of the listener (Listen, Join).
         listener: u32,
-        /// Index of the worker (Join).
+        /// Index of the worker (Join); of the worker whose queue it is (Steal).
         worker: u32,
         /// CPU to bind the thread to, or -1: leave it where it may run (Join).
         cpu: i32,
@@ -157,8 +174,8 @@ impl Request {
     pub fn encode(&self) -> [u8; REQUEST_BYTES] {
         let mut out = Writer::new();
         match *self {
-            Request::Hello { version, token, pid } => {
-                out.u32(1).u32(version).bytes(&token).u32(pid);
+            Request::Hello { version, token, pid, begins } => {
+                out.u32(1).u32(version).bytes(&token).u32(pid).u32(begins);
             }
             Request::Listen { cookie, backlog } => {
                 out.u32(2).u64(cookie).u32(backlog as u32);
@@ -180,7 +197,7 @@ impl Request {
     pub fn decode(bytes: &[u8]) -> Option<Request> {
         let mut input = Reader::new(bytes.try_into().ok()?);
         Some(match input.u32() {
-            1 => Request::Hello { version: input.u32(), token: input.token(), pid: input.u32() },
+            1 => Request::Hello { version: input.u32(), token: input.token(), pid: input.u32(), begins: input.u32() },
             2 => Request::Listen { cookie: input.u64(), backlog: input.u32() as i32 },
             3 => Request::Join { cookie: input.u64(), worker: input.u32(), tid: input.u32(), cpu: input.u32() as i32 },
             4 => Request::Leave { cookie: input.u64(), worker: input.u32(), closed: input.u32() },
@@ -286,7 +303,7 @@ mod tests {
     #[test]
     fn every_request_comes_out_as_it_went_in() {
         let requests = [
-            Request::Hello { version: 7, token: [0xab; 16], pid: u32::MAX },
+            Request::Hello { version: 7, token: [0xab; 16], pid: u32::MAX, begins: 1 },
             Request::Listen { cookie: u64::MAX - 1, backlog: -1 },
             Request::Join { cookie: 3, worker: NO_WORKER, tid: 9, cpu: -1 },
             Request::Leave { cookie: 1 << 40, worker: 255, closed: 1 },

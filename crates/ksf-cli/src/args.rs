@@ -39,12 +39,14 @@ pub(crate) enum Command {
     Echotest(ksf_load::echotest::Args),
     Rpctest(ksf_load::rpctest::Args),
     Worktest(ksf_load::worktest::Args),
+    Load(crate::load::LoadArgs),
     Doctor(DoctorArgs),
     Stat(StatArgs),
     Completions(CompletionArgs),
     Man(ManArgs),
     Sdk(SdkArgs),
     KcmRun(crate::kcm_run::KcmRunArgs),
+    Accel(crate::accel::AccelArgs),
 }
 
 /// Echo server: every byte and every datagram goes back to its sender

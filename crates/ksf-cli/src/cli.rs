@@ -10,7 +10,8 @@ use clap::{CommandFactory, FromArgMatches};
 
 use crate::args::{Cli, Command};
 use crate::exit::{Failure, Status, one_line, say};
-use crate::{doctor, kcm_run, manual, serve, stats};
+use crate::load::Protocol;
+use crate::{accel, doctor, kcm_run, manual, serve, stats};
 
 /// Runs `ksf`; `words` begin with the name of the program.
 pub(crate) fn main(words: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -30,6 +31,11 @@ pub(crate) fn main(words: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn run(command: Command) -> Result<ExitCode, Failure> {
     let mut out = io::stdout().lock();
     let done = match command {
+        Command::Accel(args) => {
+            // They write before they change anything, and while they run.
+            drop(out);
+            return accel::run(args);
+        }
         Command::Kecho(args) => return serve::kecho(args),
         Command::Krpc2(args) => return serve::krpc2(args),
         Command::Serve(args) => return serve::config(args),
@@ -43,6 +49,11 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Worktest(args) => {
             return Ok(measured("worktest", ksf_load::worktest::run(args).map(|outcome| outcome.exit_code())));
         }
+        Command::Load(args) => match args.protocol {
+            Protocol::Http(args) => {
+                return Ok(measured("http", ksf_load::http::run(*args).map(|outcome| outcome.exit_code())));
+            }
+        },
         Command::Doctor(args) => {
             let report = doctor::examine();
             let text = if args.json {
@@ -86,7 +97,7 @@ fn measured(tool: &str, result: Result<u8, ksf_load::LoadError>) -> ExitCode {
 fn write_sdk(folder: &Path) -> Result<(), Failure> {
     let write = || -> io::Result<()> {
         std::fs::create_dir_all(folder)?;
-        ksf_kernel::SDK.iter().try_for_each(|(name, text)| std::fs::write(folder.join(name), text))
+        ksf_kernel::SDK.iter().chain(ksf_flow::SDK).try_for_each(|(name, text)| std::fs::write(folder.join(name), text))
     };
     write().map_err(|error| Failure::os(format!("cannot write the headers to {}", folder.display()), &error))
 }
@@ -159,12 +170,15 @@ fn help_of(words: &[OsString]) -> String {
         return format!("{name} --help");
     }
     let ksf = Cli::command();
-    let command =
-        words.iter().skip(1).filter_map(|word| word.to_str()).find(|word| ksf.find_subcommand(word).is_some());
-    match command {
-        Some(command) => format!("ksf {command} --help"),
-        None => "ksf --help".to_owned(),
+    let mut command = &ksf;
+    let mut path = String::from("ksf");
+    for word in words.iter().skip(1).filter_map(|word| word.to_str()) {
+        if let Some(found) = command.find_subcommand(word) {
+            command = found;
+            path = format!("{path} {word}");
+        }
     }
+    format!("{path} --help")
 }
 
 #[cfg(test)]
@@ -193,6 +207,17 @@ mod tests {
             ("ksf krpc2 --program 7", Status::Data, "100003:3-4"),
             ("ksf serve", Status::Usage, "CONFIG"),
             ("ksf stat --watch 0", Status::Data, "seconds"),
+            ("ksf load", Status::Usage, "no command"),
+            ("ksf load nonsense", Status::Usage, "see ksf load --help"),
+            ("ksf load http", Status::Usage, "see ksf load http --help"),
+            ("ksf load http http://h/ -n x", Status::Data, "see ksf load http --help"),
+            ("ksf accel nic plan", Status::Usage, "see ksf accel nic plan --help"),
+            ("ksf accel nic plan eth0 --cpus 3-1", Status::Data, "list of CPUs"),
+            ("ksf accel nic plan eth0 --for fun", Status::Usage, "latency, throughput"),
+            ("ksf accel nic plan eth0 --skip rps,nonsense", Status::Usage, "coalescing"),
+            ("ksf accel flow attach lo --policy fast", Status::Data, "round-robin"),
+            ("ksf accel flow attach lo --loopback", Status::Usage, "--cgroup"),
+            ("ksf accel flow check --cpus 3-1", Status::Data, "list of CPUs"),
             ("kecho --nonsense", Status::Usage, "see kecho --help"),
         ] {
             let failure = parse_text(text).unwrap_err();

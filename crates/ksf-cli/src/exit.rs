@@ -32,7 +32,11 @@ pub(crate) enum Status {
 /// Every status with its meaning, for the manual page.
 pub(crate) const TABLE: &[(u8, &str)] = &[
     (0, "Success. For a server: it was asked to stop and has drained. For a load generator: every reply was right."),
-    (1, "load generators: replies were wrong, missing or surplus."),
+    (
+        1,
+        "load generators: replies were wrong, missing or surplus. accel nic: a setting does not hold (verify), or was \
+         left alone because somebody else changed it (rollback).",
+    ),
     (64, "Wrong use: an unknown flag or command, a missing or surplus argument."),
     (65, "A number, address or list that cannot be understood."),
     (66, "A file named on the command line cannot be opened."),

@@ -3,6 +3,7 @@
 //! This crate is thin: it reads flags and files, chooses an engine, starts services of the other
 //! crates, and shows what they count.
 
+mod accel;
 mod address;
 mod args;
 mod busy;
@@ -14,6 +15,7 @@ mod engine;
 mod exit;
 mod kcm_run;
 mod limits;
+mod load;
 mod manager;
 mod manual;
 mod resources;

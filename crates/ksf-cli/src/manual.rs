@@ -31,9 +31,8 @@ pub(crate) fn write_pages(folder: &Path) -> Result<(), Failure> {
     let fail = |error: io::Error| Failure::os(format!("cannot write manual pages to {}", folder.display()), &error);
     fs::create_dir_all(folder).map_err(fail)?;
     let ksf = Cli::command();
-    let names: Vec<String> = ksf.get_subcommands().map(|command| command.get_name().to_owned()).collect();
     fs::write(folder.join("ksf.1"), render(ksf.clone()).map_err(fail)?).map_err(fail)?;
-    for name in names {
+    for name in names(&ksf) {
         let Some(command) = subcommand(&ksf, &name) else {
             continue;
         };
@@ -52,12 +51,33 @@ pub(crate) fn completions(shell: clap_complete::Shell, out: &mut impl Write) {
     clap_complete::generate(shell, &mut Cli::command(), "ksf", out);
 }
 
+/// The names of all commands, and of the commands below them with a dash between: `accel`, `accel-nic`.
+fn names(command: &Command) -> Vec<String> {
+    let mut all = Vec::new();
+    for below in command.get_subcommands() {
+        all.push(below.get_name().to_owned());
+        all.extend(names(below).iter().map(|name| format!("{}-{name}", below.get_name())));
+    }
+    all
+}
+
 /// One command as a command of its own, named as its page is.
 fn subcommand(ksf: &Command, name: &str) -> Option<Command> {
+    let (command, usage) = descend(ksf, name)?;
     let page = format!("ksf-{name}");
-    let usage = format!("ksf {name}");
-    ksf.find_subcommand(name)
-        .map(|command| command.clone().display_name(page).bin_name(usage).version(env!("CARGO_PKG_VERSION")))
+    let usage = format!("ksf {usage}");
+    Some(command.clone().display_name(page).bin_name(usage).version(env!("CARGO_PKG_VERSION")))
+}
+
+/// The command of a name with dashes, and the words that call it. Names of commands have dashes, too (`kcm-run`).
+fn descend<'a>(command: &'a Command, name: &str) -> Option<(&'a Command, String)> {
+    if let Some(found) = command.find_subcommand(name) {
+        return Some((found, name.to_owned()));
+    }
+    name.match_indices('-').find_map(|(at, _)| {
+        let (found, words) = descend(command.find_subcommand(&name[..at])?, &name[at + 1..])?;
+        Some((found, format!("{} {words}", &name[..at])))
+    })
 }
 
 fn render(command: Command) -> io::Result<Vec<u8>> {
@@ -183,6 +203,12 @@ mod tests {
             assert!(text.contains("EXIT STATUS"), "{}", command.get_name());
             assert!(text.contains(".TH"), "{}", command.get_name());
         }
+        for name in names(&Cli::command()) {
+            let text = String::from_utf8(page(Some(&name)).unwrap()).unwrap();
+            assert!(text.contains("EXIT STATUS"), "{name}");
+        }
+        let apply = String::from_utf8(page(Some("accel-nic-apply")).unwrap()).unwrap();
+        assert!(apply.contains("ksf accel nic apply") && apply.contains("\\-\\-yes"), "{apply}");
         let serve = String::from_utf8(page(Some("serve")).unwrap()).unwrap();
         assert!(serve.contains("[[service]]"));
         assert_eq!(page(Some("nonsense")).unwrap_err().status, Status::Usage);

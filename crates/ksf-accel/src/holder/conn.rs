@@ -1,0 +1,232 @@
+//! The holder's socket and its connections: one request, one answer, nothing ever waited for.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use ksf_accel_proto::message::{Answer, REQUEST_BYTES, Refusal, Request};
+use rustix::event::epoll::{self, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use super::{Holder, Kind, data};
+use crate::sys;
+
+/// Connections at a time. A process has one or two, as a rule only while it asks.
+const CONNS_MAX: usize = 4096;
+/// Connections that have not said Hello. It is the first thing that is said, so older ones are not of the library.
+const STRANGERS_MAX: usize = 32;
+
+/// Where the program finds its holder: a listening socket in the abstract namespace, and the secret.
+#[derive(Debug)]
+pub struct ProgramAddress {
+    pub(super) name: String,
+    pub(super) token: [u8; 16],
+    pub(super) socket: OwnedFd,
+}
+
+impl ProgramAddress {
+    /// A new one, in the network namespace of this thread.
+    pub fn new() -> io::Result<Self> {
+        let (name, token) = (unique_name()?, random()?);
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+        rustix::net::listen(&socket, 1024)?;
+        Ok(Self { name, token, socket })
+    }
+
+    /// One that another process has made, from what it handed over: `socket`, and the value of [`Self::environment`].
+    pub fn from_parts(socket: OwnedFd, environment: &str) -> Option<Self> {
+        let (name, token) = environment.rsplit_once(':')?;
+        let token: Vec<u8> = (0..token.len())
+            .step_by(2)
+            .map(|at| u8::from_str_radix(token.get(at..at + 2)?, 16).ok())
+            .collect::<Option<_>>()?;
+        Some(Self { name: name.to_owned(), token: token.try_into().ok()?, socket })
+    }
+
+    /// Value of the environment variable `ksf_accel_proto::message::ENVIRONMENT`.
+    pub fn environment(&self) -> String {
+        environment(&self.name, &self.token)
+    }
+
+    /// The socket, to hand it over. Without it the address is only a name.
+    pub fn into_socket(self) -> OwnedFd {
+        self.socket
+    }
+}
+
+pub(super) fn environment(name: &str, token: &[u8; 16]) -> String {
+    format!("{name}:{}", hex(token))
+}
+
+/// A name that no other holder has.
+pub(super) fn unique_name() -> io::Result<String> {
+    Ok(format!("ksf-accel-{}-{}", std::process::id(), hex(&random::<4>()?)))
+}
+
+fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+    Ok(bytes)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub(super) struct ProgramSocket {
+    pub(super) address: ProgramAddress,
+}
+
+impl ProgramSocket {
+    pub(super) fn new(address: ProgramAddress) -> Self {
+        Self { address }
+    }
+}
+
+impl AsFd for ProgramSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.address.socket.as_fd()
+    }
+}
+
+/// A process of the program, as far as it is connected.
+pub(super) struct Conn {
+    pub(super) socket: OwnedFd,
+    /// Who connected; 0: a process that this process namespace does not show.
+    pub(super) pid: u32,
+    /// It has shown the token.
+    pub(super) known: bool,
+    /// It lives in the holder's process namespace, so its thread ids mean something here.
+    pub(super) same_pids: bool,
+}
+
+/// What is sent back: the answer, and descriptors with it.
+pub(super) struct Reply {
+    pub(super) answer: Answer,
+    pub(super) files: Vec<OwnedFd>,
+}
+
+impl Reply {
+    pub(super) fn refused(reason: Refusal) -> Self {
+        Self { answer: Answer::Refused { reason }, files: Vec::new() }
+    }
+}
+
+impl Holder {
+    pub(super) fn accept_conns(&mut self) {
+        // As many as wait, but not for ever: others have something to say too.
+        for _ in 0..64 {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket = match rustix::net::accept_with(&self.program_socket, flags) {
+                Ok(socket) => socket,
+                Err(Errno::MFILE | Errno::NFILE) => {
+                    // No descriptor is left: give up a stranger's, or the oldest one's, rather than spin.
+                    if !self.drop_stranger()
+                        && let Some(&oldest) = self.conns.keys().min()
+                    {
+                        self.hang_up(oldest);
+                    }
+                    return;
+                }
+                Err(_) => return,
+            };
+            let Ok(pid) = sys::peer_pid(socket.as_fd()) else { continue };
+            if self.conns.len() >= CONNS_MAX && !self.drop_stranger() {
+                continue;
+            }
+            if self.conns.values().filter(|conn| !conn.known).count() >= STRANGERS_MAX {
+                self.drop_stranger();
+            }
+            let number = self.conn_next;
+            self.conn_next += 1;
+            if epoll::add(&self.epoll, &socket, data(Kind::Conn, number), EventFlags::IN).is_err() {
+                continue;
+            }
+            self.conns.insert(number, Conn { socket, pid, known: false, same_pids: false });
+        }
+    }
+
+    /// A connection has something to say, or has ended.
+    pub(super) fn serve(&mut self, number: u64) {
+        let Some(conn) = self.conns.get(&number) else { return };
+        let (request, files) = match receive(conn.socket.as_fd()) {
+            Ok(Some(message)) => message,
+            Err(Errno::AGAIN | Errno::INTR) => return,
+            Ok(None) | Err(_) => return self.hang_up(number),
+        };
+        let is_hello = matches!(request, Some(Request::Hello { .. }));
+        let reply = match request {
+            Some(request) if conn.known || is_hello => self.answer(number, request, files),
+            Some(_) => Reply::refused(Refusal::Token),
+            None => Reply::refused(Refusal::Malformed),
+        };
+        if let Answer::Refused { reason } = reply.answer {
+            self.note_refusal(reason);
+        }
+        let Some(conn) = self.conns.get(&number) else { return };
+        let sent = send(conn.socket.as_fd(), &reply);
+        // A process that does not read its answers has no use for them. Who shows a wrong token gets one answer.
+        if sent.is_err() || !conn.known {
+            self.hang_up(number);
+        }
+    }
+
+    /// Ends a connection; the workers of its process stay.
+    pub(super) fn hang_up(&mut self, number: u64) {
+        if let Some(conn) = self.conns.remove(&number) {
+            let _ = epoll::delete(&self.epoll, &conn.socket);
+        }
+    }
+
+    /// Hangs up on the oldest connection that has not said Hello.
+    fn drop_stranger(&mut self) -> bool {
+        let oldest = self.conns.iter().filter(|(_, conn)| !conn.known).map(|(&number, _)| number).min();
+        if let Some(number) = oldest {
+            self.hang_up(number);
+        }
+        oldest.is_some()
+    }
+}
+
+type Message = (Option<Request>, Vec<OwnedFd>);
+
+/// One message and its descriptors; a message of another size is no request. `None`: the connection has ended.
+fn receive(socket: BorrowedFd<'_>) -> Result<Option<Message>, Errno> {
+    // One more than a request, so that a longer one is seen.
+    let mut bytes = [0; REQUEST_BYTES + 1];
+    // One descriptor is expected; what does not fit the kernel closes.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let message = rustix::net::recvmsg(socket, &mut [io::IoSliceMut::new(&mut bytes)], &mut control, flags)?;
+    let mut files = Vec::new();
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = part {
+            files.extend(rights);
+        }
+    }
+    if message.bytes == 0 {
+        return Ok(None);
+    }
+    let whole = !message.flags.contains(ReturnFlags::TRUNC) && files.len() <= 1;
+    let request = if whole { Request::decode(&bytes[..message.bytes]) } else { None };
+    Ok(Some((request, files)))
+}
+
+fn send(socket: BorrowedFd<'_>, reply: &Reply) -> Result<(), Errno> {
+    let bytes = reply.answer.encode();
+    let files: Vec<BorrowedFd<'_>> = reply.files.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(&files)), "two descriptors at most");
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(socket, &[io::IoSlice::new(&bytes)], &mut control, flags).map(drop)
+}

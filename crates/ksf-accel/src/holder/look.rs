@@ -1,0 +1,233 @@
+//! Looks at the queues: who does not come to take, and who could instead?
+//!
+//! A queue with a connection in two looks, and nothing accepted between them, has a stalled worker: steering passes it
+//! over until it comes out of its wait again, and the listener's rescue eventfd wakes another. The same happens at once
+//! for a queue whose worker is gone or not ready.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::listener::Listener;
+use super::{Holder, Kind, data};
+use crate::steer::Choice;
+
+/// When to look.
+pub(super) struct Pulse {
+    interval: Duration,
+    next: Option<Instant>,
+    /// Nothing has happened since then.
+    quiet_since: Instant,
+    /// Sum of all counters at the last look.
+    counted: u64,
+}
+
+/// As long as something happened so recently, looks go on.
+const QUIET_AFTER: Duration = Duration::from_secs(1);
+
+impl Pulse {
+    pub(super) fn new(interval: Duration) -> Self {
+        Self { interval, next: None, quiet_since: Instant::now(), counted: 0 }
+    }
+
+    /// Something has happened.
+    pub(super) fn beat(&mut self, now: Instant) {
+        self.quiet_since = now;
+        self.next.get_or_insert(now + self.interval);
+    }
+
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.next
+    }
+
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.next.is_some_and(|next| next <= now)
+    }
+}
+
+impl Holder {
+    pub(super) fn look(&mut self, now: Instant) {
+        let mut waits = false;
+        for index in 0..self.listeners.len() {
+            if self.listeners[index].is_some() {
+                waits |= self.look_at(index, now);
+                self.tell(index);
+            }
+        }
+        let counted = self.count();
+        if waits || counted != self.pulse.counted {
+            self.pulse.quiet_since = now;
+        }
+        self.pulse.counted = counted;
+        if now.duration_since(self.pulse.quiet_since) < QUIET_AFTER {
+            self.pulse.next = Some(now + self.pulse.interval);
+        } else {
+            self.pulse.next = None;
+            self.arm();
+        }
+    }
+
+    /// A queue, not the thief's, that has connections and nobody to serve them.
+    pub(super) fn find_unserved(&mut self, index: usize, thief: usize) -> Option<usize> {
+        let listener = self.listener(index);
+        let readable = readable(listener);
+        let mut candidates: Vec<usize> = readable
+            .into_iter()
+            .filter(|&(worker, has)| has && worker != thief && !self.is_served(index, worker))
+            .map(|(worker, _)| worker)
+            .collect();
+        // Where several wake up, each begins with another queue.
+        candidates.sort_by_key(|&worker| (worker < listener.steal_next, worker));
+        let found = candidates.first().copied()?;
+        self.listener_mut(index).steal_next = found + 1;
+        Some(found)
+    }
+
+    /// True if connections wait.
+    fn look_at(&mut self, index: usize, now: Instant) -> bool {
+        let mut waits = false;
+        let mut needs_rescue = false;
+        let mut empty_orphans = Vec::new();
+        for (worker, has) in readable(self.listener(index)) {
+            waits |= has;
+            let served = self.is_served(index, worker);
+            let place = self.steering.shared.worker(worker);
+            let accepted = place.accepted_own.load(Relaxed);
+            let waits_idle = place.busy_since_ns.load(Relaxed) == 0;
+            let queue = self.listeners[index].as_mut().and_then(|listener| listener.queues.get_mut(&worker));
+            let queue = queue.expect("listed above");
+            let untouched = has && queue.waited && queue.accepted == accepted;
+            (queue.waited, queue.accepted) = (has, accepted);
+            if !has && waits_idle {
+                // Rescued while its worker never noticed: there is nothing left that would wake it and clear this.
+                place.stalled.store(0, Relaxed);
+            }
+            if !has && self.workers[worker].is_none() && queue.own_cookie.is_some() {
+                empty_orphans.push(worker);
+            }
+            if served && untouched {
+                place.stalled.store(1, SeqCst);
+                self.stalls += 1;
+            }
+            needs_rescue |= has && (!served || untouched);
+        }
+        for worker in empty_orphans {
+            self.forget_own(index, worker);
+        }
+        let bit = 1 << index;
+        let joined = |worker: &super::Worker| worker.joined & bit != 0;
+        if self.workers.iter().flatten().any(joined) && self.any_ready(index) {
+            self.listener_mut(index).served = now;
+            if needs_rescue {
+                // Stays readable until a woken worker finds nothing more to take.
+                let _ = rustix::io::write(&self.listener(index).rescue, &1u64.to_ne_bytes());
+                self.rescues += 1;
+            }
+        }
+        waits
+    }
+
+    /// The worker of this queue lives, serves it and is not stalled.
+    fn is_served(&self, index: usize, worker: usize) -> bool {
+        let joined = self.workers[worker].as_ref().is_some_and(|worker| worker.joined & 1 << index != 0);
+        let place = self.steering.shared.worker(worker);
+        joined && place.ready.load(Relaxed) & 1 << index != 0 && place.stalled.load(Relaxed) == 0
+    }
+
+    pub(super) fn is_ready(&self, index: usize, worker: usize) -> bool {
+        let joined = self.workers[worker].as_ref().is_some_and(|worker| worker.joined & 1 << index != 0);
+        joined && self.steering.shared.worker(worker).ready.load(Relaxed) & 1 << index != 0
+    }
+
+    pub(super) fn any_ready(&self, index: usize) -> bool {
+        (0..self.workers.len()).any(|worker| self.is_ready(index, worker))
+    }
+
+    /// Gives up the holder's descriptor of a worker's own listener.
+    pub(super) fn forget_own(&mut self, index: usize, worker: usize) {
+        self.steering.remove(index, worker);
+        self.listener_mut(index).queues.remove(&worker);
+    }
+
+    /// Tells a mechanism that cannot read the state who is ready, if that has changed.
+    pub(super) fn tell(&mut self, index: usize) {
+        if !self.steering.is_blind() {
+            return;
+        }
+        let off = !self.options.on;
+        let listener = self.listener(index);
+        let homes: Vec<(usize, Option<u32>)> = listener
+            .members
+            .iter()
+            .map(|&worker| {
+                let entry = self.workers[worker].as_ref().filter(|_| !off && self.is_served(index, worker));
+                (worker, entry.and_then(|worker| worker.cpu))
+            })
+            .collect();
+        if listener.told.as_ref() == Some(&homes) {
+            return;
+        }
+        let choices: Vec<Choice<'_>> = homes
+            .iter()
+            .enumerate()
+            // The program's own listener is the first member.
+            .map(|(place, (worker, cpu))| Choice {
+                queue: listener.queues[worker].fd.as_fd(),
+                member: place as u32 + 1,
+                cpu: *cpu,
+            })
+            .collect();
+        let Some(first) = choices.first() else { return };
+        let result = self.steering.tell(first.queue, &choices);
+        let listener = self.listener_mut(index);
+        match result {
+            Ok(()) => listener.told = Some(homes),
+            Err(error) => listener.trouble = Some(format!("telling the mechanism who is ready: {error}")),
+        }
+    }
+
+    /// Nothing happens: sleep until a connection arrives in any queue.
+    fn arm(&mut self) {
+        for listener in self.listeners.iter_mut().flatten() {
+            for queue in listener.queues.values_mut() {
+                let flags = EventFlags::IN | EventFlags::ONESHOT;
+                let done = if queue.armed {
+                    epoll::modify(&self.epoll, &queue.fd, data(Kind::Queue, 0), flags)
+                } else {
+                    epoll::add(&self.epoll, &queue.fd, data(Kind::Queue, 0), flags)
+                };
+                queue.armed = done.is_ok();
+            }
+        }
+    }
+
+    fn count(&self) -> u64 {
+        let end = self.workers.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+        (0..end).map(|index| self.counters(index)).fold(0, |sum: u64, counters| {
+            [
+                counters.accepted_own,
+                counters.accepted_fallback,
+                counters.accepted_stolen,
+                counters.steered_local,
+                counters.steered_remote,
+            ]
+            .into_iter()
+            .fold(sum, u64::wrapping_add)
+        })
+    }
+}
+
+/// Each queue's worker, and whether connections wait in it.
+fn readable(listener: &Listener) -> Vec<(usize, bool)> {
+    let fds: Vec<BorrowedFd<'_>> = listener.queues.values().map(|queue| queue.fd.as_fd()).collect();
+    let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    if rustix::event::poll(&mut polled, Some(&now)).is_err() {
+        return Vec::new();
+    }
+    let has = |fd: &PollFd<'_>| fd.revents().contains(PollFlags::IN);
+    listener.queues.keys().copied().zip(polled.iter().map(has)).collect()
+}

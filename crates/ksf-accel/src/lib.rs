@@ -1,0 +1,32 @@
+//! The core of `ksf accel`: accept queues for programs nobody changes.
+//!
+//! ```text
+//!  SYN ──► steering program ──► queue of a worker on this CPU ──► accept() there
+//!               │ nobody ready, queue full, paused
+//!               └──────────────► the program's own listener ─────► accept() by anybody
+//! ```
+//!
+//! * [`Holder`]: owns the queues, serves the preload library's messages (`ksf_accel_proto::message`), sees deaths,
+//!   rescues what nobody serves. It ends when the program has ended, and with it everything it made.
+//! * [`Level`]: the ladder of mechanisms, from an `sk_lookup` program down to nothing, each tried in turn.
+//! * [`run`]: starts a holder for a command, as a process of its own.
+//! * [`status`]: what holders say about themselves, and how to find them.
+
+mod address;
+mod error;
+mod holder;
+mod homes;
+mod network;
+mod options;
+mod queue;
+pub mod run;
+mod shared;
+mod sockopt;
+pub mod status;
+mod steer;
+mod sys;
+
+pub use error::AccelError;
+pub use holder::{Holder, ProgramAddress, Started};
+pub use options::Options;
+pub use steer::{Level, Refused};

@@ -1,0 +1,223 @@
+//! What a holder says about itself, and how to find the holders of this machine.
+//!
+//! Each holder has a socket `PID.sock` in [`folder`], for its owner and root. A request is one packet with a word; the
+//! answer is one packet with a memfd that holds JSON, so that a slow reader never keeps the holder from its work.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags,
+    SocketType, sockopt,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{AccelError, Level, Refused};
+
+/// One accelerated program.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Status {
+    /// Of the holder.
+    pub pid: u32,
+    /// Its abstract socket, as in `KSF_ACCEL`.
+    pub name: String,
+    /// The command that was started.
+    pub program: Vec<String>,
+    /// False: loaded but off.
+    pub on: bool,
+    /// The mechanism in use.
+    pub level: Level,
+    /// Why not a better one.
+    pub refused: Vec<Refused>,
+    /// sk_lookup programs of others in this network namespace. All run, in the order of their attachment; where one
+    /// of them chooses a socket, its choice stands.
+    pub other_programs: Vec<String>,
+    /// Processes of the program that the library has announced and that live.
+    pub processes: Vec<u32>,
+    /// Listeners of the program.
+    pub listeners: Vec<ListenerStatus>,
+    /// Workers of the program.
+    pub workers: Vec<WorkerStatus>,
+    /// Sums over the workers that have ended.
+    pub ended_workers: Counters,
+    /// How often a worker was found stalled.
+    pub stalls: u64,
+    /// How often workers were woken to take from a queue that nobody served.
+    pub rescues: u64,
+    /// Requests of the library that were refused, by reason.
+    pub refused_requests: Vec<RefusedRequests>,
+}
+
+/// One listening address.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ListenerStatus {
+    /// Address and port, and `%` and the index of the device where it is bound to one.
+    pub address: String,
+    /// The mechanism of this listener: that of the program, or plain.
+    pub mechanism: Level,
+    /// "Not accelerated because": `None` where it is.
+    pub not_accelerated: Option<String>,
+    /// What went wrong last for one worker of it, which then serves the program's own listener only.
+    pub trouble: Option<String>,
+    /// The program uses SO_REUSEPORT itself: its own sockets are the queues.
+    pub own_reuseport: bool,
+    /// Listeners of others on the same port that keep their connections.
+    pub excluded: Vec<String>,
+    /// Queues, by index of the worker.
+    pub queues: Vec<QueueStatus>,
+}
+
+/// One queue.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct QueueStatus {
+    /// The worker's index; a queue outlives its worker.
+    pub worker: u32,
+    /// Its worker lives and serves this queue now.
+    pub ready: bool,
+    /// Connections that wait to be accepted.
+    pub waiting: u32,
+    /// How many may.
+    pub waiting_max: u32,
+}
+
+/// One worker: an epoll instance, or a thread that blocks in `accept()`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct WorkerStatus {
+    /// Index in the shared state.
+    pub index: u32,
+    /// Its process.
+    pub pid: u32,
+    /// The thread that joined.
+    pub tid: u32,
+    /// CPU it is at home on.
+    pub cpu: Option<u32>,
+    /// Addresses of the listeners that it serves now.
+    pub ready: Vec<String>,
+    /// It has not come back to its queue, and is passed over.
+    pub stalled: bool,
+    /// What it has done.
+    pub counters: Counters,
+}
+
+/// Counts of connections. The program can write to this memory, so they are as true as the program is.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct Counters {
+    /// Accepted from the worker's own queue.
+    pub accepted_own: u64,
+    /// Accepted from the program's own listener: the fallback.
+    pub accepted_fallback: u64,
+    /// Accepted from queues of others.
+    pub accepted_stolen: u64,
+    /// Connection requests steered to it that arrived on its CPU. Counted where the mechanism is an eBPF program;
+    /// a request that is sent again counts again.
+    pub steered_local: u64,
+    /// Those that arrived on another CPU.
+    pub steered_remote: u64,
+}
+
+impl Counters {
+    /// Adds another worker's.
+    pub fn add(&mut self, other: &Counters) {
+        self.accepted_own = self.accepted_own.saturating_add(other.accepted_own);
+        self.accepted_fallback = self.accepted_fallback.saturating_add(other.accepted_fallback);
+        self.accepted_stolen = self.accepted_stolen.saturating_add(other.accepted_stolen);
+        self.steered_local = self.steered_local.saturating_add(other.steered_local);
+        self.steered_remote = self.steered_remote.saturating_add(other.steered_remote);
+    }
+}
+
+/// Requests refused for one reason.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RefusedRequests {
+    /// In words.
+    pub why: String,
+    /// How many.
+    pub count: u64,
+}
+
+/// Answer of a holder.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Reply {
+    pub(crate) error: Option<String>,
+    pub(crate) status: Status,
+}
+
+/// Folder of the sockets: `/run/ksf/accel` for root, else `$XDG_RUNTIME_DIR/ksf/accel`. `None`: there is none.
+pub fn folder() -> Option<PathBuf> {
+    if rustix::process::geteuid().is_root() {
+        return Some("/run/ksf/accel".into());
+    }
+    std::env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty()).map(|path| Path::new(&path).join("ksf/accel"))
+}
+
+/// All holders that answer, by process id. Sockets that nobody listens on any more are removed.
+pub fn all(folder: &Path) -> Result<Vec<Status>, AccelError> {
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(AccelError::system("reading the folder of status sockets", error)),
+    };
+    let mut found = Vec::new();
+    for entry in entries.flatten() {
+        let path = entry.path();
+        if path.extension().is_none_or(|extension| extension != "sock") {
+            continue;
+        }
+        match of(&path) {
+            Ok(status) => found.push(status),
+            Err(AccelError::System { error, .. }) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                let _ = std::fs::remove_file(&path);
+            }
+            // It ended between the look and the question.
+            Err(AccelError::System { error, .. }) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    found.sort_by_key(|status| status.pid);
+    Ok(found)
+}
+
+/// What one holder says.
+pub fn of(socket: &Path) -> Result<Status, AccelError> {
+    ask(socket, "status")
+}
+
+/// Loaded but off: all connections go to the program's own listener. Those in queues are still accepted.
+pub fn pause(socket: &Path) -> Result<Status, AccelError> {
+    ask(socket, "pause")
+}
+
+/// On again.
+pub fn resume(socket: &Path) -> Result<Status, AccelError> {
+    ask(socket, "resume")
+}
+
+fn ask(socket: &Path, word: &str) -> Result<Status, AccelError> {
+    let strange = |problem: String| AccelError::Status { socket: socket.display().to_string(), problem };
+    let file = ask_for_file(socket, word).map_err(|error| AccelError::system("asking a holder", error))?;
+    let file = file.ok_or_else(|| strange("no answer".into()))?;
+    let reply: Reply = serde_json::from_reader(io::BufReader::new(std::fs::File::from(file)))
+        .map_err(|error| strange(error.to_string()))?;
+    match reply.error {
+        Some(problem) => Err(strange(problem)),
+        None => Ok(reply.status),
+    }
+}
+
+fn ask_for_file(path: &Path, word: &str) -> io::Result<Option<OwnedFd>> {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(Duration::from_secs(5)))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::send(&socket, word.as_bytes(), SendFlags::NOSIGNAL)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut text = [0; 16];
+    rustix::net::recvmsg(socket.as_fd(), &mut [io::IoSliceMut::new(&mut text)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    Ok(control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+        _ => None,
+    }))
+}

@@ -1,0 +1,126 @@
+//! From an embedded object to loaded programs, and why the kernel said no.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use libbpf_rs::{MapCore, Object, ObjectBuilder, PrintCallback, PrintLevel};
+
+use crate::sys::Map;
+
+/// Loads an object whose map `ksf_state` is the shared one and whose constant of that name has that value.
+pub(super) fn load(object: &[u8], state: BorrowedFd<'_>, constant: u32) -> io::Result<Object> {
+    let capture = LibbpfOutput::capture();
+    let failed = |error: libbpf_rs::Error| with_words(&to_io(error), &capture.text());
+    let mut open = ObjectBuilder::default().open_memory(object).map_err(failed)?;
+    for mut map in open.maps_mut() {
+        let name = map.name().to_string_lossy().into_owned();
+        if name == "ksf_state" {
+            map.reuse_fd(state).map_err(failed)?;
+        } else if name.ends_with(".rodata") {
+            let image = map.initial_value_mut().expect(".rodata has a value");
+            // Each object has one constant.
+            image[..4].copy_from_slice(&constant.to_ne_bytes());
+        }
+    }
+    open.load().map_err(failed)
+}
+
+/// A map of the object, with its own descriptor.
+pub(super) fn map(object: &Object, wanted: &str) -> io::Result<Map> {
+    let map = object.maps().find(|map| map.name() == wanted).expect("the object is part of this crate");
+    Ok(Map::new(map.as_fd().try_clone_to_owned()?, map.key_size() as usize, map.value_size() as usize))
+}
+
+/// The object's one program, with its own descriptor.
+pub(super) fn program(object: &Object) -> io::Result<OwnedFd> {
+    object.progs().next().expect("the object is part of this crate").as_fd().try_clone_to_owned()
+}
+
+pub(crate) fn to_io(error: libbpf_rs::Error) -> io::Error {
+    let kind = match error.kind() {
+        libbpf_rs::ErrorKind::PermissionDenied => return io::Error::from_raw_os_error(libc::EPERM),
+        libbpf_rs::ErrorKind::NotFound => io::ErrorKind::NotFound,
+        libbpf_rs::ErrorKind::OutOfMemory => io::ErrorKind::OutOfMemory,
+        libbpf_rs::ErrorKind::InvalidInput | libbpf_rs::ErrorKind::InvalidData => io::ErrorKind::InvalidInput,
+        _ => io::ErrorKind::Other,
+    };
+    io::Error::new(kind, error.to_string())
+}
+
+/// In words, for people: a missing permission is looked up, not guessed.
+pub(super) fn explain(error: &io::Error) -> String {
+    if error.kind() != io::ErrorKind::PermissionDenied {
+        return error.to_string();
+    }
+    match missing_capabilities() {
+        missing if missing.is_empty() => {
+            format!(
+                "not permitted ({error}), though the capabilities are there: a security module, a seccomp filter or a user namespace"
+            )
+        }
+        missing => format!("not permitted: the process lacks {}", missing.join(" and ")),
+    }
+}
+
+fn missing_capabilities() -> Vec<&'static str> {
+    // linux/capability.h
+    const CAP_NET_ADMIN: u32 = 12;
+    const CAP_SYS_ADMIN: u32 = 21;
+    const CAP_BPF: u32 = 39;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let Some(effective) = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()) else { return Vec::new() };
+    let has = |capability: u32| effective & (1 << capability) != 0;
+    let mut missing = Vec::new();
+    if !has(CAP_BPF) && !has(CAP_SYS_ADMIN) {
+        missing.push("CAP_BPF");
+    }
+    if !has(CAP_NET_ADMIN) {
+        missing.push("CAP_NET_ADMIN");
+    }
+    missing
+}
+
+/// The error, with the last lines that libbpf and the verifier said.
+fn with_words(error: &io::Error, output: &str) -> io::Error {
+    if error.kind() == io::ErrorKind::PermissionDenied {
+        // libbpf's words about it are guesses.
+        return io::Error::from_raw_os_error(libc::EPERM);
+    }
+    let is_useful = |line: &&str| !line.trim().is_empty() && !line.starts_with("processed ");
+    let lines: Vec<&str> = output.lines().filter(is_useful).collect();
+    let last = lines[lines.len().saturating_sub(8)..].join("; ");
+    io::Error::new(error.kind(), format!("{error}: {last}"))
+}
+
+/// Collects what libbpf prints while it lives. libbpf has one printer per process, so loads take turns.
+struct LibbpfOutput {
+    before: Option<(PrintLevel, PrintCallback)>,
+    _turn: MutexGuard<'static, ()>,
+}
+
+static TURN: Mutex<()> = Mutex::new(());
+static OUTPUT: Mutex<String> = Mutex::new(String::new());
+
+impl LibbpfOutput {
+    fn capture() -> Self {
+        fn collect(_: PrintLevel, text: String) {
+            OUTPUT.lock().unwrap_or_else(PoisonError::into_inner).push_str(&text);
+        }
+        // A panic in another load leaves nothing half-done here.
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        OUTPUT.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        Self { before: libbpf_rs::set_print(Some((PrintLevel::Warn, collect))), _turn: turn }
+    }
+
+    fn text(&self) -> String {
+        OUTPUT.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for LibbpfOutput {
+    fn drop(&mut self) {
+        libbpf_rs::set_print(self.before.take());
+    }
+}

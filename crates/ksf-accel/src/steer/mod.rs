@@ -1,0 +1,230 @@
+//! The ladder: mechanisms that bring a connection to a worker on its CPU, the best first.
+//!
+//! Each is tried with what it really needs (a program that loads and attaches, a socket that takes the option), not by
+//! the kernel's version. Why one did not work is kept in words, for status.
+
+mod classic;
+mod group;
+mod incoming;
+mod load;
+mod lookup;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketType, ipproto};
+use serde::{Deserialize, Serialize};
+
+pub(crate) use classic::Choice;
+pub(crate) use load::to_io;
+pub(crate) use lookup::{Action, Rules};
+
+use crate::shared::Shared;
+use crate::{AccelError, Options, sys};
+
+/// A mechanism, from the best to none.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Level {
+    /// An `sk_lookup` program on the network namespace (kernel 5.9; CAP_BPF and CAP_NET_ADMIN). Sees who is ready and
+    /// who is busy; what it cannot place goes to the program's own listener, which is left as it is.
+    SkLookup,
+    /// An `sk_reuseport` program on the listener's group (kernel 4.19; CAP_BPF). Sees the same; the program's listener
+    /// becomes a member of a group, so its port is free only when the queues are closed too.
+    SkReuseport,
+    /// A classic program that knows the CPU only (kernel 4.5; no privilege). The holder makes it anew when a worker
+    /// becomes ready or ends, so it is late by one look.
+    ClassicBpf,
+    /// `SO_INCOMING_CPU` on each queue (kernel 6.2; no privilege). A CPU without a worker of its own sends to any
+    /// queue, ready or not, and it cannot be paused.
+    IncomingCpu,
+    /// Nothing: all workers share the program's listener.
+    Plain,
+}
+
+impl Level {
+    /// From the best to none.
+    pub const ALL: [Level; 5] =
+        [Level::SkLookup, Level::SkReuseport, Level::ClassicBpf, Level::IncomingCpu, Level::Plain];
+
+    /// As it is written in options and in status.
+    pub fn name(self) -> &'static str {
+        match self {
+            Level::SkLookup => "sk_lookup",
+            Level::SkReuseport => "sk_reuseport",
+            Level::ClassicBpf => "classic_bpf",
+            Level::IncomingCpu => "incoming_cpu",
+            Level::Plain => "plain",
+        }
+    }
+}
+
+impl std::str::FromStr for Level {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let known = || Level::ALL.map(Level::name).join(", ");
+        Level::ALL.into_iter().find(|level| level.name() == name).ok_or_else(|| format!("one of {}", known()))
+    }
+}
+
+/// A mechanism that could not be used, and why.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Refused {
+    /// Which one.
+    pub level: Level,
+    /// In words.
+    pub why: String,
+}
+
+/// The mechanism that is in use, with what it keeps open.
+pub(crate) struct Steering {
+    pub(crate) shared: Shared,
+    pub(crate) refused: Vec<Refused>,
+    mechanism: Mechanism,
+}
+
+enum Mechanism {
+    Lookup(Box<lookup::Lookup>),
+    Group(group::Groups),
+    Classic,
+    Incoming,
+    Plain,
+}
+
+impl Steering {
+    /// Takes the best mechanism that works, or only the one that the options name.
+    pub(crate) fn choose(options: &Options) -> Result<Self, AccelError> {
+        let mut refused = Vec::new();
+        for level in Level::ALL {
+            if level == Level::Plain {
+                break;
+            }
+            if let Some(forced) = options.level
+                && forced != level
+            {
+                refused.push(Refused { level, why: format!("the options ask for {} only", forced.name()) });
+                continue;
+            }
+            match Self::try_level(level, options) {
+                Ok((shared, mechanism)) => return Ok(Self { shared, refused, mechanism }),
+                Err(error) => refused.push(Refused { level, why: load::explain(&error) }),
+            }
+        }
+        let shared =
+            Shared::in_memory(options).map_err(|error| AccelError::system("making the shared state", error))?;
+        Ok(Self { shared, refused, mechanism: Mechanism::Plain })
+    }
+
+    fn try_level(level: Level, options: &Options) -> io::Result<(Shared, Mechanism)> {
+        Ok(match level {
+            Level::SkLookup => {
+                let shared = Shared::in_map(options)?;
+                let lookup = lookup::Lookup::attach(shared.as_fd())?;
+                (shared, Mechanism::Lookup(Box::new(lookup)))
+            }
+            Level::SkReuseport => {
+                let shared = Shared::in_map(options)?;
+                let groups = group::Groups::probe(shared.as_fd())?;
+                (shared, Mechanism::Group(groups))
+            }
+            Level::ClassicBpf => {
+                classic::probe(scratch()?.as_fd())?;
+                (Shared::in_memory(options)?, Mechanism::Classic)
+            }
+            Level::IncomingCpu => {
+                incoming::probe(scratch()?.as_fd())?;
+                (Shared::in_memory(options)?, Mechanism::Incoming)
+            }
+            Level::Plain => (Shared::in_memory(options)?, Mechanism::Plain),
+        })
+    }
+
+    pub(crate) fn level(&self) -> Level {
+        match self.mechanism {
+            Mechanism::Lookup(_) => Level::SkLookup,
+            Mechanism::Group(_) => Level::SkReuseport,
+            Mechanism::Classic => Level::ClassicBpf,
+            Mechanism::Incoming => Level::IncomingCpu,
+            Mechanism::Plain => Level::Plain,
+        }
+    }
+
+    /// True where queues are members of a group on the listener's own address.
+    pub(crate) fn has_siblings(&self) -> bool {
+        !matches!(self.mechanism, Mechanism::Lookup(_) | Mechanism::Plain)
+    }
+
+    /// Names of sk_lookup programs of others in this network namespace.
+    pub(crate) fn others(&self) -> Vec<String> {
+        match &self.mechanism {
+            Mechanism::Lookup(lookup) => lookup.others(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Puts a new queue (or the worker's own listener of a program with a reuseport group) within reach.
+    pub(crate) fn add(
+        &mut self,
+        listener: usize,
+        worker: usize,
+        queue: BorrowedFd<'_>,
+        own: BorrowedFd<'_>,
+    ) -> io::Result<()> {
+        match &mut self.mechanism {
+            Mechanism::Lookup(lookup) => lookup.add(listener, worker, queue),
+            Mechanism::Group(groups) => groups.add(self.shared.as_fd(), listener, worker, queue, own),
+            // Before anything else is known about the queue, nobody is sent there.
+            Mechanism::Classic => classic::attach(queue, &[]),
+            Mechanism::Incoming | Mechanism::Plain => Ok(()),
+        }
+    }
+
+    /// The queue is about to be closed, or is no longer this worker's.
+    pub(crate) fn remove(&mut self, listener: usize, worker: usize) {
+        if let Mechanism::Lookup(lookup) = &mut self.mechanism {
+            lookup.remove(listener, worker);
+        }
+    }
+
+    /// All queues of a listener are gone.
+    pub(crate) fn end(&mut self, listener: usize) {
+        if let Mechanism::Group(groups) = &mut self.mechanism {
+            groups.end(listener);
+        }
+    }
+
+    /// Says which requests are for whom. Only the first level needs to be told.
+    pub(crate) fn set_rules(&mut self, rules: &Rules) -> io::Result<()> {
+        match &mut self.mechanism {
+            Mechanism::Lookup(lookup) => lookup.set_rules(rules),
+            _ => Ok(()),
+        }
+    }
+
+    /// Tells the mechanisms that cannot read the state who serves what. `first`: the first queue of the listener.
+    pub(crate) fn tell(&self, first: BorrowedFd<'_>, choices: &[Choice<'_>]) -> io::Result<()> {
+        match &self.mechanism {
+            Mechanism::Classic => classic::attach(first, choices),
+            Mechanism::Incoming => incoming::set(choices),
+            _ => Ok(()),
+        }
+    }
+
+    /// True where the mechanism must be told who is ready.
+    pub(crate) fn is_blind(&self) -> bool {
+        matches!(self.mechanism, Mechanism::Classic | Mechanism::Incoming)
+    }
+}
+
+/// A socket to try options on.
+fn scratch() -> io::Result<OwnedFd> {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, Some(ipproto::TCP))?;
+    rustix::net::sockopt::set_socket_reuseport(&socket, true)?;
+    Ok(socket)
+}
+
+/// `SO_REUSEPORT` of the program's own listener: allowed after `listen()`, and then siblings can bind.
+pub(crate) fn open_group(own: BorrowedFd<'_>) -> io::Result<()> {
+    sys::set_option(own, libc::SOL_SOCKET, libc::SO_REUSEPORT, &1i32.to_ne_bytes())
+}

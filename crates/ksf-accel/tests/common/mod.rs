@@ -1,0 +1,422 @@
+//! What the tests share: networks of their own, and a program that speaks the library's side of the protocol.
+
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::io::{self, ErrorKind, Write};
+use std::mem::MaybeUninit;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ksf_accel::{Holder, Level, Options, Started};
+use ksf_accel_proto::message::{ANSWER_BYTES, Answer, NO_WORKER, Refusal, Request};
+use ksf_accel_proto::state::{State, VERSION, Worker};
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+};
+
+/// How long the kernel or another thread may take; it only ends a test that has failed.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Says that a test, or a part of it, does not run. Not by `println!`, which the test runner hides of a test that
+/// passes. In CI a skip is a failure.
+pub(crate) fn skip(why: &str) {
+    assert!(std::env::var_os("CI").is_none(), "skipped in CI: {why}");
+    let thread = thread::current();
+    let line = format!("skipped: {}: {why}\n", thread.name().unwrap_or("a test"));
+    io::stderr().write_all(line.as_bytes()).expect("stderr is open");
+}
+
+/// Gives this thread, and those it starts, a network namespace of their own. False: the test is skipped.
+pub(crate) fn own_network() -> bool {
+    if !rustix::process::geteuid().is_root() {
+        skip("needs root (a network namespace, sk_lookup)");
+        return false;
+    }
+    // SAFETY: changes the network namespace of this thread only.
+    assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "{}", io::Error::last_os_error());
+    ip(&["link", "set", "lo", "up"]);
+    true
+}
+
+/// `ip` of iproute2, in the network namespace of the calling thread.
+pub(crate) fn ip(args: &[&str]) {
+    let status = std::process::Command::new("ip").args(args).status().expect("iproute2 is installed");
+    assert!(status.success(), "ip {}", args.join(" "));
+}
+
+/// Sets a sysctl of this thread's network namespace.
+pub(crate) fn sysctl(name: &str, value: &str) {
+    let path = format!("/proc/sys/net/{name}");
+    std::fs::write(&path, value).unwrap_or_else(|error| panic!("{path}: {error}"));
+}
+
+/// Waits for something another thread or the kernel does.
+pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let limit = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < limit, "never happened: {what}");
+        thread::yield_now();
+    }
+}
+
+/// A folder of its own for status sockets.
+pub(crate) fn folder() -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("ksf-accel-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
+    std::env::temp_dir().join(name)
+}
+
+pub(crate) fn options() -> Options {
+    let mut options = Options::default();
+    // Workers of tests let connections wait, which is not to be taken for a stall.
+    options.look_ms = 1000;
+    options.status_folder = Some(folder());
+    options
+}
+
+pub(crate) fn start() -> Started {
+    start_with(|_| {})
+}
+
+pub(crate) fn start_with(change: impl FnOnce(&mut Options)) -> Started {
+    let mut options = options();
+    change(&mut options);
+    Holder::start(options).expect("a holder starts")
+}
+
+pub(crate) fn start_at(level: Level) -> Started {
+    let holder = start_with(|options| {
+        options.level = Some(level);
+        if matches!(level, Level::ClassicBpf | Level::IncomingCpu) {
+            // They are told who is ready at a look.
+            options.look_ms = 100;
+        }
+    });
+    assert_eq!(holder.level(), level, "{:?}", holder.refused());
+    holder
+}
+
+/// Binds the calling thread.
+pub(crate) fn pin(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    rustix::thread::sched_setaffinity(None, &set).expect("the CPU is there");
+}
+
+/// The library's side of a connection to the holder.
+pub(crate) struct Library {
+    pub(crate) socket: OwnedFd,
+    state: *const State,
+    pub(crate) lifetime: Option<OwnedFd>,
+}
+
+// SAFETY: the state is shared memory of atomics.
+unsafe impl Send for Library {}
+// SAFETY: as above.
+unsafe impl Sync for Library {}
+
+/// A worker as the library has it.
+pub(crate) struct Place {
+    pub(crate) listener: u32,
+    pub(crate) worker: u32,
+    pub(crate) cpu: i32,
+    pub(crate) generation: u32,
+    pub(crate) queue: TcpListener,
+    pub(crate) rescue: OwnedFd,
+}
+
+impl Library {
+    pub(crate) fn hello(holder: &Started) -> Self {
+        Self::hello_to(holder.name(), holder.token())
+    }
+
+    pub(crate) fn hello_to(name: &str, token: [u8; 16]) -> Self {
+        Self::hello_as(name, token, 0)
+    }
+
+    /// `begins`: 1 as a library does that has just been loaded.
+    pub(crate) fn hello_as(name: &str, token: [u8; 16], begins: u32) -> Self {
+        let socket = connect(name);
+        let hello = Request::Hello { version: VERSION, token, pid: std::process::id(), begins };
+        let (answer, files) = ask(socket.as_fd(), &hello.encode(), &[]).expect("the holder answers");
+        assert!(matches!(answer, Answer::Done { .. }), "{answer:?}");
+        let [state, lifetime]: [OwnedFd; 2] = files.try_into().expect("state and lifetime");
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping of a descriptor that holds a `State`.
+        let state = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), size_of::<State>(), protection, MapFlags::SHARED, &state, 0).unwrap()
+        };
+        Self { socket, state: state.cast(), lifetime: Some(lifetime) }
+    }
+
+    pub(crate) fn state(&self) -> &State {
+        // SAFETY: mapped by `hello_to`, never unmapped.
+        unsafe { &*self.state }
+    }
+
+    pub(crate) fn worker(&self, index: u32) -> &Worker {
+        &self.state().workers[index as usize]
+    }
+
+    pub(crate) fn ask(&self, request: Request, files: &[BorrowedFd<'_>]) -> (Answer, Vec<OwnedFd>) {
+        ask(self.socket.as_fd(), &request.encode(), files).expect("the holder answers")
+    }
+
+    /// As the library does after `listen()`.
+    pub(crate) fn listen(&self, listener: &TcpListener) -> Result<u32, Refusal> {
+        let request = Request::Listen { cookie: cookie(listener), backlog: 128 };
+        match self.ask(request, &[listener.as_fd()]).0 {
+            Answer::Done { listener, .. } => Ok(listener),
+            Answer::Refused { reason } => Err(reason),
+        }
+    }
+
+    /// As the library does when an epoll instance begins to watch the listener; the ready bit is not set.
+    pub(crate) fn join(&self, listener: &TcpListener, worker: u32, cpu: i32) -> Result<Place, Refusal> {
+        let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        let request = Request::Join { cookie: cookie(listener), worker, tid, cpu };
+        match self.ask(request, &[listener.as_fd()]) {
+            (Answer::Done { listener, worker, cpu, generation, .. }, files) => {
+                let [queue, rescue]: [OwnedFd; 2] = files.try_into().expect("queue and eventfd");
+                Ok(Place { listener, worker, cpu, generation, queue: queue.into(), rescue })
+            }
+            (Answer::Refused { reason }, _) => Err(reason),
+        }
+    }
+
+    /// A new worker at home on a CPU, ready.
+    pub(crate) fn ready(&self, listener: &TcpListener, cpu: i32) -> Place {
+        let place = self.join(listener, NO_WORKER, cpu).expect("a place");
+        self.set_ready(&place, true);
+        place
+    }
+
+    pub(crate) fn set_ready(&self, place: &Place, ready: bool) {
+        let bits = &self.worker(place.worker).ready;
+        if ready {
+            bits.fetch_or(1 << place.listener, SeqCst);
+        } else {
+            bits.fetch_and(!(1 << place.listener), SeqCst);
+        }
+    }
+
+    /// Busy since so many milliseconds.
+    pub(crate) fn set_busy(&self, place: &Place, ms: u64) {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let now = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        self.worker(place.worker).busy_since_ns.store(now - ms * 1_000_000, SeqCst);
+    }
+
+    pub(crate) fn leave(&self, cookie: u64, worker: u32, closed: bool) -> Answer {
+        self.ask(Request::Leave { cookie, worker, closed: closed.into() }, &[]).0
+    }
+
+    /// The queue that the holder offers.
+    pub(crate) fn steal(&self, cookie: u64, worker: u32) -> Option<(u32, TcpListener)> {
+        match self.ask(Request::Steal { cookie, worker }, &[]) {
+            (Answer::Done { found: 1, worker, .. }, files) => {
+                Some((worker, files.into_iter().next().expect("a queue").into()))
+            }
+            (Answer::Done { .. }, _) => None,
+            (refused, _) => panic!("{refused:?}"),
+        }
+    }
+
+    /// Accepts all that wait in the own queue.
+    pub(crate) fn accept_own(&self, place: &Place) -> Vec<TcpStream> {
+        let streams = accept_all(&place.queue);
+        self.worker(place.worker).accepted_own.fetch_add(streams.len() as u64, Relaxed);
+        streams
+    }
+}
+
+/// Another process of the program, with workers. It is killed when this is dropped.
+pub(crate) struct Process {
+    child: std::process::Child,
+}
+
+impl Process {
+    /// Starts one that joins `workers` times, with all of them ready. [`wait_for_workers`] says when it has.
+    pub(crate) fn joins(holder: &Started, listener: &TcpListener, cpu: i32, workers: usize) -> Self {
+        let child = helper("common::helper_joins")
+            .env("HOLDER", holder.environment())
+            .env("JOINS", format!("{cpu} {workers}"))
+            .stdin(listener.try_clone().map(OwnedFd::from).unwrap())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        Self { child }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.child.kill().expect("it has not been waited for");
+        self.child.wait().expect("it is ours");
+    }
+}
+
+#[test]
+#[ignore = "a part of other tests"]
+fn helper_joins() {
+    if !is_helper() {
+        return;
+    }
+    // SAFETY: no memory is involved. Ends with the thread of the test that has started it.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    let library = hello_by_environment();
+    let listener = TcpListener::from(io::stdin().as_fd().try_clone_to_owned().unwrap());
+    let joins = std::env::var("JOINS").unwrap();
+    let (cpu, workers) = joins.split_once(' ').unwrap();
+    let _places: Vec<Place> =
+        (0..workers.parse().unwrap()).map(|_: usize| library.ready(&listener, cpu.parse().unwrap())).collect();
+    thread::park();
+}
+
+/// The workers of the program, as soon as there are so many and all are ready.
+pub(crate) fn wait_for_workers(holder: &Started, count: usize) -> Vec<ksf_accel::status::WorkerStatus> {
+    let mut workers = Vec::new();
+    wait_until("the workers are there", || {
+        workers = holder.status().unwrap().workers;
+        workers.len() == count && workers.iter().all(|worker| !worker.ready.is_empty())
+    });
+    workers
+}
+
+/// Set where a helper is run by a test, not by hand.
+pub(crate) const HELPER: &str = "KSF_ACCEL_TEST_HELPER";
+
+pub(crate) fn is_helper() -> bool {
+    std::env::var_os(HELPER).is_some()
+}
+
+/// A helper of this test binary as a process in this thread's network namespace.
+pub(crate) fn helper(name: &str) -> std::process::Command {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--ignored", "--nocapture"]).env(HELPER, "1");
+    command
+}
+
+pub(crate) fn hello_by_environment() -> Library {
+    let address = std::env::var("HOLDER").unwrap();
+    let (name, token) = address.rsplit_once(':').unwrap();
+    let token = u128::from_str_radix(token, 16).unwrap().to_be_bytes();
+    Library::hello_to(name, token)
+}
+
+pub(crate) fn connect(name: &str) -> OwnedFd {
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE)).unwrap();
+    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+    socket
+}
+
+pub(crate) fn say(socket: BorrowedFd<'_>, bytes: &[u8], files: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(files)));
+    }
+    rustix::net::sendmsg(socket, &[io::IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).map(drop)
+}
+
+/// `None`: the holder has hung up.
+pub(crate) fn ask(socket: BorrowedFd<'_>, bytes: &[u8], files: &[BorrowedFd<'_>]) -> Option<(Answer, Vec<OwnedFd>)> {
+    say(socket, bytes, files).ok()?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut answer = [0; ANSWER_BYTES];
+    let mut parts = [io::IoSliceMut::new(&mut answer)];
+    let got = rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC).ok()?;
+    if got.bytes == 0 {
+        return None;
+    }
+    let mut received = Vec::new();
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = part {
+            received.extend(rights);
+        }
+    }
+    Some((Answer::decode(&answer).expect("an answer"), received))
+}
+
+pub(crate) fn cookie(socket: impl AsFd) -> u64 {
+    sockopt::socket_cookie(socket).unwrap()
+}
+
+/// A listener of the program, non-blocking.
+pub(crate) fn listener(address: &str) -> TcpListener {
+    let listener = TcpListener::bind(address).unwrap_or_else(|error| panic!("{address}: {error}"));
+    listener.set_nonblocking(true).unwrap();
+    listener
+}
+
+/// As [`listener`], with a change before `bind()`.
+pub(crate) fn listener_with(address: &str, backlog: i32, change: impl FnOnce(&socket2::Socket)) -> TcpListener {
+    let address: SocketAddr = address.parse().unwrap();
+    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None).unwrap();
+    socket.set_reuse_address(true).unwrap();
+    change(&socket);
+    socket.bind(&address.into()).unwrap_or_else(|error| panic!("{address}: {error}"));
+    socket.listen(backlog).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    socket.into()
+}
+
+/// All that wait in a queue now.
+pub(crate) fn accept_all(queue: &TcpListener) -> Vec<TcpStream> {
+    let mut streams = Vec::new();
+    loop {
+        match queue.accept() {
+            Ok((stream, _)) => streams.push(stream),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return streams,
+            Err(error) => panic!("accept(): {error}"),
+        }
+    }
+}
+
+/// Connects from one CPU, so often. The namespace is the calling thread's.
+pub(crate) fn connect_from(cpu: usize, address: SocketAddr, count: usize) -> Vec<TcpStream> {
+    thread::scope(|scope| {
+        let clients = scope.spawn(|| {
+            pin(cpu);
+            (0..count).map(|_| TcpStream::connect_timeout(&address, PATIENCE).expect("connected")).collect()
+        });
+        clients.join().expect("the clients do not panic")
+    })
+}
+
+/// CPUs this test may use.
+pub(crate) fn cpus() -> Vec<usize> {
+    let set = rustix::thread::sched_getaffinity(None).unwrap();
+    (0..1024).filter(|&cpu| set.is_set(cpu)).collect()
+}
+
+/// The first two CPUs; `None`: the test is skipped.
+pub(crate) fn two_cpus() -> Option<(usize, usize)> {
+    match cpus()[..] {
+        [a, b, ..] => Some((a, b)),
+        _ => {
+            skip("needs two CPUs");
+            None
+        }
+    }
+}
+
+pub(crate) fn readable(fd: impl AsFd) -> bool {
+    let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut fds, Some(&now)).unwrap() == 1
+}

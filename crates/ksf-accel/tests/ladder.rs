@@ -1,0 +1,319 @@
+//! Every level of the ladder, forced, with and without privileges; and the options that queues take over.
+
+mod common;
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::atomic::Ordering::SeqCst;
+
+use common::*;
+use ksf_accel::{Holder, Level};
+use ksf_accel_proto::message::Refusal;
+
+/// Each connection from a CPU goes to the worker at home there; without a ready worker to the program's listener.
+fn is_local(level: Level, a: usize, b: usize) {
+    let holder = start_at(level);
+    let library = Library::hello(&holder);
+    let own = listener("127.0.0.1:0");
+    let address = own.local_addr().unwrap();
+    let (on_a, on_b) = (library.ready(&own, a as i32), library.ready(&own, b as i32));
+    let counts = || [library.accept_own(&on_a).len(), library.accept_own(&on_b).len(), accept_all(&own).len()];
+    settle(level, &library, &own, [&on_a, &on_b], [a, b]);
+    let _clients = (connect_from(a, address, 40), connect_from(b, address, 30));
+    assert_eq!(counts(), [40, 30, 0], "{level:?}");
+    if matches!(level, Level::SkLookup | Level::SkReuseport) {
+        let workers = holder.status().unwrap().workers;
+        assert!(workers.iter().all(|worker| worker.counters.steered_remote == 0), "{level:?}: {workers:?}");
+        assert!(workers.iter().all(|worker| worker.counters.steered_local >= 30), "{level:?}: {workers:?}");
+    }
+    let sent = |clients: Vec<TcpStream>| {
+        let got = counts();
+        drop(clients);
+        got
+    };
+    library.set_ready(&on_a, false);
+    if level == Level::IncomingCpu {
+        // It cannot tell: what nobody claims goes to any queue. It can be lost to nobody all the same: see rescue.
+        assert_eq!(sent(connect_from(b, address, 5))[1], 5);
+        return;
+    }
+    wait_until("the other takes them", || sent(connect_from(a, address, 1)) == [0, 1, 0]);
+    assert_eq!(sent(connect_from(a, address, 9)), [0, 9, 0], "{level:?}");
+    library.set_ready(&on_b, false);
+    wait_until("the listener takes them", || sent(connect_from(a, address, 1)) == [0, 0, 1]);
+    assert_eq!(sent(connect_from(b, address, 9)), [0, 0, 9], "{level:?}");
+    library.set_ready(&on_a, true);
+    wait_until("the worker is back", || sent(connect_from(a, address, 1)) == [1, 0, 0]);
+    holder.pause().unwrap();
+    assert_eq!(sent(connect_from(a, address, 9)), [0, 0, 9], "{level:?}: paused");
+    holder.resume().unwrap();
+    wait_until("it is on again", || sent(connect_from(a, address, 1)) == [1, 0, 0]);
+}
+
+/// Levels that cannot see the ready bits hear of them at the holder's next look.
+fn settle(level: Level, library: &Library, own: &TcpListener, places: [&Place; 2], cpus: [usize; 2]) {
+    if matches!(level, Level::SkLookup | Level::SkReuseport) {
+        return;
+    }
+    for (place, cpu) in places.into_iter().zip(cpus) {
+        wait_until("the level knows its workers", || {
+            // So many in a row are no chance.
+            let _clients = connect_from(cpu, own.local_addr().unwrap(), 16);
+            let others = places.iter().filter(|other| other.worker != place.worker);
+            let elsewhere: usize = others.map(|other| library.accept_own(other).len()).sum();
+            let _ = (elsewhere, accept_all(own));
+            library.accept_own(place).len() == 16
+        });
+    }
+}
+
+#[test]
+fn each_level_is_local_and_falls_back() {
+    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    for level in [Level::SkLookup, Level::SkReuseport, Level::ClassicBpf, Level::IncomingCpu] {
+        is_local(level, a, b);
+    }
+}
+
+#[test]
+fn without_privileges_the_ladder_goes_down_and_says_why() {
+    if !own_network() {
+        return;
+    }
+    as_nobody("helper_without_privileges", None);
+}
+
+#[test]
+#[ignore = "a part of the test above"]
+fn helper_without_privileges() {
+    if !is_helper() {
+        return;
+    }
+    let holder = Holder::start(options()).unwrap();
+    assert_eq!(holder.level(), Level::ClassicBpf);
+    let refused = holder.refused();
+    assert_eq!(refused.iter().map(|refused| refused.level).collect::<Vec<_>>(), [Level::SkLookup, Level::SkReuseport]);
+    assert!(refused.iter().all(|refused| refused.why.contains("CAP_BPF")), "{refused:?}");
+    drop(holder);
+    let [a, b, ..] = cpus()[..] else { return };
+    is_local(Level::ClassicBpf, a, b);
+    is_local(Level::IncomingCpu, a, b);
+    // A level that does not work here is not replaced by another: the options asked for it.
+    let holder = start_with(|options| options.level = Some(Level::SkLookup));
+    assert_eq!(holder.level(), Level::Plain);
+    let library = Library::hello(&holder);
+    let own = listener("127.0.0.1:0");
+    assert_eq!(library.listen(&own), Err(Refusal::Off));
+    assert_eq!(library.join(&own, u32::MAX, -1).err(), Some(Refusal::Off));
+}
+
+/// Runs a helper below as user 65534, in this thread's network namespace; standard input is the listener, if there is one.
+fn as_nobody(name: &str, own: Option<&TcpListener>) {
+    // Where it lies, only its owner may look.
+    let copy = folder();
+    std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    let mut command = Command::new(&copy);
+    command.args(helper(name).get_args()).env(HELPER, "1").uid(65534).gid(65534);
+    if let Some(own) = own {
+        command.stdin(std::os::fd::OwnedFd::from(own.try_clone().unwrap()));
+    }
+    let output = command.current_dir("/").output();
+    std::fs::remove_file(&copy).unwrap();
+    let output = output.unwrap();
+    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[test]
+fn a_listener_of_another_user_has_siblings_too() {
+    if !own_network() {
+        return;
+    }
+    // A group has one owner: the holder, root, gives its queues to the listener's.
+    let own = listener("127.0.0.1:0");
+    rustix::fs::fchown(&own, Some(rustix::fs::Uid::from_raw(65534)), None).unwrap();
+    for level in [Level::SkLookup, Level::SkReuseport] {
+        let holder = start_at(level);
+        let library = Library::hello(&holder);
+        let cpu = cpus()[0];
+        library.listen(&own).unwrap_or_else(|_| panic!("{:?}", holder.status().unwrap().listeners));
+        let place = library.ready(&own, cpu as i32);
+        assert_eq!(rustix::fs::fstat(&place.queue).unwrap().st_uid, 65534);
+        let _clients = connect_from(cpu, own.local_addr().unwrap(), 5);
+        assert_eq!(library.accept_own(&place).len(), 5, "{level:?}");
+    }
+}
+
+#[test]
+fn plain_changes_nothing() {
+    if !own_network() {
+        return;
+    }
+    let holder = start_at(Level::Plain);
+    assert_eq!(holder.refused().len(), 4);
+    let library = Library::hello(&holder);
+    let own = listener("127.0.0.1:0");
+    assert_eq!(library.listen(&own), Err(Refusal::Off));
+    let status = holder.status().unwrap();
+    assert!(status.listeners[0].not_accelerated.is_some() && status.listeners[0].mechanism == Level::Plain);
+    let _clients = connect_from(cpus()[0], own.local_addr().unwrap(), 3);
+    assert_eq!(accept_all(&own).len(), 3);
+}
+
+#[test]
+fn the_kernel_lets_only_one_program_listen_where_the_level_cannot_help() {
+    if !own_network() {
+        return;
+    }
+    // A program with its own group at a level that would replace its choice.
+    let holder = start_at(Level::SkReuseport);
+    let library = Library::hello(&holder);
+    let own = listener_with("127.0.0.1:8000", 16, |socket| socket.set_reuse_port(true).unwrap());
+    assert_eq!(library.listen(&own), Err(Refusal::Queue));
+    let listeners = holder.status().unwrap().listeners;
+    assert!(listeners[0].not_accelerated.as_ref().unwrap().contains("SO_REUSEPORT"), "{listeners:?}");
+}
+
+/// Level, number and value of options that accepted sockets inherit.
+const OPTIONS: &[(i32, i32, &[u8])] = &[
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE, &1i32.to_ne_bytes()),
+    (libc::SOL_SOCKET, libc::SO_OOBINLINE, &1i32.to_ne_bytes()),
+    (libc::SOL_SOCKET, libc::SO_RCVBUF, &50_000i32.to_ne_bytes()),
+    (libc::SOL_SOCKET, libc::SO_SNDBUF, &60_000i32.to_ne_bytes()),
+    (libc::SOL_SOCKET, libc::SO_RCVLOWAT, &7i32.to_ne_bytes()),
+    (libc::SOL_SOCKET, libc::SO_MARK, &0x17i32.to_ne_bytes()),
+    (libc::SOL_SOCKET, libc::SO_LINGER, &[1, 0, 0, 0, 9, 0, 0, 0]),
+    (libc::SOL_SOCKET, libc::SO_RCVTIMEO, &[3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+    (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, &5_000_000u64.to_ne_bytes()),
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32.to_ne_bytes()),
+    (libc::IPPROTO_TCP, libc::TCP_MAXSEG, &1111i32.to_ne_bytes()),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, &111i32.to_ne_bytes()),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, &22i32.to_ne_bytes()),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, &5i32.to_ne_bytes()),
+    (libc::IPPROTO_TCP, libc::TCP_SYNCNT, &3i32.to_ne_bytes()),
+    (libc::IPPROTO_TCP, libc::TCP_LINGER2, &17i32.to_ne_bytes()),
+    (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, &3i32.to_ne_bytes()),
+    (libc::IPPROTO_TCP, libc::TCP_CONGESTION, b"reno\0\0\0\0\0\0\0\0\0\0\0\0"),
+    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, &12_345i32.to_ne_bytes()),
+    (libc::IPPROTO_TCP, libc::TCP_FASTOPEN, &55i32.to_ne_bytes()),
+    (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, &9_999i32.to_ne_bytes()),
+    (libc::IPPROTO_TCP, libc::TCP_SAVE_SYN, &1i32.to_ne_bytes()),
+    (libc::IPPROTO_IP, libc::IP_TOS, &0x28i32.to_ne_bytes()),
+    (libc::IPPROTO_IP, libc::IP_TTL, &33i32.to_ne_bytes()),
+    (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, &libc::IP_PMTUDISC_DO.to_ne_bytes()),
+    (libc::IPPROTO_IP, libc::IP_TRANSPARENT, &1i32.to_ne_bytes()),
+    (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, &44i32.to_ne_bytes()),
+    (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &0x30i32.to_ne_bytes()),
+    // After IP_TOS, which sets it.
+    (libc::SOL_SOCKET, libc::SO_PRIORITY, &5i32.to_ne_bytes()),
+];
+
+fn option(socket: &impl AsFd, level: i32, name: i32, bytes: usize) -> Vec<u8> {
+    let mut value = vec![0; bytes];
+    let mut len = bytes as libc::socklen_t;
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&socket.as_fd());
+    // SAFETY: room for `len` bytes.
+    let rc = unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &raw mut len) };
+    assert_eq!(rc, 0, "option {level}/{name}: {}", std::io::Error::last_os_error());
+    value.truncate(len as usize);
+    value
+}
+
+fn set(socket: &impl AsFd, level: i32, name: i32, value: &[u8]) {
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&socket.as_fd());
+    // SAFETY: `value` is readable.
+    let rc = unsafe { libc::setsockopt(fd, level, name, value.as_ptr().cast(), value.len() as libc::socklen_t) };
+    assert_eq!(rc, 0, "option {level}/{name}: {}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn queues_take_over_what_accepted_sockets_inherit() {
+    if !own_network() {
+        return;
+    }
+    for level in [Level::SkLookup, Level::SkReuseport] {
+        let holder = start_at(level);
+        let library = Library::hello(&holder);
+        let own = listener_with("[::]:0", 77, |socket| socket.set_only_v6(false).unwrap());
+        // The first queue is made now; what the program sets later is taken over when a worker joins.
+        library.listen(&own).unwrap();
+        let fresh = listener_with("[::]:0", 77, |socket| socket.set_only_v6(false).unwrap());
+        for &(level, name, value) in OPTIONS {
+            set(&own, level, name, value);
+        }
+        let places = [library.ready(&own, -1), library.ready(&own, -1)];
+        for place in &places {
+            for &(of, name, value) in OPTIONS {
+                let wanted = option(&own, of, name, value.len());
+                assert_ne!(wanted, option(&fresh, of, name, value.len()), "option {of}/{name} is not set at all");
+                assert_eq!(option(&place.queue, of, name, value.len()), wanted, "{level:?}: option {of}/{name}");
+            }
+        }
+        // The backlog, and a change of it.
+        let limits = |max: u32| {
+            let queues = &holder.status().unwrap().listeners[0].queues;
+            queues.iter().all(|queue| queue.waiting_max == max)
+        };
+        assert!(limits(77));
+        rustix::net::listen(&own, 99).unwrap();
+        library.listen(&own).unwrap();
+        assert!(limits(99));
+    }
+}
+
+#[test]
+fn a_filter_is_copied_and_one_that_cannot_be_read_ends_the_acceleration() {
+    if !own_network() {
+        return;
+    }
+    let holder = start();
+    let library = Library::hello(&holder);
+    let own = listener("127.0.0.1:0");
+    // Passes everything: `ret #65535`.
+    let code = [libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: 65535 }];
+    let program = libc::sock_fprog { len: 1, filter: code.as_ptr().cast_mut() };
+    // SAFETY: the bytes of a `sock_fprog`, whose code lives on.
+    let bytes = unsafe { std::slice::from_raw_parts((&raw const program).cast::<u8>(), size_of_val(&program)) };
+    set(&own, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, bytes);
+    let place = library.ready(&own, -1);
+    // Told in instructions.
+    let mut len: libc::socklen_t = 0;
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&place.queue);
+    // SAFETY: a length of 0 asks for the length only.
+    let rc =
+        unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, std::ptr::null_mut(), &raw mut len) };
+    assert_eq!((rc, len), (0, 1));
+    let _clients = connect_from(cpus()[0], own.local_addr().unwrap(), 2);
+    wait_until("they come", || !accept_all(&place.queue).is_empty());
+}
+
+#[test]
+fn a_sibling_that_cannot_bind_is_told_in_words() {
+    if !own_network() {
+        return;
+    }
+    // The unprivileged holder's siblings of a listener of root: another owner, so no member of its group.
+    let own = listener("127.0.0.1:8000");
+    as_nobody("helper_joins_a_foreign_listener", Some(&own));
+}
+
+#[test]
+#[ignore = "a part of the test above"]
+fn helper_joins_a_foreign_listener() {
+    if !is_helper() {
+        return;
+    }
+    let own: TcpListener = std::io::stdin().as_fd().try_clone_to_owned().unwrap().into();
+    let address: SocketAddr = own.local_addr().unwrap();
+    let holder = start_at(Level::ClassicBpf);
+    let library = Library::hello(&holder);
+    assert_eq!(library.listen(&own), Err(Refusal::Queue));
+    let why = holder.status().unwrap().listeners[0].not_accelerated.clone().unwrap();
+    assert!(why.contains("bind()") && why.contains(&address.to_string()), "{why}");
+    // The program is unharmed.
+    let _clients = connect_from(cpus()[0], address, 3);
+    assert_eq!(accept_all(&own).len(), 3);
+    assert_eq!(library.state().control.on.load(SeqCst), 1);
+}

@@ -1,0 +1,47 @@
+//! Which CPU serves a network interface: plan, apply, verify and roll back the settings that decide it.
+//!
+//! The settings are many and lie in many places: queues, interrupt coalescing and flow filters (ethtool), interrupt
+//! affinity (/proc/irq), RPS, RFS, XPS and NAPI (/sys/class/net, /proc/sys). A [`Plan`] is made from facts and an
+//! intention, and is shown before anything changes. Old values are recorded durably before the first write, so that
+//! [`Tuner::rollback`] restores them exactly: after a whole apply, after half of one, and after a crash between any two
+//! writes. What somebody else changed meanwhile is told and left alone.
+//!
+//! ```text
+//! Files (/sys, /proc) ─┐
+//!                      ├─► Inventory ─► Plan ─► apply ─► Record ─► verify, rollback
+//! Link (netlink) ──────┘      facts     pure     │         ▲
+//!                                                └─ before any write
+//! ```
+//!
+//! [`Files`], [`Link`] and [`Store`] are the only ways to the machine, so everything runs on a fake one too.
+//! docs/nic.md explains each choice.
+
+#![forbid(unsafe_code)]
+
+mod apply;
+mod cpus;
+mod error;
+mod files;
+mod inventory;
+mod irqbalance;
+mod irqs;
+mod link;
+mod plan;
+mod record;
+mod rollback;
+mod setting;
+mod steering;
+mod tuner;
+
+pub use cpus::{CpuSet, CpuSetError};
+pub use error::NicError;
+pub use files::{Files, Tree};
+pub use inventory::{Inventory, Irqbalance, Lack, check_name};
+pub use irqbalance::{policy_script, write_policy};
+pub use irqs::QueueInterrupt;
+pub use link::{Channels, Coalescing, Direction, Identity, Link, Netlink, NoLink, Ntuple, QueueIrq};
+pub use plan::{Action, DEFER_IRQS, GRO_FLUSH_NS, Intent, Item, Plan, RX_USECS, SOCK_FLOWS, Wish};
+pub use record::{Entry, FOLDER, Folder, FolderGuard, Phase, Place, Record, Store};
+pub use setting::{Group, Key};
+pub use steering::{Steering, Verdict};
+pub use tuner::{Finding, Outcome, Report, Tuner};

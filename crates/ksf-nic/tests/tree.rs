@@ -1,0 +1,121 @@
+//! On files: a copy of another machine's /sys and /proc in a folder, with links as Linux has them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use ksf_nic::{Action, Finding, Folder, Intent, NicError, NoLink, Tree, Tuner, Wish};
+
+struct Machine(PathBuf);
+
+impl Machine {
+    /// A virtio device with one interrupt per direction, on PCI, in node 1 of two.
+    fn new(name: &str) -> Self {
+        let root = std::env::temp_dir().join(format!("ksf-nic-tree-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        let machine = Self(root);
+        let device = "sys/devices/pci0000:00/0000:00:03.0";
+        let iface = format!("{device}/virtio2/net/eth0");
+        for (path, text) in [
+            ("sys/devices/system/cpu/online".to_owned(), "0-79\n"),
+            ("sys/devices/system/node/node1/cpulist".to_owned(), "40-79\n"),
+            (format!("{device}/numa_node"), "1\n"),
+            (format!("{device}/msi_irqs/37"), "msix\n"),
+            (format!("{device}/msi_irqs/38"), "msix\n"),
+            (format!("{device}/msi_irqs/39"), "msix\n"),
+            (format!("{iface}/ifindex"), "2\n"),
+            (format!("{iface}/address"), "02:00:00:00:00:01\n"),
+            (format!("{iface}/queues/rx-0/rps_cpus"), "0000,00000000,00000000\n"),
+            (format!("{iface}/queues/rx-0/rps_flow_cnt"), "0\n"),
+            (format!("{iface}/napi_defer_hard_irqs"), "0\n"),
+            (format!("{iface}/gro_flush_timeout"), "0\n"),
+            ("proc/sys/net/core/rps_sock_flow_entries".to_owned(), "0\n"),
+            ("proc/irq/37/smp_affinity".to_owned(), "ffff,ffffffff,ffffffff\n"),
+            ("proc/irq/37/virtio2-config/x".to_owned(), ""),
+            ("proc/irq/38/smp_affinity".to_owned(), "ffff,ffffffff,ffffffff\n"),
+            ("proc/irq/38/virtio2-input.0/x".to_owned(), ""),
+            ("proc/irq/39/smp_affinity".to_owned(), "ffff,ffffffff,ffffffff\n"),
+            ("proc/irq/39/virtio2-output.0/x".to_owned(), ""),
+            ("sys/bus/virtio/drivers/virtio_net/x".to_owned(), ""),
+        ] {
+            let path = machine.0.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        fs::create_dir_all(machine.0.join("sys/class/net")).unwrap();
+        symlink("../../devices/pci0000:00/0000:00:03.0/virtio2/net/eth0", machine.0.join("sys/class/net/eth0"))
+            .unwrap();
+        symlink("../../../virtio2", machine.0.join(format!("{iface}/device"))).unwrap();
+        symlink("../../../../bus/virtio/drivers/virtio_net", machine.0.join(format!("{device}/virtio2/driver")))
+            .unwrap();
+        machine
+    }
+
+    fn tuner(&self) -> Tuner<Tree, NoLink, Folder> {
+        Tuner::new(Tree::new(&self.0), NoLink, Folder::new(self.0.join("run/ksf/nic")))
+    }
+
+    /// Every file with its bytes.
+    fn files(&self) -> BTreeMap<PathBuf, Vec<u8>> {
+        fn walk(folder: &Path, files: &mut BTreeMap<PathBuf, Vec<u8>>) {
+            for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+                match entry.file_type().unwrap() {
+                    kind if kind.is_dir() => walk(&entry.path(), files),
+                    kind if kind.is_file() => drop(files.insert(entry.path(), fs::read(entry.path()).unwrap())),
+                    _ => {}
+                }
+            }
+        }
+        let mut files = BTreeMap::new();
+        walk(&self.0, &mut files);
+        files
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_tree_of_files_comes_back_byte_by_byte() {
+    let machine = Machine::new("roundtrip");
+    let before = machine.files();
+    let wish = Wish::new(Intent::Throughput);
+    let plan = machine.tuner().plan("eth0", &wish).unwrap();
+    assert_eq!((plan.driver.as_str(), plan.node, plan.near_cpus.as_str()), ("virtio_net", Some(1), "40-79"));
+    assert_eq!(machine.files(), before, "planning changed something");
+
+    let report = machine.tuner().apply("eth0", &wish, false, |_| {}).unwrap();
+    assert!(report.outcomes.iter().all(|outcome| outcome.finding == Finding::Done), "{report:?}");
+    let read = |path: &str| fs::read_to_string(machine.0.join(path)).unwrap();
+    assert_eq!(read("proc/irq/38/smp_affinity"), "100,00000000");
+    assert_eq!(read("proc/irq/37/smp_affinity"), "ffff,ffffffff,ffffffff\n", "not of a queue");
+    assert_eq!(read("sys/class/net/eth0/queues/rx-0/rps_cpus"), "ffff,ffffff00,00000000");
+    assert_eq!(machine.tuner().verify("eth0").unwrap().count(Finding::Holds), report.outcomes.len());
+    machine.tuner().rollback("eth0", false).unwrap();
+    assert_eq!(machine.files(), before);
+}
+
+#[test]
+fn what_ethtool_would_tell_is_not_known_of_a_copy() {
+    let machine = Machine::new("copy");
+    let plan = machine.tuner().plan("eth0", &Wish::new(Intent::Latency)).unwrap();
+    for name in ["channels", "adaptive-rx", "rx-usecs", "ntuple-filters"] {
+        let item = plan.items.iter().find(|item| item.key.name() == name).unwrap();
+        assert_eq!(item.action, Action::NotSupported, "{name}");
+    }
+}
+
+#[test]
+fn names_lead_nowhere_else() {
+    let machine = Machine::new("names");
+    for name in ["../class/net/eth0", "..", "", "eth0/queues"] {
+        let result = machine.tuner().plan(name, &Wish::new(Intent::Latency));
+        assert!(matches!(result, Err(NicError::BadName { .. })), "{name}: {result:?}");
+        assert!(matches!(machine.tuner().rollback(name, false), Err(NicError::BadName { .. })), "{name}");
+    }
+    assert!(matches!(machine.tuner().plan("eth1", &Wish::new(Intent::Latency)), Err(NicError::NoInterface { .. })));
+}
