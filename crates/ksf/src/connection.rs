@@ -560,7 +560,11 @@ impl<S: Service> Connection<S> {
 
     fn check_size(&self, bytes: usize, env: &Env) -> Result<(), CloseReason> {
         // Pieces of a stream are as long as they happen to arrive.
-        if bytes > env.limits.message_bytes_max && self.framing != Framing::Raw { Err(CloseReason::OversizedMessage) } else { Ok(()) }
+        if bytes > env.limits.message_bytes_max && self.framing != Framing::Raw {
+            Err(CloseReason::OversizedMessage)
+        } else {
+            Ok(())
+        }
     }
 
     fn check_header(&self, bytes: usize, env: &Env) -> Result<(), CloseReason> {

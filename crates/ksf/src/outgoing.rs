@@ -82,21 +82,11 @@ pub enum Order {
 #[derive(Debug)]
 pub(crate) enum Errand {
     /// From a connection.
-    Order {
-        from: ConnKey,
-        order: Order,
-    },
+    Order { from: ConnKey, order: Order },
     /// From an outgoing connection to its owner.
-    Deliver {
-        to: ConnKey,
-        by: ConnKey,
-        event: Upstream,
-    },
+    Deliver { to: ConnKey, by: ConnKey, event: Upstream },
     /// An outgoing connection takes bytes again.
-    Room {
-        to: ConnKey,
-        by: ConnKey,
-    },
+    Room { to: ConnKey, by: ConnKey },
 }
 
 /// A connection's share of an exchange.
