@@ -23,7 +23,7 @@ use ksf_accel::{Holder, Level, Options, Started};
 pub(crate) use server::Server;
 
 /// How long the kernel or another process may take; it only ends a test that has failed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Says that a test, or a part of it, does not run. Not by `println!`, which the test runner hides of a test that
 /// passes. In CI a skip is a failure.
