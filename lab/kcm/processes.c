@@ -450,6 +450,46 @@ static int passed(int over)
 	return fd;
 }
 
+/* Whoever gets a message socket this way has not inherited it. */
+static void pass_sockets(void)
+{
+	char *heard = shared(256);
+	int mux = kcm(SOCK_DGRAM), ends[2];
+	struct tcp tcp = attached(mux);
+
+	must(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), "make a pair");
+	must(pass(ends[0], mux), "pass a descriptor");
+	int again = passed(ends[1]);
+	put(tcp.far, 10, 'a');
+	const char *got = receive(again);
+	int sent = send_message(again, 20, 's');
+	row("a message socket that came back to its process over a Unix socket",
+	    "receive %s, send %s, the peer receives %s", got, sent < 0 ? name_of(errno) : "ok", receive(tcp.far));
+	close(again);
+
+	put(tcp.far, 10, 'a');
+	pid_t child = fork();
+	if (!child) {
+		close(mux);
+		close(tcp.near);
+		int theirs = passed(ends[1]);
+		got = receive(theirs);
+		sent = send_message(theirs, 20, 's');
+		snprintf(heard, 256, "receive %s, send %s", got, sent < 0 ? name_of(errno) : "ok");
+		_exit(0);
+	}
+	must(pass(ends[0], mux), "pass a descriptor");
+	wait_for(child);
+	row("a message socket passed to another process over a Unix socket, there", "%s", heard);
+	got = receive_late(mux);
+	put(tcp.far, 12, 'b');
+	row("and the process that opened it receives", "%s, then %s", got, receive(mux));
+	hang_up(mux, tcp);
+	close(mux);
+	close(ends[0]);
+	close(ends[1]);
+}
+
 static void attach_with_program(const char *name, int program)
 {
 	int mux = kcm(SOCK_DGRAM);
@@ -714,6 +754,7 @@ int main(int argc, char **argv)
 	fork_and_open();
 	vfork_and_close();
 	exec_with_sockets();
+	pass_sockets();
 	programs_from_elsewhere();
 	signals();
 	return 0;

@@ -14,7 +14,7 @@ use libc::{size_t, sockaddr, socklen_t, ssize_t, timespec, timeval};
 use crate::kcm::{self, AF_KCM, Answer, Kcm};
 use crate::message::{self, part};
 use crate::table::{self, Entry};
-use crate::{events, ownership, procfs, program, real, watch};
+use crate::{events, ownership, passed, procfs, program, real, watch};
 
 /// As functions of libc answer: a number, or -1 and errno.
 pub(crate) trait Returned {
@@ -227,7 +227,14 @@ hooks! {
             unsafe { message::unread(&tcp, (*header).msg_iov, (*header).msg_iovlen, flags) }.map(give)
         }
         Some(Entry::Inherited) => Some(give(Err(ownership::refuse(fd)))),
-        _ => None,
+        _ => {
+            let result = real(fd, header, flags);
+            if result >= 0 {
+                // SAFETY: the kernel has filled it in.
+                unsafe { passed::note(&*header) };
+            }
+            Some(result)
+        }
     };
     /// recv(2)
     fn recv(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int) -> ssize_t =
@@ -261,7 +268,14 @@ hooks! {
     fn recvmmsg(fd: c_int, headers: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int = |real| {
         // SAFETY: the caller has so many headers, and a timeout or none.
         let receive = |kcm: &Arc<Kcm>| unsafe { message::receive_many(fd, kcm, headers, count, flags, of_timespec(timeout)) };
-        table::on_kcm(fd, receive).map(give)
+        table::on_kcm(fd, receive).map(give).or_else(|| {
+            let received = real(fd, headers, count, flags, timeout);
+            for at in 0..usize::try_from(received).unwrap_or(0) {
+                // SAFETY: the kernel has filled in so many.
+                unsafe { passed::note(&(*headers.add(at)).msg_hdr) };
+            }
+            Some(received)
+        })
     };
 
     /// sendmsg(2)

@@ -19,6 +19,7 @@ mod kcm;
 mod message;
 mod notice;
 mod ownership;
+mod passed;
 mod procfs;
 mod program;
 mod real;

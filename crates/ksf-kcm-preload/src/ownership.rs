@@ -2,7 +2,8 @@
 //!
 //! The multiplexor behind it lives in the memory and the threads of the process that opened it. A child has neither: it
 //! must not read from connections whose other half of a message the parent holds, nor answer where the parent does. So
-//! what a child inherits over fork or exec is refused, aloud ([`refuse`]), and the parent goes on undisturbed.
+//! what a child inherits over fork or exec, or gets over a Unix socket ([`crate::passed`]), is refused, aloud
+//! ([`refuse`]), and the parent goes on undisturbed.
 //!
 //! After fork the table says so ([`in_child`]); after exec there is no table any more, but a mark on the open file
 //! ([`mark`]), which is looked for when this library is loaded. A child of vfork has the parent's very table: it is known
@@ -35,7 +36,7 @@ pub(crate) fn refuse(fd: c_int) -> c_int {
     notice::once(&TOLD, || {
         format!(
             "descriptor {fd} is a message socket of the process that opened it, and of no other: it cannot be used \
-             after fork or exec (EOPNOTSUPP)"
+             after fork or exec, nor where it was passed to (EOPNOTSUPP)"
         )
     });
     libc::EOPNOTSUPP

@@ -56,6 +56,15 @@ pub(crate) fn tcp(fd: c_int) -> Option<Arc<Attached>> {
     }
 }
 
+/// Descriptors of this process's own message sockets.
+pub(crate) fn message_sockets() -> Vec<c_int> {
+    if !ownership::is_owner() {
+        return Vec::new();
+    }
+    let table = TABLE.read().unwrap_or_else(PoisonError::into_inner);
+    table.iter().filter(|(_, entry)| matches!(entry, Entry::Kcm(_))).map(|(fd, _)| *fd).collect()
+}
+
 pub(crate) fn insert(fd: c_int, entry: Entry) {
     if !ownership::is_owner() {
         return;
