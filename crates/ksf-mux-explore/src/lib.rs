@@ -1,5 +1,5 @@
-//! The multiplexor's scheduler, runs, hand, herd, baton and out-queue, compiled against primitives that try one schedule of their threads
-//! after the other.
+//! The multiplexor's scheduler, runs, hand, herd, baton and out-queue, compiled against primitives that try one schedule
+//! of their threads after the other.
 //!
 //! The files of `ksf-mux` are compiled here unchanged; only `crate::sync` differs. Each module of scenarios plays what
 //! surrounds them (workers, epoll, sockets) with few threads and few messages, and checks rules that must hold in every
@@ -18,7 +18,8 @@
 //!
 //! What this does not show: shuttle interleaves whole operations, as if every access were sequentially consistent. The
 //! scheduler, the baton and the out-queue use `SeqCst` where they rely on that; a weaker order would go unnoticed here.
-//! The hand's grants rely on a pair of barriers instead, which are nothing here. Schedules are sampled (uniformly, and by PCT with few preemptions), not enumerated.
+//! The hand's grants rely on a pair of barriers instead, which are nothing here (the hand's own tests meet them on real
+//! CPUs). Schedules are sampled (uniformly, and by PCT with few preemptions), not enumerated.
 
 #![forbid(unsafe_code)]
 // A test build would also build the unit tests of the borrowed files, which are written for real threads.

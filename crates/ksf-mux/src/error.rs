@@ -78,7 +78,7 @@ pub enum ConnectionError {
     /// The framing program handed the stream back (it returned `-ESTRPIPE`); detach returns it from its next message on.
     #[error("the framing program handed the stream back")]
     HandedBack,
-    /// Memory of the multiplexor for messages is used up, and this connection wanted more for an unfinished one.
+    /// Memory of the multiplexor for messages is used up, and this connection kept most of it for an unfinished one.
     #[error("the messages of all connections need more than mux_bytes_max ({limit})")]
     MemoryLimit {
         /// The limit.

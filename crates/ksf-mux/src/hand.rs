@@ -170,7 +170,7 @@ impl<S: Source<Message = Run> + Clone> Hand<S> {
         if std::mem::take(&mut self.in_place) != 0
             && let Some(first) = self.runs.front_mut()
         {
-            self.kept = if self.granted > 0 { self.cursor.close() } else { 0 };
+            self.kept = if self.granted > 0 { self.cursor.close(self.granted, heavy_barrier) } else { 0 };
             first.message.skip(self.kept);
         }
         self.runs.drain(..).filter(|taken| taken.message.len() > 0).collect()
@@ -212,13 +212,13 @@ impl Cursor {
         !self.closed.load(Ordering::Relaxed)
     }
 
-    /// Closes the grant. The messages the worker began before, and only those, are its own.
-    fn close(&self) -> usize {
+    /// Closes a grant of so many messages. Those the worker keeps: the ones it began before, or all where the two cannot
+    /// agree on those.
+    fn close(&self, granted: usize, barrier: impl FnOnce() -> bool) -> usize {
         self.closed.store(true, Ordering::Relaxed);
-        // After this the worker sees that it is closed at the next message it begins, and this thread sees those it began
-        // without seeing that. What it begins after the load below it asks for under the lock.
-        heavy_barrier();
-        self.begun.load(Ordering::Relaxed)
+        // After the barrier the worker sees that it is closed at the next message it begins, and this thread sees those it
+        // began without seeing that. What it begins after the load below it asks for under the lock.
+        if barrier() { self.begun.load(Ordering::Relaxed) } else { granted }
     }
 }
 
@@ -317,11 +317,21 @@ mod tests {
         assert_eq!(grant.next(|| 2), Some(1..2));
         assert_eq!(grant.next(|| 2), None);
     }
+
+    #[test]
+    fn without_a_barrier_the_worker_keeps_its_grant() {
+        let cursor = Cursor::default();
+        assert!(cursor.begin(0) && cursor.begin(1));
+        // The worker may have begun more than this thread sees.
+        assert_eq!(cursor.close(8, || false), 8);
+        assert_eq!(cursor.close(8, || true), 2);
+    }
+
     /// On real CPUs, which keep stores to themselves for a while: without the barrier in `close` the keeper misses
     /// messages that the worker began without seeing that the grant was closed.
     #[test]
     fn both_agree_on_the_last_message_begun() {
-        const ROUNDS: usize = 3_000;
+        const ROUNDS: usize = 1_000;
         const MESSAGES: usize = 200;
         let wait_for = |count: &AtomicUsize, round: usize| {
             while count.load(Ordering::SeqCst) < round {
@@ -348,7 +358,7 @@ mod tests {
                 while cursor.begun.load(Ordering::Relaxed) < round % 16 {
                     std::hint::spin_loop();
                 }
-                let kept = cursor.close();
+                let kept = cursor.close(MESSAGES, heavy_barrier);
                 wait_for(&ended, round);
                 let begun = begun.load(Ordering::SeqCst);
                 if !(begun..=begun + 1).contains(&kept) {
@@ -357,7 +367,7 @@ mod tests {
                 in_the_middle += usize::from(kept < MESSAGES);
             }
         });
-        assert_eq!(wrong, [], "(round, begun for sure, kept)");
+        assert_eq!(wrong.first(), None, "(round, begun for sure, kept)");
         assert!(in_the_middle > 0, "no grant was closed in the middle");
     }
 }

@@ -103,8 +103,8 @@ pub struct Limits {
     pub connection_messages_max: usize,
     /// Bytes queued for one connection above which it is not read, and takes no [`send`](crate::MessageSocket::send).
     pub out_queue_bytes_max: usize,
-    /// Messages of all connections, whole and in part. Above it connections with whole messages are not read; a
-    /// connection that would add to an unfinished message is closed.
+    /// Messages of all connections, whole and in part. Above it connections with whole messages are not read, and the
+    /// connection that keeps most for an unfinished one is closed.
     pub mux_bytes_max: usize,
     /// Connections.
     pub connections_max: usize,

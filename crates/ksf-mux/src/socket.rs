@@ -204,7 +204,7 @@ impl MessageSocket {
         }
     }
 
-    /// The same for a run, to be worked on where it lies: see [`Self::piece`].
+    /// The same for a run, to be worked on where it lies: see [`Self::grant_more`].
     fn next_in_place(&self) -> Option<Result<InPlace, RecvError>> {
         let mut own = self.lock();
         match self.fill(&mut own) {

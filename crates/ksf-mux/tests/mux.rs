@@ -130,6 +130,40 @@ fn in_order_one_at_a_time() {
 }
 
 #[test]
+fn a_capped_class_leaves_a_worker_for_the_others() {
+    let mut options = options();
+    // One segment has many messages: each is told its class by its own first byte.
+    options.classify = Some(std::sync::Arc::new(|message| (message.first() == Some(&b'l')).then_some(0)));
+    options.class_caps = vec![1];
+    let mux = Mux::new(options).unwrap();
+    let (mut client, server) = pair();
+    mux.attach(server).unwrap();
+    let (long, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let release = AtomicBool::new(false);
+    let work = |message: &ksf_mux::Message| {
+        if message.first() == Some(&b'l') {
+            most.fetch_max(long.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            common::until(|| release.load(Ordering::SeqCst), || "nobody released the long ones".into());
+            long.fetch_sub(1, Ordering::SeqCst);
+        }
+        message.reply(message.bytes()).unwrap();
+    };
+    with_workers(&mux, 2, work, || {
+        let messages = [&b"long one"[..], b"quick one", b"long two", b"quick two", b"long three", b"quick three"];
+        client.write_all(&messages.map(frame).concat()).unwrap();
+        // Were two of the three long ones begun, nobody would be left for these.
+        let mut quick: Vec<_> = (0..3).map(|_| read_frame(&mut client)).collect();
+        quick.sort();
+        release.store(true, Ordering::SeqCst);
+        assert_eq!(quick, [&b"quick one"[..], b"quick three", b"quick two"]);
+        let mut rest: Vec<_> = (0..3).map(|_| read_frame(&mut client)).collect();
+        rest.sort();
+        assert_eq!(rest, [&b"long one"[..], b"long three", b"long two"]);
+    });
+    assert_eq!(most.load(Ordering::SeqCst), 1, "so many long ones were worked on at once");
+}
+
+#[test]
 fn in_order_the_next_message_waits_until_the_one_before_is_dropped() {
     let mut with_order = options();
     with_order.ordering = ksf_mux::Ordering::OneAtATime;
