@@ -2,6 +2,7 @@
 //! room to send, errors of connections, and sets that are readable without a message.
 
 use std::ffi::{c_int, c_void};
+use std::ops::RangeInclusive;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
@@ -173,9 +174,9 @@ pub(crate) fn concerns(set: c_int) -> bool {
     lock(&REGISTERED).iter().any(|of| of.set == set)
 }
 
-/// Forgets a set or socket that is closed.
-pub(crate) fn forget(fd: c_int) {
-    lock(&REGISTERED).retain(|of| of.set != fd && of.fd != fd);
+/// Forgets sets and sockets that are closed.
+pub(crate) fn forget(closed: &RangeInclusive<c_int>) {
+    lock(&REGISTERED).retain(|of| !closed.contains(&of.set) && !closed.contains(&of.fd));
 }
 
 /// The list, kept from everybody.

@@ -4,6 +4,7 @@
 //! None of them panics on what a program passes; what panicked would end the process at this boundary.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
 use std::time::Duration;
@@ -111,6 +112,21 @@ unsafe fn write_parts(fd: c_int, parts: *const iovec, count: usize, flags: Optio
         unsafe { message::send_parts(fd, kcm, parts, count, flags) }
     };
     table::on_kcm(fd, send).map(give)
+}
+
+/// linux/close_range.h
+const CLOSE_RANGE_CLOEXEC: c_int = 4;
+
+fn to_fd(number: c_uint) -> c_int {
+    c_int::try_from(number).unwrap_or(c_int::MAX)
+}
+
+/// These are about to be closed. What a child closes that borrows this memory (vfork) stays open here.
+fn forget(closed: RangeInclusive<c_int>) {
+    if ownership::is_owner() {
+        events::forget(&closed);
+        table::remove_range(closed);
+    }
 }
 
 fn of_ms(timeout_ms: c_int) -> Option<Duration> {
@@ -365,11 +381,27 @@ hooks! {
     fn epoll_pwait(set: c_int, found: *mut epoll_event, max: c_int, timeout_ms: c_int, signals: *const sigset_t) -> c_int =
         // SAFETY: the caller has room for so many, and signals or none.
         |real| events::concerns(set).then(|| unsafe { events::wait(set, found, max, of_ms(timeout_ms), signals) });
+    /// epoll_pwait2(2)
+    fn epoll_pwait2(set: c_int, found: *mut epoll_event, max: c_int, timeout: *const timespec, signals: *const sigset_t) -> c_int =
+        // SAFETY: the caller has room for so many, and a timeout and signals or none.
+        |real| events::concerns(set).then(|| unsafe { events::wait(set, found, max, of_timespec(timeout), signals) });
 
     /// close(2)
     fn close(fd: c_int) -> c_int = |real| {
-        events::forget(fd);
-        table::remove(fd);
+        forget(fd..=fd);
+        None
+    };
+    /// close_range(2)
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int = |real| {
+        // With that flag nothing is closed yet.
+        if first <= last && flags & CLOSE_RANGE_CLOEXEC == 0 {
+            forget(to_fd(first)..=to_fd(last));
+        }
+        None
+    };
+    /// closefrom(3)
+    fn closefrom(first: c_int) -> () = |real| {
+        forget(first.max(0)..=c_int::MAX);
         None
     };
     /// dup(2)

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
@@ -76,8 +77,16 @@ pub(crate) fn insert(fd: c_int, entry: Entry) {
 }
 
 pub(crate) fn remove(fd: c_int) {
+    remove_range(fd..=fd);
+}
+
+/// Forgets all of these.
+pub(crate) fn remove_range(closed: RangeInclusive<c_int>) {
     if USED.load(Ordering::Acquire) && ownership::is_owner() {
-        let old = TABLE.write().unwrap_or_else(PoisonError::into_inner).remove(&fd);
+        let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
+        let old: Vec<_> = table.extract_if(closed, |_, _| true).collect();
+        drop(table);
+        // As in `insert`.
         drop(old);
     }
 }

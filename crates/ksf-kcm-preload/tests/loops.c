@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/bpf.h>
+#include <linux/close_range.h>
 #include <linux/kcm.h>
 #include <poll.h>
 #include <pthread.h>
@@ -115,6 +116,7 @@ static void wait_for_messages_only(void)
 	int loop = epoll_create1(0);
 	fd_set set;
 	struct timeval now = { 0 };
+	struct timespec moment = { .tv_nsec = 1000000 };
 
 	CHECK(epoll_ctl(loop, EPOLL_CTL_ADD, mux, &event) == 0);
 	/* Half a message is none. */
@@ -123,6 +125,7 @@ static void wait_for_messages_only(void)
 	polled.events = POLLIN;
 	CHECK(poll(&polled, 1, 50) == 0);
 	CHECK(epoll_wait(loop, found, 4, 50) == 0);
+	CHECK(epoll_pwait2(loop, found, 4, &moment, NULL) == 0);
 	FD_ZERO(&set);
 	FD_SET(mux, &set);
 	CHECK(select(mux + 1, &set, NULL, NULL, &now) == 0 && !FD_ISSET(mux, &set));
@@ -240,6 +243,28 @@ static void workers(void)
 	close(far);
 }
 
+/* A number that was closed with others is not a message socket any more. */
+static void closed_ranges(void)
+{
+	for (int from = 0; from < 2; from++) {
+		int mux = socket(AF_KCM, SOCK_DGRAM, 0), opened[64], count = 0;
+
+		CHECK(mux >= 0 && close_range(mux, mux, CLOSE_RANGE_CLOEXEC) == 0);
+		CHECK(recv(mux, &count, sizeof(count), MSG_DONTWAIT) == -1 && errno == EAGAIN);
+		if (from)
+			closefrom(mux);
+		else
+			CHECK(close_range(mux, mux, 0) == 0);
+		CHECK(fcntl(mux, F_GETFD) == -1 && errno == EBADF);
+		do
+			CHECK(count < 64 && (opened[count] = open("/dev/null", O_RDWR)) >= 0);
+		while (opened[count++] != mux);
+		CHECK(write(mux, "", 1) == 1);
+		while (count > 0)
+			close(opened[--count]);
+	}
+}
+
 int main(void)
 {
 	load();
@@ -247,5 +272,6 @@ int main(void)
 	wait_for_messages_only();
 	unread_bytes();
 	workers();
+	closed_ranges();
 	return 0;
 }
