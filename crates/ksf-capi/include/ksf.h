@@ -70,14 +70,15 @@ void ksf_close(ksf_socket *socket);
 int ksf_attach(ksf_socket *socket, int fd, uint64_t *connection);
 /* Takes a connection away. *fd is the caller's again. *unread: bytes received that belong to no whole message; they
  * come before what can still be read from it, and must be freed with ksf_free. Both may be NULL: the connection is
- * closed, the bytes are dropped. ENOENT: no such connection. */
+ * closed, the bytes are dropped. What was queued for it and not sent is dropped. ENOENT: no such connection. */
 int ksf_detach(ksf_socket *socket, uint64_t connection, int *fd, void **unread, size_t *unread_bytes);
 /* Frees what ksf_detach returned. */
 void ksf_free(void *bytes);
 /* How many connections are attached. */
 int ksf_connections(ksf_socket *socket);
 
-/* Receives a message: returns 1, or 0 if none came in time. timeout_ms: 0 does not wait, -1 waits for ever. */
+/* Receives a message: returns 1, or 0 if none came in time. timeout_ms: 0 does not wait, -1 waits for ever. EAGAIN: the
+ * socket would wait and does not receive (ksf_set_receiving). */
 int ksf_receive(ksf_socket *socket, int timeout_ms, ksf_message **message);
 /* Waits like ksf_receive for the first message, and takes up to max that are there. Returns how many. */
 int ksf_receive_many(ksf_socket *socket, int timeout_ms, ksf_message **messages, size_t max);

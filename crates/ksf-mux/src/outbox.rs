@@ -293,21 +293,17 @@ impl<T: Transmit> Outbox<T> {
 
 impl Queue {
     fn append(&mut self, framing: &MessageFraming, write: impl FnOnce(&mut Vec<u8>)) -> Result<usize, FramingError> {
-        let tail = self.output.tail(&mut self.spares);
-        let start = tail.len();
+        let draft = Draft::new(self.output.tail(&mut self.spares));
         match framing {
             MessageFraming::Native(framing) => {
-                framing.begin_reply(tail);
-                write(tail);
-                if let Err(error) = framing.finish_reply(tail, start, 0) {
-                    tail.truncate(start);
-                    return Err(error);
-                }
-                tail.extend_from_slice(framing.reply_trailer());
+                framing.begin_reply(draft.tail);
+                write(draft.tail);
+                framing.finish_reply(draft.tail, draft.start, 0)?;
+                draft.tail.extend_from_slice(framing.reply_trailer());
             }
-            MessageFraming::Program(_) => write(tail),
+            MessageFraming::Program(_) => write(draft.tail),
         }
-        Ok(tail.len() - start)
+        Ok(draft.finish())
     }
 
     fn append_chunk(&mut self, framing: &MessageFraming, body: Chunk) -> Result<usize, FramingError> {
@@ -344,6 +340,35 @@ fn unsent(batch: Option<SendBatch>, queue: &mut Queue) -> Vec<u8> {
         }
     }
     rest
+}
+
+/// A message that is being written. Until it is whole it is taken back: when it does not fit its framing, and when
+/// whoever writes it panics.
+struct Draft<'a> {
+    tail: &'a mut Vec<u8>,
+    start: usize,
+    is_whole: bool,
+}
+
+impl<'a> Draft<'a> {
+    fn new(tail: &'a mut Vec<u8>) -> Self {
+        let start = tail.len();
+        Self { tail, start, is_whole: false }
+    }
+
+    /// It is whole. Its bytes.
+    fn finish(mut self) -> usize {
+        self.is_whole = true;
+        self.tail.len() - self.start
+    }
+}
+
+impl Drop for Draft<'_> {
+    fn drop(&mut self) {
+        if !self.is_whole {
+            self.tail.truncate(self.start);
+        }
+    }
 }
 
 impl Transmit for OwnedFd {
@@ -459,6 +484,23 @@ mod tests {
         assert_eq!(outbox.send(), Sent::All(4));
         assert_eq!(*peer.arrived.lock().unwrap(), b"\x01a\x01b");
         assert!(outbox.fail().movable.is_empty());
+    }
+
+    #[test]
+    fn a_panic_while_a_message_is_written_leaves_nothing_of_it() {
+        let (peer, outbox) = outbox(100);
+        let push = |write: fn(&mut Vec<u8>)| outbox.push(&two_bytes(), write);
+        push(|tail| tail.push(b'a')).unwrap();
+        let torn = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _ = push(|tail| {
+                tail.push(b'x');
+                std::panic::resume_unwind(Box::new(()));
+            });
+        }));
+        assert!(torn.is_err());
+        push(|tail| tail.push(b'b')).unwrap();
+        assert_eq!(outbox.send(), Sent::All(6));
+        assert_eq!(*peer.arrived.lock().unwrap(), b"\0\x01a\0\x01b");
     }
 
     #[test]

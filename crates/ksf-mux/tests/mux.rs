@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::{PATIENCE, frame, read_frame};
 use ksf::framing::{Framing, LengthPrefix};
-use ksf_mux::{ConnectionError, Event, Mux, Options, RecvError, SendError};
+use ksf_mux::{ConnectionError, Event, Mux, Options, RecvError, SendError, SendOptions};
 
 fn options() -> Options {
     Options::new(Framing::LengthPrefix(LengthPrefix::big_endian(4)))
@@ -259,6 +259,33 @@ fn a_late_answer_does_not_reach_the_next_connection_in_the_same_place() {
     assert!(mux.reply(old, b"secret").is_err());
     mux.reply(new, b"for the second").unwrap();
     assert_eq!(read_frame(&mut second), b"for the second");
+}
+
+#[test]
+fn messages_that_find_no_other_connection_are_told_together() {
+    let mut options = options();
+    options.limits.out_queue_bytes_max = 16 << 20;
+    let mux = Mux::new(options).unwrap();
+    assert_eq!(mux.event(), None);
+    let socket = mux.socket().unwrap();
+    let (client, server) = pair();
+    let connection = mux.attach(server).unwrap();
+    // The first one is more than fits on its way, so it is begun; the others are not.
+    for _ in 0..3 {
+        socket.send(&[7; 4 << 20], SendOptions::default()).unwrap();
+    }
+    drop(client);
+    let mut events = Vec::new();
+    common::until(
+        || {
+            let _ = socket.recv_timeout(Duration::from_millis(1));
+            events.extend(std::iter::from_fn(|| mux.event()));
+            events.len() >= 2
+        },
+        || "the failure was not told".into(),
+    );
+    let [Event::Ended { .. }, uncertain] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(*uncertain, Event::Uncertain { connection, messages: 3 });
 }
 
 #[test]

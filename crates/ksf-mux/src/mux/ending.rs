@@ -28,15 +28,14 @@ impl Shared {
         }
         if failed {
             let leftover = link.outbox.fail();
-            if leftover.uncertain > 0 {
-                self.events.push(Event::Uncertain { connection: link.id, messages: leftover.uncertain });
-            }
+            let mut messages = leftover.uncertain;
             for (body, repeatable) in leftover.movable {
                 self.counts.tx_retries.fetch_add(1, Ordering::Relaxed);
                 // Nowhere to go: as lost as if it had been sent and not arrived.
-                if self.send_anywhere(&body, repeatable, Some(link.id)).is_err() {
-                    self.events.push(Event::Uncertain { connection: link.id, messages: 1 });
-                }
+                messages += usize::from(self.send_anywhere(&body, repeatable, Some(link.id)).is_err());
+            }
+            if messages > 0 {
+                self.events.push(Event::Uncertain { connection: link.id, messages });
             }
         }
         self.settle(link);

@@ -44,8 +44,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Queues what a service wrote for so many messages, framing included, to leave with what follows from the same worker, or when
-    /// the keeper finds that none does.
+    /// Queues what a service wrote for so many messages, framing included, to leave with what follows from the same
+    /// worker, or when the keeper finds that none does.
     pub(crate) fn hold_framed(&self, link: &Arc<Link>, output: &mut Output, messages: u64) {
         link.outbox.append(output);
         link.counts.tx_messages.fetch_add(messages, Ordering::Relaxed);

@@ -54,7 +54,7 @@ pub(crate) fn reads_end(stream: &mut TcpStream) {
     }
 }
 
-pub(crate) fn until(condition: impl Fn() -> bool, what: impl Fn() -> String) {
+pub(crate) fn until(mut condition: impl FnMut() -> bool, what: impl Fn() -> String) {
     let start = Instant::now();
     while !condition() {
         assert!(start.elapsed() < PATIENCE, "{}", what());
