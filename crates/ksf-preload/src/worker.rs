@@ -132,11 +132,8 @@ pub(crate) fn retry(index: usize, slot: usize, fd: c_int) -> bool {
         return false;
     }
     if entry.stage.load(Ordering::Relaxed) == ENTRY_NONE && join(&entered, index, slot, fd) {
-        if entry.events.load(Ordering::Relaxed) & libc::EPOLLONESHOT as u32 == 0 {
-            watch(instance, slot, entry);
-        } else if let Some(epoll) = instance.epoll.load() {
-            let _ = epoll::delete(borrow(epoll), borrow(fd));
-            stand_in_or_plain(instance, slot, fd);
+        if let Some(epoll) = instance.epoll.load() {
+            arm_late(instance, slot, epoll, fd);
         }
         pin::settle(entered.process, index);
     }
@@ -365,17 +362,32 @@ fn modify(
     {
         unwatch(instance, entry);
     }
-    match begin(entered, epoll, fd, slot, asked) {
-        Some(index) if once => {
-            // The listener's own place in the set goes over to the inner instance.
-            let _ = epoll::delete(borrow(epoll), borrow(fd));
-            stand_in_or_plain(&INSTANCES[index], slot, fd);
-        }
-        Some(index) => watch(&INSTANCES[index], slot, &INSTANCES[index].entries[slot]),
-        None => {}
-    }
+    begin_late(entered, epoll, fd, slot, asked);
     crate::errno::set_errno(errno);
     0
+}
+
+/// Makes the epoll instance a worker for a listener that it watches already.
+pub(crate) fn begin_late(
+    entered: &Entered,
+    epoll: c_int,
+    fd: c_int,
+    slot: usize,
+    asked: epoll_event,
+) -> Option<usize> {
+    let index = begin(entered, epoll, fd, slot, asked)?;
+    arm_late(&INSTANCES[index], slot, epoll, fd);
+    Some(index)
+}
+
+fn arm_late(instance: &Instance, slot: usize, epoll: c_int, fd: c_int) {
+    let entry = &instance.entries[slot];
+    if entry.events.load(Ordering::Relaxed) & libc::EPOLLONESHOT as u32 == 0 {
+        return watch(instance, slot, entry);
+    }
+    // The listener's own place in the set goes over to the inner instance.
+    let _ = epoll::delete(borrow(epoll), borrow(fd));
+    stand_in_or_plain(instance, slot, fd);
 }
 
 fn delete(_entered: &Entered, epoll: c_int, fd: c_int, slot: usize, plain: impl Fn() -> c_int) -> c_int {
