@@ -77,7 +77,7 @@ fn met(call: Call) -> c_int {
 
 fn of_listener(call: Call, slot: usize) -> c_int {
     let before = errno();
-    let serves = |index: &usize| worker::entry(*index, slot).is_some() || worker::retry(*index, slot, call.fd);
+    let serves = |index: &usize| worker::entry(*index, slot).is_some();
     let result = match wait::current().filter(serves).or_else(|| adopt::adopt(slot, call.fd)) {
         Some(index) => {
             worker::renew(index, slot, call.fd);

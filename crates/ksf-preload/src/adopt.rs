@@ -1,7 +1,8 @@
-//! Listeners that this library did not see when they were put into an epoll instance: they came from another process in
-//! a message (HAProxy's reload, Envoy's hot restart), or by a bare system call.
+//! Epoll instances that watch a listener without a queue: the library did not see how it was put there, because it came
+//! from another process in a message (HAProxy's reload, Envoy's hot restart) or by a bare system call; or the holder was
+//! off then, or did not answer.
 //!
-//! They are met when the program accepts from them. What it asked for when it added them is what the kernel tells of the
+//! They are met when the program accepts. What it asked for when it added them is what the kernel tells of the
 //! instance in `/proc/self/fdinfo`: number, events and data of each descriptor (fs/eventpoll.c, `ep_show_fdinfo`).
 //! Looking at each descriptor when it is added would find them too, at the price of a system call for each connection.
 
@@ -14,10 +15,11 @@ use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::process::{enter, is_on, process};
 use crate::table::{self, Kind, LISTENERS};
-use crate::{holder, listener, wait, worker};
+use crate::{holder, listener, pin, wait, worker};
 
 thread_local! {
-    /// The instance that was last looked at by this thread, and the listeners (a bit for each slot) it was asked for.
+    /// The instance that was last looked at by this thread, and the listeners (a bit for each slot) that it does not
+    /// watch, or cannot get a queue for.
     static LOOKED: Cell<(c_int, u64)> = const { Cell::new((-1, 0)) };
 }
 
@@ -30,11 +32,13 @@ pub(crate) fn adopt(slot: usize, fd: c_int) -> Option<usize> {
     if known & (1 << slot) != 0 || LISTENERS[slot].refused.load(Ordering::Relaxed) != 0 {
         return None;
     }
-    if !is_on() || !process().is_some_and(holder::may_ask) {
-        return None;
+    let process = process().filter(|process| is_on() && holder::may_ask(process))?;
+    let found = look(epoll, slot, fd);
+    // Where the holder has not answered, it is worth another look.
+    if found.is_none() && holder::may_ask(process) {
+        LOOKED.set((epoll, known | 1 << slot));
     }
-    LOOKED.set((epoll, known | 1 << slot));
-    look(epoll, slot, fd)
+    found
 }
 
 #[cold]
@@ -43,7 +47,6 @@ fn look(epoll: c_int, slot: usize, fd: c_int) -> Option<usize> {
     if listener::meet(&entered, fd) != Some(slot) {
         return None;
     }
-    // Watched already, with a queue or without.
     if let Kind::Epoll(index) = table::kind(epoll)
         && worker::entry(index, slot).is_some()
     {
@@ -52,6 +55,7 @@ fn look(epoll: c_int, slot: usize, fd: c_int) -> Option<usize> {
     let asked = asked_for(epoll, fd)?;
     let index = worker::begin_late(&entered, epoll, fd, slot, asked)?;
     wait::arrive(entered.process, index);
+    pin::settle(entered.process, index);
     Some(index)
 }
 
