@@ -200,17 +200,11 @@ fn a_duplicate_is_the_same_listener() {
         let mut actors = Actors::start(&holder);
         let (listener, port, epoll) = worker(&mut actors, &holder);
         let copy = actors.number(0, &how.replace('L', &listener.to_string()));
-        // By its other number, from the queue.
-        let client = Client::connect(port, 'c');
-        assert_eq!(actors.call(0, &format!("wait {epoll} -1 0")), "events 1:7");
-        assert!(actors.call(0, &format!("accept {copy}")).starts_with("took c"), "{how}");
-        assert!(client.was_served());
-        if how.starts_with("raw") {
-            continue;
-        }
         // The first number may go: the socket is there, and so is its place in the epoll instance.
         actors.zero(0, &format!("close {listener}"));
-        assert_eq!(ready(&holder).len(), 1, "{how}: its worker has not left");
+        if !how.starts_with("raw") {
+            assert_eq!(ready(&holder).len(), 1, "{how}: its worker has not left");
+        }
         is_served(&mut actors, port, epoll, copy);
         actors.zero(0, &format!("close {copy}"));
         wait_ready(&holder, 0);
