@@ -529,6 +529,24 @@ fn a_backend_started_anew_is_found_again() {
 }
 
 #[test]
+fn a_kept_connection_is_closed_when_its_backend_ends() {
+    for engine in engines() {
+        let (tell, told) = std::sync::mpsc::channel::<io::Result<usize>>();
+        let backend = Backend::start(move |mut stream, _| {
+            read_head(&mut stream);
+            stream.write_all(ANSWER).unwrap();
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            tell.send(stream.read(&mut [0])).unwrap();
+        });
+        let limits = Limits { upstream_idle_ms: 0, ..Limits::default() };
+        let running = Running::start(engine, &[backend.addr], limits);
+        running.ask();
+        let end = told.recv_timeout(GIVE_UP).expect("the backend is told in time");
+        assert!(matches!(end, Ok(0)), "{engine}: {end:?}");
+    }
+}
+
+#[test]
 fn bytes_nobody_asked_for_end_a_kept_connection() {
     for engine in engines() {
         let (go_on, wait) = std::sync::mpsc::channel::<()>();
