@@ -14,6 +14,9 @@ use crate::{HopError, Options};
 /// How long something may take that should take microseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long a connection to this machine may take.
+const CONNECTING: Duration = Duration::from_secs(2);
+
 /// Sizes of messages that are handed over: a byte, odd ones, a page and more. Larger ones than a quarter of the usual
 /// SO_RCVBUF are not.
 const SIZES: [usize; 7] = [1, 2, 100, 1460, 4097, 16_384, 30_001];
@@ -130,7 +133,7 @@ impl Test<'_> {
     /// A connection both of whose directions are joined.
     fn joined(&self) -> Result<(TcpStream, TcpStream), String> {
         let connect = || -> io::Result<_> {
-            let one = TcpStream::connect(self.listener.local_addr()?)?;
+            let one = TcpStream::connect_timeout(&self.listener.local_addr()?, CONNECTING)?;
             let (other, _) = self.listener.accept()?;
             for end in [&one, &other] {
                 end.set_nonblocking(true)?;
