@@ -15,6 +15,7 @@ mod engine;
 mod exit;
 mod kcm_run;
 mod limits;
+mod load;
 mod manager;
 mod manual;
 mod resources;
