@@ -277,7 +277,7 @@ static __always_inline __u32 obstacle(struct writer *writer, const struct tcp_so
 
 /*
  * What follows joined bytes by TCP is in order for everybody but one who takes splice(), which sees TCP's bytes only. A
- * writer's error is better than a torn stream.
+ * writer's error (EACCES, from now on) is better than a torn stream.
  */
 static __always_inline int leave(struct writer *writer, const struct reader *reader, __u32 counter)
 {

@@ -1,5 +1,6 @@
 //! The programs of the hop: loaded, tested, attached.
 
+use std::cell::OnceCell;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
@@ -86,16 +87,16 @@ impl Hop {
         Ok(Self { programs, guard, _links: links })
     }
 
-    /// Tests whether this kernel can, on connections of this process only. What was counted.
+    /// Tests whether this kernel can, on connections of this process only.
     ///
     /// # Errors
     ///
-    /// As [`Hop::start`]; without a guard, too, unless `options` trust.
-    pub fn check(options: &Options) -> Result<(Guard, Vec<Counter>), HopError> {
+    /// As [`Hop::start`].
+    pub fn check(options: &Options) -> Result<Guard, HopError> {
         let programs = Programs::load()?;
         let guard = programs.guard(options.no_splice)?;
         programs.test(options)?;
-        Ok((guard, programs.counters()?))
+        Ok(guard)
     }
 
     /// Whether programs that read by splice() are recognised.
@@ -131,7 +132,7 @@ pub(crate) struct Programs {
     shared: Vec<MapHandle>,
     /// Without a holder in user space the kernel takes the program off the map: sockets that enter would not be judged.
     _sockets: MapHandle,
-    guard: std::cell::OnceCell<OwnedFd>,
+    guard: OnceCell<OwnedFd>,
 }
 
 impl Programs {
@@ -148,7 +149,7 @@ impl Programs {
             counts: map("ksf_hop_counts")?,
             shared: SHARED.iter().map(|name| map(name)).collect::<Result<_, _>>()?,
             _sockets: sockets,
-            guard: std::cell::OnceCell::new(),
+            guard: OnceCell::new(),
         })
     }
 
@@ -167,6 +168,10 @@ impl Programs {
             Err(error) if no_splice => Ok(Guard::Trusted(error.to_string())),
             Err(error) => Err(HopError::NoGuard { cause: error.to_string() }),
         }
+    }
+
+    pub(crate) fn is_guarded(&self) -> bool {
+        self.guard.get().is_some()
     }
 
     /// Joins connections of this process to itself, to find out whether they are what TCP is.
@@ -249,4 +254,102 @@ fn write_zeroes(map: &MapHandle, key: u32) -> Result<(), HopError> {
     let cpus = libbpf_rs::num_possible_cpus().map_err(|error| HopError::system("counting the CPUs", to_io(&error)))?;
     map.update_percpu(&key.to_ne_bytes(), &vec![vec![0; 8]; cpus], MapFlags::ANY)
         .map_err(|error| HopError::system("writing the counters", to_io(&error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// What the guard does when it sees splice(), where it may not be attached: the rules that follow are the hop's.
+    fn mark_as_splicing(programs: &Programs, socket: &TcpStream) {
+        let cookie = rustix::net::sockopt::socket_cookie(socket).unwrap();
+        programs.shared[2].update(&cookie.to_ne_bytes(), &1u32.to_ne_bytes(), MapFlags::ANY).unwrap();
+    }
+
+    fn count(programs: &Programs, name: &str) -> u64 {
+        programs.counters().unwrap().iter().find(|counter| counter.name == name).unwrap().value
+    }
+
+    /// Runs with a connection whose first message was read, in a network namespace of its own.
+    fn with_connection(test: impl FnOnce(&Programs, TcpStream, TcpStream) + Send) {
+        if !ksf_kernel::missing_capabilities().is_empty() {
+            assert!(std::env::var_os("CI").is_none(), "in CI no test may be skipped: needs root (eBPF)");
+            // Not by eprintln!, which the test runner hides of a test that passes.
+            return io::stderr().write_all(b"skipped: needs root (eBPF)\n").expect("stderr is open");
+        }
+        let work = || {
+            // SAFETY: changes the network namespace of this thread only, which is new and ends soon.
+            unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }.unwrap();
+            assert!(std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let programs = Programs::load().unwrap();
+            programs
+                .choose(&[listener.local_addr().unwrap().port()], &Options { limit_bytes: 4096, ..Options::default() })
+                .unwrap();
+            let folder = scope::own_cgroup().unwrap();
+            let _link = programs.attach(folder.clone(), scope::open(&folder).unwrap().as_raw_fd()).unwrap();
+            let mut writer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (mut reader, _) = listener.accept().unwrap();
+            writer.write_all(b"!").unwrap();
+            reader.read_exact(&mut [0]).unwrap();
+            reader.set_nonblocking(true).unwrap();
+            test(&programs, writer, reader);
+        };
+        std::thread::scope(|scope| scope.spawn(work).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+    }
+
+    #[test]
+    fn who_takes_splice_stays_on_tcp() {
+        with_connection(|programs, mut writer, reader| {
+            mark_as_splicing(programs, &reader);
+            writer.write_all(b"by TCP").unwrap();
+            assert_eq!((count(programs, "messages"), count(programs, "tcp_splice")), (0, 1));
+            let (_pipe, into) = rustix::pipe::pipe().unwrap();
+            let flags = rustix::pipe::SpliceFlags::NONBLOCK;
+            assert_eq!(rustix::pipe::splice(&reader, None, &into, None, 10, flags).unwrap(), 6);
+        });
+    }
+
+    #[test]
+    fn nothing_passes_joined_bytes_that_splice_does_not_see() {
+        with_connection(|programs, mut writer, mut reader| {
+            writer.write_all(&[1; 3000]).unwrap();
+            mark_as_splicing(programs, &reader);
+            // Where nobody takes splice() it would go by TCP.
+            let error = writer.write(&[2; 3000]).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EACCES));
+            assert_eq!((count(programs, "messages"), count(programs, "refused")), (1, 1));
+            // The kernel refuses what follows, too: it does not ask again (tcp_bpf_send_verdict(), kernel 6.18).
+            assert_eq!(writer.write(&[3]).unwrap_err().raw_os_error(), Some(libc::EACCES));
+            let mut bytes = [0; 4000];
+            assert_eq!(reader.read(&mut bytes).unwrap(), 3000);
+        });
+    }
+
+    #[test]
+    fn nor_when_the_hop_ends() {
+        with_connection(|programs, mut writer, reader| {
+            writer.write_all(&[1; 3000]).unwrap();
+            mark_as_splicing(programs, &reader);
+            programs.stop().unwrap();
+            assert_eq!(writer.write(&[2]).unwrap_err().raw_os_error(), Some(libc::EACCES));
+        });
+    }
+
+    #[test]
+    fn one_who_is_stuck_ends_it() {
+        with_connection(|programs, mut writer, _reader| {
+            assert!(!programs.has_given_up().unwrap());
+            // As the guard does.
+            let mut settings = programs.settings.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).unwrap().unwrap();
+            settings[Settings::SPLICED_AT] = 1;
+            programs.settings.update(&0u32.to_ne_bytes(), &settings, MapFlags::ANY).unwrap();
+            assert!(programs.has_given_up().unwrap());
+            writer.write_all(b"by TCP").unwrap();
+            assert_eq!((count(programs, "messages"), count(programs, "tcp_stopped")), (0, 1));
+        });
+    }
 }

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::pipe::SpliceFlags;
 
 use crate::hop::Programs;
 use crate::{HopError, Options};
@@ -49,6 +50,9 @@ struct Test<'a> {
 
 impl Test<'_> {
     fn all(&self) -> Result<(), String> {
+        if self.programs.is_guarded() {
+            self.the_guard_notices_splice()?;
+        }
         self.bytes_arrive()?;
         self.a_slow_reader_slows_the_writer()?;
         self.an_end_is_behind_the_bytes()?;
@@ -74,6 +78,19 @@ impl Test<'_> {
             same(&sent, &read(&mut one, size)?)?;
         }
         Ok(())
+    }
+
+    fn the_guard_notices_splice(&self) -> Result<(), String> {
+        let (mut one, other) = self.connected()?;
+        write(&mut one, &[1])?;
+        wait(&other, PollFlags::IN)?;
+        let system = |error: rustix::io::Errno| format!("splice: {error}");
+        let (_reader, writer) = rustix::pipe::pipe().map_err(system)?;
+        rustix::pipe::splice(&other, None, &writer, None, 1, SpliceFlags::NONBLOCK).map_err(system)?;
+        match self.count("spliced")? {
+            1 => Ok(()),
+            count => Err(format!("the guard has seen {count} sockets read by splice(), not 1")),
+        }
     }
 
     fn a_slow_reader_slows_the_writer(&self) -> Result<(), String> {
@@ -132,6 +149,17 @@ impl Test<'_> {
 
     /// A connection both of whose directions are joined.
     fn joined(&self) -> Result<(TcpStream, TcpStream), String> {
+        let (mut one, mut other) = self.connected()?;
+        for _ in 0..2 {
+            write(&mut one, &[1])?;
+            read(&mut other, 1)?;
+            write(&mut other, &[1])?;
+            read(&mut one, 1)?;
+        }
+        Ok((one, other))
+    }
+
+    fn connected(&self) -> Result<(TcpStream, TcpStream), String> {
         let connect = || -> io::Result<_> {
             let one = TcpStream::connect_timeout(&self.listener.local_addr()?, CONNECTING)?;
             let (other, _) = self.listener.accept()?;
@@ -142,14 +170,7 @@ impl Test<'_> {
             }
             Ok((one, other))
         };
-        let (mut one, mut other) = connect().map_err(|error| format!("cannot connect on loopback: {error}"))?;
-        for _ in 0..2 {
-            write(&mut one, &[1])?;
-            read(&mut other, 1)?;
-            write(&mut other, &[1])?;
-            read(&mut one, 1)?;
-        }
-        Ok((one, other))
+        connect().map_err(|error| format!("cannot connect on loopback: {error}"))
     }
 
     /// Why a message went by TCP.
