@@ -107,6 +107,7 @@ static __always_inline void watch(struct bpf_sock_ops *ops)
 	struct ksf_hop_end end = {};
 	struct address address = {};
 	struct bpf_sock *sk = ops->sk;
+	struct address *known;
 	struct writer *writer;
 	struct tcp_sock *tp;
 	_Bool is_mptcp = 0;
@@ -128,12 +129,16 @@ static __always_inline void watch(struct bpf_sock_ops *ops)
 		ksf_read(is_mptcp, tp, is_mptcp);
 	if (is_mptcp || is_itself(&end))
 		return count(KSF_HOP_not_plain, 1);
+	address.sock = (__u64)(unsigned long)sk;
+	address.cookie = bpf_get_socket_cookie(ops);
+	/* A cgroup and one above it may both be in the scope. */
+	known = bpf_map_lookup_elem(&ksf_hop_addresses, &end);
+	if (known && known->cookie == address.cookie)
+		return;
 	writer = bpf_sk_storage_get(&ksf_hop_writers, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!writer)
 		return count(KSF_HOP_not_taken, 1);
 	turn(&writer->reader_end, &end);
-	address.sock = (__u64)(unsigned long)sk;
-	address.cookie = bpf_get_socket_cookie(ops);
 	if (bpf_map_update_elem(&ksf_hop_addresses, &end, &address, BPF_ANY))
 		return count(KSF_HOP_not_taken, 1);
 	if (bpf_sock_hash_update(ops, &ksf_hop_sockets, &end, BPF_NOEXIST)) {

@@ -65,6 +65,7 @@ fn measure(joined: bool, server_cpu: usize, size: usize, messages: usize, one_wa
     let address = listener.local_addr()?;
     let mut options = Options::default();
     options.no_splice = true;
+    options.no_fionread = true;
     let scope = Scope { ports: vec![address.port()], ..Scope::default() };
     let _hop = joined.then(|| Hop::start(&scope, &options)).transpose()?;
     std::thread::scope(|scope| {

@@ -29,11 +29,14 @@ pub struct Options {
     pub warm_up: u32,
     /// The caller knows that no program of the scope reads sockets by splice(); for where the guard cannot be attached.
     pub no_splice: bool,
+    /// The caller knows that no program of the scope asks how many bytes wait (FIONREAD); for kernels that count those of
+    /// one queue only. Linux 6.18 does (tcp_bpf_ioctl()): of sockets that may be joined it does not count TCP's.
+    pub no_fionread: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { limit_bytes: 256 * 1024, warm_up: 1, no_splice: false }
+        Self { limit_bytes: 256 * 1024, warm_up: 1, no_splice: false, no_fionread: false }
     }
 }
 

@@ -161,6 +161,17 @@ fn the_differences_are_those_that_are_documented() {
         note(notes, "splice", moved.map_err(io::Error::from));
     });
     assert_eq!((plain[0].as_str(), joined[0].as_str()), ("splice: 3", "splice: WouldBlock"));
+    // FIONREAD does not count what comes by TCP: a kernel that does needs no `no_fionread`.
+    let counted = in_new_network(|| {
+        let (mut one, other, _hop) = pair(true);
+        write(&mut one, &[1; 100_000]);
+        wait(&other, PollFlags::IN);
+        rustix::io::ioctl_fionread(&other).unwrap()
+    });
+    let mut careful = options();
+    careful.no_fionread = false;
+    let refused = in_new_network(|| Hop::check(&careful).is_err_and(|error| error.to_string().contains("FIONREAD")));
+    assert_eq!(counted == 0, refused);
     // Reading no bytes succeeds.
     let [plain, joined] = both(|one, mut other, notes| {
         write(one, b"abc");

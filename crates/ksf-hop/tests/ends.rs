@@ -235,6 +235,27 @@ fn a_second_hop_leaves_the_firsts_connections_alone() {
 }
 
 #[test]
+fn a_scope_may_name_a_cgroup_twice() {
+    if !is_root() {
+        return;
+    }
+    in_new_network(|| {
+        let (listener, at) = listen("127.0.0.1:0");
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+        let root = mounts.lines().find(|line| line.contains(" cgroup2 ")).and_then(|line| line.split(' ').nth(1));
+        let root = root.expect("cgroup2 is mounted").into();
+        let own = Scope { cgroups: vec![root; 2], ports: vec![at.port()] };
+        // Each link runs the programs for the same sockets, as those of a cgroup and of one above it do.
+        let hop = Hop::start(&own, &options()).unwrap();
+        let (mut one, mut other) = connect(&listener, at);
+        warm_up(&mut one, &mut other);
+        write(&mut one, b"joined");
+        assert_eq!(read(&mut other, 6), b"joined");
+        assert_eq!((count(&hop, "watched"), count(&hop, "not_taken"), count(&hop, "messages")), (2, 0, 1));
+    });
+}
+
+#[test]
 fn readers_that_block_stay_on_tcp() {
     if !is_root() {
         return;

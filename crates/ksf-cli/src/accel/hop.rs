@@ -71,6 +71,9 @@ struct HowFlags {
     /// No program of the scope reads its sockets by splice(); needed where ksf may not trace the kernel to find out
     #[arg(long)]
     no_splice: bool,
+    /// No program of the scope asks how many bytes wait (FIONREAD), as nginx does; needed on kernels that do not count all
+    #[arg(long)]
+    no_fionread: bool,
     /// Bytes of a direction that may wait unread outside of TCP; a quarter of the reader's SO_RCVBUF is a limit, too
     #[arg(long, value_name = "BYTES", default_value_t = u64::from(Options::default().limit_bytes),
         value_parser = crate::limits::number::<1, 16_777_216>)]
@@ -85,6 +88,7 @@ impl HowFlags {
     fn options(&self) -> Options {
         let mut options = Options::default();
         options.no_splice = self.no_splice;
+        options.no_fionread = self.no_fionread;
         // Both are limited by their parsers.
         options.limit_bytes = self.limit as u32;
         options.warm_up = self.warm_up as u32;

@@ -52,10 +52,11 @@ pub(crate) fn ip(line: &str) {
     assert!(output.status.success(), "ip {line}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Nobody here reads by splice(), but where a test says so; the guard is not permitted everywhere.
+/// Nobody here reads by splice() or asks by FIONREAD, but where a test says so.
 pub(crate) fn options() -> Options {
     let mut options = Options::default();
     options.no_splice = true;
+    options.no_fionread = true;
     options
 }
 
