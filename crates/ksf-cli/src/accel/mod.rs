@@ -1,6 +1,7 @@
 //! `ksf accel`: makes the machine, and programs nobody changes, serve connections where they arrive.
 
 mod flow;
+mod hop;
 mod nic;
 
 use std::process::ExitCode;
@@ -19,6 +20,7 @@ pub(crate) struct AccelArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum AccelCommand {
     Flow(flow::FlowArgs),
+    Hop(hop::HopArgs),
     Nic(nic::NicArgs),
 }
 
@@ -26,6 +28,7 @@ pub(crate) enum AccelCommand {
 pub(crate) fn run(args: AccelArgs) -> Result<ExitCode, Failure> {
     match args.command {
         AccelCommand::Flow(args) => flow::run(args),
+        AccelCommand::Hop(args) => hop::run(args),
         AccelCommand::Nic(args) => nic::run(args),
     }
 }
