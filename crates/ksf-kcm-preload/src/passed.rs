@@ -33,7 +33,7 @@ pub(crate) unsafe fn note(header: &msghdr) {
 unsafe fn descriptors(message: &cmsghdr) -> impl Iterator<Item = c_int> {
     // SAFETY: computes a length.
     let head = unsafe { libc::CMSG_LEN(0) } as usize;
-    let count = (message.cmsg_len as usize).saturating_sub(head) / size_of::<c_int>();
+    let count = message.cmsg_len.saturating_sub(head) / size_of::<c_int>();
     // SAFETY: so many numbers follow the head, in any place.
     (0..count).map(move |at| unsafe { libc::CMSG_DATA(message).cast::<c_int>().add(at).read_unaligned() })
 }
