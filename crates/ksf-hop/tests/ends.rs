@@ -251,14 +251,23 @@ fn other_ports_namespaces_and_machines_are_left_alone() {
                     write(&mut far, b"thanks");
                 });
             });
+            // A failure here ends the other thread's wait.
+            let linked = linked;
             let tid = is_known.recv().unwrap();
             assert_eq!(count(&hop, "watched"), 0);
             ip(&format!("link add near type veth peer name far netns {tid}"));
             ip("addr add 10.9.8.1/24 dev near");
             ip("link set near up");
             linked.send(()).unwrap();
-            let (mut near, _) = listener.accept().unwrap();
+            listener.set_nonblocking(true).unwrap();
+            let mut accepted = None;
+            until("the other machine connects", || {
+                accepted = listener.accept().ok();
+                accepted.is_some()
+            });
+            let (mut near, _) = accepted.unwrap();
             near.set_nonblocking(true).unwrap();
+            listener.set_nonblocking(false).unwrap();
             for piece in 0..30 {
                 write(&mut near, &pattern(piece * 1000, 1000));
             }
