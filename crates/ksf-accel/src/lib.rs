@@ -9,6 +9,7 @@
 //! * [`Holder`]: owns the queues, serves the preload library's messages (`ksf_accel_proto::message`), sees deaths,
 //!   rescues what nobody serves. It ends when the program has ended, and with it everything it made.
 //! * [`Level`]: the ladder of mechanisms, from an `sk_lookup` program down to nothing, each tried in turn.
+//! * [`program`]: can a library help a program?
 //! * [`run`]: starts a holder for a command, as a process of its own.
 //! * [`status`]: what holders say about themselves, and how to find them.
 
@@ -18,6 +19,7 @@ mod holder;
 mod homes;
 mod network;
 mod options;
+pub mod program;
 mod queue;
 pub mod run;
 mod shared;
