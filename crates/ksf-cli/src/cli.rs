@@ -31,7 +31,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
     let mut out = io::stdout().lock();
     let done = match command {
         Command::Accel(args) => {
-            // Writes the plan before it changes anything.
+            // They write before they change anything, and while they run.
             drop(out);
             return accel::run(args);
         }
@@ -91,7 +91,7 @@ fn measured(tool: &str, result: Result<u8, ksf_load::LoadError>) -> ExitCode {
 fn write_sdk(folder: &Path) -> Result<(), Failure> {
     let write = || -> io::Result<()> {
         std::fs::create_dir_all(folder)?;
-        ksf_kernel::SDK.iter().try_for_each(|(name, text)| std::fs::write(folder.join(name), text))
+        ksf_kernel::SDK.iter().chain(ksf_flow::SDK).try_for_each(|(name, text)| std::fs::write(folder.join(name), text))
     };
     write().map_err(|error| Failure::os(format!("cannot write the headers to {}", folder.display()), &error))
 }
@@ -205,6 +205,9 @@ mod tests {
             ("ksf accel nic plan eth0 --cpus 3-1", Status::Data, "list of CPUs"),
             ("ksf accel nic plan eth0 --for fun", Status::Usage, "latency, throughput"),
             ("ksf accel nic plan eth0 --skip rps,nonsense", Status::Usage, "coalescing"),
+            ("ksf accel flow attach lo --policy fast", Status::Data, "round-robin"),
+            ("ksf accel flow attach lo --loopback", Status::Usage, "--cgroup"),
+            ("ksf accel flow check --cpus 3-1", Status::Data, "list of CPUs"),
             ("kecho --nonsense", Status::Usage, "see kecho --help"),
         ] {
             let failure = parse_text(text).unwrap_err();

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process_group};
-use support::{Folder, PATIENCE, private_network_and_run, stderr, stdout, until};
+use support::{Folder, PATIENCE, Server, private_network_and_run, stderr, stdout, until};
 
 /// Commands of the documents that are not typed: what `make -n` must say that they do, and why they are not.
 const NOT_RUN: [(&str, &str, &str); 2] = [
@@ -25,7 +25,8 @@ const NOT_RUN: [(&str, &str, &str); 2] = [
 ];
 
 /// Commands that go on until they are told to end: by a signal; they tell the service manager how they are.
-const SERVERS: [&str; 6] = ["ksf kecho", "kecho", "ksf krpc2", "ksf serve", "ksf run", "make run"];
+const SERVERS: [&str; 7] =
+    ["ksf kecho", "kecho", "ksf krpc2", "ksf serve", "ksf run", "make run", "ksf accel flow attach"];
 
 /// Commands that go on until their input ends (Ctrl-D), and print a line when they serve.
 const READERS: [&str; 1] = ["./echo_workers"];
@@ -57,16 +58,47 @@ fn the_commands_about_interfaces_work() {
     if !private_network_and_run() {
         return;
     }
-    let pair = "ip link add eth0 numtxqueues 2 numrxqueues 2 type veth peer name far0 && \
-                ip link set eth0 up && ip link set far0 up && mount -t sysfs sysfs /sys";
-    let prepared = Command::new("sh").args(["-c", pair]).output().unwrap();
-    assert!(prepared.status.success(), "{}", stderr(&prepared));
+    shell(
+        "ip link add eth0 numtxqueues 2 numrxqueues 2 type veth peer name far0 && \
+         ip link set eth0 up && ip link set far0 up && mount -t sysfs sysfs /sys",
+    );
     type_all("docs/nic.md", "");
 }
 
 #[test]
+fn the_commands_about_flows_work() {
+    if !private_network_and_run() {
+        return;
+    }
+    shell(
+        "ip netns add far && ip link add eth1 type veth peer name far1 netns far && \
+         ip addr add 10.0.0.1/24 dev eth1 && ip link set eth1 up && ip -n far link set lo up && \
+         ip -n far addr add 10.0.0.9/24 dev far1 && ip -n far link set far1 up",
+    );
+    // What the document calls the root is a cgroup of this test's.
+    let folder = Folder::new();
+    let (all, own) = (folder.path(""), folder.path(&format!("ksf-readme-{}", std::process::id())));
+    let (all, own) = (all.display(), own.display());
+    shell(&format!(
+        "mount -t cgroup2 none {all} && mkdir -p {own}/proxies && mount -t sysfs sysfs /sys && \
+         mount --bind {own} /sys/fs/cgroup"
+    ));
+    let mut service = Command::new("ip");
+    service.args(["netns", "exec", "far", env!("CARGO_BIN_EXE_ksf"), "kecho", "--listen", "10.0.0.9:80"]);
+    let service = Server::start_command(service, 1);
+    type_all("docs/flow.md", "");
+    drop(service);
+    shell(&format!("umount /sys/fs/cgroup && rmdir {own}/proxies {own} && umount {all}"));
+}
+
+fn shell(commands: &str) {
+    let output = Command::new("sh").args(["-c", commands]).output().unwrap();
+    assert!(output.status.success(), "{commands}: {}", stderr(&output));
+}
+
+#[test]
 fn no_document_has_commands_that_nobody_tries() {
-    let guides = ["README.md", "docs/writing-a-kernel-service.md", "docs/nic.md"];
+    let guides = ["README.md", "docs/writing-a-kernel-service.md", "docs/nic.md", "docs/flow.md"];
     let mut tried = BTreeSet::from(guides.map(str::to_owned));
     tried.extend(examples().iter().map(|example| format!("{example}/README.md")));
     let mut with_commands = BTreeSet::new();
@@ -241,6 +273,7 @@ impl Checkout {
             "examples",
             "crates/ksf-kernel/bpf",
             "crates/ksf-bpf-framing/bpf",
+            "crates/ksf-flow/bpf",
             "crates/ksf-capi",
             "scripts/link-libksf.sh",
         ];

@@ -5,6 +5,7 @@
 //! nothing. The JSON form is described in docs/formats/doctor-json.md.
 
 mod bpf;
+mod flow;
 mod kcm;
 mod machine;
 mod net;
@@ -28,6 +29,7 @@ const AREAS: &[(&str, &[Probe])] = &[
     ("io_uring", uring::PROBES),
     ("eBPF", bpf::PROBES),
     ("sockets", net::PROBES),
+    ("flows", flow::PROBES),
     ("AF_KCM", kcm::PROBES),
     ("system", system::PROBES),
 ];

@@ -1,0 +1,330 @@
+//! What the kernel does by itself today of what Fastsocket patched in, and what the rest of this crate needs: each tried
+//! or read, none guessed from a version.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Instant;
+
+use libbpf_rs::btf::Btf;
+use libbpf_rs::btf::types::Struct;
+
+use crate::object::Loading;
+use crate::{CpuMask, FlowError, Layout, PortRange, source_port};
+
+/// One thing looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Stable name.
+    pub name: &'static str,
+    /// What was looked at, in words.
+    pub title: &'static str,
+    /// What was found.
+    pub outcome: Outcome,
+}
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is there; how that was seen.
+    Works(String),
+    /// It is not.
+    Fails {
+        /// Why, as far as it can be told.
+        cause: String,
+        /// The error of the refused call, if one was refused.
+        errno: Option<i32>,
+        /// How to get it.
+        remedy: String,
+    },
+    /// It could not be told.
+    Unknown(String),
+}
+
+/// Something to look at: its name, what it is, how it is done without, and how it is looked at.
+#[derive(Clone, Copy, Debug)]
+pub struct Check {
+    /// Stable name.
+    pub name: &'static str,
+    /// What is looked at, in words.
+    pub title: &'static str,
+    /// What happens on a machine without it.
+    pub fallback: &'static str,
+    /// Looks. Leaves nothing behind, and takes a few milliseconds.
+    pub run: fn() -> Outcome,
+}
+
+/// Everything that is looked at.
+pub const CHECKS: &[Check] = &[PORT_RANGE, CPUMAP, CGROUP_CONNECT, EARLY_DEMUX, SKB_CACHE, DEFERRED_FREE, FAST_VFS];
+
+/// A socket's port range: source ports that say which CPU opened the connection.
+pub const PORT_RANGE: Check = Check {
+    name: "flow_port_range",
+    title: "a connection takes its source port from a range given by IP_LOCAL_PORT_RANGE",
+    fallback: "connections of programs under a preload library keep the kernel's ports: replies are not brought home",
+    run: port_range,
+};
+
+/// A map of CPUs that frames can be sent to.
+pub const CPUMAP: Check = Check {
+    name: "flow_cpumap",
+    title: "load the steering program and its map of CPUs",
+    fallback: "replies are processed where the device delivers them; RPS and RFS steer without policies",
+    run: cpumap,
+};
+
+/// Programs that run in connect(2) of a cgroup's processes.
+pub const CGROUP_CONNECT: Check = Check {
+    name: "flow_cgroup_connect",
+    title: "load programs for connect() of a cgroup, and find cgroup2",
+    fallback: "static programs, and those that make their own system calls, keep the kernel's ports",
+    run: cgroup_connect,
+};
+
+/// Fastsocket's Direct-TCP.
+pub const EARLY_DEMUX: Check = Check {
+    name: "flow_early_demux",
+    title: "a segment finds its socket before its route, and takes the route from the socket (was: Direct-TCP)",
+    fallback: "each segment looks its route up; the cost is a fraction of a microsecond",
+    run: early_demux,
+};
+
+/// Fastsocket's Skb-Pool.
+pub const SKB_CACHE: Check = Check {
+    name: "flow_skb_cache",
+    title: "socket buffers come from a cache of the CPU (was: Skb-Pool)",
+    fallback: "socket buffers come from the slab allocator, which has caches per CPU of its own",
+    run: skb_cache,
+};
+
+/// The other half of it.
+pub const DEFERRED_FREE: Check = Check {
+    name: "flow_deferred_free",
+    title: "a socket buffer read on another CPU is freed on the one that allocated it (was: Skb-Pool)",
+    fallback: "it is freed where it was read, and its memory changes CPUs",
+    run: deferred_free,
+};
+
+/// Fastsocket's fast VFS.
+pub const FAST_VFS: Check = Check {
+    name: "flow_fast_vfs",
+    title: "sockets stay out of the file system's caches when made and closed (was: fast VFS)",
+    fallback: "making and closing sockets may share locks between CPUs",
+    run: fast_vfs,
+};
+
+/// Looks at everything.
+pub fn report() -> Vec<Finding> {
+    CHECKS.iter().map(|check| Finding { name: check.name, title: check.title, outcome: (check.run)() }).collect()
+}
+
+fn works(detail: impl Into<String>) -> Outcome {
+    Outcome::Works(detail.into())
+}
+
+fn fails(cause: impl Into<String>, errno: Option<i32>, remedy: impl Into<String>) -> Outcome {
+    Outcome::Fails { cause: cause.into(), errno, remedy: remedy.into() }
+}
+
+/// Connects on loopback from a range of 16 ports.
+fn port_range() -> Outcome {
+    let attempt = || -> io::Result<Result<u16, io::Error>> {
+        let range = PortRange::of_this_network()?;
+        let cpu: CpuMask = [0].into_iter().collect();
+        let chunk = PortRange { low: range.high.saturating_sub(31).max(range.low), high: range.high };
+        let layout = Layout::new(chunk, &cpu).map_err(io::Error::other)?;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let SocketAddr::V4(to) = listener.local_addr()? else { return Err(io::Error::other("an IPv6 listener")) };
+        let socket = tcp_socket()?;
+        if let Err(refused) = source_port::choose_for_cpu(&layout, socket.as_raw_fd(), 0) {
+            return Ok(Err(refused));
+        }
+        rustix::net::connect(&socket, &to)?;
+        let port = TcpStream::from(socket).local_addr()?.port();
+        Ok(if layout.cpu_of_port(port) == Some(0) { Ok(port) } else { Err(io::Error::other("it was ignored")) })
+    };
+    match attempt() {
+        Ok(Ok(port)) => works(format!("connected on loopback from port {port}, out of a range of 16")),
+        Ok(Err(error)) => fails(
+            format!("the kernel does not take it: {error}"),
+            error.raw_os_error(),
+            "boot Linux 6.3 or later; in a sandbox allow setsockopt",
+        ),
+        Err(error) => Outcome::Unknown(format!("cannot connect on loopback: {error}")),
+    }
+}
+
+fn cpumap() -> Outcome {
+    let attempt = || -> Result<usize, FlowError> {
+        let cpus = CpuMask::of_this_thread().map_err(|error| FlowError::system("asking for the CPUs", error))?;
+        // Ports do not matter here.
+        let layout = Layout::new(PortRange { low: 1024, high: u16::MAX }, &cpus)?;
+        crate::Steering::load(&layout, &[crate::Policy::Ports])?;
+        Ok(cpus.len())
+    };
+    match attempt() {
+        Ok(cpus) => works(format!("the steering program was loaded, with queues of {cpus} CPUs; attached to nothing")),
+        Err(error) => refused(&error, "boot Linux 5.18 or later, built with CONFIG_BPF_SYSCALL"),
+    }
+}
+
+fn cgroup_connect() -> Outcome {
+    let loaded = Loading::open("the connect programs", crate::connect::OBJECT).and_then(Loading::load);
+    if let Err(error) = loaded {
+        return refused(&error, "boot a kernel with CONFIG_CGROUP_BPF");
+    }
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mount = mounts.lines().find_map(|line| {
+        let mut words = line.split(' ').skip(1);
+        let folder = words.next()?;
+        (words.next() == Some("cgroup2")).then_some(folder)
+    });
+    match mount {
+        Some(folder) => works(format!(
+            "the programs were loaded, cgroup2 is at {folder}; whether they may set IP_LOCAL_PORT_RANGE shows with the \
+             first connection (Linux 6.18: no, they bind a port)"
+        )),
+        None => fails("no cgroup2 is mounted", None, "mount -t cgroup2 none /sys/fs/cgroup/unified"),
+    }
+}
+
+fn early_demux() -> Outcome {
+    let read = |name: &str| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}"));
+    match (read("ip_early_demux"), read("tcp_early_demux")) {
+        (Ok(ip), Ok(tcp)) => match (ip.trim(), tcp.trim()) {
+            ("0", _) => fails(
+                "net.ipv4.ip_early_demux = 0",
+                None,
+                "sysctl -w net.ipv4.ip_early_demux=1, unless this machine forwards",
+            ),
+            (_, "0") => fails(
+                "net.ipv4.tcp_early_demux = 0",
+                None,
+                "sysctl -w net.ipv4.tcp_early_demux=1, unless this machine forwards",
+            ),
+            _ => works("net.ipv4.ip_early_demux and tcp_early_demux are on in this network namespace"),
+        },
+        (Err(error), _) | (_, Err(error)) => {
+            Outcome::Unknown(format!("net.ipv4.*_early_demux cannot be read: {error}"))
+        }
+    }
+}
+
+/// The cache is a field of the kernel's per-CPU `struct napi_alloc_cache`. No counter shows its use; that it
+/// exists can be seen in the kernel's type information.
+fn skb_cache() -> Outcome {
+    let btf = match Btf::from_vmlinux() {
+        Ok(btf) => btf,
+        Err(error) => return Outcome::Unknown(format!("the kernel's type information cannot be read: {error}")),
+    };
+    let Some(cache) = btf.type_by_name::<Struct<'_>>("napi_alloc_cache") else {
+        return Outcome::Unknown("the kernel's type information has no struct napi_alloc_cache".into());
+    };
+    let field = cache.iter().find(|member| member.name == Some(OsStr::new("skb_cache")));
+    match field {
+        Some(_) => works(
+            "struct napi_alloc_cache has skb_cache (read from the kernel's type information; its use is not counted)",
+        ),
+        None => fails("struct napi_alloc_cache has no skb_cache", None, "boot a later kernel (Debian 12 has it)"),
+    }
+}
+
+fn deferred_free() -> Outcome {
+    const PATH: &str = "/proc/sys/net/core/skb_defer_max";
+    match fs::read_to_string(PATH) {
+        Ok(text) => match text.trim() {
+            "0" => fails("net.core.skb_defer_max = 0", None, "sysctl -w net.core.skb_defer_max=128"),
+            limit => works(format!("net.core.skb_defer_max = {limit} buffers wait per CPU at most")),
+        },
+        // The setting belongs to the whole machine, so other network namespaces do not show it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !in_first_network() => {
+            Outcome::Unknown("net.core.skb_defer_max is shown in the first network namespace only".into())
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            fails("there is no net.core.skb_defer_max", error.raw_os_error(), "boot Linux 5.19 or later")
+        }
+        Err(error) => Outcome::Unknown(format!("{PATH}: {error}")),
+    }
+}
+
+/// A socket's name is no part of the dentry cache (d_alloc_pseudo(), 4b93688), so it leaves none there: that is tried. Its
+/// inode is on no list of the file system either (a209dfc); from outside only the time of it all can be seen.
+fn fast_vfs() -> Outcome {
+    const SOCKETS: i64 = 1000;
+    let mut left = i64::MAX;
+    let mut each_ns = u128::MAX;
+    // The cache belongs to the whole machine: the quietest of a few rounds counts.
+    for _ in 0..5 {
+        let before = unused_dentries();
+        let begin = Instant::now();
+        for _ in 0..SOCKETS {
+            if let Err(error) = tcp_socket() {
+                return Outcome::Unknown(format!("cannot make a socket: {error}"));
+            }
+        }
+        each_ns = each_ns.min(begin.elapsed().as_nanos() / SOCKETS as u128);
+        match (before, unused_dentries()) {
+            (Ok(before), Ok(after)) => left = left.min((after - before).abs()),
+            (Err(error), _) | (_, Err(error)) => {
+                return Outcome::Unknown(format!("fs.dentry-state cannot be read: {error}"));
+            }
+        }
+        if left < SOCKETS / 2 {
+            return works(format!(
+                "{SOCKETS} sockets, made and closed in {each_ns} ns each, left no names in the dentry cache (that they \
+                 share no list cannot be seen from outside)"
+            ));
+        }
+    }
+    Outcome::Unknown(format!("the dentry cache changed by {left} names while {SOCKETS} sockets were made and closed"))
+}
+
+/// Dentries that nobody uses and the cache keeps: the second number of fs.dentry-state.
+fn unused_dentries() -> io::Result<i64> {
+    let text = fs::read_to_string("/proc/sys/fs/dentry-state")?;
+    let number = text.split_whitespace().nth(1).and_then(|number| number.parse().ok());
+    number.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("it is {text:?}")))
+}
+
+fn tcp_socket() -> io::Result<OwnedFd> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+    Ok(socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
+}
+
+fn refused(error: &FlowError, remedy: &str) -> Outcome {
+    match error {
+        FlowError::NotPermitted { .. } => {
+            fails(error.to_string(), Some(libc::EPERM), "run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON")
+        }
+        FlowError::System { error: inner, .. } => fails(error.to_string(), inner.raw_os_error(), remedy),
+        _ => fails(error.to_string(), None, remedy),
+    }
+}
+
+fn in_first_network() -> bool {
+    let namespace = |of: &str| fs::read_link(format!("/proc/{of}/ns/net"));
+    matches!((namespace("1"), namespace("thread-self")), (Ok(first), Ok(ours)) if first == ours)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_is_looked_at_and_explained() {
+        let findings = report();
+        assert_eq!(findings.len(), CHECKS.len());
+        for finding in findings {
+            let text = match &finding.outcome {
+                Outcome::Works(text) | Outcome::Unknown(text) => text,
+                Outcome::Fails { cause, remedy, .. } => {
+                    assert!(!remedy.is_empty(), "{finding:?}");
+                    cause
+                }
+            };
+            assert!(!text.is_empty() && finding.name.starts_with("flow_"), "{finding:?}");
+        }
+    }
+}
