@@ -58,6 +58,23 @@ pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>, pid: u32) -> io::Result<OwnedFd
     }
 }
 
+/// A name that no other holder has.
+pub(crate) fn unique_name() -> io::Result<String> {
+    Ok(format!("ksf-accel-{}-{}", std::process::id(), hex(&random::<4>()?)))
+}
+
+/// From the kernel.
+pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// As text, two digits a byte.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// The classic filter that `SO_ATTACH_FILTER` gave the socket; empty: none. `EACCES`: it has an eBPF filter.
 pub(crate) fn filter(socket: BorrowedFd<'_>) -> io::Result<Vec<libc::sock_filter>> {
     // Number of SO_GET_FILTER (asm-generic/socket.h). Its length counts instructions, not bytes.
@@ -83,6 +100,13 @@ pub(crate) fn attach_classic(socket: BorrowedFd<'_>, name: i32, program: &[libc:
         let bytes = size_of_val(&program) as libc::socklen_t;
         libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, (&raw const program).cast(), bytes)
     };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Moves this thread into a network namespace.
+pub(crate) fn enter_network(namespace: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: a descriptor and a flag; it changes what this thread sees of the network, and no memory.
+    let rc = unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) };
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

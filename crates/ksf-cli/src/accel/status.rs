@@ -205,6 +205,7 @@ mod tests {
         Program {
             pid: 7,
             name: "ksf-accel-7".to_owned(),
+            attached: false,
             program: vec!["nginx".to_owned(), "-e".to_owned()],
             on: true,
             level: Level::ClassicBpf,
