@@ -20,7 +20,7 @@ use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::mpsc;
@@ -49,6 +49,7 @@ const LOOK: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Attached {
     stop: Arc<OwnedFd>,
+    status_socket: Option<PathBuf>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -69,15 +70,23 @@ impl Attached {
             .name("ksf-accel".into())
             .spawn(move || match Attachment::new(&pids, options, &end) {
                 Ok(mut attachment) => {
-                    let _ = told.send(Ok(()));
+                    let _ = told.send(Ok(attachment.status_socket.as_ref().map(|it| it.path().to_owned())));
                     attachment.run();
                 }
                 Err(error) => drop(told.send(Err(error))),
             })
             .map_err(|error| AccelError::system("starting a thread", error))?;
         let lost = || AccelError::Holder { said: "its thread ended".to_owned() };
-        begun.recv().map_err(|_| lost())??;
-        Ok(Self { stop, thread: Some(thread) })
+        let status_socket = begun.recv().map_err(|_| lost())??;
+        Ok(Self { stop, status_socket, thread: Some(thread) })
+    }
+
+    /// What there is to say. An error if there is no folder for status sockets.
+    pub fn status(&self) -> Result<Status, AccelError> {
+        match &self.status_socket {
+            Some(socket) => status::of(socket),
+            None => Err(AccelError::system("asking without a status socket", io::ErrorKind::NotFound)),
+        }
     }
 
     /// True when the last process has ended.

@@ -1,5 +1,6 @@
 //! `ksf accel`: makes the machine, and programs nobody changes, serve connections where they arrive.
 
+mod attach;
 mod flow;
 mod nic;
 mod run;
@@ -22,6 +23,7 @@ pub(crate) struct AccelArgs {
 pub(crate) enum AccelCommand {
     Run(run::RunArgs),
     Status(status::StatusArgs),
+    Attach(attach::AttachArgs),
     Flow(flow::FlowArgs),
     Nic(nic::NicArgs),
     /// The process that owns a program's queues; started by `ksf accel run`
@@ -34,6 +36,7 @@ pub(crate) fn run(args: AccelArgs) -> Result<ExitCode, Failure> {
     match args.command {
         AccelCommand::Run(args) => match run::run(&args)? {},
         AccelCommand::Status(args) => status::run(&args),
+        AccelCommand::Attach(args) => attach::run(&args),
         AccelCommand::Flow(args) => flow::run(args),
         AccelCommand::Nic(args) => nic::run(args),
         AccelCommand::Holder => run::holder(),

@@ -144,7 +144,7 @@ fn advice(obstacle: &Obstacle) -> &'static str {
 }
 
 /// The CPUs of a list that this process may run on, or why not.
-fn usable(list: &CpuList) -> Result<Vec<u32>, Failure> {
+pub(super) fn usable(list: &CpuList) -> Result<Vec<u32>, Failure> {
     let own = rustix::thread::sched_getaffinity(None)
         .map_err(|error| Failure::os("cannot read which CPUs this process may use", &error.into()))?;
     let usable: Vec<u32> = list.0.iter().filter(|cpu| own.is_set(**cpu)).map(|cpu| *cpu as u32).collect();
@@ -160,7 +160,9 @@ pub(super) fn failure(error: &AccelError) -> Failure {
     match error {
         AccelError::System { action, error } => Failure::os(action, error),
         AccelError::Option { .. } => Failure::new(Status::Data, error.to_string()),
-        AccelError::Status { .. } => Failure::new(Status::Unavailable, error.to_string()),
+        AccelError::Status { .. } | AccelError::Unavailable { .. } => {
+            Failure::new(Status::Unavailable, error.to_string())
+        }
         _ => Failure::new(Status::Os, error.to_string()),
     }
 }

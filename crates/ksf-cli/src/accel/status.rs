@@ -83,7 +83,11 @@ fn of_program(program: &Program) -> String {
     }
     let processes: String = program.processes.iter().map(|pid| format!(" {pid}")).collect();
     let _ = writeln!(out, "  processes:{}", if processes.is_empty() { " none" } else { &processes });
-    let _ = writeln!(out, "  stalls: {}, rescues: {}", program.stalls, program.rescues);
+    if program.attached {
+        let _ = writeln!(out, "  steered from outside: what its workers accept is not counted");
+    } else {
+        let _ = writeln!(out, "  stalls: {}, rescues: {}", program.stalls, program.rescues);
+    }
     for refused in &program.refused_requests {
         let _ = writeln!(out, "  refused {} times: {}", refused.count, refused.why);
     }
@@ -108,10 +112,11 @@ fn of_listener(out: &mut String, program: &Program, listener: &ListenerStatus) {
         (None, _) => {
             let own = if listener.own_reuseport { ", sockets of the program's own" } else { "" };
             let waiting: u32 = listener.queues.iter().map(|queue| queue.waiting).sum();
+            let waiting = if program.attached { String::new() } else { format!(", waiting {waiting}") };
             let (mechanism, queues) = (listener.mechanism.name(), listener.queues.len());
             writeln!(
                 out,
-                "  {}: accelerated by {mechanism}; workers {workers}, queues {queues}{own}, waiting {waiting}",
+                "  {}: accelerated by {mechanism}; workers {workers}, queues {queues}{own}{waiting}",
                 listener.address
             )
         }
@@ -138,11 +143,11 @@ fn of_workers(out: &mut String, program: &Program) {
         let cpu = worker.cpu.map_or("-".to_owned(), |cpu| cpu.to_string());
         let names = [worker.index.to_string(), worker.pid.to_string(), worker.tid.to_string(), cpu, state.to_owned()];
         let listeners = if worker.ready.is_empty() { "-".to_owned() } else { worker.ready.join(" ") };
-        rows.push(row(names, &worker.counters, program.level, listeners));
+        rows.push(row(names, &worker.counters, program, listeners));
     }
     if program.ended_workers != Counters::default() {
         let names = ["ended", "-", "-", "-", "-"].map(str::to_owned);
-        rows.push(row(names, &program.ended_workers, program.level, "-".to_owned()));
+        rows.push(row(names, &program.ended_workers, program, "-".to_owned()));
     }
     if rows.len() == 1 {
         return;
@@ -155,12 +160,13 @@ fn of_workers(out: &mut String, program: &Program) {
     }
 }
 
-fn row(names: [String; 5], counters: &Counters, level: Level, listeners: String) -> [String; COLUMNS.len()] {
+fn row(names: [String; 5], counters: &Counters, program: &Program, listeners: String) -> [String; COLUMNS.len()] {
     // Only an eBPF program counts where requests arrive.
-    let steered = |count: u64| match level {
+    let steered = |count: u64| match program.level {
         Level::SkLookup | Level::SkReuseport => count.to_string(),
         _ => "-".to_owned(),
     };
+    let accepted = |count: u64| if program.attached { "-".to_owned() } else { count.to_string() };
     let [index, pid, tid, cpu, state] = names;
     [
         index,
@@ -168,9 +174,9 @@ fn row(names: [String; 5], counters: &Counters, level: Level, listeners: String)
         tid,
         cpu,
         state,
-        counters.accepted_own.to_string(),
-        counters.accepted_fallback.to_string(),
-        counters.accepted_stolen.to_string(),
+        accepted(counters.accepted_own),
+        accepted(counters.accepted_fallback),
+        accepted(counters.accepted_stolen),
         steered(counters.steered_local),
         steered(counters.steered_remote),
         listeners,
