@@ -10,6 +10,7 @@ use clap::{CommandFactory, FromArgMatches};
 
 use crate::args::{Cli, Command};
 use crate::exit::{Failure, Status, one_line, say};
+use crate::load::Protocol;
 use crate::{accel, doctor, kcm_run, manual, serve, stats};
 
 /// Runs `ksf`; `words` begin with the name of the program.
@@ -48,6 +49,11 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Worktest(args) => {
             return Ok(measured("worktest", ksf_load::worktest::run(args).map(|outcome| outcome.exit_code())));
         }
+        Command::Load(args) => match args.protocol {
+            Protocol::Http(args) => {
+                return Ok(measured("http", ksf_load::http::run(*args).map(|outcome| outcome.exit_code())));
+            }
+        },
         Command::Doctor(args) => {
             let report = doctor::examine();
             let text = if args.json {
@@ -201,6 +207,10 @@ mod tests {
             ("ksf krpc2 --program 7", Status::Data, "100003:3-4"),
             ("ksf serve", Status::Usage, "CONFIG"),
             ("ksf stat --watch 0", Status::Data, "seconds"),
+            ("ksf load", Status::Usage, "no command"),
+            ("ksf load nonsense", Status::Usage, "see ksf load --help"),
+            ("ksf load http", Status::Usage, "see ksf load http --help"),
+            ("ksf load http http://h/ -n x", Status::Data, "see ksf load http --help"),
             ("ksf accel nic plan", Status::Usage, "see ksf accel nic plan --help"),
             ("ksf accel nic plan eth0 --cpus 3-1", Status::Data, "list of CPUs"),
             ("ksf accel nic plan eth0 --for fun", Status::Usage, "latency, throughput"),

@@ -16,6 +16,7 @@ mod exit;
 mod kcm_run;
 mod library;
 mod limits;
+mod load;
 mod manager;
 mod manual;
 mod resources;

@@ -124,6 +124,7 @@ fn help_and_version_go_to_stdout() {
         "echotest",
         "rpctest",
         "worktest",
+        "load",
         "doctor",
         "stat",
         "completions",
@@ -168,6 +169,8 @@ fn manual_pages_exist_for_every_command_and_bare_name() {
         "ksf-stat",
         "ksf-rpctest",
         "ksf-worktest",
+        "ksf-load",
+        "ksf-load-http",
         "ksf-accel",
         "ksf-accel-nic-apply",
     ] {
@@ -188,6 +191,33 @@ fn completions_know_the_flags() {
         assert!(output.status.success());
         assert!(stdout(&output).contains("config-limits"), "{shell}");
     }
+}
+
+#[test]
+fn a_web_server_is_loaded_and_every_request_accounted_for() {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                head.push(byte[0]);
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok").unwrap();
+        }
+    });
+    let output = run(&["load", "http", &url, "-c", "50", "-n", "4", "--expect-bytes", "2", "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let document: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(document["run"]["requests"]["answered"], 50);
+    let output = run(&["load", "http", &url, "-c", "5", "-n", "1", "--expect-bytes", "3"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("5 wrong_body"), "{}", stderr(&output));
+    fails(&["load", "http"], 64, &["ksf load http --help"]);
+    fails(&["load", "http", "https://127.0.0.1/"], 64, &["TLS"]);
 }
 
 #[test]

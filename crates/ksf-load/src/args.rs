@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::error::LoadError;
 use crate::numbers::{NumberError, parse_duration, parse_in, parse_rate, parse_u64};
 use crate::open::Arrival;
-use crate::pin::{Pinning, parse_cpu_list};
+use crate::pin::Pinning;
 use crate::table::Table;
 use crate::target::Target;
 use crate::transport::{SocketOptions, Transport};
@@ -270,13 +270,7 @@ impl CommonArgs {
             true => Duration::from_secs(1),
             false => Duration::from_secs(5),
         });
-        let pinning = match (&self.cpu, self.no_pin) {
-            (Some(list), _) => {
-                Pinning::List(parse_cpu_list(list).map_err(|reason| LoadError::Usage(format!("--cpu: {reason}")))?)
-            }
-            (None, true) => Pinning::Off,
-            (None, false) => Pinning::Mask,
-        };
+        let pinning = Pinning::of_options(self.cpu.as_deref(), self.no_pin)?;
         let nodelay = match self.nodelay {
             NoDelay::On => true,
             NoDelay::Off => false,

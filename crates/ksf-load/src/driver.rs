@@ -1,7 +1,7 @@
 //! One run (the original's "iteration"): threads, each pinned and with a connection of its own, let go together.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, mpsc};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -11,6 +11,7 @@ use crate::clock::{monotonic_ns, thread_cpu_ns, thread_runqueue_wait_ns, unix_se
 use crate::closed::ClosedLoop;
 use crate::error::LoadError;
 use crate::exchange::{End, Exchange, Limits, Shared};
+use crate::gate::{Gate, GateOpener};
 use crate::open::{OpenLoop, OpenRecord, Schedule};
 use crate::pin::{allowed_cpus, pin_to};
 use crate::protocol::{Factory, Protocol};
@@ -80,7 +81,7 @@ pub(crate) fn run_once<F: Factory>(
     let (events, inbox) = mpsc::channel();
     std::thread::scope(|scope| {
         // However this closure is left, no thread may wait at the gate for ever.
-        let opener = GateOpener(&gate);
+        let opener = GateOpener::new(&gate);
         for (thread, settled) in settled.iter().enumerate() {
             let job = Job {
                 plan,
@@ -174,38 +175,6 @@ enum Event {
     Ready,
     Failed(LoadError),
     Finished(Box<ThreadResult>),
-}
-
-/// Where the threads wait until all are connected.
-#[derive(Default)]
-struct Gate {
-    go: Mutex<Option<bool>>,
-    changed: Condvar,
-}
-
-impl Gate {
-    fn wait(&self) -> bool {
-        let go = self.go.lock().expect("no thread panics while it holds the gate");
-        let go = self.changed.wait_while(go, |go| go.is_none()).expect("no thread panics while it holds the gate");
-        *go == Some(true)
-    }
-}
-
-/// Opens the gate; when dropped before, turns everybody away.
-struct GateOpener<'a>(&'a Gate);
-
-impl GateOpener<'_> {
-    fn open(&self, go: bool) {
-        let mut state = self.0.go.lock().expect("no thread panics while it holds the gate");
-        state.get_or_insert(go);
-        self.0.changed.notify_all();
-    }
-}
-
-impl Drop for GateOpener<'_> {
-    fn drop(&mut self) {
-        self.open(false);
-    }
 }
 
 /// The work of one thread.

@@ -4,9 +4,10 @@
 //! [`Pattern`]. In a datagram the identifier stands in front, as many of its four bytes as fit, so that loss,
 //! duplicates and reordering are told apart; the pattern fills the rest.
 
+use crate::fault::Fault;
 use crate::pattern::Pattern;
 use crate::protocol::{Factory, Protocol};
-use crate::record::{Fault, Sink};
+use crate::record::Sink;
 
 /// The most that is asked of one receive on a stream. Messages up to this length arrive by one receive each.
 const RECEIVE_BYTES_MAX: usize = 256 * 1024;

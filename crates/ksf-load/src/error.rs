@@ -39,6 +39,9 @@ pub enum LoadError {
         /// One reason per address that was tried.
         reasons: String,
     },
+    /// The run would run out of something before it is measured: ports or descriptors.
+    #[error("{0}")]
+    Exhausted(String),
     /// The system refused a call that has nothing to do with the target.
     #[error("{what}: {source}")]
     System {
@@ -55,6 +58,14 @@ pub enum LoadError {
         /// The system's answer.
         source: io::Error,
     },
+    /// A file named by the user cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    ReadFile {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
     /// Writing the results failed (a closed pipe is not an error and never gets here).
     #[error("cannot write the results: {0}")]
     Output(io::Error),
@@ -66,8 +77,9 @@ impl LoadError {
         match self {
             LoadError::Usage(_) => 64,
             LoadError::Number { .. } => 65,
+            LoadError::ReadFile { .. } => 66,
             LoadError::UnknownHost { .. } => 68,
-            LoadError::Unreachable { .. } => 69,
+            LoadError::Unreachable { .. } | LoadError::Exhausted(_) => 69,
             LoadError::System { .. } => 71,
             LoadError::CreateFile { .. } => 73,
             LoadError::Output(_) => 74,

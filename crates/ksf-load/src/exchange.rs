@@ -12,8 +12,9 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 use rustix::time::Timespec;
 
 use crate::clock::monotonic_ns;
+use crate::fault::Fault;
 use crate::protocol::{Factory, Protocol};
-use crate::record::{Fault, Record, Sink};
+use crate::record::{Record, Sink};
 use crate::table::Table;
 use crate::transport::Socket;
 

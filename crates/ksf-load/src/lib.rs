@@ -1,4 +1,4 @@
-//! Load generators that verify every reply: `echotest`, `rpctest` and `worktest`.
+//! Load generators that verify every reply: `echotest`, `rpctest`, `worktest` and `http`.
 //!
 //! The first two take the options of the FreeBSD originals (same letters, number suffixes, ports and columns) and keep
 //! their method: one message per send and at most one reply per receive, on one connection per thread. What
@@ -15,8 +15,8 @@
 //! ```
 //!
 //! `worktest` measures how messages that take time are spread over workers, for which one thread drives many
-//! connections: see [`worktest`].
-#![forbid(unsafe_code)]
+//! connections: see [`worktest`]. `http` measures servers that speak HTTP/1.1, connection by connection: see [`http`].
+#![deny(unsafe_code)]
 
 mod args;
 mod clock;
@@ -27,6 +27,9 @@ mod echo;
 pub mod echotest;
 mod error;
 mod exchange;
+mod fault;
+mod gate;
+pub mod http;
 pub mod numbers;
 mod oncrpc;
 mod open;
@@ -41,7 +44,9 @@ mod rpc;
 pub mod rpctest;
 mod session;
 mod stats;
+mod sys;
 mod table;
+mod tally;
 mod target;
 mod tool;
 mod transport;

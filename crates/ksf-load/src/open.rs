@@ -94,6 +94,12 @@ impl OpenRecord {
     pub(crate) fn new() -> OpenRecord {
         OpenRecord { bound_hits: 0, lag: Latencies::new(), unsent: 0 }
     }
+
+    pub(crate) fn merge(&mut self, other: &OpenRecord) {
+        self.bound_hits += other.bound_hits;
+        self.lag.merge(&other.lag);
+        self.unsent += other.unsent;
+    }
 }
 
 /// The open loop of one connection.

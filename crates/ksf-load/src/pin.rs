@@ -2,6 +2,8 @@
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use crate::error::LoadError;
+
 /// From how many threads on the original no longer pinned them.
 const PINNED_THREADS_MAX: usize = 16;
 
@@ -18,6 +20,18 @@ pub(crate) enum Pinning {
 }
 
 impl Pinning {
+    /// What `--cpu LIST` and `--no-pin` ask for.
+    pub(crate) fn of_options(cpu: Option<&str>, no_pin: bool) -> Result<Pinning, LoadError> {
+        match (cpu, no_pin) {
+            (Some(list), _) => match parse_cpu_list(list) {
+                Ok(cpus) => Ok(Pinning::List(cpus)),
+                Err(reason) => Err(LoadError::Usage(format!("--cpu: {reason}"))),
+            },
+            (None, true) => Ok(Pinning::Off),
+            (None, false) => Ok(Pinning::Mask),
+        }
+    }
+
     /// The CPU of one thread, or `None` if it is not pinned.
     pub(crate) fn cpu_of(&self, thread: usize, threads: usize, allowed: &[usize]) -> Option<usize> {
         let cpus = match self {
@@ -49,7 +63,7 @@ pub(crate) fn pin_to(cpu: usize) -> std::io::Result<()> {
 }
 
 /// Reads a CPU list as the kernel writes it: `0`, `0,2`, `1-3,7`. The order is kept.
-pub(crate) fn parse_cpu_list(text: &str) -> Result<Vec<usize>, String> {
+fn parse_cpu_list(text: &str) -> Result<Vec<usize>, String> {
     let mut cpus = Vec::new();
     for part in text.split(',') {
         let number = |digits: &str| match digits.trim().parse::<usize>() {

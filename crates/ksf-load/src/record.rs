@@ -5,99 +5,15 @@
 
 use hdrhistogram::Histogram;
 
+use crate::fault::{Fault, Faults};
 use crate::table::{Request, Settled, Table};
+use crate::tally::Kind;
 
 /// The largest latency the histogram tells apart; larger ones are counted there. One hour in nanoseconds.
 const LATENCY_NS_MAX: u64 = 3600 * 1_000_000_000;
 
 /// How many faults of a thread are described in words.
 const NOTES_MAX: usize = 5;
-
-/// Every way in which a reply can be wrong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(usize)]
-pub(crate) enum Fault {
-    /// No reply within the time limit.
-    Lost,
-    /// The connection ended (end of stream, reset, refused) while replies were outstanding.
-    Closed,
-    /// A second reply to the same request.
-    Duplicate,
-    /// A reply to a request that had been counted as lost.
-    Late,
-    /// A reply with an identifier that was never sent.
-    Unknown,
-    /// A well-formed reply that is not success.
-    Rejected,
-    /// A reply that cannot be decoded: wrong record mark, wrong type, trailing or missing bytes.
-    Malformed,
-    /// An echo with wrong bytes.
-    Corrupt,
-    /// A datagram of the wrong length.
-    Length,
-    /// Bytes for which nothing was outstanding.
-    Unsolicited,
-}
-
-impl Fault {
-    /// All kinds, in the order they are reported.
-    pub(crate) const ALL: [Fault; 10] = [
-        Fault::Lost,
-        Fault::Closed,
-        Fault::Duplicate,
-        Fault::Late,
-        Fault::Unknown,
-        Fault::Rejected,
-        Fault::Malformed,
-        Fault::Corrupt,
-        Fault::Length,
-        Fault::Unsolicited,
-    ];
-
-    /// The name in reports.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Fault::Lost => "lost",
-            Fault::Closed => "closed",
-            Fault::Duplicate => "duplicate",
-            Fault::Late => "late",
-            Fault::Unknown => "unknown",
-            Fault::Rejected => "rejected",
-            Fault::Malformed => "malformed",
-            Fault::Corrupt => "corrupt",
-            Fault::Length => "length",
-            Fault::Unsolicited => "unsolicited",
-        }
-    }
-}
-
-/// Faults by kind.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Faults([u64; Fault::ALL.len()]);
-
-impl Faults {
-    /// How many faults of one kind.
-    pub(crate) fn count(&self, kind: Fault) -> u64 {
-        self.0[kind as usize]
-    }
-
-    /// All of them.
-    pub(crate) fn total(&self) -> u64 {
-        self.0.iter().sum()
-    }
-
-    /// Adds `n` of a kind.
-    pub(crate) fn add(&mut self, kind: Fault, n: u64) {
-        self.0[kind as usize] += n;
-    }
-
-    /// Adds another set.
-    pub(crate) fn merge(&mut self, other: &Faults) {
-        for (mine, theirs) in self.0.iter_mut().zip(other.0) {
-            *mine += theirs;
-        }
-    }
-}
 
 /// A latency distribution in nanoseconds: three significant digits, with the extremes exact.
 #[derive(Debug, Clone)]
@@ -311,16 +227,6 @@ impl<'a> Sink<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_fault_has_its_own_place_and_name() {
-        let mut names: Vec<_> = Fault::ALL.iter().map(|kind| kind.name()).collect();
-        names.dedup();
-        assert_eq!(names.len(), Fault::ALL.len());
-        for (place, kind) in Fault::ALL.iter().enumerate() {
-            assert_eq!(*kind as usize, place);
-        }
-    }
 
     #[test]
     fn quantiles_stay_between_the_exact_extremes() {

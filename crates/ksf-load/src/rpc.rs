@@ -1,8 +1,9 @@
 //! NULL calls as a [`Protocol`]: record-marked on a stream, bare in datagrams.
 
+use crate::fault::Fault;
 use crate::oncrpc::{LAST_FRAGMENT, MARK_BYTES, Reply, SUCCESS_BYTES, judge};
 use crate::protocol::{Factory, Protocol};
-use crate::record::{Fault, Sink};
+use crate::record::Sink;
 
 /// The longest reply that is read. A NULL reply with the largest verifier has 424 bytes; the rest is slack for
 /// other procedures.

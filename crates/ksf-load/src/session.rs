@@ -10,8 +10,9 @@ use crate::columns::{History, Style, header, row};
 use crate::driver::RunResult;
 use crate::error::LoadError;
 use crate::exchange::End;
+use crate::fault::Faults;
 use crate::pin::allowed_cpus;
-use crate::record::{Fault, Faults, Latencies};
+use crate::record::Latencies;
 use crate::report::hdr::{self, IntervalLog};
 use crate::report::json::{
     Config, FORMAT, LatencyReport, Machine, Report, RunReport, Spread, TargetReport, Total, VERSION, WarningReport,
@@ -183,14 +184,10 @@ impl<'a> Session<'a> {
         if self.ok {
             return;
         }
-        let counts: Vec<String> = Fault::ALL
-            .iter()
-            .filter(|kind| self.faults.count(**kind) > 0)
-            .map(|kind| format!("{} {}", self.faults.count(*kind), kind.name()))
-            .collect();
+        let counts = self.faults.in_words();
         let counts = match counts.is_empty() {
             true => "the connection failed".to_string(),
-            false => counts.join(", "),
+            false => counts,
         };
         self.say(&format!("error: not every reply was right: {counts}; {} correct", self.messages), io);
     }

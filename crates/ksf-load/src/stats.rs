@@ -2,7 +2,9 @@
 
 use crate::driver::RunResult;
 use crate::exchange::End;
-use crate::record::{Faults, Latencies};
+use crate::fault::Faults;
+use crate::open::OpenRecord;
+use crate::record::Latencies;
 
 /// The figures of one run, all threads together.
 ///
@@ -28,17 +30,9 @@ pub(crate) struct Summary {
     /// Elapsed time of the threads in seconds, ascending.
     pub(crate) thread_s: Vec<f64>,
     pub(crate) dropped: u64,
-    pub(crate) open: Option<OpenSummary>,
+    pub(crate) open: Option<OpenRecord>,
     /// Why threads gave up, if they did.
     pub(crate) failures: Vec<String>,
-}
-
-/// What only an open loop has.
-#[derive(Debug, Clone)]
-pub(crate) struct OpenSummary {
-    pub(crate) bound_hits: u64,
-    pub(crate) unsent: u64,
-    pub(crate) lag: Latencies,
 }
 
 impl Summary {
@@ -78,11 +72,7 @@ impl Summary {
             summary.thread_s.push(thread.elapsed_ns() as f64 / 1e9);
             summary.dropped += thread.dropped;
             if let Some(open) = &thread.open {
-                let sum =
-                    summary.open.get_or_insert_with(|| OpenSummary { bound_hits: 0, unsent: 0, lag: Latencies::new() });
-                sum.bound_hits += open.bound_hits;
-                sum.unsent += open.unsent;
-                sum.lag.merge(&open.lag);
+                summary.open.get_or_insert_with(OpenRecord::new).merge(open);
             }
             if let End::Failed(reason) = &thread.end {
                 summary.failures.push(reason.clone());
@@ -114,7 +104,8 @@ impl Summary {
     }
 }
 
-fn per(amount: f64, of: f64) -> f64 {
+/// `amount / of`; 0 where there is nothing to divide by.
+pub(crate) fn per(amount: f64, of: f64) -> f64 {
     match of > 0.0 {
         true => amount / of,
         false => 0.0,
@@ -171,7 +162,8 @@ pub(crate) fn median_of_sorted(sorted: &[f64]) -> f64 {
 pub(crate) mod tests {
     use super::*;
     use crate::driver::ThreadResult;
-    use crate::record::{Fault, Record};
+    use crate::fault::Fault;
+    use crate::record::Record;
     use crate::target::Endpoint;
     use proptest::prelude::*;
 

@@ -2,10 +2,11 @@
 
 use crate::args::{Pace, Plan};
 use crate::driver::RunResult;
+use crate::open::OpenRecord;
 use crate::stats::Summary;
 
 /// From this share of CPU on, a thread is taken to be the bottleneck.
-const BUSY_SHARE: f64 = 0.9;
+pub(crate) const BUSY_SHARE: f64 = 0.9;
 
 /// From this share of late sends on, the schedule was not kept.
 const LATE_PERCENT: f64 = 99.0;
@@ -27,31 +28,33 @@ pub(crate) struct Warning {
 
 /// What is doubtful about the set-up, before anything runs.
 pub(crate) fn about_plan(plan: &Plan, allowed: &[usize]) -> Vec<Warning> {
-    let mut warnings = Vec::new();
-    let mut pinned: Vec<usize> =
-        (0..plan.threads).filter_map(|thread| plan.pinning.cpu_of(thread, plan.threads, allowed)).collect();
+    let pinned = (0..plan.threads).filter_map(|thread| plan.pinning.cpu_of(thread, plan.threads, allowed));
+    shared_cpus(pinned.collect()).into_iter().collect()
+}
+
+/// Of the CPUs that threads are bound to: several threads have one.
+pub(crate) fn shared_cpus(mut pinned: Vec<usize>) -> Option<Warning> {
     let bound = pinned.len();
     pinned.sort_unstable();
     pinned.dedup();
-    if pinned.len() < bound {
-        warnings.push(Warning {
-            code: "shared-cpu",
-            text: format!(
-                "{bound} threads share {} CPUs and wait for each other; use fewer threads (-j), more CPUs (--cpu), \
-                 or read only the total rate",
-                pinned.len()
-            ),
-        });
-    }
-    warnings
+    (pinned.len() < bound).then(|| Warning {
+        code: "shared-cpu",
+        text: format!(
+            "{bound} threads share {} CPUs and wait for each other; use fewer threads (-j), more CPUs (--cpu), \
+             or read only the total rate",
+            pinned.len()
+        ),
+    })
 }
 
 /// What is doubtful about a run.
 pub(crate) fn about_run(plan: &Plan, run: &RunResult, summary: &Summary) -> Vec<Warning> {
     let mut warnings = Vec::new();
     warnings.extend(busy_generator(plan, run));
-    warnings.extend(late_schedule(plan, summary));
-    warnings.extend(bound_reached(plan, summary));
+    if let (Pace::Open { rate_per_s, .. }, Some(open)) = (plan.pace, &summary.open) {
+        warnings.extend(late_schedule(open, plan.threads as f64 * 1e9 / rate_per_s as f64));
+        warnings.extend(bound_reached(open, &format!("{} in flight", plan.in_flight), "-a"));
+    }
     warnings.extend(own_drops(summary));
     warnings
 }
@@ -82,30 +85,27 @@ fn busy_generator(plan: &Plan, run: &RunResult) -> Option<Warning> {
     })
 }
 
-fn late_schedule(plan: &Plan, summary: &Summary) -> Option<Warning> {
-    let (Pace::Open { rate_per_s, .. }, Some(open)) = (plan.pace, &summary.open) else {
-        return None;
-    };
-    let gap_ns = plan.threads as f64 * 1e9 / rate_per_s as f64;
+/// Open loop: requests left late although there was room. `gap_ns`: between two requests of one thread.
+pub(crate) fn late_schedule(open: &OpenRecord, gap_ns: f64) -> Option<Warning> {
     let late_ns = open.lag.at_percent(LATE_PERCENT);
     (late_ns > LATE_NS && late_ns as f64 > gap_ns * LATE_GAPS).then(|| Warning {
         code: "schedule-late",
         text: format!(
             "one message in a hundred was sent {:.0} us or more after its time although there was room: this program, not \
-             the server, was late; lower --rate, add threads (-j), use --spin 100us, or give it a CPU of its own (--cpu)",
+             the server, was late; lower --rate, add threads, use --spin 100us, or give it a CPU of its own (--cpu)",
             late_ns as f64 / 1e3
         ),
     })
 }
 
-fn bound_reached(plan: &Plan, summary: &Summary) -> Option<Warning> {
-    let open = summary.open.as_ref()?;
+/// Open loop: requests waited for room. `room` is what there was, `option` is what makes more.
+pub(crate) fn bound_reached(open: &OpenRecord, room: &str, option: &str) -> Option<Warning> {
     (open.bound_hits > 0 || open.unsent > 0).then(|| Warning {
         code: "in-flight-bound",
         text: format!(
-            "{} messages found {} in flight and had to wait, {} were never sent: the server does not keep up with \
-             --rate, or -a is too small for its latency",
-            open.bound_hits, plan.in_flight, open.unsent
+            "{} messages found {room} and had to wait, {} were never sent: the server does not keep up with --rate, or \
+             {option} is too small for its latency",
+            open.bound_hits, open.unsent
         ),
     })
 }
@@ -125,7 +125,6 @@ fn own_drops(summary: &Summary) -> Option<Warning> {
 mod tests {
     use super::*;
     use crate::args::{CommonArgs, ToolDefaults};
-    use crate::open::OpenRecord;
     use crate::stats::tests::{run, thread};
     use clap::Parser;
 

@@ -24,7 +24,7 @@ use self::report::Report;
 use crate::error::LoadError;
 use crate::numbers::{NumberError, parse_duration, parse_in, parse_rate, parse_u64};
 use crate::open::Arrival;
-use crate::pin::{Pinning, parse_cpu_list};
+use crate::pin::Pinning;
 use crate::target::Target;
 use crate::tool::{Io, with_process_io};
 use crate::transport::{SocketOptions, Transport};
@@ -236,13 +236,7 @@ impl Args {
             (None, None) => Some(DURATION),
             (duration, _) => duration,
         };
-        let pinning = match (&self.cpu, self.no_pin) {
-            (Some(list), _) => {
-                Pinning::List(parse_cpu_list(list).map_err(|reason| LoadError::Usage(format!("--cpu: {reason}")))?)
-            }
-            (None, true) => Pinning::Off,
-            (None, false) => Pinning::Mask,
-        };
+        let pinning = Pinning::of_options(self.cpu.as_deref(), self.no_pin)?;
         let request_bytes = self.length.unwrap_or(match self.kind {
             Kind::Discard => 5000,
             _ => 64,

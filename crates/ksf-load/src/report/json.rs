@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::{Pace, Plan};
 use crate::driver::{RunResult, ThreadResult};
-use crate::record::{Fault, Faults, Latencies};
+use crate::fault::Fault;
+use crate::open::OpenRecord;
+use crate::record::Latencies;
 use crate::stats::{Running, Summary};
 use crate::warn::Warning;
 
@@ -303,14 +305,10 @@ impl RunReport {
                 receives: summary.receive_calls,
                 replies_per_receive_max: summary.replies_per_receive_max,
             },
-            faults: faults_by_name(&summary.faults),
+            faults: summary.faults.by_name(Fault::OF_CALLS),
             reordered: summary.reordered,
             dropped_here: summary.dropped,
-            open: summary.open.as_ref().map(|open| OpenReport {
-                bound_hits: open.bound_hits,
-                unsent: open.unsent,
-                lag: LatencyReport::of(&open.lag, &[]),
-            }),
+            open: summary.open.as_ref().map(OpenReport::of),
             threads: run.threads.iter().map(ThreadReport::of).collect(),
             failures: summary.failures.clone(),
         }
@@ -350,6 +348,19 @@ impl LatencyReport {
     }
 }
 
+impl LatencyReport {
+    /// A quantile in microseconds; 0 for one that is not reported.
+    pub(crate) fn at(&self, percent: f64) -> f64 {
+        self.quantiles.iter().find(|quantile| quantile.percent == percent).map_or(0.0, |quantile| quantile.us)
+    }
+}
+
+impl OpenReport {
+    pub(crate) fn of(open: &OpenRecord) -> OpenReport {
+        OpenReport { bound_hits: open.bound_hits, unsent: open.unsent, lag: LatencyReport::of(&open.lag, &[]) }
+    }
+}
+
 impl Spread {
     pub(crate) fn of(running: &Running) -> Spread {
         Spread {
@@ -365,10 +376,6 @@ impl WarningReport {
     pub(crate) fn of(warning: &Warning) -> WarningReport {
         WarningReport { code: warning.code.into(), text: warning.text.clone() }
     }
-}
-
-fn faults_by_name(faults: &Faults) -> BTreeMap<String, u64> {
-    Fault::ALL.iter().map(|kind| (kind.name().to_string(), faults.count(*kind))).collect()
 }
 
 /// Three decimals: nanoseconds for times in us, and more than rates deserve. Fewer than 16 digits in all also make

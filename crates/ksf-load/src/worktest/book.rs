@@ -2,72 +2,15 @@
 //!
 //! No socket and no clock here: the driver brings bytes and times.
 
-use std::collections::BTreeMap;
-
 use super::load::{Class, Job};
 use super::message::{Codec, Name, Reply};
+use crate::fault::{Fault, Faults};
 use crate::record::Latencies;
 use crate::table::{Request, Settled, Table};
+use crate::tally::Kind;
 
 /// How many faults are described in words.
 const NOTES_MAX: usize = 10;
-
-/// Every way in which a reply can be wrong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(usize)]
-pub(crate) enum Fault {
-    /// No reply within the time limit.
-    Lost,
-    /// The connection ended while replies were outstanding.
-    Closed,
-    /// A second reply to the same request.
-    Duplicate,
-    /// A reply to a request that had been counted as lost.
-    Late,
-    /// A reply to a request that was never sent.
-    Unknown,
-    /// A reply to a request of another connection.
-    Misdirected,
-    /// The server's queue was full.
-    Busy,
-    /// Wrong length or status; the connection cannot be read any further.
-    Malformed,
-    /// A reply with other bytes than the request.
-    Corrupt,
-    /// A reply without a name, with nothing outstanding.
-    Unsolicited,
-}
-
-impl Fault {
-    pub(crate) const ALL: [Fault; 10] = [
-        Fault::Lost,
-        Fault::Closed,
-        Fault::Duplicate,
-        Fault::Late,
-        Fault::Unknown,
-        Fault::Misdirected,
-        Fault::Busy,
-        Fault::Malformed,
-        Fault::Corrupt,
-        Fault::Unsolicited,
-    ];
-
-    /// The name in reports.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Fault::Lost => "lost",
-            Fault::Closed => "closed",
-            Fault::Duplicate => "duplicate",
-            Fault::Late => "late",
-            Fault::Unknown => "unknown",
-            Fault::Misdirected => "misdirected",
-            Fault::Busy => "busy",
-            Fault::Malformed => "malformed",
-            Fault::Corrupt => "corrupt",
-            Fault::Unsolicited => "unsolicited",
-        }
-    }
-}
 
 /// One connection's part of the books.
 #[derive(Debug)]
@@ -102,7 +45,7 @@ pub(crate) struct Book {
     issued: u64,
     /// By class.
     latencies: [Latencies; Class::ALL.len()],
-    faults: [u64; Fault::ALL.len()],
+    faults: Faults,
     reordered: u64,
     notes: Vec<String>,
 }
@@ -124,7 +67,7 @@ impl Book {
             codec,
             issued: 0,
             latencies: Class::ALL.map(|_| Latencies::new()),
-            faults: [0; Fault::ALL.len()],
+            faults: Faults::default(),
             reordered: 0,
             notes: Vec::new(),
         }
@@ -150,11 +93,11 @@ impl Book {
 
     /// Whether a reply was wrong or is missing.
     pub(crate) fn is_clean(&self) -> bool {
-        self.faults.iter().all(|&count| count == 0)
+        self.faults.total() == 0
     }
 
-    pub(crate) fn faults(&self) -> BTreeMap<String, u64> {
-        faults_by_name(&self.faults)
+    pub(crate) fn faults(&self) -> &Faults {
+        &self.faults
     }
 
     pub(crate) fn latencies(&self, class: Class) -> &Latencies {
@@ -279,17 +222,12 @@ impl Book {
     }
 
     fn fault(&mut self, at: usize, fault: Fault, count: u64, what: &str) -> Taken {
-        self.faults[fault as usize] += count;
+        self.faults.add(fault, count);
         if self.notes.len() < NOTES_MAX {
             self.notes.push(format!("connection {at}: {what}"));
         }
         Taken::Nothing
     }
-}
-
-/// Faults by the names of their kinds.
-pub(crate) fn faults_by_name(counts: &[u64; Fault::ALL.len()]) -> BTreeMap<String, u64> {
-    Fault::ALL.iter().map(|fault| (fault.name().to_owned(), counts[*fault as usize])).collect()
 }
 
 /// The slot of the table that an identifier names.
@@ -323,7 +261,7 @@ mod tests {
 
     /// All faults that were counted.
     fn faults(book: &Book) -> Vec<(String, u64)> {
-        book.faults().into_iter().filter(|(_, count)| *count > 0).collect()
+        book.faults().by_name(Fault::OF_WORK).into_iter().filter(|(_, count)| *count > 0).collect()
     }
 
     fn one(fault: &str, count: u64) -> Vec<(String, u64)> {
@@ -420,7 +358,7 @@ mod tests {
         assert!(!book.has_room(0) && book.has_room(1) && book.is_closed(0));
         assert!(book.notes()[0].starts_with("connection 0: "), "{:?}", book.notes());
         book.close(0, "again");
-        assert_eq!(book.faults()["closed"], 2);
+        assert_eq!(book.faults().count(Fault::Closed), 2);
     }
 
     #[test]

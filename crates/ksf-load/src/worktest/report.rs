@@ -7,26 +7,22 @@ use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 
-use super::book::{Fault, faults_by_name};
 use super::drive::Ran;
 use super::ideal::Ideal;
 use super::load::{Class, Kind};
 use super::plan::{Pace, Plan};
+use crate::fault::{Fault, Faults};
+use crate::open::OpenRecord;
 use crate::record::Latencies;
 use crate::report::json::{Calls, LatencyReport, Machine, OpenReport, TargetReport, WarningReport, micro, milli, nano};
+use crate::stats;
+use crate::warn;
 
 /// The name of the document's format.
 pub const FORMAT: &str = "ksf-worktest";
 
 /// Raised when a field changes its meaning or goes; new fields do not raise it.
 pub const VERSION: u32 = 1;
-
-/// From this share of the time on, the generator is taken to be the bottleneck.
-const BUSY_SHARE: f64 = 0.9;
-
-/// One message in a hundred that is later than the gap between two, and later than a sleep is precise.
-const LATE_PERCENT: f64 = 99.0;
-const LATE_US: f64 = 100.0;
 
 /// The whole document.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -176,13 +172,9 @@ impl Report {
                 receives: ran.calls.receives,
                 replies_per_receive_max: ran.calls.replies_per_receive_max,
             },
-            faults: book.faults(),
+            faults: book.faults().by_name(Fault::OF_WORK),
             reordered: book.reordered(),
-            open: ran.open.as_ref().map(|open| OpenReport {
-                bound_hits: open.bound_hits,
-                unsent: open.unsent,
-                lag: LatencyReport::of(&open.lag, &[]),
-            }),
+            open: ran.open.as_ref().map(OpenReport::of),
         };
         let mut addresses: Vec<String> = ran.peers.iter().map(ToString::to_string).collect();
         addresses.dedup();
@@ -193,7 +185,7 @@ impl Report {
         });
         let mut report = Report::new(plan, target, run);
         report.config.cpu = ran.cpu;
-        report.warnings = warnings(plan, &report.run);
+        report.warnings = warnings(plan, &report.run, ran.open.as_ref());
         report.notes = book.notes().to_vec();
         report.interrupted = ran.interrupted;
         report.ok = book.is_clean();
@@ -215,7 +207,7 @@ impl Report {
             cpu_us_per_message: 0.0,
             runqueue_wait_s: 0.0,
             calls: Calls { sends: 0, receives: 0, replies_per_receive_max: 0 },
-            faults: faults_by_name(&[0; Fault::ALL.len()]),
+            faults: Faults::default().by_name(Fault::OF_WORK),
             reordered: 0,
             open: None,
         };
@@ -249,18 +241,14 @@ impl Report {
             );
         }
         let mut row = |name: &str, messages: u64, rate: f64, latency: &LatencyReport| {
-            let at = |percent: f64| {
-                let found = latency.quantiles.iter().find(|quantile| quantile.percent == percent);
-                found.map_or(0.0, |quantile| quantile.us)
-            };
             let _ = writeln!(
                 out,
                 "{name:<6} {messages:>9} {rate:>10.0} {:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>9.1}",
                 latency.mean_us,
                 latency.stdev_us,
-                at(50.0),
-                at(99.0),
-                at(99.9),
+                latency.at(50.0),
+                latency.at(99.0),
+                latency.at(99.9),
                 latency.max_us
             );
         };
@@ -328,55 +316,32 @@ fn classes(latencies: [&Latencies; Class::ALL.len()], wall_s: f64) -> (Latencies
 }
 
 /// Reasons to believe that the generator and not the server was the limit.
-fn warnings(plan: &Plan, run: &Run) -> Vec<WarningReport> {
+fn warnings(plan: &Plan, run: &Run, open: Option<&OpenRecord>) -> Vec<WarningReport> {
     let mut warnings = Vec::new();
-    let mut warn = |code: &str, text: String| warnings.push(WarningReport { code: code.into(), text });
     let share = |seconds: f64| per(seconds, run.wall_s);
     let busy = share(run.cpu_s + run.runqueue_wait_s);
     let several = plan.rooms().iter().sum::<usize>() > 1;
     // Who spins is busy on purpose; whether it was late all the same is told below.
     let spins = matches!(plan.pace, Pace::Open { spin, .. } if !spin.is_zero());
-    if several && !spins && busy > BUSY_SHARE {
-        warn(
-            "generator-busy",
-            format!(
+    if several && !spins && busy > warn::BUSY_SHARE {
+        warnings.push(WarningReport {
+            code: "generator-busy".into(),
+            text: format!(
                 "this program used {:.0} % of a CPU and waited {:.0} % of the time for it: the server may be able to do \
                  more than was measured; give this program a CPU of its own (--cpu)",
                 share(run.cpu_s) * 100.0,
                 share(run.runqueue_wait_s) * 100.0
             ),
-        );
+        });
     }
-    if let (Pace::Open { rate_per_s, .. }, Some(open)) = (plan.pace, &run.open) {
-        let late = open.lag.quantiles.iter().find(|quantile| quantile.percent == LATE_PERCENT);
-        let late_us = late.map_or(0.0, |quantile| quantile.us);
-        if late_us > LATE_US && late_us > 1e6 / rate_per_s as f64 {
-            warn(
-                "schedule-late",
-                format!(
-                    "one message in a hundred was sent {late_us:.0} us or more after its time although there was room: \
-                     this program, not the server, was late; lower --rate, use --spin 100us, or give it a CPU of its own \
-                     (--cpu)"
-                ),
-            );
-        }
-        if open.bound_hits > 0 || open.unsent > 0 {
-            warn(
-                "in-flight-bound",
-                format!(
-                    "{} messages found {} in flight on their connection and had to wait, {} were never sent: the server \
-                     does not keep up with --rate, or -a is too small for its latency",
-                    open.bound_hits, plan.in_flight, open.unsent
-                ),
-            );
-        }
+    if let (Pace::Open { rate_per_s, .. }, Some(open)) = (plan.pace, open) {
+        let room = format!("{} in flight on their connection", plan.in_flight);
+        let found = [warn::late_schedule(open, 1e9 / rate_per_s as f64), warn::bound_reached(open, &room, "-a")];
+        warnings.extend(found.iter().flatten().map(WarningReport::of));
     }
     warnings
 }
 
 fn per(amount: f64, of: f64) -> f64 {
-    match of > 0.0 {
-        true => milli(amount / of),
-        false => 0.0,
-    }
+    milli(stats::per(amount, of))
 }

@@ -3,11 +3,13 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
 use std::sync::atomic::AtomicBool;
 
 use clap::Parser;
 use ksf_load::report::json::Report;
-use ksf_load::{Io, LoadError, Outcome, echotest, rpctest, worktest};
+use ksf_load::{Io, LoadError, Outcome, echotest, http, rpctest, worktest};
+use rustix::thread::{CapabilitySet, UnshareFlags, capabilities, unshare_unsafe};
 
 pub mod schema;
 
@@ -120,6 +122,140 @@ impl RanWork {
         assert_eq!(self.faults(), []);
         assert_eq!(self.report().run.messages, messages);
     }
+}
+
+#[derive(Parser)]
+struct HttpCommand {
+    #[command(flatten)]
+    args: http::Args,
+}
+
+/// Runs http with words split at blanks, not pinned.
+pub fn run_http(options: &str) -> RanHttp {
+    run_http_until(options, &[], &AtomicBool::new(false))
+}
+
+/// Runs http with further words, which may have blanks, until it is done or `stop` is set.
+pub fn run_http_until(options: &str, words: &[&str], stop: &AtomicBool) -> RanHttp {
+    let pinning = if options.contains("--cpu") { None } else { Some("--no-pin") };
+    let words = ["http"].into_iter().chain(pinning).chain(options.split_whitespace()).chain(words.iter().copied());
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let args = HttpCommand::parse_from(words).args;
+    let result = http::run_with(&args, &mut Io { out: &mut out, err: &mut err, stop });
+    let mut stderr = String::from_utf8(err).unwrap();
+    let (code, report) = match result {
+        Ok(outcome) => (outcome.exit_code(), Some(outcome.report)),
+        Err(error) => {
+            stderr += &error.to_string();
+            (error.exit_code(), None)
+        }
+    };
+    let ran = RanHttp { code, stdout: String::from_utf8(out).unwrap(), stderr, report };
+    if let Some(report) = &ran.report {
+        // Whatever the server does.
+        let requests = &report.run.requests;
+        assert_eq!(requests.started, requests.answered + requests.failed + requests.unanswered, "{}", ran.stderr);
+        assert_eq!(requests.failed, report.run.failures.values().sum::<u64>());
+        let connections = &report.run.connections;
+        assert_eq!(connections.attempted, connections.established + connections.not_established);
+        assert_eq!(connections.established, connections.ended.values().sum::<u64>());
+        assert!(report.warnings.iter().all(|warning| warning.code != "accounting"), "{}", ran.stderr);
+    }
+    ran
+}
+
+/// What a run of http left behind.
+pub struct RanHttp {
+    pub code: u8,
+    pub stdout: String,
+    pub stderr: String,
+    pub report: Option<http::report::Report>,
+}
+
+impl RanHttp {
+    pub fn report(&self) -> &http::report::Report {
+        self.report.as_ref().expect(&self.stderr)
+    }
+
+    pub fn run(&self) -> &http::report::Run {
+        &self.report().run
+    }
+
+    /// Every kind of failure that occurred, with its count.
+    pub fn failures(&self) -> Vec<(&str, u64)> {
+        let failures = self.run().failures.iter();
+        failures.filter(|(_, count)| **count > 0).map(|(kind, count)| (kind.as_str(), *count)).collect()
+    }
+
+    pub fn warns(&self, code: &str) -> bool {
+        self.report().warnings.iter().any(|warning| warning.code == code)
+    }
+
+    #[track_caller]
+    pub fn assert_clean(&self, requests: u64) {
+        assert_eq!(self.code, 0, "{}", self.stderr);
+        assert_eq!(self.failures(), []);
+        assert_eq!(self.run().requests.answered, requests);
+    }
+}
+
+/// Reads the head of a request; `None` at the end of the stream.
+pub fn read_head(stream: &mut impl Read) -> io::Result<Option<String>> {
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") {
+        match stream.read(&mut byte)? {
+            0 if head.is_empty() => return Ok(None),
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => head.push(byte[0]),
+        }
+    }
+    Ok(Some(String::from_utf8_lossy(&head).into_owned()))
+}
+
+/// An answer with a body that keeps the connection.
+pub fn ok_with(body: &str) -> Vec<u8> {
+    format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
+}
+
+/// A server that answers request number `n` (from 0, per connection) with the bytes `answer` makes of its head, and
+/// closes when it was asked to.
+pub fn http_server(answer: impl FnMut(u64, &str) -> Vec<u8> + Send + Clone + 'static) -> SocketAddr {
+    tcp_server(move |mut stream| {
+        let mut answer = answer.clone();
+        let mut number = 0;
+        while let Some(head) = read_head(&mut stream)? {
+            stream.write_all(&answer(number, &head))?;
+            number += 1;
+            if head.contains("Connection: close") {
+                break;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Gives this test, and the threads it starts, a network namespace with nothing but a loopback device; returns whether
+/// it has. Without CAP_SYS_ADMIN it runs on the machine's own loopback.
+pub fn own_network() -> bool {
+    if !capabilities(None).unwrap().effective.contains(CapabilitySet::SYS_ADMIN) {
+        return false;
+    }
+    // SAFETY: changes the network namespace of this thread only, no memory and no descriptor.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
+    let status = Command::new("ip").args(["link", "set", "lo", "up"]).status().expect("ip (iproute2) starts");
+    assert!(status.success(), "ip link set lo up: {status}");
+    true
+}
+
+/// The same for a test that cannot do without, which is skipped and says so; in CI a skip is a failure.
+pub fn own_network_or_skip(what: &str) -> bool {
+    let own = own_network();
+    if !own {
+        assert!(std::env::var_os("CI").is_none(), "skipped in CI: needs root ({what})");
+        io::stderr().write_all(format!("skipped: needs root ({what})\n").as_bytes()).expect("stderr is open");
+    }
+    own
 }
 
 /// Reads a message of the work service, its length word included; `None` at the end of the stream.
