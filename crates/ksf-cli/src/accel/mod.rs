@@ -2,6 +2,7 @@
 
 mod attach;
 mod flow;
+mod hop;
 mod nic;
 mod run;
 mod status;
@@ -25,6 +26,7 @@ pub(crate) enum AccelCommand {
     Status(status::StatusArgs),
     Attach(attach::AttachArgs),
     Flow(flow::FlowArgs),
+    Hop(hop::HopArgs),
     Nic(nic::NicArgs),
     /// The process that owns a program's queues; started by `ksf accel run`
     #[command(hide = true)]
@@ -38,6 +40,7 @@ pub(crate) fn run(args: AccelArgs) -> Result<ExitCode, Failure> {
         AccelCommand::Status(args) => status::run(&args),
         AccelCommand::Attach(args) => attach::run(&args),
         AccelCommand::Flow(args) => flow::run(args),
+        AccelCommand::Hop(args) => hop::run(args),
         AccelCommand::Nic(args) => nic::run(args),
         AccelCommand::Holder => run::holder(),
     }

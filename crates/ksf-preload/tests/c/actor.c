@@ -174,8 +174,13 @@ static void handler(int number)
 {
 	(void)number;
 	caught++;
-	if (handler_accepts >= 0)
+	if (handler_accepts >= 0) {
+		int error = errno;
+
 		handler_took = accept(handler_accepts, NULL, NULL);
+		close(dup(handler_accepts));
+		errno = error;
+	}
 }
 
 static void act(int actor);
@@ -214,7 +219,15 @@ static void run(int actor, char *line)
 		CALL(epoll_ctl(n[0], EPOLL_CTL_MOD, n[1], &event));
 	else if (IS("del"))
 		CALL(epoll_ctl(n[0], EPOLL_CTL_DEL, n[1], NULL));
-	else if (IS("wait"))
+	else if (IS("churn")) {
+		event.events = EPOLLIN;
+		for (long i = 0; i < n[2]; i++) {
+			epoll_ctl(n[0], EPOLL_CTL_DEL, n[1], NULL);
+			if (epoll_ctl(n[0], EPOLL_CTL_ADD, n[1], &event) != 0)
+				_exit(6);
+		}
+		CALL(0);
+	} else if (IS("wait"))
 		do_wait(actor, n[0], n[1], n[2]);
 	else if (IS("accept"))
 		do_accept(actor, n[0], 0, 0);

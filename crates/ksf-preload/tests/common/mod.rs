@@ -111,9 +111,23 @@ pub(crate) fn holder_with(change: impl FnOnce(&mut Options)) -> Started {
     Holder::start(options).expect("a holder starts")
 }
 
-/// A holder that passes nobody over for a while: an actor does nothing between two calls.
+/// A holder that passes nobody over for a while: an actor does nothing between two calls, and a busy machine may keep
+/// any worker from its queue.
 pub(crate) fn patient() -> Started {
-    holder_with(|options| (options.busy_limit_ns, options.look_ms) = (60_000_000_000, 1000))
+    holder_with(be_patient)
+}
+
+pub(crate) fn patient_at(level: Level) -> Started {
+    let holder = holder_with(|options| {
+        be_patient(options);
+        options.level = Some(level);
+    });
+    assert_eq!(holder.level(), level, "{:?}", holder.refused());
+    holder
+}
+
+fn be_patient(options: &mut Options) {
+    (options.busy_limit_ns, options.look_ms) = (60_000_000_000, 1000);
 }
 
 /// A command under the library, as `ksf accel run` starts it.
