@@ -20,9 +20,15 @@ use crate::process::{Entered, is_on, process, state, thread_id};
 use crate::table::{self, ENTRY_ARMED, ENTRY_JOINED, ENTRY_NONE, Entry, INSTANCES, Instance, Kind, LISTENERS};
 use crate::{holder, listener, pin, real};
 
-/// The worker's place in shared memory. None: it has none, or lost it.
+/// The worker's place in shared memory. None: it has none, or it is another's by now.
 #[inline]
 pub(crate) fn shared(instance: &Instance) -> Option<&'static Worker> {
+    let generation = instance.generation.load(Ordering::Relaxed);
+    place(instance).filter(|worker| worker.generation.load(Ordering::Relaxed) == generation)
+}
+
+#[inline]
+fn place(instance: &Instance) -> Option<&'static Worker> {
     let worker = (instance.worker.load(Ordering::Acquire) as usize).checked_sub(1)?;
     state()?.workers.get(worker)
 }
@@ -31,7 +37,7 @@ pub(crate) fn shared(instance: &Instance) -> Option<&'static Worker> {
 /// one, that has ended after `fork()`.
 #[inline]
 fn is_lost(instance: &Instance) -> bool {
-    shared(instance).is_some_and(|worker| {
+    place(instance).is_some_and(|worker| {
         worker.generation.load(Ordering::Relaxed) != instance.generation.load(Ordering::Relaxed)
             || worker.pid.load(Ordering::Relaxed) == 0
     })

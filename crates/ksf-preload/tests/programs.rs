@@ -102,7 +102,7 @@ fn nginx_serves_by_queue_and_loses_nothing_when_it_reloads() {
         all_are_served(&holder, HTTP, "served");
         let counters = counted(&holder.status().unwrap());
         assert!(counters.accepted_own >= if mutex { 1 } else { 100 }, "{case}: {counters:?}");
-        // nginx loses connections by itself where it closes sockets of its own in a reload: those of old workers.
+        // Reloaded in the next test.
         if listen == "reuseport" {
             continue;
         }
@@ -122,8 +122,9 @@ fn nginx_serves_by_queue_and_loses_nothing_when_it_reloads() {
     }
 }
 
+/// By itself it closes the sockets of its old workers, and resets what waits there.
 #[test]
-fn nginx_with_its_own_sockets_loses_less_than_by_itself() {
+fn nginx_with_its_own_sockets_loses_nothing_when_it_reloads() {
     if !own_network() {
         return;
     }

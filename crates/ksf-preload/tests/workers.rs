@@ -353,6 +353,54 @@ fn a_parents_end_does_not_take_its_childs_queue() {
     assert!(workers[0].counters.accepted_own > 0, "{workers:?}");
 }
 
+#[test]
+fn a_worker_that_was_given_up_touches_nobody_elses() {
+    if !own_network() {
+        return;
+    }
+    let holder = patient();
+    let mut actors = Actors::start(&holder);
+    let (listener, port) = actors.listener();
+    actors.zero(0, "fork 1");
+    let epoll = actors.watching(1, listener);
+    wait_ready(&holder, 1);
+    let index = ready(&holder)[0].index;
+    actors.zero(1, "orphan");
+    wait_ready(&holder, 0);
+    // Another gets its place, while it does not know that it has lost it.
+    let other = actors.watching(0, listener);
+    wait_ready(&holder, 1);
+    assert_eq!(ready(&holder)[0].index, index);
+    actors.zero(1, &format!("del {epoll} {listener}"));
+    assert_eq!(ready(&holder).len(), 1);
+    let client = Client::connect(port, 'o');
+    assert_eq!(actors.call(0, &format!("wait {other} -1 0")), "events 1:7");
+    assert_eq!(actors.take_all(0, other, listener), "o");
+    assert!(client.was_served());
+    assert_eq!(ready(&holder)[0].counters.accepted_own, 1);
+}
+
+#[test]
+fn a_thread_that_the_program_has_bound_is_at_home_there() {
+    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let holder = patient();
+    for cpu in [b, a] {
+        let mut actors = Actors::start(&holder);
+        let (listener, port) = actors.listener();
+        actors.zero(0, &format!("bind_cpu {cpu}"));
+        let epoll = actors.watching(0, listener);
+        assert_eq!(actors.call(0, &format!("wait {epoll} 0 0")), "events");
+        wait_ready(&holder, 1);
+        assert_eq!(ready(&holder)[0].cpu, Some(cpu as u32));
+        let connected = from_cpu(cpu, || clients(port, 3));
+        assert_eq!(sorted([actors.take_all(0, epoll, listener)]), "abc");
+        assert!(connected.into_iter().all(Client::was_served));
+        assert_eq!(ready(&holder)[0].counters.steered_local, 3);
+        drop(actors);
+        wait_ready(&holder, 0);
+    }
+}
+
 fn is_zombie(pid: i64) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") Z "))
 }

@@ -11,7 +11,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,8 +25,6 @@
 #define ACTORS 64
 #define UNTOUCHED 77
 #define PATIENCE_MS 60000
-
-extern char **environ;
 
 static int commands[ACTORS];
 static pthread_t threads[ACTORS];
@@ -339,19 +336,6 @@ static void run(int actor, char *line)
 			_exit(0);
 		}
 		int status;
-		waitpid(child, &status, 0);
-		CALL(status);
-	} else if (IS("spawn")) {
-		/* A program that was given an environment with nothing in it. */
-		char *arguments[] = { "sh", "-c", "test -n \"$KSF_ACCEL\" && test -n \"$LD_PRELOAD\"", NULL };
-		char *environment[] = { "A=b", NULL };
-		pid_t child;
-		int status;
-		posix_spawn_file_actions_t actions;
-		posix_spawn_file_actions_init(&actions);
-		posix_spawn_file_actions_addclose(&actions, n[0]);
-		if (posix_spawn(&child, "/bin/sh", &actions, NULL, arguments, environment) != 0)
-			_exit(7);
 		waitpid(child, &status, 0);
 		CALL(status);
 	} else
