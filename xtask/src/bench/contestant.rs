@@ -46,6 +46,20 @@ pub(crate) enum Contestant {
     Workers4,
     /// No server: one queue before four workers, simulated by worktest with the same messages.
     IdealQueue,
+    /// nginx of Debian, whose workers take turns to wait for one listener (`accept_mutex on`).
+    NginxMutex,
+    /// nginx whose workers all wait for one listener with EPOLLEXCLUSIVE: its default.
+    NginxExclusive,
+    /// nginx with a listener for each worker (`reuseport`).
+    NginxReuseport,
+    /// The nginx of [`Contestant::NginxExclusive`] under `ksf accel run`.
+    Accel,
+    /// The same under `ksf accel run --off`.
+    AccelOff,
+    /// `ksf serve demo`.
+    Demo,
+    /// The nginx of [`Contestant::NginxExclusive`], loaded by wrk.
+    Wrk,
 }
 
 impl fmt::Display for Contestant {
@@ -65,6 +79,13 @@ impl fmt::Display for Contestant {
             Contestant::Workers2 => "ksf 2 workers",
             Contestant::Workers4 => "ksf 4 workers",
             Contestant::IdealQueue => "ideal queue",
+            Contestant::NginxMutex => "nginx mutex",
+            Contestant::NginxExclusive => "nginx",
+            Contestant::NginxReuseport => "nginx reuseport",
+            Contestant::Accel => "ksf accel, nginx",
+            Contestant::AccelOff => "accel off, nginx",
+            Contestant::Demo => "ksf demo",
+            Contestant::Wrk => "nginx by wrk",
         })
     }
 }
@@ -82,7 +103,8 @@ impl Contestant {
 
     /// Whether this is ksf and not a peer.
     pub(crate) fn is_ksf(self) -> bool {
-        self.engine().is_some() || self.workers().is_some()
+        let starts_others = matches!(self, Contestant::Accel | Contestant::AccelOff | Contestant::Demo);
+        self.engine().is_some() || self.workers().is_some() || starts_others
     }
 
     /// Worker threads behind the multiplexor.
@@ -165,7 +187,8 @@ impl Pinning {
         }
     }
 
-    fn server(&self, connections: u32) -> Option<String> {
+    /// The CPUs for the server's threads.
+    pub(super) fn server(&self, connections: u32) -> Option<String> {
         match self.placement {
             Placement::Unpinned => None,
             Placement::Same if connections > 1 => Some(self.both()),
@@ -193,6 +216,7 @@ pub(crate) fn server_command(
         Service::Echo => "echo",
         Service::Null => "rpc",
         Service::Work(load) => return work_server_command(programs, contestant, load, cpus.as_deref(), port),
+        Service::Web(_) => anyhow::bail!("web servers are started elsewhere"),
     };
     let peer = |name: &str| {
         let mut command = programs.peer(name);
@@ -209,7 +233,7 @@ pub(crate) fn server_command(
             command.arg(match case.service {
                 Service::Echo => "kecho",
                 Service::Null => "krpc2",
-                Service::Work(_) => unreachable!("it has been served above"),
+                Service::Work(_) | Service::Web(_) => unreachable!("it has been served above"),
             });
             let transport = if case.udp { "udp" } else { "tcp" };
             command.args(["--listen", &format!("{transport}:127.0.0.1:{port}")]);
@@ -240,6 +264,13 @@ pub(crate) fn server_command(
         | Contestant::Workers2
         | Contestant::Workers4
         | Contestant::IdealQueue => anyhow::bail!("{contestant} only works"),
+        Contestant::NginxMutex
+        | Contestant::NginxExclusive
+        | Contestant::NginxReuseport
+        | Contestant::Accel
+        | Contestant::AccelOff
+        | Contestant::Demo
+        | Contestant::Wrk => anyhow::bail!("{contestant} speaks HTTP only"),
     })
 }
 
@@ -300,7 +331,7 @@ pub(crate) fn pair_floor(programs: &Programs, pinning: &Pinning, count: u64) -> 
     command
 }
 
-fn pinned(program: impl AsRef<OsStr>, cpus: Option<&str>) -> Command {
+pub(super) fn pinned(program: impl AsRef<OsStr>, cpus: Option<&str>) -> Command {
     let Some(cpus) = cpus else {
         return Command::new(program);
     };

@@ -15,6 +15,7 @@ mod namespace;
 mod peers;
 mod raw;
 pub(crate) mod report;
+mod web;
 
 use std::path::PathBuf;
 
@@ -28,7 +29,7 @@ use self::raw::{Raw, Sample};
 use crate::machine::Origin;
 
 /// Packages whose version belongs to a result.
-const PACKAGES: &[&str] = &["gcc", "clang", "nfs-ganesha", "sockperf"];
+const PACKAGES: &[&str] = &["gcc", "clang", "nfs-ganesha", "nginx-light", "sockperf", "wrk"];
 
 /// Rounds of a smoke run, and of its scale: 5,000 messages become 100, 10,000 connections 200.
 const SMOKE: (u32, Effort) = (1, Effort { seconds: 0.0, scale: 0.02 });
@@ -96,6 +97,8 @@ struct Have {
     kernel: Result<(), String>,
     ganesha: Result<(), String>,
     sockperf: Result<(), String>,
+    nginx: Result<(), String>,
+    wrk: Result<(), String>,
     strace: Result<(), String>,
 }
 
@@ -113,6 +116,8 @@ impl Have {
             kernel: root.clone(),
             ganesha: root.and_then(|()| installed("ganesha.nfsd")).and_then(|()| installed("rpcbind")),
             sockperf: installed("sockperf"),
+            nginx: installed("nginx"),
+            wrk: installed("wrk"),
             strace: installed("strace"),
         }
     }
@@ -122,6 +127,9 @@ impl Have {
             Contestant::Kernel => self.kernel.clone(),
             Contestant::Ganesha => self.ganesha.clone(),
             Contestant::Sockperf => self.sockperf.clone(),
+            Contestant::NginxMutex | Contestant::NginxExclusive | Contestant::NginxReuseport => self.nginx.clone(),
+            Contestant::Accel | Contestant::AccelOff => self.nginx.clone(),
+            Contestant::Wrk => self.nginx.clone().and_then(|()| self.wrk.clone()),
             _ => Ok(()),
         }
     }
@@ -199,7 +207,10 @@ impl Bench {
 
     fn pinnings(&mut self, case: &Case) -> Vec<Pinning> {
         let placements: &[Placement] = match (self.smoke, case.row) {
+            // Balance and locality are those of workers that are bound to CPUs.
+            (true, Row::Accel) if self.cpus.len() > 1 => &[Placement::Same],
             (true, _) => &[Placement::Unpinned],
+            (false, Row::Accel) => &[Placement::Same],
             (false, Row::Idle) => &[Placement::Other],
             (false, Row::Mux) => &[Placement::Shared],
             (false, _) => &[Placement::Same, Placement::Other, Placement::Unpinned],
