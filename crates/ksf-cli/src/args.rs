@@ -69,17 +69,72 @@ pub(crate) struct RpcArgs {
     pub(crate) rpcbind: bool,
 }
 
-/// Run several services from one TOML file
+/// Run several services from one TOML file, or the demo server
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct ServeArgs {
-    /// The configuration file; an example is packaging/ksf.toml
-    #[arg(value_hint = ValueHint::FilePath)]
-    pub(crate) config: PathBuf,
+    #[command(subcommand)]
+    pub(crate) service: Option<ServeCommand>,
+    /// The configuration file; an example is packaging/ksf.toml (one that is called demo is ./demo)
+    #[arg(value_hint = ValueHint::FilePath, required = true)]
+    pub(crate) config: Option<PathBuf>,
     /// Check the file and end
     #[arg(long)]
     pub(crate) check: bool,
     #[command(flatten)]
     pub(crate) stats: StatsArgs,
+    // Before the limits, whose heading holds for all that follows.
+    #[command(flatten)]
+    pub(crate) loudness: Loudness,
+    #[command(flatten)]
+    pub(crate) limits: LimitFlags,
+    #[command(flatten)]
+    pub(crate) resources: ResourceFlags,
+}
+
+/// Services that need no file.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ServeCommand {
+    Demo(Box<DemoArgs>),
+}
+
+/// HTTP server that answers every request with one page, or asks backends; with the flags of Fastsocket's demo server
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// Workers, each pinned to a CPU of its own [default: one per CPU of the process, from --start-core on]
+    #[arg(short, long, value_name = "N", value_parser = crate::limits::number::<1, 1024>)]
+    pub(crate) workers: Option<u64>,
+    /// CPU of the first worker; the others have the CPUs behind it
+    #[arg(short = 'c', long, value_name = "CPU", default_value_t = 0)]
+    pub(crate) start_core: usize,
+    /// Address to listen on; repeatable [default: loopback, IPv4 and IPv6, port 8080]
+    ///
+    /// ADDR:PORT, [ADDR6]:PORT, unix:/PATH, systemd or systemd:NAME.
+    #[arg(short, long, alias = "listen", value_name = "ADDR:PORT")]
+    pub(crate) addr: Vec<Listen>,
+    /// Ask this backend instead of answering; repeatable: they take turns
+    #[arg(short = 'x', long, value_name = "ADDR:PORT", conflicts_with = "body_bytes")]
+    pub(crate) backend: Vec<SocketAddr>,
+    /// Answer more than one request on a connection, from the server and through the proxy
+    #[arg(short, long)]
+    pub(crate) keep_alive: bool,
+    /// Length of the page
+    #[arg(long, value_name = "BYTES", default_value = "64", value_parser = crate::limits::number::<0, { 64 << 20 }>)]
+    pub(crate) body_bytes: u64,
+    /// Write statistics to this file every second; with -v those of every worker, which otherwise go to stderr
+    #[arg(short = 'o', long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) log: Option<PathBuf>,
+    /// Not offered: a service manager does it better
+    #[arg(short, long, hide = true)]
+    pub(crate) daemon: bool,
+    /// What moves the bytes
+    #[arg(short, long, value_enum, value_name = "ENGINE", default_value_t)]
+    pub(crate) engine: EngineWish,
+    #[command(flatten)]
+    pub(crate) stats: StatsArgs,
+    /// File of limits in TOML, read again on SIGHUP; flags win over it
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) config_limits: Option<PathBuf>,
     // Before the limits, whose heading holds for all that follows.
     #[command(flatten)]
     pub(crate) loudness: Loudness,

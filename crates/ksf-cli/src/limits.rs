@@ -94,6 +94,14 @@ settings! {
     datagram_queue_max: usize, "N", 0..=usize::MAX;
     /// Time after a close in which the peer may read the last replies, in milliseconds [default: 1000]
     linger_timeout_ms: u64, "MS", 0..=u64::MAX;
+    /// Time in which an outgoing connection must be there, in milliseconds [default: 3000]
+    connect_timeout_ms: u64, "MS", 1..=u64::MAX;
+    /// Time an outgoing connection that is waited for may be silent, in milliseconds; 0: for ever [default: 30000]
+    upstream_timeout_ms: u64, "MS", 0..=u64::MAX;
+    /// Time an outgoing connection is kept unused, in milliseconds; 0: while the other end keeps it [default: 10000]
+    upstream_idle_ms: u64, "MS", 0..=u64::MAX;
+    /// Outgoing connections kept per shard and address [default: 64]
+    upstreams_idle_max: usize, "N", 0..=usize::MAX;
     /// Time a stopping server gives its connections and running tasks, in milliseconds [default: 5000]
     drain_timeout_ms: u64, "MS", 0..=u64::MAX;
 }

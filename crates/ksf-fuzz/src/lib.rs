@@ -10,11 +10,13 @@
 
 #![forbid(unsafe_code)]
 
+mod http1;
 mod input;
 mod programs;
 mod stream;
 mod wire;
 
+pub use http1::{http1_message, http1_page, http1_proxy};
 pub use programs::{framing_object, framing_program};
 pub use stream::{connection, framing, rpc_stream};
 pub use wire::{auth_sys, oncrpc_call, oncrpc_reply, rpcbind_results, xdr};
@@ -23,12 +25,15 @@ pub use wire::{auth_sys, oncrpc_call, oncrpc_reply, rpcbind_results, xdr};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 13] = [
     ("auth_sys", auth_sys),
     ("connection", connection),
     ("framing", framing),
     ("framing_object", framing_object),
     ("framing_program", framing_program),
+    ("http1_message", http1_message),
+    ("http1_page", http1_page),
+    ("http1_proxy", http1_proxy),
     ("oncrpc_call", oncrpc_call),
     ("oncrpc_reply", oncrpc_reply),
     ("rpc_stream", rpc_stream),

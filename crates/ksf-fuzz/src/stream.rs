@@ -86,32 +86,43 @@ pub fn rpc_stream(input: &[u8]) {
 
 /// Feeds the stream at once and in pieces, compares, and gives what was sent and
 /// why the connection ended.
-fn same_for_every_cut<S: Service>(service: &Arc<S>, stream: &[u8], seed: u8) -> (Vec<u8>, CloseReason) {
+pub(crate) fn same_for_every_cut<S: Service>(service: &Arc<S>, stream: &[u8], seed: u8) -> (Vec<u8>, CloseReason) {
     let at_once = feed(service, std::iter::once(stream));
     let in_pieces = feed(service, Cuts::new(seed).cut(stream));
     assert_eq!(at_once, in_pieces);
     at_once
 }
 
-fn feed<'a, S: Service>(service: &Arc<S>, chunks: impl Iterator<Item = &'a [u8]>) -> (Vec<u8>, CloseReason) {
-    const SLOT_BYTES: usize = 256;
+const SLOT_BYTES: usize = 256;
+
+/// A connection in a small world.
+pub(crate) fn new_connection<S: Service>(service: &Arc<S>) -> (Connection<S>, Env) {
     // Small, so that inputs of a fuzzer's length reach them.
     let limits = Limits { message_bytes_max: 200, header_bytes_max: 64, fragments_max: 16, ..Limits::default() };
     let pool = Pool::new(Memory::Anonymous, SLOT_BYTES as u32, 8).expect("a small pool");
-    let mut env = Env::new(limits, pool).expect("an event descriptor");
+    let env = Env::new(limits, pool).expect("an event descriptor");
     let key = ConnKey { index: 0, generation: 0 };
     let new = Connection::new(Arc::clone(service), Peer::Unix, key, Time(0));
-    let mut connection = new.expect("the service takes every connection");
+    (new.expect("the service takes every connection"), env)
+}
+
+/// Receives as the engine would, in a slot if there is one that is long enough.
+pub(crate) fn receive<S: Service>(connection: &mut Connection<S>, env: &mut Env, bytes: &[u8]) {
+    let chunk = match env.pool.take() {
+        Some(mut slot) if bytes.len() <= SLOT_BYTES => {
+            slot.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+            slot.freeze(bytes.len())
+        }
+        _ => Chunk::from_vec(bytes.to_vec()),
+    };
+    connection.receive(chunk, env);
+}
+
+fn feed<'a, S: Service>(service: &Arc<S>, chunks: impl Iterator<Item = &'a [u8]>) -> (Vec<u8>, CloseReason) {
+    let (mut connection, mut env) = new_connection(service);
     let mut sent = Vec::new();
     for bytes in chunks {
-        let chunk = match env.pool.take() {
-            Some(mut slot) if bytes.len() <= SLOT_BYTES => {
-                slot.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
-                slot.freeze(bytes.len())
-            }
-            _ => Chunk::from_vec(bytes.to_vec()),
-        };
-        connection.receive(chunk, &mut env);
+        receive(&mut connection, &mut env, bytes);
         send(&mut connection, &mut env, &mut sent);
     }
     connection.peer_closed(&mut env);
@@ -123,7 +134,7 @@ fn feed<'a, S: Service>(service: &Arc<S>, chunks: impl Iterator<Item = &'a [u8]>
 }
 
 /// A peer that takes everything at once.
-fn send<S: Service>(connection: &mut Connection<S>, env: &mut Env, sent: &mut Vec<u8>) {
+pub(crate) fn send<S: Service>(connection: &mut Connection<S>, env: &mut Env, sent: &mut Vec<u8>) {
     while let Some(mut batch) = connection.take_batch(Time(0)) {
         while !batch.is_empty() {
             let mut slices: [&[u8]; 8] = [&[]; 8];

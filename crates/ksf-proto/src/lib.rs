@@ -5,10 +5,12 @@
 //! message that lies in a receive slot is read where it lies.
 //!
 //! * [`xdr`]: the External Data Representation, RFC 4506;
+//! * [`http1`]: heads and bodies of HTTP/1, RFC 9112;
 //! * [`oncrpc`]: ONC RPC version 2, RFC 5531, with record marks, AUTH_SYS and
 //!   the calls of rpcbind (RFC 1833).
 
 #![forbid(unsafe_code)]
 
+pub mod http1;
 pub mod oncrpc;
 pub mod xdr;

@@ -10,5 +10,6 @@
 #![forbid(unsafe_code)]
 
 pub mod echo;
+pub mod http;
 pub mod rpc;
 pub mod work;

@@ -21,6 +21,7 @@ use crate::env::Env;
 use crate::error::{CloseReason, FramingError};
 use crate::framing::{Frame, Framing};
 use crate::limits::Time;
+use crate::outgoing::{Exchange, Upstream};
 use crate::output::{Output, SendBatch};
 use crate::pool::Chunk;
 use crate::service::{ConnKey, Message, Order, Peer, Refused, Reply, Service, Sink};
@@ -45,8 +46,11 @@ pub struct Connection<S: Service> {
     held_bytes: usize,
     next_ticket: u64,
     deferred: u32,
+    exchange: Exchange,
     eof: bool,
     closing: Option<CloseReason>,
+    /// The service wants no waiting for the peer at the end, and the peer has sent nothing that stands against it.
+    at_once: bool,
     received_bytes: u64,
     sent_bytes: u64,
     last_activity: Time,
@@ -82,8 +86,10 @@ impl<S: Service> Connection<S> {
             held_bytes: 0,
             next_ticket: 0,
             deferred: 0,
+            exchange: Exchange::default(),
             eof: false,
             closing: None,
+            at_once: false,
             received_bytes: 0,
             sent_bytes: 0,
             last_activity: now,
@@ -97,6 +103,7 @@ impl<S: Service> Connection<S> {
         env.stats.bytes_in.add(chunk.len() as u64);
         self.last_activity = env.now;
         if self.closing.is_some() || self.eof {
+            self.at_once = false;
             return;
         }
         if self.is_stalled(env) || !self.stalled.is_empty() {
@@ -145,6 +152,47 @@ impl<S: Service> Connection<S> {
         delivery.key == self.key && self.answer(delivery.ticket, delivery.answer, env)
     }
 
+    /// Tells the service what happened to its exchange, if one is open.
+    pub fn upstream(&mut self, event: Upstream, env: &mut Env) {
+        if !self.exchange.open {
+            return;
+        }
+        let was_stalled = self.is_stalled(env);
+        if matches!(event, Upstream::Failed(_)) {
+            self.exchange = Exchange { open: false, full: false, ..self.exchange };
+        }
+        if !matches!(event, Upstream::ClientEnded) {
+            self.last_activity = env.now;
+        }
+        let mut reply = Reply {
+            framing: self.framing,
+            sink: Sink::Stream(&mut self.output),
+            env,
+            target: Target::Stream { key: self.key, ticket: self.next_ticket },
+            deferred: 0,
+            close: false,
+            at_once: false,
+            exchange: self.exchange,
+        };
+        self.service.upstream(&mut self.state, event, &mut reply);
+        let (close, at_once) = (reply.close, reply.at_once);
+        self.exchange = reply.exchange;
+        env.count_copies();
+        if close {
+            self.at_once = at_once;
+            self.close(CloseReason::Service, env);
+        }
+        self.resume(was_stalled, env);
+    }
+
+    /// The other end of the exchange takes no more bytes for now, or does again. While it does not, no message is handed
+    /// over.
+    pub fn set_full(&mut self, full: bool, env: &mut Env) {
+        let was_stalled = self.is_stalled(env);
+        self.exchange.full = full && self.exchange.open;
+        self.resume(was_stalled, env);
+    }
+
     /// Everything that waits to be sent, unless a batch is under way already.
     pub fn take_batch(&mut self, now: Time) -> Option<SendBatch> {
         if self.sending || self.output.is_empty() {
@@ -183,8 +231,8 @@ impl<S: Service> Connection<S> {
             // Who is not read cannot send the rest.
             let reads = self.stalled.is_empty() && !self.is_stalled(env);
             if !self.assembly.is_idle() && reads && overdue(self.assembly.started, limits.assembly_timeout_ms) {
-                self.close(CloseReason::AssemblyTimeout, env);
-            } else if self.deferred == 0 && overdue(self.last_activity, limits.idle_timeout_ms) {
+                self.refuse(CloseReason::AssemblyTimeout, env);
+            } else if self.deferred == 0 && !self.exchange.open && overdue(self.last_activity, limits.idle_timeout_ms) {
                 self.close(CloseReason::IdleTimeout, env);
             }
         }
@@ -198,18 +246,26 @@ impl<S: Service> Connection<S> {
 
     /// True while further bytes may be received.
     pub fn wants_bytes(&self, env: &Env) -> bool {
-        self.closing.is_none() && !self.eof && self.stalled.is_empty() && !self.is_stalled(env)
+        self.closing.is_none() && !self.eof && self.stalled.is_empty() && !self.is_full(env)
     }
 
     /// The reason to close for, once every reply that is due has been sent.
     pub fn finished(&self) -> Option<CloseReason> {
-        let waits = self.sending || !self.output.is_empty() || (self.closing_gently() && self.deferred > 0);
+        let waits = self.sending
+            || !self.output.is_empty()
+            || (self.closing_gently() && (self.deferred > 0 || self.exchange.open));
         self.closing.filter(|_| !waits)
     }
 
     /// True once the connection takes no more requests.
     pub fn is_closing(&self) -> bool {
         self.closing.is_some()
+    }
+
+    /// True when the connection may be closed with the last reply: the service said that the peer sends nothing more,
+    /// and it has not.
+    pub fn closes_at_once(&self) -> bool {
+        self.at_once
     }
 
     /// True when the peer has ended its direction.
@@ -228,6 +284,8 @@ impl<S: Service> Connection<S> {
             && !self.eof
             && self.output.is_empty()
             && self.deferred == 0
+            && !self.exchange.open
+            && !self.exchange.hold
             && self.assembly.is_idle()
             && self.stalled.is_empty()
     }
@@ -291,12 +349,19 @@ impl<S: Service> Connection<S> {
     fn close(&mut self, reason: CloseReason, env: &mut Env) {
         if self.closing.is_none() {
             self.closing = Some(reason);
+            self.at_once &= self.stalled.is_empty();
             self.assembly.reset(env);
             self.drop_stalled(env);
         }
     }
 
+    /// True while no message is handed over. One chunk may be received all the same when only an exchange is in the
+    /// way: to stop and start receiving for each would cost more, and the end of the stream is heard of.
     fn is_stalled(&self, env: &Env) -> bool {
+        self.exchange.hold || self.exchange.full || self.is_full(env)
+    }
+
+    fn is_full(&self, env: &Env) -> bool {
         self.queued_bytes() > env.limits.out_queue_bytes_max || self.deferred >= env.limits.deferred_max
     }
 
@@ -340,6 +405,9 @@ impl<S: Service> Connection<S> {
         if self.closing.is_none() && self.stalled.is_empty() {
             let mid_message = !self.assembly.is_idle();
             self.close(if mid_message { CloseReason::PeerClosedMidMessage } else { CloseReason::PeerClosed }, env);
+            if self.exchange.open {
+                self.upstream(Upstream::ClientEnded, env);
+            }
         }
     }
 
@@ -361,17 +429,51 @@ impl<S: Service> Connection<S> {
                 self.cut_assembled(&chunk, &mut at, env)
             };
             if let Err(reason) = step {
-                self.close(reason, env);
+                self.refuse(reason, env);
             }
         }
+        self.at_once &= at == chunk.len();
+    }
+
+    /// Closes for what the peer did; the service may tell it.
+    fn refuse(&mut self, reason: CloseReason, env: &mut Env) {
+        // Behind an answer that is still to come nothing can be said: the end does not wait for that.
+        if self.closing.is_none() && self.held.is_empty() {
+            let ticket = self.next_ticket;
+            let mut reply = Reply {
+                framing: self.framing,
+                sink: Sink::Stream(&mut self.output),
+                env,
+                target: Target::Stream { key: self.key, ticket },
+                deferred: 0,
+                close: false,
+                at_once: false,
+                exchange: self.exchange,
+            };
+            self.service.refuse(&mut self.state, reason, &mut reply);
+            self.exchange = reply.exchange;
+        }
+        self.close(reason, env);
+    }
+
+    /// Cuts the next part off `buf`.
+    fn cut(&mut self, buf: &[u8], scanned: usize, env: &Env) -> Result<Frame, CloseReason> {
+        let cut = match self.framing {
+            Framing::Custom => self.service.cut(&mut self.state, buf, scanned, &env.limits),
+            framing => framing.parse(buf, scanned),
+        };
+        cut.map_err(malformed)
     }
 
     /// The next message starts at `at`: hands it over where it lies, or begins to put it together.
     fn cut_in_place(&mut self, chunk: &Chunk, at: &mut usize, env: &mut Env) -> Result<(), CloseReason> {
         let rest = &chunk[*at..];
-        match self.framing.parse(rest, 0).map_err(malformed)? {
+        match self.cut(rest, 0, env)? {
             Frame::Part(part) if part.last && part.total_bytes() <= rest.len() => {
-                self.check_size(part.body_bytes, env)?;
+                // What a service cuts itself is a piece, as long as it happened to arrive.
+                if self.framing != Framing::Custom {
+                    self.check_size(part.body_bytes, env)?;
+                }
                 let start = *at + part.header_bytes;
                 *at += part.total_bytes();
                 let body = start..start + part.body_bytes;
@@ -424,13 +526,23 @@ impl<S: Service> Connection<S> {
     /// Between two parts: takes as many bytes as the header needs, and cuts.
     fn cut_header(&mut self, rest: &[u8], at: &mut usize, env: &mut Env) -> Result<(), CloseReason> {
         let held = self.assembly.raw().len();
-        let need = match self.framing.parse(self.assembly.raw(), self.assembly.scanned).map_err(malformed)? {
-            Frame::Incomplete { need_bytes } => need_bytes.map_or(rest.len(), |need| need - held).min(rest.len()),
-            Frame::Part(_) => 0,
+        let need = match self.framing {
+            // Said before that it needs more.
+            Framing::Custom => rest.len(),
+            framing => match framing.parse(self.assembly.raw(), self.assembly.scanned).map_err(malformed)? {
+                Frame::Incomplete { need_bytes } => need_bytes.map_or(rest.len(), |need| need - held).min(rest.len()),
+                Frame::Part(_) => 0,
+            },
         };
         self.assembly.append(&rest[..need], env)?;
         *at += need;
-        match self.framing.parse(self.assembly.raw(), self.assembly.scanned).map_err(malformed)? {
+        let cut = match self.framing {
+            Framing::Custom => {
+                self.service.cut(&mut self.state, self.assembly.raw(), self.assembly.scanned, &env.limits)
+            }
+            framing => framing.parse(self.assembly.raw(), self.assembly.scanned),
+        };
+        match cut.map_err(malformed)? {
             Frame::Incomplete { .. } => {
                 self.assembly.scanned = held + need;
                 self.check_header(held + need, env)
@@ -447,8 +559,12 @@ impl<S: Service> Connection<S> {
     }
 
     fn check_size(&self, bytes: usize, env: &Env) -> Result<(), CloseReason> {
-        let raw = self.framing == Framing::Raw;
-        if bytes > env.limits.message_bytes_max && !raw { Err(CloseReason::OversizedMessage) } else { Ok(()) }
+        // Pieces of a stream are as long as they happen to arrive.
+        if bytes > env.limits.message_bytes_max && self.framing != Framing::Raw {
+            Err(CloseReason::OversizedMessage)
+        } else {
+            Ok(())
+        }
     }
 
     fn check_header(&self, bytes: usize, env: &Env) -> Result<(), CloseReason> {
@@ -491,9 +607,12 @@ impl<S: Service> Connection<S> {
             target: Target::Stream { key: self.key, ticket },
             deferred: 0,
             close: false,
+            at_once: false,
+            exchange: self.exchange,
         };
         self.service.call(&mut self.state, &message, &mut reply);
-        let (deferred, close) = (reply.deferred, reply.close);
+        let (deferred, close, at_once) = (reply.deferred, reply.close, reply.at_once);
+        self.exchange = reply.exchange;
         env.count_copies();
         self.deferred += deferred;
         let waits = deferred > 0 && self.order == Order::Requests;
@@ -507,6 +626,7 @@ impl<S: Service> Connection<S> {
             _ => {}
         }
         if close {
+            self.at_once = at_once;
             self.close(CloseReason::Service, env);
         }
     }
@@ -520,6 +640,8 @@ impl<S: Service> Connection<S> {
             target: Target::Stream { key: self.key, ticket },
             deferred: 0,
             close: false,
+            at_once: false,
+            exchange: Exchange::default(),
         };
         match answer {
             Answer::Bytes(body) if body.len() > crate::service::COPY_BYTES_MAX => reply.chunk(Chunk::from_vec(body)),
@@ -546,6 +668,9 @@ impl<S: Service> Connection<S> {
     }
 }
 
-fn malformed(_: FramingError) -> CloseReason {
-    CloseReason::MalformedFrame
+fn malformed(error: FramingError) -> CloseReason {
+    match error {
+        FramingError::HeaderTooLong { .. } => CloseReason::EndlessHeader,
+        _ => CloseReason::MalformedFrame,
+    }
 }

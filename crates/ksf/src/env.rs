@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use crate::deferred::{Answers, Mailbox};
 use crate::limits::{Limits, Time};
+use crate::outgoing::{Errand, Order};
 use crate::output::Spares;
 use crate::pool::Pool;
+use crate::service::ConnKey;
 use crate::stats::Stats;
 use crate::tasks::TaskPool;
 
@@ -32,6 +34,8 @@ pub struct Env {
     pub answers: Option<Arc<dyn Answers>>,
     /// Threads for short tasks.
     pub tasks: Option<Arc<TaskPool>>,
+    /// What is to be done for exchanges in this turn.
+    pub(crate) errands: Vec<Errand>,
     /// Number of the shard.
     pub shard: usize,
 }
@@ -50,6 +54,7 @@ impl Env {
             mailbox: Mailbox::new()?,
             answers: None,
             tasks: None,
+            errands: Vec::new(),
             shard: 0,
         })
     }
@@ -58,6 +63,18 @@ impl Env {
     /// ([`Connection::close_for_memory`](crate::connection::Connection::close_for_memory)).
     pub fn is_over_budget(&self) -> bool {
         self.assembly_bytes > self.limits.assembly_bytes_max
+    }
+
+    /// What connections asked of their shard since the last call, in order, and which of them: for whoever plays the
+    /// shard. It tells them what comes of it by [`Connection::upstream`](crate::connection::Connection::upstream).
+    pub fn take_orders(&mut self) -> Vec<(ConnKey, Order)> {
+        let errands = std::mem::take(&mut self.errands);
+        let orders = errands.into_iter().filter_map(|errand| match errand {
+            Errand::Order { from, order } => Some((from, order)),
+            // Only shards have outgoing connections, which send the others.
+            _ => None,
+        });
+        orders.collect()
     }
 
     /// Counts what a service just kept as a copy, because too many slots were kept already.

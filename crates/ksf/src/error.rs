@@ -21,6 +21,15 @@ pub enum FramingError {
     /// The description cannot be used: width not 1, 2, 4 or 8, or a stripped header with bytes before its length.
     #[error("a length prefix is 1, 2, 4 or 8 bytes wide, and only one with offset 0 can be stripped: {0:?}")]
     InvalidPrefix(LengthPrefix),
+    /// A header does not end within [`header_bytes_max`](crate::limits::Limits::header_bytes_max).
+    #[error("the header does not end within {limit} bytes")]
+    HeaderTooLong {
+        /// The limit.
+        limit: usize,
+    },
+    /// A service that cuts by itself found what it cannot cut ([`Framing::Custom`](crate::framing::Framing::Custom)).
+    #[error("the bytes make no sense to the service")]
+    Malformed,
     /// The service wrote a reply that the length field cannot express.
     #[error("a reply of {bytes} bytes does not fit its length field (limit {limit})")]
     ReplyTooLong {

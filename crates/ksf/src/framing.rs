@@ -11,6 +11,9 @@
 //!   delimiter       | body ........... | delim   |
 //!   raw             | whatever has arrived       |
 //! ```
+//!
+//! Where the end of a message depends on what came before it (HTTP/1: the head says how the body ends), the service cuts,
+//! with the state it has for the connection: [`Framing::Custom`].
 
 use std::ops::Range;
 
@@ -29,6 +32,8 @@ pub enum Framing {
     LengthPrefix(LengthPrefix),
     /// A message ends before this byte sequence.
     Delimiter(Delimiter),
+    /// The service itself cuts the stream: [`Service::cut`](crate::Service::cut). Replies leave as they are written.
+    Custom,
 }
 
 /// A length field in front of a message.
@@ -186,8 +191,9 @@ impl Framing {
     /// at by an earlier call that returned [`Frame::Incomplete`]; only the delimiter framing makes use of that.
     pub fn parse(&self, buf: &[u8], scanned: usize) -> Result<Frame, FramingError> {
         match self {
-            Self::Raw if buf.is_empty() => Ok(Frame::Incomplete { need_bytes: Some(1) }),
-            Self::Raw => Ok(part(0, buf.len(), 0, true)),
+            Self::Raw | Self::Custom if buf.is_empty() => Ok(Frame::Incomplete { need_bytes: Some(1) }),
+            // Nobody who cuts by himself asks here; whoever asks all the same gets the bytes as they are.
+            Self::Raw | Self::Custom => Ok(part(0, buf.len(), 0, true)),
             Self::RecordMark => Ok(match buf.first_chunk::<4>() {
                 None => Frame::Incomplete { need_bytes: Some(4) },
                 Some(mark) => {

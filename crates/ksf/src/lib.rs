@@ -19,6 +19,7 @@ pub mod error;
 pub mod framing;
 pub mod limits;
 pub mod listener;
+pub mod outgoing;
 pub mod output;
 mod pace;
 pub mod pool;

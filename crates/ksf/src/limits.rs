@@ -35,6 +35,15 @@ pub struct Limits {
     pub datagram_queue_max: usize,
     /// Time after a close in which the peer may read the last replies before the connection is reset.
     pub linger_timeout_ms: u64,
+    /// Time in which an outgoing connection must be there.
+    pub connect_timeout_ms: u64,
+    /// Time without a byte in either direction after which an outgoing connection that is waited for is given up; 0:
+    /// never.
+    pub upstream_timeout_ms: u64,
+    /// Time an outgoing connection is kept for a later exchange; 0: for as long as the other end keeps it.
+    pub upstream_idle_ms: u64,
+    /// Outgoing connections kept per shard and address.
+    pub upstreams_idle_max: usize,
     /// Time a stopping server gives its connections, and the tasks that run.
     pub drain_timeout_ms: u64,
 }
@@ -55,6 +64,10 @@ impl Default for Limits {
             deferred_datagrams_max: 4096,
             datagram_queue_max: 1024,
             linger_timeout_ms: 1_000,
+            connect_timeout_ms: 3_000,
+            upstream_timeout_ms: 30_000,
+            upstream_idle_ms: 10_000,
+            upstreams_idle_max: 64,
             drain_timeout_ms: 5_000,
         }
     }

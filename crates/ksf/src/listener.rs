@@ -91,6 +91,8 @@ impl Drop for UnlinkOnDrop {
 pub(crate) struct SocketOptions {
     /// Send buffer that accepted connections inherit; 0 leaves the kernel's own sizing.
     pub(crate) send_buffer_bytes: usize,
+    /// Connections are accepted with their first bytes.
+    pub(crate) defer_accept: bool,
 }
 
 /// Opens one socket per CPU of `cpus`, in that order.
@@ -153,6 +155,12 @@ fn open_inet(addr: &ListenAddr, mut at: SocketAddr, cpus: &[usize], options: Soc
             }
         } else if at.ip().is_unspecified() {
             set_pktinfo(&socket, at.is_ipv6()).map_err(fail("IP_PKTINFO"))?;
+        }
+        if stream && options.defer_accept {
+            // In seconds, rounded up to retransmissions of the SYN-ACK (inet_csk_reqsk_queue_hash_add): one.
+            let seconds: libc::c_int = 1;
+            set_option(&socket, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, &seconds)
+                .map_err(fail("TCP_DEFER_ACCEPT"))?;
         }
         if !first {
             socket.set_reuse_port(true).map_err(fail("SO_REUSEPORT"))?;

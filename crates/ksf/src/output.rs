@@ -100,6 +100,11 @@ impl Output {
         self.tail.clear();
     }
 
+    /// Gives the buffers back for reuse.
+    pub(crate) fn recycle(mut self, spares: &mut Spares) {
+        self.take().recycle(spares);
+    }
+
     /// Throws away what was added when more than `len` bytes were in it.
     pub fn truncate(&mut self, len: usize) {
         self.tail.truncate(len.saturating_sub(self.piece_bytes));

@@ -40,6 +40,7 @@ pub struct Builder {
     tasks: TaskOptions,
     slot_bytes: u32,
     slots: u32,
+    locality: bool,
     listeners: Vec<Planned>,
 }
 
@@ -87,6 +88,12 @@ impl Builder {
         self
     }
 
+    /// Counts how many connections were accepted on the CPU that received them, at the price of a system call for each.
+    pub fn locality(mut self, locality: bool) -> Self {
+        self.locality = locality;
+        self
+    }
+
     /// Serves `service` at `addr`, with a kernel half in front where there is one (TCP only).
     pub fn listen<S: Service>(mut self, addr: ListenAddr, service: Arc<S>, assist: Option<Arc<dyn Assist>>) -> Self {
         let source = Source::Bind(addr);
@@ -124,7 +131,10 @@ impl Builder {
             service.framing().validate()?;
             let send_buffer_bytes = if assist.is_some() { ASSISTED_SEND_BUFFER_BYTES } else { 0 };
             let opened = match source {
-                Source::Bind(addr) => listener::open(&addr, &cpus, SocketOptions { send_buffer_bytes })?,
+                Source::Bind(addr) => {
+                    let defer_accept = service.peer_speaks_first() && adopter.is_none();
+                    listener::open(&addr, &cpus, SocketOptions { send_buffer_bytes, defer_accept })?
+                }
                 Source::Inherit(socket) => listener::inherit(socket, cpus.len())?,
             };
             let Sockets { addr, sockets, unlink } = opened;
@@ -171,6 +181,7 @@ impl Builder {
                 limits: self.limits.clone(),
                 slot_bytes: self.slot_bytes,
                 slots: self.slots,
+                locality: self.locality,
             };
             let shard = match self.engine {
                 EngineKind::Epoll => server.start_shard::<Epoll>(plan)?,
@@ -189,6 +200,7 @@ struct ShardPlan {
     limits: Limits,
     slot_bytes: u32,
     slots: u32,
+    locality: bool,
 }
 
 /// A listener of a running server.
@@ -244,6 +256,7 @@ impl Server {
             tasks: TaskOptions::default(),
             slot_bytes: SLOT_BYTES,
             slots: SLOTS,
+            locality: false,
             listeners: Vec::new(),
         }
     }
@@ -282,6 +295,11 @@ impl Server {
             panicked.value += self.tasks.panicked();
         }
         counters
+    }
+
+    /// Each shard: its CPU and its counters. What [adopters](Builder::adopt) counted is not in there.
+    pub fn shards(&self) -> impl Iterator<Item = (usize, &Stats)> {
+        self.cpus.iter().copied().zip(self.shards.iter().map(|shard| &*shard.stats))
     }
 
     /// Counters of each service: its name, and names and values.
@@ -363,14 +381,17 @@ impl Server {
                     mailbox,
                     answers: None,
                     tasks: Some(tasks),
+                    errands: Vec::new(),
                     shard: number,
                 })
             }
         };
         let (connections, listeners, cpu) = (Arc::clone(&self.connections), plan.listeners, plan.cpu);
+        let local_cpu = plan.locality.then_some(cpu as u32);
         let thread = thread::Builder::new().name(format!("ksf-shard-{}", plan.number)).spawn(move || {
-            let shard =
-                cpus::pin_to(cpu).map_err(Error::Thread).and_then(|()| Shard::<E>::new(env()?, listeners, connections));
+            let shard = cpus::pin_to(cpu)
+                .map_err(Error::Thread)
+                .and_then(|()| Shard::<E>::new(env()?, listeners, connections, local_cpu));
             match shard {
                 Ok(shard) => {
                     // Fails only if the starter is gone, and then the shard is told to stop.

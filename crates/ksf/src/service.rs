@@ -5,7 +5,10 @@ use std::net::SocketAddr;
 
 use crate::deferred::{Deferred, Target};
 use crate::env::Env;
-use crate::framing::Framing;
+use crate::error::{CloseReason, FramingError};
+use crate::framing::{Frame, Framing};
+use crate::limits::Limits;
+use crate::outgoing::{Errand, Exchange, Order as Wanted, Upstream};
 use crate::output::{Output, SendBatch};
 use crate::pool::Chunk;
 use crate::tasks::Task;
@@ -23,6 +26,39 @@ pub trait Service: Send + Sync + 'static {
 
     /// How a byte stream is cut into messages. Datagrams are messages as they are.
     fn framing(&self) -> Framing;
+
+    /// Cuts the next part off `buf`, where the framing is [`Framing::Custom`]: the unconsumed front of the stream.
+    /// `scanned` bytes of it were in an earlier call that returned [`Frame::Incomplete`]. A [`Frame::Part`] must be the
+    /// last of its message, without header and trailer, and not empty. Who returns one may change `conn`: the part is
+    /// handed to [`Service::call`] next. If it is longer than `buf` it is put together first, and must not be longer than
+    /// `message_bytes_max`; what is there in full may be.
+    fn cut(&self, conn: &mut Self::Conn, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
+        let _ = (conn, limits);
+        self.framing().parse(buf, scanned)
+    }
+
+    /// Last words to a peer whose connection is about to be closed for what it sent, or for how slowly: malformed,
+    /// too long, or not whole in time. Nothing, unless said otherwise. They leave behind the replies that wait already.
+    fn refuse(&self, conn: &mut Self::Conn, reason: CloseReason, reply: &mut Reply<'_>) {
+        let _ = (conn, reason, reply);
+    }
+
+    /// Something happened to the exchange of a connection ([`crate::outgoing`]). Replies leave at once.
+    fn upstream(&self, conn: &mut Self::Conn, event: Upstream, reply: &mut Reply<'_>) {
+        let _ = (conn, event, reply);
+    }
+
+    /// True for protocols in which the peer speaks first. A connection is then accepted when its first bytes are here
+    /// (TCP_DEFER_ACCEPT, tcp(7)), and they are received at once: one wake-up less per connection. A peer that says
+    /// nothing stays in the kernel, without a socket, and is accepted a second later.
+    fn peer_speaks_first(&self) -> bool {
+        false
+    }
+
+    /// False if nobody asks for the address of a peer: [`Peer::Unnamed`] then saves a system call per connection.
+    fn needs_peer_addresses(&self) -> bool {
+        true
+    }
 
     /// Whether replies must leave in the order of their requests.
     fn order(&self) -> Order {
@@ -81,6 +117,8 @@ pub enum Peer {
     Tcp(SocketAddr),
     /// A Unix-domain stream connection.
     Unix,
+    /// A stream connection whose peer nobody asked for ([`Service::needs_peer_addresses`]).
+    Unnamed,
     /// A datagram from this address; for [`Service::accept`], the address the socket is bound to.
     Udp(SocketAddr),
 }
@@ -90,6 +128,7 @@ impl fmt::Display for Peer {
         match self {
             Self::Tcp(addr) => write!(f, "tcp {addr}"),
             Self::Unix => f.write_str("unix"),
+            Self::Unnamed => f.write_str("unnamed"),
             Self::Udp(addr) => write!(f, "udp {addr}"),
         }
     }
@@ -179,7 +218,16 @@ pub fn call_outside<S: Service>(
 ) -> Outcome {
     let target = Target::Stream { key: message.key, ticket };
     let framing = service.framing();
-    let mut reply = Reply { framing, sink: Sink::Stream(output), env, target, deferred: 0, close: false };
+    let mut reply = Reply {
+        framing,
+        sink: Sink::Stream(output),
+        env,
+        target,
+        deferred: 0,
+        close: false,
+        at_once: false,
+        exchange: Exchange::default(),
+    };
     service.call(conn, message, &mut reply);
     Outcome { deferred: reply.deferred, close: reply.close }
 }
@@ -193,6 +241,9 @@ pub struct Reply<'a> {
     /// Answers the message is still owed.
     pub(crate) deferred: u32,
     pub(crate) close: bool,
+    /// The close need not wait for the peer.
+    pub(crate) at_once: bool,
+    pub(crate) exchange: Exchange,
 }
 
 pub(crate) enum Sink<'a> {
@@ -304,5 +355,55 @@ impl Reply<'_> {
     /// Closes the connection after the replies to this message and to those before it, deferred ones included.
     pub fn close(&mut self) {
         self.close = true;
+    }
+
+    /// The same, for protocols in which the peer sends nothing behind this message: the socket is closed with the last
+    /// reply, without waiting for the peer's end. If more has arrived all the same, this is [`Reply::close`].
+    pub fn close_at_once(&mut self) {
+        self.close = true;
+        self.at_once = true;
+    }
+
+    /// Begins an exchange with somebody else: connects, or takes a kept connection if `reuse` lets it. Ends the one
+    /// before. What is passed on before it is connected waits.
+    ///
+    /// Only shards have outgoing connections; elsewhere ([`call_outside`], datagrams) this does nothing, and nothing is
+    /// heard of it.
+    pub fn dial(&mut self, to: SocketAddr, reuse: bool) {
+        if let (Target::Stream { key: from, .. }, None) = (self.target, &self.env.answers) {
+            self.exchange = Exchange { open: true, full: false, ..self.exchange };
+            self.env.errands.push(Errand::Order { from, order: Wanted::Dial { to, reuse } });
+        }
+    }
+
+    /// Passes bytes to the other end of the exchange; lost if there is none.
+    pub fn pass(&mut self, bytes: Chunk) {
+        if let Target::Stream { key: from, .. } = self.target
+            && self.exchange.open
+        {
+            self.env.errands.push(Errand::Order { from, order: Wanted::Pass(bytes) });
+        }
+    }
+
+    /// Ends the exchange. `keep`: the connection may serve another one, because both ends agree that this one is over.
+    /// A kept one with unsent bytes is closed all the same.
+    pub fn hang_up(&mut self, keep: bool) {
+        if let Target::Stream { key: from, .. } = self.target
+            && self.exchange.open
+        {
+            self.exchange = Exchange { open: false, full: false, ..self.exchange };
+            self.env.errands.push(Errand::Order { from, order: Wanted::HangUp { keep } });
+        }
+    }
+
+    /// Holds further messages of this connection back, or lets them come again: a request behind one that is with
+    /// somebody else waits.
+    pub fn hold(&mut self, hold: bool) {
+        self.exchange.hold = hold;
+    }
+
+    /// Number of the shard this runs on, below the number of CPUs of the server.
+    pub fn shard(&self) -> usize {
+        self.env.shard
     }
 }

@@ -12,6 +12,8 @@ macro_rules! counters {
         pub struct Stats {
             $($(#[doc = $help])+ pub $name: Counter,)+
             closed: [Counter; CloseReason::ALL.len()],
+            /// Events that one look for work found, least and most, over the last full second.
+            pub looks: Looks,
         }
 
         impl Stats {
@@ -35,6 +37,8 @@ macro_rules! counters {
 counters! {
     /// Connections accepted.
     accepted,
+    /// Connections accepted on the CPU that received them (SO_INCOMING_CPU), where the server was told to look.
+    accepted_local,
     /// Times accepting failed for another reason than the next two.
     accept_errors,
     /// Connections closed at once because the process has no file descriptor left.
@@ -83,8 +87,22 @@ counters! {
     tasks_refused,
     /// Tasks that panicked; their connection was closed.
     tasks_panicked,
+    /// Outgoing connections that were dialed.
+    dialed,
+    /// Outgoing connections that could not be made.
+    dials_failed,
+    /// Times a kept outgoing connection was used again.
+    outgoing_reused,
+    /// Bytes received from outgoing connections.
+    outgoing_bytes_in,
+    /// Bytes sent to outgoing connections.
+    outgoing_bytes_out,
     /// Times the shard looked for work.
     turns,
+    /// Times it found none: a wait that was interrupted, or that had an end.
+    turns_empty,
+    /// What it found: bytes, ends, connections, wake-ups.
+    events,
     /// System calls made by the engine on the path of messages.
     syscalls,
     /// Times user space waited for TCP to take what the kernel half had queued.
@@ -107,6 +125,25 @@ impl Counter {
     /// The count now.
     pub fn value(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// How much the looks for work of a second found.
+#[derive(Debug, Default)]
+pub struct Looks {
+    least: AtomicU64,
+    most: AtomicU64,
+}
+
+impl Looks {
+    pub(crate) fn publish(&self, least: u64, most: u64) {
+        self.least.store(least, Ordering::Relaxed);
+        self.most.store(most, Ordering::Relaxed);
+    }
+
+    /// Events of the poorest and of the richest look.
+    pub fn range(&self) -> (u64, u64) {
+        (self.least.load(Ordering::Relaxed), self.most.load(Ordering::Relaxed))
     }
 }
 

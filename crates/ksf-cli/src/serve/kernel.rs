@@ -40,7 +40,7 @@ impl Half {
                 ObjectSource::Builtin(Builtin::RpcNull)
             }
             What::Object(path) => ObjectSource::File(path.clone()),
-            What::Work => return Ok(None),
+            What::Work | What::Demo(_) => return Ok(None),
         };
         Ok(Some(Half { service: KernelService::load(&source, &options)?, links: Vec::new() }))
     }

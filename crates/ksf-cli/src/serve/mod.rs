@@ -1,5 +1,6 @@
 //! The commands that serve: start the services, then wait for signals.
 
+mod demo;
 mod explain;
 mod kernel;
 mod object;
@@ -11,7 +12,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::args::{EchoArgs, Loudness, RpcArgs, RunArgs, ServeArgs, StatsArgs};
+use crate::args::{EchoArgs, Loudness, RpcArgs, RunArgs, ServeArgs, ServeCommand, StatsArgs};
 use crate::config::Config;
 use crate::engine::Obstacles;
 use crate::exit::{Failure, Status, say};
@@ -28,42 +29,48 @@ use running::Running;
 pub(crate) fn kecho(args: EchoArgs) -> Result<ExitCode, Failure> {
     let passed = manager::passed_sockets()?;
     let (stats, loudness) = (args.server.stats.clone(), args.server.loudness);
-    run(vec![plan::kecho(args, passed)?], &stats, loudness)
+    run(vec![plan::kecho(args, passed)?], &stats, loudness, None)
 }
 
 /// Runs `ksf krpc2`.
 pub(crate) fn krpc2(args: RpcArgs) -> Result<ExitCode, Failure> {
     let passed = manager::passed_sockets()?;
     let (stats, loudness) = (args.server.stats.clone(), args.server.loudness);
-    run(vec![plan::krpc2(args, passed)?], &stats, loudness)
+    run(vec![plan::krpc2(args, passed)?], &stats, loudness, None)
 }
 
 /// Runs `ksf run`.
 pub(crate) fn object(args: RunArgs) -> Result<ExitCode, Failure> {
     let passed = manager::passed_sockets()?;
     let (stats, loudness) = (args.server.stats.clone(), args.server.loudness);
-    run(vec![plan::object(args, passed)?], &stats, loudness)
+    run(vec![plan::object(args, passed)?], &stats, loudness, None)
 }
 
 /// Runs `ksf serve`.
-pub(crate) fn config(args: ServeArgs) -> Result<ExitCode, Failure> {
+pub(crate) fn config(mut args: ServeArgs) -> Result<ExitCode, Failure> {
+    if let Some(ServeCommand::Demo(args)) = args.service.take() {
+        return demo::run(*args);
+    }
     let passed = manager::passed_sockets()?;
-    let config = Config::read(&args.config)?;
+    let Some(path) = args.config.clone() else {
+        return Err(Failure::new(Status::Usage, "no configuration file was given").remedy("see ksf serve --help"));
+    };
+    let config = Config::read(&path)?;
     for service in &config.services {
         config.limits_of(service, &args.limits)?;
     }
     if args.check {
         // The sockets are not there yet when a file is checked, so the listeners are not looked at.
         let names: Vec<&str> = config.services.iter().map(|service| service.name.as_str()).collect();
-        say(&format_args!("{} is correct: {}", args.config.display(), names.join(", ")));
+        say(&format_args!("{} is correct: {}", path.display(), names.join(", ")));
         return Ok(ExitCode::SUCCESS);
     }
     let stats = StatsArgs {
         stats_socket: args.stats.stats_socket.clone().or_else(|| config.stats.socket.clone()),
         prometheus: args.stats.prometheus.or(config.stats.prometheus),
     };
-    let plans = plan::config(&config, &args, passed)?;
-    run(plans, &stats, args.loudness)
+    let plans = plan::config(&config, &path, &args, passed)?;
+    run(plans, &stats, args.loudness, None)
 }
 
 /// The services of this process; empty once they drain.
@@ -74,7 +81,12 @@ fn lock(services: &Services) -> std::sync::MutexGuard<'_, Vec<Running>> {
     services.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn run(plans: Vec<Plan>, stats_args: &StatsArgs, loudness: Loudness) -> Result<ExitCode, Failure> {
+fn run(
+    plans: Vec<Plan>,
+    stats_args: &StatsArgs,
+    loudness: Loudness,
+    reporter: Option<demo::Reporter>,
+) -> Result<ExitCode, Failure> {
     // First of all: a signal that comes while the services start must not leave anything behind.
     let events = Events::take().map_err(|error| Failure::os("cannot take over the signals", &error))?;
     let chat = |line: &dyn std::fmt::Display| {
@@ -112,6 +124,9 @@ fn run(plans: Vec<Plan>, stats_args: &StatsArgs, loudness: Loudness) -> Result<E
     }
     if loudness.verbose > 0 {
         describe(&source(), socket.as_ref());
+    }
+    if let Some(reporter) = reporter {
+        reporter.start(Arc::clone(&services))?;
     }
     manager::ready(&status(&services));
     let result = wait(&services, &events, loudness);

@@ -1,7 +1,7 @@
 //! From flags or a configuration file to what is to be started.
 
 use std::net::{Ipv6Addr, SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
@@ -43,6 +43,16 @@ pub(crate) enum What {
     Rpc { table: ProgramTable, rpcbind: bool },
     Object(PathBuf),
     Work,
+    Demo(Demo),
+}
+
+/// What the demo server does.
+#[derive(Debug)]
+pub(crate) struct Demo {
+    /// Whom to ask; it answers itself if there is nobody.
+    pub(crate) backends: Vec<SocketAddr>,
+    pub(crate) keep_alive: bool,
+    pub(crate) body_bytes: usize,
 }
 
 /// Where the service listens.
@@ -148,14 +158,26 @@ fn single(name: &str, what: What, args: ServerArgs, port: u16, mut passed: Vec<P
 }
 
 /// The plans of `ksf serve`.
-pub(crate) fn config(config: &Config, args: &ServeArgs, mut passed: Vec<Passed>) -> Result<Vec<Plan>, Failure> {
+pub(crate) fn config(
+    config: &Config,
+    path: &Path,
+    args: &ServeArgs,
+    mut passed: Vec<Passed>,
+) -> Result<Vec<Plan>, Failure> {
     let services = config.services.iter();
-    let plans: Result<Vec<Plan>, Failure> = services.map(|table| service(config, table, args, &mut passed)).collect();
+    let plans: Result<Vec<Plan>, Failure> =
+        services.map(|table| service(config, table, path, args, &mut passed)).collect();
     all_taken(&passed)?;
     plans
 }
 
-fn service(config: &Config, entry: &ServiceTable, args: &ServeArgs, passed: &mut Vec<Passed>) -> Result<Plan, Failure> {
+fn service(
+    config: &Config,
+    entry: &ServiceTable,
+    path: &Path,
+    args: &ServeArgs,
+    passed: &mut Vec<Passed>,
+) -> Result<Plan, Failure> {
     let (port, what) = match entry.kind {
         Kind::Echo => (ECHO_PORT, What::Echo),
         Kind::Rpc => {
@@ -182,11 +204,7 @@ fn service(config: &Config, entry: &ServiceTable, args: &ServeArgs, passed: &mut
         window_bytes: entry.window_bytes.map(|number| number.0),
         workers: entry.workers.map_or(0, |number| number.0 as usize),
         mux: entry.mux.unwrap_or_default(),
-        limits: LimitSource::Config {
-            path: args.config.clone(),
-            service: entry.name.clone(),
-            flags: args.limits.clone(),
-        },
+        limits: LimitSource::Config { path: path.to_owned(), service: entry.name.clone(), flags: args.limits.clone() },
         resources: config.resources_of(entry, &args.resources),
     })
 }
@@ -205,7 +223,12 @@ fn programs(more: &[ProgramRange]) -> Result<ProgramTable, String> {
 
 /// Resolves addresses and takes the passed sockets that belong here: those called `name`, or all where there is
 /// only one service. A wish for passed sockets that are not there is an error: the service would listen nowhere.
-fn sockets(listen: &[Listen], port: u16, name: Option<&str>, passed: &mut Vec<Passed>) -> Result<Sockets, Failure> {
+pub(super) fn sockets(
+    listen: &[Listen],
+    port: u16,
+    name: Option<&str>,
+    passed: &mut Vec<Passed>,
+) -> Result<Sockets, Failure> {
     let mut sockets = Sockets::default();
     if listen.is_empty() {
         take_passed(&mut sockets, passed, name);
@@ -242,9 +265,11 @@ fn addresses(listen: &Listen) -> Vec<ListenAddr> {
 }
 
 /// Whether a default address can be had at all: [::1] does not exist where IPv6 is off, and nobody asked for it.
-fn is_on_this_machine(listen: &Listen) -> bool {
+pub(super) fn is_on_this_machine(listen: &Listen) -> bool {
     match listen {
-        Listen::Any(SocketAddr::V6(_)) => TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok(),
+        Listen::Any(SocketAddr::V6(_)) | Listen::Tcp(SocketAddr::V6(_)) => {
+            TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok()
+        }
         _ => true,
     }
 }
@@ -263,7 +288,7 @@ fn nothing_passed(name: Option<&str>) -> Failure {
         .remedy("start the server by its socket unit (FileDescriptorName= gives the name), or remove the wish")
 }
 
-fn all_taken(passed: &[Passed]) -> Result<(), Failure> {
+pub(super) fn all_taken(passed: &[Passed]) -> Result<(), Failure> {
     let Some(socket) = passed.first() else { return Ok(()) };
     let what = format!("the service manager passed a socket named \"{}\" that no service takes", socket.name);
     Err(Failure::new(Status::Config, what)

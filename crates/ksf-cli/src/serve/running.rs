@@ -11,6 +11,7 @@ use ksf::listener::ListenAddr;
 use ksf::server::{Builder, Drained, ListenerInfo, Server};
 use ksf_kernel::KernelError;
 use ksf_services::echo::Echo;
+use ksf_services::http::{Counts, PageServer, Proxy};
 use ksf_services::rpc::RpcService;
 
 use ksf_services::rpc::rpcbind::{self, Endpoint, Registration};
@@ -43,11 +44,16 @@ pub(crate) struct Running {
     registration: Option<Registration>,
     server: Server,
     half: Option<Half>,
+    /// What each worker of a demo server counts.
+    counts: Option<Arc<Counts>>,
 }
 
 /// Starts a service on the best engine that works, or on the one that was asked for.
 pub(crate) fn start(plan: Plan, lacks: &Obstacles, verbose: bool) -> Result<Running, Failure> {
-    let mut choice = engine::choose(plan.engine, lacks)?;
+    // The demo server has no kernel half, and does not miss it.
+    let own_lacks = matches!(plan.what, What::Demo(_)).then(|| Obstacles { kernel: None, ..lacks.clone() });
+    let mut choice = engine::choose(plan.engine, own_lacks.as_ref().unwrap_or(lacks))?;
+    let mut counts = None;
     let mut limits = plan.limits.read()?;
     let mut message_bytes_max = usize::MAX;
     let cpus = ksf::cpus::choose(plan.cpus.as_deref()).map_err(|error| explain(error, choice.base))?;
@@ -65,6 +71,20 @@ pub(crate) fn start(plan: Plan, lacks: &Obstacles, verbose: bool) -> Result<Runn
         (What::Work, _) => {
             let service = if workers > 0 { Work::in_place() } else { Work::default() };
             build(builder(&limits), plan.sockets, Arc::new(service), assist, crew, &limits)?
+        }
+        (What::Demo(demo), _) => {
+            // A system call for each connection: what the demo server is there to show.
+            let builder = builder(&limits).locality(true);
+            let (sockets, shards) = (plan.sockets, cpus.len());
+            if demo.backends.is_empty() {
+                let service = Arc::new(PageServer::new(demo.body_bytes, demo.keep_alive, shards));
+                counts = Some(Arc::clone(service.counts()));
+                build(builder, sockets, service, assist, crew, &limits)?
+            } else {
+                let service = Arc::new(Proxy::new(demo.backends.clone(), demo.keep_alive, shards));
+                counts = Some(Arc::clone(service.counts()));
+                build(builder, sockets, service, assist, crew, &limits)?
+            }
         }
         (What::Rpc { table, .. }, _) => {
             let service = Arc::new(RpcService::new(plan.name.as_str(), table.clone()));
@@ -101,6 +121,7 @@ pub(crate) fn start(plan: Plan, lacks: &Obstacles, verbose: bool) -> Result<Runn
         registration,
         server,
         half,
+        counts,
     })
 }
 
@@ -225,6 +246,38 @@ impl Running {
         self.server.drain()
     }
 
+    /// The workers of a demo server: CPU, counters of the shard and of the service, and the range of its looks for work.
+    pub(super) fn workers(&self) -> Vec<Worker> {
+        let Some(counts) = &self.counts else { return Vec::new() };
+        let shards = self.server.shards().zip(counts.workers());
+        shards
+            .map(|((cpu, shard), own)| Worker {
+                cpu,
+                accepted: shard.accepted.value(),
+                local: shard.accepted_local.value(),
+                turns: shard.turns.value(),
+                turns_empty: shard.turns_empty.value(),
+                events: shard.events.value(),
+                events_range: shard.looks.range(),
+                own: own.read(),
+            })
+            .collect()
+    }
+
+    /// Counters of the service's own, and those of each of its workers.
+    fn own(&self) -> Vec<Value> {
+        let mut own: Vec<Value> =
+            own_counters(&self.server).into_iter().map(|(name, value)| Value::new(name, "", value)).collect();
+        for (number, worker) in self.workers().into_iter().enumerate() {
+            let shard = [("accepted", worker.accepted), ("accepted_local", worker.local)];
+            let values = shard.into_iter().chain(worker.own).map(|(name, value)| {
+                Value::new(&format!("worker{number}_{name}"), &format!("On CPU {}.", worker.cpu), value)
+            });
+            own.extend(values);
+        }
+        own
+    }
+
     /// What `ksf stat` shows.
     pub(crate) fn snapshot(&self) -> ServiceSnapshot {
         let server = &self.server;
@@ -245,9 +298,22 @@ impl Running {
                 .flat_map(|half| half.service.counters())
                 .map(|c| Value::new(c.name, c.help, c.value))
                 .collect(),
-            own: named(own_counters(server)),
+            own: self.own(),
         }
     }
+}
+
+/// What one worker of a demo server counted.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Worker {
+    pub(super) cpu: usize,
+    pub(super) accepted: u64,
+    pub(super) local: u64,
+    pub(super) turns: u64,
+    pub(super) turns_empty: u64,
+    pub(super) events: u64,
+    pub(super) events_range: (u64, u64),
+    pub(super) own: Vec<(&'static str, u64)>,
 }
 
 /// Counters of the service's own. Every listener has the same service, so one list says it all.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use ksf::connection::Connection;
 use ksf::env::Env;
 use ksf::limits::{Limits, Time};
+use ksf::outgoing::{Order, Upstream};
 use ksf::pool::{Chunk, Memory, Pool};
 use ksf::service::ConnKey;
 use ksf::{CloseReason, Peer, Service};
@@ -63,6 +64,45 @@ impl<S: Service> Wire<S> {
     pub(crate) fn eof(&mut self) -> Vec<u8> {
         self.connection.peer_closed(&mut self.env);
         self.sent()
+    }
+
+    /// Something happens at the other end of its exchange.
+    pub(crate) fn upstream(&mut self, event: Upstream) -> Vec<u8> {
+        self.connection.upstream(event, &mut self.env);
+        self.sent()
+    }
+
+    /// The other end of its exchange takes no bytes for now, or does again.
+    pub(crate) fn set_full(&mut self, full: bool) {
+        self.connection.set_full(full, &mut self.env);
+    }
+
+    /// True while it would be read.
+    pub(crate) fn wants_bytes(&self) -> bool {
+        self.connection.wants_bytes(&self.env)
+    }
+
+    /// What it asked of its shard since the last call.
+    pub(crate) fn orders(&mut self) -> Vec<Order> {
+        self.env.take_orders().into_iter().map(|(_, order)| order).collect()
+    }
+
+    /// The time of the next event.
+    pub(crate) fn set_time_ms(&mut self, ms: u64) -> Vec<u8> {
+        self.env.now = Time(0).plus_ms(ms);
+        assert_eq!(self.connection.tick(&mut self.env), None, "the peer takes everything");
+        self.sent()
+    }
+
+    /// Bytes of input it keeps.
+    pub(crate) fn unfinished_bytes(&self) -> usize {
+        self.connection.unfinished_bytes()
+    }
+
+    /// The service gets its state back.
+    pub(crate) fn into_end(mut self) -> Env {
+        self.connection.end(&mut self.env);
+        self.env
     }
 
     /// Why the connection is over, if it is.

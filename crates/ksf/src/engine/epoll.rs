@@ -4,11 +4,12 @@
 //! EINTR comes from the wait for events alone.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 use std::{io, mem, ptr};
 
-use super::msg::{CONTROL_BYTES, SendMsg, read_pktinfo, send_datagram_now, send_now, socket_addr};
+use super::msg::{CONTROL_BYTES, SendMsg, read_pktinfo, send_datagram_now, send_now, sockaddr, socket_addr};
 use super::{Engine, Event, Reading, Wait, pause};
 use crate::env::Env;
 use crate::error::Error;
@@ -42,8 +43,10 @@ struct Conn {
     socket: RawFd,
     reading: Reading,
     batch: Option<SendBatch>,
-    /// What epoll was last told.
-    interest: u32,
+    /// A connect is under way.
+    connecting: bool,
+    /// What epoll was last told; `None`: it was never told of this socket, which may be closed before it must be.
+    interest: Option<u32>,
 }
 
 struct DatagramSocket {
@@ -151,14 +154,30 @@ impl Engine for Epoll {
         self.control(libc::EPOLL_CTL_ADD, fd, IN, Source::Datagram(socket))
     }
 
-    fn open(&mut self, conn: ConnKey, socket: RawFd) {
+    fn open(&mut self, conn: ConnKey, socket: RawFd, reading: Reading) {
         let at = conn.index as usize;
         if at >= self.conns.len() {
             self.conns.resize_with(at + 1, Conn::default);
         }
-        self.conns[at] = Conn { key: Some(conn), socket, reading: Reading::On, batch: None, interest: IN };
-        if self.control(libc::EPOLL_CTL_ADD, socket, IN, Source::Conn(conn.index)).is_err() {
-            self.done.push(Event::Failed { conn });
+        self.conns[at] = Conn { key: Some(conn), socket, reading, ..Conn::default() };
+        self.update_interest(conn.index);
+    }
+
+    fn connect(&mut self, conn: ConnKey, to: SocketAddr) {
+        let Some(state) = self.conn(conn) else { return };
+        let socket = state.socket;
+        let (addr, len) = sockaddr(to);
+        let connected = set_nonblocking(socket, true).and_then(|()| {
+            // SAFETY: `addr` lives through the call, and `len` is the length of the address in it.
+            let result = unsafe { libc::connect(socket, ptr::from_ref(&addr).cast(), len) };
+            if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        });
+        match connected {
+            Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {
+                state.connecting = true;
+                self.update_interest(conn.index);
+            }
+            result => self.done.push(Event::Connected { conn, error: result.err() }),
         }
     }
 
@@ -206,14 +225,12 @@ impl Engine for Epoll {
         }
     }
 
-    fn release(&mut self, conn: ConnKey) {
-        if let Some(state) = self.conn(conn) {
-            let socket = state.socket;
-            *state = Conn::default();
-            // Fails only if it was never added.
-            let _ = self.control(libc::EPOLL_CTL_DEL, socket, 0, Source::Conn(conn.index));
-            self.done.push(Event::Released { conn });
-        }
+    fn release(&mut self, conn: ConnKey) -> bool {
+        let Some(state) = self.conn(conn) else { return false };
+        // Closing it takes it out of epoll: nobody else has the descriptor. Until then it may be reported once more, in
+        // this very turn, and is not looked for any more.
+        *state = Conn::default();
+        true
     }
 
     fn shutdown(&mut self) {
@@ -293,16 +310,23 @@ impl Epoll {
             Reading::On => IN,
             Reading::Parked => HANGUP,
         };
-        let interest = reading | if state.batch.is_some() { OUT } else { 0 };
-        if interest != state.interest && state.key.is_some() {
-            let socket = state.socket;
-            self.conns[index as usize].interest = interest;
+        let interest = reading | if state.batch.is_some() || state.connecting { OUT } else { 0 };
+        let (told, socket) = (state.interest, state.socket);
+        let Some(conn) = state.key.filter(|_| told.unwrap_or(0) != interest) else { return };
+        self.conns[index as usize].interest = Some(interest);
+        if told.is_some() {
             // Changing an entry that is there cannot fail.
             let _ = self.control(libc::EPOLL_CTL_MOD, socket, interest, Source::Conn(index));
+        } else if self.control(libc::EPOLL_CTL_ADD, socket, interest, Source::Conn(index)).is_err() {
+            self.done.push(Event::Failed { conn });
         }
     }
 
     fn conn_ready(&mut self, index: u32, ready: u32, env: &mut Env, events: &mut Vec<Event>) {
+        if self.conns[index as usize].connecting {
+            self.connect_ready(index, events);
+            return;
+        }
         if ready & OUT != 0 {
             self.try_send(index, env, events);
         }
@@ -316,6 +340,17 @@ impl Epoll {
             // Not reading, so no receive would report it; epoll does so until it is taken care of.
             events.push(Event::Failed { conn });
         }
+    }
+
+    fn connect_ready(&mut self, index: u32, events: &mut Vec<Event>) {
+        let state = &mut self.conns[index as usize];
+        let Some(conn) = state.key else { return };
+        // Epoll is told when the shard reads, which it does next.
+        state.connecting = false;
+        // SAFETY: the socket is open until it is released, and was not.
+        let socket = unsafe { BorrowedFd::borrow_raw(state.socket) };
+        let error = rustix::net::sockopt::socket_error(socket).and_then(|result| result).err().map(io::Error::from);
+        events.push(Event::Connected { conn, error });
     }
 
     fn receive(&mut self, index: u32, conn: ConnKey, env: &mut Env, events: &mut Vec<Event>) {
@@ -448,7 +483,7 @@ pub(crate) fn set_nonblocking(socket: RawFd, on: bool) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-fn receive_into(socket: RawFd, slot: &mut SlotMut) -> io::Result<usize> {
+pub(super) fn receive_into(socket: RawFd, slot: &mut SlotMut) -> io::Result<usize> {
     let buffer = slot.as_mut_slice();
     // SAFETY: the slice is exclusively ours and as long as we say.
     let result = unsafe { libc::recv(socket, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) };

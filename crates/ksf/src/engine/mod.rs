@@ -6,6 +6,7 @@
 //!
 //! The third engine, `kernel`, is one of these two with a [kernel half](crate::assist) in front.
 
+use std::net::SocketAddr;
 use std::os::fd::{OwnedFd, RawFd};
 use std::time::Duration;
 use std::{fmt, io};
@@ -65,6 +66,8 @@ pub(crate) enum Event {
     Accepted { listener: u32, socket: OwnedFd },
     /// Accepting failed and has stopped; [`Engine::listen`] starts it again.
     AcceptFailed { listener: u32, error: io::Error },
+    /// An outgoing connection is there, or cannot be made.
+    Connected { conn: ConnKey, error: Option<io::Error> },
     /// Bytes arrived.
     Received { conn: ConnKey, chunk: Chunk },
     /// The peer ended its direction.
@@ -113,7 +116,8 @@ pub(crate) fn pause(time: Duration, env: &Env) {
     });
 }
 
-/// Operations on sockets. Descriptors stay open until [`Event::Released`]: the shard keeps them.
+/// Operations on sockets. Descriptors stay open until [`Engine::release`] or [`Event::Released`] says that
+/// they may be closed: the shard keeps them.
 pub(crate) trait Engine: Sized {
     /// Sets the engine up on the calling thread, which will be the only one to use it.
     fn new(env: &mut Env) -> Result<Self, Error>;
@@ -127,8 +131,23 @@ pub(crate) trait Engine: Sized {
     /// Receives datagrams from a bound socket, for good. Fails if that cannot be started.
     fn listen_datagrams(&mut self, socket: u32, fd: RawFd) -> io::Result<()>;
 
-    /// Takes over a connected socket and starts to receive from it.
-    fn open(&mut self, conn: ConnKey, socket: RawFd);
+    /// Takes over a connected socket, and starts to receive from it if it is to be read.
+    fn open(&mut self, conn: ConnKey, socket: RawFd, reading: Reading);
+
+    /// Connects a socket that was opened without reading; [`Event::Connected`] follows, unless it is released before.
+    fn connect(&mut self, conn: ConnKey, to: SocketAddr);
+
+    /// Receives what is there, once, without waiting; for a socket that is not read otherwise now. `None`: nothing yet,
+    /// or something that a receive by [`Reading::On`] will report.
+    fn receive_now(&mut self, socket: RawFd, env: &mut Env) -> Option<Chunk> {
+        let mut slot = env.pool.take()?;
+        env.stats.syscalls.add(1);
+        match epoll::receive_into(socket, &mut slot) {
+            // The end and errors are final: they will be met again.
+            Ok(0) | Err(_) => None,
+            Ok(bytes) => Some(slot.freeze(bytes)),
+        }
+    }
 
     /// Receives, or stops to. Bytes already under way are still reported.
     fn set_reading(&mut self, conn: ConnKey, reading: Reading);
@@ -146,8 +165,9 @@ pub(crate) trait Engine: Sized {
     /// Sends one datagram, or gives it up and counts that if `datagram_queue_max` wait already.
     fn send_datagram(&mut self, socket: u32, peer: DatagramPeer, batch: SendBatch, env: &mut Env);
 
-    /// Ends every operation of a connection; [`Event::Released`] follows.
-    fn release(&mut self, conn: ConnKey);
+    /// Ends every operation of a connection. True: there is none, and the socket may be closed now; else
+    /// [`Event::Released`] follows.
+    fn release(&mut self, conn: ConnKey) -> bool;
 
     /// Ends every operation, and waits until the kernel is done with all of them. The last call before sockets are
     /// closed and the engine is dropped.

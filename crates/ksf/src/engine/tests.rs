@@ -160,8 +160,8 @@ fn another_reader<E: Engine>() {
     let (ours, mut peer) = UnixStream::pair().unwrap();
     let again = ours.try_clone().unwrap();
     let mut bench = Bench::<E>::new();
-    bench.engine.open(key(0), ours.as_raw_fd());
-    bench.engine.open(key(1), again.as_raw_fd());
+    bench.engine.open(key(0), ours.as_raw_fd(), Reading::On);
+    bench.engine.open(key(1), again.as_raw_fd(), Reading::On);
     for _ in 0..3 {
         peer.write_all(b"bytes").unwrap();
         bench.expect_bytes(b"bytes");
@@ -217,7 +217,7 @@ fn receiving_in_the_other_mode<E: Engine>() {
     for nonblocking in [true, false] {
         let (ours, mut peer) = UnixStream::pair().unwrap();
         let mut bench = Bench::<E>::new();
-        bench.engine.open(key(0), ours.as_raw_fd());
+        bench.engine.open(key(0), ours.as_raw_fd(), Reading::On);
         ours.set_nonblocking(nonblocking).unwrap();
         // Nothing to receive yet.
         let wait = Wait { timeout: Some(Duration::from_micros(1)), gather: None };
@@ -240,7 +240,7 @@ fn sending_in_the_other_mode<E: Engine>() {
         let (ours, mut peer) = UnixStream::pair().unwrap();
         ours.set_nonblocking(nonblocking).unwrap();
         let mut bench = Bench::<E>::new();
-        bench.engine.open(key(0), ours.as_raw_fd());
+        bench.engine.open(key(0), ours.as_raw_fd(), Reading::On);
         bench.engine.set_reading(key(0), Reading::Off);
         let mut output = Output::default();
         output.tail(&mut bench.env.spares).resize(BYTES, 7);

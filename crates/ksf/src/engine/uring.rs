@@ -16,16 +16,19 @@
 //! ```
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
-use std::{io, mem};
+use std::{io, mem, ptr};
 
 use io_uring::types::{Fd, RecvMsgOut, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
 use super::buffer_ring::{BUFFER_GROUP, BUFFERS, BufferRing};
 use super::epoll::set_nonblocking;
-use super::msg::{CONTROL_BYTES, SLICES_MAX, SendMsg, read_pktinfo, send_datagram_now, send_now, socket_addr};
+use super::msg::{
+    CONTROL_BYTES, SLICES_MAX, SendMsg, read_pktinfo, send_datagram_now, send_now, sockaddr, socket_addr,
+};
 use super::{Engine, Event, Reading, Wait, pause};
 use crate::env::Env;
 use crate::error::Error;
@@ -80,6 +83,8 @@ struct Conn {
     /// A poll for the end of the stream is armed.
     hangup: Recv,
     wanted: Reading,
+    /// The address of a connect that is under way; boxed, because the kernel reads it.
+    connect: Option<Box<libc::sockaddr_storage>>,
     send: Option<Send>,
     releasing: bool,
 }
@@ -122,6 +127,7 @@ struct DatagramSend {
 enum Op {
     Accept(u32),
     Cancel,
+    Connect(u32),
     Datagram(u32),
     Hangup(u32),
     Recv(u32),
@@ -141,6 +147,7 @@ impl Op {
             Self::Send(index) => (6, index),
             Self::SendDatagram(index) => (7, index),
             Self::Watch(index) => (8, index),
+            Self::Connect(index) => (9, index),
         };
         kind << 56 | u64::from(index)
     }
@@ -156,6 +163,7 @@ impl Op {
             6 => Self::Send(index),
             7 => Self::SendDatagram(index),
             8 => Self::Watch(index),
+            9 => Self::Connect(index),
             _ => return None,
         })
     }
@@ -278,14 +286,22 @@ impl Engine for Uring {
         Ok(())
     }
 
-    fn open(&mut self, conn: ConnKey, socket: RawFd) {
+    fn open(&mut self, conn: ConnKey, socket: RawFd, reading: Reading) {
         let at = conn.index as usize;
         if at >= self.conns.len() {
             self.conns.resize_with(at + 1, Conn::default);
         }
         debug_assert!(self.conns[at].key.is_none(), "a place is reused only after Released");
-        self.conns[at] = Conn { key: Some(conn), socket, wanted: Reading::On, ..Conn::default() };
+        self.conns[at] = Conn { key: Some(conn), socket, wanted: reading, ..Conn::default() };
         self.arm_recv(conn.index);
+    }
+
+    fn connect(&mut self, conn: ConnKey, to: SocketAddr) {
+        let Some(state) = self.conn(conn) else { return };
+        let (addr, len) = sockaddr(to);
+        let addr = state.connect.insert(Box::new(addr));
+        let entry = opcode::Connect::new(Fd(state.socket), ptr::from_ref(&**addr).cast(), len).build();
+        self.push(entry.user_data(Op::Connect(conn.index).user_data()));
     }
 
     fn set_reading(&mut self, conn: ConnKey, reading: Reading) {
@@ -347,17 +363,19 @@ impl Engine for Uring {
         batch.recycle(&mut env.spares);
     }
 
-    fn release(&mut self, conn: ConnKey) {
-        let Some(state) = self.conn(conn) else { return };
+    fn release(&mut self, conn: ConnKey) -> bool {
+        let Some(state) = self.conn(conn) else { return false };
         state.releasing = true;
         let cancel_send = state.send.as_mut().is_some_and(|send| !mem::replace(&mut send.cancelling, true));
+        let cancel_connect = state.connect.is_some();
         self.set_reading(conn, Reading::Off);
+        if cancel_connect {
+            self.cancel(Op::Connect(conn.index));
+        }
         if cancel_send {
             self.cancel(Op::Send(conn.index));
         }
-        if let Some(event) = self.released(conn.index) {
-            self.ready.push(event);
-        }
+        self.released(conn.index).is_some()
     }
 
     fn shutdown(&mut self) {
@@ -475,6 +493,7 @@ impl Uring {
         self.under_way -= usize::from(!cqueue::more(entry.flags()));
         match Op::from_user_data(entry.user_data()) {
             Some(Op::Accept(listener)) => self.accepted(listener, entry, events),
+            Some(Op::Connect(index)) => self.connected(index, entry, events),
             Some(Op::Datagram(socket)) => self.received_datagram(socket, entry, env, events),
             Some(Op::Hangup(index)) => self.hung_up(index, entry, events),
             Some(Op::Recv(index)) => self.received(index, entry, env, events),
@@ -488,6 +507,17 @@ impl Uring {
             }
             Some(Op::Cancel) | None => {}
         }
+    }
+
+    fn connected(&mut self, index: u32, entry: &cqueue::Entry, events: &mut Vec<Event>) {
+        let state = &mut self.conns[index as usize];
+        state.connect = None;
+        let Some(conn) = state.key else { return };
+        if !state.releasing {
+            let error = (entry.result() < 0).then(|| io::Error::from_raw_os_error(-entry.result()));
+            events.push(Event::Connected { conn, error });
+        }
+        events.extend(self.released(index));
     }
 
     fn hung_up(&mut self, index: u32, entry: &cqueue::Entry, events: &mut Vec<Event>) {
@@ -624,7 +654,10 @@ impl Uring {
     /// The event that ends a connection, once nothing of it is left in the kernel.
     fn released(&mut self, index: u32) -> Option<Event> {
         let state = &mut self.conns[index as usize];
-        if !state.releasing || state.recv != Recv::Off || state.hangup != Recv::Off || state.send.is_some() {
+        if !state.releasing || state.recv != Recv::Off || state.hangup != Recv::Off {
+            return None;
+        }
+        if state.send.is_some() || state.connect.is_some() {
             return None;
         }
         let conn = state.key.take()?;
@@ -644,7 +677,7 @@ impl Uring {
                     Op::Datagram(socket) => self.arm_datagram(socket),
                     Op::Recv(index) => self.arm_recv(index),
                     Op::Watch(watch) => self.arm_watch(watch),
-                    Op::Cancel | Op::Hangup(_) | Op::Send(_) | Op::SendDatagram(_) => {}
+                    Op::Cancel | Op::Connect(_) | Op::Hangup(_) | Op::Send(_) | Op::SendDatagram(_) => {}
                 }
                 false
             }
@@ -759,7 +792,7 @@ impl Uring {
     }
 
     fn try_push(&mut self, entry: &squeue::Entry) -> bool {
-        // SAFETY: everything the request points to lives until its completion: batches and headers are owned by
+        // SAFETY: everything the request points to lives until its completion: batches, headers and addresses are owned by
         // `conns`, `datagrams` and `sockets` until then (boxed, or heap buffers that are not changed meanwhile), and
         // on drop the ring goes first. Descriptors stay open until `Released` (the shard's promise).
         unsafe { self.ring.submission().push(entry) }.is_ok()

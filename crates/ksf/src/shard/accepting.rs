@@ -12,7 +12,7 @@ use crate::engine::epoll::{accept_now, set_nonblocking};
 use crate::engine::{Engine, Reading};
 use crate::error::CloseReason;
 use crate::listener::ListenAddr;
-use crate::service::{ConnKey, Peer, Refused};
+use crate::service::{Peer, Refused};
 
 /// Time after which accepting is tried again when it failed.
 const ACCEPT_RETRY_MS: u64 = 50;
@@ -54,12 +54,16 @@ impl<E: Engine> Shard<E> {
     pub(super) fn accepted(&mut self, listener: u32, socket: OwnedFd) {
         let stats = &self.env.stats;
         stats.accepted.add(1);
+        if self.local_cpu.is_some() && rustix::net::sockopt::socket_incoming_cpu(&socket).ok() == self.local_cpu {
+            stats.accepted_local.add(1);
+        }
         let Some(Some(from)) = self.listeners.get(listener as usize) else { return };
         if self.connections.load(Ordering::Relaxed) >= self.env.limits.connections_max {
             stats.refused_connections_max.add(1);
             return;
         }
-        let Some(peer) = peer_of(&socket, from.kind) else {
+        let named = from.service.needs_peer_addresses() || from.adopter.is_some();
+        let Some(peer) = (if named { peer_of(&socket, from.kind) } else { Some(Peer::Unnamed) }) else {
             // Reset before it was accepted.
             stats.count_close(CloseReason::Io);
             return;
@@ -69,13 +73,11 @@ impl<E: Engine> Shard<E> {
             adopter.adopt(Adopted { socket, peer, place });
             return;
         }
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.places.push(super::Place { generation: 0, conn: None });
-            self.places.len() as u32 - 1
-        });
-        let key = ConnKey { index, generation: self.places[index as usize].generation };
+        let key = self.free_place();
+        let index = key.index;
+        let Some(Some(from)) = self.listeners.get(listener as usize) else { return };
         let Ok(stream) = from.service.open(peer, key, &self.env) else {
-            stats.refused_by_service.add(1);
+            self.env.stats.refused_by_service.add(1);
             self.free.push(index);
             return;
         };
@@ -87,21 +89,27 @@ impl<E: Engine> Shard<E> {
         if let Some(assist) = &assist {
             self.tokens.insert(assist.conn.token(), key);
         }
+        // The first bytes came with the connection: a receive that is tried now finds them, and often the connection
+        // ends in this very turn, without anything for the engine to do. A kernel half would have to see them first.
+        let at_once = from.service.peer_speaks_first() && assist.is_none();
+        let (reading, phase) = (if at_once { Reading::Off } else { Reading::On }, Phase::Open);
+        let fd = socket.as_raw_fd();
         // After attaching: the engine's first receive finds what arrived before.
-        self.engine.open(key, socket.as_raw_fd());
-        let (reading, phase) = (Reading::On, Phase::Open);
-        self.places[index as usize].conn = Some(Conn { stream, assist, socket, reading, touched: false, phase });
-        self.open += 1;
+        self.engine.open(key, fd, reading);
+        self.places[index as usize].conn =
+            Some(Conn { stream, assist, socket, reading, touched: false, phase, link: None });
+        self.note_open();
         self.connections.fetch_add(1, Ordering::Relaxed);
-        if self.open == 1 {
-            self.next_tick = self.env.now.plus_ms(self.tick_ms());
-        }
         let draining = self.draining.is_some();
         // Looked after at the end of the turn: a kernel half takes over at once.
-        if let Some((stream, env)) = self.stream(key)
-            && draining
-        {
-            stream.drain(env);
+        let first = if at_once { self.engine.receive_now(fd, &mut self.env) } else { None };
+        if let Some((stream, env)) = self.stream(key) {
+            if let Some(chunk) = first {
+                stream.receive(chunk, env);
+            }
+            if draining {
+                stream.drain(env);
+            }
         }
     }
 

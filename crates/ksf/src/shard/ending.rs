@@ -11,10 +11,12 @@ use crate::service::ConnKey;
 impl<E: Engine> Shard<E> {
     /// All replies are sent: ends our direction, and waits for the peer to end its own.
     pub(super) fn finish(&mut self, index: u32, reason: CloseReason) {
+        self.end_exchange(index);
         let place = &mut self.places[index as usize];
         let key = ConnKey { index, generation: place.generation };
         let Some(conn) = place.conn.as_mut() else { return };
-        let lingers = !conn.stream.saw_eof() && self.env.limits.linger_timeout_ms > 0;
+        let ends = conn.stream.saw_eof() || conn.stream.closes_at_once();
+        let lingers = !ends && self.env.limits.linger_timeout_ms > 0;
         if !lingers || rustix::net::shutdown(&conn.socket, rustix::net::Shutdown::Write).is_err() {
             self.release(index, reason);
             return;
@@ -44,11 +46,14 @@ impl<E: Engine> Shard<E> {
     }
 
     pub(super) fn release(&mut self, index: u32, reason: CloseReason) {
+        self.end_exchange(index);
         let place = &mut self.places[index as usize];
         let key = ConnKey { index, generation: place.generation };
         if let Some(conn) = place.conn.as_mut() {
             conn.phase = Phase::Releasing(reason);
-            self.engine.release(key);
+            if self.engine.release(key) {
+                self.forget(index, reason);
+            }
         }
     }
 
@@ -64,17 +69,20 @@ impl<E: Engine> Shard<E> {
     /// Closes the socket and frees the place.
     pub(super) fn forget(&mut self, index: u32, reason: CloseReason) {
         let place = &mut self.places[index as usize];
-        let Some(conn) = place.conn.take() else { return };
+        let Some(mut conn) = place.conn.take() else { return };
         place.generation = place.generation.wrapping_add(1);
         if let Some(assist) = conn.assist {
             self.tokens.remove(&assist.conn.token());
         }
         drop(conn.socket);
+        let served = conn.stream.outgoing().is_none();
         conn.stream.end(&mut self.env);
-        self.env.stats.count_close(reason);
         self.free.push(index);
         self.open -= 1;
-        self.connections.fetch_sub(1, Ordering::Relaxed);
+        if served {
+            self.env.stats.count_close(reason);
+            self.connections.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn start_draining(&mut self) {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::outgoing::Outgoing;
 use crate::connection::Connection;
 use crate::deferred::{Answer, Target};
 use crate::env::Env;
@@ -9,6 +10,7 @@ use crate::error::CloseReason;
 use crate::framing::Framing;
 use crate::limits::Time;
 use crate::listener::DatagramPeer;
+use crate::outgoing::{Exchange, Upstream};
 use crate::output::SendBatch;
 use crate::pool::Chunk;
 use crate::service::{ConnKey, Message, Peer, Refused, Reply, Service, Sink};
@@ -20,6 +22,8 @@ pub(crate) trait AnyService: Send + Sync {
     fn counters(&self) -> Vec<(&'static str, u64)>;
     fn framing(&self) -> Framing;
     fn name(&self) -> &str;
+    fn peer_speaks_first(&self) -> bool;
+    fn needs_peer_addresses(&self) -> bool;
 }
 
 impl<S: Service> AnyService for Arc<S> {
@@ -42,6 +46,14 @@ impl<S: Service> AnyService for Arc<S> {
     fn name(&self) -> &str {
         Service::name(&**self)
     }
+
+    fn peer_speaks_first(&self) -> bool {
+        Service::peer_speaks_first(&**self)
+    }
+
+    fn needs_peer_addresses(&self) -> bool {
+        Service::needs_peer_addresses(&**self)
+    }
 }
 
 /// A [`Connection`] of any service.
@@ -57,10 +69,18 @@ pub(crate) trait Stream {
     fn wants_bytes(&self, env: &Env) -> bool;
     fn finished(&self) -> Option<CloseReason>;
     fn is_closing(&self) -> bool;
+    fn closes_at_once(&self) -> bool;
     fn saw_eof(&self) -> bool;
     fn is_settled(&self) -> bool;
     fn owes_only_the_batch(&self) -> bool;
     fn has_output(&self) -> bool;
+    fn queued_bytes(&self) -> usize;
+    /// What happens at the other end of its exchange.
+    fn upstream(&mut self, event: Upstream, env: &mut Env);
+    /// The other end of its exchange takes no more for now, or does again.
+    fn set_full(&mut self, full: bool, env: &mut Env);
+    /// Itself, if it is an outgoing connection.
+    fn outgoing(&mut self) -> Option<&mut Outgoing>;
     fn unfinished_bytes(&self) -> usize;
     fn close_for_memory(&mut self, env: &mut Env);
     fn messages(&self) -> u64;
@@ -103,6 +123,9 @@ impl<S: Service> Stream for Connection<S> {
     fn is_closing(&self) -> bool {
         Self::is_closing(self)
     }
+    fn closes_at_once(&self) -> bool {
+        Self::closes_at_once(self)
+    }
     fn saw_eof(&self) -> bool {
         Self::saw_eof(self)
     }
@@ -114,6 +137,18 @@ impl<S: Service> Stream for Connection<S> {
     }
     fn has_output(&self) -> bool {
         Self::has_output(self)
+    }
+    fn queued_bytes(&self) -> usize {
+        Self::queued_bytes(self)
+    }
+    fn upstream(&mut self, event: Upstream, env: &mut Env) {
+        Self::upstream(self, event, env);
+    }
+    fn set_full(&mut self, full: bool, env: &mut Env) {
+        Self::set_full(self, full, env);
+    }
+    fn outgoing(&mut self) -> Option<&mut Outgoing> {
+        None
     }
     fn unfinished_bytes(&self) -> usize {
         Self::unfinished_bytes(self)
@@ -155,7 +190,16 @@ impl<S: Service> Datagrams for DatagramService<S> {
         let message = Message { bytes: chunk, origin: Some((chunk, 0)), peer: Peer::Udp(peer.addr), key };
         let target = Target::Datagram { socket: self.socket, peer };
         let sink = Sink::Datagrams(replies);
-        let mut reply = Reply { framing: Framing::Raw, sink, env, target, deferred: 0, close: false };
+        let mut reply = Reply {
+            framing: Framing::Raw,
+            sink,
+            env,
+            target,
+            deferred: 0,
+            close: false,
+            at_once: false,
+            exchange: Exchange::default(),
+        };
         self.service.call(&mut self.state, &message, &mut reply);
         let deferred = reply.deferred as usize;
         env.deferred_datagrams += deferred;
@@ -166,7 +210,16 @@ impl<S: Service> Datagrams for DatagramService<S> {
         env.deferred_datagrams -= 1;
         let target = Target::Datagram { socket: self.socket, peer };
         let sink = Sink::Datagrams(replies);
-        let mut reply = Reply { framing: Framing::Raw, sink, env, target, deferred: 0, close: false };
+        let mut reply = Reply {
+            framing: Framing::Raw,
+            sink,
+            env,
+            target,
+            deferred: 0,
+            close: false,
+            at_once: false,
+            exchange: Exchange::default(),
+        };
         match answer {
             Answer::Bytes(body) => reply.bytes(&body),
             Answer::Chunk(chunk) => reply.chunk(chunk),

@@ -99,6 +99,12 @@ impl<E: Engine> Shard<E> {
             let (bytes, done) = self.engine.send(key, batch, &mut self.env);
             stream.sent(bytes, done, &mut self.env);
         }
+        if let Some(link) = conn.link {
+            let queued_bytes = stream.queued_bytes();
+            self.pace_exchange(link, queued_bytes);
+        }
+        let Some(conn) = self.places[index as usize].conn.as_mut() else { return };
+        let Conn { stream, assist, socket, .. } = conn;
         if !again && let Some(reason) = stream.finished() {
             self.finish(index, reason);
             return;

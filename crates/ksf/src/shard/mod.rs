@@ -5,6 +5,7 @@
 //! connections.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -19,16 +20,19 @@ use crate::env::Env;
 use crate::error::CloseReason;
 use crate::limits::Time;
 use crate::listener::{DatagramPeer, ListenAddr};
+use crate::outgoing::Errand;
 use crate::output::SendBatch;
 use crate::pace::Pace;
 use crate::pool::Chunk;
 use crate::service::ConnKey;
+use crate::stats::Stats;
 
 mod accepting;
 mod assisted;
 mod ending;
 mod erased;
 mod look_after;
+mod outgoing;
 mod ticks;
 
 use accepting::spare_fd;
@@ -72,6 +76,8 @@ struct Conn {
     /// In the list of connections to look after at the end of the turn.
     touched: bool,
     phase: Phase,
+    /// The outgoing connection of its exchange.
+    link: Option<ConnKey>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -104,6 +110,10 @@ pub(crate) struct Shard<E: Engine> {
     woken: Vec<u64>,
     places: Vec<Place>,
     free: Vec<u32>,
+    /// Outgoing connections that are kept, by where they lead; used last, used first.
+    idle: HashMap<SocketAddr, Vec<ConnKey>>,
+    /// The list of errands of the last round, kept for its memory.
+    errands: Vec<Errand>,
     open: usize,
     /// Connections of the whole server.
     connections: Arc<AtomicUsize>,
@@ -117,6 +127,9 @@ pub(crate) struct Shard<E: Engine> {
     mail: Vec<Mail>,
     replies: Vec<SendBatch>,
     pace: Pace,
+    looks: LooksNow,
+    /// The CPU whose connections are local, if they are counted.
+    local_cpu: Option<u32>,
     /// Ticks come from a timer that is set once per tick. A time limit on every wait would set and cancel one at every
     /// turn, which in a virtual machine leaves it twice.
     timer: OwnedFd,
@@ -126,11 +139,34 @@ pub(crate) struct Shard<E: Engine> {
     stop: bool,
 }
 
+/// The looks for work of the second that is under way.
+#[derive(Default)]
+struct LooksNow {
+    least: Option<u64>,
+    most: u64,
+    since: Time,
+}
+
+impl LooksNow {
+    fn note(&mut self, events: u64, now: Time, stats: &Stats) {
+        const SECOND_MS: u64 = 1_000;
+        stats.events.add(events);
+        stats.turns_empty.add(u64::from(events == 0));
+        if now >= self.since.plus_ms(SECOND_MS) {
+            stats.looks.publish(self.least.unwrap_or(0), self.most);
+            *self = Self { since: now, ..Self::default() };
+        }
+        self.least = Some(self.least.map_or(events, |least| least.min(events)));
+        self.most = self.most.max(events);
+    }
+}
+
 impl<E: Engine> Shard<E> {
     pub(crate) fn new(
         mut env: Env,
         listeners: Vec<ShardListener>,
         connections: Arc<AtomicUsize>,
+        local_cpu: Option<u32>,
     ) -> Result<Self, crate::Error> {
         env.now = now();
         let engine = E::new(&mut env)?;
@@ -144,6 +180,8 @@ impl<E: Engine> Shard<E> {
             woken: Vec::new(),
             places: Vec::new(),
             free: Vec::new(),
+            idle: HashMap::new(),
+            errands: Vec::new(),
             open: 0,
             connections,
             touched: Vec::new(),
@@ -154,6 +192,8 @@ impl<E: Engine> Shard<E> {
             mail: Vec::new(),
             replies: Vec::new(),
             pace: Pace::default(),
+            looks: LooksNow::default(),
+            local_cpu,
             timer: timer().map_err(crate::Error::Thread)?,
             timer_set: None,
             next_tick: Time::default(),
@@ -197,19 +237,25 @@ impl<E: Engine> Shard<E> {
     fn turn(&mut self) -> io::Result<()> {
         self.set_timer();
         // Touched already: somebody waits for the kernel half.
-        let timeout = (!self.touched.is_empty()).then_some(ASSIST_WAIT);
+        let timeout = if self.env.errands.is_empty() {
+            (!self.touched.is_empty()).then_some(ASSIST_WAIT)
+        } else {
+            // More than one turn may do: they go on when others had theirs.
+            Some(Duration::ZERO)
+        };
         let wait = Wait { timeout, gather: self.pace.gather() };
         let mut events = mem::take(&mut self.events);
         let before = self.env.stats.messages.value();
         self.engine.wait(&mut self.env, wait, &mut events)?;
         self.env.now = now();
         self.env.stats.turns.add(1);
+        self.looks.note(events.len() as u64, self.env.now, &self.env.stats);
         for event in events.drain(..) {
             self.handle(event);
         }
         self.events = events;
         self.read_mail();
-        self.look_after_touched();
+        self.settle();
         self.pace.turn_over(self.env.stats.messages.value() - before, self.env.now);
         if self.env.now >= self.next_tick {
             self.tick();
@@ -221,6 +267,7 @@ impl<E: Engine> Shard<E> {
         match event {
             Event::Accepted { listener, socket } => self.accepted(listener, socket),
             Event::AcceptFailed { listener, error } => self.accept_failed(listener, &error),
+            Event::Connected { conn, error } => self.connected(conn, error.as_ref()),
             Event::Received { conn, chunk } => {
                 if let Some((conn, env)) = self.stream(conn) {
                     conn.receive(chunk, env);

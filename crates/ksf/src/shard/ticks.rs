@@ -31,7 +31,8 @@ impl<E: Engine> Shard<E> {
         let limits = &self.env.limits;
         let timeouts =
             [limits.assembly_timeout_ms, limits.idle_timeout_ms, limits.send_timeout_ms, limits.linger_timeout_ms];
-        let shortest = timeouts.into_iter().filter(|ms| *ms > 0).min().unwrap_or(u64::MAX);
+        let outgoing = [limits.connect_timeout_ms, limits.upstream_timeout_ms, limits.upstream_idle_ms];
+        let shortest = timeouts.into_iter().chain(outgoing).filter(|ms| *ms > 0).min().unwrap_or(u64::MAX);
         (shortest / 4).clamp(5, 250)
     }
 
@@ -48,7 +49,7 @@ impl<E: Engine> Shard<E> {
         for index in 0..self.places.len() as u32 {
             self.tick_conn(index, now);
         }
-        self.look_after_touched();
+        self.settle();
         if let Some(deadline) = self.draining {
             if now >= deadline {
                 for index in 0..self.places.len() as u32 {

@@ -1,0 +1,371 @@
+//! The proxy: each request is passed to a backend, and its answer to the client.
+//!
+//! ```text
+//!   client ── head, body pieces ──► Reader ──► Reply::pass ──► backend       requests of a connection one by one
+//!          ◄─ head, body pieces ── Answer ◄── Upstream::Received ──┘
+//! ```
+//!
+//! Heads are read and written anew without what is for one hop only; bodies pass in pieces, as they are on the wire.
+//! Backends take turns. Connections to them are kept, per shard, as far as they allow it. A request is repeated, on the
+//! next backend, if no byte of an answer was seen and that does no harm: it never reached a backend, or it is
+//! idempotent (RFC 9110, section 9.2.2), and nothing of its body is gone.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use ksf::error::FramingError;
+use ksf::framing::{Frame, Framing};
+use ksf::limits::Limits;
+use ksf::outgoing::{Failure, Upstream};
+use ksf::pool::Chunk;
+use ksf::stats::Counter;
+use ksf::{CloseReason, Message, Peer, Refused, Reply, Service};
+use ksf_proto::http1::{Body, BodyLength, Request, Response, forward_request, forward_response, head_bytes};
+
+use super::counts::{Counts, WorkerCounts};
+use super::page::refusal;
+use super::reader::{Piece, Reader};
+use super::refuse;
+
+/// Longest head of an answer, in bytes. Backends are trusted with more than clients are: cookies are made there.
+const ANSWER_HEAD_BYTES_MAX: usize = 64 << 10;
+
+/// Passes every request to one of several backends.
+#[derive(Debug)]
+pub struct Proxy {
+    backends: Vec<SocketAddr>,
+    keep_alive: bool,
+    counts: Arc<Counts>,
+    /// Whose turn it is, for each shard.
+    turns: Box<[Counter]>,
+}
+
+/// A client's connection.
+#[derive(Debug, Default)]
+pub struct Client {
+    reader: Reader,
+    exchange: Option<Exchange>,
+}
+
+/// A request that is with a backend.
+#[derive(Debug)]
+struct Exchange {
+    request: Request,
+    /// The head as it was passed on, for another backend.
+    head: Vec<u8>,
+    /// Whose turn it was.
+    turn: usize,
+    attempts: usize,
+    connected: bool,
+    /// Bytes of the body were passed on: the request cannot be repeated.
+    body_passed: bool,
+    answer: Answer,
+    /// The client may send another request when the answer is complete.
+    keep_alive: bool,
+    backend_keeps_alive: bool,
+}
+
+/// How far the answer has come.
+#[derive(Debug)]
+enum Answer {
+    /// No byte yet.
+    Nothing,
+    /// In a head that did not arrive in one piece.
+    Head(Vec<u8>),
+    Body(Body),
+}
+
+/// An answer that cannot be passed on.
+struct BadAnswer;
+
+impl Proxy {
+    /// A proxy of so many shards. With `keep_alive` clients may send more than one request on a connection.
+    ///
+    /// # Panics
+    /// If there is no backend.
+    pub fn new(backends: Vec<SocketAddr>, keep_alive: bool, shards: usize) -> Self {
+        assert!(!backends.is_empty(), "a proxy has at least one backend");
+        // Shards begin with different backends.
+        let turns: Box<[Counter]> = (0..shards.max(1)).map(|_| Counter::default()).collect();
+        turns.iter().zip(0..).for_each(|(turn, shard)| turn.add(shard));
+        Self { backends, keep_alive, counts: Arc::new(Counts::new(shards)), turns }
+    }
+
+    /// What each shard counted.
+    pub fn counts(&self) -> &Arc<Counts> {
+        &self.counts
+    }
+
+    fn begin(&self, client: &mut Client, request: Request, head: &[u8], reply: &mut Reply<'_>) {
+        let counts = self.counts.of(client.reader.shard);
+        counts.requests.add(1);
+        let mut passed = Vec::with_capacity(head.len() + 64);
+        // It was read before, so it can be written.
+        if forward_request(head, true, &mut passed).is_err() {
+            return self.fail(client, 400, reply);
+        }
+        let turn = &self.turns[client.reader.shard.min(self.turns.len() - 1)];
+        let first = turn.value() as usize;
+        turn.add(1);
+        client.exchange = Some(Exchange {
+            request,
+            head: passed,
+            turn: first,
+            attempts: 0,
+            connected: false,
+            body_passed: false,
+            answer: Answer::Nothing,
+            keep_alive: self.keep_alive && request.keep_alive,
+            backend_keeps_alive: false,
+        });
+        self.ask(client, true, reply);
+    }
+
+    /// Sends the head to the backend whose turn it is.
+    fn ask(&self, client: &mut Client, reuse: bool, reply: &mut Reply<'_>) {
+        let Some(exchange) = &mut client.exchange else { return };
+        let backend = self.backends[(exchange.turn + exchange.attempts) % self.backends.len()];
+        exchange.attempts += 1;
+        exchange.connected = false;
+        reply.dial(backend, reuse);
+        reply.pass(Chunk::from_vec(exchange.head.clone()));
+    }
+
+    /// Bytes of an answer.
+    fn received(&self, client: &mut Client, chunk: &Chunk, reply: &mut Reply<'_>) {
+        let counts = self.counts.of(client.reader.shard);
+        let request_over = client.reader.is_at_end();
+        let Some(exchange) = &mut client.exchange else { return };
+        let mut at = 0;
+        while at < chunk.len() {
+            let step = match &mut exchange.answer {
+                Answer::Body(body) if body.is_done() => break,
+                Answer::Body(body) => match body.take(&chunk[at..]) {
+                    Ok(bytes) => {
+                        reply.chunk(chunk.slice(at..at + bytes));
+                        Ok(bytes)
+                    }
+                    Err(_) => Err(BadAnswer),
+                },
+                _ => exchange.take_head(&chunk[at..], request_over, reply),
+            };
+            match step {
+                Ok(bytes) => at += bytes,
+                Err(BadAnswer) => {
+                    counts.backend_malformed.add(1);
+                    return self.give_up(client, 502, reply);
+                }
+            }
+        }
+        // Bytes behind the answer belong to nothing that was asked.
+        let surplus = at < chunk.len();
+        if matches!(&exchange.answer, Answer::Body(body) if body.is_done()) {
+            self.complete(client, !surplus, reply);
+        }
+    }
+
+    /// The answer was passed on in full.
+    fn complete(&self, client: &mut Client, in_step: bool, reply: &mut Reply<'_>) {
+        let Some(exchange) = client.exchange.take() else { return };
+        let request_over = client.reader.is_at_end();
+        reply.hang_up(exchange.backend_keeps_alive && in_step && request_over);
+        reply.hold(false);
+        client.reader.finish_request();
+        if exchange.keep_alive {
+            return;
+        }
+        if exchange.request.keep_alive || !request_over { reply.close() } else { reply.close_at_once() }
+    }
+
+    /// The backend will not answer, or not to the end.
+    fn failed(&self, client: &mut Client, failure: Failure, reply: &mut Reply<'_>) {
+        let counts = self.counts.of(client.reader.shard);
+        let Some(exchange) = &client.exchange else { return };
+        if !matches!(exchange.answer, Answer::Nothing) {
+            counts.backend_truncated.add(1);
+            return self.give_up(client, 502, reply);
+        }
+        counts.count_failure(failure);
+        let (may_repeat, status) = match failure {
+            Failure::ConnectTimeout => (true, 504),
+            Failure::Silent | Failure::NotTaken => (false, 504),
+            Failure::NoResources => (false, 503),
+            // What was not connected has not seen the request.
+            _ => (!exchange.connected || exchange.request.idempotent, 502),
+        };
+        // One attempt more than there are backends: the first may have been a kept connection that had ended.
+        if may_repeat && !exchange.body_passed && exchange.attempts <= self.backends.len() {
+            counts.repeated.add(1);
+            // On a new connection: kept ones may all have ended when the backend was started anew.
+            return self.ask(client, false, reply);
+        }
+        self.give_up(client, status, reply);
+    }
+
+    /// Tells the client, if nothing of an answer was passed on, and closes.
+    fn give_up(&self, client: &mut Client, status: u16, reply: &mut Reply<'_>) {
+        reply.hang_up(false);
+        let begun = matches!(&client.exchange, Some(Exchange { answer: Answer::Body(_), .. }));
+        client.exchange = None;
+        if begun {
+            // The client sees that the answer ends early.
+            client.reader.finish_request();
+            reply.hold(false);
+            return reply.close();
+        }
+        self.fail(client, status, reply);
+    }
+
+    fn fail(&self, client: &mut Client, status: u16, reply: &mut Reply<'_>) {
+        self.counts.of(client.reader.shard).count_refusal(status);
+        client.reader.finish_request();
+        reply.message(|out| refusal(status, out));
+        reply.hold(false);
+        reply.close();
+    }
+}
+
+impl Exchange {
+    /// Goes on with the head of the answer, and passes it on when it is whole. How many bytes it took.
+    fn take_head(&mut self, bytes: &[u8], request_over: bool, reply: &mut Reply<'_>) -> Result<usize, BadAnswer> {
+        let mut kept = match std::mem::replace(&mut self.answer, Answer::Nothing) {
+            Answer::Head(kept) => kept,
+            _ => Vec::new(),
+        };
+        let scanned = kept.len();
+        if scanned == 0
+            && let Some(length) = head_bytes(bytes, 0)
+        {
+            self.pass_head(&bytes[..length], request_over, reply)?;
+            return Ok(length);
+        }
+        let room = ANSWER_HEAD_BYTES_MAX - scanned;
+        kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        match head_bytes(&kept, scanned) {
+            Some(length) => {
+                self.pass_head(&kept[..length], request_over, reply)?;
+                Ok(length - scanned)
+            }
+            None if bytes.len() >= room => Err(BadAnswer),
+            None => {
+                self.answer = Answer::Head(kept);
+                Ok(bytes.len())
+            }
+        }
+    }
+
+    fn pass_head(&mut self, head: &[u8], request_over: bool, reply: &mut Reply<'_>) -> Result<(), BadAnswer> {
+        let minor = self.request.minor;
+        let response = Response::parse(head, self.request.is_head).map_err(|_| BadAnswer)?;
+        if response.status < 200 {
+            // Not the end: the final head follows. Clients of HTTP/1.0 do not know interim answers.
+            self.answer = Answer::Head(Vec::new());
+            if minor == 0 {
+                return Ok(());
+            }
+            return reply.message(|out| forward_response(head, minor, true, out)).map_err(|_| BadAnswer);
+        }
+        if minor == 0 && response.body == BodyLength::Chunked {
+            return Err(BadAnswer);
+        }
+        // An answer to half a request: the other half is not waited for.
+        self.keep_alive &= request_over && response.body != BodyLength::UntilClose;
+        self.backend_keeps_alive = response.keep_alive;
+        let keep_alive = self.keep_alive;
+        reply.message(|out| forward_response(head, minor, keep_alive, out)).map_err(|_| BadAnswer)?;
+        self.answer = Answer::Body(Body::new(response.body));
+        Ok(())
+    }
+}
+
+impl Service for Proxy {
+    type Conn = Client;
+
+    fn name(&self) -> &str {
+        "demo"
+    }
+
+    fn framing(&self) -> Framing {
+        Framing::Custom
+    }
+
+    fn cut(&self, conn: &mut Client, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
+        conn.reader.cut(buf, scanned, limits)
+    }
+
+    fn peer_speaks_first(&self) -> bool {
+        true
+    }
+
+    fn needs_peer_addresses(&self) -> bool {
+        false
+    }
+
+    fn accept(&self, _: &Peer) -> Result<Client, Refused> {
+        Ok(Client::default())
+    }
+
+    fn call(&self, conn: &mut Client, message: &Message<'_>, reply: &mut Reply<'_>) {
+        conn.reader.shard = reply.shard();
+        match conn.reader.take_piece() {
+            Piece::Head(request) => self.begin(conn, request, message.bytes(), reply),
+            Piece::Body => {
+                if let Some(exchange) = &mut conn.exchange {
+                    exchange.body_passed = true;
+                    reply.pass(message.keep());
+                }
+            }
+        }
+        if conn.exchange.is_some() && conn.reader.is_at_end() {
+            // The next request waits for this answer.
+            reply.hold(true);
+        }
+    }
+
+    fn upstream(&self, conn: &mut Client, event: Upstream, reply: &mut Reply<'_>) {
+        match event {
+            Upstream::Connected { .. } => {
+                if let Some(exchange) = &mut conn.exchange {
+                    exchange.connected = true;
+                }
+            }
+            Upstream::Received(chunk) => self.received(conn, &chunk, reply),
+            Upstream::Ended => {
+                let until_close =
+                    |exchange: &Exchange| matches!(&exchange.answer, Answer::Body(body) if body.may_end_here());
+                if conn.exchange.as_ref().is_some_and(until_close) {
+                    self.complete(conn, false, reply);
+                } else {
+                    self.failed(conn, Failure::Reset, reply);
+                }
+            }
+            Upstream::Failed(failure) => self.failed(conn, failure, reply),
+            // Half a request will never be whole; for a whole one the client still reads.
+            Upstream::ClientEnded if conn.reader.is_mid_body() => reply.hang_up(false),
+            _ => {}
+        }
+    }
+
+    fn refuse(&self, conn: &mut Client, reason: CloseReason, reply: &mut Reply<'_>) {
+        reply.hang_up(false);
+        let begun = matches!(&conn.exchange, Some(Exchange { answer: Answer::Body(_), .. }));
+        conn.exchange = None;
+        let counts: &WorkerCounts = self.counts.of(reply.shard());
+        if begun {
+            counts.bad_requests.add(1);
+            conn.reader.finish_request();
+        } else {
+            refuse(&mut conn.reader, reason, reply, counts);
+        }
+    }
+
+    fn close(&self, conn: Client) {
+        if conn.exchange.is_some() || conn.reader.is_mid_body() {
+            self.counts.of(conn.reader.shard).clients_gone.add(1);
+        }
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.counts.sum()
+    }
+}

@@ -1,0 +1,88 @@
+//! Where a stream of requests is: in a head, or in a body of which so much is to come.
+
+use ksf::error::FramingError;
+use ksf::framing::{Frame, Part};
+use ksf::limits::Limits;
+use ksf_proto::http1::{Body, Request, head_bytes};
+
+/// Cuts the requests of one connection.
+#[derive(Debug)]
+pub struct Reader {
+    piece: Piece,
+    /// The request that is under way, and the rest of its body.
+    request: Option<(Request, Body)>,
+    /// The shard that serves the connection.
+    pub(super) shard: usize,
+    /// What to answer to the bytes that could not be cut.
+    refusal_status: u16,
+}
+
+/// What the message that was just cut is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Piece {
+    Head(Request),
+    Body,
+}
+
+impl Default for Reader {
+    fn default() -> Self {
+        Self { piece: Piece::Body, request: None, shard: 0, refusal_status: 400 }
+    }
+}
+
+impl Reader {
+    pub(super) fn cut(&mut self, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
+        if let Some((_, body)) = &mut self.request {
+            let bytes = body.take(buf).map_err(|_| FramingError::Malformed)?;
+            self.piece = Piece::Body;
+            return Ok(part(bytes));
+        }
+        let limit = limits.header_bytes_max;
+        let Some(bytes) = head_bytes(buf, scanned) else {
+            let too_long = buf.len() >= limit;
+            return if too_long { Err(too_long_head(limit)) } else { Ok(Frame::Incomplete { need_bytes: None }) };
+        };
+        if bytes > limit {
+            return Err(too_long_head(limit));
+        }
+        let request = Request::parse(&buf[..bytes]).map_err(|bad| {
+            self.refusal_status = bad.status();
+            FramingError::Malformed
+        })?;
+        self.request = Some((request, Body::new(request.body)));
+        self.piece = Piece::Head(request);
+        Ok(part(bytes))
+    }
+
+    /// What the last cut message is.
+    pub(super) fn take_piece(&mut self) -> Piece {
+        std::mem::replace(&mut self.piece, Piece::Body)
+    }
+
+    /// True when the request under way has arrived in full.
+    pub(super) fn is_at_end(&self) -> bool {
+        self.request.as_ref().is_some_and(|(_, body)| body.is_done())
+    }
+
+    /// True when a part of a body is to come.
+    pub(super) fn is_mid_body(&self) -> bool {
+        self.request.as_ref().is_some_and(|(_, body)| !body.is_done())
+    }
+
+    /// The request that has arrived in full; the next head follows.
+    pub(super) fn finish_request(&mut self) -> Option<Request> {
+        self.request.take().map(|(request, _)| request)
+    }
+
+    pub(super) fn refusal_status(&self) -> u16 {
+        self.refusal_status
+    }
+}
+
+fn too_long_head(limit: usize) -> FramingError {
+    FramingError::HeaderTooLong { limit }
+}
+
+fn part(body_bytes: usize) -> Frame {
+    Frame::Part(Part { header_bytes: 0, body_bytes, trailer_bytes: 0, last: true })
+}

@@ -1,0 +1,178 @@
+//! The demo server, without a socket: requests split anywhere, pipelined, with bodies, and bad ones.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Wire, counter};
+use ksf::CloseReason;
+use ksf::limits::Limits;
+use ksf_services::http::PageServer;
+use proptest::prelude::*;
+
+fn server(keep_alive: bool) -> Arc<PageServer> {
+    Arc::new(PageServer::new(64, keep_alive, 1))
+}
+
+/// The body of an answer that is no refusal.
+const PAGE: &[u8] = b"abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijk\n";
+
+/// Cuts answers off: the status and the head of each. Those to HEAD announce the page and do not bring it.
+fn answers(mut bytes: &[u8]) -> Vec<(u16, String)> {
+    let mut found = Vec::new();
+    while !bytes.is_empty() {
+        let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").expect("a whole head") + 4;
+        let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
+        let status = head[9..12].parse().unwrap();
+        let body = head.lines().find_map(|line| line.strip_prefix("Content-Length: "));
+        let body: usize = body.map_or(0, |length| length.parse().unwrap());
+        bytes = &bytes[end..];
+        if body > 0 {
+            bytes = bytes.strip_prefix(PAGE).unwrap_or(bytes);
+        }
+        found.push((status, head));
+    }
+    found
+}
+
+fn statuses(bytes: &[u8]) -> Vec<u16> {
+    answers(bytes).into_iter().map(|(status, _)| status).collect()
+}
+
+const GET: &str = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+
+#[test]
+fn a_request_is_answered_with_the_page_and_the_connection_is_closed() {
+    let server = server(false);
+    let mut wire = Wire::new(&server);
+    let sent = wire.feed(GET.as_bytes());
+    let (head, body) = sent.split_at(sent.len() - 64);
+    let head = std::str::from_utf8(head).unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains("\r\nConnection: close\r\n"), "{head}");
+    assert!(head.contains("\r\nContent-Length: 64\r\n") && head.ends_with("\r\n\r\n"), "{head}");
+    assert_eq!(body, PAGE);
+    assert_eq!(wire.closed(), Some(CloseReason::Service));
+}
+
+#[test]
+fn keep_alive_is_what_the_client_and_the_server_want() {
+    for (server_wants, request, stays, told) in [
+        (true, GET, true, ""),
+        (true, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", false, "Connection: close"),
+        (true, "GET / HTTP/1.0\r\n\r\n", false, "Connection: close"),
+        (true, "GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", true, "Connection: keep-alive"),
+        (false, GET, false, "Connection: close"),
+        (false, "GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", false, "Connection: close"),
+    ] {
+        let mut wire = Wire::new(&server(server_wants));
+        let sent = wire.feed(request.as_bytes());
+        let head = answers(&sent).remove(0).1;
+        let said = head.lines().find(|line| line.starts_with("Connection")).unwrap_or("");
+        assert_eq!((wire.closed().is_none(), said), (stays, told), "{request:?}");
+    }
+}
+
+#[test]
+fn a_head_request_has_no_body() {
+    let mut wire = Wire::new(&server(true));
+    let sent = wire.feed(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(sent.ends_with(b"Content-Length: 64\r\n\r\n"), "{}", String::from_utf8_lossy(&sent));
+}
+
+#[test]
+fn a_client_that_waits_before_its_body_is_told_to_go_on() {
+    let mut wire = Wire::new(&server(true));
+    let head = "POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n";
+    assert_eq!(wire.feed(head.as_bytes()), b"HTTP/1.1 100 Continue\r\n\r\n");
+    assert_eq!(statuses(&wire.feed(b"abc")), [200]);
+    // Who has sent it already need not be told.
+    assert_eq!(statuses(&wire.feed(format!("{head}abc").as_bytes())), [100, 200]);
+}
+
+#[test]
+fn bad_requests_are_answered_counted_and_the_last() {
+    let server = server(true);
+    for (bytes, status, reason) in [
+        ("nonsense\r\n\r\n".to_owned(), 400, CloseReason::MalformedFrame),
+        ("GET / HTTP/1.1\r\n\r\n".to_owned(), 400, CloseReason::MalformedFrame),
+        ("GET / HTTP/3.0\r\nHost: x\r\n\r\n".to_owned(), 505, CloseReason::MalformedFrame),
+        ("POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n".to_owned(), 501, CloseReason::MalformedFrame),
+        (
+            "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nxyz".to_owned(),
+            400,
+            CloseReason::MalformedFrame,
+        ),
+        (format!("GET / HTTP/1.1\r\nA: {}\r\n\r\n", "x".repeat(5000)), 431, CloseReason::EndlessHeader),
+        (format!("GET / HTTP/1.1\r\nA: {}", "x".repeat(5000)), 431, CloseReason::EndlessHeader),
+    ] {
+        // At once, and byte by byte; behind a good request in both.
+        let stream = format!("{GET}{bytes}{GET}");
+        for step in [stream.len(), 1] {
+            let mut wire = Wire::new(&server);
+            let sent = wire.feed_all(stream.as_bytes().chunks(step));
+            assert_eq!(statuses(&sent), [200, status], "{bytes:.40?} by {step}");
+            assert_eq!(wire.closed(), Some(reason), "{bytes:.40?} by {step}");
+        }
+    }
+    assert_eq!((counter(&*server, "bad_requests"), counter(&*server, "oversized_heads")), (10, 4));
+    assert_eq!(counter(&*server, "requests"), 14 + 2, "the head before a malformed chunk was read");
+    assert_eq!(counter(&*server, "clients_gone"), 0);
+}
+
+#[test]
+fn a_client_that_leaves_in_a_body_is_counted() {
+    let server = server(true);
+    let mut wire = Wire::new(&server);
+    wire.feed(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nab");
+    wire.eof();
+    drop(wire.into_end());
+    assert_eq!(counter(&*server, "clients_gone"), 1);
+}
+
+#[test]
+fn a_body_costs_no_memory() {
+    let limits = Limits { message_bytes_max: 100, assembly_bytes_max: 8192, ..Limits::default() };
+    let mut wire = Wire::with_limits(&server(true), limits);
+    assert!(wire.feed(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n").is_empty());
+    for _ in 0..1000 {
+        assert!(wire.unfinished_bytes() == 0 && wire.closed().is_none());
+        wire.feed(&[7; 4000]);
+    }
+    assert_eq!(statuses(&wire.feed(GET.as_bytes())), [200]);
+    assert_eq!(wire.slots_in_use(), 0);
+}
+
+proptest! {
+    #[test]
+    fn any_split_gives_the_same_answers(
+        kinds in prop::collection::vec(0..5usize, 1..8),
+        pieces in prop::collection::vec(1..60usize, 0..80),
+        damage in prop::option::of((any::<prop::sample::Index>(), any::<u8>())),
+    ) {
+        let requests = [
+            GET,
+            "\r\nHEAD /a HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
+            "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 11\r\n\r\nGET / HTTP/",
+            "PUT / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+            "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
+        ];
+        let mut stream: Vec<u8> = kinds.iter().flat_map(|kind| requests[*kind].bytes()).collect();
+        if let Some((at, byte)) = damage {
+            let at = at.index(stream.len());
+            stream[at] = byte;
+        }
+        let mut whole = Wire::new(&server(true));
+        let expected = (whole.feed(&stream), whole.closed());
+        let mut cut = Wire::new(&server(true));
+        let (mut sent, mut rest) = (Vec::new(), &stream[..]);
+        for length in pieces.iter().copied().chain([usize::MAX]) {
+            let (piece, behind) = rest.split_at(length.min(rest.len()));
+            sent.extend(cut.feed(piece));
+            rest = behind;
+        }
+        if damage.is_none() {
+            prop_assert_eq!(statuses(&sent), vec![200; kinds.len()]);
+        }
+        prop_assert_eq!((sent, cut.closed()), expected);
+    }
+}

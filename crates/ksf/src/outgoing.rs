@@ -1,0 +1,101 @@
+//! Outgoing connections: what a service needs that asks somebody else before it answers, such as a proxy.
+//!
+//! A connection may use one outgoing connection at a time: an *exchange*. The service dials with
+//! [`Reply::dial`](crate::Reply::dial), passes bytes on with [`Reply::pass`](crate::Reply::pass), hears of the other end
+//! in [`Service::upstream`](crate::Service::upstream), and hangs up with [`Reply::hang_up`](crate::Reply::hang_up). The
+//! shard's engine connects, sends and receives, on the shard's own thread; a connection that is hung up to be kept
+//! serves a later exchange of the same shard with the same address.
+//!
+//! ```text
+//!   client ══► Connection ──Order──► shard ──► Outgoing ══► backend
+//!          ◄══            ◄─Upstream─       ◄──          ◄══
+//! ```
+//!
+//! Both directions are bounded by `out_queue_bytes_max`: who does not take its bytes stops the other end from being
+//! read. Every wait has an end: `connect_timeout_ms`, `send_timeout_ms`, `upstream_timeout_ms`.
+
+use std::net::SocketAddr;
+
+use crate::pool::Chunk;
+use crate::service::ConnKey;
+
+/// What happens at the other end of an exchange, in the order in which it happens.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Upstream {
+    /// The connection is there. `reused`: it served an earlier exchange, so the other end may close it at any moment.
+    Connected {
+        /// True for a kept connection.
+        reused: bool,
+    },
+    /// Bytes of the other end.
+    Received(Chunk),
+    /// The other end ended its direction. The exchange goes on until it is hung up.
+    Ended,
+    /// The exchange is over.
+    Failed(Failure),
+    /// Not the other end: the client ended its direction. What it sent before was handed over.
+    ClientEnded,
+}
+
+/// Why an exchange ended by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Failure {
+    /// Nobody listens there (or a firewall says so).
+    Refused,
+    /// There is no way there.
+    Unreachable,
+    /// No answer to the connect within `connect_timeout_ms`.
+    ConnectTimeout,
+    /// The connection was reset.
+    Reset,
+    /// Nothing was heard for `upstream_timeout_ms`.
+    Silent,
+    /// Nothing was taken for `send_timeout_ms`.
+    NotTaken,
+    /// This machine has no descriptor, memory or port for the connection.
+    NoResources,
+}
+
+/// What a connection asks of its shard, or of whoever plays its shard ([`Env::take_orders`](crate::env::Env::take_orders)).
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Order {
+    /// Begin an exchange with this address; the one before ends. `reuse`: a kept connection will do.
+    Dial {
+        /// Where to.
+        to: SocketAddr,
+        /// A kept connection will do.
+        reuse: bool,
+    },
+    /// Bytes for the other end.
+    Pass(Chunk),
+    /// The exchange is over.
+    HangUp {
+        /// The connection may serve another one.
+        keep: bool,
+    },
+}
+
+/// What a shard has to do for exchanges in this turn.
+#[derive(Debug)]
+pub(crate) enum Errand {
+    /// From a connection.
+    Order { from: ConnKey, order: Order },
+    /// From an outgoing connection to its owner.
+    Deliver { to: ConnKey, by: ConnKey, event: Upstream },
+    /// An outgoing connection takes bytes again.
+    Room { to: ConnKey, by: ConnKey },
+}
+
+/// A connection's share of an exchange.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Exchange {
+    /// Dialed, and neither hung up nor failed.
+    pub(crate) open: bool,
+    /// The service wants no further message for now.
+    pub(crate) hold: bool,
+    /// The other end does not take its bytes.
+    pub(crate) full: bool,
+}

@@ -1,0 +1,442 @@
+//! Outgoing connections of a shard: dialed for an exchange, kept between two.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use super::erased::Stream;
+use super::{Conn, Phase, Place, Shard};
+use crate::deferred::Answer;
+use crate::engine::{Engine, Reading};
+use crate::env::Env;
+use crate::error::CloseReason;
+use crate::limits::Time;
+use crate::outgoing::{Errand, Failure, Order, Upstream};
+use crate::output::{Output, SendBatch};
+use crate::pool::Chunk;
+use crate::service::{COPY_BYTES_MAX, ConnKey};
+
+/// Rounds of errands and looking after in one turn, before events get their turn.
+const ROUNDS_MAX: u32 = 8;
+
+/// One outgoing connection. To the shard it is a stream as any other, whose messages go to its owner.
+pub(crate) struct Outgoing {
+    key: ConnKey,
+    to: SocketAddr,
+    /// The connection whose exchange it serves; none while it is kept.
+    owner: Option<ConnKey>,
+    connected: bool,
+    output: Output,
+    sending: bool,
+    sending_bytes: usize,
+    /// The owner's client does not take its bytes.
+    paused: bool,
+    /// The owner was told that no more can be passed for now.
+    full: bool,
+    eof: bool,
+    closing: Option<CloseReason>,
+    failure: Failure,
+    received_bytes: u64,
+    sent_bytes: u64,
+    last_activity: Time,
+    last_send_progress: Time,
+}
+
+impl Outgoing {
+    fn new(key: ConnKey, to: SocketAddr, owner: ConnKey, now: Time) -> Self {
+        Self {
+            key,
+            to,
+            owner: Some(owner),
+            connected: false,
+            output: Output::default(),
+            sending: false,
+            sending_bytes: 0,
+            paused: false,
+            full: false,
+            eof: false,
+            closing: None,
+            failure: Failure::Reset,
+            received_bytes: 0,
+            sent_bytes: 0,
+            last_activity: now,
+            last_send_progress: now,
+        }
+    }
+
+    fn tell(&self, event: Upstream, env: &mut Env) {
+        if let Some(to) = self.owner {
+            env.errands.push(Errand::Deliver { to, by: self.key, event });
+        }
+    }
+
+    /// True when another exchange may use it: nothing of the last one is left.
+    fn is_clean(&self) -> bool {
+        self.connected && !self.sending && self.output.is_empty() && !self.eof && self.closing.is_none()
+    }
+}
+
+impl Stream for Outgoing {
+    fn receive(&mut self, chunk: Chunk, env: &mut Env) {
+        self.received_bytes += chunk.len() as u64;
+        self.last_activity = env.now;
+        env.stats.outgoing_bytes_in.add(chunk.len() as u64);
+        if self.owner.is_some() {
+            self.tell(Upstream::Received(chunk), env);
+        } else {
+            // Nobody asked: what follows could be taken for the answer to the next exchange.
+            self.closing = Some(CloseReason::MalformedFrame);
+        }
+    }
+    fn peer_closed(&mut self, env: &mut Env) {
+        self.eof = true;
+        self.tell(Upstream::Ended, env);
+        if self.owner.is_none() {
+            self.closing = Some(CloseReason::PeerClosed);
+        }
+    }
+    fn drain(&mut self, _: &mut Env) {
+        if self.owner.is_none() {
+            self.closing = Some(CloseReason::Drained);
+        }
+    }
+    fn take_batch(&mut self, now: Time) -> Option<SendBatch> {
+        if !self.has_output() {
+            return None;
+        }
+        self.sending = true;
+        self.sending_bytes = self.output.len();
+        self.last_send_progress = now;
+        Some(self.output.take())
+    }
+    fn sent(&mut self, bytes: usize, done: bool, env: &mut Env) {
+        self.sending_bytes -= bytes;
+        self.sent_bytes += bytes as u64;
+        env.stats.outgoing_bytes_out.add(bytes as u64);
+        if bytes > 0 {
+            self.last_activity = env.now;
+            self.last_send_progress = env.now;
+        }
+        self.sending &= !done;
+        if self.full
+            && self.queued_bytes() <= env.limits.out_queue_bytes_max
+            && let Some(to) = self.owner
+        {
+            self.full = false;
+            env.errands.push(Errand::Room { to, by: self.key });
+        }
+    }
+    fn tick(&mut self, env: &mut Env) -> Option<CloseReason> {
+        let limits = &env.limits;
+        let overdue = |since: Time, ms: u64| ms != 0 && env.now > since.plus_ms(ms);
+        let (failure, reason) = if self.owner.is_none() {
+            let over = overdue(self.last_activity, limits.upstream_idle_ms);
+            return over.then_some(CloseReason::IdleTimeout);
+        } else if !self.connected {
+            let over = overdue(self.last_activity, limits.connect_timeout_ms);
+            (over.then_some(Failure::ConnectTimeout), CloseReason::Io)
+        } else if self.sending && overdue(self.last_send_progress, limits.send_timeout_ms) {
+            (Some(Failure::NotTaken), CloseReason::SendTimeout)
+        } else {
+            // While its bytes wait for the client, it cannot be heard.
+            let over = !self.paused && overdue(self.last_activity, limits.upstream_timeout_ms);
+            (over.then_some(Failure::Silent), CloseReason::IdleTimeout)
+        };
+        self.failure = failure?;
+        Some(reason)
+    }
+    fn wants_bytes(&self, _: &Env) -> bool {
+        self.connected && !self.paused && !self.eof && self.closing.is_none()
+    }
+    fn finished(&self) -> Option<CloseReason> {
+        self.closing
+    }
+    fn is_closing(&self) -> bool {
+        self.closing.is_some()
+    }
+    fn closes_at_once(&self) -> bool {
+        true
+    }
+    fn saw_eof(&self) -> bool {
+        self.eof
+    }
+    fn has_output(&self) -> bool {
+        self.connected && !self.sending && !self.output.is_empty()
+    }
+    fn queued_bytes(&self) -> usize {
+        self.output.len() + self.sending_bytes
+    }
+    fn received_bytes(&self) -> u64 {
+        self.received_bytes
+    }
+    fn sent_bytes(&self) -> u64 {
+        self.sent_bytes
+    }
+    fn outgoing(&mut self) -> Option<&mut Outgoing> {
+        Some(self)
+    }
+    fn end(self: Box<Self>, env: &mut Env) {
+        self.output.recycle(&mut env.spares);
+    }
+
+    // No messages, no answers, no kernel half.
+    fn answer(&mut self, _: u64, _: Answer, _: &mut Env) -> bool {
+        false
+    }
+    fn upstream(&mut self, _: Upstream, _: &mut Env) {}
+    fn set_full(&mut self, _: bool, _: &mut Env) {}
+    fn note_activity(&mut self, _: Time) {}
+    fn is_settled(&self) -> bool {
+        false
+    }
+    fn owes_only_the_batch(&self) -> bool {
+        false
+    }
+    fn unfinished_bytes(&self) -> usize {
+        0
+    }
+    fn close_for_memory(&mut self, _: &mut Env) {}
+    fn messages(&self) -> u64 {
+        0
+    }
+}
+
+impl<E: Engine> Shard<E> {
+    /// Does the errands and looks after connections, until nothing is left to do in this turn.
+    pub(super) fn settle(&mut self) {
+        for _ in 0..ROUNDS_MAX {
+            // All of them first: a connection that hung up and ends must not take the other one with it.
+            for _ in 0..ROUNDS_MAX {
+                self.run_errands();
+            }
+            self.look_after_touched();
+            if self.env.errands.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn run_errands(&mut self) {
+        if self.env.errands.is_empty() {
+            return;
+        }
+        let mut errands = std::mem::replace(&mut self.env.errands, std::mem::take(&mut self.errands));
+        for errand in errands.drain(..) {
+            match errand {
+                Errand::Order { from, order: Order::Dial { to, reuse } } => self.dial(from, to, reuse),
+                Errand::Order { from, order: Order::Pass(bytes) } => self.pass(from, bytes),
+                Errand::Order { from, order: Order::HangUp { keep } } => self.hang_up(from, keep),
+                Errand::Deliver { to, by, event } => self.deliver(to, by, event),
+                Errand::Room { to, by } => {
+                    if self.link_of(to) == Some(by)
+                        && let Some((stream, env)) = self.stream(to)
+                    {
+                        stream.set_full(false, env);
+                    }
+                }
+            }
+        }
+        self.errands = errands;
+    }
+
+    /// The outgoing connection that a connection uses.
+    fn link_of(&mut self, owner: ConnKey) -> Option<ConnKey> {
+        self.open_conn(owner)?.link
+    }
+
+    fn open_conn(&mut self, key: ConnKey) -> Option<&mut Conn> {
+        let place = self.places.get_mut(key.index as usize).filter(|place| place.generation == key.generation)?;
+        place.conn.as_mut().filter(|conn| !matches!(conn.phase, Phase::Releasing(_)))
+    }
+
+    fn dial(&mut self, from: ConnKey, to: SocketAddr, reuse: bool) {
+        self.hang_up(from, false);
+        if self.open_conn(from).is_none() {
+            return;
+        }
+        if reuse && let Some(link) = self.take_idle(to, from) {
+            self.env.stats.outgoing_reused.add(1);
+            self.deliver(from, link, Upstream::Connected { reused: true });
+            return;
+        }
+        self.env.stats.dialed.add(1);
+        match open_socket(to) {
+            Ok(socket) => {
+                let key = self.free_place();
+                let fd = socket.as_raw_fd();
+                let stream = Box::new(Outgoing::new(key, to, from, self.env.now));
+                self.engine.open(key, fd, Reading::Off);
+                self.places[key.index as usize].conn = Some(Conn {
+                    stream,
+                    assist: None,
+                    socket,
+                    reading: Reading::Off,
+                    touched: false,
+                    phase: Phase::Open,
+                    link: None,
+                });
+                self.note_open();
+                if let Some(owner) = self.open_conn(from) {
+                    owner.link = Some(key);
+                }
+                self.engine.connect(key, to);
+            }
+            Err(_) => {
+                self.env.stats.dials_failed.add(1);
+                if let Some((stream, env)) = self.stream(from) {
+                    stream.upstream(Upstream::Failed(Failure::NoResources), env);
+                }
+            }
+        }
+    }
+
+    /// A kept connection to this address; the one that was used last is the least likely to be closed soon.
+    fn take_idle(&mut self, to: SocketAddr, owner: ConnKey) -> Option<ConnKey> {
+        let now = self.env.now;
+        loop {
+            let key = self.idle.get_mut(&to)?.pop()?;
+            let Some((stream, _)) = self.stream(key) else { continue };
+            let Some(outgoing) = stream.outgoing().filter(|outgoing| outgoing.is_clean()) else { continue };
+            outgoing.owner = Some(owner);
+            outgoing.last_activity = now;
+            if let Some(conn) = self.open_conn(owner) {
+                conn.link = Some(key);
+            }
+            return Some(key);
+        }
+    }
+
+    /// The engine connected, or could not.
+    pub(super) fn connected(&mut self, key: ConnKey, error: Option<&io::Error>) {
+        let Some((stream, env)) = self.stream(key) else { return };
+        let Some(outgoing) = stream.outgoing() else { return };
+        match error {
+            None => {
+                outgoing.connected = true;
+                outgoing.last_activity = env.now;
+                outgoing.tell(Upstream::Connected { reused: false }, env);
+            }
+            Some(error) => {
+                outgoing.failure = failure_of(error);
+                env.stats.dials_failed.add(1);
+                self.abort(key.index, CloseReason::Io);
+            }
+        }
+    }
+
+    fn pass(&mut self, from: ConnKey, bytes: Chunk) {
+        let Some(link) = self.link_of(from) else { return };
+        let Some((stream, env)) = self.stream(link) else { return };
+        let Some(outgoing) = stream.outgoing() else { return };
+        if bytes.len() <= COPY_BYTES_MAX || !bytes.keep() {
+            outgoing.output.tail(&mut env.spares).extend_from_slice(&bytes);
+        } else {
+            outgoing.output.push_chunk(bytes, &mut env.spares);
+        }
+        if !outgoing.full && outgoing.queued_bytes() > env.limits.out_queue_bytes_max {
+            outgoing.full = true;
+            if let Some((owner, env)) = self.stream(from) {
+                owner.set_full(true, env);
+            }
+        }
+    }
+
+    fn hang_up(&mut self, from: ConnKey, keep: bool) {
+        let Some(link) = self.open_conn(from).and_then(|owner| owner.link.take()) else { return };
+        let (now, idle_max, draining) = (self.env.now, self.env.limits.upstreams_idle_max, self.draining.is_some());
+        let Some((stream, _)) = self.stream(link) else { return };
+        let Some(outgoing) = stream.outgoing() else { return };
+        outgoing.owner = None;
+        outgoing.last_activity = now;
+        outgoing.paused = false;
+        outgoing.full = false;
+        let (to, clean) = (outgoing.to, outgoing.is_clean());
+        let idle = self.idle.entry(to).or_default();
+        if keep && clean && !draining && idle.len() < idle_max {
+            idle.push(link);
+        } else {
+            self.release(link.index, CloseReason::Service);
+        }
+    }
+
+    fn deliver(&mut self, to: ConnKey, by: ConnKey, event: Upstream) {
+        let Some(owner) = self.open_conn(to).filter(|owner| owner.link == Some(by)) else { return };
+        if matches!(event, Upstream::Failed(_)) {
+            owner.link = None;
+        }
+        if let Some((stream, env)) = self.stream(to) {
+            stream.upstream(event, env);
+        }
+    }
+
+    /// Before a connection is released: its exchange ends, whichever side it is.
+    pub(super) fn end_exchange(&mut self, index: u32) {
+        let Some(conn) = self.places[index as usize].conn.as_mut() else { return };
+        if let Some(outgoing) = conn.stream.outgoing() {
+            outgoing.tell(Upstream::Failed(outgoing.failure), &mut self.env);
+            if outgoing.owner.take().is_none()
+                && let Some(idle) = self.idle.get_mut(&outgoing.to)
+            {
+                idle.retain(|key| *key != outgoing.key);
+            }
+        } else if let Some(link) = conn.link.take()
+            && let Some((stream, _)) = self.stream(link)
+        {
+            if let Some(outgoing) = stream.outgoing() {
+                outgoing.owner = None;
+            }
+            self.release(link.index, CloseReason::Service);
+        }
+    }
+
+    /// At the end of looking after a connection with an exchange: its other end is read while its own peer takes bytes.
+    pub(super) fn pace_exchange(&mut self, link: ConnKey, queued_bytes: usize) {
+        let pause = queued_bytes > self.env.limits.out_queue_bytes_max;
+        let Some(conn) = self.open_conn(link) else { return };
+        let Some(outgoing) = conn.stream.outgoing() else { return };
+        if outgoing.paused != pause
+            && let Some((stream, env)) = self.stream(link)
+            && let Some(outgoing) = stream.outgoing()
+        {
+            outgoing.paused = pause;
+            // Its silence was not its own.
+            outgoing.last_activity = env.now;
+        }
+    }
+
+    /// A place in the table, with the name of who will have it.
+    pub(super) fn free_place(&mut self) -> ConnKey {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.places.push(Place { generation: 0, conn: None });
+            self.places.len() as u32 - 1
+        });
+        ConnKey { index, generation: self.places[index as usize].generation }
+    }
+
+    /// One connection more to look after at ticks.
+    pub(super) fn note_open(&mut self) {
+        self.open += 1;
+        if self.open == 1 {
+            self.next_tick = self.env.now.plus_ms(self.tick_ms());
+        }
+    }
+}
+
+/// A socket to connect with. Like accepted ones it does not wait for more bytes before it sends.
+fn open_socket(to: SocketAddr) -> io::Result<OwnedFd> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with, sockopt};
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, Some(ipproto::TCP))?;
+    sockopt::set_tcp_nodelay(&socket, true)?;
+    Ok(socket)
+}
+
+fn failure_of(error: &io::Error) -> Failure {
+    match error.raw_os_error() {
+        Some(libc::ECONNREFUSED) => Failure::Refused,
+        Some(libc::ETIMEDOUT) => Failure::ConnectTimeout,
+        Some(libc::ECONNRESET | libc::ECONNABORTED | libc::EPIPE) => Failure::Reset,
+        Some(libc::EADDRNOTAVAIL | libc::EAGAIN | libc::ENOMEM | libc::ENOBUFS) => Failure::NoResources,
+        _ => Failure::Unreachable,
+    }
+}
