@@ -48,6 +48,9 @@ pub(crate) struct Options {
     /// Only these rows (repeatable)
     #[arg(long, value_name = "ROW")]
     only: Vec<Row>,
+    /// Only these cases, by their names in raw.json (repeatable)
+    #[arg(long, value_name = "CASE", value_parser = CASES.iter().map(|case| case.name).collect::<Vec<_>>())]
+    case: Vec<String>,
     /// The directory of the results instead of bench/results/DATE-MACHINE
     #[arg(long)]
     out: Option<PathBuf>,
@@ -89,7 +92,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 fn wanted(options: &Options, case: &Case) -> bool {
-    options.only.is_empty() || options.only.contains(&case.row)
+    let named = |name: &String| name == case.name;
+    (options.only.is_empty() || options.only.contains(&case.row))
+        && (options.case.is_empty() || options.case.iter().any(named))
 }
 
 /// What of the peers and rights is here, or why not.

@@ -91,8 +91,8 @@ impl Web {
         };
         command.args(["-e", "stderr", "-c"]).arg(&path);
         let (server, command) = start(contestant, (command, Ready::Port(port)))?;
-        let master = fs::read_to_string(conf.pid_file()).context("nginx has written no file with its process")?;
-        let master = master.trim().parse().context("nginx has written a file without its process")?;
+        // taskset and ksf accel run become what they start.
+        let master = server.pid();
         let nginx = Nginx { conf, path, master };
         let count = nginx.conf.cpus.len();
         nginx.wait_for("its workers", |workers| workers.len() == count)?;
@@ -174,10 +174,6 @@ impl Nginx {
 }
 
 impl Conf {
-    fn pid_file(&self) -> PathBuf {
-        self.dir.join("pid")
-    }
-
     fn text(&self) -> String {
         let path = |name: &str| Path::display(&self.dir.join(name)).to_string();
         let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
