@@ -349,9 +349,11 @@ const fn mux(name: &'static str, title: &'static str, load: &'static WorkLoad, i
 /// Each way to share a listener; the last two are nginx as in the second, started by ksf.
 const SHARING: &[Contestant] = &[NginxMutex, NginxExclusive, NginxReuseport, Accel, AccelOff];
 
-static NEW_CONNECTIONS: WebLoad = WebLoad { rate_per_s: None, keep: false, names_worker: false, disturbance: None };
+static NEW_CONNECTIONS: WebLoad =
+    WebLoad { rate_per_s: None, keep: false, names_worker: false, costly: false, disturbance: None };
 static NAMED: WebLoad = WebLoad { names_worker: true, ..NEW_CONNECTIONS };
 static KEPT: WebLoad = WebLoad { keep: true, ..NEW_CONNECTIONS };
+static COSTLY: WebLoad = WebLoad { costly: true, ..KEPT };
 static STEADY: WebLoad = WebLoad { rate_per_s: Some(4_000), ..NAMED };
 static RELOADED: WebLoad = disturbed(Disturbance::Reload);
 static RESIZED: WebLoad = disturbed(Disturbance::Resize);
@@ -359,7 +361,7 @@ static KILLED: WebLoad = disturbed(Disturbance::Kill);
 static STALLED: WebLoad = disturbed(Disturbance::Stall);
 
 const fn disturbed(disturbance: Disturbance) -> WebLoad {
-    WebLoad { rate_per_s: Some(2_000), keep: false, names_worker: true, disturbance: Some(disturbance) }
+    WebLoad { rate_per_s: Some(2_000), keep: false, names_worker: true, costly: false, disturbance: Some(disturbance) }
 }
 
 /// nginx with a worker, and the client with a thread, on each of two CPUs.
@@ -521,8 +523,12 @@ pub(crate) const CASES: &[Case] = &[
     accel("accel-rate", "A new connection for each request, 32 at a time", &NAMED, Metric::MessagesPerS),
     accel("accel-steady", "4,000 new connections per second", &STEADY, Metric::RttP99Us),
     Case {
-        contestants: &[NginxExclusive, Wrk, Accel, AccelOff],
+        contestants: &[NginxExclusive, Accel, AccelOff],
         ..accel("accel-kept", "Requests on 32 kept connections", &KEPT, Metric::MessagesPerS)
+    },
+    Case {
+        contestants: &[NginxExclusive, Wrk],
+        ..accel("generators", "Answers that nginx compresses, on 32 kept connections", &COSTLY, Metric::MessagesPerS)
     },
     accel(
         "accel-stall",

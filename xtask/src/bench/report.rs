@@ -215,7 +215,7 @@ fn goal_table(verdicts: &[Verdict]) -> Table {
     for verdict in verdicts {
         let case = CASES.iter().find(|case| case.name == verdict.case);
         let title = case.map_or("", |case| case.title);
-        let found = verdict.value.map_or("-".to_owned(), |value| format!("{value:.2}"));
+        let found = verdict.value.map_or("-".to_owned(), |value| format!("{value:.3}"));
         let result = match verdict.met {
             Some(true) => "met",
             Some(false) => "LOST",

@@ -22,6 +22,9 @@ const UNTIL_INTERRUPTED: &str = "1h";
 /// The header by which an answer names its worker.
 pub(super) const WORKER_FIELD: &str = "X-Worker";
 
+/// Asks for a compressed answer.
+const COMPRESS: &str = "Accept-Encoding: gzip";
+
 /// One load.
 pub(super) struct Client<'a> {
     pub(super) load: &'static WebLoad,
@@ -78,7 +81,11 @@ impl Client<'_> {
         if self.load.names_worker {
             command.args(["--tally", WORKER_FIELD]);
         }
-        command.args(["--expect-bytes", &BODY_BYTES.to_string(), "--server-pid", &self.pid.to_string(), "--json"]);
+        match self.load.costly {
+            true => command.args(["--header", COMPRESS]),
+            false => command.args(["--expect-bytes", &BODY_BYTES.to_string()]),
+        };
+        command.args(["--server-pid", &self.pid.to_string(), "--json"]);
         command
     }
 
@@ -99,6 +106,9 @@ impl Client<'_> {
     pub(super) fn wrk(&self, seconds: f64) -> Command {
         let mut command = pinned("wrk", self.pinning.client(self.case.connections).as_deref());
         command.args(["-t", &self.case.connections.to_string(), "-c", &self.case.in_flight.to_string()]);
+        if self.load.costly {
+            command.args(["-H", COMPRESS]);
+        }
         command.args(["-d", &format!("{}s", (seconds.ceil() as u64).max(1)), &self.url()]);
         command
     }

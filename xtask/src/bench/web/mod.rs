@@ -35,17 +35,22 @@ pub(crate) struct WebLoad {
     pub(crate) keep: bool,
     /// Answers say which worker they are from, so that balance and locality can be told.
     pub(crate) names_worker: bool,
+    /// Answers are compressed anew for each request, so that the server is the limit whoever loads it.
+    pub(crate) costly: bool,
     pub(crate) disturbance: Option<Disturbance>,
 }
 
 /// The body of every answer.
 pub(crate) const BODY_BYTES: usize = 64;
 
+/// The file that a costly answer compresses.
+const COSTLY_BYTES: usize = 16 * 1024;
+
 /// Requests to warm a server up with.
 const WARM_UP_COUNT: u64 = 2_000;
 
-/// How much longer a measurement is whose requests come at a rate, so that its tail has some.
-const RATE_FACTOR: f64 = 3.0;
+/// How much longer a measurement is whose requests come at a rate, so that its tail has some, or are few.
+const LONG_FACTOR: f64 = 3.0;
 
 /// Disturbances of one measurement: with five rounds a hundred.
 const DISTURBANCES: u64 = 20;
@@ -67,11 +72,8 @@ impl Meter<'_> {
         let client = |count| Client { load, case, pinning, port, pid: web.server.pid(), count, round: sample.round };
         client(Some(self.effort.count(WARM_UP_COUNT))).run(&self.programs.ksf)?;
 
-        let length = match (self.effort.seconds > 0.0, load.rate_per_s) {
-            (false, _) => None,
-            (true, None) => Some(self.effort.seconds),
-            (true, Some(_)) => Some(self.effort.seconds * RATE_FACTOR),
-        };
+        let factor = if load.rate_per_s.is_some() || load.costly { LONG_FACTOR } else { 1.0 };
+        let length = (self.effort.seconds > 0.0).then_some(self.effort.seconds * factor);
         let count = length.is_none().then(|| self.effort.count(WARM_UP_COUNT));
         let measured = client(count);
         let before = CpuTime::read(web.server.pid())?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use super::client::WORKER_FIELD;
-use super::{BODY_BYTES, WebLoad};
+use super::{BODY_BYTES, COSTLY_BYTES, WebLoad};
 use crate::bench::case::Case;
 use crate::bench::contestant::{Contestant, Pinning, Programs, pinned, start};
 use crate::cpu;
@@ -53,6 +53,7 @@ struct Conf {
     cpus: Vec<Option<u32>>,
     port: u16,
     names_worker: bool,
+    costly: bool,
 }
 
 impl Web {
@@ -77,9 +78,12 @@ impl Web {
         };
         let dir = programs.scratch().join(format!("nginx-{port}"));
         fs::create_dir_all(&dir).context("cannot make a directory for nginx")?;
-        let conf = Conf { dir, sharing, cpus, port, names_worker: load.names_worker };
+        let conf = Conf { dir, sharing, cpus, port, names_worker: load.names_worker, costly: load.costly };
         let path = conf.dir.join("nginx.conf");
         fs::write(&path, conf.text()).context("cannot write the configuration of nginx")?;
+        if conf.costly {
+            fs::write(conf.dir.join("page.txt"), page()).context("cannot write a page for nginx")?;
+        }
         let mut command = match contestant {
             Contestant::Accel | Contestant::AccelOff => {
                 let mut command = pinned(&programs.ksf, list.as_deref());
@@ -184,12 +188,19 @@ impl Conf {
             None => String::new(),
         };
         let body = "x".repeat(BODY_BYTES);
+        let answer = match self.costly {
+            true => format!(
+                "root {}; gzip on; gzip_comp_level 9; gzip_types text/plain; try_files /page.txt =404;",
+                Path::display(&self.dir)
+            ),
+            false => format!("return 200 {body};"),
+        };
         let field = if self.names_worker { format!("add_header {WORKER_FIELD} $pid; ") } else { String::new() };
         format!(
             "daemon off;\nworker_processes {};\n{affinity}pid {};\nerror_log stderr crit;\n\
              events {{ worker_connections 8192; accept_mutex {}; }}\n\
-             http {{\n  access_log off;\n  keepalive_requests 1000000000;\n{temporary}  server {{\n    \
-             listen 127.0.0.1:{} backlog=4096{};\n    location / {{ {field}return 200 {body}; }}\n  }}\n}}\n",
+             http {{\n  access_log off;\n  default_type text/plain;\n  keepalive_requests 1000000000;\n{temporary}  server {{\n    \
+             listen 127.0.0.1:{} backlog=4096{};\n    location / {{ {field}{answer} }}\n  }}\n}}\n",
             self.cpus.len(),
             path("pid"),
             if self.sharing == Sharing::Mutex { "on" } else { "off" },
@@ -209,6 +220,19 @@ impl Conf {
     }
 }
 
+/// Text that takes a while to compress: words in an order that does not repeat.
+fn page() -> String {
+    let mut state = 1u32;
+    let mut text = String::new();
+    while text.len() < COSTLY_BYTES {
+        // Numerical Recipes' generator: any that never repeats here will do.
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        text += ["accept ", "queue ", "worker ", "listen\n", "kernel ", "socket ", "CPU ", "local "]
+            [(state >> 29) as usize];
+    }
+    text
+}
+
 /// A CPU as nginx names it: " 100" is the third.
 fn mask(cpu: u32) -> String {
     format!(" 1{}", "0".repeat(cpu as usize))
@@ -220,7 +244,15 @@ mod tests {
 
     fn conf(sharing: Sharing, cpus: &[Option<u32>]) -> String {
         let dir = PathBuf::from("/x");
-        Conf { dir, sharing, cpus: cpus.to_vec(), port: 81, names_worker: sharing == Sharing::Reuseport }.text()
+        Conf { dir, sharing, cpus: cpus.to_vec(), port: 81, names_worker: sharing == Sharing::Reuseport, costly: false }
+            .text()
+    }
+
+    #[test]
+    fn the_page_is_long_and_does_not_repeat() {
+        let page = page();
+        assert!(page.len() >= COSTLY_BYTES);
+        assert!(!page[100..].contains(&page[..100]));
     }
 
     #[test]
