@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group, set_parent_process_death_signal};
 
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
@@ -41,6 +41,8 @@ impl Server {
     pub(crate) fn start(name: &str, command: &mut Command, ready: Ready, timeout: Duration) -> Result<Server> {
         die_with_parent(command);
         let mut child = command
+            // A group of its own: some servers send the SIGTERM that they get to their whole group (lighttpd).
+            .process_group(0)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -114,9 +116,12 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // After stop() the child is reaped: both calls then do nothing.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        // After stop() the child is reaped, and its number may be another's. Until then its group is killed: a master
+        // that is killed alone leaves its workers behind.
+        if let Ok(None) = self.child.try_wait() {
+            let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+            let _ = self.child.wait();
+        }
     }
 }
 
@@ -315,6 +320,25 @@ mod tests {
     }
 
     #[test]
+    fn a_dropped_server_takes_its_workers_along() {
+        let mut command = shell("sleep 60 & echo $! ready >&2; wait");
+        let server = Server::start("s", &mut command, Ready::Lines(1, "ready"), TIMEOUT).unwrap();
+        let lines = server.stderr.lock().unwrap().clone();
+        let worker = lines[0].split(' ').next().unwrap().to_owned();
+        drop(server);
+        // Whoever inherits it has yet to reap it.
+        let is_gone = || {
+            let stat = std::fs::read_to_string(format!("/proc/{worker}/stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_none_or(|(_, fields)| fields.starts_with('Z'))
+        };
+        let deadline = Instant::now() + TIMEOUT;
+        while !is_gone() {
+            assert!(Instant::now() < deadline, "worker {worker} lives");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
     fn commands_are_shown_without_directories() {
         let mut command = Command::new("/usr/bin/strace");
         command.args(["-o", "/tmp/x/out", "--listen", "tcp:1/2", "-f"]);
@@ -330,17 +354,25 @@ mod tests {
 
     #[test]
     fn who_ends_at_once_is_not_waited_for() {
-        let mut running = Running::start(&mut shell("echo no >&2; exit 4")).unwrap();
+        let mut running = Running::start(&mut Command::new("false")).unwrap();
         let text = format!("{:#}", running.wait_until_interruptible(TIMEOUT).unwrap_err());
-        assert!(text.contains("exit status: 4"), "{text}");
+        assert!(text.contains("exit status: 1"), "{text}");
     }
 
     #[test]
     fn what_is_interrupted_still_has_its_say() {
         for (status, good) in [(0, true), (1, true), (3, false)] {
-            let script = format!("trap 'echo done; exit {status}' INT; while :; do sleep 0.01; done");
-            let mut running = Running::start(&mut shell(&script)).unwrap();
+            // A shell has a handler of its own before there is a trap: the file tells that there is one.
+            let flag = std::env::temp_dir().join(format!("ksf-xtask-interrupt-{}-{status}", std::process::id()));
+            let script = format!("trap 'echo done; exit {status}' INT; : > $0; while :; do sleep 0.01; done");
+            let mut running = Running::start(shell(&script).arg(&flag)).unwrap();
             running.wait_until_interruptible(TIMEOUT).unwrap();
+            let deadline = Instant::now() + TIMEOUT;
+            while !flag.exists() {
+                assert!(Instant::now() < deadline, "the script did not start");
+                std::thread::yield_now();
+            }
+            std::fs::remove_file(&flag).unwrap();
             let result = running.interrupt(TIMEOUT);
             assert_eq!(result.is_ok(), good, "{status}: {result:?}");
             assert!(!good || result.unwrap() == "done\n");

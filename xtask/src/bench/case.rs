@@ -293,8 +293,9 @@ impl Metric {
 }
 
 use Contestant::{
-    Accel, AccelOff, Demo, Epoll, Ganesha, IdealQueue, Kernel, NginxExclusive, NginxMutex, NginxReuseport, PairFloor,
-    Sockperf, Threads, UdpMmsg, UdpPlain, Uring, WorkLoops, WorkThreads, Workers2, Workers4, Wrk,
+    Accel, AccelHaproxy, AccelLighttpd, AccelOff, Demo, Epoll, Ganesha, Haproxy, HaproxyShards, IdealQueue, Kernel,
+    Lighttpd, NginxExclusive, NginxMutex, NginxReuseport, PairFloor, Sockperf, Threads, UdpMmsg, UdpPlain, Uring,
+    WorkLoops, WorkThreads, Workers2, Workers4, Wrk,
 };
 
 const NULL_TCP: &[Contestant] = &[Threads, Kernel, Uring, Epoll, Ganesha];
@@ -522,6 +523,10 @@ pub(crate) const CASES: &[Case] = &[
     },
     accel("accel-rate", "A new connection for each request, 32 at a time", &NAMED, Metric::MessagesPerS),
     accel("accel-steady", "4,000 new connections per second", &STEADY, Metric::RttP99Us),
+    Case {
+        contestants: &[Haproxy, HaproxyShards, AccelHaproxy, Lighttpd, AccelLighttpd],
+        ..accel("accel-others", "4,000 new connections per second, other programs", &STEADY, Metric::RttP99Us)
+    },
     Case {
         contestants: &[NginxExclusive, Accel, AccelOff],
         ..accel("accel-kept", "Requests on 32 kept connections", &KEPT, Metric::MessagesPerS)

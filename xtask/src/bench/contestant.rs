@@ -60,6 +60,16 @@ pub(crate) enum Contestant {
     Demo,
     /// The nginx of [`Contestant::NginxExclusive`], loaded by wrk.
     Wrk,
+    /// HAProxy of Debian, whose threads share one listener.
+    Haproxy,
+    /// HAProxy with a listener for each thread (`shards by-thread`).
+    HaproxyShards,
+    /// The HAProxy of [`Contestant::Haproxy`] under `ksf accel run`.
+    AccelHaproxy,
+    /// lighttpd of Debian, whose workers share one listener.
+    Lighttpd,
+    /// The same under `ksf accel run`.
+    AccelLighttpd,
 }
 
 impl fmt::Display for Contestant {
@@ -82,10 +92,15 @@ impl fmt::Display for Contestant {
             Contestant::NginxMutex => "nginx mutex",
             Contestant::NginxExclusive => "nginx",
             Contestant::NginxReuseport => "nginx reuseport",
-            Contestant::Accel => "ksf accel, nginx",
+            Contestant::Accel => "accel, nginx",
             Contestant::AccelOff => "accel off, nginx",
             Contestant::Demo => "ksf demo",
             Contestant::Wrk => "nginx by wrk",
+            Contestant::Haproxy => "haproxy",
+            Contestant::HaproxyShards => "haproxy shards",
+            Contestant::AccelHaproxy => "accel, haproxy",
+            Contestant::Lighttpd => "lighttpd",
+            Contestant::AccelLighttpd => "accel, lighttpd",
         })
     }
 }
@@ -103,8 +118,13 @@ impl Contestant {
 
     /// Whether this is ksf and not a peer.
     pub(crate) fn is_ksf(self) -> bool {
-        let starts_others = matches!(self, Contestant::Accel | Contestant::AccelOff | Contestant::Demo);
-        self.engine().is_some() || self.workers().is_some() || starts_others
+        self.engine().is_some() || self.workers().is_some() || self.is_accelerated() || self == Contestant::Demo
+    }
+
+    /// Whether it is started by `ksf accel run`.
+    pub(crate) fn is_accelerated(self) -> bool {
+        use Contestant::{Accel, AccelHaproxy, AccelLighttpd, AccelOff};
+        matches!(self, Accel | AccelOff | AccelHaproxy | AccelLighttpd)
     }
 
     /// Worker threads behind the multiplexor.
@@ -270,7 +290,12 @@ pub(crate) fn server_command(
         | Contestant::Accel
         | Contestant::AccelOff
         | Contestant::Demo
-        | Contestant::Wrk => anyhow::bail!("{contestant} speaks HTTP only"),
+        | Contestant::Wrk
+        | Contestant::Haproxy
+        | Contestant::HaproxyShards
+        | Contestant::AccelHaproxy
+        | Contestant::Lighttpd
+        | Contestant::AccelLighttpd => anyhow::bail!("{contestant} speaks HTTP only"),
     })
 }
 

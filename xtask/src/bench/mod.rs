@@ -29,7 +29,7 @@ use self::raw::{Raw, Sample};
 use crate::machine::Origin;
 
 /// Packages whose version belongs to a result.
-const PACKAGES: &[&str] = &["gcc", "clang", "nfs-ganesha", "nginx-light", "sockperf", "wrk"];
+const PACKAGES: &[&str] = &["gcc", "clang", "haproxy", "lighttpd", "nfs-ganesha", "nginx-light", "sockperf", "wrk"];
 
 /// Rounds of a smoke run, and of its scale: 5,000 messages become 100, 10,000 connections 200.
 const SMOKE: (u32, Effort) = (1, Effort { seconds: 0.0, scale: 0.02 });
@@ -103,6 +103,8 @@ struct Have {
     ganesha: Result<(), String>,
     sockperf: Result<(), String>,
     nginx: Result<(), String>,
+    haproxy: Result<(), String>,
+    lighttpd: Result<(), String>,
     wrk: Result<(), String>,
     strace: Result<(), String>,
 }
@@ -122,6 +124,8 @@ impl Have {
             ganesha: root.and_then(|()| installed("ganesha.nfsd")).and_then(|()| installed("rpcbind")),
             sockperf: installed("sockperf"),
             nginx: installed("nginx"),
+            haproxy: installed("haproxy"),
+            lighttpd: installed("lighttpd"),
             wrk: installed("wrk"),
             strace: installed("strace"),
         }
@@ -134,6 +138,8 @@ impl Have {
             Contestant::Sockperf => self.sockperf.clone(),
             Contestant::NginxMutex | Contestant::NginxExclusive | Contestant::NginxReuseport => self.nginx.clone(),
             Contestant::Accel | Contestant::AccelOff => self.nginx.clone(),
+            Contestant::Haproxy | Contestant::HaproxyShards | Contestant::AccelHaproxy => self.haproxy.clone(),
+            Contestant::Lighttpd | Contestant::AccelLighttpd => self.lighttpd.clone(),
             Contestant::Wrk => self.nginx.clone().and_then(|()| self.wrk.clone()),
             _ => Ok(()),
         }

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::servers::{Nginx, Web};
+use super::nginx::Nginx;
+use super::servers::Web;
 use crate::process::output;
 
 /// What is done to the server again and again.

@@ -9,6 +9,7 @@
 
 mod client;
 mod disturb;
+mod nginx;
 mod servers;
 
 use std::collections::BTreeMap;
@@ -110,7 +111,7 @@ impl Meter<'_> {
         );
         let workers = web.worker_cpus()?;
         insert(sample, &result, machine);
-        if load.names_worker && load.disturbance.is_none() {
+        if load.names_worker && load.disturbance.is_none() && !workers.is_empty() {
             sample.metrics.insert(Metric::Balance, balance(&result.values, &workers)?);
             if let Some(share) = local_share(&result.threads, &workers) {
                 sample.metrics.insert(Metric::LocalShare, share);
@@ -161,8 +162,8 @@ fn insert(sample: &mut Sample, result: &WebResult, machine: Duration) {
 }
 
 /// The most answers of a worker relative to the fewest. A worker without any counts as one with one.
-fn balance(values: &BTreeMap<String, u64>, workers: &BTreeMap<u32, Vec<u32>>) -> Result<f64> {
-    let of = |pid: &u32| values.get(&pid.to_string()).copied().unwrap_or(0);
+fn balance(values: &BTreeMap<String, u64>, workers: &BTreeMap<String, Vec<u32>>) -> Result<f64> {
+    let of = |worker: &String| values.get(worker).copied().unwrap_or(0);
     let (most, least) = (workers.keys().map(of).max(), workers.keys().map(of).min());
     let (most, least) = most.zip(least).context("the server has no workers")?;
     ensure!(
@@ -174,11 +175,11 @@ fn balance(values: &BTreeMap<String, u64>, workers: &BTreeMap<u32, Vec<u32>>) ->
 
 /// The share of answers that came from a worker on the CPU of the client's thread, where the connection arrived. None
 /// unless all are pinned.
-fn local_share(threads: &[(Option<u32>, BTreeMap<String, u64>)], workers: &BTreeMap<u32, Vec<u32>>) -> Option<f64> {
+fn local_share(threads: &[(Option<u32>, BTreeMap<String, u64>)], workers: &BTreeMap<String, Vec<u32>>) -> Option<f64> {
     let (mut local, mut all) = (0, 0);
     for (cpu, values) in threads {
-        for (pid, count) in values {
-            let [home] = workers.get(&pid.parse().ok()?)?.as_slice() else { return None };
+        for (worker, count) in values {
+            let [home] = workers.get(worker)?.as_slice() else { return None };
             all += count;
             local += if *home == (*cpu)? { *count } else { 0 };
         }
@@ -194,9 +195,13 @@ mod tests {
         counts.iter().map(|(value, count)| ((*value).to_owned(), *count)).collect()
     }
 
+    fn workers(cpus: [Vec<u32>; 2]) -> BTreeMap<String, Vec<u32>> {
+        ["11".to_owned(), "12".to_owned()].into_iter().zip(cpus).collect()
+    }
+
     #[test]
     fn balance_is_the_most_relative_to_the_fewest() {
-        let workers = BTreeMap::from([(11, vec![0]), (12, vec![1])]);
+        let workers = workers([vec![0], vec![1]]);
         assert_eq!(balance(&values(&[("11", 30), ("12", 20)]), &workers).unwrap(), 1.5);
         assert_eq!(balance(&values(&[("11", 30)]), &workers).unwrap(), 30.0);
         assert!(balance(&values(&[("11", 30), ("99", 1)]), &workers).is_err());
@@ -204,11 +209,11 @@ mod tests {
 
     #[test]
     fn an_answer_is_local_where_worker_and_client_share_the_cpu() {
-        let workers = BTreeMap::from([(11, vec![0]), (12, vec![1])]);
+        let pinned = workers([vec![0], vec![1]]);
         let threads = [(Some(0), values(&[("11", 90), ("12", 10)])), (Some(1), values(&[("11", 10), ("12", 90)]))];
-        assert_eq!(local_share(&threads, &workers), Some(0.9));
-        assert_eq!(local_share(&[(None, values(&[("11", 1)]))], &workers), None);
-        let free = BTreeMap::from([(11, vec![0, 1]), (12, vec![0, 1])]);
+        assert_eq!(local_share(&threads, &pinned), Some(0.9));
+        assert_eq!(local_share(&[(None, values(&[("11", 1)]))], &pinned), None);
+        let free = workers([vec![0, 1], vec![0, 1]]);
         assert_eq!(local_share(&threads, &free), None);
     }
 }
