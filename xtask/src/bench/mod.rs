@@ -15,6 +15,7 @@ mod namespace;
 mod peers;
 mod raw;
 pub(crate) mod report;
+mod vm;
 mod web;
 
 use std::path::PathBuf;
@@ -33,6 +34,8 @@ const PACKAGES: &[&str] = &["gcc", "clang", "haproxy", "lighttpd", "nfs-ganesha"
 
 /// Rounds of a smoke run, and of its scale: 5,000 messages become 100, 10,000 connections 200.
 const SMOKE: (u32, Effort) = (1, Effort { seconds: 0.0, scale: 0.02 });
+
+const VM_ROUNDS_MAX: u32 = 3;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -62,6 +65,7 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let profile = if options.smoke { "debug" } else { "release" };
     let ksf = crate::ksf_binary(options.ksf.as_ref(), profile)?;
+    let have = Have::look();
     namespace::enter()?;
     let (runs, effort) = match options.smoke {
         true => SMOKE,
@@ -72,7 +76,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         raw: Raw { schema: 1, origin: Origin::read(PACKAGES)?, runs, seconds: effort.seconds, ..Raw::default() },
         cpus: crate::cpu::allowed()?,
         smoke: options.smoke,
-        have: Have::look(),
+        have,
     };
     let rpcbind = match bench.have.ganesha {
         Ok(()) => Some(namespace::rpcbind()?),
@@ -84,6 +88,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     for case in cases.filter(|case| case.counts_syscalls()) {
         bench.count_syscalls(&programs, effort, case);
+    }
+    if CASES.iter().any(|case| case.row == Row::Mux && wanted(options, case)) {
+        bench.measure_in_vm(&programs, effort);
     }
     if let Some(rpcbind) = rpcbind {
         rpcbind.stop()?;
@@ -107,6 +114,7 @@ struct Have {
     lighttpd: Result<(), String>,
     wrk: Result<(), String>,
     strace: Result<(), String>,
+    vm: Result<(), String>,
 }
 
 impl Have {
@@ -128,6 +136,7 @@ impl Have {
             lighttpd: installed("lighttpd"),
             wrk: installed("wrk"),
             strace: installed("strace"),
+            vm: vm::look(),
         }
     }
 
@@ -182,6 +191,19 @@ impl Bench {
                     self.keep(sample);
                 }
             }
+        }
+    }
+
+    /// The cases of the multiplexor once more, beside AF_KCM.
+    fn measure_in_vm(&mut self, programs: &Programs, effort: Effort) {
+        if let Err(why) = self.have.vm.clone() {
+            return self.skip(format!("AF_KCM in the VM: {why}"));
+        }
+        // Shape needs no more.
+        let rounds = self.raw.runs.min(VM_ROUNDS_MAX);
+        eprintln!("bench: AF_KCM in the VM, {rounds} rounds");
+        for sample in vm::measure(programs, effort, rounds) {
+            self.keep(sample);
         }
     }
 

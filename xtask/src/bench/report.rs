@@ -48,6 +48,8 @@ const NOTES: &[&str] = &[
      ksf accel runs the plain form; off, it is loaded but steers nothing. Reloads are SIGHUP to the master until the old \
      workers have gone. A worker is killed (SIGKILL) only while it has no request of its own: one that it has taken \
      dies with it, however it came there.",
+    "Placement \"VM (shape)\": server and client on one emulated machine with two CPUs, whose kernel has \
+     AF_KCM (Debian's; see docs/lab.md). Compare these rows with each other only.",
     "The stack floor is one thread that plays both ends of a TCP connection; it answers nobody.",
     "System calls are counted in runs of their own under strace; nothing else is taken from them.",
 ];
