@@ -7,6 +7,7 @@
 //!                         Meter::web: one measurement -> Sample
 //! ```
 
+mod accel;
 mod client;
 mod disturb;
 mod nginx;

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
+use super::accel;
 use super::client::WORKER_FIELD;
 use super::nginx::{Conf, Nginx, Sharing};
 use super::{BODY_BYTES, WebLoad};
@@ -169,6 +170,11 @@ impl Wanted<'_> {
         let (server, mut command) = start(self.contestant, (command, Ready::Port(self.port)))?;
         if !words.is_empty() {
             command += &format!(" # {words}");
+        }
+        if self.contestant.is_accelerated() {
+            let (off, workers) = (self.contestant == Contestant::AccelOff, self.cpus.len());
+            let level = accel::wait_until_accelerated(&self.programs.ksf, server.pid(), self.port, workers, off)?;
+            command += &format!(", steered by {}", if off { "nothing" } else { &level });
         }
         Ok(Web { server, command, kind, dir: self.dir })
     }
