@@ -337,6 +337,20 @@ fn pattern(length: usize) -> Vec<u8> {
     (0..length as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
 
+/// Waits until more than `queue` bytes of what was read were not sent, and stay so: nothing moves any more. How many
+/// were read, and how many of them are held.
+fn standing(queue: u64, read_and_sent: impl Fn() -> (u64, u64)) -> (u64, u64) {
+    let mut seen = (0, 0);
+    until("all that moves has moved", || {
+        let now = read_and_sent();
+        let stands = now == seen && now.0.saturating_sub(now.1) > queue;
+        seen = now;
+        thread::sleep(Duration::from_millis(50));
+        stands
+    });
+    (seen.0, seen.0 - seen.1)
+}
+
 #[test]
 fn a_slow_client_slows_its_backend_down_and_loses_nothing() {
     for engine in engines() {
@@ -354,18 +368,10 @@ fn a_slow_client_slows_its_backend_down_and_loses_nothing() {
         client.write_all(GET).unwrap();
         // The client reads nothing: the proxy fills what the kernel buffers, then it stops to read the backend.
         until("the backend is not read any more", || running.count("reads_paused") > 0);
-        let mut seen = (0, 0);
-        until("all that moves has moved", || {
-            let now = (running.count("outgoing_bytes_in"), running.count("bytes_out"));
-            let stands = now == seen;
-            seen = now;
-            thread::sleep(Duration::from_millis(50));
-            stands
-        });
-        let held = seen.0 - seen.1;
+        let (read, held) = standing(queue, || (running.count("outgoing_bytes_in"), running.count("bytes_out")));
         // What one turn receives may come on top: the slots of a shard, at most.
         assert!(held <= queue + (8 << 20), "{engine}: {held} bytes are held for a client that does not read");
-        assert!(seen.0 < body.len() as u64, "{engine}: the backend was read to its end");
+        assert!(read < body.len() as u64, "{engine}: the backend was read to its end");
         let head = read_head(&mut client);
         assert!(head.starts_with(b"HTTP/1.1 200 OK\r\n"));
         assert!(read_exactly(&mut client, body.len()) == body, "{engine}: the body is another");
@@ -397,15 +403,8 @@ fn a_slow_backend_slows_its_client_down_and_loses_nothing() {
             writer.write_all(&body).unwrap();
         });
         until("the client is not read any more", || running.count("reads_paused") > 0);
-        let mut seen = (0, 0);
-        until("all that moves has moved", || {
-            let now = (running.count("bytes_in"), running.count("outgoing_bytes_out"));
-            let stands = now == seen;
-            seen = now;
-            thread::sleep(Duration::from_millis(50));
-            stands
-        });
-        assert!(seen.0 - seen.1 <= queue + (8 << 20), "{engine}: {seen:?} bytes in and out");
+        let (_, held) = standing(queue, || (running.count("bytes_in"), running.count("outgoing_bytes_out")));
+        assert!(held <= queue + (8 << 20), "{engine}: {held} bytes are held for a backend that does not read");
         go_on.send(()).unwrap();
         assert_eq!(read_exactly(&mut client, RETURNED.len()), RETURNED, "{engine}");
         writing.join().unwrap();
@@ -526,6 +525,24 @@ fn a_backend_started_anew_is_found_again() {
         socket.listen(16).unwrap();
         let _second = Backend::accept_from(socket.into(), |stream, _| answer_all(stream));
         running.ask();
+    }
+}
+
+#[test]
+fn a_kept_connection_is_closed_when_its_backend_ends() {
+    for engine in engines() {
+        let (tell, told) = std::sync::mpsc::channel::<io::Result<usize>>();
+        let backend = Backend::start(move |mut stream, _| {
+            read_head(&mut stream);
+            stream.write_all(ANSWER).unwrap();
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            tell.send(stream.read(&mut [0])).unwrap();
+        });
+        let limits = Limits { upstream_idle_ms: 0, ..Limits::default() };
+        let running = Running::start(engine, &[backend.addr], limits);
+        running.ask();
+        let end = told.recv_timeout(GIVE_UP).expect("the backend is told in time");
+        assert!(matches!(end, Ok(0)), "{engine}: {end:?}");
     }
 }
 

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod check;
+mod far;
 pub mod ideal;
 pub mod random;
 pub mod script;

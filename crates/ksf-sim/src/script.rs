@@ -32,11 +32,13 @@ pub enum Action {
     Abandon,
     /// Replies once, then closes.
     Close,
+    /// Asks a backend, and replies with its answer; meanwhile nothing behind the request is looked at.
+    Ask,
 }
 
 impl Action {
     /// Every action, in the order of its number on the wire.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Inline,
         Self::Quiet,
         Self::Reflect,
@@ -45,6 +47,7 @@ impl Action {
         Self::LaterQuiet,
         Self::Abandon,
         Self::Close,
+        Self::Ask,
     ];
 }
 
@@ -123,6 +126,7 @@ impl Request {
     pub fn late_replies(&self) -> Vec<Vec<u8>> {
         match self.action {
             Action::ReflectLater => vec![self.to_text()],
+            Action::Ask => vec![self.reply(0)],
             Action::Later => (1..=self.replies).map(|part| self.reply(part)).collect(),
             _ => Vec::new(),
         }
@@ -130,8 +134,8 @@ impl Request {
 
     /// True if it is open after the call.
     pub fn is_deferred(&self) -> bool {
-        use Action::{Abandon, Later, LaterQuiet, ReflectLater};
-        matches!(self.action, Later | ReflectLater | LaterQuiet | Abandon)
+        use Action::{Abandon, Ask, Later, LaterQuiet, ReflectLater};
+        matches!(self.action, Later | ReflectLater | LaterQuiet | Abandon | Ask)
     }
 }
 

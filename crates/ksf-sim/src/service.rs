@@ -1,9 +1,13 @@
 //! The service under simulation: does what requests say, and leaves deferred answers to the world.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ksf::deferred::Deferred;
-use ksf::framing::{Framing, LengthPrefix};
+use ksf::error::FramingError;
+use ksf::framing::{Frame, Framing, LengthPrefix};
+use ksf::limits::Limits;
+use ksf::outgoing::Upstream;
 use ksf::pool::Chunk;
 use ksf::{Message, Order, Peer, Refused, Reply, Service};
 
@@ -37,11 +41,29 @@ impl Pending {
     }
 }
 
+/// Attempts to get an answer of a backend; then the service gives it itself.
+const ATTEMPTS_MAX: u32 = 3;
+
+/// A connection's state.
+pub(crate) struct Client {
+    handed: Handed,
+    asking: Option<Asking>,
+}
+
+/// A request that is with a backend.
+struct Asking {
+    request: Request,
+    attempts: u32,
+    answer: Vec<u8>,
+}
+
 /// Messages handed over on one connection; shared with the world, which compares them with what the peer sent.
 pub(crate) type Handed = Arc<Mutex<Vec<Vec<u8>>>>;
 
 pub(crate) struct Scripted {
     pub(crate) framing: Framing,
+    /// The service cuts the stream itself, as `framing` says.
+    pub(crate) custom: bool,
     pub(crate) order: Order,
     pub(crate) keeps: bool,
     /// The record of the connection that is accepted next.
@@ -63,17 +85,35 @@ impl Scripted {
             _ => body,
         }
     }
+
+    /// Passes the request to a backend.
+    fn ask(&self, asking: &mut Asking, reply: &mut Reply<'_>) {
+        asking.attempts += 1;
+        asking.answer.clear();
+        reply.dial(SocketAddr::from(([10, 0, 0, 1], 80)), asking.attempts == 1);
+        reply.pass(Chunk::from_vec(asking.request.to_text()));
+        reply.hold(true);
+    }
+
+    fn give_answer(&self, answer: Vec<u8>, reply: &mut Reply<'_>) {
+        reply.bytes(&self.wire(answer));
+        reply.hold(false);
+    }
 }
 
 impl Service for Scripted {
-    type Conn = Handed;
+    type Conn = Client;
 
     fn name(&self) -> &str {
         "scripted"
     }
 
     fn framing(&self) -> Framing {
-        self.framing
+        if self.custom { Framing::Custom } else { self.framing }
+    }
+
+    fn cut(&self, _: &mut Client, buf: &[u8], scanned: usize, _: &Limits) -> Result<Frame, FramingError> {
+        self.framing.parse(buf, scanned)
     }
 
     fn order(&self) -> Order {
@@ -84,15 +124,19 @@ impl Service for Scripted {
         self.keeps
     }
 
-    fn accept(&self, _: &Peer) -> Result<Handed, Refused> {
+    fn accept(&self, _: &Peer) -> Result<Client, Refused> {
         *lock(&self.open) += 1;
-        Ok(Arc::clone(&lock(&self.next)))
+        Ok(Client { handed: Arc::clone(&lock(&self.next)), asking: None })
     }
 
-    fn call(&self, handed: &mut Handed, message: &Message<'_>, reply: &mut Reply<'_>) {
-        lock(handed).push(message.bytes().to_vec());
+    fn call(&self, client: &mut Client, message: &Message<'_>, reply: &mut Reply<'_>) {
+        lock(&client.handed).push(message.bytes().to_vec());
         // Garbage that happens to be framed is not answered.
         let Some(request) = Request::from_text(payload(self.framing, message.bytes())) else { return };
+        if request.action == Action::Ask {
+            let asking = client.asking.insert(Asking { request, attempts: 0, answer: Vec::new() });
+            return self.ask(asking, reply);
+        }
         match request.action {
             Action::Reflect => reply.chunk(message.keep()),
             _ => {
@@ -114,7 +158,29 @@ impl Service for Scripted {
         }
     }
 
-    fn close(&self, _: Handed) {
+    fn upstream(&self, client: &mut Client, event: Upstream, reply: &mut Reply<'_>) {
+        let Some(asking) = &mut client.asking else { return };
+        let expected = asking.request.reply(0);
+        match event {
+            Upstream::Received(bytes) => {
+                asking.answer.extend_from_slice(&bytes);
+                if asking.answer.len() >= expected.len() {
+                    reply.hang_up(asking.attempts == 1);
+                    self.give_answer(std::mem::take(&mut asking.answer), reply);
+                    client.asking = None;
+                }
+            }
+            Upstream::Failed(_) | Upstream::Ended if asking.attempts < ATTEMPTS_MAX => self.ask(asking, reply),
+            Upstream::Failed(_) | Upstream::Ended => {
+                reply.hang_up(false);
+                self.give_answer(expected, reply);
+                client.asking = None;
+            }
+            _ => {}
+        }
+    }
+
+    fn close(&self, _: Client) {
         *lock(&self.open) -= 1;
     }
 }

@@ -12,6 +12,7 @@ use ksf::service::ConnKey;
 use ksf::{CloseReason, Order, Peer};
 
 use crate::check::{History, check};
+use crate::far::{Far, Step};
 use crate::ideal::{Ideal, decode, encode};
 use crate::random::Random;
 use crate::script::{Action, Request};
@@ -32,6 +33,8 @@ pub struct Report {
     pub stalls: usize,
     /// Receives that were put off because no slot was free.
     pub starved: usize,
+    /// What backends told.
+    pub told: usize,
     /// How often each reason ended a connection, in the order of [`CloseReason::ALL`].
     pub ends: [usize; CloseReason::ALL.len()],
     /// Folds every byte that arrived, and when.
@@ -52,6 +55,8 @@ pub fn simulate(seed: u64) -> Result<Report, String> {
 #[derive(Debug)]
 struct Plan {
     framing: Framing,
+    /// The service cuts the stream itself.
+    custom: bool,
     order: Order,
     keeps: bool,
     limits: Limits,
@@ -73,11 +78,17 @@ struct Plan {
 impl Plan {
     fn random(random: &mut Random) -> Self {
         let framing = framing(random);
+        let custom = matches!(framing, Framing::LengthPrefix(LengthPrefix { strip: false, .. })) && random.one_in(2);
         let narrow = matches!(framing, Framing::LengthPrefix(LengthPrefix { width: 1, .. }));
         let length_max = if narrow { 40 } else { random.pick(&[40, 300, 3000]) };
         let timeout = |random: &mut Random| if random.one_in(3) { random.within(20..=400) as u64 } else { 3_600_000 };
         let limits = Limits {
-            message_bytes_max: random.pick(&[length_max + 13, 2 * length_max + 64, 1 << 20]),
+            // Who cuts the stream itself looks after the length of what is there in full.
+            message_bytes_max: if custom {
+                1 << 20
+            } else {
+                random.pick(&[length_max + 13, 2 * length_max + 64, 1 << 20])
+            },
             fragments_max: random.pick(&[1, 2, 6, 4096]),
             assembly_timeout_ms: timeout(random),
             idle_timeout_ms: random.pick(&[0, 0, 100, 1000]),
@@ -98,9 +109,15 @@ impl Plan {
         if random.one_in(3) {
             actions.push(Action::Close);
         }
+        let order = random.pick(&[Order::Requests, Order::Free]);
+        // What backends say leaves at once, before replies that are still held back.
+        if random.one_in(2) && (order == Order::Free || !actions.contains(&Action::Later)) {
+            actions.push(Action::Ask);
+        }
         Self {
             framing,
-            order: random.pick(&[Order::Requests, Order::Free]),
+            custom,
+            order,
             keeps: random.one_in(2),
             slot_bytes: random.pick(&[16, 64, 512, 4096, 16_384]),
             slots: random.pick(&[1, 2, 4, 24]),
@@ -241,6 +258,8 @@ struct Link {
     /// Bytes it was given before it took no more.
     given: usize,
     eof_told: bool,
+    /// The other end of its exchange.
+    far: Option<Far>,
 }
 
 struct World {
@@ -264,6 +283,7 @@ impl World {
         let env = Env::new(plan.limits.clone(), pool).map_err(|error| error.to_string())?;
         let service = Arc::new(Scripted {
             framing: plan.framing.validate().map_err(|error| error.to_string())?,
+            custom: plan.custom,
             order: plan.order,
             keeps: plan.keeps,
             next: Mutex::default(),
@@ -286,7 +306,7 @@ impl World {
         }
         // Whoever is late is too late, and finds nobody.
         while self.answer_one() {}
-        self.deliver();
+        self.deliver()?;
         let left = (self.env.pool.in_use(), self.env.assembly_bytes, *lock(&self.service.open));
         if left != (0, 0, 0) {
             return Err(format!("slots, bytes and connection states left over: {left:?}"));
@@ -312,7 +332,7 @@ impl World {
         }
         while self.random.within(1..=self.plan.answer_every) == 1 && self.answer_one() {}
         if self.random.one_in(2) {
-            self.deliver();
+            self.deliver()?;
         }
         self.check_memory()
     }
@@ -326,7 +346,7 @@ impl World {
         let key = ConnKey { index: index as u32, generation: self.places[index].0 };
         let conn = Connection::new(Arc::clone(&self.service), Peer::Unix, key, self.env.now);
         let conn = conn.map_err(|_| "the service refused, which it never does")?;
-        self.places[index].1 = Some(Link { conn, remote, handed, batch: None, given: 0, eof_told: false });
+        self.places[index].1 = Some(Link { conn, remote, handed, batch: None, given: 0, eof_told: false, far: None });
         Ok(())
     }
 
@@ -338,7 +358,9 @@ impl World {
             return self.end(index, link, reason);
         }
         self.receive(&mut link)?;
+        self.hear_backend(&mut link)?;
         self.send(&mut link);
+        self.carry_out(&mut link)?;
         if self.draining.is_some() {
             link.conn.drain(&mut self.env);
         }
@@ -380,12 +402,17 @@ impl World {
             link.remote.received += bytes;
             let stalled = link.conn.queued_bytes() > self.plan.limits.out_queue_bytes_max;
             let before = lock(&link.handed).len();
+            let asking = link.far.is_some();
             self.report.stalls += usize::from(stalled);
             link.conn.receive(slot.freeze(bytes), &mut self.env);
             self.relieve_memory(link);
             if !link.conn.is_closing() {
                 link.given = link.remote.received;
             }
+            if asking && lock(&link.handed).len() > before {
+                return Err(format!("peer {} has a request with a backend, and was processed", link.remote.number));
+            }
+            self.carry_out(link)?;
             if stalled && lock(&link.handed).len() > before {
                 return Err(format!("peer {} does not read, and was processed", link.remote.number));
             }
@@ -398,6 +425,46 @@ impl World {
         if all && link.remote.half_closes && !link.eof_told && told {
             link.eof_told = true;
             link.conn.peer_closed(&mut self.env);
+        }
+        Ok(())
+    }
+
+    /// Plays the shard: what the connection asked for since the last time.
+    fn carry_out(&mut self, link: &mut Link) -> Result<(), String> {
+        for (_, order) in self.env.take_orders() {
+            Far::carry_out(&mut link.far, order, &mut self.random)
+                .map_err(|what| format!("peer {}: {what}", link.remote.number))?;
+        }
+        Ok(())
+    }
+
+    /// The same, for connections that are in their places.
+    fn carry_out_for_all(&mut self) -> Result<(), String> {
+        for (key, order) in self.env.take_orders() {
+            let Some(link) = &mut self.places[key.index as usize].1 else { continue };
+            Far::carry_out(&mut link.far, order, &mut self.random)
+                .map_err(|what| format!("peer {}: {what}", link.remote.number))?;
+        }
+        Ok(())
+    }
+
+    /// The other end of an exchange; it is not read while its client does not read.
+    fn hear_backend(&mut self, link: &mut Link) -> Result<(), String> {
+        while link.conn.queued_bytes() <= self.plan.limits.out_queue_bytes_max {
+            let Some(far) = &mut link.far else { break };
+            let step = far.step(&mut self.random);
+            if Far::is_over(&step) {
+                link.far = None;
+            }
+            match step {
+                Step::Nothing => break,
+                Step::Full(full) => link.conn.set_full(full, &mut self.env),
+                Step::Tells(event) => {
+                    self.report.told += 1;
+                    link.conn.upstream(event, &mut self.env);
+                }
+            }
+            self.carry_out(link)?;
         }
         Ok(())
     }
@@ -451,14 +518,16 @@ impl World {
     }
 
     /// Carries the mail to whoever is in the place now; that it is the right one, the connection must see.
-    fn deliver(&mut self) {
+    fn deliver(&mut self) -> Result<(), String> {
         for delivery in self.env.mailbox.take_deliveries() {
             let place = self.places.get_mut(delivery.key().index as usize);
             let delivered = place
                 .and_then(|(_, link)| link.as_mut())
                 .is_some_and(|link| link.conn.deliver(delivery, &mut self.env));
             self.report.too_late += usize::from(!delivered);
+            self.carry_out_for_all()?;
         }
+        Ok(())
     }
 
     fn check_memory(&self) -> Result<(), String> {
@@ -486,6 +555,8 @@ impl World {
             batch.recycle(&mut self.env.spares);
         }
         conn.end(&mut self.env);
+        // Nobody is left to carry out for.
+        self.env.take_orders();
         self.places[index].0 += 1;
         let handed = lock(&handed);
         let failed = |what: String| {
