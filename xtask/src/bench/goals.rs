@@ -364,6 +364,31 @@ mod tests {
     }
 
     #[test]
+    fn one_failed_request_in_one_run_loses_the_goal_of_none() {
+        let of = |metric, values: [f64; 3]| {
+            let samples = values
+                .map(|value| Sample { case: "accel-kill".into(), ..sample(Accel, Placement::Same, metric, value) });
+            Raw { samples: samples.into(), ..Raw::default() }
+        };
+        let text = "every run: failed requests <= 0";
+        let verdict = |values| {
+            judge(&of(Metric::Failures, values))
+                .into_iter()
+                .find(|verdict| verdict.case == "accel-kill" && verdict.goal == text)
+                .unwrap()
+        };
+        assert_eq!(verdict([0.0, 0.0, 3.0]).met, Some(false));
+        assert_eq!((verdict([0.0; 3]).value, verdict([0.0; 3]).met), (Some(0.0), Some(true)));
+        // Where more is better, the worst is the least.
+        let mut raw = of(Metric::LocalShare, [1.0, 0.99, 1.0]);
+        raw.samples.iter_mut().for_each(|sample| sample.case = "accel-steady".into());
+        assert_eq!(found(&raw, Accel, Placement::Same, "every run: local share >= 1").value, None, "of accel-rate");
+        let verdicts = judge(&raw);
+        let steady = verdicts.iter().find(|verdict| verdict.case == "accel-steady" && verdict.goal.contains("local"));
+        assert_eq!(steady.unwrap().value, Some(0.99));
+    }
+
+    #[test]
     fn the_gain_over_pinned_connections_is_bounded_by_the_skew_or_the_machine() {
         let sleep = work_load("mux-sleep-split").unwrap();
         assert_eq!(skew_bound(sleep, 8000.0, 10.0), 12_000.0);
