@@ -64,7 +64,8 @@ fn judge(text: &str, port: u16, workers: usize, off: bool) -> Result<Result<Stri
         bail!("port {port} is not accelerated: {why}");
     }
     let ready = listener.queues.iter().filter(|queue| queue.ready).count();
-    Ok(match ready >= workers {
+    // Switched off, workers wait for the program's own listener.
+    Ok(match off || ready >= workers {
         true => Ok(program.level.clone()),
         false => Err(format!("{ready} of {workers} workers serve a queue")),
     })
@@ -83,6 +84,9 @@ mod tests {
         assert_eq!(judge(TEXT, 81, 1, false).unwrap(), Ok("sk_lookup".to_owned()));
         assert!(judge(TEXT, 81, 2, false).unwrap().is_err());
         assert!(judge(TEXT, 80, 1, false).unwrap().is_err());
+        let off = TEXT.replace("\"on\":true", "\"on\":false");
+        assert_eq!(judge(&off, 81, 2, true).unwrap(), Ok("sk_lookup".to_owned()));
+        assert!(judge(&off, 80, 2, true).unwrap().is_err());
     }
 
     #[test]
