@@ -2,8 +2,8 @@
 
 use super::case::{CASES, Metric, Placement, Service, WorkLoad};
 use super::contestant::Contestant::{
-    self, Accel, AccelHaproxy, AccelOff, Demo, IdealQueue, Kernel, KernelWorkers4, NginxExclusive, NginxReuseport,
-    Threads, UdpMmsg, UdpPlain, Uring, WorkLoops, Workers2, Workers4, Wrk,
+    self, Accel, AccelOff, Demo, IdealQueue, Kernel, KernelWorkers4, NginxExclusive, NginxReuseport, Threads, UdpMmsg,
+    UdpPlain, Uring, WorkLoops, Workers2, Workers4, Wrk,
 };
 use super::raw::Raw;
 
@@ -181,8 +181,6 @@ fn accel(goals: &mut Vec<Goal>) {
     }
     // Clients at a rate load both CPUs alike; in a closed loop the quicker one does more.
     goal("accel-steady", Accel, Metric::Balance, Against::WorstRun, Bound::AtMost(1.1));
-    goal("accel-others", AccelHaproxy, Metric::LocalShare, Against::WorstRun, Bound::AtLeast(1.0));
-    goal("accel-others", AccelHaproxy, Metric::Balance, Against::WorstRun, Bound::AtMost(1.1));
     goal("accel-stall", Accel, Metric::RttP99Us, reuseport, Bound::AtMost(0.3));
     for case in ["accel-reload", "accel-resize", "accel-kill"] {
         goal(case, Accel, Metric::Failures, Against::WorstRun, Bound::AtMost(0.0));
