@@ -22,8 +22,11 @@ use crate::{AccelError, Level, Refused};
 pub struct Status {
     /// Of the holder.
     pub pid: u32,
-    /// Its abstract socket, as in `KSF_ACCEL`.
+    /// Its abstract socket, as in `KSF_ACCEL`; none of a program that is steered from outside.
     pub name: String,
+    /// Steered from outside: what its workers accept is not counted.
+    #[serde(default)]
+    pub attached: bool,
     /// The command that was started.
     pub program: Vec<String>,
     /// False: loaded but off.

@@ -35,12 +35,12 @@ use rustix::io::Errno;
 
 use crate::homes::Homes;
 use crate::status::{self, Counters, Status};
+use crate::status_socket::StatusSocket;
 use crate::steer::Steering;
 use crate::{AccelError, Level, Options, Refused};
 use conn::{Conn, ProgramSocket};
 use lifetime::Lifetime;
 use listener::Listener;
-use report::StatusSocket;
 use worker::Worker;
 
 /// The queues of one program and everything around them. It makes no promise that needs it to live: without it the

@@ -1,7 +1,10 @@
 //! `ksf accel`: makes the machine, and programs nobody changes, serve connections where they arrive.
 
+mod attach;
 mod flow;
 mod nic;
+mod run;
+mod status;
 
 use std::process::ExitCode;
 
@@ -18,14 +21,24 @@ pub(crate) struct AccelArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum AccelCommand {
+    Run(run::RunArgs),
+    Status(status::StatusArgs),
+    Attach(attach::AttachArgs),
     Flow(flow::FlowArgs),
     Nic(nic::NicArgs),
+    /// The process that owns a program's queues; started by `ksf accel run`
+    #[command(hide = true)]
+    Holder,
 }
 
 /// Runs the command.
 pub(crate) fn run(args: AccelArgs) -> Result<ExitCode, Failure> {
     match args.command {
+        AccelCommand::Run(args) => match run::run(&args)? {},
+        AccelCommand::Status(args) => status::run(&args),
+        AccelCommand::Attach(args) => attach::run(&args),
         AccelCommand::Flow(args) => flow::run(args),
         AccelCommand::Nic(args) => nic::run(args),
+        AccelCommand::Holder => run::holder(),
     }
 }
