@@ -3,8 +3,10 @@
 mod attach;
 mod flow;
 mod nic;
+mod profile;
 mod run;
 mod status;
+mod unit;
 
 use std::process::ExitCode;
 
@@ -24,6 +26,8 @@ pub(crate) enum AccelCommand {
     Run(run::RunArgs),
     Status(status::StatusArgs),
     Attach(attach::AttachArgs),
+    Profile(profile::ProfileArgs),
+    Unit(unit::UnitArgs),
     Flow(flow::FlowArgs),
     Nic(nic::NicArgs),
     /// The process that owns a program's queues; started by `ksf accel run`
@@ -37,6 +41,8 @@ pub(crate) fn run(args: AccelArgs) -> Result<ExitCode, Failure> {
         AccelCommand::Run(args) => match run::run(&args)? {},
         AccelCommand::Status(args) => status::run(&args),
         AccelCommand::Attach(args) => attach::run(&args),
+        AccelCommand::Profile(args) => profile::run(&args),
+        AccelCommand::Unit(args) => unit::run(&args),
         AccelCommand::Flow(args) => flow::run(args),
         AccelCommand::Nic(args) => nic::run(args),
         AccelCommand::Holder => run::holder(),
