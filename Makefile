@@ -39,7 +39,7 @@ bench: ## Measure against the peers, write a report to bench/results
 
 build:
 	@scripts/setup.sh demo
-	$(CARGO) build --release --locked -p ksf-cli -p ksf-capi -p ksf-kcm-preload
+	$(CARGO) build --release --locked -p ksf-cli -p ksf-capi -p ksf-kcm-preload -p ksf-preload
 
 install: build ## Install into PREFIX (/usr/local)
 	install -D -m 755 $(KSF) $(DEST)/bin/ksf
@@ -63,6 +63,7 @@ install: build ## Install into PREFIX (/usr/local)
 	sed 's,@PREFIX@,$(PREFIX),; s,@VERSION@,$(VERSION),' packaging/libksf.pc.in > $(DEST)/lib/pkgconfig/libksf.pc
 	install -D -m 644 packaging/man/libksf.3 $(DEST)/share/man/man3/libksf.3
 	install -m 755 $(RELEASE)/libksf_kcm_preload.so $(DEST)/lib/ksf/libksf_kcm_preload.so
+	install -m 755 $(RELEASE)/libksf_preload.so $(DEST)/lib/ksf/libksf_accel.so
 
 fmt: ## Format the Rust code
 	$(CARGO) fmt --all

@@ -71,7 +71,7 @@ packages_missing() {
     done
 }
 
-# Some packages bring a daemon (rpcbind, nfs-ganesha). The tests start their own, in a namespace,
+# Some packages bring a daemon (rpcbind, nginx, ...). The tests start their own, in a namespace,
 # so nothing may start on the machine because of an installation.
 deny_daemons() {
     [ ! -e "$policy" ] || return 0
@@ -112,7 +112,8 @@ install_packages() {
 
 enabled_units() {
     [ -d /run/systemd/system ] || return 0
-    systemctl list-unit-files --state=enabled --no-legend rpcbind.\* nfs-ganesha\* 2>/dev/null |
+    systemctl list-unit-files --state=enabled --no-legend rpcbind.\* nfs-ganesha\* nginx.\* \
+        haproxy.\* lighttpd.\* redis\* memcached.\* 2>/dev/null |
         awk '{ print $1 }'
 }
 

@@ -30,6 +30,9 @@
 
 /// Name of the environment variable: `NAME:TOKEN`, the socket's abstract name and 32 hex digits.
 pub const ENVIRONMENT: &str = "KSF_ACCEL";
+/// Name of a variable: `0` keeps the library from putting its variables back where the program runs another with an
+/// environment that it has cleaned.
+pub const ENVIRONMENT_KEEP: &str = "KSF_ACCEL_KEEP";
 /// Bytes of a request.
 pub const REQUEST_BYTES: usize = 64;
 /// Bytes of an answer.

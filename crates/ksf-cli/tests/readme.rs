@@ -285,13 +285,14 @@ impl Checkout {
         }
         checkout.script("scripts/setup.sh", "exit 0");
         let build = format!(
-            "[ \"$*\" = 'build --release --locked -p ksf-cli -p ksf-capi -p ksf-kcm-preload' ] ||\n\
+            "[ \"$*\" = 'build --release --locked -p ksf-cli -p ksf-capi -p ksf-kcm-preload -p ksf-preload' ] ||\n\
              {{ echo \"unexpected: cargo $*\" >&2; exit 1; }}\n\
              mkdir -p target/release && cp '{}' target/release/ksf && cd target/release &&\n\
-             ln -sf '{}' libksf_capi.a && ln -sf '{}' libksf_kcm_preload.so",
+             ln -sf '{}' libksf_capi.a && ln -sf '{}' libksf_kcm_preload.so && ln -sf '{}' libksf_preload.so",
             env!("CARGO_BIN_EXE_ksf"),
             built("libksf_capi", ".a").display(),
             built("libksf_kcm_preload", ".so").display(),
+            built("libksf_preload", ".so").display(),
         );
         checkout.script("scripts/cargo", &build);
         // The reader is root already.

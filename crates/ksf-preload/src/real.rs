@@ -1,0 +1,97 @@
+//! The next definition of a function that is defined here once more: libc's, or another library's that is preloaded.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{epoll_event, pid_t, pthread_attr_t, pthread_t, sigset_t, sockaddr, socklen_t, timespec};
+
+/// A list of strings that ends with null: arguments or environment.
+pub(crate) type Strings = *const *const c_char;
+pub(crate) type ThreadMain = extern "C" fn(*mut c_void) -> *mut c_void;
+
+/// Defines `name(arguments)`, which calls the next definition. Looked up when the library starts: later, dlsym might
+/// allocate or take a lock.
+macro_rules! real {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+        $(
+            /// # Safety
+            ///
+            /// As its manual page demands.
+            pub(crate) unsafe fn $name($($argument: $type),*) -> $result {
+                // SAFETY: the function has this type by its manual page (variadic ones take their arguments where
+                // others do, on the ABIs of Linux); the arguments are handed on from the caller.
+                unsafe {
+                    let function = find(&found::$name, names::$name);
+                    let function =
+                        std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> $result>(function);
+                    function($($argument),*)
+                }
+            }
+        )*
+
+        #[allow(non_upper_case_globals)]
+        mod found {
+            use super::*;
+            $(pub(super) static $name: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());)*
+        }
+
+        #[allow(non_upper_case_globals)]
+        mod names {
+            use super::*;
+            $(pub(super) const $name: &CStr =
+                match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => panic!("a name has no NUL"),
+                };)*
+        }
+
+        /// Looks all of them up.
+        pub(crate) fn find_all() {
+            $(look_up(&found::$name, names::$name);)*
+        }
+    };
+}
+
+real! {
+    fn listen(fd: c_int, backlog: c_int) -> c_int;
+    fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int;
+    fn accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int;
+    fn shutdown(fd: c_int, how: c_int) -> c_int;
+    fn close(fd: c_int) -> c_int;
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
+    fn closefrom(first: c_int) -> ();
+    fn dup(fd: c_int) -> c_int;
+    fn dup2(from: c_int, to: c_int) -> c_int;
+    fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int;
+    fn fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int;
+    fn fcntl64(fd: c_int, command: c_int, argument: *mut c_void) -> c_int;
+    fn epoll_ctl(epoll: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
+    fn epoll_wait(epoll: c_int, events: *mut epoll_event, count: c_int, timeout_ms: c_int) -> c_int;
+    fn epoll_pwait(epoll: c_int, events: *mut epoll_event, count: c_int, timeout_ms: c_int, signals: *const sigset_t) -> c_int;
+    fn epoll_pwait2(epoll: c_int, events: *mut epoll_event, count: c_int, timeout: *const timespec, signals: *const sigset_t) -> c_int;
+    fn execve(path: *const c_char, arguments: Strings, environment: Strings) -> c_int;
+    fn execvpe(file: *const c_char, arguments: Strings, environment: Strings) -> c_int;
+    fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int;
+    fn execveat(directory: c_int, path: *const c_char, arguments: Strings, environment: Strings, flags: c_int) -> c_int;
+    fn posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: Strings, environment: Strings) -> c_int;
+    fn posix_spawnp(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: Strings, environment: Strings) -> c_int;
+    fn pthread_create(thread: *mut pthread_t, attributes: *const pthread_attr_t, main: ThreadMain, argument: *mut c_void) -> c_int;
+}
+
+fn look_up(found: &AtomicPtr<c_void>, name: &CStr) {
+    // SAFETY: the name is a string. Two threads that look at once find the same.
+    found.store(unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }, Ordering::Relaxed);
+}
+
+fn find(found: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    if found.load(Ordering::Relaxed).is_null() {
+        // Called before this library was started, by another library's constructor.
+        look_up(found, name);
+    }
+    let function = found.load(Ordering::Relaxed);
+    if function.is_null() {
+        // A program calls what its libc does not have: it could not have been started without this library.
+        std::process::abort();
+    }
+    function
+}

@@ -1,0 +1,117 @@
+//! The library's start, before `main`.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use ksf_accel_proto::message::{Answer, ENVIRONMENT, Refusal};
+use ksf_accel_proto::state::State;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::{accept, environment, holder, listener, pin, process, real};
+
+/// Descriptors that are looked at for listeners that came with `exec`: systemd, inetd and servers that replace their
+/// own program pass low ones.
+const INHERITED_MAX: c_int = 64;
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = start;
+
+/// The key whose destructor sees a thread end, plus 1; 0: none.
+static KEY: AtomicU32 = AtomicU32::new(0);
+
+/// glibc and musl call this with `main`'s arguments; where nothing is set in the environment, nothing is done, now and
+/// later.
+extern "C" fn start(_count: c_int, _arguments: *const *const c_char, strings: *const *const c_char) {
+    let errno = crate::errno::errno();
+    let _ = begin(strings);
+    crate::errno::set_errno(errno);
+}
+
+fn begin(strings: *const *const c_char) -> Option<()> {
+    real::find_all();
+    // SAFETY: reads what the kernel has told of this program. A setuid program gets here only with a library that its
+    // administrator has installed for such programs; it is not to listen to the caller's environment.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 || strings.is_null() {
+        return None;
+    }
+    // SAFETY: the environment, as the dynamic linker passes it.
+    let value = unsafe { environment::find(strings, ENVIRONMENT.as_bytes()) }?;
+    // SAFETY: a string of the environment.
+    let value = unsafe { CStr::from_ptr(value) };
+    holder::set_address(value.to_bytes())?;
+    let greeted = holder::greet()?;
+    let [Some(memory), lifetime] = greeted.descriptors else {
+        if greeted.answer == (Answer::Refused { reason: Refusal::Version }) {
+            say(Refusal::Version);
+        }
+        return None;
+    };
+    process::set_state(map::<State>(&memory)?);
+    // The mapping keeps the open file description, and with it the holder's lock, until the last process that has
+    // inherited it ends or execs. Any page of it will do.
+    if let Some(lifetime) = lifetime {
+        map::<u8>(&lifetime);
+    }
+    // SAFETY: both functions are there for as long as the library is; it is never unloaded.
+    unsafe {
+        let mut key = 0;
+        if libc::pthread_key_create(&mut key, Some(thread_ended)) == 0 {
+            KEY.store(key + 1, Ordering::Relaxed);
+        }
+        libc::pthread_atfork(None, None, Some(forked));
+    }
+    environment::remember(strings, value);
+    process::begin()?;
+    adopt(&process::enter()?);
+    Some(())
+}
+
+unsafe extern "C" fn forked() {
+    process::forked();
+    pin::forked();
+}
+
+unsafe extern "C" fn thread_ended(instance: *mut c_void) {
+    accept::thread_ended(instance);
+}
+
+/// Has [`accept::thread_ended`] called at this thread's end.
+pub(crate) fn note_thread(instance: usize) {
+    if let Some(key) = KEY.load(Ordering::Relaxed).checked_sub(1) {
+        // SAFETY: the key exists. The value is a number, never followed.
+        unsafe { libc::pthread_setspecific(key, (instance + 1) as *const c_void) };
+    }
+}
+
+/// Maps shared memory for good.
+fn map<T>(fd: &OwnedFd) -> Option<*mut T> {
+    let stat = rustix::fs::fstat(fd).ok()?;
+    // A file that is too short would end the program when it is touched. A BPF map has no size here, but the kernel
+    // refuses to map more than it holds.
+    let is_file = rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile;
+    if is_file && (stat.st_size as u64) < size_of::<T>() as u64 {
+        return None;
+    }
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address that the kernel chooses.
+    let memory = unsafe { rustix::mm::mmap(std::ptr::null_mut(), size_of::<T>(), protection, MapFlags::SHARED, fd, 0) };
+    Some(memory.ok()?.cast())
+}
+
+/// Learns which descriptors were listeners before this program began.
+fn adopt(entered: &process::Entered) {
+    for fd in 0..INHERITED_MAX {
+        if rustix::net::sockopt::socket_acceptconn(crate::descriptor::borrow(fd)) == Ok(true) {
+            listener::meet(entered, fd);
+        }
+    }
+}
+
+fn say(reason: Refusal) {
+    let standard_error = crate::descriptor::borrow(2);
+    for part in ["ksf accel: ", reason.text(), "\n"] {
+        let _ = rustix::io::write(standard_error, part.as_bytes());
+    }
+}

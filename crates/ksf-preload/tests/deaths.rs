@@ -1,0 +1,171 @@
+//! The holder as `ksf accel run` starts it, in a process of its own: killed, stopped, and ended by the program's end.
+
+mod common;
+
+use std::net::Ipv4Addr;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use common::*;
+use ksf_accel::status::{self, Status};
+use ksf_accel::{Options, run};
+use rustix::process::Signal;
+
+/// Set where a helper below is run by a test, not by hand.
+const HELPER: &str = "KSF_PRELOAD_TEST_HELPER";
+
+/// One of the helpers below as a process in this thread's network namespace.
+fn helper(name: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--ignored", "--nocapture"]).env(HELPER, "1");
+    command
+}
+
+/// `ksf accel run -- PROGRAM`, with a holder whose status is in the folder.
+fn accel_run(program: &Path, folder: &Path) -> Command {
+    let mut command = helper("helper_run");
+    command.env("PROGRAM", program).env("FOLDER", folder).env("LIBRARY", library());
+    command
+}
+
+#[test]
+#[ignore = "a part of the tests below"]
+fn helper_run() {
+    if std::env::var_os(HELPER).is_none() {
+        return;
+    }
+    let variable = |name| std::env::var_os(name).unwrap();
+    let mut options = Options::default();
+    options.status_folder = Some(variable("FOLDER").into());
+    let prepared = run::prepare(&options, helper("helper_holder"), variable("LIBRARY").as_ref()).unwrap();
+    let arguments = std::env::var("ARGUMENTS").unwrap_or_default();
+    let mut command = Command::new(variable("PROGRAM"));
+    panic!("{}", command.args(arguments.split_whitespace()).envs(prepared.environment).exec());
+}
+
+#[test]
+#[ignore = "a part of the tests below"]
+fn helper_holder() {
+    if std::env::var_os(HELPER).is_some() {
+        run::holder_main().unwrap();
+    }
+}
+
+/// The only holder of the folder, with so many workers ready.
+fn holder_of(folder: &Path, workers: usize) -> Status {
+    let mut found = None;
+    wait_until("the workers are ready", || {
+        found = status::all(folder).unwrap().into_iter().find(|status| ready_in(status) == workers);
+        found.is_some()
+    });
+    found.unwrap()
+}
+
+fn ready_in(status: &Status) -> usize {
+    status.workers.iter().filter(|worker| !worker.ready.is_empty()).count()
+}
+
+fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+/// The server of `tests/c` under a holder of its own. Its first line of output comes after the test runner's.
+fn server(style: &str, workers: usize, folder: &Path) -> Server {
+    let mut command = accel_run(&compiled("server"), folder);
+    command.env("ARGUMENTS", format!("{style} {workers} 0"));
+    Server::start_after(command, style)
+}
+
+#[test]
+fn a_holder_that_is_killed_under_load_costs_no_connection() {
+    if !own_network() {
+        return;
+    }
+    for style in ["prefork-epoll", "threads-epoll", "prefork-blocking", "prefork-reuseport"] {
+        let folder = folder();
+        let server = server(style, 2, &folder);
+        let holder = holder_of(&folder, 2);
+        let load = Load::start(server.port, "who\n", 8);
+        let accepted = || counted(&status::all(&folder).unwrap()[0]).accepted_own;
+        wait_until("there is load", || accepted() > 200);
+        signal(holder.pid, Signal::KILL);
+        wait_until("the holder is gone", || !is_alive(holder.pid));
+        // Everybody is served by the program's own listener now; new workers too.
+        let after = ask_each(Ipv4Addr::LOCALHOST, server.port, "who\n", 200);
+        let (answered, lost) = load.end();
+        assert!(lost.is_empty(), "{style}: {answered} answered, lost: {lost:?}");
+        assert_eq!(after.len(), 200);
+    }
+}
+
+#[test]
+fn a_worker_that_begins_after_the_holders_end_serves_the_listener() {
+    if !own_network() {
+        return;
+    }
+    let folder = folder();
+    let server = server("prefork-epoll", 2, &folder);
+    let holder = holder_of(&folder, 2);
+    let old: Vec<u32> = holder.workers.iter().map(|worker| worker.pid).collect();
+    signal(holder.pid, Signal::KILL);
+    wait_until("the holder is gone", || !is_alive(holder.pid));
+    old.iter().for_each(|pid| signal(*pid, Signal::KILL));
+    let answers = ask_each(Ipv4Addr::LOCALHOST, server.port, "who\n", 50);
+    let by_old = |answer: &String| old.iter().any(|pid| answer.starts_with(&format!("{pid} ")));
+    // Those that were accepted before the signal arrived apart.
+    assert!(!answers.last().is_some_and(by_old), "{answers:?}");
+}
+
+#[test]
+fn a_holder_that_does_not_answer_holds_nobody_up_for_long_and_is_asked_again() {
+    if !own_network() {
+        return;
+    }
+    let folder = folder();
+    let mut command = accel_run(&compiled("actor"), &folder);
+    command.env("ARGUMENTS", "");
+    let mut actors = Actors::start_as(command);
+    let (listener, port) = actors.listener();
+    let mut holder = None;
+    wait_until("there is a holder", || {
+        holder = status::all(&folder).unwrap().pop();
+        holder.is_some()
+    });
+    let holder = holder.unwrap();
+    signal(holder.pid, Signal::STOP);
+    let stat = format!("/proc/{}/stat", holder.pid);
+    wait_until("it has stopped", || std::fs::read_to_string(&stat).unwrap().contains(") T "));
+    // Watches without a queue, after a while.
+    let epoll = actors.watching(0, listener);
+    let serve = |actors: &mut Actors| {
+        let client = Client::connect(port, 'x');
+        wait_until("it is taken", || actors.take_all(0, epoll, listener) == "x");
+        assert!(client.was_served());
+    };
+    serve(&mut actors);
+    signal(holder.pid, Signal::CONT);
+    // Some accept() later it is a worker with a queue.
+    wait_until("it is a worker", || {
+        serve(&mut actors);
+        status::all(&folder).unwrap().iter().any(|status| ready_in(status) == 1)
+    });
+    serve(&mut actors);
+}
+
+#[test]
+fn everything_ends_with_the_program() {
+    if !own_network() {
+        return;
+    }
+    for how in [Signal::TERM, Signal::KILL] {
+        let folder = folder();
+        let server = server("threads-epoll", 2, &folder);
+        let holder = holder_of(&folder, 2);
+        signal(server.pid(), how);
+        wait_until("the holder ends", || !is_alive(holder.pid));
+        assert!(refused(server.port));
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "the status socket stays");
+    }
+}

@@ -1,0 +1,243 @@
+//! Processes: how they are made, what they become, and what they inherit.
+
+mod common;
+
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::*;
+
+/// A ready worker in the main thread: listener, port, epoll instance.
+fn worker(actors: &mut Actors, holder: &ksf_accel::Started) -> (i64, u16, i64) {
+    let (listener, port) = actors.listener();
+    let epoll = actors.watching(0, listener);
+    wait_ready(holder, 1);
+    (listener, port, epoll)
+}
+
+fn is_served(actors: &mut Actors, actor: u32, (listener, port, epoll): (i64, u16, i64)) {
+    let client = Client::connect(port, 'x');
+    wait_until("it is taken", || actors.take_all(actor, epoll, listener) == "x");
+    assert!(client.was_served());
+}
+
+#[test]
+fn a_child_that_uses_no_listener_is_no_worker() {
+    if !own_network() {
+        return;
+    }
+    let holder = patient();
+    let mut actors = Actors::start(&holder);
+    let place = worker(&mut actors, &holder);
+    let known = holder.status().unwrap().processes;
+    for (child, how) in [(1, "fork 1"), (2, "clone 2")] {
+        actors.zero(0, how);
+        // It does what helpers do.
+        assert!(actors.number(child, "dup 1") > 0);
+        actors.zero(child, &format!("close {}", place.2));
+        actors.zero(child, &format!("close {}", place.0));
+        actors.number(child, "epoll");
+    }
+    let status = holder.status().unwrap();
+    assert_eq!(status.processes, known, "children have said nothing");
+    assert_eq!(status.workers.len(), 1);
+    is_served(&mut actors, 0, place);
+    // It is not bound to its parent's CPU either.
+    assert_eq!(actors.call(0, &format!("wait {} 0 0", place.2)), "events");
+    assert_eq!(actors.call(0, "cpus"), "1");
+    actors.zero(0, "fork 3");
+    assert_ne!(actors.call(3, "cpus"), "1");
+    assert_eq!(actors.call(0, "cpus"), "1");
+    actors.zero(0, "thread 4");
+    assert_ne!(actors.call(4, "cpus"), "1");
+}
+
+#[test]
+fn a_child_gets_a_queue_when_it_watches_however_it_was_made() {
+    if !own_network() {
+        return;
+    }
+    let holder = patient();
+    let mut actors = Actors::start(&holder);
+    let (listener, port) = actors.listener();
+    for (child, how) in [(1, "fork 1"), (2, "clone 2")] {
+        actors.zero(0, how);
+        let epoll = actors.watching(child, listener);
+        wait_ready(&holder, 1);
+        let pid = actors.number(child, "pid");
+        assert_eq!(i64::from(ready(&holder)[0].pid), pid, "{how}");
+        is_served(&mut actors, child, (listener, port, epoll));
+        // Its end is the end of its worker, though its parent has what it had.
+        actors.zero(0, &format!("end {child}"));
+        actors.zero(0, "wait_child");
+        wait_ready(&holder, 0);
+    }
+}
+
+#[test]
+fn a_vfork_child_does_nothing_to_its_parents_listeners() {
+    if !own_network() {
+        return;
+    }
+    let holder = patient();
+    let mut actors = Actors::start(&holder);
+    let place = worker(&mut actors, &holder);
+    // It closes the listener, and then everything, in the memory of its parent.
+    actors.zero(0, &format!("vfork_close {}", place.0));
+    assert_eq!(ready(&holder).len(), 1);
+    is_served(&mut actors, 0, place);
+    assert_eq!(counted(&holder.status().unwrap()).accepted_own, 1);
+    // A forked child whose first act is to make a vfork child is a worker all the same.
+    actors.zero(0, "fork 1");
+    actors.zero(1, &format!("vfork_close {}", place.0));
+    let epoll = actors.watching(1, place.0);
+    wait_ready(&holder, 2);
+    actors.zero(0, &format!("del {} {}", place.2, place.0));
+    is_served(&mut actors, 1, (place.0, place.1, epoll));
+    assert_eq!(counted(&holder.status().unwrap()).accepted_own, 2);
+}
+
+/// Runs `accel` and says what a program started by it has of the two variables.
+fn variables_after(how: &str, keep: Option<&str>, holder: &ksf_accel::Started) -> String {
+    let mut command = accelerated(compiled("execs"), holder);
+    command.arg(how).stdin(Stdio::null());
+    command.envs(keep.map(|keep| ("KSF_ACCEL_KEEP", keep)));
+    run(&mut command)
+}
+
+#[test]
+fn programs_that_are_started_with_a_cleaned_environment_keep_the_library() {
+    if !own_network() {
+        return;
+    }
+    let holder = holder();
+    let wanted = format!("LD_PRELOAD={}\nKSF_ACCEL={}\nOTHER=1\n", library().display(), holder.environment());
+    let ways = [
+        "execve",
+        "execv",
+        "execvp",
+        "execvpe",
+        "execl",
+        "execlp",
+        "execle",
+        "fexecve",
+        "execveat",
+        "posix_spawn",
+        "posix_spawnp",
+        "vfork",
+    ];
+    for way in ways {
+        assert_eq!(variables_after(way, None, &holder), wanted, "{way}");
+        // Switched off: what the program passes is what it gets.
+        let bare = variables_after(way, Some("0"), &holder);
+        assert_eq!(bare.lines().find(|line| line.starts_with("LD_PRELOAD")), None, "{way}");
+    }
+    // Another library that the program preloads comes after it.
+    let other = variables_after("preload", None, &holder);
+    assert!(other.contains(&format!("LD_PRELOAD={}:/lib/other.so", library().display())), "{other}");
+    // A program that wants a child without it says so.
+    let without = variables_after("without", None, &holder);
+    assert!(!without.contains("LD_PRELOAD") && without.contains("KSF_ACCEL=\n"), "{without}");
+    assert_eq!(run(accelerated(compiled("execs"), &holder).arg("missing")), "ENOENT\n");
+}
+
+#[test]
+fn a_program_that_becomes_another_takes_its_listener_along() {
+    if !own_network() {
+        return;
+    }
+    let holder = holder();
+    let mut actors = Actors::start(&holder);
+    let (listener, port, epoll) = worker(&mut actors, &holder);
+    let waiting: Vec<Client> = (0..5).map(|_| Client::connect(port, 'w')).collect();
+    // As servers upgrade themselves: the same process, another program, the same socket.
+    actors.begin(0, "reexec");
+    assert_eq!(actors.result(0), "started");
+    let _ = epoll;
+    let epoll = actors.watching(0, listener);
+    wait_ready(&holder, 1);
+    let mut taken = String::new();
+    wait_until("all are taken", || {
+        taken.push_str(&actors.take_all(0, epoll, listener));
+        taken.len() == 5
+    });
+    assert!(waiting.into_iter().all(Client::was_served));
+    is_served(&mut actors, 0, (listener, port, epoll));
+    // One that fails leaves everything as it was.
+    assert_eq!(actors.call(0, "badexec"), "failed ENOENT");
+    assert_eq!(ready(&holder).len(), 1);
+    is_served(&mut actors, 0, (listener, port, epoll));
+}
+
+#[test]
+fn a_daemon_that_closes_everything_keeps_its_queues() {
+    if !own_network() {
+        return;
+    }
+    for how in ["daemon-loop", "daemon-range", "daemon-from"] {
+        let holder = holder();
+        let mut server = Server::start(&holder, how, 2);
+        assert!(server.wait().success(), "{how}: the first process has ended");
+        wait_ready(&holder, 2);
+        assert_eq!(ask_each(Ipv4Addr::LOCALHOST, server.port, "who\n", 50).len(), 50);
+        let counters = counted(&holder.status().unwrap());
+        assert_eq!(counters.accepted_own, 50, "{how}: {counters:?}");
+    }
+}
+
+#[test]
+fn a_server_that_gives_up_its_rights_keeps_its_queues() {
+    if !own_network() {
+        return;
+    }
+    let holder = holder();
+    for style in ["prefork-epoll", "threads-epoll", "prefork-blocking"] {
+        let mut command = accelerated(compiled("server"), &holder);
+        command.env("SERVER_UID", "65534");
+        // A port that only root may bind: a queue made later would have to be bound by root too.
+        let server = Server::start_as(command, style, 2, 80);
+        wait_ready(&holder, 2);
+        let before = counted(&holder.status().unwrap()).accepted_own;
+        assert_eq!(ask_each(Ipv4Addr::LOCALHOST, 80, "who\n", 50).len(), 50, "{style}");
+        assert_eq!(counted(&holder.status().unwrap()).accepted_own, before + 50, "{style}");
+        drop(server);
+        wait_until("it is gone", || holder.status().unwrap().listeners.is_empty());
+    }
+}
+
+#[test]
+fn a_program_with_another_allocator_works() {
+    if !own_network() {
+        return;
+    }
+    let Some(allocator) = ["/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", "/usr/lib/aarch64-linux-gnu/libjemalloc.so.2"]
+        .into_iter()
+        .find(|path| Path::new(path).exists())
+    else {
+        return skip("needs jemalloc (libjemalloc2)");
+    };
+    for order in [format!("{}:{allocator}", library().display()), format!("{allocator}:{}", library().display())] {
+        let holder = holder();
+        let mut command = accelerated(compiled("server"), &holder);
+        command.env("LD_PRELOAD", &order);
+        let server = Server::start_as(command, "threads-epoll", 2, 0);
+        wait_ready(&holder, 2);
+        assert_eq!(ask_each(Ipv4Addr::LOCALHOST, server.port, "who\n", 50).len(), 50);
+        assert_eq!(counted(&holder.status().unwrap()).accepted_own, 50, "{order}");
+    }
+}
+
+#[test]
+fn without_a_holder_the_program_runs_unharmed() {
+    if !own_network() {
+        return;
+    }
+    // Nobody is there; the address is nonsense; there is none.
+    for address in [Some(format!("ksf-nobody:{}", "0".repeat(32))), Some("nonsense".into()), Some(":".into()), None] {
+        let mut command = Command::new(compiled("server"));
+        command.env("LD_PRELOAD", library()).envs(address.as_ref().map(|address| ("KSF_ACCEL", address)));
+        let server = Server::start_as(command, "prefork-epoll", 2, 0);
+        assert_eq!(ask_each(Ipv4Addr::LOCALHOST, server.port, "who\n", 20).len(), 20, "{address:?}");
+    }
+}

@@ -1,0 +1,163 @@
+//! What the library leaves alone: the data path, and, while it is off, everything.
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+use std::process::{Command, Stdio};
+
+use common::*;
+use object::read::elf::ElfFile64;
+use object::{Object, ObjectSymbol};
+use rustix::process::Signal;
+
+/// All that the library defines in a program's place.
+const HOOKS: [&str; 28] = [
+    "accept",
+    "accept4",
+    "close",
+    "close_range",
+    "closefrom",
+    "dup",
+    "dup2",
+    "dup3",
+    "epoll_ctl",
+    "epoll_pwait",
+    "epoll_pwait2",
+    "epoll_wait",
+    "execl",
+    "execle",
+    "execlp",
+    "execv",
+    "execve",
+    "execveat",
+    "execvp",
+    "execvpe",
+    "fcntl",
+    "fcntl64",
+    "fexecve",
+    "listen",
+    "posix_spawn",
+    "posix_spawnp",
+    "pthread_create",
+    "shutdown",
+];
+
+#[test]
+fn only_calls_about_listeners_and_processes_are_hooked() {
+    let bytes = std::fs::read(library()).unwrap();
+    let library = ElfFile64::<object::Endianness>::parse(&*bytes).unwrap();
+    let defined: BTreeSet<&str> = library
+        .dynamic_symbols()
+        .filter(|symbol| symbol.is_global() && !symbol.is_undefined())
+        .map(|symbol| symbol.name().unwrap())
+        .collect();
+    // No read, write, recv, send, sendfile, splice, writev, poll, connect, socket, ioctl, malloc: the list is all.
+    let wanted: BTreeSet<&str> = HOOKS.into();
+    assert_eq!(defined, wanted);
+}
+
+/// What libc's epoll_wait is on this machine.
+#[cfg(target_arch = "x86_64")]
+const WAIT: libc::c_long = libc::SYS_epoll_wait;
+#[cfg(not(target_arch = "x86_64"))]
+const WAIT: libc::c_long = libc::SYS_epoll_pwait;
+
+/// System calls of a server of one worker during so many connections.
+fn calls(command: Command, connections: usize, ready_workers: Option<&ksf_accel::Started>) -> BTreeMap<String, u64> {
+    let server = Server::start_as(command, "prefork-exclusive", 1, 0);
+    if let Some(holder) = ready_workers {
+        wait_ready(holder, 1);
+    }
+    let worker: u32 =
+        ask_each(Ipv4Addr::LOCALHOST, server.port, "who\n", 1)[0].split(' ').next().unwrap().parse().unwrap();
+    let table = folder().join("calls");
+    let mut strace = Command::new("strace")
+        .args(["-f", "-qq", "-c", "-U", "calls,name", "-o"])
+        .arg(&table)
+        .args(["-p", &worker.to_string()])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let status = format!("/proc/{worker}/status");
+    wait_until("strace looks on", || !std::fs::read_to_string(&status).unwrap().contains("TracerPid:\t0\n"));
+    ask_each(Ipv4Addr::LOCALHOST, server.port, "who\n", connections);
+    // Its last call is counted when it has begun the next.
+    wait_until("it waits again", || {
+        let call = std::fs::read_to_string(format!("/proc/{worker}/syscall")).unwrap();
+        call.starts_with(&format!("{WAIT} "))
+    });
+    signal(strace.id(), Signal::INT);
+    strace.wait().unwrap();
+    let table = std::fs::read_to_string(table).unwrap();
+    let rows = table.lines().filter_map(|line| line.trim().split_once(char::is_whitespace));
+    let counts = rows.filter_map(|(count, name)| Some((name.trim().to_owned(), count.parse().ok()?)));
+    counts.filter(|(name, _)| name != "total").collect()
+}
+
+#[test]
+fn while_it_is_off_the_library_makes_no_system_call() {
+    if !own_network() {
+        return;
+    }
+    if Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_err() {
+        return skip("needs strace");
+    }
+    const CONNECTIONS: usize = 200;
+    let plain = calls(Command::new(compiled("server")), CONNECTIONS, None);
+    let mut loaded = Command::new(compiled("server"));
+    loaded.env("LD_PRELOAD", library());
+    let loaded = calls(loaded, CONNECTIONS, None);
+    let holder = holder_with(|options| options.on = false);
+    let off = calls(accelerated(compiled("server"), &holder), CONNECTIONS, None);
+    drop(holder);
+    let holder = common::holder();
+    let on = calls(accelerated(compiled("server"), &holder), CONNECTIONS, Some(&holder));
+
+    // What is counted per connection, whatever the timing.
+    let exact = |calls: &BTreeMap<String, u64>| {
+        let mut exact = calls.clone();
+        exact.remove("accept4");
+        exact.remove("epoll_wait");
+        exact
+    };
+    assert_eq!(plain.get("sendto"), Some(&(CONNECTIONS as u64)), "{plain:?}");
+    assert_eq!(exact(&loaded), exact(&plain));
+    assert_eq!(exact(&off), exact(&plain));
+    // One accept() per connection and one that finds nothing, at most: a connection that comes early spares the latter.
+    let accepts = |calls: &BTreeMap<String, u64>| calls["accept4"];
+    for calls in [&plain, &loaded, &off] {
+        assert!(accepts(calls) <= 2 * CONNECTIONS as u64 + 1, "{calls:?}");
+    }
+    // While it is on, it looks into queue and listener, and for calls for help; data calls are as many as before.
+    let mut data = exact(&on);
+    assert!(data.remove("read").is_some_and(|reads| reads <= CONNECTIONS as u64 + 20), "{on:?}");
+    assert_eq!(data, exact(&plain));
+    assert!(accepts(&on) <= 3 * CONNECTIONS as u64 + 40, "{on:?}");
+}
+
+#[test]
+fn a_holder_that_is_switched_on_later_gives_queues() {
+    if !own_network() {
+        return;
+    }
+    let holder = holder_with(|options| options.on = false);
+    for style in ["prefork-epoll", "prefork-oneshot", "prefork-blocking"] {
+        let server = Server::start(&holder, style, 1);
+        holder.pause().unwrap();
+        assert_eq!(ask_each(Ipv4Addr::LOCALHOST, server.port, "who\n", 20).len(), 20);
+        let before = counted(&holder.status().unwrap());
+        holder.resume().unwrap();
+        ask_each(Ipv4Addr::LOCALHOST, server.port, "who\n", 1);
+        wait_ready(&holder, 1);
+        assert_eq!(ask_each(Ipv4Addr::LOCALHOST, server.port, "who\n", 20).len(), 20);
+        let after = counted(&holder.status().unwrap());
+        assert!(after.accepted_own > before.accepted_own + 10, "{style}: {after:?}");
+        // And off again: what is in queues is taken, what comes goes to the listener.
+        holder.pause().unwrap();
+        assert_eq!(ask_each(Ipv4Addr::LOCALHOST, server.port, "who\n", 20).len(), 20);
+        assert_eq!(counted(&holder.status().unwrap()).accepted_own, after.accepted_own, "{style}");
+        drop(server);
+        wait_until("it is gone", || holder.status().unwrap().listeners.is_empty());
+    }
+}

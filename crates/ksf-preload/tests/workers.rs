@@ -1,0 +1,330 @@
+//! Workers: epoll instances that watch a listener, in processes and threads, each with a queue of its own.
+
+mod common;
+
+use common::*;
+use rustix::process::Signal;
+
+const ONCE: i32 = libc::EPOLLIN | libc::EPOLLONESHOT;
+
+/// As many clients as there are letters from `a` on.
+fn clients(port: u16, count: usize) -> Vec<Client> {
+    (0..count).map(|number| Client::connect(port, (b'a' + number as u8) as char)).collect()
+}
+
+fn sorted(names: impl IntoIterator<Item = String>) -> String {
+    let mut names: Vec<char> = names.into_iter().flat_map(|names| names.chars().collect::<Vec<_>>()).collect();
+    names.sort_unstable();
+    names.into_iter().collect()
+}
+
+#[test]
+fn each_forked_process_has_a_queue_and_none_is_lost() {
+    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let holder = patient();
+    let mut actors = Actors::start(&holder);
+    let (listener, port) = actors.listener();
+    for child in [1, 2] {
+        actors.zero(0, &format!("fork {child}"));
+    }
+    let epolls = [1, 2].map(|child| actors.watching(child, listener));
+    // Who has waited is at home on a CPU: one each.
+    for (child, epoll) in [1, 2].into_iter().zip(epolls) {
+        assert_eq!(actors.call(child, &format!("wait {epoll} 0 0")), "events");
+        assert_eq!(actors.call(child, "cpus"), "1");
+    }
+    wait_ready(&holder, 2);
+    let mut homes: Vec<usize> = ready(&holder).iter().map(|worker| worker.cpu.unwrap() as usize).collect();
+    homes.sort_unstable();
+    assert_eq!(homes, [a, b]);
+    let connected: Vec<Client> = [a, b].into_iter().flat_map(|cpu| from_cpu(cpu, move || clients(port, 10))).collect();
+    let taken = [1, 2].map(|child| actors.take_all(child, epolls[child as usize - 1], listener));
+    // Both got those of their CPU, all of them.
+    assert_eq!(taken.clone().map(|names| names.len()), [10, 10], "{taken:?}");
+    assert!(connected.into_iter().all(Client::was_served));
+    let counters = counted(&holder.status().unwrap());
+    assert_eq!((counters.accepted_own, counters.steered_local, counters.steered_remote), (20, 20, 0));
+}
+
+#[test]
+fn each_thread_with_an_epoll_instance_has_a_queue() {
+    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let holder = patient();
+    let mut actors = Actors::start(&holder);
+    let (listener, port) = actors.listener();
+    for thread in [1, 2] {
+        actors.zero(0, &format!("thread {thread}"));
+    }
+    let epolls = [1, 2].map(|thread| actors.watching(thread, listener));
+    for (thread, epoll) in [1, 2].into_iter().zip(epolls) {
+        assert_eq!(actors.call(thread, &format!("wait {epoll} 0 0")), "events");
+    }
+    wait_ready(&holder, 2);
+    let connected: Vec<Client> = [a, b].into_iter().flat_map(|cpu| from_cpu(cpu, move || clients(port, 10))).collect();
+    let taken = [1, 2].map(|thread| actors.take_all(thread, epolls[thread as usize - 1], listener));
+    assert_eq!(taken.clone().map(|names| names.len()), [10, 10], "{taken:?}");
+    assert!(connected.into_iter().all(Client::was_served));
+    // A thread that waits nowhere may take them too, as it could without the library.
+    let more = clients(port, 2);
+    assert_eq!(sorted([take_unseen(&mut actors, listener)]), "ab");
+    assert!(more.into_iter().all(Client::was_served));
+}
+
+/// Accepts until there is nothing, by a thread that has not waited.
+fn take_unseen(actors: &mut Actors, listener: i64) -> String {
+    let mut names = String::new();
+    loop {
+        let result = actors.call(0, &format!("accept {listener}"));
+        match result.strip_prefix("took ") {
+            Some(rest) => names.push(rest.chars().next().unwrap()),
+            None => {
+                assert_eq!(result, "failed EAGAIN");
+                return names;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_worker_that_watches_no_more_gets_nothing() {
+    if !own_network() {
+        return;
+    }
+    let holder = patient();
+    let mut actors = Actors::start(&holder);
+    let (listener, port) = actors.listener();
+    actors.zero(0, "fork 1");
+    let (epoll, other) = (actors.watching(0, listener), actors.watching(1, listener));
+    wait_ready(&holder, 2);
+    // What was queued before it went away is for the one that stays.
+    let before = clients(port, 8);
+    actors.zero(0, &format!("del {epoll} {listener}"));
+    wait_ready(&holder, 1);
+    let after = clients(port, 8);
+    let mut taken = String::new();
+    wait_until("all are taken", || {
+        taken.push_str(&actors.take_all(1, other, listener));
+        taken.len() == 16
+    });
+    assert!(before.into_iter().chain(after).all(Client::was_served));
+    // It comes back without a word to the holder, and with its queue.
+    let asked = holder.status().unwrap().workers.len();
+    actors.zero(0, &format!("add {epoll} {listener} 1 9"));
+    wait_ready(&holder, 2);
+    assert_eq!(holder.status().unwrap().workers.len(), asked);
+    actors.zero(1, &format!("del {other} {listener}"));
+    let last = clients(port, 3);
+    assert_eq!(actors.call(0, &format!("wait {epoll} -1 0")), "events 1:9");
+    assert_eq!(sorted([actors.take_all(0, epoll, listener)]), "abc");
+    assert!(last.into_iter().all(Client::was_served));
+}
+
+#[test]
+fn epoll_ctl_answers_as_it_does_without_the_library() {
+    if !own_network() {
+        return;
+    }
+    let holder = patient();
+    let mut actors = Actors::start(&holder);
+    let (listener, port) = actors.listener();
+    let epoll = actors.number(0, "epoll");
+    assert_eq!(actors.call(0, &format!("del {epoll} {listener}")), "failed ENOENT");
+    assert_eq!(actors.call(0, &format!("mod {epoll} {listener} 1 7")), "failed ENOENT");
+    actors.zero(0, &format!("add {epoll} {listener} 1 7"));
+    assert_eq!(actors.call(0, &format!("add {epoll} {listener} 1 7")), "failed EEXIST");
+    assert_eq!(actors.call(0, &format!("add {listener} {epoll} 1 7")), "failed EINVAL");
+    assert_eq!(actors.call(0, &format!("add 444 {listener} 1 7")), "failed EBADF");
+    // EPOLLEXCLUSIVE goes with ADD only.
+    let exclusive = libc::EPOLLIN | libc::EPOLLEXCLUSIVE;
+    assert_eq!(actors.call(0, &format!("mod {epoll} {listener} {exclusive} 7")), "failed EINVAL");
+    // New data, other events, and silence.
+    let client = clients(port, 1);
+    actors.zero(0, &format!("mod {epoll} {listener} 1 8"));
+    assert_eq!(actors.call(0, &format!("wait {epoll} -1 1")), "events 1:8");
+    actors.zero(0, &format!("mod {epoll} {listener} 0 8"));
+    wait_ready(&holder, 0);
+    assert_eq!(actors.call(0, &format!("wait {epoll} 0 2")), "events");
+    actors.zero(0, &format!("mod {epoll} {listener} 1 10"));
+    wait_ready(&holder, 1);
+    assert_eq!(actors.call(0, &format!("wait {epoll} -1 2")), "events 1:a");
+    assert!(actors.call(0, &format!("accept {listener}")).starts_with("took a"));
+    assert!(client.into_iter().all(Client::was_served));
+    actors.zero(0, &format!("del {epoll} {listener}"));
+    assert_eq!(actors.call(0, &format!("del {epoll} {listener}")), "failed ENOENT");
+}
+
+#[test]
+fn exclusive_and_edge_triggered_wakeups_work() {
+    if !own_network() {
+        return;
+    }
+    let holder = patient();
+    for events in
+        [libc::EPOLLIN | libc::EPOLLEXCLUSIVE, libc::EPOLLIN | libc::EPOLLET, libc::EPOLLIN | libc::EPOLLRDHUP]
+    {
+        let mut actors = Actors::start(&holder);
+        let (listener, port) = actors.listener();
+        let epoll = actors.number(0, "epoll");
+        actors.zero(0, &format!("add {epoll} {listener} {events} 7"));
+        wait_ready(&holder, 1);
+        for round in 0..3 {
+            let connected = clients(port, 2);
+            assert_eq!(actors.call(0, &format!("wait {epoll} -1 0")), "events 1:7", "round {round}");
+            if events & libc::EPOLLET != 0 {
+                assert_eq!(actors.call(0, &format!("wait {epoll} 0 0")), "events", "told once");
+            }
+            assert_eq!(actors.take_all(0, epoll, listener), "ab");
+            assert!(connected.into_iter().all(Client::was_served));
+        }
+        let counters = counted(&holder.status().unwrap());
+        assert!(counters.accepted_own > 0 && counters.accepted_fallback == 0, "{counters:?}");
+        drop(actors);
+        wait_ready(&holder, 0);
+    }
+}
+
+#[test]
+fn one_event_silences_queue_and_listener_where_the_program_asks_for_one() {
+    if !own_network() {
+        return;
+    }
+    let holder = patient();
+    let mut actors = Actors::start(&holder);
+    let (listener, port) = actors.listener();
+    let epoll = actors.number(0, "epoll");
+    actors.zero(0, &format!("add {epoll} {listener} {ONCE} 7"));
+    assert_eq!(actors.call(0, &format!("add {epoll} {listener} {ONCE} 7")), "failed EEXIST");
+    wait_ready(&holder, 1);
+    for _ in 0..3 {
+        let first = clients(port, 1);
+        assert_eq!(actors.call(0, &format!("wait {epoll} -1 0")), "events 1:7");
+        let second = clients(port, 1);
+        assert_eq!(actors.call(0, &format!("wait {epoll} 0 0")), "events", "silent until it is asked again");
+        actors.zero(0, &format!("mod {epoll} {listener} {ONCE} 7"));
+        assert_eq!(actors.call(0, &format!("wait {epoll} -1 0")), "events 1:7");
+        assert_eq!(take_unseen(&mut actors, listener), "aa");
+        assert!(first.into_iter().chain(second).all(Client::was_served));
+        actors.zero(0, &format!("mod {epoll} {listener} {ONCE} 7"));
+    }
+    actors.zero(0, &format!("del {epoll} {listener}"));
+    wait_ready(&holder, 0);
+    assert_eq!(counted(&holder.status().unwrap()).accepted_own, 6);
+}
+
+#[test]
+fn a_hung_workers_connections_are_taken_by_another() {
+    if !own_network() {
+        return;
+    }
+    let holder = holder();
+    let mut actors = Actors::start(&holder);
+    let (listener, port) = actors.listener();
+    actors.zero(0, "fork 1");
+    let _hung = actors.watching(1, listener);
+    wait_ready(&holder, 1);
+    // Ten wait for the only worker, which does nothing.
+    let connected = clients(port, 10);
+    assert_eq!(waiting(&holder), 10);
+    let epoll = actors.watching(0, listener);
+    let mut taken = String::new();
+    wait_until("all are taken", || {
+        // Told by the rescue descriptor, under the listener's name.
+        assert_eq!(actors.call(0, &format!("wait {epoll} -1 0")), "events 1:7");
+        taken.push_str(&actors.take_all(0, epoll, listener));
+        taken.len() == 10
+    });
+    assert!(connected.into_iter().all(Client::was_served));
+    let status = holder.status().unwrap();
+    assert_eq!(counted(&status).accepted_stolen, 10, "{status:?}");
+    assert!(status.stalls > 0 && status.rescues > 0, "{status:?}");
+    // The noise ends with the need.
+    wait_until("nothing is told any more", || actors.call(0, &format!("wait {epoll} 0 0")) == "events");
+}
+
+#[test]
+fn a_hung_workers_connections_wake_a_thread_that_blocks_in_accept() {
+    if !own_network() {
+        return;
+    }
+    let holder = holder();
+    let mut actors = Actors::start(&holder);
+    let (listener, port) = actors.listener();
+    actors.zero(0, "fork 1");
+    let _hung = actors.watching(1, listener);
+    wait_ready(&holder, 1);
+    let connected = clients(port, 5);
+    actors.zero(0, &format!("nonblock {listener} 0"));
+    for _ in &connected {
+        assert!(actors.call(0, &format!("accept {listener}")).starts_with("took "));
+    }
+    assert!(connected.into_iter().all(Client::was_served));
+    assert_eq!(counted(&holder.status().unwrap()).accepted_stolen, 5);
+}
+
+#[test]
+fn a_killed_workers_connections_are_taken_by_another() {
+    if !own_network() {
+        return;
+    }
+    let holder = holder();
+    let mut actors = Actors::start(&holder);
+    let (listener, port) = actors.listener();
+    actors.zero(0, "fork 1");
+    let _dying = actors.watching(1, listener);
+    let pid = actors.number(1, "pid") as u32;
+    wait_ready(&holder, 1);
+    let connected = clients(port, 20);
+    assert_eq!(waiting(&holder), 20);
+    signal(pid, Signal::KILL);
+    actors.zero(0, "wait_child");
+    wait_ready(&holder, 0);
+    // Nobody is there: the listener takes what comes now, the queue keeps what it has.
+    let late = clients(port, 3);
+    let epoll = actors.watching(0, listener);
+    let mut taken = String::new();
+    wait_until("all are taken", || {
+        taken.push_str(&actors.take_all(0, epoll, listener));
+        taken.len() == 23
+    });
+    assert!(connected.into_iter().chain(late).all(Client::was_served));
+    // The new worker has inherited the queue.
+    let counters = counted(&holder.status().unwrap());
+    assert_eq!((counters.accepted_own, counters.accepted_fallback), (20, 3), "{counters:?}");
+}
+
+#[test]
+fn a_parents_end_does_not_take_its_childs_queue() {
+    if !own_network() {
+        return;
+    }
+    let holder = holder();
+    let mut actors = Actors::start(&holder);
+    let (listener, port) = actors.listener();
+    actors.zero(0, "fork 1");
+    let pid = actors.number(1, "pid");
+    // The first child has the instance; its own child, which goes on with it, is a process the holder has not heard of.
+    let epoll = actors.watching(1, listener);
+    wait_ready(&holder, 1);
+    assert_eq!(i64::from(ready(&holder)[0].pid), pid);
+    actors.zero(1, "orphan");
+    wait_until("the parent has ended", || !std::path::Path::new(&format!("/proc/{pid}")).exists() || is_zombie(pid));
+    wait_ready(&holder, 0);
+    for round in 0..3 {
+        let connected = clients(port, 5);
+        let mut taken = String::new();
+        wait_until("all are taken", || {
+            taken.push_str(&actors.take_all(1, epoll, listener));
+            taken.len() == 5
+        });
+        assert!(connected.into_iter().all(Client::was_served), "round {round}");
+    }
+    // It is a worker of its own now.
+    let workers = ready(&holder);
+    assert_eq!(workers.len(), 1);
+    assert_ne!(i64::from(workers[0].pid), pid);
+    assert!(workers[0].counters.accepted_own > 0, "{workers:?}");
+}
+
+fn is_zombie(pid: i64) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") Z "))
+}
