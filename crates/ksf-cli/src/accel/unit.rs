@@ -75,15 +75,14 @@ impl Unit {
         // An instance has the unit of its template, and drop-ins of both.
         let template = name.split_once('@').map(|(prefix, _)| format!("{prefix}@.service"));
         let names: Vec<&str> = [Some(&*name), template.as_deref()].into_iter().flatten().collect();
-        let files = names.iter().flat_map(|name| FOLDERS.iter().map(|folder| Path::new(folder).join(name)));
+        let files = names.iter().flat_map(|name| FOLDERS.map(|folder| Path::new(folder).join(name)));
         let file = files.into_iter().find(|file| file.is_file()).ok_or_else(|| {
             Failure::new(Status::NoInput, format!("there is no unit {name} in {}", FOLDERS.join(", ")))
                 .remedy("see systemctl list-unit-files --type=service, or give the path of a file")
         })?;
         let mut service = Service::default();
         service.read(&text(&file)?);
-        let folders =
-            names.iter().flat_map(|name| FOLDERS.iter().map(move |folder| Path::new(folder).join(format!("{name}.d"))));
+        let folders = names.iter().flat_map(|name| FOLDERS.map(|folder| Path::new(folder).join(format!("{name}.d"))));
         service.read_drop_ins(&folders.collect::<Vec<_>>())?;
         Ok(Self { name, file, service })
     }
