@@ -40,11 +40,14 @@ fn built_library() -> PathBuf {
     std::env::current_exe().unwrap().with_file_name("libksf_preload.so")
 }
 
-/// `ksf accel run FLAGS -- ...` of the build, without what the environment of this test may say.
+/// `ksf accel run FLAGS -- ...` of the build.
 fn accel_run(flags: &[&str]) -> Command {
-    accel_run_of(Path::new(env!("CARGO_BIN_EXE_ksf")), flags)
+    let mut command = accel_run_of(Path::new(env!("CARGO_BIN_EXE_ksf")), flags);
+    command.env("KSF_LIB_DIR", built_library().parent().unwrap());
+    command
 }
 
+/// Without what the environment of this test may say.
 fn accel_run_of(ksf: &Path, flags: &[&str]) -> Command {
     let mut command = Command::new(ksf);
     command.args(["accel", "run"]).args(flags).arg("--").stdin(Stdio::null());
@@ -163,15 +166,21 @@ fn cpus() -> Vec<usize> {
 
 /// So many requests from one CPU, all served.
 fn requests_from(cpu: usize, count: usize) {
+    let served = answers_from(cpu, count).iter().filter(|answer| answer.ends_with("served\n")).count();
+    assert_eq!(served, count);
+}
+
+/// What is answered to so many requests from one CPU.
+fn answers_from(cpu: usize, count: usize) -> Vec<String> {
     thread::scope(|scope| {
         let client = scope.spawn(|| {
             let mut set = rustix::thread::CpuSet::new();
             set.set(cpu);
             rustix::thread::sched_setaffinity(None, &set).unwrap();
-            (0..count).filter(|_| is_served(address())).count()
+            (0..count).map(|_| request(address()).unwrap_or_default()).collect()
         });
-        assert_eq!(client.join().unwrap(), count);
-    });
+        client.join().unwrap()
+    })
 }
 
 fn is_alive(pid: u64) -> bool {
@@ -454,10 +463,10 @@ fn flags_choose_cpus_pinning_and_steering() {
 
     let folder = Folder::new();
     let nginx = Running::nginx(&folder, &["--off"]);
-    accelerated(2);
+    until("it is served", || is_served(address()));
     requests_from(cpu, 20);
-    let program = accelerated(2);
-    assert_eq!((sum(&program, &ACCEPTED), sum(&program, &["accepted_fallback"])), (20, 20), "{program:#}");
+    let program = programs().pop().expect("a holder");
+    assert!(sum(&program, &ACCEPTED) == 0 && program["workers"].as_array().unwrap().is_empty(), "{program:#}");
     assert!(status(&[]).contains("not accelerated because switched off"), "{}", status(&[]));
     nginx.stop();
     nothing_is_left();
@@ -509,4 +518,142 @@ fn without_rights_a_weaker_mechanism_is_used_and_named() {
     nginx.stop();
     until("its status socket is gone", || std::fs::read_dir(folder.path("ksf/accel")).unwrap().next().is_none());
     nothing_is_left();
+}
+
+/// The Go program of `tests/go`; `None`: there is no Go, skip.
+fn go_program(folder: &Folder) -> Option<PathBuf> {
+    let program = folder.path("serves");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/go/serves.go");
+    let mut build = Command::new("go");
+    build.args(["build", "-o"]).arg(&program).arg(source).env("GO111MODULE", "off").env("CGO_ENABLED", "0");
+    build.env("GOCACHE", folder.path("cache")).env("GOTOOLCHAIN", "local");
+    match build.output() {
+        Ok(output) => {
+            assert!(output.status.success(), "{}", stderr(&output));
+            Some(program)
+        }
+        Err(error) => {
+            assert!(std::env::var_os("CI").is_none(), "in CI no test may be skipped: needs go ({error})");
+            support::say_skipped(&format!("needs go ({error})"));
+            None
+        }
+    }
+}
+
+/// How many of the answers came from each process.
+fn servers(answers: &[String]) -> Vec<(u64, usize)> {
+    let mut servers: Vec<(u64, usize)> = Vec::new();
+    for answer in answers {
+        let pid = answer.lines().find_map(|line| line.strip_prefix("X-Pid: ")).expect("an answer of the program");
+        let pid = pid.parse().unwrap();
+        match servers.iter_mut().find(|(known, _)| *known == pid) {
+            Some((_, count)) => *count += 1,
+            None => servers.push((pid, 1)),
+        }
+    }
+    servers
+}
+
+#[test]
+fn copies_of_a_go_program_share_a_port_and_serve_their_cpu() {
+    if !private_network_and_run() {
+        return;
+    }
+    let folder = Folder::new();
+    let Some(program) = go_program(&folder) else { return };
+    let [a, b, ..] = cpus()[..] else {
+        assert!(std::env::var_os("CI").is_none(), "in CI no test may be skipped: needs two CPUs");
+        return support::say_skipped("needs two CPUs");
+    };
+    let said = folder.path("said");
+    let mut command = accel_run(&["--copies", "2", "--cpus", &format!("{a},{b}")]);
+    command.arg(&program).arg(ADDRESS).stderr(std::fs::File::create(&said).unwrap());
+    let mut copies = Running::start(command);
+    let program_status = accelerated(2);
+    let at_home = |cpu: usize| {
+        let workers = program_status["workers"].as_array().unwrap();
+        workers.iter().find(|worker| worker["cpu"] == cpu).expect("a copy on each CPU")["pid"].as_u64().unwrap()
+    };
+    assert_eq!(servers(&answers_from(a, 100)), [(at_home(a), 100)]);
+    assert_eq!(servers(&answers_from(b, 100)), [(at_home(b), 100)]);
+    let text = status(&[]);
+    assert!(text.contains("steered from outside") && text.contains(&format!("{ADDRESS}: accelerated by sk_lookup")));
+
+    // Signals reach all copies.
+    copies.signal(Signal::HUP);
+    let heard = || std::fs::read_to_string(&said).unwrap().matches("hangup").count();
+    until("both have heard it", || heard() == 2);
+    // One that is killed leaves its connections to the other, and nobody is refused.
+    kill_process(Pid::from_raw(at_home(a) as i32).unwrap(), Signal::KILL).unwrap();
+    until("ksf says so", || std::fs::read_to_string(&said).unwrap().contains("the others serve on"));
+    assert_eq!(servers(&answers_from(a, 50)), [(at_home(b), 50)]);
+    copies.signal(Signal::TERM);
+    // Go's own way to end by a signal; the first copy was killed.
+    assert_eq!(copies.wait().code(), Some(128 + 9));
+    nothing_is_left();
+}
+
+#[test]
+fn a_go_program_alone_is_run_as_it_is_and_its_copies_can_be_attached_to() {
+    if !private_network_and_run() {
+        return;
+    }
+    let folder = Folder::new();
+    let Some(program) = go_program(&folder) else { return };
+    let said = folder.path("said");
+    let mut command = accel_run(&[]);
+    command.arg(&program).arg(ADDRESS).stderr(std::fs::File::create(&said).unwrap());
+    let alone = Running::start(command);
+    until("it is served", || is_served(address()));
+    let text = std::fs::read_to_string(&said).unwrap();
+    assert!(text.contains("is not accelerated: it is written in Go") && text.contains("--copies N"), "{text}");
+    // One socket cannot be steered to from outside.
+    let mut attach = support::ksf();
+    attach.args(["accel", "attach", &alone.pid().to_string()]).stderr(std::fs::File::create(&said).unwrap());
+    let mut attached = Running::start(attach);
+    until("it says why", || std::fs::read_to_string(&said).unwrap().contains("share one socket"));
+    assert!(is_served(address()));
+    drop(alone);
+    // It ends with the program.
+    assert_eq!(attached.wait().code(), Some(0));
+    nothing_is_left();
+}
+
+#[test]
+fn a_running_nginx_with_sockets_of_its_own_is_steered() {
+    if !private_network_and_run() {
+        return;
+    }
+    let folder = Folder::new();
+    let nginx = Running::nginx_by(Command::new("env"), &folder, &format!("{ADDRESS} reuseport"));
+    until("it is served", || is_served(address()));
+    let said = folder.path("said");
+    let mut attach = support::ksf();
+    attach.args(["accel", "attach", &nginx.pid().to_string()]).stderr(std::fs::File::create(&said).unwrap());
+    let mut attached = Running::start(attach);
+    let before = accelerated(2);
+    let [first, second] = [0, 1].map(|index| before["workers"][index]["pid"].as_u64().unwrap());
+    assert_ne!(first, second);
+    cpus().iter().for_each(|cpu| requests_from(*cpu, 50));
+    let program = accelerated(2);
+    let all = cpus().len() as u64 * 50;
+    assert_eq!(sum(&program, &["steered_local", "steered_remote"]), all, "{program:#}");
+    assert!(cpus().len() != 2 || sum(&program, &["steered_local"]) == all, "{program:#}");
+    // nginx reloads: the sockets are served by other processes, and no connection is lost.
+    nginx.signal(Signal::HUP);
+    until("the new workers are found", || {
+        let workers = worker_pids(&programs()[0]);
+        workers.len() == 2 && !workers.contains(&first) && !workers.contains(&second)
+    });
+    cpus().iter().for_each(|cpu| requests_from(*cpu, 50));
+    // Detached, everything is as before.
+    attached.signal(Signal::INT);
+    assert_eq!(attached.wait().code(), Some(0));
+    requests_from(cpus()[0], 20);
+    nginx.stop();
+    nothing_is_left();
+    let text = std::fs::read_to_string(&said).unwrap();
+    assert!(text.contains(&format!("{ADDRESS} is steered to 2 processes")), "{text}");
+    let missing = support::run(&["accel", "attach", "4194304"]);
+    assert_eq!(missing.status.code(), Some(71), "{}", stderr(&missing));
 }

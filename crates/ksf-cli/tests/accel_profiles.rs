@@ -270,11 +270,11 @@ fn systemd_takes_the_drop_in() {
     let unit = folder.write(
         "web.service",
         "[Service]\nType=forking\nExecStartPre=/bin/true -t\nExecStart=-/bin/sleep -g 'a b; c' \\\n  $OPTIONS %n \"x y\"\n\
-         Environment=\"OPTIONS=-s 5\"\nUser=nobody\nProtectSystem=strict\nRestrictAddressFamilies=AF_INET AF_INET6\n",
+         Environment=\"OPTIONS=-s 5\"\nUser=www-data\nProtectSystem=strict\nRestrictAddressFamilies=AF_INET AF_INET6\n",
     );
     let text = is_accepted(&unit);
     let ksf = env!("CARGO_BIN_EXE_ksf");
-    let line = format!("ExecStart=-{ksf} accel run -- /bin/sleep -g 'a b; c'   $OPTIONS %n \"x y\"");
+    let line = format!("ExecStart=-{ksf} accel run -- /bin/sleep -g 'a b; c'  $OPTIONS %n \"x y\"");
     assert!(text.lines().any(|one| one == line), "{text}");
     assert!(text.contains("RestrictAddressFamilies=AF_UNIX\n") && text.contains("# AmbientCapabilities="), "{text}");
     // Made again with the drop-in in place it is the same, not one more on top.

@@ -26,7 +26,10 @@ pub(super) struct Found {
 /// `listening`: inodes of all listening TCP sockets. Processes that ended meanwhile, or that may not be looked into, are
 /// not in the result.
 pub(super) fn look(pids: &BTreeSet<u32>, listening: &BTreeSet<u64>) -> Found {
-    let tables: BTreeMap<u32, Table> = pids.iter().filter_map(|&pid| Some((pid, table(pid, listening)?))).collect();
+    judge(&pids.iter().filter_map(|&pid| Some((pid, table(pid, listening)?))).collect())
+}
+
+fn judge(tables: &BTreeMap<u32, Table>) -> Found {
     let watched: BTreeSet<u64> = tables.values().flat_map(|table| &table.watched).copied().collect();
     let serves = |table: &Table| {
         let is_served = |inode: &u64| table.watched.contains(inode) || !watched.contains(inode);
@@ -139,6 +142,20 @@ mod tests {
         // In a table of tables, one that is watched by nobody counts as before.
         assert!(serves().contains_key(&inodes[1]));
         assert_eq!(look(&BTreeSet::from([own]), &BTreeSet::new()), Found::default());
+    }
+
+    #[test]
+    fn children_serve_what_they_watch_of_what_they_have_from_their_parent() {
+        let table = |sockets: &[u64], watched: &[u64]| Table {
+            sockets: sockets.iter().map(|&inode| (inode, 3)).collect(),
+            watched: watched.iter().copied().collect(),
+        };
+        // As nginx with reuseport: all have all, and each watches its own.
+        let tables = [(1, table(&[7, 8], &[])), (2, table(&[7, 8], &[7])), (3, table(&[7, 8], &[8]))];
+        let found = judge(&tables.into_iter().collect());
+        let of = |pid: u32| found.servers.get(&pid).map(|serves| serves.sockets.keys().copied().collect::<Vec<_>>());
+        assert_eq!([of(1), of(2), of(3)], [None, Some(vec![7]), Some(vec![8])]);
+        assert_eq!(found.held, BTreeSet::from([7, 8]));
     }
 
     #[test]

@@ -26,6 +26,9 @@ use cgroup::Cgroup;
 
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/share.bpf.o"));
 
+/// As many as there can be workers.
+pub const COPIES_MAX: usize = ksf_accel_proto::state::WORKERS_MAX;
+
 /// Signals that are passed on to the copies.
 const PASSED_ON: [i32; 7] =
     [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2, libc::SIGCONT];
@@ -54,6 +57,10 @@ impl Copies {
     /// Needs CAP_BPF and CAP_NET_ADMIN, and the right to make a cgroup.
     pub fn start(count: usize, mut command: impl FnMut() -> Command, options: Options) -> Result<Self, AccelError> {
         options.check()?;
+        if !(1..=COPIES_MAX).contains(&count) {
+            let problem = format!("{count} were asked for, possible are 1 to {COPIES_MAX}");
+            return Err(AccelError::Option { option: "copies", problem });
+        }
         let share = Share::new()?;
         let entrance = share.cgroup.entrance().map_err(|error| AccelError::system("opening a cgroup", error))?;
         let own = homes::affinity(None).map_err(|error| AccelError::system("sched_getaffinity()", error))?;

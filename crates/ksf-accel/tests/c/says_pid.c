@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0-only OR MIT */
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A server without libraries or SO_REUSEPORT, for the tests: says its process id to everybody. Ends with 7 at SIGTERM,
  * and with 3 if it cannot listen.

@@ -38,7 +38,7 @@ pub(crate) enum AccelCommand {
 /// Runs the command.
 pub(crate) fn run(args: AccelArgs) -> Result<ExitCode, Failure> {
     match args.command {
-        AccelCommand::Run(args) => match run::run(&args)? {},
+        AccelCommand::Run(args) => run::run(&args),
         AccelCommand::Status(args) => status::run(&args),
         AccelCommand::Attach(args) => attach::run(&args),
         AccelCommand::Profile(args) => profile::run(&args),

@@ -2,11 +2,12 @@
 
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::process::CommandExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use clap::{Args, ValueEnum, ValueHint};
+use ksf_accel::copies::Copies;
 use ksf_accel::program::{self, Obstacle};
 use ksf_accel::run::{Prepared, holder_main, prepare};
 use ksf_accel::{AccelError, Level, Options};
@@ -36,11 +37,18 @@ pub(crate) struct RunArgs {
     #[arg(long, value_enum, value_name = "STEP", default_value_t)]
     steering: Steering,
     /// What is known of the program (ksf accel profile) [default: by the name of its file]
-    #[arg(long, value_name = "NAME", value_parser = profile::names())]
+    #[arg(long, value_name = "NAME", value_parser = profile::names(), conflicts_with = "copies")]
     profile: Option<String>,
     /// Load everything, and steer nothing: for comparison
     #[arg(long)]
     off: bool,
+    /// Run so many copies that share their port, each on a CPU: for static and Go programs, which no library can help
+    ///
+    /// The copies are children of ksf, which passes signals on and ends when the last has ended, with the first status that
+    /// is not 0. They know nothing of each other: not for programs that keep state or write files of fixed names.
+    #[arg(long, value_name = "N", conflicts_with = "steering")]
+    #[arg(value_parser = crate::limits::number::<1, { ksf_accel::copies::COPIES_MAX as u64 }>)]
+    copies: Option<u64>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     #[arg(value_hint = ValueHint::CommandWithArguments)]
@@ -77,15 +85,19 @@ impl Steering {
     }
 }
 
-/// Becomes the program; returns only if that fails.
-pub(super) fn run(args: &RunArgs) -> Result<Infallible, Failure> {
+/// Becomes the program, or waits for its copies.
+pub(super) fn run(args: &RunArgs) -> Result<ExitCode, Failure> {
+    match args.copies {
+        Some(count) => copies(args, count as usize),
+        None => match become_program(args)? {},
+    }
+}
+
+/// Returns only if that fails.
+fn become_program(args: &RunArgs) -> Result<Infallible, Failure> {
     let cpus = args.cpus.as_ref().map(usable).transpose()?;
-    let (name, arguments) = args
-        .command
-        .split_first()
-        .ok_or_else(|| Failure::new(Status::Usage, "no program was given").remedy("see ksf accel run --help"))?;
-    let mut command = Command::new(name);
-    command.args(arguments);
+    let mut command = command(args)?;
+    let name = &args.command[0];
     let profile = profile::choose(args.profile.as_deref(), &args.command);
     match accelerate(args, name, cpus, profile) {
         Ok(prepared) => {
@@ -96,12 +108,58 @@ pub(super) fn run(args: &RunArgs) -> Result<Infallible, Failure> {
         }
         Err(why) => say(&format_args!("{} is not accelerated: {why}", Path::new(name).display())),
     }
-    let error = command.exec();
+    Err(cannot_run(name, &command.exec()))
+}
+
+/// Runs copies of the program until the last has ended.
+fn copies(args: &RunArgs, count: usize) -> Result<ExitCode, Failure> {
+    let cpus = args.cpus.as_ref().map(usable).transpose()?;
+    command(args)?;
+    let mut copies = Copies::start(count, || command(args).unwrap_or_else(|_| Command::new("")), options(args, cpus))
+        .map_err(|error| match error {
+        AccelError::System { action: "starting the program", error } => cannot_run(&args.command[0], &error),
+        error => failure(&error),
+    })?;
+    if let Some(error) = copies.not_steered() {
+        say(&format_args!("the kernel chooses among the copies, not their CPU: {error}"));
+    }
+    while let Some((pid, status)) = copies.wait() {
+        if !status.success() && !copies.pids().is_empty() {
+            say(&format_args!("copy {pid} has ended ({status}); the others serve on"));
+        }
+    }
+    let status = copies.status();
+    // As a shell tells of a signal.
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    Ok(ExitCode::from(code as u8))
+}
+
+fn command(args: &RunArgs) -> Result<Command, Failure> {
+    let (name, arguments) = args
+        .command
+        .split_first()
+        .ok_or_else(|| Failure::new(Status::Usage, "no program was given").remedy("see ksf accel run --help"))?;
+    let mut command = Command::new(name);
+    command.args(arguments);
+    Ok(command)
+}
+
+fn cannot_run(name: &OsStr, error: &std::io::Error) -> Failure {
     let what = format!("cannot run {}", Path::new(name).display());
-    Err(match error.kind() {
+    match error.kind() {
         std::io::ErrorKind::NotFound => Failure::new(Status::NoInput, format!("{what}: {error}")),
-        _ => Failure::os(what, &error),
-    })
+        _ => Failure::os(what, error),
+    }
+}
+
+fn options(args: &RunArgs, cpus: Option<Vec<u32>>) -> Options {
+    let mut options = Options::default();
+    options.level = args.steering.level();
+    options.cpus = cpus;
+    options.pin = !args.no_pin;
+    options.on = !args.off;
+    options.program = args.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    options
 }
 
 /// The process of the holder.
@@ -127,16 +185,10 @@ fn accelerate(
         return Err(format!("{why} (--profile=none tries it all the same)"));
     }
     let library = library::find(&LIBRARY).map_err(|failure| failure.to_string())?;
-    let mut options = Options::default();
-    options.level = args.steering.level();
-    options.cpus = cpus;
-    options.pin = !args.no_pin;
-    options.on = !args.off;
-    options.program = args.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     // This very binary, also where it has been replaced since it was started.
     let mut holder = Command::new("/proc/self/exe");
     holder.arg0("ksf").args(["accel", "holder"]);
-    let prepared = prepare(&options, holder, &library).map_err(|error| error.to_string())?;
+    let prepared = prepare(&options(args, cpus), holder, &library).map_err(|error| error.to_string())?;
     let refused = prepared.refused.iter().map(|refused| format!("{}: {}", refused.level.name(), refused.why));
     let refused = refused.collect::<Vec<_>>().join("; ");
     match prepared.level {
@@ -155,6 +207,7 @@ fn accelerate(
 fn advice(obstacle: &Obstacle) -> &'static str {
     match obstacle {
         Obstacle::Privileged => "; start it as the user whose rights it takes",
+        Obstacle::Static | Obstacle::Go => "; --copies N runs copies of it that share its port, each on a CPU",
         _ => "",
     }
 }

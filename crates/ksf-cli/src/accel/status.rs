@@ -92,7 +92,9 @@ fn of_program(program: &Program) -> String {
         let _ = writeln!(out, "  refused {} times: {}", refused.count, refused.why);
     }
     if program.listeners.is_empty() {
-        let _ = writeln!(out, "  not accelerated because it does not listen on TCP");
+        // While it is off, the library says nothing.
+        let why = if program.on { "it does not listen on TCP" } else { "switched off" };
+        let _ = writeln!(out, "  not accelerated because {why}");
     }
     for listener in &program.listeners {
         of_listener(&mut out, program, listener);
@@ -105,10 +107,10 @@ fn of_listener(out: &mut String, program: &Program, listener: &ListenerStatus) {
     let workers = program.workers.iter().filter(|worker| worker.ready.contains(&listener.address)).count();
     let _ = match (&listener.not_accelerated, workers) {
         (Some(why), _) => writeln!(out, "  {}: not accelerated because: {why}", listener.address),
+        (None, _) if !program.on => writeln!(out, "  {}: not accelerated because switched off", listener.address),
         (None, 0) => {
             writeln!(out, "  {}: not accelerated because no worker waits for it by epoll or accept", listener.address)
         }
-        (None, _) if !program.on => writeln!(out, "  {}: not accelerated because switched off", listener.address),
         (None, _) => {
             let own = if listener.own_reuseport { ", sockets of the program's own" } else { "" };
             let waiting: u32 = listener.queues.iter().map(|queue| queue.waiting).sum();
@@ -258,9 +260,11 @@ nginx -e (holder 7)
     #[test]
     fn silence_has_its_words_too() {
         assert_eq!(text(&[]), "no program is accelerated\n");
-        let silent = Program { listeners: Vec::new(), on: false, workers: Vec::new(), ..program() };
-        let text = text(&[silent]);
-        assert!(text.contains("not accelerated because it does not listen on TCP"), "{text}");
-        assert!(text.contains("steering: classic_bpf, switched off"), "{text}");
+        let silent = Program { listeners: Vec::new(), workers: Vec::new(), ..program() };
+        let said = text(&[silent]);
+        assert!(said.contains("not accelerated because it does not listen on TCP"), "{said}");
+        let said = text(&[Program { on: false, ..program() }]);
+        assert!(said.contains("steering: classic_bpf, switched off"), "{said}");
+        assert!(said.contains("0.0.0.0:80: not accelerated because switched off"), "{said}");
     }
 }
