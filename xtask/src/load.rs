@@ -237,7 +237,8 @@ fn parse(text: &str) -> Result<LoadResult> {
     })
 }
 
-fn parse_work(text: &str) -> Result<LoadResult> {
+/// Reads what worktest printed.
+pub(crate) fn parse_work(text: &str) -> Result<LoadResult> {
     let WorkDocument { run, warnings, ok } = serde_json::from_str(text)?;
     ensure!(ok, "replies were lost or wrong");
     ensure!(run.messages > 0, "no message was answered");

@@ -58,3 +58,27 @@ fn quick_messages_pass_a_slow_one_where_there_is_a_second_worker() {
     assert_eq!(reordered(1), 0);
     assert!(reordered(2) > 0);
 }
+
+#[test]
+fn workers_stay_on_the_cpus_of_the_service() {
+    let folder = Folder::new();
+    for cpu in ksf::cpus::allowed().unwrap().into_iter().take(2) {
+        let text = format!(
+            "cpus = \"{cpu}\"\n[[service]]\nname = \"work\"\nkind = \"work\"\nworkers = 3\n\
+             listen = [\"tcp:127.0.0.1:0\"]\n"
+        );
+        let path = folder.write(&format!("cpu-{cpu}.toml"), &text);
+        let server = Server::start(&["serve", path.to_str().unwrap()], 1);
+        let mut workers = 0;
+        for task in std::fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap() {
+            let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+            let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+            if field("Name:").starts_with("ksf-worker") {
+                workers += 1;
+                assert_eq!(field("Cpus_allowed_list:"), cpu.to_string());
+            }
+        }
+        assert_eq!(workers, 3);
+        server.stop();
+    }
+}

@@ -53,7 +53,7 @@ use crate::socket::KcmSocket;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct KernelWorkersOptions {
-    /// Worker threads; at least one.
+    /// Worker threads; at least one. They run where the thread may run that starts them.
     pub workers: usize,
     /// Limits of the framework, as far as they concern streams and AF_KCM can keep them.
     pub limits: Limits,

@@ -36,5 +36,5 @@ pub use evaluate::{Outcome, Status};
 pub use kernel::Kernel;
 pub use lab::Lab;
 pub use modules::Modules;
-pub use testing::{Turn, turn};
+pub use testing::{Turn, available, turn};
 pub use vm::Vm;

@@ -26,7 +26,7 @@ pub fn turn() -> Option<Turn> {
     static TURN: Mutex<()> = Mutex::new(());
     // A test that failed during its turn has left nothing behind that the next one could meet.
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let error = match requirements() {
+    let error = match available() {
         Ok(()) => return Some(Turn(turn)),
         Err(error) if error.is_unavailable() => error,
         Err(error) => panic!("{error}"),
@@ -39,7 +39,8 @@ pub fn turn() -> Option<Turn> {
     None
 }
 
-fn requirements() -> Result<(), Error> {
+/// Whether machines can be had here: the tools, and the kernel, which is fetched if it is not there yet.
+pub fn available() -> Result<(), Error> {
     for (tool, package) in [("qemu-system-x86_64", "qemu-system-x86"), ("gcc", "gcc"), ("ldd", "libc-bin")] {
         tools::find(tool).ok_or_else(|| Error::MissingTool { tool: tool.into(), package })?;
     }

@@ -1,4 +1,4 @@
-//! The multiplexor's scheduler, runs, herd, baton and out-queue, compiled against primitives that try one schedule of their threads
+//! The multiplexor's scheduler, runs, hand, herd, baton and out-queue, compiled against primitives that try one schedule of their threads
 //! after the other.
 //!
 //! The files of `ksf-mux` are compiled here unchanged; only `crate::sync` differs. Each module of scenarios plays what
@@ -7,7 +7,7 @@
 //!
 //! | module | rules |
 //! |---|---|
-//! | [`queue`] | every message is taken once; nothing waits in a queue while a worker sleeps and nobody looks; at most one wake-up per entry; runs of messages, also taken back by the keeper; lanes and classes |
+//! | [`queue`] | every message is taken once; nothing waits in a queue while a worker sleeps and nobody looks; at most one wake-up per entry; runs of messages, also taken back by the keeper from the middle of a grant; lanes and classes |
 //! | [`event_loops`] | one event loop hears of an event; nothing waits while a program does, whoever does not come |
 //! | [`announcements`] | work follows every announcement, on one thread at a time |
 //! | [`sending`] | bytes leave whole, in order, once; what is not sent is returned or refused, once |
@@ -18,7 +18,7 @@
 //!
 //! What this does not show: shuttle interleaves whole operations, as if every access were sequentially consistent. The
 //! scheduler, the baton and the out-queue use `SeqCst` where they rely on that; a weaker order would go unnoticed here.
-//! Schedules are sampled (uniformly, and by PCT with few preemptions), not enumerated.
+//! The hand's grants rely on a pair of barriers instead, which are nothing here. Schedules are sampled (uniformly, and by PCT with few preemptions), not enumerated.
 
 #![forbid(unsafe_code)]
 // A test build would also build the unit tests of the borrowed files, which are written for real threads.
@@ -27,6 +27,9 @@
 #[allow(dead_code, reason = "borrowed whole; the scenarios use a part")]
 #[path = "../../ksf-mux/src/baton.rs"]
 mod baton;
+#[allow(dead_code, reason = "borrowed whole; the scenarios use a part")]
+#[path = "../../ksf-mux/src/hand.rs"]
+mod hand;
 #[allow(dead_code, reason = "borrowed whole; the scenarios use a part")]
 #[path = "../../ksf-mux/src/herd.rs"]
 mod herd;
@@ -46,7 +49,7 @@ mod scheduler;
 pub mod announcements;
 mod epoll;
 pub mod event_loops;
-mod hand;
+mod own;
 pub mod queue;
 pub mod sending;
 mod sync;

@@ -9,7 +9,7 @@ use shuttle::thread;
 
 use crate::baton::Baton;
 use crate::epoll::{Epoll, Event};
-use crate::hand::{InPlace, Keeper, Message, Own};
+use crate::own::{InPlace, Keeper, Message, Own};
 use crate::run::Run;
 use crate::scheduler::{Lane, Scheduler, Source, Take, Worker};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Condvar, Mutex, Ordering};
@@ -27,6 +27,8 @@ pub struct Scenario {
     pub in_place: bool,
     /// There is a keeper, which gives to others what a worker that is held up has in its hand.
     pub keeper: bool,
+    /// Messages of a run in place that a worker goes through without a lock.
+    pub grant: usize,
     /// Peers send a message and wait for its answer before they let the work on the next one go on.
     pub one_by_one: bool,
     /// Messages of each connection, in bursts: each burst arrives at once.
@@ -64,6 +66,7 @@ impl Scenario {
         run_len: 1,
         in_place: false,
         keeper: false,
+        grant: 1,
         one_by_one: false,
         bursts: &[],
         read_messages: 8,
@@ -229,7 +232,7 @@ impl World {
         self.first_disabled.store(true, Ordering::SeqCst);
         if let Some((worker, own)) = &*self.first.lock().unwrap() {
             let mut own = own.lock().unwrap();
-            let wakes = self.scheduler.give_back(own.hand.drain(..)) + self.scheduler.yield_all(worker);
+            let wakes = self.scheduler.give_back(own.hand.take_all().into_iter()) + self.scheduler.yield_all(worker);
             drop(own);
             self.wake(wakes);
         }
@@ -238,7 +241,7 @@ impl World {
     /// The thread of a worker.
     fn work(&self, index: usize) {
         let worker = Arc::new(self.scheduler.join());
-        let own = Arc::new(Mutex::new(Own::default()));
+        let own = Arc::new(Mutex::new(Own::new()));
         self.keeper.workers.lock().unwrap().push(Arc::clone(&own));
         let stop = self.scenario.stop.filter(|_| index == 0);
         let can_be_disabled = stop == Some(Stop::Disable);
@@ -262,7 +265,7 @@ impl World {
             }
             if std::mem::take(&mut me.gives_back) {
                 let mut own = me.own.lock().unwrap();
-                let wakes = self.scheduler.give_back(own.hand.drain(..));
+                let wakes = self.scheduler.give_back(own.hand.take_all().into_iter());
                 drop(own);
                 self.wake(wakes);
             }
@@ -272,14 +275,16 @@ impl World {
 
     /// `Worker::work` of a service.
     fn work_in_place(&self, me: &Me, run: &InPlace) {
-        let connection = &run.connection;
-        let (mut answer, mut done) = (None, 0);
-        loop {
-            let next = me.own.lock().unwrap().piece(run, answer.take());
-            let Some(number) = next else { break };
-            self.work_on(me, connection, number, None);
-            answer = Some(number);
-            done += 1;
+        let connection = &run.source;
+        let (mut answers, mut done) = (Vec::new(), 0);
+        let mut grant = me.own.lock().unwrap().hand.grant();
+        while me.own.lock().unwrap().grant_more(run, self.scenario.grant, &mut answers, &mut grant) {
+            while let Some(place) = grant.next(|| me.own.lock().unwrap().hand.kept()) {
+                let number = run.chunk[place.start as usize];
+                self.work_on(me, connection, number, None);
+                answers.push(number);
+                done += 1;
+            }
         }
         me.own.lock().unwrap().done_in_place(run);
         if done > 0 {
@@ -319,14 +324,14 @@ impl World {
 
     /// `MessageSocket::fill` and `take`.
     fn fill(&self, me: &Me, own: &mut Own) -> bool {
-        if !own.hand.is_empty() {
+        if !own.hand.runs.is_empty() {
             return true;
         }
         if self.is_disabled(me) {
             return false;
         }
         loop {
-            match self.scheduler.take(&me.worker, self.scenario.want, &mut own.hand) {
+            match self.scheduler.take(&me.worker, self.scenario.want, &mut own.hand.runs) {
                 Take::Nothing => return false,
                 Take::Visit(connection) => {
                     let most = self.events_max();
@@ -335,7 +340,7 @@ impl World {
                 }
                 Take::Messages => {
                     self.wake(self.scheduler.pass_on());
-                    if own.messages() > 1 {
+                    if own.hand.messages() > 1 {
                         self.keeper.come_by();
                     }
                     return true;
@@ -433,8 +438,10 @@ impl World {
         *begun += 1;
         self.enough_begun.notify_all();
         while *begun < self.scenario.together {
-            let bound = if self.scenario.keeper { 0 } else { me.own.lock().unwrap().messages() };
-            assert_eq!(bound, 0, "a batch was taken while others could have worked");
+            // In place the one that is worked on is still there.
+            let own = usize::from(self.scenario.in_place);
+            let bound = if self.scenario.keeper { own } else { me.own.lock().unwrap().hand.messages() };
+            assert_eq!(bound, own, "a batch was taken while others could have worked");
             begun = self.enough_begun.wait(begun).unwrap();
         }
         drop(begun);
@@ -463,7 +470,7 @@ impl World {
 
     /// The drop of a message socket, then that of the message it was used for.
     fn leave(&self, me: Me, message: Message) {
-        let mut wakes = self.scheduler.give_back(me.own.lock().unwrap().hand.drain(..));
+        let mut wakes = self.scheduler.give_back(me.own.lock().unwrap().hand.take_all().into_iter());
         if let Some(worker) = Arc::into_inner(me.worker) {
             wakes += self.scheduler.leave(worker);
         }

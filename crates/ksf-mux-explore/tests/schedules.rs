@@ -80,6 +80,17 @@ fn what_a_worker_that_is_held_up_has_goes_to_others() {
 }
 
 #[test]
+fn a_grant_is_closed_at_a_message_that_both_agree_on() {
+    for grant in [2, 3, 8] {
+        let granted = Scenario { in_place: true, grant, run_len: 3, keeper: true, ..PLAIN };
+        // All of a run at once, by three workers, only after the grant of the first and the second were closed.
+        explore(10_000, move || Scenario { bursts: &[&[3]], together: 3, ..granted }.play());
+        explore(10_000, move || Scenario { bursts: &[&[3], &[2]], workers: 2, want: 2, ..granted }.play());
+        explore(10_000, move || Scenario { bursts: &[&[3, 3], &[4]], want: 3, ..granted }.play());
+    }
+}
+
+#[test]
 fn answers_of_a_worker_that_is_held_up_leave() {
     let scenario = Scenario { in_place: true, one_by_one: true, keeper: true, ..PLAIN };
     explore(10_000, move || Scenario { workers: 1, run_len: 2, bursts: &[&[2]], ..scenario }.play());

@@ -29,6 +29,7 @@
 mod baton;
 mod error;
 mod framer;
+mod hand;
 mod herd;
 pub mod kcm;
 mod keeper;

@@ -50,17 +50,20 @@ impl Run {
         Some(range)
     }
 
-    /// Takes up to `max` messages off: where in the chunk they lie is appended to `places`. How many were left before.
-    pub(crate) fn take(&mut self, max: usize, places: &mut Vec<Range<u32>>) -> usize {
-        let left = self.len();
-        let count = left.min(max);
+    /// Appends to `places` where in the chunk the next messages lie, `max` at most. They stay in the run.
+    pub(crate) fn peek(&self, max: usize, places: &mut Vec<Range<u32>>) {
+        let count = self.len().min(max);
         match self.ranges.get(self.at..self.at + count) {
-            Some(ranges) if !self.ranges.is_empty() => places.extend(ranges.iter().cloned()),
+            Some(ranges) if !self.ranges.is_empty() => places.extend_from_slice(ranges),
             _ if count > 0 => places.push(0..self.chunk.len() as u32),
             _ => {}
         }
-        self.at += count;
-        left
+    }
+
+    /// Takes the next messages off.
+    pub(crate) fn skip(&mut self, count: usize) {
+        debug_assert!(count <= self.len(), "more than there are");
+        self.at += count.min(self.len());
     }
 
     /// The list of places, to be used again.
@@ -192,17 +195,22 @@ mod tests {
     }
 
     #[test]
-    fn a_few_are_taken_at_a_time() {
+    fn places_are_told_and_taken_off_later() {
         let mut run = Run::of(&Chunk::from_vec(b"abcde".to_vec()), (0..5).map(|at| at..at + 1).collect());
         let mut places = Vec::new();
-        assert_eq!(run.take(2, &mut places), 5);
+        run.peek(2, &mut places);
+        assert_eq!(run.len(), 5);
+        run.skip(2);
         assert_eq!((run.len(), run.pop()), (3, Some(2..3)));
-        assert_eq!(run.take(9, &mut places), 2);
-        assert_eq!(run.take(9, &mut places), 0);
+        run.peek(9, &mut places);
+        run.skip(2);
+        run.peek(9, &mut places);
         assert_eq!(places, [0..1, 1..2, 3..4, 4..5]);
         let mut whole = Run::one(Chunk::from_vec(b"xyz".to_vec()));
-        assert_eq!((whole.take(2, &mut places), whole.take(2, &mut places)), (1, 0));
-        assert_eq!(places[4..], [0..3, 9..9][..1]);
+        whole.peek(2, &mut places);
+        whole.skip(1);
+        whole.peek(2, &mut places);
+        assert_eq!((places.len(), &places[4]), (5, &(0..3)));
     }
 
     #[test]

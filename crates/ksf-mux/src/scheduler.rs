@@ -464,6 +464,10 @@ impl<S: Source> Scheduler<S> {
 #[derive(Clone, Copy, Debug)]
 pub struct BatchSize {
     message_ns: u64,
+    /// Hands until messages are granted several at a time again.
+    wary: u32,
+    /// How many it will be after the next surprise.
+    wary_next: u32,
 }
 
 impl BatchSize {
@@ -477,13 +481,18 @@ impl BatchSize {
     pub const MESSAGES_MAX: usize = 64;
     /// Work that a worker goes through without looking up: what it holds on to if one of them takes unexpectedly long.
     pub const GRANT_NS: u64 = 2_000;
-    /// Most messages it goes through without looking up. One: what it goes through cannot be taken from it, and its
-    /// answers wait with it, when one of them takes unexpectedly long. (32 made load c a tenth faster.)
-    pub const GRANT_MAX: usize = 1;
+    /// Most messages it goes through without looking up. When one of them takes unexpectedly long, those behind it are
+    /// taken from the worker, but the answers to those before it leave with its own.
+    pub const GRANT_MAX: usize = 32;
+    /// Hands for which a worker goes through messages one by one after it was held up in the middle of several: twice as
+    /// many after each time, up to the larger number.
+    pub const WARY_MIN: u32 = 1 << 8;
+    /// See [`Self::WARY_MIN`].
+    pub const WARY_MAX: u32 = 1 << 14;
 
     /// For a worker that knows nothing of its messages yet: one at a time.
     pub const fn new() -> Self {
-        Self { message_ns: Self::WORK_MAX_NS }
+        Self { message_ns: Self::WORK_MAX_NS, wary: 0, wary_next: Self::WARY_MIN }
     }
 
     /// Messages to take.
@@ -498,8 +507,16 @@ impl BatchSize {
         usize::try_from(fit).unwrap_or(usize::MAX).clamp(1, Self::RUN_MAX)
     }
 
+    /// Whether the answer to a message may wait for that to the next one.
+    pub fn is_cheap(&self) -> bool {
+        self.message_ns <= Self::WAKE_NS
+    }
+
     /// Messages of a run to go through before the next look at it.
     pub fn grant(&self) -> usize {
+        if self.wary > 0 {
+            return 1;
+        }
         let fit = Self::GRANT_NS / self.message_ns.max(1);
         usize::try_from(fit).unwrap_or(usize::MAX).clamp(1, Self::GRANT_MAX)
     }
@@ -515,6 +532,14 @@ impl BatchSize {
         let each_ns = time_ns / messages.max(1) as u64;
         let weight = if each_ns > self.message_ns { 2 } else { 8 };
         self.message_ns = (self.message_ns * (weight - 1) + each_ns) / weight;
+        self.wary = self.wary.saturating_sub(1);
+    }
+
+    /// A message took long in the middle of several that were granted: where that happens, cheap messages are not a sign
+    /// of cheap ones to come.
+    pub fn surprised(&mut self) {
+        self.wary = self.wary_next;
+        self.wary_next = self.wary_next.saturating_mul(2).min(Self::WARY_MAX);
     }
 }
 

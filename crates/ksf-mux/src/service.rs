@@ -21,6 +21,7 @@ use ksf::stats::Stats;
 use ksf::{Order, Peer, Service};
 
 use crate::error::{ConnectionError, RecvError};
+use crate::hand::Grant;
 use crate::link::{Attachment, Link};
 use crate::mux::Mux;
 use crate::options::{Classify, Limits, Options, Ordering as WorkOrder};
@@ -31,7 +32,7 @@ use crate::sync::Arc;
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub struct WorkersOptions {
-    /// Worker threads; at least one.
+    /// Worker threads; at least one. They run where the thread may run that starts them.
     pub workers: usize,
     /// Limits of the framework, as far as they concern streams.
     pub limits: ksf::limits::Limits,
@@ -136,7 +137,7 @@ impl<S: Service> Workers<S> {
                 desk: Arc::clone(&desk),
                 env,
                 replies: Replies::default(),
-                places: Vec::new(),
+                grant: socket.grant(),
                 // Far apart: no two workers come to the same.
                 ticket: (number as u64) << 48,
             };
@@ -259,7 +260,7 @@ struct Worker<S: Service> {
     /// What the service writes, before it is queued.
     replies: Replies,
     /// The messages it is called with next.
-    places: Vec<Range<u32>>,
+    grant: Grant,
     /// Number of the last message.
     ticket: u64,
 }
@@ -267,7 +268,7 @@ struct Worker<S: Service> {
 impl<S: Service> Worker<S> {
     /// Works on a run of messages of one connection, until its end or until the rest was given to others.
     fn work(&mut self, socket: &crate::MessageSocket, run: &InPlace) {
-        let link = &run.link;
+        let link = &run.source;
         let Some(served) = served::<S>(link) else { return };
         let Some(mut state) = lock(&served.states).pop() else {
             debug_assert!(false, "more workers than states");
@@ -281,14 +282,11 @@ impl<S: Service> Worker<S> {
         // After these nothing more of the connection is answered.
         let closed =
             matches!(link.error.get(), Some(ConnectionError::ClosedByService | ConnectionError::WorkerPanicked));
-        let mut places = std::mem::take(&mut self.places);
-        while socket.pieces(run, &mut self.replies, &mut places) {
-            messages += places.len();
-            bytes += places.iter().map(Range::len).sum::<usize>();
-            let mut rest = &places[..];
-            while !closed && end.is_none() && !rest.is_empty() {
-                match self.call(run, served.peer, key, &mut state, &mut rest) {
-                    Called::Answered => {}
+        while socket.grant_more(run, &mut self.replies, &mut self.grant) {
+            let mut begun = Begun::default();
+            while !closed && end.is_none() {
+                match self.call(socket, run, served.peer, key, &mut state, &mut begun) {
+                    Called::Answered => break,
                     Called::Deferred { place, answers, close } => {
                         // Before any of its later answers.
                         socket.answer(run, &mut self.replies);
@@ -300,8 +298,13 @@ impl<S: Service> Worker<S> {
                     Called::Panicked => end = Some(ConnectionError::WorkerPanicked),
                 }
             }
+            // Those that nobody is called with any more.
+            while let Some(place) = self.grant.next(|| socket.kept()) {
+                begun.add(&place);
+            }
+            messages += begun.messages;
+            bytes += begun.bytes;
         }
-        self.places = places;
         lock(&served.states).push(state);
         if let Some(error) = end {
             socket.answer(run, &mut self.replies);
@@ -312,23 +315,23 @@ impl<S: Service> Worker<S> {
         socket.done_in_place(run, messages - later, bytes - later_bytes);
     }
 
-    /// Calls the service with one message after the other, until one is not simply answered. `rest`: those it was not
-    /// called with.
+    /// Calls the service with one message of the grant after the other, until one is not simply answered.
     fn call(
         &mut self,
+        socket: &crate::MessageSocket,
         run: &InPlace,
         peer: Peer,
         key: ConnKey,
         state: &mut S::Conn,
-        rest: &mut &[Range<u32>],
+        begun: &mut Begun,
     ) -> Called {
-        let before = rest.len();
+        let before = begun.messages;
         // Where the replies to the last message begin.
         let mut mark = 0;
-        let Self { service, env, replies, ticket, .. } = self;
+        let Self { service, env, replies, ticket, grant, .. } = self;
         let called = catch_unwind(AssertUnwindSafe(|| {
-            while let Some((place, others)) = rest.split_first() {
-                *rest = others;
+            while let Some(place) = grant.next(|| socket.kept()) {
+                begun.add(&place);
                 *ticket += 1;
                 mark = replies.output.len();
                 let place = place.start as usize..place.end as usize;
@@ -343,7 +346,7 @@ impl<S: Service> Worker<S> {
             }
             Called::Answered
         }));
-        self.env.stats.messages.add((before - rest.len()) as u64);
+        self.env.stats.messages.add((begun.messages - before) as u64);
         called.unwrap_or_else(|_| {
             self.env.stats.tasks_panicked.add(1);
             lock(&self.desk.dead).insert(self.ticket);
@@ -352,6 +355,21 @@ impl<S: Service> Worker<S> {
             self.replies.output.truncate(mark);
             Called::Panicked
         })
+    }
+}
+
+/// What a worker is done with.
+#[derive(Default)]
+struct Begun {
+    messages: usize,
+    bytes: usize,
+}
+
+impl Begun {
+    #[inline]
+    fn add(&mut self, place: &Range<u32>) {
+        self.messages += 1;
+        self.bytes += place.len();
     }
 }
 

@@ -1,6 +1,5 @@
 //! A worker's side of a multiplexor: messages out of any connection, answers to the one they came from.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -13,6 +12,7 @@ use ksf::pool::Chunk;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::error::{ConnectionError, RecvError, SendError};
+use crate::hand::{self, Grant, Hand, One};
 use crate::herd::Poller;
 use crate::link::Link;
 use crate::mux::{ConnectionId, Handle, Me, Receiver, Shared, now};
@@ -36,18 +36,13 @@ pub struct MessageSocket {
 /// What a worker has to itself. The keeper takes the hand away when the worker is held up.
 pub(crate) struct Own {
     receiver: Receiver,
-    /// Messages taken beyond the one that is worked on.
-    hand: VecDeque<Taken<Arc<Link>>>,
-    /// The first run of the hand is worked on in place, by whoever has this number; 0: none is.
-    in_place: u64,
-    /// Answers to messages of that run, framed, and their connection.
+    /// What it has taken.
+    hand: Hand<Arc<Link>>,
+    /// Answers to messages of the run that is worked on in place, framed, and their connection.
     held: Output,
     held_messages: u64,
     held_for: Option<Arc<Link>>,
     spares: Spares,
-    /// Counts the messages taken from the hand; and how many they were when the keeper last looked.
-    progress: u64,
-    progress_seen: u64,
     size: BatchSize,
     /// Messages of the last hand, and when it was taken.
     taken: usize,
@@ -78,14 +73,11 @@ impl MessageSocket {
         let worker = Some(mux.0.scheduler.join());
         let own = Own {
             receiver: Receiver::new()?,
-            hand: VecDeque::new(),
-            in_place: 0,
+            hand: Hand::new(),
             held: Output::default(),
             held_messages: 0,
             held_for: None,
             spares: Spares::default(),
-            progress: 0,
-            progress_seen: 0,
             size: BatchSize::new(),
             taken: 0,
             taken_at: now(),
@@ -224,14 +216,16 @@ impl MessageSocket {
 
     /// Sees to it that there is something in the hand. `None`: nothing is there.
     fn fill(&self, own: &mut Own) -> Option<Result<(), RecvError>> {
-        if !own.hand.is_empty() {
+        if !own.hand.runs.is_empty() {
             return Some(Ok(()));
         }
         let corked = own.corked.take();
         let found = self.take(own);
-        match (own.hand.front(), corked) {
-            // What was held back leaves with the answer to this one.
-            (Some(taken), Some(link)) if Arc::ptr_eq(&taken.source, &link) => own.corked = Some(link),
+        match (own.hand.runs.front(), corked) {
+            // What was held back leaves with the answer to this one, if that is soon.
+            (Some(taken), Some(link)) if own.size.is_cheap() && Arc::ptr_eq(&taken.source, &link) => {
+                own.corked = Some(link);
+            }
             (_, Some(link)) if link.corked.load(Ordering::SeqCst) => self.mux.0.send(&link),
             _ => {}
         }
@@ -257,7 +251,7 @@ impl MessageSocket {
         // Nobody can take from the hand, and an event loop may not come back for it.
         let want = if self.pollable.get().is_some() { 1 } else { own.size.want_runs() };
         loop {
-            match shared.scheduler.take(worker, want, &mut own.hand) {
+            match shared.scheduler.take(worker, want, &mut own.hand.runs) {
                 Take::Nothing => return None,
                 Take::Visit(link) => {
                     let mut me = self.me(own);
@@ -275,12 +269,15 @@ impl MessageSocket {
                 }
                 Take::Messages => {
                     shared.wake(shared.scheduler.pass_on());
-                    own.taken = own.hand.iter().map(|taken| taken.message.len()).sum();
+                    own.taken = own.hand.messages();
                     own.taken_at = now();
-                    let first = own.hand.front()?;
-                    if first.more || own.taken > 1 {
-                        own.corked = Some(Arc::clone(&first.source));
+                    let first = own.hand.runs.front()?;
+                    // Those of others who found their messages cheap may be several.
+                    if own.taken > 1 || own.size.is_cheap() && first.more {
                         shared.keeper.come_by();
+                    }
+                    if own.size.is_cheap() && (first.more || own.taken > 1) {
+                        own.corked = Some(Arc::clone(&first.source));
                     }
                     return Some(Ok(()));
                 }
@@ -293,27 +290,25 @@ impl MessageSocket {
         self.recv_with(None, Self::next_in_place)
     }
 
-    /// Takes the framed answers to messages of the run, and gives a few more: where in its chunk they lie. A few, because
-    /// nobody can take them from this worker any more, nor send its answers to them, until it comes again. False: there
-    /// are none left, or the rest was given to others.
-    pub(crate) fn pieces(&self, run: &InPlace, replies: &mut Replies, places: &mut Vec<Range<u32>>) -> bool {
-        places.clear();
+    /// What this worker goes through in place.
+    pub(crate) fn grant(&self) -> Grant {
+        self.lock().hand.grant()
+    }
+
+    /// Takes the framed answers to messages of the last grant, and grants a few more. A few, because its answers wait for
+    /// the worker to come again. False: there are none left, or the rest was given to others.
+    pub(crate) fn grant_more(&self, run: &InPlace, replies: &mut Replies, grant: &mut Grant) -> bool {
         let mut own = self.lock();
         let own = &mut *own;
         // Under the lock that is taken anyway; the keeper sends them if the next messages take long.
         own.hold(replies);
-        if own.in_place != run.number {
-            return false;
-        }
-        let grant = own.size.grant();
-        let Some(first) = own.hand.front_mut() else { return false };
-        first.message.take(grant, places);
-        own.progress += 1;
-        if first.message.len() == 0 {
-            own.in_place = 0;
-            own.drop_first();
-        }
-        !places.is_empty()
+        own.hand.grant_more(run, own.size.grant(), grant, &mut own.receiver.ranges)
+    }
+
+    /// How many messages of a grant that the keeper closed are this worker's.
+    #[cold]
+    pub(crate) fn kept(&self) -> usize {
+        self.lock().hand.kept()
     }
 
     /// Queues what is answered so far.
@@ -323,7 +318,7 @@ impl MessageSocket {
         own.hold(replies);
         if own.held_messages > 0 {
             let messages = std::mem::take(&mut own.held_messages);
-            self.mux.0.hold_framed(&run.link, &mut own.held, messages);
+            self.mux.0.hold_framed(&run.source, &mut own.held, messages);
         }
     }
 
@@ -334,14 +329,14 @@ impl MessageSocket {
         own.held_for = None;
         if own.held_messages > 0 {
             let messages = std::mem::take(&mut own.held_messages);
-            self.mux.0.hold_framed(&run.link, &mut own.held, messages);
+            self.mux.0.hold_framed(&run.source, &mut own.held, messages);
         }
-        if run.link.corked.load(Ordering::SeqCst) {
-            own.corked = Some(Arc::clone(&run.link));
+        if run.source.corked.load(Ordering::SeqCst) {
+            own.corked = Some(Arc::clone(&run.source));
         }
         drop(own);
         if messages > 0 {
-            self.mux.0.finish(self.worker.as_ref(), &run.link, messages, bytes, run.class);
+            self.mux.0.finish(self.worker.as_ref(), &run.source, messages, bytes, run.class);
         }
     }
 
@@ -425,7 +420,7 @@ impl MessageSocket {
         }
         self.leave_herd();
         let mut own = self.lock();
-        let wakes = shared.scheduler.give_back(own.hand.drain(..)) + shared.scheduler.yield_all(worker);
+        let wakes = shared.scheduler.give_back(own.hand.take_all().into_iter()) + shared.scheduler.yield_all(worker);
         drop(own);
         shared.wake(wakes);
     }
@@ -463,7 +458,7 @@ impl MessageSocket {
     /// Says whether messages wait that no event of a connection announces, and has another socket told of those.
     fn note_ready(&self) {
         let Some(pollable) = self.pollable.get() else { return };
-        if self.mux.0.scheduler.queued() > 0 || !self.lock().hand.is_empty() {
+        if self.mux.0.scheduler.queued() > 0 || !self.lock().hand.runs.is_empty() {
             pollable.ring();
         }
         self.mux.0.herd.let_go(pollable);
@@ -532,12 +527,7 @@ impl MessageSocket {
 }
 
 /// The first run of a worker's hand, worked on where it lies.
-pub(crate) struct InPlace {
-    pub(crate) link: Arc<Link>,
-    pub(crate) chunk: Chunk,
-    pub(crate) class: Option<usize>,
-    number: u64,
-}
+pub(crate) type InPlace = hand::InPlace<Arc<Link>>;
 
 /// Answers of a worker that nobody else sees yet.
 #[derive(Debug, Default)]
@@ -559,45 +549,23 @@ impl Own {
 
     /// The next message of the hand.
     fn pop(&mut self) -> Option<Message> {
-        self.progress += 1;
-        let more_runs = self.hand.len() > 1;
-        let first = self.hand.front_mut()?;
-        let range = first.message.pop()?;
-        let bytes = first.message.chunk().slice(range);
-        let more = first.more || more_runs || first.message.len() > 0;
-        let message = Message { link: Some(Arc::clone(&first.source)), bytes, class: first.class, more };
-        if first.message.len() == 0 {
-            self.drop_first();
-        }
-        Some(message)
-    }
-
-    fn drop_first(&mut self) {
-        const SPARES_MAX: usize = 16;
-        if let Some(taken) = self.hand.pop_front() {
-            let ranges = taken.message.into_ranges();
-            if ranges.capacity() > 0 && self.receiver.ranges.len() < SPARES_MAX {
-                self.receiver.ranges.push(ranges);
-            }
-        }
+        let One { source, bytes, class, more } = self.hand.pop(&mut self.receiver.ranges)?;
+        let more = more && self.size.is_cheap();
+        Some(Message { link: Some(source), bytes, class, more })
     }
 
     fn begin_in_place(&mut self) -> Option<InPlace> {
-        let first = self.hand.front()?;
-        self.progress += 1;
-        // The count of messages never goes back, so it names this run.
-        self.in_place = self.progress;
-        let (link, chunk) = (Arc::clone(&first.source), first.message.chunk().clone());
-        self.held_for = Some(Arc::clone(&link));
-        Some(InPlace { link, chunk, class: first.class, number: self.in_place })
+        let run = self.hand.begin_in_place()?;
+        self.held_for = Some(Arc::clone(&run.source));
+        Some(run)
     }
 
     /// Called by the keeper, from time to time. Takes the hand of a worker that took nothing from it since the last time,
     /// and queues the answers it holds. Whether there is still a hand, or answers.
     pub(crate) fn look(&mut self) -> (bool, Vec<Taken<Arc<Link>>>) {
-        let held_up = std::mem::replace(&mut self.progress_seen, self.progress) == self.progress;
-        if !held_up {
-            return (!self.hand.is_empty() || self.held_messages > 0, Vec::new());
+        let look = self.hand.look();
+        if !look.held_up {
+            return (look.has_hand || self.held_messages > 0, Vec::new());
         }
         if self.held_messages > 0
             && let Some(link) = &self.held_for
@@ -605,8 +573,10 @@ impl Own {
             let messages = std::mem::take(&mut self.held_messages);
             link.mux.hold_framed(link, &mut self.held, messages);
         }
-        self.in_place = 0;
-        (false, self.hand.drain(..).collect())
+        if look.surprised {
+            self.size.surprised();
+        }
+        (look.has_hand, look.taken)
     }
 }
 
@@ -615,7 +585,7 @@ impl Drop for MessageSocket {
         self.leave_herd();
         let shared = Arc::clone(&self.mux.0);
         let mut own = self.lock();
-        let mut wakes = shared.scheduler.give_back(own.hand.drain(..));
+        let mut wakes = shared.scheduler.give_back(own.hand.take_all().into_iter());
         let corked = own.corked.take();
         drop(own);
         if let Some(link) = corked {
@@ -649,7 +619,7 @@ pub struct Message {
 impl Message {
     /// A message of a run that is worked on in place, to be kept for longer. It is done with on its own.
     pub(crate) fn of_run(run: &InPlace, range: Range<usize>) -> Self {
-        Self { link: Some(Arc::clone(&run.link)), bytes: run.chunk.slice(range), class: run.class, more: false }
+        Self { link: Some(Arc::clone(&run.source)), bytes: run.chunk.slice(range), class: run.class, more: false }
     }
 
     /// The message.

@@ -3,3 +3,35 @@
 
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 pub(crate) use std::sync::{Arc, Mutex, MutexGuard, RwLock, TryLockError};
+
+use std::sync::OnceLock;
+use std::sync::atomic::{compiler_fence, fence};
+
+use rustix::thread::{MembarrierCommand, membarrier};
+
+/// membarrier(2) makes one thread pay for the barriers of all (since 4.14; a filter of system calls may forbid it).
+fn has_membarrier() -> bool {
+    static HAS: OnceLock<bool> = OnceLock::new();
+    *HAS.get_or_init(|| membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok())
+}
+
+/// The side of a pair of barriers that is passed often. Before this, stores are seen by whoever passes
+/// [`heavy_barrier`] later; after it, loads see what was stored before an earlier one.
+#[inline]
+pub(crate) fn light_barrier() {
+    if has_membarrier() {
+        compiler_fence(Ordering::SeqCst);
+    } else {
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// The side that is passed seldom: some microseconds, and an interrupt on each CPU that runs a thread of this process.
+pub(crate) fn heavy_barrier() {
+    fence(Ordering::SeqCst);
+    if has_membarrier() {
+        // It was registered, so it cannot fail.
+        let done = membarrier(MembarrierCommand::PrivateExpedited);
+        debug_assert!(done.is_ok(), "{done:?}");
+    }
+}

@@ -114,15 +114,22 @@ fn a_worker_that_is_held_up_loses_the_cheap_messages_behind() {
             assert_eq!(read_frame(&mut client), b"e");
         }
     }
-    // In one segment: an answer that is held back for those behind it, one that waits for the test, and cheap ones.
+    // In one segment: a message whose answer may wait with the next one's, one that waits for the test, and cheap ones.
     let segment = [frame(b"e first"), frame(b"b"), frame(b"e").repeat(50)].concat();
-    client.write_all(&segment).unwrap();
-    assert_eq!(read_frame(&mut client), b"e first");
-    for _ in 0..50 {
-        assert_eq!(read_frame(&mut client), b"e");
+    let mut waited = 0;
+    for _ in 0..5 {
+        client.write_all(&segment).unwrap();
+        let mut early = Vec::new();
+        while early.iter().filter(|answer| *answer == b"e").count() < 50 {
+            early.push(read_frame(&mut client));
+        }
+        running.service.together.wait();
+        let mut late: Vec<_> = (early.len()..52).map(|_| read_frame(&mut client)).collect();
+        late.sort();
+        assert_eq!(late.pop().unwrap(), b"together");
+        waited += late.len();
     }
-    running.service.together.wait();
-    assert_eq!(read_frame(&mut client), b"together");
+    assert!(waited <= 2, "each of two workers holds answers back until it was surprised once, but {waited} waited");
 }
 
 #[test]

@@ -23,11 +23,18 @@ pub fn choose(asked: Option<&[usize]>) -> Result<Vec<usize>, Error> {
 
 /// Binds the calling thread to one CPU.
 pub fn pin_to(cpu: usize) -> io::Result<()> {
+    keep_to(&[cpu])
+}
+
+/// Keeps the calling thread, and the threads it starts from now on, to these CPUs.
+pub fn keep_to(cpus: &[usize]) -> io::Result<()> {
     let mut set = CpuSet::new();
-    if cpu >= CpuSet::MAX_CPU {
-        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+    for cpu in cpus {
+        if *cpu >= CpuSet::MAX_CPU {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        set.set(*cpu);
     }
-    set.set(cpu);
     Ok(sched_setaffinity(None, &set)?)
 }
 
@@ -41,5 +48,16 @@ mod tests {
         assert_eq!(choose(None).unwrap(), allowed);
         assert_eq!(choose(Some(&[allowed[0], 9999])).unwrap(), [allowed[0]]);
         assert!(matches!(choose(Some(&[9999])), Err(Error::NoCpu { .. })));
+    }
+
+    #[test]
+    fn threads_inherit_where_they_may_run() {
+        let last = *allowed().unwrap().last().unwrap();
+        let inherited = std::thread::spawn(move || {
+            keep_to(&[last])?;
+            std::thread::spawn(allowed).join().unwrap()
+        });
+        assert_eq!(inherited.join().unwrap().unwrap(), [last]);
+        assert!(keep_to(&[CpuSet::MAX_CPU]).is_err() && keep_to(&[]).is_err());
     }
 }

@@ -34,10 +34,13 @@ pub(crate) enum Placement {
     Unpinned,
     /// The server on two CPUs, where the scheduler puts its threads; the client on the first of them.
     Shared,
+    /// Both on an emulated machine with two CPUs, where its scheduler puts them.
+    Vm,
 }
 
 impl Placement {
-    pub(crate) const ALL: [Placement; 4] = [Placement::Same, Placement::Other, Placement::Unpinned, Placement::Shared];
+    pub(crate) const ALL: [Placement; 5] =
+        [Placement::Same, Placement::Other, Placement::Unpinned, Placement::Shared, Placement::Vm];
 }
 
 impl fmt::Display for Placement {
@@ -47,6 +50,7 @@ impl fmt::Display for Placement {
             Placement::Other => "other CPU",
             Placement::Unpinned => "unpinned",
             Placement::Shared => "two CPUs",
+            Placement::Vm => "VM (shape)",
         })
     }
 }

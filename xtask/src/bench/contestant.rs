@@ -44,6 +44,10 @@ pub(crate) enum Contestant {
     Workers2,
     /// `ksf serve` with four workers.
     Workers4,
+    /// `ksf serve` with two workers on AF_KCM. Only in the VM.
+    KernelWorkers2,
+    /// `ksf serve` with four workers on AF_KCM. Only in the VM.
+    KernelWorkers4,
     /// No server: one queue before four workers, simulated by worktest with the same messages.
     IdealQueue,
 }
@@ -64,6 +68,8 @@ impl fmt::Display for Contestant {
             Contestant::WorkLoops => "pinned loops",
             Contestant::Workers2 => "ksf 2 workers",
             Contestant::Workers4 => "ksf 4 workers",
+            Contestant::KernelWorkers2 => "AF_KCM 2 workers",
+            Contestant::KernelWorkers4 => "AF_KCM 4 workers",
             Contestant::IdealQueue => "ideal queue",
         })
     }
@@ -125,7 +131,11 @@ impl Programs {
     }
 
     fn peer(&self, name: &str) -> Command {
-        Command::new(self.peers.join(name))
+        Command::new(self.peer_path(name))
+    }
+
+    pub(crate) fn peer_path(&self, name: &str) -> PathBuf {
+        self.peers.join(name)
     }
 
     pub(crate) fn scratch(&self) -> &Path {
@@ -156,10 +166,15 @@ impl Pinning {
         (!needs_two || second.is_some()).then_some(Pinning { placement, first, second })
     }
 
+    /// No pinning.
+    pub(crate) fn free(placement: Placement) -> Pinning {
+        Pinning { placement, first: 0, second: None }
+    }
+
     /// The CPUs for the client's threads.
     pub(crate) fn client(&self, connections: u32) -> Option<String> {
         match self.placement {
-            Placement::Unpinned => None,
+            Placement::Unpinned | Placement::Vm => None,
             Placement::Same if connections > 1 => Some(self.both()),
             Placement::Same | Placement::Other | Placement::Shared => Some(self.first.to_string()),
         }
@@ -167,7 +182,7 @@ impl Pinning {
 
     fn server(&self, connections: u32) -> Option<String> {
         match self.placement {
-            Placement::Unpinned => None,
+            Placement::Unpinned | Placement::Vm => None,
             Placement::Same if connections > 1 => Some(self.both()),
             Placement::Same => Some(self.first.to_string()),
             Placement::Other => self.second.map(|cpu| cpu.to_string()),
@@ -239,6 +254,8 @@ pub(crate) fn server_command(
         | Contestant::WorkLoops
         | Contestant::Workers2
         | Contestant::Workers4
+        | Contestant::KernelWorkers2
+        | Contestant::KernelWorkers4
         | Contestant::IdealQueue => anyhow::bail!("{contestant} only works"),
     })
 }

@@ -23,8 +23,9 @@ const WARM_UP_COUNT: u64 = 5_000;
 /// The same for messages that take time.
 const WORK_WARM_UP_COUNT: u64 = 500;
 
-/// How much longer a measurement is whose messages come at a low rate and whose rare ones matter.
-const RATE_FACTOR: f64 = 10.0;
+/// The least length of a measurement whose messages come at a low rate and whose rare ones matter: p99 of fewer than
+/// two thousand quick messages is told by a few that came at a bad time.
+const RATE_SECONDS_MIN: f64 = 7.0;
 
 /// How much to measure.
 #[derive(Clone, Copy, Debug)]
@@ -40,18 +41,18 @@ impl Effort {
         ((full as f64 * self.scale) as u64).max(1)
     }
 
-    fn amount(&self, case: &Case) -> Amount {
-        let factor = match case.service {
-            Service::Work(load) if matches!(load.pace, Pace::Rate(_)) => RATE_FACTOR,
-            _ => 1.0,
+    pub(crate) fn amount(&self, case: &Case) -> Amount {
+        let least = match case.service {
+            Service::Work(load) if matches!(load.pace, Pace::Rate(_)) => RATE_SECONDS_MIN,
+            _ => 0.0,
         };
         match self.seconds > 0.0 {
-            true => Amount::Seconds(self.seconds * factor),
+            true => Amount::Seconds(self.seconds.max(least)),
             false => Amount::Messages(self.count(WARM_UP_COUNT)),
         }
     }
 
-    fn warm_up(&self, case: &Case) -> Amount {
+    pub(crate) fn warm_up(&self, case: &Case) -> Amount {
         let full = match case.service {
             Service::Work(load) if !load.is_idle() => WORK_WARM_UP_COUNT,
             _ => WARM_UP_COUNT,
@@ -220,7 +221,7 @@ impl Meter<'_> {
 }
 
 /// The messages of a round cost the same for every contestant, and in every round differently.
-fn load(case: &Case, pinning: &Pinning, port: u16, amount: Amount, round: u32) -> Load {
+pub(crate) fn load(case: &Case, pinning: &Pinning, port: u16, amount: Amount, round: u32) -> Load {
     Load {
         tool: match case.service {
             Service::Echo => Tool::Echo { message_bytes: ECHO_BYTES },
@@ -241,7 +242,7 @@ fn without_port(command: &str, port: u16) -> String {
     command.replace(&port.to_string(), "PORT")
 }
 
-fn insert_result(sample: &mut Sample, case: &Case, result: &LoadResult) {
+pub(crate) fn insert_result(sample: &mut Sample, case: &Case, result: &LoadResult) {
     sample.warnings.clone_from(&result.warnings);
     let metrics = &mut sample.metrics;
     metrics.insert(Metric::RttP50Us, result.rtt_p50_us);

@@ -15,6 +15,7 @@ mod namespace;
 mod peers;
 mod raw;
 pub(crate) mod report;
+mod vm;
 
 use std::path::PathBuf;
 
@@ -32,6 +33,8 @@ const PACKAGES: &[&str] = &["gcc", "clang", "nfs-ganesha", "sockperf"];
 
 /// Rounds of a smoke run, and of its scale: 5,000 messages become 100, 10,000 connections 200.
 const SMOKE: (u32, Effort) = (1, Effort { seconds: 0.0, scale: 0.02 });
+
+const VM_ROUNDS_MAX: u32 = 3;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -58,6 +61,7 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let profile = if options.smoke { "debug" } else { "release" };
     let ksf = crate::ksf_binary(options.ksf.as_ref(), profile)?;
+    let have = Have::look();
     namespace::enter()?;
     let (runs, effort) = match options.smoke {
         true => SMOKE,
@@ -68,7 +72,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         raw: Raw { schema: 1, origin: Origin::read(PACKAGES)?, runs, seconds: effort.seconds, ..Raw::default() },
         cpus: crate::cpu::allowed()?,
         smoke: options.smoke,
-        have: Have::look(),
+        have,
     };
     let rpcbind = match bench.have.ganesha {
         Ok(()) => Some(namespace::rpcbind()?),
@@ -80,6 +84,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     for case in cases.filter(|case| case.counts_syscalls()) {
         bench.count_syscalls(&programs, effort, case);
+    }
+    if CASES.iter().any(|case| case.row == Row::Mux && wanted(options, case)) {
+        bench.measure_in_vm(&programs, effort);
     }
     if let Some(rpcbind) = rpcbind {
         rpcbind.stop()?;
@@ -97,6 +104,7 @@ struct Have {
     ganesha: Result<(), String>,
     sockperf: Result<(), String>,
     strace: Result<(), String>,
+    vm: Result<(), String>,
 }
 
 impl Have {
@@ -114,6 +122,7 @@ impl Have {
             ganesha: root.and_then(|()| installed("ganesha.nfsd")).and_then(|()| installed("rpcbind")),
             sockperf: installed("sockperf"),
             strace: installed("strace"),
+            vm: vm::look(),
         }
     }
 
@@ -163,6 +172,19 @@ impl Bench {
                     self.keep(sample);
                 }
             }
+        }
+    }
+
+    /// The cases of the multiplexor once more, beside AF_KCM.
+    fn measure_in_vm(&mut self, programs: &Programs, effort: Effort) {
+        if let Err(why) = self.have.vm.clone() {
+            return self.skip(format!("AF_KCM in the VM: {why}"));
+        }
+        // Shape needs no more.
+        let rounds = self.raw.runs.min(VM_ROUNDS_MAX);
+        eprintln!("bench: AF_KCM in the VM, {rounds} rounds");
+        for sample in vm::measure(programs, effort, rounds) {
+            self.keep(sample);
         }
     }
 

@@ -37,6 +37,8 @@ const NOTES: &[&str] = &[
      busiest.",
     "The ideal queue is no server: worktest computes what one queue before four workers does with the \
      very messages of the round.",
+    "Placement \"VM (shape)\": server and client on one emulated machine with two CPUs, whose kernel has \
+     AF_KCM (Debian's; see docs/lab.md). Compare these rows with each other only.",
     "The stack floor is one thread that plays both ends of a TCP connection; it answers nobody.",
     "System calls are counted in runs of their own under strace; nothing else is taken from them.",
 ];

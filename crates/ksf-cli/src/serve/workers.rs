@@ -15,13 +15,16 @@ use crate::exit::{Failure, Status};
 
 /// How many workers there are to be, and what gives them their messages.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Crew {
+pub(super) struct Crew<'a> {
     /// 0: none, shards answer.
     pub(super) workers: usize,
     pub(super) mux: MuxWish,
+    /// Where they run, each on any of them: a worker that waits for a CPU would hold messages up that another CPU has
+    /// time for.
+    pub(super) cpus: &'a [usize],
 }
 
-impl Crew {
+impl Crew<'_> {
     /// Starts the workers; `None` if there are to be none.
     pub(super) fn start<S: Service>(
         self,
@@ -29,12 +32,30 @@ impl Crew {
         sockets: &Sockets,
         limits: &Limits,
     ) -> Result<Option<Arc<dyn Adopter>>, Failure> {
-        let service = Arc::clone(service);
+        if self.workers == 0 {
+            return Ok(None);
+        }
+        // On a thread of its own, because threads inherit where they may run.
+        std::thread::scope(|scope| {
+            let starter = scope.spawn(|| {
+                let cannot = |error: std::io::Error| Failure::os("cannot keep the workers to their CPUs", &error);
+                ksf::cpus::keep_to(self.cpus).map_err(cannot)?;
+                self.start_here(Arc::clone(service), sockets, limits).map(Some)
+            });
+            starter.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    fn start_here<S: Service>(
+        self,
+        service: Arc<S>,
+        sockets: &Sockets,
+        limits: &Limits,
+    ) -> Result<Arc<dyn Adopter>, Failure> {
         match self.mux {
-            _ if self.workers == 0 => Ok(None),
             MuxWish::Ksf => {
                 let started = Workers::start(service, WorkersOptions::new(self.workers, limits.clone()));
-                Ok(Some(started.map_err(|error| Failure::os("cannot start the workers", &error))?))
+                Ok(started.map_err(|error| Failure::os("cannot start the workers", &error))?)
             }
             MuxWish::Kcm => {
                 if let Some(address) = sockets.addresses.iter().find(|at| matches!(at, ListenAddr::Unix(_))) {
@@ -42,7 +63,7 @@ impl Crew {
                     return Err(Failure::new(Status::Unavailable, what).remedy("use --mux=ksf there"));
                 }
                 let options = KernelWorkersOptions::new(self.workers, limits.clone());
-                Ok(Some(KernelWorkers::start(service, options).map_err(|error| refused(&error))?))
+                Ok(KernelWorkers::start(service, options).map_err(|error| refused(&error))?)
             }
         }
     }

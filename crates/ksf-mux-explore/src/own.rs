@@ -1,12 +1,10 @@
-//! What a worker has in its hand, and the keeper that takes it away: `Own` of a message socket and `look_at_hands()` of
-//! the keeper, the same steps in the same order.
-
-use std::collections::VecDeque;
-use std::ops::Range;
+//! What a worker has to itself, and the keeper that looks at it: `Own` of a message socket and `look_at_hands()` of the
+//! keeper, the same steps in the same order. The hand is the real one.
 
 use ksf::pool::Chunk;
 use shuttle::thread;
 
+use crate::hand::{self, Hand, Spares};
 use crate::queue::Connection;
 use crate::run::{Found, Run};
 use crate::scheduler::Taken;
@@ -20,101 +18,71 @@ pub(crate) struct Message {
 }
 
 /// A run that is worked on where it lies.
-pub(crate) struct InPlace {
-    pub(crate) connection: Arc<Connection>,
-    chunk: Chunk,
-    number: u64,
-}
+pub(crate) type InPlace = hand::InPlace<Arc<Connection>>;
 
 /// A worker's own.
-#[derive(Default)]
 pub(crate) struct Own {
-    pub(crate) hand: VecDeque<Taken<Arc<Connection>>>,
-    in_place: u64,
+    pub(crate) hand: Hand<Arc<Connection>>,
     /// Answers to messages of the run in place.
     held: Vec<u8>,
     held_for: Option<Arc<Connection>>,
-    progress: u64,
-    progress_seen: u64,
     /// Kept for their memory.
-    ranges: Vec<Vec<Range<u32>>>,
+    pub(crate) spares: Spares,
 }
 
 impl Own {
+    pub(crate) fn new() -> Self {
+        Self { hand: Hand::new(), held: Vec::new(), held_for: None, spares: Vec::new() }
+    }
+
     /// What a read brought, as runs: messages are of one byte.
     pub(crate) fn gather(&mut self, messages: Vec<u8>, run_len: usize) -> Vec<Run> {
         let mut found = Found::default();
         (0..messages.len()).for_each(|at| found.in_place(at..at + 1));
         let mut runs = Vec::new();
-        found.gather(&Chunk::from_vec(messages), run_len, &mut self.ranges, &mut runs);
+        found.gather(&Chunk::from_vec(messages), run_len, &mut self.spares, &mut runs);
         runs
     }
 
-    /// Messages in the hand.
-    pub(crate) fn messages(&self) -> usize {
-        self.hand.iter().map(|taken| taken.message.len()).sum()
-    }
-
     pub(crate) fn pop(&mut self) -> Option<Message> {
-        self.progress += 1;
-        let first = self.hand.front_mut()?;
-        let range = first.message.pop()?;
-        let number = first.message.chunk()[range.start];
-        let message = Message { connection: Arc::clone(&first.source), number, class: first.class };
-        if first.message.len() == 0 {
-            self.drop_first();
-        }
-        Some(message)
-    }
-
-    fn drop_first(&mut self) {
-        if let Some(taken) = self.hand.pop_front() {
-            self.ranges.push(taken.message.into_ranges());
-        }
+        let one = self.hand.pop(&mut self.spares)?;
+        Some(Message { number: one.bytes[0], connection: one.source, class: one.class })
     }
 
     pub(crate) fn begin_in_place(&mut self) -> Option<InPlace> {
-        let first = self.hand.front()?;
-        self.progress += 1;
-        self.in_place = self.progress;
-        let (connection, chunk) = (Arc::clone(&first.source), first.message.chunk().clone());
-        self.held_for = Some(Arc::clone(&connection));
-        Some(InPlace { connection, chunk, number: self.in_place })
+        let run = self.hand.begin_in_place()?;
+        self.held_for = Some(Arc::clone(&run.source));
+        Some(run)
     }
 
-    /// `MessageSocket::piece`: the next message of the run.
-    pub(crate) fn piece(&mut self, run: &InPlace, answer: Option<u8>) -> Option<u8> {
-        self.held.extend(answer);
-        if self.in_place != run.number {
-            return None;
-        }
-        self.progress += 1;
-        let first = self.hand.front_mut()?;
-        let range = first.message.pop()?;
-        if first.message.len() == 0 {
-            self.in_place = 0;
-            self.drop_first();
-        }
-        Some(run.chunk[range.start])
+    /// `MessageSocket::grant_more`.
+    pub(crate) fn grant_more(
+        &mut self,
+        run: &InPlace,
+        max: usize,
+        answers: &mut Vec<u8>,
+        grant: &mut hand::Grant,
+    ) -> bool {
+        self.held.append(answers);
+        self.hand.grant_more(run, max, grant, &mut self.spares)
     }
 
     /// `MessageSocket::done_in_place`.
     pub(crate) fn done_in_place(&mut self, run: &InPlace) {
         self.held_for = None;
-        run.connection.answer(&mut self.held);
+        run.source.answer(&mut self.held);
     }
 
     /// The keeper's look. Whether there is still something, and what it takes away.
     fn look(&mut self) -> (bool, Vec<Taken<Arc<Connection>>>) {
-        let held_up = std::mem::replace(&mut self.progress_seen, self.progress) == self.progress;
-        if !held_up {
-            return (!self.hand.is_empty() || !self.held.is_empty(), Vec::new());
+        let look = self.hand.look();
+        if !look.held_up {
+            return (look.has_hand || !self.held.is_empty(), Vec::new());
         }
         if let Some(connection) = &self.held_for {
             connection.answer(&mut self.held);
         }
-        self.in_place = 0;
-        (false, self.hand.drain(..).collect())
+        (look.has_hand, look.taken)
     }
 }
 
