@@ -5,7 +5,7 @@ mod support;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -62,7 +62,8 @@ struct Running {
 
 impl Running {
     fn start(mut command: Command) -> Self {
-        Self { child: command.stdout(Stdio::null()).spawn().expect("ksf starts") }
+        // A group of its own, so that no worker outlives a test that fails.
+        Self { child: command.process_group(0).stdout(Stdio::null()).spawn().expect("ksf starts") }
     }
 
     fn nginx(folder: &Folder, flags: &[&str]) -> Self {
@@ -102,7 +103,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.child.kill();
+        let _ = rustix::process::kill_process_group(Pid::from_child(&self.child), Signal::KILL);
         let _ = self.child.wait();
     }
 }
@@ -493,7 +494,6 @@ fn without_rights_a_weaker_mechanism_is_used_and_named() {
     }
     std::os::unix::fs::chown(folder.path(""), Some(65534), Some(65534)).unwrap();
     let as_nobody = |mut command: Command| {
-        use std::os::unix::process::CommandExt;
         command.uid(65534).gid(65534).env("XDG_RUNTIME_DIR", folder.path("")).current_dir("/");
         command
     };

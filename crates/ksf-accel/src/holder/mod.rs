@@ -7,8 +7,8 @@
 //!  once a second ───────────────► listeners of others, listeners that are gone
 //! ```
 //!
-//! While nothing happens it sleeps: queues are then armed to wake it once (`EPOLLONESHOT`), and the only cost is the
-//! look at `/proc/net/tcp` each second. While something happens it looks at all queues every [`Options::look_ms`].
+//! While nothing happens it sleeps: queues are then armed to wake it once (`EPOLLONESHOT`), and the only cost is to
+//! ask the kernel each second who listens. While something happens it looks at all queues every [`Options::look_ms`].
 
 mod conn;
 mod lifetime;
