@@ -14,6 +14,7 @@ use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use support::{Folder, PATIENCE, Server, private_network_and_run, stderr, stdout, until};
@@ -25,8 +26,16 @@ const NOT_RUN: [(&str, &str, &str); 2] = [
 ];
 
 /// Commands that go on until they are told to end: by a signal; they tell the service manager how they are.
-const SERVERS: [&str; 7] =
-    ["ksf kecho", "kecho", "ksf krpc2", "ksf serve", "ksf run", "make run", "ksf accel flow attach"];
+const SERVERS: [&str; 8] = [
+    "ksf kecho",
+    "kecho",
+    "ksf krpc2",
+    "ksf serve",
+    "ksf run",
+    "make run",
+    "ksf accel flow attach",
+    "ksf accel hop attach",
+];
 
 /// Commands that go on until their input ends (Ctrl-D), and print a line when they serve.
 const READERS: [&str; 1] = ["./echo_workers"];
@@ -75,20 +84,50 @@ fn the_commands_about_flows_work() {
          ip addr add 10.0.0.1/24 dev eth1 && ip link set eth1 up && ip -n far link set lo up && \
          ip -n far addr add 10.0.0.9/24 dev far1 && ip -n far link set far1 up",
     );
-    // What the document calls the root is a cgroup of this test's.
-    let folder = Folder::new();
-    let (all, own) = (folder.path(""), folder.path(&format!("ksf-readme-{}", std::process::id())));
-    let (all, own) = (all.display(), own.display());
-    shell(&format!(
-        "mount -t cgroup2 none {all} && mkdir -p {own}/proxies && mount -t sysfs sysfs /sys && \
-         mount --bind {own} /sys/fs/cgroup"
-    ));
+    let cgroups = Cgroups::mount();
     let mut service = Command::new("ip");
     service.args(["netns", "exec", "far", env!("CARGO_BIN_EXE_ksf"), "kecho", "--listen", "10.0.0.9:80"]);
     let service = Server::start_command(service, 1);
     type_all("docs/flow.md", "");
     drop(service);
-    shell(&format!("umount /sys/fs/cgroup && rmdir {own}/proxies {own} && umount {all}"));
+    cgroups.unmount();
+}
+
+#[test]
+fn the_commands_about_the_hop_work() {
+    if !private_network_and_run() {
+        return;
+    }
+    let cgroups = Cgroups::mount();
+    type_all("docs/hop.md", "");
+    cgroups.unmount();
+}
+
+/// What the documents call the root of cgroup2: a cgroup of the test's own, with one for proxies in it.
+struct Cgroups {
+    folder: Folder,
+    own: PathBuf,
+}
+
+impl Cgroups {
+    /// In a mount namespace of the test's own.
+    fn mount() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let (folder, number) = (Folder::new(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let own = folder.path(&format!("ksf-readme-{}-{number}", std::process::id()));
+        let (all, one) = (folder.path(""), own.display());
+        shell(&format!(
+            "mount -t cgroup2 none {} && mkdir -p {one}/proxies && mount -t sysfs sysfs /sys && \
+             mount --bind {one} /sys/fs/cgroup",
+            all.display()
+        ));
+        Self { folder, own }
+    }
+
+    fn unmount(self) {
+        let (all, one) = (self.folder.path(""), self.own.display());
+        shell(&format!("umount /sys/fs/cgroup && rmdir {one}/proxies {one} && umount {}", all.display()));
+    }
 }
 
 fn shell(commands: &str) {
@@ -98,7 +137,7 @@ fn shell(commands: &str) {
 
 #[test]
 fn no_document_has_commands_that_nobody_tries() {
-    let guides = ["README.md", "docs/writing-a-kernel-service.md", "docs/nic.md", "docs/flow.md"];
+    let guides = ["README.md", "docs/writing-a-kernel-service.md", "docs/nic.md", "docs/flow.md", "docs/hop.md"];
     let mut tried = BTreeSet::from(guides.map(str::to_owned));
     tried.extend(examples().iter().map(|example| format!("{example}/README.md")));
     let mut with_commands = BTreeSet::new();

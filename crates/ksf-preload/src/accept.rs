@@ -13,7 +13,7 @@ use crate::descriptor::{self, borrow};
 use crate::errno::{errno, fail, set_errno};
 use crate::process::{enter, is_on, now_ns, process};
 use crate::table::{self, Entry, INSTANCES, Instance, Kind, LISTENERS};
-use crate::{holder, listener, real, wait, worker};
+use crate::{adopt, holder, listener, real, wait, worker};
 
 /// One in so many calls looks at the listener first: a queue that is never empty must not starve it.
 const LISTENER_FIRST: u32 = 16;
@@ -77,8 +77,8 @@ fn met(call: Call) -> c_int {
 
 fn of_listener(call: Call, slot: usize) -> c_int {
     let before = errno();
-    let serves = |index: &usize| worker::entry(*index, slot).is_some() || worker::retry(*index, slot, call.fd);
-    let result = match wait::current().filter(serves) {
+    let serves = |index: &usize| worker::entry(*index, slot).is_some();
+    let result = match wait::current().filter(serves).or_else(|| adopt::adopt(slot, call.fd)) {
         Some(index) => {
             worker::renew(index, slot, call.fd);
             by_worker(call, slot, index)

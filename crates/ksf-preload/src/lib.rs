@@ -27,6 +27,7 @@
 //! have to be released while they wait.
 
 mod accept;
+mod adopt;
 mod descriptor;
 mod environment;
 mod errno;

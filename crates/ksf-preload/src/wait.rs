@@ -7,19 +7,33 @@ use std::sync::atomic::Ordering;
 
 use libc::epoll_event;
 
-use crate::process::{now_ns, process};
+use crate::process::{Process, now_ns, process};
 use crate::table::{self, INSTANCES, Kind};
 use crate::{pin, worker};
 
 thread_local! {
     /// The instance this thread last waited on, plus 1; 0: none.
     static CURRENT: Cell<u32> = const { Cell::new(0) };
+    /// The epoll descriptor this thread last waited on, plus 1; 0: none.
+    static LAST: Cell<c_int> = const { Cell::new(0) };
 }
 
 /// The worker that the calling thread is.
 #[inline]
 pub(crate) fn current() -> Option<usize> {
     (CURRENT.get() as usize).checked_sub(1)
+}
+
+/// The epoll descriptor that the calling thread last waited on, a worker's or not.
+#[inline]
+pub(crate) fn last_epoll() -> Option<c_int> {
+    Some(LAST.get() - 1).filter(|epoll| *epoll >= 0)
+}
+
+/// The calling thread waits on this instance.
+pub(crate) fn arrive(process: &Process, index: usize) {
+    CURRENT.set(index as u32 + 1);
+    pin::arrive(process, index);
 }
 
 /// Waits, with notes around it if the instance is a worker. Nothing is held while it waits: the thread may be cancelled
@@ -30,6 +44,7 @@ pub(crate) fn current() -> Option<usize> {
 /// `wait` has written as many events to `events` as it returns.
 #[inline]
 pub(crate) unsafe fn wait(epoll: c_int, events: *mut epoll_event, wait: impl FnOnce() -> c_int) -> c_int {
+    LAST.set(epoll.saturating_add(1));
     match table::kind(epoll) {
         Kind::Epoll(index) => {
             let count = noted(index, wait);
@@ -47,8 +62,7 @@ pub(crate) unsafe fn wait(epoll: c_int, events: *mut epoll_event, wait: impl FnO
 fn noted(index: usize, wait: impl FnOnce() -> c_int) -> c_int {
     let Some(process) = process() else { return wait() };
     if current() != Some(index) {
-        CURRENT.set(index as u32 + 1);
-        pin::arrive(process, index);
+        arrive(process, index);
     }
     let Some(worker) = worker::shared(&INSTANCES[index]) else { return wait() };
     // Several threads may wait on one instance: it is busy when all of them are.

@@ -20,9 +20,15 @@ use crate::process::{Entered, is_on, process, state, thread_id};
 use crate::table::{self, ENTRY_ARMED, ENTRY_JOINED, ENTRY_NONE, Entry, INSTANCES, Instance, Kind, LISTENERS};
 use crate::{holder, listener, pin, real};
 
-/// The worker's place in shared memory. None: it has none, or lost it.
+/// The worker's place in shared memory. None: it has none, or it is another's by now.
 #[inline]
 pub(crate) fn shared(instance: &Instance) -> Option<&'static Worker> {
+    let generation = instance.generation.load(Ordering::Relaxed);
+    place(instance).filter(|worker| worker.generation.load(Ordering::Relaxed) == generation)
+}
+
+#[inline]
+fn place(instance: &Instance) -> Option<&'static Worker> {
     let worker = (instance.worker.load(Ordering::Acquire) as usize).checked_sub(1)?;
     state()?.workers.get(worker)
 }
@@ -31,7 +37,7 @@ pub(crate) fn shared(instance: &Instance) -> Option<&'static Worker> {
 /// one, that has ended after `fork()`.
 #[inline]
 fn is_lost(instance: &Instance) -> bool {
-    shared(instance).is_some_and(|worker| {
+    place(instance).is_some_and(|worker| {
         worker.generation.load(Ordering::Relaxed) != instance.generation.load(Ordering::Relaxed)
             || worker.pid.load(Ordering::Relaxed) == 0
     })
@@ -113,34 +119,6 @@ fn rejoin(entered: &Entered, index: usize, slot: usize, number: Option<c_int>) {
         (false, true) => add_plain(instance, entry, number),
         _ => {}
     }
-}
-
-/// An instance that watches the listener without a queue, because the holder was off or did not answer when it was
-/// asked, asks again. True: it has one now.
-#[cold]
-pub(crate) fn retry(index: usize, slot: usize, fd: c_int) -> bool {
-    let (instance, listener) = (&INSTANCES[index], &LISTENERS[slot]);
-    let entry = &instance.entries[slot];
-    if listener.refused.load(Ordering::Relaxed) != 0 || entry.listener.load() != Some(fd) || !is_on() {
-        return false;
-    }
-    let Some(entered) = process().filter(|process| holder::may_ask(process)).and_then(|_| crate::process::enter())
-    else {
-        return false;
-    };
-    if !entered.process.owns(index) || listener::meet(&entered, fd) != Some(slot) {
-        return false;
-    }
-    if entry.stage.load(Ordering::Relaxed) == ENTRY_NONE && join(&entered, index, slot, fd) {
-        if entry.events.load(Ordering::Relaxed) & libc::EPOLLONESHOT as u32 == 0 {
-            watch(instance, slot, entry);
-        } else if let Some(epoll) = instance.epoll.load() {
-            let _ = epoll::delete(borrow(epoll), borrow(fd));
-            stand_in_or_plain(instance, slot, fd);
-        }
-        pin::settle(entered.process, index);
-    }
-    entry.stage.load(Ordering::Relaxed) != ENTRY_NONE
 }
 
 /// Puts the listener itself into the instance, as the program has asked for it.
@@ -365,17 +343,23 @@ fn modify(
     {
         unwatch(instance, entry);
     }
-    match begin(entered, epoll, fd, slot, asked) {
-        Some(index) if once => {
-            // The listener's own place in the set goes over to the inner instance.
-            let _ = epoll::delete(borrow(epoll), borrow(fd));
-            stand_in_or_plain(&INSTANCES[index], slot, fd);
-        }
-        Some(index) => watch(&INSTANCES[index], slot, &INSTANCES[index].entries[slot]),
-        None => {}
-    }
+    begin_late(entered, epoll, fd, slot, asked);
     crate::errno::set_errno(errno);
     0
+}
+
+/// Makes the epoll instance a worker for a listener that it watches already.
+pub(crate) fn begin_late(entered: &Entered, epoll: c_int, fd: c_int, slot: usize, asked: epoll_event) -> Option<usize> {
+    let index = begin(entered, epoll, fd, slot, asked)?;
+    let instance = &INSTANCES[index];
+    if asked.events & libc::EPOLLONESHOT as u32 == 0 {
+        watch(instance, slot, &instance.entries[slot]);
+    } else {
+        // The listener's own place in the set goes over to the inner instance.
+        let _ = epoll::delete(borrow(epoll), borrow(fd));
+        stand_in_or_plain(instance, slot, fd);
+    }
+    Some(index)
 }
 
 fn delete(_entered: &Entered, epoll: c_int, fd: c_int, slot: usize, plain: impl Fn() -> c_int) -> c_int {

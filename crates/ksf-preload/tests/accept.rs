@@ -229,6 +229,27 @@ fn a_signal_handler_may_accept() {
 }
 
 #[test]
+fn signal_handlers_may_use_listeners_whatever_they_interrupt() {
+    if !own_network() {
+        return;
+    }
+    let holder = patient();
+    let mut actors = Actors::start(&holder);
+    let (listener, _) = actors.listener();
+    actors.zero(0, "thread 1");
+    let epoll = actors.watching(1, listener);
+    actors.zero(0, &format!("handler {} 1 {listener}", libc::SIGUSR1));
+    // The handler duplicates and closes the listener, which takes the lock that the thread holds most of the time.
+    actors.begin(1, &format!("churn {epoll} {listener} 20000"));
+    for _ in 0..500 {
+        actors.zero(0, &format!("kill 1 {}", libc::SIGUSR1));
+    }
+    assert_eq!(actors.result(1), "0");
+    assert!(actors.number(0, "caught") > 0);
+    wait_ready(&holder, 1);
+}
+
+#[test]
 fn a_cancelled_thread_leaves_the_others_at_work() {
     if !own_network() {
         return;

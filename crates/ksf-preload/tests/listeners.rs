@@ -161,7 +161,7 @@ fn programs_that_share_a_port_by_themselves_keep_their_sockets_as_queues() {
     }
     for level in [Level::SkLookup, Level::ClassicBpf] {
         for style in ["prefork-reuseport", "threads-reuseport"] {
-            let holder = at_level(level);
+            let holder = patient_at(level);
             let server = Server::start(&holder, style, 2);
             if level == Level::SkLookup {
                 wait_ready(&holder, 2);

@@ -176,7 +176,7 @@ fn a_daemon_that_closes_everything_keeps_its_queues() {
         return;
     }
     for how in ["daemon-loop", "daemon-range", "daemon-from"] {
-        let holder = holder();
+        let holder = patient();
         let mut server = Server::start(&holder, how, 2);
         assert!(server.wait().success(), "{how}: the first process has ended");
         wait_ready(&holder, 2);
@@ -191,7 +191,7 @@ fn a_server_that_gives_up_its_rights_keeps_its_queues() {
     if !own_network() {
         return;
     }
-    let holder = holder();
+    let holder = patient();
     for style in ["prefork-epoll", "threads-epoll", "prefork-blocking"] {
         let mut command = accelerated(compiled("server"), &holder);
         command.env("SERVER_UID", "65534");
@@ -218,7 +218,7 @@ fn a_program_with_another_allocator_works() {
         return skip("needs jemalloc (libjemalloc2)");
     };
     for order in [format!("{}:{allocator}", library().display()), format!("{allocator}:{}", library().display())] {
-        let holder = holder();
+        let holder = patient();
         let mut command = accelerated(compiled("server"), &holder);
         command.env("LD_PRELOAD", &order);
         let server = Server::start_as(command, "threads-epoll", 2, 0);

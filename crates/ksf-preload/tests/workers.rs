@@ -184,6 +184,31 @@ fn exclusive_and_edge_triggered_wakeups_work() {
 }
 
 #[test]
+fn queue_and_listener_at_once_are_one_event() {
+    if !own_network() {
+        return;
+    }
+    let holder = patient();
+    let mut actors = Actors::start(&holder);
+    let (listener, port) = actors.listener();
+    let epoll = actors.watching(0, listener);
+    actors.zero(0, &format!("del {epoll} {listener}"));
+    wait_ready(&holder, 0);
+    // Nobody is ready: the listener takes it. Then a queue does.
+    let first = Client::connect(port, 'l');
+    actors.zero(0, &format!("add {epoll} {listener} 1 7"));
+    let second = Client::connect(port, 'q');
+    assert_eq!(waiting(&holder), 1);
+    assert_eq!(actors.call(0, &format!("wait {epoll} -1 0")), "events 1:7");
+    let mut taken: Vec<char> = actors.take_all(0, epoll, listener).chars().collect();
+    taken.sort_unstable();
+    assert_eq!(taken, ['l', 'q']);
+    assert!(first.was_served() && second.was_served());
+    let counters = counted(&holder.status().unwrap());
+    assert_eq!((counters.accepted_own, counters.accepted_fallback), (1, 1));
+}
+
+#[test]
 fn one_event_silences_queue_and_listener_where_the_program_asks_for_one() {
     if !own_network() {
         return;
@@ -196,10 +221,13 @@ fn one_event_silences_queue_and_listener_where_the_program_asks_for_one() {
     assert_eq!(actors.call(0, &format!("add {epoll} {listener} {ONCE} 7")), "failed EEXIST");
     wait_ready(&holder, 1);
     for _ in 0..3 {
+        // One comes to the queue; while the holder is off, the next comes to the listener.
         let first = clients(port, 1);
         assert_eq!(actors.call(0, &format!("wait {epoll} -1 0")), "events 1:7");
+        holder.pause().unwrap();
         let second = clients(port, 1);
         assert_eq!(actors.call(0, &format!("wait {epoll} 0 0")), "events", "silent until it is asked again");
+        holder.resume().unwrap();
         actors.zero(0, &format!("mod {epoll} {listener} {ONCE} 7"));
         assert_eq!(actors.call(0, &format!("wait {epoll} -1 0")), "events 1:7");
         assert_eq!(take_unseen(&mut actors, listener), "aa");
@@ -208,7 +236,7 @@ fn one_event_silences_queue_and_listener_where_the_program_asks_for_one() {
     }
     actors.zero(0, &format!("del {epoll} {listener}"));
     wait_ready(&holder, 0);
-    assert_eq!(counted(&holder.status().unwrap()).accepted_own, 6);
+    assert_eq!(counted(&holder.status().unwrap()).accepted_own, 3);
 }
 
 #[test]
@@ -325,6 +353,95 @@ fn a_parents_end_does_not_take_its_childs_queue() {
     assert!(workers[0].counters.accepted_own > 0, "{workers:?}");
 }
 
+#[test]
+fn a_worker_that_was_given_up_touches_nobody_elses() {
+    if !own_network() {
+        return;
+    }
+    let holder = patient();
+    let mut actors = Actors::start(&holder);
+    let (listener, port) = actors.listener();
+    actors.zero(0, "fork 1");
+    let epoll = actors.watching(1, listener);
+    wait_ready(&holder, 1);
+    let index = ready(&holder)[0].index;
+    actors.zero(1, "orphan");
+    wait_ready(&holder, 0);
+    // Another gets its place, while it does not know that it has lost it.
+    let other = actors.watching(0, listener);
+    wait_ready(&holder, 1);
+    assert_eq!(ready(&holder)[0].index, index);
+    actors.zero(1, &format!("del {epoll} {listener}"));
+    assert_eq!(ready(&holder).len(), 1);
+    let client = Client::connect(port, 'o');
+    assert_eq!(actors.call(0, &format!("wait {other} -1 0")), "events 1:7");
+    assert_eq!(actors.take_all(0, other, listener), "o");
+    assert!(client.was_served());
+    assert_eq!(ready(&holder)[0].counters.accepted_own, 1);
+}
+
+#[test]
+fn a_thread_that_the_program_has_bound_is_at_home_there() {
+    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let holder = patient();
+    for cpu in [b, a] {
+        let mut actors = Actors::start(&holder);
+        let (listener, port) = actors.listener();
+        actors.zero(0, &format!("bind_cpu {cpu}"));
+        let epoll = actors.watching(0, listener);
+        assert_eq!(actors.call(0, &format!("wait {epoll} 0 0")), "events");
+        wait_ready(&holder, 1);
+        assert_eq!(ready(&holder)[0].cpu, Some(cpu as u32));
+        let connected = from_cpu(cpu, || clients(port, 3));
+        assert_eq!(sorted([actors.take_all(0, epoll, listener)]), "abc");
+        assert!(connected.into_iter().all(Client::was_served));
+        assert_eq!(ready(&holder)[0].counters.steered_local, 3);
+        drop(actors);
+        wait_ready(&holder, 0);
+    }
+}
+
 fn is_zombie(pid: i64) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") Z "))
+}
+
+#[test]
+fn a_listener_that_came_unseen_is_found_when_the_program_accepts() {
+    if !own_network() {
+        return;
+    }
+    let holder = patient();
+    for events in [libc::EPOLLIN, libc::EPOLLIN | libc::EPOLLRDHUP, ONCE] {
+        let mut actors = Actors::start(&holder);
+        let (first, port) = actors.listener();
+        // As it comes in a message from another process: a number that nobody has told the library of.
+        let listener = actors.number(0, &format!("rawdup {first}"));
+        actors.zero(0, &format!("rawclose {first}"));
+        let epoll = actors.number(0, "epoll");
+        // Many others, so that what the kernel tells of the instance does not come in one piece.
+        for data in 1..200 {
+            let other = actors.number(0, "epoll");
+            actors.zero(0, &format!("add {epoll} {other} 1 {data}"));
+        }
+        let data = 0xdead_beef_u64;
+        actors.zero(0, &format!("add {epoll} {listener} {events} {data}"));
+        assert_eq!(ready(&holder).len(), 0);
+        let served = |actors: &mut Actors| {
+            let client = Client::connect(port, 'u');
+            assert_eq!(actors.call(0, &format!("wait {epoll} -1 0")), format!("events 1:{data:x}"));
+            assert!(actors.call(0, &format!("accept {listener}")).starts_with("took u"));
+            if events == ONCE {
+                actors.zero(0, &format!("mod {epoll} {listener} {events} {data}"));
+            }
+            assert!(client.was_served());
+        };
+        served(&mut actors);
+        wait_ready(&holder, 1);
+        let before = counted(&holder.status().unwrap()).accepted_own;
+        served(&mut actors);
+        served(&mut actors);
+        assert_eq!(counted(&holder.status().unwrap()).accepted_own, before + 2);
+        drop(actors);
+        wait_ready(&holder, 0);
+    }
 }

@@ -2,6 +2,7 @@
 
 mod attach;
 mod flow;
+mod hop;
 mod nic;
 mod profile;
 mod run;
@@ -29,6 +30,7 @@ pub(crate) enum AccelCommand {
     Profile(profile::ProfileArgs),
     Unit(unit::UnitArgs),
     Flow(flow::FlowArgs),
+    Hop(hop::HopArgs),
     Nic(nic::NicArgs),
     /// The process that owns a program's queues; started by `ksf accel run`
     #[command(hide = true)]
@@ -44,6 +46,7 @@ pub(crate) fn run(args: AccelArgs) -> Result<ExitCode, Failure> {
         AccelCommand::Profile(args) => profile::run(&args),
         AccelCommand::Unit(args) => unit::run(&args),
         AccelCommand::Flow(args) => flow::run(args),
+        AccelCommand::Hop(args) => hop::run(args),
         AccelCommand::Nic(args) => nic::run(args),
         AccelCommand::Holder => run::holder(),
     }

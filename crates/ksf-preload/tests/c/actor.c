@@ -11,7 +11,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,8 +25,6 @@
 #define ACTORS 64
 #define UNTOUCHED 77
 #define PATIENCE_MS 60000
-
-extern char **environ;
 
 static int commands[ACTORS];
 static pthread_t threads[ACTORS];
@@ -174,8 +171,13 @@ static void handler(int number)
 {
 	(void)number;
 	caught++;
-	if (handler_accepts >= 0)
+	if (handler_accepts >= 0) {
+		int error = errno;
+
 		handler_took = accept(handler_accepts, NULL, NULL);
+		close(dup(handler_accepts));
+		errno = error;
+	}
 }
 
 static void act(int actor);
@@ -214,7 +216,15 @@ static void run(int actor, char *line)
 		CALL(epoll_ctl(n[0], EPOLL_CTL_MOD, n[1], &event));
 	else if (IS("del"))
 		CALL(epoll_ctl(n[0], EPOLL_CTL_DEL, n[1], NULL));
-	else if (IS("wait"))
+	else if (IS("churn")) {
+		event.events = EPOLLIN;
+		for (long i = 0; i < n[2]; i++) {
+			epoll_ctl(n[0], EPOLL_CTL_DEL, n[1], NULL);
+			if (epoll_ctl(n[0], EPOLL_CTL_ADD, n[1], &event) != 0)
+				_exit(6);
+		}
+		CALL(0);
+	} else if (IS("wait"))
 		do_wait(actor, n[0], n[1], n[2]);
 	else if (IS("accept"))
 		do_accept(actor, n[0], 0, 0);
@@ -326,19 +336,6 @@ static void run(int actor, char *line)
 			_exit(0);
 		}
 		int status;
-		waitpid(child, &status, 0);
-		CALL(status);
-	} else if (IS("spawn")) {
-		/* A program that was given an environment with nothing in it. */
-		char *arguments[] = { "sh", "-c", "test -n \"$KSF_ACCEL\" && test -n \"$LD_PRELOAD\"", NULL };
-		char *environment[] = { "A=b", NULL };
-		pid_t child;
-		int status;
-		posix_spawn_file_actions_t actions;
-		posix_spawn_file_actions_init(&actions);
-		posix_spawn_file_actions_addclose(&actions, n[0]);
-		if (posix_spawn(&child, "/bin/sh", &actions, NULL, arguments, environment) != 0)
-			_exit(7);
 		waitpid(child, &status, 0);
 		CALL(status);
 	} else

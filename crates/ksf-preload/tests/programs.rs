@@ -1,0 +1,274 @@
+//! Programs of Debian under the library, unchanged: connections are counted, and none is lost.
+
+mod common;
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use common::*;
+use ksf_accel::Started;
+use rustix::process::Signal;
+
+const PORT: u16 = 8080;
+const HTTP: &str = "GET / HTTP/1.0\r\n\r\n";
+
+/// Where a program is; none: the test is skipped.
+fn program(name: &str) -> Option<PathBuf> {
+    let found = ["/usr/sbin", "/usr/bin"].map(|folder| Path::new(folder).join(name)).into_iter().find(|it| it.exists());
+    if found.is_none() {
+        skip(&format!("needs {name}"));
+    }
+    found
+}
+
+/// A file for a program that may run as anybody.
+fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+/// nginx with two workers, in the foreground.
+fn nginx(holder: &Started, events: &str, listen: &str) -> Option<Server> {
+    let nginx = program("nginx")?;
+    let folder = folder();
+    let config = format!(
+        "daemon off; worker_processes 2; pid nginx.pid; error_log error.log; worker_shutdown_timeout 10s;
+        events {{ worker_connections 512; {events} }}
+        http {{
+            access_log off;
+            client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi;
+            uwsgi_temp_path uwsgi; scgi_temp_path scgi;
+            server {{ listen 127.0.0.1:{PORT} {listen}; location / {{ return 200 'served\\n'; }} }}
+        }}"
+    );
+    let config = write(&folder, "nginx.conf", &config);
+    let mut command = accelerated(nginx, holder);
+    command.args(["-e", "error.log", "-p"]).arg(&folder).arg("-c").arg(config);
+    Some(Server::other(command, PORT))
+}
+
+/// So many connections, one after the other from each CPU in turn: all are answered, and all are counted.
+fn all_are_served(holder: &Started, question: &str, answer: &str) {
+    let before = accepted(holder);
+    let mut asked = 0;
+    let Some((a, b)) = two_cpus() else { return };
+    for cpu in [a, b] {
+        let answers = from_cpu(cpu, || ask_each(Ipv4Addr::LOCALHOST, PORT, question, 100));
+        assert!(answers.iter().all(|it| it.contains(answer)), "{answers:?}");
+        asked += answers.len() as u64;
+    }
+    assert_eq!(accepted(holder), before + asked, "{:#?}", holder.status());
+}
+
+fn accepted(holder: &Started) -> u64 {
+    let counters = counted(&holder.status().unwrap());
+    counters.accepted_own + counters.accepted_fallback + counters.accepted_stolen
+}
+
+/// Clients that come all the time lose nothing, whatever else is done.
+fn under_load(holder: &Started, question: &str, action: impl FnOnce(&dyn Fn())) {
+    let load = Load::start(PORT, question, 6);
+    let more = || {
+        let before = accepted(holder);
+        wait_until("there is load", || accepted(holder) >= before + 100);
+    };
+    more();
+    action(&more);
+    more();
+    let (answered, lost) = load.end();
+    assert!(lost.is_empty(), "{answered} answered, {} lost: {lost:?}", lost.len());
+}
+
+#[test]
+fn nginx_serves_by_queue_and_loses_nothing_when_it_reloads() {
+    if !own_network() {
+        return;
+    }
+    // As it is by default; with the mutex, where only who holds it watches; with sockets of its own.
+    for (events, listen) in
+        [("", ""), ("multi_accept on;", ""), ("accept_mutex on; accept_mutex_delay 20ms;", ""), ("", "reuseport")]
+    {
+        let holder = holder();
+        let Some(server) = nginx(&holder, events, listen) else { return };
+        let case = format!("{events}{listen}");
+        let mutex = events.contains("mutex");
+        if mutex {
+            wait_until("a worker is ready", || !ready(&holder).is_empty());
+        } else {
+            wait_ready(&holder, 2);
+        }
+        all_are_served(&holder, HTTP, "served");
+        let counters = counted(&holder.status().unwrap());
+        assert!(counters.accepted_own >= if mutex { 1 } else { 100 }, "{case}: {counters:?}");
+        // Reloaded in the next test.
+        if listen == "reuseport" {
+            continue;
+        }
+        under_load(&holder, HTTP, |more| {
+            for _ in 0..5 {
+                let old: Vec<u32> = holder.status().unwrap().workers.iter().map(|worker| worker.pid).collect();
+                signal(server.pid(), Signal::HUP);
+                wait_until("new workers serve", || {
+                    let workers = ready(&holder);
+                    workers.iter().any(|worker| !old.contains(&worker.pid))
+                        && workers.iter().all(|worker| !old.contains(&worker.pid))
+                });
+                more();
+            }
+        });
+        assert_eq!(holder.status().unwrap().listeners.len(), 1, "{case}");
+    }
+}
+
+/// By itself it closes the sockets of its old workers, and resets what waits there.
+#[test]
+fn nginx_with_its_own_sockets_loses_nothing_when_it_reloads() {
+    if !own_network() {
+        return;
+    }
+    let holder = holder();
+    let Some(server) = nginx(&holder, "", "reuseport") else { return };
+    wait_ready(&holder, 2);
+    under_load(&holder, HTTP, |more| {
+        for _ in 0..5 {
+            signal(server.pid(), Signal::HUP);
+            more();
+        }
+    });
+}
+
+#[test]
+fn nginx_ends_gracefully() {
+    if !own_network() {
+        return;
+    }
+    let holder = holder();
+    let Some(mut server) = nginx(&holder, "", "") else { return };
+    wait_ready(&holder, 2);
+    signal(server.pid(), Signal::QUIT);
+    assert!(server.wait().success());
+    assert!(refused(PORT));
+    wait_until("nothing is left of it", || {
+        let status = holder.status().unwrap();
+        status.processes.is_empty() && status.listeners.is_empty() && status.workers.is_empty()
+    });
+}
+
+#[test]
+fn haproxy_serves_by_a_queue_for_each_thread_and_loses_nothing_when_it_reloads() {
+    if !own_network() {
+        return;
+    }
+    let holder = holder();
+    let Some(haproxy) = program("haproxy") else { return };
+    let config = format!(
+        "global\n nbthread 2\n stats timeout 10s\n hard-stop-after 10s\n
+        defaults\n mode http\n timeout connect 10s\n timeout client 10s\n timeout server 10s\n
+        frontend f\n bind 127.0.0.1:{PORT}\n http-request return status 200 content-type text/plain string served\n"
+    );
+    let config = write(&folder(), "haproxy.cfg", &config);
+    let mut command = accelerated(haproxy, &holder);
+    command.args(["-W", "-q", "-f"]).arg(config);
+    let server = Server::other(command, PORT);
+    wait_ready(&holder, 2);
+    all_are_served(&holder, HTTP, "served");
+    let counters = counted(&holder.status().unwrap());
+    assert!(counters.accepted_own >= 100, "{counters:?}");
+    under_load(&holder, HTTP, |more| {
+        for _ in 0..3 {
+            let old: Vec<u32> = ready(&holder).iter().map(|worker| worker.pid).collect();
+            let new = || ready(&holder).iter().filter(|worker| !old.contains(&worker.pid)).count();
+            let mut asked = None;
+            wait_until("new threads serve", || {
+                // The master becomes a new program twice in a reload, and may lose a signal meanwhile.
+                if asked.is_none_or(|asked: Instant| asked.elapsed() > Duration::from_secs(2)) {
+                    signal(server.pid(), Signal::USR2);
+                    asked = Some(Instant::now());
+                }
+                new() == 2
+            });
+            more();
+        }
+    });
+}
+
+#[test]
+fn lighttpd_serves_by_a_queue_for_each_process() {
+    if !own_network() {
+        return;
+    }
+    let holder = holder();
+    let Some(lighttpd) = program("lighttpd") else { return };
+    let folder = folder();
+    write(&folder, "index.html", "served\n");
+    let config = format!(
+        "server.document-root = \"{0}\"\nserver.bind = \"127.0.0.1\"\nserver.port = {PORT}\nserver.max-worker = 2\n\
+         index-file.names = ( \"index.html\" )\nserver.errorlog = \"{0}/error.log\"\n",
+        folder.display()
+    );
+    let config = write(&folder, "lighttpd.conf", &config);
+    let mut command = accelerated(lighttpd, &holder);
+    command.args(["-D", "-f"]).arg(config);
+    let server = Server::other(command, PORT);
+    wait_ready(&holder, 2);
+    all_are_served(&holder, HTTP, "served");
+    under_load(&holder, HTTP, |more| {
+        more();
+        more();
+    });
+    let counters = counted(&holder.status().unwrap());
+    assert!(counters.accepted_own >= 100, "{counters:?}");
+    drop(server);
+}
+
+#[test]
+fn redis_serves_by_its_queue() {
+    if !own_network() {
+        return;
+    }
+    let holder = holder();
+    let Some(redis) = program("redis-server") else { return };
+    let mut command = accelerated(redis, &holder);
+    let folder = folder();
+    command.args(["--port", &PORT.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"]);
+    command.arg(&folder).stdout(std::process::Stdio::null());
+    let _server = Server::other(command, PORT);
+    wait_ready(&holder, 1);
+    let question = "PING\r\nQUIT\r\n";
+    all_are_served(&holder, question, "+PONG");
+    // It writes its data by a forked child, which does not disturb.
+    under_load(&holder, question, |more| {
+        let saved = ask_each(Ipv4Addr::LOCALHOST, PORT, "SET a b\r\nBGSAVE\r\nQUIT\r\n", 1);
+        assert!(saved[0].contains("saving started"), "{saved:?}");
+        wait_until("the file is there", || folder.join("dump.rdb").exists());
+        more();
+    });
+    let status = holder.status().unwrap();
+    assert_eq!(status.workers.len(), 1, "{status:?}");
+    assert!(counted(&status).accepted_own >= 100);
+}
+
+#[test]
+fn memcached_serves_by_its_queue() {
+    if !own_network() {
+        return;
+    }
+    let holder = holder();
+    let Some(memcached) = program("memcached") else { return };
+    let mut command = accelerated(memcached, &holder);
+    command.args(["-t", "2", "-u", "nobody", "-l", "127.0.0.1", "-U", "0", "-p", &PORT.to_string()]);
+    let _server = Server::other(command, PORT);
+    wait_ready(&holder, 1);
+    let question = "version\r\nquit\r\n";
+    all_are_served(&holder, question, "VERSION");
+    under_load(&holder, question, |more| {
+        more();
+        more();
+    });
+    // One thread accepts for all: one worker.
+    let status = holder.status().unwrap();
+    assert_eq!(status.workers.len(), 1, "{status:?}");
+    assert!(counted(&status).accepted_own >= 100);
+}
