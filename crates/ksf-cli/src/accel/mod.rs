@@ -4,8 +4,10 @@ mod attach;
 mod flow;
 mod hop;
 mod nic;
+mod profile;
 mod run;
 mod status;
+mod unit;
 
 use std::process::ExitCode;
 
@@ -25,6 +27,8 @@ pub(crate) enum AccelCommand {
     Run(run::RunArgs),
     Status(status::StatusArgs),
     Attach(attach::AttachArgs),
+    Profile(profile::ProfileArgs),
+    Unit(unit::UnitArgs),
     Flow(flow::FlowArgs),
     Hop(hop::HopArgs),
     Nic(nic::NicArgs),
@@ -39,6 +43,8 @@ pub(crate) fn run(args: AccelArgs) -> Result<ExitCode, Failure> {
         AccelCommand::Run(args) => run::run(&args),
         AccelCommand::Status(args) => status::run(&args),
         AccelCommand::Attach(args) => attach::run(&args),
+        AccelCommand::Profile(args) => profile::run(&args),
+        AccelCommand::Unit(args) => unit::run(&args),
         AccelCommand::Flow(args) => flow::run(args),
         AccelCommand::Hop(args) => hop::run(args),
         AccelCommand::Nic(args) => nic::run(args),

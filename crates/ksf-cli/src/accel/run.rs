@@ -12,12 +12,13 @@ use ksf_accel::program::{self, Obstacle};
 use ksf_accel::run::{Prepared, holder_main, prepare};
 use ksf_accel::{AccelError, Level, Options};
 
+use super::profile::{self, Profile};
 use crate::cpus::CpuList;
 use crate::exit::{Failure, Status, say};
 use crate::library;
 
 /// Its name where it is installed, and where it is built.
-const LIBRARY: [&str; 2] = ["libksf_accel.so", "libksf_preload.so"];
+pub(super) const LIBRARY: [&str; 2] = ["libksf_accel.so", "libksf_preload.so"];
 
 /// Run a program with an accept queue for each worker, so that it accepts connections on the CPU where they arrive
 ///
@@ -35,6 +36,9 @@ pub(crate) struct RunArgs {
     /// What brings connections to queues
     #[arg(long, value_enum, value_name = "STEP", default_value_t)]
     steering: Steering,
+    /// What is known of the program (ksf accel profile) [default: by the name of its file]
+    #[arg(long, value_name = "NAME", value_parser = profile::names(), conflicts_with = "copies")]
+    profile: Option<String>,
     /// Load everything, and steer nothing: for comparison
     #[arg(long)]
     off: bool,
@@ -94,9 +98,13 @@ fn become_program(args: &RunArgs) -> Result<Infallible, Failure> {
     let cpus = args.cpus.as_ref().map(usable).transpose()?;
     let mut command = command(args)?;
     let name = &args.command[0];
-    match accelerate(args, name, cpus) {
+    let profile = profile::choose(args.profile.as_deref(), &args.command);
+    match accelerate(args, name, cpus, profile) {
         Ok(prepared) => {
             command.envs(prepared.environment);
+            if let Some(profile) = profile {
+                command.envs(profile.unset_variables());
+            }
         }
         Err(why) => say(&format_args!("{} is not accelerated: {why}", Path::new(name).display())),
     }
@@ -160,13 +168,21 @@ pub(super) fn holder() -> Result<ExitCode, Failure> {
 }
 
 /// A holder for the program, or why there is none.
-fn accelerate(args: &RunArgs, name: &OsStr, cpus: Option<Vec<u32>>) -> Result<Prepared, String> {
+fn accelerate(
+    args: &RunArgs,
+    name: &OsStr,
+    cpus: Option<Vec<u32>>,
+    profile: Option<&Profile>,
+) -> Result<Prepared, String> {
     let Some(file) = program::find(name, std::env::var_os("PATH").as_deref()) else {
         // exec() will say so, in its own words.
         return Err("there is no such program".into());
     };
     if let Some(obstacle) = program::obstacle(&file) {
         return Err(format!("{obstacle}{}", advice(&obstacle)));
+    }
+    if let Some(why) = profile.and_then(|profile| profile.alone) {
+        return Err(format!("{why} (--profile=none tries it all the same)"));
     }
     let library = library::find(&LIBRARY).map_err(|failure| failure.to_string())?;
     // This very binary, also where it has been replaced since it was started.
