@@ -28,13 +28,13 @@ test: ## Run every test
 	@scripts/setup.sh test
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	$(CARGO) build --locked -p ksf-cli # the end-to-end tests start it
+	$(CARGO) build --locked -p ksf-cli -p ksf-preload # the end-to-end tests start them
 	$(CARGO) test --workspace --locked
 	@$(CARGO) xtask bench --smoke
 
 bench: ## Measure against the peers, write a report to bench/results
 	@scripts/setup.sh bench
-	$(CARGO) build --release --locked -p ksf-cli
+	$(CARGO) build --release --locked -p ksf-cli -p ksf-preload
 	@$(CARGO) xtask bench
 
 build:

@@ -15,7 +15,7 @@ use std::process::{Command, exit};
 
 use ksf_accel_proto::state::{CPUS_MAX, Control, HOME_MAX, Home, LISTENERS_MAX, State, WORKERS_MAX, Worker};
 
-const OBJECTS: [&str; 2] = ["steer", "group"];
+const OBJECTS: [&str; 3] = ["steer", "group", "share"];
 
 fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));

@@ -61,15 +61,23 @@ pub(crate) fn anonymous_bytes(pid: u32) -> Result<u64> {
 
 /// The CPUs that this process may run on, in order.
 pub(crate) fn allowed() -> Result<Vec<u32>> {
-    let status = fs::read_to_string("/proc/self/status")?;
-    let list = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))
-        .context("/proc/self/status names no CPUs")?;
-    parse_cpu_list(list.trim())
+    cpus_in(&fs::read_to_string("/proc/self/status")?)
 }
 
-fn parse_cpu_list(list: &str) -> Result<Vec<u32>> {
+fn cpus_in(status: &str) -> Result<Vec<u32>> {
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    parse_cpu_list(list.context("/proc/PID/status names no CPUs")?.trim())
+}
+
+/// The CPUs that a process may run on, in order.
+pub(crate) fn allowed_to(pid: u32) -> Result<Vec<u32>> {
+    let status =
+        fs::read_to_string(format!("/proc/{pid}/status")).with_context(|| format!("no status of process {pid}"))?;
+    cpus_in(&status)
+}
+
+/// Reads a list such as 0-2,5.
+pub(crate) fn parse_cpu_list(list: &str) -> Result<Vec<u32>> {
     let mut cpus = Vec::new();
     for range in list.split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

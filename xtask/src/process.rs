@@ -10,10 +10,11 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group, set_parent_process_death_signal};
 
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
@@ -40,6 +41,8 @@ impl Server {
     pub(crate) fn start(name: &str, command: &mut Command, ready: Ready, timeout: Duration) -> Result<Server> {
         die_with_parent(command);
         let mut child = command
+            // A group of its own: some servers send the SIGTERM that they get to their whole group (lighttpd).
+            .process_group(0)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -113,38 +116,95 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // After stop() the child is reaped: both calls then do nothing.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        // After stop() the child is reaped, and its number may be another's. Until then its group is killed: a master
+        // that is killed alone leaves its workers behind.
+        if let Ok(None) = self.child.try_wait() {
+            let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+            let _ = self.child.wait();
+        }
     }
 }
 
 /// Runs a command to its end and gives back its standard output.
 /// A failure carries the last lines of its stderr.
 pub(crate) fn output(command: &mut Command, timeout: Duration) -> Result<String> {
-    die_with_parent(command);
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("cannot start {}", display(command)))?;
-    let kept = Arc::new(Mutex::new(VecDeque::new()));
-    let _lines = follow(child.stderr.take().expect("stderr is piped"), kept.clone());
-    let mut stdout = child.stdout.take().expect("stdout is piped");
-    let reader = std::thread::spawn(move || std::io::read_to_string(&mut stdout));
-    let status = wait_timeout(&mut child, timeout)?;
-    let said = || Vec::from(kept.lock().expect("no holder panics").clone()).join("\n  ");
-    let Some(status) = status else {
-        let _ = child.kill();
-        let _ = child.wait();
-        bail!("'{}' did not end within {timeout:?}; killed. Its stderr:\n  {}", display(command), said());
-    };
-    let text = reader.join().expect("the reader does not panic")?;
-    if !status.success() {
-        bail!("'{}' failed ({status}); its stderr:\n  {}", display(command), said());
+    Running::start(command)?.finish(timeout, &[0])
+}
+
+/// A command that runs beside this program. Dropping it kills it.
+pub(crate) struct Running {
+    command: String,
+    child: Child,
+    stderr: Arc<Mutex<VecDeque<String>>>,
+    stdout: Option<JoinHandle<std::io::Result<String>>>,
+}
+
+impl Running {
+    pub(crate) fn start(command: &mut Command) -> Result<Running> {
+        die_with_parent(command);
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {}", display(command)))?;
+        let stderr = Arc::new(Mutex::new(VecDeque::new()));
+        let _lines = follow(child.stderr.take().expect("stderr is piped"), stderr.clone());
+        let mut stdout = child.stdout.take().expect("stdout is piped");
+        let stdout = Some(std::thread::spawn(move || std::io::read_to_string(&mut stdout)));
+        Ok(Running { command: display(command), child, stderr, stdout })
     }
-    Ok(text)
+
+    /// Waits until it has a handler for SIGINT (SigCgt of proc_pid_status(5)); before, an interrupt would just end it.
+    pub(crate) fn wait_until_interruptible(&mut self, timeout: Duration) -> Result<()> {
+        let deadline = Instant::now() + timeout;
+        let path = format!("/proc/{}/status", self.child.id());
+        while !catches_interrupt(&std::fs::read_to_string(&path).unwrap_or_default()) {
+            if let Some(status) = self.child.try_wait()? {
+                let said = Vec::from(self.stderr.lock().expect("no holder panics").clone()).join("\n  ");
+                bail!("'{}' ended at once ({status}); its stderr:\n  {said}", self.command);
+            }
+            anyhow::ensure!(Instant::now() < deadline, "'{}' does not handle SIGINT", self.command);
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        Ok(())
+    }
+
+    /// Ends it as Ctrl-C does, and gives back its standard output. Status 1 is as good as 0: it is for results that
+    /// are not all well.
+    pub(crate) fn interrupt(self, timeout: Duration) -> Result<String> {
+        kill_process(Pid::from_child(&self.child), Signal::INT)
+            .with_context(|| format!("cannot interrupt '{}'", self.command))?;
+        self.finish(timeout, &[0, 1])
+    }
+
+    fn finish(mut self, timeout: Duration, good: &[i32]) -> Result<String> {
+        let status = wait_timeout(&mut self.child, timeout)?;
+        let said = || Vec::from(self.stderr.lock().expect("no holder panics").clone()).join("\n  ");
+        let Some(status) = status else {
+            bail!("'{}' did not end within {timeout:?}; killed. Its stderr:\n  {}", self.command, said());
+        };
+        let stdout = self.stdout.take().expect("it is taken once");
+        let text = stdout.join().expect("the reader does not panic")?;
+        if !status.code().is_some_and(|code| good.contains(&code)) {
+            bail!("'{}' failed ({status}); its stderr:\n  {}", self.command, said());
+        }
+        Ok(text)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // When it has ended, the child is reaped: both calls then do nothing.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn catches_interrupt(status: &str) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask & 1 << (Signal::INT.as_raw() - 1) != 0
 }
 
 /// A command as one would type it.
@@ -260,6 +320,25 @@ mod tests {
     }
 
     #[test]
+    fn a_dropped_server_takes_its_workers_along() {
+        let mut command = shell("sleep 60 & echo $! ready >&2; wait");
+        let server = Server::start("s", &mut command, Ready::Lines(1, "ready"), TIMEOUT).unwrap();
+        let lines = server.stderr.lock().unwrap().clone();
+        let worker = lines[0].split(' ').next().unwrap().to_owned();
+        drop(server);
+        // Whoever inherits it has yet to reap it.
+        let is_gone = || {
+            let stat = std::fs::read_to_string(format!("/proc/{worker}/stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_none_or(|(_, fields)| fields.starts_with('Z'))
+        };
+        let deadline = Instant::now() + TIMEOUT;
+        while !is_gone() {
+            assert!(Instant::now() < deadline, "worker {worker} lives");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
     fn commands_are_shown_without_directories() {
         let mut command = Command::new("/usr/bin/strace");
         command.args(["-o", "/tmp/x/out", "--listen", "tcp:1/2", "-f"]);
@@ -271,5 +350,32 @@ mod tests {
         let text = format!("{:#}", output(&mut shell("echo why >&2; exit 1"), TIMEOUT).err().unwrap());
         assert!(text.contains("why"), "{text}");
         assert_eq!(output(&mut shell("echo yes"), TIMEOUT).unwrap(), "yes\n");
+    }
+
+    #[test]
+    fn who_ends_at_once_is_not_waited_for() {
+        let mut running = Running::start(&mut Command::new("false")).unwrap();
+        let text = format!("{:#}", running.wait_until_interruptible(TIMEOUT).unwrap_err());
+        assert!(text.contains("exit status: 1"), "{text}");
+    }
+
+    #[test]
+    fn what_is_interrupted_still_has_its_say() {
+        for (status, good) in [(0, true), (1, true), (3, false)] {
+            // A shell has a handler of its own before there is a trap: the file tells that there is one.
+            let flag = std::env::temp_dir().join(format!("ksf-xtask-interrupt-{}-{status}", std::process::id()));
+            let script = format!("trap 'echo done; exit {status}' INT; : > $0; while :; do sleep 0.01; done");
+            let mut running = Running::start(shell(&script).arg(&flag)).unwrap();
+            running.wait_until_interruptible(TIMEOUT).unwrap();
+            let deadline = Instant::now() + TIMEOUT;
+            while !flag.exists() {
+                assert!(Instant::now() < deadline, "the script did not start");
+                std::thread::yield_now();
+            }
+            std::fs::remove_file(&flag).unwrap();
+            let result = running.interrupt(TIMEOUT);
+            assert_eq!(result.is_ok(), good, "{status}: {result:?}");
+            assert!(!good || result.unwrap() == "done\n");
+        }
     }
 }

@@ -63,6 +63,17 @@ struct sk_reuseport_md {
 	__u32 hash;
 };
 
+/* Kernel 4.17. */
+struct bpf_sock_addr {
+	__u32 user_family;
+	__u32 user_ip4;
+	__u32 user_ip6[4];
+	__u32 user_port; /* network order */
+	__u32 family;
+	__u32 type;
+	__u32 protocol;
+};
+
 /* Kernel-private: the loader finds the real offsets in the running kernel's BTF. */
 struct sock {
 	__u32 sk_ack_backlog;
@@ -72,6 +83,7 @@ struct sock {
 static void *(*const bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
 static __u64 (*const bpf_ktime_get_ns)(void) = (void *)5;
 static __u32 (*const bpf_get_smp_processor_id)(void) = (void *)8;
+static long (*const bpf_setsockopt)(void *ctx, int level, int name, void *value, int bytes) = (void *)49;
 static long (*const bpf_sk_select_reuseport)(struct sk_reuseport_md *md, void *map, void *key, __u64 flags) = (void *)82;
 static long (*const bpf_sk_release)(void *sock) = (void *)86;
 static long (*const bpf_sk_assign)(struct bpf_sk_lookup *ctx, void *sk, __u64 flags) = (void *)124;

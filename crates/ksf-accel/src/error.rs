@@ -28,6 +28,14 @@ pub enum AccelError {
         /// What is wrong with it.
         problem: String,
     },
+    /// What was asked for is not to be had here.
+    #[error("{what}: {why}")]
+    Unavailable {
+        /// What.
+        what: &'static str,
+        /// Why not.
+        why: String,
+    },
     /// A setting makes no sense.
     #[error("{option}: {problem}")]
     Option {

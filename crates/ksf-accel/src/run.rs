@@ -11,6 +11,7 @@
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -43,6 +44,11 @@ pub struct Prepared {
 pub fn prepare(options: &Options, mut holder: Command, library: &Path) -> Result<Prepared, AccelError> {
     let system = |action| move |error: io::Error| AccelError::system(action, error);
     options.check()?;
+    if library.as_os_str().as_bytes().iter().any(|byte| b" :".contains(byte)) {
+        let problem =
+            format!("{} has a space or a colon in its path, which LD_PRELOAD cannot express", library.display());
+        return Err(AccelError::Option { option: "library", problem });
+    }
     let address = ProgramAddress::new().map_err(system("making the holder's socket"))?;
     let accel = address.environment();
     let (mut report, report_end) = io::pipe().map_err(system("pipe()"))?;
@@ -69,17 +75,17 @@ pub fn prepare(options: &Options, mut holder: Command, library: &Path) -> Result
     unsafe { holder.pre_exec(move || leave_parent(kept)) };
     let mut middle = holder.spawn().map_err(system("starting the holder"))?;
     drop((holder, report_end));
-    middle.wait().map_err(system("waiting for the holder's parent"))?;
+    match middle.wait() {
+        // Whoever has SIGCHLD ignored finds no child to wait for; the kernel has waited.
+        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => {}
+        result => drop(result.map_err(system("waiting for the holder's parent"))?),
+    }
     let mut said = String::new();
     report.read_to_string(&mut said).map_err(system("hearing from the holder"))?;
     let ready: Result<Ready, String> =
         serde_json::from_str(&said).map_err(|_| AccelError::Holder { said: format!("it said {said:?}") })?;
     let ready = ready.map_err(|said| AccelError::Holder { said })?;
-    let mut preload = library.as_os_str().to_owned();
-    if let Some(before) = std::env::var_os("LD_PRELOAD").filter(|before| !before.is_empty()) {
-        preload.push(":");
-        preload.push(before);
-    }
+    let preload = preload(library, std::env::var_os("LD_PRELOAD"));
     let environment = vec![("LD_PRELOAD".into(), preload), (ENVIRONMENT.into(), accel.into())];
     Ok(Prepared { environment, holder: ready.pid, level: ready.level, refused: ready.refused })
 }
@@ -97,6 +103,8 @@ pub fn holder_main() -> Result<(), AccelError> {
     close_inherited(order.report);
     // SAFETY: `prepare` has opened this descriptor for us, and nothing in this process owns it.
     let report = unsafe { OwnedFd::from_raw_fd(order.report) };
+    // As `ps` shows it, however this binary was called.
+    let _ = rustix::thread::set_name(c"ksf-accel");
     // Ctrl-C and a service manager's SIGTERM are for the program. Until that has ended, connections wait in queues.
     ignore_signals();
     raise_descriptor_limit();
@@ -111,6 +119,19 @@ pub fn holder_main() -> Result<(), AccelError> {
     let _ = std::fs::File::from(report).write_all(&said);
     holder?.run();
     Ok(())
+}
+
+/// The library before those that are there already, once.
+fn preload(library: &Path, before: Option<OsString>) -> OsString {
+    let mut preload = library.as_os_str().to_owned();
+    let others = before.unwrap_or_default();
+    for other in others.as_bytes().split(|byte| b" :".contains(byte)) {
+        if !other.is_empty() && other != library.as_os_str().as_bytes() {
+            preload.push(":");
+            preload.push(std::ffi::OsStr::from_bytes(other));
+        }
+    }
+    preload
 }
 
 fn begin(order: Order) -> Result<Holder, AccelError> {
@@ -188,4 +209,18 @@ fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_libraries_stay_and_ours_is_named_once() {
+        let with = |before: &str| preload(Path::new("/lib/ours.so"), Some(before.into()));
+        assert_eq!(preload(Path::new("/lib/ours.so"), None), "/lib/ours.so");
+        assert_eq!(with(""), "/lib/ours.so");
+        assert_eq!(with("/lib/a.so /lib/b.so"), "/lib/ours.so:/lib/a.so:/lib/b.so");
+        assert_eq!(with("/lib/a.so:/lib/ours.so"), "/lib/ours.so:/lib/a.so");
+    }
 }

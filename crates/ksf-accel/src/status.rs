@@ -22,8 +22,11 @@ use crate::{AccelError, Level, Refused};
 pub struct Status {
     /// Of the holder.
     pub pid: u32,
-    /// Its abstract socket, as in `KSF_ACCEL`.
+    /// Its abstract socket, as in `KSF_ACCEL`; none of a program that is steered from outside.
     pub name: String,
+    /// Steered from outside: what its workers accept is not counted.
+    #[serde(default)]
+    pub attached: bool,
     /// The command that was started.
     pub program: Vec<String>,
     /// False: loaded but off.
@@ -172,12 +175,18 @@ pub fn all(folder: &Path) -> Result<Vec<Status>, AccelError> {
                 let _ = std::fs::remove_file(&path);
             }
             // It ended between the look and the question.
-            Err(AccelError::System { error, .. }) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(AccelError::System { error, .. }) if is_end(&error) => {}
             Err(error) => return Err(error),
         }
     }
     found.sort_by_key(|status| status.pid);
     Ok(found)
+}
+
+/// True if there is no holder behind the socket any more: its socket is gone, or it ended instead of answering.
+fn is_end(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, NotFound, UnexpectedEof};
+    matches!(error.kind(), NotFound | BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
 /// What one holder says.
@@ -197,8 +206,8 @@ pub fn resume(socket: &Path) -> Result<Status, AccelError> {
 
 fn ask(socket: &Path, word: &str) -> Result<Status, AccelError> {
     let strange = |problem: String| AccelError::Status { socket: socket.display().to_string(), problem };
-    let file = ask_for_file(socket, word).map_err(|error| AccelError::system("asking a holder", error))?;
-    let file = file.ok_or_else(|| strange("no answer".into()))?;
+    let file = ask_for_file(socket, word).and_then(|file| file.ok_or(io::ErrorKind::UnexpectedEof.into()));
+    let file = file.map_err(|error| AccelError::system("asking a holder", error))?;
     let reply: Reply = serde_json::from_reader(io::BufReader::new(std::fs::File::from(file)))
         .map_err(|error| strange(error.to_string()))?;
     match reply.error {

@@ -58,6 +58,23 @@ pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>, pid: u32) -> io::Result<OwnedFd
     }
 }
 
+/// A name that no other holder has.
+pub(crate) fn unique_name() -> io::Result<String> {
+    Ok(format!("ksf-accel-{}-{}", std::process::id(), hex(&random::<4>()?)))
+}
+
+/// From the kernel.
+pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// As text, two digits a byte.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// The classic filter that `SO_ATTACH_FILTER` gave the socket; empty: none. `EACCES`: it has an eBPF filter.
 pub(crate) fn filter(socket: BorrowedFd<'_>) -> io::Result<Vec<libc::sock_filter>> {
     // Number of SO_GET_FILTER (asm-generic/socket.h). Its length counts instructions, not bytes.
@@ -86,6 +103,13 @@ pub(crate) fn attach_classic(socket: BorrowedFd<'_>, name: i32, program: &[libc:
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Moves this thread into a network namespace.
+pub(crate) fn enter_network(namespace: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: a descriptor and a flag; it changes what this thread sees of the network, and no memory.
+    let rc = unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// A map of a loaded object, with its own descriptor.
 #[derive(Debug)]
 pub(crate) struct Map {
@@ -109,6 +133,18 @@ impl Map {
         .map(drop)
     }
 
+    /// Of a map whose value is a number of 8 bytes; none if it cannot be read.
+    pub(crate) fn number(&self, key: u32) -> Option<u64> {
+        let (key, mut value) = (key.to_ne_bytes(), [0u8; 8]);
+        assert_eq!((key.len(), value.len()), (self.key_bytes, self.value_bytes), "sizes of the map's types");
+        // SAFETY: key is readable and value writable for the sizes the map was created with (asserted above).
+        let rc = unsafe {
+            let (key, value) = (key.as_ptr().cast(), value.as_mut_ptr().cast());
+            libbpf_sys::bpf_map_lookup_elem(self.fd.as_raw_fd(), key, value)
+        };
+        check(rc).ok().map(|_| u64::from_ne_bytes(value))
+    }
+
     /// What was not there is not missed.
     pub(crate) fn delete(&self, key: &[u8]) -> io::Result<()> {
         assert_eq!(key.len(), self.key_bytes, "size of the map's key");
@@ -126,17 +162,20 @@ impl AsFd for Map {
     }
 }
 
-/// Attaches an sk_lookup program to the network namespace of this thread. Ends with the descriptor.
+/// Attaches an sk_lookup program to a network namespace. Ends with the descriptor.
 pub(crate) fn attach_lookup(program: BorrowedFd<'_>, namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    attach(program, namespace, libbpf_sys::BPF_SK_LOOKUP)
+}
+
+/// Attaches a program to a network namespace or a folder of cgroup2, as its kind asks. Ends with the descriptor.
+pub(crate) fn attach(
+    program: BorrowedFd<'_>,
+    target: BorrowedFd<'_>,
+    kind: libbpf_sys::bpf_attach_type,
+) -> io::Result<OwnedFd> {
     // SAFETY: two descriptors; null stands for "no options".
-    let fd = check(unsafe {
-        libbpf_sys::bpf_link_create(
-            program.as_raw_fd(),
-            namespace.as_raw_fd(),
-            libbpf_sys::BPF_SK_LOOKUP,
-            std::ptr::null(),
-        )
-    })?;
+    let fd =
+        check(unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), target.as_raw_fd(), kind, std::ptr::null()) })?;
     // SAFETY: the kernel has just made this descriptor for us.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -14,6 +14,7 @@ mod doctor;
 mod engine;
 mod exit;
 mod kcm_run;
+mod library;
 mod limits;
 mod load;
 mod manager;

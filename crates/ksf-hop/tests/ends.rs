@@ -4,6 +4,7 @@ mod common;
 
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -124,9 +125,11 @@ fn an_orderly_end_leads_joined_connections_back() {
         warm_up(&mut one, &mut other);
         write(&mut one, &pattern(0, 10_000));
         assert_eq!(count(&hop, "messages"), 1);
+        let by_tcp = bytes_by_tcp(&other);
         drop(hop);
-        write(&mut one, &pattern(10_000, 100_000));
-        assert!(read(&mut other, 110_000) == pattern(0, 110_000));
+        write(&mut one, &pattern(10_000, 1000));
+        assert!(read(&mut other, 11_000) == pattern(0, 11_000));
+        assert_eq!(bytes_by_tcp(&other) - by_tcp, 1000);
         both_directions(&one, &other, 4 << 20, 5);
         // The same connection is free for nobody else until it is closed; a new one is.
         let hop = start(at.port());
@@ -135,6 +138,62 @@ fn an_orderly_end_leads_joined_connections_back() {
         write(&mut one, b"joined");
         assert_eq!(count(&hop, "messages"), 1);
         assert_eq!(read(&mut other, 6), b"joined");
+    });
+}
+
+/// Bytes that TCP has brought: `tcpi_bytes_received` of linux/tcp.h, which libc's struct does not have yet.
+fn bytes_by_tcp(reader: &TcpStream) -> u64 {
+    const AT: usize = 128;
+    let mut info = [0u8; AT + 8];
+    let mut bytes = info.len() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `bytes` bytes, which is the array's length.
+    let result = unsafe {
+        libc::getsockopt(
+            reader.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut bytes,
+        )
+    };
+    assert_eq!((result, bytes as usize), (0, info.len()));
+    u64::from_ne_bytes(info[AT..].try_into().unwrap())
+}
+
+#[test]
+fn joined_bytes_pass_tcp_by() {
+    if !is_root() {
+        return;
+    }
+    in_new_network(|| {
+        let (listener, at) = listen("127.0.0.1:0");
+        let _hop = start(at.port());
+        let (mut one, mut other) = connect(&listener, at);
+        warm_up(&mut one, &mut other);
+        let by_tcp = bytes_by_tcp(&other);
+        write(&mut one, &pattern(0, 10_000));
+        assert!(read(&mut other, 10_000) == pattern(0, 10_000));
+        assert_eq!(bytes_by_tcp(&other), by_tcp);
+    });
+}
+
+#[test]
+fn a_socket_connected_to_itself_is_left_alone() {
+    if !is_root() {
+        return;
+    }
+    in_new_network(|| {
+        let hop = start(40_000);
+        // The only port there is is that of the socket and of its peer.
+        std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40000").unwrap();
+        let mut alone = TcpStream::connect("127.0.0.1:40000").unwrap();
+        alone.set_nonblocking(true).unwrap();
+        assert_eq!(alone.local_addr().unwrap(), alone.peer_addr().unwrap());
+        for size in [1, 1000, 10_000] {
+            write(&mut alone, &pattern(0, size));
+            assert!(read(&mut alone, size) == pattern(0, size));
+        }
+        assert_eq!((count(&hop, "watched"), count(&hop, "not_plain")), (0, 1));
     });
 }
 
@@ -192,14 +251,23 @@ fn other_ports_namespaces_and_machines_are_left_alone() {
                     write(&mut far, b"thanks");
                 });
             });
+            // A failure here ends the other thread's wait.
+            let linked = linked;
             let tid = is_known.recv().unwrap();
             assert_eq!(count(&hop, "watched"), 0);
             ip(&format!("link add near type veth peer name far netns {tid}"));
             ip("addr add 10.9.8.1/24 dev near");
             ip("link set near up");
             linked.send(()).unwrap();
-            let (mut near, _) = listener.accept().unwrap();
+            listener.set_nonblocking(true).unwrap();
+            let mut accepted = None;
+            until("the other machine connects", || {
+                accepted = listener.accept().ok();
+                accepted.is_some()
+            });
+            let (mut near, _) = accepted.unwrap();
             near.set_nonblocking(true).unwrap();
+            listener.set_nonblocking(false).unwrap();
             for piece in 0..30 {
                 write(&mut near, &pattern(piece * 1000, 1000));
             }

@@ -34,7 +34,7 @@ use self::conn::Terms;
 use self::plan::{Pace, Plan};
 use self::ports::{Allowance, Forecast, raise_descriptors};
 use self::report::Report;
-use self::url::{Url, check_header};
+use self::url::{Url, check_header, is_token};
 use crate::error::LoadError;
 use crate::numbers::{NumberError, parse_duration, parse_in, parse_rate, parse_u64};
 use crate::open::Arrival;
@@ -137,6 +137,10 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = parse_u64)]
     pub expect_bytes: Option<u64>,
 
+    /// Count answers, those of each thread apart, by the value of this field of their heads; it may name the worker
+    #[arg(long, value_name = "NAME")]
+    pub tally: Option<String>,
+
     /// Threads [default: 1, or one for each CPU of --cpu]
     #[arg(short = 'j', long = "jobs", value_name = "N", value_parser = jobs)]
     pub jobs: Option<u64>,
@@ -236,6 +240,9 @@ impl Args {
         let usage = |text: &str| Err(LoadError::Usage(text.into()));
         let urls = self.urls.iter().map(|text| Url::parse(text)).collect::<Result<Vec<_>, _>>()?;
         self.header.iter().try_for_each(|line| check_header(line))?;
+        if let Some(name) = self.tally.as_ref().filter(|name| !is_token(name)) {
+            return Err(LoadError::Usage(format!("--tally `{name}`: it is no name of a field")));
+        }
         for source in &self.source {
             // bind(2) says so only when it is too late.
             let probe = std::net::UdpSocket::bind((*source, 0));
@@ -273,6 +280,7 @@ impl Args {
                     statuses: self.expect_status.clone(),
                     body: body.map(Vec::into_boxed_slice),
                     body_bytes: self.expect_bytes,
+                    tally: self.tally.clone(),
                 },
             },
             pace: match self.rate {
@@ -370,6 +378,7 @@ mod tests {
             ("http://h/ --cpu x", 64),
             ("http://h/ --source 192.0.2.1", 64),
             ("http://h/ --header nothing", 64),
+            ("http://h/ --tally a:b", 64),
             ("http://h/ --source nothing", 65),
             ("http://h/ -n 0", 65),
             ("http://h/ --timeout 0", 65),

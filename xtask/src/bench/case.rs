@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::contestant::Contestant;
+use super::web::{Disturbance, WebLoad};
 
 /// A row of the table of goals; `--only` takes these names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -19,6 +20,10 @@ pub(crate) enum Row {
     Idle,
     /// Messages of several connections on several workers
     Mux,
+    /// A new connection for each request, on the demo server and on nginx
+    Connections,
+    /// nginx with each way to share a listener, loaded, reloaded, killed and stalled
+    Accel,
 }
 
 /// Where the server runs, seen from its client, which is on the first CPU unless nothing is pinned.
@@ -64,6 +69,8 @@ pub(crate) enum Service {
     Null,
     /// Does what the message says.
     Work(&'static WorkLoad),
+    /// Answers requests of HTTP.
+    Web(&'static WebLoad),
 }
 
 /// A load for the work service.
@@ -142,7 +149,7 @@ impl Case {
     /// Threads of the client: worktest drives all connections from one.
     pub(crate) fn client_threads(&self) -> u32 {
         match self.service {
-            Service::Echo | Service::Null => self.connections,
+            Service::Echo | Service::Null | Service::Web(_) => self.connections,
             Service::Work(_) => 1,
         }
     }
@@ -153,6 +160,8 @@ impl Case {
         match self.service {
             Service::Echo | Service::Null => self.idle == 0,
             Service::Work(load) => load.is_idle(),
+            // A connection takes the same calls however it came to its worker.
+            Service::Web(_) => false,
         }
     }
 }
@@ -164,6 +173,7 @@ pub(crate) enum Metric {
     RttP50Us,
     RttP99Us,
     RttP999Us,
+    RttMaxUs,
     RttMeanUs,
     RttStdevUs,
     /// Of the quick messages alone, where some are slow.
@@ -188,15 +198,24 @@ pub(crate) enum Metric {
     IdleBytes,
     /// Median round trip with the idle connections open, relative to without.
     IdleRttRatio,
+    /// Accepts of the worker with the most, relative to the one with the fewest.
+    Balance,
+    /// Share of the connections that were served on the CPU where they arrived.
+    LocalShare,
+    /// Reloads, kills or stalls.
+    Disturbances,
+    /// Requests without a right answer.
+    Failures,
 }
 
 impl Metric {
-    pub(crate) const ALL: [Metric; 17] = [
+    pub(crate) const ALL: [Metric; 22] = [
         Metric::RttMeanUs,
         Metric::RttStdevUs,
         Metric::RttP50Us,
         Metric::RttP99Us,
         Metric::RttP999Us,
+        Metric::RttMaxUs,
         Metric::QuickP50Us,
         Metric::QuickP99Us,
         Metric::QuickP999Us,
@@ -209,6 +228,10 @@ impl Metric {
         Metric::Syscalls,
         Metric::IdleBytes,
         Metric::IdleRttRatio,
+        Metric::Balance,
+        Metric::LocalShare,
+        Metric::Disturbances,
+        Metric::Failures,
     ];
 
     /// Heading of its column, with the unit.
@@ -217,6 +240,7 @@ impl Metric {
             Metric::RttP50Us => "round trip p50 us",
             Metric::RttP99Us => "round trip p99 us",
             Metric::RttP999Us => "round trip p99.9 us",
+            Metric::RttMaxUs => "round trip max us",
             Metric::RttMeanUs => "round trip mean us",
             Metric::RttStdevUs => "round trip st.dev. us",
             Metric::QuickP50Us => "quick p50 us",
@@ -231,6 +255,10 @@ impl Metric {
             Metric::Syscalls => "system calls/msg",
             Metric::IdleBytes => "bytes/idle conn.",
             Metric::IdleRttRatio => "round trip, idle/none",
+            Metric::Balance => "accepts max/min",
+            Metric::LocalShare => "local share",
+            Metric::Disturbances => "disturbances",
+            Metric::Failures => "failed requests",
         }
     }
 
@@ -239,10 +267,11 @@ impl Metric {
         match self {
             Metric::MessagesPerS if value >= 1e6 => format!("{:.2} M", value / 1e6),
             Metric::MessagesPerS if value >= 1e4 => format!("{:.0} k", value / 1e3),
-            Metric::MessagesPerS | Metric::IdleBytes => format!("{value:.0}"),
+            Metric::MessagesPerS | Metric::IdleBytes | Metric::Disturbances | Metric::Failures => format!("{value:.0}"),
             Metric::RttP50Us
             | Metric::RttP99Us
             | Metric::RttP999Us
+            | Metric::RttMaxUs
             | Metric::RttMeanUs
             | Metric::RttStdevUs
             | Metric::QuickP50Us
@@ -257,6 +286,8 @@ impl Metric {
             | Metric::OtherCpuUs
             | Metric::TotalCpuUs
             | Metric::MachineCpuUs
+            | Metric::Balance
+            | Metric::LocalShare
             | Metric::Syscalls => {
                 format!("{value:.3}")
             }
@@ -266,8 +297,9 @@ impl Metric {
 }
 
 use Contestant::{
-    Epoll, Ganesha, IdealQueue, Kernel, PairFloor, Sockperf, Threads, UdpMmsg, UdpPlain, Uring, WorkLoops, WorkThreads,
-    Workers2, Workers4,
+    Accel, AccelHaproxy, AccelLighttpd, AccelOff, Demo, Epoll, Ganesha, Haproxy, HaproxyShards, IdealQueue, Kernel,
+    Lighttpd, NginxExclusive, NginxMutex, NginxReuseport, PairFloor, Sockperf, Threads, UdpMmsg, UdpPlain, Uring,
+    WorkLoops, WorkThreads, Workers2, Workers4, Wrk,
 };
 
 const NULL_TCP: &[Contestant] = &[Threads, Kernel, Uring, Epoll, Ganesha];
@@ -316,6 +348,40 @@ const fn mux(name: &'static str, title: &'static str, load: &'static WorkLoad, i
         idle: 0,
         contestants: WORK,
         metric: Metric::MessagesPerS,
+    }
+}
+
+/// Each way to share a listener; the last two are nginx as in the second, started by ksf.
+const SHARING: &[Contestant] = &[NginxMutex, NginxExclusive, NginxReuseport, Accel, AccelOff];
+
+static NEW_CONNECTIONS: WebLoad =
+    WebLoad { rate_per_s: None, keep: false, names_worker: false, costly: false, disturbance: None };
+static NAMED: WebLoad = WebLoad { names_worker: true, ..NEW_CONNECTIONS };
+static KEPT: WebLoad = WebLoad { keep: true, ..NEW_CONNECTIONS };
+static COSTLY: WebLoad = WebLoad { costly: true, ..KEPT };
+static STEADY: WebLoad = WebLoad { rate_per_s: Some(4_000), ..NAMED };
+static RELOADED: WebLoad = disturbed(Disturbance::Reload);
+static RESIZED: WebLoad = disturbed(Disturbance::Resize);
+static KILLED: WebLoad = disturbed(Disturbance::Kill);
+static STALLED: WebLoad = disturbed(Disturbance::Stall);
+
+const fn disturbed(disturbance: Disturbance) -> WebLoad {
+    WebLoad { rate_per_s: Some(2_000), keep: false, names_worker: true, costly: false, disturbance: Some(disturbance) }
+}
+
+/// nginx with a worker, and the client with a thread, on each of two CPUs.
+const fn accel(name: &'static str, title: &'static str, load: &'static WebLoad, metric: Metric) -> Case {
+    Case {
+        name,
+        title,
+        row: Row::Accel,
+        service: Service::Web(load),
+        udp: false,
+        in_flight: if load.rate_per_s.is_some() { 1024 } else { 32 },
+        connections: 2,
+        idle: 0,
+        contestants: SHARING,
+        metric,
     }
 }
 
@@ -448,6 +514,45 @@ pub(crate) const CASES: &[Case] = &[
         metric: Metric::QuickP99Us,
         ..mux("mux-mixed", "1 connection, 400 messages per second, of which 20 % sleep 20 ms", &MIXED, 1024)
     },
+    Case {
+        row: Row::Connections,
+        in_flight: 64,
+        contestants: &[NginxExclusive, NginxReuseport, Demo],
+        ..accel(
+            "connections",
+            "A new connection for each answer of 64 bytes, 64 at a time",
+            &NEW_CONNECTIONS,
+            Metric::MessagesPerS,
+        )
+    },
+    accel("accel-rate", "A new connection for each request, 32 at a time", &NAMED, Metric::MessagesPerS),
+    accel("accel-steady", "4,000 new connections per second", &STEADY, Metric::RttP99Us),
+    Case {
+        contestants: &[Haproxy, HaproxyShards, AccelHaproxy, Lighttpd, AccelLighttpd],
+        ..accel("accel-others", "4,000 new connections per second, other programs", &STEADY, Metric::RttP99Us)
+    },
+    Case {
+        contestants: &[NginxExclusive, Accel, AccelOff],
+        ..accel("accel-kept", "Requests on 32 kept connections", &KEPT, Metric::MessagesPerS)
+    },
+    Case {
+        contestants: &[NginxExclusive, Wrk],
+        ..accel("generators", "Answers that nginx compresses, on 32 kept connections", &COSTLY, Metric::MessagesPerS)
+    },
+    accel(
+        "accel-stall",
+        "2,000 new connections per second, a worker stalls 200 ms each second",
+        &STALLED,
+        Metric::RttP99Us,
+    ),
+    accel("accel-reload", "2,000 new connections per second, reloads", &RELOADED, Metric::Failures),
+    accel(
+        "accel-resize",
+        "2,000 new connections per second, reloads with one worker less or more",
+        &RESIZED,
+        Metric::Failures,
+    ),
+    accel("accel-kill", "2,000 new connections per second, workers are killed", &KILLED, Metric::Failures),
 ];
 
 #[cfg(test)]

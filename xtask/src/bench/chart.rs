@@ -103,6 +103,7 @@ mod tests {
             server_command: String::new(),
             client_command: String::new(),
             metrics: BTreeMap::from([(case.metric, value)]),
+            failures: BTreeMap::new(),
             warnings: Vec::new(),
             error: None,
         };

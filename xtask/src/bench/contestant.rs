@@ -50,6 +50,30 @@ pub(crate) enum Contestant {
     KernelWorkers4,
     /// No server: one queue before four workers, simulated by worktest with the same messages.
     IdealQueue,
+    /// nginx of Debian, whose workers take turns to wait for one listener (`accept_mutex on`).
+    NginxMutex,
+    /// nginx whose workers all wait for one listener with EPOLLEXCLUSIVE: its default.
+    NginxExclusive,
+    /// nginx with a listener for each worker (`reuseport`).
+    NginxReuseport,
+    /// The nginx of [`Contestant::NginxExclusive`] under `ksf accel run`.
+    Accel,
+    /// The same under `ksf accel run --off`.
+    AccelOff,
+    /// `ksf serve demo`.
+    Demo,
+    /// The nginx of [`Contestant::NginxExclusive`], loaded by wrk.
+    Wrk,
+    /// HAProxy of Debian, whose threads share one listener.
+    Haproxy,
+    /// HAProxy with a listener for each thread (`shards by-thread`).
+    HaproxyShards,
+    /// The HAProxy of [`Contestant::Haproxy`] under `ksf accel run`.
+    AccelHaproxy,
+    /// lighttpd of Debian, whose workers share one listener.
+    Lighttpd,
+    /// The same under `ksf accel run`.
+    AccelLighttpd,
 }
 
 impl fmt::Display for Contestant {
@@ -71,6 +95,18 @@ impl fmt::Display for Contestant {
             Contestant::KernelWorkers2 => "AF_KCM 2 workers",
             Contestant::KernelWorkers4 => "AF_KCM 4 workers",
             Contestant::IdealQueue => "ideal queue",
+            Contestant::NginxMutex => "nginx mutex",
+            Contestant::NginxExclusive => "nginx",
+            Contestant::NginxReuseport => "nginx reuseport",
+            Contestant::Accel => "accel, nginx",
+            Contestant::AccelOff => "accel off, nginx",
+            Contestant::Demo => "ksf demo",
+            Contestant::Wrk => "nginx by wrk",
+            Contestant::Haproxy => "haproxy",
+            Contestant::HaproxyShards => "haproxy shards",
+            Contestant::AccelHaproxy => "accel, haproxy",
+            Contestant::Lighttpd => "lighttpd",
+            Contestant::AccelLighttpd => "accel, lighttpd",
         })
     }
 }
@@ -88,7 +124,13 @@ impl Contestant {
 
     /// Whether this is ksf and not a peer.
     pub(crate) fn is_ksf(self) -> bool {
-        self.engine().is_some() || self.workers().is_some()
+        self.engine().is_some() || self.workers().is_some() || self.is_accelerated() || self == Contestant::Demo
+    }
+
+    /// Whether it is started by `ksf accel run`.
+    pub(crate) fn is_accelerated(self) -> bool {
+        use Contestant::{Accel, AccelHaproxy, AccelLighttpd, AccelOff};
+        matches!(self, Accel | AccelOff | AccelHaproxy | AccelLighttpd)
     }
 
     /// Worker threads behind the multiplexor.
@@ -180,7 +222,8 @@ impl Pinning {
         }
     }
 
-    fn server(&self, connections: u32) -> Option<String> {
+    /// The CPUs for the server's threads.
+    pub(super) fn server(&self, connections: u32) -> Option<String> {
         match self.placement {
             Placement::Unpinned | Placement::Vm => None,
             Placement::Same if connections > 1 => Some(self.both()),
@@ -208,6 +251,7 @@ pub(crate) fn server_command(
         Service::Echo => "echo",
         Service::Null => "rpc",
         Service::Work(load) => return work_server_command(programs, contestant, load, cpus.as_deref(), port),
+        Service::Web(_) => anyhow::bail!("web servers are started elsewhere"),
     };
     let peer = |name: &str| {
         let mut command = programs.peer(name);
@@ -224,7 +268,7 @@ pub(crate) fn server_command(
             command.arg(match case.service {
                 Service::Echo => "kecho",
                 Service::Null => "krpc2",
-                Service::Work(_) => unreachable!("it has been served above"),
+                Service::Work(_) | Service::Web(_) => unreachable!("it has been served above"),
             });
             let transport = if case.udp { "udp" } else { "tcp" };
             command.args(["--listen", &format!("{transport}:127.0.0.1:{port}")]);
@@ -257,6 +301,18 @@ pub(crate) fn server_command(
         | Contestant::KernelWorkers2
         | Contestant::KernelWorkers4
         | Contestant::IdealQueue => anyhow::bail!("{contestant} only works"),
+        Contestant::NginxMutex
+        | Contestant::NginxExclusive
+        | Contestant::NginxReuseport
+        | Contestant::Accel
+        | Contestant::AccelOff
+        | Contestant::Demo
+        | Contestant::Wrk
+        | Contestant::Haproxy
+        | Contestant::HaproxyShards
+        | Contestant::AccelHaproxy
+        | Contestant::Lighttpd
+        | Contestant::AccelLighttpd => anyhow::bail!("{contestant} speaks HTTP only"),
     })
 }
 
@@ -317,7 +373,7 @@ pub(crate) fn pair_floor(programs: &Programs, pinning: &Pinning, count: u64) -> 
     command
 }
 
-fn pinned(program: impl AsRef<OsStr>, cpus: Option<&str>) -> Command {
+pub(super) fn pinned(program: impl AsRef<OsStr>, cpus: Option<&str>) -> Command {
     let Some(cpus) = cpus else {
         return Command::new(program);
     };

@@ -2,7 +2,8 @@
 
 use super::case::{CASES, Metric, Placement, Service, WorkLoad};
 use super::contestant::Contestant::{
-    self, IdealQueue, Kernel, KernelWorkers4, Threads, UdpMmsg, UdpPlain, Uring, WorkLoops, Workers2, Workers4,
+    self, Accel, AccelOff, Demo, IdealQueue, Kernel, KernelWorkers4, NginxExclusive, NginxReuseport, Threads, UdpMmsg,
+    UdpPlain, Uring, WorkLoops, Workers2, Workers4, Wrk,
 };
 use super::raw::Raw;
 
@@ -13,6 +14,8 @@ enum Against {
     Best(&'static [Contestant]),
     /// Nothing: the figure itself has a bound.
     Absolute,
+    /// Nothing: the figure of every run has a bound.
+    WorstRun,
     /// The median of its own runs: the bound holds for the worst of them.
     OwnMedian,
     /// The most that spreading messages over workers can gain over the peer's pinned connections. See [`skew_bound`].
@@ -60,6 +63,8 @@ fn goals() -> Vec<Goal> {
     udp(&mut goals);
     idle(&mut goals);
     mux(&mut goals);
+    connections(&mut goals);
+    accel(&mut goals);
     goals
 }
 
@@ -150,6 +155,46 @@ fn mux(goals: &mut Vec<Goal>) {
     });
 }
 
+fn connections(goals: &mut Vec<Goal>) {
+    let nginx = Against::Best(&[NginxExclusive, NginxReuseport]);
+    for placement in [Placement::Same, Placement::Other, Placement::Unpinned] {
+        for (metric, bound) in [
+            (Metric::MessagesPerS, Bound::AtLeast(1.0)),
+            (Metric::ServerCpuUs, Bound::AtMost(0.7)),
+            (Metric::RttP99Us, Bound::AtMost(0.8)),
+        ] {
+            goals.push(Goal { case: "connections", subject: Demo, placement, metric, against: nginx, bound });
+        }
+    }
+}
+
+fn accel(goals: &mut Vec<Goal>) {
+    let placement = Placement::Same;
+    let mut goal = |case, subject, metric, against, bound| {
+        goals.push(Goal { case, subject, placement, metric, against, bound });
+    };
+    let (plain, reuseport) = (Against::Best(&[NginxExclusive]), Against::Best(&[NginxReuseport]));
+    for case in ["accel-rate", "accel-steady"] {
+        goal(case, Accel, Metric::LocalShare, Against::WorstRun, Bound::AtLeast(1.0));
+        goal(case, Accel, Metric::ServerCpuUs, reuseport, Bound::AtMost(1.0));
+        goal(case, Accel, Metric::MachineCpuUs, reuseport, Bound::AtMost(1.0));
+    }
+    // Clients at a rate load both CPUs alike; in a closed loop the quicker one does more.
+    goal("accel-steady", Accel, Metric::Balance, Against::WorstRun, Bound::AtMost(1.1));
+    goal("accel-stall", Accel, Metric::RttP99Us, reuseport, Bound::AtMost(0.3));
+    for case in ["accel-reload", "accel-resize", "accel-kill"] {
+        goal(case, Accel, Metric::Failures, Against::WorstRun, Bound::AtMost(0.0));
+    }
+    for case in ["accel-rate", "accel-kept"] {
+        goal(case, AccelOff, Metric::MessagesPerS, plain, Bound::AtLeast(0.99));
+        goal(case, AccelOff, Metric::MachineCpuUs, plain, Bound::AtMost(1.01));
+    }
+    // Two generators that share no code see the same server.
+    for bound in [Bound::AtLeast(0.95), Bound::AtMost(1.05)] {
+        goal("generators", NginxExclusive, Metric::MessagesPerS, Against::Best(&[Wrk]), bound);
+    }
+}
+
 /// CPUs of [`Placement::Shared`].
 const SHARED_CPUS: f64 = 2.0;
 
@@ -172,7 +217,7 @@ fn skew_bound(load: &WorkLoad, pinned: f64, client_cpu_us: f64) -> f64 {
 fn work_load(case: &str) -> Option<&'static WorkLoad> {
     match CASES.iter().find(|known| known.name == case)?.service {
         Service::Work(load) => Some(load),
-        Service::Echo | Service::Null => None,
+        Service::Echo | Service::Null | Service::Web(_) => None,
     }
 }
 
@@ -199,6 +244,13 @@ impl Goal {
         };
         match self.against {
             Against::Absolute => median(self.subject),
+            Against::WorstRun => {
+                let own = raw.summary(self.case, self.subject, self.placement, self.metric)?;
+                Some(match self.bound {
+                    Bound::AtMost(_) => own.max,
+                    Bound::AtLeast(_) => own.min,
+                })
+            }
             Against::OwnMedian => {
                 let own = raw.summary(self.case, self.subject, self.placement, self.metric)?;
                 Some(own.min / own.median)
@@ -232,6 +284,7 @@ impl Goal {
                 format!("{metric} {sign} {bound} x {peers}")
             }
             Against::Absolute => format!("{metric} {sign} {bound}"),
+            Against::WorstRun => format!("every run: {metric} {sign} {bound}"),
             Against::SkewBound(pinned) => {
                 let load = work_load(self.case).expect("only work is skewed");
                 let machine = if load.kind == "compute" { " or what the client leaves of 2 CPUs" } else { "" };
@@ -261,6 +314,7 @@ mod tests {
             server_command: String::new(),
             client_command: String::new(),
             metrics: BTreeMap::from([(metric, value)]),
+            failures: BTreeMap::new(),
             warnings: Vec::new(),
             error: None,
         }
@@ -305,6 +359,31 @@ mod tests {
         };
         let text = "slowest run >= 0.8 x its median messages/s";
         assert_eq!(found(&raw, Uring, Placement::Same, text).met, Some(false));
+    }
+
+    #[test]
+    fn one_failed_request_in_one_run_loses_the_goal_of_none() {
+        let of = |metric, values: [f64; 3]| {
+            let samples = values
+                .map(|value| Sample { case: "accel-kill".into(), ..sample(Accel, Placement::Same, metric, value) });
+            Raw { samples: samples.into(), ..Raw::default() }
+        };
+        let text = "every run: failed requests <= 0";
+        let verdict = |values| {
+            judge(&of(Metric::Failures, values))
+                .into_iter()
+                .find(|verdict| verdict.case == "accel-kill" && verdict.goal == text)
+                .unwrap()
+        };
+        assert_eq!(verdict([0.0, 0.0, 3.0]).met, Some(false));
+        assert_eq!((verdict([0.0; 3]).value, verdict([0.0; 3]).met), (Some(0.0), Some(true)));
+        // Where more is better, the worst is the least.
+        let mut raw = of(Metric::LocalShare, [1.0, 0.99, 1.0]);
+        raw.samples.iter_mut().for_each(|sample| sample.case = "accel-steady".into());
+        assert_eq!(found(&raw, Accel, Placement::Same, "every run: local share >= 1").value, None, "of accel-rate");
+        let verdicts = judge(&raw);
+        let steady = verdicts.iter().find(|verdict| verdict.case == "accel-steady" && verdict.goal.contains("local"));
+        assert_eq!(steady.unwrap().value, Some(0.99));
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub(crate) struct Effort {
 }
 
 impl Effort {
-    fn count(&self, full: u64) -> u64 {
+    pub(super) fn count(&self, full: u64) -> u64 {
         ((full as f64 * self.scale) as u64).max(1)
     }
 
@@ -71,10 +71,11 @@ impl Meter<'_> {
     /// One round of one contestant.
     pub(crate) fn sample(&self, case: &Case, contestant: Contestant, pinning: &Pinning, round: u32) -> Sample {
         let mut sample = Sample::new(case, contestant, pinning.placement, round);
-        let result = match contestant {
-            Contestant::PairFloor => self.floor(pinning, &mut sample),
-            Contestant::IdealQueue => self.ideal(case, pinning, &mut sample),
-            Contestant::Sockperf => self.sockperf(case, pinning, &mut sample),
+        let result = match (contestant, case.service) {
+            (_, Service::Web(load)) => self.web(case, load, contestant, pinning, &mut sample),
+            (Contestant::PairFloor, _) => self.floor(pinning, &mut sample),
+            (Contestant::IdealQueue, _) => self.ideal(case, pinning, &mut sample),
+            (Contestant::Sockperf, _) => self.sockperf(case, pinning, &mut sample),
             _ => self.server(case, contestant, pinning, &mut sample),
         };
         if let Err(error) = result {
@@ -227,6 +228,7 @@ pub(crate) fn load(case: &Case, pinning: &Pinning, port: u16, amount: Amount, ro
             Service::Echo => Tool::Echo { message_bytes: ECHO_BYTES },
             Service::Null => Tool::Rpc,
             Service::Work(load) => Tool::Work(Work { load, seed: u64::from(round) + 1, ideal_workers: None }),
+            Service::Web(_) => unreachable!("Meter::web has its own client"),
         },
         udp: case.udp,
         in_flight: case.in_flight,

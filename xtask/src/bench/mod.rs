@@ -16,6 +16,7 @@ mod peers;
 mod raw;
 pub(crate) mod report;
 mod vm;
+mod web;
 
 use std::path::PathBuf;
 
@@ -29,7 +30,7 @@ use self::raw::{Raw, Sample};
 use crate::machine::Origin;
 
 /// Packages whose version belongs to a result.
-const PACKAGES: &[&str] = &["gcc", "clang", "nfs-ganesha", "sockperf"];
+const PACKAGES: &[&str] = &["gcc", "clang", "haproxy", "lighttpd", "nfs-ganesha", "nginx-light", "sockperf", "wrk"];
 
 /// Rounds of a smoke run, and of its scale: 5,000 messages become 100, 10,000 connections 200.
 const SMOKE: (u32, Effort) = (1, Effort { seconds: 0.0, scale: 0.02 });
@@ -50,6 +51,9 @@ pub(crate) struct Options {
     /// Only these rows (repeatable)
     #[arg(long, value_name = "ROW")]
     only: Vec<Row>,
+    /// Only these cases, by their names in raw.json (repeatable)
+    #[arg(long, value_name = "CASE", value_parser = CASES.iter().map(|case| case.name).collect::<Vec<_>>())]
+    case: Vec<String>,
     /// The directory of the results instead of bench/results/DATE-MACHINE
     #[arg(long)]
     out: Option<PathBuf>,
@@ -95,7 +99,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 fn wanted(options: &Options, case: &Case) -> bool {
-    options.only.is_empty() || options.only.contains(&case.row)
+    let named = |name: &String| name == case.name;
+    (options.only.is_empty() || options.only.contains(&case.row))
+        && (options.case.is_empty() || options.case.iter().any(named))
 }
 
 /// What of the peers and rights is here, or why not.
@@ -103,6 +109,10 @@ struct Have {
     kernel: Result<(), String>,
     ganesha: Result<(), String>,
     sockperf: Result<(), String>,
+    nginx: Result<(), String>,
+    haproxy: Result<(), String>,
+    lighttpd: Result<(), String>,
+    wrk: Result<(), String>,
     strace: Result<(), String>,
     vm: Result<(), String>,
 }
@@ -121,6 +131,10 @@ impl Have {
             kernel: root.clone(),
             ganesha: root.and_then(|()| installed("ganesha.nfsd")).and_then(|()| installed("rpcbind")),
             sockperf: installed("sockperf"),
+            nginx: installed("nginx"),
+            haproxy: installed("haproxy"),
+            lighttpd: installed("lighttpd"),
+            wrk: installed("wrk"),
             strace: installed("strace"),
             vm: vm::look(),
         }
@@ -131,6 +145,11 @@ impl Have {
             Contestant::Kernel => self.kernel.clone(),
             Contestant::Ganesha => self.ganesha.clone(),
             Contestant::Sockperf => self.sockperf.clone(),
+            Contestant::NginxMutex | Contestant::NginxExclusive | Contestant::NginxReuseport => self.nginx.clone(),
+            Contestant::Accel | Contestant::AccelOff => self.nginx.clone(),
+            Contestant::Haproxy | Contestant::HaproxyShards | Contestant::AccelHaproxy => self.haproxy.clone(),
+            Contestant::Lighttpd | Contestant::AccelLighttpd => self.lighttpd.clone(),
+            Contestant::Wrk => self.nginx.clone().and_then(|()| self.wrk.clone()),
             _ => Ok(()),
         }
     }
@@ -221,7 +240,10 @@ impl Bench {
 
     fn pinnings(&mut self, case: &Case) -> Vec<Pinning> {
         let placements: &[Placement] = match (self.smoke, case.row) {
+            // Balance and locality are those of workers that are bound to CPUs.
+            (true, Row::Accel) if self.cpus.len() > 1 => &[Placement::Same],
             (true, _) => &[Placement::Unpinned],
+            (false, Row::Accel) => &[Placement::Same],
             (false, Row::Idle) => &[Placement::Other],
             (false, Row::Mux) => &[Placement::Shared],
             (false, _) => &[Placement::Same, Placement::Other, Placement::Unpinned],

@@ -34,6 +34,9 @@ pub(crate) struct Sample {
     pub(crate) server_command: String,
     pub(crate) client_command: String,
     pub(crate) metrics: BTreeMap<Metric, f64>,
+    /// Requests that were disturbed and failed, by the generator's names of the kinds.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) failures: BTreeMap<String, u64>,
     /// Reasons of the generator to doubt its figures.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) warnings: Vec<String>,
@@ -61,6 +64,7 @@ impl Sample {
             server_command: String::new(),
             client_command: String::new(),
             metrics: BTreeMap::new(),
+            failures: BTreeMap::new(),
             warnings: Vec::new(),
             error: None,
         }
@@ -124,6 +128,7 @@ mod tests {
                 server_command: "ksf krpc2".into(),
                 client_command: "ksf rpctest".into(),
                 metrics: BTreeMap::from([(Metric::RttP50Us, 3.5)]),
+                failures: BTreeMap::new(),
                 warnings: Vec::new(),
                 error: None,
             }],

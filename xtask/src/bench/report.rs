@@ -37,6 +37,17 @@ const NOTES: &[&str] = &[
      busiest.",
     "The ideal queue is no server: worktest computes what one queue before four workers does with the \
      very messages of the round.",
+    "Web servers are loaded by ksf load http, with a thread on each CPU of the client, and have a worker on each CPU \
+     of theirs. Round trip is from the intended start of a request, connecting included, to the end of its answer. \
+     Server CPU is that of the server's whole process tree; only machine CPU can be compared between set-ups that \
+     move work from one CPU, or from the server to the client's system calls, to another. On loopback a connection \
+     arrives on the CPU of the client's thread: it is local if the worker that answered it is bound to that CPU. \
+     Failed requests of the other tables are in every round none, or the measurement itself has failed.",
+    "nginx has the same configuration in all its forms but for what is named: mutex is `accept_mutex on`, reuseport is \
+     `listen ... reuseport`, the plain form is its default, which wakes one of the workers that wait (EPOLLEXCLUSIVE). \
+     ksf accel runs the plain form; off, it is loaded but steers nothing. Reloads are SIGHUP to the master until the old \
+     workers have gone. A worker is killed (SIGKILL) only while it has no request of its own: one that it has taken \
+     dies with it, however it came there.",
     "Placement \"VM (shape)\": server and client on one emulated machine with two CPUs, whose kernel has \
      AF_KCM (Debian's; see docs/lab.md). Compare these rows with each other only.",
     "The stack floor is one thread that plays both ends of a TCP connection; it answers nobody.",
@@ -44,6 +55,7 @@ const NOTES: &[&str] = &[
 ];
 
 const WARNINGS: &str = "What the generators warned of";
+const FAILURES: &str = "Requests that failed";
 
 /// Reads raw.json in the directory and writes the reports beside it.
 pub(crate) fn rewrite(dir: &Path) -> Result<()> {
@@ -66,6 +78,7 @@ struct Document {
     goals: Table,
     cases: Vec<Section>,
     left_out: Vec<String>,
+    failures: Vec<String>,
     warnings: Vec<String>,
     commands: Vec<String>,
 }
@@ -102,6 +115,7 @@ impl Document {
             goals: goal_table(&verdicts),
             cases,
             left_out: raw.skipped.iter().cloned().chain(failed).collect(),
+            failures: failures(raw),
             warnings: warnings(raw),
             commands: commands(raw),
         })
@@ -120,6 +134,7 @@ impl Document {
         }
         markdown_list(&mut out, "Notes", NOTES);
         markdown_list(&mut out, "Left out", &self.left_out);
+        markdown_list(&mut out, FAILURES, &self.failures);
         markdown_list(&mut out, WARNINGS, &self.warnings);
         let _ = writeln!(out, "\n## Commands\n\n```\n{}\n```", self.commands.join("\n"));
         out
@@ -145,6 +160,7 @@ impl Document {
         }
         html_list(&mut out, "Notes", NOTES);
         html_list(&mut out, "Left out", &self.left_out);
+        html_list(&mut out, FAILURES, &self.failures);
         html_list(&mut out, WARNINGS, &self.warnings);
         let commands = escape(&self.commands.join("\n"));
         let _ = writeln!(out, "<h2>Commands</h2>\n<pre>{commands}</pre>");
@@ -201,7 +217,7 @@ fn goal_table(verdicts: &[Verdict]) -> Table {
     for verdict in verdicts {
         let case = CASES.iter().find(|case| case.name == verdict.case);
         let title = case.map_or("", |case| case.title);
-        let found = verdict.value.map_or("-".to_owned(), |value| format!("{value:.2}"));
+        let found = verdict.value.map_or("-".to_owned(), |value| format!("{value:.3}"));
         let result = match verdict.met {
             Some(true) => "met",
             Some(false) => "LOST",
@@ -263,6 +279,22 @@ fn case_table(raw: &Raw, case: &Case) -> Table {
     }
     let titles = metrics.iter().map(|metric| metric.title().to_owned());
     Table { head: ["Placement", "Server"].map(str::to_owned).into_iter().chain(titles).collect(), rows }
+}
+
+/// "accel-kill, same CPU: nginx reuseport: 3 receive_reset, 1 refused": over all rounds.
+fn failures(raw: &Raw) -> Vec<String> {
+    let mut counts: BTreeMap<_, BTreeMap<&str, u64>> = BTreeMap::new();
+    for sample in &raw.samples {
+        for (kind, count) in &sample.failures {
+            let place = (&sample.case, sample.placement, sample.contestant);
+            *counts.entry(place).or_default().entry(kind).or_default() += count;
+        }
+    }
+    let line = |((case, placement, contestant), kinds): (_, BTreeMap<&str, u64>)| {
+        let kinds: Vec<String> = kinds.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+        format!("{case}, {placement}: {contestant}: {}", kinds.join(", "))
+    };
+    counts.into_iter().map(line).collect()
 }
 
 /// "busy-generator: null-tcp-128, same CPU: threads 5, ksf uring 5": measurements by server.
@@ -333,11 +365,13 @@ mod tests {
             server_command: format!("server of {contestant} <x>"),
             client_command: "client".into(),
             metrics: BTreeMap::from([(Metric::RttP50Us, value)]),
+            failures: BTreeMap::new(),
             warnings: Vec::new(),
             error: None,
         };
         let mut doubtful = sample(Kernel, Placement::Same, 0, 9.0);
         doubtful.warnings.push("busy-generator".into());
+        doubtful.failures.insert("refused".into(), 7);
         let mut broken = sample(Kernel, Placement::Unpinned, 0, 0.0);
         broken.metrics.clear();
         broken.error = Some("lost 3 replies".into());
@@ -365,8 +399,9 @@ mod tests {
             "nfs-ganesha: needs root",
             "lost 3 replies",
             "busy-generator: null-tcp-1, same CPU: ksf kernel 1",
+            "null-tcp-1, same CPU: ksf kernel: 7 refused",
             "round trip p50 us",
-            "0 of 50 goals met, 1 lost, 49 not measured.",
+            "0 of 76 goals met, 1 lost, 75 not measured.",
         ] {
             assert!(markdown.contains(text), "no '{text}' in {markdown}");
             assert!(html.contains(text), "no '{text}' in {html}");

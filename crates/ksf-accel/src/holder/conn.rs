@@ -31,7 +31,7 @@ pub struct ProgramAddress {
 impl ProgramAddress {
     /// A new one, in the network namespace of this thread.
     pub fn new() -> io::Result<Self> {
-        let (name, token) = (unique_name()?, random()?);
+        let (name, token) = (sys::unique_name()?, sys::random()?);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
@@ -61,22 +61,7 @@ impl ProgramAddress {
 }
 
 pub(super) fn environment(name: &str, token: &[u8; 16]) -> String {
-    format!("{name}:{}", hex(token))
-}
-
-/// A name that no other holder has.
-pub(super) fn unique_name() -> io::Result<String> {
-    Ok(format!("ksf-accel-{}-{}", std::process::id(), hex(&random::<4>()?)))
-}
-
-fn random<const N: usize>() -> io::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
-    Ok(bytes)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    format!("{name}:{}", sys::hex(token))
 }
 
 pub(super) struct ProgramSocket {

@@ -7,8 +7,8 @@
 //!  once a second ───────────────► listeners of others, listeners that are gone
 //! ```
 //!
-//! While nothing happens it sleeps: queues are then armed to wake it once (`EPOLLONESHOT`), and the only cost is the
-//! look at `/proc/net/tcp` each second. While something happens it looks at all queues every [`Options::look_ms`].
+//! While nothing happens it sleeps: queues are then armed to wake it once (`EPOLLONESHOT`), and the only cost is to
+//! ask the kernel each second who listens. While something happens it looks at all queues every [`Options::look_ms`].
 
 mod conn;
 mod lifetime;
@@ -35,12 +35,12 @@ use rustix::io::Errno;
 
 use crate::homes::Homes;
 use crate::status::{self, Counters, Status};
+use crate::status_socket::StatusSocket;
 use crate::steer::Steering;
 use crate::{AccelError, Level, Options, Refused};
 use conn::{Conn, ProgramSocket};
 use lifetime::Lifetime;
 use listener::Listener;
-use report::StatusSocket;
 use worker::Worker;
 
 /// The queues of one program and everything around them. It makes no promise that needs it to live: without it the

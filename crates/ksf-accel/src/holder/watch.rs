@@ -17,7 +17,7 @@ impl Holder {
             self.set_rules(&[]);
             return;
         }
-        // Where /proc cannot be read nothing is known of others: the rules stay as they are.
+        // Where the kernel does not tell, nothing is known of others: the rules stay as they are.
         let Ok(listening) = network::listening() else { return };
         for index in 0..self.listeners.len() {
             if self.listeners[index].is_none() {

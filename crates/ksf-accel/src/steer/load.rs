@@ -8,12 +8,22 @@ use libbpf_rs::{MapCore, Object, ObjectBuilder, PrintCallback, PrintLevel};
 
 use crate::sys::Map;
 
-/// Loads an object whose map `ksf_state` is the shared one and whose constant of that name has that value.
+/// Loads an object whose map `ksf_state` is the shared one and whose one constant has that value.
 pub(super) fn load(object: &[u8], state: BorrowedFd<'_>, constant: u32) -> io::Result<Object> {
+    load_with(object, Some((state, constant)))
+}
+
+/// Loads an object that has neither.
+pub(crate) fn load_plain(object: &[u8]) -> io::Result<Object> {
+    load_with(object, None)
+}
+
+fn load_with(object: &[u8], given: Option<(BorrowedFd<'_>, u32)>) -> io::Result<Object> {
     let capture = LibbpfOutput::capture();
     let failed = |error: libbpf_rs::Error| with_words(&to_io(error), &capture.text());
     let mut open = ObjectBuilder::default().open_memory(object).map_err(failed)?;
     for mut map in open.maps_mut() {
+        let Some((state, constant)) = given else { break };
         let name = map.name().to_string_lossy().into_owned();
         if name == "ksf_state" {
             map.reuse_fd(state).map_err(failed)?;
@@ -27,7 +37,7 @@ pub(super) fn load(object: &[u8], state: BorrowedFd<'_>, constant: u32) -> io::R
 }
 
 /// A map of the object, with its own descriptor.
-pub(super) fn map(object: &Object, wanted: &str) -> io::Result<Map> {
+pub(crate) fn map(object: &Object, wanted: &str) -> io::Result<Map> {
     let map = object.maps().find(|map| map.name() == wanted).expect("the object is part of this crate");
     Ok(Map::new(map.as_fd().try_clone_to_owned()?, map.key_size() as usize, map.value_size() as usize))
 }
@@ -49,7 +59,7 @@ pub(crate) fn to_io(error: libbpf_rs::Error) -> io::Error {
 }
 
 /// In words, for people: a missing permission is looked up, not guessed.
-pub(super) fn explain(error: &io::Error) -> String {
+pub(crate) fn explain(error: &io::Error) -> String {
     if error.kind() != io::ErrorKind::PermissionDenied {
         return error.to_string();
     }

@@ -26,6 +26,8 @@ pub(crate) struct Expected {
     pub(crate) body: Option<Box<[u8]>>,
     /// Length of the body.
     pub(crate) body_bytes: Option<u64>,
+    /// The name of a field whose values are counted.
+    pub(crate) tally: Option<String>,
 }
 
 impl Expected {
@@ -49,6 +51,8 @@ pub(crate) struct Reader {
     body_bytes: u64,
     /// So far the body is the expected one.
     same_body: bool,
+    /// The value of the field that is counted; empty if the head has none.
+    tally: Vec<u8>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -70,6 +74,7 @@ impl Reader {
         self.head.clear();
         self.body_bytes = 0;
         self.same_body = true;
+        self.tally.clear();
     }
 
     /// Takes bytes of the answer; returns how many belong to it. All do unless it [is done](Reader::is_done).
@@ -78,7 +83,7 @@ impl Reader {
         while used < bytes.len() && self.state != State::Done {
             let rest = &bytes[used..];
             used += match &mut self.state {
-                State::Head => self.read_head(rest)?,
+                State::Head => self.read_head(rest, expected)?,
                 State::Length(left) => {
                     let take = (*left).min(rest.len() as u64);
                     *left -= take;
@@ -139,6 +144,11 @@ impl Reader {
         self.body_bytes
     }
 
+    /// The value of the field that is counted, of the answer that is done.
+    pub(crate) fn tally(&self) -> &[u8] {
+        &self.tally
+    }
+
     #[inline]
     fn take_body(&mut self, part: &[u8], expected: &Expected) {
         if let Some(body) = &expected.body {
@@ -149,11 +159,11 @@ impl Reader {
     }
 
     /// Takes bytes of a head; returns how many belong to it.
-    fn read_head(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
+    fn read_head(&mut self, bytes: &[u8], expected: &Expected) -> Result<usize, Malformed> {
         let held = self.head.len();
         // The usual case: the whole head is here, and nothing is copied.
         if held == 0
-            && let Some(length) = self.parse_head(bytes)?
+            && let Some(length) = self.parse_head(bytes, expected)?
         {
             return Ok(length);
         }
@@ -161,7 +171,7 @@ impl Reader {
         // A head ends with a line: looking at every piece would cost the square of its length.
         if held > 0 && bytes.contains(&b'\n') {
             let head = std::mem::take(&mut self.head);
-            if let Some(length) = self.parse_head(&head)? {
+            if let Some(length) = self.parse_head(&head, expected)? {
                 return Ok(length - held);
             }
             self.head = head;
@@ -173,7 +183,7 @@ impl Reader {
     }
 
     /// Reads a whole head and chooses the framing of what follows (RFC 9112, section 6.3); `None` if it is not whole.
-    fn parse_head(&mut self, bytes: &[u8]) -> Result<Option<usize>, Malformed> {
+    fn parse_head(&mut self, bytes: &[u8], expected: &Expected) -> Result<Option<usize>, Malformed> {
         let mut fields = [MaybeUninit::uninit(); FIELDS_MAX];
         let mut response = httparse::Response::new(&mut []);
         let parser = httparse::ParserConfig::default();
@@ -198,6 +208,10 @@ impl Reader {
         self.keeps = response.version == Some(1);
         let (mut content_length, mut chunked, mut other_coding) = (None, false, false);
         for field in response.headers.iter() {
+            if expected.tally.as_ref().is_some_and(|name| field.name.eq_ignore_ascii_case(name)) {
+                self.tally.clear();
+                self.tally.extend_from_slice(field.value.trim_ascii());
+            }
             if field.name.eq_ignore_ascii_case("content-length") {
                 let bytes = parse_length(field.value)?;
                 if content_length.is_some_and(|have| have != bytes) {

@@ -9,6 +9,12 @@ use crate::tally::{Kind, Tally};
 /// How many failures of a thread are described in words.
 const NOTES_MAX: usize = 5;
 
+/// How many values of a field are counted apart; the others are counted as one.
+const TALLIED_MAX: usize = 1024;
+
+/// The name of the others.
+const OTHERS: &str = "(others)";
+
 /// What one thread did.
 #[derive(Debug, Clone)]
 pub(crate) struct Book {
@@ -41,6 +47,8 @@ pub(crate) struct Book {
     pub(crate) first_byte: Latencies,
     pub(crate) response: Latencies,
     pub(crate) statuses: BTreeMap<u16, u64>,
+    /// Whole answers by the value of the field that is counted.
+    pub(crate) tallied: BTreeMap<String, u64>,
     pub(crate) sent_bytes: u64,
     pub(crate) received_bytes: u64,
     pub(crate) body_bytes: u64,
@@ -70,6 +78,7 @@ impl Book {
             first_byte: Latencies::new(),
             response: Latencies::new(),
             statuses: BTreeMap::new(),
+            tallied: BTreeMap::new(),
             sent_bytes: 0,
             received_bytes: 0,
             body_bytes: 0,
@@ -97,6 +106,9 @@ impl Book {
         self.response.merge(&other.response);
         for (status, count) in &other.statuses {
             *self.statuses.entry(*status).or_default() += count;
+        }
+        for (value, count) in &other.tallied {
+            *self.tallied.entry(value.clone()).or_default() += count;
         }
         self.sent_bytes += other.sent_bytes;
         self.received_bytes += other.received_bytes;
@@ -138,6 +150,19 @@ impl Book {
 
     pub(crate) fn status(&mut self, status: u16) {
         *self.statuses.entry(status).or_default() += 1;
+    }
+
+    /// A whole answer had this value of the field that is counted.
+    pub(crate) fn tally(&mut self, value: &[u8]) {
+        let value = String::from_utf8_lossy(value);
+        let value = match self.tallied.len() < TALLIED_MAX || self.tallied.contains_key(value.as_ref()) {
+            true => value.as_ref(),
+            false => OTHERS,
+        };
+        match self.tallied.get_mut(value) {
+            Some(count) => *count += 1,
+            None => drop(self.tallied.insert(value.to_owned(), 1)),
+        }
     }
 
     /// Whether every request had its right answer and nothing else came.

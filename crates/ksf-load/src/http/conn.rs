@@ -266,6 +266,9 @@ impl Conn {
     fn whole(&mut self, now_ns: u64, ended: bool, was_sent: bool, terms: &Terms, book: &mut Book) -> Next {
         let status = self.reader.status();
         book.status(status);
+        if terms.expected.tally.is_some() {
+            book.tally(self.reader.tally());
+        }
         book.body_bytes += self.reader.body_bytes();
         if !terms.expected.is_right_status(status) {
             book.fail(Failure::UnexpectedStatus, now_ns, || format!("status {status}"));

@@ -137,6 +137,8 @@ pub struct Run {
     pub failures: BTreeMap<String, u64>,
     /// Whole answers by status.
     pub statuses: BTreeMap<String, u64>,
+    /// Only with `--tally`.
+    pub tally: Option<TallyReport>,
     /// Sent.
     pub sent_bytes: u64,
     /// Received.
@@ -191,6 +193,17 @@ pub struct Connections {
     pub close_timeouts: u64,
     /// Established within `wall_s`, per second.
     pub rate_per_s: f64,
+}
+
+/// Whole answers by the value of a field of their heads; `""` for those without it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TallyReport {
+    /// The field.
+    pub name: String,
+    /// Over all threads.
+    pub values: BTreeMap<String, u64>,
+    /// One per thread, in the order of `threads`.
+    pub threads: Vec<BTreeMap<String, u64>>,
 }
 
 /// What the server used.
@@ -307,6 +320,9 @@ impl Report {
             line(format!("failures     {}", in_words(&run.failures)));
         }
         line(format!("statuses     {}", or_none(in_words(&run.statuses))));
+        if let Some(tally) = &run.tally {
+            line(format!("{:<12} {}", tally.name, or_none(in_words(&tally.values))));
+        }
         if let Some(server) = &run.server {
             line(format!(
                 "server CPU   {:.2} us per connection, {:.2} us per request ({:.3} s user, {:.3} s system)",
@@ -404,6 +420,11 @@ impl Run {
             response: latency(&book.response),
             failures: book.failures.by_name(Failure::ALL),
             statuses: book.statuses.iter().map(|(status, count)| (status.to_string(), *count)).collect(),
+            tally: plan.terms.expected.tally.clone().map(|name| TallyReport {
+                name,
+                values: book.tallied.clone(),
+                threads: measured.threads.iter().map(|thread| thread.ran.book.tallied.clone()).collect(),
+            }),
             sent_bytes: book.sent_bytes,
             received_bytes: book.received_bytes,
             body_bytes: book.body_bytes,

@@ -89,9 +89,7 @@ pub(crate) fn check_header(line: &str) -> Result<(), LoadError> {
     let Some((name, value)) = line.split_once(':') else {
         return usage("write `Name: value`");
     };
-    // RFC 9110, section 5.6.2: the characters of a token.
-    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
-    if name.is_empty() || !name.bytes().all(is_token) {
+    if !is_token(name) {
         return usage("the name is no token");
     }
     if value.bytes().any(|byte| byte < b' ' && byte != b'\t' || byte == 0x7f) {
@@ -102,6 +100,12 @@ pub(crate) fn check_header(line: &str) -> Result<(), LoadError> {
         "content-length" | "transfer-encoding" => usage("requests have no body"),
         _ => Ok(()),
     }
+}
+
+/// Whether the text can be the name of a field (RFC 9110, section 5.6.2).
+pub(crate) fn is_token(text: &str) -> bool {
+    let is_of_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    !text.is_empty() && text.bytes().all(is_of_token)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -64,14 +64,31 @@ pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A folder of its own, which any user may enter.
+/// A folder of its own, which any user may enter. It is removed when the test process ends.
 pub(crate) fn folder() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let name = format!("ksf-preload-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
-    let folder = std::env::temp_dir().join(name);
-    std::fs::create_dir_all(&folder).unwrap();
-    std::fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let folder = all_folders().join(NEXT.fetch_add(1, Relaxed).to_string());
+    make_folder(&folder);
     folder
+}
+
+fn make_folder(folder: &Path) {
+    std::fs::create_dir_all(folder).unwrap();
+    std::fs::set_permissions(folder, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+}
+
+fn all_folders() -> &'static Path {
+    extern "C" fn remove() {
+        let _ = std::fs::remove_dir_all(all_folders());
+    }
+    static ALL: OnceLock<PathBuf> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let all = std::env::temp_dir().join(format!("ksf-preload-test-{}", std::process::id()));
+        make_folder(&all);
+        // SAFETY: the handler uses what is there until the end, and does not unwind.
+        unsafe { libc::atexit(remove) };
+        all
+    })
 }
 
 /// The library, where cargo leaves it for tests. Programs that give up their rights must be able to read it too.

@@ -1,0 +1,284 @@
+//! What `ksf accel` knows of programs: how they accept, what they need for a queue per worker, and what cannot be helped.
+//!
+//! A profile is chosen by the name of the program's file, or by `--profile`. It changes as little as possible: variables
+//! that the user has not set, and whether queues are made at all. Everything else is advice, which `ksf accel profile`
+//! shows. Where the facts come from stands beside them; how they were checked is in docs/accel-profiles.md.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+
+use crate::cli::print;
+use crate::exit::Failure;
+
+/// The word for no profile.
+const NONE: &str = "none";
+
+/// One program, or several that accept in the same way.
+#[derive(Debug)]
+pub(super) struct Profile {
+    pub(super) name: &'static str,
+    /// Names of files it is recognised by; those of Python modules, too.
+    files: &'static [&'static str],
+    /// What has a queue.
+    worker: &'static str,
+    /// Variables it is started with, unless the user has set them: name, value, and what for.
+    pub(super) environment: &'static [(&'static str, &'static str, &'static str)],
+    /// Why it is run without queues. `None`: it gets them.
+    pub(super) alone: Option<&'static str>,
+    /// Settings to look at, and why.
+    settings: &'static [(&'static str, &'static str)],
+    /// What is not helped.
+    limits: &'static [&'static str],
+    source: &'static str,
+}
+
+/// All profiles, in the order of their names.
+pub(super) const PROFILES: &[Profile] = &[
+    Profile {
+        name: "gunicorn",
+        files: &["gunicorn", "gunicorn3"],
+        worker: "a worker process of the classes gthread, uvicorn, gevent and other event loops",
+        environment: &[],
+        alone: None,
+        settings: &[
+            ("-w N", "one worker per CPU at least; without it there is one in all"),
+            (
+                "-k gthread, or --threads N",
+                "waits by epoll; the default class sync waits by select() and is not helped",
+            ),
+            ("--reuse-port", "leave it off: it makes gunicorn's own sockets, which are not needed"),
+        ],
+        limits: &["the class sync: its workers share one queue as before, and nothing is worse"],
+        source: "gunicorn.org/design; gunicorn/workers/sync.py",
+    },
+    Profile {
+        name: "haproxy",
+        files: &["haproxy"],
+        worker: "a thread",
+        environment: &[],
+        alone: None,
+        settings: &[
+            ("nbthread", "leave it out: there is a thread per CPU of the process"),
+            (
+                "tune.listener.multi-queue off",
+                "the default gives a connection that one thread has accepted to the thread with the fewest, on any CPU",
+            ),
+            ("bind ... shards", "leave it out, or by-thread; both are helped"),
+        ],
+        limits: &["with multi-queue on, connections arrive at their CPU, and may be served on another"],
+        source: "configuration manual of HAProxy 2.6, sections 3.1 and 3.2",
+    },
+    Profile {
+        name: "lighttpd",
+        files: &["lighttpd"],
+        worker: "a worker process",
+        environment: &[],
+        alone: None,
+        settings: &[(
+            "server.max-worker = N",
+            "one per CPU; without it one process accepts and there is nothing to steer. lighttpd advises against \
+             workers where one process suffices, and some modules do not work with them",
+        )],
+        limits: &["one process without workers has one queue"],
+        source: "redmine.lighttpd.net, Server_max-workerDetails",
+    },
+    Profile {
+        name: "memcached",
+        files: &["memcached", "systemd-memcached-wrapper"],
+        worker: "",
+        environment: &[],
+        alone: Some(
+            "one thread of memcached accepts all connections and hands them to the others, so there is no second queue \
+             to bring them to",
+        ),
+        settings: &[("-t N", "threads serve, they do not accept")],
+        limits: &["ksf accel nic and ksf accel flow help where packets are received"],
+        source: "memcached 1.6, thread.c (dispatch_conn_new)",
+    },
+    Profile {
+        name: "nginx",
+        files: &["nginx"],
+        worker: "a worker process",
+        environment: &[],
+        alone: None,
+        settings: &[
+            ("worker_processes auto", "one per CPU; the default is 1, and then there is nothing to steer"),
+            ("accept_mutex off", "the default since 1.11.3; with it on, workers accept by turns instead of at home"),
+            (
+                "listen ... reuseport",
+                "leave it off: own sockets of workers lose connections at a reload, queues do not",
+            ),
+            ("worker_cpu_affinity", "leave it out: each worker is bound to the CPU of its queue"),
+        ],
+        limits: &["UDP (stream, QUIC) is left to nginx"],
+        source: "nginx.org/en/docs/ngx_core_module.html",
+    },
+    Profile {
+        name: "node",
+        files: &["node", "nodejs"],
+        worker: "a worker process of the module cluster",
+        environment: &[(
+            "NODE_CLUSTER_SCHED_POLICY",
+            "none",
+            "workers accept by themselves; by default the primary accepts for all of them and hands connections out",
+        )],
+        alone: None,
+        settings: &[
+            ("cluster.fork()", "one worker per CPU; a process without workers has one queue"),
+            (
+                "cluster.schedulingPolicy",
+                "set in the program it wins over the variable: then the primary accepts alone",
+            ),
+        ],
+        limits: &["worker_threads do not accept; each server of one process has one queue"],
+        source: "nodejs.org/api/cluster.html",
+    },
+    Profile {
+        name: "redis",
+        files: &["redis-server", "valkey-server"],
+        worker: "",
+        environment: &[],
+        alone: Some(
+            "one thread of redis accepts and serves all connections, so there is no second queue to bring them to",
+        ),
+        settings: &[("io-threads N", "threads read and write, they do not accept")],
+        limits: &["several instances are programs of their own; ksf accel nic and ksf accel flow help all of them"],
+        source: "redis.conf of Redis 7.0, THREADED I/O",
+    },
+    Profile {
+        name: "uvicorn",
+        files: &["uvicorn", "hypercorn"],
+        worker: "a worker process",
+        environment: &[],
+        alone: None,
+        settings: &[("--workers N", "one per CPU; without it one process accepts and there is nothing to steer")],
+        limits: &["--reload starts one process"],
+        source: "uvicorn.org/settings, uvicorn.org/deployment",
+    },
+];
+
+/// The names of all profiles, and the word for none.
+pub(super) fn names() -> PossibleValuesParser {
+    PossibleValuesParser::new(PROFILES.iter().map(|profile| profile.name).chain([NONE]))
+}
+
+/// The profile that was asked for, or that of the program.
+pub(super) fn choose(wish: Option<&str>, command: &[OsString]) -> Option<&'static Profile> {
+    match wish {
+        Some(wish) => PROFILES.iter().find(|profile| profile.name == wish),
+        None => of_command(command),
+    }
+}
+
+/// By the name of the program's file; of `python3 -m NAME`, by that name.
+fn of_command(command: &[OsString]) -> Option<&'static Profile> {
+    let (program, arguments) = command.split_first()?;
+    let file = Path::new(program).file_name()?.to_str()?;
+    let is_python =
+        file.strip_prefix("python").is_some_and(|version| version.chars().all(|c| c == '.' || c.is_ascii_digit()));
+    let name = if is_python {
+        let module = arguments.iter().skip_while(|word| *word != "-m").nth(1)?;
+        module.to_str()?.split('.').next()?
+    } else {
+        file
+    };
+    PROFILES.iter().find(|profile| profile.files.contains(&name))
+}
+
+impl Profile {
+    /// The variables that the user has not set.
+    pub(super) fn unset_variables(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let unset = |(name, ..): &&(&str, &str, &str)| std::env::var_os(name).is_none();
+        self.environment.iter().filter(unset).map(|(name, value, _)| (*name, *value))
+    }
+
+    fn describe(&self) -> String {
+        let mut out = String::new();
+        let _ = writeln!(out, "{} ({})", self.name, self.files.join(", "));
+        let _ = match self.alone {
+            Some(why) => writeln!(out, "  not accelerated: {why}"),
+            None => writeln!(out, "  a queue for: {}", self.worker),
+        };
+        for (name, value, why) in self.environment {
+            let _ = writeln!(out, "  set unless it is: {name}={value}\n    {why}");
+        }
+        for (setting, why) in self.settings {
+            let _ = writeln!(out, "  {setting}\n    {why}");
+        }
+        for limit in self.limits {
+            let _ = writeln!(out, "  not helped: {limit}");
+        }
+        let _ = writeln!(out, "  source: {}", self.source);
+        out
+    }
+}
+
+/// Show what ksf accel knows of programs: what has a queue, what to set, what is not helped and why
+#[derive(Debug, Args)]
+pub(crate) struct ProfileArgs {
+    /// The program [default: all of them]
+    #[arg(value_name = "NAME", value_parser = PossibleValuesParser::new(PROFILES.iter().map(|profile| profile.name)))]
+    name: Option<String>,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &ProfileArgs) -> Result<ExitCode, Failure> {
+    let wanted = |profile: &&Profile| args.name.as_ref().is_none_or(|name| name == profile.name);
+    let texts: Vec<_> = PROFILES.iter().filter(wanted).map(Profile::describe).collect();
+    print(&mut io::stdout().lock(), texts.join("\n").as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(wish: Option<&str>, command: &str) -> Option<&'static str> {
+        let words: Vec<OsString> = command.split(' ').map(OsString::from).collect();
+        choose(wish, &words).map(|profile| profile.name)
+    }
+
+    #[test]
+    fn programs_are_recognised_by_the_name_of_their_file() {
+        for (command, name) in [
+            ("nginx -c x", Some("nginx")),
+            ("/usr/sbin/nginx", Some("nginx")),
+            ("/opt/node-20/bin/node app.js", Some("node")),
+            ("redis-server --port 1", Some("redis")),
+            ("/usr/share/memcached/scripts/systemd-memcached-wrapper /etc/memcached.conf", Some("memcached")),
+            ("python3 -m gunicorn app:app", Some("gunicorn")),
+            ("/usr/bin/python3.11 -X dev -m uvicorn app:app", Some("uvicorn")),
+            ("python3 -m http.server", None),
+            ("python3 nginx", None),
+            ("python-nginx -m uvicorn", None),
+            ("nginx-debug", None),
+            ("sh -c nginx", None),
+        ] {
+            assert_eq!(chosen(None, command), name, "{command}");
+        }
+    }
+
+    #[test]
+    fn a_wish_wins() {
+        assert_eq!(chosen(Some("node"), "nginx"), Some("node"));
+        assert_eq!(chosen(Some(NONE), "nginx"), None);
+    }
+
+    #[test]
+    fn profiles_are_sorted_and_no_file_has_two() {
+        assert!(PROFILES.is_sorted_by_key(|profile| profile.name));
+        let mut files: Vec<_> = PROFILES.iter().flat_map(|profile| profile.files).collect();
+        let all = files.len();
+        files.sort();
+        files.dedup();
+        assert_eq!(files.len(), all);
+        // Who is run alone has no worker with a queue, and the other way round.
+        assert!(PROFILES.iter().all(|profile| profile.alone.is_some() == profile.worker.is_empty()));
+    }
+}

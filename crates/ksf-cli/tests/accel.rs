@@ -1,0 +1,659 @@
+//! `ksf accel run` and `status` with real programs, in a network namespace and a /run of the test's own. Needs root.
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use support::{Folder, PATIENCE, ksf_for_all, private_network_and_run, stderr, stdout, until};
+
+const ADDRESS: &str = "127.0.0.1:8080";
+
+/// nginx in the foreground, with everything it writes in one folder.
+const NGINX: &str = "\
+daemon off;
+worker_processes 2;
+pid nginx.pid;
+error_log error.log;
+events { worker_connections 512; }
+http {
+    access_log off;
+    client_body_temp_path body;
+    proxy_temp_path proxy;
+    fastcgi_temp_path fastcgi;
+    uwsgi_temp_path uwsgi;
+    scgi_temp_path scgi;
+    server { listen LISTEN; location / { return 200 'served\\n'; } }
+}
+";
+
+/// Where cargo leaves the library for tests.
+fn built_library() -> PathBuf {
+    std::env::current_exe().unwrap().with_file_name("libksf_preload.so")
+}
+
+/// `ksf accel run FLAGS -- ...` of the build.
+fn accel_run(flags: &[&str]) -> Command {
+    let mut command = accel_run_of(Path::new(env!("CARGO_BIN_EXE_ksf")), flags);
+    command.env("KSF_LIB_DIR", built_library().parent().unwrap());
+    command
+}
+
+/// Without what the environment of this test may say.
+fn accel_run_of(ksf: &Path, flags: &[&str]) -> Command {
+    let mut command = Command::new(ksf);
+    command.args(["accel", "run"]).args(flags).arg("--").stdin(Stdio::null());
+    command.env_remove("LD_PRELOAD").env_remove("KSF_ACCEL").env_remove("KSF_LIB_DIR").env_remove("KSF_ACCEL_KEEP");
+    command
+}
+
+/// A program that runs; killed when dropped.
+struct Running {
+    child: Child,
+}
+
+impl Running {
+    fn start(mut command: Command) -> Self {
+        // A group of its own, so that no worker outlives a test that fails.
+        Self { child: command.process_group(0).stdout(Stdio::null()).spawn().expect("ksf starts") }
+    }
+
+    fn nginx(folder: &Folder, flags: &[&str]) -> Self {
+        Self::nginx_by(accel_run(flags), folder, ADDRESS)
+    }
+
+    fn nginx_by(mut command: Command, folder: &Folder, listen: &str) -> Self {
+        let config = folder.write("nginx.conf", &NGINX.replace("LISTEN", listen));
+        let here = format!("{}/", folder.path("").display());
+        command.args(["nginx", "-p", &here, "-e", "error.log", "-c"]).arg(config);
+        Self::start(command)
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("it runs");
+    }
+
+    fn wait(&mut self) -> ExitStatus {
+        let mut status = None;
+        until("the program ends", || {
+            status = self.child.try_wait().expect("it can be waited for");
+            status.is_some()
+        });
+        status.expect("it has ended")
+    }
+
+    /// Ends it gently, with success.
+    fn stop(mut self) {
+        self.signal(Signal::TERM);
+        assert_eq!(self.wait().code(), Some(0));
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = rustix::process::kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+        let _ = self.child.wait();
+    }
+}
+
+/// `ksf accel status ARGS`, expecting success.
+fn status(args: &[&str]) -> String {
+    let output = support::run(&[&["accel", "status"], args].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    stdout(&output)
+}
+
+/// All programs that are accelerated in this test's /run.
+fn programs() -> Vec<Value> {
+    let document: Value = serde_json::from_str(&status(&["--json"])).expect("one JSON document");
+    assert_eq!(document["schema"], "ksf-accel/1");
+    document["programs"].as_array().expect("a list").clone()
+}
+
+/// The one program, as soon as so many workers of it are ready.
+fn accelerated(workers: usize) -> Value {
+    let mut found = Value::Null;
+    until("the workers are ready", || {
+        found = programs().pop().unwrap_or_default();
+        let all = found["workers"].as_array().map_or(&[][..], Vec::as_slice);
+        all.len() == workers && all.iter().all(|worker| worker["ready"].as_array().is_some_and(|it| !it.is_empty()))
+    });
+    found
+}
+
+fn sum(program: &Value, counters: &[&str]) -> u64 {
+    let all = program["workers"].as_array().unwrap().iter().map(|worker| &worker["counters"]);
+    let all = all.chain([&program["ended_workers"]]);
+    all.flat_map(|one| counters.iter().map(|name| one[*name].as_u64().unwrap())).sum()
+}
+
+const ACCEPTED: [&str; 3] = ["accepted_own", "accepted_fallback", "accepted_stolen"];
+
+/// One request on a connection of its own.
+fn request(address: SocketAddr) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+fn is_served(address: SocketAddr) -> bool {
+    request(address).is_ok_and(|answer| answer.starts_with("HTTP/1.1 200") && answer.ends_with("served\n"))
+}
+
+fn address() -> SocketAddr {
+    ADDRESS.parse().unwrap()
+}
+
+/// CPUs this test may use.
+fn cpus() -> Vec<usize> {
+    let set = rustix::thread::sched_getaffinity(None).unwrap();
+    (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
+}
+
+/// So many requests from one CPU, all served.
+fn requests_from(cpu: usize, count: usize) {
+    let served = answers_from(cpu, count).iter().filter(|answer| answer.ends_with("served\n")).count();
+    assert_eq!(served, count);
+}
+
+/// What is answered to so many requests from one CPU.
+fn answers_from(cpu: usize, count: usize) -> Vec<String> {
+    thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            let mut set = rustix::thread::CpuSet::new();
+            set.set(cpu);
+            rustix::thread::sched_setaffinity(None, &set).unwrap();
+            (0..count).map(|_| request(address()).unwrap_or_default()).collect()
+        });
+        client.join().unwrap()
+    })
+}
+
+fn is_alive(pid: u64) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+/// No holder, no socket, no program of the kernel's: the network namespace and /run are as they were.
+fn nothing_is_left() {
+    let folder = Path::new("/run/ksf/accel");
+    let is_empty = || std::fs::read_dir(folder).map_or(true, |mut entries| entries.next().is_none());
+    until("the status socket is gone", is_empty);
+    until("the holder's socket and all listeners are gone", || {
+        let output = Command::new("ss").args(["-Hltxn"]).output().expect("ss of iproute2");
+        output.status.success() && stdout(&output).trim().is_empty()
+    });
+    let namespace = std::fs::metadata("/proc/thread-self/ns/net").unwrap().ino();
+    until("the steering is gone", || {
+        let output = Command::new("bpftool").args(["-j", "link", "show"]).output().expect("bpftool");
+        let links: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        !links.as_array().unwrap().iter().any(|link| link["netns_ino"].as_u64() == Some(namespace))
+    });
+}
+
+#[test]
+fn nginx_serves_where_connections_arrive_and_leaves_nothing() {
+    if !private_network_and_run() {
+        return;
+    }
+    let folder = Folder::new();
+    let nginx = Running::nginx(&folder, &[]);
+    let program = accelerated(2);
+    let holder = program["pid"].as_u64().unwrap();
+    let (cpus, count) = (cpus(), 100);
+    cpus.iter().for_each(|cpu| requests_from(*cpu, count));
+    let all = (cpus.len() * count) as u64;
+
+    let program = accelerated(2);
+    assert_eq!(sum(&program, &ACCEPTED), all, "{program:#}");
+    let (local, remote) = (sum(&program, &["steered_local"]), sum(&program, &["steered_remote"]));
+    // A worker that the machine keeps from running is passed over, so a few may be remote; by chance it would be half.
+    assert!(cpus.len() != 2 || local * 5 >= (local + remote) * 4, "{program:#}");
+    let pids: Vec<u64> = program["processes"].as_array().unwrap().iter().map(|pid| pid.as_u64().unwrap()).collect();
+    assert!(pids.contains(&nginx.pid().into()), "{program:#}");
+    if cpus.len() == 2 {
+        for worker in program["workers"].as_array().unwrap() {
+            let accepted = ACCEPTED.iter().map(|name| worker["counters"][*name].as_u64().unwrap()).sum::<u64>();
+            assert!(accepted * 2 >= count as u64, "one has nearly all: {program:#}");
+            // Bound to its home.
+            let status = std::fs::read_to_string(format!("/proc/{}/status", worker["pid"])).unwrap();
+            assert!(status.contains(&format!("Cpus_allowed_list:\t{}\n", worker["cpu"])), "{status}");
+        }
+    }
+    let text = status(&[&nginx.pid().to_string()]);
+    assert!(text.contains(&format!("{ADDRESS}: accelerated by sk_lookup; workers 2, queues 2")), "{text}");
+    assert!(text.starts_with("nginx -p ") && text.contains(&format!("(holder {holder})")), "{text}");
+    assert_eq!(status(&[&holder.to_string()]).lines().next(), text.lines().next());
+
+    nginx.stop();
+    nothing_is_left();
+    assert!(!is_alive(holder));
+    assert_eq!(status(&[]), "no program is accelerated\n");
+    let unknown = support::run(&["accel", "status", "1"]);
+    assert_eq!(unknown.status.code(), Some(69));
+    assert!(stderr(&unknown).contains("process 1 is not accelerated"), "{}", stderr(&unknown));
+}
+
+#[test]
+fn haproxy_threads_have_a_queue_each() {
+    if !private_network_and_run() {
+        return;
+    }
+    let folder = Folder::new();
+    let config = folder.write(
+        "haproxy.cfg",
+        &format!(
+            "global\n  nbthread 2\n  maxconn 200\ndefaults\n  mode http\n  timeout client 30s\n  timeout connect 30s\n  \
+             timeout server 30s\nfrontend f\n  bind {ADDRESS}\n  \
+             http-request return status 200 content-type text/plain string \"served\\n\"\n"
+        ),
+    );
+    let mut command = accel_run(&[]);
+    command.args(["haproxy", "-db", "-f"]).arg(config);
+    let mut haproxy = Running::start(command);
+    accelerated(2);
+    cpus().iter().for_each(|cpu| requests_from(*cpu, 50));
+    let program = accelerated(2);
+    assert_eq!(sum(&program, &ACCEPTED), cpus().len() as u64 * 50, "{program:#}");
+    assert!(sum(&program, &["accepted_own"]) > 0, "{program:#}");
+    let threads: Vec<&Value> = program["workers"].as_array().unwrap().iter().map(|worker| &worker["tid"]).collect();
+    assert_ne!(threads[0], threads[1], "{program:#}");
+    // Ends by this signal, as it would by itself.
+    haproxy.signal(Signal::INT);
+    haproxy.wait();
+    nothing_is_left();
+}
+
+#[test]
+fn reloads_and_killed_workers_lose_no_connection() {
+    if !private_network_and_run() {
+        return;
+    }
+    let folder = Folder::new();
+    let nginx = Running::nginx(&folder, &[]);
+    accelerated(2);
+    let (stop, served, failed) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Relaxed) {
+                    let counter = if is_served(address()) { &served } else { &failed };
+                    counter.fetch_add(1, Relaxed);
+                }
+            });
+        }
+        let stop_at_the_end = Stop(&stop);
+        for _ in 0..10 {
+            let before: Vec<u64> = worker_pids(&accelerated(2));
+            let at = served.load(Relaxed);
+            nginx.signal(Signal::HUP);
+            until("new workers have come", || {
+                let now = worker_pids(&programs()[0]);
+                now.len() == 2 && now.iter().all(|pid| !before.contains(pid))
+            });
+            until("requests go on", || served.load(Relaxed) > at + 20);
+        }
+        drop(stop_at_the_end);
+    });
+    assert_eq!(failed.load(Relaxed), 0, "of {}", served.load(Relaxed));
+
+    // Connections that wait for a worker that is killed are served by others: this one cannot accept any more.
+    let program = accelerated(2);
+    let victim = program["workers"][0].clone();
+    let pid = Pid::from_raw(victim["pid"].as_i64().unwrap() as i32).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..40).map(|_| scope.spawn(|| is_served(address()))).collect();
+        until("somebody is served", || clients.iter().any(|client| client.is_finished()));
+        kill_process(pid, Signal::KILL).unwrap();
+        let served = clients.into_iter().filter_map(|client| client.join().ok()).filter(|served| *served).count();
+        assert_eq!(served, 40);
+    });
+    nginx.stop();
+    nothing_is_left();
+}
+
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+fn worker_pids(program: &Value) -> Vec<u64> {
+    program["workers"].as_array().unwrap().iter().map(|worker| worker["pid"].as_u64().unwrap()).collect()
+}
+
+#[test]
+fn a_killed_holder_or_program_leaves_the_rest_working() {
+    if !private_network_and_run() {
+        return;
+    }
+    let folder = Folder::new();
+    let nginx = Running::nginx(&folder, &[]);
+    let holder = accelerated(2)["pid"].as_i64().unwrap();
+    kill_process(Pid::from_raw(holder as i32).unwrap(), Signal::KILL).unwrap();
+    until("it is gone", || !is_alive(holder as u64));
+    requests_from(cpus()[0], 20);
+    assert_eq!(status(&[]), "no program is accelerated\n");
+    nginx.stop();
+    nothing_is_left();
+
+    // Without its master, nginx's workers serve on; the holder stays for them.
+    let folder = Folder::new();
+    let mut nginx = Running::nginx(&folder, &[]);
+    let workers = worker_pids(&accelerated(2));
+    nginx.signal(Signal::KILL);
+    assert_eq!(nginx.wait().signal(), Some(9));
+    requests_from(cpus()[0], 20);
+    assert_eq!(worker_pids(&accelerated(2)), workers);
+    for pid in workers {
+        kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::TERM).unwrap();
+    }
+    nothing_is_left();
+}
+
+/// Runs a shell script under `ksf accel run`, to its end.
+fn shell(flags: &[&str], script: &str) -> Output {
+    accel_run(flags).args(["sh", "-c", script]).output().unwrap()
+}
+
+#[test]
+fn process_id_exit_status_and_signals_are_the_programs_own() {
+    if !private_network_and_run() {
+        return;
+    }
+    let output = shell(&[], "exit 7");
+    assert_eq!((output.status.code(), stderr(&output)), (Some(7), String::new()));
+    let output = shell(&[], "kill -TERM $$");
+    assert_eq!(output.status.signal(), Some(15));
+    // It has no children but its own.
+    let output = shell(&[], "read children < /proc/$$/task/$$/children; echo \"[$children]\"");
+    assert_eq!(stdout(&output), "[]\n");
+
+    let mut command = accel_run(&[]);
+    command.args(["sh", "-c", "echo $$; read line; echo \"$line\""]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), child.id().to_string());
+    // The holder keeps none of the program's pipes open, nor takes from them.
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(b"to the program\n").unwrap();
+    assert_eq!(lines.next().unwrap().unwrap(), "to the program");
+    assert!(lines.next().is_none());
+    assert!(child.wait().unwrap().success());
+
+    let missing = accel_run(&[]).arg("/no/such/program").output().unwrap();
+    assert_eq!(missing.status.code(), Some(66));
+    assert!(stderr(&missing).contains("cannot run /no/such/program"), "{}", stderr(&missing));
+    nothing_is_left();
+}
+
+#[test]
+fn a_program_that_cannot_be_helped_is_run_as_it_is() {
+    if !private_network_and_run() {
+        return;
+    }
+    let folder = Folder::new();
+    let source =
+        folder.write("main.c", "#include <stdlib.h>\nint main(void) { return getenv(\"LD_PRELOAD\") ? 1 : 5; }");
+    let program = folder.path("static");
+    let compiler = Command::new("cc").args(["-static", "-o"]).arg(&program).arg(source).status().unwrap();
+    assert!(compiler.success());
+    let says = |command: &mut Command, code: i32| {
+        let output = command.output().unwrap();
+        let text = stderr(&output);
+        assert_eq!((output.status.code(), text.lines().count()), (Some(code), 1), "{text}");
+        assert!(!Path::new("/run/ksf").exists(), "a holder was started");
+        text
+    };
+    let text = says(accel_run(&[]).arg(&program), 5);
+    assert!(text.contains("is not accelerated: it is statically linked"), "{text}");
+    let script = folder.write("script", &format!("#!{}\n", program.display()));
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    assert!(says(accel_run(&[]).arg(&script), 5).contains("statically linked"));
+    // Nor where ksf is not whole.
+    let text = says(accel_run(&[]).env("KSF_LIB_DIR", "/nowhere").args(["sh", "-c", "exit 6"]), 6);
+    assert!(text.contains("libksf_accel.so is not in /nowhere"), "{text}");
+    let text = says(accel_run(&["--steering", "lookup"]).env("KSF_LIB_DIR", "/a b").args(["sh", "-c", "exit 6"]), 6);
+    assert!(text.contains("sh is not accelerated"), "{text}");
+    // Wrong flags are errors, and nothing runs.
+    let wrong = accel_run(&["--cpus", "1000"]).args(["sh", "-c", "exit 6"]).output().unwrap();
+    assert_eq!(wrong.status.code(), Some(69), "{}", stderr(&wrong));
+}
+
+#[test]
+fn flags_choose_cpus_pinning_and_steering() {
+    if !private_network_and_run() {
+        return;
+    }
+    let cpu = cpus()[0];
+    let list = cpu.to_string();
+    let folder = Folder::new();
+    let nginx = Running::nginx(&folder, &["--cpus", &list, "--no-pin", "--steering", "classic"]);
+    let program = accelerated(2);
+    assert_eq!(program["level"], "classic_bpf");
+    assert!(program["refused"][0]["why"].as_str().unwrap().contains("classic_bpf only"), "{program:#}");
+    let own = std::fs::read_to_string("/proc/self/status").unwrap();
+    let mask = own.lines().find(|line| line.starts_with("Cpus_allowed_list:")).unwrap();
+    for worker in program["workers"].as_array().unwrap() {
+        assert_eq!(worker["cpu"], cpu, "{program:#}");
+        let status = std::fs::read_to_string(format!("/proc/{}/status", worker["pid"])).unwrap();
+        assert!(status.contains(mask), "not left where it was: {status}");
+    }
+    requests_from(cpu, 20);
+    assert_eq!(sum(&accelerated(2), &ACCEPTED), 20);
+    nginx.stop();
+    nothing_is_left();
+
+    let folder = Folder::new();
+    let nginx = Running::nginx(&folder, &["--off"]);
+    until("it is served", || is_served(address()));
+    requests_from(cpu, 20);
+    let program = programs().pop().expect("a holder");
+    assert!(sum(&program, &ACCEPTED) == 0 && program["workers"].as_array().unwrap().is_empty(), "{program:#}");
+    assert!(status(&[]).contains("not accelerated because switched off"), "{}", status(&[]));
+    nginx.stop();
+    nothing_is_left();
+
+    let folder = Folder::new();
+    let nginx = Running::nginx(&folder, &["--steering", "plain"]);
+    until("it is served", || is_served(address()));
+    let text = status(&[]);
+    assert!(text.contains(&format!("{ADDRESS}: not accelerated because: no mechanism works here")), "{text}");
+    nginx.stop();
+    nothing_is_left();
+}
+
+#[test]
+fn without_rights_a_weaker_mechanism_is_used_and_named() {
+    if !private_network_and_run() {
+        return;
+    }
+    let (folder, shared) = (Folder::new(), Folder::new());
+    let ksf = ksf_for_all(&shared);
+    std::fs::copy(built_library(), shared.path("libksf_accel.so")).unwrap();
+    for path in [folder.path(""), shared.path("")] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    std::os::unix::fs::chown(folder.path(""), Some(65534), Some(65534)).unwrap();
+    let as_nobody = |mut command: Command| {
+        command.uid(65534).gid(65534).env("XDG_RUNTIME_DIR", folder.path("")).current_dir("/");
+        command
+    };
+    let mut command = as_nobody(accel_run_of(&ksf, &[]));
+    command.stderr(std::fs::File::create(folder.path("said")).unwrap());
+    let nginx = Running::nginx_by(command, &folder, ADDRESS);
+    until("it is served", || is_served(address()));
+    let mut ask = Command::new(&ksf);
+    ask.args(["accel", "status"]);
+    let mut ask = as_nobody(ask);
+    let mut text = String::new();
+    until("both workers are ready", || {
+        text = stdout(&ask.output().unwrap());
+        text.contains("workers 2")
+    });
+    assert!(text.contains("accelerated by classic_bpf") && text.contains("not sk_lookup: not permitted"), "{text}");
+    cpus().iter().for_each(|cpu| requests_from(*cpu, 20));
+    let said = std::fs::read_to_string(folder.path("said")).unwrap();
+    let expected = "connections are steered by classic_bpf, not by better means (sk_lookup: not permitted: the process \
+                    lacks CAP_BPF";
+    assert!(said.contains(expected), "{said}");
+    nginx.stop();
+    until("its status socket is gone", || std::fs::read_dir(folder.path("ksf/accel")).unwrap().next().is_none());
+    nothing_is_left();
+}
+
+/// The Go program of `tests/go`; `None`: there is no Go, skip.
+fn go_program(folder: &Folder) -> Option<PathBuf> {
+    let program = folder.path("serves");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/go/serves.go");
+    let mut build = Command::new("go");
+    build.args(["build", "-o"]).arg(&program).arg(source).env("GO111MODULE", "off").env("CGO_ENABLED", "0");
+    build.env("GOCACHE", folder.path("cache")).env("GOTOOLCHAIN", "local");
+    match build.output() {
+        Ok(output) => {
+            assert!(output.status.success(), "{}", stderr(&output));
+            Some(program)
+        }
+        Err(error) => {
+            assert!(std::env::var_os("CI").is_none(), "in CI no test may be skipped: needs go ({error})");
+            support::say_skipped(&format!("needs go ({error})"));
+            None
+        }
+    }
+}
+
+/// How many of the answers came from each process.
+fn servers(answers: &[String]) -> Vec<(u64, usize)> {
+    let mut servers: Vec<(u64, usize)> = Vec::new();
+    for answer in answers {
+        let pid = answer.lines().find_map(|line| line.strip_prefix("X-Pid: ")).expect("an answer of the program");
+        let pid = pid.parse().unwrap();
+        match servers.iter_mut().find(|(known, _)| *known == pid) {
+            Some((_, count)) => *count += 1,
+            None => servers.push((pid, 1)),
+        }
+    }
+    servers
+}
+
+#[test]
+fn copies_of_a_go_program_share_a_port_and_serve_their_cpu() {
+    if !private_network_and_run() {
+        return;
+    }
+    let folder = Folder::new();
+    let Some(program) = go_program(&folder) else { return };
+    let [a, b, ..] = cpus()[..] else {
+        assert!(std::env::var_os("CI").is_none(), "in CI no test may be skipped: needs two CPUs");
+        return support::say_skipped("needs two CPUs");
+    };
+    let said = folder.path("said");
+    let mut command = accel_run(&["--copies", "2", "--cpus", &format!("{a},{b}")]);
+    command.arg(&program).arg(ADDRESS).stderr(std::fs::File::create(&said).unwrap());
+    let mut copies = Running::start(command);
+    let program_status = accelerated(2);
+    let at_home = |cpu: usize| {
+        let workers = program_status["workers"].as_array().unwrap();
+        workers.iter().find(|worker| worker["cpu"] == cpu).expect("a copy on each CPU")["pid"].as_u64().unwrap()
+    };
+    assert_eq!(servers(&answers_from(a, 100)), [(at_home(a), 100)]);
+    assert_eq!(servers(&answers_from(b, 100)), [(at_home(b), 100)]);
+    let text = status(&[]);
+    assert!(text.contains("steered from outside") && text.contains(&format!("{ADDRESS}: accelerated by sk_lookup")));
+
+    // Signals reach all copies.
+    copies.signal(Signal::HUP);
+    let heard = || std::fs::read_to_string(&said).unwrap().matches("hangup").count();
+    until("both have heard it", || heard() == 2);
+    // One that is killed leaves its connections to the other, and nobody is refused.
+    kill_process(Pid::from_raw(at_home(a) as i32).unwrap(), Signal::KILL).unwrap();
+    until("ksf says so", || std::fs::read_to_string(&said).unwrap().contains("the others serve on"));
+    assert_eq!(servers(&answers_from(a, 50)), [(at_home(b), 50)]);
+    copies.signal(Signal::TERM);
+    // Go's own way to end by a signal; the first copy was killed.
+    assert_eq!(copies.wait().code(), Some(128 + 9));
+    nothing_is_left();
+}
+
+#[test]
+fn a_go_program_alone_is_run_as_it_is_and_its_copies_can_be_attached_to() {
+    if !private_network_and_run() {
+        return;
+    }
+    let folder = Folder::new();
+    let Some(program) = go_program(&folder) else { return };
+    let said = folder.path("said");
+    let mut command = accel_run(&[]);
+    command.arg(&program).arg(ADDRESS).stderr(std::fs::File::create(&said).unwrap());
+    let alone = Running::start(command);
+    until("it is served", || is_served(address()));
+    let text = std::fs::read_to_string(&said).unwrap();
+    assert!(text.contains("is not accelerated: it is written in Go") && text.contains("--copies N"), "{text}");
+    // One socket cannot be steered to from outside.
+    let mut attach = support::ksf();
+    attach.args(["accel", "attach", &alone.pid().to_string()]).stderr(std::fs::File::create(&said).unwrap());
+    let mut attached = Running::start(attach);
+    until("it says why", || std::fs::read_to_string(&said).unwrap().contains("share one socket"));
+    assert!(is_served(address()));
+    drop(alone);
+    // It ends with the program.
+    assert_eq!(attached.wait().code(), Some(0));
+    nothing_is_left();
+}
+
+#[test]
+fn a_running_nginx_with_sockets_of_its_own_is_steered() {
+    if !private_network_and_run() {
+        return;
+    }
+    let folder = Folder::new();
+    let nginx = Running::nginx_by(Command::new("env"), &folder, &format!("{ADDRESS} reuseport"));
+    until("it is served", || is_served(address()));
+    let said = folder.path("said");
+    let mut attach = support::ksf();
+    attach.args(["accel", "attach", &nginx.pid().to_string()]).stderr(std::fs::File::create(&said).unwrap());
+    let mut attached = Running::start(attach);
+    let before = accelerated(2);
+    let [first, second] = [0, 1].map(|index| before["workers"][index]["pid"].as_u64().unwrap());
+    assert_ne!(first, second);
+    cpus().iter().for_each(|cpu| requests_from(*cpu, 50));
+    let program = accelerated(2);
+    let all = cpus().len() as u64 * 50;
+    assert_eq!(sum(&program, &["steered_local", "steered_remote"]), all, "{program:#}");
+    assert!(cpus().len() != 2 || sum(&program, &["steered_local"]) == all, "{program:#}");
+    // nginx reloads: the sockets are served by other processes, and no connection is lost.
+    nginx.signal(Signal::HUP);
+    until("the new workers are found", || {
+        let workers = worker_pids(&programs()[0]);
+        workers.len() == 2 && !workers.contains(&first) && !workers.contains(&second)
+    });
+    cpus().iter().for_each(|cpu| requests_from(*cpu, 50));
+    // Detached, everything is as before.
+    attached.signal(Signal::INT);
+    assert_eq!(attached.wait().code(), Some(0));
+    requests_from(cpus()[0], 20);
+    nginx.stop();
+    nothing_is_left();
+    let text = std::fs::read_to_string(&said).unwrap();
+    assert!(text.contains(&format!("{ADDRESS} is steered to 2 processes")), "{text}");
+    let missing = support::run(&["accel", "attach", "4194304"]);
+    assert_eq!(missing.status.code(), Some(71), "{}", stderr(&missing));
+}

@@ -1,0 +1,287 @@
+//! Runs of `ksf load http` and wrk.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+
+use super::{BODY_BYTES, WebLoad, WebResult};
+use crate::bench::case::Case;
+use crate::bench::contestant::{Pinning, pinned};
+use crate::process::{Running, display, output};
+
+/// Beyond the length of the load: the generator's own time limits.
+pub(super) const SLACK: Duration = Duration::from_secs(60);
+
+/// How long a load lasts that is interrupted at its end.
+const UNTIL_INTERRUPTED: &str = "1h";
+
+/// The header by which an answer names its worker.
+pub(super) const WORKER_FIELD: &str = "X-Worker";
+
+/// Asks for a compressed answer.
+const COMPRESS: &str = "Accept-Encoding: gzip";
+
+/// One load.
+pub(super) struct Client<'a> {
+    pub(super) load: &'static WebLoad,
+    pub(super) case: &'a Case,
+    pub(super) pinning: &'a Pinning,
+    pub(super) port: u16,
+    /// The server's process.
+    pub(super) pid: u32,
+    /// So many requests; None: as long as is said elsewhere.
+    pub(super) count: Option<u64>,
+    pub(super) round: u32,
+}
+
+/// What differs from run to run and is left out where commands are shown.
+#[derive(Clone, Copy)]
+pub(super) struct Shown {
+    pub(super) port: u16,
+    pub(super) pid: u32,
+}
+
+impl Shown {
+    pub(super) fn clean(self, command: &str) -> String {
+        let pid = format!("--server-pid {}", self.pid);
+        command.replace(&pid, "--server-pid PID").replace(&self.port.to_string(), "PORT")
+    }
+}
+
+/// A load that lasts until it is interrupted.
+pub(super) struct RunningLoad {
+    pub(super) command: String,
+    running: Running,
+}
+
+impl Client<'_> {
+    /// The command line; without a count and a length it runs until it is interrupted.
+    pub(super) fn command(&self, ksf: &Path, seconds: Option<f64>) -> Command {
+        let mut command = Command::new(ksf);
+        command.args(["load", "http", &self.url(), "-n", &self.case.in_flight.to_string()]);
+        if self.load.keep {
+            command.args(["-r", "0"]);
+        }
+        if let Some(rate) = self.load.rate_per_s {
+            command.args(["--rate", &rate.to_string(), "--seed", &(self.round + 1).to_string()]);
+        }
+        match (self.count, seconds) {
+            (Some(count), _) => command.args(["-c", &count.to_string()]),
+            (None, Some(seconds)) => command.args(["--duration", &format!("{:.0}ms", seconds * 1e3)]),
+            (None, None) => command.args(["--duration", UNTIL_INTERRUPTED]),
+        };
+        match self.pinning.client(self.case.connections) {
+            Some(cpus) => command.args(["--cpu", &cpus]),
+            None => command.args(["--no-pin", "-j", &self.case.connections.to_string()]),
+        };
+        if self.load.names_worker {
+            command.args(["--tally", WORKER_FIELD]);
+        }
+        match self.load.costly {
+            true => command.args(["--header", COMPRESS]),
+            false => command.args(["--expect-bytes", &BODY_BYTES.to_string()]),
+        };
+        command.args(["--server-pid", &self.pid.to_string(), "--json"]);
+        command
+    }
+
+    /// Runs it to its end, which is that of its count.
+    pub(super) fn run(&self, ksf: &Path) -> Result<WebResult> {
+        parse(&output(&mut self.command(ksf, None), SLACK)?)
+    }
+
+    /// Starts it, to be interrupted.
+    pub(super) fn start(&self, ksf: &Path) -> Result<RunningLoad> {
+        let mut command = Client { count: None, ..*self }.command(ksf, None);
+        let mut running = Running::start(&mut command)?;
+        running.wait_until_interruptible(SLACK)?;
+        Ok(RunningLoad { command: display(&command), running })
+    }
+
+    /// wrk with the same connections, threads and CPUs, for whole seconds.
+    pub(super) fn wrk(&self, seconds: f64) -> Command {
+        let mut command = pinned("wrk", self.pinning.client(self.case.connections).as_deref());
+        command.args(["-t", &self.case.connections.to_string(), "-c", &self.case.in_flight.to_string()]);
+        if self.load.costly {
+            command.args(["-H", COMPRESS]);
+        }
+        command.args(["-d", &format!("{}s", (seconds.ceil() as u64).max(1)), &self.url()]);
+        command
+    }
+
+    fn url(&self) -> String {
+        format!("http://127.0.0.1:{}/", self.port)
+    }
+}
+
+impl RunningLoad {
+    /// Ends it as Ctrl-C does; what was under way is still awaited.
+    pub(super) fn interrupt(self) -> Result<WebResult> {
+        parse(&self.running.interrupt(SLACK)?)
+    }
+}
+
+/// Requests per second of wrk, all of which were answered well.
+pub(super) fn run_wrk(command: &mut Command) -> Result<f64> {
+    let text = output(command, SLACK)?;
+    parse_wrk(&text).with_context(|| format!("wrk printed:\n{text}"))
+}
+
+fn parse_wrk(text: &str) -> Result<f64> {
+    for bad in ["Socket errors", "Non-2xx"] {
+        ensure!(!text.contains(bad), "requests failed");
+    }
+    let line = text.lines().find_map(|line| line.trim().strip_prefix("Requests/sec:"));
+    Ok(line.context("no line of the rate")?.trim().parse()?)
+}
+
+/// What is read of the JSON of `ksf load http` (docs/formats/http.md).
+#[derive(Deserialize)]
+struct Document {
+    run: Run,
+    warnings: Vec<Warning>,
+}
+
+#[derive(Deserialize)]
+struct Warning {
+    code: String,
+}
+
+#[derive(Deserialize)]
+struct Run {
+    requests: Requests,
+    response: Latency,
+    failures: BTreeMap<String, u64>,
+    tally: Option<Tally>,
+    server: Server,
+    cpu_s: f64,
+    threads: Vec<Thread>,
+    connections: Connections,
+}
+
+#[derive(Deserialize)]
+struct Requests {
+    answered: u64,
+    unanswered: u64,
+    rate_per_s: f64,
+}
+
+#[derive(Deserialize)]
+struct Connections {
+    surplus: u64,
+}
+
+#[derive(Deserialize)]
+struct Latency {
+    max_us: f64,
+    quantiles: Vec<Quantile>,
+}
+
+#[derive(Deserialize)]
+struct Quantile {
+    percent: f64,
+    us: f64,
+}
+
+#[derive(Deserialize)]
+struct Tally {
+    values: BTreeMap<String, u64>,
+    threads: Vec<BTreeMap<String, u64>>,
+}
+
+#[derive(Deserialize)]
+struct Server {
+    cpu_us: f64,
+}
+
+#[derive(Deserialize)]
+struct Thread {
+    cpu: Option<u32>,
+}
+
+/// Reads a result. Failed requests are part of it; wrong or surplus bytes are an error, whatever was done to the server.
+pub(super) fn parse(text: &str) -> Result<WebResult> {
+    read(text).with_context(|| format!("ksf load http printed:\n{text}"))
+}
+
+fn read(text: &str) -> Result<WebResult> {
+    let Document { run, warnings } = serde_json::from_str(text)?;
+    ensure!(run.requests.answered > 0, "no request was answered");
+    let mut failures: BTreeMap<String, u64> = run.failures.into_iter().filter(|(_, count)| *count > 0).collect();
+    for kind in ["bad_response", "unexpected_status", "wrong_body", "address_exhausted", "local_limit"] {
+        if let Some(count) = failures.get(kind) {
+            bail!("{count} {kind}");
+        }
+    }
+    ensure!(run.connections.surplus == 0, "surplus bytes");
+    if run.requests.unanswered > 0 {
+        failures.insert("unanswered".into(), run.requests.unanswered);
+    }
+    let at = |percent| {
+        let found = run.response.quantiles.iter().find(|quantile| quantile.percent == percent);
+        found.map(|quantile| quantile.us).with_context(|| format!("no quantile {percent}"))
+    };
+    let (values, by_thread) = match run.tally {
+        Some(tally) => (tally.values, tally.threads),
+        None => (BTreeMap::new(), vec![BTreeMap::new(); run.threads.len()]),
+    };
+    Ok(WebResult {
+        answered: run.requests.answered,
+        rate_per_s: run.requests.rate_per_s,
+        response_us: [at(50.0)?, at(99.0)?, at(99.9)?, run.response.max_us],
+        server_cpu_us: run.server.cpu_us,
+        client_cpu_us: run.cpu_s * 1e6,
+        failures,
+        values,
+        threads: run.threads.iter().map(|thread| thread.cpu).zip(by_thread).collect(),
+        warnings: warnings.into_iter().map(|warning| warning.code).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"{"warnings":[{"code":"generator-busy","text":"t"}],"run":{
+        "requests":{"answered":90,"unanswered":2,"rate_per_s":45.5},"connections":{"surplus":0},
+        "response":{"max_us":9.5,"quantiles":[{"percent":50.0,"us":1.0},{"percent":99.0,"us":8.0},
+            {"percent":99.9,"us":9.0}]},
+        "failures":{"refused":3,"stale":0,"bad_response":0},
+        "tally":{"name":"X-Worker","values":{"7":90},"threads":[{"7":90}]},
+        "server":{"cpu_us":900.0},"cpu_s":0.0018,"threads":[{"cpu":1}]}}"#;
+
+    #[test]
+    fn a_result_is_read() {
+        let result = read(TEXT).unwrap();
+        let counts = |text: &str, count| BTreeMap::from([(text.to_owned(), count)]);
+        assert_eq!((result.answered, result.rate_per_s, result.response_us), (90, 45.5, [1.0, 8.0, 9.0, 9.5]));
+        assert_eq!((result.server_cpu_us, result.client_cpu_us), (900.0, 1800.0));
+        assert_eq!(result.failures, BTreeMap::from([("refused".to_owned(), 3), ("unanswered".to_owned(), 2)]));
+        assert_eq!((result.values, result.threads), (counts("7", 90), vec![(Some(1), counts("7", 90))]));
+        assert_eq!(result.warnings, ["generator-busy"]);
+    }
+
+    #[test]
+    fn wrong_answers_are_never_a_result() {
+        for (from, to) in [
+            ("\"answered\":90", "\"answered\":0"),
+            ("\"bad_response\":0", "\"bad_response\":1"),
+            ("\"surplus\":0", "\"surplus\":1"),
+            ("\"percent\":99.9", "\"percent\":99.5"),
+        ] {
+            assert!(read(&TEXT.replace(from, to)).is_err(), "{to}");
+        }
+    }
+
+    #[test]
+    fn the_rate_of_wrk_is_read() {
+        let text = "Running 1s test @ http://127.0.0.1:80/\n  2 threads and 32 connections\nRequests/sec:  61234.56\n";
+        assert_eq!(parse_wrk(text).unwrap(), 61_234.56);
+        assert!(parse_wrk(&format!("{text}  Socket errors: connect 0, read 3, write 0, timeout 0\n")).is_err());
+        assert!(parse_wrk("nothing").is_err());
+    }
+}
