@@ -3,7 +3,7 @@
 //! On a shard a message that takes long holds up every connection of its core. Here any worker takes the next message of
 //! any connection, so a service may block, and one busy connection can occupy all workers.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,12 +62,16 @@ pub struct Workers<S: Service> {
 }
 
 /// Messages whose answers come later.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Desk {
     due: Mutex<HashMap<u64, Due>>,
-    /// Messages the service panicked with: answers to them are thrown away.
-    dead: Mutex<HashSet<u64>>,
+    /// The message each worker called the service with last; 0 after a panic. Answers that come before the service
+    /// returned are for these, or they are thrown away.
+    calls: Vec<AtomicU64>,
 }
+
+/// Bits of a ticket that count the messages of one worker; above them is the worker's number, so no two come to the same.
+const TICKET_BITS: u32 = 48;
 
 #[derive(Default)]
 struct Due {
@@ -123,7 +127,8 @@ impl<S: Service> Workers<S> {
         of_mux.classify = options.classify;
         of_mux.class_caps = options.class_caps;
         let mux = Mux::new(of_mux)?;
-        let desk = Arc::<Desk>::default();
+        let calls = (0..count).map(|_| AtomicU64::new(0)).collect();
+        let desk = Arc::new(Desk { due: Mutex::default(), calls });
         let mut stats = Vec::new();
         let mut threads = Vec::new();
         for number in 0..count {
@@ -138,8 +143,7 @@ impl<S: Service> Workers<S> {
                 env,
                 replies: Replies::default(),
                 grant: socket.grant(),
-                // Far apart: no two workers come to the same.
-                ticket: (number as u64) << 48,
+                ticket: (number as u64) << TICKET_BITS,
             };
             let name = format!("ksf-worker-{number}");
             let thread = thread::Builder::new().name(name).spawn(move || {
@@ -328,11 +332,12 @@ impl<S: Service> Worker<S> {
         let before = begun.messages;
         // Where the replies to the last message begin.
         let mut mark = 0;
-        let Self { service, env, replies, ticket, grant, .. } = self;
+        let Self { service, desk, env, replies, ticket, grant, .. } = self;
         let called = catch_unwind(AssertUnwindSafe(|| {
             while let Some(place) = grant.next(|| socket.kept()) {
                 begun.add(&place);
                 *ticket += 1;
+                desk.begin(*ticket);
                 mark = replies.output.len();
                 let place = place.start as usize..place.end as usize;
                 let message = ksf::Message::of_chunk(&run.chunk, place.clone(), peer, key);
@@ -349,8 +354,7 @@ impl<S: Service> Worker<S> {
         self.env.stats.messages.add((begun.messages - before) as u64);
         called.unwrap_or_else(|_| {
             self.env.stats.tasks_panicked.add(1);
-            lock(&self.desk.dead).insert(self.ticket);
-            lock(&self.desk.due).remove(&self.ticket);
+            self.desk.forget(self.ticket);
             // Not what it wrote before.
             self.replies.output.truncate(mark);
             Called::Panicked
@@ -389,6 +393,24 @@ enum Called {
 }
 
 impl Desk {
+    /// A worker calls the service with this message.
+    #[inline]
+    fn begin(&self, ticket: u64) {
+        // Whoever answers was told of the message after this.
+        self.call(ticket).store(ticket, Ordering::Relaxed);
+    }
+
+    /// The service panicked with this message.
+    fn forget(&self, ticket: u64) {
+        let mut due = lock(&self.due);
+        self.call(ticket).store(0, Ordering::Relaxed);
+        due.remove(&ticket);
+    }
+
+    fn call(&self, ticket: u64) -> &AtomicU64 {
+        &self.calls[(ticket >> TICKET_BITS) as usize]
+    }
+
     /// The service returned, and `answers` of `message` are to come or came already.
     fn expect(&self, ticket: u64, message: Message, answers: u32, close: bool) {
         let mut due = lock(&self.due);
@@ -434,11 +456,13 @@ impl Desk {
 impl Answers for Desk {
     fn answer(&self, delivery: Delivery) {
         let (ticket, answer) = delivery.into_answer();
-        if lock(&self.dead).contains(&ticket) {
-            return;
-        }
         let mut due = lock(&self.due);
-        due.entry(ticket).or_default();
+        if !due.contains_key(&ticket) {
+            if self.call(ticket).load(Ordering::Relaxed) != ticket {
+                return;
+            }
+            due.insert(ticket, Due::default());
+        }
         self.deliver(due, ticket, vec![answer]);
     }
 }

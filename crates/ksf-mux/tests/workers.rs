@@ -133,6 +133,23 @@ fn a_worker_that_is_held_up_loses_the_cheap_messages_behind() {
 }
 
 #[test]
+fn answers_to_a_message_the_service_panicked_with_reach_nobody() {
+    let running = start(Scripted::new(Order::Free, 2), 1, Limits::default());
+    for round in 1..=3 {
+        let mut client = running.connect();
+        client.write_all(&frame(b"q")).unwrap();
+        reads_end(&mut client);
+        // The next connection has the place of the last one, and the same worker.
+        let mut next = running.connect();
+        running.service.together.wait();
+        running.service.together.wait();
+        next.write_all(&frame(b"e still here")).unwrap();
+        assert_eq!(read_frame(&mut next), b"e still here");
+        assert_eq!(running.counter("tasks_panicked"), round);
+    }
+}
+
+#[test]
 fn draining_answers_what_was_received() {
     let running = start(Scripted::new(Order::Requests, 2), 2, Limits::default());
     let mut client = running.connect();

@@ -66,7 +66,7 @@ pub(crate) fn until(mut condition: impl FnMut() -> bool, what: impl Fn() -> Stri
 pub(crate) struct Scripted {
     pub(crate) order: Order,
     /// Where `b` waits for others.
-    pub(crate) together: Barrier,
+    pub(crate) together: Arc<Barrier>,
     pub(crate) open: AtomicUsize,
     pub(crate) calls: AtomicUsize,
 }
@@ -74,7 +74,7 @@ pub(crate) struct Scripted {
 impl Scripted {
     pub(crate) fn new(order: Order, together: usize) -> Arc<Self> {
         let (open, calls) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Arc::new(Self { order, together: Barrier::new(together), open, calls })
+        Arc::new(Self { order, together: Arc::new(Barrier::new(together)), open, calls })
     }
 }
 
@@ -137,6 +137,18 @@ impl Service for Scripted {
                 reply.close();
             }
             Some(b'p') => panic!("as the test asked for"),
+            // Panics, and is answered all the same: now, and when the test is there.
+            Some(b'q') => {
+                let (now, late) = (reply.defer(), reply.defer());
+                now.reply(b"too early".to_vec());
+                let together = Arc::clone(&self.together);
+                thread::spawn(move || {
+                    together.wait();
+                    late.reply(b"too late".to_vec());
+                    together.wait();
+                });
+                panic!("as the test asked for");
+            }
             _ => {}
         }
     }
