@@ -4,6 +4,7 @@
 //! any connection, so a service may block, and one busy connection can occupy all workers.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -457,11 +458,11 @@ impl Answers for Desk {
     fn answer(&self, delivery: Delivery) {
         let (ticket, answer) = delivery.into_answer();
         let mut due = lock(&self.due);
-        if !due.contains_key(&ticket) {
+        if let Entry::Vacant(vacant) = due.entry(ticket) {
             if self.call(ticket).load(Ordering::Relaxed) != ticket {
                 return;
             }
-            due.insert(ticket, Due::default());
+            vacant.insert(Due::default());
         }
         self.deliver(due, ticket, vec![answer]);
     }
