@@ -34,7 +34,13 @@ pub(crate) enum AccelCommand {
     Nic(nic::NicArgs),
     /// The process that owns a program's queues; started by `ksf accel run`
     #[command(hide = true)]
-    Holder,
+    Holder(HolderArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HolderArgs {
+    #[command(flatten)]
+    join: hop::JoinFlags,
 }
 
 /// Runs the command.
@@ -48,6 +54,6 @@ pub(crate) fn run(args: AccelArgs) -> Result<ExitCode, Failure> {
         AccelCommand::Flow(args) => flow::run(args),
         AccelCommand::Hop(args) => hop::run(args),
         AccelCommand::Nic(args) => nic::run(args),
-        AccelCommand::Holder => run::holder(),
+        AccelCommand::Holder(args) => run::holder(&args.join),
     }
 }
