@@ -27,7 +27,7 @@ impl Shared {
             ..Default::default()
         };
         let map = MapHandle::create(MapType::Array, Some("ksf_state"), 4, size_of::<State>() as u32, 1, &settings)
-            .map_err(crate::steer::to_io)?;
+            .map_err(ksf_libbpf::to_io)?;
         Self::new(map.as_fd().try_clone_to_owned()?, options)
     }
 

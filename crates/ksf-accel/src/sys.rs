@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
+use ksf_libbpf::{check, link_create};
 use rustix::mm::{MapFlags, ProtFlags};
 
 /// `getsockopt()` of an option of any size; the bytes the kernel wrote.
@@ -173,11 +174,7 @@ pub(crate) fn attach(
     target: BorrowedFd<'_>,
     kind: libbpf_sys::bpf_attach_type,
 ) -> io::Result<OwnedFd> {
-    // SAFETY: two descriptors; null stands for "no options".
-    let fd =
-        check(unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), target.as_raw_fd(), kind, std::ptr::null()) })?;
-    // SAFETY: the kernel has just made this descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    link_create(program, target.as_raw_fd(), kind, 0)
 }
 
 /// Ids of the sk_lookup programs of a network namespace, in the order in which they run.
@@ -198,35 +195,6 @@ pub(crate) fn lookup_programs(namespace: BorrowedFd<'_>) -> io::Result<Vec<u32>>
     })?;
     ids.truncate(count as usize);
     Ok(ids)
-}
-
-/// The id of a program.
-pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
-    program_info(program).map(|info| info.id)
-}
-
-/// Name of the program with this id.
-pub(crate) fn program_name(id: u32) -> io::Result<String> {
-    // SAFETY: takes a number, makes a descriptor.
-    let fd = check(unsafe { libbpf_sys::bpf_prog_get_fd_by_id(id) })?;
-    // SAFETY: the kernel has just made this descriptor for us.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    let name = program_info(fd.as_fd())?.name;
-    let name: Vec<u8> = name.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8).collect();
-    Ok(String::from_utf8_lossy(&name).into_owned())
-}
-
-fn program_info(program: BorrowedFd<'_>) -> io::Result<libbpf_sys::bpf_prog_info> {
-    let mut info = libbpf_sys::bpf_prog_info::default();
-    let mut bytes = size_of_val(&info) as u32;
-    // SAFETY: `info` is writable for `bytes` bytes and zeroed, so it has no pointers for the kernel to follow.
-    check(unsafe { libbpf_sys::bpf_obj_get_info_by_fd(program.as_raw_fd(), (&raw mut info).cast(), &raw mut bytes) })?;
-    Ok(info)
-}
-
-/// libbpf's convention: a negative errno.
-fn check(rc: i32) -> io::Result<i32> {
-    if rc < 0 { Err(io::Error::from_raw_os_error(-rc)) } else { Ok(rc) }
 }
 
 /// A shared, writable mapping of a descriptor from its beginning.

@@ -223,8 +223,7 @@ fn helper_program() {
     if !is_helper() {
         return;
     }
-    let mut options = options();
-    options.status_folder = Some(std::env::var_os("FOLDER").unwrap().into());
+    let options = options_in(std::env::var_os("FOLDER").unwrap().into());
     let prepared = run::prepare(&options, helper("helper_holder"), "/lib/of/nobody.so".as_ref()).unwrap();
     assert_eq!(prepared.level, Level::SkLookup);
     let address = prepared.environment.iter().find(|(name, _)| name == "KSF_ACCEL").unwrap().1.clone();

@@ -111,17 +111,17 @@ fn helper_without_privileges() {
 
 /// Runs a helper below as user 65534, in this thread's network namespace; standard input is the listener, if there is one.
 fn as_nobody(name: &str, own: Option<&TcpListener>) {
-    // Where it lies, only its owner may look.
-    let copy = folder();
+    // Where it lies, only its owner may look; and where we write, only we.
+    let folder = folder();
+    let copy = folder.join("helper");
     std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    std::os::unix::fs::chown(&folder, Some(65534), Some(65534)).unwrap();
     let mut command = Command::new(&copy);
-    command.args(helper(name).get_args()).env(HELPER, "1").uid(65534).gid(65534);
+    command.args(helper(name).get_args()).env(HELPER, "1").env("TMPDIR", &folder).uid(65534).gid(65534);
     if let Some(own) = own {
         command.stdin(std::os::fd::OwnedFd::from(own.try_clone().unwrap()));
     }
-    let output = command.current_dir("/").output();
-    std::fs::remove_file(&copy).unwrap();
-    let output = output.unwrap();
+    let output = command.current_dir("/").output().unwrap();
     let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }

@@ -9,19 +9,18 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ksf_accel::program::{Obstacle, find, obstacle};
+use tempfile::TempDir;
 
 /// A folder that is removed with the value.
-struct Folder(PathBuf);
+struct Folder(TempDir);
 
 impl Folder {
     fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("ksf-accel-program-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
+        Self(tempfile::Builder::new().prefix(&format!("ksf-accel-program-{name}-")).tempdir().unwrap())
     }
 
     fn write(&self, name: &str, content: &[u8]) -> PathBuf {
-        let path = self.0.join(name);
+        let path = self.0.path().join(name);
         fs::write(&path, content).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         path
@@ -30,16 +29,10 @@ impl Folder {
     /// Compiles a C program.
     fn compile(&self, name: &str, source: &str, flags: &[&str]) -> PathBuf {
         let source = self.write(&format!("{name}.c"), source.as_bytes());
-        let program = self.0.join(name);
+        let program = self.0.path().join(name);
         let status = Command::new("cc").args(flags).arg("-o").arg(&program).arg(source).status().unwrap();
         assert!(status.success());
         program
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -73,12 +66,12 @@ fn scripts_are_what_interprets_them() {
     assert_eq!(obstacle(&through("twice", &script)), Some(Obstacle::Static));
     assert_eq!(obstacle(&folder.write("shell", b"#!/bin/sh\n")), None);
     // It interprets itself: the kernel will refuse it.
-    let own = folder.0.join("loop");
+    let own = folder.0.path().join("loop");
     assert_eq!(obstacle(&through("loop", &own)), None);
     for (name, content) in [("empty", &b""[..]), ("text", b"exit 0\n"), ("nothing", b"#!\n"), ("elf", b"\x7fELF")] {
         assert_eq!(obstacle(&folder.write(name, content)), None, "{name}");
     }
-    assert_eq!(obstacle(&folder.0.join("missing")), None);
+    assert_eq!(obstacle(&folder.0.path().join("missing")), None);
 }
 
 #[test]
@@ -129,7 +122,7 @@ fn a_program_is_found_as_execvp_does() {
     let program = folder.write("server", MAIN.as_bytes());
     let plain = folder.write("plain", b"");
     fs::set_permissions(&plain, fs::Permissions::from_mode(0o644)).unwrap();
-    let path = format!("/nowhere:{}", folder.0.display());
+    let path = format!("/nowhere:{}", folder.0.path().display());
     let find_in = |name: &str| find(OsStr::new(name), Some(OsStr::new(&path)));
     assert_eq!(find_in("server"), Some(program.clone()));
     assert_eq!(find_in("plain"), None);

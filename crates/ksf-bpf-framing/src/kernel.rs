@@ -3,9 +3,9 @@
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use libbpf_rs::{Object, ObjectBuilder, PrintCallback, PrintLevel, ProgramInput, ProgramType, set_print};
+use ksf_libbpf::{Capture, last_lines, to_io};
+use libbpf_rs::{Object, ObjectBuilder, ProgramInput, ProgramType};
 
 use crate::program::FramingProgram;
 
@@ -59,7 +59,7 @@ impl FramingProgram {
     pub fn verify_with_kernel(&self) -> Result<KernelProgram, VerifyError> {
         let object = self.object().ok_or(VerifyError::NoObject)?;
         let capture = Capture::start();
-        let explain = |error: libbpf_rs::Error| refusal(to_io(&error), &capture.text());
+        let explain = |error: libbpf_rs::Error| refusal(to_io(error), &capture.text());
         let mut open = ObjectBuilder::default().open_memory(object).map_err(explain)?;
         for mut program in open.progs_mut() {
             let wanted = program.name() == OsStr::new(self.name());
@@ -91,7 +91,7 @@ impl KernelProgram {
         let input = ProgramInput { data_in: Some(&frame), ..Default::default() };
         let name = OsStr::new(&self.name);
         let program = self.object.progs_mut().find(|program| program.name() == name).ok_or(io::ErrorKind::NotFound)?;
-        let output = program.test_run(input).map_err(|error| to_io(&error))?;
+        let output = program.test_run(input).map_err(to_io)?;
         Ok(output.return_value as i32)
     }
 }
@@ -119,54 +119,5 @@ fn refusal(error: io::Error, said: &str) -> VerifyError {
 
 /// The last lines of a verifier's log without the statistics at its end.
 fn summary(log: &str) -> String {
-    const LINES: usize = 8;
-    let says_something = |line: &&str| {
-        !["processed ", "verification time", "stack depth"].iter().any(|start| line.starts_with(start))
-            && !line.trim().is_empty()
-    };
-    let lines: Vec<&str> = log.lines().filter(says_something).collect();
-    lines[lines.len().saturating_sub(LINES)..].join("\n")
-}
-
-fn to_io(error: &libbpf_rs::Error) -> io::Error {
-    use libbpf_rs::ErrorKind;
-    let kind = match error.kind() {
-        ErrorKind::PermissionDenied => io::ErrorKind::PermissionDenied,
-        ErrorKind::NotFound => io::ErrorKind::NotFound,
-        ErrorKind::OutOfMemory => io::ErrorKind::OutOfMemory,
-        ErrorKind::InvalidInput | ErrorKind::InvalidData => io::ErrorKind::InvalidInput,
-        _ => io::ErrorKind::Other,
-    };
-    io::Error::new(kind, error.to_string())
-}
-
-/// Collects what libbpf prints while it lives. libbpf has one printer per process, so loads take turns.
-struct Capture {
-    before: Option<(PrintLevel, PrintCallback)>,
-    _turn: MutexGuard<'static, ()>,
-}
-
-static TURN: Mutex<()> = Mutex::new(());
-static SAID: Mutex<String> = Mutex::new(String::new());
-
-impl Capture {
-    fn start() -> Self {
-        fn collect(_: PrintLevel, text: String) {
-            SAID.lock().unwrap_or_else(PoisonError::into_inner).push_str(&text);
-        }
-        // A panic in another load leaves nothing half-done here.
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        SAID.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        Self { before: set_print(Some((PrintLevel::Warn, collect))), _turn: turn }
-    }
-
-    fn text(&self) -> String {
-        SAID.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
-impl Drop for Capture {
-    fn drop(&mut self) {
-        set_print(self.before.take());
-    }
+    last_lines(log, 8).join("\n")
 }

@@ -2,20 +2,18 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
+use ksf_libbpf::{link_create, network_cookie, to_io};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
 use crate::abi::{self, CONNECT_COUNTERS, ConnectSettings};
-use crate::object::{self, Loading, to_io};
+use crate::object::{self, Loading};
 use crate::steering::per_cpu;
 use crate::{Counter, FlowError, Layout};
 
 pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/connect.bpf.o"));
-
-/// `SO_NETNS_COOKIE` of asm-generic/socket.h, kernel 5.14.
-const SO_NETNS_COOKIE: libc::c_int = 71;
 
 /// How the programs choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +74,7 @@ impl ConnectPrograms {
             write(&reserved, word as u32, &bits.to_ne_bytes())?;
         }
         let link = |name: &str, kind| {
-            object::link(&object::program(&object, name)?, folder.as_raw_fd(), kind, 0).map_err(|error| {
+            link_create(object::program(&object, name)?.as_fd(), folder.as_raw_fd(), kind, 0).map_err(|error| {
                 match error.raw_os_error() {
                     // kernel/bpf/cgroup.c: a program above or here that was attached without ALLOW_MULTI.
                     Some(libc::EPERM) if ksf_kernel::missing_capabilities().is_empty() => {
@@ -115,25 +113,6 @@ impl ConnectPrograms {
         let by_range = self.counters()?.iter().any(|counter| counter.name == "by_range" && counter.total() > 0);
         Ok((refused || by_range).then_some(!refused))
     }
-}
-
-/// The cookie of this thread's network namespace.
-fn network_cookie() -> io::Result<u64> {
-    let socket = std::net::UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0))
-        .or_else(|_| std::net::UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0)))?;
-    let mut cookie = 0u64;
-    let mut bytes = size_of_val(&cookie) as libc::socklen_t;
-    // SAFETY: the kernel writes at most eight bytes to `cookie`.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_NETNS_COOKIE,
-            std::ptr::from_mut(&mut cookie).cast(),
-            &raw mut bytes,
-        )
-    };
-    if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
 }
 
 /// `net.ipv4.ip_local_reserved_ports` as a bitmap of 32-bit words. Unreadable counts as empty, which is the default.

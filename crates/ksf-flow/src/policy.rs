@@ -5,9 +5,10 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use ksf_libbpf::to_io;
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ProgramType};
 
-use crate::object::{self, Loading, to_io};
+use crate::object::{self, Loading};
 use crate::{FlowError, abi};
 
 /// A policy. Several stand behind one another: each may leave a packet to the next.

@@ -5,10 +5,11 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+use ksf_libbpf::{link_create, to_io};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
 use crate::abi::{self, FLOW_COUNTERS, FlowSettings};
-use crate::object::{self, Loading, to_io};
+use crate::object::{self, Loading};
 use crate::policy::{self, Policy, SHARED_MAPS};
 use crate::{FlowError, Layout};
 
@@ -275,7 +276,7 @@ impl Steering {
         self.settings.guard = u32::from(mode == Mode::Native);
         self.set(self.settings)?;
         let flags = if mode == Mode::Native { XDP_NATIVE } else { XDP_GENERIC };
-        match object::link(&self.programs.entry, index as i32, libbpf_sys::BPF_XDP, flags) {
+        match link_create(self.programs.entry.as_fd(), index as i32, libbpf_sys::BPF_XDP, flags) {
             Ok(link) => {
                 self.attached = Some(Attached { interface: interface.to_owned(), wish, mode, _link: link });
                 Ok(mode)

@@ -2,13 +2,14 @@
 
 use std::cell::OnceCell;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
 
+use ksf_libbpf::{link_create, network_cookie, to_io};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
 use crate::abi::{COUNTERS, PORT_WORDS, Settings};
-use crate::object::{self, to_io};
+use crate::object;
 use crate::{HopError, Scope, scope, selftest};
 
 static HOP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hop.bpf.o"));
@@ -196,7 +197,7 @@ impl Programs {
         for index in 0..COUNTERS.len() as u32 {
             write_zeroes(&self.counts, index)?;
         }
-        let cookie = scope::network_cookie()
+        let cookie = network_cookie()
             .map_err(|error| HopError::system("asking for the cookie of the network namespace", error))?;
         self.set(Settings {
             netns_cookie: cookie,
@@ -209,7 +210,7 @@ impl Programs {
 
     /// From now on connections of a cgroup are watched.
     pub(crate) fn attach(&self, cgroup: PathBuf, folder: i32) -> Result<OwnedFd, HopError> {
-        object::link_to_cgroup(&self.sockops, folder, libbpf_sys::BPF_CGROUP_SOCK_OPS).map_err(|error| {
+        link_create(self.sockops.as_fd(), folder, libbpf_sys::BPF_CGROUP_SOCK_OPS, 0).map_err(|error| {
             match error.raw_os_error() {
                 // kernel/bpf/cgroup.c: a program above or here that was attached without ALLOW_MULTI.
                 Some(libc::EPERM) if ksf_kernel::missing_capabilities().is_empty() => HopError::CgroupBusy { cgroup },

@@ -1,36 +1,25 @@
 //! Opening, loading and attaching BPF objects, with what libbpf says when it fails.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
 
-use libbpf_rs::{MapCore, MapHandle, Object, ObjectBuilder, PrintLevel};
+use ksf_libbpf::{Capture, check, last_lines, owned, to_io};
+use libbpf_rs::{MapCore, MapHandle, Object, ObjectBuilder};
 
 use crate::HopError;
 
-static TURN: Mutex<()> = Mutex::new(());
-static SAID: Mutex<String> = Mutex::new(String::new());
-
 /// Loads an object. Maps that have the name of one of `shared` are that one.
 pub(crate) fn load(bytes: &[u8], shared: &[(&str, &MapHandle)]) -> Result<Object, HopError> {
-    fn collect(_: PrintLevel, text: String) {
-        SAID.lock().unwrap_or_else(PoisonError::into_inner).push_str(&text);
-    }
-    // libbpf has one printer per process, so loads take turns. A panic in another one leaves nothing half-done here.
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    SAID.lock().unwrap_or_else(PoisonError::into_inner).clear();
-    let before = libbpf_rs::set_print(Some((PrintLevel::Warn, collect)));
-    let loaded = open_and_load(bytes, shared);
-    libbpf_rs::set_print(before);
-    loaded.map_err(|error| {
-        let said = SAID.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let capture = Capture::start();
+    open_and_load(bytes, shared).map_err(|error| {
+        let said = capture.text();
         // The verifier's own refusals come with a log, and often as EACCES.
         let refused = said.contains("BEGIN PROG LOAD LOG");
         if !refused && matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)) {
             return HopError::not_permitted("load BPF programs");
         }
-        HopError::Refused { problem: format!("{error}\n{}", last_lines(&said)) }
+        HopError::Refused { problem: format!("{error}\n{}", last_lines(&said, 12).join("\n")) }
     })
 }
 
@@ -61,63 +50,15 @@ fn missing(name: &str) -> HopError {
     HopError::Refused { problem: format!("the object has no {name}") }
 }
 
-/// Attaches a program to a cgroup by a link: it ends with its descriptor, so also with the process.
-pub(crate) fn link_to_cgroup(
-    program: &OwnedFd,
-    cgroup: RawFd,
-    kind: libbpf_sys::bpf_attach_type,
-) -> io::Result<OwnedFd> {
-    let opts = libbpf_sys::bpf_link_create_opts {
-        sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
-        ..Default::default()
-    };
-    // SAFETY: `opts` is valid for the call and says its size.
-    owned(unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), cgroup, kind, &raw const opts) })
-}
-
 /// Attaches a program to the kernel function it was loaded for, by a link.
 pub(crate) fn link_to_function(program: &OwnedFd) -> io::Result<OwnedFd> {
-    // SAFETY: no name is needed, and null is how that is said; the descriptor is open.
-    owned(unsafe { libbpf_sys::bpf_raw_tracepoint_open(ptr::null(), program.as_raw_fd()) })
+    // SAFETY: no name is needed, and null is how that is said; the kernel has just made the descriptor.
+    unsafe { owned(libbpf_sys::bpf_raw_tracepoint_open(ptr::null(), program.as_raw_fd())) }
 }
 
 /// Has the program judge the messages of every socket that enters the map from now on. Ends when nobody holds the map.
 pub(crate) fn attach_to_map(program: &OwnedFd, map: &MapHandle) -> io::Result<()> {
     let (program, map) = (program.as_raw_fd(), map.as_fd().as_raw_fd());
     // SAFETY: two descriptors that are open, and two numbers.
-    let result = unsafe { libbpf_sys::bpf_prog_attach(program, map, libbpf_sys::BPF_SK_MSG_VERDICT, 0) };
-    if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
-}
-
-fn owned(fd: RawFd) -> io::Result<OwnedFd> {
-    if fd < 0 {
-        return Err(io::Error::from_raw_os_error(-fd));
-    }
-    // SAFETY: the kernel has just made this descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-pub(crate) fn to_io(error: &libbpf_rs::Error) -> io::Error {
-    let kind = match error.kind() {
-        libbpf_rs::ErrorKind::PermissionDenied => return io::Error::from_raw_os_error(libc::EPERM),
-        libbpf_rs::ErrorKind::NotFound => io::ErrorKind::NotFound,
-        libbpf_rs::ErrorKind::OutOfMemory => io::ErrorKind::OutOfMemory,
-        libbpf_rs::ErrorKind::InvalidInput | libbpf_rs::ErrorKind::InvalidData => io::ErrorKind::InvalidInput,
-        _ => io::ErrorKind::Other,
-    };
-    io::Error::new(kind, error.to_string())
-}
-
-/// The last lines that say something, without the verifier's statistics.
-fn last_lines(log: &str) -> String {
-    const LINES: usize = 12;
-    let is_news = |line: &&str| {
-        let line = line.trim();
-        !(line.is_empty()
-            || line.starts_with("processed ")
-            || line.starts_with("libbpf: failed to load")
-            || line.contains("END PROG LOAD LOG"))
-    };
-    let lines: Vec<&str> = log.lines().filter(is_news).collect();
-    lines[lines.len().saturating_sub(LINES)..].join("\n")
+    check(unsafe { libbpf_sys::bpf_prog_attach(program, map, libbpf_sys::BPF_SK_MSG_VERDICT, 0) }).map(drop)
 }

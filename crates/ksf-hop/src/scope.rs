@@ -1,15 +1,9 @@
 //! Whose connections are joined.
 
 use std::fs::{self, File};
-use std::io;
-use std::net::{Ipv4Addr, UdpSocket};
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use crate::HopError;
-
-/// `SO_NETNS_COOKIE` of asm-generic/socket.h, kernel 5.14.
-const SO_NETNS_COOKIE: libc::c_int = 71;
 
 /// statfs(2)
 const CGROUP2_SUPER_MAGIC: i64 = 0x6367_7270;
@@ -93,24 +87,6 @@ fn path_of(groups: &str) -> Option<&str> {
     let path = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
     // It leads out of what this process may see.
     (!path.split('/').any(|part| part == "..")).then_some(path)
-}
-
-/// The cookie of this thread's network namespace.
-pub(crate) fn network_cookie() -> io::Result<u64> {
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).or_else(|_| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))?;
-    let mut cookie = 0u64;
-    let mut bytes = size_of_val(&cookie) as libc::socklen_t;
-    // SAFETY: the kernel writes at most eight bytes to `cookie`.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_NETNS_COOKIE,
-            std::ptr::from_mut(&mut cookie).cast(),
-            &raw mut bytes,
-        )
-    };
-    if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]

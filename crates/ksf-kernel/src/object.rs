@@ -4,13 +4,13 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::Mutex;
 
-use libbpf_rs::{MapCore, MapHandle, MapType, ObjectBuilder, OpenObject, PrintCallback, PrintLevel, ProgramType};
+use ksf_libbpf::{Capture, to_io};
+use libbpf_rs::{MapCore, MapHandle, MapType, ObjectBuilder, OpenObject, ProgramType};
 
 use crate::abi::{self, Config};
 use crate::options::Options;
-use crate::sys::{self, Map, to_io};
+use crate::sys::{self, Map};
 use crate::{Builtin, KernelError};
 
 /// Where the programs come from.
@@ -80,7 +80,7 @@ pub(crate) struct Sizes {
 pub(crate) fn load(source: &ObjectSource, options: &Options, sizes: &Sizes) -> Result<Loaded, KernelError> {
     let name = source.name();
     let bytes = source.read()?;
-    let capture = LibbpfOutput::capture();
+    let capture = Capture::start();
     let mut object = ObjectBuilder::default()
         .open_memory(&bytes)
         .map_err(|error| bad(&name, format!("not a BPF object ({error}): {}", capture.text().trim_end())))?;
@@ -228,39 +228,6 @@ fn verifier_summary(log: &str) -> String {
     };
     let lines: Vec<&str> = log.lines().filter(is_statistics).collect();
     lines[lines.len().saturating_sub(LINES)..].join("\n")
-}
-
-/// Collects what libbpf prints while it lives. libbpf has one printer per process, so loads take turns.
-struct LibbpfOutput {
-    before: Option<(PrintLevel, PrintCallback)>,
-    _turn: std::sync::MutexGuard<'static, ()>,
-}
-
-static TURN: Mutex<()> = Mutex::new(());
-static OUTPUT: Mutex<String> = Mutex::new(String::new());
-
-impl LibbpfOutput {
-    fn capture() -> Self {
-        fn collect(_: PrintLevel, text: String) {
-            if let Ok(mut output) = OUTPUT.lock() {
-                output.push_str(&text);
-            }
-        }
-        // A panic in another load leaves nothing half-done here.
-        let turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        OUTPUT.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clear();
-        Self { before: libbpf_rs::set_print(Some((PrintLevel::Warn, collect))), _turn: turn }
-    }
-
-    fn text(&self) -> String {
-        OUTPUT.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
-    }
-}
-
-impl Drop for LibbpfOutput {
-    fn drop(&mut self) {
-        libbpf_rs::set_print(self.before.take());
-    }
 }
 
 #[cfg(test)]

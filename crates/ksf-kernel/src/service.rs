@@ -85,7 +85,7 @@ impl KernelService {
     pub fn load(source: &ObjectSource, options: &Options) -> Result<Self, KernelError> {
         options.check()?;
         let cpus = libbpf_rs::num_possible_cpus()
-            .map_err(|error| KernelError::system("counting CPUs", sys::to_io(error)))? as u32;
+            .map_err(|error| KernelError::system("counting CPUs", ksf_libbpf::to_io(error)))? as u32;
         // A record for every connection: a wake-up always finds room. 16 bytes each, and a ring is a power of two of
         // at least a page.
         let ring_bytes = (options.connections_max * 16).next_power_of_two().max(rustix::param::page_size() as u32);
@@ -208,7 +208,7 @@ impl KernelService {
         let loaded = &self.shared.loaded;
         [&loaded.stream, &loaded.hop, &loaded.xdp, &loaded.call]
             .into_iter()
-            .filter_map(|program| sys::program_id(program.as_fd()).ok())
+            .filter_map(|program| ksf_libbpf::program_id(program.as_fd()).ok())
             .collect()
     }
 

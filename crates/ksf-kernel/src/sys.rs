@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
+use ksf_libbpf::{check, program_info, to_io};
 use libbpf_rs::MapCore;
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -196,49 +197,7 @@ pub(crate) fn run_xdp(program: BorrowedFd<'_>, frame: &[u8]) -> io::Result<(u32,
     Ok((opts.retval, out))
 }
 
-/// libbpf's convention: a negative errno, and errno set.
-fn check(rc: i32) -> io::Result<i32> {
-    if rc < 0 { Err(io::Error::from_raw_os_error(-rc)) } else { Ok(rc) }
-}
-
-pub(crate) fn to_io(error: libbpf_rs::Error) -> io::Error {
-    let kind = match error.kind() {
-        libbpf_rs::ErrorKind::PermissionDenied => return io::Error::from_raw_os_error(libc::EPERM),
-        libbpf_rs::ErrorKind::NotFound => io::ErrorKind::NotFound,
-        libbpf_rs::ErrorKind::OutOfMemory => io::ErrorKind::OutOfMemory,
-        libbpf_rs::ErrorKind::InvalidInput | libbpf_rs::ErrorKind::InvalidData => io::ErrorKind::InvalidInput,
-        _ => io::ErrorKind::Other,
-    };
-    io::Error::new(kind, error.to_string())
-}
-
 /// How many instructions the verifier looked at: the price of loading a program.
 pub(crate) fn verified_instructions(program: BorrowedFd<'_>) -> u32 {
     program_info(program).map_or(0, |info| info.verified_insns)
-}
-
-/// The program's id.
-pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
-    program_info(program).map(|info| info.id)
-}
-
-/// Name of the program with this id.
-pub(crate) fn program_name(id: u32) -> io::Result<String> {
-    // SAFETY: takes a number, makes a descriptor.
-    let fd = check(unsafe { libbpf_sys::bpf_prog_get_fd_by_id(id) })?;
-    // SAFETY: the kernel has just made this descriptor for us.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    let name = program_info(fd.as_fd())?.name;
-    let name: Vec<u8> = name.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8).collect();
-    Ok(String::from_utf8_lossy(&name).into_owned())
-}
-
-fn program_info(program: BorrowedFd<'_>) -> io::Result<libbpf_sys::bpf_prog_info> {
-    let mut info = libbpf_sys::bpf_prog_info::default();
-    let mut bytes = size_of_val(&info) as u32;
-    // SAFETY: `info` is writable for `bytes` bytes, zeroed (no pointers for the kernel to follow), and the call says
-    // how much it wrote.
-    let rc = unsafe { libbpf_sys::bpf_obj_get_info_by_fd(program.as_raw_fd(), (&raw mut info).cast(), &raw mut bytes) };
-    check(rc)?;
-    Ok(info)
 }

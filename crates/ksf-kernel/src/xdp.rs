@@ -152,7 +152,7 @@ fn busy(interface: &str, index: u32) -> KernelError {
     let ids = sys::xdp_programs(index).unwrap_or_default();
     let names: Vec<String> = ids
         .iter()
-        .map(|&id| match sys::program_name(id) {
+        .map(|&id| match ksf_libbpf::program_name(id) {
             Ok(name) if !name.is_empty() => format!("{name} (id {id})"),
             _ => format!("id {id}"),
         })

@@ -2,9 +2,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use libbpf_rs::{MapCore, Object, ObjectBuilder, PrintCallback, PrintLevel};
+use ksf_libbpf::{Capture, last_lines, to_io};
+use libbpf_rs::{MapCore, Object, ObjectBuilder};
 
 use crate::sys::Map;
 
@@ -19,7 +19,7 @@ pub(crate) fn load_plain(object: &[u8]) -> io::Result<Object> {
 }
 
 fn load_with(object: &[u8], given: Option<(BorrowedFd<'_>, u32)>) -> io::Result<Object> {
-    let capture = LibbpfOutput::capture();
+    let capture = Capture::start();
     let failed = |error: libbpf_rs::Error| with_words(&to_io(error), &capture.text());
     let mut open = ObjectBuilder::default().open_memory(object).map_err(failed)?;
     for mut map in open.maps_mut() {
@@ -45,17 +45,6 @@ pub(crate) fn map(object: &Object, wanted: &str) -> io::Result<Map> {
 /// The object's one program, with its own descriptor.
 pub(super) fn program(object: &Object) -> io::Result<OwnedFd> {
     object.progs().next().expect("the object is part of this crate").as_fd().try_clone_to_owned()
-}
-
-pub(crate) fn to_io(error: libbpf_rs::Error) -> io::Error {
-    let kind = match error.kind() {
-        libbpf_rs::ErrorKind::PermissionDenied => return io::Error::from_raw_os_error(libc::EPERM),
-        libbpf_rs::ErrorKind::NotFound => io::ErrorKind::NotFound,
-        libbpf_rs::ErrorKind::OutOfMemory => io::ErrorKind::OutOfMemory,
-        libbpf_rs::ErrorKind::InvalidInput | libbpf_rs::ErrorKind::InvalidData => io::ErrorKind::InvalidInput,
-        _ => io::ErrorKind::Other,
-    };
-    io::Error::new(kind, error.to_string())
 }
 
 /// In words, for people: a missing permission is looked up, not guessed.
@@ -98,39 +87,6 @@ fn with_words(error: &io::Error, output: &str) -> io::Error {
         // libbpf's words about it are guesses.
         return io::Error::from_raw_os_error(libc::EPERM);
     }
-    let is_useful = |line: &&str| !line.trim().is_empty() && !line.starts_with("processed ");
-    let lines: Vec<&str> = output.lines().filter(is_useful).collect();
-    let last = lines[lines.len().saturating_sub(8)..].join("; ");
+    let last = last_lines(output, 8).join("; ");
     io::Error::new(error.kind(), format!("{error}: {last}"))
-}
-
-/// Collects what libbpf prints while it lives. libbpf has one printer per process, so loads take turns.
-struct LibbpfOutput {
-    before: Option<(PrintLevel, PrintCallback)>,
-    _turn: MutexGuard<'static, ()>,
-}
-
-static TURN: Mutex<()> = Mutex::new(());
-static OUTPUT: Mutex<String> = Mutex::new(String::new());
-
-impl LibbpfOutput {
-    fn capture() -> Self {
-        fn collect(_: PrintLevel, text: String) {
-            OUTPUT.lock().unwrap_or_else(PoisonError::into_inner).push_str(&text);
-        }
-        // A panic in another load leaves nothing half-done here.
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        OUTPUT.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        Self { before: libbpf_rs::set_print(Some((PrintLevel::Warn, collect))), _turn: turn }
-    }
-
-    fn text(&self) -> String {
-        OUTPUT.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
-impl Drop for LibbpfOutput {
-    fn drop(&mut self) {
-        libbpf_rs::set_print(self.before.take());
-    }
 }

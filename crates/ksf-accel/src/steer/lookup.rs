@@ -49,7 +49,7 @@ impl Lookup {
         Ok(Self {
             _link: link,
             namespace,
-            id: sys::program_id(program.as_fd())?,
+            id: ksf_libbpf::program_id(program.as_fd())?,
             ports: load::map(&object, "ksf_ports")?,
             rules: load::map(&object, "ksf_rules")?,
             queues: load::map(&object, "ksf_queues")?,
@@ -61,7 +61,7 @@ impl Lookup {
     pub(super) fn others(&self) -> Vec<String> {
         let ids = sys::lookup_programs(self.namespace.as_fd()).unwrap_or_default();
         let others = ids.into_iter().filter(|&id| id != self.id);
-        others.map(|id| format!("{} (id {id})", sys::program_name(id).unwrap_or_default())).collect()
+        others.map(|id| format!("{} (id {id})", ksf_libbpf::program_name(id).unwrap_or_default())).collect()
     }
 
     pub(super) fn add(&mut self, listener: usize, worker: usize, queue: BorrowedFd<'_>) -> io::Result<()> {

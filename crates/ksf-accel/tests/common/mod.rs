@@ -2,12 +2,12 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
+use std::cell::RefCell;
 use std::io::{self, ErrorKind, Write};
 use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,6 +20,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
+use tempfile::TempDir;
 
 /// How long the kernel or another thread may take; it only ends a test that has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -66,18 +67,26 @@ pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A folder of its own for status sockets.
+/// A folder of its own, that is removed when the thread of the test ends.
 pub(crate) fn folder() -> PathBuf {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let name = format!("ksf-accel-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
-    std::env::temp_dir().join(name)
+    thread_local! {
+        static FOLDERS: RefCell<Vec<TempDir>> = const { RefCell::new(Vec::new()) };
+    }
+    let folder = tempfile::Builder::new().prefix("ksf-accel-test-").tempdir().expect("a temporary folder");
+    let path = folder.path().to_path_buf();
+    FOLDERS.with_borrow_mut(|folders| folders.push(folder));
+    path
 }
 
 pub(crate) fn options() -> Options {
+    options_in(folder())
+}
+
+pub(crate) fn options_in(folder: PathBuf) -> Options {
     let mut options = Options::default();
     // Workers of tests let connections wait, which is not to be taken for a stall.
     options.look_ms = 1000;
-    options.status_folder = Some(folder());
+    options.status_folder = Some(folder);
     options
 }
 

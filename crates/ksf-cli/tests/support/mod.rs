@@ -110,31 +110,25 @@ pub(crate) fn without_io_uring(command: &mut Command) {
 }
 
 /// A folder that is removed with the value.
-pub(crate) struct Folder(PathBuf);
+pub(crate) struct Folder(tempfile::TempDir);
 
 impl Folder {
     pub(crate) fn new() -> Self {
-        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("ksf-cli-test-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a temporary folder");
-        Folder(path)
+        // Servers under test give up their rights, and read on.
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        Folder(
+            tempfile::Builder::new().prefix("ksf-cli-test-").permissions(mode).tempdir().expect("a temporary folder"),
+        )
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        self.0.path().join(name)
     }
 
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.path(name);
         std::fs::write(&path, text).expect("a temporary file");
         path
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

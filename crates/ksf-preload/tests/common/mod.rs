@@ -83,7 +83,7 @@ fn all_folders() -> &'static Path {
     }
     static ALL: OnceLock<PathBuf> = OnceLock::new();
     ALL.get_or_init(|| {
-        let all = std::env::temp_dir().join(format!("ksf-preload-test-{}", std::process::id()));
+        let all = tempfile::Builder::new().prefix("ksf-preload-test-").tempdir().unwrap().keep();
         make_folder(&all);
         // SAFETY: the handler uses what is there until the end, and does not unwind.
         unsafe { libc::atexit(remove) };
