@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn one_process_at_a_time() {
         let folder = tempfile::tempdir().unwrap();
-        let mut store = Folder::new(&folder.path());
+        let mut store = Folder::new(folder.path());
         let guard = store.lock().unwrap();
         assert!(matches!(store.clone().lock(), Err(NicError::Busy { .. })));
         drop(guard);
@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn what_others_could_have_written_is_not_trusted() {
         let folder = tempfile::tempdir().unwrap();
-        let mut store = Folder::new(&folder.path());
+        let mut store = Folder::new(folder.path());
         let _guard = store.lock().unwrap();
         store.save("eth0", &record()).unwrap();
         fs::set_permissions(store.file("eth0"), fs::Permissions::from_mode(0o666)).unwrap();
