@@ -7,6 +7,7 @@ mod nic;
 mod profile;
 mod run;
 mod status;
+mod switch;
 mod unit;
 
 use std::process::ExitCode;
@@ -26,6 +27,8 @@ pub(crate) struct AccelArgs {
 pub(crate) enum AccelCommand {
     Run(run::RunArgs),
     Status(status::StatusArgs),
+    Pause(switch::PauseArgs),
+    Resume(switch::ResumeArgs),
     Attach(attach::AttachArgs),
     Profile(profile::ProfileArgs),
     Unit(unit::UnitArgs),
@@ -48,6 +51,8 @@ pub(crate) fn run(args: AccelArgs) -> Result<ExitCode, Failure> {
     match args.command {
         AccelCommand::Run(args) => run::run(&args),
         AccelCommand::Status(args) => status::run(&args),
+        AccelCommand::Pause(args) => switch::pause(&args),
+        AccelCommand::Resume(args) => switch::resume(&args),
         AccelCommand::Attach(args) => attach::run(&args),
         AccelCommand::Profile(args) => profile::run(&args),
         AccelCommand::Unit(args) => unit::run(&args),

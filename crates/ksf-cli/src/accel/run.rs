@@ -101,8 +101,12 @@ fn become_program(args: &RunArgs) -> Result<Infallible, Failure> {
     let cpus = args.cpus.as_ref().map(usable).transpose()?;
     let mut command = command(args)?;
     let name = &args.command[0];
+    let Some(file) = program::find(name, std::env::var_os("PATH").as_deref()) else {
+        // It will say so, in the kernel's own words.
+        return Err(cannot_run(name, &command.exec()));
+    };
     let profile = profile::choose(args.profile.as_deref(), &args.command);
-    match accelerate(args, name, cpus, profile) {
+    match accelerate(args, &file, cpus, profile) {
         Ok(prepared) => {
             command.envs(prepared.environment);
             if let Some(profile) = profile {
@@ -173,15 +177,11 @@ pub(super) fn holder(join: &JoinFlags) -> Result<ExitCode, Failure> {
 /// A holder for the program, or why there is none.
 fn accelerate(
     args: &RunArgs,
-    name: &OsStr,
+    file: &Path,
     cpus: Option<Vec<u32>>,
     profile: Option<&Profile>,
 ) -> Result<Prepared, String> {
-    let Some(file) = program::find(name, std::env::var_os("PATH").as_deref()) else {
-        // exec() will say so, in its own words.
-        return Err("there is no such program".into());
-    };
-    if let Some(obstacle) = program::obstacle(&file) {
+    if let Some(obstacle) = program::obstacle(file) {
         return Err(format!("{obstacle}{}", advice(&obstacle)));
     }
     let alone = profile.and_then(|profile| profile.alone);
