@@ -200,7 +200,7 @@ fn accelerate(
         say(said);
     }
     if let Some(why) = alone {
-        say(&format_args!("{} has no queues: {why}", Path::new(name).display()));
+        say(&format_args!("{} has no queues: {why}", Path::new(&args.command[0]).display()));
         return Ok(prepared);
     }
     let refused = prepared.refused.iter().map(|refused| format!("{}: {}", refused.level.name(), refused.why));
