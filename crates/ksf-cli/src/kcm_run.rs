@@ -1,11 +1,12 @@
 //! `ksf kcm-run`: a program written for AF_KCM, on a kernel without it.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 
-use clap::{Args, ValueHint};
+use clap::{Args, ValueEnum, ValueHint};
+use ksf_kcm::KcmSocket;
 
 use crate::exit::{Failure, Status};
 use crate::library;
@@ -20,28 +21,86 @@ const LIBRARY: &str = "libksf_kcm_preload.so";
 /// KSF_LIB_DIR if that is set, else beside ksf and in ../lib/ksf.
 #[derive(Debug, Args)]
 pub(crate) struct KcmRunArgs {
+    /// Whose message sockets the program gets
+    #[arg(long, value_enum, value_name = "MUX", default_value_t)]
+    pub(crate) mux: SocketsWish,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     #[arg(value_hint = ValueHint::CommandWithArguments)]
     pub(crate) command: Vec<OsString>,
 }
 
+/// Whose sockets `socket(AF_KCM)` opens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SocketsWish {
+    /// Those of ksf, also where the kernel has its own
+    #[default]
+    Ksf,
+    /// The kernel's, untouched and with their faults; an error where it has none
+    Kcm,
+    /// The kernel's where it has them, else those of ksf
+    Auto,
+}
+
 /// Becomes the program; returns only if that fails.
 pub(crate) fn run(args: &KcmRunArgs) -> Result<std::convert::Infallible, Failure> {
-    let library = library::find(&[LIBRARY])?;
     let (program, arguments) = args
         .command
         .split_first()
         .ok_or_else(|| Failure::new(Status::Usage, "no program was given").remedy("see ksf kcm-run --help"))?;
-    let mut preload = library.into_os_string();
-    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-        preload.push(":");
-        preload.push(others);
+    // Ours may be there already: this ran under another kcm-run.
+    let mut preload = without_ours(&std::env::var_os("LD_PRELOAD").unwrap_or_default());
+    if !is_kernels(args.mux)? {
+        preload.insert(0, library::find(&[LIBRARY])?.into_os_string());
     }
-    let error = Command::new(program).args(arguments).env("LD_PRELOAD", preload).exec();
+    let mut command = Command::new(program);
+    command.args(arguments);
+    match preload.join(OsStr::new(":")) {
+        none if none.is_empty() => command.env_remove("LD_PRELOAD"),
+        preload => command.env("LD_PRELOAD", preload),
+    };
+    let error = command.exec();
     let what = format!("cannot run {}", Path::new(program).display());
     Err(match error.kind() {
         std::io::ErrorKind::NotFound => Failure::new(Status::NoInput, format!("{what}: {error}")),
         _ => Failure::os(what, &error),
     })
+}
+
+/// Whether the program gets the kernel's sockets: tried, because the kernel may load its module just for that.
+fn is_kernels(wish: SocketsWish) -> Result<bool, Failure> {
+    if wish == SocketsWish::Ksf {
+        return Ok(false);
+    }
+    match KcmSocket::new() {
+        Ok(_) => Ok(true),
+        Err(_) if wish == SocketsWish::Auto => Ok(false),
+        Err(error) => {
+            let status = if error.is_rights() { Status::NoPermission } else { Status::Unavailable };
+            let remedy = format!("{}; or use --mux=ksf", error.remedy());
+            Err(Failure::new(status, format!("the kernel's message sockets cannot be had here: {error}"))
+                .remedy(remedy))
+        }
+    }
+}
+
+/// The libraries of LD_PRELOAD, which are parted by colons or spaces, but for ours.
+fn without_ours(preload: &OsStr) -> Vec<OsString> {
+    use std::os::unix::ffi::OsStrExt as _;
+    let others = preload.as_bytes().split(|byte| matches!(byte, b':' | b' ')).map(OsStr::from_bytes);
+    let is_other = |path: &&OsStr| !path.is_empty() && Path::new(path).file_name() != Some(OsStr::new(LIBRARY));
+    others.filter(is_other).map(OsStr::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_preloaded_stays_but_for_ours() {
+        let left = |preload: &str| without_ours(OsStr::new(preload)).join(OsStr::new("|"));
+        assert_eq!(left(""), "");
+        assert_eq!(left("a.so:/x/libksf_kcm_preload.so b.so"), "a.so|b.so");
+        assert_eq!(left("/x/libksf_kcm_preload.so"), "");
+    }
 }

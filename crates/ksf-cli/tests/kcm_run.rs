@@ -93,6 +93,48 @@ fn another_kernel_without_af_kcm_runs_programs_for_it() {
     }
 }
 
+/// On a kernel that has AF_KCM the program gets whichever was chosen: the two records differ.
+#[test]
+fn on_a_kernel_with_af_kcm_the_program_gets_the_sockets_that_were_chosen() {
+    let Some(_turn) = turn() else { return };
+    let folder = Folder::new();
+    for (mux, record) in [("", "ours.txt"), ("--mux=kcm", "af_kcm.txt"), ("--mux=auto", "af_kcm.txt")] {
+        // Under another kcm-run, whose library the inner one has to take away or leave.
+        let output = Lab::script(format!("exec ksf kcm-run -- ksf kcm-run {mux} -- program 2>/dev/null"))
+            .file(built(), "/usr/bin/ksf")
+            .file(built_library(), format!("/usr/lib/ksf/{LIBRARY}"))
+            .file(compile(&folder, "contract.c"), "/bin/program")
+            .module("kcm")
+            .run()
+            .unwrap()
+            .checked()
+            .unwrap();
+        assert_is_recorded(&output, record);
+    }
+}
+
+/// Wherever this runs: the kernel's sockets, or one line that says why not and what gives them.
+#[test]
+fn without_af_kcm_the_kernels_sockets_are_refused_and_auto_takes_ours() {
+    let folder = Folder::new();
+    std::fs::copy(built_library(), folder.path(LIBRARY)).unwrap();
+    let run = |mux: &str| {
+        let mut command = kcm_run(built());
+        command.env("KSF_LIB_DIR", folder.path("")).args([mux, "--", "sh", "-c", "printf %s \"$LD_PRELOAD\""]);
+        command.output().unwrap()
+    };
+    let (kernels, auto) = (run("--mux=kcm"), run("--mux=auto"));
+    assert_eq!(auto.status.code(), Some(0), "{auto:?}");
+    if kernels.status.success() {
+        assert_eq!((stdout(&kernels), stdout(&auto)), (String::new(), String::new()));
+        return;
+    }
+    assert_eq!(stdout(&auto), folder.path("").join(LIBRARY).display().to_string());
+    assert!(matches!(kernels.status.code(), Some(69 | 77)), "{kernels:?}");
+    let line = stderr(&kernels);
+    assert!(line.lines().count() == 1 && line.contains("AF_KCM") && line.contains("--mux=ksf"), "{line}");
+}
+
 #[test]
 fn it_becomes_the_program_with_the_library_preloaded() {
     let folder = Folder::new();

@@ -13,7 +13,7 @@ use crate::descriptor::{self, borrow};
 use crate::errno::{errno, fail, set_errno};
 use crate::process::{enter, is_on, now_ns, process};
 use crate::table::{self, Entry, INSTANCES, Instance, Kind, LISTENERS};
-use crate::{adopt, holder, listener, real, wait, worker};
+use crate::{adopt, holder, interrupt, listener, pin, real, wait, worker};
 
 /// One in so many calls looks at the listener first: a queue that is never empty must not starve it.
 const LISTENER_FIRST: u32 = 16;
@@ -261,7 +261,10 @@ fn blocking(call: Call, slot: usize, index: usize, entry: &Entry) -> c_int {
     let limit_ns = receive_timeout_ns(call.fd);
     let deadline_ns = limit_ns.map(|limit| now_ns().saturating_add(limit));
     loop {
-        let sources = [Some(call.fd), entry.queue.load(), entry.rescue.load()];
+        // With a time limit it is never restarted (inet_csk_accept, sock_intr_errno).
+        let held = if limit_ns.is_none() { interrupt::hold() } else { None };
+        let signals = held.as_ref().map(|held| held.fd);
+        let sources = [Some(call.fd), entry.queue.load(), entry.rescue.load(), signals];
         // poll() ignores negative numbers.
         let mut set = sources.map(|fd| libc::pollfd { fd: fd.unwrap_or(-1), events: libc::POLLIN, revents: 0 });
         let left = deadline_ns.map(|deadline| {
@@ -269,11 +272,12 @@ fn blocking(call: Call, slot: usize, index: usize, entry: &Entry) -> c_int {
             libc::timespec { tv_sec: (left / 1_000_000_000) as _, tv_nsec: (left % 1_000_000_000) as _ }
         });
         let left = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: three entries, a timeout or none. libc's: accept() is where a thread may be cancelled.
-        let ready = unsafe { libc::ppoll(set.as_mut_ptr(), set.len() as _, left, std::ptr::null()) };
+        let mask = held.as_ref().map_or(std::ptr::null(), |held| &raw const held.mask);
+        // SAFETY: as many entries as are said, a timeout or none, a mask or none. libc's: accept() is where a thread may be
+        // cancelled.
+        let ready = unsafe { libc::ppoll(set.as_mut_ptr(), set.len() as _, left, mask) };
         if ready < 0 && errno() == libc::EINTR {
-            // With a time limit it is never restarted (inet_csk_accept, sock_intr_errno).
-            if limit_ns.is_none() && handlers_restart() {
+            if limit_ns.is_none() && interrupt::restarts() {
                 continue;
             }
             return fail(libc::EINTR);
@@ -334,7 +338,10 @@ fn blocked_instance(slot: usize, fd: c_int) -> Option<usize> {
         }
     };
     INSTANCES[index].entries[slot].listener.store(Some(fd));
-    worker::join(&entered, index, slot, fd).then_some(index)
+    worker::join(&entered, index, slot, fd).then(|| {
+        pin::arrive(entered.process, index);
+        index
+    })
 }
 
 /// A thread that blocked in `accept()` has ended.
@@ -351,21 +358,4 @@ pub(crate) extern "C" fn thread_ended(instance: *mut c_void) {
 fn receive_timeout_ns(fd: c_int) -> Option<u64> {
     let timeout = rustix::net::sockopt::socket_timeout(borrow(fd), rustix::net::sockopt::Timeout::Recv).ok()??;
     u64::try_from(timeout.as_nanos()).ok()
-}
-
-/// After an interruption, the kernel goes on with `accept()` where the handler was installed with SA_RESTART. Which one
-/// has run is not known: all that are installed must have it.
-fn handlers_restart() -> bool {
-    (1..=libc::SIGRTMAX()).all(|signal| {
-        // SAFETY: writes the action where it is told to; signals that are libc's own are refused.
-        let action = unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            if libc::sigaction(signal, std::ptr::null(), &mut action) != 0 {
-                return true;
-            }
-            action
-        };
-        let caught = action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
-        !caught || action.sa_flags & libc::SA_RESTART != 0
-    })
 }
