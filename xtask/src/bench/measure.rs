@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::case::{Case, ECHO_BYTES, Metric, Pace, Service};
+use super::case::{Case, ECHO_BYTES, Metric, Pace, Placement, Service};
 use super::contestant::{
     Contestant, IDEAL_WORKERS, Pinning, Programs, pair_floor, server_command, sockperf_client, start,
 };
@@ -45,20 +45,22 @@ impl Effort {
         ((full as f64 * self.scale) as u64).max(1)
     }
 
-    pub(crate) fn amount(&self, case: &Case) -> Amount {
+    pub(crate) fn amount(&self, case: &Case, placement: Placement) -> Amount {
         let least = match case.service {
             Service::Work(load) if matches!(load.pace, Pace::Rate(_)) => RATE_SECONDS_MIN,
             _ => 0.0,
         };
         match self.seconds > 0.0 {
-            true => Amount::Seconds(self.seconds_for(case).max(least)),
+            true => Amount::Seconds(self.seconds_for(case, placement).max(least)),
             false => Amount::Messages(self.count(WARM_UP_COUNT)),
         }
     }
 
     /// Seconds wanted of a case without a rate of its own.
-    pub(super) fn seconds_for(&self, case: &Case) -> f64 {
-        let least = if case.is_fine() && self.seconds > 0.0 { FINE_SECONDS_MIN } else { 0.0 };
+    pub(super) fn seconds_for(&self, case: &Case, placement: Placement) -> f64 {
+        // In the VM only the shape counts.
+        let is_fine = case.is_fine() && placement != Placement::Vm;
+        let least = if is_fine && self.seconds > 0.0 { FINE_SECONDS_MIN } else { 0.0 };
         self.seconds.max(least)
     }
 
@@ -100,7 +102,7 @@ impl Meter<'_> {
         let (server, command) = start(contestant, server_command(self.programs, contestant, case, pinning, port)?)?;
         sample.server_command = without_port(&command, port);
         load(case, pinning, port, self.effort.warm_up(case), sample.round).run(&self.programs.ksf)?;
-        let load = load(case, pinning, port, self.effort.amount(case), sample.round);
+        let load = load(case, pinning, port, self.effort.amount(case, pinning.placement), sample.round);
         sample.client_command = without_port(&display(&load.command(&self.programs.ksf)), port);
 
         if case.idle > 0 {
@@ -150,7 +152,7 @@ impl Meter<'_> {
 
     /// What one queue would do with the messages of the round, on paper.
     fn ideal(&self, case: &Case, pinning: &Pinning, sample: &mut Sample) -> Result<()> {
-        let mut load = load(case, pinning, 0, self.effort.amount(case), sample.round);
+        let mut load = load(case, pinning, 0, self.effort.amount(case, pinning.placement), sample.round);
         if let Tool::Work(work) = &mut load.tool {
             work.ideal_workers = Some(IDEAL_WORKERS);
         }

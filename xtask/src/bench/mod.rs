@@ -86,11 +86,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for case in cases.clone() {
         bench.measure(&programs, effort, case);
     }
-    for case in cases.filter(|case| case.counts_syscalls()) {
+    for case in cases.clone().filter(|case| case.counts_syscalls()) {
         bench.count_syscalls(&programs, effort, case);
     }
-    if CASES.iter().any(|case| case.row == Row::Mux && wanted(options, case)) {
-        bench.measure_in_vm(&programs, effort);
+    let in_vm: Vec<_> = cases.filter(|case| case.row == Row::Mux).collect();
+    if !in_vm.is_empty() {
+        bench.measure_in_vm(&programs, effort, &in_vm);
     }
     if let Some(rpcbind) = rpcbind {
         rpcbind.stop()?;
@@ -194,15 +195,15 @@ impl Bench {
         }
     }
 
-    /// The cases of the multiplexor once more, beside AF_KCM.
-    fn measure_in_vm(&mut self, programs: &Programs, effort: Effort) {
+    /// Cases of the multiplexor once more, beside AF_KCM.
+    fn measure_in_vm(&mut self, programs: &Programs, effort: Effort, cases: &[&'static Case]) {
         if let Err(why) = self.have.vm.clone() {
             return self.skip(format!("AF_KCM in the VM: {why}"));
         }
         // Shape needs no more.
         let rounds = self.raw.runs.min(VM_ROUNDS_MAX);
         eprintln!("bench: AF_KCM in the VM, {rounds} rounds");
-        for sample in vm::measure(programs, effort, rounds) {
+        for sample in vm::measure(programs, effort, rounds, cases) {
             self.keep(sample);
         }
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use ksf_lab::Lab;
 
-use super::case::{CASES, Case, Placement, Row, Service};
+use super::case::{Case, Placement, Service};
 use super::contestant::{Contestant, Pinning, Programs};
 use super::measure::{Effort, insert_result, load};
 use super::raw::Sample;
@@ -30,10 +30,10 @@ pub(crate) fn look() -> Result<(), String> {
     ksf_lab::available().map_err(|error| error.to_string())
 }
 
-/// All rounds of all cases. Runs that fail are samples with an error.
-pub(crate) fn measure(programs: &Programs, effort: Effort, rounds: u32) -> Vec<Sample> {
+/// All rounds of these cases. Runs that fail are samples with an error.
+pub(crate) fn measure(programs: &Programs, effort: Effort, rounds: u32, cases: &[&'static Case]) -> Vec<Sample> {
     let mut runs = Vec::new();
-    for case in CASES.iter().filter(|case| case.row == Row::Mux) {
+    for &case in cases {
         for round in 0..rounds {
             runs.extend(contestants(case).map(|contestant| Run::new(programs, effort, case, contestant, round)));
         }
@@ -76,7 +76,7 @@ impl<'a> Run<'a> {
             (load, line)
         };
         let (_, warm_up) = line(effort.warm_up(case));
-        let (load, client) = line(effort.amount(case));
+        let (load, client) = line(effort.amount(case, Placement::Vm));
         Run { case, contestant, round, server: server(case, contestant), warm_up, load, client }
     }
 
@@ -181,6 +181,7 @@ fn part<'a>(output: &'a str, mark: &str) -> Result<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::case::CASES;
 
     #[test]
     fn the_part_of_a_run_is_found() {
