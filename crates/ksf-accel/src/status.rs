@@ -1,6 +1,6 @@
 //! What a holder says about itself, and how to find the holders of this machine.
 //!
-//! Each holder has a socket `PID.sock` in [`folder`], for its owner and root. A request is one packet with a word; the
+//! Each holder has a socket `PID.sock` in [`folder`], for its owner. A request is one packet with a word; the
 //! answer is one packet with a memfd that holds JSON, so that a slow reader never keeps the holder from its work.
 
 use std::io;
@@ -15,7 +15,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{AccelError, Level, Refused};
+use crate::{AccelError, CompanionStatus, Level, Refused};
 
 /// One accelerated program.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -52,6 +52,9 @@ pub struct Status {
     pub rescues: u64,
     /// Requests of the library that were refused, by reason.
     pub refused_requests: Vec<RefusedRequests>,
+    /// What lives as long as the program beside it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub companion: Option<CompanionStatus>,
 }
 
 /// One listening address.
@@ -158,6 +161,11 @@ pub fn folder() -> Option<PathBuf> {
 
 /// All holders that answer, by process id. Sockets that nobody listens on any more are removed.
 pub fn all(folder: &Path) -> Result<Vec<Status>, AccelError> {
+    Ok(all_with_sockets(folder)?.into_iter().map(|(_, status)| status).collect())
+}
+
+/// As [`all`], each with the path of its socket.
+pub fn all_with_sockets(folder: &Path) -> Result<Vec<(PathBuf, Status)>, AccelError> {
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -170,7 +178,7 @@ pub fn all(folder: &Path) -> Result<Vec<Status>, AccelError> {
             continue;
         }
         match of(&path) {
-            Ok(status) => found.push(status),
+            Ok(status) => found.push((path, status)),
             Err(AccelError::System { error, .. }) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 let _ = std::fs::remove_file(&path);
             }
@@ -179,7 +187,7 @@ pub fn all(folder: &Path) -> Result<Vec<Status>, AccelError> {
             Err(error) => return Err(error),
         }
     }
-    found.sort_by_key(|status| status.pid);
+    found.sort_by_key(|(_, status)| status.pid);
     Ok(found)
 }
 
@@ -211,7 +219,7 @@ fn ask(socket: &Path, word: &str) -> Result<Status, AccelError> {
     let reply: Reply = serde_json::from_reader(io::BufReader::new(std::fs::File::from(file)))
         .map_err(|error| strange(error.to_string()))?;
     match reply.error {
-        Some(problem) => Err(strange(problem)),
+        Some(why) => Err(AccelError::Unavailable { what: "the holder refuses", why }),
         None => Ok(reply.status),
     }
 }

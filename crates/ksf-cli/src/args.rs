@@ -273,7 +273,7 @@ pub(crate) struct ManArgs {
     pub(crate) command: Option<String>,
 }
 
-/// Write the headers a program for `ksf run` is compiled against
+/// Write the headers that programs for `ksf run`, and policies for `ksf accel flow`, are compiled against
 #[derive(Debug, Args)]
 pub(crate) struct SdkArgs {
     /// Folder to write ksf.bpf.h and its companions to

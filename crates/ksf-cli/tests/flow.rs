@@ -170,22 +170,28 @@ fn without_rights_the_missing_ones_are_named() {
     fails(&output, 77, "CAP_BPF");
 }
 
+/// As its README says: copied to anywhere, made, loaded.
 #[test]
-fn the_sdk_has_what_a_policy_needs() {
+fn a_copy_of_the_example_steers() {
     let folder = Folder::new();
-    let sdk = folder.path("sdk");
-    assert!(run(&["sdk", "--dir", sdk.to_str().unwrap()]).status.success());
+    let copy = folder.path("mine");
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/rps-policy");
-    let object = folder.path("tenants.bpf.o");
-    let output = Command::new("make")
-        .args(["-C", example, "-B"])
-        .arg(format!("SDK={}", sdk.display()))
-        .arg(format!("OBJECT={}", object.display()))
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", stderr(&output));
+    std::fs::create_dir(&copy).unwrap();
+    for file in ["Makefile", "tenants.bpf.c"] {
+        std::fs::copy(format!("{example}/{file}"), copy.join(file)).unwrap();
+    }
+    let make = |target: &str| {
+        let mut make = Command::new("make");
+        make.args(["-C", copy.to_str().unwrap(), target]).arg(format!("KSF={}", env!("CARGO_BIN_EXE_ksf")));
+        let output = make.env_remove("MAKEFLAGS").output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+    };
+    make("tenants.bpf.o");
     if private_network() {
+        let object = copy.join("tenants.bpf.o");
         let attached = Attached::start(&["lo", "--policy", object.to_str().unwrap(), "--policy", "pass"]);
         assert!(attached.interrupt().contains("frames for"));
     }
+    make("clean");
+    assert_eq!(std::fs::read_dir(&copy).unwrap().count(), 2, "something is left");
 }

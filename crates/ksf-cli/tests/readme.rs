@@ -62,6 +62,19 @@ fn the_commands_of_the_examples_work() {
     }
 }
 
+/// "Copy this directory to anywhere": where there is nothing of the source tree beside it.
+#[test]
+fn examples_are_made_anywhere() {
+    let checkout = Checkout::new();
+    checkout.types("make install", &checkout.root);
+    for example in ["examples/ksf-uppercase", "examples/rps-policy"] {
+        assert!(read(&format!("{example}/README.md")).contains("copy this directory to anywhere"));
+        let copy = Folder::new();
+        checkout.types(&format!("cp -r . {}", copy.path("copy").display()), &checkout.root.join(example));
+        checkout.types("make && ls *.bpf.o && make clean && ! ls *.bpf.o sdk 2>/dev/null", &copy.path("copy"));
+    }
+}
+
 #[test]
 fn the_commands_about_interfaces_work() {
     if !private_network_and_run() {

@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use ksf::adopt::{Adopted, Adopter};
+use ksf::adopt::{self, Adopted, Adopter};
 use ksf::deferred::Answers;
 use ksf::error::CloseReason;
 use ksf::framing::Framing;
@@ -95,9 +95,10 @@ struct Shared<S: Service> {
 impl<S: Service> KernelWorkers<S> {
     /// Loads the framing program of the service and starts the workers.
     ///
-    /// Fails with what is missing: AF_KCM itself, the right to load the program, an end of messages
+    /// Fails with what is missing: shards for a service that needs them, AF_KCM itself, the right to load the program, an end of messages
     /// ([`KcmError::NoProgram`]), or a receive buffer for the longest message.
     pub fn start(service: Arc<S>, options: KernelWorkersOptions) -> Result<Arc<Self>, KcmError> {
+        adopt::check(&*service)?;
         // First: where it is missing, nothing else matters.
         KcmSocket::new()?;
         let framing = service.framing();

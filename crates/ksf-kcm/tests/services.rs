@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-use common::{PATIENCE, Running, Scripted, frame, own_network, read_frame, reads_end, until};
+use common::{Asks, PATIENCE, Running, Scripted, frame, own_network, read_frame, reads_end, until};
 use ksf::Order;
 use ksf::adopt::Adopter;
 use ksf::framing::{Delimiter, Framing};
@@ -140,6 +140,19 @@ fn start(mux: &str, service: &Arc<Scripted>, workers: usize, limits: Limits) -> 
         Workers::start(Arc::clone(&service), WorkersOptions::new(workers, limits.clone())).unwrap()
     };
     Running::start(service, adopter, limits)
+}
+
+/// Whether the kernel has AF_KCM or not: workers are what they cannot run on.
+#[test]
+fn services_that_need_shards_are_refused() {
+    for (framing, needs_shards) in
+        [(Framing::Custom, false), (Framing::Delimiter(Delimiter::new(b"\n").unwrap()), true)]
+    {
+        let service = Arc::new(Asks { framing, needs_shards });
+        let started = KernelWorkers::start(service, KernelWorkersOptions::new(1, Limits::default())).map(drop);
+        let error = started.expect_err("nobody would answer");
+        assert!(matches!(error, KcmError::OnShardsOnly(_)) && error.remedy().contains("without workers"), "{error}");
+    }
 }
 
 type Case = (&'static str, fn(&str));

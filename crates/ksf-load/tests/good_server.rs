@@ -165,7 +165,8 @@ fn ipv6_names_and_unix_sockets() {
     let udp = udp_server(|_, bytes| vec![bytes.to_vec()]);
     run_echotest(&format!("localhost:{} -u -c 50 -l 8", udp.port())).assert_clean(50);
 
-    let path = std::env::temp_dir().join(format!("ksf-load-test-{}.sock", std::process::id()));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("echo.sock");
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
@@ -173,7 +174,6 @@ fn ipv6_names_and_unix_sockets() {
         }
     });
     let ran = run_echotest(&format!("unix:{} -c 500 -a 8 -l 2000", path.display()));
-    std::fs::remove_file(&path).unwrap();
     ran.assert_clean(500);
     assert_eq!(ran.report().target.transport, "unix");
 }

@@ -69,7 +69,8 @@ fn answers_may_come_in_any_pieces() {
     let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x\r\nhel\r\n2\r\nlo\r\n0\r\nA: b\r\n\r\n";
     let until_end = "HTTP/1.0 200 OK\r\nServer: x\r\n\r\nhello";
     let early = format!("HTTP/1.1 103 Early Hints\r\n\r\n{}", String::from_utf8(ok_with("hello")).unwrap());
-    let file = std::env::temp_dir().join(format!("ksf-load-body-{}", std::process::id()));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("body");
     std::fs::write(&file, "hello").unwrap();
     for answer in [chunked, until_end, &early] {
         let answer = answer.to_owned();
@@ -82,7 +83,6 @@ fn answers_may_come_in_any_pieces() {
         ran.assert_clean(20);
         assert_eq!(ran.run().connections.ended["by_server"], 20);
     }
-    std::fs::remove_file(&file).unwrap();
 }
 
 #[test]

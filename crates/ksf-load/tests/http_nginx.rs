@@ -4,13 +4,13 @@ mod common;
 
 use std::io::{self, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::*;
 use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
 
 /// How long anything may take that is waited for.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -20,13 +20,13 @@ const PORT: u16 = 8080;
 /// A master with its workers, in a directory of their own. Dropping it ends them.
 struct Nginx {
     master: Child,
-    dir: PathBuf,
+    _folder: TempDir,
 }
 
 impl Nginx {
     fn start(workers: u32) -> Nginx {
-        let dir = std::env::temp_dir().join(format!("ksf-load-nginx-{}-{workers}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path();
         let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
             .map(|name| format!("{name}_temp_path {}/{name};\n", dir.display()))
             .concat();
@@ -39,9 +39,9 @@ impl Nginx {
         );
         std::fs::write(dir.join("nginx.conf"), conf).unwrap();
         let mut command = Command::new("nginx");
-        command.arg("-p").arg(&dir).arg("-c").arg(dir.join("nginx.conf")).args(["-e", "stderr"]);
+        command.arg("-p").arg(dir).arg("-c").arg(dir.join("nginx.conf")).args(["-e", "stderr"]);
         let master = command.stdin(Stdio::null()).spawn().expect("nginx starts");
-        let nginx = Nginx { master, dir };
+        let nginx = Nginx { master, _folder: folder };
         wait_for("nginx to listen and its workers", || {
             TcpStream::connect(("127.0.0.1", PORT)).is_ok() && nginx.workers().len() == workers as usize
         });
@@ -68,7 +68,6 @@ impl Drop for Nginx {
             assert!(Instant::now() < deadline, "nginx did not end within {PATIENCE:?}");
             std::thread::yield_now();
         }
-        std::fs::remove_dir_all(&self.dir).unwrap();
     }
 }
 

@@ -3,7 +3,7 @@
 mod common;
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::*;
@@ -18,23 +18,6 @@ fn documented(file: &str) -> String {
 
 fn schema() -> Value {
     serde_json::from_str(&documented("load.schema.json")).unwrap()
-}
-
-/// A directory that is removed at the end of the test.
-struct TempDir(PathBuf);
-
-impl TempDir {
-    fn new(name: &str) -> TempDir {
-        let path = std::env::temp_dir().join(format!("ksf-load-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        TempDir(path)
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 #[test]
@@ -153,8 +136,8 @@ fn the_table_has_a_header_unless_told_otherwise() {
 
 #[test]
 fn files_are_written_where_asked() {
-    let dir = TempDir::new("files");
-    let path = |name: &str| dir.0.join(name).display().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
     let server = good_rpc_server();
     let ran = run_rpctest(&format!(
         "{server} -c 200 -i 2 -j 2 -d {} --hdr {} --svg {}",
@@ -163,7 +146,7 @@ fn files_are_written_where_asked() {
         path("plot.svg")
     ));
     ran.assert_clean(800);
-    let read = |name: &str| std::fs::read_to_string(dir.0.join(name)).unwrap();
+    let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
     for run in 1..=2 {
         let counted: u64 = read(&format!("raw/rpctest.{run}.data"))
             .lines()

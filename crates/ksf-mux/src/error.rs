@@ -4,11 +4,24 @@
 use std::io;
 use std::time::Duration;
 
+use ksf::adopt::OnShardsOnly;
 use ksf::error::FramingError;
 use ksf_bpf_framing::RunError;
 use rustix::io::Errno;
 
 use crate::mux::ConnectionId;
+
+/// Why workers were not started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// They cannot run this service.
+    #[error(transparent)]
+    OnShardsOnly(#[from] OnShardsOnly),
+    /// No thread, descriptor or memory for them.
+    #[error("cannot start the workers: {0}")]
+    System(#[from] io::Error),
+}
 
 /// Why a connection brings no more messages. It reaches whoever reads messages and asked for it, and the monitor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -46,7 +46,7 @@ mod service;
 mod socket;
 mod sync;
 
-pub use error::{AttachError, ConnectionError, RecvError, SendError};
+pub use error::{AttachError, ConnectionError, RecvError, SendError, StartError};
 pub use monitor::Event;
 pub use mux::{ConnectionId, Detached, Mux};
 pub use options::{Classify, Limits, MessageFraming, Options, Ordering};

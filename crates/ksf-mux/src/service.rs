@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use ksf::adopt::{Adopted, Adopter, Place};
+use ksf::adopt::{self, Adopted, Adopter, Place};
 use ksf::deferred::{Answer, Answers, Delivery};
 use ksf::env::Env;
 use ksf::error::CloseReason;
@@ -21,7 +21,7 @@ use ksf::service::{ConnKey, Outcome, call_outside};
 use ksf::stats::Stats;
 use ksf::{Order, Peer, Service};
 
-use crate::error::{ConnectionError, RecvError};
+use crate::error::{ConnectionError, RecvError, StartError};
 use crate::hand::Grant;
 use crate::link::{Attachment, Link};
 use crate::mux::Mux;
@@ -115,7 +115,12 @@ impl<S: Service> Drop for Served<S> {
 
 impl<S: Service> Workers<S> {
     /// Starts the workers.
-    pub fn start(service: Arc<S>, options: WorkersOptions) -> std::io::Result<Arc<Self>> {
+    ///
+    /// # Errors
+    ///
+    /// [`StartError::OnShardsOnly`] for a service that no worker can serve: one that cuts its streams itself, or dials out.
+    pub fn start(service: Arc<S>, options: WorkersOptions) -> Result<Arc<Self>, StartError> {
+        adopt::check(&*service)?;
         let count = options.workers.max(1);
         let order = match service.order() {
             Order::Requests => WorkOrder::OneAtATime,

@@ -8,10 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 
-use common::{Running, Scripted, frame, own_network, read_frame, reads_end, until};
+use common::{Asks, Running, Scripted, frame, own_network, read_frame, reads_end, until};
 use ksf::Order;
+use ksf::adopt::OnShardsOnly;
+use ksf::framing::{Framing, LengthPrefix};
 use ksf::limits::Limits;
-use ksf_mux::{Workers, WorkersOptions};
+use ksf_mux::{StartError, Workers, WorkersOptions};
 
 /// In a network of its own.
 fn start(service: Arc<Scripted>, workers: usize, limits: Limits) -> Running {
@@ -188,4 +190,32 @@ fn ten_thousand_messages_on_many_connections_come_back() {
     assert_eq!(running.counter("messages"), 10_000);
     running.counts("closed_by_peer", 20);
     until(|| running.server.connections() == 0, || format!("{} connections", running.server.connections()));
+}
+
+#[test]
+fn services_that_need_shards_are_refused() {
+    let framing = Framing::LengthPrefix(LengthPrefix::big_endian(4));
+    let start = |framing, needs_shards| {
+        let service = Arc::new(Asks { framing, needs_shards });
+        Workers::start(service, WorkersOptions::new(1, Limits::default())).map(drop)
+    };
+    let refused = |framing, needs_shards| match start(framing, needs_shards) {
+        Err(StartError::OnShardsOnly(why)) => why,
+        other => panic!("{other:?}"),
+    };
+    let service = || "asks".to_owned();
+    assert_eq!(refused(Framing::Custom, false), OnShardsOnly::CutsItself { service: service() });
+    assert_eq!(refused(framing, true), OnShardsOnly::DialsOut { service: service() });
+    start(framing, false).unwrap();
+}
+
+#[test]
+fn a_service_that_dials_on_a_worker_is_told() {
+    own_network();
+    let service = Arc::new(Asks { framing: Framing::LengthPrefix(LengthPrefix::big_endian(4)), needs_shards: false });
+    let workers = Workers::start(Arc::clone(&service), WorkersOptions::new(1, Limits::default())).unwrap();
+    let running = Running::start(service, workers, Limits::default());
+    let mut client = running.connect();
+    client.write_all(&frame(b"ask")).unwrap();
+    assert_eq!(read_frame(&mut client), b"Err(NoOutgoing)");
 }

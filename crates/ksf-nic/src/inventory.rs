@@ -104,6 +104,25 @@ pub fn check_name(iface: &str) -> Result<(), NicError> {
     Ok(())
 }
 
+/// Interfaces that are up, but for loopback ones, in the order of their names.
+///
+/// # Errors
+///
+/// /sys/class/net cannot be listed. An interface that goes away meanwhile is left out.
+pub fn interfaces(files: &dyn Files) -> io::Result<Vec<String>> {
+    // linux/if.h
+    const UP: u32 = 1;
+    const LOOPBACK: u32 = 8;
+    let is_up = |name: &String| {
+        let flags = files.read(&format!("sys/class/net/{name}/flags")).unwrap_or_default();
+        let flags = flags.trim().strip_prefix("0x").and_then(|digits| u32::from_str_radix(digits, 16).ok());
+        flags.is_some_and(|flags| flags & (UP | LOOPBACK) == UP)
+    };
+    let mut names: Vec<String> = files.list("sys/class/net")?.into_iter().filter(is_up).collect();
+    names.sort_unstable();
+    Ok(names)
+}
+
 impl Inventory {
     /// Looks at an interface. Changes nothing.
     pub fn look(files: &dyn Files, link: &dyn Link, iface: &str) -> Result<Self, NicError> {

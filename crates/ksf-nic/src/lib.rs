@@ -36,7 +36,7 @@ mod tuner;
 pub use cpus::{CpuSet, CpuSetError};
 pub use error::NicError;
 pub use files::{Files, Tree};
-pub use inventory::{Inventory, Irqbalance, Lack, check_name};
+pub use inventory::{Inventory, Irqbalance, Lack, check_name, interfaces};
 pub use irqbalance::{policy_script, write_policy};
 pub use irqs::QueueInterrupt;
 pub use link::{Channels, Coalescing, Direction, Identity, Link, Netlink, NoLink, Ntuple, QueueIrq};

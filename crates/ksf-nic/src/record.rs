@@ -265,22 +265,6 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    struct Temporary(PathBuf);
-
-    impl Temporary {
-        fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("ksf-nic-{name}-{}", std::process::id()));
-            let _ = fs::remove_dir_all(&path);
-            Self(path)
-        }
-    }
-
-    impl Drop for Temporary {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
     fn record() -> Record {
         let mut record = Record::new("eth0", None, Place::default(), Intent::Latency);
         record.settings.push(Entry::new(Key::Rps { queue: 511 }, "0\n", Some("3")));
@@ -292,13 +276,13 @@ mod tests {
 
     #[test]
     fn a_record_comes_back_and_goes() {
-        let folder = Temporary::new("record");
-        let mut store = Folder::new(folder.0.join("ksf/nic"));
+        let folder = tempfile::tempdir().unwrap();
+        let mut store = Folder::new(folder.path().join("ksf/nic"));
         assert_eq!(store.load("eth0").unwrap(), None);
         assert!(store.names().unwrap().is_empty());
         let guard = store.lock().unwrap();
         // What a save that was killed leaves is in nobody's way, and no record.
-        fs::write(folder.0.join("ksf/nic/.eth0.new"), "half").unwrap();
+        fs::write(folder.path().join("ksf/nic/.eth0.new"), "half").unwrap();
         assert_eq!(store.load("eth0").unwrap(), None);
         store.save("eth0", &record()).unwrap();
         store.save("eth0", &record()).unwrap();
@@ -310,13 +294,13 @@ mod tests {
         store.remove("eth0").unwrap();
         assert_eq!(store.load("eth0").unwrap(), None);
         drop(guard);
-        assert!(!folder.0.join("ksf").exists(), "an empty folder is left behind");
+        assert!(!folder.path().join("ksf").exists(), "an empty folder is left behind");
     }
 
     #[test]
     fn one_process_at_a_time() {
-        let folder = Temporary::new("lock");
-        let mut store = Folder::new(&folder.0);
+        let folder = tempfile::tempdir().unwrap();
+        let mut store = Folder::new(folder.path());
         let guard = store.lock().unwrap();
         assert!(matches!(store.clone().lock(), Err(NicError::Busy { .. })));
         drop(guard);
@@ -325,8 +309,8 @@ mod tests {
 
     #[test]
     fn what_others_could_have_written_is_not_trusted() {
-        let folder = Temporary::new("trust");
-        let mut store = Folder::new(&folder.0);
+        let folder = tempfile::tempdir().unwrap();
+        let mut store = Folder::new(folder.path());
         let _guard = store.lock().unwrap();
         store.save("eth0", &record()).unwrap();
         fs::set_permissions(store.file("eth0"), fs::Permissions::from_mode(0o666)).unwrap();

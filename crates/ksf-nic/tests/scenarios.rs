@@ -378,8 +378,8 @@ fn irqbalance_is_told_apart_and_left_running() {
     assert_eq!(item(&plan(&world, Intent::Latency), "smp_affinity").0, Action::Change);
 
     let script = ksf_nic::policy_script(&world, IFACE).unwrap();
-    let path = std::env::temp_dir().join(format!("ksf-nic-policy-{}", std::process::id()));
-    let _ = std::fs::remove_file(&path);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("policy");
     ksf_nic::write_policy(&path, &script).unwrap();
     ksf_nic::write_policy(&path, &script).unwrap();
     let asked = |device: &str| {
@@ -392,7 +392,6 @@ fn irqbalance_is_told_apart_and_left_running() {
     let result = ksf_nic::write_policy(&path, &script);
     assert!(matches!(result, Err(NicError::PolicyExists { .. })));
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "somebody's");
-    std::fs::remove_file(&path).unwrap();
 }
 
 #[test]

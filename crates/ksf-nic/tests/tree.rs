@@ -5,16 +5,15 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use ksf_nic::{Action, Finding, Folder, Intent, NicError, NoLink, Tree, Tuner, Wish};
+use ksf_nic::{Action, Finding, Folder, Intent, NicError, NoLink, Tree, Tuner, Wish, interfaces};
+use tempfile::TempDir;
 
-struct Machine(PathBuf);
+struct Machine(TempDir);
 
 impl Machine {
     /// A virtio device with one interrupt per direction, on PCI, in node 1 of two.
-    fn new(name: &str) -> Self {
-        let root = std::env::temp_dir().join(format!("ksf-nic-tree-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&root);
-        let machine = Self(root);
+    fn new() -> Self {
+        let machine = Self(tempfile::tempdir().unwrap());
         let device = "sys/devices/pci0000:00/0000:00:03.0";
         let iface = format!("{device}/virtio2/net/eth0");
         for (path, text) in [
@@ -39,21 +38,21 @@ impl Machine {
             ("proc/irq/39/virtio2-output.0/x".to_owned(), ""),
             ("sys/bus/virtio/drivers/virtio_net/x".to_owned(), ""),
         ] {
-            let path = machine.0.join(path);
+            let path = machine.0.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        fs::create_dir_all(machine.0.join("sys/class/net")).unwrap();
-        symlink("../../devices/pci0000:00/0000:00:03.0/virtio2/net/eth0", machine.0.join("sys/class/net/eth0"))
+        fs::create_dir_all(machine.0.path().join("sys/class/net")).unwrap();
+        symlink("../../devices/pci0000:00/0000:00:03.0/virtio2/net/eth0", machine.0.path().join("sys/class/net/eth0"))
             .unwrap();
-        symlink("../../../virtio2", machine.0.join(format!("{iface}/device"))).unwrap();
-        symlink("../../../../bus/virtio/drivers/virtio_net", machine.0.join(format!("{device}/virtio2/driver")))
+        symlink("../../../virtio2", machine.0.path().join(format!("{iface}/device"))).unwrap();
+        symlink("../../../../bus/virtio/drivers/virtio_net", machine.0.path().join(format!("{device}/virtio2/driver")))
             .unwrap();
         machine
     }
 
     fn tuner(&self) -> Tuner<Tree, NoLink, Folder> {
-        Tuner::new(Tree::new(&self.0), NoLink, Folder::new(self.0.join("run/ksf/nic")))
+        Tuner::new(Tree::new(self.0.path()), NoLink, Folder::new(self.0.path().join("run/ksf/nic")))
     }
 
     /// Every file with its bytes.
@@ -68,20 +67,14 @@ impl Machine {
             }
         }
         let mut files = BTreeMap::new();
-        walk(&self.0, &mut files);
+        walk(self.0.path(), &mut files);
         files
-    }
-}
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
 #[test]
 fn a_tree_of_files_comes_back_byte_by_byte() {
-    let machine = Machine::new("roundtrip");
+    let machine = Machine::new();
     let before = machine.files();
     let wish = Wish::new(Intent::Throughput);
     let plan = machine.tuner().plan("eth0", &wish).unwrap();
@@ -90,7 +83,7 @@ fn a_tree_of_files_comes_back_byte_by_byte() {
 
     let report = machine.tuner().apply("eth0", &wish, false, |_| {}).unwrap();
     assert!(report.outcomes.iter().all(|outcome| outcome.finding == Finding::Done), "{report:?}");
-    let read = |path: &str| fs::read_to_string(machine.0.join(path)).unwrap();
+    let read = |path: &str| fs::read_to_string(machine.0.path().join(path)).unwrap();
     assert_eq!(read("proc/irq/38/smp_affinity"), "100,00000000");
     assert_eq!(read("proc/irq/37/smp_affinity"), "ffff,ffffffff,ffffffff\n", "not of a queue");
     assert_eq!(read("sys/class/net/eth0/queues/rx-0/rps_cpus"), "ffff,ffffff00,00000000");
@@ -101,7 +94,7 @@ fn a_tree_of_files_comes_back_byte_by_byte() {
 
 #[test]
 fn what_ethtool_would_tell_is_not_known_of_a_copy() {
-    let machine = Machine::new("copy");
+    let machine = Machine::new();
     let plan = machine.tuner().plan("eth0", &Wish::new(Intent::Latency)).unwrap();
     for name in ["channels", "adaptive-rx", "rx-usecs", "ntuple-filters"] {
         let item = plan.items.iter().find(|item| item.key.name() == name).unwrap();
@@ -111,11 +104,28 @@ fn what_ethtool_would_tell_is_not_known_of_a_copy() {
 
 #[test]
 fn names_lead_nowhere_else() {
-    let machine = Machine::new("names");
+    let machine = Machine::new();
     for name in ["../class/net/eth0", "..", "", "eth0/queues"] {
         let result = machine.tuner().plan(name, &Wish::new(Intent::Latency));
         assert!(matches!(result, Err(NicError::BadName { .. })), "{name}: {result:?}");
         assert!(matches!(machine.tuner().rollback(name, false), Err(NicError::BadName { .. })), "{name}");
     }
     assert!(matches!(machine.tuner().plan("eth1", &Wish::new(Intent::Latency)), Err(NicError::NoInterface { .. })));
+}
+
+#[test]
+fn interfaces_that_are_up_are_listed() {
+    let machine = Machine::new();
+    // linux/if.h: IFF_UP is 1, IFF_LOOPBACK 8, IFF_BROADCAST 2, IFF_MULTICAST 0x1000.
+    for (name, flags) in [("eth1", "0x1003\n"), ("eth2", "0x1002\n"), ("lo", "0x9\n"), ("bond", "no number\n")] {
+        let folder = machine.0.path().join("sys/class/net").join(name);
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("flags"), flags).unwrap();
+    }
+    let files = Tree::new(machine.0.path());
+    assert_eq!(interfaces(&files).unwrap(), ["eth1"]);
+    fs::write(machine.0.path().join("sys/class/net/eth0/flags"), "0x1043\n").unwrap();
+    assert_eq!(interfaces(&files).unwrap(), ["eth0", "eth1"]);
+    fs::remove_dir_all(machine.0.path().join("sys/class")).unwrap();
+    assert!(interfaces(&files).is_err());
 }

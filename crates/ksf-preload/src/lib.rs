@@ -34,6 +34,7 @@ mod errno;
 pub mod exec;
 mod holder;
 pub mod hooks;
+mod interrupt;
 mod listener;
 mod pin;
 mod process;

@@ -61,7 +61,8 @@ pub(crate) unsafe fn wait(epoll: c_int, events: *mut epoll_event, wait: impl FnO
 
 fn noted(index: usize, wait: impl FnOnce() -> c_int) -> c_int {
     let Some(process) = process() else { return wait() };
-    if current() != Some(index) {
+    // An index is used again: by a child that has closed its parent's instance, by a thread that has made a new one.
+    if current() != Some(index) || process.thread[index].load(Ordering::Relaxed) == 0 {
         arrive(process, index);
     }
     let Some(worker) = worker::shared(&INSTANCES[index]) else { return wait() };

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use crate::descriptor::{self, borrow};
 use crate::process::{Entered, is_on, process, state, thread_id};
 use crate::table::{self, ENTRY_ARMED, ENTRY_JOINED, ENTRY_NONE, Entry, INSTANCES, Instance, Kind, LISTENERS};
-use crate::{holder, listener, pin, real};
+use crate::{holder, interrupt, listener, pin, real};
 
 /// The worker's place in shared memory. None: it has none, or it is another's by now.
 #[inline]
@@ -481,6 +481,9 @@ pub(crate) fn end(entered: &Entered, index: usize, instance: &Instance, slot: us
     }
     drop_descriptors(entry);
     instance.armed.fetch_and(!(1 << slot), Ordering::Relaxed);
+    if instance.entries.iter().all(|entry| entry.stage.load(Ordering::Relaxed) == ENTRY_NONE) {
+        pin::leave(entered.process, index);
+    }
     if owned { instance.worker.load(Ordering::Relaxed).checked_sub(1) } else { None }
 }
 
@@ -493,6 +496,7 @@ pub(crate) fn close_instance(entered: &Entered, index: usize) {
             holder::ask(entered.process, &Request::Leave { cookie, worker, closed: 0 }, None);
         }
     }
+    pin::leave(entered.process, index);
     if let Some(epoll) = instance.epoll.take() {
         table::set_kind(epoll, Kind::None);
     }
@@ -522,6 +526,7 @@ pub(crate) fn end_shut(entered: &Entered, slot: usize) {
 
 /// One of the library's own descriptors has another number now.
 pub(crate) fn moved(from: c_int, to: c_int) {
+    interrupt::moved(from, to);
     for listener in &LISTENERS {
         if listener.stolen.load() == Some(from) {
             listener.stolen.store(Some(to));

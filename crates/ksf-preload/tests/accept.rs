@@ -167,12 +167,16 @@ fn a_receive_timeout_ends_a_blocking_accept() {
 
 /// Actor 1 waits in accept(), and SIGUSR1 is caught there.
 fn interrupt(actors: &mut Actors, holder: &ksf_accel::Started, listener: i64) {
+    interrupt_by(actors, holder, listener, libc::SIGUSR1);
+}
+
+fn interrupt_by(actors: &mut Actors, holder: &ksf_accel::Started, listener: i64, signal: i32) {
     let caught = actors.number(0, "caught");
     actors.begin(1, &format!("accept {listener}"));
     wait_ready(holder, 1);
     // Ready is a moment before it waits.
     std::thread::sleep(WHILE);
-    actors.zero(0, &format!("kill 1 {}", libc::SIGUSR1));
+    actors.zero(0, &format!("kill 1 {signal}"));
     wait_until("the signal is caught", || actors.number(0, "caught") == caught + 1);
 }
 
@@ -200,6 +204,48 @@ fn signals_end_a_blocking_accept_unless_they_restart_it() {
     assert_eq!(actors.result_within(1, WHILE), None, "it goes on");
     let client = Client::connect(port, 'r');
     assert_eq!(actor_took(&mut actors, 1), 'r');
+    assert!(client.was_served());
+}
+
+/// As in servers that fork for each connection: SIGCHLD restarts `accept()`, SIGTERM ends it.
+#[test]
+fn of_handlers_of_both_kinds_each_does_what_it_does_without_the_library() {
+    if !own_network() {
+        return;
+    }
+    let holder = patient();
+    let mut actors = Actors::start(&holder);
+    let listener = actors.number(0, "socket 2 0");
+    actors.zero(0, &format!("listen {listener} 128"));
+    let port = actors.number(0, &format!("port {listener}")) as u16;
+    let (restarts, ends) = (libc::SIGUSR1, libc::SIGUSR2);
+    actors.zero(0, &format!("handler {restarts} 1 0"));
+    actors.zero(0, &format!("handler {ends} 0 0"));
+    actors.zero(0, "thread 1");
+    for name in ['a', 'b'] {
+        let caught = actors.number(0, "caught");
+        interrupt_by(&mut actors, &holder, listener, restarts);
+        // Again and again, while the same call waits.
+        for times in 2..5 {
+            actors.zero(0, &format!("kill 1 {restarts}"));
+            wait_until("it is caught", || actors.number(0, "caught") == caught + times);
+        }
+        assert_eq!(actors.result_within(1, WHILE), None, "it goes on");
+        let client = Client::connect(port, name);
+        assert_eq!(actor_took(&mut actors, 1), name);
+        assert!(client.was_served());
+        interrupt_by(&mut actors, &holder, listener, ends);
+        assert_eq!(actors.result(1), "failed EINTR");
+    }
+    // One that takes itself away when it runs has run.
+    actors.zero(0, &format!("handler {ends} 2 0"));
+    interrupt_by(&mut actors, &holder, listener, ends);
+    assert_eq!(actors.result(1), "failed EINTR");
+    // Now all that are left restart it.
+    interrupt_by(&mut actors, &holder, listener, restarts);
+    assert_eq!(actors.result_within(1, WHILE), None, "it goes on");
+    let client = Client::connect(port, 'z');
+    assert_eq!(actor_took(&mut actors, 1), 'z');
     assert!(client.was_served());
 }
 

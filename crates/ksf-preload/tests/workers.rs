@@ -401,6 +401,73 @@ fn a_thread_that_the_program_has_bound_is_at_home_there() {
     }
 }
 
+#[test]
+fn a_worker_is_bound_to_its_cpu_whatever_was_there_before_and_no_longer_than_it_serves() {
+    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let holder = patient();
+    let mut actors = Actors::start(&holder);
+    let all = actors.number(0, "cpus");
+    assert!(all > 1, "{all}");
+    let (listener, _) = actors.listener();
+    let watch = |actors: &mut Actors, actor, expected: i64| {
+        let epoll = actors.watching(actor, listener);
+        assert_eq!(actors.call(actor, &format!("wait {epoll} 0 0")), "events");
+        assert_eq!(actors.number(actor, "cpus"), expected);
+        epoll
+    };
+    let epoll = watch(&mut actors, 0, 1);
+    // A child that waits on its parent's instance beside it is bound nowhere.
+    actors.zero(0, "fork 1");
+    assert_eq!(actors.call(1, &format!("wait {epoll} 0 0")), "events");
+    assert_eq!(actors.number(1, "cpus"), all);
+    // With an instance of its own, which has the same place in the tables, it is.
+    actors.zero(1, &format!("close {epoll}"));
+    watch(&mut actors, 1, 1);
+    actors.zero(0, "fork 2");
+    actors.zero(2, &format!("close {epoll}"));
+    watch(&mut actors, 2, 1);
+    // Who serves no more runs where it could, and is bound again when it serves again.
+    actors.zero(0, &format!("close {epoll}"));
+    assert_eq!(actors.number(0, "cpus"), all);
+    watch(&mut actors, 0, 1);
+    actors.zero(0, &format!("close {listener}"));
+    assert_eq!(actors.number(0, "cpus"), all);
+    let (listener, _) = actors.listener();
+    let epoll = actors.watching(0, listener);
+    assert_eq!(actors.call(0, &format!("wait {epoll} 0 0")), "events");
+    // What the program says about its own thread from then on holds, also where it makes another.
+    assert_eq!(actors.number(0, "cpus"), 1);
+    let home = ready(&holder).iter().find(|worker| worker.pid == actors.pid()).unwrap().cpu.unwrap() as usize;
+    let elsewhere = if home == a { b } else { a };
+    actors.zero(0, &format!("bind_cpu {elsewhere}"));
+    actors.zero(0, "thread 3");
+    assert_eq!(actors.call(0, "cpu"), elsewhere.to_string());
+    assert_eq!(actors.call(3, "cpu"), elsewhere.to_string());
+}
+
+#[test]
+fn threads_that_block_in_accept_are_bound_to_a_cpu_each() {
+    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let holder = patient();
+    let mut actors = Actors::start(&holder);
+    let listener = actors.number(0, "socket 2 0");
+    actors.zero(0, &format!("listen {listener} 128"));
+    let port = actors.number(0, &format!("port {listener}")) as u16;
+    for thread in [1, 2] {
+        actors.zero(0, &format!("thread {thread}"));
+        actors.begin(thread, &format!("accept {listener}"));
+    }
+    wait_ready(&holder, 2);
+    let clients = [a, b].map(|cpu| from_cpu(cpu, || Client::connect(port, 'x')));
+    assert!(actors.result(1).starts_with("took x") && actors.result(2).starts_with("took x"));
+    assert!(clients.into_iter().all(Client::was_served));
+    let mut cpus = [1, 2].map(|thread| actors.number(thread, "cpu") as usize);
+    cpus.sort_unstable();
+    assert_eq!(cpus, [a, b]);
+    let counters = counted(&holder.status().unwrap());
+    assert_eq!((counters.steered_local, counters.steered_remote), (2, 0), "{counters:?}");
+}
+
 fn is_zombie(pid: i64) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") Z "))
 }

@@ -90,7 +90,8 @@ impl Scripted {
     fn ask(&self, asking: &mut Asking, reply: &mut Reply<'_>) {
         asking.attempts += 1;
         asking.answer.clear();
-        reply.dial(SocketAddr::from(([10, 0, 0, 1], 80)), asking.attempts == 1);
+        let dialed = reply.dial(SocketAddr::from(([10, 0, 0, 1], 80)), asking.attempts == 1);
+        assert_eq!(dialed, Ok(()), "the world plays the shard");
         reply.pass(Chunk::from_vec(asking.request.to_text()));
         reply.hold(true);
     }

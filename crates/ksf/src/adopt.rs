@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use crate::framing::Framing;
 use crate::limits::Limits;
-use crate::service::Peer;
+use crate::service::{Peer, Service};
 use crate::stats::Stats;
 
 /// Who takes accepted connections, a multiplexor for instance. It answers them, keeps the limits, and counts.
@@ -26,6 +27,40 @@ pub trait Adopter: Send + Sync {
 
     /// Closes every connection at once.
     fn stop(&self);
+}
+
+/// Why a service can be run by shards only.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OnShardsOnly {
+    /// Its framing is [`Framing::Custom`].
+    #[error("the service {service} cuts its streams itself, which only shards let it do: run it without workers")]
+    CutsItself {
+        /// Its name.
+        service: String,
+    },
+    /// It says so by [`Service::needs_shards`].
+    #[error("the service {service} dials out, and only shards have outgoing connections: run it without workers")]
+    DialsOut {
+        /// Its name.
+        service: String,
+    },
+}
+
+/// Whether a service can be called outside of shards; for those who are about to do so.
+///
+/// # Errors
+///
+/// What it needs that only shards have.
+pub fn check<S: Service>(service: &S) -> Result<(), OnShardsOnly> {
+    let name = || service.name().to_owned();
+    if service.needs_shards() {
+        return Err(OnShardsOnly::DialsOut { service: name() });
+    }
+    if service.framing() == Framing::Custom {
+        return Err(OnShardsOnly::CutsItself { service: name() });
+    }
+    Ok(())
 }
 
 /// A connection on its way to its [`Adopter`].

@@ -58,6 +58,12 @@ pub enum Failure {
     NoResources,
 }
 
+/// There is no way to dial out here: the message is a datagram, or its service is called outside of a shard, by workers for
+/// instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("outgoing connections belong to shards, and to messages of streams: there is none to be had here")]
+pub struct NoOutgoing;
+
 /// What a connection asks of its shard, or of whoever plays its shard ([`Env::take_orders`](crate::env::Env::take_orders)).
 #[derive(Debug)]
 #[non_exhaustive]

@@ -8,7 +8,7 @@ use crate::env::Env;
 use crate::error::{CloseReason, FramingError};
 use crate::framing::{Frame, Framing};
 use crate::limits::Limits;
-use crate::outgoing::{Errand, Exchange, Order as Wanted, Upstream};
+use crate::outgoing::{Errand, Exchange, NoOutgoing, Order as Wanted, Upstream};
 use crate::output::{Output, SendBatch};
 use crate::pool::Chunk;
 use crate::tasks::Task;
@@ -88,6 +88,12 @@ pub trait Service: Send + Sync + 'static {
     /// The connection ended.
     fn close(&self, conn: Self::Conn) {
         drop(conn);
+    }
+
+    /// True if it does what only shards can: [`Reply::dial`] or [`Reply::hold`]. Whoever calls services elsewhere
+    /// refuses it at start ([`adopt::check`](crate::adopt::check)).
+    fn needs_shards(&self) -> bool {
+        false
     }
 
     /// Counters of the service's own: name and value.
@@ -367,13 +373,17 @@ impl Reply<'_> {
     /// Begins an exchange with somebody else: connects, or takes a kept connection if `reuse` lets it. Ends the one
     /// before. What is passed on before it is connected waits.
     ///
-    /// Only shards have outgoing connections; elsewhere ([`call_outside`], datagrams) this does nothing, and nothing is
-    /// heard of it.
-    pub fn dial(&mut self, to: SocketAddr, reuse: bool) {
-        if let (Target::Stream { key: from, .. }, None) = (self.target, &self.env.answers) {
-            self.exchange = Exchange { open: true, full: false, ..self.exchange };
-            self.env.errands.push(Errand::Order { from, order: Wanted::Dial { to, reuse } });
-        }
+    /// What comes of it is told to [`Service::upstream`]. A service that dials says so by [`Service::needs_shards`]: it is
+    /// then refused at start where this would fail for every message.
+    ///
+    /// # Errors
+    ///
+    /// [`NoOutgoing`]: only shards have outgoing connections, for messages of streams. Nothing was begun.
+    pub fn dial(&mut self, to: SocketAddr, reuse: bool) -> Result<(), NoOutgoing> {
+        let (Target::Stream { key: from, .. }, None) = (self.target, &self.env.answers) else { return Err(NoOutgoing) };
+        self.exchange = Exchange { open: true, full: false, ..self.exchange };
+        self.env.errands.push(Errand::Order { from, order: Wanted::Dial { to, reuse } });
+        Ok(())
     }
 
     /// Passes bytes to the other end of the exchange; lost if there is none.
@@ -397,7 +407,7 @@ impl Reply<'_> {
     }
 
     /// Holds further messages of this connection back, or lets them come again: a request behind one that is with
-    /// somebody else waits.
+    /// somebody else waits. On shards only, see [`Service::needs_shards`].
     pub fn hold(&mut self, hold: bool) {
         self.exchange.hold = hold;
     }

@@ -148,7 +148,9 @@ impl Attachment {
         let system = |action| move |error: rustix::io::Errno| AccelError::system(action, error);
         let mut processes = BTreeMap::new();
         for &pid in pids {
-            processes.insert(pid, pidfd(pid).map_err(|error| AccelError::system("finding the process", error))?);
+            let missing =
+                |error| AccelError::Unavailable { what: "cannot attach to process", why: format!("{pid}: {error}") };
+            processes.insert(pid, pidfd(pid).map_err(missing)?);
         }
         let first = pids
             .first()
@@ -522,6 +524,7 @@ impl Attachment {
             stalls: 0,
             rescues: 0,
             refused_requests: Vec::new(),
+            companion: None,
         }
     }
 

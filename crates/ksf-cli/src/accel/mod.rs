@@ -7,6 +7,7 @@ mod nic;
 mod profile;
 mod run;
 mod status;
+mod switch;
 mod unit;
 
 use std::process::ExitCode;
@@ -26,6 +27,8 @@ pub(crate) struct AccelArgs {
 pub(crate) enum AccelCommand {
     Run(run::RunArgs),
     Status(status::StatusArgs),
+    Pause(switch::PauseArgs),
+    Resume(switch::ResumeArgs),
     Attach(attach::AttachArgs),
     Profile(profile::ProfileArgs),
     Unit(unit::UnitArgs),
@@ -34,7 +37,13 @@ pub(crate) enum AccelCommand {
     Nic(nic::NicArgs),
     /// The process that owns a program's queues; started by `ksf accel run`
     #[command(hide = true)]
-    Holder,
+    Holder(HolderArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HolderArgs {
+    #[command(flatten)]
+    join: hop::JoinFlags,
 }
 
 /// Runs the command.
@@ -42,12 +51,14 @@ pub(crate) fn run(args: AccelArgs) -> Result<ExitCode, Failure> {
     match args.command {
         AccelCommand::Run(args) => run::run(&args),
         AccelCommand::Status(args) => status::run(&args),
+        AccelCommand::Pause(args) => switch::pause(&args),
+        AccelCommand::Resume(args) => switch::resume(&args),
         AccelCommand::Attach(args) => attach::run(&args),
         AccelCommand::Profile(args) => profile::run(&args),
         AccelCommand::Unit(args) => unit::run(&args),
         AccelCommand::Flow(args) => flow::run(args),
         AccelCommand::Hop(args) => hop::run(args),
         AccelCommand::Nic(args) => nic::run(args),
-        AccelCommand::Holder => run::holder(),
+        AccelCommand::Holder(args) => run::holder(&args.join),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -36,17 +36,11 @@ struct Document {
 
 /// Runs the command.
 pub(super) fn run(args: &StatusArgs) -> Result<ExitCode, Failure> {
-    let mut programs = match status::folder() {
-        Some(folder) => all(&folder)?,
-        None => Vec::new(),
+    let programs = match args.pid {
+        Some(pid) => of_process(pid)?,
+        None => all()?,
     };
-    if let Some(pid) = args.pid {
-        programs.retain(|program| program.pid == pid || program.processes.contains(&pid));
-        if programs.is_empty() {
-            return Err(Failure::new(Status::Unavailable, format!("process {pid} is not accelerated"))
-                .remedy("see ksf accel status for those that are; a program is shown to its user and to root"));
-        }
-    }
+    let programs: Vec<Program> = programs.into_iter().map(|(_, program)| program).collect();
     let text = if args.json {
         let document = Document { schema: SCHEMA, programs };
         let json = serde_json::to_string(&document)
@@ -59,8 +53,29 @@ pub(super) fn run(args: &StatusArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn all(folder: &Path) -> Result<Vec<Program>, Failure> {
-    status::all(folder).map_err(|error| failure(&error))
+/// Accelerated programs of this user, with the sockets of their holders.
+type Programs = Vec<(PathBuf, Program)>;
+
+/// Those that this process is of: the program, one of its workers, or its holder. One at least.
+pub(super) fn of_process(pid: u32) -> Result<Programs, Failure> {
+    let mut programs = all()?;
+    programs.retain(|(_, program)| program.pid == pid || program.processes.contains(&pid));
+    if programs.is_empty() {
+        return Err(Failure::new(Status::Unavailable, format!("process {pid} is not accelerated"))
+            .remedy("see ksf accel status for those that are; each is shown to the user who has started it"));
+    }
+    Ok(programs)
+}
+
+fn all() -> Result<Programs, Failure> {
+    let folder = status::folder().ok_or_else(|| {
+        Failure::new(
+            Status::Unavailable,
+            "there is no folder where programs could be found: XDG_RUNTIME_DIR is not set",
+        )
+        .remedy("set it for ksf accel run and for this command; as a rule it is /run/user/UID")
+    })?;
+    status::all_with_sockets(&folder).map_err(|error| failure(&error))
 }
 
 fn text(programs: &[Program]) -> String {
@@ -79,7 +94,7 @@ fn of_program(program: &Program) -> String {
         let _ = writeln!(out, "    not {}: {}", refused.level.name(), refused.why);
     }
     for other in &program.other_programs {
-        let _ = writeln!(out, "    beside somebody else's sk_lookup program {other}");
+        let _ = writeln!(out, "    beside another sk_lookup program: {other}");
     }
     let processes: String = program.processes.iter().map(|pid| format!(" {pid}")).collect();
     let _ = writeln!(out, "  processes:{}", if processes.is_empty() { " none" } else { &processes });
@@ -100,6 +115,14 @@ fn of_program(program: &Program) -> String {
         of_listener(&mut out, program, listener);
     }
     of_workers(&mut out, program);
+    if let Some(companion) = &program.companion {
+        let counted = companion.counters.iter().filter(|(_, count)| **count > 0);
+        let counted: Vec<String> = counted.map(|(name, count)| format!("{name} {count}")).collect();
+        let _ = writeln!(out, "  {}", companion.said);
+        if !counted.is_empty() {
+            let _ = writeln!(out, "    {}", counted.join(", "));
+        }
+    }
     out
 }
 
@@ -187,8 +210,8 @@ fn row(names: [String; 5], counters: &Counters, program: &Program, listeners: St
 
 #[cfg(test)]
 mod tests {
-    use ksf_accel::Refused;
     use ksf_accel::status::{QueueStatus, WorkerStatus};
+    use ksf_accel::{CompanionStatus, Refused};
 
     use super::*;
 
@@ -234,6 +257,10 @@ mod tests {
             stalls: 2,
             rescues: 3,
             refused_requests: Vec::new(),
+            companion: Some(CompanionStatus {
+                said: "joining connections of ports 81".to_owned(),
+                counters: [("joined".to_owned(), 2), ("left".to_owned(), 0), ("messages".to_owned(), 7)].into(),
+            }),
         }
     }
 
@@ -253,6 +280,8 @@ nginx -e (holder 7)
   worker  pid  tid  cpu  state  own  fallback  stolen  local  remote  listeners
   0       8    8    1    ready  12   0         1       -      -       0.0.0.0:80
   ended   -    -    -    -      5    0         0       -      -       -
+  joining connections of ports 81
+    joined 2, messages 7
 ";
         assert_eq!(text(&[program()]), expected);
     }

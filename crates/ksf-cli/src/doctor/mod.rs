@@ -9,6 +9,7 @@ mod flow;
 mod kcm;
 mod machine;
 mod net;
+mod nic;
 mod sys_bpf;
 mod system;
 mod uring;
@@ -30,6 +31,7 @@ const AREAS: &[(&str, &[Probe])] = &[
     ("eBPF", bpf::PROBES),
     ("sockets", net::PROBES),
     ("flows", flow::PROBES),
+    ("interfaces", nic::PROBES),
     ("AF_KCM", kcm::PROBES),
     ("system", system::PROBES),
 ];

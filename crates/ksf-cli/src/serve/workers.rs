@@ -7,7 +7,7 @@ use ksf::adopt::Adopter;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf_kcm::{KcmError, KernelWorkers, KernelWorkersOptions};
-use ksf_mux::{Workers, WorkersOptions};
+use ksf_mux::{StartError, Workers, WorkersOptions};
 
 use super::plan::Sockets;
 use crate::args::MuxWish;
@@ -55,7 +55,10 @@ impl Crew<'_> {
         match self.mux {
             MuxWish::Ksf => {
                 let started = Workers::start(service, WorkersOptions::new(self.workers, limits.clone()));
-                Ok(started.map_err(|error| Failure::os("cannot start the workers", &error))?)
+                Ok(started.map_err(|error| match error {
+                    StartError::System(error) => Failure::os("cannot start the workers", &error),
+                    error => Failure::new(Status::Unavailable, error.to_string()),
+                })?)
             }
             MuxWish::Kcm => {
                 if let Some(address) = sockets.addresses.iter().find(|at| matches!(at, ListenAddr::Unix(_))) {

@@ -361,8 +361,8 @@ mod tests {
 
     #[test]
     fn a_control_group_is_read_in_both_versions() {
-        let dir = std::env::temp_dir().join(format!("ksf-load-cgroup-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().to_owned();
         let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).unwrap();
         assert_eq!(cgroup_time(&dir).unwrap_err().exit_code(), 71);
         write("cpu.stat", "nr_periods 0\n");
@@ -376,6 +376,5 @@ mod tests {
         write("cpuacct.stat", "user 1\nsystem 2\n");
         let time = cgroup_time(&dir).unwrap();
         assert_eq!((time.all_ns, time.system_ns), (1234, 2 * tick_ns()));
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

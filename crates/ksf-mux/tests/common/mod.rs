@@ -154,15 +154,15 @@ impl Service for Scripted {
     }
 }
 
-pub(crate) struct Running {
+pub(crate) struct Running<S = Scripted> {
     pub(crate) server: Server,
     addr: SocketAddr,
-    pub(crate) service: Arc<Scripted>,
+    pub(crate) service: Arc<S>,
 }
 
-impl Running {
+impl<S: Service> Running<S> {
     /// Serves on loopback; `adopter` gets the connections.
-    pub(crate) fn start(service: Arc<Scripted>, adopter: Arc<dyn Adopter>, limits: Limits) -> Self {
+    pub(crate) fn start(service: Arc<S>, adopter: Arc<dyn Adopter>, limits: Limits) -> Self {
         let addr = ListenAddr::Tcp(SocketAddr::from(([127, 0, 0, 1], 0)));
         let builder = Server::builder().engine(EngineKind::Epoll).limits(limits);
         let server = builder.listen(addr, Arc::clone(&service), None).adopt(adopter).start().unwrap();
@@ -183,5 +183,36 @@ impl Running {
     /// Waits until a counter has this value: the peer may know of an end before it is counted.
     pub(crate) fn counts(&self, name: &str, value: u64) {
         until(|| self.counter(name) == value, || format!("{name} is {}, not {value}", self.counter(name)));
+    }
+}
+
+/// A service that asks somebody else before it answers; it may not say so.
+pub(crate) struct Asks {
+    pub(crate) framing: Framing,
+    pub(crate) needs_shards: bool,
+}
+
+impl Service for Asks {
+    type Conn = ();
+
+    fn name(&self) -> &str {
+        "asks"
+    }
+
+    fn framing(&self) -> Framing {
+        self.framing
+    }
+
+    fn needs_shards(&self) -> bool {
+        self.needs_shards
+    }
+
+    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
+        let dialed = reply.dial(SocketAddr::from(([127, 0, 0, 1], 9)), true);
+        reply.bytes(format!("{dialed:?}").as_bytes());
     }
 }

@@ -260,7 +260,8 @@ static void run(int actor, char *line)
 	else if (IS("descriptors"))
 		list_descriptors(actor);
 	else if (IS("handler")) {
-		struct sigaction action = { .sa_handler = handler, .sa_flags = n[1] ? SA_RESTART : 0 };
+		struct sigaction action = { .sa_handler = handler };
+		action.sa_flags = n[1] == 1 ? SA_RESTART : n[1] == 2 ? (int)SA_RESETHAND : 0;
 		handler_accepts = n[2] ? n[2] : -1;
 		CALL(sigaction(n[0], &action, NULL));
 	} else if (IS("caught"))
@@ -279,6 +280,14 @@ static void run(int actor, char *line)
 		CPU_ZERO(&set);
 		CPU_SET(n[0], &set);
 		CALL(sched_setaffinity(0, sizeof(set), &set));
+	} else if (IS("cpu")) {
+		/* The one it may run on, or -2. */
+		cpu_set_t set;
+		int cpu = 0;
+		sched_getaffinity(0, sizeof(set), &set);
+		while (!CPU_ISSET(cpu, &set))
+			cpu++;
+		CALL(CPU_COUNT(&set) == 1 ? cpu : -2);
 	} else if (IS("cpus")) {
 		cpu_set_t set;
 		CALL((sched_getaffinity(0, sizeof(set), &set), CPU_COUNT(&set)));

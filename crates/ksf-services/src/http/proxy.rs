@@ -127,7 +127,10 @@ impl Proxy {
         let backend = self.backends[(exchange.turn + exchange.attempts) % self.backends.len()];
         exchange.attempts += 1;
         exchange.connected = false;
-        reply.dial(backend, reuse);
+        if reply.dial(backend, reuse).is_err() {
+            // Not on a shard. Who checked `needs_shards` does not come here.
+            return self.failed(client, Failure::NoResources, reply);
+        }
         reply.pass(Chunk::from_vec(exchange.head.clone()));
     }
 
@@ -291,6 +294,10 @@ impl Service for Proxy {
 
     fn cut(&self, conn: &mut Client, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
         conn.reader.cut(buf, scanned, limits)
+    }
+
+    fn needs_shards(&self) -> bool {
+        true
     }
 
     fn peer_speaks_first(&self) -> bool {
