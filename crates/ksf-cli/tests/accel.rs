@@ -556,6 +556,43 @@ fn a_running_program_is_switched_off_and_on_again() {
     nothing_is_left();
 }
 
+/// As it is told by the flag of `ksf accel run` and by `ksf accel flow check`.
+#[test]
+fn connections_that_a_program_opens_have_ports_of_their_cpu() {
+    if !private_network_and_run() {
+        return;
+    }
+    let address = Command::new("ip").args(["address", "add", "10.9.0.1/32", "dev", "lo"]).status().unwrap();
+    assert!(address.success());
+    let service = std::net::TcpListener::bind("10.9.0.1:0").unwrap();
+    let script = format!("exec 3<>/dev/tcp/10.9.0.1/{}", service.local_addr().unwrap().port());
+    let document = support::run(&["accel", "flow", "check", "--json"]);
+    let document: Value = serde_json::from_slice(&document.stdout).expect("JSON");
+    let layout = document["layout"].as_str().unwrap_or_else(|| panic!("{document:#}"));
+    for (flag, layout) in [("--source-ports", layout), ("--source-ports=4:2500:0-1", "4:2500:0-1")] {
+        let layout: ksf_flow::Layout = layout.parse().unwrap();
+        for cpu in layout.cpus().iter().filter(|cpu| cpus().contains(cpu)) {
+            let mut command = accel_run(&[flag]);
+            command.args(["taskset", "-c", &cpu.to_string(), "bash", "-c", &script]);
+            let output = command.output().unwrap();
+            assert!(output.status.success() && stderr(&output).is_empty(), "{}", stderr(&output));
+            let port = service.accept().unwrap().1.port();
+            assert_eq!(layout.cpu_of_port(port), Some(cpu), "{flag}: {port}");
+        }
+    }
+    let mut command = accel_run(&["--source-ports"]);
+    command.args(["sleep", "60"]);
+    let running = Running::start(command);
+    until("it is there", || !programs().is_empty());
+    assert!(status(&[]).contains(&format!("source ports of its connections: {layout}")), "{}", status(&[]));
+    drop(running);
+    let wrong = accel_run(&["--source-ports=13"]).arg("true").output().unwrap();
+    assert_eq!(wrong.status.code(), Some(65));
+    assert!(stderr(&wrong).contains("not a port layout"), "{}", stderr(&wrong));
+    drop(service);
+    nothing_is_left();
+}
+
 #[test]
 fn without_rights_a_weaker_mechanism_is_used_and_named() {
     if !private_network_and_run() {

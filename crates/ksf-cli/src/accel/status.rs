@@ -98,6 +98,9 @@ fn of_program(program: &Program) -> String {
     }
     let processes: String = program.processes.iter().map(|pid| format!(" {pid}")).collect();
     let _ = writeln!(out, "  processes:{}", if processes.is_empty() { " none" } else { &processes });
+    if let Some(ports) = &program.source_ports {
+        let _ = writeln!(out, "  source ports of its connections: {ports}");
+    }
     if program.attached {
         let _ = writeln!(out, "  steered from outside: what its workers accept is not counted");
     } else {
@@ -230,6 +233,7 @@ mod tests {
             name: "ksf-accel-7".to_owned(),
             attached: false,
             program: vec!["nginx".to_owned(), "-e".to_owned()],
+            source_ports: Some("13:4:0-1".to_owned()),
             on: true,
             level: Level::ClassicBpf,
             refused: vec![Refused { level: Level::SkLookup, why: "not permitted".to_owned() }],
@@ -259,6 +263,7 @@ nginx -e (holder 7)
   steering: classic_bpf
     not sk_lookup: not permitted
   processes: 8 9
+  source ports of its connections: 13:4:0-1
   stalls: 2, rescues: 3
   0.0.0.0:80: accelerated by classic_bpf; workers 1, queues 1, waiting 3
     left to another listener: 127.0.0.1:80
