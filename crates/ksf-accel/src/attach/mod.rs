@@ -525,6 +525,7 @@ impl Attachment {
             stalls: 0,
             rescues: 0,
             refused_requests: Vec::new(),
+            companion: None,
         }
     }
 

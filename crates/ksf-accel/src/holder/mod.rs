@@ -37,7 +37,7 @@ use crate::homes::Homes;
 use crate::status::{self, Counters, Status};
 use crate::status_socket::StatusSocket;
 use crate::steer::Steering;
-use crate::{AccelError, Level, Options, Refused};
+use crate::{AccelError, Companion, Level, Options, Refused};
 use conn::{Conn, ProgramSocket};
 use lifetime::Lifetime;
 use listener::Listener;
@@ -64,6 +64,8 @@ pub struct Holder {
     rescues: u64,
     pulse: look::Pulse,
     watch_next: Instant,
+    /// Ends with the holder.
+    pub(crate) companion: Option<Box<dyn Companion>>,
 }
 
 /// What an event is about; the number says which of them.
@@ -115,6 +117,7 @@ impl Holder {
             rescues: 0,
             pulse: look::Pulse::new(Duration::from_millis(options.look_ms.into())),
             watch_next: Instant::now(),
+            companion: None,
             options,
         };
         let watch = |fd: BorrowedFd<'_>, kind| {

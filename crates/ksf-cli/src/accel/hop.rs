@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueHint};
+use ksf_accel::Companion;
 use ksf_hop::{Counter, Guard, Hop, HopError, Options, Scope};
 use serde::Serialize;
 
@@ -93,6 +94,79 @@ impl HowFlags {
         options.limit_bytes = self.limit as u32;
         options.warm_up = self.warm_up as u32;
         options
+    }
+}
+
+/// Flags of `ksf accel run`: the same for as long as a program runs.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct JoinFlags {
+    /// While the program runs, join connections to, or from, these ports whose two ends are on this machine (ksf accel hop)
+    #[arg(long = "hop", value_name = "PORT,...", value_delimiter = ',')]
+    #[arg(value_parser = crate::limits::number::<1, 65_535>)]
+    ports: Vec<u64>,
+    /// No program at these ports reads its sockets by splice()
+    #[arg(long = "hop-no-splice", requires = "ports")]
+    no_splice: bool,
+    /// No program at these ports asks how many bytes wait (FIONREAD), as nginx does
+    #[arg(long = "hop-no-fionread", requires = "ports")]
+    no_fionread: bool,
+}
+
+impl JoinFlags {
+    pub(super) fn is_wanted(&self) -> bool {
+        !self.ports.is_empty()
+    }
+
+    /// The same flags as arguments, for the process that is to join.
+    pub(super) fn arguments(&self) -> Vec<String> {
+        if !self.is_wanted() {
+            return Vec::new();
+        }
+        let ports: Vec<String> = self.ports.iter().map(u64::to_string).collect();
+        let flags = [(self.no_splice, "--hop-no-splice"), (self.no_fionread, "--hop-no-fionread")];
+        let flags = flags.into_iter().filter(|(given, _)| *given).map(|(_, flag)| flag.to_owned());
+        [format!("--hop={}", ports.join(","))].into_iter().chain(flags).collect()
+    }
+
+    /// Joins until it is dropped; where that cannot be, it says why, and everything goes by TCP.
+    pub(super) fn begin(&self) -> Option<Box<dyn Companion>> {
+        if !self.is_wanted() {
+            return None;
+        }
+        let mut options = Options::default();
+        options.no_splice = self.no_splice;
+        options.no_fionread = self.no_fionread;
+        // The parser has seen to it that they fit.
+        let scope = Scope { cgroups: Vec::new(), ports: self.ports.iter().map(|port| *port as u16).collect() };
+        let hop = Hop::start(&scope, &options).map_err(|error| {
+            let why = one_line(&error.to_string());
+            format!("connections {} go by TCP: {why}", scope_text(&scope))
+        });
+        Some(Box::new(Joining { scope, hop }))
+    }
+}
+
+/// The hop beside a program.
+struct Joining {
+    scope: Scope,
+    hop: Result<Hop, String>,
+}
+
+impl Companion for Joining {
+    fn said(&self) -> String {
+        match &self.hop {
+            Err(why) => why.clone(),
+            Ok(hop) if hop.has_given_up().unwrap_or(false) => {
+                "a program reads a joined socket by splice(), which does not see joined bytes: nothing is joined any more"
+                    .to_owned()
+            }
+            Ok(hop) => format!("joining connections {}; {}", scope_text(&self.scope), guard_text(hop.guard())),
+        }
+    }
+
+    fn counters(&self) -> BTreeMap<String, u64> {
+        let counters = self.hop.as_ref().ok().and_then(|hop| hop.counters().ok()).unwrap_or_default();
+        counters.into_iter().map(|counter| (counter.name.to_owned(), counter.value)).collect()
     }
 }
 
@@ -214,6 +288,23 @@ mod tests {
         assert_eq!(counters_text(&[counter("left", 0)]), "no connection was seen\n");
         let json: serde_json::Value = serde_json::from_str(&line(&[counter("left", 0)]).unwrap()).unwrap();
         assert_eq!(json, serde_json::json!({"schema": "ksf-hop/1", "counters": {"left": 0}}));
+    }
+
+    #[test]
+    fn flags_reach_the_process_that_joins() {
+        #[derive(Debug, clap::Parser)]
+        struct Command {
+            #[command(flatten)]
+            join: JoinFlags,
+        }
+        let parse = |arguments: &[&str]| {
+            <Command as clap::Parser>::try_parse_from([&["ksf"], arguments].concat()).map(|command| command.join)
+        };
+        assert!(parse(&[]).unwrap().arguments().is_empty() && parse(&[]).unwrap().begin().is_none());
+        for arguments in [&["--hop=80,443"][..], &["--hop=80", "--hop-no-splice", "--hop-no-fionread"]] {
+            assert_eq!(parse(arguments).unwrap().arguments(), arguments);
+        }
+        assert!(parse(&["--hop-no-splice"]).is_err());
     }
 
     #[test]

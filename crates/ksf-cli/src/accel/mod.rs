@@ -37,7 +37,13 @@ pub(crate) enum AccelCommand {
     Nic(nic::NicArgs),
     /// The process that owns a program's queues; started by `ksf accel run`
     #[command(hide = true)]
-    Holder,
+    Holder(HolderArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HolderArgs {
+    #[command(flatten)]
+    join: hop::JoinFlags,
 }
 
 /// Runs the command.
@@ -53,6 +59,6 @@ pub(crate) fn run(args: AccelArgs) -> Result<ExitCode, Failure> {
         AccelCommand::Flow(args) => flow::run(args),
         AccelCommand::Hop(args) => hop::run(args),
         AccelCommand::Nic(args) => nic::run(args),
-        AccelCommand::Holder => run::holder(),
+        AccelCommand::Holder(args) => run::holder(&args.join),
     }
 }
