@@ -583,7 +583,8 @@ fn connections_that_a_program_opens_have_ports_of_their_cpu() {
     let mut command = accel_run(&["--source-ports"]);
     command.args(["sleep", "60"]);
     let running = Running::start(command);
-    until("it is there", || !programs().is_empty());
+    let told = |program: &Value| program["program"][0] == "sleep" && program["source_ports"] == layout;
+    until("its holder tells the layout", || programs().iter().any(told));
     assert!(status(&[]).contains(&format!("source ports of its connections: {layout}")), "{}", status(&[]));
     drop(running);
     let wrong = accel_run(&["--source-ports=13"]).arg("true").output().unwrap();
