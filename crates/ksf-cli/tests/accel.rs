@@ -261,6 +261,31 @@ fn nginx_serves_where_connections_arrive_and_leaves_nothing() {
     assert!(stderr(&unknown).contains("process 1 is not accelerated"), "{}", stderr(&unknown));
 }
 
+/// As distributions start it: the process that is asked for is neither the one that was started nor a worker.
+#[test]
+fn a_daemon_is_found_by_its_master() {
+    if !private_network_and_run() {
+        return;
+    }
+    let folder = Folder::new();
+    let config = folder.write("nginx.conf", &NGINX.replace("LISTEN", ADDRESS).replace("daemon off", "daemon on"));
+    let here = format!("{}/", folder.path("").display());
+    let mut command = accel_run(&[]);
+    command.args(["nginx", "-p", &here, "-e", "error.log", "-c"]).arg(config);
+    assert!(command.status().unwrap().success());
+    accelerated(2);
+    let master = std::fs::read_to_string(folder.path("nginx.pid")).unwrap();
+    let master = master.trim();
+    assert!(status(&[master]).contains(&format!("{ADDRESS}: accelerated by sk_lookup")));
+    let paused = support::run(&["accel", "pause", master]);
+    assert_eq!(paused.status.code(), Some(0), "{}", stderr(&paused));
+    // Whoever has started this test is no master of it.
+    let parent = std::os::unix::process::parent_id().to_string();
+    assert_eq!(support::run(&["accel", "status", &parent]).status.code(), Some(69));
+    kill_process(Pid::from_raw(master.parse().unwrap()).unwrap(), Signal::TERM).unwrap();
+    nothing_is_left();
+}
+
 /// What each thread of a process waits for, and the signals it has not taken.
 fn threads_of(pid: u32) -> String {
     let mut all = String::new();
