@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 /// Changes with every change of the layout or of the messages.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Listeners of one accelerated program. One bit each in [`Worker::ready`].
 pub const LISTENERS_MAX: usize = 64;
 /// Workers of one accelerated program. A worker is an epoll instance, or a thread that blocks in `accept()`.
@@ -33,7 +33,7 @@ pub struct State {
     pub workers: [Worker; WORKERS_MAX],
 }
 
-/// Settings of the whole program. Written by the holder only.
+/// Settings of the whole program. Written by the holder only, but for `calls`.
 #[repr(C, align(64))]
 pub struct Control {
     /// [`VERSION`].
@@ -48,6 +48,9 @@ pub struct Control {
     pub busy_limit_ns: AtomicU64,
     /// Listeners (a bit each) of which the steering program sends nothing to queues now.
     pub paused: AtomicU64,
+    /// Listeners (a bit each) whose rescue eventfd may be readable: a hint that saves the look. Set by the holder before
+    /// it calls for help, and by a worker that passes the call on; cleared by the holder when nobody calls.
+    pub calls: AtomicU64,
 }
 
 /// The workers whose home is one CPU: as many of `worker` as `len` says.

@@ -20,7 +20,8 @@ struct ksf_control {
 	__u32 pad;
 	__u64 busy_limit_ns;
 	__u64 paused;
-	__u64 pad2[4];
+	__u64 calls;
+	__u64 pad2[3];
 };
 
 struct ksf_home {

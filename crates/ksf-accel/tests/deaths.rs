@@ -27,6 +27,8 @@ fn a_stalled_workers_connections_are_taken_by_another() {
             readable(&stuck.queue)
         });
         wait_until("the other is woken", || readable(&other.rescue));
+        let is_called = || library.state().control.calls.load(SeqCst) == 1 << other.listener;
+        assert!(is_called(), "who is woken sees no call");
         let stalled = || library.worker(stuck.worker).stalled.load(SeqCst) == 1;
         wait_until("the worker is marked", stalled);
         let (mut taken, mut stolen) = (Vec::new(), 0);
@@ -47,6 +49,14 @@ fn a_stalled_workers_connections_are_taken_by_another() {
         assert!(status.stalls > 0 && status.rescues > 0, "{level:?}: {status:?}");
         // While it waits again and has nothing, it is not stalled: the holder sees that too.
         wait_until("the mark is taken off", || !stalled());
+        // Nor does anybody call any more, once the eventfd has been read: nobody has to look at it.
+        wait_until("nobody calls", || {
+            let _ = rustix::io::read(&other.rescue, &mut [0; 8]);
+            // The holder looks on while something happens.
+            let _clients = connect_from(b, own.local_addr().unwrap(), 1);
+            let _ = (accept_all(&other.queue), accept_all(&own));
+            !is_called()
+        });
     }
 }
 

@@ -11,11 +11,12 @@ use rustix::fs::{OFlags, fcntl_getfl};
 
 use crate::descriptor::{self, borrow};
 use crate::errno::{errno, fail, set_errno};
-use crate::process::{enter, is_on, now_ns, process};
+use crate::process::{enter, is_on, now_ns, process, state};
 use crate::table::{self, Entry, INSTANCES, Instance, Kind, LISTENERS};
 use crate::{adopt, holder, interrupt, listener, pin, real, wait, worker};
 
-/// One in so many calls looks at the listener first: a queue that is never empty must not starve it.
+/// One in so many calls looks at the listener first: a queue that is never empty must not starve it. It looks for calls
+/// for help without a hint, too.
 const LISTENER_FIRST: u32 = 16;
 const NONBLOCKING: u32 = 1;
 const BLOCKING: u32 = 2;
@@ -96,14 +97,15 @@ fn by_worker(call: Call, slot: usize, index: usize) -> c_int {
     let instance = &INSTANCES[index];
     let Some(entry) = worker::entry(index, slot) else { return call.of(call.fd) };
     let turn = instance.turn.fetch_add(1, Ordering::Relaxed);
-    if turn % LISTENER_FIRST == LISTENER_FIRST - 1 || !is_on() {
+    let is_turn = turn % LISTENER_FIRST == LISTENER_FIRST - 1;
+    let hint = if is_turn { Hint::Ignored } else { Hint::Heeded };
+    if is_turn || !is_on() {
         let result = from_listener(call, instance, entry);
         if !is_empty(result) {
             return result;
         }
-        if let Some(accepted) = from_rescue(call, slot, instance, entry) {
-            return accepted;
-        }
+        let found = from_rescue(call, slot, instance, entry, hint);
+        return found.or_else(|| from_queue(call, slot, index, entry)).unwrap_or_else(|| fail(libc::EAGAIN));
     }
     if let Some(accepted) = from_queue(call, slot, index, entry) {
         return accepted;
@@ -112,7 +114,7 @@ fn by_worker(call: Call, slot: usize, index: usize) -> c_int {
     if !is_empty(result) {
         return result;
     }
-    from_rescue(call, slot, instance, entry).unwrap_or_else(|| fail(libc::EAGAIN))
+    from_rescue(call, slot, instance, entry, hint).unwrap_or_else(|| fail(libc::EAGAIN))
 }
 
 fn is_empty(result: c_int) -> bool {
@@ -153,9 +155,20 @@ fn from_listener(call: Call, instance: &Instance, entry: &Entry) -> c_int {
     result
 }
 
+/// What to make of `Control::calls`: it may be wrong for a moment, where a process is killed between the hint and the
+/// call. Who looks all the same now and then does not wake up for a call it never sees.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hint {
+    Heeded,
+    Ignored,
+}
+
 /// From a queue that needs somebody, if the holder has called for help. None: nothing there.
-fn from_rescue(call: Call, slot: usize, instance: &Instance, entry: &Entry) -> Option<c_int> {
+fn from_rescue(call: Call, slot: usize, instance: &Instance, entry: &Entry, hint: Hint) -> Option<c_int> {
     let rescue = entry.rescue.load()?;
+    if hint == Hint::Heeded && !is_called(slot) {
+        return None;
+    }
     let mut calls = [0; 8];
     rustix::io::read(borrow(rescue), &mut calls).ok()?;
     // Threads that help at once must not take a descriptor that another is about to replace.
@@ -178,15 +191,31 @@ fn from_rescue(call: Call, slot: usize, instance: &Instance, entry: &Entry) -> O
         if result >= 0 {
             count(instance, |worker| &worker.accepted_stolen);
             // There may be more: the next look, by whomever, shall come here again.
-            let _ = rustix::io::write(borrow(rescue), &1u64.to_ne_bytes());
+            call_on(slot, rescue);
             return Some(result);
         }
         if errno() == libc::EMFILE || errno() == libc::ENFILE {
-            let _ = rustix::io::write(borrow(rescue), &1u64.to_ne_bytes());
+            call_on(slot, rescue);
             return Some(result);
         }
     }
     None
+}
+
+/// True where the holder, or a worker, may have called for help.
+fn is_called(slot: usize) -> bool {
+    let bit = 1u64 << LISTENERS[slot].index.load(Ordering::Relaxed);
+    state().is_some_and(|state| state.control.calls.load(Ordering::SeqCst) & bit != 0)
+}
+
+/// Passes a call for help on.
+fn call_on(slot: usize, rescue: c_int) {
+    let bit = 1u64 << LISTENERS[slot].index.load(Ordering::Relaxed);
+    let note = || state().map(|state| state.control.calls.fetch_or(bit, Ordering::SeqCst));
+    // Before, for who wakes up at once; and after, because the holder clears what it does not see called.
+    note();
+    let _ = rustix::io::write(borrow(rescue), &1u64.to_ne_bytes());
+    note();
 }
 
 /// By a thread that has not: it was handed the event, or polls, or blocks.
@@ -207,7 +236,7 @@ fn by_other(call: Call, slot: usize) -> c_int {
     if !is_empty(result) {
         return result;
     }
-    from_rescue(call, slot, instance, entry).unwrap_or_else(|| fail(libc::EAGAIN))
+    from_rescue(call, slot, instance, entry, Hint::Ignored).unwrap_or_else(|| fail(libc::EAGAIN))
 }
 
 /// As it was seen first; where it matters, `by_blocking` looks again.
@@ -303,7 +332,7 @@ fn blocking(call: Call, slot: usize, index: usize, entry: &Entry) -> c_int {
             return accepted;
         }
         if set[2].revents != 0
-            && let Some(accepted) = from_rescue(call, slot, instance, entry)
+            && let Some(accepted) = from_rescue(call, slot, instance, entry, Hint::Ignored)
         {
             return accepted;
         }

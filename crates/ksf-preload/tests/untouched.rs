@@ -112,9 +112,10 @@ fn while_it_is_off_the_library_makes_no_system_call() {
     let holder = holder_with(|options| options.on = false);
     let off = calls(accelerated(compiled("server"), &holder), CONNECTIONS, None);
     drop(holder);
-    // One that calls nobody for help because the machine is busy.
-    let holder = patient();
+    // A worker that is traced is slow, and is not to be taken for one that has stalled.
+    let holder = holder_with(|options| options.look_ms = 1000);
     let on = calls(accelerated(compiled("server"), &holder), CONNECTIONS, Some(&holder));
+    let rescues = holder.status().unwrap().rescues;
 
     // What is counted per connection, whatever the timing.
     let exact = |calls: &BTreeMap<String, u64>| {
@@ -131,9 +132,11 @@ fn while_it_is_off_the_library_makes_no_system_call() {
     for calls in [&plain, &loaded, &off] {
         assert!(accepts(calls) <= 2 * CONNECTIONS as u64 + 1, "{calls:?}");
     }
-    // While it is on, it looks into queue and listener, and for calls for help; data calls are as many as before.
+    // While it is on, it looks into queue and listener, and in one of 16 calls for calls for help; data calls are as
+    // many as before.
     let mut data = exact(&on);
-    assert!(data.remove("read").is_some_and(|reads| reads <= CONNECTIONS as u64 + 20), "{on:?}");
+    let reads = data.remove("read").unwrap_or(0);
+    assert!(reads <= accepts(&on) / 16 + 1 + 3 * rescues, "{on:?}, {rescues} rescues");
     assert_eq!(data, exact(&plain));
     assert!(accepts(&on) <= 3 * CONNECTIONS as u64 + 40, "{on:?}");
 }

@@ -251,9 +251,7 @@ impl<S: Service> Connection<S> {
 
     /// The reason to close for, once every reply that is due has been sent.
     pub fn finished(&self) -> Option<CloseReason> {
-        let waits = self.sending
-            || !self.output.is_empty()
-            || (self.closing_gently() && (self.deferred > 0 || self.exchange.open));
+        let waits = self.sending || !self.output.is_empty() || self.waits_for_answers();
         self.closing.filter(|_| !waits)
     }
 
@@ -288,6 +286,11 @@ impl<S: Service> Connection<S> {
             && !self.exchange.hold
             && self.assembly.is_idle()
             && self.stalled.is_empty()
+    }
+
+    /// True when the connection will be [finished](Self::finished) as soon as the batch with the engine is sent.
+    pub fn ends_with_the_batch(&self) -> bool {
+        self.closing.is_some() && self.output.is_empty() && !self.waits_for_answers()
     }
 
     /// Messages handed to the service so far.
@@ -339,6 +342,11 @@ impl<S: Service> Connection<S> {
         self.assembly.reset(env);
         self.drop_stalled(env);
         self.service.close(self.state);
+    }
+
+    /// True while an end has to wait for what somebody else still does for the connection.
+    fn waits_for_answers(&self) -> bool {
+        self.closing_gently() && (self.deferred > 0 || self.exchange.open)
     }
 
     fn closing_gently(&self) -> bool {

@@ -27,6 +27,10 @@ const WORK_WARM_UP_COUNT: u64 = 500;
 /// two thousand quick messages is told by a few that came at a bad time.
 const RATE_SECONDS_MIN: f64 = 7.0;
 
+/// The least length of a measurement whose goal is a matter of some percent: medians of five runs of half a second differ
+/// by as much from one report to the next.
+const FINE_SECONDS_MIN: f64 = 2.5;
+
 /// How much to measure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
@@ -47,9 +51,15 @@ impl Effort {
             _ => 0.0,
         };
         match self.seconds > 0.0 {
-            true => Amount::Seconds(self.seconds.max(least)),
+            true => Amount::Seconds(self.seconds_for(case).max(least)),
             false => Amount::Messages(self.count(WARM_UP_COUNT)),
         }
+    }
+
+    /// Seconds wanted of a case without a rate of its own.
+    pub(super) fn seconds_for(&self, case: &Case) -> f64 {
+        let least = if case.is_fine() && self.seconds > 0.0 { FINE_SECONDS_MIN } else { 0.0 };
+        self.seconds.max(least)
     }
 
     pub(crate) fn warm_up(&self, case: &Case) -> Amount {

@@ -122,10 +122,18 @@ impl Holder {
         if self.workers.iter().flatten().any(joined) && self.any_ready(index) {
             self.listener_mut(index).served = now;
             if needs_rescue {
+                let calls = &self.steering.shared.state().control.calls;
+                // Who wakes up must see it.
+                calls.fetch_or(bit, SeqCst);
                 // Stays readable until a woken worker finds nothing more to take.
                 let _ = rustix::io::write(&self.listener(index).rescue, &1u64.to_ne_bytes());
                 self.rescues += 1;
+                return waits;
             }
+        }
+        let calls = &self.steering.shared.state().control.calls;
+        if calls.load(Relaxed) & bit != 0 && !is_readable(self.listener(index).rescue.as_fd()) {
+            calls.fetch_and(!bit, SeqCst);
         }
         waits
     }
@@ -218,6 +226,13 @@ impl Holder {
             .fold(sum, u64::wrapping_add)
         })
     }
+}
+
+fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // Where that cannot be told, it may be.
+    !matches!(rustix::event::poll(&mut polled, Some(&now)), Ok(0))
 }
 
 /// Each queue's worker, and whether connections wait in it.

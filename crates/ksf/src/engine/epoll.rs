@@ -188,12 +188,12 @@ impl Engine for Epoll {
         }
     }
 
-    fn send(&mut self, conn: ConnKey, mut batch: SendBatch, env: &mut Env) -> (usize, bool) {
+    fn send(&mut self, conn: ConnKey, mut batch: SendBatch, last: bool, env: &mut Env) -> (usize, bool) {
         let Some(state) = self.conns.get_mut(conn.index as usize).filter(|state| state.key == Some(conn)) else {
             return (0, false);
         };
         debug_assert!(state.batch.is_none(), "one send in flight per connection");
-        match send_now(state.socket, &mut batch, &mut self.msg, env) {
+        match send_now(state.socket, &mut batch, last, &mut self.msg, env) {
             Ok(bytes) if batch.is_empty() => {
                 batch.recycle(&mut env.spares);
                 (bytes, true)
@@ -382,7 +382,7 @@ impl Epoll {
     fn try_send(&mut self, index: u32, env: &mut Env, events: &mut Vec<Event>) {
         let state = &mut self.conns[index as usize];
         let (Some(conn), Some(mut batch)) = (state.key, state.batch.take()) else { return };
-        match send_now(state.socket, &mut batch, &mut self.msg, env) {
+        match send_now(state.socket, &mut batch, false, &mut self.msg, env) {
             Ok(bytes) => {
                 let done = batch.is_empty();
                 if done {

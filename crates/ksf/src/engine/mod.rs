@@ -160,7 +160,10 @@ pub(crate) trait Engine: Sized {
     /// plain system call is cheaper than a submission (13.1 against 14.3 us of round trip, Linux 6.18). Returns how many
     /// bytes that were, and whether it was all; the rest is reported by [`Event::Sent`], a failure by
     /// [`Event::Failed`].
-    fn send(&mut self, conn: ConnKey, batch: SendBatch, env: &mut Env) -> (usize, bool);
+    ///
+    /// `last`: the caller shuts down the sending direction next, so that the end of the batch may wait for that and leave
+    /// in one segment with the FIN.
+    fn send(&mut self, conn: ConnKey, batch: SendBatch, last: bool, env: &mut Env) -> (usize, bool);
 
     /// Sends one datagram, or gives it up and counts that if `datagram_queue_max` wait already.
     fn send_datagram(&mut self, socket: u32, peer: DatagramPeer, batch: SendBatch, env: &mut Env);

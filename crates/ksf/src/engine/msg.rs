@@ -60,15 +60,22 @@ impl SendMsg {
     }
 }
 
-/// Sends what the socket takes now. Returns the number of bytes; the batch is empty when that was all of it.
-pub(crate) fn send_now(socket: RawFd, batch: &mut SendBatch, msg: &mut SendMsg, env: &mut Env) -> io::Result<usize> {
+/// Sends what the socket takes now. Returns the number of bytes; the batch is empty when that was all of it. `last`: the
+/// end may wait for the FIN that follows.
+pub(crate) fn send_now(
+    socket: RawFd,
+    batch: &mut SendBatch,
+    last: bool,
+    msg: &mut SendMsg,
+    env: &mut Env,
+) -> io::Result<usize> {
     let mut sent = 0;
     while !batch.is_empty() {
         let mut slices = [&[][..]; SLICES_MAX];
         let filled = batch.slices(&mut slices);
         let offered: usize = slices[..filled].iter().map(|slice| slice.len()).sum();
         env.stats.syscalls.add(1);
-        match send_slices(socket, &slices[..filled], None, msg) {
+        match send_slices(socket, &slices[..filled], None, last, msg) {
             Ok(bytes) => {
                 batch.advance(bytes, &mut env.spares);
                 sent += bytes;
@@ -95,15 +102,22 @@ pub(crate) fn send_datagram_now(
     let mut slices = [&[][..]; SLICES_MAX];
     let filled = batch.slices(&mut slices);
     env.stats.syscalls.add(1);
-    match send_slices(socket, &slices[..filled], Some(peer), msg) {
+    match send_slices(socket, &slices[..filled], Some(peer), false, msg) {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-fn send_slices(socket: RawFd, slices: &[&[u8]], peer: Option<&DatagramPeer>, msg: &mut SendMsg) -> io::Result<usize> {
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+/// `more`: the kernel may wait for what comes next.
+fn send_slices(
+    socket: RawFd,
+    slices: &[&[u8]],
+    peer: Option<&DatagramPeer>,
+    more: bool,
+    msg: &mut SendMsg,
+) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 };
     let result = match slices {
         // SAFETY: the slice lives through the call.
         [only] if peer.is_none() => unsafe { libc::send(socket, only.as_ptr().cast(), only.len(), flags) },

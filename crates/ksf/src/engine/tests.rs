@@ -244,7 +244,7 @@ fn sending_in_the_other_mode<E: Engine>() {
         bench.engine.set_reading(key(0), Reading::Off);
         let mut output = Output::default();
         output.tail(&mut bench.env.spares).resize(BYTES, 7);
-        let (mut sent, done) = bench.engine.send(key(0), output.take(), &mut bench.env);
+        let (mut sent, done) = bench.engine.send(key(0), output.take(), false, &mut bench.env);
         assert!(!done && sent < BYTES);
         let wait = Wait { timeout: Some(Duration::from_micros(1)), gather: None };
         bench.engine.wait(&mut bench.env, wait, &mut bench.events).unwrap();

@@ -324,12 +324,12 @@ impl Engine for Uring {
         self.arm_recv(conn.index);
     }
 
-    fn send(&mut self, conn: ConnKey, mut batch: SendBatch, env: &mut Env) -> (usize, bool) {
+    fn send(&mut self, conn: ConnKey, mut batch: SendBatch, last: bool, env: &mut Env) -> (usize, bool) {
         let Some(state) = self.conns.get_mut(conn.index as usize).filter(|state| state.key == Some(conn)) else {
             return (0, false);
         };
         debug_assert!(state.send.is_none(), "one send in flight per connection");
-        match send_now(state.socket, &mut batch, &mut self.msg, env) {
+        match send_now(state.socket, &mut batch, last, &mut self.msg, env) {
             Ok(bytes) if batch.is_empty() => {
                 batch.recycle(&mut env.spares);
                 (bytes, true)

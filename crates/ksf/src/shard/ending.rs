@@ -9,7 +9,9 @@ use crate::error::CloseReason;
 use crate::service::ConnKey;
 
 impl<E: Engine> Shard<E> {
-    /// All replies are sent: ends our direction, and waits for the peer to end its own.
+    /// All replies are sent: ends our direction, and waits for the peer to end its own. The last of them may wait in the
+    /// kernel to leave with that end ([`Engine::send`]), so it comes first, also where nothing is waited for: a socket
+    /// that is closed with unread bytes is reset, and what it has not sent is lost.
     pub(super) fn finish(&mut self, index: u32, reason: CloseReason) {
         self.end_exchange(index);
         let place = &mut self.places[index as usize];
@@ -17,7 +19,8 @@ impl<E: Engine> Shard<E> {
         let Some(conn) = place.conn.as_mut() else { return };
         let ends = conn.stream.saw_eof() || conn.stream.closes_at_once();
         let lingers = !ends && self.env.limits.linger_timeout_ms > 0;
-        if !lingers || rustix::net::shutdown(&conn.socket, rustix::net::Shutdown::Write).is_err() {
+        let ended = rustix::net::shutdown(&conn.socket, rustix::net::Shutdown::Write);
+        if !lingers || ended.is_err() {
             self.release(index, reason);
             return;
         }

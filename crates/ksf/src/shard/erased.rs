@@ -73,6 +73,7 @@ pub(crate) trait Stream {
     fn saw_eof(&self) -> bool;
     fn is_settled(&self) -> bool;
     fn owes_only_the_batch(&self) -> bool;
+    fn ends_with_the_batch(&self) -> bool;
     fn has_output(&self) -> bool;
     fn queued_bytes(&self) -> usize;
     /// What happens at the other end of its exchange.
@@ -134,6 +135,9 @@ impl<S: Service> Stream for Connection<S> {
     }
     fn owes_only_the_batch(&self) -> bool {
         Self::owes_only_the_batch(self)
+    }
+    fn ends_with_the_batch(&self) -> bool {
+        Self::ends_with_the_batch(self)
     }
     fn has_output(&self) -> bool {
         Self::has_output(self)

@@ -96,7 +96,9 @@ impl<E: Engine> Shard<E> {
             {
                 assist.settle_ahead(socket.as_fd(), &**stream, batch.len());
             }
-            let (bytes, done) = self.engine.send(key, batch, &mut self.env);
+            // The kernel half's socket takes no such hints.
+            let last = assist.is_none() && stream.ends_with_the_batch();
+            let (bytes, done) = self.engine.send(key, batch, last, &mut self.env);
             stream.sent(bytes, done, &mut self.env);
         }
         if let Some(link) = conn.link {

@@ -192,6 +192,9 @@ impl Stream for Outgoing {
     fn owes_only_the_batch(&self) -> bool {
         false
     }
+    fn ends_with_the_batch(&self) -> bool {
+        false
+    }
     fn unfinished_bytes(&self) -> usize {
         0
     }

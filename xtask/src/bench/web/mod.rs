@@ -75,7 +75,7 @@ impl Meter<'_> {
         client(Some(self.effort.count(WARM_UP_COUNT))).run(&self.programs.ksf)?;
 
         let factor = if load.rate_per_s.is_some() || load.costly { LONG_FACTOR } else { 1.0 };
-        let length = (self.effort.seconds > 0.0).then_some(self.effort.seconds * factor);
+        let length = (self.effort.seconds > 0.0).then_some(self.effort.seconds_for(case) * factor);
         let count = length.is_none().then(|| self.effort.count(WARM_UP_COUNT));
         let measured = client(count);
         let before = CpuTime::read(web.server.pid())?;

@@ -1,0 +1,124 @@
+//! How connections end on the wire: the last reply leaves together with the end of the stream, and is not lost where the
+//! peer has said more than it may.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+
+use common::net::*;
+use ksf::framing::{Delimiter, Framing};
+use ksf::limits::Limits;
+use ksf::{Message, Peer, Refused, Reply, Service};
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// Answers one line, and ends the connection.
+struct Once {
+    at_once: bool,
+    /// Says that it has a message, and waits for leave to answer.
+    pause: Option<Mutex<(Sender<()>, Receiver<()>)>>,
+}
+
+impl Service for Once {
+    type Conn = ();
+
+    fn name(&self) -> &str {
+        "once"
+    }
+
+    fn framing(&self) -> Framing {
+        Framing::Delimiter(Delimiter::LF)
+    }
+
+    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn peer_speaks_first(&self) -> bool {
+        // As HTTP's: with a receive at once, the connection may end in the turn in which it was accepted.
+        self.at_once
+    }
+
+    fn call(&self, _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        if let Some(pause) = &self.pause {
+            let (has, may) = &*pause.lock().unwrap();
+            has.send(()).unwrap();
+            may.recv_timeout(PATIENCE).unwrap();
+        }
+        reply.bytes(message.bytes());
+        if self.at_once { reply.close_at_once() } else { reply.close() }
+    }
+}
+
+/// Every TCP segment that arrives in this network from now on.
+struct Segments(Socket);
+
+impl Segments {
+    fn listen() -> Option<Self> {
+        let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::TCP));
+        match socket {
+            Ok(socket) => {
+                socket.set_read_timeout(Some(PATIENCE)).unwrap();
+                Some(Self(socket))
+            }
+            Err(error) => {
+                skip("CAP_NET_RAW", &error.to_string());
+                None
+            }
+        }
+    }
+
+    /// The next one from this address that carries bytes or an end: how many bytes, and whether it is the end.
+    fn next_from(&mut self, from: SocketAddr) -> (usize, bool) {
+        let mut packet = [0; 2048];
+        loop {
+            let length = self.0.read(&mut packet).expect("a segment");
+            let tcp = &packet[usize::from(packet[0] & 0x0f) * 4..length];
+            let port = u16::from_be_bytes([tcp[0], tcp[1]]);
+            let payload_bytes = tcp.len() - usize::from(tcp[12] >> 4) * 4;
+            let is_end = tcp[13] & 0x01 != 0;
+            if port == from.port() && (payload_bytes > 0 || is_end) {
+                return (payload_bytes, is_end);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_last_reply_leaves_in_one_segment_with_the_end() {
+    own_network();
+    let Some(mut segments) = Segments::listen() else { return };
+    for engine in engines() {
+        for (at_once, half_closed) in [(true, false), (false, false), (false, true)] {
+            let server = one_shard(engine, ANY, Limits::default(), Arc::new(Once { at_once, pause: None }));
+            let mut peer = connect(&server);
+            peer.write_all(b"only\n").unwrap();
+            if half_closed {
+                peer.shutdown(std::net::Shutdown::Write).unwrap();
+            }
+            expect(&mut peer, b"only\n");
+            expect_end(&mut peer);
+            assert_eq!(segments.next_from(addr(&server)), (5, true), "{engine}, {at_once}, {half_closed}");
+        }
+    }
+}
+
+#[test]
+fn who_says_more_than_it_may_has_its_reply_all_the_same() {
+    own_network();
+    for engine in engines() {
+        let ((has, has_it), (leave, may)) = (channel(), channel());
+        let service = Once { at_once: true, pause: Some(Mutex::new((has, may))) };
+        let server = one_shard(engine, ANY, Limits::default(), Arc::new(service));
+        let mut peer = connect(&server);
+        peer.write_all(b"first\n").unwrap();
+        has_it.recv_timeout(PATIENCE).unwrap();
+        // Nobody will read this: the socket that is closed with it sends a reset.
+        peer.write_all(b"more").unwrap();
+        leave.send(()).unwrap();
+        until_count(&server, "closed_total", 1);
+        expect(&mut peer, b"first\n");
+    }
+}
