@@ -11,7 +11,7 @@ use ksf_accel::status::{self, Counters, ListenerStatus, Status as Program};
 use serde::Serialize;
 
 use super::run::failure;
-use crate::cli::print;
+use crate::cli::{json_line, print};
 use crate::exit::{Failure, Status};
 
 /// Schema name of the JSON form; the number goes up when a field changes its meaning or goes.
@@ -43,9 +43,7 @@ pub(super) fn run(args: &StatusArgs) -> Result<ExitCode, Failure> {
     let programs: Vec<Program> = programs.into_iter().map(|(_, program)| program).collect();
     let text = if args.json {
         let document = Document { schema: SCHEMA, programs };
-        let json = serde_json::to_string(&document)
-            .map_err(|error| Failure::new(Status::Internal, format!("cannot write JSON: {error}")))?;
-        json + "\n"
+        json_line(&document)?
     } else {
         text(&programs)
     };
