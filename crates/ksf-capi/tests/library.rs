@@ -113,6 +113,7 @@ api ksf
 api auto
 for mux in kcm ksf; do
     mkfifo /tmp/in
+    : > /tmp/port
     echo_workers 3 0 $mux < /tmp/in > /tmp/port &
     server=$!
     exec 3> /tmp/in
