@@ -95,8 +95,8 @@ kill -9 "$(main)"
 while systemctl is-active --quiet nginx; do sleep 0.1; done
 systemctl show -P Result nginx > result_of_kill
 systemctl restart nginx
-is_accelerated again
 ls /run/ksf/accel > sockets
+is_accelerated again
 serves served_after_restart
 systemctl stop nginx
 systemctl show -P ActiveState nginx > stopped
