@@ -194,7 +194,7 @@ impl Options {
     }
 
     unsafe fn class_caps(&self) -> Result<Vec<usize>, Failure> {
-        let count = self.class_count.checked_mul(size_of::<u32>()).unwrap_or(usize::MAX);
+        let count = self.class_count.saturating_mul(size_of::<u32>());
         // SAFETY: the header says that there are so many; the caller keeps it.
         let caps = unsafe { bytes(self.class_caps.cast(), count) }?;
         let caps = caps.chunks_exact(size_of::<u32>()).map(|cap| cap.try_into().map_or(0, u32::from_ne_bytes) as usize);
