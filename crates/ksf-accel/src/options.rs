@@ -31,6 +31,8 @@ pub struct Options {
     pub status_folder: Option<PathBuf>,
     /// The command, for status.
     pub program: Vec<String>,
+    /// The layout of source ports that the program's connections get, for status.
+    pub source_ports: Option<String>,
 }
 
 impl Default for Options {
@@ -44,6 +46,7 @@ impl Default for Options {
             on: true,
             status_folder: None,
             program: Vec::new(),
+            source_ports: None,
         }
     }
 }

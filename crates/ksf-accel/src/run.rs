@@ -16,7 +16,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use ksf_accel_proto::message::ENVIRONMENT;
+use ksf_accel_proto::message::{ENVIRONMENT, ENVIRONMENT_PORTS};
 use rustix::process::{Pid, PidfdFlags};
 use serde::{Deserialize, Serialize};
 
@@ -88,7 +88,8 @@ pub fn prepare(options: &Options, mut holder: Command, library: &Path) -> Result
         serde_json::from_str(&said).map_err(|_| AccelError::Holder { said: format!("it said {said:?}") })?;
     let ready = ready.map_err(|said| AccelError::Holder { said })?;
     let preload = preload(library, std::env::var_os("LD_PRELOAD"));
-    let environment = vec![("LD_PRELOAD".into(), preload), (ENVIRONMENT.into(), accel.into())];
+    let mut environment = vec![("LD_PRELOAD".into(), preload), (ENVIRONMENT.into(), accel.into())];
+    environment.extend(options.source_ports.iter().map(|ports| (ENVIRONMENT_PORTS.into(), ports.into())));
     let Ready { pid, level, refused, companion } = ready;
     Ok(Prepared { environment, holder: pid, level, refused, companion })
 }

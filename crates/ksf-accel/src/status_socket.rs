@@ -34,6 +34,7 @@ impl StatusSocket {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
+        remove_stale(folder);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         // It gets its name when it listens: a reader takes a socket without a listener for one of the dead.
@@ -120,7 +121,19 @@ fn name(unnamed: &Path, folder: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Nobody listens there: an earlier process with this id was killed.
+/// Removes what holders have left that were killed: as a rule by systemd, which kills what is left of a service when its
+/// main process has ended (`KillMode=mixed`).
+fn remove_stale(folder: &Path) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let is_socket = path.extension().is_some_and(|extension| extension == "sock");
+        if is_socket && SocketAddrUnix::new(&path).is_ok_and(|address| is_stale(&address)) {
+            let _ = std::fs::remove_file(&path);
+        }
+    }
+}
+
+/// Nobody listens there: its process was killed.
 fn is_stale(address: &SocketAddrUnix) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
@@ -139,4 +152,31 @@ pub(crate) fn answer(socket: BorrowedFd<'_>, reply: &Reply) -> io::Result<()> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     rustix::net::sendmsg(socket, &[io::IoSlice::new(b"json")], &mut control, flags)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_of_the_killed_are_removed_and_those_of_the_living_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = || {
+            let mut names: Vec<_> =
+                std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            names.sort();
+            names
+        };
+        let dead = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        rustix::net::bind(&dead, &SocketAddrUnix::new(folder.path().join("1.sock")).unwrap()).unwrap();
+        drop(dead);
+        std::fs::write(folder.path().join("note"), "not a socket").unwrap();
+        let first = StatusSocket::bind(folder.path()).unwrap();
+        let own = |number: &str| std::ffi::OsString::from(format!("{}{number}.sock", std::process::id()));
+        assert_eq!(names(), [own(""), "note".into()]);
+        let second = StatusSocket::bind(folder.path()).unwrap();
+        assert_eq!(names(), [own("-2"), own(""), "note".into()]);
+        drop((first, second));
+        assert_eq!(names(), ["note"]);
+    }
 }

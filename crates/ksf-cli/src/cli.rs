@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
+use serde::Serialize;
 
 use crate::args::{Cli, Command};
 use crate::exit::{Failure, Status, one_line, say};
@@ -108,6 +109,13 @@ pub(crate) fn print(out: &mut impl Write, bytes: &[u8]) -> Result<(), Failure> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result.map_err(|error| Failure::os("cannot write to standard output", &error)),
     }
+}
+
+/// A document as JSON on one line.
+pub(crate) fn json_line(document: &impl Serialize) -> Result<String, Failure> {
+    serde_json::to_string(document)
+        .map(|json| json + "\n")
+        .map_err(|error| Failure::new(Status::Internal, format!("cannot write JSON: {error}")))
 }
 
 /// Understands the words; `None` if they asked for help or the version.

@@ -261,6 +261,31 @@ fn nginx_serves_where_connections_arrive_and_leaves_nothing() {
     assert!(stderr(&unknown).contains("process 1 is not accelerated"), "{}", stderr(&unknown));
 }
 
+/// As distributions start it: the process that is asked for is neither the one that was started nor a worker.
+#[test]
+fn a_daemon_is_found_by_its_master() {
+    if !private_network_and_run() {
+        return;
+    }
+    let folder = Folder::new();
+    let config = folder.write("nginx.conf", &NGINX.replace("LISTEN", ADDRESS).replace("daemon off", "daemon on"));
+    let here = format!("{}/", folder.path("").display());
+    let mut command = accel_run(&[]);
+    command.args(["nginx", "-p", &here, "-e", "error.log", "-c"]).arg(config);
+    assert!(command.status().unwrap().success());
+    accelerated(2);
+    let master = std::fs::read_to_string(folder.path("nginx.pid")).unwrap();
+    let master = master.trim();
+    assert!(status(&[master]).contains(&format!("{ADDRESS}: accelerated by sk_lookup")));
+    let paused = support::run(&["accel", "pause", master]);
+    assert_eq!(paused.status.code(), Some(0), "{}", stderr(&paused));
+    // Whoever has started this test is no master of it.
+    let parent = std::os::unix::process::parent_id().to_string();
+    assert_eq!(support::run(&["accel", "status", &parent]).status.code(), Some(69));
+    kill_process(Pid::from_raw(master.parse().unwrap()).unwrap(), Signal::TERM).unwrap();
+    nothing_is_left();
+}
+
 /// What each thread of a process waits for, and the signals it has not taken.
 fn threads_of(pid: u32) -> String {
     let mut all = String::new();
@@ -553,6 +578,44 @@ fn a_running_program_is_switched_off_and_on_again() {
         stderr(&refused)
     );
     nginx.stop();
+    nothing_is_left();
+}
+
+/// As it is told by the flag of `ksf accel run` and by `ksf accel flow check`.
+#[test]
+fn connections_that_a_program_opens_have_ports_of_their_cpu() {
+    if !private_network_and_run() {
+        return;
+    }
+    let address = Command::new("ip").args(["address", "add", "10.9.0.1/32", "dev", "lo"]).status().unwrap();
+    assert!(address.success());
+    let service = std::net::TcpListener::bind("10.9.0.1:0").unwrap();
+    let script = format!("exec 3<>/dev/tcp/10.9.0.1/{}", service.local_addr().unwrap().port());
+    let document = support::run(&["accel", "flow", "check", "--json"]);
+    let document: Value = serde_json::from_slice(&document.stdout).expect("JSON");
+    let layout = document["layout"].as_str().unwrap_or_else(|| panic!("{document:#}"));
+    for (flag, layout) in [("--source-ports", layout), ("--source-ports=4:2500:0-1", "4:2500:0-1")] {
+        let layout: ksf_flow::Layout = layout.parse().unwrap();
+        for cpu in layout.cpus().iter().filter(|cpu| cpus().contains(cpu)) {
+            let mut command = accel_run(&[flag]);
+            command.args(["taskset", "-c", &cpu.to_string(), "bash", "-c", &script]);
+            let output = command.output().unwrap();
+            assert!(output.status.success() && stderr(&output).is_empty(), "{}", stderr(&output));
+            let port = service.accept().unwrap().1.port();
+            assert_eq!(layout.cpu_of_port(port), Some(cpu), "{flag}: {port}");
+        }
+    }
+    let mut command = accel_run(&["--source-ports"]);
+    command.args(["sleep", "60"]);
+    let running = Running::start(command);
+    let told = |program: &Value| program["program"][0] == "sleep" && program["source_ports"] == layout;
+    until("its holder tells the layout", || programs().iter().any(told));
+    assert!(status(&[]).contains(&format!("source ports of its connections: {layout}")), "{}", status(&[]));
+    drop(running);
+    let wrong = accel_run(&["--source-ports=13"]).arg("true").output().unwrap();
+    assert_eq!(wrong.status.code(), Some(65));
+    assert!(stderr(&wrong).contains("not a port layout"), "{}", stderr(&wrong));
+    drop(service);
     nothing_is_left();
 }
 

@@ -77,7 +77,7 @@ impl ConnectPrograms {
             link_create(object::program(&object, name)?.as_fd(), folder.as_raw_fd(), kind, 0).map_err(|error| {
                 match error.raw_os_error() {
                     // kernel/bpf/cgroup.c: a program above or here that was attached without ALLOW_MULTI.
-                    Some(libc::EPERM) if ksf_kernel::missing_capabilities().is_empty() => {
+                    Some(libc::EPERM) if ksf_libbpf::missing_capabilities().is_empty() => {
                         FlowError::CgroupBusy { cgroup: cgroup.to_owned() }
                     }
                     Some(libc::EBADF) => unreadable(io::Error::other("not a folder of cgroup2")),

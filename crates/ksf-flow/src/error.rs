@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use ksf_libbpf::{Denial, is_denial};
+
 use crate::LayoutError;
 
 /// Why steering could not be set up.
@@ -97,19 +99,10 @@ pub enum FlowError {
 impl FlowError {
     pub(crate) fn system(action: &'static str, error: impl Into<io::Error>) -> Self {
         let error = error.into();
-        if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)) {
-            return Self::not_permitted(action);
-        }
-        Self::System { action, error }
+        if is_denial(&error) { Self::not_permitted(action) } else { Self::System { action, error } }
     }
 
     pub(crate) fn not_permitted(action: &'static str) -> Self {
-        let missing = ksf_kernel::missing_capabilities();
-        let cause = if missing.is_empty() {
-            "the capabilities are there, so a security module, lockdown or a seccomp filter said no".to_owned()
-        } else {
-            format!("the process lacks {}; run it as root", missing.join(", "))
-        };
-        Self::NotPermitted { action, cause }
+        Self::NotPermitted { action, cause: Denial::look().to_string() }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use ksf_libbpf::{Capture, last_lines, to_io};
+use ksf_libbpf::{Capture, is_denial, last_lines, to_io};
 use libbpf_rs::{MapCore, MapHandle, Object, ObjectBuilder, OpenObject};
 
 use crate::FlowError;
@@ -41,7 +41,7 @@ impl Loading {
             let said = output.text();
             // The verifier's own refusals come with a log, and often as EACCES.
             let refused = said.contains("BEGIN PROG LOAD LOG");
-            if !refused && matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)) {
+            if !refused && is_denial(&error) {
                 return FlowError::not_permitted("load BPF programs");
             }
             FlowError::Refused { object: name, problem: format!("{error}\n{}", last_lines(&said, 12).join("\n")) }

@@ -44,12 +44,10 @@ pub fn choices() -> [(&'static str, u64); CHOICES.len()] {
     std::array::from_fn(|at| (CHOICES[at], COUNTS[at].load(Ordering::Relaxed)))
 }
 
-/// The program's connect(2), below whatever library calls this.
-pub type Connect = unsafe extern "C" fn(libc::c_int, *const libc::sockaddr, libc::socklen_t) -> libc::c_int;
-
 /// Connects as the program wanted, from a port of the chunk of the CPU that calls.
 ///
-/// Returns what `connect` returned, and leaves `errno` as `connect` left it. A program without us would have had every
+/// `connect` makes the program's call: connect(2) with these arguments. Returns what it returned, and leaves `errno` as it
+/// left it. A program without us would have had every
 /// port of the range: so if the chunk has none left for this destination (EADDRNOTAVAIL), the range is given back and
 /// the call repeated.
 ///
@@ -57,26 +55,29 @@ pub type Connect = unsafe extern "C" fn(libc::c_int, *const libc::sockaddr, libc
 ///
 /// # Safety
 ///
-/// `connect` may be called with the other arguments; `address` is null or readable for `bytes` bytes.
+/// `address` is null or readable for `bytes` bytes.
 pub unsafe fn connect(
     layout: &Layout,
     loopback: bool,
-    connect: Connect,
     socket: RawFd,
     address: *const libc::sockaddr,
     bytes: libc::socklen_t,
+    mut connect: impl FnMut() -> libc::c_int,
 ) -> libc::c_int {
     // SAFETY: the caller's promise about `address`.
     let choice = unsafe { choose_uncounted(layout, loopback, socket, address, bytes) };
-    // SAFETY: the caller's promise.
-    let call = || unsafe { connect(socket, address, bytes) };
-    let result = call();
+    let before = errno();
+    let result = connect();
     if choice != Choice::Chosen || result == 0 || errno() != libc::EADDRNOTAVAIL {
         count(choice);
         return result;
     }
     count(Choice::Exhausted);
-    if set_range(socket, 0) { call() } else { fail(libc::EADDRNOTAVAIL) }
+    if !set_range(socket, 0) {
+        return fail(libc::EADDRNOTAVAIL);
+    }
+    set_errno(before);
+    connect()
 }
 
 /// Gives a socket that is about to connect the port range of the CPU that calls, and counts the choice.

@@ -26,9 +26,9 @@ impl Trial {
 
 impl Steering {
     /// Opens a connection to `to`, a TCP service behind the interface, on each CPU of the layout that this process may
-    /// run on; nothing is sent over it, and it is closed at once. If in native mode one fails, or frames turn out not to survive it, and the wish
-    /// was [`ModeWish::Auto`], the programs go behind the driver and it is tried again: [`Steering::mode`] says where
-    /// they ended.
+    /// run on; nothing is sent over it, and it is closed at once. If in native mode one fails, or frames turn out not to
+    /// survive it, and the wish was [`ModeWish::Auto`], the programs go behind the driver and it is tried again:
+    /// [`Steering::mode`] says where they ended.
     ///
     /// `limit`: how long each may take to open, and how long the service has to close its side or to say something. The
     /// CPU is that of the last packet: the answer to the opening alone says little on a veth, where the peer's kernel

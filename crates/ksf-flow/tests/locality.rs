@@ -236,10 +236,14 @@ fn a_trial_says_where_answers_are_processed() {
             let refused = steering.prove(CLOSED.parse().unwrap(), limit).unwrap();
             assert!(refused.iter().all(|trial| trial.processed_on.is_err()), "{refused:?}");
             assert_eq!(steering.mode(), Some(Mode::Generic), "a failure is blamed on native mode first");
-            // Without steering the peer's CPU processes both.
+            // Without steering the peer's CPU processes both. Not seen each time: its end may meet, on its way into the
+            // socket, the acknowledgement of ours, which this CPU processes; the later one leaves its CPU's number.
             steering.detach();
-            let trials = steering.prove(ECHO6.parse().unwrap(), limit).unwrap();
-            assert_eq!(trials.iter().map(Trial::is_local).collect::<Vec<_>>(), [false, true]);
+            let told = (0..10).any(|_| {
+                let trials = steering.prove(ECHO6.parse().unwrap(), limit).unwrap();
+                trials.iter().map(Trial::is_local).eq([false, true])
+            });
+            assert!(told, "all seems local without steering");
         });
     }
 }

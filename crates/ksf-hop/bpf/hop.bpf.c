@@ -26,9 +26,14 @@ enum {
 	SEND_SHUTDOWN = 2,
 	O_NONBLOCK = 04000,
 	LOOPBACK_IFINDEX = 1,
+	/* A socket that more wait for than this is taken for one with edge-triggered readers. */
+	WAITERS_MAX = 8,
 	/* A quarter of the reader's SO_RCVBUF: joined bytes are charged to it, and TCP needs the rest for its window. */
 	RCVBUF_SHARE = 4,
 };
+
+/* Not in the enum, whose values are of type int. */
+#define EPOLLET (1U << 31)
 
 static __always_inline int is_chosen(__u32 port)
 {
@@ -253,6 +258,48 @@ static __always_inline int blocks(const struct sock *sk)
 	return !(flags & O_NONBLOCK);
 }
 
+/*
+ * Who waits by EPOLLET may take a read that did not fill its buffer for the end of what is there, and wait for the next
+ * event (epoll(7) says that it may). But a read ends where the joined bytes end, and the bytes that came by TCP behind them
+ * had their event already. So the two must not lie behind one another for such a reader.
+ *
+ * The list is read without its lock: what is found must be an item of the socket's own file.
+ */
+static __always_inline int waits_by_edge(const struct sock *sk)
+{
+	struct socket *socket = 0;
+	struct socket_wq *wq = 0;
+	struct list_head *head, *at = 0;
+	struct file *file = 0;
+
+	if (!ksf_has_field(epitem, event.events) || !ksf_has_field(epitem, ffd.file) || !ksf_has_field(eppoll_entry, base))
+		return 1;
+	ksf_read(socket, sk, sk_socket);
+	if (socket)
+		ksf_read(file, socket, file);
+	ksf_read(wq, sk, sk_wq);
+	if (!file || !wq)
+		return 1;
+	head = (void *)wq + ksf_offset_of(socket_wq, wait.head);
+	ksf_read(at, head, next);
+	for (int waiter = 0; waiter < WAITERS_MAX; waiter++) {
+		struct eppoll_entry *entry = (void *)at - ksf_offset_of(eppoll_entry, wait.entry);
+		struct file *of = 0;
+		struct epitem *item = 0;
+		__u32 events = 0;
+
+		if (at == head)
+			return 0;
+		ksf_read(item, entry, base);
+		ksf_read(of, item, ffd.file);
+		ksf_read(events, item, event.events);
+		if (of == file && events & EPOLLET)
+			return 1;
+		ksf_read(at, at, next);
+	}
+	return at != head;
+}
+
 /* Why a direction stays on TCP for this message; KSF_HOP_COUNTER_COUNT if it may leave it. */
 static __always_inline __u32 obstacle(struct writer *writer, const struct tcp_sock *tp, const struct ksf_hop_settings *set)
 {
@@ -277,6 +324,8 @@ static __always_inline __u32 obstacle(struct writer *writer, const struct tcp_so
 		return KSF_HOP_tcp_splice;
 	if (has_layer(reader))
 		return KSF_HOP_tcp_layered;
+	if (waits_by_edge((const struct sock *)reader))
+		return KSF_HOP_tcp_edge;
 	return KSF_HOP_COUNTER_COUNT;
 }
 
@@ -328,6 +377,9 @@ SEC("sk_msg") int ksf_hop_message(struct sk_msg_md *msg)
 		return leave(writer, &reader, KSF_HOP_tcp_large);
 	if (reader.waiting + msg->size > reader.limit)
 		return leave(writer, &reader, KSF_HOP_tcp_full);
+	/* It was not so when the direction was joined. While bytes wait TCP would be behind them. */
+	if (writer->joined && !reader.waiting && waits_by_edge((struct sock *)writer->reader))
+		return leave(writer, &reader, KSF_HOP_tcp_edge);
 	if (!writer->joined) {
 		why = obstacle(writer, tp, set);
 		if (why != KSF_HOP_COUNTER_COUNT)

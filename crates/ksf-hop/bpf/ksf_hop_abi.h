@@ -43,6 +43,7 @@ _Static_assert(sizeof(struct ksf_hop_end) == 48, "a map key has no holes");
 	X(tcp_young, "messages by TCP: the direction has not had enough of them yet") \
 	X(tcp_unread, "messages by TCP: the reader has not read what came by TCP before") \
 	X(tcp_blocking, "messages by TCP: the reader's socket blocks") \
+	X(tcp_edge, "messages by TCP: the reader waits edge-triggered") \
 	X(tcp_alone, "messages by TCP: the other end is not watched, or is closed") \
 	X(tcp_large, "messages by TCP: larger than what may wait") \
 	X(tcp_layered, "messages by TCP: an end has TLS, or another program that reads it") \

@@ -157,8 +157,45 @@ struct file {
 
 struct socket;
 
+struct list_head {
+	struct list_head *next;
+} KSF_KERNEL;
+
+struct wait_queue_head {
+	struct list_head head;
+} KSF_KERNEL;
+
+struct wait_queue_entry {
+	struct list_head entry;
+} KSF_KERNEL;
+
+struct socket_wq {
+	struct wait_queue_head wait;
+} KSF_KERNEL;
+
+/* fs/eventpoll.c: a socket in a set of epoll. */
+struct epoll_filefd {
+	struct file *file;
+} KSF_KERNEL;
+
+struct epoll_event {
+	__u32 events;
+} KSF_KERNEL;
+
+struct epitem {
+	struct epoll_filefd ffd;
+	struct epoll_event event;
+} KSF_KERNEL;
+
+/* Its place among those who wait for the socket. */
+struct eppoll_entry {
+	struct epitem *base;
+	struct wait_queue_entry wait;
+} KSF_KERNEL;
+
 struct sock {
 	struct sock_common __sk_common;
+	struct socket_wq *sk_wq;
 	int sk_rcvbuf;
 	__u8 sk_shutdown;
 	void *sk_user_data;
@@ -203,8 +240,9 @@ struct sk_psock {
 	__u32 msg_tot_len; /* kernel 7.0 (929e30f93125), and stable ones since */
 } KSF_KERNEL;
 
-/* Does the running kernel have the field? */
+/* Does the running kernel have the field, and where in the struct? */
 #define ksf_has_field(type, field) __builtin_preserve_field_info(((struct type *)0)->field, 2)
+#define ksf_offset_of(type, field) __builtin_preserve_field_info(((struct type *)0)->field, 0)
 
 /*
  * Reads a field through a pointer that may be stale: then there are other bytes, or zeroes, but no fault. The pointer is

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use ksf_libbpf::{Denial, is_denial};
+
 /// Why the hop is not used. Programs then talk TCP as ever: nothing stays attached.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -70,19 +72,10 @@ pub enum HopError {
 impl HopError {
     pub(crate) fn system(action: &'static str, error: impl Into<io::Error>) -> Self {
         let error = error.into();
-        if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)) {
-            return Self::not_permitted(action);
-        }
-        Self::System { action, error }
+        if is_denial(&error) { Self::not_permitted(action) } else { Self::System { action, error } }
     }
 
     pub(crate) fn not_permitted(action: &'static str) -> Self {
-        let missing = ksf_kernel::missing_capabilities();
-        let cause = if missing.is_empty() {
-            "the capabilities are there, so a security module, lockdown or a seccomp filter said no".to_owned()
-        } else {
-            format!("the process lacks {}; run it as root", missing.join(", "))
-        };
-        Self::NotPermitted { action, cause }
+        Self::NotPermitted { action, cause: Denial::look().to_string() }
     }
 }

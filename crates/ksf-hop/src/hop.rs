@@ -213,7 +213,7 @@ impl Programs {
         link_create(self.sockops.as_fd(), folder, libbpf_sys::BPF_CGROUP_SOCK_OPS, 0).map_err(|error| {
             match error.raw_os_error() {
                 // kernel/bpf/cgroup.c: a program above or here that was attached without ALLOW_MULTI.
-                Some(libc::EPERM) if ksf_kernel::missing_capabilities().is_empty() => HopError::CgroupBusy { cgroup },
+                Some(libc::EPERM) if ksf_libbpf::missing_capabilities().is_empty() => HopError::CgroupBusy { cgroup },
                 Some(libc::EBADF) => {
                     HopError::Unreadable { path: cgroup, error: io::Error::other("not a folder of cgroup2") }
                 }
@@ -279,7 +279,7 @@ mod tests {
 
     /// Runs with a connection whose first message was read, in a network namespace of its own.
     fn with_connection(test: impl FnOnce(&Programs, TcpStream, TcpStream) + Send) {
-        if !ksf_kernel::missing_capabilities().is_empty() {
+        if !ksf_libbpf::missing_capabilities().is_empty() {
             assert!(std::env::var_os("CI").is_none(), "in CI no test may be skipped: needs root (eBPF)");
             // Not by eprintln!, which the test runner hides of a test that passes.
             return io::stderr().write_all(b"skipped: needs root (eBPF)\n").expect("stderr is open");

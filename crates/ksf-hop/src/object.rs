@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr;
 
-use ksf_libbpf::{Capture, check, last_lines, owned, to_io};
+use ksf_libbpf::{Capture, check, is_denial, last_lines, owned, to_io};
 use libbpf_rs::{MapCore, MapHandle, Object, ObjectBuilder};
 
 use crate::HopError;
@@ -16,7 +16,7 @@ pub(crate) fn load(bytes: &[u8], shared: &[(&str, &MapHandle)]) -> Result<Object
         let said = capture.text();
         // The verifier's own refusals come with a log, and often as EACCES.
         let refused = said.contains("BEGIN PROG LOAD LOG");
-        if !refused && matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)) {
+        if !refused && is_denial(&error) {
             return HopError::not_permitted("load BPF programs");
         }
         HopError::Refused { problem: format!("{error}\n{}", last_lines(&said, 12).join("\n")) }

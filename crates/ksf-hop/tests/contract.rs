@@ -80,7 +80,7 @@ fn an_event_loop_is_told_the_same() {
     }
     same_for_both(|one, mut other, notes| {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
         epoll::add(&set, &other, epoll::EventData::new_u64(7), flags).unwrap();
         let mut told = |what: &str| {
             let mut events = Vec::with_capacity(4);
@@ -92,7 +92,7 @@ fn an_event_loop_is_told_the_same() {
         told("at first");
         write(one, b"abc");
         told("a message");
-        told("no other one");
+        told("it is still there");
         write(one, b"def");
         told("a second message");
         assert_eq!(other.read(&mut [0; 2]).unwrap(), 2);
@@ -202,4 +202,80 @@ fn the_differences_are_those_that_are_documented() {
         notes.push(was_told.to_string());
     });
     assert_eq!((plain[0].as_str(), joined[0].as_str()), ("true", "false"));
+}
+
+/// A set of epoll in which `end` is, with these flags.
+fn waits(end: &TcpStream, flags: epoll::EventFlags) -> std::os::fd::OwnedFd {
+    let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    epoll::add(&set, end, epoll::EventData::new_u64(0), epoll::EventFlags::IN | flags).unwrap();
+    set
+}
+
+/// Two messages that are not read meanwhile, the second too large to be joined; the reader's first read is short where they
+/// lie in two queues. Is there an event behind it?
+#[test]
+fn a_short_read_of_an_edge_triggered_reader_is_all_there_is() {
+    if !is_root() {
+        return;
+    }
+    let after_a_short_read = |flags: epoll::EventFlags| {
+        in_new_network(|| {
+            let (listener, at) = listen("127.0.0.1:0");
+            let hop = start(at.port());
+            let (mut one, mut other) = connect(&listener, at);
+            let set = waits(&other, flags);
+            warm_up(&mut one, &mut other);
+            write(&mut one, b"joined");
+            write(&mut one, &[7; 40_000]);
+            wait(&other, PollFlags::IN);
+            let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let is_told = || {
+                let mut events = Vec::with_capacity(4);
+                epoll::wait(&set, rustix::buffer::spare_capacity(&mut events), Some(&none)).unwrap() > 0
+            };
+            assert!(is_told());
+            let bytes = read_some(&mut other, 100_000).len();
+            (count(&hop, "messages"), bytes, bytes == 40_006 || is_told())
+        })
+    };
+    assert_eq!(after_a_short_read(epoll::EventFlags::empty()), (1, 6, true), "level-triggered: joined, and told again");
+    assert_eq!(after_a_short_read(epoll::EventFlags::ET), (0, 40_006, true), "edge-triggered: not joined");
+}
+
+#[test]
+fn edge_triggered_readers_stay_on_tcp_however_they_wait() {
+    if !is_root() {
+        return;
+    }
+    in_new_network(|| {
+        let (listener, at) = listen("127.0.0.1:0");
+        let hop = start(at.port());
+        let joined = |one: &mut TcpStream, other: &mut TcpStream| {
+            let before = count(&hop, "messages");
+            write(one, b"abc");
+            assert_eq!(read(other, 3), b"abc");
+            count(&hop, "messages") > before
+        };
+        // In a second set, by another descriptor, behind others that wait.
+        let (mut one, mut other) = connect(&listener, at);
+        let copy = other.try_clone().unwrap();
+        let level = waits(&other, epoll::EventFlags::empty());
+        warm_up(&mut one, &mut other);
+        assert!(joined(&mut one, &mut other));
+        let edge = waits(&copy, epoll::EventFlags::ET);
+        // Joined already: it goes back, and stays.
+        assert!(!joined(&mut one, &mut other) && !joined(&mut one, &mut other));
+        assert_eq!((count(&hop, "left"), count(&hop, "tcp_edge")), (1, 2));
+        drop((edge, copy));
+        let _second = waits(&other, epoll::EventFlags::empty());
+        assert!(joined(&mut one, &mut other), "nobody waits so any more");
+        drop(level);
+        assert!(joined(&mut one, &mut other), "nobody waits at all");
+        // The writer may wait as it likes.
+        let _edge = waits(&one, epoll::EventFlags::ET);
+        assert!(joined(&mut one, &mut other));
+        // More sets than are looked at.
+        let _many: Vec<_> = (0..9).map(|_| waits(&other, epoll::EventFlags::empty())).collect();
+        assert!(!joined(&mut one, &mut other));
+    });
 }

@@ -1,16 +1,24 @@
-//! The kernel's own message sockets, AF_KCM, where a kernel has them: a safe wrapper, a probe, and services on them.
+//! The kernel's own message sockets, AF_KCM, where a kernel has them: a safe wrapper ([`KcmSocket`]), a probe, services
+//! on them ([`KernelWorkers`]), and the calls of `ksf-mux` on them ([`KernelMux`], or [`AnyMux`] where a program chooses).
 //!
 //! `ksf-mux` does the same in user space, on every kernel, without the faults of AF_KCM (docs/mux.md, "On AF_KCM").
 //! This crate is for comparison, and for machines where AF_KCM is what is wanted.
 
+mod choice;
+mod cut;
 mod error;
+mod intake;
+mod mux;
 mod probe;
 mod program;
 mod socket;
 mod sys;
+mod tcp;
 mod workers;
 
+pub use choice::{AnyMessage, AnyMux, AnySocket, Backend};
 pub use error::{Absence, KcmError};
+pub use mux::{KernelMessage, KernelMux, KernelSocket};
 pub use probe::{Works, probe};
 pub use program::{load, program};
 pub use socket::{KcmSocket, Received};

@@ -40,7 +40,7 @@ use ksf::{Order, Service};
 use ksf_bpf_framing::KernelProgram;
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SendAncillaryBuffer, SendFlags, SocketType, sendmsg, socket, sockopt};
+use rustix::net::{AddressFamily, SocketType, socket};
 
 use self::desk::Desk;
 use self::link::{End, Lane, Link, Reading};
@@ -48,6 +48,7 @@ use self::worker::{Inbox, Worker};
 use crate::error::KcmError;
 use crate::program::{load, overhead_bytes};
 use crate::socket::KcmSocket;
+use crate::tcp;
 
 /// How a service is run by workers on AF_KCM.
 #[derive(Clone, Debug, Default)]
@@ -339,25 +340,11 @@ impl<S: Service> Shared<S> {
     }
 
     fn send_now(&self, link: &Link<S>, slices: &[IoSlice<'_>]) -> Result<usize, Errno> {
-        // What AF_KCM reports on the socket, whoever calls next is told, and nobody else: so it is to be remembered,
-        // and says nothing of sending. There are not more of these reports than that.
-        const REPORTS_MAX: usize = 4;
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let mut error = Errno::PIPE;
-        for _ in 0..REPORTS_MAX {
-            error = match sendmsg(link.tcp(), slices, &mut SendAncillaryBuffer::default(), flags) {
-                Err(Errno::INTR) => continue,
-                Err(error) if error != Errno::AGAIN => error,
-                result => return result,
-            };
-            if link.is_dead() {
-                break;
-            }
+        tcp::send(link.tcp(), slices, |error| {
             if let Some(end) = worker::end_of(epoll::EventFlags::empty(), Some(error)) {
                 self.end(link, end);
             }
-        }
-        Err(error)
+        })
     }
 
     /// Has the workers look again at sockets they had stopped to read.
@@ -388,22 +375,9 @@ fn sockets(count: usize) -> Result<Vec<KcmSocket>, KcmError> {
     Ok(sockets)
 }
 
-/// What keeps AF_KCM within bounds: it takes the longest message and the time for one from the TCP socket.
+/// What keeps AF_KCM within bounds, for a service with this framing.
 fn set_options(tcp: impl AsFd, framing: &Framing, limits: &Limits) -> Result<(), KcmError> {
-    let message_bytes = wire_bytes_max(framing, limits);
-    // A message near the size of the buffer may stop arriving, without an error (seen on 6.1). The kernel doubles what
-    // it is given once more, for its own overhead.
-    let wanted_bytes = message_bytes.saturating_mul(2).min(i32::MAX as usize / 2);
-    if sockopt::set_socket_recv_buffer_size_force(&tcp, wanted_bytes).is_err() {
-        sockopt::set_socket_recv_buffer_size(&tcp, wanted_bytes).map_err(KcmError::os("SO_RCVBUF"))?;
-    }
-    let granted_bytes = sockopt::socket_recv_buffer_size(&tcp).map_err(KcmError::os("SO_RCVBUF"))?;
-    if granted_bytes < message_bytes.saturating_mul(2) {
-        return Err(KcmError::ReceiveBuffer { message_bytes, wanted_bytes, granted_bytes });
-    }
-    // While the length of a message is unknown, nothing else bounds what a peer can make the kernel keep.
-    let time = Duration::from_millis(limits.assembly_timeout_ms.max(1));
-    sockopt::set_socket_timeout(&tcp, sockopt::Timeout::Recv, Some(time)).map_err(KcmError::os("SO_RCVTIMEO"))
+    tcp::bound(tcp, wire_bytes_max(framing, limits), Some(limits.assembly_timeout_ms.max(1)))
 }
 
 /// The longest message as on the wire.

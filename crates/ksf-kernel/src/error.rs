@@ -4,6 +4,8 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+use ksf_libbpf::{Denial, is_denial};
+
 /// Why a kernel half could not be set up.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
@@ -104,9 +106,11 @@ impl fmt::Debug for KernelError {
 impl KernelError {
     pub(crate) fn system(action: &'static str, error: impl Into<io::Error>) -> Self {
         let error = error.into();
-        if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)) {
-            return crate::privilege::not_permitted(action);
-        }
-        Self::System { action, error }
+        if is_denial(&error) { Self::not_permitted(action) } else { Self::System { action, error } }
+    }
+
+    pub(crate) fn not_permitted(action: &'static str) -> Self {
+        let Denial { cause, remedy } = Denial::look();
+        Self::NotPermitted { action, cause, remedy }
     }
 }

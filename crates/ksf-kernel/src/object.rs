@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
-use ksf_libbpf::{Capture, to_io};
+use ksf_libbpf::{Capture, is_denial, to_io};
 use libbpf_rs::{MapCore, MapHandle, MapType, ObjectBuilder, OpenObject, ProgramType};
 
 use crate::abi::{self, Config};
@@ -204,8 +204,8 @@ fn explain_load_failure(object: &str, error: &io::Error, output: &str) -> Kernel
             log: log.to_owned(),
         };
     }
-    if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)) {
-        return crate::privilege::not_permitted("load BPF programs");
+    if is_denial(error) {
+        return KernelError::not_permitted("load BPF programs");
     }
     let said = output.trim_end();
     if said.contains("BTF") && !std::path::Path::new("/sys/kernel/btf/vmlinux").exists() {

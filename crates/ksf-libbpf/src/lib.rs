@@ -7,10 +7,12 @@
 
 mod capture;
 mod link;
+mod privilege;
 mod program;
 
 pub use capture::{Capture, last_lines};
 pub use link::{check, link_create, network_cookie, owned};
+pub use privilege::{Denial, is_denial, missing_capabilities};
 pub use program::{program_id, program_info, program_name};
 
 use std::borrow::Borrow;

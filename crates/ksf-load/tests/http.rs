@@ -290,6 +290,23 @@ fn an_open_loop_charges_every_request_that_a_stall_kept_waiting() {
 }
 
 #[test]
+fn what_comes_behind_the_duration_is_in_no_rate() {
+    own_network();
+    let server = http_server(|_, _| {
+        // The server's slowness, not a wait for anything.
+        std::thread::sleep(Duration::from_millis(400));
+        ok_with("x")
+    });
+    let ran = run_http(&format!("http://{server}/ -n 3 -r 0 --duration 150ms --drain 20s"));
+    ran.assert_clean(3);
+    let (requests, connections) = (&ran.run().requests, &ran.run().connections);
+    assert_eq!((requests.begun, requests.begun_per_s, requests.rate_per_s), (3, 0.0, 0.0));
+    assert!(connections.rate_per_s > 0.0, "they stood in time");
+    let lines: Vec<Vec<&str>> = ran.stdout.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert!(lines.iter().any(|words| words.starts_with(&["first", "byte", "3", "0"])), "{}", ran.stdout);
+}
+
+#[test]
 fn what_was_due_and_never_sent_is_counted() {
     own_network();
     let server = tcp_server(|mut stream| {

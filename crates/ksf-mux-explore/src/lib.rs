@@ -37,7 +37,7 @@ mod herd;
 #[allow(dead_code, unreachable_pub, reason = "borrowed whole; the scenarios use a part")]
 #[path = "../../ksf-mux/src/options.rs"]
 mod options;
-#[allow(dead_code, reason = "borrowed whole; the scenarios use a part")]
+#[allow(dead_code, unreachable_pub, reason = "borrowed whole; the scenarios use a part")]
 #[path = "../../ksf-mux/src/outbox.rs"]
 mod outbox;
 #[allow(dead_code, reason = "borrowed whole; the scenarios use a part")]

@@ -26,6 +26,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod backend;
 mod baton;
 mod error;
 mod framer;

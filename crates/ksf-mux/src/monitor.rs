@@ -38,7 +38,7 @@ pub enum Event {
 /// Events that wait. There are at most three per connection, and an ended one keeps its place until it is detached, so
 /// the list is bounded like the connections.
 #[derive(Debug)]
-pub(crate) struct Events {
+pub struct Events {
     waiting: Mutex<VecDeque<Event>>,
     /// Readable while events wait.
     ready: OwnedFd,
@@ -47,7 +47,8 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    pub(crate) fn new() -> std::io::Result<Self> {
+    /// None.
+    pub fn new() -> std::io::Result<Self> {
         Ok(Self {
             waiting: Mutex::default(),
             ready: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -56,11 +57,12 @@ impl Events {
     }
 
     /// From now on events are kept.
-    pub(crate) fn want(&self) {
+    pub fn want(&self) {
         self.wanted.store(true, std::sync::atomic::Ordering::SeqCst);
     }
 
-    pub(crate) fn push(&self, event: Event) {
+    /// Adds one, if anybody wants them.
+    pub fn push(&self, event: Event) {
         if !self.wanted.load(std::sync::atomic::Ordering::SeqCst) {
             return;
         }
@@ -71,7 +73,8 @@ impl Events {
         }
     }
 
-    pub(crate) fn pop(&self) -> Option<Event> {
+    /// The oldest.
+    pub fn pop(&self) -> Option<Event> {
         let mut waiting = self.waiting.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let event = waiting.pop_front();
         if waiting.is_empty() {
@@ -80,7 +83,8 @@ impl Events {
         event
     }
 
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+    /// Readable while there are some.
+    pub fn fd(&self) -> BorrowedFd<'_> {
         self.ready.as_fd()
     }
 }

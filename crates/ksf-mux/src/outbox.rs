@@ -20,14 +20,14 @@ use crate::options::MessageFraming;
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Mutex, Ordering};
 
 /// A socket as far as sending is concerned.
-pub(crate) trait Transmit {
+pub trait Transmit {
     /// Sends some of a batch without waiting, and says how many bytes.
     fn transmit(&self, batch: &SendBatch) -> Result<usize, Errno>;
 }
 
 /// The queue and the sender of a connection.
 #[derive(Debug)]
-pub(crate) struct Outbox<T> {
+pub struct Outbox<T> {
     queue: Mutex<Queue>,
     sender: Baton<Sender<T>>,
     /// Bytes that are not sent yet.
@@ -72,7 +72,7 @@ struct Sender<T> {
 
 /// What came of an attempt to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sent {
+pub enum Sent {
     /// Everything is sent; so many bytes now.
     All(usize),
     /// TCP has no more room; so many bytes were sent.
@@ -85,17 +85,18 @@ pub(crate) enum Sent {
 
 /// What a failed connection leaves behind of the messages that could have gone to any.
 #[derive(Debug, Default)]
-pub(crate) struct Leftover {
+pub struct Leftover {
     /// Bodies of messages another connection may have, and whether they may be repeated.
-    pub(crate) movable: Vec<(Vec<u8>, bool)>,
+    pub movable: Vec<(Vec<u8>, bool)>,
     /// Messages that may have arrived or not, and must not be repeated.
-    pub(crate) uncertain: usize,
+    pub uncertain: usize,
 }
 
 const SLICES_MAX: usize = 64;
 
 impl<T: Transmit> Outbox<T> {
-    pub(crate) fn new(socket: Arc<T>) -> Self {
+    /// An empty queue.
+    pub fn new(socket: Arc<T>) -> Self {
         Self {
             queue: Mutex::default(),
             sender: Baton::new(Sender { socket: Some(socket), batch: None, sent: 0 }),
@@ -107,50 +108,41 @@ impl<T: Transmit> Outbox<T> {
     }
 
     /// Bytes that wait.
-    pub(crate) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.bytes.load(Ordering::SeqCst)
     }
 
     /// Bytes ever sent.
-    pub(crate) fn sent(&self) -> usize {
+    pub fn sent(&self) -> usize {
         self.sent.load(Ordering::SeqCst)
     }
 
     /// The socket, unless sending has ended.
-    pub(crate) fn socket(&self) -> Option<Arc<T>> {
+    pub fn socket(&self) -> Option<Arc<T>> {
         self.sender.lock().socket.clone()
     }
 
     /// True while TCP has no room.
-    pub(crate) fn is_blocked(&self) -> bool {
+    pub fn is_blocked(&self) -> bool {
         self.blocked.load(Ordering::SeqCst)
     }
 
     /// Appends a message; `write` appends its body to the buffer it is given. Nothing is sent yet. False: sending has
     /// ended, and the message is dropped.
-    pub(crate) fn push(
-        &self,
-        framing: &MessageFraming,
-        write: impl FnOnce(&mut Vec<u8>),
-    ) -> Result<bool, FramingError> {
+    pub fn push(&self, framing: &MessageFraming, write: impl FnOnce(&mut Vec<u8>)) -> Result<bool, FramingError> {
         let mut queue = self.lock();
         queue.append(framing, write).map(|bytes| self.added(&mut queue, bytes))
     }
 
     /// Appends a message whose body is sent from where it lies. False as in [`Self::push`].
-    pub(crate) fn push_chunk(&self, framing: &MessageFraming, body: Chunk) -> Result<bool, FramingError> {
+    pub fn push_chunk(&self, framing: &MessageFraming, body: Chunk) -> Result<bool, FramingError> {
         let mut queue = self.lock();
         queue.append_chunk(framing, body).map(|bytes| self.added(&mut queue, bytes))
     }
 
     /// Appends a message that could have gone to any connection. `repeatable`: also when this one failed while it was
     /// being sent. False: sending has ended, and the message is with the caller alone.
-    pub(crate) fn push_movable(
-        &self,
-        framing: &MessageFraming,
-        body: &[u8],
-        repeatable: bool,
-    ) -> Result<bool, FramingError> {
+    pub fn push_movable(&self, framing: &MessageFraming, body: &[u8], repeatable: bool) -> Result<bool, FramingError> {
         let mut queue = self.lock();
         let bytes = queue.append(framing, |tail| tail.extend_from_slice(body))?;
         let (start, end) = (queue.end, queue.end + bytes as u64);
@@ -164,7 +156,7 @@ impl<T: Transmit> Outbox<T> {
     }
 
     /// Appends whatever a service wrote, framing included; `output` is empty then.
-    pub(crate) fn append(&self, output: &mut Output) {
+    pub fn append(&self, output: &mut Output) {
         let bytes = output.len();
         if bytes == 0 {
             return;
@@ -176,7 +168,7 @@ impl<T: Transmit> Outbox<T> {
     }
 
     /// Sends as much as TCP takes, unless another thread does.
-    pub(crate) fn send(&self) -> Sent {
+    pub fn send(&self) -> Sent {
         let mut result = Sent::Elsewhere;
         let mut total = 0;
         self.sender.run(|sender| {
@@ -239,7 +231,7 @@ impl<T: Transmit> Outbox<T> {
     }
 
     /// Ends sending for good. Returns the socket, and the bytes that are not sent.
-    pub(crate) fn stop(&self) -> (Option<Arc<T>>, Vec<u8>) {
+    pub fn stop(&self) -> (Option<Arc<T>>, Vec<u8>) {
         let mut sender = self.sender.lock();
         let mut queue = self.lock();
         queue.closed = true;
@@ -250,7 +242,7 @@ impl<T: Transmit> Outbox<T> {
     }
 
     /// The connection failed: nothing more is sent. What could go elsewhere is returned.
-    pub(crate) fn fail(&self) -> Leftover {
+    pub fn fail(&self) -> Leftover {
         let mut sender = self.sender.lock();
         self.failed.store(true, Ordering::SeqCst);
         let mut queue = self.lock();
@@ -386,14 +378,14 @@ impl Transmit for OwnedFd {
 
 /// Whether a queue moves, for whoever looks at it now and then.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct SendProgress {
+pub struct SendProgress {
     /// When bytes began to wait, or were last sent, and how many had been sent by then.
     since: Option<(Time, usize)>,
 }
 
 impl SendProgress {
     /// True when bytes wait and none was sent for `limit_ms`.
-    pub(crate) fn is_overdue(&mut self, bytes: usize, sent: usize, now: Time, limit_ms: u64) -> bool {
+    pub fn is_overdue(&mut self, bytes: usize, sent: usize, now: Time, limit_ms: u64) -> bool {
         match self.since {
             _ if bytes == 0 => self.since = None,
             Some((since, before)) if sent == before => return limit_ms != 0 && now > since.plus_ms(limit_ms),

@@ -505,6 +505,8 @@ fn reason(error: &ConnectionError) -> CloseReason {
         ConnectionError::SendTimeout { .. } => CloseReason::SendTimeout,
         ConnectionError::Malformed(_)
         | ConnectionError::Program(_)
+        | ConnectionError::Kernel { .. }
+        | ConnectionError::Miscut { .. }
         | ConnectionError::Refused { .. }
         | ConnectionError::HandedBack => CloseReason::MalformedFrame,
         ConnectionError::MemoryLimit { .. } => CloseReason::MemoryLimit,

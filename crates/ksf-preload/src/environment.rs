@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ksf_accel_proto::message::{ENVIRONMENT, ENVIRONMENT_KEEP};
+use ksf_accel_proto::message::{ENVIRONMENT, ENVIRONMENT_KEEP, ENVIRONMENT_PORTS};
 
 use crate::real::Strings;
 
@@ -13,7 +13,7 @@ const PRELOAD: &[u8] = b"LD_PRELOAD";
 const POINTERS_MAX: usize = 512;
 const TEXT_MAX: usize = 2048;
 
-/// `LD_PRELOAD=...` and `KSF_ACCEL=...` with their ends, and the length of this library's path. Written once, when the
+/// `LD_PRELOAD=...`, `KSF_ACCEL=...` and `KSF_ACCEL_PORTS=...` with their ends (the last may be missing), and the length of this library's path. Written once, when the
 /// library starts: programs overwrite the memory of their environment to show a title in `ps`.
 struct Remembered {
     known: AtomicBool,
@@ -23,6 +23,7 @@ struct Remembered {
 struct Texts {
     preload: [u8; TEXT_MAX],
     accel: [u8; 256],
+    ports: Option<[u8; 512]>,
     path: usize,
 }
 
@@ -31,7 +32,7 @@ unsafe impl Sync for Remembered {}
 
 static REMEMBERED: Remembered = Remembered {
     known: AtomicBool::new(false),
-    inner: UnsafeCell::new(Texts { preload: [0; TEXT_MAX], accel: [0; 256], path: 0 }),
+    inner: UnsafeCell::new(Texts { preload: [0; TEXT_MAX], accel: [0; 256], ports: None, path: 0 }),
 };
 
 fn remembered() -> Option<&'static Texts> {
@@ -61,7 +62,7 @@ pub(crate) unsafe fn find(strings: Strings, name: &[u8]) -> Option<*const c_char
 }
 
 /// Takes note of the variables that brought the library here. Called once, when the library starts.
-pub(crate) fn remember(strings: Strings, accel: &CStr) {
+pub(crate) fn remember(strings: Strings, accel: &CStr, ports: Option<&CStr>) {
     // SAFETY: the environment, as the dynamic linker passes it.
     let keep = unsafe { find(strings, ENVIRONMENT_KEEP.as_bytes()) };
     // SAFETY: a string of the environment.
@@ -80,6 +81,11 @@ pub(crate) fn remember(strings: Strings, accel: &CStr) {
     };
     let fits = put(&mut texts.preload, &[PRELOAD, b"=", path]).is_some()
         && put(&mut texts.accel, &[ENVIRONMENT.as_bytes(), b"=", accel.to_bytes()]).is_some();
+    texts.ports = ports.and_then(|ports| {
+        let mut text = [0; 512];
+        put(&mut text, &[ENVIRONMENT_PORTS.as_bytes(), b"=", ports.to_bytes()])?;
+        Some(text)
+    });
     texts.path = path.len();
     REMEMBERED.known.store(fits, Ordering::Release);
 }
@@ -106,12 +112,13 @@ pub(crate) unsafe fn restored<T>(strings: Strings, run: impl FnOnce(Strings) -> 
     let empty = [std::ptr::null()];
     let strings = if strings.is_null() { empty.as_ptr() } else { strings };
     // SAFETY: handed on from the caller; what is found are strings.
-    let (accel, preload) = unsafe {
+    let (accel, preload, ports) = unsafe {
         let read = |name| find(strings, name).map(|value| CStr::from_ptr(value).to_bytes());
-        (read(ENVIRONMENT.as_bytes()), read(PRELOAD))
+        (read(ENVIRONMENT.as_bytes()), read(PRELOAD), read(ENVIRONMENT_PORTS.as_bytes()))
     };
     let loaded = preload.is_some_and(|preload| preload.split(|byte| b": ".contains(byte)).any(|path| path == own));
-    if accel.is_some_and(|accel| accel.is_empty()) || (accel.is_some() && loaded) {
+    let is_whole = accel.is_some() && loaded && (ports.is_some() || texts.ports.is_none());
+    if accel.is_some_and(|accel| accel.is_empty()) || is_whole {
         return run(strings);
     }
     // SAFETY: handed on from the caller.
@@ -147,8 +154,8 @@ unsafe fn put_back<T>(
         while !(*next).is_null() {
             let bytes = CStr::from_ptr(*next).to_bytes();
             let is = |name: &[u8]| bytes.starts_with(name) && bytes.get(name.len()) == Some(&b'=');
-            if !is(PRELOAD) && !is(ENVIRONMENT.as_bytes()) {
-                if count + 3 >= POINTERS_MAX {
+            if ![PRELOAD, ENVIRONMENT.as_bytes(), ENVIRONMENT_PORTS.as_bytes()].into_iter().any(is) {
+                if count + 4 >= POINTERS_MAX {
                     return run(strings);
                 }
                 list[count] = *next;
@@ -159,5 +166,8 @@ unsafe fn put_back<T>(
     }
     list[count] = preload.cast();
     list[count + 1] = texts.accel.as_ptr().cast();
+    if let Some(ports) = &texts.ports {
+        list[count + 2] = ports.as_ptr().cast();
+    }
     run(list.as_ptr())
 }

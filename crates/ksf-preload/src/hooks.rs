@@ -1,7 +1,6 @@
 //! The functions of libc that are defined here once more.
 //!
-//! None of them panics on what a program passes. `connect` is not among them: choosing the source port by the CPU
-//! (receive flow deliver) belongs here, beside these, when it is asked for.
+//! None of them panics on what a program passes.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -13,7 +12,7 @@ use crate::exec::own_environment;
 use crate::process::{Entered, enter, process};
 use crate::real::{self, Strings, ThreadMain};
 use crate::table::{self, Kind};
-use crate::{accept as accepting, descriptor, exec, listener, pin, wait, worker};
+use crate::{accept as accepting, descriptor, exec, listener, pin, ports, wait, worker};
 
 /// Defines functions of libc.
 macro_rules! hooks {
@@ -141,6 +140,11 @@ hooks! {
     /// accept4(2)
     fn accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int {
         accepting::accept(Call { fd, address, length, flags: Some(flags) })
+    }
+
+    /// connect(2)
+    fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
+        ports::connect(fd, address, length)
     }
 
     /// shutdown(2)

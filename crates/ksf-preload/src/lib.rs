@@ -23,6 +23,9 @@
 //! * A child does nothing until it uses a listener. A `vfork()` child never does anything: its memory is its parent's.
 //! * A question to the holder has a time limit ([`holder`]).
 //!
+//! Apart from all of this, and only where it is asked for, connections that the program opens get source ports of the CPU
+//! that opens them ([`ports`]).
+//!
 //! Functions that the program may be cancelled in (`pthread_cancel`) have the ABI `C-unwind` and hold nothing that would
 //! have to be released while they wait.
 
@@ -37,6 +40,7 @@ pub mod hooks;
 mod interrupt;
 mod listener;
 mod pin;
+mod ports;
 mod process;
 mod real;
 mod start;

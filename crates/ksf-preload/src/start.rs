@@ -4,11 +4,11 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use ksf_accel_proto::message::{Answer, ENVIRONMENT, Refusal};
+use ksf_accel_proto::message::{Answer, ENVIRONMENT, ENVIRONMENT_PORTS, Refusal};
 use ksf_accel_proto::state::State;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::{accept, environment, holder, listener, pin, process, real};
+use crate::{accept, environment, holder, listener, pin, ports, process, real};
 
 /// Descriptors that are looked at for listeners that came with `exec`: systemd, inetd and servers that replace their
 /// own program pass low ones.
@@ -36,10 +36,15 @@ fn begin(strings: *const *const c_char) -> Option<()> {
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 || strings.is_null() {
         return None;
     }
-    // SAFETY: the environment, as the dynamic linker passes it.
-    let value = unsafe { environment::find(strings, ENVIRONMENT.as_bytes()) }?;
-    // SAFETY: a string of the environment.
-    let value = unsafe { CStr::from_ptr(value) };
+    // SAFETY: the environment, as the dynamic linker passes it: what is found are strings.
+    let (value, ports) = unsafe {
+        let find = |name: &str| environment::find(strings, name.as_bytes()).map(|value| CStr::from_ptr(value));
+        (find(ENVIRONMENT), find(ENVIRONMENT_PORTS))
+    };
+    if let Some(ports) = ports {
+        ports::set(ports);
+    }
+    let value = value?;
     holder::set_address(value.to_bytes())?;
     let greeted = holder::greet()?;
     let [Some(memory), lifetime] = greeted.descriptors else {
@@ -62,7 +67,7 @@ fn begin(strings: *const *const c_char) -> Option<()> {
         }
         libc::pthread_atfork(None, None, Some(forked));
     }
-    environment::remember(strings, value);
+    environment::remember(strings, value, ports);
     process::begin()?;
     adopt(&process::enter()?);
     Some(())

@@ -513,6 +513,7 @@ impl Attachment {
             name: String::new(),
             attached: true,
             program: self.options.program.clone(),
+            source_ports: self.options.source_ports.clone(),
             on: self.options.on,
             level: self.steering.level(),
             refused: Vec::new(),

@@ -58,6 +58,7 @@ impl Holder {
             name: self.program_socket.address.name.clone(),
             attached: false,
             program: self.options.program.clone(),
+            source_ports: self.options.source_ports.clone(),
             on: self.options.on,
             level: self.level(),
             refused: self.steering.refused.clone(),

@@ -52,7 +52,9 @@ pub(crate) fn explain(error: &io::Error) -> String {
     if error.kind() != io::ErrorKind::PermissionDenied {
         return error.to_string();
     }
-    match missing_capabilities() {
+    // It does without CAP_PERFMON.
+    let missing = ksf_libbpf::missing_capabilities().into_iter().filter(|name| *name != "CAP_PERFMON");
+    match missing.collect::<Vec<_>>() {
         missing if missing.is_empty() => {
             format!(
                 "not permitted ({error}), though the capabilities are there: a security module, a seccomp filter or a user namespace"
@@ -60,25 +62,6 @@ pub(crate) fn explain(error: &io::Error) -> String {
         }
         missing => format!("not permitted: the process lacks {}", missing.join(" and ")),
     }
-}
-
-fn missing_capabilities() -> Vec<&'static str> {
-    // linux/capability.h
-    const CAP_NET_ADMIN: u32 = 12;
-    const CAP_SYS_ADMIN: u32 = 21;
-    const CAP_BPF: u32 = 39;
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let Some(effective) = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()) else { return Vec::new() };
-    let has = |capability: u32| effective & (1 << capability) != 0;
-    let mut missing = Vec::new();
-    if !has(CAP_BPF) && !has(CAP_SYS_ADMIN) {
-        missing.push("CAP_BPF");
-    }
-    if !has(CAP_NET_ADMIN) {
-        missing.push("CAP_NET_ADMIN");
-    }
-    missing
 }
 
 /// The error, with the last lines that libbpf and the verifier said.

@@ -7,7 +7,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use ksf_flow::{
@@ -16,18 +16,17 @@ use ksf_flow::{
 };
 use serde::Serialize;
 
-use crate::cli::print;
+use super::{Moment, until_stopped};
+use crate::cli::{json_line, print};
 use crate::exit::{Failure, Status, one_line, say};
 use crate::manager;
-use crate::signals::{Event, Events};
+use crate::signals::Events;
 
 /// Schema name of the JSON forms; the number goes up when a field changes its meaning or goes.
 const SCHEMA: &str = "ksf-flow/1";
 
 /// How long a connection of the self-check may take.
 const TRIAL: Duration = Duration::from_secs(3);
-/// How often the programs are asked what they have learned about the device.
-const LOOK: Duration = Duration::from_millis(250);
 
 /// Send packets to the CPU that wants them: replies to the one that opened the connection, others by a policy
 ///
@@ -116,7 +115,7 @@ pub(super) fn run(args: FlowArgs) -> Result<ExitCode, Failure> {
 fn check(args: &CheckArgs) -> Result<ExitCode, Failure> {
     let range = PortRange::of_this_network().map_err(|error| Failure::os("cannot read the port range", &error))?;
     let layout = layout(&args.layout)?;
-    let text = if args.json { line(&LayoutDocument::new(&layout, range))? } else { layout_text(&layout, range) };
+    let text = if args.json { json_line(&LayoutDocument::new(&layout, range))? } else { layout_text(&layout, range) };
     print(&mut io::stdout().lock(), text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -154,14 +153,10 @@ fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
         say(&format_args!("self-check passed in {mode} mode"));
     }
     manager::ready(&format!("steering {}", args.iface));
-    let period = args.watch.map(Duration::from_secs);
-    let mut next = period.map(|period| Instant::now() + period);
     let mut broken_said = false;
-    loop {
-        match signals.next(LOOK) {
-            Some(Event::Stop) => break,
-            // Nothing to read again.
-            Some(Event::Reload) | None => {}
+    until_stopped(&signals, args.watch, |moment| {
+        if moment == Moment::Show {
+            return show(&args.iface, &steering, connects.as_ref(), args.json);
         }
         if let Some(mode) = steering.settle().map_err(failure)? {
             say(&format_args!(
@@ -178,16 +173,8 @@ fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
                 args.iface
             ));
         }
-        if let (Some(period), Some(at)) = (period, next)
-            && Instant::now() >= at
-        {
-            next = Some(at + period);
-            show(&args.iface, &steering, connects.as_ref(), args.json)?;
-        }
-    }
-    manager::stopping();
-    show(&args.iface, &steering, connects.as_ref(), args.json)?;
-    Ok(ExitCode::SUCCESS)
+        Ok(())
+    })
 }
 
 fn layout(flags: &LayoutFlags) -> Result<Layout, Failure> {
@@ -213,7 +200,7 @@ fn show(iface: &str, steering: &Steering, connects: Option<&ConnectPrograms>, js
     let targets = steering.targets().map_err(failure)?;
     let connections = connects.map(ConnectPrograms::counters).transpose().map_err(failure)?;
     let text = if json {
-        line(&CountersDocument {
+        json_line(&CountersDocument {
             schema: SCHEMA,
             interface: iface,
             mode: steering.mode().map(|mode| mode.to_string()),
@@ -325,12 +312,6 @@ fn by_name(counters: &[Counter]) -> BTreeMap<&'static str, &[u64]> {
     counters.iter().map(|counter| (counter.name, counter.per_cpu.as_slice())).collect()
 }
 
-fn line(document: &impl Serialize) -> Result<String, Failure> {
-    serde_json::to_string(document)
-        .map(|json| json + "\n")
-        .map_err(|error| Failure::new(Status::Internal, format!("cannot write JSON: {error}")))
-}
-
 fn failure(error: FlowError) -> Failure {
     let status = match &error {
         FlowError::NotPermitted { .. } => Status::NoPermission,
@@ -358,7 +339,7 @@ mod tests {
              CPU 3    ports 40960 to 49151  NIC match: dst-port 40960 m 0x1fff\n"
         );
         let json: serde_json::Value =
-            serde_json::from_str(&line(&LayoutDocument::new(&layout, range)).unwrap()).unwrap();
+            serde_json::from_str(&json_line(&LayoutDocument::new(&layout, range)).unwrap()).unwrap();
         assert_eq!(json["schema"], SCHEMA);
         assert_eq!(json["layout"], "13:4:0,3");
         assert_eq!(json["chunks"][1], serde_json::json!({"cpu": 3, "low": 40960, "high": 49151}));

@@ -6,23 +6,24 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueHint};
 use ksf_accel::Companion;
 use ksf_hop::{Counter, Guard, Hop, HopError, Options, Scope};
 use serde::Serialize;
 
-use crate::cli::print;
+use super::{Moment, until_stopped};
+use crate::cli::{json_line, print};
 use crate::exit::{Failure, Status, one_line, say};
 use crate::manager;
-use crate::signals::{Event, Events};
+use crate::signals::Events;
 
 /// Schema name of the JSON form; the number goes up when a field changes its meaning or goes.
 const SCHEMA: &str = "ksf-hop/1";
 
-/// How often the programs are asked whether they have given up.
-const LOOK: Duration = Duration::from_millis(250);
+/// What became of it where the guard came too late.
+const GIVEN_UP: &str =
+    "a program reads a joined socket by splice(), which does not see joined bytes: nothing is joined any more";
 
 /// Join processes of this machine that talk TCP with each other: what one sends is handed to the other, past TCP and IP
 ///
@@ -156,10 +157,7 @@ impl Companion for Joining {
     fn said(&self) -> String {
         match &self.hop {
             Err(why) => why.clone(),
-            Ok(hop) if hop.has_given_up().unwrap_or(false) => {
-                "a program reads a joined socket by splice(), which does not see joined bytes: nothing is joined any more"
-                    .to_owned()
-            }
+            Ok(hop) if hop.has_given_up().unwrap_or(false) => GIVEN_UP.to_owned(),
             Ok(hop) => format!("joining connections {}; {}", scope_text(&self.scope), guard_text(hop.guard())),
         }
     }
@@ -193,32 +191,19 @@ fn attach(args: &AttachArgs) -> Result<ExitCode, Failure> {
     let hop = Hop::start(&scope, &args.how.options()).map_err(failure)?;
     say(&format_args!("self-test passed; joining connections {}; {}", scope_text(&scope), guard_text(hop.guard())));
     manager::ready("joining local connections");
-    let period = args.watch.map(Duration::from_secs);
-    let mut next = period.map(|period| Instant::now() + period);
     let mut given_up = false;
-    loop {
-        match signals.next(LOOK) {
-            Some(Event::Stop) => break,
-            // Nothing to read again.
-            Some(Event::Reload) | None => {}
+    until_stopped(&signals, args.watch, |moment| {
+        if moment == Moment::Show {
+            return show(&hop, args.json);
         }
         if !given_up && hop.has_given_up().map_err(failure)? {
             given_up = true;
             say(&format_args!(
-                "a program reads a joined socket by splice(), which does not see joined bytes: nothing is joined any more. \
-                 Keep that program out of the scope, and end those of its connections that stall"
+                "{GIVEN_UP}. Keep that program out of the scope, and end those of its connections that stall"
             ));
         }
-        if let (Some(period), Some(at)) = (period, next)
-            && Instant::now() >= at
-        {
-            next = Some(at + period);
-            show(&hop, args.json)?;
-        }
-    }
-    manager::stopping();
-    show(&hop, args.json)?;
-    Ok(ExitCode::SUCCESS)
+        Ok(())
+    })
 }
 
 fn scope_text(scope: &Scope) -> String {
@@ -261,9 +246,7 @@ fn line(counters: &[Counter]) -> Result<String, Failure> {
         counters: BTreeMap<&'static str, u64>,
     }
     let counters = counters.iter().map(|counter| (counter.name, counter.value)).collect();
-    serde_json::to_string(&Document { schema: SCHEMA, counters })
-        .map(|json| json + "\n")
-        .map_err(|error| Failure::new(Status::Internal, format!("cannot write JSON: {error}")))
+    json_line(&Document { schema: SCHEMA, counters })
 }
 
 fn failure(error: HopError) -> Failure {

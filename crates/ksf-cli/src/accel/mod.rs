@@ -11,10 +11,13 @@ mod switch;
 mod unit;
 
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 
 use crate::exit::Failure;
+use crate::manager;
+use crate::signals::{Event, Events};
 
 /// Serve connections on the CPU where they arrive
 #[derive(Debug, Args)]
@@ -61,4 +64,43 @@ pub(crate) fn run(args: AccelArgs) -> Result<ExitCode, Failure> {
         AccelCommand::Nic(args) => nic::run(args),
         AccelCommand::Holder(args) => run::holder(&args.join),
     }
+}
+
+/// How often something that runs in the foreground is asked for news.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// When [`until_stopped`] calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Moment {
+    /// Now and then: is there news?
+    Look,
+    /// The counters are to be shown.
+    Show,
+}
+
+/// Calls until a signal asks to stop: every [`LOOK`], every `watch_s` for the counters if they are wanted, and a last time.
+fn until_stopped(
+    signals: &Events,
+    watch_s: Option<u64>,
+    mut at: impl FnMut(Moment) -> Result<(), Failure>,
+) -> Result<ExitCode, Failure> {
+    let period = watch_s.map(Duration::from_secs);
+    let mut next = period.map(|period| Instant::now() + period);
+    loop {
+        match signals.next(LOOK) {
+            Some(Event::Stop) => break,
+            // Nothing to read again.
+            Some(Event::Reload) | None => {}
+        }
+        at(Moment::Look)?;
+        if let (Some(period), Some(due)) = (period, next)
+            && Instant::now() >= due
+        {
+            next = Some(due + period);
+            at(Moment::Show)?;
+        }
+    }
+    manager::stopping();
+    at(Moment::Show)?;
+    Ok(ExitCode::SUCCESS)
 }

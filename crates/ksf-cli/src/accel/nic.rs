@@ -13,7 +13,7 @@ use ksf_nic::{
 };
 use serde::Serialize;
 
-use crate::cli::print;
+use crate::cli::{json_line, print};
 use crate::exit::{Failure, Status, say};
 
 /// Schema name of the JSON form; the number goes up when a field changes its meaning or goes.
@@ -329,9 +329,7 @@ struct Document<'a, T> {
 }
 
 fn json<T: Serialize>(document: &'static str, body: &T) -> Result<String, Failure> {
-    let text = serde_json::to_string(&Document { schema: SCHEMA, document, body });
-    let text = text.map_err(|error| Failure::new(Status::Internal, format!("cannot write JSON: {error}")))?;
-    Ok(text + "\n")
+    json_line(&Document { schema: SCHEMA, document, body })
 }
 
 fn plan_text(plan: &Plan, output: &OutputFlags) -> Result<String, Failure> {

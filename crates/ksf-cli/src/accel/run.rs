@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -11,6 +12,7 @@ use ksf_accel::copies::Copies;
 use ksf_accel::program::{self, Obstacle};
 use ksf_accel::run::{Prepared, holder_main, prepare};
 use ksf_accel::{AccelError, Level, Options};
+use ksf_flow::{CpuMask, Layout, LayoutError, PortRange, source_port};
 
 use super::hop::JoinFlags;
 use super::profile::{self, Profile};
@@ -50,6 +52,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", conflicts_with_all = ["steering", "ports"])]
     #[arg(value_parser = crate::limits::number::<1, { ksf_accel::copies::COPIES_MAX as u64 }>)]
     copies: Option<u64>,
+    /// Give connections that the program opens a source port that names the CPU, for ksf accel flow to bring replies there;
+    /// LAYOUT as ksf accel flow check shows it [default: that of --cpus, or of the program's CPUs]
+    #[arg(long, value_name = "LAYOUT", num_args = 0..=1, require_equals = true, conflicts_with = "copies")]
+    source_ports: Option<Option<Layout>>,
     #[command(flatten)]
     join: JoinFlags,
     /// The program and its arguments
@@ -99,6 +105,7 @@ pub(super) fn run(args: &RunArgs) -> Result<ExitCode, Failure> {
 /// Returns only if that fails.
 fn become_program(args: &RunArgs) -> Result<Infallible, Failure> {
     let cpus = args.cpus.as_ref().map(usable).transpose()?;
+    let ports = args.source_ports.map(|layout| source_ports(layout, cpus.as_deref())).transpose()?.flatten();
     let mut command = command(args)?;
     let name = &args.command[0];
     let Some(file) = program::find(name, std::env::var_os("PATH").as_deref()) else {
@@ -106,7 +113,7 @@ fn become_program(args: &RunArgs) -> Result<Infallible, Failure> {
         return Err(cannot_run(name, &command.exec()));
     };
     let profile = profile::choose(args.profile.as_deref(), &args.command);
-    match accelerate(args, &file, cpus, profile) {
+    match accelerate(args, &file, cpus, ports, profile) {
         Ok(prepared) => {
             command.envs(prepared.environment);
             if let Some(profile) = profile {
@@ -179,13 +186,17 @@ fn accelerate(
     args: &RunArgs,
     file: &Path,
     cpus: Option<Vec<u32>>,
+    ports: Option<Layout>,
     profile: Option<&Profile>,
 ) -> Result<Prepared, String> {
     if let Some(obstacle) = program::obstacle(file) {
-        return Err(format!("{obstacle}{}", advice(&obstacle)));
+        // Without a library nobody knows when the program has ended.
+        let join =
+            if args.join.is_wanted() { "; its connections are not joined: ksf accel hop attach does that" } else { "" };
+        return Err(format!("{obstacle}{}{join}", advice(&obstacle)));
     }
     let alone = profile.and_then(|profile| profile.alone);
-    if let (Some(why), false) = (alone, args.join.is_wanted()) {
+    if let (Some(why), false) = (alone, args.join.is_wanted() || ports.is_some()) {
         return Err(format!("{why} (--profile=none tries it all the same)"));
     }
     let library = library::find(&LIBRARY).map_err(|failure| failure.to_string())?;
@@ -193,6 +204,7 @@ fn accelerate(
     let mut holder = Command::new("/proc/self/exe");
     holder.arg0("ksf").args(["accel", "holder"]).args(args.join.arguments());
     let mut options = options(args, cpus);
+    options.source_ports = ports.map(|layout| layout.to_string());
     // It has no queues, but a holder, in whose process its connections are joined.
     options.on &= alone.is_none();
     let prepared = prepare(&options, holder, &library).map_err(|error| error.to_string())?;
@@ -216,6 +228,29 @@ fn accelerate(
             Ok(prepared)
         }
     }
+}
+
+/// The layout for connections that the program opens, or none where the kernel cannot take ports from a range.
+fn source_ports(layout: Option<Layout>, cpus: Option<&[u32]>) -> Result<Option<Layout>, Failure> {
+    let own = || match cpus {
+        Some(cpus) => {
+            let cpus: CpuMask = cpus.iter().map(|cpu| *cpu as usize).collect();
+            Layout::new(PortRange::of_this_network().map_err(LayoutError::Unreadable)?, &cpus)
+        }
+        None => Layout::of_this_machine(),
+    };
+    let layout = layout.map_or_else(own, Ok).map_err(|error| Failure::new(Status::Unavailable, error.to_string()))?;
+    let cpu = layout.cpus().iter().next();
+    let tried = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None)
+        .map_err(std::io::Error::from)
+        .and_then(|socket| source_port::choose_for_cpu(&layout, socket.as_raw_fd(), cpu.unwrap_or_default()));
+    if let Err(error) = tried {
+        say(&format_args!(
+            "its connections keep the kernel's source ports: IP_LOCAL_PORT_RANGE needs Linux 6.3 ({error})"
+        ));
+        return Ok(None);
+    }
+    Ok(Some(layout))
 }
 
 fn advice(obstacle: &Obstacle) -> &'static str {

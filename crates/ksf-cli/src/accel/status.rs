@@ -11,7 +11,7 @@ use ksf_accel::status::{self, Counters, ListenerStatus, Status as Program};
 use serde::Serialize;
 
 use super::run::failure;
-use crate::cli::print;
+use crate::cli::{json_line, print};
 use crate::exit::{Failure, Status};
 
 /// Schema name of the JSON form; the number goes up when a field changes its meaning or goes.
@@ -43,9 +43,7 @@ pub(super) fn run(args: &StatusArgs) -> Result<ExitCode, Failure> {
     let programs: Vec<Program> = programs.into_iter().map(|(_, program)| program).collect();
     let text = if args.json {
         let document = Document { schema: SCHEMA, programs };
-        let json = serde_json::to_string(&document)
-            .map_err(|error| Failure::new(Status::Internal, format!("cannot write JSON: {error}")))?;
-        json + "\n"
+        json_line(&document)?
     } else {
         text(&programs)
     };
@@ -59,12 +57,36 @@ type Programs = Vec<(PathBuf, Program)>;
 /// Those that this process is of: the program, one of its workers, or its holder. One at least.
 pub(super) fn of_process(pid: u32) -> Result<Programs, Failure> {
     let mut programs = all()?;
-    programs.retain(|(_, program)| program.pid == pid || program.processes.contains(&pid));
+    programs.retain(|(_, program)| {
+        program.pid == pid || program.processes.iter().any(|worker| *worker == pid || is_master(pid, *worker))
+    });
     if programs.is_empty() {
         return Err(Failure::new(Status::Unavailable, format!("process {pid} is not accelerated"))
             .remedy("see ksf accel status for those that are; each is shown to the user who has started it"));
     }
     Ok(programs)
+}
+
+/// True for the parent, or its parent, and so on, in the same process group: a daemon's master, which forks after its
+/// program has begun and then says nothing to the holder.
+fn is_master(pid: u32, worker: u32) -> bool {
+    // The fields of proc_pid_stat(5) after the name: state, parent, process group.
+    let parent_and_group = |pid: u32| -> Option<(u32, u32)> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(1);
+        Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
+    };
+    let Some((mut parent, group)) = parent_and_group(worker) else { return false };
+    while let Some((next, its_group)) = parent_and_group(parent) {
+        if its_group != group {
+            return false;
+        }
+        if parent == pid {
+            return true;
+        }
+        parent = next;
+    }
+    false
 }
 
 fn all() -> Result<Programs, Failure> {
@@ -98,6 +120,9 @@ fn of_program(program: &Program) -> String {
     }
     let processes: String = program.processes.iter().map(|pid| format!(" {pid}")).collect();
     let _ = writeln!(out, "  processes:{}", if processes.is_empty() { " none" } else { &processes });
+    if let Some(ports) = &program.source_ports {
+        let _ = writeln!(out, "  source ports of its connections: {ports}");
+    }
     if program.attached {
         let _ = writeln!(out, "  steered from outside: what its workers accept is not counted");
     } else {
@@ -238,6 +263,7 @@ mod tests {
             name: "ksf-accel-7".to_owned(),
             attached: false,
             program: vec!["nginx".to_owned(), "-e".to_owned()],
+            source_ports: Some("13:4:0-1".to_owned()),
             on: true,
             level: Level::ClassicBpf,
             refused: vec![Refused { level: Level::SkLookup, why: "not permitted".to_owned() }],
@@ -271,6 +297,7 @@ nginx -e (holder 7)
   steering: classic_bpf
     not sk_lookup: not permitted
   processes: 8 9
+  source ports of its connections: 13:4:0-1
   stalls: 2, rescues: 3
   0.0.0.0:80: accelerated by classic_bpf; workers 1, queues 1, waiting 3
     left to another listener: 127.0.0.1:80

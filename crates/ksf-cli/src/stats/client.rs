@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use super::socket::{Request, folders};
 use super::{ServiceSnapshot, Snapshot, Value};
 use crate::args::StatArgs;
+use crate::cli::json_line;
 use crate::exit::{Failure, Status};
 
 /// Runs the command.
@@ -28,9 +29,7 @@ pub(crate) fn run(args: &StatArgs, out: &mut impl Write) -> Result<(), Failure> 
         let snapshot = ask(&path).map_err(|error| silent(&path, &error))?;
         let now = Instant::now();
         let text = if args.json {
-            serde_json::to_string(&snapshot)
-                .map(|text| text + "\n")
-                .map_err(|error| Failure::new(Status::Internal, format!("cannot write JSON: {error}")))?
+            json_line(&snapshot)?
         } else {
             let earlier = before.as_ref().map(|(then, old)| (now.duration_since(*then), old));
             text(&snapshot, earlier, args.all)

@@ -25,7 +25,7 @@ pub(crate) fn say_skipped(why: &str) {
 
 /// True when the test may run; says that it is skipped when not.
 pub(crate) fn is_root() -> bool {
-    let may = ksf_kernel::missing_capabilities().is_empty();
+    let may = ksf_libbpf::missing_capabilities().is_empty();
     if !may {
         say_skipped("needs root (eBPF, network namespaces)");
     }
@@ -198,9 +198,11 @@ pub(crate) fn raw_address(to: &SocketAddr) -> ([u8; 28], libc::socklen_t) {
 /// Connects a socket as a program under the preload library does.
 pub(crate) fn connect_by_library(layout: &Layout, loopback: bool, socket: RawFd, to: &SocketAddr) -> io::Result<()> {
     let (address, length) = raw_address(to);
+    let pointer: *const libc::sockaddr = address.as_ptr().cast();
     // SAFETY: connect(2) with an address that lives for the call.
-    let result =
-        unsafe { source_port::connect(layout, loopback, libc::connect, socket, address.as_ptr().cast(), length) };
+    let result = unsafe {
+        source_port::connect(layout, loopback, socket, pointer, length, || libc::connect(socket, pointer, length))
+    };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

@@ -25,7 +25,7 @@ pub(crate) fn say_skipped(why: &str) {
 
 /// True when the test may run; says that it is skipped when not.
 pub(crate) fn is_root() -> bool {
-    let may = ksf_kernel::missing_capabilities().is_empty();
+    let may = ksf_libbpf::missing_capabilities().is_empty();
     if !may {
         say_skipped("needs root (eBPF, network namespaces)");
     }

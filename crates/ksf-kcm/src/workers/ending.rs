@@ -98,7 +98,7 @@ impl<S: Service> Ending<S> {
                 Err(_) => Stage::Answering,
             },
             Stage::Answering => {
-                let is_idle = link.active.load(Ordering::SeqCst) == 0 && link.pending.load(Ordering::SeqCst) == 0;
+                let is_idle = !link.intake.is_active() && link.pending.load(Ordering::SeqCst) == 0;
                 if is_idle { Stage::Sending { queued: usize::MAX, since: now } } else { Stage::Answering }
             }
             Stage::Sending { queued, since } => {

@@ -1,20 +1,19 @@
 //! One connection, its multiplexor in the kernel, and its sockets.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use ksf::adopt::{Adopted, Place};
 use ksf::error::CloseReason;
 use ksf::{Peer, Service};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::outbox::Outbox;
 use super::{key, lock};
 use crate::error::KcmError;
+use crate::intake::{Intake, is_dead};
 use crate::socket::KcmSocket;
-use crate::sys;
 
 pub(super) struct Link<S: Service> {
     pub(super) number: u64,
@@ -27,15 +26,7 @@ pub(super) struct Link<S: Service> {
     pub(super) blocked: AtomicBool,
     /// Messages whose answers come later.
     pub(super) pending: AtomicUsize,
-    /// Workers that take or work on a message now.
-    pub(super) active: AtomicUsize,
-    /// Messages taken so far, and their bytes.
-    pub(super) taken: AtomicU64,
-    pub(super) taken_bytes: AtomicU64,
-    /// When a message was taken last.
-    pub(super) taken_at: Mutex<Instant>,
-    /// The beginning of a message is there: so many had been taken before, and since when it is.
-    unfinished: Mutex<Option<(u64, Instant)>>,
+    pub(super) intake: Intake,
     /// Why it ends; set once.
     pub(super) end: OnceLock<End>,
     _place: Place,
@@ -96,11 +87,7 @@ impl<S: Service> Link<S> {
             outbox: Mutex::default(),
             blocked: AtomicBool::new(false),
             pending: AtomicUsize::new(0),
-            active: AtomicUsize::new(0),
-            taken: AtomicU64::new(0),
-            taken_bytes: AtomicU64::new(0),
-            taken_at: Mutex::new(Instant::now()),
-            unfinished: Mutex::default(),
+            intake: Intake::new(0),
             end: OnceLock::new(),
             _place: adopted.place,
         }
@@ -132,8 +119,8 @@ impl<S: Service> Link<S> {
 
     /// Time without a message, or an answer that is due.
     pub(super) fn idle_for(&self, now: Instant) -> Duration {
-        let is_busy = self.active.load(Ordering::SeqCst) > 0 || self.pending.load(Ordering::SeqCst) > 0;
-        if is_busy { Duration::ZERO } else { now.saturating_duration_since(*lock(&self.taken_at)) }
+        let is_busy = self.intake.is_active() || self.pending.load(Ordering::SeqCst) > 0;
+        if is_busy { Duration::ZERO } else { self.intake.idle_for(now) }
     }
 
     /// Whether messages are taken still.
@@ -149,52 +136,27 @@ impl<S: Service> Link<S> {
 
     /// Bytes of the stream that are in no message, as far as can be told: `None` while a message waits or is in hand.
     pub(super) fn unread_bytes(&self) -> Result<Option<u64>, KcmError> {
-        // A message can go to a socket after that was found empty: a worker emptied another one, which made room for a
-        // message the kernel had to hold back. Then the worker was at it, before or after.
-        let taken = self.taken.load(Ordering::SeqCst);
-        if self.active.load(Ordering::SeqCst) > 0 {
-            return Ok(None);
-        }
-        // Takes the lock of the socket, under which the kernel cuts messages: 0 means that it has cut everything.
-        let unread = rustix::io::ioctl_fionread(&self.tcp).map_err(KcmError::os("FIONREAD"))?;
-        for lane in &self.lanes {
-            if lane.socket.has_message()? {
-                return Ok(None);
-            }
-        }
-        let is_quiet = self.active.load(Ordering::SeqCst) == 0 && self.taken.load(Ordering::SeqCst) == taken;
-        Ok(is_quiet.then_some(unread))
+        self.intake.unread_bytes(&self.tcp, self.sockets())
+    }
+
+    fn sockets(&self) -> impl Iterator<Item = &KcmSocket> {
+        self.lanes.iter().map(|lane| &lane.socket)
     }
 
     /// Whether TCP has given up the connection, so that nothing can be sent.
     pub(super) fn is_dead(&self) -> bool {
-        let mut fds = [PollFd::new(&self.tcp, PollFlags::empty())];
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
+        is_dead(&self.tcp)
     }
 
     /// Time for which the beginning of a message has waited for its rest, as far as was looked.
-    ///
-    /// The kernel has a timer for that, and does not always set it: not for a message that is behind others in a segment
-    /// and shorter than that (seen on 6.1; `strp_peek_len` counts what was cut already).
     pub(super) fn unfinished_for(&self, now: Instant) -> Duration {
-        let received = sys::received_bytes(self.tcp.as_fd()).unwrap_or(0);
-        let is_unfinished = received > self.taken_bytes.load(Ordering::SeqCst)
-            && self.end.get().is_none()
-            && matches!(self.unread_bytes(), Ok(Some(_)));
-        let mut unfinished = lock(&self.unfinished);
-        let taken = self.taken.load(Ordering::SeqCst);
-        let before = unfinished.filter(|(before, _)| is_unfinished && *before == taken);
-        let since = before.map_or(now, |(_, since)| since);
-        *unfinished = is_unfinished.then_some((taken, since));
-        now.saturating_duration_since(since)
+        self.intake.unfinished_for(self.tcp(), self.sockets(), self.end.get().is_none(), now)
     }
 
     /// Whether a peer that has ended its stream has ended it within a message.
     pub(super) fn ended_inside_message(&self) -> bool {
         // The end of the stream counts as a byte. The kernel keeps the beginning of a message to itself.
-        let received = sys::received_bytes(self.tcp.as_fd()).map(|bytes| bytes.saturating_sub(1));
-        received.is_ok_and(|bytes| bytes != self.taken_bytes.load(Ordering::SeqCst))
+        self.intake.outstanding_bytes(self.tcp()) > 0
     }
 }
 

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use ksf::Service;
 use ksf::env::Env;
 use ksf::error::CloseReason;
-use ksf::framing::{Frame, Framing};
 use ksf::limits::Limits;
 use ksf::output::Output;
 use ksf::pool::{Chunk, Memory, Pool};
@@ -22,6 +21,7 @@ use rustix::net::sockopt;
 use super::ending::Ending;
 use super::link::{End, Lane, Link, Reading};
 use super::{Shared, lock, wire_bytes_max};
+use crate::cut::cut;
 use crate::error::KcmError;
 
 /// What a worker waits for, and what others tell it.
@@ -204,9 +204,9 @@ impl<S: Service> Worker<S> {
         // One byte more than the longest: a message that fills the buffer is too long.
         let buffer_bytes = wire_bytes_max(&self.shared.service.framing(), &limits) + 1;
         self.buffer.resize(buffer_bytes, 0);
-        link.active.fetch_add(1, Ordering::SeqCst);
+        link.intake.enter();
         let took = self.take_one(link, lane, &limits);
-        link.active.fetch_sub(1, Ordering::SeqCst);
+        link.intake.leave();
         took
     }
 
@@ -219,9 +219,7 @@ impl<S: Service> Worker<S> {
                 return false;
             }
         };
-        link.taken.fetch_add(1, Ordering::SeqCst);
-        link.taken_bytes.fetch_add(received.bytes as u64, Ordering::SeqCst);
-        *lock(&link.taken_at) = Instant::now();
+        link.intake.took(received.bytes);
         self.shared.bytes_in.fetch_add(received.bytes as u64, Ordering::Relaxed);
         let cut = if received.is_whole && received.bytes < self.buffer.len() {
             cut(&self.shared.service.framing(), &self.buffer[..received.bytes], limits)
@@ -339,45 +337,9 @@ pub(super) fn end_of(flags: epoll::EventFlags, error: Option<Errno>) -> Option<E
     }
 }
 
-/// Takes the framing off a message as it was on the wire. That the kernel has cut it right is not taken for granted.
-fn cut(framing: &Framing, wire: &[u8], limits: &Limits) -> Result<Chunk, CloseReason> {
-    let mut body = Vec::new();
-    let mut at = 0;
-    for _ in 0..limits.fragments_max {
-        let Ok(Frame::Part(part)) = framing.parse(&wire[at..], 0) else { return Err(CloseReason::MalformedFrame) };
-        let bytes = wire.get(at + part.header_bytes..at + part.header_bytes + part.body_bytes);
-        body.extend_from_slice(bytes.ok_or(CloseReason::MalformedFrame)?);
-        at += part.total_bytes();
-        if body.len() > limits.message_bytes_max {
-            return Err(CloseReason::OversizedMessage);
-        }
-        if part.last {
-            let is_all = at == wire.len();
-            return if is_all { Ok(Chunk::from_vec(body)) } else { Err(CloseReason::MalformedFrame) };
-        }
-    }
-    Err(CloseReason::EndlessFragments)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ksf::framing::{Delimiter, LengthPrefix};
-
-    #[test]
-    fn a_message_is_taken_out_of_its_framing() {
-        let limits = Limits { message_bytes_max: 6, fragments_max: 2, ..Limits::default() };
-        let prefix = Framing::LengthPrefix(LengthPrefix::big_endian(2));
-        let take = |framing, wire: &[u8]| cut(framing, wire, &limits).map(|chunk| chunk.to_vec());
-        assert_eq!(take(&prefix, b"\0\x03abc"), Ok(b"abc".to_vec()));
-        assert_eq!(take(&prefix, b"\0\x03abcd"), Err(CloseReason::MalformedFrame));
-        assert_eq!(take(&prefix, b"\0\x03ab"), Err(CloseReason::MalformedFrame));
-        assert_eq!(take(&prefix, b"\0\x07abcdefg"), Err(CloseReason::OversizedMessage));
-        let marks = Framing::RecordMark;
-        assert_eq!(take(&marks, b"\0\0\0\x02ab\x80\0\0\x01c"), Ok(b"abc".to_vec()));
-        assert_eq!(take(&marks, b"\0\0\0\0\0\0\0\0\x80\0\0\0"), Err(CloseReason::EndlessFragments));
-        assert_eq!(take(&Framing::Delimiter(Delimiter::CRLF), b"ab\r\n"), Ok(b"ab".to_vec()));
-    }
 
     #[test]
     fn ends_are_told_apart() {

@@ -27,6 +27,8 @@ pub(crate) struct Book {
     pub(crate) unanswered: u64,
     /// Right answers that came before `until_ns`.
     pub(crate) in_time: u64,
+    /// Answers whose first byte came before `until_ns`.
+    pub(crate) begun_in_time: u64,
     /// The end of what counts for rates.
     pub(crate) until_ns: u64,
 
@@ -66,6 +68,7 @@ impl Book {
             failures: Tally::default(),
             unanswered: 0,
             in_time: 0,
+            begun_in_time: 0,
             until_ns: u64::MAX,
             attempted: 0,
             established: 0,
@@ -94,6 +97,7 @@ impl Book {
         self.failures.merge(&other.failures);
         self.unanswered += other.unanswered;
         self.in_time += other.in_time;
+        self.begun_in_time += other.begun_in_time;
         self.attempted += other.attempted;
         self.established += other.established;
         self.established_in_time += other.established_in_time;
@@ -122,6 +126,12 @@ impl Book {
         self.established += 1;
         self.established_in_time += u64::from(now_ns <= self.until_ns);
         self.connect.record(latency_ns);
+    }
+
+    /// The first byte of an answer is here.
+    pub(crate) fn begin_answer(&mut self, latency_ns: u64, now_ns: u64) {
+        self.begun_in_time += u64::from(now_ns <= self.until_ns);
+        self.first_byte.record(latency_ns);
     }
 
     /// The right answer is whole.

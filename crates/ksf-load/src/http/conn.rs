@@ -241,7 +241,7 @@ impl Conn {
     fn read(&mut self, bytes: &[u8], ended: bool, now_ns: u64, terms: &Terms, book: &mut Book) -> Next {
         let was_sent = self.phase != Phase::Sending;
         if self.phase != Phase::Receiving && !bytes.is_empty() {
-            book.first_byte.record(now_ns.saturating_sub(self.start_ns));
+            book.begin_answer(now_ns.saturating_sub(self.start_ns), now_ns);
             self.phase = Phase::Receiving;
         }
         let used = match self.reader.read(bytes, &terms.expected) {

@@ -172,6 +172,8 @@ pub struct Requests {
     pub unanswered: u64,
     /// Those of which the first byte of an answer came, whatever became of it.
     pub begun: u64,
+    /// First bytes within `wall_s`, per second.
+    pub begun_per_s: f64,
     /// Right answers within `wall_s`, per second.
     pub rate_per_s: f64,
 }
@@ -291,10 +293,9 @@ impl Report {
             "{:<12} {:>10} {:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
             "", "count", "per s", "mean us", "p50 us", "p90 us", "p99 us", "p99.9 us", "max us"
         ));
-        let begun = run.requests.begun;
         for (name, count, rate, latency) in [
             ("connect", run.connections.established, run.connections.rate_per_s, &run.connect),
-            ("first byte", begun, stats::per(begun as f64, run.wall_s), &run.first_byte),
+            ("first byte", run.requests.begun, run.requests.begun_per_s, &run.first_byte),
             ("response", run.requests.answered, run.requests.rate_per_s, &run.response),
         ] {
             let [p50, p90, p99, p999] = [50.0, 90.0, 99.0, 99.9].map(|percent| latency.at(percent));
@@ -404,6 +405,7 @@ impl Run {
                 failed: book.failures.total(),
                 unanswered: book.unanswered,
                 begun: book.first_byte.count(),
+                begun_per_s: per(book.begun_in_time as f64, wall_s),
                 rate_per_s: per(book.in_time as f64, wall_s),
             },
             connections: Connections {

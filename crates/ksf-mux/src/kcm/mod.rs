@@ -1,9 +1,10 @@
 //! The contract of AF_KCM, without a kernel that has it: message sockets as programs know them from
 //! Documentation/networking/kcm.rst, on the multiplexor of this crate.
 //!
-//! [`KcmSocket`] is one socket; [`KcmSocket::try_clone`] makes others of the same multiplexor. Messages are seen and
-//! written as they are on the wire, and cut by a [`FramingProgram`](ksf_bpf_framing::FramingProgram). `docs/kcm.md`
-//! has every rule with what AF_KCM does, what this does, and the test that shows it.
+//! [`KcmSocket`] is one socket, on [`Mux`](crate::Mux) or, by way of `ksf-kcm`, on the kernel's own;
+//! [`KcmSocket::try_clone`] makes others of the same multiplexor. Messages are seen and written as they are on the wire,
+//! and cut by a [`FramingProgram`](ksf_bpf_framing::FramingProgram). `docs/kcm.md` has every rule with what AF_KCM does,
+//! what this does, and the test that shows it.
 //!
 //! What differs on purpose: a message belongs to a socket only when it is received (AF_KCM deals them out before), each
 //! brings the identity of its connection, the rest of a message that did not fit is not lost, a batch leaves in time,
@@ -20,5 +21,4 @@ pub use error::{KcmError, NotAttached, OpenError};
 pub use flags::Flags;
 pub use receive::{Received, Slot};
 pub use socket::{AttachOptions, KcmSocket, Kind, Options};
-pub(crate) use stats::EndCounts;
-pub use stats::{ConnectionStats, MuxStats, SocketStats, Stats, proc_net_kcm, proc_net_kcm_stats};
+pub use stats::{ConnectionStats, EndCounts, MuxStats, SocketStats, Stats, proc_net_kcm, proc_net_kcm_stats};

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use super::error::KcmError;
 use super::flags::Flags;
-use super::socket::{KcmSocket, Kind, lock};
+use super::socket::{KcmSocket, Kind, MessageOf, lock};
+use crate::backend::{Endpoint as _, Multiplexor, Received as _};
 use crate::error::RecvError;
 use crate::mux::ConnectionId;
-use crate::socket::Message;
 
 /// What a call received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,11 +35,13 @@ pub struct Slot<'a, 'b> {
 }
 
 /// A message that was received and is not done with.
-pub(super) struct Held {
-    pub(super) message: Message,
+pub(super) struct Held<T> {
+    pub(super) message: T,
     /// Bytes of it that were read.
     pub(super) at: usize,
 }
+
+type HeldBy<'a, M> = MutexGuard<'a, VecDeque<Held<MessageOf<M>>>>;
 
 /// How long a call waits.
 #[derive(Clone, Copy)]
@@ -69,7 +71,7 @@ impl Wait {
     }
 }
 
-impl KcmSocket {
+impl<M: Multiplexor> KcmSocket<M> {
     /// `recvmsg`: the next message, or the next piece of one, into `parts`.
     pub fn recvmsg(&self, parts: &mut [IoSliceMut<'_>], flags: Flags) -> Result<Received, KcmError> {
         self.receive(parts, flags, Wait::new(flags, self.receive_timeout()))
@@ -158,19 +160,14 @@ impl KcmSocket {
     }
 
     /// The messages held, with at least one.
-    pub(super) fn front(&self, wait: Wait) -> Result<MutexGuard<'_, VecDeque<Held>>, KcmError> {
+    pub(super) fn front(&self, wait: Wait) -> Result<HeldBy<'_, M>, KcmError> {
         loop {
             let held = lock(&self.held);
             if !held.is_empty() {
                 return Ok(held);
             }
             drop(held);
-            let message = match wait.left() {
-                Some(Duration::ZERO) => self.socket.try_recv(),
-                Some(left) => self.socket.recv_timeout(left),
-                None => self.socket.recv(),
-            };
-            match message {
+            match self.socket.receive(wait.left()) {
                 Ok(message) => {
                     let mut held = lock(&self.held);
                     held.push_back(Held { message, at: 0 });
@@ -184,7 +181,7 @@ impl KcmSocket {
 
     fn wait_until_enabled(&self, wait: Wait) -> Result<(), KcmError> {
         let held = lock(&self.held);
-        let disabled = |_: &mut VecDeque<Held>| !self.is_receiving();
+        let disabled = |_: &mut VecDeque<Held<MessageOf<M>>>| !self.is_receiving();
         match wait.left() {
             None => drop(self.enabled.wait_while(held, disabled)),
             Some(left) => {
@@ -198,7 +195,7 @@ impl KcmSocket {
         Ok(())
     }
 
-    fn finished(&self, held: Held) {
+    fn finished(&self, held: Held<MessageOf<M>>) {
         self.counts.rx_messages.fetch_add(1, Ordering::Relaxed);
         self.counts.rx_bytes.fetch_add(held.message.len() as u64, Ordering::Relaxed);
     }

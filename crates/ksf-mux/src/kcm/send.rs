@@ -9,6 +9,7 @@ use super::error::KcmError;
 use super::flags::Flags;
 use super::socket::{KcmSocket, Kind, lock};
 use super::stats::NO_RUN;
+use crate::backend::{Endpoint as _, Multiplexor};
 use crate::mux::ConnectionId;
 use crate::socket::SendOptions;
 
@@ -25,7 +26,7 @@ pub(super) struct Sending {
     repeatable: bool,
 }
 
-impl KcmSocket {
+impl<M: Multiplexor> KcmSocket<M> {
     /// `sendmsg`: a message, or a piece of one, to a connection in turn. Success means that it is queued. Returns the
     /// bytes taken: all of them.
     pub fn sendmsg(&self, parts: &[IoSlice<'_>], flags: Flags) -> Result<usize, KcmError> {
@@ -118,9 +119,8 @@ impl KcmSocket {
     pub fn flush(&self) {
         let run = lock(&self.sending).run.take();
         self.counts.run.store(NO_RUN, Ordering::SeqCst);
-        let shared = self.group.mux.shared();
-        if let Some(link) = run.and_then(|run| shared.find(run)) {
-            shared.send(&link);
+        if let Some(run) = run {
+            self.group.mux.flush(run);
         }
     }
 

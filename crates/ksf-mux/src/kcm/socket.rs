@@ -14,11 +14,11 @@ use super::error::{KcmError, NotAttached, OpenError};
 use super::receive::Held;
 use super::send::Sending;
 use super::stats::SocketCounts;
+use crate::backend::{Endpoint, Multiplexor};
 use crate::error::AttachError;
 use crate::monitor::Event;
 use crate::mux::{ConnectionId, Detached, Mux};
-use crate::options::{Limits, MessageFraming, Ordering as Order};
-use crate::socket::MessageSocket;
+use crate::options::{Limits, MessageFraming};
 use crate::sync::Arc;
 
 /// The type of a message socket.
@@ -81,11 +81,13 @@ pub struct AttachOptions {
 
 /// A message socket with the contract of AF_KCM. A thread has one of its own: where several threads receive from one,
 /// a message that one of them left unfinished is not announced to those that wait already.
-pub struct KcmSocket {
-    pub(super) group: Arc<Group>,
-    pub(super) socket: MessageSocket,
+///
+/// `M` is what it stands on: [`Mux`], or the kernel's AF_KCM by way of `ksf-kcm`.
+pub struct KcmSocket<M: Multiplexor = Mux> {
+    pub(super) group: Arc<Group<M>>,
+    pub(super) socket: M::Socket,
     /// Messages that were peeked at or not read to their end.
-    pub(super) held: Mutex<VecDeque<Held>>,
+    pub(super) held: Mutex<VecDeque<Held<MessageOf<M>>>>,
     /// Wakes who waits for a disabled socket.
     pub(super) enabled: Condvar,
     pub(super) sending: Mutex<Sending>,
@@ -99,9 +101,12 @@ struct Timeouts {
     send: Option<Duration>,
 }
 
+/// A message of a multiplexor.
+pub(super) type MessageOf<M> = <<M as Multiplexor>::Socket as Endpoint>::Message;
+
 /// What the sockets of a multiplexor share.
-pub(super) struct Group {
-    pub(super) mux: Mux,
+pub(super) struct Group<M> {
+    pub(super) mux: M,
     kind: Kind,
     pub(super) options: Options,
     /// Attached connections by the cookie of their socket.
@@ -120,9 +125,15 @@ impl KcmSocket {
         let never = ksf::framing::Framing::LengthPrefix(ksf::framing::LengthPrefix::big_endian(4));
         let mut mux = crate::Options::new(never);
         mux.limits = options.limits.clone();
-        let mux = Mux::new(mux)?;
+        Self::on(Mux::new(mux)?, kind, options)
+    }
+}
+
+impl<M: Multiplexor> KcmSocket<M> {
+    /// The first socket on this multiplexor, which has no connections yet.
+    pub fn on(mux: M, kind: Kind, options: Options) -> std::io::Result<Self> {
         // AF_KCM keeps errors of connections until somebody asks; events are what asks here.
-        mux.shared().events.want();
+        let _ = mux.event_fd();
         Self::with_group(Arc::new(Group {
             mux,
             kind,
@@ -135,10 +146,8 @@ impl KcmSocket {
         }))
     }
 
-    fn with_group(group: Arc<Group>) -> std::io::Result<Self> {
+    fn with_group(group: Arc<Group<M>>) -> std::io::Result<Self> {
         let socket = group.mux.socket()?;
-        // A socket that may be polled takes one message at a time, so that the others stay free for everybody.
-        socket.poll_fd()?;
         let mut sockets = lock(&group.sockets);
         sockets.retain(|counts| counts.strong_count() > 0);
         let index = (0..).find(|index| sockets.iter().filter_map(Weak::upgrade).all(|counts| counts.index != *index));
@@ -183,10 +192,9 @@ impl KcmSocket {
         });
         limits.assembly_timeout_ms = options.assembly_timeout_ms.or(set_ms).unwrap_or(limits.assembly_timeout_ms);
         let cookie = sockopt::socket_cookie(&socket).ok();
-        let shared = self.group.mux.shared();
         let framing = MessageFraming::Program(program);
         let mut attached = lock(&self.group.attached);
-        let connection = shared.attach_limited(socket, framing, Order::Free, None, Some(limits))?;
+        let connection = self.group.mux.attach_limited(socket, framing, limits)?;
         attached.extend(cookie.map(|cookie| (cookie, connection)));
         Ok(connection)
     }
@@ -215,7 +223,7 @@ impl KcmSocket {
     }
 
     /// The multiplexor, for its events and connections.
-    pub fn mux(&self) -> &Mux {
+    pub fn mux(&self) -> &M {
         &self.group.mux
     }
 
@@ -271,7 +279,7 @@ impl KcmSocket {
         self.group.mux.event()
     }
 
-    /// Readable while a receiving call may have something; see [`MessageSocket::poll_fd`].
+    /// Readable while a receiving call may have something; see [`MessageSocket::poll_fd`](crate::MessageSocket::poll_fd).
     pub fn poll_fd(&self) -> std::io::Result<BorrowedFd<'_>> {
         self.socket.poll_fd()
     }
@@ -295,14 +303,11 @@ impl KcmSocket {
 
     /// True if a sending call need not wait, or fails at once.
     pub fn is_writable(&self) -> bool {
-        let shared = self.group.mux.shared();
-        let room = shared.options.limits.out_queue_bytes_max;
-        let table = shared.read_table();
-        table.all.is_empty() || table.all.iter().any(|link| link.outbox.bytes() < room)
+        self.group.mux.has_room()
     }
 }
 
-impl Drop for KcmSocket {
+impl<M: Multiplexor> Drop for KcmSocket<M> {
     fn drop(&mut self) {
         // What nobody has read goes to others; the rest of a message that was begun goes with this socket.
         for held in lock(&self.held).drain(..).rev().filter(|held| held.at == 0) {
@@ -314,7 +319,7 @@ impl Drop for KcmSocket {
     }
 }
 
-impl fmt::Debug for KcmSocket {
+impl<M: Multiplexor> fmt::Debug for KcmSocket<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KcmSocket")
             .field("kind", &self.kind())

@@ -5,11 +5,14 @@ use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ksf_bpf_framing::RunError;
+use rustix::io::Errno;
 
 use super::socket::{KcmSocket, lock};
+use crate::backend::Multiplexor;
 use crate::error::ConnectionError;
-use crate::link::Counts;
+use crate::link::{Counts, Link};
 use crate::mux::{ConnectionId, Mux};
+use crate::sync::Arc;
 
 /// No connection has this number.
 pub(super) const NO_RUN: u64 = u64::MAX;
@@ -45,7 +48,7 @@ impl SocketCounts {
 
 /// Ends of connections, by cause.
 #[derive(Debug, Default)]
-pub(crate) struct EndCounts {
+pub struct EndCounts {
     rx_aborts: AtomicU64,
     rx_interrupted: AtomicU64,
     rx_unrecoverable: AtomicU64,
@@ -57,7 +60,8 @@ pub(crate) struct EndCounts {
 }
 
 impl EndCounts {
-    pub(crate) fn note(&self, error: &ConnectionError) {
+    /// Counts one.
+    pub fn note(&self, error: &ConnectionError) {
         let cause = match error {
             ConnectionError::PeerClosed
             | ConnectionError::IdleTimeout { .. }
@@ -72,7 +76,11 @@ impl EndCounts {
             ConnectionError::Program(RunError::TooShort { .. } | RunError::InOldData { .. }) => {
                 Some(&self.rx_bad_length)
             }
+            ConnectionError::Kernel { errno } if *errno == Errno::MSGSIZE.raw_os_error() => Some(&self.rx_too_big),
+            ConnectionError::Kernel { errno } if *errno == Errno::PROTO.raw_os_error() => Some(&self.rx_bad_length),
             ConnectionError::Program(_)
+            | ConnectionError::Kernel { .. }
+            | ConnectionError::Miscut { .. }
             | ConnectionError::Malformed(_)
             | ConnectionError::Refused { .. }
             | ConnectionError::HandedBack => Some(&self.rx_unrecoverable),
@@ -90,6 +98,21 @@ impl EndCounts {
         if let Some(cause) = cause {
             cause.fetch_add(1, Ordering::Relaxed);
         }
+    }
+}
+
+impl EndCounts {
+    /// Puts them where they belong.
+    pub fn fill(&self, stats: &mut MuxStats) {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        stats.rx_aborts = load(&self.rx_aborts);
+        stats.rx_interrupted = load(&self.rx_interrupted);
+        stats.rx_unrecoverable = load(&self.rx_unrecoverable);
+        stats.rx_memory = load(&self.rx_memory);
+        stats.rx_bad_length = load(&self.rx_bad_length);
+        stats.rx_too_big = load(&self.rx_too_big);
+        stats.rx_timeout = load(&self.rx_timeout);
+        stats.tx_aborts = load(&self.tx_aborts);
     }
 }
 
@@ -203,8 +226,7 @@ impl Mux {
         let sum = Counts::default();
         sum.add(&shared.counts.retired);
         shared.all().iter().for_each(|link| sum.add(&link.counts));
-        let ends = &shared.counts.ends;
-        MuxStats {
+        let mut stats = MuxStats {
             rx_messages: load(&sum.rx_messages),
             rx_bytes: load(&sum.rx_bytes),
             tx_messages: load(&sum.tx_messages),
@@ -212,28 +234,55 @@ impl Mux {
             tx_retries: load(&shared.counts.tx_retries),
             attach: load(&shared.counts.attach),
             unattach: load(&shared.counts.unattach),
-            rx_aborts: load(&ends.rx_aborts),
-            rx_interrupted: load(&ends.rx_interrupted),
-            rx_unrecoverable: load(&ends.rx_unrecoverable),
-            rx_memory: load(&ends.rx_memory),
             rx_need_more: load(&sum.rx_need_more),
-            rx_bad_length: load(&ends.rx_bad_length),
-            rx_too_big: load(&ends.rx_too_big),
-            rx_timeout: load(&ends.rx_timeout),
-            tx_aborts: load(&ends.tx_aborts),
             ..MuxStats::default()
+        };
+        shared.counts.ends.fill(&mut stats);
+        stats
+    }
+
+    pub(crate) fn kcm_connection_stats(&self) -> Vec<ConnectionStats> {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let of = |link: &Arc<Link>| ConnectionStats {
+            connection: link.id,
+            rx_messages: load(&link.counts.rx_messages),
+            rx_bytes: load(&link.counts.rx_bytes),
+            tx_messages: load(&link.counts.tx_messages),
+            tx_bytes: load(&link.counts.tx_bytes),
+            waiting_messages: link.waiting_messages.load(Ordering::SeqCst),
+            waiting_bytes: link.waiting_bytes.load(Ordering::SeqCst) + link.unfinished_bytes.load(Ordering::SeqCst),
+            unsent_bytes: link.outbox.bytes(),
+            is_ended: link.error.get().is_some(),
+            is_paused: link.paused.load(Ordering::SeqCst),
+        };
+        self.shared().all().iter().map(of).collect()
+    }
+}
+
+impl ConnectionStats {
+    /// Of a connection of which nothing is counted yet.
+    pub fn of(connection: ConnectionId) -> Self {
+        Self {
+            connection,
+            rx_messages: 0,
+            rx_bytes: 0,
+            tx_messages: 0,
+            tx_bytes: 0,
+            waiting_messages: 0,
+            waiting_bytes: 0,
+            unsent_bytes: 0,
+            is_ended: false,
+            is_paused: false,
         }
     }
 }
 
-impl KcmSocket {
+impl<M: Multiplexor> KcmSocket<M> {
     /// Counters of the multiplexor, now.
     pub fn stats(&self) -> Stats {
         let group = &self.group;
-        let shared = group.mux.shared();
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let sockets: Vec<_> = lock(&group.sockets).iter().filter_map(Weak::upgrade).collect();
-        let links = shared.all();
         let running = sockets.iter().filter(|counts| counts.run.load(Ordering::SeqCst) != NO_RUN).count() as u64;
         let reserved = load(&group.reserved) + sockets.iter().map(|counts| load(&counts.reserved)).sum::<u64>();
         Stats {
@@ -254,22 +303,7 @@ impl KcmSocket {
                     batch: Some(load(&counts.run)).filter(|run| *run != NO_RUN).map(ConnectionId::from_u64),
                 })
                 .collect(),
-            connections: links
-                .iter()
-                .map(|link| ConnectionStats {
-                    connection: link.id,
-                    rx_messages: load(&link.counts.rx_messages),
-                    rx_bytes: load(&link.counts.rx_bytes),
-                    tx_messages: load(&link.counts.tx_messages),
-                    tx_bytes: load(&link.counts.tx_bytes),
-                    waiting_messages: link.waiting_messages.load(Ordering::SeqCst),
-                    waiting_bytes: link.waiting_bytes.load(Ordering::SeqCst)
-                        + link.unfinished_bytes.load(Ordering::SeqCst),
-                    unsent_bytes: link.outbox.bytes(),
-                    is_ended: link.error.get().is_some(),
-                    is_paused: link.paused.load(Ordering::SeqCst),
-                })
-                .collect(),
+            connections: group.mux.connection_stats(),
         }
     }
 }

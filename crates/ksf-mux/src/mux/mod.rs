@@ -32,6 +32,7 @@ use crate::sync::{Arc, Mutex};
 
 pub(crate) use receiving::{Me, Receiver};
 use table::Table;
+pub use table::check_stream;
 use waiting::SIGNAL;
 
 /// Names a connection of a multiplexor. The generation tells it from its predecessors in the same place, so a late
@@ -76,6 +77,9 @@ pub struct Detached {
     pub unread: Vec<u8>,
     /// Bytes queued that were not sent. The first ones may be the rest of a message whose beginning was sent.
     pub unsent: Vec<u8>,
+    /// Bytes received that belong to no whole message and cannot be had: AF_KCM keeps what it has read of one to itself.
+    /// The stream cannot be cut any more then. 0 on [`Mux`].
+    pub lost_bytes: usize,
 }
 
 /// What all handles share.

@@ -119,7 +119,7 @@ impl Shared {
         self.counts.retired.add(&link.counts);
         // Both sides let go of it under their locks, so this is the last holder; a duplicate would do as well.
         let socket = Arc::try_unwrap(socket).or_else(|shared| shared.try_clone()).ok()?;
-        Some(Detached { socket, unread, unsent })
+        Some(Detached { socket, unread, unsent, lost_bytes: 0 })
     }
 
     pub(crate) fn find(&self, connection: ConnectionId) -> Option<Arc<Link>> {
@@ -157,7 +157,8 @@ impl Table {
     }
 }
 
-fn check_stream(socket: &OwnedFd) -> Result<(), AttachError> {
+/// Refuses what is no connected TCP or Unix stream socket.
+pub fn check_stream(socket: &OwnedFd) -> Result<(), AttachError> {
     let not = |what| Err(AttachError::NotAStream { what });
     match sockopt::socket_type(socket) {
         Err(_) => return not("no socket"),

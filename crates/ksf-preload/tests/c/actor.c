@@ -122,6 +122,15 @@ static int make_socket(long family, long reuse, long port)
 	return fd;
 }
 
+static long connect_to(long address, long port)
+{
+	struct sockaddr_in four = { .sin_port = htons(port), .sin_family = AF_INET, .sin_addr.s_addr = htonl(address) };
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	errno = UNTOUCHED;
+	return connect(fd, (void *)&four, sizeof(four)) == 0 ? fd : -1;
+}
+
 static long port_of(int fd)
 {
 	struct sockaddr_storage own;
@@ -206,7 +215,10 @@ static void run(int actor, char *line)
 		CALL(listen(n[0], n[1]));
 	else if (IS("nonblock"))
 		CALL(fcntl(n[0], F_SETFL, n[1] ? O_NONBLOCK : 0));
-	else if (IS("port"))
+	else if (IS("connect")) {
+		long fd = connect_to(n[0], n[1]);
+		answer_call(actor, fd < 0 ? fd : port_of(fd), errno);
+	} else if (IS("port"))
 		CALL(port_of(n[0]));
 	else if (IS("epoll"))
 		CALL(epoll_create1(EPOLL_CLOEXEC));

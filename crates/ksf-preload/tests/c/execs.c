@@ -11,7 +11,7 @@
 
 extern char **environ;
 
-static char script[] = "for name in LD_PRELOAD KSF_ACCEL OTHER; do env | grep \"^$name=\"; done; true";
+static char script[] = "for name in LD_PRELOAD KSF_ACCEL KSF_ACCEL_PORTS OTHER; do env | grep \"^$name=\"; done; true";
 
 int main(int count, char **arguments)
 {

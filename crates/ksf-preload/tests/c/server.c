@@ -69,9 +69,14 @@ static void tell(int workers)
 static void serve(int fd)
 {
 	char question[65] = "", line[64];
-	int length;
+	int length, got = 0;
 
-	if (recv(fd, question, sizeof(question) - 1, 0) > 0) {
+	/* A line may come in pieces. */
+	do {
+		length = recv(fd, question + got, sizeof(question) - 1 - got, 0);
+		got += length > 0 ? length : 0;
+	} while (length > 0 && !strchr(question, '\n'));
+	if (got > 0) {
 		if (strncmp(question, "stall ", 6) == 0)
 			usleep(atoi(question + 6) * 1000);
 		length = snprintf(line, sizeof(line), "%d %ld\n", getpid(), syscall(SYS_gettid));

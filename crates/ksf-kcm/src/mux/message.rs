@@ -1,0 +1,79 @@
+//! A message that AF_KCM has cut and somebody has received.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ksf::pool::Chunk;
+use ksf_mux::backend::Received;
+use ksf_mux::{ConnectionError, ConnectionId, SendError};
+
+use super::link::Link;
+
+/// A message. Until it is dropped it counts against the limits of its connection.
+pub struct KernelMessage {
+    link: Arc<Link>,
+    bytes: Chunk,
+}
+
+impl KernelMessage {
+    pub(super) fn new(link: Arc<Link>, bytes: Chunk) -> Self {
+        link.waiting_messages.fetch_add(1, Ordering::SeqCst);
+        link.waiting_bytes.fetch_add(bytes.len(), Ordering::SeqCst);
+        Self { link, bytes }
+    }
+
+    /// The message.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The connection it came on.
+    pub fn connection(&self) -> ConnectionId {
+        self.link.id
+    }
+
+    /// Answers. Success means that the answer is queued, whole, behind what was queued for this connection before.
+    pub fn reply(&self, body: &[u8]) -> Result<(), SendError> {
+        let shared = self.link.shared().ok_or(SendError::Gone(self.link.id))?;
+        shared.reply(&self.link, body)
+    }
+}
+
+impl Received for KernelMessage {
+    fn connection(&self) -> ConnectionId {
+        self.connection()
+    }
+
+    fn reply(&self, body: &[u8]) -> Result<(), SendError> {
+        self.reply(body)
+    }
+}
+
+impl Deref for KernelMessage {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl fmt::Debug for KernelMessage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KernelMessage").field("connection", &self.link.id).field("len", &self.bytes.len()).finish()
+    }
+}
+
+impl Drop for KernelMessage {
+    fn drop(&mut self) {
+        self.link.waiting_bytes.fetch_sub(self.bytes.len(), Ordering::SeqCst);
+        self.link.waiting_messages.fetch_sub(1, Ordering::SeqCst);
+        let Some(shared) = self.link.shared() else { return };
+        if std::thread::panicking() {
+            shared.refuse(&self.link, ConnectionError::WorkerPanicked);
+        }
+        shared.resume(&self.link);
+        shared.settle(&self.link);
+    }
+}
