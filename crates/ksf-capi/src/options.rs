@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ksf::framing::{Endian, Framing, LengthPrefix};
 use ksf_bpf_framing::FramingProgram;
+use ksf_kcm::Backend;
 use ksf_mux::{MessageFraming, Ordering};
 
 use crate::boundary::{Failure, bytes, call, place};
@@ -32,6 +33,8 @@ pub struct Options {
     out_queue_bytes_max: u64,
     mux_bytes_max: u64,
     connections_max: u64,
+    backend: u32,
+    reserved: u32,
 }
 
 /// The size of the first version.
@@ -40,6 +43,11 @@ const SIZE_MIN: usize = offset_of!(Options, connections_max) + size_of::<u64>();
 const LENGTH: u32 = 1;
 const RECORD_MARK: u32 = 2;
 const PROGRAM: u32 = 3;
+
+/// `enum ksf_backend`.
+pub(crate) const KSF: u32 = 0;
+pub(crate) const KCM: u32 = 1;
+const AUTO: u32 = 2;
 
 impl Options {
     const fn defaults() -> Self {
@@ -62,6 +70,8 @@ impl Options {
             out_queue_bytes_max: 0,
             mux_bytes_max: 0,
             connections_max: 0,
+            backend: KSF,
+            reserved: 0,
         }
     }
 
@@ -87,6 +97,16 @@ impl Options {
             std::ptr::copy_nonoverlapping(theirs.cast::<u8>(), ours, size.min(size_of::<Self>()));
         }
         Ok(options)
+    }
+
+    /// Whose multiplexor is wanted.
+    pub(crate) fn backend(&self) -> Result<Backend, Failure> {
+        match (self.backend, self.reserved) {
+            (KSF, 0) => Ok(Backend::Ksf),
+            (KCM, 0) => Ok(Backend::Kernel),
+            (AUTO, 0) => Ok(Backend::Auto),
+            _ => Err(Failure::new(libc::EINVAL, "options.backend is none of enum ksf_backend, or reserved is not 0")),
+        }
     }
 
     /// In the words of the multiplexor.

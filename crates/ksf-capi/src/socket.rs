@@ -4,33 +4,30 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::time::Duration;
 
-use ksf_mux::{ConnectionId, Message, MessageSocket, Mux, RecvError, SendOptions};
+use ksf_kcm::{AnyMessage, AnyMux, AnySocket, Backend};
+use ksf_mux::backend::{Endpoint as _, Multiplexor as _};
+use ksf_mux::{ConnectionId, RecvError, SendOptions};
 
 use crate::boundary::{Failure, at, bytes, call, place, quiet};
-use crate::options::Options;
+use crate::options::{KCM, KSF, Options};
 use crate::structs::{Event, Stats, fill};
 
 /// `ksf_socket`.
 #[derive(Debug)]
 pub struct Socket {
-    mux: Mux,
-    socket: MessageSocket,
+    mux: AnyMux,
+    socket: AnySocket,
 }
 
 impl Socket {
-    fn new(mux: Mux) -> Result<*mut Self, Failure> {
+    fn new(mux: AnyMux) -> Result<*mut Self, Failure> {
         let socket = mux.socket()?;
         Ok(Box::into_raw(Box::new(Self { mux, socket })))
     }
 
     /// A message, or none in time.
-    fn receive(&self, timeout_ms: c_int) -> Result<Option<Message>, Failure> {
-        let received = match u64::try_from(timeout_ms) {
-            Err(_) => self.socket.recv(),
-            Ok(0) => self.socket.try_recv(),
-            Ok(timeout_ms) => self.socket.recv_timeout(Duration::from_millis(timeout_ms)),
-        };
-        match received {
+    fn receive(&self, timeout_ms: c_int) -> Result<Option<AnyMessage>, Failure> {
+        match self.socket.receive(u64::try_from(timeout_ms).ok().map(Duration::from_millis)) {
             Ok(message) => Ok(Some(message)),
             Err(RecvError::WouldBlock | RecvError::TimedOut(_)) => Ok(None),
             Err(error) => Err(error.into()),
@@ -48,8 +45,11 @@ pub unsafe extern "C" fn ksf_open(options: *const Options, socket: *mut *mut Soc
     call(|| {
         let socket = place(socket, "socket")?;
         // SAFETY: the options are as the header demands.
-        let options = unsafe { Options::read(options)?.translate()? };
-        let opened = Socket::new(Mux::new(options)?)?;
+        let (backend, options) = unsafe {
+            let options = Options::read(options)?;
+            (options.backend()?, options.translate()?)
+        };
+        let opened = Socket::new(AnyMux::open(backend, options)?)?;
         // SAFETY: the place can be written.
         unsafe { socket.write(opened) };
         Ok(0)
@@ -68,6 +68,20 @@ pub unsafe extern "C" fn ksf_clone(socket: *mut Socket, other: *mut *mut Socket)
         // SAFETY: the socket is open, and the place can be written.
         unsafe { other.write(Socket::new(at(socket, "socket")?.mux.clone())?) };
         Ok(0)
+    })
+}
+
+/// Whose multiplexor it is.
+///
+/// # Safety
+///
+/// `socket` is null or open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ksf_backend_of(socket: *mut Socket) -> c_int {
+    call(|| {
+        // SAFETY: the socket is open.
+        let backend = unsafe { at(socket, "socket")? }.mux.backend();
+        Ok(if backend == Backend::Kernel { KCM } else { KSF } as c_int)
     })
 }
 
@@ -156,7 +170,7 @@ pub unsafe extern "C" fn ksf_detach(
                 *fd = detached.socket.into_raw_fd();
             }
         }
-        Ok(0)
+        Ok((detached.lost_bytes > 0).into())
     })
 }
 
@@ -188,7 +202,7 @@ pub unsafe extern "C" fn ksf_connections(socket: *mut Socket) -> c_int {
 ///
 /// `socket` is null or open; `message` is null or can be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ksf_receive(socket: *mut Socket, timeout_ms: c_int, message: *mut *mut Message) -> c_int {
+pub unsafe extern "C" fn ksf_receive(socket: *mut Socket, timeout_ms: c_int, message: *mut *mut AnyMessage) -> c_int {
     // SAFETY: the same contract, for one.
     unsafe { ksf_receive_many(socket, timeout_ms, message, 1) }
 }
@@ -202,7 +216,7 @@ pub unsafe extern "C" fn ksf_receive(socket: *mut Socket, timeout_ms: c_int, mes
 pub unsafe extern "C" fn ksf_receive_many(
     socket: *mut Socket,
     timeout_ms: c_int,
-    messages: *mut *mut Message,
+    messages: *mut *mut AnyMessage,
     max: usize,
 ) -> c_int {
     call(|| {

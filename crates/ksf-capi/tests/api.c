@@ -1,7 +1,12 @@
-/* Every call of libksf, and what it does with wrong arguments. Ends with 0 if all is as ksf.h says. */
+/* Every call of libksf, and what it does with wrong arguments. Ends with 0 if all is as ksf.h says.
+ *
+ *   api [ksf|kcm|auto]    whose multiplexor; with auto: prints which it was
+ */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ksf.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,12 +29,46 @@ static const char hello[] = "\0\0\0\5hello", other[] = "\0\0\0\3you";
 #define HELLO 9
 #define OTHER 7
 
+static uint32_t wanted = KSF_BACKEND_KSF, got = KSF_BACKEND_KSF;
+
+static int open_socket(ksf_socket **socket)
+{
+	struct ksf_options options;
+	int result;
+
+	CHECK(ksf_options_init(&options, sizeof(options)) == 0);
+	CHECK(options.backend == KSF_BACKEND_KSF && options.reserved == 0);
+	options.backend = wanted;
+	result = ksf_open(&options, socket);
+	if (result == 0) {
+		got = ksf_backend_of(*socket);
+		CHECK(wanted == KSF_BACKEND_AUTO || got == wanted);
+	}
+	return result;
+}
+
+/* Both ends of a connection: AF_KCM takes no other than those of TCP. */
+static void make_pair(int pair[2])
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t length = sizeof(address);
+	int listener = socket(AF_INET, SOCK_STREAM, 0);
+
+	CHECK(bind(listener, (struct sockaddr *)&address, length) == 0 && listen(listener, 1) == 0);
+	CHECK(getsockname(listener, (struct sockaddr *)&address, &length) == 0);
+	pair[1] = socket(AF_INET, SOCK_STREAM, 0);
+	CHECK(connect(pair[1], (struct sockaddr *)&address, length) == 0);
+	pair[0] = accept(listener, NULL, NULL);
+	CHECK(pair[0] >= 0);
+	close(listener);
+}
+
 static uint64_t attach_pair(ksf_socket *socket, int *peer)
 {
 	uint64_t connection;
 	int pair[2];
 
-	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+	make_pair(pair);
 	CHECK(ksf_attach(socket, pair[0], &connection) == 0);
 	*peer = pair[1];
 	return connection;
@@ -62,7 +101,15 @@ static void wrong_arguments(void)
 	options.size = 1;
 	CHECK(ksf_open(&options, &socket) == -EINVAL);
 
-	CHECK(ksf_open(NULL, &socket) == 0);
+	CHECK(ksf_options_init(&options, sizeof(options)) == 0);
+	options.backend = 3;
+	CHECK(ksf_open(&options, &socket) == -EINVAL && strstr(ksf_last_error(), "backend"));
+	options.backend = wanted;
+	options.reserved = 1;
+	CHECK(ksf_open(&options, &socket) == -EINVAL);
+	CHECK(ksf_backend_of(NULL) == -EINVAL);
+
+	CHECK(open_socket(&socket) == 0);
 	CHECK(ksf_attach(NULL, 0, NULL) == -EINVAL);
 	CHECK(ksf_attach(socket, -1, NULL) == -EBADF);
 	CHECK(ksf_attach(socket, 999, NULL) == -EBADF);
@@ -110,10 +157,12 @@ static void messages(void)
 	size_t bytes;
 	int peer;
 
-	CHECK(ksf_open(NULL, &first) == 0 && ksf_clone(first, &second) == 0);
+	CHECK(open_socket(&first) == 0 && ksf_clone(first, &second) == 0);
 	CHECK(ksf_receive(first, 0, &message) == 0 && ksf_receive(first, 10, &message) == 0);
 	connection = attach_pair(first, &peer);
 	CHECK(ksf_connections(second) == 1);
+	/* AF_KCM binds a message to a socket when it comes: only one receives at a time. */
+	CHECK(ksf_set_receiving(first, 0) == 0);
 
 	CHECK(write(peer, hello, HELLO) == HELLO);
 	CHECK(ksf_receive(second, PATIENCE_MS, &message) == 1);
@@ -129,6 +178,7 @@ static void messages(void)
 	CHECK(ksf_send_to(second, connection, other, OTHER) == 0);
 	CHECK(read(peer, buffer, sizeof(buffer)) == OTHER);
 
+	CHECK(ksf_set_receiving(second, 0) == 0 && ksf_set_receiving(first, 1) == 0);
 	for (int i = 0; i < 3; i++)
 		CHECK(write(peer, hello, HELLO) == HELLO);
 	int got = 0;
@@ -166,7 +216,7 @@ static void event_loop(void)
 	ksf_socket *socket;
 	ksf_message *message;
 
-	CHECK(ksf_open(NULL, &socket) == 0);
+	CHECK(open_socket(&socket) == 0);
 	CHECK(epoll_ctl(loop, EPOLL_CTL_ADD, ksf_fd(socket), &wanted) == 0);
 	wanted.data.u32 = 1;
 	CHECK(epoll_ctl(loop, EPOLL_CTL_ADD, ksf_event_fd(socket), &wanted) == 0);
@@ -204,7 +254,7 @@ static void detach(void)
 	char buffer[64];
 	int peer, fd;
 
-	CHECK(ksf_open(NULL, &socket) == 0);
+	CHECK(open_socket(&socket) == 0);
 	uint64_t connection = attach_pair(socket, &peer);
 	CHECK(ksf_attach(socket, dup(peer), NULL) == 0);
 	/* A whole message and the half of one: when the first is received, the second was read. */
@@ -213,8 +263,10 @@ static void detach(void)
 	CHECK(write(peer, buffer, HELLO + 6) == HELLO + 6);
 	CHECK(ksf_receive(socket, PATIENCE_MS, &message) == 1);
 	ksf_message_free(message);
-	CHECK(ksf_detach(socket, connection, &fd, &unread, &bytes) == 0);
-	CHECK(bytes == 6 && memcmp(unread, hello, 6) == 0);
+	/* AF_KCM keeps the half to itself, and that is said. */
+	int keeps = got == KSF_BACKEND_KCM;
+	CHECK(ksf_detach(socket, connection, &fd, &unread, &bytes) == keeps);
+	CHECK(keeps ? bytes == 0 && unread == NULL : bytes == 6 && memcmp(unread, hello, 6) == 0);
 	ksf_free(unread);
 	CHECK(write(peer, "llo", 3) == 3);
 	polled.fd = fd;
@@ -228,13 +280,36 @@ static void detach(void)
 	close(peer);
 }
 
-int main(void)
+/* Where there is no AF_KCM, or it cannot do what is asked for, that is said in time. */
+static void choice(void)
 {
+	struct ksf_options options;
+	ksf_socket *socket;
+
+	CHECK(ksf_options_init(&options, sizeof(options)) == 0);
+	options.backend = KSF_BACKEND_KCM;
+	options.in_order = 1;
+	int result = ksf_open(&options, &socket);
+	CHECK(result == (got == KSF_BACKEND_KCM ? -EOPNOTSUPP : result) && result < 0);
+	CHECK(strstr(ksf_last_error(), "; ")); /* what helps */
+	/* What it cannot do is done by the library, where that is left open. */
+	options.backend = KSF_BACKEND_AUTO;
+	CHECK(ksf_open(&options, &socket) == 0 && ksf_backend_of(socket) == KSF_BACKEND_KSF);
+	ksf_close(socket);
+}
+
+int main(int argc, char **argv)
+{
+	if (argc > 1)
+		wanted = !strcmp(argv[1], "kcm") ? KSF_BACKEND_KCM : !strcmp(argv[1], "auto") ? KSF_BACKEND_AUTO : 0;
 	CHECK(strcmp(ksf_version(), "0.1.0") == 0);
 	wrong_arguments();
 	newer_header();
 	messages();
 	event_loop();
 	detach();
+	choice();
+	if (wanted == KSF_BACKEND_AUTO)
+		printf("%s\n", got == KSF_BACKEND_KCM ? "kcm" : "ksf");
 	return 0;
 }

@@ -1,10 +1,12 @@
 //! libksf as a C program meets it: compiled, linked and run.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
+use ksf_lab::{Lab, turn};
 use rustix::thread::{CapabilitySet, UnshareFlags, capabilities, unshare_unsafe};
 
 /// Gives this test, and the programs it starts, a network namespace with nothing but a loopback device. Without
@@ -48,9 +50,15 @@ fn library() -> &'static Path {
     })
 }
 
+/// A program of a C file, compiled once: what runs cannot be written.
 fn compile(source: &str) -> PathBuf {
+    static COMPILED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     let source = repository().join(source);
     let program = library().join(source.file_stem().unwrap());
+    let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    if compiled.contains(&program) {
+        return program;
+    }
     let flags = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-pthread"];
     run(Command::new("cc").args(flags).arg("-I").arg(repository().join("crates/ksf-capi/include")).arg(source).args([
         "-o".as_ref(),
@@ -58,7 +66,12 @@ fn compile(source: &str) -> PathBuf {
         "-L".as_ref(),
         library().as_os_str(),
         "-lksf".as_ref(),
+        // For whoever asks the loader what the program needs.
+        "-Wl,-rpath".as_ref(),
+        "-Xlinker".as_ref(),
+        library().as_os_str(),
     ]));
+    compiled.insert(program.clone());
     program
 }
 
@@ -70,7 +83,65 @@ fn program(path: &Path) -> Command {
 
 #[test]
 fn every_call_does_what_the_header_says() {
+    own_network();
     run(&mut program(&compile("crates/ksf-capi/tests/api.c")));
+}
+
+/// The same program where the choice is left open: on whatever this kernel has.
+#[test]
+fn who_leaves_the_choice_gets_what_there_is() {
+    own_network();
+    let api = compile("crates/ksf-capi/tests/api.c");
+    let chosen = run(program(&api).arg("auto"));
+    let wanted = program(&api).arg("kcm").output().unwrap();
+    if chosen == "kcm\n" {
+        assert!(wanted.status.success(), "{wanted:?}");
+    } else {
+        assert_eq!(chosen, "ksf\n");
+        // It says why not, and what helps.
+        let words = String::from_utf8_lossy(&wanted.stderr);
+        assert!(!wanted.status.success() && words.contains("AF_KCM") && words.contains("; "), "{words}");
+    }
+}
+
+/// A kernel that has it, and the same with the module on no disk and not loaded.
+#[test]
+fn the_same_programs_run_on_the_kernels_af_kcm() {
+    const RUN: &str = r#"
+api kcm
+api ksf
+api auto
+for mux in kcm ksf; do
+    mkfifo /tmp/in
+    : > /tmp/port
+    echo_workers 3 0 $mux < /tmp/in > /tmp/port &
+    server=$!
+    exec 3> /tmp/in
+    until read port < /tmp/port; do kill -0 $server; done
+    spread_client $port 4 2000 $mux
+    exec 3>&-
+    wait $server
+    rm /tmp/in
+done
+"#;
+    let Some(_turn) = turn() else { return };
+    let lab = |script: &str| {
+        let sources = ["crates/ksf-capi/tests/api.c", "examples/c/echo_workers.c", "examples/c/spread_client.c"];
+        let lab = Lab::script(script).tool("mkfifo").tool("rm").cpus(2).memory_mib(1024);
+        let lab = lab.file(library().join("libksf.so.0"), "/usr/lib/libksf.so.0");
+        sources.iter().fold(lab, |lab, source| {
+            let program = compile(source);
+            let name = program.file_name().unwrap().to_str().unwrap().to_owned();
+            lab.file(program, format!("/bin/{name}"))
+        })
+    };
+    let output = lab(RUN).module("kcm").run().unwrap().checked().unwrap();
+    let replies = "2000 replies: 500 500 500 500\n";
+    assert_eq!(output, format!("kcm\n{replies}{replies}"));
+
+    let output = lab("api auto; api kcm 2>&1 || echo status $?").run().unwrap().checked().unwrap();
+    assert!(output.starts_with("ksf\n") && output.ends_with("status 1\n"), "{output}");
+    assert!(output.contains("AF_KCM"), "{output}");
 }
 
 #[test]
