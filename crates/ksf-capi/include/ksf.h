@@ -65,6 +65,12 @@ struct ksf_options {
 	uint64_t connections_max;
 	uint32_t backend;               /* enum ksf_backend; KSF_BACKEND_KSF */
 	uint32_t reserved;              /* 0 */
+	/* Tells long work from short: the class of a message, from 0 on, or -1. NULL: there are none. Threads that receive
+	 * call it, several at once: it must be quick, and make no call of this library. */
+	int (*classify)(const void *bytes, size_t count, void *context);
+	void *classify_context;         /* handed to it */
+	const uint32_t *class_caps;     /* how many messages of each class may be worked on at once */
+	size_t class_count;             /* of them; messages of other classes are not capped */
 };
 
 /* Fills in the defaults; size is sizeof(struct ksf_options). */
@@ -72,7 +78,8 @@ int ksf_options_init(struct ksf_options *options, size_t size);
 
 /* Makes a multiplexor and its first socket. EINVAL: options that make no sense; ENOENT and others: the program. With
  * KSF_BACKEND_KCM also EAFNOSUPPORT: the kernel has no AF_KCM; EPERM, EACCES: a right is missing (CAP_BPF and CAP_PERFMON
- * are needed); EOPNOTSUPP: AF_KCM cannot do it (in_order, header_bytes_max, mux_bytes_max, instructions). */
+ * are needed); EOPNOTSUPP: AF_KCM cannot do it (in_order, classify, header_bytes_max, mux_bytes_max,
+ * instructions). */
 int ksf_open(const struct ksf_options *options, ksf_socket **socket);
 /* Makes another socket of the same multiplexor, for another thread. */
 int ksf_clone(ksf_socket *socket, ksf_socket **other);

@@ -35,6 +35,33 @@ pub struct Options {
     connections_max: u64,
     backend: u32,
     reserved: u32,
+    classify: Option<Classify>,
+    classify_context: *mut c_void,
+    class_caps: *const u32,
+    class_count: usize,
+}
+
+/// `classify` of the struct.
+type Classify = unsafe extern "C" fn(bytes: *const c_void, count: usize, context: *mut c_void) -> c_int;
+
+/// A function of the caller's, and what it is handed.
+struct Classifier {
+    function: Classify,
+    context: *mut c_void,
+}
+
+// SAFETY: the context is handed on and not looked at; the header demands that the function may be called from any thread,
+// from several at once.
+unsafe impl Send for Classifier {}
+// SAFETY: as above.
+unsafe impl Sync for Classifier {}
+
+impl Classifier {
+    fn class(&self, message: &[u8]) -> Option<usize> {
+        // SAFETY: so many bytes are there during the call; the header says what else the function may rely on.
+        let class = unsafe { (self.function)(message.as_ptr().cast(), message.len(), self.context) };
+        usize::try_from(class).ok()
+    }
 }
 
 /// The size of the first version.
@@ -72,6 +99,10 @@ impl Options {
             connections_max: 0,
             backend: KSF,
             reserved: 0,
+            classify: None,
+            classify_context: std::ptr::null_mut(),
+            class_caps: std::ptr::null(),
+            class_count: 0,
         }
     }
 
@@ -137,6 +168,14 @@ impl Options {
         };
         let mut options = ksf_mux::Options::new(framing);
         options.ordering = if self.in_order == 0 { Ordering::Free } else { Ordering::OneAtATime };
+        if let Some(function) = self.classify {
+            let classifier = Classifier { function, context: self.classify_context };
+            options.classify = Some(Arc::new(move |message| classifier.class(message)));
+            // SAFETY: the header says that there are so many; the caller keeps it.
+            options.class_caps = unsafe { self.class_caps() }?;
+        } else if self.class_count > 0 {
+            return Err(invalid("options.class_caps without options.classify, which tells the class of a message"));
+        }
         let limits = &mut options.limits;
         let bytes = |value: u64, default: usize| match usize::try_from(value) {
             Ok(0) => default,
@@ -152,6 +191,17 @@ impl Options {
         limits.assembly_timeout_ms = time(self.assembly_timeout_ms, limits.assembly_timeout_ms);
         limits.send_timeout_ms = time(self.send_timeout_ms, limits.send_timeout_ms);
         Ok(options)
+    }
+
+    unsafe fn class_caps(&self) -> Result<Vec<usize>, Failure> {
+        let count = self.class_count.saturating_mul(size_of::<u32>());
+        // SAFETY: the header says that there are so many; the caller keeps it.
+        let caps = unsafe { bytes(self.class_caps.cast(), count) }?;
+        let caps = caps.chunks_exact(size_of::<u32>()).map(|cap| cap.try_into().map_or(0, u32::from_ne_bytes) as usize);
+        let caps: Vec<usize> = caps.collect();
+        // Nobody would ever receive one.
+        let is_blocked = caps.contains(&0);
+        if is_blocked { Err(Failure::new(libc::EINVAL, "a cap of options.class_caps is 0")) } else { Ok(caps) }
     }
 
     unsafe fn program(&self) -> Result<FramingProgram, Failure> {

@@ -280,6 +280,61 @@ static void detach(void)
 	close(peer);
 }
 
+/* Messages of one length, which is the context, are of class 0. */
+static int class_of(const void *bytes, size_t count, void *context)
+{
+	CHECK(((const char *)bytes)[3] == (char)(count - 4));
+	return count == *(size_t *)context ? 0 : -1;
+}
+
+/* Long work leaves sockets for the rest. */
+static void classes(void)
+{
+	static size_t context = HELLO;
+	static const uint32_t one = 1, none = 0;
+	struct ksf_options options;
+	ksf_socket *first, *second;
+	ksf_message *held, *message;
+	size_t bytes;
+	int peer;
+
+	CHECK(ksf_options_init(&options, sizeof(options)) == 0 && !options.classify);
+	options.class_caps = &one;
+	options.class_count = 1;
+	CHECK(ksf_open(&options, &first) == -EINVAL && strstr(ksf_last_error(), "classify"));
+	options.classify = class_of;
+	options.classify_context = &context;
+	options.class_caps = &none;
+	CHECK(ksf_open(&options, &first) == -EINVAL && strstr(ksf_last_error(), "0"));
+	options.class_caps = &one;
+	options.backend = wanted;
+	if (wanted == KSF_BACKEND_KCM) {
+		CHECK(ksf_open(&options, &first) == -EOPNOTSUPP && strstr(ksf_last_error(), "classes"));
+		return;
+	}
+	CHECK(ksf_open(&options, &first) == 0 && ksf_clone(first, &second) == 0);
+	attach_pair(first, &peer);
+	CHECK(write(peer, hello, HELLO) == HELLO && write(peer, hello, HELLO) == HELLO);
+	CHECK(write(peer, other, OTHER) == OTHER);
+	CHECK(ksf_receive(first, PATIENCE_MS, &held) == 1);
+	ksf_message_data(held, &bytes);
+	CHECK(bytes == HELLO);
+	/* One of them is worked on: the next that is received is none of them, and then there is none. */
+	CHECK(ksf_receive(second, PATIENCE_MS, &message) == 1);
+	ksf_message_data(message, &bytes);
+	CHECK(bytes == OTHER);
+	ksf_message_free(message);
+	CHECK(ksf_receive(second, 0, &message) == 0);
+	ksf_message_free(held);
+	CHECK(ksf_receive(second, PATIENCE_MS, &message) == 1);
+	ksf_message_data(message, &bytes);
+	CHECK(bytes == HELLO);
+	ksf_message_free(message);
+	ksf_close(first);
+	ksf_close(second);
+	close(peer);
+}
+
 /* Where there is no AF_KCM, or it cannot do what is asked for, that is said in time. */
 static void choice(void)
 {
@@ -309,6 +364,7 @@ int main(int argc, char **argv)
 	event_loop();
 	detach();
 	choice();
+	classes();
 	if (wanted == KSF_BACKEND_AUTO)
 		printf("%s\n", got == KSF_BACKEND_KCM ? "kcm" : "ksf");
 	return 0;

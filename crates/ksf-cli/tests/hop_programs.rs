@@ -199,6 +199,19 @@ fn a_program_is_run_with_its_connections_joined() {
     until("the hop ends", || stdout(&run(&["accel", "status"])) == "no program is accelerated\n");
 }
 
+#[test]
+fn a_program_without_a_holder_is_told_what_joins_its_connections() {
+    if !private_network_and_run() {
+        return;
+    }
+    let folder = Folder::new();
+    let source = folder.write("main.c", "int main(void) { return 5; }");
+    let program = folder.path("static");
+    assert!(Command::new("cc").args(["-static", "-o"]).arg(&program).arg(source).status().unwrap().success());
+    let output = accel_run(&["--hop", "6379"], program.to_str().unwrap()).output().unwrap();
+    fails(&output, 5, "its connections are not joined: ksf accel hop attach does that");
+}
+
 /// HAProxy as people have it in front of their backends: streams of bytes to one, requests to others.
 #[test]
 fn haproxy_in_front_of_joined_backends_loses_nothing() {

@@ -190,7 +190,10 @@ fn accelerate(
     profile: Option<&Profile>,
 ) -> Result<Prepared, String> {
     if let Some(obstacle) = program::obstacle(file) {
-        return Err(format!("{obstacle}{}", advice(&obstacle)));
+        // Without a library nobody knows when the program has ended.
+        let join =
+            if args.join.is_wanted() { "; its connections are not joined: ksf accel hop attach does that" } else { "" };
+        return Err(format!("{obstacle}{}{join}", advice(&obstacle)));
     }
     let alone = profile.and_then(|profile| profile.alone);
     if let (Some(why), false) = (alone, args.join.is_wanted() || ports.is_some()) {
