@@ -138,6 +138,7 @@ enum ksf_event_kind {
 	KSF_EVENT_ENDED = 1,     /* brings no more messages; error says why, EPIPE: the peer's end */
 	KSF_EVENT_UNCERTAIN = 2, /* so many messages of ksf_send (count) may have arrived or not */
 	KSF_EVENT_DETACHED = 3,
+	KSF_EVENT_LOST = 4,      /* so many older events (count) were not read in time */
 };
 
 struct ksf_event {

@@ -25,6 +25,10 @@ impl From<ksf_mux::Event> for Event {
                 (2, 0, *connection, *messages as u64, format!("{messages} messages may have arrived or not"))
             }
             ksf_mux::Event::Detached { connection } => (3, 0, *connection, 0, "detached".to_owned()),
+            ksf_mux::Event::Lost { events } => {
+                let nobody = ksf_mux::ConnectionId::from_u64(u64::MAX);
+                (4, 0, nobody, *events, format!("{events} older events were not read in time"))
+            }
             // Newer than this library knows.
             _ => (0, 0, ksf_mux::ConnectionId::from_u64(u64::MAX), 0, String::new()),
         };

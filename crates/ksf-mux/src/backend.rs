@@ -15,7 +15,7 @@ use crate::options::{Limits, MessageFraming, Ordering};
 use crate::socket::{Message, MessageSocket, SendOptions};
 
 pub use crate::kcm::EndCounts;
-pub use crate::monitor::{Event, Events};
+pub use crate::monitor::{Event, Events, UNREAD_MAX};
 pub use crate::mux::check_stream;
 pub use crate::outbox::{Leftover, Outbox, SendProgress, Sent, Transmit};
 

@@ -28,6 +28,11 @@ pub enum Event {
         /// Messages.
         messages: usize,
     },
+    /// So many older events were not read in time, and are forgotten.
+    Lost {
+        /// Events.
+        events: u64,
+    },
     /// It is detached by itself ([`Options::detach_ended`](crate::Options::detach_ended)).
     Detached {
         /// Which one.
@@ -35,15 +40,24 @@ pub enum Event {
     },
 }
 
-/// Events that wait. There are at most three per connection, and an ended one keeps its place until it is detached, so
-/// the list is bounded like the connections.
+/// Events that wait, [`UNREAD_MAX`] at most: connections that detach by themselves come and go, whether or not somebody
+/// reads what happened to them.
 #[derive(Debug)]
 pub struct Events {
-    waiting: Mutex<VecDeque<Event>>,
+    waiting: Mutex<Waiting>,
     /// Readable while events wait.
     ready: OwnedFd,
     /// Nobody ever asked: nothing is kept.
     wanted: std::sync::atomic::AtomicBool,
+}
+
+/// What waits to be told, of events and of ends of connections each. When there is more, the oldest are forgotten.
+pub const UNREAD_MAX: usize = 65_536;
+
+#[derive(Debug, Default)]
+struct Waiting {
+    events: VecDeque<Event>,
+    lost: u64,
 }
 
 impl Events {
@@ -67,17 +81,24 @@ impl Events {
             return;
         }
         let mut waiting = self.waiting.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        waiting.push_back(event);
-        if waiting.len() == 1 {
+        if waiting.events.len() == UNREAD_MAX {
+            waiting.events.pop_front();
+            waiting.lost += 1;
+        }
+        waiting.events.push_back(event);
+        if waiting.events.len() == 1 {
             let _ = rustix::io::write(&self.ready, &1u64.to_ne_bytes());
         }
     }
 
-    /// The oldest.
+    /// The oldest; before it, how many were lost.
     pub fn pop(&self) -> Option<Event> {
         let mut waiting = self.waiting.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let event = waiting.pop_front();
-        if waiting.is_empty() {
+        if waiting.lost > 0 {
+            return Some(Event::Lost { events: std::mem::take(&mut waiting.lost) });
+        }
+        let event = waiting.events.pop_front();
+        if waiting.events.is_empty() {
             let _ = rustix::io::read(&self.ready, &mut [0; 8]);
         }
         event
@@ -86,5 +107,29 @@ impl Events {
     /// Readable while there are some.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.ready.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unread_events_have_a_limit_and_the_loss_is_told() {
+        let events = Events::new().unwrap();
+        events.want();
+        let number = |generation| Event::Detached { connection: ConnectionId { index: 0, generation } };
+        (0..UNREAD_MAX as u32 + 3).for_each(|at| events.push(number(at)));
+        assert_eq!(events.pop(), Some(Event::Lost { events: 3 }));
+        assert_eq!(events.pop(), Some(number(3)));
+        // Counted anew.
+        events.push(number(7));
+        events.push(number(8));
+        assert_eq!(events.pop(), Some(Event::Lost { events: 1 }));
+        let rest = std::iter::from_fn(|| events.pop()).last();
+        assert_eq!(rest, Some(number(8)));
+        let mut polled = [rustix::event::PollFd::from_borrowed_fd(events.fd(), rustix::event::PollFlags::IN)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut polled, Some(&now)), Ok(0));
     }
 }

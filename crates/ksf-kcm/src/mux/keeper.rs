@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ksf::limits::Time;
 use ksf_mux::ConnectionError;
-use ksf_mux::backend::Event;
+use ksf_mux::backend::{Event, UNREAD_MAX};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::sockopt;
@@ -233,7 +233,7 @@ impl Shared {
             && !link.reported.swap(true, Ordering::SeqCst)
             && self.reports_wanted.load(Ordering::SeqCst) > 0
         {
-            self.reports.push((link.id, error.clone()));
+            self.reports.push_within(UNREAD_MAX, (link.id, error.clone()));
         }
     }
 

@@ -27,6 +27,17 @@ impl<T> Queue<T> {
         let _ = rustix::io::write(&self.ready, &1_u64.to_ne_bytes());
     }
 
+    /// The same, `max` at most: where nobody has taken so many, the oldest is forgotten.
+    pub(super) fn push_within(&self, max: usize, item: T) {
+        let mut items = lock(&self.items);
+        if items.len() >= max {
+            items.pop_front();
+        } else {
+            let _ = rustix::io::write(&self.ready, &1_u64.to_ne_bytes());
+        }
+        items.push_back(item);
+    }
+
     /// In front of the others: it was taken from there.
     pub(super) fn push_front(&self, item: T) {
         let mut items = lock(&self.items);
@@ -50,5 +61,21 @@ impl<T> Queue<T> {
 impl<T> AsFd for Queue<T> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ready.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_go_where_there_is_a_limit_and_the_descriptor_counts_what_is_left() {
+        let queue = Queue::new().unwrap();
+        (0..5).for_each(|item| queue.push_within(3, item));
+        let mut polled = [rustix::event::PollFd::from_borrowed_fd(queue.as_fd(), rustix::event::PollFlags::IN)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut polled, Some(&now)), Ok(1));
+        assert_eq!(std::iter::from_fn(|| queue.pop()).collect::<Vec<_>>(), [2, 3, 4]);
+        assert_eq!(rustix::event::poll(&mut polled, Some(&now)), Ok(0));
     }
 }

@@ -9,7 +9,7 @@ use rustix::net::{Shutdown, shutdown};
 use super::{Shared, now};
 use crate::error::ConnectionError;
 use crate::link::{Attachment, Link};
-use crate::monitor::Event;
+use crate::monitor::{Event, UNREAD_MAX};
 use crate::sync::Arc;
 
 impl Shared {
@@ -50,9 +50,16 @@ impl Shared {
         }
         if !link.reported.swap(true, Ordering::SeqCst) && self.reports_wanted.load(Ordering::SeqCst) > 0 {
             let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+            // Where nobody has read so many: there is a visit for the oldest, which will find this one instead.
+            let is_full = reports.len() == UNREAD_MAX;
+            if is_full {
+                reports.pop_front();
+            }
             reports.push_back((link.id, error.clone()));
             drop(reports);
-            self.wake(self.scheduler.push_visit(None, Arc::clone(link)));
+            if !is_full {
+                self.wake(self.scheduler.push_visit(None, Arc::clone(link)));
+            }
         }
         if self.options.detach_ended
             && link.is_done()
