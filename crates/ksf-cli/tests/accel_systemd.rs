@@ -26,7 +26,7 @@ mount --bind -o ro /proc/sys /proc/sys
 mount -o remount,bind,ro /proc/sys
 mount --bind "$FOLDER" "$FOLDER"
 mount -o remount,bind,ro /
-umount -R /sys/fs/cgroup
+umount -R /sys/fs/cgroup || true
 mount -t cgroup2 none /sys/fs/cgroup
 mount -t tmpfs none /run
 mount -t tmpfs none /var/log
