@@ -76,6 +76,9 @@ pub(crate) struct ServiceTable {
     pub(crate) workers: Option<Number<1, 1024>>,
     /// What gives messages to the workers.
     pub(crate) mux: Option<MuxWish>,
+    /// Long messages, and how many of each kind workers may be at.
+    #[serde(default, rename = "class")]
+    pub(crate) classes: Vec<ClassTable>,
     /// Bytes the kernel half may have outstanding on a connection.
     pub(crate) window_bytes: Option<Number<1, { u32::MAX as u64 }>>,
     /// Limits that differ from the common ones.
@@ -84,6 +87,42 @@ pub(crate) struct ServiceTable {
     /// Resources that differ from the common ones.
     #[serde(default)]
     pub(crate) resources: ResourceTable,
+}
+
+/// One `[[service.class]]`: messages that have these bytes at this place.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ClassTable {
+    /// Bytes of the message before them; its framing is not counted.
+    #[serde(default)]
+    pub(crate) offset: usize,
+    pub(crate) bytes: HexBytes,
+    /// How many of them may be worked on at once.
+    pub(crate) cap: Number<1, 1023>,
+}
+
+/// Bytes as hexadecimal digits, two for each.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct HexBytes(pub(crate) Vec<u8>);
+
+impl TryFrom<String> for HexBytes {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+        let is_hex = !text.is_empty() && text.len().is_multiple_of(2) && text.bytes().all(|c| c.is_ascii_hexdigit());
+        let bytes: Option<Vec<u8>> = text.as_bytes().chunks(2).map(byte).collect();
+        let wrong = || format!("\"{text}\" is not bytes in hexadecimal digits, two for each");
+        bytes.filter(|_| is_hex).map(Self).ok_or_else(wrong)
+    }
+}
+
+impl ClassTable {
+    /// Whether a message is of this class.
+    pub(crate) fn has(&self, message: &[u8]) -> bool {
+        message.get(self.offset..).is_some_and(|rest| rest.starts_with(&self.bytes.0))
+    }
 }
 
 /// What a service is.
@@ -166,6 +205,15 @@ impl ServiceTable {
         if self.mux.is_some() && self.workers.is_none() {
             return Err(format!("service \"{name}\": mux fits only a service with workers; add workers = N"));
         }
+        let workers = self.workers.map_or(0, |number| number.0);
+        if let Some(class) = self.classes.iter().find(|class| class.cap.0 >= workers) {
+            let cap = class.cap.0;
+            let what = format!("service \"{name}\": a class with cap = {cap} leaves no worker free");
+            return Err(format!("{what}; set workers above it"));
+        }
+        if !self.classes.is_empty() && self.mux == Some(MuxWish::Kcm) {
+            return Err(format!("service \"{name}\": AF_KCM has no classes; remove them, or mux = \"kcm\""));
+        }
         if matches!(self.kind, Kind::Bpf | Kind::Work) && self.listen.is_empty() {
             let kind = if self.kind == Kind::Bpf { "bpf" } else { "work" };
             return Err(format!("service \"{name}\": kind = \"{kind}\" has no usual port; add listen"));
@@ -242,6 +290,8 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         let service = "[[service]]\nname = \"a\"\nkind = \"echo\"\n";
+        let class = "[[service.class]]\nbytes = \"01\"\ncap = 2\n";
+        assert!(parse(&format!("{service}workers = 3\n{class}")).is_ok());
         for (text, part) in [
             (String::new(), "no [[service]]"),
             (format!("{service}{service}"), "two services"),
@@ -257,6 +307,11 @@ mod tests {
             (format!("{service}workers = 0"), "workers"),
             (format!("{service}mux = \"kcm\""), "add workers"),
             (format!("{service}workers = 1\nmux = \"tcp\""), "tcp"),
+            (format!("{service}{class}"), "workers above"),
+            (format!("{service}workers = 2\n{class}"), "workers above"),
+            (format!("{service}workers = 3\nmux = \"kcm\"\n{class}"), "no classes"),
+            (format!("{service}workers = 3\n{}", class.replace("01", "0")), "hexadecimal"),
+            (format!("{service}workers = 3\n{}", class.replace("01", "0g")), "hexadecimal"),
             (service.replace("\"a\"", "\"a b\""), "letters"),
         ] {
             let error = parse(&text).unwrap_err();

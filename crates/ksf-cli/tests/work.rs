@@ -2,6 +2,9 @@
 
 mod support;
 
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::TcpStream;
+
 use support::{Folder, Server, run, stderr, stdout};
 
 /// Serves work; `workers`: 0 for shards alone.
@@ -81,4 +84,31 @@ fn workers_stay_on_the_cpus_of_the_service() {
         assert_eq!(workers, 3);
         server.stop();
     }
+}
+
+/// Two workers, of which long messages may occupy one.
+#[test]
+fn a_class_of_the_configuration_leaves_a_worker_for_the_others() {
+    const SLEEP: u32 = 1;
+    const INLINE: u32 = 0;
+    let folder = Folder::new();
+    // How a message is to be worked on are its first four bytes.
+    let text = "cpus = \"0\"\n[[service]]\nname = \"work\"\nkind = \"work\"\nengine = \"epoll\"\nworkers = 2\n\
+                listen = [\"tcp:127.0.0.1:0\"]\n[[service.class]]\nbytes = \"00000001\"\ncap = 1\n";
+    let path = folder.write("classes.toml", text);
+    let server = Server::start(&["serve", path.to_str().unwrap()], 1);
+    let address = server.address(" tcp ").to_string();
+    let message = |how: u32| [8_u32, how, 10_000_000].map(u32::to_be_bytes).concat();
+    let connect = || TcpStream::connect(address.trim_start_matches("tcp:")).unwrap();
+
+    let (mut long, mut quick) = (connect(), connect());
+    long.write_all(&[message(SLEEP), message(SLEEP), message(SLEEP)].concat()).unwrap();
+    quick.set_read_timeout(Some(support::PATIENCE)).unwrap();
+    for _ in 0..20 {
+        quick.write_all(&message(INLINE)).unwrap();
+        quick.read_exact(&mut [0; 8]).unwrap();
+    }
+    // Had two of them been begun, nobody would have been left until the first was answered.
+    long.set_nonblocking(true).unwrap();
+    assert_eq!(long.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
 }

@@ -65,6 +65,7 @@ fn plan(args: DemoArgs, mut passed: Vec<manager::Passed>) -> Result<Plan, Failur
         window_bytes: None,
         workers: 0,
         mux: MuxWish::default(),
+        classes: Vec::new(),
         limits: LimitSource::Flags { file: args.config_limits, flags },
         resources: Resources::resolve(&[], &args.resources),
     })

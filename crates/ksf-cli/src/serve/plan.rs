@@ -11,7 +11,7 @@ use crate::address::Listen;
 use crate::args::{
     ECHO_PORT, EchoArgs, EngineWish, MuxWish, ProgramRange, RPC_PORT, RpcArgs, RunArgs, ServeArgs, ServerArgs,
 };
-use crate::config::{Config, Kind, ServiceTable};
+use crate::config::{ClassTable, Config, Kind, ServiceTable};
 use crate::exit::{Failure, Status};
 use crate::limits::{self, LimitFlags};
 use crate::manager::Passed;
@@ -32,6 +32,8 @@ pub(crate) struct Plan {
     pub(crate) workers: usize,
     /// What gives them their messages.
     pub(crate) mux: MuxWish,
+    /// Long messages, and how many of each kind workers may be at.
+    pub(crate) classes: Vec<ClassTable>,
     pub(crate) limits: LimitSource,
     pub(crate) resources: Resources,
 }
@@ -152,6 +154,7 @@ fn single(name: &str, what: What, args: ServerArgs, port: u16, mut passed: Vec<P
         window_bytes: args.window_bytes,
         workers: args.workers.unwrap_or(0) as usize,
         mux: args.mux,
+        classes: Vec::new(),
         limits: LimitSource::Flags { file: args.config_limits, flags: args.limits },
         resources: Resources::resolve(&[], &args.resources),
     })
@@ -204,6 +207,7 @@ fn service(
         window_bytes: entry.window_bytes.map(|number| number.0),
         workers: entry.workers.map_or(0, |number| number.0 as usize),
         mux: entry.mux.unwrap_or_default(),
+        classes: entry.classes.clone(),
         limits: LimitSource::Config { path: path.to_owned(), service: entry.name.clone(), flags: args.limits.clone() },
         resources: config.resources_of(entry, &args.resources),
     })

@@ -61,7 +61,8 @@ pub(crate) fn start(plan: Plan, lacks: &Obstacles, verbose: bool) -> Result<Runn
     // A program that was loaded only to be run from user space stays out of the way of sockets.
     let assist = half.as_ref().filter(|_| choice.kernel && plan.workers == 0).map(Half::assist);
     let workers = plan.workers;
-    let crew = Crew { workers, mux: plan.mux, cpus: &cpus };
+    let classes = plan.classes.clone();
+    let crew = Crew { workers, mux: plan.mux, classes: &classes, cpus: &cpus };
     let builder = |limits: &Limits| {
         let builder = Server::builder().engine(choice.base).cpus(Some(cpus.clone())).limits(limits.clone());
         plan.resources.give_to(builder)

@@ -11,6 +11,7 @@ use ksf_mux::{StartError, Workers, WorkersOptions};
 
 use super::plan::Sockets;
 use crate::args::MuxWish;
+use crate::config::ClassTable;
 use crate::exit::{Failure, Status};
 
 /// How many workers there are to be, and what gives them their messages.
@@ -19,6 +20,8 @@ pub(super) struct Crew<'a> {
     /// 0: none, shards answer.
     pub(super) workers: usize,
     pub(super) mux: MuxWish,
+    /// Long messages, and how many of each kind workers may be at.
+    pub(super) classes: &'a [ClassTable],
     /// Where they run, each on any of them: a worker that waits for a CPU would hold messages up that another CPU has
     /// time for.
     pub(super) cpus: &'a [usize],
@@ -54,7 +57,14 @@ impl Crew<'_> {
     ) -> Result<Arc<dyn Adopter>, Failure> {
         match self.mux {
             MuxWish::Ksf => {
-                let started = Workers::start(service, WorkersOptions::new(self.workers, limits.clone()));
+                let mut options = WorkersOptions::new(self.workers, limits.clone());
+                if !self.classes.is_empty() {
+                    let classes = self.classes.to_vec();
+                    options.class_caps = classes.iter().map(|class| class.cap.0 as usize).collect();
+                    options.classify =
+                        Some(Arc::new(move |message| classes.iter().position(|class| class.has(message))));
+                }
+                let started = Workers::start(service, options);
                 Ok(started.map_err(|error| match error {
                     StartError::System(error) => Failure::os("cannot start the workers", &error),
                     error => Failure::new(Status::Unavailable, error.to_string()),
