@@ -71,6 +71,8 @@ pub(crate) enum Service {
     Work(&'static WorkLoad),
     /// Answers requests of HTTP.
     Web(&'static WebLoad),
+    /// Gives a value of 64 bytes on each new connection, and closes it.
+    Value,
 }
 
 /// A load for the work service.
@@ -149,7 +151,7 @@ impl Case {
     /// Threads of the client: worktest drives all connections from one.
     pub(crate) fn client_threads(&self) -> u32 {
         match self.service {
-            Service::Echo | Service::Null | Service::Web(_) => self.connections,
+            Service::Echo | Service::Null | Service::Web(_) | Service::Value => self.connections,
             Service::Work(_) => 1,
         }
     }
@@ -166,7 +168,7 @@ impl Case {
             Service::Echo | Service::Null => self.idle == 0,
             Service::Work(load) => load.is_idle(),
             // A connection takes the same calls however it came to its worker.
-            Service::Web(_) => false,
+            Service::Web(_) | Service::Value => false,
         }
     }
 }
@@ -302,9 +304,10 @@ impl Metric {
 }
 
 use Contestant::{
-    Accel, AccelHaproxy, AccelLighttpd, AccelOff, Demo, Epoll, Ganesha, Haproxy, HaproxyShards, IdealQueue, Kernel,
-    Lighttpd, NginxExclusive, NginxMutex, NginxReuseport, PairFloor, Sockperf, Threads, UdpMmsg, UdpPlain, Uring,
-    WorkLoops, WorkThreads, Workers2, Workers4, Wrk,
+    Ab, Accel, AccelHaproxy, AccelHaproxyShards, AccelLighttpd, AccelMemcached, AccelOff, AccelRedis, Demo, Epoll,
+    Ganesha, Haproxy, HaproxyShards, IdealQueue, Kernel, Lighttpd, Memcached, NginxExclusive, NginxMutex,
+    NginxReuseport, PairFloor, QueueMemcached, QueueOffMemcached, QueueOffRedis, QueueRedis, Redis, Sockperf, Threads,
+    UdpMmsg, UdpPlain, Uring, WorkLoops, WorkThreads, Workers2, Workers4, Wrk,
 };
 
 const NULL_TCP: &[Contestant] = &[Threads, Kernel, Uring, Epoll, Ganesha];
@@ -364,6 +367,7 @@ static NEW_CONNECTIONS: WebLoad =
 static NAMED: WebLoad = WebLoad { names_worker: true, ..NEW_CONNECTIONS };
 static KEPT: WebLoad = WebLoad { keep: true, ..NEW_CONNECTIONS };
 static COSTLY: WebLoad = WebLoad { costly: true, ..KEPT };
+static COSTLY_NEW: WebLoad = WebLoad { keep: false, ..COSTLY };
 static STEADY: WebLoad = WebLoad { rate_per_s: Some(4_000), ..NAMED };
 static RELOADED: WebLoad = disturbed(Disturbance::Reload);
 static RESIZED: WebLoad = disturbed(Disturbance::Resize);
@@ -533,8 +537,27 @@ pub(crate) const CASES: &[Case] = &[
     accel("accel-rate", "A new connection for each request, 32 at a time", &NAMED, Metric::MessagesPerS),
     accel("accel-steady", "4,000 new connections per second", &STEADY, Metric::RttP99Us),
     Case {
-        contestants: &[Haproxy, HaproxyShards, AccelHaproxy, Lighttpd, AccelLighttpd],
+        contestants: &[Haproxy, HaproxyShards, AccelHaproxy, AccelHaproxyShards, Lighttpd, AccelLighttpd],
         ..accel("accel-others", "4,000 new connections per second, other programs", &STEADY, Metric::RttP99Us)
+    },
+    Case {
+        service: Service::Value,
+        contestants: &[
+            Redis,
+            AccelRedis,
+            QueueRedis,
+            QueueOffRedis,
+            Memcached,
+            AccelMemcached,
+            QueueMemcached,
+            QueueOffMemcached,
+        ],
+        ..accel(
+            "accel-single",
+            "A new connection for each value, 32 at a time, programs in which one thread accepts",
+            &NEW_CONNECTIONS,
+            Metric::MessagesPerS,
+        )
     },
     Case {
         contestants: &[NginxExclusive, Accel, AccelOff],
@@ -543,6 +566,15 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         contestants: &[NginxExclusive, Wrk],
         ..accel("generators", "Answers that nginx compresses, on 32 kept connections", &COSTLY, Metric::MessagesPerS)
+    },
+    Case {
+        contestants: &[NginxExclusive, Wrk, Ab],
+        ..accel(
+            "generators-new",
+            "Answers that nginx compresses, each on a new connection, 32 at a time",
+            &COSTLY_NEW,
+            Metric::MessagesPerS,
+        )
     },
     accel(
         "accel-stall",

@@ -64,16 +64,33 @@ pub(crate) enum Contestant {
     Demo,
     /// The nginx of [`Contestant::NginxExclusive`], loaded by wrk.
     Wrk,
+    /// The same, loaded by ab.
+    Ab,
     /// HAProxy of Debian, whose threads share one listener.
     Haproxy,
     /// HAProxy with a listener for each thread (`shards by-thread`).
     HaproxyShards,
     /// The HAProxy of [`Contestant::Haproxy`] under `ksf accel run`.
     AccelHaproxy,
+    /// That of [`Contestant::HaproxyShards`] under `ksf accel run`.
+    AccelHaproxyShards,
     /// lighttpd of Debian, whose workers share one listener.
     Lighttpd,
     /// The same under `ksf accel run`.
     AccelLighttpd,
+    /// Redis of Debian: one thread accepts and serves.
+    Redis,
+    /// The same under `ksf accel run`, whose profile leaves it as it is.
+    AccelRedis,
+    /// The same with a queue for that thread (`--profile none`).
+    QueueRedis,
+    /// The same with all loaded and nothing steered (`--profile none --off`).
+    QueueOffRedis,
+    /// memcached of Debian: one thread accepts for two others. The same four ways.
+    Memcached,
+    AccelMemcached,
+    QueueMemcached,
+    QueueOffMemcached,
 }
 
 impl fmt::Display for Contestant {
@@ -102,11 +119,21 @@ impl fmt::Display for Contestant {
             Contestant::AccelOff => "accel off, nginx",
             Contestant::Demo => "ksf demo",
             Contestant::Wrk => "nginx by wrk",
+            Contestant::Ab => "nginx by ab",
             Contestant::Haproxy => "haproxy",
             Contestant::HaproxyShards => "haproxy shards",
             Contestant::AccelHaproxy => "accel, haproxy",
+            Contestant::AccelHaproxyShards => "accel, haproxy shards",
             Contestant::Lighttpd => "lighttpd",
             Contestant::AccelLighttpd => "accel, lighttpd",
+            Contestant::Redis => "redis",
+            Contestant::AccelRedis => "accel, redis",
+            Contestant::QueueRedis => "accel queue, redis",
+            Contestant::QueueOffRedis => "accel off, redis",
+            Contestant::Memcached => "memcached",
+            Contestant::AccelMemcached => "accel, memcached",
+            Contestant::QueueMemcached => "accel queue, memcached",
+            Contestant::QueueOffMemcached => "accel off, memcached",
         })
     }
 }
@@ -124,13 +151,19 @@ impl Contestant {
 
     /// Whether this is ksf and not a peer.
     pub(crate) fn is_ksf(self) -> bool {
-        self.engine().is_some() || self.workers().is_some() || self.is_accelerated() || self == Contestant::Demo
+        use Contestant::{AccelMemcached, AccelRedis, Demo};
+        self.engine().is_some()
+            || self.workers().is_some()
+            || self.is_accelerated()
+            || matches!(self, Demo | AccelRedis | AccelMemcached)
     }
 
-    /// Whether it is started by `ksf accel run`.
+    /// Whether `ksf accel run` makes queues for it.
     pub(crate) fn is_accelerated(self) -> bool {
-        use Contestant::{Accel, AccelHaproxy, AccelLighttpd, AccelOff};
-        matches!(self, Accel | AccelOff | AccelHaproxy | AccelLighttpd)
+        use Contestant::{Accel, AccelHaproxy, AccelHaproxyShards, AccelLighttpd, AccelOff};
+        use Contestant::{QueueMemcached, QueueOffMemcached, QueueOffRedis, QueueRedis};
+        matches!(self, Accel | AccelOff | AccelHaproxy | AccelHaproxyShards | AccelLighttpd)
+            || matches!(self, QueueRedis | QueueOffRedis | QueueMemcached | QueueOffMemcached)
     }
 
     /// Worker threads behind the multiplexor.
@@ -161,7 +194,7 @@ impl Programs {
         let target = crate::target_dir()?;
         let peers = target.join("peers");
         std::fs::create_dir_all(&peers).context("cannot make a directory for the peers")?;
-        for name in ["threads", "udp_plain", "udp_mmsg", "pair_floor", "work_server"] {
+        for name in ["threads", "udp_plain", "udp_mmsg", "pair_floor", "work_server", "text_load"] {
             let source = crate::root().join("bench/peers").join(name).with_extension("c");
             let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
             cc.args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"]).arg(peers.join(name));
@@ -251,7 +284,7 @@ pub(crate) fn server_command(
         Service::Echo => "echo",
         Service::Null => "rpc",
         Service::Work(load) => return work_server_command(programs, contestant, load, cpus.as_deref(), port),
-        Service::Web(_) => anyhow::bail!("web servers are started elsewhere"),
+        Service::Web(_) | Service::Value => anyhow::bail!("servers of text protocols are started elsewhere"),
     };
     let peer = |name: &str| {
         let mut command = programs.peer(name);
@@ -268,7 +301,7 @@ pub(crate) fn server_command(
             command.arg(match case.service {
                 Service::Echo => "kecho",
                 Service::Null => "krpc2",
-                Service::Work(_) | Service::Web(_) => unreachable!("it has been served above"),
+                Service::Work(_) | Service::Web(_) | Service::Value => unreachable!("it has been served above"),
             });
             let transport = if case.udp { "udp" } else { "tcp" };
             command.args(["--listen", &format!("{transport}:127.0.0.1:{port}")]);
@@ -308,11 +341,21 @@ pub(crate) fn server_command(
         | Contestant::AccelOff
         | Contestant::Demo
         | Contestant::Wrk
+        | Contestant::Ab
         | Contestant::Haproxy
         | Contestant::HaproxyShards
         | Contestant::AccelHaproxy
+        | Contestant::AccelHaproxyShards
         | Contestant::Lighttpd
         | Contestant::AccelLighttpd => anyhow::bail!("{contestant} speaks HTTP only"),
+        Contestant::Redis
+        | Contestant::AccelRedis
+        | Contestant::QueueRedis
+        | Contestant::QueueOffRedis
+        | Contestant::Memcached
+        | Contestant::AccelMemcached
+        | Contestant::QueueMemcached
+        | Contestant::QueueOffMemcached => anyhow::bail!("{contestant} gives values only"),
     })
 }
 

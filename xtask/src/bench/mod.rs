@@ -15,6 +15,7 @@ mod namespace;
 mod peers;
 mod raw;
 pub(crate) mod report;
+mod text;
 mod vm;
 mod web;
 
@@ -30,7 +31,19 @@ use self::raw::{Raw, Sample};
 use crate::machine::Origin;
 
 /// Packages whose version belongs to a result.
-const PACKAGES: &[&str] = &["gcc", "clang", "haproxy", "lighttpd", "nfs-ganesha", "nginx-light", "sockperf", "wrk"];
+const PACKAGES: &[&str] = &[
+    "gcc",
+    "clang",
+    "apache2-utils",
+    "haproxy",
+    "lighttpd",
+    "memcached",
+    "nfs-ganesha",
+    "nginx-light",
+    "redis-server",
+    "sockperf",
+    "wrk",
+];
 
 /// Rounds of a smoke run, and of its scale: 5,000 messages become 100, 10,000 connections 200.
 const SMOKE: (u32, Effort) = (1, Effort { seconds: 0.0, scale: 0.02 });
@@ -114,6 +127,9 @@ struct Have {
     haproxy: Result<(), String>,
     lighttpd: Result<(), String>,
     wrk: Result<(), String>,
+    ab: Result<(), String>,
+    redis: Result<(), String>,
+    memcached: Result<(), String>,
     strace: Result<(), String>,
     vm: Result<(), String>,
 }
@@ -136,6 +152,9 @@ impl Have {
             haproxy: installed("haproxy"),
             lighttpd: installed("lighttpd"),
             wrk: installed("wrk"),
+            ab: installed("ab"),
+            redis: installed("redis-server"),
+            memcached: installed("memcached"),
             strace: installed("strace"),
             vm: vm::look(),
         }
@@ -148,9 +167,20 @@ impl Have {
             Contestant::Sockperf => self.sockperf.clone(),
             Contestant::NginxMutex | Contestant::NginxExclusive | Contestant::NginxReuseport => self.nginx.clone(),
             Contestant::Accel | Contestant::AccelOff => self.nginx.clone(),
-            Contestant::Haproxy | Contestant::HaproxyShards | Contestant::AccelHaproxy => self.haproxy.clone(),
+            Contestant::Haproxy
+            | Contestant::HaproxyShards
+            | Contestant::AccelHaproxy
+            | Contestant::AccelHaproxyShards => self.haproxy.clone(),
             Contestant::Lighttpd | Contestant::AccelLighttpd => self.lighttpd.clone(),
             Contestant::Wrk => self.nginx.clone().and_then(|()| self.wrk.clone()),
+            Contestant::Ab => self.nginx.clone().and_then(|()| self.ab.clone()),
+            Contestant::Redis | Contestant::AccelRedis | Contestant::QueueRedis | Contestant::QueueOffRedis => {
+                self.redis.clone()
+            }
+            Contestant::Memcached
+            | Contestant::AccelMemcached
+            | Contestant::QueueMemcached
+            | Contestant::QueueOffMemcached => self.memcached.clone(),
             _ => Ok(()),
         }
     }

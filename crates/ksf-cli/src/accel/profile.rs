@@ -66,12 +66,18 @@ pub(super) const PROFILES: &[Profile] = &[
         settings: &[
             ("nbthread", "leave it out: there is a thread per CPU of the process"),
             (
-                "tune.listener.multi-queue off",
-                "the default gives a connection that one thread has accepted to the thread with the fewest, on any CPU",
+                "bind ... shards by-thread",
+                "a socket for each thread, which keeps what it accepts. Without it HAProxy has one socket with \
+                 SO_REUSEPORT, which is not split: every thread takes from it, and passes connections on \
+                 (tune.listener.multi-queue)",
             ),
-            ("bind ... shards", "leave it out, or by-thread; both are helped"),
+            (
+                "noreuseport, tune.listener.multi-queue off",
+                "together as good as shards; one of them alone is not. Without SO_REUSEPORT a new process needs the old \
+                 one's sockets (-x) to take over",
+            ),
         ],
-        limits: &["with multi-queue on, connections arrive at their CPU, and may be served on another"],
+        limits: &["without these settings, connections are served on any CPU"],
         source: "configuration manual of HAProxy 2.6, sections 3.1 and 3.2",
     },
     Profile {

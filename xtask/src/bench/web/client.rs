@@ -1,4 +1,4 @@
-//! Runs of `ksf load http` and wrk.
+//! Runs of `ksf load http`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::{BODY_BYTES, WebLoad, WebResult};
 use crate::bench::case::Case;
-use crate::bench::contestant::{Pinning, pinned};
+use crate::bench::contestant::Pinning;
 use crate::process::{Running, display, output};
 
 /// Beyond the length of the load: the generator's own time limits.
@@ -23,7 +23,7 @@ const UNTIL_INTERRUPTED: &str = "1h";
 pub(super) const WORKER_FIELD: &str = "X-Worker";
 
 /// Asks for a compressed answer.
-const COMPRESS: &str = "Accept-Encoding: gzip";
+pub(super) const COMPRESS: &str = "Accept-Encoding: gzip";
 
 /// One load.
 pub(super) struct Client<'a> {
@@ -102,18 +102,7 @@ impl Client<'_> {
         Ok(RunningLoad { command: display(&command), running })
     }
 
-    /// wrk with the same connections, threads and CPUs, for whole seconds.
-    pub(super) fn wrk(&self, seconds: f64) -> Command {
-        let mut command = pinned("wrk", self.pinning.client(self.case.connections).as_deref());
-        command.args(["-t", &self.case.connections.to_string(), "-c", &self.case.in_flight.to_string()]);
-        if self.load.costly {
-            command.args(["-H", COMPRESS]);
-        }
-        command.args(["-d", &format!("{}s", (seconds.ceil() as u64).max(1)), &self.url()]);
-        command
-    }
-
-    fn url(&self) -> String {
+    pub(super) fn url(&self) -> String {
         format!("http://127.0.0.1:{}/", self.port)
     }
 }
@@ -123,20 +112,6 @@ impl RunningLoad {
     pub(super) fn interrupt(self) -> Result<WebResult> {
         parse(&self.running.interrupt(SLACK)?)
     }
-}
-
-/// Requests per second of wrk, all of which were answered well.
-pub(super) fn run_wrk(command: &mut Command) -> Result<f64> {
-    let text = output(command, SLACK)?;
-    parse_wrk(&text).with_context(|| format!("wrk printed:\n{text}"))
-}
-
-fn parse_wrk(text: &str) -> Result<f64> {
-    for bad in ["Socket errors", "Non-2xx"] {
-        ensure!(!text.contains(bad), "requests failed");
-    }
-    let line = text.lines().find_map(|line| line.trim().strip_prefix("Requests/sec:"));
-    Ok(line.context("no line of the rate")?.trim().parse()?)
 }
 
 /// What is read of the JSON of `ksf load http` (docs/formats/http.md).
@@ -203,8 +178,8 @@ struct Thread {
     cpu: Option<u32>,
 }
 
-/// Reads a result. Failed requests are part of it; wrong or surplus bytes are an error, whatever was done to the server.
-pub(super) fn parse(text: &str) -> Result<WebResult> {
+/// Reads a result, also of a peer that prints as much of the document. Failed requests are part of it; wrong or surplus bytes are an error, whatever was done to the server.
+pub(in crate::bench) fn parse(text: &str) -> Result<WebResult> {
     read(text).with_context(|| format!("ksf load http printed:\n{text}"))
 }
 
@@ -275,13 +250,5 @@ mod tests {
         ] {
             assert!(read(&TEXT.replace(from, to)).is_err(), "{to}");
         }
-    }
-
-    #[test]
-    fn the_rate_of_wrk_is_read() {
-        let text = "Running 1s test @ http://127.0.0.1:80/\n  2 threads and 32 connections\nRequests/sec:  61234.56\n";
-        assert_eq!(parse_wrk(text).unwrap(), 61_234.56);
-        assert!(parse_wrk(&format!("{text}  Socket errors: connect 0, read 3, write 0, timeout 0\n")).is_err());
-        assert!(parse_wrk("nothing").is_err());
     }
 }

@@ -2,14 +2,15 @@
 //!
 //! ```text
 //!   servers: nginx and the others, each way to share a listener
-//!   client:  ksf load http, or wrk        disturb: reloads, kills, stalls of a worker
+//!   client:  ksf load http, wrk, ab       disturb: reloads, kills, stalls of a worker
 //!                        \                /
 //!                         Meter::web: one measurement -> Sample
 //! ```
 
-mod accel;
+pub(super) mod accel;
 mod client;
 mod disturb;
+mod generators;
 mod nginx;
 mod servers;
 
@@ -18,8 +19,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+pub(super) use self::client::parse;
 use self::client::{Client, Shown};
 pub(crate) use self::disturb::Disturbance;
+use self::generators::Generator;
 use self::servers::Web;
 use super::case::{Case, Metric};
 use super::contestant::{Contestant, Pinning};
@@ -80,10 +83,11 @@ impl Meter<'_> {
         let measured = client(count);
         let before = CpuTime::read(web.server.pid())?;
         let result = match (load.disturbance, contestant) {
-            (_, Contestant::Wrk) => {
-                let mut command = measured.wrk(length.unwrap_or(0.0));
+            (_, Contestant::Wrk | Contestant::Ab) => {
+                let generator = if contestant == Contestant::Wrk { Generator::Wrk } else { Generator::Ab };
+                let mut command = generator.command(&measured, length);
                 sample.client_command = shown.clean(&crate::process::display(&command));
-                let rate = client::run_wrk(&mut command)?;
+                let rate = generator.run(&mut command)?;
                 sample.metrics.insert(Metric::MessagesPerS, rate);
                 return web.stop();
             }
@@ -141,7 +145,7 @@ pub(super) struct WebResult {
     pub(super) warnings: Vec<String>,
 }
 
-fn insert(sample: &mut Sample, result: &WebResult, machine: Duration) {
+pub(super) fn insert(sample: &mut Sample, result: &WebResult, machine: Duration) {
     sample.warnings.clone_from(&result.warnings);
     sample.failures.clone_from(&result.failures);
     let per = |us: f64| us / result.answered as f64;

@@ -112,7 +112,7 @@ impl Conf {
         let body = "x".repeat(BODY_BYTES);
         let answer = match self.costly {
             true => format!(
-                "root {}; gzip on; gzip_comp_level 9; gzip_types text/plain; try_files /page.txt =404;",
+                "root {}; gzip on; gzip_comp_level 9; gzip_http_version 1.0; gzip_types text/plain; try_files /page.txt =404;",
                 Path::display(&self.dir)
             ),
             false => format!("return 200 {body};"),

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use super::accel;
 use super::client::WORKER_FIELD;
@@ -28,8 +28,8 @@ pub(super) struct Web {
 /// What is known of the workers.
 enum Kind {
     Nginx(Nginx),
-    /// Threads by their numbers, each on its CPU.
-    Threads(Vec<Option<u32>>),
+    /// So many threads of the process, which names them in the order in which it has made them.
+    Threads(usize),
     Unknown,
 }
 
@@ -65,7 +65,10 @@ impl Web {
         let wanted = Wanted { programs, contestant, load, cpus, list, port, dir };
         match contestant {
             Contestant::Demo => wanted.demo(),
-            Contestant::Haproxy | Contestant::HaproxyShards | Contestant::AccelHaproxy => wanted.haproxy(),
+            Contestant::Haproxy
+            | Contestant::HaproxyShards
+            | Contestant::AccelHaproxy
+            | Contestant::AccelHaproxyShards => wanted.haproxy(),
             Contestant::Lighttpd | Contestant::AccelLighttpd => wanted.lighttpd(),
             _ => wanted.nginx(),
         }
@@ -85,9 +88,13 @@ impl Web {
             Kind::Nginx(nginx) => {
                 nginx.workers()?.into_iter().map(|pid| Ok((pid.to_string(), cpu::allowed_to(pid)?))).collect()
             }
-            Kind::Threads(cpus) => {
-                let threads = cpus.iter().enumerate();
-                Ok(threads.map(|(number, cpu)| (number.to_string(), cpu.iter().copied().collect())).collect())
+            // Not what its configuration asks for: HAProxy 2.6 starts without a word where it does not bind them.
+            Kind::Threads(count) => {
+                let mut threads = threads(self.server.pid())?;
+                threads.sort_unstable();
+                ensure!(threads.len() == *count, "{} threads, not {count}", threads.len());
+                let cpus = |(number, tid): (usize, u32)| Ok((number.to_string(), cpu::allowed_to(tid)?));
+                threads.into_iter().enumerate().map(cpus).collect()
             }
         }
     }
@@ -124,12 +131,12 @@ impl Wanted<'_> {
 
     fn haproxy(self) -> Result<Web> {
         let path = self.dir.join("haproxy.cfg");
-        let shards = self.contestant == Contestant::HaproxyShards;
+        let shards = matches!(self.contestant, Contestant::HaproxyShards | Contestant::AccelHaproxyShards);
         fs::write(&path, haproxy_conf(&self.cpus, self.port, shards)).context("cannot write a configuration")?;
         let mut command = self.run("haproxy");
         command.args(["-db", "-q", "-f"]).arg(path);
         let words = format!("{} threads{}", self.cpus.len(), if shards { ", shards by-thread" } else { "" });
-        let threads = Kind::Threads(self.cpus.clone());
+        let threads = Kind::Threads(self.cpus.len());
         self.start(command, &words, threads)
     }
 
@@ -178,6 +185,12 @@ impl Wanted<'_> {
         }
         Ok(Web { server, command, kind, dir: self.dir })
     }
+}
+
+/// The threads of a process.
+fn threads(pid: u32) -> Result<Vec<u32>> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).with_context(|| format!("{pid} has gone"))?;
+    Ok(tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse().ok()).collect())
 }
 
 fn haproxy_conf(cpus: &[Option<u32>], port: u16, shards: bool) -> String {
