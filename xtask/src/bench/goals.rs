@@ -2,9 +2,8 @@
 
 use super::case::{CASES, Metric, Placement, Service, WorkLoad};
 use super::contestant::Contestant::{
-    self, Ab, Accel, AccelHaproxyShards, AccelMemcached, AccelOff, AccelRedis, Demo, IdealQueue, Kernel,
-    KernelWorkers4, Memcached, NginxExclusive, NginxReuseport, Redis, Threads, UdpMmsg, UdpPlain, Uring, WorkLoops,
-    Workers2, Workers4, Wrk,
+    self, Ab, Accel, AccelHaproxyShards, AccelOff, Demo, IdealQueue, Kernel, KernelWorkers4, NginxExclusive,
+    NginxReuseport, Threads, UdpMmsg, UdpPlain, Uring, WorkLoops, Workers2, Workers4, Wrk,
 };
 use super::raw::Raw;
 
@@ -191,11 +190,6 @@ fn accel(goals: &mut Vec<Goal>) {
         goal(case, AccelOff, Metric::MachineCpuUs, plain, Bound::AtMost(1.01));
     }
     goal("accel-others", AccelHaproxyShards, Metric::LocalShare, Against::WorstRun, Bound::AtLeast(1.0));
-    // One thread accepts: there is nothing to gain. What is started as it is must not lose, but for noise.
-    for (subject, plain) in [(AccelRedis, &[Redis]), (AccelMemcached, &[Memcached])] {
-        goal("accel-single", subject, Metric::MessagesPerS, Against::Best(plain), Bound::AtLeast(0.95));
-        goal("accel-single", subject, Metric::MachineCpuUs, Against::Best(plain), Bound::AtMost(1.05));
-    }
     // Generators that share no code see the same server.
     for (case, peers) in [("generators", &[Wrk][..]), ("generators-new", &[Ab])] {
         for bound in [Bound::AtLeast(0.95), Bound::AtMost(1.05)] {
