@@ -331,6 +331,39 @@ fn haproxy_threads_have_a_queue_each() {
     nothing_is_left();
 }
 
+/// With `shards by-thread` no thread of HAProxy takes what was steered to another, unless it is called for help. Without,
+/// they share one socket with SO_REUSEPORT, which is the queue of all.
+#[test]
+fn haproxy_threads_with_shards_take_what_is_steered_to_them() {
+    if !private_network_and_run() {
+        return;
+    }
+    let folder = Folder::new();
+    let config = folder.write(
+        "haproxy.cfg",
+        &format!(
+            "global\n  nbthread 2\n  maxconn 200\ndefaults\n  mode http\n  timeout client 30s\n  timeout connect 30s\n  \
+             timeout server 30s\nfrontend f\n  bind {ADDRESS} shards by-thread\n  \
+             http-request return status 200 content-type text/plain string \"served\\n\"\n"
+        ),
+    );
+    let mut command = accel_run(&[]);
+    command.args(["haproxy", "-db", "-f"]).arg(config);
+    let mut haproxy = Running::start(command);
+    accelerated(2);
+    cpus().iter().for_each(|cpu| requests_from(*cpu, 50));
+    let program = accelerated(2);
+    assert_eq!(sum(&program, &ACCEPTED), cpus().len() as u64 * 50, "{program:#}");
+    for worker in program["workers"].as_array().unwrap() {
+        let count = |name: &str| worker["counters"][name].as_u64().unwrap();
+        let steered = count("steered_local") + count("steered_remote");
+        assert!(count("accepted_own") <= steered, "it took what was steered to another: {program:#}");
+    }
+    haproxy.signal(Signal::INT);
+    haproxy.wait();
+    nothing_is_left();
+}
+
 #[test]
 fn reloads_and_killed_workers_lose_no_connection() {
     if !private_network_and_run() {
