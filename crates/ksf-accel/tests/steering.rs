@@ -349,6 +349,14 @@ fn a_program_with_reuseport_keeps_its_own_sockets_as_queues() {
     assert_eq!((accept_all(&first).len(), accept_all(&second).len()), (20, 10));
     let listeners = holder.status().unwrap().listeners;
     assert!(listeners.len() == 1 && listeners[0].own_reuseport && listeners[0].excluded.is_empty(), "{listeners:?}");
+    assert_eq!(listeners[0].trouble, None);
+    // A third worker at the second's socket: nothing divides it between them, and that is said.
+    let third = library.join(&second, NO_WORKER, a as i32).unwrap();
+    let trouble = || holder.status().unwrap().listeners[0].trouble.clone();
+    assert!(trouble().is_some_and(|why| why.contains("2 workers share a socket")), "{:?}", trouble());
+    library.leave(cookie(&second), third.worker, false);
+    drop(third);
+    assert_eq!(trouble(), None);
     // The port is free when the program has closed both: the holder's descriptors do not keep it.
     let cookies = [cookie(&first), cookie(&second)];
     for (cookie, place) in cookies.into_iter().zip([on_a, on_b]) {

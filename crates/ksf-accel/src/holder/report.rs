@@ -91,11 +91,21 @@ impl Holder {
             address: listener.address.to_string(),
             mechanism: if listener.not_accelerated.is_some() { Level::Plain } else { self.level() },
             not_accelerated: listener.not_accelerated.clone(),
-            trouble: listener.trouble.clone(),
+            trouble: listener.trouble.clone().or_else(|| self.undivided(listener)),
             own_reuseport: listener.own_reuseport,
             excluded: listener.excluded.clone(),
             queues: queues.collect(),
         }
+    }
+
+    /// Workers of which others have the same socket for their queue: what is steered to one may be taken by any of them.
+    fn undivided(&self, listener: &Listener) -> Option<String> {
+        let living = listener.queues.iter().filter(|(worker, _)| self.workers[**worker].is_some());
+        let own: Vec<u64> = living.filter_map(|(_, queue)| queue.own_cookie).collect();
+        let shared = own.iter().filter(|cookie| own.iter().filter(|other| other == cookie).count() > 1).count();
+        (shared > 0).then(|| {
+            format!("{shared} workers share a socket on which the program has set SO_REUSEPORT; it is not divided among them")
+        })
     }
 
     fn worker_status(&self, index: usize) -> Option<WorkerStatus> {
