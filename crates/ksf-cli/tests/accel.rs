@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use support::{Folder, PATIENCE, ksf_for_all, private_network_and_run, stderr, stdout, until};
+use support::{Folder, PATIENCE, built_folder, ksf_for_all, private_network_and_run, stderr, stdout, until};
 
 const ADDRESS: &str = "127.0.0.1:8080";
 
@@ -38,7 +38,7 @@ http {
 
 /// Where cargo leaves the library for tests.
 fn built_library() -> PathBuf {
-    std::env::current_exe().unwrap().with_file_name("libksf_preload.so")
+    built_folder().join("libksf_preload.so")
 }
 
 /// `ksf accel run FLAGS -- ...` of the build.

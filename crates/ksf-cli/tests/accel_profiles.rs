@@ -10,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
-use support::{Folder, PATIENCE, private_network_and_run, run, say_skipped, stderr, stdout, until};
+use support::{Folder, PATIENCE, built_folder, private_network_and_run, run, say_skipped, stderr, stdout, until};
 
 const ADDRESS: &str = "127.0.0.1:8080";
 
@@ -22,7 +22,7 @@ fn accel_run(flags: &[&str], words: &[&str]) -> Command {
         command.env_remove(variable);
     }
     // Where cargo leaves the library for tests.
-    command.env("KSF_LIB_DIR", std::env::current_exe().unwrap().parent().unwrap());
+    command.env("KSF_LIB_DIR", built_folder());
     command
 }
 

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use support::{Folder, say_skipped, until};
+use support::{Folder, built_folder, say_skipped, until};
 
 /// All steps together, on a machine that is very busy.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -132,7 +132,7 @@ impl Systemd {
             "-c",
         ]);
         command.arg(BEGIN).env("FOLDER", folder.path("")).env("KSF", env!("CARGO_BIN_EXE_ksf"));
-        command.env("KSF_LIB_DIR", std::env::current_exe().unwrap().parent().unwrap());
+        command.env("KSF_LIB_DIR", built_folder());
         command.env_remove("LD_PRELOAD").env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
         command.stdout(Stdio::null()).stderr(fs::File::create(folder.path("begun-badly")).unwrap());
         // SAFETY: one write between fork and exec; the descriptor is open and closes with exec.

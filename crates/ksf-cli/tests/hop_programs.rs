@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::Signal;
 use serde_json::Value;
 use support::hop::Attached;
-use support::{Folder, PATIENCE, Server, ksf, private_network_and_run, run, stderr, stdout, until};
+use support::{Folder, PATIENCE, Server, built_folder, ksf, private_network_and_run, run, stderr, stdout, until};
 
 /// A server, killed when dropped.
 struct Program(Child);
@@ -65,7 +65,7 @@ impl Drop for Program {
 fn accel_run(flags: &[&str], name: &str) -> Command {
     let mut command = ksf();
     command.args(["accel", "run"]).args(flags).args(["--", name]);
-    command.env("KSF_LIB_DIR", std::env::current_exe().unwrap().parent().unwrap());
+    command.env("KSF_LIB_DIR", built_folder());
     command
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ksf_lab::{Lab, turn};
-use support::{Folder, PATIENCE, private_network, stderr, stdout};
+use support::{Folder, PATIENCE, built_folder, private_network, stderr, stdout};
 
 const LIBRARY: &str = "libksf_kcm_preload.so";
 const LAB: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../lab/kcm");
@@ -17,7 +17,7 @@ const PROGRAMS: [(&str, &str); 2] = [("contract.c", "ours.txt"), ("processes.c",
 
 /// Where cargo leaves the library for tests.
 fn built_library() -> PathBuf {
-    std::env::current_exe().unwrap().with_file_name(LIBRARY)
+    built_folder().join(LIBRARY)
 }
 
 /// `ksf kcm-run` of the build, without what the environment of this test may say.

@@ -17,7 +17,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::{Pid, Signal, kill_process_group};
-use support::{Folder, PATIENCE, Server, private_network_and_run, stderr, stdout, until};
+use support::{Folder, PATIENCE, Server, built_folder, private_network_and_run, stderr, stdout, until};
 
 /// Commands of the documents that are not typed: what `make -n` must say that they do, and why they are not.
 const NOT_RUN: [(&str, &str, &str); 2] = [
@@ -298,8 +298,7 @@ fn type_all(document: &str, folder: &str) {
 
 /// What cargo has built for these tests; the newest, where its names have a number.
 fn built(name: &str, extension: &str) -> PathBuf {
-    let folder = std::env::current_exe().unwrap().parent().unwrap().to_owned();
-    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap()).filter(|entry| {
+    let files = fs::read_dir(built_folder()).unwrap().map(|entry| entry.unwrap()).filter(|entry| {
         let file = entry.file_name().into_string().unwrap_or_default();
         file.starts_with(name) && file.ends_with(extension)
     });

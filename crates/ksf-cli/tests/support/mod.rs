@@ -18,6 +18,12 @@ pub(crate) fn ksf() -> Command {
     Command::new(env!("CARGO_BIN_EXE_ksf"))
 }
 
+/// Where cargo leaves what it has built for tests. Not by `current_exe()`: in a mount namespace that a thread has unshared,
+/// the kernel tells the file's path from the root of the machine, which is another where all of this runs in a chroot.
+pub(crate) fn built_folder() -> PathBuf {
+    std::path::Path::new(env!("CARGO_BIN_EXE_ksf")).with_file_name("deps")
+}
+
 /// Runs `ksf` to its end.
 pub(crate) fn run(args: &[&str]) -> Output {
     ksf().args(args).stdin(Stdio::null()).output().expect("ksf starts")
