@@ -333,13 +333,6 @@ fn sk_lookup_programs() -> usize {
     count as usize
 }
 
-/// Listening TCP sockets of this thread's network namespace.
-fn listening_sockets() -> usize {
-    let tables =
-        ["tcp", "tcp6"].map(|table| std::fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap());
-    tables.iter().flat_map(|table| table.lines()).filter(|line| line.contains(" 0A ")).count()
-}
-
 #[test]
 fn stopping_a_holder_gives_everything_to_the_program() {
     if !own_network() {

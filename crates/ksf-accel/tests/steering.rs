@@ -350,13 +350,12 @@ fn a_program_with_reuseport_keeps_its_own_sockets_as_queues() {
     let listeners = holder.status().unwrap().listeners;
     assert!(listeners.len() == 1 && listeners[0].own_reuseport && listeners[0].excluded.is_empty(), "{listeners:?}");
     assert_eq!(listeners[0].trouble, None);
-    // A third worker at the second's socket: nothing divides it between them, and that is said.
-    let third = library.join(&second, NO_WORKER, a as i32).unwrap();
+    // Another process at the second's socket: nothing divides it between them, and that is said.
     let trouble = || holder.status().unwrap().listeners[0].trouble.clone();
-    assert!(trouble().is_some_and(|why| why.contains("2 workers share a socket")), "{:?}", trouble());
-    library.leave(cookie(&second), third.worker, false);
-    drop(third);
-    assert_eq!(trouble(), None);
+    let other = Process::joins(&holder, &second, a as i32, 1);
+    wait_until("it is said", || trouble().is_some_and(|why| why.contains("2 workers share a socket")));
+    drop(other);
+    wait_until("it is said no more", || trouble().is_none());
     // The port is free when the program has closed both: the holder's descriptors do not keep it.
     let cookies = [cookie(&first), cookie(&second)];
     for (cookie, place) in cookies.into_iter().zip([on_a, on_b]) {
@@ -367,6 +366,41 @@ fn a_program_with_reuseport_keeps_its_own_sockets_as_queues() {
     }
     drop((first, second));
     wait_until("the port is free", || std::net::TcpListener::bind(address).is_ok());
+}
+
+#[test]
+fn a_reuseport_socket_of_several_workers_of_a_process_is_divided() {
+    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let holder = start();
+    let library = Library::hello(&holder);
+    let own = listener_with("127.0.0.1:8000", 128, |socket| socket.set_reuse_port(true).unwrap());
+    let first = library.ready(&own, a as i32);
+    assert_eq!(cookie(&first.queue), cookie(&own), "alone, it has the socket for its queue");
+    let second = library.ready(&own, b as i32);
+    assert_ne!(cookie(&second.queue), cookie(&own));
+    // The first has lost its place, and is called again and again until it comes for another.
+    assert_eq!(library.worker(first.worker).pid.load(std::sync::atomic::Ordering::SeqCst), 0);
+    for _ in 0..2 {
+        wait_until("it is called", || readable(&first.rescue));
+        rustix::io::read(&first.rescue, &mut [0; 8]).unwrap();
+    }
+    let again = library.ready(&own, a as i32);
+    assert_ne!(cookie(&again.queue), cookie(&own));
+    let third = library.ready(&own, b as i32);
+    assert_ne!(cookie(&third.queue), cookie(&own));
+    let address = own.local_addr().unwrap();
+    let _clients = (connect_from(a, address, 20), connect_from(b, address, 10));
+    let of_b = accept_all(&second.queue).len() + accept_all(&third.queue).len();
+    assert_eq!((accept_all(&again.queue).len(), of_b, accept_all(&own).len()), (20, 10, 0));
+    assert_eq!(holder.status().unwrap().listeners[0].trouble, None);
+    // Its end ends the queues, too, which are not the program's.
+    let closed = cookie(&own);
+    for place in [again, second, third] {
+        library.worker(place.worker).ready.store(0, std::sync::atomic::Ordering::SeqCst);
+        library.leave(closed, place.worker, true);
+    }
+    drop((own, first));
+    wait_until("nothing listens", || listening_sockets() == 0);
 }
 
 #[test]

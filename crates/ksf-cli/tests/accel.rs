@@ -301,6 +301,7 @@ fn threads_of(pid: u32) -> String {
     all
 }
 
+/// They share one socket with SO_REUSEPORT, which is divided. Without `multi-queue` they keep what they accept.
 #[test]
 fn haproxy_threads_have_a_queue_each() {
     if !private_network_and_run() {
@@ -310,8 +311,8 @@ fn haproxy_threads_have_a_queue_each() {
     let config = folder.write(
         "haproxy.cfg",
         &format!(
-            "global\n  nbthread 2\n  maxconn 200\ndefaults\n  mode http\n  timeout client 30s\n  timeout connect 30s\n  \
-             timeout server 30s\nfrontend f\n  bind {ADDRESS}\n  \
+            "global\n  nbthread 2\n  maxconn 200\n  tune.listener.multi-queue off\ndefaults\n  mode http\n  \
+             timeout client 30s\n  timeout connect 30s\n  timeout server 30s\nfrontend f\n  bind {ADDRESS}\n  \
              http-request return status 200 content-type text/plain string \"served\\n\"\n"
         ),
     );
@@ -323,6 +324,9 @@ fn haproxy_threads_have_a_queue_each() {
     let program = accelerated(2);
     assert_eq!(sum(&program, &ACCEPTED), cpus().len() as u64 * 50, "{program:#}");
     assert!(sum(&program, &["accepted_own"]) > 0, "{program:#}");
+    takes_its_own(&program);
+    let queues = program["listeners"][0]["queues"].as_array().unwrap();
+    assert_eq!((queues.len(), &program["listeners"][0]["trouble"]), (2, &Value::Null), "{program:#}");
     let threads: Vec<&Value> = program["workers"].as_array().unwrap().iter().map(|worker| &worker["tid"]).collect();
     assert_ne!(threads[0], threads[1], "{program:#}");
     // Ends by this signal, as it would by itself.
@@ -331,8 +335,8 @@ fn haproxy_threads_have_a_queue_each() {
     nothing_is_left();
 }
 
-/// With `shards by-thread` no thread of HAProxy takes what was steered to another, unless it is called for help. Without,
-/// they share one socket with SO_REUSEPORT, which is the queue of all.
+/// With `shards by-thread` the sockets are HAProxy's own, and no thread takes what was steered to another, unless it is
+/// called for help.
 #[test]
 fn haproxy_threads_with_shards_take_what_is_steered_to_them() {
     if !private_network_and_run() {
@@ -354,14 +358,18 @@ fn haproxy_threads_with_shards_take_what_is_steered_to_them() {
     cpus().iter().for_each(|cpu| requests_from(*cpu, 50));
     let program = accelerated(2);
     assert_eq!(sum(&program, &ACCEPTED), cpus().len() as u64 * 50, "{program:#}");
+    takes_its_own(&program);
+    haproxy.signal(Signal::INT);
+    haproxy.wait();
+    nothing_is_left();
+}
+
+fn takes_its_own(program: &Value) {
     for worker in program["workers"].as_array().unwrap() {
         let count = |name: &str| worker["counters"][name].as_u64().unwrap();
         let steered = count("steered_local") + count("steered_remote");
         assert!(count("accepted_own") <= steered, "it took what was steered to another: {program:#}");
     }
-    haproxy.signal(Signal::INT);
-    haproxy.wait();
-    nothing_is_left();
 }
 
 #[test]

@@ -122,20 +122,35 @@ impl Holder {
         if self.workers.iter().flatten().any(joined) && self.any_ready(index) {
             self.listener_mut(index).served = now;
             if needs_rescue {
-                let calls = &self.steering.shared.state().control.calls;
-                // Who wakes up must see it.
-                calls.fetch_or(bit, SeqCst);
-                // Stays readable until a woken worker finds nothing more to take.
-                let _ = rustix::io::write(&self.listener(index).rescue, &1u64.to_ne_bytes());
+                self.call_for_help(index);
                 self.rescues += 1;
                 return waits;
             }
+        }
+        let mut of_it = self.displaced.iter_mut().filter(|displaced| displaced.listener == index);
+        if let Some(displaced) = of_it.next() {
+            displaced.calls_left -= 1;
+            if displaced.calls_left == 0 {
+                let tid = displaced.tid;
+                self.displaced.retain(|other| (other.listener, other.tid) != (index, tid));
+            }
+            // Another may have been woken in its place.
+            self.call_for_help(index);
+            return true;
         }
         let calls = &self.steering.shared.state().control.calls;
         if calls.load(Relaxed) & bit != 0 && !is_readable(self.listener(index).rescue.as_fd()) {
             calls.fetch_and(!bit, SeqCst);
         }
         waits
+    }
+
+    /// Wakes a worker of the listener: it takes from queues that nobody serves, and joins anew if it was given up.
+    pub(super) fn call_for_help(&self, index: usize) {
+        // Before: who wakes up must see it.
+        self.steering.shared.state().control.calls.fetch_or(1 << index, SeqCst);
+        // Stays readable until a woken worker finds nothing more to take.
+        let _ = rustix::io::write(&self.listener(index).rescue, &1u64.to_ne_bytes());
     }
 
     /// The worker of this queue lives, serves it and is not stalled.

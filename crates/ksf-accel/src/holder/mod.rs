@@ -52,6 +52,7 @@ pub struct Holder {
     workers: Vec<Option<Worker>>,
     homes: Homes,
     ended_workers: Counters,
+    displaced: Vec<Displaced>,
     conns: HashMap<u64, Conn>,
     conn_next: u64,
     lifetime: Lifetime,
@@ -67,6 +68,17 @@ pub struct Holder {
     /// Ends with the holder.
     pub(crate) companion: Option<Box<dyn Companion>>,
 }
+
+/// A worker that was given up although it lives, and is called until it joins the listener anew.
+struct Displaced {
+    listener: usize,
+    tid: u32,
+    calls_left: u32,
+}
+
+/// How often it is called: the first call wakes it, unless another takes it. Who does not come by then comes when it
+/// accepts again.
+const DISPLACED_CALLS: u32 = 200;
 
 /// What an event is about; the number says which of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,6 +117,7 @@ impl Holder {
             workers: (0..WORKERS_MAX).map(|_| None).collect(),
             homes: Homes::default(),
             ended_workers: Counters::default(),
+            displaced: Vec::new(),
             conns: HashMap::new(),
             conn_next: 1,
             lifetime,

@@ -11,7 +11,7 @@ use rustix::event::epoll::{self, EventFlags};
 
 use super::conn::Reply;
 use super::listener::Queue;
-use super::{Holder, Kind, data};
+use super::{DISPLACED_CALLS, Displaced, Holder, Kind, data};
 use crate::sys;
 
 const DONE: Answer = Answer::Done { listener: 0, worker: 0, cpu: -1, generation: 0, found: 0 };
@@ -94,6 +94,7 @@ impl Holder {
             }
             worker => (self.own_worker(conn, worker)?, false),
         };
+        self.displaced.retain(|displaced| (displaced.listener, displaced.tid) != (index, tid));
         let files = self.queue_for(index, worker, own, cookie).and_then(|()| self.files(index, worker));
         let files = match files {
             Ok(files) => files,
@@ -158,10 +159,20 @@ impl Holder {
 
     /// The queue of a worker: one the holder makes, or the worker's own listener in a program with a reuseport group.
     fn queue_for(&mut self, index: usize, worker: usize, own: BorrowedFd<'_>, cookie: u64) -> Result<(), String> {
-        if !self.listener(index).own_reuseport {
-            return self.add_queue(index, worker, own);
+        let listener = self.listener(index);
+        let present = listener.queues.get(&worker).map(|queue| queue.own_cookie);
+        let shares = listener.own_reuseport && self.shares(index, worker, cookie);
+        if !listener.own_reuseport || shares || present == Some(None) {
+            if let Some(Some(_)) = present {
+                self.forget_own(index, worker);
+            }
+            self.add_queue(index, worker, own)?;
+            if shares {
+                self.displace(index, worker, cookie);
+            }
+            return Ok(());
         }
-        if self.listener(index).queues.get(&worker).is_some_and(|queue| queue.own_cookie == Some(cookie)) {
+        if present == Some(Some(cookie)) {
             return Ok(());
         }
         let fd = own.try_clone_to_owned().map_err(|error| format!("a descriptor of the listener: {error}"))?;
@@ -170,12 +181,41 @@ impl Holder {
         Ok(())
     }
 
+    /// Workers of the same process that serve the listener, but for this one.
+    fn siblings(&self, index: usize, worker: usize) -> impl Iterator<Item = (usize, &Queue)> {
+        let pid = self.workers[worker].as_ref().map(|worker| worker.pid);
+        self.listener(index).queues.iter().map(|(&other, queue)| (other, queue)).filter(move |&(other, _)| {
+            let lives = self.workers[other].as_ref().filter(|other| other.joined & 1 << index != 0);
+            other != worker && lives.is_some_and(|other| Some(other.pid) == pid)
+        })
+    }
+
+    /// True where a process has one socket with SO_REUSEPORT for several workers, as HAProxy has for its threads: such a
+    /// socket is nobody's queue, but a listener to be divided. Who has a queue of the holder's shows that, too.
+    fn shares(&self, index: usize, worker: usize, cookie: u64) -> bool {
+        self.siblings(index, worker).any(|(_, queue)| queue.own_cookie.is_none_or(|own| own == cookie))
+    }
+
+    /// Takes the socket from the worker that came first and has it for its queue: given up as if it were dead, it joins
+    /// anew at its next `accept()`, to which it is called.
+    fn displace(&mut self, index: usize, worker: usize, cookie: u64) {
+        let has_it = |&(_, queue): &(usize, &Queue)| queue.own_cookie == Some(cookie);
+        let holders: Vec<usize> = self.siblings(index, worker).filter(has_it).map(|(other, _)| other).collect();
+        for other in holders {
+            let tid = self.workers[other].as_ref().map_or(0, |worker| worker.tid);
+            self.displaced.push(Displaced { listener: index, tid, calls_left: DISPLACED_CALLS });
+            self.forget_own(index, other);
+            self.free_worker(other);
+            self.call_for_help(index);
+        }
+    }
+
     /// Indexes whose queue has lost its worker, those with waiting connections first.
     fn orphans(&self, index: usize, cookie: u64) -> Vec<usize> {
         let listener = self.listener(index);
         let orphaned = |&(&worker, _): &(&usize, &Queue)| self.workers[worker].is_none();
         let mut found: Vec<usize> = if listener.own_reuseport {
-            let same = |queue: &Queue| queue.own_cookie == Some(cookie);
+            let same = |queue: &Queue| queue.own_cookie.is_none_or(|own| own == cookie);
             listener
                 .queues
                 .iter()

@@ -429,3 +429,10 @@ pub(crate) fn readable(fd: impl AsFd) -> bool {
     let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
     rustix::event::poll(&mut fds, Some(&now)).unwrap() == 1
 }
+
+/// Listening TCP sockets of this thread's network namespace.
+pub(crate) fn listening_sockets() -> usize {
+    let tables =
+        ["tcp", "tcp6"].map(|table| std::fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap());
+    tables.iter().flat_map(|table| table.lines()).filter(|line| line.contains(" 0A ")).count()
+}

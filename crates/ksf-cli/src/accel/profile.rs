@@ -67,17 +67,15 @@ pub(super) const PROFILES: &[Profile] = &[
             ("nbthread", "leave it out: there is a thread per CPU of the process"),
             (
                 "bind ... shards by-thread",
-                "a socket for each thread, which keeps what it accepts. Without it HAProxy has one socket with \
-                 SO_REUSEPORT, which is not split: every thread takes from it, and passes connections on \
-                 (tune.listener.multi-queue)",
+                "a socket for each thread, which keeps what it accepts. Without it there is one socket; ksf divides it \
+                 among the threads, but HAProxy passes on to others what they accept (tune.listener.multi-queue)",
             ),
             (
-                "noreuseport, tune.listener.multi-queue off",
-                "together as good as shards; one of them alone is not. Without SO_REUSEPORT a new process needs the old \
-                 one's sockets (-x) to take over",
+                "tune.listener.multi-queue off",
+                "as good as shards: each thread keeps what it accepts from the queue that ksf gives it",
             ),
         ],
-        limits: &["without these settings, connections are served on any CPU"],
+        limits: &["without one of these settings, connections are accepted on their CPU, and served on any"],
         source: "configuration manual of HAProxy 2.6, sections 3.1 and 3.2",
     },
     Profile {
