@@ -4,7 +4,7 @@
 //! one, it is a memfd and only threads and holder use it. `crates/ksf-accel/bpf/state.h` is its twin in C; a test
 //! holds sizes and offsets against each other.
 //!
-//! Every field is written by one side: the table says which. Nothing here is trusted by the kernel beyond "whom to
+//! Every field but [`Control::calls`] is written by one side: the table says which. Nothing here is trusted by the kernel beyond "whom to
 //! prefer": wrong values cost locality, not connections, because queues that nobody serves are found by the holder.
 
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};

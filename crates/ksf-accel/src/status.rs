@@ -71,7 +71,7 @@ pub struct ListenerStatus {
     pub not_accelerated: Option<String>,
     /// What went wrong last for one worker of it, which then serves the program's own listener only.
     pub trouble: Option<String>,
-    /// The program uses SO_REUSEPORT itself: its own sockets are the queues.
+    /// The program uses SO_REUSEPORT itself: its own sockets are the queues. False where such a socket was divided.
     pub own_reuseport: bool,
     /// Listeners of others on the same port that keep their connections.
     pub excluded: Vec<String>,

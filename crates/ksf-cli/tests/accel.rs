@@ -304,6 +304,17 @@ fn threads_of(pid: u32) -> String {
 /// They share one socket with SO_REUSEPORT, which is divided. Without `multi-queue` they keep what they accept.
 #[test]
 fn haproxy_threads_have_a_queue_each() {
+    haproxy("tune.listener.multi-queue off", "");
+}
+
+/// The sockets are HAProxy's own then, and no thread takes what was steered to another, unless it is called for help.
+#[test]
+fn haproxy_threads_with_shards_take_what_is_steered_to_them() {
+    haproxy("", "shards by-thread");
+}
+
+/// HAProxy with two threads, with these settings of its own and of its `bind`.
+fn haproxy(settings: &str, bind: &str) {
     if !private_network_and_run() {
         return;
     }
@@ -311,8 +322,8 @@ fn haproxy_threads_have_a_queue_each() {
     let config = folder.write(
         "haproxy.cfg",
         &format!(
-            "global\n  nbthread 2\n  maxconn 200\n  tune.listener.multi-queue off\ndefaults\n  mode http\n  \
-             timeout client 30s\n  timeout connect 30s\n  timeout server 30s\nfrontend f\n  bind {ADDRESS}\n  \
+            "global\n  nbthread 2\n  maxconn 200\n  {settings}\ndefaults\n  mode http\n  timeout client 30s\n  \
+             timeout connect 30s\n  timeout server 30s\nfrontend f\n  bind {ADDRESS} {bind}\n  \
              http-request return status 200 content-type text/plain string \"served\\n\"\n"
         ),
     );
@@ -325,40 +336,12 @@ fn haproxy_threads_have_a_queue_each() {
     assert_eq!(sum(&program, &ACCEPTED), cpus().len() as u64 * 50, "{program:#}");
     assert!(sum(&program, &["accepted_own"]) > 0, "{program:#}");
     takes_its_own(&program);
-    let queues = program["listeners"][0]["queues"].as_array().unwrap();
-    assert_eq!((queues.len(), &program["listeners"][0]["trouble"]), (2, &Value::Null), "{program:#}");
+    let listener = &program["listeners"][0];
+    assert_eq!(listener["queues"].as_array().unwrap().len(), 2, "{program:#}");
+    assert_eq!((&listener["trouble"], &listener["own_reuseport"]), (&Value::Null, &Value::Bool(!bind.is_empty())));
     let threads: Vec<&Value> = program["workers"].as_array().unwrap().iter().map(|worker| &worker["tid"]).collect();
     assert_ne!(threads[0], threads[1], "{program:#}");
     // Ends by this signal, as it would by itself.
-    haproxy.signal(Signal::INT);
-    haproxy.wait();
-    nothing_is_left();
-}
-
-/// With `shards by-thread` the sockets are HAProxy's own, and no thread takes what was steered to another, unless it is
-/// called for help.
-#[test]
-fn haproxy_threads_with_shards_take_what_is_steered_to_them() {
-    if !private_network_and_run() {
-        return;
-    }
-    let folder = Folder::new();
-    let config = folder.write(
-        "haproxy.cfg",
-        &format!(
-            "global\n  nbthread 2\n  maxconn 200\ndefaults\n  mode http\n  timeout client 30s\n  timeout connect 30s\n  \
-             timeout server 30s\nfrontend f\n  bind {ADDRESS} shards by-thread\n  \
-             http-request return status 200 content-type text/plain string \"served\\n\"\n"
-        ),
-    );
-    let mut command = accel_run(&[]);
-    command.args(["haproxy", "-db", "-f"]).arg(config);
-    let mut haproxy = Running::start(command);
-    accelerated(2);
-    cpus().iter().for_each(|cpu| requests_from(*cpu, 50));
-    let program = accelerated(2);
-    assert_eq!(sum(&program, &ACCEPTED), cpus().len() as u64 * 50, "{program:#}");
-    takes_its_own(&program);
     haproxy.signal(Signal::INT);
     haproxy.wait();
     nothing_is_left();

@@ -177,6 +177,7 @@ impl Holder {
             worker.joined &= !(1 << index);
         }
         self.close_queues(index);
+        self.displaced.retain(|displaced| displaced.listener != index);
         self.listeners[index] = None;
     }
 

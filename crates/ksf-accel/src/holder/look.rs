@@ -127,12 +127,10 @@ impl Holder {
                 return waits;
             }
         }
-        let mut of_it = self.displaced.iter_mut().filter(|displaced| displaced.listener == index);
-        if let Some(displaced) = of_it.next() {
-            displaced.calls_left -= 1;
-            if displaced.calls_left == 0 {
-                let tid = displaced.tid;
-                self.displaced.retain(|other| (other.listener, other.tid) != (index, tid));
+        if let Some(at) = self.displaced.iter().position(|displaced| displaced.listener == index) {
+            self.displaced[at].calls_left -= 1;
+            if self.displaced[at].calls_left == 0 {
+                self.displaced.swap_remove(at);
             }
             // Another may have been woken in its place.
             self.call_for_help(index);

@@ -92,7 +92,7 @@ impl Holder {
             mechanism: if listener.not_accelerated.is_some() { Level::Plain } else { self.level() },
             not_accelerated: listener.not_accelerated.clone(),
             trouble: listener.trouble.clone().or_else(|| self.undivided(listener)),
-            own_reuseport: listener.own_reuseport,
+            own_reuseport: listener.own_reuseport && listener.queues.values().all(|queue| queue.own_cookie.is_some()),
             excluded: listener.excluded.clone(),
             queues: queues.collect(),
         }
