@@ -13,8 +13,9 @@ const PRELOAD: &[u8] = b"LD_PRELOAD";
 const POINTERS_MAX: usize = 512;
 const TEXT_MAX: usize = 2048;
 
-/// `LD_PRELOAD=...`, `KSF_ACCEL=...` and `KSF_ACCEL_PORTS=...` with their ends (the last may be missing), and the length of this library's path. Written once, when the
-/// library starts: programs overwrite the memory of their environment to show a title in `ps`.
+/// `LD_PRELOAD=...`, `KSF_ACCEL=...` and `KSF_ACCEL_PORTS=...` with their ends (the last may be missing), and the length of
+/// this library's path. Written once, when the library starts: programs overwrite the memory of their environment to show a
+/// title in `ps`.
 struct Remembered {
     known: AtomicBool,
     inner: UnsafeCell<Texts>,
