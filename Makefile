@@ -39,7 +39,7 @@ bench: ## Measure against the peers, write a report to bench/results
 
 build:
 	@scripts/setup.sh demo
-	$(CARGO) build --release --locked -p ksf-cli -p ksf-capi -p ksf-kcm-preload -p ksf-preload
+	$(CARGO) build --release --locked -p ksf-cli -p libksf -p ksf-kcm-preload -p ksf-preload
 
 install: build ## Install into PREFIX (/usr/local)
 	install -D -m 755 $(KSF) $(DEST)/bin/ksf
@@ -55,11 +55,11 @@ install: build ## Install into PREFIX (/usr/local)
 	install -D -m 644 packaging/ksf.socket $(UNITS)/ksf.socket
 	install -D -m 644 packaging/ksf.toml $(DEST)/share/ksf/ksf.toml
 	install -d $(DEST)/include/ksf
-	install -m 644 crates/ksf-kernel/bpf/*.h crates/ksf-bpf-framing/bpf/*.h $(DEST)/include/ksf
-	install -m 644 $(addprefix crates/ksf-flow/bpf/,ksf-policy.h ksf_flow_abi.h ksf_flow_kernel.h) $(DEST)/include/ksf
+	install -m 644 crates/kernel/ksf-kernel/bpf/*.h crates/mux/ksf-bpf-framing/bpf/*.h $(DEST)/include/ksf
+	install -m 644 $(addprefix crates/accel/ksf-flow/bpf/,ksf-policy.h ksf_flow_abi.h ksf_flow_kernel.h) $(DEST)/include/ksf
 	install -d $(DEST)/lib/pkgconfig $(DEST)/lib/ksf
 	scripts/link-libksf.sh $(RELEASE)/libksf_capi.a $(DEST)/lib
-	install -m 644 crates/ksf-capi/include/ksf.h $(DEST)/include/ksf.h
+	install -m 644 crates/mux/libksf/include/ksf.h $(DEST)/include/ksf.h
 	sed 's,@PREFIX@,$(PREFIX),; s,@VERSION@,$(VERSION),' packaging/libksf.pc.in > $(DEST)/lib/pkgconfig/libksf.pc
 	install -D -m 644 packaging/man/libksf.3 $(DEST)/share/man/man3/libksf.3
 	install -m 755 $(RELEASE)/libksf_kcm_preload.so $(DEST)/lib/ksf/libksf_kcm_preload.so

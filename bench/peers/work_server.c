@@ -1,5 +1,5 @@
 /*
- * The work service of ksf (crates/ksf-services/src/work.rs) as one would write it without a multiplexor:
+ * The work service of ksf (crates/services/ksf-services/src/work.rs) as one would write it without a multiplexor:
  *
  *   threads   a blocking thread per connection
  *   epoll     event loops, one per thread; a connection stays with the loop it was given when it was accepted

@@ -1,0 +1,233 @@
+//! System calls that the crates below have no safe form of: options by number, BPF, shared memory.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+use ksf_bpf::{check, link_create};
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// `getsockopt()` of an option of any size; the bytes the kernel wrote.
+pub(crate) fn option(socket: BorrowedFd<'_>, level: i32, name: i32, bytes_max: usize) -> io::Result<Vec<u8>> {
+    let mut value = vec![0u8; bytes_max];
+    let mut bytes = bytes_max as libc::socklen_t;
+    // SAFETY: `value` is writable for `bytes` bytes, and the kernel writes no more than that.
+    let rc = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, value.as_mut_ptr().cast(), &raw mut bytes) };
+    if rc < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    value.truncate(bytes as usize);
+    Ok(value)
+}
+
+/// `getsockopt()` of an `int`.
+pub(crate) fn option_i32(socket: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<i32> {
+    let value = option(socket, level, name, 4)?;
+    value.try_into().map(i32::from_ne_bytes).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// `setsockopt()`.
+pub(crate) fn set_option(socket: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
+    // SAFETY: `value` is readable for its length; options whose value holds pointers do not come this way.
+    let rc = unsafe {
+        libc::setsockopt(socket.as_raw_fd(), level, name, value.as_ptr().cast(), value.len() as libc::socklen_t)
+    };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Process id of who connected a Unix socket, 0 where this process namespace does not show it.
+pub(crate) fn peer_pid(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    // `struct ucred`: pid, uid, gid.
+    let credentials = option(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, size_of::<libc::ucred>())?;
+    let pid = credentials.get(..4).and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes);
+    pid.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// A pidfd of who connected a Unix socket. The kernel knows it since 6.5; before, it is found by its id, which may be
+/// another's already.
+pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>, pid: u32) -> io::Result<OwnedFd> {
+    // asm-generic/socket.h
+    const SO_PEERPIDFD: i32 = 77;
+    match option_i32(socket, libc::SOL_SOCKET, SO_PEERPIDFD) {
+        // SAFETY: the kernel has just made this descriptor for us.
+        Ok(fd) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
+            let pid = rustix::process::Pid::from_raw(pid as i32).ok_or(io::ErrorKind::NotFound)?;
+            Ok(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// A name that no other holder has.
+pub(crate) fn unique_name() -> io::Result<String> {
+    Ok(format!("ksf-accel-{}-{}", std::process::id(), hex(&random::<4>()?)))
+}
+
+/// From the kernel.
+pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// As text, two digits a byte.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The classic filter that `SO_ATTACH_FILTER` gave the socket; empty: none. `EACCES`: it has an eBPF filter.
+pub(crate) fn filter(socket: BorrowedFd<'_>) -> io::Result<Vec<libc::sock_filter>> {
+    // Number of SO_GET_FILTER (asm-generic/socket.h). Its length counts instructions, not bytes.
+    const SO_GET_FILTER: i32 = libc::SO_ATTACH_FILTER;
+    let mut filter = vec![libc::sock_filter { code: 0, jt: 0, jf: 0, k: 0 }; 4096];
+    let mut len = filter.len() as libc::socklen_t;
+    let at = filter.as_mut_ptr().cast();
+    // SAFETY: `filter` has room for `len` instructions, which is BPF_MAXINSNS.
+    let rc = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_GET_FILTER, at, &raw mut len) };
+    if rc < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    filter.truncate(len as usize);
+    Ok(filter)
+}
+
+/// `SO_ATTACH_FILTER` or `SO_ATTACH_REUSEPORT_CBPF`.
+pub(crate) fn attach_classic(socket: BorrowedFd<'_>, name: i32, program: &[libc::sock_filter]) -> io::Result<()> {
+    let len = u16::try_from(program.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;
+    let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
+    // SAFETY: `sock_fprog` points to `len` instructions that live through the call; the kernel only reads them.
+    let rc = unsafe {
+        let bytes = size_of_val(&program) as libc::socklen_t;
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, (&raw const program).cast(), bytes)
+    };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Moves this thread into a network namespace.
+pub(crate) fn enter_network(namespace: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: a descriptor and a flag; it changes what this thread sees of the network, and no memory.
+    let rc = unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A map of a loaded object, with its own descriptor.
+#[derive(Debug)]
+pub(crate) struct Map {
+    fd: OwnedFd,
+    key_bytes: usize,
+    value_bytes: usize,
+}
+
+impl Map {
+    pub(crate) fn new(fd: OwnedFd, key_bytes: usize, value_bytes: usize) -> Self {
+        Self { fd, key_bytes, value_bytes }
+    }
+
+    pub(crate) fn update(&self, key: &[u8], value: &[u8]) -> io::Result<()> {
+        assert_eq!((key.len(), value.len()), (self.key_bytes, self.value_bytes), "sizes of the map's types");
+        // SAFETY: key and value are readable for the sizes the map was created with (asserted above), and the kernel
+        // copies them before it returns.
+        check(unsafe {
+            libbpf_sys::bpf_map_update_elem(self.fd.as_raw_fd(), key.as_ptr().cast(), value.as_ptr().cast(), 0)
+        })
+        .map(drop)
+    }
+
+    /// Of a map whose value is a number of 8 bytes; none if it cannot be read.
+    pub(crate) fn number(&self, key: u32) -> Option<u64> {
+        let (key, mut value) = (key.to_ne_bytes(), [0u8; 8]);
+        assert_eq!((key.len(), value.len()), (self.key_bytes, self.value_bytes), "sizes of the map's types");
+        // SAFETY: key is readable and value writable for the sizes the map was created with (asserted above).
+        let rc = unsafe {
+            let (key, value) = (key.as_ptr().cast(), value.as_mut_ptr().cast());
+            libbpf_sys::bpf_map_lookup_elem(self.fd.as_raw_fd(), key, value)
+        };
+        check(rc).ok().map(|_| u64::from_ne_bytes(value))
+    }
+
+    /// What was not there is not missed.
+    pub(crate) fn delete(&self, key: &[u8]) -> io::Result<()> {
+        assert_eq!(key.len(), self.key_bytes, "size of the map's key");
+        // SAFETY: key is readable for the map's key size (asserted above); the kernel copies it.
+        match check(unsafe { libbpf_sys::bpf_map_delete_elem(self.fd.as_raw_fd(), key.as_ptr().cast()) }) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) => Ok(()),
+            result => result.map(drop),
+        }
+    }
+}
+
+impl AsFd for Map {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Attaches an sk_lookup program to a network namespace. Ends with the descriptor.
+pub(crate) fn attach_lookup(program: BorrowedFd<'_>, namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    attach(program, namespace, libbpf_sys::BPF_SK_LOOKUP)
+}
+
+/// Attaches a program to a network namespace or a folder of cgroup2, as its kind asks. Ends with the descriptor.
+pub(crate) fn attach(
+    program: BorrowedFd<'_>,
+    target: BorrowedFd<'_>,
+    kind: libbpf_sys::bpf_attach_type,
+) -> io::Result<OwnedFd> {
+    link_create(program, target.as_raw_fd(), kind, 0)
+}
+
+/// Ids of the sk_lookup programs of a network namespace, in the order in which they run.
+pub(crate) fn lookup_programs(namespace: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    let mut ids = vec![0u32; 64];
+    let mut count = ids.len() as u32;
+    let fd = namespace.as_raw_fd();
+    // SAFETY: `ids` has room for `count` ids; null stands for "flags not wanted".
+    check(unsafe {
+        libbpf_sys::bpf_prog_query(
+            fd,
+            libbpf_sys::BPF_SK_LOOKUP,
+            0,
+            std::ptr::null_mut(),
+            ids.as_mut_ptr(),
+            &raw mut count,
+        )
+    })?;
+    ids.truncate(count as usize);
+    Ok(ids)
+}
+
+/// A shared, writable mapping of a descriptor from its beginning.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    at: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping is plain shared memory and belongs to no thread; only atomics are laid over it.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    pub(crate) fn new(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+        let bytes = bytes.next_multiple_of(rustix::param::page_size());
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice: no existing memory is touched.
+        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, fd, 0)? };
+        Ok(Self { at: NonNull::new(at.cast()).expect("mmap never returns null here"), bytes })
+    }
+
+    /// The mapping's beginning as a `T`, checked to fit.
+    pub(crate) fn at<T>(&self) -> NonNull<T> {
+        assert!(size_of::<T>() <= self.bytes && align_of::<T>() <= rustix::param::page_size());
+        self.at.cast()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `new` and nobody else unmaps it; borrows live no longer than `self`.
+        let _ = unsafe { rustix::mm::munmap(self.at.as_ptr().cast(), self.bytes) };
+    }
+}

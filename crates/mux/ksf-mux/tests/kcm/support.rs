@@ -1,0 +1,249 @@
+//! Connections, framing programs and the record, for the tests of KCM's contract.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use ksf_bpf_framing::FramingProgram;
+use ksf_mux::kcm::{AttachOptions, Flags, KcmError, KcmSocket, Kind, Options};
+use ksf_mux::{ConnectionError, ConnectionId, Event};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt;
+
+pub(crate) use crate::common::{PATIENCE, own_network};
+
+pub(crate) fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
+}
+
+/// Lines "row: what happened", in their order.
+pub(crate) fn record(name: &str) -> Vec<(String, String)> {
+    let text = std::fs::read_to_string(repository().join("lab/kcm").join(name)).unwrap();
+    let split = |line: &str| line.split_once(": ").map(|(row, what)| (row.to_owned(), what.to_owned()));
+    text.lines().map(|line| split(line).unwrap_or_else(|| panic!("{name}: {line}"))).collect()
+}
+
+/// Compares what was observed with `lab/kcm/ours.txt`.
+pub(crate) fn check(observed: &[(&str, String)]) {
+    let ours = record("ours.txt");
+    for (row, observed) in observed {
+        let wanted = ours.iter().find(|(name, _)| name == row).unwrap_or_else(|| panic!("no row {row}"));
+        assert_eq!(observed, &wanted.1, "{row}");
+    }
+}
+
+// --- programs ---------------------------------------------------------------------------------------------------------
+
+pub(crate) fn program(instructions: &[(u8, u8, i16, i32)]) -> Arc<FramingProgram> {
+    let mut bytes = Vec::new();
+    for (code, registers, offset, immediate) in instructions {
+        bytes.extend([*code, *registers]);
+        bytes.extend(offset.to_ne_bytes());
+        bytes.extend(immediate.to_ne_bytes());
+    }
+    Arc::new(FramingProgram::from_instructions(&bytes, &ksf_bpf_framing::Options::default()).unwrap())
+}
+
+/// The program of kcm.rst: the word at the start, or 0.
+pub(crate) fn documented() -> Arc<FramingProgram> {
+    program(&[(0xbf, 0x16, 0, 0), (0x20, 0, 0, 0), (0x95, 0, 0, 0)])
+}
+
+/// The one that AF_KCM needs: it reads where in the segment the message starts. See `lab/kcm/contract.c`.
+pub(crate) fn framing() -> Arc<FramingProgram> {
+    program(&[
+        (0xbf, 0x16, 0, 0),
+        (0xbf, 0x13, 0, 0),
+        (0x07, 0x03, 0, 68),
+        (0xbf, 0xa1, 0, 0),
+        (0x07, 0x01, 0, -8),
+        (0xb7, 0x02, 0, 4),
+        (0x85, 0, 0, 113),
+        (0x61, 0xa2, -8, 0),
+        (0xbf, 0x61, 0, 0),
+        (0xbf, 0xa3, 0, 0),
+        (0x07, 0x03, 0, -4),
+        (0xb7, 0x04, 0, 4),
+        (0x85, 0, 0, 26),
+        (0x15, 0x00, 2, 0),
+        (0xb7, 0x00, 0, 0),
+        (0x95, 0, 0, 0),
+        (0x61, 0xa0, -4, 0),
+        (0xdc, 0x00, 0, 32),
+        (0x95, 0, 0, 0),
+    ])
+}
+
+pub(crate) fn constant(value: i32) -> Arc<FramingProgram> {
+    program(&[(0xb7, 0, 0, value), (0x95, 0, 0, 0)])
+}
+
+// --- connections ------------------------------------------------------------------------------------------------------
+
+/// `near` is attached; `far` is the peer's end.
+pub(crate) struct Tcp {
+    pub(crate) near: OwnedFd,
+    pub(crate) far: TcpStream,
+    pub(crate) id: ConnectionId,
+}
+
+pub(crate) fn connection(receive_buffer: Option<usize>) -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    if let Some(bytes) = receive_buffer {
+        sockopt::set_socket_recv_buffer_size(&listener, bytes).unwrap();
+    }
+    let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    far.set_nodelay(true).unwrap();
+    far.set_read_timeout(Some(PATIENCE)).unwrap();
+    (listener.accept().unwrap().0.into(), far)
+}
+
+pub(crate) fn attached_with(mux: &KcmSocket, program: Arc<FramingProgram>, receive_buffer: Option<usize>) -> Tcp {
+    let (near, far) = connection(receive_buffer);
+    let id = mux.attach(near.try_clone().unwrap(), program, AttachOptions::default()).unwrap();
+    Tcp { near, far, id }
+}
+
+pub(crate) fn attached(mux: &KcmSocket) -> Tcp {
+    attached_with(mux, framing(), None)
+}
+
+pub(crate) fn kcm(kind: Kind) -> KcmSocket {
+    KcmSocket::new(kind, Options::default()).unwrap()
+}
+
+/// A message: its length in network order, then a letter all through.
+pub(crate) fn message(bytes: usize, letter: u8) -> Vec<u8> {
+    let mut message = vec![letter; bytes];
+    message[..4].copy_from_slice(&u32::try_from(bytes).unwrap().to_be_bytes());
+    message
+}
+
+impl Tcp {
+    pub(crate) fn put(&self, bytes: usize, letter: u8) {
+        (&self.far).write_all(&message(bytes, letter)).unwrap();
+    }
+
+    /// What the peer has received: something, for which it waits.
+    pub(crate) fn gets(&self) -> String {
+        let mut buffer = [0; 4096];
+        self.far.set_nonblocking(false).unwrap();
+        (&self.far).read(&mut buffer).unwrap().to_string()
+    }
+
+    /// What the peer has received, now.
+    pub(crate) fn has(&self) -> String {
+        let mut buffer = [0; 4096];
+        self.far.set_nonblocking(true).unwrap();
+        match (&self.far).read(&mut buffer) {
+            Ok(bytes) => bytes.to_string(),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => "nothing".into(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+// --- observations -----------------------------------------------------------------------------------------------------
+
+pub(crate) fn errno_name(errno: i32) -> String {
+    let known = [
+        (Errno::AGAIN, "EAGAIN"),
+        (Errno::ALREADY, "EALREADY"),
+        (Errno::BADMSG, "EBADMSG"),
+        (Errno::MSGSIZE, "EMSGSIZE"),
+        (Errno::NOENT, "ENOENT"),
+        (Errno::NOTCONN, "ENOTCONN"),
+        (Errno::OPNOTSUPP, "EOPNOTSUPP"),
+        (Errno::PIPE, "EPIPE"),
+        (Errno::PROTONOSUPPORT, "EPROTONOSUPPORT"),
+        (Errno::SOCKTNOSUPPORT, "ESOCKTNOSUPPORT"),
+        (Errno::TIMEDOUT, "ETIMEDOUT"),
+    ];
+    let found = known.iter().find(|(known, _)| known.raw_os_error() == errno);
+    found.map_or_else(|| format!("error {errno}"), |(_, name)| (*name).to_owned())
+}
+
+pub(crate) fn outcome<T>(result: Result<T, i32>) -> String {
+    result.map_or_else(errno_name, |_| "ok".to_owned())
+}
+
+fn describe(buffer: &[u8], received: Result<ksf_mux::kcm::Received, KcmError>) -> String {
+    match received {
+        Err(KcmError::WouldBlock) => "nothing".into(),
+        Err(error) => errno_name(error.errno()),
+        Ok(received) => {
+            let last = char::from(buffer[received.bytes - 1]);
+            let last = if last < ' ' { '-' } else { last };
+            let has = |flag, name| if received.flags.contains(flag) { name } else { "" };
+            format!("{} {last}{}{}", received.bytes, has(Flags::TRUNC, " TRUNC"), has(Flags::EOR, " EOR"))
+        }
+    }
+}
+
+/// Receives once into a buffer of this size; waits for it.
+pub(crate) fn receive_into(socket: &KcmSocket, size: usize, flags: Flags) -> String {
+    let mut buffer = vec![0; 1 << 20];
+    socket.set_receive_timeout(Some(PATIENCE));
+    let received = socket.recv(&mut buffer[..size], flags);
+    describe(&buffer, received)
+}
+
+pub(crate) fn receive(socket: &KcmSocket) -> String {
+    receive_into(socket, 1 << 20, Flags::NONE)
+}
+
+/// What is there now.
+pub(crate) fn receive_now(socket: &KcmSocket) -> String {
+    let mut buffer = vec![0; 1 << 20];
+    let received = socket.recv(&mut buffer, Flags::DONTWAIT);
+    describe(&buffer, received)
+}
+
+pub(crate) fn drain(socket: &KcmSocket) -> usize {
+    std::iter::repeat_with(|| receive_now(socket)).take_while(|what| what != "nothing").count()
+}
+
+/// The error of a connection, waited for.
+pub(crate) fn error_of(mux: &KcmSocket, connection: ConnectionId) -> ConnectionError {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        while let Some(event) = mux.event() {
+            match event {
+                Event::Ended { connection: ended, error } if ended == connection => return error,
+                _ => {}
+            }
+        }
+        wait_readable(mux, end);
+        mux.look().unwrap();
+    }
+}
+
+/// Waits until there may be a message or an event.
+pub(crate) fn wait_readable(mux: &KcmSocket, end: Instant) {
+    let left = end.saturating_duration_since(Instant::now());
+    assert!(!left.is_zero(), "nothing happened");
+    let events = mux.mux().event_fd();
+    let messages = mux.poll_fd().unwrap();
+    let mut set = [PollFd::new(&events, PollFlags::IN), PollFd::from_borrowed_fd(messages.as_fd(), PollFlags::IN)];
+    let timeout = Timespec { tv_sec: left.as_secs() as _, tv_nsec: 0 };
+    poll(&mut set, Some(&timeout)).unwrap();
+}
+
+/// Waits until a connection has unfinished or whole messages of so many bytes.
+pub(crate) fn wait_for_bytes(mux: &KcmSocket, connection: ConnectionId, bytes: usize) {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        mux.look().unwrap();
+        let stats = mux.stats();
+        let of = stats.connections.iter().find(|stats| stats.connection == connection);
+        if of.is_some_and(|stats| stats.waiting_bytes >= bytes) {
+            return;
+        }
+        assert!(Instant::now() < end, "{stats:?}");
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,217 @@
+//! libksf as a C program meets it: compiled, linked and run.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use ksf_lab::{Lab, turn};
+use rustix::thread::{CapabilitySet, UnshareFlags, capabilities, unshare_unsafe};
+
+/// Gives this test, and the programs it starts, a network namespace with nothing but a loopback device. Without
+/// CAP_SYS_ADMIN it runs on the machine's own loopback.
+fn own_network() {
+    if !capabilities(None).unwrap().effective.contains(CapabilitySet::SYS_ADMIN) {
+        return;
+    }
+    // SAFETY: changes the network namespace of this thread only, no memory and no descriptor.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
+    run(Command::new("ip").args(["link", "set", "lo", "up"]));
+}
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
+    out.into_owned()
+}
+
+/// The directory with the shared library, made of the archive that cargo built for these tests.
+fn library() -> &'static Path {
+    static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
+    DIRECTORY.get_or_init(|| {
+        let built = std::env::current_exe().unwrap();
+        let archives = built.parent().unwrap().read_dir().unwrap().filter_map(|entry| {
+            let entry = entry.unwrap();
+            let name = entry.file_name().into_string().ok()?;
+            let is_ours = name.starts_with("libksf_capi") && name.ends_with(".a");
+            is_ours.then(|| (entry.metadata().unwrap().modified().unwrap(), entry.path()))
+        });
+        let (_, archive) = archives.max().expect("cargo has built the archive");
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libksf");
+        std::fs::create_dir_all(&directory).unwrap();
+        run(Command::new("sh").arg(repository().join("scripts/link-libksf.sh")).arg(archive).arg(&directory));
+        directory
+    })
+}
+
+/// A program of a C file, compiled once: what runs cannot be written.
+fn compile(source: &str) -> PathBuf {
+    static COMPILED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+    let source = repository().join(source);
+    let program = library().join(source.file_stem().unwrap());
+    let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    if compiled.contains(&program) {
+        return program;
+    }
+    let flags = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-pthread"];
+    run(Command::new("cc").args(flags).arg("-I").arg(repository().join("crates/mux/libksf/include")).arg(source).args(
+        [
+            "-o".as_ref(),
+            program.as_os_str(),
+            "-L".as_ref(),
+            library().as_os_str(),
+            "-lksf".as_ref(),
+            // For whoever asks the loader what the program needs.
+            "-Wl,-rpath".as_ref(),
+            "-Xlinker".as_ref(),
+            library().as_os_str(),
+        ],
+    ));
+    compiled.insert(program.clone());
+    program
+}
+
+fn program(path: &Path) -> Command {
+    let mut command = Command::new(path);
+    command.env("LD_LIBRARY_PATH", library());
+    command
+}
+
+#[test]
+fn every_call_does_what_the_header_says() {
+    own_network();
+    run(&mut program(&compile("crates/mux/libksf/tests/api.c")));
+}
+
+/// The same program where the choice is left open: on whatever this kernel has.
+#[test]
+fn who_leaves_the_choice_gets_what_there_is() {
+    own_network();
+    let api = compile("crates/mux/libksf/tests/api.c");
+    let chosen = run(program(&api).arg("auto"));
+    let wanted = program(&api).arg("kcm").output().unwrap();
+    if chosen == "kcm\n" {
+        assert!(wanted.status.success(), "{wanted:?}");
+    } else {
+        assert_eq!(chosen, "ksf\n");
+        // It says why not, and what helps.
+        let words = String::from_utf8_lossy(&wanted.stderr);
+        assert!(!wanted.status.success() && words.contains("AF_KCM") && words.contains("; "), "{words}");
+    }
+}
+
+/// A kernel that has it, and the same with the module on no disk and not loaded.
+#[test]
+fn the_same_programs_run_on_the_kernels_af_kcm() {
+    const RUN: &str = r#"
+api kcm
+api ksf
+api auto
+for mux in kcm ksf; do
+    mkfifo /tmp/in
+    : > /tmp/port
+    echo_workers 3 0 $mux < /tmp/in > /tmp/port &
+    server=$!
+    exec 3> /tmp/in
+    until read port < /tmp/port; do kill -0 $server; done
+    spread_client $port 4 2000 $mux
+    exec 3>&-
+    wait $server
+    rm /tmp/in
+done
+"#;
+    let Some(_turn) = turn() else { return };
+    let lab = |script: &str| {
+        let sources = ["crates/mux/libksf/tests/api.c", "examples/c/echo_workers.c", "examples/c/spread_client.c"];
+        let lab = Lab::script(script).tool("mkfifo").tool("rm").cpus(2).memory_mib(1024);
+        let lab = lab.file(library().join("libksf.so.0"), "/usr/lib/libksf.so.0");
+        sources.iter().fold(lab, |lab, source| {
+            let program = compile(source);
+            let name = program.file_name().unwrap().to_str().unwrap().to_owned();
+            lab.file(program, format!("/bin/{name}"))
+        })
+    };
+    let output = lab(RUN).module("kcm").run().unwrap().checked().unwrap();
+    let replies = "2000 replies: 500 500 500 500\n";
+    assert_eq!(output, format!("kcm\n{replies}{replies}"));
+
+    let output = lab("api auto; api kcm 2>&1 || echo status $?").run().unwrap().checked().unwrap();
+    assert!(output.starts_with("ksf\n") && output.ends_with("status 1\n"), "{output}");
+    assert!(output.contains("AF_KCM"), "{output}");
+}
+
+#[test]
+fn the_header_is_c_and_cxx_and_has_the_layout_of_the_library() {
+    let sizes = [
+        ("struct ksf_options", size_of::<ksf_capi::Options>()),
+        ("struct ksf_event", size_of::<ksf_capi::Event>()),
+        ("struct ksf_stats", size_of::<ksf_capi::Stats>()),
+    ];
+    let checks: String = sizes.map(|(name, size)| format!("CHECK(sizeof({name}) == {size});\n")).concat();
+    for (compiler, language, check) in [("cc", "c", "_Static_assert(x, #x)"), ("clang", "c++", "static_assert(x, #x)")]
+    {
+        let text = format!("#include <ksf.h>\n#define CHECK(x) {check}\n{checks}");
+        let file = library().join(format!("layout.{}", language.replace('+', "x")));
+        std::fs::write(&file, text).unwrap();
+        run(Command::new(compiler)
+            .args(["-x", language, "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-I"])
+            .arg(repository().join("crates/mux/libksf/include"))
+            .arg(file));
+    }
+}
+
+#[test]
+fn nothing_but_the_interface_is_visible() {
+    let symbols = run(Command::new("nm").args(["-D", "--defined-only"]).arg(library().join("libksf.so.0")));
+    let mut visible: Vec<_> = symbols.lines().filter_map(|line| line.split_whitespace().nth(2)).collect();
+    visible.retain(|symbol| *symbol != "KSF_0.1");
+    let names: Vec<_> = visible.iter().map(|symbol| symbol.strip_suffix("@@KSF_0.1").expect(symbol)).collect();
+    let texts = [
+        ("ksf.h", std::fs::read_to_string(repository().join("crates/mux/libksf/include/ksf.h")).unwrap()),
+        ("libksf.3", std::fs::read_to_string(repository().join("packaging/man/libksf.3")).unwrap()),
+    ];
+    for (file, text) in &texts {
+        for name in &names {
+            assert!(text.contains(&format!("{name}(")), "{file} does not know {name}");
+        }
+    }
+    // What the header promises is there.
+    let called = texts[0].1.lines().filter(|line| !line.trim_start().starts_with('*'));
+    let promised = called.filter_map(|line| line.split_once('(')?.0.rsplit([' ', '*']).next());
+    for name in promised.filter(|name| name.starts_with("ksf_")) {
+        assert!(names.contains(&name), "{name} is in the header only");
+    }
+    let dynamic = run(Command::new("readelf").arg("-d").arg(library().join("libksf.so.0")));
+    assert!(dynamic.contains("soname: [libksf.so.0]"), "{dynamic}");
+}
+
+#[test]
+fn the_examples_talk_to_each_other() {
+    own_network();
+    let (server, client) = (compile("examples/c/echo_workers.c"), compile("examples/c/spread_client.c"));
+    let mut server = program(&server).arg("3").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut port = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut port).unwrap();
+    let out = run(program(&client).args([port.trim(), "4", "2000"]));
+    // Nobody reads slowly, so every connection has its share, to one.
+    assert_eq!(out, "2000 replies: 500 500 500 500\n");
+    drop(server.stdin.take());
+    assert!(server.wait().unwrap().success());
+}
+
+#[test]
+fn pkg_config_finds_it() {
+    let template = std::fs::read_to_string(repository().join("packaging/libksf.pc.in")).unwrap();
+    let text = template.replace("@PREFIX@", "/opt/ksf").replace("@VERSION@", env!("CARGO_PKG_VERSION"));
+    std::fs::write(library().join("libksf.pc"), text).unwrap();
+    let ask = |option: &str| run(Command::new("pkg-config").args([option, "libksf"]).env("PKG_CONFIG_PATH", library()));
+    assert_eq!(ask("--cflags").trim(), "-I/opt/ksf/include");
+    assert_eq!(ask("--libs").trim(), "-L/opt/ksf/lib -lksf");
+    assert_eq!(ask("--modversion").trim(), env!("CARGO_PKG_VERSION"));
+}

@@ -1,0 +1,216 @@
+//! Manual pages and completion scripts, made from the definitions of the command line.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+
+use clap::{Command, CommandFactory};
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, bold, roman};
+
+use crate::args::Cli;
+use crate::exit::{Failure, Status, TABLE};
+
+/// Commands that are also installed, as links, under their bare names.
+pub(crate) const BARE_NAMES: &[&str] = &["kecho", "krpc2", "echotest", "rpctest"];
+
+/// The page of `ksf`, or of one of its commands.
+pub(crate) fn page(command: Option<&str>) -> Result<Vec<u8>, Failure> {
+    let ksf = Cli::command();
+    let wanted = match command {
+        None | Some("ksf") => ksf,
+        Some(name) => subcommand(&ksf, name).ok_or_else(|| {
+            Failure::new(Status::Usage, format!("there is no command \"{name}\"")).remedy("see ksf --help")
+        })?,
+    };
+    render(wanted).map_err(|error| Failure::os("cannot make the manual page", &error))
+}
+
+/// Writes a page for every command, and for every bare name a page that refers to it.
+pub(crate) fn write_pages(folder: &Path) -> Result<(), Failure> {
+    let fail = |error: io::Error| Failure::os(format!("cannot write manual pages to {}", folder.display()), &error);
+    fs::create_dir_all(folder).map_err(fail)?;
+    let ksf = Cli::command();
+    fs::write(folder.join("ksf.1"), render(ksf.clone()).map_err(fail)?).map_err(fail)?;
+    for name in names(&ksf) {
+        let Some(command) = subcommand(&ksf, &name) else {
+            continue;
+        };
+        let text = render(command).map_err(fail)?;
+        fs::write(folder.join(format!("ksf-{name}.1")), text).map_err(fail)?;
+    }
+    for name in BARE_NAMES {
+        let text = format!(".so man1/ksf-{name}.1\n");
+        fs::write(folder.join(format!("{name}.1")), text).map_err(fail)?;
+    }
+    Ok(())
+}
+
+/// Prints a completion script for `ksf`.
+pub(crate) fn completions(shell: clap_complete::Shell, out: &mut impl Write) {
+    clap_complete::generate(shell, &mut Cli::command(), "ksf", out);
+}
+
+/// The names of all commands, and of the commands below them with a dash between: `accel`, `accel-nic`.
+fn names(command: &Command) -> Vec<String> {
+    let mut all = Vec::new();
+    for below in command.get_subcommands() {
+        all.push(below.get_name().to_owned());
+        all.extend(names(below).iter().map(|name| format!("{}-{name}", below.get_name())));
+    }
+    all
+}
+
+/// One command as a command of its own, named as its page is.
+fn subcommand(ksf: &Command, name: &str) -> Option<Command> {
+    let (command, usage) = descend(ksf, name)?;
+    let page = format!("ksf-{name}");
+    let usage = format!("ksf {usage}");
+    Some(command.clone().display_name(page).bin_name(usage).version(env!("CARGO_PKG_VERSION")))
+}
+
+/// The command of a name with dashes, and the words that call it. Names of commands have dashes, too (`kcm-run`).
+fn descend<'a>(command: &'a Command, name: &str) -> Option<(&'a Command, String)> {
+    if let Some(found) = command.find_subcommand(name) {
+        return Some((found, name.to_owned()));
+    }
+    name.match_indices('-').find_map(|(at, _)| {
+        let (found, words) = descend(command.find_subcommand(&name[..at])?, &name[at + 1..])?;
+        Some((found, format!("{} {words}", &name[..at])))
+    })
+}
+
+fn render(command: Command) -> io::Result<Vec<u8>> {
+    let servers = ["ksf", "ksf-kecho", "ksf-krpc2", "ksf-serve", "ksf-run"];
+    let name = command.get_display_name().unwrap_or("ksf").to_owned();
+    let source = format!("ksf {}", env!("CARGO_PKG_VERSION"));
+    let has_subcommands = command.has_subcommands();
+    let man = Man::new(command).title(name.to_uppercase()).section("1").date("").source(source).manual("ksf manual");
+    let mut out = Vec::new();
+    man.render_title(&mut out)?;
+    man.render_name_section(&mut out)?;
+    man.render_synopsis_section(&mut out)?;
+    man.render_description_section(&mut out)?;
+    man.render_options_section(&mut out)?;
+    if has_subcommands {
+        man.render_subcommands_section(&mut out)?;
+    }
+    if servers.contains(&name.as_str()) {
+        server_sections(&mut out)?;
+    }
+    if name == "ksf-serve" {
+        example_section(&mut out)?;
+    }
+    exit_section(&mut out)?;
+    see_also(&name, &mut out)?;
+    Ok(out)
+}
+
+fn exit_section(out: &mut dyn Write) -> io::Result<()> {
+    let mut roff = Roff::new();
+    roff.control("SH", ["EXIT STATUS"]);
+    for (code, meaning) in TABLE {
+        roff.control("TP", []);
+        roff.text([bold(code.to_string())]);
+        roff.text([roman(*meaning)]);
+    }
+    roff.to_writer(out)
+}
+
+/// What concerns every server.
+fn server_sections(out: &mut dyn Write) -> io::Result<()> {
+    let sections: &[(&str, &[(&str, &str)])] = &[
+        (
+            "SIGNALS",
+            &[
+                (
+                    "SIGTERM, SIGINT",
+                    "Stop listening, answer what was received, close, and exit with 0. A second one ends at once with 71.",
+                ),
+                (
+                    "SIGHUP",
+                    "Read the limits again: --config-limits FILE, or the tables [limits] of the configuration file. If the file is wrong, the old limits stay and a line says why.",
+                ),
+            ],
+        ),
+        (
+            "RIGHTS",
+            &[
+                (
+                    "kernel engine, XDP",
+                    "CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON: run as root, or setcap cap_bpf,cap_net_admin,cap_perfmon+ep on the binary.",
+                ),
+                ("uring and epoll", "None, for ports from 1024 on."),
+            ],
+        ),
+        (
+            "FILES",
+            &[("/run/ksf/PID.sock", "Socket of ksf stat; below $XDG_RUNTIME_DIR where /run/ksf cannot be written.")],
+        ),
+        (
+            "ENVIRONMENT",
+            &[
+                ("LISTEN_FDS, LISTEN_PID, LISTEN_FDNAMES", "Sockets passed by the service manager (sd_listen_fds(3))."),
+                ("NOTIFY_SOCKET, WATCHDOG_USEC", "Readiness, reloading, stopping and the watchdog (sd_notify(3))."),
+            ],
+        ),
+    ];
+    let mut roff = Roff::new();
+    for (title, entries) in sections {
+        roff.control("SH", [*title]);
+        for (term, text) in *entries {
+            roff.control("TP", []);
+            roff.text([bold(*term)]);
+            roff.text([roman(*text)]);
+        }
+    }
+    roff.to_writer(out)
+}
+
+/// The example configuration is the reference of its keys, so the page shows it whole.
+fn example_section(out: &mut dyn Write) -> io::Result<()> {
+    let mut roff = Roff::new();
+    roff.control("SH", ["EXAMPLE"]);
+    roff.control("nf", []);
+    for line in include_str!("../../../../packaging/ksf.toml").lines() {
+        roff.text([roman(line)]);
+    }
+    roff.control("fi", []);
+    roff.to_writer(out)
+}
+
+fn see_also(name: &str, out: &mut dyn Write) -> io::Result<()> {
+    let ksf = Cli::command();
+    let pages: Vec<String> = std::iter::once("ksf".to_owned())
+        .chain(ksf.get_subcommands().map(|command| format!("ksf-{}", command.get_name())))
+        .filter(|page| page != name)
+        .map(|page| format!("{page}(1)"))
+        .collect();
+    let mut roff = Roff::new();
+    roff.control("SH", ["SEE ALSO"]);
+    roff.text([roman(pages.join(", "))]);
+    roff.to_writer(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_has_a_page_with_exit_statuses() {
+        for command in Cli::command().get_subcommands() {
+            let text = String::from_utf8(page(Some(command.get_name())).unwrap()).unwrap();
+            assert!(text.contains("EXIT STATUS"), "{}", command.get_name());
+            assert!(text.contains(".TH"), "{}", command.get_name());
+        }
+        for name in names(&Cli::command()) {
+            let text = String::from_utf8(page(Some(&name)).unwrap()).unwrap();
+            assert!(text.contains("EXIT STATUS"), "{name}");
+        }
+        let apply = String::from_utf8(page(Some("accel-nic-apply")).unwrap()).unwrap();
+        assert!(apply.contains("ksf accel nic apply") && apply.contains("\\-\\-yes"), "{apply}");
+        let serve = String::from_utf8(page(Some("serve")).unwrap()).unwrap();
+        assert!(serve.contains("[[service]]"));
+        assert_eq!(page(Some("nonsense")).unwrap_err().status, Status::Usage);
+    }
+}

@@ -1,0 +1,329 @@
+//! Profiles of `ksf accel run` with the programs they are for, and `ksf accel unit` with systemd as the judge. In a
+//! network namespace and a /run of the test's own; needs root.
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde_json::Value;
+use support::{Folder, PATIENCE, built_folder, private_network_and_run, run, say_skipped, stderr, stdout, until};
+
+const ADDRESS: &str = "127.0.0.1:8080";
+
+/// `ksf accel run FLAGS -- WORDS`, without what the environment of this test may say.
+fn accel_run(flags: &[&str], words: &[&str]) -> Command {
+    let mut command = support::ksf();
+    command.args(["accel", "run"]).args(flags).arg("--").args(words).stdin(Stdio::null());
+    for variable in ["LD_PRELOAD", "KSF_ACCEL", "NODE_CLUSTER_SCHED_POLICY"] {
+        command.env_remove(variable);
+    }
+    // Where cargo leaves the library for tests.
+    command.env("KSF_LIB_DIR", built_folder());
+    command
+}
+
+/// True if the program is installed; in CI it must be.
+fn is_here(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
+    folders.extend([PathBuf::from("/usr/sbin"), PathBuf::from("/usr/bin")]);
+    let found = folders.iter().any(|folder| folder.join(program).is_file());
+    assert!(found || std::env::var_os("CI").is_none(), "in CI no test may be skipped: needs {program}");
+    if !found {
+        say_skipped(&format!("needs {program}"));
+    }
+    found
+}
+
+/// A program that runs, with all that it has started; killed when dropped.
+struct Running(Child);
+
+impl Running {
+    fn start(mut command: Command, folder: &Folder) -> Self {
+        use std::os::unix::process::CommandExt;
+        let said = std::fs::File::create(folder.path("said")).unwrap();
+        command.stdout(Stdio::null()).stderr(said).process_group(0).current_dir(folder.path(""));
+        Self(command.spawn().expect("ksf starts"))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Its number is not another's: nobody has waited for it.
+        let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
+        let _ = self.0.wait();
+    }
+}
+
+/// The accelerated programs.
+fn programs() -> Vec<Value> {
+    let output = run(&["accel", "status", "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let document: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
+    document["programs"].as_array().expect("a list").clone()
+}
+
+/// The workers that are ready, as soon as there are so many.
+fn workers(count: usize) -> Vec<Value> {
+    let mut ready = Vec::new();
+    until(&format!("{count} workers are ready"), || {
+        let program = programs().pop().unwrap_or_default();
+        let all = program["workers"].as_array().cloned().unwrap_or_default();
+        ready = all.into_iter().filter(|worker| worker["ready"].as_array().is_some_and(|it| !it.is_empty())).collect();
+        ready.len() >= count
+    });
+    ready
+}
+
+/// One request from this CPU, on a connection of its own.
+fn ask_from(cpu: usize) {
+    std::thread::spawn(move || {
+        ksf::cpus::pin_to(cpu).unwrap();
+        let mut stream = TcpStream::connect(ADDRESS).expect("it listens");
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer, and its end");
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    })
+    .join()
+    .unwrap();
+}
+
+/// A program with two workers: each is ready at the queue of a CPU, and what comes from that CPU is accepted.
+fn has_a_queue_for_each_worker(words: &[&str], folder: &Folder) {
+    let cpus = ksf::cpus::allowed().unwrap();
+    let running = Running::start(accel_run(&[], words), folder);
+    let homes: Vec<_> = workers(2).iter().map(|worker| worker["cpu"].as_u64().expect("a home")).collect();
+    for cpu in cpus.iter().take(2) {
+        assert!(homes.contains(&(*cpu as u64)), "{words:?}: nobody is at home on CPU {cpu}: {homes:?}");
+        (0..5).for_each(|_| ask_from(*cpu));
+    }
+    let counted =
+        |name: &str| -> u64 { workers(2).iter().map(|worker| worker["counters"][name].as_u64().unwrap()).sum() };
+    let accepted = || counted("accepted_own") + counted("accepted_stolen") + counted("accepted_fallback");
+    until("all are counted", || accepted() == 5 * cpus.len().min(2) as u64);
+    drop(running);
+    until("nothing is left", || programs().is_empty());
+}
+
+#[test]
+fn workers_of_python_servers_have_queues() {
+    if !private_network_and_run() || !is_here("gunicorn") || !is_here("uvicorn") {
+        return;
+    }
+    let folder = Folder::new();
+    folder.write(
+        "app.py",
+        "def wsgi(environ, start):\n    start('200 OK', [('Content-Length', '2')])\n    return [b'ok']\n\
+         async def asgi(scope, receive, send):\n    if scope['type'] == 'http':\n        \
+         await send({'type': 'http.response.start', 'status': 200, 'headers': [(b'content-length', b'2')]})\n        \
+         await send({'type': 'http.response.body', 'body': b'ok'})\n",
+    );
+    let gunicorn = ["gunicorn", "-w", "2", "--threads", "2", "-b", ADDRESS, "app:wsgi"];
+    has_a_queue_for_each_worker(&gunicorn, &folder);
+    let uvicorn = ["uvicorn", "--workers", "2", "--lifespan", "off", "--port", "8080", "app:asgi"];
+    has_a_queue_for_each_worker(&uvicorn, &folder);
+}
+
+const CLUSTER: &str = "\
+const cluster = require('cluster');
+if (cluster.isPrimary) for (let i = 0; i < 2; i++) cluster.fork();
+else require('http').createServer((_, answer) => answer.end('ok')).listen(8080, '127.0.0.1');
+";
+
+#[test]
+fn workers_of_node_accept_by_themselves() {
+    if !private_network_and_run() || !is_here("node") {
+        return;
+    }
+    let folder = Folder::new();
+    folder.write("cluster.js", CLUSTER);
+    has_a_queue_for_each_worker(&["node", "cluster.js"], &folder);
+    // As node does it without the variable, and as the user may wish: the primary accepts for all.
+    let mut command = accel_run(&[], &["node", "cluster.js"]);
+    command.env("NODE_CLUSTER_SCHED_POLICY", "rr");
+    let running = Running::start(command, &folder);
+    let primary = u64::from(running.0.id());
+    until("the primary accepts", || workers(1).iter().any(|worker| worker["pid"] == primary));
+    ask_from(ksf::cpus::allowed().unwrap()[0]);
+}
+
+#[test]
+fn workers_of_lighttpd_have_queues() {
+    if !private_network_and_run() || !is_here("lighttpd") {
+        return;
+    }
+    let folder = Folder::new();
+    folder.write("index.html", "ok");
+    let config = format!(
+        "server.document-root = \"{}\"\nserver.bind = \"127.0.0.1\"\nserver.port = 8080\nserver.max-worker = 2\n\
+         index-file.names = ( \"index.html\" )\n",
+        folder.path("").display()
+    );
+    let config = folder.write("lighttpd.conf", &config);
+    has_a_queue_for_each_worker(&["lighttpd", "-D", "-f", config.to_str().unwrap()], &folder);
+}
+
+/// One thread accepts everything: a line says so, and the program runs as it would without ksf.
+#[test]
+fn programs_with_one_accepting_thread_are_run_as_they_are() {
+    if !private_network_and_run() {
+        return;
+    }
+    let redis = ["redis-server", "--port", "8080", "--bind", "127.0.0.1", "--save", "", "--io-threads", "2"];
+    let memcached = ["memcached", "-u", "root", "-l", "127.0.0.1", "-p", "8080", "-t", "2"];
+    for (words, request, answer) in [(&redis[..], "PING\r\n", "+PONG\r\n"), (&memcached[..], "version\r\n", "VERSION ")]
+    {
+        if !is_here(words[0]) {
+            continue;
+        }
+        let folder = Folder::new();
+        let running = Running::start(accel_run(&[], words), &folder);
+        let mut stream = None;
+        until("it listens", || {
+            stream = TcpStream::connect(ADDRESS).ok();
+            stream.is_some()
+        });
+        let mut stream = stream.unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut line = String::new();
+        BufReader::new(&stream).read_line(&mut line).unwrap();
+        assert!(line.starts_with(answer), "{line}");
+        assert!(programs().is_empty(), "{words:?}: somebody holds queues");
+        let said = std::fs::read_to_string(folder.path("said")).unwrap();
+        assert!(said.contains(&format!("{} is not accelerated: one thread of ", words[0])), "{said}");
+        let environment = std::fs::read(format!("/proc/{}/environ", running.0.id())).unwrap();
+        assert!(!String::from_utf8_lossy(&environment).contains("LD_PRELOAD"), "a library is loaded");
+        drop(running);
+        // Who wants it all the same gets it.
+        let running = Running::start(accel_run(&["--profile", "none"], words), &folder);
+        assert_eq!(workers(1).len(), 1);
+        drop(running);
+        until("nothing is left", || programs().is_empty());
+    }
+}
+
+#[test]
+fn a_profile_sets_what_the_user_has_not_set() {
+    if !private_network_and_run() {
+        return;
+    }
+    let set = |flags: &[&str], own: Option<&str>| {
+        let mut command = accel_run(flags, &["env"]);
+        command.envs(own.map(|value| ("NODE_CLUSTER_SCHED_POLICY", value)));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let text = stdout(&output);
+        text.lines().find_map(|line| line.strip_prefix("NODE_CLUSTER_SCHED_POLICY=")).map(str::to_owned)
+    };
+    assert_eq!(set(&["--profile", "node"], None).as_deref(), Some("none"));
+    assert_eq!(set(&["--profile", "node"], Some("rr")).as_deref(), Some("rr"));
+    assert_eq!(set(&["--profile", "nginx"], None), None);
+    assert_eq!(set(&[], None), None, "env has no profile");
+    let output = run(&["accel", "run", "--profile", "apache", "--", "true"]);
+    assert_ne!(output.status.code(), Some(0));
+    assert!(stderr(&output).contains("nginx"), "the names are shown: {}", stderr(&output));
+}
+
+#[test]
+fn profiles_are_shown() {
+    let all = stdout(&run(&["accel", "profile"]));
+    for name in ["gunicorn", "haproxy", "lighttpd", "memcached", "nginx", "node", "redis", "uvicorn"] {
+        assert!(all.lines().any(|line| line.starts_with(&format!("{name} ("))), "{name} is missing:\n{all}");
+    }
+    let node = stdout(&run(&["accel", "profile", "node"]));
+    assert!(node.contains("NODE_CLUSTER_SCHED_POLICY=none") && !node.contains("redis"), "{node}");
+    let redis = stdout(&run(&["accel", "profile", "redis"]));
+    assert!(redis.contains("not accelerated: one thread"), "{redis}");
+}
+
+/// `systemd-analyze verify` of a unit with its drop-in.
+fn verify(unit: &Path) -> Output {
+    Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(unit).output().expect("systemd-analyze starts")
+}
+
+/// Writes the drop-in for a unit beside it, and has systemd read both.
+fn is_accepted(unit: &Path) -> String {
+    let output = run(&["accel", "unit", unit.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = stdout(&output);
+    let folder = unit.with_file_name(format!("{}.d", unit.file_name().unwrap().to_str().unwrap()));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("ksf-accel.conf"), &text).unwrap();
+    let output = verify(unit);
+    assert!(output.status.success() && stderr(&output).is_empty(), "{text}{}", stderr(&output));
+    text
+}
+
+#[test]
+fn systemd_takes_the_drop_in() {
+    if !is_here("systemd-analyze") {
+        return;
+    }
+    let folder = Folder::new();
+    let unit = folder.write(
+        "web.service",
+        "[Service]\nType=forking\nExecStartPre=/bin/true -t\nExecStart=-/bin/sleep -g 'a b; c' \\\n  $OPTIONS %n \"x y\"\n\
+         Environment=\"OPTIONS=-s 5\"\nUser=www-data\nProtectSystem=strict\nRestrictAddressFamilies=AF_INET AF_INET6\n",
+    );
+    let text = is_accepted(&unit);
+    let ksf = env!("CARGO_BIN_EXE_ksf");
+    let line = format!("ExecStart=-{ksf} accel run -- /bin/sleep -g 'a b; c'  $OPTIONS %n \"x y\"");
+    assert!(text.lines().any(|one| one == line), "{text}");
+    assert!(text.contains("RestrictAddressFamilies=AF_UNIX\n") && text.contains("# AmbientCapabilities="), "{text}");
+    // Made again with the drop-in in place it is the same, not one more on top.
+    assert_eq!(is_accepted(&unit), text);
+    // The judge is one: a drop-in that is wrong is found.
+    let wrong = folder.path("web.service.d/ksf-accel.conf");
+    std::fs::write(&wrong, text.replace("ExecStart=\n", "")).unwrap();
+    let output = verify(&unit);
+    assert!(!output.status.success() || !stderr(&output).is_empty(), "two commands were taken");
+}
+
+#[test]
+fn units_of_debian_are_read_and_those_without_hope_refused() {
+    let unit = |name: &str| run(&["accel", "unit", name]);
+    let is_there = |name: &str| Path::new("/lib/systemd/system").join(name).is_file();
+    let mut tried = 0;
+    for (name, program) in [("nginx.service", "/usr/sbin/nginx"), ("haproxy.service", "/usr/sbin/haproxy")] {
+        if is_there(name) {
+            let output = unit(name);
+            assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+            assert!(stdout(&output).contains(&format!(" accel run -- {program} ")), "{}", stdout(&output));
+            tried += 1;
+        }
+    }
+    if is_there("redis-server.service") {
+        let output = unit("redis-server");
+        assert_eq!(output.status.code(), Some(69), "{}", stdout(&output));
+        assert!(stderr(&output).contains("one thread of redis"), "{}", stderr(&output));
+        tried += 1;
+    }
+    if tried == 0 {
+        assert!(std::env::var_os("CI").is_none(), "in CI no test may be skipped: needs nginx-common");
+        say_skipped("needs the units of Debian's nginx-common, haproxy or redis-server");
+    }
+    let output = unit("there-is-no-such.service");
+    assert_eq!(output.status.code(), Some(66), "{}", stderr(&output));
+    assert!(stderr(&output).contains("systemctl list-unit-files"), "{}", stderr(&output));
+}
+
+/// The drop-in in packaging/ is what `ksf accel unit` makes of Debian's nginx.
+#[test]
+fn the_drop_in_of_the_package_is_made_by_ksf() {
+    if !Path::new("/lib/systemd/system/nginx.service").is_file() {
+        assert!(std::env::var_os("CI").is_none(), "in CI no test may be skipped: needs nginx-common");
+        return say_skipped("needs the unit of Debian's nginx-common");
+    }
+    let packaged = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../packaging/nginx.service.d/ksf-accel.conf");
+    let made = stdout(&run(&["accel", "unit", "nginx.service"]));
+    let made =
+        made.replace(env!("CARGO_BIN_EXE_ksf"), "/usr/local/bin/ksf").replace("/usr/lib/systemd", "/lib/systemd");
+    assert_eq!(std::fs::read_to_string(packaged).unwrap(), made);
+}

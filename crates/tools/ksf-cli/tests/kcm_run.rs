@@ -1,0 +1,161 @@
+//! `ksf kcm-run` finds its library, becomes the program, and gives it the sockets of AF_KCM: on this machine, and in one
+//! whose kernel has none.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use ksf_lab::{Lab, turn};
+use support::{Folder, PATIENCE, built_folder, private_network, stderr, stdout};
+
+const LIBRARY: &str = "libksf_kcm_preload.so";
+const LAB: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../lab/kcm");
+
+/// Programs written for AF_KCM, and what they print under `ksf kcm-run`.
+const PROGRAMS: [(&str, &str); 2] = [("contract.c", "ours.txt"), ("processes.c", "ours_processes.txt")];
+
+/// Where cargo leaves the library for tests.
+fn built_library() -> PathBuf {
+    built_folder().join(LIBRARY)
+}
+
+/// `ksf kcm-run` of the build, without what the environment of this test may say.
+fn kcm_run(ksf: &Path) -> Command {
+    let mut command = Command::new("timeout");
+    command.arg(PATIENCE.as_secs().to_string()).arg(ksf).arg("kcm-run");
+    command.env_remove("LD_PRELOAD").env_remove("KSF_LIB_DIR");
+    command
+}
+
+fn built() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_ksf"))
+}
+
+fn compile(folder: &Folder, source: &str) -> PathBuf {
+    let program = folder.path(source.trim_end_matches(".c"));
+    let flags = ["-Wall", "-Wextra", "-Werror", "-O1", "-pthread", "-o"];
+    let output = Command::new("cc").args(flags).arg(&program).arg(Path::new(LAB).join(source)).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    program
+}
+
+/// As `make install` puts them: PREFIX/bin/ksf and PREFIX/lib/ksf/LIBRARY.
+fn install(folder: &Folder) -> PathBuf {
+    let ksf = folder.path("bin/ksf");
+    for (from, to) in [(built(), ksf.clone()), (&built_library(), folder.path("lib/ksf").join(LIBRARY))] {
+        std::fs::create_dir_all(to.parent().unwrap()).unwrap();
+        std::fs::copy(from, to).unwrap();
+    }
+    ksf
+}
+
+fn assert_is_recorded(observed: &str, record: &str) {
+    let recorded = std::fs::read_to_string(Path::new(LAB).join(record)).unwrap();
+    for (recorded, observed) in recorded.lines().zip(observed.lines()) {
+        assert_eq!(observed, recorded, "{record}");
+    }
+    assert_eq!(observed.lines().count(), recorded.lines().count(), "{record}: rows came or went:\n{observed}");
+}
+
+#[test]
+fn an_installed_ksf_runs_programs_for_af_kcm() {
+    if !private_network() {
+        return;
+    }
+    let folder = Folder::new();
+    let ksf = install(&folder);
+    for (source, record) in PROGRAMS {
+        let program = compile(&folder, source);
+        let output = kcm_run(&ksf).arg("--").arg(&program).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{source}: {}{}", stdout(&output), stderr(&output));
+        assert_is_recorded(&stdout(&output), record);
+    }
+}
+
+/// The kernel is Debian's, and has no AF_KCM as long as nobody loads the module.
+#[test]
+fn another_kernel_without_af_kcm_runs_programs_for_it() {
+    let Some(_turn) = turn() else { return };
+    let folder = Folder::new();
+    for (source, record) in PROGRAMS {
+        let machine = |script: &str| {
+            Lab::script(script)
+                .file(built(), "/usr/bin/ksf")
+                .file(built_library(), format!("/usr/lib/ksf/{LIBRARY}"))
+                .file(compile(&folder, source), "/bin/program")
+        };
+        let output = machine("exec ksf kcm-run -- program 2>/dev/null").run().unwrap().checked().unwrap();
+        assert_is_recorded(&output, record);
+        // What answered was ours: the kernel has nothing to answer with.
+        let without = machine("test ! -e /proc/net/kcm; exec program").run().unwrap();
+        assert!(without.output.contains("cannot open an AF_KCM socket: EAFNOSUPPORT"), "{}", without.output);
+    }
+}
+
+/// On a kernel that has AF_KCM the program gets whichever was chosen: the two records differ.
+#[test]
+fn on_a_kernel_with_af_kcm_the_program_gets_the_sockets_that_were_chosen() {
+    let Some(_turn) = turn() else { return };
+    let folder = Folder::new();
+    for (mux, record) in [("", "ours.txt"), ("--mux=kcm", "af_kcm.txt"), ("--mux=auto", "af_kcm.txt")] {
+        // Under another kcm-run, whose library the inner one has to take away or leave.
+        let output = Lab::script(format!("exec ksf kcm-run -- ksf kcm-run {mux} -- program 2>/dev/null"))
+            .file(built(), "/usr/bin/ksf")
+            .file(built_library(), format!("/usr/lib/ksf/{LIBRARY}"))
+            .file(compile(&folder, "contract.c"), "/bin/program")
+            .module("kcm")
+            .run()
+            .unwrap()
+            .checked()
+            .unwrap();
+        assert_is_recorded(&output, record);
+    }
+}
+
+/// Wherever this runs: the kernel's sockets, or one line that says why not and what gives them.
+#[test]
+fn without_af_kcm_the_kernels_sockets_are_refused_and_auto_takes_ours() {
+    let folder = Folder::new();
+    std::fs::copy(built_library(), folder.path(LIBRARY)).unwrap();
+    let run = |mux: &str| {
+        let mut command = kcm_run(built());
+        command.env("KSF_LIB_DIR", folder.path("")).args([mux, "--", "sh", "-c", "printf %s \"$LD_PRELOAD\""]);
+        command.output().unwrap()
+    };
+    let (kernels, auto) = (run("--mux=kcm"), run("--mux=auto"));
+    assert_eq!(auto.status.code(), Some(0), "{auto:?}");
+    if kernels.status.success() {
+        assert_eq!((stdout(&kernels), stdout(&auto)), (String::new(), String::new()));
+        return;
+    }
+    assert_eq!(stdout(&auto), folder.path("").join(LIBRARY).display().to_string());
+    assert!(matches!(kernels.status.code(), Some(69 | 77)), "{kernels:?}");
+    let line = stderr(&kernels);
+    assert!(line.lines().count() == 1 && line.contains("AF_KCM") && line.contains("--mux=ksf"), "{line}");
+}
+
+#[test]
+fn it_becomes_the_program_with_the_library_preloaded() {
+    let folder = Folder::new();
+    std::fs::copy(built_library(), folder.path(LIBRARY)).unwrap();
+    let mut command = kcm_run(built());
+    command.env("KSF_LIB_DIR", folder.path(""));
+    // Not a builtin of a shell alone: a second program shows that the library bears its environment on.
+    let script = "printf '%s %s' \"$LD_PRELOAD\" \"$(printf b | cat)\"; echo oops >&2; exit 7";
+    let output = command.args(["--", "sh", "-c", script]).output().unwrap();
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    assert_eq!(stdout(&output), format!("{} b", folder.path("").join(LIBRARY).display()));
+    assert_eq!(stderr(&output), "oops\n");
+
+    let missing = kcm_run(built()).env("KSF_LIB_DIR", folder.path("")).arg("/does/not/exist").output().unwrap();
+    assert_eq!(missing.status.code(), Some(66), "{missing:?}");
+}
+
+#[test]
+fn without_its_library_it_says_where_it_looked() {
+    let output = kcm_run(built()).env("KSF_LIB_DIR", "/does/not/exist").arg("true").output().unwrap();
+    assert_eq!(output.status.code(), Some(69));
+    let line = stderr(&output);
+    assert!(line.contains("libksf_kcm_preload.so is not in /does/not/exist") && line.lines().count() == 1, "{line}");
+}

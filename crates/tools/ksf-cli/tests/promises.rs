@@ -1,0 +1,66 @@
+//! Documents that name tests name those there are.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../..");
+
+/// Rust and C files below a folder, with their text.
+fn sources(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            if !path.ends_with("target") {
+                sources(&path, found);
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs" || extension == "c") {
+            let text = fs::read_to_string(&path).unwrap();
+            found.push((path, text));
+        }
+    }
+}
+
+/// The words in backticks of one column of every table.
+fn words_of(text: &str, column: usize) -> Vec<(usize, &str)> {
+    let rows = text.lines().zip(1..).filter(|(line, _)| line.starts_with('|'));
+    let cells = rows.filter_map(|(line, number)| Some((number, line.split('|').nth(column)?)));
+    let quoted = cells.flat_map(|(number, cell)| cell.split('`').skip(1).step_by(2).map(move |text| (number, text)));
+    quoted.flat_map(|(number, text)| text.split_whitespace().map(move |word| (number, word))).collect()
+}
+
+#[test]
+fn the_tests_behind_the_promises_exist() {
+    tests_exist("docs/promises.md", 2, 40);
+}
+
+#[test]
+fn the_tests_behind_every_accelerated_feature_exist() {
+    tests_exist("docs/accel.md", 3, 20);
+    tests_exist("docs/accel-hazards.md", 3, 10);
+}
+
+/// `least`: how many files and functions a document names at least, if it is read rightly.
+fn tests_exist(document: &str, column: usize, least: usize) {
+    let mut found = Vec::new();
+    for folder in ["crates", "xtask"] {
+        sources(&Path::new(REPOSITORY).join(folder), &mut found);
+    }
+    let text = fs::read_to_string(Path::new(REPOSITORY).join(document)).unwrap();
+    let (mut files, mut functions) = (0, 0);
+    for (line, word) in words_of(&text, column) {
+        if word.ends_with(".rs") || word.ends_with(".c") {
+            files += 1;
+            assert!(found.iter().any(|(path, _)| path.ends_with(word)), "{document}:{line}: no file {word}");
+        } else if word.contains('_') && word.chars().all(|c| c == '_' || c.is_ascii_lowercase() || c.is_ascii_digit()) {
+            functions += 1;
+            let definition = [format!("fn {word}("), format!("static void {word}(")];
+            let exists = |text: &String| definition.iter().any(|definition| text.contains(definition));
+            assert!(found.iter().any(|(_, text)| exists(text)), "{document}:{line}: no test {word}");
+        } else if word.contains('_') && word.chars().all(|c| c == '_' || c.is_ascii_uppercase()) {
+            let quoted = format!("\"{word}\"");
+            let exists = found.iter().any(|(path, text)| path.ends_with("tests/host.rs") && text.contains(&quoted));
+            assert!(exists, "{document}:{line}: no mutant {word}");
+        }
+    }
+    assert!(files > least && functions > least, "{document}: {files} files and {functions} tests: it is read wrongly");
+}

@@ -1,0 +1,551 @@
+//! Servers as their users run them: listeners, signals, counters, the service manager.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use support::{Folder, PATIENCE, Server, ksf, run, stderr, until, value};
+
+/// Sends `message` and reads as many bytes back.
+fn echo(stream: &mut (impl Read + Write), message: &[u8]) -> Vec<u8> {
+    stream.write_all(message).expect("the server reads");
+    let mut back = vec![0; message.len()];
+    stream.read_exact(&mut back).expect("the server answers");
+    back
+}
+
+fn connect(server: &Server) -> TcpStream {
+    let stream = TcpStream::connect(server.address(" tcp ")).expect("the server listens");
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+#[test]
+fn every_transport_answers_on_every_user_space_engine() {
+    for engine in ["uring", "epoll"] {
+        if engine == "uring" && !io_uring_works() {
+            support::say_skipped("io_uring is not allowed here (ksf doctor says why)");
+            continue;
+        }
+        let folder = Folder::new();
+        let path = folder.path("echo");
+        let unix = format!("unix:{}", path.display());
+        let args = ["kecho", "--engine", engine, "--listen", "127.0.0.1:0", "--listen", &unix];
+        let server = Server::start(&args, 3);
+        assert!(server.seen().iter().all(|line| line.contains(&format!("engine={engine} "))), "{:?}", server.seen());
+        assert_eq!(echo(&mut connect(&server), b"over tcp"), b"over tcp");
+        assert_eq!(echo(&mut UnixStream::connect(&path).unwrap(), b"over unix"), b"over unix");
+        let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+        udp.set_read_timeout(Some(PATIENCE)).unwrap();
+        udp.connect(server.address(" udp ")).unwrap();
+        udp.send(b"over udp").unwrap();
+        let mut back = [0; 100];
+        let length = udp.recv(&mut back).unwrap();
+        assert_eq!(&back[..length], b"over udp");
+        server.stop();
+        assert!(!path.exists(), "the socket is left behind");
+    }
+}
+
+#[test]
+fn workers_answer_streams_and_shards_answer_datagrams() {
+    let folder = Folder::new();
+    let path = folder.path("echo");
+    let unix = format!("unix:{}", path.display());
+    let args = ["kecho", "--engine", "epoll", "--workers", "3", "--listen", "127.0.0.1:0", "--listen", &unix];
+    let server = Server::start(&args, 3);
+    let lines = server.seen();
+    let says = |transport: &str| lines.iter().any(|line| line.contains(transport) && line.contains(" workers=3 "));
+    assert!(says(" tcp ") && says(" unix ") && !says(" udp "), "{lines:?}");
+    let mut tcp = connect(&server);
+    for at in 0..100u32 {
+        // A reply longer than any buffer of the socket: it leaves in parts, in order.
+        let message = vec![at as u8; 1 + 7919 * at as usize];
+        assert!(echo_while_writing(&mut tcp, &message) == message, "message {at}");
+    }
+    assert_eq!(echo(&mut UnixStream::connect(&path).unwrap(), b"over unix"), b"over unix");
+    let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+    udp.set_read_timeout(Some(PATIENCE)).unwrap();
+    udp.connect(server.address(" udp ")).unwrap();
+    udp.send(b"over udp").unwrap();
+    let mut back = [0; 100];
+    let length = udp.recv(&mut back).unwrap();
+    assert_eq!(&back[..length], b"over udp");
+    // The Unix connection has ended, the other is open: both are counted where shards count theirs.
+    until("the end of a connection is counted", || {
+        let counters = &server.stat()["services"][0]["counters"];
+        value(counters, "accepted") == 2 && value(counters, "closed_by_peer") == 1
+    });
+    server.stop();
+    let mut rest = Vec::new();
+    tcp.read_to_end(&mut rest).expect("an orderly end");
+}
+
+/// The same as [`echo`] for messages that fit into no buffer.
+fn echo_while_writing(stream: &mut TcpStream, message: &[u8]) -> Vec<u8> {
+    let mut writer = stream.try_clone().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(move || writer.write_all(message).expect("the server reads"));
+        let mut back = vec![0; message.len()];
+        stream.read_exact(&mut back).expect("the server answers");
+        back
+    })
+}
+
+#[test]
+fn where_io_uring_is_refused_epoll_runs_and_the_cause_is_named() {
+    let refused = |args: &[&str]| {
+        let mut command = ksf();
+        support::without_io_uring(&mut command);
+        command.args(args);
+        command
+    };
+    let output = refused(&["kecho", "--engine", "uring", "--listen", "127.0.0.1:0"]).output().unwrap();
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(77), "{text}");
+    assert!(text.contains("seccomp") && text.contains("--engine=auto"), "{text}");
+
+    let args = ["kecho", "--no-xdp", "--listen", "127.0.0.1:0"];
+    let mut server = Server::start_command(refused(&args), 2);
+    let note = server.line_with("engine epoll instead of uring");
+    assert!(note.contains("seccomp") && note.contains("to get it"), "{note}");
+    assert!(server.seen().iter().any(|line| line.contains(" udp ") && line.contains("engine=epoll ")));
+    assert_eq!(echo(&mut connect(&server), b"all the same"), b"all the same");
+    server.stop();
+
+    let output = refused(&["doctor", "--json"]).output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let setup = report["probes"].as_array().unwrap().iter().find(|probe| probe["name"] == "uring_setup").unwrap();
+    assert_eq!((&setup["outcome"], &setup["errno"]), (&"fails".into(), &libc::EPERM.into()));
+    assert!(setup["detail"].as_str().unwrap().contains("seccomp"), "{setup}");
+}
+
+fn io_uring_works() -> bool {
+    let output = run(&["doctor", "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("doctor prints JSON");
+    let usable = report["engines"][1]["usable"].as_bool().expect("usable is a boolean");
+    assert!(usable || std::env::var_os("CI").is_none(), "in CI no test may be skipped: needs io_uring");
+    usable
+}
+
+#[test]
+fn without_a_wish_a_server_listens_on_loopback_only() {
+    // The usual port may be taken on the machine that runs the tests; then the line about that names loopback.
+    let folder = Folder::new();
+    let stats = folder.path("stats.sock");
+    let mut child = ksf()
+        .args(["krpc2", "--engine", "epoll", "-v", "--stats-socket"])
+        .arg(&stats)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let stderr = child.stderr.take().unwrap();
+    let first = std::io::BufRead::lines(std::io::BufReader::new(stderr)).next().unwrap().unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(first.contains("tcp 127.0.0.1:62049"), "{first}");
+}
+
+#[test]
+fn a_busy_port_names_its_holder() {
+    let mine = format!("(pid {})", std::process::id());
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+    let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let (tcp_at, udp_at) = (tcp.local_addr().unwrap(), udp.local_addr().unwrap());
+    for wish in [format!("tcp:{tcp_at}"), format!("udp:{udp_at}")] {
+        let output = run(&["kecho", "--engine", "epoll", "--listen", &wish]);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(69), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(text.contains(&wish.replacen(':', " ", 1)) && text.contains(&mine), "{text}");
+        assert!(text.contains("--listen"), "{text}");
+    }
+}
+
+#[test]
+fn an_address_of_another_machine_is_refused() {
+    // TEST-NET-1 (RFC 5737) is nobody's.
+    let output = run(&["kecho", "--engine", "epoll", "--listen", "tcp:192.0.2.1:60007"]);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(69), "{text}");
+    assert!(text.contains("192.0.2.1") && text.contains("no interface has that address"), "{text}");
+}
+
+#[test]
+fn sigterm_and_sigint_drain() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut server = Server::start(&["kecho", "--engine", "epoll", "--listen", "tcp:127.0.0.1:0"], 1);
+        let mut stream = connect(&server);
+        assert_eq!(echo(&mut stream, b"before"), b"before");
+        server.signal(signal);
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).expect("the connection ends without a reset");
+        assert!(rest.is_empty());
+        drop(stream);
+        assert_eq!(server.wait().code(), Some(0), "{:?}", server.seen());
+        assert!(server.seen().iter().any(|line| line.contains("draining 1 connections")), "{:?}", server.seen());
+        assert!(!server.stats.exists(), "the socket of ksf stat is left behind");
+    }
+}
+
+#[test]
+fn a_second_signal_stops_at_once() {
+    let args = ["kecho", "--engine", "epoll", "--listen", "tcp:127.0.0.1:0", "--drain-timeout-ms", "600000"];
+    let args = [&args[..], &["--send-timeout-ms", "600000"]].concat();
+    let mut server = Server::start(&args, 1);
+    // A peer that never reads: its replies keep the server from ending.
+    let mut stream = connect(&server);
+    stream.set_nonblocking(true).unwrap();
+    let chunk = vec![7; 1 << 20];
+    until("the server holds replies that nobody takes", || {
+        let full = stream.write(&chunk).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
+        let counters = &server.stat()["services"][0]["counters"];
+        full && value(counters, "bytes_in") > value(counters, "bytes_out") + 100_000
+    });
+    server.signal(Signal::TERM);
+    server.line_with("draining 1 connections");
+    server.signal(Signal::TERM);
+    assert_eq!(server.wait().code(), Some(71));
+    assert!(server.seen().iter().any(|line| line.contains("second signal")), "{:?}", server.seen());
+}
+
+#[test]
+fn sighup_reloads_limits_and_keeps_the_old_ones_on_a_mistake() {
+    let folder = Folder::new();
+    let file = folder.write("limits.toml", "connections_max = 7\nfragments_max = 70\n");
+    let path = file.to_str().unwrap();
+    let args = ["krpc2", "--engine", "epoll", "--listen", "tcp:127.0.0.1:0", "--fragments-max", "9"];
+    let args = [&args[..], &["--config-limits", path]].concat();
+    let mut server = Server::start(&args, 1);
+    let limit = |server: &Server, name: &str| value(&server.stat()["services"][0]["limits"], name);
+    assert_eq!((limit(&server, "connections_max"), limit(&server, "fragments_max")), (7, 9), "flags win");
+
+    folder.write("limits.toml", "connections_max = 1\n");
+    server.signal(Signal::HUP);
+    server.line_with("limits reloaded from");
+    assert_eq!(limit(&server, "connections_max"), 1);
+    // In force, not only on display: the second connection is closed at once.
+    let first = connect(&server);
+    until("the first connection is counted", || value(&server.stat()["services"][0]["counters"], "accepted") == 1);
+    let mut second = connect(&server);
+    assert_eq!(second.read(&mut [0; 1]).unwrap_or(0), 0, "the second connection is open");
+    drop(first);
+
+    folder.write("limits.toml", "conections_max = 5\n");
+    server.signal(Signal::HUP);
+    let line = server.line_with("limits not reloaded");
+    assert!(line.contains("limits.toml:1:1") && line.contains("conections_max"), "{line}");
+    assert_eq!(limit(&server, "connections_max"), 1);
+    server.stop();
+}
+
+#[test]
+fn sighup_without_a_file_says_so_and_does_no_harm() {
+    let mut server = Server::start(&["kecho", "--engine", "epoll", "--listen", "tcp:127.0.0.1:0"], 1);
+    server.signal(Signal::HUP);
+    server.line_with("--config-limits");
+    assert_eq!(echo(&mut connect(&server), b"still here"), b"still here");
+    server.stop();
+}
+
+#[test]
+fn stat_shows_what_happened() {
+    let server = Server::start(&["kecho", "--engine", "epoll", "--listen", "tcp:127.0.0.1:0"], 1);
+    let mut stream = connect(&server);
+    assert_eq!(echo(&mut stream, b"12345"), b"12345");
+    // The peer may see the reply before the shard has counted it.
+    until("the bytes are counted", || value(&server.stat()["services"][0]["counters"], "bytes_out") == 5);
+    let report = server.stat();
+    assert_eq!(report["schema"], "ksf-stat/1");
+    assert_eq!(report["pid"], server.pid());
+    let service = &report["services"][0];
+    assert_eq!((&service["name"], &service["engine"]), (&"kecho".into(), &"epoll".into()));
+    assert_eq!(value(&service["counters"], "accepted"), 1);
+    assert_eq!(value(&service["counters"], "bytes_in"), 5);
+    let output = run(&["stat", server.stats.to_str().unwrap()]);
+    let text = support::stdout(&output);
+    assert!(text.contains("kecho: engine=epoll") && text.contains("bytes_in"), "{text}");
+    assert!(!text.contains("closed_oversized_message"), "zeros are shown:\n{text}");
+    server.stop();
+}
+
+#[test]
+fn every_field_of_stat_is_documented() {
+    let server = Server::start(&["kecho", "--engine", "epoll", "--listen", "tcp:127.0.0.1:0"], 1);
+    let documented =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/formats/stat-json.md")).unwrap();
+    let report = server.stat();
+    let value = &report["services"][0]["counters"][0];
+    for object in [&report, &report["services"][0], value] {
+        for key in object.as_object().unwrap().keys() {
+            assert!(documented.contains(&format!("`{key}`")), "{key} is not documented");
+        }
+    }
+}
+
+#[test]
+fn watch_ends_when_the_server_does() {
+    let server = Server::start(&["kecho", "--engine", "epoll", "--listen", "tcp:127.0.0.1:0"], 1);
+    let mut watch = ksf()
+        .args(["stat", "--watch", "0.05", "--json"])
+        .arg(&server.stats)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(watch.stdout.take().unwrap()));
+    for _ in 0..2 {
+        let line = lines.next().unwrap().unwrap();
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&line).unwrap()["schema"], "ksf-stat/1");
+    }
+    server.stop();
+    for line in lines {
+        line.unwrap();
+    }
+    let output = watch.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(69), "{}", stderr(&output));
+}
+
+#[test]
+fn prometheus_is_off_unless_asked_for() {
+    let args = ["kecho", "--engine", "epoll", "--listen", "tcp:127.0.0.1:0", "--prometheus", "127.0.0.1:0"];
+    let mut server = Server::start(&args, 1);
+    let line = server.line_with("/metrics ready");
+    let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).unwrap();
+    assert_eq!(echo(&mut connect(&server), b"x"), b"x");
+    let mut peer = TcpStream::connect(address).unwrap();
+    peer.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut reply = String::new();
+    peer.read_to_string(&mut reply).unwrap();
+    assert!(reply.starts_with("HTTP/1.1 200 OK\r\n"), "{reply}");
+    assert!(reply.contains("ksf_accepted_total{service=\"kecho\"} 1\n"), "{reply}");
+    server.stop();
+
+    let plain = Server::start(&args[..5], 1);
+    let sockets = listening_sockets(plain.pid());
+    // One per shard, and nothing else.
+    let shards = plain.stat()["services"][0]["shards"].as_u64().unwrap();
+    assert_eq!(sockets, shards, "more listeners than asked for");
+    plain.stop();
+}
+
+/// TCP sockets in state LISTEN among the descriptors of a process.
+fn listening_sockets(pid: u32) -> u64 {
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let links: Vec<String> =
+        fds.filter_map(|fd| Some(std::fs::read_link(fd.path()).ok()?.to_string_lossy().into_owned())).collect();
+    let listens = |line: &&str| line.split_whitespace().nth(3) == Some("0A");
+    let owned = table.lines().filter(listens).filter(|line| {
+        let inode = line.split_whitespace().nth(9).unwrap_or("");
+        links.contains(&format!("socket:[{inode}]"))
+    });
+    owned.count() as u64
+}
+
+#[test]
+fn serve_runs_several_services_with_limits_of_their_own() {
+    let folder = Folder::new();
+    let config = folder.write(
+        "config.toml",
+        r#"
+        engine = "epoll"
+        [limits]
+        fragments_max = 5
+        [resources]
+        slots = 20
+        [[service]]
+        name = "echo-a"
+        kind = "echo"
+        listen = ["tcp:127.0.0.1:0"]
+        [[service]]
+        name = "rpc-b"
+        kind = "rpc"
+        listen = ["tcp:127.0.0.1:0"]
+        programs = ["200000:1-3"]
+        [service.limits]
+        fragments_max = 6
+        [service.resources]
+        slots = 30
+        "#,
+    );
+    let mut server = Server::start(&["serve", config.to_str().unwrap(), "--task-queue-max", "3"], 2);
+    let mut stream = TcpStream::connect(server.address("echo-a tcp")).unwrap();
+    assert_eq!(echo(&mut stream, b"a"), b"a");
+    let mut rpc = TcpStream::connect(server.address("rpc-b tcp")).unwrap();
+    rpc.set_read_timeout(Some(PATIENCE)).unwrap();
+    // RFC 5531: record mark, xid 7, call, RPC version 2, program 200000, version 2, NULL, AUTH_NONE twice.
+    let words = [0x8000_0028_u32, 7, 0, 2, 200_000, 2, 0, 0, 0, 0, 0];
+    let call: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
+    rpc.write_all(&call).unwrap();
+    let mut reply = [0; 28];
+    rpc.read_exact(&mut reply).unwrap();
+    // Record mark, xid 7, reply, accepted, AUTH_NONE, success.
+    let expected: Vec<u8> = [0x8000_0018_u32, 7, 1, 0, 0, 0, 0].iter().flat_map(|word| word.to_be_bytes()).collect();
+    assert_eq!(reply[..], expected);
+    let report = server.stat();
+    let limit = |at: usize| value(&report["services"][at]["limits"], "fragments_max");
+    assert_eq!((limit(0), limit(1)), (5, 6));
+    let resource = |at: usize, name: &str| value(&report["services"][at]["limits"], name);
+    assert_eq!((resource(0, "slots"), resource(1, "slots")), (20, 30));
+    assert_eq!((resource(0, "task_queue_max"), resource(1, "task_queue_max")), (3, 3));
+
+    let text = std::fs::read_to_string(&config).unwrap();
+    folder.write("config.toml", &text.replace("fragments_max = 5", "fragments_max = 8"));
+    server.signal(Signal::HUP);
+    server.line_with("echo-a: limits reloaded");
+    server.line_with("rpc-b: limits reloaded");
+    let report = server.stat();
+    let limit = |at: usize| value(&report["services"][at]["limits"], "fragments_max");
+    assert_eq!((limit(0), limit(1)), (8, 6));
+    server.stop();
+}
+
+#[test]
+fn a_service_that_cannot_start_takes_the_others_with_it() {
+    let folder = Folder::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let path = folder.path("echo");
+    let config = folder.write(
+        "config.toml",
+        &format!(
+            "engine = \"epoll\"\n[[service]]\nname = \"a\"\nkind = \"echo\"\nlisten = [\"unix:{}\"]\n\
+             [[service]]\nname = \"b\"\nkind = \"echo\"\nlisten = [\"tcp:{}\"]\n",
+            path.display(),
+            taken.local_addr().unwrap()
+        ),
+    );
+    let stats = folder.path("stats.sock");
+    let output = ksf().arg("serve").arg(config).arg("--stats-socket").arg(&stats).output().unwrap();
+    assert_eq!(output.status.code(), Some(69), "{}", stderr(&output));
+    assert!(!path.exists() && !stats.exists(), "sockets are left behind");
+}
+
+/// `ksf ARGS`, started as systemd would: `listener` as descriptor 3, called `name`.
+fn activated(listener: impl Into<std::os::fd::OwnedFd>, name: &str, args: &[&str]) -> Command {
+    let mut command = Command::new("sh");
+    command
+        .arg("-c")
+        .arg(format!(
+            "exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID=$$ LISTEN_FDNAMES={name}; exec \"$0\" \"$@\""
+        ))
+        .arg(env!("CARGO_BIN_EXE_ksf"))
+        .args(args)
+        .stdin(Stdio::from(listener.into()));
+    command
+}
+
+#[test]
+fn passed_sockets_are_served() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    for wish in [&["kecho", "--engine", "epoll"][..], &["kecho", "--engine", "epoll", "--listen", "systemd:echo"]] {
+        let server = Server::start_command(activated(listener.try_clone().unwrap(), "echo", wish), 1);
+        assert_eq!(server.address(" tcp "), address);
+        // More than one connection: every shard waits on the same socket.
+        for number in 0..4_u8 {
+            assert_eq!(echo(&mut connect(&server), &[number; 9]), [number; 9]);
+        }
+        server.stop();
+    }
+    let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = udp.local_addr().unwrap();
+    let server = Server::start_command(activated(udp, "echo", &["kecho", "--engine", "epoll"]), 1);
+    let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    peer.send_to(b"datagram", address).unwrap();
+    let mut back = [0; 100];
+    assert_eq!(peer.recv(&mut back).unwrap(), 8);
+    server.stop();
+}
+
+#[test]
+fn passed_sockets_go_to_the_service_of_their_name() {
+    let folder = Folder::new();
+    let config = folder.write(
+        "config.toml",
+        "engine = \"epoll\"\n[[service]]\nname = \"a\"\nkind = \"echo\"\nlisten = [\"tcp:127.0.0.1:0\"]\n\
+         [[service]]\nname = \"b\"\nkind = \"echo\"\n",
+    );
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let args = ["serve", config.to_str().unwrap()];
+    let server = Server::start_command(activated(listener.try_clone().unwrap(), "b", &args), 2);
+    assert_eq!(server.address("b tcp"), address);
+    server.stop();
+    let mut stranger = activated(listener, "c", &args);
+    let output = stranger.output().unwrap();
+    assert_eq!(output.status.code(), Some(78), "{}", stderr(&output));
+    assert!(stderr(&output).contains("named \"c\""), "{}", stderr(&output));
+}
+
+#[test]
+fn a_wish_for_passed_sockets_without_any_fails() {
+    let output = run(&["kecho", "--listen", "systemd"]);
+    assert_eq!(output.status.code(), Some(69), "{}", stderr(&output));
+    assert!(stderr(&output).contains("passed no socket"), "{}", stderr(&output));
+    let output = ksf().arg("kecho").env("LISTEN_PID", "x").env("LISTEN_FDS", "1").output().unwrap();
+    assert_eq!(output.status.code(), Some(64), "{}", stderr(&output));
+    assert!(stderr(&output).contains("LISTEN_PID"), "{}", stderr(&output));
+}
+
+#[test]
+fn the_service_manager_is_told() {
+    let folder = Folder::new();
+    let notify = UnixDatagram::bind(folder.path("notify")).unwrap();
+    notify.set_read_timeout(Some(PATIENCE)).unwrap();
+    let said = |wanted: &str| {
+        let mut message = [0; 512];
+        loop {
+            let length = notify.recv(&mut message).unwrap_or_else(|error| panic!("no {wanted}: {error}"));
+            let text = String::from_utf8_lossy(&message[..length]).into_owned();
+            if text.lines().any(|line| line == wanted) {
+                return text;
+            }
+        }
+    };
+    let mut command = ksf();
+    command
+        .args(["kecho", "--engine", "epoll", "--listen", "tcp:127.0.0.1:0"])
+        .env("NOTIFY_SOCKET", folder.path("notify"))
+        .env("WATCHDOG_USEC", Duration::from_millis(200).as_micros().to_string());
+    let server = Server::start_command(command, 1);
+    assert!(said("READY=1").contains("STATUS=serving kecho"));
+    said("WATCHDOG=1");
+    server.signal(Signal::HUP);
+    assert!(said("RELOADING=1").contains("MONOTONIC_USEC="));
+    said("READY=1");
+    server.signal(Signal::TERM);
+    said("STOPPING=1");
+    let mut server = server;
+    assert_eq!(server.wait().code(), Some(0));
+}
+
+#[test]
+fn quiet_is_quiet_and_verbose_explains() {
+    let mut quiet = ksf()
+        .args(["kecho", "-q", "--engine", "epoll", "--listen", "tcp:127.0.0.1:0"])
+        .env("XDG_RUNTIME_DIR", "/nonexistent")
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = rustix::process::Pid::from_child(&quiet);
+    until("the server listens", || listening_sockets(quiet.id()) > 0);
+    rustix::process::kill_process(pid, Signal::TERM).unwrap();
+    let mut text = String::new();
+    quiet.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    assert_eq!(quiet.wait().unwrap().code(), Some(0));
+    assert_eq!(text, "");
+
+    let args = ["kecho", "-v", "--engine", "epoll", "--listen", "tcp:127.0.0.1:0"];
+    let mut server = Server::start(&args, 1);
+    server.line_with("limits message_bytes_max=");
+    assert_eq!(echo(&mut connect(&server), b"abc"), b"abc");
+    let lines = server.stop();
+    assert!(lines.iter().any(|line| line.ends_with("kecho: bytes_in 3")), "{lines:?}");
+}

@@ -1,0 +1,246 @@
+//! What the tools print and write: the JSON document against its schema, tables, files, and early ends.
+
+mod common;
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::*;
+use ksf_load::Io;
+use ksf_load::report::json::Report;
+use serde_json::Value;
+
+fn documented(file: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/formats").join(file);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn schema() -> Value {
+    serde_json::from_str(&documented("load.schema.json")).unwrap()
+}
+
+#[test]
+fn real_documents_match_the_schema() {
+    let rpc = good_rpc_server();
+    let bad = rpc_server(|number, xid| match number {
+        3 => Vec::new(),
+        4 => record(&message(&[xid, 1, 0, 0, 0, 3])),
+        _ => record(&success(xid)),
+    });
+    let udp = udp_server(|_, bytes| vec![bytes.to_vec()]);
+    let documents = [
+        run_rpctest(&format!("{rpc} --json -c 100 -i 2 -j 2 -a 4 -q 1,99.5")),
+        run_rpctest(&format!("{rpc} --json --rate 2000 -c 50 --arrival poisson")),
+        run_rpctest(&format!("{rpc} --json --duration 20ms -a 0 -A sys -f")),
+        run_rpctest(&format!("{bad} --json -c 100 -a 4 --timeout 100ms")),
+        run_echotest(&format!("{udp} --json -u -c 100 -l 100")),
+    ];
+    let schema = schema();
+    for ran in documents {
+        let document: Value = serde_json::from_str(&ran.stdout).expect("stdout is one document");
+        schema::check(&schema, &document).unwrap();
+        let report: Report = serde_json::from_str(&ran.stdout).unwrap();
+        assert_eq!(&report, ran.report(), "it reads back as what was measured");
+        assert_eq!(report.ok, ran.code == 0);
+    }
+}
+
+#[test]
+fn the_schema_is_strict_in_both_directions() {
+    let ran = run_rpctest(&format!("{} --json -c 10", good_rpc_server()));
+    let document: Value = serde_json::from_str(&ran.stdout).unwrap();
+    let schema = schema();
+    schema::check(&schema, &document).unwrap();
+    // Take away, add to or spoil any object anywhere: the schema must notice.
+    let mut places = Vec::new();
+    collect_objects(&document, String::new(), &mut places);
+    assert!(places.len() > 15, "{places:?}");
+    for place in places {
+        let names: Vec<String> = document.pointer(&place).unwrap().as_object().unwrap().keys().cloned().collect();
+        if !place.ends_with("/message") {
+            for name in &names {
+                let mut cut = document.clone();
+                cut.pointer_mut(&place).unwrap().as_object_mut().unwrap().remove(name);
+                assert!(schema::check(&schema, &cut).is_err(), "without {place}/{name}");
+            }
+            let mut grown = document.clone();
+            grown.pointer_mut(&place).unwrap()["surplus"] = Value::from(1);
+            assert!(schema::check(&schema, &grown).is_err(), "with {place}/surplus");
+        }
+        for name in &names {
+            let mut spoiled = document.clone();
+            spoiled.pointer_mut(&place).unwrap()[name] = serde_json::json!([[-1]]);
+            assert!(schema::check(&schema, &spoiled).is_err(), "{place}/{name} spoiled");
+        }
+    }
+}
+
+fn collect_objects(value: &Value, place: String, places: &mut Vec<String>) {
+    match value {
+        Value::Object(members) => {
+            for (name, member) in members {
+                collect_objects(member, format!("{place}/{name}"), places);
+            }
+            places.push(place);
+        }
+        Value::Array(items) => {
+            for (i, item) in items.iter().enumerate() {
+                collect_objects(item, format!("{place}/{i}"), places);
+            }
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn the_description_names_every_fault_warning_and_member_of_a_run() {
+    let text = documented("load-json.md");
+    let schema = schema();
+    let names = |pointer: &str| -> Vec<String> {
+        match schema.pointer(pointer).unwrap() {
+            Value::Object(members) => members.keys().cloned().collect(),
+            Value::Array(items) => items.iter().map(|item| item.as_str().unwrap().to_string()).collect(),
+            other => panic!("{other}"),
+        }
+    };
+    for pointer in [
+        "/properties",
+        "/$defs/config/properties",
+        "/$defs/run/properties",
+        "/$defs/faults/properties",
+        "/properties/warnings/items/properties/code/enum",
+    ] {
+        for name in names(pointer) {
+            let mentioned = [format!("`{name}`"), format!("`{name}[]`")].iter().any(|code| text.contains(code));
+            // These say what they are.
+            let plain = ["threads", "timeout_s", "nice"].contains(&name.as_str());
+            assert!(mentioned || plain, "{pointer}: {name} is not described");
+        }
+    }
+}
+
+#[test]
+fn the_table_has_a_header_unless_told_otherwise() {
+    let server = good_rpc_server();
+    let ran = run_rpctest(&format!("{server} -c 50 -i 2 -a 2"));
+    let lines: Vec<&str> = ran.stdout.lines().collect();
+    assert_eq!(lines.len(), 3);
+    assert!(lines[0].starts_with("      Date  TD  INF   MedRPC MedLat"), "{}", lines[0]);
+    assert_eq!(lines[1].split_whitespace().nth(2), Some("2"));
+    let ran = run_rpctest(&format!("{server} -c 50 -H"));
+    assert_eq!(ran.stdout.lines().count(), 1);
+    let ran = run_rpctest(&format!("{server} -c 50 -v"));
+    assert!(ran.stderr.contains("requests of 44 bytes (auth none, fragments 1"), "{}", ran.stderr);
+}
+
+#[test]
+fn files_are_written_where_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let server = good_rpc_server();
+    let ran = run_rpctest(&format!(
+        "{server} -c 200 -i 2 -j 2 -d {} --hdr {} --svg {}",
+        path("raw"),
+        path("log.hlog"),
+        path("plot.svg")
+    ));
+    ran.assert_clean(800);
+    let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
+    for run in 1..=2 {
+        let counted: u64 = read(&format!("raw/rpctest.{run}.data"))
+            .lines()
+            .skip(1)
+            .map(|line| line.split_whitespace().last().unwrap().parse::<u64>().unwrap())
+            .sum();
+        assert_eq!(counted, 400, "no bucket is left out");
+        assert!(read(&format!("raw/rpctest.{run}.gnuplot")).contains(&format!("rpctest.{run}.data")));
+        assert!(read(&format!("raw/rpctest.{run}.svg")).contains("</svg>"));
+    }
+    assert!(read("plot.svg").contains("<polyline"));
+    assert_eq!(read("log.hlog").lines().filter(|line| line.contains("HISTFA")).count(), 2);
+
+    run_rpctest(&format!("{server} -c 100 --hdr {}", path("text.hgrm"))).assert_clean(100);
+    assert!(read("text.hgrm").contains("Total count    =          100"));
+
+    let ran = run_rpctest(&format!("{server} -c 10 --svg /proc/none/x.svg"));
+    assert_eq!(ran.code, 73, "{}", ran.stderr);
+}
+
+/// Takes one line, then fails.
+struct Pipe<'a> {
+    lines: usize,
+    error: io::ErrorKind,
+    stop: Option<&'a AtomicBool>,
+}
+
+impl Write for Pipe<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.lines == 0 {
+            return Err(self.error.into());
+        }
+        if bytes.contains(&b'\n') {
+            self.lines -= 1;
+            if let Some(stop) = self.stop {
+                stop.store(true, Ordering::Relaxed);
+            }
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_closed_pipe_ends_quietly_and_another_error_does_not() {
+    let server = good_rpc_server();
+    let never = AtomicBool::new(false);
+    let run = |error| {
+        rpctest_with(
+            &format!("{server} -c 10 -i 50 -H"),
+            &mut Io { out: &mut Pipe { lines: 1, error, stop: None }, err: &mut Vec::new(), stop: &never },
+        )
+    };
+    let outcome = run(io::ErrorKind::BrokenPipe).unwrap();
+    assert_eq!((outcome.exit_code(), outcome.report.total.runs), (0, 2));
+    assert_eq!(run(io::ErrorKind::StorageFull).unwrap_err().exit_code(), 74);
+}
+
+#[test]
+fn stopping_reports_what_was_measured() {
+    let server = good_rpc_server();
+    let stop = AtomicBool::new(false);
+    // The stop comes with the first line of output, as from a user who has seen enough.
+    let outcome = rpctest_with(
+        &format!("{server} -c 10 -i 50 -H"),
+        &mut Io {
+            out: &mut Pipe { lines: 5, error: io::ErrorKind::BrokenPipe, stop: Some(&stop) },
+            err: &mut Vec::new(),
+            stop: &stop,
+        },
+    )
+    .unwrap();
+    assert_eq!((outcome.exit_code(), outcome.report.total.runs), (0, 1));
+}
+
+#[test]
+fn stopping_in_the_middle_of_a_run_still_awaits_what_is_outstanding() {
+    static STOP: AtomicBool = AtomicBool::new(false);
+    let server = rpc_server(|number, xid| {
+        if number == 200 {
+            STOP.store(true, Ordering::Relaxed);
+        }
+        record(&success(xid))
+    });
+    let outcome = rpctest_with(
+        &format!("{server} -c 1000000 -a 8"),
+        &mut Io { out: &mut Vec::new(), err: &mut Vec::new(), stop: &STOP },
+    )
+    .unwrap();
+    assert!(outcome.report.interrupted && outcome.is_ok());
+    let messages = outcome.report.total.messages;
+    assert!((200..1_000_000).contains(&messages), "{messages}");
+    assert_eq!(messages, outcome.report.runs[0].calls.sends);
+}
