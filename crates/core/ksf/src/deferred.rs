@@ -1,15 +1,20 @@
 //! Replies that come later, from another thread.
 
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 use crate::env::Env;
 use crate::limits::Limits;
 use crate::listener::DatagramPeer;
 use crate::pool::Chunk;
 use crate::service::ConnKey;
+
+mod queue;
+mod sync;
+
+use queue::Queue;
+use sync::Event;
 
 /// The right, and the duty, to answer one message. Dropping it without an answer (a panicked task) closes the
 /// connection with a counted reason: a request that was read is never forgotten.
@@ -130,38 +135,23 @@ pub(crate) enum Mail {
 /// The shard's letter box: other threads post, an event descriptor wakes the shard.
 #[derive(Debug)]
 pub struct Mailbox {
-    mail: Mutex<Vec<Mail>>,
-    /// True from the first letter until the shard empties the box: one wake-up per batch of letters.
-    full: AtomicBool,
-    event: OwnedFd,
+    queue: Queue<Mail>,
 }
 
 impl Mailbox {
     /// An empty box.
     pub fn new() -> std::io::Result<Arc<Self>> {
-        use rustix::event::{EventfdFlags, eventfd};
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Arc::new(Self { mail: Mutex::default(), full: AtomicBool::new(false), event }))
+        Ok(Arc::new(Self { queue: Queue::new(Event::new()?) }))
     }
 
     pub(crate) fn post(&self, mail: Mail) {
-        self.mail.lock().unwrap_or_else(PoisonError::into_inner).push(mail);
-        // After the push: a shard that clears the flag and then takes the mail misses no letter.
-        if !self.full.swap(true, Ordering::AcqRel) {
-            // The counter cannot overflow: the shard reads it before the flag can be set again.
-            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
-        }
+        self.queue.push(mail);
     }
 
-    /// Moves all mail into `into`.
-    pub(crate) fn take(&self, into: &mut Vec<Mail>) {
-        if !self.full.load(Ordering::Acquire) {
-            return;
-        }
-        let mut count = [0; 8];
-        let _ = rustix::io::read(&self.event, &mut count);
-        self.full.store(false, Ordering::Release);
-        into.append(&mut self.mail.lock().unwrap_or_else(PoisonError::into_inner));
+    /// Moves all mail into `into`. `woken`: the box was reported as readable, and must not be reported again for what
+    /// is taken now.
+    pub(crate) fn take(&self, woken: bool, into: &mut Vec<Mail>) {
+        self.queue.take(woken, into);
     }
 
     /// Takes the answers for streams that wait, in the order they were posted, for
@@ -169,7 +159,7 @@ impl Mailbox {
     /// (simulators, tests); other mail is thrown away.
     pub fn take_deliveries(&self) -> Vec<Delivery> {
         let mut mail = Vec::new();
-        self.take(&mut mail);
+        self.take(true, &mut mail);
         let delivery = |letter| match letter {
             Mail::Answer { target: Target::Stream { key, ticket }, answer } => Some(Delivery { key, ticket, answer }),
             _ => None,
@@ -181,6 +171,6 @@ impl Mailbox {
 impl AsFd for Mailbox {
     /// Readable while there may be mail.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
+        self.queue.event().as_fd()
     }
 }

@@ -22,7 +22,7 @@ mod buffer_ring;
 pub(crate) mod epoll;
 pub(crate) mod msg;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 pub(crate) mod uring;
 
 /// Which engine a server uses.

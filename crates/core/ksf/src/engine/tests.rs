@@ -28,7 +28,7 @@ fn datagram(env: &mut Env) -> SendBatch {
 }
 
 /// Runs a test on each engine of this machine.
-fn on_each_engine(on_epoll: fn(), on_uring: fn()) {
+pub(crate) fn on_each_engine(on_epoll: fn(), on_uring: fn()) {
     on_epoll();
     match EngineKind::Uring.probe() {
         Ok(()) => on_uring(),

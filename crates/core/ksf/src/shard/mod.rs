@@ -33,6 +33,8 @@ mod ending;
 mod erased;
 mod look_after;
 mod outgoing;
+#[cfg(test)]
+mod tests;
 mod ticks;
 
 use accepting::spare_fd;
@@ -125,6 +127,8 @@ pub(crate) struct Shard<E: Engine> {
     spare_fd: Option<OwnedFd>,
     events: Vec<Event>,
     mail: Vec<Mail>,
+    /// The mailbox was reported as readable in this turn.
+    mail_arrived: bool,
     replies: Vec<SendBatch>,
     pace: Pace,
     looks: LooksNow,
@@ -190,6 +194,7 @@ impl<E: Engine> Shard<E> {
             spare_fd: spare_fd(),
             events: Vec::with_capacity(256),
             mail: Vec::new(),
+            mail_arrived: false,
             replies: Vec::new(),
             pace: Pace::default(),
             looks: LooksNow::default(),
@@ -293,7 +298,7 @@ impl<E: Engine> Shard<E> {
             }
             Event::Released { conn } => self.released(conn),
             Event::Unparked { conn } => self.unparked(conn),
-            Event::Watched { watch: MAIL } => {}
+            Event::Watched { watch: MAIL } => self.mail_arrived = true,
             Event::Watched { watch: TIMER } => {
                 let _ = rustix::io::read(&self.timer, &mut [0; 8]);
                 self.timer_set = None;
@@ -414,7 +419,7 @@ impl<E: Engine> Shard<E> {
     fn read_mail(&mut self) {
         let mailbox = Arc::clone(&self.env.mailbox);
         let mut mail = mem::take(&mut self.mail);
-        mailbox.take(&mut mail);
+        mailbox.take(mem::take(&mut self.mail_arrived), &mut mail);
         for letter in mail.drain(..) {
             match letter {
                 Mail::Answer { target: Target::Stream { key, ticket }, answer } => {
