@@ -10,7 +10,6 @@
 //!   rescues what nobody serves. It ends when the program has ended, and with it everything it made.
 //! * [`Level`]: the ladder of mechanisms, from an `sk_lookup` program down to nothing, each tried in turn.
 //! * [`attach`]: steers a program that runs already.
-//! * [`Companion`]: what else may live as long as the program, in its holder's process.
 //! * [`copies`]: several copies of a program on one port.
 //! * [`program`]: can a library help a program?
 //! * [`run`]: starts a holder for a command, as a process of its own.
@@ -18,7 +17,6 @@
 
 mod address;
 pub mod attach;
-mod companion;
 pub mod copies;
 mod error;
 mod holder;
@@ -35,7 +33,6 @@ mod status_socket;
 mod steer;
 mod sys;
 
-pub use companion::{Companion, CompanionStatus};
 pub use error::AccelError;
 pub use holder::{Holder, ProgramAddress, Started};
 pub use options::Options;

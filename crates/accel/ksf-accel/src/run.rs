@@ -21,7 +21,7 @@ use rustix::process::{Pid, PidfdFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::holder::ProgramAddress;
-use crate::{AccelError, Companion, Holder, Level, Options, Refused};
+use crate::{AccelError, Holder, Level, Options, Refused};
 
 /// A holder that is ready for the program which this process will become.
 #[derive(Clone, Debug)]
@@ -34,8 +34,6 @@ pub struct Prepared {
     pub level: Level,
     /// Why not a better one.
     pub refused: Vec<Refused>,
-    /// What the holder's companion says, if it has one.
-    pub companion: Option<String>,
 }
 
 /// Starts a holder that lives as long as this process and all that comes from it.
@@ -90,13 +88,13 @@ pub fn prepare(options: &Options, mut holder: Command, library: &Path) -> Result
     let preload = preload(library, std::env::var_os("LD_PRELOAD"));
     let mut environment = vec![("LD_PRELOAD".into(), preload), (ENVIRONMENT.into(), accel.into())];
     environment.extend(options.source_ports.iter().map(|ports| (ENVIRONMENT_PORTS.into(), ports.into())));
-    let Ready { pid, level, refused, companion } = ready;
-    Ok(Prepared { environment, holder: pid, level, refused, companion })
+    let Ready { pid, level, refused } = ready;
+    Ok(Prepared { environment, holder: pid, level, refused })
 }
 
 /// The holder's process: serves until the program has ended. To be called before anything else in that process: it closes
-/// all descriptors that were inherited. `companion` begins what is to live as long as the program.
-pub fn holder_main(companion: impl FnOnce() -> Option<Box<dyn Companion>>) -> Result<(), AccelError> {
+/// all descriptors that were inherited.
+pub fn holder_main() -> Result<(), AccelError> {
     let wrong = |said: &str| AccelError::Holder { said: said.to_owned() };
     let order = std::env::var(ORDER).map_err(|_| wrong("it was started by hand, without an order"))?;
     let order: Order = serde_json::from_str(&order).map_err(|error| wrong(&error.to_string()))?;
@@ -112,15 +110,11 @@ pub fn holder_main(companion: impl FnOnce() -> Option<Box<dyn Companion>>) -> Re
     // Ctrl-C and a service manager's SIGTERM are for the program. Until that has ended, connections wait in queues.
     ignore_signals();
     raise_descriptor_limit();
-    let mut holder = begin(order);
-    if let Ok(holder) = &mut holder {
-        holder.companion = companion();
-    }
+    let holder = begin(order);
     let ready = holder.as_ref().map_err(ToString::to_string).map(|holder| Ready {
         pid: std::process::id(),
         level: holder.level(),
         refused: holder.refused().to_vec(),
-        companion: holder.companion.as_ref().map(|companion| companion.said()),
     });
     let said = serde_json::to_vec(&ready).map_err(|error| AccelError::system("encoding the report", error))?;
     // Who waits for it may have been killed: then the holder notices by itself. The pipe's end says that this is all.
@@ -173,7 +167,6 @@ struct Ready {
     pid: u32,
     level: Level,
     refused: Vec<Refused>,
-    companion: Option<String>,
 }
 
 /// Runs in the first child: it ends at once, and a second one goes on in a session of its own, with one descriptor more

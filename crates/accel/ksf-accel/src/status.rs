@@ -15,7 +15,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{AccelError, CompanionStatus, Level, Refused};
+use crate::{AccelError, Level, Refused};
 
 /// One accelerated program.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -55,9 +55,6 @@ pub struct Status {
     pub rescues: u64,
     /// Requests of the library that were refused, by reason.
     pub refused_requests: Vec<RefusedRequests>,
-    /// What lives as long as the program beside it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub companion: Option<CompanionStatus>,
 }
 
 /// One listening address.

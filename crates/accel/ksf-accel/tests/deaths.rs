@@ -288,7 +288,7 @@ fn helper_program() {
 #[ignore = "a part of the tests above"]
 fn helper_holder() {
     if is_helper() {
-        run::holder_main(|| None).unwrap();
+        run::holder_main().unwrap();
     }
 }
 

@@ -48,7 +48,7 @@ fn helper_run() {
 #[ignore = "a part of the tests below"]
 fn helper_holder() {
     if std::env::var_os(HELPER).is_some() {
-        run::holder_main(|| None).unwrap();
+        run::holder_main().unwrap();
     }
 }
 

@@ -226,7 +226,6 @@ mod tests {
             ("ksf accel flow attach lo --policy fast", Status::Data, "round-robin"),
             ("ksf accel flow attach lo --loopback", Status::Usage, "--cgroup"),
             ("ksf accel flow check --cpus 3-1", Status::Data, "list of CPUs"),
-            ("ksf accel hop attach --port 80,70000", Status::Data, "65535"),
             ("kecho --nonsense", Status::Usage, "see kecho --help"),
         ] {
             let failure = parse_text(text).unwrap_err();

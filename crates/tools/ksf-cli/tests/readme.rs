@@ -26,16 +26,8 @@ const NOT_RUN: [(&str, &str, &str); 2] = [
 ];
 
 /// Commands that go on until they are told to end: by a signal; they tell the service manager how they are.
-const SERVERS: [&str; 8] = [
-    "ksf kecho",
-    "kecho",
-    "ksf krpc2",
-    "ksf serve",
-    "ksf run",
-    "make run",
-    "ksf accel flow attach",
-    "ksf accel hop attach",
-];
+const SERVERS: [&str; 7] =
+    ["ksf kecho", "kecho", "ksf krpc2", "ksf serve", "ksf run", "make run", "ksf accel flow attach"];
 
 /// Commands that go on until their input ends (Ctrl-D), and print a line when they serve.
 const READERS: [&str; 1] = ["./echo_workers"];
@@ -106,16 +98,6 @@ fn the_commands_about_flows_work() {
     cgroups.unmount();
 }
 
-#[test]
-fn the_commands_about_the_hop_work() {
-    if !private_network_and_run() {
-        return;
-    }
-    let cgroups = Cgroups::mount();
-    type_all("docs/hop.md", "");
-    cgroups.unmount();
-}
-
 /// What the documents call the root of cgroup2: a cgroup of the test's own, with one for proxies in it.
 struct Cgroups {
     folder: Folder,
@@ -150,7 +132,7 @@ fn shell(commands: &str) {
 
 #[test]
 fn no_document_has_commands_that_nobody_tries() {
-    let guides = ["README.md", "docs/writing-a-kernel-service.md", "docs/nic.md", "docs/flow.md", "docs/hop.md"];
+    let guides = ["README.md", "docs/writing-a-kernel-service.md", "docs/nic.md", "docs/flow.md"];
     let mut tried = BTreeSet::from(guides.map(str::to_owned));
     tried.extend(examples().iter().map(|example| format!("{example}/README.md")));
     let mut with_commands = BTreeSet::new();

@@ -525,7 +525,6 @@ impl Attachment {
             stalls: 0,
             rescues: 0,
             refused_requests: Vec::new(),
-            companion: None,
         }
     }
 

@@ -37,7 +37,7 @@ use crate::homes::Homes;
 use crate::status::{self, Counters, Status};
 use crate::status_socket::StatusSocket;
 use crate::steer::Steering;
-use crate::{AccelError, Companion, Level, Options, Refused};
+use crate::{AccelError, Level, Options, Refused};
 use conn::{Conn, ProgramSocket};
 use lifetime::Lifetime;
 use listener::Listener;
@@ -65,8 +65,6 @@ pub struct Holder {
     rescues: u64,
     pulse: look::Pulse,
     watch_next: Instant,
-    /// Ends with the holder.
-    pub(crate) companion: Option<Box<dyn Companion>>,
 }
 
 /// A worker that was given up although it lives, and is called until it joins the listener anew.
@@ -130,7 +128,6 @@ impl Holder {
             rescues: 0,
             pulse: look::Pulse::new(Duration::from_millis(options.look_ms.into())),
             watch_next: Instant::now(),
-            companion: None,
             options,
         };
         let watch = |fd: BorrowedFd<'_>, kind| {

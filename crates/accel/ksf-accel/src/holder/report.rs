@@ -8,9 +8,9 @@ use rustix::event::epoll::{self, EventFlags};
 
 use super::listener::{self, Listener};
 use super::{Holder, Kind, data};
+use crate::Level;
 use crate::status::{ListenerStatus, QueueStatus, RefusedRequests, Reply, Status, WorkerStatus};
 use crate::status_socket::{self, Question};
-use crate::{CompanionStatus, Level};
 
 impl Holder {
     pub(super) fn accept_status(&mut self) {
@@ -78,7 +78,6 @@ impl Holder {
                 .values()
                 .map(|&(reason, count)| RefusedRequests { why: reason.text().to_owned(), count })
                 .collect(),
-            companion: self.companion.as_deref().map(CompanionStatus::of),
         }
     }
 

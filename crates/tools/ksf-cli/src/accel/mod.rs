@@ -2,7 +2,6 @@
 
 mod attach;
 mod flow;
-mod hop;
 mod nic;
 mod profile;
 mod run;
@@ -36,17 +35,10 @@ pub(crate) enum AccelCommand {
     Profile(profile::ProfileArgs),
     Unit(unit::UnitArgs),
     Flow(flow::FlowArgs),
-    Hop(hop::HopArgs),
     Nic(nic::NicArgs),
     /// The process that owns a program's queues; started by `ksf accel run`
     #[command(hide = true)]
-    Holder(HolderArgs),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct HolderArgs {
-    #[command(flatten)]
-    join: hop::JoinFlags,
+    Holder,
 }
 
 /// Runs the command.
@@ -60,9 +52,8 @@ pub(crate) fn run(args: AccelArgs) -> Result<ExitCode, Failure> {
         AccelCommand::Profile(args) => profile::run(&args),
         AccelCommand::Unit(args) => unit::run(&args),
         AccelCommand::Flow(args) => flow::run(args),
-        AccelCommand::Hop(args) => hop::run(args),
         AccelCommand::Nic(args) => nic::run(args),
-        AccelCommand::Holder(args) => run::holder(&args.join),
+        AccelCommand::Holder => run::holder(),
     }
 }
 

@@ -14,7 +14,6 @@ use ksf_accel::run::{Prepared, holder_main, prepare};
 use ksf_accel::{AccelError, Level, Options};
 use ksf_flow::{CpuMask, Layout, LayoutError, PortRange, source_port};
 
-use super::hop::JoinFlags;
 use super::profile::{self, Profile};
 use crate::cpus::CpuList;
 use crate::exit::{Failure, Status, say};
@@ -49,15 +48,13 @@ pub(crate) struct RunArgs {
     ///
     /// The copies are children of ksf, which passes signals on and ends when the last has ended, with the first status that
     /// is not 0. They know nothing of each other: not for programs that keep state or write files of fixed names.
-    #[arg(long, value_name = "N", conflicts_with_all = ["steering", "ports"])]
+    #[arg(long, value_name = "N", conflicts_with = "steering")]
     #[arg(value_parser = crate::limits::number::<1, { ksf_accel::copies::COPIES_MAX as u64 }>)]
     copies: Option<u64>,
     /// Give connections that the program opens a source port that names the CPU, for ksf accel flow to bring replies there;
     /// LAYOUT as ksf accel flow check shows it [default: that of --cpus, or of the program's CPUs]
     #[arg(long, value_name = "LAYOUT", num_args = 0..=1, require_equals = true, conflicts_with = "copies")]
     source_ports: Option<Option<Layout>>,
-    #[command(flatten)]
-    join: JoinFlags,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     #[arg(value_hint = ValueHint::CommandWithArguments)]
@@ -177,8 +174,8 @@ fn options(args: &RunArgs, cpus: Option<Vec<u32>>) -> Options {
 }
 
 /// The process of the holder.
-pub(super) fn holder(join: &JoinFlags) -> Result<ExitCode, Failure> {
-    holder_main(|| join.begin()).map(|()| ExitCode::SUCCESS).map_err(|error| failure(&error))
+pub(super) fn holder() -> Result<ExitCode, Failure> {
+    holder_main().map(|()| ExitCode::SUCCESS).map_err(|error| failure(&error))
 }
 
 /// A holder for the program, or why there is none.
@@ -190,27 +187,21 @@ fn accelerate(
     profile: Option<&Profile>,
 ) -> Result<Prepared, String> {
     if let Some(obstacle) = program::obstacle(file) {
-        // Without a library nobody knows when the program has ended.
-        let join =
-            if args.join.is_wanted() { "; its connections are not joined: ksf accel hop attach does that" } else { "" };
-        return Err(format!("{obstacle}{}{join}", advice(&obstacle)));
+        return Err(format!("{obstacle}{}", advice(&obstacle)));
     }
     let alone = profile.and_then(|profile| profile.alone);
-    if let (Some(why), false) = (alone, args.join.is_wanted() || ports.is_some()) {
+    if let (Some(why), false) = (alone, ports.is_some()) {
         return Err(format!("{why} (--profile=none tries it all the same)"));
     }
     let library = library::find(&LIBRARY).map_err(|failure| failure.to_string())?;
     // This very binary, also where it has been replaced since it was started.
     let mut holder = Command::new("/proc/self/exe");
-    holder.arg0("ksf").args(["accel", "holder"]).args(args.join.arguments());
+    holder.arg0("ksf").args(["accel", "holder"]);
     let mut options = options(args, cpus);
     options.source_ports = ports.map(|layout| layout.to_string());
-    // It has no queues, but a holder, in whose process its connections are joined.
+    // No queues, but the library, for its source ports.
     options.on &= alone.is_none();
     let prepared = prepare(&options, holder, &library).map_err(|error| error.to_string())?;
-    if let Some(said) = &prepared.companion {
-        say(said);
-    }
     if let Some(why) = alone {
         say(&format_args!("{} has no queues: {why}", Path::new(&args.command[0]).display()));
         return Ok(prepared);

@@ -140,14 +140,6 @@ fn of_program(program: &Program) -> String {
         of_listener(&mut out, program, listener);
     }
     of_workers(&mut out, program);
-    if let Some(companion) = &program.companion {
-        let counted = companion.counters.iter().filter(|(_, count)| **count > 0);
-        let counted: Vec<String> = counted.map(|(name, count)| format!("{name} {count}")).collect();
-        let _ = writeln!(out, "  {}", companion.said);
-        if !counted.is_empty() {
-            let _ = writeln!(out, "    {}", counted.join(", "));
-        }
-    }
     out
 }
 
@@ -235,8 +227,8 @@ fn row(names: [String; 5], counters: &Counters, program: &Program, listeners: St
 
 #[cfg(test)]
 mod tests {
+    use ksf_accel::Refused;
     use ksf_accel::status::{QueueStatus, WorkerStatus};
-    use ksf_accel::{CompanionStatus, Refused};
 
     use super::*;
 
@@ -283,10 +275,6 @@ mod tests {
             stalls: 2,
             rescues: 3,
             refused_requests: Vec::new(),
-            companion: Some(CompanionStatus {
-                said: "joining connections of ports 81".to_owned(),
-                counters: [("joined".to_owned(), 2), ("left".to_owned(), 0), ("messages".to_owned(), 7)].into(),
-            }),
         }
     }
 
@@ -307,8 +295,6 @@ nginx -e (holder 7)
   worker  pid  tid  cpu  state  own  fallback  stolen  local  remote  listeners
   0       8    8    1    ready  12   0         1       -      -       0.0.0.0:80
   ended   -    -    -    -      5    0         0       -      -       -
-  joining connections of ports 81
-    joined 2, messages 7
 ";
         assert_eq!(text(&[program()]), expected);
     }

@@ -1,8 +1,6 @@
 //! Runs the real binary and talks to it as a user does.
 #![allow(dead_code)] // Each test file uses a part of it.
 
-pub(crate) mod hop;
-
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
