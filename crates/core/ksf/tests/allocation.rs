@@ -3,10 +3,10 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::net::{TcpStream, UdpSocket};
+use std::net::TcpStream;
 use std::sync::Arc;
 
-use common::alloc::{Counting, METER, METER_BYTES, Meter, allocations};
+use common::meter::{METER, METER_BYTES, Meter};
 use common::net::*;
 use common::{env, in_slot};
 use ksf::Peer;
@@ -15,6 +15,7 @@ use ksf::framing::{Delimiter, Framing, LengthPrefix};
 use ksf::limits::Limits;
 use ksf::service::ConnKey;
 use ksf_sim::ideal::encode;
+use ksf_test::alloc::{Counting, allocations};
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
@@ -124,9 +125,7 @@ fn datagrams_allocate_nothing() {
     own_network();
     for engine in engines() {
         let server = one_shard(engine, "udp:127.0.0.1:0", Limits::default(), Arc::new(Meter(Framing::Raw)));
-        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
-        peer.connect(addr(&server)).unwrap();
-        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        let peer = datagrams(addr(&server));
         let mut got = [0; 9000];
         let mut ask = |request: &[u8]| {
             peer.send(request).unwrap();

@@ -74,7 +74,7 @@ impl Half {
     }
 
     fn until_parked(&self, times: u32) {
-        until("it is parked", || self.state().times_parked >= times);
+        wait_until("it is parked", || self.state().times_parked >= times);
         assert_eq!(self.state().times_parked, times);
     }
 
@@ -83,7 +83,7 @@ impl Half {
         let is_parked = self.state().is_parked;
         assert!(is_parked, "woken without being parked");
         self.wake();
-        until("it is polled again", || !self.state().is_parked);
+        wait_until("it is polled again", || !self.state().is_parked);
     }
 }
 
@@ -241,7 +241,7 @@ fn replies_wait_until_tcp_has_taken_those_of_the_half() {
         let (server, service) = start(engine, &half, Limits::default());
         let mut peer = connect(&server);
         peer.write_all(b"one\ntwo\n").unwrap();
-        until("user space has waited", || count(&server, "assist_waits") >= 20);
+        wait_until("user space has waited", || count(&server, "assist_waits") >= 20);
         assert_eq!(service.messages.lock().unwrap().len(), 2, "{engine}");
         assert_eq!(count(&server, "bytes_out"), 0, "{engine}: sent before the half's replies");
         half.state().holds_replies = false;
@@ -258,7 +258,7 @@ fn the_connection_is_closed_after_the_replies_of_the_half() {
         let (server, _) = start(engine, &half, Limits::default());
         let mut peer = connect(&server);
         peer.shutdown(Shutdown::Write).unwrap();
-        until("user space has waited", || count(&server, "assist_waits") >= 20);
+        wait_until("user space has waited", || count(&server, "assist_waits") >= 20);
         assert_eq!((server.connections(), count(&server, "closed_total")), (1, 0), "{engine}: closed too early");
         peer.set_nonblocking(true).unwrap();
         let error = peer.read(&mut [0]).expect_err("the stream has not ended");
@@ -368,7 +368,7 @@ fn nothing_is_settled_while_user_space_owes_a_reply() {
 
         half.wake_too_early();
         peer.write_all(b"defer\n").unwrap();
-        until("it is deferred", || service.deferred.lock().unwrap().len() == 1);
+        wait_until("it is deferred", || service.deferred.lock().unwrap().len() == 1);
         turns_end(&mut other);
         assert_eq!(half.state().settled, Some((0, 0)), "{engine}: a reply is due");
         service.deferred.lock().unwrap().remove(0).reply(b"late".to_vec());
@@ -379,7 +379,7 @@ fn nothing_is_settled_while_user_space_owes_a_reply() {
         half.wake_too_early();
         let before = count(&server, "bytes_in");
         peer.write_all(b"half a li").unwrap();
-        until("it is read", || count(&server, "bytes_in") - before >= 9);
+        wait_until("it is read", || count(&server, "bytes_in") - before >= 9);
         turns_end(&mut other);
         assert_eq!(half.state().settled, Some((6, 5)), "{engine}: half a message is here");
         ask(&mut peer, b"ne\n", b"half a line\n");

@@ -6,10 +6,11 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::Arc;
 
-use common::alloc::{Counting, METER, METER_BYTES, Meter};
+use common::meter::{METER, METER_BYTES, Meter};
 use common::net::*;
 use ksf::framing::{Framing, LengthPrefix};
 use ksf::limits::Limits;
+use ksf_test::alloc::Counting;
 use socket2::{Domain, Socket, Type};
 
 #[global_allocator]
@@ -33,7 +34,7 @@ fn shard_bytes(peer: &mut TcpStream) -> i64 {
 fn ten_thousand_connections_at_once() {
     own_network();
     if let Err(why) = raise_files(FILES) {
-        return skip("10,200 file descriptors per process", &why);
+        return skip(format_args!("needs 10,200 file descriptors per process ({why})"));
     }
     for engine in engines() {
         let server = one_shard(engine, ANY, Limits::default(), Arc::new(Meter(FRAMING)));
@@ -42,7 +43,7 @@ fn ten_thousand_connections_at_once() {
         // In a process of their own: the descriptors of both ends would be too many for one.
         let mut crowd = Helper::start("helper_is_a_crowd", &[("KSF_TEST_ADDR", addr(&server).to_string())]);
         assert_eq!(crowd.hear(), "connected", "{engine}");
-        until("all are accepted", || server.connections() == CROWD + 1);
+        wait_until("all are accepted", || server.connections() == CROWD + 1);
         let each = (shard_bytes(&mut meter) - before) / CROWD as i64;
         println!("{engine}: {each} bytes of user memory per idle connection");
         assert!(each <= 1024, "{engine}: {each} bytes per idle connection");
@@ -52,7 +53,7 @@ fn ten_thousand_connections_at_once() {
         println!("{engine}: {each} bytes after each has talked");
         assert!(each <= 1024, "{engine}: {each} bytes per connection that was active once");
         assert_eq!(crowd.ask("leave"), "left");
-        until("all are gone", || server.connections() == 1);
+        wait_until("all are gone", || server.connections() == 1);
         ask(&mut meter, b"\x05hello", b"\x05hello");
         let closed = count(&server, "closed_total");
         assert_eq!((closed, count(&server, "accepted")), (CROWD as u64, CROWD as u64 + 1), "{engine}");

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use common::net::*;
 use ksf::Server;
 use ksf::limits::Limits;
-use ksf_sim::random::Random;
 
 /// A datagram or message is never longer here.
 const SIZE_MAX: usize = 70_000;
@@ -33,14 +32,14 @@ fn round_trip(peer: &mut (impl Read + Write), bytes: &[u8], got: &mut [u8], rand
 #[test]
 fn every_size_from_1_to_70_000() {
     own_network();
-    let source = pattern(SIZE_MAX + 256);
+    let source = pattern(SIZE_MAX + 256, 0);
     std::thread::scope(|scope| {
         for engine in engines() {
             let source = &source;
             scope.spawn(move || {
                 let server = one_shard(engine, ANY, Limits::default(), Arc::new(Echo));
                 let mut peer = connect(&server);
-                let mut random = Random::new(1);
+                let mut random = Random::of_test(1);
                 let mut got = vec![0; SIZE_MAX];
                 for size in 1..=SIZE_MAX {
                     let bytes = &source[size % 256..][..size];
@@ -56,16 +55,17 @@ fn every_size_from_1_to_70_000() {
 fn ipv6_and_unix_in_pieces() {
     own_network();
     let sizes = [1, 2, 2047, 2048, 2049, 16_383, 16_384, 16_385, 32_768, 65_535, SIZE_MAX];
-    let source = pattern(SIZE_MAX);
+    let source = pattern(SIZE_MAX, 0);
     let mut got = vec![0; SIZE_MAX];
-    let mut random = Random::new(2);
+    let mut random = Random::of_test(2);
     for engine in engines() {
         let server = all_shards(engine, "tcp:[::1]:0", Limits::default(), Arc::new(Echo));
         let mut peer = connect(&server);
         for size in sizes {
             round_trip(&mut peer, &source[..size], &mut got, &mut random, engine.name());
         }
-        let path = std::env::temp_dir().join(format!("ksf-echo-{}-{engine}", std::process::id()));
+        let folder = Folder::new();
+        let path = folder.path("echo");
         let server = all_shards(engine, &format!("unix:{}", path.display()), Limits::default(), Arc::new(Echo));
         // Several: all shards accept from one socket.
         let mut peers: Vec<_> = (0..16).map(|_| UnixStream::connect(&path).unwrap()).collect();
@@ -87,7 +87,7 @@ fn ipv6_and_unix_in_pieces() {
 #[test]
 fn half_close_after_the_last_byte() {
     own_network();
-    let bytes = pattern(300_000);
+    let bytes = pattern(300_000, 0);
     for engine in engines() {
         let server = all_shards(engine, ANY, Limits::default(), Arc::new(Echo));
         let mut peer = connect(&server);
@@ -118,12 +118,10 @@ fn datagrams_come_back_from_the_address_they_were_sent_to() {
                 true => to.set_ip("::1".parse().unwrap()),
                 false => {}
             }
-            let peer = UdpSocket::bind(if to.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" }).unwrap();
             // Connected: a reply from another address than the one asked would not arrive.
-            peer.connect(to).unwrap();
-            peer.set_read_timeout(Some(PATIENCE)).unwrap();
+            let peer = datagrams(to);
             for size in [0, 1, 1000, 9000, 16_000] {
-                let sent = pattern(size);
+                let sent = pattern(size, 0);
                 peer.send(&sent).unwrap();
                 let mut got = vec![0; 20_000];
                 let length = peer.recv(&mut got).unwrap_or_else(|error| panic!("{engine} {at} {size}: {error}"));
@@ -146,16 +144,14 @@ fn datagrams_that_do_not_fit_are_dropped_and_counted() {
             .listen("udp:127.0.0.1:0".parse().unwrap(), Arc::new(Echo), None)
             .start()
             .unwrap();
-        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
-        peer.connect(addr(&server)).unwrap();
-        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        let peer = datagrams(addr(&server));
         // Longer than a slot; longer than the limit; just right.
         for size in [60_000, 4097, 3001, 3000] {
-            peer.send(&pattern(size)).unwrap();
+            peer.send(&pattern(size, 0)).unwrap();
         }
         let mut got = vec![0; 65_536];
         let length = peer.recv(&mut got).unwrap();
-        assert!(got[..length] == pattern(3000), "{engine}: {length} bytes");
+        assert!(got[..length] == pattern(3000, 0), "{engine}: {length} bytes");
         assert_eq!((count(&server, "datagrams_in"), count(&server, "datagrams_oversized")), (4, 3), "{engine}");
         until_count(&server, "datagrams_out", 1);
     }
@@ -185,7 +181,8 @@ fn inherited_sockets_in_either_mode() {
             ours.set_nonblocking(false).unwrap();
             assert_eq!(ours.accept().unwrap().1, next.local_addr().unwrap());
         }
-        let path = std::env::temp_dir().join(format!("ksf-inherit-{}-{engine}", std::process::id()));
+        let folder = Folder::new();
+        let path = folder.path("inherited");
         let listener = UnixListener::bind(&path).unwrap();
         let server = Server::builder().engine(engine).inherit(listener.into(), Arc::new(Echo), None).start().unwrap();
         let mut peer = UnixStream::connect(&path).unwrap();
@@ -194,14 +191,12 @@ fn inherited_sockets_in_either_mode() {
         expect(&mut peer, b"hello");
         drop(server);
         assert!(path.exists(), "the path belongs to whoever made the socket");
-        std::fs::remove_file(&path).unwrap();
         for nonblocking in [false, true] {
             let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
             socket.set_nonblocking(nonblocking).unwrap();
             let server = Server::builder().engine(engine).inherit(socket.into(), Arc::new(Echo), None).start().unwrap();
-            let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
-            peer.set_read_timeout(Some(PATIENCE)).unwrap();
-            peer.send_to(b"hello", addr(&server)).unwrap();
+            let peer = datagrams(addr(&server));
+            peer.send(b"hello").unwrap();
             let mut got = [0; 9];
             assert_eq!(peer.recv_from(&mut got).unwrap(), (5, addr(&server)));
         }

@@ -64,7 +64,7 @@ impl Segments {
                 Some(Self(socket))
             }
             Err(error) => {
-                skip("CAP_NET_RAW", &error.to_string());
+                skip(format_args!("needs CAP_NET_RAW ({error})"));
                 None
             }
         }

@@ -40,7 +40,7 @@ fn connections_beyond_the_maximum_are_refused_and_the_place_is_free_again() {
         assert!(!is_served(&mut three), "{engine}");
         assert_eq!((server.connections(), count(&server, "refused_connections_max")), (2, 1));
         drop(one);
-        until("a place is free", || server.connections() == 1);
+        wait_until("a place is free", || server.connections() == 1);
         assert!(is_served(&mut connect(&server)) && is_served(&mut two), "{engine}");
     }
 }
@@ -85,7 +85,7 @@ fn limits_change_while_the_server_runs() {
         server.set_limits(&Limits { message_bytes_max: 4000, ..Limits::default() });
         // When the shards have read their mail, nobody tells: the open connection meets the new limit then.
         let mut refused = false;
-        until("the limit is lower", || {
+        wait_until("the limit is lower", || {
             let mut got = vec![0; line.len()];
             refused = open.write_all(&line).is_err() || open.read_exact(&mut got).is_err();
             refused
@@ -109,14 +109,14 @@ fn when_memory_is_short_who_keeps_most_is_closed_and_the_others_are_served() {
         let server = one_shard(engine, ANY, limits, Recorder::new(LINES, Order::Requests));
         let mut hog = connect(&server);
         hog.write_all(&[b'h'; 250 << 10]).unwrap();
-        until("the hog is read", || count(&server, "bytes_in") == 250 << 10);
+        wait_until("the hog is read", || count(&server, "bytes_in") == 250 << 10);
         assert_eq!(count(&server, "closed_total"), 0, "{engine}: it is within the limit");
         let mut peers: Vec<_> = (0..PEERS).map(|_| connect(&server)).collect();
         let line = [&[b'x'; 6000][..], b"\n"].concat();
         let (head, tail) = line.split_at(4096);
         peers.iter_mut().for_each(|peer| peer.write_all(head).unwrap());
         // All of them wait for their rest at the same time.
-        until("the heads are read", || count(&server, "bytes_in") == (250 << 10) + (PEERS * head.len()) as u64);
+        wait_until("the heads are read", || count(&server, "bytes_in") == (250 << 10) + (PEERS * head.len()) as u64);
         peers.iter_mut().for_each(|peer| ask(peer, tail, &line));
         expect_end(&mut hog);
         drop(hog);
@@ -133,7 +133,7 @@ fn when_memory_is_short_who_keeps_most_is_closed_also_if_it_is_the_one_in_need()
         let server = one_shard(engine, ANY, limits, Recorder::new(LINES, Order::Requests));
         let mut small = connect(&server);
         small.write_all(&[b's'; 100 << 10]).unwrap();
-        until("the small one is read", || count(&server, "bytes_in") == 100 << 10);
+        wait_until("the small one is read", || count(&server, "bytes_in") == 100 << 10);
         let mut hog = connect(&server);
         hog.write_all(&[b'h'; 200 << 10]).unwrap();
         expect_end(&mut hog);
@@ -143,7 +143,7 @@ fn when_memory_is_short_who_keeps_most_is_closed_also_if_it_is_the_one_in_need()
         // A lower limit is met at once, too.
         let before = count(&server, "bytes_in");
         small.write_all(&[b's'; 10 << 10]).unwrap();
-        until("the small one is read", || count(&server, "bytes_in") == before + (10 << 10));
+        wait_until("the small one is read", || count(&server, "bytes_in") == before + (10 << 10));
         server.set_limits(&Limits { assembly_bytes_max: 1 << 10, ..Limits::default() });
         expect_end(&mut small);
         drop(small);
@@ -171,7 +171,7 @@ fn deferred_datagrams_are_bounded() {
         // A datagram counts as often as it is owed an answer.
         send(b"twice 1");
         send(b"defer 2");
-        until("all are deferred", || service.deferred.lock().unwrap().len() == 3);
+        wait_until("all are deferred", || service.deferred.lock().unwrap().len() == 3);
         send(b"dropped");
         send(b"dropped, too");
         until_count(&server, "datagrams_refused_deferred_max", 2);
@@ -184,7 +184,7 @@ fn deferred_datagrams_are_bounded() {
         send(b"room again");
         hear(b"room again");
         send(b"defer 3");
-        until("it is deferred", || service.deferred.lock().unwrap().len() == 3);
+        wait_until("it is deferred", || service.deferred.lock().unwrap().len() == 3);
         send(b"dropped");
         until_count(&server, "datagrams_refused_deferred_max", 3);
         // One that is forgotten gives its place back, too.
@@ -265,7 +265,7 @@ fn without_descriptors_peers_are_refused_and_service_goes_on() {
             assert_eq!(helper.ask("nonblocking"), "true");
         }
         served.truncate(10);
-        until("accepting resumes", || is_served(&mut connect_to(at)));
+        wait_until("accepting resumes", || is_served(&mut connect_to(at)));
         helper.tell("end");
         assert_eq!(helper.hear(), "ended");
     }

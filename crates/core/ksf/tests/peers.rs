@@ -60,7 +60,7 @@ fn a_peer_that_never_reads_is_bounded_and_closed() {
             let mut peer = connect_with_small_window(&server);
             let writer = scope.spawn(move || write_until_closed(&mut peer, &[7; 16 << 10]));
             let mut others = 0;
-            until("it is closed", || {
+            wait_until("it is closed", || {
                 ask(&mut other, b"still there?", b"still there?");
                 others += 1;
                 // The other has nothing outstanding: what came in and did not go out is held for the one who does not read.
@@ -114,7 +114,7 @@ fn a_fast_peer_does_not_fill_the_memory() {
 fn a_slow_reader_gets_every_byte() {
     own_network();
     // More than the kernel holds on the way (net.ipv4.tcp_wmem: 4 MiB as a rule), so the server must pause.
-    let bytes = pattern(16 << 20);
+    let bytes = pattern(16 << 20, 0);
     for engine in engines() {
         let limits = Limits { out_queue_bytes_max: 64 << 10, ..Limits::default() };
         let server = one_shard(engine, ANY, limits, Arc::new(Echo));
@@ -126,8 +126,8 @@ fn a_slow_reader_gets_every_byte() {
                 writer.shutdown(Shutdown::Write).unwrap();
             });
             // Only when the server has given up reading does this peer begin to.
-            until("the server pauses", || count(&server, "reads_paused") > 0);
-            let mut random = ksf_sim::random::Random::new(3);
+            wait_until("the server pauses", || count(&server, "reads_paused") > 0);
+            let mut random = Random::of_test(3);
             let mut rest = &bytes[..];
             while !rest.is_empty() {
                 let mut got = [0; 5000];
@@ -152,7 +152,7 @@ fn a_batch_larger_than_any_send_buffer_arrives_whole() {
         let mut peer = connect_with_small_window(&server);
         peer.write_all(&b"long\n".repeat(LINES_LONG)).unwrap();
         // All is answered, and 20 MB wait: the socket takes a few at most.
-        until("all is answered", || count(&server, "replies") == LINES_LONG as u64);
+        wait_until("all is answered", || count(&server, "replies") == LINES_LONG as u64);
         let expected = [&[b'.'; 10_000][..], b"\n"].concat();
         for line in 0..LINES_LONG {
             let mut got = [0; 10_001];
@@ -172,7 +172,7 @@ fn half_close_with_requests_in_flight_and_deferred() {
         peer.write_all(b"1\ndefer\n3\ndefer\n").unwrap();
         peer.shutdown(Shutdown::Write).unwrap();
         expect(&mut peer, b"1\n");
-        until("both are deferred", || deferred(&service) == 2);
+        wait_until("both are deferred", || deferred(&service) == 2);
         let mut waiting = std::mem::take(&mut *service.deferred.lock().unwrap());
         std::thread::scope(|scope| {
             let (last, first) = (waiting.pop().unwrap(), waiting.pop().unwrap());
@@ -216,12 +216,12 @@ fn a_late_answer_does_not_reach_the_next_connection_in_the_place() {
         let (server, service) = server(engine, LINES, Limits::default());
         let mut peer = connect(&server);
         peer.write_all(b"defer\n").unwrap();
-        until("it is deferred", || deferred(&service) == 1);
+        wait_until("it is deferred", || deferred(&service) == 1);
         reset(peer);
         until_count(&server, "closed_io", 1);
         let mut next = connect(&server);
         next.write_all(b"defer\n").unwrap();
-        until("it is deferred", || deferred(&service) == 2);
+        wait_until("it is deferred", || deferred(&service) == 2);
         let late = service.deferred.lock().unwrap().remove(0);
         late.reply(b"for the dead".to_vec());
         until_count(&server, "replies_too_late", 1);
@@ -259,7 +259,7 @@ fn slow_loris_peers_are_cut_off_and_the_others_served() {
                     }
                 }
             });
-            until("all are cut off", || {
+            wait_until("all are cut off", || {
                 ask(&mut other, &[0x80, 0, 0, 1, 9], &[0x80, 0, 0, 1, 9]);
                 count(&server, "closed_assembly_timeout") >= 50
             });
@@ -351,7 +351,7 @@ fn empty_fragments_are_legal_and_split_anywhere() {
         for cut in 0..=record.len() {
             let before = count(&server, "bytes_in");
             peer.write_all(&record[..cut]).unwrap();
-            until("the first part is read", || count(&server, "bytes_in") - before == cut as u64);
+            wait_until("the first part is read", || count(&server, "bytes_in") - before == cut as u64);
             ask(&mut peer, &record[cut..], &[0x80, 0, 0, 2, b'h', b'i']);
         }
     }
@@ -372,7 +372,7 @@ fn a_storm_of_resets_leaves_nothing_behind() {
             }
             peers.into_iter().for_each(reset);
             ask(&mut other, b"and you?\n", b"and you?\n");
-            until("all are gone", || count(&server, "closed_total") == 100 * (round + 1));
+            wait_until("all are gone", || count(&server, "closed_total") == 100 * (round + 1));
             assert_eq!(server.connections(), 1);
         }
         // Those that sent all of their requests and vanished count as any other end, but all are counted.

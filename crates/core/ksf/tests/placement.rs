@@ -82,7 +82,7 @@ fn a_connection_is_served_on_the_cpu_it_came_from() {
     own_network();
     let cpus = allowed().unwrap();
     if cpus.len() < 2 {
-        return skip("two CPUs", "there is nothing to choose between");
+        return skip("needs two CPUs: there is nothing to choose between");
     }
     for engine in engines() {
         let server = all_shards(engine, ANY, Limits::default(), Arc::new(WhereAmI));
@@ -112,7 +112,7 @@ fn steering_maps_cpus_to_the_shards_that_are_there() {
     own_network();
     let cpus = allowed().unwrap();
     if cpus.len() < 2 {
-        return skip("two CPUs", "there is nothing to choose between");
+        return skip("needs two CPUs: there is nothing to choose between");
     }
     for engine in engines() {
         let server = Server::builder()

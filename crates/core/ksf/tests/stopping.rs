@@ -123,7 +123,7 @@ fn a_drain_waits_for_deferred_replies_and_unfinished_messages() {
         let (mut idle, mut waits, mut sends) = (connect(&server), connect(&server), connect(&server));
         waits.write_all(b"defer\n").unwrap();
         sends.write_all(b"half a li").unwrap();
-        until("all is read", || count(&server, "bytes_in") == 15);
+        wait_until("all is read", || count(&server, "bytes_in") == 15);
         let drained = std::thread::spawn(move || server.drain());
         // Who owes nothing and is owed nothing is closed at once; then the shard drains for sure.
         expect_end(&mut idle);
@@ -150,7 +150,7 @@ fn a_drain_ends_after_its_time_whatever_the_peers_do() {
         stubborn.write_all(b"never a whole li").unwrap();
         let mut forgotten = connect(&server);
         forgotten.write_all(b"defer\n").unwrap();
-        until("all is read", || count(&server, "bytes_in") == 22);
+        wait_until("all is read", || count(&server, "bytes_in") == 22);
         server.drain().unwrap();
         expect_end(&mut stubborn);
         expect_end(&mut forgotten);
@@ -209,7 +209,7 @@ fn a_server_stops_with_answers_outstanding() {
         let server = one_shard(engine, ANY, Limits::default(), Arc::clone(&service));
         let mut peer = connect(&server);
         peer.write_all(b"defer\n").unwrap();
-        until("it is deferred", || service.deferred.lock().unwrap().len() == 1);
+        wait_until("it is deferred", || service.deferred.lock().unwrap().len() == 1);
         drop(server);
         expect_end(&mut peer);
         // Nobody is left to hear it, and nothing breaks.

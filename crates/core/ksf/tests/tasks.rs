@@ -3,7 +3,6 @@
 mod common;
 
 use std::io::Write;
-use std::net::UdpSocket;
 use std::sync::{Arc, Condvar, Mutex};
 
 use common::net::*;
@@ -159,7 +158,7 @@ fn a_stopping_server_waits_for_running_tasks_and_keeps_none() {
         let mut peer = connect(&server);
         peer.write_all(b"wait 1\nwait 2\n").unwrap();
         gate.until_waiting(1);
-        until("both are taken", || count(&server, "messages") == 2);
+        wait_until("both are taken", || count(&server, "messages") == 2);
         let stopped = std::thread::spawn(move || drop(server));
         expect_end(&mut peer);
         assert!(!stopped.is_finished(), "{engine}: a task still runs");
@@ -176,14 +175,7 @@ fn datagrams_are_answered_from_the_pool() {
     for engine in engines() {
         let service = Arc::new(Works { order: Order::Free, gate: Arc::default() });
         let server = all_shards(engine, "udp:127.0.0.1:0", Default::default(), service);
-        let peers: Vec<_> = (0..8)
-            .map(|_| {
-                let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
-                peer.connect(addr(&server)).unwrap();
-                peer.set_read_timeout(Some(PATIENCE)).unwrap();
-                peer
-            })
-            .collect();
+        let peers: Vec<_> = (0..8).map(|_| datagrams(addr(&server))).collect();
         for round in 0..10 {
             for (at, peer) in peers.iter().enumerate() {
                 peer.send(format!("{round} {at}").as_bytes()).unwrap();

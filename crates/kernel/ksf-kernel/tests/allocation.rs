@@ -2,7 +2,7 @@
 
 mod common;
 #[allow(unreachable_pub)] // shared with tests that need it so
-#[path = "../../../core/ksf/tests/common/alloc.rs"]
+#[path = "../../../core/ksf/tests/common/meter.rs"]
 mod meter;
 
 use std::net::TcpStream;
@@ -15,7 +15,8 @@ use ksf::engine::EngineKind;
 use ksf::framing::Framing;
 use ksf::listener::ListenAddr;
 use ksf_kernel::Builtin;
-use meter::{Counting, METER, METER_BYTES, Meter};
+use ksf_test::alloc::Counting;
+use meter::{METER, METER_BYTES, Meter};
 
 #[global_allocator]
 static COUNTING: Counting = Counting;

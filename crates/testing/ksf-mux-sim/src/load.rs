@@ -1,6 +1,6 @@
 //! What arrives when, and how long it takes.
 
-use ksf_sim::random::Random;
+use ksf_test::Random;
 
 /// How long messages take.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -4,8 +4,8 @@
 use ksf::outgoing::{Failure, Order, Upstream};
 use ksf::pool::Chunk;
 
-use crate::random::Random;
 use crate::script::Request;
+use ksf_test::Random;
 
 /// What comes of one exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

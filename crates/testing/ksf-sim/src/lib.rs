@@ -16,7 +16,6 @@
 mod check;
 mod far;
 pub mod ideal;
-pub mod random;
 pub mod script;
 mod service;
 mod world;

@@ -10,7 +10,7 @@
 //! A reply to the wrong peer, of the wrong message, torn or doubled therefore never equals the expected one. On the wire
 //! each byte is two letters, so that no body contains a delimiter.
 
-use crate::random::Random;
+use ksf_test::Random;
 
 /// What a request asks the service to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

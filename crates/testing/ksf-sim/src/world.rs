@@ -14,9 +14,9 @@ use ksf::{CloseReason, Order, Peer};
 use crate::check::{History, check};
 use crate::far::{Far, Step};
 use crate::ideal::{Ideal, decode, encode};
-use crate::random::Random;
 use crate::script::{Action, Request};
 use crate::service::{Handed, Scripted, lock};
+use ksf_test::Random;
 
 /// What came of a run that went as it must. Two runs of one seed give equal reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

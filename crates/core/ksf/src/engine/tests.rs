@@ -7,6 +7,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Instant;
 use std::{mem, ptr};
 
+use ksf_test::{PATIENCE, skip};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 
 use super::epoll::Epoll;
@@ -17,9 +18,6 @@ use crate::output::Output;
 use crate::pool::{Memory, Pool};
 
 const QUEUE_MAX: usize = 3;
-
-/// Far more than anything here takes: a guard against hanging, not a measure.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 fn datagram(env: &mut Env) -> SendBatch {
     let mut output = Output::default();
@@ -32,13 +30,7 @@ pub(crate) fn on_each_engine(on_epoll: fn(), on_uring: fn()) {
     on_epoll();
     match EngineKind::Uring.probe() {
         Ok(()) => on_uring(),
-        Err(error) => {
-            assert!(std::env::var_os("CI").is_none(), "skipped in CI: needs io_uring ({error})");
-            // Not by `println!`, which the test runner hides of a test that passes.
-            let thread = std::thread::current();
-            let line = format!("skipped: {}: needs io_uring ({error})\n", thread.name().unwrap_or("a test"));
-            std::io::stderr().write_all(line.as_bytes()).unwrap();
-        }
+        Err(error) => skip(format_args!("needs io_uring ({error})")),
     }
 }
 

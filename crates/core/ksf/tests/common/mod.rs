@@ -1,8 +1,8 @@
 //! What several test files need: services that record, and a connection driven by hand.
 
-#![allow(dead_code, unreachable_pub, reason = "every test file uses a part of it")]
+#![allow(dead_code, unreachable_pub, unused_imports, reason = "every test file uses a part of it")]
 
-pub mod alloc;
+pub mod meter;
 pub mod net;
 
 use std::sync::{Arc, Mutex};

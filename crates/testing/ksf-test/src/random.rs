@@ -1,6 +1,9 @@
 //! A small generator of numbers: the same seed gives the same numbers on every machine, for as long as this file lives.
 
-use std::ops::RangeInclusive;
+use std::ops::{Deref, DerefMut, RangeInclusive};
+
+/// The environment variable that gives a test another seed.
+const SEED: &str = "KSF_TEST_SEED";
 
 /// splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014).
 #[derive(Clone, Debug)]
@@ -10,6 +13,14 @@ impl Random {
     /// A generator that starts from `seed`; neighbouring seeds give unrelated numbers.
     pub fn new(seed: u64) -> Self {
         Self(seed)
+    }
+
+    /// The generator of a test: it starts from `seed`, or from the environment variable `KSF_TEST_SEED`, and says which
+    /// when the test fails.
+    pub fn of_test(seed: u64) -> TestRandom {
+        let given = std::env::var(SEED).ok();
+        let seed = given.map_or(seed, |text| text.parse().unwrap_or_else(|_| panic!("{SEED}={text} is no number")));
+        TestRandom { seed, random: Self::new(seed) }
     }
 
     /// The next 64 bits.
@@ -49,6 +60,42 @@ impl Random {
         };
         self.within(0..=cap)
     }
+}
+
+/// See [`Random::of_test`].
+#[derive(Debug)]
+pub struct TestRandom {
+    seed: u64,
+    random: Random,
+}
+
+impl Deref for TestRandom {
+    type Target = Random;
+
+    fn deref(&self) -> &Random {
+        &self.random
+    }
+}
+
+impl DerefMut for TestRandom {
+    fn deref_mut(&mut self) -> &mut Random {
+        &mut self.random
+    }
+}
+
+impl Drop for TestRandom {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("the same numbers again: {SEED}={}", self.seed);
+        }
+    }
+}
+
+/// Bytes that tell every place from its neighbours, and every length and seed from the others, so that a byte which is
+/// lost, repeated, or another's is seen.
+pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
+    let mut random = Random::new(seed ^ (length as u64) << 40);
+    (0..length).map(|_| random.bits() as u8).collect()
 }
 
 #[cfg(test)]

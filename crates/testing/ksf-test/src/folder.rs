@@ -1,0 +1,40 @@
+//! Files of a test.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::run;
+
+/// A folder that every user may enter, and that is removed with the value.
+#[derive(Debug)]
+pub struct Folder(tempfile::TempDir);
+
+impl Folder {
+    /// An empty folder.
+    #[expect(clippy::new_without_default, reason = "it makes something outside of itself")]
+    pub fn new() -> Self {
+        // Programs under test give up their rights, and read on.
+        let readable = std::fs::Permissions::from_mode(0o755);
+        let folder = tempfile::Builder::new().prefix("ksf-test-").permissions(readable).tempdir();
+        Self(folder.expect("a temporary folder"))
+    }
+
+    /// Of a file in it, which need not be there; "" for its own.
+    pub fn path(&self, name: &str) -> PathBuf {
+        if name.is_empty() { self.0.path().to_path_buf() } else { self.0.path().join(name) }
+    }
+
+    /// Writes a file in it.
+    pub fn write(&self, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, text).expect("a temporary file");
+        path
+    }
+}
+
+/// A copy of a program that every user may run. It is made by another process: a descriptor open for writing in this
+/// one could be inherited by a child that another test starts meanwhile, and then the copy would be busy (ETXTBSY).
+pub fn install(program: impl AsRef<Path>, copy: &Path) {
+    run(Command::new("install").args(["-D", "-m", "755"]).arg(program.as_ref()).arg(copy));
+}

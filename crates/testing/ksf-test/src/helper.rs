@@ -1,0 +1,85 @@
+//! An ignored test of the same file, run in a process of its own as a part of another test.
+//!
+//! ```text
+//!   #[test] #[ignore = "a part of the test above"]
+//!   fn helper_does_it() {
+//!       if !is_helper() { return; }          // run by hand
+//!       say("ready");                        // Helper::hear
+//!       while let Some(line) = listen() {}   // Helper::tell
+//!   }
+//! ```
+
+use std::fmt::Display;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use crate::Running;
+
+const HELPER: &str = "KSF_TEST_HELPER";
+
+/// What the helper says begins with this: its test runner talks on the same stream.
+const SAYS: &str = "helper: ";
+
+/// A helper that runs. It is killed when this is dropped.
+#[derive(Debug)]
+pub struct Helper(Running);
+
+impl Helper {
+    /// A command that runs the test with this name, with its module: `common::helper_joins`.
+    pub fn command(test: &str) -> Command {
+        let mut command = Command::new(std::env::current_exe().expect("/proc is mounted"));
+        command.args(["--exact", test, "--ignored", "--nocapture", "--test-threads=1"]).env(HELPER, "1");
+        command
+    }
+
+    /// Starts it, to be talked to.
+    #[track_caller]
+    pub fn start(test: &str, env: &[(&str, String)]) -> Self {
+        let mut command = Self::command(test);
+        command.envs(env.iter().map(|(name, value)| (name, value)));
+        Self(Running::start(command.stdin(Stdio::piped()).stdout(Stdio::piped())))
+    }
+
+    /// The number of its process.
+    pub fn pid(&self) -> u32 {
+        self.0.pid()
+    }
+
+    /// What it says next.
+    #[track_caller]
+    pub fn hear(&mut self) -> String {
+        let line = self.0.out.with(SAYS);
+        line.split_once(SAYS).expect("the line has it").1.trim().to_owned()
+    }
+
+    /// Tells it a line.
+    #[track_caller]
+    pub fn tell(&mut self, line: &str) {
+        self.0.tell(line);
+    }
+
+    /// Tells it a line; what it says then.
+    #[track_caller]
+    pub fn ask(&mut self, line: &str) -> String {
+        self.tell(line);
+        self.hear()
+    }
+}
+
+/// False when an ignored test is run by hand: it is only a part of another one.
+pub fn is_helper() -> bool {
+    std::env::var_os(HELPER).is_some()
+}
+
+/// Says a line to the process that started this one.
+pub fn say(line: impl Display) {
+    println!("{SAYS}{line}");
+    std::io::stdout().flush().expect("stdout is open");
+}
+
+/// What that process tells; `None` when it is gone.
+pub fn listen() -> Option<String> {
+    let mut line = String::new();
+    let read = std::io::stdin().read_line(&mut line).expect("stdin is open");
+    (read > 0).then(|| line.trim().to_owned())
+}

@@ -1,0 +1,35 @@
+//! What tests of several crates need, each once. It knows none of the other crates, so every one of them can use it.
+//!
+//! ```text
+//!   what a machine may lack   skip, root_or_skip, program_or_skip, two_cpus_or_skip, working
+//!   a place of its own        own_network, in_new_network, Folder, on_cpu
+//!   others to talk to         stream (peers, echo, servers), rpc (messages written word by word), Running (programs)
+//!   what comes in random      Random, pattern, Random::of_test, which says its seed when its test fails
+//!   what is counted           alloc::Counting
+//!   what takes its time       wait_until, PATIENCE
+//! ```
+
+pub mod alloc;
+pub mod compile;
+mod cpu;
+mod folder;
+mod helper;
+mod network;
+mod process;
+mod random;
+pub mod rpc;
+mod skip;
+pub mod stream;
+mod wait;
+
+pub use cpu::{cpus, on_cpu, pin, two_cpus_or_skip};
+pub use folder::{Folder, install};
+pub use helper::{Helper, is_helper, listen, say};
+pub use network::{
+    assert_own_network, in_new_network, ip, may_have_networks, own_network, own_network_or_skip, own_run_or_skip,
+    sysctl, tc,
+};
+pub use process::{Lines, Running, run, stderr, stdout, succeeds};
+pub use random::{Random, TestRandom, pattern};
+pub use skip::{is_root, program_or_skip, root_or_skip, skip, working};
+pub use wait::{PATIENCE, wait_until};

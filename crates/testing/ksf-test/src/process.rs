@@ -1,0 +1,198 @@
+//! Programs that tests run.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Output};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+use crate::PATIENCE;
+
+/// Runs a program to its end, which must be success; what it printed.
+#[track_caller]
+pub fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}\n{}{}", output.status, stdout(&output), stderr(&output));
+    stdout(&output)
+}
+
+/// [`run`] with words: the program's name and its arguments.
+#[track_caller]
+pub fn succeeds(words: &[&str]) -> String {
+    run(Command::new(words[0]).args(&words[1..]))
+}
+
+/// What a program said on stdout.
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// What a program said on stderr.
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A program that runs. It is killed when this is dropped.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    is_group: bool,
+    input: Option<ChildStdin>,
+    /// What it says on stdout, if that is a pipe.
+    pub out: Lines,
+    /// What it says on stderr, if that is a pipe.
+    pub err: Lines,
+}
+
+impl Running {
+    /// Starts a program; what the command makes a pipe is connected to this value.
+    #[track_caller]
+    pub fn start(command: &mut Command) -> Self {
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let (out, err) = (Lines::of(child.stdout.take()), Lines::of(child.stderr.take()));
+        let input = child.stdin.take();
+        Self { child, is_group: false, input, out, err }
+    }
+
+    /// Starts a program in a process group of its own, which is killed with it.
+    #[track_caller]
+    pub fn start_group(command: &mut Command) -> Self {
+        let mut running = Self::start(command.process_group(0));
+        running.is_group = true;
+        running
+    }
+
+    /// The number of the process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal to the process.
+    #[track_caller]
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("it runs");
+    }
+
+    /// Writes a line to its stdin.
+    #[track_caller]
+    pub fn tell(&mut self, line: &str) {
+        writeln!(self.input.as_ref().expect("stdin is a pipe"), "{line}").expect("it reads");
+    }
+
+    /// Ends its stdin.
+    pub fn end_input(&mut self) {
+        self.input = None;
+    }
+
+    /// Waits for its end, and takes what it said until then into [`Lines::seen`].
+    ///
+    /// # Panics
+    /// If it does not end within [`PATIENCE`].
+    #[track_caller]
+    pub fn wait(&mut self) -> ExitStatus {
+        let limit = Instant::now() + PATIENCE;
+        let status = loop {
+            match self.child.try_wait().expect("it can be waited for") {
+                Some(status) => break status,
+                None if Instant::now() < limit => std::thread::sleep(Duration::from_millis(1)),
+                None => panic!("it does not end; it said {:#?} {:#?}", self.out.now(), self.err.now()),
+            }
+        };
+        if !self.is_group {
+            // The pipes of a group may be kept open by what the process has left behind.
+            self.out.to_the_end();
+            self.err.to_the_end();
+        }
+        status
+    }
+
+    /// Sends a signal and waits for the end, which must be success.
+    #[track_caller]
+    pub fn stop(&mut self, signal: Signal) {
+        self.signal(signal);
+        let status = self.wait();
+        assert!(status.success(), "{status} after {signal:?}; it said {:#?}", self.err.now());
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.is_group {
+            let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+        }
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The lines of a pipe, read as they come.
+#[derive(Debug)]
+pub struct Lines {
+    coming: Receiver<String>,
+    seen: Vec<String>,
+}
+
+impl Default for Lines {
+    /// No lines.
+    fn default() -> Self {
+        Self::of(None::<std::io::Empty>)
+    }
+}
+
+impl Lines {
+    fn of(pipe: Option<impl Read + Send + 'static>) -> Self {
+        let (sender, coming) = channel();
+        if let Some(pipe) = pipe {
+            std::thread::spawn(move || {
+                // Reads on when nobody listens, so that the program does not wait for that.
+                BufReader::new(pipe).lines().map_while(Result::ok).for_each(|line| drop(sender.send(line)));
+            });
+        }
+        Self { coming, seen: Vec::new() }
+    }
+
+    /// The next line that contains `part`.
+    ///
+    /// # Panics
+    /// If none comes within [`PATIENCE`] or before the end.
+    #[track_caller]
+    pub fn with(&mut self, part: &str) -> String {
+        let limit = Instant::now() + PATIENCE;
+        loop {
+            match self.coming.recv_timeout(limit.saturating_duration_since(Instant::now())) {
+                Ok(line) => self.seen.push(line),
+                Err(error) => panic!("no line with \"{part}\" ({error}); seen: {:#?}", self.seen),
+            }
+            match self.seen.last() {
+                Some(line) if line.contains(part) => return line.clone(),
+                _ => {}
+            }
+        }
+    }
+
+    /// The next line.
+    #[track_caller]
+    pub fn line(&mut self) -> String {
+        self.with("")
+    }
+
+    /// All lines that were taken so far, in order.
+    pub fn seen(&self) -> &[String] {
+        &self.seen
+    }
+
+    /// Takes what has come by now; all lines so far.
+    pub fn now(&mut self) -> &[String] {
+        self.seen.extend(self.coming.try_iter());
+        &self.seen
+    }
+
+    /// Takes what comes until the pipe is closed; all lines.
+    pub fn to_the_end(&mut self) -> &[String] {
+        self.seen.extend(self.coming.iter());
+        &self.seen
+    }
+}
