@@ -42,13 +42,13 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Serve(args) => return serve::config(args),
         Command::Run(args) => return serve::object(args),
         Command::Echotest(args) => {
-            return Ok(measured("echotest", ksf_load::echotest::run(args).map(|outcome| outcome.exit_code())));
+            return Ok(measured("echotest", ksf_load::echo::run(args).map(|outcome| outcome.exit_code())));
         }
         Command::Rpctest(args) => {
-            return Ok(measured("rpctest", ksf_load::rpctest::run(args).map(|outcome| outcome.exit_code())));
+            return Ok(measured("rpctest", ksf_load::rpc::run(args).map(|outcome| outcome.exit_code())));
         }
         Command::Worktest(args) => {
-            return Ok(measured("worktest", ksf_load::worktest::run(args).map(|outcome| outcome.exit_code())));
+            return Ok(measured("worktest", ksf_load::work::run(args).map(|outcome| outcome.exit_code())));
         }
         Command::Load(args) => match args.protocol {
             Protocol::Http(args) => {

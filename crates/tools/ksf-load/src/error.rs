@@ -6,7 +6,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::numbers::NumberError;
+use crate::options::numbers::NumberError;
 
 /// Why a load generator could not do its work. The text says what happened, to what, and what to do.
 #[derive(Debug, thiserror::Error)]

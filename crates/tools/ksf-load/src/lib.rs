@@ -15,45 +15,20 @@
 //! ```
 //!
 //! `worktest` measures how messages that take time are spread over workers, for which one thread drives many
-//! connections: see [`worktest`]. `http` measures servers that speak HTTP/1.1, connection by connection: see [`http`].
+//! connections: see [`work`]. `http` measures servers that speak HTTP/1.1, connection by connection: see [`http`].
 #![deny(unsafe_code)]
 
-mod args;
-mod clock;
-mod closed;
-mod columns;
-mod driver;
-mod echo;
-pub mod echotest;
+mod drive;
+pub mod echo;
 mod error;
-mod exchange;
-mod fault;
-mod gate;
 pub mod http;
-pub mod numbers;
-mod oncrpc;
-mod open;
-mod pattern;
-mod pin;
-mod progress;
-mod protocol;
-mod random;
+mod options;
 mod record;
 pub mod report;
-mod rpc;
-pub mod rpctest;
-mod session;
-mod stats;
-mod sys;
-mod table;
-mod tally;
-mod target;
-mod tool;
-mod transport;
-mod warn;
-pub mod worktest;
+pub mod rpc;
+pub mod work;
 
-pub use args::{CommonArgs, NoDelay};
+pub use drive::open::Arrival;
 pub use error::{LoadError, exit_code_of_parse};
-pub use open::Arrival;
-pub use tool::{Io, Outcome};
+pub use options::{CommonArgs, NoDelay, numbers};
+pub use report::tool::{Io, Outcome};

@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
 use common::*;
-use ksf_load::worktest::report::Report;
+use ksf_load::work::report::Report;
 use serde_json::Value;
 
 fn good_server() -> SocketAddr {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::failure::{End, Failure};
 use crate::record::Latencies;
-use crate::tally::{Kind, Tally};
+use crate::record::tally::{Kind, Tally};
 
 /// How many failures of a thread are described in words.
 const NOTES_MAX: usize = 5;

@@ -21,10 +21,10 @@ use rustix::net::{
 use super::book::Book;
 use super::conn::{Conn, Next, Phase, Terms};
 use super::plan::{Pace, Plan, Route};
-use crate::clock::monotonic_ns;
+use crate::drive::clock::monotonic_ns;
+use crate::drive::open::{OpenRecord, Schedule};
+use crate::drive::sys::bind_address_no_port;
 use crate::error::LoadError;
-use crate::open::{OpenRecord, Schedule};
-use crate::sys::bind_address_no_port;
 
 /// Room for what one receive brings; answers are read in place.
 const RECEIVE_BYTES: usize = 128 * 1024;

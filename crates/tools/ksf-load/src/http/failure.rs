@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 
-use crate::tally::kinds;
+use crate::record::tally::kinds;
 
 kinds! {
     /// Why a request has no right answer.

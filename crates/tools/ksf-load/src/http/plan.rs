@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use super::conn::Terms;
 use super::url::Url;
+use crate::drive::open::{Arrival, Schedule};
+use crate::drive::pin::Pinning;
+use crate::drive::transport::{Socket, SocketOptions, Transport};
 use crate::error::LoadError;
-use crate::open::{Arrival, Schedule};
-use crate::pin::Pinning;
-use crate::target::Endpoint;
-use crate::transport::{Socket, SocketOptions, Transport};
+use crate::options::target::Endpoint;
 
 /// Who decides when a request is sent.
 #[derive(Debug, Clone, Copy, PartialEq)]

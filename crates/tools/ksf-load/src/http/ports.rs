@@ -14,7 +14,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::conn::CloseBy;
 use super::plan::{Pace, Plan, Route};
 use crate::error::LoadError;
-use crate::warn::Warning;
+use crate::report::warn::Warning;
 
 /// TCP_TIMEWAIT_LEN of include/net/tcp.h.
 const TIME_WAIT: Duration = Duration::from_secs(60);

@@ -11,12 +11,12 @@ use super::plan::{Pace, Plan, Route};
 use super::ports::Forecast;
 use super::run::{Measured, ThreadRan};
 use crate::record::Latencies;
+use crate::record::stats;
+use crate::record::tally::Kind;
 use crate::report::json::{
     LatencyReport, Machine, OpenReport, TargetReport, ThreadReport, WarningReport, micro, milli, nano,
 };
-use crate::stats;
-use crate::tally::Kind;
-use crate::warn::{self, Warning};
+use crate::report::warn::{self, Warning};
 
 /// The name of the document's format.
 pub const FORMAT: &str = "ksf-http";

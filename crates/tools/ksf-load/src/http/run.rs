@@ -9,12 +9,12 @@ use super::counters::{Counters, time_wait};
 use super::drive::{Driver, Ran};
 use super::plan::{Pace, Plan, Route};
 use super::server_cpu::{Used, Watch};
-use crate::clock::{monotonic_ns, thread_cpu_ns, thread_runqueue_wait_ns, unix_seconds};
+use crate::drive::clock::{monotonic_ns, thread_cpu_ns, thread_runqueue_wait_ns, unix_seconds};
+use crate::drive::gate::{Gate, GateOpener};
+use crate::drive::open::OpenRecord;
+use crate::drive::pin::{allowed_cpus, pin_to};
 use crate::error::LoadError;
-use crate::gate::{Gate, GateOpener};
-use crate::open::OpenRecord;
-use crate::pin::{allowed_cpus, pin_to};
-use crate::tool::Io;
+use crate::report::tool::Io;
 
 /// How often the server's processes are looked at.
 const WATCH_INTERVAL: Duration = Duration::from_millis(200);

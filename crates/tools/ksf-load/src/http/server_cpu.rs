@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
+use crate::drive::sys::process_cpu_ns;
 use crate::error::LoadError;
-use crate::sys::process_cpu_ns;
 
 /// CPU time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

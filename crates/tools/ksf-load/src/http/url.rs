@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::error::LoadError;
-use crate::target::Target;
+use crate::options::target::Target;
 
 /// The port of a URL that names none (RFC 9110, section 4.2.1).
 const PORT: u16 = 80;

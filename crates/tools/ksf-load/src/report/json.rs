@@ -7,13 +7,13 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::args::{Pace, Plan};
-use crate::driver::{RunResult, ThreadResult};
-use crate::fault::Fault;
-use crate::open::OpenRecord;
+use crate::drive::driver::{RunResult, ThreadResult};
+use crate::drive::open::OpenRecord;
+use crate::options::{Pace, Plan};
 use crate::record::Latencies;
-use crate::stats::{Running, Summary};
-use crate::warn::Warning;
+use crate::record::fault::Fault;
+use crate::record::stats::{Running, Summary};
+use crate::report::warn::Warning;
 
 /// The name of the document's format.
 pub const FORMAT: &str = "ksf-load";
@@ -254,7 +254,7 @@ impl Machine {
         Machine {
             kernel: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
             architecture: uname.machine().to_string_lossy().into_owned(),
-            cpus_allowed: crate::pin::allowed_cpus(),
+            cpus_allowed: crate::drive::pin::allowed_cpus(),
         }
     }
 }

@@ -8,10 +8,10 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use crate::driver::RunResult;
+use crate::drive::driver::RunResult;
 use crate::error::LoadError;
+use crate::record::stats::Summary;
 use crate::report::svg;
-use crate::stats::Summary;
 
 /// Writes the three files of one run.
 pub(crate) fn write_run(dir: &Path, tool: &str, run: &RunResult, summary: &Summary) -> Result<(), LoadError> {
@@ -77,7 +77,7 @@ fn write_script(out: &mut impl Write, stem: &str, p999_us: f64) -> io::Result<()
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::tests::{run, thread};
+    use crate::record::stats::tests::{run, thread};
 
     #[test]
     fn the_data_has_a_column_per_thread_and_loses_no_bucket() {

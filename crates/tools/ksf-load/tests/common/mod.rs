@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 
 use clap::Parser;
 use ksf_load::report::json::Report;
-use ksf_load::{Io, LoadError, Outcome, echotest, http, rpctest, worktest};
+use ksf_load::{Io, LoadError, Outcome, echo, http, rpc, work};
 use rustix::thread::{CapabilitySet, UnshareFlags, capabilities, unshare_unsafe};
 
 pub mod schema;
@@ -52,31 +52,31 @@ impl Ran {
 #[derive(Parser)]
 struct EchotestCommand {
     #[command(flatten)]
-    args: echotest::Args,
+    args: echo::Args,
 }
 
 #[derive(Parser)]
 struct RpctestCommand {
     #[command(flatten)]
-    args: rpctest::Args,
+    args: rpc::Args,
 }
 
 /// Runs rpctest with words split at blanks; one iteration, not pinned and at normal priority unless told.
 pub fn run_rpctest(options: &str) -> Ran {
     let words = words("rpctest", options);
-    finish(|io| rpctest::run_with(&RpctestCommand::parse_from(words).args, io))
+    finish(|io| rpc::run_with(&RpctestCommand::parse_from(words).args, io))
 }
 
 /// Runs echotest likewise.
 pub fn run_echotest(options: &str) -> Ran {
     let words = words("echotest", options);
-    finish(|io| echotest::run_with(&EchotestCommand::parse_from(words).args, io))
+    finish(|io| echo::run_with(&EchotestCommand::parse_from(words).args, io))
 }
 
 #[derive(Parser)]
 struct WorktestCommand {
     #[command(flatten)]
-    args: worktest::Args,
+    args: work::Args,
 }
 
 /// Runs worktest with words split at blanks, not pinned.
@@ -85,7 +85,7 @@ pub fn run_worktest(options: &str) -> RanWork {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let stop = AtomicBool::new(false);
     let args = WorktestCommand::parse_from(words).args;
-    let result = worktest::run_with(&args, &mut Io { out: &mut out, err: &mut err, stop: &stop });
+    let result = work::run_with(&args, &mut Io { out: &mut out, err: &mut err, stop: &stop });
     let mut stderr = String::from_utf8(err).unwrap();
     let (code, report) = match result {
         Ok(outcome) => (outcome.exit_code(), Some(outcome.report)),
@@ -102,11 +102,11 @@ pub struct RanWork {
     pub code: u8,
     pub stdout: String,
     pub stderr: String,
-    pub report: Option<worktest::report::Report>,
+    pub report: Option<work::report::Report>,
 }
 
 impl RanWork {
-    pub fn report(&self) -> &worktest::report::Report {
+    pub fn report(&self) -> &work::report::Report {
         self.report.as_ref().expect(&self.stderr)
     }
 
@@ -292,7 +292,7 @@ pub fn work_server(answer: impl FnMut(u64, &[u8]) -> Vec<u8> + Send + Clone + 's
 
 /// Runs rpctest with output and stop flag of the caller's.
 pub fn rpctest_with(options: &str, io: &mut Io<'_>) -> Result<Outcome, LoadError> {
-    rpctest::run_with(&RpctestCommand::parse_from(words("rpctest", options)).args, io)
+    rpc::run_with(&RpctestCommand::parse_from(words("rpctest", options)).args, io)
 }
 
 fn words(tool: &str, options: &str) -> Vec<String> {

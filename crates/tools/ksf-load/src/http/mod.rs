@@ -1,0 +1,392 @@
+//! `http`: loads a server that speaks HTTP/1.1, connection by connection, and accounts for every request.
+//!
+//! ```text
+//!   Args -> Plan, Route -> ports: will they last?
+//!                 |
+//!                 +-> run: threads, pinned; counters, the server's CPU time -> Report
+//!                       +-> drive: epoll, sockets, schedule
+//!                             +-> Conn: one connection, sans-IO -> answer::Reader: heads, bodies, any cut
+//!                             +-> Book: every request answered, failed by kind, or unanswered
+//! ```
+//!
+//! There is no TLS, no pipelining and no body in requests.
+
+mod answer;
+mod book;
+mod conn;
+mod counters;
+mod drive;
+mod failure;
+mod plan;
+mod ports;
+pub mod report;
+mod run;
+mod server_cpu;
+mod url;
+
+use std::io::ErrorKind;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use self::answer::Expected;
+use self::conn::Terms;
+use self::plan::{Pace, Plan};
+use self::ports::{Allowance, Forecast, raise_descriptors};
+use self::report::Report;
+use self::url::{Url, check_header, is_token};
+use crate::drive::open::Arrival;
+use crate::drive::pin::{Pinning, allowed_cpus};
+use crate::error::LoadError;
+use crate::options::numbers::{NumberError, parse_duration, parse_in, parse_rate, parse_u64};
+use crate::report::tool::{Io, with_process_io};
+use crate::report::warn;
+
+pub use self::conn::CloseBy;
+
+/// Length of a run if neither `--duration` nor `-c` is given.
+const DURATION: Duration = Duration::from_secs(10);
+
+/// Connections of a closed loop, and at most in an open one, where `-n` is a safety net and not the load.
+const CONNECTIONS: u64 = 64;
+const OPEN_CONNECTIONS: u64 = 1024;
+const CONNECTIONS_MAX: u64 = 1 << 20;
+
+/// Options of http.
+#[derive(Debug, Clone, clap::Args)]
+#[command(
+    version,
+    about = "Measure a server of HTTP/1.1: connections or requests per second, latencies, every error by kind",
+    allow_negative_numbers = true,
+    after_help = AFTER_HELP
+)]
+pub struct Args {
+    /// What to ask for: http://HOST[:PORT][/PATH]; connections go to several in turn
+    #[arg(value_name = "URL", required = true)]
+    pub urls: Vec<String>,
+
+    /// Connections at a time, over all threads [default: 64; with --rate at most 1024]
+    #[arg(short = 'n', long, value_name = "N", value_parser = connections)]
+    pub connections: Option<u64>,
+
+    /// Requests on a connection before it is closed; 0 for no limit (keep-alive)
+    #[arg(short = 'r', long, value_name = "N", value_parser = parse_u64, default_value = "1")]
+    pub requests_per_connection: u64,
+
+    /// Who closes a connection that has had its requests
+    #[arg(long, value_name = "WHO", value_enum, default_value = "server")]
+    pub close: CloseBy,
+
+    /// The same as --close reset: end connections by a reset, which leaves nothing in TIME_WAIT
+    #[arg(long, conflicts_with = "close")]
+    pub linger0: bool,
+
+    /// Requests over all connections [default: no limit]
+    #[arg(short = 'c', long, value_name = "N", value_parser = count)]
+    pub count: Option<u64>,
+
+    /// Length of the run [default: 10 s, or no limit with -c]
+    #[arg(long, value_name = "TIME", value_parser = positive)]
+    pub duration: Option<Duration>,
+
+    /// Open loop: start N requests per second over all threads, and count latency from the intended start
+    #[arg(long, value_name = "N[/s]", value_parser = parse_rate)]
+    pub rate: Option<u64>,
+
+    /// Gaps between the requests of --rate
+    #[arg(long, value_enum, default_value = "poisson", requires = "rate")]
+    pub arrival: Arrival,
+
+    /// Never sleep within this time before a request of --rate is due (precise, but burns a CPU)
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "0", requires = "rate")]
+    pub spin: Duration,
+
+    /// Seed of --arrival poisson
+    #[arg(long, value_name = "N", value_parser = parse_u64, default_value = "1")]
+    pub seed: u64,
+
+    /// Time limit of a connect
+    #[arg(long, value_name = "TIME", value_parser = positive, default_value = "5s")]
+    pub connect_timeout: Duration,
+
+    /// Time limit of an answer, from when its connection stands
+    #[arg(long, value_name = "TIME", value_parser = positive, default_value = "5s")]
+    pub timeout: Duration,
+
+    /// How long what is under way at the end is awaited [default: both time limits]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub drain: Option<Duration>,
+
+    /// Addresses of this machine to connect from, in turn; each has ports of its own
+    #[arg(long, value_name = "ADDR,...", value_delimiter = ',')]
+    pub source: Vec<IpAddr>,
+
+    /// A line of the request's head; repeatable
+    #[arg(long, value_name = "NAME: VALUE")]
+    pub header: Vec<String>,
+
+    /// Statuses that are right [default: 200 to 299]
+    #[arg(long, value_name = "STATUS,...", value_delimiter = ',', value_parser = status)]
+    pub expect_status: Vec<u16>,
+
+    /// The body that every answer must have
+    #[arg(long, value_name = "FILE", conflicts_with = "expect_bytes")]
+    pub check: Option<PathBuf>,
+
+    /// The length that the body of every answer must have
+    #[arg(long, value_name = "N", value_parser = parse_u64)]
+    pub expect_bytes: Option<u64>,
+
+    /// Count answers, those of each thread apart, by the value of this field of their heads; it may name the worker
+    #[arg(long, value_name = "NAME")]
+    pub tally: Option<String>,
+
+    /// Threads [default: 1, or one for each CPU of --cpu]
+    #[arg(short = 'j', long = "jobs", value_name = "N", value_parser = jobs)]
+    pub jobs: Option<u64>,
+
+    /// CPUs for the threads, one each, such as 0,2-3. A thread opens its connections itself, so on loopback their SYNs
+    /// arrive on its CPU
+    #[arg(long, value_name = "LIST", conflicts_with = "no_pin")]
+    pub cpu: Option<String>,
+
+    /// Leave the threads to the scheduler (default: thread i runs on the i-th CPU of the mask)
+    #[arg(long)]
+    pub no_pin: bool,
+
+    /// Report the CPU time of this process and all its descendants; repeatable
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..1 << 22))]
+    pub server_pid: Vec<u32>,
+
+    /// Report the CPU time of this control group, a directory with cpu.stat
+    #[arg(long, value_name = "PATH")]
+    pub server_cgroup: Option<PathBuf>,
+
+    /// Run although the ports cannot last
+    #[arg(long)]
+    pub force: bool,
+
+    /// Print one JSON document instead of the table
+    #[arg(long)]
+    pub json: bool,
+}
+
+const AFTER_HELP: &str = "\
+Each connection has one request at a time. Latencies count from the start of the request, connecting included; with \
+--rate from the intended start, so that a request that had to wait is charged for the wait. Requests are GET; there is \
+no TLS.
+
+Who closes first has the connection in TIME_WAIT for a minute, and its port with it. Before it starts, the program \
+computes whether its ports last, and says what to do if they do not.
+
+Numbers take a suffix: k m g are powers of 1024, K M G powers of 1000. Times take us, ms, s, m or h; without a unit they \
+are seconds.
+
+Exit status: 0 every request had its right answer, 1 some had not, 64 wrong use, 65 bad number, 66 no such file, \
+68 unknown host, 69 no connection or not enough ports, 71 system error, 74 the results cannot be written.";
+
+/// A measurement that took place.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// Everything that was measured.
+    pub report: Report,
+}
+
+impl Outcome {
+    /// 0 if every request had its right answer, else 1.
+    pub fn exit_code(&self) -> u8 {
+        u8::from(!self.report.ok)
+    }
+}
+
+/// Runs http on stdout and stderr until it is done or interrupted.
+pub fn run(args: Args) -> Result<Outcome, LoadError> {
+    with_process_io(|io| run_with(&args, io))
+}
+
+/// Runs http with the given output.
+pub fn run_with(args: &Args, io: &mut Io<'_>) -> Result<Outcome, LoadError> {
+    let plan = args.plan()?;
+    let routes = plan.routes()?;
+    let forecast = Forecast::of(&plan, &routes, Allowance::here(&routes));
+    let mut early: Vec<_> = forecast.judge(plan.force)?.into_iter().collect();
+    raise_descriptors(plan.connections as u64)?;
+    let allowed = allowed_cpus();
+    let cpus = (0..plan.threads).filter_map(|thread| plan.pinning.cpu_of(thread, plan.threads, &allowed));
+    early.extend(warn::shared_cpus(cpus.collect()));
+    let measured = run::run(&plan, &routes, io)?;
+    let report = Report::of(&plan, &routes, &forecast, early, &measured);
+    let text = match plan.json {
+        true => serde_json::to_string_pretty(&report).map_err(|error| LoadError::Output(error.into()))? + "\n",
+        false => report.text(),
+    };
+    match io.out.write_all(text.as_bytes()).and_then(|()| io.out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => return Err(LoadError::Output(error)),
+        _ => {}
+    }
+    // Talk: if nobody can hear it, nothing is lost.
+    let mut say = |line: &str| drop(writeln!(io.err, "http: {line}"));
+    report.notes.iter().for_each(|note| say(note));
+    if !report.ok {
+        say(&format!("error: not every answer was right: {}", report.faults()));
+    }
+    report.warnings.iter().for_each(|warning| say(&format!("warning: {}", warning.text)));
+    Ok(Outcome { report })
+}
+
+impl Args {
+    /// Checks what clap cannot, and fills in defaults.
+    fn plan(&self) -> Result<Plan, LoadError> {
+        let usage = |text: &str| Err(LoadError::Usage(text.into()));
+        let urls = self.urls.iter().map(|text| Url::parse(text)).collect::<Result<Vec<_>, _>>()?;
+        self.header.iter().try_for_each(|line| check_header(line))?;
+        if let Some(name) = self.tally.as_ref().filter(|name| !is_token(name)) {
+            return Err(LoadError::Usage(format!("--tally `{name}`: it is no name of a field")));
+        }
+        for source in &self.source {
+            // bind(2) says so only when it is too late.
+            let probe = std::net::UdpSocket::bind((*source, 0));
+            probe.map_err(|error| LoadError::Usage(format!("--source {source}: {error}; is it of this machine?")))?;
+        }
+        let pinning = Pinning::of_options(self.cpu.as_deref(), self.no_pin)?;
+        let threads = match (&pinning, self.jobs) {
+            (Pinning::List(_), Some(_)) => return usage("-j and --cpu exclude each other: each CPU has one thread"),
+            (Pinning::List(cpus), None) => cpus.len(),
+            (_, jobs) => jobs.unwrap_or(1) as usize,
+        };
+        let connections = self.connections.unwrap_or(match self.rate {
+            Some(_) => OPEN_CONNECTIONS,
+            None => CONNECTIONS.max(threads as u64),
+        }) as usize;
+        if connections < threads {
+            return usage("there are fewer connections (-n) than threads");
+        }
+        let body = match &self.check {
+            Some(path) => {
+                Some(std::fs::read(path).map_err(|source| LoadError::ReadFile { path: path.clone(), source })?)
+            }
+            None => None,
+        };
+        Ok(Plan {
+            urls,
+            headers: self.header.clone(),
+            sources: self.source.clone(),
+            terms: Terms {
+                requests_per_connection: self.requests_per_connection,
+                close: if self.linger0 { CloseBy::Reset } else { self.close },
+                connect_timeout_ns: self.connect_timeout.as_nanos() as u64,
+                timeout_ns: self.timeout.as_nanos() as u64,
+                expected: Expected {
+                    statuses: self.expect_status.clone(),
+                    body: body.map(Vec::into_boxed_slice),
+                    body_bytes: self.expect_bytes,
+                    tally: self.tally.clone(),
+                },
+            },
+            pace: match self.rate {
+                Some(rate_per_s) => Pace::Open { rate_per_s, arrival: self.arrival, seed: self.seed, spin: self.spin },
+                None => Pace::Closed,
+            },
+            connections,
+            requests: self.count,
+            duration: match (self.duration, self.count) {
+                (None, None) => Some(DURATION),
+                (duration, _) => duration,
+            },
+            drain: self.drain.unwrap_or(self.connect_timeout + self.timeout),
+            threads,
+            pinning,
+            force: self.force,
+            server_pids: self.server_pid.clone(),
+            server_cgroup: self.server_cgroup.clone(),
+            json: self.json,
+        })
+    }
+}
+
+fn connections(text: &str) -> Result<u64, NumberError> {
+    parse_in(text, 1, CONNECTIONS_MAX)
+}
+
+fn count(text: &str) -> Result<u64, NumberError> {
+    parse_in(text, 1, u64::MAX)
+}
+
+fn jobs(text: &str) -> Result<u64, NumberError> {
+    parse_in(text, 1, 1024)
+}
+
+fn status(text: &str) -> Result<u16, NumberError> {
+    parse_in(text, 200, 999).map(|status| status as u16)
+}
+
+fn positive(text: &str) -> Result<Duration, NumberError> {
+    match parse_duration(text)? {
+        Duration::ZERO => Err(NumberError::OutOfRange { text: text.to_owned(), min: 1, max: u64::from(u32::MAX) }),
+        time => Ok(time),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::error::exit_code_of_parse;
+
+    #[derive(Debug, Parser)]
+    struct Program {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// The plan of a command line, or the exit status.
+    pub(super) fn plan(options: &str) -> Result<Plan, u8> {
+        let words = ["http"].into_iter().chain(options.split_whitespace());
+        let program = Program::try_parse_from(words).map_err(|error| exit_code_of_parse(&error))?;
+        program.args.plan().map_err(|error| error.exit_code())
+    }
+
+    #[test]
+    fn defaults_depend_on_the_load() {
+        let closed = plan("http://h/").unwrap();
+        assert_eq!((closed.connections, closed.threads, closed.duration), (64, 1, Some(DURATION)));
+        assert_eq!((closed.terms.requests_per_connection, closed.terms.close), (1, CloseBy::Server));
+        assert_eq!(closed.drain, Duration::from_secs(10));
+        let open = plan("http://h/ --rate 1K -c 9 --cpu 0,1 --linger0").unwrap();
+        assert_eq!((open.connections, open.threads, open.duration), (1024, 2, None));
+        assert_eq!(open.terms.close, CloseBy::Reset);
+    }
+
+    #[test]
+    fn threads_share_connections_requests_and_rate() {
+        let plan = plan("http://h/ -n 5 -c 7 -j 3 --rate 30").unwrap();
+        let shares = |all| [0, 1, 2].map(|thread| plan.share(all, thread));
+        assert_eq!((shares(5), shares(7)), ([2, 2, 1], [3, 2, 2]));
+        assert!(plan.schedule(2).is_some());
+    }
+
+    #[test]
+    fn wrong_use_has_its_status() {
+        for (options, status) in [
+            ("", 64),
+            ("https://h/", 64),
+            ("http://h/ --linger0 --close client", 64),
+            ("http://h/ --spin 1ms", 64),
+            ("http://h/ -j 2 --cpu 0,1", 64),
+            ("http://h/ -j 2 -n 1", 64),
+            ("http://h/ --cpu x", 64),
+            ("http://h/ --source 192.0.2.1", 64),
+            ("http://h/ --header nothing", 64),
+            ("http://h/ --tally a:b", 64),
+            ("http://h/ --source nothing", 65),
+            ("http://h/ -n 0", 65),
+            ("http://h/ --timeout 0", 65),
+            ("http://h/ --expect-status 100", 65),
+            ("http://h/ --server-pid 0", 65),
+            ("http://h/ --check /no/such/file", 66),
+        ] {
+            assert_eq!(plan(options).map(|_| ()).unwrap_err(), status, "{options}");
+        }
+    }
+}

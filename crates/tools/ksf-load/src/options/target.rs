@@ -1,0 +1,212 @@
+//! Where the load goes: `[user@]host[:port]`, `[v6]:port`, a bare IPv6 address, or `unix:/path`.
+//!
+//! The user part is accepted and ignored, as in the originals, so that a login can be pasted. A port in
+//! the target wins over `-p`. Host names go through the system's resolver and every address it returns is tried.
+
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+
+use crate::error::LoadError;
+use crate::options::numbers::parse_in;
+
+/// A target as the user wrote it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// A host by name or address, and a port.
+    Inet {
+        /// Name or address, without brackets.
+        host: String,
+        /// UDP or TCP port.
+        port: u16,
+    },
+    /// A Unix-domain stream socket.
+    Unix(PathBuf),
+}
+
+/// One address a connection can be tried with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Endpoint {
+    /// IPv4 or IPv6.
+    Inet(SocketAddr),
+    /// A path in the file system.
+    Unix(PathBuf),
+}
+
+impl Target {
+    /// Reads a target; `default_port` is used where it names none.
+    pub(crate) fn parse(text: &str, default_port: u16) -> Result<Target, LoadError> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            return match path.is_empty() {
+                true => Err(invalid(text, "the path after `unix:` is empty")),
+                false => Ok(Target::Unix(PathBuf::from(path))),
+            };
+        }
+        let address = match text.split_once('@') {
+            Some((_user, address)) => address,
+            None => text,
+        };
+        let (host, port) = split_port(address).map_err(|reason| invalid(text, reason))?;
+        if host.is_empty() {
+            return Err(invalid(text, "the host is empty"));
+        }
+        if host.contains('/') {
+            return Err(invalid(text, "a host has no slash; write `unix:/path` for a Unix-domain socket"));
+        }
+        if host.contains(|c: char| c.is_whitespace() || "@[]".contains(c)) {
+            return Err(invalid(text, "a host has no blanks, brackets or `@`"));
+        }
+        let port = match port {
+            Some(digits) => parse_port(digits)?,
+            None => default_port,
+        };
+        let host = host.to_string();
+        Ok(Target::Inet { host, port })
+    }
+
+    /// The addresses to try, in the resolver's order.
+    pub(crate) fn resolve(&self) -> Result<Vec<Endpoint>, LoadError> {
+        match self {
+            Target::Unix(path) => Ok(vec![Endpoint::Unix(path.clone())]),
+            Target::Inet { host, port } => {
+                let unknown = |source| LoadError::UnknownHost { host: host.clone(), source };
+                let mut endpoints = Vec::new();
+                for address in (host.as_str(), *port).to_socket_addrs().map_err(unknown)? {
+                    let endpoint = Endpoint::Inet(address);
+                    if !endpoints.contains(&endpoint) {
+                        endpoints.push(endpoint);
+                    }
+                }
+                match endpoints.is_empty() {
+                    true => Err(unknown(std::io::ErrorKind::NotFound.into())),
+                    false => Ok(endpoints),
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::Inet { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Target::Inet { host, port } => write!(f, "{host}:{port}"),
+            Target::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Inet(address) => address.fmt(f),
+            Endpoint::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// Splits the port off. Two colons without brackets are an IPv6 address without a port.
+fn split_port(address: &str) -> Result<(&str, Option<&str>), &'static str> {
+    if let Some(bracketed) = address.strip_prefix('[') {
+        let (host, rest) = bracketed.split_once(']').ok_or("the bracket is not closed")?;
+        return match rest.strip_prefix(':') {
+            Some(port) => Ok((host, Some(port))),
+            None if rest.is_empty() => Ok((host, None)),
+            None => Err("only `:port` may follow the bracket"),
+        };
+    }
+    match address.split_once(':') {
+        Some((_, port)) if port.contains(':') => Ok((address, None)),
+        Some((host, port)) => Ok((host, Some(port))),
+        None => Ok((address, None)),
+    }
+}
+
+fn parse_port(digits: &str) -> Result<u16, LoadError> {
+    let number = parse_in(digits, 1, u64::from(u16::MAX))
+        .map_err(|source| LoadError::Number { option: "port".into(), source })?;
+    Ok(number as u16)
+}
+
+fn invalid(text: &str, reason: &str) -> LoadError {
+    LoadError::Usage(format!(
+        "invalid target `{text}`: {reason} (expected [user@]host[:port], [v6-address]:port or unix:/path)"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn inet(host: &str, port: u16) -> Target {
+        Target::Inet { host: host.into(), port }
+    }
+
+    #[test]
+    fn every_form_is_read() {
+        for (text, target) in [
+            ("localhost", inet("localhost", 7)),
+            ("localhost:99", inet("localhost", 99)),
+            ("greg@10.0.0.1:0x10", inet("10.0.0.1", 16)),
+            ("127.0.0.1", inet("127.0.0.1", 7)),
+            ("::1", inet("::1", 7)),
+            ("[::1]", inet("::1", 7)),
+            ("[::1]:62049", inet("::1", 62049)),
+            ("u@[fe80::1%lo]:1", inet("fe80::1%lo", 1)),
+            ("unix:/run/a@b:c", Target::Unix("/run/a@b:c".into())),
+        ] {
+            assert_eq!(Target::parse(text, 7).unwrap(), target, "{text}");
+        }
+    }
+
+    #[test]
+    fn wrong_forms_get_the_right_status() {
+        for (text, status) in [
+            ("", 64),
+            ("@", 64),
+            (":99", 64),
+            ("[::1", 64),
+            ("[::1]x", 64),
+            ("unix:", 64),
+            ("/run/x.sock", 64),
+            ("a b", 64),
+            ("host:", 65),
+            ("host:0", 65),
+            ("host:65536", 65),
+            ("host:http", 65),
+            ("host:-1", 65),
+        ] {
+            let error = Target::parse(text, 7).unwrap_err();
+            assert_eq!(error.exit_code(), status, "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn literals_resolve_to_themselves() {
+        assert_eq!(
+            Target::parse("[::1]:9", 7).unwrap().resolve().unwrap(),
+            [Endpoint::Inet("[::1]:9".parse().unwrap())]
+        );
+        assert_eq!(
+            Target::parse("127.0.0.1", 7).unwrap().resolve().unwrap(),
+            [Endpoint::Inet("127.0.0.1:7".parse().unwrap())]
+        );
+    }
+
+    #[test]
+    fn a_name_that_does_not_exist_is_an_unknown_host() {
+        // `.invalid` never resolves (RFC 6761, section 6.4).
+        let target = Target::parse("no-such-host.invalid", 7).unwrap();
+        assert_eq!(target.resolve().unwrap_err().exit_code(), 68);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_printed_reads_back(text in "[a-z0-9.:@\\[\\]]{0,30}") {
+            if let Ok(target) = Target::parse(&text, 7) {
+                prop_assert_eq!(Target::parse(&target.to_string(), 9).unwrap(), target);
+            }
+        }
+    }
+}

@@ -1,0 +1,450 @@
+//! NULL calls as a [`Protocol`]: record-marked on a stream, bare in datagrams.
+
+use crate::drive::protocol::{Factory, Protocol};
+use crate::record::Sink;
+use crate::record::fault::Fault;
+use crate::rpc::oncrpc::{LAST_FRAGMENT, MARK_BYTES, Reply, SUCCESS_BYTES, judge};
+
+/// The longest reply that is read. A NULL reply with the largest verifier has 424 bytes; the rest is slack for
+/// other procedures.
+const REPLY_BYTES_MAX: usize = 64 * 1024;
+
+/// An encoded call in which only the identifier changes.
+#[derive(Debug, Clone)]
+pub(crate) struct CallTemplate {
+    bytes: Vec<u8>,
+    /// Where the four bytes of the identifier are; apart when the call is fragmented.
+    xid_at: [usize; 4],
+}
+
+impl CallTemplate {
+    /// For datagrams: no record mark.
+    pub(crate) fn bare(message: &[u8]) -> CallTemplate {
+        CallTemplate { bytes: message.to_vec(), xid_at: [0, 1, 2, 3] }
+    }
+
+    /// For streams: one fragment, or three (first byte, middle, last byte) as `-f` asks.
+    pub(crate) fn marked(message: &[u8], in_three: bool) -> CallTemplate {
+        let last = message.len() - 1;
+        let cuts = match in_three {
+            true => vec![&message[..1], &message[1..last], &message[last..]],
+            false => vec![message],
+        };
+        let mut bytes = Vec::new();
+        for (at, fragment) in cuts.iter().enumerate() {
+            let last_bit = match at + 1 == cuts.len() {
+                true => LAST_FRAGMENT,
+                false => 0,
+            };
+            bytes.extend_from_slice(&(fragment.len() as u32 | last_bit).to_be_bytes());
+            bytes.extend_from_slice(fragment);
+        }
+        let xid_at = match in_three {
+            // mark, byte 0, mark, bytes 1 to 3
+            true => [4, 9, 10, 11],
+            false => [4, 5, 6, 7],
+        };
+        CallTemplate { bytes, xid_at }
+    }
+
+    #[inline]
+    fn with_xid(&mut self, xid: u32) -> &[u8] {
+        for (at, byte) in self.xid_at.into_iter().zip(xid.to_be_bytes()) {
+            self.bytes[at] = byte;
+        }
+        &self.bytes
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+/// How a stream is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReadMethod {
+    /// One receive per reply: what is missing of the reply, and the mark of the next.
+    MarkAhead,
+    /// Two receives per reply, the mark and then the fragment, as a plain synchronous client does (`-a 0`).
+    MarkThenBody,
+}
+
+/// Calls on a record-marked stream.
+#[derive(Debug)]
+pub(crate) struct RpcStream {
+    call: CallTemplate,
+    method: ReadMethod,
+    results: bool,
+    /// Received and not yet consumed: `buffer[..filled]` starts at a fragment's mark.
+    buffer: Box<[u8]>,
+    filled: usize,
+    /// The earlier fragments of a reply in several.
+    earlier: Vec<u8>,
+}
+
+impl RpcStream {
+    fn new(call: CallTemplate, method: ReadMethod, results: bool) -> RpcStream {
+        RpcStream {
+            call,
+            method,
+            results,
+            buffer: vec![0; REPLY_BYTES_MAX + 2 * MARK_BYTES].into(),
+            filled: 0,
+            earlier: Vec::with_capacity(REPLY_BYTES_MAX),
+        }
+    }
+
+    /// Up to where the buffer should be filled next.
+    #[inline]
+    fn wanted(&self) -> usize {
+        match (self.mark(0), self.method) {
+            (None, ReadMethod::MarkThenBody) => MARK_BYTES,
+            // The mark is not known yet. The least a reply can have is 24 bytes with its mark (AUTH_ERROR), so
+            // these 32 bytes cannot hold two.
+            (None, ReadMethod::MarkAhead) => MARK_BYTES + SUCCESS_BYTES + MARK_BYTES,
+            (Some(mark), ReadMethod::MarkThenBody) => MARK_BYTES + fragment_len(mark),
+            (Some(mark), ReadMethod::MarkAhead) => MARK_BYTES + fragment_len(mark) + MARK_BYTES,
+        }
+    }
+
+    #[inline]
+    fn mark(&self, at: usize) -> Option<u32> {
+        let bytes = self.buffer[at..self.filled].first_chunk::<MARK_BYTES>()?;
+        Some(u32::from_be_bytes(*bytes))
+    }
+}
+
+#[inline]
+fn fragment_len(mark: u32) -> usize {
+    (mark & !LAST_FRAGMENT) as usize
+}
+
+impl Protocol for RpcStream {
+    #[inline]
+    fn encode(&mut self, id: u32, _index: u64) -> &[u8] {
+        self.call.with_xid(id)
+    }
+
+    #[inline]
+    fn window(&mut self, batch: bool) -> &mut [u8] {
+        let end = match batch {
+            true => self.buffer.len(),
+            false => self.wanted().min(self.buffer.len()),
+        };
+        &mut self.buffer[self.filled..end]
+    }
+
+    #[inline]
+    fn received(&mut self, len: usize, sink: &mut Sink<'_>) {
+        self.filled += len;
+        let mut at = 0;
+        while let Some(mark) = self.mark(at) {
+            let fragment_bytes = fragment_len(mark);
+            if self.earlier.len() + fragment_bytes > REPLY_BYTES_MAX {
+                sink.break_off(Fault::Malformed, || {
+                    format!("record mark {mark:#010x}: a reply of more than {REPLY_BYTES_MAX} bytes")
+                });
+                return;
+            }
+            let body = at + MARK_BYTES;
+            if self.filled - body < fragment_bytes {
+                break;
+            }
+            let fragment = &self.buffer[body..body + fragment_bytes];
+            let is_last = mark & LAST_FRAGMENT != 0;
+            if is_last && self.earlier.is_empty() {
+                take_reply(fragment, self.results, sink);
+            } else {
+                self.earlier.extend_from_slice(fragment);
+                if is_last {
+                    take_reply(&self.earlier, self.results, sink);
+                    self.earlier.clear();
+                }
+            }
+            at = body + fragment_bytes;
+        }
+        if at > 0 {
+            self.buffer.copy_within(at..self.filled, 0);
+            self.filled -= at;
+        }
+    }
+}
+
+/// Calls in datagrams.
+#[derive(Debug)]
+pub(crate) struct RpcDatagram {
+    call: CallTemplate,
+    results: bool,
+    buffer: Box<[u8]>,
+}
+
+impl Protocol for RpcDatagram {
+    #[inline]
+    fn encode(&mut self, id: u32, _index: u64) -> &[u8] {
+        self.call.with_xid(id)
+    }
+
+    #[inline]
+    fn window(&mut self, _batch: bool) -> &mut [u8] {
+        &mut self.buffer
+    }
+
+    #[inline]
+    fn received(&mut self, len: usize, sink: &mut Sink<'_>) {
+        take_reply(&self.buffer[..len], self.results, sink);
+    }
+}
+
+/// Judges one reply message and settles its call.
+#[inline]
+fn take_reply(message: &[u8], results: bool, sink: &mut Sink<'_>) {
+    match judge(message, results) {
+        Reply::Success { xid } => {
+            if let Some(request) = sink.settle(xid) {
+                sink.complete(request);
+            }
+        }
+        Reply::Refused { xid, status } => {
+            if sink.settle(xid).is_some() {
+                sink.reject(Fault::Rejected, || format!("call {xid:#x}: {status}"));
+            }
+        }
+        Reply::Malformed { xid, reason } => {
+            let describe = || format!("reply of {} bytes: {reason}", message.len());
+            // The identifier may be as wrong as the rest: only an outstanding one is believed.
+            match xid.and_then(|xid| sink.settle_if_live(xid)) {
+                Some(_) => sink.reject(Fault::Malformed, describe),
+                None => sink.fault(Fault::Malformed, describe),
+            }
+        }
+    }
+}
+
+/// Makes [`RpcStream`]s.
+#[derive(Debug)]
+pub(crate) struct RpcStreamFactory {
+    pub(crate) call: CallTemplate,
+    pub(crate) method: ReadMethod,
+    pub(crate) results: bool,
+}
+
+impl Factory for RpcStreamFactory {
+    type Protocol = RpcStream;
+
+    fn make(&self) -> RpcStream {
+        RpcStream::new(self.call.clone(), self.method, self.results)
+    }
+
+    fn id_bits(&self) -> u32 {
+        32
+    }
+
+    fn request_bytes(&self) -> usize {
+        self.call.len()
+    }
+}
+
+/// Makes [`RpcDatagram`]s.
+#[derive(Debug)]
+pub(crate) struct RpcDatagramFactory {
+    pub(crate) call: CallTemplate,
+    pub(crate) results: bool,
+}
+
+impl Factory for RpcDatagramFactory {
+    type Protocol = RpcDatagram;
+
+    fn make(&self) -> RpcDatagram {
+        RpcDatagram { call: self.call.clone(), results: self.results, buffer: vec![0; REPLY_BYTES_MAX].into() }
+    }
+
+    fn id_bits(&self) -> u32 {
+        32
+    }
+
+    fn request_bytes(&self) -> usize {
+        self.call.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::drive::table::Table;
+    use crate::record::Record;
+    use crate::rpc::oncrpc::{Procedure, call_message};
+    use proptest::prelude::*;
+
+    fn call() -> Vec<u8> {
+        call_message(Procedure { program: 100_003, version: 3, procedure: 0 }, None)
+    }
+
+    fn success(xid: u32) -> Vec<u8> {
+        let mut body = xid.to_be_bytes().to_vec();
+        for word in [1u32, 0, 0, 0, 0] {
+            body.extend_from_slice(&word.to_be_bytes());
+        }
+        body
+    }
+
+    /// A record in fragments of the given lengths; the last takes the rest.
+    fn record(body: &[u8], cuts: &[usize]) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut rest = body;
+        for cut in cuts {
+            let (head, tail) = rest.split_at((*cut).min(rest.len()));
+            out.extend_from_slice(&(head.len() as u32).to_be_bytes());
+            out.extend_from_slice(head);
+            rest = tail;
+        }
+        out.extend_from_slice(&(rest.len() as u32 | LAST_FRAGMENT).to_be_bytes());
+        out.extend_from_slice(rest);
+        out
+    }
+
+    fn stream(method: ReadMethod) -> RpcStream {
+        RpcStream::new(CallTemplate::marked(&call(), false), method, false)
+    }
+
+    /// Feeds `bytes` through windows of the protocol's own choosing; returns replies per receive.
+    fn feed(rpc: &mut RpcStream, table: &mut Table, rec: &mut Record, mut bytes: &[u8], most: usize) -> Vec<u64> {
+        let mut per_receive = Vec::new();
+        while !bytes.is_empty() {
+            let window = rpc.window(false);
+            assert!(!window.is_empty());
+            let len = window.len().min(bytes.len()).min(most);
+            window[..len].copy_from_slice(&bytes[..len]);
+            bytes = &bytes[len..];
+            let before = rec.settled;
+            rpc.received(len, &mut Sink::new(table, rec, 10));
+            per_receive.push(rec.settled - before);
+        }
+        per_receive
+    }
+
+    #[test]
+    fn the_lengths_of_the_original() {
+        assert_eq!(CallTemplate::marked(&call(), false).len(), 44);
+        assert_eq!(CallTemplate::marked(&call(), true).len(), 52);
+        assert_eq!(CallTemplate::bare(&call()).len(), 40);
+    }
+
+    #[test]
+    fn three_fragments_carry_the_same_call() {
+        let mut template = CallTemplate::marked(&call(), true);
+        let bytes = template.with_xid(0x0102_0304).to_vec();
+        let mut message = Vec::new();
+        let mut rest = &bytes[..];
+        let mut fragments = Vec::new();
+        while let Some((mark, tail)) = rest.split_first_chunk::<4>() {
+            let mark = u32::from_be_bytes(*mark);
+            let len = fragment_len(mark);
+            fragments.push((len, mark & LAST_FRAGMENT != 0));
+            message.extend_from_slice(&tail[..len]);
+            rest = &tail[len..];
+        }
+        assert_eq!(fragments, [(1, false), (38, false), (1, true)]);
+        let mut expected = call();
+        expected[..4].copy_from_slice(&[1, 2, 3, 4]);
+        assert_eq!(message, expected);
+    }
+
+    #[test]
+    fn one_reply_per_receive_when_replies_queue_up() {
+        for (method, receives) in [(ReadMethod::MarkAhead, 50), (ReadMethod::MarkThenBody, 100)] {
+            let (mut rpc, mut table, mut rec) = (stream(method), Table::new(50, 32, 0), Record::new());
+            let mut bytes = Vec::new();
+            for _ in 0..50 {
+                let (xid, _) = table.issue(0);
+                bytes.extend_from_slice(&record(&success(xid), &[]));
+            }
+            let per_receive = feed(&mut rpc, &mut table, &mut rec, &bytes, usize::MAX);
+            assert_eq!(rec.settled, 50);
+            assert!(per_receive.iter().all(|&replies| replies <= 1));
+            assert_eq!(per_receive.len(), receives, "{method:?}");
+        }
+    }
+
+    #[test]
+    fn the_shortest_replies_do_not_share_a_receive() {
+        let (mut rpc, mut table, mut rec) = (stream(ReadMethod::MarkAhead), Table::new(8, 32, 0), Record::new());
+        let mut bytes = Vec::new();
+        for _ in 0..8 {
+            let (xid, _) = table.issue(0);
+            let body: Vec<u8> = [xid, 1, 1, 1, 2].iter().flat_map(|w| w.to_be_bytes()).collect();
+            bytes.extend_from_slice(&record(&body, &[]));
+        }
+        let per_receive = feed(&mut rpc, &mut table, &mut rec, &bytes, usize::MAX);
+        assert!(per_receive.iter().all(|&replies| replies <= 1));
+        assert_eq!(rec.faults.count(Fault::Rejected), 8);
+    }
+
+    #[test]
+    fn a_record_mark_beyond_the_limit_breaks_the_stream_off() {
+        let (mut rpc, mut table, mut rec) = (stream(ReadMethod::MarkAhead), Table::new(1, 32, 0), Record::new());
+        table.issue(0);
+        let window = rpc.window(false);
+        window[..4].copy_from_slice(&0xffff_ffffu32.to_be_bytes());
+        let mut sink = Sink::new(&mut table, &mut rec, 0);
+        rpc.received(4, &mut sink);
+        assert!(sink.is_broken());
+        assert_eq!(rec.faults.count(Fault::Malformed), 1);
+    }
+
+    #[test]
+    fn a_malformed_reply_settles_its_call_once() {
+        let (mut table, mut rec) = (Table::new(2, 32, 0), Record::new());
+        let (xid, _) = table.issue(0);
+        let mut reply = success(xid);
+        reply.push(0);
+        take_reply(&reply, false, &mut Sink::new(&mut table, &mut rec, 0));
+        take_reply(&[1, 2], false, &mut Sink::new(&mut table, &mut rec, 0));
+        assert_eq!(rec.faults.count(Fault::Malformed), 2);
+        assert_eq!(rec.settled, 1);
+        assert_eq!(table.in_flight(), 0);
+    }
+
+    proptest! {
+        /// However the bytes are split and the replies fragmented, each reply is found exactly once.
+        #[test]
+        fn any_fragments_and_any_splits(
+            replies in proptest::collection::vec(proptest::collection::vec(0usize..12, 0..5), 1..20),
+            most in 1usize..50,
+            mark_ahead: bool,
+        ) {
+            let method = match mark_ahead {
+                true => ReadMethod::MarkAhead,
+                false => ReadMethod::MarkThenBody,
+            };
+            let (mut rpc, mut table, mut rec) = (stream(method), Table::new(32, 32, 0), Record::new());
+            let mut bytes = Vec::new();
+            for cuts in &replies {
+                let (xid, _) = table.issue(0);
+                bytes.extend_from_slice(&record(&success(xid), cuts));
+            }
+            feed(&mut rpc, &mut table, &mut rec, &bytes, most);
+            prop_assert_eq!(rec.settled, replies.len() as u64);
+            prop_assert_eq!(rec.faults.total(), 0);
+        }
+
+        #[test]
+        fn garbage_never_panics_nor_stalls(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let (mut rpc, mut table, mut rec) =
+                (stream(ReadMethod::MarkAhead), Table::new(4, 32, 0), Record::new());
+            table.issue(0);
+            let mut rest = &bytes[..];
+            while !rest.is_empty() {
+                let window = rpc.window(false);
+                let len = window.len().min(rest.len());
+                prop_assert!(len > 0);
+                window[..len].copy_from_slice(&rest[..len]);
+                rest = &rest[len..];
+                let mut sink = Sink::new(&mut table, &mut rec, 0);
+                rpc.received(len, &mut sink);
+                if sink.is_broken() {
+                    break;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! What is asked of the server: the cost of each message, its connection and its time, all drawn from one seed.
+//!
+//! The three sequences are drawn apart, each in the order in which messages are issued. So the messages of a seed
+//! cost the same whatever the server's speed, and a simulation meets the very load that a server meets.
+
+use crate::drive::open::{Arrival, Schedule};
+use crate::drive::random::{Random, mix};
+
+/// What a message asks for; the numbers are those of the protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kind {
+    /// Answered at once, with its payload
+    Inline,
+    /// Thrown away and answered at once, without its payload
+    Discard,
+    /// Sleeps for its time, then is answered
+    Sleep,
+    /// Computes for its time, then is answered
+    Compute,
+}
+
+impl Kind {
+    /// The name in reports.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kind::Inline => "inline",
+            Kind::Discard => "discard",
+            Kind::Sleep => "sleep",
+            Kind::Compute => "compute",
+        }
+    }
+
+    /// The first word of a request.
+    pub(crate) fn how(self) -> u32 {
+        match self {
+            Kind::Inline => 0,
+            Kind::Sleep => 1,
+            Kind::Compute => 2,
+            Kind::Discard => 3,
+        }
+    }
+
+    /// Whether the time of a message counts.
+    pub(crate) fn works(self) -> bool {
+        matches!(self, Kind::Sleep | Kind::Compute)
+    }
+}
+
+/// Whose latencies are kept apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum Class {
+    Quick,
+    Slow,
+}
+
+impl Class {
+    pub(crate) const ALL: [Class; 2] = [Class::Quick, Class::Slow];
+
+    /// The name in reports.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Class::Quick => "quick",
+            Class::Slow => "slow",
+        }
+    }
+}
+
+/// What one message asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Job {
+    pub(crate) class: Class,
+    pub(crate) kind: Kind,
+    /// 0 where the kind has no use for it.
+    pub(crate) work_us: u32,
+}
+
+/// Times between two bounds, both included; each is as likely as any other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkTime {
+    /// Least, microseconds.
+    pub min_us: u32,
+    /// Most, microseconds.
+    pub max_us: u32,
+}
+
+/// Some of the messages take longer than the others.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Slow {
+    /// How many of a hundred.
+    pub percent: f64,
+    /// How long they take, microseconds.
+    pub work_us: u32,
+}
+
+/// The mix of messages.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mix {
+    pub(crate) kind: Kind,
+    pub(crate) work: WorkTime,
+    pub(crate) slow: Option<Slow>,
+}
+
+impl Mix {
+    /// What the slow ones do: they sleep, unless the others compute.
+    pub(crate) fn slow_kind(&self) -> Kind {
+        match self.kind {
+            Kind::Compute => Kind::Compute,
+            _ => Kind::Sleep,
+        }
+    }
+}
+
+/// The jobs of a run, in the order of their issue.
+#[derive(Debug)]
+pub(crate) struct Jobs {
+    mix: Mix,
+    random: Random,
+}
+
+impl Jobs {
+    pub(crate) fn new(mix: Mix, seed: u64) -> Jobs {
+        Jobs { mix, random: Random::new(mix_seed(seed, "jobs")) }
+    }
+
+    pub(crate) fn draw(&mut self) -> Job {
+        let Mix { kind, work, slow } = self.mix;
+        if let Some(slow) = slow
+            && unit(&mut self.random) * 100.0 < slow.percent
+        {
+            return Job { class: Class::Slow, kind: self.mix.slow_kind(), work_us: slow.work_us };
+        }
+        let work_us = match kind.works() {
+            false => 0,
+            true if work.min_us == work.max_us => work.min_us,
+            true => {
+                let span = u64::from(work.max_us - work.min_us) + 1;
+                work.min_us + (self.random.next() % span) as u32
+            }
+        };
+        Job { class: Class::Quick, kind, work_us }
+    }
+}
+
+/// Which connection a message goes to, where that is not given by the reply that made room for it.
+#[derive(Debug)]
+pub(crate) struct Spread {
+    /// Sums of the weights up to each connection.
+    ends: Vec<u64>,
+    random: Random,
+}
+
+impl Spread {
+    pub(crate) fn new(weights: &[u32], seed: u64) -> Spread {
+        let mut end = 0;
+        let ends = weights.iter().map(|&weight| {
+            end += u64::from(weight);
+            end
+        });
+        Spread { ends: ends.collect(), random: Random::new(mix_seed(seed, "spread")) }
+    }
+
+    pub(crate) fn draw(&mut self) -> usize {
+        let all = *self.ends.last().expect("there is a connection");
+        let at = self.random.next() % all;
+        self.ends.partition_point(|&end| end <= at)
+    }
+}
+
+/// The schedule of an open loop.
+pub(crate) fn schedule(arrival: Arrival, rate_per_s: u64, seed: u64) -> Schedule {
+    Schedule::new(arrival, rate_per_s as f64, 0.0, mix_seed(seed, "arrivals"))
+}
+
+/// Unrelated sequences from one seed.
+fn mix_seed(seed: u64, what: &str) -> u64 {
+    what.bytes().fold(mix(seed), |state, byte| mix(state ^ u64::from(byte)))
+}
+
+/// In [0, 1).
+fn unit(random: &mut Random) -> f64 {
+    (random.next() >> 11) as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIX: Mix = Mix {
+        kind: Kind::Compute,
+        work: WorkTime { min_us: 50, max_us: 200 },
+        slow: Some(Slow { percent: 20.0, work_us: 9000 }),
+    };
+
+    #[test]
+    fn times_are_uniform_and_the_slow_ones_are_as_many_as_asked() {
+        let mut jobs = Jobs::new(MIX, 1);
+        let drawn: Vec<Job> = (0..100_000).map(|_| jobs.draw()).collect();
+        let (slow, quick): (Vec<Job>, Vec<Job>) = drawn.iter().partition(|job| job.class == Class::Slow);
+        assert!((19_500..20_500).contains(&slow.len()), "{}", slow.len());
+        assert!(slow.iter().all(|job| job.work_us == 9000 && job.kind == Kind::Compute));
+        let mean = quick.iter().map(|job| f64::from(job.work_us)).sum::<f64>() / quick.len() as f64;
+        assert!((mean - 125.0).abs() < 1.0, "{mean}");
+        assert_eq!(quick.iter().map(|job| job.work_us).min(), Some(50));
+        assert_eq!(quick.iter().map(|job| job.work_us).max(), Some(200));
+    }
+
+    #[test]
+    fn a_seed_reproduces_jobs_and_connections() {
+        let draw = |seed| {
+            let (mut jobs, mut spread) = (Jobs::new(MIX, seed), Spread::new(&[3, 1], seed));
+            (0..50).map(|_| (jobs.draw(), spread.draw())).collect::<Vec<_>>()
+        };
+        assert_eq!(draw(7), draw(7));
+        assert_ne!(draw(7), draw(8));
+    }
+
+    #[test]
+    fn connections_are_drawn_by_weight() {
+        let mut spread = Spread::new(&[8, 1, 0, 1], 1);
+        let mut counts = [0u32; 4];
+        for _ in 0..100_000 {
+            counts[spread.draw()] += 1;
+        }
+        assert!((79_000..81_000).contains(&counts[0]), "{counts:?}");
+        assert!((9_500..10_500).contains(&counts[1]) && (9_500..10_500).contains(&counts[3]), "{counts:?}");
+        assert_eq!(counts[2], 0);
+    }
+
+    #[test]
+    fn quick_messages_that_do_not_work_have_no_time() {
+        let mix = Mix { kind: Kind::Inline, ..MIX };
+        let mut jobs = Jobs::new(mix, 3);
+        for _ in 0..1000 {
+            let job = jobs.draw();
+            match job.class {
+                Class::Quick => assert_eq!((job.kind, job.work_us), (Kind::Inline, 0)),
+                Class::Slow => assert_eq!((job.kind, job.work_us), (Kind::Sleep, 9000)),
+            }
+        }
+    }
+}
