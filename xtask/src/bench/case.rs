@@ -2,13 +2,16 @@
 
 use std::fmt;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use super::contestant::Contestant;
+use super::raw::Step;
 use super::web::{Disturbance, WebLoad};
 
 /// A row of the table of goals; `--only` takes these names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Row {
     /// One request in flight over TCP
     RoundTrip,
@@ -24,6 +27,13 @@ pub(crate) enum Row {
     Connections,
     /// nginx with each way to share a listener, loaded, reloaded, killed and stalled
     Accel,
+}
+
+impl Row {
+    /// As `--only` and raw.json name it.
+    pub(crate) fn name(self) -> String {
+        self.to_possible_value().expect("none is skipped").get_name().to_owned()
+    }
 }
 
 /// Where the server runs, seen from its client, which is on the first CPU unless nothing is pinned.
@@ -154,6 +164,10 @@ impl Case {
             Service::Echo | Service::Null | Service::Web(_) | Service::Value => self.connections,
             Service::Work(_) => 1,
         }
+    }
+
+    pub(crate) fn step(&self, placement: Placement) -> Step {
+        Step { case: self.name.to_owned(), placement }
     }
 
     /// Whether its goals tell a few percent apart, which differ between short runs by chance.

@@ -8,6 +8,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use super::case::{Case, Metric, Placement};
 use super::contestant::Contestant;
 use super::raw::{Raw, Summary};
+use super::vm;
 
 const WIDTH: i32 = 760;
 const BAR_HEIGHT: i32 = 18;
@@ -37,9 +38,9 @@ pub(crate) fn draw(raw: &Raw, case: &Case) -> Result<Option<String>> {
 
 fn groups(raw: &Raw, case: &Case) -> Vec<(Placement, Bars)> {
     let bars = |placement| -> Bars {
-        case.contestants
-            .iter()
-            .filter_map(|&contestant| Some((contestant, raw.summary(case.name, contestant, placement, case.metric)?)))
+        vm::contestants_in(case, placement)
+            .into_iter()
+            .filter_map(|contestant| Some((contestant, raw.summary(case.name, contestant, placement, case.metric)?)))
             .collect()
     };
     let groups = Placement::ALL.map(|placement| (placement, bars(placement)));

@@ -1,6 +1,6 @@
 //! The goals of the rows, as ratios within one run, and whether they were met.
 
-use super::case::{CASES, Metric, Placement, Service, WorkLoad};
+use super::case::{CASES, Metric, Placement, Row, Service, WorkLoad};
 use super::contestant::Contestant::{
     self, Ab, Accel, AccelHaproxyShards, AccelOff, Demo, IdealQueue, Kernel, KernelWorkers4, NginxExclusive,
     NginxReuseport, Threads, UdpMmsg, UdpPlain, Uring, WorkLoops, Workers2, Workers4, Wrk,
@@ -51,9 +51,14 @@ pub(crate) struct Verdict {
     pub(crate) met: Option<bool>,
 }
 
-/// Judges every goal.
+/// Judges every goal of the groups that the report has.
 pub(crate) fn judge(raw: &Raw) -> Vec<Verdict> {
-    goals().iter().map(|goal| goal.judge(raw)).collect()
+    let has = |goal: &&Goal| raw.groups.iter().any(|group| Some(group.row) == row(goal.case));
+    goals().iter().filter(has).map(|goal| goal.judge(raw)).collect()
+}
+
+fn row(case: &str) -> Option<Row> {
+    CASES.iter().find(|known| known.name == case).map(|case| case.row)
 }
 
 fn goals() -> Vec<Goal> {
@@ -303,8 +308,10 @@ impl Goal {
 
 #[cfg(test)]
 mod tests {
-    use super::super::raw::Sample;
+    use super::super::raw::{Group, Sample};
     use super::*;
+    use crate::machine::Revision;
+    use clap::ValueEnum;
     use std::collections::BTreeMap;
 
     fn sample(contestant: Contestant, placement: Placement, metric: Metric, value: f64) -> Sample {
@@ -323,6 +330,13 @@ mod tests {
         }
     }
 
+    /// A report of every group, with these samples.
+    fn raw(samples: impl Into<Vec<Sample>>) -> Raw {
+        let group = |&row| Group::new(row, &Revision::default(), 1, 1.0);
+        let groups = Row::value_variants().iter().map(group).collect();
+        Raw { groups, samples: samples.into(), ..Raw::default() }
+    }
+
     fn found(raw: &Raw, subject: Contestant, placement: Placement, text: &str) -> Verdict {
         judge(raw)
             .into_iter()
@@ -333,15 +347,12 @@ mod tests {
     #[test]
     fn ratios_are_of_the_same_placement() {
         let us = Metric::RttP50Us;
-        let raw = Raw {
-            samples: vec![
-                sample(Threads, Placement::Same, us, 4.0),
-                sample(Threads, Placement::Other, us, 7.0),
-                sample(Kernel, Placement::Same, us, 3.5),
-                sample(Kernel, Placement::Other, us, 3.5),
-            ],
-            ..Raw::default()
-        };
+        let raw = raw([
+            sample(Threads, Placement::Same, us, 4.0),
+            sample(Threads, Placement::Other, us, 7.0),
+            sample(Kernel, Placement::Same, us, 3.5),
+            sample(Kernel, Placement::Other, us, 3.5),
+        ]);
         let text = "round trip p50 us <= 0.85 x threads";
         let same = found(&raw, Kernel, Placement::Same, text);
         assert_eq!((same.value, same.met), (Some(0.875), Some(false)));
@@ -354,12 +365,18 @@ mod tests {
     }
 
     #[test]
+    fn groups_that_the_report_has_not_are_not_judged() {
+        let mut raw = raw([]);
+        let all = judge(&raw).len();
+        raw.groups.retain(|group| group.row != Row::Accel);
+        let rest = judge(&raw);
+        assert!(rest.len() < all && rest.iter().all(|verdict| row(verdict.case) != Some(Row::Accel)));
+    }
+
+    #[test]
     fn one_slow_run_loses_the_steadiness_goal() {
         let rate = Metric::MessagesPerS;
-        let raw = Raw {
-            samples: [100.0, 100.0, 79.0].iter().map(|&value| sample(Uring, Placement::Same, rate, value)).collect(),
-            ..Raw::default()
-        };
+        let raw = raw([100.0, 100.0, 79.0].map(|value| sample(Uring, Placement::Same, rate, value)));
         let text = "slowest run >= 0.8 x its median messages/s";
         assert_eq!(found(&raw, Uring, Placement::Same, text).met, Some(false));
     }
@@ -369,7 +386,7 @@ mod tests {
         let of = |metric, values: [f64; 3]| {
             let samples = values
                 .map(|value| Sample { case: "accel-kill".into(), ..sample(Accel, Placement::Same, metric, value) });
-            Raw { samples: samples.into(), ..Raw::default() }
+            raw(samples)
         };
         let text = "every run: failed requests <= 0";
         let verdict = |values| {
@@ -407,15 +424,12 @@ mod tests {
             ..sample(contestant, Placement::Shared, Metric::MessagesPerS, 0.0)
         };
         let rate = Metric::MessagesPerS;
-        let raw = Raw {
-            samples: vec![
-                of("mux-sleep-split", WorkLoops, &[(rate, 8000.0)]),
-                of("mux-sleep-split", Workers2, &[(rate, 10_800.0), (Metric::ClientCpuUs, 10.0)]),
-                of("mux-mixed", IdealQueue, &[(Metric::QuickP99Us, 8000.0)]),
-                of("mux-mixed", Workers4, &[(Metric::QuickP99Us, 9600.0)]),
-            ],
-            ..Raw::default()
-        };
+        let raw = raw([
+            of("mux-sleep-split", WorkLoops, &[(rate, 8000.0)]),
+            of("mux-sleep-split", Workers2, &[(rate, 10_800.0), (Metric::ClientCpuUs, 10.0)]),
+            of("mux-mixed", IdealQueue, &[(Metric::QuickP99Us, 8000.0)]),
+            of("mux-mixed", Workers4, &[(Metric::QuickP99Us, 9600.0)]),
+        ]);
         let text = "messages/s >= 0.9 of the bound, 1.50 x pinned loops";
         let gain = found(&raw, Workers2, Placement::Shared, text);
         assert_eq!((gain.value, gain.met), (Some(0.9), Some(true)));
@@ -434,10 +448,7 @@ mod tests {
         for goal in goals() {
             let case = super::super::case::CASES.iter().find(|case| case.name == goal.case);
             let case = case.unwrap_or_else(|| panic!("no case {}", goal.case));
-            let measured: Vec<_> = match goal.placement {
-                Placement::Vm => super::super::vm::contestants(case).collect(),
-                _ => case.contestants.to_vec(),
-            };
+            let measured = super::super::vm::contestants_in(case, goal.placement);
             assert!(measured.contains(&goal.subject), "{}", goal.text());
             if let Against::Best(peers) = goal.against {
                 assert!(peers.iter().all(|peer| measured.contains(peer)), "{}", goal.text());

@@ -4,31 +4,43 @@
 //! alone on the machine, with the same verifying client and the same placement; medians and spread
 //! of all rounds are reported, lost rows too. Nothing here is a test of speed: `--smoke`, which
 //! `make test` runs, only asserts that every row runs and that every reply was verified.
+//!
+//! ```text
+//!   groups (`--only`) ── of cases ── of steps: a case in one placement, all contestants in turn
+//!                                      │ after each the report's raw.json is whole (results.rs)
+//!                                      ▼
+//!   raw.json ── goals.rs: met, lost ── report.rs, chart.rs: report.md, report.html
+//! ```
 
 mod case;
 mod chart;
 mod contestant;
 mod goals;
+mod have;
 mod measure;
 mod namespace;
 #[cfg(test)]
 mod peers;
 mod raw;
 pub(crate) mod report;
+mod results;
 mod text;
 mod vm;
 mod web;
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail, ensure};
+use clap::ValueEnum;
 
 use self::case::{CASES, Case, Placement, Row};
 pub(crate) use self::case::{Pace, WorkLoad};
 use self::contestant::{Contestant, Pinning, Programs};
+use self::have::Have;
 use self::measure::{Effort, Meter, raise_file_limit};
-use self::raw::{Raw, Sample};
-use crate::machine::Origin;
+use self::raw::{Group, Sample, Step};
+use self::results::Results;
+use crate::machine::{Machine, Revision};
 
 /// Packages whose version belongs to a result.
 const PACKAGES: &[&str] = &[
@@ -67,7 +79,10 @@ pub(crate) struct Options {
     /// Only these cases, by their names in raw.json (repeatable)
     #[arg(long, value_name = "CASE", value_parser = CASES.iter().map(|case| case.name).collect::<Vec<_>>())]
     case: Vec<String>,
-    /// The directory of the results instead of bench/results/DATE-MACHINE
+    /// Measure anew what the report already has
+    #[arg(long)]
+    again: bool,
+    /// The directory of the report, instead of that in bench/results of this commit and machine, which is continued
     #[arg(long)]
     out: Option<PathBuf>,
     /// The ksf to measure instead of the release build (with --smoke: the debug build)
@@ -84,193 +99,124 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         true => SMOKE,
         false => (options.runs, Effort { seconds: options.seconds, scale: 1.0 }),
     };
+    let revision = Revision::of(&crate::root());
+    let results = Results::open(options.out.as_deref(), options.smoke, &revision, Machine::read(PACKAGES)?)?;
+    let cpus = crate::cpu::allowed()?;
     let programs = Programs::build(ksf)?;
-    let mut bench = Bench {
-        raw: Raw { schema: 1, origin: Origin::read(PACKAGES)?, runs, seconds: effort.seconds, ..Raw::default() },
-        cpus: crate::cpu::allowed()?,
-        smoke: options.smoke,
-        have,
-    };
+    let mut bench = Bench { results, revision, runs, effort, cpus, smoke: options.smoke, have, programs };
     let rpcbind = match bench.have.ganesha {
         Ok(()) => Some(namespace::rpcbind()?),
         Err(_) => None,
     };
-    let cases = CASES.iter().filter(|case| wanted(options, case));
-    for case in cases.clone() {
-        bench.measure(&programs, effort, case);
-    }
-    for case in cases.clone().filter(|case| case.counts_syscalls()) {
-        bench.count_syscalls(&programs, effort, case);
-    }
-    let in_vm: Vec<_> = cases.filter(|case| case.row == Row::Mux).collect();
-    if !in_vm.is_empty() {
-        bench.measure_in_vm(&programs, effort, &in_vm);
+    for &row in Row::value_variants() {
+        let wanted = |case: &Case| {
+            (options.only.is_empty() || options.only.contains(&row))
+                && (options.case.is_empty() || options.case.iter().any(|name| name == case.name))
+        };
+        bench.group(row, wanted, options.again)?;
     }
     if let Some(rpcbind) = rpcbind {
         rpcbind.stop()?;
     }
-    bench.finish(options)
-}
-
-fn wanted(options: &Options, case: &Case) -> bool {
-    let named = |name: &String| name == case.name;
-    (options.only.is_empty() || options.only.contains(&case.row))
-        && (options.case.is_empty() || options.case.iter().any(named))
-}
-
-/// What of the peers and rights is here, or why not.
-struct Have {
-    kernel: Result<(), String>,
-    ganesha: Result<(), String>,
-    sockperf: Result<(), String>,
-    nginx: Result<(), String>,
-    haproxy: Result<(), String>,
-    lighttpd: Result<(), String>,
-    wrk: Result<(), String>,
-    ab: Result<(), String>,
-    redis: Result<(), String>,
-    memcached: Result<(), String>,
-    strace: Result<(), String>,
-    vm: Result<(), String>,
-}
-
-impl Have {
-    fn look() -> Have {
-        let root = match rustix::process::geteuid().is_root() {
-            true => Ok(()),
-            false => Err("needs root".to_owned()),
-        };
-        let installed = |program: &str| match find_program(program) {
-            true => Ok(()),
-            false => Err(format!("{program} is not installed; run: scripts/setup.sh bench")),
-        };
-        Have {
-            kernel: root.clone(),
-            ganesha: root.and_then(|()| installed("ganesha.nfsd")).and_then(|()| installed("rpcbind")),
-            sockperf: installed("sockperf"),
-            nginx: installed("nginx"),
-            haproxy: installed("haproxy"),
-            lighttpd: installed("lighttpd"),
-            wrk: installed("wrk"),
-            ab: installed("ab"),
-            redis: installed("redis-server"),
-            memcached: installed("memcached"),
-            strace: installed("strace"),
-            vm: vm::look(),
-        }
-    }
-
-    fn contestant(&self, contestant: Contestant) -> Result<(), String> {
-        match contestant {
-            Contestant::Kernel => self.kernel.clone(),
-            Contestant::Ganesha => self.ganesha.clone(),
-            Contestant::Sockperf => self.sockperf.clone(),
-            Contestant::NginxMutex | Contestant::NginxExclusive | Contestant::NginxReuseport => self.nginx.clone(),
-            Contestant::Accel | Contestant::AccelOff => self.nginx.clone(),
-            Contestant::Haproxy
-            | Contestant::HaproxyShards
-            | Contestant::AccelHaproxy
-            | Contestant::AccelHaproxyShards => self.haproxy.clone(),
-            Contestant::Lighttpd | Contestant::AccelLighttpd => self.lighttpd.clone(),
-            Contestant::Wrk => self.nginx.clone().and_then(|()| self.wrk.clone()),
-            Contestant::Ab => self.nginx.clone().and_then(|()| self.ab.clone()),
-            Contestant::Redis | Contestant::AccelRedis | Contestant::QueueRedis | Contestant::QueueOffRedis => {
-                self.redis.clone()
-            }
-            Contestant::Memcached
-            | Contestant::AccelMemcached
-            | Contestant::QueueMemcached
-            | Contestant::QueueOffMemcached => self.memcached.clone(),
-            _ => Ok(()),
-        }
-    }
-}
-
-fn find_program(name: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|dir| dir.join(name).is_file())
+    bench.finish()
 }
 
 struct Bench {
-    raw: Raw,
+    results: Results,
+    revision: Revision,
+    runs: u32,
+    effort: Effort,
     cpus: Vec<u32>,
     smoke: bool,
     have: Have,
+    programs: Programs,
 }
 
 impl Bench {
-    /// All rounds of a case: placement by placement, and in each the contestants in turn.
-    fn measure(&mut self, programs: &Programs, effort: Effort, case: &Case) {
-        let meter = Meter { programs, effort };
-        if case.idle > 0 {
-            // Both ends of them are in processes with the same limit; the rest is slack.
-            let files = (f64::from(case.idle) * effort.scale) as u64 + 100;
-            if let Err(why) = raise_file_limit(files) {
-                self.skip(format!("{}: {why}", case.title));
-                return;
-            }
+    /// Measures what is still open of a group, as far as it is wanted.
+    fn group(&mut self, row: Row, wanted: impl Fn(&Case) -> bool, again: bool) -> Result<()> {
+        let cases: Vec<&'static Case> = CASES.iter().filter(|case| case.row == row).collect();
+        if !cases.iter().any(|case| wanted(case)) {
+            return Ok(());
         }
-        let contestants = self.contestants(case);
-        for pinning in self.pinnings(case) {
-            for round in 0..self.raw.runs {
-                for &contestant in &contestants {
-                    if contestant == Contestant::PairFloor && pinning.placement == Placement::Other {
-                        continue; // it has one thread only
-                    }
-                    self.say(case, contestant, &pinning, &format!("round {}", round + 1));
-                    let sample = meter.sample(case, contestant, &pinning, round);
-                    self.keep(sample);
+        let mut planned = self.plan(row, &cases)?;
+        planned.retain(|(case, _)| wanted(case));
+        let is_open = |bench: &mut Bench, case: &Case, placement| {
+            let step = case.step(placement);
+            let group = bench.results.group(row);
+            if again && group.done.remove(&step) {
+                group.open.insert(step.clone());
+            }
+            group.open.contains(&step).then_some(step)
+        };
+        let mut in_vm = Vec::new();
+        for (case, pinning) in planned {
+            let Some(step) = is_open(self, case, pinning.placement) else { continue };
+            if pinning.placement == Placement::Vm {
+                in_vm.push(case);
+                continue;
+            }
+            let samples = self.measure(case, &pinning);
+            self.keep(row, &step, samples)?;
+        }
+        for (step, samples) in self.measure_in_vm(&in_vm) {
+            self.keep(row, &step, samples)?;
+        }
+        self.results.write_report()
+    }
+
+    /// All steps of a group; what cannot be measured here is noted as left out.
+    fn plan(&mut self, row: Row, cases: &[&'static Case]) -> Result<Vec<(&'static Case, Pinning)>> {
+        let mut skipped = Vec::new();
+        let mut planned = Vec::new();
+        for &case in cases {
+            for contestant in case.contestants {
+                skipped.extend(self.have.contestant(*contestant).err().map(|why| format!("{contestant}: {why}")));
+            }
+            if case.counts_syscalls() {
+                skipped.extend(self.have.strace.clone().err().map(|why| format!("system calls per message: {why}")));
+            }
+            // Both ends of idle connections are in processes with the same limit; the rest is slack.
+            let files = (f64::from(case.idle) * self.effort.scale) as u64 + 100;
+            if let Err(why) = raise_file_limit(files) {
+                skipped.push(format!("{}: {why}", case.title));
+                continue;
+            }
+            for &placement in self.placements(case) {
+                match Pinning::new(placement, case.client_threads(), &self.cpus) {
+                    Some(pinning) => planned.push((case, pinning)),
+                    None => skipped
+                        .push(format!("{} on the {placement}: needs two CPUs, this machine lends one", case.title)),
                 }
             }
         }
-    }
-
-    /// Cases of the multiplexor once more, beside AF_KCM.
-    fn measure_in_vm(&mut self, programs: &Programs, effort: Effort, cases: &[&'static Case]) {
-        if let Err(why) = self.have.vm.clone() {
-            return self.skip(format!("AF_KCM in the VM: {why}"));
-        }
-        // Shape needs no more.
-        let rounds = self.raw.runs.min(VM_ROUNDS_MAX);
-        eprintln!("bench: AF_KCM in the VM, {rounds} rounds");
-        for sample in vm::measure(programs, effort, rounds, cases) {
-            self.keep(sample);
-        }
-    }
-
-    fn count_syscalls(&mut self, programs: &Programs, effort: Effort, case: &Case) {
-        if let Err(why) = self.have.strace.clone() {
-            return self.skip(format!("system calls per message: {why}"));
-        }
-        let Some(pinning) = Pinning::new(Placement::Unpinned, 1, &self.cpus) else {
-            return;
-        };
-        let meter = Meter { programs, effort };
-        for contestant in self.contestants(case) {
-            if matches!(contestant, Contestant::PairFloor | Contestant::Sockperf | Contestant::IdealQueue) {
-                continue; // no server, and a client that counts no messages
+        if row == Row::Mux {
+            match &self.have.vm {
+                Ok(()) => planned.extend(cases.iter().map(|&case| (case, Pinning::free(Placement::Vm)))),
+                Err(why) => skipped.push(format!("AF_KCM in the VM: {why}")),
             }
-            self.say(case, contestant, &pinning, "system calls");
-            let sample = meter.syscalls(case, contestant, &pinning);
-            self.keep(sample);
         }
+        skipped.sort();
+        skipped.dedup();
+        skipped.iter().for_each(|what| eprintln!("bench: left out: {what}"));
+
+        let (runs, seconds) = (self.runs, self.effort.seconds);
+        let group = self.results.group_or(row, || Group::new(row, &self.revision, runs, seconds));
+        ensure!(
+            (group.runs, group.seconds) == (runs, seconds),
+            "{} was begun with --runs {} --seconds {}; go on with these, or name another directory with --out",
+            row.name(),
+            group.runs,
+            group.seconds
+        );
+        group.skipped = skipped;
+        group.open = planned.iter().map(|(case, pinning)| case.step(pinning.placement)).collect();
+        group.open.retain(|step| !group.done.contains(step));
+        Ok(planned)
     }
 
-    /// The contestants of a case that can run here; the others are noted as left out.
-    fn contestants(&mut self, case: &Case) -> Vec<Contestant> {
-        let (can, cannot): (Vec<_>, Vec<_>) = case
-            .contestants
-            .iter()
-            .map(|&contestant| (contestant, self.have.contestant(contestant)))
-            .partition(|(_, have)| have.is_ok());
-        for (contestant, why) in cannot {
-            self.skip(format!("{contestant}: {}", why.expect_err("partitioned")));
-        }
-        can.into_iter().map(|(contestant, _)| contestant).collect()
-    }
-
-    fn pinnings(&mut self, case: &Case) -> Vec<Pinning> {
-        let placements: &[Placement] = match (self.smoke, case.row) {
+    fn placements(&self, case: &Case) -> &'static [Placement] {
+        match (self.smoke, case.row) {
             // Balance and locality are those of workers that are bound to CPUs.
             (true, Row::Accel) if self.cpus.len() > 1 => &[Placement::Same],
             (true, _) => &[Placement::Unpinned],
@@ -278,69 +224,80 @@ impl Bench {
             (false, Row::Idle) => &[Placement::Other],
             (false, Row::Mux) => &[Placement::Shared],
             (false, _) => &[Placement::Same, Placement::Other, Placement::Unpinned],
+        }
+    }
+
+    /// All rounds of a step, in each the contestants in turn, and their system calls.
+    fn measure(&self, case: &Case, pinning: &Pinning) -> Vec<Sample> {
+        let meter = Meter { programs: &self.programs, effort: self.effort };
+        let contestants: Vec<Contestant> =
+            case.contestants.iter().copied().filter(|&contestant| self.have.contestant(contestant).is_ok()).collect();
+        let say = |contestant, what: &str| {
+            eprintln!("bench: {}, {contestant}, {}, {what}", case.title, pinning.placement);
         };
-        let mut pinnings = Vec::new();
-        for &placement in placements {
-            match Pinning::new(placement, case.client_threads(), &self.cpus) {
-                Some(pinning) => pinnings.push(pinning),
-                None => self.skip(format!("{} on the {placement}: needs two CPUs, this machine lends one", case.title)),
+        let mut samples = Vec::new();
+        for round in 0..self.runs {
+            for &contestant in &contestants {
+                if contestant == Contestant::PairFloor && pinning.placement == Placement::Other {
+                    continue; // it has one thread only
+                }
+                say(contestant, &format!("round {}", round + 1));
+                samples.push(meter.sample(case, contestant, pinning, round));
             }
         }
-        pinnings
-    }
-
-    fn skip(&mut self, what: String) {
-        if !self.raw.skipped.contains(&what) {
-            eprintln!("bench: left out: {what}");
-            self.raw.skipped.push(what);
+        if !case.counts_syscalls() || self.have.strace.is_err() {
+            return samples;
         }
-    }
-
-    fn keep(&mut self, sample: Sample) {
-        if let Some(error) = &sample.error {
-            eprintln!("bench: {} {} failed: {error}", sample.case, sample.contestant);
+        for contestant in contestants {
+            if matches!(contestant, Contestant::PairFloor | Contestant::Sockperf | Contestant::IdealQueue) {
+                continue; // no server, and a client that counts no messages
+            }
+            say(contestant, "system calls");
+            samples.push(meter.syscalls(case, contestant, pinning));
         }
-        self.raw.samples.push(sample);
+        samples
     }
 
-    fn say(&self, case: &Case, contestant: Contestant, pinning: &Pinning, what: &str) {
-        eprintln!("bench: {}, {contestant}, {}, {what}", case.title, pinning.placement);
+    /// Cases of the multiplexor once more, beside AF_KCM.
+    fn measure_in_vm(&self, cases: &[&'static Case]) -> Vec<(Step, Vec<Sample>)> {
+        if cases.is_empty() {
+            return Vec::new();
+        }
+        // Shape needs no more.
+        let rounds = self.runs.min(VM_ROUNDS_MAX);
+        eprintln!("bench: AF_KCM in the VM, {rounds} rounds");
+        let samples = vm::measure(&self.programs, self.effort, rounds, cases);
+        let of = |case: &Case| samples.iter().filter(|sample| sample.case == case.name).cloned().collect();
+        cases.iter().map(|case| (case.step(Placement::Vm), of(case))).collect()
     }
 
-    /// Writes results and report; fails if something did not run.
-    fn finish(self, options: &Options) -> Result<()> {
-        let dir = match (&options.out, self.smoke) {
-            (Some(dir), _) => dir.clone(),
-            (None, true) => crate::target_dir()?.join("bench-smoke"),
-            (None, false) => crate::root().join("bench/results").join(self.raw.origin.slug()),
-        };
-        std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        let json = serde_json::to_string_pretty(&self.raw)?;
-        std::fs::write(dir.join("raw.json"), json + "\n").context("cannot write raw.json")?;
-        report::rewrite(&dir)?;
-        eprintln!("bench: results are in {}", dir.display());
+    fn keep(&mut self, row: Row, step: &Step, samples: Vec<Sample>) -> Result<()> {
+        for sample in &samples {
+            if let Some(error) = &sample.error {
+                eprintln!("bench: {} {} failed: {error}", sample.case, sample.contestant);
+            }
+        }
+        self.results.keep(row, step, samples)
+    }
 
-        let failed = self.raw.samples.iter().filter(|sample| sample.error.is_some()).count();
+    /// Fails if something did not run.
+    fn finish(self) -> Result<()> {
+        let raw = self.results.raw();
+        let failed = raw.samples.iter().filter(|sample| sample.error.is_some()).count();
         if failed > 0 {
-            bail!("{failed} of {} measurements failed (messages above)", self.raw.samples.len());
+            bail!("{failed} of {} measurements failed (messages above)", raw.samples.len());
         }
         if self.smoke {
-            self.finish_smoke()?;
+            let skipped: Vec<&str> = raw.groups.iter().flat_map(|group| &group.skipped).map(String::as_str).collect();
+            // In CI everything is installed and allowed, so nothing may be left out.
+            let ci = std::env::var("CI").is_ok_and(|ci| ci == "true");
+            ensure!(!ci || skipped.is_empty(), "left out in CI: {}", skipped.join("; "));
+            println!(
+                "bench smoke: {} measurements ran, every reply was verified, {} left out",
+                raw.samples.len(),
+                skipped.len()
+            );
         }
-        Ok(())
-    }
-
-    /// In CI everything is installed and allowed, so nothing may be left out.
-    fn finish_smoke(&self) -> Result<()> {
-        let ci = std::env::var("CI").is_ok_and(|ci| ci == "true");
-        if ci && !self.raw.skipped.is_empty() {
-            bail!("left out in CI: {}", self.raw.skipped.join("; "));
-        }
-        println!(
-            "bench smoke: {} measurements ran, every reply was verified, {} left out",
-            self.raw.samples.len(),
-            self.raw.skipped.len()
-        );
         Ok(())
     }
 }

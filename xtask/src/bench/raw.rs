@@ -1,26 +1,53 @@
 //! The raw results: what raw.json holds, and medians of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
 
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::case::{Case, Metric, Placement};
+use super::case::{Case, Metric, Placement, Row};
 use super::contestant::Contestant;
-use crate::machine::Origin;
+use crate::machine::{Machine, Revision, date};
 
-/// Everything that a run of the bench found. Field names are the schema of raw.json.
+const SCHEMA: u32 = 2;
+
+/// What the bench found at one revision on one machine, group by group. Field names are the schema of raw.json.
 #[derive(Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Raw {
     /// Version of this schema.
     pub(crate) schema: u32,
-    pub(crate) origin: Origin,
+    pub(crate) machine: Machine,
+    pub(crate) groups: Vec<Group>,
+    pub(crate) samples: Vec<Sample>,
+}
+
+/// The rows of one name of `--only`, which are measured together.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Group {
+    pub(crate) row: Row,
+    /// When its first step began: UTC, ISO 8601.
+    pub(crate) date: String,
+    #[serde(flatten)]
+    pub(crate) revision: Revision,
     /// Measurements of each contestant, case and placement.
     pub(crate) runs: u32,
     /// Wanted length of one measurement.
     pub(crate) seconds: f64,
-    pub(crate) samples: Vec<Sample>,
+    /// What has been measured whole.
+    pub(crate) done: BTreeSet<Step>,
+    /// What is yet to be measured, or failed.
+    pub(crate) open: BTreeSet<Step>,
     /// What was left out, and why.
     pub(crate) skipped: Vec<String>,
+}
+
+/// The least that is measured at once, and anew after an interruption: the contestants of a case in turn.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+pub(crate) struct Step {
+    pub(crate) case: String,
+    pub(crate) placement: Placement,
 }
 
 /// One measurement.
@@ -53,6 +80,22 @@ pub(crate) struct Summary {
     pub(crate) max: f64,
 }
 
+impl Group {
+    /// A group that begins now.
+    pub(crate) fn new(row: Row, revision: &Revision, runs: u32, seconds: f64) -> Group {
+        Group {
+            row,
+            date: date(),
+            revision: revision.clone(),
+            runs,
+            seconds,
+            done: BTreeSet::new(),
+            open: BTreeSet::new(),
+            skipped: Vec::new(),
+        }
+    }
+}
+
 impl Sample {
     /// A measurement that is yet to be made.
     pub(crate) fn new(case: &Case, contestant: Contestant, placement: Placement, round: u32) -> Sample {
@@ -72,6 +115,56 @@ impl Sample {
 }
 
 impl Raw {
+    pub(crate) fn new(machine: Machine) -> Raw {
+        Raw { schema: SCHEMA, machine, groups: Vec::new(), samples: Vec::new() }
+    }
+
+    /// Reads raw.json in a directory. One whose groups are of several revisions is refused: nothing in it could be
+    /// compared.
+    pub(crate) fn read(dir: &Path) -> Result<Raw> {
+        let path = dir.join("raw.json");
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let raw: Raw =
+            serde_json::from_str(&text).with_context(|| format!("{} is no result of this bench", path.display()))?;
+        ensure!(raw.schema == SCHEMA, "{} has schema {}, not {SCHEMA}", path.display(), raw.schema);
+        for groups in raw.groups.windows(2) {
+            let [one, other] = [&groups[0], &groups[1]].map(|group| (group.row.name(), &group.revision));
+            ensure!(one.1 == other.1, "{} mixes revisions: {one:?}, {other:?}", path.display());
+        }
+        Ok(raw)
+    }
+
+    /// Writes raw.json, so that at every moment there is a whole one.
+    pub(crate) fn write(&self, dir: &Path) -> Result<()> {
+        let json = serde_json::to_string_pretty(self)?;
+        let (path, new) = (dir.join("raw.json"), dir.join("raw.json.new"));
+        fs::write(&new, json + "\n").with_context(|| format!("cannot write {}", new.display()))?;
+        fs::rename(&new, &path).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Whether measurements of this revision on this machine may be added.
+    pub(crate) fn accepts(&self, revision: &Revision, machine: &Machine) -> Result<()> {
+        for group in &self.groups {
+            let found = &group.revision;
+            ensure!(found.commit == revision.commit, "its commit is {}, not {}", found.commit, revision.commit);
+            ensure!(
+                !found.dirty && !revision.dirty,
+                "what was measured with changes that are in no commit stands alone"
+            );
+        }
+        ensure!(self.machine.is_same(machine), "it is of another machine, or one of its packages has changed since");
+        Ok(())
+    }
+
+    pub(crate) fn group(&mut self, row: Row) -> Option<&mut Group> {
+        self.groups.iter_mut().find(|group| group.row == row)
+    }
+
+    /// Takes the samples of a step out, to measure it anew.
+    pub(crate) fn forget(&mut self, step: &Step) {
+        self.samples.retain(|sample| sample.case != step.case || sample.placement != step.placement);
+    }
+
     /// The rounds of one figure, summed up. None if it was not measured.
     pub(crate) fn summary(
         &self,
@@ -107,6 +200,32 @@ impl Summary {
 mod tests {
     use super::*;
 
+    fn group(row: Row, commit: &str, dirty: bool) -> Group {
+        Group::new(row, &Revision { commit: commit.into(), dirty }, 1, 1.0)
+    }
+
+    #[test]
+    fn revisions_are_not_mixed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut raw = Raw::new(Machine::default());
+        raw.groups.push(group(Row::Udp, "a", false));
+        let is_accepted = |raw: &Raw, commit: &str, dirty| {
+            raw.accepts(&Revision { commit: commit.into(), dirty }, &Machine::default()).is_ok()
+        };
+        assert!(is_accepted(&raw, "a", false));
+        assert!(!is_accepted(&raw, "b", false) && !is_accepted(&raw, "a", true));
+        assert!(raw.accepts(&raw.groups[0].revision, &Machine { cpus: 9, ..Machine::default() }).is_err());
+        raw.write(dir.path()).unwrap();
+        assert_eq!(Raw::read(dir.path()).unwrap().groups[0].revision, raw.groups[0].revision);
+
+        raw.groups[0].revision.dirty = true;
+        assert!(!is_accepted(&raw, "a", true), "nobody knows whether the changes are the same");
+        raw.groups.push(group(Row::Idle, "b", true));
+        raw.write(dir.path()).unwrap();
+        let text = format!("{:#}", Raw::read(dir.path()).unwrap_err());
+        assert!(text.contains("mixes revisions") && text.contains("idle"), "{text}");
+    }
+
     #[test]
     fn medians() {
         let odd = Summary::of(vec![5.0, 1.0, 3.0]).unwrap();
@@ -119,7 +238,6 @@ mod tests {
     #[test]
     fn raw_json_is_read_back() {
         let raw = Raw {
-            schema: 1,
             samples: vec![Sample {
                 case: "null-tcp-1".into(),
                 contestant: Contestant::Kernel,

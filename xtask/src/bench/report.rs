@@ -6,11 +6,13 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 
-use super::case::{CASES, Case, Metric, Placement};
+use super::case::{CASES, Case, Metric, Placement, Row};
 use super::chart;
 use super::goals::{Verdict, judge};
-use super::raw::Raw;
+use super::raw::{Raw, Step};
+use super::vm;
 
 const STYLE: &str = include_str!("report.css");
 
@@ -64,10 +66,7 @@ const FAILURES: &str = "Requests that failed";
 
 /// Reads raw.json in the directory and writes the reports beside it.
 pub(crate) fn rewrite(dir: &Path) -> Result<()> {
-    let path = dir.join("raw.json");
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let raw: Raw =
-        serde_json::from_str(&text).with_context(|| format!("{} is no result of this bench", path.display()))?;
+    let raw = Raw::read(dir)?;
     let document = Document::new(&raw)?;
     for (name, text) in [("report.md", document.markdown()), ("report.html", document.html())] {
         let path = dir.join(name);
@@ -79,6 +78,7 @@ pub(crate) fn rewrite(dir: &Path) -> Result<()> {
 /// The report as tables, before it has a form.
 struct Document {
     origin: Vec<[String; 2]>,
+    groups: Table,
     goal_summary: String,
     goals: Table,
     cases: Vec<Section>,
@@ -114,12 +114,14 @@ impl Document {
             let (case, round) = (&sample.case, sample.round + 1);
             Some(format!("{case}, {}, round {round}, failed: {error}", sample.contestant))
         });
+        let skipped: BTreeSet<&String> = raw.groups.iter().flat_map(|group| &group.skipped).collect();
         Ok(Document {
             origin: origin_rows(raw),
+            groups: group_table(raw),
             goal_summary: goal_summary(&verdicts),
             goals: goal_table(&verdicts),
             cases,
-            left_out: raw.skipped.iter().cloned().chain(failed).collect(),
+            left_out: skipped.into_iter().cloned().chain(failed).collect(),
             failures: failures(raw),
             warnings: warnings(raw),
             commands: commands(raw),
@@ -131,6 +133,8 @@ impl Document {
         for [name, value] in &self.origin {
             let _ = writeln!(out, "| {name} | {value} |");
         }
+        out.push_str("\n## Groups\n\n");
+        self.groups.markdown(&mut out);
         let _ = writeln!(out, "\n## Goals\n\n{}\n", self.goal_summary);
         self.goals.markdown(&mut out);
         for section in &self.cases {
@@ -154,7 +158,9 @@ impl Document {
         for [name, value] in &self.origin {
             let _ = writeln!(out, "<tr><th>{}<td>{}", escape(name), escape(value));
         }
-        let _ = writeln!(out, "</table>\n<h2>Goals</h2>\n<p>{}", self.goal_summary);
+        out.push_str("</table>\n<h2>Groups</h2>\n");
+        self.groups.html(&mut out);
+        let _ = writeln!(out, "<h2>Goals</h2>\n<p>{}", self.goal_summary);
         self.goals.html(&mut out);
         for section in &self.cases {
             let _ = writeln!(out, "<h2>{}</h2>", escape(section.title));
@@ -199,20 +205,42 @@ impl Table {
 }
 
 fn origin_rows(raw: &Raw) -> Vec<[String; 2]> {
-    let origin = &raw.origin;
-    let dirty = if origin.dirty { ", with changes" } else { "" };
-    let versions: Vec<String> = origin.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
+    let machine = &raw.machine;
+    let versions: Vec<String> = machine.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
     let row = |name: &str, value: String| [name.to_owned(), value];
-    vec![
-        row("Date", origin.date.clone()),
-        row("Commit", format!("{}{dirty}", origin.commit)),
-        row("CPU", format!("{} x {}", origin.cpus, origin.cpu)),
-        row("Memory", format!("{} MiB", origin.memory_mib)),
-        row("Kernel", origin.kernel.clone()),
-        row("System", origin.os.clone()),
+    let revision = raw.groups.first().map(|group| {
+        let dirty = if group.revision.dirty { ", with changes" } else { "" };
+        row("Commit", format!("{}{dirty}", group.revision.commit))
+    });
+    let mut rows: Vec<_> = revision.into_iter().collect();
+    rows.extend([
+        row("CPU", format!("{} x {}", machine.cpus, machine.cpu)),
+        row("Memory", format!("{} MiB", machine.memory_mib)),
+        row("Kernel", machine.kernel.clone()),
+        row("System", machine.os.clone()),
         row("Versions", versions.join("; ")),
-        row("Rounds", format!("{} of {} s each", raw.runs, raw.seconds)),
-    ]
+    ]);
+    rows
+}
+
+/// What was measured when, and what is missing.
+fn group_table(raw: &Raw) -> Table {
+    let head = ["Group", "Begun", "Rounds", "Measured", "Still open"].map(str::to_owned).to_vec();
+    let step = |step: &Step| format!("{} {}", step.case, step.placement);
+    let rows = Row::value_variants().iter().map(|&row| {
+        let Some(group) = raw.groups.iter().find(|group| group.row == row) else {
+            return vec![row.name(), "-".into(), "-".into(), "0".into(), "all".into()];
+        };
+        let open: Vec<String> = group.open.iter().map(step).collect();
+        vec![
+            row.name(),
+            group.date.clone(),
+            format!("{} of {} s each", group.runs, group.seconds),
+            group.done.len().to_string(),
+            if open.is_empty() { "nothing".into() } else { open.join(", ") },
+        ]
+    });
+    Table { head, rows: rows.collect() }
 }
 
 fn goal_table(verdicts: &[Verdict]) -> Table {
@@ -262,7 +290,7 @@ fn case_table(raw: &Raw, case: &Case) -> Table {
         .collect();
     let mut rows = Vec::new();
     for placement in Placement::ALL {
-        for &contestant in case.contestants {
+        for contestant in vm::contestants_in(case, placement) {
             let summaries: Vec<_> =
                 metrics.iter().map(|&metric| raw.summary(case.name, contestant, placement, metric)).collect();
             if summaries.iter().all(Option::is_none) {
@@ -358,8 +386,9 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::contestant::Contestant::{Kernel, Threads};
-    use super::super::raw::Sample;
+    use super::super::raw::{Group, Sample};
     use super::*;
+    use crate::machine::{Machine, Revision};
 
     fn raw() -> Raw {
         let sample = |contestant, placement, round, value| Sample {
@@ -380,16 +409,19 @@ mod tests {
         let mut broken = sample(Kernel, Placement::Unpinned, 0, 0.0);
         broken.metrics.clear();
         broken.error = Some("lost 3 replies".into());
+        let mut group = Group::new(Row::RoundTrip, &Revision { commit: "abc".into(), dirty: false }, 2, 0.5);
+        group.done.insert(CASES[0].step(Placement::Same));
+        group.open.insert(CASES[0].step(Placement::Unpinned));
+        group.skipped.push("nfs-ganesha: needs root".into());
         Raw {
-            runs: 2,
+            groups: vec![group],
             samples: vec![
                 sample(Threads, Placement::Same, 0, 4.0),
                 sample(Threads, Placement::Same, 1, 5.0),
                 doubtful,
                 broken,
             ],
-            skipped: vec!["nfs-ganesha: needs root".into()],
-            ..Raw::default()
+            ..Raw::new(Machine::default())
         }
     }
 
@@ -402,11 +434,12 @@ mod tests {
             "LOST",
             "not measured",
             "nfs-ganesha: needs root",
+            "null-tcp-1 unpinned",
             "lost 3 replies",
             "busy-generator: null-tcp-1, same CPU: ksf kernel 1",
             "null-tcp-1, same CPU: ksf kernel: 7 refused",
             "round trip p50 us",
-            "0 of 79 goals met, 1 lost, 78 not measured.",
+            "0 of 4 goals met, 1 lost, 3 not measured.",
         ] {
             assert!(markdown.contains(text), "no '{text}' in {markdown}");
             assert!(html.contains(text), "no '{text}' in {html}");
@@ -418,12 +451,10 @@ mod tests {
 
     #[test]
     fn reports_are_made_from_the_file() {
-        let dir = std::env::temp_dir().join(format!("ksf-report-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
-        assert!(rewrite(&dir).is_err());
-        fs::write(dir.join("raw.json"), serde_json::to_string(&raw()).unwrap()).unwrap();
-        rewrite(&dir).unwrap();
-        assert!(fs::read_to_string(dir.join("report.md")).unwrap().contains("## Goals"));
-        fs::remove_dir_all(&dir).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        assert!(rewrite(dir.path()).is_err());
+        raw().write(dir.path()).unwrap();
+        rewrite(dir.path()).unwrap();
+        assert!(fs::read_to_string(dir.path().join("report.md")).unwrap().contains("## Goals"));
     }
 }

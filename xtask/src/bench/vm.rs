@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use ksf_lab::Lab;
 
-use super::case::{Case, Placement, Service};
+use super::case::{Case, Placement, Row, Service};
 use super::contestant::{Contestant, Pinning, Programs};
 use super::measure::{Effort, insert_result, load};
 use super::raw::Sample;
@@ -40,6 +40,14 @@ pub(crate) fn measure(programs: &Programs, effort: Effort, rounds: u32, cases: &
     }
     let output = boot(programs, &runs).map_err(|error| format!("{error:#}"));
     runs.into_iter().map(|run| run.sample(output.as_deref())).collect()
+}
+
+/// Those of the case that can be had in a placement.
+pub(super) fn contestants_in(case: &Case, placement: Placement) -> Vec<Contestant> {
+    match placement {
+        Placement::Vm if case.row == Row::Mux => contestants(case).collect(),
+        _ => case.contestants.to_vec(),
+    }
 }
 
 /// Those of the case that can be had there, and AF_KCM beside those of ours that have as many workers.
