@@ -3,18 +3,25 @@
  *
  *   threads   a blocking thread per connection
  *   epoll     event loops, one per thread; a connection stays with the loop it was given when it was accepted
+ *   kcm       workers on AF_KCM, as Documentation/networking/kcm.rst shows them; as root, on Linux 5.16 to 6.x
  *
- * Both take up to 64 KiB with one recv. The replies to what came with one recv leave with one send, but none waits for
- * work: what is ready is sent before a message that takes time.
+ * The first two take up to 64 KiB with one recv. The replies to what came with one recv leave with one send, but none
+ * waits for work: what is ready is sent before a message that takes time. A worker on AF_KCM takes one message with one
+ * recv, which is what AF_KCM offers, and answers it with one send.
  *
  * The loops are given as digits, dealt out in the order of accept: 01 is two loops in turn, 0001 gives three of four
  * connections to the first.
  */
 #include "peer.h"
 
+#include <linux/bpf.h>
+#include <linux/kcm.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <time.h>
 
 enum how { HOW_INLINE, HOW_SLEEP, HOW_COMPUTE, HOW_DISCARD };
@@ -26,6 +33,7 @@ enum how { HOW_INLINE, HOW_SLEEP, HOW_COMPUTE, HOW_DISCARD };
 #define LOOPS_MAX 10
 #define EVENTS_MAX 64
 
+/* With AF_KCM: one worker's side of it, whose fd is the worker's message socket. */
 struct connection {
 	int fd;
 	size_t held, out_bytes;
@@ -178,6 +186,124 @@ static void *serve_loop(void *argument)
 	return NULL;
 }
 
+/* Takes one message that the kernel has cut and given to this socket. */
+static void answer_kcm(struct connection *connection)
+{
+	ssize_t got = recv(connection->fd, connection->in, sizeof(connection->in), MSG_DONTWAIT);
+
+	if (got < 0 && (errno == EAGAIN || errno == EINTR))
+		return;
+	if (got < LENGTH_BYTES || word(connection->in) != (size_t)got - LENGTH_BYTES)
+		peer_die("a message was cut wrongly");
+	/* The kernel drops the replies of a connection that has ended. */
+	if (!answer(connection, connection->in + LENGTH_BYTES, (size_t)got - LENGTH_BYTES) || !flush(connection))
+		connection->out_bytes = 0;
+}
+
+static void *serve_kcm(void *argument)
+{
+	struct epoll_event events[EVENTS_MAX];
+	int epoll = *(int *)argument;
+
+	for (;;) {
+		int count = epoll_wait(epoll, events, EVENTS_MAX, -1);
+
+		if (count < 0 && errno != EINTR)
+			peer_die("epoll_wait");
+		for (int at = 0; at < count; at++)
+			answer_kcm(events[at].data.ptr);
+	}
+	return NULL;
+}
+
+/*
+ * Returns the length of a message: its length word and what that says; 0 while the word is not whole. Where the message
+ * starts in the segment, strparser keeps in the part of sk_buff.cb that a program may not read, so it is read as kernel
+ * memory: sk_buff.cb is at 40 (x86-64, 4.20 to 6.x), sk_skb_cb.strp.strp.offset at 28 in it (5.16 to 6.x).
+ */
+static int load_framing(void)
+{
+	static char log[4096];
+	const struct bpf_insn program[] = {
+		{ .code = BPF_ALU64 | BPF_MOV | BPF_X, .dst_reg = BPF_REG_6, .src_reg = BPF_REG_1 },
+		{ .code = BPF_ALU64 | BPF_MOV | BPF_X, .dst_reg = BPF_REG_3, .src_reg = BPF_REG_1 },
+		{ .code = BPF_ALU64 | BPF_ADD | BPF_K, .dst_reg = BPF_REG_3, .imm = 40 + 28 },
+		{ .code = BPF_ALU64 | BPF_MOV | BPF_X, .dst_reg = BPF_REG_1, .src_reg = BPF_REG_10 },
+		{ .code = BPF_ALU64 | BPF_ADD | BPF_K, .dst_reg = BPF_REG_1, .imm = -8 },
+		{ .code = BPF_ALU64 | BPF_MOV | BPF_K, .dst_reg = BPF_REG_2, .imm = 4 },
+		{ .code = BPF_JMP | BPF_CALL, .imm = BPF_FUNC_probe_read_kernel },
+		{ .code = BPF_LDX | BPF_MEM | BPF_W, .dst_reg = BPF_REG_2, .src_reg = BPF_REG_10, .off = -8 },
+		{ .code = BPF_ALU64 | BPF_MOV | BPF_X, .dst_reg = BPF_REG_1, .src_reg = BPF_REG_6 },
+		{ .code = BPF_ALU64 | BPF_MOV | BPF_X, .dst_reg = BPF_REG_3, .src_reg = BPF_REG_10 },
+		{ .code = BPF_ALU64 | BPF_ADD | BPF_K, .dst_reg = BPF_REG_3, .imm = -4 },
+		{ .code = BPF_ALU64 | BPF_MOV | BPF_K, .dst_reg = BPF_REG_4, .imm = LENGTH_BYTES },
+		{ .code = BPF_JMP | BPF_CALL, .imm = BPF_FUNC_skb_load_bytes },
+		{ .code = BPF_JMP | BPF_JEQ | BPF_K, .dst_reg = BPF_REG_0, .off = 2, .imm = 0 },
+		{ .code = BPF_ALU64 | BPF_MOV | BPF_K, .dst_reg = BPF_REG_0, .imm = 0 },
+		{ .code = BPF_JMP | BPF_EXIT },
+		{ .code = BPF_LDX | BPF_MEM | BPF_W, .dst_reg = BPF_REG_0, .src_reg = BPF_REG_10, .off = -4 },
+		{ .code = BPF_ALU | BPF_END | BPF_TO_BE, .dst_reg = BPF_REG_0, .imm = 32 },
+		{ .code = BPF_ALU64 | BPF_ADD | BPF_K, .dst_reg = BPF_REG_0, .imm = LENGTH_BYTES },
+		{ .code = BPF_JMP | BPF_EXIT },
+	};
+	union bpf_attr attr = {
+		.prog_type = BPF_PROG_TYPE_SOCKET_FILTER,
+		.insns = (uintptr_t)program,
+		.insn_cnt = sizeof(program) / sizeof(*program),
+		.license = (uintptr_t)"GPL",
+		.log_buf = (uintptr_t)log,
+		.log_size = sizeof(log),
+		.log_level = 1,
+	};
+	int fd = (int)syscall(SYS_bpf, BPF_PROG_LOAD, &attr, sizeof(attr));
+
+	if (fd < 0) {
+		fprintf(stderr, "%s", log);
+		peer_die("load the framing program");
+	}
+	return fd;
+}
+
+static struct connection *watched(int epoll, int fd)
+{
+	struct connection *connection = malloc(sizeof(*connection));
+	struct epoll_event event = { .events = EPOLLIN, .data.ptr = connection };
+
+	if (!connection)
+		peer_die("malloc");
+	connection->fd = fd;
+	connection->held = connection->out_bytes = 0;
+	if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event))
+		peer_die("epoll_ctl");
+	return connection;
+}
+
+/*
+ * Gives a connection a multiplexor of its own, with a socket for each worker: AF_KCM does not say which connection of a
+ * multiplexor a message came from, and a reply must go there. It tells no reader that the peer has left either, so what
+ * belongs to a connection stays until the process ends.
+ */
+static void attach(int tcp, int framing, const int *epolls, int workers)
+{
+	struct kcm_attach attach = { .fd = tcp, .bpf_fd = framing };
+	/* A datagram socket sends each send() as a message. */
+	int mux = socket(AF_KCM, SOCK_DGRAM | SOCK_CLOEXEC, KCMPROTO_CONNECTED);
+
+	if (mux < 0)
+		peer_die("socket(AF_KCM)");
+	watched(epolls[0], mux);
+	for (int worker = 1; worker < workers; worker++) {
+		struct kcm_clone clone;
+
+		if (ioctl(mux, SIOCKCMCLONE, &clone))
+			peer_die("SIOCKCMCLONE");
+		watched(epolls[worker], clone.fd);
+	}
+	/* When all workers are there: what comes is given out at once. */
+	if (ioctl(mux, SIOCKCMATTACH, &attach))
+		peer_die("SIOCKCMATTACH");
+}
+
 static void start(pthread_t *thread, void *(*run)(void *), void *argument)
 {
 	errno = pthread_create(thread, NULL, run, argument);
@@ -188,7 +314,8 @@ static void start(pthread_t *thread, void *(*run)(void *), void *argument)
 
 static void usage(const char *name)
 {
-	fprintf(stderr, "usage: %s threads ADDRESS PORT\n       %s epoll ADDRESS PORT LOOPS\n", name, name);
+	fprintf(stderr, "usage: %s threads ADDRESS PORT\n       %s epoll ADDRESS PORT LOOPS\n"
+			"       %s kcm ADDRESS PORT WORKERS\n", name, name, name);
 	exit(64);
 }
 
@@ -196,13 +323,17 @@ int main(int argc, char **argv)
 {
 	struct peer_options options = { .name = argv[0], .mode = PEER_WORK, .cpu = PEER_CPU_ANY };
 	const char *loops = NULL;
-	int epolls[LOOPS_MAX], one = 1, listener;
+	int epolls[LOOPS_MAX], one = 1, listener, workers = 0, framing = -1;
 	size_t accepted = 0;
 	pthread_t thread;
 
 	if (argc == 5 && !strcmp(argv[1], "epoll"))
 		loops = argv[4];
-	else if (argc != 4 || strcmp(argv[1], "threads"))
+	else if (argc == 5 && !strcmp(argv[1], "kcm")) {
+		workers = atoi(argv[4]);
+		if (workers < 1 || workers > LOOPS_MAX)
+			usage(argv[0]);
+	} else if (argc != 4 || strcmp(argv[1], "threads"))
 		usage(argv[0]);
 	if (loops && (!*loops || strspn(loops, "0123456789") != strlen(loops)))
 		usage(argv[0]);
@@ -212,13 +343,23 @@ int main(int argc, char **argv)
 		usage(argv[0]);
 
 	signal(SIGPIPE, SIG_IGN);
-	for (int loop = 0; loops && loop < LOOPS_MAX; loop++) {
-		if (!strchr(loops, '0' + loop))
+	if (workers) {
+		struct rlimit files;
+
+		framing = load_framing();
+		if (getrlimit(RLIMIT_NOFILE, &files))
+			peer_die("getrlimit");
+		files.rlim_cur = files.rlim_max;
+		if (setrlimit(RLIMIT_NOFILE, &files))
+			peer_die("setrlimit");
+	}
+	for (int loop = 0; loop < LOOPS_MAX; loop++) {
+		if (workers ? loop >= workers : !loops || !strchr(loops, '0' + loop))
 			continue;
 		epolls[loop] = epoll_create1(EPOLL_CLOEXEC);
 		if (epolls[loop] < 0)
 			peer_die("epoll_create1");
-		start(&thread, serve_loop, &epolls[loop]);
+		start(&thread, workers ? serve_kcm : serve_loop, &epolls[loop]);
 	}
 	listener = peer_bind(&options, SOCK_STREAM);
 	if (listen(listener, SOMAXCONN))
@@ -235,6 +376,10 @@ int main(int argc, char **argv)
 			peer_die("accept");
 		}
 		setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+		if (workers) {
+			attach(fd, framing, epolls, workers);
+			continue;
+		}
 		connection = malloc(sizeof(*connection));
 		if (!connection)
 			peer_die("malloc");

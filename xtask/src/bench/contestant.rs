@@ -44,9 +44,9 @@ pub(crate) enum Contestant {
     Workers2,
     /// `ksf serve` with four workers.
     Workers4,
-    /// `ksf serve` with two workers on AF_KCM. Only in the VM.
+    /// bench/peers/work_server.c, two workers on AF_KCM. Only in the VM.
     KernelWorkers2,
-    /// `ksf serve` with four workers on AF_KCM. Only in the VM.
+    /// bench/peers/work_server.c, four workers on AF_KCM. Only in the VM.
     KernelWorkers4,
     /// No server: one queue before four workers, simulated by worktest with the same messages.
     IdealQueue,

@@ -135,21 +135,18 @@ fn server(case: &Case, contestant: Contestant) -> String {
     match contestant {
         Contestant::WorkThreads => format!("work_server threads 127.0.0.1 {PORT}"),
         Contestant::WorkLoops => format!("work_server epoll 127.0.0.1 {PORT} {}", load.loops),
+        Contestant::KernelWorkers2 => format!("work_server kcm 127.0.0.1 {PORT} 2"),
+        Contestant::KernelWorkers4 => format!("work_server kcm 127.0.0.1 {PORT} 4"),
         _ => format!("ksf serve /etc/{}", file_name(contestant)),
     }
 }
 
 fn file_name(contestant: Contestant) -> String {
-    let (workers, mux) = shape(contestant);
-    format!("{mux}-{workers}.toml")
+    format!("workers-{}.toml", workers(contestant))
 }
 
-fn shape(contestant: Contestant) -> (u32, &'static str) {
-    match contestant {
-        Contestant::KernelWorkers2 => (2, "kcm"),
-        Contestant::KernelWorkers4 => (4, "kcm"),
-        _ => (contestant.workers().expect("it has workers"), "ksf"),
-    }
+fn workers(contestant: Contestant) -> u32 {
+    contestant.workers().expect("it has workers")
 }
 
 fn boot(programs: &Programs, runs: &[Run<'_>]) -> Result<String> {
@@ -163,12 +160,10 @@ fn boot(programs: &Programs, runs: &[Run<'_>]) -> Result<String> {
     {
         lab = lab.file(host, guest);
     }
-    for contestant in
-        [Contestant::Workers2, Contestant::Workers4, Contestant::KernelWorkers2, Contestant::KernelWorkers4]
-    {
-        let (workers, mux) = shape(contestant);
+    for contestant in [Contestant::Workers2, Contestant::Workers4] {
+        let workers = workers(contestant);
         let text = format!(
-            "[[service]]\nname = \"work\"\nkind = \"work\"\nengine = \"epoll\"\nworkers = {workers}\nmux = \"{mux}\"\n\
+            "[[service]]\nname = \"work\"\nkind = \"work\"\nengine = \"epoll\"\nworkers = {workers}\n\
              listen = [\"tcp:127.0.0.1:{PORT}\"]\n"
         );
         lab = lab.text(format!("/etc/{}", file_name(contestant)), text);

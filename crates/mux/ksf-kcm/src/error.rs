@@ -2,7 +2,6 @@
 
 use std::io;
 
-use ksf::adopt::OnShardsOnly;
 use ksf::framing::Framing;
 use ksf_bpf_framing::{LoadError, VerifyError};
 
@@ -25,9 +24,6 @@ pub enum KcmError {
     /// The framing program cannot be made.
     #[error("the framing program for AF_KCM cannot be made: {0}")]
     Parameters(#[from] LoadError),
-    /// Workers cannot run the service, whoever gives them messages.
-    #[error(transparent)]
-    OnShardsOnly(#[from] OnShardsOnly),
     /// There is no program for this framing.
     #[error("AF_KCM needs messages with an end: {framing:?} has no framing program")]
     NoProgram {
@@ -110,8 +106,7 @@ impl KcmError {
             Self::Program(VerifyError::NotPermitted { .. }) => "run as root, or with CAP_BPF and CAP_PERFMON",
             Self::Program(VerifyError::NoObject) => "compile the framing program to an object file",
             Self::Program(_) => "boot Linux 5.16 or later with BTF (CONFIG_DEBUG_INFO_BTF), and mount /sys",
-            Self::OnShardsOnly(_) => "run it without workers",
-            Self::NoProgram { .. } | Self::Parameters(_) => "use ksf's own multiplexor for this service",
+            Self::NoProgram { .. } | Self::Parameters(_) => "use ksf's own multiplexor",
             Self::Unsupported { .. } => "leave it at its default, or use ksf's own multiplexor",
             Self::ReceiveBuffer { .. } => "raise net.core.rmem_max, run with CAP_NET_ADMIN, or lower message_bytes_max",
             Self::Broken { .. } => "use ksf's own multiplexor, and please report this",

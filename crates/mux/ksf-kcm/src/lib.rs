@@ -1,7 +1,7 @@
-//! The kernel's own message sockets, AF_KCM, where a kernel has them: a safe wrapper ([`KcmSocket`]), a probe, services
-//! on them ([`KernelWorkers`]), and the calls of `ksf-mux` on them ([`KernelMux`], or [`AnyMux`] where a program chooses).
+//! The kernel's own message sockets, AF_KCM, where a kernel has them: a safe wrapper ([`KcmSocket`]), a probe, and the
+//! calls of `ksf-mux` on them ([`KernelMux`], or [`AnyMux`] where a program chooses).
 //!
-//! `ksf-mux` does the same in user space, on every kernel, without the faults of AF_KCM (docs/mux.md, "On AF_KCM").
+//! `ksf-mux` does the same in user space, on every kernel, without the faults of AF_KCM (docs/kcm.md).
 //! This crate is for comparison, and for machines where AF_KCM is what is wanted.
 
 mod choice;
@@ -14,7 +14,6 @@ mod program;
 mod socket;
 mod sys;
 mod tcp;
-mod workers;
 
 pub use choice::{AnyMessage, AnyMux, AnySocket, Backend};
 pub use error::{Absence, KcmError};
@@ -22,4 +21,3 @@ pub use mux::{KernelMessage, KernelMux, KernelSocket};
 pub use probe::{Works, probe};
 pub use program::{load, program};
 pub use socket::{KcmSocket, Received};
-pub use workers::{KernelWorkers, KernelWorkersOptions};

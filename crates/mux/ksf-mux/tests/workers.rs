@@ -170,6 +170,83 @@ fn draining_answers_what_was_received() {
 }
 
 #[test]
+fn all_that_was_sent_before_the_end_is_answered() {
+    let running = start(Scripted::new(Order::Free, 1), 2, Limits::default());
+    for round in 0..5_usize {
+        let mut client = running.connect();
+        let count = 1 + round * 500;
+        let mut bodies: Vec<_> = (0..count).map(|at| format!("{}{at}", ["e", "e", "d"][at % 3]).into_bytes()).collect();
+        let bytes: Vec<_> = bodies.iter().flat_map(|body| frame(body)).collect();
+        let mut writer = client.try_clone().unwrap();
+        let write = thread::spawn(move || {
+            writer.write_all(&bytes).unwrap();
+            writer.shutdown(Shutdown::Write).unwrap();
+        });
+        let mut answers: Vec<_> = (0..count).map(|_| read_frame(&mut client)).collect();
+        answers.sort();
+        bodies.sort();
+        assert_eq!(answers, bodies);
+        reads_end(&mut client);
+        write.join().unwrap();
+    }
+    running.counts("closed_by_peer", 5);
+
+    let mut client = running.connect();
+    client.write_all(&[frame(b"e whole"), frame(b"e not whole")[..9].to_vec()].concat()).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(read_frame(&mut client), b"e whole");
+    reads_end(&mut client);
+    running.counts("closed_by_peer_mid_message", 1);
+
+    // The end comes while the only worker that could notice it is busy: what it sends then is sent nevertheless.
+    let running = start(Scripted::new(Order::Requests, 2), 2, Limits::default());
+    let mut client = running.connect();
+    client.write_all(&[frame(b"b"), frame(b"e after")].concat()).unwrap();
+    until(|| running.service.calls.load(Ordering::SeqCst) > 0, || "no call".into());
+    client.shutdown(Shutdown::Write).unwrap();
+    running.service.together.wait();
+    assert_eq!(read_frame(&mut client), b"together");
+    assert_eq!(read_frame(&mut client), b"e after");
+    reads_end(&mut client);
+    running.counts("closed_by_peer", 1);
+}
+
+#[test]
+fn long_replies_to_a_slow_reader_stay_whole() {
+    const COUNT: usize = 12;
+    let running = start(Scripted::new(Order::Free, 1), 3, Limits::default());
+    let mut client = running.connect();
+    let bodies: Vec<_> = (0..COUNT).map(|at| [vec![b'e'], vec![at as u8; 700_000 + at]].concat()).collect();
+    let bytes: Vec<_> = bodies.iter().flat_map(|body| frame(body)).collect();
+    let mut writer = client.try_clone().unwrap();
+    let write = thread::spawn(move || writer.write_all(&bytes).unwrap());
+    // It reads nothing until the server has stopped to read.
+    until(|| running.counter("reads_paused") > 0, || "the server reads on".into());
+    let mut answers: Vec<_> = (0..COUNT).map(|_| read_frame(&mut client)).collect();
+    answers.sort();
+    assert!(answers == bodies, "a reply is torn");
+    write.join().unwrap();
+    assert_eq!(running.service.calls.load(Ordering::SeqCst), COUNT);
+}
+
+#[test]
+fn a_silent_peer_and_one_that_does_not_read_are_closed_in_time() {
+    let limits = Limits { idle_timeout_ms: 50, ..Limits::default() };
+    let running = start(Scripted::new(Order::Free, 1), 2, limits);
+    let mut client = running.connect();
+    reads_end(&mut client);
+    running.counts("closed_idle_timeout", 1);
+
+    let limits = Limits { send_timeout_ms: 50, ..Limits::default() };
+    let running = start(Scripted::new(Order::Free, 1), 2, limits);
+    let mut client = running.connect();
+    let bytes = frame(&[b'e'; 900_000]).repeat(20);
+    // It never reads; what it sends is refused when the server has had enough.
+    let _ = client.write_all(&bytes);
+    running.counts("closed_send_timeout", 1);
+}
+
+#[test]
 fn ten_thousand_messages_on_many_connections_come_back() {
     let running = start(Scripted::new(Order::Free, 1), 4, Limits::default());
     thread::scope(|scope| {

@@ -178,9 +178,6 @@ pub(crate) struct ServerArgs {
     /// For services that block or compute. The kernel half does not stand in front of workers.
     #[arg(long, value_name = "N", value_parser = crate::limits::number::<1, 1024>)]
     pub(crate) workers: Option<u64>,
-    /// What cuts messages and gives them to the workers
-    #[arg(long, value_enum, value_name = "MUX", requires = "workers", default_value_t)]
-    pub(crate) mux: MuxWish,
     /// Answer UDP by XDP on this interface; repeatable [default: lo for loopback addresses]
     #[arg(long, value_name = "IFACE", conflicts_with = "no_xdp")]
     pub(crate) xdp: Vec<String>,
@@ -294,17 +291,6 @@ pub(crate) enum EngineWish {
     Uring,
     /// Plain system calls, for containers without io_uring
     Epoll,
-}
-
-/// Whose multiplexor gives messages to workers.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum MuxWish {
-    /// That of ksf, in user space: a message goes to a worker that is free
-    #[default]
-    Ksf,
-    /// The kernel's AF_KCM, where there is one; for TCP, and services whose messages have an end
-    Kcm,
 }
 
 /// An RPC program with its versions.

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::address::Listen;
-use crate::args::{EngineWish, MuxWish, ProgramRange};
+use crate::args::{EngineWish, ProgramRange};
 use crate::cpus::CpuList;
 use crate::exit::{Failure, Status, one_line};
 use crate::limits::{LimitFlags, LimitTable, Number};
@@ -74,8 +74,8 @@ pub(crate) struct ServiceTable {
     pub(crate) xdp: Option<String>,
     /// Worker threads that share all connections of the service; each shard answers its own if missing.
     pub(crate) workers: Option<Number<1, 1024>>,
-    /// What gives messages to the workers.
-    pub(crate) mux: Option<MuxWish>,
+    /// What gives messages to the workers: nothing but `"ksf"`, which a file may name.
+    pub(crate) mux: Option<MuxName>,
     /// Long messages, and how many of each kind workers may be at.
     #[serde(default, rename = "class")]
     pub(crate) classes: Vec<ClassTable>,
@@ -87,6 +87,14 @@ pub(crate) struct ServiceTable {
     /// Resources that differ from the common ones.
     #[serde(default)]
     pub(crate) resources: ResourceTable,
+}
+
+/// The multiplexor that services with workers run on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum MuxName {
+    /// That of ksf, in user space.
+    Ksf,
 }
 
 /// One `[[service.class]]`: messages that have these bytes at this place.
@@ -211,9 +219,6 @@ impl ServiceTable {
             let what = format!("service \"{name}\": a class with cap = {cap} leaves no worker free");
             return Err(format!("{what}; set workers above it"));
         }
-        if !self.classes.is_empty() && self.mux == Some(MuxWish::Kcm) {
-            return Err(format!("service \"{name}\": AF_KCM has no classes; remove them, or mux = \"kcm\""));
-        }
         if matches!(self.kind, Kind::Bpf | Kind::Work) && self.listen.is_empty() {
             let kind = if self.kind == Kind::Bpf { "bpf" } else { "work" };
             return Err(format!("service \"{name}\": kind = \"{kind}\" has no usual port; add listen"));
@@ -292,6 +297,7 @@ mod tests {
         let service = "[[service]]\nname = \"a\"\nkind = \"echo\"\n";
         let class = "[[service.class]]\nbytes = \"01\"\ncap = 2\n";
         assert!(parse(&format!("{service}workers = 3\n{class}")).is_ok());
+        assert!(parse(&format!("{service}workers = 3\nmux = \"ksf\"\n")).is_ok());
         for (text, part) in [
             (String::new(), "no [[service]]"),
             (format!("{service}{service}"), "two services"),
@@ -305,11 +311,10 @@ mod tests {
             (service.replace("echo", "bpf"), "needs object"),
             (service.replace("echo", "work"), "no usual port"),
             (format!("{service}workers = 0"), "workers"),
-            (format!("{service}mux = \"kcm\""), "add workers"),
-            (format!("{service}workers = 1\nmux = \"tcp\""), "tcp"),
+            (format!("{service}mux = \"ksf\""), "add workers"),
+            (format!("{service}workers = 1\nmux = \"kcm\""), "kcm"),
             (format!("{service}{class}"), "workers above"),
             (format!("{service}workers = 2\n{class}"), "workers above"),
-            (format!("{service}workers = 3\nmux = \"kcm\"\n{class}"), "no classes"),
             (format!("{service}workers = 3\n{}", class.replace("01", "0")), "hexadecimal"),
             (format!("{service}workers = 3\n{}", class.replace("01", "0g")), "hexadecimal"),
             (service.replace("\"a\"", "\"a b\""), "letters"),

@@ -2,6 +2,7 @@
 //! through the same calls. Rows of the contract are `lab/kcm/ours.txt` everywhere, but for those on AF_KCM of which
 //! `lab/kcm/ours_on_af_kcm.txt` says otherwise, as `docs/kcm.md` does.
 
+mod calls;
 #[path = "../../../ksf-mux/tests/common/mod.rs"]
 mod common;
 mod contract;
@@ -26,6 +27,7 @@ const NAIVE: &str = "/lab/naive.bpf.o";
 fn on_af_kcm() {
     match std::env::var(INSIDE).as_deref() {
         Ok("kcm") => {
+            calls::cases();
             contract::rows(Backend::Kernel);
             messages::cases(Backend::Kernel);
             messages::on_af_kcm_alone(&std::fs::read(NAIVE).unwrap());

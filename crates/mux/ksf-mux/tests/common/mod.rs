@@ -1,4 +1,4 @@
-//! What the tests of services on workers share, whoever's multiplexor they are on: ours, and that of the kernel.
+//! What the tests of services on workers share.
 #![allow(dead_code)] // Each test file uses a part of it.
 
 use std::io::{ErrorKind, Read};

@@ -7,7 +7,7 @@ use crate::exit::one_line;
 /// The probes.
 pub(crate) const PROBES: &[Probe] = &[Probe {
     name: "kcm",
-    title: "AF_KCM: the kernel cuts messages of different lengths in one segment (needed by --mux=kcm)",
+    title: "AF_KCM: the kernel cuts messages of different lengths in one segment (needed by kcm-run --mux=kcm)",
     fallback: "--mux=ksf, which is the default: messages are cut in user space",
     run: kcm,
 }];

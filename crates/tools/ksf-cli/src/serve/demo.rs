@@ -12,7 +12,7 @@ use super::plan::{self, Demo, LimitSource, Plan, What, Xdp};
 use super::running::Worker;
 use super::{Services, lock};
 use crate::address::Listen;
-use crate::args::{DemoArgs, EngineWish, MuxWish};
+use crate::args::{DemoArgs, EngineWish};
 use crate::exit::{Failure, Status, say};
 use crate::manager;
 use crate::resources::Resources;
@@ -64,7 +64,6 @@ fn plan(args: DemoArgs, mut passed: Vec<manager::Passed>) -> Result<Plan, Failur
         xdp: Xdp::Off,
         window_bytes: None,
         workers: 0,
-        mux: MuxWish::default(),
         classes: Vec::new(),
         limits: LimitSource::Flags { file: args.config_limits, flags },
         resources: Resources::resolve(&[], &args.resources),

@@ -8,9 +8,7 @@ use ksf::listener::ListenAddr;
 use ksf_services::rpc::{NullProgram, ProgramTable, mount_null, nfs_null};
 
 use crate::address::Listen;
-use crate::args::{
-    ECHO_PORT, EchoArgs, EngineWish, MuxWish, ProgramRange, RPC_PORT, RpcArgs, RunArgs, ServeArgs, ServerArgs,
-};
+use crate::args::{ECHO_PORT, EchoArgs, EngineWish, ProgramRange, RPC_PORT, RpcArgs, RunArgs, ServeArgs, ServerArgs};
 use crate::config::{ClassTable, Config, Kind, ServiceTable};
 use crate::exit::{Failure, Status};
 use crate::limits::{self, LimitFlags};
@@ -30,8 +28,6 @@ pub(crate) struct Plan {
     pub(crate) window_bytes: Option<u64>,
     /// Workers that share the connections; 0: none.
     pub(crate) workers: usize,
-    /// What gives them their messages.
-    pub(crate) mux: MuxWish,
     /// Long messages, and how many of each kind workers may be at.
     pub(crate) classes: Vec<ClassTable>,
     pub(crate) limits: LimitSource,
@@ -153,7 +149,6 @@ fn single(name: &str, what: What, args: ServerArgs, port: u16, mut passed: Vec<P
         xdp,
         window_bytes: args.window_bytes,
         workers: args.workers.unwrap_or(0) as usize,
-        mux: args.mux,
         classes: Vec::new(),
         limits: LimitSource::Flags { file: args.config_limits, flags: args.limits },
         resources: Resources::resolve(&[], &args.resources),
@@ -206,7 +201,6 @@ fn service(
         },
         window_bytes: entry.window_bytes.map(|number| number.0),
         workers: entry.workers.map_or(0, |number| number.0 as usize),
-        mux: entry.mux.unwrap_or_default(),
         classes: entry.classes.clone(),
         limits: LimitSource::Config { path: path.to_owned(), service: entry.name.clone(), flags: args.limits.clone() },
         resources: config.resources_of(entry, &args.resources),

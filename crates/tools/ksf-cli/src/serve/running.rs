@@ -62,7 +62,7 @@ pub(crate) fn start(plan: Plan, lacks: &Obstacles, verbose: bool) -> Result<Runn
     let assist = half.as_ref().filter(|_| choice.kernel && plan.workers == 0).map(Half::assist);
     let workers = plan.workers;
     let classes = plan.classes.clone();
-    let crew = Crew { workers, mux: plan.mux, classes: &classes, cpus: &cpus };
+    let crew = Crew { workers, classes: &classes, cpus: &cpus };
     let builder = |limits: &Limits| {
         let builder = Server::builder().engine(choice.base).cpus(Some(cpus.clone())).limits(limits.clone());
         plan.resources.give_to(builder)
@@ -197,7 +197,7 @@ fn build<S: Service>(
     crew: Crew<'_>,
     limits: &Limits,
 ) -> Result<Builder, Failure> {
-    let adopter = crew.start(&service, &sockets, limits)?;
+    let adopter = crew.start(&service, limits)?;
     let given = |builder: Builder| match &adopter {
         Some(adopter) => builder.adopt(Arc::clone(adopter)),
         None => builder,

@@ -1,25 +1,20 @@
-//! Workers behind the listeners of a service: on ksf's own multiplexor, or on the kernel's.
+//! Workers behind the listeners of a service.
 
 use std::sync::Arc;
 
 use ksf::Service;
 use ksf::adopt::Adopter;
 use ksf::limits::Limits;
-use ksf::listener::ListenAddr;
-use ksf_kcm::{KcmError, KernelWorkers, KernelWorkersOptions};
 use ksf_mux::{StartError, Workers, WorkersOptions};
 
-use super::plan::Sockets;
-use crate::args::MuxWish;
 use crate::config::ClassTable;
 use crate::exit::{Failure, Status};
 
-/// How many workers there are to be, and what gives them their messages.
+/// How many workers there are to be, and how they share messages.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Crew<'a> {
     /// 0: none, shards answer.
     pub(super) workers: usize,
-    pub(super) mux: MuxWish,
     /// Long messages, and how many of each kind workers may be at.
     pub(super) classes: &'a [ClassTable],
     /// Where they run, each on any of them: a worker that waits for a CPU would hold messages up that another CPU has
@@ -32,7 +27,6 @@ impl Crew<'_> {
     pub(super) fn start<S: Service>(
         self,
         service: &Arc<S>,
-        sockets: &Sockets,
         limits: &Limits,
     ) -> Result<Option<Arc<dyn Adopter>>, Failure> {
         if self.workers == 0 {
@@ -43,56 +37,28 @@ impl Crew<'_> {
             let starter = scope.spawn(|| {
                 let cannot = |error: std::io::Error| Failure::os("cannot keep the workers to their CPUs", &error);
                 ksf::cpus::keep_to(self.cpus).map_err(cannot)?;
-                self.start_here(Arc::clone(service), sockets, limits).map(Some)
+                self.start_here(Arc::clone(service), limits).map(Some)
             });
             starter.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
     }
 
-    fn start_here<S: Service>(
-        self,
-        service: Arc<S>,
-        sockets: &Sockets,
-        limits: &Limits,
-    ) -> Result<Arc<dyn Adopter>, Failure> {
-        match self.mux {
-            MuxWish::Ksf => {
-                let mut options = WorkersOptions::new(self.workers, limits.clone());
-                if !self.classes.is_empty() {
-                    let classes = self.classes.to_vec();
-                    options.class_caps = classes.iter().map(|class| class.cap.0 as usize).collect();
-                    options.classify =
-                        Some(Arc::new(move |message| classes.iter().position(|class| class.has(message))));
-                }
-                let started = Workers::start(service, options);
-                Ok(started.map_err(|error| match error {
-                    StartError::System(error) => Failure::os("cannot start the workers", &error),
-                    error => Failure::new(Status::Unavailable, error.to_string()),
-                })?)
-            }
-            MuxWish::Kcm => {
-                if let Some(address) = sockets.addresses.iter().find(|at| matches!(at, ListenAddr::Unix(_))) {
-                    let what = format!("AF_KCM takes TCP connections only, not those of {address}");
-                    return Err(Failure::new(Status::Unavailable, what).remedy("use --mux=ksf there"));
-                }
-                let options = KernelWorkersOptions::new(self.workers, limits.clone());
-                Ok(KernelWorkers::start(service, options).map_err(|error| refused(&error))?)
-            }
+    fn start_here<S: Service>(self, service: Arc<S>, limits: &Limits) -> Result<Arc<dyn Adopter>, Failure> {
+        let mut options = WorkersOptions::new(self.workers, limits.clone());
+        if !self.classes.is_empty() {
+            let classes = self.classes.to_vec();
+            options.class_caps = classes.iter().map(|class| class.cap.0 as usize).collect();
+            options.classify = Some(Arc::new(move |message| classes.iter().position(|class| class.has(message))));
         }
+        let started = Workers::start(service, options);
+        Ok(started.map_err(|error| match error {
+            StartError::System(error) => Failure::os("cannot start the workers", &error),
+            error => Failure::new(Status::Unavailable, error.to_string()),
+        })?)
     }
 
     /// What the line of a ready listener says of it.
     pub(super) fn words(self) -> String {
-        match (self.workers, self.mux) {
-            (0, _) => String::new(),
-            (workers, MuxWish::Ksf) => format!(" workers={workers}"),
-            (workers, MuxWish::Kcm) => format!(" workers={workers} mux=kcm"),
-        }
+        if self.workers == 0 { String::new() } else { format!(" workers={}", self.workers) }
     }
-}
-
-fn refused(error: &KcmError) -> Failure {
-    let status = if error.is_rights() { Status::NoPermission } else { Status::Unavailable };
-    Failure::new(status, format!("the multiplexor kcm cannot be had here: {error}"))
-        .remedy(format!("{}; or use --mux=ksf", error.remedy()))
 }
