@@ -10,6 +10,7 @@ use std::time::Duration;
 use std::{io, mem, ptr};
 
 use super::msg::{CONTROL_BYTES, SendMsg, read_pktinfo, send_datagram_now, send_now, sockaddr, socket_addr};
+use super::syscalls::{accept_now, receive_into, set_nonblocking};
 use super::{Engine, Event, Reading, Wait, pause};
 use crate::env::Env;
 use crate::error::Error;
@@ -459,35 +460,6 @@ impl Epoll {
             let _ = self.control(libc::EPOLL_CTL_MOD, fd, interest, Source::Datagram(socket));
         }
     }
-}
-
-/// Accepts one connection from a socket in non-blocking mode, or finds none waiting.
-pub(crate) fn accept_now(socket: RawFd) -> io::Result<Option<OwnedFd>> {
-    // SAFETY: null address pointers: the address is not asked for.
-    let fd = unsafe { libc::accept4(socket, ptr::null_mut(), ptr::null_mut(), libc::SOCK_CLOEXEC) };
-    if fd >= 0 {
-        // SAFETY: just made by accept4, and nobody else knows it.
-        return Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) }));
-    }
-    let error = io::Error::last_os_error();
-    // A connection that was reset before it was accepted is nobody's failure.
-    let gone = matches!(error.raw_os_error(), Some(libc::ECONNABORTED | libc::EPROTO));
-    if gone || error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) }
-}
-
-/// Switches the blocking mode of a socket, for everybody who shares it.
-pub(crate) fn set_nonblocking(socket: RawFd, on: bool) -> io::Result<()> {
-    let on = libc::c_int::from(on);
-    // SAFETY: `on` is read before the call returns.
-    let result = unsafe { libc::ioctl(socket, libc::FIONBIO, &raw const on) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-pub(super) fn receive_into(socket: RawFd, slot: &mut SlotMut) -> io::Result<usize> {
-    let buffer = slot.as_mut_slice();
-    // SAFETY: the slice is exclusively ours and as long as we say.
-    let result = unsafe { libc::recv(socket, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) };
-    usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
 fn receive_datagram(fd: RawFd, slot: &mut SlotMut) -> io::Result<(usize, Option<DatagramPeer>, bool)> {

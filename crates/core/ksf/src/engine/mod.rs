@@ -18,9 +18,9 @@ use crate::output::SendBatch;
 use crate::pool::Chunk;
 use crate::service::ConnKey;
 
-mod buffer_ring;
 pub(crate) mod epoll;
 pub(crate) mod msg;
+pub(crate) mod syscalls;
 #[cfg(test)]
 pub(crate) mod tests;
 pub(crate) mod uring;
@@ -142,7 +142,7 @@ pub(crate) trait Engine: Sized {
     fn receive_now(&mut self, socket: RawFd, env: &mut Env) -> Option<Chunk> {
         let mut slot = env.pool.take()?;
         env.stats.syscalls.add(1);
-        match epoll::receive_into(socket, &mut slot) {
+        match syscalls::receive_into(socket, &mut slot) {
             // The end and errors are final: they will be met again.
             Ok(0) | Err(_) => None,
             Ok(bytes) => Some(slot.freeze(bytes)),

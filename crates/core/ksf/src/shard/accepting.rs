@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use super::assisted::AssistState;
 use super::{Conn, HALVES, ListenerKind, Phase, Shard, ShardListener};
 use crate::adopt::{Adopted, Place};
-use crate::engine::epoll::{accept_now, set_nonblocking};
+use crate::engine::syscalls::{accept_now, set_nonblocking};
 use crate::engine::{Engine, Reading};
 use crate::error::CloseReason;
 use crate::listener::ListenAddr;

@@ -9,7 +9,7 @@ use io_uring::IoUring;
 use io_uring::types::BufRingEntry;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::uring::failed;
+use super::ring::failed;
 use crate::error::Error;
 use crate::pool::{Pool, SlotMut};
 

@@ -1,0 +1,35 @@
+//! Plain system calls on sockets that both engines and the shard use.
+
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::{io, ptr};
+
+use crate::pool::SlotMut;
+
+/// Accepts one connection from a socket in non-blocking mode, or finds none waiting.
+pub(crate) fn accept_now(socket: RawFd) -> io::Result<Option<OwnedFd>> {
+    // SAFETY: null address pointers: the address is not asked for.
+    let fd = unsafe { libc::accept4(socket, ptr::null_mut(), ptr::null_mut(), libc::SOCK_CLOEXEC) };
+    if fd >= 0 {
+        // SAFETY: just made by accept4, and nobody else knows it.
+        return Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) }));
+    }
+    let error = io::Error::last_os_error();
+    // A connection that was reset before it was accepted is nobody's failure.
+    let gone = matches!(error.raw_os_error(), Some(libc::ECONNABORTED | libc::EPROTO));
+    if gone || error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) }
+}
+
+/// Switches the blocking mode of a socket, for everybody who shares it.
+pub(crate) fn set_nonblocking(socket: RawFd, on: bool) -> io::Result<()> {
+    let on = libc::c_int::from(on);
+    // SAFETY: `on` is read before the call returns.
+    let result = unsafe { libc::ioctl(socket, libc::FIONBIO, &raw const on) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+pub(super) fn receive_into(socket: RawFd, slot: &mut SlotMut) -> io::Result<usize> {
+    let buffer = slot.as_mut_slice();
+    // SAFETY: the slice is exclusively ours and as long as we say.
+    let result = unsafe { libc::recv(socket, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) };
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}

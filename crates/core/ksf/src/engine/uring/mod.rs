@@ -1,0 +1,320 @@
+//! The io_uring engine: one ring per shard.
+//!
+//! Multishot accept and receive, so one request serves a socket for as long as it lives (Linux 5.19, 6.0); receive
+//! buffers come from a provided-buffer ring whose entries are slots of the pool (5.19); one completion per buffer,
+//! because bundles and incremental buffers were delivered out of order by some 6.x kernels (liburing issues 1409 and
+//! 1432); one send in flight per connection, because several at once reorder (measured). Completions run when the
+//! shard waits (DEFER_TASKRUN, 6.1), not in the middle of its work.
+//!
+//! A turn is one system call to wait, and one per batch to send: sends are first tried without the ring, and only
+//! what TCP does not take waits in the kernel.
+//!
+//! ```text
+//!   pool ──take──► buffer ring ──kernel fills──► completion(connection, entry, length) ──► Chunk ──► shard
+//!     ▲                 ▲                                                                    │
+//!     └── last drop ────┼──────────────────────── another slot takes the entry's place ◄─────┘
+//! ```
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+use std::{io, mem};
+
+use io_uring::types::{Fd, SubmitArgs, Timespec};
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+
+use super::msg::SendMsg;
+use super::{Engine, Event, Reading, Wait, pause};
+use crate::env::Env;
+use crate::error::Error;
+use crate::listener::DatagramPeer;
+use crate::output::SendBatch;
+use crate::service::ConnKey;
+
+mod accept;
+mod buffer_ring;
+mod connection;
+mod datagram;
+mod receive;
+mod ring;
+mod send;
+
+use accept::Listener;
+use buffer_ring::BufferRing;
+use connection::Conn;
+use datagram::{DatagramSend, DatagramSocket};
+pub(crate) use ring::probe;
+use ring::{COMPLETIONS, Op, build_ring, tolerate};
+
+/// How long dropping the engine waits for the kernel to end its requests, per look and in looks.
+const DROP_WAIT: Duration = Duration::from_millis(10);
+const DROP_WAITS_MAX: u32 = 200;
+/// When no slot is free, look again after this time: their holders tell nobody.
+const STARVED: Duration = Duration::from_micros(500);
+
+pub(crate) struct Uring {
+    /// Dropped first: the kernel then ends all requests and no longer touches what the fields below own.
+    ring: IoUring,
+    buffers: BufferRing,
+    conns: Vec<Conn>,
+    listeners: Vec<Listener>,
+    sockets: Vec<DatagramSocket>,
+    datagrams: Vec<Option<DatagramSend>>,
+    free_datagrams: Vec<u32>,
+    /// Send headers to use again; boxed, because they move between here and sends that the kernel reads.
+    #[expect(clippy::vec_box, reason = "the address must hold")]
+    spare_msgs: Vec<Box<SendMsg>>,
+    /// Requests that did not fit the submission queue yet.
+    backlog: VecDeque<squeue::Entry>,
+    /// Receives that ended and shall be started again at the next wait.
+    rearm: Vec<Op>,
+    /// Events that need no completion.
+    ready: Vec<Event>,
+    watches: Vec<RawFd>,
+    /// Requests whose last completion has not been seen: the kernel may use what they point to.
+    under_way: usize,
+    /// The kernel lets completions gather (6.12). Older ones refuse the argument.
+    min_wait: bool,
+    /// For sends without the ring.
+    msg: Box<SendMsg>,
+}
+
+impl Engine for Uring {
+    fn new(env: &mut Env) -> Result<Self, Error> {
+        let ring = build_ring()?;
+        // Saves a descriptor look-up per system call (5.18); without it all works the same.
+        let _ = ring.submitter().register_ring_fd();
+        let buffers = BufferRing::register(&ring, &mut env.pool)?;
+        let min_wait = ring.params().is_feature_min_timeout();
+        Ok(Self {
+            ring,
+            buffers,
+            conns: Vec::new(),
+            listeners: Vec::new(),
+            sockets: Vec::new(),
+            datagrams: Vec::new(),
+            free_datagrams: Vec::new(),
+            spare_msgs: Vec::new(),
+            backlog: VecDeque::new(),
+            rearm: Vec::new(),
+            ready: Vec::new(),
+            watches: Vec::new(),
+            under_way: 0,
+            min_wait,
+            msg: SendMsg::boxed(),
+        })
+    }
+
+    fn watch(&mut self, watch: u32, fd: RawFd) -> Result<(), Error> {
+        let at = watch as usize;
+        if at >= self.watches.len() {
+            self.watches.resize(at + 1, -1);
+        }
+        self.watches[at] = fd;
+        self.arm_watch(watch);
+        Ok(())
+    }
+
+    fn listen(&mut self, listener: u32, socket: RawFd) {
+        self.start_accepting(listener, socket);
+    }
+
+    fn unlisten(&mut self, listener: u32) {
+        self.stop_accepting(listener);
+    }
+
+    fn listen_datagrams(&mut self, socket: u32, fd: RawFd) -> io::Result<()> {
+        self.start_datagrams(socket, fd);
+        Ok(())
+    }
+
+    fn open(&mut self, conn: ConnKey, socket: RawFd, reading: Reading) {
+        self.open_conn(conn, socket, reading);
+    }
+
+    fn connect(&mut self, conn: ConnKey, to: SocketAddr) {
+        self.start_connect(conn, to);
+    }
+
+    fn set_reading(&mut self, conn: ConnKey, reading: Reading) {
+        self.change_reading(conn, reading);
+    }
+
+    fn send(&mut self, conn: ConnKey, batch: SendBatch, last: bool, env: &mut Env) -> (usize, bool) {
+        self.send_batch(conn, batch, last, env)
+    }
+
+    fn send_datagram(&mut self, socket: u32, peer: DatagramPeer, batch: SendBatch, env: &mut Env) {
+        self.send_one(socket, peer, batch, env);
+    }
+
+    fn release(&mut self, conn: ConnKey) -> bool {
+        self.release_conn(conn)
+    }
+
+    fn shutdown(&mut self) {
+        if self.under_way == 0 {
+            return;
+        }
+        // Closing a ring ends its requests later, from a work queue: until then sockets stay open (a new server would
+        // find the port busy) and memory may be used. So they are ended here, and waited for.
+        self.push(opcode::AsyncCancel2::new(types::CancelBuilder::any()).build().user_data(Op::Cancel.user_data()));
+        for _ in 0..DROP_WAITS_MAX {
+            self.flush_backlog();
+            let patience = Timespec::from(DROP_WAIT);
+            let _ = self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&patience));
+            for entry in self.ring.completion() {
+                self.under_way -= usize::from(!cqueue::more(entry.flags()));
+                if matches!(Op::from_user_data(entry.user_data()), Some(Op::Accept(_))) && entry.result() >= 0 {
+                    // SAFETY: the kernel made this descriptor for the accept request and told nobody else of it.
+                    drop(unsafe { OwnedFd::from_raw_fd(entry.result()) });
+                }
+            }
+            if self.under_way == 0 {
+                return;
+            }
+        }
+        // The kernel does not let go: leak what it may still use rather than free it.
+        mem::forget(mem::take(&mut self.conns));
+        mem::forget(mem::take(&mut self.sockets));
+        mem::forget(mem::take(&mut self.datagrams));
+        self.buffers.leak_slots();
+        self.under_way = 0;
+    }
+
+    fn wait(&mut self, env: &mut Env, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
+        self.buffers.refill(&mut env.pool);
+        self.rearm_all();
+        let mut timeout = wait.timeout;
+        if self.buffers.is_starved() {
+            timeout = Some(timeout.map_or(STARVED, |timeout| timeout.min(STARVED)));
+        }
+        let nothing_ready = self.ready.is_empty() && self.ring.completion().is_empty();
+        let want = usize::from(nothing_ready);
+        self.enter(env, want, timeout, wait.gather)?;
+        events.append(&mut self.ready);
+        self.reap(env, events);
+        Ok(())
+    }
+}
+
+impl Uring {
+    /// Submits what was pushed and waits for `want` completions. With `gather`, more may come until that time is
+    /// over, and the shard sleeps through all of them (min-wait, 6.12; before that it just sleeps first).
+    fn enter(&mut self, env: &Env, want: usize, timeout: Option<Duration>, gather: Option<Duration>) -> io::Result<()> {
+        while !self.backlog.is_empty() {
+            self.flush_backlog();
+            if !self.backlog.is_empty() {
+                env.stats.syscalls.add(1);
+                tolerate(self.ring.submit())?;
+                if !self.ring.completion().is_empty() {
+                    // Room for completions comes first; the rest of the requests goes with the next wait.
+                    return Ok(());
+                }
+            }
+        }
+        env.stats.syscalls.add(1);
+        let mut args = SubmitArgs::new();
+        let timespec;
+        let result = if want == 0 {
+            self.ring.submit()
+        } else {
+            let mut want = want;
+            if let Some(gather) = gather.filter(|_| !self.min_wait) {
+                pause(gather, env);
+            }
+            if let Some(gather) = gather.filter(|_| self.min_wait) {
+                // Returns with however many there are when the time is over, or earlier with this many.
+                args = args.min_wait_usec(gather.as_micros().min(10_000) as u32);
+                want = COMPLETIONS as usize / 4;
+            }
+            if let Some(timeout) = timeout {
+                timespec = Timespec::from(timeout);
+                args = args.timespec(&timespec);
+            }
+            self.ring.submitter().submit_with_args(want, &args)
+        };
+        tolerate(result)
+    }
+
+    fn reap(&mut self, env: &mut Env, events: &mut Vec<Event>) {
+        // Completions are copied out in small groups: handling one may push requests, which borrows the ring.
+        let mut group: [cqueue::Entry; 64] = std::array::from_fn(|_| EMPTY.clone());
+        loop {
+            let mut taken = 0;
+            {
+                let mut completions = self.ring.completion();
+                while taken < group.len() {
+                    let Some(entry) = completions.next() else { break };
+                    group[taken] = entry;
+                    taken += 1;
+                }
+            }
+            for entry in &group[..taken] {
+                self.complete(entry, env, events);
+            }
+            if taken < group.len() {
+                return;
+            }
+        }
+    }
+
+    fn complete(&mut self, entry: &cqueue::Entry, env: &mut Env, events: &mut Vec<Event>) {
+        self.under_way -= usize::from(!cqueue::more(entry.flags()));
+        match Op::from_user_data(entry.user_data()) {
+            Some(Op::Accept(listener)) => self.accepted(listener, entry, events),
+            Some(Op::Connect(index)) => self.connected(index, entry, events),
+            Some(Op::Datagram(socket)) => self.received_datagram(socket, entry, env, events),
+            Some(Op::Hangup(index)) => self.hung_up(index, entry, events),
+            Some(Op::Recv(index)) => self.received(index, entry, env, events),
+            Some(Op::Send(index)) => self.sent(index, entry, env, events),
+            Some(Op::SendDatagram(index)) => self.sent_datagram(index, entry, env),
+            Some(Op::Watch(watch)) => {
+                events.push(Event::Watched { watch });
+                if !cqueue::more(entry.flags()) {
+                    self.rearm.push(Op::Watch(watch));
+                }
+            }
+            Some(Op::Cancel) | None => {}
+        }
+    }
+
+    fn rearm_all(&mut self) {
+        // Receives without a free buffer would fail at once, over and over.
+        let starved = self.buffers.is_starved();
+        let mut ops = mem::take(&mut self.rearm);
+        ops.retain(|op| match *op {
+            Op::Recv(_) | Op::Datagram(_) if starved => true,
+            op => {
+                match op {
+                    Op::Accept(listener) => self.arm_accept(listener),
+                    Op::Datagram(socket) => self.arm_datagram(socket),
+                    Op::Recv(index) => self.arm_recv(index),
+                    Op::Watch(watch) => self.arm_watch(watch),
+                    Op::Cancel | Op::Connect(_) | Op::Hangup(_) | Op::Send(_) | Op::SendDatagram(_) => {}
+                }
+                false
+            }
+        });
+        self.rearm = ops;
+    }
+
+    fn arm_watch(&mut self, watch: u32) {
+        let fd = self.watches[watch as usize];
+        let entry = opcode::PollAdd::new(Fd(fd), libc::POLLIN as u32).multi(true).build();
+        self.push(entry.user_data(Op::Watch(watch).user_data()));
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        // Does nothing when it was done already.
+        self.shutdown();
+    }
+}
+
+const EMPTY: cqueue::Entry = {
+    // SAFETY: a completion is three integers.
+    unsafe { mem::zeroed() }
+};
