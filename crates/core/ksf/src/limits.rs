@@ -35,6 +35,9 @@ pub struct Limits {
     pub datagram_queue_max: usize,
     /// Time after a close in which the peer may read the last replies before the connection is reset.
     pub linger_timeout_ms: u64,
+    /// Bytes a peer may send in that time, which are thrown away. Before a receive of one more slot could exceed it the
+    /// connection is reset.
+    pub linger_bytes_max: usize,
     /// Time in which an outgoing connection must be there.
     pub connect_timeout_ms: u64,
     /// Time without a byte in either direction after which an outgoing connection that is waited for is given up; 0:
@@ -64,6 +67,7 @@ impl Default for Limits {
             deferred_datagrams_max: 4096,
             datagram_queue_max: 1024,
             linger_timeout_ms: 1_000,
+            linger_bytes_max: 1 << 20,
             connect_timeout_ms: 3_000,
             upstream_timeout_ms: 30_000,
             upstream_idle_ms: 10_000,

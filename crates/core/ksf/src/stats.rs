@@ -69,6 +69,8 @@ counters! {
     replies_unframable,
     /// Times a connection was no longer read because too many of its replies were waiting or due.
     reads_paused,
+    /// Connections reset because their peer sent more than `linger_bytes_max` after the close.
+    lingers_cut,
     /// Times no slot was free to receive into.
     slots_exhausted,
     /// Datagrams received.

@@ -3,15 +3,16 @@
 
 mod common;
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
+use common::Recorder;
 use common::net::*;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::Limits;
-use ksf::{Message, Peer, Refused, Reply, Service};
+use ksf::{Message, Order, Peer, Refused, Reply, Service};
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// Answers one line, and ends the connection.
@@ -120,5 +121,47 @@ fn who_says_more_than_it_may_has_its_reply_all_the_same() {
         leave.send(()).unwrap();
         until_count(&server, "closed_total", 1);
         expect(&mut peer, b"first\n");
+    }
+}
+
+/// It may send while it reads its last replies, but not for as long as the lingering takes.
+#[test]
+fn a_peer_that_sends_on_after_a_refusal_is_reset_in_time() {
+    /// Far beyond the limit and all socket buffers.
+    const ENDLESS: usize = 64 << 20;
+    own_network();
+    for engine in engines() {
+        // Only the bytes can end it.
+        let limits = Limits { linger_timeout_ms: PATIENCE.as_millis() as u64, ..Limits::default() };
+        let linger_bytes_max = limits.linger_bytes_max as u64;
+        let service = Recorder::new(Framing::RecordMark, Order::Requests);
+        let server = one_shard(engine, ANY, limits, service);
+        let mut peer = connect(&server);
+        // The last fragment of a record, of 2 GiB - 1.
+        peer.write_all(&u32::MAX.to_be_bytes()).unwrap();
+        expect_end(&mut peer);
+        let taken = count(&server, "bytes_in");
+        let (block, mut written) = (vec![0; 64 << 10], 0);
+        let error = loop {
+            match peer.write(&block) {
+                Ok(bytes) => written += bytes,
+                Err(error) => break error.kind(),
+            }
+            assert!(written < ENDLESS, "{engine}: {} were taken", count(&server, "bytes_in"));
+        };
+        assert!(matches!(error, ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{engine}: {error}");
+        until_count(&server, "closed_oversized_message", 1);
+        until_count(&server, "lingers_cut", 1);
+        let taken = count(&server, "bytes_in") - taken;
+        assert!(taken <= linger_bytes_max, "{engine}: {taken} bytes were taken for nothing");
+
+        // One that sends less has its answer and an orderly end.
+        let mut peer = connect(&server);
+        peer.write_all(&u32::MAX.to_be_bytes()).unwrap();
+        expect_end(&mut peer);
+        peer.write_all(&vec![0; 512 << 10]).unwrap();
+        peer.shutdown(std::net::Shutdown::Write).unwrap();
+        until_count(&server, "closed_oversized_message", 2);
+        assert_eq!(count(&server, "lingers_cut"), 1);
     }
 }

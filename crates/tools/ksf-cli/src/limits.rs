@@ -94,6 +94,8 @@ settings! {
     datagram_queue_max: usize, "N", 0..=usize::MAX;
     /// Time after a close in which the peer may read the last replies, in milliseconds [default: 1000]
     linger_timeout_ms: u64, "MS", 0..=u64::MAX;
+    /// Bytes a peer may send in that time, which are thrown away, before it is reset [default: 1m]
+    linger_bytes_max: usize, "BYTES", 0..=usize::MAX;
     /// Time in which an outgoing connection must be there, in milliseconds [default: 3000]
     connect_timeout_ms: u64, "MS", 1..=u64::MAX;
     /// Time an outgoing connection that is waited for may be silent, in milliseconds; 0: for ever [default: 30000]

@@ -308,7 +308,8 @@ impl Epoll {
         let state = &self.conns[index as usize];
         let reading = match state.reading {
             Reading::Off => 0,
-            Reading::On => IN,
+            // A slot per report and connection, either way.
+            Reading::On | Reading::Sparing => IN,
             Reading::Parked => HANGUP,
         };
         let interest = reading | if state.batch.is_some() || state.connecting { OUT } else { 0 };
@@ -335,7 +336,7 @@ impl Epoll {
         let Some(conn) = state.key else { return };
         if state.reading == Reading::Parked && ready & (HANGUP | BROKEN) != 0 {
             events.push(Event::Unparked { conn });
-        } else if state.reading == Reading::On && ready & (IN | BROKEN) != 0 {
+        } else if state.reading.receives() && ready & (IN | BROKEN) != 0 {
             self.receive(index, conn, env, events);
         } else if ready & BROKEN != 0 {
             // Not reading, so no receive would report it; epoll does so until it is taken care of.

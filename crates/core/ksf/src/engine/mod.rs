@@ -86,7 +86,7 @@ pub(crate) enum Event {
     Datagram { socket: u32, peer: DatagramPeer, chunk: Chunk, truncated: bool },
 }
 
-/// Whether an engine looks for bytes of a connection.
+/// Whether an engine looks for bytes of a connection, and how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Reading {
     /// Not at all: the peer must take its replies first.
@@ -94,8 +94,17 @@ pub(crate) enum Reading {
     Off,
     /// As they come.
     On,
+    /// As they come, but at most one slot in a turn: whoever wants no more can say so behind each.
+    Sparing,
     /// Only for the end of the stream: the kernel half has the bytes.
     Parked,
+}
+
+impl Reading {
+    /// True if bytes are received.
+    pub(crate) fn receives(self) -> bool {
+        matches!(self, Self::On | Self::Sparing)
+    }
 }
 
 /// How long to wait for events.

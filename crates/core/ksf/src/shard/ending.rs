@@ -24,10 +24,31 @@ impl<E: Engine> Shard<E> {
             self.release(index, reason);
             return;
         }
-        conn.phase = Phase::Lingering(reason, self.env.now.plus_ms(self.env.limits.linger_timeout_ms));
-        if conn.reading != Reading::On {
-            conn.reading = Reading::On;
-            self.engine.set_reading(key, Reading::On);
+        let deadline = self.env.now.plus_ms(self.env.limits.linger_timeout_ms);
+        conn.phase = Phase::Lingering { reason, deadline, received_before: conn.stream.received_bytes() };
+        if conn.reading != Reading::Sparing {
+            conn.reading = Reading::Sparing;
+            self.engine.set_reading(key, Reading::Sparing);
+        }
+    }
+
+    /// A lingering connection has something to tell.
+    pub(super) fn look_after_lingering(&mut self, index: u32, reason: CloseReason, received_before: u64) {
+        let place = &mut self.places[index as usize];
+        let key = ConnKey { index, generation: place.generation };
+        let Some(conn) = place.conn.as_mut() else { return };
+        let thrown_away = conn.stream.received_bytes() - received_before;
+        let room = (self.env.limits.linger_bytes_max as u64).saturating_sub(thrown_away);
+        if conn.stream.saw_eof() {
+            self.release(index, reason);
+        } else if room < self.env.pool.slot_bytes() as u64 && thrown_away > 0 {
+            // It is not about to read its replies. What it has sent already, or sends next, makes the kernel reset it.
+            self.env.stats.lingers_cut.add(1);
+            self.release(index, reason);
+        } else if conn.reading != Reading::Sparing {
+            // The engine stopped at an end that came too early.
+            conn.reading = Reading::Sparing;
+            self.engine.set_reading(key, Reading::Sparing);
         }
     }
 
@@ -36,7 +57,7 @@ impl<E: Engine> Shard<E> {
         let Some(conn) = self.places[index as usize].conn.as_ref() else { return };
         let reason = match conn.phase {
             Phase::Releasing(_) => return,
-            Phase::Lingering(reason, _) => reason,
+            Phase::Lingering { reason, .. } => reason,
             // Bytes are lost: whatever else is known of the connection, its end is not orderly.
             Phase::Open if reason == CloseReason::KernelHalf => {
                 let _ = rustix::net::sockopt::set_socket_linger(&conn.socket, Some(Duration::ZERO));

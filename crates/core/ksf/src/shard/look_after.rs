@@ -45,16 +45,12 @@ impl<E: Engine> Shard<E> {
             self.touched.push(index);
             return;
         }
-        if *phase != Phase::Open {
-            match *phase {
-                Phase::Lingering(reason, _) if stream.saw_eof() => self.release(index, reason),
-                Phase::Lingering(..) if conn.reading != Reading::On => {
-                    conn.reading = Reading::On;
-                    self.engine.set_reading(key, Reading::On);
-                }
-                _ => {}
+        match *phase {
+            Phase::Open => {}
+            Phase::Lingering { reason, received_before, .. } => {
+                return self.look_after_lingering(index, reason, received_before);
             }
-            return;
+            Phase::Releasing(_) => return,
         }
         if conn.reading == Reading::Parked {
             // Whatever the reason to look after it: user space is about to act, or has something to read.

@@ -86,8 +86,13 @@ struct Conn {
 enum Phase {
     Open,
     /// Everything is sent and our direction is shut; what still arrives is thrown away until the peer closes, because
-    /// closing with unread bytes would reset the connection and destroy replies on their way.
-    Lingering(CloseReason, Time),
+    /// closing with unread bytes would reset the connection and destroy replies on their way. But not for ever, and not
+    /// whatever it sends.
+    Lingering {
+        reason: CloseReason,
+        deadline: Time,
+        received_before: u64,
+    },
     /// The engine is asked to end its operations.
     Releasing(CloseReason),
 }

@@ -68,8 +68,8 @@ impl<E: Engine> Shard<E> {
         let Some(conn) = place.conn.as_mut() else { return };
         match conn.phase {
             Phase::Releasing(_) => {}
-            Phase::Lingering(reason, deadline) if now >= deadline => self.release(index, reason),
-            Phase::Lingering(..) => {}
+            Phase::Lingering { reason, deadline, .. } if now >= deadline => self.release(index, reason),
+            Phase::Lingering { .. } => {}
             Phase::Open => {
                 let was_closing = conn.stream.is_closing();
                 let mut touch = false;

@@ -22,6 +22,8 @@ pub(super) struct Conn {
     pub(super) key: Option<ConnKey>,
     pub(super) socket: RawFd,
     pub(super) recv: Recv,
+    /// What the receive that is armed was armed for.
+    pub(super) recv_for: Reading,
     /// A poll for the end of the stream is armed.
     pub(super) hangup: Recv,
     pub(super) wanted: Reading,

@@ -1,7 +1,9 @@
 //! Receiving from streams, and waiting for the end of one that is parked.
 
+use std::ptr;
+
 use io_uring::types::Fd;
-use io_uring::{cqueue, opcode};
+use io_uring::{cqueue, opcode, squeue};
 
 use super::Uring;
 use super::buffer_ring::BUFFER_GROUP;
@@ -23,7 +25,7 @@ impl Uring {
     pub(super) fn change_reading(&mut self, conn: ConnKey, reading: Reading) {
         let Some(state) = self.conn(conn) else { return };
         state.wanted = reading;
-        let stop_recv = reading != Reading::On && state.recv == Recv::Armed;
+        let stop_recv = state.recv == Recv::Armed && reading != state.recv_for;
         if stop_recv {
             state.recv = Recv::Cancelling;
         }
@@ -72,7 +74,7 @@ impl Uring {
                 }
             },
         }
-        if ended && state.wanted == Reading::On {
+        if ended && state.wanted.receives() {
             self.rearm.push(Op::Recv(index));
         }
         events.extend(self.released(index));
@@ -98,9 +100,14 @@ impl Uring {
             return;
         }
         let socket = Fd(state.socket);
-        if state.wanted == Reading::On && state.recv == Recv::Off {
-            state.recv = Recv::Armed;
-            let entry = opcode::RecvMulti::new(socket, BUFFER_GROUP).build();
+        if state.wanted.receives() && state.recv == Recv::Off {
+            (state.recv, state.recv_for) = (Recv::Armed, state.wanted);
+            let entry = if state.wanted == Reading::On {
+                opcode::RecvMulti::new(socket, BUFFER_GROUP).build()
+            } else {
+                let once = opcode::Recv::new(socket, ptr::null_mut(), 0).buf_group(BUFFER_GROUP).build();
+                once.flags(squeue::Flags::BUFFER_SELECT)
+            };
             self.push(entry.user_data(Op::Recv(index).user_data()));
         } else if state.wanted == Reading::Parked && state.hangup == Recv::Off {
             state.hangup = Recv::Armed;
