@@ -33,7 +33,7 @@ pub const ENVIRONMENT: &str = "KSF_ACCEL";
 /// Name of a variable: `0` keeps the library from putting its variables back where the program runs another with an
 /// environment that it has cleaned.
 pub const ENVIRONMENT_KEEP: &str = "KSF_ACCEL_KEEP";
-/// Name of a variable: which source ports belong to which CPU, as `ksf_flow::Layout` writes it. The library takes those of
+/// Name of a variable: which source ports belong to which CPU, as [`crate::Layout`] writes it. The library takes those of
 /// connections that the program opens from there.
 pub const ENVIRONMENT_PORTS: &str = "KSF_ACCEL_PORTS";
 /// Bytes of a request.

@@ -11,6 +11,7 @@
 //! * [`Level`]: the ladder of mechanisms, from an `sk_lookup` program down to nothing, each tried in turn.
 //! * [`attach`]: steers a program that runs already.
 //! * [`copies`]: several copies of a program on one port.
+//! * [`flow`]: source ports that name a CPU, and packets that are sent there.
 //! * [`program`]: can a library help a program?
 //! * [`run`]: starts a holder for a command, as a process of its own.
 //! * [`status`]: what holders say about themselves, and how to find them.
@@ -19,6 +20,7 @@ mod address;
 pub mod attach;
 pub mod copies;
 mod error;
+pub mod flow;
 mod holder;
 mod homes;
 mod network;

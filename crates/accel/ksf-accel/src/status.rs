@@ -29,7 +29,7 @@ pub struct Status {
     pub attached: bool,
     /// The command that was started.
     pub program: Vec<String>,
-    /// The layout of source ports that its connections get, as `ksf_flow::Layout` writes it. `None`: the kernel's.
+    /// The layout of source ports that its connections get, as [`crate::flow::Layout`] writes it. `None`: the kernel's.
     #[serde(default)]
     pub source_ports: Option<String>,
     /// False: loaded but off.

@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_int};
 use std::sync::OnceLock;
 
-use ksf_flow::{Layout, source_port};
+use ksf_accel_proto::{Layout, source_port};
 use libc::{sockaddr, socklen_t};
 
 use crate::real;

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::process::Command;
 
 use common::*;
-use ksf_flow::{CpuMask, Layout, PortRange};
+use ksf_accel_proto::{CpuMask, Layout, PortRange};
 
 /// An address of this network that is no loopback address, and a listener there.
 fn service() -> (TcpListener, String) {

@@ -98,7 +98,10 @@ fn measured(tool: &str, result: Result<u8, ksf_load::LoadError>) -> ExitCode {
 fn write_sdk(folder: &Path) -> Result<(), Failure> {
     let write = || -> io::Result<()> {
         std::fs::create_dir_all(folder)?;
-        ksf_kernel::SDK.iter().chain(ksf_flow::SDK).try_for_each(|(name, text)| std::fs::write(folder.join(name), text))
+        ksf_kernel::SDK
+            .iter()
+            .chain(ksf_accel::flow::SDK)
+            .try_for_each(|(name, text)| std::fs::write(folder.join(name), text))
     };
     write().map_err(|error| Failure::os(format!("cannot write the headers to {}", folder.display()), &error))
 }

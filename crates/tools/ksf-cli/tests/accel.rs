@@ -619,7 +619,7 @@ fn connections_that_a_program_opens_have_ports_of_their_cpu() {
     let document: Value = serde_json::from_slice(&document.stdout).expect("JSON");
     let layout = document["layout"].as_str().unwrap_or_else(|| panic!("{document:#}"));
     for (flag, layout) in [("--source-ports", layout), ("--source-ports=4:2500:0-1", "4:2500:0-1")] {
-        let layout: ksf_flow::Layout = layout.parse().unwrap();
+        let layout: ksf_accel::flow::Layout = layout.parse().unwrap();
         for cpu in layout.cpus().iter().filter(|cpu| cpus().contains(cpu)) {
             let mut command = accel_run(&[flag]);
             command.args(["taskset", "-c", &cpu.to_string(), "bash", "-c", &script]);

@@ -306,7 +306,7 @@ impl Checkout {
             "examples",
             "crates/kernel/ksf-kernel/bpf",
             "crates/mux/ksf-bpf-framing/bpf",
-            "crates/accel/ksf-flow/bpf",
+            "crates/accel/ksf-accel/bpf/flow",
             "crates/mux/libksf",
             "scripts/link-libksf.sh",
         ];

@@ -1,4 +1,4 @@
-//! `ksf accel flow`: packets to the CPU that wants them. The work is done by the crate `ksf-flow`; here are the flags,
+//! `ksf accel flow`: packets to the CPU that wants them. The work is done by `ksf_accel::flow`; here are the flags,
 //! the texts and the exit statuses.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
-use ksf_flow::{
+use ksf_accel::flow::{
     ConnectOptions, ConnectPrograms, Counter, CpuMask, FlowError, Layout, LayoutError, ModeWish, Policy, PortRange,
     Proof, Steering, Trial,
 };

@@ -9,10 +9,10 @@ use std::process::{Command, ExitCode};
 
 use clap::{Args, ValueEnum, ValueHint};
 use ksf_accel::copies::Copies;
+use ksf_accel::flow::{CpuMask, Layout, LayoutError, PortRange, source_port};
 use ksf_accel::program::{self, Obstacle};
 use ksf_accel::run::{Prepared, holder_main, prepare};
 use ksf_accel::{AccelError, Level, Options};
-use ksf_flow::{CpuMask, Layout, LayoutError, PortRange, source_port};
 
 use super::profile::{self, Profile};
 use crate::cpus::CpuList;

@@ -1,7 +1,7 @@
 //! What the kernel does by itself today of what Fastsocket patched in, and what `ksf accel flow` needs. The crate
-//! `ksf-flow` looks.
+//! `ksf_accel::flow` looks.
 
-use ksf_flow::report::{self, Check, Outcome};
+use ksf_accel::flow::report::{self, Check, Outcome};
 
 use super::machine::Machine;
 use super::verdict::{Lack, Probe, Verdict};

@@ -1,8 +1,8 @@
-//! The structs of `bpf/ksf_flow_abi.h`, and its counters.
+//! The structs of `bpf/flow/ksf_flow_abi.h`, and its counters.
 
-use crate::{CpuMask, Layout};
+use super::{CpuMask, Layout};
 
-include!(concat!(env!("OUT_DIR"), "/counters.rs"));
+include!(concat!(env!("OUT_DIR"), "/flow/counters.rs"));
 
 /// `KSF_FLOW_ABI`
 pub(crate) const ABI: u32 = 1;
@@ -44,7 +44,7 @@ pub(crate) struct ConnectSettings {
 }
 
 const _: () = assert!(size_of::<FlowSettings>() == 24 && size_of::<ConnectSettings>() == 32);
-const _: () = assert!(crate::CPUS_MAX == 1024, "KSF_FLOW_CPUS_MAX");
+const _: () = assert!(super::CPUS_MAX == 1024, "KSF_FLOW_CPUS_MAX");
 
 impl From<&Layout> for LayoutWords {
     fn from(layout: &Layout) -> Self {

@@ -8,12 +8,12 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use ksf_bpf::{link_create, to_io};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
-use crate::abi::{self, FLOW_COUNTERS, FlowSettings};
-use crate::object::{self, Loading};
-use crate::policy::{self, Policy, SHARED_MAPS};
-use crate::{FlowError, Layout};
+use super::abi::{self, FLOW_COUNTERS, FlowSettings};
+use super::object::{self, Loading};
+use super::policy::{self, Policy, SHARED_MAPS};
+use super::{FlowError, Layout};
 
-static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/flow/steer.bpf.o"));
 
 /// `XDP_FLAGS_SKB_MODE`, `XDP_FLAGS_DRV_MODE` of linux/if_link.h.
 const XDP_GENERIC: u32 = 1 << 1;

@@ -1,12 +1,10 @@
 //! What becomes of single frames: the programs run on them with BPF_PROG_TEST_RUN.
 
-mod common;
-
 use std::path::Path;
 
-use common::frames::{ACK, Frame, SYN, SYN_ACK};
-use common::{compile_policy, in_new_network, is_root, two_cpus};
-use ksf_flow::{CpuMask, Fate, FlowError, Layout, ModeWish, Policy, PortRange, Proof, Steering};
+use crate::common::{compile_policy, in_new_network, is_root, two_cpus};
+use crate::frames::{ACK, Frame, SYN, SYN_ACK};
+use ksf_accel::flow::{CpuMask, Fate, FlowError, Layout, ModeWish, Policy, PortRange, Proof, Steering};
 
 fn layout(cpus: &[usize]) -> Layout {
     let cpus: CpuMask = cpus.iter().copied().collect();
@@ -228,7 +226,7 @@ fn a_policy_of_the_users_decides() {
     assert_eq!(fate(&steering, &to_port(80)), Fate::Passed("passed_policy"));
 
     // A wrong CPU does no harm.
-    let object = compile_policy(&root.join("tests/bpf/wild.bpf.c"), &[]);
+    let object = compile_policy(&root.join("tests/flow/bpf/wild.bpf.c"), &[]);
     let steering = load(&layout, &[Policy::File(object)]);
     for cpu in [1000, 1024, 40_000, 65_000] {
         assert_eq!(fate(&steering, &to_port(cpu)), Fate::Passed("passed_bad_cpu"), "CPU {cpu}");
@@ -243,7 +241,7 @@ fn wrong_objects_are_explained() {
     let Some([first, _]) = is_root().then(two_cpus).flatten() else { return };
     let layout = layout(&[first]);
     let refuse = |policy: &Path| Steering::load(&layout, &[Policy::File(policy.into())]).unwrap_err();
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/bpf");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/flow/bpf");
 
     let error = refuse(&compile_policy(&source.join("wild.bpf.c"), &["-DKSF_FLOW_ABI=99"]));
     assert!(matches!(&error, FlowError::BadPolicy { problem, .. } if problem.contains("SDK 99")), "{error}");
@@ -268,9 +266,9 @@ fn wrong_objects_are_explained() {
 fn unfinished_checksums_end_steering_in_native_mode() {
     let Some([first, second]) = is_root().then(two_cpus).flatten() else { return };
     in_new_network(|| {
-        common::ip("link add near type veth peer name far");
+        crate::common::ip("link add near type veth peer name far");
         // On the first CPU everything for the second is redirected.
-        common::pin(first);
+        crate::common::pin(first);
         let native = || {
             let mut steering = load(&layout(&[first, second]), &[Policy::Ports, Policy::Hash]);
             steering.attach("near", ModeWish::Native).unwrap();

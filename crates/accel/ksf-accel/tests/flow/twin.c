@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
-/* Says for a layout what bpf/ksf_flow_abi.h makes of every chunk and every port: tests/twins.rs compares. */
+/* Says for a layout what bpf/flow/ksf_flow_abi.h makes of every chunk and every port: twins.rs compares. */
 #include <linux/types.h>
 #include <stdio.h>
 #include <stdlib.h>

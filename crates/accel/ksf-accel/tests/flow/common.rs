@@ -1,9 +1,5 @@
 //! What the tests share: skipping, network namespaces with a veth between them, CPUs, frames.
 
-#![allow(dead_code, reason = "each test file uses a part")]
-
-pub(crate) mod frames;
-
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -13,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 
-use ksf_flow::{CpuMask, Layout, source_port};
+use ksf_accel::flow::{CpuMask, Layout, source_port};
 
 /// Says that a test does not run; in CI a skip is a failure.
 pub(crate) fn say_skipped(why: &str) {
@@ -242,7 +238,7 @@ pub(crate) fn compile_policy(source: &Path, flags: &[&str]) -> PathBuf {
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("policy-{}-{number}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    for (name, text) in ksf_flow::SDK {
+    for (name, text) in ksf_accel::flow::SDK {
         std::fs::write(folder.join(name), text).unwrap();
     }
     let object = folder.join("policy.bpf.o");

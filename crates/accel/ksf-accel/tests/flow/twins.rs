@@ -3,15 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ksf_flow::{CpuMask, Layout, PortRange};
+use ksf_accel::flow::{CpuMask, Layout, PortRange};
 
 fn twin() -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("twin-{}", std::process::id()));
     let output = Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".into()))
         .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-I"])
-        .arg(folder.join("bpf"))
-        .arg(folder.join("tests/host/twin.c"))
+        .arg(folder.join("bpf/flow"))
+        .arg(folder.join("tests/flow/twin.c"))
         .arg("-o")
         .arg(&program)
         .output()

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use ksf_bpf::{Capture, is_denial, last_lines, to_io};
 use libbpf_rs::{MapCore, MapHandle, Object, ObjectBuilder, OpenObject};
 
-use crate::FlowError;
+use super::FlowError;
 
 /// `BPF_F_XDP_HAS_FRAGS` of linux/bpf.h, kernel 5.18.
 const XDP_HAS_FRAGS: u32 = 1 << 5;

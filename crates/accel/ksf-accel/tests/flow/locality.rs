@@ -1,18 +1,16 @@
 //! Real connections over a veth: replies are processed on the CPU that opened the connection.
 
-mod common;
-
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{
+use crate::common::{
     CLOSED, ECHO4, ECHO6, NEAR, Peer, connect_by_library, exchange, in_new_network, incoming_cpu, ip, is_root, pin,
     tcp_socket, two_cpus,
 };
-use ksf_flow::{CpuMask, FlowError, Layout, Mode, ModeWish, Policy, PortRange, Proof, Steering, Trial};
+use ksf_accel::flow::{CpuMask, FlowError, Layout, Mode, ModeWish, Policy, PortRange, Proof, Steering, Trial};
 
 const CONNECTIONS: usize = 20;
 

@@ -1,7 +1,5 @@
 //! Source ports: chosen by the library, and by the programs of a cgroup.
 
-mod common;
-
 use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -10,12 +8,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
-use common::{
+use crate::common::{
     ECHO4, ECHO6, NEAR, Peer, connect_by_library, exchange, in_new_network, incoming_cpu, ip, is_root, pin,
     raw_address, say_skipped, tcp_socket, two_cpus,
 };
-use ksf_flow::source_port::{self, Choice};
-use ksf_flow::{ConnectOptions, ConnectPrograms, CpuMask, FlowError, Layout, ModeWish, Policy, PortRange, Steering};
+use ksf_accel::flow::source_port::{self, Choice};
+use ksf_accel::flow::{
+    ConnectOptions, ConnectPrograms, CpuMask, FlowError, Layout, ModeWish, Policy, PortRange, Steering,
+};
 
 fn layout(cpus: [usize; 2]) -> Layout {
     let cpus: CpuMask = cpus.into_iter().collect();
@@ -231,7 +231,7 @@ impl Cgroup {
             .arg(&self.folder)
             .args(["taskset", "-c", &cpu.to_string()])
             .arg(exe)
-            .args(["--exact", "helper_connects", "--ignored", "--nocapture"])
+            .args(["--exact", "ports::helper_connects", "--ignored", "--nocapture"])
             .env(ORDERS, orders.join(";"))
             .output()
             .unwrap();

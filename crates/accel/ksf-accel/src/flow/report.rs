@@ -11,8 +11,8 @@ use std::time::Instant;
 use libbpf_rs::btf::Btf;
 use libbpf_rs::btf::types::Struct;
 
-use crate::object::Loading;
-use crate::{CpuMask, FlowError, Layout, PortRange, source_port};
+use super::object::Loading;
+use super::{CpuMask, FlowError, Layout, PortRange, source_port};
 
 /// One thing looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -161,7 +161,7 @@ fn cpumap() -> Outcome {
         let cpus = CpuMask::of_this_thread().map_err(|error| FlowError::system("asking for the CPUs", error))?;
         // Ports do not matter here.
         let layout = Layout::new(PortRange { low: 1024, high: u16::MAX }, &cpus)?;
-        crate::Steering::load(&layout, &[crate::Policy::Ports])?;
+        super::Steering::load(&layout, &[super::Policy::Ports])?;
         Ok(cpus.len())
     };
     match attempt() {
@@ -171,7 +171,7 @@ fn cpumap() -> Outcome {
 }
 
 fn cgroup_connect() -> Outcome {
-    let loaded = Loading::open("the connect programs", crate::connect::OBJECT).and_then(Loading::load);
+    let loaded = Loading::open("the connect programs", super::connect::OBJECT).and_then(Loading::load);
     if let Err(error) = loaded {
         return refused(&error, "boot a kernel with CONFIG_CGROUP_BPF");
     }

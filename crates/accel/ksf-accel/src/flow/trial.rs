@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::thread;
 use std::time::Duration;
 
-use crate::{CpuMask, FlowError, Layout, Mode, ModeWish, Steering, source_port};
+use super::{CpuMask, FlowError, Layout, Mode, ModeWish, Steering, source_port};
 
 /// A connection opened on one CPU.
 #[derive(Debug)]

@@ -8,12 +8,12 @@ use std::path::Path;
 use ksf_bpf::{link_create, network_cookie, to_io};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
-use crate::abi::{self, CONNECT_COUNTERS, ConnectSettings};
-use crate::object::{self, Loading};
-use crate::steering::per_cpu;
-use crate::{Counter, FlowError, Layout};
+use super::abi::{self, CONNECT_COUNTERS, ConnectSettings};
+use super::object::{self, Loading};
+use super::steering::per_cpu;
+use super::{Counter, FlowError, Layout};
 
-pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/connect.bpf.o"));
+pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/flow/connect.bpf.o"));
 
 /// How the programs choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Which source ports belong to which CPU: the Rust twin of `bpf/ksf_flow_abi.h`, whose head draws it.
+//! Which source ports belong to which CPU: the Rust twin of `crates/accel/ksf-accel/bpf/flow/ksf_flow_abi.h`, whose head draws it.
 
 use std::fmt;
 use std::io;

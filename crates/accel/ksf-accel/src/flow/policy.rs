@@ -8,8 +8,8 @@ use std::str::FromStr;
 use ksf_bpf::to_io;
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ProgramType};
 
-use crate::object::{self, Loading};
-use crate::{FlowError, abi};
+use super::object::{self, Loading};
+use super::{FlowError, abi};
 
 /// A policy. Several stand behind one another: each may leave a packet to the next.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use ksf_bpf::{Denial, is_denial};
 
-use crate::LayoutError;
+use super::LayoutError;
 
 /// Why steering could not be set up.
 #[derive(Debug, thiserror::Error)]
