@@ -1,7 +1,7 @@
 //! What the tests share: skipping, network namespaces with a veth between them, CPUs, frames.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -105,6 +105,9 @@ impl Peer {
             if is_linked.recv().is_err() {
                 return;
             }
+            if !checksum_offload {
+                write_checksums("far");
+            }
             ip("addr add 10.9.8.2/24 dev far");
             ip("-6 addr add fd09::2/64 dev far nodad");
             ip("link set far up");
@@ -126,16 +129,6 @@ impl Peer {
         ip("addr add 10.9.8.1/24 dev near");
         ip("-6 addr add fd09::1/64 dev near nodad");
         ip("link set near up");
-        if !checksum_offload {
-            run(Command::new("nsenter").args([
-                &format!("--net=/proc/{tid}/ns/net"),
-                "ethtool",
-                "-K",
-                "far",
-                "tx",
-                "off",
-            ]));
-        }
         go.send(()).unwrap();
         is_ready.recv().expect("the peer serves");
         // Both ends are up when the peer serves; the first packet resolves the address.
@@ -143,6 +136,27 @@ impl Peer {
         drop(TcpStream::connect(ECHO6).expect("the peer answers"));
         Self { close: Some(close), thread: Some(thread) }
     }
+}
+
+/// Has the stack write the checksums of what an interface of this thread's network sends (`ethtool -K IFACE tx off`).
+fn write_checksums(interface: &str) {
+    /// `struct ethtool_value` and `ETHTOOL_STXCSUM` of linux/ethtool.h.
+    #[repr(C)]
+    struct Value {
+        command: u32,
+        data: u32,
+    }
+    let mut value = Value { command: 0x17, data: 0 };
+    // SAFETY: an ifreq is numbers and a pointer; zeros are valid for all of them.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_data = (&raw mut value).cast();
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    // SAFETY: the request and the value it points to live for the call; the name ends with a zero.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) };
+    assert_eq!(result, 0, "{}", io::Error::last_os_error());
 }
 
 impl Drop for Peer {
