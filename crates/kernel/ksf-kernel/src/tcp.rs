@@ -83,37 +83,19 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
-    use std::process::Command;
     use std::thread;
 
+    use ksf_test::{own_network_or_skip, tc};
+
     use super::*;
-
-    /// A queue too short for what TCP sends in one go, on lo of a new network namespace of this thread.
-    const NETWORK: [&str; 2] =
-        ["ip link set lo up", "tc qdisc add dev lo root tbf rate 400mbit burst 128kb limit 140kb"];
-
-    fn shell(line: &str) -> String {
-        let output = Command::new("sh").args(["-c", line]).output().expect("a shell");
-        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    }
 
     #[test]
     fn what_this_machine_drops_is_not_taken_twice() {
         const PIECE: usize = 20_000;
         const PIECES: usize = 500;
-        if !crate::missing_capabilities().is_empty() {
-            assert!(std::env::var_os("CI").is_none(), "skipped in CI: needs root (a queueing discipline)");
-            // Not by `println!`, which the test runner hides of a test that passes.
-            let line = b"skipped: tcp::tests::what_this_machine_drops_is_not_taken_twice: needs root\n";
-            io::stderr().write_all(line).unwrap();
-            return;
-        }
-        // SAFETY: changes the network namespace of this thread only, which ends with the test.
-        assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "{}", io::Error::last_os_error());
-        for line in NETWORK {
-            shell(line);
-        }
+        let Some(()) = own_network_or_skip("a queueing discipline") else { return };
+        // A queue too short for what TCP sends in one go.
+        tc("qdisc add dev lo root tbf rate 400mbit burst 128kb limit 140kb");
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut server, _) = listener.accept().unwrap();
@@ -123,7 +105,7 @@ mod tests {
             let bytes = (piece * PIECE) as u64;
             assert!(!has_taken(server.as_fd(), bytes + 1).unwrap(), "more than {bytes} bytes");
         }
-        let statistics = shell("tc -s qdisc show dev lo");
+        let statistics = tc("-s qdisc show dev lo");
         assert!(!statistics.contains("dropped 0,"), "nothing was dropped: {statistics}");
         // An acknowledgement between its two questions makes it say no for once.
         while !has_taken(server.as_fd(), (PIECES * PIECE) as u64).unwrap() {}

@@ -7,7 +7,6 @@ mod meter;
 
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::Duration;
 
 use common::*;
 use ksf::Server;
@@ -21,23 +20,16 @@ use meter::{METER, METER_BYTES, Meter};
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// A record of one fragment.
-fn record(body: &[u8]) -> Vec<u8> {
-    [&(0x8000_0000 | body.len() as u32).to_be_bytes()[..], body].concat()
-}
-
 /// What the shard's thread has allocated so far, told by the service, which runs on it.
 fn shard_allocations(client: &mut TcpStream) -> u64 {
-    send_all(client, &record(METER));
+    send_all(client, &rpc::record(METER));
     let reply = read_exactly(client, 4 + METER_BYTES);
     u64::from_be_bytes(reply[4..12].try_into().unwrap())
 }
 
 #[test]
 fn taking_turns_allocates_nothing() {
-    if !is_root("eBPF") {
-        return;
-    }
+    let Some(()) = root_or_skip("eBPF") else { return };
     for engine in [EngineKind::Epoll, EngineKind::Uring].into_iter().filter(|engine| engine.probe().is_ok()) {
         in_new_network(|| {
             let kernel = load(Builtin::RpcNull);
@@ -47,9 +39,7 @@ fn taking_turns_allocates_nothing() {
             let builder = Server::builder().engine(engine).cpus(Some(vec![cpu]));
             let server = builder.listen(listen, Arc::new(Meter(Framing::RecordMark)), assist).start().unwrap();
             let ListenAddr::Tcp(address) = server.listeners()[0].addr else { panic!("not TCP") };
-            let mut client = TcpStream::connect(address).unwrap();
-            client.set_nodelay(true).unwrap();
-            client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            let mut client = stream::connect(address);
             let hard = rpc_call(1, 100_003, 3, 1);
             let mut rounds = || {
                 for xid in 0..500 {

@@ -4,7 +4,6 @@ mod common;
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::mpsc;
 use std::time::Duration;
 
 use common::*;
@@ -37,52 +36,44 @@ fn echoes(socket: &UdpSocket, sizes: impl Iterator<Item = usize>) -> u64 {
 
 #[test]
 fn lo_answers_in_generic_mode() {
-    if !is_root("XDP") {
-        return;
-    }
-    in_new_network(|| {
-        let service = load(Builtin::Echo);
-        let addresses = ["127.0.0.1:60007".parse().unwrap(), "[::1]:60007".parse().unwrap()];
-        let link = service.attach_udp("lo", &addresses).unwrap();
-        assert_eq!(link.mode(), XdpMode::Generic);
-        // No socket is bound to the port: whatever answers is XDP. A wrong checksum would not reach the client.
-        let v4 = client("127.0.0.1", addresses[0]);
-        let v6 = client("::1", addresses[1]);
-        let mut answered = echoes(&v4, (0..1500).chain([4000, 9000, 15_999, 16_000]));
-        answered += echoes(&v6, (0..1500).step_by(7));
-        assert_eq!(counter(&service, "xdp_answered"), answered);
-        // Longer than the program takes: the stack refuses it, as nobody listens.
-        v4.send(&[0; 16_001]).unwrap();
-        assert_eq!(v4.recv(&mut [0; 10]).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
-        assert_eq!(counter(&service, "xdp_passed_limit"), 1);
-        // Dropping the link gives the port back to the stack.
-        drop(link);
-        v4.send(b"anybody?").unwrap();
-        assert_eq!(v4.recv(&mut [0; 10]).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
-    });
+    let Some(()) = own_network_or_skip("XDP") else { return };
+    let service = load(Builtin::Echo);
+    let addresses = ["127.0.0.1:60007".parse().unwrap(), "[::1]:60007".parse().unwrap()];
+    let link = service.attach_udp("lo", &addresses).unwrap();
+    assert_eq!(link.mode(), XdpMode::Generic);
+    // No socket is bound to the port: whatever answers is XDP. A wrong checksum would not reach the client.
+    let v4 = client("127.0.0.1", addresses[0]);
+    let v6 = client("::1", addresses[1]);
+    let mut answered = echoes(&v4, (0..1500).chain([4000, 9000, 15_999, 16_000]));
+    answered += echoes(&v6, (0..1500).step_by(7));
+    assert_eq!(counter(&service, "xdp_answered"), answered);
+    // Longer than the program takes: the stack refuses it, as nobody listens.
+    v4.send(&[0; 16_001]).unwrap();
+    assert_eq!(v4.recv(&mut [0; 10]).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+    assert_eq!(counter(&service, "xdp_passed_limit"), 1);
+    // Dropping the link gives the port back to the stack.
+    drop(link);
+    v4.send(b"anybody?").unwrap();
+    assert_eq!(v4.recv(&mut [0; 10]).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
 }
 
 #[test]
 fn what_xdp_passes_reaches_user_space() {
-    if !is_root("XDP") {
-        return;
-    }
-    in_new_network(|| {
-        let service = load(Builtin::RpcNull);
-        let server = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let address = server.local_addr().unwrap();
-        let _link = service.attach_udp("lo", &[address]).unwrap();
-        let client = client("127.0.0.1", address);
-        let mut buf = [0; 100];
-        client.send(&null_call(7)[4..]).unwrap();
-        let bytes = client.recv(&mut buf).unwrap();
-        assert_eq!(&buf[..bytes], &null_reply(7)[4..]);
-        let getattr = rpc_call(8, 100_003, 3, 1);
-        client.send(&getattr[4..]).unwrap();
-        let bytes = server.recv(&mut buf).unwrap();
-        assert_eq!(&buf[..bytes], &getattr[4..]);
-        assert_eq!(counter(&service, "xdp_passed_unanswerable"), 1);
-    });
+    let Some(()) = own_network_or_skip("XDP") else { return };
+    let service = load(Builtin::RpcNull);
+    let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = server.local_addr().unwrap();
+    let _link = service.attach_udp("lo", &[address]).unwrap();
+    let client = client("127.0.0.1", address);
+    let mut buf = [0; 100];
+    client.send(&null_call(7)[4..]).unwrap();
+    let bytes = client.recv(&mut buf).unwrap();
+    assert_eq!(&buf[..bytes], &null_reply(7)[4..]);
+    let getattr = rpc_call(8, 100_003, 3, 1);
+    client.send(&getattr[4..]).unwrap();
+    let bytes = server.recv(&mut buf).unwrap();
+    assert_eq!(&buf[..bytes], &getattr[4..]);
+    assert_eq!(counter(&service, "xdp_passed_unanswerable"), 1);
 }
 
 /// lo in every network namespace.
@@ -91,120 +82,84 @@ const LO_INDEX: i32 = 1;
 /// An interface has one XDP program; the services of a process share it, in whatever order they come and go.
 #[test]
 fn services_share_an_interface() {
-    if !is_root("XDP") {
-        return;
-    }
-    in_new_network(|| {
-        let echo_address: SocketAddr = "127.0.0.1:60007".parse().unwrap();
-        let null_address: SocketAddr = "127.0.0.1:62049".parse().unwrap();
-        let grown_address: SocketAddr = "127.0.0.1:60008".parse().unwrap();
-        let (echo, null, second) = (load(Builtin::Echo), load(Builtin::RpcNull), load(Builtin::Echo));
-        let echoed = |address: SocketAddr| {
-            let client = client("127.0.0.1", address);
-            client.send(b"hello").unwrap();
-            let mut buf = [0; 10];
-            client.recv(&mut buf).is_ok_and(|bytes| &buf[..bytes] == b"hello")
-        };
-        let called = || {
-            let client = client("127.0.0.1", null_address);
-            client.send(&null_call(7)[4..]).unwrap();
-            let mut buf = [0; 40];
-            client.recv(&mut buf).is_ok_and(|bytes| buf[..bytes] == null_reply(7)[4..])
-        };
-        let first_link = echo.attach_udp("lo", &[echo_address]).unwrap();
-        let null_link = null.attach_udp("lo", &[null_address]).unwrap();
-        let second_link = second.attach_udp("lo", &[grown_address]).unwrap();
-        // The same service once more is no second turn.
-        let again = echo.attach_udp("lo", &["127.0.0.2:60007".parse().unwrap()]).unwrap();
-        assert!(echoed(echo_address) && called() && echoed(grown_address));
-        drop(again);
-        assert!(echoed(echo_address) && called() && echoed(grown_address));
-        drop(null_link); // from the middle
-        assert!(echoed(echo_address) && !called() && echoed(grown_address));
-        drop(first_link); // the one that is attached
-        assert!(!echoed(echo_address) && !called() && echoed(grown_address));
-        let null_link = null.attach_udp("lo", &[null_address]).unwrap();
-        assert!(called() && echoed(grown_address));
-        drop(second_link);
-        assert!(called() && !echoed(grown_address));
-        drop(null_link);
-        assert!(!called());
-    });
+    let Some(()) = own_network_or_skip("XDP") else { return };
+    let echo_address: SocketAddr = "127.0.0.1:60007".parse().unwrap();
+    let null_address: SocketAddr = "127.0.0.1:62049".parse().unwrap();
+    let grown_address: SocketAddr = "127.0.0.1:60008".parse().unwrap();
+    let (echo, null, second) = (load(Builtin::Echo), load(Builtin::RpcNull), load(Builtin::Echo));
+    let echoed = |address: SocketAddr| {
+        let client = client("127.0.0.1", address);
+        client.send(b"hello").unwrap();
+        let mut buf = [0; 10];
+        client.recv(&mut buf).is_ok_and(|bytes| &buf[..bytes] == b"hello")
+    };
+    let called = || {
+        let client = client("127.0.0.1", null_address);
+        client.send(&null_call(7)[4..]).unwrap();
+        let mut buf = [0; 40];
+        client.recv(&mut buf).is_ok_and(|bytes| buf[..bytes] == null_reply(7)[4..])
+    };
+    let first_link = echo.attach_udp("lo", &[echo_address]).unwrap();
+    let null_link = null.attach_udp("lo", &[null_address]).unwrap();
+    let second_link = second.attach_udp("lo", &[grown_address]).unwrap();
+    // The same service once more is no second turn.
+    let again = echo.attach_udp("lo", &["127.0.0.2:60007".parse().unwrap()]).unwrap();
+    assert!(echoed(echo_address) && called() && echoed(grown_address));
+    drop(again);
+    assert!(echoed(echo_address) && called() && echoed(grown_address));
+    drop(null_link); // from the middle
+    assert!(echoed(echo_address) && !called() && echoed(grown_address));
+    drop(first_link); // the one that is attached
+    assert!(!echoed(echo_address) && !called() && echoed(grown_address));
+    let null_link = null.attach_udp("lo", &[null_address]).unwrap();
+    assert!(called() && echoed(grown_address));
+    drop(second_link);
+    assert!(called() && !echoed(grown_address));
+    drop(null_link);
+    assert!(!called());
 }
 
 #[test]
 fn an_interface_in_use_is_named() {
-    if !is_root("XDP") {
-        return;
-    }
-    in_new_network(|| {
-        // Somebody else's program.
-        let object = concat!(env!("CARGO_TARGET_TMPDIR"), "/other.bpf.o");
-        let clang = std::env::var("CLANG").unwrap_or_else(|_| "clang".into());
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/bpf/other.bpf.c");
-        let status = std::process::Command::new(clang)
-            .args(["-O2", "-g", "-target", "bpf", "-c", source, "-o", object])
-            .status()
-            .expect("clang runs");
-        assert!(status.success());
-        let object = libbpf_rs::ObjectBuilder::default().open_file(object).unwrap().load().unwrap();
-        let other = object.progs_mut().next().expect("its program");
-        let _link = other.attach_xdp(LO_INDEX).unwrap();
-        let service = load(Builtin::Echo);
-        let error = service.attach_udp("lo", &["127.0.0.1:7".parse().unwrap()]).unwrap_err();
-        let KernelError::XdpBusy { interface, program } = &error else { panic!("{error}") };
-        assert_eq!(interface, "lo");
-        assert!(program.contains("other_program"), "{program}");
-        let error = service.attach_udp("none0", &["127.0.0.1:7".parse().unwrap()]).unwrap_err();
-        assert!(matches!(error, KernelError::NoInterface { .. }), "{error}");
-    });
+    let Some(()) = own_network_or_skip("XDP") else { return };
+    // Somebody else's program.
+    let object = object::compile("tests/bpf/other.bpf.c", &[]);
+    let object = libbpf_rs::ObjectBuilder::default().open_file(object).unwrap().load().unwrap();
+    let other = object.progs_mut().next().expect("its program");
+    let _link = other.attach_xdp(LO_INDEX).unwrap();
+    let service = load(Builtin::Echo);
+    let error = service.attach_udp("lo", &["127.0.0.1:7".parse().unwrap()]).unwrap_err();
+    let KernelError::XdpBusy { interface, program } = &error else { panic!("{error}") };
+    assert_eq!(interface, "lo");
+    assert!(program.contains("other_program"), "{program}");
+    let error = service.attach_udp("none0", &["127.0.0.1:7".parse().unwrap()]).unwrap_err();
+    assert!(matches!(error, KernelError::NoInterface { .. }), "{error}");
 }
 
-const SERVER4: &str = "10.99.0.1";
-const CLIENT4: &str = "10.99.0.2";
-const SERVER6: &str = "fd99::1";
-const CLIENT6: &str = "fd99::2";
+fn near_server(family: usize) -> SocketAddr {
+    SocketAddr::new(NEAR.1[family].parse().unwrap(), 60_007)
+}
 
 /// The server's end of a veth pair is in this thread's namespace, the client's in another's.
-fn on_veth(server: impl FnOnce() -> KernelService + Send, client: impl FnOnce() + Send) {
-    in_new_network(|| {
-        let (ready, wait_ready) = mpsc::channel::<i32>();
-        let (moved, wait_moved) = mpsc::channel::<()>();
-        std::thread::scope(|scope| {
-            let other = scope.spawn(move || {
-                in_new_network(move || {
-                    // SAFETY: takes nothing, returns this thread's id.
-                    ready.send(unsafe { libc::gettid() }).unwrap();
-                    wait_moved.recv().unwrap();
-                    set_up("veth-c", CLIENT4, CLIENT6);
-                    // NAPI on the receiving side: veth sends XDP_TX frames to nobody else (drivers/net/veth.c).
-                    let _peer = XdpPass::attach("veth-c");
-                    client();
-                });
-            });
-            let thread = wait_ready.recv().unwrap().to_string();
-            ip(&["link", "add", "veth-s", "type", "veth", "peer", "name", "veth-c", "netns", &thread]);
-            set_up("veth-s", SERVER4, SERVER6);
-            let service = server();
-            let addresses: Vec<SocketAddr> =
-                vec![format!("{SERVER4}:60007").parse().unwrap(), format!("[{SERVER6}]:60007").parse().unwrap()];
-            let link = service.attach_udp("veth-s", &addresses).unwrap();
-            assert_eq!(link.mode(), XdpMode::Native);
-            moved.send(()).unwrap();
-            if let Err(panic) = other.join() {
-                let counters: Vec<_> = service.counters().into_iter().filter(|counter| counter.value > 0).collect();
-                eprintln!("the service saw {counters:?}");
-                std::panic::resume_unwind(panic);
-            }
-            assert!(counter(&service, "xdp_answered") > 0);
+fn on_veth(client: impl FnOnce() + Send + 'static) {
+    let Some(()) = own_network_or_skip("XDP") else { return };
+    let far = veth();
+    let service = load(Builtin::Echo);
+    let link = service.attach_udp(NEAR.0, &[near_server(0), near_server(1)]).unwrap();
+    assert_eq!(link.mode(), XdpMode::Native);
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        far.run(|| {
+            // NAPI on the receiving side: veth sends XDP_TX frames to nobody else (drivers/net/veth.c).
+            let _peer = XdpPass::attach(FAR.0);
+            client();
         });
-    });
-}
-
-fn set_up(interface: &str, v4: &str, v6: &str) {
-    ip(&["addr", "add", &format!("{v4}/24"), "dev", interface]);
-    ip(&["addr", "add", &format!("{v6}/64"), "dev", interface, "nodad"]);
-    ip(&["link", "set", interface, "up"]);
+    }));
+    if let Err(panic) = result {
+        let counters: Vec<_> = service.counters().into_iter().filter(|counter| counter.value > 0).collect();
+        eprintln!("the service saw {counters:?}");
+        std::panic::resume_unwind(panic);
+    }
+    assert!(counter(&service, "xdp_answered") > 0);
 }
 
 /// A program that passes everything, on the client's end.
@@ -217,45 +172,32 @@ impl XdpPass {
     fn attach(interface: &str) -> Self {
         let service = load(Builtin::Echo);
         // A port nobody sends to.
-        let link = service.attach_udp(interface, &[format!("{CLIENT4}:1").parse().unwrap()]).unwrap();
+        let link = service.attach_udp(interface, &[SocketAddr::new(FAR.1[0].parse().unwrap(), 1)]).unwrap();
         Self { _service: service, _link: link }
     }
 }
 
 #[test]
 fn veth_answers_in_native_mode() {
-    if !is_root("XDP") {
-        return;
-    }
-    on_veth(
-        || load(Builtin::Echo),
-        || {
-            // The client's stack checks both checksums of what comes back: veth leaves frames of XDP_TX unverified.
-            let v4 = client(CLIENT4, format!("{SERVER4}:60007").parse().unwrap());
-            let v6 = client(CLIENT6, format!("[{SERVER6}]:60007").parse().unwrap());
-            echoes(&v4, 0..=1472);
-            echoes(&v6, 0..=1452);
-            let errors = checksum_errors();
-            assert_eq!(errors, 0, "the client's stack saw {errors} wrong checksums");
-        },
-    );
+    on_veth(|| {
+        // The client's stack checks both checksums of what comes back: veth leaves frames of XDP_TX unverified.
+        let [v4, v6] = [0, 1].map(|family| client(FAR.1[family], near_server(family)));
+        echoes(&v4, 0..=1472);
+        echoes(&v6, 0..=1452);
+        let errors = checksum_errors();
+        assert_eq!(errors, 0, "the client's stack saw {errors} wrong checksums");
+    });
 }
 
 /// Fragments pass to the stack, where nobody listens, and the program goes on.
 #[test]
 fn fragments_pass_on_veth() {
-    if !is_root("XDP") {
-        return;
-    }
-    on_veth(
-        || load(Builtin::Echo),
-        || {
-            let v4 = client(CLIENT4, format!("{SERVER4}:60007").parse().unwrap());
-            v4.send(&pattern(4000, 1)).unwrap();
-            assert_eq!(v4.recv(&mut [0; 10]).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
-            echoes(&v4, 10..20);
-        },
-    );
+    on_veth(|| {
+        let v4 = client(FAR.1[0], near_server(0));
+        v4.send(&pattern(4000, 1)).unwrap();
+        assert_eq!(v4.recv(&mut [0; 10]).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+        echoes(&v4, 10..20);
+    });
 }
 
 /// InCsumErrors of the UDP line of /proc/net/snmp and of Udp6 in snmp6, in this namespace.

@@ -186,157 +186,137 @@ impl Bench {
 
 #[test]
 fn echo_of_every_size_in_both_families() {
-    if !is_root("XDP") {
-        return;
-    }
-    in_new_network(|| {
-        let bench = bench(Builtin::Echo);
-        for size in 0..=1472 {
-            let payload = pattern(size, size as u64);
-            for request in [v4(&payload), v6(&payload)] {
-                bench.answers(&request, &request.frame(), &payload);
-            }
+    let Some(()) = own_network_or_skip("XDP") else { return };
+    let bench = bench(Builtin::Echo);
+    for size in 0..=1472 {
+        let payload = pattern(size, size as u64);
+        for request in [v4(&payload), v6(&payload)] {
+            bench.answers(&request, &request.frame(), &payload);
         }
-        assert_eq!(counter(&bench.service, "xdp_answered"), 2 * 1473);
-    });
+    }
+    assert_eq!(counter(&bench.service, "xdp_answered"), 2 * 1473);
 }
 
 #[test]
 fn every_kind_of_checksum() {
-    if !is_root("XDP") {
-        return;
-    }
-    in_new_network(|| {
-        let bench = bench(Builtin::Echo);
-        let payload = pattern(77, 3);
-        for (checksum, v4_ok, v6_ok) in [
-            (Checksum::Full, true, true),
-            (Checksum::Partial, true, true),
-            (Checksum::None, true, false),
-            (Checksum::Wrong, false, false),
-        ] {
-            for (request, ok) in [(v4(&payload), v4_ok), (v6(&payload), v6_ok)] {
-                let request = Datagram { checksum, ..request };
-                if ok {
-                    bench.answers(&request, &request.frame(), &payload);
-                } else {
-                    bench.passes(&request.frame(), Some("xdp_passed_checksum"));
-                }
+    let Some(()) = own_network_or_skip("XDP") else { return };
+    let bench = bench(Builtin::Echo);
+    let payload = pattern(77, 3);
+    for (checksum, v4_ok, v6_ok) in [
+        (Checksum::Full, true, true),
+        (Checksum::Partial, true, true),
+        (Checksum::None, true, false),
+        (Checksum::Wrong, false, false),
+    ] {
+        for (request, ok) in [(v4(&payload), v4_ok), (v6(&payload), v6_ok)] {
+            let request = Datagram { checksum, ..request };
+            if ok {
+                bench.answers(&request, &request.frame(), &payload);
+            } else {
+                bench.passes(&request.frame(), Some("xdp_passed_checksum"));
             }
         }
-        // A sum of all ones is sent as 0xffff, never as 0 (RFC 768): search a payload that has it.
-        let found = (0..=u16::MAX).map(|word| v4(&word.to_be_bytes())).find(|request| {
-            let reply = request.reply(&request.payload);
-            reply.udp()[6..8] == [0xff, 0xff]
-        });
-        let request = found.expect("one of 65536 payloads sums up so");
-        bench.answers(&request, &request.frame(), &request.payload);
+    }
+    // A sum of all ones is sent as 0xffff, never as 0 (RFC 768): search a payload that has it.
+    let found = (0..=u16::MAX).map(|word| v4(&word.to_be_bytes())).find(|request| {
+        let reply = request.reply(&request.payload);
+        reply.udp()[6..8] == [0xff, 0xff]
     });
+    let request = found.expect("one of 65536 payloads sums up so");
+    bench.answers(&request, &request.frame(), &request.payload);
 }
 
 #[test]
 fn null_calls_shrink_the_frame() {
-    if !is_root("XDP") {
-        return;
-    }
-    in_new_network(|| {
-        let bench = bench(Builtin::RpcNull);
-        for xid in [0, 1, 0xdead_beef] {
-            let call = &null_call(xid)[4..];
-            let reply = &null_reply(xid)[4..];
-            for request in [v4(call), v6(call)] {
-                bench.answers(&request, &request.frame(), reply);
-            }
+    let Some(()) = own_network_or_skip("XDP") else { return };
+    let bench = bench(Builtin::RpcNull);
+    for xid in [0, 1, 0xdead_beef] {
+        let call = &null_call(xid)[4..];
+        let reply = &null_reply(xid)[4..];
+        for request in [v4(call), v6(call)] {
+            bench.answers(&request, &request.frame(), reply);
         }
-        let getattr = &rpc_call(1, 100_003, 3, 1)[4..];
-        bench.passes(&v4(getattr).frame(), Some("xdp_passed_unanswerable"));
-    });
+    }
+    let getattr = &rpc_call(1, 100_003, 3, 1)[4..];
+    bench.passes(&v4(getattr).frame(), Some("xdp_passed_unanswerable"));
 }
 
 #[test]
 fn padding_is_not_echoed() {
-    if !is_root("XDP") {
-        return;
-    }
-    in_new_network(|| {
-        let bench = bench(Builtin::Echo);
-        let request = v4(b"hi");
-        let mut frame = request.frame();
-        frame.resize(60, 0xee); // Ethernet's shortest frame
-        bench.answers(&request, &frame, b"hi");
-    });
+    let Some(()) = own_network_or_skip("XDP") else { return };
+    let bench = bench(Builtin::Echo);
+    let request = v4(b"hi");
+    let mut frame = request.frame();
+    frame.resize(60, 0xee); // Ethernet's shortest frame
+    bench.answers(&request, &frame, b"hi");
 }
 
 #[test]
 fn the_unusual_passes_untouched() {
-    if !is_root("XDP") {
-        return;
-    }
-    in_new_network(|| {
-        let bench = bench(Builtin::Echo);
-        let good = v4(b"payload").frame();
-        let good6 = v6(b"payload").frame();
-        let changed = |change: &dyn Fn(&mut Vec<u8>)| {
-            let mut frame = good.clone();
-            change(&mut frame);
-            let length = (usize::from(frame[14] & 15) * 4).max(20);
-            if frame.len() >= 14 + length {
-                fix_ip_checksum(&mut frame[14..14 + length]);
-            }
-            frame
-        };
-
-        let first_fragment = changed(&|frame| frame[20] = 0x20);
-        bench.passes(&first_fragment, Some("xdp_passed_fragment"));
-        bench.passes(&changed(&|frame| frame[21] = 1), Some("xdp_passed_fragment"));
-        let options = changed(&|frame| {
-            frame[14] = 0x46;
-            frame.splice(34..34, [1, 1, 1, 1]);
-            frame[17] += 4;
-        });
-        bench.passes(&options, Some("xdp_passed_options"));
-        let mut bad_ip_sum = good.clone();
-        bad_ip_sum[24] ^= 1;
-        bench.passes(&bad_ip_sum, Some("xdp_passed_checksum"));
-
-        let mut truncated = good.clone();
-        truncated.pop();
-        bench.passes(&truncated, Some("xdp_passed_malformed"));
-        bench.passes(&changed(&|frame| frame[39] = 8), Some("xdp_passed_malformed")); // UDP length within IP length
-        bench.passes(&changed(&|frame| frame[0] = 0xff), Some("xdp_passed_malformed")); // broadcast
-        bench.passes(&changed(&|frame| frame[26] = 224), Some("xdp_passed_malformed")); // from multicast
-        bench.passes(&changed(&|frame| frame[26] = 0), Some("xdp_passed_malformed")); // from 0/8
-        let no_port = Datagram { source_port: 0, ..v4(b"payload") };
-        bench.passes(&no_port.frame(), Some("xdp_passed_malformed"));
-        let mut from_multicast = good6.clone();
-        from_multicast[22] = 0xff;
-        bench.passes(&from_multicast, Some("xdp_passed_malformed"));
-
-        let from_served = Datagram { source_port: SERVED, source: v4(b"").target, ..v4(b"payload") };
-        bench.passes(&from_served.frame(), Some("xdp_passed_loop"));
-        // Another host's service of the same port is a loop in the making, too.
-        let from_other = Datagram { source_port: SERVED, ..v4(b"payload") };
-        bench.passes(&from_other.frame(), Some("xdp_passed_loop"));
-
-        // Not ours at all: no counter.
-        let other_port = Datagram { target_port: 1, ..v4(b"payload") };
-        bench.passes(&other_port.frame(), None);
-        let mut other_address = v4(b"payload");
-        other_address.target[3] = 2;
-        bench.passes(&other_address.frame(), None);
-        bench.passes(&changed(&|frame| frame[23] = 6), None); // TCP
-        let mut vlan = good.clone();
-        vlan.splice(12..12, [0x81, 0, 0, 5]);
-        bench.passes(&vlan, None);
-        let mut hop_by_hop = good6.clone();
-        hop_by_hop[20] = 0;
-        bench.passes(&hop_by_hop, None);
-        let mut fragment6 = good6.clone();
-        fragment6[20] = 44;
-        bench.passes(&fragment6, None);
-        for len in 14..42 {
-            bench.passes(&good[..len], None);
+    let Some(()) = own_network_or_skip("XDP") else { return };
+    let bench = bench(Builtin::Echo);
+    let good = v4(b"payload").frame();
+    let good6 = v6(b"payload").frame();
+    let changed = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut frame = good.clone();
+        change(&mut frame);
+        let length = (usize::from(frame[14] & 15) * 4).max(20);
+        if frame.len() >= 14 + length {
+            fix_ip_checksum(&mut frame[14..14 + length]);
         }
-        assert_eq!(counter(&bench.service, "xdp_answered"), 0);
+        frame
+    };
+
+    let first_fragment = changed(&|frame| frame[20] = 0x20);
+    bench.passes(&first_fragment, Some("xdp_passed_fragment"));
+    bench.passes(&changed(&|frame| frame[21] = 1), Some("xdp_passed_fragment"));
+    let options = changed(&|frame| {
+        frame[14] = 0x46;
+        frame.splice(34..34, [1, 1, 1, 1]);
+        frame[17] += 4;
     });
+    bench.passes(&options, Some("xdp_passed_options"));
+    let mut bad_ip_sum = good.clone();
+    bad_ip_sum[24] ^= 1;
+    bench.passes(&bad_ip_sum, Some("xdp_passed_checksum"));
+
+    let mut truncated = good.clone();
+    truncated.pop();
+    bench.passes(&truncated, Some("xdp_passed_malformed"));
+    bench.passes(&changed(&|frame| frame[39] = 8), Some("xdp_passed_malformed")); // UDP length within IP length
+    bench.passes(&changed(&|frame| frame[0] = 0xff), Some("xdp_passed_malformed")); // broadcast
+    bench.passes(&changed(&|frame| frame[26] = 224), Some("xdp_passed_malformed")); // from multicast
+    bench.passes(&changed(&|frame| frame[26] = 0), Some("xdp_passed_malformed")); // from 0/8
+    let no_port = Datagram { source_port: 0, ..v4(b"payload") };
+    bench.passes(&no_port.frame(), Some("xdp_passed_malformed"));
+    let mut from_multicast = good6.clone();
+    from_multicast[22] = 0xff;
+    bench.passes(&from_multicast, Some("xdp_passed_malformed"));
+
+    let from_served = Datagram { source_port: SERVED, source: v4(b"").target, ..v4(b"payload") };
+    bench.passes(&from_served.frame(), Some("xdp_passed_loop"));
+    // Another host's service of the same port is a loop in the making, too.
+    let from_other = Datagram { source_port: SERVED, ..v4(b"payload") };
+    bench.passes(&from_other.frame(), Some("xdp_passed_loop"));
+
+    // Not ours at all: no counter.
+    let other_port = Datagram { target_port: 1, ..v4(b"payload") };
+    bench.passes(&other_port.frame(), None);
+    let mut other_address = v4(b"payload");
+    other_address.target[3] = 2;
+    bench.passes(&other_address.frame(), None);
+    bench.passes(&changed(&|frame| frame[23] = 6), None); // TCP
+    let mut vlan = good.clone();
+    vlan.splice(12..12, [0x81, 0, 0, 5]);
+    bench.passes(&vlan, None);
+    let mut hop_by_hop = good6.clone();
+    hop_by_hop[20] = 0;
+    bench.passes(&hop_by_hop, None);
+    let mut fragment6 = good6.clone();
+    fragment6[20] = 44;
+    bench.passes(&fragment6, None);
+    for len in 14..42 {
+        bench.passes(&good[..len], None);
+    }
+    assert_eq!(counter(&bench.service, "xdp_answered"), 0);
 }

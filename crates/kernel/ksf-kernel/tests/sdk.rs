@@ -26,9 +26,7 @@ fn shout(message: &[u8]) -> Vec<u8> {
 
 #[test]
 fn the_example_runs_in_both_halves() {
-    if !is_root("eBPF") {
-        return;
-    }
+    let Some(()) = root_or_skip("eBPF") else { return };
     let service = load_source("../../../examples/ksf-uppercase/uppercase.bpf.c");
     assert_eq!(service.name(), "uppercase");
 
@@ -64,9 +62,7 @@ fn the_example_runs_in_both_halves() {
 
 #[test]
 fn longer_replies_do_not_stall() {
-    if !is_root("eBPF") {
-        return;
-    }
+    let Some(()) = root_or_skip("eBPF") else { return };
     for habits in [PARKING, POLLING] {
         let service = load_source("tests/bpf/grow.bpf.c");
         let (mut client, server) = tcp_pair("127.0.0.1:0");
@@ -89,9 +85,7 @@ fn longer_replies_do_not_stall() {
 
 #[test]
 fn a_length_that_counts_itself() {
-    if !is_root("eBPF") {
-        return;
-    }
+    let Some(()) = root_or_skip("eBPF") else { return };
     let service = load_source("tests/bpf/sized.bpf.c");
     let (mut client, server) = tcp_pair("127.0.0.1:0");
     let half = UserHalf::serve(&service, server, PARKING, shout);
@@ -111,9 +105,7 @@ fn a_length_that_counts_itself() {
 
 #[test]
 fn wrong_objects_are_explained() {
-    if !is_root("eBPF") {
-        return;
-    }
+    let Some(()) = root_or_skip("eBPF") else { return };
     let error = load_file(&compile("tests/bpf/plain.bpf.c", &[])).unwrap_err();
     assert!(matches!(&error, KernelError::BadObject { problem, .. } if problem.contains("KSF_SERVICE")), "{error}");
 
@@ -149,7 +141,7 @@ fn settings_that_make_no_sense_are_refused() {
     refused(|options| options.window_bytes = u32::MAX);
     refused(|options| options.lag_bytes_max = 1 << 20);
     refused(|options| options.rpc_programs = vec![(1, 3, 2)]);
-    if is_root("eBPF") {
+    if root_or_skip("eBPF").is_some() {
         refused(|options| options.rpc_programs = vec![(1, 1, 1)]);
     }
 }
@@ -157,9 +149,7 @@ fn settings_that_make_no_sense_are_refused() {
 /// What the verifier pays for each program: printed, and bounded far below its limit of a million.
 #[test]
 fn the_verifier_is_not_kept_long() {
-    if !is_root("eBPF") {
-        return;
-    }
+    let Some(()) = root_or_skip("eBPF") else { return };
     let services = [
         load(ksf_kernel::Builtin::Echo),
         load(ksf_kernel::Builtin::RpcNull),

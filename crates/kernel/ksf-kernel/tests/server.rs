@@ -3,10 +3,9 @@
 mod common;
 mod rig;
 
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -24,9 +23,7 @@ const ECHO_CLIENTS: usize = 4;
 /// Every size, cut at random places, on connections that live through all of them.
 #[test]
 fn every_size_comes_back_byte_by_byte() {
-    if !is_root("eBPF") {
-        return;
-    }
+    let Some(()) = root_or_skip("eBPF") else { return };
     let bytes = pattern(2 * ECHO_BYTES_MAX, 1);
     for engine in engines() {
         in_new_network(|| {
@@ -108,9 +105,7 @@ fn a_slow_reader_misses_nothing() {
     const ONE_BY_ONE: usize = 4 * PIECE;
     /// More than the send buffer of an assisted connection, the out-queue and the client's receive buffer hold.
     const MESSAGE: usize = 6 << 20;
-    if !is_root("eBPF") {
-        return;
-    }
+    let Some(()) = root_or_skip("eBPF") else { return };
     let bytes = pattern(MESSAGE + ROUNDS * 1000, 3);
     for engine in engines() {
         in_new_network(|| {
@@ -182,30 +177,20 @@ fn a_server_dropped_under_load_leaves_nothing() {
     });
 }
 
-const CHILD: &str = "KSF_TEST_SERVER";
+const PLAN: &str = "KSF_TEST_SERVER";
 
 #[test]
 fn a_server_killed_under_load_leaves_nothing() {
     on_each(|spoken, engine| {
         for _ in 0..3 {
-            let mut child = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "killed_server", "--nocapture", "--include-ignored"])
-                .env(CHILD, format!("{engine} {}", spoken.name()))
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .spawn()
-                .expect("this test program runs once more");
-            let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-            let line = lines.find_map(|line| line.unwrap().split_once("READY ").map(|(_, rest)| rest.to_owned()));
-            let line = line.expect("the child gets ready");
+            let plan = format!("{engine} {}", spoken.name());
+            let mut server = Helper::start("killed_server", &[(PLAN, plan)]);
+            let line = server.hear();
             let [address, programs, maps] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
             let ids = |list: &str| list.split(',').map(|id| id.parse().unwrap()).collect();
             let objects = Objects { programs: ids(programs), maps: ids(maps) };
             assert!(objects.programs.len() == 4 && objects.maps.len() > 10 && !objects.are_gone(), "{objects:?}");
-            under_load(address.parse().unwrap(), spoken, move || {
-                child.kill().unwrap();
-                child.wait().unwrap();
-            });
+            under_load(address.parse().unwrap(), spoken, || drop(server));
             wait_until("programs and maps are gone", || objects.are_gone());
         }
     });
@@ -215,15 +200,15 @@ fn a_server_killed_under_load_leaves_nothing() {
 #[test]
 #[ignore = "run by a_server_killed_under_load_leaves_nothing"]
 fn killed_server() {
-    let Ok(plan) = std::env::var(CHILD) else { return };
+    let Ok(plan) = std::env::var(PLAN) else { return };
     let (engine, spoken) = plan.split_once(' ').unwrap();
     let engine = [EngineKind::Epoll, EngineKind::Uring].into_iter().find(|kind| kind.name() == engine).unwrap();
     let rig = Rig::start(Spoken::from_name(spoken).unwrap(), engine);
     let Objects { programs, maps } = Objects::of(&rig.kernel);
     let list = |ids: Vec<u32>| ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-    println!("READY {} {} {}", rig.address, list(programs), list(maps));
+    say(format_args!("{} {} {}", rig.address, list(programs), list(maps)));
     // Until it is killed, or its starter is gone.
-    let _ = std::io::stdin().read(&mut [0]);
+    listen();
 }
 
 /// Few messages in flight: the halves take turns at every one of them.

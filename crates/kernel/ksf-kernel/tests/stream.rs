@@ -2,13 +2,13 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::net::{Shutdown, TcpStream};
-use std::process::{Command, Stdio};
 
 use common::*;
 use ksf::assist::Assist;
 use ksf_kernel::{Builtin, KernelService};
+use ksf_test::stream::ask;
 
 fn no_fallback(message: &[u8]) -> Vec<u8> {
     panic!("nothing falls through: {message:?}")
@@ -20,11 +20,6 @@ fn proc_unavailable(call: &[u8]) -> Vec<u8> {
     [&call[..4], &words].concat()
 }
 
-fn exchange(client: &mut TcpStream, request: &[u8], reply: &[u8]) {
-    send_all(client, request);
-    assert_eq!(read_exactly(client, reply.len()), reply);
-}
-
 /// All that comes until the end of the stream.
 fn read_to_end(client: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -34,15 +29,13 @@ fn read_to_end(client: &mut TcpStream) -> Vec<u8> {
 
 #[test]
 fn null_calls_are_answered_in_the_kernel() {
-    if !is_root("eBPF") {
-        return;
-    }
+    let Some(()) = root_or_skip("eBPF") else { return };
     for (habits, address) in [(POLLING, "127.0.0.1:0"), (PARKING, "127.0.0.1:0"), (PARKING, "[::1]:0")] {
         let service = load(Builtin::RpcNull);
         let (mut client, server) = tcp_pair(address);
         let half = UserHalf::serve(&service, server, habits, no_fallback);
         for xid in 0..5000 {
-            exchange(&mut client, &null_call(xid), &null_reply(xid));
+            ask(&mut client, &null_call(xid), &null_reply(xid));
         }
         let answered = counter(&service, "messages_answered");
         assert!(answered > 4900, "{habits:?}: {answered} of 5000 in the kernel");
@@ -57,9 +50,7 @@ fn null_calls_are_answered_in_the_kernel() {
 
 #[test]
 fn echo_is_byte_exact_whatever_the_size() {
-    if !is_root("eBPF") {
-        return;
-    }
+    let Some(()) = root_or_skip("eBPF") else { return };
     let service = load(Builtin::Echo);
     let (mut client, server) = tcp_pair("127.0.0.1:0");
     let half = UserHalf::serve(&service, server, PARKING, no_fallback);
@@ -82,9 +73,7 @@ fn echo_is_byte_exact_whatever_the_size() {
 /// Calls that the kernel answers and calls that only user space can, in turn and mixed: one order, nothing missing.
 #[test]
 fn the_halves_take_turns() {
-    if !is_root("eBPF") {
-        return;
-    }
+    let Some(()) = root_or_skip("eBPF") else { return };
     for habits in [POLLING, PARKING] {
         let service = load(Builtin::RpcNull);
         let (mut client, server) = tcp_pair("127.0.0.1:0");
@@ -94,7 +83,7 @@ fn the_halves_take_turns() {
             let call = rpc_call(xid, 100_003, 3, u32::from(hard));
             let mut reply = null_reply(xid);
             reply[27] = if hard { 3 } else { 0 };
-            exchange(&mut client, &call, &reply);
+            ask(&mut client, &call, &reply);
         }
         assert!(counter(&service, "messages_answered") > 1000, "{habits:?}");
         assert!(counter(&service, "passed_unanswerable") > 300, "{habits:?}");
@@ -106,9 +95,7 @@ fn the_halves_take_turns() {
 /// Bursts: the first segment may be answered in the kernel, the rest is not; replies keep the order of the calls.
 #[test]
 fn order_holds_under_pipelining() {
-    if !is_root("eBPF") {
-        return;
-    }
+    let Some(()) = root_or_skip("eBPF") else { return };
     for window_bytes in [0, 4096] {
         let service = load_with(Builtin::RpcNull, |options| options.window_bytes = window_bytes);
         let (mut client, server) = tcp_pair("127.0.0.1:0");
@@ -137,9 +124,7 @@ fn order_holds_under_pipelining() {
 /// Bytes from before the socket came under the programs, unread and read.
 #[test]
 fn early_bytes_are_counted() {
-    if !is_root("eBPF") {
-        return;
-    }
+    let Some(()) = root_or_skip("eBPF") else { return };
     let service = load(Builtin::RpcNull);
     // Unread: they wait in the receive queue.
     let (mut client, server) = tcp_pair("127.0.0.1:0");
@@ -148,7 +133,7 @@ fn early_bytes_are_counted() {
     let half = UserHalf::serve(&service, server, PARKING, no_fallback);
     assert_eq!(read_exactly(&mut client, 28), null_reply(1));
     for xid in 2..500 {
-        exchange(&mut client, &null_call(xid), &null_reply(xid));
+        ask(&mut client, &null_call(xid), &null_reply(xid));
     }
     assert!(counter(&service, "messages_answered") > 400);
     drop(client);
@@ -164,7 +149,7 @@ fn early_bytes_are_counted() {
     assert_eq!(read_exactly(&mut client, 28), null_reply(1));
     let before = counter(&service, "messages_answered");
     for xid in 2..500 {
-        exchange(&mut client, &null_call(xid), &null_reply(xid));
+        ask(&mut client, &null_call(xid), &null_reply(xid));
     }
     assert!(counter(&service, "messages_answered") > before + 400);
     drop(client);
@@ -177,27 +162,23 @@ fn early_bytes_are_counted() {
 fn what_this_machine_dropped_does_not_keep_the_kernel_half_out() {
     const PIECE: usize = 20_000;
     const PIECES: usize = 500;
-    if !is_root("eBPF") {
-        return;
-    }
-    in_new_network(|| {
-        tc("qdisc add dev lo root tbf rate 400mbit burst 128kb limit 140kb");
-        let (mut client, mut server) = tcp_pair("127.0.0.1:0");
-        std::thread::scope(|scope| {
-            scope.spawn(|| (0..PIECES).for_each(|_| send_all(&mut server, &[7; PIECE])));
-            read_exactly(&mut client, PIECES * PIECE);
-        });
-        assert!(!tc("-s qdisc show dev lo").contains("dropped 0,"), "nothing was dropped");
-        let service = load(Builtin::RpcNull);
-        let so_far = Outcome { received: 0, sent: (PIECES * PIECE) as u64, replied: 0 };
-        let half = UserHalf::serve_from(&service, server, PARKING, no_fallback, so_far);
-        for xid in 0..500 {
-            exchange(&mut client, &null_call(xid), &null_reply(xid));
-        }
-        assert!(counter(&service, "messages_answered") > 0, "all of 500 went to user space");
-        drop(client);
-        half.join();
+    let Some(()) = own_network_or_skip("eBPF") else { return };
+    tc("qdisc add dev lo root tbf rate 400mbit burst 128kb limit 140kb");
+    let (mut client, mut server) = tcp_pair("127.0.0.1:0");
+    std::thread::scope(|scope| {
+        scope.spawn(|| (0..PIECES).for_each(|_| send_all(&mut server, &[7; PIECE])));
+        read_exactly(&mut client, PIECES * PIECE);
     });
+    assert!(!tc("-s qdisc show dev lo").contains("dropped 0,"), "nothing was dropped");
+    let service = load(Builtin::RpcNull);
+    let so_far = Outcome { received: 0, sent: (PIECES * PIECE) as u64, replied: 0 };
+    let half = UserHalf::serve_from(&service, server, PARKING, no_fallback, so_far);
+    for xid in 0..500 {
+        ask(&mut client, &null_call(xid), &null_reply(xid));
+    }
+    assert!(counter(&service, "messages_answered") > 0, "all of 500 went to user space");
+    drop(client);
+    half.join();
 }
 
 /// Bytes that wait for the client.
@@ -210,9 +191,7 @@ fn unread(client: &TcpStream) -> libc::c_int {
 
 #[test]
 fn a_slow_reader_misses_nothing() {
-    if !is_root("eBPF") {
-        return;
-    }
+    let Some(()) = root_or_skip("eBPF") else { return };
     let service = load(Builtin::Echo);
     for round in 0..60 {
         let (mut client, server) = tcp_pair("127.0.0.1:0");
@@ -249,15 +228,13 @@ fn a_slow_reader_misses_nothing() {
 
 #[test]
 fn a_half_close_waits_for_the_last_reply() {
-    if !is_root("eBPF") {
-        return;
-    }
+    let Some(()) = root_or_skip("eBPF") else { return };
     for habits in [POLLING, PARKING] {
         let service = load(Builtin::RpcNull);
         for calls in 1..40 {
             let (mut client, server) = tcp_pair("127.0.0.1:0");
             let half = UserHalf::serve(&service, server, habits, no_fallback);
-            exchange(&mut client, &null_call(0), &null_reply(0));
+            ask(&mut client, &null_call(0), &null_reply(0));
             let mut replies = Vec::new();
             for xid in 0..calls {
                 send_all(&mut client, &null_call(xid));
@@ -273,15 +250,13 @@ fn a_half_close_waits_for_the_last_reply() {
 /// Entries are used again; a full table refuses, counted, and the others go on.
 #[test]
 fn entries_are_used_again() {
-    if !is_root("eBPF") {
-        return;
-    }
+    let Some(()) = root_or_skip("eBPF") else { return };
     let service = load_with(Builtin::RpcNull, |options| options.connections_max = 4);
     for round in 0..25 {
         let (mut client, server) = tcp_pair("127.0.0.1:0");
         let half = UserHalf::serve(&service, server, PARKING, no_fallback);
         for xid in 0..20 {
-            exchange(&mut client, &null_call(xid), &null_reply(xid));
+            ask(&mut client, &null_call(xid), &null_reply(xid));
         }
         drop(client);
         let outcome = half.join();
@@ -297,9 +272,7 @@ fn entries_are_used_again() {
 
 #[test]
 fn sockets_of_other_kinds_are_refused() {
-    if !is_root("eBPF") {
-        return;
-    }
+    let Some(()) = root_or_skip("eBPF") else { return };
     let service = load(Builtin::Echo);
     let assist = service.assist();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -313,16 +286,14 @@ fn sockets_of_other_kinds_are_refused() {
 /// The original panicked when its module was unloaded with active connections.
 #[test]
 fn unloading_with_active_connections_is_safe() {
-    if !is_root("eBPF") {
-        return;
-    }
+    let Some(()) = root_or_skip("eBPF") else { return };
     for _ in 0..20 {
         let service = load(Builtin::RpcNull);
         let ids = service.program_ids();
         assert_eq!(ids.len(), 4);
         let (mut client, server) = tcp_pair("127.0.0.1:0");
         let half = UserHalf::serve(&service, server, PARKING, no_fallback);
-        exchange(&mut client, &null_call(1), &null_reply(1));
+        ask(&mut client, &null_call(1), &null_reply(1));
         let mut sender = client.try_clone().unwrap();
         let flood = std::thread::spawn(move || {
             // Until the server is gone.
@@ -349,58 +320,43 @@ fn program_exists(id: u32) -> bool {
     libbpf_rs::Program::fd_from_id(id).is_ok()
 }
 
-const CHILD: &str = "KSF_TEST_CHILD";
-
 /// Killing the process that holds the programs, with connections in the middle of a message, leaves nothing.
 #[test]
 fn a_killed_server_leaves_nothing_behind() {
-    if !is_root("eBPF") {
-        return;
-    }
-    in_new_network(|| {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "killed_child", "--nocapture", "--include-ignored"])
-            .env(CHILD, "1")
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("this test program runs once more");
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let line = lines.find_map(|line| line.unwrap().split_once("READY ").map(|(_, rest)| rest.to_owned()));
-        let line = line.expect("the child gets ready");
-        let mut words = line.split(' ');
-        let port: u16 = words.next().unwrap().parse().unwrap();
-        let ids: Vec<u32> = words.map(|id| id.parse().unwrap()).collect();
-        assert!(ids.len() == 4 && ids.iter().all(|&id| program_exists(id)));
-        let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
-        exchange(&mut client, b"hello", b"hello");
-        send_all(&mut client, b"in the middle");
-        assert!(xdp_is_attached());
-        child.kill().unwrap();
-        child.wait().unwrap();
-        let mut rest = Vec::new();
-        let _ = client.read_to_end(&mut rest);
-        wait_until("the programs are gone", || ids.iter().all(|&id| !program_exists(id)));
-        assert!(!xdp_is_attached(), "XDP is still on lo");
-    });
+    let Some(()) = own_network_or_skip("eBPF") else { return };
+    let mut server = Helper::start("killed_child", &[]);
+    let line = server.hear();
+    let mut words = line.split(' ');
+    let port: u16 = words.next().unwrap().parse().unwrap();
+    let ids: Vec<u32> = words.map(|id| id.parse().unwrap()).collect();
+    assert!(ids.len() == 4 && ids.iter().all(|&id| program_exists(id)));
+    let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    ask(&mut client, b"hello", b"hello");
+    send_all(&mut client, b"in the middle");
+    assert!(xdp_is_attached());
+    drop(server);
+    let mut rest = Vec::new();
+    let _ = client.read_to_end(&mut rest);
+    wait_until("the programs are gone", || ids.iter().all(|&id| !program_exists(id)));
+    assert!(!xdp_is_attached(), "XDP is still on lo");
 }
 
 fn xdp_is_attached() -> bool {
-    let output = Command::new("ip").args(["link", "show", "dev", "lo"]).output().unwrap();
-    String::from_utf8_lossy(&output.stdout).contains("xdp")
+    ip("link show dev lo").contains("xdp")
 }
 
 /// Not a test: the other process of the one above.
 #[test]
 #[ignore = "run by a_killed_server_leaves_nothing_behind"]
 fn killed_child() {
-    if std::env::var_os(CHILD).is_none() {
+    if !is_helper() {
         return;
     }
     let service: KernelService = load(Builtin::Echo);
     let _link = service.attach_udp("lo", &["127.0.0.1:60007".parse().unwrap()]).unwrap();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let ids: Vec<String> = service.program_ids().iter().map(u32::to_string).collect();
-    println!("READY {} {}", listener.local_addr().unwrap().port(), ids.join(" "));
+    say(format_args!("{} {}", listener.local_addr().unwrap().port(), ids.join(" ")));
     let (socket, _) = listener.accept().unwrap();
     UserHalf::serve(&service, socket, PARKING, no_fallback).join();
 }

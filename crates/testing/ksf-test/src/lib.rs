@@ -26,8 +26,8 @@ pub use cpu::{cpus, on_cpu, pin, two_cpus_or_skip};
 pub use folder::{Folder, install};
 pub use helper::{Helper, is_helper, listen, say};
 pub use network::{
-    assert_own_network, in_new_network, ip, may_have_networks, own_network, own_network_or_skip, own_run_or_skip,
-    sysctl, tc,
+    FAR, FarEnd, NEAR, assert_own_network, in_new_network, ip, may_have_networks, own_network, own_network_or_skip,
+    own_run_or_skip, sysctl, tc, veth,
 };
 pub use process::{Lines, Running, run, stderr, stdout, succeeds};
 pub use random::{Random, TestRandom, pattern};

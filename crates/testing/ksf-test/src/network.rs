@@ -1,11 +1,13 @@
 //! Networks of a test's own: no port is taken, no sysctl or firewall of the machine plays a part.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::Command;
-use std::thread;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::{self, JoinHandle};
 
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
-use crate::{is_helper, is_root, root_or_skip, run};
+use crate::{is_helper, is_root, root_or_skip, run, succeeds};
 
 /// Gives this thread, and every thread and process it starts from now on, a network namespace with nothing but a
 /// loopback device in its first state. Without root ([`is_root`]) the test runs on the machine's own loopback. The
@@ -17,24 +19,22 @@ pub fn own_network() {
     }
 }
 
-/// [`own_network`] for a test that cannot do without. False: the test is skipped. `what` needs root: `sk_lookup`.
+/// [`own_network`] for a test that cannot do without; `None`: the test is skipped. `what` needs root: `sk_lookup`.
 #[track_caller]
-pub fn own_network_or_skip(what: &str) -> bool {
-    root_or_skip(what) && {
-        own_network();
-        true
-    }
+pub fn own_network_or_skip(what: &str) -> Option<()> {
+    root_or_skip(what)?;
+    own_network();
+    Some(())
 }
 
 /// [`own_network_or_skip`], with a mount namespace too, where /run is empty and for root to write.
 #[track_caller]
-pub fn own_run_or_skip(what: &str) -> bool {
-    own_network_or_skip(what) && {
-        unshare(UnshareFlags::NEWNS);
-        run(Command::new("mount").args(["--make-rprivate", "/"]));
-        run(Command::new("mount").args(["-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"]));
-        true
-    }
+pub fn own_run_or_skip(what: &str) -> Option<()> {
+    own_network_or_skip(what)?;
+    unshare(UnshareFlags::NEWNS);
+    succeeds(&["mount", "--make-rprivate", "/"]);
+    succeeds(&["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"]);
+    Some(())
 }
 
 /// Runs `work` on a thread of its own, in a network namespace of its own; both end with it. Needs root.
@@ -45,7 +45,7 @@ pub fn in_new_network<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         work()
     };
     let result = thread::scope(|scope| builder.spawn_scoped(scope, inside).expect("a thread starts").join());
-    result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    result.unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// True if [`own_network`] makes one.
@@ -79,6 +79,56 @@ pub fn tc(line: &str) -> String {
 pub fn sysctl(name: &str, value: &str) {
     let path = format!("/proc/sys/net/{name}");
     std::fs::write(&path, value).unwrap_or_else(|error| panic!("{path}: {error}"));
+}
+
+/// The interface of a [`veth`] in the calling thread's network namespace, and its addresses.
+pub const NEAR: (&str, [&str; 2]) = ("near", ["10.9.8.1", "fd09::1"]);
+/// The one on the other end.
+pub const FAR: (&str, [&str; 2]) = ("far", ["10.9.8.2", "fd09::2"]);
+
+/// Joins the calling thread's network namespace, which is the test's own, with another one by a pair of veth.
+pub fn veth() -> FarEnd {
+    let (sender, works) = channel::<Box<dyn FnOnce() + Send>>();
+    let thread = thread::spawn(move || {
+        own_network();
+        works.into_iter().for_each(|work| work());
+    });
+    let far = FarEnd { works: Some(sender), thread: Some(thread) };
+    let tid = far.run(|| rustix::thread::gettid().as_raw_nonzero());
+    ip(&format!("link add {} type veth peer name {} netns {tid}", NEAR.0, FAR.0));
+    set_up(NEAR);
+    far.run(|| set_up(FAR));
+    far
+}
+
+fn set_up((interface, [v4, v6]): (&str, [&str; 2])) {
+    ip(&format!("addr add {v4}/24 dev {interface}"));
+    ip(&format!("addr add {v6}/64 dev {interface} nodad"));
+    ip(&format!("link set {interface} up"));
+}
+
+/// A thread in a network namespace of its own, at the other end of a [`veth`]. Both end with the value.
+#[derive(Debug)]
+pub struct FarEnd {
+    works: Option<Sender<Box<dyn FnOnce() + Send>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl FarEnd {
+    /// Does something there, and waits for it.
+    pub fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let (sender, result) = channel();
+        let work = move || sender.send(catch_unwind(AssertUnwindSafe(work))).expect("it is waited for");
+        self.works.as_ref().expect("until it ends").send(Box::new(work)).expect("the thread works");
+        result.recv().expect("the thread works").unwrap_or_else(|panic| resume_unwind(panic))
+    }
+}
+
+impl Drop for FarEnd {
+    fn drop(&mut self) {
+        self.works = None;
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
 }
 
 fn unshare(flags: UnshareFlags) {

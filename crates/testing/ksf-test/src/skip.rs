@@ -26,14 +26,18 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root() && capabilities(None).is_ok_and(|sets| sets.effective.contains(needed))
 }
 
-/// [`is_root`]; false: the test is skipped. `what` needs root: `eBPF`.
+/// [`is_root`]; `None`: the test is skipped. `what` needs root: `eBPF`.
+///
+/// ```text
+/// let Some(()) = root_or_skip("eBPF") else { return };
+/// ```
 #[track_caller]
-pub fn root_or_skip(what: &str) -> bool {
-    let is_root = is_root();
-    if !is_root {
+pub fn root_or_skip(what: &str) -> Option<()> {
+    if !is_root() {
         skip(format_args!("needs root ({what})"));
+        return None;
     }
-    is_root
+    Some(())
 }
 
 /// Where a program is installed, also one for administrators; `None`: the test is skipped.

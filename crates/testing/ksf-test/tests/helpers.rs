@@ -1,7 +1,7 @@
 //! The helpers see what they are there to see.
 
 use std::io::Write;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::process::{Command, Output, Stdio};
 
 use ksf_test::alloc::{Counting, allocations, allocations_of_all, bytes};
@@ -66,9 +66,7 @@ fn helper_fails_by_chance() {
 
 #[test]
 fn a_network_of_its_own_has_every_port_free() {
-    if !own_network_or_skip("a network namespace") {
-        return;
-    }
+    let Some(()) = own_network_or_skip("a network namespace") else { return };
     assert_own_network();
     let ours = TcpListener::bind("127.0.0.1:80").unwrap();
     in_new_network(|| {
@@ -80,6 +78,17 @@ fn a_network_of_its_own_has_every_port_free() {
     stream::ask(&mut client, b"", b"hello");
     drop(server);
     stream::expect_end(&mut client);
+}
+
+#[test]
+fn a_far_end_is_another_network() {
+    let Some(()) = own_network_or_skip("a network namespace") else { return };
+    let far = veth();
+    for address in FAR.1.map(|ip| SocketAddr::new(ip.parse().unwrap(), 7)) {
+        far.run(move || stream::serve(TcpListener::bind(address).unwrap(), stream::echo));
+        stream::ask(&mut stream::connect(address), b"anybody there?", b"anybody there?");
+        drop(TcpListener::bind(address).expect_err("the address is another network's"));
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What the tests on real sockets share: a small user-space half that keeps to the contract of `ksf::assist`.
 
-#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(dead_code, unused_imports, reason = "each test file uses a part")]
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,31 +8,14 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
 pub(crate) mod object;
 
 use ksf::assist::{Assist, AssistConn};
 use ksf::framing::{Frame, Framing};
 use ksf_kernel::{Builtin, Caller, KernelService, ObjectSource, Options, Verdict};
-
-/// True when the test may run; says that it is skipped when not. In CI a skip is a failure.
-pub(crate) fn is_root(what: &str) -> bool {
-    if ksf_kernel::missing_capabilities().is_empty() {
-        return true;
-    }
-    say_skipped(&format!("needs root ({what})"));
-    false
-}
-
-/// Says that a test, or a part of it, does not run. Not by `println!`, which the test runner hides of a test that
-/// passes. In CI a skip is a failure.
-pub(crate) fn say_skipped(why: &str) {
-    assert!(std::env::var_os("CI").is_none(), "skipped in CI: {why}");
-    let thread = thread::current();
-    let line = format!("skipped: {}: {why}\n", thread.name().unwrap_or("a test"));
-    io::stderr().write_all(line.as_bytes()).expect("stderr is open");
-}
+pub(crate) use ksf_test::stream::{pair, read_exactly};
+pub(crate) use ksf_test::*;
 
 pub(crate) fn load(builtin: Builtin) -> KernelService {
     load_with(builtin, |_| {})
@@ -61,23 +44,7 @@ pub(crate) fn counter(service: &KernelService, name: &str) -> u64 {
 
 /// Two ends of a TCP connection on the loopback device; the second is the server's.
 pub(crate) fn tcp_pair(address: &str) -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind(address).expect("a free port on lo");
-    let client = TcpStream::connect(listener.local_addr().unwrap()).expect("a connection on lo");
-    let (server, _) = listener.accept().expect("its other end");
-    client.set_nodelay(true).unwrap();
-    server.set_nodelay(true).unwrap();
-    client.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
-    client.set_write_timeout(Some(Duration::from_secs(120))).unwrap();
-    (client, server)
-}
-
-/// Waits for something another thread or the kernel does; the limit only ends a test that has failed.
-pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(120);
-    while !done() {
-        assert!(Instant::now() < limit, "never happened: {what}");
-        thread::yield_now();
-    }
+    pair(&TcpListener::bind(address).expect("a free port on lo"))
 }
 
 /// How the user-space half behaves.
@@ -293,64 +260,15 @@ pub(crate) fn null_call(xid: u32) -> Vec<u8> {
 }
 
 pub(crate) fn rpc_call(xid: u32, program: u32, version: u32, procedure: u32) -> Vec<u8> {
-    let words = [0x8000_0028, xid, 0, 2, program, version, procedure, 0, 0, 0, 0];
-    words.iter().flat_map(|word: &u32| word.to_be_bytes()).collect()
+    rpc::record(&rpc::call(xid, program, version, procedure))
 }
 
 /// Its reply: 28 bytes.
 pub(crate) fn null_reply(xid: u32) -> Vec<u8> {
-    let words = [0x8000_0018, xid, 1, 0, 0, 0, 0];
-    words.iter().flat_map(|word: &u32| word.to_be_bytes()).collect()
-}
-
-/// Bytes that differ from place to place, so that a shifted or repeated piece is seen.
-pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..len)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state as u8
-        })
-        .collect()
-}
-
-pub(crate) fn read_exactly(client: &mut TcpStream, len: usize) -> Vec<u8> {
-    let mut bytes = vec![0; len];
-    client.read_exact(&mut bytes).unwrap_or_else(|error| panic!("the reply of {len} bytes: {error}"));
-    bytes
+    rpc::record(&rpc::accepted(xid, &[0]))
 }
 
 /// `send(2)` in one call, so that it leaves as one segment when it fits.
 pub(crate) fn send_all(client: &mut TcpStream, bytes: &[u8]) {
     client.write_all(bytes).expect("the server's side takes it");
-}
-
-/// Runs `test` in a network namespace of its own, with lo up; it ends with the test.
-pub(crate) fn in_new_network(test: impl FnOnce() + Send) {
-    thread::scope(|scope| {
-        let handle = scope.spawn(|| {
-            // SAFETY: changes the network namespace of this thread only, which is new and ends with the scope.
-            assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "{}", io::Error::last_os_error());
-            ip(&["link", "set", "lo", "up"]);
-            test();
-        });
-        if let Err(panic) = handle.join() {
-            std::panic::resume_unwind(panic);
-        }
-    });
-}
-
-/// `ip` of iproute2, in the network namespace of the calling thread.
-pub(crate) fn ip(args: &[&str]) {
-    let status = std::process::Command::new("ip").args(args).status().expect("iproute2 is installed");
-    assert!(status.success(), "ip {}", args.join(" "));
-}
-
-/// `tc` of iproute2, there too; what it says.
-pub(crate) fn tc(line: &str) -> String {
-    let output = std::process::Command::new("tc").args(line.split(' ')).output().expect("iproute2 is installed");
-    assert!(output.status.success(), "tc {line}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).into_owned()
 }

@@ -8,7 +8,6 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use ksf::Server;
 use ksf::engine::EngineKind;
@@ -22,9 +21,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, Program};
 pub(crate) mod retransmit;
 
 use crate::common::*;
-
-/// A silence this long fails a test. No test waits for it to pass.
-const GUARD: Duration = Duration::from_secs(120);
+pub(crate) use ksf_test::stream::connect;
 
 /// The services under test, each with what its client says and hears.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,9 +77,7 @@ fn is_hard(xid: u32) -> bool {
 
 /// Runs `test` for each service on each base engine of this machine, in a network namespace of its own.
 pub(crate) fn on_each(test: impl Fn(Spoken, EngineKind) + Sync) {
-    if !is_root("eBPF") {
-        return;
-    }
+    let Some(()) = root_or_skip("eBPF") else { return };
     for engine in engines() {
         for spoken in [Spoken::Echo, Spoken::Rpc] {
             in_new_network(|| test(spoken, engine));
@@ -90,16 +85,9 @@ pub(crate) fn on_each(test: impl Fn(Spoken, EngineKind) + Sync) {
     }
 }
 
-/// The base engines; one that does not work here is said to be skipped, and is a failure in CI.
+/// The base engines that work here.
 pub(crate) fn engines() -> Vec<EngineKind> {
-    let works = |engine: &EngineKind| match engine.probe() {
-        Ok(()) => true,
-        Err(error) => {
-            say_skipped(&format!("engine {engine}: {error}"));
-            false
-        }
-    };
-    [EngineKind::Epoll, EngineKind::Uring].into_iter().filter(works).collect()
+    working([EngineKind::Epoll, EngineKind::Uring], EngineKind::probe)
 }
 
 /// A server with a kernel half in front.
@@ -192,14 +180,6 @@ impl Rig {
         assert_eq!(self.server_counter("closed_kernel_half"), 0);
         self.server.drain().expect("the shards end well");
     }
-}
-
-pub(crate) fn connect(address: SocketAddr) -> TcpStream {
-    let client = TcpStream::connect(address).expect("the server listens");
-    client.set_nodelay(true).unwrap();
-    client.set_read_timeout(Some(GUARD)).unwrap();
-    client.set_write_timeout(Some(GUARD)).unwrap();
-    client
 }
 
 /// How a client keeps the server busy until the server goes away.
