@@ -1,18 +1,18 @@
 //! From the words on the command line to the command that runs.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
-use serde::Serialize;
+use ksf_load::LoadError;
 
 use crate::args::{Cli, Command};
-use crate::exit::{Failure, Status, one_line, say};
-use crate::load::Protocol;
-use crate::{accel, doctor, kcm_run, manual, serve, stats};
+use crate::load::{LoadArgs, Protocol};
+use crate::output::{Failure, Status, one_line, say};
+use crate::{accel, doctor, kcm_run, manual, output, serve, stats};
 
 /// Runs `ksf`; `words` begin with the name of the program.
 pub(crate) fn main(words: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -30,68 +30,43 @@ pub(crate) fn main(words: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 fn run(command: Command) -> Result<ExitCode, Failure> {
-    let mut out = io::stdout().lock();
-    let done = match command {
-        Command::Accel(args) => {
-            // They write before they change anything, and while they run.
-            drop(out);
-            return accel::run(args);
-        }
+    match command {
+        Command::Accel(args) => return accel::run(args),
         Command::Kecho(args) => return serve::kecho(args),
         Command::Krpc2(args) => return serve::krpc2(args),
         Command::Serve(args) => return serve::config(args),
         Command::Run(args) => return serve::object(args),
-        Command::Echotest(args) => {
-            return Ok(measured("echotest", ksf_load::echo::run(args).map(|outcome| outcome.exit_code())));
+        Command::Echotest(args) => return measured("echotest", ksf_load::echo::run(args), |end| end.exit_code()),
+        Command::Rpctest(args) => return measured("rpctest", ksf_load::rpc::run(args), |end| end.exit_code()),
+        Command::Worktest(args) => return measured("worktest", ksf_load::work::run(args), |end| end.exit_code()),
+        Command::Load(LoadArgs { protocol: Protocol::Http(args) }) => {
+            return measured("http", ksf_load::http::run(*args), |end| end.exit_code());
         }
-        Command::Rpctest(args) => {
-            return Ok(measured("rpctest", ksf_load::rpc::run(args).map(|outcome| outcome.exit_code())));
-        }
-        Command::Worktest(args) => {
-            return Ok(measured("worktest", ksf_load::work::run(args).map(|outcome| outcome.exit_code())));
-        }
-        Command::Load(args) => match args.protocol {
-            Protocol::Http(args) => {
-                return Ok(measured("http", ksf_load::http::run(*args).map(|outcome| outcome.exit_code())));
-            }
-        },
         Command::Doctor(args) => {
             let report = doctor::examine();
-            let text = if args.json {
-                let json = report
-                    .json()
-                    .map_err(|error| Failure::new(Status::Internal, format!("cannot write JSON: {error}")))?;
-                json + "\n"
-            } else {
-                report.text()
-            };
-            print(&mut out, text.as_bytes())
+            output::print(if args.json { output::json_pretty(&report)? } else { report.text() })
         }
-        Command::Stat(args) => stats::client::run(&args, &mut out),
-        Command::Completions(args) => {
-            let mut script = Vec::new();
-            manual::completions(args.shell, &mut script);
-            print(&mut out, &script)
-        }
+        Command::Stat(args) => stats::client::run(&args),
+        Command::Completions(args) => output::print(manual::completions(args.shell)),
         Command::Man(args) => match &args.dir {
             Some(folder) => manual::write_pages(folder),
-            None => print(&mut out, &manual::page(args.command.as_deref())?),
+            None => output::print(manual::page(args.command.as_deref())?),
         },
         Command::KcmRun(args) => match kcm_run::run(&args)? {},
         Command::Sdk(args) => write_sdk(&args.dir),
-    };
-    done.map(|()| ExitCode::SUCCESS)
+    }
+    .map(|()| ExitCode::SUCCESS)
 }
 
 /// How a measurement ended. The tools have spoken about wrong replies themselves.
-fn measured(tool: &str, result: Result<u8, ksf_load::LoadError>) -> ExitCode {
-    match result {
-        Ok(code) => ExitCode::from(code),
+fn measured<T>(tool: &str, result: Result<T, LoadError>, code: fn(T) -> u8) -> Result<ExitCode, Failure> {
+    Ok(ExitCode::from(match result {
+        Ok(end) => code(end),
         Err(error) => {
             say(&format_args!("{tool}: {}", one_line(&error.to_string())));
-            ExitCode::from(error.exit_code())
+            error.exit_code()
         }
-    }
+    }))
 }
 
 /// Writes the headers of the SDK, so that a program can be compiled without ksf's sources.
@@ -106,21 +81,6 @@ fn write_sdk(folder: &Path) -> Result<(), Failure> {
     write().map_err(|error| Failure::os(format!("cannot write the headers to {}", folder.display()), &error))
 }
 
-/// Writes to standard output. A reader that has seen enough (`ksf doctor | head`) is no error.
-pub(crate) fn print(out: &mut impl Write, bytes: &[u8]) -> Result<(), Failure> {
-    match out.write_all(bytes).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        result => result.map_err(|error| Failure::os("cannot write to standard output", &error)),
-    }
-}
-
-/// A document as JSON on one line.
-pub(crate) fn json_line(document: &impl Serialize) -> Result<String, Failure> {
-    serde_json::to_string(document)
-        .map(|json| json + "\n")
-        .map_err(|error| Failure::new(Status::Internal, format!("cannot write JSON: {error}")))
-}
-
 /// Understands the words; `None` if they asked for help or the version.
 fn parse(words: &[OsString]) -> Result<Option<Cli>, Failure> {
     let program = words.first().map(OsString::as_os_str).unwrap_or_default();
@@ -133,7 +93,7 @@ fn parse(words: &[OsString]) -> Result<Option<Cli>, Failure> {
         Ok(cli) => Ok(Some(cli)),
         Err(error) => match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-                print(&mut io::stdout().lock(), error.render().to_string().as_bytes())?;
+                output::print(error.render().to_string())?;
                 Ok(None)
             }
             ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {

@@ -4,19 +4,18 @@
 //! that is silently ignored is worse than a server that does not start.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 
 use crate::address::Listen;
 use crate::args::{EngineWish, ProgramRange};
 use crate::cpus::CpuList;
-use crate::exit::{Failure, Status, one_line};
 use crate::limits::{LimitFlags, LimitTable, Number};
+use crate::output::{Failure, Status};
 use crate::resources::{ResourceFlags, ResourceTable, Resources};
+use crate::toml_file;
 
 /// A configuration file.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -150,7 +149,7 @@ pub(crate) enum Kind {
 impl Config {
     /// Reads and checks a file. Relative paths in it are taken from its own folder.
     pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
-        let mut config: Config = read_toml(path)?;
+        let mut config: Config = toml_file::read(path)?;
         config.check().map_err(|what| Failure::new(Status::Config, format!("{}: {what}", path.display())))?;
         let folder = path.parent().unwrap_or(Path::new(""));
         for object in config.services.iter_mut().filter_map(|s| s.object.as_mut()) {
@@ -225,29 +224,6 @@ impl ServiceTable {
         }
         Ok(())
     }
-}
-
-/// Reads a TOML file; a mistake in it is named with its line and column.
-pub(crate) fn read_toml<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> {
-    let text = fs::read_to_string(path).map_err(|error| {
-        let status = match error.kind() {
-            std::io::ErrorKind::PermissionDenied => Status::NoPermission,
-            _ => Status::NoInput,
-        };
-        Failure::new(status, format!("cannot read {}: {error}", path.display())).remedy("check the path")
-    })?;
-    toml::from_str(&text).map_err(|error| {
-        let place = match error.span() {
-            Some(span) => {
-                let before = &text[..span.start.min(text.len())];
-                let line = before.matches('\n').count() + 1;
-                let column = before.rsplit('\n').next().map_or(0, str::len) + 1;
-                format!("{}:{line}:{column}", path.display())
-            }
-            None => path.display().to_string(),
-        };
-        Failure::new(Status::Config, format!("{place}: {}", one_line(error.message()))).remedy("correct that line")
-    })
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use ksf::engine::EngineKind;
 
 use crate::args::EngineWish;
 use crate::doctor::{self, Obstacle};
-use crate::exit::{Failure, Status};
+use crate::output::{Failure, Status};
 
 /// The engine to try, best first, and what was ruled out already.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,8 +8,8 @@ use std::process::Command;
 use clap::{Args, ValueEnum, ValueHint};
 use ksf_kcm::KcmSocket;
 
-use crate::exit::{Failure, Status};
 use crate::library;
+use crate::output::{Failure, Status};
 
 /// The library that gives the program its message sockets.
 const LIBRARY: &str = "libksf_kcm_preload.so";

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use crate::exit::{Failure, Status};
+use crate::output::{Failure, Status};
 
 /// The first of these files that is there: in KSF_LIB_DIR if that is set, else beside ksf and in ../lib/ksf. A library
 /// may have one name where it is installed and another where it is built.

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use crate::exit::{Failure, Status};
+use crate::output::{Failure, Status};
 
 /// Declares each value once: as a flag, as a key of the file, and as a field of the struct it overwrites.
 macro_rules! settings {
@@ -138,7 +138,7 @@ impl<'de, const MIN: u64, const MAX: u64> serde::Deserialize<'de> for Number<MIN
 
 /// Reads a file of limits (`--config-limits`): the keys stand at the top.
 pub(crate) fn read_file(path: &Path) -> Result<LimitTable, Failure> {
-    crate::config::read_toml(path)
+    crate::toml_file::read(path)
 }
 
 /// The limits in force: defaults, then `file`, then `flags`.

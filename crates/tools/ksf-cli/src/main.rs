@@ -12,17 +12,18 @@ mod config;
 mod cpus;
 mod doctor;
 mod engine;
-mod exit;
 mod kcm_run;
 mod library;
 mod limits;
 mod load;
 mod manager;
 mod manual;
+mod output;
 mod resources;
 mod serve;
 mod signals;
 mod stats;
+mod toml_file;
 
 fn main() -> std::process::ExitCode {
     cli::main(std::env::args_os())

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sd_notify::NotifyState;
 
-use crate::exit::{Failure, Status, say};
+use crate::output::{Failure, Status, say};
 
 /// A socket passed by the service manager.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 
 use crate::args::Cli;
-use crate::exit::{Failure, Status, TABLE};
+use crate::output::{EXIT_STATUSES, Failure, Status};
 
 /// Commands that are also installed, as links, under their bare names.
 pub(crate) const BARE_NAMES: &[&str] = &["kecho", "krpc2", "echotest", "rpctest"];
@@ -46,9 +46,11 @@ pub(crate) fn write_pages(folder: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints a completion script for `ksf`.
-pub(crate) fn completions(shell: clap_complete::Shell, out: &mut impl Write) {
-    clap_complete::generate(shell, &mut Cli::command(), "ksf", out);
+/// A completion script for `ksf`.
+pub(crate) fn completions(shell: clap_complete::Shell) -> Vec<u8> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "ksf", &mut script);
+    script
 }
 
 /// The names of all commands, and of the commands below them with a dash between: `accel`, `accel-nic`.
@@ -109,7 +111,7 @@ fn render(command: Command) -> io::Result<Vec<u8>> {
 fn exit_section(out: &mut dyn Write) -> io::Result<()> {
     let mut roff = Roff::new();
     roff.control("SH", ["EXIT STATUS"]);
-    for (code, meaning) in TABLE {
+    for (code, meaning) in EXIT_STATUSES {
         roff.control("TP", []);
         roff.text([bold(code.to_string())]);
         roff.text([roman(*meaning)]);

@@ -312,6 +312,18 @@ fn watch_ends_when_the_server_does() {
 }
 
 #[test]
+fn watch_ends_when_nobody_reads_it() {
+    let server = Server::start(&["kecho", "--engine", "epoll", "--listen", "tcp:127.0.0.1:0"], 1);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = ksf();
+    command.args(["stat", "--watch", "0.05"]).arg(&server.stats).stdout(writer);
+    let output = command.stderr(Stdio::piped()).output().unwrap();
+    assert_eq!((output.status.code(), stderr(&output)), (Some(0), String::new()));
+    server.stop();
+}
+
+#[test]
 fn prometheus_is_off_unless_asked_for() {
     let args = ["kecho", "--engine", "epoll", "--listen", "tcp:127.0.0.1:0", "--prometheus", "127.0.0.1:0"];
     let mut server = Server::start(&args, 1);

@@ -9,7 +9,7 @@ use ksf_accel::attach::Attached;
 
 use super::run::{failure, usable};
 use crate::cpus::CpuList;
-use crate::exit::{Failure, say};
+use crate::output::{Failure, say};
 use crate::signals::{Event, Events};
 
 /// How long the end of the program may go unnoticed.

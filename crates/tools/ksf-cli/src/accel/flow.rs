@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,9 +16,8 @@ use ksf_accel::flow::{
 use serde::Serialize;
 
 use super::{Moment, until_stopped};
-use crate::cli::{json_line, print};
-use crate::exit::{Failure, Status, one_line, say};
 use crate::manager;
+use crate::output::{Failure, Status, json_line, one_line, print, say};
 use crate::signals::Events;
 
 /// Schema name of the JSON forms; the number goes up when a field changes its meaning or goes.
@@ -116,7 +114,7 @@ fn check(args: &CheckArgs) -> Result<ExitCode, Failure> {
     let range = PortRange::of_this_network().map_err(|error| Failure::os("cannot read the port range", &error))?;
     let layout = layout(&args.layout)?;
     let text = if args.json { json_line(&LayoutDocument::new(&layout, range))? } else { layout_text(&layout, range) };
-    print(&mut io::stdout().lock(), text.as_bytes())?;
+    print(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -211,7 +209,7 @@ fn show(iface: &str, steering: &Steering, connects: Option<&ConnectPrograms>, js
     } else {
         counters_text(&frames, &targets, connections.as_deref().unwrap_or_default())
     };
-    print(&mut io::stdout().lock(), text.as_bytes())
+    print(text.as_bytes())
 }
 
 /// Counters that are not zero, with the CPUs that counted.

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 
-use crate::exit::Failure;
 use crate::manager;
+use crate::output::Failure;
 use crate::signals::{Event, Events};
 
 /// Serve connections on the CPU where they arrive

@@ -2,7 +2,6 @@
 //! the tables and the exit statuses.
 
 use std::fmt::Write as _;
-use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -13,8 +12,7 @@ use ksf_nic::{
 };
 use serde::Serialize;
 
-use crate::cli::{json_line, print};
-use crate::exit::{Failure, Status, say};
+use crate::output::{Failure, Status, json_line, print, say};
 
 /// Schema name of the JSON form; the number goes up when a field changes its meaning or goes.
 const SCHEMA: &str = "ksf-nic/1";
@@ -316,7 +314,7 @@ fn ended(bad: usize, status: u8, line: impl FnOnce() -> String) -> ExitCode {
 }
 
 fn show(text: &str) -> Result<(), Failure> {
-    print(&mut io::stdout().lock(), text.as_bytes())
+    print(text.as_bytes())
 }
 
 /// A document on one line: its schema and kind, then the fields of `body`.

@@ -6,15 +6,13 @@
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use crate::cli::print;
-use crate::exit::Failure;
+use crate::output::{Failure, print};
 
 /// The word for no profile.
 const NONE: &str = "none";
@@ -235,7 +233,7 @@ pub(crate) struct ProfileArgs {
 pub(super) fn run(args: &ProfileArgs) -> Result<ExitCode, Failure> {
     let wanted = |profile: &&Profile| args.name.as_ref().is_none_or(|name| name == profile.name);
     let texts: Vec<_> = PROFILES.iter().filter(wanted).map(Profile::describe).collect();
-    print(&mut io::stdout().lock(), texts.join("\n").as_bytes())?;
+    print(texts.join("\n").as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
 

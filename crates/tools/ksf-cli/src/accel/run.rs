@@ -16,8 +16,8 @@ use ksf_accel::{AccelError, Level, Options};
 
 use super::profile::{self, Profile};
 use crate::cpus::CpuList;
-use crate::exit::{Failure, Status, say};
 use crate::library;
+use crate::output::{Failure, Status, say};
 
 /// Its name where it is installed, and where it is built.
 pub(super) const LIBRARY: [&str; 2] = ["libksf_accel.so", "libksf_preload.so"];

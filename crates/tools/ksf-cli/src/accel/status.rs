@@ -1,7 +1,6 @@
 //! `ksf accel status`: what is accelerated, what not, and why.
 
 use std::fmt::Write as _;
-use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -11,8 +10,7 @@ use ksf_accel::status::{self, Counters, ListenerStatus, Status as Program};
 use serde::Serialize;
 
 use super::run::failure;
-use crate::cli::{json_line, print};
-use crate::exit::{Failure, Status};
+use crate::output::{Align, Failure, Status, json_line, print, table};
 
 /// Schema name of the JSON form; the number goes up when a field changes its meaning or goes.
 const SCHEMA: &str = "ksf-accel/1";
@@ -47,7 +45,7 @@ pub(super) fn run(args: &StatusArgs) -> Result<ExitCode, Failure> {
     } else {
         text(&programs)
     };
-    print(&mut io::stdout().lock(), text.as_bytes())?;
+    print(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -194,12 +192,7 @@ fn of_workers(out: &mut String, program: &Program) {
     if rows.len() == 1 {
         return;
     }
-    let widths: [usize; COLUMNS.len()] =
-        std::array::from_fn(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0));
-    for row in &rows {
-        let line: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        let _ = writeln!(out, "  {}", line.join("  ").trim_end());
-    }
+    out.push_str(&table(2, [Align::Left; COLUMNS.len()], &rows));
 }
 
 fn row(names: [String; 5], counters: &Counters, program: &Program, listeners: String) -> [String; COLUMNS.len()] {

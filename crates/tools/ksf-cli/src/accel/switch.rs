@@ -7,7 +7,7 @@ use ksf_accel::status;
 
 use super::run::failure;
 use super::status::of_process;
-use crate::exit::{Failure, say};
+use crate::output::{Failure, say};
 
 /// Send connections of a program to its own listener again, until ksf accel resume
 ///

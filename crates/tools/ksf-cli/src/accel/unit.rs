@@ -14,8 +14,7 @@ use clap::{Args, ValueHint};
 
 use super::profile;
 use super::run::LIBRARY;
-use crate::cli::print;
-use crate::exit::{Failure, Status};
+use crate::output::{Failure, Status, print};
 
 /// Where units are, the first wins (systemd.unit(5)).
 const FOLDERS: [&str; 5] = [
@@ -40,7 +39,7 @@ pub(crate) struct UnitArgs {
 pub(super) fn run(args: &UnitArgs) -> Result<ExitCode, Failure> {
     let unit = Unit::find(&args.unit)?;
     let ksf = std::env::current_exe().map_err(|error| Failure::os("cannot find out where ksf is", &error))?;
-    print(&mut io::stdout().lock(), drop_in(&unit, &ksf)?.as_bytes())?;
+    print(drop_in(&unit, &ksf)?.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -13,7 +13,7 @@ use ksf_kernel::KernelError;
 use super::machine::{Machine, SETCAP};
 use super::sys_bpf::{self as bpf, MapSpec, insn};
 use super::verdict::{Lack, Probe, Verdict};
-use crate::exit::one_line;
+use crate::output::one_line;
 
 const NET_ADMIN: u32 = 12;
 const PERFMON: u32 = 38;

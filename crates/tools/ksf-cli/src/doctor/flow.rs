@@ -5,7 +5,7 @@ use ksf_accel::flow::report::{self, Check, Outcome};
 
 use super::machine::Machine;
 use super::verdict::{Lack, Probe, Verdict};
-use crate::exit::one_line;
+use crate::output::one_line;
 
 /// The probes, in the order of [`report::CHECKS`].
 pub(crate) const PROBES: &[Probe] = &[

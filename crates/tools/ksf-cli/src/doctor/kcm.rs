@@ -2,7 +2,7 @@
 
 use super::machine::Machine;
 use super::verdict::{Lack, Probe, Verdict};
-use crate::exit::one_line;
+use crate::output::one_line;
 
 /// The probes.
 pub(crate) const PROBES: &[Probe] = &[Probe {

@@ -193,11 +193,6 @@ impl EngineReport {
 }
 
 impl Report {
-    /// The report as one JSON document.
-    pub(crate) fn json(&self) -> serde_json::Result<String> {
-        serde_json::to_string_pretty(self)
-    }
-
     /// The report for people.
     pub(crate) fn text(&self) -> String {
         let mut out = String::new();

@@ -13,8 +13,8 @@ use super::running::Worker;
 use super::{Services, lock};
 use crate::address::Listen;
 use crate::args::{DemoArgs, EngineWish};
-use crate::exit::{Failure, Status, say};
 use crate::manager;
+use crate::output::{Failure, Status, say};
 use crate::resources::Resources;
 
 /// Port of the demo server. The original had 80, which needs rights.

@@ -4,7 +4,7 @@ use ksf::Error;
 use ksf::engine::EngineKind;
 use ksf::listener::ListenAddr;
 
-use crate::exit::{Failure, Status};
+use crate::output::{Failure, Status};
 
 /// Finds the status and the remedy for an error of the framework. `base`: the engine that was to run.
 pub(super) fn explain(error: Error, base: EngineKind) -> Failure {

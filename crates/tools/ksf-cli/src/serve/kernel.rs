@@ -11,7 +11,7 @@ use ksf_services::rpc::ProgramTable;
 
 use super::plan::{Plan, What, Xdp};
 use crate::doctor::{Obstacle, SETCAP};
-use crate::exit::{Failure, Status, one_line};
+use crate::output::{Failure, Status, one_line};
 
 /// A loaded kernel half. Dropping it takes everything out of the kernel.
 #[derive(Debug)]

@@ -10,9 +10,9 @@ use ksf_services::rpc::{NullProgram, ProgramTable, mount_null, nfs_null};
 use crate::address::Listen;
 use crate::args::{ECHO_PORT, EchoArgs, EngineWish, ProgramRange, RPC_PORT, RpcArgs, RunArgs, ServeArgs, ServerArgs};
 use crate::config::{ClassTable, Config, Kind, ServiceTable};
-use crate::exit::{Failure, Status};
 use crate::limits::{self, LimitFlags};
 use crate::manager::Passed;
+use crate::output::{Failure, Status};
 use crate::resources::Resources;
 
 /// One service to start.

@@ -24,7 +24,7 @@ use super::plan::{LimitSource, Plan, Sockets, What, Xdp};
 use super::workers::Crew;
 use crate::args::EngineWish;
 use crate::engine::{self, Choice, Obstacles};
-use crate::exit::{Failure, Status, say};
+use crate::output::{Failure, Status, say};
 use crate::resources::Resources;
 use crate::stats::{ServiceSnapshot, Value};
 

@@ -8,7 +8,7 @@ use ksf::limits::Limits;
 use ksf_mux::{StartError, Workers, WorkersOptions};
 
 use crate::config::ClassTable;
-use crate::exit::{Failure, Status};
+use crate::output::{Failure, Status};
 
 /// How many workers there are to be, and how they share messages.
 #[derive(Debug, Clone, Copy)]

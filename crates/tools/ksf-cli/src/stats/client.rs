@@ -12,13 +12,12 @@ use std::time::{Duration, Instant};
 use super::socket::{Request, folders};
 use super::{ServiceSnapshot, Snapshot, Value};
 use crate::args::StatArgs;
-use crate::cli::json_line;
-use crate::exit::{Failure, Status};
+use crate::output::{Align, Failure, Status, json_line, print, print_if_read, table};
 
 /// Runs the command.
-pub(crate) fn run(args: &StatArgs, out: &mut impl Write) -> Result<(), Failure> {
+pub(crate) fn run(args: &StatArgs) -> Result<(), Failure> {
     if args.help_counters {
-        return print(out, &help());
+        return print(help());
     }
     let path = match &args.server {
         Some(server) => path_of(server)?,
@@ -34,17 +33,13 @@ pub(crate) fn run(args: &StatArgs, out: &mut impl Write) -> Result<(), Failure> 
             let earlier = before.as_ref().map(|(then, old)| (now.duration_since(*then), old));
             text(&snapshot, earlier, args.all)
         };
-        print(out, &text)?;
-        let Some(pause) = args.watch else {
+        let is_read = print_if_read(text)?;
+        let Some(pause) = args.watch.filter(|_| is_read) else {
             return Ok(());
         };
         before = Some((now, snapshot));
         thread::sleep(Duration::from_secs_f64(pause));
     }
-}
-
-fn print(out: &mut impl Write, text: &str) -> Result<(), Failure> {
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| Failure::os("cannot write", &error))
 }
 
 fn ask(path: &Path) -> io::Result<Snapshot> {
@@ -135,15 +130,16 @@ fn text(now: &Snapshot, earlier: Option<(Duration, &Snapshot)>, all: bool) -> St
                 continue;
             }
             let _ = writeln!(out, "  {title}");
-            for value in shown {
-                let rate = rates.as_ref().map_or(String::new(), |(elapsed, old)| {
+            let row = |value: &&Value| {
+                let rate = rates.as_ref().map(|(elapsed, old)| {
                     let before = old.get(value.name.as_str()).copied().unwrap_or(0);
                     let grown = value.value.saturating_sub(before) as f64;
-                    format!(" {:>12.1}/s", grown / elapsed.as_secs_f64())
+                    format!("{:.1}/s", grown / elapsed.as_secs_f64())
                 });
-                let line = format!("    {:<28} {:>16}{rate}  {}", value.name, value.value, value.help);
-                let _ = writeln!(out, "{}", line.trim_end());
-            }
+                [value.name.clone(), value.value.to_string(), rate.unwrap_or_default(), value.help.clone()]
+            };
+            let rows: Vec<_> = shown.iter().map(row).collect();
+            out.push_str(&table(4, [Align::Left, Align::Right, Align::Right, Align::Left], &rows));
         }
     }
     out
@@ -165,15 +161,11 @@ fn by_name(values: &[Value]) -> HashMap<&str, u64> {
 
 /// Every counter with its meaning.
 fn help() -> String {
-    let mut out = String::from("user space, per service\n");
-    for counter in ksf::stats::Stats::default().read() {
-        let _ = writeln!(out, "  {:<28} {}", counter.name, counter.help);
-    }
-    out.push_str("kernel, per service on the engine kernel\n");
-    for (name, help) in ksf_kernel::COUNTERS {
-        let _ = writeln!(out, "  {name:<28} {help}");
-    }
-    out
+    let row = |name: &str, help: &str| [name.to_owned(), help.to_owned()];
+    let user: Vec<_> = ksf::stats::Stats::default().read().iter().map(|c| row(c.name, c.help)).collect();
+    let kernel: Vec<_> = ksf_kernel::COUNTERS.iter().map(|(name, help)| row(name, help)).collect();
+    let [user, kernel] = [user, kernel].map(|rows| table(2, [Align::Left; 2], &rows));
+    format!("user space, per service\n{user}kernel, per service on the engine kernel\n{kernel}")
 }
 
 #[cfg(test)]

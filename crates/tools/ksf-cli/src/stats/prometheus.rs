@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::{ServiceSnapshot, Snapshot, Source, Value};
-use crate::exit::{Failure, Status};
+use crate::output::{Failure, Status};
 
 /// Starts the listener and returns its address.
 pub(crate) fn open(address: SocketAddr, source: Source) -> Result<SocketAddr, Failure> {

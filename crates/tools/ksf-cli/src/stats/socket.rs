@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::Source;
-use crate::exit::{Failure, Status};
+use crate::output::{Failure, Status};
 
 /// What a client may ask.
 #[derive(Debug, Serialize, Deserialize)]

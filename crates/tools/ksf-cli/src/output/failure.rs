@@ -4,8 +4,10 @@
 //! too (64 and 65), so that scripts can tell "you typed it wrong" from "the machine lacks it".
 
 use std::fmt;
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
+
+use super::one_line;
 
 /// The exit statuses, in the order of the manual page's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +32,7 @@ pub(crate) enum Status {
 }
 
 /// Every status with its meaning, for the manual page.
-pub(crate) const TABLE: &[(u8, &str)] = &[
+pub(crate) const EXIT_STATUSES: &[(u8, &str)] = &[
     (0, "Success. For a server: it was asked to stop and has drained. For a load generator: every reply was right."),
     (
         1,
@@ -99,16 +101,6 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Says a line on stderr. That nobody reads it (a closed pipe) must not end a server.
-pub(crate) fn say(line: &dyn fmt::Display) {
-    let _ = writeln!(io::stderr().lock(), "ksf: {line}");
-}
-
-/// Joins the lines of `text`, and runs of spaces, by single spaces.
-pub(crate) fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,7 +123,7 @@ mod tests {
             Status::NoPermission,
             Status::Config,
         ] {
-            assert!(TABLE.iter().any(|(code, _)| *code == status as u8));
+            assert!(EXIT_STATUSES.iter().any(|(code, _)| *code == status as u8));
         }
     }
 
