@@ -308,10 +308,11 @@ impl Metric {
             | Metric::TotalCpuUs
             | Metric::MachineCpuUs
             | Metric::Balance
-            | Metric::LocalShare
             | Metric::Syscalls => {
                 format!("{value:.3}")
             }
+            // One connection in a thousand is not all of them.
+            Metric::LocalShare => format!("{value:.4}"),
             _ => format!("{value:.2}"),
         }
     }

@@ -1,5 +1,5 @@
 //! A bar chart of one case as SVG: a group of bars for each placement, a bar for each contestant,
-//! its median as length and number, and a line from the worst to the best round.
+//! its median as length and number, and a line over the interval of the median.
 
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
@@ -7,7 +7,8 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::case::{Case, Metric, Placement};
 use super::contestant::Contestant;
-use super::raw::{Raw, Summary};
+use super::raw::Raw;
+use super::stats::Interval;
 use super::vm;
 
 const WIDTH: i32 = 760;
@@ -21,12 +22,12 @@ const KSF_COLOR: RGBColor = RGBColor(31, 111, 178);
 const PEER_COLOR: RGBColor = RGBColor(150, 150, 150);
 const SPREAD_COLOR: RGBColor = RGBColor(40, 40, 40);
 
-type Bars = Vec<(Contestant, Summary)>;
+type Bars = Vec<(Contestant, Interval)>;
 
 /// The chart of the case's own metric, or None if nothing of it was measured.
 pub(crate) fn draw(raw: &Raw, case: &Case) -> Result<Option<String>> {
     let groups = groups(raw, case);
-    let longest = groups.iter().flat_map(|(_, bars)| bars).map(|(_, bar)| bar.max);
+    let longest = groups.iter().flat_map(|(_, bars)| bars).map(|(_, bar)| bar.high);
     let Some(longest) = longest.reduce(f64::max).filter(|&longest| longest > 0.0) else {
         return Ok(None);
     };
@@ -74,11 +75,11 @@ fn draw_groups(
             let color = if contestant.is_ksf() { KSF_COLOR } else { PEER_COLOR };
             let corners = [(LABEL_WIDTH, top + 2), (length(bar.median), top + BAR_HEIGHT - 2)];
             area.draw(&Rectangle::new(corners, color.filled()))?;
-            let spread = vec![(length(bar.min), middle), (length(bar.max), middle)];
+            let spread = vec![(length(bar.low), middle), (length(bar.high), middle)];
             area.draw(&PathElement::new(spread, SPREAD_COLOR.stroke_width(2)))?;
             text(contestant.to_string(), (LABEL_WIDTH - 6, middle), HPos::Right)?;
             let number = metric.format(bar.median);
-            text(number, (length(bar.max) + 6, middle), HPos::Left)?;
+            text(number, (length(bar.high) + 6, middle), HPos::Left)?;
             top += BAR_HEIGHT;
         }
     }

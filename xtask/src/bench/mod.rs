@@ -9,7 +9,7 @@
 //!   groups (`--only`) ── of cases ── of steps: a case in one placement, all contestants in turn
 //!                                      │ after each the report's raw.json is whole (results.rs)
 //!                                      ▼
-//!   raw.json ── goals.rs: met, lost ── report.rs, chart.rs: report.md, report.html
+//!   raw.json ── judge.rs: met, lost, undecided ── report.rs, chart.rs: report.md, report.html
 //! ```
 
 mod case;
@@ -17,6 +17,7 @@ mod chart;
 mod contestant;
 mod goals;
 mod have;
+mod judge;
 mod measure;
 mod namespace;
 #[cfg(test)]
@@ -24,10 +25,12 @@ mod peers;
 mod raw;
 pub(crate) mod report;
 mod results;
+mod stats;
 mod text;
 mod vm;
 mod web;
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail, ensure};
@@ -60,15 +63,16 @@ const PACKAGES: &[&str] = &[
 /// Rounds of a smoke run, and of its scale: 5,000 messages become 100, 10,000 connections 200.
 const SMOKE: (u32, Effort) = (1, Effort { seconds: 0.0, scale: 0.02 });
 
-const VM_ROUNDS_MAX: u32 = 3;
+/// Rounds in the VM of what has no goal there: shape needs no more.
+const SHAPE_ROUNDS_MAX: u32 = 3;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Run every row for a moment, report to the target directory; fails if a row does not run
     #[arg(long)]
     smoke: bool,
-    /// Rounds; each measures every contestant once
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Rounds; each measures every contestant once. Where a goal is undecided there are up to three times as many
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// Wanted length of one measurement, in seconds
     #[arg(long, default_value_t = 1.0)]
@@ -119,6 +123,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         rpcbind.stop()?;
     }
     bench.finish()
+}
+
+/// After how many rounds the goals are looked at; beyond the first only while one is undecided.
+fn looks(runs: u32) -> [u32; stats::LOOKS_MAX as usize] {
+    [runs, runs + runs.div_ceil(2), 2 * runs, 3 * runs]
 }
 
 struct Bench {
@@ -230,20 +239,30 @@ impl Bench {
     /// All rounds of a step, in each the contestants in turn, and their system calls.
     fn measure(&self, case: &Case, pinning: &Pinning) -> Vec<Sample> {
         let meter = Meter { programs: &self.programs, effort: self.effort };
-        let contestants: Vec<Contestant> =
-            case.contestants.iter().copied().filter(|&contestant| self.have.contestant(contestant).is_ok()).collect();
+        let mut contestants = case.contestants.to_vec();
+        contestants.retain(|&contestant| self.have.contestant(contestant).is_ok());
+        if pinning.placement == Placement::Other {
+            contestants.retain(|&contestant| contestant != Contestant::PairFloor); // it has one thread only
+        }
         let say = |contestant, what: &str| {
             eprintln!("bench: {}, {contestant}, {}, {what}", case.title, pinning.placement);
         };
-        let mut samples = Vec::new();
-        for round in 0..self.runs {
-            for &contestant in &contestants {
-                if contestant == Contestant::PairFloor && pinning.placement == Placement::Other {
-                    continue; // it has one thread only
+        let mut samples: Vec<Sample> = Vec::new();
+        let mut rounds = |rounds: Range<u32>, wanted: &dyn Fn(Contestant) -> bool| {
+            for round in rounds {
+                for &contestant in contestants.iter().filter(|&&contestant| wanted(contestant)) {
+                    say(contestant, &format!("round {}", round + 1));
+                    samples.push(meter.sample(case, contestant, pinning, round));
                 }
-                say(contestant, &format!("round {}", round + 1));
-                samples.push(meter.sample(case, contestant, pinning, round));
             }
+            judge::undecided(&samples, &case.step(pinning.placement))
+        };
+        let mut undecided = rounds(0..self.runs, &|_| true);
+        for look in looks(self.runs).windows(2).filter(|_| !self.smoke) {
+            if undecided.is_empty() {
+                break;
+            }
+            undecided = rounds(look[0]..look[1], &|contestant| undecided.contains(&contestant));
         }
         if !case.counts_syscalls() || self.have.strace.is_err() {
             return samples;
@@ -263,10 +282,12 @@ impl Bench {
         if cases.is_empty() {
             return Vec::new();
         }
-        // Shape needs no more.
-        let rounds = self.runs.min(VM_ROUNDS_MAX);
-        eprintln!("bench: AF_KCM in the VM, {rounds} rounds");
-        let samples = vm::measure(&self.programs, self.effort, rounds, cases);
+        let rounds = |case: &Case| match judge::has_goal(case, Placement::Vm) {
+            true => self.runs,
+            false => self.runs.min(SHAPE_ROUNDS_MAX),
+        };
+        eprintln!("bench: AF_KCM in the VM");
+        let samples = vm::measure(&self.programs, self.effort, &rounds, cases);
         let of = |case: &Case| samples.iter().filter(|sample| sample.case == case.name).cloned().collect();
         cases.iter().map(|case| (case.step(Placement::Vm), of(case))).collect()
     }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::case::{Case, Metric, Placement, Row};
 use super::contestant::Contestant;
+use super::stats::Interval;
 use crate::machine::{Machine, Revision, date};
 
 const SCHEMA: u32 = 2;
@@ -31,7 +32,7 @@ pub(crate) struct Group {
     pub(crate) date: String,
     #[serde(flatten)]
     pub(crate) revision: Revision,
-    /// Measurements of each contestant, case and placement.
+    /// Measurements of each contestant, case and placement; more where a goal was undecided.
     pub(crate) runs: u32,
     /// Wanted length of one measurement.
     pub(crate) seconds: f64,
@@ -70,14 +71,6 @@ pub(crate) struct Sample {
     /// Why there are no metrics.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
-}
-
-/// Median and spread of one figure over the rounds.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Summary {
-    pub(crate) median: f64,
-    pub(crate) min: f64,
-    pub(crate) max: f64,
 }
 
 impl Group {
@@ -172,28 +165,24 @@ impl Raw {
         contestant: Contestant,
         placement: Placement,
         metric: Metric,
-    ) -> Option<Summary> {
-        let values = self
-            .samples
-            .iter()
-            .filter(|sample| sample.case == case && sample.contestant == contestant && sample.placement == placement)
-            .filter_map(|sample| sample.metrics.get(&metric).copied());
-        Summary::of(values.collect())
+    ) -> Option<Interval> {
+        Interval::of(values(&self.samples, case, contestant, placement, metric).into_values().collect())
     }
 }
 
-impl Summary {
-    fn of(mut values: Vec<f64>) -> Option<Summary> {
-        values.sort_by(f64::total_cmp);
-        let (&min, &max) = (values.first()?, values.last()?);
-        let middle = values.len() / 2;
-        let median = if values.len().is_multiple_of(2) {
-            f64::midpoint(values[middle - 1], values[middle])
-        } else {
-            values[middle]
-        };
-        Some(Summary { median, min, max })
-    }
+/// A figure by its rounds.
+pub(crate) fn values(
+    samples: &[Sample],
+    case: &str,
+    contestant: Contestant,
+    placement: Placement,
+    metric: Metric,
+) -> BTreeMap<u32, f64> {
+    samples
+        .iter()
+        .filter(|sample| sample.case == case && sample.contestant == contestant && sample.placement == placement)
+        .filter_map(|sample| Some((sample.round, *sample.metrics.get(&metric)?)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -224,15 +213,6 @@ mod tests {
         raw.write(dir.path()).unwrap();
         let text = format!("{:#}", Raw::read(dir.path()).unwrap_err());
         assert!(text.contains("mixes revisions") && text.contains("idle"), "{text}");
-    }
-
-    #[test]
-    fn medians() {
-        let odd = Summary::of(vec![5.0, 1.0, 3.0]).unwrap();
-        assert_eq!(odd, Summary { median: 3.0, min: 1.0, max: 5.0 });
-        let even = Summary::of(vec![4.0, 1.0, 3.0, 2.0]).unwrap();
-        assert_eq!(even, Summary { median: 2.5, min: 1.0, max: 4.0 });
-        assert_eq!(Summary::of(vec![]), None);
     }
 
     #[test]

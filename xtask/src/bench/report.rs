@@ -10,17 +10,27 @@ use clap::ValueEnum;
 
 use super::case::{CASES, Case, Metric, Placement, Row};
 use super::chart;
-use super::goals::{Verdict, judge};
+use super::judge::{Outcome, Verdict, judge};
 use super::raw::{Raw, Step};
+use super::stats::Interval;
 use super::vm;
 
 const STYLE: &str = include_str!("report.css");
 
 /// How to read the figures; the same text in both reports.
 const NOTES: &[&str] = &[
-    "Client and server are on one machine, over loopback. Figures are medians of the rounds, with \
-     the smallest and the largest in brackets. Absolute figures belong to this machine; compare \
+    "Client and server are on one machine, over loopback. Absolute figures belong to this machine; compare \
      within one table only.",
+    "Figures are medians of the rounds, with an interval in brackets that holds the true median with a confidence of at least \
+     98.75 %, whatever the distribution: from the k-th smallest to the k-th largest value, for of n independent values the \
+     number below the median is binomial (J.-Y. Le Boudec, Performance Evaluation of Computer and Communication Systems, \
+     2010, section 2.2). With fewer than 8 rounds it is from the smallest to the largest value, and the confidence less: \
+     93.75 % of 5 rounds.",
+    "Found is the ratio to the peer in the same round, which was measured just before or after: its median and interval. A \
+     goal is met if all of the interval is on its side, lost if nothing is, else undecided. Undecided ones are measured \
+     again, at most up to three times the rounds, and looked at four times at most: so a verdict is right with 95 %. Of several \
+     peers each must be beaten; the hardest is shown. Goals of every run and of the slowest run have no interval: one run \
+     loses them.",
     "Within a case the contestants are measured in turn, each alone. All but sockperf, which has \
      its own client, are loaded by echotest and rpctest, which verify every reply and use one \
      system call per request and reply: with many requests in flight the client is the limit \
@@ -192,7 +202,7 @@ impl Table {
         let line = |tag: &str, cells: &[String]| {
             let cells = cells.iter().map(|cell| match cell.as_str() {
                 // Colour helps the eye; the word stays for those who do not see it.
-                "met" | "LOST" => format!("<{tag} class=\"{cell}\">{cell}"),
+                "met" | "LOST" | "undecided" => format!("<{tag} class=\"{cell}\">{cell}"),
                 _ => format!("<{tag}>{}", escape(cell)),
             });
             format!("<tr>{}\n", cells.collect::<String>())
@@ -244,17 +254,15 @@ fn group_table(raw: &Raw) -> Table {
 }
 
 fn goal_table(verdicts: &[Verdict]) -> Table {
-    let head = ["Case", "Server", "Placement", "Goal", "Found", "Result"];
+    let head = ["Case", "Server", "Placement", "Goal", "Found", "Rounds", "Result"];
     let mut case_above = "";
     let mut rows = Vec::new();
     for verdict in verdicts {
         let case = CASES.iter().find(|case| case.name == verdict.case);
         let title = case.map_or("", |case| case.title);
-        let found = verdict.value.map_or("-".to_owned(), |value| format!("{value:.3}"));
-        let result = match verdict.met {
-            Some(true) => "met",
-            Some(false) => "LOST",
-            None => "not measured",
+        let (found, count) = match &verdict.found {
+            Some(found) => (with_interval(found, |value| verdict.format(value)), found.count.to_string()),
+            None => ("-".to_owned(), "0".to_owned()),
         };
         // A case's name once, above its goals: the column then reads as headings.
         let shown = if title == case_above { "" } else { title };
@@ -265,18 +273,33 @@ fn goal_table(verdicts: &[Verdict]) -> Table {
             verdict.placement.to_string(),
             verdict.goal.clone(),
             found,
-            result.to_owned(),
+            count,
+            verdict.outcome.to_string(),
         ]);
     }
     Table { head: head.map(str::to_owned).to_vec(), rows }
 }
 
-/// "12 of 40 goals met, 3 lost, 25 not measured."
+/// "1.02 [1.01 1.04]"; of all values that are the same, one.
+fn with_interval(found: &Interval, format: impl Fn(f64) -> String) -> String {
+    let median = format(found.median);
+    match found.low == found.high {
+        true => median,
+        false => format!("{median} [{} {}]", format(found.low), format(found.high)),
+    }
+}
+
+/// "12 of 40 goals met, 3 lost, 2 undecided, 23 not measured."
 fn goal_summary(verdicts: &[Verdict]) -> String {
-    let count = |met| verdicts.iter().filter(|verdict| verdict.met == met).count();
-    let (met, lost) = (count(Some(true)), count(Some(false)));
-    let unknown = count(None);
-    format!("{met} of {} goals met, {lost} lost, {unknown} not measured.", verdicts.len())
+    let count = |outcome| verdicts.iter().filter(|verdict| verdict.outcome == outcome).count();
+    format!(
+        "{} of {} goals met, {} lost, {} undecided, {} not measured.",
+        count(Outcome::Met),
+        verdicts.len(),
+        count(Outcome::Lost),
+        count(Outcome::Undecided),
+        count(Outcome::NotMeasured)
+    )
 }
 
 /// A row for each contestant and placement, a column for each metric that was measured.
@@ -298,14 +321,7 @@ fn case_table(raw: &Raw, case: &Case) -> Table {
             }
             let mut row = vec![placement.to_string(), contestant.to_string()];
             row.extend(metrics.iter().zip(summaries).map(|(metric, summary)| {
-                let Some(summary) = summary else {
-                    return "-".to_owned();
-                };
-                let median = metric.format(summary.median);
-                if summary.min == summary.max {
-                    return median;
-                }
-                format!("{median} [{} {}]", metric.format(summary.min), metric.format(summary.max))
+                summary.map_or("-".to_owned(), |summary| with_interval(&summary, |value| metric.format(value)))
             }));
             rows.push(row);
         }
@@ -431,7 +447,8 @@ mod tests {
         let (markdown, html) = (document.markdown(), document.html());
         for text in [
             "4.50 [4.00 5.00]",
-            "LOST",
+            "2.250",
+            "undecided",
             "not measured",
             "nfs-ganesha: needs root",
             "null-tcp-1 unpinned",
@@ -439,7 +456,7 @@ mod tests {
             "busy-generator: null-tcp-1, same CPU: ksf kernel 1",
             "null-tcp-1, same CPU: ksf kernel: 7 refused",
             "round trip p50 us",
-            "0 of 4 goals met, 1 lost, 3 not measured.",
+            "0 of 4 goals met, 0 lost, 1 undecided, 3 not measured.",
         ] {
             assert!(markdown.contains(text), "no '{text}' in {markdown}");
             assert!(html.contains(text), "no '{text}' in {html}");

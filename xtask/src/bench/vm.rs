@@ -31,10 +31,15 @@ pub(crate) fn look() -> Result<(), String> {
 }
 
 /// All rounds of these cases. Runs that fail are samples with an error.
-pub(crate) fn measure(programs: &Programs, effort: Effort, rounds: u32, cases: &[&'static Case]) -> Vec<Sample> {
+pub(crate) fn measure(
+    programs: &Programs,
+    effort: Effort,
+    rounds: &dyn Fn(&Case) -> u32,
+    cases: &[&'static Case],
+) -> Vec<Sample> {
     let mut runs = Vec::new();
     for &case in cases {
-        for round in 0..rounds {
+        for round in 0..rounds(case) {
             runs.extend(contestants(case).map(|contestant| Run::new(programs, effort, case, contestant, round)));
         }
     }
