@@ -1,8 +1,7 @@
 //! What `ksf accel` knows of programs: how they accept, what they need for a queue per worker, and what cannot be helped.
 //!
 //! A profile is chosen by the name of the program's file, or by `--profile`. It changes as little as possible: variables
-//! that the user has not set, and whether queues are made at all. Everything else is advice, which `ksf accel profile`
-//! shows. Where the facts come from stands beside them; how they were checked is in docs/accel-profiles.md.
+//! that the user has not set. Everything else is advice, which `ksf accel profile` shows. Where the facts come from stands beside them; how they were checked is in docs/accel-profiles.md.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -27,8 +26,6 @@ pub(super) struct Profile {
     worker: &'static str,
     /// Variables it is started with, unless the user has set them: name, value, and what for.
     pub(super) environment: &'static [(&'static str, &'static str, &'static str)],
-    /// Why it is run without queues. `None`: it gets them.
-    pub(super) alone: Option<&'static str>,
     /// Settings to look at, and why.
     settings: &'static [(&'static str, &'static str)],
     /// What is not helped.
@@ -43,7 +40,6 @@ pub(super) const PROFILES: &[Profile] = &[
         files: &["gunicorn", "gunicorn3"],
         worker: "a worker process of the classes gthread, uvicorn, gevent and other event loops",
         environment: &[],
-        alone: None,
         settings: &[
             ("-w N", "one worker per CPU at least; without it there is one in all"),
             (
@@ -60,7 +56,6 @@ pub(super) const PROFILES: &[Profile] = &[
         files: &["haproxy"],
         worker: "a thread",
         environment: &[],
-        alone: None,
         settings: &[
             ("nbthread", "leave it out: there is a thread per CPU of the process"),
             (
@@ -81,7 +76,6 @@ pub(super) const PROFILES: &[Profile] = &[
         files: &["lighttpd"],
         worker: "a worker process",
         environment: &[],
-        alone: None,
         settings: &[(
             "server.max-worker = N",
             "one per CPU; without it one process accepts and there is nothing to steer. lighttpd advises against \
@@ -91,24 +85,10 @@ pub(super) const PROFILES: &[Profile] = &[
         source: "redmine.lighttpd.net, Server_max-workerDetails",
     },
     Profile {
-        name: "memcached",
-        files: &["memcached", "systemd-memcached-wrapper"],
-        worker: "",
-        environment: &[],
-        alone: Some(
-            "one thread of memcached accepts all connections and hands them to the others, so there is no second queue \
-             to bring them to",
-        ),
-        settings: &[("-t N", "threads serve, they do not accept")],
-        limits: &["ksf accel nic and ksf accel flow help where packets are received"],
-        source: "memcached 1.6, thread.c (dispatch_conn_new)",
-    },
-    Profile {
         name: "nginx",
         files: &["nginx"],
         worker: "a worker process",
         environment: &[],
-        alone: None,
         settings: &[
             ("worker_processes auto", "one per CPU; the default is 1, and then there is nothing to steer"),
             ("accept_mutex off", "the default since 1.11.3; with it on, workers accept by turns instead of at home"),
@@ -130,7 +110,6 @@ pub(super) const PROFILES: &[Profile] = &[
             "none",
             "workers accept by themselves; by default the primary accepts for all of them and hands connections out",
         )],
-        alone: None,
         settings: &[
             ("cluster.fork()", "one worker per CPU; a process without workers has one queue"),
             (
@@ -142,27 +121,25 @@ pub(super) const PROFILES: &[Profile] = &[
         source: "nodejs.org/api/cluster.html",
     },
     Profile {
-        name: "redis",
-        files: &["redis-server", "valkey-server"],
-        worker: "",
-        environment: &[],
-        alone: Some(
-            "one thread of redis accepts and serves all connections, so there is no second queue to bring them to",
-        ),
-        settings: &[("io-threads N", "threads read and write, they do not accept")],
-        limits: &["several instances are programs of their own; ksf accel nic and ksf accel flow help all of them"],
-        source: "redis.conf of Redis 7.0, THREADED I/O",
-    },
-    Profile {
         name: "uvicorn",
         files: &["uvicorn", "hypercorn"],
         worker: "a worker process",
         environment: &[],
-        alone: None,
         settings: &[("--workers N", "one per CPU; without it one process accepts and there is nothing to steer")],
         limits: &["--reload starts one process"],
         source: "uvicorn.org/settings, uvicorn.org/deployment",
     },
+];
+
+/// Names of files of programs in which one thread accepts all connections, and why nothing can be gained there.
+const ONE_ACCEPTOR: &[(&[&str], &str)] = &[
+    // memcached 1.6, thread.c (dispatch_conn_new).
+    (
+        &["memcached", "systemd-memcached-wrapper"],
+        "one thread of memcached accepts all connections and hands them to the others",
+    ),
+    // redis.conf of Redis 7.0, THREADED I/O: io-threads read and write, they do not accept.
+    (&["redis-server", "valkey-server"], "one thread of redis accepts and serves all connections"),
 ];
 
 /// The names of all profiles, and the word for none.
@@ -178,19 +155,28 @@ pub(super) fn choose(wish: Option<&str>, command: &[OsString]) -> Option<&'stati
     }
 }
 
-/// By the name of the program's file; of `python3 -m NAME`, by that name.
+/// Why a program gains nothing by queues, where that is known: it is to be run untouched.
+pub(super) fn nothing_to_gain(command: &[OsString]) -> Option<&'static str> {
+    let name = name(command)?;
+    ONE_ACCEPTOR.iter().find(|(files, _)| files.contains(&name)).map(|(_, why)| *why)
+}
+
 fn of_command(command: &[OsString]) -> Option<&'static Profile> {
+    let name = name(command)?;
+    PROFILES.iter().find(|profile| profile.files.contains(&name))
+}
+
+/// That of the program's file; of `python3 -m NAME`, that name.
+fn name(command: &[OsString]) -> Option<&str> {
     let (program, arguments) = command.split_first()?;
     let file = Path::new(program).file_name()?.to_str()?;
     let is_python =
         file.strip_prefix("python").is_some_and(|version| version.chars().all(|c| c == '.' || c.is_ascii_digit()));
-    let name = if is_python {
-        let module = arguments.iter().skip_while(|word| *word != "-m").nth(1)?;
-        module.to_str()?.split('.').next()?
-    } else {
-        file
-    };
-    PROFILES.iter().find(|profile| profile.files.contains(&name))
+    if !is_python {
+        return Some(file);
+    }
+    let module = arguments.iter().skip_while(|word| *word != "-m").nth(1)?;
+    module.to_str()?.split('.').next()
 }
 
 impl Profile {
@@ -203,10 +189,7 @@ impl Profile {
     fn describe(&self) -> String {
         let mut out = String::new();
         let _ = writeln!(out, "{} ({})", self.name, self.files.join(", "));
-        let _ = match self.alone {
-            Some(why) => writeln!(out, "  not accelerated: {why}"),
-            None => writeln!(out, "  a queue for: {}", self.worker),
-        };
+        let _ = writeln!(out, "  a queue for: {}", self.worker);
         for (name, value, why) in self.environment {
             let _ = writeln!(out, "  set unless it is: {name}={value}\n    {why}");
         }
@@ -252,8 +235,7 @@ mod tests {
             ("nginx -c x", Some("nginx")),
             ("/usr/sbin/nginx", Some("nginx")),
             ("/opt/node-20/bin/node app.js", Some("node")),
-            ("redis-server --port 1", Some("redis")),
-            ("/usr/share/memcached/scripts/systemd-memcached-wrapper /etc/memcached.conf", Some("memcached")),
+            ("redis-server --port 1", None),
             ("python3 -m gunicorn app:app", Some("gunicorn")),
             ("/usr/bin/python3.11 -X dev -m uvicorn app:app", Some("uvicorn")),
             ("python3 -m http.server", None),
@@ -264,6 +246,19 @@ mod tests {
         ] {
             assert_eq!(chosen(None, command), name, "{command}");
         }
+    }
+
+    #[test]
+    fn programs_with_one_accepting_thread_are_recognised() {
+        let why = |command: &str| nothing_to_gain(&command.split(' ').map(OsString::from).collect::<Vec<_>>());
+        for (command, part) in [
+            ("redis-server --port 1", "one thread of redis"),
+            ("/usr/bin/valkey-server", "one thread of redis"),
+            ("/usr/share/memcached/scripts/systemd-memcached-wrapper /etc/memcached.conf", "one thread of memcached"),
+        ] {
+            assert!(why(command).is_some_and(|why| why.contains(part)), "{command}");
+        }
+        assert_eq!((why("nginx"), why("sh -c redis-server")), (None, None));
     }
 
     #[test]
@@ -280,7 +275,6 @@ mod tests {
         files.sort();
         files.dedup();
         assert_eq!(files.len(), all);
-        // Who is run alone has no worker with a queue, and the other way round.
-        assert!(PROFILES.iter().all(|profile| profile.alone.is_some() == profile.worker.is_empty()));
+        assert!(ONE_ACCEPTOR.iter().flat_map(|(names, _)| *names).all(|name| !files.contains(&name)));
     }
 }

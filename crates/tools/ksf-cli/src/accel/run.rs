@@ -14,7 +14,7 @@ use ksf_accel::program::{self, Obstacle};
 use ksf_accel::run::{Prepared, holder_main, prepare};
 use ksf_accel::{AccelError, Level, Options};
 
-use super::profile::{self, Profile};
+use super::profile;
 use crate::cpus::CpuList;
 use crate::library;
 use crate::output::{Failure, Status, say};
@@ -110,7 +110,8 @@ fn become_program(args: &RunArgs) -> Result<Infallible, Failure> {
         return Err(cannot_run(name, &command.exec()));
     };
     let profile = profile::choose(args.profile.as_deref(), &args.command);
-    match accelerate(args, &file, cpus, ports, profile) {
+    let no_gain = args.profile.is_none().then(|| profile::nothing_to_gain(&args.command)).flatten();
+    match accelerate(args, &file, cpus, ports, no_gain) {
         Ok(prepared) => {
             command.envs(prepared.environment);
             if let Some(profile) = profile {
@@ -178,20 +179,19 @@ pub(super) fn holder() -> Result<ExitCode, Failure> {
     holder_main().map(|()| ExitCode::SUCCESS).map_err(|error| failure(&error))
 }
 
-/// A holder for the program, or why there is none.
+/// A holder for the program, or why there is none. `no_gain`: why it gains nothing by queues, where that is known.
 fn accelerate(
     args: &RunArgs,
     file: &Path,
     cpus: Option<Vec<u32>>,
     ports: Option<Layout>,
-    profile: Option<&Profile>,
+    no_gain: Option<&str>,
 ) -> Result<Prepared, String> {
     if let Some(obstacle) = program::obstacle(file) {
         return Err(format!("{obstacle}{}", advice(&obstacle)));
     }
-    let alone = profile.and_then(|profile| profile.alone);
-    if let (Some(why), false) = (alone, ports.is_some()) {
-        return Err(format!("{why} (--profile=none tries it all the same)"));
+    if let (Some(why), None) = (no_gain, ports) {
+        return Err(format!("nothing can be gained: {why} (--profile=none tries it all the same)"));
     }
     let library = library::find(&LIBRARY).map_err(|failure| failure.to_string())?;
     // This very binary, also where it has been replaced since it was started.
@@ -199,11 +199,11 @@ fn accelerate(
     holder.arg0("ksf").args(["accel", "holder"]);
     let mut options = options(args, cpus);
     options.source_ports = ports.map(|layout| layout.to_string());
-    // No queues, but the library, for its source ports.
-    options.on &= alone.is_none();
+    // No queues, but the library, for the source ports.
+    options.on &= no_gain.is_none();
     let prepared = prepare(&options, holder, &library).map_err(|error| error.to_string())?;
-    if let Some(why) = alone {
-        say(&format_args!("{} has no queues: {why}", Path::new(&args.command[0]).display()));
+    if let Some(why) = no_gain {
+        say(&format_args!("{} has no queues, nothing can be gained: {why}", Path::new(&args.command[0]).display()));
         return Ok(prepared);
     }
     let refused = prepared.refused.iter().map(|refused| format!("{}: {}", refused.level.name(), refused.why));

@@ -195,8 +195,8 @@ fn drop_in(unit: &Unit, ksf: &Path) -> Result<String, Failure> {
         return Err(refuse("it is started under ksf accel run already".into()));
     }
     let words: Vec<OsString> = bare.split_whitespace().map(OsString::from).collect();
-    if let Some(why) = profile::choose(None, &words).and_then(|profile| profile.alone) {
-        return Err(refuse(why.into()));
+    if let Some(why) = profile::nothing_to_gain(&words) {
+        return Err(refuse(format!("nothing can be gained: {why}")));
     }
     let folder = format!("/etc/systemd/system/{name}.d");
     let mut out = format!(
