@@ -8,19 +8,14 @@ use common::{SLOT_BYTES, Wire};
 use ksf::CloseReason;
 use ksf::framing::{Delimiter, Endian, Framing, LengthPrefix};
 use ksf_services::echo::{Echo, MessageEcho};
+use ksf_test::pattern;
 use proptest::prelude::*;
-
-/// Bytes that differ from their neighbours near and far, so that a lost or
-/// doubled piece shows.
-fn pattern(len: usize) -> Vec<u8> {
-    (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
-}
 
 #[test]
 fn bytes_come_back_as_they_arrive() {
     let service = Arc::new(Echo);
     for len in [1, 2, 2047, 2048, 2049, SLOT_BYTES, SLOT_BYTES + 1, 70_000] {
-        let bytes = pattern(len);
+        let bytes = pattern(len, 0);
         let mut wire = Wire::new(&service);
         assert_eq!(wire.feed(&bytes), bytes, "{len} bytes");
         assert_eq!(wire.slots_in_use(), 0, "a sent slot is free again");
@@ -72,7 +67,7 @@ proptest! {
         len in 1usize..70_000,
         cuts in proptest::collection::vec(1usize..9_000, 1..20),
     ) {
-        let bytes = pattern(len);
+        let bytes = pattern(len, 0);
         let mut wire = Wire::new(&Arc::new(Echo));
         let (mut sent, mut rest) = (Vec::new(), &bytes[..]);
         for cut in cuts.iter().cycle() {

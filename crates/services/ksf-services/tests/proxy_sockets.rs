@@ -3,60 +3,28 @@
 
 mod common;
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use common::counter;
+use common::{counter, engines};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf::server::Server;
 use ksf_services::http::{PageServer, Proxy};
+use ksf_test::stream::{be_patient, connect, read_exactly, read_rest, reset};
+use ksf_test::{PATIENCE, pattern, wait_until};
 use socket2::{Domain, Socket, Type};
-
-/// A test that waits longer than this has failed; none passes or fails by being quick.
-const GIVE_UP: Duration = Duration::from_secs(20);
 
 const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
 /// Bytes of it as a backend gets it: with `Via: 1.1 ksf`.
 const GET_PASSED_BYTES: u64 = GET.len() as u64 + 14;
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello";
 const RETURNED: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nVia: 1.1 ksf\r\n\r\nhello";
-
-fn engines() -> Vec<EngineKind> {
-    match EngineKind::Uring.probe() {
-        Ok(()) => vec![EngineKind::Epoll, EngineKind::Uring],
-        Err(error) => {
-            common::skip(&format!("io_uring: {error}"));
-            vec![EngineKind::Epoll]
-        }
-    }
-}
-
-/// Waits until something is so.
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + GIVE_UP;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "waited in vain: {what}");
-        thread::yield_now();
-    }
-}
-
-fn connect(addr: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect(addr).expect("the server listens");
-    patient(&stream);
-    stream
-}
-
-fn patient(stream: &TcpStream) {
-    stream.set_nodelay(true).unwrap();
-    stream.set_read_timeout(Some(GIVE_UP)).unwrap();
-    stream.set_write_timeout(Some(GIVE_UP)).unwrap();
-}
 
 /// Reads a head, its empty line included; what was read of it if the stream ends before.
 fn read_head(stream: &mut impl Read) -> Vec<u8> {
@@ -65,34 +33,10 @@ fn read_head(stream: &mut impl Read) -> Vec<u8> {
     while !head.ends_with(b"\r\n\r\n") {
         match stream.read(&mut byte) {
             Ok(1..) => head.push(byte[0]),
-            // Trying io_uring on this thread leaves work behind that interrupts a receive with a time limit.
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Ok(_) | Err(_) => break,
         }
     }
     head
-}
-
-fn read_exactly(stream: &mut impl Read, length: usize) -> Vec<u8> {
-    let mut bytes = vec![0; length];
-    stream.read_exact(&mut bytes).expect("the answer arrives");
-    bytes
-}
-
-/// Everything until the connection ends, however it ends.
-fn read_rest(mut stream: TcpStream) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    match stream.read_to_end(&mut bytes) {
-        Ok(_) => {}
-        Err(error) => assert_ne!(error.kind(), ErrorKind::WouldBlock, "the connection does not end"),
-    }
-    bytes
-}
-
-/// Closes with a reset instead of an end.
-fn reset(stream: TcpStream) {
-    let socket = Socket::from(stream);
-    socket.set_linger(Some(Duration::ZERO)).unwrap();
 }
 
 fn loopback4() -> SocketAddr {
@@ -133,7 +77,7 @@ impl Backend {
                     return;
                 }
                 let stream = stream.expect("accept");
-                patient(&stream);
+                be_patient(&stream);
                 let number = count.fetch_add(1, Ordering::SeqCst);
                 let script = Arc::clone(&script);
                 thread::spawn(move || script(stream, number));
@@ -236,7 +180,7 @@ fn every_byte_may_come_by_itself() {
         let backend = Backend::start(move |mut stream, _| {
             while read_head(&mut stream).ends_with(b"\r\n\r\n") {
                 for _ in ANSWER {
-                    let Ok(byte) = answers.lock().unwrap().recv_timeout(GIVE_UP) else { return };
+                    let Ok(byte) = answers.lock().unwrap().recv_timeout(PATIENCE) else { return };
                     stream.write_all(&[byte]).unwrap();
                 }
             }
@@ -248,12 +192,12 @@ fn every_byte_may_come_by_itself() {
             for byte in GET {
                 client.write_all(&[*byte]).unwrap();
                 sent += 1;
-                until("the byte is received", || running.count("bytes_in") == sent);
+                wait_until("the byte is received", || running.count("bytes_in") == sent);
             }
             for byte in ANSWER {
                 to_backend.send(*byte).unwrap();
                 answered += 1;
-                until("the byte of the answer is received", || running.count("outgoing_bytes_in") == answered);
+                wait_until("the byte of the answer is received", || running.count("outgoing_bytes_in") == answered);
             }
             assert_eq!(read_exactly(&mut client, RETURNED.len()), RETURNED, "{engine}, round {round}");
         }
@@ -272,7 +216,7 @@ fn the_page_server_takes_every_byte_by_itself() {
         let bytes_in = || server.counters().iter().find(|counter| counter.name == "bytes_in").unwrap().value;
         for (byte, sent) in GET.iter().zip(1..) {
             client.write_all(&[*byte]).unwrap();
-            until("the byte is received", || bytes_in() == sent);
+            wait_until("the byte is received", || bytes_in() == sent);
         }
         let head = read_head(&mut client);
         assert!(head.starts_with(b"HTTP/1.1 200 OK\r\n"), "{engine}");
@@ -332,16 +276,11 @@ fn pipelined_requests_are_answered_in_order() {
     }
 }
 
-/// Bytes that tell where they are.
-fn pattern(length: usize) -> Vec<u8> {
-    (0..length as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
-}
-
 /// Waits until more than `queue` bytes of what was read were not sent, and stay so: nothing moves any more. How many
 /// were read, and how many of them are held.
 fn standing(queue: u64, read_and_sent: impl Fn() -> (u64, u64)) -> (u64, u64) {
     let mut seen = (0, 0);
-    until("all that moves has moved", || {
+    wait_until("all that moves has moved", || {
         let now = read_and_sent();
         let stands = now == seen && now.0.saturating_sub(now.1) > queue;
         seen = now;
@@ -354,7 +293,7 @@ fn standing(queue: u64, read_and_sent: impl Fn() -> (u64, u64)) -> (u64, u64) {
 #[test]
 fn a_slow_client_slows_its_backend_down_and_loses_nothing() {
     for engine in engines() {
-        let body = pattern(24 << 20);
+        let body = pattern(24 << 20, 0);
         let sent = body.clone();
         let backend = Backend::start(move |mut stream, _| {
             read_head(&mut stream);
@@ -367,7 +306,7 @@ fn a_slow_client_slows_its_backend_down_and_loses_nothing() {
         let mut client = connect(running.addr);
         client.write_all(GET).unwrap();
         // The client reads nothing: the proxy fills what the kernel buffers, then it stops to read the backend.
-        until("the backend is not read any more", || running.count("reads_paused") > 0);
+        wait_until("the backend is not read any more", || running.count("reads_paused") > 0);
         let (read, held) = standing(queue, || (running.count("outgoing_bytes_in"), running.count("bytes_out")));
         // What one turn receives may come on top: the slots of a shard, at most.
         assert!(held <= queue + (8 << 20), "{engine}: {held} bytes are held for a client that does not read");
@@ -383,11 +322,11 @@ fn a_slow_backend_slows_its_client_down_and_loses_nothing() {
     for engine in engines() {
         let (go_on, wait) = std::sync::mpsc::channel::<()>();
         let wait = std::sync::Mutex::new(wait);
-        let body = pattern(24 << 20);
+        let body = pattern(24 << 20, 0);
         let expected = body.clone();
         let backend = Backend::start(move |mut stream, _| {
             read_head(&mut stream);
-            wait.lock().unwrap().recv_timeout(GIVE_UP).expect("told to go on");
+            wait.lock().unwrap().recv_timeout(PATIENCE).expect("told to go on");
             let same = read_exactly(&mut stream, expected.len()) == expected;
             stream
                 .write_all(if same { ANSWER } else { b"HTTP/1.1 409 Conflict\r\nContent-Length: 0\r\n\r\n" })
@@ -402,7 +341,7 @@ fn a_slow_backend_slows_its_client_down_and_loses_nothing() {
             write!(writer, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len()).unwrap();
             writer.write_all(&body).unwrap();
         });
-        until("the client is not read any more", || running.count("reads_paused") > 0);
+        wait_until("the client is not read any more", || running.count("reads_paused") > 0);
         let (_, held) = standing(queue, || (running.count("bytes_in"), running.count("outgoing_bytes_out")));
         assert!(held <= queue + (8 << 20), "{engine}: {held} bytes are held for a backend that does not read");
         go_on.send(()).unwrap();
@@ -458,7 +397,7 @@ fn backends_that_break_the_connection() {
                 read_head(&mut stream);
                 stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf").unwrap();
                 // Not before the half was read, which a reset would destroy on its way.
-                ended.lock().unwrap().recv_timeout(GIVE_UP).expect("told to end");
+                ended.lock().unwrap().recv_timeout(PATIENCE).expect("told to end");
                 if by_reset {
                     reset(stream);
                 }
@@ -488,7 +427,7 @@ fn a_kept_connection_that_ended_is_replaced() {
             if number == 0 {
                 // The second request arrives on a connection that is about to end.
                 read_head(&mut stream);
-                ends.lock().unwrap().recv_timeout(GIVE_UP).expect("told to end");
+                ends.lock().unwrap().recv_timeout(PATIENCE).expect("told to end");
                 return;
             }
             answer_all(stream);
@@ -497,7 +436,7 @@ fn a_kept_connection_that_ended_is_replaced() {
         running.ask();
         let mut client = connect(running.addr);
         client.write_all(GET).unwrap();
-        until("the kept connection is used", || running.count("outgoing_reused") == 1);
+        wait_until("the kept connection is used", || running.count("outgoing_reused") == 1);
         end.send(()).unwrap();
         assert_eq!(read_exactly(&mut client, RETURNED.len()), RETURNED, "{engine}");
         assert_eq!((running.own("repeated"), backend.accepted()), (1, 2), "{engine}");
@@ -541,7 +480,7 @@ fn a_kept_connection_is_closed_when_its_backend_ends() {
         let limits = Limits { upstream_idle_ms: 0, ..Limits::default() };
         let running = Running::start(engine, &[backend.addr], limits);
         running.ask();
-        let end = told.recv_timeout(GIVE_UP).expect("the backend is told in time");
+        let end = told.recv_timeout(PATIENCE).expect("the backend is told in time");
         assert!(matches!(end, Ok(0)), "{engine}: {end:?}");
     }
 }
@@ -557,7 +496,7 @@ fn bytes_nobody_asked_for_end_a_kept_connection() {
             }
             read_head(&mut stream);
             stream.write_all(ANSWER).unwrap();
-            wait.lock().unwrap().recv_timeout(GIVE_UP).expect("told to go on");
+            wait.lock().unwrap().recv_timeout(PATIENCE).expect("told to go on");
             stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil").unwrap();
             assert_eq!(read_rest(stream), b"", "no further request may come here");
         });
@@ -565,7 +504,7 @@ fn bytes_nobody_asked_for_end_a_kept_connection() {
         running.ask();
         let before = running.count("outgoing_bytes_in");
         go_on.send(()).unwrap();
-        until("the bytes are received", || running.count("outgoing_bytes_in") > before);
+        wait_until("the bytes are received", || running.count("outgoing_bytes_in") > before);
         running.ask();
         assert_eq!((running.count("outgoing_reused"), backend.accepted()), (0, 2), "{engine}");
     }
@@ -612,7 +551,7 @@ fn slow_backends_run_into_their_time_limits() {
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let ended = std::sync::Mutex::new(ended);
         let deaf = Backend::start(move |stream, _| {
-            let _ = ended.lock().unwrap().recv_timeout(GIVE_UP);
+            let _ = ended.lock().unwrap().recv_timeout(PATIENCE);
             drop(stream);
         });
         let running = Running::start(engine, &[deaf.addr], limits.clone());
@@ -656,10 +595,10 @@ fn a_client_that_dies_takes_its_backends_connection_with_it() {
             } else {
                 drop(client);
             }
-            let written = told.recv_timeout(GIVE_UP).expect("the backend is told that nobody reads");
+            let written = told.recv_timeout(PATIENCE).expect("the backend is told that nobody reads");
             assert!(written < 1 << 20, "{engine}");
         }
-        until("both are counted", || running.own("clients_gone") == 2 && running.server.connections() == 0);
+        wait_until("both are counted", || running.own("clients_gone") == 2 && running.server.connections() == 0);
     }
 }
 
@@ -673,7 +612,7 @@ fn draining_waits_for_answers() {
             read_head(&mut stream);
             stream.write_all(ANSWER).unwrap();
             read_head(&mut stream);
-            wait.lock().unwrap().recv_timeout(GIVE_UP).expect("told to go on");
+            wait.lock().unwrap().recv_timeout(PATIENCE).expect("told to go on");
             stream.write_all(ANSWER).unwrap();
         });
         let running = Running::start(engine, &[backend.addr], Limits::default());
@@ -682,7 +621,7 @@ fn draining_waits_for_answers() {
         assert_eq!(read_exactly(&mut idle, RETURNED.len()), RETURNED, "{engine}");
         let mut client = connect(running.addr);
         client.write_all(GET).unwrap();
-        until("the backend is asked", || running.count("outgoing_bytes_out") == 2 * GET_PASSED_BYTES);
+        wait_until("the backend is asked", || running.count("outgoing_bytes_out") == 2 * GET_PASSED_BYTES);
         let Running { server, .. } = running;
         let draining = thread::spawn(move || server.drain());
         assert_eq!(read_rest(idle), b"", "{engine}: who waits for nothing is closed");
@@ -703,7 +642,7 @@ fn kept_connections_are_few_and_end() {
             read_head(&mut stream);
             // Nobody is answered before all have asked: there are five connections.
             all.fetch_add(1, Ordering::SeqCst);
-            until("all have asked", || all.load(Ordering::SeqCst) >= 5);
+            wait_until("all have asked", || all.load(Ordering::SeqCst) >= 5);
             stream.write_all(ANSWER).unwrap();
             answer_all(stream);
             ended.send(number).unwrap();
@@ -718,11 +657,11 @@ fn kept_connections_are_few_and_end() {
         assert_eq!((asked.load(Ordering::SeqCst), running.count("dialed")), (5, 5), "{engine}");
         // Three end at once, the kept two when their time is over.
         for _ in 0..3 {
-            ends.recv_timeout(GIVE_UP).expect("one too many is kept");
+            ends.recv_timeout(PATIENCE).expect("one too many is kept");
         }
         let kept = Instant::now();
         for _ in 0..2 {
-            ends.recv_timeout(GIVE_UP).expect("a kept connection ends");
+            ends.recv_timeout(PATIENCE).expect("a kept connection ends");
         }
         // Not a limit on speed: the first three did not wait for this.
         assert!(kept.elapsed() > Duration::from_millis(500), "{engine}: nothing was kept");
@@ -732,7 +671,7 @@ fn kept_connections_are_few_and_end() {
 #[test]
 fn many_clients_and_backends_at_once() {
     for engine in engines() {
-        let bodies: Arc<Vec<u8>> = Arc::new(pattern(70_000));
+        let bodies: Arc<Vec<u8>> = Arc::new(pattern(70_000, 0));
         let backends: Vec<_> = (0..3)
             .map(|_| {
                 let bodies = Arc::clone(&bodies);

@@ -6,16 +6,15 @@ mod common;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use ksf_proto::oncrpc::rpcbind::{Binding, PROC_DUMP, PROC_SET, PROC_UNSET, PROGRAM};
 use ksf_proto::oncrpc::{Accepted, Call, PROC_NULL, ReplyStatus, put_reply, put_success};
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_services::rpc::rpcbind::{Client, Endpoint, Entry, Registration, RpcbindError, entries};
 use ksf_services::rpc::{ProgramTable, mount_null, nfs_null};
+use ksf_test::{Folder, Running, own_run_or_skip, program_or_skip, rpc, run, wait_until};
 
 /// Program, version, netid, universal address.
 type Row = (u32, u32, String, String);
@@ -89,16 +88,13 @@ impl FakeRpcbind {
             let reply = self.answer(&message);
             // In two fragments, as a server may.
             let (head, tail) = reply.split_at(5);
-            let mut record = 5u32.to_be_bytes().to_vec();
-            record.extend_from_slice(head);
-            record.extend_from_slice(&(tail.len() as u32 | 1 << 31).to_be_bytes());
-            record.extend_from_slice(tail);
+            let record = [rpc::fragment(false, head), rpc::fragment(true, tail)].concat();
             stream.write_all(&record).unwrap();
         }
     }
 
-    fn on_unix(&self, dir: &TempDir) -> Endpoint {
-        let path = dir.0.join("rpcbind.sock");
+    fn on_unix(&self, dir: &Folder) -> Endpoint {
+        let path = dir.path("rpcbind.sock");
         let listener = UnixListener::bind(&path).unwrap();
         let this = self.clone();
         std::thread::spawn(move || {
@@ -153,23 +149,6 @@ fn row(args: &[u8]) -> Row {
     (program, version, netid, address)
 }
 
-/// A directory that is removed with its content.
-struct TempDir(PathBuf);
-
-impl TempDir {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("ksf-rpcbind-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.0).unwrap();
-    }
-}
-
 /// NFSv3 and MOUNTv3 at 127.0.0.1:62049 over TCP.
 fn two_entries() -> Vec<Entry> {
     let mut table = ProgramTable::new();
@@ -189,7 +168,7 @@ fn closed_port() -> SocketAddr {
 
 #[test]
 fn registers_and_takes_back_over_each_transport() {
-    let dir = TempDir::new("each");
+    let dir = Folder::new();
     let fake = FakeRpcbind::default();
     for endpoint in [fake.on_unix(&dir), fake.on_udp(), fake.on_tcp()] {
         let registration = Registration::new(std::slice::from_ref(&endpoint), two_entries()).unwrap();
@@ -206,9 +185,9 @@ fn registers_and_takes_back_over_each_transport() {
 
 #[test]
 fn tries_one_endpoint_after_the_other() {
-    let dir = TempDir::new("order");
+    let dir = Folder::new();
     let fake = FakeRpcbind::default();
-    let nobody = Endpoint::Unix(dir.0.join("nobody.sock"));
+    let nobody = Endpoint::Unix(dir.path("nobody.sock"));
     let closed_udp = Endpoint::Udp(closed_port());
     let tcp = fake.on_tcp();
     let client = Client::connect(&[nobody.clone(), closed_udp.clone(), tcp.clone()]).unwrap();
@@ -308,55 +287,14 @@ fn replies_that_are_none_are_errors() {
     assert!(error.to_string().contains("a reply of"), "{error}");
 }
 
-const RPCBIND: &str = "/usr/sbin/rpcbind";
-
-/// Set in the copy of this test that runs inside the namespaces.
-const INSIDE: &str = "KSF_TEST_INSIDE_NAMESPACE";
-
+/// rpcbind's port and socket are those of the machine: it gets a network and a /run of its own.
 #[test]
 fn debians_rpcbind_takes_and_forgets_the_entries() {
-    let test = "debians_rpcbind_takes_and_forgets_the_entries";
-    if std::env::var_os(INSIDE).is_some() {
-        return with_debians_rpcbind();
-    }
-    if !common::is_root() {
-        return common::skip("needs root (network and mount namespaces for a rpcbind of its own)");
-    }
-    if !Path::new(RPCBIND).exists() {
-        return common::skip("needs /usr/sbin/rpcbind (package rpcbind)");
-    }
-    // rpcbind's port and socket are those of the machine: it gets a network and
-    // a /run of its own, and so does the test, by running itself again there.
-    let setup = "mount -t tmpfs tmpfs /run && ip link set lo up && exec \"$0\" \"$@\"";
-    let status = Command::new("unshare")
-        .args(["--net", "--mount", "sh", "-c", setup])
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
-        .env(INSIDE, "1")
-        .status()
-        .expect("unshare (util-linux) can be started");
-    assert!(status.success(), "{status}");
-}
-
-/// A process that ends with its owner.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn with_debians_rpcbind() {
+    let Some(()) = own_run_or_skip("a rpcbind of its own") else { return };
+    let Some(rpcbind) = program_or_skip("rpcbind") else { return };
     // -f: in the foreground. Without -w nothing is read from disk.
-    let rpcbind = Command::new(RPCBIND).arg("-f").spawn();
-    let _rpcbind = Running(rpcbind.expect("rpcbind (package rpcbind) can be started"));
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while let Err(error) = Client::connect(&Endpoint::local_defaults()) {
-        assert!(Instant::now() < deadline, "{error}");
-        std::thread::yield_now();
-    }
+    let _rpcbind = Running::start(Command::new(rpcbind).arg("-f"));
+    wait_until("rpcbind answers", || Client::connect(&Endpoint::local_defaults()).is_ok());
 
     for endpoint in Endpoint::local_defaults() {
         // Also over IPv6, and one entry that a killed server left behind.
@@ -387,8 +325,6 @@ fn with_debians_rpcbind() {
 
 /// What rpcinfo lists: program, version, netid, address, one space between them.
 fn rpcinfo() -> Vec<String> {
-    let output = Command::new("/usr/sbin/rpcinfo").output().expect("rpcinfo can be started");
-    assert!(output.status.success(), "{output:?}");
-    let text = String::from_utf8(output.stdout).unwrap();
+    let text = run(&mut Command::new("/usr/sbin/rpcinfo"));
     text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
 }

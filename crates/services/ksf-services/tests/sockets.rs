@@ -3,17 +3,15 @@
 
 mod common;
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::ops::RangeInclusive;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
-use common::counter;
 use common::vectors::{answerable, record, service, unanswerable};
+use common::{counter, engines};
 use ksf::Service;
 use ksf::engine::EngineKind;
 use ksf::listener::ListenAddr;
@@ -24,21 +22,8 @@ use ksf_proto::xdr::XdrWrite;
 use ksf_services::echo::Echo;
 use ksf_services::rpc::{Answered, Program, ProgramTable, RpcDeferred, RpcReply, RpcService};
 use ksf_services::work::{self, Work};
-
-/// A test that waits for a reply longer than this has failed; none passes or
-/// fails by being quick.
-const GIVE_UP: Duration = Duration::from_secs(20);
-
-fn engines() -> Vec<EngineKind> {
-    let uring = EngineKind::Uring;
-    match uring.probe() {
-        Ok(()) => vec![EngineKind::Epoll, uring],
-        Err(error) => {
-            common::skip(&format!("io_uring: {error}"));
-            vec![EngineKind::Epoll]
-        }
-    }
-}
+use ksf_test::stream::{connect, datagrams, read_exactly};
+use ksf_test::{PATIENCE, program_or_skip, wait_until};
 
 fn start<S: Service>(engine: EngineKind, service: &Arc<S>, addrs: &[ListenAddr]) -> Server {
     let listen =
@@ -64,37 +49,9 @@ fn server_counter(server: &Server, name: &str) -> u64 {
     server.counters().iter().find(|counter| counter.name == name).expect("a known counter").value
 }
 
-fn connect(addr: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect(addr).expect("the server listens");
-    stream.set_read_timeout(Some(GIVE_UP)).unwrap();
-    stream
-}
-
-fn datagrams(to: SocketAddr) -> UdpSocket {
-    let local: SocketAddr =
-        if to.is_ipv4() { (Ipv4Addr::LOCALHOST, 0).into() } else { (Ipv6Addr::LOCALHOST, 0).into() };
-    let socket = UdpSocket::bind(local).unwrap();
-    socket.connect(to).unwrap();
-    socket.set_read_timeout(Some(GIVE_UP)).unwrap();
-    socket
-}
-
-/// Receives one datagram. Trying io_uring on this thread leaves work behind that the kernel does here a little later,
-/// which interrupts a receive that has a time limit.
 fn receive<'a>(socket: &UdpSocket, buffer: &'a mut [u8]) -> &'a [u8] {
-    loop {
-        match socket.recv(buffer) {
-            Ok(len) => return &buffer[..len],
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => panic!("no reply arrives: {error}"),
-        }
-    }
-}
-
-fn read_exactly(stream: &mut impl Read, len: usize) -> Vec<u8> {
-    let mut bytes = vec![0; len];
-    stream.read_exact(&mut bytes).expect("the reply arrives");
-    bytes
+    let length = socket.recv(buffer).expect("a reply arrives");
+    &buffer[..length]
 }
 
 /// Sends the call of each case and compares the reply.
@@ -118,7 +75,7 @@ fn rpc_answers_over_streams() {
             conforms(connect(addr), &format!("{engine} tcp {addr}"));
         }
         let unix = UnixStream::connect(&path).unwrap();
-        unix.set_read_timeout(Some(GIVE_UP)).unwrap();
+        unix.set_read_timeout(Some(PATIENCE)).unwrap();
         conforms(unix, &format!("{engine} unix"));
         server.drain().unwrap();
         assert!(!path.exists(), "the socket's path is removed");
@@ -183,10 +140,7 @@ fn unanswerable_datagrams_are_dropped_and_counted() {
 
 #[test]
 fn rpcinfo_is_satisfied() {
-    const RPCINFO: &str = "/usr/sbin/rpcinfo";
-    if !Path::new(RPCINFO).exists() {
-        return common::skip("needs /usr/sbin/rpcinfo (package rpcbind)");
-    }
+    let Some(rpcinfo) = program_or_skip("rpcinfo") else { return };
     for engine in engines() {
         let addrs = [any_port(true), any_port(false)].concat();
         let server = start(engine, &service(), &addrs);
@@ -198,7 +152,7 @@ fn rpcinfo_is_satisfied() {
                 ("100005", Some("3"), "program 100005 version 3 ready and waiting\n"),
                 ("100003", None, "program 100003 version 3 ready and waiting\n"),
             ] {
-                let output = Command::new(RPCINFO)
+                let output = Command::new(&rpcinfo)
                     .args(["-a", &address, "-T", netid, program])
                     .args(version)
                     .output()
@@ -335,11 +289,7 @@ fn a_forgotten_reply_closes_the_connection_with_a_counted_reason() {
         assert_eq!(received, words_record(&[2, 1, 0, 0, 0, 0]), "{engine}");
         // Counted when the socket is closed for good, a moment after we see its end.
         drop(stream);
-        let deadline = Instant::now() + GIVE_UP;
-        while server_counter(&server, "closed_abandoned") != 1 {
-            assert!(Instant::now() < deadline, "{engine}: {:?}", server.counters());
-            std::thread::yield_now();
-        }
+        wait_until("it is counted", || server_counter(&server, "closed_abandoned") == 1);
     }
 }
 

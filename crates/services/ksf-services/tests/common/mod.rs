@@ -1,13 +1,13 @@
 //! Drives a service through the framework's connection, without a socket.
 
-#![allow(dead_code, reason = "each test binary compiles this file and uses a part of it")]
+#![allow(dead_code, unused_imports, reason = "each test binary compiles this file and uses a part of it")]
 
 pub(crate) mod vectors;
 
-use std::io::Write;
 use std::sync::Arc;
 
 use ksf::connection::Connection;
+use ksf::engine::EngineKind;
 use ksf::env::Env;
 use ksf::limits::{Limits, Time};
 use ksf::outgoing::{Order, Upstream};
@@ -131,25 +131,14 @@ impl<S: Service> Wire<S> {
     }
 }
 
+/// The engines of this machine.
+pub(crate) fn engines() -> Vec<EngineKind> {
+    ksf_test::working([EngineKind::Epoll, EngineKind::Uring], EngineKind::probe)
+}
+
 /// Value of a service's own counter.
 pub(crate) fn counter(service: &impl Service, name: &str) -> u64 {
     let counters = service.counters();
     let found = counters.iter().find(|(known, _)| *known == name);
     found.unwrap_or_else(|| panic!("no counter {name} in {counters:?}")).1
-}
-
-/// True if the tests run as root.
-pub(crate) fn is_root() -> bool {
-    // The owner of a process's own directory in /proc is its effective user.
-    use std::os::unix::fs::MetadataExt;
-    std::fs::metadata("/proc/self").is_ok_and(|meta| meta.uid() == 0)
-}
-
-/// Says that a test was skipped, or a part of it. In CI nothing may be.
-pub(crate) fn skip(why: &str) {
-    assert!(std::env::var_os("CI").is_none(), "in CI no test may be skipped: {why}");
-    // Not by `println!`, which the test runner hides of a test that passes.
-    let thread = std::thread::current();
-    let line = format!("skipped: {}: {why}\n", thread.name().unwrap_or("a test"));
-    std::io::stderr().write_all(line.as_bytes()).expect("stderr is open");
 }

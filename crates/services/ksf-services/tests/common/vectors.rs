@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use ksf_services::rpc::{NullProgram, ProgramTable, RpcService, mount_null, nfs_null};
+pub(crate) use ksf_test::rpc::{fragment, record, words};
 
 /// A program with a range of versions, so that PROG_MISMATCH shows both ends.
 pub(crate) const RANGED_PROGRAM: u32 = 0x2000_0042;
@@ -14,11 +15,6 @@ pub(crate) fn service() -> Arc<RpcService> {
     table.register(mount_null()).unwrap();
     table.register(NullProgram::new("ranged", RANGED_PROGRAM, 2..=4)).unwrap();
     Arc::new(RpcService::new("krpc2", table))
-}
-
-/// 32-bit words, big endian.
-pub(crate) fn words(words: &[u32]) -> Vec<u8> {
-    words.iter().flat_map(|w| w.to_be_bytes()).collect()
 }
 
 pub(crate) const XID: u32 = 0xc0ff_ee01;
@@ -160,16 +156,6 @@ pub(crate) fn unanswerable() -> Vec<(Vec<u8>, &'static str)> {
         (words(&[XID, 2, 2, 100_003]), "unanswerable_not_a_call"),
         (b"GET / HTTP/1.1\r\n\r\n".to_vec(), "unanswerable_not_a_call"),
     ]
-}
-
-/// A fragment behind its record mark.
-pub(crate) fn fragment(last: bool, bytes: &[u8]) -> Vec<u8> {
-    let mark = bytes.len() as u32 | if last { 1 << 31 } else { 0 };
-    [&mark.to_be_bytes(), bytes].concat()
-}
-
-pub(crate) fn record(message: &[u8]) -> Vec<u8> {
-    fragment(true, message)
 }
 
 /// The message cut into fragments of `len` bytes.
