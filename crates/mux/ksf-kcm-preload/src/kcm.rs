@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use ksf_mux::kcm::{AttachOptions, KcmSocket, Kind, Options};
+use ksf_mux::kcm::{AttachOptions, KcmOptions, KcmSocket, Kind};
 use ksf_mux::{ConnectionId, Event};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
@@ -105,7 +105,7 @@ pub(crate) fn open(socket_type: c_int, protocol: c_int) -> Answer<c_int> {
     // The threads of the multiplexor are not the program's: no handler of its own runs there.
     let _blocked = Blocked::all();
     let make = || -> std::io::Result<c_int> {
-        let socket = KcmSocket::new(kind, Options::default())?;
+        let socket = KcmSocket::new(kind, KcmOptions::default())?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC)?;
         let (events, stopped) = (socket.mux().event_fd().try_clone_to_owned()?, stop.try_clone()?);
         let group = Arc::new(Group { sockets: Mutex::default(), connections: Mutex::default(), stop });

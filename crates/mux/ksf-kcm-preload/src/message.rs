@@ -5,7 +5,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use ksf_mux::kcm::{Flags, KcmError, Kind};
+use ksf_mux::kcm::{Flags, KcmSocketError, Kind};
 use libc::{iovec, mmsghdr, msghdr};
 
 use crate::attached::Attached;
@@ -52,12 +52,12 @@ fn call<T>(
     kcm: &Kcm,
     flags: c_int,
     what: For,
-    mut work: impl FnMut(Flags) -> Result<T, KcmError>,
+    mut work: impl FnMut(Flags) -> Result<T, KcmSocketError>,
 ) -> Answer<T> {
     let flags = with_mode(fd, flags);
     let at_once = flags | Flags::DONTWAIT;
     match work(at_once) {
-        Err(KcmError::WouldBlock) if !flags.contains(Flags::DONTWAIT) => {
+        Err(KcmSocketError::WouldBlock) if !flags.contains(Flags::DONTWAIT) => {
             signals::wait(kcm, what, || work(at_once)).unwrap_or_else(|| work(flags).map_err(|error| error.errno()))
         }
         result => result.map_err(|error| error.errno()),

@@ -4,12 +4,12 @@ use std::ffi::{CStr, c_char, c_int};
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
-use ksf_mux::kcm::{Stats, proc_net_kcm, proc_net_kcm_stats};
+use ksf_mux::kcm::{KcmStats, proc_net_kcm, proc_net_kcm_stats};
 
 use crate::kcm::GROUPS;
 use crate::table::lock;
 
-fn stats() -> Vec<Stats> {
+fn stats() -> Vec<KcmStats> {
     let groups: Vec<_> = lock(&GROUPS).iter().filter_map(Weak::upgrade).collect();
     let sockets: Vec<Arc<_>> = groups.iter().filter_map(|group| group.socket()).collect();
     sockets.iter().map(|kcm| kcm.socket.stats()).collect()

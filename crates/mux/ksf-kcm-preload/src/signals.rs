@@ -14,7 +14,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-use ksf_mux::kcm::KcmError;
+use ksf_mux::kcm::KcmSocketError;
 use libc::{pollfd, sigset_t};
 
 use crate::kcm::{Answer, Kcm, readiness};
@@ -31,7 +31,11 @@ pub(crate) const SLICE: Duration = Duration::from_millis(5);
 
 /// What `attempt` returns once it need not wait; EAGAIN when the socket's time is over; EINTR. None if no signal can end
 /// the call: then the multiplexor may wait itself.
-pub(crate) fn wait<T>(kcm: &Kcm, what: For, mut attempt: impl FnMut() -> Result<T, KcmError>) -> Option<Answer<T>> {
+pub(crate) fn wait<T>(
+    kcm: &Kcm,
+    what: For,
+    mut attempt: impl FnMut() -> Result<T, KcmSocketError>,
+) -> Option<Answer<T>> {
     let timeout = if what == For::Message { kcm.socket.receive_timeout() } else { kcm.socket.send_timeout() };
     let blocked = Blocked::all();
     // With a timeout all of them interrupt (sock_intr_errno of include/net/sock.h).
@@ -46,7 +50,7 @@ pub(crate) fn wait<T>(kcm: &Kcm, what: For, mut attempt: impl FnMut() -> Result<
     let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
         match attempt() {
-            Err(KcmError::WouldBlock) => {}
+            Err(KcmSocketError::WouldBlock) => {}
             other => return Some(other.map_err(|error| error.errno())),
         }
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ksf_mux::backend::{Endpoint, Event, Multiplexor, Received};
 use ksf_mux::kcm::{ConnectionStats, MuxStats};
 use ksf_mux::{
-    AttachError, ConnectionId, Detached, Limits, Message, MessageFraming, MessageSocket, Mux, Options, RecvError,
+    AttachError, ConnectionId, Detached, Message, MessageFraming, MessageSocket, Mux, MuxLimits, MuxOptions, RecvError,
     SendError, SendOptions,
 };
 
@@ -32,9 +32,9 @@ pub enum Backend {
 /// ```
 /// use ksf::framing::{Framing, LengthPrefix};
 /// use ksf_kcm::{AnyMux, Backend};
-/// use ksf_mux::Options;
+/// use ksf_mux::MuxOptions;
 ///
-/// let mux = AnyMux::open(Backend::Auto, Options::new(Framing::LengthPrefix(LengthPrefix::big_endian(4))))?;
+/// let mux = AnyMux::open(Backend::Auto, MuxOptions::new(Framing::LengthPrefix(LengthPrefix::big_endian(4))))?;
 /// println!("on {}", if mux.backend() == Backend::Kernel { "AF_KCM" } else { "ksf's own" });
 /// # Ok::<(), ksf_kcm::KcmError>(())
 /// ```
@@ -68,7 +68,7 @@ pub enum AnyMessage {
 
 impl AnyMux {
     /// A multiplexor without connections.
-    pub fn open(backend: Backend, options: Options) -> Result<Self, KcmError> {
+    pub fn open(backend: Backend, options: MuxOptions) -> Result<Self, KcmError> {
         let ours = |options| match Mux::new(options) {
             Ok(mux) => Ok(Self::Ksf(mux)),
             Err(error) => Err(KcmError::Os { call: "make a multiplexor", error }),
@@ -132,7 +132,7 @@ impl Multiplexor for AnyMux {
         &self,
         socket: OwnedFd,
         framing: MessageFraming,
-        limits: Limits,
+        limits: MuxLimits,
     ) -> Result<ConnectionId, AttachError> {
         either!(self, mux => mux.attach_limited(socket, framing, limits))
     }

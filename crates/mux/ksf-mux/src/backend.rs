@@ -1,8 +1,8 @@
 //! What message sockets stand on: the multiplexor of this crate, or another one with the same contract. `ksf-kcm` has
 //! the kernel's AF_KCM as such.
 //!
-//! Programs need [`Mux`], or the choice that `ksf-kcm` offers, and use the traits to be written for both. Whoever makes
-//! a multiplexor of its own finds parts of this crate here.
+//! Programs need [`Mux`], or the choice that `ksf-kcm` offers, and use the traits to be written for both. A crate that
+//! makes a multiplexor of its own finds parts of this one here.
 
 use std::ops::Deref;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -11,13 +11,13 @@ use std::time::Duration;
 use crate::error::{AttachError, RecvError, SendError};
 use crate::kcm::{ConnectionStats, MuxStats};
 use crate::mux::{ConnectionId, Detached, Mux};
-use crate::options::{Limits, MessageFraming, Ordering};
+use crate::options::{MessageFraming, MuxLimits, Ordering};
 use crate::socket::{Message, MessageSocket, SendOptions};
 
 pub use crate::kcm::EndCounts;
 pub use crate::monitor::{Event, Events, UNREAD_MAX};
 pub use crate::mux::check_stream;
-pub use crate::outbox::{Leftover, Outbox, SendProgress, Sent, Transmit};
+pub use crate::out_queue::{Leftover, OutQueue, SendProgress, Sent, Transmit};
 
 /// A multiplexor: connections on one side, message sockets on the other. Clones are handles of the same one.
 pub trait Multiplexor: Clone + Send + Sync {
@@ -32,7 +32,7 @@ pub trait Multiplexor: Clone + Send + Sync {
         &self,
         socket: OwnedFd,
         framing: MessageFraming,
-        limits: Limits,
+        limits: MuxLimits,
     ) -> Result<ConnectionId, AttachError>;
 
     /// Takes a connection away. Whole messages of it can still be received. `None`: there is no such connection.
@@ -68,7 +68,7 @@ pub trait Endpoint: Send + Sync {
     /// The next message. `None` waits for ever; [`Duration::ZERO`] does not wait.
     fn receive(&self, timeout: Option<Duration>) -> Result<Self::Message, RecvError>;
 
-    /// Gives a message back that was not worked on; somebody receives it again.
+    /// Gives a message back that was not worked on; this or another socket receives it again.
     fn give_back(&self, message: Self::Message);
 
     /// Has connections looked at, so that their errors are found, without receiving a message.
@@ -119,7 +119,7 @@ impl Multiplexor for Mux {
         &self,
         socket: OwnedFd,
         framing: MessageFraming,
-        limits: Limits,
+        limits: MuxLimits,
     ) -> Result<ConnectionId, AttachError> {
         self.shared().attach_limited(socket, framing, Ordering::Free, None, Some(limits))
     }
@@ -144,13 +144,13 @@ impl Multiplexor for Mux {
         let shared = self.shared();
         let room = shared.options.limits.out_queue_bytes_max;
         let table = shared.read_table();
-        table.all.is_empty() || table.all.iter().any(|link| link.outbox.bytes() < room)
+        table.all.is_empty() || table.all.iter().any(|conn| conn.out_queue.bytes() < room)
     }
 
     fn flush(&self, connection: ConnectionId) {
         let shared = self.shared();
-        if let Some(link) = shared.find(connection) {
-            shared.send(&link);
+        if let Some(conn) = shared.find(connection) {
+            shared.send(&conn);
         }
     }
 

@@ -23,7 +23,7 @@ pub enum StartError {
     System(#[from] io::Error),
 }
 
-/// Why a connection brings no more messages. It reaches whoever reads messages and asked for it, and the monitor.
+/// Why a connection brings no more messages. It reaches a reader of messages that asked for it, and the monitor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectionError {
@@ -103,7 +103,7 @@ pub enum ConnectionError {
         /// The limit.
         limit_ms: u64,
     },
-    /// Whoever works on its messages wanted it closed.
+    /// The service that works on its messages wanted it closed.
     #[error("the service closed the connection")]
     ClosedByService,
     /// The multiplexor takes no more messages: it is being stopped.
@@ -125,8 +125,8 @@ pub enum ConnectionError {
         /// Bytes delivered.
         bytes: usize,
     },
-    /// A worker panicked with a message of this connection in its hand.
-    #[error("a worker failed with a message of this connection in its hand")]
+    /// A worker panicked while it worked on a message of this connection.
+    #[error("a worker failed while it worked on a message of this connection")]
     WorkerPanicked,
 }
 

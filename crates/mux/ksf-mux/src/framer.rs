@@ -8,9 +8,9 @@ use ksf::limits::Time;
 use ksf::pool::Chunk;
 use ksf_bpf_framing::{RunError, Verdict};
 
+use crate::batch::CutMessages;
 use crate::error::ConnectionError;
-use crate::options::{Limits, MessageFraming};
-use crate::run::Found;
+use crate::options::{MessageFraming, MuxLimits};
 
 /// Cuts a stream.
 #[derive(Debug)]
@@ -57,8 +57,8 @@ impl Framer {
         &mut self,
         chunk: &Chunk,
         now: Time,
-        limits: &Limits,
-        messages: &mut Found,
+        limits: &MuxLimits,
+        messages: &mut CutMessages,
     ) -> Result<(), ConnectionError> {
         let mut at = 0;
         while at < chunk.len() {
@@ -108,7 +108,7 @@ impl Framer {
     }
 
     /// Cuts whole messages as long as that is simple. What it leaves is for [`Self::cut_in_place`].
-    fn cut_short(&self, chunk: &Chunk, at: &mut usize, limits: &Limits, messages: &mut Found) {
+    fn cut_short(&self, chunk: &Chunk, at: &mut usize, limits: &MuxLimits, messages: &mut CutMessages) {
         /// No header of a length prefix is longer.
         const HEADER_BYTES_MAX: usize = u8::MAX as usize + 8;
         let MessageFraming::Native(framing) = &self.framing else { return };
@@ -126,8 +126,8 @@ impl Framer {
         chunk: &Chunk,
         at: &mut usize,
         now: Time,
-        limits: &Limits,
-        messages: &mut Found,
+        limits: &MuxLimits,
+        messages: &mut CutMessages,
     ) -> Result<(), ConnectionError> {
         let rest = &chunk[*at..];
         match self.front(rest, 0, limits)? {
@@ -162,8 +162,8 @@ impl Framer {
         &mut self,
         chunk: &Chunk,
         at: &mut usize,
-        limits: &Limits,
-        messages: &mut Found,
+        limits: &MuxLimits,
+        messages: &mut CutMessages,
     ) -> Result<(), ConnectionError> {
         let rest = &chunk[*at..];
         if let Some(part) = self.cut.part {
@@ -211,7 +211,7 @@ impl Framer {
     }
 
     /// Ends the current part if it is complete, and the message with its last part.
-    fn complete_part(&mut self, messages: &mut Found) {
+    fn complete_part(&mut self, messages: &mut CutMessages) {
         let Some(part) = self.cut.part else { return };
         if self.wire.len() < self.cut.complete + part.total_bytes() {
             return;
@@ -238,7 +238,7 @@ impl Framer {
 
     /// What lies at the front of `bytes`, of which `seen` were looked at before. Bytes beyond the limit for headers are
     /// not looked at, so that what a stream is cut into does not depend on how much of it came at once.
-    fn front(&self, bytes: &[u8], seen: usize, limits: &Limits) -> Result<Front, ConnectionError> {
+    fn front(&self, bytes: &[u8], seen: usize, limits: &MuxLimits) -> Result<Front, ConnectionError> {
         let (limit, look) = (self.header_limit(limits), self.header_look(limits));
         let front = self.ask(&bytes[..bytes.len().min(look)], seen)?;
         if matches!(front, Front::Incomplete) && bytes.len() >= look.max(limit + 1) {
@@ -269,7 +269,7 @@ impl Framer {
     }
 
     /// Most bytes in which the length of a message must show.
-    fn header_limit(&self, limits: &Limits) -> usize {
+    fn header_limit(&self, limits: &MuxLimits) -> usize {
         match self.framing {
             MessageFraming::Native(Framing::Delimiter(_)) => limits.header_bytes_max.max(limits.message_bytes_max),
             _ => limits.header_bytes_max,
@@ -278,7 +278,7 @@ impl Framer {
     }
 
     /// Bytes that are worth a look.
-    fn header_look(&self, limits: &Limits) -> usize {
+    fn header_look(&self, limits: &MuxLimits) -> usize {
         let limit = self.header_limit(limits);
         match &self.framing {
             // All of it is a message, however long.
@@ -291,7 +291,7 @@ impl Framer {
 }
 
 impl Cut {
-    fn begin(&mut self, part: Part, limits: &Limits) -> Result<(), ConnectionError> {
+    fn begin(&mut self, part: Part, limits: &MuxLimits) -> Result<(), ConnectionError> {
         self.parts += 1;
         if self.parts > limits.fragments_max {
             return Err(ConnectionError::EndlessFragments { limit: limits.fragments_max });
@@ -301,7 +301,7 @@ impl Cut {
     }
 }
 
-fn check_size(bytes: usize, limits: &Limits) -> Result<(), ConnectionError> {
+fn check_size(bytes: usize, limits: &MuxLimits) -> Result<(), ConnectionError> {
     let limit = limits.message_bytes_max;
     if bytes > limit { Err(ConnectionError::OversizedMessage { bytes, limit }) } else { Ok(()) }
 }
@@ -318,8 +318,8 @@ mod tests {
 
     const NINE_P: LengthPrefix = LengthPrefix { offset: 0, width: 4, endian: Endian::Little, adjust: 0, strip: false };
 
-    fn limits() -> Limits {
-        Limits { message_bytes_max: 40, header_bytes_max: 24, fragments_max: 4, ..Limits::default() }
+    fn limits() -> MuxLimits {
+        MuxLimits { message_bytes_max: 40, header_bytes_max: 24, fragments_max: 4, ..MuxLimits::default() }
     }
 
     fn program(builtin: &Builtin<'_>) -> MessageFraming {
@@ -351,13 +351,13 @@ mod tests {
     }
 
     /// Cuts a stream that arrives in chunks of these lengths, the rest in one; after an error nothing more is pushed.
-    fn cut(framing: &MessageFraming, stream: &[u8], chunks: &[usize], limits: &Limits) -> Cut {
+    fn cut(framing: &MessageFraming, stream: &[u8], chunks: &[usize], limits: &MuxLimits) -> Cut {
         let mut framer = Framer::new(framing.clone());
         let (mut messages, mut error, mut rest) = (Vec::new(), None, stream);
         for chunk in chunks.iter().copied().chain([usize::MAX]) {
             let (now, later) = rest.split_at(chunk.min(rest.len()));
             rest = later;
-            let (chunk, mut found) = (Chunk::from_vec(now.to_vec()), Found::default());
+            let (chunk, mut found) = (Chunk::from_vec(now.to_vec()), CutMessages::default());
             let pushed = framer.push(&chunk, Time(1), limits, &mut found);
             let mut runs = Vec::new();
             found.gather(&chunk, 3, &mut Vec::new(), &mut runs);
@@ -503,7 +503,7 @@ mod tests {
     }
 
     /// Cut in every place and in one piece, with the same end.
-    fn ends(framing: impl Into<MessageFraming>, stream: &[u8], limits: &Limits) -> (usize, Option<ConnectionError>) {
+    fn ends(framing: impl Into<MessageFraming>, stream: &[u8], limits: &MuxLimits) -> (usize, Option<ConnectionError>) {
         let framing = framing.into();
         let whole = cut(&framing, stream, &[], limits);
         for at in 0..=stream.len() {
@@ -540,7 +540,7 @@ mod tests {
             assert_eq!(ends(framing, &[&[b'x'; 40], end].concat(), &limits()), (1, None));
             let endless = Some(ConnectionError::EndlessHeader { bytes: 40 + end.len(), limit: 40 });
             assert_eq!(ends(framing, &[&[b'x'; 41], end].concat(), &limits()), (0, endless));
-            let long_header = Limits { header_bytes_max: 50, ..limits() };
+            let long_header = MuxLimits { header_bytes_max: 50, ..limits() };
             let oversized = Some(ConnectionError::OversizedMessage { bytes: 41, limit: 40 });
             assert_eq!(ends(framing, &[&[b'x'; 41], end].concat(), &long_header), (0, oversized));
         }
@@ -553,7 +553,7 @@ mod tests {
         let endless = Some(ConnectionError::EndlessHeader { bytes: 25, limit: 24 });
         assert_eq!(ends(lines.clone(), &[&[b'x'; 24][..], b"\n"].concat(), &limits()), (0, endless));
         assert_eq!(ends(lines, &[b'x'; 24], &limits()), (0, None), "the next byte may be its end");
-        let short = Limits { header_bytes_max: 3, ..limits() };
+        let short = MuxLimits { header_bytes_max: 3, ..limits() };
         let endless = Some(ConnectionError::EndlessHeader { bytes: 4, limit: 3 });
         assert_eq!(ends(Framing::RecordMark, &[0x80, 0, 0, 0], &short), (0, endless));
     }
@@ -570,7 +570,7 @@ mod tests {
     #[test]
     fn a_message_counts_from_its_first_byte() {
         let mut framer = Framer::new(Framing::RecordMark.into());
-        let mut messages = Found::default();
+        let mut messages = CutMessages::default();
         let mut push = |framer: &mut Framer, bytes: &[u8], now| {
             framer.push(&Chunk::from_vec(bytes.to_vec()), Time(now), &limits(), &mut messages).unwrap();
         };

@@ -6,9 +6,9 @@
 //! ```
 //! use std::io::{Read, Write};
 //! use ksf::framing::{Framing, LengthPrefix};
-//! use ksf_mux::{Mux, Options};
+//! use ksf_mux::{Mux, MuxOptions};
 //!
-//! let mux = Mux::new(Options::new(Framing::LengthPrefix(LengthPrefix::big_endian(2))))?;
+//! let mux = Mux::new(MuxOptions::new(Framing::LengthPrefix(LengthPrefix::big_endian(2))))?;
 //! let worker = mux.socket()?;
 //! let (mut client, server) = std::os::unix::net::UnixStream::pair()?;
 //! mux.attach(server.into())?;
@@ -27,28 +27,28 @@
 #![forbid(unsafe_code)]
 
 pub mod backend;
-mod baton;
+mod batch;
+mod combining_lock;
+mod connection;
 mod error;
 mod framer;
-mod hand;
-mod herd;
 pub mod kcm;
-mod keeper;
-mod link;
+mod lease;
 mod monitor;
 mod mux;
 mod options;
-mod outbox;
+mod out_queue;
 mod pollable;
-mod run;
 pub mod scheduler;
 mod service;
 mod socket;
 mod sync;
+mod timer_thread;
+mod wait_set;
 
 pub use error::{AttachError, ConnectionError, RecvError, SendError, StartError};
 pub use monitor::Event;
 pub use mux::{ConnectionId, Detached, Mux};
-pub use options::{Classify, Limits, MessageFraming, Options, Ordering};
+pub use options::{Classify, MessageFraming, MuxLimits, MuxOptions, Ordering};
 pub use service::{Workers, WorkersOptions};
 pub use socket::{Message, MessageSocket, SendOptions};

@@ -1,4 +1,4 @@
-//! What happens to connections, for whoever looks after them.
+//! What happens to connections, for the part of a program that looks after them.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,7 +21,7 @@ pub enum Event {
         error: ConnectionError,
     },
     /// It could not be sent everything that [`send`](crate::MessageSocket::send) gave it: so many messages may have
-    /// arrived or not. They were not repeated elsewhere, because nobody said that they may be.
+    /// arrived or not. They were not repeated elsewhere, because their sender did not allow it.
     Uncertain {
         /// Which one.
         connection: ConnectionId,
@@ -33,21 +33,21 @@ pub enum Event {
         /// Events.
         events: u64,
     },
-    /// It is detached by itself ([`Options::detach_ended`](crate::Options::detach_ended)).
+    /// It is detached by itself ([`MuxOptions::detach_ended`](crate::MuxOptions::detach_ended)).
     Detached {
         /// Which one.
         connection: ConnectionId,
     },
 }
 
-/// Events that wait, [`UNREAD_MAX`] at most: connections that detach by themselves come and go, whether or not somebody
-/// reads what happened to them.
+/// Events that wait, [`UNREAD_MAX`] at most: connections that detach by themselves come and go, whether or not the
+/// program reads what happened to them.
 #[derive(Debug)]
 pub struct Events {
     waiting: Mutex<Waiting>,
     /// Readable while events wait.
     ready: OwnedFd,
-    /// Nobody ever asked: nothing is kept.
+    /// The program has asked for events: without that nothing is kept.
     wanted: std::sync::atomic::AtomicBool,
 }
 

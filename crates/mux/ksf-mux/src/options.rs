@@ -31,19 +31,19 @@ pub enum Ordering {
     OneAtATime,
 }
 
-/// The index of the class of a message into [`Options::class_caps`]; `None`: not capped.
+/// The index of the class of a message into [`MuxOptions::class_caps`]; `None`: not capped.
 pub type Classify = dyn Fn(&[u8]) -> Option<usize> + Send + Sync;
 
 /// Set once, when the multiplexor is made.
 #[derive(Clone)]
 #[non_exhaustive]
-pub struct Options {
+pub struct MuxOptions {
     /// How connections are cut into messages, unless they bring their own framing.
     pub framing: MessageFraming,
     /// Order of work, for connections attached with [`Mux::attach`](crate::Mux::attach).
     pub ordering: Ordering,
     /// Bounds.
-    pub limits: Limits,
+    pub limits: MuxLimits,
     /// Tells long work from short.
     pub classify: Option<Arc<Classify>>,
     /// How many messages of each class may be worked on at once: below the number of workers, so that the others stay
@@ -53,13 +53,13 @@ pub struct Options {
     pub detach_ended: bool,
 }
 
-impl Options {
+impl MuxOptions {
     /// Default limits and free order.
     pub fn new(framing: impl Into<MessageFraming>) -> Self {
         Self {
             framing: framing.into(),
             ordering: Ordering::default(),
-            limits: Limits::default(),
+            limits: MuxLimits::default(),
             classify: None,
             class_caps: Vec::new(),
             detach_ended: false,
@@ -67,9 +67,9 @@ impl Options {
     }
 }
 
-impl std::fmt::Debug for Options {
+impl std::fmt::Debug for MuxOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Options")
+        f.debug_struct("MuxOptions")
             .field("framing", &self.framing)
             .field("ordering", &self.ordering)
             .field("limits", &self.limits)
@@ -82,7 +82,7 @@ impl std::fmt::Debug for Options {
 /// Everything a peer can make grow. Lengths are in bytes of payload, not of the memory it happens to lie in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Limits {
+pub struct MuxLimits {
     /// Longest message.
     pub message_bytes_max: usize,
     /// Most bytes that may arrive before a message's length is known (delimiters: this or `message_bytes_max`).
@@ -110,7 +110,7 @@ pub struct Limits {
     pub connections_max: usize,
 }
 
-impl Default for Limits {
+impl Default for MuxLimits {
     fn default() -> Self {
         Self {
             message_bytes_max: 1 << 20,

@@ -7,30 +7,30 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
-use crate::herd::Poller;
 use crate::sync::{Arc, Mutex};
+use crate::wait_set::Poller;
 
 /// An epoll set that an event loop polls, with two descriptors in it.
 pub(crate) struct Pollable {
     set: OwnedFd,
-    /// The epoll set of the multiplexor. It is listened to in turn; see [`crate::herd`].
+    /// The epoll set of the multiplexor. It is listened to in turn; see [`crate::wait_set`].
     connections: Arc<OwnedFd>,
     /// An eventfd: readable while messages wait that no event of a connection will announce.
     ready: OwnedFd,
     is_ready: Mutex<bool>,
     /// Its program was told that there is nothing.
-    settled: AtomicBool,
+    told_nothing: AtomicBool,
 }
 
 impl Pollable {
-    /// Readable at first: whatever came before was announced to nobody.
+    /// Readable at first: what came before was announced to no program.
     pub(crate) fn new(connections: &Arc<OwnedFd>) -> std::io::Result<Self> {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let ready = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&set, connections, DATA, epoll::EventFlags::empty())?;
         epoll::add(&set, &ready, DATA, epoll::EventFlags::IN)?;
         let connections = Arc::clone(connections);
-        Ok(Self { set, connections, ready, is_ready: Mutex::new(true), settled: AtomicBool::new(false) })
+        Ok(Self { set, connections, ready, is_ready: Mutex::new(true), told_nothing: AtomicBool::new(false) })
     }
 
     /// The descriptor to poll.
@@ -39,7 +39,7 @@ impl Pollable {
     }
 
     /// No longer readable, as far as that is up to this one.
-    pub(crate) fn hush(&self) {
+    pub(crate) fn clear(&self) {
         let mut is_ready = self.is_ready.lock().unwrap_or_else(PoisonError::into_inner);
         if std::mem::replace(&mut *is_ready, false) {
             let _ = rustix::io::read(&self.ready, &mut [0; 8]);
@@ -47,13 +47,13 @@ impl Pollable {
     }
 
     /// Its program is told that there is nothing.
-    pub(crate) fn settle(&self) {
-        self.settled.store(true, Ordering::SeqCst);
+    pub(crate) fn set_told(&self) {
+        self.told_nothing.store(true, Ordering::SeqCst);
     }
 
     /// Its program comes. Whether it was told that there was nothing since it came last.
-    pub(crate) fn unsettle(&self) -> bool {
-        self.settled.load(Ordering::SeqCst) && self.settled.swap(false, Ordering::SeqCst)
+    pub(crate) fn take_told(&self) -> bool {
+        self.told_nothing.load(Ordering::SeqCst) && self.told_nothing.swap(false, Ordering::SeqCst)
     }
 }
 
@@ -77,7 +77,7 @@ impl Poller for Arc<Pollable> {
         }
     }
 
-    fn ring(&self) {
+    fn notify(&self) {
         let mut is_ready = self.is_ready.lock().unwrap_or_else(PoisonError::into_inner);
         if !std::mem::replace(&mut *is_ready, true) {
             let _ = rustix::io::write(&self.ready, &1u64.to_ne_bytes());
@@ -91,7 +91,7 @@ impl fmt::Debug for Pollable {
     }
 }
 
-/// Nobody looks at it.
+/// It is not looked at.
 const DATA: epoll::EventData = epoll::EventData::new_u64(0);
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //!                                   └──steal (single messages while a worker is idle)──► any worker out of work
 //! ```
 //!
-//! A message is bound to a worker as late as possible: it lies in a queue that all may take from until somebody works
+//! A message is bound to a worker as late as possible: it lies in a queue that all may take from until one works
 //! on it. What the multiplexor runs is also what `ksf-mux-sim` runs with a simulated clock (`docs/scheduling.md`), and
 //! what `ksf-mux-explore` runs in one schedule of its threads after the other.
 //!
@@ -27,7 +27,7 @@ pub trait Source: Clone {
     fn is_same(&self, other: &Self) -> bool;
 
     /// Set where messages are worked on one at a time, in their order.
-    fn lane(&self) -> Option<&Lane<Self::Message>>;
+    fn ordered_queue(&self) -> Option<&OrderedQueue<Self::Message>>;
 
     /// The class of a message, an index into the caps given to [`Scheduler::new`]. `None`: not capped.
     fn class(&self, message: &Self::Message) -> Option<usize>;
@@ -35,18 +35,18 @@ pub trait Source: Clone {
 
 /// Messages of a connection that keeps their order: those that wait for the ones worked on.
 #[derive(Debug)]
-pub struct Lane<M>(Mutex<LaneState<M>>);
+pub struct OrderedQueue<M>(Mutex<OrderedState<M>>);
 
 #[derive(Debug)]
-struct LaneState<M> {
+struct OrderedState<M> {
     /// A message is in a queue or with a worker.
     busy: bool,
     waiting: VecDeque<M>,
 }
 
-impl<M> Default for Lane<M> {
+impl<M> Default for OrderedQueue<M> {
     fn default() -> Self {
-        Self(Mutex::new(LaneState { busy: false, waiting: VecDeque::new() }))
+        Self(Mutex::new(OrderedState { busy: false, waiting: VecDeque::new() }))
     }
 }
 
@@ -69,15 +69,15 @@ pub struct Taken<S: Source> {
 pub enum Take<S> {
     /// Nothing: every queue is empty.
     Nothing,
-    /// Messages; they were appended to the hand.
+    /// Messages; they were appended to the lease.
     Messages,
-    /// A connection that wants to be read again.
-    Visit(S),
+    /// A connection that has to be read again.
+    Reread(S),
 }
 
 enum Entry<S: Source> {
     Message(S, S::Message),
-    Visit(S),
+    Reread(S),
 }
 
 /// The queue of one worker, which every other may take from.
@@ -85,7 +85,7 @@ pub struct Worker<S: Source>(Arc<Queue<S>>);
 
 struct Queue<S: Source> {
     entries: Mutex<VecDeque<Entry<S>>>,
-    /// Entries in it, so that nobody locks an empty queue.
+    /// Entries in it, so that no thread locks an empty queue.
     len: AtomicUsize,
 }
 
@@ -106,7 +106,7 @@ struct ClassState<S: Source> {
     parked: VecDeque<(S, S::Message)>,
 }
 
-/// Queues, and who sleeps.
+/// Queues, and how many workers sleep.
 pub struct Scheduler<S: Source> {
     workers: RwLock<Vec<Arc<Queue<S>>>>,
     /// What comes from threads that are no workers, and what workers left behind.
@@ -180,13 +180,13 @@ impl<S: Source> Scheduler<S> {
         messages: impl IntoIterator<Item = S::Message>,
     ) -> usize {
         let mut messages = messages.into_iter();
-        let wanted = if let Some(lane) = source.lane() {
-            let mut lane = lock(&lane.0);
-            // While the lane is busy they wait in it; whoever finishes the last one running takes the next.
-            let head = if lane.busy { None } else { messages.next() };
-            lane.waiting.extend(messages);
-            lane.busy |= head.is_some();
-            drop(lane);
+        let wanted = if let Some(ordered) = source.ordered_queue() {
+            let mut ordered = lock(&ordered.0);
+            // While one is worked on they wait; the worker that finishes it queues the next.
+            let head = if ordered.busy { None } else { messages.next() };
+            ordered.waiting.extend(messages);
+            ordered.busy |= head.is_some();
+            drop(ordered);
             self.append(worker, head.map(|message| Entry::Message(source.clone(), message)))
         } else {
             self.append(worker, messages.map(|message| Entry::Message(source.clone(), message)))
@@ -194,24 +194,24 @@ impl<S: Source> Scheduler<S> {
         self.claim_wakes(wanted)
     }
 
-    /// Asks for a visit of a connection after what is queued already. Returns how many workers to wake.
-    pub fn push_visit(&self, worker: Option<&Worker<S>>, source: S) -> usize {
-        let wanted = self.append(worker, [Entry::Visit(source)]);
+    /// Asks for another read of a connection after what is queued already. Returns how many workers to wake.
+    pub fn push_reread(&self, worker: Option<&Worker<S>>, source: S) -> usize {
+        let wanted = self.append(worker, [Entry::Reread(source)]);
         self.claim_wakes(wanted)
     }
 
-    /// Work for a worker, its own first, then anybody's. Messages are appended to `hand`: one while others are idle, up
+    /// Work for a worker, its own first, then that of others. Messages are appended to `lease`: one while others are idle, up
     /// to `want` while all are busy, always of one connection.
-    pub fn take(&self, worker: &Worker<S>, want: usize, hand: &mut VecDeque<Taken<S>>) -> Take<S> {
+    pub fn take(&self, worker: &Worker<S>, want: usize, lease: &mut VecDeque<Taken<S>>) -> Take<S> {
         if self.queued.load(Ordering::SeqCst) == 0 {
             return Take::Nothing;
         }
         let want = if self.sleepers.load(Ordering::SeqCst) > 0 { 1 } else { want.max(1) };
-        match self.take_from(&worker.0, want, hand) {
+        match self.take_from(&worker.0, want, lease) {
             Take::Nothing => {}
             found => return found,
         }
-        match self.take_from(&self.common, want, hand) {
+        match self.take_from(&self.common, want, lease) {
             Take::Nothing => {}
             found => return found,
         }
@@ -220,7 +220,7 @@ impl<S: Source> Scheduler<S> {
         for victim in workers[own..].iter().chain(&workers[..own]) {
             // Half of it: the owner is about to work on the rest.
             let share = victim.len.load(Ordering::SeqCst).div_ceil(2).min(want);
-            match self.take_from(victim, share, hand) {
+            match self.take_from(victim, share, lease) {
                 Take::Nothing => {}
                 found => return found,
             }
@@ -229,10 +229,10 @@ impl<S: Source> Scheduler<S> {
     }
 
     /// Takes messages back that were taken and not begun. Returns how many workers to wake.
-    pub fn give_back(&self, hand: impl DoubleEndedIterator<Item = Taken<S>>) -> usize {
+    pub fn give_back(&self, lease: impl DoubleEndedIterator<Item = Taken<S>>) -> usize {
         let mut wakes = 0;
         // The youngest first, each in front of those that are younger.
-        for Taken { source, message, class, .. } in hand.rev() {
+        for Taken { source, message, class, .. } in lease.rev() {
             let mut parked = None;
             if let Some(class) = class.and_then(|class| self.classes.get(class)) {
                 let mut state = lock(&class.state);
@@ -262,11 +262,11 @@ impl<S: Source> Scheduler<S> {
             drop(state);
             wanted += self.append(worker, next.map(|(source, message)| Entry::Message(source, message)));
         }
-        if let Some(lane) = source.lane() {
-            let mut lane = lock(&lane.0);
-            let next = lane.waiting.pop_front();
-            lane.busy = next.is_some();
-            drop(lane);
+        if let Some(ordered) = source.ordered_queue() {
+            let mut ordered = lock(&ordered.0);
+            let next = ordered.waiting.pop_front();
+            ordered.busy = next.is_some();
+            drop(ordered);
             wanted += self.append(worker, next.map(|message| Entry::Message(source.clone(), message)));
         }
         self.claim_wakes(wanted)
@@ -284,7 +284,7 @@ impl<S: Source> Scheduler<S> {
         false
     }
 
-    /// A worker woke up; `signals` wake-ups were meant for somebody and taken by it.
+    /// A worker woke up; `signals` wake-ups were meant for any worker and taken by it.
     pub fn awake(&self, signals: usize) {
         // In this order: a push between the two that took the wake-up for one on its way to another sleeper would leave
         // that one asleep.
@@ -299,14 +299,14 @@ impl<S: Source> Scheduler<S> {
 
     /// To be asked by a worker that took something, before it works on it: how many to wake for what it leaves behind.
     ///
-    /// A wake-up may have been taken by a worker that was awake already, and that then found other work. This hands it
-    /// on, so that nothing waits in a queue while a worker sleeps and nobody looks.
+    /// A wake-up may have been taken by a worker that was awake already, and that then found other work. This passes it
+    /// on, so that nothing waits in a queue while a worker sleeps and no other looks.
     pub fn pass_on(&self) -> usize {
         if self.sleepers.load(Ordering::SeqCst) == 0 {
             return 0;
         }
         let queued = self.queued.load(Ordering::SeqCst);
-        // Whoever is woken asks the same.
+        // The worker that is woken asks the same.
         self.claim_wakes(queued.saturating_sub(self.signals.load(Ordering::SeqCst)).min(1))
     }
 
@@ -333,7 +333,7 @@ impl<S: Source> Scheduler<S> {
         self.claim_wakes(self.queued())
     }
 
-    /// Wakes everybody, to look at something else than the queues. Returns how many workers to wake.
+    /// Wakes every worker, to look at something else than the queues. Returns how many workers to wake.
     pub fn wake_all(&self) -> usize {
         let sleepers = self.sleepers.load(Ordering::SeqCst);
         self.wakes_left.fetch_add(sleepers, Ordering::SeqCst);
@@ -358,7 +358,7 @@ impl<S: Source> Scheduler<S> {
         if wanted == 0 || self.sleepers.load(Ordering::SeqCst) == 0 {
             return 0;
         }
-        // Taken before the sleepers are counted: who finds none left here relies on who took them.
+        // Taken before the sleepers are counted: a thread that finds none left relies on the one that took them.
         let mut allowed = 0;
         let _ = self.wakes_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
             allowed = left.min(wanted);
@@ -386,13 +386,13 @@ impl<S: Source> Scheduler<S> {
         let before = queued.len();
         queued.extend(entries);
         let added = queued.len() - before;
-        // Under the lock: whoever takes them must not subtract before this adds.
+        // Under the lock: the worker that takes them must not subtract before this adds.
         queue.len.fetch_add(added, Ordering::SeqCst);
         self.count_queued(added);
         added.saturating_sub(usize::from(worker.is_some() && before == 0))
     }
 
-    fn take_from(&self, queue: &Queue<S>, want: usize, hand: &mut VecDeque<Taken<S>>) -> Take<S> {
+    fn take_from(&self, queue: &Queue<S>, want: usize, lease: &mut VecDeque<Taken<S>>) -> Take<S> {
         if queue.len.load(Ordering::SeqCst) == 0 {
             return Take::Nothing;
         }
@@ -403,10 +403,10 @@ impl<S: Source> Scheduler<S> {
         while taken < want {
             match entries.front() {
                 None => break,
-                Some(Entry::Visit(_)) if taken > 0 => break,
+                Some(Entry::Reread(_)) if taken > 0 => break,
                 // A batch is of one connection: its replies leave together.
                 Some(Entry::Message(source, _))
-                    if taken > 0 && !hand.back().is_some_and(|last| last.source.is_same(source)) =>
+                    if taken > 0 && !lease.back().is_some_and(|last| last.source.is_same(source)) =>
                 {
                     break;
                 }
@@ -415,13 +415,13 @@ impl<S: Source> Scheduler<S> {
             popped += 1;
             match entries.pop_front() {
                 None => break,
-                Some(Entry::Visit(source)) => {
-                    found = Take::Visit(source);
+                Some(Entry::Reread(source)) => {
+                    found = Take::Reread(source);
                     break;
                 }
                 Some(Entry::Message(source, message)) => {
                     if let Some(admitted) = self.admit(source, message) {
-                        hand.push_back(admitted);
+                        lease.push_back(admitted);
                         taken += 1;
                         found = Take::Messages;
                     }
@@ -433,10 +433,10 @@ impl<S: Source> Scheduler<S> {
         debug_assert!(popped <= len && popped <= queued, "taken before it was counted");
         drop(entries);
         if want > 1
-            && let Some(last) = hand.back_mut().filter(|_| taken == 1)
-            && let Some(lane) = last.source.lane()
+            && let Some(last) = lease.back_mut().filter(|_| taken == 1)
+            && let Some(ordered) = last.source.ordered_queue()
         {
-            last.more = !lock(&lane.0).waiting.is_empty();
+            last.more = !lock(&ordered.0).waiting.is_empty();
         }
         found
     }
@@ -457,26 +457,26 @@ impl<S: Source> Scheduler<S> {
     }
 }
 
-/// How many messages a busy worker takes at once, told by how long it worked on the last ones.
+/// What a message costs a worker, told by how long it worked on the last ones; from it, how many it takes at once.
 ///
-/// What it has taken nobody can take from it, so that must be little work: [`Self::WORK_MAX_NS`]. Messages that cost
+/// What it has taken no other worker can take, so that must be little work: [`Self::WORK_MAX_NS`]. Messages that cost
 /// more are taken one by one; those that cost less than a look into the queues, in batches.
 #[derive(Clone, Copy, Debug)]
-pub struct BatchSize {
+pub struct CostEstimate {
     message_ns: u64,
-    /// Hands until messages are granted several at a time again.
-    wary: u32,
-    /// How many it will be after the next surprise.
-    wary_next: u32,
+    /// Leases until messages are granted several at a time again.
+    single_step: u32,
+    /// How many it will be after the next revocation.
+    single_step_next: u32,
 }
 
-impl BatchSize {
+impl CostEstimate {
     /// Work that may be bound to a worker beyond the message it works on.
     pub const WORK_MAX_NS: u64 = 50_000;
     /// What a wake-up costs both sides: less work than this is done sooner than given away.
     pub const WAKE_NS: u64 = 20_000;
     /// Most messages that travel together.
-    pub const RUN_MAX: usize = 1024;
+    pub const BATCH_MAX: usize = 1024;
     /// Most messages taken at once.
     pub const MESSAGES_MAX: usize = 64;
     /// Work that a worker goes through without looking up: what it holds on to if one of them takes unexpectedly long.
@@ -484,15 +484,15 @@ impl BatchSize {
     /// Most messages it goes through without looking up. When one of them takes unexpectedly long, those behind it are
     /// taken from the worker, but the answers to those before it leave with its own.
     pub const GRANT_MAX: usize = 32;
-    /// Hands for which a worker goes through messages one by one after it was held up in the middle of several: twice as
+    /// Leases for which a worker goes through messages one by one after it was held up in the middle of several: twice as
     /// many after each time, up to the larger number.
-    pub const WARY_MIN: u32 = 1 << 8;
-    /// See [`Self::WARY_MIN`].
-    pub const WARY_MAX: u32 = 1 << 14;
+    pub const SINGLE_STEP_MIN: u32 = 1 << 8;
+    /// See [`Self::SINGLE_STEP_MIN`].
+    pub const SINGLE_STEP_MAX: u32 = 1 << 14;
 
     /// For a worker that knows nothing of its messages yet: one at a time.
     pub const fn new() -> Self {
-        Self { message_ns: Self::WORK_MAX_NS, wary: 0, wary_next: Self::WARY_MIN }
+        Self { message_ns: Self::WORK_MAX_NS, single_step: 0, single_step_next: Self::SINGLE_STEP_MIN }
     }
 
     /// Messages to take.
@@ -502,9 +502,9 @@ impl BatchSize {
     }
 
     /// Messages that may travel together: they are worked on sooner than another worker wakes up.
-    pub fn run_len(&self) -> usize {
+    pub fn batch_len(&self) -> usize {
         let fit = Self::WAKE_NS / self.message_ns.max(1);
-        usize::try_from(fit).unwrap_or(usize::MAX).clamp(1, Self::RUN_MAX)
+        usize::try_from(fit).unwrap_or(usize::MAX).clamp(1, Self::BATCH_MAX)
     }
 
     /// Whether the answer to a message may wait for that to the next one.
@@ -512,18 +512,18 @@ impl BatchSize {
         self.message_ns <= Self::WAKE_NS
     }
 
-    /// Messages of a run to go through before the next look at it.
+    /// Messages of a batch to go through before the next look at it.
     pub fn grant(&self) -> usize {
-        if self.wary > 0 {
+        if self.single_step > 0 {
             return 1;
         }
         let fit = Self::GRANT_NS / self.message_ns.max(1);
         usize::try_from(fit).unwrap_or(usize::MAX).clamp(1, Self::GRANT_MAX)
     }
 
-    /// Runs to take, of messages that travel together.
-    pub fn want_runs(&self) -> usize {
-        let fit = Self::WORK_MAX_NS / self.message_ns.max(1) / self.run_len() as u64;
+    /// Batches to take, of messages that travel together.
+    pub fn want_batches(&self) -> usize {
+        let fit = Self::WORK_MAX_NS / self.message_ns.max(1) / self.batch_len() as u64;
         usize::try_from(fit).unwrap_or(usize::MAX).clamp(1, Self::MESSAGES_MAX)
     }
 
@@ -532,18 +532,18 @@ impl BatchSize {
         let each_ns = time_ns / messages.max(1) as u64;
         let weight = if each_ns > self.message_ns { 2 } else { 8 };
         self.message_ns = (self.message_ns * (weight - 1) + each_ns) / weight;
-        self.wary = self.wary.saturating_sub(1);
+        self.single_step = self.single_step.saturating_sub(1);
     }
 
-    /// A message took long in the middle of several that were granted: where that happens, cheap messages are not a sign
-    /// of cheap ones to come.
-    pub fn surprised(&mut self) {
-        self.wary = self.wary_next;
-        self.wary_next = self.wary_next.saturating_mul(2).min(Self::WARY_MAX);
+    /// The lease was revoked in the middle of several messages that were granted: where that happens, cheap messages are
+    /// not a sign of cheap ones to come.
+    pub fn note_revoked(&mut self) {
+        self.single_step = self.single_step_next;
+        self.single_step_next = self.single_step_next.saturating_mul(2).min(Self::SINGLE_STEP_MAX);
     }
 }
 
-impl Default for BatchSize {
+impl Default for CostEstimate {
     fn default() -> Self {
         Self::new()
     }
@@ -568,7 +568,7 @@ mod tests {
     #[derive(Clone)]
     struct Peer {
         name: u8,
-        lane: Option<std::sync::Arc<Lane<u32>>>,
+        ordered: Option<std::sync::Arc<OrderedQueue<u32>>>,
     }
 
     impl Source for Peer {
@@ -578,8 +578,8 @@ mod tests {
             self.name == other.name
         }
 
-        fn lane(&self) -> Option<&Lane<u32>> {
-            self.lane.as_deref()
+        fn ordered_queue(&self) -> Option<&OrderedQueue<u32>> {
+            self.ordered.as_deref()
         }
 
         /// Messages above 100 are of class 0, above 200 of class 1, and so on.
@@ -588,18 +588,18 @@ mod tests {
         }
     }
 
-    const FREE: Peer = Peer { name: b'f', lane: None };
-    const OTHER: Peer = Peer { name: b'o', lane: None };
+    const FREE: Peer = Peer { name: b'f', ordered: None };
+    const OTHER: Peer = Peer { name: b'o', ordered: None };
 
     fn in_order() -> Peer {
-        Peer { name: b'i', lane: Some(std::sync::Arc::default()) }
+        Peer { name: b'i', ordered: Some(std::sync::Arc::default()) }
     }
 
     /// What one take finds.
     fn take(scheduler: &Scheduler<Peer>, worker: &Worker<Peer>, want: usize) -> Vec<u32> {
-        let mut hand = VecDeque::new();
-        scheduler.take(worker, want, &mut hand);
-        hand.into_iter().map(|taken| taken.message).collect()
+        let mut lease = VecDeque::new();
+        scheduler.take(worker, want, &mut lease);
+        lease.into_iter().map(|taken| taken.message).collect()
     }
 
     fn sleepers(scheduler: &Scheduler<Peer>, count: usize) {
@@ -653,16 +653,16 @@ mod tests {
     }
 
     #[test]
-    fn a_visit_has_its_turn_after_what_was_queued_before() {
+    fn a_reread_has_its_turn_after_what_was_queued_before() {
         let scheduler = Scheduler::new(&[]);
         let worker = scheduler.join();
         scheduler.push(Some(&worker), &FREE, [0, 1]);
-        scheduler.push_visit(Some(&worker), FREE);
+        scheduler.push_reread(Some(&worker), FREE);
         scheduler.push(Some(&worker), &FREE, [2]);
         assert_eq!(take(&scheduler, &worker, 64), [0, 1]);
-        let mut hand = VecDeque::new();
-        let Take::Visit(peer) = scheduler.take(&worker, 64, &mut hand) else { panic!("no visit") };
-        assert!(peer.is_same(&FREE) && hand.is_empty());
+        let mut lease = VecDeque::new();
+        let Take::Reread(peer) = scheduler.take(&worker, 64, &mut lease) else { panic!("no reread") };
+        assert!(peer.is_same(&FREE) && lease.is_empty());
         assert_eq!(take(&scheduler, &worker, 64), [2]);
     }
 
@@ -673,17 +673,17 @@ mod tests {
         sleepers(&scheduler, 8);
         assert_eq!(scheduler.push(Some(&worker), &FREE, [0]), 0);
         assert_eq!(scheduler.push(Some(&worker), &FREE, [1]), 1, "the caller works on 0");
-        assert_eq!(scheduler.push_visit(Some(&worker), FREE), 1, "the caller works on 0");
+        assert_eq!(scheduler.push_reread(Some(&worker), FREE), 1, "the caller works on 0");
         assert_eq!(scheduler.push(None, &FREE, [2, 3]), 2);
         assert_eq!(scheduler.push(None, &FREE, 4..100), 4, "no more than sleep");
         assert_eq!(scheduler.push(None, &FREE, [100]), 0, "all are on their way");
         let other = scheduler.join();
         scheduler.awake(1);
-        assert_eq!(scheduler.push_visit(Some(&other), FREE), 0, "the caller looks at once");
+        assert_eq!(scheduler.push_reread(Some(&other), FREE), 0, "the caller looks at once");
     }
 
     #[test]
-    fn nobody_sleeps_while_something_is_queued() {
+    fn no_worker_sleeps_while_something_is_queued() {
         let scheduler = Scheduler::new(&[]);
         scheduler.push(None, &FREE, [0]);
         assert!(!scheduler.sleep());
@@ -700,7 +700,7 @@ mod tests {
         let worker = scheduler.join();
         scheduler.push(Some(&worker), &FREE, [0, 1, 2]);
         take(&scheduler, &worker, 1);
-        assert_eq!(scheduler.pass_on(), 0, "nobody sleeps");
+        assert_eq!(scheduler.pass_on(), 0, "no worker sleeps");
         // Two that looked before the push and go to sleep after the take; one of them is woken by something else.
         scheduler.sleepers.fetch_add(2, Ordering::SeqCst);
         assert_eq!(scheduler.pass_on(), 1);
@@ -712,7 +712,7 @@ mod tests {
     fn no_more_are_woken_than_entries_were_queued() {
         let scheduler = Scheduler::new(&[]);
         sleepers(&scheduler, 2);
-        assert_eq!(scheduler.push_visit(None, FREE), 1);
+        assert_eq!(scheduler.push_reread(None, FREE), 1);
         // It is awake and has not looked yet.
         scheduler.awake(1);
         assert_eq!(scheduler.pass_on(), 0, "the one entry has woken one");
@@ -732,16 +732,16 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_lets_one_pass_at_a_time() {
+    fn an_ordered_queue_lets_one_pass_at_a_time() {
         let scheduler = Scheduler::new(&[]);
         let worker = scheduler.join();
         let peer = in_order();
         scheduler.push(Some(&worker), &peer, 0..5);
         for expected in 0..5 {
-            let mut hand = VecDeque::new();
-            scheduler.take(&worker, 3, &mut hand);
-            assert_eq!(hand.len(), 1);
-            assert_eq!((hand[0].message, hand[0].more), (expected, expected < 4));
+            let mut lease = VecDeque::new();
+            scheduler.take(&worker, 3, &mut lease);
+            assert_eq!(lease.len(), 1);
+            assert_eq!((lease[0].message, lease[0].more), (expected, expected < 4));
             assert_eq!(take(&scheduler, &worker, 3), [], "{expected} is not done");
             scheduler.finish(Some(&worker), &peer, None);
         }
@@ -755,18 +755,18 @@ mod tests {
             let scheduler = Scheduler::new(&[]);
             let worker = scheduler.join();
             scheduler.push(Some(&worker), &peer, 0..5);
-            let mut hand = VecDeque::new();
-            scheduler.take(&worker, 4, &mut hand);
-            let first = hand.pop_front().unwrap();
-            scheduler.give_back(hand.into_iter());
+            let mut lease = VecDeque::new();
+            scheduler.take(&worker, 4, &mut lease);
+            let first = lease.pop_front().unwrap();
+            scheduler.give_back(lease.into_iter());
             scheduler.finish(Some(&worker), &first.source, first.class);
             let mut order = Vec::new();
             for _ in 1..5 {
                 order.extend(take(&scheduler, &worker, 1));
                 scheduler.finish(Some(&worker), &peer, None);
             }
-            order.sort_unstable_by_key(|message| (peer.lane.is_none() && *message == 4, *message));
-            assert_eq!(order, [1, 2, 3, 4], "in a lane: {}", peer.lane.is_some());
+            order.sort_unstable_by_key(|message| (peer.ordered.is_none() && *message == 4, *message));
+            assert_eq!(order, [1, 2, 3, 4], "in a ordered: {}", peer.ordered.is_some());
         }
     }
 
@@ -790,9 +790,9 @@ mod tests {
         let scheduler = Scheduler::new(&[1]);
         let worker = scheduler.join();
         scheduler.push(Some(&worker), &FREE, [100, 101]);
-        let mut hand = VecDeque::new();
-        scheduler.take(&worker, 64, &mut hand);
-        scheduler.give_back(hand.into_iter());
+        let mut lease = VecDeque::new();
+        scheduler.take(&worker, 64, &mut lease);
+        scheduler.give_back(lease.into_iter());
         assert_eq!(scheduler.queued(), 2, "the one given back and the one that was parked");
         assert_eq!(take(&scheduler, &worker, 1), [100]);
         assert_eq!(take(&scheduler, &worker, 1), []);
@@ -800,13 +800,13 @@ mod tests {
 
     #[test]
     fn batches_grow_while_messages_are_cheap_and_shrink_at_once() {
-        let mut size = BatchSize::new();
+        let mut size = CostEstimate::new();
         assert_eq!(size.want(), 1);
         (0..100).for_each(|_| size.observe(10 * 500, 10));
-        assert_eq!(size.want(), BatchSize::MESSAGES_MAX);
+        assert_eq!(size.want(), CostEstimate::MESSAGES_MAX);
         (0..100).for_each(|_| size.observe(10 * 5_000, 10));
         let want = size.want();
-        assert!((8..=10).contains(&want), "{want} messages of 5 us for {} ns", BatchSize::WORK_MAX_NS);
+        assert!((8..=10).contains(&want), "{want} messages of 5 us for {} ns", CostEstimate::WORK_MAX_NS);
         size.observe(10 * 100_000, 10);
         assert_eq!(size.want(), 1, "one expensive batch is believed");
         size.observe(20_000_000, 10);

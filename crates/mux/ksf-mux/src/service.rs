@@ -21,12 +21,12 @@ use ksf::service::{ConnKey, Outcome, call_outside};
 use ksf::stats::Stats;
 use ksf::{Order, Peer, Service};
 
+use crate::connection::{Attachment, Connection};
 use crate::error::{ConnectionError, RecvError, StartError};
-use crate::hand::Grant;
-use crate::link::{Attachment, Link};
+use crate::lease::Grant;
 use crate::mux::Mux;
-use crate::options::{Classify, Limits, Options, Ordering as WorkOrder};
-use crate::socket::{InPlace, Message, Replies};
+use crate::options::{Classify, MuxLimits, MuxOptions, Ordering as WorkOrder};
+use crate::socket::{InPlaceBatch, Message, Replies};
 use crate::sync::Arc;
 
 /// How a service is run by workers.
@@ -37,9 +37,9 @@ pub struct WorkersOptions {
     pub workers: usize,
     /// Limits of the framework, as far as they concern streams.
     pub limits: ksf::limits::Limits,
-    /// See [`Options::classify`].
+    /// See [`MuxOptions::classify`].
     pub classify: Option<Arc<Classify>>,
-    /// See [`Options::class_caps`].
+    /// See [`MuxOptions::class_caps`].
     pub class_caps: Vec<usize>,
 }
 
@@ -54,7 +54,7 @@ impl WorkersOptions {
 pub struct Workers<S: Service> {
     service: Arc<S>,
     mux: Mux,
-    desk: Arc<Desk>,
+    pending: Arc<PendingReplies>,
     /// One set per worker, written by it alone.
     stats: Vec<Arc<Stats>>,
     closes: Arc<Closes>,
@@ -64,8 +64,8 @@ pub struct Workers<S: Service> {
 
 /// Messages whose answers come later.
 #[derive(Debug)]
-struct Desk {
-    due: Mutex<HashMap<u64, Due>>,
+struct PendingReplies {
+    by_ticket: Mutex<HashMap<u64, PendingReply>>,
     /// The message each worker called the service with last; 0 after a panic. Answers that come before the service
     /// returned are for these, or they are thrown away.
     calls: Vec<AtomicU64>,
@@ -75,7 +75,7 @@ struct Desk {
 const TICKET_BITS: u32 = 48;
 
 #[derive(Default)]
-struct Due {
+struct PendingReply {
     /// Held until the last answer: the next message of a connection that keeps its order waits for that.
     message: Option<Message>,
     /// Answers to come.
@@ -85,9 +85,12 @@ struct Due {
     close: bool,
 }
 
-impl std::fmt::Debug for Due {
+impl std::fmt::Debug for PendingReply {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Due").field("message", &self.message).field("answers", &self.answers).finish_non_exhaustive()
+        f.debug_struct("PendingReply")
+            .field("message", &self.message)
+            .field("answers", &self.answers)
+            .finish_non_exhaustive()
     }
 }
 
@@ -126,7 +129,7 @@ impl<S: Service> Workers<S> {
             Order::Requests => WorkOrder::OneAtATime,
             Order::Free => WorkOrder::Free,
         };
-        let mut of_mux = Options::new(service.framing());
+        let mut of_mux = MuxOptions::new(service.framing());
         of_mux.ordering = order;
         of_mux.limits = limits(&options.limits);
         of_mux.detach_ended = true;
@@ -134,18 +137,18 @@ impl<S: Service> Workers<S> {
         of_mux.class_caps = options.class_caps;
         let mux = Mux::new(of_mux)?;
         let calls = (0..count).map(|_| AtomicU64::new(0)).collect();
-        let desk = Arc::new(Desk { due: Mutex::default(), calls });
+        let pending = Arc::new(PendingReplies { by_ticket: Mutex::default(), calls });
         let mut stats = Vec::new();
         let mut threads = Vec::new();
         for number in 0..count {
             let socket = mux.socket()?;
             let mut env = Env::new(options.limits.clone(), no_pool()?)?;
             env.shard = number;
-            env.answers = Some(Arc::clone(&desk) as Arc<dyn Answers>);
+            env.answers = Some(Arc::clone(&pending) as Arc<dyn Answers>);
             stats.push(Arc::clone(&env.stats));
             let mut worker = Worker {
                 service: Arc::clone(&service),
-                desk: Arc::clone(&desk),
+                pending: Arc::clone(&pending),
                 env,
                 replies: Replies::default(),
                 grant: socket.grant(),
@@ -155,7 +158,7 @@ impl<S: Service> Workers<S> {
             let thread = thread::Builder::new().name(name).spawn(move || {
                 loop {
                     match socket.recv_in_place() {
-                        Ok(run) => worker.work(&socket, &run),
+                        Ok(batch) => worker.work(&socket, &batch),
                         Err(RecvError::Stopped) => return,
                         // Waiting for events cannot fail but for want of memory: try again.
                         Err(_) => thread::yield_now(),
@@ -165,7 +168,7 @@ impl<S: Service> Workers<S> {
             threads.push(thread?);
         }
         let closes = Arc::new(Closes(std::array::from_fn(|_| AtomicU64::new(0))));
-        Ok(Arc::new(Self { service, mux, desk, stats, closes, order, threads: Mutex::new(threads) }))
+        Ok(Arc::new(Self { service, mux, pending, stats, closes, order, threads: Mutex::new(threads) }))
     }
 
     /// The multiplexor behind them.
@@ -182,8 +185,8 @@ impl<S: Service> Workers<S> {
         for connection in self.mux.connections() {
             self.mux.abort(connection, ConnectionError::Stopping);
         }
-        // Nobody waits for these answers any more.
-        lock(&self.desk.due).clear();
+        // No connection is left that waits for these answers.
+        lock(&self.pending.by_ticket).clear();
     }
 }
 
@@ -265,7 +268,7 @@ impl<S: Service> Adopter for Workers<S> {
 
 struct Worker<S: Service> {
     service: Arc<S>,
-    desk: Arc<Desk>,
+    pending: Arc<PendingReplies>,
     env: Env,
     /// What the service writes, before it is queued.
     replies: Replies,
@@ -276,39 +279,39 @@ struct Worker<S: Service> {
 }
 
 impl<S: Service> Worker<S> {
-    /// Works on a run of messages of one connection, until its end or until the rest was given to others.
-    fn work(&mut self, socket: &crate::MessageSocket, run: &InPlace) {
-        let link = &run.source;
-        let Some(served) = served::<S>(link) else { return };
+    /// Works on a batch of messages of one connection, until its end or until the rest was given to others.
+    fn work(&mut self, socket: &crate::MessageSocket, batch: &InPlaceBatch) {
+        let conn = &batch.source;
+        let Some(served) = served::<S>(conn) else { return };
         let Some(mut state) = lock(&served.states).pop() else {
             debug_assert!(false, "more workers than states");
             return;
         };
-        let key = ConnKey { index: link.id.index, generation: link.id.generation };
-        // Of all messages of the run; and of those that are answered later, which are done with then.
+        let key = ConnKey { index: conn.id.index, generation: conn.id.generation };
+        // Of all messages of the batch; and of those that are answered later, which are done with then.
         let (mut messages, mut bytes) = (0, 0);
         let (mut later, mut later_bytes) = (0, 0);
         let mut end = None;
         // After these nothing more of the connection is answered.
         let closed =
-            matches!(link.error.get(), Some(ConnectionError::ClosedByService | ConnectionError::WorkerPanicked));
-        while socket.grant_more(run, &mut self.replies, &mut self.grant) {
+            matches!(conn.error.get(), Some(ConnectionError::ClosedByService | ConnectionError::WorkerPanicked));
+        while socket.grant_more(batch, &mut self.replies, &mut self.grant) {
             let mut begun = Begun::default();
             while !closed && end.is_none() {
-                match self.call(socket, run, served.peer, key, &mut state, &mut begun) {
+                match self.call(socket, batch, served.peer, key, &mut state, &mut begun) {
                     Called::Answered => break,
                     Called::Deferred { place, answers, close } => {
                         // Before any of its later answers.
-                        socket.answer(run, &mut self.replies);
+                        socket.answer(batch, &mut self.replies);
                         later += 1;
                         later_bytes += place.len();
-                        self.desk.expect(self.ticket, Message::of_run(run, place), answers, close);
+                        self.pending.expect(self.ticket, Message::of_batch(batch, place), answers, close);
                     }
                     Called::Closed => end = Some(ConnectionError::ClosedByService),
                     Called::Panicked => end = Some(ConnectionError::WorkerPanicked),
                 }
             }
-            // Those that nobody is called with any more.
+            // Those that the service is not called with any more.
             while let Some(place) = self.grant.next(|| socket.kept()) {
                 begun.add(&place);
             }
@@ -317,19 +320,19 @@ impl<S: Service> Worker<S> {
         }
         lock(&served.states).push(state);
         if let Some(error) = end {
-            socket.answer(run, &mut self.replies);
-            link.mux.send(link);
-            link.mux.end(link, error);
+            socket.answer(batch, &mut self.replies);
+            conn.mux.send(conn);
+            conn.mux.end(conn, error);
         }
-        // Replies leave with those to the next run, if that is of the same connection.
-        socket.done_in_place(run, messages - later, bytes - later_bytes);
+        // Replies leave with those to the next batch, if that is of the same connection.
+        socket.done_in_place(batch, messages - later, bytes - later_bytes);
     }
 
     /// Calls the service with one message of the grant after the other, until one is not simply answered.
     fn call(
         &mut self,
         socket: &crate::MessageSocket,
-        run: &InPlace,
+        batch: &InPlaceBatch,
         peer: Peer,
         key: ConnKey,
         state: &mut S::Conn,
@@ -338,15 +341,15 @@ impl<S: Service> Worker<S> {
         let before = begun.messages;
         // Where the replies to the last message begin.
         let mut mark = 0;
-        let Self { service, desk, env, replies, ticket, grant, .. } = self;
+        let Self { service, pending, env, replies, ticket, grant, .. } = self;
         let called = catch_unwind(AssertUnwindSafe(|| {
             while let Some(place) = grant.next(|| socket.kept()) {
                 begun.add(&place);
                 *ticket += 1;
-                desk.begin(*ticket);
+                pending.begin(*ticket);
                 mark = replies.output.len();
                 let place = place.start as usize..place.end as usize;
-                let message = ksf::Message::of_chunk(&run.chunk, place.clone(), peer, key);
+                let message = ksf::Message::of_chunk(&batch.chunk, place.clone(), peer, key);
                 let outcome = call_outside(&**service, state, &message, *ticket, &mut replies.output, env);
                 replies.messages += u64::from(replies.output.len() > mark);
                 match outcome {
@@ -360,7 +363,7 @@ impl<S: Service> Worker<S> {
         self.env.stats.messages.add((begun.messages - before) as u64);
         called.unwrap_or_else(|_| {
             self.env.stats.tasks_panicked.add(1);
-            self.desk.forget(self.ticket);
+            self.pending.forget(self.ticket);
             // Not what it wrote before.
             self.replies.output.truncate(mark);
             Called::Panicked
@@ -398,19 +401,19 @@ enum Called {
     Panicked,
 }
 
-impl Desk {
+impl PendingReplies {
     /// A worker calls the service with this message.
     #[inline]
     fn begin(&self, ticket: u64) {
-        // Whoever answers was told of the message after this.
+        // The thread that answers was told of the message after this.
         self.call(ticket).store(ticket, Ordering::Relaxed);
     }
 
     /// The service panicked with this message.
     fn forget(&self, ticket: u64) {
-        let mut due = lock(&self.due);
+        let mut pending = lock(&self.by_ticket);
         self.call(ticket).store(0, Ordering::Relaxed);
-        due.remove(&ticket);
+        pending.remove(&ticket);
     }
 
     fn call(&self, ticket: u64) -> &AtomicU64 {
@@ -419,57 +422,57 @@ impl Desk {
 
     /// The service returned, and `answers` of `message` are to come or came already.
     fn expect(&self, ticket: u64, message: Message, answers: u32, close: bool) {
-        let mut due = lock(&self.due);
-        let entry = due.entry(ticket).or_default();
+        let mut pending = lock(&self.by_ticket);
+        let entry = pending.entry(ticket).or_default();
         entry.answers += answers as usize;
         entry.message = Some(message);
         entry.close = close;
         let early = std::mem::take(&mut entry.early);
-        self.deliver(due, ticket, early);
+        self.deliver(pending, ticket, early);
     }
 
-    fn deliver(&self, mut due: MutexGuard<'_, HashMap<u64, Due>>, ticket: u64, answers: Vec<Answer>) {
-        let Some(entry) = due.get_mut(&ticket) else { return };
+    fn deliver(&self, mut pending: MutexGuard<'_, HashMap<u64, PendingReply>>, ticket: u64, answers: Vec<Answer>) {
+        let Some(entry) = pending.get_mut(&ticket) else { return };
         let Some(message) = &entry.message else {
             entry.early.extend(answers);
             return;
         };
         entry.answers -= answers.len();
-        let link = message.link().cloned();
-        let done = if entry.answers == 0 { due.remove(&ticket) } else { None };
-        drop(due);
-        let Some(link) = link else { return };
+        let conn = message.conn().cloned();
+        let done = if entry.answers == 0 { pending.remove(&ticket) } else { None };
+        drop(pending);
+        let Some(conn) = conn else { return };
         for answer in answers {
             let sent = match answer {
-                Answer::Bytes(body) => link.mux.reply(&link, false, |tail| tail.extend_from_slice(&body)),
-                Answer::Chunk(body) => link.mux.reply_chunk(&link, false, body),
+                Answer::Bytes(body) => conn.mux.reply(&conn, false, |tail| tail.extend_from_slice(&body)),
+                Answer::Chunk(body) => conn.mux.reply_chunk(&conn, false, body),
                 Answer::Nothing => Ok(()),
                 Answer::Abandoned => {
-                    link.mux.end(&link, ConnectionError::WorkerPanicked);
+                    conn.mux.end(&conn, ConnectionError::WorkerPanicked);
                     Ok(())
                 }
             };
             if let Err(crate::SendError::Unframable(_)) = sent {
-                link.mux.end(&link, ConnectionError::ClosedByService);
+                conn.mux.end(&conn, ConnectionError::ClosedByService);
             }
         }
-        if done.is_some_and(|due| due.close) {
-            link.mux.end(&link, ConnectionError::ClosedByService);
+        if done.is_some_and(|reply| reply.close) {
+            conn.mux.end(&conn, ConnectionError::ClosedByService);
         }
     }
 }
 
-impl Answers for Desk {
+impl Answers for PendingReplies {
     fn answer(&self, delivery: Delivery) {
         let (ticket, answer) = delivery.into_answer();
-        let mut due = lock(&self.due);
-        if let Entry::Vacant(vacant) = due.entry(ticket) {
+        let mut pending = lock(&self.by_ticket);
+        if let Entry::Vacant(vacant) = pending.entry(ticket) {
             if self.call(ticket).load(Ordering::Relaxed) != ticket {
                 return;
             }
-            vacant.insert(Due::default());
+            vacant.insert(PendingReply::default());
         }
-        self.deliver(due, ticket, vec![answer]);
+        self.deliver(pending, ticket, vec![answer]);
     }
 }
 
@@ -481,13 +484,13 @@ impl Closes {
     }
 }
 
-fn served<S: Service>(link: &Link) -> Option<&Served<S>> {
-    link.attachment.get()?.state.downcast_ref()
+fn served<S: Service>(conn: &Connection) -> Option<&Served<S>> {
+    conn.attachment.get()?.state.downcast_ref()
 }
 
 /// Counts a connection that ended.
-fn note_close<S: Service>(link: &Link, error: &ConnectionError) {
-    if let Some(served) = served::<S>(link) {
+fn note_close<S: Service>(conn: &Connection, error: &ConnectionError) {
+    if let Some(served) = served::<S>(conn) {
         served.closes.count(reason(error));
     }
 }
@@ -517,8 +520,8 @@ fn reason(error: &ConnectionError) -> CloseReason {
 }
 
 /// The multiplexor's limits for what an administrator set for streams.
-fn limits(of: &ksf::limits::Limits) -> Limits {
-    Limits {
+fn limits(of: &ksf::limits::Limits) -> MuxLimits {
+    MuxLimits {
         message_bytes_max: of.message_bytes_max,
         header_bytes_max: of.header_bytes_max,
         fragments_max: of.fragments_max,

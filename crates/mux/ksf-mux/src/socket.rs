@@ -11,21 +11,21 @@ use ksf::output::{Output, Spares};
 use ksf::pool::Chunk;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+use crate::batch::MessageBatch;
+use crate::connection::Connection;
 use crate::error::{ConnectionError, RecvError, SendError};
-use crate::hand::{self, Grant, Hand, One};
-use crate::herd::Poller;
-use crate::link::Link;
-use crate::mux::{ConnectionId, Handle, Me, Receiver, Shared, now};
+use crate::lease::{self, Grant, Lease, LeasedMessage};
+use crate::mux::{ConnectionId, Handle, Receiver, Shared, WorkerCx, now};
 use crate::pollable::Pollable;
-use crate::run::Run;
-use crate::scheduler::{BatchSize, Take, Taken, Worker};
+use crate::scheduler::{CostEstimate, Take, Taken, Worker};
 use crate::sync::{Arc, Mutex};
+use crate::wait_set::Poller;
 
 /// One worker's side. A thread usually has one of its own; it may be used from several at once, as a socket may.
 pub struct MessageSocket {
     mux: Handle,
-    worker: Option<Worker<Arc<Link>>>,
-    own: Arc<Mutex<Own>>,
+    worker: Option<Worker<Arc<Connection>>>,
+    state: Arc<Mutex<WorkerState>>,
     /// The last look found something: the next one does not announce sleep first.
     busy: AtomicBool,
     disabled: AtomicBool,
@@ -33,22 +33,22 @@ pub struct MessageSocket {
     pollable: OnceLock<Arc<Pollable>>,
 }
 
-/// What a worker has to itself. The keeper takes the hand away when the worker is held up.
-pub(crate) struct Own {
+/// What a worker has to itself. The timer thread revokes the lease when the worker is held up.
+pub(crate) struct WorkerState {
     receiver: Receiver,
     /// What it has taken.
-    hand: Hand<Arc<Link>>,
-    /// Answers to messages of the run that is worked on in place, framed, and their connection.
+    lease: Lease<Arc<Connection>>,
+    /// Answers to messages of the batch that is worked on in place, framed, and their connection.
     held: Output,
     held_messages: u64,
-    held_for: Option<Arc<Link>>,
+    held_for: Option<Arc<Connection>>,
     spares: Spares,
-    size: BatchSize,
-    /// Messages of the last hand, and when it was taken.
+    cost: CostEstimate,
+    /// Messages of the last lease, and when it was taken.
     taken: usize,
     taken_at: ksf::limits::Time,
     /// Their connection, while replies to it are held back.
-    corked: Option<Arc<Link>>,
+    corked: Option<Arc<Connection>>,
 }
 
 /// How [`MessageSocket::send`] sends.
@@ -71,24 +71,24 @@ pub struct SendOptions {
 impl MessageSocket {
     pub(crate) fn new(mux: Handle) -> std::io::Result<Self> {
         let worker = Some(mux.0.scheduler.join());
-        let own = Own {
+        let state = WorkerState {
             receiver: Receiver::new()?,
-            hand: Hand::new(),
+            lease: Lease::new(),
             held: Output::default(),
             held_messages: 0,
             held_for: None,
             spares: Spares::default(),
-            size: BatchSize::new(),
+            cost: CostEstimate::new(),
             taken: 0,
             taken_at: now(),
             corked: None,
         };
-        let own = Arc::new(Mutex::new(own));
-        mux.0.keeper.watch(&own);
+        let state = Arc::new(Mutex::new(state));
+        mux.0.timer.watch(&state);
         Ok(Self {
             mux,
             worker,
-            own,
+            state,
             busy: AtomicBool::new(false),
             disabled: AtomicBool::new(false),
             reports: AtomicBool::new(false),
@@ -132,7 +132,7 @@ impl MessageSocket {
                 return result;
             }
             // Until there is none left: edge-triggered event loops are not told again of those that are there.
-            if !self.disabled.load(Ordering::SeqCst) && self.with_me(|shared, me| shared.poll(me))? {
+            if !self.disabled.load(Ordering::SeqCst) && self.with_cx(|shared, cx| shared.poll(cx))? {
                 continue;
             }
             if self.mux.0.is_stopped() {
@@ -154,7 +154,7 @@ impl MessageSocket {
         next: impl Fn(&Self) -> Option<Result<R, RecvError>>,
     ) -> Result<R, RecvError> {
         self.awake();
-        self.let_go();
+        self.yield_lead();
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         loop {
             if let Some(result) = next(self) {
@@ -167,7 +167,7 @@ impl MessageSocket {
             }
             // A worker that was busy until now is likely to find something: it is not counted as one that sleeps.
             if self.busy.swap(false, Ordering::Relaxed) && !self.disabled.load(Ordering::SeqCst) {
-                self.with_me(|shared, me| shared.poll(me))?;
+                self.with_cx(|shared, cx| shared.poll(cx))?;
                 continue;
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -189,55 +189,55 @@ impl MessageSocket {
     /// Waits for events. The lock is not held meanwhile.
     fn wait(&self, timeout: Option<&Timespec>) -> std::io::Result<()> {
         self.mux.0.wait(timeout, |handle| {
-            let mut own = self.lock();
-            handle(&mut self.me(&mut own));
+            let mut state = self.lock();
+            handle(&mut self.cx(&mut state));
         })
     }
 
     /// A message that is there already.
     fn next(&self) -> Option<Result<Message, RecvError>> {
-        let mut own = self.lock();
-        match self.fill(&mut own) {
-            Some(Ok(())) => own.pop().map(Ok),
+        let mut state = self.lock();
+        match self.fill(&mut state) {
+            Some(Ok(())) => state.pop().map(Ok),
             Some(Err(error)) => Some(Err(error)),
             None => None,
         }
     }
 
-    /// The same for a run, to be worked on where it lies: see [`Self::grant_more`].
-    fn next_in_place(&self) -> Option<Result<InPlace, RecvError>> {
-        let mut own = self.lock();
-        match self.fill(&mut own) {
-            Some(Ok(())) => own.begin_in_place().map(Ok),
+    /// The same for a batch, to be worked on where it lies: see [`Self::grant_more`].
+    fn next_in_place(&self) -> Option<Result<InPlaceBatch, RecvError>> {
+        let mut state = self.lock();
+        match self.fill(&mut state) {
+            Some(Ok(())) => state.begin_in_place().map(Ok),
             Some(Err(error)) => Some(Err(error)),
             None => None,
         }
     }
 
-    /// Sees to it that there is something in the hand. `None`: nothing is there.
-    fn fill(&self, own: &mut Own) -> Option<Result<(), RecvError>> {
-        if !own.hand.runs.is_empty() {
+    /// Takes a lease if there is none. `None`: nothing is there.
+    fn fill(&self, state: &mut WorkerState) -> Option<Result<(), RecvError>> {
+        if !state.lease.batches.is_empty() {
             return Some(Ok(()));
         }
-        let corked = own.corked.take();
-        let found = self.take(own);
-        match (own.hand.runs.front(), corked) {
+        let corked = state.corked.take();
+        let found = self.take(state);
+        match (state.lease.batches.front(), corked) {
             // What was held back leaves with the answer to this one, if that is soon.
-            (Some(taken), Some(link)) if own.size.is_cheap() && Arc::ptr_eq(&taken.source, &link) => {
-                own.corked = Some(link);
+            (Some(taken), Some(conn)) if state.cost.is_cheap() && Arc::ptr_eq(&taken.source, &conn) => {
+                state.corked = Some(conn);
             }
-            (_, Some(link)) if link.corked.load(Ordering::SeqCst) => self.mux.0.send(&link),
+            (_, Some(conn)) if conn.corked.load(Ordering::SeqCst) => self.mux.0.send(&conn),
             _ => {}
         }
         found
     }
 
     /// Takes from the queues.
-    fn take(&self, own: &mut Own) -> Option<Result<(), RecvError>> {
+    fn take(&self, state: &mut WorkerState) -> Option<Result<(), RecvError>> {
         let shared = &self.mux.0;
-        if own.taken > 0 {
-            own.size.observe(now().since(own.taken_at).as_nanos() as u64, own.taken);
-            own.taken = 0;
+        if state.taken > 0 {
+            state.cost.observe(now().since(state.taken_at).as_nanos() as u64, state.taken);
+            state.taken = 0;
         }
         if self.disabled.load(Ordering::SeqCst) {
             return None;
@@ -248,19 +248,19 @@ impl MessageSocket {
             return Some(Err(RecvError::Connection { connection, error }));
         }
         let worker = self.worker.as_ref()?;
-        // Nobody can take from the hand, and an event loop may not come back for it.
-        let want = if self.pollable.get().is_some() { 1 } else { own.size.want_runs() };
+        // No other worker can take from the lease, and an event loop may not come back for it.
+        let want = if self.pollable.get().is_some() { 1 } else { state.cost.want_batches() };
         loop {
-            match shared.scheduler.take(worker, want, &mut own.hand.runs) {
+            match shared.scheduler.take(worker, want, &mut state.lease.batches) {
                 Take::Nothing => return None,
-                Take::Visit(link) => {
-                    let mut me = self.me(own);
+                Take::Reread(conn) => {
+                    let mut cx = self.cx(state);
                     // Others have their turn before one that always has more.
-                    if let Err(error) = shared.poll(&mut me) {
+                    if let Err(error) = shared.poll(&mut cx) {
                         return Some(Err(error.into()));
                     }
-                    shared.read(&link, &mut me);
-                    shared.settle(&link);
+                    shared.read(&conn, &mut cx);
+                    shared.settle(&conn);
                     if self.reports.load(Ordering::Relaxed)
                         && let Some((connection, error)) = shared.take_report()
                     {
@@ -269,15 +269,15 @@ impl MessageSocket {
                 }
                 Take::Messages => {
                     shared.wake(shared.scheduler.pass_on());
-                    own.taken = own.hand.messages();
-                    own.taken_at = now();
-                    let first = own.hand.runs.front()?;
-                    // Those of others who found their messages cheap may be several.
-                    if own.taken > 1 || own.size.is_cheap() && first.more {
-                        shared.keeper.come_by();
+                    state.taken = state.lease.messages();
+                    state.taken_at = now();
+                    let first = state.lease.batches.front()?;
+                    // Those of other workers that found their messages cheap may be several.
+                    if state.taken > 1 || state.cost.is_cheap() && first.more {
+                        shared.timer.watch_leases();
                     }
-                    if own.size.is_cheap() && (first.more || own.taken > 1) {
-                        own.corked = Some(Arc::clone(&first.source));
+                    if state.cost.is_cheap() && (first.more || state.taken > 1) {
+                        state.corked = Some(Arc::clone(&first.source));
                     }
                     return Some(Ok(()));
                 }
@@ -285,82 +285,82 @@ impl MessageSocket {
         }
     }
 
-    /// Waits for messages and leaves the first run of them where it is.
-    pub(crate) fn recv_in_place(&self) -> Result<InPlace, RecvError> {
+    /// Waits for messages and leaves the first batch of them where it is.
+    pub(crate) fn recv_in_place(&self) -> Result<InPlaceBatch, RecvError> {
         self.recv_with(None, Self::next_in_place)
     }
 
     /// What this worker goes through in place.
     pub(crate) fn grant(&self) -> Grant {
-        self.lock().hand.grant()
+        self.lock().lease.grant()
     }
 
     /// Takes the framed answers to messages of the last grant, and grants a few more. A few, because its answers wait for
-    /// the worker to come again. False: there are none left, or the rest was given to others.
-    pub(crate) fn grant_more(&self, run: &InPlace, replies: &mut Replies, grant: &mut Grant) -> bool {
-        let mut own = self.lock();
-        let own = &mut *own;
-        // Under the lock that is taken anyway; the keeper sends them if the next messages take long.
-        own.hold(replies);
-        own.hand.grant_more(run, own.size.grant(), grant, &mut own.receiver.ranges)
+    /// the worker to come again. False: there are none left, or the lease was revoked.
+    pub(crate) fn grant_more(&self, batch: &InPlaceBatch, replies: &mut Replies, grant: &mut Grant) -> bool {
+        let mut state = self.lock();
+        let state = &mut *state;
+        // Under the lock that is taken anyway; the timer thread sends them if the next messages take long.
+        state.hold(replies);
+        state.lease.grant_more(batch, state.cost.grant(), grant, &mut state.receiver.ranges)
     }
 
-    /// How many messages of a grant that the keeper closed are this worker's.
+    /// How many messages of a grant that the timer thread closed are this worker's.
     #[cold]
     pub(crate) fn kept(&self) -> usize {
-        self.lock().hand.kept()
+        self.lock().lease.kept()
     }
 
     /// Queues what is answered so far.
-    pub(crate) fn answer(&self, run: &InPlace, replies: &mut Replies) {
-        let mut own = self.lock();
-        let own = &mut *own;
-        own.hold(replies);
-        if own.held_messages > 0 {
-            let messages = std::mem::take(&mut own.held_messages);
-            self.mux.0.hold_framed(&run.source, &mut own.held, messages);
+    pub(crate) fn answer(&self, batch: &InPlaceBatch, replies: &mut Replies) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        state.hold(replies);
+        if state.held_messages > 0 {
+            let messages = std::mem::take(&mut state.held_messages);
+            self.mux.0.hold_framed(&batch.source, &mut state.held, messages);
         }
     }
 
-    /// Messages of a run are done with. Replies that were held back leave with those to the next run, if that is of the
+    /// Messages of a batch are done with. Replies that were held back leave with those to the next one, if that is of the
     /// same connection, and else when the worker comes for it.
-    pub(crate) fn done_in_place(&self, run: &InPlace, messages: usize, bytes: usize) {
-        let mut own = self.lock();
-        own.held_for = None;
-        if own.held_messages > 0 {
-            let messages = std::mem::take(&mut own.held_messages);
-            self.mux.0.hold_framed(&run.source, &mut own.held, messages);
+    pub(crate) fn done_in_place(&self, batch: &InPlaceBatch, messages: usize, bytes: usize) {
+        let mut state = self.lock();
+        state.held_for = None;
+        if state.held_messages > 0 {
+            let messages = std::mem::take(&mut state.held_messages);
+            self.mux.0.hold_framed(&batch.source, &mut state.held, messages);
         }
-        if run.source.corked.load(Ordering::SeqCst) {
-            own.corked = Some(Arc::clone(&run.source));
+        if batch.source.corked.load(Ordering::SeqCst) {
+            state.corked = Some(Arc::clone(&batch.source));
         }
-        drop(own);
+        drop(state);
         if messages > 0 {
-            self.mux.0.finish(self.worker.as_ref(), &run.source, messages, bytes, run.class);
+            self.mux.0.finish(self.worker.as_ref(), &batch.source, messages, bytes, batch.class);
         }
     }
 
-    /// The same as dropping the message, for a worker that comes for the next one at once: nobody else is woken for
+    /// The same as dropping the message, for a worker that comes for the next one at once: no other worker is woken for
     /// what can be worked on now.
     pub fn done(&self, mut message: Message) {
-        if let Some((link, bytes, class)) = message.take_end() {
-            self.mux.0.finish(self.worker.as_ref(), &link, 1, bytes, class);
+        if let Some((conn, bytes, class)) = message.take_end() {
+            self.mux.0.finish(self.worker.as_ref(), &conn, 1, bytes, class);
         }
     }
 
     /// Gives a message back that was received and not worked on: this or another socket receives it again, before
     /// younger ones.
     pub fn give_back(&self, mut message: Message) {
-        let Some(source) = message.link.take() else { return };
-        let run = Run::one(message.bytes.clone());
-        let taken = Taken { source, message: run, class: message.class, more: false };
+        let Some(source) = message.conn.take() else { return };
+        let batch = MessageBatch::one(message.bytes.clone());
+        let taken = Taken { source, message: batch, class: message.class, more: false };
         let shared = &self.mux.0;
         shared.wake(shared.scheduler.give_back(std::iter::once(taken)));
     }
 
-    /// Reads connections that have bytes and queues their messages for anybody, without taking one or waiting.
+    /// Reads connections that have bytes and queues their messages for all workers, without taking one or waiting.
     pub(crate) fn look(&self) -> std::io::Result<()> {
-        self.with_me(|shared, me| shared.poll(me))?;
+        self.with_cx(|shared, cx| shared.poll(cx))?;
         let shared = &self.mux.0;
         shared.wake(shared.scheduler.rouse());
         self.note_ready();
@@ -370,7 +370,7 @@ impl MessageSocket {
     /// Makes [`Self::poll_fd`] readable: something that was received is not worked on.
     pub(crate) fn announce(&self) {
         if let Some(pollable) = self.pollable.get() {
-            pollable.ring();
+            pollable.notify();
         }
     }
 
@@ -380,17 +380,17 @@ impl MessageSocket {
         let shared = &self.mux.0;
         let deadline = options.wait.map(|wait| Instant::now() + wait);
         loop {
-            if let Some(link) = shared.choose(options.prefer)? {
-                let pushed = link.outbox.push_movable(&link.framing, body, options.repeatable);
+            if let Some(conn) = shared.choose(options.prefer)? {
+                let pushed = conn.out_queue.push_movable(&conn.framing, body, options.repeatable);
                 if !pushed.map_err(SendError::Unframable)? {
                     // It ended since it was chosen.
                     continue;
                 }
                 match options.batch {
-                    Some(wait) => shared.batched(&link, wait),
-                    None => shared.queued(&link, options.more),
+                    Some(wait) => shared.batched(&conn, wait),
+                    None => shared.queued(&conn, options.more),
                 }
-                return Ok(link.id);
+                return Ok(conn.id);
             }
             let Some((deadline, wait)) = deadline.zip(options.wait) else { return Err(SendError::WouldBlock) };
             let left = deadline.saturating_duration_since(Instant::now());
@@ -418,10 +418,10 @@ impl MessageSocket {
             }
             return;
         }
-        self.leave_herd();
-        let mut own = self.lock();
-        let wakes = shared.scheduler.give_back(own.hand.take_all().into_iter()) + shared.scheduler.yield_all(worker);
-        drop(own);
+        self.leave_wait_set();
+        let mut state = self.lock();
+        let wakes = shared.scheduler.give_back(state.lease.revoke().into_iter()) + shared.scheduler.yield_all(worker);
+        drop(state);
         shared.wake(wakes);
     }
 
@@ -458,78 +458,78 @@ impl MessageSocket {
     /// Says whether messages wait that no event of a connection announces, and has another socket told of those.
     fn note_ready(&self) {
         let Some(pollable) = self.pollable.get() else { return };
-        if self.mux.0.scheduler.queued() > 0 || !self.lock().hand.runs.is_empty() {
-            pollable.ring();
+        if self.mux.0.scheduler.queued() > 0 || !self.lock().lease.batches.is_empty() {
+            pollable.notify();
         }
-        self.mux.0.herd.let_go(pollable);
+        self.mux.0.wait_set.yield_lead(pollable);
     }
 
     /// Nothing is there: an event loop will be told. False: something came meanwhile.
     fn fall_asleep(&self) -> bool {
         let Some(pollable) = self.pollable.get() else { return true };
-        pollable.hush();
+        pollable.clear();
         let shared = &self.mux.0;
         if self.disabled.load(Ordering::SeqCst) {
             return true;
         }
-        pollable.settle();
-        let (asleep, watch) = shared.herd.sleep(pollable, || shared.scheduler.sleep());
+        pollable.set_told();
+        let (asleep, watch) = shared.wait_set.sleep(pollable, || shared.scheduler.sleep());
         if watch {
-            shared.keeper.look_after_herd();
+            shared.timer.watch_wait_set();
         }
         if self.disabled.load(Ordering::SeqCst) {
             // Meanwhile, by another thread.
-            self.leave_herd();
+            self.leave_wait_set();
         }
         asleep
     }
 
     fn awake(&self) {
         if let Some(pollable) = self.pollable.get()
-            && pollable.unsettle()
+            && pollable.take_told()
         {
             let shared = &self.mux.0;
-            if shared.herd.come(pollable, || shared.scheduler.awake(0)) {
-                shared.keeper.look_after_herd();
+            if shared.wait_set.come(pollable, || shared.scheduler.awake(0)) {
+                shared.timer.watch_wait_set();
             }
         }
     }
 
     /// Another socket is told of what comes.
-    fn let_go(&self) {
+    fn yield_lead(&self) {
         if let Some(pollable) = self.pollable.get() {
-            self.mux.0.herd.let_go(pollable);
+            self.mux.0.wait_set.yield_lead(pollable);
         }
     }
 
     /// Its event loop is not told any more of what comes.
-    fn leave_herd(&self) {
+    fn leave_wait_set(&self) {
         if let Some(pollable) = self.pollable.get() {
             let shared = &self.mux.0;
-            shared.herd.leave(pollable, || shared.scheduler.awake(0));
+            shared.wait_set.leave(pollable, || shared.scheduler.awake(0));
         }
     }
 
-    fn with_me<R>(&self, f: impl FnOnce(&Arc<Shared>, &mut Me<'_>) -> R) -> R {
-        let mut own = self.lock();
-        f(&self.mux.0, &mut self.me(&mut own))
+    fn with_cx<R>(&self, f: impl FnOnce(&Arc<Shared>, &mut WorkerCx<'_>) -> R) -> R {
+        let mut state = self.lock();
+        f(&self.mux.0, &mut self.cx(&mut state))
     }
 
-    fn me<'a>(&'a self, own: &'a mut Own) -> Me<'a> {
-        // An event loop may not come back soon for what is left of a run.
-        let run_len = if self.pollable.get().is_some() { 1 } else { own.size.run_len() };
-        Me { worker: self.worker.as_ref(), receiver: &mut own.receiver, run_len }
+    fn cx<'a>(&'a self, state: &'a mut WorkerState) -> WorkerCx<'a> {
+        // An event loop may not come back soon for what is left of a batch.
+        let batch_len = if self.pollable.get().is_some() { 1 } else { state.cost.batch_len() };
+        WorkerCx { worker: self.worker.as_ref(), receiver: &mut state.receiver, batch_len }
     }
 
-    fn lock(&self) -> crate::sync::MutexGuard<'_, Own> {
-        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> crate::sync::MutexGuard<'_, WorkerState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The first run of a worker's hand, worked on where it lies.
-pub(crate) type InPlace = hand::InPlace<Arc<Link>>;
+/// The first batch of a worker's lease, worked on where it lies.
+pub(crate) type InPlaceBatch = lease::InPlaceBatch<Arc<Connection>>;
 
-/// Answers of a worker that nobody else sees yet.
+/// Answers of a worker that no other thread sees yet.
 #[derive(Debug, Default)]
 pub(crate) struct Replies {
     /// With their framing.
@@ -538,7 +538,7 @@ pub(crate) struct Replies {
     pub(crate) messages: u64,
 }
 
-impl Own {
+impl WorkerState {
     /// Keeps answers until they are queued, with others.
     fn hold(&mut self, replies: &mut Replies) {
         if replies.messages > 0 {
@@ -547,49 +547,49 @@ impl Own {
         }
     }
 
-    /// The next message of the hand.
+    /// The next message of the lease.
     fn pop(&mut self) -> Option<Message> {
-        let One { source, bytes, class, more } = self.hand.pop(&mut self.receiver.ranges)?;
-        let more = more && self.size.is_cheap();
-        Some(Message { link: Some(source), bytes, class, more })
+        let LeasedMessage { source, bytes, class, more } = self.lease.pop(&mut self.receiver.ranges)?;
+        let more = more && self.cost.is_cheap();
+        Some(Message { conn: Some(source), bytes, class, more })
     }
 
-    fn begin_in_place(&mut self) -> Option<InPlace> {
-        let run = self.hand.begin_in_place()?;
-        self.held_for = Some(Arc::clone(&run.source));
-        Some(run)
+    fn begin_in_place(&mut self) -> Option<InPlaceBatch> {
+        let batch = self.lease.begin_in_place()?;
+        self.held_for = Some(Arc::clone(&batch.source));
+        Some(batch)
     }
 
-    /// Called by the keeper, from time to time. Takes the hand of a worker that took nothing from it since the last time,
-    /// and queues the answers it holds. Whether there is still a hand, or answers.
-    pub(crate) fn look(&mut self) -> (bool, Vec<Taken<Arc<Link>>>) {
-        let look = self.hand.look();
-        if !look.held_up {
-            return (look.has_hand || self.held_messages > 0, Vec::new());
+    /// Called by the timer thread at its intervals. Revokes the lease of a worker that took nothing from it since the last
+    /// time, and queues the answers it holds. Whether there is still a lease, or answers.
+    pub(crate) fn check(&mut self) -> (bool, Vec<Taken<Arc<Connection>>>) {
+        let check = self.lease.check();
+        if !check.is_stalled {
+            return (check.has_batches || self.held_messages > 0, Vec::new());
         }
         if self.held_messages > 0
-            && let Some(link) = &self.held_for
+            && let Some(conn) = &self.held_for
         {
             let messages = std::mem::take(&mut self.held_messages);
-            link.mux.hold_framed(link, &mut self.held, messages);
+            conn.mux.hold_framed(conn, &mut self.held, messages);
         }
-        if look.surprised {
-            self.size.surprised();
+        if check.was_granted_many {
+            self.cost.note_revoked();
         }
-        (look.has_hand, look.taken)
+        (check.has_batches, check.revoked)
     }
 }
 
 impl Drop for MessageSocket {
     fn drop(&mut self) {
-        self.leave_herd();
+        self.leave_wait_set();
         let shared = Arc::clone(&self.mux.0);
-        let mut own = self.lock();
-        let mut wakes = shared.scheduler.give_back(own.hand.take_all().into_iter());
-        let corked = own.corked.take();
-        drop(own);
-        if let Some(link) = corked {
-            shared.send(&link);
+        let mut state = self.lock();
+        let mut wakes = shared.scheduler.give_back(state.lease.revoke().into_iter());
+        let corked = state.corked.take();
+        drop(state);
+        if let Some(conn) = corked {
+            shared.send(&conn);
         }
         if let Some(worker) = self.worker.take() {
             wakes += shared.scheduler.leave(worker);
@@ -610,16 +610,16 @@ impl fmt::Debug for MessageSocket {
 /// A message. Until it is dropped it counts against the limits of its connection, and in a connection that keeps its
 /// order the next message waits for that.
 pub struct Message {
-    link: Option<Arc<Link>>,
+    conn: Option<Arc<Connection>>,
     bytes: Chunk,
     class: Option<usize>,
     more: bool,
 }
 
 impl Message {
-    /// A message of a run that is worked on in place, to be kept for longer. It is done with on its own.
-    pub(crate) fn of_run(run: &InPlace, range: Range<usize>) -> Self {
-        Self { link: Some(Arc::clone(&run.source)), bytes: run.chunk.slice(range), class: run.class, more: false }
+    /// A message of a batch that is worked on in place, to be kept for longer. It is done with on its own.
+    pub(crate) fn of_batch(batch: &InPlaceBatch, range: Range<usize>) -> Self {
+        Self { conn: Some(Arc::clone(&batch.source)), bytes: batch.chunk.slice(range), class: batch.class, more: false }
     }
 
     /// The message.
@@ -634,7 +634,7 @@ impl Message {
 
     /// The connection it came on.
     pub fn connection(&self) -> ConnectionId {
-        self.link.as_ref().map_or(ConnectionId { index: u32::MAX, generation: u32::MAX }, |link| link.id)
+        self.conn.as_ref().map_or(ConnectionId { index: u32::MAX, generation: u32::MAX }, |conn| conn.id)
     }
 
     /// Answers. Success means that the answer is queued, whole, behind what was queued for this connection before.
@@ -644,22 +644,22 @@ impl Message {
 
     /// Answers with what `write` appends to the buffer it is given. It must not touch what is there already.
     pub fn reply_with(&self, write: impl FnOnce(&mut Vec<u8>)) -> Result<(), SendError> {
-        let Some(link) = &self.link else { return Err(SendError::Gone(self.connection())) };
-        link.mux.reply(link, self.more, write)
+        let Some(conn) = &self.conn else { return Err(SendError::Gone(self.connection())) };
+        conn.mux.reply(conn, self.more, write)
     }
 
     /// Answers with bytes that are sent from where they lie.
     pub fn reply_chunk(&self, body: Chunk) -> Result<(), SendError> {
-        let Some(link) = &self.link else { return Err(SendError::Gone(self.connection())) };
-        link.mux.reply_chunk(link, self.more, body)
+        let Some(conn) = &self.conn else { return Err(SendError::Gone(self.connection())) };
+        conn.mux.reply_chunk(conn, self.more, body)
     }
 
-    pub(crate) fn link(&self) -> Option<&Arc<Link>> {
-        self.link.as_ref()
+    pub(crate) fn conn(&self) -> Option<&Arc<Connection>> {
+        self.conn.as_ref()
     }
 
-    fn take_end(&mut self) -> Option<(Arc<Link>, usize, Option<usize>)> {
-        Some((self.link.take()?, self.bytes.len(), self.class))
+    fn take_end(&mut self) -> Option<(Arc<Connection>, usize, Option<usize>)> {
+        Some((self.conn.take()?, self.bytes.len(), self.class))
     }
 }
 
@@ -679,11 +679,11 @@ impl fmt::Debug for Message {
 
 impl Drop for Message {
     fn drop(&mut self) {
-        let Some((link, bytes, class)) = self.take_end() else { return };
+        let Some((conn, bytes, class)) = self.take_end() else { return };
         if std::thread::panicking() {
-            link.mux.end(&link, ConnectionError::WorkerPanicked);
+            conn.mux.end(&conn, ConnectionError::WorkerPanicked);
         }
-        link.mux.finish(None, &link, 1, bytes, class);
+        conn.mux.finish(None, &conn, 1, bytes, class);
     }
 }
 
@@ -693,20 +693,21 @@ impl Shared {
     }
 
     /// The connection the next message for any goes to. `None`: all have too much queued.
-    fn choose(&self, prefer: Option<ConnectionId>) -> Result<Option<Arc<Link>>, SendError> {
+    fn choose(&self, prefer: Option<ConnectionId>) -> Result<Option<Arc<Connection>>, SendError> {
         let limits = self.limits();
-        let takes = |link: &Arc<Link>| link.error.get().is_none() && link.outbox.bytes() < limits.out_queue_bytes_max;
-        if let Some(link) = prefer.and_then(|id| self.find(id)).filter(takes) {
-            return Ok(Some(link));
+        let takes =
+            |conn: &Arc<Connection>| conn.error.get().is_none() && conn.out_queue.bytes() < limits.out_queue_bytes_max;
+        if let Some(conn) = prefer.and_then(|id| self.find(id)).filter(takes) {
+            return Ok(Some(conn));
         }
         let first = self.turn.fetch_add(1, Ordering::Relaxed);
         let mut alive = false;
         let mut at = 0;
-        while let Some((link, count)) = self.nth(first.wrapping_add(at)) {
-            if takes(&link) {
-                return Ok(Some(link));
+        while let Some((conn, count)) = self.nth(first.wrapping_add(at)) {
+            if takes(&conn) {
+                return Ok(Some(conn));
             }
-            alive |= link.error.get().is_none();
+            alive |= conn.error.get().is_none();
             at += 1;
             if at >= count {
                 break;
@@ -717,13 +718,13 @@ impl Shared {
 
     /// Waits until TCP has room on some connection, for so long at most.
     fn wait_for_room(&self, timeout: Duration) {
-        let links = self.all();
-        let sockets: Vec<_> = links.iter().filter_map(|link| link.outbox.socket()).collect();
+        let conns = self.all();
+        let sockets: Vec<_> = conns.iter().filter_map(|conn| conn.out_queue.socket()).collect();
         let mut polled: Vec<_> = sockets.iter().map(|socket| PollFd::new(socket, PollFlags::OUT)).collect();
         let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos().into() };
         let _ = rustix::event::poll(&mut polled, Some(&timeout));
-        for link in links {
-            self.send(&link);
+        for conn in conns {
+            self.send(&conn);
         }
     }
 }

@@ -15,8 +15,8 @@ fn has_membarrier() -> bool {
     *HAS.get_or_init(|| membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok())
 }
 
-/// The side of a pair of barriers that is passed often. Before this, stores are seen by whoever passes
-/// [`heavy_barrier`] later; after it, loads see what was stored before an earlier one.
+/// The side of a pair of barriers that is passed often. Before this, stores are seen by a thread that
+/// passes [`heavy_barrier`] later; after it, loads see what was stored before an earlier one.
 #[inline]
 pub(crate) fn light_barrier() {
     if has_membarrier() {

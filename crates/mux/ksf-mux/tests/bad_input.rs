@@ -16,7 +16,7 @@ use ksf::error::FramingError;
 use ksf::framing::{Delimiter, Endian, Framing, LengthPrefix};
 use ksf_bpf_framing::{FramingProgram, RunError};
 use ksf_mux::{
-    AttachError, ConnectionError, ConnectionId, Event, MessageFraming, MessageSocket, Mux, Options, RecvError,
+    AttachError, ConnectionError, ConnectionId, Event, MessageFraming, MessageSocket, Mux, MuxOptions, RecvError,
 };
 use rustix::io::Errno;
 
@@ -29,8 +29,8 @@ struct Setup {
     connection: ConnectionId,
 }
 
-fn setup(framing: impl Into<MessageFraming>, change: impl FnOnce(&mut Options)) -> Setup {
-    let mut options = Options::new(framing);
+fn setup(framing: impl Into<MessageFraming>, change: impl FnOnce(&mut MuxOptions)) -> Setup {
+    let mut options = MuxOptions::new(framing);
     change(&mut options);
     let mux = Mux::new(options).unwrap();
     assert_eq!(mux.event(), None);
@@ -306,7 +306,7 @@ fn a_worker_that_panics_ends_the_connection_of_its_message_only() {
 #[test]
 fn only_connected_stream_sockets_are_attached_and_each_once() {
     own_network();
-    let mux = Mux::new(Options::new(PREFIX)).unwrap();
+    let mux = Mux::new(MuxOptions::new(PREFIX)).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let fresh = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
     let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -329,7 +329,7 @@ fn only_connected_stream_sockets_are_attached_and_each_once() {
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let again = client.try_clone().unwrap();
     let connection = mux.attach(client.into()).unwrap();
-    let elsewhere = Mux::new(Options::new(PREFIX)).unwrap();
+    let elsewhere = Mux::new(MuxOptions::new(PREFIX)).unwrap();
     for mux in [&mux, &elsewhere] {
         assert!(matches!(mux.attach(again.try_clone().unwrap().into()), Err(AttachError::Already)));
     }

@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use common::{PATIENCE, frame, read_frame};
 use ksf::framing::{Framing, LengthPrefix};
-use ksf_mux::{ConnectionError, Event, Mux, Options, RecvError, SendError, SendOptions};
+use ksf_mux::{ConnectionError, Event, Mux, MuxOptions, RecvError, SendError, SendOptions};
 
-fn options() -> Options {
-    Options::new(Framing::LengthPrefix(LengthPrefix::big_endian(4)))
+fn options() -> MuxOptions {
+    MuxOptions::new(Framing::LengthPrefix(LengthPrefix::big_endian(4)))
 }
 
 fn pair() -> (UnixStream, std::os::fd::OwnedFd) {

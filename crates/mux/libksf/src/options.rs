@@ -14,7 +14,7 @@ use crate::boundary::{Failure, bytes, call, place};
 /// `struct ksf_options`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct KsfOptions {
     size: usize,
     framing: u32,
     length_offset: u32,
@@ -65,7 +65,7 @@ impl Classifier {
 }
 
 /// The size of the first version.
-const SIZE_MIN: usize = offset_of!(Options, connections_max) + size_of::<u64>();
+const SIZE_MIN: usize = offset_of!(KsfOptions, connections_max) + size_of::<u64>();
 
 const LENGTH: u32 = 1;
 const RECORD_MARK: u32 = 2;
@@ -76,7 +76,7 @@ pub(crate) const KSF: u32 = 0;
 pub(crate) const KCM: u32 = 1;
 const AUTO: u32 = 2;
 
-impl Options {
+impl KsfOptions {
     const fn defaults() -> Self {
         Self {
             size: size_of::<Self>(),
@@ -145,7 +145,7 @@ impl Options {
     /// # Safety
     ///
     /// The pointers in it are null or lead to what the header says.
-    pub(crate) unsafe fn translate(&self) -> Result<ksf_mux::Options, Failure> {
+    pub(crate) unsafe fn translate(&self) -> Result<ksf_mux::MuxOptions, Failure> {
         let invalid = |text: &str| Failure::new(libc::EINVAL, text);
         let framing: MessageFraming = match self.framing {
             LENGTH => {
@@ -166,7 +166,7 @@ impl Options {
             }
             _ => return Err(invalid("options.framing is none of enum ksf_framing")),
         };
-        let mut options = ksf_mux::Options::new(framing);
+        let mut options = ksf_mux::MuxOptions::new(framing);
         options.ordering = if self.in_order == 0 { Ordering::Free } else { Ordering::OneAtATime };
         if let Some(function) = self.classify {
             let classifier = Classifier { function, context: self.classify_context };
@@ -232,18 +232,18 @@ impl Options {
 ///
 /// `options` is null or valid for writes of `size` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ksf_options_init(options: *mut Options, size: usize) -> c_int {
+pub unsafe extern "C" fn ksf_options_init(options: *mut KsfOptions, size: usize) -> c_int {
     call(|| {
         let options = place(options, "options")?;
         if size < SIZE_MIN {
             return Err(Failure::new(libc::EINVAL, "size is that of no struct ksf_options"));
         }
-        let defaults = Options { size, ..Options::defaults() };
+        let defaults = KsfOptions { size, ..KsfOptions::defaults() };
         // SAFETY: the caller's struct has `size` bytes: what is ours is copied, what is newer becomes 0.
         unsafe {
             std::ptr::write_bytes(options.cast::<u8>(), 0, size);
             let ours = std::ptr::from_ref(&defaults).cast::<u8>();
-            std::ptr::copy_nonoverlapping(ours, options.cast::<u8>(), size.min(size_of::<Options>()));
+            std::ptr::copy_nonoverlapping(ours, options.cast::<u8>(), size.min(size_of::<KsfOptions>()));
         }
         Ok(0)
     })

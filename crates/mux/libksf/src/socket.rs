@@ -9,8 +9,8 @@ use ksf_mux::backend::{Endpoint as _, Multiplexor as _};
 use ksf_mux::{ConnectionId, RecvError, SendOptions};
 
 use crate::boundary::{Failure, at, bytes, call, place, quiet};
-use crate::options::{KCM, KSF, Options};
-use crate::structs::{Event, Stats, fill};
+use crate::options::{KCM, KSF, KsfOptions};
+use crate::structs::{KsfEvent, KsfStats, fill};
 
 /// `ksf_socket`.
 #[derive(Debug)]
@@ -41,12 +41,12 @@ impl Socket {
 ///
 /// `options` is null or as the header demands; `socket` is null or can be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ksf_open(options: *const Options, socket: *mut *mut Socket) -> c_int {
+pub unsafe extern "C" fn ksf_open(options: *const KsfOptions, socket: *mut *mut Socket) -> c_int {
     call(|| {
         let socket = place(socket, "socket")?;
         // SAFETY: the options are as the header demands.
         let (backend, options) = unsafe {
-            let options = Options::read(options)?;
+            let options = KsfOptions::read(options)?;
             (options.backend()?, options.translate()?)
         };
         let opened = Socket::new(AnyMux::open(backend, options)?)?;
@@ -328,12 +328,12 @@ pub unsafe extern "C" fn ksf_send_to(socket: *mut Socket, connection: u64, body:
 ///
 /// `socket` is null or open; `event` is null or begins with its size.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ksf_event_next(socket: *mut Socket, event: *mut Event) -> c_int {
+pub unsafe extern "C" fn ksf_event_next(socket: *mut Socket, event: *mut KsfEvent) -> c_int {
     call(|| {
         // SAFETY: the socket is open.
         let socket = unsafe { at(socket, "socket")? };
         // A wrong size must not cost an event.
-        let empty = Event { size: 0, kind: 0, error: 0, connection: u64::MAX, count: 0, text: [0; 128] };
+        let empty = KsfEvent { size: 0, kind: 0, error: 0, connection: u64::MAX, count: 0, text: [0; 128] };
         // SAFETY: the struct begins with its size.
         unsafe { fill(event, &empty)? };
         let Some(next) = socket.mux.event() else { return Ok(0) };
@@ -360,7 +360,7 @@ pub unsafe extern "C" fn ksf_event_fd(socket: *mut Socket) -> c_int {
 ///
 /// `socket` is null or open; `stats` is null or begins with its size.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ksf_stats_read(socket: *mut Socket, stats: *mut Stats) -> c_int {
+pub unsafe extern "C" fn ksf_stats_read(socket: *mut Socket, stats: *mut KsfStats) -> c_int {
     call(|| {
         // SAFETY: the socket is open, and the struct begins with its size.
         unsafe { fill(stats, &at(socket, "socket")?.mux.kcm_stats().into())? };

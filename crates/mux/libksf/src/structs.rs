@@ -8,7 +8,7 @@ use crate::boundary::{Failure, place};
 /// `struct ksf_event`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Event {
+pub struct KsfEvent {
     pub(crate) size: usize,
     pub(crate) kind: u32,
     pub(crate) error: i32,
@@ -17,7 +17,7 @@ pub struct Event {
     pub(crate) text: [c_char; 128],
 }
 
-impl From<ksf_mux::Event> for Event {
+impl From<ksf_mux::Event> for KsfEvent {
     fn from(event: ksf_mux::Event) -> Self {
         let (kind, error, connection, count, text) = match &event {
             ksf_mux::Event::Ended { connection, error } => (1, error.errno(), *connection, 0, error.to_string()),
@@ -44,12 +44,12 @@ impl From<ksf_mux::Event> for Event {
 /// `struct ksf_stats`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Stats {
+pub struct KsfStats {
     pub(crate) size: usize,
     pub(crate) counts: [u64; 16],
 }
 
-impl From<ksf_mux::kcm::MuxStats> for Stats {
+impl From<ksf_mux::kcm::MuxStats> for KsfStats {
     fn from(stats: ksf_mux::kcm::MuxStats) -> Self {
         let counts = [
             stats.rx_messages,

@@ -149,9 +149,9 @@ done
 #[test]
 fn the_header_is_c_and_cxx_and_has_the_layout_of_the_library() {
     let sizes = [
-        ("struct ksf_options", size_of::<ksf_capi::Options>()),
-        ("struct ksf_event", size_of::<ksf_capi::Event>()),
-        ("struct ksf_stats", size_of::<ksf_capi::Stats>()),
+        ("struct ksf_options", size_of::<ksf_capi::KsfOptions>()),
+        ("struct ksf_event", size_of::<ksf_capi::KsfEvent>()),
+        ("struct ksf_stats", size_of::<ksf_capi::KsfStats>()),
     ];
     let checks: String = sizes.map(|(name, size)| format!("CHECK(sizeof({name}) == {size});\n")).concat();
     for (compiler, language, check) in [("cc", "c", "_Static_assert(x, #x)"), ("clang", "c++", "static_assert(x, #x)")]

@@ -68,7 +68,7 @@ impl Epoll {
         events
     }
 
-    /// The scenario is over: nobody waits any more.
+    /// The scenario is over: no thread waits any more.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.changed.notify_all();

@@ -1,4 +1,4 @@
-//! The herd: programs in event loops, one of which listens at a time, and the keeper that looks after them.
+//! The wait set: programs in event loops, one of which listens at a time, and the timer thread that checks them.
 //!
 //! [`Kernel`] plays the epoll set of the multiplexor nested in the set of each message socket, and that in the set of
 //! an event loop: a socket that listens is readable while an event is there, and each event is announced to it once.
@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 
 use shuttle::thread;
 
-use crate::herd::{Herd, Poller};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Condvar, Mutex, Ordering};
+use crate::wait_set::{Poller, WaitSet};
 
 /// What a program does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,25 +34,19 @@ pub struct Scenario {
     pub messages: usize,
     /// The next message is sent when all programs are asleep again; else all are sent at once.
     pub one_by_one: bool,
-    /// Nobody is done with a message before so many are being worked on.
+    /// No program is done with a message before so many are being worked on.
     pub together: usize,
-    /// There is a keeper.
-    pub keeper: bool,
+    /// There is a timer thread.
+    pub timer: bool,
 }
 
 impl Scenario {
     /// Three programs that drain, a message for each.
-    pub const PLAIN: Self = Self {
-        programs: &[Program::Drains; 3],
-        edge: false,
-        messages: 3,
-        one_by_one: false,
-        together: 1,
-        keeper: true,
-    };
+    pub const PLAIN: Self =
+        Self { programs: &[Program::Drains; 3], edge: false, messages: 3, one_by_one: false, together: 1, timer: true };
 
     /// Plays it and checks that every message is received once, that one socket listens at a time, that those counted as
-    /// sleepers are those that sleep, and, one by one without a keeper, that one loop is told per message.
+    /// sleepers are those that sleep, and, one by one without a timer thread, that one loop is told per message.
     pub fn play(self) {
         let world = Arc::new(World::new(self));
         let spawn = |run: fn(&World, usize), index| {
@@ -61,19 +55,19 @@ impl Scenario {
         };
         let mut threads: Vec<_> = (0..self.programs.len()).map(|index| spawn(World::program, index)).collect();
         threads.push(spawn(|world, _| world.network(), 0));
-        let keeper = self.keeper.then(|| spawn(|world, _| world.keep(), 0));
+        let timer = self.timer.then(|| spawn(|world, _| world.keep(), 0));
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         world.list.lock().unwrap().stop = true;
         world.hurried.notify_all();
         world.kernel.changed.notify_all();
-        let _ = keeper.map(|thread| thread.join().unwrap());
+        let _ = timer.map(|thread| thread.join().unwrap());
         world.check();
     }
 }
 
 struct World {
     scenario: Scenario,
-    herd: Herd<Socket>,
+    wait_set: WaitSet<Socket>,
     kernel: Arc<Kernel>,
     /// As the scheduler counts them.
     sleepers: AtomicUsize,
@@ -84,7 +78,7 @@ struct World {
     hurried: Condvar,
 }
 
-/// The keeper's.
+/// The timer thread's.
 #[derive(Default)]
 struct List {
     /// It waits: only then it need be told.
@@ -112,7 +106,7 @@ struct KernelState {
     /// Events of the multiplexor's set.
     ready: VecDeque<usize>,
     listening: Vec<bool>,
-    rung: Vec<bool>,
+    notified: Vec<bool>,
     /// What an edge-triggered loop has not been told yet.
     announced: Vec<bool>,
     closed: bool,
@@ -120,7 +114,7 @@ struct KernelState {
 
 impl KernelState {
     fn is_readable(&self, index: usize) -> bool {
-        self.rung[index] || (self.listening[index] && !self.ready.is_empty())
+        self.notified[index] || (self.listening[index] && !self.ready.is_empty())
     }
 }
 
@@ -128,7 +122,7 @@ impl KernelState {
 struct Socket {
     index: usize,
     kernel: Arc<Kernel>,
-    settled: Arc<AtomicBool>,
+    told_nothing: Arc<AtomicBool>,
 }
 
 impl Poller for Socket {
@@ -147,9 +141,9 @@ impl Poller for Socket {
         self.kernel.changed.notify_all();
     }
 
-    fn ring(&self) {
+    fn notify(&self) {
         let mut state = self.kernel.state.lock().unwrap();
-        if !std::mem::replace(&mut state.rung[self.index], true) {
+        if !std::mem::replace(&mut state.notified[self.index], true) {
             state.announced[self.index] = true;
         }
         drop(state);
@@ -162,13 +156,13 @@ impl World {
         let count = scenario.programs.len();
         let state = KernelState {
             listening: vec![false; count],
-            rung: vec![true; count],
+            notified: vec![true; count],
             announced: vec![true; count],
             ..KernelState::default()
         };
         Self {
             scenario,
-            herd: Herd::new(),
+            wait_set: WaitSet::new(),
             kernel: Arc::new(Kernel { state: Mutex::new(state), changed: Condvar::new() }),
             sleepers: AtomicUsize::new(0),
             received: Mutex::default(),
@@ -216,7 +210,7 @@ impl World {
 
     /// The thread of a program.
     fn program(&self, index: usize) {
-        let socket = Socket { index, kernel: Arc::clone(&self.kernel), settled: Arc::new(AtomicBool::new(false)) };
+        let socket = Socket { index, kernel: Arc::clone(&self.kernel), told_nothing: Arc::new(AtomicBool::new(false)) };
         let program = self.scenario.programs[index];
         while self.wait(index) {
             self.wakes.fetch_add(1, Ordering::SeqCst);
@@ -225,7 +219,7 @@ impl World {
                 Program::Drains | Program::TakesOne => {}
                 Program::NeverComes => return,
                 Program::Leaves => {
-                    self.herd.leave(&socket, || self.uncount());
+                    self.wait_set.leave(&socket, || self.uncount());
                     return;
                 }
             }
@@ -249,22 +243,22 @@ impl World {
 
     /// `MessageSocket::try_recv`.
     fn try_recv(&self, socket: &Socket) -> bool {
-        if socket.settled.load(Ordering::SeqCst)
-            && socket.settled.swap(false, Ordering::SeqCst)
-            && self.herd.come(socket, || self.uncount())
+        if socket.told_nothing.load(Ordering::SeqCst)
+            && socket.told_nothing.swap(false, Ordering::SeqCst)
+            && self.wait_set.come(socket, || self.uncount())
         {
             self.hurry();
         }
         let event = self.kernel.state.lock().unwrap().ready.pop_front();
         if let Some(number) = event {
-            self.herd.let_go(socket);
+            self.wait_set.yield_lead(socket);
             self.work_on(number);
             return true;
         }
         // `MessageSocket::fall_asleep`.
-        self.kernel.state.lock().unwrap().rung[socket.index] = false;
-        socket.settled.store(true, Ordering::SeqCst);
-        let (_, watch) = self.herd.sleep(socket, || {
+        self.kernel.state.lock().unwrap().notified[socket.index] = false;
+        socket.told_nothing.store(true, Ordering::SeqCst);
+        let (_, watch) = self.wait_set.sleep(socket, || {
             self.sleepers.fetch_add(1, Ordering::SeqCst);
             true
         });
@@ -288,7 +282,7 @@ impl World {
         assert!(self.sleepers.fetch_sub(1, Ordering::SeqCst) > 0, "more awake than slept");
     }
 
-    /// `Keeper::hurry`.
+    /// `TimerThread::hurry`.
     fn hurry(&self) {
         let mut list = self.list.lock().unwrap();
         if list.waits {
@@ -299,22 +293,22 @@ impl World {
         }
     }
 
-    /// `Keeper::run`, as far as it looks after event loops. Its time passes as the schedule says.
+    /// `TimerThread::run`, as far as it looks after event loops. Its time passes as the schedule says.
     fn keep(&self) {
         loop {
             let is_ready = || !self.kernel.state.lock().unwrap().ready.is_empty();
-            let look = self.herd.look(is_ready, || self.uncount());
+            let next = self.wait_set.check(is_ready, || self.uncount());
             let mut list = self.list.lock().unwrap();
             if list.stop {
                 return;
             }
-            if look.again || (self.herd.is_watched() && !look.watch) {
+            if next.soon || (self.wait_set.is_watched() && !next.when_ready) {
                 drop(list);
                 thread::yield_now();
                 continue;
             }
             list.waits = true;
-            if look.watch {
+            if next.when_ready {
                 drop(list);
                 let mut state = self.kernel.state.lock().unwrap();
                 while state.ready.is_empty() && !state.closed && !self.list.lock().unwrap().hurried {
@@ -341,9 +335,9 @@ impl World {
         let mut received = self.received.lock().unwrap().clone();
         received.sort_unstable();
         assert!(received.iter().copied().eq(0..self.scenario.messages), "{received:?}");
-        let (sleepers, asleep) = (self.sleepers.load(Ordering::SeqCst), self.herd.asleep());
+        let (sleepers, asleep) = (self.sleepers.load(Ordering::SeqCst), self.wait_set.asleep());
         assert_eq!(sleepers, asleep, "counted as sleepers, and asleep");
-        if self.scenario.one_by_one && !self.scenario.keeper {
+        if self.scenario.one_by_one && !self.scenario.timer {
             let wakes = self.wakes.load(Ordering::SeqCst);
             assert_eq!(wakes, self.scenario.messages, "loops told");
         }

@@ -1,5 +1,5 @@
-//! The multiplexor's scheduler, runs, hand, herd, baton and out-queue, compiled against primitives that try one schedule
-//! of their threads after the other.
+//! The multiplexor's scheduler, batches, leases, wait set, combining lock and out-queue, compiled against primitives that
+//! try one schedule of their threads after the other.
 //!
 //! The files of `ksf-mux` are compiled here unchanged; only `crate::sync` differs. Each module of scenarios plays what
 //! surrounds them (workers, epoll, sockets) with few threads and few messages, and checks rules that must hold in every
@@ -7,9 +7,9 @@
 //!
 //! | module | rules |
 //! |---|---|
-//! | [`queue`] | every message is taken once; nothing waits in a queue while a worker sleeps and nobody looks; at most one wake-up per entry; runs of messages, also taken back by the keeper from the middle of a grant; lanes and classes |
-//! | [`event_loops`] | one event loop hears of an event; nothing waits while a program does, whoever does not come |
-//! | [`announcements`] | work follows every announcement, on one thread at a time |
+//! | [`queue`] | every message is taken once; nothing waits in a queue while a worker sleeps and no other looks; at most one wake-up per entry; batches of messages, also revoked by the timer thread from the middle of a grant; ordered queues and classes |
+//! | [`event_loops`] | one event loop is told of an event; nothing waits while a program does, whichever does not come |
+//! | [`combining`] | work follows every request for it, on one thread at a time |
 //! | [`sending`] | bytes leave whole, in order, once; what is not sent is returned or refused, once |
 //!
 //! A worker that should have been woken shows as a deadlock, which [shuttle] reports as a failure with its schedule.
@@ -17,43 +17,43 @@
 //! `KSF_EXPLORE_FACTOR=100` tries a hundred times as many.
 //!
 //! What this does not show: shuttle interleaves whole operations, as if every access were sequentially consistent. The
-//! scheduler, the baton and the out-queue use `SeqCst` where they rely on that; a weaker order would go unnoticed here.
-//! The hand's grants rely on a pair of barriers instead, which are nothing here (the hand's own tests meet them on real
-//! CPUs). Schedules are sampled (uniformly, and by PCT with few preemptions), not enumerated.
+//! scheduler, the combining lock and the out-queue use `SeqCst` where they rely on that; a weaker order would go unnoticed here.
+//! The grants of a lease rely on a pair of barriers instead, which are nothing here (the lease's own tests meet them on
+//! real CPUs). Schedules are sampled (uniformly, and by PCT with few preemptions), not enumerated.
 
 #![forbid(unsafe_code)]
 // A test build would also build the unit tests of the borrowed files, which are written for real threads.
 #![cfg(not(test))]
 
 #[allow(dead_code, reason = "borrowed whole; the scenarios use a part")]
-#[path = "../../../mux/ksf-mux/src/baton.rs"]
-mod baton;
+#[path = "../../../mux/ksf-mux/src/batch.rs"]
+mod batch;
 #[allow(dead_code, reason = "borrowed whole; the scenarios use a part")]
-#[path = "../../../mux/ksf-mux/src/hand.rs"]
-mod hand;
+#[path = "../../../mux/ksf-mux/src/combining_lock.rs"]
+mod combining_lock;
 #[allow(dead_code, reason = "borrowed whole; the scenarios use a part")]
-#[path = "../../../mux/ksf-mux/src/herd.rs"]
-mod herd;
+#[path = "../../../mux/ksf-mux/src/lease.rs"]
+mod lease;
 #[allow(dead_code, unreachable_pub, reason = "borrowed whole; the scenarios use a part")]
 #[path = "../../../mux/ksf-mux/src/options.rs"]
 mod options;
 #[allow(dead_code, unreachable_pub, reason = "borrowed whole; the scenarios use a part")]
-#[path = "../../../mux/ksf-mux/src/outbox.rs"]
-mod outbox;
-#[allow(dead_code, reason = "borrowed whole; the scenarios use a part")]
-#[path = "../../../mux/ksf-mux/src/run.rs"]
-mod run;
+#[path = "../../../mux/ksf-mux/src/out_queue.rs"]
+mod out_queue;
 #[allow(dead_code, unreachable_pub, reason = "borrowed whole; the scenarios use a part")]
 #[path = "../../../mux/ksf-mux/src/scheduler.rs"]
 mod scheduler;
+#[allow(dead_code, reason = "borrowed whole; the scenarios use a part")]
+#[path = "../../../mux/ksf-mux/src/wait_set.rs"]
+mod wait_set;
 
-pub mod announcements;
+pub mod combining;
 mod epoll;
 pub mod event_loops;
-mod own;
 pub mod queue;
 pub mod sending;
 mod sync;
+mod worker_state;
 
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner};

@@ -7,39 +7,39 @@ use std::collections::VecDeque;
 
 use shuttle::thread;
 
-use crate::baton::Baton;
+use crate::batch::MessageBatch;
+use crate::combining_lock::CombiningLock;
 use crate::epoll::{Epoll, Event};
-use crate::own::{InPlace, Keeper, Message, Own};
-use crate::run::Run;
-use crate::scheduler::{Lane, Scheduler, Source, Take, Worker};
+use crate::scheduler::{OrderedQueue, Scheduler, Source, Take, Worker};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Condvar, Mutex, Ordering};
+use crate::worker_state::{InPlaceBatch, Message, TimerThread, WorkerState};
 
 /// What is played.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
     /// Workers, each with a thread.
     pub workers: usize,
-    /// Most runs a worker takes at once.
+    /// Most batches a worker takes at once.
     pub want: usize,
-    /// Most messages of one read that travel together, as a run.
-    pub run_len: usize,
-    /// Workers work on runs where they lie, as those of a service do.
+    /// Most messages of one read that travel together, as a batch.
+    pub batch_len: usize,
+    /// Workers work on batches where they lie, as those of a service do.
     pub in_place: bool,
-    /// There is a keeper, which gives to others what a worker that is held up has in its hand.
-    pub keeper: bool,
-    /// Messages of a run in place that a worker goes through without a lock.
+    /// There is a timer thread, which revokes the lease of a worker that is held up.
+    pub timer: bool,
+    /// Messages of a batch in place that a worker goes through without a lock.
     pub grant: usize,
     /// Peers send a message and wait for its answer before they let the work on the next one go on.
     pub one_by_one: bool,
     /// Messages of each connection, in bursts: each burst arrives at once.
     pub bursts: &'static [&'static [usize]],
-    /// Messages one read brings; a full read asks for another visit.
+    /// Messages one read brings; a full read asks for another one.
     pub read_messages: usize,
     /// Connections keep their order.
-    pub lanes: bool,
+    pub ordered: bool,
     /// Caps of classes; message `n` of a connection is of class `n % (caps + 1)`, the last of which is not capped.
     pub caps: &'static [usize],
-    /// Nobody is done with a message before so many are being worked on at once.
+    /// No worker is done with a message before so many are being worked on at once.
     pub together: usize,
     /// A thread stops the first worker: it takes no more messages, and gives back what it took.
     pub stop: Option<Stop>,
@@ -63,14 +63,14 @@ impl Scenario {
     pub const PLAIN: Self = Self {
         workers: 3,
         want: 1,
-        run_len: 1,
+        batch_len: 1,
         in_place: false,
-        keeper: false,
+        timer: false,
         grant: 1,
         one_by_one: false,
         bursts: &[],
         read_messages: 8,
-        lanes: false,
+        ordered: false,
         caps: &[],
         together: 1,
         stop: None,
@@ -78,7 +78,7 @@ impl Scenario {
         gives_back: false,
     };
 
-    /// Plays it and checks that every message was worked on once, in a lane in order and alone, in a class within its
+    /// Plays it and checks that every message was worked on once, in an ordered queue in order and alone, in a class within its
     /// cap, and that no more workers were woken than entries were queued.
     pub fn play(self) {
         let world = Arc::new(World::new(self));
@@ -96,15 +96,15 @@ impl Scenario {
             let world = Arc::clone(&world);
             threads.push(thread::spawn(move || world.disable()));
         }
-        let keeper = self.keeper.then(|| {
+        let timer = self.timer.then(|| {
             let world = Arc::clone(&world);
             thread::spawn(move || {
-                world.keeper.run(|left| world.wake(world.scheduler.give_back(left.into_iter())));
+                world.timer.run(|left| world.wake(world.scheduler.give_back(left.into_iter())));
             })
         });
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        world.keeper.stop();
-        let _ = keeper.map(|thread| thread.join().unwrap());
+        world.timer.stop();
+        let _ = timer.map(|thread| thread.join().unwrap());
         world.check();
     }
 }
@@ -114,7 +114,7 @@ struct World {
     scheduler: Scheduler<Arc<Connection>>,
     epoll: Epoll,
     connections: Vec<Arc<Connection>>,
-    keeper: Keeper,
+    timer: TimerThread,
     /// The first worker's side, for the thread that disables it.
     first: Mutex<Option<First>>,
     first_disabled: AtomicBool,
@@ -126,14 +126,14 @@ struct World {
     entries: AtomicUsize,
 }
 
-type First = (Arc<Worker<Arc<Connection>>>, Arc<Mutex<Own>>);
+type First = (Arc<Worker<Arc<Connection>>>, Arc<Mutex<WorkerState>>);
 
 pub(crate) struct Connection {
     index: usize,
     classes: usize,
     inbox: Mutex<VecDeque<u8>>,
-    reader: Baton<()>,
-    lane: Option<Lane<Run>>,
+    reader: CombiningLock<()>,
+    ordered_queue: Option<OrderedQueue<MessageBatch>>,
     /// Messages in the order in which they were begun.
     begun: Mutex<Vec<u8>>,
     busy: AtomicBool,
@@ -153,17 +153,17 @@ impl Connection {
 }
 
 impl Source for Arc<Connection> {
-    type Message = Run;
+    type Message = MessageBatch;
 
     fn is_same(&self, other: &Self) -> bool {
         Self::ptr_eq(self, other)
     }
 
-    fn lane(&self) -> Option<&Lane<Run>> {
-        self.lane.as_ref()
+    fn ordered_queue(&self) -> Option<&OrderedQueue<MessageBatch>> {
+        self.ordered_queue.as_ref()
     }
 
-    fn class(&self, message: &Run) -> Option<usize> {
+    fn class(&self, message: &MessageBatch) -> Option<usize> {
         // Where there are classes each message travels alone.
         let class = usize::from(message.chunk()[0]) % (self.classes + 1);
         (class < self.classes).then_some(class)
@@ -171,9 +171,9 @@ impl Source for Arc<Connection> {
 }
 
 /// A worker's side: a message socket.
-struct Me {
+struct WorkerSide {
     worker: Arc<Worker<Arc<Connection>>>,
-    own: Arc<Mutex<Own>>,
+    state: Arc<Mutex<WorkerState>>,
     busy: bool,
     /// It is the one that another thread may disable.
     can_be_disabled: bool,
@@ -187,8 +187,8 @@ impl World {
                 index,
                 classes: scenario.caps.len(),
                 inbox: Mutex::default(),
-                reader: Baton::new(()),
-                lane: scenario.lanes.then(Lane::default),
+                reader: CombiningLock::new(()),
+                ordered_queue: scenario.ordered.then(OrderedQueue::default),
                 begun: Mutex::default(),
                 busy: AtomicBool::new(false),
                 answered: Mutex::default(),
@@ -199,7 +199,7 @@ impl World {
             scheduler: Scheduler::new(scenario.caps),
             epoll: Epoll::default(),
             connections: scenario.bursts.iter().enumerate().map(connection).collect(),
-            keeper: Keeper::default(),
+            timer: TimerThread::default(),
             first: Mutex::new(None),
             first_disabled: AtomicBool::new(false),
             begun: Mutex::new(0),
@@ -230,10 +230,10 @@ impl World {
     /// `MessageSocket::set_receiving(false)`, by another thread than the worker's.
     fn disable(&self) {
         self.first_disabled.store(true, Ordering::SeqCst);
-        if let Some((worker, own)) = &*self.first.lock().unwrap() {
-            let mut own = own.lock().unwrap();
-            let wakes = self.scheduler.give_back(own.hand.take_all().into_iter()) + self.scheduler.yield_all(worker);
-            drop(own);
+        if let Some((worker, state)) = &*self.first.lock().unwrap() {
+            let mut state = state.lock().unwrap();
+            let wakes = self.scheduler.give_back(state.lease.revoke().into_iter()) + self.scheduler.yield_all(worker);
+            drop(state);
             self.wake(wakes);
         }
     }
@@ -241,107 +241,107 @@ impl World {
     /// The thread of a worker.
     fn work(&self, index: usize) {
         let worker = Arc::new(self.scheduler.join());
-        let own = Arc::new(Mutex::new(Own::new()));
-        self.keeper.workers.lock().unwrap().push(Arc::clone(&own));
+        let state = Arc::new(Mutex::new(WorkerState::new()));
+        self.timer.workers.lock().unwrap().push(Arc::clone(&state));
         let stop = self.scenario.stop.filter(|_| index == 0);
         let can_be_disabled = stop == Some(Stop::Disable);
         if can_be_disabled {
-            *self.first.lock().unwrap() = Some((Arc::clone(&worker), Arc::clone(&own)));
+            *self.first.lock().unwrap() = Some((Arc::clone(&worker), Arc::clone(&state)));
         }
         let gives_back = self.scenario.gives_back && index == 0;
-        let mut me = Me { worker, own, busy: false, can_be_disabled, gives_back };
+        let mut side = WorkerSide { worker, state, busy: false, can_be_disabled, gives_back };
         if self.scenario.in_place {
-            while let Some(run) = self.recv(&mut me, Own::begin_in_place) {
-                self.work_in_place(&me, &run);
+            while let Some(batch) = self.recv(&mut side, WorkerState::begin_in_place) {
+                self.work_in_place(&side, &batch);
             }
             return;
         }
-        while let Some(message) = self.recv(&mut me, Own::pop) {
-            self.work_on(&me, &message.connection, message.number, message.class);
+        while let Some(message) = self.recv(&mut side, WorkerState::pop) {
+            self.work_on(&side, &message.connection, message.number, message.class);
             message.connection.answer(&mut vec![message.number]);
             if stop == Some(Stop::Leave) {
-                self.leave(me, message);
+                self.leave(side, message);
                 return;
             }
-            if std::mem::take(&mut me.gives_back) {
-                let mut own = me.own.lock().unwrap();
-                let wakes = self.scheduler.give_back(own.hand.take_all().into_iter());
-                drop(own);
+            if std::mem::take(&mut side.gives_back) {
+                let mut state = side.state.lock().unwrap();
+                let wakes = self.scheduler.give_back(state.lease.revoke().into_iter());
+                drop(state);
                 self.wake(wakes);
             }
-            self.finish(Some(&me), &message.connection, 1, message.class);
+            self.finish(Some(&side), &message.connection, 1, message.class);
         }
     }
 
     /// `Worker::work` of a service.
-    fn work_in_place(&self, me: &Me, run: &InPlace) {
-        let connection = &run.source;
+    fn work_in_place(&self, side: &WorkerSide, batch: &InPlaceBatch) {
+        let connection = &batch.source;
         let (mut answers, mut done) = (Vec::new(), 0);
-        let mut grant = me.own.lock().unwrap().hand.grant();
-        while me.own.lock().unwrap().grant_more(run, self.scenario.grant, &mut answers, &mut grant) {
-            while let Some(place) = grant.next(|| me.own.lock().unwrap().hand.kept()) {
-                let number = run.chunk[place.start as usize];
-                self.work_on(me, connection, number, None);
+        let mut grant = side.state.lock().unwrap().lease.grant();
+        while side.state.lock().unwrap().grant_more(batch, self.scenario.grant, &mut answers, &mut grant) {
+            while let Some(place) = grant.next(|| side.state.lock().unwrap().lease.kept()) {
+                let number = batch.chunk[place.start as usize];
+                self.work_on(side, connection, number, None);
                 answers.push(number);
                 done += 1;
             }
         }
-        me.own.lock().unwrap().done_in_place(run);
+        side.state.lock().unwrap().done_in_place(batch);
         if done > 0 {
-            self.finish(Some(me), connection, done, None);
+            self.finish(Some(side), connection, done, None);
         }
     }
 
     /// `MessageSocket::recv_with`.
-    fn recv<R>(&self, me: &mut Me, next: impl Fn(&mut Own) -> Option<R>) -> Option<R> {
+    fn recv<R>(&self, side: &mut WorkerSide, next: impl Fn(&mut WorkerState) -> Option<R>) -> Option<R> {
         loop {
-            let mut own = me.own.lock().unwrap();
-            let found = if self.fill(me, &mut own) { next(&mut own) } else { None };
-            drop(own);
+            let mut state = side.state.lock().unwrap();
+            let found = if self.fill(side, &mut state) { next(&mut state) } else { None };
+            drop(state);
             if found.is_some() {
-                me.busy = true;
+                side.busy = true;
                 return found;
             }
             if self.epoll.is_closed() {
                 return None;
             }
-            if std::mem::take(&mut me.busy) && !self.is_disabled(me) {
+            if std::mem::take(&mut side.busy) && !self.is_disabled(side) {
                 let most = self.events_max();
-                let mut own = me.own.lock().unwrap();
-                self.handle(self.epoll.wait(most, false), me, &mut own);
+                let mut state = side.state.lock().unwrap();
+                self.handle(self.epoll.wait(most, false), side, &mut state);
                 continue;
             }
-            if self.is_disabled(me) {
+            if self.is_disabled(side) {
                 // What it was woken for, and what it read meanwhile, is for others.
-                let wakes = self.scheduler.yield_all(&me.worker) + self.scheduler.decline();
+                let wakes = self.scheduler.yield_all(&side.worker) + self.scheduler.decline();
                 self.entries.fetch_add(1, Ordering::SeqCst);
                 self.wake(wakes);
                 return None;
             }
-            self.wait(me);
+            self.wait(side);
         }
     }
 
     /// `MessageSocket::fill` and `take`.
-    fn fill(&self, me: &Me, own: &mut Own) -> bool {
-        if !own.hand.runs.is_empty() {
+    fn fill(&self, side: &WorkerSide, state: &mut WorkerState) -> bool {
+        if !state.lease.batches.is_empty() {
             return true;
         }
-        if self.is_disabled(me) {
+        if self.is_disabled(side) {
             return false;
         }
         loop {
-            match self.scheduler.take(&me.worker, self.scenario.want, &mut own.hand.runs) {
+            match self.scheduler.take(&side.worker, self.scenario.want, &mut state.lease.batches) {
                 Take::Nothing => return false,
-                Take::Visit(connection) => {
+                Take::Reread(connection) => {
                     let most = self.events_max();
-                    self.handle(self.epoll.wait(most, false), me, own);
-                    self.read(&connection, me, own);
+                    self.handle(self.epoll.wait(most, false), side, state);
+                    self.read(&connection, side, state);
                 }
                 Take::Messages => {
                     self.wake(self.scheduler.pass_on());
-                    if own.hand.messages() > 1 {
-                        self.keeper.come_by();
+                    if state.lease.messages() > 1 {
+                        self.timer.watch_leases();
                     }
                     return true;
                 }
@@ -350,18 +350,18 @@ impl World {
     }
 
     /// `Shared::wait`.
-    fn wait(&self, me: &Me) {
+    fn wait(&self, side: &WorkerSide) {
         let most = self.events_max();
         if !self.scheduler.sleep() {
-            // Somebody is in the middle of taking or moving what is queued.
+            // Another worker is in the middle of taking or moving what is queued.
             thread::yield_now();
             return;
         }
         let events = self.epoll.wait(most, true);
-        // Without the lock: somebody who disables this worker may have it.
+        // Without the lock: the thread that disables this worker may have it.
         self.scheduler.awake(self.signals(&events));
-        let mut own = me.own.lock().unwrap();
-        self.read_all(events, me, &mut own);
+        let mut state = side.state.lock().unwrap();
+        self.read_all(events, side, &mut state);
     }
 
     fn events_max(&self) -> usize {
@@ -369,19 +369,19 @@ impl World {
     }
 
     /// `Shared::poll`.
-    fn handle(&self, events: Vec<Event>, me: &Me, own: &mut Own) {
+    fn handle(&self, events: Vec<Event>, side: &WorkerSide, state: &mut WorkerState) {
         self.scheduler.note_signals(self.signals(&events));
-        self.read_all(events, me, own);
+        self.read_all(events, side, state);
     }
 
     fn signals(&self, events: &[Event]) -> usize {
         usize::from(events.contains(&Event::Signal) && self.take_signal())
     }
 
-    fn read_all(&self, events: Vec<Event>, me: &Me, own: &mut Own) {
+    fn read_all(&self, events: Vec<Event>, side: &WorkerSide, state: &mut WorkerState) {
         for event in events {
             if let Event::Readable(connection) = event {
-                self.read(&self.connections[connection], me, own);
+                self.read(&self.connections[connection], side, state);
             }
         }
     }
@@ -396,7 +396,7 @@ impl World {
     }
 
     /// `Shared::read`.
-    fn read(&self, connection: &Arc<Connection>, me: &Me, own: &mut Own) {
+    fn read(&self, connection: &Arc<Connection>, side: &WorkerSide, state: &mut WorkerState) {
         let mut wakes = 0;
         connection.reader.run(|()| {
             let mut inbox = connection.inbox.lock().unwrap();
@@ -406,12 +406,12 @@ impl World {
             if messages.is_empty() {
                 return;
             }
-            let runs = own.gather(messages, self.scenario.run_len);
-            self.entries.fetch_add(runs.len(), Ordering::SeqCst);
-            wakes += self.scheduler.push(Some(&me.worker), connection, runs);
+            let batches = state.gather(messages, self.scenario.batch_len);
+            self.entries.fetch_add(batches.len(), Ordering::SeqCst);
+            wakes += self.scheduler.push(Some(&side.worker), connection, batches);
             if count == self.scenario.read_messages {
                 self.entries.fetch_add(1, Ordering::SeqCst);
-                wakes += self.scheduler.push_visit(Some(&me.worker), Arc::clone(connection));
+                wakes += self.scheduler.push_reread(Some(&side.worker), Arc::clone(connection));
             }
         });
         self.wake(wakes);
@@ -425,12 +425,12 @@ impl World {
     }
 
     /// What a service does with a message.
-    fn work_on(&self, me: &Me, connection: &Connection, number: u8, class: Option<usize>) {
+    fn work_on(&self, side: &WorkerSide, connection: &Connection, number: u8, class: Option<usize>) {
         if let Some(class) = class {
             let before = self.running[class].fetch_add(1, Ordering::SeqCst);
             assert!(before < self.scenario.caps[class], "more of class {class} than its cap");
         }
-        if connection.lane.is_some() {
+        if connection.ordered_queue.is_some() {
             assert!(!connection.busy.swap(true, Ordering::SeqCst), "two of connection {} at once", connection.index);
         }
         connection.begun.lock().unwrap().push(number);
@@ -439,9 +439,9 @@ impl World {
         self.enough_begun.notify_all();
         while *begun < self.scenario.together {
             // In place the one that is worked on is still there.
-            let own = usize::from(self.scenario.in_place);
-            let bound = if self.scenario.keeper { own } else { me.own.lock().unwrap().hand.messages() };
-            assert_eq!(bound, own, "a batch was taken while others could have worked");
+            let state = usize::from(self.scenario.in_place);
+            let bound = if self.scenario.timer { state } else { side.state.lock().unwrap().lease.messages() };
+            assert_eq!(bound, state, "a batch was taken while others could have worked");
             begun = self.enough_begun.wait(begun).unwrap();
         }
         drop(begun);
@@ -458,9 +458,9 @@ impl World {
     }
 
     /// `Shared::finish`, by a worker that comes for the next message at once, or the drop of a message.
-    fn finish(&self, me: Option<&Me>, connection: &Arc<Connection>, messages: usize, class: Option<usize>) {
-        let worker = me.filter(|_| !self.scenario.dropped).map(|me| &*me.worker);
-        if class.is_some() || connection.lane.is_some() {
+    fn finish(&self, side: Option<&WorkerSide>, connection: &Arc<Connection>, messages: usize, class: Option<usize>) {
+        let worker = side.filter(|_| !self.scenario.dropped).map(|side| &*side.worker);
+        if class.is_some() || connection.ordered_queue.is_some() {
             self.wake(self.scheduler.finish(worker, connection, class));
         }
         if self.done.fetch_add(messages, Ordering::SeqCst) + messages == self.total() {
@@ -469,23 +469,23 @@ impl World {
     }
 
     /// The drop of a message socket, then that of the message it was used for.
-    fn leave(&self, me: Me, message: Message) {
-        let mut wakes = self.scheduler.give_back(me.own.lock().unwrap().hand.take_all().into_iter());
-        if let Some(worker) = Arc::into_inner(me.worker) {
+    fn leave(&self, side: WorkerSide, message: Message) {
+        let mut wakes = self.scheduler.give_back(side.state.lock().unwrap().lease.revoke().into_iter());
+        if let Some(worker) = Arc::into_inner(side.worker) {
             wakes += self.scheduler.leave(worker);
         }
         self.wake(wakes);
         self.finish(None, &message.connection, 1, message.class);
     }
 
-    fn is_disabled(&self, me: &Me) -> bool {
-        me.can_be_disabled && self.first_disabled.load(Ordering::SeqCst)
+    fn is_disabled(&self, side: &WorkerSide) -> bool {
+        side.can_be_disabled && self.first_disabled.load(Ordering::SeqCst)
     }
 
     fn check(&self) {
         for connection in &self.connections {
             let mut begun = connection.begun.lock().unwrap().clone();
-            if connection.lane.is_none() {
+            if connection.ordered_queue.is_none() {
                 begun.sort_unstable();
             }
             let total = self.scenario.bursts[connection.index].iter().sum::<usize>() as u8;
@@ -497,7 +497,7 @@ impl World {
         let requeues = !self.scenario.caps.is_empty()
             || self.scenario.gives_back
             || self.scenario.stop.is_some()
-            || self.scenario.keeper;
+            || self.scenario.timer;
         let (wakes, entries) = (self.wakes.load(Ordering::SeqCst), self.entries.load(Ordering::SeqCst));
         assert!(requeues || wakes <= entries, "{wakes} wake-ups for {entries} entries");
     }

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use shuttle::thread;
 
 use crate::options::MessageFraming;
-use crate::outbox::{Outbox, Sent, Transmit};
+use crate::out_queue::{OutQueue, Sent, Transmit};
 use crate::sync::{Arc, AtomicUsize, Mutex, Ordering};
 
 /// How sending ends.
@@ -79,31 +79,31 @@ pub fn accounts_for_every_message(end: End, room_bytes: usize, repeatable: bool)
     if let End::Broken(bytes) = end {
         socket.0.lock().unwrap().breaks_at = Some(bytes);
     }
-    let outbox = Arc::new(Outbox::new(Arc::clone(&socket)));
+    let out_queue = Arc::new(OutQueue::new(Arc::clone(&socket)));
     let failures = Arc::new(AtomicUsize::new(0));
-    let send = |outbox: &Outbox<Socket>, failures: &AtomicUsize| {
-        if matches!(outbox.send(), Sent::Failed(_)) {
+    let send = |out_queue: &OutQueue<Socket>, failures: &AtomicUsize| {
+        if matches!(out_queue.send(), Sent::Failed(_)) {
             failures.fetch_add(1, Ordering::SeqCst);
         }
     };
     let pushers: Vec<_> = (0..PUSHERS)
         .map(|pusher| {
-            let (outbox, failures) = (Arc::clone(&outbox), Arc::clone(&failures));
+            let (out_queue, failures) = (Arc::clone(&out_queue), Arc::clone(&failures));
             thread::spawn(move || {
                 let mut refused = Vec::new();
                 for message in 0..MESSAGES {
                     let bytes = body(pusher, message);
-                    if !outbox.push_movable(&framing(), &bytes, repeatable).unwrap() {
+                    if !out_queue.push_movable(&framing(), &bytes, repeatable).unwrap() {
                         refused.push(bytes.to_vec());
                     }
-                    send(&outbox, &failures);
+                    send(&out_queue, &failures);
                 }
                 refused
             })
         })
         .collect();
     let peer = {
-        let (socket, outbox, failures) = (Arc::clone(&socket), Arc::clone(&outbox), Arc::clone(&failures));
+        let (socket, out_queue, failures) = (Arc::clone(&socket), Arc::clone(&out_queue), Arc::clone(&failures));
         thread::spawn(move || {
             for _ in 0..(PUSHERS * MESSAGES * MESSAGE_BYTES).div_ceil(room_bytes) {
                 let mut buffer = socket.0.lock().unwrap();
@@ -111,17 +111,17 @@ pub fn accounts_for_every_message(end: End, room_bytes: usize, repeatable: bool)
                 let is_event = std::mem::take(&mut buffer.asked_for_room);
                 drop(buffer);
                 // As Shared::handle does for EPOLLOUT.
-                if is_event && outbox.is_blocked() {
-                    send(&outbox, &failures);
+                if is_event && out_queue.is_blocked() {
+                    send(&out_queue, &failures);
                 }
             }
         })
     };
     let ender = {
-        let outbox = Arc::clone(&outbox);
+        let out_queue = Arc::clone(&out_queue);
         thread::spawn(move || match end {
-            End::Stopped => Leftover { rest: outbox.stop().1, ..Leftover::default() },
-            End::Failed => Leftover::of(&outbox),
+            End::Stopped => Leftover { rest: out_queue.stop().1, ..Leftover::default() },
+            End::Failed => Leftover::of(&out_queue),
             End::Drained | End::Broken(_) => Leftover::default(),
         })
     };
@@ -130,9 +130,9 @@ pub fn accounts_for_every_message(end: End, room_bytes: usize, repeatable: bool)
     let mut leftover = ender.join().unwrap();
     if let End::Broken(_) = end {
         assert_eq!(failures.load(Ordering::SeqCst), 1, "a failure is told once");
-        leftover = Leftover::of(&outbox);
+        leftover = Leftover::of(&out_queue);
     }
-    assert_eq!(outbox.bytes(), 0, "bytes stay behind");
+    assert_eq!(out_queue.bytes(), 0, "bytes stay behind");
     let arrived = socket.0.lock().unwrap().arrived.clone();
     if end == End::Drained {
         assert_eq!(arrived.len(), PUSHERS * MESSAGES * MESSAGE_BYTES, "not everything was sent");
@@ -149,8 +149,8 @@ struct Leftover {
 }
 
 impl Leftover {
-    fn of(outbox: &Outbox<Socket>) -> Self {
-        let leftover = outbox.fail();
+    fn of(out_queue: &OutQueue<Socket>) -> Self {
+        let leftover = out_queue.fail();
         let movable = leftover.movable.into_iter().map(|(body, _)| body).collect();
         Self { movable, uncertain: leftover.uncertain, ..Self::default() }
     }

@@ -1,6 +1,6 @@
 //! The rules of the multiplexor's threads, in sampled schedules.
 
-use ksf_mux_explore::announcements;
+use ksf_mux_explore::combining;
 use ksf_mux_explore::event_loops;
 use ksf_mux_explore::explore;
 use ksf_mux_explore::queue::{Scenario, Stop};
@@ -9,10 +9,10 @@ use ksf_mux_explore::sending::{End, accounts_for_every_message};
 const PLAIN: Scenario = Scenario::PLAIN;
 
 #[test]
-fn every_announcement_is_followed_by_work() {
-    explore(30_000, || announcements::are_followed_by_work(2, 0));
-    explore(30_000, || announcements::are_followed_by_work(2, 1));
-    explore(20_000, || announcements::are_followed_by_work(3, 2));
+fn every_request_for_work_is_followed_by_work() {
+    explore(30_000, || combining::requests_are_followed_by_work(2, 0));
+    explore(30_000, || combining::requests_are_followed_by_work(2, 1));
+    explore(20_000, || combining::requests_are_followed_by_work(3, 2));
 }
 
 #[test]
@@ -40,21 +40,22 @@ fn batches_are_taken_once_and_only_while_all_are_busy() {
 }
 
 #[test]
-fn runs_are_worked_on_once() {
-    explore(10_000, || Scenario { run_len: 2, bursts: &[&[3, 2], &[4]], ..PLAIN }.play());
-    explore(10_000, || Scenario { run_len: 3, want: 2, bursts: &[&[4, 3], &[3]], read_messages: 4, ..PLAIN }.play());
-    explore(10_000, || Scenario { run_len: 3, bursts: &[&[4], &[2, 3]], in_place: true, ..PLAIN }.play());
-    explore(5_000, || Scenario { run_len: 2, want: 2, bursts: &[&[5], &[3]], in_place: true, ..PLAIN }.play());
+fn batches_are_worked_on_once() {
+    explore(10_000, || Scenario { batch_len: 2, bursts: &[&[3, 2], &[4]], ..PLAIN }.play());
+    explore(10_000, || Scenario { batch_len: 3, want: 2, bursts: &[&[4, 3], &[3]], read_messages: 4, ..PLAIN }.play());
+    explore(10_000, || Scenario { batch_len: 3, bursts: &[&[4], &[2, 3]], in_place: true, ..PLAIN }.play());
+    explore(5_000, || Scenario { batch_len: 2, want: 2, bursts: &[&[5], &[3]], in_place: true, ..PLAIN }.play());
 }
 
 #[test]
-fn runs_of_several_connections_are_worked_on_by_all_workers_at_once() {
-    // A run goes to one worker as a whole, the others are woken for the other runs.
+fn batches_of_several_connections_are_worked_on_by_all_workers_at_once() {
+    // A batch goes to one worker as a whole, the others are woken for the other batches.
     explore(10_000, || {
-        Scenario { run_len: 1, in_place: true, bursts: &[&[3]], together: 3, ..PLAIN }.play();
+        Scenario { batch_len: 1, in_place: true, bursts: &[&[3]], together: 3, ..PLAIN }.play();
     });
     explore(10_000, || {
-        Scenario { run_len: 2, in_place: true, bursts: &[&[2], &[2], &[2]], together: 3, keeper: true, ..PLAIN }.play();
+        Scenario { batch_len: 2, in_place: true, bursts: &[&[2], &[2], &[2]], together: 3, timer: true, ..PLAIN }
+            .play();
     });
 }
 
@@ -63,26 +64,26 @@ fn what_a_worker_that_is_held_up_has_goes_to_others() {
     // The first message of a run is not done before the ones behind it are begun.
     for in_place in [false, true] {
         explore(10_000, move || {
-            Scenario { in_place, run_len: 3, bursts: &[&[3]], together: 3, keeper: true, ..PLAIN }.play();
+            Scenario { in_place, batch_len: 3, bursts: &[&[3]], together: 3, timer: true, ..PLAIN }.play();
         });
         explore(10_000, move || {
-            Scenario { in_place, run_len: 2, want: 2, bursts: &[&[4], &[1]], together: 3, keeper: true, ..PLAIN }
+            Scenario { in_place, batch_len: 2, want: 2, bursts: &[&[4], &[1]], together: 3, timer: true, ..PLAIN }
                 .play();
         });
         explore(10_000, move || {
-            Scenario { in_place, run_len: 3, want: 3, bursts: &[&[3, 3], &[4]], keeper: true, ..PLAIN }.play();
+            Scenario { in_place, batch_len: 3, want: 3, bursts: &[&[3, 3], &[4]], timer: true, ..PLAIN }.play();
         });
     }
     explore(10_000, || {
         let stop = Some(Stop::Disable);
-        Scenario { run_len: 3, bursts: &[&[4], &[3]], together: 2, keeper: true, stop, ..PLAIN }.play();
+        Scenario { batch_len: 3, bursts: &[&[4], &[3]], together: 2, timer: true, stop, ..PLAIN }.play();
     });
 }
 
 #[test]
 fn a_grant_is_closed_at_a_message_that_both_agree_on() {
     for grant in [2, 3, 8] {
-        let granted = Scenario { in_place: true, grant, run_len: 3, keeper: true, ..PLAIN };
+        let granted = Scenario { in_place: true, grant, batch_len: 3, timer: true, ..PLAIN };
         // All of a run at once, by three workers, only after the grant of the first and the second were closed.
         explore(10_000, move || Scenario { bursts: &[&[3]], together: 3, ..granted }.play());
         explore(10_000, move || Scenario { bursts: &[&[3], &[2]], workers: 2, want: 2, ..granted }.play());
@@ -92,29 +93,29 @@ fn a_grant_is_closed_at_a_message_that_both_agree_on() {
 
 #[test]
 fn answers_of_a_worker_that_is_held_up_leave() {
-    let scenario = Scenario { in_place: true, one_by_one: true, keeper: true, ..PLAIN };
-    explore(10_000, move || Scenario { workers: 1, run_len: 2, bursts: &[&[2]], ..scenario }.play());
-    explore(10_000, move || Scenario { workers: 2, run_len: 3, bursts: &[&[3]], ..scenario }.play());
-    explore(10_000, move || Scenario { workers: 2, run_len: 2, bursts: &[&[2], &[2]], ..scenario }.play());
+    let scenario = Scenario { in_place: true, one_by_one: true, timer: true, ..PLAIN };
+    explore(10_000, move || Scenario { workers: 1, batch_len: 2, bursts: &[&[2]], ..scenario }.play());
+    explore(10_000, move || Scenario { workers: 2, batch_len: 3, bursts: &[&[3]], ..scenario }.play());
+    explore(10_000, move || Scenario { workers: 2, batch_len: 2, bursts: &[&[2], &[2]], ..scenario }.play());
 }
 
 #[test]
-fn lanes_keep_their_order() {
-    explore(10_000, || Scenario { lanes: true, bursts: &[&[2, 2], &[3]], ..PLAIN }.play());
-    explore(10_000, || Scenario { lanes: true, want: 3, bursts: &[&[2, 3], &[1]], dropped: true, ..PLAIN }.play());
-    explore(10_000, || Scenario { lanes: true, want: 3, bursts: &[&[4], &[1, 1]], gives_back: true, ..PLAIN }.play());
+fn ordered_queues_keep_their_order() {
+    explore(10_000, || Scenario { ordered: true, bursts: &[&[2, 2], &[3]], ..PLAIN }.play());
+    explore(10_000, || Scenario { ordered: true, want: 3, bursts: &[&[2, 3], &[1]], dropped: true, ..PLAIN }.play());
+    explore(10_000, || Scenario { ordered: true, want: 3, bursts: &[&[4], &[1, 1]], gives_back: true, ..PLAIN }.play());
 }
 
 #[test]
-fn lanes_are_worked_on_beside_each_other() {
-    explore(10_000, || Scenario { lanes: true, bursts: &[&[2], &[2], &[1]], together: 3, ..PLAIN }.play());
+fn ordered_queues_are_worked_on_beside_each_other() {
+    explore(10_000, || Scenario { ordered: true, bursts: &[&[2], &[2], &[1]], together: 3, ..PLAIN }.play());
 }
 
 #[test]
 fn classes_stay_within_their_caps_and_leave_nothing_parked() {
     explore(10_000, || Scenario { caps: &[1], bursts: &[&[4], &[2, 2]], ..PLAIN }.play());
     explore(10_000, || Scenario { caps: &[2, 1], want: 2, bursts: &[&[3, 3]], dropped: true, ..PLAIN }.play());
-    explore(10_000, || Scenario { caps: &[1], lanes: true, want: 2, bursts: &[&[3], &[2]], ..PLAIN }.play());
+    explore(10_000, || Scenario { caps: &[1], ordered: true, want: 2, bursts: &[&[3], &[2]], ..PLAIN }.play());
     explore(5_000, || Scenario { caps: &[1], want: 3, bursts: &[&[5]], gives_back: true, ..PLAIN }.play());
 }
 
@@ -132,7 +133,7 @@ fn what_a_stopped_worker_had_goes_to_others() {
     explore(10_000, || Scenario { want: 3, bursts: &[&[3], &[2]], stop: Some(Stop::Disable), ..PLAIN }.play());
     explore(10_000, || Scenario { want: 3, bursts: &[&[3], &[2]], stop: Some(Stop::Leave), ..PLAIN }.play());
     explore(10_000, || {
-        Scenario { want: 3, lanes: true, bursts: &[&[3], &[2]], stop: Some(Stop::Leave), ..PLAIN }.play();
+        Scenario { want: 3, ordered: true, bursts: &[&[3], &[2]], stop: Some(Stop::Leave), ..PLAIN }.play();
     });
 }
 
@@ -161,7 +162,7 @@ const LOOPS: event_loops::Scenario = event_loops::Scenario::PLAIN;
 fn one_event_loop_is_told_of_a_message() {
     for edge in [false, true] {
         explore(3_000, move || {
-            event_loops::Scenario { edge, one_by_one: true, keeper: false, ..LOOPS }.play();
+            event_loops::Scenario { edge, one_by_one: true, timer: false, ..LOOPS }.play();
         });
     }
 }
@@ -169,7 +170,7 @@ fn one_event_loop_is_told_of_a_message() {
 #[test]
 fn messages_that_come_together_go_to_all_event_loops() {
     for edge in [false, true] {
-        explore(3_000, move || event_loops::Scenario { edge, together: 3, keeper: false, ..LOOPS }.play());
+        explore(3_000, move || event_loops::Scenario { edge, together: 3, timer: false, ..LOOPS }.play());
         explore(3_000, move || event_loops::Scenario { edge, together: 3, ..LOOPS }.play());
         explore(2_000, move || event_loops::Scenario { edge, messages: 6, together: 3, ..LOOPS }.play());
     }

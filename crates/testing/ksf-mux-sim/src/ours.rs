@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use ksf_mux::scheduler::{BatchSize, Lane, Scheduler, Source, Take, Taken, Worker};
+use ksf_mux::scheduler::{CostEstimate, OrderedQueue, Scheduler, Source, Take, Taken, Worker};
 
 use crate::clock::Clock;
 use crate::{Arrivals, Costs, Record};
@@ -15,7 +15,7 @@ const EVENTS_MAX: usize = 16;
 
 struct Connection {
     index: usize,
-    lane: Option<Lane<Message>>,
+    ordered_queue: Option<OrderedQueue<Message>>,
 }
 
 #[derive(Clone, Copy)]
@@ -31,8 +31,8 @@ impl Source for Handle {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    fn lane(&self) -> Option<&Lane<Message>> {
-        self.0.lane.as_ref()
+    fn ordered_queue(&self) -> Option<&OrderedQueue<Message>> {
+        self.0.ordered_queue.as_ref()
     }
 
     fn class(&self, message: &Message) -> Option<usize> {
@@ -65,10 +65,10 @@ enum Ready {
     Connection(usize),
 }
 
-struct Own {
+struct WorkerState {
     worker: Worker<Handle>,
-    hand: VecDeque<Taken<Handle>>,
-    size: BatchSize,
+    lease: VecDeque<Taken<Handle>>,
+    cost: CostEstimate,
     taken: usize,
     taken_at_ns: u64,
     working_on: Option<Taken<Handle>>,
@@ -82,7 +82,7 @@ struct World<'a> {
     scheduler: Scheduler<Handle>,
     connections: Vec<Handle>,
     inboxes: Vec<VecDeque<usize>>,
-    workers: Vec<Own>,
+    workers: Vec<WorkerState>,
     clock: Clock<Event>,
     /// The epoll instance: its ready list and who waits, the longest first.
     ready: VecDeque<Ready>,
@@ -99,10 +99,10 @@ pub(crate) fn play(
     record: &mut Record,
 ) {
     let scheduler = Scheduler::new(long_cap.as_slice());
-    let new_worker = |_| Own {
+    let new_worker = |_| WorkerState {
         worker: scheduler.join(),
-        hand: VecDeque::new(),
-        size: BatchSize::new(),
+        lease: VecDeque::new(),
+        cost: CostEstimate::new(),
         taken: 0,
         taken_at_ns: 0,
         working_on: None,
@@ -110,7 +110,7 @@ pub(crate) fn play(
         events_max: 1,
     };
     let workers: Vec<_> = (0..workers).map(new_worker).collect();
-    let connection = |index| Handle(Arc::new(Connection { index, lane: ordered.then(Lane::default) }));
+    let connection = |index| Handle(Arc::new(Connection { index, ordered_queue: ordered.then(OrderedQueue::default) }));
     let mut world = World {
         costs,
         arrivals,
@@ -163,7 +163,7 @@ impl World<'_> {
     /// `Shared::wait`, from where epoll_wait returns.
     fn woken(&mut self, worker: usize, now_ns: u64) {
         if self.ready.is_empty() {
-            // Somebody was quicker.
+            // Another worker was quicker.
             self.waiters.push_back(worker);
             return;
         }
@@ -219,10 +219,10 @@ impl World<'_> {
         let count = inbox.len().min(READ_MESSAGES);
         let jobs = &self.arrivals.jobs;
         let messages = inbox.drain(..count).map(|job| Message { job, long: jobs[job].long });
-        let (own, connection) = (&self.workers[worker].worker, &self.connections[connection]);
-        let mut wakes = self.scheduler.push(Some(own), connection, messages);
+        let (state, connection) = (&self.workers[worker].worker, &self.connections[connection]);
+        let mut wakes = self.scheduler.push(Some(state), connection, messages);
         if count == READ_MESSAGES {
-            wakes += self.scheduler.push_visit(Some(own), connection.clone());
+            wakes += self.scheduler.push_reread(Some(state), connection.clone());
         }
         self.wake(wakes, at_ns);
     }
@@ -235,37 +235,37 @@ impl World<'_> {
             self.wake(wakes, &mut at_ns);
         }
         let events_max = self.events_max();
-        let own = &mut self.workers[worker];
-        if let Some(taken) = own.hand.pop_front() {
+        let state = &mut self.workers[worker];
+        if let Some(taken) = state.lease.pop_front() {
             return self.work(worker, taken, at_ns, record);
         }
-        if own.taken > 0 {
-            own.size.observe(now_ns - own.taken_at_ns, std::mem::take(&mut own.taken));
+        if state.taken > 0 {
+            state.cost.observe(now_ns - state.taken_at_ns, std::mem::take(&mut state.taken));
         }
         at_ns += self.costs.queue_ns;
-        match self.scheduler.take(&own.worker, own.size.want(), &mut own.hand) {
+        match self.scheduler.take(&state.worker, state.cost.want(), &mut state.lease) {
             Take::Messages => {
-                own.taken = own.hand.len();
-                own.taken_at_ns = at_ns;
-                own.busy = true;
-                if let Some(first) = own.hand.pop_front() {
+                state.taken = state.lease.len();
+                state.taken_at_ns = at_ns;
+                state.busy = true;
+                if let Some(first) = state.lease.pop_front() {
                     let wakes = self.scheduler.pass_on();
                     self.wake(wakes, &mut at_ns);
                     self.work(worker, first, at_ns, record);
                 }
             }
-            Take::Visit(connection) => {
+            Take::Reread(connection) => {
                 // Others have their turn before one that always has more.
                 self.poll(worker, &mut at_ns);
                 self.read(worker, connection.0.index, &mut at_ns);
                 self.clock.plan(at_ns, Event::Step { worker });
             }
-            Take::Nothing if std::mem::take(&mut own.busy) => {
+            Take::Nothing if std::mem::take(&mut state.busy) => {
                 self.poll(worker, &mut at_ns);
                 self.clock.plan(at_ns, Event::Step { worker });
             }
             Take::Nothing => {
-                own.events_max = events_max;
+                state.events_max = events_max;
                 if !self.scheduler.sleep() {
                     self.clock.plan(at_ns, Event::Step { worker });
                 } else if self.ready.is_empty() {

@@ -101,7 +101,7 @@ fn equal_shares_of_cheap_messages_lose_little_to_pinned_connections() {
 }
 
 #[test]
-fn lanes_keep_their_order() {
+fn ordered_queues_keep_their_order() {
     let arrivals = Load { burst: 8, ..EVEN }.draw(4, 1);
     let in_order = |policy| {
         let spans = simulate(policy, 4, Costs::TYPICAL, &arrivals);

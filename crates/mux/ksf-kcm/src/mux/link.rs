@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 
 use ksf::output::SendBatch;
-use ksf_mux::backend::{Outbox, SendProgress, Transmit};
-use ksf_mux::{ConnectionError, ConnectionId, Limits, MessageFraming};
+use ksf_mux::backend::{OutQueue, SendProgress, Transmit};
+use ksf_mux::{ConnectionError, ConnectionId, MessageFraming, MuxLimits};
 use rustix::event::epoll;
 use rustix::io::Errno;
 
@@ -23,14 +23,14 @@ pub(super) struct Link {
     pub(super) id: ConnectionId,
     shared: Weak<Shared>,
     pub(super) framing: MessageFraming,
-    pub(super) limits: Limits,
+    pub(super) limits: MuxLimits,
     /// Until it is detached.
     tcp: RwLock<Option<Arc<Tcp>>>,
     /// Keeps the kernel's multiplexor, and receives nothing: there may be no message socket for a while.
     pub(super) root: KcmSocket,
     lanes: RwLock<Lanes>,
     pub(super) intake: Intake,
-    pub(super) outbox: Outbox<Tcp>,
+    pub(super) outbox: OutQueue<Tcp>,
     pub(super) progress: Mutex<SendProgress>,
     /// A batch waits until then, or until a message ends it.
     pub(super) batch_until: Mutex<Option<Instant>>,
@@ -121,7 +121,7 @@ impl Link {
         id: ConnectionId,
         shared: &Arc<Shared>,
         socket: OwnedFd,
-        (framing, limits): (MessageFraming, Limits),
+        (framing, limits): (MessageFraming, MuxLimits),
         root: KcmSocket,
         read_bytes: u64,
     ) -> Self {
@@ -135,7 +135,7 @@ impl Link {
             root,
             lanes: RwLock::default(),
             intake: Intake::new(read_bytes),
-            outbox: Outbox::new(tcp),
+            outbox: OutQueue::new(tcp),
             progress: Mutex::default(),
             batch_until: Mutex::default(),
             waiting_bytes: AtomicUsize::new(0),
@@ -293,7 +293,7 @@ impl Link {
 }
 
 /// Longest message on the wire.
-pub(super) fn wire_bytes_max(framing: &MessageFraming, limits: &Limits) -> usize {
+pub(super) fn wire_bytes_max(framing: &MessageFraming, limits: &MuxLimits) -> usize {
     let overhead = match framing {
         MessageFraming::Native(framing) => overhead_bytes(framing),
         _ => 0,

@@ -32,7 +32,7 @@ use ksf_bpf_framing::KernelProgram;
 use ksf_mux::backend::{EndCounts, Event, Events, Multiplexor, Sent, check_stream};
 use ksf_mux::kcm::{ConnectionStats, MuxStats};
 use ksf_mux::{
-    AttachError, ConnectionError, ConnectionId, Detached, Limits, MessageFraming, Options, SendError, SendOptions,
+    AttachError, ConnectionError, ConnectionId, Detached, MessageFraming, MuxLimits, MuxOptions, SendError, SendOptions,
 };
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::net::{AddressFamily, sockopt};
@@ -56,7 +56,7 @@ pub use self::socket::KernelSocket;
 pub struct KernelMux(Handle);
 
 struct Shared {
-    options: Options,
+    options: MuxOptions,
     programs: Mutex<Vec<(MessageFraming, Arc<KernelProgram>)>>,
     /// Message sockets. Whoever changes them, or which connections there are, holds this.
     members: Mutex<Members>,
@@ -137,7 +137,7 @@ impl KernelMux {
     ///
     /// Fails with what is missing: AF_KCM itself, the right to load the framing program, an end of messages
     /// ([`KcmError::NoProgram`]), or what AF_KCM cannot do ([`KcmError::Unsupported`]).
-    pub fn new(options: Options) -> Result<Self, KcmError> {
+    pub fn new(options: MuxOptions) -> Result<Self, KcmError> {
         // First: where it is missing, nothing else matters.
         KcmSocket::new()?;
         unsupported(&options)?;
@@ -181,7 +181,7 @@ impl KernelMux {
     /// Attaches a connected TCP socket, with the framing and limits of the multiplexor. Its SO_RCVBUF and SO_RCVTIMEO
     /// are set to what these need.
     pub fn attach(&self, socket: OwnedFd) -> Result<ConnectionId, AttachError> {
-        let Options { framing, limits, .. } = &self.0.0.options;
+        let MuxOptions { framing, limits, .. } = &self.0.0.options;
         self.0.0.attach(socket, framing.clone(), limits.clone())
     }
 
@@ -210,7 +210,7 @@ impl Multiplexor for KernelMux {
         &self,
         socket: OwnedFd,
         framing: MessageFraming,
-        limits: Limits,
+        limits: MuxLimits,
     ) -> Result<ConnectionId, AttachError> {
         unkept(&limits).map_err(refused)?;
         self.0.0.attach(socket, framing, limits)
@@ -290,7 +290,7 @@ impl fmt::Debug for KernelMux {
 }
 
 /// What AF_KCM cannot do.
-fn unsupported(options: &Options) -> Result<(), KcmError> {
+fn unsupported(options: &MuxOptions) -> Result<(), KcmError> {
     let refuse = |what| Err(KcmError::Unsupported { what });
     if options.ordering != ksf_mux::Ordering::Free {
         return refuse("messages of a connection one at a time, in order");
@@ -305,8 +305,8 @@ fn unsupported(options: &Options) -> Result<(), KcmError> {
 }
 
 /// Limits it does not keep.
-fn unkept(limits: &Limits) -> Result<(), KcmError> {
-    let usual = Limits::default();
+fn unkept(limits: &MuxLimits) -> Result<(), KcmError> {
+    let usual = MuxLimits::default();
     let refuse = |what| Err(KcmError::Unsupported { what });
     match limits {
         limits if limits.header_bytes_max != usual.header_bytes_max => refuse("header_bytes_max"),
@@ -353,7 +353,7 @@ impl Shared {
         self: &Arc<Self>,
         socket: OwnedFd,
         framing: MessageFraming,
-        limits: Limits,
+        limits: MuxLimits,
     ) -> Result<ConnectionId, AttachError> {
         check_stream(&socket)?;
         if sockopt::socket_domain(&socket) == Ok(AddressFamily::UNIX) {

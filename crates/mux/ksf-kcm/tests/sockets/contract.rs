@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ksf_kcm::{AnyMux, Backend};
 use ksf_mux::kcm::{
-    AttachOptions, Flags, KcmError, KcmSocket, Kind, NotAttached, Options, Received, Slot, proc_net_kcm,
+    AttachOptions, Flags, KcmOptions, KcmSocket, KcmSocketError, Kind, NotAttached, RecvBuffer, RecvInfo, proc_net_kcm,
     proc_net_kcm_stats,
 };
 use ksf_mux::{ConnectionError, ConnectionId};
@@ -87,7 +87,7 @@ impl Rows {
 }
 
 fn socket(backend: Backend, kind: Kind) -> Socket {
-    KcmSocket::on(open(backend, options()), kind, Options::default()).unwrap()
+    KcmSocket::on(open(backend, options()), kind, KcmOptions::default()).unwrap()
 }
 
 fn attached_with(socket: &Socket, receive_buffer: Option<usize>) -> Tcp {
@@ -120,9 +120,9 @@ fn outcome<T>(result: Result<T, i32>) -> String {
     result.map_or_else(name, |_| "ok".to_owned())
 }
 
-fn describe(buffer: &[u8], received: Result<Received, KcmError>) -> String {
+fn describe(buffer: &[u8], received: Result<RecvInfo, KcmSocketError>) -> String {
     match received {
-        Err(KcmError::WouldBlock) => "nothing".into(),
+        Err(KcmSocketError::WouldBlock) => "nothing".into(),
         Err(error) => name(error.errno()),
         Ok(received) => {
             let last = char::from(buffer[received.bytes - 1]);
@@ -243,7 +243,7 @@ fn many_at_once(backend: Backend, rows: &mut Rows) {
     arrives(&mux, tcp.id, 60);
     let mut buffers = [[0; 64]; 8];
     let mut parts: Vec<_> = buffers.iter_mut().map(|buffer| [IoSliceMut::new(buffer)]).collect();
-    let mut slots: Vec<_> = parts.iter_mut().map(|parts| Slot { parts, received: None }).collect();
+    let mut slots: Vec<_> = parts.iter_mut().map(|parts| RecvBuffer { parts, received: None }).collect();
     // The kernel may be at the last one still.
     mux.set_receive_timeout(Some(PATIENCE));
     let count = mux.recvmmsg(&mut slots[..5], Flags::NONE, None).unwrap();
@@ -370,7 +370,7 @@ fn several_connections(backend: Backend, rows: &mut Rows) {
     rows.add("SEQPACKET, sendmmsg of 10 and 11 with MSG_EOR in each", observed);
 
     for (flags, name) in [(Flags::NONE, "each pushed"), (Flags::BATCH, "all but the last with MSG_BATCH")] {
-        let mut patient = Options::default();
+        let mut patient = KcmOptions::default();
         patient.batch_timeout_ms = 60_000;
         let mux = KcmSocket::on(open(backend, options()), Kind::Dgram, patient).unwrap();
         let tcp = [attached(&mux), attached(&mux), attached(&mux), attached(&mux)];

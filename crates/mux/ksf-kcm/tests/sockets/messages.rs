@@ -379,7 +379,7 @@ fn reset(backend: Backend) {
 
 /// What AF_KCM cannot do is said, and what it does wrong does not pass for messages.
 pub(crate) fn on_af_kcm_alone(naive: &[u8]) {
-    let refused = |change: fn(&mut ksf_mux::Options)| {
+    let refused = |change: fn(&mut ksf_mux::MuxOptions)| {
         let mut options = options();
         change(&mut options);
         // Who leaves the choice gets what can do it.

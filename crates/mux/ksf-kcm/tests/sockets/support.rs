@@ -10,15 +10,15 @@ use ksf::framing::{Endian, Framing, LengthPrefix};
 use ksf_bpf_framing::{Builtin, FramingProgram};
 use ksf_kcm::{AnyMux, Backend};
 use ksf_mux::backend::Multiplexor;
-use ksf_mux::{ConnectionError, ConnectionId, Event, Options};
+use ksf_mux::{ConnectionError, ConnectionId, Event, MuxOptions};
 
 pub(crate) use crate::common::PATIENCE;
 
 /// A length of four bytes that counts itself, kept in the message.
 const PREFIX: LengthPrefix = LengthPrefix { offset: 0, width: 4, endian: Endian::Big, adjust: 0, strip: false };
 
-pub(crate) fn options() -> Options {
-    Options::new(Framing::LengthPrefix(PREFIX))
+pub(crate) fn options() -> MuxOptions {
+    MuxOptions::new(Framing::LengthPrefix(PREFIX))
 }
 
 /// The same as a framing program, which finds the message also in AF_KCM.
@@ -27,7 +27,7 @@ pub(crate) fn program() -> Arc<FramingProgram> {
     Arc::new(FramingProgram::builtin(&builtin, &ksf_bpf_framing::Options::default()).unwrap())
 }
 
-pub(crate) fn open(backend: Backend, options: Options) -> AnyMux {
+pub(crate) fn open(backend: Backend, options: MuxOptions) -> AnyMux {
     let mux = AnyMux::open(backend, options).unwrap();
     assert_eq!(mux.backend(), backend);
     mux

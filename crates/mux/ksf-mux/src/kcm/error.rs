@@ -44,11 +44,11 @@ impl NotAttached {
 /// A call on a message socket failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum KcmError {
+pub enum KcmSocketError {
     /// It would have to wait, or waited for its time.
     #[error("nothing to receive, or no room to send, within the time given")]
     WouldBlock,
-    /// There is no connection to send on. AF_KCM keeps the message for whoever is attached next: another client.
+    /// There is no connection to send on. AF_KCM keeps the message for the connection that is attached next: another client.
     #[error("no connection is attached that takes messages")]
     NotConnected,
     /// The connection that was to be answered is gone.
@@ -75,7 +75,7 @@ pub enum KcmError {
     System(#[from] io::Error),
 }
 
-impl KcmError {
+impl KcmSocketError {
     /// The error number AF_KCM gives, or would give.
     pub fn errno(&self) -> i32 {
         let errno = match self {
@@ -90,7 +90,7 @@ impl KcmError {
     }
 }
 
-impl From<RecvError> for KcmError {
+impl From<RecvError> for KcmSocketError {
     fn from(error: RecvError) -> Self {
         match error {
             RecvError::WouldBlock | RecvError::TimedOut(_) | RecvError::Disabled | RecvError::Stopped => {
@@ -102,7 +102,7 @@ impl From<RecvError> for KcmError {
     }
 }
 
-impl From<SendError> for KcmError {
+impl From<SendError> for KcmSocketError {
     fn from(error: SendError) -> Self {
         match error {
             SendError::Gone(connection) => Self::Gone(connection),

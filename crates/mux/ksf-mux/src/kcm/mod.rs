@@ -17,8 +17,8 @@ mod send;
 mod socket;
 mod stats;
 
-pub use error::{KcmError, NotAttached, OpenError};
+pub use error::{KcmSocketError, NotAttached, OpenError};
 pub use flags::Flags;
-pub use receive::{Received, Slot};
-pub use socket::{AttachOptions, KcmSocket, Kind, Options};
-pub use stats::{ConnectionStats, EndCounts, MuxStats, SocketStats, Stats, proc_net_kcm, proc_net_kcm_stats};
+pub use receive::{RecvBuffer, RecvInfo};
+pub use socket::{AttachOptions, KcmOptions, KcmSocket, Kind};
+pub use stats::{ConnectionStats, EndCounts, KcmStats, MuxStats, SocketStats, proc_net_kcm, proc_net_kcm_stats};

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::error::KcmError;
+use super::error::KcmSocketError;
 use super::flags::Flags;
 use super::socket::{KcmSocket, Kind, MessageOf, lock};
 use crate::backend::{Endpoint as _, Multiplexor, Received as _};
@@ -16,7 +16,7 @@ use crate::mux::ConnectionId;
 
 /// What a call received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Received {
+pub struct RecvInfo {
     /// Bytes in the buffers; with [`Flags::TRUNC`] in the call: bytes that were there.
     pub bytes: usize,
     /// [`Flags::EOR`] with the last byte of a message, [`Flags::TRUNC`] if some of it is dropped.
@@ -27,11 +27,11 @@ pub struct Received {
 
 /// Room for one message of several.
 #[derive(Debug)]
-pub struct Slot<'a, 'b> {
+pub struct RecvBuffer<'a, 'b> {
     /// Buffers, filled one after the other.
     pub parts: &'a mut [IoSliceMut<'b>],
     /// What was received into them.
-    pub received: Option<Received>,
+    pub received: Option<RecvInfo>,
 }
 
 /// A message that was received and is not done with.
@@ -73,12 +73,12 @@ impl Wait {
 
 impl<M: Multiplexor> KcmSocket<M> {
     /// `recvmsg`: the next message, or the next piece of one, into `parts`.
-    pub fn recvmsg(&self, parts: &mut [IoSliceMut<'_>], flags: Flags) -> Result<Received, KcmError> {
+    pub fn recvmsg(&self, parts: &mut [IoSliceMut<'_>], flags: Flags) -> Result<RecvInfo, KcmSocketError> {
         self.receive(parts, flags, Wait::new(flags, self.receive_timeout()))
     }
 
     /// `recv`: the same, into one buffer.
-    pub fn recv(&self, buffer: &mut [u8], flags: Flags) -> Result<Received, KcmError> {
+    pub fn recv(&self, buffer: &mut [u8], flags: Flags) -> Result<RecvInfo, KcmSocketError> {
         self.recvmsg(&mut [IoSliceMut::new(buffer)], flags)
     }
 
@@ -86,10 +86,10 @@ impl<M: Multiplexor> KcmSocket<M> {
     /// them, or for the first only ([`Flags::WAITFORONE`]), at most for `timeout` in all.
     pub fn recvmmsg(
         &self,
-        slots: &mut [Slot<'_, '_>],
+        slots: &mut [RecvBuffer<'_, '_>],
         flags: Flags,
         timeout: Option<Duration>,
-    ) -> Result<usize, KcmError> {
+    ) -> Result<usize, KcmSocketError> {
         let all = Wait::new(Flags::NONE, timeout);
         let mut now = flags;
         for (count, slot) in slots.iter_mut().enumerate() {
@@ -114,10 +114,10 @@ impl<M: Multiplexor> KcmSocket<M> {
 
     /// `splice`: up to `bytes_max` bytes of a message into a pipe or file. What is left of it is received or spliced
     /// next, whatever the type of the socket.
-    pub fn splice(&self, to: impl AsFd, bytes_max: usize, flags: Flags) -> Result<usize, KcmError> {
+    pub fn splice(&self, to: impl AsFd, bytes_max: usize, flags: Flags) -> Result<usize, KcmSocketError> {
         let mut held = self.front(Wait::new(flags, self.receive_timeout()))?;
         // The target may be slow: others need not wait for it.
-        let Some(mut front) = held.pop_front() else { return Err(KcmError::WouldBlock) };
+        let Some(mut front) = held.pop_front() else { return Err(KcmSocketError::WouldBlock) };
         drop(held);
         let rest = &front.message[front.at..];
         let written = rustix::io::write(to, &rest[..rest.len().min(bytes_max)]);
@@ -128,17 +128,17 @@ impl<M: Multiplexor> KcmSocket<M> {
             lock(&self.held).push_front(front);
             self.socket.announce();
         }
-        written.map_err(|errno| KcmError::System(errno.into()))
+        written.map_err(|errno| KcmSocketError::System(errno.into()))
     }
 
-    fn receive(&self, parts: &mut [IoSliceMut<'_>], flags: Flags, wait: Wait) -> Result<Received, KcmError> {
+    fn receive(&self, parts: &mut [IoSliceMut<'_>], flags: Flags, wait: Wait) -> Result<RecvInfo, KcmSocketError> {
         let mut held = self.front(wait)?;
-        let Some(front) = held.front_mut() else { return Err(KcmError::WouldBlock) };
+        let Some(front) = held.front_mut() else { return Err(KcmSocketError::WouldBlock) };
         let rest = &front.message[front.at..];
         let copied = scatter(rest, parts);
         let fits = copied == rest.len();
         let dgram = self.kind() == Kind::Dgram;
-        let mut received = Received {
+        let mut received = RecvInfo {
             bytes: if flags.contains(Flags::TRUNC) { rest.len() } else { copied },
             flags: if fits || dgram { Flags::EOR } else { Flags::NONE },
             connection: front.message.connection(),
@@ -160,7 +160,7 @@ impl<M: Multiplexor> KcmSocket<M> {
     }
 
     /// The messages held, with at least one.
-    pub(super) fn front(&self, wait: Wait) -> Result<HeldBy<'_, M>, KcmError> {
+    pub(super) fn front(&self, wait: Wait) -> Result<HeldBy<'_, M>, KcmSocketError> {
         loop {
             let held = lock(&self.held);
             if !held.is_empty() {
@@ -179,7 +179,7 @@ impl<M: Multiplexor> KcmSocket<M> {
         }
     }
 
-    fn wait_until_enabled(&self, wait: Wait) -> Result<(), KcmError> {
+    fn wait_until_enabled(&self, wait: Wait) -> Result<(), KcmSocketError> {
         let held = lock(&self.held);
         let disabled = |_: &mut VecDeque<Held<MessageOf<M>>>| !self.is_receiving();
         match wait.left() {
@@ -188,7 +188,7 @@ impl<M: Multiplexor> KcmSocket<M> {
                 let waited = self.enabled.wait_timeout_while(held, left, disabled);
                 let (_held, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
                 if timeout.timed_out() {
-                    return Err(KcmError::WouldBlock);
+                    return Err(KcmSocketError::WouldBlock);
                 }
             }
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use ksf_bpf_framing::FramingProgram;
 use rustix::net::sockopt::{self, Timeout};
 
-use super::error::{KcmError, NotAttached, OpenError};
+use super::error::{KcmSocketError, NotAttached, OpenError};
 use super::receive::Held;
 use super::send::Sending;
 use super::stats::SocketCounts;
@@ -18,7 +18,7 @@ use crate::backend::{Endpoint, Multiplexor};
 use crate::error::AttachError;
 use crate::monitor::Event;
 use crate::mux::{ConnectionId, Detached, Mux};
-use crate::options::{Limits, MessageFraming};
+use crate::options::{MessageFraming, MuxLimits};
 use crate::sync::Arc;
 
 /// The type of a message socket.
@@ -55,16 +55,16 @@ impl Kind {
 /// Set once, when the first socket of a multiplexor is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Options {
+pub struct KcmOptions {
     /// Longest time a message sent with `MSG_BATCH` waits for one without, in milliseconds. AF_KCM has no such limit.
     pub batch_timeout_ms: u64,
     /// Bounds of the multiplexor, and of connections where [`AttachOptions`] and the connection say nothing.
-    pub limits: Limits,
+    pub limits: MuxLimits,
 }
 
-impl Default for Options {
+impl Default for KcmOptions {
     fn default() -> Self {
-        Self { batch_timeout_ms: 1, limits: Limits::default() }
+        Self { batch_timeout_ms: 1, limits: MuxLimits::default() }
     }
 }
 
@@ -108,22 +108,22 @@ pub(super) type MessageOf<M> = <<M as Multiplexor>::Socket as Endpoint>::Message
 pub(super) struct Group<M> {
     pub(super) mux: M,
     kind: Kind,
-    pub(super) options: Options,
+    pub(super) options: KcmOptions,
     /// Attached connections by the cookie of their socket.
     attached: Mutex<HashMap<u64, ConnectionId>>,
     pub(super) sockets: Mutex<Vec<Weak<SocketCounts>>>,
     pub(super) unattach_reserved: AtomicU64,
-    /// Runs of messages that ended, and all that began, of sockets that are gone.
+    /// Batches of messages that ended, and all that began, of sockets that are gone.
     pub(super) reserved: AtomicU64,
     pub(super) unreserved: AtomicU64,
 }
 
 impl KcmSocket {
     /// The first socket of a new multiplexor.
-    pub fn new(kind: Kind, options: Options) -> std::io::Result<Self> {
+    pub fn new(kind: Kind, options: KcmOptions) -> std::io::Result<Self> {
         // Every connection brings its own program; this one is never asked.
         let never = ksf::framing::Framing::LengthPrefix(ksf::framing::LengthPrefix::big_endian(4));
-        let mut mux = crate::Options::new(never);
+        let mut mux = crate::MuxOptions::new(never);
         mux.limits = options.limits.clone();
         Self::on(Mux::new(mux)?, kind, options)
     }
@@ -131,8 +131,8 @@ impl KcmSocket {
 
 impl<M: Multiplexor> KcmSocket<M> {
     /// The first socket on this multiplexor, which has no connections yet.
-    pub fn on(mux: M, kind: Kind, options: Options) -> std::io::Result<Self> {
-        // AF_KCM keeps errors of connections until somebody asks; events are what asks here.
+    pub fn on(mux: M, kind: Kind, options: KcmOptions) -> std::io::Result<Self> {
+        // AF_KCM keeps errors of connections until the program asks; here they are events, kept from now on.
         let _ = mux.event_fd();
         Self::with_group(Arc::new(Group {
             mux,
@@ -176,7 +176,7 @@ impl<M: Multiplexor> KcmSocket<M> {
     }
 
     /// `SIOCKCMATTACH`: attaches a connection, with the program that cuts it. A duplicate of the descriptor is enough;
-    /// whoever keeps another one must not read from it.
+    /// a program that keeps another one must not read from it.
     pub fn attach(
         &self,
         socket: OwnedFd,
@@ -204,7 +204,7 @@ impl<M: Multiplexor> KcmSocket<M> {
     pub fn unattach(&self, connection: ConnectionId) -> Result<Detached, NotAttached> {
         let group = &self.group;
         let is_reserved = |counts: Weak<SocketCounts>| {
-            counts.upgrade().is_some_and(|counts| counts.run.load(Ordering::SeqCst) == connection.to_u64())
+            counts.upgrade().is_some_and(|counts| counts.batch.load(Ordering::SeqCst) == connection.to_u64())
         };
         let reserved = lock(&group.sockets).iter().cloned().any(is_reserved);
         let mut attached = lock(&group.attached);
@@ -290,13 +290,13 @@ impl<M: Multiplexor> KcmSocket<M> {
     }
 
     /// True if a receiving call will find a message. That message is kept for this socket.
-    pub fn is_readable(&self) -> Result<bool, KcmError> {
+    pub fn is_readable(&self) -> Result<bool, KcmSocketError> {
         match self.front(super::receive::Wait::Not) {
             Ok(_) => {
                 self.socket.announce();
                 Ok(true)
             }
-            Err(KcmError::WouldBlock) => Ok(false),
+            Err(KcmSocketError::WouldBlock) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -309,7 +309,7 @@ impl<M: Multiplexor> KcmSocket<M> {
 
 impl<M: Multiplexor> Drop for KcmSocket<M> {
     fn drop(&mut self) {
-        // What nobody has read goes to others; the rest of a message that was begun goes with this socket.
+        // What was not begun goes to others; the rest of a message that was begun goes with this socket.
         for held in lock(&self.held).drain(..).rev().filter(|held| held.at == 0) {
             self.socket.give_back(held.message);
         }

@@ -9,13 +9,13 @@ use rustix::io::Errno;
 
 use super::socket::{KcmSocket, lock};
 use crate::backend::Multiplexor;
+use crate::connection::{Connection, Counts};
 use crate::error::ConnectionError;
-use crate::link::{Counts, Link};
 use crate::mux::{ConnectionId, Mux};
 use crate::sync::Arc;
 
 /// No connection has this number.
-pub(super) const NO_RUN: u64 = u64::MAX;
+pub(super) const NO_BATCH: u64 = u64::MAX;
 
 /// Counters of one socket.
 #[derive(Debug)]
@@ -25,10 +25,10 @@ pub(super) struct SocketCounts {
     pub(super) rx_bytes: AtomicU64,
     pub(super) tx_messages: AtomicU64,
     pub(super) tx_bytes: AtomicU64,
-    /// Times a connection was taken for a message or a run of them.
+    /// Times a connection was taken for a message or a batch of them.
     pub(super) reserved: AtomicU64,
     /// The connection of an unfinished batch.
-    pub(super) run: AtomicU64,
+    pub(super) batch: AtomicU64,
 }
 
 impl SocketCounts {
@@ -41,7 +41,7 @@ impl SocketCounts {
             tx_messages: zero(),
             tx_bytes: zero(),
             reserved: zero(),
-            run: AtomicU64::new(NO_RUN),
+            batch: AtomicU64::new(NO_BATCH),
         }
     }
 }
@@ -118,7 +118,7 @@ impl EndCounts {
 
 /// One multiplexor, its sockets and its connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
+pub struct KcmStats {
     /// The multiplexor.
     pub mux: MuxStats,
     /// Its sockets.
@@ -225,7 +225,7 @@ impl Mux {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let sum = Counts::default();
         sum.add(&shared.counts.retired);
-        shared.all().iter().for_each(|link| sum.add(&link.counts));
+        shared.all().iter().for_each(|conn| sum.add(&conn.counts));
         let mut stats = MuxStats {
             rx_messages: load(&sum.rx_messages),
             rx_bytes: load(&sum.rx_bytes),
@@ -243,17 +243,17 @@ impl Mux {
 
     pub(crate) fn kcm_connection_stats(&self) -> Vec<ConnectionStats> {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let of = |link: &Arc<Link>| ConnectionStats {
-            connection: link.id,
-            rx_messages: load(&link.counts.rx_messages),
-            rx_bytes: load(&link.counts.rx_bytes),
-            tx_messages: load(&link.counts.tx_messages),
-            tx_bytes: load(&link.counts.tx_bytes),
-            waiting_messages: link.waiting_messages.load(Ordering::SeqCst),
-            waiting_bytes: link.waiting_bytes.load(Ordering::SeqCst) + link.unfinished_bytes.load(Ordering::SeqCst),
-            unsent_bytes: link.outbox.bytes(),
-            is_ended: link.error.get().is_some(),
-            is_paused: link.paused.load(Ordering::SeqCst),
+        let of = |conn: &Arc<Connection>| ConnectionStats {
+            connection: conn.id,
+            rx_messages: load(&conn.counts.rx_messages),
+            rx_bytes: load(&conn.counts.rx_bytes),
+            tx_messages: load(&conn.counts.tx_messages),
+            tx_bytes: load(&conn.counts.tx_bytes),
+            waiting_messages: conn.waiting_messages.load(Ordering::SeqCst),
+            waiting_bytes: conn.waiting_bytes.load(Ordering::SeqCst) + conn.unfinished_bytes.load(Ordering::SeqCst),
+            unsent_bytes: conn.out_queue.bytes(),
+            is_ended: conn.error.get().is_some(),
+            is_paused: conn.paused.load(Ordering::SeqCst),
         };
         self.shared().all().iter().map(of).collect()
     }
@@ -279,17 +279,17 @@ impl ConnectionStats {
 
 impl<M: Multiplexor> KcmSocket<M> {
     /// Counters of the multiplexor, now.
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> KcmStats {
         let group = &self.group;
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let sockets: Vec<_> = lock(&group.sockets).iter().filter_map(Weak::upgrade).collect();
-        let running = sockets.iter().filter(|counts| counts.run.load(Ordering::SeqCst) != NO_RUN).count() as u64;
+        let batches = sockets.iter().filter(|counts| counts.batch.load(Ordering::SeqCst) != NO_BATCH).count() as u64;
         let reserved = load(&group.reserved) + sockets.iter().map(|counts| load(&counts.reserved)).sum::<u64>();
-        Stats {
+        KcmStats {
             mux: MuxStats {
                 unattach_reserved: load(&group.unattach_reserved),
                 reserved,
-                unreserved: reserved.saturating_sub(running),
+                unreserved: reserved.saturating_sub(batches),
                 ..group.mux.kcm_stats()
             },
             sockets: sockets
@@ -300,7 +300,7 @@ impl<M: Multiplexor> KcmSocket<M> {
                     rx_bytes: load(&counts.rx_bytes),
                     tx_messages: load(&counts.tx_messages),
                     tx_bytes: load(&counts.tx_bytes),
-                    batch: Some(load(&counts.run)).filter(|run| *run != NO_RUN).map(ConnectionId::from_u64),
+                    batch: Some(load(&counts.batch)).filter(|batch| *batch != NO_BATCH).map(ConnectionId::from_u64),
                 })
                 .collect(),
             connections: group.mux.connection_stats(),
@@ -309,7 +309,7 @@ impl<M: Multiplexor> KcmSocket<M> {
 }
 
 /// The text of /proc/net/kcm for these multiplexors.
-pub fn proc_net_kcm(all: &[Stats]) -> String {
+pub fn proc_net_kcm(all: &[KcmStats]) -> String {
     let mut text = format!("*** KCM statistics ({} MUX) ****\n", all.len());
     let head = ["RX-Msgs", "RX-Bytes", "TX-Msgs", "TX-Bytes", "Recv-Q", "Rmem", "Send-Q", "Smem"];
     line(&mut text, "Object", head.map(String::from), "Status");
@@ -364,7 +364,7 @@ type Column = (&'static str, fn(&MuxStats) -> u64);
 
 /// The text of /proc/net/kcm_stats for these multiplexors together. Every number stands under its name: in AF_KCM
 /// those of Unattach and UnattchRsvd are exchanged.
-pub fn proc_net_kcm_stats(all: &[Stats]) -> String {
+pub fn proc_net_kcm_stats(all: &[KcmStats]) -> String {
     let sum = |field: fn(&MuxStats) -> u64| all.iter().map(|stats| field(&stats.mux)).sum::<u64>();
     let traffic: [Column; 4] = [
         ("RX-Msgs", |mux| mux.rx_messages),

@@ -1,9 +1,9 @@
 //! The multiplexor: connections on one side, message sockets on the other.
 //!
 //! There is no thread that reads for others. Workers that have nothing to do wait together for all connections; the
-//! kernel wakes one of them per connection that has bytes. It reads, cuts, works on the first message (or run of cheap
-//! ones) and leaves the others where any worker can take them; one sleeping worker is woken per run left. While all
-//! workers are busy nobody reads, and TCP slows the peers down.
+//! kernel wakes one of them per connection that has bytes. It reads, cuts, works on the first message (or batch of cheap
+//! ones) and leaves the others where any worker can take them; one sleeping worker is woken per batch left. While all
+//! workers are busy none reads, and TCP slows the peers down.
 
 mod ending;
 mod receiving;
@@ -19,18 +19,18 @@ use std::sync::{PoisonError, RwLock};
 use ksf::limits::Time;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
+use crate::connection::{Attachment, Connection};
 use crate::error::{AttachError, ConnectionError};
-use crate::herd::Herd;
-use crate::keeper::{self, Keeper};
-use crate::link::{Attachment, Link};
 use crate::monitor::{Event, Events};
-use crate::options::{Limits, MessageFraming, Options};
+use crate::options::{MessageFraming, MuxLimits, MuxOptions};
 use crate::pollable::Pollable;
 use crate::scheduler::Scheduler;
 use crate::socket::MessageSocket;
 use crate::sync::{Arc, Mutex};
+use crate::timer_thread::{self, TimerThread};
+use crate::wait_set::WaitSet;
 
-pub(crate) use receiving::{Me, Receiver};
+pub(crate) use receiving::{Receiver, WorkerCx};
 use table::Table;
 pub use table::check_stream;
 use waiting::SIGNAL;
@@ -84,14 +84,14 @@ pub struct Detached {
 
 /// What all handles share.
 pub(crate) struct Shared {
-    pub(crate) options: Options,
-    limits: RwLock<Arc<Limits>>,
-    pub(crate) scheduler: Scheduler<Arc<Link>>,
-    pub(crate) keeper: Keeper,
+    pub(crate) options: MuxOptions,
+    limits: RwLock<Arc<MuxLimits>>,
+    pub(crate) scheduler: Scheduler<Arc<Connection>>,
+    pub(crate) timer: TimerThread,
     pub(crate) events: Events,
     epoll: Arc<OwnedFd>,
     /// Message sockets that wait in event loops.
-    pub(crate) herd: Herd<Arc<Pollable>>,
+    pub(crate) wait_set: WaitSet<Arc<Pollable>>,
     /// Written to when sleepers are to wake; holds how many.
     signal: OwnedFd,
     table: RwLock<Table>,
@@ -101,7 +101,7 @@ pub(crate) struct Shared {
     pub(crate) reports: Mutex<std::collections::VecDeque<(ConnectionId, ConnectionError)>>,
     pub(crate) reports_wanted: AtomicUsize,
     users: AtomicUsize,
-    keeper_thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+    timer_handle: Mutex<Option<std::thread::JoinHandle<()>>>,
     stopped: AtomicBool,
     /// Whose turn it is for a message to any connection.
     pub(crate) turn: AtomicUsize,
@@ -119,7 +119,7 @@ pub(crate) struct MuxCounts {
     pub(crate) rx_pauses: AtomicU64,
     pub(crate) ends: crate::kcm::EndCounts,
     /// Of connections that are detached.
-    pub(crate) retired: crate::link::Counts,
+    pub(crate) retired: crate::connection::Counts,
 }
 
 /// Counts the users of a multiplexor: connections hold it, so references would never end.
@@ -142,7 +142,7 @@ impl Drop for Handle {
 
 impl Mux {
     /// A multiplexor without connections. Starts a thread that keeps time limits.
-    pub fn new(options: Options) -> std::io::Result<Self> {
+    pub fn new(options: MuxOptions) -> std::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let signal = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &signal, epoll::EventData::new_u64(SIGNAL), epoll::EventFlags::IN | epoll::EventFlags::ET)?;
@@ -150,24 +150,25 @@ impl Mux {
             scheduler: Scheduler::new(&options.class_caps),
             limits: RwLock::new(Arc::new(options.limits.clone())),
             options,
-            keeper: Keeper::new()?,
+            timer: TimerThread::new()?,
             events: Events::new()?,
             epoll: Arc::new(epoll),
-            herd: Herd::new(),
+            wait_set: WaitSet::new(),
             signal,
             table: RwLock::default(),
             memory: AtomicUsize::new(0),
             reports: Mutex::default(),
             reports_wanted: AtomicUsize::new(0),
             users: AtomicUsize::new(1),
-            keeper_thread: Mutex::default(),
+            timer_handle: Mutex::default(),
             stopped: AtomicBool::new(false),
             turn: AtomicUsize::new(0),
             counts: MuxCounts::default(),
         });
-        let keeper = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("ksf-mux-keeper".into()).spawn(move || Keeper::run(&keeper))?;
-        *shared.keeper_thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        let timer = Arc::clone(&shared);
+        let thread =
+            std::thread::Builder::new().name("ksf-mux-timer".into()).spawn(move || TimerThread::run(&timer))?;
+        *shared.timer_handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
         Ok(Self(Handle(shared)))
     }
 
@@ -207,8 +208,8 @@ impl Mux {
     /// Ends a connection and lets go of it at once.
     pub(crate) fn abort(&self, connection: ConnectionId, error: ConnectionError) {
         let shared = self.shared();
-        if let Some(link) = shared.find(connection) {
-            shared.end(&link, error);
+        if let Some(conn) = shared.find(connection) {
+            shared.end(&conn, error);
             drop(shared.detach(connection));
         }
     }
@@ -226,26 +227,26 @@ impl Mux {
 
     /// Queues a message for one connection and sends what TCP takes at once. Never waits.
     pub fn reply(&self, connection: ConnectionId, body: &[u8]) -> Result<(), crate::SendError> {
-        let link = self.shared().find(connection).ok_or(crate::SendError::Gone(connection))?;
-        self.shared().reply(&link, false, |tail| tail.extend_from_slice(body))
+        let conn = self.shared().find(connection).ok_or(crate::SendError::Gone(connection))?;
+        self.shared().reply(&conn, false, |tail| tail.extend_from_slice(body))
     }
 
     /// Replaces the limits, for connections that are attached, too.
-    pub fn set_limits(&self, limits: Limits) {
+    pub fn set_limits(&self, limits: MuxLimits) {
         let shared = self.shared();
         *shared.limits.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(limits);
         // Those that do nothing may have a time limit now.
-        shared.all().iter().for_each(|link| shared.keeper.look_after(link, keeper::IDLE));
+        shared.all().iter().for_each(|conn| shared.timer.schedule_check(conn, timer_thread::IDLE_TICK));
     }
 
     /// The limits now.
-    pub fn limits(&self) -> Arc<Limits> {
+    pub fn limits(&self) -> Arc<MuxLimits> {
         self.shared().limits()
     }
 
     /// Connections closed from this side whose peers may still read what was sent last.
     pub fn lingering(&self) -> usize {
-        self.shared().keeper.lingering()
+        self.shared().timer.lingering()
     }
 
     /// Bytes of messages that are not done with, and of those that have not arrived in full.
@@ -266,7 +267,7 @@ impl Mux {
 
     /// Connections attached.
     pub fn connections(&self) -> Vec<ConnectionId> {
-        self.shared().read_table().all.iter().map(|link| link.id).collect()
+        self.shared().read_table().all.iter().map(|conn| conn.id).collect()
     }
 
     /// The next event of a connection, if one waits. From the first call on events are kept.
@@ -293,7 +294,7 @@ impl fmt::Debug for Mux {
 }
 
 impl Shared {
-    pub(crate) fn limits(&self) -> Arc<Limits> {
+    pub(crate) fn limits(&self) -> Arc<MuxLimits> {
         Arc::clone(&self.limits.read().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -303,17 +304,17 @@ impl Shared {
 
     fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);
-        self.herd.ring_all(|| self.scheduler.awake(0));
+        self.wait_set.notify_all(|| self.scheduler.awake(0));
         self.wake(self.scheduler.wake_all());
     }
 
     /// The last user is gone.
     fn close(&self) {
-        self.keeper.stop();
+        self.timer.stop();
         // It holds connections: they are gone when this returns. It has no handle, so it is not the one that calls.
-        let thread = self.keeper_thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.timer_handle.lock().unwrap_or_else(PoisonError::into_inner).take();
         let _ = thread.map(std::thread::JoinHandle::join);
-        let all: Vec<_> = self.read_table().all.iter().map(|link| link.id).collect();
+        let all: Vec<_> = self.read_table().all.iter().map(|conn| conn.id).collect();
         for id in all {
             drop(self.detach(id));
         }

@@ -9,19 +9,19 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
 use super::{Shared, now};
+use crate::batch::{CutMessages, MessageBatch};
+use crate::connection::{Connection, Reader};
 use crate::error::ConnectionError;
-use crate::keeper;
-use crate::link::{Link, Reader};
-use crate::run::{Found, Run};
 use crate::scheduler::{Source, Worker};
 use crate::sync::Arc;
+use crate::timer_thread;
 
 /// What a thread needs to receive: slots and a list, kept for their memory.
 pub(crate) struct Receiver {
     pool: Pool,
-    found: Found,
-    runs: Vec<Run>,
-    /// Lists of places in a run, to be used again.
+    found: CutMessages,
+    batches: Vec<MessageBatch>,
+    /// Lists of places in a batch, to be used again.
     pub(crate) ranges: Vec<Vec<Range<u32>>>,
 }
 
@@ -33,10 +33,10 @@ impl Receiver {
     pub(crate) fn new() -> std::io::Result<Self> {
         let pool = Pool::new(Memory::Anonymous, Self::SLOT_BYTES, Self::SLOTS)
             .map_err(|error| std::io::Error::other(error.to_string()))?;
-        Ok(Self { pool, found: Found::default(), runs: Vec::new(), ranges: Vec::new() })
+        Ok(Self { pool, found: CutMessages::default(), batches: Vec::new(), ranges: Vec::new() })
     }
 
-    /// Receives what is there, up to a slot. Where all slots hold messages somebody keeps: into a block of its own.
+    /// Receives what is there, up to a slot. Where all slots hold messages that are kept: into a block of its own.
     fn receive(&mut self, socket: &OwnedFd) -> Result<(Chunk, bool), Errno> {
         match self.pool.take() {
             Some(mut slot) => {
@@ -57,39 +57,39 @@ impl Receiver {
 }
 
 /// The calling thread, as a worker.
-pub(crate) struct Me<'a> {
-    pub(crate) worker: Option<&'a Worker<Arc<Link>>>,
+pub(crate) struct WorkerCx<'a> {
+    pub(crate) worker: Option<&'a Worker<Arc<Connection>>>,
     pub(crate) receiver: &'a mut Receiver,
     /// How many messages may travel together.
-    pub(crate) run_len: usize,
+    pub(crate) batch_len: usize,
 }
 
 impl Shared {
     /// Reads a connection: a chunk, or until its end if that was announced.
-    pub(crate) fn read(self: &Arc<Self>, link: &Arc<Link>, me: &mut Me<'_>) {
+    pub(crate) fn read(self: &Arc<Self>, conn: &Arc<Connection>, cx: &mut WorkerCx<'_>) {
         let mut wakes = 0;
         let mut ended = None;
-        link.reader.run(|reader| {
+        conn.reader.run(|reader| {
             loop {
                 let Some(socket) = reader.socket.clone() else { return };
-                if link.error.get().is_some() || ended.is_some() {
+                if conn.error.get().is_some() || ended.is_some() {
                     return;
                 }
-                if link.doomed.load(Ordering::SeqCst) {
+                if conn.doomed.load(Ordering::SeqCst) {
                     reader.framer.take_unread();
-                    self.charge(link, 0);
+                    self.charge(conn, 0);
                     ended = Some(ConnectionError::MemoryLimit { limit: self.limits().mux_bytes_max });
                     return;
                 }
-                if link.is_full() {
+                if conn.is_full() {
                     self.counts.rx_pauses.fetch_add(1, Ordering::Relaxed);
-                    link.paused.store(true, Ordering::SeqCst);
+                    conn.paused.store(true, Ordering::SeqCst);
                     // What was in the way may have gone before the flag was up.
-                    if link.is_full() || !link.paused.swap(false, Ordering::SeqCst) {
+                    if conn.is_full() || !conn.paused.swap(false, Ordering::SeqCst) {
                         return;
                     }
                 }
-                match me.receiver.receive(&socket) {
+                match cx.receiver.receive(&socket) {
                     Ok((chunk, _)) if chunk.is_empty() => {
                         let bytes = reader.framer.unfinished_bytes();
                         ended = Some(match bytes {
@@ -99,18 +99,18 @@ impl Shared {
                         return;
                     }
                     Ok((chunk, full)) => {
-                        link.active_at.store(now().0, Ordering::Relaxed);
-                        let (more_wakes, error) = self.cut(link, reader, &chunk, me);
+                        conn.active_at.store(now().0, Ordering::Relaxed);
+                        let (more_wakes, error) = self.cut(conn, reader, &chunk, cx);
                         wakes += more_wakes;
                         ended = error;
                         if full && ended.is_none() {
                             // Others first: what is left is read when its turn comes.
-                            wakes += self.scheduler.push_visit(me.worker, Arc::clone(link));
+                            wakes += self.scheduler.push_reread(cx.worker, Arc::clone(conn));
                             return;
                         }
                         // Less than there was room for: everything is read. What comes later is another event, but
                         // an end that was announced already is not.
-                        if !link.hangup.load(Ordering::SeqCst) {
+                        if !conn.hangup.load(Ordering::SeqCst) {
                             return;
                         }
                     }
@@ -125,30 +125,30 @@ impl Shared {
         });
         self.wake(wakes);
         if let Some(error) = ended {
-            self.end(link, error);
+            self.end(conn, error);
         }
     }
 
     /// Cuts a chunk and queues its messages. Returns how many workers to wake.
     pub(super) fn cut(
         self: &Arc<Self>,
-        link: &Arc<Link>,
+        conn: &Arc<Connection>,
         reader: &mut Reader,
         chunk: &Chunk,
-        me: &mut Me<'_>,
+        cx: &mut WorkerCx<'_>,
     ) -> (usize, Option<ConnectionError>) {
-        let Receiver { found, runs, ranges, .. } = &mut *me.receiver;
+        let Receiver { found, batches, ranges, .. } = &mut *cx.receiver;
         let had_unfinished = reader.framer.unfinished_bytes() > 0;
-        let cut = reader.framer.push(chunk, now(), &link.limits(), found);
+        let cut = reader.framer.push(chunk, now(), &conn.limits(), found);
         let unfinished = if cut.is_ok() { reader.framer.unfinished_bytes() } else { 0 };
         if unfinished > 0 || had_unfinished {
-            self.charge(link, unfinished);
+            self.charge(conn, unfinished);
         }
         if unfinished > 0 {
             if reader.framer.needs_header() {
-                link.counts.rx_need_more.fetch_add(1, Ordering::Relaxed);
+                conn.counts.rx_need_more.fetch_add(1, Ordering::Relaxed);
             }
-            self.keeper.look_after(link, keeper::TIMED);
+            self.timer.schedule_check(conn, timer_thread::TIMEOUT_TICK);
             if self.memory.load(Ordering::SeqCst) > self.limits().mux_bytes_max {
                 self.relieve_memory();
             }
@@ -158,21 +158,21 @@ impl Shared {
         if count == 0 {
             return (0, cut.err());
         }
-        link.counts.rx_messages.fetch_add(count as u64, Ordering::Relaxed);
-        link.counts.rx_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        conn.counts.rx_messages.fetch_add(count as u64, Ordering::Relaxed);
+        conn.counts.rx_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         self.counts.rx_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        link.waiting_messages.fetch_add(count, Ordering::SeqCst);
-        link.waiting_bytes.fetch_add(bytes, Ordering::SeqCst);
+        conn.waiting_messages.fetch_add(count, Ordering::SeqCst);
+        conn.waiting_bytes.fetch_add(bytes, Ordering::SeqCst);
         self.memory.fetch_add(bytes, Ordering::SeqCst);
         // Where each is looked at by itself it also travels by itself.
-        let alone = self.options.classify.is_some() || link.lane().is_some();
-        found.gather(chunk, if alone { 1 } else { me.run_len }, ranges, runs);
-        (self.scheduler.push(me.worker, link, runs.drain(..)), cut.err())
+        let alone = self.options.classify.is_some() || conn.ordered_queue().is_some();
+        found.gather(chunk, if alone { 1 } else { cx.batch_len }, ranges, batches);
+        (self.scheduler.push(cx.worker, conn, batches.drain(..)), cut.err())
     }
 
     /// Notes how many bytes of an unfinished message a connection keeps.
-    pub(super) fn charge(&self, link: &Link, bytes: usize) {
-        let before = link.unfinished_bytes.swap(bytes, Ordering::SeqCst);
+    pub(super) fn charge(&self, conn: &Connection, bytes: usize) {
+        let before = conn.unfinished_bytes.swap(bytes, Ordering::SeqCst);
         if bytes > before {
             self.memory.fetch_add(bytes - before, Ordering::SeqCst);
         } else {
@@ -183,41 +183,41 @@ impl Shared {
     /// Dooms the connection that keeps most for an unfinished message.
     pub(super) fn relieve_memory(&self) {
         let table = self.read_table();
-        let hog = table.all.iter().max_by_key(|link| link.unfinished_bytes.load(Ordering::SeqCst)).cloned();
+        let hog = table.all.iter().max_by_key(|conn| conn.unfinished_bytes.load(Ordering::SeqCst)).cloned();
         drop(table);
         if let Some(hog) = hog
             && !hog.doomed.swap(true, Ordering::SeqCst)
         {
-            self.wake(self.scheduler.push_visit(None, hog));
+            self.wake(self.scheduler.push_reread(None, hog));
         }
     }
 
     /// Reads on where a connection was left alone because too much of it waited.
-    pub(crate) fn resume(&self, link: &Arc<Link>) {
-        if link.paused.load(Ordering::SeqCst) && !link.is_full() && link.paused.swap(false, Ordering::SeqCst) {
-            self.wake(self.scheduler.push_visit(None, Arc::clone(link)));
+    pub(crate) fn resume(&self, conn: &Arc<Connection>) {
+        if conn.paused.load(Ordering::SeqCst) && !conn.is_full() && conn.paused.swap(false, Ordering::SeqCst) {
+            self.wake(self.scheduler.push_reread(None, Arc::clone(conn)));
         }
     }
 
-    /// Messages are done with; several only where none is in a class or a lane. `worker`: the one that calls, if it
+    /// Messages are done with; several only where none is in a class or an ordered queue. `worker`: the one that calls, if it
     /// comes for another at once.
     pub(crate) fn finish(
         &self,
-        worker: Option<&Worker<Arc<Link>>>,
-        link: &Arc<Link>,
+        worker: Option<&Worker<Arc<Connection>>>,
+        conn: &Arc<Connection>,
         messages: usize,
         bytes: usize,
         class: Option<usize>,
     ) {
-        link.waiting_bytes.fetch_sub(bytes, Ordering::SeqCst);
+        conn.waiting_bytes.fetch_sub(bytes, Ordering::SeqCst);
         self.memory.fetch_sub(bytes, Ordering::SeqCst);
-        let left = link.waiting_messages.fetch_sub(messages, Ordering::SeqCst) - messages;
-        if class.is_some() || link.lane().is_some() {
-            self.wake(self.scheduler.finish(worker, link, class));
+        let left = conn.waiting_messages.fetch_sub(messages, Ordering::SeqCst) - messages;
+        if class.is_some() || conn.ordered_queue().is_some() {
+            self.wake(self.scheduler.finish(worker, conn, class));
         }
-        self.resume(link);
-        if left == 0 && link.error.get().is_some() {
-            self.settle(link);
+        self.resume(conn);
+        if left == 0 && conn.error.get().is_some() {
+            self.settle(conn);
         }
     }
 }

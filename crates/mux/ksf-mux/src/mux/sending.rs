@@ -7,109 +7,109 @@ use ksf::output::Output;
 use ksf::pool::Chunk;
 
 use super::{ConnectionId, Shared, now};
+use crate::connection::Connection;
 use crate::error::{ConnectionError, SendError};
-use crate::keeper;
-use crate::link::Link;
-use crate::outbox::Sent;
+use crate::out_queue::Sent;
 use crate::sync::Arc;
+use crate::timer_thread;
 
 impl Shared {
     /// Queues a message for a connection. `more`: others will follow from the same worker at once, so it may wait for
     /// them.
     pub(crate) fn reply(
         &self,
-        link: &Arc<Link>,
+        conn: &Arc<Connection>,
         more: bool,
         write: impl FnOnce(&mut Vec<u8>),
     ) -> Result<(), SendError> {
-        if link.detached.load(Ordering::SeqCst) {
-            return Err(SendError::Gone(link.id));
+        if conn.detached.load(Ordering::SeqCst) {
+            return Err(SendError::Gone(conn.id));
         }
-        if !link.outbox.push(&link.framing, write).map_err(SendError::Unframable)? {
-            return Err(SendError::Gone(link.id));
+        if !conn.out_queue.push(&conn.framing, write).map_err(SendError::Unframable)? {
+            return Err(SendError::Gone(conn.id));
         }
-        self.queued(link, more);
+        self.queued(conn, more);
         Ok(())
     }
 
     /// The same with a body that is sent from where it lies.
-    pub(crate) fn reply_chunk(&self, link: &Arc<Link>, more: bool, body: Chunk) -> Result<(), SendError> {
-        if link.detached.load(Ordering::SeqCst) {
-            return Err(SendError::Gone(link.id));
+    pub(crate) fn reply_chunk(&self, conn: &Arc<Connection>, more: bool, body: Chunk) -> Result<(), SendError> {
+        if conn.detached.load(Ordering::SeqCst) {
+            return Err(SendError::Gone(conn.id));
         }
-        if !link.outbox.push_chunk(&link.framing, body).map_err(SendError::Unframable)? {
-            return Err(SendError::Gone(link.id));
+        if !conn.out_queue.push_chunk(&conn.framing, body).map_err(SendError::Unframable)? {
+            return Err(SendError::Gone(conn.id));
         }
-        self.queued(link, more);
+        self.queued(conn, more);
         Ok(())
     }
 
     /// Queues what a service wrote for so many messages, framing included, to leave with what follows from the same
-    /// worker, or when the keeper finds that none does.
-    pub(crate) fn hold_framed(&self, link: &Arc<Link>, output: &mut Output, messages: u64) {
-        link.outbox.append(output);
-        link.counts.tx_messages.fetch_add(messages, Ordering::Relaxed);
-        self.cork(link);
+    /// worker, or when the timer thread finds that none does.
+    pub(crate) fn hold_framed(&self, conn: &Arc<Connection>, output: &mut Output, messages: u64) {
+        conn.out_queue.append(output);
+        conn.counts.tx_messages.fetch_add(messages, Ordering::Relaxed);
+        self.cork(conn);
     }
 
-    pub(super) fn cork(&self, link: &Arc<Link>) {
-        if !link.corked.load(Ordering::SeqCst) && !link.corked.swap(true, Ordering::SeqCst) {
-            self.keeper.look_after(link, keeper::CORK);
+    pub(super) fn cork(&self, conn: &Arc<Connection>) {
+        if !conn.corked.load(Ordering::SeqCst) && !conn.corked.swap(true, Ordering::SeqCst) {
+            self.timer.schedule_check(conn, timer_thread::TICK);
         }
     }
 
-    pub(crate) fn queued(&self, link: &Arc<Link>, more: bool) {
-        link.counts.tx_messages.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn queued(&self, conn: &Arc<Connection>, more: bool) {
+        conn.counts.tx_messages.fetch_add(1, Ordering::Relaxed);
         if more {
-            self.cork(link);
+            self.cork(conn);
         } else {
-            self.send(link);
+            self.send(conn);
         }
     }
 
     /// The same for a message that may wait for the next one for so long.
-    pub(crate) fn batched(&self, link: &Arc<Link>, wait: Duration) {
-        link.counts.tx_messages.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn batched(&self, conn: &Arc<Connection>, wait: Duration) {
+        conn.counts.tx_messages.fetch_add(1, Ordering::Relaxed);
         // Sent before there is too much of it: a connection that is full takes no message that would push it.
-        if wait.is_zero() || link.outbox.bytes() >= self.limits().out_queue_bytes_max / 2 {
-            return self.send(link);
+        if wait.is_zero() || conn.out_queue.bytes() >= self.limits().out_queue_bytes_max / 2 {
+            return self.send(conn);
         }
         let until = now().0.saturating_add(u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX));
         // The first message of a batch sets the time of all.
-        let first = link.batch_until_ns.compare_exchange(0, until, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        let first = conn.batch_until_ns.compare_exchange(0, until, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if first {
-            self.keeper.look_after(link, keeper::CORK.min(wait));
+            self.timer.schedule_check(conn, timer_thread::TICK.min(wait));
         }
     }
 
     /// Sends what TCP takes.
-    pub(crate) fn send(&self, link: &Arc<Link>) {
-        link.batch_until_ns.store(0, Ordering::SeqCst);
-        link.corked.store(false, Ordering::SeqCst);
-        link.corked_seen.store(false, Ordering::SeqCst);
-        match link.outbox.send() {
+    pub(crate) fn send(&self, conn: &Arc<Connection>) {
+        conn.batch_until_ns.store(0, Ordering::SeqCst);
+        conn.corked.store(false, Ordering::SeqCst);
+        conn.corked_seen.store(false, Ordering::SeqCst);
+        match conn.out_queue.send() {
             Sent::Elsewhere => {}
             Sent::All(bytes) => {
-                self.sent(link, bytes);
-                self.resume(link);
-                if link.error.get().is_some() {
-                    self.settle(link);
+                self.sent(conn, bytes);
+                self.resume(conn);
+                if conn.error.get().is_some() {
+                    self.settle(conn);
                 }
             }
             Sent::Blocked(bytes) => {
-                self.sent(link, bytes);
-                self.keeper.look_after(link, keeper::TIMED);
-                self.resume(link);
+                self.sent(conn, bytes);
+                self.timer.schedule_check(conn, timer_thread::TIMEOUT_TICK);
+                self.resume(conn);
             }
-            Sent::Failed(errno) => self.end(link, ConnectionError::Socket { errno }),
+            Sent::Failed(errno) => self.end(conn, ConnectionError::Socket { errno }),
         }
     }
 
-    pub(super) fn sent(&self, link: &Link, bytes: usize) {
+    pub(super) fn sent(&self, conn: &Connection, bytes: usize) {
         if bytes > 0 {
-            link.counts.tx_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+            conn.counts.tx_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
             self.counts.tx_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-            link.active_at.store(now().0, Ordering::Relaxed);
+            conn.active_at.store(now().0, Ordering::Relaxed);
         }
     }
 
@@ -120,13 +120,13 @@ impl Shared {
         repeatable: bool,
         but: Option<ConnectionId>,
     ) -> Result<(), SendError> {
-        let mut links = self.all();
-        links.retain(|link| Some(link.id) != but && link.error.get().is_none());
-        links.sort_by_key(|link| link.outbox.bytes());
-        for link in links {
-            let pushed = link.outbox.push_movable(&link.framing, body, repeatable);
+        let mut conns = self.all();
+        conns.retain(|conn| Some(conn.id) != but && conn.error.get().is_none());
+        conns.sort_by_key(|conn| conn.out_queue.bytes());
+        for conn in conns {
+            let pushed = conn.out_queue.push_movable(&conn.framing, body, repeatable);
             if pushed.map_err(SendError::Unframable)? {
-                self.queued(&link, false);
+                self.queued(&conn, false);
                 return Ok(());
             }
         }

@@ -10,11 +10,11 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use super::{ConnectionId, Detached, Shared};
+use crate::connection::{Attachment, Connection};
 use crate::error::AttachError;
-use crate::keeper;
-use crate::link::{Attachment, Link};
-use crate::options::{Limits, MessageFraming};
+use crate::options::{MessageFraming, MuxLimits};
 use crate::sync::Arc;
+use crate::timer_thread;
 
 /// Cookies of attached sockets, of all multiplexors of this process.
 static ATTACHED: std::sync::Mutex<Option<HashSet<u64>>> = std::sync::Mutex::new(None);
@@ -28,13 +28,13 @@ pub(crate) struct Table {
     places: Vec<Place>,
     free: Vec<u32>,
     /// Attached connections, in no order: messages for any connection go round here.
-    pub(crate) all: Vec<Arc<Link>>,
+    pub(crate) all: Vec<Arc<Connection>>,
 }
 
 #[derive(Default)]
 struct Place {
     generation: u32,
-    link: Option<Arc<Link>>,
+    conn: Option<Arc<Connection>>,
 }
 
 impl Shared {
@@ -55,7 +55,7 @@ impl Shared {
         framing: MessageFraming,
         ordering: crate::options::Ordering,
         attachment: Option<Attachment>,
-        limits: Option<Limits>,
+        limits: Option<MuxLimits>,
     ) -> Result<ConnectionId, AttachError> {
         let system = |step| move |errno: Errno| AttachError::System { step, source: errno.into() };
         check_stream(&socket)?;
@@ -77,15 +77,15 @@ impl Shared {
             table.places.len() as u32 - 1
         });
         let id = ConnectionId { index, generation: table.places[index as usize].generation };
-        let link = Arc::new(Link::new(id, Arc::clone(self), socket, framing, ordering, limits));
+        let conn = Arc::new(Connection::new(id, Arc::clone(self), socket, framing, ordering, limits));
         if let Some(attachment) = attachment {
-            let _ = link.attachment.set(attachment);
+            let _ = conn.attachment.set(attachment);
         }
-        table.places[index as usize].link = Some(Arc::clone(&link));
-        table.all.push(Arc::clone(&link));
-        // Found by workers from here on. What is there to read already is an event, too.
+        table.places[index as usize].conn = Some(Arc::clone(&conn));
+        table.all.push(Arc::clone(&conn));
+        // CutMessages by workers from here on. What is there to read already is an event, too.
         let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
-        let reader = link.reader.lock();
+        let reader = conn.reader.lock();
         let data = epoll::EventData::new_u64(id.to_u64());
         let added = reader.socket.as_ref().map_or(Ok(()), |socket| epoll::add(&self.epoll, socket, data, flags));
         drop(reader);
@@ -94,21 +94,21 @@ impl Shared {
             return Err(forget(system("epoll_ctl")(errno)));
         }
         self.counts.attach.fetch_add(1, Ordering::Relaxed);
-        if link.limits().idle_timeout_ms > 0 {
-            self.keeper.look_after(&link, keeper::IDLE);
+        if conn.limits().idle_timeout_ms > 0 {
+            self.timer.schedule_check(&conn, timer_thread::IDLE_TICK);
         }
         Ok(id)
     }
 
     pub(crate) fn detach(&self, connection: ConnectionId) -> Option<Detached> {
-        let link = self.table.write().unwrap_or_else(PoisonError::into_inner).remove(connection)?;
-        link.detached.store(true, Ordering::SeqCst);
-        let mut reader = link.reader.lock();
+        let conn = self.table.write().unwrap_or_else(PoisonError::into_inner).remove(connection)?;
+        conn.detached.store(true, Ordering::SeqCst);
+        let mut reader = conn.reader.lock();
         let socket = reader.socket.take();
         let unread = reader.framer.take_unread();
         drop(reader);
-        self.charge(&link, 0);
-        let (for_sending, unsent) = link.outbox.stop();
+        self.charge(&conn, 0);
+        let (for_sending, unsent) = conn.out_queue.stop();
         drop(for_sending);
         let socket = socket?;
         if let Ok(cookie) = sockopt::socket_cookie(&socket) {
@@ -116,27 +116,27 @@ impl Shared {
         }
         let _ = epoll::delete(&self.epoll, &socket);
         self.counts.unattach.fetch_add(1, Ordering::Relaxed);
-        self.counts.retired.add(&link.counts);
+        self.counts.retired.add(&conn.counts);
         // Both sides let go of it under their locks, so this is the last holder; a duplicate would do as well.
         let socket = Arc::try_unwrap(socket).or_else(|shared| shared.try_clone()).ok()?;
         Some(Detached { socket, unread, unsent, lost_bytes: 0 })
     }
 
-    pub(crate) fn find(&self, connection: ConnectionId) -> Option<Arc<Link>> {
+    pub(crate) fn find(&self, connection: ConnectionId) -> Option<Arc<Connection>> {
         let table = self.read_table();
         let place = table.places.get(connection.index as usize)?;
-        place.link.as_ref().filter(|link| link.id == connection).map(Arc::clone)
+        place.conn.as_ref().filter(|conn| conn.id == connection).map(Arc::clone)
     }
 
     /// The `at`-th connection, counted round.
-    pub(crate) fn nth(&self, at: usize) -> Option<(Arc<Link>, usize)> {
+    pub(crate) fn nth(&self, at: usize) -> Option<(Arc<Connection>, usize)> {
         let table = self.read_table();
         let count = table.all.len();
         (count > 0).then(|| (Arc::clone(&table.all[at % count]), count))
     }
 
     /// Every connection.
-    pub(crate) fn all(&self) -> Vec<Arc<Link>> {
+    pub(crate) fn all(&self) -> Vec<Arc<Connection>> {
         self.read_table().all.clone()
     }
 
@@ -146,14 +146,14 @@ impl Shared {
 }
 
 impl Table {
-    fn remove(&mut self, id: ConnectionId) -> Option<Arc<Link>> {
+    fn remove(&mut self, id: ConnectionId) -> Option<Arc<Connection>> {
         let place = self.places.get_mut(id.index as usize)?;
-        let link = place.link.take_if(|link| link.id == id)?;
+        let conn = place.conn.take_if(|conn| conn.id == id)?;
         // The signal's number is not given out, nor is any twice within four billion connections of one place.
         place.generation = (place.generation + 1) % (u32::MAX - 1);
         self.free.push(id.index);
-        self.all.retain(|other| !Arc::ptr_eq(other, &link));
-        Some(link)
+        self.all.retain(|other| !Arc::ptr_eq(other, &conn));
+        Some(conn)
     }
 }
 

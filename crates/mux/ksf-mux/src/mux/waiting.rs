@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-use super::{ConnectionId, Me, Shared};
+use super::{ConnectionId, Shared, WorkerCx};
 use crate::sync::Arc;
 
 /// Data of the signal in the epoll set; no connection has it, because a generation never reaches it.
@@ -20,10 +20,10 @@ impl Shared {
     pub(crate) fn wait(
         self: &Arc<Self>,
         timeout: Option<&Timespec>,
-        as_me: impl FnOnce(&mut dyn FnMut(&mut Me<'_>)),
+        with_cx: impl FnOnce(&mut dyn FnMut(&mut WorkerCx<'_>)),
     ) -> std::io::Result<()> {
-        if self.herd.mix() {
-            self.keeper.look_after_herd();
+        if self.wait_set.note_blocking() {
+            self.timer.watch_wait_set();
         }
         let mut buffer = [EVENT; EVENTS_MAX];
         // One while others wait too: each takes one.
@@ -32,7 +32,7 @@ impl Shared {
             return Ok(());
         }
         if self.is_stopped() {
-            // Whoever stopped it did not see this sleeper.
+            // The thread that stopped it did not see this sleeper.
             self.scheduler.awake(0);
             return Ok(());
         }
@@ -48,13 +48,13 @@ impl Shared {
         let signalled = events.iter().any(|event| event.data.u64() == SIGNAL) && self.take_signal();
         self.scheduler.awake(usize::from(signalled));
         if !events.is_empty() {
-            as_me(&mut |me| events.iter().for_each(|event| self.handle(event.data.u64(), event.flags, me)));
+            with_cx(&mut |cx| events.iter().for_each(|event| self.handle(event.data.u64(), event.flags, cx)));
         }
         Ok(())
     }
 
     /// Looks for events without waiting. Whether there was one.
-    pub(crate) fn poll(self: &Arc<Self>, me: &mut Me<'_>) -> std::io::Result<bool> {
+    pub(crate) fn poll(self: &Arc<Self>, cx: &mut WorkerCx<'_>) -> std::io::Result<bool> {
         let mut buffer = [EVENT; EVENTS_MAX];
         let max = if self.scheduler.has_sleepers() { 1 } else { EVENTS_MAX };
         let count = match epoll::wait(&self.epoll, &mut buffer[..max], Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
@@ -67,22 +67,22 @@ impl Shared {
                 let signals = usize::from(self.take_signal());
                 self.scheduler.note_signals(signals);
             }
-            self.handle(event.data.u64(), event.flags, me);
+            self.handle(event.data.u64(), event.flags, cx);
         }
         Ok(count > 0)
     }
 
-    pub(super) fn handle(self: &Arc<Self>, data: u64, flags: epoll::EventFlags, me: &mut Me<'_>) {
-        let Some(link) = self.find(ConnectionId::from_u64(data)) else { return };
+    pub(super) fn handle(self: &Arc<Self>, data: u64, flags: epoll::EventFlags, cx: &mut WorkerCx<'_>) {
+        let Some(conn) = self.find(ConnectionId::from_u64(data)) else { return };
         let ends = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
         if flags.intersects(ends) {
-            link.hangup.store(true, Ordering::SeqCst);
+            conn.hangup.store(true, Ordering::SeqCst);
         }
-        if flags.contains(epoll::EventFlags::OUT) && link.outbox.is_blocked() {
-            self.send(&link);
+        if flags.contains(epoll::EventFlags::OUT) && conn.out_queue.is_blocked() {
+            self.send(&conn);
         }
         if flags.intersects(ends | epoll::EventFlags::IN) {
-            self.read(&link, me);
+            self.read(&conn, cx);
         }
     }
 
@@ -93,7 +93,7 @@ impl Shared {
         }
     }
 
-    /// Takes one wake-up and passes the others on. False if somebody else took it.
+    /// Takes one wake-up and passes the others on. False if another worker took it.
     pub(super) fn take_signal(&self) -> bool {
         let mut count = [0; 8];
         if rustix::io::read(&self.signal, &mut count).is_err() {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use ksf::framing::{Framing, LengthPrefix};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd};
 
-use crate::{ConnectionId, Message, MessageSocket, Mux, Options, RecvError};
+use crate::{ConnectionId, Message, MessageSocket, Mux, MuxOptions, RecvError};
 
 /// Far more than anything here takes: a guard against hanging, not a measure.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -72,7 +72,7 @@ struct World {
 
 impl World {
     fn new(connections: usize) -> Self {
-        let mux = Mux::new(Options::new(Framing::LengthPrefix(LengthPrefix::big_endian(2)))).unwrap();
+        let mux = Mux::new(MuxOptions::new(Framing::LengthPrefix(LengthPrefix::big_endian(2)))).unwrap();
         let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let mut world = Self { mux, clients: Vec::new(), connections: Vec::new(), stop };
         for _ in 0..connections {
@@ -99,7 +99,7 @@ impl World {
     }
 
     fn until_asleep(&self, count: usize) {
-        self.until(|| self.mux.shared().herd.asleep() == count, "not all fall asleep");
+        self.until(|| self.mux.shared().wait_set.asleep() == count, "not all fall asleep");
     }
 
     fn until(&self, condition: impl Fn() -> bool, what: &str) {
@@ -110,8 +110,8 @@ impl World {
         }
     }
 
-    fn handed_on(&self) -> usize {
-        self.mux.shared().herd.handed_on() as usize
+    fn replaced(&self) -> usize {
+        self.mux.shared().wait_set.replaced() as usize
     }
 
     fn stop(&self) {
@@ -182,7 +182,7 @@ fn one_event_loop_wakes_per_message() {
         let world = World::new(3);
         with_loops(&world, &[way; LOOPS], Takes::All, |wakes, received| {
             world.until_asleep(LOOPS);
-            let (wakes_before, late_before) = (wakes.load(Ordering::SeqCst), world.handed_on());
+            let (wakes_before, late_before) = (wakes.load(Ordering::SeqCst), world.replaced());
             for at in 0..MESSAGES {
                 world.send(usize::from(at) % 3, at);
                 assert_eq!(received.recv_timeout(PATIENCE), Ok(at), "{way:?}");
@@ -190,7 +190,7 @@ fn one_event_loop_wakes_per_message() {
             }
             let woken = wakes.load(Ordering::SeqCst) - wakes_before;
             // One that a busy machine did not run in time is told once more, and so is another.
-            let late = world.handed_on() - late_before;
+            let late = world.replaced() - late_before;
             let (least, most) = (usize::from(MESSAGES), usize::from(MESSAGES) + 2 * late);
             assert!((least..=most).contains(&woken), "{way:?}: {woken} wake-ups for {MESSAGES}, {late} late");
         });
@@ -251,7 +251,7 @@ fn a_leader_that_never_receives_holds_nothing_up() {
             }
             assert_eq!(received.recv_timeout(PATIENCE), Ok(MESSAGES), "{way:?}");
             assert!(is_readable(&idle), "its program could come any time");
-            assert!(world.handed_on() > 0);
+            assert!(world.replaced() > 0);
         });
         // It is as good as the others.
         assert_eq!(drain(&idle), []);
@@ -271,7 +271,7 @@ fn several_that_never_receive_are_passed_over_in_turn() {
     world.send(0, 5);
     // The last to sleep leads second; so only one other is passed over. Then all others have to be.
     assert!(events.wait(PATIENCE));
-    world.until(|| world.handed_on() >= 4, "a sleeper that was told and does not come still leads");
+    world.until(|| world.replaced() >= 4, "a sleeper that was told and does not come still leads");
     assert!(idle.iter().all(is_readable));
     assert_eq!(drain(&last), [5]);
 }

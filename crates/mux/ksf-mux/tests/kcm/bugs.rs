@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::time::Instant;
 
-use ksf_mux::kcm::{Flags, KcmError, KcmSocket, Kind, Options, proc_net_kcm_stats};
+use ksf_mux::kcm::{Flags, KcmOptions, KcmSocket, KcmSocketError, Kind, proc_net_kcm_stats};
 use ksf_mux::{ConnectionError, Event};
 use rustix::net::sockopt;
 
@@ -95,7 +95,7 @@ fn bug_b3_a_header_that_never_ends_is_bounded() {
 #[test]
 fn bug_b4_replies_never_reach_another_client() {
     own_network();
-    let mut options = Options::default();
+    let mut options = KcmOptions::default();
     options.batch_timeout_ms = 3_600_000;
     let mux = KcmSocket::new(Kind::Dgram, options).unwrap();
     let first = attached(&mux);
@@ -105,7 +105,7 @@ fn bug_b4_replies_never_reach_another_client() {
     assert_eq!(detached.unsent, message(40, b'a'));
     let second = attached(&mux);
     assert_eq!((first.id.index, second.id.index), (0, 0), "the same place in the table");
-    assert!(matches!(mux.reply(first.id, &message(40, b'b')), Err(KcmError::Gone(_))));
+    assert!(matches!(mux.reply(first.id, &message(40, b'b')), Err(KcmSocketError::Gone(_))));
     mux.reply(second.id, &message(10, b'c')).unwrap();
     let mut bytes = [0; 10];
     (&second.far).read_exact(&mut bytes).unwrap();
@@ -147,7 +147,7 @@ fn bug_b5_a_reset_holds_nobody_up_and_repeats_only_what_may_be() {
 #[test]
 fn bug_b6_messages_count_for_their_own_length() {
     own_network();
-    let mut options = Options::default();
+    let mut options = KcmOptions::default();
     options.limits.connection_bytes_max = 60_000;
     let mux = KcmSocket::new(Kind::Dgram, options).unwrap();
     let tcp = attached(&mux);
@@ -192,7 +192,7 @@ fn bug_b8_unattach_loses_nothing() {
 #[test]
 fn bug_b9_statistics_are_right() {
     own_network();
-    let mut options = Options::default();
+    let mut options = KcmOptions::default();
     options.batch_timeout_ms = 3_600_000;
     let mux = KcmSocket::new(Kind::Dgram, options).unwrap();
     let (first, second, third) = (attached(&mux), attached(&mux), attached(&mux));

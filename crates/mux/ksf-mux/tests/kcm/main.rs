@@ -12,7 +12,9 @@ use std::net::{Shutdown, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use ksf_mux::kcm::{AttachOptions, Flags, KcmError, KcmSocket, Kind, Options, Slot, proc_net_kcm, proc_net_kcm_stats};
+use ksf_mux::kcm::{
+    AttachOptions, Flags, KcmOptions, KcmSocket, KcmSocketError, Kind, RecvBuffer, proc_net_kcm, proc_net_kcm_stats,
+};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use support::*;
 
@@ -131,7 +133,7 @@ fn splice_to_a_pipe() {
     let file = std::fs::File::create(&path).unwrap();
     assert_eq!(mux.splice(&file, 40, Flags::NONE).unwrap(), 40);
     drop(reader);
-    assert!(matches!(mux.splice(&writer, 40, Flags::NONE), Err(KcmError::System(_))));
+    assert!(matches!(mux.splice(&writer, 40, Flags::NONE), Err(KcmSocketError::System(_))));
     assert_eq!(mux.splice(&file, 40, Flags::NONE).unwrap(), 24);
     assert_eq!(std::fs::read(&path).unwrap(), message(64, b'c'));
     std::fs::remove_file(&path).unwrap();
@@ -175,7 +177,7 @@ fn many_at_once() {
     wait_for_bytes(&mux, tcp.id, 60);
     let mut buffers = [[0; 64]; 8];
     let mut parts: Vec<_> = buffers.iter_mut().map(|buffer| [IoSliceMut::new(buffer)]).collect();
-    let mut slots: Vec<_> = parts.iter_mut().map(|parts| Slot { parts, received: None }).collect();
+    let mut slots: Vec<_> = parts.iter_mut().map(|parts| RecvBuffer { parts, received: None }).collect();
     let count = mux.recvmmsg(&mut slots, Flags::DONTWAIT, None).unwrap();
     let last = slots[count - 1].received.unwrap();
     check(&[("recvmmsg of 8, five there", format!("{count}, the last of {} bytes", last.bytes))]);
@@ -184,7 +186,7 @@ fn many_at_once() {
     mux.set_receive_timeout(Some(PATIENCE));
     assert_eq!(mux.recvmmsg(&mut slots, Flags::WAITFORONE, None).unwrap(), 1);
     let nothing = mux.recvmmsg(&mut slots, Flags::NONE, Some(Duration::from_millis(10)));
-    assert!(matches!(nothing, Err(KcmError::WouldBlock)), "{nothing:?}");
+    assert!(matches!(nothing, Err(KcmSocketError::WouldBlock)), "{nothing:?}");
 }
 
 #[test]
@@ -277,7 +279,7 @@ fn ends_of_messages_that_are_sent() {
             format!("{before}, {}", tcp.gets()),
         )]);
 
-        // Nobody sends more: the keeper ends the batch.
+        // No more is sent: the timer thread ends the batch.
         send(b'a', Flags::BATCH | Flags::EOR);
         let before = tcp.gets();
         send(b'b', Flags::EOR);
@@ -291,7 +293,7 @@ fn ends_of_messages_that_are_sent() {
 #[test]
 fn a_batch_leaves_with_the_next_message() {
     own_network();
-    let mut options = Options::default();
+    let mut options = KcmOptions::default();
     options.batch_timeout_ms = 3_600_000;
     for how in ["send", "flush", "drop"] {
         let mux = KcmSocket::new(Kind::Dgram, options.clone()).unwrap();
@@ -320,7 +322,7 @@ fn a_batch_leaves_with_the_next_message() {
 #[test]
 fn a_batch_that_grows_too_long_leaves() {
     own_network();
-    let mut options = Options::default();
+    let mut options = KcmOptions::default();
     options.batch_timeout_ms = 3_600_000;
     options.limits.out_queue_bytes_max = 1000;
     let mux = KcmSocket::new(Kind::Dgram, options).unwrap();
@@ -475,7 +477,7 @@ fn readers_that_want_errors_get_them_after_the_last_message() {
     tcp.far.shutdown(Shutdown::Write).unwrap();
     assert_eq!(receive(&mux), "10 a EOR");
     let error = mux.recv(&mut [0; 64], Flags::NONE).unwrap_err();
-    assert!(matches!(error, KcmError::Connection { connection, .. } if connection == tcp.id), "{error}");
+    assert!(matches!(error, KcmSocketError::Connection { connection, .. } if connection == tcp.id), "{error}");
     assert_eq!(errno_name(error.errno()), "EPIPE");
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ksf_bpf_framing::FramingProgram;
-use ksf_mux::kcm::{AttachOptions, Flags, KcmError, KcmSocket, Kind, Options};
+use ksf_mux::kcm::{AttachOptions, Flags, KcmOptions, KcmSocket, KcmSocketError, Kind};
 use ksf_mux::{ConnectionError, ConnectionId, Event};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -113,7 +113,7 @@ pub(crate) fn attached(mux: &KcmSocket) -> Tcp {
 }
 
 pub(crate) fn kcm(kind: Kind) -> KcmSocket {
-    KcmSocket::new(kind, Options::default()).unwrap()
+    KcmSocket::new(kind, KcmOptions::default()).unwrap()
 }
 
 /// A message: its length in network order, then a letter all through.
@@ -171,9 +171,9 @@ pub(crate) fn outcome<T>(result: Result<T, i32>) -> String {
     result.map_or_else(errno_name, |_| "ok".to_owned())
 }
 
-fn describe(buffer: &[u8], received: Result<ksf_mux::kcm::Received, KcmError>) -> String {
+fn describe(buffer: &[u8], received: Result<ksf_mux::kcm::RecvInfo, KcmSocketError>) -> String {
     match received {
-        Err(KcmError::WouldBlock) => "nothing".into(),
+        Err(KcmSocketError::WouldBlock) => "nothing".into(),
         Err(error) => errno_name(error.errno()),
         Ok(received) => {
             let last = char::from(buffer[received.bytes - 1]);

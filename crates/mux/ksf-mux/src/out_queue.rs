@@ -1,7 +1,7 @@
 //! What is queued for one connection, and who sends it.
 //!
-//! Any thread adds whole messages; one at a time sends, and whoever finds nobody sending does. A peer that reads slowly
-//! leaves the rest in the queue, and nobody waits for it.
+//! Any thread adds whole messages; one at a time sends. A peer that reads slowly leaves the rest in the
+//! queue, and no thread waits for it.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -15,7 +15,7 @@ use ksf::pool::Chunk;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
-use crate::baton::Baton;
+use crate::combining_lock::CombiningLock;
 use crate::options::MessageFraming;
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Mutex, Ordering};
 
@@ -27,12 +27,12 @@ pub trait Transmit {
 
 /// The queue and the sender of a connection.
 #[derive(Debug)]
-pub struct Outbox<T> {
+pub struct OutQueue<T> {
     queue: Mutex<Queue>,
-    sender: Baton<Sender<T>>,
+    sender: CombiningLock<Sender<T>>,
     /// Bytes that are not sent yet.
     bytes: AtomicUsize,
-    /// Bytes ever sent, for whoever looks for progress.
+    /// Bytes ever sent, to see progress.
     sent: AtomicUsize,
     /// TCP took less than there was: it will say when it has room.
     blocked: AtomicBool,
@@ -47,7 +47,7 @@ struct Queue {
     closed: bool,
     /// Bytes ever queued: the place in the stream where the next message begins.
     end: u64,
-    /// Messages of [`Outbox::push_movable`] that are not sent completely, in order.
+    /// Messages of [`OutQueue::push_movable`] that are not sent completely, in order.
     movable: VecDeque<Movable>,
 }
 
@@ -94,12 +94,12 @@ pub struct Leftover {
 
 const SLICES_MAX: usize = 64;
 
-impl<T: Transmit> Outbox<T> {
+impl<T: Transmit> OutQueue<T> {
     /// An empty queue.
     pub fn new(socket: Arc<T>) -> Self {
         Self {
             queue: Mutex::default(),
-            sender: Baton::new(Sender { socket: Some(socket), batch: None, sent: 0 }),
+            sender: CombiningLock::new(Sender { socket: Some(socket), batch: None, sent: 0 }),
             bytes: AtomicUsize::new(0),
             sent: AtomicUsize::new(0),
             blocked: AtomicBool::new(false),
@@ -215,8 +215,8 @@ impl<T: Transmit> Outbox<T> {
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
-                    // The socket asks for room from here on (SOCK_NOSPACE). Whoever gets that event sends if it sees the
-                    // flag; it may have come before the flag was up, so this tries again with the flag up. An event
+                    // The socket asks for room from here on (SOCK_NOSPACE). The thread that gets that event sends if it sees
+                    // the flag; it may have come before the flag was up, so this tries again with the flag up. An event
                     // that comes before this thread lets go of the sender is announced.
                     if self.blocked.swap(true, Ordering::SeqCst) {
                         return Sent::Blocked(*total);
@@ -335,7 +335,7 @@ fn unsent(batch: Option<SendBatch>, queue: &mut Queue) -> Vec<u8> {
 }
 
 /// A message that is being written. Until it is whole it is taken back: when it does not fit its framing, and when
-/// whoever writes it panics.
+/// the thread that writes it panics.
 struct Draft<'a> {
     tail: &'a mut Vec<u8>,
     start: usize,
@@ -376,7 +376,7 @@ impl Transmit for OwnedFd {
     }
 }
 
-/// Whether a queue moves, for whoever looks at it now and then.
+/// Whether a queue moves, for a thread that looks at it at intervals.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SendProgress {
     /// When bytes began to wait, or were last sent, and how many had been sent by then.
@@ -426,9 +426,9 @@ mod tests {
         }
     }
 
-    fn outbox(room: usize) -> (Arc<Peer>, Outbox<Peer>) {
+    fn out_queue(room: usize) -> (Arc<Peer>, OutQueue<Peer>) {
         let peer = Arc::new(Peer { room: AtomicUsize::new(room), ..Peer::default() });
-        (Arc::clone(&peer), Outbox::new(peer))
+        (Arc::clone(&peer), OutQueue::new(peer))
     }
 
     fn two_bytes() -> MessageFraming {
@@ -438,50 +438,50 @@ mod tests {
     #[test]
     fn messages_of_all_kinds_leave_whole_and_in_order_however_little_is_taken() {
         for room in 1..20 {
-            let (peer, outbox) = outbox(0);
-            assert_eq!(outbox.push(&two_bytes(), |tail| tail.extend_from_slice(b"one")), Ok(true));
-            assert_eq!(outbox.push_chunk(&two_bytes(), Chunk::from_vec(b"two".to_vec())), Ok(true));
+            let (peer, out_queue) = out_queue(0);
+            assert_eq!(out_queue.push(&two_bytes(), |tail| tail.extend_from_slice(b"one")), Ok(true));
+            assert_eq!(out_queue.push_chunk(&two_bytes(), Chunk::from_vec(b"two".to_vec())), Ok(true));
             let lines = Framing::Delimiter(Delimiter::CRLF).into();
-            assert_eq!(outbox.push_chunk(&lines, Chunk::from_vec(b"three".to_vec())), Ok(true));
-            assert_eq!(outbox.push_movable(&lines, b"four", false), Ok(true));
+            assert_eq!(out_queue.push_chunk(&lines, Chunk::from_vec(b"three".to_vec())), Ok(true));
+            assert_eq!(out_queue.push_movable(&lines, b"four", false), Ok(true));
             let expected = b"\0\x03one\0\x03twothree\r\nfour\r\n";
-            assert_eq!((outbox.bytes(), outbox.sent()), (expected.len(), 0));
+            assert_eq!((out_queue.bytes(), out_queue.sent()), (expected.len(), 0));
             let mut counted = 0;
             for round in 0..=expected.len().div_ceil(room) {
                 peer.room.store(room, Ordering::SeqCst);
-                match outbox.send() {
+                match out_queue.send() {
                     Sent::All(bytes) => counted += bytes,
                     Sent::Blocked(bytes) => {
                         counted += bytes;
-                        assert!(outbox.is_blocked() && outbox.bytes() > 0, "round {round} with room for {room}");
+                        assert!(out_queue.is_blocked() && out_queue.bytes() > 0, "round {round} with room for {room}");
                     }
                     other => panic!("{other:?}"),
                 }
             }
             assert_eq!(*peer.arrived.lock().unwrap(), expected, "room for {room}");
-            assert_eq!((outbox.bytes(), outbox.sent(), counted), (0, expected.len(), expected.len()));
-            assert!(!outbox.is_blocked());
+            assert_eq!((out_queue.bytes(), out_queue.sent(), counted), (0, expected.len(), expected.len()));
+            assert!(!out_queue.is_blocked());
         }
     }
 
     #[test]
     fn what_does_not_fit_its_framing_leaves_no_trace() {
-        let (peer, outbox) = outbox(100);
+        let (peer, out_queue) = out_queue(100);
         let one_byte = Framing::LengthPrefix(LengthPrefix::big_endian(1)).into();
-        outbox.push(&one_byte, |tail| tail.push(b'a')).unwrap();
-        outbox.push(&one_byte, |tail| tail.extend_from_slice(&[0; 256])).unwrap_err();
-        outbox.push_chunk(&one_byte, Chunk::from_vec(vec![0; 256])).unwrap_err();
-        outbox.push_movable(&one_byte, &[0; 256], true).unwrap_err();
-        outbox.push(&one_byte, |tail| tail.push(b'b')).unwrap();
-        assert_eq!(outbox.send(), Sent::All(4));
+        out_queue.push(&one_byte, |tail| tail.push(b'a')).unwrap();
+        out_queue.push(&one_byte, |tail| tail.extend_from_slice(&[0; 256])).unwrap_err();
+        out_queue.push_chunk(&one_byte, Chunk::from_vec(vec![0; 256])).unwrap_err();
+        out_queue.push_movable(&one_byte, &[0; 256], true).unwrap_err();
+        out_queue.push(&one_byte, |tail| tail.push(b'b')).unwrap();
+        assert_eq!(out_queue.send(), Sent::All(4));
         assert_eq!(*peer.arrived.lock().unwrap(), b"\x01a\x01b");
-        assert!(outbox.fail().movable.is_empty());
+        assert!(out_queue.fail().movable.is_empty());
     }
 
     #[test]
     fn a_panic_while_a_message_is_written_leaves_nothing_of_it() {
-        let (peer, outbox) = outbox(100);
-        let push = |write: fn(&mut Vec<u8>)| outbox.push(&two_bytes(), write);
+        let (peer, out_queue) = out_queue(100);
+        let push = |write: fn(&mut Vec<u8>)| out_queue.push(&two_bytes(), write);
         push(|tail| tail.push(b'a')).unwrap();
         let torn = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let _ = push(|tail| {
@@ -491,17 +491,17 @@ mod tests {
         }));
         assert!(torn.is_err());
         push(|tail| tail.push(b'b')).unwrap();
-        assert_eq!(outbox.send(), Sent::All(6));
+        assert_eq!(out_queue.send(), Sent::All(6));
         assert_eq!(*peer.arrived.lock().unwrap(), b"\0\x01a\0\x01b");
     }
 
     #[test]
     fn no_room_is_met_twice_before_it_is_believed_and_once_while_it_is_known() {
-        let (peer, outbox) = outbox(0);
-        outbox.push(&two_bytes(), |_| ()).unwrap();
-        assert_eq!(outbox.send(), Sent::Blocked(0));
+        let (peer, out_queue) = out_queue(0);
+        out_queue.push(&two_bytes(), |_| ()).unwrap();
+        assert_eq!(out_queue.send(), Sent::Blocked(0));
         assert_eq!(peer.tries.swap(0, Ordering::SeqCst), 2);
-        assert_eq!(outbox.send(), Sent::Blocked(0));
+        assert_eq!(out_queue.send(), Sent::Blocked(0));
         assert_eq!(peer.tries.load(Ordering::SeqCst), 1);
     }
 
@@ -518,39 +518,39 @@ mod tests {
             (15, vec![(b"dd", true)], 0),
             (16, vec![], 0),
         ] {
-            let (peer, outbox) = outbox(room);
+            let (peer, out_queue) = out_queue(room);
             peer.broken.store(true, Ordering::SeqCst);
-            outbox.push_movable(&two_bytes(), b"aa", false).unwrap();
-            outbox.push_movable(&two_bytes(), b"bb", false).unwrap();
-            outbox.push(&two_bytes(), |tail| tail.extend_from_slice(b"cc")).unwrap();
-            outbox.push_movable(&two_bytes(), b"dd", true).unwrap();
-            let sent = outbox.send();
+            out_queue.push_movable(&two_bytes(), b"aa", false).unwrap();
+            out_queue.push_movable(&two_bytes(), b"bb", false).unwrap();
+            out_queue.push(&two_bytes(), |tail| tail.extend_from_slice(b"cc")).unwrap();
+            out_queue.push_movable(&two_bytes(), b"dd", true).unwrap();
+            let sent = out_queue.send();
             assert!(matches!(sent, Sent::Failed(_)) || (room == 16 && sent == Sent::All(16)), "{sent:?}");
-            let leftover = outbox.fail();
+            let leftover = out_queue.fail();
             let returned: Vec<_> = leftover.movable.iter().map(|(body, repeatable)| (&body[..], *repeatable)).collect();
             assert_eq!((returned, leftover.uncertain), (movable, uncertain), "{room} bytes were sent");
-            assert_eq!(outbox.bytes(), 0);
-            let again = outbox.fail();
+            assert_eq!(out_queue.bytes(), 0);
+            let again = out_queue.fail();
             assert!(again.movable.is_empty() && again.uncertain == 0, "returned twice");
         }
     }
 
     #[test]
     fn after_the_end_messages_are_refused() {
-        let (peer, outbox) = outbox(3);
-        outbox.push_movable(&two_bytes(), b"aa", true).unwrap();
-        assert_eq!(outbox.send(), Sent::Blocked(3));
-        outbox.push(&two_bytes(), |tail| tail.push(b'b')).unwrap();
-        let (socket, unsent) = outbox.stop();
-        assert!(socket.is_some_and(|socket| Arc::ptr_eq(&socket, &peer)) && outbox.socket().is_none());
+        let (peer, out_queue) = out_queue(3);
+        out_queue.push_movable(&two_bytes(), b"aa", true).unwrap();
+        assert_eq!(out_queue.send(), Sent::Blocked(3));
+        out_queue.push(&two_bytes(), |tail| tail.push(b'b')).unwrap();
+        let (socket, unsent) = out_queue.stop();
+        assert!(socket.is_some_and(|socket| Arc::ptr_eq(&socket, &peer)) && out_queue.socket().is_none());
         assert_eq!(unsent, b"a\0\x01b");
         peer.room.store(100, Ordering::SeqCst);
-        assert_eq!(outbox.push(&two_bytes(), |tail| tail.push(b'c')), Ok(false));
-        assert_eq!(outbox.push_chunk(&two_bytes(), Chunk::from_vec(vec![1])), Ok(false));
-        assert_eq!(outbox.push_movable(&two_bytes(), b"c", true), Ok(false));
-        assert_eq!((outbox.send(), outbox.bytes()), (Sent::All(0), 0));
+        assert_eq!(out_queue.push(&two_bytes(), |tail| tail.push(b'c')), Ok(false));
+        assert_eq!(out_queue.push_chunk(&two_bytes(), Chunk::from_vec(vec![1])), Ok(false));
+        assert_eq!(out_queue.push_movable(&two_bytes(), b"c", true), Ok(false));
+        assert_eq!((out_queue.send(), out_queue.bytes()), (Sent::All(0), 0));
         assert_eq!(*peer.arrived.lock().unwrap(), b"\0\x02a");
-        let (_, unsent) = outbox.stop();
+        let (_, unsent) = out_queue.stop();
         assert!(unsent.is_empty(), "returned twice");
     }
 

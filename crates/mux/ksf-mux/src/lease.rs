@@ -1,46 +1,47 @@
-//! What a worker has taken from the queues and not worked on, and how it is taken from a worker that is held up.
+//! What a worker has taken from the queues and not begun, and how it is taken from a worker that is held up.
 //!
-//! A worker that goes through cheap messages where they lie is given a few at a time, a [`Grant`], and goes through them
-//! without a lock: it counts them with plain stores. The keeper that finds it held up closes the grant, and a barrier in
-//! all threads (membarrier(2)) makes both agree on which message was the last one begun.
+//! A worker holds batches of messages on a *lease*: the timer thread revokes it from a worker that makes no progress. A
+//! worker that goes through cheap messages where they lie is given a few at a time, a [`Grant`], and goes through them
+//! without a lock: it counts them with plain stores. The timer thread that revokes the lease closes the grant, and a
+//! barrier in all threads (membarrier(2)) makes both agree on which message was the last one begun.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use ksf::pool::Chunk;
 
-use crate::run::Run;
+use crate::batch::MessageBatch;
 use crate::scheduler::{Source, Taken};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering, heavy_barrier, light_barrier};
 
 /// Lists of places, to be used again.
-pub(crate) type Spares = Vec<Vec<Range<u32>>>;
+pub(crate) type FreeLists = Vec<Vec<Range<u32>>>;
 
-/// Runs that were taken, the first one perhaps in place.
-pub(crate) struct Hand<S: Source> {
-    pub(crate) runs: VecDeque<Taken<S>>,
-    /// The first run is worked on in place, by whoever has this number; 0: none is.
+/// Batches that were taken, the first one perhaps in place.
+pub(crate) struct Lease<S: Source> {
+    pub(crate) batches: VecDeque<Taken<S>>,
+    /// The first batch is worked on in place, by the worker that has this number; 0: by none.
     in_place: u64,
-    /// How many messages of that run are granted: they are still in it.
+    /// How many messages of that batch are granted: they are still in it.
     granted: usize,
     /// How many of them remain with the worker, of a grant that was closed.
     kept: usize,
     cursor: Arc<Cursor>,
-    /// Counts what the worker took from the hand; and how much it was when the keeper last looked.
+    /// Counts what the worker took from the lease; and how much it was at the last check of the timer thread.
     progress: u64,
-    progress_seen: u64,
+    progress_checked: u64,
 }
 
-/// A run that is worked on where it lies.
-pub(crate) struct InPlace<S> {
+/// A batch that is worked on where it lies.
+pub(crate) struct InPlaceBatch<S> {
     pub(crate) source: S,
     pub(crate) chunk: Chunk,
     pub(crate) class: Option<usize>,
     number: u64,
 }
 
-/// One message out of the hand.
-pub(crate) struct One<S> {
+/// One message out of the lease.
+pub(crate) struct LeasedMessage<S> {
     pub(crate) source: S,
     pub(crate) bytes: Chunk,
     pub(crate) class: Option<usize>,
@@ -55,70 +56,70 @@ pub(crate) struct Grant {
     begun: usize,
 }
 
-/// Where the worker and the keeper meet. A cache line to itself: the worker writes it for each message.
+/// Where the worker and the timer thread meet. A cache line to itself: the worker writes it for each message.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Cursor {
     /// Messages of the grant that the worker began.
     begun: AtomicUsize,
-    /// The keeper took the rest.
+    /// The timer thread took the rest.
     closed: AtomicBool,
 }
 
-/// What the keeper found.
-pub(crate) struct Look<S: Source> {
-    /// The worker took nothing since the last look.
-    pub(crate) held_up: bool,
-    /// There is still something in the hand.
-    pub(crate) has_hand: bool,
+/// What the timer thread found.
+pub(crate) struct LeaseCheck<S: Source> {
+    /// The worker took nothing since the last check: the lease is revoked.
+    pub(crate) is_stalled: bool,
+    /// There is still something in the lease.
+    pub(crate) has_batches: bool,
     /// What was taken from it, for others.
-    pub(crate) taken: Vec<Taken<S>>,
+    pub(crate) revoked: Vec<Taken<S>>,
     /// It had more than one message granted when it was held up.
-    pub(crate) surprised: bool,
+    pub(crate) was_granted_many: bool,
 }
 
-impl<S: Source<Message = Run> + Clone> Hand<S> {
+impl<S: Source<Message = MessageBatch> + Clone> Lease<S> {
     pub(crate) fn new() -> Self {
         Self {
-            runs: VecDeque::new(),
+            batches: VecDeque::new(),
             in_place: 0,
             granted: 0,
             kept: 0,
             cursor: Arc::default(),
             progress: 0,
-            progress_seen: 0,
+            progress_checked: 0,
         }
     }
 
     /// Messages in it.
     pub(crate) fn messages(&self) -> usize {
-        self.runs.iter().map(|taken| taken.message.len()).sum()
+        self.batches.iter().map(|taken| taken.message.len()).sum()
     }
 
     /// The next message.
-    pub(crate) fn pop(&mut self, spares: &mut Spares) -> Option<One<S>> {
+    pub(crate) fn pop(&mut self, free: &mut FreeLists) -> Option<LeasedMessage<S>> {
         self.progress += 1;
-        let more_runs = self.runs.len() > 1;
-        let first = self.runs.front_mut()?;
+        let more_batches = self.batches.len() > 1;
+        let first = self.batches.front_mut()?;
         let range = first.message.pop()?;
         let bytes = first.message.chunk().slice(range);
-        let more = first.more || more_runs || first.message.len() > 0;
-        let one = One { source: first.source.clone(), bytes, class: first.class, more };
+        let more = first.more || more_batches || first.message.len() > 0;
+        let message = LeasedMessage { source: first.source.clone(), bytes, class: first.class, more };
         if first.message.len() == 0 {
-            self.drop_first(spares);
+            self.drop_first(free);
         }
-        Some(one)
+        Some(message)
     }
 
-    /// Leaves the first run where it is, to be worked on there.
-    pub(crate) fn begin_in_place(&mut self) -> Option<InPlace<S>> {
-        let first = self.runs.front()?;
+    /// Leaves the first batch where it is, to be worked on there.
+    pub(crate) fn begin_in_place(&mut self) -> Option<InPlaceBatch<S>> {
+        let first = self.batches.front()?;
         self.progress += 1;
-        // The count never goes back, so it names this run.
+        // The count never goes back, so it names this batch.
         self.in_place = self.progress;
         self.granted = 0;
         let (source, chunk) = (first.source.clone(), first.message.chunk().clone());
-        Some(InPlace { source, chunk, class: first.class, number: self.in_place })
+        Some(InPlaceBatch { source, chunk, class: first.class, number: self.in_place })
     }
 
     /// The lock-free side, for the one thread that works in place.
@@ -127,24 +128,30 @@ impl<S: Source<Message = Run> + Clone> Hand<S> {
     }
 
     /// Grants up to `max` messages more; those of the last grant are gone through. False: there are none left, or the
-    /// keeper gave them to others.
-    pub(crate) fn grant_more(&mut self, run: &InPlace<S>, max: usize, grant: &mut Grant, spares: &mut Spares) -> bool {
+    /// lease was revoked.
+    pub(crate) fn grant_more(
+        &mut self,
+        batch: &InPlaceBatch<S>,
+        max: usize,
+        grant: &mut Grant,
+        free: &mut FreeLists,
+    ) -> bool {
         grant.places.clear();
         grant.begun = 0;
-        if self.in_place != run.number {
+        if self.in_place != batch.number {
             return false;
         }
         self.progress += 1;
-        let Some(first) = self.runs.front_mut() else { return false };
+        let Some(first) = self.batches.front_mut() else { return false };
         first.message.skip(self.granted);
         first.message.peek(max, &mut grant.places);
         self.granted = grant.places.len();
         if self.granted == 0 {
             self.in_place = 0;
-            self.drop_first(spares);
+            self.drop_first(free);
             return false;
         }
-        // Both sides of the next look see these: it is made under the same lock.
+        // Both sides of the next check see these: it is made under the same lock.
         self.cursor.begun.store(0, Ordering::Relaxed);
         self.cursor.closed.store(false, Ordering::Relaxed);
         true
@@ -155,33 +162,35 @@ impl<S: Source<Message = Run> + Clone> Hand<S> {
         self.kept
     }
 
-    /// Called by the keeper, from time to time. Takes the hand of a worker that took nothing from it since the last time.
-    pub(crate) fn look(&mut self) -> Look<S> {
-        let held_up = std::mem::replace(&mut self.progress_seen, self.progress) == self.progress;
-        if !held_up {
-            return Look { held_up, has_hand: !self.runs.is_empty(), taken: Vec::new(), surprised: false };
+    /// Called by the timer thread at its intervals. Revokes the lease of a worker that took nothing from it since the
+    /// last check.
+    pub(crate) fn check(&mut self) -> LeaseCheck<S> {
+        let is_stalled = std::mem::replace(&mut self.progress_checked, self.progress) == self.progress;
+        if !is_stalled {
+            let has_batches = !self.batches.is_empty();
+            return LeaseCheck { is_stalled, has_batches, revoked: Vec::new(), was_granted_many: false };
         }
-        let surprised = self.in_place != 0 && self.granted > 1;
-        Look { held_up, has_hand: false, taken: self.take_all(), surprised }
+        let was_granted_many = self.in_place != 0 && self.granted > 1;
+        LeaseCheck { is_stalled, has_batches: false, revoked: self.revoke(), was_granted_many }
     }
 
     /// Takes all that the worker has not begun.
-    pub(crate) fn take_all(&mut self) -> Vec<Taken<S>> {
+    pub(crate) fn revoke(&mut self) -> Vec<Taken<S>> {
         if std::mem::take(&mut self.in_place) != 0
-            && let Some(first) = self.runs.front_mut()
+            && let Some(first) = self.batches.front_mut()
         {
             self.kept = if self.granted > 0 { self.cursor.close(self.granted, heavy_barrier) } else { 0 };
             first.message.skip(self.kept);
         }
-        self.runs.drain(..).filter(|taken| taken.message.len() > 0).collect()
+        self.batches.drain(..).filter(|taken| taken.message.len() > 0).collect()
     }
 
-    fn drop_first(&mut self, spares: &mut Spares) {
-        const SPARES_MAX: usize = 16;
-        if let Some(taken) = self.runs.pop_front() {
+    fn drop_first(&mut self, free: &mut FreeLists) {
+        const FREE_MAX: usize = 16;
+        if let Some(taken) = self.batches.pop_front() {
             let ranges = taken.message.into_ranges();
-            if ranges.capacity() > 0 && spares.len() < SPARES_MAX {
-                spares.push(ranges);
+            if ranges.capacity() > 0 && free.len() < FREE_MAX {
+                free.push(ranges);
             }
         }
     }
@@ -189,11 +198,11 @@ impl<S: Source<Message = Run> + Clone> Hand<S> {
 
 impl Grant {
     /// Begins the next message: where in the chunk it lies. `None`: all are begun, or the rest was given to others.
-    /// `kept` tells [`Hand::kept`], under the lock of the hand.
+    /// `kept` tells [`Lease::kept`], under the lock of the lease.
     #[inline]
     pub(crate) fn next(&mut self, kept: impl FnOnce() -> usize) -> Option<Range<u32>> {
         let place = self.places.get(self.begun)?.clone();
-        // Whoever closed the grant saw this, or not: it knows which.
+        // The thread that closed the grant saw this, or not: it knows which.
         if !self.cursor.begin(self.begun) && self.begun >= kept() {
             self.places.truncate(self.begun);
             return None;
@@ -225,32 +234,33 @@ impl Cursor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduler::Lane;
+    use crate::scheduler::OrderedQueue;
 
     #[derive(Clone)]
-    struct Nobody;
+    struct NoSource;
 
-    impl Source for Nobody {
-        type Message = Run;
+    impl Source for NoSource {
+        type Message = MessageBatch;
 
         fn is_same(&self, _: &Self) -> bool {
             true
         }
 
-        fn lane(&self) -> Option<&Lane<Run>> {
+        fn ordered_queue(&self) -> Option<&OrderedQueue<MessageBatch>> {
             None
         }
 
-        fn class(&self, _: &Run) -> Option<usize> {
+        fn class(&self, _: &MessageBatch) -> Option<usize> {
             None
         }
     }
 
-    fn hand(messages: usize) -> Hand<Nobody> {
-        let mut hand = Hand::new();
-        let message = Run::of(&Chunk::from_vec(vec![7; messages]), (0..messages as u32).map(|at| at..at + 1).collect());
-        hand.runs.push_back(Taken { source: Nobody, message, class: None, more: false });
-        hand
+    fn lease(messages: usize) -> Lease<NoSource> {
+        let mut lease = Lease::new();
+        let message =
+            MessageBatch::of(&Chunk::from_vec(vec![7; messages]), (0..messages as u32).map(|at| at..at + 1).collect());
+        lease.batches.push_back(Taken { source: NoSource, message, class: None, more: false });
+        lease
     }
 
     fn next(grant: &mut Grant) -> Option<u32> {
@@ -258,62 +268,62 @@ mod tests {
     }
 
     #[test]
-    fn grants_go_through_the_run() {
-        let (mut hand, mut spares) = (hand(5), Spares::new());
-        let run = hand.begin_in_place().unwrap();
-        let mut grant = hand.grant();
+    fn grants_go_through_the_batch() {
+        let (mut lease, mut free) = (lease(5), FreeLists::new());
+        let batch = lease.begin_in_place().unwrap();
+        let mut grant = lease.grant();
         let mut seen = Vec::new();
-        while hand.grant_more(&run, 2, &mut grant, &mut spares) {
+        while lease.grant_more(&batch, 2, &mut grant, &mut free) {
             seen.push(std::iter::from_fn(|| next(&mut grant)).collect::<Vec<_>>());
         }
         assert_eq!(seen, [&[0, 1][..], &[2, 3], &[4]]);
-        assert_eq!((hand.runs.len(), spares.len()), (0, 1));
-        assert!(!hand.grant_more(&run, 2, &mut grant, &mut spares));
+        assert_eq!((lease.batches.len(), free.len()), (0, 1));
+        assert!(!lease.grant_more(&batch, 2, &mut grant, &mut free));
     }
 
     #[test]
-    fn the_keeper_takes_what_is_not_begun() {
+    fn the_timer_thread_takes_what_is_not_begun() {
         for begun in 0..=3 {
-            let (mut hand, mut spares) = (hand(5), Spares::new());
-            let run = hand.begin_in_place().unwrap();
-            let mut grant = hand.grant();
-            assert!(hand.grant_more(&run, 3, &mut grant, &mut spares));
+            let (mut lease, mut free) = (lease(5), FreeLists::new());
+            let batch = lease.begin_in_place().unwrap();
+            let mut grant = lease.grant();
+            assert!(lease.grant_more(&batch, 3, &mut grant, &mut free));
             (0..begun).for_each(|at| assert_eq!(next(&mut grant), Some(at)));
-            assert!(!hand.look().held_up, "it came by since the last look");
-            let look = hand.look();
-            assert!(look.held_up && look.surprised && !look.has_hand);
-            let [taken] = &mut { look.taken }[..] else { panic!("one run") };
+            assert!(!lease.check().is_stalled, "it took something since the last check");
+            let check = lease.check();
+            assert!(check.is_stalled && check.was_granted_many && !check.has_batches);
+            let [taken] = &mut { check.revoked }[..] else { panic!("one batch") };
             assert_eq!(taken.message.pop(), Some(begun as usize..begun as usize + 1));
             assert_eq!(taken.message.len(), 4 - begun as usize);
             // The worker comes back.
-            let kept = hand.kept();
+            let kept = lease.kept();
             assert_eq!(grant.next(|| kept), None);
-            assert!(!hand.grant_more(&run, 3, &mut grant, &mut spares));
+            assert!(!lease.grant_more(&batch, 3, &mut grant, &mut free));
         }
     }
 
     #[test]
-    fn nothing_is_taken_of_a_run_whose_last_message_is_begun() {
-        let (mut hand, mut spares) = (hand(2), Spares::new());
-        let run = hand.begin_in_place().unwrap();
-        let mut grant = hand.grant();
-        assert!(hand.grant_more(&run, 9, &mut grant, &mut spares));
+    fn nothing_is_taken_of_a_batch_whose_last_message_is_begun() {
+        let (mut lease, mut free) = (lease(2), FreeLists::new());
+        let batch = lease.begin_in_place().unwrap();
+        let mut grant = lease.grant();
+        assert!(lease.grant_more(&batch, 9, &mut grant, &mut free));
         assert_eq!((next(&mut grant), next(&mut grant)), (Some(0), Some(1)));
-        assert!(hand.take_all().is_empty());
+        assert!(lease.revoke().is_empty());
         assert_eq!(grant.next(|| unreachable!("none is left")), None);
-        assert!(!hand.grant_more(&run, 9, &mut grant, &mut spares));
+        assert!(!lease.grant_more(&batch, 9, &mut grant, &mut free));
     }
 
     #[test]
     fn a_message_that_was_begun_as_the_grant_closed_is_the_workers_if_it_was_seen() {
-        let (mut hand, mut spares) = (hand(3), Spares::new());
-        let run = hand.begin_in_place().unwrap();
-        let mut grant = hand.grant();
-        assert!(hand.grant_more(&run, 9, &mut grant, &mut spares));
+        let (mut lease, mut free) = (lease(3), FreeLists::new());
+        let batch = lease.begin_in_place().unwrap();
+        let mut grant = lease.grant();
+        assert!(lease.grant_more(&batch, 9, &mut grant, &mut free));
         assert_eq!(next(&mut grant), Some(0));
-        let taken = hand.take_all();
-        assert_eq!((taken.len(), taken[0].message.len(), hand.kept()), (1, 2, 1));
-        // As if the keeper had seen one more.
+        let taken = lease.revoke();
+        assert_eq!((taken.len(), taken[0].message.len(), lease.kept()), (1, 2, 1));
+        // As if the timer thread had seen one more.
         assert_eq!(grant.next(|| 2), Some(1..2));
         assert_eq!(grant.next(|| 2), None);
     }
@@ -327,7 +337,7 @@ mod tests {
         assert_eq!(cursor.close(8, || true), 2);
     }
 
-    /// On real CPUs, which keep stores to themselves for a while: without the barrier in `close` the keeper misses
+    /// On real CPUs, which keep stores to themselves for a while: without the barrier in `close` the timer thread misses
     /// messages that the worker began without seeing that the grant was closed.
     #[test]
     fn both_agree_on_the_last_message_begun() {

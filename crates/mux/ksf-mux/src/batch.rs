@@ -1,7 +1,7 @@
-//! Messages that travel together: cheap ones of one connection that arrived in one chunk.
+//! Batches: cheap messages of one connection that arrived in one chunk travel together.
 //!
-//! A queue, a wake-up and a count per message would cost more than the message. A run is as long as its messages are
-//! expected to be worked on in less time than it takes to wake somebody; messages that take longer travel alone.
+//! A queue, a wake-up and a count per message would cost more than the message. A batch is as long as its messages are
+//! expected to be worked on in less time than it takes to wake a worker; messages that take longer travel alone.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use ksf::pool::Chunk;
 
 /// One message or several, of one connection, in their order.
 #[derive(Debug)]
-pub(crate) struct Run {
+pub(crate) struct MessageBatch {
     chunk: Chunk,
     /// Where in the chunk they are; empty: all of it is the one message.
     ranges: Vec<Range<u32>>,
@@ -17,7 +17,7 @@ pub(crate) struct Run {
     at: usize,
 }
 
-impl Run {
+impl MessageBatch {
     /// A message alone.
     pub(crate) fn one(message: Chunk) -> Self {
         Self { chunk: message, ranges: Vec::new(), at: 0 }
@@ -50,7 +50,7 @@ impl Run {
         Some(range)
     }
 
-    /// Appends to `places` where in the chunk the next messages lie, `max` at most. They stay in the run.
+    /// Appends to `places` where in the chunk the next messages lie, `max` at most. They stay in the batch.
     pub(crate) fn peek(&self, max: usize, places: &mut Vec<Range<u32>>) {
         let count = self.len().min(max);
         match self.ranges.get(self.at..self.at + count) {
@@ -75,14 +75,14 @@ impl Run {
 
 /// Messages as the framer found them, in their order.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
+pub(crate) struct CutMessages {
     /// Those that lie in the chunk that was cut.
     places: Vec<Range<u32>>,
     /// Those that were put together from several chunks or parts, and how many of the others are before them.
     assembled: Vec<(usize, Chunk)>,
 }
 
-impl Found {
+impl CutMessages {
     /// Adds one that lies in the chunk.
     #[inline]
     pub(crate) fn in_place(&mut self, place: Range<usize>) {
@@ -105,39 +105,39 @@ impl Found {
         in_place as usize + self.assembled.iter().map(|(_, message)| message.len()).sum::<usize>()
     }
 
-    /// Builds runs of at most `len_max` messages, and is empty then. `spares`: lists of places to use again.
+    /// Builds batches of at most `len_max` messages, and is empty then. `free`: lists of places to use again.
     pub(crate) fn gather(
         &mut self,
         chunk: &Chunk,
         len_max: usize,
-        spares: &mut Vec<Vec<Range<u32>>>,
-        runs: &mut Vec<Run>,
+        free: &mut Vec<Vec<Range<u32>>>,
+        batches: &mut Vec<MessageBatch>,
     ) {
         if self.assembled.is_empty() && (2..=len_max).contains(&self.places.len()) {
-            // As it mostly is: the list becomes the run's.
-            let places = std::mem::replace(&mut self.places, spares.pop().unwrap_or_default());
-            runs.push(Run::of(chunk, places));
+            // As it mostly is: the list becomes the batch's.
+            let places = std::mem::replace(&mut self.places, free.pop().unwrap_or_default());
+            batches.push(MessageBatch::of(chunk, places));
             return;
         }
         let mut from = 0;
-        let mut add = |places: &[Range<u32>], runs: &mut Vec<Run>| {
+        let mut add = |places: &[Range<u32>], batches: &mut Vec<MessageBatch>| {
             for places in places.chunks(len_max.max(1)) {
-                runs.push(match places {
-                    [one] => Run::one(chunk.slice(one.start as usize..one.end as usize)),
+                batches.push(match places {
+                    [one] => MessageBatch::one(chunk.slice(one.start as usize..one.end as usize)),
                     several => {
-                        let mut list = spares.pop().unwrap_or_default();
+                        let mut list = free.pop().unwrap_or_default();
                         list.extend_from_slice(several);
-                        Run::of(chunk, list)
+                        MessageBatch::of(chunk, list)
                     }
                 });
             }
         };
         for (before, message) in self.assembled.drain(..) {
-            add(&self.places[from..before], runs);
+            add(&self.places[from..before], batches);
             from = before;
-            runs.push(Run::one(message));
+            batches.push(MessageBatch::one(message));
         }
-        add(&self.places[from..], runs);
+        add(&self.places[from..], batches);
         self.places.clear();
     }
 }
@@ -146,21 +146,21 @@ impl Found {
 mod tests {
     use super::*;
 
-    fn messages(runs: Vec<Run>) -> Vec<Vec<Vec<u8>>> {
-        let all = |mut run: Run| {
-            let (len, chunk) = (run.len(), run.chunk.clone());
-            let taken: Vec<_> = std::iter::from_fn(|| run.pop()).map(|range| chunk[range].to_vec()).collect();
-            assert_eq!((taken.len(), run.len()), (len, 0));
+    fn messages(batches: Vec<MessageBatch>) -> Vec<Vec<Vec<u8>>> {
+        let all = |mut batch: MessageBatch| {
+            let (len, chunk) = (batch.len(), batch.chunk.clone());
+            let taken: Vec<_> = std::iter::from_fn(|| batch.pop()).map(|range| chunk[range].to_vec()).collect();
+            assert_eq!((taken.len(), batch.len()), (len, 0));
             taken
         };
-        runs.into_iter().map(all).collect()
+        batches.into_iter().map(all).collect()
     }
 
     #[test]
-    fn runs_keep_the_order_and_their_length() {
+    fn batches_keep_the_order_and_their_length() {
         let chunk = Chunk::from_vec(b"abcdefgh".to_vec());
         let found = || {
-            let mut found = Found::default();
+            let mut found = CutMessages::default();
             (0..3).for_each(|at| found.in_place(at..at + 1));
             found.assembled(Chunk::from_vec(b"long".to_vec()));
             (3..5).for_each(|at| found.in_place(at..at + 1));
@@ -172,41 +172,41 @@ mod tests {
             (2, vec![vec!["a", "b"], vec!["c"], vec!["long"], vec!["d", "e"]]),
             (9, vec![vec!["a", "b", "c"], vec!["long"], vec!["d", "e"]]),
         ] {
-            let (mut runs, mut spares) = (Vec::new(), Vec::new());
+            let (mut batches, mut free) = (Vec::new(), Vec::new());
             let mut found = found();
-            found.gather(&chunk, len_max, &mut spares, &mut runs);
+            found.gather(&chunk, len_max, &mut free, &mut batches);
             assert_eq!(found.len(), 0);
             let expected: Vec<Vec<Vec<u8>>> =
-                expected.iter().map(|run| run.iter().map(|text| text.as_bytes().to_vec()).collect()).collect();
-            assert_eq!(messages(runs), expected, "{len_max}");
+                expected.iter().map(|batch| batch.iter().map(|text| text.as_bytes().to_vec()).collect()).collect();
+            assert_eq!(messages(batches), expected, "{len_max}");
         }
     }
 
     #[test]
-    fn one_chunk_of_short_messages_is_one_run() {
+    fn one_chunk_of_short_messages_is_one_batch() {
         let chunk = Chunk::from_vec(b"abc".to_vec());
         for len_max in [2, 3, 4] {
-            let (mut found, mut runs, mut spares) = (Found::default(), Vec::new(), vec![Vec::new()]);
+            let (mut found, mut batches, mut free) = (CutMessages::default(), Vec::new(), vec![Vec::new()]);
             (0..3).for_each(|at| found.in_place(at..at + 1));
-            found.gather(&chunk, len_max, &mut spares, &mut runs);
-            assert_eq!((found.len(), runs.len(), spares.len()), (0, 3usize.div_ceil(len_max), 0));
-            assert_eq!(messages(runs).concat(), [b"a", b"b", b"c"]);
+            found.gather(&chunk, len_max, &mut free, &mut batches);
+            assert_eq!((found.len(), batches.len(), free.len()), (0, 3usize.div_ceil(len_max), 0));
+            assert_eq!(messages(batches).concat(), [b"a", b"b", b"c"]);
         }
     }
 
     #[test]
     fn places_are_told_and_taken_off_later() {
-        let mut run = Run::of(&Chunk::from_vec(b"abcde".to_vec()), (0..5).map(|at| at..at + 1).collect());
+        let mut batch = MessageBatch::of(&Chunk::from_vec(b"abcde".to_vec()), (0..5).map(|at| at..at + 1).collect());
         let mut places = Vec::new();
-        run.peek(2, &mut places);
-        assert_eq!(run.len(), 5);
-        run.skip(2);
-        assert_eq!((run.len(), run.pop()), (3, Some(2..3)));
-        run.peek(9, &mut places);
-        run.skip(2);
-        run.peek(9, &mut places);
+        batch.peek(2, &mut places);
+        assert_eq!(batch.len(), 5);
+        batch.skip(2);
+        assert_eq!((batch.len(), batch.pop()), (3, Some(2..3)));
+        batch.peek(9, &mut places);
+        batch.skip(2);
+        batch.peek(9, &mut places);
         assert_eq!(places, [0..1, 1..2, 3..4, 4..5]);
-        let mut whole = Run::one(Chunk::from_vec(b"xyz".to_vec()));
+        let mut whole = MessageBatch::one(Chunk::from_vec(b"xyz".to_vec()));
         whole.peek(2, &mut places);
         whole.skip(1);
         whole.peek(2, &mut places);
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn an_empty_message_is_one() {
-        let mut run = Run::one(Chunk::from_vec(Vec::new()));
-        assert_eq!((run.len(), run.pop(), run.pop()), (1, Some(0..0), None));
+        let mut batch = MessageBatch::one(Chunk::from_vec(Vec::new()));
+        assert_eq!((batch.len(), batch.pop(), batch.pop()), (1, Some(0..0), None));
     }
 }

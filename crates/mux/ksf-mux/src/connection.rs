@@ -5,26 +5,26 @@ use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use crate::baton::Baton;
+use crate::batch::MessageBatch;
+use crate::combining_lock::CombiningLock;
 use crate::error::ConnectionError;
 use crate::framer::Framer;
 use crate::mux::{ConnectionId, Shared};
-use crate::options::{self, Limits, MessageFraming};
-use crate::outbox::{Outbox, SendProgress};
-use crate::run::Run;
-use crate::scheduler::{Lane, Source};
+use crate::options::{self, MessageFraming, MuxLimits};
+use crate::out_queue::{OutQueue, SendProgress};
+use crate::scheduler::{OrderedQueue, Source};
 use crate::sync::{Arc, Mutex};
 
-pub(crate) struct Link {
+pub(crate) struct Connection {
     pub(crate) id: ConnectionId,
-    /// The multiplexor. It holds the link too, until the connection is detached.
+    /// The multiplexor. It holds the conn too, until the connection is detached.
     pub(crate) mux: Arc<Shared>,
     pub(crate) framing: MessageFraming,
-    /// Limits of its own, where it has some. Those of the multiplexor as a whole hold nevertheless.
-    own_limits: Option<Arc<Limits>>,
-    lane: Option<Lane<Run>>,
-    pub(crate) reader: Baton<Reader>,
-    pub(crate) outbox: Outbox<OwnedFd>,
+    /// MuxLimits of its own, where it has some. Those of the multiplexor as a whole hold nevertheless.
+    own_limits: Option<Arc<MuxLimits>>,
+    ordered: Option<OrderedQueue<MessageBatch>>,
+    pub(crate) reader: CombiningLock<Reader>,
+    pub(crate) out_queue: OutQueue<OwnedFd>,
     /// Bytes and number of its messages that are not done with.
     pub(crate) waiting_bytes: AtomicUsize,
     pub(crate) waiting_messages: AtomicUsize,
@@ -38,11 +38,11 @@ pub(crate) struct Link {
     pub(crate) doomed: AtomicBool,
     /// Something is queued that was not tried to send yet.
     pub(crate) corked: AtomicBool,
-    /// The keeper saw that.
+    /// The timer thread saw that.
     pub(crate) corked_seen: AtomicBool,
     /// Messages wait for others until then (ns of the monotonic clock); 0: none does.
     pub(crate) batch_until_ns: AtomicU64,
-    /// The keeper has it on its list.
+    /// The timer thread has it on its list.
     pub(crate) listed: AtomicBool,
     pub(crate) progress: Mutex<SendProgress>,
     pub(crate) error: OnceLock<ConnectionError>,
@@ -55,12 +55,12 @@ pub(crate) struct Link {
     pub(crate) active_at: AtomicU64,
 }
 
-/// What whoever attached a connection wants to go with it.
+/// What goes with a connection at the wish of the caller that attached it.
 pub(crate) struct Attachment {
     /// Its state for this connection.
     pub(crate) state: Box<dyn Any + Send + Sync>,
     /// Told once, when the connection ends.
-    pub(crate) ended: fn(&Link, &ConnectionError),
+    pub(crate) ended: fn(&Connection, &ConnectionError),
 }
 
 /// Counters of one connection, under the names AF_KCM gives them.
@@ -95,24 +95,27 @@ pub(crate) struct Reader {
     pub(crate) framer: Framer,
 }
 
-impl Link {
+impl Connection {
     pub(crate) fn new(
         id: ConnectionId,
         mux: Arc<Shared>,
         socket: OwnedFd,
         framing: MessageFraming,
         ordering: options::Ordering,
-        own_limits: Option<Limits>,
+        own_limits: Option<MuxLimits>,
     ) -> Self {
         let socket = Arc::new(socket);
         Self {
             id,
             mux,
-            lane: (ordering == options::Ordering::OneAtATime).then(Lane::default),
-            reader: Baton::new(Reader { socket: Some(Arc::clone(&socket)), framer: Framer::new(framing.clone()) }),
+            ordered: (ordering == options::Ordering::OneAtATime).then(OrderedQueue::default),
+            reader: CombiningLock::new(Reader {
+                socket: Some(Arc::clone(&socket)),
+                framer: Framer::new(framing.clone()),
+            }),
             framing,
             own_limits: own_limits.map(Arc::new),
-            outbox: Outbox::new(socket),
+            out_queue: OutQueue::new(socket),
             waiting_bytes: AtomicUsize::new(0),
             waiting_messages: AtomicUsize::new(0),
             unfinished_bytes: AtomicUsize::new(0),
@@ -134,7 +137,7 @@ impl Link {
     }
 
     /// What its peer may cost.
-    pub(crate) fn limits(&self) -> Arc<Limits> {
+    pub(crate) fn limits(&self) -> Arc<MuxLimits> {
         self.own_limits.clone().unwrap_or_else(|| self.mux.limits())
     }
 
@@ -144,28 +147,28 @@ impl Link {
         let waiting = self.waiting_messages.load(Ordering::SeqCst);
         waiting >= limits.connection_messages_max
             || self.waiting_bytes.load(Ordering::SeqCst) > limits.connection_bytes_max
-            || self.outbox.bytes() > limits.out_queue_bytes_max
+            || self.out_queue.bytes() > limits.out_queue_bytes_max
             || (waiting > 0 && self.mux.memory.load(Ordering::SeqCst) > self.mux.limits().mux_bytes_max)
     }
 
     /// True when nothing of it is left to do.
     pub(crate) fn is_done(&self) -> bool {
-        self.error.get().is_some() && self.waiting_messages.load(Ordering::SeqCst) == 0 && self.outbox.bytes() == 0
+        self.error.get().is_some() && self.waiting_messages.load(Ordering::SeqCst) == 0 && self.out_queue.bytes() == 0
     }
 }
 
-impl Source for Arc<Link> {
-    type Message = Run;
+impl Source for Arc<Connection> {
+    type Message = MessageBatch;
 
     fn is_same(&self, other: &Self) -> bool {
         Self::ptr_eq(self, other)
     }
 
-    fn lane(&self) -> Option<&Lane<Run>> {
-        self.lane.as_ref()
+    fn ordered_queue(&self) -> Option<&OrderedQueue<MessageBatch>> {
+        self.ordered.as_ref()
     }
 
-    fn class(&self, message: &Run) -> Option<usize> {
+    fn class(&self, message: &MessageBatch) -> Option<usize> {
         // Where there are classes each message travels alone.
         self.mux.options.classify.as_ref()?(message.chunk())
     }

@@ -1,0 +1,299 @@
+//! The timer thread: the one thread a multiplexor has of its own. It moves no messages. It does in time what no worker
+//! comes to do, because all of them work, or none receives.
+//!
+//! Connections are put on its list when they have something that must not wait for ever: replies that were held back to
+//! leave together, bytes TCP had no room for, a message that began and must end in time. It also revokes the leases of
+//! workers that are held up. While there is nothing of the kind the thread sleeps.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use ksf::limits::Time;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
+
+use crate::connection::Connection;
+use crate::mux::{Shared, now};
+use crate::socket::WorkerState;
+use crate::sync::Arc;
+
+/// How often workers are checked that hold messages or replies back: those wait for others for up to twice that, when
+/// their worker is held up by a message that takes longer than the last ones did. Not oftener: each check takes a CPU
+/// away from another thread, which on two CPUs cost a connection in a hundred a millisecond (Linux 6.18).
+pub(crate) const TICK: Duration = Duration::from_millis(5);
+
+/// How exactly the time for a message to arrive and the time to send it are kept, and how long bytes wait that TCP had no
+/// room for when no worker is there to hear that it has.
+pub(crate) const TIMEOUT_TICK: Duration = Duration::from_millis(10);
+
+/// How exactly the time without any byte is kept.
+pub(crate) const IDLE_TICK: Duration = Duration::from_millis(100);
+
+/// Checks without corked replies after which a longer time is used: a connection that corks will do so again.
+const QUIET_CHECKS: u32 = 100;
+
+#[derive(Debug)]
+pub(crate) struct TimerThread {
+    list: Mutex<List>,
+    /// An eventfd: the thread is to look at its list. Not a condition variable, because it waits for connections, too.
+    changed: OwnedFd,
+    /// It wakes within [`TICK`] anyway.
+    is_ticking: AtomicBool,
+    /// A worker may hold messages that others could work on.
+    leases: AtomicBool,
+    workers: Mutex<Vec<Weak<Mutex<WorkerState>>>>,
+    /// Sockets that linger.
+    lingering: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct List {
+    conns: Vec<Arc<Connection>>,
+    /// Connections closed from this side that may still read, and until when.
+    lingering: Vec<(OwnedFd, Time)>,
+    /// How long the thread sleeps now; `None`: until it is woken.
+    sleeps: Option<Duration>,
+    stop: bool,
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl TimerThread {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            list: Mutex::default(),
+            changed: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            is_ticking: AtomicBool::new(false),
+            leases: AtomicBool::new(false),
+            workers: Mutex::default(),
+            lingering: AtomicUsize::new(0),
+        })
+    }
+
+    /// Puts a connection on the list, if it is not there, to be checked within this time.
+    pub(crate) fn schedule_check(&self, conn: &Arc<Connection>, within: Duration) {
+        let is_new = !conn.listed.swap(true, Ordering::SeqCst);
+        if !is_new && (within > TICK || (within == TICK && self.is_ticking.load(Ordering::SeqCst))) {
+            return;
+        }
+        let mut list = self.lock();
+        if is_new {
+            list.conns.push(Arc::clone(conn));
+        }
+        self.hurry(list, within);
+    }
+
+    /// Checks the lease of a worker from now on.
+    pub(crate) fn watch(&self, state: &Arc<Mutex<WorkerState>>) {
+        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        workers.retain(|worker| worker.strong_count() > 0);
+        workers.push(Arc::downgrade(state));
+    }
+
+    /// A worker took several messages: its lease is revoked if it is held up by one of them.
+    pub(crate) fn watch_leases(&self) {
+        if !self.leases.load(Ordering::SeqCst) && !self.leases.swap(true, Ordering::SeqCst) {
+            self.hurry(self.lock(), TICK);
+        }
+    }
+
+    /// Checks the message sockets in event loops from now on.
+    pub(crate) fn watch_wait_set(&self) {
+        self.hurry(self.lock(), TICK);
+    }
+
+    /// Gives what held-up workers have on lease to others. Whether any worker has a lease.
+    fn check_leases(&self, shared: &Shared) -> bool {
+        // First down, then the check: a worker that takes a lease from here on puts it up again.
+        self.leases.store(false, Ordering::SeqCst);
+        let workers: Vec<_> = {
+            let workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+            workers.iter().filter_map(Weak::upgrade).collect()
+        };
+        let mut any = false;
+        for state in workers {
+            // A worker that is at its lease now is not held up.
+            let Ok(mut state) = state.try_lock() else {
+                any = true;
+                continue;
+            };
+            let (has_lease, revoked) = state.check();
+            drop(state);
+            any |= has_lease;
+            if !revoked.is_empty() {
+                shared.wake(shared.scheduler.give_back(revoked.into_iter()));
+            }
+        }
+        if any {
+            self.leases.store(true, Ordering::SeqCst);
+        }
+        any
+    }
+
+    /// Closes a socket when its peer has, or at `deadline`.
+    pub(crate) fn linger(&self, socket: OwnedFd, deadline: Time) {
+        self.lingering.fetch_add(1, Ordering::SeqCst);
+        let mut list = self.lock();
+        list.lingering.push((socket, deadline));
+        self.hurry(list, TIMEOUT_TICK);
+    }
+
+    /// Sockets that linger.
+    pub(crate) fn lingering(&self) -> usize {
+        self.lingering.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn stop(&self) {
+        let mut list = self.lock();
+        list.stop = true;
+        self.hurry(list, Duration::ZERO);
+    }
+
+    /// Wakes the thread if it would sleep for longer.
+    fn hurry(&self, list: MutexGuard<'_, List>, within: Duration) {
+        let late = list.sleeps.is_none_or(|sleeps| sleeps > within);
+        drop(list);
+        if late {
+            let _ = rustix::io::write(&self.changed, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Waits until something is new, or for so long; `set`: or until that has events.
+    fn wait(&self, timeout: Option<Duration>, set: Option<&OwnedFd>) {
+        let timeout =
+            timeout.map(|timeout| Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos().into() });
+        let mut polled = vec![PollFd::new(&self.changed, PollFlags::IN)];
+        polled.extend(set.map(|set| PollFd::new(set, PollFlags::IN)));
+        let _ = rustix::event::poll(&mut polled, timeout.as_ref());
+        if polled[0].revents().contains(PollFlags::IN) {
+            let _ = rustix::io::read(&self.changed, &mut [0; 8]);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, List> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The thread.
+    pub(crate) fn run(shared: &Shared) {
+        let timer = &shared.timer;
+        let mut quiet = QUIET_CHECKS;
+        let mut list = timer.lock();
+        while !list.stop {
+            let mut conns = std::mem::take(&mut list.conns);
+            let mut lingering = std::mem::take(&mut list.lingering);
+            drop(list);
+            let time = now();
+            let before = lingering.len();
+            lingering.retain(|(socket, deadline)| time < *deadline && !has_ended(socket));
+            timer.lingering.fetch_sub(before - lingering.len(), Ordering::SeqCst);
+            let mut soonest = (!lingering.is_empty()).then_some(TIMEOUT_TICK);
+            conns.retain(|conn| {
+                let next = check(shared, conn);
+                soonest = soonest.into_iter().chain(next).min();
+                next.is_some()
+            });
+            if timer.check_leases(shared) {
+                soonest = Some(soonest.map_or(TICK, |soonest| soonest.min(TICK)));
+            }
+            let of_waiters = shared.wait_set.check(|| is_ready(shared.connections_set()), || shared.scheduler.awake(0));
+            if of_waiters.soon {
+                soonest = Some(soonest.map_or(TICK, |soonest| soonest.min(TICK)));
+            }
+            quiet = if soonest.is_some_and(|soonest| soonest <= TICK) { 0 } else { quiet + 1 };
+            if quiet < QUIET_CHECKS {
+                soonest = soonest.into_iter().chain([TICK]).min();
+            }
+            list = timer.lock();
+            // Behind those that were put on it meanwhile, which are few.
+            list.conns.append(&mut conns);
+            list.lingering.append(&mut lingering);
+            if shared.wait_set.is_watched() && !of_waiters.soon && !of_waiters.when_ready {
+                // Asked for since the check, by a thread that found this one awake.
+                soonest = Some(soonest.map_or(TICK, |soonest| soonest.min(TICK)));
+            }
+            list.sleeps = soonest;
+            if soonest.is_none_or(|soonest| soonest > TICK) {
+                timer.is_ticking.store(false, Ordering::SeqCst);
+                if timer.leases.load(Ordering::SeqCst) {
+                    // Put up since the check, by a thread that found this one awake.
+                    list.sleeps = Some(TICK);
+                    soonest = Some(TICK);
+                }
+            } else {
+                timer.is_ticking.store(true, Ordering::SeqCst);
+            }
+            if list.stop {
+                break;
+            }
+            let time = match soonest {
+                None if list.conns.is_empty() && list.lingering.is_empty() => None,
+                _ => Some(soonest.unwrap_or(TICK)),
+            };
+            drop(list);
+            // While it ticks anyway it need not be woken by what it would only note.
+            let is_quiet = time.is_none_or(|time| time > TICK);
+            timer.wait(time, (of_waiters.when_ready && is_quiet).then(|| &**shared.connections_set()));
+            list = timer.lock();
+            // While it checks it will do so again at once.
+            list.sleeps = Some(Duration::ZERO);
+        }
+        list.conns.clear();
+        list.lingering.clear();
+    }
+}
+
+/// Whether an epoll set has events.
+fn is_ready(set: &OwnedFd) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut [PollFd::new(set, PollFlags::IN)], Some(&now)).is_ok_and(|count| count > 0)
+}
+
+/// Throws away what still comes, and says whether the peer has closed.
+fn has_ended(socket: &OwnedFd) -> bool {
+    let mut waste = [0; 4096];
+    for _ in 0..64 {
+        match rustix::net::recv(socket, &mut waste[..], rustix::net::RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return true,
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return errno != rustix::io::Errno::AGAIN,
+        }
+    }
+    false
+}
+
+/// Checks one connection. Returns within what time it must be checked again, if at all.
+fn check(shared: &Shared, conn: &Arc<Connection>) -> Option<Duration> {
+    // First off the list, then the check: what comes later puts it on again.
+    conn.listed.store(false, Ordering::SeqCst);
+    let batch_until_ns = conn.batch_until_ns.load(Ordering::SeqCst);
+    let corked = conn.corked.load(Ordering::SeqCst);
+    // What was held back a moment ago its worker is about to send: only what stays is sent here.
+    let stays = corked && !conn.corked_seen.swap(true, Ordering::SeqCst);
+    if (conn.out_queue.bytes() > 0 || batch_until_ns != 0) && now().0 >= batch_until_ns && !stays {
+        shared.send(conn);
+    }
+    shared.check_time(conn, now());
+    if conn.detached.load(Ordering::SeqCst) {
+        return None;
+    }
+    let batch_until_ns = conn.batch_until_ns.load(Ordering::SeqCst);
+    let next = if batch_until_ns != 0 {
+        Duration::from_nanos(batch_until_ns.saturating_sub(now().0)).min(TICK)
+    } else if corked {
+        TICK
+    } else if conn.out_queue.bytes() > 0 || conn.unfinished_bytes.load(Ordering::SeqCst) > 0 {
+        TIMEOUT_TICK
+    } else if conn.limits().idle_timeout_ms > 0 {
+        IDLE_TICK
+    } else {
+        return None;
+    };
+    // On the list again already: by another thread, with a place of its own.
+    (!conn.listed.swap(true, Ordering::SeqCst)).then_some(next)
+}
