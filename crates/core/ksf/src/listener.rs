@@ -72,6 +72,8 @@ pub struct DatagramPeer {
 pub(crate) struct Sockets {
     pub(crate) addr: ListenAddr,
     pub(crate) sockets: Vec<OwnedFd>,
+    /// Somebody else may listen on them, too, now or later.
+    pub(crate) handed_over: bool,
     pub(crate) unlink: Option<UnlinkOnDrop>,
 }
 
@@ -115,7 +117,7 @@ pub(crate) fn inherit(socket: OwnedFd, shards: usize) -> Result<Sockets, Error> 
         sockets.push(socket.try_clone().map_err(fail("dup"))?);
     }
     sockets.push(socket);
-    Ok(Sockets { addr, sockets, unlink: None })
+    Ok(Sockets { addr, sockets, handed_over: true, unlink: None })
 }
 
 fn describe(socket: &OwnedFd) -> ListenAddr {
@@ -180,7 +182,7 @@ fn open_inet(addr: &ListenAddr, mut at: SocketAddr, cpus: &[usize], options: Soc
         attach_steering(&sockets[0], cpus).map_err(fail("SO_ATTACH_REUSEPORT_CBPF"))?;
     }
     let addr = if stream { ListenAddr::Tcp(at) } else { ListenAddr::Udp(at) };
-    Ok(Sockets { addr, sockets, unlink: None })
+    Ok(Sockets { addr, sockets, handed_over: false, unlink: None })
 }
 
 /// Binds; the first socket of a listener is patient, because a server that was killed releases its sockets a little
@@ -217,7 +219,28 @@ fn open_unix(addr: &ListenAddr, path: &Path, shards: usize) -> Result<Sockets, E
     let unlink = Some(UnlinkOnDrop(path.to_owned()));
     socket.listen(BACKLOG).map_err(fail("listen"))?;
     let shared = inherit(socket.into(), shards)?;
-    Ok(Sockets { addr: addr.clone(), sockets: shared.sockets, unlink })
+    Ok(Sockets { addr: addr.clone(), sockets: shared.sockets, handed_over: false, unlink })
+}
+
+/// Lets a listening TCP socket begin no further handshake; those that were begun can still be completed. A connection
+/// request is dropped, and asked again by its TCP a second later, when this socket is closed and another one, or none, has
+/// the port. For sockets that are about to be closed: a connection whose handshake ended behind the last accept would be
+/// reset with them, and one that is refused is not. Connections accepted from now on inherit the filter, and receive no
+/// such segment.
+pub(crate) fn begin_no_handshake(socket: &OwnedFd) -> io::Result<()> {
+    // A socket filter of a TCP socket sees the segment from its header on (tcp_filter). The flags of RFC 9293, 3.1.
+    const FLAGS_AT: u32 = 13;
+    const SYN: u32 = 0x02;
+    const WHOLE: u32 = u32::MAX;
+    let instruction = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut program = [
+        instruction(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, 0, 0, FLAGS_AT),
+        instruction(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, 0, 1, SYN),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, 0, 0),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, 0, WHOLE),
+    ];
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)
 }
 
 /// Removes a socket that a dead server left at `path`. `Err(None)`: somebody listens there.
@@ -314,6 +337,31 @@ mod tests {
         let any = ListenAddr::Udp("[::1]:0".parse().unwrap());
         let first = open(&any, &cpus, SocketOptions::default()).unwrap();
         assert!(matches!(open(&first.addr, &cpus, SocketOptions::default()), Err(Error::AddrInUse { .. })));
+    }
+
+    #[test]
+    fn a_listener_that_begins_no_handshake_loses_no_connection_when_it_closes() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let mut before = std::net::TcpStream::connect(at).unwrap();
+        let listener = OwnedFd::from(listener);
+        begin_no_handshake(&listener).unwrap();
+        // Without the filter the kernel would end this handshake before the call returns.
+        let after = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        after.set_nonblocking(true).unwrap();
+        assert_eq!(after.connect(&at.into()).unwrap_err().raw_os_error(), Some(libc::EINPROGRESS));
+        let mut accepted = std::net::TcpListener::from(listener.try_clone().unwrap()).accept().unwrap().0;
+        drop(listener);
+        use std::io::{Read, Write};
+        let mut got = [0; 5];
+        before.write_all(b"hello").unwrap();
+        accepted.read_exact(&mut got).unwrap();
+        assert_eq!(&got, b"hello");
+        // Asked again by TCP, and refused.
+        let mut ends = [rustix::event::PollFd::new(&after, rustix::event::PollFlags::OUT)];
+        rustix::event::poll(&mut ends, None).unwrap();
+        let error = after.take_error().unwrap().expect("a connection that nobody accepted");
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
     }
 
     #[test]

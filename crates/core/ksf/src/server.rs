@@ -101,7 +101,8 @@ impl Builder {
         self
     }
 
-    /// Serves `service` on a socket that somebody else has bound (socket activation).
+    /// Serves `service` on a socket that somebody else has bound (socket activation), and that others may listen on when
+    /// this server stops: connections that come from then on wait there for them.
     pub fn inherit<S: Service>(mut self, socket: OwnedFd, service: Arc<S>, assist: Option<Arc<dyn Assist>>) -> Self {
         let source = Source::Inherit(socket);
         self.listeners.push(Planned { source, service: Arc::new(service), assist, adopter: None });
@@ -137,7 +138,7 @@ impl Builder {
                 }
                 Source::Inherit(socket) => listener::inherit(socket, cpus.len())?,
             };
-            let Sockets { addr, sockets, unlink } = opened;
+            let Sockets { addr, sockets, handed_over, unlink } = opened;
             let kind = match addr {
                 ListenAddr::Tcp(_) => ListenerKind::Tcp,
                 ListenAddr::Udp(_) => ListenerKind::Udp,
@@ -146,7 +147,8 @@ impl Builder {
             for (shard, socket) in per_shard.iter_mut().zip(sockets) {
                 let (addr, service, assist) = (addr.clone(), Arc::clone(&service), assist.clone());
                 let adopter = adopter.clone();
-                shard.push(ShardListener { addr, socket, kind, service, adopter, assist });
+                let socket = Some(socket);
+                shard.push(ShardListener { addr, socket, handed_over, kind, service, adopter, assist });
             }
             let assisted = assist.is_some() && kind == ListenerKind::Tcp;
             infos.push(ListenerInfo { addr, service: service.name().to_owned(), assisted });

@@ -4,17 +4,19 @@
 mod common;
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr};
+use std::net::{Shutdown, SocketAddr, TcpListener};
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
 use common::Recorder;
 use common::net::*;
 use ksf::deferred::Deferred;
+use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::Limits;
 use ksf::server::Drained;
-use ksf::{Message, Order, Peer, Refused, Reply, Service};
+use ksf::{Message, Order, Peer, Refused, Reply, Server, Service};
 
 /// Echoes lines; every third one from the thread pool. Counts what it was handed: when a server ends, its counters do.
 #[derive(Default)]
@@ -170,6 +172,100 @@ fn connections_made_before_a_drain_are_not_reset() {
             peer.shutdown(Shutdown::Both).unwrap();
         }
         drained.join().unwrap().unwrap();
+    }
+}
+
+/// A server that drains and is kept from its end by a deferred reply; who is waited for, and the reply.
+fn draining(engine: EngineKind, server: Server, service: &Recorder, mut waits: impl Read + Write) -> Draining {
+    waits.write_all(b"defer\n").unwrap();
+    wait_until("it is read", || count(&server, "bytes_in") == 6);
+    let ended = std::thread::spawn(move || server.drain().unwrap());
+    let late = service.deferred.lock().unwrap().pop().unwrap();
+    Draining { engine, ended, late }
+}
+
+struct Draining {
+    engine: EngineKind,
+    ended: std::thread::JoinHandle<Drained>,
+    late: Deferred,
+}
+
+impl Draining {
+    /// Connects until that is refused; then the server may end. Whom it took first is ended in an orderly way, or served.
+    fn refuses<S: Read + Write>(self, connect: impl Fn() -> std::io::Result<S>) {
+        let mut taken = Vec::new();
+        let refused = loop {
+            match connect() {
+                Ok(peer) => taken.push(peer),
+                Err(error) => break error,
+            }
+            assert!(taken.len() < 4096, "{}: connections are taken, and nobody is there for them", self.engine);
+        };
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "{}", self.engine);
+        for peer in &mut taken {
+            expect_end(peer);
+        }
+        drop(taken);
+        assert!(!self.ended.is_finished(), "{}: it ended before its last reply", self.engine);
+        self.late.reply(b"late".to_vec());
+        self.ended.join().unwrap();
+    }
+}
+
+#[test]
+fn connections_during_a_drain_are_refused() {
+    own_network();
+    for engine in engines() {
+        let service = Recorder::new(Framing::Delimiter(Delimiter::LF), Order::Requests);
+        let server = all_shards(engine, ANY, Limits::default(), Arc::clone(&service));
+        let (at, waits) = (addr(&server), connect(&server));
+        // What is refused while the last handshakes are waited for is asked again by TCP, a second later.
+        let again = || std::net::TcpStream::connect_timeout(&at, PATIENCE);
+        draining(engine, server, &service, waits).refuses(again);
+    }
+}
+
+#[test]
+fn connections_to_a_path_during_a_drain_are_refused() {
+    own_network();
+    for engine in engines() {
+        let path = std::env::temp_dir().join(format!("ksf-stopping-{}-{engine}", std::process::id()));
+        let service = Recorder::new(Framing::Delimiter(Delimiter::LF), Order::Requests);
+        let addr = format!("unix:{}", path.display());
+        let server = all_shards(engine, &addr, Limits::default(), Arc::clone(&service));
+        let waits = UnixStream::connect(&path).unwrap();
+        draining(engine, server, &service, waits).refuses(|| UnixStream::connect(&path));
+        assert!(!path.exists());
+    }
+}
+
+/// A socket of the service manager: what waits there is for the next instance.
+#[test]
+fn connections_to_a_socket_that_was_handed_over_wait_for_its_next_holder() {
+    own_network();
+    for engine in engines() {
+        let handed_over = TcpListener::bind("127.0.0.1:0").unwrap();
+        let service = Recorder::new(Framing::Delimiter(Delimiter::LF), Order::Requests);
+        let socket = handed_over.try_clone().unwrap().into();
+        let builder = Server::builder().engine(engine).inherit(socket, Arc::clone(&service), None);
+        let server = builder.start().unwrap();
+        let mut idle = connect(&server);
+        let (at, waits) = (addr(&server), connect(&server));
+        let draining = draining(engine, server, &service, waits);
+        // It drains for sure.
+        expect_end(&mut idle);
+        drop(idle);
+        let mut peer = connect_to(at);
+        peer.write_all(b"for the next").unwrap();
+        draining.late.reply(b"late".to_vec());
+        draining.ended.join().unwrap();
+        handed_over.set_nonblocking(false).unwrap();
+        let (mut accepted, from) = handed_over.accept().unwrap();
+        assert_eq!(from, peer.local_addr().unwrap(), "{engine}");
+        expect(&mut accepted, b"for the next");
+        // And others still find it.
+        let _other = connect_to(at);
+        handed_over.accept().unwrap();
     }
 }
 

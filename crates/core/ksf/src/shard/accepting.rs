@@ -11,7 +11,7 @@ use crate::adopt::{Adopted, Place};
 use crate::engine::syscalls::{accept_now, set_nonblocking};
 use crate::engine::{Engine, Reading};
 use crate::error::CloseReason;
-use crate::listener::ListenAddr;
+use crate::listener::{ListenAddr, begin_no_handshake};
 use crate::service::{Peer, Refused};
 
 /// Time after which accepting is tried again when it failed.
@@ -23,7 +23,8 @@ const REFUSE_BURST: usize = 1024;
 impl<E: Engine> Shard<E> {
     pub(super) fn add_listener(&mut self, listener: ShardListener) -> Result<(), crate::Error> {
         let index = self.listeners.len() as u32;
-        let fd = listener.socket.as_raw_fd();
+        let Some(socket) = &listener.socket else { return Ok(()) };
+        let fd = socket.as_raw_fd();
         if let ListenAddr::Udp(local) = listener.addr {
             let (addr, service) = (listener.addr.clone(), listener.service.name());
             let datagrams = listener.service.open_datagrams(Peer::Udp(local), index);
@@ -81,17 +82,19 @@ impl<E: Engine> Shard<E> {
             self.free.push(index);
             return;
         };
+        let draining = self.draining.is_some();
         let assist = from
             .assist
             .as_ref()
-            .filter(|_| from.kind == ListenerKind::Tcp)
+            .filter(|_| from.kind == ListenerKind::Tcp && !draining)
             .and_then(|half| Some(Box::new(AssistState::new(half.attach(socket.as_fd())?))));
         if let Some(assist) = &assist {
             self.tokens.insert(assist.conn.token(), key);
         }
         // The first bytes came with the connection: a receive that is tried now finds them, and often the connection
-        // ends in this very turn, without anything for the engine to do. A kernel half would have to see them first.
-        let at_once = from.service.peer_speaks_first() && assist.is_none();
+        // ends in this very turn, without anything for the engine to do. A kernel half would have to see them first. And a
+        // shard that drains answers what has come by now, and nothing later.
+        let at_once = (from.service.peer_speaks_first() || draining) && assist.is_none();
         let (reading, phase) = (if at_once { Reading::Off } else { Reading::On }, Phase::Open);
         let fd = socket.as_raw_fd();
         // After attaching: the engine's first receive finds what arrived before.
@@ -100,7 +103,6 @@ impl<E: Engine> Shard<E> {
             Some(Conn { stream, assist, socket, reading, touched: false, phase, link: None });
         self.note_open();
         self.connections.fetch_add(1, Ordering::Relaxed);
-        let draining = self.draining.is_some();
         // Looked after at the end of the turn: a kernel half takes over at once.
         let first = if at_once { self.engine.receive_now(fd, &mut self.env) } else { None };
         if let Some((stream, env)) = self.stream(key) {
@@ -128,7 +130,7 @@ impl<E: Engine> Shard<E> {
     /// a connection left in the queue would hang.
     fn refuse_waiting(&mut self, listener: u32) {
         let Some(Some(from)) = self.listeners.get(listener as usize) else { return };
-        let socket = from.socket.as_raw_fd();
+        let Some(socket) = from.socket.as_ref().map(AsRawFd::as_raw_fd) else { return };
         drop(self.spare_fd.take());
         if set_nonblocking(socket, true).is_ok() {
             for _ in 0..REFUSE_BURST {
@@ -143,16 +145,43 @@ impl<E: Engine> Shard<E> {
         self.spare_fd = spare_fd();
     }
 
-    /// Takes the connections that wait to be accepted, so that closing the socket does not reset them, and stops.
+    /// Lets nobody connect any more: a peer that is refused asks somebody else, where one that waits in the queue of a
+    /// server that stops would be reset in the end. True if handshakes that were begun before are to be waited for.
+    pub(super) fn refuse_new(&mut self, index: u32) -> bool {
+        let Some(listener) = &self.listeners[index as usize] else { return false };
+        let Some(socket) = &listener.socket else { return false };
+        match listener.kind {
+            ListenerKind::Udp => false,
+            // Others listen on it, or will, and find there who comes.
+            _ if listener.handed_over => {
+                self.engine.unlisten(index);
+                false
+            }
+            ListenerKind::Tcp => {
+                // Without it a connection whose handshake is under way may be reset.
+                let _ = begin_no_handshake(socket);
+                true
+            }
+            ListenerKind::Unix => {
+                // Connecting fails from now on (unix_stream_connect), accepting does not: there is no handshake. It
+                // cannot fail, and the other shards, which share the socket, drain as well.
+                let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Read);
+                self.stop_listening(index);
+                false
+            }
+        }
+    }
+
+    /// Takes the connections that wait to be accepted, and closes the socket, which would reset them.
     pub(super) fn stop_listening(&mut self, index: u32) {
-        let Some(listener) = &self.listeners[index as usize] else { return };
-        if listener.kind == ListenerKind::Udp {
+        let Some(listener) = &mut self.listeners[index as usize] else { return };
+        if listener.kind == ListenerKind::Udp || listener.handed_over {
             return;
         }
+        let Some(socket) = listener.socket.take() else { return };
         self.engine.unlisten(index);
-        let socket = listener.socket.as_raw_fd();
-        if set_nonblocking(socket, true).is_ok() {
-            while let Ok(Some(connection)) = accept_now(socket) {
+        if set_nonblocking(socket.as_raw_fd(), true).is_ok() {
+            while let Ok(Some(connection)) = accept_now(socket.as_raw_fd()) {
                 self.accepted(index, connection);
             }
         }

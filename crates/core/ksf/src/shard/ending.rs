@@ -3,10 +3,14 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{Conn, Phase, Shard};
+use super::{Conn, Draining, Phase, Shard};
 use crate::engine::{Engine, Reading};
 use crate::error::CloseReason;
 use crate::service::ConnKey;
+
+/// Time in which handshakes that were begun before a drain may be completed: longer than a round trip to most peers. A
+/// drain takes at least this long where TCP is listened for.
+const HANDSHAKES_MS: u64 = 50;
 
 impl<E: Engine> Shard<E> {
     /// All replies are sent: ends our direction, and waits for the peer to end its own. The last of them may wait in the
@@ -113,11 +117,16 @@ impl<E: Engine> Shard<E> {
         if self.draining.is_some() {
             return;
         }
-        self.draining = Some(self.env.now.plus_ms(self.env.limits.drain_timeout_ms));
-        self.next_tick = self.env.now;
-        for index in 0..self.listeners.len() {
-            self.stop_listening(index as u32);
+        let now = self.env.now;
+        let deadline = now.plus_ms(self.env.limits.drain_timeout_ms);
+        self.draining = Some(Draining { deadline, handshakes_until: None });
+        self.next_tick = now;
+        let mut handshakes = false;
+        for index in 0..self.listeners.len() as u32 {
+            handshakes |= self.refuse_new(index);
         }
+        let handshakes_until = handshakes.then_some(deadline.min(now.plus_ms(HANDSHAKES_MS)));
+        self.draining = Some(Draining { deadline, handshakes_until });
         for index in 0..self.places.len() as u32 {
             let key = ConnKey { index, generation: self.places[index as usize].generation };
             if let Some((stream, env)) = self.stream(key) {

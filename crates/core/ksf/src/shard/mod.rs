@@ -47,7 +47,10 @@ use ticks::timer;
 /// What a shard needs to serve one listener.
 pub(crate) struct ShardListener {
     pub(crate) addr: ListenAddr,
-    pub(crate) socket: OwnedFd,
+    /// Closed, and not there any more, when the shard drains.
+    pub(crate) socket: Option<OwnedFd>,
+    /// Others may listen on it, too.
+    pub(crate) handed_over: bool,
     pub(crate) kind: ListenerKind,
     pub(crate) service: Arc<dyn AnyService>,
     /// Takes the connections of a stream listener, if they are not served here.
@@ -144,8 +147,17 @@ pub(crate) struct Shard<E: Engine> {
     timer: OwnedFd,
     timer_set: Option<Time>,
     next_tick: Time,
-    draining: Option<Time>,
+    draining: Option<Draining>,
     stop: bool,
+}
+
+/// The end of a shard that finishes what it has.
+#[derive(Clone, Copy)]
+struct Draining {
+    /// When its sockets are closed at the latest.
+    deadline: Time,
+    /// Until when handshakes that were begun may be completed; then the listening sockets are closed.
+    handshakes_until: Option<Time>,
 }
 
 /// The looks for work of the second that is under way.

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use super::assisted::Tick;
-use super::{Phase, Shard};
+use super::{Draining, Phase, Shard};
 use crate::engine::Engine;
 use crate::error::CloseReason;
 use crate::limits::Time;
@@ -41,22 +41,31 @@ impl<E: Engine> Shard<E> {
         self.next_tick = now.plus_ms(if self.draining.is_some() { 5 } else { self.tick_ms() });
         for (listener, _) in self.accept_again.extract_if(.., |(_, when)| *when <= now) {
             if let Some(Some(from)) = self.listeners.get(listener as usize)
+                && let Some(socket) = &from.socket
                 && self.draining.is_none()
             {
-                self.engine.listen(listener, from.socket.as_raw_fd());
+                self.engine.listen(listener, socket.as_raw_fd());
             }
         }
         for index in 0..self.places.len() as u32 {
             self.tick_conn(index, now);
         }
+        if let Some(Draining { handshakes_until: Some(until), .. }) = self.draining
+            && now >= until
+        {
+            for index in 0..self.listeners.len() as u32 {
+                self.stop_listening(index);
+            }
+            self.draining = self.draining.map(|draining| Draining { handshakes_until: None, ..draining });
+        }
         self.settle();
-        if let Some(deadline) = self.draining {
+        if let Some(Draining { deadline, handshakes_until }) = self.draining {
             if now >= deadline {
                 for index in 0..self.places.len() as u32 {
                     self.abort(index, CloseReason::DrainTimeout);
                 }
             }
-            if self.open == 0 {
+            if self.open == 0 && handshakes_until.is_none() {
                 self.stop = true;
             }
         }
