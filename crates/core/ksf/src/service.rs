@@ -140,14 +140,27 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Names a connection of one shard. The generation tells it from its predecessor in the same place, so a late reply
-/// never reaches somebody else.
+/// Names where a message came from: a stream connection, or a datagram socket. The generation tells a connection from
+/// its predecessor in the same place, so a late reply never reaches somebody else.
+///
+/// No two connections and sockets of a shard have the same key while a server runs (but for a place that had 2^32
+/// connections, when its first key comes again). Those of two shards may ([`Reply::shard`] tells them apart). All
+/// datagrams of a socket have its key, whoever sent them: what is remembered of a sender of datagrams, such as the reply
+/// to a request that may be repeated, is filed under its address ([`Message::peer`]) as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConnKey {
     /// Place in the shard's table.
     pub index: u32,
     /// Counts the connections that had this place.
     pub generation: u32,
+}
+
+impl ConnKey {
+    /// The key of what arrives at a datagram socket of a shard. Counted from the end: a place is taken for each
+    /// connection that is open, and there can never be so many.
+    pub(crate) const fn of_datagrams(socket: u32) -> Self {
+        Self { index: u32::MAX - socket, generation: 0 }
+    }
 }
 
 /// One message: the bytes between the framing.
@@ -171,7 +184,7 @@ impl<'a> Message<'a> {
         self.peer
     }
 
-    /// The connection it came on; unique within its shard for as long as the server runs.
+    /// The connection, or datagram socket, it came on.
     pub fn key(&self) -> ConnKey {
         self.key
     }

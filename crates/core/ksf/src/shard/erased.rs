@@ -190,7 +190,7 @@ struct DatagramService<S: Service> {
 impl<S: Service> Datagrams for DatagramService<S> {
     fn receive(&mut self, peer: DatagramPeer, chunk: &Chunk, env: &mut Env, replies: &mut Vec<SendBatch>) {
         env.stats.messages.add(1);
-        let key = ConnKey { index: self.socket, generation: 0 };
+        let key = ConnKey::of_datagrams(self.socket);
         let message = Message { bytes: chunk, origin: Some((chunk, 0)), peer: Peer::Udp(peer.addr), key };
         let target = Target::Datagram { socket: self.socket, peer };
         let sink = Sink::Datagrams(replies);
