@@ -8,10 +8,10 @@ use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 
-use crate::address::Listen;
 use crate::cpus::CpuList;
-use crate::limits::LimitFlags;
-use crate::resources::ResourceFlags;
+use crate::serve::address::Listen;
+use crate::serve::limits::LimitFlags;
+use crate::serve::resources::ResourceFlags;
 
 /// Port of `kecho`, as in the original.
 pub(crate) const ECHO_PORT: u16 = 60007;
@@ -102,7 +102,7 @@ pub(crate) enum ServeCommand {
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
     /// Workers, each pinned to a CPU of its own [default: one per CPU of the process, from --start-core on]
-    #[arg(short, long, value_name = "N", value_parser = crate::limits::number::<1, 1024>)]
+    #[arg(short, long, value_name = "N", value_parser = crate::number::number::<1, 1024>)]
     pub(crate) workers: Option<u64>,
     /// CPU of the first worker; the others have the CPUs behind it
     #[arg(short = 'c', long, value_name = "CPU", default_value_t = 0)]
@@ -119,7 +119,7 @@ pub(crate) struct DemoArgs {
     #[arg(short, long)]
     pub(crate) keep_alive: bool,
     /// Length of the page
-    #[arg(long, value_name = "BYTES", default_value = "64", value_parser = crate::limits::number::<0, { 64 << 20 }>)]
+    #[arg(long, value_name = "BYTES", default_value = "64", value_parser = crate::number::number::<0, { 64 << 20 }>)]
     pub(crate) body_bytes: u64,
     /// Write statistics to this file every second; with -v those of every worker, which otherwise go to stderr
     #[arg(short = 'o', long, value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -176,7 +176,7 @@ pub(crate) struct ServerArgs {
     /// answers its own connections]
     ///
     /// For services that block or compute. The kernel half does not stand in front of workers.
-    #[arg(long, value_name = "N", value_parser = crate::limits::number::<1, 1024>)]
+    #[arg(long, value_name = "N", value_parser = crate::number::number::<1, 1024>)]
     pub(crate) workers: Option<u64>,
     /// Answer UDP by XDP on this interface; repeatable [default: lo for loopback addresses]
     #[arg(long, value_name = "IFACE", conflicts_with = "no_xdp")]
@@ -185,7 +185,7 @@ pub(crate) struct ServerArgs {
     #[arg(long)]
     pub(crate) no_xdp: bool,
     /// Bytes the kernel half may have outstanding on one connection before it passes to user space
-    #[arg(long, value_name = "BYTES", value_parser = crate::limits::number::<1, { u32::MAX as u64 }>)]
+    #[arg(long, value_name = "BYTES", value_parser = crate::number::number::<1, { u32::MAX as u64 }>)]
     pub(crate) window_bytes: Option<u64>,
     #[command(flatten)]
     pub(crate) stats: StatsArgs,

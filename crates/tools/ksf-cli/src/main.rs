@@ -4,22 +4,18 @@
 //! crates, and shows what they count.
 
 mod accel;
-mod address;
 mod args;
 mod busy;
 mod cli;
-mod config;
 mod cpus;
 mod doctor;
-mod engine;
 mod kcm_run;
 mod library;
-mod limits;
 mod load;
 mod manager;
 mod manual;
+mod number;
 mod output;
-mod resources;
 mod serve;
 mod signals;
 mod stats;

@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(200);
 #[derive(Debug, Args)]
 pub(crate) struct AttachArgs {
     /// Process ids; their descendants are found
-    #[arg(required = true, value_name = "PID", value_parser = crate::limits::number::<1, 4_194_304>)]
+    #[arg(required = true, value_name = "PID", value_parser = crate::number::number::<1, 4_194_304>)]
     pids: Vec<u64>,
     /// CPUs that processes may be at home on, as in 0-3,8 [default: those they may run on]
     #[arg(long, value_name = "LIST")]

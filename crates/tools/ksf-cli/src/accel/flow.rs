@@ -67,7 +67,7 @@ struct AttachArgs {
     #[command(flatten)]
     layout: LayoutFlags,
     /// Print the counters every SECONDS, too [default: at the end only]
-    #[arg(short, long, value_name = "SECONDS", value_parser = crate::limits::number::<1, 86_400>)]
+    #[arg(short, long, value_name = "SECONDS", value_parser = crate::number::number::<1, 86_400>)]
     watch: Option<u64>,
     /// JSON documents instead of text, one a line
     #[arg(long)]

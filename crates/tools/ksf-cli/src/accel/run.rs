@@ -49,7 +49,7 @@ pub(crate) struct RunArgs {
     /// The copies are children of ksf, which passes signals on and ends when the last has ended, with the first status that
     /// is not 0. They know nothing of each other: not for programs that keep state or write files of fixed names.
     #[arg(long, value_name = "N", conflicts_with = "steering")]
-    #[arg(value_parser = crate::limits::number::<1, { ksf_accel::copies::COPIES_MAX as u64 }>)]
+    #[arg(value_parser = crate::number::number::<1, { ksf_accel::copies::COPIES_MAX as u64 }>)]
     copies: Option<u64>,
     /// Give connections that the program opens a source port that names the CPU, for ksf accel flow to bring replies there;
     /// LAYOUT as ksf accel flow check shows it [default: that of --cpus, or of the program's CPUs]

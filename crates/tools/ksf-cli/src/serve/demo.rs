@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use super::plan::{self, Demo, LimitSource, Plan, What, Xdp};
 use super::running::Worker;
 use super::{Services, lock};
-use crate::address::Listen;
 use crate::args::{DemoArgs, EngineWish};
 use crate::manager;
 use crate::output::{Failure, Status, say};
-use crate::resources::Resources;
+use crate::serve::address::Listen;
+use crate::serve::resources::Resources;
 
 /// Port of the demo server. The original had 80, which needs rights.
 const DEMO_PORT: u16 = 8080;

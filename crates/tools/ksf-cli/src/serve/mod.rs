@@ -1,10 +1,15 @@
 //! The commands that serve: start the services, then wait for signals.
 
+pub(crate) mod address;
+pub(crate) mod config;
 mod demo;
+pub(crate) mod engine;
 mod explain;
 mod kernel;
+pub(crate) mod limits;
 mod object;
 mod plan;
+pub(crate) mod resources;
 mod running;
 mod workers;
 
@@ -13,10 +18,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::args::{EchoArgs, Loudness, RpcArgs, RunArgs, ServeArgs, ServeCommand, StatsArgs};
-use crate::config::Config;
-use crate::engine::Obstacles;
 use crate::manager;
 use crate::output::{Failure, Status, say};
+use crate::serve::config::Config;
+use crate::serve::engine::Obstacles;
 use crate::signals::{Event, Events};
 use crate::stats::socket::StatsSocket;
 use crate::stats::{self, Snapshot};

@@ -7,13 +7,13 @@ use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf_services::rpc::{NullProgram, ProgramTable, mount_null, nfs_null};
 
-use crate::address::Listen;
 use crate::args::{ECHO_PORT, EchoArgs, EngineWish, ProgramRange, RPC_PORT, RpcArgs, RunArgs, ServeArgs, ServerArgs};
-use crate::config::{ClassTable, Config, Kind, ServiceTable};
-use crate::limits::{self, LimitFlags};
 use crate::manager::Passed;
 use crate::output::{Failure, Status};
-use crate::resources::Resources;
+use crate::serve::address::Listen;
+use crate::serve::config::{ClassTable, Config, Kind, ServiceTable};
+use crate::serve::limits::{self, LimitFlags};
+use crate::serve::resources::Resources;
 
 /// One service to start.
 #[derive(Debug)]

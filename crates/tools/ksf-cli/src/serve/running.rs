@@ -23,9 +23,9 @@ use super::object::ObjectService;
 use super::plan::{LimitSource, Plan, Sockets, What, Xdp};
 use super::workers::Crew;
 use crate::args::EngineWish;
-use crate::engine::{self, Choice, Obstacles};
 use crate::output::{Failure, Status, say};
-use crate::resources::Resources;
+use crate::serve::engine::{self, Choice, Obstacles};
+use crate::serve::resources::Resources;
 use crate::stats::{ServiceSnapshot, Value};
 
 /// A service that runs.
@@ -291,7 +291,9 @@ impl Running {
             engine: self.engine.to_owned(),
             shards: server.cpus().len(),
             listeners: server.listeners().iter().map(|listener| listener.addr.to_string()).collect(),
-            limits: named([crate::limits::list(&self.limits), crate::resources::list(&self.resources)].concat()),
+            limits: named(
+                [crate::serve::limits::list(&self.limits), crate::serve::resources::list(&self.resources)].concat(),
+            ),
             counters: counters.iter().map(|c| Value::new(c.name, c.help, c.value)).collect(),
             kernel: self
                 .half

@@ -7,8 +7,8 @@ use ksf::adopt::Adopter;
 use ksf::limits::Limits;
 use ksf_mux::{StartError, Workers, WorkersOptions};
 
-use crate::config::ClassTable;
 use crate::output::{Failure, Status};
+use crate::serve::config::ClassTable;
 
 /// How many workers there are to be, and how they share messages.
 #[derive(Debug, Clone, Copy)]

@@ -21,7 +21,7 @@ macro_rules! settings {
         pub(crate) struct $flags {
             $(
                 $(#[doc = $help])+
-                #[arg(long, value_name = $value_name, value_parser = $crate::limits::number::<$min, { $max as u64 }>)]
+                #[arg(long, value_name = $value_name, value_parser = $crate::number::number::<$min, { $max as u64 }>)]
                 pub(crate) $name: Option<u64>,
             )+
         }
@@ -31,7 +31,7 @@ macro_rules! settings {
         #[serde(deny_unknown_fields)]
         pub(crate) struct $table {
             $(
-                pub(crate) $name: Option<$crate::limits::Number<$min, { $max as u64 }>>,
+                pub(crate) $name: Option<$crate::number::Number<$min, { $max as u64 }>>,
             )+
         }
 
@@ -47,7 +47,7 @@ macro_rules! settings {
         impl $table {
             /// Overwrites the values that stand in the table.
             pub(crate) fn apply(&self, target: &mut $target) {
-                $(if let Some($crate::limits::Number(value)) = self.$name {
+                $(if let Some($crate::number::Number(value)) = self.$name {
                     target.$name = <$kind>::try_from(value).unwrap_or(<$kind>::MAX);
                 })+
             }
@@ -108,34 +108,6 @@ settings! {
     drain_timeout_ms: u64, "MS", 0..=u64::MAX;
 }
 
-/// Reads a number with an optional suffix (k m g = powers of 1024, K M G = powers of 1000).
-pub(crate) fn number<const MIN: u64, const MAX: u64>(text: &str) -> Result<u64, String> {
-    ksf_load::numbers::parse_in(text, MIN, MAX).map_err(|error| error.to_string())
-}
-
-/// A number in TOML: an integer, or a string with a suffix as on the command line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Number<const MIN: u64, const MAX: u64>(pub(crate) u64);
-
-impl<'de, const MIN: u64, const MAX: u64> serde::Deserialize<'de> for Number<MIN, MAX> {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        use serde::de::Error;
-
-        #[derive(serde::Deserialize)]
-        #[serde(untagged)]
-        enum Either {
-            Number(i64),
-            Text(String),
-        }
-        let text = match Either::deserialize(deserializer) {
-            Ok(Either::Number(number)) => number.to_string(),
-            Ok(Either::Text(text)) => text,
-            Err(_) => return Err(D::Error::custom("expected a number, or a string like \"64k\"")),
-        };
-        number::<MIN, MAX>(&text).map(Number).map_err(D::Error::custom)
-    }
-}
-
 /// Reads a file of limits (`--config-limits`): the keys stand at the top.
 pub(crate) fn read_file(path: &Path) -> Result<LimitTable, Failure> {
     crate::toml_file::read(path)
@@ -170,6 +142,7 @@ pub(crate) fn check(limits: &ksf::limits::Limits) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::number::number;
 
     #[test]
     fn every_field_of_the_framework_has_a_flag() {

@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::address::Listen;
 use crate::args::{EngineWish, ProgramRange};
 use crate::cpus::CpuList;
-use crate::limits::{LimitFlags, LimitTable, Number};
+use crate::number::Number;
 use crate::output::{Failure, Status};
-use crate::resources::{ResourceFlags, ResourceTable, Resources};
+use crate::serve::address::Listen;
+use crate::serve::limits::{LimitFlags, LimitTable};
+use crate::serve::resources::{ResourceFlags, ResourceTable, Resources};
 use crate::toml_file;
 
 /// A configuration file.
@@ -164,7 +165,7 @@ impl Config {
         self.limits.apply(&mut limits);
         service.limits.apply(&mut limits);
         flags.apply(&mut limits);
-        crate::limits::check(&limits)?;
+        crate::serve::limits::check(&limits)?;
         Ok(limits)
     }
 

@@ -1,11 +1,11 @@
 //! What a server sets aside when it starts: slots to receive into, and threads for tasks. As the
-//! [limits](crate::limits) these come from built-in defaults, a TOML file and the command line; unlike them they hold
+//! [limits](crate::serve::limits) these come from built-in defaults, a TOML file and the command line; unlike them they hold
 //! until the server ends.
 
 use ksf::server::{Builder, SLOT_BYTES, SLOTS};
 use ksf::tasks::TaskOptions;
 
-use crate::limits::settings;
+use crate::serve::limits::settings;
 
 /// Resources of each shard of a service.
 #[derive(Debug, Clone, PartialEq, Eq)]
