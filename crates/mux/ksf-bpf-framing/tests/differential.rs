@@ -3,13 +3,13 @@
 mod common;
 
 use std::ffi::c_void;
-use std::io::{self, Write as _};
+use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-use common::Random;
 use common::asm::{call, exit, load_bytes, mov, mov_reg, mov64, op};
 use ksf_bpf_framing::{FramingProgram, Options, RunError, Verdict};
+use ksf_test::{Random, skip};
 
 /// Loads encoded instructions as a socket filter.
 fn load(instructions: &[u8]) -> io::Result<OwnedFd> {
@@ -57,8 +57,8 @@ fn program(random: &mut Random) -> Vec<u8> {
     let refill = |random: &mut Random, registers: &[u8], slots: &mut Vec<Vec<u8>>| {
         for register in registers {
             let value = match random.below(3) {
-                0 => random.next(),
-                1 => random.one_of(&[0, 1, u64::MAX, 1 << 31, 1 << 32, 1 << 63, 0x7fff_ffff]),
+                0 => random.bits(),
+                1 => random.pick(&[0, 1, u64::MAX, 1 << 31, 1 << 32, 1 << 63, 0x7fff_ffff]),
                 _ => random.below(100),
             };
             slots.push(mov64(*register, value));
@@ -69,48 +69,48 @@ fn program(random: &mut Random) -> Vec<u8> {
     slots.push(op(0x79, 7, 10, -16, 0));
     slots.push(op(0x79, 8, 10, -8, 0));
     for _ in 0..random.below(30) {
-        let (dst, src) = (random.one_of(&NUMBERS), random.one_of(&NUMBERS));
-        let class = random.one_of(&[4, 7]);
+        let (dst, src) = (random.pick(&NUMBERS), random.pick(&NUMBERS));
+        let class = random.pick(&[4, 7]);
         match random.below(12) {
             0..=4 => {
-                let kind = random.one_of(&[0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12]) << 4;
+                let kind = random.pick(&[0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12]) << 4;
                 if random.below(2) == 0 {
                     slots.push(op(class | 8 | kind, dst, src, 0, 0));
                 } else {
                     let imm = match kind {
                         0x60 | 0x70 | 0xc0 => random.below(32) as i32,
-                        0x30 | 0x90 => random.next() as i32 | 1,
-                        _ => random.next() as i32,
+                        0x30 | 0x90 => random.bits() as i32 | 1,
+                        _ => random.bits() as i32,
                     };
                     slots.push(op(class | kind, dst, 0, 0, imm));
                 }
             }
             5 => slots.push(op(class | 0x80, dst, 0, 0, 0)),
-            6 => slots.push(op(random.one_of(&[0xd4, 0xdc]), dst, 0, 0, random.one_of(&[16, 32, 64]))),
+            6 => slots.push(op(random.pick(&[0xd4, 0xdc]), dst, 0, 0, random.pick(&[16, 32, 64]))),
             7 | 8 => {
                 // Skips one instruction.
-                let test = random.one_of(&[1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 13]) << 4;
-                let class = random.one_of(&[5, 6]);
+                let test = random.pick(&[1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 13]) << 4;
+                let class = random.pick(&[5, 6]);
                 if random.below(2) == 0 {
                     slots.push(op(class | 8 | test, dst, src, 1, 0));
                 } else {
-                    slots.push(op(class | test, dst, 0, 1, random.next() as i32));
+                    slots.push(op(class | test, dst, 0, 1, random.bits() as i32));
                 }
-                slots.push(mov(random.one_of(&NUMBERS), random.next() as i32));
+                slots.push(mov(random.pick(&NUMBERS), random.bits() as i32));
             }
             9 => {
-                let (size, bytes) = random.one_of(&[(0x00, 4), (0x08, 2), (0x10, 1), (0x18, 8)]);
+                let (size, bytes) = random.pick(&[(0x00, 4), (0x08, 2), (0x10, 1), (0x18, 8)]);
                 let at = -16 + bytes * random.below(16 / bytes as u64) as i16;
                 slots.push(match random.below(3) {
-                    0 => op(0x62 | size, 10, 0, at, random.next() as i32),
+                    0 => op(0x62 | size, 10, 0, at, random.bits() as i32),
                     1 => op(0x63 | size, 10, src, at, 0),
                     _ => op(0x61 | size, dst, 10, at, 0),
                 });
             }
             10 => {
-                let mode = random.one_of(&[0x20, 0x40]);
-                let size = random.one_of(&[0x00, 0x08, 0x10]);
-                let index = if mode == 0x40 { random.one_of(&NUMBERS) } else { 0 };
+                let mode = random.pick(&[0x20, 0x40]);
+                let size = random.pick(&[0x00, 0x08, 0x10]);
+                let index = if mode == 0x40 { random.pick(&NUMBERS) } else { 0 };
                 // Mostly there, now and then beyond the end.
                 if index != 0 {
                     slots.push(op(0x57, index, 0, 0, 15));
@@ -136,14 +136,12 @@ fn program(random: &mut Random) -> Vec<u8> {
 fn random_programs_run_alike() {
     match load(&[mov(0, 0), exit()].concat()) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            assert!(std::env::var_os("CI").is_none(), "skipped in CI: needs root (loads socket filters)");
-            io::stderr().write_all(b"skipped: needs root (loads socket filters)\n").expect("stderr is open");
-            return;
+            return skip("needs root (loads socket filters)");
         }
         other => drop(other.expect("a trivial program loads")),
     }
     const PROGRAMS: u32 = 1000;
-    let mut random = Random(3);
+    let mut random = Random::of_test(3);
     let mut accepted = 0;
     for number in 0..PROGRAMS {
         let instructions = program(&mut random);
@@ -153,7 +151,7 @@ fn random_programs_run_alike() {
         accepted += 1;
         for _ in 0..4 {
             let len = 1 + random.below(31);
-            let stream: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
+            let stream: Vec<u8> = (0..len).map(|_| random.bits() as u8).collect();
             let (front, back) = stream.split_at(random.below(len) as usize);
             let here = match here.message_len(&[front, back]) {
                 Ok(Verdict::Length(bytes)) => bytes as i32,

@@ -2,8 +2,9 @@
 
 mod common;
 
-use common::{Random, THRIFT, compile};
+use common::{THRIFT, compile};
 use ksf_bpf_framing::{Fault, FramingProgram, LoadError, Options, RunError, Verdict};
+use ksf_test::Random;
 
 const INCLUDE: &str = "#include \"ksf_framing_program.h\"\n";
 
@@ -233,13 +234,14 @@ fn a_damaged_object_is_an_error_or_a_program() {
         // The section headers are at the end.
         assert!(load(&object[..len]).is_err(), "the first {len} bytes pass as an object");
     }
-    let mut random = Random(1);
+    let mut random = Random::of_test(1);
     let mut loaded = 0;
     for _ in 0..20_000 {
         let mut damaged = object.clone();
         for _ in 0..=random.below(3) {
             let at = random.below(damaged.len() as u64) as usize;
-            damaged[at] = random.one_of(&[0, 1, 0x7f, 0x80, 0xff, random.0 as u8]);
+            let any = random.bits() as u8;
+            damaged[at] = random.pick(&[0, 1, 0x7f, 0x80, 0xff, any]);
         }
         if let Ok(program) = load(&damaged) {
             loaded += 1;

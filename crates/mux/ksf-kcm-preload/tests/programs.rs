@@ -3,69 +3,36 @@
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::thread::{CapabilitySet, UnshareFlags, capabilities, unshare_unsafe};
+use ksf_test::compile::cc;
+use ksf_test::{Folder, own_network, root_or_skip, run, skip};
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
 }
 
-fn is_root() -> bool {
-    capabilities(None).unwrap().effective.contains(CapabilitySet::SYS_ADMIN)
+/// Compiles a program into a folder that any user may read, beside the library.
+struct Compiled {
+    folder: Folder,
+    program: PathBuf,
 }
 
-/// Gives this test, and the programs it starts, a network namespace with nothing but a loopback device. Without
-/// CAP_SYS_ADMIN it runs on the machine's own loopback.
-fn own_network() {
-    if !is_root() {
-        return;
+impl Compiled {
+    fn of(source: &str, flags: &[&str]) -> Self {
+        let folder = Folder::new();
+        let program = folder.path("program");
+        cc(repository().join(source), &program, flags);
+        // Where cargo leaves it for tests.
+        let built = std::env::current_exe().unwrap().with_file_name("libksf_kcm_preload.so");
+        std::fs::copy(built, folder.path("library.so")).unwrap();
+        Self { folder, program }
     }
-    // SAFETY: changes the network namespace of this thread only, no memory and no descriptor.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
-    run(Command::new("ip").args(["link", "set", "lo", "up"]));
-}
 
-fn skip(what: &str) {
-    assert!(std::env::var_os("CI").is_none(), "skipped in CI: needs {what}");
-    eprintln!("skipped: needs {what}");
-}
-
-fn run(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
-    out.into_owned()
-}
-
-/// Compiles a program into a directory that any user may read, beside the library.
-fn compile(source: &str, flags: &[&str]) -> (PathBuf, PathBuf) {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let name = format!("ksf-kcm-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-    let directory = std::env::temp_dir().join(name);
-    std::fs::create_dir_all(&directory).unwrap();
-    let (program, library) = (directory.join("program"), directory.join("library.so"));
-    run(Command::new("cc")
-        .args(["-Wall", "-Wextra", "-Werror", "-pthread"])
-        .args(flags)
-        .arg(repository().join(source))
-        .arg("-o")
-        .arg(&program));
-    // Where cargo leaves it for tests.
-    let built = std::env::current_exe().unwrap().with_file_name("libksf_kcm_preload.so");
-
-    std::fs::copy(built, &library).unwrap();
-    (program, library)
-}
-
-fn preloaded(program: &Path, library: &Path) -> Command {
-    let mut command = Command::new(program);
-    command.env("LD_PRELOAD", library);
-    command
-}
-
-fn remove(program: &Path) {
-    std::fs::remove_dir_all(program.parent().unwrap()).unwrap();
+    fn preloaded(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.env("LD_PRELOAD", self.folder.path("library.so"));
+        command
+    }
 }
 
 fn record(name: &str) -> String {
@@ -83,32 +50,28 @@ fn check(observed: &str, name: &str) {
 #[test]
 fn contract_under_kcm_run() {
     own_network();
-    let (program, library) = compile("lab/kcm/contract.c", &["-O1"]);
-    check(&run(&mut preloaded(&program, &library)), "ours.txt");
-    remove(&program);
+    let program = Compiled::of("lab/kcm/contract.c", &["-O1"]);
+    check(&run(&mut program.preloaded()), "ours.txt");
 }
 
 #[test]
 fn contract_without_the_right_to_load_programs() {
-    if !is_root() {
-        return skip("root, to become a user without rights");
-    }
+    let Some(()) = root_or_skip("to become a user without rights") else { return };
     let bpf = std::fs::read_to_string("/proc/sys/kernel/unprivileged_bpf_disabled").unwrap_or_default();
     if bpf.trim() == "0" {
-        return skip("kernel.unprivileged_bpf_disabled, or the verifier's rules for users apply");
+        return skip("needs kernel.unprivileged_bpf_disabled, or the verifier's rules for users apply");
     }
     own_network();
-    let (program, library) = compile("lab/kcm/contract.c", &["-O2", "-D_FORTIFY_SOURCE=2"]);
-    check(&run(preloaded(&program, &library).uid(65_534).gid(65_534)), "ours.txt");
-    remove(&program);
+    let program = Compiled::of("lab/kcm/contract.c", &["-O2", "-D_FORTIFY_SOURCE=2"]);
+    check(&run(program.preloaded().uid(65_534).gid(65_534)), "ours.txt");
 }
 
 /// What is not done as AF_KCM does it is told once by each process that meets it.
 #[test]
 fn processes_signals_and_programs() {
     own_network();
-    let (program, library) = compile("lab/kcm/processes.c", &["-O1"]);
-    let output = preloaded(&program, &library).output().unwrap();
+    let program = Compiled::of("lab/kcm/processes.c", &["-O1"]);
+    let output = program.preloaded().output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{}\n{said}", output.status);
     check(std::str::from_utf8(&output.stdout).unwrap(), "ours_processes.txt");
@@ -122,15 +85,13 @@ fn processes_signals_and_programs() {
         said.iter().all(|line| line.starts_with("ksf kcm-run: ") && line.ends_with("see docs/kcm.md")),
         "{said:#?}"
     );
-    remove(&program);
 }
 
 #[test]
 fn forks_under_load() {
     own_network();
-    let (program, library) = compile("crates/mux/ksf-kcm-preload/tests/forks.c", &["-O1"]);
-    run(&mut preloaded(&program, &library));
-    remove(&program);
+    let program = Compiled::of("crates/mux/ksf-kcm-preload/tests/forks.c", &["-O1"]);
+    run(&mut program.preloaded());
 }
 
 #[test]
@@ -150,22 +111,21 @@ fn the_table_of_processes_is_the_records() {
 #[test]
 fn loops_duplicates_and_workers() {
     own_network();
-    let (program, library) = compile("crates/mux/ksf-kcm-preload/tests/loops.c", &["-O1"]);
-    run(&mut preloaded(&program, &library));
-    remove(&program);
+    let program = Compiled::of("crates/mux/ksf-kcm-preload/tests/loops.c", &["-O1"]);
+    run(&mut program.preloaded());
 }
 
 /// Nothing changes for a program that has nothing to do with AF_KCM.
 #[test]
 fn other_programs_run_as_ever() {
     own_network();
-    let (program, library) = compile("crates/mux/ksf-kcm-preload/tests/loops.c", &["-O1"]);
-    let text =
-        run(Command::new("sh").args(["-c", "printf 'b\\na\\n' | sort | tr -d '\\n'"]).env("LD_PRELOAD", &library));
+    let program = Compiled::of("crates/mux/ksf-kcm-preload/tests/loops.c", &["-O1"]);
+    let text = run(Command::new("sh")
+        .args(["-c", "printf 'b\\na\\n' | sort | tr -d '\\n'"])
+        .env("LD_PRELOAD", program.folder.path("library.so")));
     assert_eq!(text, "ab");
     // It does not hide that this kernel lacks the family where it is not preloaded, nor change another's errors.
     if !Path::new("/proc/net/kcm").exists() {
-        assert!(!Command::new(&program).output().unwrap().status.success());
+        assert!(!Command::new(&program.program).output().unwrap().status.success());
     }
-    remove(&program);
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::{PATIENCE, frame, read_frame};
+use common::{PATIENCE, frame, read_frame, wait_until};
 use ksf::framing::{Framing, LengthPrefix};
 use ksf_mux::{ConnectionError, Event, Mux, MuxOptions, RecvError, SendError, SendOptions};
 
@@ -143,7 +143,7 @@ fn a_capped_class_leaves_a_worker_for_the_others() {
     let work = |message: &ksf_mux::Message| {
         if message.first() == Some(&b'l') {
             most.fetch_max(long.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-            common::until(|| release.load(Ordering::SeqCst), || "nobody released the long ones".into());
+            wait_until("the long ones are released", || release.load(Ordering::SeqCst));
             long.fetch_sub(1, Ordering::SeqCst);
         }
         message.reply(message.bytes()).unwrap();
@@ -276,14 +276,11 @@ fn messages_that_find_no_other_connection_are_told_together() {
     }
     drop(client);
     let mut events = Vec::new();
-    common::until(
-        || {
-            let _ = socket.recv_timeout(Duration::from_millis(1));
-            events.extend(std::iter::from_fn(|| mux.event()));
-            events.len() >= 2
-        },
-        || "the failure was not told".into(),
-    );
+    wait_until("the failure is told", || {
+        let _ = socket.recv_timeout(Duration::from_millis(1));
+        events.extend(std::iter::from_fn(|| mux.event()));
+        events.len() >= 2
+    });
     let [Event::Ended { .. }, uncertain] = &events[..] else { panic!("{events:?}") };
     assert_eq!(*uncertain, Event::Uncertain { connection, messages: 3 });
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 
-use common::{Asks, Running, Scripted, frame, own_network, read_frame, reads_end, until};
+use common::{Asks, Running, Scripted, frame, own_network, read_frame, reads_end, wait_until};
 use ksf::Order;
 use ksf::adopt::OnShardsOnly;
 use ksf::framing::{Framing, LengthPrefix};
@@ -157,7 +157,7 @@ fn draining_answers_what_was_received() {
     let mut client = running.connect();
     // The first message waits for the test, the others wait for it.
     client.write_all(&[frame(b"b"), frame(b"e one"), frame(b"e two")].concat()).unwrap();
-    until(|| running.service.calls.load(Ordering::SeqCst) > 0, || "no call".into());
+    wait_until("it is called", || running.service.calls.load(Ordering::SeqCst) > 0);
     let service = Arc::clone(&running.service);
     let drain = thread::spawn(move || running.server.drain().unwrap());
     service.together.wait();
@@ -202,7 +202,7 @@ fn all_that_was_sent_before_the_end_is_answered() {
     let running = start(Scripted::new(Order::Requests, 2), 2, Limits::default());
     let mut client = running.connect();
     client.write_all(&[frame(b"b"), frame(b"e after")].concat()).unwrap();
-    until(|| running.service.calls.load(Ordering::SeqCst) > 0, || "no call".into());
+    wait_until("it is called", || running.service.calls.load(Ordering::SeqCst) > 0);
     client.shutdown(Shutdown::Write).unwrap();
     running.service.together.wait();
     assert_eq!(read_frame(&mut client), b"together");
@@ -221,7 +221,7 @@ fn long_replies_to_a_slow_reader_stay_whole() {
     let mut writer = client.try_clone().unwrap();
     let write = thread::spawn(move || writer.write_all(&bytes).unwrap());
     // It reads nothing until the server has stopped to read.
-    until(|| running.counter("reads_paused") > 0, || "the server reads on".into());
+    wait_until("the server reads no more", || running.counter("reads_paused") > 0);
     let mut answers: Vec<_> = (0..COUNT).map(|_| read_frame(&mut client)).collect();
     answers.sort();
     assert!(answers == bodies, "a reply is torn");
@@ -266,7 +266,7 @@ fn ten_thousand_messages_on_many_connections_come_back() {
     });
     assert_eq!(running.counter("messages"), 10_000);
     running.counts("closed_by_peer", 20);
-    until(|| running.server.connections() == 0, || format!("{} connections", running.server.connections()));
+    wait_until("all connections end", || running.server.connections() == 0);
 }
 
 #[test]

@@ -1,34 +1,15 @@
 //! libksf as a C program meets it: compiled, linked and run.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use ksf_lab::{Lab, turn};
-use rustix::thread::{CapabilitySet, UnshareFlags, capabilities, unshare_unsafe};
-
-/// Gives this test, and the programs it starts, a network namespace with nothing but a loopback device. Without
-/// CAP_SYS_ADMIN it runs on the machine's own loopback.
-fn own_network() {
-    if !capabilities(None).unwrap().effective.contains(CapabilitySet::SYS_ADMIN) {
-        return;
-    }
-    // SAFETY: changes the network namespace of this thread only, no memory and no descriptor.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
-    run(Command::new("ip").args(["link", "set", "lo", "up"]));
-}
+use ksf_test::{Running, own_network, run};
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
-}
-
-fn run(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
-    out.into_owned()
 }
 
 /// The directory with the shared library, made of the archive that cargo built for these tests.
@@ -195,14 +176,13 @@ fn nothing_but_the_interface_is_visible() {
 fn the_examples_talk_to_each_other() {
     own_network();
     let (server, client) = (compile("examples/c/echo_workers.c"), compile("examples/c/spread_client.c"));
-    let mut server = program(&server).arg("3").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let mut port = String::new();
-    BufReader::new(server.stdout.take().unwrap()).read_line(&mut port).unwrap();
-    let out = run(program(&client).args([port.trim(), "4", "2000"]));
+    let mut server = Running::start(program(&server).arg("3").stdin(Stdio::piped()).stdout(Stdio::piped()));
+    let port = server.out.line();
+    let out = run(program(&client).args([&port, "4", "2000"]));
     // Nobody reads slowly, so every connection has its share, to one.
     assert_eq!(out, "2000 replies: 500 500 500 500\n");
-    drop(server.stdin.take());
-    assert!(server.wait().unwrap().success());
+    server.end_input();
+    assert!(server.wait().success());
 }
 
 #[test]

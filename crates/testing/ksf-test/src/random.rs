@@ -41,6 +41,14 @@ impl Random {
         low + (self.bits() % (high - low + 1) as u64) as usize
     }
 
+    /// A number below `limit`.
+    ///
+    /// # Panics
+    /// If the limit is 0.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.bits() % limit
+    }
+
     /// True once in `n` times.
     pub fn one_in(&mut self, n: usize) -> bool {
         self.within(1..=n) == 1

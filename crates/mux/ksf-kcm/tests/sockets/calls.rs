@@ -1,13 +1,11 @@
 //! The wrapper of the kernel's own sockets.
 
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 
 use ksf::framing::{Delimiter, Framing};
 use ksf_kcm::{KcmError, KcmSocket, Received, load, probe};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
-use crate::support::PATIENCE;
 
 /// What the wrapper does, call by call.
 pub(crate) fn cases() {
@@ -17,9 +15,7 @@ pub(crate) fn cases() {
     assert!(matches!(refused, Err(KcmError::NoProgram { framing: Framing::Raw })));
 
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    far.set_read_timeout(Some(PATIENCE)).unwrap();
-    let near = listener.accept().unwrap().0;
+    let (mut far, near) = ksf_test::stream::pair(&listener);
     let one = KcmSocket::new().unwrap();
     let two = one.try_clone().unwrap();
     let os = |result: Result<(), KcmError>| match result {

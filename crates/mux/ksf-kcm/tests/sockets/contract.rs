@@ -93,7 +93,7 @@ fn socket(backend: Backend, kind: Kind) -> Socket {
 fn attached_with(socket: &Socket, receive_buffer: Option<usize>) -> Tcp {
     let (near, far) = connection(receive_buffer);
     let id = socket.attach(near, program(), AttachOptions::default()).unwrap();
-    Tcp { far, id }
+    Tcp { near: (), far, id }
 }
 
 fn attached(socket: &Socket) -> Tcp {
@@ -414,7 +414,7 @@ fn errors_of_connections(backend: Backend, rows: &mut Rows) {
     let (near, far) = connection(None);
     let mut short = AttachOptions::default();
     short.assembly_timeout_ms = Some(1000);
-    let tcp = Tcp { id: mux.attach(near, program(), short).unwrap(), far };
+    let tcp = Tcp { near: (), id: mux.attach(near, program(), short).unwrap(), far };
     (&tcp.far).write_all(&message(64, b'a')[..20]).unwrap();
     let error = name(ends(&mux, tcp.id).errno());
     rows.add("20 of 64 bytes, SO_RCVTIMEO 1 s", format!("{error} on the connection"));
@@ -442,7 +442,7 @@ fn end_of_stream(backend: Backend, rows: &mut Rows) {
     let mux = socket(backend, Kind::Dgram);
     let (near, far) = connection(None);
     let watched = near.try_clone().unwrap();
-    let tcp = Tcp { id: mux.attach(near, program(), AttachOptions::default()).unwrap(), far };
+    let tcp = Tcp { near: (), id: mux.attach(near, program(), AttachOptions::default()).unwrap(), far };
     tcp.put(10, b'a');
     (&tcp.far).write_all(&message(64, b'b')[..20]).unwrap();
     tcp.far.shutdown(Shutdown::Write).unwrap();

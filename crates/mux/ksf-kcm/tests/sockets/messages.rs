@@ -37,7 +37,7 @@ pub(crate) fn cases(backend: Backend) {
 
 fn attached(mux: &AnyMux) -> Tcp {
     let (near, far) = connection(None);
-    Tcp { id: mux.attach(near).unwrap(), far }
+    Tcp { near: (), id: mux.attach(near).unwrap(), far }
 }
 
 fn next(socket: &AnySocket) -> AnyMessage {
@@ -420,7 +420,7 @@ pub(crate) fn on_af_kcm_alone(naive: &[u8]) {
     // A program that reads at the front of the segment: the first message is right, the second is noticed.
     let program = FramingProgram::from_object(naive, &ksf_bpf_framing::Options::default()).unwrap();
     let id = attach(program, &mut far).unwrap();
-    let tcp = Tcp { far: far.unwrap(), id };
+    let tcp = Tcp { near: (), far: far.unwrap(), id };
     (&tcp.far).write_all(&[message(10, b'a'), message(15, b'b'), message(20, b'c')].concat()).unwrap();
     assert_eq!(*next(&socket), message(10, b'a'));
     assert!(socket.receive(Some(Duration::from_millis(100))).is_err());

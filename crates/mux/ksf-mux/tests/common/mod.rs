@@ -1,13 +1,12 @@
 //! What the tests of services on workers share.
-#![allow(dead_code)] // Each test file uses a part of it.
+#![allow(dead_code, unused_imports)] // Each test file uses a part of it.
 
-use std::io::{ErrorKind, Read};
-use std::net::{SocketAddr, TcpStream};
-use std::process::Command;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use ksf::adopt::Adopter;
 use ksf::engine::EngineKind;
@@ -15,22 +14,9 @@ use ksf::framing::{Framing, LengthPrefix};
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf::{Message, Order, Peer, Refused, Reply, Server, Service};
-use rustix::thread::{CapabilitySet, UnshareFlags, capabilities, unshare_unsafe};
 
-/// Far more than anything here takes: a guard against hanging, not a measure.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Gives this test, and the threads it starts, a network namespace with nothing but a loopback device. Without
-/// CAP_SYS_ADMIN it runs on the machine's own loopback.
-pub(crate) fn own_network() {
-    if !capabilities(None).unwrap().effective.contains(CapabilitySet::SYS_ADMIN) {
-        return;
-    }
-    // SAFETY: changes the network namespace of this thread only, no memory and no descriptor.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
-    let status = Command::new("ip").args(["link", "set", "lo", "up"]).status().expect("ip (iproute2) starts");
-    assert!(status.success(), "ip link set lo up: {status}");
-}
+use ksf_mux::ConnectionId;
+pub(crate) use ksf_test::{PATIENCE, own_network, wait_until};
 
 /// A message of the framing that [`Scripted`] has.
 pub(crate) fn frame(body: &[u8]) -> Vec<u8> {
@@ -54,11 +40,56 @@ pub(crate) fn reads_end(stream: &mut TcpStream) {
     }
 }
 
-pub(crate) fn until(mut condition: impl FnMut() -> bool, what: impl Fn() -> String) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < PATIENCE, "{}", what());
-        thread::yield_now();
+/// A message of KCM's tests: its length in network order, then a letter all through.
+pub(crate) fn message(bytes: usize, letter: u8) -> Vec<u8> {
+    let mut message = vec![letter; bytes];
+    message[..4].copy_from_slice(&u32::try_from(bytes).unwrap().to_be_bytes());
+    message
+}
+
+/// Both ends of a connection: the one to be attached, and the peer's.
+pub(crate) fn connection(receive_buffer: Option<usize>) -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    if let Some(bytes) = receive_buffer {
+        rustix::net::sockopt::set_socket_recv_buffer_size(&listener, bytes).unwrap();
+    }
+    let (far, near) = ksf_test::stream::pair(&listener);
+    (near.into(), far)
+}
+
+/// An attached connection: `near` is what the test keeps of the attached end, `far` is the peer's.
+pub(crate) struct Tcp<Near = ()> {
+    pub(crate) near: Near,
+    pub(crate) far: TcpStream,
+    pub(crate) id: ConnectionId,
+}
+
+impl<Near> Tcp<Near> {
+    pub(crate) fn put(&self, bytes: usize, letter: u8) {
+        (&self.far).write_all(&message(bytes, letter)).unwrap();
+    }
+
+    /// How much the peer receives, for which it waits.
+    pub(crate) fn gets(&self) -> String {
+        let mut buffer = [0; 4096];
+        self.far.set_nonblocking(false).unwrap();
+        (&self.far).read(&mut buffer).unwrap().to_string()
+    }
+
+    pub(crate) fn gets_bytes(&self, count: usize) -> Vec<u8> {
+        self.far.set_nonblocking(false).unwrap();
+        ksf_test::stream::read_exactly(&mut &self.far, count)
+    }
+
+    /// What the peer has received, now.
+    pub(crate) fn has(&self) -> String {
+        let mut buffer = [0; 4096];
+        self.far.set_nonblocking(true).unwrap();
+        match (&self.far).read(&mut buffer) {
+            Ok(bytes) => bytes.to_string(),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => "nothing".into(),
+            Err(error) => panic!("{error}"),
+        }
     }
 }
 
@@ -171,9 +202,7 @@ impl<S: Service> Running<S> {
     }
 
     pub(crate) fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(self.addr).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream
+        ksf_test::stream::connect(self.addr)
     }
 
     pub(crate) fn counter(&self, name: &str) -> u64 {
@@ -182,7 +211,8 @@ impl<S: Service> Running<S> {
 
     /// Waits until a counter has this value: the peer may know of an end before it is counted.
     pub(crate) fn counts(&self, name: &str, value: u64) {
-        until(|| self.counter(name) == value, || format!("{name} is {}, not {value}", self.counter(name)));
+        let is = std::fmt::from_fn(|f| write!(f, "{name} is {}, not {value}", self.counter(name)));
+        wait_until(is, || self.counter(name) == value);
     }
 }
 

@@ -1,7 +1,5 @@
 //! Connections, framing programs and the record, for the tests of KCM's contract.
 
-use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,9 +10,9 @@ use ksf_mux::kcm::{AttachOptions, Flags, KcmOptions, KcmSocket, KcmSocketError, 
 use ksf_mux::{ConnectionError, ConnectionId, Event};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::sockopt;
 
-pub(crate) use crate::common::{PATIENCE, own_network};
+use crate::common;
+pub(crate) use crate::common::{PATIENCE, connection, message, own_network, wait_until};
 
 pub(crate) fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
@@ -84,23 +82,7 @@ pub(crate) fn constant(value: i32) -> Arc<FramingProgram> {
 
 // --- connections ------------------------------------------------------------------------------------------------------
 
-/// `near` is attached; `far` is the peer's end.
-pub(crate) struct Tcp {
-    pub(crate) near: OwnedFd,
-    pub(crate) far: TcpStream,
-    pub(crate) id: ConnectionId,
-}
-
-pub(crate) fn connection(receive_buffer: Option<usize>) -> (OwnedFd, TcpStream) {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    if let Some(bytes) = receive_buffer {
-        sockopt::set_socket_recv_buffer_size(&listener, bytes).unwrap();
-    }
-    let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    far.set_nodelay(true).unwrap();
-    far.set_read_timeout(Some(PATIENCE)).unwrap();
-    (listener.accept().unwrap().0.into(), far)
-}
+pub(crate) type Tcp = common::Tcp<OwnedFd>;
 
 pub(crate) fn attached_with(mux: &KcmSocket, program: Arc<FramingProgram>, receive_buffer: Option<usize>) -> Tcp {
     let (near, far) = connection(receive_buffer);
@@ -114,37 +96,6 @@ pub(crate) fn attached(mux: &KcmSocket) -> Tcp {
 
 pub(crate) fn kcm(kind: Kind) -> KcmSocket {
     KcmSocket::new(kind, KcmOptions::default()).unwrap()
-}
-
-/// A message: its length in network order, then a letter all through.
-pub(crate) fn message(bytes: usize, letter: u8) -> Vec<u8> {
-    let mut message = vec![letter; bytes];
-    message[..4].copy_from_slice(&u32::try_from(bytes).unwrap().to_be_bytes());
-    message
-}
-
-impl Tcp {
-    pub(crate) fn put(&self, bytes: usize, letter: u8) {
-        (&self.far).write_all(&message(bytes, letter)).unwrap();
-    }
-
-    /// What the peer has received: something, for which it waits.
-    pub(crate) fn gets(&self) -> String {
-        let mut buffer = [0; 4096];
-        self.far.set_nonblocking(false).unwrap();
-        (&self.far).read(&mut buffer).unwrap().to_string()
-    }
-
-    /// What the peer has received, now.
-    pub(crate) fn has(&self) -> String {
-        let mut buffer = [0; 4096];
-        self.far.set_nonblocking(true).unwrap();
-        match (&self.far).read(&mut buffer) {
-            Ok(bytes) => bytes.to_string(),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => "nothing".into(),
-            Err(error) => panic!("{error}"),
-        }
-    }
 }
 
 // --- observations -----------------------------------------------------------------------------------------------------
@@ -235,15 +186,9 @@ pub(crate) fn wait_readable(mux: &KcmSocket, end: Instant) {
 
 /// Waits until a connection has unfinished or whole messages of so many bytes.
 pub(crate) fn wait_for_bytes(mux: &KcmSocket, connection: ConnectionId, bytes: usize) {
-    let end = Instant::now() + PATIENCE;
-    loop {
+    wait_until(format_args!("{bytes} bytes wait"), || {
         mux.look().unwrap();
-        let stats = mux.stats();
-        let of = stats.connections.iter().find(|stats| stats.connection == connection);
-        if of.is_some_and(|stats| stats.waiting_bytes >= bytes) {
-            return;
-        }
-        assert!(Instant::now() < end, "{stats:?}");
-        std::thread::yield_now();
-    }
+        let all = mux.stats().connections;
+        all.iter().any(|stats| stats.connection == connection && stats.waiting_bytes >= bytes)
+    });
 }
