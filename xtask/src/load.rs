@@ -146,11 +146,20 @@ impl Load {
 
     /// Runs it; fails if a reply was lost or wrong.
     pub(crate) fn run(&self, ksf: &Path) -> Result<LoadResult> {
+        self.run_by(ksf, |mut command, timeout| output(&mut command, timeout))
+    }
+
+    /// The same by something that runs the command and gives back its standard output.
+    pub(crate) fn run_by(
+        &self,
+        ksf: &Path,
+        run: impl FnOnce(Command, Duration) -> Result<String>,
+    ) -> Result<LoadResult> {
         let length = match self.amount {
             Amount::Messages(_) => Duration::ZERO,
             Amount::Seconds(seconds) => Duration::from_secs_f64(seconds),
         };
-        let text = output(&mut self.command(ksf), length + SLACK)?;
+        let text = run(self.command(ksf), length + SLACK)?;
         let parse = match self.tool {
             Tool::Work(_) => parse_work,
             Tool::Echo { .. } | Tool::Rpc => parse,

@@ -1,6 +1,6 @@
 //! Servers under test: start, wait until ready, stop; none is left behind.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
@@ -221,6 +221,27 @@ fn words(command: &Command) -> Vec<String> {
     std::iter::once(command.get_program()).chain(command.get_args()).map(short).collect()
 }
 
+/// All processes that a process has started and that live, and theirs.
+pub(crate) fn descendants(pid: u32) -> Vec<u32> {
+    let mut parents = BTreeMap::<u32, Vec<u32>>::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        // proc_pid_stat(5): the parent is the second field after the name, which may hold any letter.
+        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        let parent = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
+        if let Some(parent) = parent {
+            parents.entry(parent).or_default().push(pid);
+        }
+    }
+    let mut found = parents.remove(&pid).unwrap_or_default();
+    let mut next = 0;
+    while let Some(child) = found.get(next) {
+        found.extend(parents.remove(child).unwrap_or_default());
+        next += 1;
+    }
+    found
+}
+
 /// A port that is free for TCP and UDP on 127.0.0.1 (another program can still be quicker).
 pub(crate) fn free_port() -> Result<u16> {
     for _ in 0..100 {
@@ -336,6 +357,16 @@ mod tests {
             assert!(Instant::now() < deadline, "worker {worker} lives");
             std::thread::yield_now();
         }
+    }
+
+    #[test]
+    fn children_of_children_are_descendants() {
+        let mut command = shell("sh -c 'sleep 60 & echo $! >&2; wait' & wait");
+        let server = Server::start("s", &mut command, Ready::Lines(1, ""), TIMEOUT).unwrap();
+        let sleep = server.stderr.lock().unwrap()[0].parse().unwrap();
+        let found = descendants(server.pid());
+        assert!(found.len() == 2 && found.contains(&sleep), "{found:?}, not {sleep}");
+        assert!(descendants(sleep).is_empty());
     }
 
     #[test]

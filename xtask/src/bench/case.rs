@@ -166,6 +166,16 @@ impl Case {
         }
     }
 
+    /// Whether a tool can look at the server while its client runs to its end. A disturbed load is interrupted.
+    pub(crate) fn can_be_watched(&self) -> bool {
+        self.idle == 0 && !matches!(self.service, Service::Web(load) if load.disturbance.is_some())
+    }
+
+    /// Whether its servers can be started under strace, which is their parent no longer than it takes to start them.
+    pub(crate) fn can_be_traced(&self) -> bool {
+        !matches!(self.service, Service::Web(_) | Service::Value)
+    }
+
     pub(crate) fn step(&self, placement: Placement) -> Step {
         Step { case: self.name.to_owned(), placement }
     }

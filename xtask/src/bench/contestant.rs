@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
 
 use super::case::{Case, ECHO_BYTES, Placement, Service, WorkLoad};
 use crate::process::{Ready, Server, display, output};
@@ -166,6 +167,12 @@ impl Contestant {
             || matches!(self, QueueRedis | QueueOffRedis | QueueMemcached | QueueOffMemcached)
     }
 
+    /// Whether there is a server for a tool to look at, and a client of ours that counts messages.
+    pub(crate) fn can_be_watched(self) -> bool {
+        use Contestant::{Ab, IdealQueue, PairFloor, Sockperf, Wrk};
+        !matches!(self, Ab | IdealQueue | PairFloor | Sockperf | Wrk)
+    }
+
     /// Worker threads behind the multiplexor.
     pub(crate) fn workers(self) -> Option<u32> {
         match self {
@@ -182,27 +189,22 @@ pub(crate) const IDEAL_WORKERS: u32 = 4;
 /// The programs that the bench runs.
 pub(crate) struct Programs {
     pub(crate) ksf: PathBuf,
-    /// The directory of the compiled peers.
-    peers: PathBuf,
-    /// A directory for configuration files, gone with this value.
-    scratch: PathBuf,
+    /// Where the peers are compiled to, and for configurations; gone with this value.
+    scratch: TempDir,
 }
 
 impl Programs {
-    /// Compiles the peers of bench/peers into the target directory.
+    /// Compiles the peers of bench/peers.
     pub(crate) fn build(ksf: PathBuf) -> Result<Programs> {
-        let target = crate::target_dir()?;
-        let peers = target.join("peers");
-        std::fs::create_dir_all(&peers).context("cannot make a directory for the peers")?;
+        let scratch = tempfile::Builder::new().prefix("bench-").tempdir_in(crate::target_dir()?)?;
+        let programs = Programs { ksf, scratch };
         for name in ["threads", "udp_plain", "udp_mmsg", "pair_floor", "work_server", "text_load"] {
             let source = crate::root().join("bench/peers").join(name).with_extension("c");
             let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
-            cc.args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"]).arg(peers.join(name));
+            cc.args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"]).arg(programs.peer_path(name));
             output(cc.arg(source), Duration::from_secs(120)).context("cannot compile a peer")?;
         }
-        let scratch = target.join(format!("bench-{}", std::process::id()));
-        std::fs::create_dir_all(&scratch).context("cannot make a scratch directory")?;
-        Ok(Programs { ksf, peers, scratch })
+        Ok(programs)
     }
 
     fn peer(&self, name: &str) -> Command {
@@ -210,17 +212,11 @@ impl Programs {
     }
 
     pub(crate) fn peer_path(&self, name: &str) -> PathBuf {
-        self.peers.join(name)
+        self.scratch().join(name)
     }
 
     pub(crate) fn scratch(&self) -> &Path {
-        &self.scratch
-    }
-}
-
-impl Drop for Programs {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.scratch);
+        self.scratch.path()
     }
 }
 
@@ -381,11 +377,11 @@ fn work_server_command(
             command.arg("serve").arg(path);
         }
         (Contestant::WorkThreads, _) => {
-            command = pinned(programs.peers.join("work_server"), cpus);
+            command = pinned(programs.peer_path("work_server"), cpus);
             command.args(["threads", "127.0.0.1", &port_text]);
         }
         (Contestant::WorkLoops, _) => {
-            command = pinned(programs.peers.join("work_server"), cpus);
+            command = pinned(programs.peer_path("work_server"), cpus);
             command.args(["epoll", "127.0.0.1", &port_text, load.loops]);
         }
         _ => anyhow::bail!("{contestant} does not serve work"),

@@ -1,7 +1,9 @@
 //! What of the peers and rights is here.
 
 use super::contestant::Contestant;
-use super::vm;
+use super::measure::Counter;
+use super::raw::Tool;
+use super::{vm, watch};
 
 /// What of the peers and rights is here, or why not.
 pub(super) struct Have {
@@ -15,7 +17,8 @@ pub(super) struct Have {
     ab: Result<(), String>,
     redis: Result<(), String>,
     memcached: Result<(), String>,
-    pub(super) strace: Result<(), String>,
+    strace: Result<(), String>,
+    perf: Result<(), String>,
     pub(super) vm: Result<(), String>,
 }
 
@@ -41,8 +44,23 @@ impl Have {
             redis: installed("redis-server"),
             memcached: installed("memcached"),
             strace: installed("strace"),
+            perf: watch::look_for_perf(),
             vm: vm::look(),
         }
+    }
+
+    /// What counts system calls: perf, or where it may not, strace.
+    pub(super) fn counter(&self) -> Result<Counter, String> {
+        match (&self.perf, &self.strace) {
+            (Ok(()), _) => Ok(Counter::Perf),
+            (_, Ok(())) => Ok(Counter::Strace),
+            (Err(perf), Err(strace)) => Err(format!("{perf}; {strace}")),
+        }
+    }
+
+    /// Which tools can tell why a row is lost.
+    pub(super) fn evidence(&self) -> impl Iterator<Item = (Tool, &Result<(), String>)> {
+        [(Tool::PerfStat, &self.perf), (Tool::PerfReport, &self.perf), (Tool::Strace, &self.strace)].into_iter()
     }
 
     pub(super) fn contestant(&self, contestant: Contestant) -> Result<(), String> {

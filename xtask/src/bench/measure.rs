@@ -1,9 +1,8 @@
 //! One measurement: start a server, load it, read its costs, stop it.
 
 use std::net::{Ipv4Addr, TcpStream};
-use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
@@ -12,11 +11,10 @@ use super::contestant::{
     Contestant, IDEAL_WORKERS, Pinning, Programs, pair_floor, server_command, sockperf_client, start,
 };
 use super::raw::Sample;
+use super::watch::{self, Watch};
 use crate::cpu::{CpuTime, anonymous_bytes};
 use crate::load::{Amount, Load, LoadResult, Tool, Work};
 use crate::process::{Server, display, free_port, output};
-
-const STRACE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Messages to warm a server up with, and at least to measure.
 const WARM_UP_COUNT: u64 = 5_000;
@@ -77,6 +75,7 @@ impl Effort {
 pub(crate) struct Meter<'a> {
     pub(crate) programs: &'a Programs,
     pub(crate) effort: Effort,
+    pub(crate) watch: Watch,
 }
 
 impl Meter<'_> {
@@ -100,7 +99,8 @@ impl Meter<'_> {
 
     fn server(&self, case: &Case, contestant: Contestant, pinning: &Pinning, sample: &mut Sample) -> Result<()> {
         let port = free_port()?;
-        let (server, command) = start(contestant, server_command(self.programs, contestant, case, pinning, port)?)?;
+        let (command, ready) = server_command(self.programs, contestant, case, pinning, port)?;
+        let (server, command) = start(contestant, (self.watch.server(command), ready))?;
         sample.server_command = without_port(&command, port);
         load(case, pinning, port, self.effort.warm_up(case), sample.round).run(&self.programs.ksf)?;
         let load = load(case, pinning, port, self.effort.amount(case, pinning.placement), sample.round);
@@ -117,7 +117,7 @@ impl Meter<'_> {
     /// Round trip, rate and CPU time under load.
     fn loaded(&self, case: &Case, server: &Server, load: &Load, sample: &mut Sample) -> Result<()> {
         let before = CpuTime::read(server.pid())?;
-        let result = load.run(&self.programs.ksf)?;
+        let result = load.run_by(&self.programs.ksf, |command, timeout| self.client(command, server, timeout))?;
         let cpu = CpuTime::read(server.pid())?.since(&before);
         insert_result(sample, case, &result);
         let metrics = &mut sample.metrics;
@@ -192,15 +192,34 @@ impl Meter<'_> {
         Ok(())
     }
 
-    /// System calls of the server per message, apart from timing: strace slows everything down.
-    /// The difference of a long and a short run leaves out start, accept and end.
-    pub(crate) fn syscalls(&self, case: &Case, contestant: Contestant, pinning: &Pinning) -> Sample {
+    /// Runs the client of a measurement, under what watches it.
+    pub(super) fn client(&self, command: Command, server: &Server, timeout: Duration) -> Result<String> {
+        output(&mut self.watch.client(command, server.pid()), timeout)
+    }
+
+    /// System calls of the server per message, apart from timing.
+    pub(crate) fn syscalls(&self, case: &Case, contestant: Contestant, pinning: &Pinning, by: Counter) -> Sample {
         let mut sample = Sample::new(case, contestant, pinning.placement, 0);
+        let messages = |count: u64| (count * u64::from(case.connections)) as f64;
         let short = self.effort.count(2_000);
-        let result = self.traced(case, contestant, pinning, short, &mut sample).and_then(|few| {
-            let many = self.traced(case, contestant, pinning, 6 * short, &mut sample)?;
-            Ok(many.saturating_sub(few) as f64 / (5 * short * u64::from(case.connections)) as f64)
-        });
+        let result = match by {
+            Counter::Perf => {
+                let file = self.programs.scratch().join("perf-count");
+                let watch = Watch::Count(file.clone());
+                self.counted(case, contestant, pinning, 5 * short, watch, &mut sample)
+                    .and_then(|()| Ok(watch::counted(&file)? as f64 / messages(5 * short)))
+            }
+            // The difference of a long and a short run leaves out start, accept and end.
+            Counter::Strace => {
+                let mut traced = |count| {
+                    let file = self.programs.scratch().join("strace");
+                    let _ = std::fs::remove_file(&file);
+                    self.counted(case, contestant, pinning, count, Watch::Trace(file.clone()), &mut sample)?;
+                    watch::await_strace(&file)
+                };
+                traced(short).and_then(|few| Ok(traced(6 * short)?.saturating_sub(few) as f64 / messages(5 * short)))
+            }
+        };
         match result {
             Ok(value) => drop(sample.metrics.insert(Metric::Syscalls, value)),
             Err(error) => sample.error = Some(format!("{error:#}")),
@@ -208,30 +227,42 @@ impl Meter<'_> {
         sample
     }
 
-    /// All system calls of a server that answers `count` messages on each connection.
-    fn traced(
+    /// A server that answers `count` messages on each connection while it is watched.
+    fn counted(
         &self,
         case: &Case,
         contestant: Contestant,
         pinning: &Pinning,
         count: u64,
+        watch: Watch,
         sample: &mut Sample,
-    ) -> Result<u64> {
+    ) -> Result<()> {
+        let meter = Meter { watch, ..*self };
         let port = free_port()?;
-        let (inner, ready) = server_command(self.programs, contestant, case, pinning, port)?;
-        let summary = self.programs.scratch().join(format!("strace-{port}"));
-        let mut command = Command::new("strace");
-        // -D: the server is our child, and strace its own: SIGTERM then reaches the server.
-        command.args(["-D", "-f", "-c", "-o"]).arg(&summary);
-        command.arg(inner.get_program()).args(inner.get_args());
-        let (server, command) = start(contestant, (command, ready))?;
+        let (command, ready) = server_command(self.programs, contestant, case, pinning, port)?;
+        let (server, command) = start(contestant, (meter.watch.server(command), ready))?;
         sample.server_command = without_port(&command, port);
         let load = load(case, pinning, port, Amount::Messages(count), sample.round);
         sample.client_command = without_port(&display(&load.command(&self.programs.ksf)), port);
-        load.run(&self.programs.ksf)?;
-        server.stop()?;
-        await_strace(&summary)
+        load.run_by(&self.programs.ksf, |command, timeout| meter.client(command, &server, timeout))?;
+        server.stop()
     }
+
+    /// What a tool writes of a short measurement, whose figures are thrown away.
+    pub(crate) fn watched(&self, case: &Case, contestant: Contestant, pinning: &Pinning, watch: Watch) -> Result<()> {
+        let meter = Meter { watch, ..*self };
+        let sample = meter.sample(case, contestant, pinning, 0);
+        ensure!(sample.error.is_none(), "{}", sample.error.unwrap_or_default());
+        meter.watch.finish()
+    }
+}
+
+/// What counts system calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Counter {
+    Perf,
+    /// It slows the server down, so that batches are larger than they are without.
+    Strace,
 }
 
 /// The messages of a round cost the same for every contestant, and in every round differently.
@@ -284,25 +315,6 @@ fn sockperf_percentile(text: &str, percentile: &str) -> Option<f64> {
     line.rsplit('=').next()?.trim().parse().ok()
 }
 
-/// Waits for the summary that strace writes when its server has ended.
-fn await_strace(summary: &Path) -> Result<u64> {
-    let deadline = Instant::now() + STRACE_TIMEOUT;
-    loop {
-        let text = std::fs::read_to_string(summary).unwrap_or_default();
-        if let Some(total) = strace_total(&text) {
-            return Ok(total);
-        }
-        ensure!(Instant::now() < deadline, "strace wrote no summary, but: '{text}'");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// "100.00    0.000000           0        42         3 total": seconds, usecs, calls, errors.
-fn strace_total(summary: &str) -> Option<u64> {
-    let line = summary.lines().find(|line| line.trim_end().ends_with(" total"))?;
-    line.split_ascii_whitespace().nth(3)?.parse().ok()
-}
-
 /// Room for the idle connections of this process and of the servers that inherit its limits.
 pub(crate) fn raise_file_limit(files: u64) -> Result<()> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -331,18 +343,6 @@ mod tests {
                     sockperf: ---> percentile 50.000 =    8.261\n";
         assert_eq!(sockperf_percentile(text, "50.000"), Some(8.261));
         assert_eq!(sockperf_percentile(text, "75.000"), None);
-    }
-
-    #[test]
-    fn strace_output() {
-        let text = "% time     seconds  usecs/call     calls    errors syscall\n\
-                    ------ ----------- ----------- --------- --------- ----------------\n\
-                     60.00    0.000010           1        40         2 recvfrom\n\
-                     40.00    0.000002           1         2           sendto\n\
-                    ------ ----------- ----------- --------- --------- ----------------\n\
-                    100.00    0.000012           0        42         2 total\n";
-        assert_eq!(strace_total(text), Some(42));
-        assert_eq!(strace_total("nothing"), None);
     }
 
     #[test]

@@ -28,21 +28,24 @@ mod results;
 mod stats;
 mod text;
 mod vm;
+mod watch;
 mod web;
 
 use std::ops::Range;
 use std::path::PathBuf;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use clap::ValueEnum;
 
 use self::case::{CASES, Case, Placement, Row};
 pub(crate) use self::case::{Pace, WorkLoad};
 use self::contestant::{Contestant, Pinning, Programs};
 use self::have::Have;
+use self::judge::Outcome;
 use self::measure::{Effort, Meter, raise_file_limit};
-use self::raw::{Group, Sample, Step};
+use self::raw::{Evidence, Group, Sample, Step, Tool};
 use self::results::Results;
+use self::watch::Watch;
 use crate::machine::{Machine, Revision};
 
 /// Packages whose version belongs to a result.
@@ -62,6 +65,9 @@ const PACKAGES: &[&str] = &[
 
 /// Rounds of a smoke run, and of its scale: 5,000 messages become 100, 10,000 connections 200.
 const SMOKE: (u32, Effort) = (1, Effort { seconds: 0.0, scale: 0.02 });
+
+/// The length of a measurement that only explains a lost row.
+const EVIDENCE_SECONDS_MAX: f64 = 1.0;
 
 /// Rounds in the VM of what has no goal there: shape needs no more.
 const SHAPE_ROUNDS_MAX: u32 = 3;
@@ -166,10 +172,11 @@ impl Bench {
                 continue;
             }
             let samples = self.measure(case, &pinning);
-            self.keep(row, &step, samples)?;
+            let evidence = self.look_into(case, &pinning, &samples)?;
+            self.keep(row, &step, samples, evidence)?;
         }
         for (step, samples) in self.measure_in_vm(&in_vm) {
-            self.keep(row, &step, samples)?;
+            self.keep(row, &step, samples, Vec::new())?;
         }
         self.results.write_report()
     }
@@ -183,7 +190,7 @@ impl Bench {
                 skipped.extend(self.have.contestant(*contestant).err().map(|why| format!("{contestant}: {why}")));
             }
             if case.counts_syscalls() {
-                skipped.extend(self.have.strace.clone().err().map(|why| format!("system calls per message: {why}")));
+                skipped.extend(self.have.counter().err().map(|why| format!("system calls per message: {why}")));
             }
             // Both ends of idle connections are in processes with the same limit; the rest is slack.
             let files = (f64::from(case.idle) * self.effort.scale) as u64 + 100;
@@ -238,7 +245,7 @@ impl Bench {
 
     /// All rounds of a step, in each the contestants in turn, and their system calls.
     fn measure(&self, case: &Case, pinning: &Pinning) -> Vec<Sample> {
-        let meter = Meter { programs: &self.programs, effort: self.effort };
+        let meter = self.meter();
         let mut contestants = case.contestants.to_vec();
         contestants.retain(|&contestant| self.have.contestant(contestant).is_ok());
         if pinning.placement == Placement::Other {
@@ -255,7 +262,7 @@ impl Bench {
                     samples.push(meter.sample(case, contestant, pinning, round));
                 }
             }
-            judge::undecided(&samples, &case.step(pinning.placement))
+            judge::contestants_of(&samples, &case.step(pinning.placement), Outcome::Undecided)
         };
         let mut undecided = rounds(0..self.runs, &|_| true);
         for look in looks(self.runs).windows(2).filter(|_| !self.smoke) {
@@ -264,17 +271,55 @@ impl Bench {
             }
             undecided = rounds(look[0]..look[1], &|contestant| undecided.contains(&contestant));
         }
-        if !case.counts_syscalls() || self.have.strace.is_err() {
-            return samples;
-        }
+        let counter = match self.have.counter() {
+            Ok(counter) if case.counts_syscalls() => counter,
+            _ => return samples,
+        };
         for contestant in contestants {
-            if matches!(contestant, Contestant::PairFloor | Contestant::Sockperf | Contestant::IdealQueue) {
-                continue; // no server, and a client that counts no messages
+            if !contestant.can_be_watched() {
+                continue;
             }
             say(contestant, "system calls");
-            samples.push(meter.syscalls(case, contestant, pinning));
+            samples.push(meter.syscalls(case, contestant, pinning, counter));
         }
         samples
+    }
+
+    fn meter(&self) -> Meter<'_> {
+        Meter { programs: &self.programs, effort: self.effort, watch: Watch::Nothing }
+    }
+
+    /// What tools say of the contestants of goals that are lost, each measured shortly once more.
+    fn look_into(&self, case: &Case, pinning: &Pinning, samples: &[Sample]) -> Result<Vec<Evidence>> {
+        let step = case.step(pinning.placement);
+        let mut evidence = Vec::new();
+        if self.smoke || !case.can_be_watched() {
+            return Ok(evidence);
+        }
+        let seconds = self.effort.seconds.min(EVIDENCE_SECONDS_MAX);
+        let meter = Meter { effort: Effort { seconds, ..self.effort }, ..self.meter() };
+        let lost = judge::contestants_of(samples, &step, Outcome::Lost);
+        for contestant in lost.into_iter().filter(|contestant| contestant.can_be_watched()) {
+            for (tool, have) in self.have.evidence().filter(|(tool, _)| *tool != Tool::Strace || case.can_be_traced()) {
+                let (path, file) = self.results.evidence_file(&step, contestant, tool)?;
+                eprintln!("bench: {}, {contestant}, {}, {tool}", case.title, pinning.placement);
+                let watch = match tool {
+                    Tool::PerfStat => Watch::Stat(path),
+                    Tool::PerfReport => Watch::Profile(path),
+                    Tool::Strace => Watch::Trace(path),
+                };
+                let done = match have {
+                    Ok(()) => meter.watched(case, contestant, pinning, watch),
+                    Err(why) => Err(anyhow!("{why}")),
+                };
+                // The row is lost with or without it.
+                match done {
+                    Ok(()) => evidence.push(Evidence { step: step.clone(), contestant, tool, file }),
+                    Err(error) => eprintln!("bench: no {tool} of {contestant}: {error:#}"),
+                }
+            }
+        }
+        Ok(evidence)
     }
 
     /// Cases of the multiplexor once more, beside AF_KCM.
@@ -292,13 +337,13 @@ impl Bench {
         cases.iter().map(|case| (case.step(Placement::Vm), of(case))).collect()
     }
 
-    fn keep(&mut self, row: Row, step: &Step, samples: Vec<Sample>) -> Result<()> {
+    fn keep(&mut self, row: Row, step: &Step, samples: Vec<Sample>, evidence: Vec<Evidence>) -> Result<()> {
         for sample in &samples {
             if let Some(error) = &sample.error {
                 eprintln!("bench: {} {} failed: {error}", sample.case, sample.contestant);
             }
         }
-        self.results.keep(row, step, samples)
+        self.results.keep(row, step, samples, evidence)
     }
 
     /// Fails if something did not run.

@@ -5,8 +5,12 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
 
-use super::case::{CASES, Case, Placement, Service};
+use super::case::{CASES, Case, Metric, Placement, Service};
 use super::contestant::{Contestant, Pinning, Programs, pair_floor, server_command, start};
+use super::have::Have;
+use super::measure::{Counter, Effort, Meter};
+use super::raw::Tool;
+use super::watch::Watch;
 use crate::process::{Server, free_port, output};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -235,6 +239,46 @@ fn text_load_compares(programs: &Programs) {
     }
     for (wrong, what) in [(RIGHT.replacen('x', "y", 1), "another byte"), (format!("{RIGHT}x"), "a byte too many")] {
         assert!(text_load(programs, wrong.leak()).is_err(), "{what}");
+    }
+}
+
+/// Runs a peer under each tool that this machine has.
+#[test]
+fn tools_leave_a_text_of_a_server_under_load() {
+    let ksf = crate::ksf_binary(None, "debug").unwrap();
+    let programs = Programs::build(ksf).unwrap();
+    let have = Have::look();
+    let case = CASES.iter().find(|case| case.name == "null-tcp-1").unwrap();
+    let pinning = Pinning::new(Placement::Unpinned, 1, &[0]).unwrap();
+    let effort = Effort { seconds: 0.0, scale: 0.1 };
+    let dir = tempfile::tempdir().unwrap();
+    for (tool, have) in have.evidence() {
+        if let Err(why) = have {
+            eprintln!("skipped: {tool}: {why}");
+            continue;
+        }
+        let path = dir.path().join("text");
+        let (watch, words) = match tool {
+            Tool::PerfStat => (Watch::Stat(path.clone()), ["context-switches", "raw_syscalls:sys_enter"]),
+            Tool::PerfReport => (Watch::Profile(path.clone()), ["Overhead", "threads"]),
+            Tool::Strace => (Watch::Trace(path.clone()), ["recvfrom", "total"]),
+        };
+        Meter { programs: &programs, effort, watch: Watch::Nothing }
+            .watched(case, Contestant::Threads, &pinning, watch)
+            .unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(words.iter().all(|word| text.contains(word)), "{tool}: {text}");
+        std::fs::remove_file(&path).unwrap();
+    }
+    // One receive and one send for each message, whoever counts.
+    for by in [Counter::Perf, Counter::Strace] {
+        if by == Counter::Perf && have.counter() != Ok(Counter::Perf) {
+            continue;
+        }
+        let meter = Meter { programs: &programs, effort, watch: Watch::Nothing };
+        let sample = meter.syscalls(case, Contestant::Threads, &pinning, by);
+        let calls = sample.metrics.get(&Metric::Syscalls).copied().unwrap_or_default();
+        assert!((1.9..2.5).contains(&calls), "{by:?}: {calls} {:?}", sample.error);
     }
 }
 

@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use super::case::{CASES, Case, Metric, Placement, Row};
 use super::chart;
 use super::judge::{Outcome, Verdict, judge};
-use super::raw::{Raw, Step};
+use super::raw::{Evidence, Raw, Step};
 use super::stats::Interval;
 use super::vm;
 
@@ -68,9 +68,10 @@ const NOTES: &[&str] = &[
     "Placement \"VM (shape)\": server and client on one emulated machine with two CPUs, whose kernel has \
      AF_KCM (Debian's; see docs/lab.md). Compare these rows with each other only.",
     "The stack floor is one thread that plays both ends of a TCP connection; it answers nobody.",
-    "System calls are counted in runs of their own under strace; nothing else is taken from them.",
+    "System calls are counted in runs of their own, by perf or strace; nothing else is taken from them.",
 ];
 
+const EVIDENCE: &str = "What tools say of lost rows";
 const WARNINGS: &str = "What the generators warned of";
 const FAILURES: &str = "Requests that failed";
 
@@ -92,6 +93,7 @@ struct Document {
     goal_summary: String,
     goals: Table,
     cases: Vec<Section>,
+    evidence: Vec<String>,
     left_out: Vec<String>,
     failures: Vec<String>,
     warnings: Vec<String>,
@@ -131,6 +133,7 @@ impl Document {
             goal_summary: goal_summary(&verdicts),
             goals: goal_table(&verdicts),
             cases,
+            evidence: evidence(raw),
             left_out: skipped.into_iter().cloned().chain(failed).collect(),
             failures: failures(raw),
             warnings: warnings(raw),
@@ -152,6 +155,7 @@ impl Document {
             section.table.markdown(&mut out);
         }
         markdown_list(&mut out, "Notes", NOTES);
+        markdown_list(&mut out, EVIDENCE, &self.evidence);
         markdown_list(&mut out, "Left out", &self.left_out);
         markdown_list(&mut out, FAILURES, &self.failures);
         markdown_list(&mut out, WARNINGS, &self.warnings);
@@ -180,6 +184,7 @@ impl Document {
             section.table.html(&mut out);
         }
         html_list(&mut out, "Notes", NOTES);
+        html_list(&mut out, EVIDENCE, &self.evidence);
         html_list(&mut out, "Left out", &self.left_out);
         html_list(&mut out, FAILURES, &self.failures);
         html_list(&mut out, WARNINGS, &self.warnings);
@@ -328,6 +333,18 @@ fn case_table(raw: &Raw, case: &Case) -> Table {
     }
     let titles = metrics.iter().map(|metric| metric.title().to_owned());
     Table { head: ["Placement", "Server"].map(str::to_owned).into_iter().chain(titles).collect(), rows }
+}
+
+/// "null-tcp-1, same CPU, ksf kernel: perf stat (why/...txt), strace (...)": the files beside the report.
+fn evidence(raw: &Raw) -> Vec<String> {
+    let mut lines = BTreeMap::<_, Vec<String>>::new();
+    for Evidence { step, contestant, tool, file } in &raw.evidence {
+        lines.entry((step, contestant)).or_default().push(format!("{tool} ({file})"));
+    }
+    let line = |((step, contestant), files): ((&Step, _), Vec<String>)| {
+        format!("{}, {}, {contestant}: {}", step.case, step.placement, files.join(", "))
+    };
+    lines.into_iter().map(line).collect()
 }
 
 /// "accel-kill, same CPU: nginx reuseport: 3 receive_reset, 1 refused": over all rounds.

@@ -78,10 +78,10 @@ impl Meter<'_> {
 
         let seconds = self.effort.seconds;
         let length = if seconds > 0.0 { format!("{seconds}s") } else { count };
-        let mut client = text.client(pid, &length);
+        let client = text.client(pid, &length);
         sample.client_command = shown(&display(&client));
         let before = CpuTime::read(pid)?;
-        let result = parse(&output(&mut client, Duration::from_secs_f64(seconds) + SLACK)?)?;
+        let result = parse(&self.client(client, &server, Duration::from_secs_f64(seconds) + SLACK)?)?;
         insert(sample, &result, CpuTime::read(pid)?.since(&before).machine);
         // The client ends at the first failure: there is never one to count.
         sample.metrics.remove(&Metric::Failures);

@@ -100,12 +100,10 @@ impl Meter<'_> {
                 result
             }
             (None, _) => {
-                let mut command = measured.command(&self.programs.ksf, length);
+                let command = measured.command(&self.programs.ksf, length);
                 sample.client_command = shown.clean(&crate::process::display(&command));
-                client::parse(&crate::process::output(
-                    &mut command,
-                    Duration::from_secs_f64(length.unwrap_or(0.0)) + client::SLACK,
-                )?)?
+                let timeout = Duration::from_secs_f64(length.unwrap_or(0.0)) + client::SLACK;
+                client::parse(&self.client(command, &web.server, timeout)?)?
             }
         };
         let machine = CpuTime::read(web.server.pid())?.since(&before).machine;

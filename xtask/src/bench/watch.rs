@@ -1,0 +1,193 @@
+//! Tools that look at a server while its client runs: perf and strace. They slow it down, so times are never taken from
+//! a measurement that is watched.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::process::{descendants, output};
+
+const PERF_TIMEOUT: Duration = Duration::from_secs(60);
+const STRACE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Counted by [`Watch::Count`].
+const SYSCALLS: &str = "raw_syscalls:sys_enter";
+
+/// Kept for a lost row: what the server cost, and what it and its CPUs waited for.
+const EVENTS: &str = "task-clock,context-switches,cpu-migrations,page-faults,raw_syscalls:sys_enter,irq:softirq_entry,\
+                      sched:sched_wakeup,cycles,instructions,cache-misses";
+
+/// Samples per second and CPU.
+const PROFILE_HZ: &str = "4000";
+/// Lines of a profile that are kept.
+const PROFILE_LINES: usize = 60;
+
+/// What looks at a measurement. Each writes its text to the file.
+#[derive(Clone, Debug)]
+pub(crate) enum Watch {
+    Nothing,
+    /// perf counts the system calls of the server's processes.
+    Count(PathBuf),
+    /// perf counts [`EVENTS`] of the server's processes.
+    Stat(PathBuf),
+    /// perf samples all CPUs: the kernel engine answers in other processes' time.
+    Profile(PathBuf),
+    /// strace counts the server's system calls by name, from start to end.
+    Trace(PathBuf),
+}
+
+/// Whether perf may count system calls here. The command may be missing, or not be for this kernel.
+pub(super) fn look_for_perf() -> Result<(), String> {
+    let mut perf = Command::new("perf");
+    let said = output(perf.args(["stat", "-a", "-e", SYSCALLS, "--", "true"]), PERF_TIMEOUT);
+    said.map(drop).map_err(|error| format!("perf does not run (install linux-perf, be root): {error:#}"))
+}
+
+impl Watch {
+    /// The server's command under the tool.
+    pub(super) fn server(&self, inner: Command) -> Command {
+        let Watch::Trace(file) = self else { return inner };
+        let mut command = Command::new("strace");
+        // -D: the server is our child, and strace its own: SIGTERM then reaches the server.
+        command.args(["-D", "-f", "-c", "-o"]).arg(file).arg(inner.get_program()).args(inner.get_args());
+        command
+    }
+
+    /// The client's command, during which the tool looks at the server.
+    pub(super) fn client(&self, inner: Command, server: u32) -> Command {
+        let mut perf = Command::new("perf");
+        match self {
+            Watch::Nothing | Watch::Trace(_) => return inner,
+            Watch::Count(file) => perf.args(["stat", "-x,", "-e", SYSCALLS, "-p", &processes(server), "-o"]).arg(file),
+            Watch::Stat(file) => perf.args(["stat", "-e", EVENTS, "-p", &processes(server), "-o"]).arg(file),
+            Watch::Profile(file) => {
+                perf.args(["record", "-q", "-a", "-F", PROFILE_HZ, "-e", "cpu-clock", "-o"]).arg(data(file))
+            }
+        };
+        perf.arg("--").arg(inner.get_program()).args(inner.get_args());
+        perf
+    }
+
+    /// Completes the file when the server has ended.
+    pub(super) fn finish(&self) -> Result<()> {
+        match self {
+            Watch::Nothing | Watch::Count(_) => Ok(()),
+            Watch::Stat(file) => {
+                ensure!(file.exists(), "perf did not run");
+                Ok(())
+            }
+            Watch::Trace(file) => await_strace(file).map(drop),
+            Watch::Profile(file) => {
+                let mut perf = Command::new("perf");
+                perf.args([
+                    "report",
+                    "--stdio",
+                    "--no-children",
+                    "--percent-limit",
+                    "0.5",
+                    "--sort",
+                    "comm,dso,symbol",
+                ]);
+                let text = output(perf.arg("-i").arg(data(file)), PERF_TIMEOUT)?;
+                fs::remove_file(data(file)).context("cannot remove what perf has recorded")?;
+                let lines = text.lines().map(str::trim_end).filter(|line| !line.is_empty() && *line != "#");
+                let text: String = lines.take(PROFILE_LINES).map(|line| format!("{line}\n")).collect();
+                fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+            }
+        }
+    }
+}
+
+/// A server and all that it has started, as perf takes them.
+fn processes(server: u32) -> String {
+    let all: Vec<String> = std::iter::once(server).chain(descendants(server)).map(|pid| pid.to_string()).collect();
+    all.join(",")
+}
+
+fn data(file: &Path) -> PathBuf {
+    file.with_extension("data")
+}
+
+/// The system calls that [`Watch::Count`] has counted.
+pub(super) fn counted(file: &Path) -> Result<u64> {
+    let text = fs::read_to_string(file).with_context(|| format!("perf left no {}", file.display()))?;
+    perf_count(&text).with_context(|| format!("perf said:\n{text}"))
+}
+
+/// "1234,,raw_syscalls:sys_enter,5678,100.00,,"
+fn perf_count(text: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.contains(SYSCALLS))?;
+    match line.split(',').next()? {
+        // It did not run at all, as a server whose messages the kernel answers.
+        "<not counted>" => Some(0),
+        count => count.parse().ok(),
+    }
+}
+
+/// Waits for the summary that strace writes when its server has ended; returns the number of calls.
+pub(super) fn await_strace(summary: &Path) -> Result<u64> {
+    let deadline = Instant::now() + STRACE_TIMEOUT;
+    loop {
+        let text = fs::read_to_string(summary).unwrap_or_default();
+        if let Some(total) = strace_total(&text) {
+            return Ok(total);
+        }
+        ensure!(Instant::now() < deadline, "strace wrote no summary, but: '{text}'");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// "100.00    0.000000           0        42         3 total": seconds, usecs, calls, errors.
+fn strace_total(summary: &str) -> Option<u64> {
+    let line = summary.lines().find(|line| line.trim_end().ends_with(" total"))?;
+    line.split_ascii_whitespace().nth(3)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strace_output() {
+        let text = "% time     seconds  usecs/call     calls    errors syscall\n\
+                    ------ ----------- ----------- --------- --------- ----------------\n\
+                     60.00    0.000010           1        40         2 recvfrom\n\
+                     40.00    0.000002           1         2           sendto\n\
+                    ------ ----------- ----------- --------- --------- ----------------\n\
+                    100.00    0.000012           0        42         2 total\n";
+        assert_eq!(strace_total(text), Some(42));
+        assert_eq!(strace_total("nothing"), None);
+    }
+
+    #[test]
+    fn perf_output() {
+        let text = |count: &str| format!("# started on Sun\n\n{count},,raw_syscalls:sys_enter,5678,100.00,,\n");
+        assert_eq!(perf_count(&text("1234")), Some(1234));
+        assert_eq!(perf_count(&text("<not counted>")), Some(0));
+        assert_eq!(perf_count(&text("<not supported>")), None);
+        assert_eq!(perf_count(""), None);
+    }
+
+    #[test]
+    fn server_and_client_are_run_under_the_tool() {
+        let shown = |command: &Command| crate::process::display(command);
+        let client = || {
+            let mut command = Command::new("client");
+            command.arg("x");
+            command
+        };
+        let count = Watch::Count("/t/f".into());
+        let pid = i32::MAX as u32; // no process has it, so it has no children
+        assert_eq!(
+            shown(&count.client(client(), pid)),
+            format!("perf stat -x, -e {SYSCALLS} -p {pid} -o f -- client x")
+        );
+        assert_eq!(shown(&count.server(client())), "client x");
+        let trace = Watch::Trace("/t/f".into());
+        assert_eq!(shown(&trace.server(client())), "strace -D -f -c -o f client x");
+        assert_eq!(shown(&trace.client(client(), pid)), "client x");
+    }
+}
