@@ -1,5 +1,6 @@
 //! Replies that come later, from another thread.
 
+use std::any::Any;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -20,14 +21,14 @@ use sync::Event;
 /// connection with a counted reason: a request that was read is never forgotten.
 #[derive(Debug)]
 pub struct Deferred {
-    desk: Desk,
+    route: Route,
     target: Target,
     answered: bool,
 }
 
-/// Where an answer is handed in.
+/// The way an answer takes.
 #[derive(Debug)]
-enum Desk {
+enum Route {
     Shard(Arc<Mailbox>),
     Elsewhere(Arc<dyn Answers>),
 }
@@ -40,11 +41,11 @@ pub trait Answers: fmt::Debug + Send + Sync {
 
 impl Deferred {
     pub(crate) fn new(env: &Env, target: Target) -> Self {
-        let desk = match &env.answers {
-            Some(answers) => Desk::Elsewhere(Arc::clone(answers)),
-            None => Desk::Shard(Arc::clone(&env.mailbox)),
+        let route = match &env.answers {
+            Some(answers) => Route::Elsewhere(Arc::clone(answers)),
+            None => Route::Shard(Arc::clone(&env.mailbox)),
         };
-        Self { desk, target, answered: false }
+        Self { route, target, answered: false }
     }
 
     /// Answers with this body; header and trailer of the framing are added.
@@ -62,16 +63,36 @@ impl Deferred {
         self.answer(Answer::Nothing);
     }
 
+    /// Goes on with the message on its connection, on the shard's thread: the service's
+    /// [`resume`](crate::ShardService::resume) is called with `state`, and its reply takes the message's place. Where a
+    /// message did not come from a shard, or is a datagram, there is no way back: the message counts as abandoned.
+    pub fn resume(mut self, state: impl Any + Send) {
+        self.answer(Answer::Resume(Box::new(state)));
+    }
+
     fn answer(&mut self, answer: Answer) {
         self.answered = true;
-        match (&self.desk, self.target) {
-            (Desk::Elsewhere(answers), Target::Stream { key, ticket }) => {
-                answers.answer(Delivery { key, ticket, answer });
+        match (&self.route, self.target) {
+            (Route::Elsewhere(answers), Target::Stream { key, ticket, work_bytes }) => {
+                answers.answer(Delivery { key, ticket, work_bytes, answer });
             }
-            (Desk::Shard(mailbox), target) => mailbox.post(Mail::Answer { target, answer }),
-            // Whoever answers elsewhere serves streams.
-            (Desk::Elsewhere(_), Target::Datagram { .. }) => {}
+            (Route::Shard(mailbox), target) => mailbox.post(Mail::Answer { target, answer }),
+            // Only streams are served outside of shards.
+            (Route::Elsewhere(_), Target::Datagram { .. }) => {}
         }
+    }
+
+    /// Answers, if this shard gave the message to the service: the caller delivers the answer itself. Else the answer
+    /// takes its usual way.
+    pub(crate) fn answer_here(mut self, mailbox: &Arc<Mailbox>, answer: Answer) -> Option<Mail> {
+        if let Route::Shard(own) = &self.route
+            && Arc::ptr_eq(own, mailbox)
+        {
+            self.answered = true;
+            return Some(Mail::Answer { target: self.target, answer });
+        }
+        self.answer(answer);
+        None
     }
 }
 
@@ -86,8 +107,16 @@ impl Drop for Deferred {
 /// Whom a deferred reply is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    Stream { key: ConnKey, ticket: u64 },
-    Datagram { socket: u32, peer: DatagramPeer },
+    /// `work_bytes`: what the connection counts for the message until this answer comes.
+    Stream {
+        key: ConnKey,
+        ticket: u64,
+        work_bytes: usize,
+    },
+    Datagram {
+        socket: u32,
+        peer: DatagramPeer,
+    },
 }
 
 /// What came of a deferred message.
@@ -97,6 +126,8 @@ pub enum Answer {
     Bytes(Vec<u8>),
     /// A reply with a body in a slot.
     Chunk(Chunk),
+    /// The service goes on with it, on its connection.
+    Resume(Box<dyn Any + Send>),
     /// It needs no reply.
     Nothing,
     /// The right to answer was dropped: the connection must end.
@@ -108,6 +139,7 @@ pub enum Answer {
 pub struct Delivery {
     pub(crate) key: ConnKey,
     pub(crate) ticket: u64,
+    pub(crate) work_bytes: usize,
     pub(crate) answer: Answer,
 }
 
@@ -126,8 +158,13 @@ impl Delivery {
 /// What other threads tell a shard.
 #[derive(Debug)]
 pub(crate) enum Mail {
-    Answer { target: Target, answer: Answer },
+    Answer {
+        target: Target,
+        answer: Answer,
+    },
     Limits(Box<Limits>),
+    /// A log was released that replies on this shard wait for.
+    Released,
     Drain,
     Stop,
 }
@@ -160,11 +197,17 @@ impl Mailbox {
     pub fn take_deliveries(&self) -> Vec<Delivery> {
         let mut mail = Vec::new();
         self.take(true, &mut mail);
-        let delivery = |letter| match letter {
-            Mail::Answer { target: Target::Stream { key, ticket }, answer } => Some(Delivery { key, ticket, answer }),
-            _ => None,
-        };
         mail.into_iter().filter_map(delivery).collect()
+    }
+}
+
+/// The answer for a stream in a piece of mail.
+pub(crate) fn delivery(mail: Mail) -> Option<Delivery> {
+    match mail {
+        Mail::Answer { target: Target::Stream { key, ticket, work_bytes }, answer } => {
+            Some(Delivery { key, ticket, work_bytes, answer })
+        }
+        _ => None,
     }
 }
 

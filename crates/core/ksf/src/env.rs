@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::deferred::{Answers, Mailbox};
+use crate::budget::Budget;
+use crate::buffers::Buffers;
+use crate::deferred::{Answer, Answers, Deferred, Mail, Mailbox};
+use crate::gates::{Gate, Gates};
 use crate::limits::{Limits, Time};
 use crate::outgoing::{Errand, Order};
 use crate::output::Spares;
@@ -24,8 +27,10 @@ pub struct Env {
     pub pool: Pool,
     /// Buffers for replies.
     pub spares: Spares,
-    /// Bytes of heap memory in messages that arrived in part, over all connections of the shard.
-    pub assembly_bytes: usize,
+    /// Buffers for what is longer than a slot.
+    pub buffers: Buffers,
+    /// Memory that the connections of the shard take together.
+    pub budget: Budget,
     /// Deferred replies to datagrams that are outstanding.
     pub deferred_datagrams: usize,
     /// Where deferred replies arrive.
@@ -34,6 +39,16 @@ pub struct Env {
     pub answers: Option<Arc<dyn Answers>>,
     /// Threads for short tasks.
     pub tasks: Option<Arc<TaskPool>>,
+    /// How far the logs of the server are durable.
+    pub gates: Arc<Gates>,
+    /// The shards of the server, to be woken when a log is released; empty without a server.
+    pub(crate) shards: Arc<std::sync::OnceLock<Vec<Arc<Mailbox>>>>,
+    /// Connections whose next replies wait for a gate, as they began to wait.
+    pub(crate) gated: Vec<(Gate, ConnKey)>,
+    /// True when a log was released since the shard looked at the replies that wait.
+    pub(crate) released: bool,
+    /// Answers that were given on the shard's own thread, in this turn.
+    pub(crate) answered: Vec<Mail>,
     /// What is to be done for exchanges in this turn.
     pub(crate) errands: Vec<Errand>,
     /// Number of the shard.
@@ -49,20 +64,50 @@ impl Env {
             stats: Arc::default(),
             pool,
             spares: Spares::default(),
-            assembly_bytes: 0,
+            buffers: Buffers::default(),
+            budget: Budget::default(),
             deferred_datagrams: 0,
             mailbox: Mailbox::new()?,
             answers: None,
             tasks: None,
+            gates: Gates::new(),
+            shards: Arc::default(),
+            gated: Vec::new(),
+            released: false,
+            answered: Vec::new(),
             errands: Vec::new(),
             shard: 0,
         })
     }
 
-    /// True when connections together keep more unfinished input than they may: the one that keeps most is to be closed
-    /// ([`Connection::close_for_memory`](crate::connection::Connection::close_for_memory)).
-    pub fn is_over_budget(&self) -> bool {
-        self.assembly_bytes > self.limits.assembly_bytes_max
+    /// Answers a deferred message of this shard in this turn.
+    pub(crate) fn answer(&mut self, deferred: Deferred, answer: Answer) {
+        if let Some(mail) = deferred.answer_here(&self.mailbox, answer) {
+            self.answered.push(mail);
+        }
+    }
+
+    /// Wakes these shards, a bit each, because a log was released; this one looks by itself at the end of the turn.
+    pub(crate) fn wake(&mut self, shards: u64) {
+        self.released = true;
+        let Some(mailboxes) = self.shards.get() else { return };
+        for (number, mailbox) in mailboxes.iter().enumerate() {
+            if shards >> number & 1 == 1 && number != self.shard {
+                mailbox.post(Mail::Released);
+            }
+        }
+    }
+
+    /// Answers given in this turn, to be delivered before replies are sent; for whoever plays the shard, as
+    /// [`Mailbox::take_deliveries`].
+    pub fn take_answered(&mut self) -> Vec<crate::deferred::Delivery> {
+        self.answered.drain(..).filter_map(crate::deferred::delivery).collect()
+    }
+
+    /// Connections whose next replies wait for a gate, since the last call; for whoever plays the shard. It calls
+    /// [`Connection::open_gates`](crate::connection::Connection::open_gates) on them when the gate opens.
+    pub fn take_gated(&mut self) -> Vec<(Gate, ConnKey)> {
+        std::mem::take(&mut self.gated)
     }
 
     /// What connections asked of their shard since the last call, in order, and which of them: for whoever plays the

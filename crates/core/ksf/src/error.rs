@@ -72,14 +72,19 @@ pub enum CloseReason {
     KernelHalf,
     /// The bytes do not follow the framing.
     MalformedFrame,
-    /// The shard's memory for unfinished messages is used up, and this connection kept most of it.
+    /// The shard's memory for unfinished messages is used up, and this peer did not send the rest of its own, or sent
+    /// more when twice the memory was used.
     MemoryLimit,
     /// A message longer than `message_bytes_max`.
     OversizedMessage,
+    /// The service panicked in a message of this connection.
+    Panicked,
     /// The peer closed between two messages: the normal end.
     PeerClosed,
     /// The peer closed in the middle of a message.
     PeerClosedMidMessage,
+    /// Deferred replies took twice the budget of the connection, `connection_bytes_max`.
+    ReplyLimit,
     /// The peer did not take replies for `send_timeout_ms`.
     SendTimeout,
     /// The service asked for it.
@@ -90,7 +95,7 @@ pub enum CloseReason {
 
 impl CloseReason {
     /// Every reason, in the order of its counter.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 19] = [
         Self::Abandoned,
         Self::AssemblyTimeout,
         Self::DrainTimeout,
@@ -103,8 +108,10 @@ impl CloseReason {
         Self::MalformedFrame,
         Self::MemoryLimit,
         Self::OversizedMessage,
+        Self::Panicked,
         Self::PeerClosed,
         Self::PeerClosedMidMessage,
+        Self::ReplyLimit,
         Self::SendTimeout,
         Self::Service,
         Self::Stopped,
@@ -166,6 +173,14 @@ pub enum Error {
         /// Size of the region.
         bytes: usize,
         /// What the kernel said.
+        source: io::Error,
+    },
+    /// The service could not make its state for a shard.
+    #[error("the service {service} does not start: {source}")]
+    ServiceStart {
+        /// Name of the service.
+        service: String,
+        /// What it said.
         source: io::Error,
     },
     /// A thread could not be started.

@@ -8,15 +8,18 @@
 //! Non-goals: timers finer than the shard's tick, TLS, and any protocol; protocols live in the services.
 
 pub mod adopt;
-mod assembly;
 pub mod assist;
+pub mod budget;
+pub mod buffers;
 pub mod connection;
 pub mod cpus;
+pub mod cutter;
 pub mod deferred;
 pub mod engine;
 pub mod env;
 pub mod error;
 pub mod framing;
+pub mod gates;
 pub mod limits;
 pub mod listener;
 pub mod outgoing;
@@ -26,9 +29,11 @@ pub mod pool;
 pub mod server;
 pub mod service;
 mod shard;
+pub mod shard_service;
 pub mod stats;
 pub mod tasks;
 
 pub use error::{CloseReason, Error};
 pub use server::Server;
 pub use service::{Message, Order, Peer, Refused, Reply, Service};
+pub use shard_service::{Profile, ShardService, Turn};

@@ -3,6 +3,9 @@
 
 use std::time::Duration;
 
+/// Longest message by default: 1 MiB of data, and 64 KiB for the headers that protocols put in front of it.
+pub const MESSAGE_BYTES_MAX: usize = (1 << 20) + (64 << 10);
+
 /// Bounds on what one peer, and all of them, may cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -21,11 +24,22 @@ pub struct Limits {
     pub send_timeout_ms: u64,
     /// Replies queued for one peer above which its requests are not read any more.
     pub out_queue_bytes_max: usize,
+    /// Budget of one connection: requests in work, what their replies will need as far as that is known, replies held
+    /// back and replies queued. At the budget no further request of the connection is handed over, so one request and
+    /// its reply may exceed it. Replies that nobody announced close the connection at twice the budget.
+    pub connection_bytes_max: usize,
+    /// The same for all connections of a shard together. At the budget a connection that has something in it waits
+    /// until its own share is gone.
+    pub shard_bytes_max: usize,
     /// Connections per server; a further one is accepted and closed at once.
     pub connections_max: usize,
     /// Memory per shard for messages that arrived in part, and for requests that wait because replies do. When it is
-    /// used up the connection that keeps most of it is closed, whoever needed more.
+    /// used up, connections with an unfinished message are not read, but for a few at a time, each of which may exceed
+    /// it by one message. Chunks that arrive meanwhile are put aside up to twice this limit; then the connection that
+    /// one arrives on is closed.
     pub assembly_bytes_max: usize,
+    /// Time in which a peer that is read although memory is short must send something of its unfinished message.
+    pub pressure_timeout_ms: u64,
     /// Messages of one connection that may wait for a deferred reply; above it the connection is not read.
     pub deferred_max: u32,
     /// Deferred replies to datagrams that may be outstanding per shard; while they are, further datagrams are dropped,
@@ -54,15 +68,18 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            message_bytes_max: 1 << 20,
+            message_bytes_max: MESSAGE_BYTES_MAX,
             header_bytes_max: 4096,
             fragments_max: 4096,
             assembly_timeout_ms: 10_000,
             idle_timeout_ms: 0,
             send_timeout_ms: 30_000,
             out_queue_bytes_max: 256 << 10,
+            connection_bytes_max: 4 << 20,
+            shard_bytes_max: 256 << 20,
             connections_max: 65_536,
             assembly_bytes_max: 64 << 20,
+            pressure_timeout_ms: 1_000,
             deferred_max: 1024,
             deferred_datagrams_max: 4096,
             datagram_queue_max: 1024,

@@ -48,6 +48,55 @@ impl Output {
         self.pieces.push_back(Piece::Chunk(chunk));
     }
 
+    /// Appends bytes without copying them.
+    pub fn push_bytes(&mut self, bytes: Vec<u8>, spares: &mut Spares) {
+        self.end_tail(spares);
+        self.piece_bytes += bytes.len();
+        self.pieces.push_back(Piece::Bytes(bytes));
+    }
+
+    /// Takes off everything behind the first `len` bytes.
+    pub fn split_off(&mut self, len: usize, spares: &mut Spares) -> Self {
+        let mut rest = Self::default();
+        if len >= self.len() {
+            return rest;
+        }
+        if len >= self.piece_bytes {
+            let keep = len - self.piece_bytes;
+            rest.tail(spares).extend_from_slice(&self.tail[keep..]);
+            self.tail.truncate(keep);
+            return rest;
+        }
+        rest.tail = std::mem::take(&mut self.tail);
+        rest.pieces = spares.take_pieces();
+        while self.piece_bytes > len
+            && let Some(last) = self.pieces.pop_back()
+        {
+            let bytes = last.as_slice().len();
+            self.piece_bytes -= bytes;
+            rest.piece_bytes += bytes;
+            rest.pieces.push_front(last);
+        }
+        if let Some(keep) = len.checked_sub(self.piece_bytes).filter(|keep| *keep > 0)
+            && let Some(cut) = rest.pieces.pop_front()
+        {
+            rest.piece_bytes -= keep;
+            self.piece_bytes += keep;
+            let (front, back) = match cut {
+                Piece::Bytes(mut bytes) => {
+                    let back = bytes.split_off(keep);
+                    (Piece::Bytes(bytes), Piece::Bytes(back))
+                }
+                Piece::Chunk(chunk) => {
+                    (Piece::Chunk(chunk.slice(0..keep)), Piece::Chunk(chunk.slice(keep..chunk.len())))
+                }
+            };
+            self.pieces.push_back(front);
+            rest.pieces.push_front(back);
+        }
+        rest
+    }
+
     /// Appends everything `other` holds. Bytes in one piece are copied and the buffer stays with `other`.
     pub fn add(&mut self, other: &mut Self, spares: &mut Spares) {
         if other.pieces.is_empty() {

@@ -27,6 +27,7 @@ use std::{fmt, io, ops, slice};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::buffers::{Buffer, Shared};
 use crate::error::Error;
 
 /// Where the memory of a pool lives.
@@ -209,6 +210,7 @@ pub struct Chunk {
 enum Bytes {
     Slot(Slot),
     Heap(Arc<Vec<u8>>),
+    Buffer(Shared),
 }
 
 impl Chunk {
@@ -216,6 +218,12 @@ impl Chunk {
     pub fn from_vec(bytes: Vec<u8>) -> Self {
         let len = bytes.len();
         Self { bytes: Bytes::Heap(Arc::new(bytes)), offset: 0, len }
+    }
+
+    /// A chunk of the bytes that are filled in a buffer.
+    pub fn from_buffer(buffer: Buffer) -> Self {
+        let len = buffer.len();
+        Self { bytes: Bytes::Buffer(buffer.share()), offset: 0, len }
     }
 
     /// The part of this chunk in `range`, sharing the same memory.
@@ -238,7 +246,7 @@ impl Chunk {
     pub(crate) fn keep(&self) -> bool {
         match &self.bytes {
             Bytes::Slot(slot) => slot.keep(),
-            Bytes::Heap(_) => true,
+            Bytes::Heap(_) | Bytes::Buffer(_) => true,
         }
     }
 
@@ -257,7 +265,7 @@ impl Chunk {
     pub fn slot(&self) -> Option<(u32, usize)> {
         match &self.bytes {
             Bytes::Slot(slot) => Some((slot.index, self.offset)),
-            Bytes::Heap(_) => None,
+            Bytes::Heap(_) | Bytes::Buffer(_) => None,
         }
     }
 }
@@ -269,6 +277,7 @@ impl ops::Deref for Chunk {
         let all = match &self.bytes {
             Bytes::Slot(slot) => slot.as_slice(),
             Bytes::Heap(vec) => vec,
+            Bytes::Buffer(buffer) => buffer,
         };
         &all[self.offset..][..self.len]
     }

@@ -2,22 +2,24 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::adopt::Adopter;
 use crate::assist::Assist;
+use crate::buffers::Buffers;
 use crate::cpus;
 use crate::deferred::{Mail, Mailbox};
 use crate::engine::{Engine, EngineKind, epoll::Epoll, uring::Uring};
 use crate::env::Env;
 use crate::error::Error;
+use crate::gates::Gates;
 use crate::limits::Limits;
 use crate::listener::{self, ListenAddr, SocketOptions, Sockets, UnlinkOnDrop};
 use crate::pool::{Memory, Pool};
-use crate::service::Service;
 use crate::shard::{AnyService, ListenerKind, Shard, ShardListener, now};
+use crate::shard_service::ShardService;
 use crate::stats::{self, CounterValue, Stats};
 use crate::tasks::{TaskOptions, TaskPool};
 
@@ -95,7 +97,12 @@ impl Builder {
     }
 
     /// Serves `service` at `addr`, with a kernel half in front where there is one (TCP only).
-    pub fn listen<S: Service>(mut self, addr: ListenAddr, service: Arc<S>, assist: Option<Arc<dyn Assist>>) -> Self {
+    pub fn listen<S: ShardService>(
+        mut self,
+        addr: ListenAddr,
+        service: Arc<S>,
+        assist: Option<Arc<dyn Assist>>,
+    ) -> Self {
         let source = Source::Bind(addr);
         self.listeners.push(Planned { source, service: Arc::new(service), assist, adopter: None });
         self
@@ -103,7 +110,12 @@ impl Builder {
 
     /// Serves `service` on a socket that somebody else has bound (socket activation), and that others may listen on when
     /// this server stops: connections that come from then on wait there for them.
-    pub fn inherit<S: Service>(mut self, socket: OwnedFd, service: Arc<S>, assist: Option<Arc<dyn Assist>>) -> Self {
+    pub fn inherit<S: ShardService>(
+        mut self,
+        socket: OwnedFd,
+        service: Arc<S>,
+        assist: Option<Arc<dyn Assist>>,
+    ) -> Self {
         let source = Source::Inherit(socket);
         self.listeners.push(Planned { source, service: Arc::new(service), assist, adopter: None });
         self
@@ -129,11 +141,11 @@ impl Builder {
         let mut adopters: Vec<Arc<dyn Adopter>> = Vec::new();
         let mut per_shard: Vec<Vec<ShardListener>> = cpus.iter().map(|_| Vec::new()).collect();
         for Planned { source, service, assist, adopter } in self.listeners {
-            service.framing().validate()?;
+            service.profile().framing.validate()?;
             let send_buffer_bytes = if assist.is_some() { ASSISTED_SEND_BUFFER_BYTES } else { 0 };
             let opened = match source {
                 Source::Bind(addr) => {
-                    let defer_accept = service.peer_speaks_first() && adopter.is_none();
+                    let defer_accept = service.profile().peer_speaks_first && adopter.is_none();
                     listener::open(&addr, &cpus, SocketOptions { send_buffer_bytes, defer_accept })?
                 }
                 Source::Inherit(socket) => listener::inherit(socket, cpus.len())?,
@@ -151,7 +163,7 @@ impl Builder {
                 shard.push(ShardListener { addr, socket, handed_over, kind, service, adopter, assist });
             }
             let assisted = assist.is_some() && kind == ListenerKind::Tcp;
-            infos.push(ListenerInfo { addr, service: service.name().to_owned(), assisted });
+            infos.push(ListenerInfo { addr, service: service.profile().name.to_owned(), assisted });
             unlinks.extend(unlink);
             services.push(service);
             if let Some(assist) = assist.filter(|assist| !assists.iter().any(|known| Arc::ptr_eq(known, assist))) {
@@ -171,6 +183,9 @@ impl Builder {
             adopters,
             shards: Vec::new(),
             tasks,
+            buffers: Buffers::default(),
+            gates: Gates::new(),
+            mailboxes: Arc::default(),
             connections: Arc::default(),
             drain_timeout_ms: AtomicU64::new(self.limits.drain_timeout_ms),
             started: now(),
@@ -191,6 +206,11 @@ impl Builder {
             };
             server.shards.push(shard);
         }
+        let mailboxes = server.shards.iter().map(|shard| Arc::clone(&shard.mailbox)).collect();
+        // Set here only, once.
+        let _ = server.mailboxes.set(mailboxes);
+        // A log may have been released before a shard could be woken for it.
+        server.shards.iter().for_each(|shard| shard.mailbox.post(Mail::Released));
         Ok(server)
     }
 }
@@ -242,6 +262,10 @@ pub struct Server {
     adopters: Vec<Arc<dyn Adopter>>,
     shards: Vec<ShardHandle>,
     tasks: Arc<TaskPool>,
+    buffers: Buffers,
+    gates: Arc<Gates>,
+    /// Of all shards, as soon as all of them run.
+    mailboxes: Arc<OnceLock<Vec<Arc<Mailbox>>>>,
     connections: Arc<AtomicUsize>,
     /// As in the limits the shards have.
     drain_timeout_ms: AtomicU64,
@@ -306,7 +330,7 @@ impl Server {
 
     /// Counters of each service: its name, and names and values.
     pub fn service_counters(&self) -> Vec<(String, Vec<(&'static str, u64)>)> {
-        self.services.iter().map(|service| (service.name().to_owned(), service.counters())).collect()
+        self.services.iter().map(|service| (service.profile().name.to_owned(), service.counters())).collect()
     }
 
     /// Counters of the kernel halves.
@@ -369,6 +393,7 @@ impl Server {
         let env = {
             let (mailbox, stats) = (Arc::clone(&mailbox), Arc::clone(&stats));
             let (tasks, number) = (Arc::clone(&self.tasks), plan.number);
+            let (buffers, gates, shards) = (self.buffers.clone(), Arc::clone(&self.gates), Arc::clone(&self.mailboxes));
             // Made on the shard's own thread: its memory is then local to the shard's CPU.
             move || -> Result<Env, Error> {
                 let pool = Pool::new(Memory::Anonymous, plan.slot_bytes, plan.slots)?;
@@ -378,11 +403,17 @@ impl Server {
                     stats,
                     pool,
                     spares: Default::default(),
-                    assembly_bytes: 0,
+                    buffers,
+                    budget: Default::default(),
                     deferred_datagrams: 0,
                     mailbox,
                     answers: None,
                     tasks: Some(tasks),
+                    gates,
+                    shards,
+                    gated: Vec::new(),
+                    released: false,
+                    answered: Vec::new(),
                     errands: Vec::new(),
                     shard: number,
                 })

@@ -7,6 +7,7 @@ use crate::deferred::{Deferred, Target};
 use crate::env::Env;
 use crate::error::{CloseReason, FramingError};
 use crate::framing::{Frame, Framing};
+use crate::gates::{Gate, GateSet};
 use crate::limits::Limits;
 use crate::outgoing::{Errand, Exchange, NoOutgoing, Order as Wanted, Upstream};
 use crate::output::{Output, SendBatch};
@@ -35,6 +36,12 @@ pub trait Service: Send + Sync + 'static {
     fn cut(&self, conn: &mut Self::Conn, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
         let _ = (conn, limits);
         self.framing().parse(buf, scanned)
+    }
+
+    /// Most bytes that may arrive before [`Service::cut`] tells how a message goes on; `limits.header_bytes_max` unless said
+    /// otherwise. A protocol that knows the length of a message only at its end returns `limits.message_bytes_max`.
+    fn header_bytes_max(&self, limits: &Limits) -> usize {
+        limits.header_bytes_max
     }
 
     /// Last words to a peer whose connection is about to be closed for what it sent, or for how slowly: malformed,
@@ -235,18 +242,8 @@ pub fn call_outside<S: Service>(
     output: &mut Output,
     env: &mut Env,
 ) -> Outcome {
-    let target = Target::Stream { key: message.key, ticket };
-    let framing = service.framing();
-    let mut reply = Reply {
-        framing,
-        sink: Sink::Stream(output),
-        env,
-        target,
-        deferred: 0,
-        close: false,
-        at_once: false,
-        exchange: Exchange::default(),
-    };
+    let target = Target::Stream { key: message.key, ticket, work_bytes: 0 };
+    let mut reply = Reply::new(service.framing(), Sink::Stream(output), env, target, message.bytes.len());
     service.call(conn, message, &mut reply);
     Outcome { deferred: reply.deferred, close: reply.close }
 }
@@ -257,8 +254,16 @@ pub struct Reply<'a> {
     pub(crate) sink: Sink<'a>,
     pub(crate) env: &'a mut Env,
     pub(crate) target: Target,
+    /// Bytes of the message, until they are counted as work.
+    message_bytes: usize,
+    /// What a deferred reply is assumed to need, where the service does not say it.
+    pub(crate) expected_bytes: usize,
+    /// What was counted as work.
+    pub(crate) work_bytes: usize,
     /// Answers the message is still owed.
     pub(crate) deferred: u32,
+    /// What must be durable before the replies may leave.
+    pub(crate) gates: GateSet,
     pub(crate) close: bool,
     /// The close need not wait for the peer.
     pub(crate) at_once: bool,
@@ -299,7 +304,43 @@ fn note_framed<R>((result, fits): (R, bool), env: &Env, close: &mut bool) -> R {
 /// Replies below this length are copied even where they could be sent from their slot: that is faster, and frees it.
 pub(crate) const COPY_BYTES_MAX: usize = 2048;
 
+/// What a deferred reply is assumed to need before a connection has seen one.
+pub(crate) const EXPECTED_REPLY_BYTES: usize = 4096;
+
+impl<'a> Reply<'a> {
+    pub(crate) fn new(
+        framing: Framing,
+        sink: Sink<'a>,
+        env: &'a mut Env,
+        target: Target,
+        message_bytes: usize,
+    ) -> Self {
+        Self {
+            framing,
+            sink,
+            env,
+            target,
+            message_bytes,
+            expected_bytes: EXPECTED_REPLY_BYTES,
+            work_bytes: 0,
+            deferred: 0,
+            gates: GateSet::default(),
+            close: false,
+            at_once: false,
+            exchange: Exchange::default(),
+        }
+    }
+}
+
 impl Reply<'_> {
+    /// Holds the replies to this message until what `gate` names is durable. They are written now and leave when it is
+    /// [released](crate::Turn::release); replies behind them wait, too. Several gates must all open.
+    ///
+    /// Only shards have gates: on workers and for datagrams a service defers instead.
+    pub fn gate(&mut self, gate: Gate) {
+        self.gates.add(gate);
+    }
+
     /// Sends one reply: `write` appends its body to the buffer (and must not touch what is there already); header
     /// and trailer of the framing are added around it.
     pub fn message<R>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
@@ -322,51 +363,78 @@ impl Reply<'_> {
         self.message(|tail| tail.extend_from_slice(body));
     }
 
+    /// Sends one reply with this body, without copying it if it is long.
+    pub fn owned(&mut self, body: Vec<u8>) {
+        if body.len() <= COPY_BYTES_MAX || matches!(self.sink, Sink::Datagrams(_)) {
+            return self.bytes(&body);
+        }
+        self.piece(body.len(), |output, env| output.push_bytes(body, &mut env.spares));
+    }
+
     /// Sends one reply with this body from where it lies, if it is long and its slot may be kept, else copied.
     pub fn chunk(&mut self, body: Chunk) {
-        let copy = body.len() <= COPY_BYTES_MAX || !body.keep();
-        match &mut self.sink {
-            Sink::Stream(output) if !copy => {
-                let tail = output.tail(&mut self.env.spares);
-                let start = tail.len();
-                self.framing.begin_reply(tail);
-                if self.framing.finish_reply(tail, start, body.len()).is_err() {
-                    tail.truncate(start);
-                    self.env.stats.replies_unframable.add(1);
-                    self.close = true;
-                    return;
-                }
-                output.push_chunk(body, &mut self.env.spares);
-                let trailer = self.framing.reply_trailer();
-                if !trailer.is_empty() {
-                    output.tail(&mut self.env.spares).extend_from_slice(trailer);
-                }
-                self.env.stats.replies.add(1);
-            }
-            _ => self.bytes(&body),
+        if body.len() <= COPY_BYTES_MAX || matches!(self.sink, Sink::Datagrams(_)) || !body.keep() {
+            return self.bytes(&body);
         }
+        self.piece(body.len(), |output, env| output.push_chunk(body, &mut env.spares));
+    }
+
+    /// Frames a body of `bytes` bytes that `push` appends as a piece of its own. For streams.
+    fn piece(&mut self, bytes: usize, push: impl FnOnce(&mut Output, &mut Env)) {
+        let Sink::Stream(output) = &mut self.sink else { return };
+        let tail = output.tail(&mut self.env.spares);
+        let start = tail.len();
+        self.framing.begin_reply(tail);
+        if self.framing.finish_reply(tail, start, bytes).is_err() {
+            tail.truncate(start);
+            self.env.stats.replies_unframable.add(1);
+            self.close = true;
+            return;
+        }
+        push(output, self.env);
+        let trailer = self.framing.reply_trailer();
+        if !trailer.is_empty() {
+            output.tail(&mut self.env.spares).extend_from_slice(trailer);
+        }
+        self.env.stats.replies.add(1);
     }
 
     /// Answers later, from any thread. The message counts as outstanding until then; called several times, until the
     /// last of the answers.
     pub fn defer(&mut self) -> Deferred {
+        self.defer_for(self.expected_bytes)
+    }
+
+    /// The same, for a reply whose length the protocol tells before the work begins, such as the answer to a read. These
+    /// bytes are taken off the connection's budget ([`Limits::connection_bytes_max`]) until the answer comes, so a peer
+    /// cannot have more work done than it may have memory for.
+    pub fn defer_for(&mut self, reply_bytes: usize) -> Deferred {
         self.deferred += 1;
-        Deferred::new(self.env, self.target)
+        let work_bytes = std::mem::take(&mut self.message_bytes) + reply_bytes;
+        self.work_bytes += work_bytes;
+        let target = match self.target {
+            Target::Stream { key, ticket, .. } => Target::Stream { key, ticket, work_bytes },
+            datagram => datagram,
+        };
+        Deferred::new(self.env, target)
     }
 
     /// Runs `task` on the shard's thread pool, which answers through the [`Deferred`] it is given. When the pool's
     /// queue is full the task comes back, and the service decides: answer busy, or do the work here.
+    ///
+    /// # Errors
+    ///
+    /// The task, if the queue is full or there is no thread pool.
     pub fn offload<T>(&mut self, task: T) -> Result<(), T>
     where
         T: FnOnce(Deferred) + Send + 'static,
     {
-        let Some(tasks) = &self.env.tasks else { return Err(task) };
+        let Some(tasks) = self.env.tasks.clone() else { return Err(task) };
         let Some(room) = tasks.reserve(self.env.shard) else {
             self.env.stats.tasks_refused.add(1);
             return Err(task);
         };
-        let deferred = Deferred::new(self.env, self.target);
-        self.deferred += 1;
+        let deferred = self.defer();
         room.submit(Task::new(move || task(deferred)));
         Ok(())
     }

@@ -71,6 +71,10 @@ counters! {
     reads_paused,
     /// Connections reset because their peer sent more than `linger_bytes_max` after the close.
     lingers_cut,
+    /// Times a connection was not read because memory for unfinished messages was short.
+    memory_waits,
+    /// Calls of a service that panicked; their connection was closed.
+    panics,
     /// Times no slot was free to receive into.
     slots_exhausted,
     /// Datagrams received.
@@ -206,11 +210,15 @@ fn close_counter(reason: CloseReason) -> (&'static str, &'static str) {
         CloseReason::KernelHalf => ("closed_kernel_half", "Closed: a reply of the kernel half was lost or stuck."),
         CloseReason::MalformedFrame => ("closed_malformed_frame", "Closed: the bytes do not follow the framing."),
         CloseReason::MemoryLimit => {
-            ("closed_memory_limit", "Closed: memory for unfinished messages was used up, most of it by this peer.")
+            ("closed_memory_limit", "Closed: memory for unfinished messages was used up, and this peer did not go on.")
         }
         CloseReason::OversizedMessage => ("closed_oversized_message", "Closed: a message longer than the limit."),
+        CloseReason::Panicked => ("closed_panicked", "Closed: the service panicked in a message."),
         CloseReason::PeerClosed => ("closed_by_peer", "Closed by the peer between two messages."),
         CloseReason::PeerClosedMidMessage => ("closed_by_peer_mid_message", "Closed by the peer inside a message."),
+        CloseReason::ReplyLimit => {
+            ("closed_reply_limit", "Closed: deferred replies took twice the memory that a connection may have.")
+        }
         CloseReason::SendTimeout => ("closed_send_timeout", "Closed: the peer did not take its replies."),
         CloseReason::Stopped => ("closed_stopped", "Closed: the server was stopped at once."),
         CloseReason::Service => ("closed_by_service", "Closed: the service asked for it."),

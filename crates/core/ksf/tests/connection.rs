@@ -151,7 +151,7 @@ fn peers_that_do_not_read_cannot_take_all_slots() {
         assert_eq!(conn.messages(), 1);
         conn.end(&mut env);
     }
-    assert_eq!((env.pool.in_use(), env.assembly_bytes), (0, 0));
+    assert_eq!((env.pool.in_use(), env.budget.input_bytes()), (0, 0));
 }
 
 /// With the default number of slots the ring of io_uring has half of them.

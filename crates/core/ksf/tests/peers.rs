@@ -147,7 +147,7 @@ fn a_batch_larger_than_any_send_buffer_arrives_whole() {
     own_network();
     const LINES_LONG: usize = 2000;
     for engine in engines() {
-        let limits = Limits { out_queue_bytes_max: usize::MAX, ..Limits::default() };
+        let limits = Limits { out_queue_bytes_max: usize::MAX, connection_bytes_max: usize::MAX, ..Limits::default() };
         let (server, _) = server(engine, LINES, limits);
         let mut peer = connect_with_small_window(&server);
         peer.write_all(&b"long\n".repeat(LINES_LONG)).unwrap();

@@ -447,7 +447,8 @@ impl PendingReplies {
                 Answer::Bytes(body) => conn.mux.reply(&conn, false, |tail| tail.extend_from_slice(&body)),
                 Answer::Chunk(body) => conn.mux.reply_chunk(&conn, false, body),
                 Answer::Nothing => Ok(()),
-                Answer::Abandoned => {
+                // Workers have no way back to the connection: see `Deferred::resume`.
+                Answer::Abandoned | Answer::Resume(_) => {
                     conn.mux.end(&conn, ConnectionError::WorkerPanicked);
                     Ok(())
                 }

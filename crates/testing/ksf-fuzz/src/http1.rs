@@ -140,7 +140,7 @@ fn meet(client: &[&[u8]], backend: &[&[u8]]) -> Met {
     }
     met.reason = connection.finished();
     connection.end(&mut env);
-    assert_eq!((env.pool.in_use(), env.assembly_bytes), (0, 0), "slots, bytes of unfinished messages");
+    assert_eq!((env.pool.in_use(), env.budget.input_bytes()), (0, 0), "slots, bytes of unfinished messages");
     met
 }
 

@@ -129,7 +129,7 @@ fn feed<'a, S: Service>(service: &Arc<S>, chunks: impl Iterator<Item = &'a [u8]>
     send(&mut connection, &mut env, &mut sent);
     let reason = connection.finished().expect("over when both sides are done");
     connection.end(&mut env);
-    assert_eq!((env.pool.in_use(), env.assembly_bytes), (0, 0), "slots, bytes of unfinished messages");
+    assert_eq!((env.pool.in_use(), env.budget.input_bytes()), (0, 0), "slots, bytes of unfinished messages");
     (sent, reason)
 }
 

@@ -46,7 +46,10 @@ pub(crate) fn check(history: &History<'_>) -> Result<usize, String> {
     let no_limits = Limits { message_bytes_max: usize::MAX >> 8, fragments_max: u32::MAX, ..Limits::default() };
     let arrived = decode(framing, &no_limits, taken);
     let torn = arrived.end != CloseReason::PeerClosed;
-    let aborted = matches!(reason, CloseReason::Io | CloseReason::SendTimeout | CloseReason::DrainTimeout);
+    let aborted = matches!(
+        reason,
+        CloseReason::Io | CloseReason::ReplyLimit | CloseReason::SendTimeout | CloseReason::DrainTimeout
+    );
     if torn && !aborted {
         return Err(format!("the last reply is torn ({:?}), and the end was orderly", arrived.end));
     }

@@ -29,6 +29,8 @@ pub struct Report {
     pub replies: usize,
     /// Deferred answers whose connection was gone.
     pub too_late: usize,
+    /// Connections that went on after they were not read for lack of memory.
+    pub waited: usize,
     /// Chunks that waited unprocessed because replies did.
     pub stalls: usize,
     /// Receives that were put off because no slot was free.
@@ -94,7 +96,10 @@ impl Plan {
             idle_timeout_ms: random.pick(&[0, 0, 100, 1000]),
             send_timeout_ms: timeout(random),
             out_queue_bytes_max: random.pick(&[0, 100, 1000, 20_000]),
+            connection_bytes_max: random.pick(&[6_000, 20_000, 4 << 20]),
+            shard_bytes_max: random.pick(&[10_000, 256 << 20]),
             assembly_bytes_max: random.pick(&[500, 20_000, 64 << 20]),
+            pressure_timeout_ms: timeout(random),
             deferred_max: random.pick(&[1, 2, 8, 1024]),
             drain_timeout_ms: random.within(1..=300) as u64,
             ..Limits::default()
@@ -143,6 +148,28 @@ impl Plan {
         let reply = 2 * (12 + self.length_max) + 32;
         let late = if self.defers() { 3 * (self.limits.deferred_max as usize).min(self.requests_max + 1) } else { 0 };
         self.limits.out_queue_bytes_max + (3 + late) * reply
+    }
+}
+
+impl Plan {
+    /// Most bytes of unfinished input: twice the limit, what each place may put aside of one chunk, and a message for
+    /// each pass, in whole pages.
+    fn input_bytes_max(&self) -> usize {
+        const PAGE_BYTES: usize = 4096;
+        let message = self.limits.message_bytes_max.min(1 << 16).next_multiple_of(PAGE_BYTES) + PAGE_BYTES;
+        2 * self.limits.assembly_bytes_max + self.places * (self.slot_bytes as usize + message)
+    }
+
+    /// Most bytes by which one message may exceed a budget: the message, and replies, also those whose length nobody
+    /// announced.
+    fn one_more_bytes(&self) -> usize {
+        /// What a connection assumes of a deferred reply that it knows nothing of.
+        const ASSUMED_BYTES: usize = 4096;
+        let reply = 2 * (12 + self.length_max) + 32;
+        let message = self.length_max + 64;
+        let in_work = self.limits.connection_bytes_max.min(self.limits.shard_bytes_max) / ASSUMED_BYTES + 1;
+        let unannounced = reply.saturating_sub(ASSUMED_BYTES) * in_work.min(self.limits.deferred_max as usize);
+        3 * (message + reply.max(ASSUMED_BYTES)) + unannounced
     }
 }
 
@@ -307,7 +334,7 @@ impl World {
         // Whoever is late is too late, and finds nobody.
         while self.answer_one() {}
         self.deliver()?;
-        let left = (self.env.pool.in_use(), self.env.assembly_bytes, *lock(&self.service.open));
+        let left = (self.env.pool.in_use(), self.env.budget.input_bytes(), *lock(&self.service.open));
         if left != (0, 0, 0) {
             return Err(format!("slots, bytes and connection states left over: {left:?}"));
         }
@@ -334,6 +361,7 @@ impl World {
         if self.random.one_in(2) {
             self.deliver()?;
         }
+        self.proceed_waiting()?;
         self.check_memory()
     }
 
@@ -405,7 +433,6 @@ impl World {
             let asking = link.far.is_some();
             self.report.stalls += usize::from(stalled);
             link.conn.receive(slot.freeze(bytes), &mut self.env);
-            self.relieve_memory(link);
             if !link.conn.is_closing() {
                 link.given = link.remote.received;
             }
@@ -469,15 +496,18 @@ impl World {
         Ok(())
     }
 
-    /// Who keeps most unfinished input goes when there is too much of it, as in a shard.
-    fn relieve_memory(&mut self, link: &mut Link) {
-        while self.env.is_over_budget() {
-            let others = self.places.iter_mut().filter_map(|(_, link)| link.as_mut());
-            let conns = others.map(|other| &mut other.conn).chain([&mut link.conn]);
-            if let Some(hog) = conns.max_by_key(|conn| conn.unfinished_bytes()) {
-                hog.close_for_memory(&mut self.env);
+    /// Lets connections go on that were not read for lack of memory, as a shard does.
+    fn proceed_waiting(&mut self) -> Result<(), String> {
+        for _ in 0..self.env.budget.waiting() {
+            let Some(key) = self.env.budget.next_to_proceed(&self.env.limits) else { break };
+            let Some((generation, Some(link))) = self.places.get_mut(key.index as usize) else { continue };
+            if *generation == key.generation {
+                self.report.waited += 1;
+                link.conn.proceed(&mut self.env);
             }
+            self.carry_out_for_all()?;
         }
+        Ok(())
     }
 
     fn send(&mut self, link: &mut Link) {
@@ -531,9 +561,23 @@ impl World {
     }
 
     fn check_memory(&self) -> Result<(), String> {
-        let limit = self.plan.limits.assembly_bytes_max;
-        if self.env.assembly_bytes > limit {
-            return Err(format!("{} bytes of input are kept, limit {limit}", self.env.assembly_bytes));
+        let limit = self.plan.input_bytes_max();
+        if self.env.budget.input_bytes() > limit {
+            return Err(format!("{} bytes of input are kept, limit {limit}", self.env.budget.input_bytes()));
+        }
+        let links = self.places.iter().filter_map(|(_, link)| link.as_ref());
+        let owed: usize = links.clone().map(|link| link.conn.owed_bytes()).sum();
+        if owed != self.env.budget.reply_bytes() {
+            return Err(format!("{owed} bytes are owed, {} are counted", self.env.budget.reply_bytes()));
+        }
+        let limit = self.plan.limits.shard_bytes_max + self.plan.places * self.plan.one_more_bytes();
+        if owed > limit {
+            return Err(format!("{owed} bytes are owed on the shard, limit {limit}"));
+        }
+        let limit = self.plan.limits.connection_bytes_max + self.plan.one_more_bytes();
+        if let Some(link) = links.clone().find(|link| link.conn.owed_bytes() > limit) {
+            let (peer, owed) = (link.remote.number, link.conn.owed_bytes());
+            return Err(format!("peer {peer}: {owed} bytes are owed, limit {limit}"));
         }
         let limit = self.plan.queued_bytes_max();
         for link in self.places.iter().filter_map(|(_, link)| link.as_ref()) {
@@ -608,6 +652,7 @@ impl World {
             CloseReason::IdleTimeout => limits.idle_timeout_ms > 0,
             CloseReason::SendTimeout => limits.send_timeout_ms < 1000 && sending,
             CloseReason::MemoryLimit => limits.assembly_bytes_max <= 20_000,
+            CloseReason::ReplyLimit => limits.connection_bytes_max <= 20_000,
             CloseReason::Io => remote.resets_at.is_some(),
             CloseReason::DrainTimeout | CloseReason::Drained => self.draining.is_some(),
             // Compared with the ideal, byte by byte.

@@ -7,7 +7,8 @@ use ksf_sim::{Report, simulate};
 const COUNT: u64 = 4000;
 
 /// No framing of today has a header without end; the others are for a shard to give.
-const NOT_SIMULATED: [CloseReason; 3] = [CloseReason::EndlessHeader, CloseReason::KernelHalf, CloseReason::Stopped];
+const NOT_SIMULATED: [CloseReason; 4] =
+    [CloseReason::EndlessHeader, CloseReason::KernelHalf, CloseReason::Panicked, CloseReason::Stopped];
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name}={value} is no number")))
@@ -32,6 +33,7 @@ fn every_seed_agrees_with_the_ideal() {
         sum.replies += report.replies;
         sum.too_late += report.too_late;
         sum.stalls += report.stalls;
+        sum.waited += report.waited;
         sum.starved += report.starved;
         sum.told += report.told;
         for (total, one) in sum.ends.iter_mut().zip(report.ends) {
@@ -44,7 +46,7 @@ fn every_seed_agrees_with_the_ideal() {
         assert!(count > 0 || NOT_SIMULATED.contains(reason), "{reason:?} never ended a connection");
     }
     assert!(sum.messages > 10_000 && sum.replies > 10_000, "too little happened: {sum:?}");
-    assert!(sum.too_late > 100 && sum.stalls > 100, "too little went wrong: {sum:?}");
+    assert!(sum.too_late > 100 && sum.stalls > 100 && sum.waited > 100, "too little went wrong: {sum:?}");
     assert!(sum.told > 10_000, "backends were hardly asked: {sum:?}");
     assert_eq!(sum.starved, 0, "so many slots were kept that none was left to receive into");
 }

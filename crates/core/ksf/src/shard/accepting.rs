@@ -2,10 +2,12 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::assisted::AssistState;
+use super::erased::{AnyService, LocalService};
 use super::{Conn, HALVES, ListenerKind, Phase, Shard, ShardListener};
 use crate::adopt::{Adopted, Place};
 use crate::engine::syscalls::{accept_now, set_nonblocking};
@@ -23,11 +25,12 @@ const REFUSE_BURST: usize = 1024;
 impl<E: Engine> Shard<E> {
     pub(super) fn add_listener(&mut self, listener: ShardListener) -> Result<(), crate::Error> {
         let index = self.listeners.len() as u32;
+        let local_service = self.start_service(&*listener.service)?;
         let Some(socket) = &listener.socket else { return Ok(()) };
         let fd = socket.as_raw_fd();
         if let ListenAddr::Udp(local) = listener.addr {
-            let (addr, service) = (listener.addr.clone(), listener.service.name());
-            let datagrams = listener.service.open_datagrams(Peer::Udp(local), index);
+            let (addr, service) = (listener.addr.clone(), listener.service.profile().name);
+            let datagrams = local_service.open_datagrams(Peer::Udp(local), index);
             let datagrams = datagrams.map_err(|Refused| crate::Error::RefusedByService {
                 service: service.to_owned(),
                 addr: addr.clone(),
@@ -49,7 +52,19 @@ impl<E: Engine> Shard<E> {
             self.halves.push(Arc::clone(half));
         }
         self.listeners.push(Some(listener));
+        self.served_by.push(local_service);
         Ok(())
+    }
+
+    /// The service on this shard; one for all listeners that serve the same value.
+    fn start_service(&mut self, service: &dyn AnyService) -> Result<Rc<dyn LocalService>, crate::Error> {
+        let identity = service.identity();
+        if let Some((_, local)) = self.services.iter().find(|(known, _)| *known == identity) {
+            return Ok(Rc::clone(local));
+        }
+        let local = service.start(&mut self.env)?;
+        self.services.push((identity, Rc::clone(&local)));
+        Ok(local)
     }
 
     pub(super) fn accepted(&mut self, listener: u32, socket: OwnedFd) {
@@ -63,7 +78,7 @@ impl<E: Engine> Shard<E> {
             stats.refused_connections_max.add(1);
             return;
         }
-        let named = from.service.needs_peer_addresses() || from.adopter.is_some();
+        let named = from.service.profile().needs_peer_addresses || from.adopter.is_some();
         let Some(peer) = (if named { peer_of(&socket, from.kind) } else { Some(Peer::Unnamed) }) else {
             // Reset before it was accepted.
             stats.count_close(CloseReason::Io);
@@ -77,7 +92,7 @@ impl<E: Engine> Shard<E> {
         let key = self.free_place();
         let index = key.index;
         let Some(Some(from)) = self.listeners.get(listener as usize) else { return };
-        let Ok(stream) = from.service.open(peer, key, &self.env) else {
+        let Ok(stream) = self.served_by[listener as usize].open(peer, key, &self.env) else {
             self.env.stats.refused_by_service.add(1);
             self.free.push(index);
             return;
@@ -94,7 +109,7 @@ impl<E: Engine> Shard<E> {
         // The first bytes came with the connection: a receive that is tried now finds them, and often the connection
         // ends in this very turn, without anything for the engine to do. A kernel half would have to see them first. And a
         // shard that drains answers what has come by now, and nothing later.
-        let at_once = (from.service.peer_speaks_first() || draining) && assist.is_none();
+        let at_once = (from.service.profile().peer_speaks_first || draining) && assist.is_none();
         let (reading, phase) = (if at_once { Reading::Off } else { Reading::On }, Phase::Open);
         let fd = socket.as_raw_fd();
         // After attaching: the engine's first receive finds what arrived before.

@@ -1,5 +1,8 @@
 //! A service with its types erased: what a shard, which serves any of them, calls.
 
+use std::collections::VecDeque;
+use std::mem;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use super::outgoing::Outgoing;
@@ -8,51 +11,78 @@ use crate::deferred::{Answer, Target};
 use crate::env::Env;
 use crate::error::CloseReason;
 use crate::framing::Framing;
+use crate::gates::GateSet;
 use crate::limits::Time;
 use crate::listener::DatagramPeer;
-use crate::outgoing::{Exchange, Upstream};
+use crate::outgoing::Upstream;
 use crate::output::SendBatch;
 use crate::pool::Chunk;
-use crate::service::{ConnKey, Message, Peer, Refused, Reply, Service, Sink};
+use crate::service::{ConnKey, Message, Peer, Refused, Reply, Sink};
+use crate::shard_service::{OnShard, Profile, ShardService, Turn};
 
-/// A service with its types erased: it makes connections.
+/// A service with its types erased, before any shard runs it.
 pub(crate) trait AnyService: Send + Sync {
-    fn open(&self, peer: Peer, key: ConnKey, env: &Env) -> Result<Box<dyn Stream>, Refused>;
-    fn open_datagrams(&self, local: Peer, socket: u32) -> Result<Box<dyn Datagrams>, Refused>;
+    /// Makes the service's state for the shard of this thread.
+    fn start(&self, env: &mut Env) -> Result<Rc<dyn LocalService>, crate::Error>;
+    fn profile(&self) -> Profile<'_>;
     fn counters(&self) -> Vec<(&'static str, u64)>;
-    fn framing(&self) -> Framing;
-    fn name(&self) -> &str;
-    fn peer_speaks_first(&self) -> bool;
-    fn needs_peer_addresses(&self) -> bool;
+    /// The same for every listener that serves the same value.
+    fn identity(&self) -> usize;
 }
 
-impl<S: Service> AnyService for Arc<S> {
-    fn open(&self, peer: Peer, key: ConnKey, env: &Env) -> Result<Box<dyn Stream>, Refused> {
-        Ok(Box::new(Connection::new(Self::clone(self), peer, key, env.now)?))
+impl<S: ShardService> AnyService for Arc<S> {
+    fn start(&self, env: &mut Env) -> Result<Rc<dyn LocalService>, crate::Error> {
+        let state = ShardService::start(&**self, &mut Turn::new(env));
+        let name = || ShardService::profile(&**self).name.to_owned();
+        let state = state.map_err(|source| crate::Error::ServiceStart { service: name(), source })?;
+        Ok(Rc::new(OnShard::new(Self::clone(self), state)))
     }
 
-    fn open_datagrams(&self, local: Peer, socket: u32) -> Result<Box<dyn Datagrams>, Refused> {
-        Ok(Box::new(DatagramService { service: Self::clone(self), state: self.accept(&local)?, socket }))
+    fn profile(&self) -> Profile<'_> {
+        ShardService::profile(&**self)
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        Service::counters(&**self)
+        ShardService::counters(&**self)
     }
 
-    fn framing(&self) -> Framing {
-        Service::framing(&**self)
+    fn identity(&self) -> usize {
+        Arc::as_ptr(self).addr()
+    }
+}
+
+/// A service on one shard: it makes connections.
+pub(crate) trait LocalService {
+    fn open(&self, peer: Peer, key: ConnKey, env: &Env) -> Result<Box<dyn Stream>, Refused>;
+    fn open_datagrams(&self, local: Peer, socket: u32) -> Result<Box<dyn Datagrams>, Refused>;
+    fn turn_end(&self, env: &mut Env);
+    /// True if it was called since its last turn end, and wants to hear of the next.
+    fn waits_for_turn_end(&self) -> bool;
+    fn stop(self: Rc<Self>);
+}
+
+impl<S: ShardService> LocalService for OnShard<S> {
+    fn open(&self, peer: Peer, key: ConnKey, env: &Env) -> Result<Box<dyn Stream>, Refused> {
+        Ok(Box::new(Connection::new(self.clone(), peer, key, env.now)?))
     }
 
-    fn name(&self) -> &str {
-        Service::name(&**self)
+    fn open_datagrams(&self, local: Peer, socket: u32) -> Result<Box<dyn Datagrams>, Refused> {
+        let state = self.with(|service, shard| service.accept(shard, &local)).unwrap_or(Err(Refused))?;
+        Ok(Box::new(DatagramService { on: self.clone(), state, socket, held: VecDeque::new(), batches: Vec::new() }))
     }
 
-    fn peer_speaks_first(&self) -> bool {
-        Service::peer_speaks_first(&**self)
+    fn turn_end(&self, env: &mut Env) {
+        Self::turn_end(self, env);
     }
 
-    fn needs_peer_addresses(&self) -> bool {
-        Service::needs_peer_addresses(&**self)
+    fn waits_for_turn_end(&self) -> bool {
+        Self::waits_for_turn_end(self)
+    }
+
+    fn stop(self: Rc<Self>) {
+        if let Ok(on) = Rc::try_unwrap(self) {
+            Self::stop(on);
+        }
     }
 }
 
@@ -61,7 +91,9 @@ pub(crate) trait Stream {
     fn receive(&mut self, chunk: Chunk, env: &mut Env);
     fn peer_closed(&mut self, env: &mut Env);
     fn drain(&mut self, env: &mut Env);
-    fn answer(&mut self, ticket: u64, answer: Answer, env: &mut Env) -> bool;
+    fn answer(&mut self, ticket: u64, work_bytes: usize, answer: Answer, env: &mut Env) -> bool;
+    fn open_gates(&mut self, env: &mut Env);
+    fn proceed(&mut self, env: &mut Env);
     fn take_batch(&mut self, now: Time) -> Option<SendBatch>;
     fn sent(&mut self, bytes: usize, done: bool, env: &mut Env);
     fn tick(&mut self, env: &mut Env) -> Option<CloseReason>;
@@ -82,15 +114,13 @@ pub(crate) trait Stream {
     fn set_full(&mut self, full: bool, env: &mut Env);
     /// Itself, if it is an outgoing connection.
     fn outgoing(&mut self) -> Option<&mut Outgoing>;
-    fn unfinished_bytes(&self) -> usize;
-    fn close_for_memory(&mut self, env: &mut Env);
     fn messages(&self) -> u64;
     fn received_bytes(&self) -> u64;
     fn sent_bytes(&self) -> u64;
     fn end(self: Box<Self>, env: &mut Env);
 }
 
-impl<S: Service> Stream for Connection<S> {
+impl<S: ShardService> Stream for Connection<S> {
     fn receive(&mut self, chunk: Chunk, env: &mut Env) {
         Self::receive(self, chunk, env);
     }
@@ -100,8 +130,14 @@ impl<S: Service> Stream for Connection<S> {
     fn drain(&mut self, env: &mut Env) {
         Self::drain(self, env);
     }
-    fn answer(&mut self, ticket: u64, answer: Answer, env: &mut Env) -> bool {
-        Self::answer(self, ticket, answer, env)
+    fn answer(&mut self, ticket: u64, work_bytes: usize, answer: Answer, env: &mut Env) -> bool {
+        Self::answer(self, ticket, work_bytes, answer, env)
+    }
+    fn open_gates(&mut self, env: &mut Env) {
+        Self::open_gates(self, env);
+    }
+    fn proceed(&mut self, env: &mut Env) {
+        Self::proceed(self, env);
     }
     fn take_batch(&mut self, now: Time) -> Option<SendBatch> {
         Self::take_batch(self, now)
@@ -154,12 +190,6 @@ impl<S: Service> Stream for Connection<S> {
     fn outgoing(&mut self) -> Option<&mut Outgoing> {
         None
     }
-    fn unfinished_bytes(&self) -> usize {
-        Self::unfinished_bytes(self)
-    }
-    fn close_for_memory(&mut self, env: &mut Env) {
-        Self::close_for_memory(self, env);
-    }
     fn messages(&self) -> u64 {
         Self::messages(self)
     }
@@ -174,67 +204,116 @@ impl<S: Service> Stream for Connection<S> {
     }
 }
 
+/// Replies to datagrams, each with the peer it is for.
+pub(crate) type Replies = Vec<(DatagramPeer, SendBatch)>;
+
 /// A bound datagram socket of any service.
 pub(crate) trait Datagrams {
-    fn receive(&mut self, peer: DatagramPeer, chunk: &Chunk, env: &mut Env, replies: &mut Vec<SendBatch>);
-    fn answer(&mut self, peer: DatagramPeer, answer: Answer, env: &mut Env, replies: &mut Vec<SendBatch>);
-    fn end(self: Box<Self>);
+    fn receive(&mut self, peer: DatagramPeer, chunk: &Chunk, env: &mut Env, replies: &mut Replies);
+    fn answer(&mut self, peer: DatagramPeer, answer: Answer, env: &mut Env, replies: &mut Replies);
+    /// Lets the replies go whose gates have opened.
+    fn open_gates(&mut self, env: &mut Env, replies: &mut Replies);
+    fn end(self: Box<Self>, env: &mut Env);
 }
 
-struct DatagramService<S: Service> {
-    service: Arc<S>,
+struct DatagramService<S: ShardService> {
+    on: OnShard<S>,
     state: S::Conn,
     socket: u32,
+    /// Replies behind gates, in the order in which they were made.
+    held: VecDeque<(GateSet, DatagramPeer, SendBatch)>,
+    /// Replies of one call; kept for its memory.
+    batches: Vec<SendBatch>,
 }
 
-impl<S: Service> Datagrams for DatagramService<S> {
-    fn receive(&mut self, peer: DatagramPeer, chunk: &Chunk, env: &mut Env, replies: &mut Vec<SendBatch>) {
+impl<S: ShardService> DatagramService<S> {
+    /// Calls the service with a reply to one datagram. Returns how many answers were deferred.
+    fn with_reply(
+        &mut self,
+        peer: DatagramPeer,
+        message_bytes: usize,
+        env: &mut Env,
+        replies: &mut Replies,
+        call: impl FnOnce(&S, &mut S::Shard, &mut S::Conn, &mut Reply<'_>),
+    ) -> usize {
+        let target = Target::Datagram { socket: self.socket, peer };
+        let mut batches = mem::take(&mut self.batches);
+        let mut reply = Reply::new(Framing::Raw, Sink::Datagrams(&mut batches), env, target, message_bytes);
+        let state = &mut self.state;
+        let called = self.on.with(|service, shard| call(service, shard, state, &mut reply));
+        let (deferred, gates) = (reply.deferred as usize, reply.gates);
+        env.count_copies();
+        if called.is_err() {
+            // There is no connection to close; the peer asks again, as for any datagram that got lost.
+            env.stats.panics.add(1);
+            batches.drain(..).for_each(|batch| batch.recycle(&mut env.spares));
+        }
+        let closed = gates.closed(&env.gates);
+        for batch in batches.drain(..) {
+            match closed {
+                None => replies.push((peer, batch)),
+                Some(_) if self.held.len() >= env.limits.datagram_queue_max => {
+                    env.stats.datagrams_unsent.add(1);
+                    batch.recycle(&mut env.spares);
+                }
+                Some(_) => self.held.push_back((gates.clone(), peer, batch)),
+            }
+        }
+        self.batches = batches;
+        self.open_gates(env, replies);
+        deferred
+    }
+}
+
+impl<S: ShardService> Datagrams for DatagramService<S> {
+    fn receive(&mut self, peer: DatagramPeer, chunk: &Chunk, env: &mut Env, replies: &mut Replies) {
         env.stats.messages.add(1);
         let key = ConnKey::of_datagrams(self.socket);
         let message = Message { bytes: chunk, origin: Some((chunk, 0)), peer: Peer::Udp(peer.addr), key };
-        let target = Target::Datagram { socket: self.socket, peer };
-        let sink = Sink::Datagrams(replies);
-        let mut reply = Reply {
-            framing: Framing::Raw,
-            sink,
-            env,
-            target,
-            deferred: 0,
-            close: false,
-            at_once: false,
-            exchange: Exchange::default(),
-        };
-        self.service.call(&mut self.state, &message, &mut reply);
-        let deferred = reply.deferred as usize;
+        let deferred = self.with_reply(peer, chunk.len(), env, replies, |service, shard, conn, reply| {
+            service.call(shard, conn, &message, reply);
+        });
         env.deferred_datagrams += deferred;
-        env.count_copies();
     }
 
-    fn answer(&mut self, peer: DatagramPeer, answer: Answer, env: &mut Env, replies: &mut Vec<SendBatch>) {
+    fn answer(&mut self, peer: DatagramPeer, answer: Answer, env: &mut Env, replies: &mut Replies) {
         env.deferred_datagrams -= 1;
-        let target = Target::Datagram { socket: self.socket, peer };
-        let sink = Sink::Datagrams(replies);
-        let mut reply = Reply {
-            framing: Framing::Raw,
-            sink,
-            env,
-            target,
-            deferred: 0,
-            close: false,
-            at_once: false,
-            exchange: Exchange::default(),
-        };
-        match answer {
+        if matches!(answer, Answer::Abandoned) {
+            // There is no connection to close; the peer asks again, as for any datagram that got lost.
+            return env.stats.datagrams_abandoned.add(1);
+        }
+        let deferred = self.with_reply(peer, 0, env, replies, |service, shard, conn, reply| match answer {
             Answer::Bytes(body) => reply.bytes(&body),
             Answer::Chunk(chunk) => reply.chunk(chunk),
-            Answer::Nothing => {}
-            // There is no connection to close; the peer asks again, as for any datagram that got lost.
-            Answer::Abandoned => return env.stats.datagrams_abandoned.add(1),
-        }
+            Answer::Resume(state) => service.resume(shard, conn, state, reply),
+            Answer::Nothing | Answer::Abandoned => {}
+        });
+        env.deferred_datagrams += deferred;
         env.stats.replies_deferred.add(1);
     }
 
-    fn end(self: Box<Self>) {
-        self.service.close(self.state);
+    fn open_gates(&mut self, env: &mut Env, replies: &mut Replies) {
+        // From the front only: replies of one socket leave in the order of their logs' records.
+        while let Some((gates, _, _)) = self.held.front() {
+            if let Some(gate) = gates.closed(&env.gates)
+                && env.gates.wait(gate, env.shard)
+            {
+                return;
+            }
+            let Some((gates, peer, batch)) = self.held.pop_front() else { return };
+            if gates.closed(&env.gates).is_some() {
+                self.held.push_front((gates, peer, batch));
+            } else {
+                replies.push((peer, batch));
+            }
+        }
+    }
+
+    fn end(self: Box<Self>, env: &mut Env) {
+        let Self { on, state, held, .. } = *self;
+        held.into_iter().for_each(|(_, _, batch)| batch.recycle(&mut env.spares));
+        if on.with(|service, shard| service.close(shard, state)).is_err() {
+            env.stats.panics.add(1);
+        }
     }
 }

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
@@ -18,10 +19,10 @@ use crate::deferred::{Mail, Target};
 use crate::engine::{Engine, Event, Reading, Wait};
 use crate::env::Env;
 use crate::error::CloseReason;
+use crate::gates::Gate;
 use crate::limits::Time;
 use crate::listener::{DatagramPeer, ListenAddr};
 use crate::outgoing::Errand;
-use crate::output::SendBatch;
 use crate::pace::Pace;
 use crate::pool::Chunk;
 use crate::service::ConnKey;
@@ -40,7 +41,7 @@ mod ticks;
 use accepting::spare_fd;
 use assisted::AssistState;
 pub(crate) use erased::AnyService;
-use erased::{Datagrams, Stream};
+use erased::{Datagrams, LocalService, Replies, Stream};
 pub(crate) use ticks::now;
 use ticks::timer;
 
@@ -112,6 +113,10 @@ pub(crate) struct Shard<E: Engine> {
     engine: E,
     env: Env,
     listeners: Vec<Option<ShardListener>>,
+    /// The service of each listener, on this shard.
+    served_by: Vec<Rc<dyn LocalService>>,
+    /// Every service once, by its identity.
+    services: Vec<(usize, Rc<dyn LocalService>)>,
     datagrams: Vec<Option<Box<dyn Datagrams>>>,
     halves: Vec<Arc<dyn Assist>>,
     /// Connections under a kernel half, by the name it has for them.
@@ -137,7 +142,9 @@ pub(crate) struct Shard<E: Engine> {
     mail: Vec<Mail>,
     /// The mailbox was reported as readable in this turn.
     mail_arrived: bool,
-    replies: Vec<SendBatch>,
+    replies: Replies,
+    /// Connections whose next replies wait for a gate.
+    gated: Vec<(Gate, ConnKey)>,
     pace: Pace,
     looks: LooksNow,
     /// The CPU whose connections are local, if they are counted.
@@ -195,6 +202,8 @@ impl<E: Engine> Shard<E> {
             engine,
             env,
             listeners: Vec::new(),
+            served_by: Vec::new(),
+            services: Vec::new(),
             datagrams: Vec::new(),
             halves: Vec::new(),
             tokens: HashMap::new(),
@@ -213,6 +222,7 @@ impl<E: Engine> Shard<E> {
             mail: Vec::new(),
             mail_arrived: false,
             replies: Vec::new(),
+            gated: Vec::new(),
             pace: Pace::default(),
             looks: LooksNow::default(),
             local_cpu,
@@ -245,6 +255,10 @@ impl<E: Engine> Shard<E> {
             self.forget(index as u32, reason);
         }
         self.close_datagrams();
+        self.served_by.clear();
+        for (_, service) in self.services.drain(..) {
+            service.stop();
+        }
         Ok(())
     }
 
@@ -252,17 +266,19 @@ impl<E: Engine> Shard<E> {
         // Before any state is given back: what the engine has under way must not come for it any more.
         self.engine.shutdown();
         for datagrams in self.datagrams.drain(..).flatten() {
-            datagrams.end();
+            datagrams.end(&mut self.env);
         }
     }
 
     fn turn(&mut self) -> io::Result<()> {
         self.set_timer();
         // Touched already: somebody waits for the kernel half.
-        let timeout = if self.env.errands.is_empty() {
+        let unended = self.services.iter().any(|(_, service)| service.waits_for_turn_end());
+        let timeout = if self.env.errands.is_empty() && !unended {
             (!self.touched.is_empty()).then_some(ASSIST_WAIT)
         } else {
-            // More than one turn may do: they go on when others had theirs.
+            // More than one turn may do: they go on when others had theirs. Or a service was called while replies were
+            // sent, and its turn has not ended.
             Some(Duration::ZERO)
         };
         let wait = Wait { timeout, gather: self.pace.gather() };
@@ -277,6 +293,7 @@ impl<E: Engine> Shard<E> {
         }
         self.events = events;
         self.read_mail();
+        self.end_turn();
         self.settle();
         self.pace.turn_over(self.env.stats.messages.value() - before, self.env.now);
         if self.env.now >= self.next_tick {
@@ -293,9 +310,6 @@ impl<E: Engine> Shard<E> {
             Event::Received { conn, chunk } => {
                 if let Some((conn, env)) = self.stream(conn) {
                     conn.receive(chunk, env);
-                    if env.is_over_budget() {
-                        self.relieve_memory();
-                    }
                 }
             }
             Event::Eof { conn } => {
@@ -335,20 +349,71 @@ impl<E: Engine> Shard<E> {
         Some((&mut *conn.stream, &mut self.env))
     }
 
-    /// Closes those who keep most of the memory for unfinished input, until the rest is within the budget. Each round
-    /// looks at every connection, and frees at least the average share of one: who wants to cause many of them must
-    /// make a connection for each.
-    fn relieve_memory(&mut self) {
-        while self.env.is_over_budget() {
-            let keepers = self.places.iter().enumerate().filter_map(|(index, place)| {
-                let conn = place.conn.as_ref().filter(|conn| conn.phase == Phase::Open)?;
-                let key = ConnKey { index: index as u32, generation: place.generation };
-                Some((key, conn.stream.unfinished_bytes()))
+    /// The messages of the turn are through: services commit what they did, and what was answered meanwhile, or waited
+    /// for a log or for memory, goes on.
+    fn end_turn(&mut self) {
+        self.deliver_answered();
+        for at in 0..self.services.len() {
+            let service = Rc::clone(&self.services[at].1);
+            service.turn_end(&mut self.env);
+        }
+        self.deliver_answered();
+        self.open_gates();
+        self.proceed();
+    }
+
+    /// Answers that were given on this thread.
+    fn deliver_answered(&mut self) {
+        while !self.env.answered.is_empty() {
+            let mut answered = mem::take(&mut self.env.answered);
+            for mail in answered.drain(..) {
+                self.take_mail(mail);
+            }
+            if self.env.answered.is_empty() {
+                // Kept for its memory.
+                self.env.answered = answered;
+            }
+        }
+    }
+
+    /// Lets replies go whose logs are durable far enough.
+    fn open_gates(&mut self) {
+        let mut gated = mem::take(&mut self.gated);
+        loop {
+            // What opens may show the next gate of the same connection.
+            let released = mem::take(&mut self.env.released);
+            if !released && self.env.gated.is_empty() {
+                break;
+            }
+            gated.append(&mut self.env.gated);
+            let shard = self.env.shard;
+            gated.retain(|(gate, key)| {
+                let place = self.places.get(key.index as usize);
+                if place.is_none_or(|place| place.generation != key.generation) {
+                    return false;
+                }
+                let closed = self.env.gates.wait(*gate, shard);
+                if !closed && let Some((stream, env)) = self.stream(*key) {
+                    stream.open_gates(env);
+                }
+                closed
             });
-            // Nobody keeps any: what is counted belongs to connections whose end is under way.
-            let Some((hog, 1..)) = keepers.max_by_key(|(_, bytes)| *bytes) else { return };
-            if let Some((stream, env)) = self.stream(hog) {
-                stream.close_for_memory(env);
+            for socket in 0..self.datagrams.len() {
+                if let Some(Some(datagrams)) = self.datagrams.get_mut(socket) {
+                    datagrams.open_gates(&mut self.env, &mut self.replies);
+                    self.send_datagrams(socket as u32);
+                }
+            }
+        }
+        self.gated = gated;
+    }
+
+    /// Lets connections go on that were not read for lack of memory, each at most once.
+    fn proceed(&mut self) {
+        for _ in 0..self.env.budget.waiting() {
+            let Some(key) = self.env.budget.next_to_proceed(&self.env.limits) else { break };
+            if let Some((stream, env)) = self.stream(key) {
+                stream.proceed(env);
             }
         }
     }
@@ -424,11 +489,11 @@ impl<E: Engine> Shard<E> {
         }
         let Some(Some(datagrams)) = self.datagrams.get_mut(socket as usize) else { return };
         datagrams.receive(peer, chunk, &mut self.env, &mut self.replies);
-        self.send_datagrams(socket, peer);
+        self.send_datagrams(socket);
     }
 
-    fn send_datagrams(&mut self, socket: u32, peer: DatagramPeer) {
-        for batch in self.replies.drain(..) {
+    fn send_datagrams(&mut self, socket: u32) {
+        for (peer, batch) in self.replies.drain(..) {
             self.engine.send_datagram(socket, peer, batch, &mut self.env);
         }
     }
@@ -437,28 +502,30 @@ impl<E: Engine> Shard<E> {
         let mailbox = Arc::clone(&self.env.mailbox);
         let mut mail = mem::take(&mut self.mail);
         mailbox.take(mem::take(&mut self.mail_arrived), &mut mail);
-        for letter in mail.drain(..) {
-            match letter {
-                Mail::Answer { target: Target::Stream { key, ticket }, answer } => {
-                    let delivered = self.stream(key).is_some_and(|(stream, env)| stream.answer(ticket, answer, env));
-                    if !delivered {
-                        self.env.stats.replies_too_late.add(1);
-                    }
-                }
-                Mail::Answer { target: Target::Datagram { socket, peer }, answer } => {
-                    if let Some(Some(datagrams)) = self.datagrams.get_mut(socket as usize) {
-                        datagrams.answer(peer, answer, &mut self.env, &mut self.replies);
-                        self.send_datagrams(socket, peer);
-                    }
-                }
-                Mail::Limits(limits) => {
-                    self.env.limits = *limits;
-                    self.relieve_memory();
-                }
-                Mail::Drain => self.start_draining(),
-                Mail::Stop => self.stop = true,
-            }
+        for item in mail.drain(..) {
+            self.take_mail(item);
         }
         self.mail = mail;
+    }
+    fn take_mail(&mut self, mail: Mail) {
+        match mail {
+            Mail::Answer { target: Target::Stream { key, ticket, work_bytes }, answer } => {
+                let delivered =
+                    self.stream(key).is_some_and(|(stream, env)| stream.answer(ticket, work_bytes, answer, env));
+                if !delivered {
+                    self.env.stats.replies_too_late.add(1);
+                }
+            }
+            Mail::Answer { target: Target::Datagram { socket, peer }, answer } => {
+                if let Some(Some(datagrams)) = self.datagrams.get_mut(socket as usize) {
+                    datagrams.answer(peer, answer, &mut self.env, &mut self.replies);
+                    self.send_datagrams(socket);
+                }
+            }
+            Mail::Limits(limits) => self.env.limits = *limits,
+            Mail::Released => self.env.released = true,
+            Mail::Drain => self.start_draining(),
+            Mail::Stop => self.stop = true,
+        }
     }
 }

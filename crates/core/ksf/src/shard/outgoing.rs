@@ -180,9 +180,11 @@ impl Stream for Outgoing {
     }
 
     // No messages, no answers, no kernel half.
-    fn answer(&mut self, _: u64, _: Answer, _: &mut Env) -> bool {
+    fn answer(&mut self, _: u64, _: usize, _: Answer, _: &mut Env) -> bool {
         false
     }
+    fn open_gates(&mut self, _: &mut Env) {}
+    fn proceed(&mut self, _: &mut Env) {}
     fn upstream(&mut self, _: Upstream, _: &mut Env) {}
     fn set_full(&mut self, _: bool, _: &mut Env) {}
     fn note_activity(&mut self, _: Time) {}
@@ -195,10 +197,6 @@ impl Stream for Outgoing {
     fn ends_with_the_batch(&self) -> bool {
         false
     }
-    fn unfinished_bytes(&self) -> usize {
-        0
-    }
-    fn close_for_memory(&mut self, _: &mut Env) {}
     fn messages(&self) -> u64 {
         0
     }

@@ -149,14 +149,18 @@ pub fn feed(framing: Framing, limits: &Limits, stream: &[u8], chunks: &[usize]) 
             bench.take();
         }
         let limit = limits.assembly_bytes_max + chunk.len();
-        assert!(bench.env.assembly_bytes <= limit, "{} bytes are kept, limit {limit}", bench.env.assembly_bytes);
+        assert!(
+            bench.env.budget.input_bytes() <= limit,
+            "{} bytes are kept, limit {limit}",
+            bench.env.budget.input_bytes()
+        );
     }
     bench.conn.peer_closed(&mut bench.env);
     bench.take();
     let end = bench.conn.finished();
     let Bench { mut env, service, conn, got, .. } = bench;
     conn.end(&mut env);
-    assert_eq!(env.assembly_bytes, 0, "memory of unfinished messages is not given back");
+    assert_eq!(env.budget.input_bytes(), 0, "memory of unfinished messages is not given back");
     assert_eq!(env.pool.in_use(), 0, "a slot is not given back");
     let messages = std::mem::take(&mut *service.messages.lock().unwrap());
     Outcome { messages, replies: got, end }

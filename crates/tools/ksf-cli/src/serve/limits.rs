@@ -68,7 +68,7 @@ settings! {
     /// Limits as a table of a TOML file. Numbers, or strings with a suffix like `"64k"`.
     table: LimitTable;
     target: ksf::limits::Limits;
-    /// Longest message in bytes; a longer one closes the connection [default: 1m]
+    /// Longest message in bytes; a longer one closes the connection [default: 1088k]
     message_bytes_max: usize, "BYTES", 1..=usize::MAX;
     /// Most bytes before the length of a message must be known [default: 4k]
     header_bytes_max: usize, "BYTES", 1..=usize::MAX;
@@ -82,10 +82,17 @@ settings! {
     send_timeout_ms: u64, "MS", 1..=u64::MAX;
     /// Replies queued for one peer above which it is not read any more [default: 256k]
     out_queue_bytes_max: usize, "BYTES", 1..=usize::MAX;
+    /// Requests in work and replies of one connection, in bytes; at it no further request is taken [default: 4m]
+    connection_bytes_max: usize, "BYTES", 1..=usize::MAX;
+    /// The same for all connections of a shard together [default: 256m]
+    shard_bytes_max: usize, "BYTES", 1..=usize::MAX;
     /// Connections at the same time; further ones are closed at once [default: 65536]
     connections_max: usize, "N", 1..=usize::MAX;
-    /// Memory per shard for messages that arrived in part; who keeps most is closed when it is used up [default: 64m]
+    /// Memory per shard for messages that arrived in part; when it is used up peers are read one after the other
+    /// [default: 64m]
     assembly_bytes_max: usize, "BYTES", 1..=usize::MAX;
+    /// Time in which a peer that is read although memory is short must send something, in milliseconds [default: 1000]
+    pressure_timeout_ms: u64, "MS", 1..=u64::MAX;
     /// Messages of one connection that may wait for a deferred reply [default: 1024]
     deferred_max: u32, "N", 1..=u32::MAX;
     /// Deferred replies to datagrams outstanding per shard; further datagrams are dropped [default: 4096]

@@ -1,0 +1,109 @@
+//! Memory that the peers of one shard can make grow, and the order in which they go on when it is short.
+//!
+//! Two sums are kept, each with a limit:
+//!
+//! * **input**: messages that arrived in part, and chunks put aside ([`Limits::assembly_bytes_max`]);
+//! * **replies**: requests in work, replies held back, replies queued ([`Limits::shard_bytes_max`]).
+//!
+//! Above the limit for input a connection with an unfinished message is not read. So that such connections do not wait
+//! for each other for ever, a few at a time hold a *pass*: they are read to the end of their message all the same. A
+//! peer that holds a pass and sends nothing for [`Limits::pressure_timeout_ms`] is closed, and the pass goes on.
+
+use std::collections::VecDeque;
+
+use crate::cutter::Room;
+use crate::limits::Limits;
+use crate::service::ConnKey;
+
+/// Connections that are read at the same time although memory is short. Each may exceed the limit by one message.
+pub const PASSES: usize = 8;
+
+/// The sums, the passes, and the connections that wait for one.
+#[derive(Debug, Default)]
+pub struct Budget {
+    input_bytes: usize,
+    reply_bytes: usize,
+    passes: usize,
+    /// Connections that are not read because memory is short, in the order in which they stopped.
+    waiting: VecDeque<ConnKey>,
+}
+
+impl Budget {
+    /// Bytes of unfinished input that are kept.
+    pub fn input_bytes(&self) -> usize {
+        self.input_bytes
+    }
+
+    /// Bytes of requests in work and of replies that are not sent.
+    pub fn reply_bytes(&self) -> usize {
+        self.reply_bytes
+    }
+
+    /// The next connection that may go on after it was not read for lack of memory: the owner calls
+    /// [`Connection::proceed`](crate::connection::Connection::proceed) on it, if it still exists.
+    pub fn next_to_proceed(&mut self, limits: &Limits) -> Option<ConnKey> {
+        if self.input_bytes >= limits.assembly_bytes_max && self.passes >= PASSES {
+            return None;
+        }
+        self.waiting.pop_front()
+    }
+
+    /// Connections that wait for memory.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(crate) fn wait(&mut self, key: ConnKey) {
+        self.waiting.push_back(key);
+    }
+
+    pub(crate) fn is_input_full(&self, limits: &Limits) -> bool {
+        self.input_bytes >= limits.assembly_bytes_max
+    }
+
+    /// True, and counted, if one more connection may be read although memory is short.
+    pub(crate) fn take_pass(&mut self) -> bool {
+        let free = self.passes < PASSES;
+        self.passes += usize::from(free);
+        free
+    }
+
+    pub(crate) fn return_pass(&mut self) {
+        self.passes -= 1;
+    }
+
+    /// Counts input that is here, whether there is room or not.
+    pub(crate) fn add_input(&mut self, bytes: usize) {
+        self.input_bytes += bytes;
+    }
+
+    pub(crate) fn remove_input(&mut self, bytes: usize) {
+        self.input_bytes -= bytes;
+    }
+
+    /// Replaces what one connection has counted among the replies.
+    pub(crate) fn recount_replies(&mut self, before: usize, after: usize) {
+        self.reply_bytes = self.reply_bytes - before + after;
+    }
+}
+
+/// The room for one connection's unfinished message.
+pub(crate) struct InputRoom<'a> {
+    pub(crate) budget: &'a mut Budget,
+    pub(crate) limit_bytes: usize,
+    pub(crate) has_pass: bool,
+}
+
+impl Room for InputRoom<'_> {
+    fn grow(&mut self, bytes: usize) -> bool {
+        let granted = self.has_pass || self.budget.input_bytes.saturating_add(bytes) <= self.limit_bytes;
+        if granted {
+            self.budget.input_bytes += bytes;
+        }
+        granted
+    }
+
+    fn shrink(&mut self, bytes: usize) {
+        self.budget.input_bytes -= bytes;
+    }
+}

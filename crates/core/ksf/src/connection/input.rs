@@ -1,0 +1,195 @@
+//! What a connection does with received bytes: cut them, put them aside, wait for memory.
+
+use super::{Connection, Memory};
+use crate::budget::InputRoom;
+use crate::cutter::{Cut, CutError, Native, Rule};
+use crate::env::Env;
+use crate::error::{CloseReason, FramingError};
+use crate::framing::{Frame, Framing};
+use crate::limits::Limits;
+use crate::outgoing::Upstream;
+use crate::pool::Chunk;
+use crate::shard_service::{OnShard, ShardService};
+
+impl Memory {
+    pub(super) fn room(self, env: &mut Env) -> InputRoom<'_> {
+        InputRoom { limit_bytes: env.limits.assembly_bytes_max, has_pass: self == Self::Pass, budget: &mut env.budget }
+    }
+}
+
+impl<S: ShardService> Connection<S> {
+    /// Cuts `chunk` into messages. What is left when replies must be taken first, or when memory is short, is put aside,
+    /// in front of what was put aside before.
+    pub(super) fn process(&mut self, chunk: Chunk, env: &mut Env) {
+        let mut at = 0;
+        while at < chunk.len() && self.closing.is_none() {
+            if self.is_stalled(env) {
+                self.put_aside_front(chunk.slice(at..chunk.len()), env);
+                return;
+            }
+            match self.cut(&chunk, &mut at, env) {
+                Ok(Cut::InPlace(body)) => {
+                    let start = body.start;
+                    self.call(&chunk[body], Some((&chunk, start)), env);
+                }
+                Ok(Cut::Assembled(message)) => {
+                    self.call_assembled(message, env);
+                }
+                Ok(Cut::More) => {}
+                Ok(Cut::NoRoom) => {
+                    self.put_aside_front(chunk.slice(at..chunk.len()), env);
+                    self.wait_for_memory(env);
+                    return;
+                }
+                Err(reason) => self.refuse(reason, env),
+            }
+        }
+        self.at_once &= at == chunk.len();
+        if self.cutter.is_idle() {
+            self.message_ends(env);
+        }
+    }
+
+    #[inline]
+    fn cut(&mut self, chunk: &Chunk, at: &mut usize, env: &mut Env) -> Result<Cut, CloseReason> {
+        let mut room = InputRoom {
+            limit_bytes: env.limits.assembly_bytes_max,
+            has_pass: self.memory == Memory::Pass,
+            budget: &mut env.budget,
+        };
+        let (limits, buffers, now) = (&env.limits, &env.buffers, env.now);
+        let cut = match self.framing {
+            Framing::Custom => {
+                let header_bytes_max = self.on.service().header_bytes_max(limits);
+                let mut rule = Own { on: &self.on, state: &mut self.state, limits, header_bytes_max };
+                match self.cutter.next(chunk, at, &mut rule, &mut room, buffers, now) {
+                    Err(CutError::Rule(None)) => return Err(CloseReason::Panicked),
+                    Err(CutError::Rule(Some(error))) => Err(CutError::Rule(error)),
+                    Err(CutError::Oversized { bytes, limit }) => Err(CutError::Oversized { bytes, limit }),
+                    Err(CutError::EndlessHeader { bytes, limit }) => Err(CutError::EndlessHeader { bytes, limit }),
+                    Err(CutError::EndlessParts { limit }) => Err(CutError::EndlessParts { limit }),
+                    Ok(cut) => Ok(cut),
+                }
+            }
+            framing => self.cutter.next(chunk, at, &mut Native { framing, limits }, &mut room, buffers, now),
+        };
+        cut.map_err(|error| match error {
+            CutError::Rule(FramingError::HeaderTooLong { .. }) => CloseReason::EndlessHeader,
+            CutError::Rule(_) => CloseReason::MalformedFrame,
+            CutError::Oversized { .. } => CloseReason::OversizedMessage,
+            CutError::EndlessHeader { .. } => CloseReason::EndlessHeader,
+            CutError::EndlessParts { .. } => CloseReason::EndlessFragments,
+        })
+    }
+
+    /// No message is unfinished: the pass that one was read with goes to another connection.
+    pub(super) fn message_ends(&mut self, env: &mut Env) {
+        if self.memory == Memory::Pass {
+            self.memory = Memory::Enough;
+            env.budget.return_pass();
+        }
+    }
+
+    /// Is not read until there is memory again, or a pass for it.
+    pub(super) fn wait_for_memory(&mut self, env: &mut Env) {
+        if self.memory == Memory::Enough && self.closing.is_none() {
+            self.memory = Memory::Waiting;
+            env.stats.memory_waits.add(1);
+            env.budget.wait(self.key);
+        }
+    }
+
+    /// Puts a chunk aside, behind those that wait already.
+    pub(super) fn stall(&mut self, chunk: Chunk, env: &mut Env) {
+        env.budget.add_input(chunk.len());
+        self.stalled.push_back(chunk.into_kept());
+        // Reading stops long before: this is for what many connections had on its way at that moment.
+        if env.budget.input_bytes() > env.limits.assembly_bytes_max.saturating_mul(2) {
+            self.close(CloseReason::MemoryLimit, env);
+        }
+    }
+
+    fn put_aside_front(&mut self, rest: Chunk, env: &mut Env) {
+        env.budget.add_input(rest.len());
+        self.stalled.push_front(rest.into_kept());
+    }
+
+    /// Forgets all input, and gives its memory back.
+    pub(super) fn reset_input(&mut self, env: &mut Env) {
+        self.cutter.reset(&mut self.memory.room(env));
+        for chunk in self.stalled.drain(..) {
+            env.budget.remove_input(chunk.len());
+        }
+        self.message_ends(env);
+    }
+
+    /// Goes on with what was put aside, as far as replies have room again.
+    pub(super) fn resume(&mut self, was_stalled: bool, env: &mut Env) {
+        if was_stalled && !self.is_stalled(env) {
+            // The rest of a message could not come while the peer was not read: its time begins now.
+            self.cutter.restart(env.now);
+            self.last_received = env.now;
+        }
+        self.take_up(env);
+    }
+
+    pub(super) fn take_up(&mut self, env: &mut Env) {
+        while self.closing.is_none() && self.memory != Memory::Waiting && !self.is_stalled(env) {
+            let Some(chunk) = self.stalled.pop_front() else { break };
+            env.budget.remove_input(chunk.len());
+            self.process(chunk, env);
+        }
+        if self.eof {
+            self.finish_input(env);
+        }
+    }
+
+    pub(super) fn finish_input(&mut self, env: &mut Env) {
+        if self.closing.is_none() && self.stalled.is_empty() {
+            let whole = self.is_between_messages();
+            self.close(if whole { CloseReason::PeerClosed } else { CloseReason::PeerClosedMidMessage }, env);
+            if self.exchange.open {
+                self.upstream(Upstream::ClientEnded, env);
+            }
+        }
+    }
+}
+
+/// The rule of a service that cuts the stream itself.
+struct Own<'a, S: ShardService> {
+    on: &'a OnShard<S>,
+    state: &'a mut S::Conn,
+    limits: &'a Limits,
+    header_bytes_max: usize,
+}
+
+impl<S: ShardService> Rule for Own<'_, S> {
+    /// `None`: the service panicked.
+    type Error = Option<FramingError>;
+
+    fn front(&mut self, buf: &[u8], scanned: usize) -> Result<Frame, Option<FramingError>> {
+        let cut = self.on.with(|service, _| service.cut(self.state, buf, scanned, self.limits));
+        cut.map_err(|_| None)?.map_err(Some)
+    }
+
+    fn message_bytes_max(&self) -> usize {
+        self.limits.message_bytes_max
+    }
+
+    fn header_bytes_max(&self) -> usize {
+        self.header_bytes_max
+    }
+
+    fn look_bytes_max(&self) -> usize {
+        // What is there in full may be longer than what is put together: a piece of a long body.
+        usize::MAX
+    }
+
+    fn parts_max(&self) -> u32 {
+        self.limits.fragments_max
+    }
+
+    fn cuts_pieces(&self) -> bool {
+        true
+    }
+}

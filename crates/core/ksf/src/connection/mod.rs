@@ -1,0 +1,510 @@
+//! A stream connection without a socket and without a clock: bytes in, messages to the service, replies out.
+//!
+//! ```text
+//!   receive(chunk) ──► Cutter ──whole message──► service ──► Output ──take_batch──► engine
+//!        │                                                     ▲
+//!        └─ put aside while replies wait                       │
+//!             answers of other threads, closed gates ──► held ─┘  each in its place
+//! ```
+//!
+//! A message that lies whole in a received chunk is handed over in place. One that does not is put together in a
+//! buffer, so that between two turns no connection occupies a slot. Everything the peer can make grow is limited
+//! ([`Limits`](crate::limits::Limits)), over its whole way:
+//!
+//! | bytes | counted as | at the limit |
+//! |---|---|---|
+//! | of a message that arrived in part, and chunks put aside | input of the shard's [`Budget`](crate::budget::Budget) | the connection is not read |
+//! | of requests in work, with the replies they announced; of replies held back, queued and being sent | budget of the connection and of the shard | no further message is handed over, and the connection is not read |
+
+use std::collections::VecDeque;
+
+use crate::cutter::{Cutter, Direct};
+use crate::deferred::{Answer, Delivery};
+use crate::env::Env;
+use crate::error::CloseReason;
+use crate::framing::Framing;
+use crate::limits::Time;
+use crate::outgoing::{Exchange, Upstream};
+use crate::output::{Output, SendBatch};
+use crate::pool::Chunk;
+use crate::service::{ConnKey, EXPECTED_REPLY_BYTES, Order, Peer, Refused};
+use crate::shard_service::{OnShard, Panicked, ShardService};
+
+mod input;
+mod replies;
+
+use replies::Held;
+
+/// State of one connection, apart from its socket.
+pub struct Connection<S: ShardService> {
+    on: OnShard<S>,
+    state: S::Conn,
+    peer: Peer,
+    key: ConnKey,
+    framing: Framing,
+    order: Order,
+    keeps_messages: bool,
+    cutter: Cutter,
+    output: Output,
+    /// A batch is with the engine: no second one until it is sent, so that replies stay whole and in order.
+    sending: bool,
+    sending_bytes: usize,
+    /// Chunks that wait because replies do, or because memory is short.
+    stalled: VecDeque<Chunk>,
+    memory: Memory,
+    /// Replies that wait for an earlier one, or for a gate.
+    held: VecDeque<Held>,
+    held_bytes: usize,
+    /// Requests in work, and what their replies need as far as it was announced.
+    work_bytes: usize,
+    /// What the shard's budget knows of this connection.
+    counted_bytes: usize,
+    /// The longest deferred reply so far: what the next one is assumed to need.
+    expected_bytes: usize,
+    next_ticket: u64,
+    messages: u64,
+    deferred: u32,
+    /// The message of the last words to the peer, and answers that are still to come for it.
+    last_words: Option<(u64, u32)>,
+    exchange: Exchange,
+    eof: bool,
+    closing: Option<CloseReason>,
+    /// The service wants no waiting for the peer at the end, and the peer has sent nothing that stands against it.
+    at_once: bool,
+    received_bytes: u64,
+    sent_bytes: u64,
+    last_activity: Time,
+    last_received: Time,
+    last_send_progress: Time,
+}
+
+/// Whether the connection is read while memory for unfinished messages is short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Memory {
+    /// There was room whenever it needed some.
+    Enough,
+    /// It is not read, and waits for its turn.
+    Waiting,
+    /// It is one of the few that are read to the end of their message.
+    Pass,
+}
+
+impl<S: ShardService> Connection<S> {
+    /// A fresh connection; the service may refuse it.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`], also if the service panicked.
+    pub fn new(on: impl Into<OnShard<S>>, peer: Peer, key: ConnKey, now: Time) -> Result<Self, Refused> {
+        let on = on.into();
+        let (state, profile) = on
+            .with(|service, shard| {
+                let profile = service.profile();
+                let profile = (profile.framing, profile.order, profile.keeps_messages);
+                Ok((service.accept(shard, &peer)?, profile))
+            })
+            .unwrap_or(Err(Refused))?;
+        let (framing, order, keeps_messages) = profile;
+        Ok(Self {
+            on,
+            state,
+            peer,
+            key,
+            framing,
+            order,
+            keeps_messages,
+            cutter: Cutter::default(),
+            output: Output::default(),
+            sending: false,
+            sending_bytes: 0,
+            stalled: VecDeque::new(),
+            memory: Memory::Enough,
+            held: VecDeque::new(),
+            held_bytes: 0,
+            work_bytes: 0,
+            counted_bytes: 0,
+            expected_bytes: EXPECTED_REPLY_BYTES,
+            next_ticket: 0,
+            messages: 0,
+            deferred: 0,
+            last_words: None,
+            exchange: Exchange::default(),
+            eof: false,
+            closing: None,
+            at_once: false,
+            received_bytes: 0,
+            sent_bytes: 0,
+            last_activity: now,
+            last_received: now,
+            last_send_progress: now,
+        })
+    }
+
+    /// Takes bytes that were received. Calls the service for every message that is now whole.
+    pub fn receive(&mut self, chunk: Chunk, env: &mut Env) {
+        self.note_received(chunk.len(), env);
+        if self.closing.is_some() || self.eof {
+            self.at_once = false;
+            return;
+        }
+        if self.is_stalled(env) || !self.stalled.is_empty() || self.memory == Memory::Waiting {
+            self.stall(chunk, env);
+            return;
+        }
+        self.process(chunk, env);
+        self.recount(env);
+    }
+
+    fn note_received(&mut self, bytes: usize, env: &Env) {
+        self.received_bytes += bytes as u64;
+        env.stats.bytes_in.add(bytes as u64);
+        self.last_activity = env.now;
+        self.last_received = env.now;
+    }
+
+    /// Lends the buffer of a long message, of which at least `bytes_min` bytes are to come, to be received into. Until
+    /// [`Connection::received_direct`] nothing else may be received.
+    pub fn lend_buffer(&mut self, bytes_min: usize, env: &mut Env) -> Option<Direct> {
+        if !self.wants_bytes(env) {
+            return None;
+        }
+        self.cutter.direct(bytes_min, &mut self.memory.room(env))
+    }
+
+    /// Takes the lent buffer back, with `bytes` bytes that were received into it.
+    pub fn received_direct(&mut self, direct: Direct, bytes: usize, env: &mut Env) {
+        self.note_received(bytes, env);
+        let message = self.cutter.give_back(direct, bytes, &mut self.memory.room(env));
+        if self.closing.is_some() || self.eof {
+            self.at_once = false;
+            self.reset_input(env);
+            return;
+        }
+        if let Some(message) = message {
+            self.call_assembled(message, env);
+            self.message_ends(env);
+        }
+        self.recount(env);
+    }
+
+    /// The peer sends nothing more. What it sent is still answered.
+    pub fn peer_closed(&mut self, env: &mut Env) {
+        self.eof = true;
+        self.finish_input(env);
+        self.recount(env);
+    }
+
+    /// No further requests are taken; everything received is answered, then the connection closes.
+    pub fn drain(&mut self, env: &mut Env) {
+        if self.closing.is_none() && self.is_between_messages() && self.stalled.is_empty() {
+            self.close(CloseReason::Drained, env);
+        }
+    }
+
+    /// Delivers a deferred answer. False if nobody waits for it.
+    pub(crate) fn answer(&mut self, ticket: u64, work_bytes: usize, answer: Answer, env: &mut Env) -> bool {
+        if self.deferred == 0 {
+            return false;
+        }
+        let was_stalled = self.is_stalled(env);
+        self.deferred -= 1;
+        self.work_bytes -= work_bytes;
+        if matches!(answer, Answer::Abandoned) {
+            // Also at an end that waits for the answers: it is no longer an orderly one.
+            if self.waits_for_answers() || self.closing_gently() {
+                self.closing = Some(CloseReason::Abandoned);
+                self.last_words = None;
+            }
+            self.close(CloseReason::Abandoned, env);
+        } else if self.closing.is_none() || self.closing_gently() || self.last_words.is_some() {
+            self.place_answer(ticket, answer, env);
+        }
+        self.resume(was_stalled, env);
+        self.recount(env);
+        true
+    }
+
+    /// Delivers a deferred answer as a shard does. False, and nothing happens, if it is for another connection (the one
+    /// that had this place before) or nobody waits for it.
+    pub fn deliver(&mut self, delivery: Delivery, env: &mut Env) -> bool {
+        delivery.key == self.key && self.answer(delivery.ticket, delivery.work_bytes, delivery.answer, env)
+    }
+
+    /// Lets the replies go whose gates have opened.
+    pub fn open_gates(&mut self, env: &mut Env) {
+        let was_stalled = self.is_stalled(env);
+        self.release_held(env);
+        self.resume(was_stalled, env);
+        self.recount(env);
+    }
+
+    /// Goes on after the connection was not read for lack of memory:
+    /// [`Budget::next_to_proceed`](crate::budget::Budget::next_to_proceed) named it.
+    pub fn proceed(&mut self, env: &mut Env) {
+        if self.memory != Memory::Waiting {
+            return;
+        }
+        self.memory = Memory::Enough;
+        if self.is_closing() {
+            return;
+        }
+        // With a pass also where there is room again: it might not be enough.
+        if env.budget.take_pass() {
+            self.memory = Memory::Pass;
+        } else if env.budget.is_input_full(&env.limits) {
+            return self.wait_for_memory(env);
+        }
+        // Its peer was not read until now.
+        self.last_received = env.now;
+        self.cutter.restart(env.now);
+        self.take_up(env);
+        self.recount(env);
+    }
+
+    /// Tells the service what happened to its exchange, if one is open.
+    pub fn upstream(&mut self, event: Upstream, env: &mut Env) {
+        if !self.exchange.open {
+            return;
+        }
+        let was_stalled = self.is_stalled(env);
+        if matches!(event, Upstream::Failed(_)) {
+            self.exchange = Exchange { open: false, full: false, ..self.exchange };
+        }
+        if !matches!(event, Upstream::ClientEnded) {
+            self.last_activity = env.now;
+        }
+        self.call_upstream(event, env);
+        self.resume(was_stalled, env);
+        self.recount(env);
+    }
+
+    /// The other end of the exchange takes no more bytes for now, or does again. While it does not, no message is handed
+    /// over.
+    pub fn set_full(&mut self, full: bool, env: &mut Env) {
+        let was_stalled = self.is_stalled(env);
+        self.exchange.full = full && self.exchange.open;
+        self.resume(was_stalled, env);
+        self.recount(env);
+    }
+
+    /// Everything that waits to be sent, unless a batch is under way already.
+    pub fn take_batch(&mut self, now: Time) -> Option<SendBatch> {
+        if self.sending || self.output.is_empty() {
+            return None;
+        }
+        self.sending = true;
+        self.sending_bytes = self.output.len();
+        self.last_send_progress = now;
+        Some(self.output.take())
+    }
+
+    /// The engine sent `bytes` more; `done` when the batch is complete.
+    pub fn sent(&mut self, bytes: usize, done: bool, env: &mut Env) {
+        let was_stalled = self.is_stalled(env);
+        self.sending_bytes -= bytes;
+        self.sent_bytes += bytes as u64;
+        env.stats.bytes_out.add(bytes as u64);
+        if bytes > 0 {
+            self.last_activity = env.now;
+            self.last_send_progress = env.now;
+        }
+        if done {
+            self.sending = false;
+        }
+        self.recount(env);
+        self.resume(was_stalled, env);
+        self.recount(env);
+    }
+
+    /// Checks the clock. A reason means: end it now, without waiting for the peer.
+    pub fn tick(&mut self, env: &mut Env) -> Option<CloseReason> {
+        let limits = &env.limits;
+        let overdue = |since: Time, ms: u64| ms != 0 && env.now > since.plus_ms(ms);
+        if self.sending && overdue(self.last_send_progress, limits.send_timeout_ms) {
+            return Some(CloseReason::SendTimeout);
+        }
+        if self.closing.is_none() {
+            // While the peer is not read it cannot send the rest, so the time of its message does not run.
+            let reads = self.stalled.is_empty() && !self.is_stalled(env) && self.memory != Memory::Waiting;
+            let started = self.cutter.since().filter(|_| reads);
+            if self.memory == Memory::Pass && reads && overdue(self.last_received, limits.pressure_timeout_ms) {
+                self.close(CloseReason::MemoryLimit, env);
+            } else if started.is_some_and(|started| overdue(started, limits.assembly_timeout_ms)) {
+                self.refuse(CloseReason::AssemblyTimeout, env);
+            } else if self.deferred == 0 && !self.exchange.open && overdue(self.last_activity, limits.idle_timeout_ms) {
+                self.close(CloseReason::IdleTimeout, env);
+            }
+            self.recount(env);
+        }
+        None
+    }
+
+    /// Bytes moved without passing through here: the kernel half answered.
+    pub fn note_activity(&mut self, now: Time) {
+        self.last_activity = now;
+    }
+
+    /// True while further bytes may be received.
+    pub fn wants_bytes(&self, env: &Env) -> bool {
+        self.closing.is_none()
+            && !self.eof
+            && self.stalled.is_empty()
+            && self.memory != Memory::Waiting
+            && !self.is_full(env)
+    }
+
+    /// The reason to close for, once every reply that is due has been sent.
+    pub fn finished(&self) -> Option<CloseReason> {
+        let waits = self.sending || !self.output.is_empty() || self.waits_for_answers();
+        self.closing.filter(|_| !waits)
+    }
+
+    /// True once the connection takes no more requests.
+    pub fn is_closing(&self) -> bool {
+        self.closing.is_some()
+    }
+
+    /// True when the connection may be closed with the last reply: the service said that the peer sends nothing more,
+    /// and it has not.
+    pub fn closes_at_once(&self) -> bool {
+        self.at_once
+    }
+
+    /// True when the peer has ended its direction.
+    pub fn saw_eof(&self) -> bool {
+        self.eof
+    }
+
+    /// True when the peer is owed nothing and owes nothing: at a message boundary, everything answered and sent.
+    pub fn is_settled(&self) -> bool {
+        !self.sending && self.owes_only_the_batch()
+    }
+
+    /// True when the connection will be [settled](Self::is_settled) as soon as the batch with the engine is sent.
+    pub fn owes_only_the_batch(&self) -> bool {
+        self.closing.is_none()
+            && !self.eof
+            && self.output.is_empty()
+            && self.deferred == 0
+            && self.held.is_empty()
+            && !self.exchange.open
+            && !self.exchange.hold
+            && self.is_between_messages()
+            && self.stalled.is_empty()
+    }
+
+    /// True when the connection will be [finished](Self::finished) as soon as the batch with the engine is sent.
+    pub fn ends_with_the_batch(&self) -> bool {
+        self.closing.is_some() && self.output.is_empty() && !self.waits_for_answers()
+    }
+
+    /// Messages handed to the service so far.
+    pub fn messages(&self) -> u64 {
+        self.messages
+    }
+
+    /// Bytes received so far.
+    pub fn received_bytes(&self) -> u64 {
+        self.received_bytes
+    }
+
+    /// Bytes sent so far.
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent_bytes
+    }
+
+    /// Bytes of replies this connection holds: waiting, being sent, or held back.
+    pub fn queued_bytes(&self) -> usize {
+        self.output.len() + self.sending_bytes + self.held_bytes
+    }
+
+    /// Bytes that count towards [`connection_bytes_max`](crate::limits::Limits::connection_bytes_max): replies, and
+    /// requests in work with the replies they announced.
+    pub fn owed_bytes(&self) -> usize {
+        self.queued_bytes() + self.work_bytes
+    }
+
+    /// Places in the order of replies: one for each message with a deferred reply, one for all replies between two.
+    pub fn held_replies(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Bytes of input this connection keeps: of a message that arrived in part, and put aside. None once it closes. Looks
+    /// at every chunk put aside, so it is for tests and simulators.
+    pub fn unfinished_bytes(&self) -> usize {
+        self.cutter.unfinished_bytes() + self.stalled.iter().map(|chunk| chunk.len()).sum::<usize>()
+    }
+
+    /// True when replies wait and none is being sent.
+    pub fn has_output(&self) -> bool {
+        !self.sending && !self.output.is_empty()
+    }
+
+    /// Ends the connection: the service gets its state back.
+    pub fn end(mut self, env: &mut Env) {
+        self.reset_input(env);
+        env.budget.recount_replies(self.counted_bytes, 0);
+        let state = self.state;
+        if self.on.with(|service, shard| service.close(shard, state)) == Err(Panicked) {
+            env.stats.panics.add(1);
+        }
+    }
+
+    fn is_between_messages(&self) -> bool {
+        self.cutter.is_idle()
+    }
+
+    /// True while an end has to wait for what somebody else still does for the connection.
+    fn waits_for_answers(&self) -> bool {
+        self.last_words.is_some()
+            || self.closing_gently() && (self.deferred > 0 || self.exchange.open || !self.held.is_empty())
+    }
+
+    fn closing_gently(&self) -> bool {
+        use CloseReason::{Drained, PeerClosed, PeerClosedMidMessage, Service};
+        matches!(self.closing, Some(Drained | PeerClosed | PeerClosedMidMessage | Service))
+    }
+
+    fn close(&mut self, reason: CloseReason, env: &mut Env) {
+        if self.closing.is_none() {
+            self.closing = Some(reason);
+            self.at_once &= self.stalled.is_empty();
+            self.reset_input(env);
+        }
+    }
+
+    /// The service panicked: nothing of this connection is handed to it any more, and what it had begun to say is gone.
+    fn close_for_panic(&mut self, env: &mut Env) {
+        env.stats.panics.add(1);
+        if self.closing_gently() {
+            self.closing = Some(CloseReason::Panicked);
+        }
+        self.close(CloseReason::Panicked, env);
+    }
+
+    /// Tells the shard's budget what this connection holds of replies now.
+    fn recount(&mut self, env: &mut Env) {
+        let owed_bytes = self.owed_bytes();
+        if owed_bytes != self.counted_bytes {
+            env.budget.recount_replies(self.counted_bytes, owed_bytes);
+            self.counted_bytes = owed_bytes;
+        }
+    }
+
+    /// True while no message is handed over. One chunk may be received all the same when only an exchange is in the
+    /// way: to stop and start receiving for each would cost more, and the end of the stream is heard of.
+    fn is_stalled(&self, env: &Env) -> bool {
+        self.exchange.hold || self.exchange.full || self.is_full(env)
+    }
+
+    fn is_full(&self, env: &Env) -> bool {
+        let limits = &env.limits;
+        let owed_bytes = self.owed_bytes();
+        self.queued_bytes() > limits.out_queue_bytes_max
+            || self.deferred >= limits.deferred_max
+            || owed_bytes >= limits.connection_bytes_max && owed_bytes > 0
+            // With a share of its own in the sum, it is looked at again when that share is gone. The sum does not know yet
+            // what this connection did in the chunk at hand.
+            || owed_bytes > 0 && env.budget.reply_bytes() - self.counted_bytes + owed_bytes >= limits.shard_bytes_max
+    }
+}

@@ -1,0 +1,269 @@
+//! Calls of the service, and the order in which its replies leave.
+
+use super::Connection;
+use crate::buffers::Buffer;
+use crate::deferred::{Answer, Target};
+use crate::env::Env;
+use crate::error::CloseReason;
+use crate::gates::{Gate, GateSet};
+use crate::outgoing::{Exchange, Upstream};
+use crate::output::Output;
+use crate::pool::Chunk;
+use crate::service::{Message, Order, Reply, Sink};
+use crate::shard_service::{Panicked, ShardService};
+
+/// A place in the order of replies.
+pub(super) struct Held {
+    ticket: u64,
+    output: Output,
+    /// Answers that are still to come.
+    awaiting: u32,
+    /// What must be durable before the output may leave.
+    gates: GateSet,
+    /// The gate that the shard was told of.
+    named: Option<Gate>,
+}
+
+/// What a call of the service left behind, apart from the bytes of its replies.
+struct Called {
+    deferred: u32,
+    work_bytes: usize,
+    gates: GateSet,
+    close: bool,
+    at_once: bool,
+    exchange: Exchange,
+}
+
+/// Where a call writes its replies.
+enum Destination<'a> {
+    /// Behind what waits to be sent.
+    Queue,
+    /// A place of its own.
+    Place(&'a mut Output),
+}
+
+impl<S: ShardService> Connection<S> {
+    /// Calls the service with a reply. After a panic nothing of what it wrote is left.
+    #[inline]
+    fn with_reply(
+        &mut self,
+        ticket: u64,
+        message_bytes: usize,
+        into: Destination<'_>,
+        env: &mut Env,
+        call: impl FnOnce(&S, &mut S::Shard, &mut S::Conn, &mut Reply<'_>),
+    ) -> Result<Called, Panicked> {
+        let output = match into {
+            Destination::Queue => &mut self.output,
+            Destination::Place(output) => output,
+        };
+        let before = output.len();
+        let target = Target::Stream { key: self.key, ticket, work_bytes: 0 };
+        let mut reply = Reply::new(self.framing, Sink::Stream(&mut *output), env, target, message_bytes);
+        reply.expected_bytes = self.expected_bytes;
+        reply.exchange = self.exchange;
+        let state = &mut self.state;
+        let called = self.on.with(|service, shard| call(service, shard, state, &mut reply));
+        let called = called.map(|()| Called {
+            deferred: reply.deferred,
+            work_bytes: reply.work_bytes,
+            gates: reply.gates,
+            close: reply.close,
+            at_once: reply.at_once,
+            exchange: reply.exchange,
+        });
+        if called.is_err() {
+            output.truncate(before);
+        }
+        env.count_copies();
+        called
+    }
+
+    pub(super) fn call_assembled(&mut self, message: Buffer, env: &mut Env) {
+        env.stats.messages_assembled.add(1);
+        if self.keeps_messages {
+            let chunk = Chunk::from_buffer(message);
+            self.call(&chunk, Some((&chunk, 0)), env);
+        } else {
+            self.call(&message, None, env);
+        }
+    }
+
+    pub(super) fn call(&mut self, bytes: &[u8], origin: Option<(&Chunk, usize)>, env: &mut Env) {
+        env.stats.messages.add(1);
+        self.messages += 1;
+        let ticket = self.take_ticket();
+        let message = Message { bytes, origin, peer: self.peer, key: self.key };
+        // Behind an unanswered message, replies wait in an output of their own.
+        let mut behind = (!self.held.is_empty()).then(Output::default);
+        let before = self.output.len();
+        let into = behind.as_mut().map_or(Destination::Queue, Destination::Place);
+        let called = self.with_reply(ticket, bytes.len(), into, env, |service, shard, conn, reply| {
+            service.call(shard, conn, &message, reply);
+        });
+        let Ok(called) = called else { return self.close_for_panic(env) };
+        self.exchange = called.exchange;
+        self.deferred += called.deferred;
+        self.work_bytes += called.work_bytes;
+        let awaiting = if self.order == Order::Requests { called.deferred } else { 0 };
+        // What was replied before deferring leads the deferred answer.
+        let output = match behind {
+            Some(output) => output,
+            None if called.gates.closed(&env.gates).is_some() => self.output.split_off(before, &mut env.spares),
+            None => Output::default(),
+        };
+        self.hold(Held { ticket, output, awaiting, gates: called.gates, named: None }, env);
+        if called.close {
+            self.at_once = called.at_once;
+            self.close(CloseReason::Service, env);
+        }
+    }
+
+    fn take_ticket(&mut self) -> u64 {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        ticket
+    }
+
+    /// Puts a place behind those that wait already, if it has something to wait for, or something in it.
+    fn hold(&mut self, held: Held, env: &mut Env) {
+        self.held_bytes += held.output.len();
+        let waits = held.awaiting > 0 || !held.output.is_empty() && held.gates.closed(&env.gates).is_some();
+        match self.held.back_mut() {
+            // One buffer for all replies behind the same place, however many there are.
+            Some(last) if held.awaiting == 0 && last.awaiting == 0 && last.gates.covers(&held.gates) => {
+                last.output.append(held.output, &mut env.spares);
+            }
+            _ if waits || !held.output.is_empty() => {
+                self.held.push_back(held);
+                if self.held.len() == 1 {
+                    self.release_held(env);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Lets the places go that wait for nothing more. The first one that waits for a gate is named to the shard.
+    pub(super) fn release_held(&mut self, env: &mut Env) {
+        while let Some(first) = self.held.front_mut().filter(|held| held.awaiting == 0) {
+            if let Some(gate) = first.gates.closed(&env.gates) {
+                if first.named.replace(gate) != Some(gate) {
+                    env.gated.push((gate, self.key));
+                }
+                return;
+            }
+            let Some(Held { output, .. }) = self.held.pop_front() else { return };
+            self.held_bytes -= output.len();
+            self.output.append(output, &mut env.spares);
+        }
+    }
+
+    pub(super) fn place_answer(&mut self, ticket: u64, answer: Answer, env: &mut Env) {
+        let mut output = Output::default();
+        env.stats.replies_deferred.add(1);
+        let called =
+            self.with_reply(
+                ticket,
+                0,
+                Destination::Place(&mut output),
+                env,
+                |service, shard, conn, reply| match answer {
+                    Answer::Bytes(body) => reply.owned(body),
+                    Answer::Chunk(chunk) => reply.chunk(chunk),
+                    Answer::Resume(state) => service.resume(shard, conn, state, reply),
+                    Answer::Nothing | Answer::Abandoned => {}
+                },
+            );
+        let Ok(called) = called else { return self.close_for_panic(env) };
+        self.exchange = called.exchange;
+        self.deferred += called.deferred;
+        self.work_bytes += called.work_bytes;
+        self.expected_bytes = self.expected_bytes.max(output.len());
+        if let Some((_, left)) = self.last_words.as_mut().filter(|(words, _)| *words == ticket) {
+            *left = *left + called.deferred - 1;
+            if *left == 0 {
+                self.last_words = None;
+            }
+        }
+        if self.order == Order::Free {
+            if self.held.is_empty() && called.gates.closed(&env.gates).is_none() {
+                self.output.append(output, &mut env.spares);
+            } else {
+                self.hold(Held { ticket, output, awaiting: 0, gates: called.gates, named: None }, env);
+            }
+        } else if let Some(place) = self.held.iter_mut().find(|held| held.ticket == ticket && held.awaiting > 0) {
+            self.held_bytes += output.len();
+            place.output.append(output, &mut env.spares);
+            place.awaiting = place.awaiting + called.deferred - 1;
+            place.gates.add_all(&called.gates);
+            self.release_held(env);
+        }
+        if called.close {
+            self.close(CloseReason::Service, env);
+        }
+        if self.owed_bytes() > env.limits.connection_bytes_max.saturating_mul(2) {
+            // Replies that were not announced: the work was done before their size was known.
+            self.drop_replies(env);
+            self.closing = None;
+            self.close(CloseReason::ReplyLimit, env);
+        }
+    }
+
+    /// Throws away the replies that are not with the engine.
+    fn drop_replies(&mut self, env: &mut Env) {
+        for held in self.held.drain(..) {
+            held.output.recycle(&mut env.spares);
+        }
+        self.held_bytes = 0;
+        std::mem::take(&mut self.output).recycle(&mut env.spares);
+        self.last_words = None;
+    }
+
+    pub(super) fn call_upstream(&mut self, event: Upstream, env: &mut Env) {
+        let ticket = self.next_ticket;
+        let called = self.with_reply(ticket, 0, Destination::Queue, env, |service, shard, conn, reply| {
+            service.upstream(shard, conn, event, reply);
+        });
+        let Ok(called) = called else { return self.close_for_panic(env) };
+        self.exchange = called.exchange;
+        self.defer_without_message(&called, env);
+        if called.close {
+            self.at_once = called.at_once;
+            self.close(CloseReason::Service, env);
+        }
+    }
+
+    /// Counts what was deferred in a call that no message led to: it gets a place of its own, behind the others.
+    fn defer_without_message(&mut self, called: &Called, env: &mut Env) {
+        if called.deferred == 0 {
+            return;
+        }
+        let ticket = self.take_ticket();
+        self.deferred += called.deferred;
+        self.work_bytes += called.work_bytes;
+        if self.order == Order::Requests {
+            let (output, gates) = (Output::default(), GateSet::default());
+            self.hold(Held { ticket, output, awaiting: called.deferred, gates, named: None }, env);
+        }
+    }
+
+    /// Closes for what the peer did; the service may tell it. The end waits for last words that come later.
+    pub(super) fn refuse(&mut self, reason: CloseReason, env: &mut Env) {
+        if reason == CloseReason::Panicked {
+            return self.close_for_panic(env);
+        }
+        // An earlier reply is deferred, so last words could not be sent in order: close without any.
+        if self.closing.is_none() && self.held.is_empty() {
+            let ticket = self.next_ticket;
+            let called = self.with_reply(ticket, 0, Destination::Queue, env, |service, shard, conn, reply| {
+                service.refuse(shard, conn, reason, reply);
+            });
+            let Ok(called) = called else { return self.close_for_panic(env) };
+            self.exchange = called.exchange;
+            self.defer_without_message(&called, env);
+            self.last_words = (called.deferred > 0).then_some((ticket, called.deferred));
+        }
+        self.close(reason, env);
+    }
+}

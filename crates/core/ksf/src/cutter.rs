@@ -1,0 +1,569 @@
+//! Cuts a byte stream into messages: the one place where it is decided which bytes make a message.
+//!
+//! A [`Cutter`] has no socket and no clock, and calls nobody. It is handed what was received, and says what comes next;
+//! the runtime that owns it, a shard's [`Connection`](crate::connection::Connection) or the multiplexor's reader, decides
+//! when to go on.
+//!
+//! ```text
+//!   chunk ──► next() ──► Cut::InPlace(range)    whole in the chunk: no copy
+//!                   ├──► Cut::Assembled(buffer) put together from several chunks, or from several parts
+//!                   ├──► Cut::More              the chunk is used up
+//!                   └──► Cut::NoRoom            memory is short: nothing was taken, ask again later
+//! ```
+//!
+//! A message that is not whole in a chunk is put together in a [`Buffer`]. When the header tells the length, the buffer
+//! has that size from the start, and [`Cutter::direct`] lends it to an engine that receives the rest straight into it.
+
+use std::ops::Range;
+
+use crate::buffers::{Buffer, Buffers};
+use crate::error::FramingError;
+use crate::framing::{Frame, Framing, Part};
+use crate::limits::{Limits, Time};
+
+/// How the end of a message is found, and how long a message may be. A rule lives for one call of [`Cutter::next`], so
+/// it can borrow what belongs to the connection.
+pub trait Rule {
+    /// What a rule of its own can find wrong.
+    type Error;
+
+    /// What lies at the front of `buf`, of which `scanned` bytes were shown before without telling.
+    ///
+    /// # Errors
+    ///
+    /// The bytes make no sense.
+    fn front(&mut self, buf: &[u8], scanned: usize) -> Result<Frame, Self::Error>;
+
+    /// Longest message, in bytes of body.
+    fn message_bytes_max(&self) -> usize;
+
+    /// Most bytes that may arrive before the rule can tell how the message goes on.
+    fn header_bytes_max(&self) -> usize;
+
+    /// Most bytes that the rule is shown, so that the cut does not depend on how much arrived at once.
+    fn look_bytes_max(&self) -> usize {
+        self.header_bytes_max()
+    }
+
+    /// Most parts of a message.
+    fn parts_max(&self) -> u32;
+
+    /// True if the bytes before the end are the message itself: too many of them are an oversized message, not an
+    /// endless header.
+    fn header_is_message(&self) -> bool {
+        false
+    }
+
+    /// True if what happens to arrive whole may be longer than a message: a piece of a stream.
+    fn cuts_pieces(&self) -> bool {
+        false
+    }
+}
+
+/// Memory for messages that arrived in part. The owner of several cutters bounds what they keep together.
+pub trait Room {
+    /// True, and counted, if `bytes` more may be kept.
+    fn grow(&mut self, bytes: usize) -> bool;
+
+    /// `bytes` are kept no longer.
+    fn shrink(&mut self, bytes: usize);
+}
+
+/// What a peer did that ends its stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CutError<E> {
+    /// The rule makes no sense of the bytes.
+    Rule(E),
+    /// A message longer than the limit.
+    Oversized {
+        /// Bytes of the message, as far as they are known.
+        bytes: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// More bytes than the limit, and the length of the message is still unknown.
+    EndlessHeader {
+        /// Bytes that arrived.
+        bytes: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// More parts than the limit.
+    EndlessParts {
+        /// The limit.
+        limit: u32,
+    },
+}
+
+/// What comes next in the stream.
+#[derive(Debug)]
+pub enum Cut {
+    /// A message that lies whole in the chunk.
+    InPlace(Range<usize>),
+    /// A message that was put together.
+    Assembled(Buffer),
+    /// The chunk is used up.
+    More,
+    /// There is no room for what follows: it stays in the chunk.
+    NoRoom,
+}
+
+/// The state between two chunks: nothing at a message boundary, else the message that arrived in part.
+#[derive(Debug, Default)]
+pub struct Cutter {
+    /// Bodies of the finished parts, then what of the current part is there: its body, or its raw beginning while its
+    /// header is unknown.
+    buffer: Option<Buffer>,
+    /// The buffer is lent.
+    lent: bool,
+    /// Bytes of `buffer` that belong to finished parts.
+    finished_bytes: usize,
+    /// The current part, once its header is cut.
+    part: Option<Progress>,
+    parts: u32,
+    /// Raw bytes that the rule has seen.
+    scanned: usize,
+    /// Raw bytes with which the rule wants to be asked again, if it said so.
+    need_bytes: Option<usize>,
+    started: Time,
+    /// Memory counted with the owner's room: whole pages, as the buffer touches them.
+    charged_bytes: usize,
+    /// What was cut off around the bodies, where the owner may want the stream back.
+    wire: Option<Box<Wire>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Progress {
+    body_left: usize,
+    trailer_left: usize,
+    last: bool,
+}
+
+/// Headers of the unfinished message, each with the place of its body.
+#[derive(Debug, Default)]
+struct Wire {
+    headers: Vec<u8>,
+    /// End of a header in `headers`, and where in the bodies it belongs.
+    places: Vec<(usize, usize)>,
+}
+
+impl Wire {
+    fn push(&mut self, header: &[u8], place: usize) {
+        self.headers.extend_from_slice(header);
+        self.places.push((self.headers.len(), place));
+    }
+}
+
+/// The unit in which memory is counted.
+const PAGE_BYTES: usize = 4096;
+
+impl Cutter {
+    /// A cutter that can give back an unfinished message as it was on the wire: [`Cutter::take_unread`].
+    pub fn keeping_wire() -> Self {
+        Self { wire: Some(Box::default()), ..Self::default() }
+    }
+
+    /// True at a message boundary.
+    pub fn is_idle(&self) -> bool {
+        self.buffer.is_none() && !self.lent
+    }
+
+    /// When the unfinished message began to arrive.
+    pub fn since(&self) -> Option<Time> {
+        (!self.is_idle()).then_some(self.started)
+    }
+
+    /// Counts the time of the unfinished message from now on: its peer was not read meanwhile.
+    pub fn restart(&mut self, now: Time) {
+        self.started = now;
+    }
+
+    /// Bytes of the unfinished message that are kept.
+    pub fn unfinished_bytes(&self) -> usize {
+        self.buffer.as_ref().map_or(0, |buffer| buffer.len())
+    }
+
+    /// True while the length of the unfinished message, or of its next part, is unknown.
+    pub fn needs_header(&self) -> bool {
+        self.buffer.is_some() && self.part.is_none()
+    }
+
+    /// Forgets the unfinished message.
+    pub fn reset(&mut self, room: &mut impl Room) {
+        drop(self.clear(room));
+    }
+
+    /// Back to a message boundary; gives the buffer.
+    fn clear(&mut self, room: &mut impl Room) -> Option<Buffer> {
+        room.shrink(self.charged_bytes);
+        let wire = self.wire.take().map(|mut wire| {
+            wire.headers.clear();
+            wire.places.clear();
+            wire
+        });
+        let buffer = self.buffer.take();
+        *self = Self { wire, ..Self::default() };
+        buffer
+    }
+
+    /// The unfinished message as it was on the wire, which is forgotten. Only of a cutter that [keeps
+    /// it](Self::keeping_wire).
+    pub fn take_unread(&mut self, room: &mut impl Room) -> Vec<u8> {
+        let mut unread = Vec::new();
+        if let (Some(buffer), Some(wire)) = (&self.buffer, &self.wire) {
+            let (mut header, mut body) = (0, 0);
+            for (end, place) in &wire.places {
+                unread.extend_from_slice(&buffer[body..*place]);
+                unread.extend_from_slice(&wire.headers[header..*end]);
+                (header, body) = (*end, *place);
+            }
+            unread.extend_from_slice(&buffer[body..]);
+        }
+        self.reset(room);
+        unread
+    }
+
+    /// The next message of the stream, whose unconsumed bytes are `chunk[*at..]`. `at` moves on over what was taken.
+    ///
+    /// # Errors
+    ///
+    /// What the peer did; nothing further can be cut.
+    #[inline]
+    pub fn next<R: Rule>(
+        &mut self,
+        chunk: &[u8],
+        at: &mut usize,
+        rule: &mut R,
+        room: &mut impl Room,
+        buffers: &Buffers,
+        now: Time,
+    ) -> Result<Cut, CutError<R::Error>> {
+        while *at < chunk.len() {
+            let cut = if self.buffer.is_none() {
+                self.cut_in_place(chunk, at, rule, room, buffers, now)?
+            } else if self.part.is_some() {
+                self.fill_part(&chunk[*at..], at, room)
+            } else {
+                self.cut_header(&chunk[*at..], at, rule, room, buffers)?
+            };
+            if let Some(cut) = cut {
+                return Ok(cut);
+            }
+            // Also for parts without a body, which are complete as soon as they begin.
+            if let Some(message) = self.finish_part(room) {
+                return Ok(Cut::Assembled(message));
+            }
+        }
+        Ok(Cut::More)
+    }
+
+    /// At a message boundary: finds a message where it lies, or begins to put it together.
+    fn cut_in_place<R: Rule>(
+        &mut self,
+        chunk: &[u8],
+        at: &mut usize,
+        rule: &mut R,
+        room: &mut impl Room,
+        buffers: &Buffers,
+        now: Time,
+    ) -> Result<Option<Cut>, CutError<R::Error>> {
+        let rest = &chunk[*at..];
+        match front(rule, rest, 0)? {
+            Frame::Part(part) if part.last && part.total_bytes() <= rest.len() => {
+                if !rule.cuts_pieces() {
+                    check_size(rule, part.body_bytes)?;
+                }
+                let start = *at + part.header_bytes;
+                *at += part.total_bytes();
+                Ok(Some(Cut::InPlace(start..start + part.body_bytes)))
+            }
+            Frame::Part(part) => {
+                check_size(rule, part.body_bytes)?;
+                if !self.charge(1, room) {
+                    return Ok(Some(Cut::NoRoom));
+                }
+                self.begin(buffers.take(part.body_bytes), now);
+                if let Some(wire) = &mut self.wire {
+                    wire.push(&rest[..part.header_bytes], 0);
+                }
+                *at += part.header_bytes;
+                self.start_part(part, rule)?;
+                Ok(None)
+            }
+            Frame::Incomplete { need_bytes } => {
+                if !self.charge(rest.len(), room) {
+                    return Ok(Some(Cut::NoRoom));
+                }
+                let mut buffer = buffers.take(rest.len());
+                buffer.fill(rest);
+                self.begin(buffer, now);
+                (self.scanned, self.need_bytes) = (rest.len(), need_bytes);
+                *at = chunk.len();
+                Ok(None)
+            }
+        }
+    }
+
+    /// Asks for room for `bytes` bytes in all. Counted in pages: that is what a buffer takes once it is touched.
+    fn charge(&mut self, bytes: usize, room: &mut impl Room) -> bool {
+        let pages = bytes.next_multiple_of(PAGE_BYTES);
+        let granted = pages <= self.charged_bytes || room.grow(pages - self.charged_bytes);
+        if granted {
+            self.charged_bytes = self.charged_bytes.max(pages);
+        }
+        granted
+    }
+
+    fn begin(&mut self, buffer: Buffer, now: Time) {
+        self.buffer = Some(buffer);
+        self.started = now;
+    }
+
+    /// Inside a part: takes as much of its body as has arrived.
+    fn fill_part(&mut self, rest: &[u8], at: &mut usize, room: &mut impl Room) -> Option<Cut> {
+        let body = self.part?.body_left.min(rest.len());
+        if !self.charge(self.unfinished_bytes() + body, room) {
+            return Some(Cut::NoRoom);
+        }
+        let (Some(buffer), Some(part)) = (&mut self.buffer, &mut self.part) else { return None };
+        // It has room for the whole part since the part began.
+        buffer.fill(&rest[..body]);
+        let trailer = part.trailer_left.min(rest.len() - body);
+        part.body_left -= body;
+        part.trailer_left -= trailer;
+        *at += body + trailer;
+        None
+    }
+
+    /// Between two parts, or in a header that arrived in pieces: takes as many bytes as the header needs, and cuts.
+    fn cut_header<R: Rule>(
+        &mut self,
+        rest: &[u8],
+        at: &mut usize,
+        rule: &mut R,
+        room: &mut impl Room,
+        buffers: &Buffers,
+    ) -> Result<Option<Cut>, CutError<R::Error>> {
+        let held = self.unfinished_bytes() - self.finished_bytes;
+        if held == 0 {
+            // Between two parts. Asked only here: a rule of a service's own is not asked twice for the same bytes.
+            self.need_bytes = match front(rule, &[], 0)? {
+                Frame::Incomplete { need_bytes } => need_bytes,
+                Frame::Part(_) => Some(1),
+            };
+        }
+        // The least that tells: what is taken too much is given back below, and a message of many small parts must not
+        // be copied once per part.
+        let most = rule.look_bytes_max().saturating_add(1);
+        let need = self.need_bytes.unwrap_or(most).min(most).saturating_sub(held).clamp(1, rest.len());
+        if !self.charge(self.unfinished_bytes() + need, room) {
+            return Ok(Some(Cut::NoRoom));
+        }
+        self.append(&rest[..need], buffers);
+        *at += need;
+        match front(rule, self.raw(), self.scanned)? {
+            Frame::Incomplete { need_bytes } => (self.scanned, self.need_bytes) = (held + need, need_bytes),
+            Frame::Part(part) => {
+                check_size(rule, self.finished_bytes + part.body_bytes)?;
+                // Bytes beyond this part belong to the next message; all of them came from `rest`, since without them
+                // the part could not be cut.
+                let surplus = (held + need).saturating_sub(part.total_bytes());
+                *at -= surplus;
+                self.cut_raw(part, surplus, rule)?;
+                self.reserve(self.finished_bytes + part.body_bytes, buffers);
+            }
+        }
+        Ok(None)
+    }
+
+    /// The raw beginning of the current part.
+    fn raw(&self) -> &[u8] {
+        self.buffer.as_ref().map_or(&[], |buffer| &buffer[self.finished_bytes..])
+    }
+
+    fn append(&mut self, bytes: &[u8], buffers: &Buffers) {
+        self.reserve(self.unfinished_bytes() + bytes.len(), buffers);
+        if let Some(buffer) = &mut self.buffer {
+            buffer.fill(bytes);
+        }
+    }
+
+    /// Makes room for a message of `bytes` bytes.
+    fn reserve(&mut self, bytes: usize, buffers: &Buffers) {
+        if let Some(buffer) = self.buffer.take_if(|buffer| buffer.capacity() < bytes) {
+            // Classes double, so what is appended in small pieces is copied once on average.
+            let mut larger = buffers.take(bytes.max(2 * buffer.capacity()));
+            larger.fill(&buffer);
+            self.buffer = Some(larger);
+        }
+    }
+
+    /// The header of the next part lies in the raw bytes: drops it, and the surplus behind the part.
+    fn cut_raw<R: Rule>(&mut self, part: Part, surplus: usize, rule: &R) -> Result<(), CutError<R::Error>> {
+        if let (Some(wire), Some(buffer)) = (&mut self.wire, &self.buffer) {
+            wire.push(&buffer[self.finished_bytes..][..part.header_bytes], self.finished_bytes);
+        }
+        self.start_part(part, rule)?;
+        let Some(buffer) = &mut self.buffer else { return Ok(()) };
+        let raw_bytes = buffer.len() - self.finished_bytes;
+        let arrived = raw_bytes - surplus - part.header_bytes;
+        let body = arrived.min(part.body_bytes);
+        let trailer = arrived - body;
+        let from = self.finished_bytes + part.header_bytes;
+        buffer.memory_mut().copy_within(from..from + body, self.finished_bytes);
+        buffer.set_len(self.finished_bytes + body);
+        if let Some(progress) = &mut self.part {
+            progress.body_left -= body;
+            progress.trailer_left -= trailer;
+        }
+        Ok(())
+    }
+
+    /// The header of the next part is known; its body is to come.
+    fn start_part<R: Rule>(&mut self, part: Part, rule: &R) -> Result<(), CutError<R::Error>> {
+        self.parts += 1;
+        if self.parts > rule.parts_max() {
+            return Err(CutError::EndlessParts { limit: rule.parts_max() });
+        }
+        self.part = Some(Progress { body_left: part.body_bytes, trailer_left: part.trailer_bytes, last: part.last });
+        Ok(())
+    }
+
+    /// Ends the current part if it is complete; gives the message with its last part.
+    fn finish_part(&mut self, room: &mut impl Room) -> Option<Buffer> {
+        let Some(Progress { body_left: 0, trailer_left: 0, last }) = self.part else { return None };
+        self.part = None;
+        self.finished_bytes = self.unfinished_bytes();
+        (self.scanned, self.need_bytes) = (0, None);
+        if last { self.clear(room) } else { None }
+    }
+
+    /// Lends the buffer of a message of which at least `bytes_min` bytes are to come, to receive them into. The lender
+    /// gives it back with [`Cutter::give_back`] before anything else is cut.
+    /// Nothing is lent if there is no room for these bytes: they are counted from here on.
+    pub fn direct(&mut self, bytes_min: usize, room: &mut impl Room) -> Option<Direct> {
+        let missing = self.part.filter(|part| part.trailer_left == 0 && part.body_left >= bytes_min)?.body_left;
+        if !self.charge(self.unfinished_bytes() + missing, room) {
+            return None;
+        }
+        let buffer = self.buffer.take()?;
+        self.lent = true;
+        Some(Direct { start: buffer.len(), missing, buffer })
+    }
+
+    /// Takes a lent buffer back, into which `received` bytes were received. Gives the message if it is complete now. After
+    /// a [reset](Self::reset) the buffer is dropped.
+    pub fn give_back(&mut self, direct: Direct, received: usize, room: &mut impl Room) -> Option<Buffer> {
+        if !std::mem::take(&mut self.lent) {
+            return None;
+        }
+        let Direct { mut buffer, start, missing } = direct;
+        let received = received.min(missing);
+        buffer.set_len(start + received);
+        self.buffer = Some(buffer);
+        if let Some(part) = &mut self.part {
+            part.body_left -= received;
+        }
+        self.finish_part(room)
+    }
+}
+
+/// A buffer on loan: the engine receives up to `missing` bytes into it, behind the `start` bytes that are there.
+#[derive(Debug)]
+pub struct Direct {
+    buffer: Buffer,
+    start: usize,
+    missing: usize,
+}
+
+impl Direct {
+    /// Where the missing bytes belong. Valid as long as this value lives, also when it moves.
+    pub fn room_mut(&mut self) -> &mut [u8] {
+        let range = self.start..self.start + self.missing;
+        &mut self.buffer.memory_mut()[range]
+    }
+
+    /// Bytes that are missing.
+    pub fn missing(&self) -> usize {
+        self.missing
+    }
+}
+
+/// No header of a length prefix is longer: an offset of 255 and a field of 8 bytes.
+const HEADER_BYTES_MAX: usize = u8::MAX as usize + 8;
+
+/// What the rule says of `buf`, within its limits.
+#[inline]
+fn front<R: Rule>(rule: &mut R, buf: &[u8], scanned: usize) -> Result<Frame, CutError<R::Error>> {
+    let shown = &buf[..buf.len().min(rule.look_bytes_max())];
+    let frame = rule.front(shown, scanned.min(shown.len())).map_err(CutError::Rule)?;
+    let limit = rule.header_bytes_max();
+    if matches!(frame, Frame::Incomplete { .. }) && buf.len() > limit {
+        return Err(if rule.header_is_message() {
+            CutError::Oversized { bytes: buf.len(), limit: rule.message_bytes_max() }
+        } else {
+            CutError::EndlessHeader { bytes: buf.len(), limit }
+        });
+    }
+    Ok(frame)
+}
+
+fn check_size<R: Rule>(rule: &R, bytes: usize) -> Result<(), CutError<R::Error>> {
+    let limit = rule.message_bytes_max();
+    if bytes > limit { Err(CutError::Oversized { bytes, limit }) } else { Ok(()) }
+}
+
+/// The rule of a [`Framing`] that is not the service's own.
+#[derive(Clone, Copy, Debug)]
+pub struct Native<'a> {
+    /// The framing.
+    pub framing: Framing,
+    /// The limits of the connection.
+    pub limits: &'a Limits,
+}
+
+impl Rule for Native<'_> {
+    type Error = FramingError;
+
+    #[inline]
+    fn front(&mut self, buf: &[u8], scanned: usize) -> Result<Frame, FramingError> {
+        self.framing.parse(buf, scanned)
+    }
+
+    fn message_bytes_max(&self) -> usize {
+        match self.framing {
+            // Pieces of a stream are as long as they happen to arrive.
+            Framing::Raw => usize::MAX,
+            _ => self.limits.message_bytes_max,
+        }
+    }
+
+    fn header_bytes_max(&self) -> usize {
+        match self.framing {
+            // Header and body are one here. The last bytes may be the delimiter's beginning; all before them is body.
+            Framing::Delimiter(delimiter) => {
+                let body = self.limits.message_bytes_max.max(self.limits.header_bytes_max);
+                body.saturating_add(delimiter.as_bytes().len() - 1)
+            }
+            _ => self.limits.header_bytes_max,
+        }
+    }
+
+    fn look_bytes_max(&self) -> usize {
+        match self.framing {
+            Framing::Raw => usize::MAX,
+            // The longest message and its end.
+            Framing::Delimiter(_) => self.header_bytes_max().saturating_add(1),
+            // A header is short, and shown whole, whatever the limit: a limit below it would end every stream.
+            _ => self.limits.header_bytes_max.max(HEADER_BYTES_MAX),
+        }
+    }
+
+    fn parts_max(&self) -> u32 {
+        self.limits.fragments_max
+    }
+
+    fn header_is_message(&self) -> bool {
+        matches!(self.framing, Framing::Delimiter(_))
+    }
+}

@@ -1,0 +1,314 @@
+//! Services with state of their own on each shard: what a store or a file server needs beyond [`Service`].
+//!
+//! Every [`Service`] is a [`ShardService`] without such state. A service that has some implements this trait instead:
+//! it is told when a turn's messages are through, so that it can commit all of them with one write, it hears of the
+//! file operations it began, and its replies may wait behind [gates](crate::gates).
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::deferred::{Answer, Deferred};
+use crate::env::Env;
+use crate::error::{CloseReason, FramingError};
+use crate::framing::{Frame, Framing};
+use crate::gates::{Gates, LogId};
+use crate::limits::{Limits, Time};
+use crate::outgoing::Upstream;
+use crate::service::{Message, Order, Peer, Refused, Reply, Service};
+
+/// What a shard must know of a service before its first connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Profile<'a> {
+    /// Name in messages and counters.
+    pub name: &'a str,
+    /// How a byte stream is cut into messages.
+    pub framing: Framing,
+    /// Whether replies must leave in the order of their requests.
+    pub order: Order,
+    /// See [`Service::keeps_messages`].
+    pub keeps_messages: bool,
+    /// See [`Service::peer_speaks_first`].
+    pub peer_speaks_first: bool,
+    /// See [`Service::needs_peer_addresses`].
+    pub needs_peer_addresses: bool,
+}
+
+impl<'a> Profile<'a> {
+    /// A service with ordered replies, and nothing special.
+    pub fn new(name: &'a str, framing: Framing) -> Self {
+        Self {
+            name,
+            framing,
+            order: Order::Requests,
+            keeps_messages: false,
+            peer_speaks_first: false,
+            needs_peer_addresses: true,
+        }
+    }
+}
+
+/// A service with state on each shard.
+///
+/// One value serves all shards; [`ShardService::Shard`] is made on the shard's own thread, stays there, and is handed to
+/// every call without a lock.
+pub trait ShardService: Send + Sync + 'static {
+    /// False if [`turn_end`](Self::turn_end) need not be called.
+    const HAS_TURN_END: bool = true;
+
+    /// State of one shard.
+    type Shard: 'static;
+    /// State of one connection, or of one datagram socket.
+    type Conn: 'static;
+
+    /// What a shard must know of the service.
+    fn profile(&self) -> Profile<'_>;
+
+    /// Makes the state of a shard, on its thread, before it accepts anything.
+    ///
+    /// # Errors
+    ///
+    /// The service cannot work here; the server does not start.
+    fn start(&self, turn: &mut Turn<'_>) -> std::io::Result<Self::Shard>;
+
+    /// A connection was accepted, or a datagram socket opened.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`]: the service does not want it; it is closed and counted.
+    fn accept(&self, shard: &mut Self::Shard, peer: &Peer) -> Result<Self::Conn, Refused>;
+
+    /// Answers a message: at once, later, behind a gate, several times, or not at all.
+    fn call(&self, shard: &mut Self::Shard, conn: &mut Self::Conn, message: &Message<'_>, reply: &mut Reply<'_>);
+
+    /// The messages of a turn are through, of all connections; nothing of their replies has left yet. Called only after
+    /// turns in which the service was called.
+    fn turn_end(&self, shard: &mut Self::Shard, turn: &mut Turn<'_>) {
+        let _ = (shard, turn);
+    }
+
+    /// Goes on with a message that was deferred, back on its connection: [`Deferred::resume`] carried `state` here. The
+    /// reply takes the message's place in the order; it may be deferred once more. Not called if the connection ended.
+    fn resume(
+        &self,
+        shard: &mut Self::Shard,
+        conn: &mut Self::Conn,
+        state: Box<dyn Any + Send>,
+        reply: &mut Reply<'_>,
+    ) {
+        let _ = (shard, conn, state, reply);
+    }
+
+    /// Cuts the next part of the stream, where the framing is [`Framing::Custom`]: [`Service::cut`].
+    ///
+    /// # Errors
+    ///
+    /// The bytes make no sense; the connection is closed.
+    fn cut(&self, conn: &mut Self::Conn, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
+        let _ = (conn, limits);
+        self.profile().framing.parse(buf, scanned)
+    }
+
+    /// Most bytes that may arrive before [`ShardService::cut`] tells how a message goes on: [`Service::header_bytes_max`].
+    fn header_bytes_max(&self, limits: &Limits) -> usize {
+        limits.header_bytes_max
+    }
+
+    /// Last words to a peer: [`Service::refuse`].
+    fn refuse(&self, shard: &mut Self::Shard, conn: &mut Self::Conn, reason: CloseReason, reply: &mut Reply<'_>) {
+        let _ = (shard, conn, reason, reply);
+    }
+
+    /// Something happened to the exchange of a connection: [`Service::upstream`].
+    fn upstream(&self, shard: &mut Self::Shard, conn: &mut Self::Conn, event: Upstream, reply: &mut Reply<'_>) {
+        let _ = (shard, conn, event, reply);
+    }
+
+    /// The connection ended.
+    fn close(&self, shard: &mut Self::Shard, conn: Self::Conn) {
+        let _ = shard;
+        drop(conn);
+    }
+
+    /// The shard ends; no connection is left.
+    fn stop(&self, shard: Self::Shard) {
+        drop(shard);
+    }
+
+    /// Counters of the service's own: name and value.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+}
+
+impl<S: Service> ShardService for S {
+    const HAS_TURN_END: bool = false;
+
+    type Shard = ();
+    type Conn = <S as Service>::Conn;
+
+    fn profile(&self) -> Profile<'_> {
+        Profile {
+            name: self.name(),
+            framing: self.framing(),
+            order: self.order(),
+            keeps_messages: self.keeps_messages(),
+            peer_speaks_first: self.peer_speaks_first(),
+            needs_peer_addresses: self.needs_peer_addresses(),
+        }
+    }
+
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn accept(&self, (): &mut (), peer: &Peer) -> Result<Self::Conn, Refused> {
+        Service::accept(self, peer)
+    }
+
+    #[inline]
+    fn call(&self, (): &mut (), conn: &mut Self::Conn, message: &Message<'_>, reply: &mut Reply<'_>) {
+        Service::call(self, conn, message, reply);
+    }
+
+    fn cut(&self, conn: &mut Self::Conn, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
+        Service::cut(self, conn, buf, scanned, limits)
+    }
+
+    fn header_bytes_max(&self, limits: &Limits) -> usize {
+        Service::header_bytes_max(self, limits)
+    }
+
+    fn refuse(&self, (): &mut (), conn: &mut Self::Conn, reason: CloseReason, reply: &mut Reply<'_>) {
+        Service::refuse(self, conn, reason, reply);
+    }
+
+    fn upstream(&self, (): &mut (), conn: &mut Self::Conn, event: Upstream, reply: &mut Reply<'_>) {
+        Service::upstream(self, conn, event, reply);
+    }
+
+    fn close(&self, (): &mut (), conn: Self::Conn) {
+        Service::close(self, conn);
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Service::counters(self)
+    }
+}
+
+/// What a service can do outside of a message: at its start, at the end of a turn, when a file operation is done.
+pub struct Turn<'a> {
+    pub(crate) env: &'a mut Env,
+}
+
+impl<'a> Turn<'a> {
+    /// A turn of the shard that `env` belongs to; for whoever plays a shard.
+    pub fn new(env: &'a mut Env) -> Self {
+        Self { env }
+    }
+
+    /// The time, read once per turn.
+    pub fn now(&self) -> Time {
+        self.env.now
+    }
+
+    /// Number of the shard.
+    pub fn shard(&self) -> usize {
+        self.env.shard
+    }
+
+    /// How far the logs of the server are durable.
+    pub fn gates(&self) -> &Arc<Gates> {
+        &self.env.gates
+    }
+
+    /// Says that `log` is durable up to `number`: the replies that waited for it leave at the end of this turn, those
+    /// on other shards as soon as these wake up.
+    pub fn release(&mut self, log: LogId, number: u64) {
+        let waiting = self.env.gates.release(log, number);
+        self.env.wake(waiting);
+    }
+
+    /// Answers a deferred message with this body, without the detour over the mailbox that other threads take.
+    pub fn reply(&mut self, deferred: Deferred, body: Vec<u8>) {
+        self.env.answer(deferred, Answer::Bytes(body));
+    }
+
+    /// Goes on with a deferred message on its connection: [`ShardService::resume`], still in this turn.
+    pub fn resume(&mut self, deferred: Deferred, state: Box<dyn Any + Send>) {
+        self.env.answer(deferred, Answer::Resume(state));
+    }
+}
+
+/// A service on one shard: the value that all shards share, and the state of this one. Connections of the shard hold
+/// clones of it.
+pub struct OnShard<S: ShardService>(Rc<Local<S>>);
+
+struct Local<S: ShardService> {
+    service: Arc<S>,
+    /// Borrowed for the time of one call; no call of a service leads to another one.
+    shard: RefCell<S::Shard>,
+    /// True if the service was called in this turn.
+    active: Cell<bool>,
+}
+
+/// A service panicked; the message is on standard error, as the panic hook writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Panicked;
+
+impl<S: ShardService> OnShard<S> {
+    /// The service with this state.
+    pub fn new(service: Arc<S>, shard: S::Shard) -> Self {
+        Self(Rc::new(Local { service, shard: RefCell::new(shard), active: Cell::new(false) }))
+    }
+
+    /// The service.
+    pub fn service(&self) -> &Arc<S> {
+        &self.0.service
+    }
+
+    /// Calls the service. A panic ends with this call: whoever called it closes the connection.
+    #[inline]
+    pub(crate) fn with<R>(&self, call: impl FnOnce(&S, &mut S::Shard) -> R) -> Result<R, Panicked> {
+        self.0.active.set(true);
+        let mut shard = self.0.shard.borrow_mut();
+        // The state of the connection is not used again after a panic but to be given back; that of the shard is the
+        // service's own to keep valid, as it is for any lock it might hold.
+        catch_unwind(AssertUnwindSafe(|| call(&self.0.service, &mut shard))).map_err(|_| Panicked)
+    }
+
+    /// Ends the turn, if the service was called in it.
+    pub fn turn_end(&self, env: &mut Env) {
+        if self.waits_for_turn_end() {
+            let ended = self.with(|service, shard| service.turn_end(shard, &mut Turn { env }));
+            self.0.active.set(false);
+            env.stats.panics.add(u64::from(ended.is_err()));
+        }
+    }
+
+    /// True if the service was called since its last turn end, and wants to hear of the next.
+    pub fn waits_for_turn_end(&self) -> bool {
+        S::HAS_TURN_END && self.0.active.get()
+    }
+
+    /// Gives the state of the shard back to the service, if no connection is left.
+    pub fn stop(self) {
+        if let Ok(local) = Rc::try_unwrap(self.0) {
+            local.service.stop(local.shard.into_inner());
+        }
+    }
+}
+
+impl<S: ShardService> Clone for OnShard<S> {
+    fn clone(&self) -> Self {
+        Self(Rc::clone(&self.0))
+    }
+}
+
+impl<S: ShardService<Shard = ()>> From<Arc<S>> for OnShard<S> {
+    fn from(service: Arc<S>) -> Self {
+        Self::new(service, ())
+    }
+}

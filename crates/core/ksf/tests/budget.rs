@@ -1,0 +1,278 @@
+//! What a peer can make a connection hold: requests in work, replies held back, replies queued.
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+
+use common::{Bench, KEY, bytes_of, env, in_slot};
+use ksf::connection::Connection;
+use ksf::deferred::Deferred;
+use ksf::env::Env;
+use ksf::framing::{Delimiter, Framing};
+use ksf::limits::Limits;
+use ksf::service::{Message, Order, Peer, Refused, Reply, Service};
+use ksf::{CloseReason, outgoing::Upstream};
+
+const LINES: Framing = Framing::Delimiter(Delimiter::LF);
+const READ_BYTES: usize = 1 << 20;
+
+/// A file server's read: the request says how long the reply will be, and another thread answers.
+#[derive(Default)]
+struct Reads {
+    announces: bool,
+    order: Option<Order>,
+    deferred: Mutex<Vec<Deferred>>,
+}
+
+impl Service for Reads {
+    type Conn = ();
+
+    fn name(&self) -> &str {
+        "reads"
+    }
+
+    fn framing(&self) -> Framing {
+        LINES
+    }
+
+    fn order(&self) -> Order {
+        self.order.unwrap_or(Order::Requests)
+    }
+
+    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
+        let deferred = if self.announces { reply.defer_for(READ_BYTES) } else { reply.defer() };
+        self.deferred.lock().unwrap().push(deferred);
+    }
+
+    fn refuse(&self, (): &mut (), _: CloseReason, reply: &mut Reply<'_>) {
+        self.deferred.lock().unwrap().push(reply.defer());
+    }
+
+    fn upstream(&self, (): &mut (), _: Upstream, reply: &mut Reply<'_>) {
+        self.deferred.lock().unwrap().push(reply.defer());
+    }
+}
+
+struct Served {
+    env: Env,
+    service: Arc<Reads>,
+    conn: Connection<Reads>,
+    /// The most that was owed at any moment.
+    most_bytes: usize,
+}
+
+impl Served {
+    fn new(service: Reads, limits: Limits) -> Self {
+        let (service, env) = (Arc::new(service), env(limits, 4096, 8));
+        let conn = Connection::new(Arc::clone(&service), Peer::Unix, KEY, env.now).unwrap();
+        Self { env, service, conn, most_bytes: 0 }
+    }
+
+    /// As many requests as the connection takes, of a peer that reads nothing. Returns how many were handed over.
+    fn ask(&mut self, requests: usize) -> u64 {
+        for _ in 0..requests {
+            if !self.conn.wants_bytes(&self.env) {
+                break;
+            }
+            let chunk = in_slot(&mut self.env, b"read\n");
+            self.conn.receive(chunk, &mut self.env);
+            self.note();
+        }
+        self.conn.messages()
+    }
+
+    fn answer_all(&mut self) {
+        loop {
+            let deferred = std::mem::take(&mut *self.service.deferred.lock().unwrap());
+            if deferred.is_empty() {
+                return;
+            }
+            for deferred in deferred {
+                deferred.reply(vec![7; READ_BYTES]);
+                for delivery in self.env.mailbox.take_deliveries() {
+                    self.conn.deliver(delivery, &mut self.env);
+                    self.note();
+                }
+            }
+        }
+    }
+
+    fn note(&mut self) {
+        assert_eq!(self.env.budget.reply_bytes(), self.conn.owed_bytes(), "the shard's sum is that of its connections");
+        self.most_bytes = self.most_bytes.max(self.conn.owed_bytes());
+    }
+
+    /// The peer takes what is queued, one batch.
+    fn take(&mut self) -> usize {
+        let Some(mut batch) = self.conn.take_batch(self.env.now) else { return 0 };
+        let bytes = bytes_of(&batch).len();
+        batch.advance(bytes, &mut self.env.spares);
+        self.conn.sent(bytes, true, &mut self.env);
+        self.note();
+        bytes
+    }
+}
+
+#[test]
+fn announced_replies_are_taken_off_the_budget_before_the_work_begins() {
+    for order in [Order::Requests, Order::Free] {
+        let reads = Reads { announces: true, order: Some(order), ..Reads::default() };
+        let mut served = Served::new(reads, Limits::default());
+        assert_eq!(served.ask(1024), 4, "{order:?}: four reads of 1 MiB fill 4 MiB");
+        served.answer_all();
+        let most = Limits::default().connection_bytes_max + READ_BYTES;
+        assert!(served.most_bytes <= most, "{order:?}: {} bytes were owed", served.most_bytes);
+        // The peer reads again: what waited is handed over, and nothing was lost.
+        let mut taken = 0;
+        while taken < 1024 * (READ_BYTES + 1) {
+            served.ask(1024);
+            served.answer_all();
+            let more = served.take();
+            assert!(more > 0, "{order:?}: stuck after {taken} bytes and {} messages", served.conn.messages());
+            taken += more;
+            if served.conn.messages() >= 1024 {
+                while served.take() > 0 {}
+                break;
+            }
+        }
+        assert!(served.most_bytes <= most, "{order:?}: {} bytes were owed", served.most_bytes);
+        assert_eq!(served.conn.owed_bytes(), 0);
+    }
+}
+
+/// 1024 reads of 1 MiB held 1 GiB once.
+#[test]
+fn replies_that_nobody_announced_close_the_connection_at_twice_its_budget() {
+    for order in [Order::Requests, Order::Free] {
+        let mut served = Served::new(Reads { order: Some(order), ..Reads::default() }, Limits::default());
+        assert!(served.ask(1024) > 100, "{order:?}: small replies are expected at first");
+        served.answer_all();
+        assert!(served.conn.is_closing());
+        let most = 2 * Limits::default().connection_bytes_max + 2 * READ_BYTES;
+        assert!(served.most_bytes <= most, "{order:?}: {} bytes were owed", served.most_bytes);
+        assert_eq!(served.conn.finished(), Some(CloseReason::ReplyLimit), "{order:?}");
+    }
+}
+
+#[test]
+fn a_connection_learns_how_long_its_replies_are() {
+    let mut served = Served::new(Reads::default(), Limits::default());
+    let chunk = in_slot(&mut served.env, b"read\n");
+    served.conn.receive(chunk, &mut served.env);
+    served.answer_all();
+    assert!(served.take() > READ_BYTES);
+    assert_eq!(served.ask(1024), 1 + 4, "the next ones are expected to be as long");
+}
+
+/// The budget of the shard is met by connections that each stay within their own.
+#[test]
+fn the_shards_budget_stops_connections_that_have_a_share_in_it() {
+    let limits = Limits { shard_bytes_max: 2 * READ_BYTES, ..Limits::default() };
+    let mut env = env(limits, 4096, 64);
+    let service = Arc::new(Reads { announces: true, ..Reads::default() });
+    let mut conns: Vec<_> =
+        (0..8).map(|_| Connection::new(Arc::clone(&service), Peer::Unix, KEY, env.now).unwrap()).collect();
+    for conn in &mut conns {
+        for _ in 0..4 {
+            if conn.wants_bytes(&env) {
+                let chunk = in_slot(&mut env, b"read\n");
+                conn.receive(chunk, &mut env);
+            }
+        }
+    }
+    let messages: Vec<_> = conns.iter().map(Connection::messages).collect();
+    // The first one fills the budget; each of the others has one request handed over, so that nobody waits for ever.
+    assert_eq!(messages, [2, 1, 1, 1, 1, 1, 1, 1]);
+    for deferred in service.deferred.lock().unwrap().drain(..) {
+        drop(deferred);
+    }
+    for conn in conns {
+        conn.end(&mut env);
+    }
+    assert_eq!(env.budget.reply_bytes(), 0);
+}
+
+/// Last words that come later were forgotten, and their answer filled the place of another message.
+#[test]
+fn deferred_last_words_are_waited_for_and_sent() {
+    let limits = Limits { assembly_timeout_ms: 10, ..Limits::default() };
+    let mut served = Served::new(Reads::default(), limits);
+    let chunk = in_slot(&mut served.env, b"half a li");
+    served.conn.receive(chunk, &mut served.env);
+    served.env.now = ksf::limits::Time(0).plus_ms(1000);
+    assert_eq!(served.conn.tick(&mut served.env), None);
+    assert!(served.conn.is_closing());
+    assert_eq!(served.conn.finished(), None, "the last words are still to come");
+    let deferred = served.service.deferred.lock().unwrap().pop().unwrap();
+    deferred.reply(b"too slow".to_vec());
+    for delivery in served.env.mailbox.take_deliveries() {
+        assert!(served.conn.deliver(delivery, &mut served.env));
+    }
+    let batch = served.conn.take_batch(served.env.now).unwrap();
+    assert_eq!(bytes_of(&batch), b"too slow\n");
+    served.conn.sent(batch.len(), true, &mut served.env);
+    assert_eq!(served.conn.finished(), Some(CloseReason::AssemblyTimeout));
+}
+
+/// A panic of the service ends the connection in which it happened; what it had begun to say is not sent.
+#[test]
+fn a_panic_ends_its_connection_and_no_other() {
+    struct Fragile;
+    impl Service for Fragile {
+        type Conn = ();
+        fn name(&self) -> &str {
+            "fragile"
+        }
+        fn framing(&self) -> Framing {
+            LINES
+        }
+        fn accept(&self, _: &Peer) -> Result<(), Refused> {
+            Ok(())
+        }
+        fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+            reply.bytes(message.bytes());
+            if message.bytes() == b"panic" {
+                std::panic::resume_unwind(Box::new("on purpose"));
+            }
+        }
+    }
+    let (service, mut env) = (Arc::new(Fragile), env(Limits::default(), 4096, 8));
+    let mut conns: Vec<_> =
+        (0..2).map(|_| Connection::new(Arc::clone(&service), Peer::Unix, KEY, env.now).unwrap()).collect();
+    let chunk = in_slot(&mut env, b"before\npanic\nafter\n");
+    conns[0].receive(chunk, &mut env);
+    let batch = conns[0].take_batch(env.now).unwrap();
+    assert_eq!(bytes_of(&batch), b"before\n");
+    conns[0].sent(batch.len(), true, &mut env);
+    assert_eq!(conns[0].finished(), Some(CloseReason::Panicked));
+    assert_eq!(env.stats.panics.value(), 1);
+    let chunk = in_slot(&mut env, b"other\n");
+    conns[1].receive(chunk, &mut env);
+    assert_eq!(bytes_of(&conns[1].take_batch(env.now).unwrap()), b"other\n");
+    for conn in conns {
+        conn.end(&mut env);
+    }
+    assert_eq!(env.budget.reply_bytes(), 0);
+}
+
+/// A reply behind a deferred one waits for it, whatever its size.
+#[test]
+fn bytes_held_back_count() {
+    let limits = Limits { connection_bytes_max: 10_000, ..Limits::default() };
+    let mut bench = Bench::new(LINES, Order::Requests, limits);
+    bench.receive(b"defer\n");
+    let mut handed = 0;
+    while bench.conn.wants_bytes(&bench.env) && handed < 100 {
+        bench.receive(b"long\n");
+        handed += 1;
+    }
+    assert_eq!(handed, 1, "a reply of 10,000 bytes is held back, and fills the budget");
+    bench.answer(0, b"now");
+    bench.take();
+    assert!(bench.conn.wants_bytes(&bench.env));
+    assert_eq!(bench.got.len(), 4 + 10_001);
+}
