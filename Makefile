@@ -54,9 +54,7 @@ install: build ## Install into PREFIX (/usr/local)
 	sed 's,/usr/local/,$(PREFIX)/,' packaging/ksf.service > $(UNITS)/ksf.service
 	install -D -m 644 packaging/ksf.socket $(UNITS)/ksf.socket
 	install -D -m 644 packaging/ksf.toml $(DEST)/share/ksf/ksf.toml
-	install -d $(DEST)/include/ksf
-	install -m 644 crates/kernel/ksf-kernel/bpf/*.h crates/mux/ksf-bpf-framing/bpf/*.h $(DEST)/include/ksf
-	install -m 644 $(addprefix crates/accel/ksf-accel/bpf/flow/,ksf-policy.h ksf_flow_abi.h ksf_flow_kernel.h) $(DEST)/include/ksf
+	$(KSF) sdk --dir $(DEST)/include/ksf
 	install -d $(DEST)/lib/pkgconfig $(DEST)/lib/ksf
 	scripts/link-libksf.sh $(RELEASE)/libksf_capi.a $(DEST)/lib
 	install -m 644 crates/mux/libksf/include/ksf.h $(DEST)/include/ksf.h

@@ -6,9 +6,9 @@
  *
  * A socket without a port yet is left alone: what it gets is nobody else's.
  */
-#include "kernel.h"
+#include "ksf_kernel.h"
 
-enum { KSF_SOL_SOCKET = 1, KSF_SO_REUSEPORT = 15, KSF_SOCK_STREAM = 1, KSF_ALLOW = 1 };
+enum { KSF_SOL_SOCKET = 1, KSF_SO_REUSEPORT = 15, KSF_SOCK_STREAM = 1, KSF_IPPROTO_TCP = 6, KSF_ALLOW = 1 };
 
 /* Sockets that got the option, and those that did not. */
 struct {

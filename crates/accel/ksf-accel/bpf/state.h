@@ -6,7 +6,7 @@
  */
 #pragma once
 
-#include "kernel.h"
+#include "ksf_kernel.h"
 
 #define KSF_LISTENERS_MAX 64
 #define KSF_WORKERS_MAX 256

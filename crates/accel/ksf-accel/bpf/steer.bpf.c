@@ -9,6 +9,8 @@
  */
 #include "pick.h"
 
+enum { KSF_AF_INET = 2, KSF_IPPROTO_TCP = 6 };
+
 /* What to do with a request to one address. */
 enum { KSF_STEER = 0, KSF_LEAVE = 1, KSF_REFUSE = 2 };
 
@@ -81,8 +83,11 @@ static __always_inline int ksf_is_full(struct bpf_sock *queue)
 {
 	if (!ksf_sees_backlog)
 		return 0;
-	struct sock *sk = bpf_skc_to_tcp_sock(queue);
-	return sk && sk->sk_ack_backlog > sk->sk_max_ack_backlog;
+	struct tcp_sock *tp = bpf_skc_to_tcp_sock(queue);
+	if (!tp)
+		return 0;
+	struct sock *sk = &tp->inet_conn.icsk_inet.sk;
+	return sk->sk_ack_backlog > sk->sk_max_ack_backlog;
 }
 
 SEC("sk_lookup")

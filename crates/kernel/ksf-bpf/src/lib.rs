@@ -1,33 +1,32 @@
-//! What all crates need that load eBPF programs with libbpf.
+//! What all crates need that compile eBPF programs or load them with libbpf.
 //!
-//! libbpf has one printer per process, so there must be one place that takes it: [`Capture`]. The rest are calls that
-//! libbpf-rs has no form of, with libbpf's convention for errors made Rust's.
+//! - For build scripts: [`compile`], and the kernel's interface as programs see it (`bpf/ksf_kernel.h`).
+//! - For code that loads (feature `load`): libbpf has one printer per process, so there must be one place that takes it,
+//!   `Capture`. The headers that users' programs include are in `SDK`. The rest are calls that libbpf-rs has no form of, with libbpf's convention for errors made Rust's.
 //!
 //! Non-goal: loading. What is in an object, and what its failure means to a user, each crate knows for itself.
 
+pub mod compile;
+
+#[cfg(feature = "load")]
 mod capture;
+#[cfg(feature = "load")]
+mod error;
+#[cfg(feature = "load")]
 mod link;
+#[cfg(feature = "load")]
 mod privilege;
+#[cfg(feature = "load")]
 mod program;
+#[cfg(feature = "load")]
+mod sdk;
 
-pub use capture::{Capture, last_lines};
-pub use link::{check, link_create, network_cookie, owned};
-pub use privilege::{Denial, is_denial, missing_capabilities};
-pub use program::{program_id, program_info, program_name};
-
-use std::borrow::Borrow;
-use std::io;
-
-/// The error as one of the system, as far as libbpf-rs tells: its own text, but for a missing permission, of which libbpf
-/// guesses the cause.
-pub fn to_io(error: impl Borrow<libbpf_rs::Error>) -> io::Error {
-    let error = error.borrow();
-    let kind = match error.kind() {
-        libbpf_rs::ErrorKind::PermissionDenied => return io::Error::from_raw_os_error(libc::EPERM),
-        libbpf_rs::ErrorKind::NotFound => io::ErrorKind::NotFound,
-        libbpf_rs::ErrorKind::OutOfMemory => io::ErrorKind::OutOfMemory,
-        libbpf_rs::ErrorKind::InvalidInput | libbpf_rs::ErrorKind::InvalidData => io::ErrorKind::InvalidInput,
-        _ => io::ErrorKind::Other,
-    };
-    io::Error::new(kind, error.to_string())
-}
+#[cfg(feature = "load")]
+pub use {
+    capture::{Capture, last_lines},
+    error::to_io,
+    link::{check, link_create, network_cookie, owned},
+    privilege::{Denial, is_denial, missing_capabilities},
+    program::{program_id, program_info, program_name},
+    sdk::{SDK, write_sdk},
+};

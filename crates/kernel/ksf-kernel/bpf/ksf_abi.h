@@ -7,7 +7,7 @@
  */
 #pragma once
 
-#include "ksf_kernel_types.h"
+#include "ksf_kernel.h"
 
 /* Raised whenever a shape below changes: the loader refuses an object made with another number. */
 #ifndef KSF_ABI

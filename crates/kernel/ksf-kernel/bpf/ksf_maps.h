@@ -183,9 +183,6 @@ static __always_inline void ksf_barrier(struct ksf_conn *conn)
 	KSF_HIDE(seen);
 }
 
-/* BPF_RB_FORCE_WAKEUP */
-#define KSF_RB_FORCE_WAKEUP 2
-
 /* False: the ring has no room. */
 static __always_inline _Bool ksf_wake(__u32 shard, __u64 cookie)
 {
@@ -193,7 +190,7 @@ static __always_inline _Bool ksf_wake(__u32 shard, __u64 cookie)
 
 	/* Every time, also when the reader is not yet through with what came before: wake-ups are rare, one per park, and
 	 * a lost one would be the last. */
-	if (!ring || bpf_ringbuf_output(ring, &cookie, sizeof(cookie), KSF_RB_FORCE_WAKEUP)) {
+	if (!ring || bpf_ringbuf_output(ring, &cookie, sizeof(cookie), BPF_RB_FORCE_WAKEUP)) {
 		ksf_count(KSF_COUNT_wakes_lost, 1);
 		return 0;
 	}

@@ -45,15 +45,14 @@ pub use selftest::{self_test, self_test_of};
 pub use service::{Builtin, Counter, KernelService};
 pub use udp::{XdpLink, XdpMode};
 
-/// The SDK's headers: name and text of each. A service author needs them in one directory.
+/// The SDK's headers: name and text of each. A service author needs them in one folder, with [`ksf_bpf::SDK`]:
+/// [`ksf_bpf::write_sdk`] puts them there.
 pub const SDK: &[(&str, &str)] = &[
     ("ksf.bpf.h", include_str!("../bpf/ksf.bpf.h")),
     ("ksf_abi.h", include_str!("../bpf/ksf_abi.h")),
     ("ksf_call.h", include_str!("../bpf/ksf_call.h")),
     ("ksf_datagram.h", include_str!("../bpf/ksf_datagram.h")),
     ("ksf_framing.h", include_str!("../bpf/ksf_framing.h")),
-    ("ksf_helpers.h", include_str!("../bpf/ksf_helpers.h")),
-    ("ksf_kernel_types.h", include_str!("../bpf/ksf_kernel_types.h")),
     ("ksf_maps.h", include_str!("../bpf/ksf_maps.h")),
     ("ksf_message.h", include_str!("../bpf/ksf_message.h")),
     ("ksf_platform.h", include_str!("../bpf/ksf_platform.h")),

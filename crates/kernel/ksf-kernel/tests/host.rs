@@ -32,7 +32,8 @@ fn compile(name: &str, flags: &[&str]) -> Result<PathBuf, String> {
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let output = Command::new(compiler())
         .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .args(["-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-DKSF_HOST", "-Ibpf", "-Itests/host"])
+        .args(["-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-DKSF_HOST"])
+        .args(["-I../ksf-bpf/bpf", "-Ibpf", "-Itests/host"])
         // Static functions of the headers that the host has no use for, and the names of framings.
         .args(["-Wno-unused-function", "-Wno-unused-parameter", "-Wno-unused-const-variable"])
         .args(flags)

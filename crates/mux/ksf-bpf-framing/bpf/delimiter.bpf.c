@@ -85,7 +85,7 @@ KSF_FRAMING_PROGRAM(delimiter)
 	word = 0;
 	if (!ksf_load(stream, at, &word, rest))
 		return 0;
-	return delimiter_end(KSF_LE(64, word), before, at, arrived);
+	return delimiter_end(KSF_LE64(word), before, at, arrived);
 }
 
 KSF_LICENSE("Dual MIT/GPL");

@@ -19,7 +19,8 @@
  *   }
  *   KSF_LICENSE("Dual MIT/GPL");
  *
- *   clang -O2 -g -target bpf -mcpu=v3 -DKSF_AF_KCM -c thrift.bpf.c -o thrift.bpf.o
+ *   ksf sdk --dir sdk
+ *   clang -O2 -g -target bpf -mcpu=v3 -I sdk -DKSF_AF_KCM -c thrift.bpf.c -o thrift.bpf.o
  *
  * The object is run by ksf's interpreter, or by the kernel for AF_KCM as a socket filter. For AF_KCM compile with
  * -DKSF_AF_KCM: AF_KCM calls the program on the socket buffer in which a message starts, but says nowhere a filter can
@@ -33,21 +34,7 @@
 #ifndef KSF_FRAMING_PROGRAM_H
 #define KSF_FRAMING_PROGRAM_H
 
-/* Works with <linux/bpf.h>, with vmlinux.h, and with neither. */
-#if !defined(__LINUX_BPF_H__) && !defined(__VMLINUX_H__)
-typedef unsigned char __u8;
-typedef unsigned short __u16;
-typedef unsigned int __u32;
-typedef unsigned long long __u64;
-typedef signed char __s8;
-typedef signed short __s16;
-typedef signed int __s32;
-typedef signed long long __s64;
-/* The only field that exists in user space too. */
-struct __sk_buff {
-	__u32 len;
-};
-#endif
+#include "ksf_kernel.h"
 
 #ifndef EFAULT
 #define EFAULT 14
@@ -70,10 +57,6 @@ struct __sk_buff {
 /* The longest body behind a header of up to 4095 bytes. */
 #define KSF_BODY_MAX (KSF_LENGTH_MAX - 4095)
 
-/* Helpers by their number in the stable interface (include/uapi/linux/bpf.h). */
-static long (*const ksf_helper_skb_load_bytes)(const void *skb, __u32 offset, void *to, __u32 len) = (void *)26;
-static long (*const ksf_helper_probe_read_kernel)(void *to, __u32 size, const void *from) = (void *)113;
-
 #define KSF_INLINE static inline __attribute__((always_inline, unused))
 
 /* The front of a stream. */
@@ -82,22 +65,6 @@ struct ksf_stream {
 	/* First byte of the message in the socket buffer; 0 in user space. */
 	__u32 start;
 };
-
-#ifdef KSF_AF_KCM
-/* Only names matter: libbpf finds the real offsets in the kernel's BTF, and ignores what follows ___. */
-struct strp_msg___ksf {
-	int offset;
-} __attribute__((preserve_access_index));
-struct _strp_msg___ksf {
-	struct strp_msg___ksf strp;
-} __attribute__((preserve_access_index));
-struct sk_skb_cb___ksf {
-	struct _strp_msg___ksf strp;
-} __attribute__((preserve_access_index));
-struct sk_buff___ksf {
-	char cb[48];
-} __attribute__((preserve_access_index));
-#endif
 
 KSF_INLINE struct ksf_stream ksf_stream_of(struct __sk_buff *skb)
 {
@@ -108,7 +75,7 @@ KSF_INLINE struct ksf_stream ksf_stream_of(struct __sk_buff *skb)
 	struct sk_skb_cb___ksf *cb = (void *)&buffer->cb;
 	__u32 start = 0;
 
-	ksf_helper_probe_read_kernel(&start, sizeof(start), &cb->strp.strp.offset);
+	bpf_core_read(&start, sizeof(start), &cb->strp.strp.offset);
 	stream.start = start;
 #endif
 	return stream;
@@ -127,16 +94,8 @@ KSF_INLINE _Bool ksf_load(const struct ksf_stream *stream, __u32 offset, void *t
 {
 	/* The sum must not wrap back into what is there. */
 	return offset <= KSF_LENGTH_MAX &&
-	       ksf_helper_skb_load_bytes(stream->skb, stream->start + offset, to, len) == 0;
+	       bpf_skb_load_bytes(stream->skb, stream->start + offset, to, len) == 0;
 }
-
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-#define KSF_BE(bits, value) __builtin_bswap##bits(value)
-#define KSF_LE(bits, value) (value)
-#else
-#define KSF_BE(bits, value) (value)
-#define KSF_LE(bits, value) __builtin_bswap##bits(value)
-#endif
 
 #define KSF_LOAD_FUNCTION(order, ORDER, bits)                                                                \
 	KSF_INLINE _Bool ksf_load_##order##bits(const struct ksf_stream *stream, __u32 offset, __u##bits *value) \
@@ -144,7 +103,7 @@ KSF_INLINE _Bool ksf_load(const struct ksf_stream *stream, __u32 offset, void *t
 		__u##bits raw = 0;                                                                           \
 		_Bool there = ksf_load(stream, offset, &raw, sizeof(raw));                                   \
                                                                                                              \
-		*value = KSF_##ORDER(bits, raw);                                                             \
+		*value = KSF_##ORDER##bits(raw);                                                             \
 		return there;                                                                                \
 	}
 
@@ -165,7 +124,7 @@ KSF_INLINE _Bool ksf_load_u8(const struct ksf_stream *stream, __u32 offset, __u8
 /* Defines the program; its body follows and has `const struct ksf_stream *stream`. */
 #define KSF_FRAMING_PROGRAM(name)                                                        \
 	KSF_INLINE int ksf_program_##name(const struct ksf_stream *stream);              \
-	__attribute__((section("socket"), used)) int name(struct __sk_buff *skb)         \
+	SEC("socket") int name(struct __sk_buff *skb)         \
 	{                                                                                \
 		struct ksf_stream stream = ksf_stream_of(skb);                           \
                                                                                          \
@@ -173,6 +132,6 @@ KSF_INLINE _Bool ksf_load_u8(const struct ksf_stream *stream, __u32 offset, __u8
 	}                                                                                \
 	KSF_INLINE int ksf_program_##name(const struct ksf_stream *stream)
 
-#define KSF_LICENSE(text) char ksf_license[] __attribute__((section("license"), used)) = text
+#define KSF_LICENSE(text) char ksf_license[] SEC("license") = text
 
 #endif

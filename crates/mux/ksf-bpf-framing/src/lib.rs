@@ -18,5 +18,5 @@ pub use error::{Access, Fault, LoadError, RunError};
 pub use kernel::{KernelProgram, VerifyError};
 pub use program::{FramingProgram, Options, Verdict};
 
-/// The header for authors of framing programs, `ksf_framing_program.h`.
-pub const HEADER: &str = include_str!("../bpf/ksf_framing_program.h");
+/// The header for authors of framing programs: name and text. It includes those of `ksf_bpf::SDK`.
+pub const SDK: &[(&str, &str)] = &[("ksf_framing_program.h", include_str!("../bpf/ksf_framing_program.h"))];

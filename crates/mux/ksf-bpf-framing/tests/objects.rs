@@ -55,7 +55,7 @@ fn the_documentation_shows_the_example() {
 
 #[test]
 fn the_header_is_the_one_that_is_published() {
-    assert!(ksf_bpf_framing::HEADER.contains("#define KSF_FRAMING_PROGRAM(name)"));
+    assert!(ksf_bpf_framing::SDK[0].1.contains("#define KSF_FRAMING_PROGRAM(name)"));
     // Next to the kernel's own header, where that is found.
     let arch = format!("-I/usr/include/{}-linux-gnu", std::env::consts::ARCH);
     if std::path::Path::new("/usr/include/linux/bpf.h").exists() {
@@ -73,7 +73,7 @@ fn functions_call_each_other() {
         static __attribute__((noinline)) int four_times(int value) { return twice(value) + twice(value); }
         __attribute__((noinline)) int read_u8(struct __sk_buff *skb, __u32 offset, __u8 *to)
         {
-            return ksf_helper_skb_load_bytes(skb, offset, to, 1);
+            return bpf_skb_load_bytes(skb, offset, to, 1);
         }
         KSF_FRAMING_PROGRAM(calls)
         {

@@ -62,7 +62,7 @@ __attribute__((section("sk_skb/stream_verdict"), used)) int verdict(struct __sk_
 	struct sk_skb_cb___full *cb = (void *)&buffer->cb;
 	__u32 at = __sync_fetch_and_add(&next, 1), length = 0;
 
-	ksf_helper_probe_read_kernel(&length, sizeof(length), &cb->strp.strp.full_len);
+	bpf_probe_read_kernel(&length, sizeof(length), &cb->strp.strp.full_len);
 	update(&lengths, &at, &length, 0);
 	return 0;
 }

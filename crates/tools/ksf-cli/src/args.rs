@@ -270,7 +270,7 @@ pub(crate) struct ManArgs {
     pub(crate) command: Option<String>,
 }
 
-/// Write the headers that programs for `ksf run`, and policies for `ksf accel flow`, are compiled against
+/// Write the headers that programs for `ksf run`, policies for `ksf accel flow` and framing programs are compiled against
 #[derive(Debug, Args)]
 pub(crate) struct SdkArgs {
     /// Folder to write ksf.bpf.h and its companions to

@@ -1,7 +1,6 @@
 //! From the words on the command line to the command that runs.
 
 use std::ffi::{OsStr, OsString};
-use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -71,14 +70,8 @@ fn measured<T>(tool: &str, result: Result<T, LoadError>, code: fn(T) -> u8) -> R
 
 /// Writes the headers of the SDK, so that a program can be compiled without ksf's sources.
 fn write_sdk(folder: &Path) -> Result<(), Failure> {
-    let write = || -> io::Result<()> {
-        std::fs::create_dir_all(folder)?;
-        ksf_kernel::SDK
-            .iter()
-            .chain(ksf_accel::flow::SDK)
-            .try_for_each(|(name, text)| std::fs::write(folder.join(name), text))
-    };
-    write().map_err(|error| Failure::os(format!("cannot write the headers to {}", folder.display()), &error))
+    ksf_bpf::write_sdk(folder, &[ksf_kernel::SDK, ksf_accel::flow::SDK, ksf_bpf_framing::SDK])
+        .map_err(|error| Failure::os(format!("cannot write the headers to {}", folder.display()), &error))
 }
 
 /// Understands the words; `None` if they asked for help or the version.

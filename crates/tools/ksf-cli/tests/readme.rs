@@ -300,16 +300,7 @@ impl Checkout {
     fn new() -> Self {
         let folder = Folder::new();
         let checkout = Checkout { root: folder.path("ksf"), prefix: folder.path("usr-local"), _folder: folder };
-        let parts = [
-            "Makefile",
-            "packaging",
-            "examples",
-            "crates/kernel/ksf-kernel/bpf",
-            "crates/mux/ksf-bpf-framing/bpf",
-            "crates/accel/ksf-accel/bpf/flow",
-            "crates/mux/libksf",
-            "scripts/link-libksf.sh",
-        ];
+        let parts = ["Makefile", "packaging", "examples", "crates/mux/libksf", "scripts/link-libksf.sh"];
         for part in parts {
             let to = checkout.root.join(part);
             fs::create_dir_all(to.parent().unwrap()).unwrap();
@@ -335,7 +326,11 @@ impl Checkout {
         }
         // The service that the README calls the reader's own.
         checkout.types(
-            "make && cp uppercase.bpf.o ../../my_service.bpf.o && make clean",
+            concat!(
+                "make KSF=",
+                env!("CARGO_BIN_EXE_ksf"),
+                " && cp uppercase.bpf.o ../../my_service.bpf.o && make clean"
+            ),
             &checkout.root.join("examples/ksf-uppercase"),
         );
         checkout

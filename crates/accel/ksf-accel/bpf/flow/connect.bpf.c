@@ -7,7 +7,7 @@
  * is bound. A bound port belongs to one connection only, and for as long as TIME_WAIT lasts, so a chunk can run out;
  * then the connection is left alone: it gets a port as if this program were not there.
  */
-#include "ksf_flow_kernel.h"
+#include "ksf_kernel.h"
 #include "ksf_flow_abi.h"
 
 #define ALLOW 1
@@ -82,7 +82,7 @@ static __always_inline int bind_to(struct bpf_sock_addr *ctx, const struct sourc
 			.sin_addr = source->ip4,
 		};
 
-		return bpf_bind(ctx, &address, sizeof(address));
+		return bpf_bind(ctx, (struct sockaddr *)&address, sizeof(address));
 	} else {
 		struct sockaddr_in6 address = {
 			.sin6_family = AF_INET6,
@@ -90,7 +90,7 @@ static __always_inline int bind_to(struct bpf_sock_addr *ctx, const struct sourc
 			.sin6_addr = { source->ip6[0], source->ip6[1], source->ip6[2], source->ip6[3] },
 		};
 
-		return bpf_bind(ctx, &address, sizeof(address));
+		return bpf_bind(ctx, (struct sockaddr *)&address, sizeof(address));
 	}
 }
 

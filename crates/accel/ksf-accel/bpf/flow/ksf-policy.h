@@ -17,12 +17,13 @@
  * KSF_PASS (the packet stays where it is). It may have maps of its own and use every helper of XDP programs; it must
  * not change the packet. examples/rps-policy is made to be copied.
  *
- * Compile:  clang -O2 -g -target bpf -mcpu=v3 -std=gnu11 -I... -c policy.bpf.c -o policy.bpf.o
+ * Compile:  ksf sdk --dir sdk
+ *           clang -O2 -g -target bpf -mcpu=v3 -std=gnu11 -I sdk -c policy.bpf.c -o policy.bpf.o
  * Load:     ksf accel flow attach IFACE --policy policy.bpf.o
  */
 #pragma once
 
-#include "ksf_flow_kernel.h"
+#include "ksf_kernel.h"
 #include "ksf_flow_abi.h"
 
 /* Not CPU numbers. */
@@ -51,7 +52,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_CPUMAP);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct bpf_cpumap_val);
+	__type(value, __u32); /* frames: the first member of struct bpf_cpumap_val */
 } ksf_cpus SEC(".maps");
 
 struct {

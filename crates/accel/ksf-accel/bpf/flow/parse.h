@@ -9,57 +9,6 @@
 
 #include "ksf-policy.h"
 
-struct ksf_ethernet {
-	__u8 addresses[12];
-	__u16 protocol;
-} __attribute__((packed));
-
-struct ksf_vlan {
-	__u16 tag;
-	__u16 protocol;
-} __attribute__((packed));
-
-struct ksf_ipv4 {
-	__u8 version_words;
-	__u8 service;
-	__u16 bytes;
-	__u16 id;
-	__u16 fragment;
-	__u8 hops;
-	__u8 protocol;
-	__u16 checksum;
-	__u32 source;
-	__u32 destination;
-} __attribute__((packed));
-
-struct ksf_ipv6 {
-	__u32 version_flow;
-	__u16 payload_bytes;
-	__u8 next_header;
-	__u8 hops;
-	__u32 source[4];
-	__u32 destination[4];
-} __attribute__((packed));
-
-struct ksf_tcp {
-	__u16 source;
-	__u16 destination;
-	__u32 sequence;
-	__u32 acknowledged;
-	__u8 words;
-	__u8 flags;
-	__u16 window;
-	__u16 checksum;
-	__u16 urgent;
-} __attribute__((packed));
-
-struct ksf_udp {
-	__u16 source;
-	__u16 destination;
-	__u16 bytes;
-	__u16 checksum;
-} __attribute__((packed));
-
 enum {
 	KSF_ETH_IPV4 = 0x0800,
 	KSF_ETH_IPV6 = 0x86dd,
@@ -99,20 +48,20 @@ static __always_inline __u32 ksf_parse_segment(struct ksf_packet *packet, void *
 {
 	packet->segment_at = at - begin;
 	if (packet->protocol == KSF_IPPROTO_TCP) {
-		struct ksf_tcp *tcp = at;
+		struct tcphdr *tcp = at;
 
 		if ((void *)(tcp + 1) > end || packet->segment_bytes < sizeof(*tcp))
 			return KSF_FLOW_passed_truncated;
 		packet->source_port = KSF_BE16(tcp->source);
-		packet->destination_port = KSF_BE16(tcp->destination);
+		packet->destination_port = KSF_BE16(tcp->dest);
 		packet->tcp_flags = tcp->flags;
 	} else if (packet->protocol == KSF_IPPROTO_UDP) {
-		struct ksf_udp *udp = at;
+		struct udphdr *udp = at;
 
 		if ((void *)(udp + 1) > end || packet->segment_bytes < sizeof(*udp))
 			return KSF_FLOW_passed_truncated;
 		packet->source_port = KSF_BE16(udp->source);
-		packet->destination_port = KSF_BE16(udp->destination);
+		packet->destination_port = KSF_BE16(udp->dest);
 		packet->tcp_flags = 0;
 	} else {
 		return KSF_FLOW_passed_protocol;
@@ -123,24 +72,24 @@ static __always_inline __u32 ksf_parse_segment(struct ksf_packet *packet, void *
 
 static __always_inline __u32 ksf_parse_ipv4(struct ksf_packet *packet, void *at, void *begin, void *end)
 {
-	struct ksf_ipv4 *ip = at;
+	struct iphdr *ip = at;
 
 	if ((void *)(ip + 1) > end)
 		return KSF_FLOW_passed_truncated;
-	if (ip->version_words >> 4 != 4 || (ip->version_words & 15) < 5)
+	if (ip->version_ihl >> 4 != 4 || (ip->version_ihl & 15) < 5)
 		return KSF_FLOW_passed_truncated;
-	if ((ip->version_words & 15) != 5)
+	if ((ip->version_ihl & 15) != 5)
 		return KSF_FLOW_passed_options;
 	/* More fragments, or an offset. "Don't fragment" is fine. */
-	if (ip->fragment & KSF_BE16(0x3fff))
+	if (ip->frag_off & KSF_BE16(0x3fff))
 		return KSF_FLOW_passed_fragment;
-	if (KSF_BE16(ip->bytes) < sizeof(*ip))
+	if (KSF_BE16(ip->tot_len) < sizeof(*ip))
 		return KSF_FLOW_passed_truncated;
 	packet->family = 4;
 	packet->protocol = ip->protocol;
-	packet->segment_bytes = KSF_BE16(ip->bytes) - sizeof(*ip);
-	packet->source[0] = ip->source;
-	packet->destination[0] = ip->destination;
+	packet->segment_bytes = KSF_BE16(ip->tot_len) - sizeof(*ip);
+	packet->source[0] = ip->saddr;
+	packet->destination[0] = ip->daddr;
 #pragma unroll
 	for (int word = 1; word < 4; word++) {
 		packet->source[word] = 0;
@@ -151,13 +100,13 @@ static __always_inline __u32 ksf_parse_ipv4(struct ksf_packet *packet, void *at,
 
 static __always_inline __u32 ksf_parse_ipv6(struct ksf_packet *packet, void *at, void *begin, void *end)
 {
-	struct ksf_ipv6 *ip = at;
+	struct ipv6hdr *ip = at;
 
 	if ((void *)(ip + 1) > end)
 		return KSF_FLOW_passed_truncated;
-	if ((KSF_BE32(ip->version_flow) >> 28) != 6)
+	if (ip->version_class >> 4 != 6)
 		return KSF_FLOW_passed_truncated;
-	switch (ip->next_header) {
+	switch (ip->nexthdr) {
 	case 0:	  /* hop-by-hop options: also a jumbogram, whose length is elsewhere */
 	case 43:  /* routing */
 	case 51:  /* authentication */
@@ -168,12 +117,12 @@ static __always_inline __u32 ksf_parse_ipv6(struct ksf_packet *packet, void *at,
 		return KSF_FLOW_passed_fragment;
 	}
 	packet->family = 6;
-	packet->protocol = ip->next_header;
-	packet->segment_bytes = KSF_BE16(ip->payload_bytes);
+	packet->protocol = ip->nexthdr;
+	packet->segment_bytes = KSF_BE16(ip->payload_len);
 #pragma unroll
 	for (int word = 0; word < 4; word++) {
-		packet->source[word] = ip->source[word];
-		packet->destination[word] = ip->destination[word];
+		packet->source[word] = ip->saddr[word];
+		packet->destination[word] = ip->daddr[word];
 	}
 	return ksf_parse_segment(packet, ip + 1, begin, end);
 }
@@ -181,25 +130,25 @@ static __always_inline __u32 ksf_parse_ipv6(struct ksf_packet *packet, void *at,
 static __always_inline __u32 ksf_parse(struct ksf_packet *packet, struct xdp_md *xdp)
 {
 	void *begin = (void *)(long)xdp->data, *end = (void *)(long)xdp->data_end, *at;
-	struct ksf_ethernet *ethernet = begin;
+	struct ethhdr *ethernet = begin;
 	__u16 protocol;
 
 	if ((void *)(ethernet + 1) > end)
 		return KSF_FLOW_passed_truncated;
 	packet->vlan = 0;
-	protocol = ethernet->protocol;
+	protocol = ethernet->h_proto;
 	at = ethernet + 1;
 #pragma unroll
 	for (int tags = 0; tags < KSF_VLANS_MAX; tags++) {
-		struct ksf_vlan *vlan = at;
+		struct vlan_hdr *vlan = at;
 
 		if (protocol != KSF_BE16(KSF_ETH_8021Q) && protocol != KSF_BE16(KSF_ETH_8021AD))
 			break;
 		if ((void *)(vlan + 1) > end)
 			return KSF_FLOW_passed_truncated;
 		if (!tags)
-			packet->vlan = KSF_BE16(vlan->tag) & 0xfff;
-		protocol = vlan->protocol;
+			packet->vlan = KSF_BE16(vlan->h_vlan_TCI) & 0xfff;
+		protocol = vlan->h_vlan_encapsulated_proto;
 		at = vlan + 1;
 	}
 	if (protocol == KSF_BE16(KSF_ETH_IPV4))

@@ -42,5 +42,4 @@ pub use trial::Trial;
 pub const SDK: &[(&str, &str)] = &[
     ("ksf-policy.h", include_str!("../../bpf/flow/ksf-policy.h")),
     ("ksf_flow_abi.h", include_str!("../../bpf/flow/ksf_flow_abi.h")),
-    ("ksf_flow_kernel.h", include_str!("../../bpf/flow/ksf_flow_kernel.h")),
 ];

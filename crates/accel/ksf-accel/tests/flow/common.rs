@@ -251,10 +251,7 @@ pub(crate) fn compile_policy(source: &Path, flags: &[&str]) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("policy-{}-{number}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    for (name, text) in ksf_accel::flow::SDK {
-        std::fs::write(folder.join(name), text).unwrap();
-    }
+    ksf_bpf::write_sdk(&folder, &[ksf_accel::flow::SDK]).unwrap();
     let object = folder.join("policy.bpf.o");
     run(Command::new(std::env::var("CLANG").unwrap_or_else(|_| "clang".into()))
         .args(["-O2", "-g", "-target", "bpf", "-mcpu=v3", "-std=gnu11", "-Wall", "-Werror", "-Wno-unused-function"])

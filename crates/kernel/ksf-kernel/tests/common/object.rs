@@ -12,10 +12,7 @@ fn sdk() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("sdk-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        for (name, text) in SDK {
-            std::fs::write(folder.join(name), text).unwrap();
-        }
+        ksf_bpf::write_sdk(&folder, &[SDK]).unwrap();
         folder
     })
 }

@@ -10,7 +10,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "ksf_kernel_types.h"
 #include "ksf_abi.h"
 
 #undef __always_inline

@@ -10,7 +10,6 @@ mod messages;
 mod support;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use common::{PATIENCE, own_network};
 use ksf_kcm::{AnyMux, Backend, KcmError};
@@ -86,14 +85,12 @@ fn in_a_machine(mux: &str) {
 
 /// Compiled as AF_KCM's documentation has it: without the offset.
 fn naive(folder: &Path) -> PathBuf {
-    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ksf-bpf-framing/bpf");
+    ksf_bpf::write_sdk(folder, &[ksf_bpf_framing::SDK]).unwrap();
     let (source, object) = (folder.join("naive.bpf.c"), folder.join("naive.bpf.o"));
     let text = "#include \"ksf_framing_program.h\"\n\
         KSF_FRAMING_PROGRAM(naive)\n{\n\t__u32 length;\n\n\
         \treturn ksf_load_be32(stream, 0, &length) ? (int)length : 0;\n}\nKSF_LICENSE(\"Dual MIT/GPL\");\n";
     std::fs::write(&source, text).unwrap();
-    let mut clang = Command::new("clang");
-    clang.args(["-O2", "-g", "-target", "bpf", "-mcpu=v3", "-c", "-I"]).arg(header).arg(&source).arg("-o").arg(&object);
-    assert!(clang.status().expect("clang starts").success());
+    ksf_test::compile::bpf(&source, &object, folder, &[]);
     object
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
 /* An XDP program that is no policy. */
-#include "ksf_flow_kernel.h"
+#include "ksf_kernel.h"
 
 SEC("xdp") int plain(struct xdp_md *xdp)
 {
