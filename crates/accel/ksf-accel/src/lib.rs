@@ -31,7 +31,6 @@ pub mod run;
 mod shared;
 mod sockopt;
 pub mod status;
-mod status_socket;
 mod steer;
 mod sys;
 

@@ -1,18 +1,12 @@
 //! What a holder says about itself, and how to find the holders of this machine.
 //!
-//! Each holder has a socket `PID.sock` in [`folder`], for its owner. A request is one packet with a word; the
-//! answer is one packet with a memfd that holds JSON, so that a slow reader never keeps the holder from its work.
+//! Each holder has a socket in [`folder`] ([`ksf::status_socket`]). A request is a line `{"request":"status"}`, `pause` or
+//! `resume`; the answer a line with a [`Status`], or `{"error":"..."}`.
 
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags,
-    SocketType, sockopt,
-};
+use ksf::status_socket;
 use serde::{Deserialize, Serialize};
 
 use crate::{AccelError, Level, Refused};
@@ -144,11 +138,34 @@ pub struct RefusedRequests {
     pub count: u64,
 }
 
-/// Answer of a holder.
+/// What a holder is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "lowercase")]
+pub(crate) enum Request {
+    /// What it says about itself.
+    Status,
+    /// Loaded but off.
+    Pause,
+    /// On again.
+    Resume,
+}
+
+/// Its answer.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Reply {
-    pub(crate) error: Option<String>,
-    pub(crate) status: Status,
+#[serde(untagged)]
+enum Answer {
+    Refused { error: String },
+    Status(Box<Status>),
+}
+
+/// The line that answers a line. `act`: does what is asked, or says why not.
+pub(crate) fn answer(line: &str, act: impl FnOnce(Request) -> Result<Status, String>) -> String {
+    let request = serde_json::from_str(line).map_err(|error| error.to_string());
+    let answer = match request.and_then(act) {
+        Ok(status) => Answer::Status(Box::new(status)),
+        Err(error) => Answer::Refused { error },
+    };
+    serde_json::to_string(&answer).expect("a status has names for keys")
 }
 
 /// Folder of the sockets: `/run/ksf/accel` for root, else `$XDG_RUNTIME_DIR/ksf/accel`. `None`: there is none.
@@ -166,17 +183,10 @@ pub fn all(folder: &Path) -> Result<Vec<Status>, AccelError> {
 
 /// As [`all`], each with the path of its socket.
 pub fn all_with_sockets(folder: &Path) -> Result<Vec<(PathBuf, Status)>, AccelError> {
-    let entries = match std::fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(AccelError::system("reading the folder of status sockets", error)),
-    };
+    let sockets = status_socket::sockets(folder);
+    let sockets = sockets.map_err(|error| AccelError::system("reading the folder of status sockets", error))?;
     let mut found = Vec::new();
-    for entry in entries.flatten() {
-        let path = entry.path();
-        if path.extension().is_none_or(|extension| extension != "sock") {
-            continue;
-        }
+    for path in sockets {
         match of(&path) {
             Ok(status) => found.push((path, status)),
             Err(AccelError::System { error, .. }) if error.kind() == io::ErrorKind::ConnectionRefused => {
@@ -199,42 +209,28 @@ fn is_end(error: &io::Error) -> bool {
 
 /// What one holder says.
 pub fn of(socket: &Path) -> Result<Status, AccelError> {
-    ask(socket, "status")
+    ask(socket, Request::Status)
 }
 
 /// Loaded but off: all connections go to the program's own listener. Those in queues are still accepted.
 pub fn pause(socket: &Path) -> Result<Status, AccelError> {
-    ask(socket, "pause")
+    ask(socket, Request::Pause)
 }
 
 /// On again.
 pub fn resume(socket: &Path) -> Result<Status, AccelError> {
-    ask(socket, "resume")
+    ask(socket, Request::Resume)
 }
 
-fn ask(socket: &Path, word: &str) -> Result<Status, AccelError> {
-    let strange = |problem: String| AccelError::Status { socket: socket.display().to_string(), problem };
-    let file = ask_for_file(socket, word).and_then(|file| file.ok_or(io::ErrorKind::UnexpectedEof.into()));
-    let file = file.map_err(|error| AccelError::system("asking a holder", error))?;
-    let reply: Reply = serde_json::from_reader(io::BufReader::new(std::fs::File::from(file)))
-        .map_err(|error| strange(error.to_string()))?;
-    match reply.error {
-        Some(why) => Err(AccelError::Unavailable { what: "the holder refuses", why }),
-        None => Ok(reply.status),
+fn ask(socket: &Path, request: Request) -> Result<Status, AccelError> {
+    let strange = |error: serde_json::Error| AccelError::Status {
+        socket: socket.display().to_string(),
+        problem: error.to_string(),
+    };
+    let line = status_socket::ask(socket, &serde_json::to_string(&request).map_err(strange)?)
+        .map_err(|error| AccelError::system("asking a holder", error))?;
+    match serde_json::from_str(&line).map_err(strange)? {
+        Answer::Refused { error } => Err(AccelError::Unavailable { what: "the holder refuses", why: error }),
+        Answer::Status(status) => Ok(*status),
     }
-}
-
-fn ask_for_file(path: &Path, word: &str) -> io::Result<Option<OwnedFd>> {
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(Duration::from_secs(5)))?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    rustix::net::send(&socket, word.as_bytes(), SendFlags::NOSIGNAL)?;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut text = [0; 16];
-    rustix::net::recvmsg(socket.as_fd(), &mut [io::IoSliceMut::new(&mut text)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    Ok(control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-        _ => None,
-    }))
 }

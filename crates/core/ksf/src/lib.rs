@@ -31,6 +31,7 @@ pub mod service;
 mod shard;
 pub mod shard_service;
 pub mod stats;
+pub mod status_socket;
 pub mod tasks;
 
 pub use error::{CloseReason, Error};

@@ -27,6 +27,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use ksf::status_socket::StatusSocket;
 use ksf_accel_proto::state::{LISTENERS_MAX, NO_CPU, WORKERS_MAX};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
@@ -36,8 +37,7 @@ use rustix::thread::CpuSet;
 use crate::address::{Address, Key};
 use crate::homes::{self, Homes};
 use crate::network::{self, Listening};
-use crate::status::{self, Counters, ListenerStatus, QueueStatus, Reply, Status, WorkerStatus};
-use crate::status_socket::{self, Question, StatusSocket};
+use crate::status::{self, Counters, ListenerStatus, QueueStatus, Request, Status, WorkerStatus};
 use crate::steer::{Action, Rules, Steering};
 use crate::{AccelError, Level, Options, sys};
 
@@ -140,8 +140,6 @@ struct Worker {
 const STOP: u64 = 0;
 const STATUS: u64 = 1;
 const PROCESS: u64 = 2;
-/// Numbers of questioners begin here.
-const QUESTION: u64 = 16;
 
 impl Attachment {
     fn new(pids: &[u32], options: Options, stop: &Arc<OwnedFd>) -> Result<Self, AccelError> {
@@ -178,7 +176,7 @@ impl Attachment {
             ended_workers: Counters::default(),
             processes: BTreeMap::new(),
             pinned: BTreeMap::new(),
-            status_socket: folder.and_then(|folder| StatusSocket::bind(&folder).ok()),
+            status_socket: folder.and_then(|folder| StatusSocket::in_folder(&folder).ok()),
             epoll,
             look_next: Instant::now(),
             options,
@@ -211,10 +209,9 @@ impl Attachment {
             for event in &events {
                 match event.data.u64() {
                     STOP => return,
-                    STATUS => self.accept_question(),
-                    // Which one is seen by the look.
-                    PROCESS => look = true,
-                    number => self.answer(number - QUESTION),
+                    STATUS => self.serve_status(),
+                    // A process has ended: which one is seen by the look.
+                    _ => look = true,
                 }
             }
             if look {
@@ -479,27 +476,20 @@ impl Attachment {
         self.processes.insert(pid, pidfd);
     }
 
-    fn accept_question(&mut self) {
-        let epoll = &self.epoll;
-        let watch = |socket: BorrowedFd<'_>, number| {
-            epoll::add(epoll, socket, EventData::new_u64(QUESTION + number), EventFlags::IN).is_ok()
-        };
-        if let Some(status) = &mut self.status_socket {
-            status.accept(watch);
+    fn serve_status(&mut self) {
+        if let Some(mut socket) = self.status_socket.take() {
+            socket.serve(|line| status::answer(line, |request| Ok(self.act(request))));
+            self.status_socket = Some(socket);
         }
     }
 
-    fn answer(&mut self, number: u64) {
-        let question = self.status_socket.as_mut().and_then(|status| status.question(number));
-        let Some((socket, question)) = question else { return };
-        let mut error = None;
-        match question {
-            Question::Status => {}
-            Question::Pause => self.switch(false),
-            Question::Resume => self.switch(true),
-            Question::Unknown => error = Some("this holder knows status, pause and resume".to_owned()),
+    fn act(&mut self, request: Request) -> Status {
+        match request {
+            Request::Status => {}
+            Request::Pause => self.switch(false),
+            Request::Resume => self.switch(true),
         }
-        let _ = status_socket::answer(socket.as_fd(), &Reply { error, status: self.status() });
+        self.status()
     }
 
     fn switch(&mut self, on: bool) {

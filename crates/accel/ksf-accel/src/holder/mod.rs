@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use ksf::status_socket::StatusSocket;
 use ksf_accel_proto::message::Refusal;
 use ksf_accel_proto::state::{LISTENERS_MAX, WORKERS_MAX};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -35,7 +36,6 @@ use rustix::io::Errno;
 
 use crate::homes::Homes;
 use crate::status::{self, Counters, Status};
-use crate::status_socket::StatusSocket;
 use crate::steer::Steering;
 use crate::{AccelError, Level, Options, Refused};
 use conn::{Conn, ProgramSocket};
@@ -84,7 +84,6 @@ const DISPLACED_CALLS: u32 = 200;
 enum Kind {
     Program = 1,
     Status,
-    StatusConn,
     Conn,
     Process,
     Queue,
@@ -108,7 +107,7 @@ impl Holder {
             Lifetime::new(start).map_err(|error| AccelError::system("making the lifetime's memfd", error))?;
         let folder = options.status_folder.clone().or_else(status::folder);
         // Without a status socket the program is accelerated all the same.
-        let status_socket = folder.and_then(|folder| StatusSocket::bind(&folder).ok());
+        let status_socket = folder.and_then(|folder| StatusSocket::in_folder(&folder).ok());
         let holder = Self {
             steering,
             listeners: (0..LISTENERS_MAX).map(|_| None).collect(),
@@ -227,8 +226,7 @@ impl Holder {
             }
             kind if kind == Kind::Process as u64 => {}
             kind if kind == Kind::Queue as u64 => self.pulse.beat(Instant::now()),
-            kind if kind == Kind::Status as u64 => self.accept_status(),
-            kind if kind == Kind::StatusConn as u64 => self.serve_status(number),
+            kind if kind == Kind::Status as u64 => self.serve_status(),
             _ => return false,
         }
         true

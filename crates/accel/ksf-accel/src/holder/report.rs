@@ -1,45 +1,35 @@
 //! What is said to people.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Instant;
 
-use rustix::event::epoll::{self, EventFlags};
-
+use super::Holder;
 use super::listener::{self, Listener};
-use super::{Holder, Kind, data};
 use crate::Level;
-use crate::status::{ListenerStatus, QueueStatus, RefusedRequests, Reply, Status, WorkerStatus};
-use crate::status_socket::{self, Question};
+use crate::status::{self, ListenerStatus, QueueStatus, RefusedRequests, Request, Status, WorkerStatus};
 
 impl Holder {
-    pub(super) fn accept_status(&mut self) {
-        let epoll = &self.epoll;
-        let watch = |socket: BorrowedFd<'_>, number| {
-            epoll::add(epoll, socket, data(Kind::StatusConn, number), EventFlags::IN).is_ok()
-        };
-        if let Some(status) = &mut self.status_socket {
-            status.accept(watch);
+    pub(super) fn serve_status(&mut self) {
+        if let Some(mut socket) = self.status_socket.take() {
+            socket.serve(|line| status::answer(line, |request| self.act(request)));
+            self.status_socket = Some(socket);
         }
     }
 
-    pub(super) fn serve_status(&mut self, number: u64) {
-        let question = self.status_socket.as_mut().and_then(|status| status.question(number));
-        let Some((socket, question)) = question else { return };
-        let error = match question {
-            Question::Status => None,
-            Question::Pause => self.switch(false),
-            Question::Resume => self.switch(true),
-            Question::Unknown => Some("this holder knows status, pause and resume".to_owned()),
-        };
-        let reply = Reply { error, status: self.status() };
-        let _ = status_socket::answer(socket.as_fd(), &reply);
+    fn act(&mut self, request: Request) -> Result<Status, String> {
+        match request {
+            Request::Status => {}
+            Request::Pause => self.switch(false)?,
+            Request::Resume => self.switch(true)?,
+        }
+        Ok(self.status())
     }
 
-    /// What was wrong with it, in words.
-    fn switch(&mut self, on: bool) -> Option<String> {
+    /// An error says in words why not.
+    fn switch(&mut self, on: bool) -> Result<(), String> {
         if self.level() == Level::IncomingCpu && !on {
-            return Some("SO_INCOMING_CPU cannot be paused: its queues are members of the listener's group".into());
+            return Err("SO_INCOMING_CPU cannot be paused: its queues are members of the listener's group".into());
         }
         self.options.on = on;
         self.steering.shared.state().control.on.store(on.into(), SeqCst);
@@ -49,7 +39,7 @@ impl Holder {
             }
         }
         self.pulse.beat(Instant::now());
-        None
+        Ok(())
     }
 
     fn status(&self) -> Status {

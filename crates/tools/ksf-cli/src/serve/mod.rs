@@ -23,10 +23,10 @@ use crate::output::{Failure, Status, say};
 use crate::serve::config::Config;
 use crate::serve::engine::Obstacles;
 use crate::signals::{Event, Events};
-use crate::stats::socket::StatsSocket;
 use crate::stats::{self, Snapshot};
 
 use ksf::server::Drained;
+use ksf::status_socket::Served;
 use plan::Plan;
 use running::Running;
 
@@ -106,7 +106,7 @@ fn run(
     // Before the services: from here on nothing fails that would have to undo them.
     let services = Services::default();
     let source = source(&services);
-    let socket = StatsSocket::open(stats_args.stats_socket.as_deref(), Arc::clone(&source))?;
+    let socket = stats::socket::open(stats_args.stats_socket.as_deref(), Arc::clone(&source))?;
     let prometheus = stats_args.prometheus.map(|address| stats::prometheus::open(address, Arc::clone(&source)));
     let prometheus = prometheus.transpose()?;
 
@@ -240,7 +240,7 @@ fn status(services: &Services) -> String {
 }
 
 /// What `-v` adds at the start.
-fn describe(snapshot: &Snapshot, socket: Option<&StatsSocket>) {
+fn describe(snapshot: &Snapshot, socket: Option<&Served>) {
     match socket {
         Some(socket) => say(&format_args!("counters: ksf stat {}", socket.path().display())),
         None => say(&"no folder for a socket of ksf stat; choose one with --stats-socket"),

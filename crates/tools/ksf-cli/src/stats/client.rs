@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::fs;
-use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use ksf::status_socket;
 
 use super::socket::{Request, folders};
 use super::{ServiceSnapshot, Snapshot, Value};
@@ -43,14 +43,7 @@ pub(crate) fn run(args: &StatArgs) -> Result<(), Failure> {
 }
 
 fn ask(path: &Path) -> io::Result<Snapshot> {
-    let mut stream = UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(Duration::from_secs(3)))?;
-    stream.set_write_timeout(Some(Duration::from_secs(3)))?;
-    let mut request = serde_json::to_string(&Request::Stats)?;
-    request.push('\n');
-    stream.write_all(request.as_bytes())?;
-    let mut reply = String::new();
-    BufReader::new(stream).read_line(&mut reply)?;
+    let reply = status_socket::ask(path, &serde_json::to_string(&Request::Stats)?)?;
     Ok(serde_json::from_str(&reply)?)
 }
 
@@ -80,11 +73,8 @@ fn path_of(server: &str) -> Result<PathBuf, Failure> {
 /// The socket of the server that runs, if it is the only one.
 fn only_server() -> Result<PathBuf, Failure> {
     let mut servers = Vec::new();
-    for entry in folders().iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten() {
-        let path = entry.path();
-        if path.extension().is_some_and(|extension| extension == "sock")
-            && let Ok(snapshot) = ask(&path)
-        {
+    for path in folders().iter().filter_map(|folder| status_socket::sockets(folder).ok()).flatten() {
+        if let Ok(snapshot) = ask(&path) {
             servers.push((path, snapshot));
         }
     }

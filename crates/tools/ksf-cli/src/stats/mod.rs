@@ -61,7 +61,7 @@ impl Value {
 }
 
 /// Reads from `peer` until `is_complete`, for at most `limit_bytes` and one second in all: the
-/// listeners for counters serve one peer after the other, so none may hold them.
+/// listener for Prometheus serves one peer after the other, so none may hold it.
 fn read_request(peer: &mut impl Read, limit_bytes: usize, is_complete: impl Fn(&[u8]) -> bool) -> io::Result<Vec<u8>> {
     let deadline = Instant::now() + Duration::from_secs(1);
     let mut request = Vec::new();

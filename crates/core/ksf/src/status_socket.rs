@@ -1,0 +1,442 @@
+//! Sockets that a process answers questions about itself on: one line in, one line out, then the end.
+//!
+//! `ksf stat` asks servers there, `ksf accel status` asks holders; what the lines say is theirs (JSON, by convention). A
+//! [`StatusSocket`] never waits: a client that is silent, or reads nothing, keeps nobody from being answered.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, Permissions};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+/// Clients at a time; one more ends the oldest.
+const CLIENTS_MAX: usize = 64;
+/// Bytes of a question.
+const QUESTION_BYTES_MAX: usize = 4096;
+/// Bytes of an answer that a client takes.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
+/// How long a client waits for the next piece of an answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A listening socket in the file system, for its owner and root (mode 0600). Dropping it removes it, and the folder if it
+/// was made for it and nobody else uses it.
+///
+/// Its descriptor ([`AsFd`]) is readable when [`serve`](Self::serve) has something to do.
+#[derive(Debug)]
+pub struct StatusSocket {
+    path: PathBuf,
+    made_folder: Option<PathBuf>,
+    socket: OwnedFd,
+    epoll: OwnedFd,
+    clients: BTreeMap<u64, Client>,
+    next: u64,
+}
+
+/// The number of the listening socket among the events; clients count on from here.
+const LISTENER: u64 = 0;
+
+#[derive(Debug)]
+struct Client {
+    socket: OwnedFd,
+    question: Vec<u8>,
+    /// What is left to be sent, once the question is whole.
+    answer: Option<Vec<u8>>,
+    sent: usize,
+}
+
+impl StatusSocket {
+    /// Listens at a path. A socket that nobody listens on any more is replaced, the last folder of the path is made.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::AddrInUse`] if somebody listens there or it is no socket; else what the file system says.
+    pub fn at(path: &Path) -> io::Result<Self> {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let made = folder.map(|folder| make(folder, false)).transpose()?.flatten();
+        if is_stale(path) {
+            fs::remove_file(path)?;
+        }
+        Self::new(bind(path)?, path.to_owned(), made)
+    }
+
+    /// Listens in a folder, which is made, by the name `PID.sock`, or `PID-2.sock` and so on where this process has several.
+    /// Sockets that killed processes have left there are removed.
+    pub fn in_folder(folder: &Path) -> io::Result<Self> {
+        loop {
+            let made = make(folder, true)?;
+            remove_stale(folder);
+            // It gets its name when it listens: others take a socket without a listener for one of the dead.
+            static COUNT: AtomicU32 = AtomicU32::new(0);
+            let count = COUNT.fetch_add(1, Ordering::Relaxed);
+            let unnamed = folder.join(format!(".{}-{count}", std::process::id()));
+            let _ = fs::remove_file(&unnamed);
+            let named = bind(&unnamed).and_then(|socket| Ok((socket, name(&unnamed, folder)?)));
+            let _ = fs::remove_file(&unnamed);
+            match named {
+                // Its last user has just removed the folder.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && !folder.exists() => {}
+                named => return named.and_then(|(socket, path)| Self::new(socket, path, made)),
+            }
+        }
+    }
+
+    fn new(socket: OwnedFd, path: PathBuf, made_folder: Option<PathBuf>) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        // By edges: where no descriptor is left, who waits is served with the next that comes, and nobody spins.
+        epoll::add(&epoll, &socket, EventData::new_u64(LISTENER), EventFlags::IN | EventFlags::ET)?;
+        Ok(Self { path, made_folder, socket, epoll, clients: BTreeMap::new(), next: LISTENER + 1 })
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Does what can be done without waiting. `answer`: from a question to its answer, each without the newline.
+    pub fn serve(&mut self, mut answer: impl FnMut(&str) -> String) {
+        let mut events = Vec::with_capacity(16);
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&now)).is_err() {
+            return;
+        }
+        for event in &events {
+            match event.data.u64() {
+                LISTENER => self.accept(),
+                number => self.advance(number, &mut answer),
+            }
+        }
+    }
+
+    /// Serves on a thread of that name, until the returned value is dropped.
+    pub fn spawn(mut self, name: &str, mut answer: impl FnMut(&str) -> String + Send + 'static) -> io::Result<Served> {
+        let (path, stop) = (self.path.clone(), Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?));
+        let told = Arc::clone(&stop);
+        let work = move || {
+            loop {
+                let mut both = [PollFd::new(&*told, PollFlags::IN), PollFd::new(&self, PollFlags::IN)];
+                let waited = poll(&mut both, None);
+                if both[0].revents().contains(PollFlags::IN) || waited.is_err_and(|error| error != Errno::INTR) {
+                    return;
+                }
+                self.serve(&mut answer);
+            }
+        };
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(work)?;
+        Ok(Served { path, stop, thread: Some(thread) })
+    }
+
+    fn accept(&mut self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        while let Ok(socket) = rustix::net::accept_with(&self.socket, flags) {
+            if self.clients.len() >= CLIENTS_MAX {
+                self.clients.pop_first();
+            }
+            let number = self.next;
+            self.next += 1;
+            if epoll::add(&self.epoll, &socket, EventData::new_u64(number), EventFlags::IN).is_ok() {
+                self.clients.insert(number, Client { socket, question: Vec::new(), answer: None, sent: 0 });
+            }
+        }
+    }
+
+    fn advance(&mut self, number: u64, answer: &mut impl FnMut(&str) -> String) {
+        let Some(client) = self.clients.get_mut(&number) else { return };
+        let has_asked = client.answer.is_some();
+        let mut done = client.receive(answer);
+        done = done.and_then(|()| client.send());
+        if matches!(done, Err(Errno::AGAIN | Errno::INTR)) {
+            let data = EventData::new_u64(number);
+            let is_watched = has_asked
+                || client.answer.is_none()
+                || epoll::modify(&self.epoll, &client.socket, data, EventFlags::OUT).is_ok();
+            if is_watched {
+                return;
+            }
+        }
+        self.clients.remove(&number);
+    }
+}
+
+impl Client {
+    /// Ok when the question is whole and the answer there.
+    fn receive(&mut self, answer: &mut impl FnMut(&str) -> String) -> Result<(), Errno> {
+        while self.answer.is_none() {
+            let mut piece = [0; 1024];
+            let (bytes, _) = rustix::net::recv(&self.socket, &mut piece, RecvFlags::DONTWAIT)?;
+            self.question.extend_from_slice(&piece[..bytes]);
+            if self.question.is_empty() {
+                // It has gone without a question.
+                return Err(Errno::PIPE);
+            }
+            let line = self.question.split(|byte| *byte == b'\n').next().unwrap_or_default();
+            if bytes > 0 && line.len() == self.question.len() {
+                if line.len() > QUESTION_BYTES_MAX {
+                    return Err(Errno::TOOBIG);
+                }
+                continue;
+            }
+            let mut text = answer(&String::from_utf8_lossy(line)).into_bytes();
+            text.push(b'\n');
+            self.answer = Some(text);
+        }
+        Ok(())
+    }
+
+    /// Ok when all is sent.
+    fn send(&mut self) -> Result<(), Errno> {
+        let answer = self.answer.as_deref().unwrap_or_default();
+        while self.sent < answer.len() {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            self.sent += rustix::net::send(&self.socket, &answer[self.sent..], flags)?;
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for StatusSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+impl Drop for StatusSocket {
+    fn drop(&mut self) {
+        // Somebody may have removed it already.
+        let _ = fs::remove_file(&self.path);
+        if let Some(folder) = &self.made_folder {
+            // Fails, and should, while another process has a socket there.
+            let _ = fs::remove_dir(folder);
+        }
+    }
+}
+
+/// A [`StatusSocket`] that is served by a thread of its own. Dropping it ends both.
+#[derive(Debug)]
+pub struct Served {
+    path: PathBuf,
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Served {
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Asks the process behind a socket. The question and the answer are lines, without the newline.
+///
+/// # Errors
+///
+/// [`io::ErrorKind::ConnectionRefused`] and [`io::ErrorKind::NotFound`]: there is no such process any more;
+/// [`io::ErrorKind::UnexpectedEof`]: it ended, or hung up, instead of answering; [`io::ErrorKind::WouldBlock`]: it did not
+/// say anything for 5 s.
+pub fn ask(path: &Path, question: &str) -> io::Result<String> {
+    let mut stream = UnixStream::connect(path)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.write_all(format!("{question}\n").as_bytes())?;
+    let mut answer = String::new();
+    BufReader::new(stream).take(ANSWER_BYTES_MAX).read_line(&mut answer)?;
+    match answer.strip_suffix('\n') {
+        Some(line) => Ok(line.to_owned()),
+        None => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+/// The sockets of a folder, whether somebody listens or not. A folder that is not there has none.
+pub fn sockets(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let paths = entries.flatten().map(|entry| entry.path());
+    Ok(paths.filter(|path| path.extension().is_some_and(|extension| extension == "sock")).collect())
+}
+
+/// Makes a folder for sockets, with those above it if they are wanted. The folder, if it was not there.
+fn make(folder: &Path, with_parents: bool) -> io::Result<Option<PathBuf>> {
+    if folder.exists() {
+        return Ok(None);
+    }
+    // Everybody may look, and use it for other things; each socket has a mode of its own.
+    match DirBuilder::new().recursive(with_parents).mode(0o755).create(folder) {
+        // Another process that starts now was first.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+        result => result.map(|()| Some(folder.to_owned())),
+    }
+}
+
+/// A socket that listens; it has no other mode than 0600 while it does.
+fn bind(path: &Path) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    rustix::net::listen(&socket, 16)?;
+    Ok(socket)
+}
+
+/// Gives a socket the first free name of this process.
+fn name(unnamed: &Path, folder: &Path) -> io::Result<PathBuf> {
+    let pid = std::process::id();
+    let mut number = 1;
+    loop {
+        let name = if number == 1 { format!("{pid}.sock") } else { format!("{pid}-{number}.sock") };
+        let path = folder.join(name);
+        match fs::hard_link(unnamed, &path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            Err(_) if is_stale(&path) => fs::remove_file(&path)?,
+            Err(_) => number += 1,
+        }
+    }
+}
+
+/// Removes what killed processes have left.
+fn remove_stale(folder: &Path) {
+    for path in sockets(folder).unwrap_or_default() {
+        if is_stale(&path) {
+            // Another process that starts now may have been first.
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
+
+/// Nobody listens there: its process was killed.
+fn is_stale(path: &Path) -> bool {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let Ok(address) = SocketAddrUnix::new(path) else { return false };
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .is_ok_and(|socket| rustix::net::connect(&socket, &address) == Err(Errno::CONNREFUSED))
+}
+
+#[cfg(test)]
+mod tests {
+    use ksf_test::Folder;
+
+    use super::*;
+
+    /// Names in a folder, sorted.
+    fn names(folder: &Path) -> Vec<String> {
+        let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        names
+    }
+
+    fn dead(path: &Path) {
+        drop(bind(path).unwrap());
+    }
+
+    fn louder(question: &str) -> String {
+        question.to_uppercase()
+    }
+
+    #[test]
+    fn questions_are_answered_line_by_line() {
+        let folder = Folder::new();
+        let served = StatusSocket::at(&folder.path("x.sock")).unwrap().spawn("status", louder).unwrap();
+        assert_eq!(ask(served.path(), "how are you?").unwrap(), "HOW ARE YOU?");
+        assert_eq!(ask(served.path(), "").unwrap(), "");
+        // In pieces, and without a newline at the end.
+        let mut stream = UnixStream::connect(served.path()).unwrap();
+        stream.write_all(b"in p").unwrap();
+        assert_eq!(ask(served.path(), "between").unwrap(), "BETWEEN");
+        stream.write_all(b"ieces").unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(io::read_to_string(stream).unwrap(), "IN PIECES\n");
+        let mode = fs::metadata(served.path()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn who_reads_nothing_or_says_nothing_holds_up_nobody() {
+        let folder = Folder::new();
+        let large = || "x".repeat(8 << 20);
+        let answer = move |question: &str| if question == "large" { large() } else { louder(question) };
+        let served = StatusSocket::at(&folder.path("x.sock")).unwrap().spawn("status", answer).unwrap();
+        let mut slow = UnixStream::connect(served.path()).unwrap();
+        slow.set_read_timeout(Some(ksf_test::PATIENCE)).unwrap();
+        slow.write_all(b"large\n").unwrap();
+        let silent: Vec<UnixStream> =
+            (0..CLIENTS_MAX - 2).map(|_| UnixStream::connect(served.path()).unwrap()).collect();
+        assert_eq!(ask(served.path(), "quick").unwrap(), "QUICK");
+        assert_eq!(io::read_to_string(&slow).unwrap().len(), (8 << 20) + 1);
+        // The oldest go when there are too many.
+        let more: Vec<UnixStream> = (0..CLIENTS_MAX).map(|_| UnixStream::connect(served.path()).unwrap()).collect();
+        assert_eq!(ask(served.path(), "quick").unwrap(), "QUICK");
+        silent[0].set_read_timeout(Some(ksf_test::PATIENCE)).unwrap();
+        assert_eq!((&silent[0]).read(&mut [0]).unwrap(), 0);
+        drop(more);
+    }
+
+    #[test]
+    fn a_question_without_an_end_is_hung_up_on() {
+        let folder = Folder::new();
+        let served = StatusSocket::at(&folder.path("x.sock")).unwrap().spawn("status", louder).unwrap();
+        let error = ask(served.path(), &"x".repeat(100_000)).unwrap_err();
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+        assert!(matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe), "{error}");
+        assert_eq!(ask(served.path(), "quick").unwrap(), "QUICK");
+    }
+
+    #[test]
+    fn sockets_of_the_killed_are_removed_and_those_of_the_living_stay() {
+        let folder = Folder::new();
+        dead(&folder.path("1.sock"));
+        fs::write(folder.path("note"), "not a socket").unwrap();
+        let first = StatusSocket::in_folder(&folder.path("")).unwrap();
+        let own = |number: &str| format!("{}{number}.sock", std::process::id());
+        assert_eq!(names(&folder.path("")), [own(""), "note".into()]);
+        let second = StatusSocket::in_folder(&folder.path("")).unwrap();
+        assert_eq!(names(&folder.path("")), [own("-2"), own(""), "note".into()]);
+        assert_eq!(sockets(&folder.path("")).unwrap().len(), 2);
+        drop((first, second));
+        assert_eq!(names(&folder.path("")), ["note"]);
+    }
+
+    #[test]
+    fn a_path_is_taken_from_the_dead_only_and_its_folder_goes_with_it() {
+        let folder = Folder::new();
+        let path = folder.path("x.sock");
+        dead(&path);
+        let first = StatusSocket::at(&path).unwrap();
+        assert_eq!(StatusSocket::at(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        drop(first);
+        assert!(!path.exists());
+        let nested = folder.path("made/x.sock");
+        let [first, second] = [nested, folder.path("made/y.sock")].map(|path| StatusSocket::at(&path).unwrap());
+        drop(first);
+        drop(second);
+        // The second has not made it.
+        assert!(names(&folder.path("made")).is_empty());
+        fs::remove_dir(folder.path("made")).unwrap();
+        drop(StatusSocket::at(&folder.path("made/x.sock")).unwrap());
+        assert!(!folder.path("made").exists());
+        assert!(StatusSocket::at(&folder.path("no/such/x.sock")).is_err());
+        assert!(StatusSocket::in_folder(&folder.path("no/such")).is_ok());
+        assert_eq!(sockets(&folder.path("missing")).unwrap(), Vec::<PathBuf>::new());
+    }
+}
