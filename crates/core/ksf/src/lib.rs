@@ -22,6 +22,7 @@ pub mod framing;
 pub mod gates;
 pub mod limits;
 pub mod listener;
+pub mod logged;
 pub mod outgoing;
 pub mod output;
 mod pace;

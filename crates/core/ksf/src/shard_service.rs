@@ -8,9 +8,9 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use crate::deferred::{Answer, Deferred};
+use crate::deferred::{Answer, Deferred, Mail, Mailbox};
 use crate::env::Env;
 use crate::error::{CloseReason, FramingError};
 use crate::framing::{Frame, Framing};
@@ -231,6 +231,11 @@ impl<'a> Turn<'a> {
         self.env.wake(waiting);
     }
 
+    /// Releases logs from another thread: a committer's, for instance.
+    pub fn releaser(&self) -> Releaser {
+        Releaser { gates: Arc::clone(&self.env.gates), shards: Arc::clone(&self.env.shards) }
+    }
+
     /// Answers a deferred message with this body, without the detour over the mailbox that other threads take.
     pub fn reply(&mut self, deferred: Deferred, body: Vec<u8>) {
         self.env.answer(deferred, Answer::Bytes(body));
@@ -239,6 +244,26 @@ impl<'a> Turn<'a> {
     /// Goes on with a deferred message on its connection: [`ShardService::resume`], still in this turn.
     pub fn resume(&mut self, deferred: Deferred, state: Box<dyn Any + Send>) {
         self.env.answer(deferred, Answer::Resume(state));
+    }
+}
+
+/// Releases logs from any thread.
+#[derive(Clone, Debug)]
+pub struct Releaser {
+    gates: Arc<Gates>,
+    shards: Arc<OnceLock<Vec<Arc<Mailbox>>>>,
+}
+
+impl Releaser {
+    /// Says that `log` is durable up to `number`, and wakes the shards whose replies wait for it.
+    pub fn release(&self, log: LogId, number: u64) {
+        let waiting = self.gates.release(log, number);
+        // Before the server has started no reply waits.
+        for (shard, mailbox) in self.shards.get().into_iter().flatten().enumerate() {
+            if waiting >> shard & 1 == 1 {
+                mailbox.post(Mail::Released);
+            }
+        }
     }
 }
 

@@ -1,0 +1,264 @@
+//! Services with state per shard: turn ends, replies behind gates, messages that go on on their connection.
+
+mod common;
+
+use std::any::Any;
+use std::io::{Read, Write};
+use std::sync::{Arc, Mutex, mpsc};
+
+use common::net::*;
+use common::{KEY, bytes_of, env, in_slot};
+use ksf::connection::Connection;
+use ksf::env::Env;
+use ksf::framing::{Delimiter, Framing};
+use ksf::gates::{Gate, LogId};
+use ksf::limits::Limits;
+use ksf::logged::{After, Logged, LoggedDeferred, LoggedReply, LoggedService};
+use ksf::service::{ConnKey, Message, Order, Peer, Refused};
+use ksf::shard_service::{OnShard, Releaser};
+use ksf::{CloseReason, Profile, Server, Turn};
+
+const LINES: Framing = Framing::Delimiter(Delimiter::LF);
+
+/// A counter that survives: `add` answers with the new value once its record is durable, `get` with a value that is
+/// durable, `hello` with a greeting. `slow` goes on later.
+struct Counter {
+    order: Order,
+    /// Batches on their way to the medium: the shard's log, and the last record of the batch.
+    commits: mpsc::Sender<Commit>,
+    slow: Mutex<Vec<LoggedDeferred>>,
+}
+
+struct Commit {
+    log: LogId,
+    last: u64,
+    records: u64,
+    releaser: Releaser,
+}
+
+impl Commit {
+    /// The medium says that the batch is durable.
+    fn complete(&self) {
+        self.releaser.release(self.log, self.last);
+    }
+}
+
+struct OnThisShard {
+    log: LogId,
+    last: u64,
+    committed: u64,
+}
+
+impl Counter {
+    fn new(order: Order) -> (Arc<Logged<Self>>, mpsc::Receiver<Commit>) {
+        let (commits, committed) = mpsc::channel();
+        (Arc::new(Logged(Self { order, commits, slow: Mutex::default() })), committed)
+    }
+}
+
+impl LoggedService for Counter {
+    type Shard = OnThisShard;
+    type Conn = ();
+
+    fn profile(&self) -> Profile<'_> {
+        Profile { order: self.order, ..Profile::new("counter", LINES) }
+    }
+
+    fn start(&self, turn: &mut Turn<'_>) -> std::io::Result<OnThisShard> {
+        let log = turn.gates().open_log().map_err(std::io::Error::other)?;
+        Ok(OnThisShard { log, last: 0, committed: 0 })
+    }
+
+    fn accept(&self, _: &mut OnThisShard, _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, shard: &mut OnThisShard, (): &mut (), message: &Message<'_>, mut reply: LoggedReply<'_, '_>) {
+        match message.bytes() {
+            b"add" => {
+                shard.last += 1;
+                reply.bytes(Gate { log: shard.log, number: shard.last }, shard.last.to_string().as_bytes());
+            }
+            b"get" => reply.bytes(Gate { log: shard.log, number: shard.last }, shard.last.to_string().as_bytes()),
+            b"slow" => self.slow.lock().unwrap().push(reply.defer_for(10)),
+            _ => reply.bytes(After::Nothing, b"hello"),
+        }
+    }
+
+    fn turn_end(&self, shard: &mut OnThisShard, turn: &mut Turn<'_>) {
+        let records = shard.last - shard.committed;
+        if records > 0 {
+            shard.committed = shard.last;
+            let commit = Commit { log: shard.log, last: shard.last, records, releaser: turn.releaser() };
+            self.commits.send(commit).unwrap();
+        }
+    }
+
+    fn resume(&self, shard: &mut OnThisShard, (): &mut (), state: Box<dyn Any + Send>, mut reply: LoggedReply<'_, '_>) {
+        shard.last += 1;
+        let what = state.downcast::<&str>().unwrap();
+        reply.bytes(Gate { log: shard.log, number: shard.last }, format!("{what} {}", shard.last).as_bytes());
+    }
+}
+
+/// A shard's worth of connections, without a server.
+struct Shard {
+    env: Env,
+    service: Arc<Logged<Counter>>,
+    on: OnShard<Logged<Counter>>,
+    conns: Vec<Connection<Logged<Counter>>>,
+    commits: mpsc::Receiver<Commit>,
+}
+
+impl Shard {
+    fn new(order: Order, conns: u32) -> Self {
+        let (service, commits) = Counter::new(order);
+        let mut env = env(Limits::default(), 4096, 16);
+        let state = service.0.start(&mut Turn::new(&mut env)).unwrap();
+        let on = OnShard::new(Arc::clone(&service), state);
+        let open = |index| Connection::new(on.clone(), Peer::Unix, ConnKey { index, ..KEY }, env.now).unwrap();
+        let conns = (0..conns).map(open).collect();
+        Self { env, service, on, conns, commits }
+    }
+
+    fn receive(&mut self, conn: usize, bytes: &[u8]) {
+        let chunk = in_slot(&mut self.env, bytes);
+        self.conns[conn].receive(chunk, &mut self.env);
+    }
+
+    /// The end of a turn, as a shard does it. Returns the commit of the turn.
+    fn turn_end(&mut self) -> Option<Commit> {
+        self.on.turn_end(&mut self.env);
+        self.look();
+        self.commits.try_recv().ok()
+    }
+
+    fn look(&mut self) {
+        for (gate, key) in self.env.take_gated() {
+            if self.env.gates.is_open(gate) {
+                self.conns[key.index as usize].open_gates(&mut self.env);
+            }
+        }
+        for conn in &mut self.conns {
+            conn.open_gates(&mut self.env);
+        }
+    }
+
+    fn take(&mut self, conn: usize) -> String {
+        let Some(batch) = self.conns[conn].take_batch(self.env.now) else { return String::new() };
+        let bytes = bytes_of(&batch);
+        self.conns[conn].sent(bytes.len(), true, &mut self.env);
+        String::from_utf8(bytes).unwrap()
+    }
+}
+
+#[test]
+fn no_reply_leaves_before_its_record_is_durable() {
+    for order in [Order::Requests, Order::Free] {
+        let mut shard = Shard::new(order, 3);
+        shard.receive(0, b"add\nadd\n");
+        shard.receive(1, b"get\n");
+        shard.receive(2, b"hi\n");
+        let commit = shard.turn_end().unwrap();
+        assert_eq!((commit.last, commit.records), (2, 2), "one commit for all connections of the turn");
+        assert_eq!((shard.take(0), shard.take(1)), (String::new(), String::new()), "{order:?}");
+        assert_eq!(shard.take(2), "hello\n", "a reply that depends on nothing waits for nothing");
+        let owed = shard.env.budget.reply_bytes();
+        assert_eq!(owed, 2 + 2 + 2, "replies that wait count");
+        commit.complete();
+        shard.look();
+        assert_eq!((shard.take(0), shard.take(1)), ("1\n2\n".into(), "2\n".into()), "{order:?}");
+        assert_eq!(shard.env.budget.reply_bytes(), 0);
+    }
+}
+
+#[test]
+fn a_release_lets_go_what_it_covers_and_nothing_behind_it() {
+    let mut shard = Shard::new(Order::Requests, 1);
+    shard.receive(0, b"hi\nadd\n");
+    let first = shard.turn_end().unwrap();
+    assert_eq!(shard.take(0), "hello\n", "what stands in front of the gate leaves");
+    shard.receive(0, b"add\nhi\n");
+    let second = shard.turn_end().unwrap();
+    assert_eq!(shard.take(0), "");
+    first.complete();
+    shard.look();
+    assert_eq!(shard.take(0), "1\n");
+    second.complete();
+    shard.look();
+    assert_eq!(shard.take(0), "2\nhello\n", "a greeting does not overtake the reply in front of it");
+}
+
+#[test]
+fn an_orderly_end_waits_for_the_gate() {
+    let mut shard = Shard::new(Order::Requests, 1);
+    shard.receive(0, b"add\n");
+    let commit = shard.turn_end().unwrap();
+    let Shard { env, conns, .. } = &mut shard;
+    conns[0].peer_closed(env);
+    assert_eq!(shard.conns[0].finished(), None);
+    commit.complete();
+    shard.look();
+    assert_eq!(shard.take(0), "1\n");
+    assert_eq!(shard.conns[0].finished(), Some(CloseReason::PeerClosed));
+}
+
+#[test]
+fn a_message_goes_on_on_its_connection_and_in_its_place() {
+    let mut shard = Shard::new(Order::Requests, 1);
+    shard.receive(0, b"slow\nadd\n");
+    let first = shard.turn_end().unwrap();
+    first.complete();
+    shard.look();
+    assert_eq!(shard.take(0), "", "the first reply is deferred");
+    let slow = shard.service.0.slow.lock().unwrap().pop().unwrap();
+    slow.resume("resumed");
+    for delivery in shard.env.mailbox.take_deliveries() {
+        assert!(shard.conns[0].deliver(delivery, &mut shard.env));
+    }
+    let second = shard.turn_end().unwrap();
+    assert_eq!(shard.take(0), "", "the resumed reply waits for its own record");
+    second.complete();
+    shard.look();
+    assert_eq!(shard.take(0), "resumed 2\n1\n");
+}
+
+/// On a real server: many connections, few commits, and nothing passes the gate, on whatever shard.
+#[test]
+fn one_commit_serves_the_connections_of_a_turn() {
+    own_network();
+    const PEERS: usize = 32;
+    for engine in engines() {
+        let (service, commits) = Counter::new(Order::Requests);
+        let server = Server::builder().engine(engine).listen(ANY.parse().unwrap(), service, None).start().unwrap();
+        let mut peers: Vec<_> = (0..PEERS).map(|_| connect(&server)).collect();
+        peers.iter_mut().for_each(|peer| peer.write_all(b"hi\nadd\n").unwrap());
+        for peer in &mut peers {
+            expect(peer, b"hello\n");
+            peer.set_nonblocking(true).unwrap();
+        }
+        // Every record is in a commit by now or soon, none of which is complete.
+        let mut pending = Vec::new();
+        while pending.iter().map(|commit: &Commit| commit.records).sum::<u64>() < PEERS as u64 {
+            pending.push(commits.recv().unwrap());
+        }
+        for peer in &mut peers {
+            assert_eq!(peer.read(&mut [0; 16]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "{engine}");
+            peer.set_nonblocking(false).unwrap();
+        }
+        pending.iter().for_each(Commit::complete);
+        let shards = server.cpus().len();
+        let mut seen = Vec::new();
+        for peer in &mut peers {
+            let mut line = Vec::new();
+            while line.last() != Some(&b'\n') {
+                line.extend(read_exactly(peer, 1));
+            }
+            seen.push(String::from_utf8(line).unwrap().trim().parse::<u64>().unwrap());
+        }
+        // Each shard counted its own records from 1.
+        let firsts = seen.iter().filter(|number| **number == 1).count();
+        assert!((1..=shards).contains(&firsts), "{engine}: {seen:?}");
+        server.drain().unwrap();
+    }
+}
