@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::cpu::Switches;
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group, set_parent_process_death_signal};
 
@@ -65,15 +66,16 @@ impl Server {
     }
 
     /// Asks the server to end (SIGTERM) and waits for it. An end by that very signal is good, too:
-    /// the small peers do not handle it.
-    pub(crate) fn stop(mut self) -> Result<()> {
+    /// the small peers do not handle it. Says how often it slept and was preempted in its life.
+    pub(crate) fn stop(mut self) -> Result<Switches> {
+        let before = Switches::of_children()?;
         let pid = Pid::from_child(&self.child);
         kill_process(pid, Signal::TERM).with_context(|| format!("cannot stop {}", self.name))?;
         let status = wait_timeout(&mut self.child, STOP_TIMEOUT)?
             .ok_or_else(|| anyhow!("{} did not end within {STOP_TIMEOUT:?} of SIGTERM; killed", self.name))?;
         use std::os::unix::process::ExitStatusExt;
         if status.success() || status.signal() == Some(Signal::TERM.as_raw()) {
-            return Ok(());
+            return Ok(Switches::of_children()?.since(&before));
         }
         Err(self.failure(&format!("ended with {status}")))
     }

@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use super::contestant::Contestant;
+use super::measure::Counter;
 use super::raw::Step;
 use super::web::{Disturbance, WebLoad};
 
@@ -187,13 +188,9 @@ impl Case {
 
     /// Whether system calls are counted, in runs of their own. Not where messages take time: there it is the work and
     /// not the calls that costs.
-    pub(crate) fn counts_syscalls(&self) -> bool {
-        match self.service {
-            Service::Echo | Service::Null => self.idle == 0,
-            Service::Work(load) => load.is_idle(),
-            // A connection takes the same calls however it came to its worker.
-            Service::Web(_) | Service::Value => false,
-        }
+    pub(crate) fn counts_syscalls(&self, by: Counter) -> bool {
+        let is_work = matches!(self.service, Service::Work(load) if !load.is_idle());
+        self.can_be_watched() && !is_work && (by == Counter::Perf || self.can_be_traced())
     }
 }
 
@@ -225,6 +222,20 @@ pub(crate) enum Metric {
     MachineCpuUs,
     /// System calls of the server, per message.
     Syscalls,
+    /// How often the server went to sleep and had to be woken, per message, over its whole life.
+    ServerSleeps,
+    /// How often the server had to let another run, per message, over its whole life.
+    ServerPreempted,
+    /// How often the client went to sleep, per message.
+    ClientSleeps,
+    /// Context switches of the machine, those of kernel threads among them, per message.
+    Switches,
+    /// Interrupts of the machine, per message.
+    Interrupts,
+    /// Interrupts from one CPU to another, per message: wake-ups across CPUs.
+    InterruptsBetweenCpus,
+    /// Softirqs of the machine that took received packets, per message.
+    ReceiveSoftirqs,
     /// Anonymous memory of the server's process per idle connection.
     IdleBytes,
     /// Median round trip with the idle connections open, relative to without.
@@ -240,7 +251,7 @@ pub(crate) enum Metric {
 }
 
 impl Metric {
-    pub(crate) const ALL: [Metric; 22] = [
+    pub(crate) const ALL: [Metric; 29] = [
         Metric::RttMeanUs,
         Metric::RttStdevUs,
         Metric::RttP50Us,
@@ -257,6 +268,13 @@ impl Metric {
         Metric::TotalCpuUs,
         Metric::MachineCpuUs,
         Metric::Syscalls,
+        Metric::ServerSleeps,
+        Metric::ServerPreempted,
+        Metric::ClientSleeps,
+        Metric::Switches,
+        Metric::Interrupts,
+        Metric::InterruptsBetweenCpus,
+        Metric::ReceiveSoftirqs,
         Metric::IdleBytes,
         Metric::IdleRttRatio,
         Metric::Balance,
@@ -264,6 +282,13 @@ impl Metric {
         Metric::Disturbances,
         Metric::Failures,
     ];
+
+    /// Whether it counts what happens for a message. These have a table of their own.
+    pub(crate) fn is_count(self) -> bool {
+        use Metric::{ClientSleeps, Interrupts, InterruptsBetweenCpus, ReceiveSoftirqs, ServerPreempted, ServerSleeps};
+        matches!(self, Metric::Syscalls | Metric::Switches | ServerSleeps | ServerPreempted | ClientSleeps)
+            || matches!(self, Interrupts | InterruptsBetweenCpus | ReceiveSoftirqs)
+    }
 
     /// Heading of its column, with the unit.
     pub(crate) fn title(self) -> &'static str {
@@ -283,7 +308,14 @@ impl Metric {
             Metric::OtherCpuUs => "other CPU us/msg",
             Metric::TotalCpuUs => "total CPU us/msg",
             Metric::MachineCpuUs => "machine CPU us/msg",
-            Metric::Syscalls => "system calls/msg",
+            Metric::Syscalls => "server's system calls",
+            Metric::ServerSleeps => "server slept",
+            Metric::ServerPreempted => "server preempted",
+            Metric::ClientSleeps => "client slept",
+            Metric::Switches => "context switches",
+            Metric::Interrupts => "interrupts",
+            Metric::InterruptsBetweenCpus => "of these between CPUs",
+            Metric::ReceiveSoftirqs => "receive softirqs",
             Metric::IdleBytes => "bytes/idle conn.",
             Metric::IdleRttRatio => "round trip, idle/none",
             Metric::Balance => "accepts max/min",
@@ -317,10 +349,8 @@ impl Metric {
             | Metric::OtherCpuUs
             | Metric::TotalCpuUs
             | Metric::MachineCpuUs
-            | Metric::Balance
-            | Metric::Syscalls => {
-                format!("{value:.3}")
-            }
+            | Metric::Balance => format!("{value:.3}"),
+            _ if self.is_count() => format!("{value:.3}"),
             // One connection in a thousand is not all of them.
             Metric::LocalShare => format!("{value:.4}"),
             _ => format!("{value:.2}"),

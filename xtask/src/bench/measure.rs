@@ -12,7 +12,7 @@ use super::contestant::{
 };
 use super::raw::Sample;
 use super::watch::{self, Watch};
-use crate::cpu::{CpuTime, anonymous_bytes};
+use crate::cpu::{Spent, Switches, anonymous_bytes};
 use crate::load::{Amount, Load, LoadResult, Tool, Work};
 use crate::process::{Server, display, free_port, output};
 
@@ -28,6 +28,9 @@ const RATE_SECONDS_MIN: f64 = 7.0;
 /// The least length of a measurement whose goal is a matter of some percent: medians of five runs of half a second differ
 /// by as much from one report to the next.
 const FINE_SECONDS_MIN: f64 = 2.5;
+
+/// The length of a measurement that only counts.
+const COUNT_SECONDS_MAX: f64 = 0.5;
 
 /// How much to measure.
 #[derive(Clone, Copy, Debug)]
@@ -102,30 +105,47 @@ impl Meter<'_> {
         let (command, ready) = server_command(self.programs, contestant, case, pinning, port)?;
         let (server, command) = start(contestant, (self.watch.server(command), ready))?;
         sample.server_command = without_port(&command, port);
-        load(case, pinning, port, self.effort.warm_up(case), sample.round).run(&self.programs.ksf)?;
+        let warm_up = load(case, pinning, port, self.effort.warm_up(case), sample.round).run(&self.programs.ksf)?;
         let load = load(case, pinning, port, self.effort.amount(case, pinning.placement), sample.round);
         sample.client_command = without_port(&display(&load.command(&self.programs.ksf)), port);
 
         if case.idle > 0 {
             self.idle(case, &server, port, &load, sample)?;
-        } else {
-            self.loaded(case, &server, &load, sample)?;
+            return server.stop().map(drop);
         }
-        server.stop()
+        let (result, spent) = self.observed(&server, || {
+            load.run_by(&self.programs.ksf, |command, timeout| self.client(command, &server, timeout))
+        })?;
+        insert_result(sample, case, &result);
+        insert_spent(sample, &spent, result.messages);
+        self.insert_events(sample, &spent, result.messages)?;
+        insert_switches(sample, server.stop()?, warm_up.messages + result.messages);
+        Ok(())
     }
 
-    /// Round trip, rate and CPU time under load.
-    fn loaded(&self, case: &Case, server: &Server, load: &Load, sample: &mut Sample) -> Result<()> {
-        let before = CpuTime::read(server.pid())?;
-        let result = load.run_by(&self.programs.ksf, |command, timeout| self.client(command, server, timeout))?;
-        let cpu = CpuTime::read(server.pid())?.since(&before);
-        insert_result(sample, case, &result);
-        let metrics = &mut sample.metrics;
-        let per_message = |time: Duration| time.as_secs_f64() * 1e6 / result.messages as f64;
-        metrics.insert(Metric::ServerCpuUs, per_message(cpu.process));
-        metrics.insert(Metric::OtherCpuUs, per_message(cpu.other()));
-        metrics.insert(Metric::TotalCpuUs, per_message(cpu.process + cpu.other()));
-        metrics.insert(Metric::MachineCpuUs, per_message(cpu.machine));
+    /// What is spent while something runs.
+    pub(super) fn observed<T>(&self, server: &Server, run: impl FnOnce() -> Result<T>) -> Result<(T, Spent)> {
+        let before = Spent::read(server.pid())?;
+        let result = run()?;
+        Ok((result, Spent::read(server.pid())?.since(&before)))
+    }
+
+    /// What happened while so many messages were answered.
+    pub(super) fn insert_events(&self, sample: &mut Sample, spent: &Spent, messages: u64) -> Result<()> {
+        let events = &spent.events;
+        let mut insert = |metric, count: u64| sample.metrics.insert(metric, count as f64 / messages as f64);
+        for (metric, count) in [
+            (Metric::ClientSleeps, events.clients_slept),
+            (Metric::Switches, events.switches),
+            (Metric::Interrupts, events.interrupts),
+            (Metric::InterruptsBetweenCpus, events.between_cpus),
+            (Metric::ReceiveSoftirqs, events.receive_softirqs),
+        ] {
+            insert(metric, count);
+        }
+        if let Watch::Count(file) = &self.watch {
+            insert(Metric::Syscalls, watch::counted(file)?);
+        }
         Ok(())
     }
 
@@ -175,7 +195,7 @@ impl Meter<'_> {
             |name: &str| sockperf_percentile(&text, name).with_context(|| format!("sockperf said:\n{text}"));
         sample.metrics.insert(Metric::RttP50Us, percentile("50.000")?);
         sample.metrics.insert(Metric::RttP99Us, percentile("99.000")?);
-        server.stop()
+        server.stop().map(drop)
     }
 
     fn floor(&self, pinning: &Pinning, sample: &mut Sample) -> Result<()> {
@@ -199,27 +219,20 @@ impl Meter<'_> {
 
     /// System calls of the server per message, apart from timing.
     pub(crate) fn syscalls(&self, case: &Case, contestant: Contestant, pinning: &Pinning, by: Counter) -> Sample {
+        if by == Counter::Perf {
+            let watch = Watch::Count(self.programs.scratch().join("perf-count"));
+            let effort = Effort { seconds: self.effort.seconds.min(COUNT_SECONDS_MAX), ..self.effort };
+            let mut sample = Meter { watch, effort, ..*self }.sample(case, contestant, pinning, 0);
+            sample.metrics.retain(|metric, _| *metric == Metric::Syscalls);
+            return sample;
+        }
         let mut sample = Sample::new(case, contestant, pinning.placement, 0);
-        let messages = |count: u64| (count * u64::from(case.connections)) as f64;
         let short = self.effort.count(2_000);
-        let result = match by {
-            Counter::Perf => {
-                let file = self.programs.scratch().join("perf-count");
-                let watch = Watch::Count(file.clone());
-                self.counted(case, contestant, pinning, 5 * short, watch, &mut sample)
-                    .and_then(|()| Ok(watch::counted(&file)? as f64 / messages(5 * short)))
-            }
-            // The difference of a long and a short run leaves out start, accept and end.
-            Counter::Strace => {
-                let mut traced = |count| {
-                    let file = self.programs.scratch().join("strace");
-                    let _ = std::fs::remove_file(&file);
-                    self.counted(case, contestant, pinning, count, Watch::Trace(file.clone()), &mut sample)?;
-                    watch::await_strace(&file)
-                };
-                traced(short).and_then(|few| Ok(traced(6 * short)?.saturating_sub(few) as f64 / messages(5 * short)))
-            }
-        };
+        // The difference of a long and a short run leaves out start, accept and end.
+        let result = self.traced(case, contestant, pinning, short, &mut sample).and_then(|few| {
+            let many = self.traced(case, contestant, pinning, 6 * short, &mut sample)?;
+            Ok(many.saturating_sub(few) as f64 / (5 * short * u64::from(case.connections)) as f64)
+        });
         match result {
             Ok(value) => drop(sample.metrics.insert(Metric::Syscalls, value)),
             Err(error) => sample.error = Some(format!("{error:#}")),
@@ -227,25 +240,25 @@ impl Meter<'_> {
         sample
     }
 
-    /// A server that answers `count` messages on each connection while it is watched.
-    fn counted(
+    /// All system calls of a server that answers `count` messages on each connection.
+    fn traced(
         &self,
         case: &Case,
         contestant: Contestant,
         pinning: &Pinning,
         count: u64,
-        watch: Watch,
         sample: &mut Sample,
-    ) -> Result<()> {
-        let meter = Meter { watch, ..*self };
+    ) -> Result<u64> {
         let port = free_port()?;
         let (command, ready) = server_command(self.programs, contestant, case, pinning, port)?;
-        let (server, command) = start(contestant, (meter.watch.server(command), ready))?;
+        let file = self.programs.scratch().join(format!("strace-{port}"));
+        let (server, command) = start(contestant, (Watch::Trace(file.clone()).server(command), ready))?;
         sample.server_command = without_port(&command, port);
         let load = load(case, pinning, port, Amount::Messages(count), sample.round);
         sample.client_command = without_port(&display(&load.command(&self.programs.ksf)), port);
-        load.run_by(&self.programs.ksf, |command, timeout| meter.client(command, &server, timeout))?;
-        server.stop()
+        load.run(&self.programs.ksf)?;
+        server.stop()?;
+        watch::await_strace(&file)
     }
 
     /// What a tool writes of a short measurement, whose figures are thrown away.
@@ -286,6 +299,22 @@ pub(crate) fn load(case: &Case, pinning: &Pinning, port: u16, amount: Amount, ro
 /// The command for a reader: its port was a free one, another each time.
 fn without_port(command: &str, port: u16) -> String {
     command.replace(&port.to_string(), "PORT")
+}
+
+fn insert_spent(sample: &mut Sample, spent: &Spent, messages: u64) {
+    let per_message = |time: Duration| time.as_secs_f64() * 1e6 / messages as f64;
+    sample.metrics.extend([
+        (Metric::ServerCpuUs, per_message(spent.process)),
+        (Metric::OtherCpuUs, per_message(spent.other())),
+        (Metric::TotalCpuUs, per_message(spent.process + spent.other())),
+        (Metric::MachineCpuUs, per_message(spent.machine)),
+    ]);
+}
+
+/// Of a server's whole life, in which it answered so many.
+pub(super) fn insert_switches(sample: &mut Sample, switches: Switches, messages: u64) {
+    sample.metrics.insert(Metric::ServerSleeps, switches.slept as f64 / messages as f64);
+    sample.metrics.insert(Metric::ServerPreempted, switches.preempted as f64 / messages as f64);
 }
 
 pub(crate) fn insert_result(sample: &mut Sample, case: &Case, result: &LoadResult) {

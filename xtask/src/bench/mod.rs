@@ -189,9 +189,7 @@ impl Bench {
             for contestant in case.contestants {
                 skipped.extend(self.have.contestant(*contestant).err().map(|why| format!("{contestant}: {why}")));
             }
-            if case.counts_syscalls() {
-                skipped.extend(self.have.counter().err().map(|why| format!("system calls per message: {why}")));
-            }
+            skipped.extend(self.have.counter().err().map(|why| format!("system calls per message: {why}")));
             // Both ends of idle connections are in processes with the same limit; the rest is slack.
             let files = (f64::from(case.idle) * self.effort.scale) as u64 + 100;
             if let Err(why) = raise_file_limit(files) {
@@ -272,7 +270,7 @@ impl Bench {
             undecided = rounds(look[0]..look[1], &|contestant| undecided.contains(&contestant));
         }
         let counter = match self.have.counter() {
-            Ok(counter) if case.counts_syscalls() => counter,
+            Ok(counter) if case.counts_syscalls(counter) => counter,
             _ => return samples,
         };
         for contestant in contestants {

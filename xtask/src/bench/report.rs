@@ -68,9 +68,14 @@ const NOTES: &[&str] = &[
     "Placement \"VM (shape)\": server and client on one emulated machine with two CPUs, whose kernel has \
      AF_KCM (Debian's; see docs/lab.md). Compare these rows with each other only.",
     "The stack floor is one thread that plays both ends of a TCP connection; it answers nobody.",
-    "System calls are counted in runs of their own, by perf or strace; nothing else is taken from them.",
+    "Counts are of each message. The server's system calls are counted in runs of their own, by perf or strace; nothing else is \
+     taken from these. How often a server slept, which is how often it was woken, or was preempted is of its whole life, \
+     start and warm-up included, and of its threads and processes. Context switches, interrupts and softirqs are those of the \
+     machine, so that kernel threads, which answer for the kernel engine, are among them. Interrupts between CPUs wake a \
+     task on the other CPU, or run a function there.",
 ];
 
+const COUNTS: &str = "Counted for each message:";
 const EVIDENCE: &str = "What tools say of lost rows";
 const WARNINGS: &str = "What the generators warned of";
 const FAILURES: &str = "Requests that failed";
@@ -103,6 +108,8 @@ struct Document {
 struct Section {
     title: &'static str,
     table: Table,
+    /// What happened for each message.
+    counts: Table,
     chart: Option<String>,
 }
 
@@ -116,9 +123,10 @@ impl Document {
         let verdicts = judge(raw);
         let mut cases = Vec::new();
         for case in CASES {
-            let table = case_table(raw, case);
+            let table = case_table(raw, case, |metric| !metric.is_count());
+            let counts = case_table(raw, case, Metric::is_count);
             if !table.rows.is_empty() {
-                cases.push(Section { title: case.title, table, chart: chart::draw(raw, case)? });
+                cases.push(Section { title: case.title, table, counts, chart: chart::draw(raw, case)? });
             }
         }
         let failed = raw.samples.iter().filter_map(|sample| {
@@ -153,6 +161,10 @@ impl Document {
         for section in &self.cases {
             let _ = writeln!(out, "\n## {}\n", section.title);
             section.table.markdown(&mut out);
+            if !section.counts.rows.is_empty() {
+                let _ = writeln!(out, "\n{COUNTS}\n");
+                section.counts.markdown(&mut out);
+            }
         }
         markdown_list(&mut out, "Notes", NOTES);
         markdown_list(&mut out, EVIDENCE, &self.evidence);
@@ -182,6 +194,10 @@ impl Document {
                 let _ = writeln!(out, "<figure>{chart}</figure>");
             }
             section.table.html(&mut out);
+            if !section.counts.rows.is_empty() {
+                let _ = writeln!(out, "<p>{COUNTS}");
+                section.counts.html(&mut out);
+            }
         }
         html_list(&mut out, "Notes", NOTES);
         html_list(&mut out, EVIDENCE, &self.evidence);
@@ -308,9 +324,10 @@ fn goal_summary(verdicts: &[Verdict]) -> String {
 }
 
 /// A row for each contestant and placement, a column for each metric that was measured.
-fn case_table(raw: &Raw, case: &Case) -> Table {
+fn case_table(raw: &Raw, case: &Case, is_shown: impl Fn(Metric) -> bool) -> Table {
     let metrics: Vec<Metric> = Metric::ALL
         .into_iter()
+        .filter(|&metric| is_shown(metric))
         .filter(|metric| {
             let samples = raw.samples.iter().filter(|sample| sample.case == case.name);
             samples.into_iter().any(|sample| sample.metrics.contains_key(metric))

@@ -8,10 +8,9 @@ use anyhow::{Result, ensure};
 
 use super::case::{Case, Metric};
 use super::contestant::{Contestant, Pinning, Programs, pinned, start};
-use super::measure::Meter;
+use super::measure::{Meter, insert_switches};
 use super::raw::Sample;
 use super::web::{accel, insert, parse};
-use crate::cpu::CpuTime;
 use crate::process::{Ready, Server, display, free_port, output};
 
 /// Requests to warm a server up with.
@@ -74,18 +73,20 @@ impl Meter<'_> {
         sample.server_command = shown(&command);
         // Each place of the client is to have its turn, in a smoke run, too.
         let count = self.effort.count(WARM_UP_COUNT).max(u64::from(case.in_flight)).to_string();
-        output(&mut text.client(pid, &count), SLACK)?;
+        let warm_up = parse(&output(&mut text.client(pid, &count), SLACK)?)?;
 
         let seconds = self.effort.seconds;
         let length = if seconds > 0.0 { format!("{seconds}s") } else { count };
         let client = text.client(pid, &length);
         sample.client_command = shown(&display(&client));
-        let before = CpuTime::read(pid)?;
-        let result = parse(&self.client(client, &server, Duration::from_secs_f64(seconds) + SLACK)?)?;
-        insert(sample, &result, CpuTime::read(pid)?.since(&before).machine);
+        let timeout = Duration::from_secs_f64(seconds) + SLACK;
+        let (result, spent) = self.observed(&server, || parse(&self.client(client, &server, timeout)?))?;
+        insert(sample, &result, &spent);
+        self.insert_events(sample, &spent, result.answered)?;
         // The client ends at the first failure: there is never one to count.
         sample.metrics.remove(&Metric::Failures);
-        server.stop()
+        insert_switches(sample, server.stop()?, warm_up.answered + result.answered);
+        Ok(())
     }
 }
 

@@ -26,9 +26,9 @@ use self::generators::Generator;
 use self::servers::Web;
 use super::case::{Case, Metric};
 use super::contestant::{Contestant, Pinning};
-use super::measure::Meter;
+use super::measure::{Meter, insert_switches};
 use super::raw::Sample;
-use crate::cpu::CpuTime;
+use crate::cpu::Spent;
 use crate::process::free_port;
 
 /// A load for a web server. Its connections are those of [`Case::in_flight`], its threads [`Case::connections`].
@@ -75,52 +75,53 @@ impl Meter<'_> {
         let shown = Shown { port, pid: web.server.pid() };
         sample.server_command = shown.clean(&web.command);
         let client = |count| Client { load, case, pinning, port, pid: web.server.pid(), count, round: sample.round };
-        client(Some(self.effort.count(WARM_UP_COUNT))).run(&self.programs.ksf)?;
+        let warm_up = client(Some(self.effort.count(WARM_UP_COUNT))).run(&self.programs.ksf)?;
 
         let factor = if load.rate_per_s.is_some() || load.costly { LONG_FACTOR } else { 1.0 };
         let length = (self.effort.seconds > 0.0).then_some(self.effort.seconds_for(case, pinning.placement) * factor);
         let count = length.is_none().then(|| self.effort.count(WARM_UP_COUNT));
         let measured = client(count);
-        let before = CpuTime::read(web.server.pid())?;
-        let result = match (load.disturbance, contestant) {
-            (_, Contestant::Wrk | Contestant::Ab) => {
-                let generator = if contestant == Contestant::Wrk { Generator::Wrk } else { Generator::Ab };
-                let mut command = generator.command(&measured, length);
-                sample.client_command = shown.clean(&crate::process::display(&command));
-                let rate = generator.run(&mut command)?;
-                sample.metrics.insert(Metric::MessagesPerS, rate);
-                return web.stop();
-            }
-            (Some(disturbance), _) => {
+        if let Contestant::Wrk | Contestant::Ab = contestant {
+            let generator = if contestant == Contestant::Wrk { Generator::Wrk } else { Generator::Ab };
+            let mut command = generator.command(&measured, length);
+            sample.client_command = shown.clean(&crate::process::display(&command));
+            let rate = generator.run(&mut command)?;
+            sample.metrics.insert(Metric::MessagesPerS, rate);
+            return web.stop().map(drop);
+        }
+        let run = || match load.disturbance {
+            Some(disturbance) => {
                 let running = measured.start(&self.programs.ksf)?;
                 sample.client_command = shown.clean(&running.command);
                 let done = disturb::disturb(disturbance, &web, self.effort.count(DISTURBANCES));
                 let result = running.interrupt()?;
                 sample.metrics.insert(Metric::Disturbances, done? as f64);
-                result
+                Ok(result)
             }
-            (None, _) => {
+            None => {
                 let command = measured.command(&self.programs.ksf, length);
                 sample.client_command = shown.clean(&crate::process::display(&command));
                 let timeout = Duration::from_secs_f64(length.unwrap_or(0.0)) + client::SLACK;
-                client::parse(&self.client(command, &web.server, timeout)?)?
+                client::parse(&self.client(command, &web.server, timeout)?)
             }
         };
-        let machine = CpuTime::read(web.server.pid())?.since(&before).machine;
+        let (result, spent) = self.observed(&web.server, run)?;
         ensure!(
             load.disturbance.is_some() || result.failures.is_empty(),
             "nothing disturbed the server, and requests failed: {:?}",
             result.failures
         );
         let workers = web.worker_cpus()?;
-        insert(sample, &result, machine);
+        insert(sample, &result, &spent);
+        self.insert_events(sample, &spent, result.answered)?;
         if load.names_worker && load.disturbance.is_none() && !workers.is_empty() {
             sample.metrics.insert(Metric::Balance, balance(&result.values, &workers)?);
             if let Some(share) = local_share(&result.threads, &workers) {
                 sample.metrics.insert(Metric::LocalShare, share);
             }
         }
-        web.stop()
+        insert_switches(sample, web.stop()?, warm_up.answered + result.answered);
+        Ok(())
     }
 }
 
@@ -143,11 +144,11 @@ pub(super) struct WebResult {
     pub(super) warnings: Vec<String>,
 }
 
-pub(super) fn insert(sample: &mut Sample, result: &WebResult, machine: Duration) {
+pub(super) fn insert(sample: &mut Sample, result: &WebResult, spent: &Spent) {
     sample.warnings.clone_from(&result.warnings);
     sample.failures.clone_from(&result.failures);
     let per = |us: f64| us / result.answered as f64;
-    let machine_us = machine.as_secs_f64() * 1e6;
+    let machine_us = spent.machine.as_secs_f64() * 1e6;
     let other_us = (machine_us - result.server_cpu_us - result.client_cpu_us).max(0.0);
     let [p50, p99, p999, max] = result.response_us;
     sample.metrics.extend([

@@ -13,7 +13,7 @@ use super::nginx::{Conf, Nginx, Sharing};
 use super::{BODY_BYTES, WebLoad};
 use crate::bench::case::Case;
 use crate::bench::contestant::{Contestant, Pinning, Programs, pinned, start};
-use crate::cpu;
+use crate::cpu::{self, Switches};
 use crate::process::{Ready, Server};
 
 /// A running web server.
@@ -99,9 +99,10 @@ impl Web {
         }
     }
 
-    pub(super) fn stop(self) -> Result<()> {
-        self.server.stop()?;
-        fs::remove_dir_all(&self.dir).context("cannot remove the directory of a web server")
+    pub(super) fn stop(self) -> Result<Switches> {
+        let switches = self.server.stop()?;
+        fs::remove_dir_all(&self.dir).context("cannot remove the directory of a web server")?;
+        Ok(switches)
     }
 }
 
