@@ -5,11 +5,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use object::elf::{R_BPF_64_32, R_BPF_64_64};
+use object::elf::{self, R_BPF_64_32, R_BPF_64_64};
 use object::read::elf::{ElfFile64, ElfSymbol64};
 use object::{
     NativeEndian, Object as _, ObjectSection as _, ObjectSymbol as _, RelocationFlags, RelocationTarget, SectionIndex,
-    SymbolKind,
+    SymbolKind, pod,
 };
 
 use crate::error::LoadError;
@@ -76,21 +76,19 @@ type Symbol<'data, 'file> = ElfSymbol64<'data, 'file, NativeEndian>;
 
 /// Says in plain words what kind of file it is, which the parser would not.
 fn check_header(object: &[u8]) -> Result<(), LoadError> {
+    const NATIVE: elf::DataEncoding = if cfg!(target_endian = "little") { elf::ELFDATA2LSB } else { elf::ELFDATA2MSB };
     let not = |found: &str| Err(LoadError::NotBpf { found: found.into() });
-    let Some((b"\x7fELF", rest)) = object.split_first_chunk::<4>() else {
+    if !object.starts_with(&elf::ELFMAG) {
         return not("it has no ELF header");
+    }
+    let Ok((header, _)) = pod::from_bytes::<elf::FileHeader64<NativeEndian>>(object) else {
+        return Err(LoadError::malformed("it ends within its first header"));
     };
-    let (native, machine) = if cfg!(target_endian = "little") {
-        (1, rest.get(14..16).map(|at| u16::from_le_bytes([at[0], at[1]])))
-    } else {
-        (2, rest.get(14..16).map(|at| u16::from_be_bytes([at[0], at[1]])))
-    };
-    match (rest.first(), rest.get(1), machine) {
-        (None, ..) | (_, None, _) | (.., None) => Err(LoadError::malformed("it ends within its first header")),
-        (Some(class), ..) if *class != 2 => not("it is not a 64-bit object"),
-        (_, Some(order), _) if *order != native => not("it has the other byte order"),
-        (.., Some(247)) => Ok(()),
-        (.., Some(machine)) => not(&format!("it is for machine {machine}, BPF is 247")),
+    match (header.e_ident.class, header.e_ident.data, header.e_machine.get(NativeEndian)) {
+        (class, ..) if class != elf::ELFCLASS64 => not("it is not a 64-bit object"),
+        (_, order, _) if order != NATIVE => not("it has the other byte order"),
+        (.., elf::EM_BPF) => Ok(()),
+        (.., machine) => not(&format!("it is for machine {machine}, BPF is {}", elf::EM_BPF)),
     }
 }
 

@@ -227,6 +227,18 @@ fn other_files_are_told_apart() {
     assert!(missing.to_string().contains("/nonexistent/framing.o"));
 }
 
+/// What `include_bytes!` embeds, or a file mapped behind something else, begins at any address.
+#[test]
+fn an_object_may_lie_at_any_address() {
+    let object = compile("thrift_anywhere", THRIFT, &["-DKSF_AF_KCM"]);
+    let mut memory = vec![0; object.len() + 8];
+    for offset in 0..8 {
+        memory[offset..offset + object.len()].copy_from_slice(&object);
+        let program = load(&memory[offset..offset + object.len()]).unwrap_or_else(|error| panic!("{offset}: {error}"));
+        assert_eq!(program.message_len(&[&[0, 0, 0, 10]]), Ok(Verdict::Length(14)));
+    }
+}
+
 #[test]
 fn a_damaged_object_is_an_error_or_a_program() {
     let object = compile("thrift_cut", THRIFT, &["-DKSF_AF_KCM"]);
