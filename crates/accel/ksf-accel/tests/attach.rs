@@ -3,10 +3,10 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 
 use common::*;
 use ksf_accel::attach::Attached;
@@ -15,31 +15,14 @@ use rustix::event::epoll;
 
 const ADDRESS: &str = "127.0.0.1:8100";
 
-/// A process that says its id to everybody it accepts. Killed when dropped.
-struct Server {
-    child: Child,
-}
-
-impl Server {
-    /// `shared`: the listener; else it makes its own of a reuseport group.
-    fn start(shared: Option<&std::net::TcpListener>) -> Self {
-        let mut command = helper("helper_serves");
-        if let Some(shared) = shared {
-            command.env("SHARED", "1").stdin(std::os::fd::OwnedFd::from(shared.try_clone().unwrap()));
-        }
-        Self { child: command.stdout(Stdio::null()).spawn().unwrap() }
+/// A process that says its id to everybody it accepts. `shared`: the listener; else it makes its own of a reuseport
+/// group.
+fn start_server(shared: Option<&std::net::TcpListener>) -> Running {
+    let mut command = Helper::command("helper_serves");
+    if let Some(shared) = shared {
+        command.env("SHARED", "1").stdin(std::os::fd::OwnedFd::from(shared.try_clone().unwrap()));
     }
-
-    fn pid(&self) -> u32 {
-        self.child.id()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.child.kill().expect("it has not been waited for");
-        self.child.wait().expect("it is ours");
-    }
+    Running::start(command.stdout(Stdio::null()))
 }
 
 #[test]
@@ -69,30 +52,12 @@ fn address() -> SocketAddr {
     ADDRESS.parse().unwrap()
 }
 
-/// Who serves so many connections from a CPU, and how many each.
-fn servers_from(cpu: usize, count: usize) -> BTreeMap<u32, usize> {
-    let mut servers = BTreeMap::new();
-    for mut stream in connect_from(cpu, address(), count) {
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut pid = [0; 4];
-        stream.read_exact(&mut pid).unwrap();
-        *servers.entry(u32::from_ne_bytes(pid)).or_default() += 1;
-    }
-    servers
-}
-
-fn until_listening(servers: &[&Server]) {
+fn until_listening(servers: &[&Running]) {
     let pids: Vec<u32> = servers.iter().map(|server| server.pid()).collect();
     wait_until("all serve", || {
-        let Ok(mut stream) = TcpStream::connect(address()) else { return false };
-        let mut pid = [0; 4];
-        stream.read_exact(&mut pid).is_ok() && pids.contains(&u32::from_ne_bytes(pid)) && listeners() == pids.len()
+        let Ok(stream) = TcpStream::connect(address()) else { return false };
+        pid_of(stream).is_some_and(|pid| pids.contains(&pid)) && listening_sockets() == pids.len()
     });
-}
-
-fn listeners() -> usize {
-    let table = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
-    table.lines().filter(|line| line.contains(" 0A ")).count()
 }
 
 fn affinity(pid: u32) -> usize {
@@ -101,10 +66,10 @@ fn affinity(pid: u32) -> usize {
 
 #[test]
 fn each_process_gets_what_arrives_on_its_cpu() {
-    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
-    let servers = [Server::start(None), Server::start(None)];
+    let Some([a, b]) = network_on_two_cpus() else { return };
+    let servers = [start_server(None), start_server(None)];
     until_listening(&[&servers[0], &servers[1]]);
-    let pids = servers.each_ref().map(Server::pid);
+    let pids = servers.each_ref().map(Running::pid);
     let free = affinity(pids[0]);
     let options = options();
     let folder = options.status_folder.clone().unwrap();
@@ -112,8 +77,8 @@ fn each_process_gets_what_arrives_on_its_cpu() {
     let status = status::all(&folder).unwrap().pop().unwrap();
     assert!(status.attached && status.workers.len() == 2, "{status:?}");
     let at_home = |cpu: usize| status.workers.iter().find(|it| it.cpu == Some(cpu as u32)).unwrap().pid;
-    assert_eq!(servers_from(a, 40), BTreeMap::from([(at_home(a), 40)]));
-    assert_eq!(servers_from(b, 30), BTreeMap::from([(at_home(b), 30)]));
+    assert_eq!(servers_from(a, address(), 40), BTreeMap::from([(at_home(a), 40)]));
+    assert_eq!(servers_from(b, address(), 30), BTreeMap::from([(at_home(b), 30)]));
     assert_eq!(pids.map(affinity), [1, 1]);
     let steered: u64 = status::all(&folder).unwrap()[0].workers.iter().map(|it| it.counters.steered_local).sum();
     assert_eq!(steered, 70);
@@ -121,7 +86,7 @@ fn each_process_gets_what_arrives_on_its_cpu() {
     // Afterwards the kernel chooses again, and threads may run where they might.
     drop(attached);
     assert_eq!(pids.map(affinity), [free; 2]);
-    assert_eq!(servers_from(a, 100).len(), 2, "by chance once in 10^30");
+    assert_eq!(servers_from(a, address(), 100).len(), 2, "by chance once in 10^30");
     assert!(status::all(&folder).unwrap().is_empty());
 }
 
@@ -134,17 +99,17 @@ fn helper_parent() {
     }
     // SAFETY: no memory is involved. Ends with the thread of the test that has started it.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-    let mut children = vec![Server::start(None), Server::start(None)];
+    let mut children = vec![start_server(None), start_server(None)];
     let wait = || rustix::io::read(std::io::stdin(), &mut [0u8]).unwrap();
     wait();
-    children.push(Server::start(None));
+    children.push(start_server(None));
     wait();
 }
 
 #[test]
 fn processes_come_and_go_without_a_loss() {
-    let Some((a, _)) = two_cpus().filter(|_| own_network()) else { return };
-    let mut parent = helper("helper_parent").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let Some([a, _]) = network_on_two_cpus() else { return };
+    let mut parent = Helper::command("helper_parent").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let options = options();
     let folder = options.status_folder.clone().unwrap();
     // The children are found without being named, whenever they come.
@@ -154,10 +119,9 @@ fn processes_come_and_go_without_a_loss() {
     parent.stdin.as_mut().unwrap().write_all(b"x").unwrap();
     wait_until("the third is found", || pids().len() == 3);
     let gone = pids()[0];
-    rustix::process::kill_process(rustix::process::Pid::from_raw(gone as i32).unwrap(), rustix::process::Signal::KILL)
-        .unwrap();
-    wait_until("its socket is closed", || listeners() == 2);
-    let served = servers_from(a, 50);
+    signal(gone, rustix::process::Signal::KILL);
+    wait_until("its socket is closed", || listening_sockets() == 2);
+    let served = servers_from(a, address(), 50);
     assert_eq!(served.values().sum::<usize>(), 50, "{served:?}");
     assert!(!served.contains_key(&gone));
     wait_until("it is forgotten", || pids().len() == 2 && !pids().contains(&gone));
@@ -168,15 +132,13 @@ fn processes_come_and_go_without_a_loss() {
 
 #[test]
 fn what_cannot_be_told_apart_is_left_alone_and_said() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let shared = listener(ADDRESS);
-    let servers = [Server::start(Some(&shared)), Server::start(Some(&shared))];
+    let servers = [start_server(Some(&shared)), start_server(Some(&shared))];
     drop(shared);
     let options = options();
     let folder = options.status_folder.clone().unwrap();
-    let attached = Attached::new(&servers.each_ref().map(Server::pid), options).unwrap();
+    let attached = Attached::new(&servers.each_ref().map(Running::pid), options).unwrap();
     let mut why = String::new();
     wait_until("it is found", || {
         let status = status::all(&folder).unwrap().pop().unwrap();
@@ -184,33 +146,33 @@ fn what_cannot_be_told_apart_is_left_alone_and_said() {
         !why.is_empty()
     });
     assert!(why.contains("share one socket"), "{why}");
-    assert_eq!(servers_from(cpus()[0], 20).values().sum::<usize>(), 20);
+    assert_eq!(servers_from(cpus()[0], address(), 20).values().sum::<usize>(), 20);
     drop(attached);
 }
 
 #[test]
 fn a_stranger_of_the_same_group_keeps_its_share() {
-    let Some((a, _)) = two_cpus().filter(|_| own_network()) else { return };
-    let servers = [Server::start(None), Server::start(None), Server::start(None)];
+    let Some([a, _]) = network_on_two_cpus() else { return };
+    let servers = [start_server(None), start_server(None), start_server(None)];
     until_listening(&[&servers[0], &servers[1], &servers[2]]);
-    let pids = servers.each_ref().map(Server::pid);
+    let pids = servers.each_ref().map(Running::pid);
     let options = options();
     let folder = options.status_folder.clone().unwrap();
     let _attached = Attached::new(&pids[..2], options).unwrap();
     let excluded = status::all(&folder).unwrap()[0].listeners[0].excluded.clone();
     assert!(excluded.len() == 1 && excluded[0].contains("not steered while it is there"), "{excluded:?}");
-    assert_eq!(servers_from(a, 200).len(), 3);
+    assert_eq!(servers_from(a, address(), 200).len(), 3);
 }
 
 #[test]
 fn a_program_of_another_network_is_steered_there() {
-    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
-    let servers = [Server::start(None), Server::start(None)];
+    let Some([a, b]) = network_on_two_cpus() else { return };
+    let servers = [start_server(None), start_server(None)];
     until_listening(&[&servers[0], &servers[1]]);
-    let pids = servers.each_ref().map(Server::pid);
-    let attached = std::thread::spawn(move || own_network().then(|| Attached::new(&pids, options()).unwrap()));
+    let pids = servers.each_ref().map(Running::pid);
+    let attached = std::thread::spawn(move || own_network().map(|()| Attached::new(&pids, options()).unwrap()));
     let attached = attached.join().unwrap().unwrap();
-    assert_eq!([servers_from(a, 20).len(), servers_from(b, 20).len()], [1, 1]);
+    assert_eq!([servers_from(a, address(), 20).len(), servers_from(b, address(), 20).len()], [1, 1]);
     // It ends with the program.
     drop(servers);
     wait_until("it ends by itself", || attached.has_ended());
@@ -218,9 +180,7 @@ fn a_program_of_another_network_is_steered_there() {
 
 #[test]
 fn who_is_not_there_or_may_not_be_steered_is_an_error() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let error = Attached::new(&[u32::MAX >> 1], options()).unwrap_err();
     assert!(error.to_string().starts_with("cannot attach to process: 2147483647: "), "{error}");
     assert!(matches!(Attached::new(&[], options()), Err(AccelError::Option { .. })));

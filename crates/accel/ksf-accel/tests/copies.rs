@@ -3,7 +3,6 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,28 +13,9 @@ use ksf_accel::{AccelError, status};
 
 /// The static program of `tests/c/says_pid.c`.
 fn program(folder: &Path) -> PathBuf {
-    std::fs::create_dir_all(folder).unwrap();
     let program = folder.join("says_pid");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/c/says_pid.c");
-    let flags = ["-Wall", "-Wextra", "-Werror", "-static", "-o"];
-    assert!(Command::new("cc").args(flags).arg(&program).arg(source).status().unwrap().success());
+    compile::cc(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/c/says_pid.c"), &program, &["-static"]);
     program
-}
-
-/// Who serves so many connections from a CPU, and how many each.
-fn servers_from(cpu: usize, address: SocketAddr, count: usize) -> BTreeMap<u32, usize> {
-    let mut servers = BTreeMap::new();
-    for stream in connect_from(cpu, address, count) {
-        *servers.entry(pid_of(stream).expect("served")).or_default() += 1;
-    }
-    servers
-}
-
-fn pid_of(mut stream: TcpStream) -> Option<u32> {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let mut pid = [0; 4];
-    stream.read_exact(&mut pid).ok()?;
-    Some(u32::from_ne_bytes(pid))
 }
 
 fn cgroups() -> usize {
@@ -51,7 +31,7 @@ fn cgroups() -> usize {
 /// One after the other: the cgroup is named after the process.
 #[test]
 fn each_copy_gets_what_arrives_on_its_cpu() {
-    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let Some([a, b]) = network_on_two_cpus() else { return };
     let folder = folder();
     let program = program(&folder);
     for address in ["127.0.0.1:8200", "[::1]:8201"] {
@@ -95,9 +75,7 @@ fn each_copy_gets_what_arrives_on_its_cpu() {
 
 #[test]
 fn without_it_the_second_copy_cannot_listen() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let folder = folder();
     let program = program(&folder);
     let start = || Command::new(&program).arg("8202").spawn().unwrap();

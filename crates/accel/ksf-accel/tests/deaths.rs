@@ -13,7 +13,7 @@ use ksf_accel_proto::message::{NO_WORKER, REQUEST_BYTES};
 
 #[test]
 fn a_stalled_workers_connections_are_taken_by_another() {
-    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let Some([a, b]) = network_on_two_cpus() else { return };
     for level in [Level::SkLookup, Level::SkReuseport, Level::ClassicBpf, Level::IncomingCpu] {
         let holder = start_with(|options| (options.level, options.look_ms) = (Some(level), 5));
         assert_eq!(holder.level(), level);
@@ -62,11 +62,11 @@ fn a_stalled_workers_connections_are_taken_by_another() {
 
 #[test]
 fn a_killed_workers_queue_is_rescued_and_then_inherited() {
-    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let Some([a, b]) = network_on_two_cpus() else { return };
     let holder = start();
     let living = Library::hello(&holder);
     let own = listener("127.0.0.1:0");
-    let dying = Process::joins(&holder, &own, a as i32, 1);
+    let dying = joins(&holder, &own, a as i32, 1);
     let index = wait_for_workers(&holder, 1)[0].index;
     let on_b = living.ready(&own, b as i32);
     let mut clients = connect_from(a, own.local_addr().unwrap(), 30);
@@ -88,12 +88,13 @@ fn a_killed_workers_queue_is_rescued_and_then_inherited() {
 
 #[test]
 fn a_process_that_is_killed_loses_its_workers_though_a_child_keeps_its_connection() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = start();
-    let mut child =
-        helper("helper_joins_and_forks").env("HOLDER", holder.environment()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = Helper::command("helper_joins_and_forks")
+        .env("HOLDER", holder.environment())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     let pid = child.id();
     wait_until("it has joined", || {
         holder.status().unwrap().workers.iter().any(|worker| worker.pid == pid && !worker.ready.is_empty())
@@ -131,9 +132,7 @@ fn helper_joins_and_forks() {
 
 #[test]
 fn workers_belong_to_the_process_until_it_begins_anew() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = start();
     let own = listener("127.0.0.1:0");
     let cpu = cpus()[0] as i32;
@@ -157,9 +156,7 @@ fn workers_belong_to_the_process_until_it_begins_anew() {
 
 #[test]
 fn a_killed_holder_leaves_nothing_and_the_program_goes_on() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let folder = folder();
     let mut program = program("holds", &folder);
     let status = the_holder(&folder);
@@ -180,9 +177,7 @@ fn a_killed_holder_leaves_nothing_and_the_program_goes_on() {
 
 #[test]
 fn a_holder_ends_with_the_program_whatever_its_processes_become() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     // How the program ends; each must end the holder, and none before its time.
     for way in ["exits", "is killed", "becomes a daemon", "becomes another program"] {
         let folder = folder();
@@ -218,7 +213,7 @@ fn a_holder_ends_with_the_program_whatever_its_processes_become() {
 
 /// The program of the tests above, started as `ksf accel run` would.
 fn program(role: &str, folder: &std::path::Path) -> Child {
-    helper("helper_program")
+    Helper::command("helper_program")
         .env("ROLE", role)
         .env("FOLDER", folder)
         .stdin(Stdio::piped())
@@ -234,7 +229,7 @@ fn helper_program() {
         return;
     }
     let options = options_in(std::env::var_os("FOLDER").unwrap().into());
-    let prepared = run::prepare(&options, helper("helper_holder"), "/lib/of/nobody.so".as_ref()).unwrap();
+    let prepared = run::prepare(&options, Helper::command("helper_holder"), "/lib/of/nobody.so".as_ref()).unwrap();
     assert_eq!(prepared.level, Level::SkLookup);
     let address = prepared.environment.iter().find(|(name, _)| name == "KSF_ACCEL").unwrap().1.clone();
     // SAFETY: the test runner's other thread waits for this one.
@@ -303,14 +298,7 @@ fn the_holder(folder: &std::path::Path) -> status::Status {
 }
 
 fn kill(pid: u32) {
-    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-}
-
-fn is_alive(pid: u32) -> bool {
-    // A zombie has ended: its parent is not ours to hurry.
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+    signal(pid, rustix::process::Signal::KILL);
 }
 
 /// sk_lookup programs of this thread's network namespace.
@@ -335,9 +323,7 @@ fn sk_lookup_programs() -> usize {
 
 #[test]
 fn stopping_a_holder_gives_everything_to_the_program() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = start();
     let library = Library::hello(&holder);
     let own = listener("127.0.0.1:0");

@@ -42,9 +42,7 @@ fn refused(answer: Answer) -> Refusal {
 
 #[test]
 fn who_does_not_show_the_token_is_told_once_and_hung_up_on() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = start();
     let mut wrong = holder.token();
     wrong[15] ^= 1;
@@ -73,9 +71,7 @@ fn who_does_not_show_the_token_is_told_once_and_hung_up_on() {
 
 #[test]
 fn messages_of_wrong_sizes_are_refused() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = start();
     let library = Library::hello(&holder);
     for bytes in [1, REQUEST_BYTES - 1, REQUEST_BYTES + 1, 60_000] {
@@ -92,9 +88,7 @@ fn messages_of_wrong_sizes_are_refused() {
 
 #[test]
 fn descriptors_that_are_no_listeners_are_refused_and_closed() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = start();
     let library = Library::hello(&holder);
     let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -139,25 +133,21 @@ fn descriptors_that_are_no_listeners_are_refused_and_closed() {
 
 #[test]
 fn a_listener_of_another_namespace_is_refused() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = start();
     let library = Library::hello(&holder);
-    let elsewhere = std::thread::spawn(|| own_network().then(|| listener("127.0.0.1:0"))).join().unwrap().unwrap();
+    let elsewhere = std::thread::spawn(|| own_network().map(|()| listener("127.0.0.1:0"))).join().unwrap().unwrap();
     assert_eq!(library.listen(&elsewhere), Err(Refusal::Namespace));
     still_serves(&holder);
 }
 
 #[test]
 fn workers_of_others_cannot_be_used() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = start();
     let library = Library::hello(&holder);
     let own = listener("127.0.0.1:0");
-    let honest = Process::joins(&holder, &own, -1, 1);
+    let honest = joins(&holder, &own, -1, 1);
     let place = wait_for_workers(&holder, 1)[0].index;
     let cookie = cookie(&own);
     for worker in [place, 7, WORKERS_MAX as u32, NO_WORKER - 1] {
@@ -177,13 +167,11 @@ fn workers_of_others_cannot_be_used() {
 
 #[test]
 fn a_flood_of_joins_ends_at_the_limit_and_is_given_back() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = start();
     let library = Library::hello(&holder);
     let own = listener("127.0.0.1:0");
-    let flood = Process::joins(&holder, &own, i32::MAX, WORKERS_MAX);
+    let flood = joins(&holder, &own, i32::MAX, WORKERS_MAX);
     wait_for_workers(&holder, WORKERS_MAX);
     assert_eq!(library.join(&own, NO_WORKER, -1).map(drop), Err(Refusal::Full));
     drop(flood);
@@ -193,9 +181,7 @@ fn a_flood_of_joins_ends_at_the_limit_and_is_given_back() {
 
 #[test]
 fn listeners_have_a_limit_and_strangers_are_few() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = start();
     let library = Library::hello(&holder);
     let many: Vec<TcpListener> = (0..65).map(|_| listener("127.0.0.1:0")).collect();
@@ -213,14 +199,12 @@ fn listeners_have_a_limit_and_strangers_are_few() {
 
 #[test]
 fn nonsense_in_the_shared_memory_costs_locality_only() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = start();
     let library = Library::hello(&holder);
     let own = listener("127.0.0.1:0");
     let address = own.local_addr().unwrap();
-    let process = Process::joins(&holder, &own, cpus()[0] as i32, 1);
+    let process = joins(&holder, &own, cpus()[0] as i32, 1);
     wait_for_workers(&holder, 1);
     let state = library.state();
     for home in &state.homes {

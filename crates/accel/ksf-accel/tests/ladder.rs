@@ -5,7 +5,6 @@ mod common;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
-use std::process::Command;
 use std::sync::atomic::Ordering::SeqCst;
 
 use common::*;
@@ -71,7 +70,7 @@ fn settle(level: Level, library: &Library, own: &TcpListener, places: [&Place; 2
 
 #[test]
 fn each_level_is_local_and_falls_back() {
-    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let Some([a, b]) = network_on_two_cpus() else { return };
     for level in [Level::SkLookup, Level::SkReuseport, Level::ClassicBpf, Level::IncomingCpu] {
         is_local(level, a, b);
     }
@@ -79,9 +78,7 @@ fn each_level_is_local_and_falls_back() {
 
 #[test]
 fn without_privileges_the_ladder_goes_down_and_says_why() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     as_nobody("helper_without_privileges", None);
 }
 
@@ -116,21 +113,19 @@ fn as_nobody(name: &str, own: Option<&TcpListener>) {
     let copy = folder.join("helper");
     std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
     std::os::unix::fs::chown(&folder, Some(65534), Some(65534)).unwrap();
-    let mut command = Command::new(&copy);
-    command.args(helper(name).get_args()).env(HELPER, "1").env("TMPDIR", &folder).uid(65534).gid(65534);
+    let mut command = Helper::command_of(&copy, name);
+    command.env("TMPDIR", &folder).uid(65534).gid(65534);
     if let Some(own) = own {
         command.stdin(std::os::fd::OwnedFd::from(own.try_clone().unwrap()));
     }
     let output = command.current_dir("/").output().unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let said = stdout(&output) + &stderr(&output);
     assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }
 
 #[test]
 fn a_listener_of_another_user_has_siblings_too() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     // A group has one owner: the holder, root, gives its queues to the listener's.
     let own = listener("127.0.0.1:0");
     rustix::fs::fchown(&own, Some(rustix::fs::Uid::from_raw(65534)), None).unwrap();
@@ -148,9 +143,7 @@ fn a_listener_of_another_user_has_siblings_too() {
 
 #[test]
 fn plain_changes_nothing() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = start_at(Level::Plain);
     assert_eq!(holder.refused().len(), 4);
     let library = Library::hello(&holder);
@@ -164,9 +157,7 @@ fn plain_changes_nothing() {
 
 #[test]
 fn the_kernel_lets_only_one_program_listen_where_the_level_cannot_help() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     // A program with its own group at a level that would replace its choice.
     let holder = start_at(Level::SkReuseport);
     let library = Library::hello(&holder);
@@ -230,9 +221,7 @@ fn set(socket: &impl AsFd, level: i32, name: i32, value: &[u8]) {
 
 #[test]
 fn queues_take_over_what_accepted_sockets_inherit() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     for level in [Level::SkLookup, Level::SkReuseport] {
         let holder = start_at(level);
         let library = Library::hello(&holder);
@@ -265,9 +254,7 @@ fn queues_take_over_what_accepted_sockets_inherit() {
 
 #[test]
 fn a_filter_is_copied_and_one_that_cannot_be_read_ends_the_acceleration() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = start();
     let library = Library::hello(&holder);
     let own = listener("127.0.0.1:0");
@@ -291,9 +278,7 @@ fn a_filter_is_copied_and_one_that_cannot_be_read_ends_the_acceleration() {
 
 #[test]
 fn a_sibling_that_cannot_bind_is_told_in_words() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     // The unprivileged holder's siblings of a listener of root: another owner, so no member of its group.
     let own = listener("127.0.0.1:8000");
     as_nobody("helper_joins_a_foreign_listener", Some(&own));

@@ -1,39 +1,26 @@
 //! Programs that a library can help, and others; made with the C compiler.
 
-mod common;
-
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use ksf_accel::program::{Obstacle, find, obstacle};
-use tempfile::TempDir;
+use ksf_test::compile::cc;
+use ksf_test::{Folder, skip};
 
-/// A folder that is removed with the value.
-struct Folder(TempDir);
+/// A file that everybody may run.
+fn write(folder: &Folder, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+    let path = folder.write(name, content);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
 
-impl Folder {
-    fn new(name: &str) -> Self {
-        Self(tempfile::Builder::new().prefix(&format!("ksf-accel-program-{name}-")).tempdir().unwrap())
-    }
-
-    fn write(&self, name: &str, content: &[u8]) -> PathBuf {
-        let path = self.0.path().join(name);
-        fs::write(&path, content).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        path
-    }
-
-    /// Compiles a C program.
-    fn compile(&self, name: &str, source: &str, flags: &[&str]) -> PathBuf {
-        let source = self.write(&format!("{name}.c"), source.as_bytes());
-        let program = self.0.path().join(name);
-        let status = Command::new("cc").args(flags).arg("-o").arg(&program).arg(source).status().unwrap();
-        assert!(status.success());
-        program
-    }
+/// Compiles a C program.
+fn compile(folder: &Folder, name: &str, source: &str, flags: &[&str]) -> PathBuf {
+    let program = folder.path(name);
+    cc(folder.write(&format!("{name}.c"), source), &program, flags);
+    program
 }
 
 const MAIN: &str = "int main(void) { return 0; }";
@@ -44,44 +31,44 @@ const GO_NOTE: &str = "__asm__(\".section .note.go.buildid,\\\"a\\\",@note\\n.lo
 
 #[test]
 fn linked_programs_are_told_apart() {
-    let folder = Folder::new("linked");
-    assert_eq!(obstacle(&folder.compile("dynamic", MAIN, &[])), None);
-    assert_eq!(obstacle(&folder.compile("static", MAIN, &["-static"])), Some(Obstacle::Static));
+    let folder = Folder::new();
+    assert_eq!(obstacle(&compile(&folder, "dynamic", MAIN, &[])), None);
+    assert_eq!(obstacle(&compile(&folder, "static", MAIN, &["-static"])), Some(Obstacle::Static));
     // Has a dynamic section, and no dynamic linker.
-    assert_eq!(obstacle(&folder.compile("static-pie", MAIN, &["-static-pie"])), Some(Obstacle::Static));
-    assert_eq!(obstacle(&folder.compile("go", GO_NOTE, &["-static"])), Some(Obstacle::Go));
+    assert_eq!(obstacle(&compile(&folder, "static-pie", MAIN, &["-static-pie"])), Some(Obstacle::Static));
+    assert_eq!(obstacle(&compile(&folder, "go", GO_NOTE, &["-static"])), Some(Obstacle::Go));
     // With cgo, Go is linked with libc, and does not ask it.
-    assert_eq!(obstacle(&folder.compile("cgo", GO_NOTE, &[])), Some(Obstacle::Go));
+    assert_eq!(obstacle(&compile(&folder, "cgo", GO_NOTE, &[])), Some(Obstacle::Go));
 }
 
 #[test]
 fn scripts_are_what_interprets_them() {
-    let folder = Folder::new("scripts");
-    let bound = folder.compile("static", MAIN, &["-static"]);
+    let folder = Folder::new();
+    let bound = compile(&folder, "static", MAIN, &["-static"]);
     let through = |name: &str, interpreter: &Path| {
-        folder.write(name, format!("#! {} -x\nexit 0\n", interpreter.display()).as_bytes())
+        write(&folder, name, format!("#! {} -x\nexit 0\n", interpreter.display()).as_bytes())
     };
     let script = through("script", &bound);
     assert_eq!(obstacle(&script), Some(Obstacle::Static));
     assert_eq!(obstacle(&through("twice", &script)), Some(Obstacle::Static));
-    assert_eq!(obstacle(&folder.write("shell", b"#!/bin/sh\n")), None);
+    assert_eq!(obstacle(&write(&folder, "shell", b"#!/bin/sh\n")), None);
     // It interprets itself: the kernel will refuse it.
-    let own = folder.0.path().join("loop");
+    let own = folder.path("loop");
     assert_eq!(obstacle(&through("loop", &own)), None);
     for (name, content) in [("empty", &b""[..]), ("text", b"exit 0\n"), ("nothing", b"#!\n"), ("elf", b"\x7fELF")] {
-        assert_eq!(obstacle(&folder.write(name, content)), None, "{name}");
+        assert_eq!(obstacle(&write(&folder, name, content)), None, "{name}");
     }
-    assert_eq!(obstacle(&folder.0.path().join("missing")), None);
+    assert_eq!(obstacle(&folder.path("missing")), None);
 }
 
 #[test]
 fn other_machines_and_libcs_are_seen() {
-    let folder = Folder::new("machines");
-    let program = fs::read(folder.compile("dynamic", MAIN, &[])).unwrap();
+    let folder = Folder::new();
+    let program = fs::read(compile(&folder, "dynamic", MAIN, &[])).unwrap();
     let changed = |name: &str, change: &dyn Fn(&mut Vec<u8>)| {
         let mut bytes = program.clone();
         change(&mut bytes);
-        obstacle(&folder.write(name, &bytes))
+        obstacle(&write(&folder, name, &bytes))
     };
     assert_eq!(changed("word", &|bytes| bytes[4] = 1), Some(Obstacle::OtherMachine));
     assert_eq!(changed("order", &|bytes| bytes[5] ^= 3), Some(Obstacle::OtherMachine));
@@ -101,10 +88,10 @@ fn other_machines_and_libcs_are_seen() {
 #[test]
 fn programs_with_more_rights_are_seen() {
     if !rustix::process::geteuid().is_root() {
-        return common::skip("needs root (another owner of a file)");
+        return skip("needs root (another owner of a file)");
     }
-    let folder = Folder::new("rights");
-    let program = folder.compile("dynamic", MAIN, &[]);
+    let folder = Folder::new();
+    let program = compile(&folder, "dynamic", MAIN, &[]);
     let with = |user: u32, mode: u32| {
         chown(&program, Some(user), Some(user)).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(mode)).unwrap();
@@ -118,11 +105,11 @@ fn programs_with_more_rights_are_seen() {
 
 #[test]
 fn a_program_is_found_as_execvp_does() {
-    let folder = Folder::new("path");
-    let program = folder.write("server", MAIN.as_bytes());
-    let plain = folder.write("plain", b"");
+    let folder = Folder::new();
+    let program = write(&folder, "server", MAIN.as_bytes());
+    let plain = write(&folder, "plain", b"");
     fs::set_permissions(&plain, fs::Permissions::from_mode(0o644)).unwrap();
-    let path = format!("/nowhere:{}", folder.0.path().display());
+    let path = format!("/nowhere:{}", &folder.path("").display());
     let find_in = |name: &str| find(OsStr::new(name), Some(OsStr::new(&path)));
     assert_eq!(find_in("server"), Some(program.clone()));
     assert_eq!(find_in("plain"), None);

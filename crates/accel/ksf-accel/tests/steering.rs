@@ -12,7 +12,7 @@ use ksf_accel_proto::message::{NO_WORKER, Refusal, Request};
 
 #[test]
 fn each_connection_is_local() {
-    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let Some([a, b]) = network_on_two_cpus() else { return };
     let holder = start_at(Level::SkLookup);
     let library = Library::hello(&holder);
     let own = listener("127.0.0.1:0");
@@ -41,7 +41,7 @@ fn each_connection_is_local() {
 
 #[test]
 fn workers_of_one_cpu_take_turns() {
-    let Some((a, _)) = two_cpus().filter(|_| own_network()) else { return };
+    let Some([a, _]) = network_on_two_cpus() else { return };
     let holder = start();
     let library = Library::hello(&holder);
     let own = listener("127.0.0.1:0");
@@ -52,7 +52,7 @@ fn workers_of_one_cpu_take_turns() {
 
 #[test]
 fn who_is_busy_stalled_or_not_ready_is_passed_over() {
-    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let Some([a, b]) = network_on_two_cpus() else { return };
     let holder = start_with(|options| options.busy_limit_ns = 1_000_000_000);
     let library = Library::hello(&holder);
     let own = listener("127.0.0.1:0");
@@ -98,9 +98,7 @@ fn who_is_busy_stalled_or_not_ready_is_passed_over() {
 
 #[test]
 fn without_workers_and_when_paused_the_program_listens() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = start();
     let library = Library::hello(&holder);
     let own = listener("127.0.0.1:0");
@@ -120,9 +118,7 @@ fn without_workers_and_when_paused_the_program_listens() {
 
 #[test]
 fn ipv6_dual_stack_wildcard_and_specific_addresses() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = start();
     let library = Library::hello(&holder);
     let cpu = cpus()[0];
@@ -157,9 +153,7 @@ fn ipv6_dual_stack_wildcard_and_specific_addresses() {
 
 #[test]
 fn others_keep_what_is_theirs() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = start();
     let library = Library::hello(&holder);
     let cpu = cpus()[0];
@@ -192,12 +186,10 @@ fn others_keep_what_is_theirs() {
 
 #[test]
 fn a_listener_on_one_device_takes_only_what_comes_by_it() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let cpu = cpus()[0];
-    ip(&["link", "add", "ksf0", "type", "veth", "peer", "name", "ksf1"]);
-    ip(&["link", "set", "ksf0", "up"]);
+    ip("link add ksf0 type veth peer name ksf1");
+    ip("link set ksf0 up");
     let holder = start();
     let library = Library::hello(&holder);
     let on = |device: &'static [u8]| move |socket: &socket2::Socket| socket.bind_device(Some(device)).unwrap();
@@ -214,9 +206,7 @@ fn a_listener_on_one_device_takes_only_what_comes_by_it() {
 
 #[test]
 fn queues_cannot_be_reached_directly() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = start();
     let library = Library::hello(&holder);
     for address in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
@@ -233,7 +223,7 @@ fn queues_cannot_be_reached_directly() {
 
 #[test]
 fn a_syn_cookie_is_believed_by_the_queue_that_gets_it_back() {
-    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let Some([a, b]) = network_on_two_cpus() else { return };
     sysctl("ipv4/tcp_syncookies", "2");
     let holder = start();
     let library = Library::hello(&holder);
@@ -249,9 +239,7 @@ fn a_syn_cookie_is_believed_by_the_queue_that_gets_it_back() {
 
 #[test]
 fn a_full_queue_overflows_to_the_fallback() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = start();
     let library = Library::hello(&holder);
     let own = listener_with("127.0.0.1:0", 4, |_| {});
@@ -265,9 +253,7 @@ fn a_full_queue_overflows_to_the_fallback() {
 
 #[test]
 fn closing_the_listener_frees_its_port_and_refuses() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     for level in [Level::SkLookup, Level::SkReuseport, Level::ClassicBpf, Level::IncomingCpu] {
         let holder = start_at(level);
         let library = Library::hello(&holder);
@@ -294,9 +280,7 @@ fn closing_the_listener_frees_its_port_and_refuses() {
 
 #[test]
 fn a_listener_that_vanished_silently_is_noticed() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = start();
     let library = Library::hello(&holder);
     let own = listener("127.0.0.1:0");
@@ -309,9 +293,7 @@ fn a_listener_that_vanished_silently_is_noticed() {
 
 #[test]
 fn two_holders_and_a_stranger_program_work_side_by_side() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let cpu = cpus()[0];
     let holders = [start(), start()];
     let both: Vec<_> = holders.iter().map(|holder| (Library::hello(holder), listener("127.0.0.1:0"))).collect();
@@ -334,7 +316,7 @@ fn two_holders_and_a_stranger_program_work_side_by_side() {
 
 #[test]
 fn a_program_with_reuseport_keeps_its_own_sockets_as_queues() {
-    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let Some([a, b]) = network_on_two_cpus() else { return };
     let holder = start();
     let library = Library::hello(&holder);
     let reuse = |socket: &socket2::Socket| socket.set_reuse_port(true).unwrap();
@@ -352,7 +334,7 @@ fn a_program_with_reuseport_keeps_its_own_sockets_as_queues() {
     assert_eq!(listeners[0].trouble, None);
     // Another process at the second's socket: nothing divides it between them, and that is said.
     let trouble = || holder.status().unwrap().listeners[0].trouble.clone();
-    let other = Process::joins(&holder, &second, a as i32, 1);
+    let other = joins(&holder, &second, a as i32, 1);
     wait_until("it is said", || trouble().is_some_and(|why| why.contains("2 workers share a socket")));
     drop(other);
     wait_until("it is said no more", || trouble().is_none());
@@ -370,7 +352,7 @@ fn a_program_with_reuseport_keeps_its_own_sockets_as_queues() {
 
 #[test]
 fn a_reuseport_socket_of_several_workers_of_a_process_is_divided() {
-    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let Some([a, b]) = network_on_two_cpus() else { return };
     let holder = start();
     let library = Library::hello(&holder);
     let own = listener_with("127.0.0.1:8000", 128, |socket| socket.set_reuse_port(true).unwrap());
@@ -406,7 +388,7 @@ fn a_reuseport_socket_of_several_workers_of_a_process_is_divided() {
 
 #[test]
 fn homes_stay_inside_the_mask_and_are_given_back() {
-    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let Some([a, b]) = network_on_two_cpus() else { return };
     let holder = start_with(|options| options.cpus = Some(vec![b as u32]));
     let library = Library::hello(&holder);
     let own = listener("127.0.0.1:0");

@@ -11,9 +11,7 @@ const WHILE: Duration = Duration::from_millis(100);
 
 #[test]
 fn an_accepted_socket_looks_as_it_does_without_the_library() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     for (family, length) in [(libc::AF_INET, 16), (libc::AF_INET6, 28)] {
         let mut actors = Actors::start(&holder);
@@ -47,9 +45,7 @@ fn an_accepted_socket_looks_as_it_does_without_the_library() {
 
 #[test]
 fn what_is_no_listener_fails_as_it_does_without_the_library() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
     let socket = actors.number(0, "socket 2 0");
@@ -69,9 +65,7 @@ fn what_is_no_listener_fails_as_it_does_without_the_library() {
 
 #[test]
 fn listeners_of_other_families_are_left_alone() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
     let local = actors.number(0, &format!("socket {} 0", libc::AF_UNIX));
@@ -85,9 +79,7 @@ fn listeners_of_other_families_are_left_alone() {
 
 #[test]
 fn blocking_accept_takes_from_the_queue_and_from_the_listener() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
     let listener = actors.number(0, "socket 2 0");
@@ -117,9 +109,7 @@ fn actor_took(actors: &mut Actors, actor: u32) -> char {
 
 #[test]
 fn blocking_threads_share_all_connections() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
     let listener = actors.number(0, "socket 2 0");
@@ -145,9 +135,7 @@ fn blocking_threads_share_all_connections() {
 
 #[test]
 fn a_receive_timeout_ends_a_blocking_accept() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
     let listener = actors.number(0, "socket 2 0");
@@ -182,9 +170,7 @@ fn interrupt_by(actors: &mut Actors, holder: &ksf_accel::Started, listener: i64,
 
 #[test]
 fn signals_end_a_blocking_accept_unless_they_restart_it() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
     let listener = actors.number(0, "socket 2 0");
@@ -210,9 +196,7 @@ fn signals_end_a_blocking_accept_unless_they_restart_it() {
 /// As in servers that fork for each connection: SIGCHLD restarts `accept()`, SIGTERM ends it.
 #[test]
 fn of_handlers_of_both_kinds_each_does_what_it_does_without_the_library() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
     let listener = actors.number(0, "socket 2 0");
@@ -251,14 +235,8 @@ fn of_handlers_of_both_kinds_each_does_what_it_does_without_the_library() {
 
 #[test]
 fn a_signal_handler_may_accept() {
-    if !own_network() {
-        return;
-    }
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
-    let (listener, port) = actors.listener();
-    let epoll = actors.watching(0, listener);
-    wait_ready(&holder, 1);
+    let Some(()) = own_network() else { return };
+    let (_holder, mut actors, listener, port, epoll) = one_worker();
     actors.zero(0, "thread 1");
     actors.zero(0, &format!("handler {} 1 {listener}", libc::SIGUSR1));
     let client = Client::connect(port, 's');
@@ -276,9 +254,7 @@ fn a_signal_handler_may_accept() {
 
 #[test]
 fn signal_handlers_may_use_listeners_whatever_they_interrupt() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
     let (listener, _) = actors.listener();
@@ -297,9 +273,7 @@ fn signal_handlers_may_use_listeners_whatever_they_interrupt() {
 
 #[test]
 fn a_cancelled_thread_leaves_the_others_at_work() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
     let listener = actors.number(0, "socket 2 0");

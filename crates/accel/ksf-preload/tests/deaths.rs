@@ -12,19 +12,9 @@ use ksf_accel::status::{self, Status};
 use ksf_accel::{Options, run};
 use rustix::process::Signal;
 
-/// Set where a helper below is run by a test, not by hand.
-const HELPER: &str = "KSF_PRELOAD_TEST_HELPER";
-
-/// One of the helpers below as a process in this thread's network namespace.
-fn helper(name: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", name, "--ignored", "--nocapture"]).env(HELPER, "1");
-    command
-}
-
 /// `ksf accel run -- PROGRAM`, with a holder whose status is in the folder.
 fn accel_run(program: &Path, folder: &Path) -> Command {
-    let mut command = helper("helper_run");
+    let mut command = Helper::command("helper_run");
     command.env("PROGRAM", program).env("FOLDER", folder).env("LIBRARY", library());
     command
 }
@@ -32,13 +22,13 @@ fn accel_run(program: &Path, folder: &Path) -> Command {
 #[test]
 #[ignore = "a part of the tests below"]
 fn helper_run() {
-    if std::env::var_os(HELPER).is_none() {
+    if !is_helper() {
         return;
     }
     let variable = |name| std::env::var_os(name).unwrap();
     let mut options = Options::default();
     options.status_folder = Some(variable("FOLDER").into());
-    let prepared = run::prepare(&options, helper("helper_holder"), variable("LIBRARY").as_ref()).unwrap();
+    let prepared = run::prepare(&options, Helper::command("helper_holder"), variable("LIBRARY").as_ref()).unwrap();
     let arguments = std::env::var("ARGUMENTS").unwrap_or_default();
     let mut command = Command::new(variable("PROGRAM"));
     panic!("{}", command.args(arguments.split_whitespace()).envs(prepared.environment).exec());
@@ -47,7 +37,7 @@ fn helper_run() {
 #[test]
 #[ignore = "a part of the tests below"]
 fn helper_holder() {
-    if std::env::var_os(HELPER).is_some() {
+    if is_helper() {
         run::holder_main().unwrap();
     }
 }
@@ -66,11 +56,6 @@ fn ready_in(status: &Status) -> usize {
     status.workers.iter().filter(|worker| !worker.ready.is_empty()).count()
 }
 
-fn is_alive(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
-}
-
 /// The server of `tests/c` under a holder of its own. Its first line of output comes after the test runner's.
 fn server(style: &str, workers: usize, folder: &Path) -> Server {
     let mut command = accel_run(&compiled("server"), folder);
@@ -80,9 +65,7 @@ fn server(style: &str, workers: usize, folder: &Path) -> Server {
 
 #[test]
 fn a_holder_that_is_killed_under_load_costs_no_connection() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     for style in ["prefork-epoll", "threads-epoll", "prefork-blocking", "prefork-reuseport"] {
         let folder = folder();
         let server = server(style, 2, &folder);
@@ -102,9 +85,7 @@ fn a_holder_that_is_killed_under_load_costs_no_connection() {
 
 #[test]
 fn a_worker_that_begins_after_the_holders_end_serves_the_listener() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let folder = folder();
     let server = server("prefork-epoll", 2, &folder);
     let holder = holder_of(&folder, 2);
@@ -119,9 +100,7 @@ fn a_worker_that_begins_after_the_holders_end_serves_the_listener() {
 
 #[test]
 fn a_holder_that_does_not_answer_holds_nobody_up_for_long_and_is_asked_again() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let folder = folder();
     let mut command = accel_run(&compiled("actor"), &folder);
     command.env("ARGUMENTS", "");
@@ -155,9 +134,7 @@ fn a_holder_that_does_not_answer_holds_nobody_up_for_long_and_is_asked_again() {
 
 #[test]
 fn everything_ends_with_the_program() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     for how in [Signal::TERM, Signal::KILL] {
         let folder = folder();
         let server = server("threads-epoll", 2, &folder);

@@ -18,14 +18,6 @@ fn own(actors: &mut Actors) -> Vec<i64> {
     open(actors).into_iter().filter(|fd| *fd >= HIGH).collect()
 }
 
-/// A program with one worker, which is ready: listener, port, epoll instance.
-fn worker(actors: &mut Actors, holder: &ksf_accel::Started) -> (i64, u16, i64) {
-    let (listener, port) = actors.listener();
-    let epoll = actors.watching(0, listener);
-    wait_ready(holder, 1);
-    (listener, port, epoll)
-}
-
 fn is_served(actors: &mut Actors, port: u16, epoll: i64, listener: i64) {
     let client = Client::connect(port, 'x');
     assert_eq!(actors.call(0, &format!("wait {epoll} -1 0")), "events 1:7");
@@ -35,9 +27,7 @@ fn is_served(actors: &mut Actors, port: u16, epoll: i64, listener: i64) {
 
 #[test]
 fn the_program_gets_the_numbers_it_would_get_without_the_library() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     let mut with = Actors::start(&holder);
     let mut without = Actors::start_as(std::process::Command::new(compiled("actor")));
@@ -58,9 +48,7 @@ fn the_program_gets_the_numbers_it_would_get_without_the_library() {
 
 #[test]
 fn closing_everything_by_range_leaves_the_library_what_it_needs() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     for (close, from) in [("close_range 4 4294967295 0", "close_range 3 4294967295 0"), ("closefrom 4", "closefrom 3")]
     {
@@ -91,12 +79,8 @@ fn closing_everything_by_range_leaves_the_library_what_it_needs() {
 
 #[test]
 fn marking_everything_closed_on_exec_closes_nothing() {
-    if !own_network() {
-        return;
-    }
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
-    let (listener, port, epoll) = worker(&mut actors, &holder);
+    let Some(()) = own_network() else { return };
+    let (holder, mut actors, listener, port, epoll) = one_worker();
     // CLOSE_RANGE_CLOEXEC
     actors.zero(0, "close_range 3 4294967295 4");
     is_served(&mut actors, port, epoll, listener);
@@ -109,12 +93,8 @@ fn marking_everything_closed_on_exec_closes_nothing() {
 
 #[test]
 fn the_librarys_own_descriptors_cannot_be_closed_by_number() {
-    if !own_network() {
-        return;
-    }
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
-    let (listener, port, epoll) = worker(&mut actors, &holder);
+    let Some(()) = own_network() else { return };
+    let (_holder, mut actors, listener, port, epoll) = one_worker();
     let mine = own(&mut actors);
     assert!(!mine.is_empty());
     for fd in &mine {
@@ -126,9 +106,7 @@ fn the_librarys_own_descriptors_cannot_be_closed_by_number() {
 
 #[test]
 fn dup2_onto_the_librarys_descriptors_moves_them() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     for call in ["dup2 1 FD", "dup3 1 FD 524288"] {
         let mut actors = Actors::start(&holder);
@@ -163,12 +141,8 @@ fn dup2_onto_the_librarys_descriptors_moves_them() {
 
 #[test]
 fn dup2_that_fails_changes_nothing() {
-    if !own_network() {
-        return;
-    }
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
-    let (listener, port, epoll) = worker(&mut actors, &holder);
+    let Some(()) = own_network() else { return };
+    let (holder, mut actors, listener, port, epoll) = one_worker();
     assert_eq!(actors.call(0, &format!("dup2 555 {listener}")), "failed EBADF");
     assert_eq!(actors.call(0, &format!("dup2 -1 {listener}")), "failed EBADF");
     assert_eq!(actors.number(0, &format!("dup2 {listener} {listener}")), listener);
@@ -184,9 +158,7 @@ fn dup2_that_fails_changes_nothing() {
 
 #[test]
 fn a_duplicate_is_the_same_listener() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     let duplicates = [
         "dup L".to_owned(),
@@ -214,9 +186,7 @@ fn a_duplicate_is_the_same_listener() {
 
 #[test]
 fn numbers_that_change_their_meaning_unseen_are_not_believed() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     for close in ["rawclose", "fclose"] {
         let mut actors = Actors::start(&holder);
@@ -241,12 +211,8 @@ fn numbers_that_change_their_meaning_unseen_are_not_believed() {
 
 #[test]
 fn queues_that_were_closed_unseen_are_given_up() {
-    if !own_network() {
-        return;
-    }
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
-    let (listener, port, epoll) = worker(&mut actors, &holder);
+    let Some(()) = own_network() else { return };
+    let (_holder, mut actors, listener, port, epoll) = one_worker();
     for fd in own(&mut actors) {
         actors.zero(0, &format!("rawclose {fd}"));
     }
@@ -269,9 +235,7 @@ fn queues_that_were_closed_unseen_are_given_up() {
 
 #[test]
 fn a_low_descriptor_limit_leaves_the_program_unharmed() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     let mut shell = accelerated("/bin/sh", &holder);
     // The actor's own pipes take numbers below 1000.

@@ -7,15 +7,11 @@ use ksf_accel::Level;
 
 #[test]
 fn closing_the_listener_frees_its_port_and_resets_what_waits() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     for level in [Level::SkLookup, Level::SkReuseport, Level::ClassicBpf] {
         let holder = at_level(level);
         let mut actors = Actors::start(&holder);
-        let (listener, port) = actors.listener();
-        let _epoll = actors.watching(0, listener);
-        wait_ready(&holder, 1);
+        let (listener, port, _epoll) = worker(&mut actors, &holder);
         let waiting: Vec<Client> = (0..5).map(|_| Client::connect(port, 'w')).collect();
         actors.zero(0, &format!("close {listener}"));
         // At once, as it is without the library: no waiting for the holder.
@@ -28,9 +24,7 @@ fn closing_the_listener_frees_its_port_and_resets_what_waits() {
 
 #[test]
 fn a_port_can_be_listened_on_again_at_once() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = holder();
     let mut server = Server::start(&holder, "prefork-epoll", 2);
     wait_ready(&holder, 2);
@@ -49,14 +43,8 @@ fn a_port_can_be_listened_on_again_at_once() {
 
 #[test]
 fn a_child_that_closes_the_listener_leaves_it_to_its_parent() {
-    if !own_network() {
-        return;
-    }
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
-    let (listener, port) = actors.listener();
-    let epoll = actors.watching(0, listener);
-    wait_ready(&holder, 1);
+    let Some(()) = own_network() else { return };
+    let (holder, mut actors, listener, port, epoll) = one_worker();
     actors.zero(0, "fork 1");
     actors.zero(1, &format!("close {listener}"));
     actors.zero(1, &format!("close {epoll}"));
@@ -83,14 +71,8 @@ fn a_child_that_closes_the_listener_leaves_it_to_its_parent() {
 
 #[test]
 fn shutdown_ends_the_listening_and_listen_begins_it_anew() {
-    if !own_network() {
-        return;
-    }
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
-    let (listener, port) = actors.listener();
-    let epoll = actors.watching(0, listener);
-    wait_ready(&holder, 1);
+    let Some(()) = own_network() else { return };
+    let (holder, mut actors, listener, port, epoll) = one_worker();
     actors.zero(0, &format!("shutdown {listener} {}", libc::SHUT_RDWR));
     wait_ready(&holder, 0);
     assert!(refused(port));
@@ -108,14 +90,8 @@ fn shutdown_ends_the_listening_and_listen_begins_it_anew() {
 
 #[test]
 fn listen_again_changes_the_backlog_of_all_queues() {
-    if !own_network() {
-        return;
-    }
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
-    let (listener, port) = actors.listener();
-    let epoll = actors.watching(0, listener);
-    wait_ready(&holder, 1);
+    let Some(()) = own_network() else { return };
+    let (holder, mut actors, listener, port, epoll) = one_worker();
     let backlogs = || {
         let listeners = holder.status().unwrap().listeners;
         listeners.iter().flat_map(|listener| &listener.queues).map(|queue| queue.waiting_max).collect::<Vec<_>>()
@@ -131,9 +107,7 @@ fn listen_again_changes_the_backlog_of_all_queues() {
 
 #[test]
 fn a_program_may_listen_on_many_ports() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
     let epoll = actors.number(0, "epoll");
@@ -156,9 +130,7 @@ fn a_program_may_listen_on_many_ports() {
 
 #[test]
 fn programs_that_share_a_port_by_themselves_keep_their_sockets_as_queues() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     for level in [Level::SkLookup, Level::ClassicBpf] {
         for style in ["prefork-reuseport", "threads-reuseport"] {
             let holder = patient_at(level);
@@ -185,9 +157,7 @@ fn programs_that_share_a_port_by_themselves_keep_their_sockets_as_queues() {
 
 #[test]
 fn the_queue_of_a_killed_worker_with_its_own_socket_is_rescued() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = holder();
     let mut actors = Actors::start(&holder);
     for child in [1, 2] {

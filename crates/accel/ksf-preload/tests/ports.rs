@@ -10,7 +10,7 @@ use ksf_accel_proto::{CpuMask, Layout, PortRange};
 
 /// An address of this network that is no loopback address, and a listener there.
 fn service() -> (TcpListener, String) {
-    run(Command::new("ip").args(["address", "add", "10.9.0.1/32", "dev", "lo"]));
+    ip("address add 10.9.0.1/32 dev lo");
     let listener = TcpListener::bind("10.9.0.1:0").unwrap();
     let to = format!("{} {}", 0x0a09_0001, listener.local_addr().unwrap().port());
     (listener, to)
@@ -24,7 +24,7 @@ fn actors(layout: &str) -> Actors {
 
 #[test]
 fn connections_have_ports_of_the_cpu_that_opens_them() {
-    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let Some([a, b]) = network_on_two_cpus() else { return };
     let (_listener, to) = service();
     let cpus: CpuMask = [a, b].into_iter().collect();
     let layout = Layout::new(PortRange::of_this_network().unwrap(), &cpus).unwrap();
@@ -47,7 +47,7 @@ fn connections_have_ports_of_the_cpu_that_opens_them() {
 
 #[test]
 fn a_full_chunk_and_a_layout_that_is_none_cost_no_connection() {
-    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let Some([a, b]) = network_on_two_cpus() else { return };
     let (_listener, to) = service();
     std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40063").unwrap();
     let layout: Layout = format!("4:2500:{a},{b}").parse().unwrap();
@@ -63,9 +63,7 @@ fn a_full_chunk_and_a_layout_that_is_none_cost_no_connection() {
 
 #[test]
 fn a_cleaned_environment_keeps_the_layout() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = holder();
     let ports = |how: &str| {
         let mut command = accelerated(compiled("execs"), &holder);

@@ -8,14 +8,6 @@ use std::process::{Command, Stdio};
 
 use common::*;
 
-/// A ready worker in the main thread: listener, port, epoll instance.
-fn worker(actors: &mut Actors, holder: &ksf_accel::Started) -> (i64, u16, i64) {
-    let (listener, port) = actors.listener();
-    let epoll = actors.watching(0, listener);
-    wait_ready(holder, 1);
-    (listener, port, epoll)
-}
-
 fn is_served(actors: &mut Actors, actor: u32, (listener, port, epoll): (i64, u16, i64)) {
     let client = Client::connect(port, 'x');
     wait_until("it is taken", || actors.take_all(actor, epoll, listener) == "x");
@@ -24,9 +16,7 @@ fn is_served(actors: &mut Actors, actor: u32, (listener, port, epoll): (i64, u16
 
 #[test]
 fn a_child_that_uses_no_listener_is_no_worker() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
     let place = worker(&mut actors, &holder);
@@ -55,9 +45,7 @@ fn a_child_that_uses_no_listener_is_no_worker() {
 
 #[test]
 fn a_child_gets_a_queue_when_it_watches_however_it_was_made() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
     let (listener, port) = actors.listener();
@@ -77,9 +65,7 @@ fn a_child_gets_a_queue_when_it_watches_however_it_was_made() {
 
 #[test]
 fn a_vfork_child_does_nothing_to_its_parents_listeners() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
     let place = worker(&mut actors, &holder);
@@ -108,9 +94,7 @@ fn variables_after(how: &str, keep: Option<&str>, holder: &ksf_accel::Started) -
 
 #[test]
 fn programs_that_are_started_with_a_cleaned_environment_keep_the_library() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = holder();
     let wanted = format!("LD_PRELOAD={}\nKSF_ACCEL={}\nOTHER=1\n", library().display(), holder.environment());
     let ways = [
@@ -144,9 +128,7 @@ fn programs_that_are_started_with_a_cleaned_environment_keep_the_library() {
 
 #[test]
 fn a_program_that_becomes_another_takes_its_listener_along() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = holder();
     let mut actors = Actors::start(&holder);
     let (listener, port, epoll) = worker(&mut actors, &holder);
@@ -172,9 +154,7 @@ fn a_program_that_becomes_another_takes_its_listener_along() {
 
 #[test]
 fn a_daemon_that_closes_everything_keeps_its_queues() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     for how in ["daemon-loop", "daemon-range", "daemon-from"] {
         let holder = patient();
         let mut server = Server::start(&holder, how, 2);
@@ -188,9 +168,7 @@ fn a_daemon_that_closes_everything_keeps_its_queues() {
 
 #[test]
 fn a_server_that_gives_up_its_rights_keeps_its_queues() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     for style in ["prefork-epoll", "threads-epoll", "prefork-blocking"] {
         let mut command = accelerated(compiled("server"), &holder);
@@ -208,9 +186,7 @@ fn a_server_that_gives_up_its_rights_keeps_its_queues() {
 
 #[test]
 fn a_program_with_another_allocator_works() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let Some(allocator) = ["/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", "/usr/lib/aarch64-linux-gnu/libjemalloc.so.2"]
         .into_iter()
         .find(|path| Path::new(path).exists())
@@ -230,9 +206,7 @@ fn a_program_with_another_allocator_works() {
 
 #[test]
 fn without_a_holder_the_program_runs_unharmed() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     // Nobody is there; the address is nonsense; there is none.
     for address in [Some(format!("ksf-nobody:{}", "0".repeat(32))), Some("nonsense".into()), Some(":".into()), None] {
         let mut command = Command::new(compiled("server"));

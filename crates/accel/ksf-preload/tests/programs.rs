@@ -13,15 +13,6 @@ use rustix::process::Signal;
 const PORT: u16 = 8080;
 const HTTP: &str = "GET / HTTP/1.0\r\n\r\n";
 
-/// Where a program is; none: the test is skipped.
-fn program(name: &str) -> Option<PathBuf> {
-    let found = ["/usr/sbin", "/usr/bin"].map(|folder| Path::new(folder).join(name)).into_iter().find(|it| it.exists());
-    if found.is_none() {
-        skip(&format!("needs {name}"));
-    }
-    found
-}
-
 /// A file for a program that may run as anybody.
 fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
     let path = folder.join(name);
@@ -31,7 +22,7 @@ fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
 
 /// nginx with two workers, in the foreground.
 fn nginx(holder: &Started, events: &str, listen: &str) -> Option<Server> {
-    let nginx = program("nginx")?;
+    let nginx = program_or_skip("nginx")?;
     let folder = folder();
     let config = format!(
         "daemon off; worker_processes 2; pid nginx.pid; error_log error.log; worker_shutdown_timeout 10s;
@@ -53,9 +44,9 @@ fn nginx(holder: &Started, events: &str, listen: &str) -> Option<Server> {
 fn all_are_served(holder: &Started, question: &str, answer: &str) {
     let before = accepted(holder);
     let mut asked = 0;
-    let Some((a, b)) = two_cpus() else { return };
+    let Some([a, b]) = two_cpus_or_skip() else { return };
     for cpu in [a, b] {
-        let answers = from_cpu(cpu, || ask_each(Ipv4Addr::LOCALHOST, PORT, question, 100));
+        let answers = on_cpu(cpu, || ask_each(Ipv4Addr::LOCALHOST, PORT, question, 100));
         assert!(answers.iter().all(|it| it.contains(answer)), "{answers:?}");
         asked += answers.len() as u64;
     }
@@ -83,9 +74,7 @@ fn under_load(holder: &Started, question: &str, action: impl FnOnce(&dyn Fn())) 
 
 #[test]
 fn nginx_serves_by_queue_and_loses_nothing_when_it_reloads() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     // As it is by default; with the mutex, where only who holds it watches; with sockets of its own.
     for (events, listen) in
         [("", ""), ("multi_accept on;", ""), ("accept_mutex on; accept_mutex_delay 20ms;", ""), ("", "reuseport")]
@@ -125,9 +114,7 @@ fn nginx_serves_by_queue_and_loses_nothing_when_it_reloads() {
 /// By itself it closes the sockets of its old workers, and resets what waits there.
 #[test]
 fn nginx_with_its_own_sockets_loses_nothing_when_it_reloads() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = holder();
     let Some(server) = nginx(&holder, "", "reuseport") else { return };
     wait_ready(&holder, 2);
@@ -141,9 +128,7 @@ fn nginx_with_its_own_sockets_loses_nothing_when_it_reloads() {
 
 #[test]
 fn nginx_ends_gracefully() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = holder();
     let Some(mut server) = nginx(&holder, "", "") else { return };
     wait_ready(&holder, 2);
@@ -158,11 +143,9 @@ fn nginx_ends_gracefully() {
 
 #[test]
 fn haproxy_serves_by_a_queue_for_each_thread_and_loses_nothing_when_it_reloads() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = holder();
-    let Some(haproxy) = program("haproxy") else { return };
+    let Some(haproxy) = program_or_skip("haproxy") else { return };
     let config = format!(
         "global\n nbthread 2\n stats timeout 10s\n hard-stop-after 10s\n
         defaults\n mode http\n timeout connect 10s\n timeout client 10s\n timeout server 10s\n
@@ -196,11 +179,9 @@ fn haproxy_serves_by_a_queue_for_each_thread_and_loses_nothing_when_it_reloads()
 
 #[test]
 fn lighttpd_serves_by_a_queue_for_each_process() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = holder();
-    let Some(lighttpd) = program("lighttpd") else { return };
+    let Some(lighttpd) = program_or_skip("lighttpd") else { return };
     let folder = folder();
     write(&folder, "index.html", "served\n");
     let config = format!(
@@ -225,11 +206,9 @@ fn lighttpd_serves_by_a_queue_for_each_process() {
 
 #[test]
 fn redis_serves_by_its_queue() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = holder();
-    let Some(redis) = program("redis-server") else { return };
+    let Some(redis) = program_or_skip("redis-server") else { return };
     let mut command = accelerated(redis, &holder);
     let folder = folder();
     command.args(["--port", &PORT.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"]);
@@ -252,11 +231,9 @@ fn redis_serves_by_its_queue() {
 
 #[test]
 fn memcached_serves_by_its_queue() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = holder();
-    let Some(memcached) = program("memcached") else { return };
+    let Some(memcached) = program_or_skip("memcached") else { return };
     let mut command = accelerated(memcached, &holder);
     command.args(["-t", "2", "-u", "nobody", "-l", "127.0.0.1", "-U", "0", "-p", &PORT.to_string()]);
     let _server = Server::other(command, PORT);

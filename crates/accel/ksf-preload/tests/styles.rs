@@ -34,7 +34,7 @@ fn by_worker(answers: &[String]) -> HashMap<&str, usize> {
 
 #[test]
 fn every_style_answers_every_connection() {
-    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let Some([a, b]) = network_on_two_cpus() else { return };
     for (style, workers) in SPLIT {
         let holder = holder();
         let server = Server::start(&holder, style, 3);
@@ -42,8 +42,8 @@ fn every_style_answers_every_connection() {
             wait_ready(&holder, workers);
         }
         let answers = [
-            from_cpu(a, || ask_each(Ipv4Addr::LOCALHOST, server.port, "who\n", 60)),
-            from_cpu(b, || ask_each(Ipv6Addr::LOCALHOST, server.port, "who\n", 60)),
+            on_cpu(a, || ask_each(Ipv4Addr::LOCALHOST, server.port, "who\n", 60)),
+            on_cpu(b, || ask_each(Ipv6Addr::LOCALHOST, server.port, "who\n", 60)),
         ];
         let status = holder.status().unwrap();
         let counters = counted(&status);
@@ -58,9 +58,7 @@ fn every_style_answers_every_connection() {
 
 #[test]
 fn every_style_answers_under_load() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     for (style, _) in SPLIT {
         let holder = holder();
         let server = Server::start(&holder, style, 3);
@@ -79,9 +77,7 @@ fn accepted(holder: &ksf_accel::Started) -> u64 {
 
 #[test]
 fn every_level_of_the_ladder_answers_under_load() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     for level in [Level::SkReuseport, Level::ClassicBpf, Level::IncomingCpu, Level::Plain] {
         for style in ["prefork-epoll", "threads-epoll", "prefork-blocking"] {
             let holder = at_level(level);
@@ -103,9 +99,7 @@ fn every_level_of_the_ladder_answers_under_load() {
 
 #[test]
 fn programs_that_poll_or_select_are_served_as_without_the_library() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = holder();
     for style in ["prefork-poll", "prefork-select"] {
         let server = Server::start(&holder, style, 2);
@@ -123,9 +117,7 @@ fn programs_that_poll_or_select_are_served_as_without_the_library() {
 
 #[test]
 fn a_worker_that_stalls_keeps_nobody_waiting() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     for style in ["prefork-epoll", "threads-epoll", "prefork-blocking", "prefork-reuseport"] {
         let holder = holder();
         let server = Server::start(&holder, style, 2);
@@ -141,9 +133,7 @@ fn a_worker_that_stalls_keeps_nobody_waiting() {
 
 #[test]
 fn workers_that_are_killed_under_load_lose_only_what_they_had_in_hand() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = holder();
     let server = Server::start(&holder, "prefork-epoll", 2);
     wait_ready(&holder, 2);

@@ -73,13 +73,9 @@ fn calls(command: Command, connections: usize, ready_workers: Option<&ksf_accel:
     let worker: u32 =
         ask_each(Ipv4Addr::LOCALHOST, server.port, "who\n", 1)[0].split(' ').next().unwrap().parse().unwrap();
     let table = folder().join("calls");
-    let mut strace = Command::new("strace")
-        .args(["-f", "-qq", "-c", "-U", "calls,name", "-o"])
-        .arg(&table)
-        .args(["-p", &worker.to_string()])
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-qq", "-c", "-U", "calls,name", "-o"]).arg(&table).args(["-p", &worker.to_string()]);
+    let mut strace = Running::start(strace.stderr(Stdio::null()));
     let status = format!("/proc/{worker}/status");
     wait_until("strace looks on", || !std::fs::read_to_string(&status).unwrap().contains("TracerPid:\t0\n"));
     ask_each(Ipv4Addr::LOCALHOST, server.port, "who\n", connections);
@@ -88,8 +84,8 @@ fn calls(command: Command, connections: usize, ready_workers: Option<&ksf_accel:
         let call = std::fs::read_to_string(format!("/proc/{worker}/syscall")).unwrap();
         call.starts_with(&format!("{WAIT} "))
     });
-    signal(strace.id(), Signal::INT);
-    strace.wait().unwrap();
+    strace.signal(Signal::INT);
+    strace.wait();
     let table = std::fs::read_to_string(table).unwrap();
     let rows = table.lines().filter_map(|line| line.trim().split_once(char::is_whitespace));
     let counts = rows.filter_map(|(count, name)| Some((name.trim().to_owned(), count.parse().ok()?)));
@@ -98,12 +94,8 @@ fn calls(command: Command, connections: usize, ready_workers: Option<&ksf_accel:
 
 #[test]
 fn while_it_is_off_the_library_makes_no_system_call() {
-    if !own_network() {
-        return;
-    }
-    if Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_err() {
-        return skip("needs strace");
-    }
+    let Some(()) = own_network() else { return };
+    let Some(_strace) = program_or_skip("strace") else { return };
     const CONNECTIONS: usize = 200;
     let plain = calls(Command::new(compiled("server")), CONNECTIONS, None);
     let mut loaded = Command::new(compiled("server"));
@@ -143,9 +135,7 @@ fn while_it_is_off_the_library_makes_no_system_call() {
 
 #[test]
 fn a_holder_that_is_switched_on_later_gives_queues() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = holder_with(|options| options.on = false);
     for style in ["prefork-epoll", "prefork-oneshot", "prefork-blocking"] {
         let server = Server::start(&holder, style, 1);

@@ -20,7 +20,7 @@ fn sorted(names: impl IntoIterator<Item = String>) -> String {
 
 #[test]
 fn each_forked_process_has_a_queue_and_none_is_lost() {
-    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let Some([a, b]) = network_on_two_cpus() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
     let (listener, port) = actors.listener();
@@ -37,7 +37,7 @@ fn each_forked_process_has_a_queue_and_none_is_lost() {
     let mut homes: Vec<usize> = ready(&holder).iter().map(|worker| worker.cpu.unwrap() as usize).collect();
     homes.sort_unstable();
     assert_eq!(homes, [a, b]);
-    let connected: Vec<Client> = [a, b].into_iter().flat_map(|cpu| from_cpu(cpu, move || clients(port, 10))).collect();
+    let connected: Vec<Client> = [a, b].into_iter().flat_map(|cpu| on_cpu(cpu, move || clients(port, 10))).collect();
     let taken = [1, 2].map(|child| actors.take_all(child, epolls[child as usize - 1], listener));
     // Both got those of their CPU, all of them.
     assert_eq!(taken.clone().map(|names| names.len()), [10, 10], "{taken:?}");
@@ -48,7 +48,7 @@ fn each_forked_process_has_a_queue_and_none_is_lost() {
 
 #[test]
 fn each_thread_with_an_epoll_instance_has_a_queue() {
-    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let Some([a, b]) = network_on_two_cpus() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
     let (listener, port) = actors.listener();
@@ -60,7 +60,7 @@ fn each_thread_with_an_epoll_instance_has_a_queue() {
         assert_eq!(actors.call(thread, &format!("wait {epoll} 0 0")), "events");
     }
     wait_ready(&holder, 2);
-    let connected: Vec<Client> = [a, b].into_iter().flat_map(|cpu| from_cpu(cpu, move || clients(port, 10))).collect();
+    let connected: Vec<Client> = [a, b].into_iter().flat_map(|cpu| on_cpu(cpu, move || clients(port, 10))).collect();
     let taken = [1, 2].map(|thread| actors.take_all(thread, epolls[thread as usize - 1], listener));
     assert_eq!(taken.clone().map(|names| names.len()), [10, 10], "{taken:?}");
     assert!(connected.into_iter().all(Client::was_served));
@@ -87,9 +87,7 @@ fn take_unseen(actors: &mut Actors, listener: i64) -> String {
 
 #[test]
 fn a_worker_that_watches_no_more_gets_nothing() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
     let (listener, port) = actors.listener();
@@ -121,9 +119,7 @@ fn a_worker_that_watches_no_more_gets_nothing() {
 
 #[test]
 fn epoll_ctl_answers_as_it_does_without_the_library() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
     let (listener, port) = actors.listener();
@@ -155,9 +151,7 @@ fn epoll_ctl_answers_as_it_does_without_the_library() {
 
 #[test]
 fn exclusive_and_edge_triggered_wakeups_work() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     for events in
         [libc::EPOLLIN | libc::EPOLLEXCLUSIVE, libc::EPOLLIN | libc::EPOLLET, libc::EPOLLIN | libc::EPOLLRDHUP]
@@ -185,9 +179,7 @@ fn exclusive_and_edge_triggered_wakeups_work() {
 
 #[test]
 fn queue_and_listener_at_once_are_one_event() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
     let (listener, port) = actors.listener();
@@ -210,9 +202,7 @@ fn queue_and_listener_at_once_are_one_event() {
 
 #[test]
 fn one_event_silences_queue_and_listener_where_the_program_asks_for_one() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
     let (listener, port) = actors.listener();
@@ -241,9 +231,7 @@ fn one_event_silences_queue_and_listener_where_the_program_asks_for_one() {
 
 #[test]
 fn a_hung_workers_connections_are_taken_by_another() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = holder();
     let mut actors = Actors::start(&holder);
     let (listener, port) = actors.listener();
@@ -271,9 +259,7 @@ fn a_hung_workers_connections_are_taken_by_another() {
 
 #[test]
 fn a_hung_workers_connections_wake_a_thread_that_blocks_in_accept() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = holder();
     let mut actors = Actors::start(&holder);
     let (listener, port) = actors.listener();
@@ -291,9 +277,7 @@ fn a_hung_workers_connections_wake_a_thread_that_blocks_in_accept() {
 
 #[test]
 fn a_killed_workers_connections_are_taken_by_another() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = holder();
     let mut actors = Actors::start(&holder);
     let (listener, port) = actors.listener();
@@ -322,9 +306,7 @@ fn a_killed_workers_connections_are_taken_by_another() {
 
 #[test]
 fn a_parents_end_does_not_take_its_childs_queue() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = holder();
     let mut actors = Actors::start(&holder);
     let (listener, port) = actors.listener();
@@ -355,9 +337,7 @@ fn a_parents_end_does_not_take_its_childs_queue() {
 
 #[test]
 fn a_worker_that_was_given_up_touches_nobody_elses() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
     let (listener, port) = actors.listener();
@@ -382,7 +362,7 @@ fn a_worker_that_was_given_up_touches_nobody_elses() {
 
 #[test]
 fn a_thread_that_the_program_has_bound_is_at_home_there() {
-    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let Some([a, b]) = network_on_two_cpus() else { return };
     let holder = patient();
     for cpu in [b, a] {
         let mut actors = Actors::start(&holder);
@@ -392,7 +372,7 @@ fn a_thread_that_the_program_has_bound_is_at_home_there() {
         assert_eq!(actors.call(0, &format!("wait {epoll} 0 0")), "events");
         wait_ready(&holder, 1);
         assert_eq!(ready(&holder)[0].cpu, Some(cpu as u32));
-        let connected = from_cpu(cpu, || clients(port, 3));
+        let connected = on_cpu(cpu, || clients(port, 3));
         assert_eq!(sorted([actors.take_all(0, epoll, listener)]), "abc");
         assert!(connected.into_iter().all(Client::was_served));
         assert_eq!(ready(&holder)[0].counters.steered_local, 3);
@@ -403,7 +383,7 @@ fn a_thread_that_the_program_has_bound_is_at_home_there() {
 
 #[test]
 fn a_worker_is_bound_to_its_cpu_whatever_was_there_before_and_no_longer_than_it_serves() {
-    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let Some([a, b]) = network_on_two_cpus() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
     let all = actors.number(0, "cpus");
@@ -447,7 +427,7 @@ fn a_worker_is_bound_to_its_cpu_whatever_was_there_before_and_no_longer_than_it_
 
 #[test]
 fn threads_that_block_in_accept_are_bound_to_a_cpu_each() {
-    let Some((a, b)) = two_cpus().filter(|_| own_network()) else { return };
+    let Some([a, b]) = network_on_two_cpus() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
     let listener = actors.number(0, "socket 2 0");
@@ -458,7 +438,7 @@ fn threads_that_block_in_accept_are_bound_to_a_cpu_each() {
         actors.begin(thread, &format!("accept {listener}"));
     }
     wait_ready(&holder, 2);
-    let clients = [a, b].map(|cpu| from_cpu(cpu, || Client::connect(port, 'x')));
+    let clients = [a, b].map(|cpu| on_cpu(cpu, || Client::connect(port, 'x')));
     assert!(actors.result(1).starts_with("took x") && actors.result(2).starts_with("took x"));
     assert!(clients.into_iter().all(Client::was_served));
     let mut cpus = [1, 2].map(|thread| actors.number(thread, "cpu") as usize);
@@ -474,9 +454,7 @@ fn is_zombie(pid: i64) -> bool {
 
 #[test]
 fn a_listener_that_came_unseen_is_found_when_the_program_accepts() {
-    if !own_network() {
-        return;
-    }
+    let Some(()) = own_network() else { return };
     let holder = patient();
     for events in [libc::EPOLLIN, libc::EPOLLIN | libc::EPOLLRDHUP, ONCE] {
         let mut actors = Actors::start(&holder);

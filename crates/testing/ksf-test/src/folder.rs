@@ -1,5 +1,6 @@
 //! Files of a test.
 
+use std::cell::RefCell;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,6 +21,11 @@ impl Folder {
         Self(folder.expect("a temporary folder"))
     }
 
+    /// Does not remove it.
+    pub fn keep(self) -> PathBuf {
+        self.0.keep()
+    }
+
     /// Of a file in it, which need not be there; "" for its own.
     pub fn path(&self, name: &str) -> PathBuf {
         if name.is_empty() { self.0.path().to_path_buf() } else { self.0.path().join(name) }
@@ -31,6 +37,17 @@ impl Folder {
         std::fs::write(&path, text).expect("a temporary file");
         path
     }
+}
+
+/// An empty folder likewise, which is removed when the calling thread ends.
+pub fn folder() -> PathBuf {
+    thread_local! {
+        static FOLDERS: RefCell<Vec<Folder>> = const { RefCell::new(Vec::new()) };
+    }
+    let folder = Folder::new();
+    let path = folder.path("");
+    FOLDERS.with_borrow_mut(|folders| folders.push(folder));
+    path
 }
 
 /// A copy of a program that every user may run. It is made by another process: a descriptor open for writing in this

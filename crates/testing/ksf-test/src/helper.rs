@@ -11,6 +11,7 @@
 
 use std::fmt::Display;
 use std::io::Write;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::Running;
@@ -27,8 +28,13 @@ pub struct Helper(Running);
 impl Helper {
     /// A command that runs the test with this name, with its module: `common::helper_joins`.
     pub fn command(test: &str) -> Command {
-        let mut command = Command::new(std::env::current_exe().expect("/proc is mounted"));
-        command.args(["--exact", test, "--ignored", "--nocapture", "--test-threads=1"]).env(HELPER, "1");
+        Self::command_of(&std::env::current_exe().expect("/proc is mounted"), test)
+    }
+
+    /// The same of a copy of this program.
+    pub fn command_of(copy: &Path, test: &str) -> Command {
+        let mut command = Command::new(copy);
+        command.args(["--exact", test, "--ignored", "--nocapture"]).env(HELPER, "1");
         command
     }
 

@@ -23,13 +23,13 @@ pub mod stream;
 mod wait;
 
 pub use cpu::{cpus, on_cpu, pin, two_cpus_or_skip};
-pub use folder::{Folder, install};
+pub use folder::{Folder, folder, install};
 pub use helper::{Helper, is_helper, listen, say};
 pub use network::{
-    FAR, FarEnd, NEAR, assert_own_network, in_new_network, ip, may_have_networks, own_network, own_network_or_skip,
-    own_run_or_skip, sysctl, tc, veth,
+    FAR, FarEnd, NEAR, assert_own_network, in_new_network, ip, may_have_networks, network_on_two_cpus_or_skip,
+    own_network, own_network_or_skip, own_run_or_skip, sysctl, tc, veth,
 };
-pub use process::{Lines, Running, run, stderr, stdout, succeeds};
+pub use process::{Lines, Running, is_alive, run, signal, stderr, stdout, succeeds};
 pub use random::{Random, TestRandom, pattern};
 pub use skip::{is_root, program_or_skip, root_or_skip, skip, working};
 pub use wait::{PATIENCE, wait_until};

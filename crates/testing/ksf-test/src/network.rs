@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
-use crate::{is_helper, is_root, root_or_skip, run, succeeds};
+use crate::{is_helper, is_root, root_or_skip, run, succeeds, two_cpus_or_skip};
 
 /// Gives this thread, and every thread and process it starts from now on, a network namespace with nothing but a
 /// loopback device in its first state. Without root ([`is_root`]) the test runs on the machine's own loopback. The
@@ -25,6 +25,13 @@ pub fn own_network_or_skip(what: &str) -> Option<()> {
     root_or_skip(what)?;
     own_network();
     Some(())
+}
+
+/// [`own_network_or_skip`] for a test about two CPUs: the first two that it may use.
+#[track_caller]
+pub fn network_on_two_cpus_or_skip(what: &str) -> Option<[usize; 2]> {
+    own_network_or_skip(what)?;
+    two_cpus_or_skip()
 }
 
 /// [`own_network_or_skip`], with a mount namespace too, where /run is empty and for root to write.

@@ -34,6 +34,18 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// Sends a signal to a process that the test has started.
+#[track_caller]
+pub fn signal(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid as i32).expect("a process id"), signal).expect("the process is there");
+}
+
+/// True while a process runs: one that its parent has not waited for has ended.
+pub fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
 /// A program that runs. It is killed when this is dropped.
 #[derive(Debug)]
 pub struct Running {
@@ -72,7 +84,7 @@ impl Running {
     /// Sends a signal to the process.
     #[track_caller]
     pub fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).expect("it runs");
+        crate::signal(self.pid(), signal);
     }
 
     /// Writes a line to its stdin.
@@ -161,22 +173,25 @@ impl Lines {
     #[track_caller]
     pub fn with(&mut self, part: &str) -> String {
         let limit = Instant::now() + PATIENCE;
-        loop {
-            match self.coming.recv_timeout(limit.saturating_duration_since(Instant::now())) {
-                Ok(line) => self.seen.push(line),
-                Err(error) => panic!("no line with \"{part}\" ({error}); seen: {:#?}", self.seen),
-            }
-            match self.seen.last() {
-                Some(line) if line.contains(part) => return line.clone(),
-                _ => {}
+        while let Some(line) = self.within(limit.saturating_duration_since(Instant::now())) {
+            if line.contains(part) {
+                return line;
             }
         }
+        panic!("no line with \"{part}\" comes; seen: {:#?}", self.seen)
     }
 
     /// The next line.
     #[track_caller]
     pub fn line(&mut self) -> String {
         self.with("")
+    }
+
+    /// The next line; `None`: none comes within this time, or none comes any more.
+    pub fn within(&mut self, limit: Duration) -> Option<String> {
+        let line = self.coming.recv_timeout(limit).ok()?;
+        self.seen.push(line.clone());
+        Some(line)
     }
 
     /// All lines that were taken so far, in order.

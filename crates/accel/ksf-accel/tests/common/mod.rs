@@ -1,81 +1,35 @@
 //! What the tests share: networks of their own, and a program that speaks the library's side of the protocol.
 
-#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(dead_code, unused_imports, reason = "each test file uses a part")]
 
-use std::cell::RefCell;
-use std::io::{self, ErrorKind, Write};
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind, Read};
 use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use ksf_accel::{Holder, Level, Options, Started};
 use ksf_accel_proto::message::{ANSWER_BYTES, Answer, NO_WORKER, Refusal, Request};
 use ksf_accel_proto::state::{State, VERSION, Worker};
+pub(crate) use ksf_test::*;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
-use tempfile::TempDir;
 
-/// How long the kernel or another thread may take; it only ends a test that has failed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Says that a test, or a part of it, does not run. Not by `println!`, which the test runner hides of a test that
-/// passes. In CI a skip is a failure.
-pub(crate) fn skip(why: &str) {
-    assert!(std::env::var_os("CI").is_none(), "skipped in CI: {why}");
-    let thread = thread::current();
-    let line = format!("skipped: {}: {why}\n", thread.name().unwrap_or("a test"));
-    io::stderr().write_all(line.as_bytes()).expect("stderr is open");
+/// A network namespace of the test's own; `None`: the test is skipped.
+pub(crate) fn own_network() -> Option<()> {
+    own_network_or_skip("a network namespace, sk_lookup")
 }
 
-/// Gives this thread, and those it starts, a network namespace of their own. False: the test is skipped.
-pub(crate) fn own_network() -> bool {
-    if !rustix::process::geteuid().is_root() {
-        skip("needs root (a network namespace, sk_lookup)");
-        return false;
-    }
-    // SAFETY: changes the network namespace of this thread only.
-    assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "{}", io::Error::last_os_error());
-    ip(&["link", "set", "lo", "up"]);
-    true
-}
-
-/// `ip` of iproute2, in the network namespace of the calling thread.
-pub(crate) fn ip(args: &[&str]) {
-    let status = std::process::Command::new("ip").args(args).status().expect("iproute2 is installed");
-    assert!(status.success(), "ip {}", args.join(" "));
-}
-
-/// Sets a sysctl of this thread's network namespace.
-pub(crate) fn sysctl(name: &str, value: &str) {
-    let path = format!("/proc/sys/net/{name}");
-    std::fs::write(&path, value).unwrap_or_else(|error| panic!("{path}: {error}"));
-}
-
-/// Waits for something another thread or the kernel does.
-pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let limit = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < limit, "never happened: {what}");
-        thread::yield_now();
-    }
-}
-
-/// A folder of its own, that is removed when the thread of the test ends.
-pub(crate) fn folder() -> PathBuf {
-    thread_local! {
-        static FOLDERS: RefCell<Vec<TempDir>> = const { RefCell::new(Vec::new()) };
-    }
-    let folder = tempfile::Builder::new().prefix("ksf-accel-test-").tempdir().expect("a temporary folder");
-    let path = folder.path().to_path_buf();
-    FOLDERS.with_borrow_mut(|folders| folders.push(folder));
-    path
+/// The same, and the first two CPUs.
+pub(crate) fn network_on_two_cpus() -> Option<[usize; 2]> {
+    network_on_two_cpus_or_skip("a network namespace, sk_lookup")
 }
 
 pub(crate) fn options() -> Options {
@@ -110,13 +64,6 @@ pub(crate) fn start_at(level: Level) -> Started {
     });
     assert_eq!(holder.level(), level, "{:?}", holder.refused());
     holder
-}
-
-/// Binds the calling thread.
-pub(crate) fn pin(cpu: usize) {
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(cpu);
-    rustix::thread::sched_setaffinity(None, &set).expect("the CPU is there");
 }
 
 /// The library's side of a connection to the holder.
@@ -246,34 +193,12 @@ impl Library {
     }
 }
 
-/// Another process of the program, with workers. It is killed when this is dropped.
-pub(crate) struct Process {
-    child: std::process::Child,
-}
-
-impl Process {
-    /// Starts one that joins `workers` times, with all of them ready. [`wait_for_workers`] says when it has.
-    pub(crate) fn joins(holder: &Started, listener: &TcpListener, cpu: i32, workers: usize) -> Self {
-        let child = helper("common::helper_joins")
-            .env("HOLDER", holder.environment())
-            .env("JOINS", format!("{cpu} {workers}"))
-            .stdin(listener.try_clone().map(OwnedFd::from).unwrap())
-            .stdout(std::process::Stdio::null())
-            .spawn()
-            .unwrap();
-        Self { child }
-    }
-
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.child.kill().expect("it has not been waited for");
-        self.child.wait().expect("it is ours");
-    }
+/// Another process of the program, which joins `workers` times, with all of them ready. [`wait_for_workers`] says when it
+/// has.
+pub(crate) fn joins(holder: &Started, listener: &TcpListener, cpu: i32, workers: usize) -> Running {
+    let mut command = Helper::command("common::helper_joins");
+    command.env("HOLDER", holder.environment()).env("JOINS", format!("{cpu} {workers}"));
+    Running::start(command.stdin(OwnedFd::from(listener.try_clone().unwrap())).stdout(Stdio::null()))
 }
 
 #[test]
@@ -301,20 +226,6 @@ pub(crate) fn wait_for_workers(holder: &Started, count: usize) -> Vec<ksf_accel:
         workers.len() == count && workers.iter().all(|worker| !worker.ready.is_empty())
     });
     workers
-}
-
-/// Set where a helper is run by a test, not by hand.
-pub(crate) const HELPER: &str = "KSF_ACCEL_TEST_HELPER";
-
-pub(crate) fn is_helper() -> bool {
-    std::env::var_os(HELPER).is_some()
-}
-
-/// A helper of this test binary as a process in this thread's network namespace.
-pub(crate) fn helper(name: &str) -> std::process::Command {
-    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", name, "--ignored", "--nocapture"]).env(HELPER, "1");
-    command
 }
 
 pub(crate) fn hello_by_environment() -> Library {
@@ -398,30 +309,24 @@ pub(crate) fn accept_all(queue: &TcpListener) -> Vec<TcpStream> {
 
 /// Connects from one CPU, so often. The namespace is the calling thread's.
 pub(crate) fn connect_from(cpu: usize, address: SocketAddr, count: usize) -> Vec<TcpStream> {
-    thread::scope(|scope| {
-        let clients = scope.spawn(|| {
-            pin(cpu);
-            (0..count).map(|_| TcpStream::connect_timeout(&address, PATIENCE).expect("connected")).collect()
-        });
-        clients.join().expect("the clients do not panic")
-    })
+    on_cpu(cpu, || (0..count).map(|_| TcpStream::connect_timeout(&address, PATIENCE).expect("connected")).collect())
 }
 
-/// CPUs this test may use.
-pub(crate) fn cpus() -> Vec<usize> {
-    let set = rustix::thread::sched_getaffinity(None).unwrap();
-    (0..1024).filter(|&cpu| set.is_set(cpu)).collect()
+/// The process that says its id to everybody.
+pub(crate) fn pid_of(mut stream: TcpStream) -> Option<u32> {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut pid = [0; 4];
+    stream.read_exact(&mut pid).ok()?;
+    Some(u32::from_ne_bytes(pid))
 }
 
-/// The first two CPUs; `None`: the test is skipped.
-pub(crate) fn two_cpus() -> Option<(usize, usize)> {
-    match cpus()[..] {
-        [a, b, ..] => Some((a, b)),
-        _ => {
-            skip("needs two CPUs");
-            None
-        }
+/// Who serves so many connections from a CPU, and how many each.
+pub(crate) fn servers_from(cpu: usize, address: SocketAddr, count: usize) -> BTreeMap<u32, usize> {
+    let mut servers = BTreeMap::new();
+    for stream in connect_from(cpu, address, count) {
+        *servers.entry(pid_of(stream).expect("served")).or_default() += 1;
     }
+    servers
 }
 
 pub(crate) fn readable(fd: impl AsFd) -> bool {

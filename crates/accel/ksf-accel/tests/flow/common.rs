@@ -1,141 +1,45 @@
-//! What the tests share: skipping, network namespaces with a veth between them, CPUs, frames.
+//! What the tests share: a peer on the other end of a veth, sockets as the library has them, policies.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::{self, Sender};
-use std::thread::{self, JoinHandle};
 
-use ksf_accel::flow::{CpuMask, Layout, source_port};
+use ksf_accel::flow::{Layout, source_port};
+use ksf_test::stream::{ask, be_patient, echo, serve};
+use ksf_test::{FAR, FarEnd, compile, network_on_two_cpus_or_skip, root_or_skip, two_cpus_or_skip, veth};
 
-/// Says that a test does not run; in CI a skip is a failure.
-pub(crate) fn say_skipped(why: &str) {
-    assert!(std::env::var_os("CI").is_none(), "skipped in CI: {why}");
-    let thread = thread::current();
-    let line = format!("skipped: {}: {why}\n", thread.name().unwrap_or("a test"));
-    io::stderr().write_all(line.as_bytes()).expect("stderr is open");
+/// The first two CPUs, for tests about two that need root; `None`: the test is skipped.
+pub(crate) fn root_on_two_cpus() -> Option<[usize; 2]> {
+    root_or_skip("eBPF, network namespaces")?;
+    two_cpus_or_skip()
 }
 
-/// True when the test may run; says that it is skipped when not.
-pub(crate) fn is_root() -> bool {
-    let may = ksf_bpf::missing_capabilities().is_empty();
-    if !may {
-        say_skipped("needs root (eBPF, network namespaces)");
-    }
-    may
+/// The same, in a network namespace of the test's own.
+pub(crate) fn network_on_two_cpus() -> Option<[usize; 2]> {
+    network_on_two_cpus_or_skip("eBPF, network namespaces")
 }
 
-/// The first two CPUs of this process, for tests about two.
-pub(crate) fn two_cpus() -> Option<[usize; 2]> {
-    let cpus: Vec<usize> = CpuMask::of_this_thread().unwrap().iter().collect();
-    match cpus[..] {
-        [first, second, ..] => Some([first, second]),
-        _ => {
-            say_skipped("needs two CPUs");
-            None
-        }
-    }
-}
-
-pub(crate) fn pin(cpu: usize) {
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(cpu);
-    rustix::thread::sched_setaffinity(None, &set).unwrap();
-}
-
-/// Runs `work` on a thread of its own, in a network namespace of its own with lo up; both end with it.
-pub(crate) fn in_new_network<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| {
-        let name = thread::current().name().map(str::to_owned).unwrap_or_default();
-        let builder = thread::Builder::new().name(name);
-        let handle = builder.spawn_scoped(scope, || {
-            new_network();
-            work()
-        });
-        handle.unwrap().join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
-}
-
-fn new_network() {
-    // SAFETY: changes the network namespace of this thread only, which is new and ends soon.
-    assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "{}", io::Error::last_os_error());
-    ip("link set lo up");
-}
-
-/// `ip` of iproute2, in the network namespace of the calling thread.
-pub(crate) fn ip(line: &str) {
-    run(Command::new("ip").args(line.split(' ')));
-}
-
-pub(crate) fn run(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
-    out.into_owned()
-}
-
-/// A machine on the other end of a veth: a thread in a network namespace of its own that serves echo.
-///
-/// Here `near` is 10.9.8.1 and fd09::1, there `far` is 10.9.8.2 and fd09::2, port 7.
-pub(crate) struct Peer {
-    close: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-pub(crate) const NEAR: &str = "near";
+/// Where a [`start_peer`] serves.
 pub(crate) const ECHO4: &str = "10.9.8.2:7";
 pub(crate) const ECHO6: &str = "[fd09::2]:7";
 /// Nobody listens there.
 pub(crate) const CLOSED: &str = "10.9.8.2:9";
 
-impl Peer {
-    /// Needs a network namespace of the test's own. `checksum_offload`: the peer leaves checksums to the device, as a
-    /// veth's end does by default.
-    pub(crate) fn start(checksum_offload: bool) -> Self {
-        let (ready, is_ready) = mpsc::channel();
-        let (close, closed) = mpsc::channel();
-        let (tid, is_known) = mpsc::channel();
-        let (go, is_linked) = mpsc::channel();
-        let thread = thread::spawn(move || {
-            new_network();
-            tid.send(rustix::thread::gettid().as_raw_nonzero()).unwrap();
-            if is_linked.recv().is_err() {
-                return;
-            }
-            if !checksum_offload {
-                write_checksums("far");
-            }
-            ip("addr add 10.9.8.2/24 dev far");
-            ip("-6 addr add fd09::2/64 dev far nodad");
-            ip("link set far up");
-            let servers = [TcpListener::bind("0.0.0.0:7"), TcpListener::bind("[fd09::2]:7")].map(Result::unwrap);
-            let threads = servers.each_ref().map(|server| {
-                let server = server.try_clone().unwrap();
-                thread::spawn(move || server.incoming().map_while(Result::ok).for_each(echo))
-            });
-            ready.send(()).unwrap();
-            let _ = closed.recv();
-            for (server, thread) in servers.iter().zip(threads) {
-                // SAFETY: a descriptor that is open; accept(2) on it ends.
-                unsafe { libc::shutdown(server.as_raw_fd(), libc::SHUT_RDWR) };
-                thread.join().unwrap();
-            }
-        });
-        let tid = is_known.recv().expect("the peer has a namespace");
-        ip(&format!("link add near type veth peer name far netns {tid}"));
-        ip("addr add 10.9.8.1/24 dev near");
-        ip("-6 addr add fd09::1/64 dev near nodad");
-        ip("link set near up");
-        go.send(()).unwrap();
-        is_ready.recv().expect("the peer serves");
-        // Both ends are up when the peer serves; the first packet resolves the address.
-        drop(TcpStream::connect(ECHO4).expect("the peer answers"));
-        drop(TcpStream::connect(ECHO6).expect("the peer answers"));
-        Self { close: Some(close), thread: Some(thread) }
+/// A machine on the other end of a veth, which serves echo. `checksum_offload`: it leaves checksums to the device, as a
+/// veth's end does by default.
+pub(crate) fn start_peer(checksum_offload: bool) -> FarEnd {
+    let far = veth();
+    if !checksum_offload {
+        far.run(|| write_checksums(FAR.0));
     }
+    for address in [ECHO4, ECHO6] {
+        far.run(move || serve(TcpListener::bind(address).unwrap(), echo));
+        // The first packet resolves the address.
+        drop(TcpStream::connect(address).expect("the peer answers"));
+    }
+    far
 }
 
 /// Has the stack write the checksums of what an interface of this thread's network sends (`ethtool -K IFACE tx off`).
@@ -157,24 +61,6 @@ fn write_checksums(interface: &str) {
     // SAFETY: the request and the value it points to live for the call; the name ends with a zero.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) };
     assert_eq!(result, 0, "{}", io::Error::last_os_error());
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        drop(self.close.take());
-        let _ = self.thread.take().map(JoinHandle::join);
-    }
-}
-
-fn echo(mut stream: TcpStream) {
-    thread::spawn(move || {
-        let mut buf = [0; 4096];
-        while let Ok(bytes @ 1..) = stream.read(&mut buf) {
-            if stream.write_all(&buf[..bytes]).is_err() {
-                return;
-            }
-        }
-    });
 }
 
 /// A TCP socket that is not connected.
@@ -218,14 +104,9 @@ pub(crate) fn connect_by_library(layout: &Layout, loopback: bool, socket: RawFd,
 
 /// One exchange over a connected socket. A reply that does not come fails the test.
 pub(crate) fn exchange(stream: &mut TcpStream, bytes: usize) {
-    let limit = Some(std::time::Duration::from_secs(10));
-    stream.set_read_timeout(limit).unwrap();
-    stream.set_nodelay(true).unwrap();
+    be_patient(stream);
     let sent = vec![b'x'; bytes];
-    let mut received = vec![0; bytes];
-    stream.write_all(&sent).unwrap();
-    stream.read_exact(&mut received).unwrap_or_else(|error| panic!("the echo of {bytes} bytes comes back: {error}"));
-    assert_eq!(received, sent);
+    ask(stream, &sent, &sent);
 }
 
 /// The CPU that processed what the socket received last.
@@ -253,14 +134,6 @@ pub(crate) fn compile_policy(source: &Path, flags: &[&str]) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("policy-{}-{number}", std::process::id()));
     ksf_bpf::write_sdk(&folder, &[ksf_accel::flow::SDK]).unwrap();
     let object = folder.join("policy.bpf.o");
-    run(Command::new(std::env::var("CLANG").unwrap_or_else(|_| "clang".into()))
-        .args(["-O2", "-g", "-target", "bpf", "-mcpu=v3", "-std=gnu11", "-Wall", "-Werror", "-Wno-unused-function"])
-        .args(flags)
-        .arg("-I")
-        .arg(&folder)
-        .arg("-c")
-        .arg(source)
-        .arg("-o")
-        .arg(&object));
+    compile::bpf(source, &object, &folder, flags);
     object
 }

@@ -6,11 +6,9 @@ use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::common::{
-    CLOSED, ECHO4, ECHO6, NEAR, Peer, connect_by_library, exchange, in_new_network, incoming_cpu, ip, is_root, pin,
-    tcp_socket, two_cpus,
-};
+use crate::common::*;
 use ksf_accel::flow::{CpuMask, FlowError, Layout, Mode, ModeWish, Policy, PortRange, Proof, Steering, Trial};
+use ksf_test::{NEAR, in_new_network, ip, on_cpu, pin};
 
 const CONNECTIONS: usize = 20;
 
@@ -23,22 +21,18 @@ fn layout(cpus: [usize; 2]) -> Layout {
 /// connections have a port of its chunk.
 fn opened_on(cpu: usize, layout: &Layout, to: &str) -> (usize, usize) {
     let to: SocketAddr = to.parse().unwrap();
-    thread::scope(|scope| {
-        let handle = scope.spawn(|| {
-            pin(cpu);
-            let (mut local, mut chosen) = (0, 0);
-            for round in 0..CONNECTIONS {
-                let socket = tcp_socket(&to);
-                connect_by_library(layout, false, socket.as_raw_fd(), &to).expect("the peer answers");
-                let mut stream = TcpStream::from(socket);
-                // From one byte to several segments.
-                exchange(&mut stream, 1 + 300 * round);
-                local += usize::from(incoming_cpu(&stream) == cpu);
-                chosen += usize::from(layout.cpu_of_port(stream.local_addr().unwrap().port()) == Some(cpu));
-            }
-            (local, chosen)
-        });
-        handle.join().unwrap()
+    on_cpu(cpu, || {
+        let (mut local, mut chosen) = (0, 0);
+        for round in 0..CONNECTIONS {
+            let socket = tcp_socket(&to);
+            connect_by_library(layout, false, socket.as_raw_fd(), &to).expect("the peer answers");
+            let mut stream = TcpStream::from(socket);
+            // From one byte to several segments.
+            exchange(&mut stream, 1 + 300 * round);
+            local += usize::from(incoming_cpu(&stream) == cpu);
+            chosen += usize::from(layout.cpu_of_port(stream.local_addr().unwrap().port()) == Some(cpu));
+        }
+        (local, chosen)
     })
 }
 
@@ -52,7 +46,7 @@ fn with_peer(cpus: [usize; 2], checksum_offload: bool, test: impl FnOnce() + Sen
     in_new_network(|| {
         // Threads of the peer inherit it.
         pin(cpus[1]);
-        let peer = Peer::start(checksum_offload);
+        let peer = start_peer(checksum_offload);
         test();
         drop(peer);
     });
@@ -60,7 +54,7 @@ fn with_peer(cpus: [usize; 2], checksum_offload: bool, test: impl FnOnce() + Sen
 
 #[test]
 fn without_steering_the_senders_cpu_does_all() {
-    let Some(cpus) = is_root().then(two_cpus).flatten() else { return };
+    let Some(cpus) = root_on_two_cpus() else { return };
     with_peer(cpus, true, || {
         let layout = layout(cpus);
         assert_eq!(opened_on(cpus[0], &layout, ECHO4), (0, CONNECTIONS));
@@ -70,7 +64,7 @@ fn without_steering_the_senders_cpu_does_all() {
 
 #[test]
 fn replies_are_processed_where_the_connection_was_opened() {
-    let Some(cpus) = is_root().then(two_cpus).flatten() else { return };
+    let Some(cpus) = root_on_two_cpus() else { return };
     for (wish, offload, mode) in [
         (ModeWish::Auto, false, Mode::Native),
         (ModeWish::Native, false, Mode::Native),
@@ -80,7 +74,7 @@ fn replies_are_processed_where_the_connection_was_opened() {
         with_peer(cpus, offload, || {
             let layout = layout(cpus);
             let mut steering = Steering::load(&layout, &[Policy::Ports]).unwrap();
-            assert_eq!(steering.attach(NEAR, wish).unwrap(), mode);
+            assert_eq!(steering.attach(NEAR.0, wish).unwrap(), mode);
             for to in [ECHO4, ECHO6] {
                 for cpu in cpus {
                     assert_eq!(opened_on(cpu, &layout, to), (CONNECTIONS, CONNECTIONS), "{wish:?}, CPU {cpu}, {to}");
@@ -105,13 +99,13 @@ fn replies_are_processed_where_the_connection_was_opened() {
 /// would be dropped by the stack. No connection may notice.
 #[test]
 fn a_veth_is_steered_behind_the_driver_and_loses_nothing() {
-    let Some(cpus) = is_root().then(two_cpus).flatten() else { return };
+    let Some(cpus) = root_on_two_cpus() else { return };
     with_peer(cpus, true, || {
         let layout = layout(cpus);
         // A connection from before, whose first frame is long.
         let mut old = TcpStream::connect(ECHO4).unwrap();
         let mut steering = Steering::load(&layout, &[Policy::Ports, Policy::Hash]).unwrap();
-        assert_eq!(steering.attach(NEAR, ModeWish::Auto).unwrap(), Mode::Native);
+        assert_eq!(steering.attach(NEAR.0, ModeWish::Auto).unwrap(), Mode::Native);
         exchange(&mut old, 3000);
         // Native mode says that it cannot, and all work.
         for cpu in cpus {
@@ -133,11 +127,11 @@ fn a_veth_is_steered_behind_the_driver_and_loses_nothing() {
 
 #[test]
 fn who_wants_native_mode_only_gets_no_other() {
-    let Some(cpus) = is_root().then(two_cpus).flatten() else { return };
+    let Some(cpus) = root_on_two_cpus() else { return };
     with_peer(cpus, true, || {
         let layout = layout(cpus);
         let mut steering = Steering::load(&layout, &[Policy::Ports]).unwrap();
-        steering.attach(NEAR, ModeWish::Native).unwrap();
+        steering.attach(NEAR.0, ModeWish::Native).unwrap();
         assert_eq!(opened_on(cpus[0], &layout, ECHO4), (0, CONNECTIONS));
         assert_eq!(steering.settle().unwrap(), None);
         assert_eq!((steering.mode(), steering.proof().unwrap()), (Some(Mode::Native), Proof::Broken));
@@ -146,67 +140,63 @@ fn who_wants_native_mode_only_gets_no_other() {
 
 #[test]
 fn somebody_elses_program_is_left_alone() {
-    let Some(cpus) = is_root().then(two_cpus).flatten() else { return };
-    in_new_network(|| {
-        ip("link add near type veth peer name far");
-        let layout = layout(cpus);
-        for (theirs, ours) in [
-            (ModeWish::Native, ModeWish::Auto),
-            (ModeWish::Native, ModeWish::Native),
-            (ModeWish::Generic, ModeWish::Auto),
-            (ModeWish::Generic, ModeWish::Generic),
-        ] {
-            let mut other = Steering::load(&layout, &[Policy::Pass]).unwrap();
-            let mode = other.attach("near", theirs).unwrap();
-            let mut steering = Steering::load(&layout, &[Policy::Ports]).unwrap();
-            let error = steering.attach("near", ours).unwrap_err();
-            let FlowError::Busy { interface, program } = &error else { panic!("{theirs:?}, {ours:?}: {error}") };
-            assert_eq!(interface, "near");
-            assert!(program.starts_with("ksf_flow (id "), "{program}");
-            assert_eq!((steering.mode(), other.mode()), (None, Some(mode)));
-            // It is still there, and its end makes room.
-            assert!(matches!(steering.attach("near", ours), Err(FlowError::Busy { .. })));
-            drop(other);
-            // Who lists the links of the machine holds each of them for a moment, as other tests do: it ends with that.
-            let limit = Instant::now() + Duration::from_secs(60);
-            while let Err(error) = steering.attach("near", ours) {
-                assert!(matches!(error, FlowError::Busy { .. }) && Instant::now() < limit, "{error}");
-                thread::yield_now();
-            }
+    let Some(cpus) = network_on_two_cpus() else { return };
+    ip("link add near type veth peer name far");
+    let layout = layout(cpus);
+    for (theirs, ours) in [
+        (ModeWish::Native, ModeWish::Auto),
+        (ModeWish::Native, ModeWish::Native),
+        (ModeWish::Generic, ModeWish::Auto),
+        (ModeWish::Generic, ModeWish::Generic),
+    ] {
+        let mut other = Steering::load(&layout, &[Policy::Pass]).unwrap();
+        let mode = other.attach("near", theirs).unwrap();
+        let mut steering = Steering::load(&layout, &[Policy::Ports]).unwrap();
+        let error = steering.attach("near", ours).unwrap_err();
+        let FlowError::Busy { interface, program } = &error else { panic!("{theirs:?}, {ours:?}: {error}") };
+        assert_eq!(interface, "near");
+        assert!(program.starts_with("ksf_flow (id "), "{program}");
+        assert_eq!((steering.mode(), other.mode()), (None, Some(mode)));
+        // It is still there, and its end makes room.
+        assert!(matches!(steering.attach("near", ours), Err(FlowError::Busy { .. })));
+        drop(other);
+        // Who lists the links of the machine holds each of them for a moment, as other tests do: it ends with that.
+        let limit = Instant::now() + Duration::from_secs(60);
+        while let Err(error) = steering.attach("near", ours) {
+            assert!(matches!(error, FlowError::Busy { .. }) && Instant::now() < limit, "{error}");
+            thread::yield_now();
         }
-        let mut steering = Steering::load(&layout, &[]).unwrap();
-        for name in ["nosuch", "", "a\0b"] {
-            let error = steering.attach(name, ModeWish::Auto).unwrap_err();
-            assert!(matches!(error, FlowError::NoInterface { .. }), "{error}");
-        }
-    });
+    }
+    let mut steering = Steering::load(&layout, &[]).unwrap();
+    for name in ["nosuch", "", "a\0b"] {
+        let error = steering.attach(name, ModeWish::Auto).unwrap_err();
+        assert!(matches!(error, FlowError::NoInterface { .. }), "{error}");
+    }
 }
 
 #[test]
 fn lo_is_steered_in_generic_mode() {
-    let Some(cpus) = is_root().then(two_cpus).flatten() else { return };
-    in_new_network(|| {
-        let layout = layout(cpus);
-        let mut steering = Steering::load(&layout, &[Policy::Hash]).unwrap();
-        assert_eq!(steering.attach("lo", ModeWish::Auto).unwrap(), Mode::Generic, "lo has no native mode");
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (mut server, _) = listener.accept().unwrap();
-        let echo = thread::spawn(move || io::copy(&mut server.try_clone().unwrap(), &mut server));
-        exchange(&mut client, 100_000);
-        drop(client);
-        echo.join().unwrap().unwrap();
-        assert!(counter(&steering, "redirected") + counter(&steering, "local") > 0);
-    });
+    let Some(cpus) = network_on_two_cpus() else { return };
+    let layout = layout(cpus);
+    let mut steering = Steering::load(&layout, &[Policy::Hash]).unwrap();
+    assert_eq!(steering.attach("lo", ModeWish::Auto).unwrap(), Mode::Generic, "lo has no native mode");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    let echo = thread::spawn(move || io::copy(&mut server.try_clone().unwrap(), &mut server));
+    exchange(&mut client, 100_000);
+    drop(client);
+    echo.join().unwrap().unwrap();
+    assert!(counter(&steering, "redirected") + counter(&steering, "local") > 0);
 }
 
 #[test]
 fn a_refused_connection_is_refused() {
-    let Some(cpus) = is_root().then(two_cpus).flatten() else { return };
+    let Some(cpus) = root_on_two_cpus() else { return };
     with_peer(cpus, false, || {
         let layout = layout(cpus);
         let mut steering = Steering::load(&layout, &[Policy::Ports]).unwrap();
-        steering.attach(NEAR, ModeWish::Native).unwrap();
+        steering.attach(NEAR.0, ModeWish::Native).unwrap();
         let to: SocketAddr = CLOSED.parse().unwrap();
         let socket = tcp_socket(&to);
         let error = connect_by_library(&layout, false, socket.as_raw_fd(), &to).unwrap_err();
@@ -217,7 +207,7 @@ fn a_refused_connection_is_refused() {
 /// The self-check: a real connection from each CPU.
 #[test]
 fn a_trial_says_where_answers_are_processed() {
-    let Some(cpus) = is_root().then(two_cpus).flatten() else { return };
+    let Some(cpus) = root_on_two_cpus() else { return };
     let limit = Duration::from_secs(10);
     for (offload, mode) in [(false, Mode::Native), (true, Mode::Generic)] {
         with_peer(cpus, offload, || {
@@ -230,7 +220,7 @@ fn a_trial_says_where_answers_are_processed() {
             })
             .unwrap();
             let mut steering = Steering::load(&layout, &[Policy::Ports]).unwrap();
-            steering.attach(NEAR, ModeWish::Auto).unwrap();
+            steering.attach(NEAR.0, ModeWish::Auto).unwrap();
             let trials = steering.prove(ECHO4.parse().unwrap(), limit).unwrap();
             assert_eq!(trials.iter().map(|trial| trial.cpu).collect::<Vec<_>>(), cpus);
             assert!(trials.iter().all(Trial::is_local), "{trials:?}");

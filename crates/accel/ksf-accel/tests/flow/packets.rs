@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use crate::common::{compile_policy, in_new_network, is_root, two_cpus};
+use crate::common::*;
 use crate::frames::{ACK, Frame, SYN, SYN_ACK};
 use ksf_accel::flow::{CpuMask, Fate, FlowError, Layout, ModeWish, Policy, PortRange, Proof, Steering};
+use ksf_test::{ip, pin};
 
 fn layout(cpus: &[usize]) -> Layout {
     let cpus: CpuMask = cpus.iter().copied().collect();
@@ -34,37 +35,35 @@ fn reply6(port: u16) -> Frame {
 
 #[test]
 fn replies_go_to_the_cpu_of_their_port() {
-    let Some([first, second]) = is_root().then(two_cpus).flatten() else { return };
-    in_new_network(|| {
-        let layout = layout(&[first, second]);
-        let steering = load(&layout, &[Policy::Ports]);
-        let passed = Fate::Passed("passed_policy");
-        for (port, expected) in [
-            (32767, passed),
-            (32768, Fate::Cpu(first)),
-            (40959, Fate::Cpu(first)),
-            (40960, Fate::Cpu(second)),
-            (49151, Fate::Cpu(second)),
-            (49152, passed),
-            (80, passed),
-            (65535, passed),
-        ] {
-            for frame in [reply(port), reply6(port)] {
-                assert_eq!(fate(&steering, &frame), expected, "{frame:?}");
-            }
-            // The source port says nothing.
-            let other = Frame::tcp(&format!("10.0.0.9:{port}"), "10.0.0.1:80", ACK);
-            assert_eq!(fate(&steering, &other), passed);
+    let Some([first, second]) = network_on_two_cpus() else { return };
+    let layout = layout(&[first, second]);
+    let steering = load(&layout, &[Policy::Ports]);
+    let passed = Fate::Passed("passed_policy");
+    for (port, expected) in [
+        (32767, passed),
+        (32768, Fate::Cpu(first)),
+        (40959, Fate::Cpu(first)),
+        (40960, Fate::Cpu(second)),
+        (49151, Fate::Cpu(second)),
+        (49152, passed),
+        (80, passed),
+        (65535, passed),
+    ] {
+        for frame in [reply(port), reply6(port)] {
+            assert_eq!(fate(&steering, &frame), expected, "{frame:?}");
         }
-        // A datagram does not belong to a connection.
-        assert_eq!(fate(&steering, &Frame::udp("10.0.0.9:53", "10.0.0.1:40000")), passed);
-        assert_eq!(steering.proof().unwrap(), Proof::NotNeeded, "not attached in native mode");
-    });
+        // The source port says nothing.
+        let other = Frame::tcp(&format!("10.0.0.9:{port}"), "10.0.0.1:80", ACK);
+        assert_eq!(fate(&steering, &other), passed);
+    }
+    // A datagram does not belong to a connection.
+    assert_eq!(fate(&steering, &Frame::udp("10.0.0.9:53", "10.0.0.1:40000")), passed);
+    assert_eq!(steering.proof().unwrap(), Proof::NotNeeded, "not attached in native mode");
 }
 
 #[test]
 fn only_plain_headers_are_read() {
-    let Some([first, second]) = is_root().then(two_cpus).flatten() else { return };
+    let Some([first, second]) = root_on_two_cpus() else { return };
     let steering = load(&layout(&[first, second]), &[Policy::Ports]);
     let to_second = Fate::Cpu(second);
     let passed = Fate::Passed;
@@ -101,7 +100,7 @@ fn only_plain_headers_are_read() {
 
 #[test]
 fn no_cut_frame_is_steered() {
-    let Some([first, second]) = is_root().then(two_cpus).flatten() else { return };
+    let Some([first, second]) = root_on_two_cpus() else { return };
     let steering = load(&layout(&[first, second]), &[Policy::Ports, Policy::Hash]);
     let tagged = |frame: Frame| frame.with(|frame| frame.tags = vec![(0x88a8, 1), (0x8100, 2)]);
     let datagram = Frame::udp("10.0.0.9:53", "10.0.0.1:40960");
@@ -124,37 +123,35 @@ fn no_cut_frame_is_steered() {
 
 #[test]
 fn a_listening_port_in_a_chunk_is_no_active_connection() {
-    let Some([first, second]) = is_root().then(two_cpus).flatten() else { return };
-    in_new_network(|| {
-        let steering = load(&layout(&[first, second]), &[Policy::Ports]);
-        let to = |port: u16, flags| Frame::tcp("127.0.0.1:50000", &format!("127.0.0.1:{port}"), flags);
-        let listener = std::net::TcpListener::bind("127.0.0.1:41000").unwrap();
-        let passed = Fate::Passed("passed_policy");
-        // A connection that was opened before the program came.
-        assert_eq!(fate(&steering, &to(41000, ACK)), Fate::Cpu(second));
-        assert_eq!(fate(&steering, &to(41000, SYN)), passed);
-        assert_eq!(fate(&steering, &to(41000, ACK)), passed, "its port is known now");
-        // Others are not touched, whoever knocks there.
-        for port in [41001, 40999, 41032, 40968] {
-            assert_eq!(fate(&steering, &to(port, SYN)), Fate::Cpu(second));
-            assert_eq!(fate(&steering, &to(port, SYN_ACK)), Fate::Cpu(second));
-            assert_eq!(fate(&steering, &to(port, ACK)), Fate::Cpu(second));
-        }
-        drop(listener);
-        assert_eq!(fate(&steering, &to(41000, SYN)), Fate::Cpu(second), "nobody listens any more");
-        assert_eq!(fate(&steering, &to(41000, ACK)), Fate::Cpu(second));
+    let Some([first, second]) = network_on_two_cpus() else { return };
+    let steering = load(&layout(&[first, second]), &[Policy::Ports]);
+    let to = |port: u16, flags| Frame::tcp("127.0.0.1:50000", &format!("127.0.0.1:{port}"), flags);
+    let listener = std::net::TcpListener::bind("127.0.0.1:41000").unwrap();
+    let passed = Fate::Passed("passed_policy");
+    // A connection that was opened before the program came.
+    assert_eq!(fate(&steering, &to(41000, ACK)), Fate::Cpu(second));
+    assert_eq!(fate(&steering, &to(41000, SYN)), passed);
+    assert_eq!(fate(&steering, &to(41000, ACK)), passed, "its port is known now");
+    // Others are not touched, whoever knocks there.
+    for port in [41001, 40999, 41032, 40968] {
+        assert_eq!(fate(&steering, &to(port, SYN)), Fate::Cpu(second));
+        assert_eq!(fate(&steering, &to(port, SYN_ACK)), Fate::Cpu(second));
+        assert_eq!(fate(&steering, &to(port, ACK)), Fate::Cpu(second));
+    }
+    drop(listener);
+    assert_eq!(fate(&steering, &to(41000, SYN)), Fate::Cpu(second), "nobody listens any more");
+    assert_eq!(fate(&steering, &to(41000, ACK)), Fate::Cpu(second));
 
-        let listener = std::net::TcpListener::bind("[::1]:41000").unwrap();
-        let to = |flags| Frame::tcp("[::1]:50000", "[::1]:41000", flags);
-        assert_eq!(fate(&steering, &to(SYN)), passed);
-        assert_eq!(fate(&steering, &to(ACK)), passed);
-        drop(listener);
-    });
+    let listener = std::net::TcpListener::bind("[::1]:41000").unwrap();
+    let to = |flags| Frame::tcp("[::1]:50000", "[::1]:41000", flags);
+    assert_eq!(fate(&steering, &to(SYN)), passed);
+    assert_eq!(fate(&steering, &to(ACK)), passed);
+    drop(listener);
 }
 
 #[test]
 fn a_hash_is_even_and_the_same_for_both_directions() {
-    let Some(cpus) = is_root().then(two_cpus).flatten() else { return };
+    let Some(cpus) = root_on_two_cpus() else { return };
     let steering = load(&layout(&cpus), &[Policy::Hash]);
     let mut taken = [0u32; 2];
     for client in 0..400u16 {
@@ -173,7 +170,7 @@ fn a_hash_is_even_and_the_same_for_both_directions() {
 
 #[test]
 fn new_connections_go_round() {
-    let Some([first, second]) = is_root().then(two_cpus).flatten() else { return };
+    let Some([first, second]) = root_on_two_cpus() else { return };
     let steering = load(&layout(&[first, second]), &[Policy::RoundRobin]);
     let from = |client: u16, flags| Frame::tcp(&format!("10.1.0.7:{}", 3000 + client), "10.0.0.1:443", flags);
     // Older than the program.
@@ -193,7 +190,7 @@ fn new_connections_go_round() {
 
 #[test]
 fn policies_stand_behind_one_another() {
-    let Some([first, second]) = is_root().then(two_cpus).flatten() else { return };
+    let Some([first, second]) = root_on_two_cpus() else { return };
     let layout = layout(&[first, second]);
     let steering = load(&layout, &[Policy::Ports, Policy::RoundRobin, Policy::Hash]);
     assert_eq!(fate(&steering, &reply(32768)), Fate::Cpu(first), "ports");
@@ -213,7 +210,7 @@ fn policies_stand_behind_one_another() {
 
 #[test]
 fn a_policy_of_the_users_decides() {
-    let Some([first, second]) = is_root().then(two_cpus).flatten() else { return };
+    let Some([first, second]) = root_on_two_cpus() else { return };
     let layout = layout(&[first, second]);
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let object = compile_policy(&root.join("../../../examples/rps-policy/tenants.bpf.c"), &[]);
@@ -238,7 +235,7 @@ fn a_policy_of_the_users_decides() {
 
 #[test]
 fn wrong_objects_are_explained() {
-    let Some([first, _]) = is_root().then(two_cpus).flatten() else { return };
+    let Some([first, _]) = root_on_two_cpus() else { return };
     let layout = layout(&[first]);
     let refuse = |policy: &Path| Steering::load(&layout, &[Policy::File(policy.into())]).unwrap_err();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/flow/bpf");
@@ -264,59 +261,56 @@ fn wrong_objects_are_explained() {
 /// carries nothing, for the mode; frames are tried one by one.
 #[test]
 fn unfinished_checksums_end_steering_in_native_mode() {
-    let Some([first, second]) = is_root().then(two_cpus).flatten() else { return };
-    in_new_network(|| {
-        crate::common::ip("link add near type veth peer name far");
-        // On the first CPU everything for the second is redirected.
-        crate::common::pin(first);
-        let native = || {
-            let mut steering = load(&layout(&[first, second]), &[Policy::Ports, Policy::Hash]);
-            steering.attach("near", ModeWish::Native).unwrap();
-            assert_eq!(steering.proof().unwrap(), Proof::None);
-            steering
-        };
-        let long = |frame: Frame| frame.with(|frame| frame.payload = 500);
-        let partial = |frame: Frame| frame.with(|frame| frame.partial = true);
-        let answer = |frame: Frame| frame.with(|frame| frame.flags = SYN_ACK);
+    let Some([first, second]) = network_on_two_cpus() else { return };
+    ip("link add near type veth peer name far");
+    // On the first CPU everything for the second is redirected.
+    pin(first);
+    let native = || {
+        let mut steering = load(&layout(&[first, second]), &[Policy::Ports, Policy::Hash]);
+        steering.attach("near", ModeWish::Native).unwrap();
+        assert_eq!(steering.proof().unwrap(), Proof::None);
+        steering
+    };
+    let long = |frame: Frame| frame.with(|frame| frame.payload = 500);
+    let partial = |frame: Frame| frame.with(|frame| frame.partial = true);
+    let answer = |frame: Frame| frame.with(|frame| frame.flags = SYN_ACK);
 
-        let steering = native();
-        assert_eq!(fate(&steering, &long(reply(40960))), Fate::Passed("passed_unproven"));
-        assert_eq!(fate(&steering, &long(reply(32768))), Fate::Cpu(first), "stays anyway");
-        assert_eq!(fate(&steering, &answer(reply(40960))), Fate::Cpu(second), "whole");
-        assert_eq!(steering.proof().unwrap(), Proof::Whole);
-        assert_eq!(fate(&steering, &long(reply(40960))), Fate::Cpu(second), "proven");
-        assert_eq!(fate(&steering, &partial(answer(reply6(40960)))), Fate::Passed("passed_checksum"));
-        assert_eq!(steering.proof().unwrap(), Proof::Broken);
-        assert_eq!(fate(&steering, &answer(reply(40960))), Fate::Passed("passed_broken"), "for good");
-        assert_eq!(fate(&steering, &reply(32768)), Fate::Cpu(first), "what stays is not harmed");
-        drop(steering);
+    let steering = native();
+    assert_eq!(fate(&steering, &long(reply(40960))), Fate::Passed("passed_unproven"));
+    assert_eq!(fate(&steering, &long(reply(32768))), Fate::Cpu(first), "stays anyway");
+    assert_eq!(fate(&steering, &answer(reply(40960))), Fate::Cpu(second), "whole");
+    assert_eq!(steering.proof().unwrap(), Proof::Whole);
+    assert_eq!(fate(&steering, &long(reply(40960))), Fate::Cpu(second), "proven");
+    assert_eq!(fate(&steering, &partial(answer(reply6(40960)))), Fate::Passed("passed_checksum"));
+    assert_eq!(steering.proof().unwrap(), Proof::Broken);
+    assert_eq!(fate(&steering, &answer(reply(40960))), Fate::Passed("passed_broken"), "for good");
+    assert_eq!(fate(&steering, &reply(32768)), Fate::Cpu(first), "what stays is not harmed");
+    drop(steering);
 
-        for frame in [reply(40960), reply6(40960), reply(40960).with(|frame| frame.payload = 43)] {
-            assert_eq!(fate(&native(), &frame), Fate::Cpu(second), "{frame:?}");
-            assert_eq!(fate(&native(), &partial(frame)), Fate::Passed("passed_checksum"));
-        }
-        // A frame that stays teaches, too.
-        let steering = native();
-        assert_eq!(fate(&steering, &partial(reply(32768))), Fate::Cpu(first));
-        assert_eq!(steering.proof().unwrap(), Proof::Broken);
-        drop(steering);
-        let steering = native();
-        assert_eq!(fate(&steering, &reply(32768)), Fate::Cpu(first));
-        assert_eq!(fate(&steering, &long(reply(40960))), Fate::Cpu(second));
-        drop(steering);
-        // Of datagrams to the second CPU; which those are the hash knows.
-        let datagram =
-            |port: u16| Frame::udp("10.0.0.9:53", &format!("10.0.0.1:{port}")).with(|frame| frame.payload = 3);
-        let plain = load(&layout(&[first, second]), &[Policy::Ports, Policy::Hash]);
-        let port = (1..100).find(|&port| fate(&plain, &datagram(port)) == Fate::Cpu(second)).unwrap();
-        assert_eq!(fate(&native(), &datagram(port)), Fate::Cpu(second));
-        assert_eq!(fate(&native(), &partial(datagram(port))), Fate::Passed("passed_checksum"));
-        let mut without = datagram(port).bytes();
-        without[40..42].copy_from_slice(&[0, 0]);
-        assert_eq!(native().try_frame(&without).unwrap(), Fate::Cpu(second), "a datagram may have no checksum");
+    for frame in [reply(40960), reply6(40960), reply(40960).with(|frame| frame.payload = 43)] {
+        assert_eq!(fate(&native(), &frame), Fate::Cpu(second), "{frame:?}");
+        assert_eq!(fate(&native(), &partial(frame)), Fate::Passed("passed_checksum"));
+    }
+    // A frame that stays teaches, too.
+    let steering = native();
+    assert_eq!(fate(&steering, &partial(reply(32768))), Fate::Cpu(first));
+    assert_eq!(steering.proof().unwrap(), Proof::Broken);
+    drop(steering);
+    let steering = native();
+    assert_eq!(fate(&steering, &reply(32768)), Fate::Cpu(first));
+    assert_eq!(fate(&steering, &long(reply(40960))), Fate::Cpu(second));
+    drop(steering);
+    // Of datagrams to the second CPU; which those are the hash knows.
+    let datagram = |port: u16| Frame::udp("10.0.0.9:53", &format!("10.0.0.1:{port}")).with(|frame| frame.payload = 3);
+    let plain = load(&layout(&[first, second]), &[Policy::Ports, Policy::Hash]);
+    let port = (1..100).find(|&port| fate(&plain, &datagram(port)) == Fate::Cpu(second)).unwrap();
+    assert_eq!(fate(&native(), &datagram(port)), Fate::Cpu(second));
+    assert_eq!(fate(&native(), &partial(datagram(port))), Fate::Passed("passed_checksum"));
+    let mut without = datagram(port).bytes();
+    without[40..42].copy_from_slice(&[0, 0]);
+    assert_eq!(native().try_frame(&without).unwrap(), Fate::Cpu(second), "a datagram may have no checksum");
 
-        let mut steering = load(&layout(&[first, second]), &[Policy::Ports]);
-        steering.attach("near", ModeWish::Generic).unwrap();
-        assert_eq!(fate(&steering, &partial(answer(reply(40960)))), Fate::Cpu(second), "the socket buffer knows");
-    });
+    let mut steering = load(&layout(&[first, second]), &[Policy::Ports]);
+    steering.attach("near", ModeWish::Generic).unwrap();
+    assert_eq!(fate(&steering, &partial(answer(reply(40960)))), Fate::Cpu(second), "the socket buffer knows");
 }

@@ -8,14 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
-use crate::common::{
-    ECHO4, ECHO6, NEAR, Peer, connect_by_library, exchange, in_new_network, incoming_cpu, ip, is_root, pin,
-    raw_address, say_skipped, tcp_socket, two_cpus,
-};
+use crate::common::*;
 use ksf_accel::flow::source_port::{self, Choice};
 use ksf_accel::flow::{
     ConnectOptions, ConnectPrograms, CpuMask, FlowError, Layout, ModeWish, Policy, PortRange, Steering,
 };
+use ksf_test::{NEAR, in_new_network, ip, pin, skip};
 
 fn layout(cpus: [usize; 2]) -> Layout {
     let cpus: CpuMask = cpus.into_iter().collect();
@@ -68,132 +66,125 @@ fn choose(layout: &Layout, loopback: bool, socket: &impl AsRawFd, to: &str) -> C
 
 #[test]
 fn the_library_chooses_for_plain_tcp_sockets_only() {
-    let Some(cpus) = is_root().then(two_cpus).flatten() else { return };
-    in_new_network(|| {
-        let layout = layout(cpus);
-        pin(cpus[1]);
-        let four: SocketAddr = "10.0.0.1:80".parse().unwrap();
-        let six: SocketAddr = "[fd00::1]:80".parse().unwrap();
-        let range = layout.option_of(cpus[1]).unwrap();
-        for (to, address) in
-            [("10.0.0.1:80", four), ("[fd00::1]:80", six), ("[::ffff:10.0.0.1]:80", six), ("10.0.0.1:80", six)]
-        {
-            let socket = tcp_socket(&address);
-            assert_eq!(choose(&layout, false, &socket, to), Choice::Chosen, "{to}");
-            assert_eq!(option(&socket, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE), range);
-        }
-        for to in ["127.0.0.1:80", "127.9.9.9:80", "[::1]:80", "[::ffff:127.0.0.1]:80"] {
-            let socket = tcp_socket(&to.parse().unwrap());
-            assert_eq!(choose(&layout, false, &socket, to), Choice::Loopback, "{to}");
-            assert_eq!(option(&socket, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE), 0);
-            assert_eq!(choose(&layout, true, &socket, to), Choice::Chosen, "{to}");
-        }
-
-        let datagrams = UdpSocket::bind("0.0.0.0:0").unwrap();
-        assert_eq!(choose(&layout, true, &datagrams, "10.0.0.1:80"), Choice::NotTcp);
-        let (local, _) = std::os::unix::net::UnixStream::pair().unwrap();
-        assert_eq!(choose(&layout, true, &local, "10.0.0.1:80"), Choice::NotTcp);
-        assert_eq!(choose(&layout, true, &fs::File::open("/dev/null").unwrap(), "10.0.0.1:80"), Choice::NotTcp);
-        let socket = tcp_socket(&four);
-        for (bytes, length) in [(&[1, 0, 47, 120][..], 4), (&[2, 0, 0, 80, 10, 0, 0, 1][..], 8), (&[2][..], 1)] {
-            // SAFETY: an address of `length` bytes that lives for the call.
-            let choice =
-                unsafe { source_port::choose(&layout, true, socket.as_raw_fd(), bytes.as_ptr().cast(), length) };
-            assert_eq!(choice, Choice::NotTcp, "{bytes:?}");
-        }
-        // SAFETY: null is allowed.
-        let choice = unsafe { source_port::choose(&layout, true, socket.as_raw_fd(), std::ptr::null(), 16) };
-        assert_eq!(choice, Choice::NotTcp);
-
-        // Bound by the program: to a port, and to one that the kernel chose.
-        for port in [5000, 0] {
-            let socket = tcp_socket(&four);
-            bind(&socket, &SocketAddr::from(([127, 0, 0, 1], port)));
-            assert_eq!(choose(&layout, true, &socket, "10.0.0.1:80"), Choice::Bound);
-        }
-        // To an address only.
-        let socket = tcp_socket(&four);
-        set_option(&socket, libc::IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
-        bind(&socket, &"127.0.0.1:0".parse().unwrap());
-        assert_eq!(choose(&layout, true, &socket, "10.0.0.1:80"), Choice::Chosen);
-        // A range of its own, and one of ours from an earlier try on the other CPU.
-        let socket = tcp_socket(&four);
-        set_option(&socket, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, 50_000 | 50_009 << 16);
-        assert_eq!(choose(&layout, true, &socket, "10.0.0.1:80"), Choice::OwnRange);
-        set_option(&socket, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, layout.option_of(cpus[0]).unwrap());
-        assert_eq!(choose(&layout, true, &socket, "10.0.0.1:80"), Choice::Chosen);
+    let Some(cpus) = network_on_two_cpus() else { return };
+    let layout = layout(cpus);
+    pin(cpus[1]);
+    let four: SocketAddr = "10.0.0.1:80".parse().unwrap();
+    let six: SocketAddr = "[fd00::1]:80".parse().unwrap();
+    let range = layout.option_of(cpus[1]).unwrap();
+    for (to, address) in
+        [("10.0.0.1:80", four), ("[fd00::1]:80", six), ("[::ffff:10.0.0.1]:80", six), ("10.0.0.1:80", six)]
+    {
+        let socket = tcp_socket(&address);
+        assert_eq!(choose(&layout, false, &socket, to), Choice::Chosen, "{to}");
         assert_eq!(option(&socket, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE), range);
-        assert!(source_port::give_back(socket.as_raw_fd()));
+    }
+    for to in ["127.0.0.1:80", "127.9.9.9:80", "[::1]:80", "[::ffff:127.0.0.1]:80"] {
+        let socket = tcp_socket(&to.parse().unwrap());
+        assert_eq!(choose(&layout, false, &socket, to), Choice::Loopback, "{to}");
         assert_eq!(option(&socket, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE), 0);
+        assert_eq!(choose(&layout, true, &socket, to), Choice::Chosen, "{to}");
+    }
 
-        let elsewhere = Layout::new(PortRange { low: 32768, high: 60999 }, &[cpus[0]].into_iter().collect()).unwrap();
-        assert_eq!(choose(&elsewhere, true, &tcp_socket(&four), "10.0.0.1:80"), Choice::NoChunk);
-        let counted = source_port::choices();
-        assert!(counted.iter().all(|(name, count)| *count > 0 || ["exhausted", "unsupported"].contains(name)));
-    });
+    let datagrams = UdpSocket::bind("0.0.0.0:0").unwrap();
+    assert_eq!(choose(&layout, true, &datagrams, "10.0.0.1:80"), Choice::NotTcp);
+    let (local, _) = std::os::unix::net::UnixStream::pair().unwrap();
+    assert_eq!(choose(&layout, true, &local, "10.0.0.1:80"), Choice::NotTcp);
+    assert_eq!(choose(&layout, true, &fs::File::open("/dev/null").unwrap(), "10.0.0.1:80"), Choice::NotTcp);
+    let socket = tcp_socket(&four);
+    for (bytes, length) in [(&[1, 0, 47, 120][..], 4), (&[2, 0, 0, 80, 10, 0, 0, 1][..], 8), (&[2][..], 1)] {
+        // SAFETY: an address of `length` bytes that lives for the call.
+        let choice = unsafe { source_port::choose(&layout, true, socket.as_raw_fd(), bytes.as_ptr().cast(), length) };
+        assert_eq!(choice, Choice::NotTcp, "{bytes:?}");
+    }
+    // SAFETY: null is allowed.
+    let choice = unsafe { source_port::choose(&layout, true, socket.as_raw_fd(), std::ptr::null(), 16) };
+    assert_eq!(choice, Choice::NotTcp);
+
+    // Bound by the program: to a port, and to one that the kernel chose.
+    for port in [5000, 0] {
+        let socket = tcp_socket(&four);
+        bind(&socket, &SocketAddr::from(([127, 0, 0, 1], port)));
+        assert_eq!(choose(&layout, true, &socket, "10.0.0.1:80"), Choice::Bound);
+    }
+    // To an address only.
+    let socket = tcp_socket(&four);
+    set_option(&socket, libc::IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
+    bind(&socket, &"127.0.0.1:0".parse().unwrap());
+    assert_eq!(choose(&layout, true, &socket, "10.0.0.1:80"), Choice::Chosen);
+    // A range of its own, and one of ours from an earlier try on the other CPU.
+    let socket = tcp_socket(&four);
+    set_option(&socket, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, 50_000 | 50_009 << 16);
+    assert_eq!(choose(&layout, true, &socket, "10.0.0.1:80"), Choice::OwnRange);
+    set_option(&socket, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, layout.option_of(cpus[0]).unwrap());
+    assert_eq!(choose(&layout, true, &socket, "10.0.0.1:80"), Choice::Chosen);
+    assert_eq!(option(&socket, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE), range);
+    assert!(source_port::give_back(socket.as_raw_fd()));
+    assert_eq!(option(&socket, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE), 0);
+
+    let elsewhere = Layout::new(PortRange { low: 32768, high: 60999 }, &[cpus[0]].into_iter().collect()).unwrap();
+    assert_eq!(choose(&elsewhere, true, &tcp_socket(&four), "10.0.0.1:80"), Choice::NoChunk);
+    let counted = source_port::choices();
+    assert!(counted.iter().all(|(name, count)| *count > 0 || ["exhausted", "unsupported"].contains(name)));
 }
 
 #[test]
 fn the_library_keeps_errno_and_the_programs_result() {
-    let Some(cpus) = is_root().then(two_cpus).flatten() else { return };
-    in_new_network(|| {
-        let layout = layout(cpus);
-        // SAFETY: the address of this thread's errno is always valid.
-        let errno = || unsafe { &mut *libc::__errno_location() };
-        for fd in [tcp_socket(&"10.0.0.1:1".parse().unwrap()).as_raw_fd(), -1] {
-            for to in ["10.0.0.1:80", "127.0.0.1:80", "[fd00::1]:80"] {
-                let (address, length) = raw_address(&to.parse().unwrap());
-                *errno() = 4711;
-                // SAFETY: an address that lives for the call; the descriptor need not be open.
-                unsafe { source_port::choose(&layout, true, fd, address.as_ptr().cast(), length) };
-                assert_eq!(*errno(), 4711);
-                source_port::give_back(fd);
-                assert_eq!(*errno(), 4711);
-            }
+    let Some(cpus) = network_on_two_cpus() else { return };
+    let layout = layout(cpus);
+    // SAFETY: the address of this thread's errno is always valid.
+    let errno = || unsafe { &mut *libc::__errno_location() };
+    for fd in [tcp_socket(&"10.0.0.1:1".parse().unwrap()).as_raw_fd(), -1] {
+        for to in ["10.0.0.1:80", "127.0.0.1:80", "[fd00::1]:80"] {
+            let (address, length) = raw_address(&to.parse().unwrap());
+            *errno() = 4711;
+            // SAFETY: an address that lives for the call; the descriptor need not be open.
+            unsafe { source_port::choose(&layout, true, fd, address.as_ptr().cast(), length) };
+            assert_eq!(*errno(), 4711);
+            source_port::give_back(fd);
+            assert_eq!(*errno(), 4711);
         }
-        let to: SocketAddr = "127.0.0.1:9".parse().unwrap();
-        let socket = tcp_socket(&to);
-        let error = connect_by_library(&layout, true, socket.as_raw_fd(), &to).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::ECONNREFUSED));
-        let to: SocketAddr = "10.255.0.1:9".parse().unwrap();
-        let error = connect_by_library(&layout, true, tcp_socket(&to).as_raw_fd(), &to).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::ENETUNREACH));
-    });
+    }
+    let to: SocketAddr = "127.0.0.1:9".parse().unwrap();
+    let socket = tcp_socket(&to);
+    let error = connect_by_library(&layout, true, socket.as_raw_fd(), &to).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ECONNREFUSED));
+    let to: SocketAddr = "10.255.0.1:9".parse().unwrap();
+    let error = connect_by_library(&layout, true, tcp_socket(&to).as_raw_fd(), &to).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ENETUNREACH));
 }
 
 #[test]
 fn a_full_chunk_costs_no_connection() {
-    let Some(cpus) = is_root().then(two_cpus).flatten() else { return };
-    in_new_network(|| {
-        set_range(40_000, 40_063);
-        let layout = layout(cpus);
-        assert_eq!(layout.ports_per_cpu(), 32);
-        pin(cpus[0]);
-        let listener = TcpListener::bind("127.0.0.1:7").unwrap();
-        let to = listener.local_addr().unwrap();
-        let before = source_port::choices();
-        let mut open = Vec::new();
-        for number in 0..64 {
-            let socket = tcp_socket(&to);
-            let result = connect_by_library(&layout, true, socket.as_raw_fd(), &to);
-            result.unwrap_or_else(|error| panic!("connection {number} of 64 ports: {error}"));
-            let stream = TcpStream::from(socket);
-            let port = stream.local_addr().unwrap().port();
-            assert_eq!(layout.cpu_of_port(port) == Some(cpus[0]), number < 32, "connection {number} from {port}");
-            open.push(stream);
-        }
-        // As without us.
+    let Some(cpus) = network_on_two_cpus() else { return };
+    set_range(40_000, 40_063);
+    let layout = layout(cpus);
+    assert_eq!(layout.ports_per_cpu(), 32);
+    pin(cpus[0]);
+    let listener = TcpListener::bind("127.0.0.1:7").unwrap();
+    let to = listener.local_addr().unwrap();
+    let before = source_port::choices();
+    let mut open = Vec::new();
+    for number in 0..64 {
         let socket = tcp_socket(&to);
-        let error = connect_by_library(&layout, true, socket.as_raw_fd(), &to).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::EADDRNOTAVAIL));
-        let after = source_port::choices();
-        let grown = |name: &str| {
-            let of = |counts: &[(&str, u64)]| counts.iter().find(|(it, _)| *it == name).unwrap().1;
-            of(&after) - of(&before)
-        };
-        // Tests run side by side, and count together.
-        assert!(grown("chosen") >= 32 && grown("exhausted") >= 33, "{after:?}");
-    });
+        let result = connect_by_library(&layout, true, socket.as_raw_fd(), &to);
+        result.unwrap_or_else(|error| panic!("connection {number} of 64 ports: {error}"));
+        let stream = TcpStream::from(socket);
+        let port = stream.local_addr().unwrap().port();
+        assert_eq!(layout.cpu_of_port(port) == Some(cpus[0]), number < 32, "connection {number} from {port}");
+        open.push(stream);
+    }
+    // As without us.
+    let socket = tcp_socket(&to);
+    let error = connect_by_library(&layout, true, socket.as_raw_fd(), &to).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EADDRNOTAVAIL));
+    let after = source_port::choices();
+    let grown = |name: &str| {
+        let of = |counts: &[(&str, u64)]| counts.iter().find(|(it, _)| *it == name).unwrap().1;
+        of(&after) - of(&before)
+    };
+    // Tests run side by side, and count together.
+    assert!(grown("chosen") >= 32 && grown("exhausted") >= 33, "{after:?}");
 }
 
 /// A folder of cgroup2 for the clients of a test: removed at the end.
@@ -209,13 +200,13 @@ impl Cgroup {
             let mut words = line.split(' ').skip(1);
             words.next().filter(|_| words.next() == Some("cgroup2"))
         }) else {
-            say_skipped("needs cgroup2");
+            skip("needs cgroup2");
             return None;
         };
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let folder = Path::new(root).join(format!("ksf-flow-{}-{number}", std::process::id()));
         if let Err(error) = fs::create_dir(&folder) {
-            say_skipped(&format!("needs a cgroup of its own: {error}"));
+            skip(format_args!("needs a cgroup of its own: {error}"));
             return None;
         }
         Some(Self { folder })
@@ -319,17 +310,17 @@ fn count(programs: &ConnectPrograms, name: &str) -> u64 {
 
 #[test]
 fn programs_of_a_cgroup_connect_from_their_cpus_chunk() {
-    let Some(cpus) = is_root().then(two_cpus).flatten() else { return };
+    let Some(cpus) = root_on_two_cpus() else { return };
     let Some(cgroup) = Cgroup::new() else { return };
     in_new_network(|| {
-        let peer = Peer::start(true);
+        let peer = start_peer(true);
         ip("addr add 10.9.8.3/24 dev near");
         ip("-6 addr add fd09::3/64 dev near nodad");
         let layout = layout(cpus);
         let programs = ConnectPrograms::attach(&cgroup.folder, &layout, &ConnectOptions::default()).unwrap();
         assert_eq!(programs.takes_range().unwrap(), None);
         let mut steering = Steering::load(&layout, &[Policy::Ports]).unwrap();
-        steering.attach(NEAR, ModeWish::Generic).unwrap();
+        steering.attach(NEAR.0, ModeWish::Generic).unwrap();
 
         let four = format!("plain {ECHO4}");
         let six = format!("plain {ECHO6}");
@@ -383,7 +374,7 @@ fn programs_of_a_cgroup_connect_from_their_cpus_chunk() {
 
 #[test]
 fn a_chunk_without_free_ports_costs_no_connection() {
-    let Some(cpus) = is_root().then(two_cpus).flatten() else { return };
+    let Some(cpus) = root_on_two_cpus() else { return };
     let Some(cgroup) = Cgroup::new() else { return };
     // With SO_REUSEADDR a port can be bound that another connection has, and connect() would fail.
     for order in ["open 127.0.0.1:7", "open-reuse 127.0.0.1:7"] {
@@ -412,7 +403,7 @@ fn a_chunk_without_free_ports_costs_no_connection() {
 
 #[test]
 fn a_cgroup_that_takes_no_program_is_left_alone() {
-    let Some(cpus) = is_root().then(two_cpus).flatten() else { return };
+    let Some(cpus) = root_on_two_cpus() else { return };
     let layout = layout(cpus);
     let attach = |folder: &Path| ConnectPrograms::attach(folder, &layout, &ConnectOptions::default()).unwrap_err();
     let error = attach(Path::new("/nonexistent"));

@@ -1,20 +1,17 @@
 //! `tests/c/actor.c` under the library: calls one by one, in threads and processes of its own.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ksf_accel::Started;
+use ksf_test::{PATIENCE, Running};
 
-use super::{PATIENCE, accelerated, compiled};
+use super::{accelerated, compiled};
 
-/// The program. Actor 0 is its main thread.
+/// The program. Actor 0 is its main thread. Its children end with their input.
 pub(crate) struct Actors {
-    child: Child,
-    input: ChildStdin,
-    lines: Receiver<String>,
+    program: Running,
     /// Results that came while another actor's was waited for.
     early: HashMap<u32, VecDeque<String>>,
 }
@@ -26,30 +23,19 @@ impl Actors {
 
     /// Programs that start it may say something first.
     pub(crate) fn start_as(mut command: Command) -> Actors {
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the actor starts");
-        let output = BufReader::new(child.stdout.take().expect("a pipe"));
-        let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            let is_ours = |line: &String| line.starts_with(|first: char| first.is_ascii_digit());
-            for line in output.lines().map_while(Result::ok).filter(is_ours) {
-                if sender.send(line).is_err() {
-                    return;
-                }
-            }
-        });
-        let input = child.stdin.take().expect("a pipe");
-        let mut actors = Actors { child, input, lines, early: HashMap::new() };
+        let program = Running::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+        let mut actors = Actors { program, early: HashMap::new() };
         assert_eq!(actors.result(0), "started");
         actors
     }
 
     pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
+        self.program.pid()
     }
 
     /// Has an actor make a call that may take its time.
     pub(crate) fn begin(&mut self, actor: u32, command: &str) {
-        writeln!(self.input, "{actor} {command}").expect("the actor reads");
+        self.program.tell(&format!("{actor} {command}"));
     }
 
     /// What the call answers.
@@ -64,10 +50,13 @@ impl Actors {
             if let Some(result) = self.early.get_mut(&actor).and_then(VecDeque::pop_front) {
                 return Some(result);
             }
-            let line = self.lines.recv_timeout(limit.saturating_duration_since(Instant::now())).ok()?;
-            let (from, result) = line.split_once(' ').expect("actor and result");
-            let from = from.parse().expect("an actor's number");
-            self.early.entry(from).or_default().push_back(result.to_owned());
+            let line = self.program.out.within(limit.saturating_duration_since(Instant::now()))?;
+            // Else it is said by a program that starts it.
+            if line.starts_with(|first: char| first.is_ascii_digit()) {
+                let (from, result) = line.split_once(' ').expect("actor and result");
+                let from = from.parse().expect("an actor's number");
+                self.early.entry(from).or_default().push_back(result.to_owned());
+            }
         }
     }
 
@@ -129,12 +118,4 @@ impl Actors {
 pub(crate) fn taken(result: &str) -> char {
     let rest = result.strip_prefix("took ").unwrap_or_else(|| panic!("accept: {result}"));
     rest.chars().next().expect("a name")
-}
-
-impl Drop for Actors {
-    fn drop(&mut self) {
-        // Its children end with their input.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread::JoinHandle;
 
-use super::PATIENCE;
+use ksf_test::PATIENCE;
 
 /// A connection to an actor, which is named by its first byte.
 pub(crate) struct Client(pub(crate) TcpStream);
