@@ -1,8 +1,9 @@
 /*
- * The floor of the TCP stack: one thread plays both ends of one connection, so a round trip holds
- * two sends, two receives and loopback, but no wake-up and no context switch. No server can answer
- * a blocking client in less.
- * Usage: pair_floor COUNT REQUEST_BYTES REPLY_BYTES [CPU]; prints one line of JSON, times in us.
+ * The floor of the TCP or UDP stack: one thread plays both ends, so a round trip holds two sends,
+ * two receives and loopback, but no wake-up and no context switch. No server behind the stack can
+ * answer a blocking client in less.
+ * Usage: pair_floor tcp|udp COUNT REQUEST_BYTES REPLY_BYTES [CPU]; prints one line of JSON, times
+ * in us.
  */
 #include "peer.h"
 
@@ -16,7 +17,7 @@ static uint64_t now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static void pair(int *client, int *server)
+static void tcp_pair(int *client, int *server)
 {
 	struct peer_options options = { .name = "pair_floor" };
 	struct sockaddr_in address;
@@ -38,6 +39,28 @@ static void pair(int *client, int *server)
 	    setsockopt(*server, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)))
 		peer_die("TCP_NODELAY");
 	close(listener);
+}
+
+/* Two sockets, each connected to the other's address. */
+static void udp_pair(int *client, int *server)
+{
+	struct peer_options options = { .name = "pair_floor" };
+	int fds[2];
+
+	options.listen.sin_family = AF_INET;
+	options.listen.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	fds[0] = peer_bind(&options, SOCK_DGRAM);
+	fds[1] = peer_bind(&options, SOCK_DGRAM);
+	for (int i = 0; i < 2; i++) {
+		struct sockaddr_in address;
+		socklen_t length = sizeof(address);
+
+		if (getsockname(fds[!i], (struct sockaddr *)&address, &length) ||
+		    connect(fds[i], (struct sockaddr *)&address, sizeof(address)))
+			peer_die("connect");
+	}
+	*client = fds[0];
+	*server = fds[1];
 }
 
 static void transfer(int from, int to, uint8_t *data, size_t bytes)
@@ -62,24 +85,29 @@ int main(int argc, char **argv)
 	long count, warm_up;
 	uint32_t *rtt_ns;
 	int client, server;
+	bool udp;
 
-	if (argc < 4 || argc > 5) {
-		fprintf(stderr, "usage: %s COUNT REQUEST_BYTES REPLY_BYTES [CPU]\n", argv[0]);
+	udp = argc > 1 && !strcmp(argv[1], "udp");
+	if (argc < 5 || argc > 6 || (!udp && strcmp(argv[1], "tcp"))) {
+		fprintf(stderr, "usage: %s tcp|udp COUNT REQUEST_BYTES REPLY_BYTES [CPU]\n", argv[0]);
 		return 64;
 	}
-	count = atol(argv[1]);
-	request_bytes = (size_t)atol(argv[2]);
-	reply_bytes = (size_t)atol(argv[3]);
+	count = atol(argv[2]);
+	request_bytes = (size_t)atol(argv[3]);
+	reply_bytes = (size_t)atol(argv[4]);
 	if (count < 1 || request_bytes < 1 || request_bytes > sizeof(data) || reply_bytes < 1 ||
 	    reply_bytes > sizeof(data)) {
 		fprintf(stderr, "%s: COUNT at least 1, sizes 1 to %zu\n", argv[0], sizeof(data));
 		return 64;
 	}
-	peer_pin(argc == 5 ? atoi(argv[4]) : -1);
+	peer_pin(argc == 6 ? atoi(argv[5]) : -1);
 	rtt_ns = malloc((size_t)count * sizeof(*rtt_ns));
 	if (!rtt_ns)
 		peer_die("malloc");
-	pair(&client, &server);
+	if (udp)
+		udp_pair(&client, &server);
+	else
+		tcp_pair(&client, &server);
 	warm_up = count / 10;
 	for (long i = -warm_up; i < count; i++) {
 		uint64_t start = now_ns();

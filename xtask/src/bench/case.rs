@@ -367,6 +367,7 @@ use Contestant::{
 
 const NULL_TCP: &[Contestant] = &[Threads, Kernel, Uring, Epoll, Ganesha];
 const UDP: &[Contestant] = &[UdpPlain, UdpMmsg, Kernel, Uring, Epoll];
+const UDP_ALONE: &[Contestant] = &[PairFloor, UdpPlain, UdpMmsg, Kernel, Uring, Epoll];
 
 const WORK: &[Contestant] = &[WorkThreads, WorkLoops, Workers2];
 const WORK_SLEEP: &[Contestant] = &[WorkThreads, WorkLoops, Workers2, Workers4];
@@ -472,7 +473,7 @@ pub(crate) const CASES: &[Case] = &[
         in_flight: 1,
         connections: 1,
         idle: 0,
-        contestants: &[Threads, Kernel, Uring, Epoll, Sockperf],
+        contestants: &[PairFloor, Threads, Kernel, Uring, Epoll, Sockperf],
         metric: Metric::RttP50Us,
     },
     Case {
@@ -508,7 +509,7 @@ pub(crate) const CASES: &[Case] = &[
         in_flight: 1,
         connections: 1,
         idle: 0,
-        contestants: UDP,
+        contestants: UDP_ALONE,
         metric: Metric::RttP50Us,
     },
     Case {
@@ -532,7 +533,7 @@ pub(crate) const CASES: &[Case] = &[
         in_flight: 1,
         connections: 1,
         idle: 0,
-        contestants: UDP,
+        contestants: UDP_ALONE,
         metric: Metric::RttP50Us,
     },
     Case {

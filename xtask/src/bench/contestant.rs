@@ -31,7 +31,7 @@ pub(crate) enum Contestant {
     UdpPlain,
     /// bench/peers/udp_mmsg.c.
     UdpMmsg,
-    /// bench/peers/pair_floor.c: no server, the least that a round trip takes.
+    /// bench/peers/pair_floor.c: no server, the least that a round trip through the stack takes.
     PairFloor,
     /// nfs-ganesha of Debian.
     Ganesha,
@@ -198,7 +198,7 @@ impl Programs {
     pub(crate) fn build(ksf: PathBuf) -> Result<Programs> {
         let scratch = tempfile::Builder::new().prefix("bench-").tempdir_in(crate::target_dir()?)?;
         let programs = Programs { ksf, scratch };
-        for name in ["threads", "udp_plain", "udp_mmsg", "pair_floor", "work_server", "text_load"] {
+        for name in ["threads", "udp_plain", "udp_mmsg", "pair_floor", "work_server", "text_load", "host_costs"] {
             let source = crate::root().join("bench/peers").join(name).with_extension("c");
             let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
             cc.args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"]).arg(programs.peer_path(name));
@@ -207,7 +207,7 @@ impl Programs {
         Ok(programs)
     }
 
-    fn peer(&self, name: &str) -> Command {
+    pub(crate) fn peer(&self, name: &str) -> Command {
         Command::new(self.peer_path(name))
     }
 
@@ -405,10 +405,16 @@ pub(crate) fn sockperf_client(pinning: &Pinning, port: u16, seconds: f64) -> Com
 }
 
 /// The floor: one thread plays both ends, so there is one CPU, and no other.
-pub(crate) fn pair_floor(programs: &Programs, pinning: &Pinning, count: u64) -> Command {
+pub(crate) fn pair_floor(programs: &Programs, case: &Case, pinning: &Pinning, count: u64) -> Command {
     let mut command = programs.peer("pair_floor");
-    // A NULL call with AUTH_NONE and its reply, with record marks.
-    command.args([&count.to_string(), "44", "28"]).args(pinning.client(1));
+    command.args([if case.udp { "udp" } else { "tcp" }, &count.to_string()]);
+    // A NULL call with AUTH_NONE and its reply; over TCP each has a record mark.
+    command.args(match (case.service, case.udp) {
+        (Service::Null, false) => ["44", "28"].map(str::to_owned),
+        (Service::Null, true) => ["40", "24"].map(str::to_owned),
+        _ => [ECHO_BYTES.to_string(), ECHO_BYTES.to_string()],
+    });
+    command.args(pinning.client(1));
     command
 }
 

@@ -88,7 +88,7 @@ impl Meter<'_> {
         let result = match (contestant, case.service) {
             (_, Service::Web(load)) => self.web(case, load, contestant, pinning, &mut sample),
             (_, Service::Value) => self.text(case, contestant, pinning, &mut sample),
-            (Contestant::PairFloor, _) => self.floor(pinning, &mut sample),
+            (Contestant::PairFloor, _) => self.floor(case, pinning, &mut sample),
             (Contestant::IdealQueue, _) => self.ideal(case, pinning, &mut sample),
             (Contestant::Sockperf, _) => self.sockperf(case, pinning, &mut sample),
             _ => self.server(case, contestant, pinning, &mut sample),
@@ -198,10 +198,10 @@ impl Meter<'_> {
         server.stop().map(drop)
     }
 
-    fn floor(&self, pinning: &Pinning, sample: &mut Sample) -> Result<()> {
+    fn floor(&self, case: &Case, pinning: &Pinning, sample: &mut Sample) -> Result<()> {
         let count = (self.effort.seconds * 100_000.0) as u64;
         let count = count.max(self.effort.count(WARM_UP_COUNT));
-        let mut command = pair_floor(self.programs, pinning, count);
+        let mut command = pair_floor(self.programs, case, pinning, count);
         sample.client_command = display(&command);
         let text = output(&mut command, Duration::from_secs(60))?;
         let json: serde_json::Value = serde_json::from_str(&text)?;

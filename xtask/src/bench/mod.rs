@@ -17,6 +17,7 @@ mod chart;
 mod contestant;
 mod goals;
 mod have;
+mod host;
 mod judge;
 mod measure;
 mod namespace;
@@ -41,6 +42,7 @@ use self::case::{CASES, Case, Placement, Row};
 pub(crate) use self::case::{Pace, WorkLoad};
 use self::contestant::{Contestant, Pinning, Programs};
 use self::have::Have;
+use self::host::HostCosts;
 use self::judge::Outcome;
 use self::measure::{Effort, Meter, raise_file_limit};
 use self::raw::{Evidence, Group, Sample, Step, Tool};
@@ -156,17 +158,19 @@ impl Bench {
         }
         let mut planned = self.plan(row, &cases)?;
         planned.retain(|(case, _)| wanted(case));
-        let is_open = |bench: &mut Bench, case: &Case, placement| {
-            let step = case.step(placement);
-            let group = bench.results.group(row);
-            if again && group.done.remove(&step) {
-                group.open.insert(step.clone());
-            }
-            group.open.contains(&step).then_some(step)
-        };
+        let group = self.results.group(row);
+        for step in planned.iter().map(|(case, pinning)| case.step(pinning.placement)).filter(|_| again) {
+            group.done.remove(&step);
+            group.open.insert(step);
+        }
+        planned.retain(|(case, pinning)| group.open.contains(&case.step(pinning.placement)));
+        if !planned.is_empty() {
+            let host = HostCosts::measure(&self.programs, self.effort, &self.cpus)?;
+            self.results.group(row).host.push(host);
+        }
         let mut in_vm = Vec::new();
         for (case, pinning) in planned {
-            let Some(step) = is_open(self, case, pinning.placement) else { continue };
+            let step = case.step(pinning.placement);
             if pinning.placement == Placement::Vm {
                 in_vm.push(case);
                 continue;

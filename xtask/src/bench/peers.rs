@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::case::{CASES, Case, Metric, Placement, Service};
 use super::contestant::{Contestant, Pinning, Programs, pair_floor, server_command, start};
 use super::have::Have;
+use super::host::HostCosts;
 use super::measure::{Counter, Effort, Meter};
 use super::raw::Tool;
 use super::watch::Watch;
@@ -198,10 +199,25 @@ fn loops_have_their_connections(programs: &Programs) {
 
 fn floor(programs: &Programs) {
     let pinning = Pinning::new(Placement::Unpinned, 1, &[0]).unwrap();
-    let text = output(&mut pair_floor(programs, &pinning, 100), TIMEOUT).unwrap();
-    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(json["round_trips"], 100);
-    assert!(json["p50_us"].as_f64().unwrap() > 0.0);
+    for name in ["null-tcp-1", "echo-tcp-1", "null-udp-1", "echo-udp-1"] {
+        let case = CASES.iter().find(|case| case.name == name).unwrap();
+        let text = output(&mut pair_floor(programs, case, &pinning, 100), TIMEOUT).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(json["round_trips"], 100, "{name}");
+        assert!(json["p50_us"].as_f64().unwrap() > 0.0, "{name}");
+    }
+}
+
+fn host_costs(programs: &Programs) {
+    let effort = Effort { seconds: 0.0, scale: 0.01 };
+    let cpus = crate::cpu::allowed().unwrap();
+    let costs = HostCosts::measure(programs, effort, &cpus).unwrap();
+    for (name, batches) in [("system call", &costs.system_call_us), ("context switch", &costs.context_switch_us)] {
+        assert!(batches.len() == 15 && batches.iter().all(|us| *us > 0.0), "{name}: {batches:?}");
+    }
+    assert_eq!(costs.wake_up_us.len(), if cpus.len() > 1 { 15 } else { 0 });
+    let alone = HostCosts::measure(programs, effort, &cpus[..1]).unwrap();
+    assert!(alone.wake_up_us.is_empty(), "there is no other CPU");
 }
 
 /// The client of redis and memcached, beside a server that says `answer` to its only request.
@@ -293,5 +309,6 @@ fn the_peers_answer_correctly() {
     tcp_work(&programs, Contestant::WorkLoops);
     loops_have_their_connections(&programs);
     floor(&programs);
+    host_costs(&programs);
     text_load_compares(&programs);
 }

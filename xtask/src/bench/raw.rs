@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::case::{Case, Metric, Placement, Row};
 use super::contestant::Contestant;
+use super::host::HostCosts;
 use super::stats::Interval;
 use crate::machine::{Machine, Revision, date};
 
@@ -40,6 +41,9 @@ pub(crate) struct Group {
     pub(crate) runs: u32,
     /// Wanted length of one measurement.
     pub(crate) seconds: f64,
+    /// What the host took for the least of things, in each session that measured the group.
+    #[serde(default)]
+    pub(crate) host: Vec<HostCosts>,
     /// What has been measured whole.
     pub(crate) done: BTreeSet<Step>,
     /// What is yet to be measured, or failed.
@@ -115,6 +119,7 @@ impl Group {
             revision: revision.clone(),
             runs,
             seconds,
+            host: Vec::new(),
             done: BTreeSet::new(),
             open: BTreeSet::new(),
             skipped: Vec::new(),

@@ -10,6 +10,7 @@ use clap::ValueEnum;
 
 use super::case::{CASES, Case, Metric, Placement, Row};
 use super::chart;
+use super::host::HostCosts;
 use super::judge::{Outcome, Verdict, judge};
 use super::raw::{Evidence, Raw, Step};
 use super::stats::Interval;
@@ -67,7 +68,9 @@ const NOTES: &[&str] = &[
      waits for the server to close; its server CPU is that of the server's process alone.",
     "Placement \"VM (shape)\": server and client on one emulated machine with two CPUs, whose kernel has \
      AF_KCM (Debian's; see docs/lab.md). Compare these rows with each other only.",
-    "The stack floor is one thread that plays both ends of a TCP connection; it answers nobody.",
+    "The stack floor is one thread that plays both ends, of a TCP connection or of two UDP sockets; it answers nobody.",
+    "What the host takes: a context switch is half of a round trip between two processes on one CPU, with a write and a read of a \
+     pipe; a wake-up half of one between two threads that sleep on two CPUs, with a write and a read of an eventfd.",
     "Counts are of each message. The server's system calls are counted in runs of their own, by perf or strace; nothing else is \
      taken from these. How often a server slept, which is how often it was woken, or was preempted is of its whole life, \
      start and warm-up included, and of its threads and processes. Context switches, interrupts and softirqs are those of the \
@@ -75,6 +78,7 @@ const NOTES: &[&str] = &[
      task on the other CPU, or run a function there.",
 ];
 
+const HOST: &str = "What the host takes";
 const COUNTS: &str = "Counted for each message:";
 const EVIDENCE: &str = "What tools say of lost rows";
 const WARNINGS: &str = "What the generators warned of";
@@ -95,6 +99,7 @@ pub(crate) fn rewrite(dir: &Path) -> Result<()> {
 struct Document {
     origin: Vec<[String; 2]>,
     groups: Table,
+    host: Table,
     goal_summary: String,
     goals: Table,
     cases: Vec<Section>,
@@ -138,6 +143,7 @@ impl Document {
         Ok(Document {
             origin: origin_rows(raw),
             groups: group_table(raw),
+            host: host_table(raw),
             goal_summary: goal_summary(&verdicts),
             goals: goal_table(&verdicts),
             cases,
@@ -156,6 +162,10 @@ impl Document {
         }
         out.push_str("\n## Groups\n\n");
         self.groups.markdown(&mut out);
+        if !self.host.rows.is_empty() {
+            let _ = writeln!(out, "\n## {HOST}\n");
+            self.host.markdown(&mut out);
+        }
         let _ = writeln!(out, "\n## Goals\n\n{}\n", self.goal_summary);
         self.goals.markdown(&mut out);
         for section in &self.cases {
@@ -186,6 +196,10 @@ impl Document {
         }
         out.push_str("</table>\n<h2>Groups</h2>\n");
         self.groups.html(&mut out);
+        if !self.host.rows.is_empty() {
+            let _ = writeln!(out, "<h2>{HOST}</h2>");
+            self.host.html(&mut out);
+        }
         let _ = writeln!(out, "<h2>Goals</h2>\n<p>{}", self.goal_summary);
         self.goals.html(&mut out);
         for section in &self.cases {
@@ -272,6 +286,21 @@ fn group_table(raw: &Raw) -> Table {
         ]
     });
     Table { head, rows: rows.collect() }
+}
+
+/// The costs that no server can avoid, as each session found them.
+fn host_table(raw: &Raw) -> Table {
+    let head = ["Group", "Measured", "system call us", "context switch us", "wake-up on another CPU us"];
+    let cell = |batches: &Vec<f64>| {
+        let interval = Interval::of(batches.clone());
+        interval.map_or("-".to_owned(), |found| with_interval(&found, |us| format!("{us:.2}")))
+    };
+    let row = |row: Row, host: &HostCosts| {
+        let costs = [&host.system_call_us, &host.context_switch_us, &host.wake_up_us].map(cell);
+        [row.name(), host.date.clone()].into_iter().chain(costs).collect()
+    };
+    let rows = raw.groups.iter().flat_map(|group| group.host.iter().map(move |host| row(group.row, host)));
+    Table { head: head.map(str::to_owned).to_vec(), rows: rows.collect() }
 }
 
 fn goal_table(verdicts: &[Verdict]) -> Table {
@@ -463,6 +492,8 @@ mod tests {
         group.done.insert(CASES[0].step(Placement::Same));
         group.open.insert(CASES[0].step(Placement::Unpinned));
         group.skipped.push("nfs-ganesha: needs root".into());
+        let system_call_us = vec![0.11, 0.12, 0.13];
+        group.host.push(HostCosts { system_call_us, ..HostCosts::default() });
         Raw {
             groups: vec![group],
             samples: vec![
@@ -487,6 +518,7 @@ mod tests {
             "nfs-ganesha: needs root",
             "null-tcp-1 unpinned",
             "lost 3 replies",
+            "0.12 [0.11 0.13]",
             "busy-generator: null-tcp-1, same CPU: ksf kernel 1",
             "null-tcp-1, same CPU: ksf kernel: 7 refused",
             "round trip p50 us",
