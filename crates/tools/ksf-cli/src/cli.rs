@@ -31,10 +31,8 @@ pub(crate) fn main(words: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn run(command: Command) -> Result<ExitCode, Failure> {
     match command {
         Command::Accel(args) => return accel::run(args),
-        Command::Kecho(args) => return serve::kecho(args),
-        Command::Krpc2(args) => return serve::krpc2(args),
+        Command::Service(command) => return serve::command(command),
         Command::Serve(args) => return serve::config(args),
-        Command::Run(args) => return serve::object(args),
         Command::Echotest(args) => return measured("echotest", ksf_load::echo::run(args), |end| end.exit_code()),
         Command::Rpctest(args) => return measured("rpctest", ksf_load::rpc::run(args), |end| end.exit_code()),
         Command::Worktest(args) => return measured("worktest", ksf_load::work::run(args), |end| end.exit_code()),
@@ -198,7 +196,7 @@ mod tests {
             [("/usr/bin/kecho --engine epoll", "Kecho"), ("krpc2 -v", "Krpc2"), ("./ksf kecho", "Kecho")]
         {
             let cli = parse_text(text).unwrap().unwrap();
-            assert!(format!("{:?}", cli.command).starts_with(wanted), "{text}");
+            assert!(format!("{:?}", cli.command).starts_with(&format!("Service({wanted}(")), "{text}");
         }
     }
 }

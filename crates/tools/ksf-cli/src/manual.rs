@@ -83,10 +83,10 @@ fn descend<'a>(command: &'a Command, name: &str) -> Option<(&'a Command, String)
 }
 
 fn render(command: Command) -> io::Result<Vec<u8>> {
-    let servers = ["ksf", "ksf-kecho", "ksf-krpc2", "ksf-serve", "ksf-run"];
     let name = command.get_display_name().unwrap_or("ksf").to_owned();
     let source = format!("ksf {}", env!("CARGO_PKG_VERSION"));
     let has_subcommands = command.has_subcommands();
+    let serves = name == "ksf" || command.get_arguments().any(|argument| argument.get_id() == "stats_socket");
     let man = Man::new(command).title(name.to_uppercase()).section("1").date("").source(source).manual("ksf manual");
     let mut out = Vec::new();
     man.render_title(&mut out)?;
@@ -97,7 +97,7 @@ fn render(command: Command) -> io::Result<Vec<u8>> {
     if has_subcommands {
         man.render_subcommands_section(&mut out)?;
     }
-    if servers.contains(&name.as_str()) {
+    if serves {
         server_sections(&mut out)?;
     }
     if name == "ksf-serve" {

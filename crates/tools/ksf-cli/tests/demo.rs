@@ -295,11 +295,28 @@ fn statistics_go_to_a_file() {
 }
 
 #[test]
+fn a_file_configures_it_as_one_service_of_several() {
+    let folder = Folder::new();
+    let service = |name: &str, keys: &str| {
+        format!("[[service]]\nname = \"{name}\"\nkind = \"http\"\nlisten = [\"127.0.0.1:0\"]\n{keys}\n")
+    };
+    let page = folder.write("page.toml", &format!("engine = \"epoll\"\n{}", service("page", "body_bytes = \"1k\"")));
+    let page = Server::start(&["serve", page.to_str().unwrap()], 1);
+    let backend = format!("backends = [\"{}\"]", addresses(&page)[0]);
+    let both = format!("engine = \"epoll\"\n{}{}", service("proxy", &backend), service("other", ""));
+    let proxy = folder.write("proxy.toml", &both);
+    let proxy = Server::start(&["serve", proxy.to_str().unwrap()], 2);
+    let lengths = addresses(&proxy).into_iter().map(|address| ask(connect(address), GET).1.len());
+    assert_eq!(lengths.collect::<Vec<_>>(), [1024, 64]);
+    assert_eq!(value(&proxy.stat()["services"][0]["limits"], "header_bytes_max"), 8192);
+}
+
+#[test]
 fn what_it_does_not_do_it_says() {
     for (args, part) in [
         (&["-d"][..], "systemd-run"),
         (&["-e", "kernel"], "--engine=auto"),
-        (&["-a", "udp:127.0.0.1:0"], "HTTP/1 needs TCP"),
+        (&["-a", "udp:127.0.0.1:0"], "it needs TCP"),
         (&["-x", "127.0.0.1:1", "--body-bytes", "5"], "cannot be used with"),
         (&["-x", "somewhere"], "invalid"),
         (&["-w", "0"], "-w"),

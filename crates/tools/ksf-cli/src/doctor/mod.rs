@@ -17,7 +17,10 @@ mod verdict;
 
 use std::fmt::Write as _;
 
+use clap::Args;
 use serde::Serialize;
+
+use crate::output::{Failure, Status};
 
 pub(crate) use machine::{Machine, SETCAP};
 pub(crate) use verdict::{Probe, Verdict};
@@ -53,6 +56,14 @@ const KERNEL_NEEDS: &[&str] = &[
     "bpf_self_test",
 ];
 const XDP_NEEDS: &[&str] = &["cap_bpf", "cap_net_admin", "bpf_syscall", "xdp_generic"];
+
+/// Try each kernel feature; say what works, what falls back, why, and how to get it
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// One JSON document instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// Everything `ksf doctor` found.
 #[derive(Debug, Serialize)]
@@ -120,6 +131,14 @@ pub(crate) struct Obstacle {
     pub(crate) remedy: String,
     /// Whether the cause is a missing right.
     pub(crate) rights: bool,
+}
+
+impl Obstacle {
+    /// The error of a wish that it stands in the way of.
+    pub(crate) fn failure(&self, what: impl Into<String>) -> Failure {
+        let status = if self.rights { Status::NoPermission } else { Status::Unavailable };
+        Failure::new(status, what).remedy(self.remedy.as_str())
+    }
 }
 
 /// The first obstacle to the engine `uring`; takes a few milliseconds.

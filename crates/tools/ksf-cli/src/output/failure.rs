@@ -31,6 +31,16 @@ pub(crate) enum Status {
     Config = 78,
 }
 
+impl Status {
+    /// A file that the user named, or a service should read, cannot be opened.
+    pub(crate) fn of_input(error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => Status::NoPermission,
+            _ => Status::NoInput,
+        }
+    }
+}
+
 /// Every status with its meaning, for the manual page.
 pub(crate) const EXIT_STATUSES: &[(u8, &str)] = &[
     (0, "Success. For a server: it was asked to stop and has drained. For a load generator: every reply was right."),

@@ -2,9 +2,23 @@
 
 use ksf::engine::EngineKind;
 
-use crate::args::EngineWish;
 use crate::doctor::{self, Obstacle};
-use crate::output::{Failure, Status};
+use crate::output::Failure;
+
+/// What moves the bytes, as asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum EngineWish {
+    /// The best one that works here
+    #[default]
+    Auto,
+    /// Programs in the kernel, the rest by io_uring or epoll
+    Kernel,
+    /// io_uring, one ring per shard
+    Uring,
+    /// Plain system calls, for containers without io_uring
+    Epoll,
+}
 
 /// The engine to try, best first, and what was ruled out already.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,14 +106,14 @@ pub(crate) fn not_taken(taken: &str, better: &str, obstacle: &Obstacle) -> Strin
 
 /// An engine that was asked for by name and cannot run.
 pub(crate) fn impossible(engine: &str, obstacle: &Obstacle) -> Failure {
-    let status = if obstacle.rights { Status::NoPermission } else { Status::Unavailable };
-    Failure::new(status, format!("engine {engine} cannot run here: {}", obstacle.cause))
-        .remedy(format!("{}, or use --engine=auto", obstacle.remedy))
+    let failure = obstacle.failure(format!("engine {engine} cannot run here: {}", obstacle.cause));
+    failure.remedy(format!("{}, or use --engine=auto", obstacle.remedy))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::Status;
 
     fn obstacle(cause: &str, rights: bool) -> Option<Obstacle> {
         Some(Obstacle { cause: cause.into(), remedy: "do it".into(), rights })

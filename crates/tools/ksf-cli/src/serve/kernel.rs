@@ -3,15 +3,70 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use clap::Args;
 use ksf::assist::Assist;
-use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
-use ksf_kernel::{Builtin, KernelError, KernelService, ObjectSource, Options, XdpLink};
-use ksf_services::rpc::ProgramTable;
+use ksf_kernel::{KernelError, KernelService, ObjectSource, Options, XdpLink};
+use serde::Deserialize;
 
-use super::plan::{Plan, What, Xdp};
 use crate::doctor::{Obstacle, SETCAP};
-use crate::output::{Failure, Status, one_line};
+use crate::number::{Number, number};
+use crate::output::one_line;
+
+/// The kernel half as flags.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct KernelArgs {
+    /// Answer UDP by XDP on this interface; repeatable [default: lo for loopback addresses]
+    #[arg(long, value_name = "IFACE", conflicts_with = "no_xdp")]
+    xdp: Vec<String>,
+    /// Answer UDP in user space
+    #[arg(long)]
+    no_xdp: bool,
+    /// Bytes the kernel half may have outstanding on one connection before it passes to user space
+    #[arg(long, value_name = "BYTES", value_parser = number::<1, { u32::MAX as u64 }>)]
+    window_bytes: Option<u64>,
+}
+
+/// The kernel half in the table of a service.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub(crate) struct KernelTable {
+    /// Interface for XDP, `"none"` to answer UDP in user space.
+    #[serde(default)]
+    pub(crate) xdp: Xdp,
+    /// Bytes the kernel half may have outstanding on a connection.
+    pub(crate) window_bytes: Option<Number<1, { u32::MAX as u64 }>>,
+}
+
+impl From<KernelArgs> for KernelTable {
+    fn from(args: KernelArgs) -> Self {
+        let xdp = match (args.no_xdp, args.xdp.is_empty()) {
+            (true, _) => Xdp::Off,
+            (false, true) => Xdp::Loopback,
+            (false, false) => Xdp::On(args.xdp),
+        };
+        KernelTable { xdp, window_bytes: args.window_bytes.map(Number) }
+    }
+}
+
+/// Where UDP is answered by XDP.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(from = "String")]
+pub(crate) enum Xdp {
+    /// Nowhere.
+    Off,
+    /// On lo, for listeners on loopback: a program on another interface sees all of its packets, so it is put there
+    /// only when somebody says so.
+    #[default]
+    Loopback,
+    /// On these interfaces; failing to attach there is an error.
+    On(Vec<String>),
+}
+
+impl From<String> for Xdp {
+    fn from(interface: String) -> Self {
+        if interface == "none" { Xdp::Off } else { Xdp::On(vec![interface]) }
+    }
+}
 
 /// A loaded kernel half. Dropping it takes everything out of the kernel.
 #[derive(Debug)]
@@ -21,28 +76,9 @@ pub(crate) struct Half {
 }
 
 impl Half {
-    /// Loads the programs for `plan`, if there are any; nothing is attached yet.
-    pub(crate) fn load(plan: &Plan, limits: &Limits, shards: usize) -> Result<Option<Self>, KernelError> {
-        // Shared memory and map entries are sized by it, so it follows the limit only up to here; connections beyond
-        // are served by user space alone.
-        const CONNECTIONS_MAX: usize = 65_536;
-        let mut options = Options::default();
-        options.connections_max = limits.connections_max.clamp(1, CONNECTIONS_MAX) as u32;
-        options.shards = shards as u32;
-        options.callers_max = (shards + plan.workers) as u32;
-        if let Some(bytes) = plan.window_bytes {
-            options.window_bytes = bytes as u32;
-        }
-        let source = match &plan.what {
-            What::Echo => ObjectSource::Builtin(Builtin::Echo),
-            What::Rpc { table, .. } => {
-                options.rpc_programs = programs(table);
-                ObjectSource::Builtin(Builtin::RpcNull)
-            }
-            What::Object(path) => ObjectSource::File(path.clone()),
-            What::Work | What::Demo(_) => return Ok(None),
-        };
-        Ok(Some(Half { service: KernelService::load(&source, &options)?, links: Vec::new() }))
+    /// Loads the programs; nothing is attached yet.
+    pub(crate) fn load(source: &ObjectSource, options: &Options) -> Result<Self, KernelError> {
+        Ok(Half { service: KernelService::load(source, options)?, links: Vec::new() })
     }
 
     /// The seam for the engine.
@@ -102,18 +138,6 @@ impl Half {
     }
 }
 
-/// What the kernel answers NULL for: the first range of each program, because its table has one entry per program. The
-/// other ranges are answered in user space.
-fn programs(table: &ProgramTable) -> Vec<(u32, u32, u32)> {
-    let mut programs: Vec<(u32, u32, u32)> = Vec::new();
-    for (program, versions) in table.programs() {
-        if !programs.iter().any(|(known, ..)| *known == program) {
-            programs.push((program, *versions.start(), *versions.end()));
-        }
-    }
-    programs
-}
-
 /// Why the kernel half does not run, and what to do about it.
 pub(crate) fn obstacle(error: &KernelError) -> Obstacle {
     let (cause, remedy) = match error {
@@ -143,58 +167,25 @@ pub(crate) fn obstacle(error: &KernelError) -> Obstacle {
     Obstacle { cause: one_line(&cause), remedy: remedy.to_owned(), rights: false }
 }
 
-/// An object of the user's own that cannot be loaded: there is nothing to fall back to.
-pub(crate) fn object_failure(error: &KernelError) -> Failure {
-    let what = error.to_string();
-    match error {
-        KernelError::Unreadable { error, .. } => {
-            let status = match error.kind() {
-                std::io::ErrorKind::PermissionDenied => Status::NoPermission,
-                _ => Status::NoInput,
-            };
-            Failure::new(status, what).remedy("check the path")
-        }
-        KernelError::BadObject { .. } => {
-            Failure::new(Status::Data, what).remedy("compile it against this version of ksf.bpf.h (man ksf-run)")
-        }
-        KernelError::Verifier { .. } => {
-            Failure::new(Status::Data, what).remedy("-v shows the whole log; correct the program")
-        }
-        KernelError::BadOption { .. } => Failure::new(Status::Data, what),
-        other => {
-            let obstacle = obstacle(other);
-            let status = if obstacle.rights { Status::NoPermission } else { Status::Unavailable };
-            Failure::new(status, format!("the program cannot be loaded: {}", obstacle.cause)).remedy(obstacle.remedy)
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ksf_services::rpc::NullProgram;
 
     #[test]
-    fn the_kernel_knows_each_program_once() {
-        let mut table = ProgramTable::new();
-        for (low, high) in [(3, 3), (5, 6)] {
-            table.register(NullProgram::new("x", 7, low..=high)).unwrap();
-        }
-        table.register(NullProgram::new("y", 8, 1..=2)).unwrap();
-        assert_eq!(programs(&table), [(7, 3, 3), (8, 1, 2)]);
-    }
-
-    #[test]
-    fn errors_become_one_line_with_a_status() {
-        let verifier = KernelError::Verifier { program: "p".into(), summary: "a\nb".into(), log: "long".into() };
-        let failure = object_failure(&verifier);
-        assert_eq!(failure.status, Status::Data);
-        assert!(failure.to_string().contains("a b"), "{failure}");
+    fn what_is_missing_becomes_an_obstacle_with_its_remedy() {
         let rights =
             KernelError::NotPermitted { action: "load", cause: "the process lacks CAP_BPF".into(), remedy: "x".into() };
         assert!(obstacle(&rights).rights);
-        assert_eq!(object_failure(&rights).status, Status::NoPermission);
         let busy = KernelError::XdpBusy { interface: "lo".into(), program: "x".into() };
         assert!(obstacle(&busy).remedy.contains("--no-xdp"));
+    }
+
+    #[test]
+    fn flags_and_file_say_where_xdp_goes() {
+        let table = |text: &str| toml::from_str::<KernelTable>(text).unwrap();
+        assert_eq!(table(""), KernelArgs::default().into());
+        assert_eq!(table("xdp = \"none\"").xdp, Xdp::Off);
+        let flags = KernelArgs { xdp: vec!["eth0".into()], window_bytes: Some(65536), ..KernelArgs::default() };
+        assert_eq!(table("xdp = \"eth0\"\nwindow_bytes = \"64k\""), flags.into());
     }
 }

@@ -5,7 +5,10 @@
 
 use std::path::Path;
 
+use ksf::limits::Limits;
+
 use crate::output::{Failure, Status};
+use crate::toml_file;
 
 /// Declares each value once: as a flag, as a key of the file, and as a field of the struct it overwrites.
 macro_rules! settings {
@@ -115,24 +118,26 @@ settings! {
     drain_timeout_ms: u64, "MS", 0..=u64::MAX;
 }
 
-/// Reads a file of limits (`--config-limits`): the keys stand at the top.
-pub(crate) fn read_file(path: &Path) -> Result<LimitTable, Failure> {
-    crate::toml_file::read(path)
+/// The limits in force: the defaults of the service, then those of a file (`--config-limits`, whose keys stand at the
+/// top), then the flags.
+pub(crate) fn resolve(defaults: Limits, file: Option<&Path>, flags: &LimitFlags) -> Result<Limits, Failure> {
+    match file {
+        Some(path) => overlay(defaults, &[&toml_file::read_plain(path)?], flags),
+        None => overlay(defaults, &[], flags),
+    }
 }
 
-/// The limits in force: defaults, then `file`, then `flags`.
-pub(crate) fn resolve(file: Option<&Path>, flags: &LimitFlags) -> Result<ksf::limits::Limits, Failure> {
-    let mut limits = ksf::limits::Limits::default();
-    if let Some(path) = file {
-        read_file(path)?.apply(&mut limits);
-    }
+/// Puts tables, and then flags, over the defaults of a service.
+pub(crate) fn overlay(defaults: Limits, tables: &[&LimitTable], flags: &LimitFlags) -> Result<Limits, Failure> {
+    let mut limits = defaults;
+    tables.iter().for_each(|table| table.apply(&mut limits));
     flags.apply(&mut limits);
     check(&limits)?;
     Ok(limits)
 }
 
 /// Refuses limits that contradict each other.
-pub(crate) fn check(limits: &ksf::limits::Limits) -> Result<(), Failure> {
+fn check(limits: &Limits) -> Result<(), Failure> {
     if limits.assembly_bytes_max < limits.message_bytes_max {
         return Err(Failure::new(
             Status::Data,
@@ -154,18 +159,18 @@ mod tests {
     #[test]
     fn every_field_of_the_framework_has_a_flag() {
         // The Debug form names every field: none may be missing here.
-        let debug = format!("{:?}", ksf::limits::Limits::default());
-        for (name, value) in list(&ksf::limits::Limits::default()) {
+        let debug = format!("{:?}", Limits::default());
+        for (name, value) in list(&Limits::default()) {
             assert!(debug.contains(&format!("{name}: {value}")), "{name}");
         }
-        assert_eq!(debug.matches(": ").count(), list(&ksf::limits::Limits::default()).len());
+        assert_eq!(debug.matches(": ").count(), list(&Limits::default()).len());
     }
 
     #[test]
     fn the_help_shows_the_defaults() {
         use clap::Args;
         let command = LimitFlags::augment_args(clap::Command::new("x"));
-        for (name, value) in list(&ksf::limits::Limits::default()) {
+        for (name, value) in list(&Limits::default()) {
             let argument = command.get_arguments().find(|argument| argument.get_id() == name).unwrap();
             let help = argument.get_help().unwrap().to_string();
             let shown = help.split("[default: ").nth(1).and_then(|rest| rest.strip_suffix(']'));
@@ -177,12 +182,12 @@ mod tests {
     fn flags_win_over_the_file_and_the_file_over_defaults() {
         let table: LimitTable = toml::from_str("message_bytes_max = \"64k\"\nfragments_max = 7").unwrap();
         let flags = LimitFlags { fragments_max: Some(9), ..LimitFlags::default() };
-        let mut limits = ksf::limits::Limits::default();
+        let mut limits = Limits::default();
         table.apply(&mut limits);
         flags.apply(&mut limits);
         assert_eq!(limits.message_bytes_max, 65536);
         assert_eq!(limits.fragments_max, 9);
-        assert_eq!(limits.connections_max, ksf::limits::Limits::default().connections_max);
+        assert_eq!(limits.connections_max, Limits::default().connections_max);
     }
 
     #[test]
@@ -201,7 +206,7 @@ mod tests {
     #[test]
     fn contradictions_are_refused() {
         let flags = LimitFlags { assembly_bytes_max: Some(10), message_bytes_max: Some(11), ..LimitFlags::default() };
-        let failure = resolve(None, &flags).unwrap_err();
+        let failure = resolve(Limits::default(), None, &flags).unwrap_err();
         assert_eq!(failure.status, Status::Data);
     }
 }

@@ -1,87 +1,109 @@
 //! The commands that serve: start the services, then wait for signals.
 
-pub(crate) mod address;
-pub(crate) mod config;
-mod demo;
-pub(crate) mod engine;
+mod address;
+mod args;
+mod config;
+mod engine;
 mod explain;
 mod kernel;
-pub(crate) mod limits;
-mod object;
+mod kind;
+mod kinds;
+mod launch;
+mod limits;
 mod plan;
-pub(crate) mod resources;
+mod resources;
 mod running;
+mod sockets;
 mod workers;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::args::{EchoArgs, Loudness, RpcArgs, RunArgs, ServeArgs, ServeCommand, StatsArgs};
+use clap::{Args, ValueHint};
+use ksf::server::Drained;
+use ksf::status_socket::Served;
+
+use self::args::{Loudness, ProcessArgs, StatsArgs};
+use self::config::Config;
+use self::engine::Obstacles;
+use self::kind::{Reporter, Single};
+use self::kinds::{Kind, ServeCommand};
+use self::launch::Launch;
+use self::plan::{Plan, Source};
+use self::running::Running;
 use crate::manager;
 use crate::output::{Failure, Status, say};
-use crate::serve::config::Config;
-use crate::serve::engine::Obstacles;
 use crate::signals::{Event, Events};
 use crate::stats::{self, Snapshot};
 
-use ksf::server::Drained;
-use ksf::status_socket::Served;
-use plan::Plan;
-use running::Running;
+pub(crate) use self::kinds::ServiceCommand;
 
-/// Runs `ksf kecho`.
-pub(crate) fn kecho(args: EchoArgs) -> Result<ExitCode, Failure> {
-    let passed = manager::passed_sockets()?;
-    let (stats, loudness) = (args.server.stats.clone(), args.server.loudness);
-    run(vec![plan::kecho(args, passed)?], &stats, loudness, None)
+/// Run several services from one TOML file, or the demo server
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct ServeArgs {
+    #[command(subcommand)]
+    service: Option<ServeCommand>,
+    /// The configuration file; an example is packaging/ksf.toml (one that is called demo is ./demo)
+    #[arg(value_hint = ValueHint::FilePath, required = true)]
+    config: Option<PathBuf>,
+    /// Check the file and end
+    #[arg(long)]
+    check: bool,
+    #[command(flatten)]
+    process: ProcessArgs,
 }
 
-/// Runs `ksf krpc2`.
-pub(crate) fn krpc2(args: RpcArgs) -> Result<ExitCode, Failure> {
-    let passed = manager::passed_sockets()?;
-    let (stats, loudness) = (args.server.stats.clone(), args.server.loudness);
-    run(vec![plan::krpc2(args, passed)?], &stats, loudness, None)
+/// Runs a command that serves one kind.
+pub(crate) fn command(command: ServiceCommand) -> Result<ExitCode, Failure> {
+    single(command.single()?)
 }
 
-/// Runs `ksf run`.
-pub(crate) fn object(args: RunArgs) -> Result<ExitCode, Failure> {
+fn single(mut single: Single<Kind>) -> Result<ExitCode, Failure> {
     let passed = manager::passed_sockets()?;
-    let (stats, loudness) = (args.server.stats.clone(), args.server.loudness);
-    run(vec![plan::object(args, passed)?], &stats, loudness, None)
+    let (stats, loudness) = (single.process.stats.clone(), single.process.loudness);
+    let reporter = single.reporter.take();
+    run(vec![plan::single(single, passed)?], &stats, loudness, reporter)
 }
 
 /// Runs `ksf serve`.
-pub(crate) fn config(mut args: ServeArgs) -> Result<ExitCode, Failure> {
-    if let Some(ServeCommand::Demo(args)) = args.service.take() {
-        return demo::run(*args);
+pub(crate) fn config(args: ServeArgs) -> Result<ExitCode, Failure> {
+    if let Some(command) = args.service {
+        return single(command.single()?);
     }
     let passed = manager::passed_sockets()?;
-    let Some(path) = args.config.clone() else {
+    let Some(path) = args.config else {
         return Err(Failure::new(Status::Usage, "no configuration file was given").remedy("see ksf serve --help"));
     };
     let config = Config::read(&path)?;
-    for service in &config.services {
-        config.limits_of(service, &args.limits)?;
-    }
+    let process = args.process;
     if args.check {
         // The sockets are not there yet when a file is checked, so the listeners are not looked at.
-        let names: Vec<&str> = config.services.iter().map(|service| service.name.as_str()).collect();
+        config.services.iter().try_for_each(|service| config.limits_of(service, &process.limits).map(drop))?;
+        let names: Vec<&str> = config.services.iter().map(|service| service.common.name.as_str()).collect();
         say(&format_args!("{} is correct: {}", path.display(), names.join(", ")));
         return Ok(ExitCode::SUCCESS);
     }
     let stats = StatsArgs {
-        stats_socket: args.stats.stats_socket.clone().or_else(|| config.stats.socket.clone()),
-        prometheus: args.stats.prometheus.or(config.stats.prometheus),
+        stats_socket: process.stats.stats_socket.clone().or_else(|| config.top.stats.socket.clone()),
+        prometheus: process.stats.prometheus.or(config.top.stats.prometheus),
     };
-    let plans = plan::config(&config, &path, &args, passed)?;
-    run(plans, &stats, args.loudness, None)
+    let plans = plan::of_config(config, &path, &process, passed)?;
+    run(plans, &stats, process.loudness, None)
+}
+
+/// A service that runs, and where it is described.
+struct Service {
+    running: Running,
+    source: Source,
 }
 
 /// The services of this process; empty once they drain.
-type Services = Arc<Mutex<Vec<Running>>>;
+type Services = Arc<Mutex<Vec<Service>>>;
 
-fn lock(services: &Services) -> std::sync::MutexGuard<'_, Vec<Running>> {
+fn lock(services: &Services) -> std::sync::MutexGuard<'_, Vec<Service>> {
     // A panic while the lock was held leaves the list as it was: readers and writers only replace whole values.
     services.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -90,7 +112,7 @@ fn run(
     plans: Vec<Plan>,
     stats_args: &StatsArgs,
     loudness: Loudness,
-    reporter: Option<demo::Reporter>,
+    reporter: Option<Reporter>,
 ) -> Result<ExitCode, Failure> {
     // First of all: a signal that comes while the services start must not leave anything behind.
     let events = Events::take().map_err(|error| Failure::os("cannot take over the signals", &error))?;
@@ -100,7 +122,7 @@ fn run(
         }
     };
     raise_open_files();
-    if let Some(line) = plans.first().and_then(|plan| cpus_left_out(plan.cpus.as_deref()?)) {
+    if let Some(line) = plans.first().and_then(|plan| cpus_left_out(plan.common.cpus.as_deref()?)) {
         chat(&line);
     }
     // Before the services: from here on nothing fails that would have to undo them.
@@ -110,14 +132,16 @@ fn run(
     let prometheus = stats_args.prometheus.map(|address| stats::prometheus::open(address, Arc::clone(&source)));
     let prometheus = prometheus.transpose()?;
 
-    let wishes: Vec<_> = plans.iter().map(|plan| plan.engine).collect();
+    let wishes: Vec<_> = plans.iter().map(|plan| plan.common.engine).collect();
     let lacks = Obstacles::look(&wishes);
     let mut started = Vec::new();
-    for plan in plans {
-        started.push(running::start(plan, &lacks, loudness.verbose > 0)?);
+    for Plan { common, kind, source } in plans {
+        let kind = kind.as_kind();
+        let launch = Launch::new(common, kind.has_kernel_half(), &lacks, loudness.verbose > 0)?;
+        started.push(Service { running: kind.start(launch)?, source });
     }
     let lines = |of: fn(&Running) -> &[String]| -> Vec<String> {
-        started.iter().flat_map(|service| of(service).iter().cloned()).collect()
+        started.iter().flat_map(|service| of(&service.running).iter().cloned()).collect()
     };
     let (ready, notes) = (lines(|service| &service.ready), lines(|service| &service.notes));
     *lock(&services) = started;
@@ -131,7 +155,9 @@ fn run(
         describe(&source(), socket.as_ref());
     }
     if let Some(reporter) = reporter {
-        reporter.start(Arc::clone(&services))?;
+        let services = Arc::clone(&services);
+        // The list is empty once the services drain.
+        reporter(Box::new(move || lock(&services).first().map(|service| service.running.shards())))?;
     }
     manager::ready(&status(&services));
     let result = wait(&services, &events, loudness);
@@ -160,8 +186,8 @@ fn wait(services: &Services, events: &Events, loudness: Loudness) -> Result<(), 
             }
             None => {}
         }
-        if let Some(dead) = lock(services).iter().find(|service| !service.is_alive()) {
-            let what = format!("a shard of service {} ended by itself", dead.name);
+        if let Some(dead) = lock(services).iter().find(|service| !service.running.is_alive()) {
+            let what = format!("a shard of service {} ended by itself", dead.running.name);
             return Err(Failure::new(Status::Internal, what)
                 .remedy("try --engine=epoll, and please report this with the output of ksf doctor"));
         }
@@ -172,18 +198,18 @@ fn wait(services: &Services, events: &Events, loudness: Loudness) -> Result<(), 
 }
 
 fn reload(services: &Services, loudness: Loudness) {
-    for service in lock(services).iter_mut() {
-        let Some(file) = service.limits_file() else {
+    for Service { running, source } in lock(services).iter_mut() {
+        let Some(file) = source.file() else {
             say(&format_args!(
                 "{}: nothing to reload; limits come from a file with --config-limits FILE",
-                service.name
+                running.name
             ));
             continue;
         };
-        match service.reload() {
+        match source.reload(running) {
             Ok(()) if loudness.quiet => {}
-            Ok(()) => say(&format_args!("{}: limits reloaded from {file}", service.name)),
-            Err(failure) => say(&format_args!("{}: limits not reloaded, the old ones stay: {failure}", service.name)),
+            Ok(()) => say(&format_args!("{}: limits reloaded from {}", running.name, file.display())),
+            Err(failure) => say(&format_args!("{}: limits not reloaded, the old ones stay: {failure}", running.name)),
         }
     }
 }
@@ -191,17 +217,14 @@ fn reload(services: &Services, loudness: Loudness) {
 /// Drains all services at the same time.
 fn drain(services: &Services, loudness: Loudness) -> Result<(), Failure> {
     let services = std::mem::take(&mut *lock(services));
-    let connections: usize = services.iter().map(Running::connections).sum();
+    let connections: usize = services.iter().map(|service| service.running.connections()).sum();
     if !loudness.quiet {
         say(&format_args!("draining {connections} connections"));
     }
     let started = Instant::now();
     let drains: Vec<_> = services
         .into_iter()
-        .map(|service| {
-            let name = service.name.clone();
-            (name, std::thread::spawn(move || service.drain()))
-        })
+        .map(|Service { running, .. }| (running.name.clone(), std::thread::spawn(move || running.drain())))
         .collect();
     let mut result = Ok(());
     for (name, drain) in drains {
@@ -229,13 +252,13 @@ fn source(services: &Services) -> stats::Source {
         ksf: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         uptime_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
-        services: lock(&services).iter().map(Running::snapshot).collect(),
+        services: lock(&services).iter().map(|service| service.running.snapshot()).collect(),
     })
 }
 
 /// One line for the service manager.
 fn status(services: &Services) -> String {
-    let names: Vec<String> = lock(services).iter().map(|service| service.name.clone()).collect();
+    let names: Vec<String> = lock(services).iter().map(|service| service.running.name.clone()).collect();
     format!("serving {}", names.join(", "))
 }
 

@@ -1,361 +1,173 @@
-//! From flags or a configuration file to what is to be started.
+//! From flags or a configuration file to what is to be started, and what is read again on SIGHUP.
 
-use std::net::{Ipv6Addr, SocketAddr, TcpListener};
+use std::any::Any;
+use std::mem::{self, Discriminant};
 use std::path::{Path, PathBuf};
 
-use ksf::limits::Limits;
-use ksf::listener::ListenAddr;
-use ksf_services::rpc::{NullProgram, ProgramTable, mount_null, nfs_null};
-
-use crate::args::{ECHO_PORT, EchoArgs, EngineWish, ProgramRange, RPC_PORT, RpcArgs, RunArgs, ServeArgs, ServerArgs};
+use super::address::Listen;
+use super::args::ProcessArgs;
+use super::config::{Config, ServiceTable};
+use super::engine::EngineWish;
+use super::kind::{ServiceKind, Single};
+use super::kinds::Kind;
+use super::launch::{Common, LISTEN};
+use super::limits::{self, LimitFlags};
+use super::resources::Resources;
+use super::running::Running;
+use super::sockets::{self, ListenGroup, Sockets};
 use crate::manager::Passed;
 use crate::output::{Failure, Status};
-use crate::serve::address::Listen;
-use crate::serve::config::{ClassTable, Config, Kind, ServiceTable};
-use crate::serve::limits::{self, LimitFlags};
-use crate::serve::resources::Resources;
 
 /// One service to start.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    /// Name in messages and counters.
-    pub(crate) name: String,
-    pub(crate) what: What,
-    pub(crate) sockets: Sockets,
-    pub(crate) engine: EngineWish,
-    pub(crate) cpus: Option<Vec<usize>>,
-    pub(crate) xdp: Xdp,
-    pub(crate) window_bytes: Option<u64>,
-    /// Workers that share the connections; 0: none.
-    pub(crate) workers: usize,
-    /// Long messages, and how many of each kind workers may be at.
-    pub(crate) classes: Vec<ClassTable>,
-    pub(crate) limits: LimitSource,
-    pub(crate) resources: Resources,
+    pub(crate) common: Common,
+    pub(crate) kind: Kind,
+    pub(crate) source: Source,
 }
 
-/// What the service does.
-#[derive(Debug)]
-pub(crate) enum What {
-    Echo,
-    Rpc { table: ProgramTable, rpcbind: bool },
-    Object(PathBuf),
-    Work,
-    Demo(Demo),
-}
-
-/// What the demo server does.
-#[derive(Debug)]
-pub(crate) struct Demo {
-    /// Whom to ask; it answers itself if there is nobody.
-    pub(crate) backends: Vec<SocketAddr>,
-    pub(crate) keep_alive: bool,
-    pub(crate) body_bytes: usize,
-}
-
-/// Where the service listens.
-#[derive(Debug, Default)]
-pub(crate) struct Sockets {
-    pub(crate) addresses: Vec<ListenAddr>,
-    pub(crate) passed: Vec<Passed>,
-}
-
-/// Where UDP is answered by XDP.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Xdp {
-    /// Nowhere.
-    Off,
-    /// On lo, for listeners on loopback: a program on another interface sees all of its packets, so it is put there
-    /// only when somebody says so.
-    Loopback,
-    /// On these interfaces; failing to attach there is an error.
-    On(Vec<String>),
-}
-
-/// Where a service's limits come from, at the start and on SIGHUP.
+/// Where a service is described.
 #[derive(Debug, Clone)]
-pub(crate) enum LimitSource {
-    /// `--config-limits` and flags.
-    Flags { file: Option<PathBuf>, flags: LimitFlags },
-    /// The configuration file of `ksf serve`, and flags.
-    Config { path: PathBuf, service: String, flags: LimitFlags },
+pub(crate) enum Source {
+    /// By the flags of a command, which may name a file of limits.
+    Flags { defaults: ksf::limits::Limits, file: Option<PathBuf>, flags: LimitFlags },
+    /// In the file of `ksf serve`; flags win over its limits.
+    Config { path: PathBuf, service: String, kind: Discriminant<Kind>, flags: LimitFlags },
 }
 
-impl LimitSource {
-    /// Reads the limits.
-    pub(crate) fn read(&self) -> Result<Limits, Failure> {
-        match self {
-            LimitSource::Flags { file, flags } => limits::resolve(file.as_deref(), flags),
-            LimitSource::Config { path, service, flags } => {
-                let config = Config::read(path)?;
-                match config.services.iter().find(|table| table.name == *service) {
-                    Some(table) => config.limits_of(table, flags),
-                    None => {
-                        let what = format!("{}: the running service \"{service}\" is gone", path.display());
-                        Err(Failure::new(Status::Config, what)
-                            .remedy("services are added and removed by a restart, not by SIGHUP"))
-                    }
-                }
-            }
-        }
-    }
-
+impl Source {
     /// The file that is read again on SIGHUP, if there is one.
-    pub(crate) fn file(&self) -> Option<&PathBuf> {
+    pub(crate) fn file(&self) -> Option<&Path> {
         match self {
-            LimitSource::Flags { file, .. } => file.as_ref(),
-            LimitSource::Config { path, .. } => Some(path),
+            Source::Flags { file, .. } => file.as_deref(),
+            Source::Config { path, .. } => Some(path),
         }
+    }
+
+    /// Reads it again and puts in force what may change while a service runs. On an error nothing changes.
+    pub(crate) fn reload(&self, running: &mut Running) -> Result<(), Failure> {
+        let (path, service, running_kind, flags) = match self {
+            Source::Flags { defaults, file, flags } => {
+                return running.reload(limits::resolve(defaults.clone(), file.as_deref(), flags)?, None);
+            }
+            Source::Config { path, service, kind, flags } => (path, service, kind, flags),
+        };
+        let config = Config::read(path)?;
+        let found = config.service(service).filter(|table| mem::discriminant(&table.kind) == *running_kind);
+        let Some(table) = found else {
+            let what = format!("{}: the running service \"{service}\" is gone, or of another kind", path.display());
+            return Err(Failure::new(Status::Config, what)
+                .remedy("services are added, changed and removed by a restart, not by SIGHUP"));
+        };
+        let kind: &dyn Any = table.kind.as_kind();
+        running.reload(config.limits_of(table, flags)?, Some(kind))
     }
 }
 
-/// The plan of `ksf kecho`.
-pub(crate) fn kecho(args: EchoArgs, passed: Vec<Passed>) -> Result<Plan, Failure> {
-    single("kecho", What::Echo, args.server, ECHO_PORT, passed)
-}
-
-/// The plan of `ksf krpc2`.
-pub(crate) fn krpc2(args: RpcArgs, passed: Vec<Passed>) -> Result<Plan, Failure> {
-    let table = programs(&args.programs).map_err(|what| Failure::new(Status::Data, what).remedy("see --program"))?;
-    let what = What::Rpc { table, rpcbind: args.rpcbind };
-    single("krpc2", what, args.server, RPC_PORT, passed)
-}
-
-/// The plan of `ksf run`.
-pub(crate) fn object(args: RunArgs, passed: Vec<Passed>) -> Result<Plan, Failure> {
-    if args.server.listen.is_empty() && passed.is_empty() {
-        return Err(Failure::new(Status::Usage, "a program of your own has no usual port")
+/// The plan of a command that serves one service.
+pub(crate) fn single(single: Single<Kind>, mut passed: Vec<Passed>) -> Result<Plan, Failure> {
+    let Single { name, kind, server, process, .. } = single;
+    let as_kind = kind.as_kind();
+    if as_kind.port().is_none() && server.listen.is_empty() && passed.is_empty() {
+        return Err(Failure::new(Status::Usage, format!("{name} has no usual port"))
             .remedy("say where it listens: --listen ADDR:PORT"));
     }
-    let name = args.object.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-    let name = name.split('.').next().unwrap_or(&name).to_owned();
-    single(&name, What::Object(args.object), args.server, 0, passed)
-}
-
-fn single(name: &str, what: What, args: ServerArgs, port: u16, mut passed: Vec<Passed>) -> Result<Plan, Failure> {
-    let sockets = sockets(&args.listen, port, None, &mut passed)?;
-    all_taken(&passed)?;
-    let xdp = match (args.no_xdp, args.xdp.is_empty()) {
-        (true, _) => Xdp::Off,
-        (false, true) => Xdp::Loopback,
-        (false, false) => Xdp::On(args.xdp),
+    let defaults = as_kind.limits();
+    let common = Common {
+        engine: engine(as_kind, &name, Some(server.engine), EngineWish::Auto)?,
+        // Whatever its name, a socket was passed for the only service there is.
+        sockets: sockets(as_kind, &server.listen, &name, None, &mut passed)?,
+        name,
+        cpus: server.cpus.map(|list| list.0),
+        limits: limits::resolve(defaults.clone(), server.config_limits.as_deref(), &process.limits)?,
+        resources: Resources::resolve(&[], &process.resources),
     };
-    Ok(Plan {
-        name: name.to_owned(),
-        what,
-        sockets,
-        engine: args.engine,
-        cpus: args.cpus.map(|list| list.0),
-        xdp,
-        window_bytes: args.window_bytes,
-        workers: args.workers.unwrap_or(0) as usize,
-        classes: Vec::new(),
-        limits: LimitSource::Flags { file: args.config_limits, flags: args.limits },
-        resources: Resources::resolve(&[], &args.resources),
-    })
+    sockets::all_taken(&passed)?;
+    let source = Source::Flags { defaults, file: server.config_limits, flags: process.limits };
+    Ok(Plan { common, kind, source })
 }
 
-/// The plans of `ksf serve`.
-pub(crate) fn config(
-    config: &Config,
+/// The plans of the services of a file.
+pub(crate) fn of_config(
+    config: Config,
     path: &Path,
-    args: &ServeArgs,
+    args: &ProcessArgs,
     mut passed: Vec<Passed>,
 ) -> Result<Vec<Plan>, Failure> {
-    let services = config.services.iter();
-    let plans: Result<Vec<Plan>, Failure> =
-        services.map(|table| service(config, table, path, args, &mut passed)).collect();
-    all_taken(&passed)?;
-    plans
-}
-
-fn service(
-    config: &Config,
-    entry: &ServiceTable,
-    path: &Path,
-    args: &ServeArgs,
-    passed: &mut Vec<Passed>,
-) -> Result<Plan, Failure> {
-    let (port, what) = match entry.kind {
-        Kind::Echo => (ECHO_PORT, What::Echo),
-        Kind::Rpc => {
-            let table = programs(&entry.programs).map_err(|what| {
-                Failure::new(Status::Config, format!("service \"{}\": {what}", entry.name)).remedy("correct programs")
-            })?;
-            (RPC_PORT, What::Rpc { table, rpcbind: entry.rpcbind })
-        }
-        // Config::read has checked that there is an object.
-        Kind::Bpf => (0, What::Object(entry.object.clone().unwrap_or_default())),
-        Kind::Work => (0, What::Work),
+    let common = |table: &ServiceTable| -> Result<Common, Failure> {
+        let (entry, kind) = (&table.common, table.kind.as_kind());
+        Ok(Common {
+            name: entry.name.clone(),
+            sockets: sockets(kind, &entry.listen, &entry.name, Some(&entry.name), &mut passed)?,
+            engine: engine(kind, &entry.name, entry.engine, config.top.engine)?,
+            cpus: config.top.cpus.clone().map(|list| list.0),
+            limits: config.limits_of(table, &args.limits)?,
+            resources: config.resources_of(table, &args.resources),
+        })
     };
-    Ok(Plan {
-        name: entry.name.clone(),
-        what,
-        sockets: sockets(&entry.listen, port, Some(&entry.name), passed)?,
-        engine: entry.engine.unwrap_or(config.engine),
-        cpus: config.cpus.clone().map(|list| list.0),
-        xdp: match entry.xdp.as_deref() {
-            None => Xdp::Loopback,
-            Some("none") => Xdp::Off,
-            Some(interface) => Xdp::On(vec![interface.to_owned()]),
-        },
-        window_bytes: entry.window_bytes.map(|number| number.0),
-        workers: entry.workers.map_or(0, |number| number.0 as usize),
-        classes: entry.classes.clone(),
-        limits: LimitSource::Config { path: path.to_owned(), service: entry.name.clone(), flags: args.limits.clone() },
-        resources: config.resources_of(entry, &args.resources),
-    })
+    let common: Vec<Common> = config.services.iter().map(common).collect::<Result<_, _>>()?;
+    sockets::all_taken(&passed)?;
+    let plan = |(common, table): (Common, ServiceTable)| {
+        let (path, service, flags) = (path.to_owned(), common.name.clone(), args.limits.clone());
+        let source = Source::Config { path, service, kind: mem::discriminant(&table.kind), flags };
+        Plan { common, kind: table.kind, source }
+    };
+    Ok(common.into_iter().zip(config.services).map(plan).collect())
 }
 
-/// NFSv3 and MOUNTv3, and what the user adds.
-fn programs(more: &[ProgramRange]) -> Result<ProgramTable, String> {
-    let mut table = ProgramTable::new();
-    let mut register = |program| table.register(program).map_err(|error| error.to_string());
-    register(nfs_null())?;
-    register(mount_null())?;
-    for range in more {
-        register(NullProgram::new(format!("program {range}"), range.program, range.low..=range.high))?;
-    }
-    Ok(table)
-}
-
-/// Resolves addresses and takes the passed sockets that belong here: those called `name`, or all where there is
-/// only one service. A wish for passed sockets that are not there is an error: the service would listen nowhere.
-pub(super) fn sockets(
+/// The sockets of each group of listeners. `passed_name`: what passed sockets of the key `listen` are called, if not
+/// all are taken; those of another key are called after both.
+fn sockets(
+    kind: &dyn ServiceKind,
     listen: &[Listen],
-    port: u16,
-    name: Option<&str>,
+    name: &str,
+    passed_name: Option<&str>,
     passed: &mut Vec<Passed>,
-) -> Result<Sockets, Failure> {
-    let mut sockets = Sockets::default();
-    if listen.is_empty() {
-        take_passed(&mut sockets, passed, name);
-        if sockets.passed.is_empty() {
-            let both = Listen::default_for(port).into_iter().filter(is_on_this_machine);
-            both.for_each(|listen| sockets.addresses.extend(addresses(&listen)));
-        }
+) -> Result<Vec<(&'static str, Sockets)>, Failure> {
+    let mut sockets = Vec::new();
+    for group in kind.more_listeners() {
+        let name = format!("{name}-{}", group.key);
+        sockets.push((group.key, sockets::resolve(group, Some(&name), passed)?));
     }
-    for wish in listen {
-        if let Listen::Systemd(wanted) = wish {
-            let before = sockets.passed.len();
-            take_passed(&mut sockets, passed, wanted.as_deref().or(name));
-            if sockets.passed.len() == before {
-                return Err(nothing_passed(wanted.as_deref().or(name)));
-            }
-        }
-        sockets.addresses.extend(addresses(wish));
-    }
-    for socket in &sockets.passed {
-        check_passed(socket)?;
-    }
+    let group = ListenGroup { key: LISTEN, listen, port: kind.port(), has_datagrams: kind.has_datagrams() };
+    sockets.push((LISTEN, sockets::resolve(group, passed_name, passed)?));
     Ok(sockets)
 }
 
-/// An address with a transport for each transport that is wished for.
-fn addresses(listen: &Listen) -> Vec<ListenAddr> {
-    match listen {
-        Listen::Any(address) => vec![ListenAddr::Tcp(*address), ListenAddr::Udp(*address)],
-        Listen::Tcp(address) => vec![ListenAddr::Tcp(*address)],
-        Listen::Udp(address) => vec![ListenAddr::Udp(*address)],
-        Listen::Unix(path) => vec![ListenAddr::Unix(path.clone())],
-        Listen::Systemd(_) => Vec::new(),
-    }
-}
-
-/// Whether a default address can be had at all: [::1] does not exist where IPv6 is off, and nobody asked for it.
-pub(super) fn is_on_this_machine(listen: &Listen) -> bool {
-    match listen {
-        Listen::Any(SocketAddr::V6(_)) | Listen::Tcp(SocketAddr::V6(_)) => {
-            TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok()
+/// The engine that a service asks for itself, else the one for all.
+fn engine(
+    kind: &dyn ServiceKind,
+    name: &str,
+    own: Option<EngineWish>,
+    common: EngineWish,
+) -> Result<EngineWish, Failure> {
+    match own.unwrap_or(common) {
+        EngineWish::Kernel if !kind.has_kernel_half() && own.is_some() => {
+            Err(Failure::new(Status::Unavailable, format!("the service {name} has no kernel half"))
+                .remedy("use --engine=auto, uring or epoll"))
         }
-        _ => true,
+        // It is meant for the others.
+        EngineWish::Kernel if !kind.has_kernel_half() => Ok(EngineWish::Auto),
+        engine => Ok(engine),
     }
-}
-
-fn take_passed(sockets: &mut Sockets, passed: &mut Vec<Passed>, name: Option<&str>) {
-    let wanted = |socket: &mut Passed| name.is_none_or(|name| socket.name == name);
-    sockets.passed.extend(passed.extract_if(.., wanted));
-}
-
-fn nothing_passed(name: Option<&str>) -> Failure {
-    let what = match name {
-        Some(name) => format!("the service manager passed no socket named \"{name}\""),
-        None => "the service manager passed no socket".to_owned(),
-    };
-    Failure::new(Status::Unavailable, what)
-        .remedy("start the server by its socket unit (FileDescriptorName= gives the name), or remove the wish")
-}
-
-pub(super) fn all_taken(passed: &[Passed]) -> Result<(), Failure> {
-    let Some(socket) = passed.first() else { return Ok(()) };
-    let what = format!("the service manager passed a socket named \"{}\" that no service takes", socket.name);
-    Err(Failure::new(Status::Config, what)
-        .remedy("add --listen systemd, or give the socket the name of a service by FileDescriptorName="))
-}
-
-fn check_passed(passed: &Passed) -> Result<(), Failure> {
-    let socket = socket2::SockRef::from(&passed.socket);
-    let fit = match socket.r#type() {
-        Ok(socket2::Type::STREAM) => socket.is_listener().unwrap_or(false),
-        Ok(socket2::Type::DGRAM) => socket.domain().is_ok_and(|domain| domain != socket2::Domain::UNIX),
-        _ => false,
-    };
-    if !fit {
-        let what = format!("the passed socket \"{}\" is neither a listening stream nor a UDP socket", passed.name);
-        return Err(Failure::new(Status::Config, what).remedy("use ListenStream= or ListenDatagram= and Accept=no"));
-    }
-    // The engines expect a call on a listener to return when there is nothing.
-    socket.set_nonblocking(true).map_err(|error| Failure::os("cannot use the passed socket", &error))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::OwnedFd;
-
-    fn passed(name: &str) -> Passed {
-        let socket = OwnedFd::from(TcpListener::bind("127.0.0.1:0").unwrap());
-        Passed { name: name.into(), socket }
-    }
+    use crate::toml_file::Table;
 
     #[test]
-    fn an_address_without_transport_means_both() {
-        let listen = ["127.0.0.1:5".parse().unwrap(), "udp:127.0.0.1:6".parse().unwrap()];
-        let sockets = sockets(&listen, 1, None, &mut Vec::new()).unwrap();
-        let text: Vec<String> = sockets.addresses.iter().map(ToString::to_string).collect();
-        assert_eq!(text, ["tcp 127.0.0.1:5", "udp 127.0.0.1:5", "udp 127.0.0.1:6"]);
-    }
-
-    #[test]
-    fn passed_sockets_replace_the_default_but_not_a_wish() {
-        let mut all = vec![passed("a"), passed("b")];
-        let taken = sockets(&[], 1, Some("b"), &mut all).unwrap();
-        assert_eq!((taken.addresses.len(), taken.passed.len(), all.len()), (0, 1, 1));
-        let taken = sockets(&["127.0.0.1:5".parse().unwrap()], 1, None, &mut all).unwrap();
-        assert_eq!((taken.addresses.len(), taken.passed.len()), (2, 0));
-        assert_eq!(all_taken(&all).unwrap_err().status, Status::Config);
-    }
-
-    #[test]
-    fn a_wish_for_sockets_that_were_not_passed_is_an_error() {
-        for wish in ["systemd", "systemd:x"] {
-            let failure = sockets(&[wish.parse().unwrap()], 1, None, &mut Vec::new()).unwrap_err();
-            assert_eq!(failure.status, Status::Unavailable);
-        }
-    }
-
-    #[test]
-    fn a_connected_socket_is_not_taken() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let passed = Passed { name: "x".into(), socket: stream.into() };
-        assert_eq!(check_passed(&passed).unwrap_err().status, Status::Config);
-    }
-
-    #[test]
-    fn programs_are_added_to_nfs_and_mount() {
-        let more = ["200000:1-3".parse().unwrap()];
-        assert_eq!(programs(&more).unwrap().programs().count(), 3);
-        assert!(programs(&["100003:2-4".parse().unwrap()]).is_err());
+    fn the_kernel_engine_is_refused_to_a_kind_without_a_kernel_half_that_asks_for_it() {
+        let engine_of = |name: &str, own, common| {
+            let table = Table::parse("", Path::new("")).unwrap();
+            engine(Kind::read(name, table).unwrap().as_kind(), "a", own, common)
+        };
+        let (kernel, epoll) = (EngineWish::Kernel, EngineWish::Epoll);
+        assert_eq!(engine_of("work", Some(kernel), epoll).unwrap_err().status, Status::Unavailable);
+        assert_eq!(engine_of("work", None, kernel).unwrap(), EngineWish::Auto);
+        assert_eq!(engine_of("work", Some(epoll), kernel).unwrap(), epoll);
+        assert_eq!(engine_of("echo", None, kernel).unwrap(), kernel);
+        assert_eq!(engine_of("echo", Some(kernel), epoll).unwrap(), kernel);
     }
 }

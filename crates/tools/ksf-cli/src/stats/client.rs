@@ -7,12 +7,32 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use clap::{Args, ValueHint};
 use ksf::status_socket;
 
 use super::socket::{Request, folders};
 use super::{ServiceSnapshot, Snapshot, Value};
-use crate::args::StatArgs;
 use crate::output::{Align, Failure, Status, json_line, print, print_if_read, table};
+
+/// Show the live counters of a running server
+#[derive(Debug, Args)]
+pub(crate) struct StatArgs {
+    /// Process id of the server, or path of its socket [default: the only server there is]
+    #[arg(value_name = "PID|SOCKET", value_hint = ValueHint::FilePath)]
+    pub(crate) server: Option<String>,
+    /// One JSON document per reading instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Read again every SECONDS and show the rates, until interrupted
+    #[arg(short, long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) watch: Option<f64>,
+    /// Show counters that are zero, too
+    #[arg(short, long)]
+    pub(crate) all: bool,
+    /// Explain every counter and end
+    #[arg(long)]
+    pub(crate) help_counters: bool,
+}
 
 /// Runs the command.
 pub(crate) fn run(args: &StatArgs) -> Result<(), Failure> {
@@ -39,6 +59,13 @@ pub(crate) fn run(args: &StatArgs) -> Result<(), Failure> {
         };
         before = Some((now, snapshot));
         thread::sleep(Duration::from_secs_f64(pause));
+    }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.05..=86_400.0).contains(&seconds) => Ok(seconds),
+        _ => Err(format!("\"{text}\" is not a number of seconds from 0.05 to 86400")),
     }
 }
 

@@ -1,0 +1,71 @@
+//! Flags that servers share.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, ValueHint};
+
+use super::address::Listen;
+use super::engine::EngineWish;
+use super::limits::LimitFlags;
+use super::resources::ResourceFlags;
+use crate::cpus::CpuList;
+
+/// Where one service runs.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct ServerArgs {
+    /// Address to listen on; repeatable [default: loopback, IPv4 and IPv6]
+    ///
+    /// ADDR:PORT and [ADDR6]:PORT listen with every transport of the service, tcp:ADDR:PORT and
+    /// udp:ADDR:PORT with one, unix:/PATH on a stream socket in the file system; systemd takes
+    /// the sockets of the service manager, systemd:NAME those with that name. Without --listen
+    /// the sockets of the service manager are taken if there are any; otherwise the service
+    /// answers on loopback only.
+    #[arg(short, long, value_name = "ADDR:PORT")]
+    pub(crate) listen: Vec<Listen>,
+    /// What moves the bytes
+    #[arg(short, long, value_enum, value_name = "ENGINE", default_value_t)]
+    pub(crate) engine: EngineWish,
+    /// CPUs for shards, as in 0-3,8; the mask of the process is never widened
+    #[arg(long, value_name = "LIST")]
+    pub(crate) cpus: Option<CpuList>,
+    /// File of limits in TOML, read again on SIGHUP; flags win over it
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) config_limits: Option<PathBuf>,
+}
+
+/// What concerns the process and all of its services. The last of a command's flags, because the heading of the limits
+/// holds for all that follow.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct ProcessArgs {
+    #[command(flatten)]
+    pub(crate) stats: StatsArgs,
+    #[command(flatten)]
+    pub(crate) loudness: Loudness,
+    #[command(flatten)]
+    pub(crate) limits: LimitFlags,
+    #[command(flatten)]
+    pub(crate) resources: ResourceFlags,
+}
+
+/// Where counters can be read.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct StatsArgs {
+    /// Socket for `ksf stat` [default: /run/ksf/PID.sock, or the same below $XDG_RUNTIME_DIR]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub(crate) stats_socket: Option<PathBuf>,
+    /// Serve the counters as Prometheus text on http://ADDR:PORT/metrics [default: off]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) prometheus: Option<SocketAddr>,
+}
+
+/// How much a server says.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub(crate) struct Loudness {
+    /// Say more: limits in force, shards, and the counters at the end
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+    /// Say nothing but errors
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+}

@@ -1,0 +1,66 @@
+//! Sends every byte and every datagram back: `kind = "echo"`, `ksf kecho`.
+
+use std::sync::Arc;
+
+use clap::Args;
+use ksf_kernel::{Builtin, ObjectSource};
+
+use crate::output::Failure;
+use crate::serve::args::{ProcessArgs, ServerArgs};
+use crate::serve::kernel::{KernelArgs, KernelTable};
+use crate::serve::kind::{ServiceKind, Single};
+use crate::serve::launch::{LISTEN, Launch};
+use crate::serve::running::Running;
+use crate::serve::workers::{WorkerArgs, WorkersTable};
+use crate::toml_file::{Mistake, Table};
+
+/// Port of `kecho`, as in the original.
+const PORT: u16 = 60007;
+
+/// Echo server: every byte and every datagram goes back to its sender
+#[derive(Debug, Args)]
+pub(crate) struct EchoArgs {
+    #[command(flatten)]
+    server: ServerArgs,
+    #[command(flatten)]
+    workers: WorkerArgs,
+    #[command(flatten)]
+    kernel: KernelArgs,
+    #[command(flatten)]
+    process: ProcessArgs,
+}
+
+impl EchoArgs {
+    pub(crate) fn single(self) -> Single<Echo> {
+        let echo = Echo { kernel: self.kernel.into(), workers: self.workers.into() };
+        Single::new("kecho", echo, self.server, self.process)
+    }
+}
+
+/// The echo service.
+#[derive(Debug)]
+pub(crate) struct Echo {
+    kernel: KernelTable,
+    workers: WorkersTable,
+}
+
+impl ServiceKind for Echo {
+    fn read(table: &mut Table<'_>) -> Result<Self, Mistake> {
+        Ok(Echo { kernel: table.take()?, workers: WorkersTable::read(table)? })
+    }
+
+    fn port(&self) -> Option<u16> {
+        Some(PORT)
+    }
+
+    fn has_kernel_half(&self) -> bool {
+        true
+    }
+
+    fn start(&self, launch: Launch) -> Result<Running, Failure> {
+        launch
+            .kernel_half(&ObjectSource::Builtin(Builtin::Echo), &self.kernel, &self.workers, |_| {})?
+            .serve(LISTEN, Arc::new(ksf_services::echo::Echo), &self.workers)?
+            .start(())
+    }
+}

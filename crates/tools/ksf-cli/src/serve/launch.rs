@@ -1,0 +1,246 @@
+//! A service on its way to run: engine, kernel half, workers, listeners.
+
+use std::sync::Arc;
+
+use ksf::Service;
+use ksf::limits::Limits;
+use ksf::listener::ListenAddr;
+use ksf::server::{Builder, ListenerInfo, Server};
+use ksf_kernel::{KernelError, KernelService, ObjectSource, Options};
+
+use super::engine::{self, Choice, EngineWish, Obstacles};
+use super::explain::explain;
+use super::kernel::{self, Half, KernelTable, Xdp};
+use super::resources::Resources;
+use super::running::{Running, State};
+use super::sockets::Sockets;
+use super::workers::WorkersTable;
+use crate::output::{Failure, Status, say};
+
+/// The key of the listeners that every service has.
+pub(crate) const LISTEN: &str = "listen";
+
+/// What services of all kinds have, settled before they start.
+#[derive(Debug)]
+pub(crate) struct Common {
+    /// Name in messages and counters.
+    pub(crate) name: String,
+    /// Where it listens, by the key of each group of listeners.
+    pub(crate) sockets: Vec<(&'static str, Sockets)>,
+    pub(crate) engine: EngineWish,
+    pub(crate) cpus: Option<Vec<usize>>,
+    pub(crate) limits: Limits,
+    pub(crate) resources: Resources,
+}
+
+/// A service that is being started. A kind says in this order what it has: a kernel half or a program, the services at
+/// its listeners, and the start.
+pub(crate) struct Launch {
+    common: Common,
+    choice: Choice,
+    cpus: Vec<usize>,
+    builder: Builder,
+    half: Option<Half>,
+    xdp: Xdp,
+    /// What the service itself can take, whatever the limit says.
+    message_bytes_max: usize,
+    /// What the ready line of each listener says of workers, if it is one of streams.
+    workers: Vec<String>,
+    verbose: bool,
+}
+
+impl Launch {
+    /// Chooses the engine. `kernel`: whether the kind has a kernel half; one that has none does not miss it.
+    pub(crate) fn new(common: Common, kernel: bool, lacks: &Obstacles, verbose: bool) -> Result<Self, Failure> {
+        let own_lacks = Obstacles { kernel: lacks.kernel.clone().filter(|_| kernel), ..lacks.clone() };
+        let mut choice = engine::choose(common.engine, &own_lacks)?;
+        choice.kernel &= kernel;
+        let cpus = ksf::cpus::choose(common.cpus.as_deref()).map_err(|error| explain(error, choice.base))?;
+        let builder = Server::builder().engine(choice.base).cpus(Some(cpus.clone())).limits(common.limits.clone());
+        Ok(Launch {
+            builder: common.resources.give_to(builder),
+            common,
+            choice,
+            cpus,
+            half: None,
+            xdp: Xdp::Off,
+            message_bytes_max: usize::MAX,
+            workers: Vec::new(),
+            verbose,
+        })
+    }
+
+    /// Name of the service.
+    pub(crate) fn name(&self) -> &str {
+        &self.common.name
+    }
+
+    /// How many shards there will be.
+    pub(crate) fn shards(&self) -> usize {
+        self.cpus.len()
+    }
+
+    /// Puts a kernel half in front of the listeners, if the engine is to have one. Where it cannot be had, the service
+    /// runs without, and says why, unless it was asked for by name.
+    pub(crate) fn kernel_half(
+        mut self,
+        source: &ObjectSource,
+        table: &KernelTable,
+        workers: &WorkersTable,
+        adjust: impl FnOnce(&mut Options),
+    ) -> Result<Self, Failure> {
+        if !self.choice.kernel {
+            return Ok(self);
+        }
+        if let Err(error) = self.load(source, table, workers, adjust) {
+            let obstacle = kernel::obstacle(&error);
+            if self.common.engine == EngineWish::Kernel {
+                return Err(engine::impossible("kernel", &obstacle));
+            }
+            self.choice.kernel = false;
+            self.choice.notes.push(engine::not_taken(self.choice.base.name(), "kernel", &obstacle));
+        }
+        Ok(self)
+    }
+
+    /// Loads a program that the service is nothing without, and has the service made of it. The program stands in front
+    /// of the listeners, too, if the engine is to have a kernel half.
+    pub(crate) fn program<T>(
+        mut self,
+        source: &ObjectSource,
+        table: &KernelTable,
+        workers: &WorkersTable,
+        service: impl FnOnce(&KernelService) -> Result<T, KernelError>,
+    ) -> Result<(Self, T), KernelError> {
+        let program = self.load(source, table, workers, |_| {})?;
+        let (message_bytes_max, service) = (program.message_bytes_max(), service(program)?);
+        self.message_bytes_max = message_bytes_max;
+        let limits = &mut self.common.limits;
+        limits.message_bytes_max = limits.message_bytes_max.min(message_bytes_max);
+        self.builder = self.builder.limits(limits.clone());
+        Ok((self, service))
+    }
+
+    fn load(
+        &mut self,
+        source: &ObjectSource,
+        table: &KernelTable,
+        workers: &WorkersTable,
+        adjust: impl FnOnce(&mut Options),
+    ) -> Result<&KernelService, KernelError> {
+        // Shared memory and map entries are sized by it, so it follows the limit only up to here; connections beyond
+        // are served by user space alone.
+        const CONNECTIONS_MAX: usize = 65_536;
+        let mut options = Options::default();
+        options.connections_max = self.common.limits.connections_max.clamp(1, CONNECTIONS_MAX) as u32;
+        options.shards = self.shards() as u32;
+        options.callers_max = (self.shards() + workers.count()) as u32;
+        if let Some(bytes) = table.window_bytes {
+            options.window_bytes = bytes.0 as u32;
+        }
+        adjust(&mut options);
+        let half = Half::load(source, &options).inspect_err(|error| {
+            if let (KernelError::Verifier { log, .. }, true) = (error, self.verbose) {
+                say(&log);
+            }
+        })?;
+        self.xdp = table.xdp.clone();
+        Ok(&self.half.insert(half).service)
+    }
+
+    /// Counts how many connections were accepted on the CPU that received them, at the price of a system call for each.
+    pub(crate) fn with_locality(mut self) -> Self {
+        self.builder = self.builder.locality(true);
+        self
+    }
+
+    /// Has a service answer at the listeners of a key. The kernel half stands in front of those of the key `listen`
+    /// that have no workers.
+    pub(crate) fn serve<S: Service>(
+        mut self,
+        key: &str,
+        service: Arc<S>,
+        workers: &WorkersTable,
+    ) -> Result<Self, Failure> {
+        let Some(at) = self.common.sockets.iter().position(|(group, _)| *group == key) else {
+            return Err(Failure::new(Status::Internal, format!("{}: no listeners are called {key}", self.name())));
+        };
+        let (_, sockets) = self.common.sockets.swap_remove(at);
+        // A program that was loaded only to be run from user space stays out of the way of sockets.
+        let is_behind = self.choice.kernel && key == LISTEN && workers.count() == 0;
+        let assist = self.half.as_ref().filter(|_| is_behind).map(Half::assist);
+        let adopter = workers.start(&service, &self.common.limits, &self.cpus)?;
+        let given = |builder: Builder| match &adopter {
+            Some(adopter) => builder.adopt(Arc::clone(adopter)),
+            None => builder,
+        };
+        for address in sockets.addresses {
+            self.builder = given(self.builder.listen(address, Arc::clone(&service), assist.clone()));
+            self.workers.push(workers.words());
+        }
+        for passed in sockets.passed {
+            self.builder = given(self.builder.inherit(passed.socket, Arc::clone(&service), assist.clone()));
+            self.workers.push(workers.words());
+        }
+        Ok(self)
+    }
+
+    /// Starts the server. `state`: what the kind keeps for as long as it runs.
+    pub(crate) fn start(self, state: impl State) -> Result<Running, Failure> {
+        let Launch { common, mut choice, builder, mut half, xdp, message_bytes_max, workers, .. } = self;
+        let server = builder.start().map_err(|error| explain(error, choice.base))?;
+        if choice.kernel
+            && let Some(half) = &mut half
+        {
+            let notes = attach_udp(half, &xdp, &server, choice.base.name(), common.engine)?;
+            choice.notes.extend(notes);
+        }
+        Ok(Running {
+            ready: ready_lines(&common.name, &server, half.as_ref(), &workers),
+            notes: choice.notes.iter().map(|note| format!("{}: {note}", common.name)).collect(),
+            engine: choice.name(),
+            name: common.name,
+            limits: common.limits,
+            resources: common.resources,
+            message_bytes_max,
+            state: Box::new(state),
+            server,
+            half,
+        })
+    }
+}
+
+/// Puts XDP in front of UDP, and returns what is to be noted. Failing is an error if the interface or the kernel engine
+/// was asked for by name.
+fn attach_udp(
+    half: &mut Half,
+    xdp: &Xdp,
+    server: &Server,
+    base: &str,
+    engine: EngineWish,
+) -> Result<Vec<String>, Failure> {
+    let addresses: Vec<ListenAddr> = server.listeners().iter().map(|listener| listener.addr.clone()).collect();
+    half.attach_udp(xdp, &addresses).or_else(|error| {
+        let obstacle = kernel::obstacle(&error);
+        if engine == EngineWish::Kernel || matches!(xdp, Xdp::On(_)) {
+            return Err(obstacle.failure(format!("UDP cannot be answered by XDP: {}", obstacle.cause)));
+        }
+        Ok(vec![format!("UDP on {base} instead of XDP: {}; to get it: {}", obstacle.cause, obstacle.remedy)])
+    })
+}
+
+/// One line per listener.
+fn ready_lines(name: &str, server: &Server, half: Option<&Half>, workers: &[String]) -> Vec<String> {
+    let (shards, base) = (server.cpus().len(), server.engine().name());
+    let xdp = half.map(Half::xdp).unwrap_or_default();
+    let line = |(listener, workers): (&ListenerInfo, &String)| {
+        let (engine, workers) = match &listener.addr {
+            ListenAddr::Udp(_) if !xdp.is_empty() => (format!("kernel xdp={xdp}"), ""),
+            ListenAddr::Udp(_) => (base.to_owned(), ""),
+            _ if listener.assisted => ("kernel".to_owned(), workers.as_str()),
+            _ => (base.to_owned(), workers.as_str()),
+        };
+        format!("{name} {} engine={engine} shards={shards}{workers} ready", listener.addr)
+    };
+    server.listeners().iter().zip(workers).map(line).collect()
+}

@@ -1,0 +1,185 @@
+//! From wishes to sockets: addresses with their transports, and what the service manager passed.
+
+use std::net::{Ipv6Addr, SocketAddr, TcpListener};
+
+use ksf::listener::ListenAddr;
+
+use super::address::Listen;
+use crate::manager::Passed;
+use crate::output::{Failure, Status};
+
+/// Where a service listens.
+#[derive(Debug, Default)]
+pub(crate) struct Sockets {
+    pub(crate) addresses: Vec<ListenAddr>,
+    pub(crate) passed: Vec<Passed>,
+}
+
+/// Listeners that one service answers at.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ListenGroup<'a> {
+    /// Their key in the file.
+    pub(crate) key: &'static str,
+    /// What is said there.
+    pub(crate) listen: &'a [Listen],
+    /// The port on loopback where nothing is said; `None`: then there are none.
+    pub(crate) port: Option<u16>,
+    /// Whether datagrams are answered there, too.
+    pub(crate) has_datagrams: bool,
+}
+
+/// Resolves addresses and takes the passed sockets that belong here: those called `name`, or all where there is
+/// only one service. A wish for passed sockets that are not there is an error: the service would listen nowhere.
+///
+/// Where nothing is said it is loopback with `port`, and nothing without a port.
+pub(crate) fn resolve(
+    group: ListenGroup<'_>,
+    name: Option<&str>,
+    passed: &mut Vec<Passed>,
+) -> Result<Sockets, Failure> {
+    let mut sockets = Sockets::default();
+    if group.listen.is_empty() {
+        take_passed(&mut sockets, passed, name);
+        if let Some(port) = group.port.filter(|_| sockets.passed.is_empty()) {
+            for listen in Listen::default_for(port).iter().filter(|listen| is_on_this_machine(listen)) {
+                sockets.addresses.extend(addresses(listen, group.has_datagrams)?);
+            }
+        }
+    }
+    for wish in group.listen {
+        if let Listen::Systemd(wanted) = wish {
+            let before = sockets.passed.len();
+            take_passed(&mut sockets, passed, wanted.as_deref().or(name));
+            if sockets.passed.len() == before {
+                return Err(nothing_passed(wanted.as_deref().or(name)));
+            }
+        }
+        sockets.addresses.extend(addresses(wish, group.has_datagrams)?);
+    }
+    for socket in &sockets.passed {
+        check_passed(socket)?;
+    }
+    Ok(sockets)
+}
+
+/// An address with a transport for each transport that is wished for.
+fn addresses(listen: &Listen, has_datagrams: bool) -> Result<Vec<ListenAddr>, Failure> {
+    Ok(match listen {
+        Listen::Any(address) if has_datagrams => vec![ListenAddr::Tcp(*address), ListenAddr::Udp(*address)],
+        Listen::Any(address) | Listen::Tcp(address) => vec![ListenAddr::Tcp(*address)],
+        Listen::Udp(address) if has_datagrams => vec![ListenAddr::Udp(*address)],
+        Listen::Udp(address) => {
+            let what = format!("a service of streams does not answer on udp:{address}");
+            return Err(Failure::new(Status::Data, what).remedy("it needs TCP or a Unix socket"));
+        }
+        Listen::Unix(path) => vec![ListenAddr::Unix(path.clone())],
+        Listen::Systemd(_) => Vec::new(),
+    })
+}
+
+/// Whether a default address can be had at all: [::1] does not exist where IPv6 is off, and nobody asked for it.
+fn is_on_this_machine(listen: &Listen) -> bool {
+    match listen {
+        Listen::Any(SocketAddr::V6(_)) => TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok(),
+        _ => true,
+    }
+}
+
+fn take_passed(sockets: &mut Sockets, passed: &mut Vec<Passed>, name: Option<&str>) {
+    let wanted = |socket: &mut Passed| name.is_none_or(|name| socket.name == name);
+    sockets.passed.extend(passed.extract_if(.., wanted));
+}
+
+fn nothing_passed(name: Option<&str>) -> Failure {
+    let what = match name {
+        Some(name) => format!("the service manager passed no socket named \"{name}\""),
+        None => "the service manager passed no socket".to_owned(),
+    };
+    Failure::new(Status::Unavailable, what)
+        .remedy("start the server by its socket unit (FileDescriptorName= gives the name), or remove the wish")
+}
+
+/// Refuses a passed socket that is left: somebody expects answers there.
+pub(crate) fn all_taken(passed: &[Passed]) -> Result<(), Failure> {
+    let Some(socket) = passed.first() else { return Ok(()) };
+    let what = format!("the service manager passed a socket named \"{}\" that no service takes", socket.name);
+    Err(Failure::new(Status::Config, what)
+        .remedy("add --listen systemd, or give the socket the name of a service by FileDescriptorName="))
+}
+
+fn check_passed(passed: &Passed) -> Result<(), Failure> {
+    let socket = socket2::SockRef::from(&passed.socket);
+    let fit = match socket.r#type() {
+        Ok(socket2::Type::STREAM) => socket.is_listener().unwrap_or(false),
+        Ok(socket2::Type::DGRAM) => socket.domain().is_ok_and(|domain| domain != socket2::Domain::UNIX),
+        _ => false,
+    };
+    if !fit {
+        let what = format!("the passed socket \"{}\" is neither a listening stream nor a UDP socket", passed.name);
+        return Err(Failure::new(Status::Config, what).remedy("use ListenStream= or ListenDatagram= and Accept=no"));
+    }
+    // The engines expect a call on a listener to return when there is nothing.
+    socket.set_nonblocking(true).map_err(|error| Failure::os("cannot use the passed socket", &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::OwnedFd;
+
+    fn group(listen: &[Listen]) -> ListenGroup<'_> {
+        ListenGroup { key: "listen", listen, port: Some(1), has_datagrams: true }
+    }
+
+    fn passed(name: &str) -> Passed {
+        let socket = OwnedFd::from(TcpListener::bind("127.0.0.1:0").unwrap());
+        Passed { name: name.into(), socket }
+    }
+
+    #[test]
+    fn an_address_without_transport_means_both() {
+        let listen = ["127.0.0.1:5".parse().unwrap(), "udp:127.0.0.1:6".parse().unwrap()];
+        let sockets = resolve(group(&listen), None, &mut Vec::new()).unwrap();
+        let text: Vec<String> = sockets.addresses.iter().map(ToString::to_string).collect();
+        assert_eq!(text, ["tcp 127.0.0.1:5", "udp 127.0.0.1:5", "udp 127.0.0.1:6"]);
+    }
+
+    #[test]
+    fn passed_sockets_replace_the_default_but_not_a_wish() {
+        let mut all = vec![passed("a"), passed("b")];
+        let taken = resolve(group(&[]), Some("b"), &mut all).unwrap();
+        assert_eq!((taken.addresses.len(), taken.passed.len(), all.len()), (0, 1, 1));
+        let taken = resolve(group(&["127.0.0.1:5".parse().unwrap()]), None, &mut all).unwrap();
+        assert_eq!((taken.addresses.len(), taken.passed.len()), (2, 0));
+        let none = resolve(ListenGroup { port: None, ..group(&[]) }, Some("c"), &mut all).unwrap();
+        assert!(none.addresses.is_empty() && none.passed.is_empty());
+        assert_eq!(all_taken(&all).unwrap_err().status, Status::Config);
+    }
+
+    #[test]
+    fn a_wish_for_sockets_that_were_not_passed_is_an_error() {
+        for wish in ["systemd", "systemd:x"] {
+            let failure = resolve(group(&[wish.parse().unwrap()]), None, &mut Vec::new()).unwrap_err();
+            assert_eq!(failure.status, Status::Unavailable);
+        }
+    }
+
+    #[test]
+    fn a_connected_socket_is_not_taken() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let passed = Passed { name: "x".into(), socket: stream.into() };
+        assert_eq!(check_passed(&passed).unwrap_err().status, Status::Config);
+    }
+
+    #[test]
+    fn a_service_of_streams_takes_no_datagrams() {
+        let of_streams =
+            |listen: &[Listen]| resolve(ListenGroup { has_datagrams: false, ..group(listen) }, None, &mut Vec::new());
+        let sockets = of_streams(&["127.0.0.1:1".parse().unwrap(), "unix:/x".parse().unwrap()]).unwrap();
+        let text: Vec<String> = sockets.addresses.iter().map(ToString::to_string).collect();
+        assert_eq!(text, ["tcp 127.0.0.1:1", "unix /x"]);
+        let failure = of_streams(&["udp:127.0.0.1:1".parse().unwrap()]).unwrap_err();
+        assert_eq!(failure.status, Status::Data);
+    }
+}
