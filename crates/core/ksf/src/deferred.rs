@@ -5,6 +5,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use crate::buffers::Buffer;
 use crate::env::Env;
 use crate::limits::Limits;
 use crate::listener::DatagramPeer;
@@ -56,6 +57,12 @@ impl Deferred {
     /// Answers with bytes that lie in a slot.
     pub fn reply_chunk(mut self, body: Chunk) {
         self.answer(Answer::Chunk(body));
+    }
+
+    /// Answers with the bytes that are filled in a buffer, without copying them if they are many. The buffer goes back to
+    /// its class when they are sent.
+    pub fn reply_buffer(mut self, body: Buffer) {
+        self.answer(Answer::Chunk(Chunk::from_buffer(body)));
     }
 
     /// Lets the message be without an answer: it needs none.
@@ -195,9 +202,14 @@ impl Mailbox {
     /// [`Connection::deliver`](crate::connection::Connection::deliver). For whoever drives connections without a shard
     /// (simulators, tests); other mail is thrown away.
     pub fn take_deliveries(&self) -> Vec<Delivery> {
-        let mut mail = Vec::new();
-        self.take(true, &mut mail);
-        mail.into_iter().filter_map(delivery).collect()
+        let mut deliveries = Vec::new();
+        self.take_deliveries_into(&mut deliveries);
+        deliveries
+    }
+
+    /// The same, appended to `deliveries`.
+    pub fn take_deliveries_into(&self, deliveries: &mut Vec<Delivery>) {
+        self.queue.drain(|mail| deliveries.extend(delivery(mail)));
     }
 }
 

@@ -35,9 +35,25 @@ impl Piece {
 impl Output {
     /// The buffer to append reply bytes to. It is append-only: what is in it already is somebody's reply.
     pub fn tail(&mut self, spares: &mut Spares) -> &mut Vec<u8> {
+        self.tail_for(0, spares)
+    }
+
+    /// The same, when about `bytes` more bytes come.
+    pub(crate) fn tail_for(&mut self, bytes: usize, spares: &mut Spares) -> &mut Vec<u8> {
         if self.tail.capacity() == 0 {
             self.tail = spares.take();
         }
+        // Without a length, more is expected of a tail that is half full.
+        let wanted = (self.tail.len() + bytes).max(2 * self.tail.len());
+        if wanted > self.tail.capacity().max(Spares::SMALL_BYTES_MAX)
+            // A used buffer instead of a larger allocation, if there is one.
+            && let Some(mut larger) = spares.take_larger(wanted)
+        {
+            larger.extend_from_slice(&self.tail);
+            spares.give(std::mem::replace(&mut self.tail, larger));
+        }
+        // Once, and so that the buffer fits when the same length comes again.
+        self.tail.reserve(bytes);
         &mut self.tail
     }
 
@@ -249,22 +265,37 @@ impl SendBatch {
 /// Buffers to use again, so that a connection without replies holds none and one with replies allocates none.
 #[derive(Debug, Default)]
 pub struct Spares {
-    buffers: Vec<Vec<u8>>,
+    small: Vec<Vec<u8>>,
+    /// Buffers above [`Spares::SMALL_BYTES_MAX`], for batches that outgrow a small one.
+    large: Vec<Vec<u8>>,
+    large_bytes: usize,
     pieces: Vec<VecDeque<Piece>>,
 }
 
 impl Spares {
-    /// Buffers kept per shard.
+    /// Small buffers kept per shard.
     const COUNT_MAX: usize = 256;
-    /// Larger buffers are given back to the allocator.
-    const BYTES_MAX: usize = 64 << 10;
     const BYTES_MIN: usize = 4 << 10;
+    const SMALL_BYTES_MAX: usize = 64 << 10;
+    /// A larger buffer is given back to the allocator.
+    const BYTES_MAX: usize = 4 << 20;
+    /// Bytes of large buffers kept per shard.
+    const LARGE_BYTES_MAX: usize = 32 << 20;
     /// The same for lists of pieces.
     const PIECES_MAX: usize = 256;
 
     /// An empty buffer with some room.
     pub fn take(&mut self) -> Vec<u8> {
-        self.buffers.pop().unwrap_or_else(|| Vec::with_capacity(Self::BYTES_MIN))
+        self.small.pop().unwrap_or_else(|| Vec::with_capacity(Self::BYTES_MIN))
+    }
+
+    /// The smallest of the large buffers that hold `bytes` bytes.
+    fn take_larger(&mut self, bytes: usize) -> Option<Vec<u8>> {
+        let fitting = self.large.iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= bytes);
+        let (at, _) = fitting.min_by_key(|(_, buffer)| buffer.capacity())?;
+        let buffer = self.large.swap_remove(at);
+        self.large_bytes -= buffer.capacity();
+        Some(buffer)
     }
 
     fn take_pieces(&mut self) -> VecDeque<Piece> {
@@ -280,10 +311,15 @@ impl Spares {
 
     /// Takes a buffer back.
     pub fn give(&mut self, mut buffer: Vec<u8>) {
-        let useful = (Self::BYTES_MIN..=Self::BYTES_MAX).contains(&buffer.capacity());
-        if useful && self.buffers.len() < Self::COUNT_MAX {
-            buffer.clear();
-            self.buffers.push(buffer);
+        let capacity = buffer.capacity();
+        buffer.clear();
+        if capacity > Self::SMALL_BYTES_MAX {
+            if capacity <= Self::BYTES_MAX && self.large_bytes + capacity <= Self::LARGE_BYTES_MAX {
+                self.large_bytes += capacity;
+                self.large.push(buffer);
+            }
+        } else if capacity >= Self::BYTES_MIN && self.small.len() < Self::COUNT_MAX {
+            self.small.push(buffer);
         }
     }
 }
@@ -343,6 +379,45 @@ mod tests {
             let expected = [&b"abcdefg"[..len.min(7)], b"!"].concat();
             assert_eq!(bytes(&output.take()), expected, "{len}");
         }
+    }
+
+    #[test]
+    fn every_split_keeps_the_bytes_and_their_order() {
+        let mut spares = Spares::default();
+        for len in 0..=10 {
+            let mut output = Output::default();
+            output.tail(&mut spares).extend_from_slice(b"ab");
+            output.push_chunk(Chunk::from_vec(b"cde".to_vec()), &mut spares);
+            output.push_bytes(b"fg".to_vec(), &mut spares);
+            output.tail(&mut spares).extend_from_slice(b"hi");
+            let mut rest = output.split_off(len, &mut spares);
+            let cut = len.min(9);
+            assert_eq!((output.len(), rest.len()), (cut, 9 - cut));
+            output.tail(&mut spares).extend_from_slice(b"!");
+            assert_eq!(bytes(&output.take()), [&b"abcdefghi"[..cut], b"!"].concat(), "{len}");
+            assert_eq!(bytes(&rest.take()), b"abcdefghi"[cut..], "{len}");
+        }
+    }
+
+    /// Else a peer that takes none of its short replies would keep the memory of a long one.
+    #[test]
+    fn only_batches_that_outgrow_a_small_buffer_get_a_large_one() {
+        let (mut spares, mut output) = (Spares::default(), Output::default());
+        spares.give(Vec::with_capacity(1 << 20));
+        output.tail(&mut spares).extend_from_slice(b"short");
+        assert!(output.tail(&mut spares).capacity() <= Spares::SMALL_BYTES_MAX);
+        output.tail(&mut spares).resize(40_000, 7);
+        assert!(output.tail(&mut spares).capacity() >= 1 << 20, "more is to come");
+        assert_eq!(output.take().len(), 40_000);
+    }
+
+    #[test]
+    fn large_buffers_are_kept_up_to_a_bound() {
+        let mut spares = Spares::default();
+        (0..100).for_each(|_| spares.give(Vec::with_capacity(1 << 20)));
+        assert!(spares.large_bytes <= Spares::LARGE_BYTES_MAX && spares.large.len() > 16);
+        spares.give(Vec::with_capacity(64 << 20));
+        assert!(spares.large.iter().all(|buffer| buffer.capacity() <= Spares::BYTES_MAX));
     }
 
     #[test]

@@ -27,7 +27,7 @@ use std::{fmt, io, ops, slice};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::buffers::{Buffer, Shared};
+use crate::buffers::{Buffer, Buffers, Shared};
 use crate::error::Error;
 
 /// Where the memory of a pool lives.
@@ -255,7 +255,9 @@ impl Chunk {
         match &self.bytes {
             Bytes::Slot(slot) if !slot.keep() => {
                 slot.region.copies.fetch_add(1, Ordering::Relaxed);
-                Self::from_vec(self.to_vec())
+                let mut copy = slot.region.buffers.take(self.len());
+                copy.fill(&self);
+                Self::from_buffer(copy)
             }
             _ => self,
         }
@@ -302,6 +304,8 @@ struct Region {
     /// Slots with the mark, and those of them that are about to be given back.
     kept: AtomicU32,
     copies: AtomicU64,
+    /// For these copies.
+    buffers: Buffers,
 }
 
 #[derive(Debug)]
@@ -358,6 +362,7 @@ impl Region {
             in_use: AtomicU32::new(0),
             kept: AtomicU32::new(0),
             copies: AtomicU64::new(0),
+            buffers: Buffers::default(),
         })
     }
 

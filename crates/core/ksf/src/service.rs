@@ -344,9 +344,15 @@ impl Reply<'_> {
     /// Sends one reply: `write` appends its body to the buffer (and must not touch what is there already); header
     /// and trailer of the framing are added around it.
     pub fn message<R>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+        self.message_for(0, write)
+    }
+
+    /// The same, for a body of about `bytes` bytes.
+    #[inline]
+    fn message_for<R>(&mut self, bytes: usize, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
         match &mut self.sink {
             Sink::Stream(output) => {
-                let framed = append_framed(&self.framing, output.tail(&mut self.env.spares), write);
+                let framed = append_framed(&self.framing, output.tail_for(bytes, &mut self.env.spares), write);
                 note_framed(framed, self.env, &mut self.close)
             }
             Sink::Datagrams(datagrams) => {
@@ -360,7 +366,9 @@ impl Reply<'_> {
 
     /// Sends one reply with this body.
     pub fn bytes(&mut self, body: &[u8]) {
-        self.message(|tail| tail.extend_from_slice(body));
+        /// What a framing adds: a header of at most 8 bytes, a delimiter of at most 8.
+        const AROUND_BYTES: usize = 16;
+        self.message_for(body.len() + AROUND_BYTES, |tail| tail.extend_from_slice(body));
     }
 
     /// Sends one reply with this body, without copying it if it is long.

@@ -4,16 +4,16 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use common::meter::{METER, METER_BYTES, Meter};
 use common::net::*;
 use common::{env, in_slot};
-use ksf::Peer;
 use ksf::connection::Connection;
+use ksf::deferred::Deferred;
 use ksf::framing::{Delimiter, Framing, LengthPrefix};
 use ksf::limits::Limits;
-use ksf::service::ConnKey;
+use ksf::service::{ConnKey, Message, Peer, Refused, Reply, Service};
 use ksf_sim::ideal::encode;
 use ksf_test::alloc::{Counting, allocations};
 
@@ -27,15 +27,16 @@ const FRAMINGS: [Framing; 4] = [
     Framing::LengthPrefix(LengthPrefix::big_endian(4)),
 ];
 
-/// Small, small and many, from its slot, and not whole in one slot.
-const SIZES: [(usize, usize); 4] = [(64, 1), (64, 20), (4000, 1), (6000, 1)];
+/// Small, small and many, from its slot, not whole in one slot, a batch longer than 64 KiB, and the longest messages.
+const SIZES: [(usize, usize); 6] = [(64, 1), (64, 20), (4000, 1), (6000, 1), (1024, 128), (1 << 20, 1)];
 
 /// Message by message, and in batches, whole and in parts: a connection that is warm needs no memory.
 #[test]
 fn a_warm_connection_allocates_nothing() {
     for framing in FRAMINGS {
         for (size, batch) in SIZES {
-            let mut env = env(Limits::default(), 4096, 16);
+            let mut env = env(Limits { out_queue_bytes_max: 2 << 20, ..Limits::default() }, 4096, 16);
+            let rounds = 20_000_000 / (size * batch).max(2000);
             let key = ConnKey { index: 0, generation: 0 };
             let mut conn = Connection::new(Arc::new(Meter(framing)), Peer::Unix, key, env.now).unwrap();
             let wire = encode(framing, &vec![b'x'; size], &[]).repeat(batch);
@@ -55,10 +56,71 @@ fn a_warm_connection_allocates_nothing() {
             };
             (0..100).for_each(|_| one());
             let before = allocations();
-            (0..10_000).for_each(|_| one());
+            (0..rounds).for_each(|_| one());
             let made = allocations() - before;
-            assert_eq!(made, 0, "{framing:?}: {made} allocations for 10,000 times {batch} of {size} bytes");
-            assert_eq!(replied, 10_100 * wire.len());
+            assert_eq!(made, 0, "{framing:?}: {made} allocations for {rounds} times {batch} of {size} bytes");
+            assert_eq!(replied, (rounds + 100) * wire.len());
+        }
+    }
+}
+
+/// Replies that come later, of any length: the buffers that held them come back.
+#[test]
+fn warm_deferred_replies_allocate_nothing() {
+    struct Later(Framing, Mutex<Vec<Deferred>>);
+    impl Service for Later {
+        type Conn = ();
+        fn name(&self) -> &str {
+            "later"
+        }
+        fn framing(&self) -> Framing {
+            self.0
+        }
+        fn accept(&self, _: &Peer) -> Result<(), Refused> {
+            Ok(())
+        }
+        fn call(&self, (): &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
+            self.1.lock().unwrap().push(reply.defer());
+        }
+    }
+    for framing in FRAMINGS {
+        for size in [64, 1024, 100_000] {
+            let limits = Limits { out_queue_bytes_max: 2 << 20, ..Limits::default() };
+            let mut env = env(limits, 4096, 16);
+            let key = ConnKey { index: 0, generation: 0 };
+            let service = Arc::new(Later(framing, Mutex::default()));
+            let mut conn = Connection::new(Arc::clone(&service), Peer::Unix, key, env.now).unwrap();
+            let wire = encode(framing, b"a request", &[]);
+            let mut answers = Vec::new();
+            let mut deliveries = Vec::new();
+            let mut one = || {
+                for _ in 0..8 {
+                    let chunk = in_slot(&mut env, &wire);
+                    conn.receive(chunk, &mut env);
+                }
+                answers.append(&mut service.1.lock().unwrap());
+                // The last ones first: all of them are held back until the first is there.
+                while let Some(deferred) = answers.pop() {
+                    let mut body = env.buffers.take(size);
+                    body.set_len(size);
+                    deferred.reply_buffer(body);
+                }
+                env.mailbox.take_deliveries_into(&mut deliveries);
+                for delivery in deliveries.drain(..) {
+                    assert!(conn.deliver(delivery, &mut env));
+                }
+                while let Some(mut batch) = conn.take_batch(env.now) {
+                    let bytes = batch.len();
+                    batch.advance(bytes, &mut env.spares);
+                    batch.recycle(&mut env.spares);
+                    conn.sent(bytes, true, &mut env);
+                }
+            };
+            (0..20).for_each(|_| one());
+            let before = allocations();
+            (0..500).for_each(|_| one());
+            let made = allocations() - before;
+            assert_eq!(made, 0, "{framing:?}: {made} allocations for 4,000 deferred replies of {size} bytes");
         }
     }
 }
@@ -97,7 +159,8 @@ fn a_warm_shard_allocates_nothing() {
         let server = one_shard(engine, ANY, Limits::default(), Arc::new(Meter(framing)));
         let mut meter = connect(&server);
         let mut peers: Vec<_> = (0..4).map(|_| connect(&server)).collect();
-        for (size, batch) in [(64, 1), (64, 100), (1000, 10), (4000, 1), (40_000, 1)] {
+        for (size, batch) in [(64, 1), (64, 100), (1000, 10), (4000, 1), (40_000, 1), (1024, 128), (1 << 20, 1)] {
+            let times = 20_000_000 / (size * batch).max(40_000);
             let wire = encode(framing, &vec![7; size], &[]).repeat(batch);
             let mut got = vec![0; wire.len()];
             let mut rounds = |number| {
@@ -112,10 +175,10 @@ fn a_warm_shard_allocates_nothing() {
                 }
             };
             let mut allocated = || {
-                rounds(500);
+                rounds(times);
                 shard_allocations(&mut meter, framing)
             };
-            until_none(&format!("{engine}: 2,000 times {batch} messages of {size} bytes"), &mut allocated);
+            until_none(&format!("{engine}: {times} times 4 times {batch} messages of {size} bytes"), &mut allocated);
         }
     }
 }

@@ -12,7 +12,7 @@ mod sync {
     use shuttle::sync::Condvar;
 
     pub(super) use shuttle::sync::atomic::{AtomicBool, Ordering};
-    pub(super) use shuttle::sync::{Mutex, PoisonError};
+    pub(super) use shuttle::sync::{Mutex, MutexGuard, PoisonError};
 
     /// An event descriptor under a poller that is level-triggered, as epoll is.
     #[derive(Debug, Default)]

@@ -14,7 +14,7 @@
 //! `tests/mailbox_schedules.rs` compiles this file against primitives that try one schedule of the threads after the
 //! other.
 
-use super::sync::{AtomicBool, Event, Mutex, Ordering, PoisonError};
+use super::sync::{AtomicBool, Event, Mutex, MutexGuard, Ordering, PoisonError};
 
 /// Items on their way to the one thread that takes them.
 #[derive(Debug)]
@@ -48,13 +48,23 @@ impl<T> Queue<T> {
     /// Moves all items into `into`. `woken`: the descriptor was reported as readable. It is read then, also when the
     /// queue is empty by now: unread, it would end every further wait of a level-triggered poller.
     pub(crate) fn take(&self, woken: bool, into: &mut Vec<T>) {
-        if !woken && !self.full.load(Ordering::Acquire) {
-            return;
+        if woken || self.full.load(Ordering::Acquire) {
+            into.append(&mut self.open());
         }
+    }
+
+    /// Calls `each` with every item, while producers wait.
+    #[allow(dead_code, reason = "the schedules of the threads are tried with `take`")]
+    pub(crate) fn drain(&self, each: impl FnMut(T)) {
+        self.open().drain(..).for_each(each);
+    }
+
+    /// The items, from a queue that is not full any more.
+    fn open(&self) -> MutexGuard<'_, Vec<T>> {
         // Before the flag is cleared: whoever sets it again wakes the consumer again.
         self.event.read();
         // A producer that finds the flag set has pushed before: this sees its item, and a store could come too late.
         self.full.swap(false, Ordering::AcqRel);
-        into.append(&mut self.items.lock().unwrap_or_else(PoisonError::into_inner));
+        self.items.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

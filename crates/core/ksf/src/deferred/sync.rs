@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 pub(super) use std::sync::atomic::{AtomicBool, Ordering};
-pub(super) use std::sync::{Mutex, PoisonError};
+pub(super) use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// An event descriptor (eventfd(2)): readable once it was written to, until it is read.
 #[derive(Debug)]
