@@ -42,10 +42,12 @@ impl Budget {
     /// The next connection that may go on after it was not read for lack of memory: the owner calls
     /// [`Connection::proceed`](crate::connection::Connection::proceed) on it, if it still exists.
     pub fn next_to_proceed(&mut self, limits: &Limits) -> Option<ConnKey> {
-        if self.input_bytes >= limits.assembly_bytes_max && self.passes >= PASSES {
-            return None;
-        }
-        self.waiting.pop_front()
+        if self.may_proceed(limits) { self.waiting.pop_front() } else { None }
+    }
+
+    /// True if there is a connection that may go on.
+    pub(crate) fn may_proceed(&self, limits: &Limits) -> bool {
+        !self.waiting.is_empty() && (!self.is_input_full(limits) || self.passes < PASSES)
     }
 
     /// Connections that wait for memory.

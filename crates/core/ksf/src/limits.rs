@@ -104,6 +104,11 @@ impl Time {
         Self(self.0.saturating_add(ms.saturating_mul(1_000_000)))
     }
 
+    /// The first point at which more than this many milliseconds have passed, for limits that 0 turns off.
+    pub(crate) fn after_ms(self, ms: u64) -> Option<Self> {
+        (ms != 0).then(|| Self(self.plus_ms(ms).0.saturating_add(1)))
+    }
+
     /// Time from `earlier` to this point; zero if it is later.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))

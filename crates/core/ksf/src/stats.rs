@@ -109,6 +109,8 @@ counters! {
     turns_empty,
     /// What it found: bytes, ends, connections, wake-ups.
     events,
+    /// Connections looked at by the clock: a time limit of theirs was over, or might have been.
+    deadlines_checked,
     /// System calls made by the engine on the path of messages.
     syscalls,
     /// Times user space waited for TCP to take what the kernel half had queued.

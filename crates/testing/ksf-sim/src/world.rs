@@ -401,7 +401,7 @@ impl World {
             return self.end(index, link, reason);
         }
         if self.random.one_in(4)
-            && let Some(reason) = link.conn.tick(&mut self.env)
+            && let Some(reason) = self.tick(&mut link)?
         {
             return self.end(index, link, reason);
         }
@@ -411,6 +411,18 @@ impl World {
         }
         self.places[index].1 = Some(link);
         Ok(())
+    }
+
+    /// A shard looks at a connection when its deadline has come, and only then.
+    fn tick(&mut self, link: &mut Link) -> Result<Option<CloseReason>, String> {
+        let due = link.conn.deadline(&self.env).is_some_and(|at| self.env.now >= at);
+        let was_closing = link.conn.is_closing();
+        let ended = link.conn.tick(&mut self.env);
+        if due != (ended.is_some() || link.conn.is_closing() != was_closing) {
+            let number = link.remote.number;
+            return Err(format!("peer {number}: its deadline has come: {due}; the clock ended it: {}", !due));
+        }
+        Ok(ended)
     }
 
     fn receive(&mut self, link: &mut Link) -> Result<(), String> {

@@ -318,25 +318,55 @@ impl<S: ShardService> Connection<S> {
 
     /// Checks the clock. A reason means: end it now, without waiting for the peer.
     pub fn tick(&mut self, env: &mut Env) -> Option<CloseReason> {
-        let limits = &env.limits;
-        let overdue = |since: Time, ms: u64| ms != 0 && env.now > since.plus_ms(ms);
-        if self.sending && overdue(self.last_send_progress, limits.send_timeout_ms) {
+        let is_over = |deadline: Option<Time>| deadline.is_some_and(|at| env.now >= at);
+        if is_over(self.send_deadline(env)) {
             return Some(CloseReason::SendTimeout);
         }
-        if self.closing.is_none() {
-            // While the peer is not read it cannot send the rest, so the time of its message does not run.
-            let reads = self.stalled.is_empty() && !self.is_stalled(env) && self.memory != Memory::Waiting;
-            let started = self.cutter.since().filter(|_| reads);
-            if self.memory == Memory::Pass && reads && overdue(self.last_received, limits.pressure_timeout_ms) {
-                self.close(CloseReason::MemoryLimit, env);
-            } else if started.is_some_and(|started| overdue(started, limits.assembly_timeout_ms)) {
-                self.refuse(CloseReason::AssemblyTimeout, env);
-            } else if self.deferred == 0 && !self.exchange.open && overdue(self.last_activity, limits.idle_timeout_ms) {
-                self.close(CloseReason::IdleTimeout, env);
-            }
-            self.recount(env);
+        if is_over(self.pressure_deadline(env)) {
+            self.close(CloseReason::MemoryLimit, env);
+        } else if is_over(self.assembly_deadline(env)) {
+            self.refuse(CloseReason::AssemblyTimeout, env);
+        } else if is_over(self.idle_deadline(env)) {
+            self.close(CloseReason::IdleTimeout, env);
+        } else {
+            return None;
         }
+        self.recount(env);
         None
+    }
+
+    /// When [`tick`](Self::tick) has something to do if nothing happens before; `None`: never. Whatever happens on the
+    /// connection can put it off, so there may be nothing to do when the time has come; only calls on the connection, and
+    /// other limits, bring it forward.
+    pub fn deadline(&self, env: &Env) -> Option<Time> {
+        let ends = [self.send_deadline(env), self.pressure_deadline(env)];
+        let input = [self.assembly_deadline(env), self.idle_deadline(env)];
+        ends.into_iter().chain(input).flatten().min()
+    }
+
+    fn send_deadline(&self, env: &Env) -> Option<Time> {
+        self.last_send_progress.after_ms(env.limits.send_timeout_ms).filter(|_| self.sending)
+    }
+
+    fn pressure_deadline(&self, env: &Env) -> Option<Time> {
+        let deadline = self.last_received.after_ms(env.limits.pressure_timeout_ms);
+        deadline.filter(|_| self.memory == Memory::Pass && self.is_awaited(env))
+    }
+
+    fn assembly_deadline(&self, env: &Env) -> Option<Time> {
+        let started = self.cutter.since().filter(|_| self.is_awaited(env))?;
+        started.after_ms(env.limits.assembly_timeout_ms)
+    }
+
+    fn idle_deadline(&self, env: &Env) -> Option<Time> {
+        let waits = self.closing.is_none() && self.deferred == 0 && !self.exchange.open;
+        self.last_activity.after_ms(env.limits.idle_timeout_ms).filter(|_| waits)
+    }
+
+    /// True while it is up to the peer to send the rest of a message: one that is not read cannot.
+    fn is_awaited(&self, env: &Env) -> bool {
+        let reads = self.stalled.is_empty() && self.memory != Memory::Waiting;
+        self.closing.is_none() && reads && !self.is_stalled(env)
     }
 
     /// Bytes moved without passing through here: the kernel half answered.

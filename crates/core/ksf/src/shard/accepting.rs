@@ -102,7 +102,7 @@ impl<E: Engine> Shard<E> {
             .assist
             .as_ref()
             .filter(|_| from.kind == ListenerKind::Tcp && !draining)
-            .and_then(|half| Some(Box::new(AssistState::new(half.attach(socket.as_fd())?))));
+            .and_then(|half| Some(Box::new(AssistState::new(half.attach(socket.as_fd())?, &self.env))));
         if let Some(assist) = &assist {
             self.tokens.insert(assist.conn.token(), key);
         }
@@ -116,7 +116,7 @@ impl<E: Engine> Shard<E> {
         self.engine.open(key, fd, reading);
         self.places[index as usize].conn =
             Some(Conn { stream, assist, socket, reading, touched: false, phase, link: None });
-        self.note_open();
+        self.open += 1;
         self.connections.fetch_add(1, Ordering::Relaxed);
         // Looked after at the end of the turn: a kernel half takes over at once.
         let first = if at_once { self.engine.receive_now(fd, &mut self.env) } else { None };

@@ -16,8 +16,13 @@ const LONE_MESSAGES: u32 = 4;
 /// server each change of sides costs more than it wins.
 const LONE_MESSAGES_PIPELINING: u32 = 64;
 
-/// Ticks in which something announced by the kernel half must arrive before the connection may be parked again.
-const EXPECT_TICKS: u8 = 2;
+/// Time in which something announced by the kernel half must arrive before the connection may be parked again.
+const EXPECT_MS: u64 = 500;
+
+/// Time between two looks at a connection on which the kernel half is busy, at most.
+const LOOK_MS: u64 = 250;
+/// The same at a connection on which nothing happens: a hundred thousand of them cost 0.1 % of a CPU.
+const LOOK_CALM_MS: u64 = 8_000;
 
 pub(super) struct AssistState {
     pub(super) conn: Box<dyn AssistConn>,
@@ -28,16 +33,19 @@ pub(super) struct AssistState {
     messages_seen: u64,
     received_seen: u64,
     waiting_since: Option<Time>,
-    /// Reply bytes of the kernel half at the last tick.
+    /// Reply bytes of the kernel half at the last look.
     replied_seen: u64,
-    /// Bytes received when something was announced that is not here yet, and ticks to wait for it.
-    expects: Option<(u64, u8)>,
+    /// The next look at what no event tells of, and the time between it and the last one.
+    look_at: Time,
+    look_ms: u64,
+    /// Bytes received when something was announced that is not here yet, and how long to wait for it.
+    expects: Option<(u64, Time)>,
     /// Since when receives said "end" too early, and the bytes received by then: a peer that reads slowly keeps the
     /// bytes in front of the end back for as long as it likes.
     pub(super) end_since: Option<(Time, u64)>,
     /// A receive said "end" while bytes still wait in the kernel: receive again a little later.
     pub(super) early_end: bool,
-    /// Since when TCP has not taken what the kernel half queued, as ticks saw it.
+    /// Since when TCP has not taken what the kernel half queued, as looks saw it.
     undrained_since: Option<Time>,
 }
 
@@ -50,18 +58,19 @@ pub(super) enum Turn {
     Stuck,
 }
 
-/// What a tick found.
+/// What a look found.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Tick {
+pub(super) enum Look {
     Quiet,
     /// The connection is to be looked after at the end of the turn.
-    LookAfter,
+    Due,
     /// TCP has not taken the kernel half's replies for too long: they are lost.
     Lost,
 }
 
 impl AssistState {
-    pub(super) fn new(conn: Box<dyn AssistConn>) -> Self {
+    pub(super) fn new(conn: Box<dyn AssistConn>, env: &Env) -> Self {
+        let look_ms = look_ms(env, LOOK_MS);
         Self {
             conn,
             lone_messages: LONE_MESSAGES,
@@ -70,6 +79,8 @@ impl AssistState {
             received_seen: 0,
             waiting_since: None,
             replied_seen: 0,
+            look_at: env.now.plus_ms(look_ms),
+            look_ms,
             expects: None,
             end_since: None,
             early_end: false,
@@ -142,21 +153,24 @@ impl AssistState {
         parked
     }
 
-    /// Looks, now and then, at what no event tells of.
-    pub(super) fn tick(&mut self, socket: BorrowedFd<'_>, stream: &mut dyn Stream, env: &Env) -> Tick {
+    /// When it is to be looked at.
+    pub(super) fn deadline(&self) -> Time {
+        self.expects.map_or(self.look_at, |(_, until)| until.min(self.look_at))
+    }
+
+    /// Looks at what no event tells of: often while the kernel half answers, rarely while nothing happens.
+    pub(super) fn look(&mut self, socket: BorrowedFd<'_>, stream: &mut dyn Stream, env: &Env) -> Look {
         // What the kernel half answers is activity, too.
         let replied = self.conn.replied_bytes();
-        if mem::replace(&mut self.replied_seen, replied) != replied {
+        let busy = mem::replace(&mut self.replied_seen, replied) != replied;
+        if busy {
             stream.note_activity(env.now);
             self.undrained_since = None;
         }
         let mut look_after = self.conn.is_broken();
-        if let Some((_, ticks)) = &mut self.expects {
-            *ticks -= 1;
-            if *ticks == 0 {
-                self.expects = None;
-                look_after = true;
-            }
+        if self.expects.is_some_and(|(_, until)| env.now >= until) {
+            self.expects = None;
+            look_after = true;
         }
         if self.conn.drained(socket, stream.sent_bytes()) {
             self.undrained_since = None;
@@ -164,14 +178,24 @@ impl AssistState {
             // TCP had room for it, so this takes microseconds, and more on a machine that is overloaded.
             let since = *self.undrained_since.get_or_insert(env.now);
             if env.now > since.plus_ms(env.limits.send_timeout_ms) {
-                return Tick::Lost;
+                return Look::Lost;
             }
         }
-        if look_after { Tick::LookAfter } else { Tick::Quiet }
+        let calm = !busy && !look_after && self.undrained_since.is_none();
+        self.look_ms = if calm { (self.look_ms * 2).min(look_ms(env, LOOK_CALM_MS)) } else { look_ms(env, LOOK_MS) };
+        self.look_at = env.now.plus_ms(self.look_ms);
+        if look_after { Look::Due } else { Look::Quiet }
     }
 
     /// Something was announced that is not here yet.
-    pub(super) fn expect(&mut self, received_bytes: u64) {
-        self.expects = Some((received_bytes, EXPECT_TICKS));
+    pub(super) fn expect(&mut self, received_bytes: u64, now: Time) {
+        self.expects = Some((received_bytes, now.plus_ms(EXPECT_MS)));
     }
+}
+
+/// Time between two looks: several within each time limit that they serve.
+fn look_ms(env: &Env, most_ms: u64) -> u64 {
+    let limits = [env.limits.send_timeout_ms, env.limits.idle_timeout_ms];
+    let shortest_ms = limits.into_iter().filter(|ms| *ms > 0).min().unwrap_or(u64::MAX);
+    (shortest_ms / 4).clamp(5, most_ms)
 }

@@ -105,6 +105,7 @@ impl<E: Engine> Shard<E> {
         drop(conn.socket);
         let served = conn.stream.outgoing().is_none();
         conn.stream.end(&mut self.env);
+        self.deadlines.remove(index);
         self.free.push(index);
         self.open -= 1;
         if served {
@@ -120,13 +121,13 @@ impl<E: Engine> Shard<E> {
         let now = self.env.now;
         let deadline = now.plus_ms(self.env.limits.drain_timeout_ms);
         self.draining = Some(Draining { deadline, handshakes_until: None });
-        self.next_tick = now;
         let mut handshakes = false;
         for index in 0..self.listeners.len() as u32 {
             handshakes |= self.refuse_new(index);
         }
         let handshakes_until = handshakes.then_some(deadline.min(now.plus_ms(HANDSHAKES_MS)));
         self.draining = Some(Draining { deadline, handshakes_until });
+        self.next_tick = self.next_tick.min(handshakes_until.unwrap_or(deadline));
         for index in 0..self.places.len() as u32 {
             let key = ConnKey { index, generation: self.places[index as usize].generation };
             if let Some((stream, env)) = self.stream(key) {

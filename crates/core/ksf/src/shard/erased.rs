@@ -97,6 +97,7 @@ pub(crate) trait Stream {
     fn take_batch(&mut self, now: Time) -> Option<SendBatch>;
     fn sent(&mut self, bytes: usize, done: bool, env: &mut Env);
     fn tick(&mut self, env: &mut Env) -> Option<CloseReason>;
+    fn deadline(&self, env: &Env) -> Option<Time>;
     fn note_activity(&mut self, now: Time);
     fn wants_bytes(&self, env: &Env) -> bool;
     fn finished(&self) -> Option<CloseReason>;
@@ -147,6 +148,9 @@ impl<S: ShardService> Stream for Connection<S> {
     }
     fn tick(&mut self, env: &mut Env) -> Option<CloseReason> {
         Self::tick(self, env)
+    }
+    fn deadline(&self, env: &Env) -> Option<Time> {
+        Self::deadline(self, env)
     }
     fn note_activity(&mut self, now: Time) {
         Self::note_activity(self, now);

@@ -20,6 +20,7 @@ impl<E: Engine> Shard<E> {
             if let Some(conn) = self.places[index as usize].conn.as_mut() {
                 conn.touched = false;
                 self.look_after(index);
+                self.arm(index);
             }
         }
         self.looked_after = touched;

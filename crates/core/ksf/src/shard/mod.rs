@@ -37,13 +37,15 @@ mod outgoing;
 #[cfg(test)]
 mod tests;
 mod ticks;
+mod timer_wheel;
 
 use accepting::spare_fd;
 use assisted::AssistState;
 pub(crate) use erased::AnyService;
 use erased::{Datagrams, LocalService, Replies, Stream};
 pub(crate) use ticks::now;
-use ticks::timer;
+use ticks::{NEVER, timer};
+use timer_wheel::TimerWheel;
 
 /// What a shard needs to serve one listener.
 pub(crate) struct ShardListener {
@@ -149,10 +151,12 @@ pub(crate) struct Shard<E: Engine> {
     looks: LooksNow,
     /// The CPU whose connections are local, if they are counted.
     local_cpu: Option<u32>,
-    /// Ticks come from a timer that is set once per tick. A time limit on every wait would set and cancel one at every
-    /// turn, which in a virtual machine leaves it twice.
+    /// What is due by the clock ends a wait by a timer, which is set for the earliest only. A time limit on every wait
+    /// would set and cancel one at every turn, which in a virtual machine leaves it twice.
     timer: OwnedFd,
     timer_set: Option<Time>,
+    /// The deadline of each connection that has one.
+    deadlines: TimerWheel,
     next_tick: Time,
     draining: Option<Draining>,
     stop: bool,
@@ -196,7 +200,8 @@ impl<E: Engine> Shard<E> {
         connections: Arc<AtomicUsize>,
         local_cpu: Option<u32>,
     ) -> Result<Self, crate::Error> {
-        env.now = now();
+        let now = now();
+        env.now = now;
         let engine = E::new(&mut env)?;
         let mut shard = Self {
             engine,
@@ -228,7 +233,8 @@ impl<E: Engine> Shard<E> {
             local_cpu,
             timer: timer().map_err(crate::Error::Thread)?,
             timer_set: None,
-            next_tick: Time::default(),
+            deadlines: TimerWheel::new(now),
+            next_tick: NEVER,
             draining: None,
             stop: false,
         };
@@ -273,14 +279,8 @@ impl<E: Engine> Shard<E> {
     fn turn(&mut self) -> io::Result<()> {
         self.set_timer();
         // Touched already: somebody waits for the kernel half.
-        let unended = self.services.iter().any(|(_, service)| service.waits_for_turn_end());
-        let timeout = if self.env.errands.is_empty() && !unended {
-            (!self.touched.is_empty()).then_some(ASSIST_WAIT)
-        } else {
-            // More than one turn may do: they go on when others had theirs. Or a service was called while replies were
-            // sent, and its turn has not ended.
-            Some(Duration::ZERO)
-        };
+        let timeout =
+            if self.has_work_left() { Some(Duration::ZERO) } else { (!self.touched.is_empty()).then_some(ASSIST_WAIT) };
         let wait = Wait { timeout, gather: self.pace.gather() };
         let mut events = mem::take(&mut self.events);
         let before = self.env.stats.messages.value();
@@ -299,7 +299,20 @@ impl<E: Engine> Shard<E> {
         if self.env.now >= self.next_tick {
             self.tick();
         }
+        if self.draining.is_some_and(|draining| draining.handshakes_until.is_none()) && self.open == 0 {
+            self.stop = true;
+        }
         Ok(())
+    }
+
+    /// True when something is left to do for which no event will come: errands of more than one turn, which go on when
+    /// others had theirs, and what followed from replies that were sent at the end of the turn, when services were called
+    /// again and memory became free.
+    fn has_work_left(&self) -> bool {
+        let env = &self.env;
+        let unended = self.services.iter().any(|(_, service)| service.waits_for_turn_end());
+        let answered = !env.answered.is_empty() || env.released || !env.gated.is_empty();
+        unended || answered || !env.errands.is_empty() || env.budget.may_proceed(&env.limits)
     }
 
     fn handle(&mut self, event: Event) {
@@ -472,7 +485,7 @@ impl<E: Engine> Shard<E> {
         if self.stream(key).is_some()
             && let Some(Conn { assist: Some(assist), stream, .. }) = &mut self.places[key.index as usize].conn
         {
-            assist.expect(stream.received_bytes());
+            assist.expect(stream.received_bytes(), self.env.now);
         }
     }
 
@@ -522,7 +535,11 @@ impl<E: Engine> Shard<E> {
                     self.send_datagrams(socket);
                 }
             }
-            Mail::Limits(limits) => self.env.limits = *limits,
+            Mail::Limits(limits) => {
+                self.env.limits = *limits;
+                // Deadlines that are later now are put off when they come.
+                (0..self.places.len() as u32).for_each(|index| self.arm(index));
+            }
             Mail::Released => self.env.released = true,
             Mail::Drain => self.start_draining(),
             Mail::Stop => self.stop = true,

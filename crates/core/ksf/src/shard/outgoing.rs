@@ -70,6 +70,27 @@ impl Outgoing {
         }
     }
 
+    /// Its time limit now, and what it means when that is over.
+    fn limit(&self, env: &Env) -> (Option<Time>, Failure, CloseReason) {
+        let limits = &env.limits;
+        let send = self.last_send_progress.after_ms(limits.send_timeout_ms).filter(|_| self.sending);
+        let after = |ms: u64| self.last_activity.after_ms(ms);
+        if self.owner.is_none() {
+            (after(limits.upstream_idle_ms), self.failure, CloseReason::IdleTimeout)
+        } else if !self.connected {
+            (after(limits.connect_timeout_ms), Failure::ConnectTimeout, CloseReason::Io)
+        } else {
+            // While its bytes wait for the client, it cannot be heard.
+            let heard = after(limits.upstream_timeout_ms).filter(|_| !self.paused);
+            match (send, heard) {
+                (Some(send), heard) if heard.is_none_or(|heard| send <= heard) => {
+                    (Some(send), Failure::NotTaken, CloseReason::SendTimeout)
+                }
+                _ => (heard, Failure::Silent, CloseReason::IdleTimeout),
+            }
+        }
+    }
+
     /// True when another exchange may use it: nothing of the last one is left.
     fn is_clean(&self) -> bool {
         self.connected && !self.sending && self.output.is_empty() && !self.eof && self.closing.is_none()
@@ -127,23 +148,15 @@ impl Stream for Outgoing {
         }
     }
     fn tick(&mut self, env: &mut Env) -> Option<CloseReason> {
-        let limits = &env.limits;
-        let overdue = |since: Time, ms: u64| ms != 0 && env.now > since.plus_ms(ms);
-        let (failure, reason) = if self.owner.is_none() {
-            let over = overdue(self.last_activity, limits.upstream_idle_ms);
-            return over.then_some(CloseReason::IdleTimeout);
-        } else if !self.connected {
-            let over = overdue(self.last_activity, limits.connect_timeout_ms);
-            (over.then_some(Failure::ConnectTimeout), CloseReason::Io)
-        } else if self.sending && overdue(self.last_send_progress, limits.send_timeout_ms) {
-            (Some(Failure::NotTaken), CloseReason::SendTimeout)
-        } else {
-            // While its bytes wait for the client, it cannot be heard.
-            let over = !self.paused && overdue(self.last_activity, limits.upstream_timeout_ms);
-            (over.then_some(Failure::Silent), CloseReason::IdleTimeout)
-        };
-        self.failure = failure?;
+        let (deadline, failure, reason) = self.limit(env);
+        if deadline.is_none_or(|at| env.now < at) {
+            return None;
+        }
+        self.failure = failure;
         Some(reason)
+    }
+    fn deadline(&self, env: &Env) -> Option<Time> {
+        self.limit(env).0
     }
     fn wants_bytes(&self, _: &Env) -> bool {
         self.connected && !self.paused && !self.eof && self.closing.is_none()
@@ -276,11 +289,12 @@ impl<E: Engine> Shard<E> {
                     phase: Phase::Open,
                     link: None,
                 });
-                self.note_open();
+                self.open += 1;
                 if let Some(owner) = self.open_conn(from) {
                     owner.link = Some(key);
                 }
                 self.engine.connect(key, to);
+                self.arm(key.index);
             }
             Err(_) => {
                 self.env.stats.dials_failed.add(1);
@@ -412,14 +426,6 @@ impl<E: Engine> Shard<E> {
             self.places.len() as u32 - 1
         });
         ConnKey { index, generation: self.places[index as usize].generation }
-    }
-
-    /// One connection more to look after at ticks.
-    pub(super) fn note_open(&mut self) {
-        self.open += 1;
-        if self.open == 1 {
-            self.next_tick = self.env.now.plus_ms(self.tick_ms());
-        }
     }
 }
 

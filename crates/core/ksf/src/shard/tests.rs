@@ -1,17 +1,77 @@
 //! A shard without a thread of its own: the test takes its turns.
 
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::*;
 use crate::engine::{epoll::Epoll, tests::on_each_engine, uring::Uring};
+use crate::framing::Framing;
 use crate::limits::Limits;
 use crate::pool::{Memory, Pool};
+use crate::service::{Message, Peer, Refused, Reply, Service};
 
-fn shard<E: Engine>() -> Shard<E> {
-    let env = Env::new(Limits::default(), Pool::new(Memory::Anonymous, 4096, 256).unwrap()).unwrap();
-    Shard::new(env, Vec::new(), Arc::default(), None).unwrap()
+/// Sends back what comes.
+struct Echo;
+
+impl Service for Echo {
+    type Conn = ();
+
+    fn name(&self) -> &str {
+        "echo"
+    }
+
+    fn framing(&self) -> Framing {
+        Framing::Raw
+    }
+
+    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        reply.bytes(message.bytes());
+    }
+}
+
+/// A shard that echoes, on connections it is given by [`connect`].
+fn shard<E: Engine>(limits: Limits) -> Shard<E> {
+    let env = Env::new(limits, Pool::new(Memory::Anonymous, 4096, 256).unwrap()).unwrap();
+    let listener = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
+    // The kernel chooses a name that nobody has, and nobody connects.
+    rustix::net::bind(&listener, &rustix::net::SocketAddrUnix::new_unnamed()).unwrap();
+    listener.listen(1).unwrap();
+    let listener = ShardListener {
+        addr: ListenAddr::Unix(Default::default()),
+        socket: Some(OwnedFd::from(UnixListener::from(OwnedFd::from(listener)))),
+        handed_over: false,
+        kind: ListenerKind::Unix,
+        service: Arc::new(Arc::new(Echo)),
+        adopter: None,
+        assist: None,
+    };
+    Shard::new(env, vec![listener], Arc::default(), None).unwrap()
+}
+
+fn connect<E: Engine>(shard: &mut Shard<E>) -> UnixStream {
+    let (ours, peer) = UnixStream::pair().unwrap();
+    shard.accepted(0, ours.into());
+    shard.settle();
+    peer
+}
+
+/// A turn at a time of the test's choice, which waits for an event or does not.
+fn turn_at<E: Engine>(shard: &mut Shard<E>, now: Time, timeout: Option<Duration>) {
+    let mut events = Vec::new();
+    shard.engine.wait(&mut shard.env, Wait { timeout, gather: None }, &mut events).unwrap();
+    shard.env.now = now;
+    events.into_iter().for_each(|event| shard.handle(event));
+    shard.settle();
+    if now >= shard.next_tick {
+        shard.tick();
+    }
 }
 
 fn is_readable(fd: impl AsFd) -> bool {
@@ -25,8 +85,46 @@ fn a_wake_up_for_mail_that_was_taken_already_is_taken_too() {
 }
 
 fn woken_for_nothing<E: Engine>() {
-    let mut shard = shard::<E>();
+    let mut shard = shard::<E>(Limits::default());
     rustix::io::write(shard.env.mailbox.as_fd(), &1u64.to_ne_bytes()).unwrap();
     shard.turn().unwrap();
     assert!(!is_readable(&*shard.env.mailbox), "every further wait would end at once");
+}
+
+#[test]
+fn the_clock_costs_what_is_due_and_not_what_is_open() {
+    on_each_engine(idle_connections::<Epoll>, idle_connections::<Uring>);
+}
+
+fn idle_connections<E: Engine>() {
+    const CROWD: u64 = 100;
+    let limits = Limits { idle_timeout_ms: 60_000, ..Limits::default() };
+    let mut shard = shard::<E>(limits);
+    let start = shard.env.now;
+    let mut peers: Vec<_> = (0..CROWD).map(|_| connect(&mut shard)).collect();
+    let checked = |shard: &Shard<E>| shard.env.stats.deadlines_checked.value();
+    let turns = |shard: &mut Shard<E>, from_ms: u64, to_ms: u64| {
+        let at = (from_ms..=to_ms).step_by(10).map(|ms| start.plus_ms(ms));
+        at.for_each(|now| turn_at(shard, now, Some(Duration::ZERO)));
+    };
+    turns(&mut shard, 0, 30_000);
+    assert_eq!(checked(&shard), 0, "nothing is due");
+    peers[0].write_all(b"x").unwrap();
+    turn_at(&mut shard, start.plus_ms(30_000), None);
+    peers[0].read_exact(&mut [0]).unwrap();
+    turns(&mut shard, 30_000, 59_900);
+    assert_eq!((checked(&shard), shard.open as u64), (0, CROWD), "nothing is due yet");
+    // Each is closed, but the one that was not idle: it is put off.
+    turns(&mut shard, 59_900, 60_900);
+    assert_eq!(checked(&shard), CROWD);
+    // Lingering ends by the clock as well.
+    turns(&mut shard, 60_900, 61_500);
+    assert_eq!((checked(&shard), shard.open), (2 * CROWD - 1, 1));
+    turns(&mut shard, 61_500, 89_900);
+    assert_eq!((checked(&shard), shard.open), (2 * CROWD - 1, 1), "nothing is due");
+    turns(&mut shard, 89_900, 91_500);
+    assert_eq!((checked(&shard), shard.open), (2 * CROWD + 1, 0));
+    assert_eq!(shard.env.stats.closed_for(CloseReason::IdleTimeout), CROWD);
+    drop(peers);
+    shard.engine.shutdown();
 }

@@ -3,18 +3,23 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use super::assisted::Tick;
+use super::assisted::Look;
 use super::{Draining, Phase, Shard};
 use crate::engine::Engine;
 use crate::error::CloseReason;
 use crate::limits::Time;
 use crate::service::ConnKey;
 
+/// A time that does not come.
+pub(super) const NEVER: Time = Time(u64::MAX);
+
+/// Time to the next look at a connection whose deadline stays in the past although it was looked at: none should.
+const AGAIN_MS: u64 = 250;
+
 impl<E: Engine> Shard<E> {
-    /// Sets the timer for the next tick, if there is anything to look after then and it is not set already.
+    /// Sets the timer for the next tick, unless it is set for an earlier time: then it is put off when it comes.
     pub(super) fn set_timer(&mut self) {
-        let ticking = self.open > 0 || !self.accept_again.is_empty() || self.draining.is_some();
-        if ticking && self.timer_set.is_none_or(|set| set > self.next_tick) {
+        if self.next_tick < NEVER && self.timer_set.is_none_or(|set| set > self.next_tick) {
             let at = rustix::time::Timespec {
                 tv_sec: (self.next_tick.0 / 1_000_000_000) as _,
                 tv_nsec: (self.next_tick.0 % 1_000_000_000).max(1) as _,
@@ -27,18 +32,29 @@ impl<E: Engine> Shard<E> {
         }
     }
 
-    pub(super) fn tick_ms(&self) -> u64 {
-        let limits = &self.env.limits;
-        let timeouts =
-            [limits.assembly_timeout_ms, limits.idle_timeout_ms, limits.send_timeout_ms, limits.linger_timeout_ms];
-        let outgoing = [limits.connect_timeout_ms, limits.upstream_timeout_ms, limits.upstream_idle_ms];
-        let shortest = timeouts.into_iter().chain(outgoing).filter(|ms| *ms > 0).min().unwrap_or(u64::MAX);
-        (shortest / 4).clamp(5, 250)
+    /// Sees to it that a connection is looked at when a time limit of its is over. To be called whenever something
+    /// happened on it. A deadline that moved on is left where it was set: activity costs nothing, and a look, once per
+    /// time limit, puts it off.
+    pub(super) fn arm(&mut self, index: u32) {
+        let Some(conn) = self.places[index as usize].conn.as_ref() else { return };
+        let deadline = match conn.phase {
+            Phase::Open => {
+                let looks = conn.assist.as_ref().map(|assist| assist.deadline());
+                [conn.stream.deadline(&self.env), looks].into_iter().flatten().min()
+            }
+            Phase::Lingering { deadline, .. } => Some(deadline),
+            Phase::Releasing(_) => None,
+        };
+        if let Some(at) = deadline
+            && let Some(expiry) = self.deadlines.set_if_earlier(index, at)
+        {
+            self.next_tick = self.next_tick.min(expiry);
+        }
     }
 
+    /// Does what is due by the clock.
     pub(super) fn tick(&mut self) {
         let now = self.env.now;
-        self.next_tick = now.plus_ms(if self.draining.is_some() { 5 } else { self.tick_ms() });
         for (listener, _) in self.accept_again.extract_if(.., |(_, when)| *when <= now) {
             if let Some(Some(from)) = self.listeners.get(listener as usize)
                 && let Some(socket) = &from.socket
@@ -47,8 +63,8 @@ impl<E: Engine> Shard<E> {
                 self.engine.listen(listener, socket.as_raw_fd());
             }
         }
-        for index in 0..self.places.len() as u32 {
-            self.tick_conn(index, now);
+        while let Some(index) = self.deadlines.pop_expired(now) {
+            self.deadline_came(index, now);
         }
         if let Some(Draining { handshakes_until: Some(until), .. }) = self.draining
             && now >= until
@@ -59,19 +75,27 @@ impl<E: Engine> Shard<E> {
             self.draining = self.draining.map(|draining| Draining { handshakes_until: None, ..draining });
         }
         self.settle();
-        if let Some(Draining { deadline, handshakes_until }) = self.draining {
-            if now >= deadline {
-                for index in 0..self.places.len() as u32 {
-                    self.abort(index, CloseReason::DrainTimeout);
-                }
+        if self.draining.is_some_and(|draining| now >= draining.deadline) {
+            for index in 0..self.places.len() as u32 {
+                self.abort(index, CloseReason::DrainTimeout);
             }
-            if self.open == 0 && handshakes_until.is_none() {
-                self.stop = true;
-            }
+        }
+        let drain = self.draining.map(|draining| draining.handshakes_until.unwrap_or(draining.deadline));
+        let accept = self.accept_again.iter().map(|(_, when)| *when).min();
+        let next = [self.deadlines.next_turn(), drain.filter(|at| *at > now), accept].into_iter().flatten().min();
+        self.next_tick = next.unwrap_or(NEVER);
+    }
+
+    fn deadline_came(&mut self, index: u32, now: Time) {
+        self.env.stats.deadlines_checked.add(1);
+        self.look_by_clock(index, now);
+        self.arm(index);
+        if self.deadlines.expiry(index).is_some_and(|at| at <= now) {
+            self.deadlines.set(index, now.plus_ms(AGAIN_MS));
         }
     }
 
-    fn tick_conn(&mut self, index: u32, now: Time) {
+    fn look_by_clock(&mut self, index: u32, now: Time) {
         let place = &mut self.places[index as usize];
         let key = ConnKey { index, generation: place.generation };
         let Some(conn) = place.conn.as_mut() else { return };
@@ -83,10 +107,10 @@ impl<E: Engine> Shard<E> {
                 let was_closing = conn.stream.is_closing();
                 let mut touch = false;
                 if let Some(assist) = &mut conn.assist {
-                    match assist.tick(conn.socket.as_fd(), &mut *conn.stream, &self.env) {
-                        Tick::Quiet => {}
-                        Tick::LookAfter => touch = true,
-                        Tick::Lost => {
+                    match assist.look(conn.socket.as_fd(), &mut *conn.stream, &self.env) {
+                        Look::Quiet => {}
+                        Look::Due => touch = true,
+                        Look::Lost => {
                             self.abort(index, CloseReason::KernelHalf);
                             return;
                         }

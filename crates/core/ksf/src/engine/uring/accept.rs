@@ -36,6 +36,10 @@ impl Uring {
             state.wanted = false;
             if state.armed {
                 self.cancel(Op::Accept(listener));
+                // Now, and not with the next wait: who connects from here on is somebody else's. Should this fail, the
+                // next wait carries it out.
+                self.flush_backlog();
+                let _ = self.ring.submit();
             }
         }
     }
