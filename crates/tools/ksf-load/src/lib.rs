@@ -6,18 +6,17 @@
 //! loop, JSON, HdrHistogram and SVG output.
 //!
 //! ```text
-//!   args -> Plan -> driver: threads, pinned, one connection each
-//!                     +-> closed / open loop -> Exchange: send, recv, time limits
-//!                                                 | Protocol (echo, rpc): bytes <-> requests and replies, sans-IO
-//!                                                 | Table: what is in flight, what an identifier means
-//!                                                 + Record: latencies, faults, calls
-//!   RunResult -> stats::Summary -> columns, report (json, hdr, svg, raw), warn
+//!   options -> drive: threads, connections, closed and open loop     <- a folder per protocol: echo, rpc, work, http
+//!                +-> record: latencies, faults, connections, calls      (requests and replies as bytes, checks, options,
+//!                      +-> report: JSON, table, files, warnings          its own counters and report)
 //! ```
 //!
-//! `worktest` measures how messages that take time are spread over workers, for which one thread drives many
-//! connections: see [`work`]. `http` measures servers that speak HTTP/1.1, connection by connection: see [`http`].
+//! The one engine is in [`drive`]; a protocol is a [`drive::protocol::Protocol`]. `worktest` measures how messages that
+//! take time are spread over workers: see [`work`]. `http` measures servers that speak HTTP/1.1, connection by
+//! connection: see [`http`]. What echotest and rpctest share beside the engine is in [`calls`].
 #![deny(unsafe_code)]
 
+pub mod calls;
 mod drive;
 pub mod echo;
 mod error;
@@ -28,7 +27,8 @@ pub mod report;
 pub mod rpc;
 pub mod work;
 
-pub use drive::open::Arrival;
+pub use drive::connection::CloseBy;
+pub use drive::schedule::Arrival;
 pub use error::{LoadError, exit_code_of_parse};
-pub use options::{CommonArgs, NoDelay, numbers};
-pub use report::tool::{Io, Outcome};
+pub use options::{CpuArgs, OutputArgs, PaceArgs, numbers};
+pub use report::Io;

@@ -148,7 +148,7 @@ fn udp_echo_and_rpc() {
     for options in ["-a 0", "-a 1", "-a 32"] {
         let ran = run_rpctest(&format!("{rpc} -u -c 1000 {options}"));
         ran.assert_clean(1000);
-        assert_eq!(ran.report().target.transport, "udp");
+        assert_eq!(ran.document().target.as_ref().unwrap().transport, "udp");
     }
 }
 
@@ -157,7 +157,7 @@ fn ipv6_names_and_unix_sockets() {
     let v6 = tcp_server_on("[::1]:0", good_echo);
     let ran = run_echotest(&format!("[::1]:{} -c 50", v6.port()));
     ran.assert_clean(50);
-    assert_eq!(ran.report().target.addresses, [format!("[::1]:{}", v6.port())]);
+    assert_eq!(ran.document().target.as_ref().unwrap().addresses, [format!("[::1]:{}", v6.port())]);
     run_echotest(&format!("::1 -p {} -c 50", v6.port())).assert_clean(50);
 
     let v4 = tcp_server(good_echo);
@@ -175,7 +175,7 @@ fn ipv6_names_and_unix_sockets() {
     });
     let ran = run_echotest(&format!("unix:{} -c 500 -a 8 -l 2000", path.display()));
     ran.assert_clean(500);
-    assert_eq!(ran.report().target.transport, "unix");
+    assert_eq!(ran.document().target.as_ref().unwrap().transport, "unix");
 }
 
 #[test]
@@ -250,5 +250,5 @@ fn an_open_loop_gives_up_on_a_server_that_cannot_keep_up() {
     let open = ran.report().runs[0].open.as_ref().unwrap();
     assert!(open.unsent > 0, "{open:?}");
     assert_eq!(open.unsent + ran.report().total.messages, 1000);
-    assert!(ran.report().warnings.iter().any(|warning| warning.code == "in-flight-bound"));
+    assert!(ran.warns("in-flight-bound"));
 }

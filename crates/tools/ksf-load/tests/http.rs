@@ -334,7 +334,7 @@ fn stopping_reports_what_was_measured() {
     });
     let ran = run_http_until(&format!("http://{server}/ -n 4 -r 0 --duration 1h"), &[], &STOP);
     assert_eq!(ran.code, 0, "{}", ran.stderr);
-    assert!(ran.report().interrupted && ran.run().requests.answered > 200);
+    assert!(ran.document().interrupted && ran.run().requests.answered > 200);
 }
 
 #[test]
@@ -537,7 +537,7 @@ fn real_documents_match_the_schema_and_read_back() {
         let document: Value = serde_json::from_str(&ran.stdout).expect("stdout is one document");
         schema::check(&schema(), &document).unwrap_or_else(|error| panic!("{options}: {error}"));
         let report: Report = serde_json::from_str(&ran.stdout).unwrap();
-        assert_eq!((&report, report.ok), (ran.report(), ran.code == 0));
+        assert_eq!((&report, report.ok), (ran.document(), ran.code == 0));
     }
 }
 

@@ -132,7 +132,7 @@ fn first_cpu() -> usize {
 }
 
 #[test]
-fn a_killed_worker_is_seen_in_the_books_and_its_successor_is_charged() {
+fn a_killed_worker_is_accounted_for_and_its_successor_is_charged() {
     if !have_nginx() {
         return;
     }
@@ -155,7 +155,7 @@ fn a_killed_worker_is_seen_in_the_books_and_its_successor_is_charged() {
     // That all requests are accounted for is checked for every run. Here eight connections broke; whether with a request
     // under way depends on the moment.
     let run = ran.run();
-    assert!(ran.report().interrupted && run.requests.failed <= 16, "{}", ran.stderr);
+    assert!(ran.document().interrupted && run.requests.failed <= 16, "{}", ran.stderr);
     let broken = ["stale", "receive_reset", "closed_unanswered", "closed_early", "connect_reset", "send_reset"];
     assert!(ran.failures().iter().all(|(kind, _)| broken.contains(kind)), "{}", ran.stderr);
     assert_eq!(ran.code, u8::from(run.requests.failed > 0), "{}", ran.stderr);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::*;
 use ksf_load::Io;
-use ksf_load::report::json::Report;
+use ksf_load::calls::report::Report;
 use serde_json::Value;
 
 fn documented(file: &str) -> String {
@@ -41,7 +41,7 @@ fn real_documents_match_the_schema() {
         let document: Value = serde_json::from_str(&ran.stdout).expect("stdout is one document");
         schema::check(&schema, &document).unwrap();
         let report: Report = serde_json::from_str(&ran.stdout).unwrap();
-        assert_eq!(&report, ran.report(), "it reads back as what was measured");
+        assert_eq!(&report, ran.document(), "it reads back as what was measured");
         assert_eq!(report.ok, ran.code == 0);
     }
 }
@@ -203,8 +203,8 @@ fn a_closed_pipe_ends_quietly_and_another_error_does_not() {
             &mut Io { out: &mut Pipe { lines: 1, error, stop: None }, err: &mut Vec::new(), stop: &never },
         )
     };
-    let outcome = run(io::ErrorKind::BrokenPipe).unwrap();
-    assert_eq!((outcome.exit_code(), outcome.report.total.runs), (0, 2));
+    let report = run(io::ErrorKind::BrokenPipe).unwrap();
+    assert_eq!((report.exit_code(), report.body.total.runs), (0, 2));
     assert_eq!(run(io::ErrorKind::StorageFull).unwrap_err().exit_code(), 74);
 }
 
@@ -213,7 +213,7 @@ fn stopping_reports_what_was_measured() {
     let server = good_rpc_server();
     let stop = AtomicBool::new(false);
     // The stop comes with the first line of output, as from a user who has seen enough.
-    let outcome = rpctest_with(
+    let report = rpctest_with(
         &format!("{server} -c 10 -i 50 -H"),
         &mut Io {
             out: &mut Pipe { lines: 5, error: io::ErrorKind::BrokenPipe, stop: Some(&stop) },
@@ -222,7 +222,7 @@ fn stopping_reports_what_was_measured() {
         },
     )
     .unwrap();
-    assert_eq!((outcome.exit_code(), outcome.report.total.runs), (0, 1));
+    assert_eq!((report.exit_code(), report.body.total.runs), (0, 1));
 }
 
 #[test]
@@ -234,13 +234,13 @@ fn stopping_in_the_middle_of_a_run_still_awaits_what_is_outstanding() {
         }
         record(&success(xid))
     });
-    let outcome = rpctest_with(
+    let report = rpctest_with(
         &format!("{server} -c 1000000 -a 8"),
         &mut Io { out: &mut Vec::new(), err: &mut Vec::new(), stop: &STOP },
     )
     .unwrap();
-    assert!(outcome.report.interrupted && outcome.is_ok());
-    let messages = outcome.report.total.messages;
+    assert!(report.interrupted && report.ok);
+    let messages = report.body.total.messages;
     assert!((200..1_000_000).contains(&messages), "{messages}");
-    assert_eq!(messages, outcome.report.runs[0].calls.sends);
+    assert_eq!(messages, report.body.runs[0].calls.sends);
 }

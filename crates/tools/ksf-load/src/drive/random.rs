@@ -26,11 +26,41 @@ impl Random {
         mix(self.state)
     }
 
+    /// A value in [0, 1).
+    pub(crate) fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
     /// A value of the exponential distribution with mean 1: the gap of a Poisson process.
     pub(crate) fn exponential(&mut self) -> f64 {
         // 53 random bits give a number in (0, 1]; zero would have no logarithm.
-        let unit = ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64;
+        let unit = self.unit() + 1.0 / (1u64 << 53) as f64;
         -unit.ln()
+    }
+}
+
+/// Draws connections by their weights.
+#[derive(Debug)]
+pub(crate) struct Spread {
+    /// Sums of the weights up to each connection.
+    ends: Vec<u64>,
+    random: Random,
+}
+
+impl Spread {
+    pub(crate) fn new(weights: &[u32], seed: u64) -> Spread {
+        let mut end = 0;
+        let ends = weights.iter().map(|&weight| {
+            end += u64::from(weight);
+            end
+        });
+        Spread { ends: ends.collect(), random: Random::new(seed) }
+    }
+
+    pub(crate) fn draw(&mut self) -> usize {
+        let all = *self.ends.last().expect("there is a connection");
+        let at = self.random.next() % all;
+        self.ends.partition_point(|&end| end <= at)
     }
 }
 
@@ -58,5 +88,17 @@ mod tests {
         assert!((mean - 1.0).abs() < 0.02, "{mean}");
         assert!((variance - 1.0).abs() < 0.05, "{variance}");
         assert!(values.iter().all(|v| v.is_finite() && *v >= 0.0));
+    }
+
+    #[test]
+    fn connections_are_drawn_by_weight() {
+        let mut spread = Spread::new(&[8, 1, 0, 1], 1);
+        let mut counts = [0u32; 4];
+        for _ in 0..100_000 {
+            counts[spread.draw()] += 1;
+        }
+        assert!((79_000..81_000).contains(&counts[0]), "{counts:?}");
+        assert!((9_500..10_500).contains(&counts[1]) && (9_500..10_500).contains(&counts[3]), "{counts:?}");
+        assert_eq!(counts[2], 0);
     }
 }

@@ -31,6 +31,8 @@ pub(crate) struct Request {
     pub(crate) start_ns: u64,
     /// The how-manieth request of this connection it is, from 0.
     pub(crate) index: u64,
+    /// What it asks for: whose histogram its latency goes to.
+    pub(crate) operation: u8,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -43,6 +45,16 @@ struct Slot {
     /// The last generation that was given up, while its reply has not come after all.
     lost_generation: Option<u64>,
     live: bool,
+}
+
+impl Slot {
+    const EMPTY: Slot = Slot {
+        request: Request { start_ns: 0, index: 0, operation: 0 },
+        generation: 0,
+        issued: 0,
+        lost_generation: None,
+        live: false,
+    };
 }
 
 /// The table of requests in flight.
@@ -68,16 +80,9 @@ impl Table {
     pub(crate) fn new(in_flight: usize, id_bits: u32, base: u32) -> Table {
         let slot_bits = in_flight.next_power_of_two().trailing_zeros();
         assert!(slot_bits <= id_bits && id_bits <= 32, "checked when the plan was made");
-        let empty = Slot {
-            request: Request { start_ns: 0, index: 0 },
-            generation: 0,
-            issued: 0,
-            lost_generation: None,
-            live: false,
-        };
         let id_mask = u32::MAX >> (32 - id_bits);
         Table {
-            slots: vec![empty; in_flight].into(),
+            slots: vec![Slot::EMPTY; in_flight].into(),
             free: (0..in_flight as u32).collect(),
             free_head: 0,
             free_len: in_flight,
@@ -87,6 +92,15 @@ impl Table {
             base: base & id_mask,
             next_index: 0,
         }
+    }
+
+    /// Forgets all requests: a connection begins.
+    pub(crate) fn reset(&mut self) {
+        self.slots.fill(Slot::EMPTY);
+        for (number, free) in self.free.iter_mut().enumerate() {
+            *free = number as u32;
+        }
+        (self.free_head, self.free_len, self.oldest, self.next_index) = (0, self.slots.len(), 0, 0);
     }
 
     /// The most requests in flight that identifiers of `id_bits` can tell apart and still leave one bit of
@@ -107,15 +121,16 @@ impl Table {
         self.free_len > 0
     }
 
-    /// Requests issued so far.
+    /// When the request began that replies in order answer next.
     #[inline]
-    pub(crate) fn issued(&self) -> u64 {
-        self.next_index
+    pub(crate) fn oldest_start_ns(&self) -> Option<u64> {
+        let slot = &self.slots[self.oldest];
+        slot.live.then_some(slot.request.start_ns)
     }
 
     /// Takes a slot for a new request. Must only be called when [`Table::has_room`].
     #[inline]
-    pub(crate) fn issue(&mut self, start_ns: u64) -> (u32, u64) {
+    pub(crate) fn issue(&mut self, start_ns: u64, operation: u8) -> (u32, u64) {
         debug_assert!(self.has_room());
         let number = self.free[self.free_head];
         self.free_head += 1;
@@ -128,7 +143,7 @@ impl Table {
         let slot = &mut self.slots[number as usize];
         slot.generation = slot.issued;
         slot.issued += 1;
-        slot.request = Request { start_ns, index };
+        slot.request = Request { start_ns, index, operation };
         slot.live = true;
         let raw = ((slot.generation << self.slot_bits) as u32 | number) & self.id_mask;
         (raw ^ self.base, index)
@@ -239,7 +254,7 @@ mod tests {
     fn identifiers_count_up_when_replies_come_in_order() {
         let mut table = Table::new(4, 32, 0);
         for expected in 0..100 {
-            let (id, index) = table.issue(0);
+            let (id, index) = table.issue(0, 0);
             assert_eq!((id, index), (expected, u64::from(expected)));
             assert_eq!(answer(table.settle(id)), index);
         }
@@ -248,11 +263,11 @@ mod tests {
     #[test]
     fn a_second_reply_is_a_duplicate_however_late() {
         let mut table = Table::new(2, 32, 0x1234_5678);
-        let (first, _) = table.issue(0);
+        let (first, _) = table.issue(0, 0);
         answer(table.settle(first));
         assert_eq!(table.settle(first), Settled::Duplicate);
         for _ in 0..1000 {
-            let (id, _) = table.issue(0);
+            let (id, _) = table.issue(0, 0);
             answer(table.settle(id));
         }
         assert_eq!(table.settle(first), Settled::Duplicate);
@@ -262,7 +277,7 @@ mod tests {
     fn what_was_never_sent_is_unknown() {
         let mut table = Table::new(3, 32, 0);
         assert_eq!(table.settle(0), Settled::Unknown, "nothing sent yet");
-        let (id, _) = table.issue(0);
+        let (id, _) = table.issue(0, 0);
         assert_eq!(table.settle(3), Settled::Unknown, "no such slot");
         assert_eq!(table.settle(id + 4), Settled::Unknown, "a later generation");
         assert_eq!(table.settle(id | 0x8000_0000), Settled::Unknown);
@@ -272,10 +287,10 @@ mod tests {
     #[test]
     fn a_lost_request_is_late_once_then_a_duplicate() {
         let mut table = Table::new(1, 32, 9);
-        let (id, _) = table.issue(100);
+        let (id, _) = table.issue(100, 0);
         assert_eq!(table.expire(100), 0);
         assert_eq!(table.expire(101), 1);
-        let (next, _) = table.issue(200);
+        let (next, _) = table.issue(200, 0);
         assert_eq!(table.settle(id), Settled::Late);
         assert_eq!(table.settle(id), Settled::Duplicate);
         answer(table.settle(next));
@@ -286,7 +301,7 @@ mod tests {
         // One byte on the wire: one slot bit for two in flight, seven bits of generation.
         let mut table = Table::new(2, 8, 0x55);
         for _ in 0..1000 {
-            let (id, _) = table.issue(0);
+            let (id, _) = table.issue(0, 0);
             assert!(id < 256);
             answer(table.settle(id));
             assert_eq!(table.settle(id), Settled::Duplicate);
@@ -308,7 +323,7 @@ mod tests {
             let mut done: Vec<u32> = Vec::new();
             for (action, pick) in steps {
                 match action {
-                    0 if table.has_room() => live.push(table.issue(1)),
+                    0 if table.has_room() => live.push(table.issue(1, 0)),
                     1 if !live.is_empty() => {
                         let (id, index) = live.swap_remove(pick % live.len());
                         prop_assert_eq!(answer(table.settle(id)), index);
@@ -331,7 +346,7 @@ mod tests {
             let mut expected = 0;
             for send in plan {
                 if send && table.has_room() {
-                    table.issue(0);
+                    table.issue(0, 0);
                 } else if let Some(request) = table.settle_oldest() {
                     prop_assert_eq!(request.index, expected);
                     expected += 1;

@@ -3,14 +3,18 @@
 pub(crate) mod client;
 pub(crate) mod pattern;
 
-use crate::drive::protocol::Factory;
-use crate::echo::client::{DATAGRAM_BYTES_MAX, EchoDatagramFactory, EchoStreamFactory};
-use crate::echo::pattern::Pattern;
+use crate::calls::CallArgs;
+use crate::calls::args::ToolDefaults;
+use crate::calls::columns::Style;
+use crate::calls::report::Report;
+use crate::calls::session::measure;
 use crate::error::LoadError;
 use crate::options::numbers::{NumberError, parse_in};
-use crate::options::{CommonArgs, Plan, ToolDefaults};
-use crate::report::columns::Style;
-use crate::report::tool::{Io, Outcome, measure, with_process_io};
+use crate::options::usage;
+use crate::report::{Io, with_process_io};
+
+use self::client::{DATAGRAM_BYTES_MAX, EchoDatagrams, EchoStreams};
+use self::pattern::Pattern;
 
 /// The longest message. The original overran its buffer from about 1 MiB on.
 const MESSAGE_BYTES_MAX: u64 = 64 << 20;
@@ -28,7 +32,7 @@ const TOOL: ToolDefaults = ToolDefaults { name: "echotest", port: 60007, iterati
 pub struct Args {
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub common: CommonArgs,
+    pub common: CallArgs,
 
     /// Message length in bytes
     #[arg(short = 'l', long = "length", value_name = "BYTES", default_value = "1", value_parser = length)]
@@ -47,26 +51,21 @@ fn length(text: &str) -> Result<u64, NumberError> {
 }
 
 /// Runs echotest on stdout and stderr until it is done or interrupted.
-pub fn run(args: Args) -> Result<Outcome, LoadError> {
+pub fn run(args: Args) -> Result<Report, LoadError> {
     with_process_io(|io| run_with(&args, io))
 }
 
 /// Runs echotest with the given output.
-pub fn run_with(args: &Args, io: &mut Io<'_>) -> Result<Outcome, LoadError> {
-    let mut plan = args.common.plan(&TOOL)?;
+pub fn run_with(args: &Args, io: &mut Io<'_>) -> Result<Report, LoadError> {
+    let plan = args.common.plan(&TOOL)?;
     let bytes = args.length as usize;
-    if plan.socket.transport.is_datagram() && bytes > DATAGRAM_BYTES_MAX {
-        return Err(LoadError::Usage(format!("-l {bytes} does not fit a datagram; the most is {DATAGRAM_BYTES_MAX}")));
-    }
     let pattern = Pattern::new(bytes);
+    let message = [("length", bytes.to_string())];
     match plan.socket.transport.is_datagram() {
-        true => go(&mut plan, &EchoDatagramFactory(pattern), io),
-        false => go(&mut plan, &EchoStreamFactory(pattern), io),
+        true if bytes > DATAGRAM_BYTES_MAX => {
+            usage(format!("-l {bytes} does not fit a datagram; the most is {DATAGRAM_BYTES_MAX}"))
+        }
+        true => measure(plan, Style::Echotest, &EchoDatagrams(pattern), &message, io),
+        false => measure(plan, Style::Echotest, &EchoStreams(pattern), &message, io),
     }
-}
-
-fn go<F: Factory>(plan: &mut Plan, factory: &F, io: &mut Io<'_>) -> Result<Outcome, LoadError> {
-    let bytes = factory.request_bytes();
-    plan.fit(bytes, factory.id_bits())?;
-    measure(plan, Style::Echotest, factory, &[("length", bytes.to_string())], io)
 }

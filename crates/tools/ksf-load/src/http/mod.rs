@@ -1,48 +1,47 @@
 //! `http`: loads a server that speaks HTTP/1.1, connection by connection, and accounts for every request.
 //!
 //! ```text
-//!   Args -> Plan, Route -> ports: will they last?
-//!                 |
-//!                 +-> run: threads, pinned; counters, the server's CPU time -> Report
-//!                       +-> drive: epoll, sockets, schedule
-//!                             +-> Conn: one connection, sans-IO -> answer::Reader: heads, bodies, any cut
-//!                             +-> Book: every request answered, failed by kind, or unanswered
+//!   Args -> HttpPlan -> ports: will they last?
+//!              |
+//!              +-> drive: threads, connections -> HttpClient: requests, checks; response::Reader: heads, bodies, any cut
+//!              +-> kernel_counters, server_cpu: watched meanwhile
+//!              +-> Report
 //! ```
 //!
 //! There is no TLS, no pipelining and no body in requests.
 
-mod answer;
-mod book;
-mod conn;
-mod counters;
-mod drive;
-mod failure;
+mod client;
+mod kernel_counters;
 mod plan;
 mod ports;
 pub mod report;
-mod run;
+mod response;
 mod server_cpu;
 mod url;
 
-use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use self::answer::Expected;
-use self::conn::Terms;
-use self::plan::{Pace, Plan};
+use self::kernel_counters::{KernelCounters, time_wait};
+use self::plan::HttpPlan;
 use self::ports::{Allowance, Forecast, raise_descriptors};
-use self::report::Report;
+use self::report::{Measured, Report};
+use self::response::Expected;
+use self::server_cpu::Watch;
 use self::url::{Url, check_header, is_token};
-use crate::drive::open::Arrival;
-use crate::drive::pin::{Pinning, allowed_cpus};
+use crate::drive::connection::{CloseBy, Life, Terms, TimeLimit};
+use crate::drive::pin::Pinning;
+use crate::drive::plan::{Destination, Plan};
+use crate::drive::schedule::Arrival;
+use crate::drive::threads;
+use crate::drive::worker::ns;
 use crate::error::LoadError;
-use crate::options::numbers::{NumberError, parse_duration, parse_in, parse_rate, parse_u64};
-use crate::report::tool::{Io, with_process_io};
-use crate::report::warn;
-
-pub use self::conn::CloseBy;
+use crate::options::numbers::{NumberError, parse_duration, parse_in, parse_u64};
+use crate::options::{CpuArgs, OutputArgs, PaceArgs, number, positive_time, usage};
+use crate::report::document::say;
+use crate::report::files::Files;
+use crate::report::{Io, warn, with_process_io};
 
 /// Length of a run if neither `--duration` nor `-c` is given.
 const DURATION: Duration = Duration::from_secs(10);
@@ -66,7 +65,7 @@ pub struct Args {
     pub urls: Vec<String>,
 
     /// Connections at a time, over all threads [default: 64; with --rate at most 1024]
-    #[arg(short = 'n', long, value_name = "N", value_parser = connections)]
+    #[arg(short = 'n', long, value_name = "N", value_parser = number::<1, CONNECTIONS_MAX>)]
     pub connections: Option<u64>,
 
     /// Requests on a connection before it is closed; 0 for no limit (keep-alive)
@@ -82,35 +81,23 @@ pub struct Args {
     pub linger0: bool,
 
     /// Requests over all connections [default: no limit]
-    #[arg(short = 'c', long, value_name = "N", value_parser = count)]
+    #[arg(short = 'c', long, value_name = "N", value_parser = number::<1, { u64::MAX }>)]
     pub count: Option<u64>,
 
     /// Length of the run [default: 10 s, or no limit with -c]
-    #[arg(long, value_name = "TIME", value_parser = positive)]
+    #[arg(long, value_name = "TIME", value_parser = positive_time)]
     pub duration: Option<Duration>,
 
-    /// Open loop: start N requests per second over all threads, and count latency from the intended start
-    #[arg(long, value_name = "N[/s]", value_parser = parse_rate)]
-    pub rate: Option<u64>,
-
-    /// Gaps between the requests of --rate
-    #[arg(long, value_enum, default_value = "poisson", requires = "rate")]
-    pub arrival: Arrival,
-
-    /// Never sleep within this time before a request of --rate is due (precise, but burns a CPU)
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "0", requires = "rate")]
-    pub spin: Duration,
-
-    /// Seed of --arrival poisson
-    #[arg(long, value_name = "N", value_parser = parse_u64, default_value = "1")]
-    pub seed: u64,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub pace: PaceArgs,
 
     /// Time limit of a connect
-    #[arg(long, value_name = "TIME", value_parser = positive, default_value = "5s")]
+    #[arg(long, value_name = "TIME", value_parser = positive_time, default_value = "5s")]
     pub connect_timeout: Duration,
 
     /// Time limit of an answer, from when its connection stands
-    #[arg(long, value_name = "TIME", value_parser = positive, default_value = "5s")]
+    #[arg(long, value_name = "TIME", value_parser = positive_time, default_value = "5s")]
     pub timeout: Duration,
 
     /// How long what is under way at the end is awaited [default: both time limits]
@@ -142,17 +129,12 @@ pub struct Args {
     pub tally: Option<String>,
 
     /// Threads [default: 1, or one for each CPU of --cpu]
-    #[arg(short = 'j', long = "jobs", value_name = "N", value_parser = jobs)]
+    #[arg(short = 'j', long = "jobs", value_name = "N", value_parser = number::<1, 1024>)]
     pub jobs: Option<u64>,
 
-    /// CPUs for the threads, one each, such as 0,2-3. A thread opens its connections itself, so on loopback their SYNs
-    /// arrive on its CPU
-    #[arg(long, value_name = "LIST", conflicts_with = "no_pin")]
-    pub cpu: Option<String>,
-
-    /// Leave the threads to the scheduler (default: thread i runs on the i-th CPU of the mask)
-    #[arg(long)]
-    pub no_pin: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub cpus: CpuArgs,
 
     /// Report the CPU time of this process and all its descendants; repeatable
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..1 << 22))]
@@ -166,9 +148,9 @@ pub struct Args {
     #[arg(long)]
     pub force: bool,
 
-    /// Print one JSON document instead of the table
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub output: OutputArgs,
 }
 
 const AFTER_HELP: &str = "\
@@ -185,76 +167,63 @@ are seconds.
 Exit status: 0 every request had its right answer, 1 some had not, 64 wrong use, 65 bad number, 66 no such file, \
 68 unknown host, 69 no connection or not enough ports, 71 system error, 74 the results cannot be written.";
 
-/// A measurement that took place.
-#[derive(Debug, Clone)]
-pub struct Outcome {
-    /// Everything that was measured.
-    pub report: Report,
-}
-
-impl Outcome {
-    /// 0 if every request had its right answer, else 1.
-    pub fn exit_code(&self) -> u8 {
-        u8::from(!self.report.ok)
-    }
-}
-
 /// Runs http on stdout and stderr until it is done or interrupted.
-pub fn run(args: Args) -> Result<Outcome, LoadError> {
+pub fn run(args: Args) -> Result<Report, LoadError> {
     with_process_io(|io| run_with(&args, io))
 }
 
 /// Runs http with the given output.
-pub fn run_with(args: &Args, io: &mut Io<'_>) -> Result<Outcome, LoadError> {
-    let plan = args.plan()?;
-    let routes = plan.routes()?;
+pub fn run_with(args: &Args, io: &mut Io<'_>) -> Result<Report, LoadError> {
+    let mut plan = args.plan()?;
+    let (routes, exchange) = plan.resolve()?;
     let forecast = Forecast::of(&plan, &routes, Allowance::here(&routes));
     let mut early: Vec<_> = forecast.judge(plan.force)?.into_iter().collect();
-    raise_descriptors(plan.connections as u64)?;
-    let allowed = allowed_cpus();
-    let cpus = (0..plan.threads).filter_map(|thread| plan.pinning.cpu_of(thread, plan.threads, &allowed));
-    early.extend(warn::shared_cpus(cpus.collect()));
-    let measured = run::run(&plan, &routes, io)?;
-    let report = Report::of(&plan, &routes, &forecast, early, &measured);
-    let text = match plan.json {
-        true => serde_json::to_string_pretty(&report).map_err(|error| LoadError::Output(error.into()))? + "\n",
-        false => report.text(),
-    };
-    match io.out.write_all(text.as_bytes()).and_then(|()| io.out.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => return Err(LoadError::Output(error)),
-        _ => {}
-    }
-    // Talk: if nobody can hear it, nothing is lost.
-    let mut say = |line: &str| drop(writeln!(io.err, "http: {line}"));
-    report.notes.iter().for_each(|note| say(note));
-    if !report.ok {
-        say(&format!("error: not every answer was right: {}", report.faults()));
-    }
-    report.warnings.iter().for_each(|warning| say(&format!("warning: {}", warning.text)));
-    Ok(Outcome { report })
+    raise_descriptors(plan.drive.connections as u64)?;
+    early.extend(warn::shared_cpus(&plan.drive));
+    let urls: Vec<String> = plan.urls.iter().map(ToString::to_string).collect();
+    let mut files = Files::create(&plan.output, format!("http {}", urls.join(" ")))?;
+
+    let mut server = Watch::begin(&plan.server_pids, plan.server_cgroup.as_deref())?;
+    let (time_wait_before, counters) = (time_wait(), KernelCounters::now());
+    let run = threads::run(&plan.drive, &exchange, 1, io.stop, |_| {
+        if let Some(server) = &mut server {
+            server.look();
+        }
+    })?;
+    let server = server.map(Watch::end).transpose()?;
+    let kernel = KernelCounters::now().since(&counters);
+    let measured = Measured { run, server, kernel, time_wait_before, time_wait_after: time_wait() };
+
+    let run = &measured.run;
+    files.add_run(run.started_unix_s, run.wall_s(), &run.latencies)?;
+    files.finish(&run.latencies)?;
+    let report = report::of(&plan, &routes, &exchange, &forecast, early, &measured);
+    report.notes.iter().for_each(|note| say("http", note, io));
+    let complaint = format!("not every answer was right: {}", report.body.faults());
+    report.publish("http", plan.output.json, &report::text(&report), &complaint, io)?;
+    Ok(report)
 }
 
 impl Args {
     /// Checks what clap cannot, and fills in defaults.
-    fn plan(&self) -> Result<Plan, LoadError> {
-        let usage = |text: &str| Err(LoadError::Usage(text.into()));
+    fn plan(&self) -> Result<HttpPlan, LoadError> {
         let urls = self.urls.iter().map(|text| Url::parse(text)).collect::<Result<Vec<_>, _>>()?;
         self.header.iter().try_for_each(|line| check_header(line))?;
         if let Some(name) = self.tally.as_ref().filter(|name| !is_token(name)) {
-            return Err(LoadError::Usage(format!("--tally `{name}`: it is no name of a field")));
+            return usage(format!("--tally `{name}`: it is no name of a field"));
         }
         for source in &self.source {
             // bind(2) says so only when it is too late.
             let probe = std::net::UdpSocket::bind((*source, 0));
             probe.map_err(|error| LoadError::Usage(format!("--source {source}: {error}; is it of this machine?")))?;
         }
-        let pinning = Pinning::of_options(self.cpu.as_deref(), self.no_pin)?;
+        let pinning = self.cpus.pinning()?;
         let threads = match (&pinning, self.jobs) {
             (Pinning::List(_), Some(_)) => return usage("-j and --cpu exclude each other: each CPU has one thread"),
             (Pinning::List(cpus), None) => cpus.len(),
             (_, jobs) => jobs.unwrap_or(1) as usize,
         };
-        let connections = self.connections.unwrap_or(match self.rate {
+        let connections = self.connections.unwrap_or(match self.pace.rate {
             Some(_) => OPEN_CONNECTIONS,
             None => CONNECTIONS.max(threads as u64),
         }) as usize;
@@ -267,72 +236,72 @@ impl Args {
             }
             None => None,
         };
-        Ok(Plan {
+        let close = if self.linger0 { CloseBy::Reset } else { self.close };
+        let life = Life::Renewed {
+            requests: self.requests_per_connection,
+            close,
+            connect_timeout_ns: ns(self.connect_timeout),
+        };
+        let limit = TimeLimit::Reply { progress_bytes: u64::MAX };
+        let drain = self.drain.unwrap_or(self.connect_timeout + self.timeout);
+        Ok(HttpPlan {
+            drive: Plan {
+                pace: self.pace.pace(Arrival::Poisson),
+                connections,
+                requests: self.count,
+                duration: match (self.duration, self.count) {
+                    (None, None) => Some(DURATION),
+                    (duration, _) => duration,
+                },
+                late: drain,
+                drain,
+                threads,
+                pinning,
+                spin: self.pace.spin,
+                ..Plan::new(
+                    "http",
+                    Destination::Renewed(Vec::new()),
+                    Terms { life, limit, timeout_ns: ns(self.timeout) },
+                )
+            },
             urls,
             headers: self.header.clone(),
             sources: self.source.clone(),
-            terms: Terms {
-                requests_per_connection: self.requests_per_connection,
-                close: if self.linger0 { CloseBy::Reset } else { self.close },
-                connect_timeout_ns: self.connect_timeout.as_nanos() as u64,
-                timeout_ns: self.timeout.as_nanos() as u64,
-                expected: Expected {
-                    statuses: self.expect_status.clone(),
-                    body: body.map(Vec::into_boxed_slice),
-                    body_bytes: self.expect_bytes,
-                    tally: self.tally.clone(),
-                },
+            requests_per_connection: self.requests_per_connection,
+            close,
+            connect_timeout: self.connect_timeout,
+            expected: Expected {
+                statuses: self.expect_status.clone(),
+                body: body.map(Vec::into_boxed_slice),
+                body_bytes: self.expect_bytes,
+                tally: self.tally.clone(),
             },
-            pace: match self.rate {
-                Some(rate_per_s) => Pace::Open { rate_per_s, arrival: self.arrival, seed: self.seed, spin: self.spin },
-                None => Pace::Closed,
-            },
-            connections,
-            requests: self.count,
-            duration: match (self.duration, self.count) {
-                (None, None) => Some(DURATION),
-                (duration, _) => duration,
-            },
-            drain: self.drain.unwrap_or(self.connect_timeout + self.timeout),
-            threads,
-            pinning,
             force: self.force,
             server_pids: self.server_pid.clone(),
             server_cgroup: self.server_cgroup.clone(),
-            json: self.json,
+            output: self.output.clone(),
         })
     }
-}
-
-fn connections(text: &str) -> Result<u64, NumberError> {
-    parse_in(text, 1, CONNECTIONS_MAX)
-}
-
-fn count(text: &str) -> Result<u64, NumberError> {
-    parse_in(text, 1, u64::MAX)
-}
-
-fn jobs(text: &str) -> Result<u64, NumberError> {
-    parse_in(text, 1, 1024)
 }
 
 fn status(text: &str) -> Result<u16, NumberError> {
     parse_in(text, 200, 999).map(|status| status as u16)
 }
 
-fn positive(text: &str) -> Result<Duration, NumberError> {
-    match parse_duration(text)? {
-        Duration::ZERO => Err(NumberError::OutOfRange { text: text.to_owned(), min: 1, max: u64::from(u32::MAX) }),
-        time => Ok(time),
-    }
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use clap::Parser;
 
+    use super::client::Exchange;
     use super::*;
     use crate::error::exit_code_of_parse;
+
+    pub(crate) use super::client::{HttpClient, HttpCounters};
+
+    /// What any server is asked for, and may answer.
+    pub(crate) fn exchange(close: CloseBy) -> Exchange {
+        Exchange { requests: vec![Default::default()], close, expected: Expected::default() }
+    }
 
     #[derive(Debug, Parser)]
     struct Program {
@@ -341,7 +310,7 @@ mod tests {
     }
 
     /// The plan of a command line, or the exit status.
-    pub(super) fn plan(options: &str) -> Result<Plan, u8> {
+    pub(super) fn plan(options: &str) -> Result<HttpPlan, u8> {
         let words = ["http"].into_iter().chain(options.split_whitespace());
         let program = Program::try_parse_from(words).map_err(|error| exit_code_of_parse(&error))?;
         program.args.plan().map_err(|error| error.exit_code())
@@ -350,17 +319,17 @@ mod tests {
     #[test]
     fn defaults_depend_on_the_load() {
         let closed = plan("http://h/").unwrap();
-        assert_eq!((closed.connections, closed.threads, closed.duration), (64, 1, Some(DURATION)));
-        assert_eq!((closed.terms.requests_per_connection, closed.terms.close), (1, CloseBy::Server));
-        assert_eq!(closed.drain, Duration::from_secs(10));
+        assert_eq!((closed.drive.connections, closed.drive.threads, closed.drive.duration), (64, 1, Some(DURATION)));
+        assert_eq!((closed.requests_per_connection, closed.close), (1, CloseBy::Server));
+        assert_eq!(closed.drive.drain, Duration::from_secs(10));
         let open = plan("http://h/ --rate 1K -c 9 --cpu 0,1 --linger0").unwrap();
-        assert_eq!((open.connections, open.threads, open.duration), (1024, 2, None));
-        assert_eq!(open.terms.close, CloseBy::Reset);
+        assert_eq!((open.drive.connections, open.drive.threads, open.drive.duration), (1024, 2, None));
+        assert_eq!(open.close, CloseBy::Reset);
     }
 
     #[test]
     fn threads_share_connections_requests_and_rate() {
-        let plan = plan("http://h/ -n 5 -c 7 -j 3 --rate 30").unwrap();
+        let plan = plan("http://h/ -n 5 -c 7 -j 3 --rate 30").unwrap().drive;
         let shares = |all| [0, 1, 2].map(|thread| plan.share(all, thread));
         assert_eq!((shares(5), shares(7)), ([2, 2, 1], [3, 2, 2]));
         assert!(plan.schedule(2).is_some());

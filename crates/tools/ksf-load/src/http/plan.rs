@@ -2,80 +2,66 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::conn::Terms;
+use super::client::Exchange;
+use super::response::Expected;
 use super::url::Url;
-use crate::drive::open::{Arrival, Schedule};
-use crate::drive::pin::Pinning;
-use crate::drive::transport::{Socket, SocketOptions, Transport};
+use crate::drive::connection::CloseBy;
+use crate::drive::plan::{Destination, Plan, Route};
+use crate::drive::socket::{Socket, SocketOptions, Transport};
 use crate::error::LoadError;
 use crate::options::target::Endpoint;
+use crate::options::{OutputArgs, usage};
 
-/// Who decides when a request is sent.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Pace {
-    /// Each connection sends its next request when the last one is settled.
-    Closed,
-    /// A schedule.
-    Open { rate_per_s: u64, arrival: Arrival, seed: u64, spin: Duration },
-}
+/// Requests longer than this do not wait for acknowledgements (TCP_NODELAY): they may need several segments.
+const SEGMENT_BYTES: usize = 1200;
 
 /// The plan of one run.
 #[derive(Debug, Clone)]
-pub(crate) struct Plan {
+pub(crate) struct HttpPlan {
+    pub(crate) drive: Plan,
     pub(crate) urls: Vec<Url>,
     /// Lines without their ends.
     pub(crate) headers: Vec<String>,
     /// Empty: the system's choice.
     pub(crate) sources: Vec<IpAddr>,
-    pub(crate) terms: Terms,
-    pub(crate) pace: Pace,
-    /// At a time, over all threads.
-    pub(crate) connections: usize,
-    /// Over all threads.
-    pub(crate) requests: Option<u64>,
-    pub(crate) duration: Option<Duration>,
-    /// How long what is under way at the end is awaited.
-    pub(crate) drain: Duration,
-    pub(crate) threads: usize,
-    pub(crate) pinning: Pinning,
+    /// 0: no limit.
+    pub(crate) requests_per_connection: u64,
+    pub(crate) close: CloseBy,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) expected: Expected,
     pub(crate) force: bool,
     pub(crate) server_pids: Vec<u32>,
     pub(crate) server_cgroup: Option<PathBuf>,
-    pub(crate) json: bool,
+    pub(crate) output: OutputArgs,
 }
 
-/// From where to where connections go, and what they ask for.
-#[derive(Debug, Clone)]
-pub(crate) struct Route {
-    pub(crate) source: Option<IpAddr>,
-    pub(crate) destination: SocketAddr,
-    /// The request that keeps the connection, and the one that asks the server to close it.
-    pub(crate) requests: [Box<[u8]>; 2],
-}
-
-impl Plan {
-    /// Every source to every destination of its family.
-    pub(crate) fn routes(&self) -> Result<Vec<Route>, LoadError> {
-        let mut routes = Vec::new();
+impl HttpPlan {
+    /// Every source to every destination of its family, and what is asked for there.
+    pub(crate) fn resolve(&mut self) -> Result<(Vec<Route>, Arc<Exchange>), LoadError> {
+        let (mut routes, mut all_requests) = (Vec::new(), Vec::new());
         for url in &self.urls {
             let destination = self.destination(url)?;
-            let requests = [url.request(&self.headers, false), url.request(&self.headers, true)];
+            let requests = [false, true].map(|close| url.request(&self.headers, close));
+            let nodelay = requests[1].len() > SEGMENT_BYTES;
+            let of_family = |source: &&IpAddr| source.is_ipv4() == destination.is_ipv4();
+            let mut sources: Vec<Option<IpAddr>> = self.sources.iter().filter(of_family).copied().map(Some).collect();
             if self.sources.is_empty() {
-                routes.push(Route { source: None, destination, requests });
-                continue;
+                sources.push(None);
             }
-            let sources = self.sources.iter().filter(|source| source.is_ipv4() == destination.is_ipv4());
-            let before = routes.len();
+            if sources.is_empty() {
+                return usage(format!("--source has no address of the family of {destination}"));
+            }
             for source in sources {
-                routes.push(Route { source: Some(*source), destination, requests: requests.clone() });
-            }
-            if routes.len() == before {
-                return Err(LoadError::Usage(format!("--source has no address of the family of {destination}")));
+                routes.push(Route { source, destination, nodelay });
+                all_requests.push(requests.clone());
             }
         }
-        Ok(routes)
+        self.drive.destination = Destination::Renewed(routes.clone());
+        let exchange = Exchange { requests: all_requests, close: self.close, expected: self.expected.clone() };
+        Ok((routes, Arc::new(exchange)))
     }
 
     /// The address of a URL. Where a name has several, the first that takes a connection; an address is not tried.
@@ -84,15 +70,7 @@ impl Plan {
         let chosen = match endpoints.as_slice() {
             [only] => only.clone(),
             several => {
-                let timeout = Duration::from_nanos(self.terms.connect_timeout_ns);
-                let options = SocketOptions {
-                    transport: Transport::Tcp,
-                    nodelay: false,
-                    connect_timeout: timeout,
-                    tick: timeout,
-                    send_buffer_bytes: None,
-                    receive_buffer_bytes: None,
-                };
+                let options = SocketOptions::new(Transport::Tcp, self.connect_timeout);
                 Socket::connect(&url.target, several, &options)?.peer
             }
         };
@@ -100,21 +78,5 @@ impl Plan {
             Endpoint::Inet(address) => Ok(address),
             Endpoint::Unix(_) => unreachable!("a URL has no path of a socket"),
         }
-    }
-
-    /// The part of a thread in a number that all threads share.
-    pub(crate) fn share(&self, all: u64, thread: usize) -> u64 {
-        let threads = self.threads as u64;
-        all / threads + u64::from((thread as u64) < all % threads)
-    }
-
-    /// The schedule of a thread; `None` in a closed loop.
-    pub(crate) fn schedule(&self, thread: usize) -> Option<Schedule> {
-        let Pace::Open { rate_per_s, arrival, seed, .. } = self.pace else {
-            return None;
-        };
-        let threads = self.threads as f64;
-        let phase = thread as f64 / threads;
-        Some(Schedule::new(arrival, rate_per_s as f64 / threads, phase, seed.wrapping_add(thread as u64)))
     }
 }

@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::conn::CloseBy;
-use super::plan::{Pace, Plan, Route};
+use super::plan::HttpPlan;
+use crate::drive::connection::CloseBy;
+use crate::drive::plan::{Pace, Route};
 use crate::error::LoadError;
 use crate::report::warn::Warning;
 
@@ -64,13 +65,13 @@ pub(crate) struct Forecast {
 }
 
 impl Forecast {
-    pub(crate) fn of(plan: &Plan, routes: &[Route], allowance: Allowance) -> Forecast {
+    pub(crate) fn of(plan: &HttpPlan, routes: &[Route], allowance: Allowance) -> Forecast {
         let mut pairs: Vec<(Option<std::net::IpAddr>, SocketAddr)> =
             routes.iter().map(|route| (route.source, route.destination)).collect();
         pairs.sort();
         pairs.dedup();
-        let close = plan.terms.close;
-        let connections = plan.connections as u64;
+        let close = plan.close;
+        let connections = plan.drive.connections as u64;
         Forecast {
             allowance,
             pairs: pairs.len() as u64,
@@ -138,17 +139,17 @@ impl Forecast {
 }
 
 /// The most connections this side closes within any time of this length; `None` if that depends on the server.
-fn closed_within(plan: &Plan, length: Duration) -> Option<u64> {
-    let per_connection = match plan.terms.requests_per_connection {
+fn closed_within(plan: &HttpPlan, length: Duration) -> Option<u64> {
+    let per_connection = match plan.requests_per_connection {
         // They end with the run.
         0 => return Some(0),
         requests => requests,
     };
-    let by_count = plan.requests.map(|requests| requests.div_ceil(per_connection));
-    let by_rate = match plan.pace {
+    let by_count = plan.drive.requests.map(|requests| requests.div_ceil(per_connection));
+    let by_rate = match plan.drive.pace {
         Pace::Closed => None,
         Pace::Open { rate_per_s, .. } => {
-            let seconds = plan.duration.map_or(length, |duration| duration.min(length)).as_secs_f64();
+            let seconds = plan.drive.duration.map_or(length, |duration| duration.min(length)).as_secs_f64();
             Some((rate_per_s as f64 * seconds / per_connection as f64).ceil() as u64)
         }
     };
@@ -195,7 +196,7 @@ mod tests {
 
     fn route(source: Option<&str>, destination: &str) -> Route {
         let source = source.map(|source| source.parse().unwrap());
-        Route { source, destination: destination.parse().unwrap(), requests: Default::default() }
+        Route { source, destination: destination.parse().unwrap(), nodelay: false }
     }
 
     fn forecast(options: &str, routes: &[Route], ports: u64, time_wait_s: u64) -> Forecast {

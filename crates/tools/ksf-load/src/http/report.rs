@@ -1,59 +1,41 @@
 //! What `http` prints: a table, or the JSON document of docs/formats/http.schema.json.
-//!
-//! Times end in `_s` (seconds) or `_us` (microseconds); absent values are `null`, never left out.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::failure::{End, Failure};
-use super::plan::{Pace, Plan, Route};
+use super::client::{Exchange, HttpCounters};
+use super::plan::HttpPlan;
 use super::ports::Forecast;
-use super::run::{Measured, ThreadRan};
-use crate::record::Latencies;
-use crate::record::stats;
+use super::server_cpu::Used;
+use crate::drive::plan::Route;
+use crate::drive::protocol::Protocol;
+use crate::record::run::Run;
+use crate::record::running;
 use crate::record::tally::Kind;
-use crate::report::json::{
-    LatencyReport, Machine, OpenReport, TargetReport, ThreadReport, WarningReport, micro, milli, nano,
-};
+use crate::record::{End, Fault, Latencies, Note};
+use crate::report::document::{Document, LatencyReport, OpenReport, TargetReport, ThreadReport, micro, milli, nano};
 use crate::report::warn::{self, Warning};
 
 /// The name of the document's format.
 pub const FORMAT: &str = "ksf-http";
 
-/// Raised when a field changes its meaning or goes; new fields do not raise it.
-pub const VERSION: u32 = 1;
-
 /// How many failures are described.
 const NOTES_MAX: usize = 10;
 
-/// The whole document.
+/// The whole document. It is `ok` if every request had its right response, and all are accounted for.
+pub type Report = Document<Body>;
+
+/// What was asked for and measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Report {
-    /// Always [`FORMAT`].
-    pub format: String,
-    /// Always [`VERSION`].
-    pub version: u32,
-    /// Version of the program.
-    pub tool_version: String,
-    /// The machine the load came from.
-    pub machine: Machine,
-    /// Where the load went.
-    pub target: TargetReport,
+pub struct Body {
     /// What was asked for, with defaults filled in.
     pub config: Config,
     /// Whether the ports last.
     pub ports: PortsReport,
     /// What was measured.
-    pub run: Run,
-    /// Reasons to doubt the figures.
-    pub warnings: Vec<WarningReport>,
-    /// The first few failures in words, with seconds since the start.
-    pub notes: Vec<String>,
-    /// Whether the user ended the measurement.
-    pub interrupted: bool,
-    /// Whether every request had its right answer, and the books balance.
-    pub ok: bool,
+    pub run: RunReport,
 }
 
 /// What was asked for, with defaults filled in.
@@ -118,7 +100,7 @@ pub struct PortsReport {
 
 /// What was measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Run {
+pub struct RunReport {
     /// Start, seconds since the epoch.
     pub started_unix_s: f64,
     /// What rates refer to: the duration, or the time until the last request was settled.
@@ -229,117 +211,127 @@ pub struct ServerReport {
     pub processes: u64,
 }
 
-impl Report {
-    pub(crate) fn of(
-        plan: &Plan,
-        routes: &[Route],
-        forecast: &Forecast,
-        early: Vec<Warning>,
-        measured: &Measured,
-    ) -> Report {
-        let balance = measured.book.check(0, 0, 0);
-        let mut warnings = early;
-        warnings.extend(about_run(plan, measured));
-        if let Err(what) = &balance {
-            let text = format!("the books do not balance ({what}): a defect of this program, please report it");
-            warnings.push(Warning { code: "accounting", text });
-        }
-        let mut addresses: Vec<String> = routes.iter().map(|route| route.destination.to_string()).collect();
-        addresses.sort();
-        addresses.dedup();
-        let names: Vec<String> = plan.urls.iter().map(ToString::to_string).collect();
-        Report {
-            format: FORMAT.into(),
-            version: VERSION,
-            tool_version: env!("CARGO_PKG_VERSION").into(),
-            machine: Machine::this(),
-            target: TargetReport { name: names.join(" "), transport: "tcp".into(), addresses },
-            config: Config::of(plan, routes),
-            ports: PortsReport {
-                per_pair: forecast.allowance.ports,
-                pairs: forecast.pairs,
-                needed: forecast.needed,
-                time_wait_s: forecast.allowance.time_wait.as_secs_f64(),
-                sustained_per_s: forecast.sustained_per_s().map(milli),
-                time_wait_before: measured.time_wait_before,
-                time_wait_after: measured.time_wait_after,
-            },
-            run: Run::of(plan, measured),
-            warnings: warnings.iter().map(WarningReport::of).collect(),
-            notes: notes(measured),
-            interrupted: measured.threads.iter().any(|thread| thread.ran.interrupted),
-            ok: measured.book.is_clean() && balance.is_ok(),
-        }
-    }
+/// What a run of http measured.
+#[derive(Debug)]
+pub(crate) struct Measured {
+    pub(crate) run: Run<HttpCounters>,
+    pub(crate) server: Option<Used>,
+    /// By how much the kernel's counters rose.
+    pub(crate) kernel: BTreeMap<String, Option<u64>>,
+    pub(crate) time_wait_before: Option<u64>,
+    pub(crate) time_wait_after: Option<u64>,
+}
 
-    /// The text for people.
-    pub(crate) fn text(&self) -> String {
-        let (run, config) = (&self.run, &self.config);
-        let mut lines = Vec::new();
-        let mut line = |text: String| lines.push(text + "\n");
-        line(format!(
-            "{}: {:.1} s, {} loop, {} connections, requests per connection {}, close by {}",
-            self.target.name,
-            run.wall_s,
-            config.mode,
-            config.connections,
-            match config.requests_per_connection {
-                0 => "unlimited".to_owned(),
-                requests => requests.to_string(),
-            },
-            config.close
-        ));
-        line(format!(
-            "{:<12} {:>10} {:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
-            "", "count", "per s", "mean us", "p50 us", "p90 us", "p99 us", "p99.9 us", "max us"
-        ));
-        for (name, count, rate, latency) in [
-            ("connect", run.connections.established, run.connections.rate_per_s, &run.connect),
-            ("first byte", run.requests.begun, run.requests.begun_per_s, &run.first_byte),
-            ("response", run.requests.answered, run.requests.rate_per_s, &run.response),
-        ] {
-            let [p50, p90, p99, p999] = [50.0, 90.0, 99.0, 99.9].map(|percent| latency.at(percent));
-            line(format!(
-                "{name:<12} {count:>10} {rate:>10.0} {:>9.1} {p50:>9.1} {p90:>9.1} {p99:>9.1} {p999:>9.1} {:>9.1}",
-                latency.mean_us, latency.max_us
-            ));
-        }
-        let requests = &run.requests;
-        line(format!(
-            "requests     {} started = {} answered + {} failed + {} unanswered",
-            requests.started, requests.answered, requests.failed, requests.unanswered
-        ));
-        let connections = &run.connections;
-        line(format!(
-            "connections  {} attempted = {} established + {} not; ended {}",
-            connections.attempted,
-            connections.established,
-            connections.not_established,
-            or_none(in_words(&connections.ended))
-        ));
-        if requests.failed > 0 {
-            line(format!("failures     {}", in_words(&run.failures)));
-        }
-        line(format!("statuses     {}", or_none(in_words(&run.statuses))));
-        if let Some(tally) = &run.tally {
-            line(format!("{:<12} {}", tally.name, or_none(in_words(&tally.values))));
-        }
-        if let Some(server) = &run.server {
-            line(format!(
-                "server CPU   {:.2} us per connection, {:.2} us per request ({:.3} s user, {:.3} s system)",
-                server.cpu_us_per_connection,
-                server.cpu_us_per_request,
-                server.user_us / 1e6,
-                server.system_us / 1e6
-            ));
-        }
-        line(format!("client CPU   {:.2} us per request ({:.3} s)", run.cpu_us_per_request, run.cpu_s));
-        let risen: BTreeMap<String, u64> =
-            run.kernel.iter().map(|(name, rise)| (name.clone(), rise.unwrap_or(0))).collect();
-        line(format!("kernel       {}", or_none(in_words(&risen))));
-        lines.concat()
+pub(crate) fn of(
+    plan: &HttpPlan,
+    routes: &[Route],
+    exchange: &Arc<Exchange>,
+    forecast: &Forecast,
+    early: Vec<Warning>,
+    measured: &Measured,
+) -> Report {
+    let run = &measured.run;
+    let mut addresses: Vec<String> = routes.iter().map(|route| route.destination.to_string()).collect();
+    addresses.sort();
+    addresses.dedup();
+    let names: Vec<String> = plan.urls.iter().map(ToString::to_string).collect();
+    let body = Body {
+        config: Config::of(plan, exchange.request_bytes()),
+        ports: PortsReport {
+            per_pair: forecast.allowance.ports,
+            pairs: forecast.pairs,
+            needed: forecast.needed,
+            time_wait_s: forecast.allowance.time_wait.as_secs_f64(),
+            sustained_per_s: forecast.sustained_per_s().map(milli),
+            time_wait_before: measured.time_wait_before,
+            time_wait_after: measured.time_wait_after,
+        },
+        run: RunReport::of(plan, measured),
+    };
+    let target = TargetReport { name: names.join(" "), transport: "tcp".into(), addresses };
+    let mut report = Document::new(FORMAT, Some(target), body);
+    let balance = run.record.check(0, 0, 0);
+    report.warn(early);
+    report.warn(about_run(plan, measured));
+    if let Err(what) = &balance {
+        let text = format!("not all is accounted for ({what}): a defect of this program, please report it");
+        report.warn([Warning { code: "accounting", text }]);
     }
+    report.notes = notes(run);
+    report.interrupted = run.is_interrupted();
+    report.ok = run.record.is_clean() && balance.is_ok();
+    report
+}
 
+/// The text for people.
+pub(crate) fn text(report: &Report) -> String {
+    let (run, config) = (&report.body.run, &report.body.config);
+    let mut lines = Vec::new();
+    let mut line = |text: String| lines.push(text + "\n");
+    line(format!(
+        "{}: {:.1} s, {} loop, {} connections, requests per connection {}, close by {}",
+        report.target.as_ref().map_or("", |target| &target.name),
+        run.wall_s,
+        config.mode,
+        config.connections,
+        match config.requests_per_connection {
+            0 => "unlimited".to_owned(),
+            requests => requests.to_string(),
+        },
+        config.close
+    ));
+    line(format!(
+        "{:<12} {:>10} {:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+        "", "count", "per s", "mean us", "p50 us", "p90 us", "p99 us", "p99.9 us", "max us"
+    ));
+    for (name, count, rate, latency) in [
+        ("connect", run.connections.established, run.connections.rate_per_s, &run.connect),
+        ("first byte", run.requests.begun, run.requests.begun_per_s, &run.first_byte),
+        ("response", run.requests.answered, run.requests.rate_per_s, &run.response),
+    ] {
+        let [p50, p90, p99, p999] = [50.0, 90.0, 99.0, 99.9].map(|percent| latency.at(percent));
+        line(format!(
+            "{name:<12} {count:>10} {rate:>10.0} {:>9.1} {p50:>9.1} {p90:>9.1} {p99:>9.1} {p999:>9.1} {:>9.1}",
+            latency.mean_us, latency.max_us
+        ));
+    }
+    let requests = &run.requests;
+    line(format!(
+        "requests     {} started = {} answered + {} failed + {} unanswered",
+        requests.started, requests.answered, requests.failed, requests.unanswered
+    ));
+    let connections = &run.connections;
+    line(format!(
+        "connections  {} attempted = {} established + {} not; ended {}",
+        connections.attempted,
+        connections.established,
+        connections.not_established,
+        or_none(in_words(&connections.ended))
+    ));
+    if requests.failed > 0 {
+        line(format!("failures     {}", in_words(&run.failures)));
+    }
+    line(format!("statuses     {}", or_none(in_words(&run.statuses))));
+    if let Some(tally) = &run.tally {
+        line(format!("{:<12} {}", tally.name, or_none(in_words(&tally.values))));
+    }
+    if let Some(server) = &run.server {
+        line(format!(
+            "server CPU   {:.2} us per connection, {:.2} us per request ({:.3} s user, {:.3} s system)",
+            server.cpu_us_per_connection,
+            server.cpu_us_per_request,
+            server.user_us / 1e6,
+            server.system_us / 1e6
+        ));
+    }
+    line(format!("client CPU   {:.2} us per request ({:.3} s)", run.cpu_us_per_request, run.cpu_s));
+    let risen: BTreeMap<String, u64> =
+        run.kernel.iter().map(|(name, rise)| (name.clone(), rise.unwrap_or(0))).collect();
+    line(format!("kernel       {}", or_none(in_words(&risen))));
+    lines.concat()
+}
+
+impl Body {
     /// What went wrong, in words.
     pub(crate) fn faults(&self) -> String {
         let mut parts = vec![in_words(&self.run.failures)];
@@ -356,80 +348,75 @@ impl Report {
 }
 
 impl Config {
-    fn of(plan: &Plan, routes: &[Route]) -> Config {
-        let (mode, rate_per_s, arrival, seed) = match plan.pace {
-            Pace::Closed => ("closed", None, None, None),
-            Pace::Open { rate_per_s, arrival, seed, .. } => {
-                ("open", Some(rate_per_s), Some(arrival.name().to_owned()), Some(seed))
-            }
-        };
-        let terms = &plan.terms;
-        let seconds = |ns: u64| ns as f64 / 1e9;
-        let body = terms.expected.body.as_ref();
+    fn of(plan: &HttpPlan, request_bytes: usize) -> Config {
+        let (drive, expected) = (&plan.drive, &plan.expected);
+        let (rate_per_s, arrival, seed) = drive.pace.in_parts();
+        let body = expected.body.as_ref();
         Config {
-            mode: mode.into(),
-            connections: plan.connections as u64,
-            requests_per_connection: terms.requests_per_connection,
-            close: terms.close.name().into(),
+            mode: if rate_per_s.is_some() { "open" } else { "closed" }.into(),
+            connections: drive.connections as u64,
+            requests_per_connection: plan.requests_per_connection,
+            close: plan.close.name().into(),
             sources: plan.sources.iter().map(ToString::to_string).collect(),
-            requests: plan.requests,
-            duration_s: plan.duration.map(|duration| duration.as_secs_f64()),
+            requests: drive.requests,
+            duration_s: drive.duration.map(|duration| duration.as_secs_f64()),
             rate_per_s,
             arrival,
             seed,
-            connect_timeout_s: seconds(terms.connect_timeout_ns),
-            timeout_s: seconds(terms.timeout_ns),
-            drain_s: plan.drain.as_secs_f64(),
-            expected_statuses: terms.expected.statuses.clone(),
-            expected_body_bytes: body.map(|body| body.len() as u64).or(terms.expected.body_bytes),
+            connect_timeout_s: plan.connect_timeout.as_secs_f64(),
+            timeout_s: drive.terms.timeout_ns as f64 / 1e9,
+            drain_s: drive.drain.as_secs_f64(),
+            expected_statuses: expected.statuses.clone(),
+            expected_body_bytes: body.map(|body| body.len() as u64).or(expected.body_bytes),
             checks_body: body.is_some(),
-            request_bytes: routes.iter().map(|route| route.requests[1].len() as u64).max().unwrap_or(0),
-            threads: plan.threads as u64,
+            request_bytes: request_bytes as u64,
+            threads: drive.threads as u64,
         }
     }
 }
 
-impl Run {
-    fn of(plan: &Plan, measured: &Measured) -> Run {
-        let book = &measured.book;
-        let wall_s = (measured.end_ns - measured.start_ns) as f64 / 1e9;
-        let cpu_s = measured.threads.iter().map(|thread| thread.cpu_ns as f64 / 1e9).sum::<f64>();
+impl RunReport {
+    fn of(plan: &HttpPlan, measured: &Measured) -> RunReport {
+        let (run, record) = (&measured.run, &measured.run.record);
+        let connections = &record.connections;
+        let wall_s = run.wall_s();
         let latency = |latencies: &Latencies| LatencyReport::of(latencies, &[]);
-        let per = |amount: f64, of: f64| milli(stats::per(amount, of));
-        Run {
-            started_unix_s: micro(measured.started_unix_s),
+        let per = |amount: f64, of: f64| milli(running::per(amount, of));
+        let steps = record.steps.as_ref().expect("connections come and go");
+        RunReport {
+            started_unix_s: micro(run.started_unix_s),
             wall_s: nano(wall_s),
             requests: Requests {
-                started: book.started,
-                answered: book.answered,
-                failed: book.failures.total(),
-                unanswered: book.unanswered,
-                begun: book.first_byte.count(),
-                begun_per_s: per(book.begun_in_time as f64, wall_s),
-                rate_per_s: per(book.in_time as f64, wall_s),
+                started: record.started,
+                answered: record.answered,
+                failed: record.failed,
+                unanswered: record.unanswered,
+                begun: steps.first_byte.count(),
+                begun_per_s: per(steps.first_byte_in_time as f64, wall_s),
+                rate_per_s: milli(run.rate_per_s()),
             },
             connections: Connections {
-                attempted: book.attempted,
-                established: book.established,
-                not_established: book.not_established,
-                ended: book.ends.by_name(End::ALL),
-                surplus: book.surplus,
-                close_timeouts: book.close_timeouts,
-                rate_per_s: per(book.established_in_time as f64, wall_s),
+                attempted: connections.attempted,
+                established: connections.established,
+                not_established: connections.not_established,
+                ended: connections.ends.by_name(End::ALL),
+                surplus: connections.surplus,
+                close_timeouts: connections.close_timeouts,
+                rate_per_s: per(connections.established_in_time as f64, wall_s),
             },
-            connect: latency(&book.connect),
-            first_byte: latency(&book.first_byte),
-            response: latency(&book.response),
-            failures: book.failures.by_name(Failure::ALL),
-            statuses: book.statuses.iter().map(|(status, count)| (status.to_string(), *count)).collect(),
-            tally: plan.terms.expected.tally.clone().map(|name| TallyReport {
+            connect: latency(&steps.connect),
+            first_byte: latency(&steps.first_byte),
+            response: latency(&run.latencies),
+            failures: record.faults.by_name(Fault::OF_HTTP),
+            statuses: record.counters.statuses.iter().map(|(status, count)| (status.to_string(), *count)).collect(),
+            tally: plan.expected.tally.clone().map(|name| TallyReport {
                 name,
-                values: book.tallied.clone(),
-                threads: measured.threads.iter().map(|thread| thread.ran.book.tallied.clone()).collect(),
+                values: record.counters.tallied.clone(),
+                threads: run.threads.iter().map(|thread| thread.record.counters.tallied.clone()).collect(),
             }),
-            sent_bytes: book.sent_bytes,
-            received_bytes: book.received_bytes,
-            body_bytes: book.body_bytes,
+            sent_bytes: record.sent_bytes,
+            received_bytes: record.received_bytes,
+            body_bytes: record.counters.body_bytes,
             server: measured.server.map(|used| {
                 let cpu_us = used.time.all_ns as f64 / 1e3;
                 ServerReport {
@@ -438,50 +425,27 @@ impl Run {
                     cpu_us,
                     user_us: used.time.user_ns as f64 / 1e3,
                     system_us: used.time.system_ns as f64 / 1e3,
-                    cpu_us_per_connection: per(cpu_us, book.established as f64),
-                    cpu_us_per_request: per(cpu_us, book.answered as f64),
+                    cpu_us_per_connection: per(cpu_us, connections.established as f64),
+                    cpu_us_per_request: per(cpu_us, record.answered as f64),
                     processes: used.processes,
                 }
             }),
-            cpu_s: nano(cpu_s),
-            cpu_us_per_request: per(cpu_s * 1e6, book.answered as f64),
-            kernel: measured.counters.clone(),
-            open: measured.open.as_ref().map(OpenReport::of),
-            threads: measured.threads.iter().map(thread).collect(),
+            cpu_s: nano(run.cpu_s()),
+            cpu_us_per_request: milli(run.cpu_us_per_reply()),
+            kernel: measured.kernel.clone(),
+            open: run.lateness.as_ref().map(OpenReport::of),
+            threads: run.threads.iter().map(ThreadReport::of).collect(),
         }
     }
 }
 
-fn thread(thread: &ThreadRan) -> ThreadReport {
-    ThreadReport {
-        cpu: thread.cpu,
-        elapsed_s: thread.elapsed_ns as f64 / 1e9,
-        messages: thread.ran.book.answered,
-        cpu_s: thread.cpu_ns as f64 / 1e9,
-        runqueue_wait_s: thread.runqueue_wait_ns as f64 / 1e9,
-    }
-}
-
 /// Reasons to doubt the figures.
-fn about_run(plan: &Plan, measured: &Measured) -> Vec<Warning> {
-    let mut warnings = Vec::new();
-    let spins = matches!(plan.pace, Pace::Open { spin, .. } if !spin.is_zero());
-    let share = |thread: &ThreadRan| stats::per(thread.cpu_ns as f64, thread.elapsed_ns as f64);
-    let busiest = measured.threads.iter().map(share).fold(0.0, f64::max);
-    if plan.connections > plan.threads && !spins && busiest > warn::BUSY_SHARE {
-        let text = format!(
-            "a thread of this program used {:.0} % of its CPU: the server may be able to do more than was measured; add \
-             threads on CPUs of their own (--cpu)",
-            busiest * 100.0
-        );
-        warnings.push(Warning { code: "generator-busy", text });
-    }
-    if let (Pace::Open { rate_per_s, .. }, Some(open)) = (plan.pace, &measured.open) {
-        let gap_ns = plan.threads as f64 * 1e9 / rate_per_s as f64;
-        warnings.extend(warn::late_schedule(open, gap_ns));
-        warnings.extend(warn::bound_reached(open, &format!("all {} connections busy", plan.connections), "-n"));
-    }
-    let risen = |name: &str| measured.counters.get(name).copied().flatten().unwrap_or(0);
+fn about_run(plan: &HttpPlan, measured: &Measured) -> Vec<Warning> {
+    let (drive, run) = (&plan.drive, &measured.run);
+    let room = format!("all {} connections busy", drive.connections);
+    let mut warnings = warn::schedule(drive, run, &room, "-n");
+    warnings.extend(warn::busy_generator(drive, run, false, "add threads on CPUs of their own (--cpu)"));
+    let risen = |name: &str| measured.kernel.get(name).copied().flatten().unwrap_or(0);
     let dropped = risen("ListenOverflows").max(risen("ListenDrops"));
     if dropped > 0 {
         let text = format!(
@@ -491,11 +455,11 @@ fn about_run(plan: &Plan, measured: &Measured) -> Vec<Warning> {
         );
         warnings.push(Warning { code: "listen-queue-full", text });
     }
-    if measured.book.close_timeouts > 0 {
+    if run.record.connections.close_timeouts > 0 {
         let text = format!(
             "the server did not close {} connections it was asked to close, each of which cost a time limit; use \
              --close client or --close reset",
-            measured.book.close_timeouts
+            run.record.connections.close_timeouts
         );
         warnings.push(Warning { code: "server-keeps-open", text });
     }
@@ -503,7 +467,7 @@ fn about_run(plan: &Plan, measured: &Measured) -> Vec<Warning> {
         let text = "a process of --server-pid ended during the run: what it used since it was last seen is missing";
         warnings.push(Warning { code: "server-gone", text: text.into() });
     }
-    if measured.threads.iter().any(|thread| thread.ran.hopeless) {
+    if run.threads.iter().any(|thread| thread.hopeless) {
         let text =
             "not one of the first 1000 connections was established, so the run was ended; is the server running?";
         warnings.push(Warning { code: "nobody-there", text: text.into() });
@@ -511,11 +475,11 @@ fn about_run(plan: &Plan, measured: &Measured) -> Vec<Warning> {
     warnings
 }
 
-fn notes(measured: &Measured) -> Vec<String> {
-    let text = |(at_ns, what): &(u64, String)| {
-        format!("after {:.3} s: {what}", at_ns.saturating_sub(measured.start_ns) as f64 / 1e9)
-    };
-    measured.book.notes.iter().take(NOTES_MAX).map(text).collect()
+fn notes(run: &Run<HttpCounters>) -> Vec<String> {
+    let mut notes: Vec<&Note> = run.record.notes.iter().collect();
+    notes.sort_by_key(|note| note.at_ns);
+    let seconds = |note: &Note| note.at_ns.saturating_sub(run.start_ns()) as f64 / 1e9;
+    notes.into_iter().take(NOTES_MAX).map(|note| format!("after {:.3} s: {}", seconds(note), note.text)).collect()
 }
 
 fn in_words(counts: &BTreeMap<String, u64>) -> String {

@@ -1,4 +1,4 @@
-//! The options both tools share, and the plan they make.
+//! The options that several tools share, and how their values are read.
 
 pub mod numbers;
 pub(crate) mod target;
@@ -6,116 +6,44 @@ pub(crate) mod target;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::drive::open::Arrival;
 use crate::drive::pin::Pinning;
-use crate::drive::table::Table;
-use crate::drive::transport::{SocketOptions, Transport};
+use crate::drive::plan::Pace;
+use crate::drive::schedule::Arrival;
 use crate::error::LoadError;
 use crate::options::numbers::{NumberError, parse_duration, parse_in, parse_rate, parse_u64};
-use crate::options::target::Target;
 
-/// The most requests in flight per thread. The originals clamped to 1023 and 1024.
-const IN_FLIGHT_MAX: u64 = 65_536;
-
-/// In flight at most in an open loop, where `-a` is a safety net and not the load.
-const OPEN_IN_FLIGHT: u64 = 1024;
-
-/// Length of an open-loop run if neither `--duration` nor `-c` is given.
-const OPEN_DURATION: Duration = Duration::from_secs(10);
-
-/// Messages per thread if neither `--duration` nor `-c` is given.
-const MESSAGES: u64 = 1_000_000;
-
-/// The most quantiles that get a column.
-const QUANTILES_MAX: usize = 16;
-
-/// The quantiles of the original: the median and one, two and three standard deviations of a normal distribution.
-const QUANTILES: &str = ".3, 4.6, 31.7, 50, 68.3, 95.4, 99.7";
-
-/// Options of both echotest and rpctest.
+/// Who decides when a request is sent.
 #[derive(Debug, Clone, clap::Args)]
-#[command(version, allow_negative_numbers = true)]
-pub struct CommonArgs {
-    /// Where to send: a host name or address, or unix:/path for a Unix-domain stream socket
-    #[arg(value_name = "[user@]HOST[:PORT]")]
-    pub host: String,
-
-    /// Most messages in flight per thread; 0 for a synchronous loop [default: 1, or 1024 with --rate]
-    #[arg(short = 'a', long = "in-flight", value_name = "N", value_parser = in_flight)]
-    pub in_flight: Option<u64>,
-
-    /// Messages per thread and iteration [default: 1000000, or no limit with --duration]
-    #[arg(short = 'c', long = "count", value_name = "N", value_parser = parse_u64)]
-    pub count: Option<u64>,
-
-    /// Directory for each iteration's raw histogram, a gnuplot script for it, and an SVG plot
-    #[arg(short = 'd', long = "histogram-dir", value_name = "DIR")]
-    pub histogram_dir: Option<PathBuf>,
-
-    /// Suppress the header line
-    #[arg(short = 'H', long = "no-header", overrides_with = "no_header")]
-    pub no_header: bool,
-
-    /// Iterations, one line each [default: 99 for rpctest, endless for echotest, 1 with --rate or --duration]
-    #[arg(short = 'i', long = "iterations", value_name = "N", value_parser = parse_u64)]
-    pub iterations: Option<u64>,
-
-    /// Threads, each with a connection of its own
-    #[arg(short = 'j', long = "jobs", value_name = "N", default_value = "1", value_parser = jobs)]
-    pub jobs: u64,
-
-    /// Show running averages instead of running medians
-    #[arg(short = 'm', long = "average", overrides_with = "average")]
-    pub average: bool,
-
-    /// Port, where HOST names none [default: 60007 for echotest, 62049 for rpctest]
-    #[arg(short = 'p', long = "port", value_name = "PORT", value_parser = port)]
-    pub port: Option<u64>,
-
-    /// Quantiles to show, in percent; at most 16; "" for none
-    #[arg(short = 'q', long = "quantiles", value_name = "LIST", default_value = QUANTILES, allow_hyphen_values = true)]
-    pub quantiles: String,
-
-    /// Use UDP
-    #[arg(short = 'u', long = "udp", overrides_with = "udp")]
-    pub udp: bool,
-
-    /// Show more columns
-    #[arg(short = 'x', long = "extended", overrides_with = "extended")]
-    pub extended: bool,
-
-    /// Say more on stderr; repeat for more
-    #[arg(short = 'v', long = "verbose", action = clap::ArgAction::Count)]
-    pub verbose: u8,
-
-    /// Send up to N messages per send and take as many replies per receive as there are (not the original's method)
-    #[arg(long, value_name = "N", default_value = "1", value_parser = batch)]
-    pub batch: u64,
-
-    /// Give up after this time without a reply (TCP), or per message (UDP) [default: 5 s, UDP 1 s]
-    #[arg(long, value_name = "TIME", value_parser = timeout)]
-    pub timeout: Option<Duration>,
-
-    /// Length of an iteration
-    #[arg(long, value_name = "TIME", value_parser = timeout)]
-    pub duration: Option<Duration>,
-
-    /// Open loop: send N messages per second over all threads, and count latency from the intended start
+pub struct PaceArgs {
+    /// Open loop: send N requests per second over all threads and connections, and count latency from the intended start
     #[arg(long, value_name = "N[/s]", value_parser = parse_rate)]
     pub rate: Option<u64>,
 
-    /// Gaps between the messages of --rate
-    #[arg(long, value_enum, default_value = "constant", requires = "rate")]
-    pub arrival: Arrival,
+    /// Gaps between the requests of --rate [default: constant for echotest and rpctest, else poisson]
+    #[arg(long, value_enum, requires = "rate")]
+    pub arrival: Option<Arrival>,
 
-    /// Never sleep within this time before a message of --rate is due (precise, but burns a CPU)
+    /// Never sleep within this time before a request of --rate is due (precise, but burns a CPU)
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "0", requires = "rate")]
     pub spin: Duration,
 
-    /// Seed of --arrival poisson
+    /// Seed of all that is drawn
     #[arg(long, value_name = "N", value_parser = parse_u64, default_value = "1")]
     pub seed: u64,
+}
 
+impl PaceArgs {
+    pub(crate) fn pace(&self, arrival: Arrival) -> Pace {
+        match self.rate {
+            None => Pace::Closed,
+            Some(rate_per_s) => Pace::Open { rate_per_s, arrival: self.arrival.unwrap_or(arrival), seed: self.seed },
+        }
+    }
+}
+
+/// Where the threads run.
+#[derive(Debug, Clone, clap::Args)]
+pub struct CpuArgs {
     /// CPUs for the threads, in turn, such as 0,2-3
     #[arg(long, value_name = "LIST", conflicts_with = "no_pin")]
     pub cpu: Option<String>,
@@ -123,23 +51,17 @@ pub struct CommonArgs {
     /// Leave the threads to the scheduler (default: thread i runs on the i-th CPU of the mask, below 16 threads)
     #[arg(long)]
     pub no_pin: bool,
+}
 
-    /// Scheduling priority to ask for; ignored without the right to it [default: as the original]
-    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(i32).range(-20..=19))]
-    pub nice: Option<i32>,
+impl CpuArgs {
+    pub(crate) fn pinning(&self) -> Result<Pinning, LoadError> {
+        Pinning::of_options(self.cpu.as_deref(), self.no_pin)
+    }
+}
 
-    /// TCP_NODELAY; auto sets it with one message in flight, as the original
-    #[arg(long, value_name = "WHEN", value_enum, default_value = "auto")]
-    pub nodelay: NoDelay,
-
-    /// SO_SNDBUF of the sockets, in bytes [default: the system's]
-    #[arg(long, value_name = "BYTES", value_parser = buffer)]
-    pub sndbuf: Option<u64>,
-
-    /// SO_RCVBUF of the sockets, in bytes [default: the system's; UDP: what is in flight]
-    #[arg(long, value_name = "BYTES", value_parser = buffer)]
-    pub rcvbuf: Option<u64>,
-
+/// What is printed and written.
+#[derive(Debug, Clone, clap::Args)]
+pub struct OutputArgs {
     /// Print one JSON document instead of the table
     #[arg(long)]
     pub json: bool,
@@ -151,354 +73,22 @@ pub struct CommonArgs {
     /// Write a plot of latency by percentile
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-
-    /// Show a progress line on stderr even if it is no terminal
-    #[arg(long, overrides_with = "no_progress")]
-    pub progress: bool,
-
-    /// Never show a progress line
-    #[arg(long, overrides_with = "progress")]
-    pub no_progress: bool,
 }
 
-/// When TCP_NODELAY is set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum NoDelay {
-    /// With at most one message in flight.
-    Auto,
-    /// Always.
-    On,
-    /// Never.
-    Off,
-}
-
-/// What differs between the tools.
-pub(crate) struct ToolDefaults {
-    pub(crate) name: &'static str,
-    pub(crate) port: u16,
-    pub(crate) iterations: u64,
-    pub(crate) nice: i32,
-}
-
-/// The load: how requests are paced.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Pace {
-    /// As fast as replies come. `synchronous` is `-a 0`.
-    Closed { synchronous: bool },
-    /// On a schedule.
-    Open { rate_per_s: u64, arrival: Arrival, seed: u64, spin: Duration },
-}
-
-/// Everything that is known before the first connection, checked and with defaults filled in.
-#[derive(Debug, Clone)]
-pub(crate) struct Plan {
-    pub(crate) tool: &'static str,
-    pub(crate) target: Target,
-    pub(crate) socket: SocketOptions,
-    pub(crate) pace: Pace,
-    /// As given: 0 for the synchronous loop. What the INF column shows.
-    pub(crate) in_flight_given: u64,
-    pub(crate) in_flight: usize,
-    /// Messages per thread and run.
-    pub(crate) messages: Option<u64>,
-    pub(crate) duration: Option<Duration>,
-    pub(crate) iterations: u64,
-    pub(crate) threads: usize,
-    pub(crate) batch: usize,
-    pub(crate) timeout: Duration,
-    pub(crate) pinning: Pinning,
-    pub(crate) nice: i32,
-    /// In percent, ascending.
-    pub(crate) quantiles: Vec<f64>,
-    pub(crate) average: bool,
-    pub(crate) extended: bool,
-    pub(crate) header: bool,
-    pub(crate) json: bool,
-    pub(crate) hdr: Option<PathBuf>,
-    pub(crate) svg: Option<PathBuf>,
-    pub(crate) histogram_dir: Option<PathBuf>,
-    pub(crate) verbose: u8,
-    /// `None`: if stderr is a terminal.
-    pub(crate) progress: Option<bool>,
-}
-
-impl CommonArgs {
-    /// Checks what clap cannot, and fills in the tool's defaults.
-    pub(crate) fn plan(&self, tool: &ToolDefaults) -> Result<Plan, LoadError> {
-        let port = self.port.map_or(tool.port, |port| port as u16);
-        let target = Target::parse(&self.host, port)?;
-        let transport = match (&target, self.udp) {
-            (Target::Unix(_), true) => {
-                return usage("-u needs a host; a unix: target is a stream");
-            }
-            (Target::Unix(_), false) => Transport::Unix,
-            (Target::Inet { .. }, true) => Transport::Udp,
-            (Target::Inet { .. }, false) => Transport::Tcp,
-        };
-        if self.batch > 1 && transport.is_datagram() {
-            return usage("--batch needs a stream: a datagram is one message");
-        }
-        if self.batch > 1 && self.rate.is_some() {
-            return usage("--batch and --rate exclude each other: a batch has no schedule");
-        }
-        let in_flight_given = self.in_flight.unwrap_or(match self.rate {
-            Some(_) => OPEN_IN_FLIGHT,
-            None => 1,
-        });
-        if self.batch > in_flight_given.max(1) {
-            return usage("--batch cannot be larger than -a: a batch is in flight as a whole");
-        }
-        let pace = match self.rate {
-            None => Pace::Closed { synchronous: in_flight_given == 0 },
-            Some(_) if in_flight_given == 0 => {
-                return usage("-a 0 and --rate exclude each other: a synchronous loop has no schedule");
-            }
-            Some(rate_per_s) => Pace::Open { rate_per_s, arrival: self.arrival, seed: self.seed, spin: self.spin },
-        };
-        let duration = match (self.duration, self.rate, self.count) {
-            (None, Some(_), None) => Some(OPEN_DURATION),
-            (duration, _, _) => duration,
-        };
-        let messages = match (self.count, duration) {
-            (Some(count), _) => Some(count.max(1)),
-            (None, Some(_)) => None,
-            (None, None) => Some(MESSAGES),
-        };
-        let iterations = match (self.iterations, self.rate, self.duration) {
-            (Some(iterations), _, _) => iterations.max(1),
-            (None, None, None) => tool.iterations,
-            (None, _, _) => 1,
-        };
-        let timeout = self.timeout.unwrap_or(match transport.is_datagram() {
-            true => Duration::from_secs(1),
-            false => Duration::from_secs(5),
-        });
-        let pinning = Pinning::of_options(self.cpu.as_deref(), self.no_pin)?;
-        let nodelay = match self.nodelay {
-            NoDelay::On => true,
-            NoDelay::Off => false,
-            NoDelay::Auto => in_flight_given <= 1 || self.rate.is_some(),
-        };
-        Ok(Plan {
-            tool: tool.name,
-            target,
-            socket: SocketOptions {
-                transport,
-                nodelay,
-                connect_timeout: timeout,
-                tick: (timeout / 4).clamp(Duration::from_millis(1), Duration::from_millis(250)),
-                send_buffer_bytes: self.sndbuf.map(|bytes| bytes as usize),
-                receive_buffer_bytes: self.rcvbuf.map(|bytes| bytes as usize),
-            },
-            pace,
-            in_flight_given,
-            in_flight: in_flight_given.max(1) as usize,
-            messages,
-            duration,
-            iterations,
-            threads: self.jobs as usize,
-            batch: self.batch as usize,
-            timeout,
-            pinning,
-            nice: self.nice.unwrap_or(tool.nice),
-            quantiles: parse_quantiles(&self.quantiles)?,
-            average: self.average,
-            extended: self.extended,
-            header: !self.no_header,
-            json: self.json,
-            hdr: self.hdr.clone(),
-            svg: self.svg.clone(),
-            histogram_dir: self.histogram_dir.clone(),
-            verbose: self.verbose,
-            progress: match (self.progress, self.no_progress) {
-                (true, _) => Some(true),
-                (_, true) => Some(false),
-                (false, false) => None,
-            },
-        })
-    }
-}
-
-impl Plan {
-    /// Fits the plan to messages of `message_bytes` whose identifiers have `id_bits` bits.
-    pub(crate) fn fit(&mut self, message_bytes: usize, id_bits: u32) -> Result<(), LoadError> {
-        let most = Table::most_in_flight(id_bits);
-        if self.in_flight > most {
-            return usage(format!(
-                "-a {} is too much for datagrams of {message_bytes} bytes: their numbers tell only {most} apart; \
-                 use -l 4 or more",
-                self.in_flight
-            ));
-        }
-        // The kernel charges a datagram with its own bookkeeping; with room for all that is in flight, a loss is
-        // the network's or the server's. The system's limit (net.core.rmem_max) still holds.
-        if self.socket.transport.is_datagram() && self.socket.receive_buffer_bytes.is_none() {
-            const BOOKKEEPING: usize = 1024;
-            const SYSTEM_DEFAULT: usize = 212_992;
-            let needed = self.in_flight * (message_bytes + BOOKKEEPING);
-            self.socket.receive_buffer_bytes = (needed > SYSTEM_DEFAULT).then_some(needed);
-        }
-        Ok(())
-    }
-}
-
-fn usage<T>(text: impl Into<String>) -> Result<T, LoadError> {
+/// Options that contradict each other.
+pub(crate) fn usage<T>(text: impl Into<String>) -> Result<T, LoadError> {
     Err(LoadError::Usage(text.into()))
 }
 
-/// Percent values separated by commas or blanks; sorted, at most 16, as in the original.
-fn parse_quantiles(list: &str) -> Result<Vec<f64>, LoadError> {
-    let mut quantiles = Vec::new();
-    for text in list.split(|c: char| c == ',' || c.is_whitespace()).filter(|text| !text.is_empty()) {
-        let wrong = |source| LoadError::Number { option: "-q".into(), source };
-        let percent: f64 = text.parse().map_err(|_| wrong(NumberError::Invalid { text: text.to_string() }))?;
-        if !(0.0..=100.0).contains(&percent) {
-            return Err(wrong(NumberError::OutOfRange { text: text.to_string(), min: 0, max: 100 }));
-        }
-        quantiles.push(percent);
-    }
-    quantiles.truncate(QUANTILES_MAX);
-    quantiles.sort_by(f64::total_cmp);
-    Ok(quantiles)
+/// A number from `MIN` to `MAX`.
+pub(crate) fn number<const MIN: u64, const MAX: u64>(text: &str) -> Result<u64, NumberError> {
+    parse_in(text, MIN, MAX)
 }
 
-fn in_flight(text: &str) -> Result<u64, NumberError> {
-    parse_in(text, 0, IN_FLIGHT_MAX)
-}
-
-fn jobs(text: &str) -> Result<u64, NumberError> {
-    parse_in(text, 1, 10_000)
-}
-
-fn port(text: &str) -> Result<u64, NumberError> {
-    parse_in(text, 1, u64::from(u16::MAX))
-}
-
-fn batch(text: &str) -> Result<u64, NumberError> {
-    parse_in(text, 1, IN_FLIGHT_MAX)
-}
-
-fn buffer(text: &str) -> Result<u64, NumberError> {
-    parse_in(text, 1, 1 << 30)
-}
-
-fn timeout(text: &str) -> Result<Duration, NumberError> {
+/// A time that is not zero.
+pub(crate) fn positive_time(text: &str) -> Result<Duration, NumberError> {
     match parse_duration(text)? {
-        Duration::ZERO => Err(NumberError::OutOfRange { text: text.to_string(), min: 1, max: u64::from(u32::MAX) }),
+        Duration::ZERO => Err(NumberError::OutOfRange { text: text.to_owned(), min: 1, max: u64::from(u32::MAX) }),
         time => Ok(time),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::error::exit_code_of_parse;
-    use clap::Parser;
-
-    #[derive(Debug, Parser)]
-    struct Program {
-        #[command(flatten)]
-        common: CommonArgs,
-    }
-
-    const TOOL: ToolDefaults = ToolDefaults { name: "rpctest", port: 62049, iterations: 99, nice: -20 };
-
-    fn plan(line: &str) -> Result<Plan, u8> {
-        let words = std::iter::once("rpctest").chain(line.split_whitespace());
-        let program = Program::try_parse_from(words).map_err(|error| exit_code_of_parse(&error))?;
-        program.common.plan(&TOOL).map_err(|error| error.exit_code())
-    }
-
-    #[test]
-    fn the_defaults_of_the_original() {
-        let plan = plan("localhost").unwrap();
-        assert_eq!(plan.target.to_string(), "localhost:62049");
-        assert_eq!((plan.in_flight_given, plan.threads, plan.batch), (1, 1, 1));
-        assert_eq!((plan.messages, plan.iterations), (Some(1_000_000), 99));
-        assert_eq!(plan.quantiles, [0.3, 4.6, 31.7, 50.0, 68.3, 95.4, 99.7]);
-        assert_eq!(plan.pinning, Pinning::Mask);
-        assert!(plan.socket.nodelay && plan.header && !plan.average && !plan.extended);
-        assert_eq!(plan.socket.transport, Transport::Tcp);
-    }
-
-    #[test]
-    fn options_may_follow_the_host_and_take_suffixes() {
-        let plan = plan("-a 128 greg@localhost:99 -c9M -j2 -i 0 -Hmx -p 7 -H").unwrap();
-        assert_eq!(plan.target.to_string(), "localhost:99");
-        assert_eq!((plan.in_flight, plan.threads), (128, 2));
-        assert_eq!((plan.messages, plan.iterations), (Some(9_000_000), 1));
-        assert!(!plan.header && plan.average && plan.extended && !plan.socket.nodelay);
-    }
-
-    #[test]
-    fn a_time_or_a_rate_makes_one_run_without_a_count() {
-        let timed = plan("h --duration 500ms").unwrap();
-        assert_eq!((timed.messages, timed.iterations), (None, 1));
-        let open = plan("h --rate 10K/s --arrival poisson").unwrap();
-        assert_eq!((open.messages, open.duration), (None, Some(OPEN_DURATION)));
-        assert_eq!(open.in_flight, 1024);
-        let counted = plan("h --rate 10K/s -c 5 -a 3").unwrap();
-        assert_eq!((counted.messages, counted.duration), (Some(5), None));
-        assert_eq!(counted.in_flight, 3);
-    }
-
-    #[test]
-    fn mistakes_get_the_status_of_the_original() {
-        for (line, status) in [
-            ("", 64),
-            ("a b", 64),
-            ("h --no-such", 64),
-            ("h -a", 64),
-            ("h -a x", 65),
-            ("h -c -1", 65),
-            ("h -c 2kfoo", 65),
-            ("h -a 65537", 65),
-            ("h -j 0", 65),
-            ("h -p 0", 65),
-            ("h:70000", 65),
-            ("h -q 101", 65),
-            ("h -q -1", 65),
-            ("h -q 5,x", 65),
-            ("h --timeout 0", 65),
-            ("h --rate 0", 65),
-            ("h --arrival poisson", 64),
-            ("h --cpu x", 64),
-            ("h --cpu 1 --no-pin", 64),
-            ("unix:/x -u", 64),
-            ("h -u --batch 2 -a 4", 64),
-            ("h --batch 5 -a 4", 64),
-            ("h --rate 5 --batch 2 -a 4", 64),
-            ("h --rate 5 -a 0", 64),
-            ("-h", 0),
-            ("-V", 0),
-        ] {
-            assert_eq!(plan(line).err(), Some(status), "{line}");
-        }
-    }
-
-    #[test]
-    fn quantiles_are_sorted_and_cut() {
-        assert!(parse_quantiles("").unwrap().is_empty());
-        assert_eq!(parse_quantiles("99 1,50").unwrap(), [1.0, 50.0, 99.0]);
-        let many = (0..20).map(|i| i.to_string()).collect::<Vec<_>>().join(",");
-        assert_eq!(parse_quantiles(&many).unwrap().len(), QUANTILES_MAX);
-        assert!(parse_quantiles("nan").is_err());
-    }
-
-    #[test]
-    fn an_empty_list_of_quantiles_is_accepted() {
-        let program = Program::try_parse_from(["rpctest", "h", "-q", ""]).unwrap();
-        assert!(program.common.plan(&TOOL).unwrap().quantiles.is_empty());
-    }
-
-    #[test]
-    fn short_datagrams_limit_what_is_in_flight() {
-        let mut plan = plan("h -u -a 200").unwrap();
-        assert!(plan.clone().fit(1, 8).is_err());
-        plan.fit(4, 32).unwrap();
-        assert_eq!(plan.socket.receive_buffer_bytes, None);
-        plan.in_flight = 1024;
-        plan.fit(64, 32).unwrap();
-        assert_eq!(plan.socket.receive_buffer_bytes, Some(1024 * 1088));
     }
 }

@@ -1,9 +1,11 @@
-//! Every way in which a reply can be wrong, of all tools that send messages.
+//! Every way in which a request can fail or a reply can be wrong, and every way in which a connection can end.
+
+use rustix::io::Errno;
 
 use crate::record::tally::{Tally, kinds};
 
 kinds! {
-    /// What was wrong with a reply.
+    /// What was wrong. The names are those of the documented formats; a tool reports the kinds that its protocol has.
     Fault {
         /// No reply within the time limit.
         Lost = "lost",
@@ -29,6 +31,39 @@ kinds! {
         Length = "length",
         /// Bytes for which nothing was outstanding.
         Unsolicited = "unsolicited",
+        /// No program listens there (ECONNREFUSED).
+        Refused = "refused",
+        /// Reset while connecting: the handshake was done and undone before anything was sent.
+        ConnectReset = "connect_reset",
+        /// Not connected within the time limit.
+        ConnectTimeout = "connect_timeout",
+        /// No route, or a firewall refuses.
+        Unreachable = "unreachable",
+        /// No free port for this source and destination (EADDRNOTAVAIL).
+        AddressExhausted = "address_exhausted",
+        /// This machine has no descriptor or memory for another connection.
+        LocalLimit = "local_limit",
+        /// Reset while the request was being sent.
+        SendReset = "send_reset",
+        /// Reset while the response was awaited or received.
+        ReceiveReset = "receive_reset",
+        /// The response was not whole within the time limit.
+        ResponseTimeout = "response_timeout",
+        /// The connection was closed before the first byte of the response.
+        ClosedUnanswered = "closed_unanswered",
+        /// The connection was closed in the middle of the response.
+        ClosedEarly = "closed_early",
+        /// Closed or reset before the first byte of the response on a connection that had answered before: the race
+        /// of keep-alive, after which a client may try again (RFC 9112, section 9.3.1).
+        Stale = "stale",
+        /// The response is no HTTP, or not of a framing that can be read.
+        BadResponse = "bad_response",
+        /// A status that was not expected.
+        UnexpectedStatus = "unexpected_status",
+        /// Not the body that was expected.
+        WrongBody = "wrong_body",
+        /// Another error of the system; a note says which.
+        Other = "other",
     }
 }
 
@@ -63,4 +98,55 @@ impl Fault {
         Fault::Corrupt,
         Fault::Unsolicited,
     ];
+
+    /// What http reports.
+    pub(crate) const OF_HTTP: &[Fault] = &[
+        Fault::Refused,
+        Fault::ConnectReset,
+        Fault::ConnectTimeout,
+        Fault::Unreachable,
+        Fault::AddressExhausted,
+        Fault::LocalLimit,
+        Fault::SendReset,
+        Fault::ReceiveReset,
+        Fault::ResponseTimeout,
+        Fault::ClosedUnanswered,
+        Fault::ClosedEarly,
+        Fault::Stale,
+        Fault::BadResponse,
+        Fault::UnexpectedStatus,
+        Fault::WrongBody,
+        Fault::Other,
+    ];
+
+    /// What an error means while connecting, or making the socket for it.
+    pub(crate) fn of_connecting(errno: Errno) -> Fault {
+        match errno {
+            Errno::CONNREFUSED => Fault::Refused,
+            Errno::CONNRESET | Errno::PIPE => Fault::ConnectReset,
+            Errno::TIMEDOUT => Fault::ConnectTimeout,
+            Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::NETDOWN | Errno::HOSTDOWN | Errno::ACCESS | Errno::PERM => {
+                Fault::Unreachable
+            }
+            // EADDRINUSE comes from bind, and from connect where a port was chosen before.
+            Errno::ADDRNOTAVAIL | Errno::ADDRINUSE => Fault::AddressExhausted,
+            // EAGAIN comes from connect where a route or neighbour cannot be had, EMFILE and ENFILE from socket.
+            Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::AGAIN => Fault::LocalLimit,
+            _ => Fault::Other,
+        }
+    }
+}
+
+kinds! {
+    /// How an established connection ended.
+    End {
+        /// The server closed first.
+        Server = "by_server",
+        /// This side closed first.
+        Client = "by_client",
+        /// This side reset it (`--close reset`).
+        Reset = "by_reset",
+        /// It was given up with its requests: see the faults.
+        Failed = "failed",
+    }
 }

@@ -8,22 +8,21 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use crate::drive::driver::RunResult;
 use crate::error::LoadError;
-use crate::record::stats::Summary;
+use crate::record::run::Run;
 use crate::report::svg;
 
 /// Writes the three files of one run.
-pub(crate) fn write_run(dir: &Path, tool: &str, run: &RunResult, summary: &Summary) -> Result<(), LoadError> {
+pub(crate) fn write_run(dir: &Path, tool: &str, run: &Run<()>) -> Result<(), LoadError> {
     std::fs::create_dir_all(dir).map_err(|source| LoadError::CreateFile { path: dir.to_path_buf(), source })?;
     let stem = format!("{tool}.{}", run.number);
     create(&dir.join(format!("{stem}.data")), |out| write_data(out, run))?;
     create(&dir.join(format!("{stem}.gnuplot")), |out| {
-        let p999_us = summary.latencies.at_percent(99.9) as f64 / 1e3;
+        let p999_us = run.latencies.at_percent(99.9) as f64 / 1e3;
         write_script(out, &stem, p999_us)
     })?;
     let title = format!("{tool}, run {}", run.number);
-    svg::write_file(&dir.join(format!("{stem}.svg")), &title, &summary.latencies)
+    svg::write_file(&dir.join(format!("{stem}.svg")), &title, &run.latencies)
 }
 
 /// Creates a file, lets `fill` write it, and names the file if anything fails.
@@ -36,22 +35,19 @@ pub(crate) fn create(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> io:
     write().map_err(|source| LoadError::CreateFile { path: path.to_path_buf(), source })
 }
 
-fn write_data(out: &mut impl Write, run: &RunResult) -> io::Result<()> {
+fn write_data(out: &mut impl Write, run: &Run<()>) -> io::Result<()> {
     write!(out, "# {:>10} {:>10}", "NSECS", "WIDTH")?;
     for thread in 0..run.threads.len() {
         write!(out, " {:>10}", format!("JOB{thread}"))?;
     }
     writeln!(out, " {:>10}", "TOTAL")?;
-    let mut merged = hdrhistogram::Histogram::<u64>::new_from(&run.threads[0].record.latencies.histogram);
-    for thread in &run.threads {
-        merged.add(&thread.record.latencies.histogram).expect("all histograms have the same bounds");
-    }
+    let merged = &run.latencies.histogram;
     for step in merged.iter_recorded() {
         let value = step.value_iterated_to();
         let floor = merged.lowest_equivalent(value);
         write!(out, "{floor:12} {:10}", merged.equivalent_range(value))?;
         for thread in &run.threads {
-            write!(out, " {:10}", thread.record.latencies.histogram.count_at(value))?;
+            write!(out, " {:10}", thread.record.latencies[0].histogram.count_at(value))?;
         }
         writeln!(out, " {:10}", step.count_at_value())?;
     }
@@ -77,7 +73,7 @@ fn write_script(out: &mut impl Write, stem: &str, p999_us: f64) -> io::Result<()
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::stats::tests::{run, thread};
+    use crate::record::run::tests::{run, thread};
 
     #[test]
     fn the_data_has_a_column_per_thread_and_loses_no_bucket() {
@@ -101,8 +97,7 @@ mod tests {
     #[test]
     fn a_directory_that_cannot_be_made_is_named() {
         let run = run(1, vec![thread(0, 1, &[1])]);
-        let summary = Summary::of(&run);
-        let error = write_run(Path::new("/proc/none"), "rpctest", &run, &summary).unwrap_err();
+        let error = write_run(Path::new("/proc/none"), "rpctest", &run).unwrap_err();
         assert_eq!(error.exit_code(), 73);
         assert!(error.to_string().contains("/proc/none"), "{error}");
     }

@@ -1,12 +1,13 @@
 //! Reasons to doubt the figures: chiefly, that the generator and not the server was the limit.
 
-use crate::drive::driver::RunResult;
-use crate::drive::open::OpenRecord;
-use crate::options::{Pace, Plan};
-use crate::record::stats::Summary;
+use crate::drive::plan::{Pace, Plan};
+use crate::drive::schedule::Lateness;
+use crate::record::Counters;
+use crate::record::run::{Run, ThreadRun};
+use crate::record::running::per;
 
 /// From this share of CPU on, a thread is taken to be the bottleneck.
-pub(crate) const BUSY_SHARE: f64 = 0.9;
+const BUSY_SHARE: f64 = 0.9;
 
 /// From this share of late sends on, the schedule was not kept.
 const LATE_PERCENT: f64 = 99.0;
@@ -26,14 +27,9 @@ pub(crate) struct Warning {
     pub(crate) text: String,
 }
 
-/// What is doubtful about the set-up, before anything runs.
-pub(crate) fn about_plan(plan: &Plan, allowed: &[usize]) -> Vec<Warning> {
-    let pinned = (0..plan.threads).filter_map(|thread| plan.pinning.cpu_of(thread, plan.threads, allowed));
-    shared_cpus(pinned.collect()).into_iter().collect()
-}
-
-/// Of the CPUs that threads are bound to: several threads have one.
-pub(crate) fn shared_cpus(mut pinned: Vec<usize>) -> Option<Warning> {
+/// Several threads are bound to one CPU.
+pub(crate) fn shared_cpus(plan: &Plan) -> Option<Warning> {
+    let mut pinned: Vec<usize> = plan.cpus().into_iter().flatten().collect();
     let bound = pinned.len();
     pinned.sort_unstable();
     pinned.dedup();
@@ -47,46 +43,38 @@ pub(crate) fn shared_cpus(mut pinned: Vec<usize>) -> Option<Warning> {
     })
 }
 
-/// What is doubtful about a run.
-pub(crate) fn about_run(plan: &Plan, run: &RunResult, summary: &Summary) -> Vec<Warning> {
-    let mut warnings = Vec::new();
-    warnings.extend(busy_generator(plan, run));
-    if let (Pace::Open { rate_per_s, .. }, Some(open)) = (plan.pace, &summary.open) {
-        warnings.extend(late_schedule(open, plan.threads as f64 * 1e9 / rate_per_s as f64));
-        warnings.extend(bound_reached(open, &format!("{} in flight", plan.in_flight), "-a"));
-    }
-    warnings.extend(own_drops(summary));
-    warnings
-}
-
-/// With one message in flight a busy thread is no bottleneck: the kernel's work for the
-/// server's side runs on the client's time (loopback, XDP), and the latency is what was asked for.
-fn busy_generator(plan: &Plan, run: &RunResult) -> Option<Warning> {
-    if plan.in_flight <= 1 {
+/// A thread with several requests in flight ran nearly all the time; with `waits` the time counts, too, that it waited
+/// for its CPU. With one in flight a busy thread is no bottleneck: the kernel's work for the server's side runs on the
+/// client's time (loopback, XDP), and the latency is what was asked for. A thread that spins is busy on purpose.
+pub(crate) fn busy_generator<C: Counters>(plan: &Plan, run: &Run<C>, waits: bool, remedy: &str) -> Option<Warning> {
+    if !plan.has_several_in_flight() || !plan.spin.is_zero() {
         return None;
     }
-    let busiest = run
-        .threads
-        .iter()
-        .filter(|thread| thread.elapsed_ns() > 0)
-        .map(|thread| thread.cpu_ns as f64 / thread.elapsed_ns() as f64)
-        .max_by(f64::total_cmp)?;
-    (busiest > BUSY_SHARE).then(|| Warning {
+    let busy_ns = |thread: &&ThreadRun<C>| thread.cpu_ns + if waits { thread.runqueue_wait_ns } else { 0 };
+    let share = |thread: &ThreadRun<C>, ns: u64| per(ns as f64, thread.elapsed_ns as f64);
+    let busiest = run.threads.iter().max_by_key(busy_ns)?;
+    (share(busiest, busy_ns(&busiest)) > BUSY_SHARE).then(|| Warning {
         code: "generator-busy",
         text: format!(
-            "a thread of this program used {:.0} % of its CPU without waiting for the server: the server may be able \
-             to do more than was measured; add threads (-j) on CPUs of their own (--cpu){}",
-            busiest * 100.0,
-            match plan.batch == 1 && !plan.socket.transport.is_datagram() {
-                true => ", or several messages per send (--batch)",
-                false => "",
-            }
+            "a thread of this program used {:.0} % of a CPU and waited {:.0} % of the time for it: the server may be able \
+             to do more than was measured; {remedy}",
+            share(busiest, busiest.cpu_ns) * 100.0,
+            share(busiest, busiest.runqueue_wait_ns) * 100.0
         ),
     })
 }
 
+/// Open loop: requests left late, or waited for room. `room` is what there was, `option` is what makes more.
+pub(crate) fn schedule<C: Counters>(plan: &Plan, run: &Run<C>, room: &str, option: &str) -> Vec<Warning> {
+    let (Pace::Open { rate_per_s, .. }, Some(lateness)) = (plan.pace, &run.lateness) else {
+        return Vec::new();
+    };
+    let gap_ns = plan.threads as f64 * 1e9 / rate_per_s as f64;
+    [late_schedule(lateness, gap_ns), bound_reached(lateness, room, option)].into_iter().flatten().collect()
+}
+
 /// Open loop: requests left late although there was room. `gap_ns`: between two requests of one thread.
-pub(crate) fn late_schedule(open: &OpenRecord, gap_ns: f64) -> Option<Warning> {
+fn late_schedule(open: &Lateness, gap_ns: f64) -> Option<Warning> {
     let late_ns = open.lag.at_percent(LATE_PERCENT);
     (late_ns > LATE_NS && late_ns as f64 > gap_ns * LATE_GAPS).then(|| Warning {
         code: "schedule-late",
@@ -98,8 +86,7 @@ pub(crate) fn late_schedule(open: &OpenRecord, gap_ns: f64) -> Option<Warning> {
     })
 }
 
-/// Open loop: requests waited for room. `room` is what there was, `option` is what makes more.
-pub(crate) fn bound_reached(open: &OpenRecord, room: &str, option: &str) -> Option<Warning> {
+fn bound_reached(open: &Lateness, room: &str, option: &str) -> Option<Warning> {
     (open.bound_hits > 0 || open.unsent > 0).then(|| Warning {
         code: "in-flight-bound",
         text: format!(
@@ -110,13 +97,14 @@ pub(crate) fn bound_reached(open: &OpenRecord, room: &str, option: &str) -> Opti
     })
 }
 
-fn own_drops(summary: &Summary) -> Option<Warning> {
-    (summary.dropped > 0).then(|| Warning {
+/// Datagrams were lost here.
+pub(crate) fn own_drops<C: Counters>(run: &Run<C>) -> Option<Warning> {
+    (run.dropped() > 0).then(|| Warning {
         code: "receive-buffer-full",
         text: format!(
             "this machine dropped {} replies because the receive buffer was full; raise net.core.rmem_max and \
              --rcvbuf, or lower -a",
-            summary.dropped
+            run.dropped()
         ),
     })
 }
@@ -124,48 +112,42 @@ fn own_drops(summary: &Summary) -> Option<Warning> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::{CommonArgs, ToolDefaults};
-    use crate::record::stats::tests::{run, thread};
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Program {
-        #[command(flatten)]
-        common: CommonArgs,
-    }
+    use crate::drive::pin::Pinning;
+    use crate::record::run::tests::{run, thread};
 
     fn plan(options: &str) -> Plan {
-        let words = ["test", "localhost"].into_iter().chain(options.split_whitespace());
-        let tool = ToolDefaults { name: "rpctest", port: 1, iterations: 1, nice: 0 };
-        Program::parse_from(words).common.plan(&tool).unwrap()
+        crate::calls::args::tests::plan(&format!("localhost {options}")).unwrap().drive
     }
 
-    fn codes(plan: &Plan, run: &RunResult) -> Vec<&'static str> {
-        about_run(plan, run, &Summary::of(run)).iter().map(|warning| warning.code).collect()
+    fn codes(plan: &Plan, run: &Run<()>) -> Vec<&'static str> {
+        let schedule = schedule(plan, run, "room", "-a");
+        let warnings =
+            busy_generator(plan, run, false, "add threads").into_iter().chain(schedule).chain(own_drops(run));
+        warnings.map(|warning| warning.code).collect()
     }
 
     #[test]
     fn a_busy_thread_is_named_only_when_it_can_be_the_limit() {
         let mut busy = thread(0, 1000, &[1]);
         busy.cpu_ns = 950;
-        let run = run(1, vec![thread(0, 1000, &[1]), busy]);
-        assert_eq!(codes(&plan("-a 8"), &run), ["generator-busy"]);
-        assert_eq!(codes(&plan("-a 1"), &run), [""; 0]);
-        let idle = crate::record::stats::tests::run(1, vec![thread(0, 1000, &[1])]);
+        let busy = run(1, vec![thread(0, 1000, &[1]), busy]);
+        assert_eq!(codes(&plan("-a 8"), &busy), ["generator-busy"]);
+        assert_eq!(codes(&plan("-a 1"), &busy), [""; 0]);
+        let idle = run(1, vec![thread(0, 1000, &[1])]);
         assert_eq!(codes(&plan("-a 8"), &idle), [""; 0]);
     }
 
     #[test]
     fn an_open_loop_tells_its_own_lateness_from_the_servers() {
-        let mut open = OpenRecord::new();
+        let mut lateness = Lateness::new();
         for _ in 0..100 {
-            open.lag.record(5_000_000);
+            lateness.lag.record(5_000_000);
         }
         let mut late = thread(0, 1000, &[1]);
-        late.open = Some(open.clone());
+        late.lateness = Some(lateness);
         assert_eq!(codes(&plan("--rate 1000"), &run(1, vec![late])), ["schedule-late"]);
         let mut bound = thread(0, 1000, &[1]);
-        bound.open = Some(OpenRecord { bound_hits: 3, ..OpenRecord::new() });
+        bound.lateness = Some(Lateness { bound_hits: 3, ..Lateness::new() });
         assert_eq!(codes(&plan("--rate 1000"), &run(1, vec![bound])), ["in-flight-bound"]);
     }
 
@@ -178,8 +160,9 @@ mod tests {
 
     #[test]
     fn threads_on_one_cpu_are_warned_about() {
-        assert_eq!(about_plan(&plan("-j 3"), &[0, 1])[0].code, "shared-cpu");
-        assert!(about_plan(&plan("-j 2"), &[0, 1]).is_empty());
-        assert!(about_plan(&plan("-j 3 --no-pin"), &[0, 1]).is_empty());
+        let on = |cpus: &[usize], threads| Plan { threads, pinning: Pinning::List(cpus.to_vec()), ..plan("") };
+        assert_eq!(shared_cpus(&on(&[0, 1], 3)).unwrap().code, "shared-cpu");
+        assert_eq!(shared_cpus(&on(&[0, 1], 2)), None);
+        assert_eq!(shared_cpus(&plan("-j 3 --no-pin")), None);
     }
 }

@@ -1,8 +1,7 @@
-//! NULL calls as a [`Protocol`]: record-marked on a stream, bare in datagrams.
+//! NULL calls as a [`Client`]: record-marked on a stream, bare in datagrams.
 
-use crate::drive::protocol::{Factory, Protocol};
-use crate::record::Sink;
-use crate::record::fault::Fault;
+use crate::drive::protocol::{Client, Protocol, Ticket};
+use crate::record::{Fault, Sink};
 use crate::rpc::oncrpc::{LAST_FRAGMENT, MARK_BYTES, Reply, SUCCESS_BYTES, judge};
 
 /// The longest reply that is read. A NULL reply with the largest verifier has 424 bytes; the rest is slack for
@@ -75,43 +74,20 @@ pub(crate) struct RpcStream {
     call: CallTemplate,
     method: ReadMethod,
     results: bool,
-    /// Received and not yet consumed: `buffer[..filled]` starts at a fragment's mark.
-    buffer: Box<[u8]>,
-    filled: usize,
     /// The earlier fragments of a reply in several.
     earlier: Vec<u8>,
 }
 
 impl RpcStream {
     fn new(call: CallTemplate, method: ReadMethod, results: bool) -> RpcStream {
-        RpcStream {
-            call,
-            method,
-            results,
-            buffer: vec![0; REPLY_BYTES_MAX + 2 * MARK_BYTES].into(),
-            filled: 0,
-            earlier: Vec::with_capacity(REPLY_BYTES_MAX),
-        }
+        RpcStream { call, method, results, earlier: Vec::with_capacity(REPLY_BYTES_MAX) }
     }
+}
 
-    /// Up to where the buffer should be filled next.
-    #[inline]
-    fn wanted(&self) -> usize {
-        match (self.mark(0), self.method) {
-            (None, ReadMethod::MarkThenBody) => MARK_BYTES,
-            // The mark is not known yet. The least a reply can have is 24 bytes with its mark (AUTH_ERROR), so
-            // these 32 bytes cannot hold two.
-            (None, ReadMethod::MarkAhead) => MARK_BYTES + SUCCESS_BYTES + MARK_BYTES,
-            (Some(mark), ReadMethod::MarkThenBody) => MARK_BYTES + fragment_len(mark),
-            (Some(mark), ReadMethod::MarkAhead) => MARK_BYTES + fragment_len(mark) + MARK_BYTES,
-        }
-    }
-
-    #[inline]
-    fn mark(&self, at: usize) -> Option<u32> {
-        let bytes = self.buffer[at..self.filled].first_chunk::<MARK_BYTES>()?;
-        Some(u32::from_be_bytes(*bytes))
-    }
+/// The record mark in front of `bytes`, if it is here.
+#[inline]
+fn mark_of(bytes: &[u8]) -> Option<u32> {
+    Some(u32::from_be_bytes(*bytes.first_chunk::<MARK_BYTES>()?))
 }
 
 #[inline]
@@ -119,38 +95,41 @@ fn fragment_len(mark: u32) -> usize {
     (mark & !LAST_FRAGMENT) as usize
 }
 
-impl Protocol for RpcStream {
+impl Client for RpcStream {
+    type Operation = ();
+    type Counters = ();
+
     #[inline]
-    fn encode(&mut self, id: u32, _index: u64) -> &[u8] {
-        self.call.with_xid(id)
+    fn encode(&mut self, ticket: &Ticket, _operation: &()) -> &[u8] {
+        self.call.with_xid(ticket.id)
     }
 
     #[inline]
-    fn window(&mut self, batch: bool) -> &mut [u8] {
-        let end = match batch {
-            true => self.buffer.len(),
-            false => self.wanted().min(self.buffer.len()),
+    fn window(&self, held: &[u8]) -> usize {
+        let wanted = match (mark_of(held), self.method) {
+            (None, ReadMethod::MarkThenBody) => MARK_BYTES,
+            // The mark is not known yet. The least a reply can have is 24 bytes with its mark (AUTH_ERROR), so
+            // these 32 bytes cannot hold two.
+            (None, ReadMethod::MarkAhead) => MARK_BYTES + SUCCESS_BYTES + MARK_BYTES,
+            (Some(mark), ReadMethod::MarkThenBody) => MARK_BYTES + fragment_len(mark),
+            (Some(mark), ReadMethod::MarkAhead) => MARK_BYTES + fragment_len(mark) + MARK_BYTES,
         };
-        &mut self.buffer[self.filled..end]
+        wanted - held.len()
     }
 
     #[inline]
-    fn received(&mut self, len: usize, sink: &mut Sink<'_>) {
-        self.filled += len;
+    fn read(&mut self, bytes: &[u8], sink: &mut Sink<'_, ()>) -> usize {
         let mut at = 0;
-        while let Some(mark) = self.mark(at) {
+        while let Some(mark) = mark_of(&bytes[at..]) {
             let fragment_bytes = fragment_len(mark);
             if self.earlier.len() + fragment_bytes > REPLY_BYTES_MAX {
                 sink.break_off(Fault::Malformed, || {
                     format!("record mark {mark:#010x}: a reply of more than {REPLY_BYTES_MAX} bytes")
                 });
-                return;
+                return bytes.len();
             }
             let body = at + MARK_BYTES;
-            if self.filled - body < fragment_bytes {
-                break;
-            }
-            let fragment = &self.buffer[body..body + fragment_bytes];
+            let Some(fragment) = bytes.get(body..body + fragment_bytes) else { break };
             let is_last = mark & LAST_FRAGMENT != 0;
             if is_last && self.earlier.is_empty() {
                 take_reply(fragment, self.results, sink);
@@ -163,10 +142,7 @@ impl Protocol for RpcStream {
             }
             at = body + fragment_bytes;
         }
-        if at > 0 {
-            self.buffer.copy_within(at..self.filled, 0);
-            self.filled -= at;
-        }
+        at
     }
 }
 
@@ -175,29 +151,27 @@ impl Protocol for RpcStream {
 pub(crate) struct RpcDatagram {
     call: CallTemplate,
     results: bool,
-    buffer: Box<[u8]>,
 }
 
-impl Protocol for RpcDatagram {
+impl Client for RpcDatagram {
+    type Operation = ();
+    type Counters = ();
+
     #[inline]
-    fn encode(&mut self, id: u32, _index: u64) -> &[u8] {
-        self.call.with_xid(id)
+    fn encode(&mut self, ticket: &Ticket, _operation: &()) -> &[u8] {
+        self.call.with_xid(ticket.id)
     }
 
     #[inline]
-    fn window(&mut self, _batch: bool) -> &mut [u8] {
-        &mut self.buffer
-    }
-
-    #[inline]
-    fn received(&mut self, len: usize, sink: &mut Sink<'_>) {
-        take_reply(&self.buffer[..len], self.results, sink);
+    fn read(&mut self, bytes: &[u8], sink: &mut Sink<'_, ()>) -> usize {
+        take_reply(bytes, self.results, sink);
+        bytes.len()
     }
 }
 
 /// Judges one reply message and settles its call.
 #[inline]
-fn take_reply(message: &[u8], results: bool, sink: &mut Sink<'_>) {
+fn take_reply(message: &[u8], results: bool, sink: &mut Sink<'_, ()>) {
     match judge(message, results) {
         Reply::Success { xid } => {
             if let Some(request) = sink.settle(xid) {
@@ -220,47 +194,45 @@ fn take_reply(message: &[u8], results: bool, sink: &mut Sink<'_>) {
     }
 }
 
-/// Makes [`RpcStream`]s.
+/// Calls on streams.
 #[derive(Debug)]
-pub(crate) struct RpcStreamFactory {
+pub(crate) struct RpcStreams {
     pub(crate) call: CallTemplate,
     pub(crate) method: ReadMethod,
     pub(crate) results: bool,
 }
 
-impl Factory for RpcStreamFactory {
-    type Protocol = RpcStream;
+impl Protocol for RpcStreams {
+    type Client = RpcStream;
+    type Mix = ();
 
-    fn make(&self) -> RpcStream {
+    fn client(&self, _connection: u32) -> RpcStream {
         RpcStream::new(self.call.clone(), self.method, self.results)
     }
 
-    fn id_bits(&self) -> u32 {
-        32
-    }
+    fn mix(&self, _thread: usize) {}
 
     fn request_bytes(&self) -> usize {
         self.call.len()
     }
 }
 
-/// Makes [`RpcDatagram`]s.
+/// Calls in datagrams.
 #[derive(Debug)]
-pub(crate) struct RpcDatagramFactory {
+pub(crate) struct RpcDatagrams {
     pub(crate) call: CallTemplate,
     pub(crate) results: bool,
 }
 
-impl Factory for RpcDatagramFactory {
-    type Protocol = RpcDatagram;
+impl Protocol for RpcDatagrams {
+    type Client = RpcDatagram;
+    type Mix = ();
 
-    fn make(&self) -> RpcDatagram {
-        RpcDatagram { call: self.call.clone(), results: self.results, buffer: vec![0; REPLY_BYTES_MAX].into() }
+    fn client(&self, _connection: u32) -> RpcDatagram {
+        RpcDatagram { call: self.call.clone(), results: self.results }
     }
 
-    fn id_bits(&self) -> u32 {
-        32
-    }
+    fn mix(&self, _thread: usize) {}
 
     fn request_bytes(&self) -> usize {
         self.call.len()
@@ -270,8 +242,7 @@ impl Factory for RpcDatagramFactory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drive::table::Table;
-    use crate::record::Record;
+    use crate::drive::protocol::tests::Bench;
     use crate::rpc::oncrpc::{Procedure, call_message};
     use proptest::prelude::*;
 
@@ -302,24 +273,14 @@ mod tests {
         out
     }
 
-    fn stream(method: ReadMethod) -> RpcStream {
-        RpcStream::new(CallTemplate::marked(&call(), false), method, false)
+    fn stream(method: ReadMethod, in_flight: usize) -> Bench<RpcStream> {
+        Bench::new(RpcStream::new(CallTemplate::marked(&call(), false), method, false), in_flight)
     }
 
-    /// Feeds `bytes` through windows of the protocol's own choosing; returns replies per receive.
-    fn feed(rpc: &mut RpcStream, table: &mut Table, rec: &mut Record, mut bytes: &[u8], most: usize) -> Vec<u64> {
-        let mut per_receive = Vec::new();
-        while !bytes.is_empty() {
-            let window = rpc.window(false);
-            assert!(!window.is_empty());
-            let len = window.len().min(bytes.len()).min(most);
-            window[..len].copy_from_slice(&bytes[..len]);
-            bytes = &bytes[len..];
-            let before = rec.settled;
-            rpc.received(len, &mut Sink::new(table, rec, 10));
-            per_receive.push(rec.settled - before);
-        }
-        per_receive
+    /// Sends so many calls, and answers each with what `answer` makes of its identifier.
+    fn answered(rpc: &mut Bench<RpcStream>, calls: usize, mut answer: impl FnMut(u32) -> Vec<u8>) -> Vec<u8> {
+        let xid = |call: &Vec<u8>| u32::from_be_bytes(*call[MARK_BYTES..].first_chunk().unwrap());
+        rpc.send(calls).iter().flat_map(|call| answer(xid(call))).collect()
     }
 
     #[test]
@@ -352,14 +313,10 @@ mod tests {
     #[test]
     fn one_reply_per_receive_when_replies_queue_up() {
         for (method, receives) in [(ReadMethod::MarkAhead, 50), (ReadMethod::MarkThenBody, 100)] {
-            let (mut rpc, mut table, mut rec) = (stream(method), Table::new(50, 32, 0), Record::new());
-            let mut bytes = Vec::new();
-            for _ in 0..50 {
-                let (xid, _) = table.issue(0);
-                bytes.extend_from_slice(&record(&success(xid), &[]));
-            }
-            let per_receive = feed(&mut rpc, &mut table, &mut rec, &bytes, usize::MAX);
-            assert_eq!(rec.settled, 50);
+            let mut rpc = stream(method, 50);
+            let bytes = answered(&mut rpc, 50, |xid| record(&success(xid), &[]));
+            let per_receive = rpc.feed(&bytes, usize::MAX);
+            assert_eq!(rpc.record.answered, 50);
             assert!(per_receive.iter().all(|&replies| replies <= 1));
             assert_eq!(per_receive.len(), receives, "{method:?}");
         }
@@ -367,41 +324,33 @@ mod tests {
 
     #[test]
     fn the_shortest_replies_do_not_share_a_receive() {
-        let (mut rpc, mut table, mut rec) = (stream(ReadMethod::MarkAhead), Table::new(8, 32, 0), Record::new());
-        let mut bytes = Vec::new();
-        for _ in 0..8 {
-            let (xid, _) = table.issue(0);
+        let mut rpc = stream(ReadMethod::MarkAhead, 8);
+        let bytes = answered(&mut rpc, 8, |xid| {
             let body: Vec<u8> = [xid, 1, 1, 1, 2].iter().flat_map(|w| w.to_be_bytes()).collect();
-            bytes.extend_from_slice(&record(&body, &[]));
-        }
-        let per_receive = feed(&mut rpc, &mut table, &mut rec, &bytes, usize::MAX);
+            record(&body, &[])
+        });
+        let per_receive = rpc.feed(&bytes, usize::MAX);
         assert!(per_receive.iter().all(|&replies| replies <= 1));
-        assert_eq!(rec.faults.count(Fault::Rejected), 8);
+        assert_eq!(rpc.faults(), "8 rejected");
     }
 
     #[test]
     fn a_record_mark_beyond_the_limit_breaks_the_stream_off() {
-        let (mut rpc, mut table, mut rec) = (stream(ReadMethod::MarkAhead), Table::new(1, 32, 0), Record::new());
-        table.issue(0);
-        let window = rpc.window(false);
-        window[..4].copy_from_slice(&0xffff_ffffu32.to_be_bytes());
-        let mut sink = Sink::new(&mut table, &mut rec, 0);
-        rpc.received(4, &mut sink);
-        assert!(sink.is_broken());
-        assert_eq!(rec.faults.count(Fault::Malformed), 1);
+        let mut rpc = stream(ReadMethod::MarkAhead, 1);
+        rpc.send(1);
+        rpc.receive(&0xffff_ffffu32.to_be_bytes());
+        assert_eq!((rpc.broken, rpc.faults().as_str()), (true, "1 malformed"));
     }
 
     #[test]
     fn a_malformed_reply_settles_its_call_once() {
-        let (mut table, mut rec) = (Table::new(2, 32, 0), Record::new());
-        let (xid, _) = table.issue(0);
-        let mut reply = success(xid);
+        let mut rpc = stream(ReadMethod::MarkAhead, 2);
+        let mut reply = answered(&mut rpc, 1, success);
         reply.push(0);
-        take_reply(&reply, false, &mut Sink::new(&mut table, &mut rec, 0));
-        take_reply(&[1, 2], false, &mut Sink::new(&mut table, &mut rec, 0));
-        assert_eq!(rec.faults.count(Fault::Malformed), 2);
-        assert_eq!(rec.settled, 1);
-        assert_eq!(table.in_flight(), 0);
+        rpc.receive(&record(&reply, &[]));
+        rpc.receive(&record(&[1, 2], &[]));
+        assert_eq!(rpc.faults(), "2 malformed");
+        assert_eq!((rpc.record.settled(), rpc.table.in_flight()), (1, 0));
     }
 
     proptest! {
@@ -412,39 +361,19 @@ mod tests {
             most in 1usize..50,
             mark_ahead: bool,
         ) {
-            let method = match mark_ahead {
-                true => ReadMethod::MarkAhead,
-                false => ReadMethod::MarkThenBody,
-            };
-            let (mut rpc, mut table, mut rec) = (stream(method), Table::new(32, 32, 0), Record::new());
-            let mut bytes = Vec::new();
-            for cuts in &replies {
-                let (xid, _) = table.issue(0);
-                bytes.extend_from_slice(&record(&success(xid), cuts));
-            }
-            feed(&mut rpc, &mut table, &mut rec, &bytes, most);
-            prop_assert_eq!(rec.settled, replies.len() as u64);
-            prop_assert_eq!(rec.faults.total(), 0);
+            let method = if mark_ahead { ReadMethod::MarkAhead } else { ReadMethod::MarkThenBody };
+            let mut rpc = stream(method, 32);
+            let mut cuts = replies.iter();
+            let bytes = answered(&mut rpc, replies.len(), |xid| record(&success(xid), cuts.next().unwrap()));
+            rpc.feed(&bytes, most);
+            prop_assert_eq!((rpc.record.answered, rpc.faults()), (replies.len() as u64, String::new()));
         }
 
         #[test]
         fn garbage_never_panics_nor_stalls(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            let (mut rpc, mut table, mut rec) =
-                (stream(ReadMethod::MarkAhead), Table::new(4, 32, 0), Record::new());
-            table.issue(0);
-            let mut rest = &bytes[..];
-            while !rest.is_empty() {
-                let window = rpc.window(false);
-                let len = window.len().min(rest.len());
-                prop_assert!(len > 0);
-                window[..len].copy_from_slice(&rest[..len]);
-                rest = &rest[len..];
-                let mut sink = Sink::new(&mut table, &mut rec, 0);
-                rpc.received(len, &mut sink);
-                if sink.is_broken() {
-                    break;
-                }
-            }
+            let mut rpc = stream(ReadMethod::MarkAhead, 4);
+            rpc.send(1);
+            rpc.feed(&bytes, usize::MAX);
         }
     }
 }

@@ -3,15 +3,18 @@
 mod client;
 mod oncrpc;
 
-use crate::drive::protocol::Factory;
+use crate::calls::CallArgs;
+use crate::calls::args::ToolDefaults;
+use crate::calls::columns::Style;
+use crate::calls::report::Report;
+use crate::calls::session::measure;
 use crate::echo::AFTER_HELP;
 use crate::error::LoadError;
-use crate::options::numbers::{NumberError, parse_in};
-use crate::options::{CommonArgs, Pace, Plan, ToolDefaults};
-use crate::report::columns::Style;
-use crate::report::tool::{Io, Outcome, measure, with_process_io};
-use crate::rpc::client::{CallTemplate, ReadMethod, RpcDatagramFactory, RpcStreamFactory};
-use crate::rpc::oncrpc::{Auth, Procedure, SysCredential, call_message};
+use crate::options::{number, usage};
+use crate::report::{Io, with_process_io};
+
+use self::client::{CallTemplate, ReadMethod, RpcDatagrams, RpcStreams};
+use self::oncrpc::{Auth, Procedure, SysCredential, call_message};
 
 const TOOL: ToolDefaults = ToolDefaults { name: "rpctest", port: 62049, iterations: 99, nice: -20 };
 
@@ -26,7 +29,7 @@ const TOOL: ToolDefaults = ToolDefaults { name: "rpctest", port: 62049, iteratio
 pub struct Args {
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub common: CommonArgs,
+    pub common: CallArgs,
 
     /// Credentials: none, sys or unix (the same as sys)
     #[arg(short = 'A', long = "auth", value_name = "TYPE", default_value = "none")]
@@ -37,35 +40,30 @@ pub struct Args {
     pub fragments: bool,
 
     /// Program number
-    #[arg(long, value_name = "N", default_value = "100003", value_parser = word)]
+    #[arg(long, value_name = "N", default_value = "100003", value_parser = number::<0, { u32::MAX as u64 }>)]
     pub program: u64,
 
     /// Program version
-    #[arg(long, value_name = "N", default_value = "3", value_parser = word)]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = number::<0, { u32::MAX as u64 }>)]
     pub program_version: u64,
 
     /// Procedure number; calls carry no arguments
-    #[arg(long, value_name = "N", default_value = "0", value_parser = word)]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = number::<0, { u32::MAX as u64 }>)]
     pub procedure: u64,
 }
 
-fn word(text: &str) -> Result<u64, NumberError> {
-    parse_in(text, 0, u64::from(u32::MAX))
-}
-
 /// Runs rpctest on stdout and stderr until it is done or interrupted.
-pub fn run(args: Args) -> Result<Outcome, LoadError> {
+pub fn run(args: Args) -> Result<Report, LoadError> {
     with_process_io(|io| run_with(&args, io))
 }
 
 /// Runs rpctest with the given output.
-pub fn run_with(args: &Args, io: &mut Io<'_>) -> Result<Outcome, LoadError> {
-    let mut plan = args.common.plan(&TOOL)?;
-    let auth = Auth::parse(&args.auth)
-        .ok_or_else(|| LoadError::Usage(format!("-A {}: must be none, sys or unix", args.auth)))?;
-    let credential = match auth {
-        Auth::None => None,
-        Auth::Sys => Some(SysCredential::of_this_process()),
+pub fn run_with(args: &Args, io: &mut Io<'_>) -> Result<Report, LoadError> {
+    let plan = args.common.plan(&TOOL)?;
+    let credential = match Auth::parse(&args.auth) {
+        None => return usage(format!("-A {}: must be none, sys or unix", args.auth)),
+        Some(Auth::None) => None,
+        Some(Auth::Sys) => Some(SysCredential::of_this_process()),
     };
     let procedure = Procedure {
         program: args.program as u32,
@@ -75,37 +73,21 @@ pub fn run_with(args: &Args, io: &mut Io<'_>) -> Result<Outcome, LoadError> {
     // NULL returns nothing; of other procedures only the status is judged.
     let results = procedure.procedure != 0;
     let call = call_message(procedure, credential.as_ref());
-    let about = [
-        ("auth", auth.to_string()),
-        ("fragments", if args.fragments { "3" } else { "1" }.to_string()),
+    let message = [
+        ("auth", if credential.is_some() { "sys" } else { "none" }.to_owned()),
+        ("fragments", if args.fragments { "3" } else { "1" }.to_owned()),
         ("program", procedure.program.to_string()),
         ("program_version", procedure.version.to_string()),
         ("procedure", procedure.procedure.to_string()),
     ];
     if plan.socket.transport.is_datagram() {
         if args.fragments {
-            return Err(LoadError::Usage("-f needs a stream: datagrams have no record fragments".into()));
+            return usage("-f needs a stream: datagrams have no record fragments");
         }
-        let call = CallTemplate::bare(&call);
-        return go(&mut plan, &RpcDatagramFactory { call, results }, &about, io);
+        let protocol = RpcDatagrams { call: CallTemplate::bare(&call), results };
+        return measure(plan, Style::Rpctest, &protocol, &message, io);
     }
-    let factory = RpcStreamFactory {
-        call: CallTemplate::marked(&call, args.fragments),
-        method: match plan.pace {
-            Pace::Closed { synchronous: true } => ReadMethod::MarkThenBody,
-            _ => ReadMethod::MarkAhead,
-        },
-        results,
-    };
-    go(&mut plan, &factory, &about, io)
-}
-
-fn go<F: Factory>(
-    plan: &mut Plan,
-    factory: &F,
-    about: &[(&str, String)],
-    io: &mut Io<'_>,
-) -> Result<Outcome, LoadError> {
-    plan.fit(factory.request_bytes(), factory.id_bits())?;
-    measure(plan, Style::Rpctest, factory, about, io)
+    let call = CallTemplate::marked(&call, args.fragments);
+    let method = if plan.drive.wait_all { ReadMethod::MarkThenBody } else { ReadMethod::MarkAhead };
+    measure(plan, Style::Rpctest, &RpcStreams { call, method, results }, &message, io)
 }

@@ -2,8 +2,6 @@
 //!
 //! Written independently of the server's codec, so that a mistake there is not repeated here.
 
-use std::fmt;
-
 /// Length of a record mark (RFC 5531, section 11).
 pub(crate) const MARK_BYTES: usize = 4;
 
@@ -37,15 +35,6 @@ impl Auth {
             "sys" | "unix" => Some(Auth::Sys),
             _ => None,
         }
-    }
-}
-
-impl fmt::Display for Auth {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Auth::None => "none",
-            Auth::Sys => "sys",
-        })
     }
 }
 

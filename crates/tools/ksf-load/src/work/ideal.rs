@@ -4,14 +4,15 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::load::{Class, Jobs};
-use crate::drive::open::Schedule;
+use super::mix::{Class, Jobs};
+use crate::drive::protocol::Mix as _;
+use crate::drive::schedule::Schedule;
 use crate::record::Latencies;
 
 /// Latencies by class, and the time at which the last worker was done.
 #[derive(Debug)]
 pub(crate) struct Ideal {
-    pub(crate) latencies: [Latencies; Class::ALL.len()],
+    pub(crate) latencies: Vec<Latencies>,
     pub(crate) end_ns: u64,
 }
 
@@ -23,7 +24,7 @@ pub(crate) fn simulate(
     messages: u64,
     until_ns: u64,
 ) -> Ideal {
-    let mut ideal = Ideal { latencies: Class::ALL.map(|_| Latencies::new()), end_ns: 0 };
+    let mut ideal = Ideal { latencies: Class::ALL.map(|_| Latencies::new()).into(), end_ns: 0 };
     let mut free_ns: BinaryHeap<Reverse<u64>> = (0..workers).map(|_| Reverse(0)).collect();
     for _ in 0..messages {
         let due_ns = schedule.due_ns();
@@ -43,9 +44,9 @@ pub(crate) fn simulate(
 
 #[cfg(test)]
 mod tests {
-    use super::super::load::{Kind, Mix, Slow, WorkTime};
+    use super::super::mix::{Kind, Mix, Slow, WorkTime};
     use super::*;
-    use crate::drive::open::Arrival;
+    use crate::drive::schedule::Arrival;
 
     fn run(workers: usize, work_us: u32, slow: Option<Slow>, arrival: Arrival, rate: f64, messages: u64) -> Ideal {
         let work = WorkTime { min_us: work_us, max_us: work_us };

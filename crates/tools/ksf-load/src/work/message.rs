@@ -8,7 +8,7 @@
 //! Numbers are big endian, lengths count what follows them. Everything from `connection` on is the payload, which the
 //! service sends back; the reply to a discarded request ends after its status.
 
-use super::load::Job;
+use super::mix::Job;
 
 /// The parts of a request that are no filler.
 pub(crate) const REQUEST_BYTES_MIN: usize = LENGTH_BYTES + 8 + PAYLOAD_BYTES_MIN;
@@ -118,7 +118,7 @@ impl Codec {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::load::{Class, Kind};
+    use super::super::mix::{Class, Kind};
     use super::*;
 
     /// What a correct server answers to a request.

@@ -1,35 +1,39 @@
 //! `worktest`: loads the work service, whose messages say what they cost, and verifies every reply.
 //!
 //! ```text
-//!   Args -> Plan -+-> drive: one thread, epoll -> Book: in flight, classes, faults -> Report
-//!                 |     Jobs, Spread, Schedule: what is sent, drawn from one seed
-//!                 +-> ideal: the same messages before one queue, on paper ----------> Report
+//!   Args -> WorkPlan -+-> drive: one thread, many connections -> WorkClient: requests, checks -> Report
+//!                     |     Jobs, Spread, Schedule: what is sent, drawn from one seed
+//!                     +-> ideal: the same messages before one queue, on paper -----------------> Report
 //! ```
 
-mod book;
-mod drive;
+mod client;
 mod ideal;
-mod load;
 mod message;
-mod plan;
+mod mix;
 pub mod report;
 
-use std::io::ErrorKind;
+use std::sync::Arc;
 use std::time::Duration;
 
-use self::load::{Jobs, Mix, Slow, WorkTime, schedule};
-use self::message::{REQUEST_BYTES_MAX, REQUEST_BYTES_MIN};
-use self::plan::{Pace, Plan};
+use self::client::Work;
+use self::message::{Codec, REQUEST_BYTES_MAX, REQUEST_BYTES_MIN};
+use self::mix::{Jobs, Mix, Slow, WorkTime, sub_seed};
 use self::report::Report;
-use crate::drive::open::Arrival;
-use crate::drive::pin::Pinning;
-use crate::drive::transport::{SocketOptions, Transport};
+use crate::drive::connection::{Life, Terms, TimeLimit};
+use crate::drive::plan::{Destination, Pace, Plan};
+use crate::drive::schedule::Arrival;
+use crate::drive::socket::{SocketOptions, Transport};
+use crate::drive::threads;
+use crate::drive::worker::ns;
 use crate::error::LoadError;
-use crate::options::numbers::{NumberError, parse_duration, parse_in, parse_rate, parse_u64};
+use crate::options::numbers::{NumberError, parse_duration, parse_in, parse_u64};
 use crate::options::target::Target;
-use crate::report::tool::{Io, with_process_io};
+use crate::options::{CpuArgs, OutputArgs, PaceArgs, number, positive_time, usage};
+use crate::report::document::say;
+use crate::report::files::Files;
+use crate::report::{Io, with_process_io};
 
-pub use self::load::Kind;
+pub use self::mix::Kind;
 
 /// Length of a run if neither `--duration` nor `-c` is given.
 const DURATION: Duration = Duration::from_secs(5);
@@ -63,7 +67,7 @@ pub struct Args {
     pub kind: Kind,
 
     /// Length of a request in bytes, its length word and header (28 bytes) included [default: 64; discard: 5000]
-    #[arg(short = 'l', long, value_name = "BYTES", value_parser = length)]
+    #[arg(short = 'l', long, value_name = "BYTES", value_parser = number::<{ REQUEST_BYTES_MIN as u64 }, { REQUEST_BYTES_MAX as u64 }>)]
     pub length: Option<u64>,
 
     /// Time of work of a message: one, or two between which it is drawn
@@ -75,7 +79,7 @@ pub struct Args {
     pub slow: Option<Slow>,
 
     /// Connections, all of weight 1 [default: 1]
-    #[arg(short = 'n', long, value_name = "N", value_parser = connections, conflicts_with = "weights")]
+    #[arg(short = 'n', long, value_name = "N", value_parser = number::<1, { CONNECTIONS_MAX as u64 }>, conflicts_with = "weights")]
     pub connections: Option<u64>,
 
     /// Connections by their weights, such as 3:1: what each has in flight, or its share of the messages
@@ -84,31 +88,19 @@ pub struct Args {
 
     /// Messages in flight per connection and unit of weight; with --spread in all; with --rate at most per connection
     /// [default: 1, or 1024 with --rate]
-    #[arg(short = 'a', long, value_name = "N", value_parser = in_flight)]
+    #[arg(short = 'a', long, value_name = "N", value_parser = number::<1, IN_FLIGHT_MAX>)]
     pub in_flight: Option<u64>,
 
     /// Closed loop over all connections: each message goes to one that is drawn by weight
     #[arg(long, conflicts_with = "rate")]
     pub spread: bool,
 
-    /// Open loop: send N messages per second over all connections, and count latency from the intended start
-    #[arg(long, value_name = "N[/s]", value_parser = parse_rate)]
-    pub rate: Option<u64>,
-
-    /// Gaps between the messages of --rate
-    #[arg(long, value_enum, default_value = "poisson", requires = "rate")]
-    pub arrival: Arrival,
-
-    /// Never sleep within this time before a message of --rate is due (precise, but burns a CPU)
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "0", requires = "rate")]
-    pub spin: Duration,
-
-    /// Seed of arrivals, times and connections
-    #[arg(long, value_name = "N", value_parser = parse_u64, default_value = "1")]
-    pub seed: u64,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub pace: PaceArgs,
 
     /// Send nothing; compute what one queue before N workers would do with the messages of --rate
-    #[arg(long, value_name = "N", value_parser = workers, requires = "rate", conflicts_with = "host")]
+    #[arg(long, value_name = "N", value_parser = number::<1, { 1 << 20 }>, requires = "rate", conflicts_with = "host")]
     pub ideal: Option<u64>,
 
     /// Messages over all connections [default: no limit]
@@ -116,28 +108,24 @@ pub struct Args {
     pub count: Option<u64>,
 
     /// Length of the run [default: 5 s, or no limit with -c]
-    #[arg(long, value_name = "TIME", value_parser = positive)]
+    #[arg(long, value_name = "TIME", value_parser = positive_time)]
     pub duration: Option<Duration>,
 
     /// A message without a reply after this time is lost
-    #[arg(long, value_name = "TIME", value_parser = positive, default_value = "5s")]
+    #[arg(long, value_name = "TIME", value_parser = positive_time, default_value = "5s")]
     pub timeout: Duration,
 
-    /// The CPU to run on [default: the first of the mask]
-    #[arg(long, value_name = "N", conflicts_with = "no_pin")]
-    pub cpu: Option<String>,
-
-    /// Leave the thread to the scheduler
-    #[arg(long)]
-    pub no_pin: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub cpus: CpuArgs,
 
     /// Suppress the header line
     #[arg(short = 'H', long)]
     pub no_header: bool,
 
-    /// Print one JSON document instead of the table
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub output: OutputArgs,
 }
 
 const AFTER_HELP: &str = "\
@@ -155,60 +143,58 @@ Exit status: 0 every reply was right, 1 replies were wrong, missing or surplus, 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Weights(pub Vec<u32>);
 
-/// A measurement that took place.
+/// The plan of one run.
 #[derive(Debug, Clone)]
-pub struct Outcome {
-    /// Everything that was measured.
-    pub report: Report,
-}
-
-impl Outcome {
-    /// 0 if every reply was right and none is missing, else 1.
-    pub fn exit_code(&self) -> u8 {
-        u8::from(!self.report.ok)
-    }
+struct WorkPlan {
+    drive: Plan,
+    /// `None`: nothing is sent, `ideal_workers` are simulated.
+    target: Option<Target>,
+    ideal_workers: Option<usize>,
+    socket: SocketOptions,
+    mix: Mix,
+    request_bytes: usize,
+    seed: u64,
+    header: bool,
+    output: OutputArgs,
 }
 
 /// Runs worktest on stdout and stderr until it is done or interrupted.
-pub fn run(args: Args) -> Result<Outcome, LoadError> {
+pub fn run(args: Args) -> Result<Report, LoadError> {
     with_process_io(|io| run_with(&args, io))
 }
 
 /// Runs worktest with the given output.
-pub fn run_with(args: &Args, io: &mut Io<'_>) -> Result<Outcome, LoadError> {
-    let plan = args.plan()?;
-    let report = match (plan.ideal_workers, plan.pace) {
-        (Some(workers), Pace::Open { rate_per_s, arrival, .. }) => {
-            let mut schedule = schedule(arrival, rate_per_s, plan.seed);
+pub fn run_with(args: &Args, io: &mut Io<'_>) -> Result<Report, LoadError> {
+    let mut plan = args.plan()?;
+    let target = plan.target.as_ref().map_or("ideal".to_owned(), ToString::to_string);
+    let mut files = Files::create(&plan.output, format!("worktest {target}"))?;
+    let (report, latencies) = match (plan.ideal_workers, plan.drive.schedule(0)) {
+        (Some(workers), Some(mut schedule)) => {
             let mut jobs = Jobs::new(plan.mix, plan.seed);
-            let until_ns = plan.duration.map_or(u64::MAX, |duration| duration.as_nanos() as u64);
-            let messages = plan.messages.unwrap_or(u64::MAX);
-            Report::of_ideal(&plan, &ideal::simulate(&mut schedule, &mut jobs, workers, messages, until_ns))
+            let until_ns = plan.drive.duration.map_or(u64::MAX, ns);
+            let messages = plan.drive.requests.unwrap_or(u64::MAX);
+            let ideal = ideal::simulate(&mut schedule, &mut jobs, workers, messages, until_ns);
+            report::of_ideal(&plan, &ideal)
         }
-        _ => Report::of_run(&plan, &drive::run(&plan, io)?),
+        _ => {
+            plan.resolve()?;
+            let codec = Arc::new(Codec::new(plan.request_bytes, plan.mix.kind == Kind::Discard));
+            let work = Work { codec, mix: plan.mix, seed: plan.seed };
+            report::of_run(&plan, &threads::run(&plan.drive, &work, 1, io.stop, |_| {})?)
+        }
     };
-    let text = match plan.json {
-        true => serde_json::to_string_pretty(&report).map_err(|error| LoadError::Output(error.into()))? + "\n",
-        false => report.table(plan.header),
-    };
-    match io.out.write_all(text.as_bytes()).and_then(|()| io.out.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => return Err(LoadError::Output(error)),
-        _ => {}
-    }
-    // Talk: if nobody can hear it, nothing is lost.
-    let mut say = |line: &str| drop(writeln!(io.err, "worktest: {line}"));
-    report.notes.iter().for_each(|note| say(note));
-    if !report.ok {
-        say(&format!("error: not every reply was right: {}; {} correct", report.faults(), report.run.messages));
-    }
-    report.warnings.iter().for_each(|warning| say(&format!("warning: {}", warning.text)));
-    Ok(Outcome { report })
+    let run = &report.body.run;
+    files.add_run(run.started_unix_s, run.wall_s, &latencies)?;
+    files.finish(&latencies)?;
+    report.notes.iter().for_each(|note| say("worktest", note, io));
+    let complaint = format!("not every reply was right: {}; {} correct", run.faults(), run.messages);
+    report.publish("worktest", plan.output.json, &run.table(plan.header), &complaint, io)?;
+    Ok(report)
 }
 
 impl Args {
     /// Checks what clap cannot, and fills in defaults.
-    fn plan(&self) -> Result<Plan, LoadError> {
-        let usage = |text: &str| Err(LoadError::Usage(text.into()));
+    fn plan(&self) -> Result<WorkPlan, LoadError> {
         // No port is usual for the service; 0 is the one that a target cannot name.
         let target = self.host.as_deref().map(|host| Target::parse(host, 0)).transpose()?;
         let transport = match &target {
@@ -223,68 +209,66 @@ impl Args {
         }
         let ones = self.connections.unwrap_or(1) as usize;
         let weights = self.weights.as_ref().map_or_else(|| vec![1; ones], |weights| weights.0.clone());
-        let in_flight = self.in_flight.unwrap_or(match self.rate {
+        let in_flight = self.in_flight.unwrap_or(match self.pace.rate {
             Some(_) => OPEN_IN_FLIGHT,
             None => 1,
-        }) as usize;
-        let pace = match (self.rate, self.spread) {
-            (Some(rate_per_s), _) => Pace::Open { rate_per_s, arrival: self.arrival, spin: self.spin },
-            (None, true) => Pace::Window,
-            (None, false) => Pace::PerConnection,
-        };
-        let duration = match (self.duration, self.count) {
-            (None, None) => Some(DURATION),
-            (duration, _) => duration,
-        };
-        let pinning = Pinning::of_options(self.cpu.as_deref(), self.no_pin)?;
-        let request_bytes = self.length.unwrap_or(match self.kind {
-            Kind::Discard => 5000,
-            _ => 64,
         });
-        let plan = Plan {
+        let drawn = self.spread || self.pace.rate.is_some();
+        let most = if drawn { 1 } else { weights.iter().copied().max().unwrap_or(1) };
+        if in_flight * u64::from(most) > IN_FLIGHT_MAX {
+            return usage("-a times the largest weight is more than 65536 in flight on one connection");
+        }
+        let seed = self.pace.seed;
+        let pace = match self.pace.pace(Arrival::Poisson) {
+            Pace::Open { rate_per_s, arrival, seed } => {
+                Pace::Open { rate_per_s, arrival, seed: sub_seed(seed, "arrivals") }
+            }
+            closed => closed,
+        };
+        let terms = Terms { life: Life::Kept, limit: TimeLimit::Request, timeout_ns: ns(self.timeout) };
+        let socket = SocketOptions { nodelay: true, tick: terms.tick(), ..SocketOptions::new(transport, self.timeout) };
+        Ok(WorkPlan {
+            drive: Plan {
+                pace,
+                // As much with one system call as there is: the servers that are measured share the machine with this
+                // program, and the cost of a message must not be that of its generator.
+                batch: usize::MAX,
+                connections: weights.len(),
+                weights,
+                spread: drawn.then(|| sub_seed(seed, "spread")),
+                in_flight: in_flight as usize,
+                requests: self.count,
+                duration: match (self.duration, self.count) {
+                    (None, None) => Some(DURATION),
+                    (duration, _) => duration,
+                },
+                pinning: self.cpus.pinning()?,
+                spin: self.pace.spin,
+                ..Plan::new("worktest", Destination::Renewed(Vec::new()), terms)
+            },
             target,
             ideal_workers: self.ideal.map(|workers| workers as usize),
-            socket: SocketOptions {
-                transport,
-                nodelay: true,
-                connect_timeout: self.timeout,
-                tick: (self.timeout / 4).clamp(Duration::from_millis(1), Duration::from_millis(250)),
-                send_buffer_bytes: None,
-                receive_buffer_bytes: None,
-            },
-            weights,
-            in_flight,
-            pace,
+            socket,
             mix: Mix { kind: self.kind, work: self.work, slow: self.slow },
-            request_bytes: request_bytes as usize,
-            messages: self.count,
-            duration,
-            pinning,
-            seed: self.seed,
-            json: self.json,
+            request_bytes: self.length.unwrap_or(match self.kind {
+                Kind::Discard => 5000,
+                _ => 64,
+            }) as usize,
+            seed,
             header: !self.no_header,
-        };
-        match plan.rooms().iter().any(|&room| room as u64 > IN_FLIGHT_MAX) {
-            true => usage("-a times the largest weight is more than 65536 in flight on one connection"),
-            false => Ok(plan),
-        }
+            output: self.output.clone(),
+        })
     }
 }
 
-fn length(text: &str) -> Result<u64, NumberError> {
-    parse_in(text, REQUEST_BYTES_MIN as u64, REQUEST_BYTES_MAX as u64)
-}
-
-fn in_flight(text: &str) -> Result<u64, NumberError> {
-    parse_in(text, 1, IN_FLIGHT_MAX)
-}
-
-fn connections(text: &str) -> Result<u64, NumberError> {
-    parse_in(text, 1, CONNECTIONS_MAX as u64)
-}
-
-fn workers(text: &str) -> Result<u64, NumberError> {
-    parse_in(text, 1, 1 << 20)
+impl WorkPlan {
+    fn resolve(&mut self) -> Result<(), LoadError> {
+        if let Some(target) = self.target.clone() {
+            let endpoints = target.resolve()?;
+            self.drive.destination = Destination::Kept { target, endpoints, socket: self.socket.clone() };
+        }
+        Ok(())
+    }
 }
 
 fn weights(text: &str) -> Result<Weights, NumberError> {
@@ -295,13 +279,6 @@ fn weights(text: &str) -> Result<Weights, NumberError> {
     match weights.len() {
         1..=CONNECTIONS_MAX => Ok(Weights(weights)),
         _ => Err(NumberError::Invalid { text: text.to_owned() }),
-    }
-}
-
-fn positive(text: &str) -> Result<Duration, NumberError> {
-    match parse_duration(text)? {
-        Duration::ZERO => Err(NumberError::OutOfRange { text: text.to_owned(), min: 1, max: u64::from(u32::MAX) }),
-        time => Ok(time),
     }
 }
 
@@ -346,7 +323,7 @@ mod tests {
         args: Args,
     }
 
-    fn plan(options: &str) -> Result<Plan, u8> {
+    fn plan(options: &str) -> Result<WorkPlan, u8> {
         let words = ["worktest"].into_iter().chain(options.split_whitespace());
         let program = Program::try_parse_from(words).map_err(|error| exit_code_of_parse(&error))?;
         program.args.plan().map_err(|error| error.exit_code())
@@ -355,19 +332,23 @@ mod tests {
     #[test]
     fn defaults_depend_on_the_load() {
         let closed = plan("host:1").unwrap();
-        assert_eq!((closed.in_flight, closed.request_bytes, closed.weights.as_slice()), (1, 64, &[1][..]));
-        assert_eq!((closed.duration, closed.messages), (Some(DURATION), None));
+        assert_eq!((closed.drive.in_flight, closed.request_bytes, closed.drive.weights.as_slice()), (1, 64, &[1][..]));
+        assert_eq!((closed.drive.duration, closed.drive.requests), (Some(DURATION), None));
         assert_eq!(plan("host:1 -k discard").unwrap().request_bytes, 5000);
         let open = plan("host:1 --rate 10k/s -c 5").unwrap();
-        assert_eq!((open.in_flight, open.duration, open.messages), (1024, None, Some(5)));
+        assert_eq!((open.drive.in_flight, open.drive.duration, open.drive.requests), (1024, None, Some(5)));
         assert_eq!(open.mix.work, WorkTime { min_us: 50, max_us: 200 });
     }
 
     #[test]
     fn weights_are_requests_in_flight_or_shares() {
-        assert_eq!(plan("host:1 --weights 8:1:1 -a 4").unwrap().rooms(), [32, 4, 4]);
-        assert_eq!(plan("host:1 --weights 3:1 -a 32 --spread").unwrap().rooms(), [32, 32]);
-        assert_eq!(plan("host:1 -n 3 --rate 9 -a 7").unwrap().rooms(), [7, 7, 7]);
+        let rooms = |options: &str| {
+            let drive = plan(&format!("host:1 {options}")).unwrap().drive;
+            (0..drive.connections).map(|connection| drive.room(connection)).collect::<Vec<_>>()
+        };
+        assert_eq!(rooms("--weights 8:1:1 -a 4"), [32, 4, 4]);
+        assert_eq!(rooms("--weights 3:1 -a 32 --spread"), [32, 32]);
+        assert_eq!(rooms("-n 3 --rate 9 -a 7"), [7, 7, 7]);
     }
 
     #[test]

@@ -1,54 +1,32 @@
 //! What worktest prints: a table, or the JSON document of docs/formats/worktest.schema.json.
-//!
-//! Times end in `_s` (seconds) or `_us` (microseconds); absent values are `null`, never left out.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 
-use super::drive::Ran;
+use super::WorkPlan;
 use super::ideal::Ideal;
-use super::load::{Class, Kind};
-use super::plan::{Pace, Plan};
-use crate::drive::open::OpenRecord;
-use crate::record::Latencies;
-use crate::record::fault::{Fault, Faults};
-use crate::record::stats;
-use crate::report::json::{Calls, LatencyReport, Machine, OpenReport, TargetReport, WarningReport, micro, milli, nano};
-use crate::report::warn;
+use super::mix::Class;
+use crate::record::run::Run;
+use crate::record::running;
+use crate::record::{Fault, Faults, Latencies};
+use crate::report::document::{CallsReport, Document, LatencyReport, OpenReport, TargetReport, micro, milli, nano};
+use crate::report::warn::{self, Warning};
 
 /// The name of the document's format.
 pub const FORMAT: &str = "ksf-worktest";
 
-/// Raised when a field changes its meaning or goes; new fields do not raise it.
-pub const VERSION: u32 = 1;
-
 /// The whole document.
+pub type Report = Document<Body>;
+
+/// What was asked for and measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Report {
-    /// Always [`FORMAT`].
-    pub format: String,
-    /// Always [`VERSION`].
-    pub version: u32,
-    /// Version of the program.
-    pub tool_version: String,
-    /// The machine the load came from.
-    pub machine: Machine,
-    /// Where the load went; `null` for a simulation.
-    pub target: Option<TargetReport>,
+pub struct Body {
     /// What was asked for, with defaults filled in.
     pub config: Config,
     /// What was measured.
-    pub run: Run,
-    /// Reasons to doubt the figures.
-    pub warnings: Vec<WarningReport>,
-    /// The first few faults in words.
-    pub notes: Vec<String>,
-    /// Whether the user ended the measurement.
-    pub interrupted: bool,
-    /// Whether every reply was right and none is missing.
-    pub ok: bool,
+    pub run: RunReport,
 }
 
 /// What was asked for, with defaults filled in.
@@ -92,7 +70,7 @@ pub struct Config {
 
 /// What was measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Run {
+pub struct RunReport {
     /// Start, seconds since the epoch; 0 for a simulation.
     pub started_unix_s: f64,
     /// From the start to the last reply.
@@ -114,7 +92,7 @@ pub struct Run {
     /// Time the generator was ready but waited for its CPU.
     pub runqueue_wait_s: f64,
     /// System calls on the connections.
-    pub calls: Calls,
+    pub calls: CallsReport,
     /// Wrong and missing replies by kind.
     pub faults: BTreeMap<String, u64>,
     /// Replies that came after the reply to a younger request of their connection.
@@ -145,88 +123,79 @@ pub struct ConnectionReport {
     pub mean_us: f64,
 }
 
-impl Report {
-    pub(crate) fn of_run(plan: &Plan, ran: &Ran) -> Report {
-        let wall_s = (ran.end_ns - ran.start_ns) as f64 / 1e9;
-        let book = &ran.book;
-        let (all, classes) = classes(Class::ALL.map(|class| book.latencies(class)), wall_s);
-        let cpu_s = ran.cpu_ns as f64 / 1e9;
-        let run = Run {
-            started_unix_s: micro(ran.started_unix_s),
-            wall_s: nano(wall_s),
-            messages: all.count(),
-            rate_per_s: per(all.count() as f64, wall_s),
-            latency: LatencyReport::of(&all, &[]),
-            classes,
-            connections: (0..plan.weights.len())
-                .map(|at| {
-                    let (messages, mean_ns) = book.answered(at);
-                    ConnectionReport { messages, mean_us: milli(mean_ns / 1e3) }
-                })
-                .collect(),
-            cpu_s: nano(cpu_s),
-            cpu_us_per_message: per(cpu_s * 1e6, all.count() as f64),
-            runqueue_wait_s: nano(ran.runqueue_wait_ns as f64 / 1e9),
-            calls: Calls {
-                sends: ran.calls.sends,
-                receives: ran.calls.receives,
-                replies_per_receive_max: ran.calls.replies_per_receive_max,
-            },
-            faults: book.faults().by_name(Fault::OF_WORK),
-            reordered: book.reordered(),
-            open: ran.open.as_ref().map(OpenReport::of),
-        };
-        let mut addresses: Vec<String> = ran.peers.iter().map(ToString::to_string).collect();
-        addresses.dedup();
-        let target = plan.target.as_ref().map(|target| TargetReport {
-            name: target.to_string(),
-            transport: plan.socket.transport.name().into(),
-            addresses,
-        });
-        let mut report = Report::new(plan, target, run);
-        report.config.cpu = ran.cpu;
-        report.warnings = warnings(plan, &report.run, ran.open.as_ref());
-        report.notes = book.notes().to_vec();
-        report.interrupted = ran.interrupted;
-        report.ok = book.is_clean();
-        report
-    }
+/// The report of a run against a server, and the latencies of all messages.
+pub(super) fn of_run(plan: &WorkPlan, run: &Run<()>) -> (Report, Latencies) {
+    let record = &run.record;
+    let thread = &run.threads[0];
+    let report = RunReport {
+        started_unix_s: micro(run.started_unix_s),
+        connections: thread
+            .peers
+            .iter()
+            .map(|(_, share)| ConnectionReport {
+                messages: share.answered,
+                mean_us: milli(share.sum_ns as f64 / share.answered.max(1) as f64 / 1e3),
+            })
+            .collect(),
+        cpu_s: nano(run.cpu_s()),
+        cpu_us_per_message: milli(run.cpu_us_per_reply()),
+        runqueue_wait_s: nano(thread.runqueue_wait_ns as f64 / 1e9),
+        calls: CallsReport::of(&record.calls),
+        faults: record.faults.by_name(Fault::OF_WORK),
+        reordered: record.reordered,
+        open: run.lateness.as_ref().map(OpenReport::of),
+        ..RunReport::of(&run.latencies, &record.latencies, run.wall_s())
+    };
+    let target = plan.target.as_ref().map(|target| TargetReport {
+        name: target.to_string(),
+        transport: plan.socket.transport.name().into(),
+        addresses: run.addresses(),
+    });
+    let mut config = Config::of(plan);
+    config.cpu = thread.cpu;
+    let mut document = Document::new(FORMAT, target, Body { config, run: report });
+    document.warn(warnings(plan, run));
+    document.notes = record.notes.iter().map(|note| format!("connection {}: {}", note.connection, note.text)).collect();
+    document.interrupted = run.is_interrupted();
+    document.ok = record.is_clean();
+    (document, run.latencies.clone())
+}
 
-    pub(crate) fn of_ideal(plan: &Plan, ideal: &Ideal) -> Report {
-        let wall_s = ideal.end_ns as f64 / 1e9;
-        let (all, classes) = classes(ideal.latencies.each_ref(), wall_s);
-        let run = Run {
+/// The report of a simulation, and the latencies of all messages.
+pub(super) fn of_ideal(plan: &WorkPlan, ideal: &Ideal) -> (Report, Latencies) {
+    let all = Latencies::sum(&ideal.latencies);
+    let run = RunReport::of(&all, &ideal.latencies, ideal.end_ns as f64 / 1e9);
+    (Document::new(FORMAT, None, Body { config: Config::of(plan), run }), all)
+}
+
+impl RunReport {
+    /// Of latencies alone.
+    fn of(all: &Latencies, by_class: &[Latencies], wall_s: f64) -> RunReport {
+        let per_s = |latencies: &Latencies| milli(running::per(latencies.count() as f64, wall_s));
+        let classes = Class::ALL.into_iter().zip(by_class);
+        let classes = classes.filter(|(class, latencies)| *class == Class::Quick || !latencies.is_empty());
+        RunReport {
             started_unix_s: 0.0,
             wall_s: nano(wall_s),
             messages: all.count(),
-            rate_per_s: per(all.count() as f64, wall_s),
-            latency: LatencyReport::of(&all, &[]),
-            classes,
+            rate_per_s: per_s(all),
+            latency: LatencyReport::of(all, &[]),
+            classes: classes
+                .map(|(class, latencies)| ClassReport {
+                    name: class.name().into(),
+                    messages: latencies.count(),
+                    rate_per_s: per_s(latencies),
+                    latency: LatencyReport::of(latencies, &[]),
+                })
+                .collect(),
             connections: Vec::new(),
             cpu_s: 0.0,
             cpu_us_per_message: 0.0,
             runqueue_wait_s: 0.0,
-            calls: Calls { sends: 0, receives: 0, replies_per_receive_max: 0 },
+            calls: CallsReport { sends: 0, receives: 0, replies_per_receive_max: 0 },
             faults: Faults::default().by_name(Fault::OF_WORK),
             reordered: 0,
             open: None,
-        };
-        Report::new(plan, None, run)
-    }
-
-    fn new(plan: &Plan, target: Option<TargetReport>, run: Run) -> Report {
-        Report {
-            format: FORMAT.into(),
-            version: VERSION,
-            tool_version: env!("CARGO_PKG_VERSION").into(),
-            machine: Machine::this(),
-            target,
-            config: Config::of(plan),
-            run,
-            warnings: Vec::new(),
-            notes: Vec::new(),
-            interrupted: false,
-            ok: true,
         }
     }
 
@@ -252,9 +221,9 @@ impl Report {
                 latency.max_us
             );
         };
-        row("all", self.run.messages, self.run.rate_per_s, &self.run.latency);
-        if self.run.classes.len() > 1 {
-            for class in &self.run.classes {
+        row("all", self.messages, self.rate_per_s, &self.latency);
+        if self.classes.len() > 1 {
+            for class in &self.classes {
                 row(&class.name, class.messages, class.rate_per_s, &class.latency);
             }
         }
@@ -263,85 +232,48 @@ impl Report {
 
     /// "3 lost, 1 duplicate".
     pub(crate) fn faults(&self) -> String {
-        let faults = self.run.faults.iter().filter(|(_, count)| **count > 0);
+        let faults = self.faults.iter().filter(|(_, count)| **count > 0);
         faults.map(|(name, count)| format!("{count} {name}")).collect::<Vec<_>>().join(", ")
     }
 }
 
 impl Config {
-    fn of(plan: &Plan) -> Config {
-        let (mode, rate_per_s, arrival) = match plan.pace {
-            Pace::PerConnection => ("connection", None, None),
-            Pace::Window => ("window", None, None),
-            Pace::Open { rate_per_s, arrival, .. } => ("open", Some(rate_per_s), Some(arrival.name().to_owned())),
-        };
-        let work = |us: u32| if plan.mix.kind.works() { u64::from(us) } else { 0 };
+    fn of(plan: &WorkPlan) -> Config {
+        let (drive, mix) = (&plan.drive, &plan.mix);
+        let (rate_per_s, arrival, _) = drive.pace.in_parts();
+        let work = |us: u32| if mix.kind.works() { u64::from(us) } else { 0 };
         Config {
-            mode: mode.into(),
+            mode: match (rate_per_s, drive.spread) {
+                (Some(_), _) => "open",
+                (None, Some(_)) => "window",
+                (None, None) => "connection",
+            }
+            .into(),
             ideal_workers: plan.ideal_workers.map(|workers| workers as u64),
-            weights: plan.weights.clone(),
-            in_flight: plan.in_flight as u64,
-            kind: Kind::name(plan.mix.kind).into(),
+            weights: drive.weights.clone(),
+            in_flight: drive.in_flight as u64,
+            kind: mix.kind.name().into(),
             request_bytes: plan.request_bytes as u64,
-            work_min_us: work(plan.mix.work.min_us),
-            work_max_us: work(plan.mix.work.max_us),
-            slow_percent: plan.mix.slow.map_or(0.0, |slow| slow.percent),
-            slow_work_us: plan.mix.slow.map(|slow| slow.work_us.into()),
-            messages: plan.messages,
-            duration_s: plan.duration.map(|duration| duration.as_secs_f64()),
+            work_min_us: work(mix.work.min_us),
+            work_max_us: work(mix.work.max_us),
+            slow_percent: mix.slow.map_or(0.0, |slow| slow.percent),
+            slow_work_us: mix.slow.map(|slow| slow.work_us.into()),
+            messages: drive.requests,
+            duration_s: drive.duration.map(|duration| duration.as_secs_f64()),
             rate_per_s,
             arrival,
             seed: plan.seed,
-            timeout_s: plan.socket.connect_timeout.as_secs_f64(),
+            timeout_s: drive.terms.timeout_ns as f64 / 1e9,
             cpu: None,
         }
     }
 }
 
-fn classes(latencies: [&Latencies; Class::ALL.len()], wall_s: f64) -> (Latencies, Vec<ClassReport>) {
-    let mut all = Latencies::new();
-    let mut reports = Vec::new();
-    for (class, latencies) in Class::ALL.into_iter().zip(latencies) {
-        all.merge(latencies);
-        if class == Class::Quick || !latencies.is_empty() {
-            reports.push(ClassReport {
-                name: class.name().into(),
-                messages: latencies.count(),
-                rate_per_s: per(latencies.count() as f64, wall_s),
-                latency: LatencyReport::of(latencies, &[]),
-            });
-        }
-    }
-    (all, reports)
-}
-
 /// Reasons to believe that the generator and not the server was the limit.
-fn warnings(plan: &Plan, run: &Run, open: Option<&OpenRecord>) -> Vec<WarningReport> {
-    let mut warnings = Vec::new();
-    let share = |seconds: f64| per(seconds, run.wall_s);
-    let busy = share(run.cpu_s + run.runqueue_wait_s);
-    let several = plan.rooms().iter().sum::<usize>() > 1;
-    // Who spins is busy on purpose; whether it was late all the same is told below.
-    let spins = matches!(plan.pace, Pace::Open { spin, .. } if !spin.is_zero());
-    if several && !spins && busy > warn::BUSY_SHARE {
-        warnings.push(WarningReport {
-            code: "generator-busy".into(),
-            text: format!(
-                "this program used {:.0} % of a CPU and waited {:.0} % of the time for it: the server may be able to do \
-                 more than was measured; give this program a CPU of its own (--cpu)",
-                share(run.cpu_s) * 100.0,
-                share(run.runqueue_wait_s) * 100.0
-            ),
-        });
-    }
-    if let (Pace::Open { rate_per_s, .. }, Some(open)) = (plan.pace, open) {
-        let room = format!("{} in flight on their connection", plan.in_flight);
-        let found = [warn::late_schedule(open, 1e9 / rate_per_s as f64), warn::bound_reached(open, &room, "-a")];
-        warnings.extend(found.iter().flatten().map(WarningReport::of));
-    }
-    warnings
-}
-
-fn per(amount: f64, of: f64) -> f64 {
-    milli(stats::per(amount, of))
+fn warnings(plan: &WorkPlan, run: &Run<()>) -> Vec<Warning> {
+    let drive = &plan.drive;
+    let room = format!("{} in flight on their connection", drive.in_flight);
+    let schedule = warn::schedule(drive, run, &room, "-a");
+    let busy = warn::busy_generator(drive, run, true, "give this program a CPU of its own (--cpu)");
+    busy.into_iter().chain(schedule).collect()
 }

@@ -7,25 +7,67 @@ use std::process::Command;
 use std::sync::atomic::AtomicBool;
 
 use clap::Parser;
-use ksf_load::report::json::Report;
-use ksf_load::{Io, LoadError, Outcome, echo, http, rpc, work};
+use ksf_load::report::document::Document;
+use ksf_load::{Io, LoadError, calls, echo, http, rpc, work};
 use rustix::thread::{CapabilitySet, UnshareFlags, capabilities, unshare_unsafe};
+use serde::Serialize;
 
 pub mod schema;
 
 /// What a run of a tool left behind.
-pub struct Ran {
+pub struct Ran<B> {
     pub code: u8,
     pub stdout: String,
     pub stderr: String,
-    pub outcome: Option<Outcome>,
+    document: Option<Document<B>>,
 }
 
-impl Ran {
-    pub fn report(&self) -> &Report {
-        &self.outcome.as_ref().expect(&self.stderr).report
+pub type RanCalls = Ran<calls::report::Body>;
+pub type RanWork = Ran<work::report::Body>;
+pub type RanHttp = Ran<http::report::Body>;
+
+/// Every kind that occurred, with its count.
+fn occurred(counts: &std::collections::BTreeMap<String, u64>) -> Vec<(&str, u64)> {
+    counts.iter().filter(|(_, count)| **count > 0).map(|(kind, count)| (kind.as_str(), *count)).collect()
+}
+
+impl<B: Serialize> Ran<B> {
+    fn of(run: impl FnOnce(&mut Io<'_>) -> Result<Document<B>, LoadError>, stop: &AtomicBool) -> Ran<B> {
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let result = run(&mut Io { out: &mut out, err: &mut err, stop });
+        let mut stderr = String::from_utf8(err).unwrap();
+        let (code, document) = match result {
+            Ok(document) => (document.exit_code(), Some(document)),
+            Err(error) => {
+                stderr += &error.to_string();
+                (error.exit_code(), None)
+            }
+        };
+        Ran { code, stdout: String::from_utf8(out).unwrap(), stderr, document }
     }
 
+    pub fn document(&self) -> &Document<B> {
+        self.document.as_ref().expect(&self.stderr)
+    }
+
+    /// What was asked for and measured.
+    pub fn report(&self) -> &B {
+        &self.document().body
+    }
+
+    pub fn warns(&self, code: &str) -> bool {
+        self.document().warnings.iter().any(|warning| warning.code == code)
+    }
+
+    #[track_caller]
+    fn assert_right(&self, faults: &[(&str, u64)], replies: u64, expected: u64) {
+        assert_eq!(self.code, 0, "{}", self.stderr);
+        assert_eq!(faults, []);
+        assert_eq!(replies, expected);
+    }
+}
+
+impl RanCalls {
     /// Faults of one kind over all runs.
     pub fn faults(&self, kind: &str) -> u64 {
         self.report().runs.iter().map(|run| run.faults[kind]).sum()
@@ -43,91 +85,76 @@ impl Ran {
 
     #[track_caller]
     pub fn assert_clean(&self, messages: u64) {
-        assert_eq!(self.code, 0, "{}", self.stderr);
-        assert_eq!(self.all_faults(), []);
-        assert_eq!(self.report().total.messages, messages);
+        self.assert_right(&self.all_faults(), self.report().total.messages, messages);
+    }
+}
+
+impl RanWork {
+    /// Every kind of fault that occurred, with its count.
+    pub fn faults(&self) -> Vec<(&str, u64)> {
+        occurred(&self.report().run.faults)
+    }
+
+    #[track_caller]
+    pub fn assert_clean(&self, messages: u64) {
+        self.assert_right(&self.faults(), self.report().run.messages, messages);
+    }
+}
+
+impl RanHttp {
+    pub fn run(&self) -> &http::report::RunReport {
+        &self.report().run
+    }
+
+    /// Every kind of failure that occurred, with its count.
+    pub fn failures(&self) -> Vec<(&str, u64)> {
+        occurred(&self.run().failures)
+    }
+
+    #[track_caller]
+    pub fn assert_clean(&self, requests: u64) {
+        self.assert_right(&self.failures(), self.run().requests.answered, requests);
     }
 }
 
 #[derive(Parser)]
-struct EchotestCommand {
+struct Tool<A: clap::Args> {
     #[command(flatten)]
-    args: echo::Args,
+    args: A,
 }
 
-#[derive(Parser)]
-struct RpctestCommand {
-    #[command(flatten)]
-    args: rpc::Args,
+fn parse<A: clap::Args>(words: impl IntoIterator<Item = impl Into<std::ffi::OsString> + Clone>) -> A {
+    Tool::<A>::parse_from(words).args
 }
 
 /// Runs rpctest with words split at blanks; one iteration, not pinned and at normal priority unless told.
-pub fn run_rpctest(options: &str) -> Ran {
-    let words = words("rpctest", options);
-    finish(|io| rpc::run_with(&RpctestCommand::parse_from(words).args, io))
+pub fn run_rpctest(options: &str) -> RanCalls {
+    Ran::of(|io| rpctest_with(options, io), &AtomicBool::new(false))
+}
+
+/// Runs rpctest with output and stop flag of the caller's.
+pub fn rpctest_with(options: &str, io: &mut Io<'_>) -> Result<calls::report::Report, LoadError> {
+    rpc::run_with(&parse(words("rpctest", options)), io)
 }
 
 /// Runs echotest likewise.
-pub fn run_echotest(options: &str) -> Ran {
-    let words = words("echotest", options);
-    finish(|io| echo::run_with(&EchotestCommand::parse_from(words).args, io))
+pub fn run_echotest(options: &str) -> RanCalls {
+    Ran::of(|io| echo::run_with(&parse(words("echotest", options)), io), &AtomicBool::new(false))
 }
 
-#[derive(Parser)]
-struct WorktestCommand {
-    #[command(flatten)]
-    args: work::Args,
+fn words(tool: &str, options: &str) -> Vec<String> {
+    let mut words: Vec<String> = [tool, "--no-pin", "--nice", "0"].map(String::from).into();
+    if !options.contains("-i ") && !options.contains("--rate") {
+        words.extend(["-i", "1"].map(String::from));
+    }
+    words.extend(options.split_whitespace().map(String::from));
+    words
 }
 
 /// Runs worktest with words split at blanks, not pinned.
 pub fn run_worktest(options: &str) -> RanWork {
     let words = ["worktest", "--no-pin"].into_iter().chain(options.split_whitespace());
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    let stop = AtomicBool::new(false);
-    let args = WorktestCommand::parse_from(words).args;
-    let result = work::run_with(&args, &mut Io { out: &mut out, err: &mut err, stop: &stop });
-    let mut stderr = String::from_utf8(err).unwrap();
-    let (code, report) = match result {
-        Ok(outcome) => (outcome.exit_code(), Some(outcome.report)),
-        Err(error) => {
-            stderr += &error.to_string();
-            (error.exit_code(), None)
-        }
-    };
-    RanWork { code, stdout: String::from_utf8(out).unwrap(), stderr, report }
-}
-
-/// What a run of worktest left behind.
-pub struct RanWork {
-    pub code: u8,
-    pub stdout: String,
-    pub stderr: String,
-    pub report: Option<work::report::Report>,
-}
-
-impl RanWork {
-    pub fn report(&self) -> &work::report::Report {
-        self.report.as_ref().expect(&self.stderr)
-    }
-
-    /// Every kind of fault that occurred, with its count.
-    pub fn faults(&self) -> Vec<(&str, u64)> {
-        let faults = self.report().run.faults.iter();
-        faults.filter(|(_, count)| **count > 0).map(|(kind, count)| (kind.as_str(), *count)).collect()
-    }
-
-    #[track_caller]
-    pub fn assert_clean(&self, messages: u64) {
-        assert_eq!(self.code, 0, "{}", self.stderr);
-        assert_eq!(self.faults(), []);
-        assert_eq!(self.report().run.messages, messages);
-    }
-}
-
-#[derive(Parser)]
-struct HttpCommand {
-    #[command(flatten)]
-    args: http::Args,
+    Ran::of(|io| work::run_with(&parse(words), io), &AtomicBool::new(false))
 }
 
 /// Runs http with words split at blanks, not pinned.
@@ -139,64 +166,17 @@ pub fn run_http(options: &str) -> RanHttp {
 pub fn run_http_until(options: &str, words: &[&str], stop: &AtomicBool) -> RanHttp {
     let pinning = if options.contains("--cpu") { None } else { Some("--no-pin") };
     let words = ["http"].into_iter().chain(pinning).chain(options.split_whitespace()).chain(words.iter().copied());
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    let args = HttpCommand::parse_from(words).args;
-    let result = http::run_with(&args, &mut Io { out: &mut out, err: &mut err, stop });
-    let mut stderr = String::from_utf8(err).unwrap();
-    let (code, report) = match result {
-        Ok(outcome) => (outcome.exit_code(), Some(outcome.report)),
-        Err(error) => {
-            stderr += &error.to_string();
-            (error.exit_code(), None)
-        }
-    };
-    let ran = RanHttp { code, stdout: String::from_utf8(out).unwrap(), stderr, report };
-    if let Some(report) = &ran.report {
+    let ran = Ran::of(|io| http::run_with(&parse(words), io), stop);
+    if ran.document.is_some() {
         // Whatever the server does.
-        let requests = &report.run.requests;
+        let (requests, connections) = (&ran.run().requests, &ran.run().connections);
         assert_eq!(requests.started, requests.answered + requests.failed + requests.unanswered, "{}", ran.stderr);
-        assert_eq!(requests.failed, report.run.failures.values().sum::<u64>());
-        let connections = &report.run.connections;
+        assert_eq!(requests.failed, ran.run().failures.values().sum::<u64>());
         assert_eq!(connections.attempted, connections.established + connections.not_established);
         assert_eq!(connections.established, connections.ended.values().sum::<u64>());
-        assert!(report.warnings.iter().all(|warning| warning.code != "accounting"), "{}", ran.stderr);
+        assert!(!ran.warns("accounting"), "{}", ran.stderr);
     }
     ran
-}
-
-/// What a run of http left behind.
-pub struct RanHttp {
-    pub code: u8,
-    pub stdout: String,
-    pub stderr: String,
-    pub report: Option<http::report::Report>,
-}
-
-impl RanHttp {
-    pub fn report(&self) -> &http::report::Report {
-        self.report.as_ref().expect(&self.stderr)
-    }
-
-    pub fn run(&self) -> &http::report::Run {
-        &self.report().run
-    }
-
-    /// Every kind of failure that occurred, with its count.
-    pub fn failures(&self) -> Vec<(&str, u64)> {
-        let failures = self.run().failures.iter();
-        failures.filter(|(_, count)| **count > 0).map(|(kind, count)| (kind.as_str(), *count)).collect()
-    }
-
-    pub fn warns(&self, code: &str) -> bool {
-        self.report().warnings.iter().any(|warning| warning.code == code)
-    }
-
-    #[track_caller]
-    pub fn assert_clean(&self, requests: u64) {
-        assert_eq!(self.code, 0, "{}", self.stderr);
-        assert_eq!(self.failures(), []);
-        assert_eq!(self.run().requests.answered, requests);
-    }
 }
 
 /// Reads the head of a request; `None` at the end of the stream.
@@ -288,35 +268,6 @@ pub fn work_server(answer: impl FnMut(u64, &[u8]) -> Vec<u8> + Send + Clone + 's
         }
         Ok(())
     })
-}
-
-/// Runs rpctest with output and stop flag of the caller's.
-pub fn rpctest_with(options: &str, io: &mut Io<'_>) -> Result<Outcome, LoadError> {
-    rpc::run_with(&RpctestCommand::parse_from(words("rpctest", options)).args, io)
-}
-
-fn words(tool: &str, options: &str) -> Vec<String> {
-    let mut words: Vec<String> = [tool, "--no-pin", "--nice", "0"].map(String::from).into();
-    if !options.contains("-i ") && !options.contains("--rate") {
-        words.extend(["-i", "1"].map(String::from));
-    }
-    words.extend(options.split_whitespace().map(String::from));
-    words
-}
-
-fn finish(run: impl FnOnce(&mut Io<'_>) -> Result<Outcome, LoadError>) -> Ran {
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    let stop = AtomicBool::new(false);
-    let result = run(&mut Io { out: &mut out, err: &mut err, stop: &stop });
-    let mut stderr = String::from_utf8(err).unwrap();
-    let (code, outcome) = match result {
-        Ok(outcome) => (outcome.exit_code(), Some(outcome)),
-        Err(error) => {
-            stderr += &error.to_string();
-            (error.exit_code(), None)
-        }
-    };
-    Ran { code, stdout: String::from_utf8(out).unwrap(), stderr, outcome }
 }
 
 /// Starts a TCP server on loopback whose every connection is given to `serve` in a thread of its own. The threads

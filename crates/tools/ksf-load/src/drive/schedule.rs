@@ -1,18 +1,10 @@
-//! The open loop: requests leave on a schedule, whatever the server does.
+//! The schedule of an open loop: requests leave when they are due, whatever the server does.
 //!
 //! A latency counts from the intended start, so a request that had to wait because the server (or this program)
 //! was slow is charged for the wait. Measured from the actual send, as closed loops do, such waits would vanish
 //! from the figures (coordinated omission). The number in flight is bounded; a request that found no room is
 //! counted, and sent as soon as there is room with its intended start unchanged.
 
-use std::time::Duration;
-
-use rustix::net::RecvFlags;
-
-use crate::drive::clock::monotonic_ns;
-use crate::drive::closed::ClosedLoop;
-use crate::drive::exchange::{End, Exchange};
-use crate::drive::protocol::Protocol;
 use crate::drive::random::Random;
 use crate::record::Latencies;
 
@@ -79,9 +71,9 @@ impl Schedule {
     }
 }
 
-/// What only an open loop measures.
+/// How well a schedule was kept.
 #[derive(Debug, Clone)]
-pub(crate) struct OpenRecord {
+pub(crate) struct Lateness {
     /// Requests that were due but found the bound on the number in flight reached.
     pub(crate) bound_hits: u64,
     /// How late requests were sent, counted from when they were due and there was room: this program's own delay.
@@ -90,106 +82,15 @@ pub(crate) struct OpenRecord {
     pub(crate) unsent: u64,
 }
 
-impl OpenRecord {
-    pub(crate) fn new() -> OpenRecord {
-        OpenRecord { bound_hits: 0, lag: Latencies::new(), unsent: 0 }
+impl Lateness {
+    pub(crate) fn new() -> Lateness {
+        Lateness { bound_hits: 0, lag: Latencies::new(), unsent: 0 }
     }
 
-    pub(crate) fn merge(&mut self, other: &OpenRecord) {
+    pub(crate) fn merge(&mut self, other: &Lateness) {
         self.bound_hits += other.bound_hits;
         self.lag.merge(&other.lag);
         self.unsent += other.unsent;
-    }
-}
-
-/// The open loop of one connection.
-pub(crate) struct OpenLoop<'a> {
-    pub(crate) schedule: Schedule,
-    pub(crate) record: &'a mut OpenRecord,
-    pub(crate) tick: Duration,
-    /// Never sleep while a request is due within this time; costs a CPU.
-    pub(crate) spin: Duration,
-}
-
-impl OpenLoop<'_> {
-    /// Runs until all messages are settled, the user stops, or the connection fails.
-    pub(crate) fn run<P: Protocol>(mut self, x: &mut Exchange<'_, P>) -> End {
-        self.schedule.start(x.now_ns);
-        match self.turns(x) {
-            Ok(end) | Err(end) => end,
-        }
-    }
-
-    fn turns<P: Protocol>(&mut self, x: &mut Exchange<'_, P>) -> Result<End, End> {
-        // Until when the bound, and until when the bound or a full socket, last kept a due request from being sent.
-        let (mut bound_until_ns, mut held_until_ns) = (0, 0);
-        loop {
-            let stopped = x.is_stopped();
-            let due = self.schedule.due_ns();
-            // The schedule ends by its own time, not by when the last request could be sent.
-            let more = !stopped && x.table.issued() < x.limits.messages && due < x.limits.until_ns;
-            if !more && x.table.in_flight() == 0 {
-                return Ok(match stopped {
-                    true => End::Interrupted,
-                    false => End::Done,
-                });
-            }
-            let now = monotonic_ns();
-            x.now_ns = now;
-            if more && now > self.give_up_ns(x) {
-                return Ok(self.give_up(x));
-            }
-            if x.is_blocked() {
-                held_until_ns = now;
-                x.flush()?;
-            } else if more && due <= now {
-                if x.table.has_room() {
-                    self.record.bound_hits += u64::from(due <= bound_until_ns);
-                    self.record.lag.record(now - due.max(held_until_ns));
-                    x.send_one(due)?;
-                    self.schedule.advance();
-                    // One receive per send, so that a schedule that is behind cannot starve the receiving side.
-                    if x.receive(RecvFlags::DONTWAIT)? {
-                        x.sweep_if_due();
-                    }
-                    continue;
-                }
-                (bound_until_ns, held_until_ns) = (now, now);
-            }
-            if x.receive(RecvFlags::DONTWAIT)? {
-                x.sweep_if_due();
-                continue;
-            }
-            let until_due = Duration::from_nanos(due.saturating_sub(now));
-            let nap = match more && x.table.has_room() {
-                true if until_due <= self.spin => continue,
-                true => (until_due - self.spin).min(self.tick),
-                false => self.tick,
-            };
-            x.wait(nap);
-            if x.table.in_flight() > 0 {
-                x.check_time()?;
-            } else {
-                x.note_idle();
-            }
-        }
-    }
-}
-
-impl OpenLoop<'_> {
-    /// Requests that were due within the time are still sent after it, for one time limit: then the target
-    /// clearly cannot keep up.
-    fn give_up_ns<P: Protocol>(&self, x: &Exchange<'_, P>) -> u64 {
-        x.limits.until_ns.saturating_add(x.limits.timeout_ns)
-    }
-
-    fn give_up<P: Protocol>(&mut self, x: &mut Exchange<'_, P>) -> End {
-        let due = self.schedule.due_ns();
-        let left = x.limits.until_ns.saturating_sub(due) as f64 / self.schedule.gap_ns;
-        let allowed = x.limits.messages - x.table.issued();
-        self.record.unsent = (left.ceil() as u64).min(allowed);
-        x.limits.messages = x.table.issued();
-        ClosedLoop::draining(self.tick).run(x)
     }
 }
 

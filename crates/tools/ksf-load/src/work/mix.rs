@@ -3,7 +3,7 @@
 //! The three sequences are drawn apart, each in the order in which messages are issued. So the messages of a seed
 //! cost the same whatever the server's speed, and a simulation meets the very load that a server meets.
 
-use crate::drive::open::{Arrival, Schedule};
+use crate::drive::protocol::{self, Operation};
 use crate::drive::random::{Random, mix};
 
 /// What a message asks for; the numbers are those of the protocol.
@@ -75,6 +75,12 @@ pub(crate) struct Job {
     pub(crate) work_us: u32,
 }
 
+impl Operation for Job {
+    fn class(&self) -> u8 {
+        self.class as u8
+    }
+}
+
 /// Times between two bounds, both included; each is as likely as any other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkTime {
@@ -120,13 +126,17 @@ pub(crate) struct Jobs {
 
 impl Jobs {
     pub(crate) fn new(mix: Mix, seed: u64) -> Jobs {
-        Jobs { mix, random: Random::new(mix_seed(seed, "jobs")) }
+        Jobs { mix, random: Random::new(sub_seed(seed, "jobs")) }
     }
+}
 
-    pub(crate) fn draw(&mut self) -> Job {
+impl protocol::Mix for Jobs {
+    type Operation = Job;
+
+    fn draw(&mut self) -> Job {
         let Mix { kind, work, slow } = self.mix;
         if let Some(slow) = slow
-            && unit(&mut self.random) * 100.0 < slow.percent
+            && self.random.unit() * 100.0 < slow.percent
         {
             return Job { class: Class::Slow, kind: self.mix.slow_kind(), work_us: slow.work_us };
         }
@@ -142,49 +152,15 @@ impl Jobs {
     }
 }
 
-/// Which connection a message goes to, where that is not given by the reply that made room for it.
-#[derive(Debug)]
-pub(crate) struct Spread {
-    /// Sums of the weights up to each connection.
-    ends: Vec<u64>,
-    random: Random,
-}
-
-impl Spread {
-    pub(crate) fn new(weights: &[u32], seed: u64) -> Spread {
-        let mut end = 0;
-        let ends = weights.iter().map(|&weight| {
-            end += u64::from(weight);
-            end
-        });
-        Spread { ends: ends.collect(), random: Random::new(mix_seed(seed, "spread")) }
-    }
-
-    pub(crate) fn draw(&mut self) -> usize {
-        let all = *self.ends.last().expect("there is a connection");
-        let at = self.random.next() % all;
-        self.ends.partition_point(|&end| end <= at)
-    }
-}
-
-/// The schedule of an open loop.
-pub(crate) fn schedule(arrival: Arrival, rate_per_s: u64, seed: u64) -> Schedule {
-    Schedule::new(arrival, rate_per_s as f64, 0.0, mix_seed(seed, "arrivals"))
-}
-
 /// Unrelated sequences from one seed.
-fn mix_seed(seed: u64, what: &str) -> u64 {
+pub(crate) fn sub_seed(seed: u64, what: &str) -> u64 {
     what.bytes().fold(mix(seed), |state, byte| mix(state ^ u64::from(byte)))
-}
-
-/// In [0, 1).
-fn unit(random: &mut Random) -> f64 {
-    (random.next() >> 11) as f64 / (1u64 << 53) as f64
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::drive::protocol::Mix as _;
 
     const MIX: Mix = Mix {
         kind: Kind::Compute,
@@ -206,25 +182,13 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_reproduces_jobs_and_connections() {
+    fn a_seed_reproduces_jobs() {
         let draw = |seed| {
-            let (mut jobs, mut spread) = (Jobs::new(MIX, seed), Spread::new(&[3, 1], seed));
-            (0..50).map(|_| (jobs.draw(), spread.draw())).collect::<Vec<_>>()
+            let mut jobs = Jobs::new(MIX, seed);
+            (0..50).map(|_| jobs.draw()).collect::<Vec<_>>()
         };
         assert_eq!(draw(7), draw(7));
         assert_ne!(draw(7), draw(8));
-    }
-
-    #[test]
-    fn connections_are_drawn_by_weight() {
-        let mut spread = Spread::new(&[8, 1, 0, 1], 1);
-        let mut counts = [0u32; 4];
-        for _ in 0..100_000 {
-            counts[spread.draw()] += 1;
-        }
-        assert!((79_000..81_000).contains(&counts[0]), "{counts:?}");
-        assert!((9_500..10_500).contains(&counts[1]) && (9_500..10_500).contains(&counts[3]), "{counts:?}");
-        assert_eq!(counts[2], 0);
     }
 
     #[test]

@@ -19,8 +19,10 @@
 //! With `--batch` a column Batch (5), with `--rate` the columns Target/s (9) and Bound (7, how often
 //! the bound on the number in flight held a message back) follow in either table.
 
-use crate::options::{Pace, Plan};
-use crate::record::stats::{Running, Summary, median_of_sorted};
+use crate::calls::args::CallPlan;
+use crate::drive::plan::Pace;
+use crate::record::run::Run;
+use crate::record::running::{Running, median_of_sorted, per};
 
 /// Which table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +40,7 @@ pub(crate) struct History {
 }
 
 impl History {
-    pub(crate) fn add(&mut self, run: &Summary) {
+    pub(crate) fn add(&mut self, run: &Run<()>) {
         self.rate_per_s.add(run.rate_per_s());
         self.median_us.add(us(run.latencies.at_percent(50.0)));
         self.mean_us.add(run.latencies.mean_ns() / 1e3);
@@ -58,7 +60,7 @@ impl History {
 }
 
 /// The header line, without the line end.
-pub(crate) fn header(style: Style, plan: &Plan) -> String {
+pub(crate) fn header(style: Style, plan: &CallPlan) -> String {
     let mut cells = Vec::new();
     match style {
         Style::Rpctest => {
@@ -91,17 +93,17 @@ pub(crate) fn header(style: Style, plan: &Plan) -> String {
             }
         }
     }
-    if plan.batch > 1 {
+    if plan.drive.batch > 1 {
         cells.push(right("Batch", 5));
     }
-    if let Pace::Open { .. } = plan.pace {
+    if let Pace::Open { .. } = plan.drive.pace {
         cells.extend([right("Target/s", 9), right("Bound", 7)]);
     }
     cells.join(" ")
 }
 
 /// The line of one run. `history` already contains it.
-pub(crate) fn row(style: Style, plan: &Plan, run: &Summary, history: &History) -> String {
+pub(crate) fn row(style: Style, plan: &CallPlan, run: &Run<()>, history: &History) -> String {
     let mut cells = Vec::new();
     let latency = |percent: f64| fit(us(run.latencies.at_percent(percent)), 7);
     match style {
@@ -112,7 +114,7 @@ pub(crate) fn row(style: Style, plan: &Plan, run: &Summary, history: &History) -
             };
             cells.extend([
                 format!("{:10.0}", run.started_unix_s.floor()),
-                format!("{:3}", plan.threads),
+                format!("{:3}", plan.drive.threads),
                 format!("{:4}", plan.in_flight_given),
                 format!("{rate:8.0}"),
                 fit(middle, 6),
@@ -122,11 +124,11 @@ pub(crate) fn row(style: Style, plan: &Plan, run: &Summary, history: &History) -
             cells.extend(plan.quantiles.iter().map(|percent| latency(*percent)));
             cells.push(fit(us(run.latencies.max_ns), 8));
             if plan.extended {
-                cells.push(format!("{:9}", run.messages));
-                let times = &run.thread_s;
+                cells.push(format!("{:9}", run.record.answered));
+                let times = run.thread_s();
                 let first = times.first().copied().unwrap_or(0.0);
                 let last = times.last().copied().unwrap_or(0.0);
-                for seconds in [first, median_of_sorted(times), last] {
+                for seconds in [first, median_of_sorted(&times), last] {
                     cells.push(format!("{seconds:8.3}"));
                 }
                 let rates = &history.rate_per_s;
@@ -136,18 +138,14 @@ pub(crate) fn row(style: Style, plan: &Plan, run: &Summary, history: &History) -
             }
         }
         Style::Echotest => {
-            let payload_mbps = run.sent_bytes as f64 * 8.0 / 1e6;
-            let payload_mbps = match run.wall_s > 0.0 {
-                true => payload_mbps / run.wall_s,
-                false => 0.0,
-            };
+            let payload_mbps = per(run.record.sent_bytes as f64 * 8.0 / 1e6, run.wall_s());
             cells.extend([
-                format!("{:10}", run.messages),
-                format!("{:10.0}", run.wall_s * 1e6),
+                format!("{:10}", run.record.answered),
+                format!("{:10.0}", run.wall_s() * 1e6),
                 format!("{:10.0}", run.rate_per_s()),
                 format!("{:7.1}", run.latencies.mean_ns() / 1e3),
                 format!("{payload_mbps:7.2}"),
-                format!("{:7.2}", run.cpu_us_per_message()),
+                format!("{:7.2}", run.cpu_us_per_reply()),
             ]);
             if plan.extended {
                 cells.push(fit(us(run.latencies.min()), 7));
@@ -156,11 +154,11 @@ pub(crate) fn row(style: Style, plan: &Plan, run: &Summary, history: &History) -
             }
         }
     }
-    if plan.batch > 1 {
-        cells.push(format!("{:5}", plan.batch));
+    if plan.drive.batch > 1 {
+        cells.push(format!("{:5}", plan.drive.batch));
     }
-    if let Pace::Open { rate_per_s, .. } = plan.pace {
-        let bound_hits = run.open.as_ref().map_or(0, |open| open.bound_hits);
+    if let Pace::Open { rate_per_s, .. } = plan.drive.pace {
+        let bound_hits = run.lateness.as_ref().map_or(0, |lateness| lateness.bound_hits);
         cells.push(format!("{rate_per_s:9}"));
         cells.push(format!("{bound_hits:7}"));
     }
@@ -194,25 +192,15 @@ fn fit(value: f64, width: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::{CommonArgs, ToolDefaults};
-    use crate::record::stats::tests::{run, thread};
-    use clap::Parser;
+    use crate::record::run::tests::{run, thread};
 
-    #[derive(Parser)]
-    struct Program {
-        #[command(flatten)]
-        common: CommonArgs,
+    fn plan(options: &str) -> CallPlan {
+        crate::calls::args::tests::plan(&format!("localhost {options}")).unwrap()
     }
 
-    fn plan(options: &str) -> Plan {
-        let words = ["test", "localhost"].into_iter().chain(options.split_whitespace());
-        let tool = ToolDefaults { name: "rpctest", port: 1, iterations: 1, nice: 0 };
-        Program::parse_from(words).common.plan(&tool).unwrap()
-    }
-
-    fn summary(scale: u64) -> Summary {
+    fn summary(scale: u64) -> Run<()> {
         let ns: Vec<u64> = (1..=1000).map(|i| i * 10 * scale).collect();
-        Summary::of(&run(1, vec![thread(0, 1_000_000 * scale, &ns)]))
+        run(1, vec![thread(0, 1_000_000 * scale, &ns)])
     }
 
     #[test]

@@ -31,21 +31,21 @@ const NAMES: &[&str] = &[
 
 /// The counters at one moment.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Counters(BTreeMap<String, u64>);
+pub(crate) struct KernelCounters(BTreeMap<String, u64>);
 
-impl Counters {
+impl KernelCounters {
     /// Reads them for the namespace of this thread, which need not be that of the process.
-    pub(crate) fn now() -> Counters {
+    pub(crate) fn now() -> KernelCounters {
         let mut all = BTreeMap::new();
         for (file, protocol) in [("snmp", "Tcp:"), ("netstat", "TcpExt:")] {
             let text = read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
             parse(&text, protocol, &mut all);
         }
-        Counters(all)
+        KernelCounters(all)
     }
 
     /// By how much each has risen since; `None` for those that this kernel does not have.
-    pub(crate) fn since(&self, before: &Counters) -> BTreeMap<String, Option<u64>> {
+    pub(crate) fn since(&self, before: &KernelCounters) -> BTreeMap<String, Option<u64>> {
         let rise = |name: &str| Some(self.0.get(name)?.saturating_sub(*before.0.get(name)?));
         NAMES.iter().map(|name| (name.to_string(), rise(name))).collect()
     }
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn the_rise_is_reported_and_what_is_missing_is_named() {
-        let counters = |n| Counters([("ListenDrops".to_owned(), n)].into());
+        let counters = |n| KernelCounters([("ListenDrops".to_owned(), n)].into());
         let rise = counters(12).since(&counters(5));
         assert_eq!((rise["ListenDrops"], rise["ListenOverflows"]), (Some(7), None));
         assert_eq!(rise.len(), NAMES.len());
@@ -93,10 +93,10 @@ mod tests {
 
     #[test]
     fn a_connection_is_counted() {
-        let before = Counters::now();
+        let before = KernelCounters::now();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let rise = Counters::now().since(&before);
+        let rise = KernelCounters::now().since(&before);
         assert!(rise["ActiveOpens"] >= Some(1) && rise["PassiveOpens"] >= Some(1), "{rise:?}");
         assert!(time_wait().is_some());
     }

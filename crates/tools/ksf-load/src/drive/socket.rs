@@ -1,7 +1,7 @@
 //! Sockets: connecting to the first address that answers, and the options the methods need.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::net::sockopt;
@@ -46,11 +46,24 @@ pub(crate) struct SocketOptions {
     pub(crate) receive_buffer_bytes: Option<usize>,
 }
 
+impl SocketOptions {
+    /// The system's sizes; no TCP_NODELAY.
+    pub(crate) fn new(transport: Transport, connect_timeout: Duration) -> SocketOptions {
+        SocketOptions {
+            transport,
+            nodelay: false,
+            connect_timeout,
+            tick: connect_timeout,
+            send_buffer_bytes: None,
+            receive_buffer_bytes: None,
+        }
+    }
+}
+
 /// A connected socket.
 #[derive(Debug)]
 pub(crate) struct Socket {
-    fd: OwnedFd,
-    pub(crate) transport: Transport,
+    pub(crate) fd: OwnedFd,
     pub(crate) peer: Endpoint,
 }
 
@@ -99,26 +112,17 @@ impl Socket {
         };
         let fd = OwnedFd::from(socket);
         sockopt::set_socket_timeout(&fd, sockopt::Timeout::Recv, Some(options.tick))?;
-        Ok(Socket { fd, transport: options.transport, peer: endpoint.clone() })
-    }
-
-    /// Datagrams the kernel dropped because this socket's receive buffer was full, from /proc/net/udp{,6}.
-    pub(crate) fn dropped_datagrams(&self) -> Option<u64> {
-        if !self.transport.is_datagram() {
-            return None;
-        }
-        let inode = rustix::fs::fstat(&self.fd).ok()?.st_ino.to_string();
-        ["/proc/net/udp", "/proc/net/udp6"].iter().find_map(|file| {
-            let table = std::fs::read_to_string(file).ok()?;
-            dropped_in(&table, &inode)
-        })
+        Ok(Socket { fd, peer: endpoint.clone() })
     }
 }
 
-impl AsFd for Socket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
+/// Datagrams the kernel dropped because this socket's receive buffer was full, from /proc/net/udp{,6}.
+pub(crate) fn dropped_datagrams(socket: &OwnedFd) -> Option<u64> {
+    let inode = rustix::fs::fstat(socket).ok()?.st_ino.to_string();
+    ["/proc/net/udp", "/proc/net/udp6"].iter().find_map(|file| {
+        let table = std::fs::read_to_string(file).ok()?;
+        dropped_in(&table, &inode)
+    })
 }
 
 fn set_buffers(socket: &RawSocket, options: &SocketOptions) -> io::Result<()> {
@@ -147,17 +151,6 @@ mod tests {
     use super::*;
     use std::net::UdpSocket;
 
-    fn options(transport: Transport) -> SocketOptions {
-        SocketOptions {
-            transport,
-            nodelay: false,
-            connect_timeout: Duration::from_secs(5),
-            tick: Duration::from_millis(50),
-            send_buffer_bytes: None,
-            receive_buffer_bytes: None,
-        }
-    }
-
     #[test]
     fn drops_are_read_from_the_kernel_table() {
         // Two lines as Linux prints them.
@@ -172,16 +165,16 @@ mod tests {
     #[test]
     fn a_full_receive_buffer_is_seen_as_our_own_drops() {
         let server = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let mut options = options(Transport::Udp);
+        let mut options = SocketOptions::new(Transport::Udp, Duration::from_secs(5));
         options.receive_buffer_bytes = Some(1);
         let peer = Endpoint::Inet(server.local_addr().unwrap());
         let socket = Socket::connect_to(&peer, &options).unwrap();
-        rustix::net::send(&socket, b"hello", rustix::net::SendFlags::empty()).unwrap();
+        rustix::net::send(&socket.fd, b"hello", rustix::net::SendFlags::empty()).unwrap();
         let (_, client) = server.recv_from(&mut [0; 16]).unwrap();
         for _ in 0..1000 {
             server.send_to(&[0; 1000], client).unwrap();
         }
-        assert!(socket.dropped_datagrams().unwrap() > 0);
+        assert!(dropped_datagrams(&socket.fd).unwrap() > 0);
     }
 
     #[test]
@@ -194,7 +187,7 @@ mod tests {
             Endpoint::Inet(probe.local_addr().unwrap())
         };
         let target = Target::parse("some.host", 1).unwrap();
-        let options = options(Transport::Tcp);
+        let options = SocketOptions::new(Transport::Tcp, Duration::from_secs(5));
         let socket = Socket::connect(&target, &[closed.clone(), open.clone()], &options).unwrap();
         assert_eq!(socket.peer, open);
         let error = Socket::connect(&target, &[closed.clone(), closed.clone()], &options).unwrap_err();

@@ -3,8 +3,8 @@
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-use crate::drive::driver::Progress;
-use crate::options::Plan;
+use crate::calls::args::CallPlan;
+use crate::drive::threads::Progress;
 
 /// Runs shorter than this show nothing.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -15,21 +15,20 @@ pub(crate) struct ProgressLine {
     enabled: bool,
     shown: bool,
     tool: &'static str,
-    threads: u64,
+    /// Over all threads.
     messages: Option<u64>,
     duration: Option<Duration>,
 }
 
 impl ProgressLine {
     /// For a terminal, or as the user said.
-    pub(crate) fn new(plan: &Plan) -> ProgressLine {
+    pub(crate) fn new(plan: &CallPlan) -> ProgressLine {
         ProgressLine {
             enabled: plan.progress.unwrap_or_else(|| std::io::stderr().is_terminal()),
             shown: false,
-            tool: plan.tool,
-            threads: plan.threads as u64,
-            messages: plan.messages,
-            duration: plan.duration,
+            tool: plan.drive.tool,
+            messages: plan.drive.requests,
+            duration: plan.drive.duration,
         }
     }
 
@@ -59,8 +58,7 @@ impl ProgressLine {
             progress.settled,
             progress.settled as f64 / seconds
         );
-        let by_count =
-            self.messages.map(|messages| progress.settled as f64 / (messages.saturating_mul(self.threads)) as f64);
+        let by_count = self.messages.map(|messages| progress.settled as f64 / messages as f64);
         let by_time = self.duration.map(|duration| seconds / duration.as_secs_f64());
         if let Some(part) = [by_count, by_time].into_iter().flatten().reduce(f64::max) {
             text += &format!(", {:.0} %", (part * 100.0).min(100.0));
@@ -74,7 +72,7 @@ mod tests {
     use super::*;
 
     fn line(messages: Option<u64>, duration: Option<Duration>) -> ProgressLine {
-        ProgressLine { enabled: true, shown: false, tool: "rpctest", threads: 2, messages, duration }
+        ProgressLine { enabled: true, shown: false, tool: "rpctest", messages, duration }
     }
 
     fn at(seconds: u64) -> Progress {
@@ -83,7 +81,7 @@ mod tests {
 
     #[test]
     fn it_says_how_far_the_run_is() {
-        let text = line(Some(1000), None).text(at(10));
+        let text = line(Some(2000), None).text(at(10));
         assert_eq!(text, "rpctest: run 3, 10 s, 1000 replies, 100/s, 50 %");
         let text = line(None, Some(Duration::from_secs(40))).text(at(10));
         assert!(text.ends_with("25 %"), "{text}");

@@ -1,0 +1,191 @@
+//! The JSON document of echotest and rpctest, described in docs/formats/load-json.md and docs/formats/load.schema.json.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::calls::args::CallPlan;
+use crate::record::Fault;
+use crate::record::run::Run;
+use crate::record::running::Running;
+use crate::report::document::{CallsReport, Document, LatencyReport, OpenReport, ThreadReport, micro, milli, nano};
+
+/// The name of the document's format.
+pub const FORMAT: &str = "ksf-load";
+
+/// The whole document.
+pub type Report = Document<Body>;
+
+/// What was asked for and measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Body {
+    /// `echotest` or `rpctest`.
+    pub tool: String,
+    /// What was asked for, with defaults filled in.
+    pub config: Config,
+    /// One per iteration.
+    pub runs: Vec<RunReport>,
+    /// All iterations together.
+    pub total: Total,
+}
+
+/// What was asked for, with defaults filled in.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Config {
+    /// `synchronous` (`-a 0`), `closed` or `open`.
+    pub mode: String,
+    /// Most messages in flight per thread.
+    pub in_flight: u64,
+    /// Threads, each with a connection.
+    pub threads: u64,
+    /// Iterations asked for; `null` for no end.
+    pub iterations: Option<u64>,
+    /// Messages per thread and iteration; `null` for no limit.
+    pub messages_per_thread: Option<u64>,
+    /// Length of an iteration; `null` for no limit.
+    pub duration_s: Option<f64>,
+    /// Length of a request as it goes to the socket.
+    pub request_bytes: u64,
+    /// Most messages per send; 1 is the original's method.
+    pub batch: u64,
+    /// What is sent: tool-specific, such as `length`, `auth`, `fragments`.
+    pub message: BTreeMap<String, String>,
+    /// Target rate over all threads; `null` in a closed loop.
+    pub rate_per_s: Option<u64>,
+    /// `constant` or `poisson`; `null` in a closed loop.
+    pub arrival: Option<String>,
+    /// Seed of the arrivals; `null` in a closed loop.
+    pub seed: Option<u64>,
+    /// Time limit without a reply (streams) or per message (UDP).
+    pub timeout_s: f64,
+    /// Whether TCP_NODELAY is set; `null` if not TCP.
+    pub nodelay: Option<bool>,
+    /// Priority that was asked for.
+    pub nice: i32,
+}
+
+/// One iteration.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunReport {
+    /// From 1.
+    pub run: u64,
+    /// Start, seconds since the epoch.
+    pub started_unix_s: f64,
+    /// From the first thread's start to the last one's end.
+    pub wall_s: f64,
+    /// Correct replies.
+    pub messages: u64,
+    /// Correct replies per second of wall time.
+    pub rate_per_s: f64,
+    /// Bits sent and received, 10^6 per second.
+    pub mbps: f64,
+    /// Latency of the correct replies.
+    pub latency: LatencyReport,
+    /// User and system time of the threads.
+    pub cpu_s: f64,
+    /// The same per correct reply.
+    pub cpu_us_per_message: f64,
+    /// System calls on the connections.
+    pub calls: CallsReport,
+    /// Wrong and missing replies by kind.
+    pub faults: BTreeMap<String, u64>,
+    /// Replies that came after a reply to a younger request. No fault where the protocol has identifiers.
+    pub reordered: u64,
+    /// Datagrams this machine dropped because the receive buffer was full.
+    pub dropped_here: u64,
+    /// Only in an open loop.
+    pub open: Option<OpenReport>,
+    /// One per thread.
+    pub threads: Vec<ThreadReport>,
+    /// Why threads gave up.
+    pub failures: Vec<String>,
+}
+
+/// All iterations together.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Total {
+    /// Iterations that ran.
+    pub runs: u64,
+    /// Correct replies.
+    pub messages: u64,
+    /// Wrong and missing replies.
+    pub faults: u64,
+    /// Over the iterations' rates.
+    pub rate_per_s: Spread,
+    /// Over the iterations' median latencies.
+    pub median_latency_us: Spread,
+    /// All replies of all iterations in one distribution.
+    pub latency: LatencyReport,
+}
+
+/// How a figure varied over the iterations.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Spread {
+    /// Smallest.
+    pub min: f64,
+    /// Middle.
+    pub median: f64,
+    /// Arithmetic.
+    pub mean: f64,
+    /// Largest.
+    pub max: f64,
+}
+
+impl Config {
+    pub(crate) fn of(plan: &CallPlan, request_bytes: usize, message: &[(&str, String)]) -> Config {
+        let drive = &plan.drive;
+        let (rate_per_s, arrival, seed) = drive.pace.in_parts();
+        Config {
+            mode: plan.mode().into(),
+            in_flight: drive.in_flight as u64,
+            threads: drive.threads as u64,
+            iterations: (plan.iterations != u64::MAX).then_some(plan.iterations),
+            messages_per_thread: plan.messages,
+            duration_s: drive.duration.map(|duration| duration.as_secs_f64()),
+            request_bytes: request_bytes as u64,
+            batch: drive.batch as u64,
+            message: message.iter().map(|(name, value)| (name.to_string(), value.clone())).collect(),
+            rate_per_s,
+            arrival,
+            seed,
+            timeout_s: drive.terms.timeout_ns as f64 / 1e9,
+            nodelay: (plan.socket.transport.name() == "tcp").then_some(plan.socket.nodelay),
+            nice: plan.nice,
+        }
+    }
+}
+
+impl RunReport {
+    pub(crate) fn of(run: &Run<()>, quantiles: &[f64]) -> RunReport {
+        let record = &run.record;
+        RunReport {
+            run: run.number,
+            started_unix_s: micro(run.started_unix_s),
+            wall_s: nano(run.wall_s()),
+            messages: record.answered,
+            rate_per_s: milli(run.rate_per_s()),
+            mbps: milli(run.mbps()),
+            latency: LatencyReport::of(&run.latencies, quantiles),
+            cpu_s: nano(run.cpu_s()),
+            cpu_us_per_message: milli(run.cpu_us_per_reply()),
+            calls: CallsReport::of(&record.calls),
+            faults: record.faults.by_name(Fault::OF_CALLS),
+            reordered: record.reordered,
+            dropped_here: run.dropped(),
+            open: run.lateness.as_ref().map(OpenReport::of),
+            threads: run.threads.iter().map(ThreadReport::of).collect(),
+            failures: record.failures.clone(),
+        }
+    }
+}
+
+impl Spread {
+    pub(crate) fn of(running: &Running) -> Spread {
+        Spread {
+            min: milli(running.min()),
+            median: milli(running.median()),
+            mean: milli(running.mean()),
+            max: milli(running.max()),
+        }
+    }
+}
