@@ -104,7 +104,12 @@ fn the_example_shows_the_defaults() {
         let server = support::Server::start(&["serve", path.to_str().unwrap()], 1);
         server.stat()["services"][0]["limits"].clone()
     };
-    assert_eq!(limits_of("shown.toml", &format!("{limits}\n{service}")), limits_of("bare.toml", service));
+    let in_force = limits_of("bare.toml", service);
+    assert_eq!(limits_of("shown.toml", &format!("{limits}\n{service}")), in_force);
+    for limit in in_force.as_array().unwrap() {
+        let key = format!("\n{} = ", limit["name"].as_str().unwrap());
+        assert!(limits.contains(&key), "{limit} is not shown");
+    }
 }
 
 #[test]

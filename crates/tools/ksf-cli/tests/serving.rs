@@ -419,6 +419,27 @@ fn serve_runs_several_services_with_limits_of_their_own() {
 }
 
 #[test]
+fn an_nfs_write_of_1_mib_is_within_the_default_limits() {
+    let server = Server::start(&["krpc2", "--engine", "epoll", "--listen", "tcp:127.0.0.1:0"], 1);
+    let mut rpc = connect(&server);
+    // RFC 5531 and RFC 1813: xid 7, call, RPC version 2, NFS version 3, WRITE, AUTH_NONE twice; a handle of 64 bytes,
+    // offset 0, count, FILE_SYNC, the data.
+    const DATA_BYTES: u32 = 1 << 20;
+    let head = [7, 0, 2, 100_003, 3, 7, 0, 0, 0, 0, 64];
+    let words = head.into_iter().chain([0; 16]).chain([0, 0, DATA_BYTES, 2, DATA_BYTES]);
+    let mut call: Vec<u8> = words.flat_map(u32::to_be_bytes).collect();
+    call.resize(call.len() + DATA_BYTES as usize, 9);
+    let record_mark = 0x8000_0000 | call.len() as u32;
+    rpc.write_all(&[&record_mark.to_be_bytes()[..], &call].concat()).unwrap();
+    let mut reply = [0; 28];
+    rpc.read_exact(&mut reply).expect("the call is not too long");
+    // The server knows no WRITE: accepted, PROC_UNAVAIL.
+    let expected: Vec<u8> = [0x8000_0018_u32, 7, 1, 0, 0, 0, 3].iter().flat_map(|word| word.to_be_bytes()).collect();
+    assert_eq!(reply[..], expected);
+    server.stop();
+}
+
+#[test]
 fn a_service_that_cannot_start_takes_the_others_with_it() {
     let folder = Folder::new();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
