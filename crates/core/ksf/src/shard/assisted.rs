@@ -90,15 +90,9 @@ impl AssistState {
 
     /// Whether user space may send or close: only when TCP has taken what the kernel half queued.
     pub(super) fn whose_turn(&mut self, socket: BorrowedFd<'_>, sent_bytes: u64, env: &Env) -> Turn {
-        // The kernel half's worker may wait for this very CPU: let it run before sleeping, which takes longer.
-        for look in 0..2 {
-            if self.conn.drained(socket, sent_bytes) {
-                self.waiting_since = None;
-                return Turn::Ours;
-            }
-            if look == 0 {
-                rustix::thread::sched_yield();
-            }
+        if self.conn.drained(socket, sent_bytes) {
+            self.waiting_since = None;
+            return Turn::Ours;
         }
         env.stats.assist_waits.add(1);
         let since = *self.waiting_since.get_or_insert(env.now);

@@ -16,6 +16,7 @@ impl<E: Engine> Shard<E> {
     pub(super) fn look_after_touched(&mut self) {
         // Who has to be looked after again is put on the other list.
         let mut touched = mem::replace(&mut self.touched, mem::take(&mut self.looked_after));
+        self.await_half = 0;
         for index in touched.drain(..) {
             if let Some(conn) = self.places[index as usize].conn.as_mut() {
                 conn.touched = false;
@@ -44,6 +45,7 @@ impl<E: Engine> Shard<E> {
             // The next turn, which comes soon, receives again.
             conn.touched = true;
             self.touched.push(index);
+            self.await_half += 1;
             return;
         }
         match *phase {
@@ -85,6 +87,7 @@ impl<E: Engine> Shard<E> {
             if again {
                 conn.touched = true;
                 self.touched.push(index);
+                self.await_half += usize::from(turn == Turn::KernelHalfs);
                 break;
             }
             let Some(batch) = stream.take_batch(self.env.now) else { break };

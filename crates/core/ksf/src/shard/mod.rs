@@ -103,7 +103,9 @@ enum Phase {
     Releasing(CloseReason),
 }
 
-/// Pause between looks whether TCP has taken what the kernel half queued; its work queue needs a few microseconds.
+/// Pause between looks whether TCP has taken what the kernel half queued. Its work queue needs a few microseconds, maybe
+/// of this very CPU: the first pause lets it run.
+const ASSIST_WAIT_FIRST: Duration = Duration::from_micros(2);
 const ASSIST_WAIT: Duration = Duration::from_micros(20);
 
 /// Numbers of the watched descriptors.
@@ -135,6 +137,10 @@ pub(crate) struct Shard<E: Engine> {
     /// Connections of the whole server.
     connections: Arc<AtomicUsize>,
     touched: Vec<u32>,
+    /// How many of those are to be looked at again only because the kernel half has not come so far.
+    await_half: usize,
+    /// There were some in the turn before.
+    awaited_half: bool,
     /// The list of the last turn, kept for its memory.
     looked_after: Vec<u32>,
     accept_again: Vec<(u32, Time)>,
@@ -220,6 +226,8 @@ impl<E: Engine> Shard<E> {
             open: 0,
             connections,
             touched: Vec::new(),
+            await_half: 0,
+            awaited_half: false,
             looked_after: Vec::new(),
             accept_again: Vec::new(),
             spare_fd: spare_fd(),
@@ -278,9 +286,8 @@ impl<E: Engine> Shard<E> {
 
     fn turn(&mut self) -> io::Result<()> {
         self.set_timer();
-        // Touched already: somebody waits for the kernel half.
-        let timeout =
-            if self.has_work_left() { Some(Duration::ZERO) } else { (!self.touched.is_empty()).then_some(ASSIST_WAIT) };
+        let timeout = self.next_timeout();
+        self.awaited_half = self.await_half > 0;
         let wait = Wait { timeout, gather: self.pace.gather() };
         let mut events = mem::take(&mut self.events);
         let before = self.env.stats.messages.value();
@@ -303,6 +310,14 @@ impl<E: Engine> Shard<E> {
             self.stop = true;
         }
         Ok(())
+    }
+
+    /// How long the next wait may take without an event.
+    fn next_timeout(&self) -> Option<Duration> {
+        if self.has_work_left() || self.touched.len() > self.await_half {
+            return Some(Duration::ZERO);
+        }
+        (self.await_half > 0).then_some(if self.awaited_half { ASSIST_WAIT } else { ASSIST_WAIT_FIRST })
     }
 
     /// True when something is left to do for which no event will come: errands of more than one turn, which go on when

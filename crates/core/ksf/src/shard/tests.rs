@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::*;
 use crate::engine::{epoll::Epoll, tests::on_each_engine, uring::Uring};
-use crate::framing::Framing;
+use crate::framing::{Framing, LengthPrefix};
 use crate::limits::Limits;
 use crate::pool::{Memory, Pool};
 use crate::service::{Message, Peer, Refused, Reply, Service};
@@ -38,7 +38,11 @@ impl Service for Echo {
 
 /// A shard that echoes, on connections it is given by [`connect`].
 fn shard<E: Engine>(limits: Limits) -> Shard<E> {
-    let env = Env::new(limits, Pool::new(Memory::Anonymous, 4096, 256).unwrap()).unwrap();
+    serving(Echo, limits)
+}
+
+fn serving<E: Engine, S: Service>(service: S, limits: Limits) -> Shard<E> {
+    let env = Env::new(limits, Pool::new(Memory::Anonymous, 64 << 10, 256).unwrap()).unwrap();
     let listener = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
     // The kernel chooses a name that nobody has, and nobody connects.
     rustix::net::bind(&listener, &rustix::net::SocketAddrUnix::new_unnamed()).unwrap();
@@ -48,7 +52,7 @@ fn shard<E: Engine>(limits: Limits) -> Shard<E> {
         socket: Some(OwnedFd::from(UnixListener::from(OwnedFd::from(listener)))),
         handed_over: false,
         kind: ListenerKind::Unix,
-        service: Arc::new(Arc::new(Echo)),
+        service: Arc::new(Arc::new(service)),
         adopter: None,
         assist: None,
     };
@@ -60,6 +64,29 @@ fn connect<E: Engine>(shard: &mut Shard<E>) -> UnixStream {
     shard.accepted(0, ours.into());
     shard.settle();
     peer
+}
+
+/// Echoes what comes, in pieces of a kilobyte.
+struct Kilobytes;
+
+impl Service for Kilobytes {
+    type Conn = ();
+
+    fn name(&self) -> &str {
+        "kilobytes"
+    }
+
+    fn framing(&self) -> Framing {
+        Framing::LengthPrefix(LengthPrefix::big_endian(2))
+    }
+
+    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        reply.bytes(message.bytes());
+    }
 }
 
 /// A turn at a time of the test's choice, which waits for an event or does not.
@@ -126,5 +153,35 @@ fn idle_connections<E: Engine>() {
     assert_eq!((checked(&shard), shard.open), (2 * CROWD + 1, 0));
     assert_eq!(shard.env.stats.closed_for(CloseReason::IdleTimeout), CROWD);
     drop(peers);
+    shard.engine.shutdown();
+}
+
+/// Others get their turn after some of a connection's batches, but nobody sleeps meanwhile.
+#[test]
+fn a_shard_does_not_sleep_while_it_has_something_to_send() {
+    on_each_engine(many_batches::<Epoll>, many_batches::<Uring>);
+}
+
+fn many_batches<E: Engine>() {
+    const MESSAGES: usize = 40;
+    let message = [&1000u16.to_be_bytes()[..], &[7; 1000]].concat();
+    // A batch holds one message: the others wait until it is sent.
+    let limits = Limits { out_queue_bytes_max: 1, ..Limits::default() };
+    let mut shard = serving::<E, _>(Kilobytes, limits);
+    let start = shard.env.now;
+    let mut peer = connect(&mut shard);
+    peer.write_all(&message.repeat(MESSAGES)).unwrap();
+    turn_at(&mut shard, start, None);
+    let mut turns = 1;
+    while shard.env.stats.replies.value() < MESSAGES as u64 {
+        assert_eq!(shard.next_timeout(), Some(Duration::ZERO), "it sleeps with work to do");
+        turn_at(&mut shard, start, Some(Duration::ZERO));
+        turns += 1;
+    }
+    assert!(turns > 2, "nobody else had a turn");
+    assert_eq!(shard.next_timeout(), None);
+    let mut got = vec![0; message.len() * MESSAGES];
+    peer.read_exact(&mut got).unwrap();
+    assert!(got == message.repeat(MESSAGES));
     shard.engine.shutdown();
 }
