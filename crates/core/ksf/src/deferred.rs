@@ -65,6 +65,11 @@ impl Deferred {
         self.answer(Answer::Chunk(Chunk::from_buffer(body)));
     }
 
+    /// Answers in three parts: [`Reply::parts`](crate::Reply::parts).
+    pub fn reply_parts(mut self, head: Vec<u8>, body: Chunk, end: &'static [u8]) {
+        self.answer(Answer::Parts(head, body, end));
+    }
+
     /// Lets the message be without an answer: it needs none.
     pub fn no_reply(mut self) {
         self.answer(Answer::Nothing);
@@ -133,6 +138,8 @@ pub enum Answer {
     Bytes(Vec<u8>),
     /// A reply with a body in a slot.
     Chunk(Chunk),
+    /// A reply of three parts.
+    Parts(Vec<u8>, Chunk, &'static [u8]),
     /// The service goes on with it, on its connection.
     Resume(Box<dyn Any + Send>),
     /// It needs no reply.

@@ -80,6 +80,10 @@ impl Env {
         })
     }
 
+    pub(crate) fn is_blocking_full(&self) -> bool {
+        self.tasks.as_ref().is_some_and(|tasks| tasks.is_blocking_full())
+    }
+
     /// Answers a deferred message of this shard in this turn.
     pub(crate) fn answer(&mut self, deferred: Deferred, answer: Answer) {
         if let Some(mail) = deferred.answer_here(&self.mailbox, answer) {

@@ -21,7 +21,7 @@ use crate::pool::{Memory, Pool};
 use crate::shard::{AnyService, ListenerKind, Shard, ShardListener, now};
 use crate::shard_service::ShardService;
 use crate::stats::{self, CounterValue, Stats};
-use crate::tasks::{TaskOptions, TaskPool};
+use crate::tasks::{BLOCKING, TaskOptions, TaskPool};
 
 /// Size of a receive slot: the largest UDP datagram (65,507 bytes) and its addresses fit. Effect of larger ones: fewer
 /// completions under load; price: address space, and memory only as far as it was received into.
@@ -40,6 +40,7 @@ pub struct Builder {
     cpus: Option<Vec<usize>>,
     limits: Limits,
     tasks: TaskOptions,
+    blocking: TaskOptions,
     slot_bytes: u32,
     slots: u32,
     locality: bool,
@@ -80,6 +81,13 @@ impl Builder {
     /// The thread pool for short tasks.
     pub fn tasks(mut self, tasks: TaskOptions) -> Self {
         self.tasks = tasks;
+        self
+    }
+
+    /// The threads for tasks that block ([`Reply::block`](crate::Reply::block)); [`tasks::BLOCKING`](crate::tasks::BLOCKING)
+    /// unless said otherwise.
+    pub fn blocking(mut self, blocking: TaskOptions) -> Self {
+        self.blocking = blocking;
         self
     }
 
@@ -133,7 +141,7 @@ impl Builder {
     /// Opens every listener and starts the shards. When this returns, connections are accepted.
     pub fn start(self) -> Result<Server, Error> {
         let cpus = cpus::choose(self.cpus.as_deref())?;
-        let tasks = Arc::new(TaskPool::new(&cpus, self.tasks));
+        let tasks = Arc::new(TaskPool::with_blocking(&cpus, self.tasks, self.blocking));
         let mut infos = Vec::new();
         let mut unlinks = Vec::new();
         let mut services = Vec::new();
@@ -280,6 +288,7 @@ impl Server {
             cpus: None,
             limits: Limits::default(),
             tasks: TaskOptions::default(),
+            blocking: BLOCKING,
             slot_bytes: SLOT_BYTES,
             slots: SLOTS,
             locality: false,

@@ -1,5 +1,6 @@
 //! What the author of a service writes: a framing, and a function from message to replies.
 
+use std::any::Any;
 use std::fmt;
 use std::net::SocketAddr;
 
@@ -48,6 +49,12 @@ pub trait Service: Send + Sync + 'static {
     /// too long, or not whole in time. Nothing, unless said otherwise. They leave behind the replies that wait already.
     fn refuse(&self, conn: &mut Self::Conn, reason: CloseReason, reply: &mut Reply<'_>) {
         let _ = (conn, reason, reply);
+    }
+
+    /// Goes on with a message that was deferred, back on its connection: [`Deferred::resume`] carried `state` here. The
+    /// reply takes the message's place, and may be deferred once more. Not called if the connection ended. On shards only.
+    fn resume(&self, conn: &mut Self::Conn, state: Box<dyn Any + Send>, reply: &mut Reply<'_>) {
+        let _ = (conn, state, reply);
     }
 
     /// Something happened to the exchange of a connection ([`crate::outgoing`]). Replies leave at once.
@@ -208,6 +215,20 @@ impl<'a> Message<'a> {
     }
 }
 
+impl Message<'_> {
+    /// The same for a part of the message.
+    ///
+    /// # Panics
+    /// If the range is not inside the message.
+    pub fn keep_part(&self, range: std::ops::Range<usize>) -> Chunk {
+        let part = &self.bytes[range.clone()];
+        match self.origin {
+            Some((chunk, start)) => chunk.slice(start + range.start..start + range.end).into_kept(),
+            None => Chunk::from_vec(part.to_vec()),
+        }
+    }
+}
+
 impl<'a> Message<'a> {
     /// A message for [`call_outside`].
     pub fn new(chunk: &'a Chunk, peer: Peer, key: ConnKey) -> Self {
@@ -264,6 +285,8 @@ pub struct Reply<'a> {
     pub(crate) deferred: u32,
     /// What must be durable before the replies may leave.
     pub(crate) gates: GateSet,
+    /// A task was given to the threads that may block.
+    pub(crate) blocks: bool,
     pub(crate) close: bool,
     /// The close need not wait for the peer.
     pub(crate) at_once: bool,
@@ -325,6 +348,7 @@ impl<'a> Reply<'a> {
             work_bytes: 0,
             deferred: 0,
             gates: GateSet::default(),
+            blocks: false,
             close: false,
             at_once: false,
             exchange: Exchange::default(),
@@ -387,12 +411,35 @@ impl Reply<'_> {
         self.piece(body.len(), |output, env| output.push_chunk(body, &mut env.spares));
     }
 
+    /// Sends one reply of three parts: `head` appends the first, as in [`Reply::message`]; `body` leaves from where it lies,
+    /// if it is long; `end` follows (padding, for instance).
+    pub fn parts(&mut self, head: impl FnOnce(&mut Vec<u8>), body: Chunk, end: &'static [u8]) {
+        let copied = body.len() <= COPY_BYTES_MAX || matches!(self.sink, Sink::Datagrams(_)) || !body.keep();
+        if copied {
+            return self.message(|tail| {
+                head(tail);
+                tail.extend_from_slice(&body);
+                tail.extend_from_slice(end);
+            });
+        }
+        self.pieces(body.len() + end.len(), head, |output, env| {
+            output.push_chunk(body, &mut env.spares);
+            output.tail(&mut env.spares).extend_from_slice(end);
+        });
+    }
+
     /// Frames a body of `bytes` bytes that `push` appends as a piece of its own. For streams.
     fn piece(&mut self, bytes: usize, push: impl FnOnce(&mut Output, &mut Env)) {
+        self.pieces(bytes, |_| (), push);
+    }
+
+    /// The same behind what `head` appends.
+    fn pieces(&mut self, bytes: usize, head: impl FnOnce(&mut Vec<u8>), push: impl FnOnce(&mut Output, &mut Env)) {
         let Sink::Stream(output) = &mut self.sink else { return };
         let tail = output.tail(&mut self.env.spares);
         let start = tail.len();
         self.framing.begin_reply(tail);
+        head(tail);
         if self.framing.finish_reply(tail, start, bytes).is_err() {
             tail.truncate(start);
             self.env.stats.replies_unframable.add(1);
@@ -445,6 +492,25 @@ impl Reply<'_> {
         let deferred = self.defer();
         room.submit(Task::new(move || task(deferred)));
         Ok(())
+    }
+
+    /// Runs `task` on a thread that may block, in a file system for instance, and that is bound to no CPU. The task
+    /// answers through the [`Deferred`] it is given, with up to `reply_bytes` bytes ([`Reply::defer_for`]).
+    ///
+    /// The task is never refused. While the queue of these threads is full, a connection that has an answer outstanding
+    /// is not read, so that the queue grows by at most one task for each connection. A datagram is dropped then, and
+    /// counted: its sender asks again. Outside of shards the task runs at once: the thread of a worker may block.
+    pub fn block<T>(&mut self, reply_bytes: usize, task: T)
+    where
+        T: FnOnce(Deferred) + Send + 'static,
+    {
+        let Some(tasks) = self.env.tasks.clone() else { return task(self.defer_for(reply_bytes)) };
+        if matches!(self.target, Target::Datagram { .. }) && tasks.is_blocking_full() {
+            return self.env.stats.tasks_refused.add(1);
+        }
+        let deferred = self.defer_for(reply_bytes);
+        self.blocks = true;
+        tasks.block(Task::new(move || task(deferred)));
     }
 
     /// Closes the connection after the replies to this message and to those before it, deferred ones included.

@@ -173,6 +173,10 @@ impl<S: Service> ShardService for S {
         Service::call(self, conn, message, reply);
     }
 
+    fn resume(&self, (): &mut (), conn: &mut Self::Conn, state: Box<dyn Any + Send>, reply: &mut Reply<'_>) {
+        Service::resume(self, conn, state, reply);
+    }
+
     fn cut(&self, conn: &mut Self::Conn, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
         Service::cut(self, conn, buf, scanned, limits)
     }

@@ -1,12 +1,16 @@
-//! A thread pool for short tasks that stay on the core of their shard.
+//! Thread pools: one for short tasks that stay on the core of their shard, one for tasks that block.
 //!
-//! One group of threads per shard. A group starts empty; a task that finds no idle thread starts one, up to a limit;
+//! Short tasks have one group of threads per shard. A group starts empty; a task that finds no idle thread starts one, up to a limit;
 //! a thread without work for a while leaves. The queue is bounded: a place is reserved before a task is made, so a
 //! refused task costs nothing. Tasks never move between groups: the connection they answer lives on this core.
+//!
+//! Tasks that block, in a file system for instance, share one group whose threads are bound to no CPU. Such a task is
+//! never refused: when the queue is full, connections that wait for an answer are not read, see
+//! [`Reply::block`](crate::Reply::block).
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,6 +32,9 @@ impl Default for TaskOptions {
     }
 }
 
+/// Threads for tasks that block, and their queue, by default. More threads than CPUs: they wait for disks.
+pub const BLOCKING: TaskOptions = TaskOptions { threads_max: 64, queue_max: 1024, idle_exit_ms: 30_000 };
+
 /// A piece of work.
 pub struct Task(Box<dyn FnOnce() + Send>);
 
@@ -41,22 +48,61 @@ impl Task {
 /// The pool: one group per shard.
 #[derive(Debug)]
 pub struct TaskPool {
+    /// One group for each shard, and last the one for tasks that block.
     groups: Vec<Arc<Group>>,
 }
 
 impl TaskPool {
-    /// One group for each CPU of `cpus`, its threads bound to that CPU.
+    /// One group for each CPU of `cpus`, its threads bound to that CPU, and one for tasks that block.
     pub fn new(cpus: &[usize], options: TaskOptions) -> Self {
-        let group = |cpu: &usize| {
-            let cpu = *cpu;
-            Arc::new(Group { cpu, options, inner: Mutex::default(), work: Condvar::new(), panicked: AtomicU64::new(0) })
+        Self::with_blocking(cpus, options, BLOCKING)
+    }
+
+    /// The same with other options for tasks that block, which always have one thread at least.
+    pub fn with_blocking(cpus: &[usize], options: TaskOptions, blocking: TaskOptions) -> Self {
+        let group = |cpus, options| {
+            Arc::new(Group {
+                cpus,
+                options,
+                inner: Mutex::default(),
+                queued: AtomicUsize::new(0),
+                work: Condvar::new(),
+                panicked: AtomicU64::new(0),
+            })
         };
-        Self { groups: cpus.iter().map(group).collect() }
+        let blocking = TaskOptions { threads_max: blocking.threads_max.max(1), ..blocking };
+        // As the administrator set it for this thread: that of a shard will be narrower.
+        let anywhere = crate::cpus::allowed().unwrap_or_else(|_| cpus.to_vec());
+        let pinned = cpus.iter().map(|cpu| group(vec![*cpu], options));
+        let groups = pinned.chain([group(anywhere, blocking)]).collect();
+        Self { groups }
+    }
+
+    /// Puts a task that may block into the queue, also if that is full: whoever calls this looks at
+    /// [`TaskPool::is_blocking_full`] before it takes on more work. Dropped when the pool is closed.
+    pub fn block(&self, task: Task) {
+        let Some(group) = self.groups.last() else { return };
+        {
+            let mut inner = group.lock();
+            if inner.closed {
+                drop(inner);
+                // Outside of the lock: a dropped task may answer a connection.
+                return drop(task);
+            }
+            inner.reserved += 1;
+        }
+        Place { group }.submit(task);
+    }
+
+    /// True while the queue of tasks that block is full.
+    pub fn is_blocking_full(&self) -> bool {
+        let full = |group: &Arc<Group>| group.queued.load(Ordering::Relaxed) >= group.options.queue_max;
+        self.groups.last().is_some_and(full)
     }
 
     /// A place in the queue of `group`; `None` when it is full, may have no thread, or the pool is closing.
     pub fn reserve(&self, group: usize) -> Option<Place<'_>> {
-        let group = &self.groups[group % self.groups.len()];
+        let group = &self.groups[group % (self.groups.len() - 1)];
         let mut inner = group.lock();
         let no_thread = group.options.threads_max == 0;
         if inner.closed || no_thread || inner.queue.len() + inner.reserved >= group.options.queue_max {
@@ -124,6 +170,7 @@ impl Place<'_> {
         let start = {
             let mut inner = self.group.lock();
             inner.queue.push_back(task);
+            self.group.queued.store(inner.queue.len(), Ordering::Relaxed);
             let start = inner.queue.len() > inner.idle && inner.threads < self.group.options.threads_max;
             inner.threads += usize::from(start);
             start
@@ -151,9 +198,12 @@ impl Drop for Place<'_> {
 
 #[derive(Debug)]
 struct Group {
-    cpu: usize,
+    /// Where its threads run.
+    cpus: Vec<usize>,
     options: TaskOptions,
     inner: Mutex<Inner>,
+    /// Length of the queue, to be looked at without the lock.
+    queued: AtomicUsize,
     /// Signalled for new work, for closing, and when a thread ends.
     work: Condvar,
     panicked: AtomicU64,
@@ -184,17 +234,22 @@ impl Group {
 
     fn start_thread(group: &Arc<Self>) -> bool {
         let group = Arc::clone(group);
-        let name = format!("ksf-task-{}", group.cpu);
+        let name = match group.cpus[..] {
+            [cpu] => format!("ksf-task-{cpu}"),
+            _ => "ksf-block".to_owned(),
+        };
         thread::Builder::new().name(name).spawn(move || group.work_until_idle()).is_ok()
     }
 
     fn work_until_idle(&self) {
-        // A CPU that went offline is no reason to refuse work.
-        let _ = crate::cpus::pin_to(self.cpu);
+        // A CPU that went offline is no reason to refuse work. Threads inherit the mask of the shard that starts them, so
+        // those of the blocking group are given theirs, too.
+        let _ = crate::cpus::keep_to(&self.cpus);
         let patience = Duration::from_millis(self.options.idle_exit_ms);
         let mut inner = self.lock();
         loop {
             if let Some(task) = inner.queue.pop_front() {
+                self.queued.store(inner.queue.len(), Ordering::Relaxed);
                 inner.running += 1;
                 drop(inner);
                 self.run(task);
@@ -243,6 +298,7 @@ impl Group {
     fn run_queued_here(&self) {
         loop {
             let task = self.lock().queue.pop_front();
+            self.queued.store(0, Ordering::Relaxed);
             match task {
                 Some(task) => self.run(task),
                 None => return,

@@ -188,3 +188,90 @@ fn datagrams_are_answered_from_the_pool() {
         }
     }
 }
+
+/// Every line is work that blocks.
+struct Blocks {
+    gate: Arc<Gate>,
+    /// CPUs on which tasks may run.
+    cpus: Mutex<Vec<Vec<usize>>>,
+}
+
+impl Service for Blocks {
+    type Conn = ();
+
+    fn name(&self) -> &str {
+        "blocks"
+    }
+
+    fn framing(&self) -> Framing {
+        Framing::Delimiter(Delimiter::LF)
+    }
+
+    fn order(&self) -> Order {
+        Order::Free
+    }
+
+    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        let (line, gate) = (message.bytes().to_vec(), Arc::clone(&self.gate));
+        self.cpus.lock().unwrap().push(ksf::cpus::allowed().unwrap());
+        reply.block(line.len(), move |deferred| {
+            if line == b"cpus" {
+                return deferred.reply(format!("{:?}", ksf::cpus::allowed().unwrap()).into_bytes());
+            }
+            gate.pass();
+            deferred.reply(line);
+        });
+    }
+}
+
+/// While the queue is full the peers are not read: no request is refused, and none is lost.
+#[test]
+fn a_full_queue_of_blocking_tasks_stops_reading() {
+    own_network();
+    const PEERS: usize = 4;
+    const LINES: usize = 200;
+    for engine in engines() {
+        let service = Arc::new(Blocks { gate: Arc::default(), cpus: Mutex::default() });
+        let blocking = TaskOptions { threads_max: 2, queue_max: 10, ..TaskOptions::default() };
+        let server = Server::builder()
+            .engine(engine)
+            .cpus(Some(vec![ksf::cpus::allowed().unwrap()[0]]))
+            .blocking(blocking)
+            .listen(ANY.parse().unwrap(), Arc::clone(&service), None)
+            .start()
+            .unwrap();
+        let mut peers: Vec<_> = (0..PEERS).map(|_| connect(&server)).collect();
+        let lines: String = (0..LINES).map(|at| format!("line {at}\n")).collect();
+        peers.iter_mut().for_each(|peer| peer.write_all(lines.as_bytes()).unwrap());
+        service.gate.until_waiting(2);
+        wait_until("every peer has a request in work", || count(&server, "messages") >= (2 + 10) as u64);
+        // Two tasks run, ten wait, and each connection exceeds the queue by one at most.
+        let handed = count(&server, "messages") as usize;
+        assert!(handed <= 2 + 10 + PEERS, "{engine}: {handed} requests were taken");
+        service.gate.open();
+        for peer in &mut peers {
+            let got = String::from_utf8(read_exactly(peer, lines.len())).unwrap();
+            let mut got: Vec<_> = got.lines().map(str::to_owned).collect();
+            got.sort_unstable_by_key(|line| line[5..].parse::<usize>().unwrap());
+            assert_eq!(got.join("\n") + "\n", lines, "{engine}");
+        }
+        assert_eq!(count(&server, "tasks_refused"), 0);
+    }
+}
+
+/// Where the shards are bound to a CPU each, such tasks go wherever the process may.
+#[test]
+fn blocking_tasks_are_bound_to_no_cpu() {
+    own_network();
+    let allowed = ksf::cpus::allowed().unwrap();
+    let service = Arc::new(Blocks { gate: Arc::default(), cpus: Mutex::default() });
+    let server = Server::builder().listen(ANY.parse().unwrap(), Arc::clone(&service), None).start().unwrap();
+    let mut peer = connect(&server);
+    let expected = format!("{allowed:?}\n");
+    ask(&mut peer, b"cpus\n", expected.as_bytes());
+    assert_eq!(service.cpus.lock().unwrap()[0].len(), 1, "the shard itself is bound");
+}

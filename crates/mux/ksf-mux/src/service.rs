@@ -446,6 +446,11 @@ impl PendingReplies {
             let sent = match answer {
                 Answer::Bytes(body) => conn.mux.reply(&conn, false, |tail| tail.extend_from_slice(&body)),
                 Answer::Chunk(body) => conn.mux.reply_chunk(&conn, false, body),
+                Answer::Parts(head, body, end) => conn.mux.reply(&conn, false, |tail| {
+                    tail.extend_from_slice(&head);
+                    tail.extend_from_slice(&body);
+                    tail.extend_from_slice(end);
+                }),
                 Answer::Nothing => Ok(()),
                 // Workers have no way back to the connection: see `Deferred::resume`.
                 Answer::Abandoned | Answer::Resume(_) => {

@@ -23,6 +23,6 @@ mod stats;
 mod table;
 
 pub use null::{NullProgram, mount_null, nfs_null};
-pub use program::{Answered, ProcError, Program, RpcDeferred, RpcReply};
+pub use program::{Answered, ProcError, Program, RpcCall, RpcDeferred, RpcReply};
 pub use service::RpcService;
 pub use table::{ProgramTable, TableError};

@@ -17,10 +17,9 @@ use ksf::engine::EngineKind;
 use ksf::listener::ListenAddr;
 use ksf::server::Server;
 use ksf::tasks::TaskOptions;
-use ksf_proto::oncrpc::Call;
 use ksf_proto::xdr::XdrWrite;
 use ksf_services::echo::Echo;
-use ksf_services::rpc::{Answered, Program, ProgramTable, RpcDeferred, RpcReply, RpcService};
+use ksf_services::rpc::{Answered, Program, ProgramTable, RpcCall, RpcDeferred, RpcReply, RpcService};
 use ksf_services::work::{self, Work};
 use ksf_test::stream::{connect, datagrams, read_exactly};
 use ksf_test::{PATIENCE, program_or_skip, wait_until};
@@ -203,7 +202,7 @@ impl Program for Later {
         1..=1
     }
 
-    fn call(&self, call: &Call<'_>, reply: RpcReply<'_, '_>) -> Answered {
+    fn call(&self, call: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered {
         let mut kept = self.kept.lock().unwrap();
         match call.procedure {
             1 => {

@@ -64,6 +64,8 @@ pub struct Connection<S: ShardService> {
     next_ticket: u64,
     messages: u64,
     deferred: u32,
+    /// The service gave tasks to the threads that may block.
+    blocks: bool,
     /// The message of the last words to the peer, and answers that are still to come for it.
     last_words: Option<(u64, u32)>,
     exchange: Exchange,
@@ -127,6 +129,7 @@ impl<S: ShardService> Connection<S> {
             next_ticket: 0,
             messages: 0,
             deferred: 0,
+            blocks: false,
             last_words: None,
             exchange: Exchange::default(),
             eof: false,
@@ -531,6 +534,8 @@ impl<S: ShardService> Connection<S> {
         let limits = &env.limits;
         let owed_bytes = self.owed_bytes();
         self.queued_bytes() > limits.out_queue_bytes_max
+            // With an answer outstanding, it is looked at again when that comes.
+            || self.blocks && self.deferred > 0 && env.is_blocking_full()
             || self.deferred >= limits.deferred_max
             || owed_bytes >= limits.connection_bytes_max && owed_bytes > 0
             // With a share of its own in the sum, it is looked at again when that share is gone. The sum does not know yet

@@ -29,6 +29,7 @@ struct Called {
     deferred: u32,
     work_bytes: usize,
     gates: GateSet,
+    blocks: bool,
     close: bool,
     at_once: bool,
     exchange: Exchange,
@@ -68,6 +69,7 @@ impl<S: ShardService> Connection<S> {
             deferred: reply.deferred,
             work_bytes: reply.work_bytes,
             gates: reply.gates,
+            blocks: reply.blocks,
             close: reply.close,
             at_once: reply.at_once,
             exchange: reply.exchange,
@@ -105,6 +107,7 @@ impl<S: ShardService> Connection<S> {
         self.exchange = called.exchange;
         self.deferred += called.deferred;
         self.work_bytes += called.work_bytes;
+        self.blocks |= called.blocks;
         let awaiting = if self.order == Order::Requests { called.deferred } else { 0 };
         // What was replied before deferring leads the deferred answer.
         let output = match behind {
@@ -171,6 +174,7 @@ impl<S: ShardService> Connection<S> {
                 |service, shard, conn, reply| match answer {
                     Answer::Bytes(body) => reply.owned(body),
                     Answer::Chunk(chunk) => reply.chunk(chunk),
+                    Answer::Parts(head, body, end) => reply.parts(|tail| tail.extend_from_slice(&head), body, end),
                     Answer::Resume(state) => service.resume(shard, conn, state, reply),
                     Answer::Nothing | Answer::Abandoned => {}
                 },
@@ -179,6 +183,7 @@ impl<S: ShardService> Connection<S> {
         self.exchange = called.exchange;
         self.deferred += called.deferred;
         self.work_bytes += called.work_bytes;
+        self.blocks |= called.blocks;
         self.expected_bytes = self.expected_bytes.max(output.len());
         if let Some((_, left)) = self.last_words.as_mut().filter(|(words, _)| *words == ticket) {
             *left = *left + called.deferred - 1;
@@ -242,6 +247,7 @@ impl<S: ShardService> Connection<S> {
         let ticket = self.take_ticket();
         self.deferred += called.deferred;
         self.work_bytes += called.work_bytes;
+        self.blocks |= called.blocks;
         if self.order == Order::Requests {
             let (output, gates) = (Output::default(), GateSet::default());
             self.hold(Held { ticket, output, awaiting: called.deferred, gates, named: None }, env);

@@ -289,6 +289,7 @@ impl<S: ShardService> Datagrams for DatagramService<S> {
         let deferred = self.with_reply(peer, 0, env, replies, |service, shard, conn, reply| match answer {
             Answer::Bytes(body) => reply.bytes(&body),
             Answer::Chunk(chunk) => reply.chunk(chunk),
+            Answer::Parts(head, body, end) => reply.parts(|tail| tail.extend_from_slice(&head), body, end),
             Answer::Resume(state) => service.resume(shard, conn, state, reply),
             Answer::Nothing | Answer::Abandoned => {}
         });

@@ -2,9 +2,9 @@
 
 use std::ops::RangeInclusive;
 
-use ksf_proto::oncrpc::{Call, MOUNT_PROGRAM, NFS_PROGRAM, PROC_NULL};
+use ksf_proto::oncrpc::{MOUNT_PROGRAM, NFS_PROGRAM, PROC_NULL};
 
-use super::program::{Answered, ProcError, Program, RpcReply};
+use super::program::{Answered, ProcError, Program, RpcCall, RpcReply};
 
 /// A program that answers NULL, and PROC_UNAVAIL to everything else.
 ///
@@ -51,7 +51,7 @@ impl Program for NullProgram {
     }
 
     #[inline]
-    fn call(&self, call: &Call<'_>, reply: RpcReply<'_, '_>) -> Answered {
+    fn call(&self, call: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered {
         match call.procedure {
             PROC_NULL if call.args.is_empty() => reply.void(),
             PROC_NULL => reply.error(ProcError::GarbageArgs),

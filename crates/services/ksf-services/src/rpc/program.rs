@@ -1,10 +1,13 @@
 //! What the author of an RPC program writes, and how it answers.
 
-use std::ops::RangeInclusive;
+use std::any::Any;
+use std::ops::{Deref, RangeInclusive};
 use std::sync::Arc;
 
-use ksf::Reply;
 use ksf::deferred::Deferred;
+use ksf::pool::Chunk;
+use ksf::service::ConnKey;
+use ksf::{Message, Peer, Reply};
 use ksf_proto::oncrpc::{Accepted, AuthStat, Call, Denied, ReplyStatus, put_reply, put_success};
 use ksf_proto::xdr::XdrError;
 
@@ -26,7 +29,61 @@ pub trait Program: Send + Sync + 'static {
     ///
     /// Each of them takes the reply and gives an [`Answered`] for it, so that a
     /// program can neither forget to answer nor answer twice.
-    fn call(&self, call: &Call<'_>, reply: RpcReply<'_, '_>) -> Answered;
+    fn call(&self, call: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered;
+
+    /// Goes on with a call that was deferred, on the thread of its connection:
+    /// [`RpcDeferred::resume`] carried `state` here. Not called if the
+    /// connection ended.
+    fn resume(&self, state: Box<dyn Any + Send>, reply: RpcReply<'_, '_>) -> Answered {
+        drop(state);
+        reply.error(ProcError::SystemErr)
+    }
+}
+
+/// A call, and what is known of where it came from.
+pub struct RpcCall<'a> {
+    call: Call<'a>,
+    message: &'a Message<'a>,
+}
+
+impl<'a> RpcCall<'a> {
+    pub(super) fn new(call: Call<'a>, message: &'a Message<'a>) -> Self {
+        Self { call, message }
+    }
+
+    /// Who sent it.
+    pub fn peer(&self) -> Peer {
+        self.message.peer()
+    }
+
+    /// The connection it came on, or the datagram socket: with peer, xid and
+    /// procedure, what a duplicate-request cache knows a call by.
+    pub fn key(&self) -> ConnKey {
+        self.message.key()
+    }
+
+    /// The whole message, as it arrived.
+    pub fn message(&self) -> &'a Message<'a> {
+        self.message
+    }
+
+    /// Keeps a part of the arguments beyond the call, where it was received if
+    /// it may stay there: the data of a write, on their way to a file.
+    ///
+    /// # Panics
+    /// If `part` is not a part of [`Call::args`].
+    pub fn keep(&self, part: &[u8]) -> Chunk {
+        let start = part.as_ptr().addr().wrapping_sub(self.message.bytes().as_ptr().addr());
+        self.message.keep_part(start..start.wrapping_add(part.len()))
+    }
+}
+
+impl<'a> Deref for RpcCall<'a> {
+    type Target = Call<'a>;
+
+    fn deref(&self) -> &Call<'a> {
+        &self.call
+    }
 }
 
 /// Why a procedure has no results.
@@ -130,21 +187,61 @@ impl<'a, 'r> RpcReply<'a, 'r> {
         (Answered(()), deferred)
     }
 
-    /// Answers from the thread pool of this core. If its queue is full the
-    /// answer is SYSTEM_ERR, at once; the framework counts `tasks_refused`.
+    /// The same for results of up to `result_bytes` bytes, which are taken off
+    /// the connection's budget until the answer comes ([`Reply::defer_for`]).
+    pub fn defer_for(self, result_bytes: usize) -> (Answered, RpcDeferred) {
+        let deferred = self.reply.defer_for(result_bytes);
+        let deferred = RpcDeferred { xid: self.xid, deferred, stats: Arc::clone(self.stats) };
+        (Answered(()), deferred)
+    }
+
+    /// Answers SUCCESS with results that end in bytes from where they lie: the
+    /// data of a read. `write` appends what precedes them; the padding that XDR
+    /// asks for is added (RFC 4506 section 4.10).
+    pub fn results_with<F>(self, write: F, data: Chunk) -> Answered
+    where
+        F: FnOnce(&mut Vec<u8>),
+    {
+        let (xid, end) = (self.xid, padding(data.len()));
+        let head = |out: &mut Vec<u8>| {
+            put_success(out, xid);
+            write(out);
+        };
+        self.reply.parts(head, data, end);
+        Answered(())
+    }
+
+    /// Answers from the thread pool of this core: for short work. If its queue
+    /// is full, the task goes to the threads of [`RpcReply::block`], so that no
+    /// client ever takes a full queue for the answer.
     pub fn offload<F>(self, task: F) -> Answered
     where
         F: FnOnce(RpcDeferred) + Send + 'static,
     {
         let (xid, stats) = (self.xid, Arc::clone(self.stats));
-        let submitted = self.reply.offload(move |deferred| {
-            task(RpcDeferred { xid, deferred, stats });
-        });
-        match submitted {
-            Ok(()) => Answered(()),
-            Err(_) => self.error(ProcError::SystemErr),
+        let task = move |deferred| task(RpcDeferred { xid, deferred, stats });
+        if let Err(task) = self.reply.offload(task) {
+            self.reply.block(0, task);
         }
+        Answered(())
     }
+
+    /// Answers from a thread that may block, in a file system for instance, with
+    /// up to `result_bytes` bytes of results: [`Reply::block`].
+    pub fn block<F>(self, result_bytes: usize, task: F) -> Answered
+    where
+        F: FnOnce(RpcDeferred) + Send + 'static,
+    {
+        let (xid, stats) = (self.xid, Arc::clone(self.stats));
+        self.reply.block(result_bytes, move |deferred| task(RpcDeferred { xid, deferred, stats }));
+        Answered(())
+    }
+}
+
+/// What follows opaque data of this length, so that it ends at a multiple of four.
+fn padding(bytes: usize) -> &'static [u8] {
+    const ZEROS: [u8; 3] = [0; 3];
+    &ZEROS[..bytes.next_multiple_of(4) - bytes]
 }
 
 /// The answer to a call that is given later. Dropping it without an answer
@@ -169,10 +266,35 @@ impl RpcDeferred {
         self.deferred.reply(body);
     }
 
+    /// As [`RpcReply::results_with`].
+    pub fn results_with<F>(self, write: F, data: Chunk)
+    where
+        F: FnOnce(&mut Vec<u8>),
+    {
+        let mut head = Vec::new();
+        put_success(&mut head, self.xid);
+        write(&mut head);
+        let end = padding(data.len());
+        self.deferred.reply_parts(head, data, end);
+    }
+
+    /// Goes on with the call on the thread of its connection: [`Program::resume`]
+    /// of `program` is called there with `state`.
+    pub fn resume(self, program: Arc<dyn Program>, state: Box<dyn Any + Send>) {
+        self.deferred.resume(Resumed { xid: self.xid, program, state });
+    }
+
     /// As [`RpcReply::error`].
     pub fn error(self, error: ProcError) {
         self.results(|_| Err(error));
     }
+}
+
+/// A call on its way back to its connection.
+pub(super) struct Resumed {
+    pub(super) xid: u32,
+    pub(super) program: Arc<dyn Program>,
+    pub(super) state: Box<dyn Any + Send>,
 }
 
 #[inline]

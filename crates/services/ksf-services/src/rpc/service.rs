@@ -1,12 +1,13 @@
 //! The RPC service: from message to program and back.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use ksf::framing::Framing;
 use ksf::{Message, Order, Peer, Refused, Reply, Service};
 use ksf_proto::oncrpc::{Call, CallError, ReplyStatus};
 
-use super::program::{Answered, RpcReply};
+use super::program::{Answered, Resumed, RpcCall, RpcReply};
 use super::stats::RpcStats;
 use super::table::ProgramTable;
 
@@ -73,9 +74,16 @@ impl Service for RpcService {
         };
         let reply = RpcReply::new(call.xid, reply, &self.stats);
         let Answered { .. } = match self.table.find(call.program, call.version) {
-            Ok(program) => program.call(&call, reply),
+            Ok(program) => program.call(&RpcCall::new(call, message), reply),
             Err(accepted) => reply.status(ReplyStatus::Accepted(accepted)),
         };
+    }
+
+    fn resume(&self, (): &mut (), state: Box<dyn Any + Send>, reply: &mut Reply<'_>) {
+        // The framework brings back what `RpcDeferred::resume` gave it, and nothing else is resumed here.
+        let Ok(resumed) = state.downcast::<Resumed>() else { return reply.close() };
+        let reply = RpcReply::new(resumed.xid, reply, &self.stats);
+        let Answered { .. } = resumed.program.resume(resumed.state, reply);
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {

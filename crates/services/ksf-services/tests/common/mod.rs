@@ -60,6 +60,15 @@ impl<S: Service> Wire<S> {
         chunks.into_iter().flat_map(|c| self.feed(c)).collect()
     }
 
+    /// Delivers the answers that were given meanwhile.
+    #[allow(dead_code, reason = "each test file uses a part")]
+    pub(crate) fn deliver(&mut self) -> Vec<u8> {
+        for delivery in self.env.mailbox.take_deliveries() {
+            assert!(self.connection.deliver(delivery, &mut self.env), "the connection waits for it");
+        }
+        self.sent()
+    }
+
     /// The peer closes its direction.
     pub(crate) fn eof(&mut self) -> Vec<u8> {
         self.connection.peer_closed(&mut self.env);
