@@ -18,6 +18,7 @@
 
 mod address;
 pub mod attach;
+mod bpf;
 pub mod copies;
 mod error;
 pub mod flow;

@@ -1,7 +1,7 @@
 //! System calls that the crates below have no safe form of: options by number, BPF, shared memory.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
 use ksf_bpf::{check, link_create};
@@ -111,70 +111,9 @@ pub(crate) fn enter_network(namespace: BorrowedFd<'_>) -> io::Result<()> {
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// A map of a loaded object, with its own descriptor.
-#[derive(Debug)]
-pub(crate) struct Map {
-    fd: OwnedFd,
-    key_bytes: usize,
-    value_bytes: usize,
-}
-
-impl Map {
-    pub(crate) fn new(fd: OwnedFd, key_bytes: usize, value_bytes: usize) -> Self {
-        Self { fd, key_bytes, value_bytes }
-    }
-
-    pub(crate) fn update(&self, key: &[u8], value: &[u8]) -> io::Result<()> {
-        assert_eq!((key.len(), value.len()), (self.key_bytes, self.value_bytes), "sizes of the map's types");
-        // SAFETY: key and value are readable for the sizes the map was created with (asserted above), and the kernel
-        // copies them before it returns.
-        check(unsafe {
-            libbpf_sys::bpf_map_update_elem(self.fd.as_raw_fd(), key.as_ptr().cast(), value.as_ptr().cast(), 0)
-        })
-        .map(drop)
-    }
-
-    /// Of a map whose value is a number of 8 bytes; none if it cannot be read.
-    pub(crate) fn number(&self, key: u32) -> Option<u64> {
-        let (key, mut value) = (key.to_ne_bytes(), [0u8; 8]);
-        assert_eq!((key.len(), value.len()), (self.key_bytes, self.value_bytes), "sizes of the map's types");
-        // SAFETY: key is readable and value writable for the sizes the map was created with (asserted above).
-        let rc = unsafe {
-            let (key, value) = (key.as_ptr().cast(), value.as_mut_ptr().cast());
-            libbpf_sys::bpf_map_lookup_elem(self.fd.as_raw_fd(), key, value)
-        };
-        check(rc).ok().map(|_| u64::from_ne_bytes(value))
-    }
-
-    /// What was not there is not missed.
-    pub(crate) fn delete(&self, key: &[u8]) -> io::Result<()> {
-        assert_eq!(key.len(), self.key_bytes, "size of the map's key");
-        // SAFETY: key is readable for the map's key size (asserted above); the kernel copies it.
-        match check(unsafe { libbpf_sys::bpf_map_delete_elem(self.fd.as_raw_fd(), key.as_ptr().cast()) }) {
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) => Ok(()),
-            result => result.map(drop),
-        }
-    }
-}
-
-impl AsFd for Map {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
-
 /// Attaches an sk_lookup program to a network namespace. Ends with the descriptor.
 pub(crate) fn attach_lookup(program: BorrowedFd<'_>, namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    attach(program, namespace, libbpf_sys::BPF_SK_LOOKUP)
-}
-
-/// Attaches a program to a network namespace or a folder of cgroup2, as its kind asks. Ends with the descriptor.
-pub(crate) fn attach(
-    program: BorrowedFd<'_>,
-    target: BorrowedFd<'_>,
-    kind: libbpf_sys::bpf_attach_type,
-) -> io::Result<OwnedFd> {
-    link_create(program, target.as_raw_fd(), kind, 0)
+    link_create(program, namespace.as_raw_fd(), libbpf_sys::BPF_SK_LOOKUP, 0)
 }
 
 /// Ids of the sk_lookup programs of a network namespace, in the order in which they run.

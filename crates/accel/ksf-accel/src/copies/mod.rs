@@ -16,11 +16,12 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
 
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use rustix::event::{PollFd, PollFlags};
 use rustix::thread::CpuSet;
 
 use crate::attach::Attached;
-use crate::sys::{self, Map};
+use crate::bpf::{self, Loading};
 use crate::{AccelError, Options, homes, steer};
 use cgroup::Cgroup;
 
@@ -99,7 +100,8 @@ impl Copies {
 
     /// How many sockets of the copies could share their port.
     pub fn shared(&self) -> u64 {
-        self.share.counts.number(0).unwrap_or(0)
+        let counted = self.share.counts.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).ok().flatten();
+        counted.and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_ne_bytes)
     }
 
     /// Waits until a copy ends; `None`: all have ended. Signals are passed on meanwhile.
@@ -189,7 +191,7 @@ fn become_copy(entrance: RawFd, cpu: Option<usize>, signals: &libc::sigset_t) ->
 struct Share {
     // Before the cgroup, which is removed when they are gone.
     _links: [OwnedFd; 2],
-    counts: Map,
+    counts: MapHandle,
     cgroup: Cgroup,
 }
 
@@ -201,17 +203,16 @@ impl Share {
         };
         let cgroup = Cgroup::new().map_err(|error| AccelError::system("making a cgroup", error))?;
         let folder = cgroup.folder().map_err(|error| AccelError::system("opening a cgroup", error))?;
-        let object = steer::load_plain(OBJECT).map_err(unavailable)?;
+        let object = Loading::open(OBJECT).and_then(Loading::load).map_err(|error| unavailable(error.into()))?;
         let link = |name: &str, kind| {
-            let program =
-                object.progs().find(|program| program.name() == name).expect("the object is part of this crate");
-            sys::attach(program.as_fd(), folder.as_fd(), kind).map_err(unavailable)
+            let program = bpf::program(&object, name).map_err(unavailable)?;
+            ksf_bpf::link_create(program.as_fd(), folder.as_raw_fd(), kind, 0).map_err(unavailable)
         };
         let links = [
             link("ksf_share4", libbpf_sys::BPF_CGROUP_INET4_BIND)?,
             link("ksf_share6", libbpf_sys::BPF_CGROUP_INET6_BIND)?,
         ];
-        let counts = steer::map_of(&object, "ksf_shared").map_err(unavailable)?;
+        let counts = bpf::map(&object, "ksf_shared").map_err(unavailable)?;
         Ok(Self { _links: links, counts, cgroup })
     }
 }

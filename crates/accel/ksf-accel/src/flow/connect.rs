@@ -6,14 +6,19 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
 use ksf_bpf::{link_create, network_cookie, to_io};
-use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, Object};
 
 use super::abi::{self, CONNECT_COUNTERS, ConnectSettings};
-use super::object::{self, Loading};
 use super::steering::per_cpu;
 use super::{Counter, FlowError, Layout};
+use crate::bpf::{self, Loading};
 
-pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/flow/connect.bpf.o"));
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/flow/connect.bpf.o"));
+
+/// Loads the programs; attached to nothing yet.
+pub(super) fn load() -> Result<Object, FlowError> {
+    Loading::open(OBJECT).and_then(Loading::load).map_err(|error| FlowError::loading("the connect programs", &error))
+}
 
 /// How the programs choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,8 +55,9 @@ impl ConnectPrograms {
     pub fn attach(cgroup: &Path, layout: &Layout, options: &ConnectOptions) -> Result<Self, FlowError> {
         let unreadable = |error| FlowError::Unreadable { path: cgroup.to_owned(), error };
         let folder = File::open(cgroup).map_err(unreadable)?;
-        let object = Loading::open("the connect programs", OBJECT)?.load()?;
-        let settings = object::map(&object, "ksf_settings")?;
+        let object = load()?;
+        let map = |name| bpf::map(&object, name).map_err(|error| FlowError::system("keeping a map", error));
+        let settings = map("ksf_settings")?;
         let values = ConnectSettings {
             layout: layout.into(),
             loopback: options.loopback.into(),
@@ -61,20 +67,21 @@ impl ConnectPrograms {
             tries: options.tries,
         };
         let write = |map: &MapHandle, key: u32, value: &[u8]| {
-            map.update(&key.to_ne_bytes(), value, MapFlags::ANY)
-                .map_err(|error| FlowError::system("writing the programs' settings", to_io(&error)))
+            bpf::put(map, &key.to_ne_bytes(), value)
+                .map_err(|error| FlowError::system("writing the programs' settings", error))
         };
         write(&settings, 0, &values.as_bytes())?;
-        let chunk_of = object::map(&object, "ksf_chunk_of")?;
+        let chunk_of = map("ksf_chunk_of")?;
         for (index, cpu) in abi::numbered(layout.cpus()) {
             write(&chunk_of, cpu, &(index + 1).to_ne_bytes())?;
         }
-        let reserved = object::map(&object, "ksf_reserved")?;
+        let reserved = map("ksf_reserved")?;
         for (word, bits) in reserved_ports().into_iter().enumerate().filter(|(_, bits)| *bits != 0) {
             write(&reserved, word as u32, &bits.to_ne_bytes())?;
         }
         let link = |name: &str, kind| {
-            link_create(object::program(&object, name)?.as_fd(), folder.as_raw_fd(), kind, 0).map_err(|error| {
+            let program = bpf::program(&object, name).map_err(|error| FlowError::system("keeping a program", error))?;
+            link_create(program.as_fd(), folder.as_raw_fd(), kind, 0).map_err(|error| {
                 match error.raw_os_error() {
                     // kernel/bpf/cgroup.c: a program above or here that was attached without ALLOW_MULTI.
                     Some(libc::EPERM) if ksf_bpf::missing_capabilities().is_empty() => {
@@ -89,7 +96,7 @@ impl ConnectPrograms {
             link("ksf_connect4", libbpf_sys::BPF_CGROUP_INET4_CONNECT)?,
             link("ksf_connect6", libbpf_sys::BPF_CGROUP_INET6_CONNECT)?,
         ];
-        Ok(Self { counts: object::map(&object, "ksf_connect_counts")?, settings, _links: links })
+        Ok(Self { counts: map("ksf_connect_counts")?, settings, _links: links })
     }
 
     /// What was done, per CPU that called connect().

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use ksf_bpf::{Denial, is_denial};
 
 use super::LayoutError;
+use crate::bpf::LoadError;
 
 /// Why steering could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +98,14 @@ pub enum FlowError {
 }
 
 impl FlowError {
+    /// `object`: the object's path, or the name of a built-in one.
+    pub(crate) fn loading(object: &str, error: &LoadError) -> Self {
+        if error.is_denial() {
+            return Self::not_permitted("load BPF programs");
+        }
+        Self::Refused { object: object.to_owned(), problem: error.text() }
+    }
+
     pub(crate) fn system(action: &'static str, error: impl Into<io::Error>) -> Self {
         let error = error.into();
         if is_denial(&error) { Self::not_permitted(action) } else { Self::System { action, error } }

@@ -24,7 +24,6 @@
 mod abi;
 mod connect;
 mod error;
-mod object;
 mod policy;
 pub mod report;
 mod steering;

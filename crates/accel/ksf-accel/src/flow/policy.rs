@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use ksf_bpf::to_io;
-use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ProgramType};
+use libbpf_rs::{MapHandle, Object, ProgramType};
 
-use super::object::{self, Loading};
 use super::{FlowError, abi};
+use crate::bpf::{self, Loading};
 
 /// A policy. Several stand behind one another: each may leave a packet to the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +38,9 @@ const BUILTIN: [(&str, Policy, &str); 4] = [
 /// The maps of `ksf-policy.h`: one set for all programs of an interface.
 pub(crate) const SHARED_MAPS: [&str; 7] =
     ["ksf_settings", "ksf_cpu_list", "ksf_cpus", "ksf_policies", "ksf_packets", "ksf_flow_counts", "ksf_flow_targets"];
+
+/// `BPF_F_XDP_HAS_FRAGS` of linux/bpf.h, kernel 5.18.
+const XDP_HAS_FRAGS: u32 = 1 << 5;
 
 /// The table of programs.
 pub(crate) const CHAIN: &str = "ksf_policies";
@@ -85,14 +88,20 @@ pub(crate) fn chain(policies: &[Policy], builtin: &Object, shared: &[MapHandle],
             Policy::File(path) => load(path, shared, frags)?,
             _ => {
                 let (.., program) = BUILTIN.iter().find(|(_, it, _)| it == policy).expect("the table has them all");
-                object::program(builtin, program)?
+                bpf::program(builtin, program).map_err(|error| FlowError::system("keeping a program", error))?
             }
         };
-        table
-            .update(&(slot as u32).to_ne_bytes(), &program.as_raw_fd().to_ne_bytes(), MapFlags::ANY)
-            .map_err(|error| FlowError::System { action: "putting a policy into the chain", error: to_io(&error) })?;
+        bpf::put(table, &(slot as u32).to_ne_bytes(), &program.as_raw_fd().to_ne_bytes())
+            .map_err(|error| FlowError::System { action: "putting a policy into the chain", error })?;
     }
     Ok(())
+}
+
+/// Whether the XDP programs take frames of several buffers. All programs of a chain must agree.
+pub(crate) fn set_frags(loading: &mut Loading, frags: bool) {
+    if frags {
+        loading.object.progs_mut().for_each(|mut program| program.set_flags(XDP_HAS_FRAGS));
+    }
 }
 
 /// Where a map stands in [`SHARED_MAPS`].
@@ -105,7 +114,7 @@ fn load(path: &Path, shared: &[MapHandle], frags: bool) -> Result<OwnedFd, FlowE
     let bytes = std::fs::read(path).map_err(|error| FlowError::Unreadable { path: path.to_owned(), error })?;
     let name = path.display().to_string();
     let bad = |problem: String| FlowError::BadPolicy { object: name.clone(), problem };
-    let mut loading = Loading::open(&name, &bytes)?;
+    let mut loading = Loading::open(&bytes).map_err(|error| bad(format!("is not a BPF object ({})", error.text())))?;
     // libbpf puts the object's name in front of the section's.
     let abi = loading.object.maps().find_map(|map| {
         let ours = map.name().to_str().is_some_and(|name| name.ends_with(".rodata.ksf"));
@@ -133,8 +142,8 @@ fn load(path: &Path, shared: &[MapHandle], frags: bool) -> Result<OwnedFd, FlowE
         map.reuse_fd(shared[at].as_fd())
             .map_err(|error| FlowError::System { action: "sharing a map with a policy", error: to_io(&error) })?;
     }
-    loading.set_frags(frags);
-    let object = loading.load()?;
+    set_frags(&mut loading, frags);
+    let object = loading.load().map_err(|error| FlowError::loading(&name, &error))?;
     let program = object.progs().next().expect("counted above");
     program.as_fd().try_clone_to_owned().map_err(|error| FlowError::system("keeping a policy", error))
 }

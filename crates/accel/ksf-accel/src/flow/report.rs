@@ -11,7 +11,6 @@ use std::time::Instant;
 use libbpf_rs::btf::Btf;
 use libbpf_rs::btf::types::Struct;
 
-use super::object::Loading;
 use super::{CpuMask, FlowError, Layout, PortRange, source_port};
 
 /// One thing looked at.
@@ -171,8 +170,7 @@ fn cpumap() -> Outcome {
 }
 
 fn cgroup_connect() -> Outcome {
-    let loaded = Loading::open("the connect programs", super::connect::OBJECT).and_then(Loading::load);
-    if let Err(error) = loaded {
+    if let Err(error) = super::connect::load() {
         return refused(&error, "boot a kernel with CONFIG_CGROUP_BPF");
     }
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();

@@ -9,9 +9,9 @@ use ksf_bpf::{link_create, to_io};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
 use super::abi::{self, FLOW_COUNTERS, FlowSettings};
-use super::object::{self, Loading};
 use super::policy::{self, Policy, SHARED_MAPS};
 use super::{FlowError, Layout};
+use crate::bpf::{self, LoadError, Loading};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/flow/steer.bpf.o"));
 
@@ -289,17 +289,16 @@ impl Steering {
     }
 
     fn set(&self, settings: FlowSettings) -> Result<(), FlowError> {
-        self.programs
-            .map("ksf_settings")
-            .update(&0u32.to_ne_bytes(), &settings.as_bytes(), MapFlags::ANY)
-            .map_err(|error| FlowError::system("writing the programs' settings", to_io(&error)))
+        bpf::put(self.programs.map("ksf_settings"), &0u32.to_ne_bytes(), &settings.as_bytes())
+            .map_err(|error| FlowError::system("writing the programs' settings", error))
     }
 }
 
 impl Programs {
     /// `maps`: those of the set before, whose contents stay; none for the first.
     fn load(layout: &Layout, policies: &[Policy], mode: Mode, maps: &[MapHandle]) -> Result<Self, FlowError> {
-        let mut loading = Loading::open("the steering programs", OBJECT)?;
+        let refused = |error: LoadError| FlowError::loading("the steering programs", &error);
+        let mut loading = Loading::open(OBJECT).map_err(refused)?;
         for mut map in loading.object.maps_mut() {
             let Some(at) = SHARED_MAPS.iter().position(|name| map.name() == *name) else { continue };
             match (maps.get(at), SHARED_MAPS[at]) {
@@ -315,15 +314,17 @@ impl Programs {
         // Linux 6.18 a frame that a program with this flag redirects loses the note that its checksum is unfinished,
         // and the stack drops it (docs/flow.md).
         let frags = mode == Mode::Native;
-        loading.set_frags(frags);
-        let object = loading.load()?;
-        let maps =
-            SHARED_MAPS.iter().map(|name| object::map(&object, name)).collect::<Result<Vec<MapHandle>, FlowError>>()?;
+        policy::set_frags(&mut loading, frags);
+        let object = loading.load().map_err(refused)?;
+        let maps: io::Result<Vec<MapHandle>> = SHARED_MAPS.iter().map(|name| bpf::map(&object, name)).collect();
+        let maps = maps.map_err(|error| FlowError::system("keeping a map", error))?;
         policy::chain(policies, &object, &maps, frags)?;
-        let programs = Self { entry: object::program(&object, "ksf_flow")?, mode, maps };
+        let entry = bpf::program(&object, "ksf_flow").map_err(|error| FlowError::system("keeping a program", error))?;
+        let programs = Self { entry, mode, maps };
+        let put = |map, key: u32, value: u32| bpf::put(programs.map(map), &key.to_ne_bytes(), &value.to_ne_bytes());
         for (index, cpu) in abi::numbered(layout.cpus()) {
-            put(programs.map("ksf_cpu_list"), index, cpu)
-                .and_then(|()| put(programs.map(QUEUES), cpu, QUEUE_FRAMES))
+            put("ksf_cpu_list", index, cpu)
+                .and_then(|()| put(QUEUES, cpu, QUEUE_FRAMES))
                 .map_err(|error| FlowError::BadCpu { cpu: cpu as usize, error })?;
         }
         Ok(programs)
@@ -332,10 +333,6 @@ impl Programs {
     fn map(&self, name: &str) -> &MapHandle {
         &self.maps[policy::place_of(name)]
     }
-}
-
-fn put(map: &MapHandle, key: u32, value: u32) -> io::Result<()> {
-    map.update(&key.to_ne_bytes(), &value.to_ne_bytes(), MapFlags::ANY).map_err(|error| to_io(&error))
 }
 
 /// A per-CPU counter of eight bytes, by CPU number.
@@ -369,14 +366,9 @@ fn program_on(interface: u32) -> String {
     ids.retain(|&id| rc == 0 && id != 0);
     ids.sort_unstable();
     ids.dedup();
-    let name = |id: u32| {
-        libbpf_rs::query::ProgInfoIter::default()
-            .find(|info| info.id == id)
-            .map_or_else(|| format!("id {id}"), |info| format!("{} (id {id})", info.name.to_string_lossy()))
-    };
     match ids.as_slice() {
         [] => "of somebody else".into(),
-        ids => ids.iter().map(|&id| name(id)).collect::<Vec<_>>().join(", "),
+        ids => ids.iter().map(|&id| bpf::named(id)).collect::<Vec<_>>().join(", "),
     }
 }
 

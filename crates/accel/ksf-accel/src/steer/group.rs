@@ -5,15 +5,16 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use ksf_accel_proto::state::WORKERS_MAX;
+use libbpf_rs::MapHandle;
 
 use super::load;
-use crate::sys::{self, Map};
+use crate::{bpf, sys};
 
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/group.bpf.o"));
 
 /// Groups by listener.
 pub(super) struct Groups {
-    members: HashMap<usize, Map>,
+    members: HashMap<usize, MapHandle>,
 }
 
 impl Groups {
@@ -37,7 +38,7 @@ impl Groups {
             return set(members, worker, queue);
         }
         let object = load::load(OBJECT, state, listener as u32)?;
-        let members = load::map(&object, "ksf_members")?;
+        let members = bpf::map(&object, "ksf_members")?;
         set(&members, worker, queue)?;
         // The program's own listener is in the group since its first sibling listens.
         set(&members, WORKERS_MAX, own)?;
@@ -51,8 +52,8 @@ impl Groups {
     }
 }
 
-fn set(members: &Map, index: usize, socket: BorrowedFd<'_>) -> io::Result<()> {
-    members.update(&(index as u32).to_ne_bytes(), &(socket.as_raw_fd() as u64).to_ne_bytes())
+fn set(members: &MapHandle, index: usize, socket: BorrowedFd<'_>) -> io::Result<()> {
+    bpf::put(members, &(index as u32).to_ne_bytes(), &(socket.as_raw_fd() as u64).to_ne_bytes())
 }
 
 fn attach(socket: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {

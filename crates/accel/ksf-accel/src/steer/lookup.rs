@@ -6,10 +6,11 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use ksf_accel_proto::state::WORKERS_MAX;
+use libbpf_rs::MapHandle;
 
 use super::load;
 use crate::address::Key;
-use crate::sys::{self, Map};
+use crate::{bpf, sys};
 
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));
 
@@ -32,9 +33,9 @@ pub(super) struct Lookup {
     _link: OwnedFd,
     namespace: File,
     id: u32,
-    ports: Map,
-    rules: Map,
-    queues: Map,
+    ports: MapHandle,
+    rules: MapHandle,
+    queues: MapHandle,
     installed: Rules,
     installed_ports: Vec<u64>,
 }
@@ -50,9 +51,9 @@ impl Lookup {
             _link: link,
             namespace,
             id: ksf_bpf::program_id(program.as_fd())?,
-            ports: load::map(&object, "ksf_ports")?,
-            rules: load::map(&object, "ksf_rules")?,
-            queues: load::map(&object, "ksf_queues")?,
+            ports: bpf::map(&object, "ksf_ports")?,
+            rules: bpf::map(&object, "ksf_rules")?,
+            queues: bpf::map(&object, "ksf_queues")?,
             installed: Rules::new(),
             installed_ports: vec![0; 65536 / 64],
         })
@@ -60,17 +61,16 @@ impl Lookup {
 
     pub(super) fn others(&self) -> Vec<String> {
         let ids = sys::lookup_programs(self.namespace.as_fd()).unwrap_or_default();
-        let others = ids.into_iter().filter(|&id| id != self.id);
-        others.map(|id| format!("{} (id {id})", ksf_bpf::program_name(id).unwrap_or_default())).collect()
+        ids.into_iter().filter(|&id| id != self.id).map(bpf::named).collect()
     }
 
     pub(super) fn add(&mut self, listener: usize, worker: usize, queue: BorrowedFd<'_>) -> io::Result<()> {
-        self.queues.update(&slot(listener, worker), &(queue.as_raw_fd() as u32).to_ne_bytes())
+        bpf::put(&self.queues, &slot(listener, worker), &(queue.as_raw_fd() as u32).to_ne_bytes())
     }
 
     pub(super) fn remove(&mut self, listener: usize, worker: usize) {
         // Where the socket is closed, the map has forgotten it by itself.
-        let _ = self.queues.delete(&slot(listener, worker));
+        let _ = bpf::delete(&self.queues, &slot(listener, worker));
     }
 
     /// Replaces the rules, one by one: what is in both is not touched, so no request sees a gap.
@@ -80,13 +80,13 @@ impl Lookup {
         }
         for (key, action) in rules {
             if self.installed.get(key) != Some(action) {
-                self.rules.update(&key.to_bytes(), &action.to_bytes())?;
+                bpf::put(&self.rules, &key.to_bytes(), &action.to_bytes())?;
                 self.installed.insert(*key, *action);
             }
         }
         let gone: Vec<Key> = self.installed.keys().filter(|key| !rules.contains_key(key)).copied().collect();
         for key in gone {
-            self.rules.delete(&key.to_bytes())?;
+            bpf::delete(&self.rules, &key.to_bytes())?;
             self.installed.remove(&key);
         }
         self.set_ports()
@@ -99,7 +99,7 @@ impl Lookup {
         }
         for (index, (word, installed)) in words.iter().zip(&mut self.installed_ports).enumerate() {
             if word != installed {
-                self.ports.update(&(index as u32).to_ne_bytes(), &word.to_ne_bytes())?;
+                bpf::put(&self.ports, &(index as u32).to_ne_bytes(), &word.to_ne_bytes())?;
                 *installed = *word;
             }
         }

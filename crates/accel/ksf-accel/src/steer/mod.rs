@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, SocketType, ipproto};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use classic::Choice;
-pub(crate) use load::{explain, load_plain, map as map_of};
+pub(crate) use load::explain;
 pub(crate) use lookup::{Action, Rules};
 
 use crate::shared::Shared;
