@@ -8,10 +8,13 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+
+use object::elf::{FileHeader32, FileHeader64, Machine};
+use object::read::elf::{FileHeader, NoteIterator, ProgramHeader};
+use object::{Endianness, ReadCache};
 
 /// Why a library cannot help.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -128,7 +131,7 @@ fn gains_rights(file: &File) -> bool {
 
 /// What is read of an ELF file for the machine that this is compiled for.
 struct Elf {
-    machine: u16,
+    machine: Machine,
     interpreter: Option<PathBuf>,
     is_go: bool,
 }
@@ -139,118 +142,39 @@ enum NotRead {
     OtherMachine,
 }
 
-// elf.h
-const CLASS64: u8 = 2;
-const DATA: u8 = if cfg!(target_endian = "little") { 1 } else { 2 };
-const PT_INTERP: u32 = 3;
-const PT_NOTE: u32 = 4;
-const HEADER_BYTES: usize = 64;
-const PROGRAM_HEADER_BYTES: usize = 56;
 /// More than any linker makes; what lies behind is not looked at.
-const PROGRAM_HEADERS_MAX: u16 = 256;
+const PROGRAM_HEADERS_MAX: usize = 256;
+/// Longer segments of this kind are of no known linker.
 const NOTE_BYTES_MAX: u64 = 65536;
 
 impl Elf {
     fn read(file: &File) -> Result<Self, NotRead> {
-        let header: [u8; HEADER_BYTES] = read_array(file, 0).ok_or(NotRead::NoElf)?;
-        if header[..4] != *b"\x7fELF" {
-            return Err(NotRead::NoElf);
-        }
-        if header[4] != CLASS64 || header[5] != DATA {
+        let file = ReadCache::new(file);
+        let header: &FileHeader64<Endianness> = match FileHeader64::parse(&file) {
+            Ok(header) => header,
+            Err(_) if FileHeader32::<Endianness>::parse(&file).is_ok() => return Err(NotRead::OtherMachine),
+            Err(_) => return Err(NotRead::NoElf),
+        };
+        let endian = header.endian().map_err(|_| NotRead::NoElf)?;
+        if endian != Endianness::default() {
             return Err(NotRead::OtherMachine);
         }
-        let mut elf = Self { machine: u16_at(&header, 18), interpreter: None, is_go: false };
-        let (first, size, count) = (u64_at(&header, 32), u16_at(&header, 54), u16_at(&header, 56));
-        if usize::from(size) != PROGRAM_HEADER_BYTES {
-            return Ok(elf);
-        }
-        for index in 0..count.min(PROGRAM_HEADERS_MAX) {
-            let Some(at) = first.checked_add(u64::from(index) * u64::from(size)) else { break };
-            let Some(segment) = read_array::<PROGRAM_HEADER_BYTES>(file, at) else { break };
-            let (offset, bytes) = (u64_at(&segment, 8), u64_at(&segment, 32));
-            match u32_at(&segment, 0) {
-                PT_INTERP => elf.interpreter = read_bytes(file, offset, bytes.min(4096)).and_then(path),
-                PT_NOTE => {
-                    elf.is_go |= read_bytes(file, offset, bytes.min(NOTE_BYTES_MAX)).is_some_and(|it| has_go_note(&it));
-                }
-                _ => {}
+        let mut elf = Self { machine: header.e_machine(endian), interpreter: None, is_go: false };
+        let segments = header.program_headers(endian, &file).unwrap_or_default();
+        for segment in &segments[..segments.len().min(PROGRAM_HEADERS_MAX)] {
+            if segment.p_filesz(endian) > NOTE_BYTES_MAX {
+                continue;
             }
+            if let Ok(Some(path)) = segment.interpreter(endian, &file) {
+                elf.interpreter = (!path.is_empty()).then(|| OsStr::from_bytes(path).into());
+            }
+            elf.is_go |= segment.notes(endian, &file).ok().flatten().is_some_and(|notes| has_go_note(endian, notes));
         }
         Ok(elf)
     }
 }
 
-/// A string that ends with NUL.
-fn path(mut bytes: Vec<u8>) -> Option<PathBuf> {
-    bytes.truncate(bytes.iter().position(|byte| *byte == 0)?);
-    (!bytes.is_empty()).then(|| OsString::from_vec(bytes).into())
-}
-
 /// Go's linker leaves its build id in a note of the owner "Go" with type 4, which `strip` keeps.
-fn has_go_note(mut notes: &[u8]) -> bool {
-    let padded = |bytes: u32| (bytes as usize).next_multiple_of(4);
-    while notes.len() >= 12 {
-        let (name_bytes, data_bytes, kind) = (u32_at(notes, 0), u32_at(notes, 4), u32_at(notes, 8));
-        let name = notes.get(12..).and_then(|rest| rest.get(..name_bytes as usize));
-        if kind == 4 && name == Some(b"Go\0\0") {
-            return true;
-        }
-        let Some(rest) = notes.get(12..).and_then(|rest| rest.get(padded(name_bytes)..)) else { return false };
-        let Some(rest) = rest.get(padded(data_bytes)..) else { return false };
-        notes = rest;
-    }
-    false
-}
-
-fn read_array<const N: usize>(file: &File, at: u64) -> Option<[u8; N]> {
-    let mut bytes = [0; N];
-    file.read_exact_at(&mut bytes, at).ok()?;
-    Some(bytes)
-}
-
-fn read_bytes(file: &File, at: u64, bytes: u64) -> Option<Vec<u8>> {
-    let mut reader = file;
-    let mut read = Vec::new();
-    io::Seek::seek(&mut reader, io::SeekFrom::Start(at)).ok()?;
-    reader.take(bytes).read_to_end(&mut read).ok()?;
-    (read.len() as u64 == bytes).then_some(read)
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_ne_bytes([bytes[at], bytes[at + 1]])
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_ne_bytes(word)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_go_note_is_found_among_others_and_broken_ones_are_no_matter() {
-        let note = |name: &[u8], data: &[u8], kind: u32| {
-            let mut bytes =
-                [(name.len() as u32).to_ne_bytes(), (data.len() as u32).to_ne_bytes(), kind.to_ne_bytes()].concat();
-            for part in [name, data] {
-                bytes.extend(part);
-                bytes.resize(bytes.len().next_multiple_of(4), 0);
-            }
-            bytes
-        };
-        let gnu = note(b"GNU\0", &[7; 20], 3);
-        let go = note(b"Go\0\0", b"abc", 4);
-        assert!(has_go_note(&[gnu.clone(), go.clone()].concat()));
-        assert!(!has_go_note(&[gnu.clone(), note(b"Go\0\0", b"abc", 5)].concat()));
-        assert!(!has_go_note(&gnu));
-        assert!(!has_go_note(&go[..14]));
-        assert!(!has_go_note(&[0xff; 64]));
-    }
+fn has_go_note(endian: Endianness, notes: NoteIterator<'_, FileHeader64<Endianness>>) -> bool {
+    notes.map_while(Result::ok).any(|note| note.name() == b"Go" && note.n_type(endian).0 == 4)
 }

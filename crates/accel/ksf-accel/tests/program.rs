@@ -81,6 +81,9 @@ fn other_machines_and_libcs_are_seen() {
         Some(Obstacle::OtherLibc { interpreter }) => assert!(interpreter.display().to_string().contains("ld-musl")),
         other => panic!("{other:?}"),
     }
+    // Notes are looked through up to one that is broken.
+    let at = program.windows(4).position(|it| it == b"GNU\0").expect("the build id's note") - 12;
+    assert_eq!(changed("note", &|bytes| bytes[at..at + 12].fill(0xff)), None);
     // A table of segments that lies outside of the file: without a linker's name it counts as static.
     assert_eq!(changed("outside", &|bytes| bytes[32..40].fill(0xff)), Some(Obstacle::Static));
 }
