@@ -5,7 +5,6 @@
 
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Layout;
 
@@ -14,12 +13,9 @@ const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
 
 /// What was done with a socket before its connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
 pub enum Choice {
     /// Its port will come from the chunk of the CPU that called.
     Chosen,
-    /// As chosen, but the chunk had no port left for this destination: it was connected from the whole range.
-    Exhausted,
     /// Left alone: the program has chosen the port, or is connected already.
     Bound,
     /// Left alone: the program has set a port range of its own.
@@ -34,22 +30,11 @@ pub enum Choice {
     Unsupported,
 }
 
-const CHOICES: [&str; 8] =
-    ["chosen", "exhausted", "bound", "own_range", "not_tcp", "loopback", "no_chunk", "unsupported"];
-
-static COUNTS: [AtomicU64; CHOICES.len()] = [const { AtomicU64::new(0) }; CHOICES.len()];
-
-/// How often each choice was made in this process, by name.
-pub fn choices() -> [(&'static str, u64); CHOICES.len()] {
-    std::array::from_fn(|at| (CHOICES[at], COUNTS[at].load(Ordering::Relaxed)))
-}
-
 /// Connects as the program wanted, from a port of the chunk of the CPU that calls.
 ///
 /// `connect` makes the program's call: connect(2) with these arguments. Returns what it returned, and leaves `errno` as it
-/// left it. A program without us would have had every
-/// port of the range: so if the chunk has none left for this destination (EADDRNOTAVAIL), the range is given back and
-/// the call repeated.
+/// left it. A program without us would have had every port of the range: so if the chunk has none left for this
+/// destination (EADDRNOTAVAIL), the range is given back and the call repeated.
 ///
 /// `loopback`: choose for loopback addresses, too. There the SYN runs on the caller's CPU anyway.
 ///
@@ -65,14 +50,12 @@ pub unsafe fn connect(
     mut connect: impl FnMut() -> libc::c_int,
 ) -> libc::c_int {
     // SAFETY: the caller's promise about `address`.
-    let choice = unsafe { choose_uncounted(layout, loopback, socket, address, bytes) };
+    let choice = unsafe { choose(layout, loopback, socket, address, bytes) };
     let before = errno();
     let result = connect();
     if choice != Choice::Chosen || result == 0 || errno() != libc::EADDRNOTAVAIL {
-        count(choice);
         return result;
     }
-    count(Choice::Exhausted);
     if !set_range(socket, 0) {
         return fail(libc::EADDRNOTAVAIL);
     }
@@ -80,46 +63,22 @@ pub unsafe fn connect(
     connect()
 }
 
-/// Gives a socket that is about to connect the port range of the CPU that calls, and counts the choice.
-///
-/// A connect that fails with EADDRNOTAVAIL after [`Choice::Chosen`] has found no port in the chunk: call
-/// [`give_back`] and connect again. [`connect`] does all of it.
-///
-/// # Safety
-///
-/// `address` is null or readable for `bytes` bytes.
-pub unsafe fn choose(
-    layout: &Layout,
-    loopback: bool,
-    socket: RawFd,
-    address: *const libc::sockaddr,
-    bytes: libc::socklen_t,
-) -> Choice {
-    // SAFETY: the caller's promise.
-    let choice = unsafe { choose_uncounted(layout, loopback, socket, address, bytes) };
-    count(choice);
-    choice
-}
-
-/// Gives a socket the whole port range again. False if the kernel refuses. Does not change `errno`.
-pub fn give_back(socket: RawFd) -> bool {
-    let before = errno();
-    let done = set_range(socket, 0);
-    set_errno(before);
-    done
-}
-
-/// As [`choose`], for the caller's CPU only where that is not the one to choose for: before a thread is moved, and in
-/// tests. Does not look at the socket's kind.
+/// As [`choose`], for a CPU that need not be the caller's, and without a look at the socket's kind. Sets `errno` where it
+/// fails.
 pub fn choose_for_cpu(layout: &Layout, socket: RawFd, cpu: usize) -> io::Result<()> {
     let range = layout.option_of(cpu).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
     if set_range(socket, range) { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Gives a socket that is about to connect the port range of the CPU that calls.
+///
+/// A connect that fails with EADDRNOTAVAIL after [`Choice::Chosen`] has found no port in the chunk; [`connect`] deals with
+/// that.
+///
 /// # Safety
 ///
-/// As for [`choose`].
-unsafe fn choose_uncounted(
+/// `address` is null or readable for `bytes` bytes.
+pub unsafe fn choose(
     layout: &Layout,
     loopback: bool,
     socket: RawFd,
@@ -231,10 +190,6 @@ fn option_u32(socket: RawFd, level: libc::c_int, option: libc::c_int) -> Option<
     let result =
         unsafe { libc::getsockopt(socket, level, option, std::ptr::from_mut(&mut value).cast(), &raw mut bytes) };
     (result == 0).then_some(value)
-}
-
-fn count(choice: Choice) {
-    COUNTS[choice as usize].fetch_add(1, Ordering::Relaxed);
 }
 
 fn errno() -> libc::c_int {

@@ -2,9 +2,11 @@
 
 use std::io::{self, Read as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::{CpuMask, FlowError, Layout, Mode, ModeWish, Steering, source_port};
 
@@ -72,11 +74,11 @@ fn connect_on(layout: &Layout, cpu: usize, to: SocketAddr, limit: Duration) -> i
             let mut one = rustix::thread::CpuSet::new();
             one.set(cpu);
             rustix::thread::sched_setaffinity(None, &one)?;
-            let socket = socket_for(&to)?;
+            let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+            let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
             source_port::choose_for_cpu(layout, socket.as_raw_fd(), cpu)?;
             // connect(2) waits no longer than that (socket(7), SO_SNDTIMEO).
-            let send = libc::timeval { tv_sec: limit.as_secs() as i64, tv_usec: i64::from(limit.subsec_micros()) };
-            set_option(socket.as_raw_fd(), libc::SO_SNDTIMEO, &send)?;
+            sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(limit))?;
             rustix::net::connect(&socket, &to).map_err(|error| match error {
                 rustix::io::Errno::INPROGRESS => io::Error::from_raw_os_error(libc::ETIMEDOUT),
                 error => error.into(),
@@ -86,47 +88,13 @@ fn connect_on(layout: &Layout, cpu: usize, to: SocketAddr, limit: Duration) -> i
             stream.shutdown(Shutdown::Write)?;
             // Whatever comes, from the service's process; a service that stays silent has answered the opening.
             let _ = stream.read(&mut [0]);
-            incoming_cpu(&stream)
+            // The CPU that processed what the socket received last; -1: none.
+            let cpu = sockopt::socket_incoming_cpu(&stream)?;
+            i32::try_from(cpu)
+                .map(|cpu| cpu as usize)
+                .map_err(|_| io::Error::other("no CPU is said to have processed it"))
         };
         let handle = thread::Builder::new().name("ksf-flow-trial".into()).spawn_scoped(scope, work)?;
         handle.join().unwrap_or_else(|_| Err(io::Error::other("the trial's thread ended")))
     })
-}
-
-fn socket_for(to: &SocketAddr) -> io::Result<OwnedFd> {
-    let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    // SAFETY: makes a descriptor of three numbers.
-    let socket = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
-    if socket < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just made this descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(socket) })
-}
-
-fn set_option<T>(socket: RawFd, option: libc::c_int, value: &T) -> io::Result<()> {
-    let bytes = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the kernel reads `bytes` bytes of `value`, which lives for the call.
-    let result = unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, option, std::ptr::from_ref(value).cast(), bytes) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-/// The CPU that processed what the socket received last.
-fn incoming_cpu(stream: &TcpStream) -> io::Result<usize> {
-    let mut cpu = -1i32;
-    let mut bytes = size_of_val(&cpu) as libc::socklen_t;
-    // SAFETY: the kernel writes at most four bytes to `cpu`.
-    let result = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_INCOMING_CPU,
-            std::ptr::from_mut(&mut cpu).cast(),
-            &raw mut bytes,
-        )
-    };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    usize::try_from(cpu).map_err(|_| io::Error::other("the kernel does not say which CPU processed the answer"))
 }

@@ -2,13 +2,14 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use ksf_accel::flow::{Layout, source_port};
 use ksf_test::stream::{ask, be_patient, echo, serve};
 use ksf_test::{FAR, FarEnd, compile, network_on_two_cpus_or_skip, root_or_skip, two_cpus_or_skip, veth};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 /// The first two CPUs, for tests about two that need root; `None`: the test is skipped.
 pub(crate) fn root_on_two_cpus() -> Option<[usize; 2]> {
@@ -65,12 +66,8 @@ fn write_checksums(interface: &str) {
 
 /// A TCP socket that is not connected.
 pub(crate) fn tcp_socket(to: &SocketAddr) -> OwnedFd {
-    let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    // SAFETY: makes a descriptor of three numbers.
-    let socket = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
-    assert!(socket >= 0, "{}", io::Error::last_os_error());
-    // SAFETY: the kernel has just made this descriptor for us.
-    unsafe { OwnedFd::from_raw_fd(socket) }
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap()
 }
 
 /// An address as connect(2) takes it: the bytes and how many of them count.
@@ -111,20 +108,9 @@ pub(crate) fn exchange(stream: &mut TcpStream, bytes: usize) {
 
 /// The CPU that processed what the socket received last.
 pub(crate) fn incoming_cpu(stream: &TcpStream) -> usize {
-    let mut cpu = -1i32;
-    let mut bytes = size_of_val(&cpu) as libc::socklen_t;
-    // SAFETY: the kernel writes at most four bytes to `cpu`.
-    let result = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_INCOMING_CPU,
-            (&raw mut cpu).cast(),
-            &raw mut bytes,
-        )
-    };
-    assert_eq!(result, 0);
-    usize::try_from(cpu).expect("something was received")
+    let cpu = rustix::net::sockopt::socket_incoming_cpu(stream).unwrap();
+    assert!(i32::try_from(cpu).is_ok(), "nothing was received");
+    cpu as usize
 }
 
 /// Compiles a policy as the example's Makefile does, against the headers as they are installed.
