@@ -2,13 +2,14 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use ksf_accel_proto::state::{HOME_MAX, NO_CPU, State, VERSION, Worker};
 use libbpf_rs::{MapHandle, MapType};
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use crate::Options;
+use crate::status::Counters;
 use crate::sys::Mapping;
 
 /// Memory that threads, steering and holder share.
@@ -61,6 +62,49 @@ impl Shared {
 
     pub(crate) fn worker(&self, index: usize) -> &Worker {
         &self.state().workers[index]
+    }
+
+    /// Gives a place to a new worker: all counters begin at zero, and it is ready for nothing yet.
+    pub(crate) fn begin_worker(&self, index: usize, pid: u32, cpu: Option<u32>) {
+        let worker = self.worker(index);
+        worker.ready.store(0, Relaxed);
+        worker.busy_since_ns.store(0, Relaxed);
+        worker.stalled.store(0, Relaxed);
+        for counter in [
+            &worker.accepted_own,
+            &worker.accepted_fallback,
+            &worker.accepted_stolen,
+            &worker.steered_local,
+            &worker.steered_remote,
+        ] {
+            counter.store(0, Relaxed);
+        }
+        worker.cpu.store(cpu.map_or(NO_CPU, |cpu| cpu as i32), Relaxed);
+        worker.generation.fetch_add(1, Relaxed);
+        worker.pid.store(pid, Release);
+        self.state().control.workers_end.fetch_max(index as u32 + 1, Relaxed);
+    }
+
+    /// Takes the place from a worker that has ended. What it has counted.
+    pub(crate) fn end_worker(&self, index: usize) -> Counters {
+        let worker = self.worker(index);
+        worker.ready.store(0, Relaxed);
+        worker.stalled.store(0, Relaxed);
+        worker.busy_since_ns.store(0, Relaxed);
+        worker.cpu.store(NO_CPU, Relaxed);
+        worker.pid.store(0, Release);
+        self.counters(index)
+    }
+
+    pub(crate) fn counters(&self, index: usize) -> Counters {
+        let worker = self.worker(index);
+        Counters {
+            accepted_own: worker.accepted_own.load(Relaxed),
+            accepted_fallback: worker.accepted_fallback.load(Relaxed),
+            accepted_stolen: worker.accepted_stolen.load(Relaxed),
+            steered_local: worker.steered_local.load(Relaxed),
+            steered_remote: worker.steered_remote.load(Relaxed),
+        }
     }
 
     /// Says who lives on a CPU. The order is kept; those beyond [`HOME_MAX`] are found by the search over all.

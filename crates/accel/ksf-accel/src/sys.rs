@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
 use ksf_bpf::{check, link_create};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::mm::{MapFlags, ProtFlags};
 
 /// `getsockopt()` of an option of any size; the bytes the kernel wrote.
@@ -57,6 +58,16 @@ pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>, pid: u32) -> io::Result<OwnedFd
         }
         Err(error) => Err(error),
     }
+}
+
+/// The process of a pidfd has ended.
+pub(crate) fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
+    readable_now(&mut [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)]).is_ok_and(|count| count > 0)
+}
+
+/// `poll()` without waiting: how many have something to say.
+pub(crate) fn readable_now(fds: &mut [PollFd<'_>]) -> rustix::io::Result<usize> {
+    rustix::event::poll(fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))
 }
 
 /// A name that no other holder has.

@@ -18,27 +18,26 @@ mod scan;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ksf::status_socket::StatusSocket;
-use ksf_accel_proto::state::{LISTENERS_MAX, NO_CPU, WORKERS_MAX};
+use ksf_accel_proto::state::{LISTENERS_MAX, WORKERS_MAX};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
 use rustix::thread::CpuSet;
 
-use crate::address::{Address, Key};
+use crate::address::Address;
 use crate::homes::{self, Homes};
 use crate::network::{self, Listening};
 use crate::status::{self, Counters, ListenerStatus, QueueStatus, Request, Status, WorkerStatus};
-use crate::steer::{Action, Rules, Steering};
+use crate::steer::{Action, Claim, Rules, Steering};
 use crate::{AccelError, Level, Options, sys};
 
 /// Between two looks at the program.
@@ -285,7 +284,7 @@ impl Attachment {
 
     fn forget_ended(&mut self) {
         let ended: Vec<u32> =
-            self.processes.iter().filter(|(_, pidfd)| has_ended(pidfd)).map(|(&pid, _)| pid).collect();
+            self.processes.iter().filter(|(_, pidfd)| sys::has_ended(pidfd.as_fd())).map(|(&pid, _)| pid).collect();
         for pid in ended {
             if let Some(pidfd) = self.processes.remove(&pid) {
                 let _ = epoll::delete(&self.epoll, &pidfd);
@@ -373,14 +372,7 @@ impl Attachment {
             [one] => Some(one),
             _ => self.homes.emptiest(&homes::allowed(self.options.cpus.as_deref(), &affinity)),
         };
-        let place = self.steering.shared.worker(index);
-        place.ready.store(0, Relaxed);
-        place.steered_local.store(0, Relaxed);
-        place.steered_remote.store(0, Relaxed);
-        place.generation.fetch_add(1, Relaxed);
-        place.cpu.store(cpu.map_or(NO_CPU, |cpu| cpu as i32), Relaxed);
-        place.pid.store(pid, Relaxed);
-        self.steering.shared.state().control.workers_end.fetch_max(index as u32 + 1, Relaxed);
+        self.steering.shared.begin_worker(index, pid, cpu);
         if let Some(cpu) = cpu {
             self.homes.add(cpu, index as u8);
             self.steering.shared.set_home(cpu as usize, self.homes.on(cpu));
@@ -394,10 +386,7 @@ impl Attachment {
             return;
         }
         let Some(worker) = self.workers[index].take() else { return };
-        self.ended_workers.add(&self.counters(index));
-        let place = self.steering.shared.worker(index);
-        place.cpu.store(NO_CPU, Relaxed);
-        place.pid.store(0, Relaxed);
+        self.ended_workers.add(&self.steering.shared.end_worker(index));
         if let Some(cpu) = worker.cpu {
             self.homes.remove(cpu, index as u8);
             self.steering.shared.set_home(cpu as usize, self.homes.on(cpu));
@@ -438,36 +427,19 @@ impl Attachment {
 
     /// Tells the steering program its addresses, and which of the same port are somebody else's.
     fn set_rules(&mut self, listening: &[Listening], held: &BTreeSet<u64>) {
-        let (mut rules, mut paused) = (Rules::new(), 0u64);
-        for (index, listener) in self.listeners.iter_mut().enumerate() {
-            let Some(listener) = listener else { continue };
-            listener.excluded.clear();
-            if listener.not_accelerated.is_none() {
+        let mut rules = Rules::new();
+        for (index, listener) in self.listeners.iter().enumerate() {
+            if let Some(listener) = listener.as_ref().filter(|it| it.not_accelerated.is_none()) {
                 rules.extend(listener.address.keys().into_iter().map(|key| (key, Action::Steer(index))));
             }
         }
-        for socket in listening.iter().filter(|socket| !held.contains(&socket.inode)) {
-            let key = Key { address: socket.address, port: socket.port, ifindex: 0 };
-            let text = SocketAddr::new(key.address, key.port).to_string();
-            for (index, listener) in self.listeners.iter_mut().enumerate() {
-                let Some(listener) = listener.as_mut().filter(|it| it.address.socket.port() == key.port) else {
-                    continue;
-                };
-                if listener.address.keys().iter().any(|own| own.address == key.address) {
-                    // Of the same group, and of a process that is not attached: it is to have its share.
-                    paused |= 1 << index;
-                    listener.excluded.push(format!("{text} (the same address: not steered while it is there)"));
-                } else {
-                    listener.excluded.push(text.clone());
-                    rules.entry(key).or_insert(Action::Leave);
-                }
-            }
-        }
-        self.steering.shared.state().control.paused.store(paused, Relaxed);
-        if let Err(error) = self.steering.set_rules(&rules) {
-            for listener in self.listeners.iter_mut().flatten() {
-                listener.trouble = Some(format!("telling the steering program its addresses: {error}"));
-            }
+        let others: Vec<Listening> = listening.iter().filter(|it| !held.contains(&it.inode)).copied().collect();
+        let claims = self.listeners.iter_mut().enumerate().filter_map(|(index, listener)| {
+            let Listener { address, excluded, .. } = listener.as_mut()?;
+            Some(Claim { index, address: *address, excluded })
+        });
+        if let Err(why) = self.steering.set_rules(rules, claims, &others) {
+            self.listeners.iter_mut().flatten().for_each(|listener| listener.trouble = Some(why.clone()));
         }
     }
 
@@ -541,17 +513,8 @@ impl Attachment {
             cpu: worker.cpu,
             ready: self.listeners.iter().flatten().filter(serves).map(|it| it.address.to_string()).collect(),
             stalled: false,
-            counters: self.counters(index),
+            counters: self.steering.shared.counters(index),
         })
-    }
-
-    fn counters(&self, index: usize) -> Counters {
-        let place = self.steering.shared.worker(index);
-        Counters {
-            steered_local: place.steered_local.load(Relaxed),
-            steered_remote: place.steered_remote.load(Relaxed),
-            ..Counters::default()
-        }
     }
 
     fn listener_mut(&mut self, index: usize) -> &mut Listener {
@@ -589,12 +552,6 @@ fn own_sockets(group: &BTreeMap<u64, Vec<u32>>) -> Result<Vec<(u64, u32)>, &'sta
 fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     let pid = Pid::from_raw(pid as i32).ok_or(io::ErrorKind::NotFound)?;
     Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?)
-}
-
-fn has_ended(pidfd: &OwnedFd) -> bool {
-    let mut poll = [rustix::event::PollFd::new(pidfd, rustix::event::PollFlags::IN)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    rustix::event::poll(&mut poll, Some(&now)).is_ok_and(|count| count > 0)
 }
 
 /// Moves this thread into the network namespace of a process, if it is another.

@@ -11,8 +11,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags};
+
+use crate::sys;
 
 /// Between two looks at the lock, once no known process lives. A lock that is given back wakes nobody.
 const LOOK: Duration = Duration::from_millis(250);
@@ -54,10 +55,7 @@ impl Lifetime {
 
     /// The process with this id has ended, though that has not been handled yet.
     pub(super) fn has_ended(&self, pid: u32) -> bool {
-        let Some(pidfd) = self.processes.get(&pid) else { return false };
-        let mut poll = [PollFd::new(pidfd, PollFlags::IN)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        rustix::event::poll(&mut poll, Some(&now)).is_ok_and(|count| count > 0)
+        self.processes.get(&pid).is_some_and(|pidfd| sys::has_ended(pidfd.as_fd()))
     }
 
     pub(super) fn add(&mut self, pid: u32, pidfd: OwnedFd) {

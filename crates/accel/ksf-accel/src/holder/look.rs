@@ -9,11 +9,13 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventFlags};
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags};
 
 use super::listener::Listener;
 use super::{Holder, Kind, data};
+use crate::status::Counters;
 use crate::steer::Choice;
+use crate::sys;
 
 /// When to look.
 pub(super) struct Pulse {
@@ -22,7 +24,7 @@ pub(super) struct Pulse {
     /// Nothing has happened since then.
     quiet_since: Instant,
     /// Sum of all counters at the last look.
-    counted: u64,
+    counted: Counters,
 }
 
 /// As long as something happened so recently, looks go on.
@@ -30,7 +32,7 @@ const QUIET_AFTER: Duration = Duration::from_secs(1);
 
 impl Pulse {
     pub(super) fn new(interval: Duration) -> Self {
-        Self { interval, next: None, quiet_since: Instant::now(), counted: 0 }
+        Self { interval, next: None, quiet_since: Instant::now(), counted: Counters::default() }
     }
 
     /// Something has happened.
@@ -225,35 +227,25 @@ impl Holder {
         }
     }
 
-    fn count(&self) -> u64 {
+    /// Over all workers.
+    fn count(&self) -> Counters {
         let end = self.workers.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
-        (0..end).map(|index| self.counters(index)).fold(0, |sum: u64, counters| {
-            [
-                counters.accepted_own,
-                counters.accepted_fallback,
-                counters.accepted_stolen,
-                counters.steered_local,
-                counters.steered_remote,
-            ]
-            .into_iter()
-            .fold(sum, u64::wrapping_add)
-        })
+        let mut sum = Counters::default();
+        (0..end).for_each(|index| sum.add(&self.steering.shared.counters(index)));
+        sum
     }
 }
 
 fn is_readable(fd: BorrowedFd<'_>) -> bool {
-    let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     // Where that cannot be told, it may be.
-    !matches!(rustix::event::poll(&mut polled, Some(&now)), Ok(0))
+    sys::readable_now(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)]) != Ok(0)
 }
 
 /// Each queue's worker, and whether connections wait in it.
 fn readable(listener: &Listener) -> Vec<(usize, bool)> {
     let fds: Vec<BorrowedFd<'_>> = listener.queues.values().map(|queue| queue.fd.as_fd()).collect();
     let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    if rustix::event::poll(&mut polled, Some(&now)).is_err() {
+    if sys::readable_now(&mut polled).is_err() {
         return Vec::new();
     }
     let has = |fd: &PollFd<'_>| fd.revents().contains(PollFlags::IN);

@@ -109,7 +109,7 @@ impl Holder {
             cpu: worker.cpu,
             ready: self.listeners.iter().enumerate().filter_map(address).collect(),
             stalled: self.steering.shared.worker(index).stalled.load(Relaxed) != 0,
-            counters: self.counters(index),
+            counters: self.steering.shared.counters(index),
         })
     }
 }

@@ -1,12 +1,12 @@
 //! Once a second: who else listens on our ports, and are the program's listeners still there?
 
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::Holder;
+use super::listener::Listener;
 use crate::address::{self, Key};
 use crate::network::{self, Listening};
-use crate::steer::{Action, Rules};
+use crate::steer::{Action, Claim, Rules};
 
 pub(super) const INTERVAL: Duration = Duration::from_secs(1);
 
@@ -79,52 +79,24 @@ impl Holder {
 
     fn set_rules(&mut self, listening: &[Listening]) {
         let mut rules = Rules::new();
-        let mut paused = 0u64;
-        for (index, listener) in self.listeners.iter_mut().enumerate() {
-            let Some(listener) = listener else { continue };
-            listener.excluded.clear();
-            if listener.not_accelerated.is_some() {
-                continue;
-            }
-            for key in listener.address.keys() {
-                rules.insert(key, Action::Steer(index));
-            }
+        for (index, listener) in self.listeners.iter().enumerate() {
+            let Some(listener) = listener.as_ref().filter(|it| it.not_accelerated.is_none()) else { continue };
+            rules.extend(listener.address.keys().into_iter().map(|key| (key, Action::Steer(index))));
             if listener.hidden_port != 0 {
-                for key in hidden_keys(&listener.address, listener.hidden_port) {
-                    rules.insert(key, Action::Refuse);
-                }
+                // What a request to a hidden queue looks like.
+                let hidden = address::hidden(&listener.address, listener.hidden_port);
+                let key = Key { address: hidden.ip().to_canonical(), port: hidden.port(), ifindex: 0 };
+                rules.insert(key, Action::Refuse);
             }
         }
-        for socket in listening {
-            if self.is_ours(socket.inode) {
-                continue;
-            }
-            let Some(index) = self.on_port(socket.port) else { continue };
-            let listener = self.listener_mut(index);
-            let text = std::net::SocketAddr::new(socket.address, socket.port).to_string();
-            let key = Key { address: socket.address, port: socket.port, ifindex: 0 };
-            if listener.address.keys().iter().any(|own| own.address == key.address) {
-                // At the very same address: another member of a reuseport group, or one bound to a device. Who of them
-                // would get a request is the kernel's to say.
-                paused |= 1 << index;
-                listener.excluded.push(format!("{text} (the same address: not steered while it is there)"));
-            } else {
-                rules.entry(key).or_insert(Action::Leave);
-                listener.excluded.push(text);
-            }
+        let others: Vec<Listening> = listening.iter().filter(|it| !self.is_ours(it.inode)).copied().collect();
+        let claims = self.listeners.iter_mut().enumerate().filter_map(|(index, listener)| {
+            let Listener { address, excluded, .. } = listener.as_mut()?;
+            Some(Claim { index, address: *address, excluded })
+        });
+        if let Err(why) = self.steering.set_rules(rules, claims, &others) {
+            self.listeners.iter_mut().flatten().for_each(|listener| listener.trouble = Some(why.clone()));
         }
-        self.steering.shared.state().control.paused.store(paused, Relaxed);
-        if let Err(error) = self.steering.set_rules(&rules) {
-            for listener in self.listeners.iter_mut().flatten() {
-                listener.trouble = Some(format!("telling the steering program its addresses: {error}"));
-            }
-        }
-    }
-
-    fn on_port(&self, port: u16) -> Option<usize> {
-        self.listeners
-            .iter()
-            .position(|listener| listener.as_ref().is_some_and(|listener| listener.address.socket.port() == port))
     }
 
     fn is_ours(&self, inode: u64) -> bool {
@@ -133,11 +105,4 @@ impl Holder {
                 || listener.queues.values().any(|queue| queue.inode == inode)
         })
     }
-}
-
-/// What a connection request to a hidden queue looks like.
-fn hidden_keys(of: &address::Address, port: u16) -> Vec<Key> {
-    let socket = address::hidden(of, port);
-    let address = socket.ip().to_canonical();
-    vec![Key { address, port, ifindex: 0 }]
 }

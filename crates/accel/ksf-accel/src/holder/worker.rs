@@ -1,13 +1,11 @@
 //! Workers: who serves queues, where they are at home, and what is left when they end.
 
-use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::Instant;
 
-use ksf_accel_proto::state::{NO_CPU, WORKERS_MAX};
+use ksf_accel_proto::state::WORKERS_MAX;
 
 use super::Holder;
 use crate::homes;
-use crate::status::Counters;
 
 /// An epoll instance, or a thread that blocks in `accept()`.
 pub(super) struct Worker {
@@ -26,26 +24,8 @@ impl Holder {
         let cpu = self.home(pid, same_pids.then_some(tid), bound);
         let is_free = |index: &usize| self.workers[*index].is_none();
         let index = preferred.iter().copied().find(is_free).or_else(|| (0..WORKERS_MAX).find(is_free))?;
-        let state = self.steering.shared.state();
-        let place = self.steering.shared.worker(index);
-        place.ready.store(0, Relaxed);
-        place.busy_since_ns.store(0, Relaxed);
-        place.stalled.store(0, Relaxed);
-        for counter in [
-            &place.accepted_own,
-            &place.accepted_fallback,
-            &place.accepted_stolen,
-            &place.steered_local,
-            &place.steered_remote,
-        ] {
-            counter.store(0, Relaxed);
-        }
-        place.cpu.store(cpu.map_or(NO_CPU, |cpu| cpu as i32), Relaxed);
-        place.generation.fetch_add(1, Relaxed);
-        place.pid.store(pid, Release);
+        self.steering.shared.begin_worker(index, pid, cpu);
         self.workers[index] = Some(Worker { pid, tid, cpu, joined: 0 });
-        let end = self.workers.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
-        state.control.workers_end.fetch_max(end as u32, Relaxed);
         if let Some(cpu) = cpu {
             self.homes.add(cpu, index as u8);
             self.steering.shared.set_home(cpu as usize, self.homes.on(cpu));
@@ -56,13 +36,7 @@ impl Holder {
     /// The worker is gone. Its queues stay: others take from them, and the next worker with this index inherits them.
     pub(super) fn free_worker(&mut self, index: usize) {
         let Some(worker) = self.workers[index].take() else { return };
-        self.ended_workers.add(&self.counters(index));
-        let place = self.steering.shared.worker(index);
-        place.ready.store(0, Relaxed);
-        place.stalled.store(0, Relaxed);
-        place.busy_since_ns.store(0, Relaxed);
-        place.cpu.store(NO_CPU, Relaxed);
-        place.pid.store(0, Release);
+        self.ended_workers.add(&self.steering.shared.end_worker(index));
         if let Some(cpu) = worker.cpu {
             self.homes.remove(cpu, index as u8);
             self.steering.shared.set_home(cpu as usize, self.homes.on(cpu));
@@ -90,17 +64,6 @@ impl Holder {
             if self.workers[worker].as_ref().is_some_and(|worker| worker.pid == pid) {
                 self.free_worker(worker);
             }
-        }
-    }
-
-    pub(super) fn counters(&self, index: usize) -> Counters {
-        let place = self.steering.shared.worker(index);
-        Counters {
-            accepted_own: place.accepted_own.load(Relaxed),
-            accepted_fallback: place.accepted_fallback.load(Relaxed),
-            accepted_stolen: place.accepted_stolen.load(Relaxed),
-            steered_local: place.steered_local.load(Relaxed),
-            steered_remote: place.steered_remote.load(Relaxed),
         }
     }
 

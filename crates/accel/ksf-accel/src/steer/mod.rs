@@ -10,7 +10,9 @@ mod load;
 mod lookup;
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
 
 use rustix::net::{AddressFamily, SocketType, ipproto};
 use serde::{Deserialize, Serialize};
@@ -19,6 +21,8 @@ pub(crate) use classic::Choice;
 pub(crate) use load::explain;
 pub(crate) use lookup::{Action, Rules};
 
+use crate::address::{Address, Key};
+use crate::network::Listening;
 use crate::shared::Shared;
 use crate::{AccelError, Options, sys};
 
@@ -75,6 +79,14 @@ pub struct Refused {
     pub level: Level,
     /// In words.
     pub why: String,
+}
+
+/// A listener of the program, as others on its port may stand in its way.
+pub(crate) struct Claim<'a> {
+    pub(crate) index: usize,
+    pub(crate) address: Address,
+    /// Other listeners on the port, for status.
+    pub(crate) excluded: &'a mut Vec<String>,
 }
 
 /// The mechanism that is in use, with what it keeps open.
@@ -194,12 +206,38 @@ impl Steering {
         }
     }
 
-    /// Says which requests are for whom. Only the first level needs to be told.
-    pub(crate) fn set_rules(&mut self, rules: &Rules) -> io::Result<()> {
-        match &mut self.mechanism {
-            Mechanism::Lookup(lookup) => lookup.set_rules(rules),
-            _ => Ok(()),
+    /// Says which requests are for whom: what `rules` say, and that the sockets of `others` keep theirs. Only the first
+    /// level needs to be told. `listeners` hear which of the others are on their port. An error is told in words.
+    pub(crate) fn set_rules<'a>(
+        &mut self,
+        mut rules: Rules,
+        listeners: impl Iterator<Item = Claim<'a>>,
+        others: &[Listening],
+    ) -> Result<(), String> {
+        let mut paused = 0u64;
+        for claim in listeners {
+            claim.excluded.clear();
+            let port = claim.address.socket.port();
+            for socket in others.iter().filter(|socket| socket.port == port) {
+                let text = SocketAddr::new(socket.address, port);
+                let key = Key { address: socket.address, port, ifindex: 0 };
+                if claim.address.keys().iter().any(|own| own.address == key.address) {
+                    // At the very same address: another member of a reuseport group, or one bound to a device. Which of
+                    // them would get a request is the kernel's to say.
+                    paused |= 1 << claim.index;
+                    claim.excluded.push(format!("{text} (the same address: not steered while it is there)"));
+                } else {
+                    claim.excluded.push(text.to_string());
+                    rules.entry(key).or_insert(Action::Leave);
+                }
+            }
         }
+        self.shared.state().control.paused.store(paused, Relaxed);
+        let set = match &mut self.mechanism {
+            Mechanism::Lookup(lookup) => lookup.set_rules(&rules),
+            _ => Ok(()),
+        };
+        set.map_err(|error| format!("telling the steering program its addresses: {error}"))
     }
 
     /// Tells the mechanisms that cannot read the state who serves what. `first`: the first queue of the listener.
