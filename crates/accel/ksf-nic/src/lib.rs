@@ -14,7 +14,7 @@
 //! ```
 //!
 //! [`Files`], [`Link`] and [`Store`] are the only ways to the machine, so everything runs on a fake one too.
-//! docs/nic.md explains each choice.
+//! docs/nic.md explains each choice. [`netlink`] is of use for other questions to the kernel, too.
 
 #![forbid(unsafe_code)]
 
@@ -26,6 +26,7 @@ mod inventory;
 mod irqbalance;
 mod irqs;
 mod link;
+pub mod netlink;
 mod plan;
 mod record;
 mod rollback;

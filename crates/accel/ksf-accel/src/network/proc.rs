@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use super::Listening;
 
@@ -47,11 +47,10 @@ fn parse(line: &str) -> Option<Option<Listening>> {
     let inode = fields.nth(5)?.parse().ok()?;
     let word = |at: usize| u32::from_str_radix(address.get(at * 8..at * 8 + 8)?, 16).ok().map(u32::to_ne_bytes);
     let address = match address.len() {
-        8 => Ipv4Addr::from(word(0)?).into(),
+        8 => IpAddr::from(word(0)?),
         32 => {
             let bytes: [u8; 16] = [word(0)?, word(1)?, word(2)?, word(3)?].concat().try_into().ok()?;
-            let address = Ipv6Addr::from(bytes);
-            address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4)
+            IpAddr::from(bytes).to_canonical()
         }
         _ => return None,
     };

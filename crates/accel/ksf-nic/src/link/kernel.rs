@@ -1,22 +1,17 @@
 //! The running kernel, asked by netlink. Numbers of commands and attributes are those of linux/ethtool_netlink.h,
 //! linux/netdev.h (Linux 6.8) and linux/rtnetlink.h.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, sendto, socket_with};
-
-use super::message::{
-    Attributes, GENERIC_BYTES, NLM_F_ACK, NLM_F_DUMP, Progress, attribute, attribute_string, attribute_u32, attributes,
-    request, take_apart,
-};
 use super::{Channels, Coalescing, Direction, Identity, Link, Ntuple, QueueIrq};
+use crate::netlink::{
+    self, Attributes, NLM_F_ACK, NLM_F_DUMP, Socket, attribute, attribute_string, attribute_u32, attributes,
+};
 
-/// Longer than any datagram of a dump, which the kernel bounds by the receive call's buffer, at most 32 KiB.
-const DATAGRAM_BYTES: usize = 64 << 10;
+/// Length of `struct genlmsghdr`.
+const GENERIC_BYTES: usize = 4;
 /// How often a dump is taken again when interfaces changed meanwhile.
 const DUMPS_MAX: usize = 5;
 
@@ -76,9 +71,8 @@ const IFLA_INFO_KIND: u16 = 1;
 /// A netlink socket for each of the two protocols, in the network namespace of the thread that made them.
 #[derive(Debug)]
 pub struct Netlink {
-    generic: OwnedFd,
-    route: OwnedFd,
-    sequence: Cell<u32>,
+    generic: Socket,
+    route: Socket,
 }
 
 impl Netlink {
@@ -88,42 +82,13 @@ impl Netlink {
     ///
     /// What socket(2) answers: a seccomp profile, the limit of descriptors.
     pub fn open() -> io::Result<Self> {
-        let open = |protocol| socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol);
-        Ok(Self { generic: open(Some(netlink::GENERIC))?, route: open(None)?, sequence: Cell::new(0) })
-    }
-
-    /// Sends a request and collects the payloads of the answer.
-    fn ask(
-        &self,
-        socket: &OwnedFd,
-        kind: u16,
-        flags: u16,
-        fixed: &[u8],
-        attributes: &Attributes,
-    ) -> io::Result<Vec<Vec<u8>>> {
-        let sequence = self.sequence.get().wrapping_add(1);
-        self.sequence.set(sequence);
-        let message = request(kind, flags, sequence, fixed, attributes);
-        let kernel = netlink::SocketAddrNetlink::new(0, 0);
-        rustix::io::retry_on_intr(|| sendto(socket, &message, SendFlags::empty(), &kernel))?;
-        let mut answers = Vec::new();
-        let mut datagram = vec![0; DATAGRAM_BYTES];
-        loop {
-            let (length, whole) =
-                rustix::io::retry_on_intr(|| recv(socket, datagram.as_mut_slice(), RecvFlags::TRUNC))?;
-            if whole > length {
-                return Err(rustix::io::Errno::MSGSIZE.into());
-            }
-            if take_apart(&datagram[..length], sequence, &mut answers)? == Progress::Done {
-                return Ok(answers);
-            }
-        }
+        Ok(Self { generic: Socket::open(Some(netlink::GENERIC))?, route: Socket::open(None)? })
     }
 
     /// Number of a generic family; EOPNOTSUPP where the kernel does not have it.
     fn family(&self, name: &str) -> io::Result<u16> {
         let attributes = Attributes::default().string(CTRL_ATTR_FAMILY_NAME, name);
-        let answers = self.ask(&self.generic, GENL_ID_CTRL, NLM_F_ACK, &[CTRL_CMD_GETFAMILY, 1, 0, 0], &attributes);
+        let answers = self.generic.ask(GENL_ID_CTRL, NLM_F_ACK, &[CTRL_CMD_GETFAMILY, 1, 0, 0], &attributes);
         let answers = answers.map_err(|error| match error.raw_os_error() {
             Some(code) if code == rustix::io::Errno::NOENT.raw_os_error() => rustix::io::Errno::OPNOTSUPP.into(),
             _ => error,
@@ -138,7 +103,7 @@ impl Netlink {
         let header = Attributes::default().string(ETHTOOL_A_HEADER_DEV_NAME, iface);
         let attributes = Attributes::default().nest(ETHTOOL_A_HEADER, header);
         let family = self.family("ethtool")?;
-        let answers = self.ask(&self.generic, family, NLM_F_ACK, &[command, 1, 0, 0], &attributes)?;
+        let answers = self.generic.ask(family, NLM_F_ACK, &[command, 1, 0, 0], &attributes)?;
         let answer = answers.into_iter().next().and_then(|answer| Some(answer.get(GENERIC_BYTES..)?.to_vec()));
         answer.ok_or_else(|| rustix::io::Errno::BADMSG.into())
     }
@@ -150,25 +115,25 @@ impl Netlink {
             .u32(ETHTOOL_A_HEADER_FLAGS, ETHTOOL_FLAG_OMIT_REPLY);
         let attributes = fill(Attributes::default().nest(ETHTOOL_A_HEADER, header));
         let family = self.family("ethtool")?;
-        self.ask(&self.generic, family, NLM_F_ACK, &[command, 1, 0, 0], &attributes).map(drop)
+        self.generic.ask(family, NLM_F_ACK, &[command, 1, 0, 0], &attributes).map(drop)
     }
 
     /// Dumps what the family `netdev` knows of an interface.
     fn netdev(&self, family: u16, command: u8, attributes: &Attributes) -> io::Result<Vec<Vec<u8>>> {
         for _ in 1..DUMPS_MAX {
-            match self.ask(&self.generic, family, NLM_F_DUMP, &[command, 1, 0, 0], attributes) {
+            match self.generic.ask(family, NLM_F_DUMP, &[command, 1, 0, 0], attributes) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 result => return result,
             }
         }
-        self.ask(&self.generic, family, NLM_F_DUMP, &[command, 1, 0, 0], attributes)
+        self.generic.ask(family, NLM_F_DUMP, &[command, 1, 0, 0], attributes)
     }
 }
 
 impl Link for Netlink {
     fn identity(&self, iface: &str) -> io::Result<Identity> {
         let attributes = Attributes::default().string(IFLA_IFNAME, iface);
-        let answers = self.ask(&self.route, RTM_GETLINK, NLM_F_ACK, &[0; IFINFO_BYTES], &attributes)?;
+        let answers = self.route.ask(RTM_GETLINK, NLM_F_ACK, &[0; IFINFO_BYTES], &attributes)?;
         let parse = |answer: &[u8]| {
             let index = answer.get(4..8)?;
             let attributes = answer.get(IFINFO_BYTES..)?;

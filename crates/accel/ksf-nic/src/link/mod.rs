@@ -4,14 +4,13 @@
 //! Netlink, and not the ethtool ioctl: only netlink tells a setting that is zero from one that the driver does not
 //! have, so a plan can say "not supported" before anything is tried. And it needs no unsafe code.
 
-mod message;
-mod netlink;
+mod kernel;
 
 use std::io;
 
 use serde::{Deserialize, Serialize};
 
-pub use netlink::Netlink;
+pub use kernel::Netlink;
 
 /// An interface, as the network namespace of this thread knows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,15 +1,11 @@
-//! Netlink messages: headers and attributes as bytes (linux/netlink.h, linux/genetlink.h). Sans-IO.
+//! Headers and attributes. Sans-IO.
 
 use std::io;
 
 /// Length of `struct nlmsghdr`.
-pub(super) const HEADER_BYTES: usize = 16;
-/// Length of `struct genlmsghdr`.
-pub(super) const GENERIC_BYTES: usize = 4;
+const HEADER_BYTES: usize = 16;
 
-pub(super) const NLM_F_REQUEST: u16 = 0x1;
-pub(super) const NLM_F_ACK: u16 = 0x4;
-pub(super) const NLM_F_DUMP: u16 = 0x300;
+const NLM_F_REQUEST: u16 = 0x1;
 /// Set by the kernel where what is dumped changed meanwhile, so that entries may be missing.
 const NLM_F_DUMP_INTR: u16 = 0x10;
 const NLMSG_ERROR: u16 = 2;
@@ -20,30 +16,34 @@ const NLA_TYPE_MASK: u16 = 0x3fff;
 
 /// Attributes under construction.
 #[derive(Debug, Default)]
-pub(super) struct Attributes(Vec<u8>);
+pub struct Attributes(Vec<u8>);
 
 impl Attributes {
-    pub(super) fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
+    /// Adds one with these bytes.
+    pub fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
         self.put(kind, value);
         self
     }
 
-    pub(super) fn u8(self, kind: u16, value: u8) -> Self {
+    /// Adds a number.
+    pub fn u8(self, kind: u16, value: u8) -> Self {
         self.bytes(kind, &[value])
     }
 
-    pub(super) fn u32(self, kind: u16, value: u32) -> Self {
+    /// Adds a number.
+    pub fn u32(self, kind: u16, value: u32) -> Self {
         self.bytes(kind, &value.to_ne_bytes())
     }
 
-    /// With the zero at the end that the kernel's NLA_NUL_STRING wants.
-    pub(super) fn string(self, kind: u16, value: &str) -> Self {
+    /// Adds a text, with the zero at the end that the kernel's NLA_NUL_STRING wants.
+    pub fn string(self, kind: u16, value: &str) -> Self {
         let mut bytes = value.as_bytes().to_vec();
         bytes.push(0);
         self.bytes(kind, &bytes)
     }
 
-    pub(super) fn nest(self, kind: u16, inner: Attributes) -> Self {
+    /// Adds attributes of attributes.
+    pub fn nest(self, kind: u16, inner: Attributes) -> Self {
         self.bytes(kind | NLA_F_NESTED, &inner.0)
     }
 
@@ -115,7 +115,7 @@ pub(super) fn take_apart(mut datagram: &[u8], sequence: u32, answers: &mut Vec<V
 }
 
 /// Goes through attributes; stops where they are malformed.
-pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = usize::from(short(bytes, 0)?);
         let kind = short(bytes, 2)? & NLA_TYPE_MASK;
@@ -126,17 +126,17 @@ pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])>
 }
 
 /// The first attribute of a type.
-pub(super) fn attribute(bytes: &[u8], kind: u16) -> Option<&[u8]> {
+pub fn attribute(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     attributes(bytes).find(|(theirs, _)| *theirs == kind).map(|(_, value)| value)
 }
 
 /// The first attribute of a type, as a number.
-pub(super) fn attribute_u32(bytes: &[u8], kind: u16) -> Option<u32> {
+pub fn attribute_u32(bytes: &[u8], kind: u16) -> Option<u32> {
     number(attribute(bytes, kind)?, 0)
 }
 
 /// The first attribute of a type, as a string.
-pub(super) fn attribute_string(bytes: &[u8], kind: u16) -> Option<&str> {
+pub fn attribute_string(bytes: &[u8], kind: u16) -> Option<&str> {
     let value = attribute(bytes, kind)?;
     std::str::from_utf8(value.strip_suffix(&[0]).unwrap_or(value)).ok()
 }
