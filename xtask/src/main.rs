@@ -9,6 +9,7 @@ mod leftovers;
 mod load;
 mod machine;
 mod process;
+mod speed;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -34,6 +35,8 @@ enum Task {
         /// A directory of bench/results
         dir: PathBuf,
     },
+    /// Write the figures of the reports in bench/results into docs/speed.md anew
+    Speed,
 }
 
 fn main() -> ExitCode {
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Task::Demo(options) => demo::run(&options),
         Task::Bench(options) => bench::run(&options),
         Task::Report { dir } => bench::report::rewrite(&dir),
+        Task::Speed => speed::rewrite(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

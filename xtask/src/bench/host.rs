@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::contestant::Programs;
@@ -31,6 +31,16 @@ pub(crate) struct HostCosts {
 }
 
 impl HostCosts {
+    /// The batches of a cost by its name in raw.json.
+    pub(super) fn cost(&self, name: &str) -> Result<Vec<f64>> {
+        Ok(match name {
+            "system_call_us" => self.system_call_us.clone(),
+            "context_switch_us" => self.context_switch_us.clone(),
+            "wake_up_us" => self.wake_up_us.clone(),
+            _ => bail!("no cost is called {name}"),
+        })
+    }
+
     /// Measures them on the CPUs that the bench uses.
     pub(super) fn measure(programs: &Programs, effort: Effort, cpus: &[u32]) -> Result<HostCosts> {
         let mut command = programs.peer("host_costs");

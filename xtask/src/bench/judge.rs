@@ -51,14 +51,15 @@ pub(crate) struct Verdict {
     /// The ratio, or the figure itself where there is nothing to compare it with. None: not measured.
     pub(crate) found: Option<Interval>,
     pub(crate) outcome: Outcome,
-    /// Of what is found, if it is a figure and not a ratio.
-    metric: Option<Metric>,
+    pub(crate) metric: Metric,
+    pub(crate) bound: f64,
+    is_ratio: bool,
 }
 
 impl Verdict {
     /// A value of what is found.
     pub(crate) fn format(&self, value: f64) -> String {
-        self.metric.map_or_else(|| format!("{value:.3}"), |metric| metric.format(value))
+        if self.is_ratio { format_ratio(value) } else { self.metric.format(value) }
     }
 }
 
@@ -132,7 +133,22 @@ fn work_load(case: &str) -> Option<&'static WorkLoad> {
     }
 }
 
+/// The median of the ratios of the rounds that both have.
+pub(crate) fn ratios(own: &BTreeMap<u32, f64>, peer: &BTreeMap<u32, f64>) -> Option<Interval> {
+    Interval::of(own.iter().filter_map(|(round, own)| Some(own / peer.get(round)?)).collect())
+}
+
+pub(crate) fn format_ratio(ratio: f64) -> String {
+    format!("{ratio:.3}")
+}
+
 impl Bound {
+    fn value(self) -> f64 {
+        match self {
+            Bound::AtMost(bound) | Bound::AtLeast(bound) => bound,
+        }
+    }
+
     fn outcome(self, found: &Interval) -> Outcome {
         let (is_met, is_lost) = match self {
             Bound::AtMost(bound) => (found.high <= bound, found.low > bound),
@@ -170,7 +186,9 @@ impl Goal {
             goal: self.text(),
             found: worst,
             outcome: outcome.unwrap_or(Outcome::NotMeasured),
-            metric: matches!(self.against, Against::Absolute | Against::WorstRun).then_some(self.metric),
+            metric: self.metric,
+            bound: self.bound.value(),
+            is_ratio: !matches!(self.against, Against::Absolute | Against::WorstRun),
         }
     }
 
@@ -189,9 +207,6 @@ impl Goal {
         let own = values(self.subject, self.metric);
         let worst = || own.values().copied().reduce(|one, other| self.bound.worse(one, other));
         let median = || Interval::of(own.values().copied().collect());
-        let ratios = |peer: BTreeMap<u32, f64>| {
-            Interval::of(own.iter().filter_map(|(round, own)| Some(own / peer.get(round)?)).collect())
-        };
         match self.against {
             Against::Absolute => median().into_iter().collect(),
             Against::WorstRun => worst().map(|worst| Interval::exact(worst, own.len())).into_iter().collect(),
@@ -202,9 +217,9 @@ impl Goal {
             Against::SkewBound(pinned) => {
                 let (load, client) = (work_load(self.case), values(self.subject, Metric::ClientCpuUs));
                 let bound = |(round, pinned)| Some((round, skew_bound(load?, pinned, *client.get(&round)?)));
-                ratios(values(pinned, self.metric).into_iter().filter_map(bound).collect()).into_iter().collect()
+                ratios(&own, &values(pinned, self.metric).into_iter().filter_map(bound).collect()).into_iter().collect()
             }
-            Against::Best(peers) => peers.iter().filter_map(|&peer| ratios(values(peer, self.metric))).collect(),
+            Against::Best(peers) => peers.iter().filter_map(|&peer| ratios(&own, &values(peer, self.metric))).collect(),
         }
     }
 

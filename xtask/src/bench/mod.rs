@@ -14,6 +14,7 @@
 
 mod case;
 mod chart;
+pub(crate) mod cite;
 mod contestant;
 mod goals;
 mod have;

@@ -276,7 +276,7 @@ fn tools_leave_a_text_of_a_server_under_load() {
         let path = dir.path().join("text");
         let (watch, words) = match tool {
             Tool::PerfStat => (Watch::Stat(path.clone()), ["context-switches", "raw_syscalls:sys_enter"]),
-            Tool::PerfReport => (Watch::Profile(path.clone()), ["Overhead", "threads"]),
+            Tool::PerfReport => (Watch::Profile(path.clone()), ["Overhead", "cpu-clock"]),
             Tool::Strace => (Watch::Trace(path.clone()), ["recvfrom", "total"]),
         };
         Meter { programs: &programs, effort, watch: Watch::Nothing }

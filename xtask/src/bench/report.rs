@@ -293,7 +293,7 @@ fn host_table(raw: &Raw) -> Table {
     let head = ["Group", "Measured", "system call us", "context switch us", "wake-up on another CPU us"];
     let cell = |batches: &Vec<f64>| {
         let interval = Interval::of(batches.clone());
-        interval.map_or("-".to_owned(), |found| with_interval(&found, |us| format!("{us:.2}")))
+        interval.map_or("-".to_owned(), |found| with_interval(&found, format_cost))
     };
     let row = |row: Row, host: &HostCosts| {
         let costs = [&host.system_call_us, &host.context_switch_us, &host.wake_up_us].map(cell);
@@ -330,8 +330,13 @@ fn goal_table(verdicts: &[Verdict]) -> Table {
     Table { head: head.map(str::to_owned).to_vec(), rows }
 }
 
+/// A cost of the host, in microseconds.
+pub(crate) fn format_cost(us: f64) -> String {
+    format!("{us:.2}")
+}
+
 /// "1.02 [1.01 1.04]"; of all values that are the same, one.
-fn with_interval(found: &Interval, format: impl Fn(f64) -> String) -> String {
+pub(crate) fn with_interval(found: &Interval, format: impl Fn(f64) -> String) -> String {
     let median = format(found.median);
     match found.low == found.high {
         true => median,
@@ -340,7 +345,7 @@ fn with_interval(found: &Interval, format: impl Fn(f64) -> String) -> String {
 }
 
 /// "12 of 40 goals met, 3 lost, 2 undecided, 23 not measured."
-fn goal_summary(verdicts: &[Verdict]) -> String {
+pub(crate) fn goal_summary(verdicts: &[Verdict]) -> String {
     let count = |outcome| verdicts.iter().filter(|verdict| verdict.outcome == outcome).count();
     format!(
         "{} of {} goals met, {} lost, {} undecided, {} not measured.",
@@ -530,6 +535,19 @@ mod tests {
         assert!(markdown.contains("server of threads <x>"));
         assert!(html.contains("server of threads &lt;x&gt;"));
         assert!(html.contains("<svg"));
+    }
+
+    /// Documents cite raw.json by the same formats, so what they say is what the reports say.
+    #[test]
+    fn the_reports_in_the_tree_are_those_of_their_raw_results() {
+        for dir in fs::read_dir(crate::root().join("bench/results")).unwrap() {
+            let dir = dir.unwrap().path();
+            let document = Document::new(&Raw::read(&dir).unwrap()).unwrap();
+            for (name, made) in [("report.md", document.markdown()), ("report.html", document.html())] {
+                let kept = fs::read_to_string(dir.join(name)).unwrap();
+                assert!(kept == made, "{name} of {0} is old; run: cargo xtask report {0}", dir.display());
+            }
+        }
     }
 
     #[test]

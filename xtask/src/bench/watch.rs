@@ -22,8 +22,9 @@ const EVENTS: &str = "task-clock,context-switches,cpu-migrations,page-faults,raw
 
 /// Samples per second and CPU.
 const PROFILE_HZ: &str = "4000";
-/// Lines of a profile that are kept.
+/// What is kept of a profile.
 const PROFILE_LINES: usize = 60;
+const PROFILE_COLUMNS: usize = 160;
 
 /// What looks at a measurement. Each writes its text to the file.
 #[derive(Clone, Debug)]
@@ -93,8 +94,11 @@ impl Watch {
                 ]);
                 let text = output(perf.arg("-i").arg(data(file)), PERF_TIMEOUT)?;
                 fs::remove_file(data(file)).context("cannot remove what perf has recorded")?;
-                let lines = text.lines().map(str::trim_end).filter(|line| !line.is_empty() && *line != "#");
-                let text: String = lines.take(PROFILE_LINES).map(|line| format!("{line}\n")).collect();
+                // The ruler below the heading is as long as the longest symbol of all.
+                let cut =
+                    |line: &str| line.chars().take(PROFILE_COLUMNS).collect::<String>().trim_end().to_owned() + "\n";
+                let lines = text.lines().map(cut).filter(|line| !matches!(line.as_str(), "\n" | "#\n"));
+                let text: String = lines.take(PROFILE_LINES).collect();
                 fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
             }
         }
