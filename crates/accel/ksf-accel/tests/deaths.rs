@@ -323,9 +323,7 @@ fn sk_lookup_programs() -> usize {
 
 #[test]
 fn stopping_a_holder_gives_everything_to_the_program() {
-    let Some(()) = own_network() else { return };
-    let holder = start();
-    let library = Library::hello(&holder);
+    let Some((holder, library)) = begin() else { return };
     let own = listener("127.0.0.1:0");
     let place = library.ready(&own, cpus()[0] as i32);
     holder.stop();

@@ -71,9 +71,7 @@ fn who_does_not_show_the_token_is_told_once_and_hung_up_on() {
 
 #[test]
 fn messages_of_wrong_sizes_are_refused() {
-    let Some(()) = own_network() else { return };
-    let holder = start();
-    let library = Library::hello(&holder);
+    let Some((holder, library)) = begin() else { return };
     for bytes in [1, REQUEST_BYTES - 1, REQUEST_BYTES + 1, 60_000] {
         let (answer, _) = ask(library.socket.as_fd(), &vec![2; bytes], &[]).unwrap();
         assert_eq!(refused(answer), Refusal::Malformed, "{bytes} bytes");
@@ -88,9 +86,7 @@ fn messages_of_wrong_sizes_are_refused() {
 
 #[test]
 fn descriptors_that_are_no_listeners_are_refused_and_closed() {
-    let Some(()) = own_network() else { return };
-    let holder = start();
-    let library = Library::hello(&holder);
+    let Some((holder, library)) = begin() else { return };
     let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
     let (unix, _peer) = UnixStream::pair().unwrap();
     let file = std::fs::File::open("/proc/self/status").unwrap();
@@ -133,9 +129,7 @@ fn descriptors_that_are_no_listeners_are_refused_and_closed() {
 
 #[test]
 fn a_listener_of_another_namespace_is_refused() {
-    let Some(()) = own_network() else { return };
-    let holder = start();
-    let library = Library::hello(&holder);
+    let Some((holder, library)) = begin() else { return };
     let elsewhere = std::thread::spawn(|| own_network().map(|()| listener("127.0.0.1:0"))).join().unwrap().unwrap();
     assert_eq!(library.listen(&elsewhere), Err(Refusal::Namespace));
     still_serves(&holder);
@@ -143,9 +137,7 @@ fn a_listener_of_another_namespace_is_refused() {
 
 #[test]
 fn workers_of_others_cannot_be_used() {
-    let Some(()) = own_network() else { return };
-    let holder = start();
-    let library = Library::hello(&holder);
+    let Some((holder, library)) = begin() else { return };
     let own = listener("127.0.0.1:0");
     let honest = joins(&holder, &own, -1, 1);
     let place = wait_for_workers(&holder, 1)[0].index;
@@ -167,9 +159,7 @@ fn workers_of_others_cannot_be_used() {
 
 #[test]
 fn a_flood_of_joins_ends_at_the_limit_and_is_given_back() {
-    let Some(()) = own_network() else { return };
-    let holder = start();
-    let library = Library::hello(&holder);
+    let Some((holder, library)) = begin() else { return };
     let own = listener("127.0.0.1:0");
     let flood = joins(&holder, &own, i32::MAX, WORKERS_MAX);
     wait_for_workers(&holder, WORKERS_MAX);
@@ -181,9 +171,7 @@ fn a_flood_of_joins_ends_at_the_limit_and_is_given_back() {
 
 #[test]
 fn listeners_have_a_limit_and_strangers_are_few() {
-    let Some(()) = own_network() else { return };
-    let holder = start();
-    let library = Library::hello(&holder);
+    let Some((holder, library)) = begin() else { return };
     let many: Vec<TcpListener> = (0..65).map(|_| listener("127.0.0.1:0")).collect();
     let results: Vec<_> = many.iter().map(|own| library.listen(own)).collect();
     assert!(results[..64].iter().all(Result::is_ok));
@@ -199,9 +187,7 @@ fn listeners_have_a_limit_and_strangers_are_few() {
 
 #[test]
 fn nonsense_in_the_shared_memory_costs_locality_only() {
-    let Some(()) = own_network() else { return };
-    let holder = start();
-    let library = Library::hello(&holder);
+    let Some((holder, library)) = begin() else { return };
     let own = listener("127.0.0.1:0");
     let address = own.local_addr().unwrap();
     let process = joins(&holder, &own, cpus()[0] as i32, 1);

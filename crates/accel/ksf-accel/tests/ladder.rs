@@ -254,9 +254,7 @@ fn queues_take_over_what_accepted_sockets_inherit() {
 
 #[test]
 fn a_filter_is_copied_and_one_that_cannot_be_read_ends_the_acceleration() {
-    let Some(()) = own_network() else { return };
-    let holder = start();
-    let library = Library::hello(&holder);
+    let Some((_holder, library)) = begin() else { return };
     let own = listener("127.0.0.1:0");
     // Passes everything: `ret #65535`.
     let code = [libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: 65535 }];

@@ -98,9 +98,7 @@ fn who_is_busy_stalled_or_not_ready_is_passed_over() {
 
 #[test]
 fn without_workers_and_when_paused_the_program_listens() {
-    let Some(()) = own_network() else { return };
-    let holder = start();
-    let library = Library::hello(&holder);
+    let Some((holder, library)) = begin() else { return };
     let own = listener("127.0.0.1:0");
     let address = own.local_addr().unwrap();
     library.listen(&own).unwrap();
@@ -118,9 +116,7 @@ fn without_workers_and_when_paused_the_program_listens() {
 
 #[test]
 fn ipv6_dual_stack_wildcard_and_specific_addresses() {
-    let Some(()) = own_network() else { return };
-    let holder = start();
-    let library = Library::hello(&holder);
+    let Some((_holder, library)) = begin() else { return };
     let cpu = cpus()[0];
     let cases = [
         ("[::1]:8001", "[::1]:8001"),
@@ -153,9 +149,7 @@ fn ipv6_dual_stack_wildcard_and_specific_addresses() {
 
 #[test]
 fn others_keep_what_is_theirs() {
-    let Some(()) = own_network() else { return };
-    let holder = start();
-    let library = Library::hello(&holder);
+    let Some((holder, library)) = begin() else { return };
     let cpu = cpus()[0];
     // The kernel lets two listen on one port, one of them on all addresses, if both say SO_REUSEPORT.
     let reuse = |socket: &socket2::Socket| socket.set_reuse_port(true).unwrap();
@@ -206,9 +200,7 @@ fn a_listener_on_one_device_takes_only_what_comes_by_it() {
 
 #[test]
 fn queues_cannot_be_reached_directly() {
-    let Some(()) = own_network() else { return };
-    let holder = start();
-    let library = Library::hello(&holder);
+    let Some((_holder, library)) = begin() else { return };
     for address in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
         let own = listener(address);
         let place = library.ready(&own, cpus()[0] as i32);
@@ -239,9 +231,7 @@ fn a_syn_cookie_is_believed_by_the_queue_that_gets_it_back() {
 
 #[test]
 fn a_full_queue_overflows_to_the_fallback() {
-    let Some(()) = own_network() else { return };
-    let holder = start();
-    let library = Library::hello(&holder);
+    let Some((_holder, library)) = begin() else { return };
     let own = listener_with("127.0.0.1:0", 4, |_| {});
     let cpu = cpus()[0];
     let place = library.ready(&own, cpu as i32);
@@ -280,9 +270,7 @@ fn closing_the_listener_frees_its_port_and_refuses() {
 
 #[test]
 fn a_listener_that_vanished_silently_is_noticed() {
-    let Some(()) = own_network() else { return };
-    let holder = start();
-    let library = Library::hello(&holder);
+    let Some((holder, library)) = begin() else { return };
     let own = listener("127.0.0.1:0");
     let address = own.local_addr().unwrap();
     library.listen(&own).unwrap();

@@ -45,9 +45,7 @@ fn an_accepted_socket_looks_as_it_does_without_the_library() {
 
 #[test]
 fn what_is_no_listener_fails_as_it_does_without_the_library() {
-    let Some(()) = own_network() else { return };
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
+    let Some((_holder, mut actors)) = begin() else { return };
     let socket = actors.number(0, "socket 2 0");
     assert_eq!(actors.call(0, &format!("accept {socket}")), "failed EINVAL");
     assert_eq!(actors.call(0, "accept 0"), "failed ENOTSOCK");
@@ -65,9 +63,7 @@ fn what_is_no_listener_fails_as_it_does_without_the_library() {
 
 #[test]
 fn listeners_of_other_families_are_left_alone() {
-    let Some(()) = own_network() else { return };
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
+    let Some((holder, mut actors)) = begin() else { return };
     let local = actors.number(0, &format!("socket {} 0", libc::AF_UNIX));
     actors.zero(0, &format!("listen {local} 5"));
     actors.zero(0, &format!("nonblock {local} 1"));
@@ -79,22 +75,16 @@ fn listeners_of_other_families_are_left_alone() {
 
 #[test]
 fn blocking_accept_takes_from_the_queue_and_from_the_listener() {
-    let Some(()) = own_network() else { return };
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
-    let listener = actors.number(0, "socket 2 0");
-    actors.zero(0, &format!("listen {listener} 128"));
-    let port = actors.number(0, &format!("port {listener}")) as u16;
+    let Some((holder, mut actors)) = begin() else { return };
+    let (listener, port) = actors.blocking_listener();
     // Before anybody waits: the listener itself.
     let early = Client::connect(port, 'e');
     assert!(actors.call(0, &format!("accept {listener}")).starts_with("took e"));
     assert!(early.was_served());
-    for name in ['a', 'b', 'c'] {
+    for _name in ['a', 'b', 'c'] {
         actors.begin(0, &format!("accept {listener}"));
         wait_ready(&holder, 1);
-        let client = Client::connect(port, name);
-        assert_eq!(actor_took(&mut actors, 0), name);
-        assert!(client.was_served());
+        actors.accepts(0, port);
         // Not ready while it works.
         wait_ready(&holder, 0);
     }
@@ -109,12 +99,8 @@ fn actor_took(actors: &mut Actors, actor: u32) -> char {
 
 #[test]
 fn blocking_threads_share_all_connections() {
-    let Some(()) = own_network() else { return };
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
-    let listener = actors.number(0, "socket 2 0");
-    actors.zero(0, &format!("listen {listener} 128"));
-    let port = actors.number(0, &format!("port {listener}")) as u16;
+    let Some((holder, mut actors)) = begin() else { return };
+    let (listener, port) = actors.blocking_listener();
     for thread in 1..=3 {
         actors.zero(0, &format!("thread {thread}"));
         actors.begin(thread, &format!("accept {listener}"));
@@ -135,12 +121,8 @@ fn blocking_threads_share_all_connections() {
 
 #[test]
 fn a_receive_timeout_ends_a_blocking_accept() {
-    let Some(()) = own_network() else { return };
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
-    let listener = actors.number(0, "socket 2 0");
-    actors.zero(0, &format!("listen {listener} 128"));
-    let port = actors.number(0, &format!("port {listener}")) as u16;
+    let Some((holder, mut actors)) = begin() else { return };
+    let (listener, port) = actors.blocking_listener();
     actors.zero(0, &format!("rcvtimeo {listener} 30"));
     assert_eq!(actors.call(0, &format!("accept {listener}")), "failed EAGAIN");
     let _client = Client::connect(port, 'x');
@@ -170,12 +152,8 @@ fn interrupt_by(actors: &mut Actors, holder: &ksf_accel::Started, listener: i64,
 
 #[test]
 fn signals_end_a_blocking_accept_unless_they_restart_it() {
-    let Some(()) = own_network() else { return };
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
-    let listener = actors.number(0, "socket 2 0");
-    actors.zero(0, &format!("listen {listener} 128"));
-    let port = actors.number(0, &format!("port {listener}")) as u16;
+    let Some((holder, mut actors)) = begin() else { return };
+    let (listener, port) = actors.blocking_listener();
     actors.zero(0, "thread 1");
     actors.zero(0, &format!("handler {} 0 0", libc::SIGUSR1));
     interrupt(&mut actors, &holder, listener);
@@ -188,25 +166,19 @@ fn signals_end_a_blocking_accept_unless_they_restart_it() {
     actors.zero(0, &format!("handler {} 1 0", libc::SIGUSR1));
     interrupt(&mut actors, &holder, listener);
     assert_eq!(actors.result_within(1, WHILE), None, "it goes on");
-    let client = Client::connect(port, 'r');
-    assert_eq!(actor_took(&mut actors, 1), 'r');
-    assert!(client.was_served());
+    actors.accepts(1, port);
 }
 
 /// As in servers that fork for each connection: SIGCHLD restarts `accept()`, SIGTERM ends it.
 #[test]
 fn of_handlers_of_both_kinds_each_does_what_it_does_without_the_library() {
-    let Some(()) = own_network() else { return };
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
-    let listener = actors.number(0, "socket 2 0");
-    actors.zero(0, &format!("listen {listener} 128"));
-    let port = actors.number(0, &format!("port {listener}")) as u16;
+    let Some((holder, mut actors)) = begin() else { return };
+    let (listener, port) = actors.blocking_listener();
     let (restarts, ends) = (libc::SIGUSR1, libc::SIGUSR2);
     actors.zero(0, &format!("handler {restarts} 1 0"));
     actors.zero(0, &format!("handler {ends} 0 0"));
     actors.zero(0, "thread 1");
-    for name in ['a', 'b'] {
+    for _name in ['a', 'b'] {
         let caught = actors.number(0, "caught");
         interrupt_by(&mut actors, &holder, listener, restarts);
         // Again and again, while the same call waits.
@@ -215,9 +187,7 @@ fn of_handlers_of_both_kinds_each_does_what_it_does_without_the_library() {
             wait_until("it is caught", || actors.number(0, "caught") == caught + times);
         }
         assert_eq!(actors.result_within(1, WHILE), None, "it goes on");
-        let client = Client::connect(port, name);
-        assert_eq!(actor_took(&mut actors, 1), name);
-        assert!(client.was_served());
+        actors.accepts(1, port);
         interrupt_by(&mut actors, &holder, listener, ends);
         assert_eq!(actors.result(1), "failed EINTR");
     }
@@ -228,15 +198,12 @@ fn of_handlers_of_both_kinds_each_does_what_it_does_without_the_library() {
     // Now all that are left restart it.
     interrupt_by(&mut actors, &holder, listener, restarts);
     assert_eq!(actors.result_within(1, WHILE), None, "it goes on");
-    let client = Client::connect(port, 'z');
-    assert_eq!(actor_took(&mut actors, 1), 'z');
-    assert!(client.was_served());
+    actors.accepts(1, port);
 }
 
 #[test]
 fn a_signal_handler_may_accept() {
-    let Some(()) = own_network() else { return };
-    let (_holder, mut actors, listener, port, epoll) = one_worker();
+    let Some((_holder, mut actors, listener, port, epoll)) = one_worker() else { return };
     actors.zero(0, "thread 1");
     actors.zero(0, &format!("handler {} 1 {listener}", libc::SIGUSR1));
     let client = Client::connect(port, 's');
@@ -254,9 +221,7 @@ fn a_signal_handler_may_accept() {
 
 #[test]
 fn signal_handlers_may_use_listeners_whatever_they_interrupt() {
-    let Some(()) = own_network() else { return };
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
+    let Some((holder, mut actors)) = begin() else { return };
     let (listener, _) = actors.listener();
     actors.zero(0, "thread 1");
     let epoll = actors.watching(1, listener);
@@ -273,12 +238,8 @@ fn signal_handlers_may_use_listeners_whatever_they_interrupt() {
 
 #[test]
 fn a_cancelled_thread_leaves_the_others_at_work() {
-    let Some(()) = own_network() else { return };
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
-    let listener = actors.number(0, "socket 2 0");
-    actors.zero(0, &format!("listen {listener} 128"));
-    let port = actors.number(0, &format!("port {listener}")) as u16;
+    let Some((holder, mut actors)) = begin() else { return };
+    let (listener, port) = actors.blocking_listener();
     for thread in [1, 2] {
         actors.zero(0, &format!("thread {thread}"));
         actors.begin(thread, &format!("accept {listener}"));
@@ -286,10 +247,8 @@ fn a_cancelled_thread_leaves_the_others_at_work() {
     wait_ready(&holder, 2);
     actors.zero(0, "cancel 1");
     wait_ready(&holder, 1);
-    for name in ['a', 'b', 'c'] {
-        let client = Client::connect(port, name);
-        assert_eq!(actor_took(&mut actors, 2), name);
-        assert!(client.was_served());
+    for _name in ['a', 'b', 'c'] {
+        actors.accepts(2, port);
         actors.begin(2, &format!("accept {listener}"));
     }
 }

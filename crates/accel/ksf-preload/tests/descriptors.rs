@@ -19,10 +19,7 @@ fn own(actors: &mut Actors) -> Vec<i64> {
 }
 
 fn is_served(actors: &mut Actors, port: u16, epoll: i64, listener: i64) {
-    let client = Client::connect(port, 'x');
-    assert_eq!(actors.call(0, &format!("wait {epoll} -1 0")), "events 1:7");
-    assert!(actors.call(0, &format!("accept {listener}")).starts_with("took x"));
-    assert!(client.was_served());
+    actors.serves_at_once(0, port, epoll, listener);
 }
 
 #[test]
@@ -79,8 +76,7 @@ fn closing_everything_by_range_leaves_the_library_what_it_needs() {
 
 #[test]
 fn marking_everything_closed_on_exec_closes_nothing() {
-    let Some(()) = own_network() else { return };
-    let (holder, mut actors, listener, port, epoll) = one_worker();
+    let Some((holder, mut actors, listener, port, epoll)) = one_worker() else { return };
     // CLOSE_RANGE_CLOEXEC
     actors.zero(0, "close_range 3 4294967295 4");
     is_served(&mut actors, port, epoll, listener);
@@ -93,8 +89,7 @@ fn marking_everything_closed_on_exec_closes_nothing() {
 
 #[test]
 fn the_librarys_own_descriptors_cannot_be_closed_by_number() {
-    let Some(()) = own_network() else { return };
-    let (_holder, mut actors, listener, port, epoll) = one_worker();
+    let Some((_holder, mut actors, listener, port, epoll)) = one_worker() else { return };
     let mine = own(&mut actors);
     assert!(!mine.is_empty());
     for fd in &mine {
@@ -141,8 +136,7 @@ fn dup2_onto_the_librarys_descriptors_moves_them() {
 
 #[test]
 fn dup2_that_fails_changes_nothing() {
-    let Some(()) = own_network() else { return };
-    let (holder, mut actors, listener, port, epoll) = one_worker();
+    let Some((holder, mut actors, listener, port, epoll)) = one_worker() else { return };
     assert_eq!(actors.call(0, &format!("dup2 555 {listener}")), "failed EBADF");
     assert_eq!(actors.call(0, &format!("dup2 -1 {listener}")), "failed EBADF");
     assert_eq!(actors.number(0, &format!("dup2 {listener} {listener}")), listener);
@@ -211,8 +205,7 @@ fn numbers_that_change_their_meaning_unseen_are_not_believed() {
 
 #[test]
 fn queues_that_were_closed_unseen_are_given_up() {
-    let Some(()) = own_network() else { return };
-    let (_holder, mut actors, listener, port, epoll) = one_worker();
+    let Some((_holder, mut actors, listener, port, epoll)) = one_worker() else { return };
     for fd in own(&mut actors) {
         actors.zero(0, &format!("rawclose {fd}"));
     }
@@ -227,9 +220,7 @@ fn queues_that_were_closed_unseen_are_given_up() {
     // The program's own files may have these numbers now.
     let mine = actors.number(0, &format!("dupfd 1 {HIGH} {}", libc::F_DUPFD));
     assert!(mine >= HIGH);
-    let client = Client::connect(port, 'y');
-    wait_until("it is taken", || actors.take_all(0, epoll, listener) == "y");
-    assert!(client.was_served());
+    actors.serves_soon(0, port, epoll, listener);
     assert!(open(&mut actors).contains(&mine));
 }
 

@@ -43,16 +43,12 @@ fn a_port_can_be_listened_on_again_at_once() {
 
 #[test]
 fn a_child_that_closes_the_listener_leaves_it_to_its_parent() {
-    let Some(()) = own_network() else { return };
-    let (holder, mut actors, listener, port, epoll) = one_worker();
+    let Some((holder, mut actors, listener, port, epoll)) = one_worker() else { return };
     actors.zero(0, "fork 1");
     actors.zero(1, &format!("close {listener}"));
     actors.zero(1, &format!("close {epoll}"));
     assert_eq!(ready(&holder).len(), 1);
-    let client = Client::connect(port, 'p');
-    assert_eq!(actors.call(0, &format!("wait {epoll} -1 0")), "events 1:7");
-    assert!(actors.call(0, &format!("accept {listener}")).starts_with("took p"));
-    assert!(client.was_served());
+    actors.serves_at_once(0, port, epoll, listener);
     assert_eq!(counted(&holder.status().unwrap()).accepted_own, 1);
     // And the other way round: the parent leaves, the child's own worker stays.
     let second = actors.number(0, &format!("dup {listener}"));
@@ -62,17 +58,14 @@ fn a_child_that_closes_the_listener_leaves_it_to_its_parent() {
     wait_ready(&holder, 2);
     actors.zero(0, &format!("close {second}"));
     wait_ready(&holder, 1);
-    let client = Client::connect(port, 'c');
-    wait_until("the child takes it", || actors.take_all(2, other, second) == "c");
-    assert!(client.was_served());
+    actors.serves_soon(2, port, other, second);
     actors.zero(2, &format!("close {second}"));
     wait_until("nobody listens", || refused(port));
 }
 
 #[test]
 fn shutdown_ends_the_listening_and_listen_begins_it_anew() {
-    let Some(()) = own_network() else { return };
-    let (holder, mut actors, listener, port, epoll) = one_worker();
+    let Some((holder, mut actors, listener, port, epoll)) = one_worker() else { return };
     actors.zero(0, &format!("shutdown {listener} {}", libc::SHUT_RDWR));
     wait_ready(&holder, 0);
     assert!(refused(port));
@@ -82,16 +75,12 @@ fn shutdown_ends_the_listening_and_listen_begins_it_anew() {
     actors.zero(0, &format!("listen {listener} 16"));
     // Its port was not bound by the program: it gets another.
     let port = actors.number(0, &format!("port {listener}")) as u16;
-    let client = Client::connect(port, 'n');
-    assert_eq!(actors.call(0, &format!("wait {epoll} -1 0")), "events 1:7");
-    assert!(actors.call(0, &format!("accept {listener}")).starts_with("took n"));
-    assert!(client.was_served());
+    actors.serves_at_once(0, port, epoll, listener);
 }
 
 #[test]
 fn listen_again_changes_the_backlog_of_all_queues() {
-    let Some(()) = own_network() else { return };
-    let (holder, mut actors, listener, port, epoll) = one_worker();
+    let Some((holder, mut actors, listener, port, epoll)) = one_worker() else { return };
     let backlogs = || {
         let listeners = holder.status().unwrap().listeners;
         listeners.iter().flat_map(|listener| &listener.queues).map(|queue| queue.waiting_max).collect::<Vec<_>>()
@@ -100,16 +89,12 @@ fn listen_again_changes_the_backlog_of_all_queues() {
     actors.zero(0, &format!("listen {listener} 7"));
     assert!(backlogs().iter().all(|max| *max == 7), "{:?}", backlogs());
     assert_eq!(ready(&holder).len(), 1);
-    let client = Client::connect(port, 'b');
-    wait_until("it is taken", || actors.take_all(0, epoll, listener) == "b");
-    assert!(client.was_served());
+    actors.serves_soon(0, port, epoll, listener);
 }
 
 #[test]
 fn a_program_may_listen_on_many_ports() {
-    let Some(()) = own_network() else { return };
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
+    let Some((holder, mut actors)) = begin() else { return };
     let epoll = actors.number(0, "epoll");
     let listeners: Vec<(i64, u16)> = (0..70).map(|_| actors.listener()).collect();
     for (data, (listener, _)) in listeners.iter().enumerate() {
@@ -183,7 +168,5 @@ fn the_queue_of_a_killed_worker_with_its_own_socket_is_rescued() {
     });
     assert!(clients.into_iter().all(Client::was_served));
     // Without the worker's socket the port is the survivor's alone.
-    let client = Client::connect(port, 's');
-    wait_until("it is taken", || actors.take_all(2, epoll, second) == "s");
-    assert!(client.was_served());
+    actors.serves_soon(2, port, epoll, second);
 }

@@ -87,9 +87,7 @@ fn take_unseen(actors: &mut Actors, listener: i64) -> String {
 
 #[test]
 fn a_worker_that_watches_no_more_gets_nothing() {
-    let Some(()) = own_network() else { return };
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
+    let Some((holder, mut actors)) = begin() else { return };
     let (listener, port) = actors.listener();
     actors.zero(0, "fork 1");
     let (epoll, other) = (actors.watching(0, listener), actors.watching(1, listener));
@@ -119,9 +117,7 @@ fn a_worker_that_watches_no_more_gets_nothing() {
 
 #[test]
 fn epoll_ctl_answers_as_it_does_without_the_library() {
-    let Some(()) = own_network() else { return };
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
+    let Some((holder, mut actors)) = begin() else { return };
     let (listener, port) = actors.listener();
     let epoll = actors.number(0, "epoll");
     assert_eq!(actors.call(0, &format!("del {epoll} {listener}")), "failed ENOENT");
@@ -179,9 +175,7 @@ fn exclusive_and_edge_triggered_wakeups_work() {
 
 #[test]
 fn queue_and_listener_at_once_are_one_event() {
-    let Some(()) = own_network() else { return };
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
+    let Some((holder, mut actors)) = begin() else { return };
     let (listener, port) = actors.listener();
     let epoll = actors.watching(0, listener);
     actors.zero(0, &format!("del {epoll} {listener}"));
@@ -202,9 +196,7 @@ fn queue_and_listener_at_once_are_one_event() {
 
 #[test]
 fn one_event_silences_queue_and_listener_where_the_program_asks_for_one() {
-    let Some(()) = own_network() else { return };
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
+    let Some((holder, mut actors)) = begin() else { return };
     let (listener, port) = actors.listener();
     let epoll = actors.number(0, "epoll");
     actors.zero(0, &format!("add {epoll} {listener} {ONCE} 7"));
@@ -337,9 +329,7 @@ fn a_parents_end_does_not_take_its_childs_queue() {
 
 #[test]
 fn a_worker_that_was_given_up_touches_nobody_elses() {
-    let Some(()) = own_network() else { return };
-    let holder = patient();
-    let mut actors = Actors::start(&holder);
+    let Some((holder, mut actors)) = begin() else { return };
     let (listener, port) = actors.listener();
     actors.zero(0, "fork 1");
     let epoll = actors.watching(1, listener);
@@ -430,9 +420,7 @@ fn threads_that_block_in_accept_are_bound_to_a_cpu_each() {
     let Some([a, b]) = network_on_two_cpus() else { return };
     let holder = patient();
     let mut actors = Actors::start(&holder);
-    let listener = actors.number(0, "socket 2 0");
-    actors.zero(0, &format!("listen {listener} 128"));
-    let port = actors.number(0, &format!("port {listener}")) as u16;
+    let (listener, port) = actors.blocking_listener();
     for thread in [1, 2] {
         actors.zero(0, &format!("thread {thread}"));
         actors.begin(thread, &format!("accept {listener}"));

@@ -48,6 +48,14 @@ pub(crate) fn start() -> Started {
     start_with(|_| {})
 }
 
+/// A holder in a network namespace of the test's own, and a program that has joined; `None`: the test is skipped.
+pub(crate) fn begin() -> Option<(Started, Library)> {
+    own_network()?;
+    let holder = start();
+    let library = Library::hello(&holder);
+    Some((holder, library))
+}
+
 pub(crate) fn start_with(change: impl FnOnce(&mut Options)) -> Started {
     let mut options = options();
     change(&mut options);

@@ -5,9 +5,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ksf_accel::Started;
-use ksf_test::{PATIENCE, Running};
+use ksf_test::{PATIENCE, Running, wait_until};
 
-use super::{accelerated, compiled};
+use super::{Client, accelerated, compiled};
 
 /// The program. Actor 0 is its main thread. Its children end with their input.
 pub(crate) struct Actors {
@@ -90,11 +90,44 @@ impl Actors {
         (listener, port as u16)
     }
 
+    /// A listener in which calls wait: its descriptor and its port.
+    pub(crate) fn blocking_listener(&mut self) -> (i64, u16) {
+        let listener = self.number(0, "socket 2 0");
+        self.zero(0, &format!("listen {listener} 128"));
+        let port = self.number(0, &format!("port {listener}"));
+        (listener, port as u16)
+    }
+
     /// An epoll instance of this actor that watches the listener for EPOLLIN; 7 is the event's data.
     pub(crate) fn watching(&mut self, actor: u32, listener: i64) -> i64 {
         let epoll = self.number(actor, "epoll");
         self.zero(actor, &format!("add {epoll} {listener} 1 7"));
         epoll
+    }
+
+    /// A client is accepted by the actor when it waits next.
+    #[track_caller]
+    pub(crate) fn serves_at_once(&mut self, actor: u32, port: u16, epoll: i64, listener: i64) {
+        let client = Client::connect(port, 'x');
+        assert_eq!(self.call(actor, &format!("wait {epoll} -1 0")), "events 1:7");
+        assert_eq!(taken(&self.call(actor, &format!("accept {listener}"))), 'x');
+        assert!(client.was_served());
+    }
+
+    /// A client is accepted by the actor some time.
+    #[track_caller]
+    pub(crate) fn serves_soon(&mut self, actor: u32, port: u16, epoll: i64, listener: i64) {
+        let client = Client::connect(port, 'x');
+        wait_until("it is taken", || self.take_all(actor, epoll, listener) == "x");
+        assert!(client.was_served());
+    }
+
+    /// A client is what the actor's `accept()`, which has begun, returns with.
+    #[track_caller]
+    pub(crate) fn accepts(&mut self, actor: u32, port: u16) {
+        let client = Client::connect(port, 'x');
+        assert_eq!(taken(&self.result(actor)), 'x');
+        assert!(client.was_served());
     }
 
     /// What an actor accepts after it has waited, until there is nothing more: the clients' names.

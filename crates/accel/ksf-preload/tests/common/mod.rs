@@ -121,12 +121,19 @@ pub(crate) fn wait_ready(holder: &Started, count: usize) {
     wait_until(what, || ready(holder).len() == count);
 }
 
-/// A program whose main thread is a ready worker: holder, program, listener, port, epoll instance.
-pub(crate) fn one_worker() -> (Started, Actors, i64, u16, i64) {
+/// A program in a network namespace of the test's own, with its holder; `None`: the test is skipped.
+pub(crate) fn begin() -> Option<(Started, Actors)> {
+    own_network()?;
     let holder = patient();
-    let mut actors = Actors::start(&holder);
+    let actors = Actors::start(&holder);
+    Some((holder, actors))
+}
+
+/// The same with a ready worker in the main thread: holder, program, listener, port, epoll instance.
+pub(crate) fn one_worker() -> Option<(Started, Actors, i64, u16, i64)> {
+    let (holder, mut actors) = begin()?;
     let (listener, port, epoll) = worker(&mut actors, &holder);
-    (holder, actors, listener, port, epoll)
+    Some((holder, actors, listener, port, epoll))
 }
 
 /// Makes the main thread a ready worker: listener, port, epoll instance.
