@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Output};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -98,6 +99,11 @@ impl Running {
         self.input = None;
     }
 
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("it can be waited for")
+    }
+
     /// Waits for its end, and takes what it said until then into [`Lines::seen`].
     ///
     /// # Panics
@@ -106,10 +112,13 @@ impl Running {
     pub fn wait(&mut self) -> ExitStatus {
         let limit = Instant::now() + PATIENCE;
         let status = loop {
-            match self.child.try_wait().expect("it can be waited for") {
+            match self.ended() {
                 Some(status) => break status,
                 None if Instant::now() < limit => std::thread::sleep(Duration::from_millis(1)),
-                None => panic!("it does not end; it said {:#?} {:#?}", self.out.now(), self.err.now()),
+                None => {
+                    let said = [self.out.now(), self.err.now()];
+                    panic!("it does not end; it said {said:#?}; its threads:\n{}", threads_of(self.child.id()));
+                }
             }
         };
         if !self.is_group {
@@ -120,24 +129,41 @@ impl Running {
         status
     }
 
-    /// Sends a signal and waits for the end, which must be success.
+    /// Sends a signal and waits for the end, which must be success; what it said on stdout, if that is a pipe.
     #[track_caller]
-    pub fn stop(&mut self, signal: Signal) {
+    pub fn stop(mut self, signal: Signal) -> String {
         self.signal(signal);
         let status = self.wait();
         assert!(status.success(), "{status} after {signal:?}; it said {:#?}", self.err.now());
+        self.out.now().iter().flat_map(|line| [line, "\n"]).collect()
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if self.is_group {
+        // Once it has been waited for, its number may be another's: then there is a process with it.
+        let is_ours = self.ended().is_none() || !Path::new(&format!("/proc/{}", self.pid())).exists();
+        if self.is_group && is_ours {
             let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
         }
         // It may have ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// What each thread of a process waits for, and the signals it has not taken.
+fn threads_of(pid: u32) -> String {
+    let mut all = String::new();
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+        for file in ["wchan", "syscall", "status"] {
+            let text = std::fs::read_to_string(thread.path().join(file)).unwrap_or_default();
+            let tells = |line: &&str| file != "status" || line.starts_with("Sig") || line.starts_with("Shd");
+            text.lines().filter(tells).for_each(|line| all.extend([line, "; "]));
+        }
+        all.push('\n');
+    }
+    all
 }
 
 /// The lines of a pipe, read as they come.

@@ -116,7 +116,7 @@ fn a_program_is_talked_to_and_ends_with_its_value() {
         Command::new("sh").args(["-c", "trap 'exit 0' TERM; echo; while :; do :; done"]).stdout(Stdio::piped()),
     );
     program.out.line();
-    program.stop(Signal::TERM);
+    assert_eq!(program.stop(Signal::TERM), "\n");
 }
 
 #[test]

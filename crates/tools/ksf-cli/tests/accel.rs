@@ -2,19 +2,20 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
-use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use ksf_test::compile::cc;
+use ksf_test::{Running, cpus, ip, is_alive, on_cpu, two_cpus_or_skip};
+use rustix::process::Signal;
 use serde_json::Value;
-use support::{Folder, PATIENCE, built_folder, ksf_for_all, private_network_and_run, stderr, stdout, until};
+use support::{Folder, PATIENCE, built_folder, ksf_for_all, stderr, stdout, wait_until};
 
 const ADDRESS: &str = "127.0.0.1:8080";
 
@@ -56,68 +57,29 @@ fn accel_run_of(ksf: &Path, flags: &[&str]) -> Command {
     command
 }
 
-/// A program that runs; killed when dropped.
-struct Running {
-    child: Child,
+/// A program that runs, with a group of its own, so that no worker outlives a test that fails.
+fn start(mut command: Command) -> Running {
+    // Shells start what they put in the background with SIGINT ignored, and so everything that comes from there: a
+    // program without a handler of its own (HAProxy) does not end by it.
+    let heed = || {
+        // SAFETY: SIG_DFL is no handler.
+        unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+        Ok(())
+    };
+    // SAFETY: one system call between fork and exec.
+    unsafe { command.pre_exec(heed) };
+    Running::start_group(command.stdout(Stdio::null()))
 }
 
-impl Running {
-    fn start(mut command: Command) -> Self {
-        // Shells start what they put in the background with SIGINT ignored, and so everything that comes from there: a
-        // program without a handler of its own (HAProxy) does not end by it.
-        let heed = || {
-            // SAFETY: SIG_DFL is no handler.
-            unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
-            Ok(())
-        };
-        // SAFETY: one system call between fork and exec.
-        unsafe { command.pre_exec(heed) };
-        // A group of its own, so that no worker outlives a test that fails.
-        Self { child: command.process_group(0).stdout(Stdio::null()).spawn().expect("ksf starts") }
-    }
-
-    fn nginx(folder: &Folder, flags: &[&str]) -> Self {
-        Self::nginx_by(accel_run(flags), folder, ADDRESS)
-    }
-
-    fn nginx_by(mut command: Command, folder: &Folder, listen: &str) -> Self {
-        let config = folder.write("nginx.conf", &NGINX.replace("LISTEN", listen));
-        let here = format!("{}/", folder.path("").display());
-        command.args(["nginx", "-p", &here, "-e", "error.log", "-c"]).arg(config);
-        Self::start(command)
-    }
-
-    fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).expect("it runs");
-    }
-
-    fn wait(&mut self) -> ExitStatus {
-        let limit = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.child.try_wait().expect("it can be waited for") {
-                return status;
-            }
-            assert!(Instant::now() < limit, "the program does not end:\n{}", threads_of(self.pid()));
-            thread::sleep(Duration::from_millis(2));
-        }
-    }
-
-    /// Ends it gently, with success.
-    fn stop(mut self) {
-        self.signal(Signal::TERM);
-        assert_eq!(self.wait().code(), Some(0));
-    }
+fn start_nginx(folder: &Folder, flags: &[&str]) -> Running {
+    start_nginx_by(accel_run(flags), folder, ADDRESS)
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = rustix::process::kill_process_group(Pid::from_child(&self.child), Signal::KILL);
-        let _ = self.child.wait();
-    }
+fn start_nginx_by(mut command: Command, folder: &Folder, listen: &str) -> Running {
+    let config = folder.write("nginx.conf", NGINX.replace("LISTEN", listen));
+    let here = format!("{}/", folder.path("").display());
+    command.args(["nginx", "-p", &here, "-e", "error.log", "-c"]).arg(config);
+    start(command)
 }
 
 /// `ksf accel status ARGS`, expecting success.
@@ -137,7 +99,7 @@ fn programs() -> Vec<Value> {
 /// The one program, as soon as so many workers of it are ready.
 fn accelerated(workers: usize) -> Value {
     let mut found = Value::Null;
-    until("the workers are ready", || {
+    wait_until("the workers are ready", || {
         found = programs().pop().unwrap_or_default();
         let all = found["workers"].as_array().map_or(&[][..], Vec::as_slice);
         all.len() == workers && all.iter().all(|worker| worker["ready"].as_array().is_some_and(|it| !it.is_empty()))
@@ -171,12 +133,6 @@ fn address() -> SocketAddr {
     ADDRESS.parse().unwrap()
 }
 
-/// CPUs this test may use.
-fn cpus() -> Vec<usize> {
-    let set = rustix::thread::sched_getaffinity(None).unwrap();
-    (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
-}
-
 /// So many requests from one CPU, all served.
 fn requests_from(cpu: usize, count: usize) {
     let served = answers_from(cpu, count).iter().filter(|answer| answer.ends_with("served\n")).count();
@@ -185,33 +141,24 @@ fn requests_from(cpu: usize, count: usize) {
 
 /// What is answered to so many requests from one CPU.
 fn answers_from(cpu: usize, count: usize) -> Vec<String> {
-    thread::scope(|scope| {
-        let client = scope.spawn(|| {
-            let mut set = rustix::thread::CpuSet::new();
-            set.set(cpu);
-            rustix::thread::sched_setaffinity(None, &set).unwrap();
-            (0..count).map(|_| request(address()).unwrap_or_default()).collect()
-        });
-        client.join().unwrap()
-    })
+    on_cpu(cpu, || (0..count).map(|_| request(address()).unwrap_or_default()).collect())
 }
 
-fn is_alive(pid: u64) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+fn kill(pid: u64, signal: Signal) {
+    ksf_test::signal(pid as u32, signal);
 }
 
 /// No holder, no socket, no program of the kernel's: the network namespace and /run are as they were.
 fn nothing_is_left() {
     let folder = Path::new("/run/ksf/accel");
     let is_empty = || std::fs::read_dir(folder).map_or(true, |mut entries| entries.next().is_none());
-    until("the status socket is gone", is_empty);
-    until("the holder's socket and all listeners are gone", || {
+    wait_until("the status socket is gone", is_empty);
+    wait_until("the holder's socket and all listeners are gone", || {
         let output = Command::new("ss").args(["-Hltxn"]).output().expect("ss of iproute2");
         output.status.success() && stdout(&output).trim().is_empty()
     });
     let namespace = std::fs::metadata("/proc/thread-self/ns/net").unwrap().ino();
-    until("the steering is gone", || {
+    wait_until("the steering is gone", || {
         let output = Command::new("bpftool").args(["-j", "link", "show"]).output().expect("bpftool");
         let links: Value = serde_json::from_slice(&output.stdout).expect("JSON");
         !links.as_array().unwrap().iter().any(|link| link["netns_ino"].as_u64() == Some(namespace))
@@ -220,11 +167,9 @@ fn nothing_is_left() {
 
 #[test]
 fn nginx_serves_where_connections_arrive_and_leaves_nothing() {
-    if !private_network_and_run() {
-        return;
-    }
+    let Some(()) = support::private_network_and_run() else { return };
     let folder = Folder::new();
-    let nginx = Running::nginx(&folder, &[]);
+    let nginx = start_nginx(&folder, &[]);
     let program = accelerated(2);
     let holder = program["pid"].as_u64().unwrap();
     let (cpus, count) = (cpus(), 100);
@@ -252,9 +197,9 @@ fn nginx_serves_where_connections_arrive_and_leaves_nothing() {
     assert!(text.starts_with("nginx -p ") && text.contains(&format!("(holder {holder})")), "{text}");
     assert_eq!(status(&[&holder.to_string()]).lines().next(), text.lines().next());
 
-    nginx.stop();
+    nginx.stop(Signal::TERM);
     nothing_is_left();
-    assert!(!is_alive(holder));
+    assert!(!is_alive(holder as u32));
     assert_eq!(status(&[]), "no program is accelerated\n");
     let unknown = support::run(&["accel", "status", "1"]);
     assert_eq!(unknown.status.code(), Some(69));
@@ -264,11 +209,9 @@ fn nginx_serves_where_connections_arrive_and_leaves_nothing() {
 /// As distributions start it: the process that is asked for is neither the one that was started nor a worker.
 #[test]
 fn a_daemon_is_found_by_its_master() {
-    if !private_network_and_run() {
-        return;
-    }
+    let Some(()) = support::private_network_and_run() else { return };
     let folder = Folder::new();
-    let config = folder.write("nginx.conf", &NGINX.replace("LISTEN", ADDRESS).replace("daemon off", "daemon on"));
+    let config = folder.write("nginx.conf", NGINX.replace("LISTEN", ADDRESS).replace("daemon off", "daemon on"));
     let here = format!("{}/", folder.path("").display());
     let mut command = accel_run(&[]);
     command.args(["nginx", "-p", &here, "-e", "error.log", "-c"]).arg(config);
@@ -282,23 +225,8 @@ fn a_daemon_is_found_by_its_master() {
     // Whoever has started this test is no master of it.
     let parent = std::os::unix::process::parent_id().to_string();
     assert_eq!(support::run(&["accel", "status", &parent]).status.code(), Some(69));
-    kill_process(Pid::from_raw(master.parse().unwrap()).unwrap(), Signal::TERM).unwrap();
+    kill(master.parse().unwrap(), Signal::TERM);
     nothing_is_left();
-}
-
-/// What each thread of a process waits for, and the signals it has not taken.
-fn threads_of(pid: u32) -> String {
-    let mut all = String::new();
-    for thread in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
-        for file in ["wchan", "syscall", "status"] {
-            let text = std::fs::read_to_string(thread.path().join(file)).unwrap_or_default();
-            let lines =
-                text.lines().filter(|line| file != "status" || line.starts_with("Sig") || line.starts_with("Shd"));
-            lines.for_each(|line| all.extend([line, "; "]));
-        }
-        all.push('\n');
-    }
-    all
 }
 
 /// They share one socket with SO_REUSEPORT, which is divided. Without `multi-queue` they keep what they accept.
@@ -315,13 +243,11 @@ fn haproxy_threads_with_shards_take_what_is_steered_to_them() {
 
 /// HAProxy with two threads, with these settings of its own and of its `bind`.
 fn haproxy(settings: &str, bind: &str) {
-    if !private_network_and_run() {
-        return;
-    }
+    let Some(()) = support::private_network_and_run() else { return };
     let folder = Folder::new();
     let config = folder.write(
         "haproxy.cfg",
-        &format!(
+        format!(
             "global\n  nbthread 2\n  maxconn 200\n  {settings}\ndefaults\n  mode http\n  timeout client 30s\n  \
              timeout connect 30s\n  timeout server 30s\nfrontend f\n  bind {ADDRESS} {bind}\n  \
              http-request return status 200 content-type text/plain string \"served\\n\"\n"
@@ -329,7 +255,7 @@ fn haproxy(settings: &str, bind: &str) {
     );
     let mut command = accel_run(&[]);
     command.args(["haproxy", "-db", "-f"]).arg(config);
-    let mut haproxy = Running::start(command);
+    let mut haproxy = start(command);
     accelerated(2);
     cpus().iter().for_each(|cpu| requests_from(*cpu, 50));
     let program = accelerated(2);
@@ -357,11 +283,9 @@ fn takes_its_own(program: &Value) {
 
 #[test]
 fn reloads_and_killed_workers_lose_no_connection() {
-    if !private_network_and_run() {
-        return;
-    }
+    let Some(()) = support::private_network_and_run() else { return };
     let folder = Folder::new();
-    let nginx = Running::nginx(&folder, &[]);
+    let nginx = start_nginx(&folder, &[]);
     accelerated(2);
     let (stop, served, failed) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
@@ -378,11 +302,11 @@ fn reloads_and_killed_workers_lose_no_connection() {
             let before: Vec<u64> = worker_pids(&accelerated(2));
             let at = served.load(Relaxed);
             nginx.signal(Signal::HUP);
-            until("new workers have come", || {
+            wait_until("new workers have come", || {
                 let now = worker_pids(&programs()[0]);
                 now.len() == 2 && now.iter().all(|pid| !before.contains(pid))
             });
-            until("requests go on", || served.load(Relaxed) > at + 20);
+            wait_until("requests go on", || served.load(Relaxed) > at + 20);
         }
         drop(stop_at_the_end);
     });
@@ -391,16 +315,16 @@ fn reloads_and_killed_workers_lose_no_connection() {
     // Connections that wait for a worker that is killed are served by others: this one cannot accept any more.
     let program = accelerated(2);
     let victim = program["workers"][0].clone();
-    let pid = Pid::from_raw(victim["pid"].as_i64().unwrap() as i32).unwrap();
-    kill_process(pid, Signal::STOP).unwrap();
+    let pid = victim["pid"].as_u64().unwrap();
+    kill(pid, Signal::STOP);
     thread::scope(|scope| {
         let clients: Vec<_> = (0..40).map(|_| scope.spawn(|| is_served(address()))).collect();
-        until("somebody is served", || clients.iter().any(|client| client.is_finished()));
-        kill_process(pid, Signal::KILL).unwrap();
+        wait_until("somebody is served", || clients.iter().any(|client| client.is_finished()));
+        kill(pid, Signal::KILL);
         let served = clients.into_iter().filter_map(|client| client.join().ok()).filter(|served| *served).count();
         assert_eq!(served, 40);
     });
-    nginx.stop();
+    nginx.stop(Signal::TERM);
     nothing_is_left();
 }
 
@@ -418,29 +342,27 @@ fn worker_pids(program: &Value) -> Vec<u64> {
 
 #[test]
 fn a_killed_holder_or_program_leaves_the_rest_working() {
-    if !private_network_and_run() {
-        return;
-    }
+    let Some(()) = support::private_network_and_run() else { return };
     let folder = Folder::new();
-    let nginx = Running::nginx(&folder, &[]);
-    let holder = accelerated(2)["pid"].as_i64().unwrap();
-    kill_process(Pid::from_raw(holder as i32).unwrap(), Signal::KILL).unwrap();
-    until("it is gone", || !is_alive(holder as u64));
+    let nginx = start_nginx(&folder, &[]);
+    let holder = accelerated(2)["pid"].as_u64().unwrap();
+    kill(holder, Signal::KILL);
+    wait_until("it is gone", || !is_alive(holder as u32));
     requests_from(cpus()[0], 20);
     assert_eq!(status(&[]), "no program is accelerated\n");
-    nginx.stop();
+    nginx.stop(Signal::TERM);
     nothing_is_left();
 
     // Without its master, nginx's workers serve on; the holder stays for them.
     let folder = Folder::new();
-    let mut nginx = Running::nginx(&folder, &[]);
+    let mut nginx = start_nginx(&folder, &[]);
     let workers = worker_pids(&accelerated(2));
     nginx.signal(Signal::KILL);
     assert_eq!(nginx.wait().signal(), Some(9));
     requests_from(cpus()[0], 20);
     assert_eq!(worker_pids(&accelerated(2)), workers);
     for pid in workers {
-        kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::TERM).unwrap();
+        kill(pid, Signal::TERM);
     }
     nothing_is_left();
 }
@@ -452,9 +374,7 @@ fn shell(flags: &[&str], script: &str) -> Output {
 
 #[test]
 fn process_id_exit_status_and_signals_are_the_programs_own() {
-    if !private_network_and_run() {
-        return;
-    }
+    let Some(()) = support::private_network_and_run() else { return };
     let output = shell(&[], "exit 7");
     assert_eq!((output.status.code(), stderr(&output)), (Some(7), String::new()));
     let output = shell(&[], "kill -TERM $$");
@@ -465,15 +385,13 @@ fn process_id_exit_status_and_signals_are_the_programs_own() {
 
     let mut command = accel_run(&[]);
     command.args(["sh", "-c", "echo $$; read line; echo \"$line\""]).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    assert_eq!(lines.next().unwrap().unwrap(), child.id().to_string());
+    let mut child = Running::start(&mut command);
+    assert_eq!(child.out.line(), child.pid().to_string());
     // The holder keeps none of the program's pipes open, nor takes from them.
-    let mut stdin = child.stdin.take().unwrap();
-    stdin.write_all(b"to the program\n").unwrap();
-    assert_eq!(lines.next().unwrap().unwrap(), "to the program");
-    assert!(lines.next().is_none());
-    assert!(child.wait().unwrap().success());
+    child.tell("to the program");
+    assert_eq!(child.out.line(), "to the program");
+    assert_eq!(child.out.within(PATIENCE), None);
+    assert!(child.wait().success());
 
     let missing = accel_run(&[]).arg("/no/such/program").output().unwrap();
     assert_eq!(missing.status.code(), Some(66));
@@ -483,15 +401,12 @@ fn process_id_exit_status_and_signals_are_the_programs_own() {
 
 #[test]
 fn a_program_that_cannot_be_helped_is_run_as_it_is() {
-    if !private_network_and_run() {
-        return;
-    }
+    let Some(()) = support::private_network_and_run() else { return };
     let folder = Folder::new();
     let source =
         folder.write("main.c", "#include <stdlib.h>\nint main(void) { return getenv(\"LD_PRELOAD\") ? 1 : 5; }");
     let program = folder.path("static");
-    let compiler = Command::new("cc").args(["-static", "-o"]).arg(&program).arg(source).status().unwrap();
-    assert!(compiler.success());
+    cc(source, &program, &["-static"]);
     let says = |command: &mut Command, code: i32| {
         let output = command.output().unwrap();
         let text = stderr(&output);
@@ -501,7 +416,7 @@ fn a_program_that_cannot_be_helped_is_run_as_it_is() {
     };
     let text = says(accel_run(&[]).arg(&program), 5);
     assert!(text.contains("is not accelerated: it is statically linked"), "{text}");
-    let script = folder.write("script", &format!("#!{}\n", program.display()));
+    let script = folder.write("script", format!("#!{}\n", program.display()));
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
     assert!(says(accel_run(&[]).arg(&script), 5).contains("statically linked"));
     // Nor where ksf is not whole.
@@ -516,13 +431,11 @@ fn a_program_that_cannot_be_helped_is_run_as_it_is() {
 
 #[test]
 fn flags_choose_cpus_pinning_and_steering() {
-    if !private_network_and_run() {
-        return;
-    }
+    let Some(()) = support::private_network_and_run() else { return };
     let cpu = cpus()[0];
     let list = cpu.to_string();
     let folder = Folder::new();
-    let nginx = Running::nginx(&folder, &["--cpus", &list, "--no-pin", "--steering", "classic"]);
+    let nginx = start_nginx(&folder, &["--cpus", &list, "--no-pin", "--steering", "classic"]);
     let program = accelerated(2);
     assert_eq!(program["level"], "classic_bpf");
     assert!(program["refused"][0]["why"].as_str().unwrap().contains("classic_bpf only"), "{program:#}");
@@ -535,35 +448,33 @@ fn flags_choose_cpus_pinning_and_steering() {
     }
     requests_from(cpu, 20);
     assert_eq!(sum(&accelerated(2), &ACCEPTED), 20);
-    nginx.stop();
+    nginx.stop(Signal::TERM);
     nothing_is_left();
 
     let folder = Folder::new();
-    let nginx = Running::nginx(&folder, &["--off"]);
-    until("it is served", || is_served(address()));
+    let nginx = start_nginx(&folder, &["--off"]);
+    wait_until("it is served", || is_served(address()));
     requests_from(cpu, 20);
     let program = programs().pop().expect("a holder");
     assert!(sum(&program, &ACCEPTED) == 0 && program["workers"].as_array().unwrap().is_empty(), "{program:#}");
     assert!(status(&[]).contains("not accelerated because switched off"), "{}", status(&[]));
-    nginx.stop();
+    nginx.stop(Signal::TERM);
     nothing_is_left();
 
     let folder = Folder::new();
-    let nginx = Running::nginx(&folder, &["--steering", "plain"]);
-    until("it is served", || is_served(address()));
+    let nginx = start_nginx(&folder, &["--steering", "plain"]);
+    wait_until("it is served", || is_served(address()));
     let text = status(&[]);
     assert!(text.contains(&format!("{ADDRESS}: not accelerated because: no mechanism works here")), "{text}");
-    nginx.stop();
+    nginx.stop(Signal::TERM);
     nothing_is_left();
 }
 
 #[test]
 fn a_running_program_is_switched_off_and_on_again() {
-    if !private_network_and_run() {
-        return;
-    }
+    let Some(()) = support::private_network_and_run() else { return };
     let folder = Folder::new();
-    let nginx = Running::nginx(&folder, &[]);
+    let nginx = start_nginx(&folder, &[]);
     let program = accelerated(2);
     let [holder, worker] = [&program["pid"], &program["workers"][0]["pid"]].map(ToString::to_string);
     let switch = |word: &str, pid: &str| {
@@ -588,11 +499,11 @@ fn a_running_program_is_switched_off_and_on_again() {
     let unknown = support::run(&["accel", "pause", "1"]);
     assert_eq!((unknown.status.code(), stdout(&unknown)), (Some(69), String::new()));
     assert!(stderr(&unknown).contains("process 1 is not accelerated"), "{}", stderr(&unknown));
-    nginx.stop();
+    nginx.stop(Signal::TERM);
 
     // One mechanism cannot be switched off: a line says why.
     let folder = Folder::new();
-    let nginx = Running::nginx(&folder, &["--steering", "incoming"]);
+    let nginx = start_nginx(&folder, &["--steering", "incoming"]);
     accelerated(2);
     let refused = support::run(&["accel", "pause", &nginx.pid().to_string()]);
     assert_eq!(refused.status.code(), Some(69));
@@ -601,18 +512,15 @@ fn a_running_program_is_switched_off_and_on_again() {
         "{}",
         stderr(&refused)
     );
-    nginx.stop();
+    nginx.stop(Signal::TERM);
     nothing_is_left();
 }
 
 /// As it is told by the flag of `ksf accel run` and by `ksf accel flow check`.
 #[test]
 fn connections_that_a_program_opens_have_ports_of_their_cpu() {
-    if !private_network_and_run() {
-        return;
-    }
-    let address = Command::new("ip").args(["address", "add", "10.9.0.1/32", "dev", "lo"]).status().unwrap();
-    assert!(address.success());
+    let Some(()) = support::private_network_and_run() else { return };
+    ip("address add 10.9.0.1/32 dev lo");
     let service = std::net::TcpListener::bind("10.9.0.1:0").unwrap();
     let script = format!("exec 3<>/dev/tcp/10.9.0.1/{}", service.local_addr().unwrap().port());
     let document = support::run(&["accel", "flow", "check", "--json"]);
@@ -631,9 +539,9 @@ fn connections_that_a_program_opens_have_ports_of_their_cpu() {
     }
     let mut command = accel_run(&["--source-ports"]);
     command.args(["sleep", "60"]);
-    let running = Running::start(command);
+    let running = start(command);
     let told = |program: &Value| program["program"][0] == "sleep" && program["source_ports"] == layout;
-    until("its holder tells the layout", || programs().iter().any(told));
+    wait_until("its holder tells the layout", || programs().iter().any(told));
     assert!(status(&[]).contains(&format!("source ports of its connections: {layout}")), "{}", status(&[]));
     drop(running);
     let wrong = accel_run(&["--source-ports=13"]).arg("true").output().unwrap();
@@ -645,9 +553,7 @@ fn connections_that_a_program_opens_have_ports_of_their_cpu() {
 
 #[test]
 fn without_rights_a_weaker_mechanism_is_used_and_named() {
-    if !private_network_and_run() {
-        return;
-    }
+    let Some(()) = support::private_network_and_run() else { return };
     let (folder, shared) = (Folder::new(), Folder::new());
     let ksf = ksf_for_all(&shared);
     std::fs::copy(built_library(), shared.path("libksf_accel.so")).unwrap();
@@ -661,13 +567,13 @@ fn without_rights_a_weaker_mechanism_is_used_and_named() {
     };
     let mut command = as_nobody(accel_run_of(&ksf, &[]));
     command.stderr(std::fs::File::create(folder.path("said")).unwrap());
-    let nginx = Running::nginx_by(command, &folder, ADDRESS);
-    until("it is served", || is_served(address()));
+    let nginx = start_nginx_by(command, &folder, ADDRESS);
+    wait_until("it is served", || is_served(address()));
     let mut ask = Command::new(&ksf);
     ask.args(["accel", "status"]);
     let mut ask = as_nobody(ask);
     let mut text = String::new();
-    until("both workers are ready", || {
+    wait_until("both workers are ready", || {
         text = stdout(&ask.output().unwrap());
         text.contains("workers 2")
     });
@@ -681,8 +587,8 @@ fn without_rights_a_weaker_mechanism_is_used_and_named() {
     let unknown = ask.env_remove("XDG_RUNTIME_DIR").output().unwrap();
     assert_eq!((unknown.status.code(), stdout(&unknown)), (Some(69), String::new()));
     assert!(stderr(&unknown).contains("XDG_RUNTIME_DIR is not set"), "{}", stderr(&unknown));
-    nginx.stop();
-    until("its status socket is gone, and the folder", || !folder.path("ksf/accel").exists());
+    nginx.stop(Signal::TERM);
+    wait_until("its status socket is gone, and the folder", || !folder.path("ksf/accel").exists());
     nothing_is_left();
 }
 
@@ -699,8 +605,7 @@ fn go_program(folder: &Folder) -> Option<PathBuf> {
             Some(program)
         }
         Err(error) => {
-            assert!(std::env::var_os("CI").is_none(), "in CI no test may be skipped: needs go ({error})");
-            support::say_skipped(&format!("needs go ({error})"));
+            support::skip(format_args!("needs go ({error})"));
             None
         }
     }
@@ -722,19 +627,14 @@ fn servers(answers: &[String]) -> Vec<(u64, usize)> {
 
 #[test]
 fn copies_of_a_go_program_share_a_port_and_serve_their_cpu() {
-    if !private_network_and_run() {
-        return;
-    }
+    let Some(()) = support::private_network_and_run() else { return };
     let folder = Folder::new();
     let Some(program) = go_program(&folder) else { return };
-    let [a, b, ..] = cpus()[..] else {
-        assert!(std::env::var_os("CI").is_none(), "in CI no test may be skipped: needs two CPUs");
-        return support::say_skipped("needs two CPUs");
-    };
+    let Some([a, b]) = two_cpus_or_skip() else { return };
     let said = folder.path("said");
     let mut command = accel_run(&["--copies", "2", "--cpus", &format!("{a},{b}")]);
     command.arg(&program).arg(ADDRESS).stderr(std::fs::File::create(&said).unwrap());
-    let mut copies = Running::start(command);
+    let mut copies = start(command);
     let program_status = accelerated(2);
     let at_home = |cpu: usize| {
         let workers = program_status["workers"].as_array().unwrap();
@@ -748,10 +648,10 @@ fn copies_of_a_go_program_share_a_port_and_serve_their_cpu() {
     // Signals reach all copies.
     copies.signal(Signal::HUP);
     let heard = || std::fs::read_to_string(&said).unwrap().matches("hangup").count();
-    until("both have heard it", || heard() == 2);
+    wait_until("both have heard it", || heard() == 2);
     // One that is killed leaves its connections to the other, and nobody is refused.
-    kill_process(Pid::from_raw(at_home(a) as i32).unwrap(), Signal::KILL).unwrap();
-    until("ksf says so", || std::fs::read_to_string(&said).unwrap().contains("the others serve on"));
+    kill(at_home(a), Signal::KILL);
+    wait_until("ksf says so", || std::fs::read_to_string(&said).unwrap().contains("the others serve on"));
     assert_eq!(servers(&answers_from(a, 50)), [(at_home(b), 50)]);
     copies.signal(Signal::TERM);
     // Go's own way to end by a signal; the first copy was killed.
@@ -761,23 +661,21 @@ fn copies_of_a_go_program_share_a_port_and_serve_their_cpu() {
 
 #[test]
 fn a_go_program_alone_is_run_as_it_is_and_its_copies_can_be_attached_to() {
-    if !private_network_and_run() {
-        return;
-    }
+    let Some(()) = support::private_network_and_run() else { return };
     let folder = Folder::new();
     let Some(program) = go_program(&folder) else { return };
     let said = folder.path("said");
     let mut command = accel_run(&[]);
     command.arg(&program).arg(ADDRESS).stderr(std::fs::File::create(&said).unwrap());
-    let alone = Running::start(command);
-    until("it is served", || is_served(address()));
+    let alone = start(command);
+    wait_until("it is served", || is_served(address()));
     let text = std::fs::read_to_string(&said).unwrap();
     assert!(text.contains("is not accelerated: it is written in Go") && text.contains("--copies N"), "{text}");
     // One socket cannot be steered to from outside.
     let mut attach = support::ksf();
     attach.args(["accel", "attach", &alone.pid().to_string()]).stderr(std::fs::File::create(&said).unwrap());
-    let mut attached = Running::start(attach);
-    until("it says why", || std::fs::read_to_string(&said).unwrap().contains("share one socket"));
+    let mut attached = start(attach);
+    wait_until("it says why", || std::fs::read_to_string(&said).unwrap().contains("share one socket"));
     assert!(is_served(address()));
     drop(alone);
     // It ends with the program.
@@ -787,16 +685,14 @@ fn a_go_program_alone_is_run_as_it_is_and_its_copies_can_be_attached_to() {
 
 #[test]
 fn a_running_nginx_with_sockets_of_its_own_is_steered() {
-    if !private_network_and_run() {
-        return;
-    }
+    let Some(()) = support::private_network_and_run() else { return };
     let folder = Folder::new();
-    let nginx = Running::nginx_by(Command::new("env"), &folder, &format!("{ADDRESS} reuseport"));
-    until("it is served", || is_served(address()));
+    let nginx = start_nginx_by(Command::new("env"), &folder, &format!("{ADDRESS} reuseport"));
+    wait_until("it is served", || is_served(address()));
     let said = folder.path("said");
     let mut attach = support::ksf();
     attach.args(["accel", "attach", &nginx.pid().to_string()]).stderr(std::fs::File::create(&said).unwrap());
-    let mut attached = Running::start(attach);
+    let mut attached = start(attach);
     let before = accelerated(2);
     let [first, second] = [0, 1].map(|index| before["workers"][index]["pid"].as_u64().unwrap());
     assert_ne!(first, second);
@@ -807,7 +703,7 @@ fn a_running_nginx_with_sockets_of_its_own_is_steered() {
     assert!(cpus().len() != 2 || sum(&program, &["steered_local"]) == all, "{program:#}");
     // nginx reloads: the sockets are served by other processes, and no connection is lost.
     nginx.signal(Signal::HUP);
-    until("the new workers are found", || {
+    wait_until("the new workers are found", || {
         let workers = worker_pids(&programs()[0]);
         workers.len() == 2 && !workers.contains(&first) && !workers.contains(&second)
     });
@@ -816,7 +712,7 @@ fn a_running_nginx_with_sockets_of_its_own_is_steered() {
     attached.signal(Signal::INT);
     assert_eq!(attached.wait().code(), Some(0));
     requests_from(cpus()[0], 20);
-    nginx.stop();
+    nginx.stop(Signal::TERM);
     nothing_is_left();
     let text = std::fs::read_to_string(&said).unwrap();
     assert!(text.contains(&format!("{ADDRESS} is steered to 2 processes")), "{text}");

@@ -5,12 +5,14 @@ mod support;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use ksf_test::program_or_skip;
 use serde_json::Value;
-use support::{Folder, PATIENCE, built_folder, private_network_and_run, run, say_skipped, stderr, stdout, until};
+use support::{
+    Folder, PATIENCE, Running, built_folder, private_network_and_run, run, skip, stderr, stdout, wait_until,
+};
 
 const ADDRESS: &str = "127.0.0.1:8080";
 
@@ -26,37 +28,10 @@ fn accel_run(flags: &[&str], words: &[&str]) -> Command {
     command
 }
 
-/// True if the program is installed; in CI it must be.
-fn is_here(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
-    folders.extend([PathBuf::from("/usr/sbin"), PathBuf::from("/usr/bin")]);
-    let found = folders.iter().any(|folder| folder.join(program).is_file());
-    assert!(found || std::env::var_os("CI").is_none(), "in CI no test may be skipped: needs {program}");
-    if !found {
-        say_skipped(&format!("needs {program}"));
-    }
-    found
-}
-
-/// A program that runs, with all that it has started; killed when dropped.
-struct Running(Child);
-
-impl Running {
-    fn start(mut command: Command, folder: &Folder) -> Self {
-        use std::os::unix::process::CommandExt;
-        let said = std::fs::File::create(folder.path("said")).unwrap();
-        command.stdout(Stdio::null()).stderr(said).process_group(0).current_dir(folder.path(""));
-        Self(command.spawn().expect("ksf starts"))
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // Its number is not another's: nobody has waited for it.
-        let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
-        let _ = self.0.wait();
-    }
+/// A program that runs, with all that it has started.
+fn start(mut command: Command, folder: &Folder) -> Running {
+    let said = std::fs::File::create(folder.path("said")).unwrap();
+    Running::start_group(command.stdout(Stdio::null()).stderr(said).current_dir(folder.path("")))
 }
 
 /// The accelerated programs.
@@ -70,7 +45,7 @@ fn programs() -> Vec<Value> {
 /// The workers that are ready, as soon as there are so many.
 fn workers(count: usize) -> Vec<Value> {
     let mut ready = Vec::new();
-    until(&format!("{count} workers are ready"), || {
+    wait_until(format_args!("{count} workers are ready"), || {
         let program = programs().pop().unwrap_or_default();
         let all = program["workers"].as_array().cloned().unwrap_or_default();
         ready = all.into_iter().filter(|worker| worker["ready"].as_array().is_some_and(|it| !it.is_empty())).collect();
@@ -97,7 +72,7 @@ fn ask_from(cpu: usize) {
 /// A program with two workers: each is ready at the queue of a CPU, and what comes from that CPU is accepted.
 fn has_a_queue_for_each_worker(words: &[&str], folder: &Folder) {
     let cpus = ksf::cpus::allowed().unwrap();
-    let running = Running::start(accel_run(&[], words), folder);
+    let running = start(accel_run(&[], words), folder);
     let homes: Vec<_> = workers(2).iter().map(|worker| worker["cpu"].as_u64().expect("a home")).collect();
     for cpu in cpus.iter().take(2) {
         assert!(homes.contains(&(*cpu as u64)), "{words:?}: nobody is at home on CPU {cpu}: {homes:?}");
@@ -106,16 +81,16 @@ fn has_a_queue_for_each_worker(words: &[&str], folder: &Folder) {
     let counted =
         |name: &str| -> u64 { workers(2).iter().map(|worker| worker["counters"][name].as_u64().unwrap()).sum() };
     let accepted = || counted("accepted_own") + counted("accepted_stolen") + counted("accepted_fallback");
-    until("all are counted", || accepted() == 5 * cpus.len().min(2) as u64);
+    wait_until("all are counted", || accepted() == 5 * cpus.len().min(2) as u64);
     drop(running);
-    until("nothing is left", || programs().is_empty());
+    wait_until("nothing is left", || programs().is_empty());
 }
 
 #[test]
 fn workers_of_python_servers_have_queues() {
-    if !private_network_and_run() || !is_here("gunicorn") || !is_here("uvicorn") {
-        return;
-    }
+    let Some(()) = private_network_and_run() else { return };
+    let Some(_) = program_or_skip("gunicorn") else { return };
+    let Some(_) = program_or_skip("uvicorn") else { return };
     let folder = Folder::new();
     folder.write(
         "app.py",
@@ -138,26 +113,24 @@ else require('http').createServer((_, answer) => answer.end('ok')).listen(8080, 
 
 #[test]
 fn workers_of_node_accept_by_themselves() {
-    if !private_network_and_run() || !is_here("node") {
-        return;
-    }
+    let Some(()) = private_network_and_run() else { return };
+    let Some(_) = program_or_skip("node") else { return };
     let folder = Folder::new();
     folder.write("cluster.js", CLUSTER);
     has_a_queue_for_each_worker(&["node", "cluster.js"], &folder);
     // As node does it without the variable, and as the user may wish: the primary accepts for all.
     let mut command = accel_run(&[], &["node", "cluster.js"]);
     command.env("NODE_CLUSTER_SCHED_POLICY", "rr");
-    let running = Running::start(command, &folder);
-    let primary = u64::from(running.0.id());
-    until("the primary accepts", || workers(1).iter().any(|worker| worker["pid"] == primary));
+    let running = start(command, &folder);
+    let primary = u64::from(running.pid());
+    wait_until("the primary accepts", || workers(1).iter().any(|worker| worker["pid"] == primary));
     ask_from(ksf::cpus::allowed().unwrap()[0]);
 }
 
 #[test]
 fn workers_of_lighttpd_have_queues() {
-    if !private_network_and_run() || !is_here("lighttpd") {
-        return;
-    }
+    let Some(()) = private_network_and_run() else { return };
+    let Some(_) = program_or_skip("lighttpd") else { return };
     let folder = Folder::new();
     folder.write("index.html", "ok");
     let config = format!(
@@ -172,20 +145,18 @@ fn workers_of_lighttpd_have_queues() {
 /// One thread accepts everything: a line says so, and the program runs as it would without ksf.
 #[test]
 fn programs_with_one_accepting_thread_are_run_as_they_are() {
-    if !private_network_and_run() {
-        return;
-    }
+    let Some(()) = support::private_network_and_run() else { return };
     let redis = ["redis-server", "--port", "8080", "--bind", "127.0.0.1", "--save", "", "--io-threads", "2"];
     let memcached = ["memcached", "-u", "root", "-l", "127.0.0.1", "-p", "8080", "-t", "2"];
     for (words, request, answer) in [(&redis[..], "PING\r\n", "+PONG\r\n"), (&memcached[..], "version\r\n", "VERSION ")]
     {
-        if !is_here(words[0]) {
+        if program_or_skip(words[0]).is_none() {
             continue;
         }
         let folder = Folder::new();
-        let running = Running::start(accel_run(&[], words), &folder);
+        let running = start(accel_run(&[], words), &folder);
         let mut stream = None;
-        until("it listens", || {
+        wait_until("it listens", || {
             stream = TcpStream::connect(ADDRESS).ok();
             stream.is_some()
         });
@@ -202,22 +173,20 @@ fn programs_with_one_accepting_thread_are_run_as_they_are() {
             said.contains(&format!("{} is not accelerated: nothing can be gained: one thread of ", words[0])),
             "{said}"
         );
-        let environment = std::fs::read(format!("/proc/{}/environ", running.0.id())).unwrap();
+        let environment = std::fs::read(format!("/proc/{}/environ", running.pid())).unwrap();
         assert!(!String::from_utf8_lossy(&environment).contains("LD_PRELOAD"), "a library is loaded");
         drop(running);
         // Who wants it all the same gets it.
-        let running = Running::start(accel_run(&["--profile", "none"], words), &folder);
+        let running = start(accel_run(&["--profile", "none"], words), &folder);
         assert_eq!(workers(1).len(), 1);
         drop(running);
-        until("nothing is left", || programs().is_empty());
+        wait_until("nothing is left", || programs().is_empty());
     }
 }
 
 #[test]
 fn a_profile_sets_what_the_user_has_not_set() {
-    if !private_network_and_run() {
-        return;
-    }
+    let Some(()) = support::private_network_and_run() else { return };
     let set = |flags: &[&str], own: Option<&str>| {
         let mut command = accel_run(flags, &["env"]);
         command.envs(own.map(|value| ("NODE_CLUSTER_SCHED_POLICY", value)));
@@ -265,9 +234,7 @@ fn is_accepted(unit: &Path) -> String {
 
 #[test]
 fn systemd_takes_the_drop_in() {
-    if !is_here("systemd-analyze") {
-        return;
-    }
+    let Some(_) = program_or_skip("systemd-analyze") else { return };
     let folder = Folder::new();
     let unit = folder.write(
         "web.service",
@@ -308,8 +275,7 @@ fn units_of_debian_are_read_and_those_without_hope_refused() {
         tried += 1;
     }
     if tried == 0 {
-        assert!(std::env::var_os("CI").is_none(), "in CI no test may be skipped: needs nginx-common");
-        say_skipped("needs the units of Debian's nginx-common, haproxy or redis-server");
+        skip("needs the units of Debian's nginx-common, haproxy or redis-server");
     }
     let output = unit("there-is-no-such.service");
     assert_eq!(output.status.code(), Some(66), "{}", stderr(&output));
@@ -320,8 +286,7 @@ fn units_of_debian_are_read_and_those_without_hope_refused() {
 #[test]
 fn the_drop_in_of_the_package_is_made_by_ksf() {
     if !Path::new("/lib/systemd/system/nginx.service").is_file() {
-        assert!(std::env::var_os("CI").is_none(), "in CI no test may be skipped: needs nginx-common");
-        return say_skipped("needs the unit of Debian's nginx-common");
+        return skip("needs the unit of Debian's nginx-common");
     }
     let packaged = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../packaging/nginx.service.d/ksf-accel.conf");
     let made = stdout(&run(&["accel", "unit", "nginx.service"]));

@@ -7,11 +7,13 @@ use std::fs;
 use std::io::Write as _;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use ksf_test::{Running, is_alive, root_or_skip};
+use rustix::process::Signal;
 use serde_json::Value;
-use support::{Folder, built_folder, say_skipped, until};
+use support::{Folder, built_folder, skip, wait_until};
 
 /// All steps together, on a machine that is very busy.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -109,7 +111,7 @@ touch done
 
 /// systemd with all that it has started; killed when dropped, with its cgroup.
 struct Systemd {
-    child: Child,
+    program: Running,
     cgroup: PathBuf,
 }
 
@@ -137,21 +139,20 @@ impl Systemd {
         command.stdout(Stdio::null()).stderr(fs::File::create(folder.path("begun-badly")).unwrap());
         // SAFETY: one write between fork and exec; the descriptor is open and closes with exec.
         unsafe { command.pre_exec(move || entrance.write_all(b"0")) };
-        let child = command.spawn().expect("unshare of util-linux");
-        Self { child, cgroup }
+        Self { program: Running::start(&mut command), cgroup }
     }
 
     fn has_ended(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_some()
+        !is_alive(self.program.pid())
     }
 }
 
 impl Drop for Systemd {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.program.signal(Signal::KILL);
+        self.program.wait();
         let _ = fs::write(self.cgroup.join("cgroup.kill"), "1");
-        until("its cgroups are gone", || remove(&self.cgroup));
+        wait_until("its cgroups are gone", || remove(&self.cgroup));
     }
 }
 
@@ -178,17 +179,11 @@ fn cgroup2() -> Option<PathBuf> {
 
 #[test]
 fn a_service_is_started_reloaded_and_ended_by_systemd_as_without_ksf() {
-    let needs = |what: &str| {
-        assert!(std::env::var_os("CI").is_none(), "in CI no test may be skipped: needs {what}");
-        say_skipped(&format!("needs {what}"));
-    };
-    if !rustix::process::geteuid().is_root() {
-        return needs("root (namespaces)");
-    }
+    let Some(()) = root_or_skip("namespaces") else { return };
     if !["/lib/systemd/systemd", "/lib/systemd/system/nginx.service"].iter().all(|file| Path::new(file).is_file()) {
-        return needs("systemd and nginx");
+        return skip("needs systemd and nginx");
     }
-    let Some(hierarchy) = cgroup2() else { return needs("cgroup2") };
+    let Some(hierarchy) = cgroup2() else { return skip("needs cgroup2") };
     let folder = Folder::new();
     folder.write("probe", PROBE);
     let read = |name: &str| fs::read_to_string(folder.path(name)).unwrap_or_default();

@@ -88,7 +88,7 @@ fn the_example_configuration_is_correct() {
     let is_key = |line: &str| line.starts_with('#') && !line.starts_with("# ") && line.len() > 1;
     let all: Vec<&str> = services.lines().map(|line| if is_key(line) { &line[1..] } else { line }).collect();
     let folder = Folder::new();
-    let path = folder.write("all.toml", &all.join("\n"));
+    let path = folder.write("all.toml", all.join("\n"));
     let output = run(&["serve", "--check", path.to_str().unwrap()]);
     assert!(output.status.success(), "{}", stderr(&output));
 }
@@ -298,9 +298,7 @@ fn doctor_works_without_root_and_names_the_missing_capability() {
 
 #[test]
 fn doctor_leaves_nothing_on_lo() {
-    if !support::root_or_skip("XDP") {
-        return;
-    }
+    let Some(()) = support::root_or_skip("XDP") else { return };
     assert!(run(&["doctor"]).status.success());
     let links = Command::new("ip").args(["-d", "link", "show", "dev", "lo"]).output().unwrap();
     assert!(links.status.success());

@@ -4,35 +4,19 @@
 mod support;
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 
+use ksf_test::stream::connect;
 use rustix::process::Signal;
-use support::{Folder, PATIENCE, Server, ksf, run, stderr, until, value};
+use support::{Folder, PATIENCE, Server, ksf, run, stderr, value, wait_until};
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
 const BAD: &str = "GET /\r\n\r\n";
 
-fn engines() -> Vec<&'static str> {
-    let output = run(&["doctor", "--json"]);
-    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("doctor prints JSON");
-    if report["engines"][1]["usable"] == true {
-        return vec!["uring", "epoll"];
-    }
-    assert!(std::env::var_os("CI").is_none(), "in CI no test may be skipped: needs io_uring");
-    support::say_skipped("io_uring is not allowed here (ksf doctor says why)");
-    vec!["epoll"]
-}
-
 /// Starts `ksf serve demo ARGS`, which says so many times that it is ready.
 fn demo(args: &[&str], listeners: usize) -> Server {
     Server::start(&[&["serve", "demo"], args].concat(), listeners)
-}
-
-fn connect(addr: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect(addr).expect("the server listens");
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream
 }
 
 /// One answer: its head, and the bytes of its body.
@@ -70,7 +54,7 @@ fn counted(server: &Server, list: &str, name: &str) -> u64 {
 
 #[test]
 fn it_answers_at_every_address_on_every_engine() {
-    for engine in engines() {
+    for engine in support::engines() {
         let folder = Folder::new();
         let path = folder.path("demo");
         let unix = format!("unix:{}", path.display());
@@ -94,9 +78,7 @@ fn it_answers_at_every_address_on_every_engine() {
 #[test]
 fn without_a_wish_it_listens_on_loopback() {
     // The port is said to be free by a network of its own.
-    if !support::private_network() {
-        return;
-    }
+    let Some(()) = support::private_network() else { return };
     let server = demo(&["-e", "epoll"], 2);
     let wanted: [SocketAddr; 2] = ["127.0.0.1:8080".parse().unwrap(), "[::1]:8080".parse().unwrap()];
     assert_eq!(addresses(&server), wanted);
@@ -123,7 +105,7 @@ fn keep_alive_and_the_length_of_the_page_are_flags() {
 /// Backends of both families behind a proxy; all three are the demo server.
 #[test]
 fn proxy_and_backends_on_every_engine() {
-    for engine in engines() {
+    for engine in support::engines() {
         let backends =
             [["-e", engine, "-k", "-w", "1", "-a", "127.0.0.1:0"], ["-e", engine, "-k", "-w", "1", "-a", "[::1]:0"]];
         let backends = backends.map(|args| demo(&args, 1));
@@ -204,7 +186,7 @@ fn workers_have_the_cpus_they_were_given() {
 /// client's CPU, so each worker gets the clients of its own.
 #[test]
 fn connections_are_local_and_counted_by_worker() {
-    for engine in engines() {
+    for engine in support::engines() {
         let cpus = ksf::cpus::allowed().unwrap();
         let server = demo(&["-e", engine, "-a", "127.0.0.1:0"], 1);
         let address = addresses(&server)[0];
@@ -277,7 +259,7 @@ fn statistics_go_to_a_file() {
     let text = || std::fs::read_to_string(&log).unwrap_or_default();
     let plain = demo(&["-e", "epoll", "-a", "127.0.0.1:0", "-o", log.to_str().unwrap()], 1);
     ask(connect(addresses(&plain)[0]), GET);
-    until("a line tells of the request", || text().lines().any(|line| figure(line, "requests/s") > 0));
+    wait_until("a line tells of the request", || text().lines().any(|line| figure(line, "requests/s") > 0));
     let seen = plain.stop();
     assert!(!text().contains("worker"), "nobody asked for those of the workers");
     assert!(!seen.iter().any(|line| line.contains("requests/s")), "{seen:?}");
@@ -285,7 +267,7 @@ fn statistics_go_to_a_file() {
 
     let args = ["-e", "epoll", "-a", "127.0.0.1:0", "-v", "-o", log.to_str().unwrap()];
     let verbose = demo(&args, 1);
-    until("workers are told of", || text().contains("worker 0 cpu "));
+    wait_until("workers are told of", || text().contains("worker 0 cpu "));
     verbose.stop();
     assert!(text().starts_with(&before), "what was in the file is kept");
 
@@ -300,7 +282,7 @@ fn a_file_configures_it_as_one_service_of_several() {
     let service = |name: &str, keys: &str| {
         format!("[[service]]\nname = \"{name}\"\nkind = \"http\"\nlisten = [\"127.0.0.1:0\"]\n{keys}\n")
     };
-    let page = folder.write("page.toml", &format!("engine = \"epoll\"\n{}", service("page", "body_bytes = \"1k\"")));
+    let page = folder.write("page.toml", format!("engine = \"epoll\"\n{}", service("page", "body_bytes = \"1k\"")));
     let page = Server::start(&["serve", page.to_str().unwrap()], 1);
     let backend = format!("backends = [\"{}\"]", addresses(&page)[0]);
     let both = format!("engine = \"epoll\"\n{}{}", service("proxy", &backend), service("other", ""));
@@ -351,7 +333,7 @@ fn limits_hold_and_are_counted() {
 
 #[test]
 fn a_stopping_server_finishes_what_it_began() {
-    for engine in engines() {
+    for engine in support::engines() {
         let backend = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = backend.local_addr().unwrap().to_string();
         let mut proxy = demo(&["-e", engine, "-k", "-a", "127.0.0.1:0", "-x", &at], 1);

@@ -2,68 +2,19 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Read};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
-use support::{Folder, ksf, private_network, run, stderr, stdout};
+use rustix::process::Signal;
+use support::{Folder, Running, ksf, ksf_for_all, private_network, run, stderr, stdout, xdp_on_lo};
 
-/// `ksf accel flow attach ARGS` that has attached; killed when dropped.
-struct Attached {
-    child: Child,
-    errors: BufReader<std::process::ChildStderr>,
-    said: String,
-}
-
-impl Attached {
-    fn start(args: &[&str]) -> Self {
-        let mut child = ksf()
-            .args(["accel", "flow", "attach"])
-            .args(args)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("ksf starts");
-        let errors = BufReader::new(child.stderr.take().unwrap());
-        let mut attached = Self { child, errors, said: String::new() };
-        attached.line_with("steering ");
-        attached
-    }
-
-    fn line_with(&mut self, part: &str) {
-        loop {
-            let from = self.said.len();
-            let bytes = self.errors.read_line(&mut self.said).unwrap();
-            assert!(bytes > 0, "it ended without \"{part}\": {}", self.said);
-            if self.said[from..].contains(part) {
-                return;
-            }
-        }
-    }
-
-    fn signal(&self, signal: rustix::process::Signal) {
-        rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal).unwrap();
-    }
-
-    /// Interrupts it as Ctrl-C does; what it printed.
-    fn interrupt(mut self) -> String {
-        self.signal(rustix::process::Signal::INT);
-        let mut out = String::new();
-        self.child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
-        assert_eq!(self.child.wait().unwrap().code(), Some(0), "{}", self.said);
-        out
-    }
-}
-
-impl Drop for Attached {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn lo() -> String {
-    stdout(&Command::new("ip").args(["-d", "link", "show", "dev", "lo"]).output().unwrap())
+/// `ksf accel flow attach ARGS` that has attached.
+fn attach(args: &[&str]) -> Running {
+    let mut command = ksf();
+    command.args(["accel", "flow", "attach"]).args(args);
+    let mut attached = Running::start(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
+    attached.err.with("steering ");
+    attached
 }
 
 fn fails(output: &Output, status: i32, part: &str) {
@@ -88,26 +39,21 @@ fn the_layout_is_shown() {
 
 #[test]
 fn an_interface_is_steered_until_interrupted() {
-    if !private_network() {
-        return;
-    }
+    let Some(()) = support::private_network() else { return };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let server = std::thread::spawn(move || listener.incoming().flatten().for_each(drop));
-    let attached = {
-        let mut attached =
-            Attached::start(&["lo", "--policy", "ports", "--policy", "hash", "--json", "--try", &address.to_string()]);
-        attached.line_with("self-check passed in generic mode");
-        attached
-    };
-    assert!(lo().contains("xdp"), "{}", lo());
+    let mut attached =
+        attach(&["lo", "--policy", "ports", "--policy", "hash", "--json", "--try", &address.to_string()]);
+    attached.err.with("self-check passed in generic mode");
+    assert!(xdp_on_lo());
     // Nobody else's turn.
     let output = run(&["accel", "flow", "attach", "lo"]);
     fails(&output, 69, "already runs the XDP program ksf_flow (id ");
     for _ in 0..10 {
         TcpStream::connect(address).unwrap();
     }
-    let out = attached.interrupt();
+    let out = attached.stop(Signal::INT);
     let json: serde_json::Value = serde_json::from_str(&out).unwrap();
     let total = |name: &str| -> u64 {
         json["frames"][name].as_array().unwrap().iter().map(|value| value.as_u64().unwrap()).sum()
@@ -116,29 +62,25 @@ fn an_interface_is_steered_until_interrupted() {
     assert!(total("local") + total("redirected") >= 20, "{out}");
     let targets: u64 = json["targets"].as_object().unwrap().values().map(|value| value.as_u64().unwrap()).sum();
     assert_eq!(targets, total("local") + total("redirected"));
-    assert!(!lo().contains("xdp"), "{}", lo());
+    assert!(!xdp_on_lo());
     drop(server);
 }
 
 #[test]
 fn nothing_survives_sigkill() {
-    if !private_network() {
-        return;
-    }
-    let mut attached = Attached::start(&["lo"]);
-    assert!(lo().contains("xdp"));
-    attached.signal(rustix::process::Signal::KILL);
-    attached.child.wait().unwrap();
+    let Some(()) = support::private_network() else { return };
+    let mut attached = attach(&["lo"]);
+    assert!(xdp_on_lo());
+    attached.signal(Signal::KILL);
+    attached.wait();
     // The kernel lets go of the link when the process's descriptors are closed, which is before it can be waited for.
-    assert!(!lo().contains("xdp"), "{}", lo());
-    Attached::start(&["lo"]).interrupt();
+    assert!(!xdp_on_lo());
+    attach(&["lo"]).stop(Signal::INT);
 }
 
 #[test]
 fn mistakes_are_told_in_one_line() {
-    if !private_network() {
-        return;
-    }
+    let Some(()) = support::private_network() else { return };
     let folder = Folder::new();
     let text = folder.write("policy.o", "no object");
     let text = text.to_str().unwrap();
@@ -148,24 +90,21 @@ fn mistakes_are_told_in_one_line() {
     fails(&flow(&["lo", "--policy", "/nonexistent/x.o"]), 66, "cannot read /nonexistent/x.o");
     fails(&flow(&["lo", "--cpus", "1023"]), 65, "CPU 1023");
     fails(&flow(&["lo", "--cgroup", "/tmp"]), 66, "cgroup2");
-    assert!(!lo().contains("xdp"), "{}", lo());
+    assert!(!xdp_on_lo());
     // A self-check that fails leaves nothing, either.
     let output = flow(&["lo", "--try", "127.0.0.1:9"]);
     assert_eq!(output.status.code(), Some(69), "{}", stderr(&output));
     assert!(stderr(&output).contains("detached"), "{}", stderr(&output));
-    assert!(!lo().contains("xdp"), "{}", lo());
+    assert!(!xdp_on_lo());
 }
 
 #[test]
 fn without_rights_the_missing_ones_are_named() {
-    if !private_network() {
-        return;
-    }
+    let Some(()) = support::private_network() else { return };
     use std::os::unix::process::CommandExt;
     let folder = Folder::new();
     // The build folder may be closed to others.
-    let binary = folder.path("ksf");
-    std::fs::copy(env!("CARGO_BIN_EXE_ksf"), &binary).unwrap();
+    let binary = ksf_for_all(&folder);
     let output = Command::new(binary).args(["accel", "flow", "attach", "lo"]).uid(65534).gid(65534).output().unwrap();
     fails(&output, 77, "CAP_BPF");
 }
@@ -183,14 +122,13 @@ fn a_copy_of_the_example_steers() {
     let make = |target: &str| {
         let mut make = Command::new("make");
         make.args(["-C", copy.to_str().unwrap(), target]).arg(format!("KSF={}", env!("CARGO_BIN_EXE_ksf")));
-        let output = make.env_remove("MAKEFLAGS").output().unwrap();
-        assert!(output.status.success(), "{}", stderr(&output));
+        ksf_test::run(make.env_remove("MAKEFLAGS"));
     };
     make("tenants.bpf.o");
-    if private_network() {
+    if private_network().is_some() {
         let object = copy.join("tenants.bpf.o");
-        let attached = Attached::start(&["lo", "--policy", object.to_str().unwrap(), "--policy", "pass"]);
-        assert!(attached.interrupt().contains("frames for"));
+        let attached = attach(&["lo", "--policy", object.to_str().unwrap(), "--policy", "pass"]);
+        assert!(attached.stop(Signal::INT).contains("frames for"));
     }
     make("clean");
     assert_eq!(std::fs::read_dir(&copy).unwrap().count(), 2, "something is left");

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ksf_lab::{Lab, turn};
-use support::{Folder, PATIENCE, built_folder, private_network, stderr, stdout};
+use ksf_test::compile::cc;
+use support::{Folder, PATIENCE, built_folder, stderr, stdout};
 
 const LIBRARY: &str = "libksf_kcm_preload.so";
 const LAB: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../lab/kcm");
@@ -34,9 +35,7 @@ fn built() -> &'static Path {
 
 fn compile(folder: &Folder, source: &str) -> PathBuf {
     let program = folder.path(source.trim_end_matches(".c"));
-    let flags = ["-Wall", "-Wextra", "-Werror", "-O1", "-pthread", "-o"];
-    let output = Command::new("cc").args(flags).arg(&program).arg(Path::new(LAB).join(source)).output().unwrap();
-    assert!(output.status.success(), "{}", stderr(&output));
+    cc(Path::new(LAB).join(source), &program, &["-O1"]);
     program
 }
 
@@ -60,9 +59,7 @@ fn assert_is_recorded(observed: &str, record: &str) {
 
 #[test]
 fn an_installed_ksf_runs_programs_for_af_kcm() {
-    if !private_network() {
-        return;
-    }
+    let Some(()) = support::private_network() else { return };
     let folder = Folder::new();
     let ksf = install(&folder);
     for (source, record) in PROGRAMS {

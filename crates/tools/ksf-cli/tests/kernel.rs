@@ -3,27 +3,20 @@
 mod support;
 
 use std::io::{Read, Write};
-use std::net::{TcpStream, UdpSocket};
-use std::process::Command;
+use std::net::{SocketAddr, TcpStream};
 
+use ksf_test::compile;
+use ksf_test::stream::{ask, connect, datagrams};
 use rustix::process::Signal;
-use support::{Folder, PATIENCE, Server, ksf, private_network, run, stderr, stdout, until, value};
+use support::{Folder, Server, ksf, run, stderr, value, wait_until, xdp_on_lo};
 
-fn tcp_echo(address: std::net::SocketAddr, message: &[u8]) {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    for _ in 0..20 {
-        stream.write_all(message).unwrap();
-        let mut back = vec![0; message.len()];
-        stream.read_exact(&mut back).unwrap();
-        assert_eq!(back, message);
-    }
+fn tcp_echo(address: SocketAddr, message: &[u8]) {
+    let mut peer = connect(address);
+    (0..20).for_each(|_| ask(&mut peer, message, message));
 }
 
-fn udp_echo(address: std::net::SocketAddr, message: &[u8]) {
-    let socket = UdpSocket::bind((address.ip(), 0)).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
-    socket.connect(address).unwrap();
+fn udp_echo(address: SocketAddr, message: &[u8]) {
+    let socket = datagrams(address);
     let mut back = [0; 2048];
     for _ in 0..20 {
         socket.send(message).unwrap();
@@ -32,17 +25,9 @@ fn udp_echo(address: std::net::SocketAddr, message: &[u8]) {
     }
 }
 
-fn xdp_on_lo() -> bool {
-    let links = Command::new("ip").args(["-d", "link", "show", "dev", "lo"]).output().unwrap();
-    assert!(links.status.success());
-    stdout(&links).contains("xdp")
-}
-
 #[test]
 fn auto_takes_the_kernel_for_tcp_and_xdp_for_udp() {
-    if !private_network() {
-        return;
-    }
+    let Some(()) = support::private_network() else { return };
     let server = Server::start(&["kecho", "--listen", "127.0.0.1:0", "--listen", "[::1]:0"], 4);
     for line in server.seen() {
         assert!(line.contains("engine=kernel"), "{line}");
@@ -52,7 +37,7 @@ fn auto_takes_the_kernel_for_tcp_and_xdp_for_udp() {
         // While user space owes a reply the kernel does not answer, so a quick peer may be served there for a while.
         let answered = || value(&server.stat()["services"][0]["kernel"], "segments_answered");
         let before = answered();
-        until("the kernel answers", || {
+        wait_until("the kernel answers", || {
             tcp_echo(server.address(&format!("tcp{family}")), b"over tcp");
             answered() > before
         });
@@ -69,23 +54,19 @@ fn auto_takes_the_kernel_for_tcp_and_xdp_for_udp() {
 
 #[test]
 fn a_killed_server_leaves_nothing_on_the_interface() {
-    if !private_network() {
-        return;
-    }
+    let Some(()) = support::private_network() else { return };
     let mut server = Server::start(&["krpc2", "--engine", "kernel", "--listen", "127.0.0.1:0"], 2);
     let _open = TcpStream::connect(server.address(" tcp ")).unwrap();
     assert!(xdp_on_lo());
     server.signal(Signal::KILL);
     assert_eq!(server.wait().code(), None);
     // The kernel closes the link when it has closed the process's descriptors, which may be after the wait.
-    until("XDP is gone", || !xdp_on_lo());
+    wait_until("XDP is gone", || !xdp_on_lo());
 }
 
 #[test]
 fn without_xdp_udp_is_answered_in_user_space() {
-    if !private_network() {
-        return;
-    }
+    let Some(()) = support::private_network() else { return };
     let server = Server::start(&["kecho", "--engine", "kernel", "--no-xdp", "--listen", "udp:127.0.0.1:0"], 1);
     assert!(!server.seen()[0].contains("engine=kernel"), "{:?}", server.seen());
     udp_echo(server.address(" udp "), b"user space");
@@ -95,9 +76,7 @@ fn without_xdp_udp_is_answered_in_user_space() {
 
 #[test]
 fn a_busy_or_missing_interface_is_named() {
-    if !private_network() {
-        return;
-    }
+    let Some(()) = support::private_network() else { return };
     let first = Server::start(&["kecho", "--engine", "kernel", "--listen", "udp:127.0.0.1:0"], 1);
     let output = run(&["krpc2", "--engine", "kernel", "--listen", "udp:127.0.0.1:0"]);
     let text = stderr(&output);
@@ -116,9 +95,7 @@ fn a_busy_or_missing_interface_is_named() {
 
 #[test]
 fn a_program_of_ones_own_is_served_in_the_kernel_and_in_user_space() {
-    if !private_network() {
-        return;
-    }
+    let Some(()) = support::private_network() else { return };
     let folder = Folder::new();
     let sdk = folder.path("sdk");
     assert!(ksf().args(["sdk", "--dir"]).arg(&sdk).status().unwrap().success());
@@ -136,43 +113,30 @@ fn a_program_of_ones_own_is_served_in_the_kernel_and_in_user_space() {
         "#,
     );
     let object = folder.path("ping.bpf.o");
-    let mut compile = Command::new("clang");
-    compile.args(["-O2", "-g", "-target", "bpf", "-mcpu=v3", "-I"]).arg(&sdk);
-    compile.arg("-c").arg(&source).arg("-o").arg(&object);
-    let clang = compile.output().expect("clang starts");
-    assert!(clang.status.success(), "{}", stderr(&clang));
+    compile::bpf(source, &object, &sdk, &[]);
     let object = object.to_str().unwrap();
     for (engine, workers) in [("kernel", ""), ("uring", ""), ("epoll", ""), ("epoll", "--workers=2")] {
         let mut words = vec!["run", object, "--engine", engine, "--listen", "127.0.0.1:0"];
         words.extend((!workers.is_empty()).then_some(workers));
         let server = Server::start(&words, 2);
-        let mut stream = TcpStream::connect(server.address(" tcp ")).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        for _ in 0..20 {
-            stream.write_all(b"PING\r\nPING\r\n").unwrap();
-            let mut back = [0; 12];
-            stream.read_exact(&mut back).unwrap();
-            assert_eq!(&back, b"PONG\r\nPONG\r\n", "{engine}");
-        }
-        let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
-        udp.set_read_timeout(Some(PATIENCE)).unwrap();
-        udp.send_to(b"PING", server.address(" udp ")).unwrap();
+        let mut stream = connect(server.address(" tcp "));
+        (0..20).for_each(|_| ask(&mut stream, b"PING\r\nPING\r\n", b"PONG\r\nPONG\r\n"));
+        let udp = datagrams(server.address(" udp "));
+        udp.send(b"PING").unwrap();
         let mut back = [0; 16];
         let length = udp.recv(&mut back).unwrap();
         assert_eq!(&back[..length], b"PONG", "{engine}");
         // What the program does not answer nobody does: the connection ends, and that is counted.
         stream.write_all(b"WHAT\r\n").unwrap();
         assert_eq!(stream.read(&mut back).unwrap_or(0), 0, "{engine}");
-        until("the pass is counted", || value(&server.stat()["services"][0]["own"], "program_passed") == 1);
+        wait_until("the pass is counted", || value(&server.stat()["services"][0]["own"], "program_passed") == 1);
         server.stop();
     }
 }
 
 #[test]
 fn an_object_that_is_none_is_refused() {
-    if !private_network() {
-        return;
-    }
+    let Some(()) = support::private_network() else { return };
     let folder = Folder::new();
     let path = folder.write("text.bpf.o", "this is no object");
     let output = run(&["run", path.to_str().unwrap(), "--listen", "127.0.0.1:0"]);

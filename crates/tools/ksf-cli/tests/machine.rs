@@ -6,10 +6,10 @@ mod support;
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
-use support::{Folder, Server, ksf, private_network_and_run, run, stderr, stdout, until};
+use support::{Folder, Running, Server, ksf, run, stderr, stdout, wait_until};
 
 /// A server with its socket for `ksf stat` where it is by default.
 fn start(args: &[&str], listeners: usize) -> Server {
@@ -24,9 +24,7 @@ const ECHO: [&str; 5] = ["kecho", "--engine", "epoll", "--listen", "tcp:127.0.0.
 
 #[test]
 fn stat_finds_the_only_server_and_asks_which_of_several() {
-    if !private_network_and_run() {
-        return;
-    }
+    let Some(()) = support::private_network_and_run() else { return };
     let output = run(&["stat"]);
     assert_eq!(output.status.code(), Some(69), "{}", stderr(&output));
     assert!(stderr(&output).contains("no running server"), "{}", stderr(&output));
@@ -54,22 +52,10 @@ fn stat_finds_the_only_server_and_asks_which_of_several() {
     assert!(!Path::new("/run/ksf").exists(), "the folder is left behind");
 }
 
-/// Debian's rpcbind, on the /run and the network of this test.
-struct Rpcbind(Child);
-
-impl Rpcbind {
-    fn start() -> Self {
-        let child = Command::new("rpcbind").arg("-f").stderr(Stdio::null()).spawn().expect("rpcbind starts");
-        until("rpcbind answers", || UnixStream::connect("/run/rpcbind.sock").is_ok());
-        Rpcbind(child)
-    }
-}
-
-impl Drop for Rpcbind {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+fn start_rpcbind() -> Running {
+    let rpcbind = Running::start(Command::new("rpcbind").arg("-f").stderr(Stdio::null()));
+    wait_until("rpcbind answers", || UnixStream::connect("/run/rpcbind.sock").is_ok());
+    rpcbind
 }
 
 /// What rpcbind knows about NFS (100003): lines of `rpcinfo -p`.
@@ -81,9 +67,7 @@ fn registered() -> Vec<String> {
 
 #[test]
 fn programs_are_registered_for_as_long_as_the_server_runs() {
-    if !private_network_and_run() {
-        return;
-    }
+    let Some(()) = support::private_network_and_run() else { return };
     let krpc2 = ["krpc2", "--engine", "epoll", "--rpcbind", "--listen", "127.0.0.1:0"];
     let output = run(&krpc2);
     let text = stderr(&output);
@@ -91,7 +75,7 @@ fn programs_are_registered_for_as_long_as_the_server_runs() {
     assert_eq!(text.lines().count(), 1, "{text}");
     assert!(text.contains("rpcbind"), "{text}");
 
-    let _rpcbind = Rpcbind::start();
+    let _rpcbind = start_rpcbind();
     assert!(registered().is_empty());
     let server = start(&krpc2, 2);
     let tcp = server.address(" tcp ").port();

@@ -9,26 +9,23 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use support::{Folder, ksf_for_all, private_network_and_run, run, stderr, stdout};
+use support::{Folder, ksf_for_all, private_network_and_run, run, stderr, stdout, succeeds};
 
 /// A pair of veth with four queues of which two are in use; `nic1` is the other end.
 const PAIR: &str = "ip link add nic0 numtxqueues 4 numrxqueues 4 type veth peer name nic1 numtxqueues 2 numrxqueues 2; \
                     ip link set nic0 up; ip link set nic1 up; ip addr add 192.0.2.1/24 dev nic0";
 
 fn shell(script: &str) {
-    let output = Command::new("sh").args(["-ec", script]).output().expect("sh starts");
-    assert!(output.status.success(), "{script}: {}", stderr(&output));
+    succeeds(&["sh", "-ec", script]);
 }
 
-/// False: no root, skip.
-fn veth() -> bool {
-    if !private_network_and_run() {
-        return false;
-    }
+/// None: no root, skip.
+fn veth() -> Option<()> {
+    private_network_and_run()?;
     shell(PAIR);
     // A sysfs shows the network namespace it was mounted in.
     shell("mount -t sysfs sysfs /sys");
-    true
+    Some(())
 }
 
 /// Every setting of nic0 in /sys that can be read.
@@ -75,9 +72,7 @@ fn value(name: &str) -> String {
 
 #[test]
 fn settings_are_applied_verified_and_restored() {
-    if !veth() {
-        return;
-    }
+    let Some(()) = veth() else { return };
     put("gro_flush_timeout", "4321");
     put("queues/rx-0/rps_cpus", "1");
     let before = settings();
@@ -102,13 +97,8 @@ fn settings_are_applied_verified_and_restored() {
 
 #[test]
 fn queues_are_added_and_taken_back() {
-    if !veth() {
-        return;
-    }
-    if rustix::thread::sched_getaffinity(None).unwrap().count() < 2 {
-        assert!(std::env::var_os("CI").is_none(), "in CI no test may be skipped: needs two CPUs");
-        return support::say_skipped("needs two CPUs");
-    }
+    let Some(()) = veth() else { return };
+    let Some(_) = ksf_test::two_cpus_or_skip() else { return };
     shell("ethtool -L nic0 rx 1 tx 1");
     put("queues/tx-0/xps_cpus", "2");
     let before = settings();
@@ -124,9 +114,7 @@ fn queues_are_added_and_taken_back() {
 
 #[test]
 fn a_setting_the_driver_refuses_is_named() {
-    if !veth() {
-        return;
-    }
+    let Some(()) = veth() else { return };
     let before = settings();
     // veth gets its NAPI with an XDP program only; until then it has no threads to give.
     let output = nic(&["apply", "nic0", "--threaded-napi", "on"], 69);
@@ -140,9 +128,7 @@ fn a_setting_the_driver_refuses_is_named() {
 
 #[test]
 fn what_somebody_else_changed_is_left_alone_unless_forced() {
-    if !veth() {
-        return;
-    }
+    let Some(()) = veth() else { return };
     let before = settings();
     nic(&["apply", "nic0"], 0);
     put("gro_flush_timeout", "777");
@@ -157,9 +143,7 @@ fn what_somebody_else_changed_is_left_alone_unless_forced() {
 
 #[test]
 fn the_default_route_needs_a_yes() {
-    if !veth() {
-        return;
-    }
+    let Some(()) = veth() else { return };
     shell("ip route add default via 192.0.2.2");
     let before = settings();
     let text = says(&["apply", "nic0"], 64);
@@ -176,9 +160,7 @@ fn the_default_route_needs_a_yes() {
 
 #[test]
 fn a_container_says_so_in_one_line() {
-    if !veth() {
-        return;
-    }
+    let Some(()) = veth() else { return };
     nic(&["apply", "nic0"], 0);
     let before = settings();
     shell("mount -o remount,bind,ro /sys");
@@ -196,9 +178,7 @@ fn a_container_says_so_in_one_line() {
 
 #[test]
 fn without_rights_nothing_is_changed() {
-    if !veth() {
-        return;
-    }
+    let Some(()) = veth() else { return };
     let folder = Folder::new();
     let copy = ksf_for_all(&folder);
     let as_nobody = |args: &[&str]| {
@@ -215,9 +195,7 @@ fn without_rights_nothing_is_changed() {
 
 #[test]
 fn the_sysfs_of_another_network_namespace_is_not_touched() {
-    if !private_network_and_run() {
-        return;
-    }
+    let Some(()) = support::private_network_and_run() else { return };
     // /sys still shows the namespace of before.
     shell(PAIR);
     let text = says(&["apply", "nic0"], 69);
@@ -226,9 +204,7 @@ fn the_sysfs_of_another_network_namespace_is_not_touched() {
 
 #[test]
 fn an_interface_that_came_back_is_not_the_same() {
-    if !veth() {
-        return;
-    }
+    let Some(()) = veth() else { return };
     nic(&["apply", "nic0"], 0);
     shell(&format!("ip link del nic0; {PAIR}"));
     let before = settings();
@@ -245,9 +221,7 @@ fn an_interface_that_came_back_is_not_the_same() {
 
 #[test]
 fn documents_are_as_documented() {
-    if !veth() {
-        return;
-    }
+    let Some(()) = veth() else { return };
     let documented = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/nic.md")).unwrap();
     let documents = |args: &[&str]| -> Vec<serde_json::Value> {
         let text = stdout(&nic(args, 0));

@@ -9,15 +9,13 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixDatagram;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::{Pid, Signal, kill_process_group};
-use support::{Folder, PATIENCE, Server, built_folder, private_network_and_run, stderr, stdout, until};
+use support::{Folder, PATIENCE, Running, Server, built_folder, private_network_and_run, stderr, stdout, wait_until};
 
 /// Commands of the documents that are not typed: what `make -n` must say that they do, and why they are not.
 const NOT_RUN: [(&str, &str, &str); 2] = [
@@ -69,9 +67,7 @@ fn examples_are_made_anywhere() {
 
 #[test]
 fn the_commands_about_interfaces_work() {
-    if !private_network_and_run() {
-        return;
-    }
+    let Some(()) = support::private_network_and_run() else { return };
     shell(
         "ip link add eth0 numtxqueues 2 numrxqueues 2 type veth peer name far0 && \
          ip link set eth0 up && ip link set far0 up && mount -t sysfs sysfs /sys",
@@ -81,9 +77,7 @@ fn the_commands_about_interfaces_work() {
 
 #[test]
 fn the_commands_about_flows_work() {
-    if !private_network_and_run() {
-        return;
-    }
+    let Some(()) = support::private_network_and_run() else { return };
     shell(
         "ip netns add far && ip link add eth1 type veth peer name far1 netns far && \
          ip addr add 10.0.0.1/24 dev eth1 && ip link set eth1 up && ip -n far link set lo up && \
@@ -246,7 +240,7 @@ fn examples() -> Vec<String> {
 
 /// Types the commands of a document whose reader is in `folder` of a fresh clone, on a machine without a network card.
 fn type_alone(document: &str, folder: &str) {
-    if private_network_and_run() {
+    if private_network_and_run().is_some() {
         type_all(document, folder);
     }
 }
@@ -377,9 +371,9 @@ impl Checkout {
 struct Terminal<'a> {
     checkout: &'a Checkout,
     folder: PathBuf,
-    foreground: Option<Running>,
+    foreground: Option<Served>,
     /// `%1` and so on.
-    jobs: Vec<Option<Running>>,
+    jobs: Vec<Option<Served>>,
 }
 
 impl Terminal<'_> {
@@ -400,9 +394,9 @@ impl Terminal<'_> {
         let words = command.strip_prefix("sudo ").unwrap_or(command);
         let is = |commands: &[&str]| commands.iter().any(|server| words.starts_with(server));
         let running = if is(&SERVERS) {
-            Running::start(self.checkout, command, &self.folder)
+            Served::start(self.checkout, command, &self.folder)
         } else if is(&READERS) {
-            Running::start_reader(self.checkout, command, &self.folder)
+            Served::start_reader(self.checkout, command, &self.folder)
         } else {
             assert!(!in_background, "`{line}`: only servers run in the background");
             return self.checkout.types(command, &self.folder);
@@ -420,69 +414,53 @@ impl Terminal<'_> {
     }
 }
 
-/// A server that a terminal has started, and what it was started by; all killed when dropped.
-struct Running {
+/// A server that a terminal has started.
+struct Served {
     line: String,
-    child: Child,
+    program: Running,
     /// Where it tells the service manager how it is.
     news: Option<UnixDatagram>,
-    said: PathBuf,
     _folder: Folder,
 }
 
-impl Running {
+impl Served {
     /// Starts it and waits until it serves.
     fn start(checkout: &Checkout, line: &str, at: &Path) -> Self {
         let folder = Folder::new();
-        let (socket, said) = (folder.path("notify"), folder.path("said"));
+        let socket = folder.path("notify");
         let news = UnixDatagram::bind(&socket).unwrap();
         news.set_nonblocking(true).unwrap();
-        let child = checkout
-            .command("bash", at)
-            .args(["-c", &format!("exec {line}")])
-            .env("NOTIFY_SOCKET", &socket)
-            .stdout(Stdio::null())
-            .stderr(fs::File::create(&said).unwrap())
-            // As a terminal does, so that a signal reaches all of it.
-            .process_group(0)
-            .spawn()
-            .unwrap();
-        let mut running = Running { line: line.to_owned(), child, news: Some(news), said, _folder: folder };
-        running.hears("READY=1");
-        running
+        let mut command = checkout.command("bash", at);
+        command.args(["-c", &format!("exec {line}")]).env("NOTIFY_SOCKET", &socket).stdout(Stdio::null());
+        // As a terminal does, in a group, so that a signal reaches all of it.
+        let program = Running::start_group(command.stderr(Stdio::piped()));
+        let mut served = Served { line: line.to_owned(), program, news: Some(news), _folder: folder };
+        served.hears("READY=1");
+        served
     }
 
     /// The same, of one of [`READERS`].
     fn start_reader(checkout: &Checkout, line: &str, at: &Path) -> Self {
-        let folder = Folder::new();
-        let said = folder.path("said");
-        let mut child = checkout
-            .command("bash", at)
-            .args(["-c", &format!("exec {line}")])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(fs::File::create(&said).unwrap())
-            .process_group(0)
-            .spawn()
-            .unwrap();
-        let mut first = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut first).unwrap();
-        let running = Running { line: line.to_owned(), child, news: None, said, _folder: folder };
-        assert!(!first.is_empty(), "`{line}` ends before it serves:\n{}", running.said());
-        running
+        let mut command = checkout.command("bash", at);
+        command.args(["-c", &format!("exec {line}")]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut program = Running::start_group(command.stderr(Stdio::piped()));
+        let first = program.out.within(PATIENCE);
+        assert!(first.is_some(), "`{line}` ends before it serves:\n{:#?}", program.err.now());
+        Served { line: line.to_owned(), program, news: None, _folder: Folder::new() }
     }
 
     /// Waits for the server to say this. If it ends instead, that is a failure.
     fn hears(&mut self, state: &str) {
-        until(&format!("`{}` says {state}", self.line), || {
-            let status = self.child.try_wait().unwrap();
+        let Served { line, program, news, .. } = self;
+        wait_until(format_args!("`{line}` says {state}"), || {
+            let status = program.ended();
             let mut message = [0; 1000];
-            while let Some(length) = self.news.as_ref().and_then(|news| news.recv(&mut message).ok()) {
+            while let Some(length) = news.as_ref().and_then(|news| news.recv(&mut message).ok()) {
                 if String::from_utf8_lossy(&message[..length]).lines().any(|line| line == state) {
                     return true;
                 }
             }
-            assert!(status.is_none(), "`{}` ends with {status:?} before {state}:\n{}", self.line, self.said());
+            assert!(status.is_none(), "`{line}` ends with {status:?} before {state}:\n{:#?}", program.err.now());
             false
         });
     }
@@ -490,33 +468,15 @@ impl Running {
     /// Sends the signal that ends it, which must be an orderly end.
     fn end(mut self, signal: Signal) {
         if self.news.is_some() {
-            kill_process_group(Pid::from_child(&self.child), signal).unwrap();
+            kill_process_group(Pid::from_raw(self.program.pid() as i32).unwrap(), signal).unwrap();
             self.hears("STOPPING=1");
         } else {
-            drop(self.child.stdin.take());
+            self.program.end_input();
         }
-        let mut status = None;
-        until(&format!("`{}` ends", self.line), || {
-            status = self.child.try_wait().unwrap();
-            status.is_some()
-        });
+        let status = self.program.wait();
         // make calls it an error that it was interrupted.
         if !self.line.contains("make ") {
-            assert_eq!(status.and_then(|status| status.code()), Some(0), "`{}`:\n{}", self.line, self.said());
-        }
-    }
-
-    fn said(&self) -> String {
-        fs::read_to_string(&self.said).unwrap_or_default()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // Not after its end: its number may be another's by then.
-        if let Ok(None) = self.child.try_wait() {
-            let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
-            let _ = self.child.wait();
+            assert_eq!(status.code(), Some(0), "`{}`:\n{:#?}", self.line, self.program.err.now());
         }
     }
 }

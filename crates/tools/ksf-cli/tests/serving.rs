@@ -8,30 +8,24 @@ use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use ksf_test::stream::{self, datagrams};
+use ksf_test::{Running, rpc};
 use rustix::process::Signal;
-use support::{Folder, PATIENCE, Server, ksf, run, stderr, until, value};
+use support::{Folder, PATIENCE, Server, ksf, run, stderr, value, wait_until};
 
 /// Sends `message` and reads as many bytes back.
 fn echo(stream: &mut (impl Read + Write), message: &[u8]) -> Vec<u8> {
     stream.write_all(message).expect("the server reads");
-    let mut back = vec![0; message.len()];
-    stream.read_exact(&mut back).expect("the server answers");
-    back
+    stream::read_exactly(stream, message.len())
 }
 
 fn connect(server: &Server) -> TcpStream {
-    let stream = TcpStream::connect(server.address(" tcp ")).expect("the server listens");
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream
+    stream::connect(server.address(" tcp "))
 }
 
 #[test]
 fn every_transport_answers_on_every_user_space_engine() {
-    for engine in ["uring", "epoll"] {
-        if engine == "uring" && !io_uring_works() {
-            support::say_skipped("io_uring is not allowed here (ksf doctor says why)");
-            continue;
-        }
+    for engine in support::engines() {
         let folder = Folder::new();
         let path = folder.path("echo");
         let unix = format!("unix:{}", path.display());
@@ -40,9 +34,7 @@ fn every_transport_answers_on_every_user_space_engine() {
         assert!(server.seen().iter().all(|line| line.contains(&format!("engine={engine} "))), "{:?}", server.seen());
         assert_eq!(echo(&mut connect(&server), b"over tcp"), b"over tcp");
         assert_eq!(echo(&mut UnixStream::connect(&path).unwrap(), b"over unix"), b"over unix");
-        let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
-        udp.set_read_timeout(Some(PATIENCE)).unwrap();
-        udp.connect(server.address(" udp ")).unwrap();
+        let udp = datagrams(server.address(" udp "));
         udp.send(b"over udp").unwrap();
         let mut back = [0; 100];
         let length = udp.recv(&mut back).unwrap();
@@ -69,15 +61,13 @@ fn workers_answer_streams_and_shards_answer_datagrams() {
         assert!(echo_while_writing(&mut tcp, &message) == message, "message {at}");
     }
     assert_eq!(echo(&mut UnixStream::connect(&path).unwrap(), b"over unix"), b"over unix");
-    let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
-    udp.set_read_timeout(Some(PATIENCE)).unwrap();
-    udp.connect(server.address(" udp ")).unwrap();
+    let udp = datagrams(server.address(" udp "));
     udp.send(b"over udp").unwrap();
     let mut back = [0; 100];
     let length = udp.recv(&mut back).unwrap();
     assert_eq!(&back[..length], b"over udp");
     // The Unix connection has ended, the other is open: both are counted where shards count theirs.
-    until("the end of a connection is counted", || {
+    wait_until("the end of a connection is counted", || {
         let counters = &server.stat()["services"][0]["counters"];
         value(counters, "accepted") == 2 && value(counters, "closed_by_peer") == 1
     });
@@ -91,9 +81,7 @@ fn echo_while_writing(stream: &mut TcpStream, message: &[u8]) -> Vec<u8> {
     let mut writer = stream.try_clone().unwrap();
     std::thread::scope(|scope| {
         scope.spawn(move || writer.write_all(message).expect("the server reads"));
-        let mut back = vec![0; message.len()];
-        stream.read_exact(&mut back).expect("the server answers");
-        back
+        stream::read_exactly(stream, message.len())
     })
 }
 
@@ -125,29 +113,14 @@ fn where_io_uring_is_refused_epoll_runs_and_the_cause_is_named() {
     assert!(setup["detail"].as_str().unwrap().contains("seccomp"), "{setup}");
 }
 
-fn io_uring_works() -> bool {
-    let output = run(&["doctor", "--json"]);
-    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("doctor prints JSON");
-    let usable = report["engines"][1]["usable"].as_bool().expect("usable is a boolean");
-    assert!(usable || std::env::var_os("CI").is_none(), "in CI no test may be skipped: needs io_uring");
-    usable
-}
-
 #[test]
 fn without_a_wish_a_server_listens_on_loopback_only() {
     // The usual port may be taken on the machine that runs the tests; then the line about that names loopback.
     let folder = Folder::new();
     let stats = folder.path("stats.sock");
-    let mut child = ksf()
-        .args(["krpc2", "--engine", "epoll", "-v", "--stats-socket"])
-        .arg(&stats)
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let stderr = child.stderr.take().unwrap();
-    let first = std::io::BufRead::lines(std::io::BufReader::new(stderr)).next().unwrap().unwrap();
-    child.kill().unwrap();
-    child.wait().unwrap();
+    let mut command = ksf();
+    command.args(["krpc2", "--engine", "epoll", "-v", "--stats-socket"]).arg(&stats);
+    let first = Running::start(command.stderr(Stdio::piped())).err.line();
     assert!(first.contains("tcp 127.0.0.1:62049"), "{first}");
 }
 
@@ -202,7 +175,7 @@ fn a_second_signal_stops_at_once() {
     let mut stream = connect(&server);
     stream.set_nonblocking(true).unwrap();
     let chunk = vec![7; 1 << 20];
-    until("the server holds replies that nobody takes", || {
+    wait_until("the server holds replies that nobody takes", || {
         let full = stream.write(&chunk).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
         let counters = &server.stat()["services"][0]["counters"];
         full && value(counters, "bytes_in") > value(counters, "bytes_out") + 100_000
@@ -231,7 +204,7 @@ fn sighup_reloads_limits_and_keeps_the_old_ones_on_a_mistake() {
     assert_eq!(limit(&server, "connections_max"), 1);
     // In force, not only on display: the second connection is closed at once.
     let first = connect(&server);
-    until("the first connection is counted", || value(&server.stat()["services"][0]["counters"], "accepted") == 1);
+    wait_until("the first connection is counted", || value(&server.stat()["services"][0]["counters"], "accepted") == 1);
     let mut second = connect(&server);
     assert_eq!(second.read(&mut [0; 1]).unwrap_or(0), 0, "the second connection is open");
     drop(first);
@@ -259,7 +232,7 @@ fn stat_shows_what_happened() {
     let mut stream = connect(&server);
     assert_eq!(echo(&mut stream, b"12345"), b"12345");
     // The peer may see the reply before the shard has counted it.
-    until("the bytes are counted", || value(&server.stat()["services"][0]["counters"], "bytes_out") == 5);
+    wait_until("the bytes are counted", || value(&server.stat()["services"][0]["counters"], "bytes_out") == 5);
     let report = server.stat();
     assert_eq!(report["schema"], "ksf-stat/1");
     assert_eq!(report["pid"], server.pid());
@@ -291,24 +264,15 @@ fn every_field_of_stat_is_documented() {
 #[test]
 fn watch_ends_when_the_server_does() {
     let server = Server::start(&["kecho", "--engine", "epoll", "--listen", "tcp:127.0.0.1:0"], 1);
-    let mut watch = ksf()
-        .args(["stat", "--watch", "0.05", "--json"])
-        .arg(&server.stats)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(watch.stdout.take().unwrap()));
+    let mut watch = ksf();
+    watch.args(["stat", "--watch", "0.05", "--json"]).arg(&server.stats);
+    let mut watch = Running::start(watch.stdout(Stdio::piped()).stderr(Stdio::piped()));
     for _ in 0..2 {
-        let line = lines.next().unwrap().unwrap();
+        let line = watch.out.line();
         assert_eq!(serde_json::from_str::<serde_json::Value>(&line).unwrap()["schema"], "ksf-stat/1");
     }
     server.stop();
-    for line in lines {
-        line.unwrap();
-    }
-    let output = watch.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(69), "{}", stderr(&output));
+    assert_eq!(watch.wait().code(), Some(69), "{:?}", watch.err.seen());
 }
 
 #[test]
@@ -389,17 +353,9 @@ fn serve_runs_several_services_with_limits_of_their_own() {
     let mut server = Server::start(&["serve", config.to_str().unwrap(), "--task-queue-max", "3"], 2);
     let mut stream = TcpStream::connect(server.address("echo-a tcp")).unwrap();
     assert_eq!(echo(&mut stream, b"a"), b"a");
-    let mut rpc = TcpStream::connect(server.address("rpc-b tcp")).unwrap();
-    rpc.set_read_timeout(Some(PATIENCE)).unwrap();
-    // RFC 5531: record mark, xid 7, call, RPC version 2, program 200000, version 2, NULL, AUTH_NONE twice.
-    let words = [0x8000_0028_u32, 7, 0, 2, 200_000, 2, 0, 0, 0, 0, 0];
-    let call: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
-    rpc.write_all(&call).unwrap();
-    let mut reply = [0; 28];
-    rpc.read_exact(&mut reply).unwrap();
-    // Record mark, xid 7, reply, accepted, AUTH_NONE, success.
-    let expected: Vec<u8> = [0x8000_0018_u32, 7, 1, 0, 0, 0, 0].iter().flat_map(|word| word.to_be_bytes()).collect();
-    assert_eq!(reply[..], expected);
+    let mut caller = stream::connect(server.address("rpc-b tcp"));
+    let (call, reply) = (rpc::call(7, 200_000, 2, 0), rpc::accepted(7, &[0]));
+    stream::ask(&mut caller, &rpc::record(&call), &rpc::record(&reply));
     let report = server.stat();
     let limit = |at: usize| value(&report["services"][at]["limits"], "fragments_max");
     assert_eq!((limit(0), limit(1)), (5, 6));
@@ -408,7 +364,7 @@ fn serve_runs_several_services_with_limits_of_their_own() {
     assert_eq!((resource(0, "task_queue_max"), resource(1, "task_queue_max")), (3, 3));
 
     let text = std::fs::read_to_string(&config).unwrap();
-    folder.write("config.toml", &text.replace("fragments_max = 5", "fragments_max = 8"));
+    folder.write("config.toml", text.replace("fragments_max = 5", "fragments_max = 8"));
     server.signal(Signal::HUP);
     server.line_with("echo-a: limits reloaded");
     server.line_with("rpc-b: limits reloaded");
@@ -446,7 +402,7 @@ fn a_service_that_cannot_start_takes_the_others_with_it() {
     let path = folder.path("echo");
     let config = folder.write(
         "config.toml",
-        &format!(
+        format!(
             "engine = \"epoll\"\n[[service]]\nname = \"a\"\nkind = \"echo\"\nlisten = [\"unix:{}\"]\n\
              [[service]]\nname = \"b\"\nkind = \"echo\"\nlisten = [\"tcp:{}\"]\n",
             path.display(),
@@ -489,9 +445,8 @@ fn passed_sockets_are_served() {
     let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = udp.local_addr().unwrap();
     let server = Server::start_command(activated(udp, "echo", &["kecho", "--engine", "epoll"]), 1);
-    let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
-    peer.set_read_timeout(Some(PATIENCE)).unwrap();
-    peer.send_to(b"datagram", address).unwrap();
+    let peer = datagrams(address);
+    peer.send(b"datagram").unwrap();
     let mut back = [0; 100];
     assert_eq!(peer.recv(&mut back).unwrap(), 8);
     server.stop();
@@ -568,7 +523,7 @@ fn quiet_is_quiet_and_verbose_explains() {
         .spawn()
         .unwrap();
     let pid = rustix::process::Pid::from_child(&quiet);
-    until("the server listens", || listening_sockets(quiet.id()) > 0);
+    wait_until("the server listens", || listening_sockets(quiet.id()) > 0);
     rustix::process::kill_process(pid, Signal::TERM).unwrap();
     let mut text = String::new();
     quiet.stderr.take().unwrap().read_to_string(&mut text).unwrap();

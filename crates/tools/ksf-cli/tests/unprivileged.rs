@@ -29,7 +29,7 @@ impl User {
         let folder = Folder::new();
         let is_root = rustix::process::geteuid().is_root();
         if is_root {
-            assert!(private_network_and_run());
+            private_network_and_run().expect("root may");
         }
         let user = User { ksf: ksf_for_all(&folder), runtime: folder.path("run"), is_root, _folder: folder };
         fs::create_dir(&user.runtime).unwrap();

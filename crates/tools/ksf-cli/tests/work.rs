@@ -3,7 +3,6 @@
 mod support;
 
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::TcpStream;
 
 use support::{Folder, Server, run, stderr, stdout};
 
@@ -97,13 +96,12 @@ fn a_class_of_the_configuration_leaves_a_worker_for_the_others() {
                 listen = [\"tcp:127.0.0.1:0\"]\n[[service.class]]\nbytes = \"00000001\"\ncap = 1\n";
     let path = folder.write("classes.toml", text);
     let server = Server::start(&["serve", path.to_str().unwrap()], 1);
-    let address = server.address(" tcp ").to_string();
+    let address = server.address(" tcp ");
     let message = |how: u32| [8_u32, how, 10_000_000].map(u32::to_be_bytes).concat();
-    let connect = || TcpStream::connect(address.trim_start_matches("tcp:")).unwrap();
+    let connect = || ksf_test::stream::connect(address);
 
     let (mut long, mut quick) = (connect(), connect());
     long.write_all(&[message(SLEEP), message(SLEEP), message(SLEEP)].concat()).unwrap();
-    quick.set_read_timeout(Some(support::PATIENCE)).unwrap();
     for _ in 0..20 {
         quick.write_all(&message(INLINE)).unwrap();
         quick.read_exact(&mut [0; 8]).unwrap();
