@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Output};
+use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -169,7 +170,8 @@ fn threads_of(pid: u32) -> String {
 /// The lines of a pipe, read as they come.
 #[derive(Debug)]
 pub struct Lines {
-    coming: Receiver<String>,
+    // Threads may share a program; taking its lines needs it mutable.
+    coming: Mutex<Receiver<String>>,
     seen: Vec<String>,
 }
 
@@ -189,7 +191,7 @@ impl Lines {
                 BufReader::new(pipe).lines().map_while(Result::ok).for_each(|line| drop(sender.send(line)));
             });
         }
-        Self { coming, seen: Vec::new() }
+        Self { coming: Mutex::new(coming), seen: Vec::new() }
     }
 
     /// The next line that contains `part`.
@@ -215,7 +217,7 @@ impl Lines {
 
     /// The next line; `None`: none comes within this time, or none comes any more.
     pub fn within(&mut self, limit: Duration) -> Option<String> {
-        let line = self.coming.recv_timeout(limit).ok()?;
+        let line = self.coming.get_mut().ok()?.recv_timeout(limit).ok()?;
         self.seen.push(line.clone());
         Some(line)
     }
@@ -227,13 +229,13 @@ impl Lines {
 
     /// Takes what has come by now; all lines so far.
     pub fn now(&mut self) -> &[String] {
-        self.seen.extend(self.coming.try_iter());
+        self.seen.extend(self.coming.get_mut().expect("nobody panics in it").try_iter());
         &self.seen
     }
 
     /// Takes what comes until the pipe is closed; all lines.
     pub fn to_the_end(&mut self) -> &[String] {
-        self.seen.extend(self.coming.iter());
+        self.seen.extend(self.coming.get_mut().expect("nobody panics in it").iter());
         &self.seen
     }
 }

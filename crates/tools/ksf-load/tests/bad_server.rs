@@ -95,9 +95,9 @@ fn a_trickling_reply_does_not_count_as_progress() {
 #[test]
 fn refusals_and_malformed_replies_are_told_apart() {
     let server = rpc_server(|number, xid| match number {
-        0 => record(&message(&[xid, 1, 0, 0, 0, 1])),
-        1 => record(&message(&[xid, 1, 0, 0, 0, 2, 2, 4])),
-        2 => record(&message(&[xid, 1, 0, 0, 0, 3])),
+        0 => record(&accepted(xid, &[1])),
+        1 => record(&accepted(xid, &[2, 2, 4])),
+        2 => record(&accepted(xid, &[3])),
         3 => record(&message(&[xid, 1, 1, 0, 2, 2])),
         4 => record(&message(&[xid, 1, 1, 1, 1])),
         5 => record(&message(&[xid, 0, 2, 100_003, 3, 0, 0, 0, 0, 0])),
@@ -147,8 +147,7 @@ fn an_early_close_and_a_reset_are_closed() {
     });
     let reset = tcp_server(|mut stream| {
         read_record(&mut stream)?;
-        let socket = socket2::Socket::from(stream);
-        socket.set_linger(Some(std::time::Duration::ZERO))
+        reset(stream)
     });
     for mode in ["-a 0", "-a 1"] {
         for (server, correct) in [(close, 10), (cut, 10), (reset, 0)] {
@@ -308,7 +307,7 @@ fn a_server_that_goes_away_between_iterations_leaves_a_report() {
     std::thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
         drop(listener);
-        good_echo(stream)
+        stream::echo(stream)
     });
     let ran = run_echotest(&format!("{server} -c 20 -i 3"));
     assert_eq!(ran.code, 1, "{}", ran.stderr);

@@ -109,7 +109,7 @@ fn reordered_replies_are_counted_but_right() {
 
 #[test]
 fn every_mode_of_echotest_over_tcp() {
-    let server = tcp_server(good_echo);
+    let server = tcp_server(stream::echo);
     for options in [
         "-c 2000",
         "-c 2000 -a 0",
@@ -154,23 +154,23 @@ fn udp_echo_and_rpc() {
 
 #[test]
 fn ipv6_names_and_unix_sockets() {
-    let v6 = tcp_server_on("[::1]:0", good_echo);
+    let v6 = tcp_server_on("[::1]:0", stream::echo);
     let ran = run_echotest(&format!("[::1]:{} -c 50", v6.port()));
     ran.assert_clean(50);
     assert_eq!(ran.document().target.as_ref().unwrap().addresses, [format!("[::1]:{}", v6.port())]);
     run_echotest(&format!("::1 -p {} -c 50", v6.port())).assert_clean(50);
 
-    let v4 = tcp_server(good_echo);
+    let v4 = tcp_server(stream::echo);
     run_echotest(&format!("someone@localhost:{} -c 50", v4.port())).assert_clean(50);
     let udp = udp_server(|_, bytes| vec![bytes.to_vec()]);
     run_echotest(&format!("localhost:{} -u -c 50 -l 8", udp.port())).assert_clean(50);
 
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("echo.sock");
+    let folder = Folder::new();
+    let path = folder.path("echo.sock");
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            std::thread::spawn(move || good_echo(stream));
+            std::thread::spawn(move || stream::echo(stream));
         }
     });
     let ran = run_echotest(&format!("unix:{} -c 500 -a 8 -l 2000", path.display()));

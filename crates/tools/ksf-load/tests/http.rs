@@ -16,11 +16,6 @@ fn good_server() -> SocketAddr {
     http_server(|_, _| ok_with("hello"))
 }
 
-/// Ends a connection by a reset.
-fn reset(stream: TcpStream) -> std::io::Result<()> {
-    socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO))
-}
-
 /// A port that was free a moment ago.
 fn nobody() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
@@ -69,8 +64,8 @@ fn answers_may_come_in_any_pieces() {
     let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x\r\nhel\r\n2\r\nlo\r\n0\r\nA: b\r\n\r\n";
     let until_end = "HTTP/1.0 200 OK\r\nServer: x\r\n\r\nhello";
     let early = format!("HTTP/1.1 103 Early Hints\r\n\r\n{}", String::from_utf8(ok_with("hello")).unwrap());
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("body");
+    let folder = Folder::new();
+    let file = folder.path("body");
     std::fs::write(&file, "hello").unwrap();
     for answer in [chunked, until_end, &early] {
         let answer = answer.to_owned();
@@ -153,9 +148,7 @@ fn a_reset_while_sending_is_told_from_one_while_waiting() {
 
 #[test]
 fn a_full_backlog_is_a_connect_timeout_and_the_kernels_counters_say_why() {
-    if !own_network_or_skip("network namespace of its own") {
-        return;
-    }
+    let Some(()) = own_network_or_skip("network namespace of its own") else { return };
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
     // One connection fits into a backlog of 0, and is never accepted.
@@ -353,9 +346,7 @@ fn where_nobody_is_the_run_ends_and_says_so() {
 /// On loopback the kernel handles a connection on the CPU of who opens it.
 #[test]
 fn each_thread_opens_its_connections_on_its_cpu() {
-    if !own_network_or_skip("network namespace of its own, whose loopback has no RPS") {
-        return;
-    }
+    let Some(()) = own_network_or_skip("network namespace of its own, whose loopback has no RPS") else { return };
     let set = rustix::thread::sched_getaffinity(None).unwrap();
     let cpus: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect();
     let seen: Arc<Mutex<Vec<usize>>> = Arc::default();
@@ -460,9 +451,7 @@ fn set_sysctl(name: &str, value: &str) {
 
 #[test]
 fn a_run_that_would_use_up_the_ports_is_refused_and_its_failures_are_told() {
-    if !own_network_or_skip("network namespace of its own, for its range of ports") {
-        return;
-    }
+    let Some(()) = own_network_or_skip("network namespace of its own, for its range of ports") else { return };
     let server = good_server();
     set_sysctl("ip_local_port_range", "40000 40009");
     set_sysctl("tcp_tw_reuse", "0");

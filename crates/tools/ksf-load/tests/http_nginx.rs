@@ -2,31 +2,25 @@
 
 mod common;
 
-use std::io::{self, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use common::*;
-use rustix::process::{Pid, Signal, kill_process};
-use tempfile::TempDir;
-
-/// How long anything may take that is waited for.
-const PATIENCE: Duration = Duration::from_secs(60);
+use rustix::process::Signal;
 
 const PORT: u16 = 8080;
 
 /// A master with its workers, in a directory of their own. Dropping it ends them.
 struct Nginx {
-    master: Child,
-    _folder: TempDir,
+    master: Option<Running>,
+    _folder: Folder,
 }
 
 impl Nginx {
     fn start(workers: u32) -> Nginx {
-        let folder = tempfile::tempdir().unwrap();
-        let dir = folder.path();
+        let folder = Folder::new();
+        let dir = folder.path("");
         let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
             .map(|name| format!("{name}_temp_path {}/{name};\n", dir.display()))
             .concat();
@@ -39,17 +33,16 @@ impl Nginx {
         );
         std::fs::write(dir.join("nginx.conf"), conf).unwrap();
         let mut command = Command::new("nginx");
-        command.arg("-p").arg(dir).arg("-c").arg(dir.join("nginx.conf")).args(["-e", "stderr"]);
-        let master = command.stdin(Stdio::null()).spawn().expect("nginx starts");
-        let nginx = Nginx { master, _folder: folder };
-        wait_for("nginx to listen and its workers", || {
+        command.arg("-p").arg(&dir).arg("-c").arg(dir.join("nginx.conf")).args(["-e", "stderr"]);
+        let nginx = Nginx { master: Some(Running::start(command.stdin(Stdio::null()))), _folder: folder };
+        wait_until("nginx listens and has its workers", || {
             TcpStream::connect(("127.0.0.1", PORT)).is_ok() && nginx.workers().len() == workers as usize
         });
         nginx
     }
 
     fn pid(&self) -> u32 {
-        self.master.id()
+        self.master.as_ref().expect("until it is dropped").pid()
     }
 
     fn workers(&self) -> Vec<u32> {
@@ -62,44 +55,21 @@ impl Nginx {
 impl Drop for Nginx {
     fn drop(&mut self) {
         // The master takes its workers along.
-        kill_process(Pid::from_child(&self.master), Signal::TERM).expect("the master lives");
-        let deadline = Instant::now() + PATIENCE;
-        while self.master.try_wait().unwrap().is_none() {
-            assert!(Instant::now() < deadline, "nginx did not end within {PATIENCE:?}");
-            std::thread::yield_now();
-        }
+        self.master.take().map(|master| master.stop(Signal::TERM));
     }
 }
 
-fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "waited {PATIENCE:?} for {what}");
-        std::thread::yield_now();
-    }
-}
-
-/// Whether the test can run; says why not. In CI a skip is a failure.
-fn have_nginx() -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let installed = std::env::split_paths(&path).any(|dir| dir.join("nginx").is_file());
-    let missing = match installed {
-        false => "nginx (Debian: nginx-light)",
-        true if own_network() => return true,
-        true => "root, for a network namespace of its own",
-    };
-    assert!(std::env::var_os("CI").is_none(), "skipped in CI: needs {missing}");
-    io::stderr().write_all(format!("skipped: needs {missing}\n").as_bytes()).expect("stderr is open");
-    false
+/// None: the test is skipped.
+fn have_nginx() -> Option<()> {
+    program_or_skip("nginx")?;
+    own_network_or_skip("a network namespace of its own")
 }
 
 #[test]
 fn nginx_answers_every_kind_of_load_and_its_whole_tree_is_charged() {
-    if !have_nginx() {
-        return;
-    }
+    let Some(()) = have_nginx() else { return };
     let nginx = Nginx::start(2);
-    let cpu = first_cpu();
+    let cpu = cpus()[0];
     for host in ["127.0.0.1", "[::1]"] {
         for (options, requests, connections) in [
             ("-c 2000 -n 16", 2000, 2000),
@@ -125,17 +95,9 @@ fn nginx_answers_every_kind_of_load_and_its_whole_tree_is_charged() {
     }
 }
 
-/// The first CPU that this process may use.
-fn first_cpu() -> usize {
-    let set = rustix::thread::sched_getaffinity(None).unwrap();
-    (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| set.is_set(*cpu)).expect("it runs somewhere")
-}
-
 #[test]
 fn a_killed_worker_is_accounted_for_and_its_successor_is_charged() {
-    if !have_nginx() {
-        return;
-    }
+    let Some(()) = have_nginx() else { return };
     let nginx = Nginx::start(1);
     let stop = AtomicBool::new(false);
     let (pid, [worker]) = (nginx.pid(), nginx.workers()[..].try_into().unwrap());
@@ -144,9 +106,9 @@ fn a_killed_worker_is_accounted_for_and_its_successor_is_charged() {
             // It stops the run however this ends.
             let _stop = StopAtEnd(&stop);
             let ticks = || worker_ticks(worker);
-            wait_for("the worker to be loaded", || ticks() > 2);
-            kill_process(Pid::from_raw(worker as i32).unwrap(), Signal::KILL).unwrap();
-            wait_for("another worker to be loaded", || {
+            wait_until("the worker is loaded", || ticks() > 2);
+            signal(worker, Signal::KILL);
+            wait_until("another worker is loaded", || {
                 nginx.workers().iter().any(|pid| *pid != worker && worker_ticks(*pid) > 2)
             });
         });

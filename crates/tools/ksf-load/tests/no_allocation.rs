@@ -2,32 +2,11 @@
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use common::*;
-
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every call is passed on unchanged to the system's allocator, which keeps the contract; counting touches
-// only an atomic.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `alloc`, which is that of `System.alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: `memory` came from `alloc` above with this layout, so from `System`.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
+use ksf_test::alloc::{Counting, allocations_of_all};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static COUNTING: Counting = Counting;
 
 /// What formatting and thread start may differ by from run to run.
 const SLACK: u64 = 50;
@@ -35,7 +14,7 @@ const SLACK: u64 = 50;
 #[test]
 fn twenty_times_the_messages_need_no_more_allocations() {
     // The servers here allocate nothing per message either.
-    let tcp = tcp_server(good_echo);
+    let tcp = tcp_server(stream::echo);
     let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let udp_address = udp.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -52,9 +31,9 @@ fn twenty_times_the_messages_need_no_more_allocations() {
         format!("{udp_address} -u -l 40 -a 4"),
     ] {
         let allocations = |count: u64| {
-            let before = ALLOCATIONS.load(Ordering::Relaxed);
+            let before = allocations_of_all();
             run_echotest(&format!("{options} -c {count}")).assert_clean(count);
-            ALLOCATIONS.load(Ordering::Relaxed) - before
+            allocations_of_all() - before
         };
         allocations(1000);
         let (few, many) = (allocations(1000), allocations(20_000));

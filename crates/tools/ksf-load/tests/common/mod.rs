@@ -1,15 +1,15 @@
 //! Runs the tools in this process, and servers that misbehave on demand.
-#![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
+#![allow(dead_code, unreachable_pub, unused_imports, reason = "every test file uses its own part")]
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::process::Command;
 use std::sync::atomic::AtomicBool;
 
 use clap::Parser;
 use ksf_load::report::document::Document;
 use ksf_load::{Io, LoadError, calls, echo, http, rpc, work};
-use rustix::thread::{CapabilitySet, UnshareFlags, capabilities, unshare_unsafe};
+pub use ksf_test::rpc::{accepted, read_record, record, words as message, xid};
+pub use ksf_test::*;
 use serde::Serialize;
 
 pub mod schema;
@@ -215,29 +215,6 @@ pub fn http_server(answer: impl FnMut(u64, &str) -> Vec<u8> + Send + Clone + 'st
     })
 }
 
-/// Gives this test, and the threads it starts, a network namespace with nothing but a loopback device; returns whether
-/// it has. Without CAP_SYS_ADMIN it runs on the machine's own loopback.
-pub fn own_network() -> bool {
-    if !capabilities(None).unwrap().effective.contains(CapabilitySet::SYS_ADMIN) {
-        return false;
-    }
-    // SAFETY: changes the network namespace of this thread only, no memory and no descriptor.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
-    let status = Command::new("ip").args(["link", "set", "lo", "up"]).status().expect("ip (iproute2) starts");
-    assert!(status.success(), "ip link set lo up: {status}");
-    true
-}
-
-/// The same for a test that cannot do without, which is skipped and says so; in CI a skip is a failure.
-pub fn own_network_or_skip(what: &str) -> bool {
-    let own = own_network();
-    if !own {
-        assert!(std::env::var_os("CI").is_none(), "skipped in CI: needs root ({what})");
-        io::stderr().write_all(format!("skipped: needs root ({what})\n").as_bytes()).expect("stderr is open");
-    }
-    own
-}
-
 /// Reads a message of the work service, its length word included; `None` at the end of the stream.
 pub fn read_work(stream: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     let mut message = vec![0; 4];
@@ -270,27 +247,19 @@ pub fn work_server(answer: impl FnMut(u64, &[u8]) -> Vec<u8> + Send + Clone + 's
     })
 }
 
-/// Starts a TCP server on loopback whose every connection is given to `serve` in a thread of its own. The threads
-/// end with their connections, the listener with the test process.
+/// Starts a TCP server on loopback whose every connection is given to `serve` in a thread of its own.
 pub fn tcp_server(serve: impl Fn(TcpStream) -> io::Result<()> + Send + Clone + 'static) -> SocketAddr {
     tcp_server_on("127.0.0.1:0", serve)
 }
 
-pub fn tcp_server_on(
-    address: &str,
-    serve: impl Fn(TcpStream) -> io::Result<()> + Send + Clone + 'static,
-) -> SocketAddr {
-    let listener = TcpListener::bind(address).unwrap();
-    let address = listener.local_addr().unwrap();
-    std::thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            let serve = serve.clone();
-            stream.set_nodelay(true).unwrap();
-            // Errors end the connection, which is all a misbehaving server has to do about them.
-            std::thread::spawn(move || serve(stream));
-        }
-    });
-    address
+pub fn tcp_server_on(at: &str, serve: impl Fn(TcpStream) -> io::Result<()> + Send + Clone + 'static) -> SocketAddr {
+    stream::serve(TcpListener::bind(at).unwrap(), serve)
+}
+
+/// Ends a connection by a reset.
+pub fn reset(stream: TcpStream) -> io::Result<()> {
+    stream::reset(stream);
+    Ok(())
 }
 
 /// Starts a UDP server on loopback: `serve` gets every datagram's number (from 0) and bytes, and returns the datagrams
@@ -312,43 +281,9 @@ pub fn udp_server(mut serve: impl FnMut(u64, &[u8]) -> Vec<Vec<u8>> + Send + 'st
     address
 }
 
-/// Reads one record, however fragmented; `None` at the end of the stream.
-pub fn read_record(stream: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
-    let mut record = Vec::new();
-    loop {
-        let mut mark = [0; 4];
-        match stream.read_exact(&mut mark) {
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-            result => result?,
-        }
-        let mark = u32::from_be_bytes(mark);
-        let start = record.len();
-        record.resize(start + (mark & 0x7fff_ffff) as usize, 0);
-        stream.read_exact(&mut record[start..])?;
-        if mark >> 31 == 1 {
-            return Ok(Some(record));
-        }
-    }
-}
-
-/// The identifier of a call or reply.
-pub fn xid(message: &[u8]) -> u32 {
-    u32::from_be_bytes(*message.first_chunk().unwrap())
-}
-
-/// Words as big-endian bytes.
-pub fn message(words: &[u32]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_be_bytes()).collect()
-}
-
 /// A successful reply without a record mark.
 pub fn success(xid: u32) -> Vec<u8> {
-    message(&[xid, 1, 0, 0, 0, 0])
-}
-
-/// A message as one record.
-pub fn record(message: &[u8]) -> Vec<u8> {
-    [&(message.len() as u32 | 1 << 31).to_be_bytes(), message].concat()
+    accepted(xid, &[0])
 }
 
 /// A server that answers call number `n` (from 0, per connection) with the bytes `answer` makes for it.
@@ -367,17 +302,6 @@ pub fn rpc_server(answer: impl FnMut(u64, u32) -> Vec<u8> + Send + Clone + 'stat
 /// A server that answers every call correctly.
 pub fn good_rpc_server() -> SocketAddr {
     rpc_server(|_, xid| record(&success(xid)))
-}
-
-/// A server that sends back what it gets, as it gets it.
-pub fn good_echo(mut stream: impl Read + Write) -> io::Result<()> {
-    let mut buffer = vec![0; 1 << 16];
-    loop {
-        match stream.read(&mut buffer)? {
-            0 => return Ok(()),
-            len => stream.write_all(&buffer[..len])?,
-        }
-    }
 }
 
 /// A server that passes every chunk of `len` bytes through `spoil`, which gets its number from 0.
