@@ -163,6 +163,11 @@ impl Delivery {
         self.key
     }
 
+    /// What was counted for this answer when the message was deferred.
+    pub fn work_bytes(&self) -> usize {
+        self.work_bytes
+    }
+
     /// The number the message was given, and the answer.
     pub fn into_answer(self) -> (u64, Answer) {
         (self.ticket, self.answer)

@@ -249,24 +249,29 @@ impl<'a> Message<'a> {
 pub struct Outcome {
     /// Answers that will come to [`Env::answers`].
     pub deferred: u32,
+    /// What these answers will need, as far as it is known ([`Reply::defer_for`]).
+    pub work_bytes: usize,
     /// The service wants the connection closed, after these answers.
     pub close: bool,
 }
 
 /// Calls a service outside of a shard, for whoever moves the bytes of streams in another way. Replies are appended to
-/// `output`, framed; `ticket` is what deferred ones will be known by.
+/// `output`, framed; `ticket` is what deferred ones will be known by, `expected_bytes` what one of them is assumed to need.
 pub fn call_outside<S: Service>(
     service: &S,
     conn: &mut S::Conn,
     message: &Message<'_>,
     ticket: u64,
+    expected_bytes: usize,
     output: &mut Output,
     env: &mut Env,
 ) -> Outcome {
     let target = Target::Stream { key: message.key, ticket, work_bytes: 0 };
-    let mut reply = Reply::new(service.framing(), Sink::Stream(output), env, target, message.bytes.len());
+    // The message itself is counted by the caller, who keeps it.
+    let mut reply = Reply::new(service.framing(), Sink::Stream(output), env, target, 0);
+    reply.expected_bytes = expected_bytes;
     service.call(conn, message, &mut reply);
-    Outcome { deferred: reply.deferred, close: reply.close }
+    Outcome { deferred: reply.deferred, work_bytes: reply.work_bytes, close: reply.close }
 }
 
 /// Where the replies to one message go.
@@ -328,7 +333,7 @@ fn note_framed<R>((result, fits): (R, bool), env: &Env, close: &mut bool) -> R {
 pub(crate) const COPY_BYTES_MAX: usize = 2048;
 
 /// What a deferred reply is assumed to need before a connection has seen one.
-pub(crate) const EXPECTED_REPLY_BYTES: usize = 4096;
+pub const EXPECTED_REPLY_BYTES: usize = 4096;
 
 impl<'a> Reply<'a> {
     pub(crate) fn new(

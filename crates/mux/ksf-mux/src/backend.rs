@@ -17,7 +17,7 @@ use crate::socket::{Message, MessageSocket, SendOptions};
 pub use crate::kcm::EndCounts;
 pub use crate::monitor::{Event, Events, UNREAD_MAX};
 pub use crate::mux::check_stream;
-pub use crate::out_queue::{Leftover, OutQueue, SendProgress, Sent, Transmit};
+pub use crate::out_queue::{Leftover, OutQueue, Pushed, SendProgress, Sent, Transmit};
 
 /// A multiplexor: connections on one side, message sockets on the other. Clones are handles of the same one.
 pub trait Multiplexor: Clone + Send + Sync {
@@ -80,7 +80,7 @@ pub trait Endpoint: Send + Sync {
     /// Sends a message on some connection.
     fn send(&self, body: &[u8], options: SendOptions) -> Result<ConnectionId, SendError>;
 
-    /// Sends a message on this connection. Never waits.
+    /// Sends a message on this connection. Never waits: [`SendError::WouldBlock`] while its out-queue is full.
     fn send_to(&self, connection: ConnectionId, body: &[u8]) -> Result<(), SendError>;
 
     /// Stops receiving, or starts again. What waits for this socket goes to others.
@@ -101,7 +101,7 @@ pub trait Received: Deref<Target = [u8]> + Send + Sync {
     /// The connection it came on.
     fn connection(&self) -> ConnectionId;
 
-    /// Answers to that connection and to no other. Never waits.
+    /// Answers to that connection and to no other. Never waits: [`SendError::WouldBlock`] while its budget is used up.
     fn reply(&self, body: &[u8]) -> Result<(), SendError>;
 }
 
@@ -142,9 +142,8 @@ impl Multiplexor for Mux {
 
     fn has_room(&self) -> bool {
         let shared = self.shared();
-        let room = shared.options.limits.out_queue_bytes_max;
         let table = shared.read_table();
-        table.all.is_empty() || table.all.iter().any(|conn| conn.out_queue.bytes() < room)
+        table.all.is_empty() || table.all.iter().any(|conn| conn.takes_sends())
     }
 
     fn flush(&self, connection: ConnectionId) {

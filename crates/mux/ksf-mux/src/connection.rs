@@ -5,14 +5,17 @@ use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use ksf::service::EXPECTED_REPLY_BYTES;
+
 use crate::batch::MessageBatch;
+use crate::budget::Budget;
 use crate::combining_lock::CombiningLock;
 use crate::error::ConnectionError;
 use crate::framer::Framer;
 use crate::mux::{ConnectionId, Shared};
 use crate::options::{self, MessageFraming, MuxLimits};
 use crate::out_queue::{OutQueue, SendProgress};
-use crate::scheduler::{OrderedQueue, Source};
+use crate::scheduler::{OrderedQueue, Parked, Source};
 use crate::sync::{Arc, Mutex};
 
 pub(crate) struct Connection {
@@ -23,6 +26,8 @@ pub(crate) struct Connection {
     /// MuxLimits of its own, where it has some. Those of the multiplexor as a whole hold nevertheless.
     own_limits: Option<Arc<MuxLimits>>,
     ordered: Option<OrderedQueue<MessageBatch>>,
+    /// Messages that wait until the peer takes what it is owed.
+    parked: Parked<MessageBatch>,
     pub(crate) reader: CombiningLock<Reader>,
     pub(crate) out_queue: OutQueue<OwnedFd>,
     /// Bytes and number of its messages that are not done with.
@@ -30,6 +35,10 @@ pub(crate) struct Connection {
     pub(crate) waiting_messages: AtomicUsize,
     /// Bytes of the message that has not arrived in full.
     pub(crate) unfinished_bytes: AtomicUsize,
+    /// What answers that come later will need, as far as that is known.
+    pub(crate) reserved_bytes: AtomicUsize,
+    /// What one of them is assumed to need: the longest so far.
+    expected_bytes: AtomicUsize,
     /// It is not read because too much of it waits.
     pub(crate) paused: AtomicBool,
     /// The peer's end was announced: reads go on until it is met.
@@ -107,6 +116,7 @@ impl Connection {
         let socket = Arc::new(socket);
         Self {
             id,
+            out_queue: OutQueue::counted(Arc::clone(&socket), Arc::clone(&mux.queued_bytes)),
             mux,
             ordered: (ordering == options::Ordering::OneAtATime).then(OrderedQueue::default),
             reader: CombiningLock::new(Reader {
@@ -115,10 +125,12 @@ impl Connection {
             }),
             framing,
             own_limits: own_limits.map(Arc::new),
-            out_queue: OutQueue::new(socket),
             waiting_bytes: AtomicUsize::new(0),
             waiting_messages: AtomicUsize::new(0),
+            parked: Parked::default(),
             unfinished_bytes: AtomicUsize::new(0),
+            reserved_bytes: AtomicUsize::new(0),
+            expected_bytes: AtomicUsize::new(EXPECTED_REPLY_BYTES),
             paused: AtomicBool::new(false),
             hangup: AtomicBool::new(false),
             doomed: AtomicBool::new(false),
@@ -141,20 +153,83 @@ impl Connection {
         self.own_limits.clone().unwrap_or_else(|| self.mux.limits())
     }
 
-    /// True while more of it may not be received.
+    /// Those of its limits that are asked for with each message.
+    fn budget(&self) -> Budget {
+        self.own_limits.as_ref().map_or_else(|| self.mux.budget.load(), |limits| Budget::of(limits))
+    }
+
+    /// Bytes its peer is owed: replies that are queued, and what answers that come later will need.
+    fn owed_bytes(&self) -> usize {
+        self.out_queue.bytes() + self.reserved_bytes.load(Ordering::SeqCst)
+    }
+
+    /// True while more of it may not be received. An unfinished message alone never makes it so.
     pub(crate) fn is_full(&self) -> bool {
-        let limits = self.limits();
+        let budget = self.budget();
         let waiting = self.waiting_messages.load(Ordering::SeqCst);
-        waiting >= limits.connection_messages_max
-            || self.waiting_bytes.load(Ordering::SeqCst) > limits.connection_bytes_max
-            || self.out_queue.bytes() > limits.out_queue_bytes_max
-            || (waiting > 0 && self.mux.memory.load(Ordering::SeqCst) > self.mux.limits().mux_bytes_max)
+        let used = self.waiting_bytes.load(Ordering::SeqCst) + self.owed_bytes();
+        waiting >= budget.messages_max
+            || self.out_queue.bytes() >= budget.out_queue_bytes_max
+            || (used > 0 && used + self.unfinished_bytes.load(Ordering::SeqCst) >= budget.bytes_max)
+            || (waiting > 0 || used > 0) && self.mux.is_full()
+    }
+
+    /// True if its out-queue takes a message that answers none of those in work.
+    pub(crate) fn takes_sends(&self) -> bool {
+        self.queue_limit(Admission::Send) > self.out_queue.bytes()
+    }
+
+    /// Bytes in its out-queue at which this kind of message is refused.
+    pub(crate) fn queue_limit(&self, admission: Admission) -> usize {
+        let budget = self.budget();
+        match admission {
+            Admission::Always => usize::MAX,
+            Admission::Answer => budget.bytes_max.max(budget.out_queue_bytes_max),
+            // The first one is taken also when the multiplexor's budget is used up.
+            Admission::Send if self.mux.is_full() => 1,
+            Admission::Send => budget.out_queue_bytes_max,
+        }
+    }
+
+    /// The limit, if it is owed so much that it must end: answers were longer than those before them.
+    pub(crate) fn reply_limit(&self) -> Option<usize> {
+        let limit = self.queue_limit(Admission::Answer).saturating_mul(2);
+        (self.out_queue.bytes() > limit).then_some(limit)
+    }
+
+    /// What an answer that comes later is assumed to need.
+    pub(crate) fn expected_bytes(&self) -> usize {
+        self.expected_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Counts what answers that come later will need.
+    pub(crate) fn reserve(&self, bytes: usize) {
+        self.reserved_bytes.fetch_add(bytes, Ordering::SeqCst);
+        self.mux.memory.fetch_add(bytes, Ordering::SeqCst);
+    }
+
+    /// An answer has come, of which `bytes` were counted. `length`: its own.
+    pub(crate) fn unreserve(&self, bytes: usize, length: usize) {
+        self.expected_bytes.fetch_max(length, Ordering::Relaxed);
+        self.reserved_bytes.fetch_sub(bytes, Ordering::SeqCst);
+        self.mux.memory.fetch_sub(bytes, Ordering::SeqCst);
     }
 
     /// True when nothing of it is left to do.
     pub(crate) fn is_done(&self) -> bool {
         self.error.get().is_some() && self.waiting_messages.load(Ordering::SeqCst) == 0 && self.out_queue.bytes() == 0
     }
+}
+
+/// Which messages an out-queue takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// Every one: a service cannot be told to come again. Its connection is throttled instead.
+    Always,
+    /// Up to the budget of the connection: it answers a message in work.
+    Answer,
+    /// Up to the limit for the out-queue.
+    Send,
 }
 
 impl Source for Arc<Connection> {
@@ -171,5 +246,18 @@ impl Source for Arc<Connection> {
     fn class(&self, message: &MessageBatch) -> Option<usize> {
         // Where there are classes each message travels alone.
         self.mux.options.classify.as_ref()?(message.chunk())
+    }
+
+    fn is_throttled(&self) -> bool {
+        let owed = self.owed_bytes();
+        if owed == 0 {
+            return false;
+        }
+        let budget = self.budget();
+        self.out_queue.bytes() >= budget.out_queue_bytes_max || owed >= budget.bytes_max || self.mux.is_full()
+    }
+
+    fn parked(&self) -> &Parked<MessageBatch> {
+        &self.parked
     }
 }

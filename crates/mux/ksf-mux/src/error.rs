@@ -76,6 +76,12 @@ pub enum ConnectionError {
         /// The limit.
         limit_ms: u64,
     },
+    /// The peer is owed too much: answers that came later were much longer than those before them.
+    #[error("replies of more than {limit} bytes, twice the budget of a connection, wait for the peer")]
+    ReplyLimit {
+        /// The limit.
+        limit: usize,
+    },
     /// The bytes do not follow the framing.
     #[error("the bytes do not follow the framing: {0}")]
     Malformed(FramingError),
@@ -144,6 +150,7 @@ impl ConnectionError {
             Self::Program(_) => Errno::PROTO,
             Self::HandedBack => Errno::NODATA,
             Self::MemoryLimit { .. } => Errno::NOMEM,
+            Self::ReplyLimit { .. } => Errno::NOBUFS,
             Self::IdleTimeout { .. } => Errno::TIMEDOUT,
             Self::WorkerPanicked | Self::ClosedByService | Self::Stopping => Errno::CANCELED,
         };
@@ -240,7 +247,8 @@ pub enum SendError {
     /// No connection is attached that takes messages.
     #[error("no connection is attached")]
     NotConnected,
-    /// Too much is queued for it already, and the call does not wait.
+    /// Too much is queued for it already, and the call does not wait: its peer does not read. It can be tried again when
+    /// some of that has left, or waited for ([`SendOptions::wait`](crate::SendOptions::wait)).
     #[error("the queue is full: the peer does not take its messages")]
     WouldBlock,
     /// The queue did not empty in time.

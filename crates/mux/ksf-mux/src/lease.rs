@@ -127,8 +127,8 @@ impl<S: Source<Message = MessageBatch> + Clone> Lease<S> {
         Grant { cursor: Arc::clone(&self.cursor), places: Vec::new(), begun: 0 }
     }
 
-    /// Grants up to `max` messages more; those of the last grant are gone through. False: there are none left, or the
-    /// lease was revoked.
+    /// Grants up to `max` messages more; those of the last grant that were not begun among them. False: there are none
+    /// left, or the lease was revoked.
     pub(crate) fn grant_more(
         &mut self,
         batch: &InPlaceBatch<S>,
@@ -136,14 +136,13 @@ impl<S: Source<Message = MessageBatch> + Clone> Lease<S> {
         grant: &mut Grant,
         free: &mut FreeLists,
     ) -> bool {
-        grant.places.clear();
-        grant.begun = 0;
-        if self.in_place != batch.number {
-            return false;
+        if self.is_revoked(batch) {
+            return self.keep_granted(grant);
         }
+        let begun = grant.end();
         self.progress += 1;
         let Some(first) = self.batches.front_mut() else { return false };
-        first.message.skip(self.granted);
+        first.message.skip(begun);
         first.message.peek(max, &mut grant.places);
         self.granted = grant.places.len();
         if self.granted == 0 {
@@ -155,6 +154,32 @@ impl<S: Source<Message = MessageBatch> + Clone> Lease<S> {
         self.cursor.begun.store(0, Ordering::Relaxed);
         self.cursor.closed.store(false, Ordering::Relaxed);
         true
+    }
+
+    /// True if the batch in place was taken from the worker, apart from what it keeps.
+    pub(crate) fn is_revoked(&self, batch: &InPlaceBatch<S>) -> bool {
+        self.in_place != batch.number
+    }
+
+    /// Of a lease that was revoked: what the worker has to work on still. False: nothing.
+    pub(crate) fn keep_granted(&self, grant: &mut Grant) -> bool {
+        grant.places.truncate(self.kept.max(grant.begun));
+        let goes_on = grant.begun < grant.places.len();
+        if !goes_on {
+            grant.end();
+        }
+        goes_on
+    }
+
+    /// Ends the work in place. Returns all that the worker has not begun. The lease must not be revoked.
+    pub(crate) fn end_in_place(&mut self, grant: &mut Grant) -> Vec<Taken<S>> {
+        let begun = grant.end();
+        self.progress += 1;
+        self.in_place = 0;
+        if let Some(first) = self.batches.front_mut() {
+            first.message.skip(begun);
+        }
+        self.batches.drain(..).filter(|taken| taken.message.len() > 0).collect()
     }
 
     /// How many messages of a closed grant are the worker's.
@@ -210,6 +235,12 @@ impl Grant {
         self.begun += 1;
         Some(place)
     }
+
+    /// Forgets what was granted. Returns how many messages were begun.
+    fn end(&mut self) -> usize {
+        self.places.clear();
+        std::mem::take(&mut self.begun)
+    }
 }
 
 impl Cursor {
@@ -234,7 +265,7 @@ impl Cursor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduler::OrderedQueue;
+    use crate::scheduler::{OrderedQueue, Parked};
 
     #[derive(Clone)]
     struct NoSource;
@@ -252,6 +283,14 @@ mod tests {
 
         fn class(&self, _: &MessageBatch) -> Option<usize> {
             None
+        }
+
+        fn is_throttled(&self) -> bool {
+            false
+        }
+
+        fn parked(&self) -> &Parked<MessageBatch> {
+            unreachable!("it is never throttled")
         }
     }
 
@@ -300,6 +339,38 @@ mod tests {
             assert_eq!(grant.next(|| kept), None);
             assert!(!lease.grant_more(&batch, 3, &mut grant, &mut free));
         }
+    }
+
+    #[test]
+    fn a_grant_that_ends_early_goes_on_or_is_given_back() {
+        let (mut lease, mut free) = (lease(5), FreeLists::new());
+        let batch = lease.begin_in_place().unwrap();
+        let mut grant = lease.grant();
+        assert!(lease.grant_more(&batch, 3, &mut grant, &mut free));
+        assert_eq!(next(&mut grant), Some(0));
+        assert!(lease.grant_more(&batch, 3, &mut grant, &mut free));
+        assert_eq!((next(&mut grant), next(&mut grant)), (Some(1), Some(2)));
+        assert!(!lease.is_revoked(&batch));
+        let [rest] = &mut lease.end_in_place(&mut grant)[..] else { panic!("one batch") };
+        assert_eq!((rest.message.len(), rest.message.pop()), (2, Some(3..4)));
+        assert!(lease.revoke().is_empty() && lease.is_revoked(&batch));
+        assert!(!lease.grant_more(&batch, 3, &mut grant, &mut free));
+    }
+
+    #[test]
+    fn what_a_worker_keeps_of_a_revoked_lease_it_works_on_also_when_its_grant_ended_early() {
+        let (mut lease, mut free) = (lease(5), FreeLists::new());
+        let batch = lease.begin_in_place().unwrap();
+        let mut grant = lease.grant();
+        assert!(lease.grant_more(&batch, 3, &mut grant, &mut free));
+        assert_eq!(next(&mut grant), Some(0));
+        lease.revoke();
+        // As if there had been no barrier: the worker keeps all that was granted.
+        lease.kept = 3;
+        assert!(lease.grant_more(&batch, 3, &mut grant, &mut free));
+        assert_eq!([grant.next(|| 3), grant.next(|| 3), grant.next(|| 3)], [Some(1..2), Some(2..3), None]);
+        assert!(!lease.grant_more(&batch, 3, &mut grant, &mut free));
+        assert_eq!((grant.begun, grant.places.len()), (0, 0), "the next batch begins at its beginning");
     }
 
     #[test]

@@ -28,6 +28,7 @@
 
 pub mod backend;
 mod batch;
+mod budget;
 mod combining_lock;
 mod connection;
 mod error;

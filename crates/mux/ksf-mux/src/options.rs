@@ -97,18 +97,25 @@ pub struct MuxLimits {
     pub idle_timeout_ms: u64,
     /// Time a connection that was closed from this side has to take what was sent last, before it is reset.
     pub linger_timeout_ms: u64,
-    /// Messages of one connection, whole and in part, above which it is not read.
+    /// Budget of one connection: messages in part, queued and in work, what answers that come later are assumed to need,
+    /// and replies that are queued. At the budget it is not read, and takes no reply; one message, and the replies of
+    /// those in work, may exceed it. Answers that come later and are longer than assumed end it at twice the budget.
     pub connection_bytes_max: usize,
     /// The same for the number of its messages that are not done with.
     pub connection_messages_max: usize,
-    /// Bytes queued for one connection above which it is not read, and takes no [`send`](crate::MessageSocket::send).
+    /// Bytes queued for one connection at which it is not read, none of its messages is handed over, and it takes no
+    /// [`send`](crate::MessageSocket::send): its peer does not read.
     pub out_queue_bytes_max: usize,
-    /// Messages of all connections, whole and in part. Above it connections with whole messages are not read, and the
-    /// connection that keeps most for an unfinished one is closed.
+    /// Budget of all connections together. At the budget a connection that uses some of it is not read, none of its
+    /// messages is handed over if it is owed replies, and it takes no send, until its own share is gone; and the
+    /// connection that keeps most for an unfinished message is closed.
     pub mux_bytes_max: usize,
     /// Connections.
     pub connections_max: usize,
 }
+
+/// Budget of a connection by default: three messages of the longest length, and their replies.
+pub(crate) const CONNECTION_BYTES_MAX: usize = 4 << 20;
 
 impl Default for MuxLimits {
     fn default() -> Self {
@@ -120,7 +127,7 @@ impl Default for MuxLimits {
             send_timeout_ms: 30_000,
             idle_timeout_ms: 0,
             linger_timeout_ms: 1_000,
-            connection_bytes_max: 1 << 20,
+            connection_bytes_max: CONNECTION_BYTES_MAX,
             connection_messages_max: 4096,
             out_queue_bytes_max: 256 << 10,
             mux_bytes_max: 256 << 20,

@@ -32,6 +32,8 @@ pub struct OutQueue<T> {
     sender: CombiningLock<Sender<T>>,
     /// Bytes that are not sent yet.
     bytes: AtomicUsize,
+    /// The same of all queues that share it.
+    total: Arc<AtomicUsize>,
     /// Bytes ever sent, to see progress.
     sent: AtomicUsize,
     /// TCP took less than there was: it will say when it has room.
@@ -70,6 +72,17 @@ struct Sender<T> {
     sent: u64,
 }
 
+/// What became of a message that was to be queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pushed {
+    /// It will be sent.
+    Queued,
+    /// It is with the caller alone: too much waits already.
+    Full,
+    /// The same: sending has ended.
+    Ended,
+}
+
 /// What came of an attempt to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
@@ -97,10 +110,16 @@ const SLICES_MAX: usize = 64;
 impl<T: Transmit> OutQueue<T> {
     /// An empty queue.
     pub fn new(socket: Arc<T>) -> Self {
+        Self::counted(socket, Arc::default())
+    }
+
+    /// An empty queue whose bytes are counted in `total`, too.
+    pub(crate) fn counted(socket: Arc<T>, total: Arc<AtomicUsize>) -> Self {
         Self {
             queue: Mutex::default(),
             sender: CombiningLock::new(Sender { socket: Some(socket), batch: None, sent: 0 }),
             bytes: AtomicUsize::new(0),
+            total,
             sent: AtomicUsize::new(0),
             blocked: AtomicBool::new(false),
             failed: AtomicBool::new(false),
@@ -127,23 +146,34 @@ impl<T: Transmit> OutQueue<T> {
         self.blocked.load(Ordering::SeqCst)
     }
 
-    /// Appends a message; `write` appends its body to the buffer it is given. Nothing is sent yet. False: sending has
-    /// ended, and the message is dropped.
-    pub fn push(&self, framing: &MessageFraming, write: impl FnOnce(&mut Vec<u8>)) -> Result<bool, FramingError> {
-        let mut queue = self.lock();
+    /// Appends a message, unless `bytes_max` bytes wait already; `write` appends its body to the buffer it is given.
+    /// Nothing is sent yet.
+    pub fn push(
+        &self,
+        framing: &MessageFraming,
+        bytes_max: usize,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<Pushed, FramingError> {
+        let Some(mut queue) = self.lock_for(bytes_max) else { return Ok(Pushed::Full) };
         queue.append(framing, write).map(|bytes| self.added(&mut queue, bytes))
     }
 
-    /// Appends a message whose body is sent from where it lies. False as in [`Self::push`].
-    pub fn push_chunk(&self, framing: &MessageFraming, body: Chunk) -> Result<bool, FramingError> {
-        let mut queue = self.lock();
+    /// The same for a message whose body is sent from where it lies.
+    pub fn push_chunk(&self, framing: &MessageFraming, bytes_max: usize, body: Chunk) -> Result<Pushed, FramingError> {
+        let Some(mut queue) = self.lock_for(bytes_max) else { return Ok(Pushed::Full) };
         queue.append_chunk(framing, body).map(|bytes| self.added(&mut queue, bytes))
     }
 
-    /// Appends a message that could have gone to any connection. `repeatable`: also when this one failed while it was
-    /// being sent. False: sending has ended, and the message is with the caller alone.
-    pub fn push_movable(&self, framing: &MessageFraming, body: &[u8], repeatable: bool) -> Result<bool, FramingError> {
-        let mut queue = self.lock();
+    /// The same for a message that could have gone to any connection. `repeatable`: also when this one failed while it
+    /// was being sent.
+    pub fn push_movable(
+        &self,
+        framing: &MessageFraming,
+        bytes_max: usize,
+        body: &[u8],
+        repeatable: bool,
+    ) -> Result<Pushed, FramingError> {
+        let Some(mut queue) = self.lock_for(bytes_max) else { return Ok(Pushed::Full) };
         let bytes = queue.append(framing, |tail| tail.extend_from_slice(body))?;
         let (start, end) = (queue.end, queue.end + bytes as u64);
         let header_bytes = match framing {
@@ -203,6 +233,7 @@ impl<T: Transmit> OutQueue<T> {
                     sender.sent += bytes as u64;
                     self.sent.fetch_add(bytes, Ordering::SeqCst);
                     self.bytes.fetch_sub(bytes, Ordering::SeqCst);
+                    self.total.fetch_sub(bytes, Ordering::SeqCst);
                     let mut queue = self.lock();
                     batch.advance(bytes, &mut queue.spares);
                     let sent = sender.sent;
@@ -236,7 +267,7 @@ impl<T: Transmit> OutQueue<T> {
         let mut queue = self.lock();
         queue.closed = true;
         let rest = unsent(sender.batch.take(), &mut queue);
-        self.bytes.store(0, Ordering::SeqCst);
+        self.forget_bytes();
         self.failed.store(true, Ordering::SeqCst);
         (sender.socket.take(), rest)
     }
@@ -249,7 +280,7 @@ impl<T: Transmit> OutQueue<T> {
         queue.closed = true;
         let sent = sender.sent;
         let rest = unsent(sender.batch.take(), &mut queue);
-        self.bytes.store(0, Ordering::SeqCst);
+        self.forget_bytes();
         self.blocked.store(false, Ordering::SeqCst);
         let mut leftover = Leftover::default();
         for message in std::mem::take(&mut queue.movable) {
@@ -266,16 +297,29 @@ impl<T: Transmit> OutQueue<T> {
         leftover
     }
 
-    /// Counts what was appended. False if it is dropped instead.
-    fn added(&self, queue: &mut Queue, bytes: usize) -> bool {
+    /// Counts what was appended, or drops it.
+    fn added(&self, queue: &mut Queue, bytes: usize) -> Pushed {
         queue.end += bytes as u64;
         if queue.closed {
             queue.output.take().recycle(&mut queue.spares);
             queue.movable.clear();
-            return false;
+            return Pushed::Ended;
         }
         self.bytes.fetch_add(bytes, Ordering::SeqCst);
-        true
+        self.total.fetch_add(bytes, Ordering::SeqCst);
+        Pushed::Queued
+    }
+
+    /// The queue, if fewer bytes than these wait. A queue that has ended takes what is dropped then.
+    fn lock_for(&self, bytes_max: usize) -> Option<crate::sync::MutexGuard<'_, Queue>> {
+        let queue = self.lock();
+        (queue.closed || self.bytes() < bytes_max).then_some(queue)
+    }
+
+    /// Nothing waits any more. Called under the locks of the sender and the queue, which all that count have.
+    fn forget_bytes(&self) {
+        let bytes = self.bytes.swap(0, Ordering::SeqCst);
+        self.total.fetch_sub(bytes, Ordering::SeqCst);
     }
 
     fn lock(&self) -> crate::sync::MutexGuard<'_, Queue> {
@@ -401,6 +445,9 @@ mod tests {
 
     use super::*;
 
+    /// Takes any message.
+    const ANY: usize = usize::MAX;
+
     /// Takes `room` bytes, then none; `broken`: fails instead.
     #[derive(Debug, Default)]
     struct Peer {
@@ -439,11 +486,11 @@ mod tests {
     fn messages_of_all_kinds_leave_whole_and_in_order_however_little_is_taken() {
         for room in 1..20 {
             let (peer, out_queue) = out_queue(0);
-            assert_eq!(out_queue.push(&two_bytes(), |tail| tail.extend_from_slice(b"one")), Ok(true));
-            assert_eq!(out_queue.push_chunk(&two_bytes(), Chunk::from_vec(b"two".to_vec())), Ok(true));
+            assert_eq!(out_queue.push(&two_bytes(), ANY, |tail| tail.extend_from_slice(b"one")), Ok(Pushed::Queued));
+            assert_eq!(out_queue.push_chunk(&two_bytes(), ANY, Chunk::from_vec(b"two".to_vec())), Ok(Pushed::Queued));
             let lines = Framing::Delimiter(Delimiter::CRLF).into();
-            assert_eq!(out_queue.push_chunk(&lines, Chunk::from_vec(b"three".to_vec())), Ok(true));
-            assert_eq!(out_queue.push_movable(&lines, b"four", false), Ok(true));
+            assert_eq!(out_queue.push_chunk(&lines, ANY, Chunk::from_vec(b"three".to_vec())), Ok(Pushed::Queued));
+            assert_eq!(out_queue.push_movable(&lines, ANY, b"four", false), Ok(Pushed::Queued));
             let expected = b"\0\x03one\0\x03twothree\r\nfour\r\n";
             assert_eq!((out_queue.bytes(), out_queue.sent()), (expected.len(), 0));
             let mut counted = 0;
@@ -465,14 +512,35 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_that_is_full_takes_no_more_until_some_is_sent() {
+        let (peer, out_queue) = out_queue(0);
+        let total = Arc::clone(&out_queue.total);
+        let push = |body: &[u8]| out_queue.push(&two_bytes(), 6, |tail| tail.extend_from_slice(body));
+        assert_eq!(
+            [push(b"abc"), push(b"defg"), push(b"")],
+            [Ok(Pushed::Queued), Ok(Pushed::Queued), Ok(Pushed::Full)]
+        );
+        assert_eq!(out_queue.push_chunk(&two_bytes(), 6, Chunk::from_vec(vec![1])), Ok(Pushed::Full));
+        assert_eq!(out_queue.push_movable(&two_bytes(), 6, b"h", true), Ok(Pushed::Full));
+        assert_eq!((out_queue.bytes(), total.load(Ordering::SeqCst)), (11, 11));
+        peer.room.store(6, Ordering::SeqCst);
+        assert_eq!(out_queue.send(), Sent::Blocked(6));
+        assert_eq!(push(b"h"), Ok(Pushed::Queued));
+        assert_eq!((out_queue.bytes(), total.load(Ordering::SeqCst)), (8, 8));
+        // What is thrown away is counted no longer, and after that nothing is.
+        assert_eq!(out_queue.stop().1, b"\x04defg\0\x01h"[..]);
+        assert_eq!((push(b""), out_queue.bytes(), total.load(Ordering::SeqCst)), (Ok(Pushed::Ended), 0, 0));
+    }
+
+    #[test]
     fn what_does_not_fit_its_framing_leaves_no_trace() {
         let (peer, out_queue) = out_queue(100);
         let one_byte = Framing::LengthPrefix(LengthPrefix::big_endian(1)).into();
-        out_queue.push(&one_byte, |tail| tail.push(b'a')).unwrap();
-        out_queue.push(&one_byte, |tail| tail.extend_from_slice(&[0; 256])).unwrap_err();
-        out_queue.push_chunk(&one_byte, Chunk::from_vec(vec![0; 256])).unwrap_err();
-        out_queue.push_movable(&one_byte, &[0; 256], true).unwrap_err();
-        out_queue.push(&one_byte, |tail| tail.push(b'b')).unwrap();
+        out_queue.push(&one_byte, ANY, |tail| tail.push(b'a')).unwrap();
+        out_queue.push(&one_byte, ANY, |tail| tail.extend_from_slice(&[0; 256])).unwrap_err();
+        out_queue.push_chunk(&one_byte, ANY, Chunk::from_vec(vec![0; 256])).unwrap_err();
+        out_queue.push_movable(&one_byte, ANY, &[0; 256], true).unwrap_err();
+        out_queue.push(&one_byte, ANY, |tail| tail.push(b'b')).unwrap();
         assert_eq!(out_queue.send(), Sent::All(4));
         assert_eq!(*peer.arrived.lock().unwrap(), b"\x01a\x01b");
         assert!(out_queue.fail().movable.is_empty());
@@ -481,7 +549,7 @@ mod tests {
     #[test]
     fn a_panic_while_a_message_is_written_leaves_nothing_of_it() {
         let (peer, out_queue) = out_queue(100);
-        let push = |write: fn(&mut Vec<u8>)| out_queue.push(&two_bytes(), write);
+        let push = |write: fn(&mut Vec<u8>)| out_queue.push(&two_bytes(), ANY, write);
         push(|tail| tail.push(b'a')).unwrap();
         let torn = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let _ = push(|tail| {
@@ -498,7 +566,7 @@ mod tests {
     #[test]
     fn no_room_is_met_twice_before_it_is_believed_and_once_while_it_is_known() {
         let (peer, out_queue) = out_queue(0);
-        out_queue.push(&two_bytes(), |_| ()).unwrap();
+        out_queue.push(&two_bytes(), ANY, |_| ()).unwrap();
         assert_eq!(out_queue.send(), Sent::Blocked(0));
         assert_eq!(peer.tries.swap(0, Ordering::SeqCst), 2);
         assert_eq!(out_queue.send(), Sent::Blocked(0));
@@ -520,10 +588,10 @@ mod tests {
         ] {
             let (peer, out_queue) = out_queue(room);
             peer.broken.store(true, Ordering::SeqCst);
-            out_queue.push_movable(&two_bytes(), b"aa", false).unwrap();
-            out_queue.push_movable(&two_bytes(), b"bb", false).unwrap();
-            out_queue.push(&two_bytes(), |tail| tail.extend_from_slice(b"cc")).unwrap();
-            out_queue.push_movable(&two_bytes(), b"dd", true).unwrap();
+            out_queue.push_movable(&two_bytes(), ANY, b"aa", false).unwrap();
+            out_queue.push_movable(&two_bytes(), ANY, b"bb", false).unwrap();
+            out_queue.push(&two_bytes(), ANY, |tail| tail.extend_from_slice(b"cc")).unwrap();
+            out_queue.push_movable(&two_bytes(), ANY, b"dd", true).unwrap();
             let sent = out_queue.send();
             assert!(matches!(sent, Sent::Failed(_)) || (room == 16 && sent == Sent::All(16)), "{sent:?}");
             let leftover = out_queue.fail();
@@ -538,16 +606,16 @@ mod tests {
     #[test]
     fn after_the_end_messages_are_refused() {
         let (peer, out_queue) = out_queue(3);
-        out_queue.push_movable(&two_bytes(), b"aa", true).unwrap();
+        out_queue.push_movable(&two_bytes(), ANY, b"aa", true).unwrap();
         assert_eq!(out_queue.send(), Sent::Blocked(3));
-        out_queue.push(&two_bytes(), |tail| tail.push(b'b')).unwrap();
+        out_queue.push(&two_bytes(), ANY, |tail| tail.push(b'b')).unwrap();
         let (socket, unsent) = out_queue.stop();
         assert!(socket.is_some_and(|socket| Arc::ptr_eq(&socket, &peer)) && out_queue.socket().is_none());
         assert_eq!(unsent, b"a\0\x01b");
         peer.room.store(100, Ordering::SeqCst);
-        assert_eq!(out_queue.push(&two_bytes(), |tail| tail.push(b'c')), Ok(false));
-        assert_eq!(out_queue.push_chunk(&two_bytes(), Chunk::from_vec(vec![1])), Ok(false));
-        assert_eq!(out_queue.push_movable(&two_bytes(), b"c", true), Ok(false));
+        assert_eq!(out_queue.push(&two_bytes(), ANY, |tail| tail.push(b'c')), Ok(Pushed::Ended));
+        assert_eq!(out_queue.push_chunk(&two_bytes(), ANY, Chunk::from_vec(vec![1])), Ok(Pushed::Ended));
+        assert_eq!(out_queue.push_movable(&two_bytes(), ANY, b"c", true), Ok(Pushed::Ended));
         assert_eq!((out_queue.send(), out_queue.bytes()), (Sent::All(0), 0));
         assert_eq!(*peer.arrived.lock().unwrap(), b"\0\x02a");
         let (_, unsent) = out_queue.stop();

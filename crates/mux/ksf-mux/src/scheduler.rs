@@ -31,6 +31,56 @@ pub trait Source: Clone {
 
     /// The class of a message, an index into the caps given to [`Scheduler::new`]. `None`: not capped.
     fn class(&self, message: &Self::Message) -> Option<usize>;
+
+    /// True while none of its messages may be taken: its peer does not take what it is owed. When that has changed,
+    /// [`Scheduler::unpark`] has to be called.
+    fn is_throttled(&self) -> bool;
+
+    /// Its messages that were put aside meanwhile.
+    fn parked(&self) -> &Parked<Self::Message>;
+}
+
+/// Messages of a connection that was throttled when they were to be taken, in their order.
+#[derive(Debug)]
+pub struct Parked<M> {
+    messages: Mutex<VecDeque<M>>,
+    /// Messages in it, so that no thread locks an empty list.
+    len: AtomicUsize,
+}
+
+impl<M> Default for Parked<M> {
+    fn default() -> Self {
+        Self { messages: Mutex::new(VecDeque::new()), len: AtomicUsize::new(0) }
+    }
+}
+
+impl<M> Parked<M> {
+    /// Keeps a message while the connection is throttled; else returns it.
+    fn keep_while(&self, is_throttled: impl FnOnce() -> bool, message: M) -> Option<M> {
+        let mut messages = lock(&self.messages);
+        // Counted before the look: whoever ends the throttling before it is seen by the look, and after it sees the count.
+        self.len.fetch_add(1, Ordering::SeqCst);
+        if is_throttled() {
+            messages.push_back(message);
+            return None;
+        }
+        self.len.fetch_sub(1, Ordering::SeqCst);
+        Some(message)
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len.load(Ordering::SeqCst) == 0
+    }
+
+    fn take(&self) -> VecDeque<M> {
+        if self.is_empty() {
+            return VecDeque::new();
+        }
+        let mut messages = lock(&self.messages);
+        self.len.fetch_sub(messages.len(), Ordering::SeqCst);
+        std::mem::take(&mut messages)
+    }
 }
 
 /// Messages of a connection that keeps their order: those that wait for the ones worked on.
@@ -272,6 +322,24 @@ impl<S: Source> Scheduler<S> {
         self.claim_wakes(wanted)
     }
 
+    /// A connection is throttled no longer: its messages may be taken again. Returns how many workers to wake.
+    pub fn unpark(&self, source: &S) -> usize {
+        let messages = source.parked().take();
+        if messages.is_empty() {
+            return 0;
+        }
+        let mut common = lock(&self.common.entries);
+        let added = messages.len();
+        // In front: they are older than what others will add.
+        for message in messages.into_iter().rev() {
+            common.push_front(Entry::Message(source.clone(), message));
+        }
+        self.common.len.fetch_add(added, Ordering::SeqCst);
+        self.count_queued(added);
+        drop(common);
+        self.claim_wakes(added)
+    }
+
     /// Says that a worker found nothing and will sleep. False: something was queued meanwhile, it must look again.
     /// After true it sleeps until it is signalled or has another reason to wake, and then calls [`Self::awake`].
     pub fn sleep(&self) -> bool {
@@ -441,8 +509,14 @@ impl<S: Source> Scheduler<S> {
         found
     }
 
-    /// The message, unless its class is at its cap: then it is put aside until one of the class is finished.
+    /// The message, unless its connection is throttled, or its class is at its cap: then it is put aside until that is
+    /// over, or one of the class is finished.
     fn admit(&self, source: S, message: S::Message) -> Option<Taken<S>> {
+        let message = if source.is_throttled() {
+            source.parked().keep_while(|| source.is_throttled(), message)?
+        } else {
+            message
+        };
         let class = source.class(&message).filter(|class| *class < self.classes.len());
         if let Some(at) = class {
             let Class { cap, state } = &self.classes[at];
@@ -569,7 +643,24 @@ mod tests {
     struct Peer {
         name: u8,
         ordered: Option<std::sync::Arc<OrderedQueue<u32>>>,
+        throttle: &'static Throttle,
     }
+
+    /// Of a peer that may be throttled.
+    struct Throttle {
+        is_on: std::sync::atomic::AtomicBool,
+        parked: std::sync::LazyLock<Parked<u32>>,
+    }
+
+    impl Throttle {
+        const fn new() -> Self {
+            let is_on = std::sync::atomic::AtomicBool::new(false);
+            Self { is_on, parked: std::sync::LazyLock::new(Parked::default) }
+        }
+    }
+
+    /// Of those that never are.
+    static NEVER: Throttle = Throttle::new();
 
     impl Source for Peer {
         type Message = u32;
@@ -586,13 +677,21 @@ mod tests {
         fn class(&self, message: &u32) -> Option<usize> {
             (message / 100).checked_sub(1).map(|class| class as usize)
         }
+
+        fn is_throttled(&self) -> bool {
+            self.throttle.is_on.load(Ordering::SeqCst)
+        }
+
+        fn parked(&self) -> &Parked<u32> {
+            &self.throttle.parked
+        }
     }
 
-    const FREE: Peer = Peer { name: b'f', ordered: None };
-    const OTHER: Peer = Peer { name: b'o', ordered: None };
+    const FREE: Peer = Peer { name: b'f', ordered: None, throttle: &NEVER };
+    const OTHER: Peer = Peer { name: b'o', ordered: None, throttle: &NEVER };
 
     fn in_order() -> Peer {
-        Peer { name: b'i', ordered: Some(std::sync::Arc::default()) }
+        Peer { name: b'i', ordered: Some(std::sync::Arc::default()), throttle: &NEVER }
     }
 
     /// What one take finds.
@@ -680,6 +779,35 @@ mod tests {
         let other = scheduler.join();
         scheduler.awake(1);
         assert_eq!(scheduler.push_reread(Some(&other), FREE), 0, "the caller looks at once");
+    }
+
+    #[test]
+    fn messages_of_a_throttled_connection_wait_aside_and_come_back_in_front() {
+        static SLOW: Throttle = Throttle::new();
+        let slow = Peer { name: b's', ordered: None, throttle: &SLOW };
+        let scheduler = Scheduler::new(&[]);
+        let worker = scheduler.join();
+        scheduler.push(Some(&worker), &slow, [1, 2]);
+        scheduler.push(Some(&worker), &FREE, [3]);
+        SLOW.is_on.store(true, Ordering::SeqCst);
+        assert_eq!(take(&scheduler, &worker, 64), [3], "others have their turn");
+        assert!(take(&scheduler, &worker, 64).is_empty() && scheduler.sleep());
+        assert_eq!(scheduler.queued(), 0);
+        assert_eq!(scheduler.push(None, &FREE, [4]), 1);
+        scheduler.awake(1);
+        SLOW.is_on.store(false, Ordering::SeqCst);
+        assert_eq!(scheduler.unpark(&slow), 0, "no worker sleeps");
+        assert_eq!(take(&scheduler, &worker, 64), [1, 2]);
+        assert_eq!(take(&scheduler, &worker, 64), [4]);
+        // Nothing is aside any more; with a sleeper one is woken per message.
+        assert!(scheduler.sleep());
+        assert_eq!(scheduler.unpark(&slow), 0);
+        SLOW.is_on.store(true, Ordering::SeqCst);
+        scheduler.awake(0);
+        scheduler.push(None, &slow, [5]);
+        assert!(take(&scheduler, &worker, 1).is_empty() && scheduler.sleep());
+        SLOW.is_on.store(false, Ordering::SeqCst);
+        assert_eq!(scheduler.unpark(&slow), 1);
     }
 
     #[test]

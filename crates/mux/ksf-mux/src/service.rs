@@ -21,11 +21,12 @@ use ksf::service::{ConnKey, Outcome, call_outside};
 use ksf::stats::Stats;
 use ksf::{Order, Peer, Service};
 
-use crate::connection::{Attachment, Connection};
+use crate::connection::{Admission, Attachment, Connection};
 use crate::error::{ConnectionError, RecvError, StartError};
 use crate::lease::Grant;
-use crate::mux::Mux;
+use crate::mux::{HELD_BYTES_MAX, Mux};
 use crate::options::{Classify, MuxLimits, MuxOptions, Ordering as WorkOrder};
+use crate::scheduler::Source as _;
 use crate::socket::{InPlaceBatch, Message, Replies};
 use crate::sync::Arc;
 
@@ -81,8 +82,14 @@ struct PendingReply {
     /// Answers to come.
     answers: usize,
     /// Answers that came before the message was put here.
-    early: Vec<Answer>,
+    early: Vec<Late>,
     close: bool,
+}
+
+/// An answer that came later, and what was counted for it.
+struct Late {
+    answer: Answer,
+    work_bytes: usize,
 }
 
 impl std::fmt::Debug for PendingReply {
@@ -300,20 +307,25 @@ impl<S: Service> Worker<S> {
             while !closed && end.is_none() {
                 match self.call(socket, batch, served.peer, key, &mut state, &mut begun) {
                     Called::Answered => break,
-                    Called::Deferred { place, answers, close } => {
+                    Called::Deferred { place, outcome } => {
                         // Before any of its later answers.
                         socket.answer(batch, &mut self.replies);
                         later += 1;
                         later_bytes += place.len();
-                        self.pending.expect(self.ticket, Message::of_batch(batch, place), answers, close);
+                        self.pending.expect(self.ticket, Message::of_batch(batch, place), outcome);
+                        if conn.is_throttled() {
+                            break;
+                        }
                     }
                     Called::Closed => end = Some(ConnectionError::ClosedByService),
                     Called::Panicked => end = Some(ConnectionError::WorkerPanicked),
                 }
             }
-            // Those that the service is not called with any more.
-            while let Some(place) = self.grant.next(|| socket.kept()) {
-                begun.add(&place);
+            if closed || end.is_some() {
+                // Those that the service is not called with any more.
+                while let Some(place) = self.grant.next(|| socket.kept()) {
+                    begun.add(&place);
+                }
             }
             messages += begun.messages;
             bytes += begun.bytes;
@@ -350,12 +362,17 @@ impl<S: Service> Worker<S> {
                 mark = replies.output.len();
                 let place = place.start as usize..place.end as usize;
                 let message = ksf::Message::of_chunk(&batch.chunk, place.clone(), peer, key);
-                let outcome = call_outside(&**service, state, &message, *ticket, &mut replies.output, env);
+                let expected = batch.source.expected_bytes();
+                let outcome = call_outside(&**service, state, &message, *ticket, expected, &mut replies.output, env);
                 replies.messages += u64::from(replies.output.len() > mark);
                 match outcome {
-                    Outcome { deferred: 0, close: false } => {}
-                    Outcome { deferred: 0, close: true } => return Called::Closed,
-                    Outcome { deferred, close } => return Called::Deferred { place, answers: deferred, close },
+                    // What it wrote is looked after before it is called again.
+                    Outcome { deferred: 0, close: false, .. } if replies.output.len() >= HELD_BYTES_MAX => {
+                        return Called::Answered;
+                    }
+                    Outcome { deferred: 0, close: false, .. } => {}
+                    Outcome { deferred: 0, close: true, .. } => return Called::Closed,
+                    outcome => return Called::Deferred { place, outcome },
                 }
             }
             Called::Answered
@@ -388,13 +405,12 @@ impl Begun {
 
 /// Why a worker stopped to call the service.
 enum Called {
-    /// It has no more messages.
+    /// It has no more messages, or wrote so much that others have to look after it first.
     Answered,
     /// Some of the last message's answers come later.
     Deferred {
         place: Range<usize>,
-        answers: u32,
-        close: bool,
+        outcome: Outcome,
     },
     /// The service wants the connection closed.
     Closed,
@@ -420,18 +436,21 @@ impl PendingReplies {
         &self.calls[(ticket >> TICKET_BITS) as usize]
     }
 
-    /// The service returned, and `answers` of `message` are to come or came already.
-    fn expect(&self, ticket: u64, message: Message, answers: u32, close: bool) {
+    /// The service returned, and answers of `message` are to come or came already.
+    fn expect(&self, ticket: u64, message: Message, outcome: Outcome) {
         let mut pending = lock(&self.by_ticket);
         let entry = pending.entry(ticket).or_default();
-        entry.answers += answers as usize;
+        entry.answers += outcome.deferred as usize;
+        if let Some(conn) = message.conn() {
+            conn.reserve(outcome.work_bytes);
+        }
         entry.message = Some(message);
-        entry.close = close;
+        entry.close = outcome.close;
         let early = std::mem::take(&mut entry.early);
         self.deliver(pending, ticket, early);
     }
 
-    fn deliver(&self, mut pending: MutexGuard<'_, HashMap<u64, PendingReply>>, ticket: u64, answers: Vec<Answer>) {
+    fn deliver(&self, mut pending: MutexGuard<'_, HashMap<u64, PendingReply>>, ticket: u64, answers: Vec<Late>) {
         let Some(entry) = pending.get_mut(&ticket) else { return };
         let Some(message) = &entry.message else {
             entry.early.extend(answers);
@@ -442,11 +461,19 @@ impl PendingReplies {
         let done = if entry.answers == 0 { pending.remove(&ticket) } else { None };
         drop(pending);
         let Some(conn) = conn else { return };
-        for answer in answers {
+        for Late { answer, work_bytes } in answers {
+            let length = match &answer {
+                Answer::Bytes(body) => body.len(),
+                Answer::Chunk(body) => body.len(),
+                Answer::Parts(head, body, end) => head.len() + body.len() + end.len(),
+                Answer::Nothing | Answer::Abandoned | Answer::Resume(_) => 0,
+            };
             let sent = match answer {
-                Answer::Bytes(body) => conn.mux.reply(&conn, false, |tail| tail.extend_from_slice(&body)),
-                Answer::Chunk(body) => conn.mux.reply_chunk(&conn, false, body),
-                Answer::Parts(head, body, end) => conn.mux.reply(&conn, false, |tail| {
+                Answer::Bytes(body) => {
+                    conn.mux.reply(&conn, Admission::Always, false, |tail| tail.extend_from_slice(&body))
+                }
+                Answer::Chunk(body) => conn.mux.reply_chunk(&conn, Admission::Always, false, body),
+                Answer::Parts(head, body, end) => conn.mux.reply(&conn, Admission::Always, false, |tail| {
                     tail.extend_from_slice(&head);
                     tail.extend_from_slice(&body);
                     tail.extend_from_slice(end);
@@ -458,10 +485,16 @@ impl PendingReplies {
                     Ok(())
                 }
             };
+            // After it is counted where it is now.
+            conn.unreserve(work_bytes, length);
             if let Err(crate::SendError::Unframable(_)) = sent {
                 conn.mux.end(&conn, ConnectionError::ClosedByService);
             }
         }
+        if let Some(limit) = conn.reply_limit() {
+            conn.mux.end(&conn, ConnectionError::ReplyLimit { limit });
+        }
+        conn.mux.resume(&conn);
         if done.is_some_and(|reply| reply.close) {
             conn.mux.end(&conn, ConnectionError::ClosedByService);
         }
@@ -470,6 +503,7 @@ impl PendingReplies {
 
 impl Answers for PendingReplies {
     fn answer(&self, delivery: Delivery) {
+        let work_bytes = delivery.work_bytes();
         let (ticket, answer) = delivery.into_answer();
         let mut pending = lock(&self.by_ticket);
         if let Entry::Vacant(vacant) = pending.entry(ticket) {
@@ -478,7 +512,7 @@ impl Answers for PendingReplies {
             }
             vacant.insert(PendingReply::default());
         }
-        self.deliver(pending, ticket, vec![answer]);
+        self.deliver(pending, ticket, vec![Late { answer, work_bytes }]);
     }
 }
 
@@ -512,6 +546,7 @@ fn reason(error: &ConnectionError) -> CloseReason {
         ConnectionError::AssemblyTimeout { .. } => CloseReason::AssemblyTimeout,
         ConnectionError::IdleTimeout { .. } => CloseReason::IdleTimeout,
         ConnectionError::SendTimeout { .. } => CloseReason::SendTimeout,
+        ConnectionError::ReplyLimit { .. } => CloseReason::ReplyLimit,
         ConnectionError::Malformed(_)
         | ConnectionError::Program(_)
         | ConnectionError::Kernel { .. }
@@ -535,11 +570,10 @@ fn limits(of: &ksf::limits::Limits) -> MuxLimits {
         send_timeout_ms: of.send_timeout_ms,
         idle_timeout_ms: of.idle_timeout_ms,
         linger_timeout_ms: of.linger_timeout_ms,
-        // One message of any length, and some more.
-        connection_bytes_max: of.message_bytes_max.max(1 << 20),
+        connection_bytes_max: of.connection_bytes_max,
         connection_messages_max: of.deferred_max as usize,
         out_queue_bytes_max: of.out_queue_bytes_max,
-        mux_bytes_max: of.assembly_bytes_max,
+        mux_bytes_max: of.shard_bytes_max,
         connections_max: of.connections_max,
     }
 }

@@ -12,12 +12,13 @@ use ksf::pool::Chunk;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::batch::MessageBatch;
-use crate::connection::Connection;
+use crate::connection::{Admission, Connection};
 use crate::error::{ConnectionError, RecvError, SendError};
 use crate::lease::{self, Grant, Lease, LeasedMessage};
-use crate::mux::{ConnectionId, Handle, Receiver, Shared, WorkerCx, now};
+use crate::mux::{ConnectionId, HELD_BYTES_MAX, Handle, Receiver, Shared, WorkerCx, now};
+use crate::out_queue::Pushed;
 use crate::pollable::Pollable;
-use crate::scheduler::{CostEstimate, Take, Taken, Worker};
+use crate::scheduler::{CostEstimate, Source as _, Take, Taken, Worker};
 use crate::sync::{Arc, Mutex};
 use crate::wait_set::Poller;
 
@@ -62,6 +63,8 @@ pub struct SendOptions {
     pub wait: Option<Duration>,
     /// The connection to use if it takes messages, else any.
     pub prefer: Option<ConnectionId>,
+    /// The only connection to use, as in [`MessageSocket::send_to`]: [`SendError::Gone`] if it is there no longer.
+    pub to: Option<ConnectionId>,
     /// More messages follow at once: this one may wait for them (it leaves within 10 ms at most).
     pub more: bool,
     /// The message may wait for so long for the next one without this, and leaves with it.
@@ -216,8 +219,13 @@ impl MessageSocket {
 
     /// Takes a lease if there is none. `None`: nothing is there.
     fn fill(&self, state: &mut WorkerState) -> Option<Result<(), RecvError>> {
-        if !state.lease.batches.is_empty() {
-            return Some(Ok(()));
+        if let Some(first) = state.lease.batches.front() {
+            if !first.source.is_throttled() {
+                return Some(Ok(()));
+            }
+            // They are set aside where they are taken next, if nothing has left by then.
+            let revoked = state.lease.revoke();
+            self.mux.0.wake(self.mux.0.scheduler.give_back(revoked.into_iter()));
         }
         let corked = state.corked.take();
         let found = self.take(state);
@@ -296,12 +304,22 @@ impl MessageSocket {
     }
 
     /// Takes the framed answers to messages of the last grant, and grants a few more. A few, because its answers wait for
-    /// the worker to come again. False: there are none left, or the lease was revoked.
+    /// the worker to come again. False: there are none left, the lease was revoked, or the peer does not take what it is
+    /// owed.
     pub(crate) fn grant_more(&self, batch: &InPlaceBatch, replies: &mut Replies, grant: &mut Grant) -> bool {
         let mut state = self.lock();
         let state = &mut *state;
         // Under the lock that is taken anyway; the timer thread sends them if the next messages take long.
         state.hold(replies);
+        if state.held.len() >= HELD_BYTES_MAX {
+            let messages = std::mem::take(&mut state.held_messages);
+            self.mux.0.hold_framed(&batch.source, &mut state.held, messages);
+        }
+        if batch.source.is_throttled() && !state.lease.is_revoked(batch) {
+            let rest = state.lease.end_in_place(grant);
+            self.mux.0.wake(self.mux.0.scheduler.give_back(rest.into_iter()));
+            return false;
+        }
         state.lease.grant_more(batch, state.cost.grant(), grant, &mut state.receiver.ranges)
     }
 
@@ -376,15 +394,27 @@ impl MessageSocket {
 
     /// Sends a message on some connection: the next one in turn that takes messages. For clients whose connections all
     /// lead to the same server. Success means that it is queued. Returns the connection.
+    ///
+    /// # Errors
+    ///
+    /// [`SendError::WouldBlock`] or, after [`SendOptions::wait`], [`SendError::TimedOut`] while every connection that it
+    /// may go to has [`MuxLimits::out_queue_bytes_max`](crate::MuxLimits::out_queue_bytes_max) queued;
+    /// [`SendError::NotConnected`] if there is none, [`SendError::Gone`] if there is not the one it is for.
     pub fn send(&self, body: &[u8], options: SendOptions) -> Result<ConnectionId, SendError> {
         let shared = &self.mux.0;
         let deadline = options.wait.map(|wait| Instant::now() + wait);
         loop {
-            if let Some(conn) = shared.choose(options.prefer)? {
-                let pushed = conn.out_queue.push_movable(&conn.framing, body, options.repeatable);
-                if !pushed.map_err(SendError::Unframable)? {
-                    // It ended since it was chosen.
-                    continue;
+            if let Some(conn) = shared.choose(&options)? {
+                let (framing, limit) = (&conn.framing, conn.queue_limit(Admission::Send));
+                let pushed = match options.to {
+                    Some(_) => conn.out_queue.push(framing, limit, |tail| tail.extend_from_slice(body)),
+                    None => conn.out_queue.push_movable(framing, limit, body, options.repeatable),
+                };
+                match pushed.map_err(SendError::Unframable)? {
+                    Pushed::Queued => {}
+                    Pushed::Ended if options.to.is_some() => return Err(SendError::Gone(conn.id)),
+                    // It ended since it was chosen, or others were quicker.
+                    Pushed::Ended | Pushed::Full => continue,
                 }
                 match options.batch {
                     Some(wait) => shared.batched(&conn, wait),
@@ -397,11 +427,16 @@ impl MessageSocket {
             if left.is_zero() {
                 return Err(SendError::TimedOut(wait));
             }
-            shared.wait_for_room(left);
+            shared.wait_for_room(options.to, left);
         }
     }
 
-    /// Sends a message to this connection. With room for it in the queue this never waits.
+    /// Sends a message to this connection. Never waits; [`SendOptions::to`] does.
+    ///
+    /// # Errors
+    ///
+    /// [`SendError::WouldBlock`] while [`MuxLimits::out_queue_bytes_max`](crate::MuxLimits::out_queue_bytes_max) bytes are
+    /// queued for it; [`SendError::Gone`].
     pub fn send_to(&self, connection: ConnectionId, body: &[u8]) -> Result<(), SendError> {
         self.mux().reply(connection, body)
     }
@@ -638,6 +673,13 @@ impl Message {
     }
 
     /// Answers. Success means that the answer is queued, whole, behind what was queued for this connection before.
+    ///
+    /// # Errors
+    ///
+    /// [`SendError::WouldBlock`] while the replies queued for the connection use up its budget
+    /// ([`MuxLimits::connection_bytes_max`](crate::MuxLimits::connection_bytes_max)): try again, or wait with
+    /// [`MessageSocket::send`] and [`SendOptions::to`]. A program that answers each message before it receives many others
+    /// does not meet it, because messages of a connection whose replies wait are not received. [`SendError::Gone`].
     pub fn reply(&self, body: &[u8]) -> Result<(), SendError> {
         self.reply_with(|tail| tail.extend_from_slice(body))
     }
@@ -645,13 +687,13 @@ impl Message {
     /// Answers with what `write` appends to the buffer it is given. It must not touch what is there already.
     pub fn reply_with(&self, write: impl FnOnce(&mut Vec<u8>)) -> Result<(), SendError> {
         let Some(conn) = &self.conn else { return Err(SendError::Gone(self.connection())) };
-        conn.mux.reply(conn, self.more, write)
+        conn.mux.reply(conn, Admission::Answer, self.more, write)
     }
 
     /// Answers with bytes that are sent from where they lie.
     pub fn reply_chunk(&self, body: Chunk) -> Result<(), SendError> {
         let Some(conn) = &self.conn else { return Err(SendError::Gone(self.connection())) };
-        conn.mux.reply_chunk(conn, self.more, body)
+        conn.mux.reply_chunk(conn, Admission::Answer, self.more, body)
     }
 
     pub(crate) fn conn(&self) -> Option<&Arc<Connection>> {
@@ -692,12 +734,14 @@ impl Shared {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
-    /// The connection the next message for any goes to. `None`: all have too much queued.
-    fn choose(&self, prefer: Option<ConnectionId>) -> Result<Option<Arc<Connection>>, SendError> {
-        let limits = self.limits();
-        let takes =
-            |conn: &Arc<Connection>| conn.error.get().is_none() && conn.out_queue.bytes() < limits.out_queue_bytes_max;
-        if let Some(conn) = prefer.and_then(|id| self.find(id)).filter(takes) {
+    /// The connection the next message goes to. `None`: all that it may go to have too much queued.
+    fn choose(&self, options: &SendOptions) -> Result<Option<Arc<Connection>>, SendError> {
+        if let Some(only) = options.to {
+            let conn = self.find(only).ok_or(SendError::Gone(only))?;
+            return Ok(conn.takes_sends().then_some(conn));
+        }
+        let takes = |conn: &Arc<Connection>| conn.error.get().is_none() && conn.takes_sends();
+        if let Some(conn) = options.prefer.and_then(|id| self.find(id)).filter(takes) {
             return Ok(Some(conn));
         }
         let first = self.turn.fetch_add(1, Ordering::Relaxed);
@@ -716,9 +760,12 @@ impl Shared {
         if alive { Ok(None) } else { Err(SendError::NotConnected) }
     }
 
-    /// Waits until TCP has room on some connection, for so long at most.
-    fn wait_for_room(&self, timeout: Duration) {
-        let conns = self.all();
+    /// Waits until TCP has room on this connection, or on any, for so long at most.
+    fn wait_for_room(&self, only: Option<ConnectionId>, timeout: Duration) {
+        let conns = match only {
+            Some(only) => self.find(only).into_iter().collect(),
+            None => self.all(),
+        };
         let sockets: Vec<_> = conns.iter().filter_map(|conn| conn.out_queue.socket()).collect();
         let mut polled: Vec<_> = sockets.iter().map(|socket| PollFd::new(socket, PollFlags::OUT)).collect();
         let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos().into() };

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use common::{PATIENCE, frame, read_frame, wait_until};
 use ksf::framing::{Framing, LengthPrefix};
+use ksf_mux::backend::Multiplexor as _;
 use ksf_mux::{ConnectionError, Event, Mux, MuxOptions, RecvError, SendError, SendOptions};
 
 fn options() -> MuxOptions {
@@ -286,26 +287,85 @@ fn messages_that_find_no_other_connection_are_told_together() {
 }
 
 #[test]
-fn a_peer_that_does_not_read_parks_its_queue_and_no_worker() {
-    let mux = Mux::new(options()).unwrap();
-    let big = vec![b'x'; 40_000];
+fn a_connection_that_is_full_takes_no_message_until_its_peer_reads() {
+    const BODY: [u8; 1000] = [7; 1000];
+    let mut options = options();
+    (options.limits.out_queue_bytes_max, options.limits.connection_bytes_max) = (100_000, 300_000);
+    let mux = Mux::new(options).unwrap();
+    let socket = mux.socket().unwrap();
+    let (mut client, server) = pair();
+    let connection = mux.attach(server).unwrap();
+    client.write_all(&frame(b"question")).unwrap();
+    let message = socket.recv_timeout(PATIENCE).unwrap();
+    let queued = || mux.connection_stats()[0].unsent_bytes;
+    let mut sent = 0;
+    let mut fill = |send: &dyn Fn() -> Result<(), SendError>| {
+        let refused = loop {
+            match send() {
+                Ok(()) => sent += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(refused, SendError::WouldBlock), "{refused}");
+        queued()
+    };
+    let full = 100_000..101_004;
+    assert!(full.contains(&fill(&|| socket.send_to(connection, &BODY))));
+    let to = |wait| {
+        let mut options = SendOptions::default();
+        (options.to, options.wait) = (Some(connection), wait);
+        socket.send(&BODY, options)
+    };
+    assert!(matches!(to(None), Err(SendError::WouldBlock)));
+    assert!(matches!(to(Some(Duration::from_millis(20))), Err(SendError::TimedOut(_))));
+    assert!(matches!(socket.send(&BODY, SendOptions::default()), Err(SendError::WouldBlock)), "there is no other one");
+    // The message in work can be answered still, up to the budget.
+    assert!((300_000..301_004).contains(&fill(&|| message.reply(&BODY))));
+    drop(message);
+    // Requests of a peer that does not read are not received: it gets them back in its own buffers.
+    client.write_all(&frame(b"another")).unwrap();
+    assert!(matches!(socket.try_recv(), Err(RecvError::WouldBlock)));
+    thread::scope(|scope| {
+        scope.spawn(|| (0..=sent).for_each(|_| assert_eq!(read_frame(&mut client), BODY)));
+        assert_eq!(to(Some(PATIENCE)).unwrap(), connection);
+    });
+    assert_eq!(socket.recv_timeout(PATIENCE).unwrap().bytes(), b"another");
+    drop(mux.detach(connection));
+    assert!(matches!(to(Some(PATIENCE)), Err(SendError::Gone(gone)) if gone == connection));
+    assert_eq!(mux.memory(), 0);
+}
+
+#[test]
+fn a_peer_that_does_not_read_parks_its_requests_and_no_worker() {
+    const REPLY_BYTES: usize = 40_000;
+    let options = options();
+    let bound = options.limits.out_queue_bytes_max + REPLY_BYTES + 4;
+    let mux = Mux::new(options).unwrap();
+    let big = vec![b'x'; REPLY_BYTES];
     let work = |message: &ksf_mux::Message| match message.bytes() {
         b"big" => message.reply(&big).unwrap(),
         other => message.reply(other).unwrap(),
     };
     with_workers(&mux, 1, work, || {
         let (mut slow, server) = pair();
-        mux.attach(server).unwrap();
+        let connection = mux.attach(server).unwrap();
         let (mut quick, server) = pair();
         mux.attach(server).unwrap();
+        let queued = || {
+            let all = mux.connection_stats();
+            all.iter().find(|stats| stats.connection == connection).unwrap().unsent_bytes
+        };
         // More answers than any buffer holds, and the one worker goes on.
         slow.write_all(&frame(b"big").repeat(200)).unwrap();
         for at in 0..500u32 {
             quick.write_all(&frame(&at.to_be_bytes())).unwrap();
             assert_eq!(read_frame(&mut quick), at.to_be_bytes());
+            assert!(queued() <= bound, "{} bytes are queued for a peer that does not read", queued());
         }
+        assert!(queued() > 0, "the peer's requests were not worked on");
         for _ in 0..200 {
             assert_eq!(read_frame(&mut slow), big);
+            assert!(queued() <= bound, "{} bytes are queued", queued());
         }
     });
 }

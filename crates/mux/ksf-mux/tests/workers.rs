@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 
-use common::{Asks, Running, Scripted, frame, own_network, read_frame, reads_end, wait_until};
+use common::{Asks, LONG_BYTES, Running, Scripted, frame, own_network, read_frame, reads_end, wait_until};
 use ksf::Order;
 use ksf::adopt::OnShardsOnly;
 use ksf::framing::{Framing, LengthPrefix};
@@ -227,6 +227,56 @@ fn long_replies_to_a_slow_reader_stay_whole() {
     assert!(answers == bodies, "a reply is torn");
     write.join().unwrap();
     assert_eq!(running.service.calls.load(Ordering::SeqCst), COUNT);
+}
+
+#[test]
+fn what_a_peer_is_owed_that_does_not_read_is_bounded() {
+    const COUNT: usize = 1000;
+    const WORKERS: usize = 2;
+    let limits = Limits::default();
+    let frame_bytes = LONG_BYTES + 4;
+    // What the out-queue may have, and what workers write before they look again; what is in work as announced.
+    let at_once = limits.out_queue_bytes_max + WORKERS * ((64 << 10) + frame_bytes);
+    let later = limits.connection_bytes_max + WORKERS * LONG_BYTES + COUNT * 4;
+    for (letter, bound) in [(b"g", at_once), (b"G", later)] {
+        own_network();
+        let service = Scripted::new(Order::Free, 1);
+        let options = WorkersOptions::new(WORKERS, limits.clone());
+        let workers = Workers::start(Arc::clone(&service), options).unwrap();
+        let mux = workers.mux().clone();
+        let running = Running::start(service, workers, limits.clone());
+        let (mut slow, mut quick) = (running.connect(), running.connect());
+        slow.write_all(&frame(letter).repeat(COUNT)).unwrap();
+        let requests = COUNT;
+        let is_bounded = || assert!(mux.memory() <= bound + requests, "{} bytes of {bound}", mux.memory());
+        wait_until("the peer is owed much", || mux.memory() > limits.out_queue_bytes_max);
+        // Others are answered meanwhile.
+        for _ in 0..300 {
+            quick.write_all(&frame(b"e quick")).unwrap();
+            assert_eq!(read_frame(&mut quick), b"e quick");
+            is_bounded();
+        }
+        for _ in 0..COUNT {
+            assert!(read_frame(&mut slow) == [b'g'; LONG_BYTES]);
+            is_bounded();
+        }
+        drop(slow);
+        wait_until("nothing is left", || mux.memory() == 0);
+    }
+}
+
+#[test]
+fn answers_that_were_not_announced_close_the_connection_at_twice_its_budget() {
+    let limits = Limits { connection_bytes_max: 1 << 20, ..Limits::default() };
+    let running = start(Scripted::new(Order::Free, 1), 2, limits);
+    let (mut client, mut other) = (running.connect(), running.connect());
+    client.write_all(&frame(b"u").repeat(500)).unwrap();
+    // As many as fit, at what an answer is assumed to need, and no more.
+    wait_until("the service has them", || running.service.calls.load(Ordering::SeqCst) >= 256);
+    other.write_all(&frame(b"a")).unwrap();
+    let in_work: usize = String::from_utf8(read_frame(&mut other)).unwrap().parse().unwrap();
+    assert!((256..=257).contains(&in_work), "{in_work}, with two workers");
+    running.counts("closed_reply_limit", 1);
 }
 
 #[test]

@@ -59,9 +59,11 @@ struct ksf_options {
 	uint64_t header_bytes_max;      /* most bytes before a message's length is known */
 	uint64_t assembly_timeout_ms;   /* from the first byte of a message to its last */
 	uint64_t send_timeout_ms;       /* for a peer to take some of what is queued for it */
-	uint64_t connection_bytes_max;  /* messages of a connection above which it is not read */
-	uint64_t out_queue_bytes_max;   /* queued for a connection above which it takes no ksf_send */
-	uint64_t mux_bytes_max;         /* messages of all connections */
+	uint64_t connection_bytes_max;  /* budget of a connection, 4 MiB: messages not done with, and what is queued for
+	                                 * it; then it is not read, and takes no reply */
+	uint64_t out_queue_bytes_max;   /* queued for a connection, 256 KiB: then it is not read, its messages are not
+	                                 * received, and it takes no ksf_send */
+	uint64_t mux_bytes_max;         /* budget of all connections, 256 MiB */
 	uint64_t connections_max;
 	uint32_t backend;               /* enum ksf_backend; KSF_BACKEND_KSF */
 	uint32_t reserved;              /* 0 */
@@ -111,7 +113,9 @@ int ksf_receive_many(ksf_socket *socket, int timeout_ms, ksf_message **messages,
 const void *ksf_message_data(const ksf_message *message, size_t *bytes);
 /* The connection it came from. */
 uint64_t ksf_message_connection(const ksf_message *message);
-/* Answers to the connection the message came from, and to no other. Never waits. EPIPE: it is gone. */
+/* Answers to the connection the message came from, and to no other. Never waits. EPIPE: it is gone. EAGAIN: its peer does
+ * not read, and the replies that wait for it use up its budget; try again, or wait with ksf_send and KSF_TO. Messages of
+ * such a connection are not received, so threads that answer each message before the next one do not meet it. */
 int ksf_message_reply(ksf_message *message, const void *bytes, size_t count);
 /* Done with a message. */
 void ksf_message_free(ksf_message *message);
@@ -126,12 +130,15 @@ int ksf_fd(ksf_socket *socket);
 #define KSF_REPEATABLE 1u
 /* ksf_send: more follow at once; this one may wait some milliseconds for them. */
 #define KSF_MORE 2u
+/* ksf_send: to *connection, and to no other. */
+#define KSF_TO 4u
 
 /* Sends a message on a connection in turn: for clients whose connections lead to the same server. Waits for room like
- * ksf_receive for messages. connection may be NULL. EAGAIN: no room in time; ENOTCONN: no connection. */
+ * ksf_receive for messages. connection may be NULL; it tells the one chosen, or, with KSF_TO, names the only one to use.
+ * EAGAIN: no room in time, because peers do not read; ENOTCONN: no connection; EPIPE: the one that was named is gone. */
 int ksf_send(ksf_socket *socket, const void *bytes, size_t count, unsigned int flags, int timeout_ms,
 	     uint64_t *connection);
-/* Sends a message on this connection. Never waits. EPIPE: it is gone. */
+/* Sends a message on this connection. Never waits. EPIPE: it is gone. EAGAIN: out_queue_bytes_max is queued for it. */
 int ksf_send_to(ksf_socket *socket, uint64_t connection, const void *bytes, size_t count);
 
 enum ksf_event_kind {

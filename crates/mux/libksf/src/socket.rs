@@ -268,12 +268,13 @@ pub unsafe extern "C" fn ksf_fd(socket: *mut Socket) -> c_int {
 
 const REPEATABLE: c_uint = 1;
 const MORE: c_uint = 2;
+const TO: c_uint = 4;
 
-/// Sends a message on a connection in turn.
+/// Sends a message on a connection in turn, or on the one that is named.
 ///
 /// # Safety
 ///
-/// `socket` is null or open; there are `count` bytes; `connection` is null or can be written.
+/// `socket` is null or open; there are `count` bytes; `connection` is null or can be written, and read if it names one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ksf_send(
     socket: *mut Socket,
@@ -286,12 +287,16 @@ pub unsafe extern "C" fn ksf_send(
     call(|| {
         // SAFETY: the pointers are as the header demands.
         let (socket, body) = unsafe { (at(socket, "socket")?, bytes(body, count)?) };
-        if flags & !(REPEATABLE | MORE) != 0 {
+        if flags & !(REPEATABLE | MORE | TO) != 0 {
             return Err(Failure::new(libc::EINVAL, "flags that this version does not know"));
         }
         let mut options = SendOptions::default();
         options.repeatable = flags & REPEATABLE != 0;
         options.more = flags & MORE != 0;
+        if flags & TO != 0 {
+            // SAFETY: the header demands that it can be read then.
+            options.to = Some(ConnectionId::from_u64(*unsafe { at(connection, "connection")? }));
+        }
         options.wait = match u64::try_from(timeout_ms) {
             // Longer than any program runs, and within the clock.
             Err(_) => Some(Duration::from_secs(1 << 32)),

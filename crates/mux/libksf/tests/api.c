@@ -8,6 +8,7 @@
 #include <ksf.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -208,6 +209,67 @@ static void messages(void)
 	close(peer);
 }
 
+/* A peer that reads so many bytes. */
+struct peer {
+	int fd;
+	uint64_t bytes;
+};
+
+static void *read_bytes(void *argument)
+{
+	static char bytes[65536];
+	const struct peer *peer = argument;
+
+	for (uint64_t got = 0; got < peer->bytes;) {
+		ssize_t count = read(peer->fd, bytes, sizeof(bytes));
+		CHECK(count > 0);
+		got += count;
+	}
+	return NULL;
+}
+
+/* A peer that does not read: what is queued for it is bounded, and said. */
+static void back_pressure(void)
+{
+	static char body[100000];
+	const uint32_t length = htonl(sizeof(body) - sizeof(length));
+	struct ksf_options options;
+	ksf_socket *socket;
+	ksf_message *message;
+	uint64_t connection, sent = 0;
+	int peer, result;
+
+	memcpy(body, &length, sizeof(length));
+	CHECK(ksf_options_init(&options, sizeof(options)) == 0);
+	options.backend = wanted;
+	options.out_queue_bytes_max = 1 << 20;
+	options.connection_bytes_max = 2 << 20;
+	CHECK(ksf_open(&options, &socket) == 0);
+	connection = attach_pair(socket, &peer);
+	CHECK(write(peer, hello, HELLO) == HELLO && ksf_receive(socket, PATIENCE_MS, &message) == 1);
+	while (!(result = ksf_send_to(socket, connection, body, sizeof(body))))
+		sent++;
+	CHECK(result == -EAGAIN && strstr(ksf_last_error(), "does not take"));
+	CHECK(ksf_send(socket, body, sizeof(body), KSF_TO, 10, &connection) == -EAGAIN);
+	/* The message can be answered still, up to the budget. */
+	uint64_t before = sent;
+	while (!(result = ksf_message_reply(message, body, sizeof(body))))
+		sent++;
+	CHECK(result == -EAGAIN && sent > before && sent < before + 12);
+	ksf_message_free(message);
+	/* When the peer reads there is room again. */
+	struct peer reader = { .fd = peer, .bytes = (sent + 1) * sizeof(body) };
+	pthread_t thread;
+	CHECK(pthread_create(&thread, NULL, read_bytes, &reader) == 0);
+	CHECK(ksf_send(socket, body, sizeof(body), KSF_TO, PATIENCE_MS, &connection) == 0);
+	CHECK(pthread_join(thread, NULL) == 0);
+	CHECK(ksf_detach(socket, connection, NULL, NULL, NULL) == 0);
+	CHECK(ksf_send(socket, body, sizeof(body), KSF_TO, PATIENCE_MS, &connection) == -EPIPE);
+	CHECK(ksf_send(socket, body, sizeof(body), KSF_TO, 0, NULL) == -EINVAL);
+	ksf_close(socket);
+	close(peer);
+}
+
 static void event_loop(void)
 {
 	struct epoll_event ready, wanted = { .events = EPOLLIN };
@@ -361,6 +423,7 @@ int main(int argc, char **argv)
 	wrong_arguments();
 	newer_header();
 	messages();
+	back_pressure();
 	event_loop();
 	detach();
 	choice();

@@ -10,7 +10,8 @@ use shuttle::thread;
 use crate::batch::MessageBatch;
 use crate::combining_lock::CombiningLock;
 use crate::epoll::{Epoll, Event};
-use crate::scheduler::{OrderedQueue, Scheduler, Source, Take, Worker};
+use crate::lease::Grant;
+use crate::scheduler::{OrderedQueue, Parked, Scheduler, Source, Take, Worker};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Condvar, Mutex, Ordering};
 use crate::worker_state::{InPlaceBatch, Message, TimerThread, WorkerState};
 
@@ -47,6 +48,8 @@ pub struct Scenario {
     pub dropped: bool,
     /// The first worker gives back what it took beyond the first message, once; not in place.
     pub gives_back: bool,
+    /// Answers to a connection that its peer has not read above which none of its messages is to be taken.
+    pub unread_max: Option<usize>,
 }
 
 /// How a worker ends early.
@@ -76,6 +79,7 @@ impl Scenario {
         stop: None,
         dropped: false,
         gives_back: false,
+        unread_max: None,
     };
 
     /// Plays it and checks that every message was worked on once, in an ordered queue in order and alone, in a class within its
@@ -91,6 +95,10 @@ impl Scenario {
         for connection in 0..self.bursts.len() {
             let world = Arc::clone(&world);
             threads.push(thread::spawn(move || world.arrive(connection)));
+        }
+        for connection in 0..self.unread_max.map_or(0, |_| self.bursts.len()) {
+            let world = Arc::clone(&world);
+            threads.push(thread::spawn(move || world.read_answers(connection)));
         }
         if self.stop == Some(Stop::Disable) {
             let world = Arc::clone(&world);
@@ -140,12 +148,17 @@ pub(crate) struct Connection {
     /// Messages whose answers have left.
     answered: Mutex<Vec<u8>>,
     more_answered: Condvar,
+    /// Answers that the peer has not read, and at how many of them it is throttled.
+    unread: AtomicUsize,
+    unread_max: usize,
+    parked: Parked<MessageBatch>,
 }
 
 impl Connection {
     /// Answers leave.
     pub(crate) fn answer(&self, answers: &mut Vec<u8>) {
         if !answers.is_empty() {
+            self.unread.fetch_add(answers.len(), Ordering::SeqCst);
             self.answered.lock().unwrap().append(answers);
             self.more_answered.notify_all();
         }
@@ -167,6 +180,14 @@ impl Source for Arc<Connection> {
         // Where there are classes each message travels alone.
         let class = usize::from(message.chunk()[0]) % (self.classes + 1);
         (class < self.classes).then_some(class)
+    }
+
+    fn is_throttled(&self) -> bool {
+        self.unread.load(Ordering::SeqCst) >= self.unread_max
+    }
+
+    fn parked(&self) -> &Parked<MessageBatch> {
+        &self.parked
     }
 }
 
@@ -193,6 +214,9 @@ impl World {
                 busy: AtomicBool::new(false),
                 answered: Mutex::default(),
                 more_answered: Condvar::new(),
+                unread: AtomicUsize::new(0),
+                unread_max: scenario.unread_max.unwrap_or(usize::MAX),
+                parked: Parked::default(),
             })
         };
         Self {
@@ -224,6 +248,23 @@ impl World {
             self.connections[connection].inbox.lock().unwrap().extend(next..end);
             next = end;
             self.epoll.announce(Event::Readable(connection));
+        }
+    }
+
+    /// The peer reads one answer after the other: what `Shared::send` does when TCP has taken some, and its `resume`.
+    fn read_answers(&self, connection: usize) {
+        let connection = &self.connections[connection];
+        let total = self.scenario.bursts[connection.index].iter().sum::<usize>();
+        for read in 0..total {
+            let mut answered = connection.answered.lock().unwrap();
+            while answered.len() <= read {
+                answered = connection.more_answered.wait(answered).unwrap();
+            }
+            drop(answered);
+            connection.unread.fetch_sub(1, Ordering::SeqCst);
+            if !connection.parked.is_empty() && !connection.is_throttled() {
+                self.wake(self.scheduler.unpark(connection));
+            }
         }
     }
 
@@ -278,7 +319,7 @@ impl World {
         let connection = &batch.source;
         let (mut answers, mut done) = (Vec::new(), 0);
         let mut grant = side.state.lock().unwrap().lease.grant();
-        while side.state.lock().unwrap().grant_more(batch, self.scenario.grant, &mut answers, &mut grant) {
+        while self.grant_more(side, batch, &mut answers, &mut grant) {
             while let Some(place) = grant.next(|| side.state.lock().unwrap().lease.kept()) {
                 let number = batch.chunk[place.start as usize];
                 self.work_on(side, connection, number, None);
@@ -290,6 +331,22 @@ impl World {
         if done > 0 {
             self.finish(Some(side), connection, done, None);
         }
+    }
+
+    /// `MessageSocket::grant_more`.
+    fn grant_more(&self, side: &WorkerSide, batch: &InPlaceBatch, answers: &mut Vec<u8>, grant: &mut Grant) -> bool {
+        let mut state = side.state.lock().unwrap();
+        state.hold(answers);
+        if self.scenario.unread_max.is_some() {
+            // As if each were long.
+            state.queue_held(batch);
+        }
+        if batch.source.is_throttled() && !state.lease.is_revoked(batch) {
+            let rest = state.lease.end_in_place(grant);
+            self.wake(self.scheduler.give_back(rest.into_iter()));
+            return false;
+        }
+        state.grant_more(batch, self.scenario.grant, grant)
     }
 
     /// `MessageSocket::recv_with`.
@@ -324,8 +381,12 @@ impl World {
 
     /// `MessageSocket::fill` and `take`.
     fn fill(&self, side: &WorkerSide, state: &mut WorkerState) -> bool {
-        if !state.lease.batches.is_empty() {
-            return true;
+        if let Some(first) = state.lease.batches.front() {
+            if !first.source.is_throttled() {
+                return true;
+            }
+            let revoked = state.lease.revoke();
+            self.wake(self.scheduler.give_back(revoked.into_iter()));
         }
         if self.is_disabled(side) {
             return false;
@@ -497,6 +558,7 @@ impl World {
         let requeues = !self.scenario.caps.is_empty()
             || self.scenario.gives_back
             || self.scenario.stop.is_some()
+            || self.scenario.unread_max.is_some()
             || self.scenario.timer;
         let (wakes, entries) = (self.wakes.load(Ordering::SeqCst), self.entries.load(Ordering::SeqCst));
         assert!(requeues || wakes <= entries, "{wakes} wake-ups for {entries} entries");

@@ -55,15 +55,17 @@ impl WorkerState {
         Some(batch)
     }
 
-    /// `MessageSocket::grant_more`.
-    pub(crate) fn grant_more(
-        &mut self,
-        batch: &InPlaceBatch,
-        max: usize,
-        answers: &mut Vec<u8>,
-        grant: &mut lease::Grant,
-    ) -> bool {
+    /// Keeps answers until they leave, with others.
+    pub(crate) fn hold(&mut self, answers: &mut Vec<u8>) {
         self.held.append(answers);
+    }
+
+    /// They leave.
+    pub(crate) fn queue_held(&mut self, batch: &InPlaceBatch) {
+        batch.source.answer(&mut self.held);
+    }
+
+    pub(crate) fn grant_more(&mut self, batch: &InPlaceBatch, max: usize, grant: &mut lease::Grant) -> bool {
         self.lease.grant_more(batch, max, grant, &mut self.free)
     }
 

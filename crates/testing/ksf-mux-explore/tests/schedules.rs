@@ -100,6 +100,22 @@ fn answers_of_a_worker_that_is_held_up_leave() {
 }
 
 #[test]
+fn messages_of_a_peer_that_does_not_read_wait_and_are_worked_on_when_it_has() {
+    for in_place in [false, true] {
+        let slow = Scenario { in_place, unread_max: Some(1), batch_len: 2, want: 2, workers: 2, ..PLAIN };
+        explore(10_000, move || Scenario { bursts: &[&[3], &[2]], ..slow }.play());
+        explore(10_000, move || Scenario { bursts: &[&[4, 2]], unread_max: Some(2), grant: 2, ..slow }.play());
+        explore(5_000, move || Scenario { bursts: &[&[3], &[3]], timer: true, grant: 2, ..slow }.play());
+    }
+    let ordered = Scenario { ordered: true, unread_max: Some(1), want: 3, ..PLAIN };
+    explore(10_000, move || Scenario { bursts: &[&[3], &[2]], ..ordered }.play());
+    let stop = Some(Stop::Leave);
+    explore(5_000, move || {
+        Scenario { bursts: &[&[3]], unread_max: Some(1), want: 2, workers: 2, stop, ..PLAIN }.play()
+    });
+}
+
+#[test]
 fn ordered_queues_keep_their_order() {
     explore(10_000, || Scenario { ordered: true, bursts: &[&[2, 2], &[3]], ..PLAIN }.play());
     explore(10_000, || Scenario { ordered: true, want: 3, bursts: &[&[2, 3], &[1]], dropped: true, ..PLAIN }.play());

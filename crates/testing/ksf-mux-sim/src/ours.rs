@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use ksf_mux::scheduler::{CostEstimate, OrderedQueue, Scheduler, Source, Take, Taken, Worker};
+use ksf_mux::scheduler::{CostEstimate, OrderedQueue, Parked, Scheduler, Source, Take, Taken, Worker};
 
 use crate::clock::Clock;
 use crate::{Arrivals, Costs, Record};
@@ -16,6 +16,7 @@ const EVENTS_MAX: usize = 16;
 struct Connection {
     index: usize,
     ordered_queue: Option<OrderedQueue<Message>>,
+    parked: Parked<Message>,
 }
 
 #[derive(Clone, Copy)]
@@ -38,6 +39,15 @@ impl Source for Handle {
     fn class(&self, message: &Message) -> Option<usize> {
         // Without caps the scheduler knows no class 0.
         message.long.then_some(0)
+    }
+
+    /// Peers here read at once.
+    fn is_throttled(&self) -> bool {
+        false
+    }
+
+    fn parked(&self) -> &Parked<Message> {
+        &self.0.parked
     }
 }
 
@@ -110,7 +120,13 @@ pub(crate) fn play(
         events_max: 1,
     };
     let workers: Vec<_> = (0..workers).map(new_worker).collect();
-    let connection = |index| Handle(Arc::new(Connection { index, ordered_queue: ordered.then(OrderedQueue::default) }));
+    let connection = |index| {
+        Handle(Arc::new(Connection {
+            index,
+            ordered_queue: ordered.then(OrderedQueue::default),
+            parked: Parked::default(),
+        }))
+    };
     let mut world = World {
         costs,
         arrivals,

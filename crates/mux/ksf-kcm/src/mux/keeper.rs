@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ksf::limits::Time;
 use ksf_mux::ConnectionError;
-use ksf_mux::backend::{Event, UNREAD_MAX};
+use ksf_mux::backend::{Event, Pushed, UNREAD_MAX};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::sockopt;
@@ -217,8 +217,11 @@ impl Shared {
         let mut links = self.all();
         links.retain(|link| !Arc::ptr_eq(link, but) && link.error.get().is_none());
         links.sort_by_key(|link| link.outbox.bytes());
-        let taken =
-            links.iter().find(|link| link.outbox.push_movable(&link.framing, body, repeatable).unwrap_or(false));
+        let takes = |link: &&Arc<Link>| {
+            let pushed = link.outbox.push_movable(&link.framing, usize::MAX, body, repeatable);
+            pushed.is_ok_and(|pushed| pushed == Pushed::Queued)
+        };
+        let taken = links.iter().find(takes);
         if let Some(link) = taken {
             link.counts.tx_messages.fetch_add(1, Ordering::Relaxed);
             self.flush(link);

@@ -222,8 +222,8 @@ impl Link {
     pub(super) fn must_wait(&self) -> bool {
         self.refused.load(Ordering::SeqCst)
             || self.waiting_messages.load(Ordering::SeqCst) >= self.limits.connection_messages_max
-            || self.waiting_bytes.load(Ordering::SeqCst) > self.limits.connection_bytes_max
-            || self.outbox.bytes() > self.limits.out_queue_bytes_max
+            || self.waiting_bytes.load(Ordering::SeqCst) + self.outbox.bytes() >= self.limits.connection_bytes_max
+            || self.outbox.bytes() >= self.limits.out_queue_bytes_max
     }
 
     // --- what came in -----------------------------------------------------------------------------------------------

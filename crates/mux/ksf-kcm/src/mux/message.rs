@@ -35,9 +35,14 @@ impl KernelMessage {
     }
 
     /// Answers. Success means that the answer is queued, whole, behind what was queued for this connection before.
+    ///
+    /// # Errors
+    ///
+    /// [`SendError::WouldBlock`] while the replies queued for the connection use up its budget; [`SendError::Gone`].
     pub fn reply(&self, body: &[u8]) -> Result<(), SendError> {
         let shared = self.link.shared().ok_or(SendError::Gone(self.link.id))?;
-        shared.reply(&self.link, body)
+        let limits = &self.link.limits;
+        shared.reply(&self.link, limits.connection_bytes_max.max(limits.out_queue_bytes_max), body)
     }
 }
 

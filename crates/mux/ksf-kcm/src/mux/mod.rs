@@ -29,7 +29,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockRead
 use std::time::{Duration, Instant};
 
 use ksf_bpf_framing::KernelProgram;
-use ksf_mux::backend::{EndCounts, Event, Events, Multiplexor, Sent, check_stream};
+use ksf_mux::backend::{EndCounts, Event, Events, Multiplexor, Pushed, Sent, check_stream};
 use ksf_mux::kcm::{ConnectionStats, MuxStats};
 use ksf_mux::{
     AttachError, ConnectionError, ConnectionId, Detached, MessageFraming, MuxLimits, MuxOptions, SendError, SendOptions,
@@ -195,7 +195,7 @@ impl KernelMux {
     pub fn reply(&self, connection: ConnectionId, body: &[u8]) -> Result<(), SendError> {
         let shared = &self.0.0;
         let link = shared.find(connection).ok_or(SendError::Gone(connection))?;
-        shared.reply(&link, body)
+        shared.reply(&link, link.limits.out_queue_bytes_max, body)
     }
 }
 
@@ -535,14 +535,17 @@ impl Shared {
 
     // --- sending ----------------------------------------------------------------------------------------------------
 
-    fn reply(&self, link: &Arc<Link>, body: &[u8]) -> Result<(), SendError> {
+    /// Queues a message, unless `bytes_max` bytes wait for the connection already.
+    fn reply(&self, link: &Arc<Link>, bytes_max: usize, body: &[u8]) -> Result<(), SendError> {
         let gone = || SendError::Gone(link.id);
         if link.detached.load(Ordering::SeqCst) {
             return Err(gone());
         }
-        let pushed = link.outbox.push(&link.framing, |tail| tail.extend_from_slice(body));
-        if !pushed.map_err(SendError::Unframable)? {
-            return Err(gone());
+        let pushed = link.outbox.push(&link.framing, bytes_max, |tail| tail.extend_from_slice(body));
+        match pushed.map_err(SendError::Unframable)? {
+            Pushed::Queued => {}
+            Pushed::Full => return Err(SendError::WouldBlock),
+            Pushed::Ended => return Err(gone()),
         }
         link.counts.tx_messages.fetch_add(1, Ordering::Relaxed);
         self.flush(link);
@@ -552,11 +555,17 @@ impl Shared {
     fn send_to_any(&self, body: &[u8], options: SendOptions) -> Result<ConnectionId, SendError> {
         let deadline = options.wait.map(|wait| Instant::now() + wait);
         loop {
-            if let Some(link) = self.choose(options.prefer)? {
-                let pushed = link.outbox.push_movable(&link.framing, body, options.repeatable);
-                if !pushed.map_err(SendError::Unframable)? {
-                    // It ended since it was chosen.
-                    continue;
+            if let Some(link) = self.choose(&options)? {
+                let limit = link.limits.out_queue_bytes_max;
+                let pushed = match options.to {
+                    Some(_) => link.outbox.push(&link.framing, limit, |tail| tail.extend_from_slice(body)),
+                    None => link.outbox.push_movable(&link.framing, limit, body, options.repeatable),
+                };
+                match pushed.map_err(SendError::Unframable)? {
+                    Pushed::Queued => {}
+                    Pushed::Ended if options.to.is_some() => return Err(SendError::Gone(link.id)),
+                    // It ended since it was chosen, or others were quicker.
+                    Pushed::Ended | Pushed::Full => continue,
                 }
                 link.counts.tx_messages.fetch_add(1, Ordering::Relaxed);
                 match options.batch {
@@ -577,11 +586,14 @@ impl Shared {
         }
     }
 
-    /// The connection the next message for any goes to. `None`: all have too much queued.
-    fn choose(&self, prefer: Option<ConnectionId>) -> Result<Option<Arc<Link>>, SendError> {
-        let takes =
-            |link: &Arc<Link>| link.error.get().is_none() && link.outbox.bytes() < link.limits.out_queue_bytes_max;
-        if let Some(link) = prefer.and_then(|id| self.find(id)).filter(takes) {
+    /// The connection the next message goes to. `None`: all that it may go to have too much queued.
+    fn choose(&self, options: &SendOptions) -> Result<Option<Arc<Link>>, SendError> {
+        let has_room = |link: &Arc<Link>| link.outbox.bytes() < link.limits.out_queue_bytes_max;
+        if let Some(only) = options.to {
+            return Ok(Some(self.find(only).ok_or(SendError::Gone(only))?).filter(has_room));
+        }
+        let takes = |link: &Arc<Link>| link.error.get().is_none() && has_room(link);
+        if let Some(link) = options.prefer.and_then(|id| self.find(id)).filter(takes) {
             return Ok(Some(link));
         }
         let table = read(&self.table);

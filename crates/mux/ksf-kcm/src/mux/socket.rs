@@ -231,7 +231,7 @@ impl Endpoint for KernelSocket {
 
     fn send_to(&self, connection: ConnectionId, body: &[u8]) -> Result<(), SendError> {
         let link = self.mux.0.find(connection).ok_or(SendError::Gone(connection))?;
-        self.mux.0.reply(&link, body)
+        self.mux.0.reply(&link, link.limits.out_queue_bytes_max, body)
     }
 
     fn set_receiving(&self, receiving: bool) {

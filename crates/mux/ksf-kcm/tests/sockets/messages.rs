@@ -316,12 +316,16 @@ fn slow_reader(backend: Backend) {
     let (slow, quick) = (attached(&mux), attached(&mux));
     let long = message(200_000, b's');
     let mut queued = 0;
-    // Until TCP takes no more: what is sent then waits, and nobody with it.
+    // Until TCP takes no more, and then the queue: what was sent waits, and no worker with it.
     let unsent = || mux.connection_stats().iter().find(|of| of.connection == slow.id).unwrap().unsent_bytes;
-    while unsent() < 4 * long.len() {
-        socket.send_to(slow.id, &long).unwrap();
-        queued += 1;
-    }
+    let refused = loop {
+        match socket.send_to(slow.id, &long) {
+            Ok(()) => queued += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, SendError::WouldBlock), "{refused}");
+    assert!((256 << 10..(256 << 10) + long.len()).contains(&unsent()), "{}", unsent());
     quick.put(10, b'q');
     let message = next(&socket);
     message.reply(&message).unwrap();

@@ -84,7 +84,7 @@ impl EndCounts {
             | ConnectionError::Malformed(_)
             | ConnectionError::Refused { .. }
             | ConnectionError::HandedBack => Some(&self.rx_unrecoverable),
-            ConnectionError::SendTimeout { .. } => {
+            ConnectionError::SendTimeout { .. } | ConnectionError::ReplyLimit { .. } => {
                 self.tx_aborts.fetch_add(1, Ordering::Relaxed);
                 return;
             }

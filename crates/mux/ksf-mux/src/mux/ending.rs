@@ -16,7 +16,10 @@ impl Shared {
     /// A connection brings no more messages.
     pub(crate) fn end(&self, conn: &Arc<Connection>, error: ConnectionError) {
         // Also where the peer's direction ended before: nothing can be sent any more.
-        let failed = matches!(error, ConnectionError::Socket { .. } | ConnectionError::SendTimeout { .. });
+        let failed = matches!(
+            error,
+            ConnectionError::Socket { .. } | ConnectionError::SendTimeout { .. } | ConnectionError::ReplyLimit { .. }
+        );
         if conn.error.set(error.clone()).is_ok() {
             if let Some(Attachment { ended, .. }) = conn.attachment.get() {
                 ended(conn, &error);
@@ -37,6 +40,7 @@ impl Shared {
             if messages > 0 {
                 self.events.push(Event::Uncertain { connection: conn.id, messages });
             }
+            self.resume(conn);
         }
         self.settle(conn);
     }

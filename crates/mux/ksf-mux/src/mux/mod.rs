@@ -19,7 +19,8 @@ use std::sync::{PoisonError, RwLock};
 use ksf::limits::Time;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
-use crate::connection::{Attachment, Connection};
+use crate::budget::SharedBudget;
+use crate::connection::{Admission, Attachment, Connection};
 use crate::error::{AttachError, ConnectionError};
 use crate::monitor::{Event, Events};
 use crate::options::{MessageFraming, MuxLimits, MuxOptions};
@@ -31,6 +32,7 @@ use crate::timer_thread::{self, TimerThread};
 use crate::wait_set::WaitSet;
 
 pub(crate) use receiving::{Receiver, WorkerCx};
+pub(crate) use sending::HELD_BYTES_MAX;
 use table::Table;
 pub use table::check_stream;
 use waiting::SIGNAL;
@@ -86,6 +88,7 @@ pub struct Detached {
 pub(crate) struct Shared {
     pub(crate) options: MuxOptions,
     limits: RwLock<Arc<MuxLimits>>,
+    pub(crate) budget: SharedBudget,
     pub(crate) scheduler: Scheduler<Arc<Connection>>,
     pub(crate) timer: TimerThread,
     pub(crate) events: Events,
@@ -95,8 +98,10 @@ pub(crate) struct Shared {
     /// Written to when sleepers are to wake; holds how many.
     signal: OwnedFd,
     table: RwLock<Table>,
-    /// Bytes of messages that are not done with, and of unfinished ones.
+    /// Bytes of messages that are not done with, of unfinished ones, and what later answers will need.
     pub(crate) memory: AtomicUsize,
+    /// Bytes in all out-queues.
+    pub(crate) queued_bytes: Arc<AtomicUsize>,
     /// Connections that ended and of which readers are to be told.
     pub(crate) reports: Mutex<std::collections::VecDeque<(ConnectionId, ConnectionError)>>,
     pub(crate) reports_wanted: AtomicUsize,
@@ -149,6 +154,7 @@ impl Mux {
         let shared = Arc::new(Shared {
             scheduler: Scheduler::new(&options.class_caps),
             limits: RwLock::new(Arc::new(options.limits.clone())),
+            budget: SharedBudget::new(&options.limits),
             options,
             timer: TimerThread::new()?,
             events: Events::new()?,
@@ -157,6 +163,7 @@ impl Mux {
             signal,
             table: RwLock::default(),
             memory: AtomicUsize::new(0),
+            queued_bytes: Arc::default(),
             reports: Mutex::default(),
             reports_wanted: AtomicUsize::new(0),
             users: AtomicUsize::new(1),
@@ -226,17 +233,26 @@ impl Mux {
     }
 
     /// Queues a message for one connection and sends what TCP takes at once. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`SendError::WouldBlock`](crate::SendError::WouldBlock) while as much is queued for the connection as
+    /// [`MuxLimits::out_queue_bytes_max`] allows: its peer does not read. [`MessageSocket::send`] can wait for that.
     pub fn reply(&self, connection: ConnectionId, body: &[u8]) -> Result<(), crate::SendError> {
         let conn = self.shared().find(connection).ok_or(crate::SendError::Gone(connection))?;
-        self.shared().reply(&conn, false, |tail| tail.extend_from_slice(body))
+        self.shared().reply(&conn, Admission::Send, false, |tail| tail.extend_from_slice(body))
     }
 
     /// Replaces the limits, for connections that are attached, too.
     pub fn set_limits(&self, limits: MuxLimits) {
         let shared = self.shared();
+        shared.budget.set(&limits);
         *shared.limits.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(limits);
         // Those that do nothing may have a time limit now.
-        shared.all().iter().for_each(|conn| shared.timer.schedule_check(conn, timer_thread::IDLE_TICK));
+        shared.all().iter().for_each(|conn| {
+            shared.timer.schedule_check(conn, timer_thread::IDLE_TICK);
+            shared.resume(conn);
+        });
     }
 
     /// The limits now.
@@ -249,9 +265,10 @@ impl Mux {
         self.shared().timer.lingering()
     }
 
-    /// Bytes of messages that are not done with, and of those that have not arrived in full.
+    /// Bytes that count against [`MuxLimits::mux_bytes_max`]: of messages that have not arrived in full or are not done
+    /// with, of replies that are queued, and what answers that come later are assumed to need.
     pub fn memory(&self) -> usize {
-        self.shared().memory.load(Ordering::SeqCst)
+        self.shared().memory()
     }
 
     /// Takes no more messages from any connection, apart from those that have begun to arrive. The messages that are
@@ -296,6 +313,15 @@ impl fmt::Debug for Mux {
 impl Shared {
     pub(crate) fn limits(&self) -> Arc<MuxLimits> {
         Arc::clone(&self.limits.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn memory(&self) -> usize {
+        self.memory.load(Ordering::SeqCst) + self.queued_bytes.load(Ordering::SeqCst)
+    }
+
+    /// True while the budget of all connections together is used up.
+    pub(crate) fn is_full(&self) -> bool {
+        self.memory() >= self.budget.mux_bytes_max()
     }
 
     pub(crate) fn is_stopped(&self) -> bool {

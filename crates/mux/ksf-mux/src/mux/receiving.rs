@@ -192,8 +192,11 @@ impl Shared {
         }
     }
 
-    /// Reads on where a connection was left alone because too much of it waited.
+    /// Goes on with a connection that used less of its budget meanwhile: reads it, and hands its messages over.
     pub(crate) fn resume(&self, conn: &Arc<Connection>) {
+        if !conn.parked().is_empty() && !conn.is_throttled() {
+            self.wake(self.scheduler.unpark(conn));
+        }
         if conn.paused.load(Ordering::SeqCst) && !conn.is_full() && conn.paused.swap(false, Ordering::SeqCst) {
             self.wake(self.scheduler.push_reread(None, Arc::clone(conn)));
         }

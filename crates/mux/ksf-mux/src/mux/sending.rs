@@ -3,15 +3,19 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use ksf::error::FramingError;
 use ksf::output::Output;
 use ksf::pool::Chunk;
 
 use super::{ConnectionId, Shared, now};
-use crate::connection::Connection;
+use crate::connection::{Admission, Connection};
 use crate::error::{ConnectionError, SendError};
-use crate::out_queue::Sent;
+use crate::out_queue::{Pushed, Sent};
 use crate::sync::Arc;
 use crate::timer_thread;
+
+/// Bytes of replies that a worker holds back for those that follow.
+pub(crate) const HELD_BYTES_MAX: usize = 64 << 10;
 
 impl Shared {
     /// Queues a message for a connection. `more`: others will follow from the same worker at once, so it may wait for
@@ -19,29 +23,46 @@ impl Shared {
     pub(crate) fn reply(
         &self,
         conn: &Arc<Connection>,
+        admission: Admission,
         more: bool,
         write: impl FnOnce(&mut Vec<u8>),
     ) -> Result<(), SendError> {
         if conn.detached.load(Ordering::SeqCst) {
             return Err(SendError::Gone(conn.id));
         }
-        if !conn.out_queue.push(&conn.framing, write).map_err(SendError::Unframable)? {
-            return Err(SendError::Gone(conn.id));
-        }
-        self.queued(conn, more);
-        Ok(())
+        let pushed = conn.out_queue.push(&conn.framing, conn.queue_limit(admission), write);
+        self.pushed(conn, more, pushed)
     }
 
     /// The same with a body that is sent from where it lies.
-    pub(crate) fn reply_chunk(&self, conn: &Arc<Connection>, more: bool, body: Chunk) -> Result<(), SendError> {
+    pub(crate) fn reply_chunk(
+        &self,
+        conn: &Arc<Connection>,
+        admission: Admission,
+        more: bool,
+        body: Chunk,
+    ) -> Result<(), SendError> {
         if conn.detached.load(Ordering::SeqCst) {
             return Err(SendError::Gone(conn.id));
         }
-        if !conn.out_queue.push_chunk(&conn.framing, body).map_err(SendError::Unframable)? {
-            return Err(SendError::Gone(conn.id));
+        let pushed = conn.out_queue.push_chunk(&conn.framing, conn.queue_limit(admission), body);
+        self.pushed(conn, more, pushed)
+    }
+
+    fn pushed(
+        &self,
+        conn: &Arc<Connection>,
+        more: bool,
+        pushed: Result<Pushed, FramingError>,
+    ) -> Result<(), SendError> {
+        match pushed.map_err(SendError::Unframable)? {
+            Pushed::Queued => {
+                self.queued(conn, more);
+                Ok(())
+            }
+            Pushed::Full => Err(SendError::WouldBlock),
+            Pushed::Ended => Err(SendError::Gone(conn.id)),
         }
-        self.queued(conn, more);
-        Ok(())
     }
 
     /// Queues what a service wrote for so many messages, framing included, to leave with what follows from the same
@@ -49,7 +70,16 @@ impl Shared {
     pub(crate) fn hold_framed(&self, conn: &Arc<Connection>, output: &mut Output, messages: u64) {
         conn.out_queue.append(output);
         conn.counts.tx_messages.fetch_add(messages, Ordering::Relaxed);
-        self.cork(conn);
+        self.cork_or_send(conn);
+    }
+
+    /// Holds replies back for those that follow, as long as they are few.
+    fn cork_or_send(&self, conn: &Arc<Connection>) {
+        if conn.out_queue.bytes() < HELD_BYTES_MAX {
+            self.cork(conn);
+        } else {
+            self.send(conn);
+        }
     }
 
     pub(super) fn cork(&self, conn: &Arc<Connection>) {
@@ -61,7 +91,7 @@ impl Shared {
     pub(crate) fn queued(&self, conn: &Arc<Connection>, more: bool) {
         conn.counts.tx_messages.fetch_add(1, Ordering::Relaxed);
         if more {
-            self.cork(conn);
+            self.cork_or_send(conn);
         } else {
             self.send(conn);
         }
@@ -124,8 +154,8 @@ impl Shared {
         conns.retain(|conn| Some(conn.id) != but && conn.error.get().is_none());
         conns.sort_by_key(|conn| conn.out_queue.bytes());
         for conn in conns {
-            let pushed = conn.out_queue.push_movable(&conn.framing, body, repeatable);
-            if pushed.map_err(SendError::Unframable)? {
+            let pushed = conn.out_queue.push_movable(&conn.framing, usize::MAX, body, repeatable);
+            if pushed.map_err(SendError::Unframable)? == Pushed::Queued {
                 self.queued(&conn, false);
                 return Ok(());
             }

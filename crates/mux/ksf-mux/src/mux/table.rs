@@ -110,6 +110,8 @@ impl Shared {
         self.charge(&conn, 0);
         let (for_sending, unsent) = conn.out_queue.stop();
         drop(for_sending);
+        // Its messages can be received still.
+        self.resume(&conn);
         let socket = socket?;
         if let Ok(cookie) = sockopt::socket_cookie(&socket) {
             with_attached(|attached| attached.remove(&cookie));

@@ -5,10 +5,11 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 
 use ksf::adopt::Adopter;
+use ksf::deferred::Deferred;
 use ksf::engine::EngineKind;
 use ksf::framing::{Framing, LengthPrefix};
 use ksf::limits::Limits;
@@ -17,6 +18,9 @@ use ksf::{Message, Order, Peer, Refused, Reply, Server, Service};
 
 use ksf_mux::ConnectionId;
 pub(crate) use ksf_test::{PATIENCE, own_network, wait_until};
+
+/// Length of the long answers of [`Scripted`].
+pub(crate) const LONG_BYTES: usize = 40_000;
 
 /// A message of the framing that [`Scripted`] has.
 pub(crate) fn frame(body: &[u8]) -> Vec<u8> {
@@ -100,12 +104,13 @@ pub(crate) struct Scripted {
     pub(crate) together: Arc<Barrier>,
     pub(crate) open: AtomicUsize,
     pub(crate) calls: AtomicUsize,
+    kept: Mutex<Vec<Deferred>>,
 }
 
 impl Scripted {
     pub(crate) fn new(order: Order, together: usize) -> Arc<Self> {
         let (open, calls) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Arc::new(Self { order, together: Arc::new(Barrier::new(together)), open, calls })
+        Arc::new(Self { order, together: Arc::new(Barrier::new(together)), open, calls, kept: Mutex::default() })
     }
 }
 
@@ -150,6 +155,18 @@ impl Service for Scripted {
                 if message.bytes().get(1) == Some(&b'w') {
                     late.join().unwrap();
                 }
+            }
+            // A long answer: at once; later, as announced; and later without a word, when the next `a` comes.
+            Some(b'g') => reply.bytes(&[b'g'; LONG_BYTES]),
+            Some(b'G') => {
+                let deferred = reply.defer_for(LONG_BYTES);
+                thread::spawn(move || deferred.reply(vec![b'g'; LONG_BYTES]));
+            }
+            Some(b'u') => self.kept.lock().unwrap().push(reply.defer()),
+            Some(b'a') => {
+                let kept = std::mem::take(&mut *self.kept.lock().unwrap());
+                reply.bytes(kept.len().to_string().as_bytes());
+                kept.into_iter().for_each(|deferred| deferred.reply(vec![b'g'; LONG_BYTES]));
             }
             Some(b'2') => {
                 let (one, two) = (reply.defer(), reply.defer());

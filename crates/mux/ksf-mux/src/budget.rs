@@ -1,0 +1,76 @@
+//! What connections may use of memory, in a form that is read with each message.
+//!
+//! A connection uses memory for requests (in part, queued, in work), for what answers that come later will need, and for
+//! replies that are queued. All of that is one sum with a limit, [`MuxLimits::connection_bytes_max`], and the sum of all
+//! connections has another, [`MuxLimits::mux_bytes_max`]. What happens at a limit:
+//!
+//! | what is used up | what stops |
+//! |---|---|
+//! | a connection's budget | it is not read; its messages are handed over only if replies are not the cause |
+//! | its out-queue's limit | the same; and a message that answers none in work is refused |
+//! | the multiplexor's budget | the same for connections that use some of it, until their own share is gone |
+//!
+//! So at each limit a message in work and its reply come on top, and nothing waits for itself: replies go when the peer
+//! reads, or when the connection ends for want of that, and requests go when workers answer.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::options::MuxLimits;
+
+/// Limits of one connection that are asked for with each message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Budget {
+    pub(crate) bytes_max: usize,
+    pub(crate) messages_max: usize,
+    pub(crate) out_queue_bytes_max: usize,
+}
+
+impl Budget {
+    pub(crate) fn of(limits: &MuxLimits) -> Self {
+        Self {
+            bytes_max: limits.connection_bytes_max,
+            messages_max: limits.connection_messages_max,
+            out_queue_bytes_max: limits.out_queue_bytes_max,
+        }
+    }
+}
+
+/// The same for connections that have none of their own, and the budget of all. Read without a lock.
+#[derive(Debug)]
+pub(crate) struct SharedBudget {
+    bytes_max: AtomicUsize,
+    messages_max: AtomicUsize,
+    out_queue_bytes_max: AtomicUsize,
+    mux_bytes_max: AtomicUsize,
+}
+
+impl SharedBudget {
+    pub(crate) fn new(limits: &MuxLimits) -> Self {
+        Self {
+            bytes_max: limits.connection_bytes_max.into(),
+            messages_max: limits.connection_messages_max.into(),
+            out_queue_bytes_max: limits.out_queue_bytes_max.into(),
+            mux_bytes_max: limits.mux_bytes_max.into(),
+        }
+    }
+
+    /// Replaces them. A thread that reads meanwhile may see some of the old ones.
+    pub(crate) fn set(&self, limits: &MuxLimits) {
+        self.bytes_max.store(limits.connection_bytes_max, Ordering::Relaxed);
+        self.messages_max.store(limits.connection_messages_max, Ordering::Relaxed);
+        self.out_queue_bytes_max.store(limits.out_queue_bytes_max, Ordering::Relaxed);
+        self.mux_bytes_max.store(limits.mux_bytes_max, Ordering::Relaxed);
+    }
+
+    pub(crate) fn load(&self) -> Budget {
+        Budget {
+            bytes_max: self.bytes_max.load(Ordering::Relaxed),
+            messages_max: self.messages_max.load(Ordering::Relaxed),
+            out_queue_bytes_max: self.out_queue_bytes_max.load(Ordering::Relaxed),
+        }
+    }
+
+    pub(crate) fn mux_bytes_max(&self) -> usize {
+        self.mux_bytes_max.load(Ordering::Relaxed)
+    }
+}
