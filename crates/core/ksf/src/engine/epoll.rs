@@ -3,20 +3,19 @@
 //! the sockets themselves stay in blocking mode as for io_uring. Only a call that waits can be interrupted (signal(7)), so
 //! EINTR comes from the wait for events alone.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 use std::{io, mem, ptr};
 
-use super::msg::{CONTROL_BYTES, SendMsg, read_pktinfo, send_datagram_now, send_now, sockaddr, socket_addr};
+use super::datagrams::{DatagramQueues, DatagramReceiver, Found};
+use super::msg::{SendMsg, send_now, sockaddr};
 use super::syscalls::{accept_now, receive_into, set_nonblocking};
 use super::{Engine, Event, Reading, Wait, pause};
 use crate::env::Env;
 use crate::error::Error;
 use crate::listener::DatagramPeer;
 use crate::output::SendBatch;
-use crate::pool::SlotMut;
 use crate::service::ConnKey;
 
 /// Descriptors reported by one call.
@@ -31,7 +30,10 @@ pub(crate) struct Epoll {
     ready: Vec<libc::epoll_event>,
     conns: Vec<Conn>,
     listeners: Vec<RawFd>,
-    sockets: Vec<DatagramSocket>,
+    datagrams: DatagramQueues,
+    /// What epoll was last told of each datagram socket.
+    datagram_interest: Vec<u32>,
+    receiver: DatagramReceiver,
     /// Events that came of an operation instead of the descriptor.
     done: Vec<Event>,
     msg: Box<SendMsg>,
@@ -48,12 +50,6 @@ struct Conn {
     connecting: bool,
     /// What epoll was last told; `None`: it was never told of this socket, which may be closed before it must be.
     interest: Option<u32>,
-}
-
-struct DatagramSocket {
-    fd: RawFd,
-    unsent: VecDeque<(DatagramPeer, SendBatch)>,
-    interest: u32,
 }
 
 /// What a descriptor is, in the data of its epoll entry: kind in the top byte, index below.
@@ -109,7 +105,9 @@ impl Engine for Epoll {
             ready: Vec::with_capacity(READY_MAX),
             conns: Vec::new(),
             listeners: Vec::new(),
-            sockets: Vec::new(),
+            datagrams: DatagramQueues::new(),
+            datagram_interest: Vec::new(),
+            receiver: DatagramReceiver::new(),
             done: Vec::new(),
             msg: SendMsg::boxed(),
             starved: false,
@@ -146,12 +144,8 @@ impl Engine for Epoll {
     }
 
     fn listen_datagrams(&mut self, socket: u32, fd: RawFd) -> io::Result<()> {
-        let at = socket as usize;
-        while self.sockets.len() <= at {
-            self.sockets.push(DatagramSocket { fd: -1, unsent: VecDeque::new(), interest: 0 });
-        }
-        self.sockets[at].fd = fd;
-        self.sockets[at].interest = IN;
+        self.datagrams.open(socket, fd);
+        self.datagram_interest.resize((socket as usize + 1).max(self.datagram_interest.len()), IN);
         self.control(libc::EPOLL_CTL_ADD, fd, IN, Source::Datagram(socket))
     }
 
@@ -212,18 +206,12 @@ impl Engine for Epoll {
     }
 
     fn send_datagram(&mut self, socket: u32, peer: DatagramPeer, batch: SendBatch, env: &mut Env) {
-        self.sockets[socket as usize].unsent.push_back((peer, batch));
-        self.send_datagrams(socket, env);
-        if self.sockets[socket as usize].unsent.is_empty() {
-            return;
-        }
-        let waiting: usize = self.sockets.iter().map(|state| state.unsent.len()).sum();
-        if waiting > env.limits.datagram_queue_max
-            && let Some((_, batch)) = self.sockets[socket as usize].unsent.pop_back()
-        {
-            env.stats.datagrams_unsent.add(1);
-            batch.recycle(&mut env.spares);
-        }
+        self.datagrams.push(socket, peer, batch, env);
+    }
+
+    fn flush(&mut self, env: &mut Env) {
+        self.datagrams.flush(env);
+        self.update_datagram_interest();
     }
 
     fn release(&mut self, conn: ConnKey) -> bool {
@@ -239,6 +227,7 @@ impl Engine for Epoll {
     }
 
     fn wait(&mut self, env: &mut Env, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
+        self.flush(env);
         let idle = self.done.is_empty();
         if mem::take(&mut self.starved) {
             // Sockets with unread bytes would end every wait at once; only time brings slots back.
@@ -420,69 +409,32 @@ impl Epoll {
 
     fn datagram_ready(&mut self, socket: u32, ready: u32, env: &mut Env, events: &mut Vec<Event>) {
         if ready & OUT != 0 {
-            self.send_datagrams(socket, env);
+            self.datagrams.has_room(socket, env);
+            self.update_datagram_interest();
         }
-        for _ in 0..BURST {
-            let Some(mut slot) = env.pool.take() else {
-                env.stats.slots_exhausted.add(1);
-                self.starved = true;
-                return;
-            };
-            env.stats.syscalls.add(1);
-            match receive_datagram(self.sockets[socket as usize].fd, &mut slot) {
-                Ok((bytes, peer, truncated)) => {
-                    let chunk = slot.freeze(bytes);
-                    events.extend(peer.map(|peer| Event::Datagram { socket, peer, chunk, truncated }));
+        let fd = self.datagrams.fd(socket);
+        let mut left = BURST;
+        while left > 0 {
+            match self.receiver.receive(socket, fd, env, events) {
+                Found::More(count) => left = left.saturating_sub(count),
+                Found::All => return,
+                Found::NoSlot => {
+                    self.starved = true;
+                    return;
                 }
-                Err(_) => return,
             }
         }
     }
 
-    fn send_datagrams(&mut self, socket: u32, env: &mut Env) {
-        let state = &mut self.sockets[socket as usize];
-        while let Some((peer, batch)) = state.unsent.pop_front() {
-            let counter = match send_datagram_now(state.fd, &peer, &batch, &mut self.msg, env) {
-                Ok(true) => &env.stats.datagrams_out,
-                Ok(false) => {
-                    state.unsent.push_front((peer, batch));
-                    break;
-                }
-                Err(_) => &env.stats.datagrams_unsent,
-            };
-            counter.add(1);
-            batch.recycle(&mut env.spares);
-        }
-        let interest = if state.unsent.is_empty() { IN } else { IN | OUT };
-        if interest != state.interest {
-            state.interest = interest;
-            let fd = state.fd;
-            // Changing an entry that is there cannot fail.
-            let _ = self.control(libc::EPOLL_CTL_MOD, fd, interest, Source::Datagram(socket));
+    /// Asks to be told when a full socket has room.
+    fn update_datagram_interest(&mut self) {
+        for socket in 0..self.datagram_interest.len() as u32 {
+            let interest = if self.datagrams.is_full(socket) { IN | OUT } else { IN };
+            if mem::replace(&mut self.datagram_interest[socket as usize], interest) != interest {
+                let fd = self.datagrams.fd(socket);
+                // Changing an entry that is there cannot fail.
+                let _ = self.control(libc::EPOLL_CTL_MOD, fd, interest, Source::Datagram(socket));
+            }
         }
     }
-}
-
-fn receive_datagram(fd: RawFd, slot: &mut SlotMut) -> io::Result<(usize, Option<DatagramPeer>, bool)> {
-    #[repr(C, align(8))]
-    struct Aligned<const N: usize>([u8; N]);
-    let mut name = Aligned([0u8; mem::size_of::<libc::sockaddr_in6>()]);
-    let mut control = Aligned([0u8; CONTROL_BYTES]);
-    let buffer = slot.as_mut_slice();
-    let mut slice = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    // SAFETY: all fields are plain data for which zero is a valid value.
-    let mut header: libc::msghdr = unsafe { mem::zeroed() };
-    header.msg_name = name.0.as_mut_ptr().cast();
-    header.msg_namelen = name.0.len() as libc::socklen_t;
-    header.msg_iov = &mut slice;
-    header.msg_iovlen = 1;
-    header.msg_control = control.0.as_mut_ptr().cast();
-    header.msg_controllen = control.0.len();
-    // SAFETY: every pointer in the header is to a live, exclusively held buffer of the length given.
-    let result = unsafe { libc::recvmsg(fd, &mut header, libc::MSG_DONTWAIT) };
-    let bytes = usize::try_from(result).map_err(|_| io::Error::last_os_error())?;
-    let name = &name.0[..(header.msg_namelen as usize).min(name.0.len())];
-    let control = &control.0[..header.msg_controllen.min(CONTROL_BYTES)];
-    let peer = socket_addr(name).map(|addr| DatagramPeer { addr, local: read_pktinfo(control) });
-    Ok((bytes, peer, header.msg_flags & libc::MSG_TRUNC != 0))
 }

@@ -18,6 +18,7 @@ use crate::output::SendBatch;
 use crate::pool::Chunk;
 use crate::service::ConnKey;
 
+mod datagrams;
 pub(crate) mod epoll;
 pub(crate) mod msg;
 pub(crate) mod syscalls;
@@ -174,8 +175,12 @@ pub(crate) trait Engine: Sized {
     /// in one segment with the FIN.
     fn send(&mut self, conn: ConnKey, batch: SendBatch, last: bool, env: &mut Env) -> (usize, bool);
 
-    /// Sends one datagram, or gives it up and counts that if `datagram_queue_max` wait already.
+    /// Sends one datagram with the others of the turn. It is given up and counted if its socket is full and
+    /// `datagram_queue_max` wait already.
     fn send_datagram(&mut self, socket: u32, peer: DatagramPeer, batch: SendBatch, env: &mut Env);
+
+    /// Sends what waits for more of its turn. Every wait begins with it.
+    fn flush(&mut self, env: &mut Env);
 
     /// Ends every operation of a connection. True: there is none, and the socket may be closed now; else
     /// [`Event::Released`] follows.

@@ -15,7 +15,8 @@ pub(crate) const CONTROL_BYTES: usize = 64;
 /// Slices sent by one system call.
 pub(crate) const SLICES_MAX: usize = 16;
 
-/// Everything a sendmsg points to. Its address must not change while the kernel uses it, hence always boxed.
+/// Everything a sendmsg points to. Its address must not change while the kernel uses it: boxed, if that is longer than a
+/// call.
 pub(crate) struct SendMsg {
     header: libc::msghdr,
     slices: [libc::iovec; SLICES_MAX],
@@ -28,9 +29,13 @@ pub(crate) struct SendMsg {
 struct Control([u8; CONTROL_BYTES]);
 
 impl SendMsg {
-    pub(crate) fn boxed() -> Box<Self> {
+    pub(crate) fn new() -> Self {
         // SAFETY: all fields are plain data for which zero is a valid value (null pointers, lengths of 0).
-        unsafe { Box::new(MaybeUninit::zeroed().assume_init()) }
+        unsafe { MaybeUninit::zeroed().assume_init() }
+    }
+
+    pub(crate) fn boxed() -> Box<Self> {
+        Box::new(Self::new())
     }
 
     /// Points to these bytes, and for a datagram to its address; returns the header for the system call. The caller

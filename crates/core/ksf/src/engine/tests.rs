@@ -1,7 +1,7 @@
 //! What every engine owes a shard.
 
 use std::io::{Read, Write};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Instant;
@@ -19,9 +19,9 @@ use crate::pool::{Memory, Pool};
 
 const QUEUE_MAX: usize = 3;
 
-fn datagram(env: &mut Env) -> SendBatch {
+fn datagram(env: &mut Env, bytes: &[u8]) -> SendBatch {
     let mut output = Output::default();
-    output.tail(&mut env.spares).extend_from_slice(b"datagram");
+    output.tail(&mut env.spares).extend_from_slice(bytes);
     output.take()
 }
 
@@ -53,31 +53,78 @@ fn a_full_socket_holds_so_many_datagrams<E: Engine>() {
     let mut engine = E::new(&mut env).unwrap();
     engine.listen_datagrams(0, full.as_raw_fd()).unwrap();
     let peer = DatagramPeer { addr: SocketAddr::from(([127, 0, 0, 1], 9)), local: None };
-    for _ in 0..QUEUE_MAX + 2 {
-        let batch = datagram(&mut env);
+    for number in 0..QUEUE_MAX + 1 {
+        let batch = datagram(&mut env, &[number as u8]);
         engine.send_datagram(0, peer, batch, &mut env);
     }
+    engine.flush(&mut env);
+    // The socket is known to be full now.
+    let batch = datagram(&mut env, b"too late");
+    engine.send_datagram(0, peer, batch, &mut env);
     assert_eq!((env.stats.datagrams_out.value(), env.stats.datagrams_unsent.value()), (0, 2));
     // Those that wait leave when there is room, and then there is room for others.
-    let read = |packets: usize| {
-        for _ in 0..packets {
-            let mut got = [0; 20];
-            let (length, _) = recv(&reader, &mut got[..], RecvFlags::DONTWAIT).unwrap();
-            assert_eq!(&got[..length], b"datagram");
-        }
+    let read = |expected: &[u8]| {
+        let mut got = [0; 20];
+        let (length, _) = recv(&reader, &mut got[..], RecvFlags::DONTWAIT).unwrap();
+        assert_eq!(&got[..length], expected);
     };
-    read(fillers);
+    (0..fillers).for_each(|_| read(b"datagram"));
     let mut events = Vec::new();
     let start = Instant::now();
     while env.stats.datagrams_out.value() < QUEUE_MAX as u64 {
         assert!(start.elapsed() < PATIENCE, "those that wait do not leave");
         engine.wait(&mut env, Wait { timeout: Some(PATIENCE), gather: None }, &mut events).unwrap();
     }
-    let batch = datagram(&mut env);
+    let batch = datagram(&mut env, b"last");
     engine.send_datagram(0, peer, batch, &mut env);
+    engine.flush(&mut env);
     assert_eq!((env.stats.datagrams_out.value(), env.stats.datagrams_unsent.value()), (QUEUE_MAX as u64 + 1, 2));
-    read(QUEUE_MAX + 1);
+    // In the order in which they were sent.
+    (0..QUEUE_MAX as u8).for_each(|number| read(&[number]));
+    read(b"last");
     engine.shutdown();
+}
+
+/// Each by a call of its own, they cost more than the messages in them.
+#[test]
+fn datagrams_of_a_turn_take_few_system_calls() {
+    on_each_engine(many_datagrams::<Epoll>, many_datagrams::<Uring>);
+}
+
+fn many_datagrams<E: Engine>() {
+    const COUNT: usize = 50;
+    let ours = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let peers = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
+    let mut bench = Bench::<E>::new();
+    bench.engine.listen_datagrams(0, ours.as_raw_fd()).unwrap();
+    // Those after the first find the receiver prepared for one.
+    for round in 0..2 {
+        for number in 0..COUNT {
+            peers[number % 2].send_to(&[number as u8; 9], ours.local_addr().unwrap()).unwrap();
+        }
+        let before = bench.env.stats.syscalls.value();
+        bench.wait_for("all datagrams", |events| events.len() >= COUNT);
+        for (number, event) in mem::take(&mut bench.events).into_iter().enumerate() {
+            let Event::Datagram { socket: 0, peer, chunk, truncated: false } = event else { panic!("{event:?}") };
+            assert_eq!(*chunk, [number as u8; 9]);
+            assert_eq!(peer.addr, peers[number % 2].local_addr().unwrap());
+            let reply = datagram(&mut bench.env, &chunk);
+            bench.engine.send_datagram(0, peer, reply, &mut bench.env);
+        }
+        bench.engine.flush(&mut bench.env);
+        let calls = bench.env.stats.syscalls.value() - before;
+        // Epoll doubles what it is ready for, from two datagrams on: 2, 4, 8, 16, 32, and a wait in front.
+        assert!(calls <= 8, "round {round}: {calls} system calls for {COUNT} datagrams and as many replies");
+        assert_eq!(bench.env.stats.datagrams_out.value(), ((round + 1) * COUNT) as u64);
+    }
+    for number in 0..2 * COUNT {
+        let mut got = [0; 20];
+        let peer = &peers[number % 2];
+        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        assert_eq!(peer.recv_from(&mut got).unwrap(), (9, ours.local_addr().unwrap()));
+        assert_eq!(got[..9], [(number % COUNT) as u8; 9], "out of order");
+    }
+    bench.engine.shutdown();
 }
 
 /// An engine, and what it has reported.

@@ -262,6 +262,7 @@ impl<E: Engine> Shard<E> {
         while !self.stop {
             self.turn()?;
         }
+        self.engine.flush(&mut self.env);
         // Before any socket is closed: what the engine has not submitted yet must not meet a descriptor used again.
         self.engine.shutdown();
         let reason = CloseReason::Stopped;

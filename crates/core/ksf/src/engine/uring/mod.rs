@@ -24,6 +24,7 @@ use std::{io, mem};
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
+use super::datagrams::DatagramQueues;
 use super::msg::SendMsg;
 use super::{Engine, Event, Reading, Wait, pause};
 use crate::env::Env;
@@ -43,7 +44,7 @@ mod send;
 use accept::Listener;
 use buffer_ring::BufferRing;
 use connection::Conn;
-use datagram::{DatagramSend, DatagramSocket};
+use datagram::DatagramSocket;
 pub(crate) use ring::probe;
 use ring::{COMPLETIONS, Op, build_ring, tolerate};
 
@@ -60,8 +61,7 @@ pub(crate) struct Uring {
     conns: Vec<Conn>,
     listeners: Vec<Listener>,
     sockets: Vec<DatagramSocket>,
-    datagrams: Vec<Option<DatagramSend>>,
-    free_datagrams: Vec<u32>,
+    datagrams: DatagramQueues,
     /// Send headers to use again; boxed, because they move between here and sends that the kernel reads.
     #[expect(clippy::vec_box, reason = "the address must hold")]
     spare_msgs: Vec<Box<SendMsg>>,
@@ -93,8 +93,7 @@ impl Engine for Uring {
             conns: Vec::new(),
             listeners: Vec::new(),
             sockets: Vec::new(),
-            datagrams: Vec::new(),
-            free_datagrams: Vec::new(),
+            datagrams: DatagramQueues::new(),
             spare_msgs: Vec::new(),
             backlog: VecDeque::new(),
             rearm: Vec::new(),
@@ -146,7 +145,12 @@ impl Engine for Uring {
     }
 
     fn send_datagram(&mut self, socket: u32, peer: DatagramPeer, batch: SendBatch, env: &mut Env) {
-        self.send_one(socket, peer, batch, env);
+        self.datagrams.push(socket, peer, batch, env);
+    }
+
+    fn flush(&mut self, env: &mut Env) {
+        self.datagrams.flush(env);
+        self.poll_full_sockets();
     }
 
     fn release(&mut self, conn: ConnKey) -> bool {
@@ -178,12 +182,12 @@ impl Engine for Uring {
         // The kernel does not let go: leak what it may still use rather than free it.
         mem::forget(mem::take(&mut self.conns));
         mem::forget(mem::take(&mut self.sockets));
-        mem::forget(mem::take(&mut self.datagrams));
         self.buffers.leak_slots();
         self.under_way = 0;
     }
 
     fn wait(&mut self, env: &mut Env, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
+        self.flush(env);
         self.buffers.refill(&mut env.pool);
         self.rearm_all();
         let mut timeout = wait.timeout;
@@ -269,7 +273,7 @@ impl Uring {
             Some(Op::Hangup(index)) => self.hung_up(index, entry, events),
             Some(Op::Recv(index)) => self.received(index, entry, env, events),
             Some(Op::Send(index)) => self.sent(index, entry, env, events),
-            Some(Op::SendDatagram(index)) => self.sent_datagram(index, entry, env),
+            Some(Op::Room(socket)) => self.socket_has_room(socket, env),
             Some(Op::Watch(watch)) => {
                 events.push(Event::Watched { watch });
                 if !cqueue::more(entry.flags()) {
@@ -292,7 +296,7 @@ impl Uring {
                     Op::Datagram(socket) => self.arm_datagram(socket),
                     Op::Recv(index) => self.arm_recv(index),
                     Op::Watch(watch) => self.arm_watch(watch),
-                    Op::Cancel | Op::Connect(_) | Op::Hangup(_) | Op::Send(_) | Op::SendDatagram(_) => {}
+                    Op::Cancel | Op::Connect(_) | Op::Hangup(_) | Op::Room(_) | Op::Send(_) => {}
                 }
                 false
             }

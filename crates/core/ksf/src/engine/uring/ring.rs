@@ -66,8 +66,8 @@ pub(super) enum Op {
     Datagram(u32),
     Hangup(u32),
     Recv(u32),
+    Room(u32),
     Send(u32),
-    SendDatagram(u32),
     Watch(u32),
 }
 
@@ -80,7 +80,7 @@ impl Op {
             Self::Hangup(index) => (4, index),
             Self::Recv(index) => (5, index),
             Self::Send(index) => (6, index),
-            Self::SendDatagram(index) => (7, index),
+            Self::Room(index) => (7, index),
             Self::Watch(index) => (8, index),
             Self::Connect(index) => (9, index),
         };
@@ -96,7 +96,7 @@ impl Op {
             4 => Self::Hangup(index),
             5 => Self::Recv(index),
             6 => Self::Send(index),
-            7 => Self::SendDatagram(index),
+            7 => Self::Room(index),
             8 => Self::Watch(index),
             9 => Self::Connect(index),
             _ => return None,
@@ -130,7 +130,7 @@ impl Uring {
 
     pub(super) fn try_push(&mut self, entry: &squeue::Entry) -> bool {
         // SAFETY: everything the request points to lives until its completion: batches, headers and addresses are owned by
-        // `conns`, `datagrams` and `sockets` until then (boxed, or heap buffers that are not changed meanwhile), and
+        // `conns` and `sockets` until then (boxed, or heap buffers that are not changed meanwhile), and
         // on drop the ring goes first. Descriptors stay open until `Released` (the shard's promise).
         unsafe { self.ring.submission().push(entry) }.is_ok()
     }
