@@ -1,0 +1,180 @@
+//! The cutter by itself: whatever the splits, the loans and the shortages of memory, the same bytes give the same
+//! messages, and all memory comes back.
+
+use ksf::buffers::Buffers;
+use ksf::cutter::{Cut, CutError, Cutter, Native, Room};
+use ksf::framing::{Delimiter, Endian, Framing, LengthPrefix};
+use ksf::limits::{Limits, Time};
+use ksf_sim::ideal::encode;
+use proptest::prelude::*;
+
+/// Room that is there or not, as the test decides.
+#[derive(Default)]
+struct Budget {
+    used: usize,
+    short: bool,
+}
+
+impl Room for Budget {
+    fn grow(&mut self, bytes: usize) -> bool {
+        if self.short {
+            return false;
+        }
+        self.used += bytes;
+        true
+    }
+
+    fn shrink(&mut self, bytes: usize) {
+        self.used -= bytes;
+    }
+}
+
+struct Bench {
+    framing: Framing,
+    limits: Limits,
+    buffers: Buffers,
+    cutter: Cutter,
+    room: Budget,
+    messages: Vec<Vec<u8>>,
+}
+
+impl Bench {
+    fn new(framing: Framing) -> Self {
+        let limits = Limits { message_bytes_max: 20_000, ..Limits::default() };
+        let (buffers, cutter, room) = (Buffers::default(), Cutter::keeping_wire(), Budget::default());
+        Self { framing, limits, buffers, cutter, room, messages: Vec::new() }
+    }
+
+    /// Cuts what is left of `chunk`; where it stopped for lack of room, or the error.
+    fn feed(&mut self, chunk: &[u8], at: &mut usize) -> Result<bool, CutError<ksf::error::FramingError>> {
+        let Self { framing, limits, buffers, cutter, room, messages } = self;
+        loop {
+            let mut rule = Native { framing: *framing, limits };
+            match cutter.next(chunk, at, &mut rule, room, buffers, Time(1))? {
+                Cut::InPlace(range) => messages.push(chunk[range].to_vec()),
+                Cut::Assembled(message) => messages.push(message.to_vec()),
+                Cut::More => return Ok(true),
+                Cut::NoRoom => return Ok(false),
+            }
+        }
+    }
+}
+
+fn framings() -> impl Strategy<Value = Framing> {
+    let nine_p = LengthPrefix { offset: 0, width: 4, endian: Endian::Little, adjust: 0, strip: false };
+    prop_oneof![
+        Just(Framing::RecordMark),
+        Just(Framing::LengthPrefix(LengthPrefix::big_endian(4))),
+        Just(Framing::LengthPrefix(nine_p)),
+        Just(Framing::Delimiter(Delimiter::CRLF)),
+    ]
+}
+
+proptest! {
+    /// Chunks of any length, memory that is short now and then, and long rests that are received into the buffer itself.
+    #[test]
+    fn loans_and_shortages_change_nothing(
+        framing in framings(),
+        bodies in prop::collection::vec((prop::collection::vec(97u8..120, 0..9000), prop::collection::vec(0usize..5000, 0..3)), 1..6),
+        chunks in prop::collection::vec(1usize..3000, 1..40),
+        short in prop::collection::vec(any::<bool>(), 40),
+        loans in prop::collection::vec(1usize..2000, 1..10),
+    ) {
+        let wire: Vec<u8> = bodies.iter().flat_map(|(body, cuts)| encode(framing, body, cuts)).collect();
+        let mut bench = Bench::new(framing);
+        let (mut at, mut turn) = (0, 0);
+        while at < wire.len() {
+            turn += 1;
+            // An engine that is lent a buffer fills it before it receives anything else.
+            if let Some(mut direct) = bench.cutter.direct(loans[turn % loans.len()], &mut bench.room) {
+                let take = direct.missing().min(chunks[turn % chunks.len()]).min(wire.len() - at);
+                direct.room_mut()[..take].copy_from_slice(&wire[at..at + take]);
+                at += take;
+                prop_assert!(!bench.cutter.is_idle() && bench.cutter.since() == Some(Time(1)));
+                bench.messages.extend(bench.cutter.give_back(direct, take, &mut bench.room).map(|whole| whole.to_vec()));
+                continue;
+            }
+            let end = (at + chunks[turn % chunks.len()]).min(wire.len());
+            let (chunk, mut within) = (&wire[at..end], 0);
+            bench.room.short = short[turn % short.len()];
+            let all = bench.feed(chunk, &mut within).unwrap();
+            prop_assert!(all == (within == chunk.len()));
+            if !all {
+                // There is room again: the rest of the same chunk goes on where it stopped.
+                bench.room.short = false;
+                prop_assert!(bench.feed(chunk, &mut within).unwrap());
+            }
+            bench.room.short = false;
+            at = end;
+        }
+        let expected: Vec<_> = ksf_sim::ideal::decode(framing, &bench.limits, &wire).messages;
+        prop_assert_eq!(bench.messages.len(), expected.len());
+        prop_assert!(bench.messages == expected);
+        prop_assert!(bench.cutter.is_idle());
+        prop_assert_eq!(bench.room.used, 0);
+    }
+
+    /// A connection that is given back gets the bytes of its unfinished message as they were on the wire.
+    #[test]
+    fn the_unread_bytes_are_those_of_the_wire(
+        framing in framings(),
+        body in prop::collection::vec(97u8..120, 0..9000),
+        cuts in prop::collection::vec(0usize..5000, 0..3),
+        chunks in prop::collection::vec(1usize..3000, 1..10),
+        left in 0usize..10_000,
+    ) {
+        let wire = encode(framing, &body, &cuts);
+        let arrived = &wire[..wire.len().saturating_sub(1).min(left)];
+        let mut bench = Bench::new(framing);
+        let mut at = 0;
+        for turn in 0.. {
+            if at == arrived.len() {
+                break;
+            }
+            let end = (at + chunks[turn % chunks.len()]).min(arrived.len());
+            let mut within = 0;
+            prop_assert!(bench.feed(&arrived[at..end], &mut within).unwrap());
+            at = end;
+        }
+        prop_assert_eq!(bench.cutter.take_unread(&mut bench.room), arrived);
+        prop_assert!(bench.cutter.is_idle() && bench.messages.is_empty());
+        prop_assert_eq!(bench.room.used, 0);
+    }
+}
+
+#[test]
+fn a_known_length_is_one_buffer_of_its_class_from_the_start() {
+    let mut bench = Bench::new(Framing::RecordMark);
+    bench.limits.message_bytes_max = 2 << 20;
+    let mut at = 0;
+    let mark = (0x8000_0000_u32 | (1 << 20)).to_be_bytes();
+    assert!(bench.feed(&mark, &mut at).unwrap());
+    assert_eq!(bench.room.used, 4096, "only what was touched is counted");
+    let direct = bench.cutter.direct(1, &mut bench.room).unwrap();
+    assert_eq!((direct.missing(), bench.room.used), (1 << 20, 1 << 20), "what is lent is counted");
+    let message = bench.cutter.give_back(direct, 1 << 20, &mut bench.room).unwrap();
+    assert_eq!((message.len(), message.capacity(), bench.room.used), (1 << 20, 1 << 20, 0));
+}
+
+#[test]
+fn a_loan_that_comes_back_after_the_end_is_dropped() {
+    let mut bench = Bench::new(Framing::RecordMark);
+    let mut at = 0;
+    assert!(bench.feed(&[0x80, 0, 0x10, 0, 1, 2, 3], &mut at).unwrap());
+    let direct = bench.cutter.direct(1, &mut bench.room).unwrap();
+    assert!(bench.cutter.direct(1, &mut bench.room).is_none(), "a buffer is lent once");
+    bench.cutter.reset(&mut bench.room);
+    assert!(bench.cutter.give_back(direct, 100, &mut bench.room).is_none());
+    assert!(bench.cutter.is_idle());
+    assert_eq!((bench.room.used, bench.buffers.kept()), (0, 1));
+}
+
+#[test]
+fn without_room_nothing_is_taken() {
+    let mut bench = Bench::new(Framing::Delimiter(Delimiter::LF));
+    bench.room.short = true;
+    let (chunk, mut at) = (b"whole\nhalf", 0);
+    assert!(!bench.feed(chunk, &mut at).unwrap());
+    assert_eq!((at, bench.messages.len()), (6, 1), "what is whole needs no room");
+    assert!(bench.cutter.is_idle());
+}
