@@ -9,7 +9,7 @@ use crate::gates::{Gate, Gates};
 use crate::limits::{Limits, Time};
 use crate::outgoing::{Errand, Order};
 use crate::output::Spares;
-use crate::pool::Pool;
+use crate::pool::{Chunk, Pool};
 use crate::service::ConnKey;
 use crate::stats::Stats;
 use crate::tasks::TaskPool;
@@ -25,6 +25,8 @@ pub struct Env {
     pub stats: Arc<Stats>,
     /// Receive slots.
     pub pool: Pool,
+    /// What was live in the pool when it was opened, until a service takes it.
+    pub(crate) live: Vec<Chunk>,
     /// Buffers for replies.
     pub spares: Spares,
     /// Buffers for what is longer than a slot.
@@ -63,6 +65,7 @@ impl Env {
             limits,
             stats: Arc::default(),
             pool,
+            live: Vec::new(),
             spares: Spares::default(),
             buffers: Buffers::default(),
             budget: Budget::default(),

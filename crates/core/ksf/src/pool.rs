@@ -16,10 +16,11 @@
 //!         lock-free stack: any thread pushes one index, the owner takes the whole stack
 //! ```
 //!
-//! Where the region lives (anonymous memory, huge pages, a file) is a property of the pool, not of the engine, and an
-//! index is a slot's stable name within its region: what a store needs to find its data again.
+//! Where the region lives (anonymous memory, huge pages, a file, persistent memory) is a property of the pool, not of the
+//! engine. [`SlotName`] is a slot's name that stays valid over restarts: what a store needs to find its data again. A pool
+//! that is opened with the slots that are live ([`Pool::open`]) never receives into them.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -31,15 +32,71 @@ use crate::buffers::{Buffer, Buffers, Shared};
 use crate::error::Error;
 
 /// Where the memory of a pool lives.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 #[non_exhaustive]
-pub enum Memory<'a> {
+pub enum Memory {
     /// Private anonymous memory, given out by the kernel as slots are first used.
     Anonymous,
     /// Anonymous memory on huge pages reserved by the administrator (`vm.nr_hugepages`).
     HugePages,
-    /// A shared mapping of this file (also on DAX), which must be at least `slot_bytes * slots` long.
-    File(BorrowedFd<'a>),
+    /// A shared mapping of this file, which must be at least `slot_bytes * slots` long. What is received is in the page
+    /// cache, not on the medium. The file is locked for as long as the pool lives (flock(2)); a process that cuts it all
+    /// the same kills this one with SIGBUS.
+    File(OwnedFd),
+    /// The same on a DAX file system, mapped with MAP_SYNC (mmap(2), Linux 4.15): a store that is flushed from the CPU's
+    /// caches is on the medium. Refused where the file system or the medium cannot do that.
+    Dax(OwnedFd),
+}
+
+/// A pool before it is opened.
+#[derive(Debug)]
+pub struct PoolSpec {
+    /// Where its memory lives.
+    pub memory: Memory,
+    /// The pool's part of its slots' [names](SlotName).
+    pub id: u16,
+    /// Size of a slot in bytes.
+    pub slot_bytes: u32,
+    /// Number of slots.
+    pub slots: u32,
+    /// Bytes at the beginning of each slot that nothing is received into: room for the owner to write a header in front of
+    /// the data, where it lies. 0 by default.
+    pub headroom_bytes: u32,
+    /// Most slots that may be kept beyond the turn that received into them; half of the slots by default. The rest is
+    /// what the engine receives into, so an owner that keeps more slots than this gets copies.
+    pub kept_max: u32,
+    /// Slots whose bytes are live: they are handed out as [`Opened::live`], and received into only after the last holder
+    /// dropped them. They count as kept, also beyond `kept_max`.
+    pub live: Vec<SlotName>,
+}
+
+impl PoolSpec {
+    /// Slots of `slot_bytes` bytes each, without headroom, of which half may be kept.
+    pub fn new(memory: Memory, slot_bytes: u32, slots: u32) -> Self {
+        Self { memory, id: 0, slot_bytes, slots, headroom_bytes: 0, kept_max: slots / 2, live: Vec::new() }
+    }
+}
+
+/// A place in a pool. It stays valid as long as the pool's memory: over restarts, for a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SlotName {
+    /// The pool: [`PoolSpec::id`].
+    pub pool: u16,
+    /// The slot in its pool.
+    pub index: u32,
+    /// First byte in the slot.
+    pub offset: u32,
+    /// Number of bytes.
+    pub len: u32,
+}
+
+/// A pool with what was live in it.
+#[derive(Debug)]
+pub struct Opened {
+    /// The pool.
+    pub pool: Pool,
+    /// The live bytes, in the order in which they were named.
+    pub live: Vec<Chunk>,
 }
 
 /// Slots of one shard. Slots may travel to other threads; the pool stays with its shard.
@@ -51,11 +108,48 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Cuts `slots` slots of `slot_bytes` bytes from one region.
-    pub fn new(memory: Memory<'_>, slot_bytes: u32, slots: u32) -> Result<Self, Error> {
-        let region = Region::map(memory, slot_bytes, slots)
-            .map_err(|source| Error::Pool { bytes: slot_bytes as usize * slots as usize, source })?;
-        Ok(Self { region: Arc::new(region), free: (0..slots).rev().collect() })
+    /// Cuts `slots` slots of `slot_bytes` bytes from one region, none of them live.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::open`].
+    pub fn new(memory: Memory, slot_bytes: u32, slots: u32) -> Result<Self, Error> {
+        Ok(Self::open(PoolSpec::new(memory, slot_bytes, slots))?.pool)
+    }
+
+    /// Opens a pool and holds its live slots.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Pool`]: the memory cannot be had, another process has locked the file, the file is too short, it is not on
+    /// persistent memory, or a name is outside of the pool.
+    pub fn open(spec: PoolSpec) -> Result<Opened, Error> {
+        let bytes = spec.slot_bytes as usize * spec.slots as usize;
+        let live = spec.live.clone();
+        let region = Arc::new(Region::map(spec).map_err(|source| Error::Pool { bytes, source })?);
+        let outside = |name: &SlotName| {
+            let text = format!("{name:?} is outside of the pool, or of another one");
+            Error::Pool { bytes, source: io::Error::new(io::ErrorKind::InvalidInput, text) }
+        };
+        let mut chunks: Vec<Chunk> = Vec::with_capacity(live.len());
+        for name in &live {
+            let end = name.offset.checked_add(name.len).filter(|end| *end <= region.slot_bytes);
+            let inside = name.pool == region.id && (name.index as usize) < region.meta.len();
+            if !inside || end.is_none() {
+                return Err(outside(name));
+            }
+            let meta = &region.meta[name.index as usize];
+            if meta.holders.fetch_add(1, Ordering::Relaxed) == 0 {
+                meta.kept.store(true, Ordering::Relaxed);
+                region.in_use.fetch_add(1, Ordering::Relaxed);
+                region.kept.fetch_add(1, Ordering::Relaxed);
+            }
+            let slot = Slot { region: Arc::clone(&region), index: name.index };
+            chunks.push(Chunk { bytes: Bytes::Slot(slot), offset: name.offset as usize, len: name.len as usize });
+        }
+        let is_free = |index: &u32| region.meta[*index as usize].holders.load(Ordering::Relaxed) == 0;
+        let free = (0..region.meta.len() as u32).rev().filter(is_free).collect();
+        Ok(Opened { pool: Self { region, free }, live: chunks })
     }
 
     /// A free slot, or `None` when all are in use.
@@ -73,6 +167,11 @@ impl Pool {
         self.region.slot_bytes as usize
     }
 
+    /// Bytes at the beginning of each slot that nothing is received into.
+    pub fn headroom_bytes(&self) -> usize {
+        self.region.headroom_bytes as usize
+    }
+
     /// Number of slots.
     pub fn slots(&self) -> u32 {
         self.region.meta.len() as u32
@@ -83,7 +182,7 @@ impl Pool {
         self.region.in_use.load(Ordering::Relaxed)
     }
 
-    /// Slots kept beyond the turn that received into them; never more than half of all.
+    /// Slots kept beyond the turn that received into them: at most [`PoolSpec::kept_max`], and those that were live.
     pub fn kept(&self) -> u32 {
         self.region.kept.load(Ordering::Relaxed)
     }
@@ -105,22 +204,24 @@ pub struct SlotMut {
 }
 
 impl SlotMut {
-    /// First byte of the slot, for the kernel to write to. Valid as long as this value lives.
+    /// First byte behind the headroom, for the kernel to write to. Valid as long as this value lives.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.region.slot_ptr(self.index).as_ptr()
+        self.as_mut_slice().as_mut_ptr()
     }
 
-    /// The slot's bytes.
+    /// The slot's bytes behind the headroom.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        let headroom = self.region.headroom_bytes as usize;
         let len = self.region.slot_bytes as usize;
         // SAFETY: `index` names a slot inside the region, which `region` keeps mapped; no other `SlotMut` or `Slot`
         // has this index while `self` lives (`Pool::take` removed it from the free list), so `&mut` is exclusive.
-        unsafe { slice::from_raw_parts_mut(self.region.slot_ptr(self.index).as_ptr(), len) }
+        let slot = unsafe { slice::from_raw_parts_mut(self.region.slot_ptr(self.index).as_ptr(), len) };
+        &mut slot[headroom..]
     }
 
-    /// Bytes in the slot.
+    /// Bytes in the slot behind the headroom.
     pub fn capacity(&self) -> usize {
-        self.region.slot_bytes as usize
+        (self.region.slot_bytes - self.region.headroom_bytes) as usize
     }
 
     /// Ends writing: `len` bytes from the slot's start can now be read and shared.
@@ -130,7 +231,8 @@ impl SlotMut {
         // SAFETY: `this` is never dropped, so the reference count it holds moves into the slot made here.
         let region = unsafe { std::ptr::read(&this.region) };
         region.meta[this.index as usize].holders.store(1, Ordering::Relaxed);
-        Chunk { bytes: Bytes::Slot(Slot { region, index: this.index }), offset: 0, len }
+        let offset = region.headroom_bytes as usize;
+        Chunk { bytes: Bytes::Slot(Slot { region, index: this.index }), offset, len }
     }
 }
 
@@ -167,7 +269,7 @@ impl Slot {
         if meta.kept.load(Ordering::Relaxed) {
             return true;
         }
-        let max = self.region.meta.len() as u32 / 2;
+        let max = self.region.kept_max;
         let reserve = |kept| (kept < max).then_some(kept + 1);
         if self.region.kept.fetch_update(Ordering::Acquire, Ordering::Relaxed, reserve).is_err() {
             return false;
@@ -263,6 +365,33 @@ impl Chunk {
         }
     }
 
+    /// The name of these bytes in their pool; `None` for a heap block.
+    pub fn name(&self) -> Option<SlotName> {
+        match &self.bytes {
+            Bytes::Slot(slot) => Some(SlotName {
+                pool: slot.region.id,
+                index: slot.index,
+                offset: self.offset as u32,
+                len: self.len as u32,
+            }),
+            Bytes::Heap(_) | Bytes::Buffer(_) => None,
+        }
+    }
+
+    /// The headroom of the slot, to be written by the only holder of the slot. `None` if there are others, or for a heap
+    /// block.
+    pub fn headroom_mut(&mut self) -> Option<&mut [u8]> {
+        let Bytes::Slot(slot) = &mut self.bytes else { return None };
+        // Acquire: what former holders did with the slot happens before this write.
+        if slot.region.meta[slot.index as usize].holders.load(Ordering::Acquire) != 1 {
+            return None;
+        }
+        let bytes = slot.region.headroom_bytes as usize;
+        // SAFETY: the count says that this is the only holder, and `&mut self` that nobody clones it during the borrow, so
+        // no other reference into the slot exists; the slot is longer than its headroom (`Region::map`).
+        Some(unsafe { slice::from_raw_parts_mut(slot.region.slot_ptr(slot.index).as_ptr(), bytes) })
+    }
+
     /// Index of the slot in its pool and offset of the first byte in the slot; `None` for a heap block.
     pub fn slot(&self) -> Option<(u32, usize)> {
         match &self.bytes {
@@ -296,8 +425,13 @@ impl fmt::Debug for Chunk {
 struct Region {
     base: NonNull<u8>,
     map_bytes: usize,
+    id: u16,
     slot_bytes: u32,
+    headroom_bytes: u32,
+    kept_max: u32,
     meta: Box<[SlotMeta]>,
+    /// Keeps the lock on the file.
+    _file: Option<OwnedFd>,
     /// Top of the stack of returned slots; `NONE` when empty.
     returned: AtomicU32,
     in_use: AtomicU32,
@@ -324,11 +458,16 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    fn map(memory: Memory<'_>, slot_bytes: u32, slots: u32) -> io::Result<Self> {
+    fn map(spec: PoolSpec) -> io::Result<Self> {
+        let PoolSpec { memory, id, slot_bytes, slots, headroom_bytes, kept_max, live: _ } = spec;
+        let invalid = |text| io::Error::new(io::ErrorKind::InvalidInput, text);
         let bytes = (slot_bytes as usize).checked_mul(slots as usize).filter(|bytes| *bytes > 0);
-        let bytes = bytes.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        let bytes = bytes.ok_or_else(|| invalid("a pool has at least one slot of at least one byte"))?;
+        if headroom_bytes >= slot_bytes {
+            return Err(invalid("the headroom leaves nothing of the slot"));
+        }
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let (map_bytes, base) = match memory {
+        let (map_bytes, base, file) = match memory {
             Memory::Anonymous | Memory::HugePages => {
                 let (flags, align) = match memory {
                     Memory::HugePages => (MapFlags::PRIVATE | MapFlags::HUGETLB, 2 << 20),
@@ -336,19 +475,34 @@ impl Region {
                 };
                 let map_bytes = bytes.next_multiple_of(align);
                 // SAFETY: a new mapping at an address the kernel chooses aliases nothing.
-                (map_bytes, unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), map_bytes, protection, flags) }?)
+                let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), map_bytes, protection, flags) }?;
+                (map_bytes, base, None)
             }
-            Memory::File(file) => {
+            Memory::File(ref file) | Memory::Dax(ref file) => {
+                rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(|error| {
+                    let text = "another process uses the file of the pool; end it, or choose another file";
+                    if error == rustix::io::Errno::WOULDBLOCK { io::Error::other(text) } else { error.into() }
+                })?;
                 let length = rustix::fs::fstat(file)?.st_size;
                 if u64::try_from(length).unwrap_or(0) < bytes as u64 {
-                    return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file is shorter than the slots"));
+                    return Err(invalid("the file is shorter than the slots"));
                 }
-                // SAFETY: a new mapping at an address the kernel chooses aliases nothing. Another process that writes
-                // to the file could change received bytes, as it could change any durable data: the file's mode keeps
-                // others out.
-                let base =
-                    unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, 0) }?;
-                (bytes, base)
+                let is_dax = matches!(memory, Memory::Dax(_));
+                let flags = if is_dax { MapFlags::SHARED_VALIDATE | MapFlags::SYNC } else { MapFlags::SHARED };
+                // SAFETY: a new mapping at an address the kernel chooses aliases nothing. The lock keeps other pools out;
+                // another process that writes to the file without a lock could change received bytes, as it could change
+                // any durable data: the file's mode keeps others out.
+                let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, file, 0) };
+                let base = base.map_err(|error| match error {
+                    rustix::io::Errno::OPNOTSUPP if is_dax => io::Error::new(
+                        io::ErrorKind::Unsupported,
+                        "the file is not on persistent memory with DAX (MAP_SYNC is refused); mount the file system \
+                         with dax=always on a pmem device, or use another kind of memory",
+                    ),
+                    error => error.into(),
+                })?;
+                let (Memory::File(file) | Memory::Dax(file)) = memory else { return Err(invalid("no file")) };
+                (bytes, base, Some(file))
             }
         };
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
@@ -356,7 +510,11 @@ impl Region {
         Ok(Self {
             base,
             map_bytes,
+            id,
             slot_bytes,
+            headroom_bytes,
+            kept_max,
+            _file: file,
             meta: (0..slots).map(|_| free()).collect(),
             returned: AtomicU32::new(NONE),
             in_use: AtomicU32::new(0),
@@ -470,15 +628,108 @@ mod tests {
     fn a_pool_in_a_file_writes_through() {
         let file = rustix::fs::memfd_create("slots", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 128).unwrap();
-        use std::os::fd::AsFd;
-        let mut pool = Pool::new(Memory::File(file.as_fd()), 64, 2).unwrap();
+        let again = || file.try_clone().unwrap();
+        let mut pool = Pool::new(Memory::File(again()), 64, 2).unwrap();
         let mut slot = pool.take().unwrap();
         slot.as_mut_slice()[0] = 7;
         let (index, _) = slot.freeze(1).slot().unwrap();
         let mut byte = [0];
         rustix::io::pread(&file, &mut byte, u64::from(index) * 64).unwrap();
         assert_eq!(byte, [7]);
-        assert!(Pool::new(Memory::File(file.as_fd()), 64, 3).is_err());
+        assert!(Pool::new(Memory::File(again()), 64, 3).is_err());
+    }
+
+    fn temporary_file(bytes: u64) -> (tempfile::TempDir, impl Fn() -> OwnedFd) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("slots");
+        std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
+        (folder, move || std::fs::File::options().read(true).write(true).open(&path).unwrap().into())
+    }
+
+    #[test]
+    fn live_slots_are_found_by_name_and_not_received_into() {
+        let (_folder, open) = temporary_file(4 * 64);
+        let spec = || PoolSpec { id: 7, headroom_bytes: 8, ..PoolSpec::new(Memory::File(open()), 64, 4) };
+        let mut pool = Pool::open(spec()).unwrap().pool;
+        let mut names = Vec::new();
+        let mut held = Vec::new();
+        for text in [b"one", b"two"] {
+            let mut slot = pool.take().unwrap();
+            slot.as_mut_slice()[..3].copy_from_slice(text);
+            let chunk = slot.freeze(3);
+            names.push(chunk.name().unwrap());
+            held.push(chunk);
+        }
+        assert_eq!(names.iter().map(|name| (name.pool, name.offset, name.len)).collect::<Vec<_>>(), [(7, 8, 3); 2]);
+        assert!(Pool::open(spec()).is_err(), "the file is locked");
+        drop((pool, held));
+
+        // After a restart: the live ones are there, and only the others are given out.
+        let Opened { mut pool, live } = Pool::open(PoolSpec { live: names.clone(), ..spec() }).unwrap();
+        assert_eq!(live.iter().map(|chunk| &**chunk).collect::<Vec<_>>(), [b"one", b"two"]);
+        assert_eq!(live.iter().map(|chunk| chunk.name().unwrap()).collect::<Vec<_>>(), names);
+        assert_eq!((pool.in_use(), pool.kept()), (2, 2));
+        let free: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+        assert_eq!(free.len(), 2);
+        drop((free, live));
+        assert_eq!((pool.in_use(), pool.kept()), (0, 0));
+        let all: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+        assert_eq!(all.len(), 4, "what is no longer live is received into again");
+    }
+
+    #[test]
+    fn names_outside_of_the_pool_are_refused() {
+        let name = SlotName { pool: 0, index: 0, offset: 0, len: 64 };
+        let wrong = [
+            SlotName { pool: 1, ..name },
+            SlotName { index: 4, ..name },
+            SlotName { offset: 1, ..name },
+            SlotName { offset: u32::MAX, ..name },
+        ];
+        for name in wrong {
+            let spec = PoolSpec { live: vec![name], ..PoolSpec::new(Memory::Anonymous, 64, 4) };
+            let error = Pool::open(spec).unwrap_err().to_string();
+            assert!(error.contains("outside of the pool"), "{error}");
+        }
+        let twice = PoolSpec { live: vec![name; 2], ..PoolSpec::new(Memory::Anonymous, 64, 4) };
+        let Opened { pool, live } = Pool::open(twice).unwrap();
+        assert_eq!((pool.in_use(), live.len()), (1, 2));
+    }
+
+    #[test]
+    fn headroom_is_written_by_the_only_holder() {
+        let spec = PoolSpec { headroom_bytes: 16, ..PoolSpec::new(Memory::Anonymous, 64, 1) };
+        let mut pool = Pool::open(spec).unwrap().pool;
+        let mut slot = pool.take().unwrap();
+        assert_eq!((slot.capacity(), slot.as_mut_slice().len()), (48, 48));
+        slot.as_mut_slice()[..4].copy_from_slice(b"data");
+        let mut chunk = slot.freeze(4);
+        assert_eq!((chunk.slot(), &*chunk), (Some((0, 16)), &b"data"[..]));
+        let other = chunk.clone();
+        assert!(chunk.headroom_mut().is_none());
+        drop(other);
+        chunk.headroom_mut().unwrap().copy_from_slice(b"a header of 16 b");
+        assert_eq!(&*chunk, b"data");
+        let all = PoolSpec { headroom_bytes: 64, ..PoolSpec::new(Memory::Anonymous, 64, 1) };
+        assert!(Pool::open(all).is_err());
+    }
+
+    #[test]
+    fn the_owner_sets_how_many_are_kept() {
+        let spec = PoolSpec { kept_max: 3, ..PoolSpec::new(Memory::Anonymous, 64, 4) };
+        let mut pool = Pool::open(spec).unwrap().pool;
+        let chunks: Vec<_> = (0..4).map(|_| pool.take().unwrap().freeze(1).into_kept()).collect();
+        assert_eq!(chunks.iter().filter(|chunk| chunk.name().is_some()).count(), 3);
+    }
+
+    /// This machine's file systems are on disks, or in memory without DAX.
+    #[test]
+    fn what_is_no_persistent_memory_is_refused_by_name() {
+        let (_folder, open) = temporary_file(4096);
+        match Pool::new(Memory::Dax(open()), 4096, 1) {
+            Ok(_) => println!("the temporary folder is on persistent memory"),
+            Err(error) => assert!(error.to_string().contains("MAP_SYNC"), "{error}"),
+        }
     }
 
     /// What an engine holds to receive into does not count, and neither does what is only looked at.

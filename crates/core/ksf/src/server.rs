@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::gates::Gates;
 use crate::limits::Limits;
 use crate::listener::{self, ListenAddr, SocketOptions, Sockets, UnlinkOnDrop};
-use crate::pool::{Memory, Pool};
+use crate::pool::{Memory, Opened, Pool, PoolSpec};
 use crate::shard::{AnyService, ListenerKind, Shard, ShardListener, now};
 use crate::shard_service::ShardService;
 use crate::stats::{self, CounterValue, Stats};
@@ -43,9 +43,13 @@ pub struct Builder {
     blocking: TaskOptions,
     slot_bytes: u32,
     slots: u32,
+    pool: Option<PoolOf>,
     locality: bool,
     listeners: Vec<Planned>,
 }
+
+/// Makes the pool of a shard, by its number.
+type PoolOf = Arc<dyn Fn(usize) -> std::io::Result<PoolSpec> + Send + Sync>;
 
 struct Planned {
     source: Source,
@@ -95,6 +99,14 @@ impl Builder {
     /// them may be kept beyond the turn that received into them; the rest is for the engine to receive into.
     pub fn slots(mut self, slot_bytes: u32, slots: u32) -> Self {
         (self.slot_bytes, self.slots) = (slot_bytes, slots);
+        self
+    }
+
+    /// Makes the pool of each shard: where its memory lives, its slots, and which of them are live. Called on the shard's
+    /// thread with the shard's number, in the place of [`Builder::slots`]. Services find what was live by
+    /// [`Turn::take_live`](crate::Turn::take_live).
+    pub fn pool(mut self, pool: impl Fn(usize) -> std::io::Result<PoolSpec> + Send + Sync + 'static) -> Self {
+        self.pool = Some(Arc::new(pool));
         self
     }
 
@@ -206,6 +218,7 @@ impl Builder {
                 limits: self.limits.clone(),
                 slot_bytes: self.slot_bytes,
                 slots: self.slots,
+                pool: self.pool.clone(),
                 locality: self.locality,
             };
             let shard = match self.engine {
@@ -230,6 +243,7 @@ struct ShardPlan {
     limits: Limits,
     slot_bytes: u32,
     slots: u32,
+    pool: Option<PoolOf>,
     locality: bool,
 }
 
@@ -291,6 +305,7 @@ impl Server {
             blocking: BLOCKING,
             slot_bytes: SLOT_BYTES,
             slots: SLOTS,
+            pool: None,
             locality: false,
             listeners: Vec::new(),
         }
@@ -405,12 +420,17 @@ impl Server {
             let (buffers, gates, shards) = (self.buffers.clone(), Arc::clone(&self.gates), Arc::clone(&self.mailboxes));
             // Made on the shard's own thread: its memory is then local to the shard's CPU.
             move || -> Result<Env, Error> {
-                let pool = Pool::new(Memory::Anonymous, plan.slot_bytes, plan.slots)?;
+                let spec = match plan.pool {
+                    Some(pool) => pool(number).map_err(|source| Error::Pool { bytes: 0, source })?,
+                    None => PoolSpec::new(Memory::Anonymous, plan.slot_bytes, plan.slots),
+                };
+                let Opened { pool, live } = Pool::open(spec)?;
                 Ok(Env {
                     now: now(),
                     limits: plan.limits,
                     stats,
                     pool,
+                    live,
                     spares: Default::default(),
                     buffers,
                     budget: Default::default(),

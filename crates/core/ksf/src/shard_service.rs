@@ -17,6 +17,7 @@ use crate::framing::{Frame, Framing};
 use crate::gates::{Gates, LogId};
 use crate::limits::{Limits, Time};
 use crate::outgoing::Upstream;
+use crate::pool::Chunk;
 use crate::service::{Message, Order, Peer, Refused, Reply, Service};
 
 /// What a shard must know of a service before its first connection.
@@ -221,6 +222,12 @@ impl<'a> Turn<'a> {
     /// Number of the shard.
     pub fn shard(&self) -> usize {
         self.env.shard
+    }
+
+    /// What was live in the shard's pool when it was opened ([`PoolSpec::live`](crate::pool::PoolSpec::live)), in that order;
+    /// for the service that owns it, at its start.
+    pub fn take_live(&mut self) -> Vec<Chunk> {
+        std::mem::take(&mut self.env.live)
     }
 
     /// How far the logs of the server are durable.

@@ -262,3 +262,76 @@ fn one_commit_serves_the_connections_of_a_turn() {
         server.drain().unwrap();
     }
 }
+
+/// A store over a restart: what a service kept in its pool's file is handed to it, and not received into.
+#[test]
+fn what_was_live_in_the_pool_is_found_again() {
+    use ksf::pool::{Chunk, Memory, PoolSpec, SlotName};
+    use ksf::{Reply, ShardService};
+
+    /// Keeps every line but `which`, which it answers with all of them.
+    struct Keeps;
+    impl ShardService for Keeps {
+        type Shard = Vec<Chunk>;
+        type Conn = ();
+        fn profile(&self) -> Profile<'_> {
+            Profile::new("keeps", LINES)
+        }
+        fn start(&self, turn: &mut Turn<'_>) -> std::io::Result<Vec<Chunk>> {
+            Ok(turn.take_live())
+        }
+        fn accept(&self, _: &mut Vec<Chunk>, _: &Peer) -> Result<(), Refused> {
+            Ok(())
+        }
+        fn call(&self, kept: &mut Vec<Chunk>, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+            if message.bytes() == b"which" {
+                return reply.bytes(&kept.iter().map(|chunk| &**chunk).collect::<Vec<_>>().join(&b' '));
+            }
+            let chunk = message.keep();
+            let SlotName { pool, index, offset, len } = chunk.name().unwrap();
+            reply.bytes(format!("{pool} {index} {offset} {len}").as_bytes());
+            kept.push(chunk);
+        }
+    }
+
+    own_network();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pool");
+        std::fs::File::create(&path).unwrap().set_len(16 * 4096).unwrap();
+        let start = |live: Vec<SlotName>| {
+            let path = path.clone();
+            let pool = move |shard: usize| {
+                let file = std::fs::File::options().read(true).write(true).open(&path)?;
+                let spec = PoolSpec::new(Memory::File(file.into()), 4096, 16);
+                Ok(PoolSpec { id: shard as u16 + 5, headroom_bytes: 100, live: live.clone(), ..spec })
+            };
+            let builder = Server::builder().engine(engine).cpus(Some(vec![ksf::cpus::allowed().unwrap()[0]]));
+            builder.pool(pool).listen(ANY.parse().unwrap(), Arc::new(Keeps), None).start().unwrap()
+        };
+        let server = start(Vec::new());
+        let mut peer = connect(&server);
+        let mut names = Vec::new();
+        for line in ["one\n", "two\n"] {
+            peer.write_all(line.as_bytes()).unwrap();
+            let mut answer = Vec::new();
+            while answer.last() != Some(&b'\n') {
+                answer.extend(read_exactly(&mut peer, 1));
+            }
+            let text = String::from_utf8(answer).unwrap();
+            let numbers: Vec<u32> = text.split_whitespace().map(|number| number.parse().unwrap()).collect();
+            let [pool, index, offset, len] = numbers[..] else { panic!("{text}") };
+            assert_eq!((pool, offset, len), (5, 100, 3), "{engine}");
+            names.push(SlotName { pool: pool as u16, index, offset, len });
+        }
+        drop(peer);
+        server.drain().unwrap();
+
+        let server = start(names);
+        let mut peer = connect(&server);
+        // More than the other slots hold at a time.
+        (0..100).for_each(|_| ask(&mut peer, b"which\n", b"one two\n"));
+        drop(peer);
+        server.drain().unwrap();
+    }
+}
