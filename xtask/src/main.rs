@@ -10,12 +10,15 @@ mod load;
 mod machine;
 mod process;
 mod speed;
+mod supervise;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+
+use crate::supervise::supervised;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Tasks of the ksf repository")]
@@ -41,13 +44,13 @@ enum Task {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().task {
-        Task::Demo(options) => demo::run(&options),
-        Task::Bench(options) => bench::run(&options),
-        Task::Report { dir } => bench::report::rewrite(&dir),
-        Task::Speed => speed::rewrite(),
+        Task::Demo(options) => supervised(|| demo::run(&options)),
+        Task::Bench(options) => supervised(|| bench::run(&options)),
+        Task::Report { dir } => bench::report::rewrite(&dir).map(|()| ExitCode::SUCCESS),
+        Task::Speed => speed::rewrite().map(|()| ExitCode::SUCCESS),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("xtask: {error:#}");
             ExitCode::FAILURE

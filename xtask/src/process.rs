@@ -40,7 +40,7 @@ pub(crate) struct Server {
 impl Server {
     /// Starts the command and waits until it is ready.
     pub(crate) fn start(name: &str, command: &mut Command, ready: Ready, timeout: Duration) -> Result<Server> {
-        die_with_parent(command);
+        die_with_parent(command, Signal::TERM);
         let mut child = command
             // A group of its own: some servers send the SIGTERM that they get to their whole group (lighttpd).
             .process_group(0)
@@ -143,7 +143,7 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn start(command: &mut Command) -> Result<Running> {
-        die_with_parent(command);
+        die_with_parent(command, Signal::TERM);
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -256,12 +256,12 @@ pub(crate) fn free_port() -> Result<u16> {
     bail!("found no port that is free for both TCP and UDP on 127.0.0.1");
 }
 
-/// Makes the kernel end the child when this process dies, even by SIGKILL.
-fn die_with_parent(command: &mut Command) {
+/// Makes the kernel send a signal to the child when this process dies, even by SIGKILL.
+pub(crate) fn die_with_parent(command: &mut Command, signal: Signal) {
     // SAFETY: the closure runs between fork and exec and makes one system call; it takes no lock
     // and allocates nothing.
     unsafe {
-        command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
+        command.pre_exec(move || Ok(set_parent_process_death_signal(Some(signal))?));
     }
 }
 
