@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use crate::framing::Framing;
-use crate::limits::Limits;
+use crate::limits::{Limits, ServerLimits};
 use crate::service::{Peer, Service};
 use crate::stats::Stats;
 
@@ -74,19 +74,51 @@ pub struct Adopted {
     pub place: Place,
 }
 
-/// One of the connections a server may have.
+/// One of the connections a listener, and so its server, may have.
 #[derive(Debug)]
-pub struct Place(Arc<AtomicUsize>);
+pub struct Place {
+    connections: Arc<OpenConnections>,
+    listener: u32,
+}
 
 impl Place {
-    pub(crate) fn take(connections: &Arc<AtomicUsize>) -> Self {
-        connections.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(connections))
+    pub(crate) fn take(connections: &Arc<OpenConnections>, listener: u32) -> Self {
+        connections.add(listener);
+        Self { connections: Arc::clone(connections), listener }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.connections.remove(self.listener);
+    }
+}
+
+/// How many connections are open, by listener; all shards count.
+#[derive(Debug)]
+pub(crate) struct OpenConnections(Box<[AtomicUsize]>);
+
+impl OpenConnections {
+    pub(crate) fn new(listeners: usize) -> Self {
+        Self((0..listeners).map(|_| AtomicUsize::new(0)).collect())
+    }
+
+    pub(crate) fn add(&self, listener: u32) {
+        self.0[listener as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn remove(&self, listener: u32) {
+        self.0[listener as usize].fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Those of all listeners.
+    pub(crate) fn sum(&self) -> usize {
+        self.0.iter().map(|open| open.load(Ordering::Relaxed)).sum()
+    }
+
+    /// True while the listener, or the server, has as many as it may.
+    pub(crate) fn is_full(&self, listener: u32, limits: &ServerLimits) -> bool {
+        self.0[listener as usize].load(Ordering::Relaxed) >= limits.of(listener).connections_max
+            || self.sum() >= limits.connections_max
     }
 }

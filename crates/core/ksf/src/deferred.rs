@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::buffers::Buffer;
 use crate::env::Env;
-use crate::limits::Limits;
+use crate::limits::ServerLimits;
 use crate::listener::DatagramPeer;
 use crate::pool::Chunk;
 use crate::service::ConnKey;
@@ -181,7 +181,7 @@ pub(crate) enum Mail {
         target: Target,
         answer: Answer,
     },
-    Limits(Box<Limits>),
+    Limits(Box<ServerLimits>),
     /// A log was released that replies on this shard wait for.
     Released,
     Drain,

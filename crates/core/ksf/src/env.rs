@@ -6,7 +6,7 @@ use crate::budget::Budget;
 use crate::buffers::Buffers;
 use crate::deferred::{Answer, Answers, Deferred, Mail, Mailbox};
 use crate::gates::{Gate, Gates};
-use crate::limits::{Limits, Time};
+use crate::limits::{Limits, ServerLimits, Time};
 use crate::outgoing::{Errand, Order};
 use crate::output::Spares;
 use crate::pool::{Chunk, Pool};
@@ -20,7 +20,7 @@ pub struct Env {
     /// The time, read once per turn.
     pub now: Time,
     /// What a peer may cost.
-    pub limits: Limits,
+    pub limits: ServerLimits,
     /// The shard's counters.
     pub stats: Arc<Stats>,
     /// Receive slots.
@@ -62,7 +62,7 @@ impl Env {
     pub fn new(limits: Limits, pool: Pool) -> std::io::Result<Self> {
         Ok(Self {
             now: Time::default(),
-            limits,
+            limits: limits.into(),
             stats: Arc::default(),
             pool,
             live: Vec::new(),

@@ -1,6 +1,7 @@
 //! Everything a peer can make grow has a limit here. The defaults suit a service on a trusted network with messages up
 //! to 1 MiB; each limit that closes or refuses a connection has a counter.
 
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 /// Longest message by default: 1 MiB of data, and 64 KiB for the headers that protocols put in front of it.
@@ -91,6 +92,48 @@ impl Default for Limits {
             upstreams_idle_max: 64,
             drain_timeout_ms: 5_000,
         }
+    }
+}
+
+/// The limits of a server, and those of its listeners where they differ. Read as [`Limits`] it is those of the server:
+/// what a shard, or the server, keeps for all of its connections together has no other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServerLimits {
+    all: Limits,
+    listeners: Vec<Limits>,
+}
+
+impl ServerLimits {
+    /// Limits of a server whose listeners, in the order they were given, have limits of their own.
+    pub fn new(all: Limits, listeners: Vec<Limits>) -> Self {
+        Self { all, listeners }
+    }
+
+    /// The limits of a listener's connections and datagrams; those of the server for a listener that is not known.
+    #[inline]
+    pub fn of(&self, listener: u32) -> &Limits {
+        self.listeners.get(listener as usize).unwrap_or(&self.all)
+    }
+}
+
+impl From<Limits> for ServerLimits {
+    fn from(all: Limits) -> Self {
+        Self { all, listeners: Vec::new() }
+    }
+}
+
+impl Deref for ServerLimits {
+    type Target = Limits;
+
+    #[inline]
+    fn deref(&self) -> &Limits {
+        &self.all
+    }
+}
+
+impl DerefMut for ServerLimits {
+    fn deref_mut(&mut self) -> &mut Limits {
+        &mut self.all
     }
 }
 

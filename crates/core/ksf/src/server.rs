@@ -1,12 +1,12 @@
 //! A running server: listeners, shards, and what can be asked of them.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::adopt::Adopter;
+use crate::adopt::{Adopter, OpenConnections};
 use crate::assist::Assist;
 use crate::buffers::Buffers;
 use crate::cpus;
@@ -15,7 +15,7 @@ use crate::engine::{Engine, EngineKind, epoll::Epoll, uring::Uring};
 use crate::env::Env;
 use crate::error::Error;
 use crate::gates::Gates;
-use crate::limits::Limits;
+use crate::limits::{Limits, ServerLimits};
 use crate::listener::{self, ListenAddr, SocketOptions, Sockets, UnlinkOnDrop};
 use crate::pool::{Memory, Opened, Pool, PoolSpec};
 use crate::shard::{AnyService, ListenerKind, Shard, ShardListener, now};
@@ -56,6 +56,7 @@ struct Planned {
     service: Arc<dyn AnyService>,
     assist: Option<Arc<dyn Assist>>,
     adopter: Option<Arc<dyn Adopter>>,
+    limits: Option<Limits>,
 }
 
 enum Source {
@@ -76,7 +77,7 @@ impl Builder {
         self
     }
 
-    /// What peers may cost.
+    /// What peers may cost, but for listeners that have [limits of their own](Self::listener_limits).
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
@@ -124,7 +125,7 @@ impl Builder {
         assist: Option<Arc<dyn Assist>>,
     ) -> Self {
         let source = Source::Bind(addr);
-        self.listeners.push(Planned { source, service: Arc::new(service), assist, adopter: None });
+        self.listeners.push(Planned { source, service: Arc::new(service), assist, adopter: None, limits: None });
         self
     }
 
@@ -137,7 +138,7 @@ impl Builder {
         assist: Option<Arc<dyn Assist>>,
     ) -> Self {
         let source = Source::Inherit(socket);
-        self.listeners.push(Planned { source, service: Arc::new(service), assist, adopter: None });
+        self.listeners.push(Planned { source, service: Arc::new(service), assist, adopter: None, limits: None });
         self
     }
 
@@ -146,6 +147,16 @@ impl Builder {
     pub fn adopt(mut self, adopter: Arc<dyn Adopter>) -> Self {
         if let Some(last) = self.listeners.last_mut() {
             last.adopter = Some(adopter);
+        }
+        self
+    }
+
+    /// What the peers of the listener that was added last may cost. What a shard, or the server, keeps for all of its
+    /// connections together is limited by [`Builder::limits`]; `connections_max` holds for the listener and for the
+    /// server. An [adopter](Self::adopt) has its own limits.
+    pub fn listener_limits(mut self, limits: Limits) -> Self {
+        if let Some(last) = self.listeners.last_mut() {
+            last.limits = Some(limits);
         }
         self
     }
@@ -160,7 +171,9 @@ impl Builder {
         let mut assists: Vec<Arc<dyn Assist>> = Vec::new();
         let mut adopters: Vec<Arc<dyn Adopter>> = Vec::new();
         let mut per_shard: Vec<Vec<ShardListener>> = cpus.iter().map(|_| Vec::new()).collect();
-        for Planned { source, service, assist, adopter } in self.listeners {
+        let mut listener_limits = Vec::new();
+        for Planned { source, service, assist, adopter, limits } in self.listeners {
+            listener_limits.push(limits.unwrap_or_else(|| self.limits.clone()));
             service.profile().framing.validate()?;
             let send_buffer_bytes = if assist.is_some() { ASSISTED_SEND_BUFFER_BYTES } else { 0 };
             let opened = match source {
@@ -206,16 +219,17 @@ impl Builder {
             buffers: Buffers::default(),
             gates: Gates::new(),
             mailboxes: Arc::default(),
-            connections: Arc::default(),
+            connections: Arc::new(OpenConnections::new(listener_limits.len())),
             drain_timeout_ms: AtomicU64::new(self.limits.drain_timeout_ms),
             started: now(),
         };
+        let limits = ServerLimits::new(self.limits, listener_limits);
         for (number, listeners) in per_shard.into_iter().enumerate() {
             let plan = ShardPlan {
                 number,
                 cpu: server.cpus[number],
                 listeners,
-                limits: self.limits.clone(),
+                limits: limits.clone(),
                 slot_bytes: self.slot_bytes,
                 slots: self.slots,
                 pool: self.pool.clone(),
@@ -240,7 +254,7 @@ struct ShardPlan {
     number: usize,
     cpu: usize,
     listeners: Vec<ShardListener>,
-    limits: Limits,
+    limits: ServerLimits,
     slot_bytes: u32,
     slots: u32,
     pool: Option<PoolOf>,
@@ -288,7 +302,7 @@ pub struct Server {
     gates: Arc<Gates>,
     /// Of all shards, as soon as all of them run.
     mailboxes: Arc<OnceLock<Vec<Arc<Mailbox>>>>,
-    connections: Arc<AtomicUsize>,
+    connections: Arc<OpenConnections>,
     /// As in the limits the shards have.
     drain_timeout_ms: AtomicU64,
     started: crate::limits::Time,
@@ -328,7 +342,7 @@ impl Server {
 
     /// Connections open now.
     pub fn connections(&self) -> usize {
-        self.connections.load(Ordering::Relaxed)
+        self.connections.sum()
     }
 
     /// Time since the start.
@@ -362,8 +376,9 @@ impl Server {
         self.assists.iter().flat_map(|assist| assist.counters()).collect()
     }
 
-    /// Replaces the limits, for connections that are open, too.
-    pub fn set_limits(&self, limits: &Limits) {
+    /// Replaces the limits, for connections that are open, too. Those of listeners stand in the order of
+    /// [`Server::listeners`]; a listener without any has those of the server, also if it had others before.
+    pub fn set_limits(&self, limits: &ServerLimits) {
         self.drain_timeout_ms.store(limits.drain_timeout_ms, Ordering::Relaxed);
         for shard in &self.shards {
             shard.mailbox.post(Mail::Limits(Box::new(limits.clone())));

@@ -288,7 +288,7 @@ fn timeouts_run_from_the_documented_moment() {
     assert_eq!(bench.conn.tick(&mut bench.env), None);
     assert_eq!(bench.conn.finished(), Some(CloseReason::AssemblyTimeout), "progress does not prolong it");
 
-    let mut bench = Bench::new(LINES, Order::Requests, bench.env.limits.clone());
+    let mut bench = Bench::new(LINES, Order::Requests, (*bench.env.limits).clone());
     bench.receive(b"defer\n");
     bench.env.now = at(5000);
     bench.conn.tick(&mut bench.env);

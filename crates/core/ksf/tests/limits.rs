@@ -10,7 +10,8 @@ use common::Recorder;
 use common::net::*;
 use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};
-use ksf::limits::Limits;
+use ksf::limits::{Limits, ServerLimits};
+use ksf::listener::ListenAddr;
 use ksf::{Message, Order, Peer, Refused, Reply, Server, Service};
 
 const LINES: Framing = Framing::Delimiter(Delimiter::LF);
@@ -82,7 +83,7 @@ fn limits_change_while_the_server_runs() {
         let line = [&[b'x'; 5000][..], b"\n"].concat();
         let mut open = connect(&server);
         ask(&mut open, &line, &line);
-        server.set_limits(&Limits { message_bytes_max: 4000, ..Limits::default() });
+        server.set_limits(&Limits { message_bytes_max: 4000, ..Limits::default() }.into());
         // When the shards have read their mail, nobody tells: the open connection meets the new limit then.
         let mut refused = false;
         wait_until("the limit is lower", || {
@@ -93,9 +94,77 @@ fn limits_change_while_the_server_runs() {
         until_count(&server, "closed_oversized_message", 1);
         let mut idle = connect(&server);
         ask(&mut idle, b"short\n", b"short\n");
-        server.set_limits(&Limits { idle_timeout_ms: 20, ..Limits::default() });
+        server.set_limits(&Limits { idle_timeout_ms: 20, ..Limits::default() }.into());
         expect_end(&mut idle);
         until_count(&server, "closed_idle_timeout", 1);
+    }
+}
+
+/// Each of two listeners of one service has limits of its own; a third has those of the server.
+#[test]
+fn listeners_have_limits_of_their_own() {
+    own_network();
+    for engine in engines() {
+        let service = Recorder::new(LINES, Order::Requests);
+        let any = || ANY.parse().unwrap();
+        let all = Limits { message_bytes_max: 3000, connections_max: 4, ..Limits::default() };
+        let short = Limits { message_bytes_max: 1000, header_bytes_max: 1000, ..all.clone() };
+        let few = Limits { connections_max: 1, ..all.clone() };
+        let server = Server::builder().engine(engine).limits(all.clone());
+        let server = server.listen(any(), Arc::clone(&service), None).listener_limits(short.clone());
+        let server = server.listen(any(), Arc::clone(&service), None).listener_limits(few.clone());
+        let server = server.listen(any(), service, None).start().unwrap();
+        let to = |listener: usize| match server.listeners()[listener].addr {
+            ListenAddr::Tcp(addr) => connect_to(addr),
+            _ => unreachable!("all are TCP"),
+        };
+        let line = [&[b'x'; 2000][..], b"\n"].concat();
+
+        let (mut one, mut two, mut three) = (to(0), to(1), to(2));
+        ask(&mut two, &line, &line);
+        ask(&mut three, &line, &line);
+        ask(&mut one, b"short\n", b"short\n");
+        one.write_all(&line).unwrap();
+        expect_end(&mut one);
+        until_count(&server, "closed_oversized_message", 1);
+        expect_end(&mut to(1));
+        ask(&mut to(2), &line, &line);
+        assert_eq!(count(&server, "refused_connections_max"), 1, "{engine}: one at the second listener");
+
+        // The idle limit reaches the open connection of its listener, and no other.
+        let idle = Limits { idle_timeout_ms: 20, ..few };
+        server.set_limits(&ServerLimits::new(all, vec![short, idle]));
+        expect_end(&mut two);
+        ask(&mut three, &line, &line);
+        until_count(&server, "closed_idle_timeout", 1);
+        wait_until("the others are gone", || server.connections() == 1);
+        // With one connection more than it may have by all listeners together, the server is full.
+        let more: Vec<_> = (0..3).map(|_| to(2)).collect();
+        wait_until("all are there", || server.connections() == 4);
+        expect_end(&mut to(2));
+        drop((more, three));
+    }
+}
+
+#[test]
+fn a_datagram_socket_has_limits_of_its_own() {
+    own_network();
+    for engine in engines() {
+        let echo = Arc::new(Echo);
+        let any = || "udp:127.0.0.1:0".parse().unwrap();
+        let server = Server::builder().engine(engine).listen(any(), Arc::clone(&echo), None);
+        let server = server.listener_limits(Limits { message_bytes_max: 100, ..Limits::default() });
+        let server = server.listen(any(), echo, None).start().unwrap();
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        for listener in [0, 1] {
+            let ListenAddr::Udp(addr) = server.listeners()[listener].addr else { unreachable!("all are UDP") };
+            peer.send_to(&[7; 101], addr).unwrap();
+        }
+        let mut got = [0; 200];
+        let (bytes, from) = peer.recv_from(&mut got).unwrap();
+        assert_eq!((bytes, ListenAddr::Udp(from)), (101, server.listeners()[1].addr.clone()), "{engine}");
+        until_count(&server, "datagrams_oversized", 1);
     }
 }
 

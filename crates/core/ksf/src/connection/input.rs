@@ -57,7 +57,7 @@ impl<S: ShardService> Connection<S> {
             has_pass: self.memory == Memory::Pass,
             budget: &mut env.budget,
         };
-        let (limits, buffers, now) = (&env.limits, &env.buffers, env.now);
+        let (limits, buffers, now) = (env.limits.of(self.listener), &env.buffers, env.now);
         let cut = match self.framing {
             Framing::Custom => {
                 let header_bytes_max = self.on.service().header_bytes_max(limits);

@@ -23,7 +23,7 @@ use crate::deferred::{Answer, Delivery};
 use crate::env::Env;
 use crate::error::CloseReason;
 use crate::framing::Framing;
-use crate::limits::Time;
+use crate::limits::{Limits, Time};
 use crate::outgoing::{Exchange, Upstream};
 use crate::output::{Output, SendBatch};
 use crate::pool::Chunk;
@@ -41,6 +41,8 @@ pub struct Connection<S: ShardService> {
     state: S::Conn,
     peer: Peer,
     key: ConnKey,
+    /// Whose limits it has.
+    listener: u32,
     framing: Framing,
     order: Order,
     keeps_messages: bool,
@@ -112,6 +114,7 @@ impl<S: ShardService> Connection<S> {
             state,
             peer,
             key,
+            listener: u32::MAX,
             framing,
             order,
             keeps_messages,
@@ -141,6 +144,18 @@ impl<S: ShardService> Connection<S> {
             last_received: now,
             last_send_progress: now,
         })
+    }
+
+    /// The connection with the limits of this listener; with those of the server unless said otherwise.
+    pub fn of_listener(mut self, listener: u32) -> Self {
+        self.listener = listener;
+        self
+    }
+
+    /// The limits of its listener.
+    #[inline]
+    pub fn limits<'e>(&self, env: &'e Env) -> &'e Limits {
+        env.limits.of(self.listener)
     }
 
     /// Takes bytes that were received. Calls the service for every message that is now whole.
@@ -348,7 +363,7 @@ impl<S: ShardService> Connection<S> {
     }
 
     fn send_deadline(&self, env: &Env) -> Option<Time> {
-        self.last_send_progress.after_ms(env.limits.send_timeout_ms).filter(|_| self.sending)
+        self.last_send_progress.after_ms(self.limits(env).send_timeout_ms).filter(|_| self.sending)
     }
 
     fn pressure_deadline(&self, env: &Env) -> Option<Time> {
@@ -358,12 +373,12 @@ impl<S: ShardService> Connection<S> {
 
     fn assembly_deadline(&self, env: &Env) -> Option<Time> {
         let started = self.cutter.since().filter(|_| self.is_awaited(env))?;
-        started.after_ms(env.limits.assembly_timeout_ms)
+        started.after_ms(self.limits(env).assembly_timeout_ms)
     }
 
     fn idle_deadline(&self, env: &Env) -> Option<Time> {
         let waits = self.closing.is_none() && self.deferred == 0 && !self.exchange.open;
-        self.last_activity.after_ms(env.limits.idle_timeout_ms).filter(|_| waits)
+        self.last_activity.after_ms(self.limits(env).idle_timeout_ms).filter(|_| waits)
     }
 
     /// True while it is up to the peer to send the rest of a message: one that is not read cannot.
@@ -531,7 +546,7 @@ impl<S: ShardService> Connection<S> {
     }
 
     fn is_full(&self, env: &Env) -> bool {
-        let limits = &env.limits;
+        let limits = self.limits(env);
         let owed_bytes = self.owed_bytes();
         self.queued_bytes() > limits.out_queue_bytes_max
             // With an answer outstanding, it is looked at again when that comes.
@@ -540,6 +555,6 @@ impl<S: ShardService> Connection<S> {
             || owed_bytes >= limits.connection_bytes_max && owed_bytes > 0
             // With a share of its own in the sum, it is looked at again when that share is gone. The sum does not know yet
             // what this connection did in the chunk at hand.
-            || owed_bytes > 0 && env.budget.reply_bytes() - self.counted_bytes + owed_bytes >= limits.shard_bytes_max
+            || owed_bytes > 0 && env.budget.reply_bytes() - self.counted_bytes + owed_bytes >= env.limits.shard_bytes_max
     }
 }

@@ -207,7 +207,7 @@ impl<S: ShardService> Connection<S> {
         if called.close {
             self.close(CloseReason::Service, env);
         }
-        if self.owed_bytes() > env.limits.connection_bytes_max.saturating_mul(2) {
+        if self.owed_bytes() > self.limits(env).connection_bytes_max.saturating_mul(2) {
             // Replies that were not announced: the work was done before their size was known.
             self.drop_replies(env);
             self.closing = None;

@@ -4,7 +4,6 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::assisted::AssistState;
 use super::erased::{AnyService, LocalService};
@@ -74,7 +73,7 @@ impl<E: Engine> Shard<E> {
             stats.accepted_local.add(1);
         }
         let Some(Some(from)) = self.listeners.get(listener as usize) else { return };
-        if self.connections.load(Ordering::Relaxed) >= self.env.limits.connections_max {
+        if self.connections.is_full(listener, &self.env.limits) {
             stats.refused_connections_max.add(1);
             return;
         }
@@ -85,24 +84,22 @@ impl<E: Engine> Shard<E> {
             return;
         };
         if let Some(adopter) = &from.adopter {
-            let place = Place::take(&self.connections);
+            let place = Place::take(&self.connections, listener);
             adopter.adopt(Adopted { socket, peer, place });
             return;
         }
         let key = self.free_place();
         let index = key.index;
         let Some(Some(from)) = self.listeners.get(listener as usize) else { return };
-        let Ok(stream) = self.served_by[listener as usize].open(peer, key, &self.env) else {
+        let Ok(stream) = self.served_by[listener as usize].open(peer, key, listener, &self.env) else {
             self.env.stats.refused_by_service.add(1);
             self.free.push(index);
             return;
         };
         let draining = self.draining.is_some();
-        let assist = from
-            .assist
-            .as_ref()
-            .filter(|_| from.kind == ListenerKind::Tcp && !draining)
-            .and_then(|half| Some(Box::new(AssistState::new(half.attach(socket.as_fd())?, &self.env))));
+        let assist = from.assist.as_ref().filter(|_| from.kind == ListenerKind::Tcp && !draining).and_then(|half| {
+            Some(Box::new(AssistState::new(half.attach(socket.as_fd())?, stream.limits(&self.env), self.env.now)))
+        });
         if let Some(assist) = &assist {
             self.tokens.insert(assist.conn.token(), key);
         }
@@ -115,9 +112,9 @@ impl<E: Engine> Shard<E> {
         // After attaching: the engine's first receive finds what arrived before.
         self.engine.open(key, fd, reading);
         self.places[index as usize].conn =
-            Some(Conn { stream, assist, socket, reading, touched: false, phase, link: None });
+            Some(Conn { stream, assist, socket, reading, touched: false, phase, link: None, listener });
+        self.connections.add(listener);
         self.open += 1;
-        self.connections.fetch_add(1, Ordering::Relaxed);
         // Looked after at the end of the turn: a kernel half takes over at once.
         let first = if at_once { self.engine.receive_now(fd, &mut self.env) } else { None };
         if let Some((stream, env)) = self.stream(key) {

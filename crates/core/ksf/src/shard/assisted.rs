@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use super::erased::Stream;
 use crate::assist::AssistConn;
 use crate::env::Env;
-use crate::limits::Time;
+use crate::limits::{Limits, Time};
 
 /// Lone messages after which a connection is given to the kernel half. Enough that a pipelining client, which has a
 /// single message outstanding now and then, stays with the batching of user space.
@@ -69,8 +69,8 @@ pub(super) enum Look {
 }
 
 impl AssistState {
-    pub(super) fn new(conn: Box<dyn AssistConn>, env: &Env) -> Self {
-        let look_ms = look_ms(env, LOOK_MS);
+    pub(super) fn new(conn: Box<dyn AssistConn>, limits: &Limits, now: Time) -> Self {
+        let look_ms = look_ms(limits, LOOK_MS);
         Self {
             conn,
             lone_messages: LONE_MESSAGES,
@@ -79,7 +79,7 @@ impl AssistState {
             received_seen: 0,
             waiting_since: None,
             replied_seen: 0,
-            look_at: env.now.plus_ms(look_ms),
+            look_at: now.plus_ms(look_ms),
             look_ms,
             expects: None,
             end_since: None,
@@ -89,15 +89,15 @@ impl AssistState {
     }
 
     /// Whether user space may send or close: only when TCP has taken what the kernel half queued.
-    pub(super) fn whose_turn(&mut self, socket: BorrowedFd<'_>, sent_bytes: u64, env: &Env) -> Turn {
-        if self.conn.drained(socket, sent_bytes) {
+    pub(super) fn whose_turn(&mut self, socket: BorrowedFd<'_>, stream: &dyn Stream, env: &Env) -> Turn {
+        if self.conn.drained(socket, stream.sent_bytes()) {
             self.waiting_since = None;
             return Turn::Ours;
         }
         env.stats.assist_waits.add(1);
         let since = *self.waiting_since.get_or_insert(env.now);
         // A peer that does not read fills TCP, and then the queue does not drain.
-        if env.now > since.plus_ms(env.limits.send_timeout_ms) { Turn::Stuck } else { Turn::KernelHalfs }
+        if env.now > since.plus_ms(stream.limits(env).send_timeout_ms) { Turn::Stuck } else { Turn::KernelHalfs }
     }
 
     /// True while messages come one at a time.
@@ -171,12 +171,14 @@ impl AssistState {
         } else {
             // TCP had room for it, so this takes microseconds, and more on a machine that is overloaded.
             let since = *self.undrained_since.get_or_insert(env.now);
-            if env.now > since.plus_ms(env.limits.send_timeout_ms) {
+            if env.now > since.plus_ms(stream.limits(env).send_timeout_ms) {
                 return Look::Lost;
             }
         }
         let calm = !busy && !look_after && self.undrained_since.is_none();
-        self.look_ms = if calm { (self.look_ms * 2).min(look_ms(env, LOOK_CALM_MS)) } else { look_ms(env, LOOK_MS) };
+        let limits = stream.limits(env);
+        self.look_ms =
+            if calm { (self.look_ms * 2).min(look_ms(limits, LOOK_CALM_MS)) } else { look_ms(limits, LOOK_MS) };
         self.look_at = env.now.plus_ms(self.look_ms);
         if look_after { Look::Due } else { Look::Quiet }
     }
@@ -188,8 +190,8 @@ impl AssistState {
 }
 
 /// Time between two looks: several within each time limit that they serve.
-fn look_ms(env: &Env, most_ms: u64) -> u64 {
-    let limits = [env.limits.send_timeout_ms, env.limits.idle_timeout_ms];
-    let shortest_ms = limits.into_iter().filter(|ms| *ms > 0).min().unwrap_or(u64::MAX);
+fn look_ms(limits: &Limits, most_ms: u64) -> u64 {
+    let timeouts_ms = [limits.send_timeout_ms, limits.idle_timeout_ms];
+    let shortest_ms = timeouts_ms.into_iter().filter(|ms| *ms > 0).min().unwrap_or(u64::MAX);
     (shortest_ms / 4).clamp(5, most_ms)
 }

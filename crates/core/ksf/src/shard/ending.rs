@@ -1,6 +1,5 @@
 //! How a connection ends: in an orderly way, at once, or with the whole server.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{Conn, Draining, Phase, Shard};
@@ -22,13 +21,14 @@ impl<E: Engine> Shard<E> {
         let key = ConnKey { index, generation: place.generation };
         let Some(conn) = place.conn.as_mut() else { return };
         let ends = conn.stream.saw_eof() || conn.stream.closes_at_once();
-        let lingers = !ends && self.env.limits.linger_timeout_ms > 0;
+        let linger_timeout_ms = conn.stream.limits(&self.env).linger_timeout_ms;
+        let lingers = !ends && linger_timeout_ms > 0;
         let ended = rustix::net::shutdown(&conn.socket, rustix::net::Shutdown::Write);
         if !lingers || ended.is_err() {
             self.release(index, reason);
             return;
         }
-        let deadline = self.env.now.plus_ms(self.env.limits.linger_timeout_ms);
+        let deadline = self.env.now.plus_ms(linger_timeout_ms);
         conn.phase = Phase::Lingering { reason, deadline, received_before: conn.stream.received_bytes() };
         if conn.reading != Reading::Sparing {
             conn.reading = Reading::Sparing;
@@ -42,7 +42,7 @@ impl<E: Engine> Shard<E> {
         let key = ConnKey { index, generation: place.generation };
         let Some(conn) = place.conn.as_mut() else { return };
         let thrown_away = conn.stream.received_bytes() - received_before;
-        let room = (self.env.limits.linger_bytes_max as u64).saturating_sub(thrown_away);
+        let room = (conn.stream.limits(&self.env).linger_bytes_max as u64).saturating_sub(thrown_away);
         if conn.stream.saw_eof() {
             self.release(index, reason);
         } else if room < self.env.pool.slot_bytes() as u64 && thrown_away > 0 {
@@ -110,7 +110,7 @@ impl<E: Engine> Shard<E> {
         self.open -= 1;
         if served {
             self.env.stats.count_close(reason);
-            self.connections.fetch_sub(1, Ordering::Relaxed);
+            self.connections.remove(conn.listener);
         }
     }
 

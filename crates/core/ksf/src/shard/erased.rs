@@ -12,7 +12,7 @@ use crate::env::Env;
 use crate::error::CloseReason;
 use crate::framing::Framing;
 use crate::gates::GateSet;
-use crate::limits::Time;
+use crate::limits::{Limits, Time};
 use crate::listener::DatagramPeer;
 use crate::outgoing::Upstream;
 use crate::output::SendBatch;
@@ -53,7 +53,8 @@ impl<S: ShardService> AnyService for Arc<S> {
 
 /// A service on one shard: it makes connections.
 pub(crate) trait LocalService {
-    fn open(&self, peer: Peer, key: ConnKey, env: &Env) -> Result<Box<dyn Stream>, Refused>;
+    /// A connection of the listener of this number.
+    fn open(&self, peer: Peer, key: ConnKey, listener: u32, env: &Env) -> Result<Box<dyn Stream>, Refused>;
     fn open_datagrams(&self, local: Peer, socket: u32) -> Result<Box<dyn Datagrams>, Refused>;
     fn turn_end(&self, env: &mut Env);
     /// True if it was called since its last turn end, and wants to hear of the next.
@@ -62,8 +63,8 @@ pub(crate) trait LocalService {
 }
 
 impl<S: ShardService> LocalService for OnShard<S> {
-    fn open(&self, peer: Peer, key: ConnKey, env: &Env) -> Result<Box<dyn Stream>, Refused> {
-        Ok(Box::new(Connection::new(self.clone(), peer, key, env.now)?))
+    fn open(&self, peer: Peer, key: ConnKey, listener: u32, env: &Env) -> Result<Box<dyn Stream>, Refused> {
+        Ok(Box::new(Connection::new(self.clone(), peer, key, env.now)?.of_listener(listener)))
     }
 
     fn open_datagrams(&self, local: Peer, socket: u32) -> Result<Box<dyn Datagrams>, Refused> {
@@ -100,6 +101,7 @@ pub(crate) trait Stream {
     fn deadline(&self, env: &Env) -> Option<Time>;
     fn note_activity(&mut self, now: Time);
     fn wants_bytes(&self, env: &Env) -> bool;
+    fn limits<'e>(&self, env: &'e Env) -> &'e Limits;
     fn finished(&self) -> Option<CloseReason>;
     fn is_closing(&self) -> bool;
     fn closes_at_once(&self) -> bool;
@@ -157,6 +159,9 @@ impl<S: ShardService> Stream for Connection<S> {
     }
     fn wants_bytes(&self, env: &Env) -> bool {
         Self::wants_bytes(self, env)
+    }
+    fn limits<'e>(&self, env: &'e Env) -> &'e Limits {
+        Self::limits(self, env)
     }
     fn finished(&self) -> Option<CloseReason> {
         Self::finished(self)

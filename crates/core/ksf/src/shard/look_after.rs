@@ -75,9 +75,8 @@ impl<E: Engine> Shard<E> {
         let mut again = false;
         while stream.has_output() || stream.finished().is_some() {
             // Both would overtake what the kernel half has queued.
-            let turn = assist
-                .as_mut()
-                .map_or(Turn::Ours, |assist| assist.whose_turn(socket.as_fd(), stream.sent_bytes(), &self.env));
+            let turn =
+                assist.as_mut().map_or(Turn::Ours, |assist| assist.whose_turn(socket.as_fd(), &**stream, &self.env));
             if turn == Turn::Stuck {
                 self.abort(index, CloseReason::KernelHalf);
                 return;

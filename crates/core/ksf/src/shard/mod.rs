@@ -9,11 +9,10 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 use std::{io, mem};
 
-use crate::adopt::Adopter;
+use crate::adopt::{Adopter, OpenConnections};
 use crate::assist::Assist;
 use crate::deferred::{Mail, Target};
 use crate::engine::{Engine, Event, Reading, Wait};
@@ -86,6 +85,8 @@ struct Conn {
     phase: Phase,
     /// The outgoing connection of its exchange.
     link: Option<ConnKey>,
+    /// The listener it came from; none of them for an outgoing connection.
+    listener: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -135,7 +136,7 @@ pub(crate) struct Shard<E: Engine> {
     errands: Vec<Errand>,
     open: usize,
     /// Connections of the whole server.
-    connections: Arc<AtomicUsize>,
+    connections: Arc<OpenConnections>,
     touched: Vec<u32>,
     /// How many of those are to be looked at again only because the kernel half has not come so far.
     await_half: usize,
@@ -203,7 +204,7 @@ impl<E: Engine> Shard<E> {
     pub(crate) fn new(
         mut env: Env,
         listeners: Vec<ShardListener>,
-        connections: Arc<AtomicUsize>,
+        connections: Arc<OpenConnections>,
         local_cpu: Option<u32>,
     ) -> Result<Self, crate::Error> {
         let now = now();
@@ -461,7 +462,7 @@ impl<E: Engine> Shard<E> {
             assist.end_since = Some((since, received_bytes));
             if !assist.conn.is_end(socket.as_fd(), received_bytes) {
                 assist.early_end = true;
-                if now > since.plus_ms(self.env.limits.send_timeout_ms) {
+                if now > since.plus_ms(stream.limits(&self.env).send_timeout_ms) {
                     // An orderly end would hide that bytes are missing.
                     self.abort(key.index, CloseReason::KernelHalf);
                 } else {
@@ -508,7 +509,7 @@ impl<E: Engine> Shard<E> {
     fn datagram(&mut self, socket: u32, peer: DatagramPeer, chunk: &Chunk, truncated: bool) {
         let stats = &self.env.stats;
         stats.datagrams_in.add(1);
-        if truncated || chunk.len() > self.env.limits.message_bytes_max {
+        if truncated || chunk.len() > self.env.limits.of(socket).message_bytes_max {
             stats.datagrams_oversized.add(1);
             return;
         }

@@ -10,7 +10,7 @@ use crate::deferred::Answer;
 use crate::engine::{Engine, Reading};
 use crate::env::Env;
 use crate::error::CloseReason;
-use crate::limits::Time;
+use crate::limits::{Limits, Time};
 use crate::outgoing::{Errand, Failure, Order, Upstream};
 use crate::output::{Output, SendBatch};
 use crate::pool::Chunk;
@@ -161,6 +161,9 @@ impl Stream for Outgoing {
     fn wants_bytes(&self, _: &Env) -> bool {
         self.connected && !self.paused && !self.eof && self.closing.is_none()
     }
+    fn limits<'e>(&self, env: &'e Env) -> &'e Limits {
+        &env.limits
+    }
     fn finished(&self) -> Option<CloseReason> {
         self.closing
     }
@@ -288,6 +291,7 @@ impl<E: Engine> Shard<E> {
                     touched: false,
                     phase: Phase::Open,
                     link: None,
+                    listener: u32::MAX,
                 });
                 self.open += 1;
                 if let Some(owner) = self.open_conn(from) {

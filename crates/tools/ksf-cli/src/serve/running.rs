@@ -76,7 +76,7 @@ impl Running {
     pub(crate) fn reload(&mut self, mut limits: Limits, kind: Option<&dyn Any>) -> Result<(), Failure> {
         kind.map_or(Ok(()), |kind| self.state.reload(kind))?;
         limits.message_bytes_max = limits.message_bytes_max.min(self.message_bytes_max);
-        self.server.set_limits(&limits);
+        self.server.set_limits(&limits.clone().into());
         self.limits = limits;
         Ok(())
     }
