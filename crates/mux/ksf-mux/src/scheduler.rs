@@ -162,14 +162,27 @@ pub struct Scheduler<S: Source> {
     /// What comes from threads that are no workers, and what workers left behind.
     common: Queue<S>,
     /// Entries in all queues.
-    queued: AtomicUsize,
+    queued: Padded,
     /// Workers that wait for something to do.
-    sleepers: AtomicUsize,
+    sleepers: Padded,
     /// Wake-ups on their way to them.
-    signals: AtomicUsize,
+    signals: Padded,
     /// Wake-ups that may still be sent: one per entry ever queued, less those that were sent.
-    wakes_left: AtomicUsize,
+    wakes_left: Padded,
     classes: Box<[Class<S>]>,
+}
+
+/// A counter on cache lines of its own (CPUs fetch them in pairs): workers that read one are not slowed down by those
+/// that write another.
+#[repr(align(128))]
+struct Padded(AtomicUsize);
+
+impl std::ops::Deref for Padded {
+    type Target = AtomicUsize;
+
+    fn deref(&self) -> &AtomicUsize {
+        &self.0
+    }
 }
 
 impl<S: Source> Scheduler<S> {
@@ -182,10 +195,10 @@ impl<S: Source> Scheduler<S> {
         Self {
             workers: RwLock::new(Vec::new()),
             common: Queue::default(),
-            queued: AtomicUsize::new(0),
-            sleepers: AtomicUsize::new(0),
-            signals: AtomicUsize::new(0),
-            wakes_left: AtomicUsize::new(0),
+            queued: Padded(AtomicUsize::new(0)),
+            sleepers: Padded(AtomicUsize::new(0)),
+            signals: Padded(AtomicUsize::new(0)),
+            wakes_left: Padded(AtomicUsize::new(0)),
             classes: class_caps.iter().map(class).collect(),
         }
     }

@@ -245,6 +245,27 @@ fn detach_returns_what_belongs_to_no_message() {
 }
 
 #[test]
+fn connections_are_found_in_whatever_order_others_go() {
+    let mux = Mux::new(options()).unwrap();
+    let mut attached: Vec<_> = (0..20).map(|_| pair()).map(|(peer, near)| (mux.attach(near).unwrap(), peer)).collect();
+    for at in [0, 18, 7, 7, 0, 3, 13, 1] {
+        let (gone, _peer) = attached.remove(at);
+        assert!(mux.detach(gone).is_some() && mux.detach(gone).is_none());
+        let mut all = mux.connections();
+        all.sort();
+        let mut expected: Vec<_> = attached.iter().map(|(id, _)| *id).collect();
+        expected.sort();
+        assert_eq!(all, expected);
+        for (id, peer) in &mut attached {
+            mux.reply(*id, &id.to_u64().to_be_bytes()).unwrap();
+            assert_eq!(read_frame(peer), id.to_u64().to_be_bytes());
+        }
+        let (peer, near) = pair();
+        attached.push((mux.attach(near).unwrap(), peer));
+    }
+}
+
+#[test]
 fn a_late_answer_does_not_reach_the_next_connection_in_the_same_place() {
     let mux = Mux::new(options()).unwrap();
     let socket = mux.socket().unwrap();

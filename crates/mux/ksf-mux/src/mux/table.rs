@@ -34,6 +34,8 @@ pub(crate) struct Table {
 #[derive(Default)]
 struct Place {
     generation: u32,
+    /// Where its connection is in [`Table::all`].
+    at: usize,
     conn: Option<Arc<Connection>>,
 }
 
@@ -82,6 +84,7 @@ impl Shared {
             let _ = conn.attachment.set(attachment);
         }
         table.places[index as usize].conn = Some(Arc::clone(&conn));
+        table.places[index as usize].at = table.all.len();
         table.all.push(Arc::clone(&conn));
         // CutMessages by workers from here on. What is there to read already is an event, too.
         let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
@@ -154,7 +157,11 @@ impl Table {
         // The signal's number is not given out, nor is any twice within four billion connections of one place.
         place.generation = (place.generation + 1) % (u32::MAX - 1);
         self.free.push(id.index);
-        self.all.retain(|other| !Arc::ptr_eq(other, &conn));
+        let at = place.at;
+        self.all.swap_remove(at);
+        if let Some(moved) = self.all.get(at) {
+            self.places[moved.id.index as usize].at = at;
+        }
         Some(conn)
     }
 }
