@@ -4,6 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use ksf::cpus::CpuSet;
 use nix::sys::resource::{UsageWho, getrusage};
 
 /// The kernel's unit of CPU time in /proc, 1/100 s on every Linux (USER_HZ).
@@ -126,7 +127,7 @@ pub(crate) fn allowed() -> Result<Vec<u32>> {
 
 fn cpus_in(status: &str) -> Result<Vec<u32>> {
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-    parse_cpu_list(list.context("/proc/PID/status names no CPUs")?.trim())
+    numbers(list.context("/proc/PID/status names no CPUs")?)
 }
 
 /// The CPUs that a process may run on, in order.
@@ -137,14 +138,8 @@ pub(crate) fn allowed_to(pid: u32) -> Result<Vec<u32>> {
 }
 
 /// Reads a list such as 0-2,5.
-pub(crate) fn parse_cpu_list(list: &str) -> Result<Vec<u32>> {
-    let mut cpus = Vec::new();
-    for range in list.split(',') {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let parse = |text: &str| text.parse::<u32>().with_context(|| format!("'{list}' is no list of CPUs"));
-        cpus.extend(parse(first)?..=parse(last)?);
-    }
-    Ok(cpus)
+pub(crate) fn numbers(list: &str) -> Result<Vec<u32>> {
+    Ok(CpuSet::from_list(list)?.iter().map(|cpu| cpu as u32).collect())
 }
 
 /// Adds fields of /proc/PID/stat, counted from 1 as the manual page does.
@@ -239,12 +234,6 @@ mod tests {
         let before = Switches::of_children().unwrap();
         let slept = std::process::Command::new("sleep").arg("0.01").status().unwrap();
         assert!(slept.success() && Switches::of_children().unwrap().since(&before).slept > 0);
-    }
-
-    #[test]
-    fn lists_of_cpus() {
-        assert_eq!(parse_cpu_list("0-2,5,7-8").unwrap(), [0, 1, 2, 5, 7, 8]);
-        assert!(parse_cpu_list("a").is_err());
     }
 
     #[test]

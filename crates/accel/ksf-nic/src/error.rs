@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::cpus::CpuSet;
+use ksf::cpus::CpuSet;
 
 /// Why nothing, or not everything, could be done.
 #[derive(Debug, thiserror::Error)]

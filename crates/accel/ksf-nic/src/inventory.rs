@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use crate::cpus::{CpuSet, CpuSetError};
 use crate::error::NicError;
 use crate::files::Files;
 use crate::irqs::{QueueInterrupt, queue_interrupts};
 use crate::link::{Channels, Coalescing, Identity, Link, Ntuple};
 use crate::setting::{Key, channels_text, switch_text};
+use ksf::cpus::{CpuSet, CpuSetError};
 
 /// Facts about an interface and its machine. Planning needs nothing else.
 #[derive(Debug, Clone)]

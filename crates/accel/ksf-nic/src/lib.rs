@@ -19,7 +19,6 @@
 #![forbid(unsafe_code)]
 
 mod apply;
-mod cpus;
 mod error;
 mod files;
 mod inventory;
@@ -34,12 +33,12 @@ mod setting;
 mod steering;
 mod tuner;
 
-pub use cpus::{CpuSet, CpuSetError};
 pub use error::NicError;
 pub use files::{Files, Tree};
 pub use inventory::{Inventory, Irqbalance, Lack, check_name, interfaces};
 pub use irqbalance::{policy_script, write_policy};
 pub use irqs::QueueInterrupt;
+pub use ksf::cpus::{CpuSet, CpuSetError};
 pub use link::{Channels, Coalescing, Direction, Identity, Link, Netlink, NoLink, Ntuple, QueueIrq};
 pub use plan::{Action, DEFER_IRQS, GRO_FLUSH_NS, Intent, Item, Plan, RX_USECS, SOCK_FLOWS, Wish};
 pub use record::{Entry, FOLDER, Folder, FolderGuard, Phase, Place, Record, Store};

@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cpus::CpuSet;
 use crate::error::NicError;
 use crate::inventory::{Inventory, Lack};
 use crate::link::Channels;
 use crate::setting::{Group, Key, channels_text, switch_text};
 use crate::steering::Steering;
+use ksf::cpus::CpuSet;
 
 /// Entries of the machine's flow table: what the kernel's Documentation/networking/scaling.rst suggests for a server
 /// of moderate load. It is a bound on connections with a known CPU, four bytes each.
@@ -167,7 +167,7 @@ struct Planner<'a> {
     wish: &'a Wish,
     near: CpuSet,
     /// All CPUs that take part, near ones first: queue q belongs to the CPU at place q.
-    order: Vec<u32>,
+    order: Vec<usize>,
     /// Numbers of queues when the plan is applied.
     rx: u32,
     tx: u32,

@@ -5,9 +5,9 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cpus::CpuSet;
 use crate::files::Files;
 use crate::link::{Channels, Coalescing, Link};
+use ksf::cpus::CpuSet;
 
 /// Settings that belong together; `--skip` names them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use common::{IFACE, Model, World, queue_file, wish};
 use ksf_nic::{Finding, Group, Intent, NicError};
 use proptest::prelude::*;
 
-const CPUS: [u32; 6] = [1, 2, 64, 65, 128, 300];
+const CPUS: [usize; 6] = [1, 2, 64, 65, 128, 300];
 
 fn models() -> impl Strategy<Value = Model> {
     let queues = prop_oneof![4 => 1u32..=9, 1 => 10u32..=512];
@@ -17,7 +17,7 @@ fn models() -> impl Strategy<Value = Model> {
         queues,
         prop_oneof![2 => Just(0u32), 2 => 1u32..=4, 1 => 5u32..=500],
         any::<(bool, bool, bool, bool, bool)>(),
-        proptest::collection::btree_set(0u32..300, 0..6),
+        proptest::collection::btree_set(0usize..300, 0..6),
         1u32..4,
     )
         .prop_map(|(cpus, queues, more, (adaptive, coalescing, ntuple, irqs, node), offline, rounds)| Model {
@@ -43,7 +43,7 @@ fn seasoned(model: Model, seed: u32) -> World {
     let world = World::new(model);
     let rx = world.0.borrow().channels;
     let cpus = world.0.borrow().model.cpus;
-    let mask = ksf_nic::CpuSet::from_iter([seed % cpus]).mask();
+    let mask = ksf_nic::CpuSet::from_iter([seed as usize % cpus]).mask();
     world.put(&queue_file("rx", seed % rx, "rps_cpus"), &(mask + "\n"));
     world.put(&queue_file("rx", seed % rx, "rps_flow_cnt"), "64\n");
     world.put("proc/sys/net/core/rps_sock_flow_entries", ["0\n", "1024\n", "65536\n"][seed as usize % 3]);

@@ -29,7 +29,7 @@ fn finding(report: &Report, name: &str) -> Finding {
     report.outcomes.iter().find(|outcome| outcome.key.name() == name).unwrap_or_else(|| panic!("no {name}")).finding
 }
 
-fn model(cpus: u32, queues: u32) -> Model {
+fn model(cpus: usize, queues: u32) -> Model {
     Model { cpus, queues: (queues, queues), ..Model::default() }
 }
 
@@ -86,17 +86,17 @@ proptest! {
     /// Every mask stays inside, no CPU is without a queue to send by, and every queue's interrupt has a CPU.
     #[test]
     fn masks_stay_inside_and_cover(
-        cpus in 1u32..300,
+        cpus in 1usize..300,
         queues in 1u32..80,
-        offline in proptest::collection::btree_set(1u32..300, 0..40),
-        node in proptest::collection::btree_set(0u32..300, 0..40),
-        chosen in proptest::collection::btree_set(0u32..300, 1..40),
+        offline in proptest::collection::btree_set(1usize..300, 0..40),
+        node in proptest::collection::btree_set(0usize..300, 0..40),
+        chosen in proptest::collection::btree_set(0usize..300, 1..40),
     ) {
-        let inside = |set: &BTreeSet<u32>| set.iter().copied().filter(|cpu| *cpu < cpus).collect::<Vec<_>>();
+        let inside = |set: &BTreeSet<usize>| set.iter().copied().filter(|cpu| *cpu < cpus).collect::<Vec<_>>();
         let (offline, node) = (inside(&offline), inside(&node));
         let world = World::new(Model { offline: offline.clone(), node, ..model(cpus, queues) });
         let mut wish = wish(Intent::Throughput);
-        let chosen: Vec<u32> = inside(&chosen).into_iter().filter(|cpu| !offline.contains(cpu)).collect();
+        let chosen: Vec<usize> = inside(&chosen).into_iter().filter(|cpu| !offline.contains(cpu)).collect();
         wish.cpus = (!chosen.is_empty()).then(|| chosen.iter().copied().collect());
         let plan = world.tuner().plan(IFACE, &wish).unwrap();
         let allowed = CpuSet::from_list(&plan.cpus).unwrap();

@@ -5,6 +5,7 @@
 
 use std::io;
 
+use crate::cpus::CpuSet;
 use crate::framing::LengthPrefix;
 use crate::listener::ListenAddr;
 
@@ -149,12 +150,12 @@ pub enum Error {
         source: io::Error,
     },
     /// The CPU list has no CPU that this process may use.
-    #[error("none of the CPUs {asked:?} may be used by this process (allowed: {allowed:?})")]
+    #[error("none of the CPUs {asked} may be used by this process (allowed: {allowed})")]
     NoCpu {
         /// What was asked for.
-        asked: Vec<usize>,
+        asked: CpuSet,
         /// The administrator's mask.
-        allowed: Vec<usize>,
+        allowed: CpuSet,
     },
     /// The description of a framing cannot be used.
     #[error(transparent)]

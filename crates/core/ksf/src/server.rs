@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::adopt::{Adopter, OpenConnections};
 use crate::assist::Assist;
 use crate::buffers::Buffers;
-use crate::cpus;
+use crate::cpus::{self, CpuSet};
 use crate::deferred::{Mail, Mailbox};
 use crate::engine::{Engine, EngineKind, epoll::Epoll, uring::Uring};
 use crate::env::Env;
@@ -37,7 +37,7 @@ const ASSISTED_SEND_BUFFER_BYTES: usize = 2 << 20;
 /// Describes a server before it starts.
 pub struct Builder {
     engine: EngineKind,
-    cpus: Option<Vec<usize>>,
+    cpus: Option<CpuSet>,
     limits: Limits,
     tasks: TaskOptions,
     blocking: TaskOptions,
@@ -73,7 +73,7 @@ impl Builder {
 
     /// Runs a shard on each of these CPUs that the process may use; on every CPU it may use unless said otherwise.
     pub fn cpus(mut self, cpus: Option<Vec<usize>>) -> Self {
-        self.cpus = cpus;
+        self.cpus = cpus.map(|cpus| cpus.into_iter().collect());
         self
     }
 
@@ -163,7 +163,7 @@ impl Builder {
 
     /// Opens every listener and starts the shards. When this returns, connections are accepted.
     pub fn start(self) -> Result<Server, Error> {
-        let cpus = cpus::choose(self.cpus.as_deref())?;
+        let cpus = cpus::choose(self.cpus.as_ref())?;
         let tasks = Arc::new(TaskPool::with_blocking(&cpus, self.tasks, self.blocking));
         let mut infos = Vec::new();
         let mut unlinks = Vec::new();

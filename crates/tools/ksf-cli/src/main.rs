@@ -7,7 +7,6 @@ mod accel;
 mod args;
 mod busy;
 mod cli;
-mod cpus;
 mod doctor;
 mod kcm_run;
 mod library;

@@ -57,7 +57,7 @@ impl Web {
     ) -> Result<Web> {
         let list = pinning.server(case.connections);
         let cpus = match &list {
-            Some(list) => cpu::parse_cpu_list(list)?.into_iter().map(Some).collect(),
+            Some(list) => cpu::numbers(list)?.into_iter().map(Some).collect(),
             None => vec![None; cpu::allowed()?.len().min(case.connections as usize)],
         };
         let dir = programs.scratch().join(format!("web-{port}"));

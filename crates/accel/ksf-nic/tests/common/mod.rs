@@ -18,11 +18,11 @@ pub(crate) const IFACE: &str = "eth0";
 #[derive(Debug, Clone)]
 pub(crate) struct Model {
     /// Possible CPUs.
-    pub(crate) cpus: u32,
+    pub(crate) cpus: usize,
     /// CPUs that are offline.
-    pub(crate) offline: Vec<u32>,
+    pub(crate) offline: Vec<usize>,
     /// CPUs of the device's node; none: no nodes.
-    pub(crate) node: Vec<u32>,
+    pub(crate) node: Vec<usize>,
     /// Pairs of queues now, and at most.
     pub(crate) queues: (u32, u32),
     /// Whether there are adaptive coalescing, and any.
@@ -190,7 +190,7 @@ impl State {
         }
         for queue in 0..queues {
             if queues > 1 {
-                let cpu = CpuSet::from_iter([queue % self.model.cpus]).mask();
+                let cpu = CpuSet::from_iter([queue as usize % self.model.cpus]).mask();
                 self.files.insert(queue_file("tx", queue, "xps_cpus"), cpu + "\n");
                 self.files.insert(queue_file("tx", queue, "xps_rxqs"), "0\n".into());
             } else {
@@ -228,7 +228,7 @@ impl State {
     fn check_mask(&self, text: &str, is_irq: bool) -> io::Result<()> {
         let set = CpuSet::from_mask(text).map_err(|_| io::Error::from_raw_os_error(22))?;
         let groups = text.trim().split(',').count() as u32;
-        if groups > self.model.cpus.div_ceil(32) || set.iter().any(|cpu| cpu >= self.model.cpus) {
+        if groups as usize > self.model.cpus.div_ceil(32) || set.iter().any(|cpu| cpu >= self.model.cpus) {
             return Err(io::Error::from_raw_os_error(75));
         }
         let online = set.without(&self.model.offline.iter().copied().collect());

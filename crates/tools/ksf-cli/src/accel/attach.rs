@@ -4,11 +4,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use ksf::cpus::CpuSet;
 use ksf_accel::Options;
 use ksf_accel::attach::Attached;
 
 use super::run::{failure, usable};
-use crate::cpus::CpuList;
 use crate::output::{Failure, say};
 use crate::signals::{Event, Events};
 
@@ -27,7 +27,7 @@ pub(crate) struct AttachArgs {
     pids: Vec<u64>,
     /// CPUs that processes may be at home on, as in 0-3,8 [default: those they may run on]
     #[arg(long, value_name = "LIST")]
-    cpus: Option<CpuList>,
+    cpus: Option<CpuSet>,
     /// Leave processes where the kernel puts them, instead of binding each to its CPU
     #[arg(long)]
     no_pin: bool,

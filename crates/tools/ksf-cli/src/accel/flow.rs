@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
+use ksf::cpus::CpuSet;
 use ksf_accel::flow::{
     ConnectOptions, ConnectPrograms, Counter, CpuMask, FlowError, Layout, LayoutError, ModeWish, Policy, PortRange,
     Proof, Steering, Trial,
@@ -88,7 +89,7 @@ struct CheckArgs {
 struct LayoutFlags {
     /// CPUs that packets may go to, as in 0-3,8 [default: those this process may run on]
     #[arg(long, value_name = "LIST")]
-    cpus: Option<CpuMask>,
+    cpus: Option<CpuSet>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -177,9 +178,9 @@ fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
 
 fn layout(flags: &LayoutFlags) -> Result<Layout, Failure> {
     let layout = match &flags.cpus {
-        Some(cpus) => {
-            PortRange::of_this_network().map_err(LayoutError::Unreadable).and_then(|range| Layout::new(range, cpus))
-        }
+        Some(cpus) => PortRange::of_this_network()
+            .map_err(LayoutError::Unreadable)
+            .and_then(|range| Layout::new(range, &cpus.iter().collect::<CpuMask>())),
         None => Layout::of_this_machine(),
     };
     layout.map_err(|error| failure(error.into()))

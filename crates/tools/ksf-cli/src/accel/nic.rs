@@ -101,7 +101,7 @@ struct WishFlags {
     #[arg(long = "for", value_enum, value_name = "INTENT", default_value_t = IntentFlag::Throughput)]
     intent: IntentFlag,
     /// CPUs to serve the interface, as in 0-3,8; the mask of the process is never widened [default: all of it]
-    #[arg(long, value_name = "LIST", value_parser = cpu_list)]
+    #[arg(long, value_name = "LIST")]
     cpus: Option<CpuSet>,
     /// Groups of settings to leave alone
     #[arg(long, value_enum, value_name = "GROUP", value_delimiter = ',')]
@@ -273,14 +273,6 @@ impl GroupFlag {
             Self::Xps => Group::Xps,
             Self::Napi => Group::Napi,
         }
-    }
-}
-
-fn cpu_list(text: &str) -> Result<CpuSet, String> {
-    match CpuSet::from_list(text) {
-        Ok(cpus) if !cpus.is_empty() => Ok(cpus),
-        Ok(_) => Err("\"\" is not a list of CPUs; write it like 0-3,8".to_owned()),
-        Err(error) => Err(error.to_string()),
     }
 }
 

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use clap::{Args, ValueEnum, ValueHint};
+use ksf::cpus::CpuSet;
 use ksf_accel::copies::Copies;
 use ksf_accel::flow::{CpuMask, Layout, LayoutError, PortRange, source_port};
 use ksf_accel::program::{self, Obstacle};
@@ -15,7 +16,6 @@ use ksf_accel::run::{Prepared, holder_main, prepare};
 use ksf_accel::{AccelError, Level, Options};
 
 use super::profile;
-use crate::cpus::CpuList;
 use crate::library;
 use crate::output::{Failure, Status, say};
 
@@ -31,7 +31,7 @@ pub(super) const LIBRARY: [&str; 2] = ["libksf_accel.so", "libksf_preload.so"];
 pub(crate) struct RunArgs {
     /// CPUs that workers may be at home on, as in 0-3,8 [default: those the program may run on]
     #[arg(long, value_name = "LIST")]
-    cpus: Option<CpuList>,
+    cpus: Option<CpuSet>,
     /// Leave threads where the kernel puts them, instead of binding each worker to its CPU
     #[arg(long)]
     no_pin: bool,
@@ -253,10 +253,10 @@ fn advice(obstacle: &Obstacle) -> &'static str {
 }
 
 /// The CPUs of a list that this process may run on, or why not.
-pub(super) fn usable(list: &CpuList) -> Result<Vec<u32>, Failure> {
-    let own = rustix::thread::sched_getaffinity(None)
-        .map_err(|error| Failure::os("cannot read which CPUs this process may use", &error.into()))?;
-    let usable: Vec<u32> = list.0.iter().filter(|cpu| own.is_set(**cpu)).map(|cpu| *cpu as u32).collect();
+pub(super) fn usable(list: &CpuSet) -> Result<Vec<u32>, Failure> {
+    let own =
+        CpuSet::of_thread(None).map_err(|error| Failure::os("cannot read which CPUs this process may use", &error))?;
+    let usable: Vec<u32> = list.and(&own).iter().map(|cpu| cpu as u32).collect();
     if usable.is_empty() {
         return Err(Failure::new(Status::Unavailable, "this process may use none of the CPUs of --cpus")
             .remedy("see taskset -p $$ for those it may use"));

@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use ksf::cpus::CpuSet;
 use rustix::process::{Resource, getrlimit};
 
 use super::machine::{CAPABILITIES, Machine, SETCAP, sysctl};
@@ -149,11 +150,11 @@ fn open_files(_: &Machine) -> Verdict {
 }
 
 fn cpus(_: &Machine) -> Verdict {
-    let allowed = match ksf::cpus::allowed() {
+    let allowed = match CpuSet::of_thread(None) {
         Ok(allowed) => allowed,
         Err(error) => return Verdict::unknown(format!("sched_getaffinity: {error}")),
     };
-    let mut text = format!("{} of this process: {}", allowed.len(), crate::cpus::format(&allowed));
+    let mut text = format!("{} of this process: {allowed}", allowed.len());
     if let Some(cgroup) = cgroup_cpuset() {
         text.push_str(&format!("; cpuset of the cgroup: {cgroup}"));
     }

@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
+use ksf::cpus::CpuSet;
 
 use super::address::Listen;
 use super::engine::EngineWish;
 use super::limits::LimitFlags;
 use super::resources::ResourceFlags;
-use crate::cpus::CpuList;
 
 /// Where one service runs.
 #[derive(Debug, Clone, Default, Args)]
@@ -28,7 +28,7 @@ pub(crate) struct ServerArgs {
     pub(crate) engine: EngineWish,
     /// CPUs for shards, as in 0-3,8; the mask of the process is never widened
     #[arg(long, value_name = "LIST")]
-    pub(crate) cpus: Option<CpuList>,
+    pub(crate) cpus: Option<CpuSet>,
     /// File of limits in TOML, read again on SIGHUP; flags win over it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config_limits: Option<PathBuf>,

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use ksf::cpus::CpuSet;
 use ksf::limits::Limits;
 use serde::Deserialize;
 
@@ -15,7 +16,6 @@ use super::engine::EngineWish;
 use super::kinds::Kind;
 use super::limits::{self, LimitFlags, LimitTable};
 use super::resources::{ResourceFlags, ResourceTable, Resources};
-use crate::cpus::CpuList;
 use crate::output::Failure;
 use crate::toml_file::{self, Mistake, Table};
 
@@ -30,7 +30,7 @@ pub(crate) struct Config {
 #[derive(Debug, Deserialize)]
 pub(crate) struct TopTable {
     /// CPUs for all services.
-    pub(crate) cpus: Option<CpuList>,
+    pub(crate) cpus: Option<CpuSet>,
     /// Engine of the services that name none.
     #[serde(default)]
     pub(crate) engine: EngineWish,

@@ -41,7 +41,6 @@ pub(super) fn explain(error: Error, base: EngineKind) -> Failure {
             EngineKind::Epoll => "ksf doctor says what is missing",
         }),
         Error::NoCpu { asked, allowed } => {
-            let (asked, allowed) = (crate::cpus::format(&asked), crate::cpus::format(&allowed));
             Failure::new(Status::Data, format!("none of the CPUs {asked} may be used by this process")).remedy(format!(
                 "choose --cpus among {allowed}, or widen the mask of the process (taskset, AllowedCPUs=)"
             ))
@@ -92,7 +91,10 @@ mod tests {
         let failure = explain(refused, EngineKind::Epoll);
         assert_eq!(failure.status, Status::Unavailable);
         assert!(failure.to_string().contains("mine") && failure.to_string().contains("tcp:ADDR:PORT"), "{failure}");
-        let failure = explain(Error::NoCpu { asked: vec![8, 9], allowed: vec![0, 1] }, EngineKind::Epoll);
+        let failure = explain(
+            Error::NoCpu { asked: [8, 9].into_iter().collect(), allowed: [0, 1].into_iter().collect() },
+            EngineKind::Epoll,
+        );
         assert!(failure.to_string().contains("8-9") && failure.to_string().contains("0-1"));
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use ksf::Service;
+use ksf::cpus::CpuSet;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf::server::{Builder, ListenerInfo, Server};
@@ -28,7 +29,7 @@ pub(crate) struct Common {
     /// Where it listens, by the key of each group of listeners.
     pub(crate) sockets: Vec<(&'static str, Sockets)>,
     pub(crate) engine: EngineWish,
-    pub(crate) cpus: Option<Vec<usize>>,
+    pub(crate) cpus: Option<CpuSet>,
     pub(crate) limits: Limits,
     pub(crate) resources: Resources,
 }
@@ -55,7 +56,7 @@ impl Launch {
         let own_lacks = Obstacles { kernel: lacks.kernel.clone().filter(|_| kernel), ..lacks.clone() };
         let mut choice = engine::choose(common.engine, &own_lacks)?;
         choice.kernel &= kernel;
-        let cpus = ksf::cpus::choose(common.cpus.as_deref()).map_err(|error| explain(error, choice.base))?;
+        let cpus = ksf::cpus::choose(common.cpus.as_ref()).map_err(|error| explain(error, choice.base))?;
         let builder = Server::builder().engine(choice.base).cpus(Some(cpus.clone())).limits(common.limits.clone());
         Ok(Launch {
             builder: common.resources.give_to(builder),

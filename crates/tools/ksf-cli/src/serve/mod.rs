@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueHint};
+use ksf::cpus::CpuSet;
 use ksf::server::Drained;
 use ksf::status_socket::Served;
 
@@ -122,7 +123,7 @@ fn run(
         }
     };
     raise_open_files();
-    if let Some(line) = plans.first().and_then(|plan| cpus_left_out(plan.common.cpus.as_deref()?)) {
+    if let Some(line) = plans.first().and_then(|plan| cpus_left_out(plan.common.cpus.as_ref()?)) {
         chat(&line);
     }
     // Before the services: from here on nothing fails that would have to undo them.
@@ -301,14 +302,9 @@ fn raise_open_files() {
 }
 
 /// The mask of the process is never widened, and what it leaves out is said.
-fn cpus_left_out(asked: &[usize]) -> Option<String> {
-    let allowed = ksf::cpus::allowed().ok()?;
-    let left_out: Vec<usize> = asked.iter().copied().filter(|cpu| !allowed.contains(cpu)).collect();
-    (!left_out.is_empty() && left_out.len() < asked.len()).then(|| {
-        format!(
-            "CPUs {} are outside of the mask of this process ({}) and are not used",
-            crate::cpus::format(&left_out),
-            crate::cpus::format(&allowed)
-        )
-    })
+fn cpus_left_out(asked: &CpuSet) -> Option<String> {
+    let allowed = CpuSet::of_thread(None).ok()?;
+    let left_out = asked.without(&allowed);
+    (!left_out.is_empty() && left_out != *asked)
+        .then(|| format!("CPUs {left_out} are outside of the mask of this process ({allowed}) and are not used"))
 }

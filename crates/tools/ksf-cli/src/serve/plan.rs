@@ -78,7 +78,7 @@ pub(crate) fn single(single: Single<Kind>, mut passed: Vec<Passed>) -> Result<Pl
         // Whatever its name, a socket was passed for the only service there is.
         sockets: sockets(as_kind, &server.listen, &name, None, &mut passed)?,
         name,
-        cpus: server.cpus.map(|list| list.0),
+        cpus: server.cpus,
         limits: limits::resolve(defaults.clone(), server.config_limits.as_deref(), &process.limits)?,
         resources: Resources::resolve(&[], &process.resources),
     };
@@ -100,7 +100,7 @@ pub(crate) fn of_config(
             name: entry.name.clone(),
             sockets: sockets(kind, &entry.listen, &entry.name, Some(&entry.name), &mut passed)?,
             engine: engine(kind, &entry.name, entry.engine, config.top.engine)?,
-            cpus: config.top.cpus.clone().map(|list| list.0),
+            cpus: config.top.cpus.clone(),
             limits: config.limits_of(table, &args.limits)?,
             resources: config.resources_of(table, &args.resources),
         })

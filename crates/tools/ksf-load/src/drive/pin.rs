@@ -1,6 +1,7 @@
 //! On which CPU each thread runs.
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use ksf::cpus;
+pub(crate) use ksf::cpus::pin_to;
 
 use crate::error::LoadError;
 
@@ -23,7 +24,7 @@ impl Pinning {
     /// What `--cpu LIST` and `--no-pin` ask for.
     pub(crate) fn of_options(cpu: Option<&str>, no_pin: bool) -> Result<Pinning, LoadError> {
         match (cpu, no_pin) {
-            (Some(list), _) => match parse_cpu_list(list) {
+            (Some(list), _) => match cpus::in_order(list) {
                 Ok(cpus) => Ok(Pinning::List(cpus)),
                 Err(reason) => Err(LoadError::Usage(format!("--cpu: {reason}"))),
             },
@@ -49,37 +50,7 @@ impl Pinning {
 
 /// The CPUs this process may use, in ascending order.
 pub(crate) fn allowed_cpus() -> Vec<usize> {
-    let Ok(set) = sched_getaffinity(None) else {
-        return Vec::new();
-    };
-    (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
-}
-
-/// Binds the calling thread to one CPU.
-pub(crate) fn pin_to(cpu: usize) -> std::io::Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu);
-    Ok(sched_setaffinity(None, &set)?)
-}
-
-/// Reads a CPU list as the kernel writes it: `0`, `0,2`, `1-3,7`. The order is kept.
-fn parse_cpu_list(text: &str) -> Result<Vec<usize>, String> {
-    let mut cpus = Vec::new();
-    for part in text.split(',') {
-        let number = |digits: &str| match digits.trim().parse::<usize>() {
-            Ok(cpu) if cpu < CpuSet::MAX_CPU => Ok(cpu),
-            _ => Err(format!("`{text}` is not a list of CPUs such as 0,2-3")),
-        };
-        let (first, last) = match part.split_once('-') {
-            Some((first, last)) => (number(first)?, number(last)?),
-            None => (number(part)?, number(part)?),
-        };
-        if first > last {
-            return Err(format!("`{part}` runs backwards"));
-        }
-        cpus.extend(first..=last);
-    }
-    Ok(cpus)
+    cpus::allowed().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -88,11 +59,9 @@ mod tests {
 
     #[test]
     fn lists_are_read_in_order() {
-        assert_eq!(parse_cpu_list("0"), Ok(vec![0]));
-        assert_eq!(parse_cpu_list("3,0-2,7"), Ok(vec![3, 0, 1, 2, 7]));
-        for wrong in ["", "a", "1-", "3-1", "1,,2", "99999", "-1"] {
-            assert!(parse_cpu_list(wrong).is_err(), "{wrong}");
-        }
+        let read = |list| Pinning::of_options(Some(list), false);
+        assert_eq!(read("3,0-2,7").unwrap(), Pinning::List(vec![3, 0, 1, 2, 7]));
+        assert!(read("3-1").unwrap_err().to_string().contains("--cpu: \"3-1\" is not a list of CPUs"));
     }
 
     #[test]

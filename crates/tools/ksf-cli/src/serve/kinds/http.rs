@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Args, ValueHint};
+use ksf::cpus::CpuSet;
 use ksf::limits::Limits;
 use ksf_services::http::{Counts, PageServer, Proxy};
 use serde::Deserialize;
 
 use self::report::Report;
-use crate::cpus::CpuList;
 use crate::number::{Number, number};
 use crate::output::{Failure, Status};
 use crate::serve::address::Listen;
@@ -80,7 +80,7 @@ impl DemoArgs {
         let server = ServerArgs {
             listen: self.addr,
             engine: self.engine,
-            cpus: Some(CpuList(cpus(self.start_core, self.workers)?)),
+            cpus: Some(cpus(self.start_core, self.workers)?),
             config_limits: self.config_limits,
         };
         let http = Http { backends: self.backend, keep_alive: self.keep_alive, body_bytes: self.body_bytes as usize };
@@ -93,12 +93,12 @@ impl DemoArgs {
 }
 
 /// One CPU per worker, from the first one on.
-fn cpus(start: usize, workers: Option<u64>) -> Result<Vec<usize>, Failure> {
+fn cpus(start: usize, workers: Option<u64>) -> Result<CpuSet, Failure> {
     let Some(workers) = workers else {
-        let allowed = ksf::cpus::allowed().map_err(|error| Failure::os("cannot read the CPU mask", &error))?;
-        let cpus: Vec<usize> = allowed.iter().copied().filter(|cpu| *cpu >= start).collect();
+        let allowed = CpuSet::of_thread(None).map_err(|error| Failure::os("cannot read the CPU mask", &error))?;
+        let cpus: CpuSet = allowed.iter().filter(|cpu| *cpu >= start).collect();
         // Nothing is left: the wish as it is, for the message.
-        return Ok(if cpus.is_empty() { vec![start] } else { cpus });
+        return Ok(if cpus.is_empty() { [start].into_iter().collect() } else { cpus });
     };
     Ok((start..start.saturating_add(workers as usize)).collect())
 }
@@ -187,8 +187,8 @@ mod tests {
 
     #[test]
     fn workers_have_the_cpus_from_the_first_one_on() {
-        assert_eq!(cpus(2, Some(3)).unwrap(), [2, 3, 4]);
-        assert_eq!(cpus(0, None).unwrap(), ksf::cpus::allowed().unwrap());
-        assert_eq!(cpus(9999, None).unwrap(), [9999]);
+        assert_eq!(cpus(2, Some(3)).unwrap().to_string(), "2-4");
+        assert_eq!(cpus(0, None).unwrap(), CpuSet::of_thread(None).unwrap());
+        assert_eq!(cpus(9999, None).unwrap().to_string(), "9999");
     }
 }
