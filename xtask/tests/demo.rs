@@ -1,49 +1,42 @@
 //! `cargo xtask demo`, which is what `make demo` runs after the build: with short loads, as root and without.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+
+use ksf_test::{Folder, install, root_or_skip};
 
 const XTASK: &str = env!("CARGO_BIN_EXE_xtask");
 
 /// Neither root nor anybody who works on the machine: nobody, on every Linux.
 const NOBODY: u32 = 65_534;
 
-/// The programs where every user may run them; removed with the value.
-struct Programs(PathBuf);
+/// The programs where every user may run them.
+struct Programs(Folder);
 
 impl Programs {
-    fn copied(name: &str) -> Self {
+    fn copied() -> Self {
         let ksf = Path::new(XTASK).with_file_name("ksf");
         assert!(ksf.is_file(), "{} is missing; run: scripts/cargo build -p ksf-cli", ksf.display());
-        let programs = Self(std::env::temp_dir().join(format!("ksf-xtask-{name}-{}", std::process::id())));
-        // By another process: a descriptor of this one that is open for writing would keep the copy from being run.
-        let status =
-            Command::new("install").args(["-D", "-m", "755", "-t"]).arg(&programs.0).arg(XTASK).arg(ksf).status();
-        assert!(status.expect("install (coreutils) starts").success());
+        let programs = Self(Folder::new());
+        install(XTASK, &programs.0.path("xtask"));
+        install(ksf, &programs.0.path("ksf"));
         programs
     }
 
     /// The demo after `wrapper`, a program that runs its arguments.
     fn demo(&self, wrapper: &[&str]) -> Command {
-        let mut words = wrapper.iter().map(PathBuf::from).chain([self.0.join("xtask")]);
+        let mut words = wrapper.iter().map(PathBuf::from).chain([self.0.path("xtask")]);
         let mut command = Command::new(words.next().expect("at least xtask"));
-        command.args(words).args(["demo", "--seconds", "0.05", "--ksf"]).arg(self.0.join("ksf")).current_dir("/");
+        command.args(words).args(["demo", "--seconds", "0.05", "--ksf"]).arg(self.0.path("ksf")).current_dir("/");
         command
-    }
-}
-
-impl Drop for Programs {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
 /// The rows of the table, without their figures: service, transport, engine. Fails unless each is without errors.
 fn rows(output: &Output) -> Vec<String> {
-    let (table, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (table, said) = (ksf_test::stdout(output), ksf_test::stderr(output));
     assert!(output.status.success(), "{}:\n{table}{said}", output.status);
     let cells = |line: &str| line.split_whitespace().filter(|cell| *cell != "|").map(str::to_owned).collect::<Vec<_>>();
     let lines = table.lines().filter(|line| line.starts_with("| k")).map(cells);
@@ -82,13 +75,8 @@ fn last_line(output: &Output) -> String {
 
 #[test]
 fn root_sees_every_engine_and_nothing_is_left_behind() {
-    if !rustix::process::geteuid().is_root() {
-        assert!(std::env::var_os("CI").is_none(), "in CI no test may be skipped: needs root (eBPF)");
-        // Not by `eprintln!`, which the test runner hides of a test that passes.
-        let line = b"skipped: root_sees_every_engine_and_nothing_is_left_behind: needs root (eBPF)\n";
-        return std::io::stderr().write_all(line).expect("stderr is open");
-    }
-    let programs = Programs::copied("root");
+    let Some(()) = root_or_skip("eBPF") else { return };
+    let programs = Programs::copied();
     // In a network of its own: XDP on the machine's lo is the machine's.
     let wrapper = ["unshare", "--net", "sh", "-c", "ip link set lo up && exec \"$0\" \"$@\""];
     let output = programs.demo(&wrapper).output().expect("unshare (util-linux) starts");
@@ -100,7 +88,7 @@ fn root_sees_every_engine_and_nothing_is_left_behind() {
 
 #[test]
 fn without_root_it_says_what_is_skipped_why_and_what_is_needed() {
-    let programs = Programs::copied("nobody");
+    let programs = Programs::copied();
     let mut demo = programs.demo(&[]);
     if rustix::process::geteuid().is_root() {
         // Changing the user drops every capability.

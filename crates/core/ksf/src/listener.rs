@@ -366,16 +366,14 @@ mod tests {
 
     #[test]
     fn a_stale_unix_socket_is_replaced_and_a_live_one_is_not() {
-        let dir = std::env::temp_dir().join(format!("ksf-listener-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let addr = ListenAddr::Unix(dir.join("socket"));
-        drop(std::os::unix::net::UnixListener::bind(dir.join("socket")).unwrap());
+        let folder = ksf_test::Folder::new();
+        let addr = ListenAddr::Unix(folder.path("socket"));
+        drop(std::os::unix::net::UnixListener::bind(folder.path("socket")).unwrap());
         let live = open(&addr, &[0], SocketOptions::default()).unwrap();
         assert!(matches!(open(&addr, &[0], SocketOptions::default()), Err(Error::AddrInUse { .. })));
         drop(live);
-        assert!(!dir.join("socket").exists(), "the path is left behind");
-        std::fs::write(dir.join("socket"), "data").unwrap();
+        assert!(!folder.path("socket").exists(), "the path is left behind");
+        std::fs::write(folder.path("socket"), "data").unwrap();
         assert!(matches!(open(&addr, &[0], SocketOptions::default()), Err(Error::Listen { .. })));
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -229,7 +229,8 @@ fn connections_during_a_drain_are_refused() {
 fn connections_to_a_path_during_a_drain_are_refused() {
     own_network();
     for engine in engines() {
-        let path = std::env::temp_dir().join(format!("ksf-stopping-{}-{engine}", std::process::id()));
+        let folder = Folder::new();
+        let path = folder.path("socket");
         let service = Recorder::new(Framing::Delimiter(Delimiter::LF), Order::Requests);
         let addr = format!("unix:{}", path.display());
         let server = all_shards(engine, &addr, Limits::default(), Arc::clone(&service));

@@ -22,7 +22,7 @@ use ksf_services::echo::Echo;
 use ksf_services::rpc::{Answered, Program, ProgramTable, RpcCall, RpcDeferred, RpcReply, RpcService};
 use ksf_services::work::{self, Work};
 use ksf_test::stream::{connect, datagrams, read_exactly};
-use ksf_test::{PATIENCE, program_or_skip, wait_until};
+use ksf_test::{Folder, PATIENCE, program_or_skip, wait_until};
 
 fn start<S: Service>(engine: EngineKind, service: &Arc<S>, addrs: &[ListenAddr]) -> Server {
     let listen =
@@ -65,7 +65,8 @@ fn conforms(mut stream: impl Read + Write, what: &str) {
 #[test]
 fn rpc_answers_over_streams() {
     for engine in engines() {
-        let path = std::env::temp_dir().join(format!("ksf-rpc-{}-{engine}.sock", std::process::id()));
+        let folder = Folder::new();
+        let path = folder.path("socket");
         let mut addrs = any_port(true).to_vec();
         addrs.push(ListenAddr::Unix(path.clone()));
         let server = start(engine, &service(), &addrs);

@@ -1,14 +1,12 @@
 //! Where no machine can be had, its test is skipped and says so, though it passes; in CI it does not pass.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
-/// Set where the helper below is run by a test, not by hand.
-const HELPER: &str = "KSF_LAB_TEST_HELPER";
+use ksf_test::{Helper, is_helper, stderr, stdout};
 
-/// Runs the helper below as `cargo test` would, on a host without a kernel for its machines.
+/// Runs the helper below on a host without a kernel for its machines.
 fn run(ci: Option<&str>) -> Output {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "helper_takes_a_turn", "--ignored"]).env(HELPER, "1");
+    let mut command = Helper::command("helper_takes_a_turn");
     command.env("KSF_LAB_KERNEL", "/no/such/place").env_remove("CI");
     command.envs(ci.map(|value| ("CI", value))).output().unwrap()
 }
@@ -16,7 +14,7 @@ fn run(ci: Option<&str>) -> Output {
 #[test]
 fn a_test_without_a_machine_says_so_though_it_passes() {
     let output = run(None);
-    let said = String::from_utf8(output.stderr).unwrap();
+    let said = stderr(&output);
     assert!(output.status.success(), "{said}");
     assert!(said.starts_with("skipped: helper_takes_a_turn: "), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
@@ -28,8 +26,8 @@ fn in_ci_a_test_without_a_machine_fails() {
     for value in ["true", "1"] {
         let output = run(Some(value));
         assert_eq!(output.status.code(), Some(101), "CI={value}");
-        let said = String::from_utf8(output.stdout).unwrap();
-        assert!(said.contains("in CI no test may be skipped: "), "{said}");
+        let said = stdout(&output) + &stderr(&output);
+        assert!(said.contains("skipped in CI: "), "{said}");
         assert!(tells_the_remedy(&said), "{said}");
     }
 }
@@ -42,7 +40,7 @@ fn tells_the_remedy(said: &str) -> bool {
 #[test]
 #[ignore = "a part of the tests above"]
 fn helper_takes_a_turn() {
-    if std::env::var_os(HELPER).is_some() {
+    if is_helper() {
         assert!(ksf_lab::turn().is_none(), "there is no kernel");
     }
 }

@@ -129,14 +129,14 @@ fn splice_to_a_pipe() {
 
     // Into a file, and in pieces; a pipe that is closed leaves the message where it is.
     tcp.put(64, b'c');
-    let path = std::env::temp_dir().join(format!("ksf-kcm-splice-{}", std::process::id()));
+    let folder = ksf_test::Folder::new();
+    let path = folder.path("spliced");
     let file = std::fs::File::create(&path).unwrap();
     assert_eq!(mux.splice(&file, 40, Flags::NONE).unwrap(), 40);
     drop(reader);
     assert!(matches!(mux.splice(&writer, 40, Flags::NONE), Err(KcmSocketError::System(_))));
     assert_eq!(mux.splice(&file, 40, Flags::NONE).unwrap(), 24);
     assert_eq!(std::fs::read(&path).unwrap(), message(64, b'c'));
-    std::fs::remove_file(&path).unwrap();
     assert_eq!(receive_now(&mux), "nothing");
 }
 
