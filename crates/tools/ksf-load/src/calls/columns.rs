@@ -17,10 +17,12 @@
 //! echotest: totmsgs (10), totusecs (10, wall time), msgs/sec (10), avglat (7, us), Mbps (7, payload one way),
 //! cpu/msg (7, us of this program's threads); none is cumulative. `-x` adds min, quantiles and max in us.
 //! With `--batch` a column Batch (5), with `--rate` the columns Target/s (9) and Bound (7, how often
-//! the bound on the number in flight held a message back) follow in either table.
+//! the bound on the number in flight held a message back), with `--spin` the column Spun% (6, waits that ended while the
+//! thread polled, so that it did not sleep) follow in either table.
 
 use crate::calls::args::CallPlan;
 use crate::drive::plan::Pace;
+use crate::drive::spin::Spin;
 use crate::record::run::Run;
 use crate::record::running::{Running, median_of_sorted, per};
 
@@ -99,6 +101,9 @@ pub(crate) fn header(style: Style, plan: &CallPlan) -> String {
     if let Pace::Open { .. } = plan.drive.pace {
         cells.extend([right("Target/s", 9), right("Bound", 7)]);
     }
+    if plan.drive.spin != Spin::Off {
+        cells.push(right("Spun%", 6));
+    }
     cells.join(" ")
 }
 
@@ -162,6 +167,10 @@ pub(crate) fn row(style: Style, plan: &CallPlan, run: &Run<()>, history: &Histor
         cells.push(format!("{rate_per_s:9}"));
         cells.push(format!("{bound_hits:7}"));
     }
+    if plan.drive.spin != Spin::Off {
+        let spin = run.spin();
+        cells.push(format!("{:6.1}", 100.0 * per(spin.caught as f64, spin.waits as f64)));
+    }
     cells.join(" ")
 }
 
@@ -222,7 +231,7 @@ mod tests {
 
     #[test]
     fn every_row_is_as_wide_as_its_header() {
-        for options in ["", "-x", "-m -x -q 1,50,99.99", "-x --rate 10k", "-a 8 --batch 4", "-q ,"] {
+        for options in ["", "-x", "-m -x -q 1,50,99.99", "-x --rate 10k", "--spin auto", "-a 8 --batch 4", "-q ,"] {
             let plan = plan(options);
             for style in [Style::Rpctest, Style::Echotest] {
                 for scale in [1, 100, 10_000] {

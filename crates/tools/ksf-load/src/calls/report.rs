@@ -8,7 +8,9 @@ use crate::calls::args::CallPlan;
 use crate::record::Fault;
 use crate::record::run::Run;
 use crate::record::running::Running;
-use crate::report::document::{CallsReport, Document, LatencyReport, OpenReport, ThreadReport, micro, milli, nano};
+use crate::report::document::{
+    CallsReport, Document, LatencyReport, OpenReport, SpinReport, ThreadReport, micro, milli, nano,
+};
 
 /// The name of the document's format.
 pub const FORMAT: &str = "ksf-load";
@@ -50,6 +52,10 @@ pub struct Config {
     pub batch: u64,
     /// What is sent: tool-specific, such as `length`, `auth`, `fragments`.
     pub message: BTreeMap<String, String>,
+    /// `off`, `auto` or `fixed`: whether threads poll before they sleep.
+    pub spin: String,
+    /// The longest that is polled before a sleep.
+    pub spin_us: f64,
     /// Target rate over all threads; `null` in a closed loop.
     pub rate_per_s: Option<u64>,
     /// `constant` or `poisson`; `null` in a closed loop.
@@ -95,6 +101,8 @@ pub struct RunReport {
     pub dropped_here: u64,
     /// Only in an open loop.
     pub open: Option<OpenReport>,
+    /// Only with `--spin`.
+    pub spin: Option<SpinReport>,
     /// One per thread.
     pub threads: Vec<ThreadReport>,
     /// Why threads gave up.
@@ -145,6 +153,8 @@ impl Config {
             request_bytes: request_bytes as u64,
             batch: drive.batch as u64,
             message: message.iter().map(|(name, value)| (name.to_string(), value.clone())).collect(),
+            spin: drive.spin.name().into(),
+            spin_us: drive.spin.limit().as_secs_f64() * 1e6,
             rate_per_s,
             arrival,
             seed,
@@ -156,7 +166,7 @@ impl Config {
 }
 
 impl RunReport {
-    pub(crate) fn of(run: &Run<()>, quantiles: &[f64]) -> RunReport {
+    pub(crate) fn of(plan: &CallPlan, run: &Run<()>) -> RunReport {
         let record = &run.record;
         RunReport {
             run: run.number,
@@ -165,7 +175,7 @@ impl RunReport {
             messages: record.answered,
             rate_per_s: milli(run.rate_per_s()),
             mbps: milli(run.mbps()),
-            latency: LatencyReport::of(&run.latencies, quantiles),
+            latency: LatencyReport::of(&run.latencies, &plan.quantiles),
             cpu_s: nano(run.cpu_s()),
             cpu_us_per_message: milli(run.cpu_us_per_reply()),
             calls: CallsReport::of(&record.calls),
@@ -173,6 +183,7 @@ impl RunReport {
             reordered: record.reordered,
             dropped_here: run.dropped(),
             open: run.lateness.as_ref().map(OpenReport::of),
+            spin: SpinReport::of(&plan.drive, run),
             threads: run.threads.iter().map(ThreadReport::of).collect(),
             failures: record.failures.clone(),
         }

@@ -154,7 +154,7 @@ impl<'a> Session<'a> {
         self.files.add_run(run.started_unix_s, run.wall_s(), &run.latencies)?;
         // Kept for the document and for embedding programs; an endless run without --json must not grow.
         if self.plan.output.json || self.plan.iterations != u64::MAX {
-            self.runs.push(RunReport::of(run, &self.plan.quantiles));
+            self.runs.push(RunReport::of(self.plan, run));
         }
         Ok(record.failures.is_empty() && !self.closed)
     }

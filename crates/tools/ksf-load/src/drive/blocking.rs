@@ -9,6 +9,7 @@
 
 use rustix::net::RecvFlags;
 
+use crate::drive::clock::monotonic_ns;
 use crate::drive::connection::Phase;
 use crate::drive::protocol::Protocol;
 use crate::drive::worker::{Worker, ns};
@@ -38,11 +39,11 @@ impl<P: Protocol> Worker<'_, P> {
             }
             let is_blocked = !slot.out.is_empty();
             let may_send = !is_blocked && more && slot.connection.has_room(&self.terms);
-            let flags = match is_blocked || may_send {
-                true => RecvFlags::DONTWAIT,
-                false => waiting,
+            let got = match is_blocked || may_send {
+                true => self.receive(0, RecvFlags::DONTWAIT, false).is_some(),
+                false => self.receive_waiting(waiting),
             };
-            if self.receive(0, flags, false).is_none() && !may_send {
+            if !got && !may_send {
                 if is_blocked {
                     // Neither direction moves: sleep until one does, instead of spinning.
                     self.wait_for(0, self.tick);
@@ -54,6 +55,31 @@ impl<P: Protocol> Worker<'_, P> {
                 self.expire(0);
             }
         }
+    }
+
+    /// Waits for a reply; polls first, if replies come fast. Returns whether anything came.
+    fn receive_waiting(&mut self, waiting: RecvFlags) -> bool {
+        if !self.spinner.is_on() {
+            return self.receive(0, waiting, false).is_some();
+        }
+        let receives = self.record.calls.receives;
+        let spin_ns = self.spinner.begin();
+        let begin_ns = monotonic_ns();
+        let (mut polled_ns, mut got) = (0, false);
+        while !got && polled_ns < spin_ns {
+            got = self.receive(0, RecvFlags::DONTWAIT, false).is_some();
+            std::hint::spin_loop();
+            polled_ns = monotonic_ns() - begin_ns;
+        }
+        let caught = got;
+        got = got || self.receive(0, waiting, false).is_some();
+        // Polls in vain are no calls of the method.
+        self.record.calls.receives = receives + 1;
+        self.spinner.end(monotonic_ns() - begin_ns, polled_ns, caught);
+        if got {
+            self.look_where_replies_are_handled(0);
+        }
+        got
     }
 
     /// Sends one request, or as many as may be sent together.

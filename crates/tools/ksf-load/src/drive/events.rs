@@ -128,16 +128,47 @@ impl<P: Protocol> EventLoop<'_, '_, P> {
                 }
             }
             events.clear();
-            match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timespec(Duration::from_nanos(wait_ns))))
-            {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return Err(LoadError::system("cannot wait for replies", error)),
-            }
+            self.wait(&mut events, wait_ns)?;
             for event in &events {
                 // Copied: the struct is packed.
                 let (data, flags) = (event.data, event.flags);
                 self.on_event(data.u64() as usize, flags);
             }
+        }
+    }
+
+    /// Waits for events; polls first, if replies come fast.
+    fn wait(&mut self, events: &mut Vec<epoll::Event>, wait_ns: u64) -> Result<(), LoadError> {
+        let spinner = &mut self.worker.spinner;
+        if !spinner.is_on() || wait_ns == 0 || self.worker.record.in_flight() == 0 {
+            return self.wait_for(events, wait_ns);
+        }
+        let spin_ns = spinner.begin().min(wait_ns);
+        let begin_ns = monotonic_ns();
+        let mut polled_ns = 0;
+        while events.is_empty() && polled_ns < spin_ns {
+            self.wait_for(events, 0)?;
+            std::hint::spin_loop();
+            polled_ns = monotonic_ns() - begin_ns;
+        }
+        let caught = !events.is_empty();
+        if !caught {
+            self.wait_for(events, wait_ns - spin_ns)?;
+        }
+        // A wait that ends because something is due, or can be sent, tells nothing of replies.
+        let is_reply = |event: &&epoll::Event| { event.flags }.contains(epoll::EventFlags::IN);
+        if let Some(event) = events.iter().find(is_reply) {
+            let at = event.data.u64() as usize;
+            self.worker.spinner.end(monotonic_ns() - begin_ns, polled_ns, caught);
+            self.worker.look_where_replies_are_handled(at);
+        }
+        Ok(())
+    }
+
+    fn wait_for(&self, events: &mut Vec<epoll::Event>, wait_ns: u64) -> Result<(), LoadError> {
+        match epoll::wait(&self.epoll, spare_capacity(events), Some(&timespec(Duration::from_nanos(wait_ns)))) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(LoadError::system("cannot wait for replies", error)),
         }
     }
 
@@ -218,7 +249,7 @@ impl<P: Protocol> EventLoop<'_, '_, P> {
             let Some(open) = &mut self.worker.open else { return self.tick_ns };
             let due_ns = open.schedule.due_ns();
             if due_ns > now_ns {
-                return (due_ns - now_ns).saturating_sub(ns(self.worker.plan.spin)).min(self.tick_ns);
+                return (due_ns - now_ns).saturating_sub(ns(self.worker.plan.spin.limit())).min(self.tick_ns);
             }
             if let Room::None | Room::Full = room {
                 open.held_until_ns = now_ns;

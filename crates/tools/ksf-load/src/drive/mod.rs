@@ -21,6 +21,7 @@ pub(crate) mod protocol;
 pub(crate) mod random;
 pub(crate) mod schedule;
 pub(crate) mod socket;
+pub(crate) mod spin;
 pub(crate) mod sys;
 pub(crate) mod table;
 pub(crate) mod threads;

@@ -7,6 +7,7 @@ use crate::drive::connection::Terms;
 use crate::drive::pin::{Pinning, allowed_cpus};
 use crate::drive::schedule::{Arrival, Schedule};
 use crate::drive::socket::SocketOptions;
+use crate::drive::spin::Spin;
 use crate::options::target::{Endpoint, Target};
 
 /// Who decides when a request is sent.
@@ -81,8 +82,8 @@ pub(crate) struct Plan {
     pub(crate) pinning: Pinning,
     /// Scheduling priority to ask for.
     pub(crate) nice: Option<i32>,
-    /// Never sleep within this time before a request is due.
-    pub(crate) spin: Duration,
+    /// Polling before sleeping.
+    pub(crate) spin: Spin,
 }
 
 impl Plan {
@@ -107,7 +108,7 @@ impl Plan {
             threads: 1,
             pinning: Pinning::Mask,
             nice: None,
-            spin: Duration::ZERO,
+            spin: Spin::Off,
         }
     }
 

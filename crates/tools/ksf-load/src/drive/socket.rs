@@ -116,6 +116,14 @@ impl Socket {
     }
 }
 
+/// Whether what comes in on a socket is handled on another CPU than this thread's (SO_INCOMING_CPU, socket(7)). On
+/// loopback and between network namespaces that is the CPU of the server. `None` where it cannot be told: nothing has
+/// come yet, or the socket is a Unix-domain one.
+pub(crate) fn is_apart(socket: &OwnedFd) -> Option<bool> {
+    let cpu = sockopt::socket_incoming_cpu(socket).ok()?;
+    (cpu <= i32::MAX as u32).then(|| cpu as usize != rustix::thread::sched_getcpu())
+}
+
 /// Datagrams the kernel dropped because this socket's receive buffer was full, from /proc/net/udp{,6}.
 pub(crate) fn dropped_datagrams(socket: &OwnedFd) -> Option<u64> {
     let inode = rustix::fs::fstat(socket).ok()?.st_ino.to_string();

@@ -14,7 +14,8 @@ use crate::drive::plan::{Destination, Plan};
 use crate::drive::protocol::{CountersOf, Mix, Protocol};
 use crate::drive::random::mix;
 use crate::drive::schedule::{Lateness, Schedule};
-use crate::drive::socket::{Socket, dropped_datagrams};
+use crate::drive::socket::{Socket, dropped_datagrams, is_apart};
+use crate::drive::spin::Spinner;
 use crate::drive::table::Table;
 use crate::error::LoadError;
 use crate::options::target::Endpoint;
@@ -95,6 +96,7 @@ pub(crate) struct Worker<'a, P: Protocol> {
     mix: P::Mix,
     pub(super) record: Record<CountersOf<P>>,
     pub(super) open: Option<Open>,
+    pub(super) spinner: Spinner,
     /// Requests yet to be started.
     pub(super) quota: u64,
     /// When to stop starting requests, CLOCK_MONOTONIC.
@@ -169,6 +171,7 @@ impl<'a, P: Protocol> Worker<'a, P> {
                 bound_until_ns: 0,
                 held_until_ns: 0,
             }),
+            spinner: Spinner::new(plan.spin),
             quota: plan.requests.map_or(u64::MAX, |requests| plan.share(requests, thread)),
             until_ns: u64::MAX,
             buffer: vec![0; RECEIVE_BYTES].into(),
@@ -218,6 +221,7 @@ impl<'a, P: Protocol> Worker<'a, P> {
             runqueue_wait_ns,
             peers: self.slots.into_iter().filter_map(|slot| Some((slot.peer?, slot.connection.share()))).collect(),
             dropped,
+            spin: self.spinner.record,
             interrupted: self.interrupted,
             hopeless: self.hopeless,
             record: self.record,
@@ -422,6 +426,13 @@ impl<'a, P: Protocol> Worker<'a, P> {
             self.shared.settled.store(settled, Ordering::Relaxed);
         }
         Some((drained, next))
+    }
+
+    /// Now and then: whether replies on this connection are handled on another CPU than this thread's.
+    pub(super) fn look_where_replies_are_handled(&mut self, at: usize) {
+        if let (Some(socket), true) = (&self.slots[at].socket, self.spinner.is_look_due()) {
+            self.spinner.heed(is_apart(socket));
+        }
     }
 
     /// Looks at the time limits of a connection.

@@ -15,7 +15,9 @@ use crate::record::run::Run;
 use crate::record::running;
 use crate::record::tally::Kind;
 use crate::record::{End, Fault, Latencies, Note};
-use crate::report::document::{Document, LatencyReport, OpenReport, TargetReport, ThreadReport, micro, milli, nano};
+use crate::report::document::{
+    Document, LatencyReport, OpenReport, SpinReport, TargetReport, ThreadReport, micro, milli, nano,
+};
 use crate::report::warn::{self, Warning};
 
 /// The name of the document's format.
@@ -55,6 +57,10 @@ pub struct Config {
     pub requests: Option<u64>,
     /// `null` for no limit.
     pub duration_s: Option<f64>,
+    /// `off`, `auto` or `fixed`: whether threads poll before they sleep.
+    pub spin: String,
+    /// The longest that is polled before a sleep.
+    pub spin_us: f64,
     /// `null` in a closed loop.
     pub rate_per_s: Option<u64>,
     /// `constant` or `poisson`; `null` in a closed loop.
@@ -137,6 +143,8 @@ pub struct RunReport {
     pub kernel: BTreeMap<String, Option<u64>>,
     /// Only in an open loop.
     pub open: Option<OpenReport>,
+    /// Only with `--spin`.
+    pub spin: Option<SpinReport>,
     /// One per thread.
     pub threads: Vec<ThreadReport>,
 }
@@ -325,6 +333,9 @@ pub(crate) fn text(report: &Report) -> String {
         ));
     }
     line(format!("client CPU   {:.2} us per request ({:.3} s)", run.cpu_us_per_request, run.cpu_s));
+    if let Some(spin) = &run.spin {
+        line(format!("spin         {} ({} us): {}", config.spin, config.spin_us, spin.in_words()));
+    }
     let risen: BTreeMap<String, u64> =
         run.kernel.iter().map(|(name, rise)| (name.clone(), rise.unwrap_or(0))).collect();
     line(format!("kernel       {}", or_none(in_words(&risen))));
@@ -360,6 +371,8 @@ impl Config {
             sources: plan.sources.iter().map(ToString::to_string).collect(),
             requests: drive.requests,
             duration_s: drive.duration.map(|duration| duration.as_secs_f64()),
+            spin: drive.spin.name().into(),
+            spin_us: drive.spin.limit().as_secs_f64() * 1e6,
             rate_per_s,
             arrival,
             seed,
@@ -434,6 +447,7 @@ impl RunReport {
             cpu_us_per_request: milli(run.cpu_us_per_reply()),
             kernel: measured.kernel.clone(),
             open: run.lateness.as_ref().map(OpenReport::of),
+            spin: SpinReport::of(&plan.drive, run),
             threads: run.threads.iter().map(ThreadReport::of).collect(),
         }
     }

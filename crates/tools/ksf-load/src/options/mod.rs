@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::drive::pin::Pinning;
 use crate::drive::plan::Pace;
 use crate::drive::schedule::Arrival;
+use crate::drive::spin::Spin;
 use crate::error::LoadError;
 use crate::options::numbers::{NumberError, parse_duration, parse_in, parse_rate, parse_u64};
 
@@ -23,9 +24,10 @@ pub struct PaceArgs {
     #[arg(long, value_enum, requires = "rate")]
     pub arrival: Option<Arrival>,
 
-    /// Never sleep within this time before a request of --rate is due (precise, but burns a CPU)
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "0", requires = "rate")]
-    pub spin: Duration,
+    /// Poll for so long before sleeping: while replies come closer together than that (never where the server may need
+    /// this CPU), and before a request of --rate is due. auto is 100 us, a number without a unit is in microseconds
+    #[arg(long, value_name = "auto|off|US", value_parser = Spin::parse, default_value = "off")]
+    pub spin: Spin,
 
     /// Seed of all that is drawn
     #[arg(long, value_name = "N", value_parser = parse_u64, default_value = "1")]

@@ -1,6 +1,7 @@
 //! One run: what its threads measured, each and together.
 
 use crate::drive::schedule::Lateness;
+use crate::drive::spin::SpinRecord;
 use crate::options::target::Endpoint;
 use crate::record::running::per;
 use crate::record::sink::Share;
@@ -25,6 +26,7 @@ pub(crate) struct ThreadRun<C> {
     pub(crate) peers: Vec<(Endpoint, Share)>,
     /// Datagrams that the sockets' receive buffers had no room for.
     pub(crate) dropped: u64,
+    pub(crate) spin: SpinRecord,
     /// The user ended it.
     pub(crate) interrupted: bool,
     /// It was ended because not one of the first connections was established.
@@ -112,6 +114,13 @@ impl<C: Counters> Run<C> {
         self.threads.iter().map(|thread| thread.dropped).sum()
     }
 
+    /// What polling before sleeping brought.
+    pub(crate) fn spin(&self) -> SpinRecord {
+        let mut spin = SpinRecord::default();
+        self.threads.iter().for_each(|thread| spin.merge(&thread.spin));
+        spin
+    }
+
     pub(crate) fn is_interrupted(&self) -> bool {
         self.threads.iter().any(|thread| thread.interrupted)
     }
@@ -157,6 +166,7 @@ pub(crate) mod tests {
             runqueue_wait_ns: 0,
             peers: vec![(Endpoint::Inet("127.0.0.1:62049".parse().unwrap()), Share::default())],
             dropped: 0,
+            spin: SpinRecord::default(),
             interrupted: false,
             hopeless: false,
         }

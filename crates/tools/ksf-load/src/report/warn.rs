@@ -2,6 +2,7 @@
 
 use crate::drive::plan::{Pace, Plan};
 use crate::drive::schedule::Lateness;
+use crate::drive::spin::Spin;
 use crate::record::Counters;
 use crate::record::run::{Run, ThreadRun};
 use crate::record::running::per;
@@ -45,9 +46,9 @@ pub(crate) fn shared_cpus(plan: &Plan) -> Option<Warning> {
 
 /// A thread with several requests in flight ran nearly all the time; with `waits` the time counts, too, that it waited
 /// for its CPU. With one in flight a busy thread is no bottleneck: the kernel's work for the server's side runs on the
-/// client's time (loopback, XDP), and the latency is what was asked for. A thread that spins is busy on purpose.
+/// client's time (loopback, XDP), and the latency is what was asked for. A thread that polls is busy on purpose.
 pub(crate) fn busy_generator<C: Counters>(plan: &Plan, run: &Run<C>, waits: bool, remedy: &str) -> Option<Warning> {
-    if !plan.has_several_in_flight() || !plan.spin.is_zero() {
+    if !plan.has_several_in_flight() || plan.spin != Spin::Off {
         return None;
     }
     let busy_ns = |thread: &&ThreadRun<C>| thread.cpu_ns + if waits { thread.runqueue_wait_ns } else { 0 };

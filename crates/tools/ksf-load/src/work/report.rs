@@ -11,7 +11,9 @@ use super::mix::Class;
 use crate::record::run::Run;
 use crate::record::running;
 use crate::record::{Fault, Faults, Latencies};
-use crate::report::document::{CallsReport, Document, LatencyReport, OpenReport, TargetReport, micro, milli, nano};
+use crate::report::document::{
+    CallsReport, Document, LatencyReport, OpenReport, SpinReport, TargetReport, micro, milli, nano,
+};
 use crate::report::warn::{self, Warning};
 
 /// The name of the document's format.
@@ -56,6 +58,10 @@ pub struct Config {
     pub messages: Option<u64>,
     /// `null` for no limit.
     pub duration_s: Option<f64>,
+    /// `off`, `auto` or `fixed`: whether threads poll before they sleep.
+    pub spin: String,
+    /// The longest that is polled before a sleep.
+    pub spin_us: f64,
     /// `null` in a closed loop.
     pub rate_per_s: Option<u64>,
     /// `constant` or `poisson`; `null` in a closed loop.
@@ -99,6 +105,8 @@ pub struct RunReport {
     pub reordered: u64,
     /// Only in an open loop.
     pub open: Option<OpenReport>,
+    /// Only with `--spin`.
+    pub spin: Option<SpinReport>,
 }
 
 /// The messages of one class.
@@ -144,6 +152,7 @@ pub(super) fn of_run(plan: &WorkPlan, run: &Run<()>) -> (Report, Latencies) {
         faults: record.faults.by_name(Fault::OF_WORK),
         reordered: record.reordered,
         open: run.lateness.as_ref().map(OpenReport::of),
+        spin: SpinReport::of(&plan.drive, run),
         ..RunReport::of(&run.latencies, &record.latencies, run.wall_s())
     };
     let target = plan.target.as_ref().map(|target| TargetReport {
@@ -196,6 +205,7 @@ impl RunReport {
             faults: Faults::default().by_name(Fault::OF_WORK),
             reordered: 0,
             open: None,
+            spin: None,
         }
     }
 
@@ -226,6 +236,9 @@ impl RunReport {
             for class in &self.classes {
                 row(&class.name, class.messages, class.rate_per_s, &class.latency);
             }
+        }
+        if let Some(spin) = &self.spin {
+            let _ = writeln!(out, "spin   {}", spin.in_words());
         }
         out
     }
@@ -260,6 +273,8 @@ impl Config {
             slow_work_us: mix.slow.map(|slow| slow.work_us.into()),
             messages: drive.requests,
             duration_s: drive.duration.map(|duration| duration.as_secs_f64()),
+            spin: drive.spin.name().into(),
+            spin_us: drive.spin.limit().as_secs_f64() * 1e6,
             rate_per_s,
             arrival,
             seed: plan.seed,

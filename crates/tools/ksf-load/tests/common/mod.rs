@@ -142,6 +142,18 @@ pub fn run_echotest(options: &str) -> RanCalls {
     Ran::of(|io| echo::run_with(&parse(words("echotest", options)), io), &AtomicBool::new(false))
 }
 
+/// Runs echotest on the CPUs that the options name.
+pub fn run_pinned_echotest(options: &str) -> RanCalls {
+    let words = ["echotest"].into_iter().chain(options.split_whitespace());
+    Ran::of(|io| echo::run_with(&parse(words), io), &AtomicBool::new(false))
+}
+
+/// Runs worktest likewise.
+pub fn run_pinned_worktest(options: &str) -> RanWork {
+    let words = ["worktest"].into_iter().chain(options.split_whitespace());
+    Ran::of(|io| work::run_with(&parse(words), io), &AtomicBool::new(false))
+}
+
 fn words(tool: &str, options: &str) -> Vec<String> {
     let mut words: Vec<String> = [tool, "--no-pin", "--nice", "0"].map(String::from).into();
     if !options.contains("-i ") && !options.contains("--rate") {
@@ -153,8 +165,7 @@ fn words(tool: &str, options: &str) -> Vec<String> {
 
 /// Runs worktest with words split at blanks, not pinned.
 pub fn run_worktest(options: &str) -> RanWork {
-    let words = ["worktest", "--no-pin"].into_iter().chain(options.split_whitespace());
-    Ran::of(|io| work::run_with(&parse(words), io), &AtomicBool::new(false))
+    run_pinned_worktest(&format!("--no-pin {options}"))
 }
 
 /// Runs http with words split at blanks, not pinned.
