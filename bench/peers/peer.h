@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #define PEER_BUFFER_BYTES (64 * 1024)
@@ -38,7 +39,11 @@ struct peer_options {
 	enum peer_mode mode;
 	struct sockaddr_in listen;
 	int cpu; /* or one of PEER_CPU_* */
+	bool spin; /* look for PEER_SPIN_NS before every sleep */
 };
+
+/* Longer than a client on another CPU takes to ask again, shorter than a turn of the scheduler. */
+#define PEER_SPIN_NS (100 * 1000)
 
 #define PEER_CPU_ANY (-1)
 /* threads.c only: each connection's thread runs where its client's packets arrive. */
@@ -52,7 +57,7 @@ static inline void peer_die(const char *what)
 
 static inline void peer_usage(const char *name)
 {
-	fprintf(stderr, "usage: %s echo|rpc ADDRESS PORT [CPU|incoming]\n", name);
+	fprintf(stderr, "usage: %s echo|rpc ADDRESS PORT [CPU|incoming [spin]]\n", name);
 	exit(64);
 }
 
@@ -60,8 +65,9 @@ static inline struct peer_options peer_parse(int argc, char **argv)
 {
 	struct peer_options options = { .name = argv[0], .cpu = PEER_CPU_ANY };
 
-	if (argc < 4 || argc > 5)
+	if (argc < 4 || argc > 6 || (argc == 6 && strcmp(argv[5], "spin")))
 		peer_usage(argv[0]);
+	options.spin = argc == 6;
 	if (!strcmp(argv[1], "echo"))
 		options.mode = PEER_ECHO;
 	else if (!strcmp(argv[1], "rpc"))
@@ -72,9 +78,17 @@ static inline struct peer_options peer_parse(int argc, char **argv)
 	options.listen.sin_port = htons((uint16_t)atoi(argv[3]));
 	if (inet_pton(AF_INET, argv[2], &options.listen.sin_addr) != 1)
 		peer_usage(argv[0]);
-	if (argc == 5)
+	if (argc >= 5)
 		options.cpu = strcmp(argv[4], "incoming") ? atoi(argv[4]) : PEER_CPU_INCOMING;
 	return options;
+}
+
+static inline uint64_t peer_now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
 /* Pins the calling thread; threads that it creates inherit the mask. */

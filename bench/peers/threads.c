@@ -12,6 +12,22 @@ struct connection {
 	const struct peer_options *options;
 };
 
+/* recv(), which looks for a while before it sleeps where it was told to spin. */
+static ssize_t receive(const struct peer_options *options, int fd, uint8_t *data, size_t bytes)
+{
+	if (options->spin) {
+		uint64_t end_ns = peer_now_ns() + PEER_SPIN_NS;
+
+		do {
+			ssize_t got = recv(fd, data, bytes, MSG_DONTWAIT);
+
+			if (got >= 0 || errno != EAGAIN)
+				return got;
+		} while (peer_now_ns() < end_ns);
+	}
+	return recv(fd, data, bytes, 0);
+}
+
 static bool send_all(int fd, const uint8_t *data, size_t bytes)
 {
 	while (bytes) {
@@ -60,14 +76,14 @@ static ssize_t answer_records(const uint8_t *in, size_t in_bytes, uint8_t *out, 
 	return (ssize_t)at;
 }
 
-static void serve_rpc(int fd)
+static void serve_rpc(const struct peer_options *options, int fd)
 {
 	/* A reply (28 bytes) is shorter than any call (44), so the replies always fit. */
 	uint8_t in[PEER_BUFFER_BYTES], out[PEER_BUFFER_BYTES];
 	size_t held = 0;
 
 	for (;;) {
-		ssize_t got = recv(fd, in + held, sizeof(in) - held, 0);
+		ssize_t got = receive(options, fd, in + held, sizeof(in) - held);
 		size_t out_bytes;
 		ssize_t used;
 
@@ -84,12 +100,12 @@ static void serve_rpc(int fd)
 	}
 }
 
-static void serve_echo(int fd)
+static void serve_echo(const struct peer_options *options, int fd)
 {
 	uint8_t data[PEER_BUFFER_BYTES];
 
 	for (;;) {
-		ssize_t got = recv(fd, data, sizeof(data), 0);
+		ssize_t got = receive(options, fd, data, sizeof(data));
 
 		if (got < 0 && errno == EINTR)
 			continue;
@@ -116,9 +132,9 @@ static void *serve(void *argument)
 	if (connection.options->cpu == PEER_CPU_INCOMING)
 		peer_pin(incoming_cpu(connection.fd));
 	if (connection.options->mode == PEER_ECHO)
-		serve_echo(connection.fd);
+		serve_echo(connection.options, connection.fd);
 	else
-		serve_rpc(connection.fd);
+		serve_rpc(connection.options, connection.fd);
 	close(connection.fd);
 	return NULL;
 }

@@ -13,8 +13,10 @@ static struct sockaddr_storage from[BATCH];
 static struct iovec in_vectors[BATCH], out_vectors[BATCH];
 static struct mmsghdr in_messages[BATCH], out_messages[BATCH];
 
-static int receive(int fd)
+static int receive(const struct peer_options *options, int fd)
 {
+	uint64_t end_ns = options->spin ? peer_now_ns() + PEER_SPIN_NS : 0;
+
 	for (int i = 0; i < BATCH; i++) {
 		in_vectors[i] = (struct iovec){ .iov_base = in[i], .iov_len = DATAGRAM_BYTES };
 		in_messages[i].msg_hdr = (struct msghdr){
@@ -25,10 +27,14 @@ static int receive(int fd)
 		};
 	}
 	for (;;) {
-		int count = recvmmsg(fd, in_messages, BATCH, MSG_WAITFORONE, NULL);
+		bool spin = end_ns && peer_now_ns() < end_ns;
+		int count = recvmmsg(fd, in_messages, BATCH,
+				     spin ? MSG_DONTWAIT : MSG_WAITFORONE, NULL);
 
 		if (count >= 0)
 			return count;
+		if (spin && errno == EAGAIN)
+			continue;
 		if (errno != EINTR && errno != ECONNREFUSED)
 			peer_die("recvmmsg");
 	}
@@ -83,5 +89,5 @@ int main(int argc, char **argv)
 	fd = peer_bind(&options, SOCK_DGRAM);
 	peer_ready(&options, fd, "udp");
 	for (;;)
-		send_answers(fd, answer(options.mode, receive(fd)));
+		send_answers(fd, answer(options.mode, receive(&options, fd)));
 }

@@ -362,12 +362,12 @@ use Contestant::{
     Ab, Accel, AccelHaproxy, AccelHaproxyShards, AccelLighttpd, AccelMemcached, AccelOff, AccelRedis, Demo, Epoll,
     Ganesha, Haproxy, HaproxyShards, IdealQueue, Kernel, Lighttpd, Memcached, NginxExclusive, NginxMutex,
     NginxReuseport, PairFloor, QueueMemcached, QueueOffMemcached, QueueOffRedis, QueueRedis, Redis, Sockperf, Threads,
-    UdpMmsg, UdpPlain, Uring, WorkLoops, WorkThreads, Workers2, Workers4, Wrk,
+    ThreadsSpin, UdpMmsg, UdpMmsgSpin, UdpPlain, Uring, WorkLoops, WorkThreads, Workers2, Workers4, Wrk,
 };
 
-const NULL_TCP: &[Contestant] = &[Threads, Kernel, Uring, Epoll, Ganesha];
-const UDP: &[Contestant] = &[UdpPlain, UdpMmsg, Kernel, Uring, Epoll];
-const UDP_ALONE: &[Contestant] = &[PairFloor, UdpPlain, UdpMmsg, Kernel, Uring, Epoll];
+const NULL_TCP: &[Contestant] = &[Threads, ThreadsSpin, Kernel, Uring, Epoll, Ganesha];
+const UDP: &[Contestant] = &[UdpPlain, UdpMmsg, UdpMmsgSpin, Kernel, Uring, Epoll];
+const UDP_ALONE: &[Contestant] = &[PairFloor, UdpPlain, UdpMmsg, UdpMmsgSpin, Kernel, Uring, Epoll];
 
 const WORK: &[Contestant] = &[WorkThreads, WorkLoops, Workers2];
 const WORK_SLEEP: &[Contestant] = &[WorkThreads, WorkLoops, Workers2, Workers4];
@@ -461,7 +461,7 @@ pub(crate) const CASES: &[Case] = &[
         in_flight: 1,
         connections: 1,
         idle: 0,
-        contestants: &[PairFloor, Threads, Kernel, Uring, Epoll, Ganesha],
+        contestants: &[PairFloor, Threads, ThreadsSpin, Kernel, Uring, Epoll, Ganesha],
         metric: Metric::RttP50Us,
     },
     Case {
@@ -473,7 +473,7 @@ pub(crate) const CASES: &[Case] = &[
         in_flight: 1,
         connections: 1,
         idle: 0,
-        contestants: &[PairFloor, Threads, Kernel, Uring, Epoll, Sockperf],
+        contestants: &[PairFloor, Threads, ThreadsSpin, Kernel, Uring, Epoll, Sockperf],
         metric: Metric::RttP50Us,
     },
     Case {

@@ -27,10 +27,14 @@ pub(crate) enum Contestant {
     Epoll,
     /// bench/peers/threads.c.
     Threads,
+    /// The same, which looks for 100 us before it sleeps. Only with a CPU of its own.
+    ThreadsSpin,
     /// bench/peers/udp_plain.c.
     UdpPlain,
     /// bench/peers/udp_mmsg.c.
     UdpMmsg,
+    /// The same, which looks for 100 us before it sleeps. Only with a CPU of its own.
+    UdpMmsgSpin,
     /// bench/peers/pair_floor.c: no server, the least that a round trip through the stack takes.
     PairFloor,
     /// nfs-ganesha of Debian.
@@ -101,8 +105,10 @@ impl fmt::Display for Contestant {
             Contestant::Uring => "ksf uring",
             Contestant::Epoll => "ksf epoll",
             Contestant::Threads => "threads",
+            Contestant::ThreadsSpin => "threads spin",
             Contestant::UdpPlain => "recvfrom",
             Contestant::UdpMmsg => "recvmmsg",
+            Contestant::UdpMmsgSpin => "recvmmsg spin",
             Contestant::PairFloor => "stack floor",
             Contestant::Ganesha => "nfs-ganesha",
             Contestant::Sockperf => "sockperf",
@@ -171,6 +177,17 @@ impl Contestant {
     pub(crate) fn can_be_watched(self) -> bool {
         use Contestant::{Ab, IdealQueue, PairFloor, Sockperf, Wrk};
         !matches!(self, Ab | IdealQueue | PairFloor | Sockperf | Wrk)
+    }
+
+    /// Whether it is measured in a placement.
+    pub(crate) fn is_for(self, placement: Placement) -> bool {
+        match self {
+            // It has one thread only.
+            Contestant::PairFloor => placement != Placement::Other,
+            // A server that spins on the client's CPU keeps the client from it.
+            Contestant::ThreadsSpin | Contestant::UdpMmsgSpin => placement != Placement::Same,
+            _ => true,
+        }
     }
 
     /// Worker threads behind the multiplexor.
@@ -288,6 +305,9 @@ pub(crate) fn server_command(
         // Only threads.c runs on two CPUs; there each connection's thread follows its client.
         let several = cpus.as_ref().is_some_and(|cpus| cpus.contains(','));
         command.args(if several { Some("incoming") } else { cpus.as_deref() });
+        if matches!(contestant, Contestant::ThreadsSpin | Contestant::UdpMmsgSpin) {
+            command.args(cpus.is_none().then_some("-1")).arg("spin");
+        }
         (command, Ready::Lines(1, "ready"))
     };
     Ok(match contestant {
@@ -307,9 +327,9 @@ pub(crate) fn server_command(
             }
             (command, Ready::Lines(1, "ready"))
         }
-        Contestant::Threads => peer("threads"),
+        Contestant::Threads | Contestant::ThreadsSpin => peer("threads"),
         Contestant::UdpPlain => peer("udp_plain"),
-        Contestant::UdpMmsg => peer("udp_mmsg"),
+        Contestant::UdpMmsg | Contestant::UdpMmsgSpin => peer("udp_mmsg"),
         Contestant::Ganesha => {
             let mut command = pinned("ganesha.nfsd", cpus.as_deref());
             command.args(["-F", "-L", "STDERR", "-N", "NIV_EVENT", "-f"]);

@@ -250,10 +250,7 @@ impl Bench {
     fn measure(&self, case: &Case, pinning: &Pinning) -> Vec<Sample> {
         let meter = self.meter();
         let mut contestants = case.contestants.to_vec();
-        contestants.retain(|&contestant| self.have.contestant(contestant).is_ok());
-        if pinning.placement == Placement::Other {
-            contestants.retain(|&contestant| contestant != Contestant::PairFloor); // it has one thread only
-        }
+        contestants.retain(|&one| self.have.contestant(one).is_ok() && one.is_for(pinning.placement));
         let say = |contestant, what: &str| {
             eprintln!("bench: {}, {contestant}, {}, {what}", case.title, pinning.placement);
         };

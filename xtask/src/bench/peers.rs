@@ -48,8 +48,8 @@ fn connect(port: u16) -> TcpStream {
     stream
 }
 
-fn tcp_rpc(programs: &Programs) {
-    let (server, port) = serve(programs, Contestant::Threads, Service::Null);
+fn tcp_rpc(programs: &Programs, contestant: Contestant) {
+    let (server, port) = serve(programs, contestant, Service::Null);
     let mut stream = connect(port);
     let request: Vec<u8> = (0..100).flat_map(|xid| marked(&call(xid))).collect();
     // Cuts within marks and bodies; the first piece holds many records, the last ones one byte.
@@ -70,8 +70,8 @@ fn tcp_rpc(programs: &Programs) {
     server.stop().unwrap();
 }
 
-fn tcp_echo(programs: &Programs) {
-    let (server, port) = serve(programs, Contestant::Threads, Service::Echo);
+fn tcp_echo(programs: &Programs, contestant: Contestant) {
+    let (server, port) = serve(programs, contestant, Service::Echo);
     let mut stream = connect(port);
     let data: Vec<u8> = (0..200_000u32).map(|n| (n % 251) as u8).collect();
     let mut writer = stream.try_clone().unwrap();
@@ -301,10 +301,13 @@ fn tools_leave_a_text_of_a_server_under_load() {
 #[test]
 fn the_peers_answer_correctly() {
     let programs = Programs::build("unused".into()).unwrap();
-    tcp_rpc(&programs);
-    tcp_echo(&programs);
+    for contestant in [Contestant::Threads, Contestant::ThreadsSpin] {
+        tcp_rpc(&programs, contestant);
+        tcp_echo(&programs, contestant);
+    }
     udp(&programs, Contestant::UdpPlain);
     udp(&programs, Contestant::UdpMmsg);
+    udp(&programs, Contestant::UdpMmsgSpin);
     tcp_work(&programs, Contestant::WorkThreads);
     tcp_work(&programs, Contestant::WorkLoops);
     loops_have_their_connections(&programs);
