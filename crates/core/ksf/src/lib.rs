@@ -31,6 +31,7 @@ pub mod server;
 pub mod service;
 mod shard;
 pub mod shard_service;
+pub mod spin;
 pub mod stats;
 pub mod status_socket;
 pub mod tasks;

@@ -20,6 +20,7 @@ use crate::listener::{self, ListenAddr, SocketOptions, Sockets, UnlinkOnDrop};
 use crate::pool::{Memory, Opened, Pool, PoolSpec};
 use crate::shard::{AnyService, ListenerKind, Shard, ShardListener, now};
 use crate::shard_service::ShardService;
+use crate::spin::Spin;
 use crate::stats::{self, CounterValue, Stats};
 use crate::tasks::{BLOCKING, TaskOptions, TaskPool};
 
@@ -45,6 +46,7 @@ pub struct Builder {
     slots: u32,
     pool: Option<PoolOf>,
     locality: bool,
+    spin: Spin,
     listeners: Vec<Planned>,
 }
 
@@ -108,6 +110,12 @@ impl Builder {
     /// [`Turn::take_live`](crate::Turn::take_live).
     pub fn pool(mut self, pool: impl Fn(usize) -> std::io::Result<PoolSpec> + Send + Sync + 'static) -> Self {
         self.pool = Some(Arc::new(pool));
+        self
+    }
+
+    /// How long a shard that has a CPU of its own looks for events before it sleeps; not at all unless said otherwise.
+    pub fn spin(mut self, spin: Spin) -> Self {
+        self.spin = spin;
         self
     }
 
@@ -234,6 +242,7 @@ impl Builder {
                 slots: self.slots,
                 pool: self.pool.clone(),
                 locality: self.locality,
+                spin: self.spin,
             };
             let shard = match self.engine {
                 EngineKind::Epoll => server.start_shard::<Epoll>(plan)?,
@@ -259,6 +268,7 @@ struct ShardPlan {
     slots: u32,
     pool: Option<PoolOf>,
     locality: bool,
+    spin: Spin,
 }
 
 /// A listener of a running server.
@@ -321,6 +331,7 @@ impl Server {
             slots: SLOTS,
             pool: None,
             locality: false,
+            spin: Spin::default(),
             listeners: Vec::new(),
         }
     }
@@ -464,11 +475,12 @@ impl Server {
             }
         };
         let (connections, listeners, cpu) = (Arc::clone(&self.connections), plan.listeners, plan.cpu);
+        let spin = plan.spin;
         let local_cpu = plan.locality.then_some(cpu as u32);
         let thread = thread::Builder::new().name(format!("ksf-shard-{}", plan.number)).spawn(move || {
             let shard = cpus::pin_to(cpu)
                 .map_err(Error::Thread)
-                .and_then(|()| Shard::<E>::new(env()?, listeners, connections, local_cpu));
+                .and_then(|()| Shard::<E>::new(env()?, listeners, connections, local_cpu, spin));
             match shard {
                 Ok(shard) => {
                     // Fails only if the starter is gone, and then the shard is told to stop.

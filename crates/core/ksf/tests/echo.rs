@@ -202,3 +202,21 @@ fn inherited_sockets_in_either_mode() {
         }
     }
 }
+
+/// Looking again and again before sleeping changes nothing but the time, whether events come meanwhile or later.
+#[test]
+fn a_shard_that_spins_answers_as_one_that_sleeps() {
+    own_network();
+    for engine in engines() {
+        let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
+        let builder = Server::builder().engine(engine).cpus(Some(cpus)).spin(ksf::spin::Spin::AUTO);
+        let server = builder.listen(ANY.parse().unwrap(), Arc::new(Echo), None).start().unwrap();
+        let mut peer = connect(&server);
+        for number in 0..2_000u32 {
+            ask(&mut peer, &number.to_be_bytes(), &number.to_be_bytes());
+        }
+        drop(peer);
+        wait_until("it hears of the end", || server.connections() == 0);
+        server.drain().unwrap();
+    }
+}

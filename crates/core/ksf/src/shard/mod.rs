@@ -25,6 +25,7 @@ use crate::outgoing::Errand;
 use crate::pace::Pace;
 use crate::pool::Chunk;
 use crate::service::ConnKey;
+use crate::spin::{Spin, Spinner};
 use crate::stats::Stats;
 
 mod accepting;
@@ -155,6 +156,7 @@ pub(crate) struct Shard<E: Engine> {
     /// Connections whose next replies wait for a gate.
     gated: Vec<(Gate, ConnKey)>,
     pace: Pace,
+    spinner: Spinner,
     looks: LooksNow,
     /// The CPU whose connections are local, if they are counted.
     local_cpu: Option<u32>,
@@ -206,6 +208,7 @@ impl<E: Engine> Shard<E> {
         listeners: Vec<ShardListener>,
         connections: Arc<OpenConnections>,
         local_cpu: Option<u32>,
+        spin: Spin,
     ) -> Result<Self, crate::Error> {
         let now = now();
         env.now = now;
@@ -238,6 +241,7 @@ impl<E: Engine> Shard<E> {
             replies: Vec::new(),
             gated: Vec::new(),
             pace: Pace::default(),
+            spinner: Spinner::new(spin),
             looks: LooksNow::default(),
             local_cpu,
             timer: timer().map_err(crate::Error::Thread)?,
@@ -293,8 +297,7 @@ impl<E: Engine> Shard<E> {
         let wait = Wait { timeout, gather: self.pace.gather() };
         let mut events = mem::take(&mut self.events);
         let before = self.env.stats.messages.value();
-        self.engine.wait(&mut self.env, wait, &mut events)?;
-        self.env.now = now();
+        self.wait(wait, &mut events)?;
         self.env.stats.turns.add(1);
         self.looks.note(events.len() as u64, self.env.now, &self.env.stats);
         for event in events.drain(..) {
@@ -311,6 +314,32 @@ impl<E: Engine> Shard<E> {
         if self.draining.is_some_and(|draining| draining.handshakes_until.is_none()) && self.open == 0 {
             self.stop = true;
         }
+        Ok(())
+    }
+
+    /// Waits for events; looks for them first, if that pays.
+    fn wait(&mut self, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
+        let begun = self.env.now;
+        let spin = self.spinner.next().filter(|_| wait.timeout.is_none() && wait.gather.is_none());
+        let Some(length) = spin else {
+            self.engine.wait(&mut self.env, wait, events)?;
+            self.env.now = now();
+            if wait.timeout.is_none() {
+                self.spinner.waited(self.env.now.since(begun), None);
+            }
+            return Ok(());
+        };
+        let look = Wait { timeout: Some(Duration::ZERO), gather: None };
+        while events.is_empty() && self.env.now.since(begun) < length {
+            self.engine.wait(&mut self.env, look, events)?;
+            self.env.now = now();
+        }
+        let found = !events.is_empty();
+        if !found {
+            self.engine.wait(&mut self.env, wait, events)?;
+            self.env.now = now();
+        }
+        self.spinner.waited(self.env.now.since(begun), Some(found));
         Ok(())
     }
 

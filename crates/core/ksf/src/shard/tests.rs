@@ -56,7 +56,7 @@ fn serving<E: Engine, S: Service>(service: S, limits: Limits) -> Shard<E> {
         adopter: None,
         assist: None,
     };
-    Shard::new(env, vec![listener], Arc::new(OpenConnections::new(1)), None).unwrap()
+    Shard::new(env, vec![listener], Arc::new(OpenConnections::new(1)), None, Spin::Off).unwrap()
 }
 
 fn connect<E: Engine>(shard: &mut Shard<E>) -> UnixStream {
