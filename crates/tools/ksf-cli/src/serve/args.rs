@@ -8,8 +8,10 @@ use ksf::cpus::CpuSet;
 
 use super::address::Listen;
 use super::engine::EngineWish;
+use super::kernel::KernelArgs;
 use super::limits::LimitFlags;
 use super::resources::ResourceFlags;
+use super::workers::WorkerArgs;
 
 /// Where one service runs.
 #[derive(Debug, Clone, Default, Args)]
@@ -32,6 +34,19 @@ pub(crate) struct ServerArgs {
     /// File of limits in TOML, read again on SIGHUP; flags win over it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config_limits: Option<PathBuf>,
+}
+
+/// A service that shards, workers and the kernel may answer for, in a process of its own.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct ServiceArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    #[command(flatten)]
+    pub(crate) workers: WorkerArgs,
+    #[command(flatten)]
+    pub(crate) kernel: KernelArgs,
+    #[command(flatten)]
+    pub(crate) process: ProcessArgs,
 }
 
 /// What concerns the process and all of its services. The last of a command's flags, because the heading of the limits

@@ -11,12 +11,12 @@ use serde::Deserialize;
 
 use self::service::ObjectService;
 use crate::output::{Failure, Status};
-use crate::serve::args::{ProcessArgs, ServerArgs};
-use crate::serve::kernel::{KernelArgs, KernelTable, obstacle};
+use crate::serve::args::ServiceArgs;
+use crate::serve::kernel::{KernelTable, obstacle};
 use crate::serve::kind::{ServiceKind, Single};
 use crate::serve::launch::{LISTEN, Launch};
 use crate::serve::running::Running;
-use crate::serve::workers::{WorkerArgs, WorkersTable};
+use crate::serve::workers::WorkersTable;
 use crate::toml_file::{Mistake, Table};
 
 /// Run a service of your own, compiled against ksf.bpf.h
@@ -26,21 +26,15 @@ pub(crate) struct RunArgs {
     #[arg(value_name = "OBJECT.bpf.o", value_hint = ValueHint::FilePath)]
     object: PathBuf,
     #[command(flatten)]
-    server: ServerArgs,
-    #[command(flatten)]
-    workers: WorkerArgs,
-    #[command(flatten)]
-    kernel: KernelArgs,
-    #[command(flatten)]
-    process: ProcessArgs,
+    service: ServiceArgs,
 }
 
 impl RunArgs {
     pub(crate) fn single(self) -> Single<Bpf> {
         let name = self.object.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let name = name.split('.').next().unwrap_or_default();
-        let bpf = Bpf { object: self.object, kernel: self.kernel.into(), workers: self.workers.into() };
-        Single::new(name, bpf, self.server, self.process)
+        let bpf = Bpf { object: self.object, kernel: self.service.kernel.into(), workers: self.service.workers.into() };
+        Single::new(name, bpf, self.service.server, self.service.process)
     }
 }
 

@@ -6,12 +6,12 @@ use clap::Args;
 use ksf_kernel::{Builtin, ObjectSource};
 
 use crate::output::Failure;
-use crate::serve::args::{ProcessArgs, ServerArgs};
-use crate::serve::kernel::{KernelArgs, KernelTable};
+use crate::serve::args::ServiceArgs;
+use crate::serve::kernel::KernelTable;
 use crate::serve::kind::{ServiceKind, Single};
 use crate::serve::launch::{LISTEN, Launch};
 use crate::serve::running::Running;
-use crate::serve::workers::{WorkerArgs, WorkersTable};
+use crate::serve::workers::WorkersTable;
 use crate::toml_file::{Mistake, Table};
 
 /// Port of `kecho`, as in the original.
@@ -21,19 +21,13 @@ const PORT: u16 = 60007;
 #[derive(Debug, Args)]
 pub(crate) struct EchoArgs {
     #[command(flatten)]
-    server: ServerArgs,
-    #[command(flatten)]
-    workers: WorkerArgs,
-    #[command(flatten)]
-    kernel: KernelArgs,
-    #[command(flatten)]
-    process: ProcessArgs,
+    service: ServiceArgs,
 }
 
 impl EchoArgs {
     pub(crate) fn single(self) -> Single<Echo> {
-        let echo = Echo { kernel: self.kernel.into(), workers: self.workers.into() };
-        Single::new("kecho", echo, self.server, self.process)
+        let echo = Echo { kernel: self.service.kernel.into(), workers: self.service.workers.into() };
+        Single::new("kecho", echo, self.service.server, self.service.process)
     }
 }
 

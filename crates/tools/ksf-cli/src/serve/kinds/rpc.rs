@@ -13,12 +13,12 @@ use ksf_services::rpc::{NullProgram, ProgramTable, RpcService, mount_null, nfs_n
 use serde::Deserialize;
 
 use crate::output::{Failure, Status};
-use crate::serve::args::{ProcessArgs, ServerArgs};
-use crate::serve::kernel::{KernelArgs, KernelTable};
+use crate::serve::args::ServiceArgs;
+use crate::serve::kernel::KernelTable;
 use crate::serve::kind::{ServiceKind, Single};
 use crate::serve::launch::{LISTEN, Launch};
 use crate::serve::running::{Running, State};
-use crate::serve::workers::{WorkerArgs, WorkersTable};
+use crate::serve::workers::WorkersTable;
 use crate::toml_file::{Mistake, Table};
 
 /// Port of `krpc2`, as in the original.
@@ -27,12 +27,6 @@ const PORT: u16 = 62049;
 /// ONC RPC server (RFC 5531) that answers the NULL procedure of NFSv3 and MOUNTv3
 #[derive(Debug, Args)]
 pub(crate) struct RpcArgs {
-    #[command(flatten)]
-    server: ServerArgs,
-    #[command(flatten)]
-    workers: WorkerArgs,
-    #[command(flatten)]
-    kernel: KernelArgs,
     /// Register another program and its versions, as in 200000:1-3; repeatable
     #[arg(long = "program", value_name = "PROG:LOW[-HIGH]")]
     programs: Vec<ProgramRange>,
@@ -40,7 +34,7 @@ pub(crate) struct RpcArgs {
     #[arg(long)]
     rpcbind: bool,
     #[command(flatten)]
-    process: ProcessArgs,
+    service: ServiceArgs,
 }
 
 impl RpcArgs {
@@ -49,10 +43,10 @@ impl RpcArgs {
         let rpc = Rpc {
             programs: programs.map_err(|what| Failure::new(Status::Data, what).remedy("see --program"))?,
             rpcbind: self.rpcbind,
-            kernel: self.kernel.into(),
-            workers: self.workers.into(),
+            kernel: self.service.kernel.into(),
+            workers: self.service.workers.into(),
         };
-        Ok(Single::new("krpc2", rpc, self.server, self.process))
+        Ok(Single::new("krpc2", rpc, self.service.server, self.service.process))
     }
 }
 

@@ -15,13 +15,13 @@ pub(crate) struct ObjectService {
     /// Longest message the function takes; a raw stream is cut to it.
     piece_bytes_max: usize,
     /// One per shard, so that a shard that answers always finds one.
-    idle: Mutex<Vec<Seat>>,
+    idle: Mutex<Vec<PooledCaller>>,
     passed: AtomicU64,
     failed: AtomicU64,
 }
 
 /// A way to run the function, with the memory for its reply.
-struct Seat {
+struct PooledCaller {
     caller: Caller,
     reply: Vec<u8>,
 }
@@ -29,8 +29,8 @@ struct Seat {
 impl ObjectService {
     /// A service for `shards` shards. `kernel` must have been loaded with as many callers.
     pub(crate) fn new(kernel: &KernelService, shards: usize) -> Result<Self, KernelError> {
-        let seat = || kernel.caller().map(|caller| Seat { caller, reply: Vec::new() });
-        let idle: Result<Vec<Seat>, KernelError> = (0..shards).map(|_| seat()).collect();
+        let new = || kernel.caller().map(|caller| PooledCaller { caller, reply: Vec::new() });
+        let idle: Result<Vec<PooledCaller>, KernelError> = (0..shards).map(|_| new()).collect();
         Ok(ObjectService {
             name: kernel.name(),
             framing: kernel.framing()?,
@@ -41,19 +41,19 @@ impl ObjectService {
         })
     }
 
-    fn take(&self) -> Option<Seat> {
+    fn take(&self) -> Option<PooledCaller> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
 
-    fn give(&self, seat: Seat) {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(seat);
+    fn give(&self, pooled: PooledCaller) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(pooled);
     }
 
     /// Answers one message; false if the function has no answer, which ends a stream.
-    fn answer(&self, seat: &mut Seat, message: &[u8], reply: &mut Reply<'_>) -> bool {
-        seat.reply.clear();
-        match seat.caller.call(message, &mut seat.reply) {
-            Ok(Verdict::Reply) => reply.bytes(&seat.reply),
+    fn answer(&self, pooled: &mut PooledCaller, message: &[u8], reply: &mut Reply<'_>) -> bool {
+        pooled.reply.clear();
+        match pooled.caller.call(message, &mut pooled.reply) {
+            Ok(Verdict::Reply) => reply.bytes(&pooled.reply),
             Ok(Verdict::Echo) => reply.bytes(message),
             Ok(Verdict::Pass) => {
                 self.passed.fetch_add(1, Ordering::Relaxed);
@@ -88,17 +88,17 @@ impl Service for ObjectService {
     }
 
     fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
-        let Some(mut seat) = self.take() else {
-            // Only if there were more shards than seats.
+        let Some(mut pooled) = self.take() else {
+            // Only if there were more shards than callers.
             self.failed.fetch_add(1, Ordering::Relaxed);
             return reply.close();
         };
         let bytes = message.bytes();
         let is_raw_stream = self.framing == Framing::Raw && !matches!(message.peer(), Peer::Udp(_));
         let piece_bytes = if is_raw_stream { self.piece_bytes_max } else { bytes.len().max(1) };
-        let answered = bytes.is_empty() && self.answer(&mut seat, bytes, reply)
-            || !bytes.is_empty() && bytes.chunks(piece_bytes).all(|piece| self.answer(&mut seat, piece, reply));
-        self.give(seat);
+        let answered = bytes.is_empty() && self.answer(&mut pooled, bytes, reply)
+            || !bytes.is_empty() && bytes.chunks(piece_bytes).all(|piece| self.answer(&mut pooled, piece, reply));
+        self.give(pooled);
         if !answered {
             // A stream ends here: its peer would wait for ever. A datagram is dropped.
             reply.close();
