@@ -4,7 +4,7 @@
 //! one, it is a memfd and only threads and holder use it. `crates/accel/ksf-accel/bpf/state.h` is its twin in C; a test
 //! holds sizes and offsets against each other.
 //!
-//! Every field but [`Control::calls`] is written by one side: the table says which. Nothing here is trusted by the kernel beyond "whom to
+//! Every field but [`Control::rescue_pending`] is written by one side: the table says which. Nothing here is trusted by the kernel beyond "whom to
 //! prefer": wrong values cost locality, not connections, because queues that nobody serves are found by the holder.
 
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
@@ -33,7 +33,7 @@ pub struct State {
     pub workers: [Worker; WORKERS_MAX],
 }
 
-/// Settings of the whole program. Written by the holder only, but for `calls`.
+/// Settings of the whole program. Written by the holder only, but for `rescue_pending`.
 #[repr(C, align(64))]
 pub struct Control {
     /// [`VERSION`].
@@ -49,8 +49,8 @@ pub struct Control {
     /// Listeners (a bit each) of which the steering program sends nothing to queues now.
     pub paused: AtomicU64,
     /// Listeners (a bit each) whose rescue eventfd may be readable: a hint that saves the look. Set by the holder before
-    /// it calls for help, and by a worker that passes the call on; cleared by the holder when nobody calls.
-    pub calls: AtomicU64,
+    /// it asks for a rescue, and by a worker that passes that on; cleared by the holder when none is asked for.
+    pub rescue_pending: AtomicU64,
 }
 
 /// The workers whose home is one CPU: as many of `worker` as `len` says.

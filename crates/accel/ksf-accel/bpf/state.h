@@ -20,7 +20,7 @@ struct ksf_control {
 	__u32 pad;
 	__u64 busy_limit_ns;
 	__u64 paused;
-	__u64 calls;
+	__u64 rescue_pending;
 	__u64 pad2[3];
 };
 

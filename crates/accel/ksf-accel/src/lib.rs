@@ -37,5 +37,5 @@ mod sys;
 
 pub use error::AccelError;
 pub use holder::{Holder, ProgramAddress, Started};
-pub use options::Options;
+pub use options::AccelOptions;
 pub use steer::{Level, Refused};

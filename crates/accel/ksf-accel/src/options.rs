@@ -11,7 +11,7 @@ use crate::{AccelError, Level};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
-pub struct Options {
+pub struct AccelOptions {
     /// Use this mechanism or none. `None`: the best that works.
     pub level: Option<Level>,
     /// CPUs that workers may be at home on. `None`: all that the program may run on. A program's own, narrower
@@ -35,7 +35,7 @@ pub struct Options {
     pub source_ports: Option<String>,
 }
 
-impl Default for Options {
+impl Default for AccelOptions {
     fn default() -> Self {
         Self {
             level: None,
@@ -51,7 +51,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl AccelOptions {
     pub(crate) fn check(&self) -> Result<(), AccelError> {
         let wrong = |option, problem: String| Err(AccelError::Option { option, problem });
         match &self.cpus {

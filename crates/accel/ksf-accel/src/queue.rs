@@ -10,7 +10,7 @@ use crate::{sockopt as copied, sys};
 
 /// Where queues are bound.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Place {
+pub(crate) enum Placement {
     /// On a loopback port that only steering leads to; 0: the first of a listener chooses the port.
     Hidden(u16),
     /// On the listener's own address, as members of its reuseport group.
@@ -30,7 +30,7 @@ pub(crate) enum QueueError {
 pub(crate) fn make(
     listener: BorrowedFd<'_>,
     address: &Address,
-    place: Place,
+    place: Placement,
     backlog: i32,
 ) -> Result<OwnedFd, QueueError> {
     let failed =
@@ -48,11 +48,11 @@ pub(crate) fn make(
     // them (net/ipv4/tcp.h, tcp_synq_no_recent_overflow). Steering may choose another queue for the client's answer.
     sockopt::set_socket_reuseport(&queue, true).map_err(failed("SO_REUSEPORT"))?;
     match place {
-        Place::Sibling => {
+        Placement::Sibling => {
             copied::copy_before_bind(listener, queue.as_fd())?;
             rustix::net::bind(&queue, &address.socket).map_err(failed("bind()"))?;
         }
-        Place::Hidden(port) => {
+        Placement::Hidden(port) => {
             // A namespace may have no loopback address.
             sockopt::set_ip_freebind(&queue, true).map_err(failed("IP_FREEBIND"))?;
             rustix::net::bind(&queue, &address::hidden(address, port)).map_err(failed("bind()"))?;

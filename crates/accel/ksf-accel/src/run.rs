@@ -21,7 +21,7 @@ use rustix::process::{Pid, PidfdFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::holder::ProgramAddress;
-use crate::{AccelError, Holder, Level, Options, Refused};
+use crate::{AccelError, AccelOptions, Holder, Level, Refused};
 
 /// A holder that is ready for the program which this process will become.
 #[derive(Clone, Debug)]
@@ -41,7 +41,7 @@ pub struct Prepared {
 /// `holder`: a command that calls [`holder_main`] in its process, as a rule this binary with a hidden argument; its
 /// environment and standard descriptors are set here. `library`: the preload library. Then set the variables and
 /// `exec()` the program.
-pub fn prepare(options: &Options, mut holder: Command, library: &Path) -> Result<Prepared, AccelError> {
+pub fn prepare(options: &AccelOptions, mut holder: Command, library: &Path) -> Result<Prepared, AccelError> {
     let system = |action| move |error: io::Error| AccelError::system(action, error);
     options.check()?;
     if library.as_os_str().as_bytes().iter().any(|byte| b" :".contains(byte)) {
@@ -154,7 +154,7 @@ const ORDER: &str = "KSF_ACCEL_HOLDER";
 
 #[derive(Serialize, Deserialize)]
 struct Order {
-    options: Options,
+    options: AccelOptions,
     address: String,
     /// Process id of what becomes the program.
     start: u32,

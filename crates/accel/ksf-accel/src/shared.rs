@@ -8,8 +8,8 @@ use ksf_accel_proto::state::{HOME_MAX, NO_CPU, State, VERSION, Worker};
 use libbpf_rs::{MapHandle, MapType};
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use crate::Options;
-use crate::status::Counters;
+use crate::AccelOptions;
+use crate::status::WorkerCounters;
 use crate::sys::Mapping;
 
 /// Memory that threads, steering and holder share.
@@ -21,7 +21,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// As the value of a map that steering programs can read.
-    pub(crate) fn in_map(options: &Options) -> io::Result<Self> {
+    pub(crate) fn in_map(options: &AccelOptions) -> io::Result<Self> {
         let settings = libbpf_sys::bpf_map_create_opts {
             sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
             map_flags: libbpf_sys::BPF_F_MMAPABLE,
@@ -33,7 +33,7 @@ impl Shared {
     }
 
     /// As anonymous memory, for mechanisms that read no state.
-    pub(crate) fn in_memory(options: &Options) -> io::Result<Self> {
+    pub(crate) fn in_memory(options: &AccelOptions) -> io::Result<Self> {
         let fd = rustix::fs::memfd_create("ksf_state", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&fd, size_of::<State>() as u64)?;
         // The program has this descriptor too. Were it to cut the file short, every reader would die of SIGBUS.
@@ -41,7 +41,7 @@ impl Shared {
         Self::new(fd, options)
     }
 
-    fn new(fd: OwnedFd, options: &Options) -> io::Result<Self> {
+    fn new(fd: OwnedFd, options: &AccelOptions) -> io::Result<Self> {
         let mapping = Mapping::new(fd.as_fd(), size_of::<State>())?;
         let shared = Self { fd, mapping };
         let state = shared.state();
@@ -86,7 +86,7 @@ impl Shared {
     }
 
     /// Takes the place from a worker that has ended. What it has counted.
-    pub(crate) fn end_worker(&self, index: usize) -> Counters {
+    pub(crate) fn end_worker(&self, index: usize) -> WorkerCounters {
         let worker = self.worker(index);
         worker.ready.store(0, Relaxed);
         worker.stalled.store(0, Relaxed);
@@ -96,9 +96,9 @@ impl Shared {
         self.counters(index)
     }
 
-    pub(crate) fn counters(&self, index: usize) -> Counters {
+    pub(crate) fn counters(&self, index: usize) -> WorkerCounters {
         let worker = self.worker(index);
-        Counters {
+        WorkerCounters {
             accepted_own: worker.accepted_own.load(Relaxed),
             accepted_fallback: worker.accepted_fallback.load(Relaxed),
             accepted_stolen: worker.accepted_stolen.load(Relaxed),

@@ -42,7 +42,7 @@ pub struct Status {
     /// Workers of the program.
     pub workers: Vec<WorkerStatus>,
     /// Sums over the workers that have ended.
-    pub ended_workers: Counters,
+    pub ended_workers: WorkerCounters,
     /// How often a worker was found stalled.
     pub stalls: u64,
     /// How often workers were woken to take from a queue that nobody served.
@@ -99,12 +99,12 @@ pub struct WorkerStatus {
     /// It has not come back to its queue, and is passed over.
     pub stalled: bool,
     /// What it has done.
-    pub counters: Counters,
+    pub counters: WorkerCounters,
 }
 
 /// Counts of connections. The program can write to this memory, so they are as true as the program is.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
-pub struct Counters {
+pub struct WorkerCounters {
     /// Accepted from the worker's own queue.
     pub accepted_own: u64,
     /// Accepted from the program's own listener: the fallback.
@@ -118,9 +118,9 @@ pub struct Counters {
     pub steered_remote: u64,
 }
 
-impl Counters {
+impl WorkerCounters {
     /// Adds another worker's.
-    pub fn add(&mut self, other: &Counters) {
+    pub fn add(&mut self, other: &WorkerCounters) {
         self.accepted_own = self.accepted_own.saturating_add(other.accepted_own);
         self.accepted_fallback = self.accepted_fallback.saturating_add(other.accepted_fallback);
         self.accepted_stolen = self.accepted_stolen.saturating_add(other.accepted_stolen);

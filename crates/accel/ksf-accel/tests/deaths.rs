@@ -27,8 +27,8 @@ fn a_stalled_workers_connections_are_taken_by_another() {
             readable(&stuck.queue)
         });
         wait_until("the other is woken", || readable(&other.rescue));
-        let is_called = || library.state().control.calls.load(SeqCst) == 1 << other.listener;
-        assert!(is_called(), "who is woken sees no call");
+        let is_rescue_pending = || library.state().control.rescue_pending.load(SeqCst) == 1 << other.listener;
+        assert!(is_rescue_pending(), "who is woken sees no call");
         let stalled = || library.worker(stuck.worker).stalled.load(SeqCst) == 1;
         wait_until("the worker is marked", stalled);
         let (mut taken, mut stolen) = (Vec::new(), 0);
@@ -55,7 +55,7 @@ fn a_stalled_workers_connections_are_taken_by_another() {
             // The holder looks on while something happens.
             let _clients = connect_from(b, own.local_addr().unwrap(), 1);
             let _ = (accept_all(&other.queue), accept_all(&own));
-            !is_called()
+            !is_rescue_pending()
         });
     }
 }

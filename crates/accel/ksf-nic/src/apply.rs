@@ -2,15 +2,15 @@
 
 use crate::error::NicError;
 use crate::files::Files;
+use crate::interface::InterfaceOps;
 use crate::inventory::Inventory;
-use crate::link::Link;
 use crate::plan::{Action, Item, Plan, Wish};
 use crate::record::{Entry, Phase, Record, Store};
-use crate::setting::Key;
-use crate::steering::Steering;
-use crate::tuner::{Finding, Outcome, Report, Tuner, check_same_interface, check_whole, refusal};
+use crate::setting::Setting;
+use crate::steering::ReceiveSteering;
+use crate::tuner::{Finding, Report, SettingResult, Tuner, check_same_interface, check_whole, refusal};
 
-impl<F: Files, L: Link, S: Store> Tuner<F, L, S> {
+impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
     /// Plans, has the plan announced, and applies it. A setting that is refused is told in the report; the others are
     /// applied nevertheless, because each is of use alone.
     ///
@@ -52,13 +52,13 @@ impl<F: Files, L: Link, S: Store> Tuner<F, L, S> {
         let mut plan = Plan::make(&facts, wish)?;
         announce(&plan);
         let mut outcomes = Vec::new();
-        let resizes = plan.changes().any(|item| item.key == Key::Channels);
+        let resizes = plan.changes().any(|item| item.key == Setting::Channels);
         if resizes {
             outcomes.push(self.resize(&facts, &plan, &mut record)?);
             facts = self.look(iface)?;
             plan = Plan::make(&facts, wish)?;
         }
-        plan.items.retain(|item| item.key != Key::Channels);
+        plan.items.retain(|item| item.key != Setting::Channels);
         if plan.changes().next().is_some() {
             outcomes.extend(self.write_items(&facts, &plan, &mut record, resizes)?);
         }
@@ -72,27 +72,30 @@ impl<F: Files, L: Link, S: Store> Tuner<F, L, S> {
             record.settings.iter_mut().for_each(|entry| entry.earlier = None);
             self.store.save(&self.name(iface), &record)?;
         }
-        let steering = Some(Steering::present(&self.look(iface)?));
+        let steering = Some(ReceiveSteering::present(&self.look(iface)?));
         Ok(Report { iface: iface.to_owned(), outcomes, notes: plan.notes, steering })
     }
 
     /// Changes the number of queues. All settings that a driver may reset then are recorded first.
-    fn resize(&mut self, facts: &Inventory, plan: &Plan, record: &mut Record) -> Result<Outcome, NicError> {
-        let resets = |key: &Key| {
+    fn resize(&mut self, facts: &Inventory, plan: &Plan, record: &mut Record) -> Result<SettingResult, NicError> {
+        let resets = |key: &Setting| {
             key.queue().is_some()
-                || matches!(key, Key::Irq { .. } | Key::AdaptiveRx | Key::RxUsecs | Key::Ntuple | Key::Channels)
+                || matches!(
+                    key,
+                    Setting::Irq { .. } | Setting::AdaptiveRx | Setting::RxUsecs | Setting::Ntuple | Setting::Channels
+                )
         };
         for (key, value) in facts.values.iter().filter(|(key, _)| resets(key)) {
             if let (Ok(value), None) = (value, record.entry(key)) {
                 record.settings.push(Entry::new(key.clone(), value, None));
             }
         }
-        let wanted = plan.changes().find(|item| item.key == Key::Channels).and_then(|item| item.wanted.clone());
+        let wanted = plan.changes().find(|item| item.key == Setting::Channels).and_then(|item| item.wanted.clone());
         let wanted = wanted.unwrap_or_default();
-        remember(record, &Key::Channels, facts, &wanted, false);
+        remember(record, &Setting::Channels, facts, &wanted, false);
         record.phase = Phase::Resizing;
         self.store.save(&self.name(&facts.iface), record)?;
-        Ok(self.write_one(facts, &Key::Channels, &wanted, record))
+        Ok(self.write_one(facts, &Setting::Channels, &wanted, record))
     }
 
     fn write_items(
@@ -101,7 +104,7 @@ impl<F: Files, L: Link, S: Store> Tuner<F, L, S> {
         plan: &Plan,
         record: &mut Record,
         resized: bool,
-    ) -> Result<Vec<Outcome>, NicError> {
+    ) -> Result<Vec<SettingResult>, NicError> {
         // What interfaces share is recorded even where it holds already: the rollback of another one must know.
         let concerns =
             |item: &&Item| item.action == Action::Change || item.action == Action::Holds && item.key.is_shared();
@@ -123,7 +126,7 @@ impl<F: Files, L: Link, S: Store> Tuner<F, L, S> {
     }
 
     /// Writes a setting and reads it back. What it became is put on record.
-    fn write_one(&mut self, facts: &Inventory, key: &Key, wanted: &str, record: &mut Record) -> Outcome {
+    fn write_one(&mut self, facts: &Inventory, key: &Setting, wanted: &str, record: &mut Record) -> SettingResult {
         let written = self.write(&facts.iface, key, wanted);
         let found = self.read(&facts.iface, key);
         let (finding, detail) = match (&written, &found) {
@@ -136,7 +139,7 @@ impl<F: Files, L: Link, S: Store> Tuner<F, L, S> {
         if let (Ok(found), Some(entry)) = (found, record.settings.iter_mut().find(|entry| entry.key == *key)) {
             entry.new = Some(found.trim().to_owned());
         }
-        Outcome { key: key.clone(), wanted: wanted.to_owned(), finding, detail }
+        SettingResult { key: key.clone(), wanted: wanted.to_owned(), finding, detail }
     }
 }
 
@@ -144,7 +147,7 @@ impl<F: Files, L: Link, S: Store> Tuner<F, L, S> {
 ///
 /// A value that is neither the recorded old one nor the one that was set is somebody else's, and the one to go back to;
 /// but not after queues were `resized`, when it may be the driver's.
-fn remember(record: &mut Record, key: &Key, facts: &Inventory, wanted: &str, resized: bool) {
+fn remember(record: &mut Record, key: &Setting, facts: &Inventory, wanted: &str, resized: bool) {
     let Ok(now) = facts.value(key) else {
         return;
     };
@@ -161,7 +164,7 @@ fn remember(record: &mut Record, key: &Key, facts: &Inventory, wanted: &str, res
 }
 
 /// Whether an entry tells of nothing: its value was refused, and is what it was.
-fn is_refused_unchanged(outcomes: &[Outcome], entry: &Entry) -> bool {
+fn is_refused_unchanged(outcomes: &[SettingResult], entry: &Entry) -> bool {
     let refused = outcomes.iter().any(|outcome| outcome.key == entry.key && outcome.finding == Finding::Refused);
     refused && entry.new.as_ref().is_some_and(|new| entry.key.same(new, &entry.old))
 }

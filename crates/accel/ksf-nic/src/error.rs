@@ -123,7 +123,7 @@ pub enum NicError {
     },
     /// The kernel cannot be asked about interfaces.
     #[error("cannot ask the kernel about {iface}: {error}")]
-    Link {
+    Interface {
         /// The interface.
         iface: String,
         /// What the system answered.
@@ -172,7 +172,7 @@ impl NicError {
             Self::ReadOnly { .. } | Self::NotPermitted { .. } => true,
             Self::Record { error, .. }
             | Self::Read { error, .. }
-            | Self::Link { error, .. }
+            | Self::Interface { error, .. }
             | Self::Policy { error, .. } => {
                 matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
             }

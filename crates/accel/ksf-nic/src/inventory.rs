@@ -5,9 +5,9 @@ use std::io;
 
 use crate::error::NicError;
 use crate::files::Files;
+use crate::interface::{Channels, Coalescing, Identity, InterfaceOps, Ntuple};
 use crate::irqs::{QueueInterrupt, queue_interrupts};
-use crate::link::{Channels, Coalescing, Identity, Link, Ntuple};
-use crate::setting::{Key, channels_text, switch_text};
+use crate::setting::{Setting, channels_text, switch_text};
 use ksf::cpus::{CpuSet, CpuSetError};
 
 /// Facts about an interface and its machine. Planning needs nothing else.
@@ -40,7 +40,7 @@ pub struct Inventory {
     /// Flow steering filters, or why they are not known.
     pub ntuple: Result<Ntuple, Lack>,
     /// The present value of every setting, or why there is none.
-    pub values: BTreeMap<Key, Result<String, Lack>>,
+    pub values: BTreeMap<Setting, Result<String, Lack>>,
     /// How the default route passes the interface: an empty text if it is its own, else the interface above.
     pub default_route: Option<String>,
     /// The running irqbalance.
@@ -125,7 +125,7 @@ pub fn interfaces(files: &dyn Files) -> io::Result<Vec<String>> {
 
 impl Inventory {
     /// Looks at an interface. Changes nothing.
-    pub fn look(files: &dyn Files, link: &dyn Link, iface: &str) -> Result<Self, NicError> {
+    pub fn look(files: &dyn Files, link: &dyn InterfaceOps, iface: &str) -> Result<Self, NicError> {
         check_name(iface)?;
         let identity = identity(files, link, iface)?;
         let folder = format!("sys/class/net/{iface}");
@@ -144,16 +144,16 @@ impl Inventory {
         let ntuple = link.ntuple(iface).map_err(lack);
 
         let mut values = BTreeMap::new();
-        values.insert(Key::Channels, channels.clone().map(channels_text));
+        values.insert(Setting::Channels, channels.clone().map(channels_text));
         let adaptive = coalescing.clone().and_then(|all| all.adaptive_rx.ok_or(Lack::NotSupported));
-        values.insert(Key::AdaptiveRx, adaptive.map(switch_text));
+        values.insert(Setting::AdaptiveRx, adaptive.map(switch_text));
         let usecs = coalescing.clone().and_then(|all| all.rx_usecs.ok_or(Lack::NotSupported));
-        values.insert(Key::RxUsecs, usecs.map(|usecs| usecs.to_string()));
-        values.insert(Key::Ntuple, ntuple.clone().map(|ntuple| switch_text(ntuple.on)));
-        let mut keys = vec![Key::SockFlows, Key::DeferIrqs, Key::GroFlush, Key::Threaded];
+        values.insert(Setting::RxUsecs, usecs.map(|usecs| usecs.to_string()));
+        values.insert(Setting::Ntuple, ntuple.clone().map(|ntuple| switch_text(ntuple.on)));
+        let mut keys = vec![Setting::SockFlows, Setting::DeferIrqs, Setting::GroFlush, Setting::Threaded];
         keys.extend(interrupts.iter().map(QueueInterrupt::key));
-        keys.extend(rx.iter().flat_map(|&queue| [Key::Rps { queue }, Key::RpsFlows { queue }]));
-        keys.extend(tx.iter().flat_map(|&queue| [Key::Xps { queue }, Key::XpsRxqs { queue }]));
+        keys.extend(rx.iter().flat_map(|&queue| [Setting::Rps { queue }, Setting::RpsFlows { queue }]));
+        keys.extend(tx.iter().flat_map(|&queue| [Setting::Xps { queue }, Setting::XpsRxqs { queue }]));
         for key in keys {
             let value = key.path(iface).map_or(Err(Lack::NotSupported), |path| files.read(&path).map_err(lack));
             values.insert(key, value);
@@ -179,7 +179,7 @@ impl Inventory {
     }
 
     /// The present value of a setting.
-    pub fn value(&self, key: &Key) -> Result<&str, Lack> {
+    pub fn value(&self, key: &Setting) -> Result<&str, Lack> {
         match self.values.get(key) {
             Some(Ok(value)) => Ok(value),
             Some(Err(lack)) => Err(lack.clone()),
@@ -188,13 +188,13 @@ impl Inventory {
     }
 
     /// The present value of a setting that is a number.
-    pub fn number(&self, key: &Key) -> Option<u64> {
+    pub fn number(&self, key: &Setting) -> Option<u64> {
         self.value(key).ok()?.trim().parse().ok()
     }
 }
 
 /// Who the interface is, if /sys and this thread's network namespace agree about it.
-fn identity(files: &dyn Files, link: &dyn Link, iface: &str) -> Result<Option<Identity>, NicError> {
+fn identity(files: &dyn Files, link: &dyn InterfaceOps, iface: &str) -> Result<Option<Identity>, NicError> {
     let no_interface = || NicError::NoInterface { iface: iface.to_owned() };
     let read = |name: &str| files.read(&format!("sys/class/net/{iface}/{name}"));
     let in_sys = match (read("ifindex"), read("address")) {
@@ -207,7 +207,7 @@ fn identity(files: &dyn Files, link: &dyn Link, iface: &str) -> Result<Option<Id
         Err(error) => match lack_of(&error) {
             Lack::NotSupported => None,
             _ if is_no_device(&error) => return Err(no_interface()),
-            _ => return Err(NicError::Link { iface: iface.to_owned(), error }),
+            _ => return Err(NicError::Interface { iface: iface.to_owned(), error }),
         },
     };
     let other = |seen: String| NicError::OtherNamespace { iface: iface.to_owned(), seen };

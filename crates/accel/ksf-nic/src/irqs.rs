@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::files::Files;
+use crate::interface::{Direction, InterfaceOps};
 use crate::inventory::with_parents;
-use crate::link::{Direction, Link};
-use crate::setting::{Key, irq_handlers};
+use crate::setting::{Setting, irq_handlers};
 
 /// The interrupt of one or more queues.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,8 +20,8 @@ pub struct QueueInterrupt {
 
 impl QueueInterrupt {
     /// The setting of its affinity.
-    pub fn key(&self) -> Key {
-        Key::Irq { number: self.number, handler: self.handler.clone() }
+    pub fn key(&self) -> Setting {
+        Setting::Irq { number: self.number, handler: self.handler.clone() }
     }
 }
 
@@ -29,7 +29,7 @@ impl QueueInterrupt {
 /// Interrupts that are of no queue (configuration, events, management) are left out, and those that cannot be told.
 pub(crate) fn queue_interrupts(
     files: &dyn Files,
-    link: &dyn Link,
+    link: &dyn InterfaceOps,
     iface: &str,
     device: Option<&str>,
 ) -> Vec<QueueInterrupt> {

@@ -7,13 +7,13 @@
 //! writes. What somebody else changed meanwhile is told and left alone.
 //!
 //! ```text
-//! Files (/sys, /proc) ─┐
-//!                      ├─► Inventory ─► Plan ─► apply ─► Record ─► verify, rollback
-//! Link (netlink) ──────┘      facts     pure     │         ▲
-//!                                                └─ before any write
+//! Files (/sys, /proc) ────┐
+//!                         ├─► Inventory ─► Plan ─► apply ─► Record ─► verify, rollback
+//! InterfaceOps (netlink) ─┘      facts     pure     │         ▲
+//!                                                   └─ before any write
 //! ```
 //!
-//! [`Files`], [`Link`] and [`Store`] are the only ways to the machine, so everything runs on a fake one too.
+//! [`Files`], [`InterfaceOps`] and [`Store`] are the only ways to the machine, so everything runs on a fake one too.
 //! docs/nic.md explains each choice. [`netlink`] is of use for other questions to the kernel, too.
 
 #![forbid(unsafe_code)]
@@ -21,10 +21,10 @@
 mod apply;
 mod error;
 mod files;
+mod interface;
 mod inventory;
 mod irqbalance;
 mod irqs;
-mod link;
 pub mod netlink;
 mod plan;
 mod record;
@@ -35,13 +35,15 @@ mod tuner;
 
 pub use error::NicError;
 pub use files::{Files, Tree};
+pub use interface::{
+    Channels, Coalescing, Direction, Identity, InterfaceOps, Netlink, NoInterfaceOps, Ntuple, QueueIrq,
+};
 pub use inventory::{Inventory, Irqbalance, Lack, check_name, interfaces};
 pub use irqbalance::{policy_script, write_policy};
 pub use irqs::QueueInterrupt;
 pub use ksf::cpus::{CpuSet, CpuSetError};
-pub use link::{Channels, Coalescing, Direction, Identity, Link, Netlink, NoLink, Ntuple, QueueIrq};
 pub use plan::{Action, DEFER_IRQS, GRO_FLUSH_NS, Intent, Item, Plan, RX_USECS, SOCK_FLOWS, Wish};
-pub use record::{Entry, FOLDER, Folder, FolderGuard, Phase, Place, Record, Store};
-pub use setting::{Group, Key};
-pub use steering::{Steering, Verdict};
-pub use tuner::{Finding, Outcome, Report, Tuner};
+pub use record::{Entry, FOLDER, Folder, FolderGuard, Origin, Phase, Record, Store};
+pub use setting::{Group, Setting};
+pub use steering::{ReceiveSteering, Verdict};
+pub use tuner::{Finding, Report, SettingResult, Tuner};

@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use crate::error::NicError;
+use crate::interface::Channels;
 use crate::inventory::{Inventory, Lack};
-use crate::link::Channels;
-use crate::setting::{Group, Key, channels_text, switch_text};
-use crate::steering::Steering;
+use crate::setting::{Group, Setting, channels_text, switch_text};
+use crate::steering::ReceiveSteering;
 use ksf::cpus::CpuSet;
 
 /// Entries of the machine's flow table: what the kernel's Documentation/networking/scaling.rst suggests for a server
@@ -73,7 +73,7 @@ pub struct Plan {
     /// What belongs to no single setting.
     pub notes: Vec<String>,
     /// Whether packets of a connection can follow the CPU that reads it, when the plan is applied.
-    pub steering: Steering,
+    pub steering: ReceiveSteering,
 }
 
 /// One setting in a plan.
@@ -81,7 +81,7 @@ pub struct Plan {
 pub struct Item {
     /// The setting.
     #[serde(flatten)]
-    pub key: Key,
+    pub key: Setting,
     /// Its value now, as the kernel writes it.
     pub now: Option<String>,
     /// The value it is to have; `None` where it is left alone.
@@ -141,7 +141,7 @@ impl Plan {
         planner.napi();
         let Planner { near, mut items, notes, rx, .. } = planner;
         items.sort_by(|one, other| one.key.cmp(&other.key));
-        let steering = Steering::planned(facts, &items, rx, cpus.len());
+        let steering = ReceiveSteering::planned(facts, &items, rx, cpus.len());
         Ok(Self {
             iface: facts.iface.clone(),
             driver: facts.driver.clone(),
@@ -181,7 +181,7 @@ impl Planner<'_> {
     fn queues(&mut self) {
         let wanted_for = |now: u32, max: u32| now.max(max.min(self.near.len() as u32));
         let Ok(now) = self.facts.channels else {
-            return self.put(Key::Channels, None, "");
+            return self.put(Setting::Channels, None, "");
         };
         let mut wanted = now;
         if now.combined_max > 0 {
@@ -193,7 +193,7 @@ impl Planner<'_> {
         let more = wanted != now;
         let cpus = counted(self.near.len() as u32, "CPU");
         let why = format!("a pair of queues for each of {cpus}, at most {}", maximum(now));
-        self.put(Key::Channels, Some(channels_text(wanted)), &why);
+        self.put(Setting::Channels, Some(channels_text(wanted)), &why);
         if more && !self.wish.skip.contains(&Group::Queues) {
             self.rx += wanted.combined - now.combined + (wanted.rx - now.rx);
             self.tx += wanted.combined - now.combined + (wanted.tx - now.tx);
@@ -209,23 +209,27 @@ impl Planner<'_> {
         let all = self.facts.coalescing.clone().unwrap_or_default();
         match self.wish.intent {
             Intent::Latency => {
-                self.put(Key::AdaptiveRx, Some(switch_text(false)), "adapting delays interrupts under load");
-                self.put(Key::RxUsecs, Some("0".to_owned()), "an interrupt at once");
+                self.put(Setting::AdaptiveRx, Some(switch_text(false)), "adapting delays interrupts under load");
+                self.put(Setting::RxUsecs, Some("0".to_owned()), "an interrupt at once");
             }
             Intent::Throughput => {
-                self.put(Key::AdaptiveRx, Some(switch_text(true)), "the driver adapts the delay to the traffic");
+                self.put(Setting::AdaptiveRx, Some(switch_text(true)), "the driver adapts the delay to the traffic");
                 if all.adaptive_rx.is_some() {
-                    self.leave(Key::RxUsecs, "adaptive-rx chooses it");
+                    self.leave(Setting::RxUsecs, "adaptive-rx chooses it");
                 } else {
                     let usecs = u64::from(all.rx_usecs.unwrap_or(0)).max(RX_USECS);
-                    self.put(Key::RxUsecs, Some(usecs.to_string()), "at most 20,000 interrupts per second and queue");
+                    self.put(
+                        Setting::RxUsecs,
+                        Some(usecs.to_string()),
+                        "at most 20,000 interrupts per second and queue",
+                    );
                 }
             }
         }
     }
 
     fn arfs(&mut self) {
-        let key = Key::Ntuple;
+        let key = Setting::Ntuple;
         match self.facts.ntuple {
             Ok(ntuple) if !ntuple.on && !ntuple.changeable => {
                 self.items.push(Item {
@@ -237,7 +241,7 @@ impl Planner<'_> {
                 });
             }
             Ok(_) if self.rx < 2 => self.leave(key, "one receive queue: there is nothing to choose for the hardware"),
-            Ok(_) if self.facts.value(&Key::SockFlows).is_err() => {
+            Ok(_) if self.facts.value(&Setting::SockFlows).is_err() => {
                 self.leave(key, "without a flow table (rps_sock_flow_entries) the hardware has nothing to follow");
             }
             _ => self.put(key, Some(switch_text(true)), "the hardware sends a connection's packets to its CPU's queue"),
@@ -284,7 +288,7 @@ impl Planner<'_> {
             ("0".to_owned(), "the queues spread over all CPUs already".to_owned())
         };
         for &queue in &self.facts.rx {
-            self.put(Key::Rps { queue }, Some(mask.clone()), &why);
+            self.put(Setting::Rps { queue }, Some(mask.clone()), &why);
         }
     }
 
@@ -292,24 +296,28 @@ impl Planner<'_> {
         if self.order.len() < 2 {
             return self.notes.push("receive flow steering: there is one CPU, and nothing to choose".to_owned());
         }
-        if self.facts.value(&Key::SockFlows) == Err(Lack::NotSupported) {
+        if self.facts.value(&Setting::SockFlows) == Err(Lack::NotSupported) {
             self.items.push(Item {
-                key: Key::SockFlows,
+                key: Setting::SockFlows,
                 now: None,
                 wanted: None,
                 action: Action::NotSupported,
                 why: "not in this network namespace: only the initial one has it".to_owned(),
             });
             for &queue in &self.facts.rx {
-                self.leave(Key::RpsFlows { queue }, "of no use without rps_sock_flow_entries");
+                self.leave(Setting::RpsFlows { queue }, "of no use without rps_sock_flow_entries");
             }
             return;
         }
-        let entries = self.facts.number(&Key::SockFlows).unwrap_or(0).max(SOCK_FLOWS);
-        self.put(Key::SockFlows, Some(entries.to_string()), "connections with a known CPU; all interfaces share it");
+        let entries = self.facts.number(&Setting::SockFlows).unwrap_or(0).max(SOCK_FLOWS);
+        self.put(
+            Setting::SockFlows,
+            Some(entries.to_string()),
+            "connections with a known CPU; all interfaces share it",
+        );
         let share = power_of_two_up_to(entries / u64::from(self.rx.max(1)));
         for &queue in &self.facts.rx {
-            let key = Key::RpsFlows { queue };
+            let key = Setting::RpsFlows { queue };
             let flows = self.facts.number(&key).unwrap_or(0).max(share);
             self.put(
                 key,
@@ -321,11 +329,11 @@ impl Planner<'_> {
 
     fn xps(&mut self) {
         let by_queues = self.facts.tx.iter().any(|&queue| {
-            let mask = self.facts.value(&Key::XpsRxqs { queue }).ok().map(CpuSet::from_mask);
+            let mask = self.facts.value(&Setting::XpsRxqs { queue }).ok().map(CpuSet::from_mask);
             mask.is_some_and(|mask| mask.is_ok_and(|queues| !queues.is_empty()))
         });
         for &queue in &self.facts.tx {
-            let key = Key::Xps { queue };
+            let key = Setting::Xps { queue };
             if self.tx < 2 {
                 self.leave(key, "one transmit queue: there is nothing to choose");
             } else if self.order.len() < 2 {
@@ -353,25 +361,27 @@ impl Planner<'_> {
             Intent::Latency => (0, 0, "no packet waits for a timer"),
             Intent::Throughput => (DEFER_IRQS, GRO_FLUSH_NS, "poll on by a timer before interrupts are enabled again"),
         };
-        self.put(Key::DeferIrqs, Some(defer.to_string()), why);
-        self.put(Key::GroFlush, Some(flush.to_string()), why);
+        self.put(Setting::DeferIrqs, Some(defer.to_string()), why);
+        self.put(Setting::GroFlush, Some(flush.to_string()), why);
         match self.wish.threaded {
-            None => self.leave(Key::Threaded, "softirq on the interrupt's CPU wakes nobody; --threaded-napi on or off"),
-            Some(on) => self.put(Key::Threaded, Some(u8::from(on).to_string()), "as asked for"),
+            None => {
+                self.leave(Setting::Threaded, "softirq on the interrupt's CPU wakes nobody; --threaded-napi on or off")
+            }
+            Some(on) => self.put(Setting::Threaded, Some(u8::from(on).to_string()), "as asked for"),
         }
     }
 
-    fn leave(&mut self, key: Key, why: &str) {
+    fn leave(&mut self, key: Setting, why: &str) {
         let now = self.facts.value(&key);
         let (now, action, why) = match now {
             Ok(now) => (Some(now.trim().to_owned()), Action::LeftAlone, why.to_owned()),
-            Err(Lack::NotSupported) if matches!(key, Key::Xps { .. }) => (None, Action::LeftAlone, why.to_owned()),
+            Err(Lack::NotSupported) if matches!(key, Setting::Xps { .. }) => (None, Action::LeftAlone, why.to_owned()),
             Err(lack) => (None, Action::NotSupported, self.lacking(&lack)),
         };
         self.items.push(Item { key, now, wanted: None, action, why });
     }
 
-    fn put(&mut self, key: Key, wanted: Option<String>, why: &str) {
+    fn put(&mut self, key: Setting, wanted: Option<String>, why: &str) {
         if self.wish.skip.contains(&key.group()) {
             return self.leave(key, "--skip");
         }
@@ -425,7 +435,7 @@ mod tests {
 
     #[test]
     fn the_fields_of_a_setting_do_not_hide_those_of_its_item() {
-        let key = Key::Irq { number: 38, handler: "virtio2-input.0".into() };
+        let key = Setting::Irq { number: 38, handler: "virtio2-input.0".into() };
         let item = Item { key, now: None, wanted: None, action: Action::Change, why: String::new() };
         let text = serde_json::to_string(&item).unwrap();
         for field in ["setting", "number", "handler", "action"] {

@@ -10,9 +10,9 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use crate::error::NicError;
-use crate::link::Identity;
+use crate::interface::Identity;
 use crate::plan::Intent;
-use crate::setting::Key;
+use crate::setting::Setting;
 
 /// Version of the record's form.
 const FORMAT: &str = "ksf-nic-record/1";
@@ -30,7 +30,7 @@ pub struct Record {
     /// Who it was.
     pub identity: Option<Identity>,
     /// What tells this boot, and this network namespace, from others.
-    pub place: Place,
+    pub place: Origin,
     /// What the settings are for.
     pub intent: Intent,
     /// How far it came.
@@ -41,7 +41,7 @@ pub struct Record {
 
 /// Where settings live: they end with the boot, and with the network namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct Origin {
     /// /proc/sys/kernel/random/boot_id.
     pub boot: String,
     /// The network namespace, as in /proc/PID/ns/net.
@@ -59,7 +59,7 @@ pub enum Phase {
     /// All is written.
     Applied,
     /// The number of queues is being changed back; these are the settings to restore then, whatever they are by now.
-    Restoring(Vec<Key>),
+    Restoring(Vec<Setting>),
 }
 
 /// One setting of a record.
@@ -67,7 +67,7 @@ pub enum Phase {
 pub struct Entry {
     /// The setting.
     #[serde(flatten)]
-    pub key: Key,
+    pub key: Setting,
     /// What it was, exactly as read.
     pub old: String,
     /// What it was set to; `None` if it is only recorded because a change of queues may reset it.
@@ -79,7 +79,7 @@ pub struct Entry {
 
 impl Entry {
     /// An entry before the first change.
-    pub fn new(key: Key, old: impl Into<String>, new: Option<&str>) -> Self {
+    pub fn new(key: Setting, old: impl Into<String>, new: Option<&str>) -> Self {
         Self { key, old: old.into(), new: new.map(str::to_owned), earlier: None }
     }
 
@@ -91,7 +91,7 @@ impl Entry {
 
 impl Record {
     /// A record before anything was changed.
-    pub fn new(iface: &str, identity: Option<Identity>, place: Place, intent: Intent) -> Self {
+    pub fn new(iface: &str, identity: Option<Identity>, place: Origin, intent: Intent) -> Self {
         Self {
             format: FORMAT.to_owned(),
             iface: iface.to_owned(),
@@ -104,7 +104,7 @@ impl Record {
     }
 
     /// The entry of a setting.
-    pub fn entry(&self, key: &Key) -> Option<&Entry> {
+    pub fn entry(&self, key: &Setting) -> Option<&Entry> {
         self.settings.iter().find(|entry| entry.key == *key)
     }
 }
@@ -266,9 +266,9 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     fn record() -> Record {
-        let mut record = Record::new("eth0", None, Place::default(), Intent::Latency);
-        record.settings.push(Entry::new(Key::Rps { queue: 511 }, "0\n", Some("3")));
-        let key = Key::Irq { number: 38, handler: "virtio2-input.0".into() };
+        let mut record = Record::new("eth0", None, Origin::default(), Intent::Latency);
+        record.settings.push(Entry::new(Setting::Rps { queue: 511 }, "0\n", Some("3")));
+        let key = Setting::Irq { number: 38, handler: "virtio2-input.0".into() };
         record.settings.push(Entry::new(key.clone(), "3\n", None));
         record.phase = Phase::Restoring(vec![key]);
         record

@@ -2,11 +2,11 @@
 
 use crate::error::NicError;
 use crate::files::Files;
+use crate::interface::InterfaceOps;
 use crate::inventory::{Lack, is_no_device, lack_of};
-use crate::link::Link;
 use crate::record::{Entry, Phase, Record, Store};
-use crate::setting::Key;
-use crate::tuner::{Finding, Outcome, Report, Tuner, check_same_interface, refusal};
+use crate::setting::Setting;
+use crate::tuner::{Finding, Report, SettingResult, Tuner, check_same_interface, refusal};
 
 /// What is to be done with an entry.
 enum Decision {
@@ -19,7 +19,7 @@ enum Decision {
     Unreadable(String),
 }
 
-impl<F: Files, L: Link, S: Store> Tuner<F, L, S> {
+impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
     /// Restores every recorded setting to its old value, exactly. May be called after an interrupted apply or rollback
     /// as well. A setting that somebody else has changed since is left alone, and stays on record, unless `force`.
     ///
@@ -48,13 +48,13 @@ impl<F: Files, L: Link, S: Store> Tuner<F, L, S> {
             },
         };
         let decisions = self.decide(iface, &record, force, is_here);
-        let restore: Vec<Key> = decisions
+        let restore: Vec<Setting> = decisions
             .iter()
             .filter(|(_, decision)| matches!(decision, Decision::Restore))
             .map(|(entry, _)| entry.key.clone())
             .collect();
         self.check_writable(iface, restore.iter())?;
-        if restore.contains(&Key::Channels) && !matches!(record.phase, Phase::Restoring(_)) {
+        if restore.contains(&Setting::Channels) && !matches!(record.phase, Phase::Restoring(_)) {
             // From the moment the queues change, values no longer tell whose they are.
             record.phase = Phase::Restoring(restore);
             self.store.save(&self.name(iface), &record)?;
@@ -74,7 +74,12 @@ impl<F: Files, L: Link, S: Store> Tuner<F, L, S> {
                 }
                 Decision::Unreadable(error) => (Finding::Refused, format!("cannot be read: {error}")),
             };
-            outcomes.push(Outcome { key: entry.key.clone(), wanted: entry.old.trim().to_owned(), finding, detail });
+            outcomes.push(SettingResult {
+                key: entry.key.clone(),
+                wanted: entry.old.trim().to_owned(),
+                finding,
+                detail,
+            });
         }
         self.settle(iface, record, &outcomes)?;
         Ok(Report { iface: iface.to_owned(), outcomes, notes, steering: None })
@@ -93,7 +98,7 @@ impl<F: Files, L: Link, S: Store> Tuner<F, L, S> {
         }
         let resizes = decisions
             .iter()
-            .any(|(entry, decision)| entry.key == Key::Channels && matches!(decision, Decision::Restore));
+            .any(|(entry, decision)| entry.key == Setting::Channels && matches!(decision, Decision::Restore));
         if resizes && !matches!(record.phase, Phase::Restoring(_)) {
             // The driver may reset settings when it gets its old queues back; and it may have done so when it got more,
             // so that a value that was not set yet when the apply was killed is neither old nor new.
@@ -177,8 +182,8 @@ impl<F: Files, L: Link, S: Store> Tuner<F, L, S> {
     }
 
     /// Keeps on record what is not restored; removes the record if all is.
-    fn settle(&mut self, iface: &str, mut record: Record, outcomes: &[Outcome]) -> Result<(), NicError> {
-        let is_open = |key: &Key| {
+    fn settle(&mut self, iface: &str, mut record: Record, outcomes: &[SettingResult]) -> Result<(), NicError> {
+        let is_open = |key: &Setting| {
             outcomes
                 .iter()
                 .any(|outcome| outcome.key == *key && matches!(outcome.finding, Finding::LeftAlone | Finding::Refused))
@@ -195,9 +200,9 @@ impl<F: Files, L: Link, S: Store> Tuner<F, L, S> {
 /// Queues first, because the others belong to them; then the last one that was applied first.
 fn in_order_of_rollback(mut decisions: Vec<(Entry, Decision)>) -> Vec<(Entry, Decision)> {
     decisions.sort_by(|(one, _), (other, _)| match (&one.key, &other.key) {
-        (Key::Channels, Key::Channels) => std::cmp::Ordering::Equal,
-        (Key::Channels, _) => std::cmp::Ordering::Less,
-        (_, Key::Channels) => std::cmp::Ordering::Greater,
+        (Setting::Channels, Setting::Channels) => std::cmp::Ordering::Equal,
+        (Setting::Channels, _) => std::cmp::Ordering::Less,
+        (_, Setting::Channels) => std::cmp::Ordering::Greater,
         (one, other) => other.cmp(one),
     });
     decisions

@@ -6,7 +6,7 @@ use std::io;
 use serde::{Deserialize, Serialize};
 
 use crate::files::Files;
-use crate::link::{Channels, Coalescing, Link};
+use crate::interface::{Channels, Coalescing, InterfaceOps};
 use ksf::cpus::CpuSet;
 
 /// Settings that belong together; `--skip` names them.
@@ -56,7 +56,7 @@ impl Group {
 /// before those of queues. Rollback goes the other way, but for queues, which come first there too.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(tag = "setting", rename_all = "snake_case")]
-pub enum Key {
+pub enum Setting {
     /// Numbers of queues.
     Channels,
     /// Adaptive interrupt coalescing of receive queues.
@@ -113,7 +113,7 @@ const IRQ_FILES: &[&str] = &[
     "spurious",
 ];
 
-impl Key {
+impl Setting {
     /// The group of the setting.
     pub fn group(&self) -> Group {
         match self {
@@ -211,7 +211,7 @@ impl Key {
     }
 
     /// The value now, as the kernel writes it.
-    pub(crate) fn read(&self, files: &dyn Files, link: &dyn Link, iface: &str) -> io::Result<String> {
+    pub(crate) fn read(&self, files: &dyn Files, link: &dyn InterfaceOps, iface: &str) -> io::Result<String> {
         match self {
             Self::Channels => Ok(channels_text(link.channels(iface)?)),
             Self::AdaptiveRx => {
@@ -230,7 +230,13 @@ impl Key {
     }
 
     /// Changes the value.
-    pub(crate) fn write(&self, files: &mut dyn Files, link: &mut dyn Link, iface: &str, value: &str) -> io::Result<()> {
+    pub(crate) fn write(
+        &self,
+        files: &mut dyn Files,
+        link: &mut dyn InterfaceOps,
+        iface: &str,
+        value: &str,
+    ) -> io::Result<()> {
         let bad = || io::Error::from(io::ErrorKind::InvalidData);
         let switch = || switch_of(value).ok_or_else(bad);
         match self {
@@ -250,7 +256,7 @@ impl Key {
     }
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Irq { number, handler } => write!(f, "irq {number} ({handler})"),
@@ -315,10 +321,10 @@ mod tests {
 
     #[test]
     fn masks_are_compared_as_sets_and_numbers_as_texts() {
-        let mask = Key::Rps { queue: 0 };
+        let mask = Setting::Rps { queue: 0 };
         assert!(mask.same("00000000,00000003\n", "3") && !mask.same("3", "1") && !mask.same("", "0"));
         // A mask would read them as the same set of CPUs.
-        assert!(!Key::GroFlush.same("010", "10") && Key::GroFlush.same("10\n", "10"));
+        assert!(!Setting::GroFlush.same("010", "10") && Setting::GroFlush.same("10\n", "10"));
     }
 
     #[test]
@@ -332,9 +338,15 @@ mod tests {
 
     #[test]
     fn queues_come_before_what_belongs_to_them() {
-        let mut keys = [Key::RpsFlows { queue: 0 }, Key::RxUsecs, Key::SockFlows, Key::AdaptiveRx, Key::Channels];
+        let mut keys = [
+            Setting::RpsFlows { queue: 0 },
+            Setting::RxUsecs,
+            Setting::SockFlows,
+            Setting::AdaptiveRx,
+            Setting::Channels,
+        ];
         keys.sort();
-        let names: Vec<&str> = keys.iter().map(Key::name).collect();
+        let names: Vec<&str> = keys.iter().map(Setting::name).collect();
         assert_eq!(names, ["channels", "adaptive-rx", "rx-usecs", "rps_sock_flow_entries", "rps_flow_cnt"]);
     }
 }

@@ -7,11 +7,11 @@ use serde::Serialize;
 
 use crate::inventory::Inventory;
 use crate::plan::{Action, Item};
-use crate::setting::Key;
+use crate::setting::Setting;
 
 /// Whether packets follow their readers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Steering {
+pub struct ReceiveSteering {
     /// By RFS.
     pub software: Verdict,
     /// By aRFS.
@@ -37,7 +37,7 @@ impl Verdict {
     }
 }
 
-impl Steering {
+impl ReceiveSteering {
     /// As it is now.
     pub fn present(facts: &Inventory) -> Self {
         Self::judge(facts, &[], facts.rx.len() as u32, facts.online.and(&facts.allowed).len())
@@ -49,25 +49,25 @@ impl Steering {
     }
 
     fn judge(facts: &Inventory, items: &[Item], rx: u32, cpus: usize) -> Self {
-        let value = |key: &Key| {
+        let value = |key: &Setting| {
             let planned = items.iter().find(|item| item.key == *key && item.action == Action::Change);
             let planned = planned.and_then(|item| item.wanted.clone());
             planned.or_else(|| facts.value(key).ok().map(|value| value.trim().to_owned()))
         };
-        let number = |key: &Key| value(key).and_then(|value| value.parse::<u64>().ok());
+        let number = |key: &Setting| value(key).and_then(|value| value.parse::<u64>().ok());
         let without: Vec<u32> =
-            facts.rx.iter().copied().filter(|&queue| number(&Key::RpsFlows { queue }).unwrap_or(0) == 0).collect();
+            facts.rx.iter().copied().filter(|&queue| number(&Setting::RpsFlows { queue }).unwrap_or(0) == 0).collect();
         let software = if cpus < 2 {
             Verdict::no("there is one CPU")
         } else {
-            match number(&Key::SockFlows) {
+            match number(&Setting::SockFlows) {
                 None => Verdict::no("rps_sock_flow_entries exists only in the initial network namespace"),
                 Some(0) => Verdict::no("rps_sock_flow_entries is 0"),
                 Some(entries) if without.is_empty() => Verdict::yes(format!("RFS, a table of {entries} flows")),
                 Some(_) => Verdict::no(format!("rps_flow_cnt is 0 on {} of {} queues", without.len(), facts.rx.len())),
             }
         };
-        let ntuple_on = value(&Key::Ntuple).as_deref() == Some("on");
+        let ntuple_on = value(&Setting::Ntuple).as_deref() == Some("on");
         let hardware = match &facts.ntuple {
             _ if rx < 2 => Verdict::no("one receive queue"),
             Err(_) => Verdict::no(format!("{} has no ntuple filters", facts.driver)),

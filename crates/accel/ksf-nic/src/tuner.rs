@@ -6,12 +6,12 @@ use serde::Serialize;
 
 use crate::error::NicError;
 use crate::files::Files;
+use crate::interface::{Identity, InterfaceOps};
 use crate::inventory::{Inventory, Lack, lack_of};
-use crate::link::{Identity, Link};
 use crate::plan::{Plan, Wish};
-use crate::record::{Phase, Place, Record, Store};
-use crate::setting::Key;
-use crate::steering::Steering;
+use crate::record::{Origin, Phase, Record, Store};
+use crate::setting::Setting;
+use crate::steering::ReceiveSteering;
 
 /// Works on the interfaces of a machine.
 #[derive(Debug)]
@@ -27,19 +27,19 @@ pub struct Report {
     /// The interface.
     pub iface: String,
     /// Its settings.
-    pub outcomes: Vec<Outcome>,
+    pub outcomes: Vec<SettingResult>,
     /// What belongs to no single setting.
     pub notes: Vec<String>,
     /// Whether packets of a connection follow the CPU that reads it, as it is now. `None` if that is not known.
-    pub steering: Option<Steering>,
+    pub steering: Option<ReceiveSteering>,
 }
 
 /// What became of a setting.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Outcome {
+pub struct SettingResult {
     /// The setting.
     #[serde(flatten)]
-    pub key: Key,
+    pub key: Setting,
     /// The value it was to have.
     pub wanted: String,
     /// What became of it.
@@ -82,7 +82,7 @@ impl Report {
     }
 }
 
-impl<F: Files, L: Link, S: Store> Tuner<F, L, S> {
+impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
     /// Works on a machine.
     pub fn new(files: F, link: L, store: S) -> Self {
         Self { files, link, store }
@@ -119,9 +119,9 @@ impl<F: Files, L: Link, S: Store> Tuner<F, L, S> {
                 Err(error) if lack_of(&error) == Lack::NotSupported => (Finding::Gone, String::new()),
                 Err(error) => (Finding::Differs, format!("cannot be read: {error}")),
             };
-            outcomes.push(Outcome { key: entry.key.clone(), wanted: wanted.trim().to_owned(), finding, detail });
+            outcomes.push(SettingResult { key: entry.key.clone(), wanted: wanted.trim().to_owned(), finding, detail });
         }
-        let steering = Some(Steering::present(&facts));
+        let steering = Some(ReceiveSteering::present(&facts));
         Ok(Report { iface: iface.to_owned(), outcomes, notes: Vec::new(), steering })
     }
 
@@ -140,13 +140,17 @@ impl<F: Files, L: Link, S: Store> Tuner<F, L, S> {
         }
     }
 
-    pub(crate) fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> Origin {
         let boot = self.files.read("proc/sys/kernel/random/boot_id").unwrap_or_default();
-        Place { boot: boot.trim().to_owned(), namespace: self.link.namespace() }
+        Origin { boot: boot.trim().to_owned(), namespace: self.link.namespace() }
     }
 
     /// Finds out, without changing anything, whether settings may be written.
-    pub(crate) fn check_writable<'a>(&self, iface: &str, keys: impl Iterator<Item = &'a Key>) -> Result<(), NicError> {
+    pub(crate) fn check_writable<'a>(
+        &self,
+        iface: &str,
+        keys: impl Iterator<Item = &'a Setting>,
+    ) -> Result<(), NicError> {
         for path in keys.filter_map(|key| key.path(iface)) {
             match self.files.writable(&path) {
                 Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
@@ -162,11 +166,11 @@ impl<F: Files, L: Link, S: Store> Tuner<F, L, S> {
         Ok(())
     }
 
-    pub(crate) fn read(&self, iface: &str, key: &Key) -> io::Result<String> {
+    pub(crate) fn read(&self, iface: &str, key: &Setting) -> io::Result<String> {
         key.read(&self.files, &self.link, iface)
     }
 
-    pub(crate) fn write(&mut self, iface: &str, key: &Key, value: &str) -> io::Result<()> {
+    pub(crate) fn write(&mut self, iface: &str, key: &Setting, value: &str) -> io::Result<()> {
         key.write(&mut self.files, &mut self.link, iface, value)
     }
 }
@@ -194,11 +198,11 @@ pub(crate) fn check_same_interface(record: &Record, now: Option<&Identity>) -> R
 }
 
 /// Why a write failed, in words that say more than the error number where its meaning is known.
-pub(crate) fn refusal(key: &Key, driver: &str, error: &io::Error) -> String {
+pub(crate) fn refusal(key: &Setting, driver: &str, error: &io::Error) -> String {
     let is = |errno: rustix::io::Errno| error.raw_os_error() == Some(errno.raw_os_error());
     if is(rustix::io::Errno::OPNOTSUPP) {
         format!("not supported by {driver}")
-    } else if is(rustix::io::Errno::IO) && matches!(key, Key::Irq { .. }) {
+    } else if is(rustix::io::Errno::IO) && matches!(key, Setting::Irq { .. }) {
         "the kernel manages the affinity of this interrupt itself".to_owned()
     } else {
         error.to_string()

@@ -5,7 +5,7 @@ mod common;
 use std::collections::BTreeSet;
 
 use common::{IFACE, Model, World, queue_file, wish};
-use ksf_nic::{Action, CpuSet, Entry, Finding, Group, Identity, Intent, Key, Lack, NicError, Plan, Record, Report};
+use ksf_nic::{Action, CpuSet, Entry, Finding, Group, Identity, Intent, Lack, NicError, Plan, Record, Report, Setting};
 use proptest::prelude::*;
 
 const FLOWS: &str = "proc/sys/net/core/rps_sock_flow_entries";
@@ -141,7 +141,7 @@ fn intentions_differ_where_it_matters() {
     // And without any, as on veth.
     let none = World::new(Model { coalescing: false, ..model(4, 4) });
     let throughput = plan(&none, Intent::Throughput);
-    let usecs = throughput.items.iter().find(|item| item.key == Key::RxUsecs).unwrap();
+    let usecs = throughput.items.iter().find(|item| item.key == Setting::RxUsecs).unwrap();
     assert_eq!((usecs.action, usecs.why.as_str()), (Action::NotSupported, "not supported by fakenic"));
 }
 
@@ -413,7 +413,7 @@ fn a_read_only_tree_is_told_before_anything_changes() {
 fn second(world: &World, old: &str, new: &str) -> Record {
     let mut record: Record = world.0.borrow().records["eth0.1"].clone();
     record.iface = "eth1".into();
-    record.settings = vec![Entry::new(Key::SockFlows, old, Some(new))];
+    record.settings = vec![Entry::new(Setting::SockFlows, old, Some(new))];
     world.0.borrow_mut().records.insert("eth1.1".into(), record.clone());
     record
 }
@@ -430,7 +430,7 @@ fn what_interfaces_share_is_restored_by_the_last() {
     assert_eq!(world.0.borrow().records["eth1.1"].settings[0].old, "0\n");
     // The other one came first, and knows by itself.
     apply(&world, Intent::Latency);
-    assert_eq!(world.0.borrow().records["eth0.1"].entry(&Key::SockFlows).unwrap().old, "32768\n");
+    assert_eq!(world.0.borrow().records["eth0.1"].entry(&Setting::SockFlows).unwrap().old, "32768\n");
     world.tuner().rollback(IFACE, false).unwrap();
     assert_eq!(
         (world.text(FLOWS), world.0.borrow().records["eth1.1"].settings[0].old.as_str()),
@@ -537,6 +537,6 @@ fn an_unreadable_value_is_no_reason_to_write() {
     let world = World::new(model(4, 4));
     world.0.borrow_mut().files.remove(FLUSH);
     let facts = world.tuner().look(IFACE).unwrap();
-    assert_eq!(facts.value(&Key::GroFlush), Err(Lack::NotSupported));
+    assert_eq!(facts.value(&Setting::GroFlush), Err(Lack::NotSupported));
     assert_eq!(item(&plan(&world, Intent::Throughput), "gro_flush_timeout").0, Action::NotSupported);
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use ksf_nic::{Action, Finding, Folder, Intent, NicError, NoLink, Tree, Tuner, Wish, interfaces};
+use ksf_nic::{Action, Finding, Folder, Intent, NicError, NoInterfaceOps, Tree, Tuner, Wish, interfaces};
 use tempfile::TempDir;
 
 struct Machine(TempDir);
@@ -51,8 +51,8 @@ impl Machine {
         machine
     }
 
-    fn tuner(&self) -> Tuner<Tree, NoLink, Folder> {
-        Tuner::new(Tree::new(self.0.path()), NoLink, Folder::new(self.0.path().join("run/ksf/nic")))
+    fn tuner(&self) -> Tuner<Tree, NoInterfaceOps, Folder> {
+        Tuner::new(Tree::new(self.0.path()), NoInterfaceOps, Folder::new(self.0.path().join("run/ksf/nic")))
     }
 
     /// Every file with its bytes.

@@ -155,7 +155,7 @@ fn from_listener(call: Call, instance: &Instance, entry: &Entry) -> c_int {
     result
 }
 
-/// What to make of `Control::calls`: it may be wrong for a moment, where a process is killed between the hint and the
+/// What to make of `Control::rescue_pending`: it may be wrong for a moment, where a process is killed between the hint and the
 /// call. Who looks all the same now and then does not wake up for a call it never sees.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Hint {
@@ -166,7 +166,7 @@ enum Hint {
 /// From a queue that needs somebody, if the holder has called for help. None: nothing there.
 fn from_rescue(call: Call, slot: usize, instance: &Instance, entry: &Entry, hint: Hint) -> Option<c_int> {
     let rescue = entry.rescue.load()?;
-    if hint == Hint::Heeded && !is_called(slot) {
+    if hint == Hint::Heeded && !is_rescue_pending(slot) {
         return None;
     }
     let mut calls = [0; 8];
@@ -191,11 +191,11 @@ fn from_rescue(call: Call, slot: usize, instance: &Instance, entry: &Entry, hint
         if result >= 0 {
             count(instance, |worker| &worker.accepted_stolen);
             // There may be more: the next look, by whomever, shall come here again.
-            call_on(slot, rescue);
+            pass_rescue_on(slot, rescue);
             return Some(result);
         }
         if errno() == libc::EMFILE || errno() == libc::ENFILE {
-            call_on(slot, rescue);
+            pass_rescue_on(slot, rescue);
             return Some(result);
         }
     }
@@ -203,15 +203,15 @@ fn from_rescue(call: Call, slot: usize, instance: &Instance, entry: &Entry, hint
 }
 
 /// True where the holder, or a worker, may have called for help.
-fn is_called(slot: usize) -> bool {
+fn is_rescue_pending(slot: usize) -> bool {
     let bit = 1u64 << LISTENERS[slot].index.load(Ordering::Relaxed);
-    state().is_some_and(|state| state.control.calls.load(Ordering::SeqCst) & bit != 0)
+    state().is_some_and(|state| state.control.rescue_pending.load(Ordering::SeqCst) & bit != 0)
 }
 
-/// Passes a call for help on.
-fn call_on(slot: usize, rescue: c_int) {
+/// Asks for another rescue: there may be more to take.
+fn pass_rescue_on(slot: usize, rescue: c_int) {
     let bit = 1u64 << LISTENERS[slot].index.load(Ordering::Relaxed);
-    let note = || state().map(|state| state.control.calls.fetch_or(bit, Ordering::SeqCst));
+    let note = || state().map(|state| state.control.rescue_pending.fetch_or(bit, Ordering::SeqCst));
     // Before, for who wakes up at once; and after, because the holder clears what it does not see called.
     note();
     let _ = rustix::io::write(borrow(rescue), &1u64.to_ne_bytes());

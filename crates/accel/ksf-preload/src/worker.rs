@@ -50,7 +50,7 @@ pub(crate) fn entry(instance: usize, slot: usize) -> Option<&'static Entry> {
     (entry.stage.load(Ordering::Acquire) != ENTRY_NONE).then_some(entry)
 }
 
-/// Makes one event of those of a listener, its queue and the call for help, which all have the program's data: the
+/// Makes one event of those of a listener, its queue and its rescue eventfd, which all have the program's data: the
 /// program gave up one descriptor, and after its first event may have freed what the data point to. Other descriptors
 /// with the same data may join in: who gives two the same cannot ask which of them it was.
 #[inline]
@@ -375,7 +375,7 @@ fn delete(_entered: &Entered, epoll: c_int, fd: c_int, slot: usize, plain: impl 
     }
 }
 
-/// Watches the queue, and the holder's calls for help, beside the listener.
+/// Watches the queue, and the rescue eventfd, beside the listener.
 fn watch(instance: &Instance, slot: usize, entry: &Entry) {
     let Some(epoll) = instance.epoll.load() else { return };
     let events = entry.events.load(Ordering::Relaxed);
@@ -410,7 +410,7 @@ fn set_watched(epoll: c_int, fd: c_int, events: u32, data: u64) -> Result<(), Er
     }
 }
 
-/// Puts an epoll instance with queue, listener and calls for help into the program's instance, under the listener's
+/// Puts an epoll instance with queue, listener and rescue eventfd into the program's instance, under the listener's
 /// name. With EPOLLONESHOT, an event of one must silence all three until the program asks again.
 ///
 /// None: it could not be made.

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use common::*;
 use ksf_accel::status::{self, Status};
-use ksf_accel::{Options, run};
+use ksf_accel::{AccelOptions, run};
 use rustix::process::Signal;
 
 /// `ksf accel run -- PROGRAM`, with a holder whose status is in the folder.
@@ -26,7 +26,7 @@ fn helper_run() {
         return;
     }
     let variable = |name| std::env::var_os(name).unwrap();
-    let mut options = Options::default();
+    let mut options = AccelOptions::default();
     options.status_folder = Some(variable("FOLDER").into());
     let prepared = run::prepare(&options, Helper::command("helper_holder"), variable("LIBRARY").as_ref()).unwrap();
     let arguments = std::env::var("ARGUMENTS").unwrap_or_default();

@@ -36,9 +36,9 @@ use rustix::thread::CpuSet;
 use crate::address::Address;
 use crate::homes::{self, Homes};
 use crate::network::{self, Listening};
-use crate::status::{self, Counters, ListenerStatus, QueueStatus, Request, Status, WorkerStatus};
-use crate::steer::{Action, Claim, Rules, Steering};
-use crate::{AccelError, Level, Options, sys};
+use crate::status::{self, ListenerStatus, QueueStatus, Request, Status, WorkerCounters, WorkerStatus};
+use crate::steer::{Action, Claim, QueueSteering, Rules};
+use crate::{AccelError, AccelOptions, Level, sys};
 
 /// Between two looks at the program.
 const LOOK: Duration = Duration::from_secs(1);
@@ -57,7 +57,7 @@ impl Attached {
     ///
     /// Needs CAP_BPF and CAP_NET_ADMIN, and the right to trace the processes (CAP_SYS_PTRACE for those of others);
     /// CAP_SYS_ADMIN for another network namespace.
-    pub fn new(pids: &[u32], options: Options) -> Result<Self, AccelError> {
+    pub fn new(pids: &[u32], options: AccelOptions) -> Result<Self, AccelError> {
         options.check()?;
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| AccelError::system("eventfd()", error))?;
@@ -105,13 +105,13 @@ impl Drop for Attached {
 
 /// What the thread owns.
 struct Attachment {
-    options: Options,
+    options: AccelOptions,
     roots: Vec<u32>,
-    steering: Steering,
+    steering: QueueSteering,
     listeners: Vec<Option<Listener>>,
     workers: Vec<Option<Worker>>,
     homes: Homes,
-    ended_workers: Counters,
+    ended_workers: WorkerCounters,
     /// pidfds of the processes that live.
     processes: BTreeMap<u32, OwnedFd>,
     pinned: BTreeMap<u32, CpuSet>,
@@ -141,7 +141,7 @@ const STATUS: u64 = 1;
 const PROCESS: u64 = 2;
 
 impl Attachment {
-    fn new(pids: &[u32], options: Options, stop: &Arc<OwnedFd>) -> Result<Self, AccelError> {
+    fn new(pids: &[u32], options: AccelOptions, stop: &Arc<OwnedFd>) -> Result<Self, AccelError> {
         let system = |action| move |error: rustix::io::Errno| AccelError::system(action, error);
         let mut processes = BTreeMap::new();
         for &pid in pids {
@@ -154,12 +154,12 @@ impl Attachment {
             .ok_or_else(|| AccelError::Option { option: "processes", problem: "none is named".to_owned() })?;
         enter_network_of(*first)
             .map_err(|error| AccelError::system("entering the program's network namespace", error))?;
-        let options = Options {
+        let options = AccelOptions {
             level: Some(Level::SkLookup),
             program: if options.program.is_empty() { scan::command(*first) } else { options.program },
             ..options
         };
-        let steering = Steering::choose(&options)?;
+        let steering = QueueSteering::choose(&options)?;
         if steering.level() != Level::SkLookup {
             let why = steering.refused.first().map(|refused| refused.why.clone()).unwrap_or_default();
             return Err(AccelError::Unavailable { what: "steering from outside needs an sk_lookup program", why });
@@ -172,7 +172,7 @@ impl Attachment {
             listeners: (0..LISTENERS_MAX).map(|_| None).collect(),
             workers: (0..WORKERS_MAX).map(|_| None).collect(),
             homes: Homes::default(),
-            ended_workers: Counters::default(),
+            ended_workers: WorkerCounters::default(),
             processes: BTreeMap::new(),
             pinned: BTreeMap::new(),
             status_socket: folder.and_then(|folder| StatusSocket::in_folder(&folder).ok()),

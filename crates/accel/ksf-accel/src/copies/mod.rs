@@ -22,7 +22,7 @@ use rustix::thread::CpuSet;
 
 use crate::attach::Attached;
 use crate::bpf::{self, Loading};
-use crate::{AccelError, Options, homes, steer};
+use crate::{AccelError, AccelOptions, homes, steer};
 use cgroup::Cgroup;
 
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/share.bpf.o"));
@@ -37,7 +37,7 @@ const PASSED_ON: [i32; 7] =
 /// The copies of a program.
 #[derive(Debug)]
 pub struct Copies {
-    copies: Vec<Copy>,
+    copies: Vec<CopyProcess>,
     /// In the order in which they ended.
     ended: Vec<ExitStatus>,
     attached: Result<Attached, AccelError>,
@@ -46,7 +46,7 @@ pub struct Copies {
 }
 
 #[derive(Debug)]
-struct Copy {
+struct CopyProcess {
     child: Child,
     pidfd: OwnedFd,
 }
@@ -56,7 +56,11 @@ impl Copies {
     /// now on this thread's signals are the copies'. To be called before other threads are started.
     ///
     /// Needs CAP_BPF and CAP_NET_ADMIN, and the right to make a cgroup.
-    pub fn start(count: usize, mut command: impl FnMut() -> Command, options: Options) -> Result<Self, AccelError> {
+    pub fn start(
+        count: usize,
+        mut command: impl FnMut() -> Command,
+        options: AccelOptions,
+    ) -> Result<Self, AccelError> {
         options.check()?;
         if !(1..=COPIES_MAX).contains(&count) {
             let problem = format!("{count} were asked for, possible are 1 to {COPIES_MAX}");
@@ -74,7 +78,7 @@ impl Copies {
             let (entrance, before) = (entrance.as_raw_fd(), signals.before);
             // SAFETY: between fork and exec only the system calls of `become_copy` are made.
             unsafe { command.pre_exec(move || become_copy(entrance, cpu, &before)) };
-            let started = command.spawn().and_then(Copy::new);
+            let started = command.spawn().and_then(CopyProcess::new);
             match started {
                 Ok(copy) => copies.push(copy),
                 Err(error) => {
@@ -117,7 +121,7 @@ impl Copies {
                 self.pass_on(signal);
             }
             if let Some(index) = ended {
-                let Copy { mut child, .. } = self.copies.remove(index);
+                let CopyProcess { mut child, .. } = self.copies.remove(index);
                 // Its end was announced; where SIGCHLD is ignored, the kernel has taken its status.
                 let status = child.wait().unwrap_or_default();
                 self.ended.push(status);
@@ -146,14 +150,14 @@ impl Drop for Copies {
     }
 }
 
-fn end_all(copies: &mut Vec<Copy>) {
+fn end_all(copies: &mut Vec<CopyProcess>) {
     for mut copy in copies.drain(..) {
         let _ = copy.child.kill();
         let _ = copy.child.wait();
     }
 }
 
-impl Copy {
+impl CopyProcess {
     fn new(mut child: Child) -> io::Result<Self> {
         let pid = rustix::process::Pid::from_child(&child);
         match rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) {

@@ -13,20 +13,9 @@ use libbpf_rs::btf::types::Struct;
 
 use super::{CpuMask, FlowError, Layout, PortRange, source_port};
 
-/// One thing looked at.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
-    /// Stable name.
-    pub name: &'static str,
-    /// What was looked at, in words.
-    pub title: &'static str,
-    /// What was found.
-    pub outcome: Outcome,
-}
-
 /// What was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CheckResult {
     /// It is there; how that was seen.
     Works(String),
     /// It is not.
@@ -52,7 +41,7 @@ pub struct Check {
     /// What happens on a machine without it.
     pub fallback: &'static str,
     /// Looks. Leaves nothing behind, and takes a few milliseconds.
-    pub run: fn() -> Outcome,
+    pub run: fn() -> CheckResult,
 }
 
 /// Everything that is looked at.
@@ -114,21 +103,16 @@ pub const FAST_VFS: Check = Check {
     run: fast_vfs,
 };
 
-/// Looks at everything.
-pub fn report() -> Vec<Finding> {
-    CHECKS.iter().map(|check| Finding { name: check.name, title: check.title, outcome: (check.run)() }).collect()
+fn works(detail: impl Into<String>) -> CheckResult {
+    CheckResult::Works(detail.into())
 }
 
-fn works(detail: impl Into<String>) -> Outcome {
-    Outcome::Works(detail.into())
-}
-
-fn fails(cause: impl Into<String>, errno: Option<i32>, remedy: impl Into<String>) -> Outcome {
-    Outcome::Fails { cause: cause.into(), errno, remedy: remedy.into() }
+fn fails(cause: impl Into<String>, errno: Option<i32>, remedy: impl Into<String>) -> CheckResult {
+    CheckResult::Fails { cause: cause.into(), errno, remedy: remedy.into() }
 }
 
 /// Connects on loopback from a range of 16 ports.
-fn port_range() -> Outcome {
+fn port_range() -> CheckResult {
     let attempt = || -> io::Result<Result<u16, io::Error>> {
         let range = PortRange::of_this_network()?;
         let cpu: CpuMask = [0].into_iter().collect();
@@ -151,11 +135,11 @@ fn port_range() -> Outcome {
             error.raw_os_error(),
             "boot Linux 6.3 or later; in a sandbox allow setsockopt",
         ),
-        Err(error) => Outcome::Unknown(format!("cannot connect on loopback: {error}")),
+        Err(error) => CheckResult::Unknown(format!("cannot connect on loopback: {error}")),
     }
 }
 
-fn cpumap() -> Outcome {
+fn cpumap() -> CheckResult {
     let attempt = || -> Result<usize, FlowError> {
         let cpus = CpuMask::of_this_thread().map_err(|error| FlowError::system("asking for the CPUs", error))?;
         // Ports do not matter here.
@@ -169,7 +153,7 @@ fn cpumap() -> Outcome {
     }
 }
 
-fn cgroup_connect() -> Outcome {
+fn cgroup_connect() -> CheckResult {
     if let Err(error) = super::connect::load() {
         return refused(&error, "boot a kernel with CONFIG_CGROUP_BPF");
     }
@@ -188,7 +172,7 @@ fn cgroup_connect() -> Outcome {
     }
 }
 
-fn early_demux() -> Outcome {
+fn early_demux() -> CheckResult {
     let read = |name: &str| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}"));
     match (read("ip_early_demux"), read("tcp_early_demux")) {
         (Ok(ip), Ok(tcp)) => match (ip.trim(), tcp.trim()) {
@@ -205,20 +189,20 @@ fn early_demux() -> Outcome {
             _ => works("net.ipv4.ip_early_demux and tcp_early_demux are on in this network namespace"),
         },
         (Err(error), _) | (_, Err(error)) => {
-            Outcome::Unknown(format!("net.ipv4.*_early_demux cannot be read: {error}"))
+            CheckResult::Unknown(format!("net.ipv4.*_early_demux cannot be read: {error}"))
         }
     }
 }
 
 /// The cache is a field of the kernel's per-CPU `struct napi_alloc_cache`. No counter shows its use; that it
 /// exists can be seen in the kernel's type information.
-fn skb_cache() -> Outcome {
+fn skb_cache() -> CheckResult {
     let btf = match Btf::from_vmlinux() {
         Ok(btf) => btf,
-        Err(error) => return Outcome::Unknown(format!("the kernel's type information cannot be read: {error}")),
+        Err(error) => return CheckResult::Unknown(format!("the kernel's type information cannot be read: {error}")),
     };
     let Some(cache) = btf.type_by_name::<Struct<'_>>("napi_alloc_cache") else {
-        return Outcome::Unknown("the kernel's type information has no struct napi_alloc_cache".into());
+        return CheckResult::Unknown("the kernel's type information has no struct napi_alloc_cache".into());
     };
     let field = cache.iter().find(|member| member.name == Some(OsStr::new("skb_cache")));
     match field {
@@ -229,7 +213,7 @@ fn skb_cache() -> Outcome {
     }
 }
 
-fn deferred_free() -> Outcome {
+fn deferred_free() -> CheckResult {
     const PATH: &str = "/proc/sys/net/core/skb_defer_max";
     match fs::read_to_string(PATH) {
         Ok(text) => match text.trim() {
@@ -238,18 +222,18 @@ fn deferred_free() -> Outcome {
         },
         // The setting belongs to the whole machine, so other network namespaces do not show it.
         Err(error) if error.kind() == io::ErrorKind::NotFound && !in_first_network() => {
-            Outcome::Unknown("net.core.skb_defer_max is shown in the first network namespace only".into())
+            CheckResult::Unknown("net.core.skb_defer_max is shown in the first network namespace only".into())
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             fails("there is no net.core.skb_defer_max", error.raw_os_error(), "boot Linux 5.19 or later")
         }
-        Err(error) => Outcome::Unknown(format!("{PATH}: {error}")),
+        Err(error) => CheckResult::Unknown(format!("{PATH}: {error}")),
     }
 }
 
 /// A socket's name is no part of the dentry cache (d_alloc_pseudo(), 4b93688), so it leaves none there: that is tried. Its
 /// inode is on no list of the file system either (a209dfc); from outside only the time of it all can be seen.
-fn fast_vfs() -> Outcome {
+fn fast_vfs() -> CheckResult {
     const SOCKETS: i64 = 1000;
     let mut left = i64::MAX;
     let mut each_ns = u128::MAX;
@@ -259,14 +243,14 @@ fn fast_vfs() -> Outcome {
         let begin = Instant::now();
         for _ in 0..SOCKETS {
             if let Err(error) = tcp_socket() {
-                return Outcome::Unknown(format!("cannot make a socket: {error}"));
+                return CheckResult::Unknown(format!("cannot make a socket: {error}"));
             }
         }
         each_ns = each_ns.min(begin.elapsed().as_nanos() / SOCKETS as u128);
         match (before, unused_dentries()) {
             (Ok(before), Ok(after)) => left = left.min((after - before).abs()),
             (Err(error), _) | (_, Err(error)) => {
-                return Outcome::Unknown(format!("fs.dentry-state cannot be read: {error}"));
+                return CheckResult::Unknown(format!("fs.dentry-state cannot be read: {error}"));
             }
         }
         if left < SOCKETS / 2 {
@@ -276,7 +260,9 @@ fn fast_vfs() -> Outcome {
             ));
         }
     }
-    Outcome::Unknown(format!("the dentry cache changed by {left} names while {SOCKETS} sockets were made and closed"))
+    CheckResult::Unknown(format!(
+        "the dentry cache changed by {left} names while {SOCKETS} sockets were made and closed"
+    ))
 }
 
 /// Dentries that nobody uses and the cache keeps: the second number of fs.dentry-state.
@@ -291,7 +277,7 @@ fn tcp_socket() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
 }
 
-fn refused(error: &FlowError, remedy: &str) -> Outcome {
+fn refused(error: &FlowError, remedy: &str) -> CheckResult {
     match error {
         FlowError::NotPermitted { .. } => {
             fails(error.to_string(), Some(libc::EPERM), "run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON")
@@ -312,17 +298,16 @@ mod tests {
 
     #[test]
     fn everything_is_looked_at_and_explained() {
-        let findings = report();
-        assert_eq!(findings.len(), CHECKS.len());
-        for finding in findings {
-            let text = match &finding.outcome {
-                Outcome::Works(text) | Outcome::Unknown(text) => text,
-                Outcome::Fails { cause, remedy, .. } => {
-                    assert!(!remedy.is_empty(), "{finding:?}");
+        for check in CHECKS {
+            let result = (check.run)();
+            let text = match &result {
+                CheckResult::Works(text) | CheckResult::Unknown(text) => text,
+                CheckResult::Fails { cause, remedy, .. } => {
+                    assert!(!remedy.is_empty(), "{check:?}: {result:?}");
                     cause
                 }
             };
-            assert!(!text.is_empty() && finding.name.starts_with("flow_"), "{finding:?}");
+            assert!(!text.is_empty() && check.name.starts_with("flow_"), "{check:?}: {result:?}");
         }
     }
 }

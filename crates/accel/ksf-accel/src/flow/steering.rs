@@ -96,7 +96,7 @@ pub enum Fate {
     Passed(&'static str),
 }
 
-/// Loaded programs, and the interface they are attached to. Counters go on when the mode changes; what policies keep in
+/// Loaded programs, and the interface they are attached to. WorkerCounters go on when the mode changes; what policies keep in
 /// maps of their own begins anew. Everything is held by descriptors: dropping it, or the end
 /// of the process, detaches, and frames take their usual way from then on.
 #[derive(Debug)]

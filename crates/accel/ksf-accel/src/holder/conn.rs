@@ -18,7 +18,7 @@ use crate::sys;
 /// Connections at a time. A process has one or two, as a rule only while it asks.
 const CONNS_MAX: usize = 4096;
 /// Connections that have not said Hello. It is the first thing that is said, so older ones are not of the library.
-const STRANGERS_MAX: usize = 32;
+const UNAUTHENTICATED_MAX: usize = 32;
 
 /// Where the program finds its holder: a listening socket in the abstract namespace, and the secret.
 #[derive(Debug)]
@@ -111,8 +111,8 @@ impl Holder {
             let socket = match rustix::net::accept_with(&self.program_socket, flags) {
                 Ok(socket) => socket,
                 Err(Errno::MFILE | Errno::NFILE) => {
-                    // No descriptor is left: give up a stranger's, or the oldest one's, rather than spin.
-                    if !self.drop_stranger()
+                    // No descriptor is left: give up one that has not said Hello, or the oldest, rather than spin.
+                    if !self.drop_unauthenticated()
                         && let Some(&oldest) = self.conns.keys().min()
                     {
                         self.hang_up(oldest);
@@ -122,11 +122,11 @@ impl Holder {
                 Err(_) => return,
             };
             let Ok(pid) = sys::peer_pid(socket.as_fd()) else { continue };
-            if self.conns.len() >= CONNS_MAX && !self.drop_stranger() {
+            if self.conns.len() >= CONNS_MAX && !self.drop_unauthenticated() {
                 continue;
             }
-            if self.conns.values().filter(|conn| !conn.known).count() >= STRANGERS_MAX {
-                self.drop_stranger();
+            if self.conns.values().filter(|conn| !conn.known).count() >= UNAUTHENTICATED_MAX {
+                self.drop_unauthenticated();
             }
             let number = self.conn_next;
             self.conn_next += 1;
@@ -170,7 +170,7 @@ impl Holder {
     }
 
     /// Hangs up on the oldest connection that has not said Hello.
-    fn drop_stranger(&mut self) -> bool {
+    fn drop_unauthenticated(&mut self) -> bool {
         let oldest = self.conns.iter().filter(|(_, conn)| !conn.known).map(|(&number, _)| number).min();
         if let Some(number) = oldest {
             self.hang_up(number);

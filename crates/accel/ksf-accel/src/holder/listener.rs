@@ -11,7 +11,7 @@ use rustix::event::EventfdFlags;
 
 use super::Holder;
 use crate::address::Address;
-use crate::queue::{self, Place};
+use crate::queue::{self, Placement};
 use crate::steer;
 use crate::sys;
 
@@ -148,9 +148,9 @@ impl Holder {
         }
         let place = if self.steering.has_siblings() {
             steer::open_group(own).map_err(|error| format!("SO_REUSEPORT of the listener: {error}"))?;
-            Place::Sibling
+            Placement::Sibling
         } else {
-            Place::Hidden(listener.hidden_port)
+            Placement::Hidden(listener.hidden_port)
         };
         let made = queue::make(own, &listener.address, place, listener.backlog).map_err(|error| error.to_string())?;
         let port = queue::port(made.as_fd()).map_err(|error| error.to_string())?;

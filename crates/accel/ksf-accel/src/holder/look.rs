@@ -13,30 +13,30 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::listener::Listener;
 use super::{Holder, Kind, data};
-use crate::status::Counters;
+use crate::status::WorkerCounters;
 use crate::steer::Choice;
 use crate::sys;
 
 /// When to look.
-pub(super) struct Pulse {
+pub(super) struct LookTimer {
     interval: Duration,
     next: Option<Instant>,
     /// Nothing has happened since then.
     quiet_since: Instant,
     /// Sum of all counters at the last look.
-    counted: Counters,
+    counted: WorkerCounters,
 }
 
 /// As long as something happened so recently, looks go on.
 const QUIET_AFTER: Duration = Duration::from_secs(1);
 
-impl Pulse {
+impl LookTimer {
     pub(super) fn new(interval: Duration) -> Self {
-        Self { interval, next: None, quiet_since: Instant::now(), counted: Counters::default() }
+        Self { interval, next: None, quiet_since: Instant::now(), counted: WorkerCounters::default() }
     }
 
     /// Something has happened.
-    pub(super) fn beat(&mut self, now: Instant) {
+    pub(super) fn activity(&mut self, now: Instant) {
         self.quiet_since = now;
         self.next.get_or_insert(now + self.interval);
     }
@@ -60,14 +60,14 @@ impl Holder {
             }
         }
         let counted = self.count();
-        if waits || counted != self.pulse.counted {
-            self.pulse.quiet_since = now;
+        if waits || counted != self.look_timer.counted {
+            self.look_timer.quiet_since = now;
         }
-        self.pulse.counted = counted;
-        if now.duration_since(self.pulse.quiet_since) < QUIET_AFTER {
-            self.pulse.next = Some(now + self.pulse.interval);
+        self.look_timer.counted = counted;
+        if now.duration_since(self.look_timer.quiet_since) < QUIET_AFTER {
+            self.look_timer.next = Some(now + self.look_timer.interval);
         } else {
-            self.pulse.next = None;
+            self.look_timer.next = None;
             self.arm();
         }
     }
@@ -124,21 +124,21 @@ impl Holder {
         if self.workers.iter().flatten().any(joined) && self.any_ready(index) {
             self.listener_mut(index).served = now;
             if needs_rescue {
-                self.call_for_help(index);
+                self.request_rescue(index);
                 self.rescues += 1;
                 return waits;
             }
         }
         if let Some(at) = self.displaced.iter().position(|displaced| displaced.listener == index) {
-            self.displaced[at].calls_left -= 1;
-            if self.displaced[at].calls_left == 0 {
+            self.displaced[at].requests_left -= 1;
+            if self.displaced[at].requests_left == 0 {
                 self.displaced.swap_remove(at);
             }
             // Another may have been woken in its place.
-            self.call_for_help(index);
+            self.request_rescue(index);
             return true;
         }
-        let calls = &self.steering.shared.state().control.calls;
+        let calls = &self.steering.shared.state().control.rescue_pending;
         if calls.load(Relaxed) & bit != 0 && !is_readable(self.listener(index).rescue.as_fd()) {
             calls.fetch_and(!bit, SeqCst);
         }
@@ -146,9 +146,9 @@ impl Holder {
     }
 
     /// Wakes a worker of the listener: it takes from queues that nobody serves, and joins anew if it was given up.
-    pub(super) fn call_for_help(&self, index: usize) {
+    pub(super) fn request_rescue(&self, index: usize) {
         // Before: who wakes up must see it.
-        self.steering.shared.state().control.calls.fetch_or(1 << index, SeqCst);
+        self.steering.shared.state().control.rescue_pending.fetch_or(1 << index, SeqCst);
         // Stays readable until a woken worker finds nothing more to take.
         let _ = rustix::io::write(&self.listener(index).rescue, &1u64.to_ne_bytes());
     }
@@ -228,9 +228,9 @@ impl Holder {
     }
 
     /// Over all workers.
-    fn count(&self) -> Counters {
+    fn count(&self) -> WorkerCounters {
         let end = self.workers.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
-        let mut sum = Counters::default();
+        let mut sum = WorkerCounters::default();
         (0..end).for_each(|index| sum.add(&self.steering.shared.counters(index)));
         sum
     }

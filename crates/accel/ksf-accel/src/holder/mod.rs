@@ -8,7 +8,7 @@
 //! ```
 //!
 //! While nothing happens it sleeps: queues are then armed to wake it once (`EPOLLONESHOT`), and the only cost is to
-//! ask the kernel each second who listens. While something happens it looks at all queues every [`Options::look_ms`].
+//! ask the kernel each second who listens. While something happens it looks at all queues every [`AccelOptions::look_ms`].
 
 mod conn;
 mod lifetime;
@@ -35,9 +35,9 @@ use rustix::event::{EventfdFlags, Timespec};
 use rustix::io::Errno;
 
 use crate::homes::Homes;
-use crate::status::{self, Counters, Status};
-use crate::steer::Steering;
-use crate::{AccelError, Level, Options, Refused};
+use crate::status::{self, Status, WorkerCounters};
+use crate::steer::QueueSteering;
+use crate::{AccelError, AccelOptions, Level, Refused};
 use conn::{Conn, ProgramSocket};
 use lifetime::Lifetime;
 use listener::Listener;
@@ -46,12 +46,12 @@ use worker::Worker;
 /// The queues of one program and everything around them. It makes no promise that needs it to live: without it the
 /// program's own listeners take all connections.
 pub struct Holder {
-    options: Options,
-    steering: Steering,
+    options: AccelOptions,
+    steering: QueueSteering,
     listeners: Vec<Option<Listener>>,
     workers: Vec<Option<Worker>>,
     homes: Homes,
-    ended_workers: Counters,
+    ended_workers: WorkerCounters,
     displaced: Vec<Displaced>,
     conns: HashMap<u64, Conn>,
     conn_next: u64,
@@ -63,7 +63,7 @@ pub struct Holder {
     refused_requests: BTreeMap<u32, (Refusal, u64)>,
     stalls: u64,
     rescues: u64,
-    pulse: look::Pulse,
+    look_timer: look::LookTimer,
     watch_next: Instant,
 }
 
@@ -71,12 +71,12 @@ pub struct Holder {
 struct Displaced {
     listener: usize,
     tid: u32,
-    calls_left: u32,
+    requests_left: u32,
 }
 
 /// How often it is called: the first call wakes it, unless another takes it. Who does not come by then comes when it
 /// accepts again.
-const DISPLACED_CALLS: u32 = 200;
+const DISPLACED_REQUESTS: u32 = 200;
 
 /// What an event is about; the number says which of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -96,9 +96,9 @@ impl Holder {
     ///
     /// `start`: a pidfd of the process that will become the program. With one the holder ends by itself, when that
     /// process and everything that came from it have ended; without, when it is told to.
-    pub fn new(options: Options, socket: ProgramAddress, start: Option<OwnedFd>) -> Result<Self, AccelError> {
+    pub fn new(options: AccelOptions, socket: ProgramAddress, start: Option<OwnedFd>) -> Result<Self, AccelError> {
         options.check()?;
-        let steering = Steering::choose(&options)?;
+        let steering = QueueSteering::choose(&options)?;
         let system = |action, error: Errno| AccelError::system(action, error);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| system("epoll_create1()", error))?;
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -113,7 +113,7 @@ impl Holder {
             listeners: (0..LISTENERS_MAX).map(|_| None).collect(),
             workers: (0..WORKERS_MAX).map(|_| None).collect(),
             homes: Homes::default(),
-            ended_workers: Counters::default(),
+            ended_workers: WorkerCounters::default(),
             displaced: Vec::new(),
             conns: HashMap::new(),
             conn_next: 1,
@@ -125,7 +125,7 @@ impl Holder {
             refused_requests: BTreeMap::new(),
             stalls: 0,
             rescues: 0,
-            pulse: look::Pulse::new(Duration::from_millis(options.look_ms.into())),
+            look_timer: look::LookTimer::new(Duration::from_millis(options.look_ms.into())),
             watch_next: Instant::now(),
             options,
         };
@@ -144,7 +144,7 @@ impl Holder {
     }
 
     /// Starts a holder in a thread of this process, in the network namespace of the calling thread.
-    pub fn start(options: Options) -> Result<Started, AccelError> {
+    pub fn start(options: AccelOptions) -> Result<Started, AccelError> {
         let address = ProgramAddress::new().map_err(|error| AccelError::system("making the holder's socket", error))?;
         Self::start_with(options, address, None)
     }
@@ -152,7 +152,7 @@ impl Holder {
     /// As [`Holder::start`], on a socket that is there already, until the process behind the pidfd `start` and all that
     /// came from it have ended.
     pub fn start_with(
-        options: Options,
+        options: AccelOptions,
         address: ProgramAddress,
         start: Option<OwnedFd>,
     ) -> Result<Started, AccelError> {
@@ -201,7 +201,7 @@ impl Holder {
                 }
             }
             let now = Instant::now();
-            if self.pulse.is_due(now) {
+            if self.look_timer.is_due(now) {
                 self.look(now);
             }
             if self.watch_next <= now {
@@ -225,7 +225,7 @@ impl Holder {
                 self.process_ended(number as u32);
             }
             kind if kind == Kind::Process as u64 => {}
-            kind if kind == Kind::Queue as u64 => self.pulse.beat(Instant::now()),
+            kind if kind == Kind::Queue as u64 => self.look_timer.activity(Instant::now()),
             kind if kind == Kind::Status as u64 => self.serve_status(),
             _ => return false,
         }
@@ -236,7 +236,7 @@ impl Holder {
     fn timeout(&self) -> Option<Duration> {
         let now = Instant::now();
         let watch = self.listeners.iter().any(Option::is_some).then_some(self.watch_next);
-        [self.pulse.next(), watch, self.lifetime.next()]
+        [self.look_timer.next(), watch, self.lifetime.next()]
             .into_iter()
             .flatten()
             .min()

@@ -38,7 +38,7 @@ impl Holder {
                 self.tell(index);
             }
         }
-        self.pulse.beat(Instant::now());
+        self.look_timer.activity(Instant::now());
         Ok(())
     }
 

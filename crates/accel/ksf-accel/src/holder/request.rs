@@ -11,7 +11,7 @@ use rustix::event::epoll::{self, EventFlags};
 
 use super::conn::Reply;
 use super::listener::Queue;
-use super::{DISPLACED_CALLS, Displaced, Holder, Kind, data};
+use super::{DISPLACED_REQUESTS, Displaced, Holder, Kind, data};
 use crate::sys;
 
 const DONE: Answer = Answer::Done { listener: 0, worker: 0, cpu: -1, generation: 0, found: 0 };
@@ -33,7 +33,7 @@ impl Holder {
             Request::Steal { cookie, worker } => self.steal(cookie, worker),
         };
         // Something happens in the program: look soon, and often for a while.
-        self.pulse.beat(Instant::now());
+        self.look_timer.activity(Instant::now());
         result.unwrap_or_else(Reply::refused)
     }
 
@@ -203,10 +203,10 @@ impl Holder {
         let holders: Vec<usize> = self.siblings(index, worker).filter(has_it).map(|(other, _)| other).collect();
         for other in holders {
             let tid = self.workers[other].as_ref().map_or(0, |worker| worker.tid);
-            self.displaced.push(Displaced { listener: index, tid, calls_left: DISPLACED_CALLS });
+            self.displaced.push(Displaced { listener: index, tid, requests_left: DISPLACED_REQUESTS });
             self.forget_own(index, other);
             self.free_worker(other);
-            self.call_for_help(index);
+            self.request_rescue(index);
         }
     }
 

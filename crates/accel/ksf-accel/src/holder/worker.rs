@@ -44,7 +44,7 @@ impl Holder {
         // Is the listener still there, and does anything wait?
         let now = Instant::now();
         self.watch_next = now;
-        self.pulse.beat(now);
+        self.look_timer.activity(now);
     }
 
     pub(super) fn process_ended(&mut self, pid: u32) {

@@ -24,7 +24,7 @@ pub(crate) use lookup::{Action, Rules};
 use crate::address::{Address, Key};
 use crate::network::Listening;
 use crate::shared::Shared;
-use crate::{AccelError, Options, sys};
+use crate::{AccelError, AccelOptions, sys};
 
 /// A mechanism, from the best to none.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash, Serialize, Deserialize)]
@@ -90,7 +90,7 @@ pub(crate) struct Claim<'a> {
 }
 
 /// The mechanism that is in use, with what it keeps open.
-pub(crate) struct Steering {
+pub(crate) struct QueueSteering {
     pub(crate) shared: Shared,
     pub(crate) refused: Vec<Refused>,
     mechanism: Mechanism,
@@ -104,9 +104,9 @@ enum Mechanism {
     Plain,
 }
 
-impl Steering {
+impl QueueSteering {
     /// Takes the best mechanism that works, or only the one that the options name.
-    pub(crate) fn choose(options: &Options) -> Result<Self, AccelError> {
+    pub(crate) fn choose(options: &AccelOptions) -> Result<Self, AccelError> {
         let mut refused = Vec::new();
         for level in Level::ALL {
             if level == Level::Plain {
@@ -128,7 +128,7 @@ impl Steering {
         Ok(Self { shared, refused, mechanism: Mechanism::Plain })
     }
 
-    fn try_level(level: Level, options: &Options) -> io::Result<(Shared, Mechanism)> {
+    fn try_level(level: Level, options: &AccelOptions) -> io::Result<(Shared, Mechanism)> {
         Ok(match level {
             Level::SkLookup => {
                 let shared = Shared::in_map(options)?;

@@ -12,7 +12,7 @@ use std::process::Stdio;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::thread;
 
-use ksf_accel::{Holder, Level, Options, Started};
+use ksf_accel::{AccelOptions, Holder, Level, Started};
 use ksf_accel_proto::message::{ANSWER_BYTES, Answer, NO_WORKER, Refusal, Request};
 use ksf_accel_proto::state::{State, VERSION, Worker};
 pub(crate) use ksf_test::*;
@@ -32,12 +32,12 @@ pub(crate) fn network_on_two_cpus() -> Option<[usize; 2]> {
     network_on_two_cpus_or_skip("a network namespace, sk_lookup")
 }
 
-pub(crate) fn options() -> Options {
+pub(crate) fn options() -> AccelOptions {
     options_in(folder())
 }
 
-pub(crate) fn options_in(folder: PathBuf) -> Options {
-    let mut options = Options::default();
+pub(crate) fn options_in(folder: PathBuf) -> AccelOptions {
+    let mut options = AccelOptions::default();
     // Workers of tests let connections wait, which is not to be taken for a stall.
     options.look_ms = 1000;
     options.status_folder = Some(folder);
@@ -56,7 +56,7 @@ pub(crate) fn begin() -> Option<(Started, Library)> {
     Some((holder, library))
 }
 
-pub(crate) fn start_with(change: impl FnOnce(&mut Options)) -> Started {
+pub(crate) fn start_with(change: impl FnOnce(&mut AccelOptions)) -> Started {
     let mut options = options();
     change(&mut options);
     Holder::start(options).expect("a holder starts")

@@ -9,7 +9,8 @@ use std::io;
 use std::rc::Rc;
 
 use ksf_nic::{
-    Channels, Coalescing, CpuSet, Files, Identity, Intent, Link, NicError, Ntuple, QueueIrq, Record, Store, Tuner, Wish,
+    Channels, Coalescing, CpuSet, Files, Identity, Intent, InterfaceOps, NicError, Ntuple, QueueIrq, Record, Store,
+    Tuner, Wish,
 };
 
 pub(crate) const IFACE: &str = "eth0";
@@ -67,7 +68,7 @@ pub(crate) struct State {
     pub(crate) log: Vec<String>,
     /// Paths whose writes fail, with the error.
     pub(crate) refuse: BTreeMap<String, i32>,
-    /// What [`Link::identity`] says, unless there is no such interface.
+    /// What [`InterfaceOps::identity`] says, unless there is no such interface.
     pub(crate) identity: Option<Identity>,
     pub(crate) read_only: bool,
     next_irq: u32,
@@ -291,7 +292,7 @@ impl Files for World {
     }
 }
 
-impl Link for World {
+impl InterfaceOps for World {
     fn identity(&self, _: &str) -> io::Result<Identity> {
         self.0.borrow().identity.clone().ok_or_else(|| io::Error::from_raw_os_error(19))
     }

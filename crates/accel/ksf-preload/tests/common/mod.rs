@@ -13,8 +13,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 pub(crate) use actor::Actors;
 pub(crate) use client::{Client, Load, ask_each, refused};
-use ksf_accel::status::{Counters, Status, WorkerStatus};
-use ksf_accel::{Holder, Level, Options, Started};
+use ksf_accel::status::{Status, WorkerCounters, WorkerStatus};
+use ksf_accel::{AccelOptions, Holder, Level, Started};
 use ksf_test::compile::cc;
 pub(crate) use ksf_test::*;
 pub(crate) use server::Server;
@@ -70,8 +70,8 @@ pub(crate) fn holder() -> Started {
     holder_with(|_| {})
 }
 
-pub(crate) fn holder_with(change: impl FnOnce(&mut Options)) -> Started {
-    let mut options = Options::default();
+pub(crate) fn holder_with(change: impl FnOnce(&mut AccelOptions)) -> Started {
+    let mut options = AccelOptions::default();
     options.status_folder = Some(folder());
     change(&mut options);
     Holder::start(options).expect("a holder starts")
@@ -92,7 +92,7 @@ pub(crate) fn patient_at(level: Level) -> Started {
     holder
 }
 
-fn be_patient(options: &mut Options) {
+fn be_patient(options: &mut AccelOptions) {
     (options.busy_limit_ns, options.look_ms) = (60_000_000_000, 1000);
 }
 
@@ -104,7 +104,7 @@ pub(crate) fn accelerated(program: impl AsRef<std::ffi::OsStr>, holder: &Started
 }
 
 /// Sums over all workers that ever were.
-pub(crate) fn counted(status: &Status) -> Counters {
+pub(crate) fn counted(status: &Status) -> WorkerCounters {
     let mut sum = status.ended_workers;
     status.workers.iter().for_each(|worker| sum.add(&worker.counters));
     sum

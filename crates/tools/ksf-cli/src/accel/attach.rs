@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use ksf::cpus::CpuSet;
-use ksf_accel::Options;
+use ksf_accel::AccelOptions;
 use ksf_accel::attach::Attached;
 
 use super::run::{failure, usable};
@@ -36,7 +36,7 @@ pub(crate) struct AttachArgs {
 /// Runs the command.
 pub(super) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
     let signals = Events::take().map_err(|error| Failure::os("cannot take over the signals", &error))?;
-    let mut options = Options::default();
+    let mut options = AccelOptions::default();
     options.cpus = args.cpus.as_ref().map(usable).transpose()?;
     options.pin = !args.no_pin;
     let pids: Vec<u32> = args.pids.iter().map(|pid| *pid as u32).collect();

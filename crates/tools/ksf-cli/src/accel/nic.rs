@@ -7,8 +7,8 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use ksf_nic::{
-    Action, CpuSet, Finding, Folder, Group, Intent, Item, Key, Netlink, NicError, NoLink, Plan, Report, Steering, Tree,
-    Tuner, Wish, policy_script, write_policy,
+    Action, CpuSet, Finding, Folder, Group, Intent, Item, Netlink, NicError, NoInterfaceOps, Plan, ReceiveSteering,
+    Report, Setting, Tree, Tuner, Wish, policy_script, write_policy,
 };
 use serde::Serialize;
 
@@ -202,7 +202,7 @@ fn plan(args: &PlanArgs) -> Result<ExitCode, Failure> {
         }
         Some(root) => {
             let files = Tree::new(root);
-            (Tuner::new(files.clone(), NoLink, nowhere).plan(&args.iface, &wish), files)
+            (Tuner::new(files.clone(), NoInterfaceOps, nowhere).plan(&args.iface, &wish), files)
         }
     };
     let plan = plan.map_err(failure)?;
@@ -289,7 +289,9 @@ fn failure(error: NicError) -> Failure {
         error if error.is_rights() => Status::NoPermission,
         NicError::BadName { .. } | NicError::Cpus { .. } => Status::Data,
         NicError::DefaultRoute { .. } => Status::Usage,
-        NicError::Record { .. } | NicError::Read { .. } | NicError::Link { .. } | NicError::Policy { .. } => Status::Os,
+        NicError::Record { .. } | NicError::Read { .. } | NicError::Interface { .. } | NicError::Policy { .. } => {
+            Status::Os
+        }
         NicError::Content { .. } => Status::Internal,
         _ => Status::Unavailable,
     };
@@ -375,7 +377,7 @@ fn report_text(document: &'static str, report: &Report, output: &OutputFlags) ->
     Ok(out)
 }
 
-fn steering_text(steering: &Steering) -> String {
+fn steering_text(steering: &ReceiveSteering) -> String {
     let word = |on| if on { "yes" } else { "no" };
     let (software, hardware) = (&steering.software, &steering.hardware);
     format!(
@@ -420,7 +422,7 @@ fn plan_value(item: &Item) -> String {
 /// A line of a table.
 struct Row<'a> {
     word: &'static str,
-    key: &'a Key,
+    key: &'a Setting,
     value: String,
     why: String,
 }
@@ -464,8 +466,8 @@ fn are_neighbours(one: &Row<'_>, other: &Row<'_>) -> bool {
 mod tests {
     use super::*;
 
-    fn row(queue: u32, value: &str) -> (Key, String) {
-        (Key::Rps { queue }, value.to_owned())
+    fn row(queue: u32, value: &str) -> (Setting, String) {
+        (Setting::Rps { queue }, value.to_owned())
     }
 
     #[test]

@@ -13,7 +13,7 @@ use ksf_accel::copies::Copies;
 use ksf_accel::flow::{CpuMask, Layout, LayoutError, PortRange, source_port};
 use ksf_accel::program::{self, Obstacle};
 use ksf_accel::run::{Prepared, holder_main, prepare};
-use ksf_accel::{AccelError, Level, Options};
+use ksf_accel::{AccelError, AccelOptions, Level};
 
 use super::profile;
 use crate::library;
@@ -37,7 +37,7 @@ pub(crate) struct RunArgs {
     no_pin: bool,
     /// What brings connections to queues
     #[arg(long, value_enum, value_name = "STEP", default_value_t)]
-    steering: Steering,
+    steering: SteeringFlag,
     /// What is known of the program (ksf accel profile) [default: by the name of its file]
     #[arg(long, value_name = "NAME", value_parser = profile::names(), conflicts_with = "copies")]
     profile: Option<String>,
@@ -62,7 +62,7 @@ pub(crate) struct RunArgs {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-enum Steering {
+enum SteeringFlag {
     /// The best that works here
     #[default]
     Auto,
@@ -78,15 +78,15 @@ enum Steering {
     Plain,
 }
 
-impl Steering {
+impl SteeringFlag {
     fn level(self) -> Option<Level> {
         Some(match self {
-            Steering::Auto => return None,
-            Steering::Lookup => Level::SkLookup,
-            Steering::Reuseport => Level::SkReuseport,
-            Steering::Classic => Level::ClassicBpf,
-            Steering::Incoming => Level::IncomingCpu,
-            Steering::Plain => Level::Plain,
+            SteeringFlag::Auto => return None,
+            SteeringFlag::Lookup => Level::SkLookup,
+            SteeringFlag::Reuseport => Level::SkReuseport,
+            SteeringFlag::Classic => Level::ClassicBpf,
+            SteeringFlag::Incoming => Level::IncomingCpu,
+            SteeringFlag::Plain => Level::Plain,
         })
     }
 }
@@ -164,8 +164,8 @@ fn cannot_run(name: &OsStr, error: &std::io::Error) -> Failure {
     }
 }
 
-fn options(args: &RunArgs, cpus: Option<Vec<u32>>) -> Options {
-    let mut options = Options::default();
+fn options(args: &RunArgs, cpus: Option<Vec<u32>>) -> AccelOptions {
+    let mut options = AccelOptions::default();
     options.level = args.steering.level();
     options.cpus = cpus;
     options.pin = !args.no_pin;
@@ -209,11 +209,11 @@ fn accelerate(
     let refused = prepared.refused.iter().map(|refused| format!("{}: {}", refused.level.name(), refused.why));
     let refused = refused.collect::<Vec<_>>().join("; ");
     match prepared.level {
-        Level::Plain if args.steering != Steering::Plain => {
+        Level::Plain if args.steering != SteeringFlag::Plain => {
             Err(format!("nothing can steer connections here ({refused})"))
         }
         level => {
-            if args.steering == Steering::Auto && level != Level::ALL[0] {
+            if args.steering == SteeringFlag::Auto && level != Level::ALL[0] {
                 say(&format_args!("connections are steered by {}, not by better means ({refused})", level.name()));
             }
             Ok(prepared)

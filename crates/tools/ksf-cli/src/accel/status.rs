@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use ksf_accel::Level;
-use ksf_accel::status::{self, Counters, ListenerStatus, Status as Program};
+use ksf_accel::status::{self, ListenerStatus, Status as Program, WorkerCounters};
 use serde::Serialize;
 
 use super::run::failure;
@@ -185,7 +185,7 @@ fn of_workers(out: &mut String, program: &Program) {
         let listeners = if worker.ready.is_empty() { "-".to_owned() } else { worker.ready.join(" ") };
         rows.push(row(names, &worker.counters, program, listeners));
     }
-    if program.ended_workers != Counters::default() {
+    if program.ended_workers != WorkerCounters::default() {
         let names = ["ended", "-", "-", "-", "-"].map(str::to_owned);
         rows.push(row(names, &program.ended_workers, program, "-".to_owned()));
     }
@@ -195,7 +195,7 @@ fn of_workers(out: &mut String, program: &Program) {
     out.push_str(&table(2, [Align::Left; COLUMNS.len()], &rows));
 }
 
-fn row(names: [String; 5], counters: &Counters, program: &Program, listeners: String) -> [String; COLUMNS.len()] {
+fn row(names: [String; 5], counters: &WorkerCounters, program: &Program, listeners: String) -> [String; COLUMNS.len()] {
     // Only an eBPF program counts where requests arrive.
     let steered = |count: u64| match program.level {
         Level::SkLookup | Level::SkReuseport => count.to_string(),
@@ -262,9 +262,9 @@ mod tests {
                 cpu: Some(1),
                 ready: vec!["0.0.0.0:80".to_owned()],
                 stalled: false,
-                counters: Counters { accepted_own: 12, accepted_stolen: 1, ..Counters::default() },
+                counters: WorkerCounters { accepted_own: 12, accepted_stolen: 1, ..WorkerCounters::default() },
             }],
-            ended_workers: Counters { accepted_own: 5, ..Counters::default() },
+            ended_workers: WorkerCounters { accepted_own: 5, ..WorkerCounters::default() },
             stalls: 2,
             rescues: 3,
             refused_requests: Vec::new(),

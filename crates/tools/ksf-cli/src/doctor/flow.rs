@@ -1,7 +1,7 @@
 //! What the kernel does by itself today of what Fastsocket patched in, and what `ksf accel flow` needs. The crate
 //! `ksf_accel::flow` looks.
 
-use ksf_accel::flow::report::{self, Check, Outcome};
+use ksf_accel::flow::report::{self, Check, CheckResult};
 
 use super::machine::Machine;
 use super::verdict::{Lack, Probe, Verdict};
@@ -24,9 +24,9 @@ const fn probe(check: Check, run: fn(&Machine) -> Verdict) -> Probe {
 
 fn look(check: Check) -> Verdict {
     match (check.run)() {
-        Outcome::Works(detail) => Verdict::works(detail),
-        Outcome::Unknown(reason) => Verdict::unknown(reason),
-        Outcome::Fails { cause, errno, remedy } => Verdict::Fails(Lack { cause: one_line(&cause), errno, remedy }),
+        CheckResult::Works(detail) => Verdict::works(detail),
+        CheckResult::Unknown(reason) => Verdict::unknown(reason),
+        CheckResult::Fails { cause, errno, remedy } => Verdict::Fails(Lack { cause: one_line(&cause), errno, remedy }),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Whether packets follow their readers, on the interfaces that are up. The crate `ksf-nic` looks; it changes nothing.
 
-use ksf_nic::{Inventory, Netlink, Steering, Tree, Verdict as Follows, interfaces};
+use ksf_nic::{Inventory, Netlink, ReceiveSteering, Tree, Verdict as Follows, interfaces};
 
 use super::machine::Machine;
 use super::verdict::{Probe, Verdict};
@@ -21,7 +21,7 @@ pub(crate) const PROBES: &[Probe] = &[
     },
 ];
 
-fn look(of: fn(Steering) -> Follows) -> Verdict {
+fn look(of: fn(ReceiveSteering) -> Follows) -> Verdict {
     let files = Tree::new("/");
     let (names, link) = match (interfaces(&files), Netlink::open()) {
         (Ok(names), Ok(link)) => (names, link),
@@ -30,7 +30,7 @@ fn look(of: fn(Steering) -> Follows) -> Verdict {
     };
     let judged = names.into_iter().map(|name| {
         let facts = Inventory::look(&files, &link, &name);
-        (name, facts.map(|facts| of(Steering::present(&facts))).map_err(|error| error.to_string()))
+        (name, facts.map(|facts| of(ReceiveSteering::present(&facts))).map_err(|error| error.to_string()))
     });
     verdict(judged.collect())
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-use super::{Channels, Coalescing, Direction, Identity, Link, Ntuple, QueueIrq};
+use super::{Channels, Coalescing, Direction, Identity, InterfaceOps, Ntuple, QueueIrq};
 use crate::netlink::{
     self, Attributes, NLM_F_ACK, NLM_F_DUMP, Socket, attribute, attribute_string, attribute_u32, attributes,
 };
@@ -130,7 +130,7 @@ impl Netlink {
     }
 }
 
-impl Link for Netlink {
+impl InterfaceOps for Netlink {
     fn identity(&self, iface: &str) -> io::Result<Identity> {
         let attributes = Attributes::default().string(IFLA_IFNAME, iface);
         let answers = self.route.ask(RTM_GETLINK, NLM_F_ACK, &[0; IFINFO_BYTES], &attributes)?;

@@ -80,7 +80,7 @@ pub struct QueueIrq {
 }
 
 /// Questions and orders to the kernel about one interface, by name. What a driver does not have answers EOPNOTSUPP.
-pub trait Link {
+pub trait InterfaceOps {
     /// Who the interface is.
     fn identity(&self, iface: &str) -> io::Result<Identity>;
     /// Numbers of queues.
@@ -103,13 +103,13 @@ pub trait Link {
 
 /// "There is nobody to ask": the tree is a copy of another machine's.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct NoLink;
+pub struct NoInterfaceOps;
 
 fn not_supported<T>() -> io::Result<T> {
     Err(rustix::io::Errno::OPNOTSUPP.into())
 }
 
-impl Link for NoLink {
+impl InterfaceOps for NoInterfaceOps {
     fn identity(&self, _: &str) -> io::Result<Identity> {
         not_supported()
     }
