@@ -1,8 +1,8 @@
-//! Cuts a byte stream into messages: the one place where it is decided which bytes make a message.
+//! Cuts a byte stream into messages.
 //!
-//! A [`Cutter`] has no socket and no clock, and calls nobody. It is handed what was received, and says what comes next;
-//! the runtime that owns it, a shard's [`Connection`](crate::connection::Connection) or the multiplexor's reader, decides
-//! when to go on.
+//! A [`Cutter`] has no socket and no clock. It is handed what was received, and says what comes next; the
+//! [`Connection`](crate::connection::Connection) that owns it decides when to go on. It is made for the reader of the
+//! multiplexor, too, which gives unfinished messages back as they were on the wire.
 //!
 //! ```text
 //!   chunk ──► next() ──► Cut::InPlace(range)    whole in the chunk: no copy
@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A message that is not whole in a chunk is put together in a [`Buffer`]. When the header tells the length, the buffer
-//! has that size from the start, and [`Cutter::direct`] lends it to an engine that receives the rest straight into it.
+//! has that size from the start, and [`Cutter::direct`] lends it, so that the rest can be received straight into it.
 
 use std::ops::Range;
 
