@@ -55,6 +55,11 @@ impl Budget {
         self.waiting.len()
     }
 
+    /// Forgets those that wait and that `exists` knows no more: a connection that ends leaves its place in the queue.
+    pub(crate) fn forget_ended(&mut self, exists: impl Fn(ConnKey) -> bool) {
+        self.waiting.retain(|key| exists(*key));
+    }
+
     pub(crate) fn wait(&mut self, key: ConnKey) {
         self.waiting.push_back(key);
     }
@@ -107,5 +112,20 @@ impl Room for InputRoom<'_> {
 
     fn shrink(&mut self, bytes: usize) {
         self.budget.input_bytes -= bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_places_of_ended_connections_are_given_up() {
+        let mut budget = Budget::default();
+        (0..100).for_each(|index| budget.wait(ConnKey { index, generation: 0 }));
+        budget.forget_ended(|key| key.index % 10 == 0);
+        assert_eq!(budget.waiting(), 10);
+        let next = budget.next_to_proceed(&Limits::default());
+        assert_eq!(next, Some(ConnKey { index: 0, generation: 0 }));
     }
 }

@@ -469,6 +469,15 @@ impl<E: Engine> Shard<E> {
 
     /// Lets connections go on that were not read for lack of memory, each at most once.
     fn proceed(&mut self) {
+        // Peers that come, wait and leave while memory is short must not make the queue grow.
+        if self.env.budget.waiting() > 2 * self.open + 64 {
+            let places = &self.places;
+            let exists = |key: ConnKey| {
+                let place = places.get(key.index as usize);
+                place.is_some_and(|place| place.generation == key.generation && place.conn.is_some())
+            };
+            self.env.budget.forget_ended(exists);
+        }
         for _ in 0..self.env.budget.waiting() {
             let Some(key) = self.env.budget.next_to_proceed(&self.env.limits) else { break };
             if let Some((stream, env)) = self.stream(key) {
