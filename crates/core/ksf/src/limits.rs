@@ -7,7 +7,8 @@ use std::time::Duration;
 /// Longest message by default: 1 MiB of data, and 64 KiB for the headers that protocols put in front of it.
 pub const MESSAGE_BYTES_MAX: usize = (1 << 20) + (64 << 10);
 
-/// Bounds on what one peer, and all of them, may cost.
+/// Bounds on what one peer, and all of them, may cost. Where the multiplexor (`ksf-mux`) has the connections, the bounds
+/// of a shard are those of the multiplexor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Longest message, in bytes of body. A longer one closes the connection before its bytes are stored.
@@ -41,7 +42,8 @@ pub struct Limits {
     pub assembly_bytes_max: usize,
     /// Time in which a peer that is read although memory is short must send something of its unfinished message.
     pub pressure_timeout_ms: u64,
-    /// Messages of one connection that may wait for a deferred reply; above it the connection is not read.
+    /// Messages of one connection that may wait for a deferred reply, or that workers are not done with; above it the
+    /// connection is not read.
     pub deferred_max: u32,
     /// Deferred replies to datagrams that may be outstanding per shard; while they are, further datagrams are dropped,
     /// as a full network drops them: there is no peer to stop.

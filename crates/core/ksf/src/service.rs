@@ -155,15 +155,15 @@ impl fmt::Display for Peer {
 }
 
 /// Names where a message came from: a stream connection, or a datagram socket. The generation tells a connection from
-/// its predecessor in the same place, so a late reply never reaches somebody else.
+/// its predecessor in the same place, so a late reply never reaches another peer.
 ///
-/// No two connections and sockets of a shard have the same key while a server runs (but for a place that had 2^32
+/// No two connections and sockets of a shard, and no two connections of a multiplexor, have the same key while a server runs (but for a place that had 2^32
 /// connections, when its first key comes again). Those of two shards may ([`Reply::shard`] tells them apart). All
 /// datagrams of a socket have its key, whoever sent them: what is remembered of a sender of datagrams, such as the reply
 /// to a request that may be repeated, is filed under its address ([`Message::peer`]) as well.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnKey {
-    /// Place in the shard's table.
+    /// Place in the table.
     pub index: u32,
     /// Counts the connections that had this place.
     pub generation: u32,
@@ -174,6 +174,22 @@ impl ConnKey {
     /// connection that is open, and there can never be so many.
     pub(crate) const fn of_datagrams(socket: u32) -> Self {
         Self { index: u32::MAX - socket, generation: 0 }
+    }
+
+    /// As one number, for C and for the data of an epoll event.
+    pub const fn to_u64(self) -> u64 {
+        (self.generation as u64) << 32 | self.index as u64
+    }
+
+    /// The inverse of [`Self::to_u64`].
+    pub const fn from_u64(id: u64) -> Self {
+        Self { index: id as u32, generation: (id >> 32) as u32 }
+    }
+}
+
+impl fmt::Display for ConnKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.index, self.generation)
     }
 }
 

@@ -4,11 +4,12 @@ use std::ops::Deref;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use ksf::limits::Limits;
 use ksf_mux::backend::{Endpoint, Event, Multiplexor, Received};
 use ksf_mux::kcm::{ConnectionStats, MuxStats};
 use ksf_mux::{
-    AttachError, ConnectionId, Detached, Message, MessageFraming, MessageSocket, Mux, MuxLimits, MuxOptions, RecvError,
-    SendError, SendOptions,
+    AttachError, ConnectionId, Detached, Message, MessageFraming, MessageSocket, Mux, MuxOptions, RecvError, SendError,
+    SendOptions,
 };
 
 use crate::error::KcmError;
@@ -132,7 +133,7 @@ impl Multiplexor for AnyMux {
         &self,
         socket: OwnedFd,
         framing: MessageFraming,
-        limits: MuxLimits,
+        limits: Limits,
     ) -> Result<ConnectionId, AttachError> {
         either!(self, mux => mux.attach_limited(socket, framing, limits))
     }

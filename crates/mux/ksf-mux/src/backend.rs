@@ -8,10 +8,13 @@ use std::ops::Deref;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use ksf::Order;
+use ksf::limits::Limits;
+
 use crate::error::{AttachError, RecvError, SendError};
 use crate::kcm::{ConnectionStats, MuxStats};
 use crate::mux::{ConnectionId, Detached, Mux};
-use crate::options::{MessageFraming, MuxLimits, Ordering};
+use crate::options::MessageFraming;
 use crate::socket::{Message, MessageSocket, SendOptions};
 
 pub use crate::kcm::EndCounts;
@@ -32,7 +35,7 @@ pub trait Multiplexor: Clone + Send + Sync {
         &self,
         socket: OwnedFd,
         framing: MessageFraming,
-        limits: MuxLimits,
+        limits: Limits,
     ) -> Result<ConnectionId, AttachError>;
 
     /// Takes a connection away. Whole messages of it can still be received. `None`: there is no such connection.
@@ -119,9 +122,9 @@ impl Multiplexor for Mux {
         &self,
         socket: OwnedFd,
         framing: MessageFraming,
-        limits: MuxLimits,
+        limits: Limits,
     ) -> Result<ConnectionId, AttachError> {
-        self.shared().attach_limited(socket, framing, Ordering::Free, None, Some(limits))
+        self.shared().attach_limited(socket, framing, Order::Free, None, Some(limits))
     }
 
     fn detach(&self, connection: ConnectionId) -> Option<Detached> {

@@ -1,8 +1,8 @@
 //! What connections may use of memory, in a form that is read with each message.
 //!
 //! A connection uses memory for requests (in part, queued, in work), for what answers that come later will need, and for
-//! replies that are queued. All of that is one sum with a limit, [`MuxLimits::connection_bytes_max`], and the sum of all
-//! connections has another, [`MuxLimits::mux_bytes_max`]. What happens at a limit:
+//! replies that are queued. All of that is one sum with a limit, [`Limits::connection_bytes_max`], and the sum of all
+//! connections has another, [`Limits::shard_bytes_max`]. What happens at a limit:
 //!
 //! | what is used up | what stops |
 //! |---|---|
@@ -15,7 +15,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::options::MuxLimits;
+use ksf::limits::Limits;
 
 /// Limits of one connection that are asked for with each message.
 #[derive(Clone, Copy, Debug)]
@@ -26,10 +26,10 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    pub(crate) fn of(limits: &MuxLimits) -> Self {
+    pub(crate) fn of(limits: &Limits) -> Self {
         Self {
             bytes_max: limits.connection_bytes_max,
-            messages_max: limits.connection_messages_max,
+            messages_max: limits.deferred_max as usize,
             out_queue_bytes_max: limits.out_queue_bytes_max,
         }
     }
@@ -41,25 +41,25 @@ pub(crate) struct SharedBudget {
     bytes_max: AtomicUsize,
     messages_max: AtomicUsize,
     out_queue_bytes_max: AtomicUsize,
-    mux_bytes_max: AtomicUsize,
+    shard_bytes_max: AtomicUsize,
 }
 
 impl SharedBudget {
-    pub(crate) fn new(limits: &MuxLimits) -> Self {
+    pub(crate) fn new(limits: &Limits) -> Self {
         Self {
             bytes_max: limits.connection_bytes_max.into(),
-            messages_max: limits.connection_messages_max.into(),
+            messages_max: (limits.deferred_max as usize).into(),
             out_queue_bytes_max: limits.out_queue_bytes_max.into(),
-            mux_bytes_max: limits.mux_bytes_max.into(),
+            shard_bytes_max: limits.shard_bytes_max.into(),
         }
     }
 
     /// Replaces them. A thread that reads meanwhile may see some of the old ones.
-    pub(crate) fn set(&self, limits: &MuxLimits) {
+    pub(crate) fn set(&self, limits: &Limits) {
         self.bytes_max.store(limits.connection_bytes_max, Ordering::Relaxed);
-        self.messages_max.store(limits.connection_messages_max, Ordering::Relaxed);
+        self.messages_max.store(limits.deferred_max as usize, Ordering::Relaxed);
         self.out_queue_bytes_max.store(limits.out_queue_bytes_max, Ordering::Relaxed);
-        self.mux_bytes_max.store(limits.mux_bytes_max, Ordering::Relaxed);
+        self.shard_bytes_max.store(limits.shard_bytes_max, Ordering::Relaxed);
     }
 
     pub(crate) fn load(&self) -> Budget {
@@ -70,7 +70,7 @@ impl SharedBudget {
         }
     }
 
-    pub(crate) fn mux_bytes_max(&self) -> usize {
-        self.mux_bytes_max.load(Ordering::Relaxed)
+    pub(crate) fn shard_bytes_max(&self) -> usize {
+        self.shard_bytes_max.load(Ordering::Relaxed)
     }
 }

@@ -5,6 +5,8 @@ use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use ksf::Order;
+use ksf::limits::Limits;
 use ksf::service::EXPECTED_REPLY_BYTES;
 
 use crate::batch::MessageBatch;
@@ -13,7 +15,7 @@ use crate::combining_lock::CombiningLock;
 use crate::error::ConnectionError;
 use crate::framer::Framer;
 use crate::mux::{ConnectionId, Shared};
-use crate::options::{self, MessageFraming, MuxLimits};
+use crate::options::MessageFraming;
 use crate::out_queue::{OutQueue, SendProgress};
 use crate::scheduler::{OrderedQueue, Parked, Source};
 use crate::sync::{Arc, Mutex};
@@ -23,8 +25,8 @@ pub(crate) struct Connection {
     /// The multiplexor. It holds the conn too, until the connection is detached.
     pub(crate) mux: Arc<Shared>,
     pub(crate) framing: MessageFraming,
-    /// MuxLimits of its own, where it has some. Those of the multiplexor as a whole hold nevertheless.
-    own_limits: Option<Arc<MuxLimits>>,
+    /// Limits of its own, where it has some. Those of the multiplexor as a whole hold nevertheless.
+    own_limits: Option<Arc<Limits>>,
     ordered: Option<OrderedQueue<MessageBatch>>,
     /// Messages that wait until the peer takes what it is owed.
     parked: Parked<MessageBatch>,
@@ -110,15 +112,15 @@ impl Connection {
         mux: Arc<Shared>,
         socket: OwnedFd,
         framing: MessageFraming,
-        ordering: options::Ordering,
-        own_limits: Option<MuxLimits>,
+        ordering: Order,
+        own_limits: Option<Limits>,
     ) -> Self {
         let socket = Arc::new(socket);
         Self {
             id,
             out_queue: OutQueue::counted(Arc::clone(&socket), Arc::clone(&mux.queued_bytes)),
             mux,
-            ordered: (ordering == options::Ordering::OneAtATime).then(OrderedQueue::default),
+            ordered: (ordering == Order::Requests).then(OrderedQueue::default),
             reader: CombiningLock::new(Reader {
                 socket: Some(Arc::clone(&socket)),
                 framer: Framer::new(framing.clone()),
@@ -149,7 +151,7 @@ impl Connection {
     }
 
     /// What its peer may cost.
-    pub(crate) fn limits(&self) -> Arc<MuxLimits> {
+    pub(crate) fn limits(&self) -> Arc<Limits> {
         self.own_limits.clone().unwrap_or_else(|| self.mux.limits())
     }
 

@@ -98,7 +98,7 @@ pub enum ConnectionError {
     #[error("the framing program handed the stream back")]
     HandedBack,
     /// Memory of the multiplexor for messages is used up, and this connection kept most of it for an unfinished one.
-    #[error("the messages of all connections need more than mux_bytes_max ({limit})")]
+    #[error("the messages of all connections need more than shard_bytes_max ({limit})")]
     MemoryLimit {
         /// The limit.
         limit: usize,

@@ -4,13 +4,13 @@
 //! the wire, so that what is unfinished can be given back when the connection is detached.
 
 use ksf::framing::{Frame, Framing, Part};
-use ksf::limits::Time;
+use ksf::limits::{Limits, Time};
 use ksf::pool::Chunk;
 use ksf_bpf_framing::{RunError, Verdict};
 
 use crate::batch::CutMessages;
 use crate::error::ConnectionError;
-use crate::options::{MessageFraming, MuxLimits};
+use crate::options::MessageFraming;
 
 /// Cuts a stream.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl Framer {
         &mut self,
         chunk: &Chunk,
         now: Time,
-        limits: &MuxLimits,
+        limits: &Limits,
         messages: &mut CutMessages,
     ) -> Result<(), ConnectionError> {
         let mut at = 0;
@@ -108,7 +108,7 @@ impl Framer {
     }
 
     /// Cuts whole messages as long as that is simple. What it leaves is for [`Self::cut_in_place`].
-    fn cut_short(&self, chunk: &Chunk, at: &mut usize, limits: &MuxLimits, messages: &mut CutMessages) {
+    fn cut_short(&self, chunk: &Chunk, at: &mut usize, limits: &Limits, messages: &mut CutMessages) {
         /// No header of a length prefix is longer.
         const HEADER_BYTES_MAX: usize = u8::MAX as usize + 8;
         let MessageFraming::Native(framing) = &self.framing else { return };
@@ -126,7 +126,7 @@ impl Framer {
         chunk: &Chunk,
         at: &mut usize,
         now: Time,
-        limits: &MuxLimits,
+        limits: &Limits,
         messages: &mut CutMessages,
     ) -> Result<(), ConnectionError> {
         let rest = &chunk[*at..];
@@ -162,7 +162,7 @@ impl Framer {
         &mut self,
         chunk: &Chunk,
         at: &mut usize,
-        limits: &MuxLimits,
+        limits: &Limits,
         messages: &mut CutMessages,
     ) -> Result<(), ConnectionError> {
         let rest = &chunk[*at..];
@@ -238,7 +238,7 @@ impl Framer {
 
     /// What lies at the front of `bytes`, of which `seen` were looked at before. Bytes beyond the limit for headers are
     /// not looked at, so that what a stream is cut into does not depend on how much of it came at once.
-    fn front(&self, bytes: &[u8], seen: usize, limits: &MuxLimits) -> Result<Front, ConnectionError> {
+    fn front(&self, bytes: &[u8], seen: usize, limits: &Limits) -> Result<Front, ConnectionError> {
         let (limit, look) = (self.header_limit(limits), self.header_look(limits));
         let front = self.ask(&bytes[..bytes.len().min(look)], seen)?;
         if matches!(front, Front::Incomplete) && bytes.len() >= look.max(limit + 1) {
@@ -269,7 +269,7 @@ impl Framer {
     }
 
     /// Most bytes in which the length of a message must show.
-    fn header_limit(&self, limits: &MuxLimits) -> usize {
+    fn header_limit(&self, limits: &Limits) -> usize {
         match self.framing {
             MessageFraming::Native(Framing::Delimiter(_)) => limits.header_bytes_max.max(limits.message_bytes_max),
             _ => limits.header_bytes_max,
@@ -278,7 +278,7 @@ impl Framer {
     }
 
     /// Bytes that are worth a look.
-    fn header_look(&self, limits: &MuxLimits) -> usize {
+    fn header_look(&self, limits: &Limits) -> usize {
         let limit = self.header_limit(limits);
         match &self.framing {
             // All of it is a message, however long.
@@ -291,7 +291,7 @@ impl Framer {
 }
 
 impl Cut {
-    fn begin(&mut self, part: Part, limits: &MuxLimits) -> Result<(), ConnectionError> {
+    fn begin(&mut self, part: Part, limits: &Limits) -> Result<(), ConnectionError> {
         self.parts += 1;
         if self.parts > limits.fragments_max {
             return Err(ConnectionError::EndlessFragments { limit: limits.fragments_max });
@@ -301,7 +301,7 @@ impl Cut {
     }
 }
 
-fn check_size(bytes: usize, limits: &MuxLimits) -> Result<(), ConnectionError> {
+fn check_size(bytes: usize, limits: &Limits) -> Result<(), ConnectionError> {
     let limit = limits.message_bytes_max;
     if bytes > limit { Err(ConnectionError::OversizedMessage { bytes, limit }) } else { Ok(()) }
 }
@@ -318,8 +318,8 @@ mod tests {
 
     const NINE_P: LengthPrefix = LengthPrefix { offset: 0, width: 4, endian: Endian::Little, adjust: 0, strip: false };
 
-    fn limits() -> MuxLimits {
-        MuxLimits { message_bytes_max: 40, header_bytes_max: 24, fragments_max: 4, ..MuxLimits::default() }
+    fn limits() -> Limits {
+        Limits { message_bytes_max: 40, header_bytes_max: 24, fragments_max: 4, ..Limits::default() }
     }
 
     fn program(builtin: &Builtin<'_>) -> MessageFraming {
@@ -351,7 +351,7 @@ mod tests {
     }
 
     /// Cuts a stream that arrives in chunks of these lengths, the rest in one; after an error nothing more is pushed.
-    fn cut(framing: &MessageFraming, stream: &[u8], chunks: &[usize], limits: &MuxLimits) -> Cut {
+    fn cut(framing: &MessageFraming, stream: &[u8], chunks: &[usize], limits: &Limits) -> Cut {
         let mut framer = Framer::new(framing.clone());
         let (mut messages, mut error, mut rest) = (Vec::new(), None, stream);
         for chunk in chunks.iter().copied().chain([usize::MAX]) {
@@ -503,7 +503,7 @@ mod tests {
     }
 
     /// Cut in every place and in one piece, with the same end.
-    fn ends(framing: impl Into<MessageFraming>, stream: &[u8], limits: &MuxLimits) -> (usize, Option<ConnectionError>) {
+    fn ends(framing: impl Into<MessageFraming>, stream: &[u8], limits: &Limits) -> (usize, Option<ConnectionError>) {
         let framing = framing.into();
         let whole = cut(&framing, stream, &[], limits);
         for at in 0..=stream.len() {
@@ -540,7 +540,7 @@ mod tests {
             assert_eq!(ends(framing, &[&[b'x'; 40], end].concat(), &limits()), (1, None));
             let endless = Some(ConnectionError::EndlessHeader { bytes: 40 + end.len(), limit: 40 });
             assert_eq!(ends(framing, &[&[b'x'; 41], end].concat(), &limits()), (0, endless));
-            let long_header = MuxLimits { header_bytes_max: 50, ..limits() };
+            let long_header = Limits { header_bytes_max: 50, ..limits() };
             let oversized = Some(ConnectionError::OversizedMessage { bytes: 41, limit: 40 });
             assert_eq!(ends(framing, &[&[b'x'; 41], end].concat(), &long_header), (0, oversized));
         }
@@ -553,7 +553,7 @@ mod tests {
         let endless = Some(ConnectionError::EndlessHeader { bytes: 25, limit: 24 });
         assert_eq!(ends(lines.clone(), &[&[b'x'; 24][..], b"\n"].concat(), &limits()), (0, endless));
         assert_eq!(ends(lines, &[b'x'; 24], &limits()), (0, None), "the next byte may be its end");
-        let short = MuxLimits { header_bytes_max: 3, ..limits() };
+        let short = Limits { header_bytes_max: 3, ..limits() };
         let endless = Some(ConnectionError::EndlessHeader { bytes: 4, limit: 3 });
         assert_eq!(ends(Framing::RecordMark, &[0x80, 0, 0, 0], &short), (0, endless));
     }

@@ -50,6 +50,6 @@ mod wait_set;
 pub use error::{AttachError, ConnectionError, RecvError, SendError, StartError};
 pub use monitor::Event;
 pub use mux::{ConnectionId, Detached, Mux};
-pub use options::{Classify, MessageFraming, MuxLimits, MuxOptions, Ordering};
+pub use options::{Classify, MessageFraming, MuxOptions};
 pub use service::{Workers, WorkersOptions};
 pub use socket::{Message, MessageSocket, SendOptions};

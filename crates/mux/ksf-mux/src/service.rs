@@ -25,7 +25,7 @@ use crate::connection::{Admission, Attachment, Connection};
 use crate::error::{ConnectionError, RecvError, StartError};
 use crate::lease::Grant;
 use crate::mux::{HELD_BYTES_MAX, Mux};
-use crate::options::{Classify, MuxLimits, MuxOptions, Ordering as WorkOrder};
+use crate::options::{Classify, MuxOptions};
 use crate::scheduler::Source as _;
 use crate::socket::{InPlaceBatch, Message, Replies};
 use crate::sync::Arc;
@@ -59,7 +59,7 @@ pub struct Workers<S: Service> {
     /// One set per worker, written by it alone.
     stats: Vec<Arc<Stats>>,
     closes: Arc<Closes>,
-    order: WorkOrder,
+    order: Order,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -132,13 +132,10 @@ impl<S: Service> Workers<S> {
     pub fn start(service: Arc<S>, options: WorkersOptions) -> Result<Arc<Self>, StartError> {
         adopt::check(&*service)?;
         let count = options.workers.max(1);
-        let order = match service.order() {
-            Order::Requests => WorkOrder::OneAtATime,
-            Order::Free => WorkOrder::Free,
-        };
+        let order = service.order();
         let mut of_mux = MuxOptions::new(service.framing());
         of_mux.ordering = order;
-        of_mux.limits = limits(&options.limits);
+        of_mux.limits = options.limits.clone();
         of_mux.detach_ended = true;
         of_mux.classify = options.classify;
         of_mux.class_caps = options.class_caps;
@@ -211,11 +208,11 @@ impl<S: Service> Adopter for Workers<S> {
         };
         let mut states = vec![state];
         let mut order = self.order;
-        if order == WorkOrder::Free {
+        if order == Order::Free {
             for _ in 1..self.stats.len() {
                 match states.first().and_then(|state| self.service.fork(state)) {
                     Some(state) => states.push(state),
-                    None => order = WorkOrder::OneAtATime,
+                    None => order = Order::Requests,
                 }
             }
         }
@@ -235,7 +232,7 @@ impl<S: Service> Adopter for Workers<S> {
     }
 
     fn set_limits(&self, new: &ksf::limits::Limits) {
-        self.mux.set_limits(limits(new));
+        self.mux.set_limits(new.clone());
     }
 
     fn add_counts(&self, stats: &Stats) {
@@ -294,7 +291,6 @@ impl<S: Service> Worker<S> {
             debug_assert!(false, "more workers than states");
             return;
         };
-        let key = ConnKey { index: conn.id.index, generation: conn.id.generation };
         // Of all messages of the batch; and of those that are answered later, which are done with then.
         let (mut messages, mut bytes) = (0, 0);
         let (mut later, mut later_bytes) = (0, 0);
@@ -305,7 +301,7 @@ impl<S: Service> Worker<S> {
         while socket.grant_more(batch, &mut self.replies, &mut self.grant) {
             let mut begun = Begun::default();
             while !closed && end.is_none() {
-                match self.call(socket, batch, served.peer, key, &mut state, &mut begun) {
+                match self.call(socket, batch, served.peer, conn.id, &mut state, &mut begun) {
                     Called::Answered => break,
                     Called::Deferred { place, outcome } => {
                         // Before any of its later answers.
@@ -557,24 +553,6 @@ fn reason(error: &ConnectionError) -> CloseReason {
         ConnectionError::ClosedByService => CloseReason::Service,
         ConnectionError::Stopping => CloseReason::Drained,
         ConnectionError::WorkerPanicked => CloseReason::Abandoned,
-    }
-}
-
-/// The multiplexor's limits for what an administrator set for streams.
-fn limits(of: &ksf::limits::Limits) -> MuxLimits {
-    MuxLimits {
-        message_bytes_max: of.message_bytes_max,
-        header_bytes_max: of.header_bytes_max,
-        fragments_max: of.fragments_max,
-        assembly_timeout_ms: of.assembly_timeout_ms,
-        send_timeout_ms: of.send_timeout_ms,
-        idle_timeout_ms: of.idle_timeout_ms,
-        linger_timeout_ms: of.linger_timeout_ms,
-        connection_bytes_max: of.connection_bytes_max,
-        connection_messages_max: of.deferred_max as usize,
-        out_queue_bytes_max: of.out_queue_bytes_max,
-        mux_bytes_max: of.shard_bytes_max,
-        connections_max: of.connections_max,
     }
 }
 

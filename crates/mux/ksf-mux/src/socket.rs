@@ -398,7 +398,7 @@ impl MessageSocket {
     /// # Errors
     ///
     /// [`SendError::WouldBlock`] or, after [`SendOptions::wait`], [`SendError::TimedOut`] while every connection that it
-    /// may go to has [`MuxLimits::out_queue_bytes_max`](crate::MuxLimits::out_queue_bytes_max) queued;
+    /// may go to has [`Limits::out_queue_bytes_max`](ksf::limits::Limits::out_queue_bytes_max) queued;
     /// [`SendError::NotConnected`] if there is none, [`SendError::Gone`] if there is not the one it is for.
     pub fn send(&self, body: &[u8], options: SendOptions) -> Result<ConnectionId, SendError> {
         let shared = &self.mux.0;
@@ -435,7 +435,7 @@ impl MessageSocket {
     ///
     /// # Errors
     ///
-    /// [`SendError::WouldBlock`] while [`MuxLimits::out_queue_bytes_max`](crate::MuxLimits::out_queue_bytes_max) bytes are
+    /// [`SendError::WouldBlock`] while [`Limits::out_queue_bytes_max`](ksf::limits::Limits::out_queue_bytes_max) bytes are
     /// queued for it; [`SendError::Gone`].
     pub fn send_to(&self, connection: ConnectionId, body: &[u8]) -> Result<(), SendError> {
         self.mux().reply(connection, body)
@@ -677,7 +677,7 @@ impl Message {
     /// # Errors
     ///
     /// [`SendError::WouldBlock`] while the replies queued for the connection use up its budget
-    /// ([`MuxLimits::connection_bytes_max`](crate::MuxLimits::connection_bytes_max)): try again, or wait with
+    /// ([`Limits::connection_bytes_max`](ksf::limits::Limits::connection_bytes_max)): try again, or wait with
     /// [`MessageSocket::send`] and [`SendOptions::to`]. A program that answers each message before it receives many others
     /// does not meet it, because messages of a connection whose replies wait are not received. [`SendError::Gone`].
     pub fn reply(&self, body: &[u8]) -> Result<(), SendError> {

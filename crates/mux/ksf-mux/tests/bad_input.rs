@@ -14,6 +14,7 @@ use std::time::Duration;
 use common::{PATIENCE, frame, own_network};
 use ksf::error::FramingError;
 use ksf::framing::{Delimiter, Endian, Framing, LengthPrefix};
+use ksf::limits::MESSAGE_BYTES_MAX;
 use ksf_bpf_framing::{FramingProgram, RunError};
 use ksf_mux::{
     AttachError, ConnectionError, ConnectionId, Event, MessageFraming, MessageSocket, Mux, MuxOptions, RecvError,
@@ -79,7 +80,7 @@ fn a_framing_program_that_returns_nonsense_ends_the_connection() {
         (always(-4096), ConnectionError::Program(RunError::NotAnErrno { value: -4096 }), Errno::PROTO),
         (
             always(i32::MAX),
-            ConnectionError::OversizedMessage { bytes: i32::MAX as usize, limit: 1 << 20 },
+            ConnectionError::OversizedMessage { bytes: i32::MAX as usize, limit: MESSAGE_BYTES_MAX },
             Errno::MSGSIZE,
         ),
         (endless, ConnectionError::Program(RunError::Budget { limit: 10_000 }), Errno::PROTO),
@@ -99,7 +100,7 @@ fn a_framing_program_that_returns_nonsense_ends_the_connection() {
 fn peers_that_break_the_rules_are_told_apart() {
     let short = LengthPrefix { offset: 0, width: 4, endian: Endian::Little, adjust: 0, strip: false };
     let cases: [(Framing, &[u8], ConnectionError); 5] = [
-        (PREFIX, &[0, 0x20, 0, 0, 1], ConnectionError::OversizedMessage { bytes: 0x20_0000, limit: 1 << 20 }),
+        (PREFIX, &[0, 0x20, 0, 0, 1], ConnectionError::OversizedMessage { bytes: 0x20_0000, limit: MESSAGE_BYTES_MAX }),
         (
             Framing::LengthPrefix(short),
             &[3, 0, 0, 0],
@@ -183,7 +184,7 @@ fn the_time_for_a_message_stands_still_while_its_peer_is_not_read() {
     const LIMIT: Duration = Duration::from_secs(2);
     let mut setup = setup(PREFIX, |options| {
         options.limits.assembly_timeout_ms = LIMIT.as_millis() as u64;
-        options.limits.connection_messages_max = 1;
+        options.limits.deferred_max = 1;
     });
     setup.client.write_all(&[&frame(b"first")[..], &[0, 0, 0, 4]].concat()).unwrap();
     let held = setup.socket.recv_timeout(PATIENCE).unwrap();
@@ -240,7 +241,7 @@ fn a_flood_is_not_read_beyond_the_limit() {
 #[test]
 fn memory_for_unfinished_messages_is_taken_from_who_has_most() {
     let mut setup = setup(PREFIX, |options| {
-        (options.limits.mux_bytes_max, options.limits.connection_bytes_max) = (150_000, 1 << 20);
+        (options.limits.shard_bytes_max, options.limits.connection_bytes_max) = (150_000, 1 << 20);
     });
     let (mut small, server) = UnixStream::pair().unwrap();
     setup.mux.attach(server.into()).unwrap();

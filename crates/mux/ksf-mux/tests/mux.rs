@@ -102,7 +102,7 @@ fn in_order_one_at_a_time() {
     const MESSAGES: u32 = 2000;
     let mux = Mux::new({
         let mut options = options();
-        options.ordering = ksf_mux::Ordering::OneAtATime;
+        options.ordering = ksf::Order::Requests;
         options
     })
     .unwrap();
@@ -167,7 +167,7 @@ fn a_capped_class_leaves_a_worker_for_the_others() {
 #[test]
 fn in_order_the_next_message_waits_until_the_one_before_is_dropped() {
     let mut with_order = options();
-    with_order.ordering = ksf_mux::Ordering::OneAtATime;
+    with_order.ordering = ksf::Order::Requests;
     let mux = Mux::new(with_order).unwrap();
     let socket = mux.socket().unwrap();
     let (mut client, server) = pair();

@@ -4,10 +4,11 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};
 use std::sync::Arc;
 
+use ksf::Order;
 use ksf::framing::{Endian, Framing, LengthPrefix};
 use ksf_bpf_framing::FramingProgram;
 use ksf_kcm::Backend;
-use ksf_mux::{MessageFraming, Ordering};
+use ksf_mux::MessageFraming;
 
 use crate::boundary::{Failure, bytes, call, place};
 
@@ -167,7 +168,7 @@ impl KsfOptions {
             _ => return Err(invalid("options.framing is none of enum ksf_framing")),
         };
         let mut options = ksf_mux::MuxOptions::new(framing);
-        options.ordering = if self.in_order == 0 { Ordering::Free } else { Ordering::OneAtATime };
+        options.ordering = if self.in_order == 0 { Order::Free } else { Order::Requests };
         if let Some(function) = self.classify {
             let classifier = Classifier { function, context: self.classify_context };
             options.classify = Some(Arc::new(move |message| classifier.class(message)));
@@ -185,7 +186,7 @@ impl KsfOptions {
         limits.header_bytes_max = bytes(self.header_bytes_max, limits.header_bytes_max);
         limits.connection_bytes_max = bytes(self.connection_bytes_max, limits.connection_bytes_max);
         limits.out_queue_bytes_max = bytes(self.out_queue_bytes_max, limits.out_queue_bytes_max);
-        limits.mux_bytes_max = bytes(self.mux_bytes_max, limits.mux_bytes_max);
+        limits.shard_bytes_max = bytes(self.mux_bytes_max, limits.shard_bytes_max);
         limits.connections_max = bytes(self.connections_max, limits.connections_max);
         let time = |value, default| if value == 0 { default } else { value };
         limits.assembly_timeout_ms = time(self.assembly_timeout_ms, limits.assembly_timeout_ms);

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, OnceLock, RwLock, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 
+use ksf::limits::Limits;
 use ksf::output::SendBatch;
 use ksf_mux::backend::{OutQueue, SendProgress, Transmit};
-use ksf_mux::{ConnectionError, ConnectionId, MessageFraming, MuxLimits};
+use ksf_mux::{ConnectionError, ConnectionId, MessageFraming};
 use rustix::event::epoll;
 use rustix::io::Errno;
 
@@ -23,7 +24,7 @@ pub(super) struct Link {
     pub(super) id: ConnectionId,
     shared: Weak<Shared>,
     pub(super) framing: MessageFraming,
-    pub(super) limits: MuxLimits,
+    pub(super) limits: Limits,
     /// Until it is detached.
     tcp: RwLock<Option<Arc<Tcp>>>,
     /// Keeps the kernel's multiplexor, and receives nothing: there may be no message socket for a while.
@@ -121,7 +122,7 @@ impl Link {
         id: ConnectionId,
         shared: &Arc<Shared>,
         socket: OwnedFd,
-        (framing, limits): (MessageFraming, MuxLimits),
+        (framing, limits): (MessageFraming, Limits),
         root: KcmSocket,
         read_bytes: u64,
     ) -> Self {
@@ -221,7 +222,7 @@ impl Link {
     /// True while no more of it is to be received.
     pub(super) fn must_wait(&self) -> bool {
         self.refused.load(Ordering::SeqCst)
-            || self.waiting_messages.load(Ordering::SeqCst) >= self.limits.connection_messages_max
+            || self.waiting_messages.load(Ordering::SeqCst) >= self.limits.deferred_max as usize
             || self.waiting_bytes.load(Ordering::SeqCst) + self.outbox.bytes() >= self.limits.connection_bytes_max
             || self.outbox.bytes() >= self.limits.out_queue_bytes_max
     }
@@ -272,20 +273,13 @@ impl Link {
                 Ok(_) => Err(ConnectionError::Miscut { bytes: wire.len() }),
                 Err(error) => Err(ConnectionError::Program(error)),
             },
-            MessageFraming::Native(framing) => {
-                let bounds = ksf::limits::Limits {
-                    message_bytes_max: limit,
-                    fragments_max: self.limits.fragments_max,
-                    ..ksf::limits::Limits::default()
-                };
-                cut(framing, wire, &bounds).or_else(|reason| match reason {
-                    CloseReason::OversizedMessage => oversized(),
-                    CloseReason::EndlessFragments => {
-                        Err(ConnectionError::EndlessFragments { limit: self.limits.fragments_max })
-                    }
-                    _ => Err(ConnectionError::Miscut { bytes: wire.len() }),
-                })
-            }
+            MessageFraming::Native(framing) => cut(framing, wire, &self.limits).or_else(|reason| match reason {
+                CloseReason::OversizedMessage => oversized(),
+                CloseReason::EndlessFragments => {
+                    Err(ConnectionError::EndlessFragments { limit: self.limits.fragments_max })
+                }
+                _ => Err(ConnectionError::Miscut { bytes: wire.len() }),
+            }),
             // Newer than this crate: it was not attached.
             _ => Err(ConnectionError::Miscut { bytes: wire.len() }),
         }
@@ -293,7 +287,7 @@ impl Link {
 }
 
 /// Longest message on the wire.
-pub(super) fn wire_bytes_max(framing: &MessageFraming, limits: &MuxLimits) -> usize {
+pub(super) fn wire_bytes_max(framing: &MessageFraming, limits: &Limits) -> usize {
     let overhead = match framing {
         MessageFraming::Native(framing) => overhead_bytes(framing),
         _ => 0,

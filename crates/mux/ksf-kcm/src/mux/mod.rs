@@ -28,11 +28,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
+use ksf::limits::Limits;
 use ksf_bpf_framing::KernelProgram;
 use ksf_mux::backend::{EndCounts, Event, Events, Multiplexor, Pushed, Sent, check_stream};
 use ksf_mux::kcm::{ConnectionStats, MuxStats};
 use ksf_mux::{
-    AttachError, ConnectionError, ConnectionId, Detached, MessageFraming, MuxLimits, MuxOptions, SendError, SendOptions,
+    AttachError, ConnectionError, ConnectionId, Detached, MessageFraming, MuxOptions, SendError, SendOptions,
 };
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::net::{AddressFamily, sockopt};
@@ -51,7 +52,7 @@ pub use self::socket::KernelSocket;
 /// one; it ends with the last handle and message socket.
 ///
 /// What AF_KCM cannot do is refused: messages of a connection in order, classes, `detach_ended`, and limits other than
-/// the default for `header_bytes_max`, `fragments_max` and `mux_bytes_max` ([`KcmError::Unsupported`]).
+/// the default for `header_bytes_max`, `fragments_max` and `shard_bytes_max` ([`KcmError::Unsupported`]).
 #[derive(Clone)]
 pub struct KernelMux(Handle);
 
@@ -210,7 +211,7 @@ impl Multiplexor for KernelMux {
         &self,
         socket: OwnedFd,
         framing: MessageFraming,
-        limits: MuxLimits,
+        limits: Limits,
     ) -> Result<ConnectionId, AttachError> {
         unkept(&limits).map_err(refused)?;
         self.0.0.attach(socket, framing, limits)
@@ -292,7 +293,7 @@ impl fmt::Debug for KernelMux {
 /// What AF_KCM cannot do.
 fn unsupported(options: &MuxOptions) -> Result<(), KcmError> {
     let refuse = |what| Err(KcmError::Unsupported { what });
-    if options.ordering != ksf_mux::Ordering::Free {
+    if options.ordering != ksf::Order::Free {
         return refuse("messages of a connection one at a time, in order");
     }
     if options.classify.is_some() || !options.class_caps.is_empty() {
@@ -305,13 +306,13 @@ fn unsupported(options: &MuxOptions) -> Result<(), KcmError> {
 }
 
 /// Limits it does not keep.
-fn unkept(limits: &MuxLimits) -> Result<(), KcmError> {
-    let usual = MuxLimits::default();
+fn unkept(limits: &Limits) -> Result<(), KcmError> {
+    let usual = Limits::default();
     let refuse = |what| Err(KcmError::Unsupported { what });
     match limits {
         limits if limits.header_bytes_max != usual.header_bytes_max => refuse("header_bytes_max"),
         limits if limits.fragments_max != usual.fragments_max => refuse("fragments_max"),
-        limits if limits.mux_bytes_max != usual.mux_bytes_max => refuse("mux_bytes_max"),
+        limits if limits.shard_bytes_max != usual.shard_bytes_max => refuse("shard_bytes_max"),
         _ => Ok(()),
     }
 }
@@ -353,7 +354,7 @@ impl Shared {
         self: &Arc<Self>,
         socket: OwnedFd,
         framing: MessageFraming,
-        limits: MuxLimits,
+        limits: Limits,
     ) -> Result<ConnectionId, AttachError> {
         check_stream(&socket)?;
         if sockopt::socket_domain(&socket) == Ok(AddressFamily::UNIX) {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use ksf_bpf_framing::FramingProgram;
 use ksf_kcm::{AnyMessage, AnyMux, AnySocket, Backend, KcmError};
 use ksf_mux::backend::{Endpoint as _, Multiplexor as _, Received as _};
-use ksf_mux::{AttachError, ConnectionError, Event, MessageFraming, Ordering, RecvError, SendError, SendOptions};
+use ksf_mux::{AttachError, ConnectionError, Event, MessageFraming, RecvError, SendError, SendOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::support::{PATIENCE, Tcp, connection, end_of, message, open, options, wait_for_bytes, wait_until};
@@ -285,7 +285,7 @@ fn the_end_comes_last() {
 fn held_messages() {
     const HELD: usize = 4;
     let mut few = options();
-    few.limits.connection_messages_max = HELD;
+    few.limits.deferred_max = HELD as u32;
     let mux = open(Backend::Kernel, few);
     let socket = mux.socket().unwrap();
     let (tcp, other) = (attached(&mux), attached(&mux));
@@ -393,11 +393,11 @@ pub(crate) fn on_af_kcm_alone(naive: &[u8]) {
             other => panic!("{other:?}"),
         }
     };
-    refused(|options| options.ordering = Ordering::OneAtATime);
+    refused(|options| options.ordering = ksf::Order::Requests);
     refused(|options| options.class_caps = vec![1]);
     refused(|options| options.detach_ended = true);
     refused(|options| options.limits.header_bytes_max = 100);
-    refused(|options| options.limits.mux_bytes_max = 1 << 20);
+    refused(|options| options.limits.shard_bytes_max = 1 << 20);
     assert_eq!(AnyMux::open(Backend::Auto, options()).unwrap().backend(), Backend::Kernel);
 
     held_messages();

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use ksf::limits::Limits;
 use ksf_bpf_framing::FramingProgram;
 use rustix::net::sockopt::{self, Timeout};
 
@@ -18,7 +19,7 @@ use crate::backend::{Endpoint, Multiplexor};
 use crate::error::AttachError;
 use crate::monitor::Event;
 use crate::mux::{ConnectionId, Detached, Mux};
-use crate::options::{MessageFraming, MuxLimits};
+use crate::options::MessageFraming;
 use crate::sync::Arc;
 
 /// The type of a message socket.
@@ -59,12 +60,12 @@ pub struct KcmOptions {
     /// Longest time a message sent with `MSG_BATCH` waits for one without, in milliseconds. AF_KCM has no such limit.
     pub batch_timeout_ms: u64,
     /// Bounds of the multiplexor, and of connections where [`AttachOptions`] and the connection say nothing.
-    pub limits: MuxLimits,
+    pub limits: Limits,
 }
 
 impl Default for KcmOptions {
     fn default() -> Self {
-        Self { batch_timeout_ms: 1, limits: MuxLimits::default() }
+        Self { batch_timeout_ms: 1, limits: Limits::default() }
     }
 }
 

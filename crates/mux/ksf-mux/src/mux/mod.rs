@@ -16,14 +16,15 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-use ksf::limits::Time;
+use ksf::Order;
+use ksf::limits::{Limits, Time};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use crate::budget::SharedBudget;
 use crate::connection::{Admission, Attachment, Connection};
 use crate::error::{AttachError, ConnectionError};
 use crate::monitor::{Event, Events};
-use crate::options::{MessageFraming, MuxLimits, MuxOptions};
+use crate::options::{MessageFraming, MuxOptions};
 use crate::pollable::Pollable;
 use crate::scheduler::Scheduler;
 use crate::socket::MessageSocket;
@@ -37,33 +38,8 @@ use table::Table;
 pub use table::check_stream;
 use waiting::SIGNAL;
 
-/// Names a connection of a multiplexor. The generation tells it from its predecessors in the same place, so a late
-/// reply never reaches another peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ConnectionId {
-    /// Place in the table.
-    pub index: u32,
-    /// Counts the connections that had this place.
-    pub generation: u32,
-}
-
-impl ConnectionId {
-    /// As one number, for C.
-    pub fn to_u64(self) -> u64 {
-        u64::from(self.generation) << 32 | u64::from(self.index)
-    }
-
-    /// The inverse of [`Self::to_u64`].
-    pub fn from_u64(id: u64) -> Self {
-        Self { index: id as u32, generation: (id >> 32) as u32 }
-    }
-}
-
-impl fmt::Display for ConnectionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.index, self.generation)
-    }
-}
+/// Names a connection of a multiplexor, as connections of shards are named: a late reply never reaches another peer.
+pub use ksf::service::ConnKey as ConnectionId;
 
 /// A multiplexor. Clones are handles of the same one; it ends with the last handle and message socket.
 #[derive(Clone)]
@@ -87,7 +63,7 @@ pub struct Detached {
 /// What all handles share.
 pub(crate) struct Shared {
     pub(crate) options: MuxOptions,
-    limits: RwLock<Arc<MuxLimits>>,
+    limits: RwLock<Arc<Limits>>,
     pub(crate) budget: SharedBudget,
     pub(crate) scheduler: Scheduler<Arc<Connection>>,
     pub(crate) timer: TimerThread,
@@ -196,7 +172,7 @@ impl Mux {
         &self,
         socket: OwnedFd,
         framing: MessageFraming,
-        ordering: crate::options::Ordering,
+        ordering: Order,
     ) -> Result<ConnectionId, AttachError> {
         self.shared().attach(socket, framing, ordering, None)
     }
@@ -206,7 +182,7 @@ impl Mux {
         &self,
         socket: OwnedFd,
         framing: MessageFraming,
-        ordering: crate::options::Ordering,
+        ordering: Order,
         attachment: Attachment,
     ) -> Result<ConnectionId, AttachError> {
         self.shared().attach(socket, framing, ordering, Some(attachment))
@@ -237,14 +213,14 @@ impl Mux {
     /// # Errors
     ///
     /// [`SendError::WouldBlock`](crate::SendError::WouldBlock) while as much is queued for the connection as
-    /// [`MuxLimits::out_queue_bytes_max`] allows: its peer does not read. [`MessageSocket::send`] can wait for that.
+    /// [`Limits::out_queue_bytes_max`] allows: its peer does not read. [`MessageSocket::send`] can wait for that.
     pub fn reply(&self, connection: ConnectionId, body: &[u8]) -> Result<(), crate::SendError> {
         let conn = self.shared().find(connection).ok_or(crate::SendError::Gone(connection))?;
         self.shared().reply(&conn, Admission::Send, false, |tail| tail.extend_from_slice(body))
     }
 
     /// Replaces the limits, for connections that are attached, too.
-    pub fn set_limits(&self, limits: MuxLimits) {
+    pub fn set_limits(&self, limits: Limits) {
         let shared = self.shared();
         shared.budget.set(&limits);
         *shared.limits.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(limits);
@@ -256,7 +232,7 @@ impl Mux {
     }
 
     /// The limits now.
-    pub fn limits(&self) -> Arc<MuxLimits> {
+    pub fn limits(&self) -> Arc<Limits> {
         self.shared().limits()
     }
 
@@ -265,7 +241,7 @@ impl Mux {
         self.shared().timer.lingering()
     }
 
-    /// Bytes that count against [`MuxLimits::mux_bytes_max`]: of messages that have not arrived in full or are not done
+    /// Bytes that count against [`Limits::shard_bytes_max`]: of messages that have not arrived in full or are not done
     /// with, of replies that are queued, and what answers that come later are assumed to need.
     pub fn memory(&self) -> usize {
         self.shared().memory()
@@ -311,7 +287,7 @@ impl fmt::Debug for Mux {
 }
 
 impl Shared {
-    pub(crate) fn limits(&self) -> Arc<MuxLimits> {
+    pub(crate) fn limits(&self) -> Arc<Limits> {
         Arc::clone(&self.limits.read().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -321,7 +297,7 @@ impl Shared {
 
     /// True while the budget of all connections together is used up.
     pub(crate) fn is_full(&self) -> bool {
-        self.memory() >= self.budget.mux_bytes_max()
+        self.memory() >= self.budget.shard_bytes_max()
     }
 
     pub(crate) fn is_stopped(&self) -> bool {

@@ -78,7 +78,7 @@ impl Shared {
                 if conn.doomed.load(Ordering::SeqCst) {
                     reader.framer.take_unread();
                     self.charge(conn, 0);
-                    ended = Some(ConnectionError::MemoryLimit { limit: self.limits().mux_bytes_max });
+                    ended = Some(ConnectionError::MemoryLimit { limit: self.limits().shard_bytes_max });
                     return;
                 }
                 if conn.is_full() {
@@ -149,7 +149,7 @@ impl Shared {
                 conn.counts.rx_need_more.fetch_add(1, Ordering::Relaxed);
             }
             self.timer.schedule_check(conn, timer_thread::TIMEOUT_TICK);
-            if self.memory.load(Ordering::SeqCst) > self.limits().mux_bytes_max {
+            if self.memory.load(Ordering::SeqCst) > self.limits().shard_bytes_max {
                 self.relieve_memory();
             }
         }

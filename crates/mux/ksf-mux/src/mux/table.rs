@@ -5,6 +5,8 @@ use std::os::fd::OwnedFd;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
+use ksf::Order;
+use ksf::limits::Limits;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, sockopt};
@@ -12,7 +14,7 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 use super::{ConnectionId, Detached, Shared};
 use crate::connection::{Attachment, Connection};
 use crate::error::AttachError;
-use crate::options::{MessageFraming, MuxLimits};
+use crate::options::MessageFraming;
 use crate::sync::Arc;
 use crate::timer_thread;
 
@@ -44,7 +46,7 @@ impl Shared {
         self: &Arc<Self>,
         socket: OwnedFd,
         framing: MessageFraming,
-        ordering: crate::options::Ordering,
+        ordering: Order,
         attachment: Option<Attachment>,
     ) -> Result<ConnectionId, AttachError> {
         self.attach_limited(socket, framing, ordering, attachment, None)
@@ -55,9 +57,9 @@ impl Shared {
         self: &Arc<Self>,
         socket: OwnedFd,
         framing: MessageFraming,
-        ordering: crate::options::Ordering,
+        ordering: Order,
         attachment: Option<Attachment>,
-        limits: Option<MuxLimits>,
+        limits: Option<Limits>,
     ) -> Result<ConnectionId, AttachError> {
         let system = |step| move |errno: Errno| AttachError::System { step, source: errno.into() };
         check_stream(&socket)?;
