@@ -8,8 +8,13 @@
 //! Above the limit for input a connection with an unfinished message is not read. So that such connections do not wait
 //! for each other for ever, a few at a time hold a *pass*: they are read to the end of their message all the same. A
 //! peer that holds a pass and sends nothing for [`Limits::pressure_timeout_ms`] is closed, and the pass goes on.
+//!
+//! What a connection receives in the turn in which it stops cannot be given back to its socket: it is put aside, and
+//! counted. Above twice the limit the shard is *overfull*: no connection without a pass is read, so that each adds no
+//! more than what was on its way. That ends at one and a half times the limit.
 
 use std::collections::VecDeque;
+use std::mem;
 
 use crate::cutter::Room;
 use crate::limits::Limits;
@@ -24,6 +29,7 @@ pub struct Budget {
     input_bytes: usize,
     reply_bytes: usize,
     passes: usize,
+    overfull: bool,
     /// Connections that are not read because memory is short, in the order in which they stopped.
     waiting: VecDeque<ConnKey>,
 }
@@ -37,6 +43,22 @@ impl Budget {
     /// Bytes of requests in work and of replies that are not sent.
     pub fn reply_bytes(&self) -> usize {
         self.reply_bytes
+    }
+
+    /// True while no connection is read but those that hold a pass.
+    pub fn is_overfull(&self) -> bool {
+        self.overfull
+    }
+
+    /// Looks whether the shard is overfull; the owner calls it once a turn. True if that changed: the owner looks after
+    /// all connections, and calls [`Connection::read_again`](crate::connection::Connection::read_again) on each if the
+    /// shard is overfull no longer.
+    pub fn update_overfull(&mut self, limits: &Limits) -> bool {
+        let limit = limits.assembly_bytes_max;
+        // Unfinished messages alone stay below the limit, so this comes to an end when those that wait had their pass.
+        let above = limit.saturating_add(if self.overfull { limit / 2 } else { limit });
+        let overfull = self.input_bytes > above;
+        mem::replace(&mut self.overfull, overfull) != overfull
     }
 
     /// The next connection that may go on after it was not read for lack of memory: the owner calls

@@ -37,10 +37,11 @@ pub struct Limits {
     pub connections_max: usize,
     /// Memory per shard for messages that arrived in part, and for requests that wait because replies do. When it is
     /// used up, connections with an unfinished message are not read, but for a few at a time, each of which may exceed
-    /// it by one message. Chunks that arrive meanwhile are put aside up to twice this limit; then the connection that
-    /// one arrives on is closed.
+    /// it by one message. What arrives while a connection stops is put aside; at twice this limit no connection is read
+    /// but those few, so that the receive slots of a shard are the most by which it can be exceeded.
     pub assembly_bytes_max: usize,
-    /// Time in which a peer that is read although memory is short must send something of its unfinished message.
+    /// Time in which a peer that is read although memory is short must send something of its unfinished message; and in
+    /// which a peer whose requests wait behind replies must read some of these when memory is at twice the limit.
     pub pressure_timeout_ms: u64,
     /// Messages of one connection that may wait for a deferred reply, or that workers are not done with; above it the
     /// connection is not read.

@@ -136,8 +136,8 @@ proptest! {
             });
             let chunk = in_slot(&mut env, &bytes);
             conn.receive(chunk, &mut env);
-            // Twice the limit, the chunk that arrived last, and a page for each of those that hold a pass.
-            let most = 2 * limit + 6 * (64 + 4096);
+            // Twice the limit, the slots, and a page for each of those that hold a pass.
+            let most = 2 * limit + 16 * 64 + 6 * (64 + 4096);
             prop_assert!(env.budget.input_bytes() <= most, "{} of {most}", env.budget.input_bytes());
             for _ in 0..env.budget.waiting() {
                 let Some(key) = env.budget.next_to_proceed(&env.limits) else { break };

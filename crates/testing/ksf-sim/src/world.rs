@@ -31,6 +31,8 @@ pub struct Report {
     pub too_late: usize,
     /// Connections that went on after they were not read for lack of memory.
     pub waited: usize,
+    /// Times nobody was read but a few, because far more had arrived than is kept.
+    pub overfull: usize,
     /// Chunks that waited unprocessed because replies did.
     pub stalls: usize,
     /// Receives that were put off because no slot was free.
@@ -152,12 +154,13 @@ impl Plan {
 }
 
 impl Plan {
-    /// Most bytes of unfinished input: twice the limit, what each place may put aside of one chunk, and a message for
-    /// each pass, in whole pages.
+    /// Most bytes of unfinished input: twice the limit, the slots, what each place may put aside of one chunk, and a
+    /// message for each pass, in whole pages.
     fn input_bytes_max(&self) -> usize {
         const PAGE_BYTES: usize = 4096;
         let message = self.limits.message_bytes_max.min(1 << 16).next_multiple_of(PAGE_BYTES) + PAGE_BYTES;
-        2 * self.limits.assembly_bytes_max + self.places * (self.slot_bytes as usize + message)
+        let slots = self.slots as usize * self.slot_bytes as usize;
+        2 * self.limits.assembly_bytes_max + slots + self.places * (self.slot_bytes as usize + message)
     }
 
     /// Most bytes by which one message may exceed a budget: the message, and replies, also those whose length nobody
@@ -518,6 +521,15 @@ impl World {
                 link.conn.proceed(&mut self.env);
             }
             self.carry_out_for_all()?;
+        }
+        if self.env.budget.update_overfull(&self.env.limits) {
+            let overfull = self.env.budget.is_overfull();
+            self.report.overfull += usize::from(overfull);
+            for (_, link) in self.places.iter_mut().filter(|_| !overfull) {
+                if let Some(link) = link {
+                    link.conn.read_again(&self.env);
+                }
+            }
         }
         Ok(())
     }

@@ -34,6 +34,7 @@ fn every_seed_agrees_with_the_ideal() {
         sum.too_late += report.too_late;
         sum.stalls += report.stalls;
         sum.waited += report.waited;
+        sum.overfull += report.overfull;
         sum.starved += report.starved;
         sum.told += report.told;
         for (total, one) in sum.ends.iter_mut().zip(report.ends) {
@@ -46,7 +47,10 @@ fn every_seed_agrees_with_the_ideal() {
         assert!(count > 0 || NOT_SIMULATED.contains(reason), "{reason:?} never ended a connection");
     }
     assert!(sum.messages > 10_000 && sum.replies > 10_000, "too little happened: {sum:?}");
-    assert!(sum.too_late > 100 && sum.stalls > 100 && sum.waited > 100, "too little went wrong: {sum:?}");
+    assert!(
+        sum.too_late > 100 && sum.stalls > 100 && sum.waited > 100 && sum.overfull > 10,
+        "too little went wrong: {sum:?}"
+    );
     assert!(sum.told > 10_000, "backends were hardly asked: {sum:?}");
     assert_eq!(sum.starved, 0, "so many slots were kept that none was left to receive into");
 }

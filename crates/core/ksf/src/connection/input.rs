@@ -103,8 +103,9 @@ impl<S: ShardService> Connection<S> {
     pub(super) fn stall(&mut self, chunk: Chunk, env: &mut Env) {
         env.budget.add_input(chunk.len());
         self.stalled.push_back(chunk.into_kept());
-        // Reading stops long before: this is for what many connections had on its way at that moment.
-        if env.budget.input_bytes() > env.limits.assembly_bytes_max.saturating_mul(2) {
+        // Reading stops long before, and an engine that stops has no more on its way than its slots.
+        let on_its_way_max = env.pool.slots() as usize * env.pool.slot_bytes();
+        if env.budget.input_bytes() > env.limits.assembly_bytes_max.saturating_mul(2).saturating_add(on_its_way_max) {
             self.close(CloseReason::MemoryLimit, env);
         }
     }

@@ -279,6 +279,14 @@ impl<S: ShardService> Connection<S> {
         self.recount(env);
     }
 
+    /// Goes on after no connection was read because the shard was
+    /// [overfull](crate::budget::Budget::is_overfull): its peer could not send.
+    pub fn read_again(&mut self, env: &Env) {
+        self.cutter.restart(env.now);
+        self.last_received = env.now;
+        self.last_activity = env.now;
+    }
+
     /// Tells the service what happened to its exchange, if one is open.
     pub fn upstream(&mut self, event: Upstream, env: &mut Env) {
         if !self.exchange.open {
@@ -367,8 +375,13 @@ impl<S: ShardService> Connection<S> {
     }
 
     fn pressure_deadline(&self, env: &Env) -> Option<Time> {
-        let deadline = self.last_received.after_ms(env.limits.pressure_timeout_ms);
-        deadline.filter(|_| self.memory == Memory::Pass && self.is_awaited(env))
+        let after = |since: Time| since.after_ms(env.limits.pressure_timeout_ms);
+        if self.memory == Memory::Pass && self.is_awaited(env) {
+            return after(self.last_received);
+        }
+        // The input that it put aside goes when its peer takes the replies, and all others wait for that.
+        let keeps_input = env.budget.is_overfull() && !self.stalled.is_empty() && self.memory != Memory::Waiting;
+        if keeps_input && self.sending && self.closing.is_none() { after(self.last_send_progress) } else { None }
     }
 
     fn assembly_deadline(&self, env: &Env) -> Option<Time> {
@@ -377,14 +390,19 @@ impl<S: ShardService> Connection<S> {
     }
 
     fn idle_deadline(&self, env: &Env) -> Option<Time> {
-        let waits = self.closing.is_none() && self.deferred == 0 && !self.exchange.open;
+        let waits = self.closing.is_none() && self.deferred == 0 && !self.exchange.open && self.is_in_turn(env);
         self.last_activity.after_ms(self.limits(env).idle_timeout_ms).filter(|_| waits)
     }
 
     /// True while it is up to the peer to send the rest of a message: one that is not read cannot.
     fn is_awaited(&self, env: &Env) -> bool {
         let reads = self.stalled.is_empty() && self.memory != Memory::Waiting;
-        self.closing.is_none() && reads && !self.is_stalled(env)
+        self.closing.is_none() && reads && !self.is_stalled(env) && self.is_in_turn(env)
+    }
+
+    /// True if it is among those that are read while the shard is overfull.
+    fn is_in_turn(&self, env: &Env) -> bool {
+        !env.budget.is_overfull() || self.memory == Memory::Pass
     }
 
     /// Bytes moved without passing through here: the kernel half answered.
@@ -398,6 +416,7 @@ impl<S: ShardService> Connection<S> {
             && !self.eof
             && self.stalled.is_empty()
             && self.memory != Memory::Waiting
+            && self.is_in_turn(env)
             && !self.is_full(env)
     }
 

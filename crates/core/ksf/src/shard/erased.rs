@@ -95,6 +95,7 @@ pub(crate) trait Stream {
     fn answer(&mut self, ticket: u64, work_bytes: usize, answer: Answer, env: &mut Env) -> bool;
     fn open_gates(&mut self, env: &mut Env);
     fn proceed(&mut self, env: &mut Env);
+    fn read_again(&mut self, env: &Env);
     fn take_batch(&mut self, now: Time) -> Option<SendBatch>;
     fn sent(&mut self, bytes: usize, done: bool, env: &mut Env);
     fn tick(&mut self, env: &mut Env) -> Option<CloseReason>;
@@ -141,6 +142,9 @@ impl<S: ShardService> Stream for Connection<S> {
     }
     fn proceed(&mut self, env: &mut Env) {
         Self::proceed(self, env);
+    }
+    fn read_again(&mut self, env: &Env) {
+        Self::read_again(self, env);
     }
     fn take_batch(&mut self, now: Time) -> Option<SendBatch> {
         Self::take_batch(self, now)

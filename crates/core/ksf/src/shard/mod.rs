@@ -419,6 +419,9 @@ impl<E: Engine> Shard<E> {
         self.deliver_answered();
         self.open_gates();
         self.proceed();
+        if self.env.budget.update_overfull(&self.env.limits) {
+            self.overfull_changed();
+        }
     }
 
     /// Answers that were given on this thread.
@@ -482,6 +485,20 @@ impl<E: Engine> Shard<E> {
             let Some(key) = self.env.budget.next_to_proceed(&self.env.limits) else { break };
             if let Some((stream, env)) = self.stream(key) {
                 stream.proceed(env);
+            }
+        }
+    }
+
+    /// Stops, or goes on, to read all connections at the end of this turn.
+    fn overfull_changed(&mut self) {
+        let overfull = self.env.budget.is_overfull();
+        self.env.stats.memory_stops.add(u64::from(overfull));
+        for index in 0..self.places.len() as u32 {
+            let key = ConnKey { index, generation: self.places[index as usize].generation };
+            if let Some((stream, env)) = self.stream(key)
+                && !overfull
+            {
+                stream.read_again(env);
             }
         }
     }

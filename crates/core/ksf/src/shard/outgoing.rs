@@ -201,6 +201,7 @@ impl Stream for Outgoing {
     }
     fn open_gates(&mut self, _: &mut Env) {}
     fn proceed(&mut self, _: &mut Env) {}
+    fn read_again(&mut self, _: &Env) {}
     fn upstream(&mut self, _: Upstream, _: &mut Env) {}
     fn set_full(&mut self, _: bool, _: &mut Env) {}
     fn note_activity(&mut self, _: Time) {}

@@ -1,0 +1,158 @@
+//! More arrives at once than there is memory for: everybody is slowed down, and only a peer that does nothing is closed.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Recorder, bytes_of, env, in_slot};
+use ksf::connection::Connection;
+use ksf::env::Env;
+use ksf::framing::{Delimiter, Framing};
+use ksf::limits::{Limits, Time};
+use ksf::service::{ConnKey, Order, Peer};
+
+const LINES: Framing = Framing::Delimiter(Delimiter::LF);
+const PEERS: u32 = 48;
+const CHUNK_BYTES: usize = 8 << 10;
+/// Chunks of one line.
+const CHUNKS: usize = 4;
+/// Room for six lines.
+const LIMIT_BYTES: usize = 6 * CHUNKS * CHUNK_BYTES;
+
+type Conn = Connection<Recorder>;
+
+/// Plays the end of a shard's turn.
+fn end_turn(env: &mut Env, conns: &mut [Conn]) {
+    for _ in 0..env.budget.waiting() {
+        let Some(key) = env.budget.next_to_proceed(&env.limits) else { break };
+        conns[key.index as usize].proceed(env);
+    }
+    if env.budget.update_overfull(&env.limits) && !env.budget.is_overfull() {
+        conns.iter_mut().for_each(|conn| conn.read_again(env));
+    }
+}
+
+fn crowd(limits: Limits) -> (Env, Vec<Conn>) {
+    let env = env(limits, CHUNK_BYTES as u32, 256);
+    let service = Recorder::new(LINES, Order::Requests);
+    let conn = |index| {
+        let key = ConnKey { index, generation: 0 };
+        Connection::new(Arc::clone(&service), Peer::Unix, key, env.now).unwrap()
+    };
+    let conns = (0..PEERS).map(conn).collect();
+    (env, conns)
+}
+
+fn receive(env: &mut Env, conn: &mut Conn, last: bool) {
+    let mut bytes = vec![b'x'; CHUNK_BYTES];
+    bytes[CHUNK_BYTES - 1] = if last { b'\n' } else { b'x' };
+    let chunk = in_slot(env, &bytes);
+    conn.receive(chunk, env);
+}
+
+/// Above twice the limit, the connection on which a chunk arrived that was on its way was closed.
+#[test]
+fn what_was_on_its_way_when_reading_stopped_closes_nobody() {
+    let (mut env, mut conns) = crowd(Limits { assembly_bytes_max: LIMIT_BYTES, ..Limits::default() });
+    let mut arrived = [0; PEERS as usize];
+    // All of them arrive in one turn, in which no engine can have stopped: 48 times half a line is four times the limit.
+    for _ in 0..CHUNKS / 2 {
+        for (conn, arrived) in conns.iter_mut().zip(&mut arrived) {
+            receive(&mut env, conn, false);
+            *arrived += 1;
+        }
+    }
+    end_turn(&mut env, &mut conns);
+    assert!(env.budget.is_overfull());
+    let read = conns.iter().filter(|conn| conn.wants_bytes(&env)).count();
+    assert!((1..=ksf::budget::PASSES).contains(&read), "{read} are read while the shard is overfull");
+    let most = env.budget.input_bytes();
+    let mut turns = 0;
+    while arrived.iter().any(|arrived| *arrived < CHUNKS) {
+        turns += 1;
+        assert!(turns < 1000, "nobody goes on: {arrived:?}");
+        for (conn, arrived) in conns.iter_mut().zip(&mut arrived) {
+            if *arrived < CHUNKS && conn.wants_bytes(&env) {
+                *arrived += 1;
+                receive(&mut env, conn, *arrived == CHUNKS);
+            }
+        }
+        end_turn(&mut env, &mut conns);
+        let with_passes = most + ksf::budget::PASSES * CHUNKS * CHUNK_BYTES;
+        assert!(env.budget.input_bytes() <= with_passes, "{} bytes are kept", env.budget.input_bytes());
+    }
+    for conn in &mut conns {
+        assert!(!conn.is_closing(), "{:?}", conn.finished());
+        let batch = conn.take_batch(env.now).expect("a reply");
+        assert_eq!(bytes_of(&batch).len(), CHUNKS * CHUNK_BYTES);
+        conn.sent(batch.len(), true, &mut env);
+    }
+    assert!(!env.budget.is_overfull());
+    assert_eq!((env.budget.input_bytes(), env.budget.waiting()), (0, 0));
+}
+
+/// A peer that is not read because others filled the memory has done nothing wrong.
+#[test]
+fn time_stands_still_for_those_that_are_not_read() {
+    let limits = Limits {
+        assembly_bytes_max: LIMIT_BYTES,
+        assembly_timeout_ms: 100,
+        idle_timeout_ms: 100,
+        pressure_timeout_ms: 1_000,
+        ..Limits::default()
+    };
+    let (mut env, mut conns) = crowd(limits);
+    for _ in 0..CHUNKS / 2 {
+        conns.iter_mut().for_each(|conn| receive(&mut env, conn, false));
+    }
+    end_turn(&mut env, &mut conns);
+    let unread: Vec<_> = (0..conns.len()).filter(|at| !conns[*at].wants_bytes(&env)).collect();
+    env.now = Time(0).plus_ms(500);
+    for at in &unread {
+        assert_eq!(conns[*at].tick(&mut env), None);
+        assert!(!conns[*at].is_closing(), "{:?}", conns[*at].finished());
+    }
+    // Those that could have sent, and did not, end: then the others are read, and have all of their time.
+    while env.budget.is_overfull() {
+        let late = conns.iter_mut().filter(|conn| conn.wants_bytes(&env)).collect::<Vec<_>>();
+        assert!(!late.is_empty(), "nobody is read, and nobody ends");
+        env.now = env.now.plus_ms(1_000);
+        for conn in late {
+            let _ = conn.tick(&mut env);
+            assert!(conn.is_closing());
+        }
+        end_turn(&mut env, &mut conns);
+    }
+    env.now = env.now.plus_ms(99);
+    let idle = conns.iter_mut().filter(|conn| conn.wants_bytes(&env)).collect::<Vec<_>>();
+    assert!(!idle.is_empty());
+    for conn in idle {
+        let _ = conn.tick(&mut env);
+        assert!(!conn.is_closing(), "{:?}", conn.finished());
+    }
+}
+
+/// Replies that are not read keep the input behind them: when all others wait for that memory, their peer must read.
+#[test]
+fn a_peer_that_reads_nothing_ends_when_all_wait_for_its_memory() {
+    let limits = Limits { assembly_bytes_max: LIMIT_BYTES, out_queue_bytes_max: 1, ..Limits::default() };
+    let (mut env, mut conns) = crowd(limits);
+    for conn in &mut conns {
+        let line = in_slot(&mut env, b"a line\n");
+        conn.receive(line, &mut env);
+        let _sending = conn.take_batch(env.now).expect("a reply");
+        receive(&mut env, conn, false);
+        receive(&mut env, conn, false);
+    }
+    end_turn(&mut env, &mut conns);
+    assert!(env.budget.is_overfull());
+    env.now = Time(0).plus_ms(999);
+    assert!(conns.iter_mut().all(|conn| conn.tick(&mut env).is_none() && !conn.is_closing()));
+    env.now = Time(0).plus_ms(1_001);
+    for conn in &mut conns {
+        assert_eq!(conn.tick(&mut env), None);
+        assert!(conn.is_closing());
+    }
+    end_turn(&mut env, &mut conns);
+    assert!(!env.budget.is_overfull());
+}
