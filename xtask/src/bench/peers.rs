@@ -183,8 +183,11 @@ fn loops_have_their_connections(programs: &Programs) {
         let reply = exchange(stream, 0, 0);
         read(stream, reply);
     }
-    // The most a message may ask for, so longer than all that follows; nobody waits for its end.
-    exchange(&mut streams[0], 1, 10_000_000);
+    // A message at once, and one that asks for the most time there is, so longer than all that follows; nobody waits for
+    // its end. They come in one piece, and the first is answered before the second begins: from then on its loop is busy.
+    let (at_once, reply) = work(0, 0, b"id");
+    streams[0].write_all(&[at_once, work(1, 10_000_000, b"id").0].concat()).unwrap();
+    read(&mut streams[0], reply);
     exchange(&mut streams[1], 0, 0);
     exchange(&mut streams[2], 0, 0);
     let beside = exchange(&mut streams[3], 0, 0);
