@@ -113,7 +113,7 @@ impl Builder {
         self
     }
 
-    /// How long a shard that has a CPU of its own looks for events before it sleeps; not at all unless said otherwise.
+    /// How long a shard looks for events before it sleeps, where that pays; not at all unless said otherwise.
     pub fn spin(mut self, spin: Spin) -> Self {
         self.spin = spin;
         self

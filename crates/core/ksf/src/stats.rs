@@ -109,6 +109,10 @@ counters! {
     turns,
     /// Times it found none: a wait that was interrupted, or that had an end.
     turns_empty,
+    /// Times it looked again and again before it would sleep.
+    spins,
+    /// Those that found nothing, so that it slept after all.
+    spins_missed,
     /// What it found: bytes, ends, connections, wake-ups.
     events,
     /// Connections looked at by the clock: a time limit of theirs was over, or might have been.

@@ -220,3 +220,27 @@ fn a_shard_that_spins_answers_as_one_that_sleeps() {
         server.drain().unwrap();
     }
 }
+
+/// On the CPU of its client nothing can come while a shard spins: it tries that now and then only. An idle one never does.
+#[test]
+fn a_shard_that_shares_the_cpu_of_its_client_hardly_ever_spins() {
+    own_network();
+    let cpu = ksf::cpus::allowed().unwrap()[0];
+    ksf::cpus::pin_to(cpu).unwrap();
+    for engine in engines() {
+        const ASKS: u64 = 4_000;
+        let builder = Server::builder().engine(engine).cpus(Some(vec![cpu])).spin(ksf::spin::Spin::AUTO);
+        let server = builder.listen(ANY.parse().unwrap(), Arc::new(Echo), None).start().unwrap();
+        let mut peer = connect(&server);
+        for number in 0..ASKS {
+            ask(&mut peer, &number.to_be_bytes(), &number.to_be_bytes());
+        }
+        // Some of its spins may find what came because the scheduler took the CPU from it meanwhile.
+        let spins = count(&server, "spins");
+        assert!(spins < ASKS / 10, "{engine:?}: {spins} spins for {ASKS} messages");
+        assert!(count(&server, "spins_missed") <= spins);
+        drop(peer);
+        wait_until("it hears of the end", || server.connections() == 0);
+        server.drain().unwrap();
+    }
+}

@@ -44,6 +44,30 @@ fn every_transport_answers_on_every_user_space_engine() {
     }
 }
 
+/// `ksf tests/echo.rs` shows what spinning changes, and that it is bounded.
+#[test]
+fn spinning_is_chosen_said_and_counted() {
+    for engine in support::engines() {
+        for (flag, said, may_spin) in [(None, "auto", true), (Some("off"), "off", false), (Some("20"), "20us", true)] {
+            let flag = flag.map(|flag| format!("--spin={flag}"));
+            let args = ["kecho", "--engine", engine, "--listen", "tcp:127.0.0.1:0"];
+            let server = Server::start(&args.into_iter().chain(flag.as_deref()).collect::<Vec<_>>(), 1);
+            assert!(server.seen()[0].contains(&format!(" spin={said} ")), "{:?}", server.seen());
+            let mut client = connect(&server);
+            const ASKS: u64 = 500;
+            (0..ASKS).for_each(|_| assert_eq!(echo(&mut client, b"spin"), b"spin"));
+            let counters = &server.stat()["services"][0]["counters"];
+            let (spins, missed) = (value(counters, "spins"), value(counters, "spins_missed"));
+            // One for each wait at the most; an idle shard waits once.
+            let waits_max = if may_spin { value(counters, "turns") } else { 0 };
+            assert!(missed <= spins && spins <= waits_max, "{engine} {said}: {spins} spins, {missed} missed");
+            server.stop();
+        }
+    }
+    let wrong = run(&["kecho", "--spin", "soon"]);
+    assert!(!wrong.status.success() && stderr(&wrong).contains("--spin"), "{}", stderr(&wrong));
+}
+
 #[test]
 fn workers_answer_streams_and_shards_answer_datagrams() {
     let folder = Folder::new();

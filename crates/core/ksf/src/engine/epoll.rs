@@ -92,7 +92,7 @@ fn failed(step: &'static str) -> impl FnOnce(io::Error) -> Error {
 }
 
 impl Engine for Epoll {
-    fn new(_env: &mut Env) -> Result<Self, Error> {
+    fn new(_env: &mut Env, _spins: bool) -> Result<Self, Error> {
         // SAFETY: no pointers are involved; the result is checked before it is owned.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if epoll < 0 {

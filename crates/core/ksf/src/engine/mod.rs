@@ -129,8 +129,9 @@ pub(crate) fn pause(time: Duration, env: &Env) {
 /// Operations on sockets. Descriptors stay open until [`Engine::release`] or [`Event::Released`] says that
 /// they may be closed: the shard keeps them.
 pub(crate) trait Engine: Sized {
-    /// Sets the engine up on the calling thread, which will be the only one to use it.
-    fn new(env: &mut Env) -> Result<Self, Error>;
+    /// Sets the engine up on the calling thread, which will be the only one to use it. `spins`: it will often be asked
+    /// to wait for no time, to see whether there is something.
+    fn new(env: &mut Env, spins: bool) -> Result<Self, Error>;
 
     /// Accepts connections from a listening socket until it fails or [`Engine::unlisten`].
     fn listen(&mut self, listener: u32, socket: RawFd);

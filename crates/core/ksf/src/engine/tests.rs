@@ -50,7 +50,7 @@ fn a_full_socket_holds_so_many_datagrams<E: Engine>() {
     }
     let limits = Limits { datagram_queue_max: QUEUE_MAX, ..Limits::default() };
     let mut env = Env::new(limits, Pool::new(Memory::Anonymous, 4096, 256).unwrap()).unwrap();
-    let mut engine = E::new(&mut env).unwrap();
+    let mut engine = E::new(&mut env, false).unwrap();
     engine.listen_datagrams(0, full.as_raw_fd()).unwrap();
     let peer = DatagramPeer { addr: SocketAddr::from(([127, 0, 0, 1], 9)), local: None };
     for number in 0..QUEUE_MAX + 1 {
@@ -127,6 +127,40 @@ fn many_datagrams<E: Engine>() {
     bench.engine.shutdown();
 }
 
+/// Looking again and again would cost a call each; a ring shows in shared memory whether there is something.
+#[test]
+fn a_look_at_a_ring_that_finds_nothing_takes_no_system_call() {
+    if let Err(error) = EngineKind::Uring.probe() {
+        return skip(format_args!("needs io_uring ({error})"));
+    }
+    let ours = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut bench = Bench::<Uring>::spinning();
+    bench.engine.listen_datagrams(0, ours.as_raw_fd()).unwrap();
+    let look = Wait { timeout: Some(Duration::ZERO), gather: None };
+    bench.engine.wait(&mut bench.env, look, &mut bench.events).unwrap();
+    for number in 0..3 {
+        let before = bench.env.stats.syscalls.value();
+        for _ in 0..1_000 {
+            bench.engine.wait(&mut bench.env, look, &mut bench.events).unwrap();
+        }
+        assert_eq!((bench.events.len(), bench.env.stats.syscalls.value()), (0, before));
+        peer.send_to(&[number], ours.local_addr().unwrap()).unwrap();
+        let start = Instant::now();
+        while bench.events.is_empty() {
+            assert!(start.elapsed() < PATIENCE, "what came is not seen");
+            bench.engine.wait(&mut bench.env, look, &mut bench.events).unwrap();
+        }
+        assert!(
+            matches!(&bench.events[..], [Event::Datagram { chunk, .. }] if **chunk == [number]),
+            "{:?}",
+            bench.events
+        );
+        bench.events.clear();
+    }
+    bench.engine.shutdown();
+}
+
 /// An engine, and what it has reported.
 struct Bench<E> {
     env: Env,
@@ -136,8 +170,16 @@ struct Bench<E> {
 
 impl<E: Engine> Bench<E> {
     fn new() -> Self {
+        Self::with(false)
+    }
+
+    fn spinning() -> Self {
+        Self::with(true)
+    }
+
+    fn with(spins: bool) -> Self {
         let mut env = Env::new(Limits::default(), Pool::new(Memory::Anonymous, 4096, 256).unwrap()).unwrap();
-        let engine = E::new(&mut env).unwrap();
+        let engine = E::new(&mut env, spins).unwrap();
         Self { env, engine, events: Vec::new() }
     }
 

@@ -212,7 +212,7 @@ impl<E: Engine> Shard<E> {
     ) -> Result<Self, crate::Error> {
         let now = now();
         env.now = now;
-        let engine = E::new(&mut env)?;
+        let engine = E::new(&mut env, spin != Spin::Off)?;
         let mut shard = Self {
             engine,
             env,
@@ -329,6 +329,7 @@ impl<E: Engine> Shard<E> {
             }
             return Ok(());
         };
+        self.env.stats.spins.add(1);
         let look = Wait { timeout: Some(Duration::ZERO), gather: None };
         while events.is_empty() && self.env.now.since(begun) < length {
             self.engine.wait(&mut self.env, look, events)?;
@@ -336,6 +337,7 @@ impl<E: Engine> Shard<E> {
         }
         let found = !events.is_empty();
         if !found {
+            self.env.stats.spins_missed.add(1);
             self.engine.wait(&mut self.env, wait, events)?;
             self.env.now = now();
         }

@@ -11,6 +11,7 @@ use super::engine::EngineWish;
 use super::kernel::KernelArgs;
 use super::limits::LimitFlags;
 use super::resources::ResourceFlags;
+use super::spin::SpinWish;
 use super::workers::WorkerArgs;
 
 /// Where one service runs.
@@ -31,9 +32,23 @@ pub(crate) struct ServerArgs {
     /// CPUs for shards, as in 0-3,8; the mask of the process is never widened
     #[arg(long, value_name = "LIST")]
     pub(crate) cpus: Option<CpuSet>,
+    #[command(flatten)]
+    pub(crate) spin: SpinArgs,
     /// File of limits in TOML, read again on SIGHUP; flags win over it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config_limits: Option<PathBuf>,
+}
+
+/// How long shards look for work before they sleep.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub(crate) struct SpinArgs {
+    /// How long a shard looks for work before it sleeps: auto, off, or microseconds
+    ///
+    /// A wake-up costs more than a short message. A shard spins only while messages come closer together than it may
+    /// spin, and only where spinning finds them, so an idle server costs nothing; a busy one takes more of its CPU.
+    /// auto: up to 50 us.
+    #[arg(long, value_name = "auto|off|US", default_value_t)]
+    pub(crate) spin: SpinWish,
 }
 
 /// A service that shards, workers and the kernel may answer for, in a process of its own.

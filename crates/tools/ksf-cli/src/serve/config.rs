@@ -16,6 +16,7 @@ use super::engine::EngineWish;
 use super::kinds::Kind;
 use super::limits::{self, LimitFlags, LimitTable};
 use super::resources::{ResourceFlags, ResourceTable, Resources};
+use super::spin::SpinWish;
 use crate::output::Failure;
 use crate::toml_file::{self, Mistake, Table};
 
@@ -34,6 +35,9 @@ pub(crate) struct TopTable {
     /// Engine of the services that name none.
     #[serde(default)]
     pub(crate) engine: EngineWish,
+    /// How long shards look for work before they sleep, of the services that do not say.
+    #[serde(default)]
+    pub(crate) spin: SpinWish,
     /// Limits of all services.
     #[serde(default)]
     limits: LimitTable,
@@ -72,6 +76,7 @@ pub(crate) struct CommonTable {
     #[serde(default)]
     pub(crate) listen: Vec<Listen>,
     pub(crate) engine: Option<EngineWish>,
+    pub(crate) spin: Option<SpinWish>,
     /// Limits that differ from the common ones.
     #[serde(default)]
     limits: LimitTable,
@@ -107,6 +112,11 @@ impl Config {
     pub(crate) fn limits_of(&self, service: &ServiceTable, flags: &LimitFlags) -> Result<Limits, Failure> {
         let tables = [&self.top.limits, &service.common.limits];
         limits::overlay(service.kind.as_kind().limits(), &tables, flags)
+    }
+
+    /// How long the shards of one service look for work before they sleep.
+    pub(crate) fn spin_of(&self, service: &ServiceTable) -> SpinWish {
+        service.common.spin.unwrap_or(self.top.spin)
     }
 
     /// Resources of one service, in the same order.
@@ -150,6 +160,7 @@ mod tests {
             r#"
             cpus = "0-1"
             engine = "uring"
+            spin = "off"
             [limits]
             message_bytes_max = "64k"
             [stats]
@@ -163,12 +174,15 @@ mod tests {
             kind = "rpc"
             engine = "epoll"
             programs = ["200000:1-3"]
+            spin = 20
             [service.limits]
             fragments_max = 3
             "#,
         )
         .unwrap();
         assert_eq!(config.services.len(), 2);
+        let spins = config.services.iter().map(|service| config.spin_of(service));
+        assert_eq!(spins.collect::<Vec<_>>(), ["off".parse().unwrap(), "20".parse().unwrap()]);
         let flags = LimitFlags::default();
         let limits = config.limits_of(&config.services[1], &flags).unwrap();
         assert_eq!((limits.message_bytes_max, limits.fragments_max), (65536, 3));
@@ -214,7 +228,10 @@ mod tests {
             (format!("{service}programs = [\"1:1-1\"]"), "of kind = \"rpc\""),
             (format!("{service}object = \"x\""), "of kind = \"bpf\""),
             (format!("{service}rpcbind = true"), "of kind = \"rpc\""),
-            (format!("{service}rpcbind = true"), "`name`, `kind`, `listen`, `engine`, `limits`, `resources`, `xdp`"),
+            (
+                format!("{service}rpcbind = true"),
+                "`name`, `kind`, `listen`, `engine`, `spin`, `limits`, `resources`, `xdp`",
+            ),
             (service.replace("echo", "ecko"), "unknown kind `ecko`, expected one of `echo`, `rpc`"),
             (format!("{}xdp = \"lo\"", service.replace("echo", "http")), "has `name`"),
             (format!("{}backends = [\"127.0.0.1:1\"]\nbody_bytes = 1", service.replace("echo", "http")), "body_bytes"),

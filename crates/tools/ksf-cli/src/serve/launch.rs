@@ -15,6 +15,7 @@ use super::kernel::{self, Half, KernelTable, Xdp};
 use super::resources::Resources;
 use super::running::{Running, State};
 use super::sockets::Sockets;
+use super::spin::SpinWish;
 use super::workers::WorkersTable;
 use crate::output::{Failure, Status, say};
 
@@ -30,6 +31,7 @@ pub(crate) struct Common {
     pub(crate) sockets: Vec<(&'static str, Sockets)>,
     pub(crate) engine: EngineWish,
     pub(crate) cpus: Option<CpuSet>,
+    pub(crate) spin: SpinWish,
     pub(crate) limits: Limits,
     pub(crate) resources: Resources,
 }
@@ -57,7 +59,8 @@ impl Launch {
         let mut choice = engine::choose(common.engine, &own_lacks)?;
         choice.kernel &= kernel;
         let cpus = ksf::cpus::choose(common.cpus.as_ref()).map_err(|error| explain(error, choice.base))?;
-        let builder = Server::builder().engine(choice.base).cpus(Some(cpus.clone())).limits(common.limits.clone());
+        let builder = Server::builder().engine(choice.base).cpus(Some(cpus.clone())).spin(common.spin.spin());
+        let builder = builder.limits(common.limits.clone());
         Ok(Launch {
             builder: common.resources.give_to(builder),
             common,
@@ -197,7 +200,7 @@ impl Launch {
             choice.notes.extend(notes);
         }
         Ok(Running {
-            ready: ready_lines(&common.name, &server, half.as_ref(), &workers),
+            ready: ready_lines(&common, &server, half.as_ref(), &workers),
             notes: choice.notes.iter().map(|note| format!("{}: {note}", common.name)).collect(),
             engine: choice.name(),
             name: common.name,
@@ -231,7 +234,8 @@ fn attach_udp(
 }
 
 /// One line per listener.
-fn ready_lines(name: &str, server: &Server, half: Option<&Half>, workers: &[String]) -> Vec<String> {
+fn ready_lines(common: &Common, server: &Server, half: Option<&Half>, workers: &[String]) -> Vec<String> {
+    let (name, spin) = (&common.name, common.spin);
     let (shards, base) = (server.cpus().len(), server.engine().name());
     let xdp = half.map(Half::xdp).unwrap_or_default();
     let line = |(listener, workers): (&ListenerInfo, &String)| {
@@ -241,7 +245,7 @@ fn ready_lines(name: &str, server: &Server, half: Option<&Half>, workers: &[Stri
             _ if listener.assisted => ("kernel".to_owned(), workers.as_str()),
             _ => (base.to_owned(), workers.as_str()),
         };
-        format!("{name} {} engine={engine} shards={shards}{workers} ready", listener.addr)
+        format!("{name} {} engine={engine} shards={shards} spin={spin}{workers} ready", listener.addr)
     };
     server.listeners().iter().zip(workers).map(line).collect()
 }

@@ -14,6 +14,7 @@ mod plan;
 mod resources;
 mod running;
 mod sockets;
+mod spin;
 mod workers;
 
 use std::path::PathBuf;

@@ -79,6 +79,7 @@ pub(crate) fn single(single: Single<Kind>, mut passed: Vec<Passed>) -> Result<Pl
         sockets: sockets(as_kind, &server.listen, &name, None, &mut passed)?,
         name,
         cpus: server.cpus,
+        spin: server.spin.spin,
         limits: limits::resolve(defaults.clone(), server.config_limits.as_deref(), &process.limits)?,
         resources: Resources::resolve(&[], &process.resources),
     };
@@ -101,6 +102,7 @@ pub(crate) fn of_config(
             sockets: sockets(kind, &entry.listen, &entry.name, Some(&entry.name), &mut passed)?,
             engine: engine(kind, &entry.name, entry.engine, config.top.engine)?,
             cpus: config.top.cpus.clone(),
+            spin: config.spin_of(table),
             limits: config.limits_of(table, &args.limits)?,
             resources: config.resources_of(table, &args.resources),
         })

@@ -76,13 +76,15 @@ pub(crate) struct Uring {
     under_way: usize,
     /// The kernel lets completions gather (6.12). Older ones refuse the argument.
     min_wait: bool,
+    /// The ring shows whether completions are deferred: a look that finds nothing needs no system call.
+    flagged: bool,
     /// For sends without the ring.
     msg: Box<SendMsg>,
 }
 
 impl Engine for Uring {
-    fn new(env: &mut Env) -> Result<Self, Error> {
-        let ring = build_ring()?;
+    fn new(env: &mut Env, spins: bool) -> Result<Self, Error> {
+        let ring = build_ring(spins)?;
         // Saves a descriptor look-up per system call (5.18); without it all works the same.
         let _ = ring.submitter().register_ring_fd();
         let buffers = BufferRing::register(&ring, &mut env.pool)?;
@@ -101,6 +103,7 @@ impl Engine for Uring {
             watches: Vec::new(),
             under_way: 0,
             min_wait,
+            flagged: spins,
             msg: SendMsg::boxed(),
         })
     }
@@ -195,7 +198,8 @@ impl Engine for Uring {
             timeout = Some(timeout.map_or(STARVED, |timeout| timeout.min(STARVED)));
         }
         let nothing_ready = self.ready.is_empty() && self.ring.completion().is_empty();
-        let want = usize::from(nothing_ready);
+        let is_look = self.flagged && timeout == Some(Duration::ZERO);
+        let want = usize::from(nothing_ready && !is_look);
         self.enter(env, want, timeout, wait.gather)?;
         events.append(&mut self.ready);
         self.reap(env, events);
@@ -217,6 +221,9 @@ impl Uring {
                     return Ok(());
                 }
             }
+        }
+        if want == 0 && self.flagged && !self.needs_kernel() {
+            return Ok(());
         }
         env.stats.syscalls.add(1);
         let mut args = SubmitArgs::new();
@@ -240,6 +247,12 @@ impl Uring {
             self.ring.submitter().submit_with_args(want, &args)
         };
         tolerate(result)
+    }
+
+    /// Whether the kernel has something to do: requests to take, or completions that it deferred or put aside.
+    fn needs_kernel(&mut self) -> bool {
+        let requests = self.ring.submission();
+        !requests.is_empty() || requests.taskrun() || requests.cq_overflow()
     }
 
     fn reap(&mut self, env: &mut Env, events: &mut Vec<Event>) {

@@ -16,7 +16,7 @@ pub(super) const COMPLETIONS: u32 = 4096;
 
 /// Tries to set up a ring with everything the engine needs.
 pub(crate) fn probe() -> Result<(), Error> {
-    let ring = build_ring()?;
+    let ring = build_ring(false)?;
     let mut pool = Pool::new(Memory::Anonymous, 4096, u32::from(BUFFERS) * 2)?;
     BufferRing::register(&ring, &mut pool).map(|_| ())
 }
@@ -35,8 +35,9 @@ pub(super) fn tolerate(result: io::Result<usize>) -> io::Result<()> {
     }
 }
 
-/// The best ring this kernel gives: deferred completions need 6.1, no submission array 6.6.
-pub(super) fn build_ring() -> Result<IoUring, Error> {
+/// The best ring this kernel gives: deferred completions need 6.1, no submission array 6.6. `flagged`: the ring shows in
+/// shared memory that completions are deferred (5.19), which costs an atomic operation for each batch of them.
+pub(super) fn build_ring(flagged: bool) -> Result<IoUring, Error> {
     let mut result = Err(io::Error::from_raw_os_error(libc::EINVAL));
     for tier in 0..3 {
         let mut builder = IoUring::builder();
@@ -48,6 +49,9 @@ pub(super) fn build_ring() -> Result<IoUring, Error> {
         }
         if tier == 0 {
             builder.setup_no_sqarray();
+        }
+        if flagged {
+            builder.setup_taskrun_flag();
         }
         result = builder.build(SUBMISSIONS);
         if !matches!(&result, Err(error) if error.raw_os_error() == Some(libc::EINVAL)) {

@@ -17,7 +17,7 @@ use self::report::Report;
 use crate::number::{Number, number};
 use crate::output::{Failure, Status};
 use crate::serve::address::Listen;
-use crate::serve::args::{ProcessArgs, ServerArgs};
+use crate::serve::args::{ProcessArgs, ServerArgs, SpinArgs};
 use crate::serve::engine::EngineWish;
 use crate::serve::kind::{Reporter, ServiceKind, Single};
 use crate::serve::launch::{LISTEN, Launch};
@@ -64,6 +64,8 @@ pub(crate) struct DemoArgs {
     /// What moves the bytes
     #[arg(short, long, value_enum, value_name = "ENGINE", default_value_t)]
     engine: EngineWish,
+    #[command(flatten)]
+    spin: SpinArgs,
     /// File of limits in TOML, read again on SIGHUP; flags win over it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     config_limits: Option<PathBuf>,
@@ -81,6 +83,7 @@ impl DemoArgs {
             listen: self.addr,
             engine: self.engine,
             cpus: Some(cpus(self.start_core, self.workers)?),
+            spin: self.spin,
             config_limits: self.config_limits,
         };
         let http = Http { backends: self.backend, keep_alive: self.keep_alive, body_bytes: self.body_bytes as usize };
