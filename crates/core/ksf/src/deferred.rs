@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::buffers::Buffer;
 use crate::env::Env;
+use crate::files::Begun;
 use crate::limits::ServerLimits;
 use crate::listener::DatagramPeer;
 use crate::pool::Chunk;
@@ -181,6 +182,8 @@ pub(crate) enum Mail {
         target: Target,
         answer: Answer,
     },
+    /// An operation on a file that a thread carried out.
+    File(Box<Begun>),
     Limits(Box<ServerLimits>),
     /// A log was released that replies on this shard wait for.
     Released,

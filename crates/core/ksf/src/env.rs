@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::budget::Budget;
 use crate::buffers::Buffers;
 use crate::deferred::{Answer, Answers, Deferred, Mail, Mailbox};
+use crate::files::ShardFiles;
 use crate::gates::{Gate, Gates};
 use crate::limits::{Limits, ServerLimits, Time};
 use crate::outgoing::{Errand, Order};
@@ -53,6 +54,10 @@ pub struct Env {
     pub(crate) answered: Vec<Mail>,
     /// What is to be done for exchanges in this turn.
     pub(crate) errands: Vec<Errand>,
+    /// Operations on files.
+    pub(crate) files: ShardFiles,
+    /// Number of the service that is called without a connection.
+    pub(crate) service: u32,
     /// Number of the shard.
     pub shard: usize,
 }
@@ -79,6 +84,8 @@ impl Env {
             released: false,
             answered: Vec::new(),
             errands: Vec::new(),
+            files: ShardFiles::default(),
+            service: 0,
             shard: 0,
         })
     }

@@ -18,6 +18,7 @@ pub mod deferred;
 pub mod engine;
 pub mod env;
 pub mod error;
+pub mod files;
 pub mod framing;
 pub mod gates;
 pub mod limits;

@@ -65,7 +65,11 @@ pub struct Limits {
     pub upstream_idle_ms: u64,
     /// Outgoing connections kept per shard and address.
     pub upstreams_idle_max: usize,
-    /// Time a stopping server gives its connections, and the tasks that run.
+    /// Operations on files that may be under way per shard; a further one is refused.
+    pub file_ops_max: usize,
+    /// Bytes that these may read and write, so their memory; one operation alone may exceed it.
+    pub file_bytes_max: usize,
+    /// Time a stopping server gives its connections, the operations on files that are under way, and the tasks that run.
     pub drain_timeout_ms: u64,
 }
 
@@ -93,6 +97,8 @@ impl Default for Limits {
             upstream_timeout_ms: 30_000,
             upstream_idle_ms: 10_000,
             upstreams_idle_max: 64,
+            file_ops_max: 1024,
+            file_bytes_max: 256 << 20,
             drain_timeout_ms: 5_000,
         }
     }

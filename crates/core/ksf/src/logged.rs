@@ -8,6 +8,7 @@ use std::any::Any;
 
 use crate::deferred::Deferred;
 use crate::error::{CloseReason, FramingError};
+use crate::files::FileDone;
 use crate::framing::Frame;
 use crate::gates::Gate;
 use crate::limits::Limits;
@@ -59,6 +60,11 @@ pub trait LoggedService: Send + Sync + 'static {
 
     /// See [`ShardService::turn_end`]: here the batch of the turn is written.
     fn turn_end(&self, shard: &mut Self::Shard, turn: &mut Turn<'_>);
+
+    /// See [`ShardService::file_done`]: here a batch that is durable is [released](Turn::release).
+    fn file_done(&self, shard: &mut Self::Shard, done: FileDone, turn: &mut Turn<'_>) {
+        let _ = (shard, done, turn);
+    }
 
     /// See [`ShardService::resume`].
     fn resume(
@@ -134,6 +140,10 @@ impl<S: LoggedService> ShardService for Logged<S> {
 
     fn turn_end(&self, shard: &mut S::Shard, turn: &mut Turn<'_>) {
         self.0.turn_end(shard, turn);
+    }
+
+    fn file_done(&self, shard: &mut S::Shard, done: FileDone, turn: &mut Turn<'_>) {
+        self.0.file_done(shard, done, turn);
     }
 
     fn resume(&self, shard: &mut S::Shard, conn: &mut S::Conn, state: Box<dyn Any + Send>, reply: &mut Reply<'_>) {

@@ -470,6 +470,8 @@ impl Server {
                     released: false,
                     answered: Vec::new(),
                     errands: Vec::new(),
+                    files: Default::default(),
+                    service: 0,
                     shard: number,
                 })
             }

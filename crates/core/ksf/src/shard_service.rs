@@ -13,6 +13,7 @@ use std::sync::{Arc, OnceLock};
 use crate::deferred::{Answer, Deferred, Mail, Mailbox};
 use crate::env::Env;
 use crate::error::{CloseReason, FramingError};
+use crate::files::{FileDone, Files, Owner};
 use crate::framing::{Frame, Framing};
 use crate::gates::{Gates, LogId};
 use crate::limits::{Limits, Time};
@@ -88,6 +89,12 @@ pub trait ShardService: Send + Sync + 'static {
     /// turns in which the service was called.
     fn turn_end(&self, shard: &mut Self::Shard, turn: &mut Turn<'_>) {
         let _ = (shard, turn);
+    }
+
+    /// An operation ended that the service began with its [`Files`]. Each one ends once, also when the server stops; only one
+    /// that the kernel does not let go of in time does not.
+    fn file_done(&self, shard: &mut Self::Shard, done: FileDone, turn: &mut Turn<'_>) {
+        let _ = (shard, done, turn);
     }
 
     /// Goes on with a message that was deferred, back on its connection: [`Deferred::resume`] carried `state` here. The
@@ -230,6 +237,13 @@ impl<'a> Turn<'a> {
         std::mem::take(&mut self.env.live)
     }
 
+    /// What this service begins operations on files with, on this shard. It is kept in the service's state, and serves any of
+    /// its calls.
+    pub fn files(&mut self) -> Files {
+        let Env { files, service, limits, buffers, .. } = &mut *self.env;
+        files.of(Owner::Service(*service), limits, buffers)
+    }
+
     /// How far the logs of the server are durable.
     pub fn gates(&self) -> &Arc<Gates> {
         &self.env.gates
@@ -245,6 +259,16 @@ impl<'a> Turn<'a> {
     /// Releases logs from another thread: a committer's, for instance.
     pub fn releaser(&self) -> Releaser {
         Releaser { gates: Arc::clone(&self.env.gates), shards: Arc::clone(&self.env.shards) }
+    }
+
+    /// Answers a deferred message with bytes from where they lie: what a file operation read, for instance.
+    pub fn reply_chunk(&mut self, deferred: Deferred, body: Chunk) {
+        self.env.answer(deferred, Answer::Chunk(body));
+    }
+
+    /// The same between a head and an end: [`Reply::parts`].
+    pub fn reply_parts(&mut self, deferred: Deferred, head: Vec<u8>, body: Chunk, end: &'static [u8]) {
+        self.env.answer(deferred, Answer::Parts(head, body, end));
     }
 
     /// Answers a deferred message with this body, without the detour over the mailbox that other threads take.
@@ -322,6 +346,12 @@ impl<S: ShardService> OnShard<S> {
             self.0.active.set(false);
             env.stats.panics.add(u64::from(ended.is_err()));
         }
+    }
+
+    /// Tells the service of an operation that ended.
+    pub(crate) fn file_done(&self, done: FileDone, env: &mut Env) {
+        let told = self.with(|service, shard| service.file_done(shard, done, &mut Turn { env }));
+        env.stats.panics.add(u64::from(told.is_err()));
     }
 
     /// True if the service was called since its last turn end, and wants to hear of the next.

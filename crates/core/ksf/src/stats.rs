@@ -117,6 +117,8 @@ counters! {
     events,
     /// Connections looked at by the clock: a time limit of theirs was over, or might have been.
     deadlines_checked,
+    /// Operations on files that neither ended nor could be cancelled when the server stopped: they keep their memory.
+    file_ops_left,
     /// System calls made by the engine on the path of messages.
     syscalls,
     /// Times user space waited for TCP to take what the kernel half had queued.

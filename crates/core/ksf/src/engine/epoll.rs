@@ -9,11 +9,13 @@ use std::time::Duration;
 use std::{io, mem, ptr};
 
 use super::datagrams::{DatagramQueues, DatagramReceiver, Found};
+use super::files::BlockingFiles;
 use super::msg::{SendMsg, send_now, sockaddr};
 use super::syscalls::{accept_now, receive_into, set_nonblocking};
 use super::{Engine, Event, Reading, Wait, pause};
 use crate::env::Env;
 use crate::error::Error;
+use crate::files::Begun;
 use crate::listener::DatagramPeer;
 use crate::output::SendBatch;
 use crate::service::ConnKey;
@@ -37,6 +39,7 @@ pub(crate) struct Epoll {
     /// Events that came of an operation instead of the descriptor.
     done: Vec<Event>,
     msg: Box<SendMsg>,
+    files: BlockingFiles,
     starved: bool,
 }
 
@@ -110,6 +113,7 @@ impl Engine for Epoll {
             receiver: DatagramReceiver::new(),
             done: Vec::new(),
             msg: SendMsg::boxed(),
+            files: BlockingFiles::new().map_err(failed("eventfd"))?,
             starved: false,
         })
     }
@@ -220,6 +224,16 @@ impl Engine for Epoll {
         // this very turn, and is not looked for any more.
         *state = Conn::default();
         true
+    }
+
+    fn begin_file(&mut self, begun: Box<Begun>, env: &mut Env) {
+        self.files.start(begun, env);
+    }
+
+    fn end_files(&mut self, env: &mut Env) -> Vec<Begun> {
+        let mut ended = Vec::new();
+        self.files.end(env, &mut ended);
+        ended
     }
 
     fn shutdown(&mut self) {

@@ -13,6 +13,7 @@ use std::{fmt, io};
 
 use crate::env::Env;
 use crate::error::Error;
+use crate::files::Begun;
 use crate::listener::DatagramPeer;
 use crate::output::SendBatch;
 use crate::pool::Chunk;
@@ -20,6 +21,7 @@ use crate::service::ConnKey;
 
 mod datagrams;
 pub(crate) mod epoll;
+mod files;
 pub(crate) mod msg;
 pub(crate) mod syscalls;
 #[cfg(test)]
@@ -83,6 +85,8 @@ pub(crate) enum Event {
     Unparked { conn: ConnKey },
     /// A watched descriptor became readable.
     Watched { watch: u32 },
+    /// An operation on a file ended.
+    File(Box<Begun>),
     /// A datagram arrived; `truncated` is set when it did not fit into a slot.
     Datagram { socket: u32, peer: DatagramPeer, chunk: Chunk, truncated: bool },
 }
@@ -186,6 +190,14 @@ pub(crate) trait Engine: Sized {
     /// Ends every operation of a connection. True: there is none, and the socket may be closed now; else
     /// [`Event::Released`] follows.
     fn release(&mut self, conn: ConnKey) -> bool;
+
+    /// Begins an operation on a file; [`Event::File`] follows, or mail where a thread carries it out. Operations may end in
+    /// another order. Files and memory in it stay alive until then.
+    fn begin_file(&mut self, begun: Box<Begun>, env: &mut Env);
+
+    /// Cancels the operations on files that can be, waits a while for the others, and returns all that ended. In the last
+    /// place before [`Engine::shutdown`].
+    fn end_files(&mut self, env: &mut Env) -> Vec<Begun>;
 
     /// Ends every operation, and waits until the kernel is done with all of them. The last call before sockets are
     /// closed and the engine is dropped.

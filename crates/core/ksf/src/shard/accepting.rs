@@ -61,6 +61,7 @@ impl<E: Engine> Shard<E> {
         if let Some((_, local)) = self.services.iter().find(|(known, _)| *known == identity) {
             return Ok(Rc::clone(local));
         }
+        self.env.service = self.services.len() as u32;
         let local = service.start(&mut self.env)?;
         self.services.push((identity, Rc::clone(&local)));
         Ok(local)

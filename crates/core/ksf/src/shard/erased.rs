@@ -10,6 +10,7 @@ use crate::connection::Connection;
 use crate::deferred::{Answer, Target};
 use crate::env::Env;
 use crate::error::CloseReason;
+use crate::files::FileDone;
 use crate::framing::Framing;
 use crate::gates::GateSet;
 use crate::limits::{Limits, Time};
@@ -59,6 +60,7 @@ pub(crate) trait LocalService {
     fn turn_end(&self, env: &mut Env);
     /// True if it was called since its last turn end, and wants to hear of the next.
     fn waits_for_turn_end(&self) -> bool;
+    fn file_done(&self, done: FileDone, env: &mut Env);
     fn stop(self: Rc<Self>);
 }
 
@@ -78,6 +80,10 @@ impl<S: ShardService> LocalService for OnShard<S> {
 
     fn waits_for_turn_end(&self) -> bool {
         Self::waits_for_turn_end(self)
+    }
+
+    fn file_done(&self, done: FileDone, env: &mut Env) {
+        Self::file_done(self, done, env);
     }
 
     fn stop(self: Rc<Self>) {

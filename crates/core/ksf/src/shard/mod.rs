@@ -32,6 +32,7 @@ mod accepting;
 mod assisted;
 mod ending;
 mod erased;
+mod files;
 mod look_after;
 mod outgoing;
 #[cfg(test)]
@@ -268,6 +269,7 @@ impl<E: Engine> Shard<E> {
             self.turn()?;
         }
         self.engine.flush(&mut self.env);
+        self.end_files();
         // Before any socket is closed: what the engine has not submitted yet must not meet a descriptor used again.
         self.engine.shutdown();
         let reason = CloseReason::Stopped;
@@ -291,6 +293,8 @@ impl<E: Engine> Shard<E> {
     }
 
     fn turn(&mut self) -> io::Result<()> {
+        // What services began after the end of the turn, when their connections went on.
+        self.begin_files();
         self.set_timer();
         let timeout = self.next_timeout();
         self.awaited_half = self.await_half > 0;
@@ -311,9 +315,7 @@ impl<E: Engine> Shard<E> {
         if self.env.now >= self.next_tick {
             self.tick();
         }
-        if self.draining.is_some_and(|draining| draining.handshakes_until.is_none()) && self.open == 0 {
-            self.stop = true;
-        }
+        self.stop |= self.is_drained();
         Ok(())
     }
 
@@ -396,6 +398,7 @@ impl<E: Engine> Shard<E> {
                 self.timer_set = None;
             }
             Event::Watched { watch } => self.take_wakes((watch - HALVES) as usize),
+            Event::File(begun) => self.file_ended(*begun),
             Event::Datagram { socket, peer, chunk, truncated } => self.datagram(socket, peer, &chunk, truncated),
         }
     }
@@ -416,8 +419,11 @@ impl<E: Engine> Shard<E> {
         self.deliver_answered();
         for at in 0..self.services.len() {
             let service = Rc::clone(&self.services[at].1);
+            self.env.service = at as u32;
             service.turn_end(&mut self.env);
         }
+        // Before replies are sent: the disk works meanwhile.
+        self.begin_files();
         self.deliver_answered();
         self.open_gates();
         self.proceed();
@@ -611,9 +617,11 @@ impl<E: Engine> Shard<E> {
             }
             Mail::Limits(limits) => {
                 self.env.limits = *limits;
+                self.env.files.set_limits(&self.env.limits);
                 // Deadlines that are later now are put off when they come.
                 (0..self.places.len() as u32).for_each(|index| self.arm(index));
             }
+            Mail::File(begun) => self.file_ended(*begun),
             Mail::Released => self.env.released = true,
             Mail::Drain => self.start_draining(),
             Mail::Stop => self.stop = true,

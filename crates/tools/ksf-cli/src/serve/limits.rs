@@ -114,6 +114,10 @@ settings! {
     upstream_idle_ms: u64, "MS", 0..=u64::MAX;
     /// Outgoing connections kept per shard and address [default: 64]
     upstreams_idle_max: usize, "N", 0..=usize::MAX;
+    /// Operations on files under way per shard; a service is refused further ones [default: 1024]
+    file_ops_max: usize, "N", 1..=usize::MAX;
+    /// Bytes that these read and write together [default: 256m]
+    file_bytes_max: usize, "BYTES", 1..=usize::MAX;
     /// Time a stopping server gives its connections and running tasks, in milliseconds [default: 5000]
     drain_timeout_ms: u64, "MS", 0..=u64::MAX;
 }

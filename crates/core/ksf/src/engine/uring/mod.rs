@@ -29,6 +29,7 @@ use super::msg::SendMsg;
 use super::{Engine, Event, Reading, Wait, pause};
 use crate::env::Env;
 use crate::error::Error;
+use crate::files::Begun;
 use crate::listener::DatagramPeer;
 use crate::output::SendBatch;
 use crate::service::ConnKey;
@@ -37,6 +38,7 @@ mod accept;
 mod buffer_ring;
 mod connection;
 mod datagram;
+mod file;
 mod receive;
 mod ring;
 mod send;
@@ -45,6 +47,7 @@ use accept::Listener;
 use buffer_ring::BufferRing;
 use connection::Conn;
 use datagram::DatagramSocket;
+use file::{FileOps, WORKERS_MAX};
 pub(crate) use ring::probe;
 use ring::{COMPLETIONS, Op, build_ring, tolerate};
 
@@ -62,6 +65,7 @@ pub(crate) struct Uring {
     listeners: Vec<Listener>,
     sockets: Vec<DatagramSocket>,
     datagrams: DatagramQueues,
+    files: FileOps,
     /// Send headers to use again; boxed, because they move between here and sends that the kernel reads.
     #[expect(clippy::vec_box, reason = "the address must hold")]
     spare_msgs: Vec<Box<SendMsg>>,
@@ -87,6 +91,8 @@ impl Engine for Uring {
         let ring = build_ring(spins)?;
         // Saves a descriptor look-up per system call (5.18); without it all works the same.
         let _ = ring.submitter().register_ring_fd();
+        // Its default is four for each CPU: fewer than a disk takes. Only a bound, so an old kernel may refuse it (5.15).
+        let _ = ring.submitter().register_iowq_max_workers(&mut [WORKERS_MAX; 2]);
         let buffers = BufferRing::register(&ring, &mut env.pool)?;
         let min_wait = ring.params().is_feature_min_timeout();
         Ok(Self {
@@ -96,6 +102,7 @@ impl Engine for Uring {
             listeners: Vec::new(),
             sockets: Vec::new(),
             datagrams: DatagramQueues::new(),
+            files: FileOps::default(),
             spare_msgs: Vec::new(),
             backlog: VecDeque::new(),
             rearm: Vec::new(),
@@ -160,6 +167,20 @@ impl Engine for Uring {
         self.release_conn(conn)
     }
 
+    fn begin_file(&mut self, begun: Box<Begun>, env: &mut Env) {
+        Self::begin_file(self, begun, env);
+    }
+
+    fn end_files(&mut self, _: &mut Env) -> Vec<Begun> {
+        self.shutdown();
+        let mut ended = mem::take(&mut self.files.ended);
+        ended.extend(self.ready.drain(..).filter_map(|event| match event {
+            Event::File(begun) => Some(*begun),
+            _ => None,
+        }));
+        ended
+    }
+
     fn shutdown(&mut self) {
         if self.under_way == 0 {
             return;
@@ -167,15 +188,24 @@ impl Engine for Uring {
         // Closing a ring ends its requests later, from a work queue: until then sockets stay open (a new server would
         // find the port busy) and memory may be used. So they are ended here, and waited for.
         self.push(opcode::AsyncCancel2::new(types::CancelBuilder::any()).build().user_data(Op::Cancel.user_data()));
+        let mut completed = Vec::new();
         for _ in 0..DROP_WAITS_MAX {
             self.flush_backlog();
             let patience = Timespec::from(DROP_WAIT);
             let _ = self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&patience));
-            for entry in self.ring.completion() {
+            completed.extend(self.ring.completion());
+            for entry in completed.drain(..) {
                 self.under_way -= usize::from(!cqueue::more(entry.flags()));
-                if matches!(Op::from_user_data(entry.user_data()), Some(Op::Accept(_))) && entry.result() >= 0 {
-                    // SAFETY: the kernel made this descriptor for the accept request and told nobody else of it.
-                    drop(unsafe { OwnedFd::from_raw_fd(entry.result()) });
+                match Op::from_user_data(entry.user_data()) {
+                    Some(Op::Accept(_)) if entry.result() >= 0 => {
+                        // SAFETY: the kernel made this descriptor for the accept request and told nobody else of it.
+                        drop(unsafe { OwnedFd::from_raw_fd(entry.result()) });
+                    }
+                    Some(Op::File(index)) => {
+                        let ended = self.file_ended(index, &entry);
+                        self.files.ended.extend(ended.map(|begun| *begun));
+                    }
+                    _ => {}
                 }
             }
             if self.under_way == 0 {
@@ -186,6 +216,7 @@ impl Engine for Uring {
         mem::forget(mem::take(&mut self.conns));
         mem::forget(mem::take(&mut self.sockets));
         self.buffers.leak_slots();
+        self.files.leak();
         self.under_way = 0;
     }
 
@@ -283,6 +314,7 @@ impl Uring {
             Some(Op::Accept(listener)) => self.accepted(listener, entry, events),
             Some(Op::Connect(index)) => self.connected(index, entry, events),
             Some(Op::Datagram(socket)) => self.received_datagram(socket, entry, env, events),
+            Some(Op::File(index)) => events.extend(self.file_ended(index, entry).map(Event::File)),
             Some(Op::Hangup(index)) => self.hung_up(index, entry, events),
             Some(Op::Recv(index)) => self.received(index, entry, env, events),
             Some(Op::Send(index)) => self.sent(index, entry, env, events),
@@ -309,7 +341,7 @@ impl Uring {
                     Op::Datagram(socket) => self.arm_datagram(socket),
                     Op::Recv(index) => self.arm_recv(index),
                     Op::Watch(watch) => self.arm_watch(watch),
-                    Op::Cancel | Op::Connect(_) | Op::Hangup(_) | Op::Room(_) | Op::Send(_) => {}
+                    Op::Cancel | Op::Connect(_) | Op::File(_) | Op::Hangup(_) | Op::Room(_) | Op::Send(_) => {}
                 }
                 false
             }

@@ -68,6 +68,7 @@ pub(super) enum Op {
     Cancel,
     Connect(u32),
     Datagram(u32),
+    File(u32),
     Hangup(u32),
     Recv(u32),
     Room(u32),
@@ -87,6 +88,7 @@ impl Op {
             Self::Room(index) => (7, index),
             Self::Watch(index) => (8, index),
             Self::Connect(index) => (9, index),
+            Self::File(index) => (10, index),
         };
         kind << 56 | u64::from(index)
     }
@@ -103,6 +105,7 @@ impl Op {
             7 => Self::Room(index),
             8 => Self::Watch(index),
             9 => Self::Connect(index),
+            10 => Self::File(index),
             _ => return None,
         })
     }
@@ -134,7 +137,7 @@ impl Uring {
 
     pub(super) fn try_push(&mut self, entry: &squeue::Entry) -> bool {
         // SAFETY: everything the request points to lives until its completion: batches, headers and addresses are owned by
-        // `conns` and `sockets` until then (boxed, or heap buffers that are not changed meanwhile), and
+        // `conns`, `sockets` and `files` until then (boxed, or heap buffers that are not changed meanwhile), and
         // on drop the ring goes first. Descriptors stay open until `Released` (the shard's promise).
         unsafe { self.ring.submission().push(entry) }.is_ok()
     }
