@@ -116,6 +116,8 @@ pub struct Cutter {
     buffer: Option<Buffer>,
     /// The buffer is lent.
     lent: bool,
+    /// It was lent before, for the same message.
+    lends: bool,
     /// Bytes of `buffer` that belong to finished parts.
     finished_bytes: usize,
     /// The current part, once its header is cut.
@@ -128,6 +130,8 @@ pub struct Cutter {
     started: Time,
     /// Memory counted with the owner's room: whole pages, as the buffer touches them.
     charged_bytes: usize,
+    /// Bytes copied since the owner asked last.
+    copied_bytes: usize,
     /// What was cut off around the bodies, where the owner may want the stream back.
     wire: Option<Box<Wire>>,
 }
@@ -153,6 +157,10 @@ impl Wire {
         self.places.push((self.headers.len(), place));
     }
 }
+
+/// Bytes lent at least, if as many are missing. More are lent once more have arrived: what is counted as input grows with
+/// what a peer sends, not with what it announces.
+const LOAN_BYTES: usize = 64 << 10;
 
 /// The unit in which memory is counted.
 const PAGE_BYTES: usize = 4096;
@@ -188,6 +196,11 @@ impl Cutter {
         self.buffer.is_some() && self.part.is_none()
     }
 
+    /// Bytes that were copied to put messages together, since the last time this was asked.
+    pub fn take_copied_bytes(&mut self) -> usize {
+        std::mem::take(&mut self.copied_bytes)
+    }
+
     /// Forgets the unfinished message.
     pub fn reset(&mut self, room: &mut impl Room) {
         drop(self.clear(room));
@@ -202,7 +215,7 @@ impl Cutter {
             wire
         });
         let buffer = self.buffer.take();
-        *self = Self { wire, ..Self::default() };
+        *self = Self { wire, copied_bytes: self.copied_bytes, ..Self::default() };
         buffer
     }
 
@@ -238,6 +251,7 @@ impl Cutter {
         buffers: &Buffers,
         now: Time,
     ) -> Result<Cut, CutError<R::Error>> {
+        debug_assert!(!self.lent, "a buffer that is lent comes back before anything else is cut");
         while *at < chunk.len() {
             let cut = if self.buffer.is_none() {
                 self.cut_in_place(chunk, at, rule, room, buffers, now)?
@@ -296,6 +310,7 @@ impl Cutter {
                 }
                 let mut buffer = buffers.take(rest.len());
                 buffer.fill(rest);
+                self.copied_bytes += rest.len();
                 self.begin(buffer, now);
                 (self.scanned, self.need_bytes) = (rest.len(), need_bytes);
                 *at = chunk.len();
@@ -328,6 +343,7 @@ impl Cutter {
         let (Some(buffer), Some(part)) = (&mut self.buffer, &mut self.part) else { return None };
         // It has room for the whole part since the part began.
         buffer.fill(&rest[..body]);
+        self.copied_bytes += body;
         let trailer = part.trailer_left.min(rest.len() - body);
         part.body_left -= body;
         part.trailer_left -= trailer;
@@ -385,6 +401,7 @@ impl Cutter {
         self.reserve(self.unfinished_bytes() + bytes.len(), buffers);
         if let Some(buffer) = &mut self.buffer {
             buffer.fill(bytes);
+            self.copied_bytes += bytes.len();
         }
     }
 
@@ -394,6 +411,7 @@ impl Cutter {
             // Classes double, so what is appended in small pieces is copied once on average.
             let mut larger = buffers.take(bytes.max(2 * buffer.capacity()));
             larger.fill(&buffer);
+            self.copied_bytes += buffer.len();
             self.buffer = Some(larger);
         }
     }
@@ -411,6 +429,7 @@ impl Cutter {
         let trailer = arrived - body;
         let from = self.finished_bytes + part.header_bytes;
         buffer.memory_mut().copy_within(from..from + body, self.finished_bytes);
+        self.copied_bytes += body;
         buffer.set_len(self.finished_bytes + body);
         if let Some(progress) = &mut self.part {
             progress.body_left -= body;
@@ -438,17 +457,30 @@ impl Cutter {
         if last { self.clear(room) } else { None }
     }
 
-    /// Lends the buffer of a message of which at least `bytes_min` bytes are to come, to receive them into. The lender
-    /// gives it back with [`Cutter::give_back`] before anything else is cut.
-    /// Nothing is lent if there is no room for these bytes: they are counted from here on.
+    /// True if [`Cutter::direct`] lends now, or has lent and did not get it back yet. The room for the loan is counted from
+    /// here on.
+    pub fn may_lend(&mut self, bytes_min: usize, room: &mut impl Room) -> bool {
+        self.lent || self.loan_bytes(bytes_min).is_some_and(|loan| self.charge(self.unfinished_bytes() + loan, room))
+    }
+
+    /// Lends the buffer of a message to receive bytes of its rest into, if at least `bytes_min` bytes of it are to come
+    /// or the buffer was lent for the same message before. The borrower gives it back with [`Cutter::give_back`] before
+    /// anything else is cut. Nothing is lent if there is no room for these bytes: they are counted from here on.
     pub fn direct(&mut self, bytes_min: usize, room: &mut impl Room) -> Option<Direct> {
-        let missing = self.part.filter(|part| part.trailer_left == 0 && part.body_left >= bytes_min)?.body_left;
+        let missing = self.loan_bytes(bytes_min)?;
         if !self.charge(self.unfinished_bytes() + missing, room) {
             return None;
         }
         let buffer = self.buffer.take()?;
-        self.lent = true;
+        (self.lent, self.lends) = (true, true);
         Some(Direct { start: buffer.len(), missing, buffer })
+    }
+
+    /// How many bytes to lend.
+    fn loan_bytes(&self, bytes_min: usize) -> Option<usize> {
+        let bytes_min = if self.lends { 1 } else { bytes_min };
+        let part = self.part.filter(|part| part.trailer_left == 0 && part.body_left >= bytes_min)?;
+        Some(part.body_left.min(self.unfinished_bytes().max(LOAN_BYTES)))
     }
 
     /// Takes a lent buffer back, into which `received` bytes were received. Gives the message if it is complete now. After

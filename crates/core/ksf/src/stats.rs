@@ -55,8 +55,10 @@ counters! {
     bytes_out,
     /// Messages handed to a service.
     messages,
-    /// Messages that needed a copy because they did not arrive in one slot.
+    /// Messages that were put together because they did not arrive in one slot.
     messages_assembled,
+    /// Bytes that were copied to put messages together; what is received straight into its message is not.
+    bytes_copied,
     /// Messages, and requests put aside, that were copied to be kept: half of the slots were kept already.
     kept_as_copy,
     /// Replies handed to a connection.

@@ -150,10 +150,37 @@ fn a_known_length_is_one_buffer_of_its_class_from_the_start() {
     let mark = (0x8000_0000_u32 | (1 << 20)).to_be_bytes();
     assert!(bench.feed(&mark, &mut at).unwrap());
     assert_eq!(bench.room.used, 4096, "only what was touched is counted");
-    let direct = bench.cutter.direct(1, &mut bench.room).unwrap();
-    assert_eq!((direct.missing(), bench.room.used), (1 << 20, 1 << 20), "what is lent is counted");
-    let message = bench.cutter.give_back(direct, 1 << 20, &mut bench.room).unwrap();
-    assert_eq!((message.len(), message.capacity(), bench.room.used), (1 << 20, 1 << 20, 0));
+    // What is lent is counted, and grows with what has arrived.
+    let mut arrived = 0;
+    for lent in [64 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10] {
+        assert!(bench.cutter.may_lend(1, &mut bench.room));
+        assert_eq!(bench.room.used, arrived + lent, "counted before it is lent");
+        let direct = bench.cutter.direct(1, &mut bench.room).unwrap();
+        assert_eq!((direct.missing(), bench.room.used), (lent, arrived + lent));
+        arrived += lent;
+        let whole = bench.cutter.give_back(direct, lent, &mut bench.room);
+        let whole = whole.map(|message| (message.len(), message.capacity()));
+        assert_eq!(whole, (arrived == 1 << 20).then_some((1 << 20, 1 << 20)));
+    }
+    assert_eq!((bench.room.used, bench.cutter.take_copied_bytes()), (0, 0), "nothing was copied");
+}
+
+#[test]
+fn a_short_rest_is_lent_only_behind_a_long_one() {
+    let mut bench = Bench::new(Framing::RecordMark);
+    for (arrived, lends) in [(9_000, true), (10_001, false)] {
+        let mut at = 0;
+        let mark = (0x8000_0000_u32 | 20_000).to_be_bytes();
+        assert!(bench.feed(&[&mark[..], &vec![1; arrived]].concat(), &mut at).unwrap());
+        assert_eq!(bench.cutter.may_lend(10_000, &mut bench.room), lends);
+        assert_eq!(bench.cutter.take_copied_bytes(), arrived);
+        if let Some(direct) = bench.cutter.direct(10_000, &mut bench.room) {
+            assert!(bench.cutter.may_lend(10_000, &mut bench.room), "while it is lent");
+            assert!(bench.cutter.give_back(direct, 10_999, &mut bench.room).is_none());
+            assert_eq!(bench.cutter.direct(10_000, &mut bench.room).unwrap().missing(), 1);
+        }
+        bench.cutter.reset(&mut bench.room);
+    }
 }
 
 #[test]

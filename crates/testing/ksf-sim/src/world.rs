@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use ksf::connection::Connection;
+use ksf::cutter::Direct;
 use ksf::env::Env;
 use ksf::framing::{Delimiter, Endian, Framing, LengthPrefix};
 use ksf::limits::{Limits, Time};
@@ -35,6 +36,8 @@ pub struct Report {
     pub overfull: usize,
     /// Chunks that waited unprocessed because replies did.
     pub stalls: usize,
+    /// Receives straight into the buffer of a message.
+    pub lent: usize,
     /// Receives that were put off because no slot was free.
     pub starved: usize,
     /// What backends told.
@@ -283,6 +286,8 @@ struct Link {
     conn: Connection<Scripted>,
     remote: Remote,
     handed: Handed,
+    /// The buffer of a long message, while the engine has it.
+    lent: Option<Direct>,
     /// What the engine sends.
     batch: Option<SendBatch>,
     /// Bytes it was given before it took no more.
@@ -377,7 +382,8 @@ impl World {
         let key = ConnKey { index: index as u32, generation: self.places[index].0 };
         let conn = Connection::new(Arc::clone(&self.service), Peer::Unix, key, self.env.now);
         let conn = conn.map_err(|_| "the service refused, which it never does")?;
-        self.places[index].1 = Some(Link { conn, remote, handed, batch: None, given: 0, eof_told: false, far: None });
+        self.places[index].1 =
+            Some(Link { conn, remote, handed, lent: None, batch: None, given: 0, eof_told: false, far: None });
         Ok(())
     }
 
@@ -429,8 +435,12 @@ impl World {
     }
 
     fn receive(&mut self, link: &mut Link) -> Result<(), String> {
+        if link.lent.is_none() && self.random.one_in(2) {
+            link.lent = link.conn.lend_buffer(self.random.within(1..=100), &mut self.env);
+        }
+        self.receive_lent(link)?;
         // An engine that was told to stop may have bytes under way.
-        while link.conn.wants_bytes(&self.env) || self.random.one_in(20) {
+        while link.lent.is_none() && (link.conn.wants_bytes(&self.env) || self.random.one_in(20)) {
             let there = link.remote.arrived - link.remote.received;
             if there == 0 {
                 break;
@@ -463,12 +473,29 @@ impl World {
             }
         }
         let all = link.remote.received == link.remote.stream.len() && link.remote.resets_at.is_none();
-        let told = link.conn.wants_bytes(&self.env) || self.random.one_in(20);
+        let told = link.lent.is_none() && (link.conn.wants_bytes(&self.env) || self.random.one_in(20));
         if all && link.remote.half_closes && !link.eof_told && told {
             link.eof_told = true;
             link.conn.peer_closed(&mut self.env);
         }
         Ok(())
+    }
+
+    /// The engine gives a lent buffer back, with what was there to be received, or because it was called back.
+    fn receive_lent(&mut self, link: &mut Link) -> Result<(), String> {
+        // The kernel may take its time.
+        let Some(mut direct) = link.lent.take_if(|_| self.random.one_in(2)) else { return Ok(()) };
+        let there = (link.remote.arrived - link.remote.received).min(direct.missing());
+        let bytes = if self.random.one_in(8) { 0 } else { self.random.within(0..=there) };
+        let from = link.remote.received;
+        direct.room_mut()[..bytes].copy_from_slice(&link.remote.stream[from..from + bytes]);
+        link.remote.received += bytes;
+        self.report.lent += usize::from(bytes > 0);
+        link.conn.received_direct(direct, bytes, &mut self.env);
+        if !link.conn.is_closing() {
+            link.given = link.remote.received;
+        }
+        self.carry_out(link)
     }
 
     /// Plays the shard: what the connection asked for since the last time.

@@ -35,6 +35,7 @@ fn every_seed_agrees_with_the_ideal() {
         sum.stalls += report.stalls;
         sum.waited += report.waited;
         sum.overfull += report.overfull;
+        sum.lent += report.lent;
         sum.starved += report.starved;
         sum.told += report.told;
         for (total, one) in sum.ends.iter_mut().zip(report.ends) {
@@ -51,6 +52,7 @@ fn every_seed_agrees_with_the_ideal() {
         sum.too_late > 100 && sum.stalls > 100 && sum.waited > 100 && sum.overfull > 10,
         "too little went wrong: {sum:?}"
     );
+    assert!(sum.lent > 10_000, "hardly anything was received straight into a message: {sum:?}");
     assert!(sum.told > 10_000, "backends were hardly asked: {sum:?}");
     assert_eq!(sum.starved, 0, "so many slots were kept that none was left to receive into");
 }

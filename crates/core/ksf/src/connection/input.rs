@@ -11,6 +11,13 @@ use crate::outgoing::Upstream;
 use crate::pool::Chunk;
 use crate::shard_service::{OnShard, ShardService};
 
+/// A rest of a message from here on is received straight into the message's buffer. To switch costs about a turn of the
+/// shard, and to copy this much costs more.
+pub(crate) const DIRECT_BYTES_MIN: usize = 32 << 10;
+
+/// Short messages behind a long one before which another long one is still expected.
+pub(super) const HEADS: u8 = 16;
+
 impl Memory {
     pub(super) fn room(self, env: &mut Env) -> InputRoom<'_> {
         InputRoom { limit_bytes: env.limits.assembly_bytes_max, has_pass: self == Self::Pass, budget: &mut env.budget }
@@ -29,6 +36,7 @@ impl<S: ShardService> Connection<S> {
             }
             match self.cut(&chunk, &mut at, env) {
                 Ok(Cut::InPlace(body)) => {
+                    self.heads_left = self.heads_left.saturating_sub(1);
                     let start = body.start;
                     self.call(&chunk[body], Some((&chunk, start)), env);
                 }
@@ -44,6 +52,7 @@ impl<S: ShardService> Connection<S> {
                 Err(reason) => self.refuse(reason, env),
             }
         }
+        env.stats.bytes_copied.add(self.cutter.take_copied_bytes() as u64);
         self.at_once &= at == chunk.len();
         if self.cutter.is_idle() {
             self.message_ends(env);

@@ -30,7 +30,7 @@ use crate::pool::Chunk;
 use crate::service::{ConnKey, EXPECTED_REPLY_BYTES, Order, Peer, Refused};
 use crate::shard_service::{OnShard, Panicked, ShardService};
 
-mod input;
+pub(crate) mod input;
 mod replies;
 
 use replies::Held;
@@ -73,6 +73,8 @@ pub struct Connection<S: ShardService> {
     exchange: Exchange,
     eof: bool,
     closing: Option<CloseReason>,
+    /// Short messages after which no long one is expected any more.
+    heads_left: u8,
     /// The service wants no waiting for the peer at the end, and the peer has sent nothing that stands against it.
     at_once: bool,
     received_bytes: u64,
@@ -137,6 +139,7 @@ impl<S: ShardService> Connection<S> {
             exchange: Exchange::default(),
             eof: false,
             closing: None,
+            heads_left: 0,
             at_once: false,
             received_bytes: 0,
             sent_bytes: 0,
@@ -180,8 +183,14 @@ impl<S: ShardService> Connection<S> {
         self.last_received = env.now;
     }
 
-    /// Lends the buffer of a long message, of which at least `bytes_min` bytes are to come, to be received into. Until
-    /// [`Connection::received_direct`] nothing else may be received.
+    /// True while the buffer of a long message is lent, or [`Connection::lend_buffer`] lends it now. The memory for that is
+    /// counted from here on.
+    pub fn may_lend(&mut self, bytes_min: usize, env: &mut Env) -> bool {
+        self.wants_bytes(env) && self.cutter.may_lend(bytes_min, &mut self.memory.room(env))
+    }
+
+    /// Lends the buffer of a long message to be received into, if at least `bytes_min` bytes are to come or it was lent for
+    /// this message before. Until [`Connection::received_direct`] nothing else may be received.
     pub fn lend_buffer(&mut self, bytes_min: usize, env: &mut Env) -> Option<Direct> {
         if !self.wants_bytes(env) {
             return None;
@@ -191,7 +200,9 @@ impl<S: ShardService> Connection<S> {
 
     /// Takes the lent buffer back, with `bytes` bytes that were received into it.
     pub fn received_direct(&mut self, direct: Direct, bytes: usize, env: &mut Env) {
-        self.note_received(bytes, env);
+        if bytes > 0 {
+            self.note_received(bytes, env);
+        }
         let message = self.cutter.give_back(direct, bytes, &mut self.memory.room(env));
         if self.closing.is_some() || self.eof {
             self.at_once = false;
@@ -418,6 +429,11 @@ impl<S: ShardService> Connection<S> {
             && self.memory != Memory::Waiting
             && self.is_in_turn(env)
             && !self.is_full(env)
+    }
+
+    /// True when long messages came lately: the next one is best received by its head alone, and then into its buffer.
+    pub fn expects_long(&self) -> bool {
+        self.heads_left > 0
     }
 
     /// The reason to close for, once every reply that is due has been sent.

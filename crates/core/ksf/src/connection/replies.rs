@@ -1,6 +1,7 @@
 //! Calls of the service, and the order in which its replies leave.
 
 use super::Connection;
+use super::input::{DIRECT_BYTES_MIN, HEADS};
 use crate::buffers::Buffer;
 use crate::deferred::{Answer, Target};
 use crate::env::Env;
@@ -83,6 +84,10 @@ impl<S: ShardService> Connection<S> {
 
     pub(super) fn call_assembled(&mut self, message: Buffer, env: &mut Env) {
         env.stats.messages_assembled.add(1);
+        self.heads_left = match message.len() {
+            DIRECT_BYTES_MIN.. => HEADS,
+            _ => self.heads_left.saturating_sub(1),
+        };
         if self.keeps_messages {
             let chunk = Chunk::from_buffer(message);
             self.call(&chunk, Some((&chunk, 0)), env);

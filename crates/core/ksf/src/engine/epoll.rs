@@ -13,6 +13,7 @@ use super::files::BlockingFiles;
 use super::msg::{SendMsg, send_now, sockaddr};
 use super::syscalls::{accept_now, receive_into, set_nonblocking};
 use super::{Engine, Event, Reading, Wait, pause};
+use crate::cutter::Direct;
 use crate::env::Env;
 use crate::error::Error;
 use crate::files::Begun;
@@ -48,6 +49,8 @@ struct Conn {
     key: Option<ConnKey>,
     socket: RawFd,
     reading: Reading,
+    /// The buffer that is lent.
+    direct: Option<Direct>,
     batch: Option<SendBatch>,
     /// A connect is under way.
     connecting: bool,
@@ -183,7 +186,19 @@ impl Engine for Epoll {
     fn set_reading(&mut self, conn: ConnKey, reading: Reading) {
         if let Some(state) = self.conn(conn) {
             state.reading = reading;
+            let called_back = if reading == Reading::Direct { None } else { state.direct.take() };
             self.update_interest(conn.index);
+            self.done.extend(called_back.map(|direct| Event::ReceivedDirect { conn, direct, bytes: 0 }));
+        }
+    }
+
+    fn is_quiet(&mut self, conn: ConnKey) -> bool {
+        self.conn(conn).is_some_and(|state| state.direct.is_none())
+    }
+
+    fn receive_direct(&mut self, conn: ConnKey, direct: Direct) {
+        if let Some(state) = self.conn(conn) {
+            state.direct = Some(direct);
         }
     }
 
@@ -312,7 +327,7 @@ impl Epoll {
         let reading = match state.reading {
             Reading::Off => 0,
             // A slot per report and connection, either way.
-            Reading::On | Reading::Sparing => IN,
+            Reading::On | Reading::Sparing | Reading::Head | Reading::Direct => IN,
             Reading::Parked => HANGUP,
         };
         let interest = reading | if state.batch.is_some() || state.connecting { OUT } else { 0 };
@@ -339,6 +354,8 @@ impl Epoll {
         let Some(conn) = state.key else { return };
         if state.reading == Reading::Parked && ready & (HANGUP | BROKEN) != 0 {
             events.push(Event::Unparked { conn });
+        } else if state.direct.is_some() && ready & (IN | BROKEN) != 0 {
+            self.receive_lent(index, conn, env, events);
         } else if state.reading.receives() && ready & (IN | BROKEN) != 0 {
             self.receive(index, conn, env, events);
         } else if ready & BROKEN != 0 {
@@ -365,22 +382,41 @@ impl Epoll {
             return;
         };
         env.stats.syscalls.add(1);
-        let socket = self.conns[index as usize].socket;
-        match receive_into(socket, &mut slot) {
-            Ok(0) => {
-                self.conns[index as usize].reading = Reading::Off;
-                self.update_interest(index);
-                events.push(Event::Eof { conn });
-            }
-            Ok(bytes) => events.push(Event::Received { conn, chunk: slot.freeze(bytes) }),
-            // A socket under a kernel half may wake up for bytes the kernel half then took.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(_) => {
-                self.conns[index as usize].reading = Reading::Off;
-                self.update_interest(index);
-                events.push(Event::Failed { conn });
+        let state = &self.conns[index as usize];
+        let room = slot.as_mut_slice();
+        let most = state.reading.bytes_max().min(room.len());
+        match receive_into(state.socket, &mut room[..most]) {
+            Ok(bytes @ 1..) => events.push(Event::Received { conn, chunk: slot.freeze(bytes) }),
+            ended => self.receives_no_more(index, conn, ended, events),
+        }
+    }
+
+    /// Receives into the buffer that is lent.
+    fn receive_lent(&mut self, index: u32, conn: ConnKey, env: &mut Env, events: &mut Vec<Event>) {
+        let state = &mut self.conns[index as usize];
+        let Some(mut direct) = state.direct.take() else { return };
+        env.stats.syscalls.add(1);
+        match receive_into(state.socket, direct.room_mut()) {
+            Ok(bytes @ 1..) => events.push(Event::ReceivedDirect { conn, direct, bytes }),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => state.direct = Some(direct),
+            ended => {
+                events.push(Event::ReceivedDirect { conn, direct, bytes: 0 });
+                self.receives_no_more(index, conn, ended, events);
             }
         }
+    }
+
+    /// A receive brought no bytes.
+    fn receives_no_more(&mut self, index: u32, conn: ConnKey, ended: io::Result<usize>, events: &mut Vec<Event>) {
+        let end = match ended {
+            Ok(_) => Event::Eof { conn },
+            // A socket under a kernel half may wake up for bytes the kernel half then took.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(_) => Event::Failed { conn },
+        };
+        self.conns[index as usize].reading = Reading::Off;
+        self.update_interest(index);
+        events.push(end);
     }
 
     /// Goes on with the batch of a connection, and asks to be told when there is room for the rest.

@@ -11,6 +11,7 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::time::Duration;
 use std::{fmt, io};
 
+use crate::cutter::Direct;
 use crate::env::Env;
 use crate::error::Error;
 use crate::files::Begun;
@@ -73,6 +74,10 @@ pub(crate) enum Event {
     Connected { conn: ConnKey, error: Option<io::Error> },
     /// Bytes arrived.
     Received { conn: ConnKey, chunk: Chunk },
+    /// A lent buffer comes back, with `bytes` bytes that were received into it; maybe none, when it was called back.
+    ReceivedDirect { conn: ConnKey, direct: Direct, bytes: usize },
+    /// Nothing of a connection that is read by [`Reading::Direct`] is under way any more: its buffer may be lent.
+    Quiet { conn: ConnKey },
     /// The peer ended its direction.
     Eof { conn: ConnKey },
     /// Receiving or sending failed for good.
@@ -101,16 +106,29 @@ pub(crate) enum Reading {
     On,
     /// As they come, but at most one slot in a turn: whoever wants no more can say so behind each.
     Sparing,
+    /// As they come, but at most [`HEAD_BYTES`] in a turn: the head of a long message, whose rest is then received into the
+    /// buffer that has its size.
+    Head,
+    /// Only into the buffers that are lent.
+    Direct,
     /// Only for the end of the stream: the kernel half has the bytes.
     Parked,
 }
 
 impl Reading {
-    /// True if bytes are received.
+    /// True if bytes are received into slots.
     pub(crate) fn receives(self) -> bool {
-        matches!(self, Self::On | Self::Sparing)
+        matches!(self, Self::On | Self::Sparing | Self::Head)
+    }
+
+    /// Most bytes of one receive into a slot.
+    pub(crate) fn bytes_max(self) -> usize {
+        if self == Self::Head { HEAD_BYTES } else { usize::MAX }
     }
 }
+
+/// Bytes received of a message that is expected to be long: its header, and not much that has to be copied.
+pub(crate) const HEAD_BYTES: usize = 4 << 10;
 
 /// How long to wait for events.
 #[derive(Clone, Copy, Debug, Default)]
@@ -157,12 +175,20 @@ pub(crate) trait Engine: Sized {
     fn receive_now(&mut self, socket: RawFd, env: &mut Env) -> Option<Chunk> {
         let mut slot = env.pool.take()?;
         env.stats.syscalls.add(1);
-        match syscalls::receive_into(socket, &mut slot) {
+        match syscalls::receive_into(socket, slot.as_mut_slice()) {
             // The end and errors are final: they will be met again.
             Ok(0) | Err(_) => None,
             Ok(bytes) => Some(slot.freeze(bytes)),
         }
     }
+
+    /// True if nothing of a connection is received now, and nothing that was received is still to be reported.
+    fn is_quiet(&mut self, conn: ConnKey) -> bool;
+
+    /// Receives the next bytes of a [quiet](Self::is_quiet) connection that is read by [`Reading::Direct`] into this buffer.
+    /// [`Event::ReceivedDirect`] gives it back once some are there, or when the connection is read in another way. A
+    /// connection that is released drops it, when the kernel is done with it.
+    fn receive_direct(&mut self, conn: ConnKey, direct: Direct);
 
     /// Receives, or stops to. Bytes already under way are still reported.
     fn set_reading(&mut self, conn: ConnKey, reading: Reading);

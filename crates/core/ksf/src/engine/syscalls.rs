@@ -3,8 +3,6 @@
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::{io, ptr};
 
-use crate::pool::SlotMut;
-
 /// Accepts one connection from a socket in non-blocking mode, or finds none waiting.
 pub(crate) fn accept_now(socket: RawFd) -> io::Result<Option<OwnedFd>> {
     // SAFETY: null address pointers: the address is not asked for.
@@ -27,8 +25,7 @@ pub(crate) fn set_nonblocking(socket: RawFd, on: bool) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-pub(super) fn receive_into(socket: RawFd, slot: &mut SlotMut) -> io::Result<usize> {
-    let buffer = slot.as_mut_slice();
+pub(super) fn receive_into(socket: RawFd, buffer: &mut [u8]) -> io::Result<usize> {
     // SAFETY: the slice is exclusively ours and as long as we say.
     let result = unsafe { libc::recv(socket, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) };
     usize::try_from(result).map_err(|_| io::Error::last_os_error())

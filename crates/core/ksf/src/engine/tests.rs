@@ -13,7 +13,11 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 use super::epoll::Epoll;
 use super::uring::Uring;
 use super::*;
-use crate::limits::Limits;
+use crate::budget::{Budget, InputRoom};
+use crate::buffers::Buffers;
+use crate::cutter::{Cut, Cutter, Native};
+use crate::framing::{Framing, LengthPrefix};
+use crate::limits::{Limits, Time};
 use crate::output::Output;
 use crate::pool::{Memory, Pool};
 
@@ -423,4 +427,101 @@ fn timed_out<E: Engine>() {
         assert!(bench.events.is_empty(), "{:?}", bench.events);
     }
     bench.engine.shutdown();
+}
+
+/// The buffer of a message of 100,000 bytes, as a connection lends it.
+fn lent(buffers: &Buffers) -> Direct {
+    let mut budget = Budget::default();
+    let mut room = InputRoom { budget: &mut budget, limit_bytes: usize::MAX, has_pass: true };
+    let limits = Limits::default();
+    let mut rule = Native { framing: Framing::LengthPrefix(LengthPrefix::big_endian(4)), limits: &limits };
+    let mut cutter = Cutter::default();
+    let header = 100_000_u32.to_be_bytes();
+    let cut = cutter.next(&header, &mut 0, &mut rule, &mut room, buffers, Time::default());
+    assert!(matches!(cut, Ok(Cut::More)));
+    cutter.direct(1, &mut room).unwrap()
+}
+
+#[test]
+fn bytes_arrive_in_the_buffer_that_is_lent() {
+    on_each_engine(receiving_into_lent_buffers::<Epoll>, receiving_into_lent_buffers::<Uring>);
+}
+
+fn receiving_into_lent_buffers<E: Engine>() {
+    let buffers = Buffers::default();
+    let (ours, mut peer) = UnixStream::pair().unwrap();
+    let mut bench = Bench::<E>::new();
+    bench.engine.open(key(0), ours.as_raw_fd(), Reading::On);
+    peer.write_all(b"in a slot").unwrap();
+    bench.expect_bytes(b"in a slot");
+    // What is under way comes as before; then nothing is.
+    bench.engine.set_reading(key(0), Reading::Direct);
+    if !bench.engine.is_quiet(key(0)) {
+        bench.wait_for("quiet", |events| matches!(events[..], [Event::Quiet { .. }]));
+        bench.events.clear();
+    }
+    assert!(bench.engine.is_quiet(key(0)));
+    for text in [&b"one"[..], b"and another"] {
+        bench.engine.receive_direct(key(0), lent(&buffers));
+        assert!(!bench.engine.is_quiet(key(0)));
+        peer.write_all(text).unwrap();
+        bench.wait_for("the buffer", |events| !events.is_empty());
+        let Some(Event::ReceivedDirect { mut direct, bytes, .. }) = bench.events.pop() else { panic!("no buffer") };
+        assert_eq!(&direct.room_mut()[..bytes], text);
+        assert!(bench.events.is_empty() && bench.engine.is_quiet(key(0)), "{:?}", bench.events);
+    }
+    // Called back, it is empty, and bytes come in slots again.
+    bench.engine.receive_direct(key(0), lent(&buffers));
+    bench.engine.set_reading(key(0), Reading::Head);
+    bench.wait_for("the empty buffer", |events| !events.is_empty());
+    assert!(matches!(bench.events[..], [Event::ReceivedDirect { bytes: 0, .. }]), "{:?}", bench.events);
+    bench.events.clear();
+    peer.write_all(&[5; HEAD_BYTES + 1]).unwrap();
+    bench.wait_for("the head", |events| !events.is_empty());
+    assert!(matches!(&bench.events[..], [Event::Received { chunk, .. }] if chunk.len() == HEAD_BYTES));
+    bench.events.clear();
+    bench.expect_bytes(&[5]);
+    // An end, too, brings it back.
+    bench.engine.set_reading(key(0), Reading::Direct);
+    if !bench.engine.is_quiet(key(0)) {
+        bench.wait_for("quiet", |events| !events.is_empty());
+        bench.events.clear();
+    }
+    bench.engine.receive_direct(key(0), lent(&buffers));
+    drop(peer);
+    bench.wait_for("the end", |events| events.len() >= 2);
+    let [Event::ReceivedDirect { bytes: 0, .. }, Event::Eof { .. }] = bench.events[..] else {
+        panic!("{:?}", bench.events)
+    };
+    bench.engine.shutdown();
+}
+
+/// The kernel may write into it until then.
+#[test]
+fn a_lent_buffer_is_kept_until_the_kernel_is_done_with_it() {
+    on_each_engine(ending_with_lent_buffers::<Epoll>, ending_with_lent_buffers::<Uring>);
+}
+
+fn ending_with_lent_buffers<E: Engine>() {
+    let buffers = Buffers::default();
+    let (ours, _peer) = UnixStream::pair().unwrap();
+    let (others, _other_peer) = UnixStream::pair().unwrap();
+    let mut bench = Bench::<E>::new();
+    for (index, socket) in [(0, &ours), (1, &others)] {
+        bench.engine.open(key(index), socket.as_raw_fd(), Reading::Direct);
+        bench.engine.receive_direct(key(index), lent(&buffers));
+    }
+    let wait = Wait { timeout: Some(Duration::from_micros(1)), gather: None };
+    bench.engine.wait(&mut bench.env, wait, &mut bench.events).unwrap();
+    assert_eq!((bench.events.len(), buffers.kept()), (0, 0), "{:?}", bench.events);
+    // The connection is released: nobody is told, and the buffer is free once the engine is done.
+    if !bench.engine.release(key(0)) {
+        assert_eq!(buffers.kept(), 0, "free while the kernel has it");
+        bench.wait_for("the end", |events| matches!(events[..], [Event::Released { .. }]));
+    }
+    assert_eq!(buffers.kept(), 1);
+    // The server ends.
+    bench.engine.shutdown();
+    drop(bench);
+    assert_eq!(buffers.kept(), 2);
 }

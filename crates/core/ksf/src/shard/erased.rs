@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use super::outgoing::Outgoing;
 use crate::connection::Connection;
+use crate::connection::input::DIRECT_BYTES_MIN;
+use crate::cutter::Direct;
 use crate::deferred::{Answer, Target};
+use crate::engine::Reading;
 use crate::env::Env;
 use crate::error::CloseReason;
 use crate::files::FileDone;
@@ -96,6 +99,9 @@ impl<S: ShardService> LocalService for OnShard<S> {
 /// A [`Connection`] of any service.
 pub(crate) trait Stream {
     fn receive(&mut self, chunk: Chunk, env: &mut Env);
+    /// The buffer of its unfinished message, while its reading is [`Reading::Direct`] and nothing else can arrive.
+    fn lend_buffer(&mut self, env: &mut Env) -> Option<Direct>;
+    fn received_direct(&mut self, direct: Direct, bytes: usize, env: &mut Env);
     fn peer_closed(&mut self, env: &mut Env);
     fn drain(&mut self, env: &mut Env);
     fn answer(&mut self, ticket: u64, work_bytes: usize, answer: Answer, env: &mut Env) -> bool;
@@ -107,7 +113,8 @@ pub(crate) trait Stream {
     fn tick(&mut self, env: &mut Env) -> Option<CloseReason>;
     fn deadline(&self, env: &Env) -> Option<Time>;
     fn note_activity(&mut self, now: Time);
-    fn wants_bytes(&self, env: &Env) -> bool;
+    /// Whether further bytes may be received, and how.
+    fn reading(&mut self, env: &mut Env) -> Reading;
     fn limits<'e>(&self, env: &'e Env) -> &'e Limits;
     fn finished(&self) -> Option<CloseReason>;
     fn is_closing(&self) -> bool;
@@ -133,6 +140,12 @@ pub(crate) trait Stream {
 impl<S: ShardService> Stream for Connection<S> {
     fn receive(&mut self, chunk: Chunk, env: &mut Env) {
         Self::receive(self, chunk, env);
+    }
+    fn lend_buffer(&mut self, env: &mut Env) -> Option<Direct> {
+        Self::lend_buffer(self, DIRECT_BYTES_MIN, env)
+    }
+    fn received_direct(&mut self, direct: Direct, bytes: usize, env: &mut Env) {
+        Self::received_direct(self, direct, bytes, env);
     }
     fn peer_closed(&mut self, env: &mut Env) {
         Self::peer_closed(self, env);
@@ -167,8 +180,16 @@ impl<S: ShardService> Stream for Connection<S> {
     fn note_activity(&mut self, now: Time) {
         Self::note_activity(self, now);
     }
-    fn wants_bytes(&self, env: &Env) -> bool {
-        Self::wants_bytes(self, env)
+    fn reading(&mut self, env: &mut Env) -> Reading {
+        if !self.wants_bytes(env) {
+            Reading::Off
+        } else if self.may_lend(DIRECT_BYTES_MIN, env) {
+            Reading::Direct
+        } else if self.expects_long() {
+            Reading::Head
+        } else {
+            Reading::On
+        }
     }
     fn limits<'e>(&self, env: &'e Env) -> &'e Limits {
         Self::limits(self, env)

@@ -111,10 +111,10 @@ impl<E: Engine> Shard<E> {
             return;
         }
         // Also when it is looked after again: meanwhile more could arrive than is answered in a turn.
-        let mut reading = if stream.wants_bytes(&self.env) { Reading::On } else { Reading::Off };
+        let mut reading = stream.reading(&mut self.env);
         if let Some(assist) = assist {
             let settled = stream.is_settled();
-            if assist.hand_over(settled, socket.as_fd(), &**stream, &self.env) && reading == Reading::On {
+            if assist.hand_over(settled, socket.as_fd(), &**stream, &self.env) && reading.receives() {
                 reading = Reading::Parked;
             }
         }
@@ -127,6 +127,13 @@ impl<E: Engine> Shard<E> {
             }
             conn.reading = reading;
             self.engine.set_reading(key, reading);
+        }
+        // Earlier bytes of the message may still be under way; the engine tells when they are not.
+        if reading == Reading::Direct
+            && self.engine.is_quiet(key)
+            && let Some(direct) = stream.lend_buffer(&mut self.env)
+        {
+            self.engine.receive_direct(key, direct);
         }
     }
 }

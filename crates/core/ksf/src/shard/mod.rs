@@ -375,6 +375,15 @@ impl<E: Engine> Shard<E> {
                     conn.receive(chunk, env);
                 }
             }
+            Event::ReceivedDirect { conn, direct, bytes } => {
+                if let Some((conn, env)) = self.stream(conn) {
+                    conn.received_direct(direct, bytes, env);
+                }
+            }
+            Event::Quiet { conn } => {
+                // Looked after at the end of the turn, it lends its buffer.
+                let _ = self.stream(conn);
+            }
             Event::Eof { conn } => {
                 self.note_not_reading(conn);
                 self.end_of_stream(conn);

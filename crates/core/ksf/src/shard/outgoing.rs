@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use super::erased::Stream;
 use super::{Conn, Phase, Place, Shard};
+use crate::cutter::Direct;
 use crate::deferred::Answer;
 use crate::engine::{Engine, Reading};
 use crate::env::Env;
@@ -109,6 +110,11 @@ impl Stream for Outgoing {
             self.closing = Some(CloseReason::MalformedFrame);
         }
     }
+    fn lend_buffer(&mut self, _: &mut Env) -> Option<Direct> {
+        // What it receives is passed on as it comes.
+        None
+    }
+    fn received_direct(&mut self, _: Direct, _: usize, _: &mut Env) {}
     fn peer_closed(&mut self, env: &mut Env) {
         self.eof = true;
         self.tell(Upstream::Ended, env);
@@ -158,8 +164,9 @@ impl Stream for Outgoing {
     fn deadline(&self, env: &Env) -> Option<Time> {
         self.limit(env).0
     }
-    fn wants_bytes(&self, _: &Env) -> bool {
-        self.connected && !self.paused && !self.eof && self.closing.is_none()
+    fn reading(&mut self, _: &mut Env) -> Reading {
+        let reads = self.connected && !self.paused && !self.eof && self.closing.is_none();
+        if reads { Reading::On } else { Reading::Off }
     }
     fn limits<'e>(&self, env: &'e Env) -> &'e Limits {
         &env.limits

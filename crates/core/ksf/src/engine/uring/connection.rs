@@ -12,6 +12,7 @@ use super::Uring;
 use super::receive::Recv;
 use super::ring::Op;
 use super::send::Send;
+use crate::cutter::Direct;
 use crate::engine::msg::sockaddr;
 use crate::engine::{Event, Reading};
 use crate::service::ConnKey;
@@ -24,6 +25,8 @@ pub(super) struct Conn {
     pub(super) recv: Recv,
     /// What the receive that is armed was armed for.
     pub(super) recv_for: Reading,
+    /// The buffer that is lent, while a receive into it is armed.
+    pub(super) direct: Option<Direct>,
     /// A poll for the end of the stream is armed.
     pub(super) hangup: Recv,
     pub(super) wanted: Reading,

@@ -6,6 +6,9 @@
 //! 1432); one send in flight per connection, because several at once reorder (measured). Completions run when the
 //! shard waits (DEFER_TASKRUN, 6.1), not in the middle of its work.
 //!
+//! The rest of a long message goes straight into the buffer of that message, by a receive of its own that begins when the
+//! multishot receive has ended.
+//!
 //! A turn is one system call to wait, and one per batch to send: sends are first tried without the ring, and only
 //! what TCP does not take waits in the kernel.
 //!
@@ -27,6 +30,7 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use super::datagrams::DatagramQueues;
 use super::msg::SendMsg;
 use super::{Engine, Event, Reading, Wait, pause};
+use crate::cutter::Direct;
 use crate::env::Env;
 use crate::error::Error;
 use crate::files::Begun;
@@ -48,6 +52,7 @@ use buffer_ring::BufferRing;
 use connection::Conn;
 use datagram::DatagramSocket;
 use file::{FileOps, WORKERS_MAX};
+use receive::Recv;
 pub(crate) use ring::probe;
 use ring::{COMPLETIONS, Op, build_ring, tolerate};
 
@@ -144,6 +149,14 @@ impl Engine for Uring {
 
     fn connect(&mut self, conn: ConnKey, to: SocketAddr) {
         self.start_connect(conn, to);
+    }
+
+    fn is_quiet(&mut self, conn: ConnKey) -> bool {
+        self.conn(conn).is_some_and(|state| state.recv == Recv::Off)
+    }
+
+    fn receive_direct(&mut self, conn: ConnKey, direct: Direct) {
+        self.receive_lent(conn, direct);
     }
 
     fn set_reading(&mut self, conn: ConnKey, reading: Reading) {

@@ -8,7 +8,8 @@ use io_uring::{cqueue, opcode, squeue};
 use super::Uring;
 use super::buffer_ring::BUFFER_GROUP;
 use super::ring::Op;
-use crate::engine::{Event, Reading};
+use crate::cutter::Direct;
+use crate::engine::{Event, HEAD_BYTES, Reading};
 use crate::env::Env;
 use crate::service::ConnKey;
 
@@ -51,11 +52,19 @@ impl Uring {
             state.recv = Recv::Off;
         }
         let result = entry.result();
+        let lent = state.direct.take();
+        let was_lent = lent.is_some();
+        if let Some(direct) = lent.filter(|_| !state.releasing) {
+            events.push(Event::ReceivedDirect { conn, direct, bytes: result.max(0) as usize });
+        } else if ended && state.wanted == Reading::Direct {
+            events.push(Event::Quiet { conn });
+        }
         match (result, slot) {
             (1.., Some(slot)) => {
                 let chunk = slot.freeze(result as usize);
                 events.push(Event::Received { conn, chunk });
             }
+            (1.., None) if was_lent => {}
             (0, _) => {
                 state.wanted = Reading::Off;
                 events.push(Event::Eof { conn });
@@ -78,6 +87,16 @@ impl Uring {
             self.rearm.push(Op::Recv(index));
         }
         events.extend(self.released(index));
+    }
+
+    /// Receives into a lent buffer, once.
+    pub(super) fn receive_lent(&mut self, conn: ConnKey, mut direct: Direct) {
+        let Some(state) = self.conn(conn).filter(|state| state.recv == Recv::Off) else { return };
+        let room = direct.room_mut();
+        let len = u32::try_from(room.len()).unwrap_or(u32::MAX);
+        let entry = opcode::Recv::new(Fd(state.socket), room.as_mut_ptr(), len).build();
+        (state.recv, state.recv_for, state.direct) = (Recv::Armed, Reading::Direct, Some(direct));
+        self.push(entry.user_data(Op::Recv(conn.index).user_data()));
     }
 
     pub(super) fn hung_up(&mut self, index: u32, entry: &cqueue::Entry, events: &mut Vec<Event>) {
@@ -105,7 +124,9 @@ impl Uring {
             let entry = if state.wanted == Reading::On {
                 opcode::RecvMulti::new(socket, BUFFER_GROUP).build()
             } else {
-                let once = opcode::Recv::new(socket, ptr::null_mut(), 0).buf_group(BUFFER_GROUP).build();
+                // 0: as long as the slot.
+                let most = if state.wanted == Reading::Head { HEAD_BYTES as u32 } else { 0 };
+                let once = opcode::Recv::new(socket, ptr::null_mut(), most).buf_group(BUFFER_GROUP).build();
                 once.flags(squeue::Flags::BUFFER_SELECT)
             };
             self.push(entry.user_data(Op::Recv(index).user_data()));
