@@ -63,7 +63,7 @@ static void send_requests(struct client *client)
 		struct request request = { htonl(sizeof(uint32_t)), htonl(client->sent) };
 
 		/* An echo does no harm when it is asked for twice. */
-		must(ksf_send(client->socket, &request, sizeof(request), KSF_REPEATABLE, -1, NULL), "send");
+		must(ksf_send(client->socket, &request, sizeof(request), KSF_IN_TURN | KSF_REPEATABLE, -1, NULL), "send");
 		client->sent++;
 	}
 }

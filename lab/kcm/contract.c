@@ -639,6 +639,69 @@ static void send_steering(int flags, const char *name)
 	close(mux);
 }
 
+/* What the last byte is that each of four connections got. */
+static const char *answers_of(const struct tcp *tcp)
+{
+	char bytes[4][64] = { 0 };
+
+	for (int i = 0; i < 4; i++) {
+		ssize_t length = events(tcp[i].far, POLLIN, QUIET_MS) ? recv(tcp[i].far, bytes[i], 64, MSG_DONTWAIT) : 0;
+		bytes[i][0] = length > 0 ? bytes[i][length - 1] : '-';
+	}
+	return text("%c %c %c %c", bytes[0][0], bytes[1][0], bytes[2][0], bytes[3][0]);
+}
+
+/* Which connections get the answers of a server that answers what it received. */
+static void send_answers(void)
+{
+	int mux = kcm(SOCK_DGRAM);
+	struct tcp tcp[4];
+
+	for (int i = 0; i < 4; i++)
+		tcp[i] = attached(mux);
+	for (int i = 3; i >= 0; i--) {
+		put(tcp[i].far, 10, 'a' + i);
+		send_message(mux, 10, receive(mux)[3], 0);
+	}
+	row("four connections ask, 4 3 2 1, each is answered at once", "%s", answers_of(tcp));
+	for (int i = 0; i < 4; i++)
+		hang_up(mux, tcp[i]);
+	close(mux);
+
+	char buffers[4][64];
+	struct iovec parts[4];
+	struct mmsghdr headers[4] = { 0 };
+	mux = kcm(SOCK_DGRAM);
+	for (int i = 0; i < 4; i++) {
+		tcp[i] = attached(mux);
+		parts[i] = (struct iovec){ buffers[i], sizeof(buffers[i]) };
+		headers[i].msg_hdr.msg_iov = &parts[i];
+		headers[i].msg_hdr.msg_iovlen = 1;
+	}
+	for (int i = 3; i >= 0; i--) {
+		put(tcp[i].far, 10, 'a' + i);
+		sleep_ms(QUIET_MS);
+	}
+	int count = recvmmsg(mux, headers, 4, MSG_DONTWAIT, NULL);
+	for (int i = 0; i < count; i++)
+		send_message(mux, 10, buffers[i][9], 0);
+	row("the same, received with one call, then answered", "%s", answers_of(tcp));
+	for (int i = 0; i < 4; i++)
+		hang_up(mux, tcp[i]);
+	close(mux);
+
+	mux = kcm(SOCK_DGRAM);
+	tcp[0] = attached(mux);
+	put(tcp[0].far, 10, 'a');
+	receive(mux);
+	hang_up(mux, tcp[0]);
+	tcp[1] = attached(mux);
+	row("a client asks and is unattached, then its answer", "%s", outcome(send_message(mux, 10, 'a', 0)));
+	row("and another client gets", "%s", received_by_peer(tcp[1].far));
+	hang_up(mux, tcp[1]);
+	close(mux);
+}
+
 /* --- errors --------------------------------------------------------------------------------------------- */
 
 static void program_results(void)
@@ -819,6 +882,7 @@ int main(void)
 	send_many();
 	send_steering(0, "each pushed");
 	send_steering(MSG_BATCH, "all but the last with MSG_BATCH");
+	send_answers();
 	program_results();
 	too_long();
 	endless_header();

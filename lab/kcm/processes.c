@@ -724,7 +724,10 @@ static void signals(void)
 	handle(SIGUSR2, SA_RESTART);
 	row("recv, all handlers with SA_RESTART", "%s", interrupt(mux, receive_waiting, SIGUSR2, send_ten, tcp.far));
 	hang_up(mux, tcp);
+	close(mux);
 
+	/* Another one: what is sent here answers nobody. */
+	mux = kcm(SOCK_DGRAM);
 	tcp = attached_small(mux);
 	handle(SIGUSR1, 0);
 	row("send without room, a handler without SA_RESTART runs", "%s",

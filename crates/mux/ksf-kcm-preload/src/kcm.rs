@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use ksf_mux::kcm::{AttachOptions, KcmOptions, KcmSocket, Kind};
+use ksf_mux::kcm::{AttachOptions, KcmOptions, KcmSocket, Kind, Routing};
 use ksf_mux::{ConnectionId, Event};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
@@ -99,13 +99,23 @@ fn to_errno(error: &std::io::Error) -> c_int {
     error.raw_os_error().unwrap_or(libc::EIO)
 }
 
+/// What `ksf kcm-run --send` says.
+fn routing() -> Routing {
+    match std::env::var_os(Routing::VARIABLE) {
+        Some(said) if said == Routing::InTurn.name() => Routing::InTurn,
+        _ => Routing::Answer,
+    }
+}
+
 /// `socket(AF_KCM, ...)`.
 pub(crate) fn open(socket_type: c_int, protocol: c_int) -> Answer<c_int> {
     let kind = Kind::from_raw(socket_type, protocol).map_err(|error| error.errno())?;
     // The threads of the multiplexor are not the program's: no handler of its own runs there.
     let _blocked = Blocked::all();
     let make = || -> std::io::Result<c_int> {
-        let socket = KcmSocket::new(kind, KcmOptions::default())?;
+        let mut options = KcmOptions::default();
+        options.routing = routing();
+        let socket = KcmSocket::new(kind, options)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC)?;
         let (events, stopped) = (socket.mux().event_fd().try_clone_to_owned()?, stop.try_clone()?);
         let group = Arc::new(Group { sockets: Mutex::default(), connections: Mutex::default(), stop });

@@ -5,6 +5,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
+use ksf_mux::backend::CALL_MESSAGES_MAX;
 use ksf_mux::kcm::{Flags, KcmSocketError, Kind};
 use libc::{iovec, mmsghdr, msghdr};
 
@@ -70,13 +71,19 @@ fn call<T>(
 ///
 /// `header` is what recvmsg(2) demands.
 pub(crate) unsafe fn receive(fd: c_int, kcm: &Kcm, header: *mut msghdr, flags: c_int) -> Answer<isize> {
+    // SAFETY: handed on from the caller.
+    unsafe { receive_at(0, fd, kcm, header, flags) }
+}
+
+/// The same, as the `at`-th message of a call that receives several.
+unsafe fn receive_at(at: usize, fd: c_int, kcm: &Kcm, header: *mut msghdr, flags: c_int) -> Answer<isize> {
     // SAFETY: the header leads to its buffers.
     let (header, mut parts) = unsafe {
         let header = header.as_mut().ok_or(libc::EFAULT)?;
         let parts = buffers(header.msg_iov, header.msg_iovlen);
         (header, parts)
     };
-    let received = call(fd, kcm, flags, For::Message, |flags| kcm.socket.recvmsg(&mut parts, flags))?;
+    let received = call(fd, kcm, flags, For::Message, |flags| kcm.socket.recvmsg_at(at, &mut parts, flags))?;
     header.msg_flags = received.flags.bits();
     header.msg_namelen = 0;
     header.msg_controllen = 0;
@@ -116,11 +123,12 @@ pub(crate) unsafe fn receive_many(
 ) -> Answer<c_int> {
     let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let mut own = flags & !Flags::WAITFORONE.bits();
-    for at in 0..count as usize {
+    let count = (count as usize).min(CALL_MESSAGES_MAX);
+    for at in 0..count {
         // SAFETY: there are `count` of them.
         let header = unsafe { &mut *headers.add(at) };
         // SAFETY: as the contract says.
-        match unsafe { receive(fd, kcm, &mut header.msg_hdr, own) } {
+        match unsafe { receive_at(at, fd, kcm, &mut header.msg_hdr, own) } {
             Ok(bytes) => header.msg_len = bytes as c_uint,
             Err(errno) if at == 0 => return Err(errno),
             Err(_) => return Ok(at as c_int),
@@ -139,11 +147,19 @@ pub(crate) unsafe fn receive_many(
 ///
 /// `header` is what sendmsg(2) demands.
 pub(crate) unsafe fn send(fd: c_int, kcm: &Kcm, header: *const msghdr, flags: c_int) -> Answer<isize> {
+    // SAFETY: handed on from the caller.
+    unsafe { send_at(0, fd, kcm, header, flags) }
+}
+
+/// The same, as the `at`-th message of a call that sends several.
+unsafe fn send_at(at: usize, fd: c_int, kcm: &Kcm, header: *const msghdr, flags: c_int) -> Answer<isize> {
     // SAFETY: the header leads to its bytes.
-    unsafe {
+    let parts = unsafe {
         let header = header.as_ref().ok_or(libc::EFAULT)?;
-        send_parts(fd, kcm, header.msg_iov, header.msg_iovlen, flags)
-    }
+        slices(header.msg_iov, header.msg_iovlen)
+    };
+    let sent = call(fd, kcm, flags, For::Room, |flags| kcm.socket.sendmsg_at(at, &parts, flags))?;
+    Ok(sent as isize)
 }
 
 /// `send` and the like.
@@ -188,7 +204,7 @@ pub(crate) unsafe fn send_many(
         let batch = if at + 1 < count as usize { Flags::BATCH.bits() } else { 0 };
         let flags = flags | header.msg_hdr.msg_flags & libc::MSG_EOR | batch;
         // SAFETY: as the contract says.
-        match unsafe { send(fd, kcm, &header.msg_hdr, flags) } {
+        match unsafe { send_at(at, fd, kcm, &header.msg_hdr, flags) } {
             Ok(bytes) => header.msg_len = bytes as c_uint,
             Err(errno) if at == 0 => return Err(errno),
             Err(_) => {

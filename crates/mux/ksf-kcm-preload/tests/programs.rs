@@ -94,6 +94,16 @@ fn forks_under_load() {
     run(&mut program.preloaded());
 }
 
+/// Eight clients, four clones, a thread for each: as the kernel's documentation has it, and with several messages a call.
+#[test]
+fn every_client_gets_its_own_answers() {
+    own_network();
+    let program = Compiled::of("lab/kcm/answers.c", &["-O1"]);
+    for how in ["each", "many"] {
+        assert_eq!(run(program.preloaded().arg(how)), "160000 answers\n", "{how}");
+    }
+}
+
 #[test]
 fn the_table_of_processes_is_the_records() {
     let (theirs, ours) = (record("af_kcm_processes.txt"), record("ours_processes.txt"));

@@ -154,8 +154,8 @@ impl Multiplexor for AnyMux {
         either!(self, mux => Multiplexor::event_fd(mux))
     }
 
-    fn has_room(&self) -> bool {
-        either!(self, mux => mux.has_room())
+    fn has_room(&self, connection: Option<ConnectionId>) -> bool {
+        either!(self, mux => mux.has_room(connection))
     }
 
     fn flush(&self, connection: ConnectionId) {

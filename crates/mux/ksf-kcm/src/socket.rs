@@ -16,6 +16,9 @@ use crate::sys;
 ///
 /// The multiplexor lives as long as one of its sockets. The descriptor may be used by several threads, and put into
 /// event loops: it is readable while a message waits for this socket, not for its clones.
+///
+/// A message that is sent goes to any connection of the multiplexor: AF_KCM promises none, and cannot answer where a
+/// multiplexor has several. [`KernelMux`](crate::KernelMux) can.
 #[derive(Debug)]
 pub struct KcmSocket(OwnedFd);
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 use ksf::Order;
 use ksf::limits::Limits;
 
+use crate::connection::Admission;
 use crate::error::{AttachError, RecvError, SendError};
 use crate::kcm::{ConnectionStats, MuxStats};
 use crate::mux::{ConnectionId, Detached, Mux};
@@ -21,6 +22,7 @@ pub use crate::kcm::EndCounts;
 pub use crate::monitor::{Event, Events, UNREAD_MAX};
 pub use crate::mux::check_stream;
 pub use crate::out_queue::{Leftover, OutQueue, Pushed, SendProgress, Sent, Transmit};
+pub use crate::reply_order::{CALL_MESSAGES_MAX, ReplyOrder, Unanswered};
 
 /// A multiplexor: connections on one side, message sockets on the other. Clones are handles of the same one.
 pub trait Multiplexor: Clone + Send + Sync {
@@ -50,8 +52,9 @@ pub trait Multiplexor: Clone + Send + Sync {
     /// Readable while there are events.
     fn event_fd(&self) -> BorrowedFd<'_>;
 
-    /// True if some connection has room for a message, or there is none.
-    fn has_room(&self) -> bool;
+    /// True if this connection has room for an answer; `None`: if some connection has room for a message. Also true where
+    /// there is no such connection: sending fails at once.
+    fn has_room(&self, connection: Option<ConnectionId>) -> bool;
 
     /// Sends what waits for this connection, as far as TCP takes it.
     fn flush(&self, connection: ConnectionId);
@@ -143,10 +146,13 @@ impl Multiplexor for Mux {
         self.event_fd()
     }
 
-    fn has_room(&self) -> bool {
+    fn has_room(&self, connection: Option<ConnectionId>) -> bool {
         let shared = self.shared();
+        if let Some(connection) = connection {
+            return shared.find(connection).is_none_or(|conn| conn.takes(Admission::Answer));
+        }
         let table = shared.read_table();
-        table.all.is_empty() || table.all.iter().any(|conn| conn.takes_sends())
+        table.all.is_empty() || table.all.iter().any(|conn| conn.takes(Admission::Send))
     }
 
     fn flush(&self, connection: ConnectionId) {

@@ -176,9 +176,9 @@ impl Connection {
             || (waiting > 0 || used > 0) && self.mux.is_full()
     }
 
-    /// True if its out-queue takes a message that answers none of those in work.
-    pub(crate) fn takes_sends(&self) -> bool {
-        self.queue_limit(Admission::Send) > self.out_queue.bytes()
+    /// True if its out-queue takes a message of this kind.
+    pub(crate) fn takes(&self, admission: Admission) -> bool {
+        self.queue_limit(admission) > self.out_queue.bytes()
     }
 
     /// Bytes in its out-queue at which this kind of message is refused.

@@ -40,6 +40,7 @@ mod mux;
 mod options;
 mod out_queue;
 mod pollable;
+mod reply_order;
 pub mod scheduler;
 mod service;
 mod socket;

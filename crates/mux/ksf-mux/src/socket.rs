@@ -65,10 +65,24 @@ pub struct SendOptions {
     pub prefer: Option<ConnectionId>,
     /// The only connection to use, as in [`MessageSocket::send_to`]: [`SendError::Gone`] if it is there no longer.
     pub to: Option<ConnectionId>,
+    /// The message answers one of the connection named by `to`: there is room for it as for
+    /// [`Message::reply`], in the budget of the connection.
+    pub answer: bool,
     /// More messages follow at once: this one may wait for them (it leaves within 10 ms at most).
     pub more: bool,
     /// The message may wait for so long for the next one without this, and leaves with it.
     pub batch: Option<Duration>,
+}
+
+impl SendOptions {
+    /// Whether there is room for it as for an answer.
+    pub fn is_answer(&self) -> bool {
+        self.answer && self.to.is_some()
+    }
+
+    fn admission(&self) -> Admission {
+        if self.is_answer() { Admission::Answer } else { Admission::Send }
+    }
 }
 
 impl MessageSocket {
@@ -405,7 +419,7 @@ impl MessageSocket {
         let deadline = options.wait.map(|wait| Instant::now() + wait);
         loop {
             if let Some(conn) = shared.choose(&options)? {
-                let (framing, limit) = (&conn.framing, conn.queue_limit(Admission::Send));
+                let (framing, limit) = (&conn.framing, conn.queue_limit(options.admission()));
                 let pushed = match options.to {
                     Some(_) => conn.out_queue.push(framing, limit, |tail| tail.extend_from_slice(body)),
                     None => conn.out_queue.push_movable(framing, limit, body, options.repeatable),
@@ -738,9 +752,9 @@ impl Shared {
     fn choose(&self, options: &SendOptions) -> Result<Option<Arc<Connection>>, SendError> {
         if let Some(only) = options.to {
             let conn = self.find(only).ok_or(SendError::Gone(only))?;
-            return Ok(conn.takes_sends().then_some(conn));
+            return Ok(conn.takes(options.admission()).then_some(conn));
         }
-        let takes = |conn: &Arc<Connection>| conn.error.get().is_none() && conn.takes_sends();
+        let takes = |conn: &Arc<Connection>| conn.error.get().is_none() && conn.takes(Admission::Send);
         if let Some(conn) = options.prefer.and_then(|id| self.find(id)).filter(takes) {
             return Ok(Some(conn));
         }

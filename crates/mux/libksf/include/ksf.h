@@ -107,7 +107,7 @@ int ksf_connections(ksf_socket *socket);
 /* Receives a message: returns 1, or 0 if none came in time. timeout_ms: 0 does not wait, -1 waits for ever. EAGAIN: the
  * socket would wait and does not receive (ksf_set_receiving). */
 int ksf_receive(ksf_socket *socket, int timeout_ms, ksf_message **message);
-/* Waits like ksf_receive for the first message, and takes up to max that are there. Returns how many. */
+/* Waits like ksf_receive for the first message, and takes up to max that are there, 1024 at most. Returns how many. */
 int ksf_receive_many(ksf_socket *socket, int timeout_ms, ksf_message **messages, size_t max);
 /* The message's bytes, valid until it is freed. */
 const void *ksf_message_data(const ksf_message *message, size_t *bytes);
@@ -132,10 +132,16 @@ int ksf_fd(ksf_socket *socket);
 #define KSF_MORE 2u
 /* ksf_send: to *connection, and to no other. */
 #define KSF_TO 4u
+/* ksf_send: to the next connection in turn: for clients whose connections lead to the same server. */
+#define KSF_IN_TURN 8u
 
-/* Sends a message on a connection in turn: for clients whose connections lead to the same server. Waits for room like
- * ksf_receive for messages. connection may be NULL; it tells the one chosen, or, with KSF_TO, names the only one to use.
- * EAGAIN: no room in time, because peers do not read; ENOTCONN: no connection; EPIPE: the one that was named is gone. */
+/* Sends a message. Without KSF_TO and KSF_IN_TURN it answers the message that this thread received last from this socket,
+ * and goes to its connection. After ksf_receive_many messages are answered in the order received, one by one, and the
+ * last of them as often as one likes. A thread that received nothing from this socket answers what another one received
+ * last; where nothing was received, connections take turns. ksf_message_reply and ksf_send_to change nothing here.
+ * Waits for room like ksf_receive for messages. connection may be NULL; it tells the one chosen, or, with KSF_TO, names
+ * the only one to use. EAGAIN: no room in time, because peers do not read; ENOTCONN: no connection; ECONNRESET: the one
+ * to be answered is gone, and the next ksf_send answers the next message; EPIPE: the one that was named is gone. */
 int ksf_send(ksf_socket *socket, const void *bytes, size_t count, unsigned int flags, int timeout_ms,
 	     uint64_t *connection);
 /* Sends a message on this connection. Never waits. EPIPE: it is gone. EAGAIN: out_queue_bytes_max is queued for it. */

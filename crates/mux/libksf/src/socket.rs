@@ -2,11 +2,12 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ksf_kcm::{AnyMessage, AnyMux, AnySocket, Backend};
-use ksf_mux::backend::{Endpoint as _, Multiplexor as _};
-use ksf_mux::{ConnectionId, RecvError, SendOptions};
+use ksf_mux::backend::{CALL_MESSAGES_MAX, Endpoint as _, Multiplexor as _, Received as _, ReplyOrder};
+use ksf_mux::{ConnectionId, RecvError, SendError, SendOptions};
 
 use crate::boundary::{Failure, at, bytes, call, place, quiet};
 use crate::options::{KCM, KSF, KsfOptions};
@@ -17,12 +18,14 @@ use crate::structs::{KsfEvent, KsfStats, fill};
 pub struct Socket {
     mux: AnyMux,
     socket: AnySocket,
+    /// Where messages go that name no connection.
+    order: Mutex<ReplyOrder>,
 }
 
 impl Socket {
     fn new(mux: AnyMux) -> Result<*mut Self, Failure> {
         let socket = mux.socket()?;
-        Ok(Box::into_raw(Box::new(Self { mux, socket })))
+        Ok(Box::into_raw(Box::new(Self { mux, socket, order: Mutex::default() })))
     }
 
     /// A message, or none in time.
@@ -32,6 +35,25 @@ impl Socket {
             Err(RecvError::WouldBlock | RecvError::TimedOut(_)) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    fn order(&self) -> MutexGuard<'_, ReplyOrder> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends to the connection of the message that the calling thread answers next; in turn if there is none.
+    fn send_answer(&self, body: &[u8], mut options: SendOptions) -> Result<ConnectionId, Failure> {
+        let answers = self.order().next();
+        options.to = answers.map(|message| message.connection);
+        options.answer = true;
+        let sent = self.socket.send(body, options);
+        if let (Some(message), Ok(_) | Err(SendError::Gone(_))) = (answers, &sent) {
+            self.order().answered(message);
+        }
+        sent.map_err(|error| match error {
+            SendError::Gone(_) => Failure::new(libc::ECONNRESET, format!("{error}, whose message this answers")),
+            error => error.into(),
+        })
     }
 }
 
@@ -224,7 +246,7 @@ pub unsafe extern "C" fn ksf_receive_many(
         let socket = unsafe { at(socket, "socket")? };
         let messages = place(messages, "messages")?;
         let mut count = 0;
-        while count < max.min(c_int::MAX as usize) {
+        while count < max.min(CALL_MESSAGES_MAX) {
             let received = socket.receive(if count == 0 { timeout_ms } else { 0 });
             let message = match received {
                 Ok(Some(message)) => message,
@@ -233,6 +255,7 @@ pub unsafe extern "C" fn ksf_receive_many(
                 // It comes again with the next call.
                 Err(_) => break,
             };
+            socket.order().received(message.connection(), count);
             // SAFETY: there is room for `max` of them.
             unsafe { messages.add(count).write(Box::into_raw(Box::new(message))) };
             count += 1;
@@ -269,8 +292,9 @@ pub unsafe extern "C" fn ksf_fd(socket: *mut Socket) -> c_int {
 const REPEATABLE: c_uint = 1;
 const MORE: c_uint = 2;
 const TO: c_uint = 4;
+const IN_TURN: c_uint = 8;
 
-/// Sends a message on a connection in turn, or on the one that is named.
+/// Sends a message: an answer, or in turn, or on the connection that is named.
 ///
 /// # Safety
 ///
@@ -287,12 +311,15 @@ pub unsafe extern "C" fn ksf_send(
     call(|| {
         // SAFETY: the pointers are as the header demands.
         let (socket, body) = unsafe { (at(socket, "socket")?, bytes(body, count)?) };
-        if flags & !(REPEATABLE | MORE | TO) != 0 {
+        if flags & !(REPEATABLE | MORE | TO | IN_TURN) != 0 {
             return Err(Failure::new(libc::EINVAL, "flags that this version does not know"));
         }
         let mut options = SendOptions::default();
         options.repeatable = flags & REPEATABLE != 0;
         options.more = flags & MORE != 0;
+        if flags & TO != 0 && flags & IN_TURN != 0 {
+            return Err(Failure::new(libc::EINVAL, "KSF_TO names a connection, KSF_IN_TURN does not"));
+        }
         if flags & TO != 0 {
             // SAFETY: the header demands that it can be read then.
             options.to = Some(ConnectionId::from_u64(*unsafe { at(connection, "connection")? }));
@@ -303,7 +330,10 @@ pub unsafe extern "C" fn ksf_send(
             Ok(0) => None,
             Ok(timeout_ms) => Some(Duration::from_millis(timeout_ms)),
         };
-        let id = socket.socket.send(body, options)?;
+        let id = match flags & (TO | IN_TURN) {
+            0 => socket.send_answer(body, options)?,
+            _ => socket.socket.send(body, options)?,
+        };
         if !connection.is_null() {
             // SAFETY: it can be written.
             unsafe { connection.write(id.to_u64()) };

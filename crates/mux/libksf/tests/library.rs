@@ -70,6 +70,16 @@ fn every_call_does_what_the_header_says() {
     run(&mut program(&compile("crates/mux/libksf/tests/api.c")));
 }
 
+/// Without naming a connection: eight clients, four sockets, one message a call and several.
+#[test]
+fn every_client_gets_its_own_answers() {
+    own_network();
+    let answers = compile("crates/mux/libksf/tests/answers.c");
+    for how in ["each", "many"] {
+        assert_eq!(run(program(&answers).arg(how)), "160000 answers\n", "{how}");
+    }
+}
+
 /// The same program where the choice is left open: on whatever this kernel has.
 #[test]
 fn who_leaves_the_choice_gets_what_there_is() {

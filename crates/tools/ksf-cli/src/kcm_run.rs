@@ -7,6 +7,7 @@ use std::process::Command;
 
 use clap::{Args, ValueEnum, ValueHint};
 use ksf_kcm::KcmSocket;
+use ksf_mux::kcm::Routing;
 
 use crate::library;
 use crate::output::{Failure, Status};
@@ -24,6 +25,10 @@ pub(crate) struct KcmRunArgs {
     /// Whose message sockets the program gets
     #[arg(long, value_enum, value_name = "MUX", default_value_t)]
     pub(crate) mux: SocketsWish,
+    /// Where a message goes that the program sends: to the connection whose message it answers (for servers), or to any, in
+    /// turn (for clients of one server; so do the kernel's sockets, which cannot answer) [default: answer]
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub(crate) send: Option<SendWish>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     #[arg(value_hint = ValueHint::CommandWithArguments)]
@@ -42,6 +47,24 @@ pub(crate) enum SocketsWish {
     Auto,
 }
 
+/// Which connection a message goes to: docs/kcm.md, "Which connection a message goes to".
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SendWish {
+    /// That of the message which its thread received last
+    Answer,
+    /// The next one that takes messages
+    InTurn,
+}
+
+impl SendWish {
+    fn routing(self) -> Routing {
+        match self {
+            Self::Answer => Routing::Answer,
+            Self::InTurn => Routing::InTurn,
+        }
+    }
+}
+
 /// Becomes the program; returns only if that fails.
 pub(crate) fn run(args: &KcmRunArgs) -> Result<std::convert::Infallible, Failure> {
     let (program, arguments) = args
@@ -50,7 +73,7 @@ pub(crate) fn run(args: &KcmRunArgs) -> Result<std::convert::Infallible, Failure
         .ok_or_else(|| Failure::new(Status::Usage, "no program was given").remedy("see ksf kcm-run --help"))?;
     // Ours may be there already: this ran under another kcm-run.
     let mut preload = without_ours(&std::env::var_os("LD_PRELOAD").unwrap_or_default());
-    if !is_kernels(args.mux)? {
+    if !is_kernels(args)? {
         preload.insert(0, library::find(&[LIBRARY])?.into_os_string());
     }
     let mut command = Command::new(program);
@@ -59,6 +82,8 @@ pub(crate) fn run(args: &KcmRunArgs) -> Result<std::convert::Infallible, Failure
         none if none.is_empty() => command.env_remove("LD_PRELOAD"),
         preload => command.env("LD_PRELOAD", preload),
     };
+    // Said anew in each case: this may run under another kcm-run.
+    command.env(Routing::VARIABLE, args.send.map_or(Routing::default(), SendWish::routing).name());
     let error = command.exec();
     let what = format!("cannot run {}", Path::new(program).display());
     Err(match error.kind() {
@@ -68,9 +93,15 @@ pub(crate) fn run(args: &KcmRunArgs) -> Result<std::convert::Infallible, Failure
 }
 
 /// Whether the program gets the kernel's sockets: tried, because the kernel may load its module just for that.
-fn is_kernels(wish: SocketsWish) -> Result<bool, Failure> {
-    if wish == SocketsWish::Ksf {
-        return Ok(false);
+fn is_kernels(args: &KcmRunArgs) -> Result<bool, Failure> {
+    let wish = args.mux;
+    match (wish, args.send) {
+        (SocketsWish::Ksf, _) | (SocketsWish::Auto, Some(SendWish::Answer)) => return Ok(false),
+        (SocketsWish::Kcm, Some(SendWish::Answer)) => {
+            let what = "--send=answer cannot be had with --mux=kcm: the kernel's sockets send to any connection";
+            return Err(Failure::new(Status::Usage, what).remedy("use --mux=ksf, or leave --send out"));
+        }
+        _ => {}
     }
     match KcmSocket::new() {
         Ok(_) => Ok(true),

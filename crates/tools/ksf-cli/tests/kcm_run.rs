@@ -110,6 +110,51 @@ fn on_a_kernel_with_af_kcm_the_program_gets_the_sockets_that_were_chosen() {
     }
 }
 
+/// A server over eight clients, as the kernel's documentation shows it, answers the right ones, unless turns are asked for.
+#[test]
+fn a_server_answers_the_clients_that_asked_unless_turns_are_asked_for() {
+    let Some(()) = support::private_network() else { return };
+    let folder = Folder::new();
+    let ksf = install(&folder);
+    let (answers, contract) = (compile(&folder, "answers.c"), compile(&folder, "contract.c"));
+    // Each says for itself, whatever another kcm-run around it has said.
+    for (send, how) in [(&["--send=answer"][..], "each"), (&[], "many")] {
+        let mut command = kcm_run(&ksf);
+        command.args(["--send=in-turn", "--"]).arg(&ksf).arg("kcm-run").args(send).arg("--").arg(&answers).arg(how);
+        let output = command.output().unwrap();
+        assert_eq!(stdout(&output), "160000 answers\n", "{send:?} {how}: {}", stderr(&output));
+    }
+    let output = kcm_run(&ksf).args(["--send=in-turn", "--"]).arg(&contract).output().unwrap();
+    let rows = stdout(&output);
+    let answered = rows.lines().find(|row| row.starts_with("four connections ask"));
+    assert_eq!(answered, Some("four connections ask, 4 3 2 1, each is answered at once: d c b a"));
+}
+
+/// The kernel's sockets promise no connection.
+#[test]
+fn answers_are_refused_on_the_kernels_sockets() {
+    let folder = Folder::new();
+    std::fs::copy(built_library(), folder.path(LIBRARY)).unwrap();
+    let run = |mux: &str| {
+        let mut command = kcm_run(built());
+        command.env("KSF_LIB_DIR", folder.path("")).args([
+            mux,
+            "--send=answer",
+            "--",
+            "sh",
+            "-c",
+            "echo \"$LD_PRELOAD\"",
+        ]);
+        command.output().unwrap()
+    };
+    let refused = run("--mux=kcm");
+    assert_eq!(refused.status.code(), Some(64), "{refused:?}");
+    let line = stderr(&refused);
+    assert!(line.lines().count() == 1 && line.contains("--send") && line.contains("--mux=ksf"), "{line}");
+    // Where there is a choice, those are taken that can.
+    assert_eq!(stdout(&run("--mux=auto")).trim(), folder.path("").join(LIBRARY).display().to_string());
+}
+
 /// Wherever this runs: the kernel's sockets, or one line that says why not and what gives them.
 #[test]
 fn without_af_kcm_the_kernels_sockets_are_refused_and_auto_takes_ours() {

@@ -250,6 +250,11 @@ impl Link {
         self.intake.unfinished_for(tcp.as_fd(), sockets(&lanes), is_read, now)
     }
 
+    /// Bytes queued for it at which it takes no answer.
+    pub(super) fn answer_bytes_max(&self) -> usize {
+        self.limits.connection_bytes_max.max(self.limits.out_queue_bytes_max)
+    }
+
     /// Longest message on the wire.
     pub(super) fn wire_bytes_max(&self) -> usize {
         wire_bytes_max(&self.framing, &self.limits)

@@ -41,8 +41,7 @@ impl KernelMessage {
     /// [`SendError::WouldBlock`] while the replies queued for the connection use up its budget; [`SendError::Gone`].
     pub fn reply(&self, body: &[u8]) -> Result<(), SendError> {
         let shared = self.link.shared().ok_or(SendError::Gone(self.link.id))?;
-        let limits = &self.link.limits;
-        shared.reply(&self.link, limits.connection_bytes_max.max(limits.out_queue_bytes_max), body)
+        shared.reply(&self.link, self.link.answer_bytes_max(), body)
     }
 }
 

@@ -235,7 +235,10 @@ impl Multiplexor for KernelMux {
         self.0.0.events.fd()
     }
 
-    fn has_room(&self) -> bool {
+    fn has_room(&self, connection: Option<ConnectionId>) -> bool {
+        if let Some(connection) = connection {
+            return self.0.0.find(connection).is_none_or(|link| link.outbox.bytes() < link.answer_bytes_max());
+        }
         let table = read(&self.0.0.table);
         table.all.is_empty() || table.all.iter().any(|link| link.outbox.bytes() < link.limits.out_queue_bytes_max)
     }
@@ -557,7 +560,7 @@ impl Shared {
         let deadline = options.wait.map(|wait| Instant::now() + wait);
         loop {
             if let Some(link) = self.choose(&options)? {
-                let limit = link.limits.out_queue_bytes_max;
+                let limit = if options.is_answer() { link.answer_bytes_max() } else { link.limits.out_queue_bytes_max };
                 let pushed = match options.to {
                     Some(_) => link.outbox.push(&link.framing, limit, |tail| tail.extend_from_slice(body)),
                     None => link.outbox.push_movable(&link.framing, limit, body, options.repeatable),
@@ -591,7 +594,9 @@ impl Shared {
     fn choose(&self, options: &SendOptions) -> Result<Option<Arc<Link>>, SendError> {
         let has_room = |link: &Arc<Link>| link.outbox.bytes() < link.limits.out_queue_bytes_max;
         if let Some(only) = options.to {
-            return Ok(Some(self.find(only).ok_or(SendError::Gone(only))?).filter(has_room));
+            let link = self.find(only).ok_or(SendError::Gone(only))?;
+            let limit = if options.is_answer() { link.answer_bytes_max() } else { link.limits.out_queue_bytes_max };
+            return Ok((link.outbox.bytes() < limit).then_some(link));
         }
         let takes = |link: &Arc<Link>| link.error.get().is_none() && has_room(link);
         if let Some(link) = options.prefer.and_then(|id| self.find(id)).filter(takes) {

@@ -13,6 +13,7 @@ use ksf_mux::kcm::{
 use ksf_mux::{ConnectionError, ConnectionId};
 use rustix::io::Errno;
 
+use crate::common::clients::{answer_many, answer_one, serve};
 use crate::support::{PATIENCE, Tcp, connection, end_of, message, open, options, program, wait_for_bytes, wait_until};
 
 const OURS: &str = include_str!("../../../../../lab/kcm/ours.txt");
@@ -23,7 +24,7 @@ type Socket = KcmSocket<AnyMux>;
 
 /// Observes all rows, and compares them with the records.
 pub(crate) fn rows(backend: Backend) {
-    let steps: [fn(Backend, &mut Rows); 13] = [
+    let steps: [fn(Backend, &mut Rows); 14] = [
         attach_and_unattach,
         whole_messages,
         splice,
@@ -33,6 +34,7 @@ pub(crate) fn rows(backend: Backend) {
         receive_disable,
         ends_of_messages,
         several_connections,
+        answers,
         errors_of_connections,
         end_of_stream,
         unattach_with_bytes,
@@ -105,6 +107,7 @@ fn name(errno: i32) -> String {
         (Errno::AGAIN, "EAGAIN"),
         (Errno::ALREADY, "EALREADY"),
         (Errno::BADMSG, "EBADMSG"),
+        (Errno::CONNRESET, "ECONNRESET"),
         (Errno::MSGSIZE, "EMSGSIZE"),
         (Errno::NOENT, "ENOENT"),
         (Errno::NOTCONN, "ENOTCONN"),
@@ -399,6 +402,47 @@ fn several_connections(backend: Backend, rows: &mut Rows) {
     rows.add("then another client attached gets", second.has());
     second.put(10, b'a');
     rows.add("connection closed without unattach, then a message", receive(&mux));
+}
+
+fn answers(backend: Backend, rows: &mut Rows) {
+    let mux = socket(backend, Kind::Dgram);
+    let tcp = [attached(&mux), attached(&mux), attached(&mux), attached(&mux)];
+    let send = |letter| mux.send(&message(10, letter), Flags::DONTWAIT).map_err(|error| error.errno());
+    for (at, letter) in [(3, b'd'), (2, b'c'), (1, b'b'), (0, b'a')] {
+        tcp[at].put(10, letter);
+        assert_eq!(receive(&mux).as_bytes()[3], letter);
+        send(letter).unwrap();
+    }
+    let got = || tcp.iter().map(|tcp| char::from(tcp.gets_bytes(10)[9]).to_string()).collect::<Vec<_>>().join(" ");
+    rows.add("four connections ask, 4 3 2 1, each is answered at once", got());
+
+    for (at, letter) in [(3, b'd'), (2, b'c'), (1, b'b'), (0, b'a')] {
+        tcp[at].put(10, letter);
+        arrives(&mux, tcp[at].id, 10);
+    }
+    let mut buffers = [[0; 64]; 4];
+    let mut parts: Vec<_> = buffers.iter_mut().map(|buffer| [IoSliceMut::new(buffer)]).collect();
+    let mut slots: Vec<_> = parts.iter_mut().map(|parts| RecvBuffer { parts, received: None }).collect();
+    assert_eq!(mux.recvmmsg(&mut slots, Flags::NONE, None).unwrap(), 4);
+    // In whichever order they came.
+    buffers.iter().for_each(|buffer| assert_eq!(send(buffer[9]).unwrap(), 10));
+    rows.add("the same, received with one call, then answered", got());
+
+    tcp[0].put(10, b'a');
+    receive(&mux);
+    mux.unattach(tcp[0].id).unwrap();
+    let other = attached(&mux);
+    rows.add("a client asks and is unattached, then its answer", outcome(send(b'a')));
+    rows.add("and another client gets", other.has());
+}
+
+/// Eight clients, four clones: each client gets its own answers, of sockets that name no connection.
+pub(crate) fn servers(backend: Backend, requests: usize) {
+    println!("{backend:?}: every client gets its own answers");
+    let mux = socket(backend, Kind::Dgram);
+    serve(&mux, requests, || attached(&mux).far, answer_one);
+    let mux = socket(backend, Kind::Seqpacket);
+    serve(&mux, requests, || attached(&mux).far, answer_many);
 }
 
 fn errors_of_connections(backend: Backend, rows: &mut Rows) {

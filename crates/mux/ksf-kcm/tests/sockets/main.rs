@@ -28,11 +28,13 @@ fn on_af_kcm() {
         Ok("kcm") => {
             calls::cases();
             contract::rows(Backend::Kernel);
+            contract::servers(Backend::Kernel, 500);
             messages::cases(Backend::Kernel);
             messages::on_af_kcm_alone(&std::fs::read(NAIVE).unwrap());
         }
         Ok(_) => {
             contract::rows(Backend::Ksf);
+            contract::servers(Backend::Ksf, 500);
             messages::cases(Backend::Ksf);
         }
         Err(_) => {
@@ -46,6 +48,7 @@ fn on_af_kcm() {
 fn on_ksf_here() {
     own_network();
     contract::rows(Backend::Ksf);
+    contract::servers(Backend::Ksf, 20_000);
     messages::cases(Backend::Ksf);
 }
 

@@ -54,6 +54,9 @@ pub enum KcmSocketError {
     /// The connection that was to be answered is gone.
     #[error("connection {0} is gone")]
     Gone(ConnectionId),
+    /// The connection whose message was to be answered, by a message that names none, is gone.
+    #[error("connection {0}, whose message this answers, is gone")]
+    SenderGone(ConnectionId),
     /// A message longer than this multiplexor takes.
     #[error("a message of {bytes} bytes, more than message_bytes_max ({limit})")]
     TooLong {
@@ -82,6 +85,7 @@ impl KcmSocketError {
             Self::WouldBlock => Errno::AGAIN,
             Self::NotConnected => Errno::NOTCONN,
             Self::Gone(_) => Errno::PIPE,
+            Self::SenderGone(_) => Errno::CONNRESET,
             Self::TooLong { .. } => Errno::MSGSIZE,
             Self::Connection { error, .. } => return error.errno(),
             Self::System(error) => return error.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),

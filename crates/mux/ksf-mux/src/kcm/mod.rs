@@ -20,5 +20,5 @@ mod stats;
 pub use error::{KcmSocketError, NotAttached, OpenError};
 pub use flags::Flags;
 pub use receive::{RecvBuffer, RecvInfo};
-pub use socket::{AttachOptions, KcmOptions, KcmSocket, Kind};
+pub use socket::{AttachOptions, KcmOptions, KcmSocket, Kind, Routing};
 pub use stats::{ConnectionStats, EndCounts, KcmStats, MuxStats, SocketStats, proc_net_kcm, proc_net_kcm_stats};

@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use super::error::KcmSocketError;
 use super::flags::Flags;
 use super::socket::{KcmSocket, Kind, MessageOf, lock};
-use crate::backend::{Endpoint as _, Multiplexor, Received as _};
+use crate::backend::{Endpoint as _, Multiplexor, Received};
 use crate::error::RecvError;
 use crate::mux::ConnectionId;
+use crate::reply_order::{CALL_MESSAGES_MAX, ReplyOrder, this_thread};
 
 /// What a call received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,14 +35,42 @@ pub struct RecvBuffer<'a, 'b> {
     pub received: Option<RecvInfo>,
 }
 
+/// What was received.
+pub(super) struct Receiving<T> {
+    /// Messages that were peeked at or not read to their end.
+    pub(super) held: VecDeque<Held<T>>,
+    /// Where answers go.
+    pub(super) order: ReplyOrder,
+}
+
+impl<T> Default for Receiving<T> {
+    fn default() -> Self {
+        Self { held: VecDeque::new(), order: ReplyOrder::default() }
+    }
+}
+
 /// A message that was received and is not done with.
 pub(super) struct Held<T> {
     pub(super) message: T,
     /// Bytes of it that were read.
     pub(super) at: usize,
+    /// The thread that read the last of them, and may answer; 0: none has.
+    reader: u64,
 }
 
-type HeldBy<'a, M> = MutexGuard<'a, VecDeque<Held<MessageOf<M>>>>;
+impl<T: Received> Held<T> {
+    /// Bytes of it are read by the calling thread, which so has received it, as the `at`-th message of its call.
+    fn is_read(&mut self, order: &mut ReplyOrder, at: usize) {
+        let thread = this_thread();
+        // One message, in however many pieces.
+        if self.reader != thread {
+            self.reader = thread;
+            order.received(self.message.connection(), at);
+        }
+    }
+}
+
+type ReceivingOf<'a, M> = MutexGuard<'a, Receiving<MessageOf<M>>>;
 
 /// How long a call waits.
 #[derive(Clone, Copy)]
@@ -74,7 +103,19 @@ impl Wait {
 impl<M: Multiplexor> KcmSocket<M> {
     /// `recvmsg`: the next message, or the next piece of one, into `parts`.
     pub fn recvmsg(&self, parts: &mut [IoSliceMut<'_>], flags: Flags) -> Result<RecvInfo, KcmSocketError> {
-        self.receive(parts, flags, Wait::new(flags, self.receive_timeout()))
+        self.recvmsg_at(0, parts, flags)
+    }
+
+    /// The same, as the `at`-th message of a call that receives several, counted from 0: messages are answered in this
+    /// order. For callers that make a call like [`Self::recvmmsg`] themselves; of at most
+    /// [`CALL_MESSAGES_MAX`](crate::backend::CALL_MESSAGES_MAX).
+    pub fn recvmsg_at(
+        &self,
+        at: usize,
+        parts: &mut [IoSliceMut<'_>],
+        flags: Flags,
+    ) -> Result<RecvInfo, KcmSocketError> {
+        self.receive(at, parts, flags, Wait::new(flags, self.receive_timeout()))
     }
 
     /// `recv`: the same, into one buffer.
@@ -83,7 +124,8 @@ impl<M: Multiplexor> KcmSocket<M> {
     }
 
     /// `recvmmsg`: a message for each slot. Returns how many there were; fails only if there was none. Waits for all of
-    /// them, or for the first only ([`Flags::WAITFORONE`]), at most for `timeout` in all.
+    /// them, or for the first only ([`Flags::WAITFORONE`]), at most for `timeout` in all. What is sent next answers them in
+    /// their order. Fills at most [`CALL_MESSAGES_MAX`](crate::backend::CALL_MESSAGES_MAX) slots.
     pub fn recvmmsg(
         &self,
         slots: &mut [RecvBuffer<'_, '_>],
@@ -92,6 +134,8 @@ impl<M: Multiplexor> KcmSocket<M> {
     ) -> Result<usize, KcmSocketError> {
         let all = Wait::new(Flags::NONE, timeout);
         let mut now = flags;
+        let most = slots.len().min(CALL_MESSAGES_MAX);
+        let slots = &mut slots[..most];
         for (count, slot) in slots.iter_mut().enumerate() {
             let own = Wait::new(now, self.receive_timeout());
             let wait = match (own, all) {
@@ -99,7 +143,7 @@ impl<M: Multiplexor> KcmSocket<M> {
                 (Wait::Forever, all) => all,
                 (own, _) => own,
             };
-            match self.receive(slot.parts, flags, wait) {
+            match self.receive(count, slot.parts, flags, wait) {
                 Ok(received) => slot.received = Some(received),
                 Err(error) if count == 0 => return Err(error),
                 // It comes again with the next call, as errors of recvmmsg do.
@@ -115,24 +159,37 @@ impl<M: Multiplexor> KcmSocket<M> {
     /// `splice`: up to `bytes_max` bytes of a message into a pipe or file. What is left of it is received or spliced
     /// next, whatever the type of the socket.
     pub fn splice(&self, to: impl AsFd, bytes_max: usize, flags: Flags) -> Result<usize, KcmSocketError> {
-        let mut held = self.front(Wait::new(flags, self.receive_timeout()))?;
+        let mut receiving = self.front(Wait::new(flags, self.receive_timeout()))?;
         // The target may be slow: others need not wait for it.
-        let Some(mut front) = held.pop_front() else { return Err(KcmSocketError::WouldBlock) };
-        drop(held);
+        let Some(mut front) = receiving.held.pop_front() else { return Err(KcmSocketError::WouldBlock) };
+        drop(receiving);
         let rest = &front.message[front.at..];
         let written = rustix::io::write(to, &rest[..rest.len().min(bytes_max)]);
+        let mut receiving = lock(&self.receiving);
+        if written.is_ok() {
+            front.is_read(&mut receiving.order, 0);
+        }
         front.at += written.unwrap_or(0);
         if front.at == front.message.len() {
+            drop(receiving);
             self.finished(front);
         } else {
-            lock(&self.held).push_front(front);
+            receiving.held.push_front(front);
+            drop(receiving);
             self.socket.announce();
         }
         written.map_err(|errno| KcmSocketError::System(errno.into()))
     }
 
-    fn receive(&self, parts: &mut [IoSliceMut<'_>], flags: Flags, wait: Wait) -> Result<RecvInfo, KcmSocketError> {
-        let mut held = self.front(wait)?;
+    fn receive(
+        &self,
+        at: usize,
+        parts: &mut [IoSliceMut<'_>],
+        flags: Flags,
+        wait: Wait,
+    ) -> Result<RecvInfo, KcmSocketError> {
+        let mut receiving = self.front(wait)?;
+        let Receiving { held, order } = &mut *receiving;
         let Some(front) = held.front_mut() else { return Err(KcmSocketError::WouldBlock) };
         let rest = &front.message[front.at..];
         let copied = scatter(rest, parts);
@@ -148,6 +205,7 @@ impl<M: Multiplexor> KcmSocket<M> {
         }
         let ends = fits || dgram;
         if !flags.contains(Flags::PEEK) {
+            front.is_read(order, at);
             front.at += copied;
             if ends && let Some(front) = held.pop_front() {
                 self.finished(front);
@@ -159,19 +217,19 @@ impl<M: Multiplexor> KcmSocket<M> {
         Ok(received)
     }
 
-    /// The messages held, with at least one.
-    pub(super) fn front(&self, wait: Wait) -> Result<HeldBy<'_, M>, KcmSocketError> {
+    /// What was received, with at least one message held.
+    pub(super) fn front(&self, wait: Wait) -> Result<ReceivingOf<'_, M>, KcmSocketError> {
         loop {
-            let held = lock(&self.held);
-            if !held.is_empty() {
-                return Ok(held);
+            let receiving = lock(&self.receiving);
+            if !receiving.held.is_empty() {
+                return Ok(receiving);
             }
-            drop(held);
+            drop(receiving);
             match self.socket.receive(wait.left()) {
                 Ok(message) => {
-                    let mut held = lock(&self.held);
-                    held.push_back(Held { message, at: 0 });
-                    return Ok(held);
+                    let mut receiving = lock(&self.receiving);
+                    receiving.held.push_back(Held { message, at: 0, reader: 0 });
+                    return Ok(receiving);
                 }
                 Err(RecvError::Disabled) => self.wait_until_enabled(wait)?,
                 Err(error) => return Err(error.into()),
@@ -180,13 +238,13 @@ impl<M: Multiplexor> KcmSocket<M> {
     }
 
     fn wait_until_enabled(&self, wait: Wait) -> Result<(), KcmSocketError> {
-        let held = lock(&self.held);
-        let disabled = |_: &mut VecDeque<Held<MessageOf<M>>>| !self.is_receiving();
+        let receiving = lock(&self.receiving);
+        let disabled = |_: &mut Receiving<MessageOf<M>>| !self.is_receiving();
         match wait.left() {
-            None => drop(self.enabled.wait_while(held, disabled)),
+            None => drop(self.enabled.wait_while(receiving, disabled)),
             Some(left) => {
-                let waited = self.enabled.wait_timeout_while(held, left, disabled);
-                let (_held, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+                let waited = self.enabled.wait_timeout_while(receiving, left, disabled);
+                let (_receiving, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
                 if timeout.timed_out() {
                     return Err(KcmSocketError::WouldBlock);
                 }

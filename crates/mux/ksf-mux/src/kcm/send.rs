@@ -1,4 +1,5 @@
-//! Sending: messages to any connection, in turn; batches of them to one.
+//! Sending: answers to the connections that were heard; other messages to any connection, in turn, batches of them to
+//! one.
 
 use std::io::IoSlice;
 use std::sync::TryLockError;
@@ -10,7 +11,9 @@ use super::flags::Flags;
 use super::socket::{KcmSocket, Kind, lock};
 use super::stats::NO_BATCH;
 use crate::backend::{Endpoint as _, Multiplexor};
+use crate::error::SendError;
 use crate::mux::ConnectionId;
+use crate::reply_order::Unanswered;
 use crate::socket::SendOptions;
 
 /// Longest wait, for calls that wait for ever: the clock reaches no end within it.
@@ -21,15 +24,36 @@ const FOREVER: Duration = Duration::from_secs(1 << 32);
 pub(super) struct Sending {
     /// The beginning of a message.
     message: Vec<u8>,
+    /// The message that it answers.
+    answers: Option<Unanswered>,
     /// The connection that has the messages of an unfinished batch.
     batch: Option<ConnectionId>,
     repeatable: bool,
 }
 
+impl Sending {
+    /// Where the message goes that has begun, if that is settled.
+    pub(super) fn recipient(&self) -> Option<ConnectionId> {
+        self.answers.filter(|_| !self.message.is_empty()).map(|message| message.connection)
+    }
+}
+
 impl<M: Multiplexor> KcmSocket<M> {
-    /// `sendmsg`: a message, or a piece of one, to a connection in turn. Success means that it is queued. Returns the
-    /// bytes taken: all of them.
+    /// `sendmsg`: a message, or a piece of one, to the connection of the message that it answers (`docs/kcm.md`, "Which
+    /// connection a message goes to"). Success means that it is queued. Returns the bytes taken: all of them.
+    ///
+    /// # Errors
+    ///
+    /// [`KcmSocketError::SenderGone`] if that connection is gone: the message is dropped, and the next one answers the
+    /// next message.
     pub fn sendmsg(&self, parts: &[IoSlice<'_>], flags: Flags) -> Result<usize, KcmSocketError> {
+        self.sendmsg_at(0, parts, flags)
+    }
+
+    /// The same, as the `at`-th message of a call that sends several, counted from 0. Such a call tells of no error of a
+    /// later message, which comes again with the next call. For callers that make a call like [`Self::sendmmsg`]
+    /// themselves.
+    pub fn sendmsg_at(&self, at: usize, parts: &[IoSlice<'_>], flags: Flags) -> Result<usize, KcmSocketError> {
         let mut sending = if flags.contains(Flags::DONTWAIT) {
             match self.sending.try_lock() {
                 Ok(sending) => sending,
@@ -51,8 +75,24 @@ impl<M: Multiplexor> KcmSocket<M> {
         if before + bytes > limit {
             return Err(KcmSocketError::TooLong { bytes: before + bytes, limit });
         }
+        if before == 0 {
+            sending.answers = self.unanswered();
+        }
         parts.iter().for_each(|part| sending.message.extend_from_slice(part));
-        if !ends || sending.message.is_empty() {
+        if sending.message.is_empty() {
+            return Ok(bytes);
+        }
+        let answers = sending.answers;
+        let answered = || {
+            if let Some(message) = answers {
+                lock(&self.receiving).order.answered(message);
+            }
+        };
+        if before == 0 && !ends {
+            // With its beginning it is settled where the rest goes, whatever is received meanwhile.
+            answered();
+        }
+        if !ends {
             return Ok(bytes);
         }
         let wait = (!flags.contains(Flags::DONTWAIT)).then(|| self.send_timeout().unwrap_or(FOREVER).min(FOREVER));
@@ -61,6 +101,8 @@ impl<M: Multiplexor> KcmSocket<M> {
         let options = SendOptions {
             repeatable: sending.repeatable,
             wait,
+            to: answers.map(|message| message.connection),
+            answer: true,
             prefer: sending.batch,
             batch: batch_wait,
             ..SendOptions::default()
@@ -70,12 +112,27 @@ impl<M: Multiplexor> KcmSocket<M> {
                 self.counts.tx_messages.fetch_add(1, Ordering::Relaxed);
                 self.counts.tx_bytes.fetch_add(sending.message.len() as u64, Ordering::Relaxed);
                 sending.message.clear();
-                if sending.batch.is_none() {
+                answered();
+                if sending.batch != Some(connection) {
                     self.counts.reserved.fetch_add(1, Ordering::Relaxed);
+                    // What goes elsewhere ends the batch.
+                    if let Some(other) = sending.batch {
+                        self.group.mux.flush(other);
+                    }
                 }
                 sending.batch = batch.then_some(connection);
                 self.counts.batch.store(sending.batch.map_or(NO_BATCH, ConnectionId::to_u64), Ordering::SeqCst);
                 Ok(bytes)
+            }
+            Err(SendError::Gone(connection)) => {
+                if at == 0 {
+                    // The caller is told, and does not come again with it.
+                    sending.message.clear();
+                    answered();
+                } else {
+                    sending.message.truncate(before);
+                }
+                Err(KcmSocketError::SenderGone(connection))
             }
             Err(error) => {
                 sending.message.truncate(before);
@@ -89,12 +146,13 @@ impl<M: Multiplexor> KcmSocket<M> {
         self.sendmsg(&[IoSlice::new(bytes)], flags)
     }
 
-    /// `sendmmsg`: several, with flags of their own ([`Flags::EOR`] counts). All but the last are a batch, so they go
-    /// to one connection. Returns how many were taken; fails only if none was.
+    /// `sendmmsg`: several, with flags of their own ([`Flags::EOR`] counts). All but the last are a batch: those to one
+    /// connection leave together, and those that answer nothing all go to one. Returns how many were taken; fails only if
+    /// none was.
     pub fn sendmmsg(&self, messages: &[(&[IoSlice<'_>], Flags)], flags: Flags) -> Result<usize, KcmSocketError> {
         for (at, (parts, own)) in messages.iter().enumerate() {
             let batch = if at + 1 < messages.len() { Flags::BATCH } else { Flags::NONE };
-            match self.sendmsg(parts, flags | *own | batch) {
+            match self.sendmsg_at(at, parts, flags | *own | batch) {
                 Ok(_) => {}
                 Err(error) if at == 0 => return Err(error),
                 Err(_) => {

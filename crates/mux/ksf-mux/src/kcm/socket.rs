@@ -12,7 +12,7 @@ use ksf_bpf_framing::FramingProgram;
 use rustix::net::sockopt::{self, Timeout};
 
 use super::error::{KcmSocketError, NotAttached, OpenError};
-use super::receive::Held;
+use super::receive::Receiving;
 use super::send::Sending;
 use super::stats::SocketCounts;
 use crate::backend::{Endpoint, Multiplexor};
@@ -20,6 +20,7 @@ use crate::error::AttachError;
 use crate::monitor::Event;
 use crate::mux::{ConnectionId, Detached, Mux};
 use crate::options::MessageFraming;
+use crate::reply_order::Unanswered;
 use crate::sync::Arc;
 
 /// The type of a message socket.
@@ -53,19 +54,44 @@ impl Kind {
     }
 }
 
+/// Which connection a message goes to that names none. `docs/kcm.md` has the rule ("Which connection a message goes to").
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Routing {
+    /// That of the message which the thread received last; in turn where nothing was received. For servers.
+    #[default]
+    Answer,
+    /// The next one that takes messages. For clients whose connections all lead to the same server.
+    InTurn,
+}
+
+impl Routing {
+    /// The environment variable by which `ksf kcm-run` tells the library that it preloads.
+    pub const VARIABLE: &str = "KSF_KCM_SEND";
+
+    /// Its name, as `ksf kcm-run --send` takes it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Answer => "answer",
+            Self::InTurn => "in-turn",
+        }
+    }
+}
+
 /// Set once, when the first socket of a multiplexor is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KcmOptions {
     /// Longest time a message sent with `MSG_BATCH` waits for one without, in milliseconds. AF_KCM has no such limit.
     pub batch_timeout_ms: u64,
+    /// Which connection a message goes to that names none.
+    pub routing: Routing,
     /// Bounds of the multiplexor, and of connections where [`AttachOptions`] and the connection say nothing.
     pub limits: Limits,
 }
 
 impl Default for KcmOptions {
     fn default() -> Self {
-        Self { batch_timeout_ms: 1, limits: Limits::default() }
+        Self { batch_timeout_ms: 1, routing: Routing::default(), limits: Limits::default() }
     }
 }
 
@@ -87,8 +113,7 @@ pub struct AttachOptions {
 pub struct KcmSocket<M: Multiplexor = Mux> {
     pub(super) group: Arc<Group<M>>,
     pub(super) socket: M::Socket,
-    /// Messages that were peeked at or not read to their end.
-    pub(super) held: Mutex<VecDeque<Held<MessageOf<M>>>>,
+    pub(super) receiving: Mutex<Receiving<MessageOf<M>>>,
     /// Wakes who waits for a disabled socket.
     pub(super) enabled: Condvar,
     pub(super) sending: Mutex<Sending>,
@@ -157,7 +182,7 @@ impl<M: Multiplexor> KcmSocket<M> {
         drop(sockets);
         Ok(Self {
             socket,
-            held: Mutex::default(),
+            receiving: Mutex::default(),
             enabled: Condvar::new(),
             sending: Mutex::default(),
             timeouts: Mutex::default(),
@@ -231,17 +256,17 @@ impl<M: Multiplexor> KcmSocket<M> {
     /// `KCM_RECV_DISABLE`, the other way round: whether this socket receives. When it stops, what it holds untouched
     /// goes to others; the rest of a message it has begun stays.
     pub fn set_receiving(&self, receiving: bool) {
-        let mut held = lock(&self.held);
+        let mut received = lock(&self.receiving);
         self.socket.set_receiving(receiving);
         if !receiving {
-            let (begun, untouched) = held.drain(..).partition(|held| held.at > 0);
-            *held = begun;
+            let (begun, untouched) = received.held.drain(..).partition(|held| held.at > 0);
+            received.held = begun;
             // The youngest first, each in front of the younger ones.
             for held in VecDeque::into_iter(untouched).rev() {
                 self.socket.give_back(held.message);
             }
         }
-        drop(held);
+        drop(received);
         self.enabled.notify_all();
     }
 
@@ -302,16 +327,26 @@ impl<M: Multiplexor> KcmSocket<M> {
         }
     }
 
-    /// True if a sending call need not wait, or fails at once.
+    /// True if a sending call of this thread need not wait, or fails at once.
     pub fn is_writable(&self) -> bool {
-        self.group.mux.has_room()
+        let begun = self.sending.try_lock().ok().and_then(|sending| sending.recipient());
+        let recipient = begun.or_else(|| self.unanswered().map(|message| message.connection));
+        self.group.mux.has_room(recipient)
+    }
+
+    /// The message that the next one answers, of this thread. `None`: what is sent goes in turn.
+    pub(super) fn unanswered(&self) -> Option<Unanswered> {
+        match self.group.options.routing {
+            Routing::Answer => lock(&self.receiving).order.next(),
+            Routing::InTurn => None,
+        }
     }
 }
 
 impl<M: Multiplexor> Drop for KcmSocket<M> {
     fn drop(&mut self) {
         // What was not begun goes to others; the rest of a message that was begun goes with this socket.
-        for held in lock(&self.held).drain(..).rev().filter(|held| held.at == 0) {
+        for held in lock(&self.receiving).held.drain(..).rev().filter(|held| held.at == 0) {
             self.socket.give_back(held.message);
         }
         self.flush();

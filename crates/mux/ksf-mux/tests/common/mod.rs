@@ -1,6 +1,8 @@
 //! What the tests of services on workers share.
 #![allow(dead_code, unused_imports)] // Each test file uses a part of it.
 
+pub(crate) mod clients;
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;

@@ -1,6 +1,7 @@
 //! The contract of AF_KCM, row by row: what is observed here must be what `lab/kcm/ours.txt` says, and `docs/kcm.md`
 //! puts that beside what AF_KCM does. The rows mirror `lab/kcm/contract.c`.
 
+mod answers;
 mod bugs;
 #[path = "../common/mod.rs"]
 mod common;

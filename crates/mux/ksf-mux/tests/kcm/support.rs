@@ -105,6 +105,7 @@ pub(crate) fn errno_name(errno: i32) -> String {
         (Errno::AGAIN, "EAGAIN"),
         (Errno::ALREADY, "EALREADY"),
         (Errno::BADMSG, "EBADMSG"),
+        (Errno::CONNRESET, "ECONNRESET"),
         (Errno::MSGSIZE, "EMSGSIZE"),
         (Errno::NOENT, "ENOENT"),
         (Errno::NOTCONN, "ENOTCONN"),
