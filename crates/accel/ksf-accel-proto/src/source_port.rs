@@ -106,9 +106,7 @@ fn choose_range(layout: &Layout, socket: RawFd) -> Choice {
     }
     // SAFETY: no arguments. It is answered from memory shared with the kernel, as a rule.
     let cpu = unsafe { libc::sched_getcpu() };
-    let Some(range) = usize::try_from(cpu).ok().and_then(|cpu| layout.option_of(cpu)) else {
-        return Choice::NoChunk;
-    };
+    let Some(range) = usize::try_from(cpu).ok().and_then(|cpu| layout.option_of(cpu)) else { return Choice::NoChunk };
     match option_u32(socket, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE) {
         None => return Choice::Unsupported,
         Some(0) => {}

@@ -148,9 +148,7 @@ impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
 /// A value that is neither the recorded old one nor the one that was set is somebody else's, and the one to go back to;
 /// but not after queues were `resized`, when it may be the driver's.
 fn remember(record: &mut Record, key: &Setting, facts: &Inventory, wanted: &str, resized: bool) {
-    let Ok(now) = facts.value(key) else {
-        return;
-    };
+    let Ok(now) = facts.value(key) else { return };
     match record.settings.iter_mut().find(|entry| entry.key == *key) {
         None => record.settings.push(Entry::new(key.clone(), now, Some(wanted))),
         Some(entry) => {

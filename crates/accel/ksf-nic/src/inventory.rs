@@ -268,9 +268,7 @@ fn list_of(files: &dyn Files, path: &str) -> Result<CpuSet, NicError> {
 /// The CPUs of this thread. A copy of another machine's tree has no such thread: there, all that are online.
 fn allowed(files: &dyn Files, online: &CpuSet) -> Result<CpuSet, NicError> {
     const STATUS: &str = "proc/thread-self/status";
-    let Ok(status) = files.read(STATUS) else {
-        return Ok(online.clone());
-    };
+    let Ok(status) = files.read(STATUS) else { return Ok(online.clone()) };
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
     CpuSet::from_list(list).map_err(|error| NicError::Content { path: format!("/{STATUS}"), why: error.to_string() })
 }
@@ -310,9 +308,7 @@ fn default_route_carriers(ipv4: &str, ipv6: &str) -> Vec<String> {
     }
     for line in ipv6.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let [target, "00", .., flags, iface] = words[..] else {
-            continue;
-        };
+        let [target, "00", .., flags, iface] = words[..] else { continue };
         let rejects = u32::from_str_radix(flags, 16).is_ok_and(|flags| flags & RTF_REJECT != 0);
         if target.bytes().all(|byte| byte == b'0') && !rejects && iface != "lo" {
             carriers.push(iface.to_owned());

@@ -180,9 +180,7 @@ impl Planner<'_> {
     /// a removed queue, and the hash table of the device, would be lost.
     fn queues(&mut self) {
         let wanted_for = |now: u32, max: u32| now.max(max.min(self.near.len() as u32));
-        let Ok(now) = self.facts.channels else {
-            return self.put(Setting::Channels, None, "");
-        };
+        let Ok(now) = self.facts.channels else { return self.put(Setting::Channels, None, "") };
         let mut wanted = now;
         if now.combined_max > 0 {
             wanted.combined = wanted_for(now.combined, now.combined_max);

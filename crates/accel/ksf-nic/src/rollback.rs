@@ -165,12 +165,8 @@ impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
         let own = self.name(iface);
         let mut handed = false;
         for name in self.store.names()?.into_iter().filter(|name| *name != own) {
-            let Some(mut other) = self.store.load(&name)?.filter(|other| other.place == record.place) else {
-                continue;
-            };
-            let Some(theirs) = other.settings.iter_mut().find(|theirs| theirs.key == entry.key) else {
-                continue;
-            };
+            let Some(mut other) = self.store.load(&name)?.filter(|other| other.place == record.place) else { continue };
+            let Some(theirs) = other.settings.iter_mut().find(|theirs| theirs.key == entry.key) else { continue };
             handed = true;
             // They came later: what they found was set for this interface.
             if entry.is_ours(&theirs.old) {

@@ -296,9 +296,7 @@ pub(crate) fn channels_text(channels: Channels) -> String {
 
 fn channels_of(text: &str) -> Option<Channels> {
     let words: Vec<&str> = text.split_whitespace().collect();
-    let ["rx", rx, "tx", tx, "combined", combined] = words[..] else {
-        return None;
-    };
+    let ["rx", rx, "tx", tx, "combined", combined] = words[..] else { return None };
     let (rx, tx, combined) = (rx.parse().ok()?, tx.parse().ok()?, combined.parse().ok()?);
     Some(Channels { rx, tx, combined, ..Channels::default() })
 }

@@ -110,9 +110,7 @@ impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
         check_same_interface(&record, facts.identity.as_ref())?;
         let mut outcomes = Vec::new();
         for entry in &record.settings {
-            let Some(wanted) = &entry.new else {
-                continue;
-            };
+            let Some(wanted) = &entry.new else { continue };
             let (finding, detail) = match entry.key.read(&self.files, &self.link, iface) {
                 Ok(found) if entry.key.same(&found, wanted) => (Finding::Holds, String::new()),
                 Ok(found) => (Finding::Differs, format!("is {}", entry.key.shown(&found))),

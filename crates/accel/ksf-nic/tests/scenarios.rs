@@ -103,9 +103,7 @@ proptest! {
         let mut senders = BTreeSet::new();
         for item in &plan.items {
             let name = item.key.name();
-            let (Some(wanted), "smp_affinity" | "rps_cpus" | "xps_cpus") = (&item.wanted, name) else {
-                continue;
-            };
+            let (Some(wanted), "smp_affinity" | "rps_cpus" | "xps_cpus") = (&item.wanted, name) else { continue };
             let mask = CpuSet::from_mask(wanted).unwrap();
             prop_assert!(mask.without(&allowed).is_empty(), "{name} {wanted}");
             prop_assert!(name == "rps_cpus" || !mask.is_empty(), "{}", item.key);

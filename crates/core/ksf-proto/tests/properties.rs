@@ -89,9 +89,7 @@ proptest! {
         let call = Call::parse(&message).unwrap();
         prop_assert_eq!([call.program, call.version, call.procedure], numbers);
         prop_assert_eq!((call.xid, call.args), (xid, &args[..]));
-        let Credential::Sys(sys) = call.credential else {
-            return Err(TestCaseError::fail("not AUTH_SYS"));
-        };
+        let Credential::Sys(sys) = call.credential else { return Err(TestCaseError::fail("not AUTH_SYS")) };
         prop_assert_eq!((sys.stamp, sys.machine_name), (stamp, &name[..]));
         prop_assert_eq!([sys.uid, sys.gid], ids);
         prop_assert_eq!(sys.gids.iter().collect::<Vec<_>>(), gids);

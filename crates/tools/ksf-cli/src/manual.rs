@@ -33,9 +33,7 @@ pub(crate) fn write_pages(folder: &Path) -> Result<(), Failure> {
     let ksf = Cli::command();
     fs::write(folder.join("ksf.1"), render(ksf.clone()).map_err(fail)?).map_err(fail)?;
     for name in names(&ksf) {
-        let Some(command) = subcommand(&ksf, &name) else {
-            continue;
-        };
+        let Some(command) = subcommand(&ksf, &name) else { continue };
         let text = render(command).map_err(fail)?;
         fs::write(folder.join(format!("ksf-{name}.1")), text).map_err(fail)?;
     }

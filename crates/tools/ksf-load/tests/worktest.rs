@@ -87,10 +87,7 @@ fn replies_may_come_in_any_order() {
 #[test]
 fn every_kind_of_wrong_reply_is_told() {
     let spoiled = |number: u64, spoil: fn(Vec<u8>) -> Vec<u8>| {
-        work_server(move |n, request| match n == number {
-            true => spoil(work_reply(request)),
-            false => work_reply(request),
-        })
+        work_server(move |n, request| if n == number { spoil(work_reply(request)) } else { work_reply(request) })
     };
     let cases: [(SocketAddr, &[(&str, u64)]); 6] = [
         (spoiled(3, |reply| [reply.clone(), reply].concat()), &[("duplicate", 1)]),

@@ -142,9 +142,7 @@ impl Holder {
         let index = self.find(cookie).ok_or(Refusal::Unknown)?;
         // Also of a worker that the process has from its parent: what it takes would otherwise wait.
         let thief = self.live_worker(worker)?;
-        let Some(victim) = self.find_unserved(index, thief) else {
-            return Ok(done(DONE));
-        };
+        let Some(victim) = self.find_unserved(index, thief) else { return Ok(done(DONE)) };
         let queue = self.listener(index).queues[&victim].fd.try_clone().map_err(|_| Refusal::Full)?;
         let answer = Answer::Done { listener: index as u32, worker: victim as u32, cpu: -1, generation: 0, found: 1 };
         Ok(Reply { answer, files: vec![queue] })

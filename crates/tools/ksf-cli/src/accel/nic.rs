@@ -244,9 +244,7 @@ impl WishFlags {
 
     /// Writes the script, if it was asked for, and says what to do with it.
     fn write_policy(&self, files: &Tree, iface: &str) -> Result<Option<String>, Failure> {
-        let Some(path) = &self.irqbalance_policy else {
-            return Ok(None);
-        };
+        let Some(path) = &self.irqbalance_policy else { return Ok(None) };
         ksf_nic::check_name(iface).map_err(failure)?;
         let script = policy_script(files, iface).ok_or_else(|| {
             Failure::new(Status::Unavailable, format!("{iface} has no device whose interrupts irqbalance could move"))

@@ -54,9 +54,7 @@ pub(crate) fn run(args: &StatArgs) -> Result<(), Failure> {
             text(&snapshot, earlier, args.all)
         };
         let is_read = print_if_read(text)?;
-        let Some(pause) = args.watch.filter(|_| is_read) else {
-            return Ok(());
-        };
+        let Some(pause) = args.watch.filter(|_| is_read) else { return Ok(()) };
         before = Some((now, snapshot));
         thread::sleep(Duration::from_secs_f64(pause));
     }

@@ -183,10 +183,7 @@ fn right(name: &str, width: usize) -> String {
 }
 
 fn quantile_head(percent: f64) -> String {
-    match percent.fract() == 0.0 {
-        true => format!("{percent:7.0}"),
-        false => format!("{percent:7.1}"),
-    }
+    if percent.fract() == 0.0 { format!("{percent:7.0}") } else { format!("{percent:7.1}") }
 }
 
 /// A number with as many of two decimals as fit the width.

@@ -17,10 +17,7 @@ use crate::drive::worker::{Worker, ns};
 impl<P: Protocol> Worker<'_, P> {
     /// Runs until all requests are settled, the user stops, or the connection fails.
     pub(super) fn run_blocking(&mut self) {
-        let waiting = match self.plan.wait_all {
-            true => RecvFlags::WAITALL,
-            false => RecvFlags::empty(),
-        };
+        let waiting = if self.plan.wait_all { RecvFlags::WAITALL } else { RecvFlags::empty() };
         let mut look_ns = self.now_ns + ns(self.tick);
         while self.slots[0].connection.phase() == Phase::Open {
             self.heed_stop();
@@ -32,10 +29,7 @@ impl<P: Protocol> Worker<'_, P> {
             }
             let slot = &self.slots[0];
             if slot.connection.in_flight() == 0 {
-                match more {
-                    true => continue,
-                    false => return,
-                }
+                if more { continue } else { return }
             }
             let is_blocked = !slot.out.is_empty();
             let may_send = !is_blocked && more && slot.connection.has_room(&self.terms);

@@ -116,10 +116,7 @@ impl<P: Protocol> EventLoop<'_, '_, P> {
                 look_ns = now_ns + self.tick_ns;
                 self.look(now_ns);
             }
-            let wait_ns = match self.worker.open.is_some() {
-                true => self.start_due(now_ns),
-                false => self.start_free(now_ns),
-            };
+            let wait_ns = if self.worker.open.is_some() { self.start_due(now_ns) } else { self.start_free(now_ns) };
             self.flush_all();
             if !self.worker.may_start() {
                 drained_ns = drained_ns.min(now_ns.saturating_add(ns(self.worker.plan.drain)));
@@ -278,10 +275,7 @@ impl<P: Protocol> EventLoop<'_, '_, P> {
     fn find_room(&mut self) -> Room {
         if let (Some(spread), Some(open)) = (&mut self.spread, &mut self.worker.open) {
             let at = *open.drawn.get_or_insert_with(|| spread.draw());
-            return match self.has_room(at) {
-                true => Room::At(at),
-                false => Room::None,
-            };
+            return if self.has_room(at) { Room::At(at) } else { Room::None };
         }
         while let Some(&at) = self.roomy.last() {
             if self.worker.slots[at].is_listed && self.has_room(at) {

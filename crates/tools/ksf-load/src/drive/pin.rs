@@ -41,10 +41,7 @@ impl Pinning {
             Pinning::Mask => allowed,
             Pinning::List(cpus) => cpus,
         };
-        match cpus.is_empty() {
-            true => None,
-            false => Some(cpus[thread % cpus.len()]),
-        }
+        if cpus.is_empty() { None } else { Some(cpus[thread % cpus.len()]) }
     }
 }
 

@@ -140,9 +140,7 @@ impl Plan {
 
     /// The schedule of a thread; `None` in a closed loop.
     pub(crate) fn schedule(&self, thread: usize) -> Option<Schedule> {
-        let Pace::Open { rate_per_s, arrival, seed } = self.pace else {
-            return None;
-        };
+        let Pace::Open { rate_per_s, arrival, seed } = self.pace else { return None };
         let threads = self.threads as f64;
         let phase = thread as f64 / threads;
         Some(Schedule::new(arrival, rate_per_s as f64 / threads, phase, seed.wrapping_add(thread as u64)))

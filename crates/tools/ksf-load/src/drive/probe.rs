@@ -29,9 +29,7 @@ pub(crate) fn answering_endpoints<P: Protocol>(
     let mut options = socket.clone();
     options.tick = PATIENCE.min(Duration::from_nanos(terms.timeout_ns));
     let answers = |endpoint: &&Endpoint| {
-        let Ok(socket) = Socket::connect_to(endpoint, &options) else {
-            return false;
-        };
+        let Ok(socket) = Socket::connect_to(endpoint, &options) else { return false };
         let now_ns = monotonic_ns();
         let table = Table::new(1, protocol.id_bits(), mix(now_ns) as u32);
         let mut connection = Connection::new(protocol.client(0), table, 0);
@@ -44,9 +42,7 @@ pub(crate) fn answering_endpoints<P: Protocol>(
             return false;
         }
         let mut buffer = vec![0; 1 << 16];
-        let Ok((len, _)) = recv(&socket.fd, &mut buffer[..], RecvFlags::empty()) else {
-            return false;
-        };
+        let Ok((len, _)) = recv(&socket.fd, &mut buffer[..], RecvFlags::empty()) else { return false };
         connection.received(&buffer[..len], 0, false, &mut cx);
         record.settled() > 0
     };

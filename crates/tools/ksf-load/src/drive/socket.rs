@@ -88,10 +88,7 @@ impl Socket {
     pub(crate) fn connect_to(endpoint: &Endpoint, options: &SocketOptions) -> io::Result<Socket> {
         let socket = match endpoint {
             Endpoint::Inet(address) => {
-                let kind = match options.transport.is_datagram() {
-                    true => Type::DGRAM,
-                    false => Type::STREAM,
-                };
+                let kind = if options.transport.is_datagram() { Type::DGRAM } else { Type::STREAM };
                 let socket = RawSocket::new(Domain::for_address(*address), kind, None)?;
                 // Before the handshake, which announces the window.
                 set_buffers(&socket, options)?;
@@ -147,10 +144,7 @@ fn set_buffers(socket: &RawSocket, options: &SocketOptions) -> io::Result<()> {
 fn dropped_in(table: &str, inode: &str) -> Option<u64> {
     table.lines().skip(1).find_map(|line| {
         let columns: Vec<&str> = line.split_whitespace().collect();
-        match columns.get(9) == Some(&inode) {
-            true => columns.last()?.parse().ok(),
-            false => None,
-        }
+        if columns.get(9) == Some(&inode) { columns.last()?.parse().ok() } else { None }
     })
 }
 

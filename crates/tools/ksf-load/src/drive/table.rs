@@ -159,9 +159,7 @@ impl Table {
         let number = raw & ((1u64 << self.slot_bits) - 1) as u32;
         let generation_mask = u64::from(self.id_mask >> self.slot_bits);
         let generation = u64::from(raw) >> self.slot_bits;
-        let Some(slot) = self.slots.get_mut(number as usize) else {
-            return Settled::Unknown;
-        };
+        let Some(slot) = self.slots.get_mut(number as usize) else { return Settled::Unknown };
         if slot.live && slot.generation & generation_mask == generation {
             let request = slot.request;
             self.release(number);
@@ -175,10 +173,7 @@ impl Table {
         // for one that was never issued.
         let newest = slot.issued.wrapping_sub(1);
         let age = newest.wrapping_sub(generation) & generation_mask;
-        match age < slot.issued && age <= generation_mask / 2 {
-            true => Settled::Duplicate,
-            false => Settled::Unknown,
-        }
+        if age < slot.issued && age <= generation_mask / 2 { Settled::Duplicate } else { Settled::Unknown }
     }
 
     /// Whether `id` belongs to a request in flight.
@@ -204,10 +199,7 @@ impl Table {
         }
         let request = slot.request;
         // First in, first out on both sides, so the slots are used round and round.
-        self.oldest = match number + 1 == self.slots.len() {
-            true => 0,
-            false => number + 1,
-        };
+        self.oldest = if number + 1 == self.slots.len() { 0 } else { number + 1 };
         self.release(number as u32);
         Some(request)
     }

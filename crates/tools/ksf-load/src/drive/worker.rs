@@ -192,9 +192,10 @@ impl<'a, P: Protocol> Worker<'a, P> {
         let cpu_before = thread_cpu_ns();
         let start_ns = monotonic_ns();
         self.begin(start_ns);
-        match self.plan.blocking {
-            true => self.run_blocking(),
-            false => self.run_events()?,
+        if self.plan.blocking {
+            self.run_blocking()
+        } else {
+            self.run_events()?
         }
         let stopped_ns = monotonic_ns();
         let cpu_ns = thread_cpu_ns() - cpu_before;
@@ -406,10 +407,7 @@ impl<'a, P: Protocol> Worker<'a, P> {
             held => &slot.inbox[..held + got],
         };
         let (used, next) = slot.connection.received(bytes, held, ending && drained, &mut cx);
-        slot.held = match self.is_datagram {
-            true => 0,
-            false => held + got - used,
-        };
+        slot.held = if self.is_datagram { 0 } else { held + got - used };
         match (held, slot.held) {
             (_, 0) => {}
             (0, rest) => {

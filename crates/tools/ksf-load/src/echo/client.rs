@@ -126,9 +126,7 @@ impl Client for EchoDatagram {
             return len;
         };
         let id = head.iter().fold(0, |id, byte| id << 8 | u32::from(*byte));
-        let Some(request) = sink.settle(id) else {
-            return len;
-        };
+        let Some(request) = sink.settle(id) else { return len };
         if len != message_bytes {
             sink.reject(Fault::Length, || {
                 format!("message {}: datagram of {len} bytes, not {message_bytes}", request.index)

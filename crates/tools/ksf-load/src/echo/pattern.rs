@@ -48,10 +48,7 @@ impl Pattern {
     /// The offset of the message after the one at `offset`, without a multiplication.
     pub(crate) fn next_offset(&self, offset: usize) -> usize {
         let next = offset + self.message_bytes % self.period;
-        match next >= self.period {
-            true => next - self.period,
-            false => next,
-        }
+        if next >= self.period { next - self.period } else { next }
     }
 
     /// Bytes `from..from + len` of the message whose offset is `offset`; `from + len` is at most the message length.
@@ -85,10 +82,7 @@ impl Pattern {
             .filter(|&at| (0..SURE).all(|i| doubled(at + i) == needle[i]))
             .map(|at| {
                 let distance = (at as i64 - expected_at as i64).rem_euclid(self.period as i64);
-                match distance > half {
-                    true => distance - self.period as i64,
-                    false => distance,
-                }
+                if distance > half { distance - self.period as i64 } else { distance }
             })
             .min_by_key(|distance| distance.abs())
     }

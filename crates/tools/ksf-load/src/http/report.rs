@@ -502,8 +502,5 @@ fn in_words(counts: &BTreeMap<String, u64>) -> String {
 }
 
 fn or_none(text: String) -> String {
-    match text.is_empty() {
-        true => "none".to_owned(),
-        false => text,
-    }
+    if text.is_empty() { "none".to_owned() } else { text }
 }

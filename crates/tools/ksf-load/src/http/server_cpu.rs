@@ -209,9 +209,7 @@ fn tick_ns() -> u64 {
 /// The children of all threads of a process. Where the kernel has no list of them (CONFIG_PROC_CHILDREN), all
 /// processes are asked for their parent.
 fn children(pid: u32) -> Vec<u32> {
-    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
-        return Vec::new();
-    };
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     let mut children = Vec::new();
     for thread in threads.flatten() {
         match read_to_string(thread.path().join("children")) {
@@ -227,9 +225,7 @@ fn children(pid: u32) -> Vec<u32> {
 }
 
 fn children_by_parent(parent: u32) -> Vec<u32> {
-    let Ok(processes) = std::fs::read_dir("/proc") else {
-        return Vec::new();
-    };
+    let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
     let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     pids.filter(|pid| {
         let stat = read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

@@ -46,10 +46,7 @@ impl Url {
         if authority.starts_with("unix:") {
             return Err(invalid("only TCP is spoken here"));
         }
-        let path = match path.starts_with('/') {
-            true => path.to_owned(),
-            false => format!("/{path}"),
-        };
+        let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
         Ok(Url { target: Target::parse(authority, PORT)?, authority: authority.to_owned(), path })
     }
 
@@ -86,9 +83,7 @@ impl fmt::Display for Url {
 /// Checks one `--header`.
 pub(crate) fn check_header(line: &str) -> Result<(), LoadError> {
     let usage = |reason: &str| Err(LoadError::Usage(format!("--header `{line}`: {reason}")));
-    let Some((name, value)) = line.split_once(':') else {
-        return usage("write `Name: value`");
-    };
+    let Some((name, value)) = line.split_once(':') else { return usage("write `Name: value`") };
     if !is_token(name) {
         return usage("the name is no token");
     }

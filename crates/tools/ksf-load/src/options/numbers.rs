@@ -171,9 +171,7 @@ fn take_decimal(text: &str) -> Result<(Mantissa, &str), Failure> {
 
 /// `e3`, `E+3`, `e-3`; a bare `e` or `E` is left for the suffix (2^60 and 10^18).
 fn take_exponent(text: &str) -> Result<(i32, &str), Failure> {
-    let Some(after) = text.strip_prefix(['e', 'E']) else {
-        return Ok((0, text));
-    };
+    let Some(after) = text.strip_prefix(['e', 'E']) else { return Ok((0, text)) };
     let (sign, unsigned) = match after.as_bytes().first() {
         Some(b'-') => (-1, &after[1..]),
         Some(b'+') => (1, &after[1..]),

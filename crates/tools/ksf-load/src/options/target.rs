@@ -77,10 +77,7 @@ impl Target {
                         endpoints.push(endpoint);
                     }
                 }
-                match endpoints.is_empty() {
-                    true => Err(unknown(std::io::ErrorKind::NotFound.into())),
-                    false => Ok(endpoints),
-                }
+                if endpoints.is_empty() { Err(unknown(std::io::ErrorKind::NotFound.into())) } else { Ok(endpoints) }
             }
         }
     }

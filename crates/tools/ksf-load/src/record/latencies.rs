@@ -55,10 +55,7 @@ impl Latencies {
 
     /// Smallest latency in nanoseconds, 0 if there is none.
     pub(crate) fn min(&self) -> u64 {
-        match self.is_empty() {
-            true => 0,
-            false => self.min_ns,
-        }
+        if self.is_empty() { 0 } else { self.min_ns }
     }
 
     pub(crate) fn mean_ns(&self) -> f64 {

@@ -2,10 +2,7 @@
 
 /// `amount / of`; 0 where there is nothing to divide by.
 pub(crate) fn per(amount: f64, of: f64) -> f64 {
-    match of > 0.0 {
-        true => amount / of,
-        false => 0.0,
-    }
+    if of > 0.0 { amount / of } else { 0.0 }
 }
 
 /// Median and mean of the values seen so far: one per run, so endless runs stay cheap.

@@ -56,10 +56,7 @@ impl<'a, C: Counters> Sink<'a, C> {
 
     /// Like [`settle`](Sink::settle), but believes only the identifier of a request in flight and counts nothing.
     pub(crate) fn settle_if_live(&mut self, id: u32) -> Option<Request> {
-        match self.table.is_live(id) {
-            true => self.settle(id),
-            false => None,
-        }
+        if self.table.is_live(id) { self.settle(id) } else { None }
     }
 
     /// The oldest request in flight, for protocols that answer in order.

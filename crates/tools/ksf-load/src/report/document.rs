@@ -238,10 +238,7 @@ impl LatencyReport {
         LatencyReport {
             min_us: latencies.min() as f64 / 1e3,
             mean_us: milli(latencies.mean_ns() / 1e3),
-            stdev_us: match latencies.is_empty() {
-                true => 0.0,
-                false => milli(latencies.histogram.stdev() / 1e3),
-            },
+            stdev_us: if latencies.is_empty() { 0.0 } else { milli(latencies.histogram.stdev() / 1e3) },
             max_us: latencies.max_ns as f64 / 1e3,
             quantiles: percents
                 .into_iter()

@@ -67,9 +67,7 @@ pub(crate) fn busy_generator<C: Counters>(plan: &Plan, run: &Run<C>, waits: bool
 
 /// Open loop: requests left late, or waited for room. `room` is what there was, `option` is what makes more.
 pub(crate) fn schedule<C: Counters>(plan: &Plan, run: &Run<C>, room: &str, option: &str) -> Vec<Warning> {
-    let (Pace::Open { rate_per_s, .. }, Some(lateness)) = (plan.pace, &run.lateness) else {
-        return Vec::new();
-    };
+    let (Pace::Open { rate_per_s, .. }, Some(lateness)) = (plan.pace, &run.lateness) else { return Vec::new() };
     let gap_ns = plan.threads as f64 * 1e9 / rate_per_s as f64;
     [late_schedule(lateness, gap_ns), bound_reached(lateness, room, option)].into_iter().flatten().collect()
 }

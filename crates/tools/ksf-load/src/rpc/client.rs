@@ -25,16 +25,10 @@ impl CallTemplate {
     /// For streams: one fragment, or three (first byte, middle, last byte) as `-f` asks.
     pub(crate) fn marked(message: &[u8], in_three: bool) -> CallTemplate {
         let last = message.len() - 1;
-        let cuts = match in_three {
-            true => vec![&message[..1], &message[1..last], &message[last..]],
-            false => vec![message],
-        };
+        let cuts = if in_three { vec![&message[..1], &message[1..last], &message[last..]] } else { vec![message] };
         let mut bytes = Vec::new();
         for (at, fragment) in cuts.iter().enumerate() {
-            let last_bit = match at + 1 == cuts.len() {
-                true => LAST_FRAGMENT,
-                false => 0,
-            };
+            let last_bit = if at + 1 == cuts.len() { LAST_FRAGMENT } else { 0 };
             bytes.extend_from_slice(&(fragment.len() as u32 | last_bit).to_be_bytes());
             bytes.extend_from_slice(fragment);
         }

@@ -295,10 +295,7 @@ fn work_time(text: &str) -> Result<WorkTime, NumberError> {
         Some((least, most)) => (work_us(least)?, work_us(most)?),
         None => (work_us(text)?, work_us(text)?),
     };
-    match min_us <= max_us {
-        true => Ok(WorkTime { min_us, max_us }),
-        false => Err(NumberError::Invalid { text: text.to_owned() }),
-    }
+    if min_us <= max_us { Ok(WorkTime { min_us, max_us }) } else { Err(NumberError::Invalid { text: text.to_owned() }) }
 }
 
 fn slow(text: &str) -> Result<Slow, NumberError> {

@@ -281,9 +281,7 @@ pub fn udp_server(mut serve: impl FnMut(u64, &[u8]) -> Vec<Vec<u8>> + Send + 'st
     std::thread::spawn(move || {
         let mut buffer = vec![0; 1 << 16];
         for number in 0.. {
-            let Ok((len, peer)) = socket.recv_from(&mut buffer) else {
-                return;
-            };
+            let Ok((len, peer)) = socket.recv_from(&mut buffer) else { return };
             for reply in serve(number, &buffer[..len]) {
                 let _ = socket.send_to(&reply, peer);
             }

@@ -33,10 +33,7 @@ fn check_at(root: &Value, schema: &Value, value: &Value, at: &str) -> Result<(),
             }),
             other => Err(format!("keyword `{other}` is not known to the checker")),
         };
-        holds.map_err(|error| match error.starts_with('$') {
-            true => error,
-            false => format!("{at}: {value} {error}"),
-        })?;
+        holds.map_err(|error| if error.starts_with('$') { error } else { format!("{at}: {value} {error}") })?;
     }
     for (name, rule) in object(rules.get("properties").unwrap_or(&Value::Null)) {
         if let Some(member) = value.get(name) {
@@ -95,10 +92,7 @@ fn check_additional(
 }
 
 fn require(holds: bool, explain: impl FnOnce() -> String) -> Result<(), String> {
-    match holds {
-        true => Ok(()),
-        false => Err(explain()),
-    }
+    if holds { Ok(()) } else { Err(explain()) }
 }
 
 fn number(value: &Value) -> f64 {

@@ -32,10 +32,7 @@ pub(crate) struct Expected {
 
 impl Expected {
     pub(crate) fn is_right_status(&self, status: u16) -> bool {
-        match self.statuses.is_empty() {
-            true => (200..300).contains(&status),
-            false => self.statuses.contains(&status),
-        }
+        if self.statuses.is_empty() { (200..300).contains(&status) } else { self.statuses.contains(&status) }
     }
 }
 
@@ -176,10 +173,7 @@ impl Reader {
             }
             self.head = head;
         }
-        match self.head.len() > HEAD_BYTES_MAX {
-            true => Err(TOO_LONG),
-            false => Ok(bytes.len()),
-        }
+        if self.head.len() > HEAD_BYTES_MAX { Err(TOO_LONG) } else { Ok(bytes.len()) }
     }
 
     /// Reads a whole head and chooses the framing of what follows (RFC 9112, section 6.3); `None` if it is not whole.
