@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::*;
-use ksf_load::http::report::Report;
 use serde_json::Value;
 
 fn good_server() -> SocketAddr {
@@ -498,21 +497,13 @@ fn the_servers_cpu_time_is_measured() {
     assert_eq!(run_http(&format!("http://{server}/ -c 1 --server-cgroup /no/such")).code, 71);
 }
 
-fn documented(file: &str) -> String {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/formats").join(file);
-    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
-fn schema() -> Value {
-    serde_json::from_str(&documented("http.schema.json")).unwrap()
-}
-
 #[test]
 fn real_documents_match_the_schema_and_read_back() {
     own_network();
     let (good, pid) = (good_server(), std::process::id());
     let bad = http_server(|_, _| b"HTTP/1.1 500 x\r\nContent-Length: 0\r\n\r\n".into());
     let stop = AtomicBool::new(false);
+    let schema = schema::schema("http.schema.json");
     for (options, words) in [
         (
             format!("http://{good}/ -c 50 -n 2 --server-pid {pid} --expect-bytes 5 --tally X-Worker"),
@@ -522,11 +513,7 @@ fn real_documents_match_the_schema_and_read_back() {
         (format!("http://{bad}/ -n 3 --duration 20ms --expect-status 200,204 --linger0"), &[]),
         (format!("http://{}/ -c 3", nobody()), &[]),
     ] {
-        let ran = run_http_until(&format!("{options} --json"), words, &stop);
-        let document: Value = serde_json::from_str(&ran.stdout).expect("stdout is one document");
-        schema::check(&schema(), &document).unwrap_or_else(|error| panic!("{options}: {error}"));
-        let report: Report = serde_json::from_str(&ran.stdout).unwrap();
-        assert_eq!((&report, report.ok), (ran.document(), ran.code == 0));
+        schema::assert_documented(&schema, &run_http_until(&format!("{options} --json"), words, &stop));
     }
 }
 
@@ -536,7 +523,7 @@ fn the_schema_notices_what_is_missing_or_surplus() {
     let pid = std::process::id();
     let ran = run_http(&format!("http://{}/ -c 20 --rate 5000 --json --server-pid {pid} --tally X", good_server()));
     let document: Value = serde_json::from_str(&ran.stdout).unwrap();
-    let schema = schema();
+    let schema = schema::schema("http.schema.json");
     schema::check(&schema, &document).unwrap();
     for place in [
         "",
@@ -556,31 +543,17 @@ fn the_schema_notices_what_is_missing_or_surplus() {
         "/run/open",
         "/run/threads/0",
     ] {
-        let members = document.pointer(place).unwrap().as_object().unwrap();
-        for name in members.keys() {
-            let mut cut = document.clone();
-            cut.pointer_mut(place).unwrap().as_object_mut().unwrap().remove(name);
-            assert!(schema::check(&schema, &cut).is_err(), "without {place}/{name}");
-        }
-        let mut grown = document.clone();
-        grown.pointer_mut(place).unwrap()["surplus_member"] = Value::from(1);
-        assert!(schema::check(&schema, &grown).is_err(), "with {place}/surplus_member");
+        schema::assert_strict(&schema, &document, place);
     }
 }
 
 #[test]
 fn the_description_names_every_member_failure_and_warning() {
-    let text = documented("http.md");
-    let schema = schema();
-    for pointer in ["", "/$defs/config", "/$defs/ports", "/$defs/run", "/$defs/server", "/$defs/failures"] {
-        for name in schema.pointer(&format!("{pointer}/properties")).unwrap().as_object().unwrap().keys() {
-            assert!(text.contains(&format!("`{name}`")), "{pointer}: {name} is not described");
-        }
-    }
-    let codes = schema.pointer("/properties/warnings/items/properties/code/enum").unwrap();
-    for code in codes.as_array().unwrap() {
-        assert!(text.contains(&format!("`{}`", code.as_str().unwrap())), "{code} is not described");
-    }
+    let members = ["", "/$defs/config", "/$defs/ports", "/$defs/run", "/$defs/server", "/$defs/failures"];
+    let mut members: Vec<String> = members.iter().map(|pointer| format!("{pointer}/properties")).collect();
+    members.push("/properties/warnings/items/properties/code/enum".into());
+    let members: Vec<&str> = members.iter().map(String::as_str).collect();
+    schema::assert_described("http.md", &schema::schema("http.schema.json"), &members, &[]);
 }
 
 #[test]

@@ -3,22 +3,11 @@
 mod common;
 
 use std::io::{self, Write};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::*;
 use ksf_load::Io;
-use ksf_load::calls::report::Report;
 use serde_json::Value;
-
-fn documented(file: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/formats").join(file);
-    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
-fn schema() -> Value {
-    serde_json::from_str(&documented("load.schema.json")).unwrap()
-}
 
 #[test]
 fn real_documents_match_the_schema() {
@@ -36,21 +25,15 @@ fn real_documents_match_the_schema() {
         run_rpctest(&format!("{bad} --json -c 100 -a 4 --timeout 100ms")),
         run_echotest(&format!("{udp} --json -u -c 100 -l 100")),
     ];
-    let schema = schema();
-    for ran in documents {
-        let document: Value = serde_json::from_str(&ran.stdout).expect("stdout is one document");
-        schema::check(&schema, &document).unwrap();
-        let report: Report = serde_json::from_str(&ran.stdout).unwrap();
-        assert_eq!(&report, ran.document(), "it reads back as what was measured");
-        assert_eq!(report.ok, ran.code == 0);
-    }
+    let schema = schema::schema("load.schema.json");
+    documents.iter().for_each(|ran| schema::assert_documented(&schema, ran));
 }
 
 #[test]
 fn the_schema_is_strict_in_both_directions() {
     let ran = run_rpctest(&format!("{} --json -c 10", good_rpc_server()));
     let document: Value = serde_json::from_str(&ran.stdout).unwrap();
-    let schema = schema();
+    let schema = schema::schema("load.schema.json");
     schema::check(&schema, &document).unwrap();
     // Take away, add to or spoil any object anywhere: the schema must notice.
     let mut places = Vec::new();
@@ -59,14 +42,7 @@ fn the_schema_is_strict_in_both_directions() {
     for place in places {
         let names: Vec<String> = document.pointer(&place).unwrap().as_object().unwrap().keys().cloned().collect();
         if !place.ends_with("/message") {
-            for name in &names {
-                let mut cut = document.clone();
-                cut.pointer_mut(&place).unwrap().as_object_mut().unwrap().remove(name);
-                assert!(schema::check(&schema, &cut).is_err(), "without {place}/{name}");
-            }
-            let mut grown = document.clone();
-            grown.pointer_mut(&place).unwrap()["surplus"] = Value::from(1);
-            assert!(schema::check(&schema, &grown).is_err(), "with {place}/surplus");
+            schema::assert_strict(&schema, &document, &place);
         }
         for name in &names {
             let mut spoiled = document.clone();
@@ -95,29 +71,15 @@ fn collect_objects(value: &Value, place: String, places: &mut Vec<String>) {
 
 #[test]
 fn the_description_names_every_fault_warning_and_member_of_a_run() {
-    let text = documented("load-json.md");
-    let schema = schema();
-    let names = |pointer: &str| -> Vec<String> {
-        match schema.pointer(pointer).unwrap() {
-            Value::Object(members) => members.keys().cloned().collect(),
-            Value::Array(items) => items.iter().map(|item| item.as_str().unwrap().to_string()).collect(),
-            other => panic!("{other}"),
-        }
-    };
-    for pointer in [
+    let members = [
         "/properties",
         "/$defs/config/properties",
         "/$defs/run/properties",
         "/$defs/faults/properties",
         "/properties/warnings/items/properties/code/enum",
-    ] {
-        for name in names(pointer) {
-            let mentioned = [format!("`{name}`"), format!("`{name}[]`")].iter().any(|code| text.contains(code));
-            // These say what they are.
-            let plain = ["threads", "timeout_s", "nice"].contains(&name.as_str());
-            assert!(mentioned || plain, "{pointer}: {name} is not described");
-        }
-    }
+    ];
+    let schema = schema::schema("load.schema.json");
+    schema::assert_described("load-json.md", &schema, &members, &["threads", "timeout_s", "nice"]);
 }
 
 #[test]

@@ -5,12 +5,10 @@ mod common;
 use std::collections::HashMap;
 use std::io::Write;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
 use common::*;
-use ksf_load::work::report::Report;
 use serde_json::Value;
 
 fn good_server() -> SocketAddr {
@@ -122,7 +120,7 @@ fn every_kind_of_wrong_reply_is_told() {
         assert!(ran.stderr.contains("connection 0: "), "{}", ran.stderr);
         assert!(ran.stderr.contains("not every reply was right"), "{}", ran.stderr);
         let document: Value = serde_json::from_str(&ran.stdout).unwrap();
-        schema::check(&schema(), &document).unwrap();
+        schema::check(&schema::schema("worktest.schema.json"), &document).unwrap();
     }
 }
 
@@ -212,29 +210,17 @@ fn nobody_listening_has_its_status() {
     assert_eq!(run_worktest(&format!("{closed} -c 1")).code, 69);
 }
 
-fn documented(file: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/formats").join(file);
-    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
-fn schema() -> Value {
-    serde_json::from_str(&documented("worktest.schema.json")).unwrap()
-}
-
 #[test]
 fn real_documents_match_the_schema_and_read_back() {
     let server = good_server();
+    let schema = schema::schema("worktest.schema.json");
     for options in [
         format!("{server} -c 100 -n 2"),
         format!("{server} -c 100 --rate 5000 --slow 10:100us -k sleep"),
         format!("{server} --duration 20ms --weights 2:1 --spread -a 4"),
         "--ideal 2 --rate 100 -c 50".to_owned(),
     ] {
-        let ran = run_worktest(&format!("{options} --json"));
-        let document: Value = serde_json::from_str(&ran.stdout).expect("stdout is one document");
-        schema::check(&schema(), &document).unwrap();
-        let report: Report = serde_json::from_str(&ran.stdout).unwrap();
-        assert_eq!(&report, ran.document());
+        schema::assert_documented(&schema, &run_worktest(&format!("{options} --json")));
     }
 }
 
@@ -242,31 +228,20 @@ fn real_documents_match_the_schema_and_read_back() {
 fn the_schema_notices_what_is_missing_or_surplus() {
     let ran = run_worktest(&format!("{} -c 20 --rate 5000 --json", good_server()));
     let document: Value = serde_json::from_str(&ran.stdout).unwrap();
-    let schema = schema();
+    let schema = schema::schema("worktest.schema.json");
     for place in ["", "/config", "/run", "/run/latency", "/run/classes/0", "/run/connections/0", "/run/open"] {
-        let members = document.pointer(place).unwrap().as_object().unwrap();
-        for name in members.keys() {
-            let mut cut = document.clone();
-            cut.pointer_mut(place).unwrap().as_object_mut().unwrap().remove(name);
-            assert!(schema::check(&schema, &cut).is_err(), "without {place}/{name}");
-        }
-        let mut grown = document.clone();
-        grown.pointer_mut(place).unwrap()["surplus"] = Value::from(1);
-        assert!(schema::check(&schema, &grown).is_err(), "with {place}/surplus");
+        schema::assert_strict(&schema, &document, place);
     }
 }
 
 #[test]
 fn the_description_names_every_member_fault_and_warning() {
-    let text = documented("worktest.md");
-    let schema = schema();
-    for pointer in ["/properties", "/$defs/config/properties", "/$defs/run/properties", "/$defs/faults/properties"] {
-        for name in schema.pointer(pointer).unwrap().as_object().unwrap().keys() {
-            assert!(text.contains(&format!("`{name}`")), "{pointer}: {name} is not described");
-        }
-    }
-    let codes = schema.pointer("/properties/warnings/items/properties/code/enum").unwrap();
-    for code in codes.as_array().unwrap() {
-        assert!(text.contains(&format!("`{}`", code.as_str().unwrap())), "{code} is not described");
-    }
+    let members = [
+        "/properties",
+        "/$defs/config/properties",
+        "/$defs/run/properties",
+        "/$defs/faults/properties",
+        "/properties/warnings/items/properties/code/enum",
+    ];
+    schema::assert_described("worktest.md", &schema::schema("worktest.schema.json"), &members, &[]);
 }

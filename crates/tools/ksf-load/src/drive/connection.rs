@@ -29,17 +29,6 @@ pub enum CloseBy {
     Reset,
 }
 
-impl CloseBy {
-    /// The name in reports.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            CloseBy::Server => "server",
-            CloseBy::Client => "client",
-            CloseBy::Reset => "reset",
-        }
-    }
-}
-
 /// How long a connection lasts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Life {

@@ -8,6 +8,7 @@ use crate::drive::pin::{Pinning, allowed_cpus};
 use crate::drive::schedule::{Arrival, Schedule};
 use crate::drive::socket::SocketOptions;
 use crate::drive::spin::Spin;
+use crate::options::name;
 use crate::options::target::{Endpoint, Target};
 
 /// Who decides when a request is sent.
@@ -24,7 +25,7 @@ impl Pace {
     pub(crate) fn in_parts(&self) -> (Option<u64>, Option<String>, Option<u64>) {
         match *self {
             Pace::Closed => (None, None, None),
-            Pace::Open { rate_per_s, arrival, seed } => (Some(rate_per_s), Some(arrival.name().into()), Some(seed)),
+            Pace::Open { rate_per_s, arrival, seed } => (Some(rate_per_s), Some(name(&arrival)), Some(seed)),
         }
     }
 }

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
     use crate::drive::connection::{Life, TimeLimit};
     use crate::drive::socket::Transport;
-    use crate::echo::client::EchoDatagrams;
+    use crate::echo::client::datagrams;
     use crate::echo::pattern::Pattern;
 
     #[test]
@@ -77,7 +77,7 @@ mod tests {
         let socket = SocketOptions::new(Transport::Udp, Duration::from_secs(1));
         let choose = |endpoints: &[&Endpoint]| {
             let endpoints = endpoints.iter().copied().cloned().collect();
-            answering_endpoints(&EchoDatagrams(Pattern::new(16)), &terms, &socket, endpoints)
+            answering_endpoints(&datagrams(Pattern::new(16)), &terms, &socket, endpoints)
         };
         assert_eq!(choose(&[&closed, &open]), [open]);
         assert_eq!(choose(&[&closed, &closed]), [closed.clone(), closed]);

@@ -101,6 +101,32 @@ pub(crate) trait Protocol: Sync {
     fn request_bytes(&self) -> usize;
 }
 
+/// A protocol whose requests are all the same: `client` makes the client side of each connection.
+pub(crate) struct Uniform<F> {
+    pub(crate) client: F,
+    pub(crate) id_bits: u32,
+    pub(crate) request_bytes: usize,
+}
+
+impl<C: Client<Operation = ()>, F: Fn() -> C + Sync> Protocol for Uniform<F> {
+    type Client = C;
+    type Mix = ();
+
+    fn client(&self, _connection: u32) -> C {
+        (self.client)()
+    }
+
+    fn mix(&self, _thread: usize) {}
+
+    fn id_bits(&self) -> u32 {
+        self.id_bits
+    }
+
+    fn request_bytes(&self) -> usize {
+        self.request_bytes
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;

@@ -17,16 +17,6 @@ pub enum Arrival {
     Poisson,
 }
 
-impl Arrival {
-    /// The name in reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Arrival::Constant => "constant",
-            Arrival::Poisson => "poisson",
-        }
-    }
-}
-
 /// The intended starts of one thread's requests.
 #[derive(Debug)]
 pub(crate) struct Schedule {

@@ -4,7 +4,7 @@
 //! [`Pattern`]. In a datagram the identifier stands in front, as many of its four bytes as fit, so that loss,
 //! duplicates and reordering are told apart; the pattern fills the rest.
 
-use crate::drive::protocol::{Client, Protocol, Ticket};
+use crate::drive::protocol::{Client, Protocol, Ticket, Uniform};
 use crate::echo::pattern::Pattern;
 use crate::record::{Fault, Sink};
 
@@ -147,45 +147,16 @@ impl Client for EchoDatagram {
 }
 
 /// Echo on streams.
-#[derive(Debug)]
-pub(crate) struct EchoStreams(pub(crate) Pattern);
-
-impl Protocol for EchoStreams {
-    type Client = EchoStream;
-    type Mix = ();
-
-    fn client(&self, _connection: u32) -> EchoStream {
-        EchoStream::new(self.0.clone())
-    }
-
-    fn mix(&self, _thread: usize) {}
-
-    fn request_bytes(&self) -> usize {
-        self.0.message_bytes()
-    }
+pub(crate) fn streams(pattern: Pattern) -> impl Protocol<Client = EchoStream> {
+    let request_bytes = pattern.message_bytes();
+    Uniform { client: move || EchoStream::new(pattern.clone()), id_bits: 32, request_bytes }
 }
 
 /// Echo in datagrams.
-#[derive(Debug)]
-pub(crate) struct EchoDatagrams(pub(crate) Pattern);
-
-impl Protocol for EchoDatagrams {
-    type Client = EchoDatagram;
-    type Mix = ();
-
-    fn client(&self, _connection: u32) -> EchoDatagram {
-        EchoDatagram::new(self.0.clone())
-    }
-
-    fn mix(&self, _thread: usize) {}
-
-    fn id_bits(&self) -> u32 {
-        8 * id_bytes(self.0.message_bytes()) as u32
-    }
-
-    fn request_bytes(&self) -> usize {
-        self.0.message_bytes()
-    }
+pub(crate) fn datagrams(pattern: Pattern) -> impl Protocol<Client = EchoDatagram> {
+    let request_bytes = pattern.message_bytes();
+    let id_bits = 8 * id_bytes(request_bytes) as u32;
+    Uniform { client: move || EchoDatagram::new(pattern.clone()), id_bits, request_bytes }
 }
 
 #[cfg(test)]
@@ -265,7 +236,7 @@ mod tests {
 
         #[test]
         fn faithful_datagrams_are_accepted_in_any_order(len in 1usize..300, mut order in proptest::sample::subsequence((0..20usize).collect::<Vec<_>>(), 20)) {
-            let mut echo = Bench::of(&EchoDatagrams(Pattern::new(len)), 20);
+            let mut echo = Bench::of(&datagrams(Pattern::new(len)), 20);
             let messages = echo.send(20);
             order.reverse();
             for at in order {

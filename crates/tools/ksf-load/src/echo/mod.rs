@@ -13,7 +13,7 @@ use crate::options::numbers::{NumberError, parse_in};
 use crate::options::usage;
 use crate::report::{Io, with_process_io};
 
-use self::client::{DATAGRAM_BYTES_MAX, EchoDatagrams, EchoStreams};
+use self::client::{DATAGRAM_BYTES_MAX, datagrams, streams};
 use self::pattern::Pattern;
 
 /// The longest message. The original overran its buffer from about 1 MiB on.
@@ -65,7 +65,7 @@ pub fn run_with(args: &Args, io: &mut Io<'_>) -> Result<Report, LoadError> {
         true if bytes > DATAGRAM_BYTES_MAX => {
             usage(format!("-l {bytes} does not fit a datagram; the most is {DATAGRAM_BYTES_MAX}"))
         }
-        true => measure(plan, Style::Echotest, &EchoDatagrams(pattern), &message, io),
-        false => measure(plan, Style::Echotest, &EchoStreams(pattern), &message, io),
+        true => measure(plan, Style::Echotest, &datagrams(pattern), &message, io),
+        false => measure(plan, Style::Echotest, &streams(pattern), &message, io),
     }
 }

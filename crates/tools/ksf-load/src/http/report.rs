@@ -11,6 +11,7 @@ use super::ports::Forecast;
 use super::server_cpu::Used;
 use crate::drive::plan::Route;
 use crate::drive::protocol::Protocol;
+use crate::options::name;
 use crate::record::run::Run;
 use crate::record::running;
 use crate::record::tally::Kind;
@@ -367,7 +368,7 @@ impl Config {
             mode: if rate_per_s.is_some() { "open" } else { "closed" }.into(),
             connections: drive.connections as u64,
             requests_per_connection: plan.requests_per_connection,
-            close: plan.close.name().into(),
+            close: name(&plan.close),
             sources: plan.sources.iter().map(ToString::to_string).collect(),
             requests: drive.requests,
             duration_s: drive.duration.map(|duration| duration.as_secs_f64()),

@@ -263,9 +263,9 @@ fn cgroup_time(path: &Path) -> Result<CpuTime, LoadError> {
 
 #[cfg(test)]
 mod tests {
+    use ksf_test::wait_until;
     use std::io::{BufRead, BufReader, Write};
     use std::process::{Command, Stdio};
-    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -316,7 +316,7 @@ mod tests {
         let mut watch = begin();
         order(&format!("sh -c '({COMPUTE}; exec sleep 1000) & wait' > /dev/null & true"));
         let mut grandchild = None;
-        wait_for("the grandchild to sleep", || {
+        wait_until("the grandchild to sleep", || {
             watch.look();
             grandchild = watch.trees[0].members.keys().copied().find(|pid| is_sleep(*pid));
             grandchild.is_some()
@@ -334,21 +334,13 @@ mod tests {
         )
         .unwrap();
         // Nobody of the tree waits for it: what it had stays.
-        wait_for("the grandchild to end", || Member::read(grandchild).is_none());
+        wait_until("the grandchild to end", || Member::read(grandchild).is_none());
         watch.look();
         assert!(watch.trees[0].total().all_ns + 4 * tick_ns() >= before.all_ns, "{before:?}");
 
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(Watch::begin(&[child.id()], None).is_err(), "it has gone");
-    }
-
-    fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while !is_so() {
-            assert!(Instant::now() < deadline, "waited too long for {what}");
-            std::thread::yield_now();
-        }
     }
 
     fn is_sleep(pid: u32) -> bool {

@@ -43,6 +43,11 @@ impl PaceArgs {
     }
 }
 
+/// The name of an option's value, in reports as on the command line.
+pub(crate) fn name(value: &impl clap::ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
 /// Where the threads run.
 #[derive(Debug, Clone, clap::Args)]
 pub struct CpuArgs {

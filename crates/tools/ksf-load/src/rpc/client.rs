@@ -1,6 +1,6 @@
 //! NULL calls as a [`Client`]: record-marked on a stream, bare in datagrams.
 
-use crate::drive::protocol::{Client, Protocol, Ticket};
+use crate::drive::protocol::{Client, Protocol, Ticket, Uniform};
 use crate::record::{Fault, Sink};
 use crate::rpc::oncrpc::{LAST_FRAGMENT, MARK_BYTES, Reply, SUCCESS_BYTES, judge};
 
@@ -189,48 +189,15 @@ fn take_reply(message: &[u8], results: bool, sink: &mut Sink<'_, ()>) {
 }
 
 /// Calls on streams.
-#[derive(Debug)]
-pub(crate) struct RpcStreams {
-    pub(crate) call: CallTemplate,
-    pub(crate) method: ReadMethod,
-    pub(crate) results: bool,
-}
-
-impl Protocol for RpcStreams {
-    type Client = RpcStream;
-    type Mix = ();
-
-    fn client(&self, _connection: u32) -> RpcStream {
-        RpcStream::new(self.call.clone(), self.method, self.results)
-    }
-
-    fn mix(&self, _thread: usize) {}
-
-    fn request_bytes(&self) -> usize {
-        self.call.len()
-    }
+pub(crate) fn streams(call: CallTemplate, method: ReadMethod, results: bool) -> impl Protocol<Client = RpcStream> {
+    let request_bytes = call.len();
+    Uniform { client: move || RpcStream::new(call.clone(), method, results), id_bits: 32, request_bytes }
 }
 
 /// Calls in datagrams.
-#[derive(Debug)]
-pub(crate) struct RpcDatagrams {
-    pub(crate) call: CallTemplate,
-    pub(crate) results: bool,
-}
-
-impl Protocol for RpcDatagrams {
-    type Client = RpcDatagram;
-    type Mix = ();
-
-    fn client(&self, _connection: u32) -> RpcDatagram {
-        RpcDatagram { call: self.call.clone(), results: self.results }
-    }
-
-    fn mix(&self, _thread: usize) {}
-
-    fn request_bytes(&self) -> usize {
-        self.call.len()
-    }
+pub(crate) fn datagrams(call: CallTemplate, results: bool) -> impl Protocol<Client = RpcDatagram> {
+    let request_bytes = call.len();
+    Uniform { client: move || RpcDatagram { call: call.clone(), results }, id_bits: 32, request_bytes }
 }
 
 #[cfg(test)]
@@ -238,6 +205,7 @@ mod tests {
     use super::*;
     use crate::drive::protocol::tests::Bench;
     use crate::rpc::oncrpc::{Procedure, call_message};
+    use ksf_test::rpc;
     use proptest::prelude::*;
 
     fn call() -> Vec<u8> {
@@ -245,26 +213,18 @@ mod tests {
     }
 
     fn success(xid: u32) -> Vec<u8> {
-        let mut body = xid.to_be_bytes().to_vec();
-        for word in [1u32, 0, 0, 0, 0] {
-            body.extend_from_slice(&word.to_be_bytes());
-        }
-        body
+        rpc::accepted(xid, &[0])
     }
 
     /// A record in fragments of the given lengths; the last takes the rest.
     fn record(body: &[u8], cuts: &[usize]) -> Vec<u8> {
-        let mut out = Vec::new();
-        let mut rest = body;
+        let (mut out, mut rest) = (Vec::new(), body);
         for cut in cuts {
             let (head, tail) = rest.split_at((*cut).min(rest.len()));
-            out.extend_from_slice(&(head.len() as u32).to_be_bytes());
-            out.extend_from_slice(head);
+            out.extend(rpc::fragment(false, head));
             rest = tail;
         }
-        out.extend_from_slice(&(rest.len() as u32 | LAST_FRAGMENT).to_be_bytes());
-        out.extend_from_slice(rest);
-        out
+        [out, rpc::record(rest)].concat()
     }
 
     fn stream(method: ReadMethod, in_flight: usize) -> Bench<RpcStream> {
@@ -319,10 +279,7 @@ mod tests {
     #[test]
     fn the_shortest_replies_do_not_share_a_receive() {
         let mut rpc = stream(ReadMethod::MarkAhead, 8);
-        let bytes = answered(&mut rpc, 8, |xid| {
-            let body: Vec<u8> = [xid, 1, 1, 1, 2].iter().flat_map(|w| w.to_be_bytes()).collect();
-            record(&body, &[])
-        });
+        let bytes = answered(&mut rpc, 8, |xid| rpc::record(&rpc::words(&[xid, 1, 1, 1, 2])));
         let per_receive = rpc.feed(&bytes, usize::MAX);
         assert!(per_receive.iter().all(|&replies| replies <= 1));
         assert_eq!(rpc.faults(), "8 rejected");

@@ -13,7 +13,7 @@ use crate::error::LoadError;
 use crate::options::{number, usage};
 use crate::report::{Io, with_process_io};
 
-use self::client::{CallTemplate, ReadMethod, RpcDatagrams, RpcStreams};
+use self::client::{CallTemplate, ReadMethod, datagrams, streams};
 use self::oncrpc::{Auth, Procedure, SysCredential, call_message};
 
 const TOOL: ToolDefaults = ToolDefaults { name: "rpctest", port: 62049, iterations: 99, nice: -20 };
@@ -84,10 +84,10 @@ pub fn run_with(args: &Args, io: &mut Io<'_>) -> Result<Report, LoadError> {
         if args.fragments {
             return usage("-f needs a stream: datagrams have no record fragments");
         }
-        let protocol = RpcDatagrams { call: CallTemplate::bare(&call), results };
+        let protocol = datagrams(CallTemplate::bare(&call), results);
         return measure(plan, Style::Rpctest, &protocol, &message, io);
     }
     let call = CallTemplate::marked(&call, args.fragments);
     let method = if plan.drive.wait_all { ReadMethod::MarkThenBody } else { ReadMethod::MarkAhead };
-    measure(plan, Style::Rpctest, &RpcStreams { call, method, results }, &message, io)
+    measure(plan, Style::Rpctest, &streams(call, method, results), &message, io)
 }

@@ -271,17 +271,10 @@ fn put_opaque(to: &mut Vec<u8>, bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ksf_test::rpc::words as message;
     use proptest::prelude::*;
 
     const NFS_NULL: Procedure = Procedure { program: 100_003, version: 3, procedure: 0 };
-
-    fn message(words: &[u32]) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        for word in words {
-            put(&mut bytes, *word);
-        }
-        bytes
-    }
 
     #[test]
     fn a_null_call_is_the_forty_bytes_of_the_rfc() {

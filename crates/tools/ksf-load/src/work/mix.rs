@@ -20,16 +20,6 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The name in reports.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Kind::Inline => "inline",
-            Kind::Discard => "discard",
-            Kind::Sleep => "sleep",
-            Kind::Compute => "compute",
-        }
-    }
-
     /// The first word of a request.
     pub(crate) fn how(self) -> u32 {
         match self {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::WorkPlan;
 use super::ideal::Ideal;
 use super::mix::Class;
+use crate::options::name;
 use crate::record::run::Run;
 use crate::record::running;
 use crate::record::{Fault, Faults, Latencies};
@@ -265,7 +266,7 @@ impl Config {
             ideal_workers: plan.ideal_workers.map(|workers| workers as u64),
             weights: drive.weights.clone(),
             in_flight: drive.in_flight as u64,
-            kind: mix.kind.name().into(),
+            kind: name(&mix.kind),
             request_bytes: plan.request_bytes as u64,
             work_min_us: work(mix.work.min_us),
             work_max_us: work(mix.work.max_us),

@@ -1,7 +1,67 @@
 //! A checker for the part of JSON Schema that our schemas use. A keyword it does not know is an error, so that a
 //! schema cannot say something that is silently not checked.
 
+use std::fmt::Debug;
+use std::path::Path;
+
+use ksf_load::report::document::Document;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+
+use super::Ran;
+
+/// A file of docs/formats.
+pub fn documented(file: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/formats").join(file);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// A schema of docs/formats.
+pub fn schema(file: &str) -> Value {
+    serde_json::from_str(&documented(file)).unwrap()
+}
+
+/// Asserts that stdout is one document, as the schema says, and that it reads back as what was measured.
+#[track_caller]
+pub fn assert_documented<B>(schema: &Value, ran: &Ran<B>)
+where
+    B: Serialize + DeserializeOwned + PartialEq + Debug,
+{
+    let document: Value = serde_json::from_str(&ran.stdout).expect("stdout is one document");
+    check(schema, &document).unwrap();
+    let report: Document<B> = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!((&report, report.ok), (ran.document(), ran.code == 0));
+}
+
+/// Asserts that the schema notices a member of this object that is taken away, and one that is added.
+#[track_caller]
+pub fn assert_strict(schema: &Value, document: &Value, place: &str) {
+    for name in document.pointer(place).unwrap().as_object().unwrap().keys() {
+        let mut cut = document.clone();
+        cut.pointer_mut(place).unwrap().as_object_mut().unwrap().remove(name);
+        assert!(check(schema, &cut).is_err(), "without {place}/{name}");
+    }
+    let mut grown = document.clone();
+    grown.pointer_mut(place).unwrap()["surplus_member"] = Value::from(1);
+    assert!(check(schema, &grown).is_err(), "with {place}/surplus_member");
+}
+
+/// Asserts that a description has each of these members and codes of a schema, but for those that say what they are.
+#[track_caller]
+pub fn assert_described(file: &str, schema: &Value, pointers: &[&str], plain: &[&str]) {
+    let text = documented(file);
+    for pointer in pointers {
+        let names: Vec<&str> = match schema.pointer(pointer).unwrap() {
+            Value::Object(members) => members.keys().map(String::as_str).collect(),
+            list => list.as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect(),
+        };
+        for name in names {
+            let is_mentioned = text.contains(&format!("`{name}`")) || text.contains(&format!("`{name}[]`"));
+            assert!(is_mentioned || plain.contains(&name), "{pointer}: {name} is not described");
+        }
+    }
+}
 
 /// Checks `value` against `schema`; the first violation is returned with its place.
 pub fn check(schema: &Value, value: &Value) -> Result<(), String> {
