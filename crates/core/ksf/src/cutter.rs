@@ -1,8 +1,8 @@
 //! Cuts a byte stream into messages.
 //!
-//! A [`Cutter`] has no socket and no clock. It is handed what was received, and says what comes next; the
-//! [`Connection`](crate::connection::Connection) that owns it decides when to go on. It is made for the reader of the
-//! multiplexor, too, which gives unfinished messages back as they were on the wire.
+//! A [`Cutter`] has no socket and no clock. It is handed what was received, and says what comes next. Its owner decides
+//! when to go on: a [`Connection`](crate::connection::Connection) of a shard, or the reader of a connection in the
+//! multiplexor (`ksf-mux`), which gives unfinished messages back as they were on the wire.
 //!
 //! ```text
 //!   chunk ──► next() ──► Cut::InPlace(range)    whole in the chunk: no copy
@@ -91,6 +91,20 @@ struct Wire {
 }
 
 impl Wire {
+    /// Memory for headers that a cutter keeps between messages.
+    const KEEP_BYTES: usize = 256;
+
+    fn memory_bytes(&self) -> usize {
+        self.headers.len() + size_of_val(&self.places[..])
+    }
+
+    fn clear(&mut self) {
+        self.headers.clear();
+        self.headers.shrink_to(Self::KEEP_BYTES);
+        self.places.clear();
+        self.places.shrink_to(Self::KEEP_BYTES / size_of::<(usize, usize)>());
+    }
+
     fn push(&mut self, header: &[u8], place: usize) {
         self.headers.extend_from_slice(header);
         self.places.push((self.headers.len(), place));
@@ -130,6 +144,12 @@ impl Cutter {
         self.buffer.as_ref().map_or(0, |buffer| buffer.len())
     }
 
+    /// Bytes of the unfinished message that arrived. Only a cutter that [keeps them](Self::keeping_wire) counts those of
+    /// its headers.
+    pub fn arrived_bytes(&self) -> usize {
+        self.unfinished_bytes() + self.wire.as_ref().map_or(0, |wire| wire.headers.len())
+    }
+
     /// True while the length of the unfinished message, or of its next part, is unknown.
     pub fn needs_header(&self) -> bool {
         self.buffer.is_some() && self.part.is_none()
@@ -149,8 +169,7 @@ impl Cutter {
     fn clear(&mut self, room: &mut impl Room) -> Option<Buffer> {
         room.shrink(self.charged_bytes);
         let wire = self.wire.take().map(|mut wire| {
-            wire.headers.clear();
-            wire.places.clear();
+            wire.clear();
             wire
         });
         let buffer = self.buffer.take();
@@ -173,6 +192,16 @@ impl Cutter {
         }
         self.reset(room);
         unread
+    }
+
+    /// Takes messages off the front of `chunk[*at..]` as long as that is simple: each lies there whole, in one part. A
+    /// short cut in front of [`Self::next`], which does what this leaves.
+    #[inline]
+    pub fn take_whole<R: Rule>(&self, chunk: &[u8], at: &mut usize, rule: &R, mut each: impl FnMut(Range<usize>)) {
+        if self.is_idle() {
+            let start = *at;
+            *at += rule.whole_messages(&chunk[start..], |body| each(start + body.start..start + body.end));
+        }
     }
 
     /// The next message of the stream, whose unconsumed bytes are `chunk[*at..]`. `at` moves on over what was taken.
@@ -232,6 +261,7 @@ impl Cutter {
             }
             Frame::Part(part) => {
                 check_size(rule, part.body_bytes)?;
+                self.check_parts(rule)?;
                 if !self.charge(1, room) {
                     return Ok(Some(Cut::NoRoom));
                 }
@@ -240,7 +270,7 @@ impl Cutter {
                     wire.push(&rest[..part.header_bytes], 0);
                 }
                 *at += part.header_bytes;
-                self.start_part(part, rule)?;
+                self.start_part(part);
                 Ok(None)
             }
             Frame::Incomplete { need_bytes } => {
@@ -258,9 +288,11 @@ impl Cutter {
         }
     }
 
-    /// Asks for room for `bytes` bytes in all. Counted in pages: that is what a buffer takes once it is touched.
+    /// Asks for room for `bytes` bytes in all, and the headers that are kept. Counted in pages: that is what a buffer
+    /// takes once it is touched.
     fn charge(&mut self, bytes: usize, room: &mut impl Room) -> bool {
-        let pages = bytes.next_multiple_of(PAGE_BYTES);
+        let headers = self.wire.as_ref().map_or(0, |wire| wire.memory_bytes());
+        let pages = (bytes + headers).next_multiple_of(PAGE_BYTES);
         let granted = pages <= self.charged_bytes || room.grow(pages - self.charged_bytes);
         if granted {
             self.charged_bytes = self.charged_bytes.max(pages);
@@ -319,12 +351,14 @@ impl Cutter {
         match front(rule, self.raw(), self.scanned)? {
             Frame::Incomplete { need_bytes } => (self.scanned, self.need_bytes) = (held + need, need_bytes),
             Frame::Part(part) => {
+                // Before anything moves: after an error the bytes are given back as they came.
                 check_size(rule, self.finished_bytes + part.body_bytes)?;
+                self.check_parts(rule)?;
                 // Bytes beyond this part belong to the next message; all of them came from `rest`, since without them
                 // the part could not be cut.
                 let surplus = (held + need).saturating_sub(part.total_bytes());
                 *at -= surplus;
-                self.cut_raw(part, surplus, rule)?;
+                self.cut_raw(part, surplus);
                 self.reserve(self.finished_bytes + part.body_bytes, buffers);
             }
         }
@@ -356,12 +390,12 @@ impl Cutter {
     }
 
     /// The header of the next part lies in the raw bytes: drops it, and the surplus behind the part.
-    fn cut_raw<R: Rule>(&mut self, part: Part, surplus: usize, rule: &R) -> Result<(), CutError<R::Error>> {
+    fn cut_raw(&mut self, part: Part, surplus: usize) {
         if let (Some(wire), Some(buffer)) = (&mut self.wire, &self.buffer) {
             wire.push(&buffer[self.finished_bytes..][..part.header_bytes], self.finished_bytes);
         }
-        self.start_part(part, rule)?;
-        let Some(buffer) = &mut self.buffer else { return Ok(()) };
+        self.start_part(part);
+        let Some(buffer) = &mut self.buffer else { return };
         let raw_bytes = buffer.len() - self.finished_bytes;
         let arrived = raw_bytes - surplus - part.header_bytes;
         let body = arrived.min(part.body_bytes);
@@ -374,17 +408,17 @@ impl Cutter {
             progress.body_left -= body;
             progress.trailer_left -= trailer;
         }
-        Ok(())
+    }
+
+    fn check_parts<R: Rule>(&self, rule: &R) -> Result<(), CutError<R::Error>> {
+        let limit = rule.parts_max();
+        if self.parts >= limit { Err(CutError::EndlessParts { limit }) } else { Ok(()) }
     }
 
     /// The header of the next part is known; its body is to come.
-    fn start_part<R: Rule>(&mut self, part: Part, rule: &R) -> Result<(), CutError<R::Error>> {
+    fn start_part(&mut self, part: Part) {
         self.parts += 1;
-        if self.parts > rule.parts_max() {
-            return Err(CutError::EndlessParts { limit: rule.parts_max() });
-        }
         self.part = Some(Progress { body_left: part.body_bytes, trailer_left: part.trailer_bytes, last: part.last });
-        Ok(())
     }
 
     /// Ends the current part if it is complete; gives the message with its last part.

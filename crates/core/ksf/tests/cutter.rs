@@ -150,13 +150,14 @@ fn a_known_length_is_one_buffer_of_its_class_from_the_start() {
     let mark = (0x8000_0000_u32 | (1 << 20)).to_be_bytes();
     assert!(bench.feed(&mark, &mut at).unwrap());
     assert_eq!(bench.room.used, 4096, "only what was touched is counted");
-    // What is lent is counted, and grows with what has arrived.
+    // What is lent is counted, and grows with what has arrived. The header that is kept for the wire takes a page.
+    const HEADER: usize = 4096;
     let mut arrived = 0;
     for lent in [64 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10] {
         assert!(bench.cutter.may_lend(1, &mut bench.room));
-        assert_eq!(bench.room.used, arrived + lent, "counted before it is lent");
+        assert_eq!(bench.room.used, HEADER + arrived + lent, "counted before it is lent");
         let direct = bench.cutter.direct(1, &mut bench.room).unwrap();
-        assert_eq!((direct.missing(), bench.room.used), (lent, arrived + lent));
+        assert_eq!((direct.missing(), bench.room.used), (lent, HEADER + arrived + lent));
         arrived += lent;
         let whole = bench.cutter.give_back(direct, lent, &mut bench.room);
         let whole = whole.map(|message| (message.len(), message.capacity()));
@@ -204,4 +205,100 @@ fn without_room_nothing_is_taken() {
     assert!(!bench.feed(chunk, &mut at).unwrap());
     assert_eq!((at, bench.messages.len()), (6, 1), "what is whole needs no room");
     assert!(bench.cutter.is_idle());
+}
+
+#[test]
+fn whole_messages_are_taken_first_and_the_rest_the_long_way() {
+    for (framing, whole) in [(Framing::RecordMark, 2), (Framing::Delimiter(Delimiter::LF), 0)] {
+        let wire: Vec<u8> =
+            [&b"one"[..], b"three", b"five"].iter().flat_map(|body| encode(framing, body, &[])).collect();
+        let mut bench = Bench::new(framing);
+        let (mut at, mut taken) = (0, Vec::new());
+        let rule = Native { framing, limits: &bench.limits };
+        bench.cutter.take_whole(&wire[..wire.len() - 1], &mut at, &rule, |body| taken.push(wire[body].to_vec()));
+        assert_eq!(taken, [&b"one"[..], b"three"][..whole]);
+        assert!(bench.feed(&wire[..wire.len() - 1], &mut at).unwrap());
+        // Inside a message nothing is simple.
+        let rule = Native { framing, limits: &bench.limits };
+        bench.cutter.take_whole(&wire, &mut 0, &rule, |body| panic!("{body:?} in the middle of a message"));
+        assert!(bench.feed(&wire[wire.len() - 1..], &mut 0).unwrap());
+        taken.append(&mut bench.messages);
+        assert_eq!(taken, [&b"one"[..], b"three", b"five"], "{framing:?}");
+    }
+}
+
+#[test]
+fn a_message_counts_from_its_first_byte() {
+    let mut bench = Bench::new(Framing::RecordMark);
+    let mut push = |bytes: &[u8], now| {
+        let mut at = 0;
+        let mut rule = Native { framing: bench.framing, limits: &bench.limits };
+        while let Cut::InPlace(_) | Cut::Assembled(_) =
+            bench.cutter.next(bytes, &mut at, &mut rule, &mut bench.room, &bench.buffers, Time(now)).unwrap()
+        {}
+        (bench.cutter.since(), bench.cutter.arrived_bytes(), bench.cutter.needs_header())
+    };
+    assert_eq!(push(&[0x80, 0, 0, 1, 7], 1), (None, 0, false));
+    assert_eq!(push(&[0x80, 0, 0, 1, 7, 0], 2), (Some(Time(2)), 1, true));
+    assert_eq!(push(&[0, 0, 1, 7, 0], 3), (Some(Time(2)), 6, true));
+    assert_eq!(push(&[0, 0, 1], 4), (Some(Time(2)), 9, false));
+    assert_eq!(push(&[7, 0x80, 0, 0, 0, 1], 5), (Some(Time(5)), 1, true));
+}
+
+/// What a stream ends with, and the bytes that are given back then, are the same wherever it is cut in two.
+fn end(framing: Framing, limits: &Limits, stream: &[u8]) -> (usize, Option<CutError<ksf::error::FramingError>>) {
+    let run = |split: usize| {
+        let mut bench = Bench { limits: limits.clone(), ..Bench::new(framing) };
+        let (mut error, mut unread) = (None, Vec::new());
+        for chunk in [&stream[..split], &stream[split..]] {
+            let mut at = 0;
+            if error.is_none() {
+                error = bench.feed(chunk, &mut at).err();
+                if error.is_some() {
+                    unread = bench.cutter.take_unread(&mut bench.room);
+                }
+            }
+            unread.extend_from_slice(if error.is_some() { &chunk[at..] } else { &[] });
+        }
+        if error.is_none() {
+            unread = bench.cutter.take_unread(&mut bench.room);
+        }
+        assert_eq!(bench.room.used, 0);
+        assert!(stream.ends_with(&unread), "{framing:?}, cut at {split}: {unread:?} of {stream:?}");
+        assert!(!bench.messages.is_empty() || unread == stream, "{framing:?}, cut at {split}: bytes are lost");
+        (bench.messages, error, unread)
+    };
+    let whole = run(stream.len());
+    (0..stream.len()).for_each(|split| assert_eq!(run(split), whole, "{framing:?}, cut at {split}"));
+    (whole.0.len(), whole.1)
+}
+
+#[test]
+fn at_a_limit_a_stream_ends_the_same_wherever_it_was_cut() {
+    let limits = Limits { message_bytes_max: 40, header_bytes_max: 24, fragments_max: 4, ..Limits::default() };
+    let oversized = |bytes| Some(CutError::Oversized { bytes, limit: 40 });
+    let prefix = Framing::LengthPrefix(LengthPrefix::big_endian(2));
+    for framing in [prefix, Framing::RecordMark] {
+        assert_eq!(end(framing, &limits, &encode(framing, &[1; 40], &[])), (1, None));
+        assert_eq!(end(framing, &limits, &encode(framing, &[1; 41], &[])), (0, oversized(41)));
+    }
+    let marks = |body: &[u8], cuts: &[usize]| encode(Framing::RecordMark, body, cuts);
+    // The last fragment is the one too much, in bytes and in number; empty ones count.
+    let streams = [marks(&[1; 5], &[]), marks(&[1; 41], &[20, 20])].concat();
+    assert_eq!(end(Framing::RecordMark, &limits, &streams), (1, oversized(41)));
+    let endless = Some(CutError::EndlessParts { limit: 4 });
+    assert_eq!(end(Framing::RecordMark, &limits, &marks(b"abcd", &[1, 1, 1])), (1, None));
+    assert_eq!(end(Framing::RecordMark, &limits, &marks(b"abcde", &[1, 1, 1, 1])), (0, endless));
+    assert_eq!(end(Framing::RecordMark, &limits, &[0; 20]), (0, endless));
+    for delimiter in [&b"\n"[..], b"\r\n", b"12345678"] {
+        let framing = Framing::Delimiter(Delimiter::new(delimiter).unwrap());
+        assert_eq!(end(framing, &limits, &encode(framing, &[b'x'; 40], &[])), (1, None));
+        let bytes = 40 + delimiter.len();
+        assert_eq!(end(framing, &limits, &encode(framing, &[b'x'; 41], &[])), (0, oversized(bytes)));
+        let long_header = Limits { header_bytes_max: 50, ..limits.clone() };
+        assert_eq!(end(framing, &long_header, &encode(framing, &[b'x'; 41], &[])), (0, oversized(41)));
+    }
+    // A header of a known length is no endless one.
+    let short = Limits { header_bytes_max: 2, ..limits };
+    assert_eq!(end(Framing::RecordMark, &short, &marks(b"abc", &[])), (1, None));
 }

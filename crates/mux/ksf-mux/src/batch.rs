@@ -73,7 +73,7 @@ impl MessageBatch {
     }
 }
 
-/// Messages as the framer found them, in their order.
+/// Messages as they were cut, in their order.
 #[derive(Debug, Default)]
 pub(crate) struct CutMessages {
     /// Those that lie in the chunk that was cut.

@@ -13,7 +13,7 @@ use crate::batch::MessageBatch;
 use crate::budget::Budget;
 use crate::combining_lock::CombiningLock;
 use crate::error::ConnectionError;
-use crate::framer::Framer;
+use crate::input::{Input, InputRoom};
 use crate::mux::{ConnectionId, Shared};
 use crate::options::MessageFraming;
 use crate::out_queue::{OutQueue, SendProgress};
@@ -35,7 +35,7 @@ pub(crate) struct Connection {
     /// Bytes and number of its messages that are not done with.
     pub(crate) waiting_bytes: AtomicUsize,
     pub(crate) waiting_messages: AtomicUsize,
-    /// Bytes of the message that has not arrived in full.
+    /// Memory for what has not arrived in full.
     pub(crate) unfinished_bytes: AtomicUsize,
     /// What answers that come later will need, as far as that is known.
     pub(crate) reserved_bytes: AtomicUsize,
@@ -103,7 +103,7 @@ impl Counts {
 /// The receiving side.
 pub(crate) struct Reader {
     pub(crate) socket: Option<Arc<OwnedFd>>,
-    pub(crate) framer: Framer,
+    pub(crate) input: Input,
 }
 
 impl Connection {
@@ -121,10 +121,7 @@ impl Connection {
             out_queue: OutQueue::counted(Arc::clone(&socket), Arc::clone(&mux.queued_bytes)),
             mux,
             ordered: (ordering == Order::Requests).then(OrderedQueue::default),
-            reader: CombiningLock::new(Reader {
-                socket: Some(Arc::clone(&socket)),
-                framer: Framer::new(framing.clone()),
-            }),
+            reader: CombiningLock::new(Reader { socket: Some(Arc::clone(&socket)), input: Input::new() }),
             framing,
             own_limits: own_limits.map(Arc::new),
             waiting_bytes: AtomicUsize::new(0),
@@ -158,6 +155,21 @@ impl Connection {
     /// Those of its limits that are asked for with each message.
     fn budget(&self) -> Budget {
         self.own_limits.as_ref().map_or_else(|| self.mux.budget.load(), |limits| Budget::of(limits))
+    }
+
+    /// The memory for what has not arrived in full.
+    pub(crate) fn input_room(&self) -> InputRoom<'_> {
+        InputRoom { own_bytes: &self.unfinished_bytes, all_bytes: &self.mux.memory, all_bytes_max: usize::MAX }
+    }
+
+    /// True while the rest of a message is to come.
+    pub(crate) fn is_amid_a_message(&self) -> bool {
+        self.awaited_bytes() > 0
+    }
+
+    /// Memory for a message whose rest is to come.
+    pub(crate) fn awaited_bytes(&self) -> usize {
+        if self.error.get().is_some() { 0 } else { self.unfinished_bytes.load(Ordering::SeqCst) }
     }
 
     /// Bytes its peer is owed: replies that are queued, and what answers that come later will need.

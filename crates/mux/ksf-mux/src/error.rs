@@ -42,7 +42,7 @@ pub enum ConnectionError {
         /// What the kernel said.
         errno: i32,
     },
-    /// A message longer than the limit.
+    /// A message longer than the limit; also one whose delimiter does not come.
     #[error("a message of {bytes} bytes, more than message_bytes_max ({limit})")]
     OversizedMessage {
         /// Its length as far as it is known.

@@ -32,7 +32,7 @@ mod budget;
 mod combining_lock;
 mod connection;
 mod error;
-mod framer;
+mod input;
 pub mod kcm;
 mod lease;
 mod monitor;

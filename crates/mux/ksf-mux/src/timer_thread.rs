@@ -287,7 +287,7 @@ fn check(shared: &Shared, conn: &Arc<Connection>) -> Option<Duration> {
         Duration::from_nanos(batch_until_ns.saturating_sub(now().0)).min(TICK)
     } else if corked {
         TICK
-    } else if conn.out_queue.bytes() > 0 || conn.unfinished_bytes.load(Ordering::SeqCst) > 0 {
+    } else if conn.out_queue.bytes() > 0 || conn.is_amid_a_message() {
         TIMEOUT_TICK
     } else if conn.limits().idle_timeout_ms > 0 {
         IDLE_TICK

@@ -107,7 +107,7 @@ fn peers_that_break_the_rules_are_told_apart() {
             ConnectionError::Malformed(FramingError::ShorterThanHeader { value: 3, header_bytes: 4 }),
         ),
         (Framing::RecordMark, &[0; 40], ConnectionError::EndlessFragments { limit: 8 }),
-        (Framing::Delimiter(Delimiter::LF), &[b'x'; 200], ConnectionError::EndlessHeader { bytes: 101, limit: 100 }),
+        (Framing::Delimiter(Delimiter::LF), &[b'x'; 200], ConnectionError::OversizedMessage { bytes: 101, limit: 100 }),
         (PREFIX, &[0, 0, 0], ConnectionError::PeerClosedMidMessage { bytes: 3 }),
     ];
     for (framing, bytes, expected) in cases {

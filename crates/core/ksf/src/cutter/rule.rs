@@ -1,5 +1,7 @@
 //! Rules by which a stream is cut, and what they have in common.
 
+use std::ops::Range;
+
 use crate::error::FramingError;
 use crate::framing::{Frame, Framing};
 use crate::limits::Limits;
@@ -16,6 +18,13 @@ pub trait Rule {
     ///
     /// The bytes make no sense.
     fn front(&mut self, buf: &[u8], scanned: usize) -> Result<Frame, Self::Error>;
+
+    /// Calls `each` with the bodies of the messages at the front of `buf`, as long as they are there in one part and in
+    /// full and no longer than allowed, and returns how many bytes they take. A short cut where the rule has one.
+    #[inline]
+    fn whole_messages(&self, _buf: &[u8], _each: impl FnMut(Range<usize>)) -> usize {
+        0
+    }
 
     /// Longest message, in bytes of body.
     fn message_bytes_max(&self) -> usize;
@@ -89,6 +98,11 @@ impl Rule for Native<'_> {
         self.framing.parse(buf, scanned)
     }
 
+    #[inline]
+    fn whole_messages(&self, buf: &[u8], each: impl FnMut(Range<usize>)) -> usize {
+        self.framing.whole_messages(buf, self.limits.message_bytes_max, each)
+    }
+
     fn message_bytes_max(&self) -> usize {
         match self.framing {
             // Pieces of a stream are as long as they happen to arrive.
@@ -104,7 +118,8 @@ impl Rule for Native<'_> {
                 let body = self.limits.message_bytes_max.max(self.limits.header_bytes_max);
                 body.saturating_add(delimiter.as_bytes().len() - 1)
             }
-            _ => self.limits.header_bytes_max,
+            // A header is short, and may arrive whole, whatever the limit: a limit below it would end every stream.
+            _ => self.limits.header_bytes_max.max(HEADER_BYTES_MAX),
         }
     }
 
@@ -113,8 +128,7 @@ impl Rule for Native<'_> {
             Framing::Raw => usize::MAX,
             // The longest message and its end.
             Framing::Delimiter(_) => self.header_bytes_max().saturating_add(1),
-            // A header is short, and shown whole, whatever the limit: a limit below it would end every stream.
-            _ => self.limits.header_bytes_max.max(HEADER_BYTES_MAX),
+            _ => self.header_bytes_max(),
         }
     }
 
@@ -134,10 +148,12 @@ pub(super) fn front<R: Rule>(rule: &mut R, buf: &[u8], scanned: usize) -> Result
     let frame = rule.front(shown, scanned.min(shown.len())).map_err(CutError::Rule)?;
     let limit = rule.header_bytes_max();
     if matches!(frame, Frame::Incomplete { .. }) && buf.len() > limit {
+        // The first byte too many, however many arrived with it.
+        let bytes = limit + 1;
         return Err(if rule.header_is_message() {
-            CutError::Oversized { bytes: buf.len(), limit: rule.message_bytes_max() }
+            CutError::Oversized { bytes, limit: rule.message_bytes_max() }
         } else {
-            CutError::EndlessHeader { bytes: buf.len(), limit }
+            CutError::EndlessHeader { bytes, limit }
         });
     }
     Ok(frame)

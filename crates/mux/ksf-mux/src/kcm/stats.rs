@@ -208,7 +208,7 @@ pub struct ConnectionStats {
     pub tx_bytes: u64,
     /// Recv-Q: messages of it that are not done with.
     pub waiting_messages: usize,
-    /// Rmem: their bytes, and those of an unfinished one. Payload, not the memory it lies in.
+    /// Rmem: their bytes of payload, and in pages the memory of one whose rest is to come.
     pub waiting_bytes: usize,
     /// Send-Q: bytes TCP has not taken.
     pub unsent_bytes: usize,
@@ -250,7 +250,7 @@ impl Mux {
             tx_messages: load(&conn.counts.tx_messages),
             tx_bytes: load(&conn.counts.tx_bytes),
             waiting_messages: conn.waiting_messages.load(Ordering::SeqCst),
-            waiting_bytes: conn.waiting_bytes.load(Ordering::SeqCst) + conn.unfinished_bytes.load(Ordering::SeqCst),
+            waiting_bytes: conn.waiting_bytes.load(Ordering::SeqCst) + conn.awaited_bytes(),
             unsent_bytes: conn.out_queue.bytes(),
             is_ended: conn.error.get().is_some(),
             is_paused: conn.paused.load(Ordering::SeqCst),

@@ -83,12 +83,12 @@ impl Shared {
         let limits = conn.limits();
         let mut ended = None;
         let limit_ms = limits.assembly_timeout_ms;
-        if limit_ms != 0 && conn.unfinished_bytes.load(Ordering::SeqCst) > 0 {
+        if limit_ms != 0 && conn.is_amid_a_message() {
             let mut reader = conn.reader.lock();
             if conn.paused.load(Ordering::SeqCst) {
                 // Who is not read cannot send the rest: the time begins when it is read again.
-                reader.framer.restart(now);
-            } else if reader.framer.unfinished_since().is_some_and(|since| now > since.plus_ms(limit_ms)) {
+                reader.input.restart(now);
+            } else if reader.input.unfinished_since().is_some_and(|since| now > since.plus_ms(limit_ms)) {
                 ended = Some(ConnectionError::AssemblyTimeout { limit_ms });
             }
         }

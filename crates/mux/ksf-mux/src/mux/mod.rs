@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use ksf::Order;
+use ksf::buffers::Buffers;
 use ksf::limits::{Limits, Time};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
@@ -76,6 +77,8 @@ pub(crate) struct Shared {
     table: RwLock<Table>,
     /// Bytes of messages that are not done with, of unfinished ones, and what later answers will need.
     pub(crate) memory: AtomicUsize,
+    /// Memory for messages that are put together.
+    pub(crate) buffers: Buffers,
     /// Bytes in all out-queues.
     pub(crate) queued_bytes: Arc<AtomicUsize>,
     /// Connections that ended and of which readers are to be told.
@@ -139,6 +142,7 @@ impl Mux {
             signal,
             table: RwLock::default(),
             memory: AtomicUsize::new(0),
+            buffers: Buffers::default(),
             queued_bytes: Arc::default(),
             reports: Mutex::default(),
             reports_wanted: AtomicUsize::new(0),

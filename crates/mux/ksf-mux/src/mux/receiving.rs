@@ -76,8 +76,7 @@ impl Shared {
                     return;
                 }
                 if conn.doomed.load(Ordering::SeqCst) {
-                    reader.framer.take_unread();
-                    self.charge(conn, 0);
+                    reader.input.take_unread(&mut conn.input_room());
                     ended = Some(ConnectionError::MemoryLimit { limit: self.limits().shard_bytes_max });
                     return;
                 }
@@ -89,9 +88,14 @@ impl Shared {
                         return;
                     }
                 }
-                match cx.receiver.receive(&socket) {
+                let received = match reader.input.take_rest(&mut conn.input_room()) {
+                    // More may be there, too.
+                    Some(rest) => Ok((rest, true)),
+                    None => cx.receiver.receive(&socket),
+                };
+                match received {
                     Ok((chunk, _)) if chunk.is_empty() => {
-                        let bytes = reader.framer.unfinished_bytes();
+                        let bytes = reader.input.unread_bytes();
                         ended = Some(match bytes {
                             0 => ConnectionError::PeerClosed,
                             bytes => ConnectionError::PeerClosedMidMessage { bytes },
@@ -138,14 +142,10 @@ impl Shared {
         cx: &mut WorkerCx<'_>,
     ) -> (usize, Option<ConnectionError>) {
         let Receiver { found, batches, ranges, .. } = &mut *cx.receiver;
-        let had_unfinished = reader.framer.unfinished_bytes() > 0;
-        let cut = reader.framer.push(chunk, now(), &conn.limits(), found);
-        let unfinished = if cut.is_ok() { reader.framer.unfinished_bytes() } else { 0 };
-        if unfinished > 0 || had_unfinished {
-            self.charge(conn, unfinished);
-        }
-        if unfinished > 0 {
-            if reader.framer.needs_header() {
+        let memory = (&mut conn.input_room(), &self.buffers);
+        let cut = reader.input.cut(&conn.framing, chunk, &conn.limits(), memory, now(), found);
+        if conn.unfinished_bytes.load(Ordering::SeqCst) > 0 {
+            if reader.input.needs_header() {
                 conn.counts.rx_need_more.fetch_add(1, Ordering::Relaxed);
             }
             self.timer.schedule_check(conn, timer_thread::TIMEOUT_TICK);
@@ -168,16 +168,6 @@ impl Shared {
         let alone = self.options.classify.is_some() || conn.ordered_queue().is_some();
         found.gather(chunk, if alone { 1 } else { cx.batch_len }, ranges, batches);
         (self.scheduler.push(cx.worker, conn, batches.drain(..)), cut.err())
-    }
-
-    /// Notes how many bytes of an unfinished message a connection keeps.
-    pub(super) fn charge(&self, conn: &Connection, bytes: usize) {
-        let before = conn.unfinished_bytes.swap(bytes, Ordering::SeqCst);
-        if bytes > before {
-            self.memory.fetch_add(bytes - before, Ordering::SeqCst);
-        } else {
-            self.memory.fetch_sub(before - bytes, Ordering::SeqCst);
-        }
     }
 
     /// Dooms the connection that keeps most for an unfinished message.

@@ -88,7 +88,7 @@ impl Shared {
         table.places[index as usize].conn = Some(Arc::clone(&conn));
         table.places[index as usize].at = table.all.len();
         table.all.push(Arc::clone(&conn));
-        // CutMessages by workers from here on. What is there to read already is an event, too.
+        // Read by workers from here on. What is there to read already is an event, too.
         let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         let reader = conn.reader.lock();
         let data = epoll::EventData::new_u64(id.to_u64());
@@ -110,9 +110,8 @@ impl Shared {
         conn.detached.store(true, Ordering::SeqCst);
         let mut reader = conn.reader.lock();
         let socket = reader.socket.take();
-        let unread = reader.framer.take_unread();
+        let unread = reader.input.take_unread(&mut conn.input_room());
         drop(reader);
-        self.charge(&conn, 0);
         let (for_sending, unsent) = conn.out_queue.stop();
         drop(for_sending);
         // Its messages can be received still.
