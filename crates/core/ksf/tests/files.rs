@@ -3,7 +3,8 @@
 
 mod common;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::ffi::CString;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -11,14 +12,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use common::net::*;
+use ksf::deferred::Deferred;
 use ksf::engine::EngineKind;
-use ksf::files::{File, FileDone, FileOp, Files};
+use ksf::files::{File, FileDone, FileError, FileOp, FileOutcome, Files};
 use ksf::framing::{Delimiter, Framing};
 use ksf::gates::{Gate, LogId};
 use ksf::limits::Limits;
 use ksf::logged::{After, Logged, LoggedReply, LoggedService};
 use ksf::service::{Message, Peer, Refused};
-use ksf::{Profile, Server, ShardService, Turn};
+use ksf::{Profile, Reply, Server, ShardService, Turn};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::io::ReadWriteFlags;
 
 const LINES: Framing = Framing::Delimiter(Delimiter::LF);
 
@@ -214,6 +218,311 @@ fn writes_that_end_out_of_order_open_gates_in_order() {
         expect(&mut two, b"2\n");
         expect(&mut three, b"2\n");
         drop([one, two, three]);
+        server.drain().unwrap();
+    }
+}
+
+/// Does with files what its messages say, and answers with what came of it: the result as text, or the bytes of a read.
+/// Files are named by the number in the answer to `open`.
+struct Disk {
+    dir: File,
+    /// Every end that it was told of.
+    heard: Mutex<Vec<Result<(), FileError>>>,
+    begun: AtomicU64,
+    refused: AtomicU64,
+}
+
+struct OpenDisk {
+    files: Files,
+    open: Vec<File>,
+    waiting: HashMap<u64, Deferred>,
+    next: u64,
+}
+
+impl Disk {
+    fn new(dir: &Path) -> Arc<Self> {
+        let dir = std::fs::File::open(dir).unwrap().into();
+        Arc::new(Self { dir, heard: Mutex::default(), begun: AtomicU64::new(0), refused: AtomicU64::new(0) })
+    }
+
+    fn op(&self, shard: &mut OpenDisk, words: &[&str]) -> FileOp {
+        let number = |at: usize| words.get(at).map_or(0, |word| word.parse::<usize>().unwrap());
+        let file = || shard.open[number(1)].clone();
+        let read = |flags| {
+            let into = shard.files.buffer(number(3));
+            FileOp::Read { file: file(), offset: number(2) as u64, bytes: number(3), into, flags }
+        };
+        match words[0] {
+            "open" => {
+                let flags = OFlags::RDWR | if words.contains(&"create") { OFlags::CREATE } else { OFlags::empty() };
+                let flags = flags | if words.contains(&"direct") { OFlags::DIRECT } else { OFlags::empty() };
+                let mode = if words.contains(&"create") { Mode::RUSR | Mode::WUSR } else { Mode::empty() };
+                FileOp::open_beneath(&self.dir, CString::new(words[1]).unwrap(), flags, mode)
+            }
+            "read" | "panic" => read(ReadWriteFlags::empty()),
+            "read-now" => read(ReadWriteFlags::NOWAIT),
+            "write" => {
+                let mut data = shard.files.buffer(number(3));
+                data.fill(&vec![number(4) as u8; number(3)]);
+                FileOp::write(&file(), number(2) as u64, data)
+            }
+            "sync" => FileOp::Sync { file: file(), data_only: false },
+            "data-sync" => FileOp::data_sync(&file()),
+            "stat" => FileOp::stat(&file()),
+            "allocate" => {
+                FileOp::Allocate { file: file(), mode: FallocateFlags::empty(), offset: 0, bytes: number(2) as u64 }
+            }
+            "close-shared" => FileOp::Close { file: Some(file()) },
+            "close" => FileOp::Close { file: shard.open.pop() },
+            word => panic!("{word}?"),
+        }
+    }
+}
+
+impl ShardService for Disk {
+    type Shard = OpenDisk;
+    type Conn = ();
+
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("disk", LINES)
+    }
+
+    fn start(&self, turn: &mut Turn<'_>) -> std::io::Result<OpenDisk> {
+        Ok(OpenDisk { files: turn.files(), open: Vec::new(), waiting: HashMap::new(), next: 0 })
+    }
+
+    fn accept(&self, _: &mut OpenDisk, _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, shard: &mut OpenDisk, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        let text = std::str::from_utf8(message.bytes()).unwrap();
+        let words: Vec<_> = text.split(' ').collect();
+        let op = self.op(shard, &words);
+        let reply_bytes = if let FileOp::Read { bytes, .. } = op { bytes } else { 100 };
+        shard.next += 1;
+        // The lowest bit says that its end makes the service panic.
+        let token = shard.next << 1 | u64::from(words[0] == "panic");
+        match shard.files.begin(op, token) {
+            Ok(()) => {
+                shard.waiting.insert(token, reply.defer_for(reply_bytes));
+                self.begun.fetch_add(1, Ordering::SeqCst);
+            }
+            Err(refused) => {
+                self.refused.fetch_add(1, Ordering::SeqCst);
+                reply.bytes(refused.to_string().as_bytes());
+            }
+        }
+    }
+
+    fn file_done(&self, shard: &mut OpenDisk, done: FileDone, turn: &mut Turn<'_>) {
+        self.heard.lock().unwrap().push(done.bytes().map(|_| ()));
+        let deferred = shard.waiting.remove(&done.token).unwrap();
+        assert!(done.token & 1 == 0, "on purpose");
+        let text = match (done.result, done.op) {
+            (Ok(FileOutcome::Bytes(_)), FileOp::Read { into, .. }) => {
+                return turn.reply_chunk(deferred, ksf::pool::Chunk::from_buffer(into));
+            }
+            (Ok(FileOutcome::Bytes(bytes)), _) => format!("{bytes} bytes"),
+            (Ok(FileOutcome::Opened(file)), _) => {
+                shard.open.push(file);
+                format!("file {}", shard.open.len() - 1)
+            }
+            (Ok(FileOutcome::Stat(stat)), _) => format!("{} bytes", stat.stx_size),
+            (Ok(FileOutcome::Done), _) => "done".to_owned(),
+            (Err(error), _) => format!("{error:?}"),
+        };
+        turn.reply(deferred, text.into_bytes());
+    }
+}
+
+#[test]
+fn every_operation_does_what_its_system_call_does() {
+    own_network();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let server = start(engine, Limits::default(), Disk::new(folder.path()));
+        let mut peer = connect(&server);
+        let mut say = |line: &str, answer: &str| ask(&mut peer, format!("{line}\n").as_bytes(), answer.as_bytes());
+        say("open new", &format!("Os({})\n", libc::ENOENT));
+        say("open ../new create", &format!("Os({})\n", libc::EXDEV));
+        say("open new create", "file 0\n");
+        say("write 0 3 5 65", "5 bytes\n");
+        say("stat 0", "8 bytes\n");
+        say("read 0 0 100", "\0\0\0AAAAA\n");
+        say("read 0 4 2", "AA\n");
+        say("read-now 0 4 2", "AA\n");
+        say("read 0 8 2", "\n");
+        say("allocate 0 4096", "done\n");
+        say("stat 0", "4096 bytes\n");
+        say("sync 0", "done\n");
+        say("data-sync 0", "done\n");
+        say("close-shared 0", "Shared\n");
+        say("close", "done\n");
+        let direct = rustix::fs::open(folder.path().join("new"), OFlags::RDWR | OFlags::DIRECT, Mode::empty());
+        if direct.is_ok() {
+            say("open new direct", "file 0\n");
+            say("write 0 0 8192 66", "8192 bytes\n");
+            say("write 0 1 8192 66", &format!("Os({})\n", libc::EINVAL));
+            say("close", "done\n");
+        }
+        drop(peer);
+        server.drain().unwrap();
+        let fds = std::fs::read_dir("/proc/self/fd").unwrap();
+        let open = fds.filter_map(|fd| std::fs::read_link(fd.unwrap().path()).ok());
+        assert_eq!(
+            open.filter(|path| path.ends_with("new")).count(),
+            usize::from(direct.is_ok()),
+            "{engine}: all closed"
+        );
+    }
+}
+
+/// Pipelined, from several connections, and none of it copied.
+#[test]
+fn reads_of_1_mib_come_back_whole() {
+    own_network();
+    const READ_BYTES: usize = 1 << 20;
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        // A delimiter in it would end a reply early only for the reader below, which counts.
+        let bytes = pattern(5 * READ_BYTES, 7);
+        std::fs::write(folder.path().join("data"), &bytes).unwrap();
+        let server = start(engine, Limits::default(), Disk::new(folder.path()));
+        let mut first = connect(&server);
+        ask(&mut first, b"open data\n", b"file 0\n");
+        std::thread::scope(|scope| {
+            for seed in 0..4 {
+                let (server, bytes) = (&server, &bytes);
+                scope.spawn(move || {
+                    let mut peer = connect(server);
+                    let offsets: Vec<_> = (0..8).map(|at| (seed * 8 + at) * 123_457 % (4 * READ_BYTES)).collect();
+                    for offset in &offsets {
+                        peer.write_all(format!("read 0 {offset} {READ_BYTES}\n").as_bytes()).unwrap();
+                    }
+                    for offset in offsets {
+                        let got = read_exactly(&mut peer, READ_BYTES + 1);
+                        assert!(got[..READ_BYTES] == bytes[offset..][..READ_BYTES], "{engine} {offset}");
+                    }
+                });
+            }
+        });
+        drop(first);
+        server.drain().unwrap();
+    }
+}
+
+#[test]
+fn a_full_or_broken_medium_is_told_apart_from_success() {
+    let Some(()) = own_run_or_skip("a file system of 1 MiB") else { return };
+    succeeds(&["mkdir", "/run/small"]);
+    succeeds(&["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/run/small"]);
+    for engine in engines() {
+        let server = start(engine, Limits::default(), Disk::new(Path::new("/run/small")));
+        let mut peer = connect(&server);
+        ask(&mut peer, b"open data create\n", b"file 0\n");
+        ask(&mut peer, b"write 0 0 700000 1\n", b"700000 bytes\n");
+        peer.write_all(b"write 0 700000 700000 1\n").unwrap();
+        let answer = read_line(&mut peer);
+        let written: usize =
+            answer.strip_prefix("Short { written: ").unwrap().strip_suffix(" }").unwrap().parse().unwrap();
+        assert!((1..=(1 << 20) - 700_000).contains(&written), "{engine}: {answer}");
+        let rest = format!("write 0 {} {} 1\n", 700_000 + written, 700_000 - written);
+        ask(&mut peer, rest.as_bytes(), b"NoSpace\n");
+        std::fs::remove_file("/run/small/data").unwrap();
+        drop(peer);
+        server.drain().unwrap();
+
+        let server = start(engine, Limits::default(), Disk::new(Path::new("/dev")));
+        let mut peer = connect(&server);
+        ask(&mut peer, b"open full\n", b"file 0\n");
+        ask(&mut peer, b"write 0 0 10 1\n", b"NoSpace\n");
+        drop(peer);
+        server.drain().unwrap();
+
+        // Nothing is mapped at the address 0 of this process: reading it is an I/O error.
+        let server = start(engine, Limits::default(), Disk::new(Path::new("/proc/self")));
+        let mut peer = connect(&server);
+        ask(&mut peer, b"open mem\n", b"file 0\n");
+        ask(&mut peer, b"read 0 0 10\n", b"Medium\n");
+        drop(peer);
+        server.drain().unwrap();
+    }
+}
+
+/// The kernel would never end the read of an empty pipe by itself.
+#[test]
+fn a_server_that_stops_cancels_what_waits_and_tells_of_it() {
+    own_network();
+    for engine in engines() {
+        for drains in [false, true] {
+            let folder = tempfile::tempdir().unwrap();
+            let _pipe = pipe(&folder.path().join("pipe"));
+            let disk = Disk::new(folder.path());
+            let server = start(engine, Limits { drain_timeout_ms: 50, ..Limits::default() }, Arc::clone(&disk));
+            let mut peer = connect(&server);
+            ask(&mut peer, b"open pipe\n", b"file 0\n");
+            peer.write_all(&b"read 0 0 10\n".repeat(100)).unwrap();
+            wait_until("the reads begin", || disk.begun.load(Ordering::SeqCst) == 101);
+            if drains {
+                server.drain().unwrap();
+            } else {
+                drop(server);
+            }
+            let heard = disk.heard.lock().unwrap();
+            assert_eq!(heard[1..], [Err(FileError::Cancelled); 100], "{engine}, drains: {drains}");
+        }
+    }
+}
+
+#[test]
+fn what_is_under_way_is_bounded() {
+    own_network();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = pipe(&folder.path().join("pipe"));
+        let limits = Limits { file_ops_max: 2, file_bytes_max: 1000, ..Limits::default() };
+        let disk = Disk::new(folder.path());
+        let server = start(engine, limits, Arc::clone(&disk));
+        let mut peer = connect(&server);
+        ask(&mut peer, b"open pipe\n", b"file 0\n");
+        // Alone it may exceed the limit.
+        let mut waiting = connect(&server);
+        waiting.write_all(b"read 0 0 2000\n").unwrap();
+        wait_until("the read begins", || disk.begun.load(Ordering::SeqCst) == 2);
+        let refused = b"a file operation was refused: operations with file_bytes_max, 1000 bytes, are under way\n";
+        ask(&mut peer, b"read 0 0 1\n", refused);
+        writer.write_all(b"x").unwrap();
+        expect(&mut waiting, b"x\n");
+        waiting.write_all(b"read 0 0 1\nread 0 0 1\nread 0 0 1\n").unwrap();
+        wait_until("the third is refused", || disk.refused.load(Ordering::SeqCst) == 2);
+        writer.write_all(b"yy").unwrap();
+        expect(&mut waiting, b"y\ny\n");
+        let refused = b"a file operation was refused: 2 operations are under way, which is file_ops_max\n";
+        expect(&mut waiting, refused);
+        // There is room again.
+        writer.write_all(b"z").unwrap();
+        ask(&mut waiting, b"read 0 0 1\n", b"z\n");
+        drop((peer, waiting));
+        server.drain().unwrap();
+    }
+}
+
+#[test]
+fn a_panic_at_the_end_of_an_operation_closes_whom_it_was_for_alone() {
+    own_network();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("data"), b"bytes").unwrap();
+        let server = start(engine, Limits::default(), Disk::new(folder.path()));
+        let mut peer = connect(&server);
+        ask(&mut peer, b"open data\n", b"file 0\n");
+        let mut unlucky = connect(&server);
+        unlucky.write_all(b"panic 0 0 5\n").unwrap();
+        expect_end(&mut unlucky);
+        ask(&mut peer, b"read 0 0 5\n", b"bytes\n");
+        until_count(&server, "panics", 1);
+        drop(peer);
         server.drain().unwrap();
     }
 }

@@ -90,8 +90,8 @@ impl Uring {
             } else {
                 let _ = fd.into_raw_fd();
             }
-            let failed = Errno::from_raw_os_error(-entry.result());
-            begun.result = if entry.result() < 0 { Err(failed.into()) } else { Ok(FileOutcome::Done) };
+            let closed = u32::try_from(entry.result()).map_err(|_| Errno::from_raw_os_error(-entry.result()));
+            begun.result = closed.map(|_| FileOutcome::Done).map_err(FileError::from);
             return Some(begun);
         }
         let result = u32::try_from(entry.result()).map_err(|_| Errno::from_raw_os_error(-entry.result()));
