@@ -65,6 +65,8 @@ pub enum CloseReason {
     EndlessFragments,
     /// More than `header_bytes_max` bytes arrived and the message's length is still unknown.
     EndlessHeader,
+    /// A range of a file that a reply ends in is not there, or could not be read.
+    FileRange,
     /// No byte moved for `idle_timeout_ms`.
     IdleTimeout,
     /// A system call on the socket failed: reset, timed out, unreachable.
@@ -96,13 +98,14 @@ pub enum CloseReason {
 
 impl CloseReason {
     /// Every reason, in the order of its counter.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Abandoned,
         Self::AssemblyTimeout,
         Self::DrainTimeout,
         Self::Drained,
         Self::EndlessFragments,
         Self::EndlessHeader,
+        Self::FileRange,
         Self::IdleTimeout,
         Self::Io,
         Self::KernelHalf,

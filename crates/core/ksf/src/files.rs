@@ -37,6 +37,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 use crate::buffers::{Buffer, Buffers};
 use crate::limits::Limits;
 use crate::pool::Chunk;
+use crate::service::ConnKey;
 use crate::tasks::{Task, TaskPool};
 
 /// An open file, shared by all who hold a clone; the last of them closes it.
@@ -64,6 +65,10 @@ impl File {
             },
             Err(shared) => Err(Self(shared)),
         }
+    }
+
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     pub(crate) fn raw(&self) -> RawFd {
@@ -104,6 +109,17 @@ impl fmt::Debug for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("File").field(&self.raw()).finish()
     }
+}
+
+/// Bytes of a file: what a reply [ends in](crate::Reply::file), for instance.
+#[derive(Clone, Debug)]
+pub struct FileRange {
+    /// The file.
+    pub file: File,
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes.
+    pub bytes: usize,
 }
 
 /// What a write takes its bytes from.
@@ -368,6 +384,12 @@ impl FileDone {
     }
 }
 
+/// There is no way to send a range of a file here: the message is a datagram, or its service is called outside of a shard, by
+/// workers for instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("replies that end in a file belong to shards, and to messages of streams: there is none to be had here")]
+pub struct NoFileReplies;
+
 /// An operation that was not begun, and why.
 #[derive(Debug, thiserror::Error)]
 #[error("a file operation was refused: {reason}")]
@@ -438,6 +460,8 @@ impl fmt::Debug for Files {
 pub(crate) enum Owner {
     /// A service of the shard, by its number.
     Service(u32),
+    /// A connection: the operation reads a part of a reply.
+    Reply(ConnKey),
 }
 
 /// Operations of one shard: those the engine does not have yet, and how much is under way.
@@ -487,6 +511,13 @@ impl ShardFiles {
         let queue = Arc::clone(self.0.get_or_insert_default());
         self.set_limits(limits);
         Files { queue, owner, buffers: buffers.clone() }
+    }
+
+    /// Begins to read a part of a reply. False: it is refused for now.
+    pub(crate) fn read(&mut self, key: ConnKey, range: FileRange, limits: &Limits, buffers: &Buffers) -> bool {
+        let into = buffers.take(range.bytes);
+        let read = FileOp::read(&range.file, range.offset, range.bytes, into);
+        self.of(Owner::Reply(key), limits, buffers).begin(read, 0).is_ok()
     }
 
     fn queue(&self) -> Option<MutexGuard<'_, Queue>> {

@@ -8,7 +8,7 @@ use std::any::Any;
 
 use crate::deferred::Deferred;
 use crate::error::{CloseReason, FramingError};
-use crate::files::FileDone;
+use crate::files::{FileDone, FileRange, NoFileReplies};
 use crate::framing::Frame;
 use crate::gates::Gate;
 use crate::limits::Limits;
@@ -199,6 +199,21 @@ impl LoggedReply<'_, '_> {
     /// Sends one reply with this body, from where it lies, once `after` is durable: [`Reply::chunk`].
     pub fn chunk(&mut self, after: impl Into<After>, body: Chunk) {
         self.after(after.into()).0.chunk(body);
+    }
+
+    /// Sends one reply that has a range of a file in it, once `after` is durable: [`Reply::file`].
+    ///
+    /// # Errors
+    ///
+    /// [`NoFileReplies`]: there are none here. Nothing was sent.
+    pub fn file(
+        &mut self,
+        after: impl Into<After>,
+        head: impl FnOnce(&mut Vec<u8>),
+        range: FileRange,
+        end: &'static [u8],
+    ) -> Result<(), NoFileReplies> {
+        self.after(after.into()).0.file(head, range, end)
     }
 
     /// Adds a further log to wait for: a reply that saw what several logs wrote.

@@ -1,12 +1,19 @@
 //! Replies on their way out.
 //!
 //! An [`Output`] collects replies in order: bytes in one growing buffer, and between them chunks that are sent from
-//! where they lie. The engine takes all of it as one [`SendBatch`] and owns it until the last byte is sent, so the
+//! where they lie, and ranges of files, which are read into chunks a [window](FILE_WINDOW_BYTES) at a time. The engine
+//! takes all that is there as one [`SendBatch`] and owns it until the last byte is sent, so the
 //! memory a send reads from lives as long as the send, whatever happens to the connection.
 
 use std::collections::VecDeque;
 
+use crate::buffers::Buffer;
+use crate::files::FileRange;
 use crate::pool::Chunk;
+
+/// Most bytes of a file that are read at a time for a reply. A connection has two of these in memory: one that is sent,
+/// and one that is read meanwhile.
+pub const FILE_WINDOW_BYTES: usize = 256 << 10;
 
 /// Replies that wait to be sent, in order.
 #[derive(Debug, Default)]
@@ -15,12 +22,16 @@ pub struct Output {
     pieces: VecDeque<Piece>,
     tail: Vec<u8>,
     piece_bytes: usize,
+    /// Ranges of files among the pieces.
+    files: u32,
 }
 
 #[derive(Debug)]
 enum Piece {
     Bytes(Vec<u8>),
     Chunk(Chunk),
+    /// Not empty.
+    File(FileRange),
 }
 
 impl Piece {
@@ -28,6 +39,31 @@ impl Piece {
         match self {
             Self::Bytes(bytes) => bytes,
             Self::Chunk(chunk) => chunk,
+            // Taken out of an output only once it is read.
+            Self::File(_) => &[],
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Chunk(chunk) => chunk.len(),
+            Self::File(range) => range.bytes,
+        }
+    }
+
+    /// The first `keep` bytes, and the rest.
+    fn cut(self, keep: usize) -> (Self, Self) {
+        match self {
+            Self::Bytes(mut bytes) => {
+                let back = bytes.split_off(keep);
+                (Self::Bytes(bytes), Self::Bytes(back))
+            }
+            Self::Chunk(chunk) => (Self::Chunk(chunk.slice(0..keep)), Self::Chunk(chunk.slice(keep..chunk.len()))),
+            Self::File(range) => {
+                let back = FileRange { offset: range.offset + keep as u64, bytes: range.bytes - keep, ..range.clone() };
+                (Self::File(FileRange { bytes: keep, ..range }), Self::File(back))
+            }
         }
     }
 }
@@ -60,15 +96,13 @@ impl Output {
     /// Appends a chunk without copying it.
     pub fn push_chunk(&mut self, chunk: Chunk, spares: &mut Spares) {
         self.end_tail(spares);
-        self.piece_bytes += chunk.len();
-        self.pieces.push_back(Piece::Chunk(chunk));
+        self.push_back(Piece::Chunk(chunk));
     }
 
     /// Appends bytes without copying them.
     pub fn push_bytes(&mut self, bytes: Vec<u8>, spares: &mut Spares) {
         self.end_tail(spares);
-        self.piece_bytes += bytes.len();
-        self.pieces.push_back(Piece::Bytes(bytes));
+        self.push_back(Piece::Bytes(bytes));
     }
 
     /// Takes off everything behind the first `len` bytes.
@@ -86,29 +120,16 @@ impl Output {
         rest.tail = std::mem::take(&mut self.tail);
         rest.pieces = spares.take_pieces();
         while self.piece_bytes > len
-            && let Some(last) = self.pieces.pop_back()
+            && let Some(last) = self.pop_back()
         {
-            let bytes = last.as_slice().len();
-            self.piece_bytes -= bytes;
-            rest.piece_bytes += bytes;
-            rest.pieces.push_front(last);
+            rest.push_front(last);
         }
         if let Some(keep) = len.checked_sub(self.piece_bytes).filter(|keep| *keep > 0)
-            && let Some(cut) = rest.pieces.pop_front()
+            && let Some(cut) = rest.pop_front()
         {
-            rest.piece_bytes -= keep;
-            self.piece_bytes += keep;
-            let (front, back) = match cut {
-                Piece::Bytes(mut bytes) => {
-                    let back = bytes.split_off(keep);
-                    (Piece::Bytes(bytes), Piece::Bytes(back))
-                }
-                Piece::Chunk(chunk) => {
-                    (Piece::Chunk(chunk.slice(0..keep)), Piece::Chunk(chunk.slice(keep..chunk.len())))
-                }
-            };
-            self.pieces.push_back(front);
-            rest.pieces.push_front(back);
+            let (front, back) = cut.cut(keep);
+            self.push_back(front);
+            rest.push_front(back);
         }
         rest
     }
@@ -131,10 +152,84 @@ impl Output {
         } else {
             self.end_tail(spares);
             self.piece_bytes += other.piece_bytes;
+            self.files += other.files;
             self.pieces.append(&mut other.pieces);
             spares.give(std::mem::replace(&mut self.tail, other.tail));
         }
         spares.give_pieces(other.pieces);
+    }
+
+    /// Appends a range of a file.
+    pub(crate) fn push_file(&mut self, range: FileRange, spares: &mut Spares) {
+        if range.bytes > 0 {
+            self.end_tail(spares);
+            self.push_back(Piece::File(range));
+        }
+    }
+
+    /// Bytes of memory that it takes or will take: of a range of a file, no more than two windows.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        if self.files == 0 {
+            return self.len();
+        }
+        let bytes = |piece: &Piece| match piece {
+            Piece::File(range) => range.bytes.min(2 * FILE_WINDOW_BYTES),
+            piece => piece.len(),
+        };
+        self.pieces.iter().map(bytes).sum::<usize>() + self.tail.len()
+    }
+
+    /// True if it begins with bytes that can be sent: not if it is empty, or a range must be read first.
+    pub(crate) fn is_ready(&self) -> bool {
+        let waits = self.files > 0 && matches!(self.pieces.front(), Some(Piece::File(_)));
+        !waits && !self.is_empty()
+    }
+
+    /// Place of the first range of a file, and the bytes in front of it.
+    fn first_file(&self) -> Option<(usize, usize)> {
+        let mut before = 0;
+        for (at, piece) in self.pieces.iter().enumerate().take_while(|_| self.files > 0) {
+            if let Piece::File(_) = piece {
+                return Some((at, before));
+            }
+            before += piece.len();
+        }
+        None
+    }
+
+    /// What to read next, at most a window, unless a window is there already; `sending` bytes count to it.
+    pub(crate) fn file_to_read(&self, sending: usize) -> Option<FileRange> {
+        let (at, _) = self.first_file().filter(|(_, before)| before + sending < FILE_WINDOW_BYTES)?;
+        let Piece::File(range) = &self.pieces[at] else { return None };
+        Some(FileRange { bytes: range.bytes.min(FILE_WINDOW_BYTES), ..range.clone() })
+    }
+
+    /// Puts what was read of `range` into its place. False: the first range is not the one this is about.
+    pub(crate) fn file_was_read(&mut self, range: &FileRange, bytes: Buffer) -> bool {
+        let Some((at, _)) = self.first_file() else { return false };
+        let Piece::File(rest) = &mut self.pieces[at] else { return false };
+        if rest.offset != range.offset || !rest.file.is_same(&range.file) || rest.bytes < bytes.len() {
+            return false;
+        }
+        rest.offset += bytes.len() as u64;
+        rest.bytes -= bytes.len();
+        let chunk = Piece::Chunk(Chunk::from_buffer(bytes));
+        if rest.bytes == 0 {
+            self.files -= 1;
+            self.pieces[at] = chunk;
+        } else {
+            self.pieces.insert(at, chunk);
+        }
+        true
+    }
+
+    /// Takes what can be sent: everything in front of the first range of a file.
+    pub(crate) fn take_ready(&mut self) -> SendBatch {
+        let Some((at, before)) = self.first_file() else { return self.take() };
+        let behind = self.pieces.split_off(at);
+        let pieces = std::mem::replace(&mut self.pieces, behind);
+        self.piece_bytes -= before;
+        SendBatch { output: Self { pieces, piece_bytes: before, ..Self::default() }, sent: 0 }
     }
 
     /// Makes the tail a piece, so that another piece can follow it.
@@ -161,7 +256,7 @@ impl Output {
     /// Throws away what is in it, and keeps the buffer.
     pub fn clear(&mut self) {
         self.pieces.clear();
-        self.piece_bytes = 0;
+        (self.piece_bytes, self.files) = (0, 0);
         self.tail.clear();
     }
 
@@ -174,20 +269,41 @@ impl Output {
     pub fn truncate(&mut self, len: usize) {
         self.tail.truncate(len.saturating_sub(self.piece_bytes));
         while self.piece_bytes > len
-            && let Some(last) = self.pieces.pop_back()
+            && let Some(last) = self.pop_back()
         {
-            self.piece_bytes -= last.as_slice().len();
             if let Some(keep) = len.checked_sub(self.piece_bytes).filter(|keep| *keep > 0) {
-                self.piece_bytes += keep;
-                self.pieces.push_back(match last {
-                    Piece::Bytes(mut bytes) => {
-                        bytes.truncate(keep);
-                        Piece::Bytes(bytes)
-                    }
-                    Piece::Chunk(chunk) => Piece::Chunk(chunk.slice(0..keep)),
-                });
+                self.push_back(last.cut(keep).0);
             }
         }
+    }
+
+    fn push_back(&mut self, piece: Piece) {
+        self.piece_bytes += piece.len();
+        self.files += u32::from(matches!(piece, Piece::File(_)));
+        self.pieces.push_back(piece);
+    }
+
+    fn push_front(&mut self, piece: Piece) {
+        self.piece_bytes += piece.len();
+        self.files += u32::from(matches!(piece, Piece::File(_)));
+        self.pieces.push_front(piece);
+    }
+
+    fn pop_back(&mut self) -> Option<Piece> {
+        let piece = self.pieces.pop_back()?;
+        self.popped(&piece);
+        Some(piece)
+    }
+
+    fn pop_front(&mut self) -> Option<Piece> {
+        let piece = self.pieces.pop_front()?;
+        self.popped(&piece);
+        Some(piece)
+    }
+
+    fn popped(&mut self, piece: &Piece) {
+        self.piece_bytes -= piece.len();
+        self.files -= u32::from(matches!(piece, Piece::File(_)));
     }
 
     /// Takes everything, to be sent.
@@ -237,7 +353,7 @@ impl SendBatch {
     pub fn advance(&mut self, bytes: usize, spares: &mut Spares) {
         self.sent += bytes;
         while let Some(piece) = self.output.pieces.front() {
-            let len = piece.as_slice().len();
+            let len = piece.len();
             if self.sent < len {
                 return;
             }

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use crate::deferred::{Deferred, Target};
 use crate::env::Env;
 use crate::error::{CloseReason, FramingError};
+use crate::files::{FileRange, NoFileReplies};
 use crate::framing::{Frame, Framing};
 use crate::gates::{Gate, GateSet};
 use crate::limits::Limits;
@@ -447,6 +448,30 @@ impl Reply<'_> {
             output.push_chunk(body, &mut env.spares);
             output.tail(&mut env.spares).extend_from_slice(end);
         });
+    }
+
+    /// Sends one reply of three parts: `head` appends the first, as in [`Reply::message`]; `range` of a file follows, and
+    /// then `end`. The shard reads the file while the connection sends, a [window](crate::output::FILE_WINDOW_BYTES) at a
+    /// time, and never waits for it. If the file turns out to be shorter than promised, or cannot be read, the connection
+    /// is reset and [counted](CloseReason::FileRange).
+    ///
+    /// # Errors
+    ///
+    /// [`NoFileReplies`]: only shards send files, and only on streams. Nothing was sent.
+    pub fn file(
+        &mut self,
+        head: impl FnOnce(&mut Vec<u8>),
+        range: FileRange,
+        end: &'static [u8],
+    ) -> Result<(), NoFileReplies> {
+        if matches!(self.sink, Sink::Datagrams(_)) || self.env.answers.is_some() {
+            return Err(NoFileReplies);
+        }
+        self.pieces(range.bytes + end.len(), head, |output, env| {
+            output.push_file(range, &mut env.spares);
+            output.tail(&mut env.spares).extend_from_slice(end);
+        });
+        Ok(())
     }
 
     /// Frames a body of `bytes` bytes that `push` appends as a piece of its own. For streams.

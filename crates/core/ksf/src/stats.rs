@@ -217,6 +217,9 @@ fn close_counter(reason: CloseReason) -> (&'static str, &'static str) {
         CloseReason::Drained => ("closed_drained", "Closed: the server stopped; everything received was answered."),
         CloseReason::EndlessFragments => ("closed_endless_fragments", "Closed: a message of too many fragments."),
         CloseReason::EndlessHeader => ("closed_endless_header", "Closed: the header of a message did not end."),
+        CloseReason::FileRange => {
+            ("closed_file_range", "Closed: a range of a file in a reply is not there, or could not be read.")
+        }
         CloseReason::IdleTimeout => ("closed_idle_timeout", "Closed: no byte moved for too long."),
         CloseReason::Io => ("closed_io", "Closed: the socket failed (reset, timed out, unreachable)."),
         CloseReason::KernelHalf => ("closed_kernel_half", "Closed: a reply of the kernel half was lost or stuck."),

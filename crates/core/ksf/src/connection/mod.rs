@@ -18,10 +18,12 @@
 
 use std::collections::VecDeque;
 
+use crate::buffers::Buffer;
 use crate::cutter::{Cutter, Direct};
 use crate::deferred::{Answer, Delivery};
 use crate::env::Env;
 use crate::error::CloseReason;
+use crate::files::{FileError, FileRange};
 use crate::framing::Framing;
 use crate::limits::{Limits, Time};
 use crate::outgoing::{Exchange, Upstream};
@@ -68,6 +70,8 @@ pub struct Connection<S: ShardService> {
     deferred: u32,
     /// The service gave tasks to the threads that may block.
     blocks: bool,
+    /// A part of a file is being read for a reply.
+    reading_file: bool,
     /// The message of the last words to the peer, and answers that are still to come for it.
     last_words: Option<(u64, u32)>,
     exchange: Exchange,
@@ -135,6 +139,7 @@ impl<S: ShardService> Connection<S> {
             messages: 0,
             deferred: 0,
             blocks: false,
+            reading_file: false,
             last_words: None,
             exchange: Exchange::default(),
             eof: false,
@@ -324,15 +329,52 @@ impl<S: ShardService> Connection<S> {
         self.recount(env);
     }
 
-    /// Everything that waits to be sent, unless a batch is under way already.
+    /// Everything that waits to be sent, unless a batch is under way already; up to a range of a file that is not read.
     pub fn take_batch(&mut self, now: Time) -> Option<SendBatch> {
-        if self.sending || self.output.is_empty() {
+        if !self.has_output() {
             return None;
         }
+        let batch = self.output.take_ready();
         self.sending = true;
-        self.sending_bytes = self.output.len();
+        self.sending_bytes = batch.len();
         self.last_send_progress = now;
-        Some(self.output.take())
+        Some(batch)
+    }
+
+    /// What must be read of a file before more can be sent: at most a [window](crate::output::FILE_WINDOW_BYTES), while the
+    /// one before is sent. [`Connection::file_read`] follows.
+    pub fn file_to_read(&mut self) -> Option<FileRange> {
+        let range = if self.reading_file { None } else { self.output.file_to_read(self.sending_bytes) };
+        self.reading_file = range.is_some();
+        range
+    }
+
+    /// Takes what [`file_to_read`](Self::file_to_read) asked for, or a part of it from the front. `None`: nothing was read, and
+    /// it will be asked for again. False: the file ends too early or cannot be read, and the connection must be reset,
+    /// because a part of the reply may have left.
+    pub fn file_read(&mut self, range: &FileRange, read: Option<Result<Buffer, FileError>>, env: &mut Env) -> bool {
+        self.reading_file = false;
+        match read {
+            None => return true,
+            // It is tried again, which tells of an error that stays.
+            Some(Err(FileError::Interrupted)) => return true,
+            Some(Ok(bytes)) if !bytes.is_empty() => {
+                let placed = self.output.file_was_read(range, bytes);
+                debug_assert!(placed || self.closing.is_some(), "replies are thrown away at an end alone");
+            }
+            Some(_) => {
+                self.closing = None;
+                self.close(CloseReason::FileRange, env);
+                return false;
+            }
+        }
+        self.recount(env);
+        true
+    }
+
+    /// True if what can be sent now ends in front of a range of a file.
+    pub fn file_follows(&self) -> bool {
+        !self.output.is_empty() && !self.output.is_ready()
     }
 
     /// The engine sent `bytes` more; `done` when the batch is complete.
@@ -496,9 +538,10 @@ impl<S: ShardService> Connection<S> {
         self.sent_bytes
     }
 
-    /// Bytes of replies this connection holds: waiting, being sent, or held back.
+    /// Bytes of replies this connection holds: waiting, being sent, or held back. A range of a file counts with the memory
+    /// that it may take.
     pub fn queued_bytes(&self) -> usize {
-        self.output.len() + self.sending_bytes + self.held_bytes
+        self.output.memory_bytes() + self.sending_bytes + self.held_bytes
     }
 
     /// Bytes that count towards [`connection_bytes_max`](crate::limits::Limits::connection_bytes_max): replies, and
@@ -518,9 +561,9 @@ impl<S: ShardService> Connection<S> {
         self.cutter.unfinished_bytes() + self.stalled.iter().map(|chunk| chunk.len()).sum::<usize>()
     }
 
-    /// True when replies wait and none is being sent.
+    /// True when replies wait that can be sent, and none is being sent.
     pub fn has_output(&self) -> bool {
-        !self.sending && !self.output.is_empty()
+        !self.sending && self.output.is_ready()
     }
 
     /// Ends the connection: the service gets its state back.

@@ -135,7 +135,7 @@ impl<S: ShardService> Connection<S> {
 
     /// Puts a place behind those that wait already, if it has something to wait for, or something in it.
     fn hold(&mut self, held: Held, env: &mut Env) {
-        self.held_bytes += held.output.len();
+        self.held_bytes += held.output.memory_bytes();
         let waits = held.awaiting > 0 || !held.output.is_empty() && held.gates.closed(&env.gates).is_some();
         match self.held.back_mut() {
             // One buffer for all replies behind the same place, however many there are.
@@ -162,7 +162,7 @@ impl<S: ShardService> Connection<S> {
                 return;
             }
             let Some(Held { output, .. }) = self.held.pop_front() else { return };
-            self.held_bytes -= output.len();
+            self.held_bytes -= output.memory_bytes();
             self.output.append(output, &mut env.spares);
         }
     }
@@ -189,7 +189,7 @@ impl<S: ShardService> Connection<S> {
         self.deferred += called.deferred;
         self.work_bytes += called.work_bytes;
         self.blocks |= called.blocks;
-        self.expected_bytes = self.expected_bytes.max(output.len());
+        self.expected_bytes = self.expected_bytes.max(output.memory_bytes());
         if let Some((_, left)) = self.last_words.as_mut().filter(|(words, _)| *words == ticket) {
             *left = *left + called.deferred - 1;
             if *left == 0 {
@@ -203,7 +203,7 @@ impl<S: ShardService> Connection<S> {
                 self.hold(Held { ticket, output, awaiting: 0, gates: called.gates, named: None }, env);
             }
         } else if let Some(place) = self.held.iter_mut().find(|held| held.ticket == ticket && held.awaiting > 0) {
-            self.held_bytes += output.len();
+            self.held_bytes += output.memory_bytes();
             place.output.append(output, &mut env.spares);
             place.awaiting = place.awaiting + called.deferred - 1;
             place.gates.add_all(&called.gates);

@@ -63,7 +63,7 @@ impl<E: Engine> Shard<E> {
             Phase::Releasing(_) => return,
             Phase::Lingering { reason, .. } => reason,
             // Bytes are lost: whatever else is known of the connection, its end is not orderly.
-            Phase::Open if reason == CloseReason::KernelHalf => {
+            Phase::Open if matches!(reason, CloseReason::FileRange | CloseReason::KernelHalf) => {
                 let _ = rustix::net::sockopt::set_socket_linger(&conn.socket, Some(Duration::ZERO));
                 reason
             }

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::outgoing::Outgoing;
+use crate::buffers::Buffer;
 use crate::connection::Connection;
 use crate::connection::input::DIRECT_BYTES_MIN;
 use crate::cutter::Direct;
@@ -13,7 +14,7 @@ use crate::deferred::{Answer, Target};
 use crate::engine::Reading;
 use crate::env::Env;
 use crate::error::CloseReason;
-use crate::files::FileDone;
+use crate::files::{FileDone, FileError, FileRange};
 use crate::framing::Framing;
 use crate::gates::GateSet;
 use crate::limits::{Limits, Time};
@@ -110,6 +111,10 @@ pub(crate) trait Stream {
     fn read_again(&mut self, env: &Env);
     fn take_batch(&mut self, now: Time) -> Option<SendBatch>;
     fn sent(&mut self, bytes: usize, done: bool, env: &mut Env);
+    /// What must be read of a file before more can be sent.
+    fn file_to_read(&mut self) -> Option<FileRange>;
+    fn file_read(&mut self, range: &FileRange, read: Option<Result<Buffer, FileError>>, env: &mut Env) -> bool;
+    fn file_follows(&self) -> bool;
     fn tick(&mut self, env: &mut Env) -> Option<CloseReason>;
     fn deadline(&self, env: &Env) -> Option<Time>;
     fn note_activity(&mut self, now: Time);
@@ -170,6 +175,15 @@ impl<S: ShardService> Stream for Connection<S> {
     }
     fn sent(&mut self, bytes: usize, done: bool, env: &mut Env) {
         Self::sent(self, bytes, done, env);
+    }
+    fn file_to_read(&mut self) -> Option<FileRange> {
+        Self::file_to_read(self)
+    }
+    fn file_read(&mut self, range: &FileRange, read: Option<Result<Buffer, FileError>>, env: &mut Env) -> bool {
+        Self::file_read(self, range, read, env)
+    }
+    fn file_follows(&self) -> bool {
+        Self::file_follows(self)
     }
     fn tick(&mut self, env: &mut Env) -> Option<CloseReason> {
         Self::tick(self, env)

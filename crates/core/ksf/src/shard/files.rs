@@ -4,13 +4,29 @@ use std::rc::Rc;
 
 use super::Shard;
 use crate::engine::Engine;
-use crate::files::{Begun, Owner};
+use crate::env::Env;
+use crate::error::CloseReason;
+use crate::files::{Begun, FileDone, FileOp, FileRange, Owner};
+use crate::service::ConnKey;
 
 impl<E: Engine> Shard<E> {
     /// Gives the engine what services began.
     pub(super) fn begin_files(&mut self) {
         while let Some(begun) = self.env.files.next() {
             self.engine.begin_file(begun, &mut self.env);
+        }
+        if !self.file_waiting.is_empty() && self.env.files.running() == 0 {
+            // The connection that was woken last had no use for the room.
+            self.wake_file_reader();
+        }
+    }
+
+    /// Has a connection try again that was refused to read a part of a reply.
+    fn wake_file_reader(&mut self) {
+        while let Some(key) = self.file_waiting.pop_front() {
+            if self.stream(key).is_some() {
+                return;
+            }
         }
     }
 
@@ -24,6 +40,33 @@ impl<E: Engine> Shard<E> {
                 self.env.service = number;
                 service.file_done(done, &mut self.env);
             }
+            Owner::Reply(key) => self.file_read(key, done),
+        }
+        self.wake_file_reader();
+    }
+
+    /// Begins to read a part of a reply. What is refused for now is tried again when another operation ended: there is one,
+    /// because one alone is not refused.
+    pub(super) fn read_file(&mut self, key: ConnKey, range: FileRange) {
+        let Env { files, limits, buffers, .. } = &mut self.env;
+        if files.read(key, range.clone(), limits, buffers) {
+            return;
+        }
+        self.file_waiting.push_back(key);
+        if let Some(conn) = self.places[key.index as usize].conn.as_mut() {
+            conn.stream.file_read(&range, None, &mut self.env);
+        }
+    }
+
+    /// A part of a reply was read, or could not be.
+    fn file_read(&mut self, key: ConnKey, done: FileDone) {
+        let FileOp::Read { file, offset, bytes, into, .. } = done.op else { return };
+        let range = FileRange { file, offset, bytes };
+        let read = done.result.map(|_| into);
+        if let Some((stream, env)) = self.stream(key)
+            && !stream.file_read(&range, Some(read), env)
+        {
+            self.abort(key.index, CloseReason::FileRange);
         }
     }
 

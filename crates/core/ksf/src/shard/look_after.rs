@@ -96,10 +96,15 @@ impl<E: Engine> Shard<E> {
                 assist.settle_ahead(socket.as_fd(), &**stream, batch.len());
             }
             // The kernel half's socket takes no such hints.
-            let last = assist.is_none() && stream.ends_with_the_batch();
+            let last = assist.is_none() && (stream.ends_with_the_batch() || stream.file_follows());
             let (bytes, done) = self.engine.send(key, batch, last, &mut self.env);
             stream.sent(bytes, done, &mut self.env);
         }
+        if let Some(range) = stream.file_to_read() {
+            self.read_file(key, range);
+        }
+        let Some(conn) = self.places[index as usize].conn.as_mut() else { return };
+        let Conn { stream, .. } = conn;
         if let Some(link) = conn.link {
             let queued_bytes = stream.queued_bytes();
             self.pace_exchange(link, queued_bytes);

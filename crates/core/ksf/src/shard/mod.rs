@@ -4,7 +4,7 @@
 //! what every touched connection has queued, one batch each. Nothing is shared with other shards but the count of
 //! connections.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::rc::Rc;
@@ -154,6 +154,8 @@ pub(crate) struct Shard<E: Engine> {
     /// The mailbox was reported as readable in this turn.
     mail_arrived: bool,
     replies: Replies,
+    /// Connections that wait until a part of a file may be read for them.
+    file_waiting: VecDeque<ConnKey>,
     /// Connections whose next replies wait for a gate.
     gated: Vec<(Gate, ConnKey)>,
     pace: Pace,
@@ -240,6 +242,7 @@ impl<E: Engine> Shard<E> {
             mail: Vec::new(),
             mail_arrived: false,
             replies: Vec::new(),
+            file_waiting: VecDeque::new(),
             gated: Vec::new(),
             pace: Pace::default(),
             spinner: Spinner::new(spin),

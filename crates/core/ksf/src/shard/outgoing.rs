@@ -6,11 +6,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use super::erased::Stream;
 use super::{Conn, Phase, Place, Shard};
+use crate::buffers::Buffer;
 use crate::cutter::Direct;
 use crate::deferred::Answer;
 use crate::engine::{Engine, Reading};
 use crate::env::Env;
 use crate::error::CloseReason;
+use crate::files::{FileError, FileRange};
 use crate::limits::{Limits, Time};
 use crate::outgoing::{Errand, Failure, Order, Upstream};
 use crate::output::{Output, SendBatch};
@@ -182,6 +184,15 @@ impl Stream for Outgoing {
     }
     fn saw_eof(&self) -> bool {
         self.eof
+    }
+    fn file_to_read(&mut self) -> Option<FileRange> {
+        None
+    }
+    fn file_read(&mut self, _: &FileRange, _: Option<Result<Buffer, FileError>>, _: &mut Env) -> bool {
+        true
+    }
+    fn file_follows(&self) -> bool {
+        false
     }
     fn has_output(&self) -> bool {
         self.connected && !self.sending && !self.output.is_empty()

@@ -1,0 +1,339 @@
+//! Replies with a range of a file in them: their bytes and their order, peers that are slow, files that are too short.
+
+mod common;
+
+use std::any::Any;
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use common::net::*;
+use common::{KEY, env, in_slot};
+use ksf::connection::Connection;
+use ksf::deferred::Deferred;
+use ksf::engine::EngineKind;
+use ksf::files::{File, FileError, FileRange};
+use ksf::framing::{Delimiter, Framing};
+use ksf::gates::{Gate, LogId};
+use ksf::limits::Limits;
+use ksf::output::{FILE_WINDOW_BYTES, SendBatch};
+use ksf::service::{Message, Peer, Refused};
+use ksf::shard_service::OnShard;
+use ksf::{Profile, Reply, Server, ShardService, Turn};
+
+const LINES: Framing = Framing::Delimiter(Delimiter::LF);
+
+/// Answers `range FILE OFFSET BYTES` with that, between a head and an end; `gated` with a number does so behind a gate, and
+/// `later` when the message is resumed. Anything else is sent back.
+struct Library {
+    files: Vec<File>,
+    deferred: Mutex<Vec<Deferred>>,
+}
+
+/// What a resumed message goes on with.
+struct Later(String);
+
+impl Library {
+    fn new(files: Vec<File>) -> Arc<Self> {
+        Arc::new(Self { files, deferred: Mutex::default() })
+    }
+
+    fn answer(&self, log: LogId, text: &str, reply: &mut Reply<'_>) {
+        let words: Vec<_> = text.split(' ').collect();
+        let number = |at: usize| words[at].parse::<usize>().unwrap();
+        match words[0] {
+            "range" | "gated" => {
+                if words[0] == "gated" {
+                    reply.gate(Gate { log, number: number(4) as u64 });
+                }
+                let file = self.files[number(1)].clone();
+                let range = FileRange { file, offset: number(2) as u64, bytes: number(3) };
+                reply.file(|head| head.extend_from_slice(b"<"), range, b">").unwrap();
+            }
+            "later" => self.deferred.lock().unwrap().push(reply.defer_for(100)),
+            _ => reply.bytes(text.as_bytes()),
+        }
+    }
+}
+
+impl ShardService for Library {
+    type Shard = LogId;
+    type Conn = ();
+
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("library", LINES)
+    }
+
+    fn start(&self, turn: &mut Turn<'_>) -> std::io::Result<LogId> {
+        turn.gates().open_log().map_err(std::io::Error::other)
+    }
+
+    fn accept(&self, _: &mut LogId, _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, log: &mut LogId, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        self.answer(*log, std::str::from_utf8(message.bytes()).unwrap(), reply);
+    }
+
+    fn resume(&self, log: &mut LogId, (): &mut (), state: Box<dyn Any + Send>, reply: &mut Reply<'_>) {
+        let Later(text) = *state.downcast().unwrap();
+        self.answer(*log, &text, reply);
+    }
+}
+
+fn all_of(batch: &SendBatch, most: usize) -> Vec<u8> {
+    let mut slices = [&[][..]; 64];
+    let filled = batch.slices(&mut slices);
+    let mut bytes = slices[..filled].concat();
+    bytes.truncate(most);
+    bytes
+}
+
+/// Whatever happens first: reads that end early, or are refused, batches sent in parts, gates, answers that come later.
+#[test]
+fn bytes_and_order_are_those_of_replies_without_files() {
+    let content = pattern(3 << 20, 1);
+    for seed in 0..60 {
+        let mut random = Random::of_test(seed);
+        let library = Library::new(vec![tempfile::tempfile().unwrap().into()]);
+        let limits = Limits { out_queue_bytes_max: 1 << 30, connection_bytes_max: 1 << 30, ..Limits::default() };
+        let mut env = env(limits, 4096, 16);
+        let log = library.start(&mut Turn::new(&mut env)).unwrap();
+        let on = OnShard::new(Arc::clone(&library), log);
+        let mut conn = Connection::new(on, Peer::Unix, KEY, env.now).unwrap();
+        let (mut expected, mut got) = (Vec::new(), Vec::new());
+        let (mut to_receive, mut gates, mut later) = (12, 0, Vec::new());
+        let (mut reading, mut batch) = (None::<FileRange>, None::<SendBatch>);
+        while to_receive > 0 || got.len() < expected.len() {
+            match random.within(0..=6) {
+                0 if to_receive > 0 => {
+                    to_receive -= 1;
+                    let (offset, most) = (random.within(0..=(1 << 20)), random.pick(&[0, 1, 5000, 2 << 20]));
+                    let bytes = random.within(0..=most);
+                    let in_file = [b"<", &content[offset..][..bytes], b">\n"].concat();
+                    match random.within(0..=3) {
+                        0 => {
+                            conn.receive(in_slot(&mut env, b"hello\n"), &mut env);
+                            expected.extend_from_slice(b"hello\n");
+                        }
+                        1 => {
+                            let line = format!("range 0 {offset} {bytes}\n");
+                            conn.receive(in_slot(&mut env, line.as_bytes()), &mut env);
+                            expected.extend_from_slice(&in_file);
+                        }
+                        2 => {
+                            gates += 1;
+                            let line = format!("gated 0 {offset} {bytes} {gates}\n");
+                            conn.receive(in_slot(&mut env, line.as_bytes()), &mut env);
+                            expected.extend_from_slice(&in_file);
+                        }
+                        _ => {
+                            conn.receive(in_slot(&mut env, b"later\n"), &mut env);
+                            later.push(format!("range 0 {offset} {bytes}"));
+                            expected.extend_from_slice(&in_file);
+                        }
+                    }
+                }
+                1 if !later.is_empty() => {
+                    let at = random.within(0..=later.len() - 1);
+                    library.deferred.lock().unwrap().remove(at).resume(Later(later.remove(at)));
+                    for delivery in env.mailbox.take_deliveries() {
+                        assert!(conn.deliver(delivery, &mut env));
+                    }
+                }
+                2 => {
+                    Turn::new(&mut env).release(log, random.within(0..=gates) as u64);
+                    env.take_gated();
+                    conn.open_gates(&mut env);
+                }
+                3 => {
+                    if reading.is_none() {
+                        reading = conn.file_to_read();
+                    }
+                }
+                4 => {
+                    if let Some(range) = reading.take() {
+                        let most = if random.one_in(2) { range.bytes } else { random.within(1..=range.bytes) };
+                        let mut into = env.buffers.take(most);
+                        into.fill(&content[range.offset as usize..][..most]);
+                        let read = match random.within(0..=9) {
+                            0 => None,
+                            1 => Some(Err(FileError::Interrupted)),
+                            _ => Some(Ok(into)),
+                        };
+                        assert!(conn.file_read(&range, read, &mut env));
+                    }
+                }
+                _ => {
+                    batch = batch.or_else(|| conn.take_batch(env.now));
+                    if let Some(sending) = &mut batch {
+                        let most = if random.one_in(2) { usize::MAX } else { random.within(1..=300_000) };
+                        let bytes = all_of(sending, most);
+                        got.extend_from_slice(&bytes);
+                        sending.advance(bytes.len(), &mut env.spares);
+                        let done = sending.is_empty();
+                        conn.sent(bytes.len(), done, &mut env);
+                        if done && let Some(batch) = batch.take() {
+                            batch.recycle(&mut env.spares);
+                        }
+                    }
+                }
+            }
+            let in_memory = batch.as_ref().map_or(0, SendBatch::len);
+            assert!(in_memory < 2 * FILE_WINDOW_BYTES + 1000, "seed {seed}: a batch of {in_memory} bytes");
+            assert_eq!(env.budget.reply_bytes(), conn.owed_bytes(), "seed {seed}");
+            assert!(got == expected[..got.len()], "seed {seed}: other bytes than expected");
+        }
+        assert!(conn.is_settled(), "seed {seed}");
+        conn.end(&mut env);
+        assert_eq!((env.budget.reply_bytes(), env.pool.in_use()), (0, 0), "seed {seed}");
+    }
+}
+
+#[test]
+fn two_windows_of_a_file_are_in_memory() {
+    let library = Library::new(vec![tempfile::tempfile().unwrap().into()]);
+    let mut env = env(Limits::default(), 4096, 16);
+    let log = library.start(&mut Turn::new(&mut env)).unwrap();
+    let on = OnShard::new(Arc::clone(&library), log);
+    let mut conn = Connection::new(on, Peer::Unix, KEY, env.now).unwrap();
+    conn.receive(in_slot(&mut env, b"range 0 0 100000000\n"), &mut env);
+    assert_eq!(conn.queued_bytes(), 3 + 2 * FILE_WINDOW_BYTES, "of a range, the memory that it may take counts");
+    // Reads for as long as the connection wants it.
+    let read = |conn: &mut Connection<_>, env: &mut _| {
+        let mut bytes = 0;
+        while let Some(range) = conn.file_to_read() {
+            assert!(conn.file_to_read().is_none(), "one read at a time");
+            let ksf::env::Env { buffers, .. } = env;
+            let mut into = buffers.take(range.bytes);
+            into.set_len(range.bytes);
+            assert!(conn.file_read(&range, Some(Ok(into)), env));
+            bytes += range.bytes;
+        }
+        bytes
+    };
+    assert_eq!(read(&mut conn, &mut env), FILE_WINDOW_BYTES);
+    let batch = conn.take_batch(env.now).unwrap();
+    assert_eq!(batch.len(), 1 + FILE_WINDOW_BYTES);
+    assert_eq!(read(&mut conn, &mut env), 0, "the peer took nothing yet");
+    conn.sent(2, false, &mut env);
+    assert_eq!(read(&mut conn, &mut env), FILE_WINDOW_BYTES, "the next is read while this one is sent");
+    conn.sent(batch.len() - 2, true, &mut env);
+    conn.end(&mut env);
+}
+
+#[test]
+fn a_file_that_ends_too_early_ends_the_connection() {
+    let library = Library::new(vec![tempfile::tempfile().unwrap().into()]);
+    for failure in [None, Some(FileError::Medium)] {
+        let mut env = env(Limits::default(), 4096, 16);
+        let log = library.start(&mut Turn::new(&mut env)).unwrap();
+        let on = OnShard::new(Arc::clone(&library), log);
+        let mut conn = Connection::new(on, Peer::Unix, KEY, env.now).unwrap();
+        conn.receive(in_slot(&mut env, b"range 0 0 10\nhello\n"), &mut env);
+        let batch = conn.take_batch(env.now).unwrap();
+        assert_eq!(all_of(&batch, 100), b"<");
+        let range = conn.file_to_read().unwrap();
+        let read = failure.map_or_else(|| Ok(env.buffers.take(10)), Err);
+        assert!(!conn.file_read(&range, Some(read), &mut env), "a reset, because a part of the reply has left");
+        conn.sent(1, true, &mut env);
+        assert!(conn.take_batch(env.now).is_none(), "what is behind the missing bytes must not follow the head");
+        assert!(conn.is_closing());
+        conn.end(&mut env);
+        assert_eq!(env.budget.reply_bytes(), 0);
+    }
+}
+
+fn start(engine: EngineKind, limits: Limits, library: Arc<Library>) -> Server {
+    let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
+    let builder = Server::builder().engine(engine).cpus(Some(cpus)).limits(limits);
+    builder.listen(ANY.parse().unwrap(), library, None).start().unwrap()
+}
+
+fn open(path: &str) -> File {
+    std::fs::File::open(Path::new(path)).unwrap().into()
+}
+
+const CONTENT_BYTES: usize = 24 << 20;
+
+/// A file of [`CONTENT_BYTES`].
+fn content() -> (Vec<u8>, File) {
+    let content = pattern(CONTENT_BYTES, 3);
+    let file = tempfile::tempfile().unwrap();
+    file.write_all_at(&content, 0).unwrap();
+    (content, file.into())
+}
+
+/// Far more than a socket holds, to peers of which one takes its bytes only when the others are done; also with room for one
+/// read at a time.
+#[test]
+fn a_slow_peer_gets_every_byte_of_a_file_and_holds_nobody_up() {
+    own_network();
+    let (content, file) = content();
+    let everything = format!("range 0 0 {CONTENT_BYTES}\nhello\nrange 0 5 7\n");
+    let check = |peer: &mut std::net::TcpStream| {
+        expect(peer, b"<");
+        for at in (0..CONTENT_BYTES).step_by(1 << 20) {
+            assert!(read_exactly(peer, 1 << 20) == content[at..][..1 << 20]);
+        }
+        expect(peer, b">\nhello\n<");
+        expect(peer, &content[5..12]);
+        expect(peer, b">\n");
+    };
+    for (engine, file_ops_max) in engines().into_iter().flat_map(|engine| [(engine, 1), (engine, 1024)]) {
+        let limits = Limits { file_ops_max, ..Limits::default() };
+        let server = start(engine, limits, Library::new(vec![file.clone()]));
+        let mut slow = connect(&server);
+        slow.write_all(everything.as_bytes()).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let mut peer = connect(&server);
+                    peer.write_all(everything.as_bytes()).unwrap();
+                    check(&mut peer);
+                });
+            }
+        });
+        check(&mut slow);
+        // A drain waits for what is on its way.
+        slow.write_all(everything.as_bytes()).unwrap();
+        expect(&mut slow, b"<");
+        std::thread::scope(|scope| {
+            let draining = scope.spawn(move || server.drain());
+            for at in (0..CONTENT_BYTES).step_by(1 << 20) {
+                assert!(read_exactly(&mut slow, 1 << 20) == content[at..][..1 << 20], "{engine}");
+            }
+            expect(&mut slow, b">\n");
+            let _ = read_rest(&mut slow);
+            draining.join().unwrap().unwrap();
+        });
+    }
+}
+
+/// Both would otherwise look like the end of the reply.
+#[test]
+fn a_promise_that_a_file_does_not_keep_resets_the_connection() {
+    own_network();
+    let (content, file) = content();
+    for engine in engines() {
+        // Nothing is mapped at the address 0 of this process: reading it is an I/O error.
+        let server = start(engine, Limits::default(), Library::new(vec![file.clone(), open("/proc/self/mem")]));
+        let mut well = connect(&server);
+        let requests = [format!("range 0 0 {}\n", CONTENT_BYTES + 1), "range 1 0 100\n".to_owned()];
+        for (lost, request) in requests.iter().enumerate() {
+            let mut peer = connect(&server);
+            peer.write_all(request.as_bytes()).unwrap();
+            let mut got = Vec::new();
+            let error = peer.read_to_end(&mut got).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{engine}");
+            assert!(got.len() <= 1 + CONTENT_BYTES);
+            until_count(&server, "closed_file_range", lost as u64 + 1);
+            well.write_all(b"range 0 9 3\n").unwrap();
+            expect(&mut well, &[b"<", &content[9..12], b">\n"].concat());
+        }
+        drop(well);
+        server.drain().unwrap();
+    }
+}
