@@ -204,6 +204,33 @@ fn many_long_messages_at_once_all_arrive() {
     }
 }
 
+/// With the limits as they are by default, and all of them on one shard.
+#[test]
+fn sixty_four_writers_of_a_mebibyte_all_finish() {
+    own_network();
+    const WRITERS: usize = 64;
+    let line = [&vec![b'w'; 1 << 20][..], b"\n"].concat();
+    for engine in engines() {
+        let limits = Limits { pressure_timeout_ms: PATIENCE.as_millis() as u64, ..Limits::default() };
+        let server = one_shard(engine, ANY, limits, Recorder::new(LINES, Order::Requests));
+        let mut peers: Vec<_> = (0..WRITERS).map(|_| connect(&server)).collect();
+        // Half of a message each, before any of them goes on.
+        let (head, tail) = line.split_at(line.len() / 2);
+        std::thread::scope(|scope| {
+            for peer in &mut peers {
+                scope.spawn(|| peer.write_all(head).unwrap());
+            }
+        });
+        std::thread::scope(|scope| {
+            for peer in &mut peers {
+                scope.spawn(|| ask(peer, tail, &line));
+            }
+        });
+        assert_eq!((count(&server, "closed_total"), server.connections()), (0, WRITERS), "{engine}");
+        assert_eq!(count(&server, "messages"), WRITERS as u64, "{engine}");
+    }
+}
+
 /// Peers that fill the memory and say nothing more are closed one after the other; the others are served.
 #[test]
 fn when_memory_is_short_who_does_not_go_on_is_closed() {
