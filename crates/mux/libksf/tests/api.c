@@ -215,6 +215,34 @@ struct peer {
 	uint64_t bytes;
 };
 
+/* Without a name a message answers the one received last. */
+static void answers(void)
+{
+	ksf_socket *socket;
+	ksf_message *message;
+	uint64_t ids[2], chosen = 1;
+	int peers[2];
+
+	CHECK(open_socket(&socket) == 0);
+	for (int i = 0; i < 2; i++)
+		ids[i] = attach_pair(socket, &peers[i]);
+	CHECK(ksf_send(socket, hello, HELLO, KSF_TO | KSF_IN_TURN, 0, &chosen) == -EINVAL);
+	for (int i = 1; i >= 0; i--) {
+		CHECK(write(peers[i], hello, HELLO) == HELLO);
+		CHECK(ksf_receive(socket, PATIENCE_MS, &message) == 1);
+		ksf_message_free(message);
+		for (int again = 0; again < 2; again++)
+			CHECK(ksf_send(socket, other, OTHER, 0, 0, &chosen) == 0 && chosen == ids[i]);
+	}
+	/* An answer to one that is gone goes to nobody else, but where that is asked for. */
+	CHECK(ksf_detach(socket, ids[0], NULL, NULL, NULL) >= 0);
+	CHECK(ksf_send(socket, other, OTHER, 0, 0, &chosen) == -ECONNRESET && strstr(ksf_last_error(), "gone"));
+	CHECK(ksf_send(socket, other, OTHER, KSF_IN_TURN, 0, &chosen) == 0 && chosen == ids[1]);
+	close(peers[0]);
+	close(peers[1]);
+	ksf_close(socket);
+}
+
 static void *read_bytes(void *argument)
 {
 	static char bytes[65536];
@@ -423,6 +451,7 @@ int main(int argc, char **argv)
 	wrong_arguments();
 	newer_header();
 	messages();
+	answers();
 	back_pressure();
 	event_loop();
 	detach();
