@@ -80,7 +80,9 @@ pub(crate) fn send_now(
         let filled = batch.slices(&mut slices);
         let offered: usize = slices[..filled].iter().map(|slice| slice.len()).sum();
         env.stats.syscalls.add(1);
-        match send_slices(socket, &slices[..filled], None, last, msg) {
+        // What this call has no room for follows at once, and must not begin another segment.
+        let more = last || offered < batch.len();
+        match send_slices(socket, &slices[..filled], None, more, msg) {
             Ok(bytes) => {
                 batch.advance(bytes, &mut env.spares);
                 sent += bytes;

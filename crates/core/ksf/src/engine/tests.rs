@@ -1,7 +1,7 @@
 //! What every engine owes a shard.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Instant;
@@ -524,4 +524,43 @@ fn ending_with_lent_buffers<E: Engine>() {
     bench.engine.shutdown();
     drop(bench);
     assert_eq!(buffers.kept(), 2);
+}
+
+/// A reply of many pieces is one message to the peer, however many calls it takes.
+#[test]
+fn the_pieces_of_a_batch_leave_in_one_segment() {
+    ksf_test::own_network();
+    on_each_engine(many_pieces::<Epoll>, many_pieces::<Uring>);
+}
+
+fn many_pieces<E: Engine>() {
+    const PIECES: u8 = 40;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (ours, mut peer) = ksf_test::stream::pair(&listener);
+    ours.set_nodelay(true).unwrap();
+    let mut bench = Bench::<E>::new();
+    bench.engine.open(key(0), ours.as_raw_fd(), Reading::Off);
+    let mut output = Output::default();
+    for piece in 0..PIECES {
+        output.push_chunk(Chunk::from_vec(vec![piece; 100]), &mut bench.env.spares);
+    }
+    let sent = bench.engine.send(key(0), output.take(), false, &mut bench.env);
+    assert_eq!(sent, (usize::from(PIECES) * 100, true));
+    let mut got = [0; PIECES as usize * 100];
+    peer.read_exact(&mut got).unwrap();
+    assert!(got.chunks(100).zip(0..PIECES).all(|(bytes, piece)| bytes == [piece; 100]));
+    assert_eq!(data_segments_sent(&ours), 1);
+    bench.engine.shutdown();
+}
+
+/// Segments with bytes that a connection has sent: `tcpi_data_segs_out` (linux/tcp.h), which `libc` does not have.
+fn data_segments_sent(socket: &TcpStream) -> u32 {
+    const DATA_SEGS_OUT: usize = 156 / 4;
+    let mut info = [0_u32; DATA_SEGS_OUT + 1];
+    let mut len = mem::size_of_val(&info) as libc::socklen_t;
+    let (fd, place) = (socket.as_raw_fd(), info.as_mut_ptr().cast());
+    // SAFETY: `info` and `len` live through the call, and the kernel writes at most `len` bytes.
+    let result = unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, place, &raw mut len) };
+    assert_eq!((result, len as usize), (0, mem::size_of_val(&info)));
+    info[DATA_SEGS_OUT]
 }

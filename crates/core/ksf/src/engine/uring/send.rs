@@ -81,7 +81,10 @@ impl Uring {
         let Some(send) = &mut state.send else { return };
         let mut slices = [&[][..]; SLICES_MAX];
         let filled = send.batch.slices(&mut slices);
-        let flags = libc::MSG_NOSIGNAL;
+        let offered: usize = slices[..filled].iter().map(|slice| slice.len()).sum();
+        // As in `send_now`.
+        let more = if offered < send.batch.len() { libc::MSG_MORE } else { 0 };
+        let flags = libc::MSG_NOSIGNAL | more;
         let entry = if filled == 1 {
             let bytes = slices[0];
             let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
