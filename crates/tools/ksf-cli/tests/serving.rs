@@ -241,6 +241,67 @@ fn sighup_reloads_limits_and_keeps_the_old_ones_on_a_mistake() {
     server.stop();
 }
 
+/// True if one more connection is served beside those that are open.
+fn is_served(mut stream: impl Read + Write) -> bool {
+    // The server may close it before or after it is written to.
+    let mut back = [0; 4];
+    stream.write_all(b"more").is_ok() && stream.read_exact(&mut back).is_ok() && &back == b"more"
+}
+
+#[test]
+fn a_listener_has_limits_of_its_own_and_a_reload_changes_them() {
+    let folder = Folder::new();
+    let path = folder.path("echo");
+    let unix = format!("unix:{}", path.display());
+    let write = |unix: &str| {
+        let service = format!("[[service]]\nname = \"a\"\nkind = \"echo\"\nlisten = [\"tcp:127.0.0.1:0\", {unix}]");
+        folder.write("ksf.toml", format!("engine = \"epoll\"\n{service}\n"))
+    };
+    let with = |connections: u32| format!("{{ address = \"{unix}\", limits = {{ connections_max = {connections} }} }}");
+    let file = write(&with(1));
+    let mut server = Server::start(&["serve", file.to_str().unwrap()], 2);
+    let says = |transport: &str| server.seen().iter().any(|line| line.contains(transport) && line.contains("_max=1 "));
+    assert!(says(" unix ") && !says(" tcp "), "{:?}", server.seen());
+
+    let mut first = UnixStream::connect(&path).unwrap();
+    assert_eq!(echo(&mut first, b"first"), b"first");
+    assert!(!is_served(UnixStream::connect(&path).unwrap()), "the listener has one connection already");
+    let tcp = [connect(&server), connect(&server)];
+    assert!(tcp.into_iter().all(is_served), "the other listener has limits of the service");
+
+    for (now, served) in [(with(2), true), (with(1), false), (format!("\"{unix}\""), true)] {
+        write(&now);
+        server.signal(Signal::HUP);
+        server.line_with("limits reloaded from");
+        // The shard hears of limits and of connections in any order, and a connection that has ended is counted for a while.
+        wait_until(&now, || is_served(UnixStream::connect(&path).unwrap()) == served);
+    }
+    // What cannot be is said, and changes nothing.
+    write(&with(0).replace("connections_max", "drain_timeout_ms"));
+    server.signal(Signal::HUP);
+    let line = server.line_with("limits not reloaded");
+    assert!(line.contains("drain_timeout_ms") && line.contains("all listeners together"), "{line}");
+    assert_eq!(echo(&mut first, b"still here"), b"still here");
+    server.stop();
+}
+
+#[test]
+fn a_flag_says_the_limits_of_a_listener() {
+    let address = "tcp:127.0.0.1:0";
+    let args = ["kecho", "--engine", "epoll", "--listen", address, "--listen", "tcp:127.0.0.1:0,connections_max=1"];
+    let server = Server::start(&args, 2);
+    let second = server.address(" connections_max=1");
+    let first = stream::connect(second);
+    let mut open = first.try_clone().unwrap();
+    assert!(is_served(first));
+    assert!(!is_served(stream::connect(second)));
+    assert!(is_served(connect(&server)));
+    assert_eq!(echo(&mut open, b"still here"), b"still here");
+    server.stop();
+    let wrong = run(&["kecho", "--workers", "2", "--listen", "tcp:127.0.0.1:0,idle_timeout_ms=5"]);
+    assert!(!wrong.status.success() && stderr(&wrong).contains("its workers"), "{}", stderr(&wrong));
+}
+
 #[test]
 fn sighup_without_a_file_says_so_and_does_no_harm() {
     let mut server = Server::start(&["kecho", "--engine", "epoll", "--listen", "tcp:127.0.0.1:0"], 1);

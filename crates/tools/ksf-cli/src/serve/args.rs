@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use clap::{Args, ValueHint};
 use ksf::cpus::CpuSet;
 
-use super::address::Listen;
 use super::engine::EngineWish;
 use super::kernel::KernelArgs;
 use super::limits::LimitFlags;
+use super::listen::ListenEntry;
 use super::resources::ResourceFlags;
 use super::spin::SpinWish;
 use super::workers::WorkerArgs;
@@ -23,9 +23,10 @@ pub(crate) struct ServerArgs {
     /// udp:ADDR:PORT with one, unix:/PATH on a stream socket in the file system; systemd takes
     /// the sockets of the service manager, systemd:NAME those with that name. Without --listen
     /// the sockets of the service manager are taken if there are any; otherwise the service
-    /// answers on loopback only.
+    /// answers on loopback only. Behind the address limits may follow that hold there instead of
+    /// those of the service, as in 0.0.0.0:7000,message_bytes_max=64k,idle_timeout_ms=5000.
     #[arg(short, long, value_name = "ADDR:PORT")]
-    pub(crate) listen: Vec<Listen>,
+    pub(crate) listen: Vec<ListenEntry>,
     /// What moves the bytes
     #[arg(short, long, value_enum, value_name = "ENGINE", default_value_t)]
     pub(crate) engine: EngineWish,

@@ -11,10 +11,10 @@ use ksf::cpus::CpuSet;
 use ksf::limits::Limits;
 use serde::Deserialize;
 
-use super::address::Listen;
 use super::engine::EngineWish;
 use super::kinds::Kind;
 use super::limits::{self, LimitFlags, LimitTable};
+use super::listen::ListenEntry;
 use super::resources::{ResourceFlags, ResourceTable, Resources};
 use super::spin::SpinWish;
 use crate::output::Failure;
@@ -72,9 +72,9 @@ pub(crate) struct CommonTable {
     /// Name in messages, counters and for sockets of systemd.
     pub(crate) name: String,
     kind: String,
-    /// Addresses; loopback with the usual port if missing.
+    /// Addresses, each with limits of its own if need be; loopback with the usual port if missing.
     #[serde(default)]
-    pub(crate) listen: Vec<Listen>,
+    pub(crate) listen: Vec<ListenEntry>,
     pub(crate) engine: Option<EngineWish>,
     pub(crate) spin: Option<SpinWish>,
     /// Limits that differ from the common ones.

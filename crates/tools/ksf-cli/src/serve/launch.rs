@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use ksf::Service;
+use ksf::adopt::Adopter;
 use ksf::cpus::CpuSet;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
@@ -12,8 +13,10 @@ use ksf_kernel::{KernelError, KernelService, ObjectSource, Options};
 use super::engine::{self, Choice, EngineWish, Obstacles};
 use super::explain::explain;
 use super::kernel::{self, Half, KernelTable, Xdp};
+use super::limits::LimitFlags;
+use super::listen::ListenEntry;
 use super::resources::Resources;
-use super::running::{Running, State};
+use super::running::{Listener, Running, State};
 use super::sockets::Sockets;
 use super::spin::SpinWish;
 use super::workers::WorkersTable;
@@ -33,6 +36,8 @@ pub(crate) struct Common {
     pub(crate) cpus: Option<CpuSet>,
     pub(crate) spin: SpinWish,
     pub(crate) limits: Limits,
+    /// What is above the limits that a listener has of its own.
+    pub(crate) limits_above: LimitFlags,
     pub(crate) resources: Resources,
 }
 
@@ -47,8 +52,8 @@ pub(crate) struct Launch {
     xdp: Xdp,
     /// What the service itself can take, whatever the limit says.
     message_bytes_max: usize,
-    /// What the ready line of each listener says of workers, if it is one of streams.
-    workers: Vec<String>,
+    /// Each listener, in the order in which the framework has them.
+    listeners: Vec<Listener>,
     verbose: bool,
 }
 
@@ -69,7 +74,7 @@ impl Launch {
             half: None,
             xdp: Xdp::Off,
             message_bytes_max: usize::MAX,
-            workers: Vec::new(),
+            listeners: Vec::new(),
             verbose,
         })
     }
@@ -174,24 +179,50 @@ impl Launch {
         let is_behind = self.choice.kernel && key == LISTEN && workers.count() == 0;
         let assist = self.half.as_ref().filter(|_| is_behind).map(Half::assist);
         let adopter = workers.start(&service, &self.common.limits, &self.cpus)?;
-        let given = |builder: Builder| match &adopter {
-            Some(adopter) => builder.adopt(Arc::clone(adopter)),
-            None => builder,
-        };
-        for address in sockets.addresses {
-            self.builder = given(self.builder.listen(address, Arc::clone(&service), assist.clone()));
-            self.workers.push(workers.words());
+        let words = workers.words();
+        for (address, entry) in sockets.addresses {
+            let added = |builder: Builder| builder.listen(address, Arc::clone(&service), assist.clone());
+            self = self.with_listener(key, entry, &words, adopter.clone(), added)?;
         }
-        for passed in sockets.passed {
-            self.builder = given(self.builder.inherit(passed.socket, Arc::clone(&service), assist.clone()));
-            self.workers.push(workers.words());
+        for (passed, entry) in sockets.passed {
+            let added = |builder: Builder| builder.inherit(passed.socket, Arc::clone(&service), assist.clone());
+            self = self.with_listener(key, entry, &words, adopter.clone(), added)?;
         }
+        Ok(self)
+    }
+
+    fn with_listener(
+        mut self,
+        key: &str,
+        entry: ListenEntry,
+        workers: &str,
+        adopter: Option<Arc<dyn Adopter>>,
+        added: impl FnOnce(Builder) -> Builder,
+    ) -> Result<Self, Failure> {
+        let mut builder = added(self.builder);
+        let has_workers = adopter.is_some();
+        if let Some(adopter) = adopter {
+            builder = builder.adopt(adopter);
+        }
+        let listener = Listener { key: key.to_owned(), entry, workers: workers.to_owned() };
+        if !listener.entry.limits.is_empty() {
+            if has_workers {
+                let what = format!("{}: limits of {} alone", self.common.name, listener.entry.address);
+                return Err(Failure::new(Status::Data, format!("{what}, but its workers have one set of limits"))
+                    .remedy("set the limits for the service"));
+            }
+            let mut limits = listener.entry.limits.over(&self.common.limits, &self.common.limits_above)?;
+            limits.message_bytes_max = limits.message_bytes_max.min(self.message_bytes_max);
+            builder = builder.listener_limits(limits);
+        }
+        self.listeners.push(listener);
+        self.builder = builder;
         Ok(self)
     }
 
     /// Starts the server. `state`: what the kind keeps for as long as it runs.
     pub(crate) fn start(self, state: impl State) -> Result<Running, Failure> {
-        let Launch { common, mut choice, builder, mut half, xdp, message_bytes_max, workers, .. } = self;
+        let Launch { common, mut choice, builder, mut half, xdp, message_bytes_max, listeners, .. } = self;
         let server = builder.start().map_err(|error| explain(error, choice.base))?;
         if choice.kernel
             && let Some(half) = &mut half
@@ -200,11 +231,13 @@ impl Launch {
             choice.notes.extend(notes);
         }
         Ok(Running {
-            ready: ready_lines(&common, &server, half.as_ref(), &workers),
+            ready: ready_lines(&common, &server, half.as_ref(), &listeners),
             notes: choice.notes.iter().map(|note| format!("{}: {note}", common.name)).collect(),
             engine: choice.name(),
             name: common.name,
             limits: common.limits,
+            limits_above: common.limits_above,
+            listeners,
             resources: common.resources,
             message_bytes_max,
             state: Box::new(state),
@@ -234,18 +267,19 @@ fn attach_udp(
 }
 
 /// One line per listener.
-fn ready_lines(common: &Common, server: &Server, half: Option<&Half>, workers: &[String]) -> Vec<String> {
+fn ready_lines(common: &Common, server: &Server, half: Option<&Half>, listeners: &[Listener]) -> Vec<String> {
     let (name, spin) = (&common.name, common.spin);
     let (shards, base) = (server.cpus().len(), server.engine().name());
     let xdp = half.map(Half::xdp).unwrap_or_default();
-    let line = |(listener, workers): (&ListenerInfo, &String)| {
+    let line = |(listener, asked): (&ListenerInfo, &Listener)| {
+        let (workers, limits) = (&asked.workers, &asked.entry.limits);
         let (engine, workers) = match &listener.addr {
             ListenAddr::Udp(_) if !xdp.is_empty() => (format!("kernel xdp={xdp}"), ""),
             ListenAddr::Udp(_) => (base.to_owned(), ""),
             _ if listener.assisted => ("kernel".to_owned(), workers.as_str()),
             _ => (base.to_owned(), workers.as_str()),
         };
-        format!("{name} {} engine={engine} shards={shards} spin={spin}{workers} ready", listener.addr)
+        format!("{name} {} engine={engine} shards={shards} spin={spin}{workers}{limits} ready", listener.addr)
     };
-    server.listeners().iter().zip(workers).map(line).collect()
+    server.listeners().iter().zip(listeners).map(line).collect()
 }

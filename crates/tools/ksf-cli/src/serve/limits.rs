@@ -56,6 +56,17 @@ macro_rules! settings {
             }
         }
 
+        impl $table {
+            /// The values that stand in the table.
+            #[allow(dead_code, reason = "of two kinds of values, limits alone differ by listener")]
+            pub(crate) fn given(&self) -> Vec<(&'static str, u64)> {
+                [$((stringify!($name), self.$name.map(|number| number.0)),)+]
+                    .into_iter()
+                    .filter_map(|(name, value)| Some((name, value?)))
+                    .collect()
+            }
+        }
+
         /// Every value with its name, for `ksf stat` and `-v`.
         pub(crate) fn list(target: &$target) -> Vec<(&'static str, u64)> {
             vec![$((stringify!($name), target.$name as u64),)+]
@@ -141,7 +152,7 @@ pub(crate) fn overlay(defaults: Limits, tables: &[&LimitTable], flags: &LimitFla
 }
 
 /// Refuses limits that contradict each other.
-fn check(limits: &Limits) -> Result<(), Failure> {
+pub(crate) fn check(limits: &Limits) -> Result<(), Failure> {
     if limits.assembly_bytes_max < limits.message_bytes_max {
         return Err(Failure::new(
             Status::Data,

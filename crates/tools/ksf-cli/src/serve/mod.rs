@@ -10,6 +10,7 @@ mod kind;
 mod kinds;
 mod launch;
 mod limits;
+mod listen;
 mod plan;
 mod resources;
 mod running;

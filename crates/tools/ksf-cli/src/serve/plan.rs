@@ -4,7 +4,6 @@ use std::any::Any;
 use std::mem::{self, Discriminant};
 use std::path::{Path, PathBuf};
 
-use super::address::Listen;
 use super::args::ProcessArgs;
 use super::config::{Config, ServiceTable};
 use super::engine::EngineWish;
@@ -12,6 +11,7 @@ use super::kind::{ServiceKind, Single};
 use super::kinds::Kind;
 use super::launch::{Common, LISTEN};
 use super::limits::{self, LimitFlags};
+use super::listen::ListenEntry;
 use super::resources::Resources;
 use super::running::Running;
 use super::sockets::{self, ListenGroup, Sockets};
@@ -48,7 +48,7 @@ impl Source {
     pub(crate) fn reload(&self, running: &mut Running) -> Result<(), Failure> {
         let (path, service, running_kind, flags) = match self {
             Source::Flags { defaults, file, flags } => {
-                return running.reload(limits::resolve(defaults.clone(), file.as_deref(), flags)?, None);
+                return running.reload(limits::resolve(defaults.clone(), file.as_deref(), flags)?, None, &[]);
             }
             Source::Config { path, service, kind, flags } => (path, service, kind, flags),
         };
@@ -60,7 +60,8 @@ impl Source {
                 .remedy("services are added, changed and removed by a restart, not by SIGHUP"));
         };
         let kind: &dyn Any = table.kind.as_kind();
-        running.reload(config.limits_of(table, flags)?, Some(kind))
+        let groups = groups(table.kind.as_kind(), &table.common.listen);
+        running.reload(config.limits_of(table, flags)?, Some(kind), &groups)
     }
 }
 
@@ -81,6 +82,8 @@ pub(crate) fn single(single: Single<Kind>, mut passed: Vec<Passed>) -> Result<Pl
         cpus: server.cpus,
         spin: server.spin.spin,
         limits: limits::resolve(defaults.clone(), server.config_limits.as_deref(), &process.limits)?,
+        // What a flag says of one listener is nearer to it than what others say of all.
+        limits_above: LimitFlags::default(),
         resources: Resources::resolve(&[], &process.resources),
     };
     sockets::all_taken(&passed)?;
@@ -104,6 +107,7 @@ pub(crate) fn of_config(
             cpus: config.top.cpus.clone(),
             spin: config.spin_of(table),
             limits: config.limits_of(table, &args.limits)?,
+            limits_above: args.limits.clone(),
             resources: config.resources_of(table, &args.resources),
         })
     };
@@ -121,19 +125,24 @@ pub(crate) fn of_config(
 /// all are taken; those of another key are called after both.
 fn sockets(
     kind: &dyn ServiceKind,
-    listen: &[Listen],
+    listen: &[ListenEntry],
     name: &str,
     passed_name: Option<&str>,
     passed: &mut Vec<Passed>,
 ) -> Result<Vec<(&'static str, Sockets)>, Failure> {
-    let mut sockets = Vec::new();
-    for group in kind.more_listeners() {
-        let name = format!("{name}-{}", group.key);
-        sockets.push((group.key, sockets::resolve(group, Some(&name), passed)?));
-    }
-    let group = ListenGroup { key: LISTEN, listen, port: kind.port(), has_datagrams: kind.has_datagrams() };
-    sockets.push((LISTEN, sockets::resolve(group, passed_name, passed)?));
-    Ok(sockets)
+    let resolve = |group: ListenGroup<'_>| {
+        let more_name = format!("{name}-{}", group.key);
+        let name = if group.key == LISTEN { passed_name } else { Some(more_name.as_str()) };
+        Ok((group.key, sockets::resolve(group, name, passed)?))
+    };
+    groups(kind, listen).into_iter().map(resolve).collect()
+}
+
+/// All groups of listeners; the one of the key `listen` is the last, because it may take passed sockets of any name.
+fn groups<'a>(kind: &'a dyn ServiceKind, listen: &'a [ListenEntry]) -> Vec<ListenGroup<'a>> {
+    let mut groups = kind.more_listeners();
+    groups.push(ListenGroup { key: LISTEN, listen, port: kind.port(), has_datagrams: kind.has_datagrams() });
+    groups
 }
 
 /// The engine that a service asks for itself, else the one for all.

@@ -3,12 +3,14 @@
 use std::any::Any;
 use std::io;
 
-use ksf::limits::Limits;
+use ksf::limits::{Limits, ServerLimits};
 use ksf::server::{Drained, ListenerInfo, Server};
 
 use super::kernel::Half;
-use super::limits;
+use super::limits::{self, LimitFlags};
+use super::listen::ListenEntry;
 use super::resources::{self, Resources};
+use super::sockets::ListenGroup;
 use crate::output::Failure;
 use crate::stats::{ServiceSnapshot, Value};
 
@@ -42,6 +44,16 @@ pub(crate) trait State: Any + Send {
 /// Nothing is kept.
 impl State for () {}
 
+/// A listener of a service.
+pub(crate) struct Listener {
+    /// Key of its group.
+    pub(super) key: String,
+    /// What asked for it, with the limits that it has of its own.
+    pub(super) entry: ListenEntry,
+    /// What its ready line says of workers, if it is one of streams.
+    pub(super) workers: String,
+}
+
 /// A service that runs. Dropping it stops it at once; [`Running::drain`] stops it gently.
 pub(crate) struct Running {
     pub(crate) name: String,
@@ -51,6 +63,10 @@ pub(crate) struct Running {
     pub(crate) notes: Vec<String>,
     pub(super) engine: &'static str,
     pub(super) limits: Limits,
+    /// What is above the limits that a listener has of its own.
+    pub(super) limits_above: LimitFlags,
+    /// In the order in which the framework has them.
+    pub(super) listeners: Vec<Listener>,
     pub(super) resources: Resources,
     /// What the service itself can take, whatever the limit says.
     pub(super) message_bytes_max: usize,
@@ -72,11 +88,30 @@ impl Running {
     }
 
     /// Puts limits in force, for connections that are open, too, and what the table of the kind says now, if it is
-    /// described in a file. On an error nothing changes.
-    pub(crate) fn reload(&mut self, mut limits: Limits, kind: Option<&dyn Any>) -> Result<(), Failure> {
+    /// described in a file. `groups`: what the file says of listeners now; those of an address that it does not name keep
+    /// the limits they have of their own. On an error nothing changes.
+    pub(crate) fn reload(
+        &mut self,
+        limits: Limits,
+        kind: Option<&dyn Any>,
+        groups: &[ListenGroup<'_>],
+    ) -> Result<(), Failure> {
+        let bounded = |limits: Limits| Limits {
+            message_bytes_max: limits.message_bytes_max.min(self.message_bytes_max),
+            ..limits
+        };
+        let limits = bounded(limits);
+        let now = |listener: &Listener| {
+            let group = groups.iter().find(|group| group.key == listener.key)?;
+            group.listen.iter().find(|entry| entry.address == listener.entry.address).cloned()
+        };
+        let entries: Vec<_> =
+            self.listeners.iter().map(|listener| now(listener).unwrap_or_else(|| listener.entry.clone())).collect();
+        let own = entries.iter().map(|entry| entry.limits.over(&limits, &self.limits_above).map(bounded));
+        let own = own.collect::<Result<_, _>>()?;
         kind.map_or(Ok(()), |kind| self.state.reload(kind))?;
-        limits.message_bytes_max = limits.message_bytes_max.min(self.message_bytes_max);
-        self.server.set_limits(&limits.clone().into());
+        self.server.set_limits(&ServerLimits::new(limits.clone(), own));
+        self.listeners.iter_mut().zip(entries).for_each(|(listener, entry)| listener.entry = entry);
         self.limits = limits;
         Ok(())
     }

@@ -5,14 +5,15 @@ use std::net::{Ipv6Addr, SocketAddr, TcpListener};
 use ksf::listener::ListenAddr;
 
 use super::address::Listen;
+use super::listen::ListenEntry;
 use crate::manager::Passed;
 use crate::output::{Failure, Status};
 
-/// Where a service listens.
+/// Where a service listens, each with the entry that asked for it.
 #[derive(Debug, Default)]
 pub(crate) struct Sockets {
-    pub(crate) addresses: Vec<ListenAddr>,
-    pub(crate) passed: Vec<Passed>,
+    pub(crate) addresses: Vec<(ListenAddr, ListenEntry)>,
+    pub(crate) passed: Vec<(Passed, ListenEntry)>,
 }
 
 /// Listeners that one service answers at.
@@ -21,7 +22,7 @@ pub(crate) struct ListenGroup<'a> {
     /// Their key in the file.
     pub(crate) key: &'static str,
     /// What is said there.
-    pub(crate) listen: &'a [Listen],
+    pub(crate) listen: &'a [ListenEntry],
     /// The port on loopback where nothing is said; `None`: then there are none.
     pub(crate) port: Option<u16>,
     /// Whether datagrams are answered there, too.
@@ -39,27 +40,35 @@ pub(crate) fn resolve(
 ) -> Result<Sockets, Failure> {
     let mut sockets = Sockets::default();
     if group.listen.is_empty() {
-        take_passed(&mut sockets, passed, name);
+        take_passed(&mut sockets, passed, name, &Listen::Systemd(None).into());
         if let Some(port) = group.port.filter(|_| sockets.passed.is_empty()) {
-            for listen in Listen::default_for(port).iter().filter(|listen| is_on_this_machine(listen)) {
-                sockets.addresses.extend(addresses(listen, group.has_datagrams)?);
+            for listen in Listen::default_for(port).into_iter().filter(is_on_this_machine) {
+                sockets.add(listen.into(), group.has_datagrams)?;
             }
         }
     }
-    for wish in group.listen {
-        if let Listen::Systemd(wanted) = wish {
+    for entry in group.listen {
+        if let Listen::Systemd(wanted) = &entry.address {
             let before = sockets.passed.len();
-            take_passed(&mut sockets, passed, wanted.as_deref().or(name));
+            take_passed(&mut sockets, passed, wanted.as_deref().or(name), entry);
             if sockets.passed.len() == before {
                 return Err(nothing_passed(wanted.as_deref().or(name)));
             }
         }
-        sockets.addresses.extend(addresses(wish, group.has_datagrams)?);
+        sockets.add(entry.clone(), group.has_datagrams)?;
     }
-    for socket in &sockets.passed {
+    for (socket, _) in &sockets.passed {
         check_passed(socket)?;
     }
     Ok(sockets)
+}
+
+impl Sockets {
+    fn add(&mut self, entry: ListenEntry, has_datagrams: bool) -> Result<(), Failure> {
+        let addresses = addresses(&entry.address, has_datagrams)?;
+        self.addresses.extend(addresses.into_iter().map(|address| (address, entry.clone())));
+        Ok(())
+    }
 }
 
 /// An address with a transport for each transport that is wished for.
@@ -85,9 +94,9 @@ fn is_on_this_machine(listen: &Listen) -> bool {
     }
 }
 
-fn take_passed(sockets: &mut Sockets, passed: &mut Vec<Passed>, name: Option<&str>) {
+fn take_passed(sockets: &mut Sockets, passed: &mut Vec<Passed>, name: Option<&str>, entry: &ListenEntry) {
     let wanted = |socket: &mut Passed| name.is_none_or(|name| socket.name == name);
-    sockets.passed.extend(passed.extract_if(.., wanted));
+    sockets.passed.extend(passed.extract_if(.., wanted).map(|socket| (socket, entry.clone())));
 }
 
 fn nothing_passed(name: Option<&str>) -> Failure {
@@ -127,7 +136,7 @@ mod tests {
     use super::*;
     use std::os::fd::OwnedFd;
 
-    fn group(listen: &[Listen]) -> ListenGroup<'_> {
+    fn group(listen: &[ListenEntry]) -> ListenGroup<'_> {
         ListenGroup { key: "listen", listen, port: Some(1), has_datagrams: true }
     }
 
@@ -140,7 +149,7 @@ mod tests {
     fn an_address_without_transport_means_both() {
         let listen = ["127.0.0.1:5".parse().unwrap(), "udp:127.0.0.1:6".parse().unwrap()];
         let sockets = resolve(group(&listen), None, &mut Vec::new()).unwrap();
-        let text: Vec<String> = sockets.addresses.iter().map(ToString::to_string).collect();
+        let text: Vec<String> = sockets.addresses.iter().map(|(address, _)| address.to_string()).collect();
         assert_eq!(text, ["tcp 127.0.0.1:5", "udp 127.0.0.1:5", "udp 127.0.0.1:6"]);
     }
 
@@ -174,10 +183,11 @@ mod tests {
 
     #[test]
     fn a_service_of_streams_takes_no_datagrams() {
-        let of_streams =
-            |listen: &[Listen]| resolve(ListenGroup { has_datagrams: false, ..group(listen) }, None, &mut Vec::new());
+        let of_streams = |listen: &[ListenEntry]| {
+            resolve(ListenGroup { has_datagrams: false, ..group(listen) }, None, &mut Vec::new())
+        };
         let sockets = of_streams(&["127.0.0.1:1".parse().unwrap(), "unix:/x".parse().unwrap()]).unwrap();
-        let text: Vec<String> = sockets.addresses.iter().map(ToString::to_string).collect();
+        let text: Vec<String> = sockets.addresses.iter().map(|(address, _)| address.to_string()).collect();
         assert_eq!(text, ["tcp 127.0.0.1:1", "unix /x"]);
         let failure = of_streams(&["udp:127.0.0.1:1".parse().unwrap()]).unwrap_err();
         assert_eq!(failure.status, Status::Data);

@@ -16,11 +16,11 @@ use serde::Deserialize;
 use self::report::Report;
 use crate::number::{Number, number};
 use crate::output::{Failure, Status};
-use crate::serve::address::Listen;
 use crate::serve::args::{ProcessArgs, ServerArgs, SpinArgs};
 use crate::serve::engine::EngineWish;
 use crate::serve::kind::{Reporter, ServiceKind, Single};
 use crate::serve::launch::{LISTEN, Launch};
+use crate::serve::listen::ListenEntry;
 use crate::serve::running::{Running, State};
 use crate::serve::workers::WorkersTable;
 use crate::toml_file::{Mistake, Table};
@@ -43,9 +43,10 @@ pub(crate) struct DemoArgs {
     start_core: usize,
     /// Address to listen on; repeatable [default: loopback, IPv4 and IPv6, port 8080]
     ///
-    /// ADDR:PORT, [ADDR6]:PORT, unix:/PATH, systemd or systemd:NAME.
+    /// ADDR:PORT, [ADDR6]:PORT, unix:/PATH, systemd or systemd:NAME, and behind it limits that hold there instead of those of
+    /// the server, as in 0.0.0.0:8080,idle_timeout_ms=5000.
     #[arg(short, long, alias = "listen", value_name = "ADDR:PORT")]
-    addr: Vec<Listen>,
+    addr: Vec<ListenEntry>,
     /// Ask this backend instead of answering; repeatable: they take turns
     #[arg(short = 'x', long, value_name = "ADDR:PORT", conflicts_with = "body_bytes")]
     backend: Vec<SocketAddr>,

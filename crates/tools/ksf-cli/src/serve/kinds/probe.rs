@@ -12,9 +12,9 @@ use ksf::{Message, Peer, Refused, Reply, Service};
 use serde::Deserialize;
 
 use crate::output::{Failure, Status};
-use crate::serve::address::Listen;
 use crate::serve::kind::ServiceKind;
 use crate::serve::launch::{LISTEN, Launch};
+use crate::serve::listen::ListenEntry;
 use crate::serve::running::{Running, State};
 use crate::serve::sockets::ListenGroup;
 use crate::serve::workers::WorkersTable;
@@ -27,7 +27,7 @@ const LEVEL_LISTEN: &str = "level_listen";
 #[derive(Debug, Deserialize)]
 struct ProbeTable {
     level: u64,
-    level_listen: Vec<Listen>,
+    level_listen: Vec<ListenEntry>,
     journal: PathBuf,
 }
 
