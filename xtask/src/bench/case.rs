@@ -360,12 +360,13 @@ impl Metric {
 
 use Contestant::{
     Ab, Accel, AccelHaproxy, AccelHaproxyShards, AccelLighttpd, AccelMemcached, AccelOff, AccelRedis, Demo, Epoll,
-    Ganesha, Haproxy, HaproxyShards, IdealQueue, Kernel, Lighttpd, Memcached, NginxExclusive, NginxMutex,
-    NginxReuseport, PairFloor, QueueMemcached, QueueOffMemcached, QueueOffRedis, QueueRedis, Redis, Sockperf, Threads,
-    ThreadsSpin, UdpMmsg, UdpMmsgSpin, UdpPlain, Uring, WorkLoops, WorkThreads, Workers2, Workers4, Wrk,
+    EventLoop, Ganesha, GaneshaTuned, Haproxy, HaproxyShards, IdealQueue, Kernel, Lighttpd, Memcached, NginxExclusive,
+    NginxMutex, NginxReuseport, NginxTuned, PairFloor, QueueMemcached, QueueOffMemcached, QueueOffRedis, QueueRedis,
+    Redis, Sockperf, SockperfTuned, Threads, ThreadsSpin, UdpMmsg, UdpMmsgSpin, UdpPlain, Uring, WorkLoops,
+    WorkThreads, Workers2, Workers4, Wrk,
 };
 
-const NULL_TCP: &[Contestant] = &[Threads, ThreadsSpin, Kernel, Uring, Epoll, Ganesha];
+const NULL_TCP: &[Contestant] = &[Threads, ThreadsSpin, EventLoop, Kernel, Uring, Epoll, Ganesha, GaneshaTuned];
 const UDP: &[Contestant] = &[UdpPlain, UdpMmsg, UdpMmsgSpin, Kernel, Uring, Epoll];
 const UDP_ALONE: &[Contestant] = &[PairFloor, UdpPlain, UdpMmsg, UdpMmsgSpin, Kernel, Uring, Epoll];
 
@@ -416,7 +417,7 @@ const fn mux(name: &'static str, title: &'static str, load: &'static WorkLoad, i
 }
 
 /// Each way to share a listener; the last two are nginx as in the second, started by ksf.
-const SHARING: &[Contestant] = &[NginxMutex, NginxExclusive, NginxReuseport, Accel, AccelOff];
+const SHARING: &[Contestant] = &[NginxMutex, NginxExclusive, NginxReuseport, NginxTuned, Accel, AccelOff];
 
 static NEW_CONNECTIONS: WebLoad =
     WebLoad { rate_per_s: None, keep: false, names_worker: false, costly: false, disturbance: None };
@@ -461,7 +462,7 @@ pub(crate) const CASES: &[Case] = &[
         in_flight: 1,
         connections: 1,
         idle: 0,
-        contestants: &[PairFloor, Threads, ThreadsSpin, Kernel, Uring, Epoll, Ganesha],
+        contestants: &[PairFloor, Threads, ThreadsSpin, EventLoop, Kernel, Uring, Epoll, Ganesha, GaneshaTuned],
         metric: Metric::RttP50Us,
     },
     Case {
@@ -473,7 +474,7 @@ pub(crate) const CASES: &[Case] = &[
         in_flight: 1,
         connections: 1,
         idle: 0,
-        contestants: &[PairFloor, Threads, ThreadsSpin, Kernel, Uring, Epoll, Sockperf],
+        contestants: &[PairFloor, Threads, ThreadsSpin, EventLoop, Kernel, Uring, Epoll, Sockperf, SockperfTuned],
         metric: Metric::RttP50Us,
     },
     Case {
@@ -582,7 +583,7 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         row: Row::Connections,
         in_flight: 64,
-        contestants: &[NginxExclusive, NginxReuseport, Demo],
+        contestants: &[NginxExclusive, NginxReuseport, NginxTuned, Demo],
         ..accel(
             "connections",
             "A new connection for each answer of 64 bytes, 64 at a time",

@@ -15,133 +15,127 @@ use crate::process::{Ready, Server, display, output};
 
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// One server of the comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Contestant {
+/// What only root may do.
+pub(super) const ROOT: &str = "root";
+
+/// All contestants: what each is called, and which programs of Debian, and rights, it needs.
+macro_rules! contestants {
+    ($($(#[$doc:meta])* $name:ident = $label:literal $(needs $($needed:expr),+)?;)+) => {
+        /// One server of the comparison.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+        #[serde(rename_all = "kebab-case")]
+        pub(crate) enum Contestant {
+            $($(#[$doc])* $name,)+
+        }
+
+        impl Contestant {
+            fn label(self) -> &'static str {
+                match self {
+                    $(Contestant::$name => $label,)+
+                }
+            }
+
+            /// Programs that must be installed, and [`ROOT`].
+            pub(super) fn needs(self) -> &'static [&'static str] {
+                match self {
+                    $(Contestant::$name => &[$($($needed),+)?],)+
+                }
+            }
+        }
+    };
+}
+
+contestants! {
     /// `ksf --engine kernel`; over UDP that is XDP.
-    Kernel,
+    Kernel = "ksf kernel" needs ROOT;
     /// `ksf --engine uring`.
-    Uring,
+    Uring = "ksf uring";
     /// `ksf --engine epoll`.
-    Epoll,
+    Epoll = "ksf epoll";
     /// bench/peers/threads.c.
-    Threads,
+    Threads = "threads";
     /// The same, which looks for 100 us before it sleeps. Only with a CPU of its own.
-    ThreadsSpin,
+    ThreadsSpin = "threads spin";
+    /// bench/peers/event_loop.c: one loop of epoll, without a thread for each connection.
+    EventLoop = "event loop";
     /// bench/peers/udp_plain.c.
-    UdpPlain,
+    UdpPlain = "recvfrom";
     /// bench/peers/udp_mmsg.c.
-    UdpMmsg,
+    UdpMmsg = "recvmmsg";
     /// The same, which looks for 100 us before it sleeps. Only with a CPU of its own.
-    UdpMmsgSpin,
+    UdpMmsgSpin = "recvmmsg spin";
     /// bench/peers/pair_floor.c: no server, the least that a round trip through the stack takes.
-    PairFloor,
+    PairFloor = "stack floor";
     /// nfs-ganesha of Debian.
-    Ganesha,
+    Ganesha = "nfs-ganesha" needs ROOT, "ganesha.nfsd", "rpcbind";
+    /// The same with what ganesha-core-config(8) offers against work beside the calls.
+    GaneshaTuned = "nfs-ganesha tuned" needs ROOT, "ganesha.nfsd", "rpcbind";
     /// sockperf of Debian, server and client.
-    Sockperf,
+    Sockperf = "sockperf" needs "sockperf";
+    /// The same, whose server and client never sleep (`--nonblocked`, `--timeout 0`). Only with a CPU of its own.
+    SockperfTuned = "sockperf spin" needs "sockperf";
     /// bench/peers/work_server.c, a thread per connection.
-    WorkThreads,
+    WorkThreads = "thread/conn.";
     /// bench/peers/work_server.c, a loop per thread, connections pinned to loops.
-    WorkLoops,
+    WorkLoops = "pinned loops";
     /// `ksf serve` with two workers.
-    Workers2,
+    Workers2 = "ksf 2 workers";
     /// `ksf serve` with four workers.
-    Workers4,
+    Workers4 = "ksf 4 workers";
     /// bench/peers/work_server.c, two workers on AF_KCM. Only in the VM.
-    KernelWorkers2,
+    KernelWorkers2 = "AF_KCM 2 workers";
     /// bench/peers/work_server.c, four workers on AF_KCM. Only in the VM.
-    KernelWorkers4,
+    KernelWorkers4 = "AF_KCM 4 workers";
     /// No server: one queue before four workers, simulated by worktest with the same messages.
-    IdealQueue,
+    IdealQueue = "ideal queue";
     /// nginx of Debian, whose workers take turns to wait for one listener (`accept_mutex on`).
-    NginxMutex,
+    NginxMutex = "nginx mutex" needs "nginx";
     /// nginx whose workers all wait for one listener with EPOLLEXCLUSIVE: its default.
-    NginxExclusive,
+    NginxExclusive = "nginx" needs "nginx";
     /// nginx with a listener for each worker (`reuseport`).
-    NginxReuseport,
+    NginxReuseport = "nginx reuseport" needs "nginx";
+    /// The same, which is told of a connection with its first bytes and takes all there are (`deferred`, `multi_accept on`).
+    NginxTuned = "nginx tuned" needs "nginx";
     /// The nginx of [`Contestant::NginxExclusive`] under `ksf accel run`.
-    Accel,
+    Accel = "accel, nginx" needs "nginx";
     /// The same under `ksf accel run --off`.
-    AccelOff,
+    AccelOff = "accel off, nginx" needs "nginx";
     /// `ksf serve demo`.
-    Demo,
+    Demo = "ksf demo";
     /// The nginx of [`Contestant::NginxExclusive`], loaded by wrk.
-    Wrk,
+    Wrk = "nginx by wrk" needs "nginx", "wrk";
     /// The same, loaded by ab.
-    Ab,
+    Ab = "nginx by ab" needs "nginx", "ab";
     /// HAProxy of Debian, whose threads share one listener.
-    Haproxy,
+    Haproxy = "haproxy" needs "haproxy";
     /// HAProxy with a listener for each thread (`shards by-thread`).
-    HaproxyShards,
+    HaproxyShards = "haproxy shards" needs "haproxy";
     /// The HAProxy of [`Contestant::Haproxy`] under `ksf accel run`.
-    AccelHaproxy,
+    AccelHaproxy = "accel, haproxy" needs "haproxy";
     /// That of [`Contestant::HaproxyShards`] under `ksf accel run`.
-    AccelHaproxyShards,
+    AccelHaproxyShards = "accel, haproxy shards" needs "haproxy";
     /// lighttpd of Debian, whose workers share one listener.
-    Lighttpd,
+    Lighttpd = "lighttpd" needs "lighttpd";
     /// The same under `ksf accel run`.
-    AccelLighttpd,
+    AccelLighttpd = "accel, lighttpd" needs "lighttpd";
     /// Redis of Debian: one thread accepts and serves.
-    Redis,
+    Redis = "redis" needs "redis-server";
     /// The same under `ksf accel run`, whose profile leaves it as it is.
-    AccelRedis,
+    AccelRedis = "accel, redis" needs "redis-server";
     /// The same with a queue for that thread (`--profile none`).
-    QueueRedis,
+    QueueRedis = "accel queue, redis" needs "redis-server";
     /// The same with all loaded and nothing steered (`--profile none --off`).
-    QueueOffRedis,
+    QueueOffRedis = "accel off, redis" needs "redis-server";
     /// memcached of Debian: one thread accepts for two others. The same four ways.
-    Memcached,
-    AccelMemcached,
-    QueueMemcached,
-    QueueOffMemcached,
+    Memcached = "memcached" needs "memcached";
+    AccelMemcached = "accel, memcached" needs "memcached";
+    QueueMemcached = "accel queue, memcached" needs "memcached";
+    QueueOffMemcached = "accel off, memcached" needs "memcached";
 }
 
 impl fmt::Display for Contestant {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.pad(match self {
-            Contestant::Kernel => "ksf kernel",
-            Contestant::Uring => "ksf uring",
-            Contestant::Epoll => "ksf epoll",
-            Contestant::Threads => "threads",
-            Contestant::ThreadsSpin => "threads spin",
-            Contestant::UdpPlain => "recvfrom",
-            Contestant::UdpMmsg => "recvmmsg",
-            Contestant::UdpMmsgSpin => "recvmmsg spin",
-            Contestant::PairFloor => "stack floor",
-            Contestant::Ganesha => "nfs-ganesha",
-            Contestant::Sockperf => "sockperf",
-            Contestant::WorkThreads => "thread/conn.",
-            Contestant::WorkLoops => "pinned loops",
-            Contestant::Workers2 => "ksf 2 workers",
-            Contestant::Workers4 => "ksf 4 workers",
-            Contestant::KernelWorkers2 => "AF_KCM 2 workers",
-            Contestant::KernelWorkers4 => "AF_KCM 4 workers",
-            Contestant::IdealQueue => "ideal queue",
-            Contestant::NginxMutex => "nginx mutex",
-            Contestant::NginxExclusive => "nginx",
-            Contestant::NginxReuseport => "nginx reuseport",
-            Contestant::Accel => "accel, nginx",
-            Contestant::AccelOff => "accel off, nginx",
-            Contestant::Demo => "ksf demo",
-            Contestant::Wrk => "nginx by wrk",
-            Contestant::Ab => "nginx by ab",
-            Contestant::Haproxy => "haproxy",
-            Contestant::HaproxyShards => "haproxy shards",
-            Contestant::AccelHaproxy => "accel, haproxy",
-            Contestant::AccelHaproxyShards => "accel, haproxy shards",
-            Contestant::Lighttpd => "lighttpd",
-            Contestant::AccelLighttpd => "accel, lighttpd",
-            Contestant::Redis => "redis",
-            Contestant::AccelRedis => "accel, redis",
-            Contestant::QueueRedis => "accel queue, redis",
-            Contestant::QueueOffRedis => "accel off, redis",
-            Contestant::Memcached => "memcached",
-            Contestant::AccelMemcached => "accel, memcached",
-            Contestant::QueueMemcached => "accel queue, memcached",
-            Contestant::QueueOffMemcached => "accel off, memcached",
-        })
+        out.pad(self.label())
     }
 }
 
@@ -175,8 +169,8 @@ impl Contestant {
 
     /// Whether there is a server for a tool to look at, and a client of ours that counts messages.
     pub(crate) fn can_be_watched(self) -> bool {
-        use Contestant::{Ab, IdealQueue, PairFloor, Sockperf, Wrk};
-        !matches!(self, Ab | IdealQueue | PairFloor | Sockperf | Wrk)
+        use Contestant::{Ab, IdealQueue, PairFloor, Sockperf, SockperfTuned, Wrk};
+        !matches!(self, Ab | IdealQueue | PairFloor | Sockperf | SockperfTuned | Wrk)
     }
 
     /// Whether it is measured in a placement.
@@ -185,7 +179,9 @@ impl Contestant {
             // It has one thread only.
             Contestant::PairFloor => placement != Placement::Other,
             // A server that spins on the client's CPU keeps the client from it.
-            Contestant::ThreadsSpin | Contestant::UdpMmsgSpin => placement != Placement::Same,
+            Contestant::ThreadsSpin | Contestant::UdpMmsgSpin | Contestant::SockperfTuned => {
+                placement != Placement::Same
+            }
             _ => true,
         }
     }
@@ -215,7 +211,9 @@ impl Programs {
     pub(crate) fn build(ksf: PathBuf) -> Result<Programs> {
         let scratch = tempfile::Builder::new().prefix("bench-").tempdir_in(crate::target_dir()?)?;
         let programs = Programs { ksf, scratch };
-        for name in ["threads", "udp_plain", "udp_mmsg", "pair_floor", "work_server", "text_load", "host_costs"] {
+        for name in
+            ["threads", "event_loop", "udp_plain", "udp_mmsg", "pair_floor", "work_server", "text_load", "host_costs"]
+        {
             let source = crate::root().join("bench/peers").join(name).with_extension("c");
             let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
             cc.args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"]).arg(programs.peer_path(name));
@@ -302,7 +300,7 @@ pub(crate) fn server_command(
     let peer = |name: &str| {
         let mut command = programs.peer(name);
         command.args([service, "127.0.0.1", &port.to_string()]);
-        // Only threads.c runs on two CPUs; there each connection's thread follows its client.
+        // Only servers of streams run on two CPUs; there each connection's thread, or loop, follows its client.
         let several = cpus.as_ref().is_some_and(|cpus| cpus.contains(','));
         command.args(if several { Some("incoming") } else { cpus.as_deref() });
         if matches!(contestant, Contestant::ThreadsSpin | Contestant::UdpMmsgSpin) {
@@ -328,50 +326,24 @@ pub(crate) fn server_command(
             (command, Ready::Lines(1, "ready"))
         }
         Contestant::Threads | Contestant::ThreadsSpin => peer("threads"),
+        Contestant::EventLoop => peer("event_loop"),
         Contestant::UdpPlain => peer("udp_plain"),
         Contestant::UdpMmsg | Contestant::UdpMmsgSpin => peer("udp_mmsg"),
-        Contestant::Ganesha => {
+        Contestant::Ganesha | Contestant::GaneshaTuned => {
+            let tuned = contestant == Contestant::GaneshaTuned;
             let mut command = pinned("ganesha.nfsd", cpus.as_deref());
             command.args(["-F", "-L", "STDERR", "-N", "NIV_EVENT", "-f"]);
-            command.arg(ganesha_config(programs.scratch(), port)?);
+            command.arg(ganesha_config(programs.scratch(), port, tuned)?);
             command.arg("-p").arg(programs.scratch().join("ganesha.pid"));
             (command, Ready::Lines(1, "NFS SERVER INITIALIZED"))
         }
-        Contestant::Sockperf => {
+        Contestant::Sockperf | Contestant::SockperfTuned => {
             let mut command = pinned("sockperf", cpus.as_deref());
             command.args(["server", "--tcp", "-i", "127.0.0.1", "-p", &port.to_string()]);
+            command.args(sockperf_tuning(contestant));
             (command, Ready::Port(port))
         }
-        Contestant::PairFloor => anyhow::bail!("the stack floor has no server"),
-        Contestant::WorkThreads
-        | Contestant::WorkLoops
-        | Contestant::Workers2
-        | Contestant::Workers4
-        | Contestant::KernelWorkers2
-        | Contestant::KernelWorkers4
-        | Contestant::IdealQueue => anyhow::bail!("{contestant} only works"),
-        Contestant::NginxMutex
-        | Contestant::NginxExclusive
-        | Contestant::NginxReuseport
-        | Contestant::Accel
-        | Contestant::AccelOff
-        | Contestant::Demo
-        | Contestant::Wrk
-        | Contestant::Ab
-        | Contestant::Haproxy
-        | Contestant::HaproxyShards
-        | Contestant::AccelHaproxy
-        | Contestant::AccelHaproxyShards
-        | Contestant::Lighttpd
-        | Contestant::AccelLighttpd => anyhow::bail!("{contestant} speaks HTTP only"),
-        Contestant::Redis
-        | Contestant::AccelRedis
-        | Contestant::QueueRedis
-        | Contestant::QueueOffRedis
-        | Contestant::Memcached
-        | Contestant::AccelMemcached
-        | Contestant::QueueMemcached
-        | Contestant::QueueOffMemcached => anyhow::bail!("{contestant} gives values only"),
+        _ => anyhow::bail!("{contestant} does not answer such messages"),
     })
 }
 
@@ -416,12 +388,21 @@ pub(crate) fn start(contestant: Contestant, (mut command, ready): (Command, Read
 }
 
 /// sockperf's own client: it measures its own server only, whose messages carry its header.
-pub(crate) fn sockperf_client(pinning: &Pinning, port: u16, seconds: f64) -> Command {
+pub(crate) fn sockperf_client(contestant: Contestant, pinning: &Pinning, port: u16, seconds: f64) -> Command {
     let mut command = pinned("sockperf", pinning.client(1).as_deref());
     command.args(["ping-pong", "--tcp", "--full-rtt", "-i", "127.0.0.1"]);
     command.args(["-p", &port.to_string(), "-m", &ECHO_BYTES.to_string()]);
     command.args(["-t", &(seconds.ceil() as u64).max(1).to_string()]);
+    command.args(sockperf_tuning(contestant));
     command
+}
+
+/// sockperf(1): sockets that do not block, and a wait for them that does not either.
+fn sockperf_tuning(contestant: Contestant) -> &'static [&'static str] {
+    match contestant {
+        Contestant::SockperfTuned => &["--nonblocked", "--timeout", "0"],
+        _ => &[],
+    }
 }
 
 /// The floor: one thread plays both ends, so there is one CPU, and no other.
@@ -448,13 +429,16 @@ pub(super) fn pinned(program: impl AsRef<OsStr>, cpus: Option<&str>) -> Command 
 }
 
 /// NFSv3 over TCP on a port of our choice; the export is there because it will not run without.
-fn ganesha_config(scratch: &Path, port: u16) -> Result<PathBuf> {
+fn ganesha_config(scratch: &Path, port: u16, tuned: bool) -> Result<PathBuf> {
+    // ganesha-core-config(8): neither counted by client and export, nor remembered to find repetitions.
+    let tuning = if tuned { "Enable_Fast_Stats = true;\n    DRC_Disabled = true;" } else { "" };
     let template = include_str!("../../../bench/peers/ganesha.conf");
     let export = scratch.join("export");
     std::fs::create_dir_all(&export)?;
     let text = template
         .replace("@PORT@", &port.to_string())
         .replace("@MOUNT_PORT@", &crate::process::free_port()?.to_string())
+        .replace("@TUNING@", tuning)
         .replace("@EXPORT@", &export.display().to_string());
     let path = scratch.join("ganesha.conf");
     std::fs::write(&path, text).context("cannot write nfs-ganesha's configuration")?;

@@ -3,7 +3,7 @@
 use super::case::{Metric, Placement};
 use super::contestant::Contestant::{
     Ab, Accel, AccelHaproxyShards, AccelOff, Demo, IdealQueue, Kernel, KernelWorkers4, NginxExclusive, NginxReuseport,
-    Threads, UdpMmsg, UdpPlain, Uring, WorkLoops, Workers2, Workers4, Wrk,
+    NginxTuned, Threads, UdpMmsg, UdpPlain, Uring, WorkLoops, Workers2, Workers4, Wrk,
 };
 use super::judge::{Against, Bound, Goal};
 
@@ -108,7 +108,7 @@ fn mux(goals: &mut Vec<Goal>) {
 }
 
 fn connections(goals: &mut Vec<Goal>) {
-    let nginx = Against::Best(&[NginxExclusive, NginxReuseport]);
+    let nginx = Against::Best(&[NginxExclusive, NginxReuseport, NginxTuned]);
     for placement in [Placement::Same, Placement::Other, Placement::Unpinned] {
         for (metric, bound) in [
             (Metric::MessagesPerS, Bound::AtLeast(1.0)),

@@ -183,7 +183,7 @@ impl Goal {
             case: self.case,
             subject: self.subject,
             placement: self.placement,
-            goal: self.text(),
+            goal: self.text(samples),
             found: worst,
             outcome: outcome.unwrap_or(Outcome::NotMeasured),
             metric: self.metric,
@@ -223,7 +223,8 @@ impl Goal {
         }
     }
 
-    fn text(&self) -> String {
+    /// Names the peers that took part, or all where none did.
+    fn text(&self, samples: &[Sample]) -> String {
         let (sign, bound) = match self.bound {
             Bound::AtMost(bound) => ("<=", bound),
             Bound::AtLeast(bound) => (">=", bound),
@@ -231,8 +232,12 @@ impl Goal {
         let metric = self.metric.title();
         match self.against {
             Against::Best(peers) => {
-                let peers: Vec<String> = peers.iter().map(ToString::to_string).collect();
-                let peers = peers.join(" or ");
+                let took_part = |peer: &&Contestant| {
+                    samples.iter().any(|sample| sample.case == self.case && sample.contestant == **peer)
+                };
+                let names: Vec<String> = peers.iter().filter(took_part).map(ToString::to_string).collect();
+                let all = || peers.iter().map(ToString::to_string).collect();
+                let peers = Some(names).filter(|names| !names.is_empty()).unwrap_or_else(all).join(" or ");
                 format!("{metric} {sign} {bound} x {peers}")
             }
             Against::Absolute => format!("{metric} {sign} {bound}"),
@@ -406,10 +411,10 @@ mod tests {
             let case = CASES.iter().find(|case| case.name == goal.case);
             let case = case.unwrap_or_else(|| panic!("no case {}", goal.case));
             let measured = vm::contestants_in(case, goal.placement);
-            assert!(measured.contains(&goal.subject), "{}", goal.text());
-            assert!(goal.peers().iter().all(|peer| measured.contains(peer)), "{}", goal.text());
+            assert!(measured.contains(&goal.subject), "{}", goal.text(&[]));
+            assert!(goal.peers().iter().all(|peer| measured.contains(peer)), "{}", goal.text(&[]));
             let is_bounded = matches!(goal.against, Against::SkewBound(_));
-            assert!(!is_bounded || work_load(goal.case).is_some(), "{}", goal.text());
+            assert!(!is_bounded || work_load(goal.case).is_some(), "{}", goal.text(&[]));
             assert!(has_goal(case, goal.placement));
         }
     }

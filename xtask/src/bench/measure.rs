@@ -90,7 +90,9 @@ impl Meter<'_> {
             (_, Service::Value) => self.text(case, contestant, pinning, &mut sample),
             (Contestant::PairFloor, _) => self.floor(case, pinning, &mut sample),
             (Contestant::IdealQueue, _) => self.ideal(case, pinning, &mut sample),
-            (Contestant::Sockperf, _) => self.sockperf(case, pinning, &mut sample),
+            (Contestant::Sockperf | Contestant::SockperfTuned, _) => {
+                self.sockperf(case, contestant, pinning, &mut sample)
+            }
             _ => self.server(case, contestant, pinning, &mut sample),
         };
         if let Err(error) = result {
@@ -183,12 +185,12 @@ impl Meter<'_> {
         Ok(())
     }
 
-    fn sockperf(&self, case: &Case, pinning: &Pinning, sample: &mut Sample) -> Result<()> {
+    fn sockperf(&self, case: &Case, contestant: Contestant, pinning: &Pinning, sample: &mut Sample) -> Result<()> {
         let port = free_port()?;
-        let command = server_command(self.programs, Contestant::Sockperf, case, pinning, port)?;
-        let (server, command) = start(Contestant::Sockperf, command)?;
+        let command = server_command(self.programs, contestant, case, pinning, port)?;
+        let (server, command) = start(contestant, command)?;
         sample.server_command = without_port(&command, port);
-        let mut client = sockperf_client(pinning, port, self.effort.seconds);
+        let mut client = sockperf_client(contestant, pinning, port, self.effort.seconds);
         sample.client_command = without_port(&display(&client), port);
         let text = output(&mut client, Duration::from_secs(60))?;
         let percentile =

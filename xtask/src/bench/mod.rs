@@ -117,7 +117,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let cpus = crate::cpu::allowed()?;
     let programs = Programs::build(ksf)?;
     let mut bench = Bench { results, revision, runs, effort, cpus, smoke: options.smoke, have, programs };
-    let rpcbind = match bench.have.ganesha {
+    let rpcbind = match bench.have.contestant(Contestant::Ganesha) {
         Ok(()) => Some(namespace::rpcbind()?),
         Err(_) => None,
     };

@@ -304,7 +304,7 @@ fn tools_leave_a_text_of_a_server_under_load() {
 #[test]
 fn the_peers_answer_correctly() {
     let programs = Programs::build("unused".into()).unwrap();
-    for contestant in [Contestant::Threads, Contestant::ThreadsSpin] {
+    for contestant in [Contestant::Threads, Contestant::ThreadsSpin, Contestant::EventLoop] {
         tcp_rpc(&programs, contestant);
         tcp_echo(&programs, contestant);
     }

@@ -28,6 +28,9 @@ pub(super) enum Sharing {
     Exclusive,
     /// A listener for each worker (`listen ... reuseport`).
     Reuseport,
+    /// The same, and a worker is woken by the first bytes of a connection (`deferred`), and takes all that there are
+    /// (`multi_accept on`).
+    Tuned,
 }
 
 /// A configuration.
@@ -120,14 +123,19 @@ impl Conf {
         let field = if self.names_worker { format!("add_header {WORKER_FIELD} $pid; ") } else { String::new() };
         format!(
             "daemon off;\nworker_processes {};\n{affinity}pid {};\nerror_log stderr crit;\n\
-             events {{ worker_connections 8192; accept_mutex {}; }}\n\
+             events {{ worker_connections 8192; accept_mutex {}; multi_accept {}; }}\n\
              http {{\n  access_log off;\n  default_type text/plain;\n  keepalive_requests 1000000000;\n{temporary}  server {{\n    \
              listen 127.0.0.1:{} backlog=4096{};\n    location / {{ {field}{answer} }}\n  }}\n}}\n",
             self.cpus.len(),
             path("pid"),
             if self.sharing == Sharing::Mutex { "on" } else { "off" },
+            if self.sharing == Sharing::Tuned { "on" } else { "off" },
             self.port,
-            if self.sharing == Sharing::Reuseport { " reuseport" } else { "" },
+            match self.sharing {
+                Sharing::Mutex | Sharing::Exclusive => "",
+                Sharing::Reuseport => " reuseport",
+                Sharing::Tuned => " reuseport deferred",
+            },
         )
     }
 
@@ -137,6 +145,7 @@ impl Conf {
             Sharing::Mutex => "accept_mutex on",
             Sharing::Exclusive => "EPOLLEXCLUSIVE",
             Sharing::Reuseport => "listen reuseport",
+            Sharing::Tuned => "listen reuseport deferred, multi_accept on",
         };
         format!("{} workers, {sharing}", self.cpus.len())
     }
@@ -187,6 +196,9 @@ mod tests {
         assert!(exclusive.contains("worker_cpu_affinity 1 1000;"), "{exclusive}");
         let reuseport = conf(Sharing::Reuseport, &[Some(1)]);
         assert!(reuseport.contains("listen 127.0.0.1:81 backlog=4096 reuseport;"), "{reuseport}");
+        assert!(reuseport.contains("multi_accept off;"), "{reuseport}");
+        let tuned = conf(Sharing::Tuned, &[None]);
+        assert!(tuned.contains(" reuseport deferred;") && tuned.contains("multi_accept on;"), "{tuned}");
         assert!(reuseport.contains("add_header X-Worker $pid;") && reuseport.contains("pid /x/pid;"), "{reuseport}");
     }
 }

@@ -113,6 +113,7 @@ impl Wanted<'_> {
             sharing: match self.contestant {
                 Contestant::NginxMutex => Sharing::Mutex,
                 Contestant::NginxReuseport => Sharing::Reuseport,
+                Contestant::NginxTuned => Sharing::Tuned,
                 _ => Sharing::Exclusive,
             },
             cpus: self.cpus.clone(),
