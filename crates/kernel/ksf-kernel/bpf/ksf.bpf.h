@@ -15,8 +15,9 @@
  *     clang -O2 -g -target bpf -mcpu=v3 -I SDK -c ping.bpf.c -o ping.bpf.o
  *
  * The function sees one whole message at a time (`m`, struct ksf_message *) and says KSF_REPLY, KSF_ECHO or KSF_PASS.
- * The SDK makes four programs of it: one for TCP segments, one that sends replies of another length, one for UDP
- * datagrams, and one through which user space has the same function answer what the kernel passed. Framing, batches,
+ * The SDK makes five programs of it: one for TCP segments, one that sends replies of another length, one that ends a
+ * connection whose reply was lost on that way, one for UDP datagrams, and one through which user space has the same
+ * function answer what the kernel passed. Framing, batches,
  * gates, counters and fallback come with them; what each does and why stands in the header named after it.
  *
  * ksf_message.h    reading messages, putting replies        ksf_framing.h   where a message ends
@@ -72,6 +73,12 @@ SEC("xdp")
 int ksf_xdp(struct xdp_md *xdp)
 {
 	return ksf_datagram_verdict(xdp);
+}
+
+SEC("syscall")
+int ksf_hop_failed(struct ksf_hop_failed_args *args)
+{
+	return ksf_hop_failed_verdict(args->slot, args->renewed);
 }
 
 SEC("syscall")

@@ -11,7 +11,7 @@
 
 /* Raised whenever a shape below changes: the loader refuses an object made with another number. */
 #ifndef KSF_ABI
-#define KSF_ABI 2
+#define KSF_ABI 3
 #endif
 
 /* Longest segment a service function is shown, and longest reply it can build. bpf_skb_change_tail() ends at
@@ -131,6 +131,12 @@ struct ksf_slot {
 	__u64 cookie; /* hop: socket that sends the reply */
 	__u32 reserved_line[8];
 	struct ksf_message message;
+};
+
+/* Argument of the program that user space calls when a hop has failed. */
+struct ksf_hop_failed_args {
+	__u32 slot;
+	__u32 renewed; /* its sockets are new ones */
 };
 
 /* Argument of the program user space calls. */

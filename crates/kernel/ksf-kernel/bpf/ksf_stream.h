@@ -414,3 +414,21 @@ static __always_inline int ksf_hop_verdict(struct __sk_buff *skb)
 	ksf_slot_give(slot);
 	return verdict;
 }
+
+/* A send into a hop failed for good: for want of memory, because its sockets are nobody else's. The work queue has given
+ * that socket up, and would throw away what is sent into it next, so the slot may be used again with new sockets only. */
+static __always_inline int ksf_hop_failed_verdict(__u32 index, _Bool is_renewed)
+{
+	struct ksf_slot *slot = ksf_slot_at(index);
+	struct ksf_conn *conn;
+
+	if (!slot || !KSF_READ(slot->busy))
+		return 0;
+	/* The request is gone, and its reply with it. */
+	conn = ksf_conn_at(slot->conn);
+	if (conn && KSF_READ(conn->cookie) == slot->cookie)
+		ksf_break(conn);
+	if (is_renewed)
+		ksf_slot_give(slot);
+	return 1;
+}

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 include!(concat!(env!("OUT_DIR"), "/counters.rs"));
 
 /// `KSF_ABI`
-pub(crate) const ABI: u32 = 2;
+pub(crate) const ABI: u32 = 3;
 /// `KSF_BYTES_MAX`
 pub(crate) const BYTES_MAX: usize = 16_000;
 const BUFFER_BYTES: usize = 16_384;

@@ -112,8 +112,13 @@ impl KernelService {
         sys::attach_verdict(loaded.hop.as_fd(), maps.hop_far.as_fd())
             .map_err(|error| KernelError::system("attaching the hop program to its socket map", error))?;
         let hops = (hop_count > 0).then(|| {
-            let maps = HopMaps { near: &maps.hop_near, far: &maps.hop_far, slots: &maps.hop_slot };
-            Hops::new(hop_count, &maps)
+            let maps = HopMaps {
+                near: maps.hop_near.try_clone()?,
+                far: maps.hop_far.try_clone()?,
+                slots: maps.hop_slot.try_clone()?,
+                failed: loaded.hop_failed.try_clone()?,
+            };
+            Hops::new(hop_count, maps)
         });
         let hops = hops.transpose().map_err(|error| KernelError::system("making the hop sockets", error))?;
         let conns =
@@ -206,7 +211,7 @@ impl KernelService {
     /// Ids of the loaded programs, as `bpftool prog` lists them.
     pub fn program_ids(&self) -> Vec<u32> {
         let loaded = &self.shared.loaded;
-        [&loaded.stream, &loaded.hop, &loaded.xdp, &loaded.call]
+        [&loaded.stream, &loaded.hop, &loaded.hop_failed, &loaded.xdp, &loaded.call]
             .into_iter()
             .filter_map(|program| ksf_bpf::program_id(program.as_fd()).ok())
             .collect()

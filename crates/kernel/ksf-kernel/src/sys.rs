@@ -28,6 +28,11 @@ impl Map {
         })
     }
 
+    /// Another descriptor of the same map.
+    pub(crate) fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self { fd: self.fd.try_clone()?, ..*self })
+    }
+
     pub(crate) fn entries(&self) -> u32 {
         self.entries
     }

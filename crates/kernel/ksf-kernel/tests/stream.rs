@@ -290,7 +290,7 @@ fn unloading_with_active_connections_is_safe() {
     for _ in 0..20 {
         let service = load(Builtin::RpcNull);
         let ids = service.program_ids();
-        assert_eq!(ids.len(), 4);
+        assert_eq!(ids.len(), 5);
         let (mut client, server) = tcp_pair("127.0.0.1:0");
         let half = UserHalf::serve(&service, server, PARKING, no_fallback);
         ask(&mut client, &null_call(1), &null_reply(1));
@@ -329,7 +329,7 @@ fn a_killed_server_leaves_nothing_behind() {
     let mut words = line.split(' ');
     let port: u16 = words.next().unwrap().parse().unwrap();
     let ids: Vec<u32> = words.map(|id| id.parse().unwrap()).collect();
-    assert!(ids.len() == 4 && ids.iter().all(|&id| program_exists(id)));
+    assert!(ids.len() == 5 && ids.iter().all(|&id| program_exists(id)));
     let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
     ask(&mut client, b"hello", b"hello");
     send_all(&mut client, b"in the middle");

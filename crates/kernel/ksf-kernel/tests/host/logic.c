@@ -605,6 +605,24 @@ static void test_detach(void)
 	check(sim.wire_len == 0 && sim.dropped == 1 && !sim.slots[0].busy, "the hop did not end");
 }
 
+/* The send into a hop fails for good: its connection ends, and the slot is free with new sockets only. */
+static void test_hop_failure(void)
+{
+	for (int renewed = 0; renewed < 2; renewed++) {
+		START("a hop that fails", script);
+		check(!ksf_hop_failed_verdict(0, renewed), "a free slot has nothing to lose");
+		send_text(BYTES("\0\2sX"));
+		check(sim.slots[0].busy && !sim.conn.broken, "the request is not in the hop");
+		check(ksf_hop_failed_verdict(0, renewed) == 1, "the slot was busy");
+		check(sim.conn.broken && sim.slots[0].busy == !renewed, "the connection goes on, or the slot is lost");
+		START("a hop that fails behind its connection", script);
+		send_text(BYTES("\0\2sX"));
+		sim.conn.cookie++;
+		check(ksf_hop_failed_verdict(0, renewed) == 1 && !sim.conn.broken, "a later connection ends");
+	}
+	check(!ksf_hop_failed_verdict(~0u, 1), "no such slot");
+}
+
 static void test_call(void)
 {
 	START("call", script);
@@ -841,6 +859,7 @@ int main(int argc, char **argv)
 	test_trial();
 	test_repeated();
 	test_detach();
+	test_hop_failure();
 	test_call();
 	for (__u32 seed = 0; seed < seeds; seed++)
 		run_property(seed);

@@ -171,6 +171,11 @@ struct ksf_slot *ksf_slot_of_hop(__u64 cookie)
 	return slot < KSF_SLOTS_PER_CPU ? &sim.slots[slot] : NULL;
 }
 
+struct ksf_slot *ksf_slot_at(__u32 index)
+{
+	return index < sizeof(sim.slots) / sizeof(*sim.slots) ? &sim.slots[index] : 0;
+}
+
 struct ksf_slot *ksf_slot_take(__u32 *index)
 {
 	for (__u32 i = 0; i < KSF_SLOTS_PER_CPU; i++) {

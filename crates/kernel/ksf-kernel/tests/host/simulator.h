@@ -62,6 +62,7 @@ void ksf_count(__u32 counter, __u64 add);
 struct ksf_conn *ksf_conn_at(__u32 index);
 struct ksf_conn *ksf_conn_of(__u64 cookie, __u32 *index);
 struct ksf_slot *ksf_slot_of_hop(__u64 cookie);
+struct ksf_slot *ksf_slot_at(__u32 index);
 struct ksf_slot *ksf_slot_take(__u32 *index);
 void ksf_slot_give(struct ksf_slot *slot);
 void ksf_barrier(struct ksf_conn *conn);
