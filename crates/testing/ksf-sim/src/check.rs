@@ -48,7 +48,11 @@ pub(crate) fn check(history: &History<'_>) -> Result<usize, String> {
     let torn = arrived.end != CloseReason::PeerClosed;
     let aborted = matches!(
         reason,
-        CloseReason::Io | CloseReason::ReplyLimit | CloseReason::SendTimeout | CloseReason::DrainTimeout
+        CloseReason::FileRange
+            | CloseReason::Io
+            | CloseReason::ReplyLimit
+            | CloseReason::SendTimeout
+            | CloseReason::DrainTimeout
     );
     if torn && !aborted {
         return Err(format!("the last reply is torn ({:?}), and the end was orderly", arrived.end));

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use ksf::connection::Connection;
 use ksf::cutter::Direct;
 use ksf::env::Env;
+use ksf::files::{FileError, FileRange};
 use ksf::framing::{Delimiter, Endian, Framing, LengthPrefix};
 use ksf::limits::{Limits, Time};
 use ksf::output::SendBatch;
@@ -16,7 +17,7 @@ use crate::check::{History, check};
 use crate::far::{Far, Step};
 use crate::ideal::{Ideal, decode, encode};
 use crate::script::{Action, Request};
-use crate::service::{Handed, Scripted, lock};
+use crate::service::{Disk, Handed, Scripted, lock};
 use ksf_test::Random;
 
 /// What came of a run that went as it must. Two runs of one seed give equal reports.
@@ -38,6 +39,8 @@ pub struct Report {
     pub stalls: usize,
     /// Receives straight into the buffer of a message.
     pub lent: usize,
+    /// Parts of files that were read for replies.
+    pub file_reads: usize,
     /// Receives that were put off because no slot was free.
     pub starved: usize,
     /// What backends told.
@@ -80,6 +83,10 @@ struct Plan {
     /// An answer is given once in so many turns.
     answer_every: usize,
     drain_at: Option<usize>,
+    /// Some replies lie in a file.
+    files: bool,
+    /// The file may be too short.
+    file_breaks: bool,
 }
 
 impl Plan {
@@ -139,6 +146,8 @@ impl Plan {
             misfits: random.pick(&[2, 4, 1000]),
             answer_every: random.pick(&[1, 3, 20]),
             drain_at: random.one_in(4).then(|| random.within(1..=200)),
+            files: random.one_in(3),
+            file_breaks: random.one_in(4),
             limits,
         }
     }
@@ -288,6 +297,8 @@ struct Link {
     handed: Handed,
     /// The buffer of a long message, while the engine has it.
     lent: Option<Direct>,
+    /// What is being read of a file for it.
+    reading: Option<FileRange>,
     /// What the engine sends.
     batch: Option<SendBatch>,
     /// Bytes it was given before it took no more.
@@ -321,6 +332,7 @@ impl World {
             custom: plan.custom,
             order: plan.order,
             keeps: plan.keeps,
+            disk: if plan.files { Some(Disk::new().map_err(|error| error.to_string())?) } else { None },
             next: Mutex::default(),
             pending: Mutex::default(),
             open: Mutex::default(),
@@ -382,8 +394,17 @@ impl World {
         let key = ConnKey { index: index as u32, generation: self.places[index].0 };
         let conn = Connection::new(Arc::clone(&self.service), Peer::Unix, key, self.env.now);
         let conn = conn.map_err(|_| "the service refused, which it never does")?;
-        self.places[index].1 =
-            Some(Link { conn, remote, handed, lent: None, batch: None, given: 0, eof_told: false, far: None });
+        self.places[index].1 = Some(Link {
+            conn,
+            remote,
+            handed,
+            lent: None,
+            reading: None,
+            batch: None,
+            given: 0,
+            eof_told: false,
+            far: None,
+        });
         Ok(())
     }
 
@@ -397,6 +418,9 @@ impl World {
         self.receive(&mut link)?;
         self.hear_backend(&mut link)?;
         self.send(&mut link);
+        if let Some(reason) = self.read_file(&mut link) {
+            return self.end(index, link, reason);
+        }
         self.carry_out(&mut link)?;
         if self.draining.is_some() {
             link.conn.drain(&mut self.env);
@@ -561,6 +585,34 @@ impl World {
         Ok(())
     }
 
+    /// The disk gives what a connection wants of a file: all of it, a part, or nothing yet. The reason, if the file is too
+    /// short, and the connection has to end.
+    fn read_file(&mut self, link: &mut Link) -> Option<CloseReason> {
+        if !self.plan.files {
+            return None;
+        }
+        if link.reading.is_none() && self.random.one_in(2) {
+            link.reading = link.conn.file_to_read();
+        }
+        let range = link.reading.take_if(|_| self.random.one_in(2))?;
+        let mut buffer = self.env.buffers.take(range.bytes);
+        let read = match self.random.within(0..=19) {
+            0 => None,
+            1 => Some(Err(FileError::Interrupted)),
+            2 if self.plan.file_breaks => Some(Ok(buffer)),
+            3 if self.plan.file_breaks => Some(Err(FileError::Medium)),
+            kind => {
+                let bytes = if kind < 12 { range.bytes } else { self.random.within(1..=range.bytes) };
+                let disk = self.service.disk.as_ref()?;
+                buffer.fill(&lock(&disk.bytes)[range.offset as usize..][..bytes]);
+                self.report.file_reads += 1;
+                Some(Ok(buffer))
+            }
+        };
+        let goes_on = link.conn.file_read(&range, read, &mut self.env);
+        (!goes_on).then_some(CloseReason::FileRange)
+    }
+
     fn send(&mut self, link: &mut Link) {
         let Some(mut batch) = link.batch.take() else { return };
         let remote = &mut link.remote;
@@ -704,6 +756,7 @@ impl World {
             CloseReason::SendTimeout => limits.send_timeout_ms < 1000 && sending,
             CloseReason::MemoryLimit => limits.assembly_bytes_max <= 20_000,
             CloseReason::ReplyLimit => limits.connection_bytes_max <= 20_000,
+            CloseReason::FileRange => self.plan.files && self.plan.file_breaks,
             CloseReason::Io => remote.resets_at.is_some(),
             CloseReason::DrainTimeout | CloseReason::Drained => self.draining.is_some(),
             // Compared with the ideal, byte by byte.

@@ -36,6 +36,7 @@ fn every_seed_agrees_with_the_ideal() {
         sum.waited += report.waited;
         sum.overfull += report.overfull;
         sum.lent += report.lent;
+        sum.file_reads += report.file_reads;
         sum.starved += report.starved;
         sum.told += report.told;
         for (total, one) in sum.ends.iter_mut().zip(report.ends) {
@@ -53,6 +54,7 @@ fn every_seed_agrees_with_the_ideal() {
         "too little went wrong: {sum:?}"
     );
     assert!(sum.lent > 10_000, "hardly anything was received straight into a message: {sum:?}");
+    assert!(sum.file_reads > 1_000, "hardly any reply was read from a file: {sum:?}");
     assert!(sum.told > 10_000, "backends were hardly asked: {sum:?}");
     assert_eq!(sum.starved, 0, "so many slots were kept that none was left to receive into");
 }
