@@ -97,11 +97,7 @@ fn a_worker_that_watches_no_more_gets_nothing() {
     actors.zero(0, &format!("del {epoll} {listener}"));
     wait_ready(&holder, 1);
     let after = clients(port, 8);
-    let mut taken = String::new();
-    wait_until("all are taken", || {
-        taken.push_str(&actors.take_all(1, other, listener));
-        taken.len() == 16
-    });
+    actors.takes(1, other, listener, 16);
     assert!(before.into_iter().chain(after).all(Client::was_served));
     // It comes back without a word to the holder, and with its queue.
     let asked = holder.status().unwrap().workers.len();
@@ -221,15 +217,21 @@ fn one_event_silences_queue_and_listener_where_the_program_asks_for_one() {
     assert_eq!(counted(&holder.status().unwrap()).accepted_own, 3);
 }
 
-#[test]
-fn a_hung_workers_connections_are_taken_by_another() {
-    let Some(()) = own_network() else { return };
+/// A program whose child is its only worker: holder, program, listener, port, the child's epoll instance.
+fn child_worker() -> Option<(ksf_accel::Started, Actors, i64, u16, i64)> {
+    own_network()?;
     let holder = holder();
     let mut actors = Actors::start(&holder);
     let (listener, port) = actors.listener();
     actors.zero(0, "fork 1");
-    let _hung = actors.watching(1, listener);
+    let epoll = actors.watching(1, listener);
     wait_ready(&holder, 1);
+    Some((holder, actors, listener, port, epoll))
+}
+
+#[test]
+fn a_hung_workers_connections_are_taken_by_another() {
+    let Some((holder, mut actors, listener, port, _)) = child_worker() else { return };
     // Ten wait for the only worker, which does nothing.
     let connected = clients(port, 10);
     assert_eq!(waiting(&holder), 10);
@@ -251,13 +253,7 @@ fn a_hung_workers_connections_are_taken_by_another() {
 
 #[test]
 fn a_hung_workers_connections_wake_a_thread_that_blocks_in_accept() {
-    let Some(()) = own_network() else { return };
-    let holder = holder();
-    let mut actors = Actors::start(&holder);
-    let (listener, port) = actors.listener();
-    actors.zero(0, "fork 1");
-    let _hung = actors.watching(1, listener);
-    wait_ready(&holder, 1);
+    let Some((holder, mut actors, listener, port, _)) = child_worker() else { return };
     let connected = clients(port, 5);
     actors.zero(0, &format!("nonblock {listener} 0"));
     for _ in &connected {
@@ -269,14 +265,8 @@ fn a_hung_workers_connections_wake_a_thread_that_blocks_in_accept() {
 
 #[test]
 fn a_killed_workers_connections_are_taken_by_another() {
-    let Some(()) = own_network() else { return };
-    let holder = holder();
-    let mut actors = Actors::start(&holder);
-    let (listener, port) = actors.listener();
-    actors.zero(0, "fork 1");
-    let _dying = actors.watching(1, listener);
+    let Some((holder, mut actors, listener, port, _)) = child_worker() else { return };
     let pid = actors.number(1, "pid") as u32;
-    wait_ready(&holder, 1);
     let connected = clients(port, 20);
     assert_eq!(waiting(&holder), 20);
     signal(pid, Signal::KILL);
@@ -285,11 +275,7 @@ fn a_killed_workers_connections_are_taken_by_another() {
     // Nobody is there: the listener takes what comes now, the queue keeps what it has.
     let late = clients(port, 3);
     let epoll = actors.watching(0, listener);
-    let mut taken = String::new();
-    wait_until("all are taken", || {
-        taken.push_str(&actors.take_all(0, epoll, listener));
-        taken.len() == 23
-    });
+    actors.takes(0, epoll, listener, 23);
     assert!(connected.into_iter().chain(late).all(Client::was_served));
     // The new worker has inherited the queue.
     let counters = counted(&holder.status().unwrap());
@@ -298,26 +284,16 @@ fn a_killed_workers_connections_are_taken_by_another() {
 
 #[test]
 fn a_parents_end_does_not_take_its_childs_queue() {
-    let Some(()) = own_network() else { return };
-    let holder = holder();
-    let mut actors = Actors::start(&holder);
-    let (listener, port) = actors.listener();
-    actors.zero(0, "fork 1");
-    let pid = actors.number(1, "pid");
     // The first child has the instance; its own child, which goes on with it, is a process the holder has not heard of.
-    let epoll = actors.watching(1, listener);
-    wait_ready(&holder, 1);
+    let Some((holder, mut actors, listener, port, epoll)) = child_worker() else { return };
+    let pid = actors.number(1, "pid");
     assert_eq!(i64::from(ready(&holder)[0].pid), pid);
     actors.zero(1, "orphan");
     wait_until("the parent has ended", || !std::path::Path::new(&format!("/proc/{pid}")).exists() || is_zombie(pid));
     wait_ready(&holder, 0);
     for round in 0..3 {
         let connected = clients(port, 5);
-        let mut taken = String::new();
-        wait_until("all are taken", || {
-            taken.push_str(&actors.take_all(1, epoll, listener));
-            taken.len() == 5
-        });
+        actors.takes(1, epoll, listener, 5);
         assert!(connected.into_iter().all(Client::was_served), "round {round}");
     }
     // It is a worker of its own now.

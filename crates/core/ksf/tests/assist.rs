@@ -14,6 +14,7 @@ use ksf::assist::{Assist, AssistConn};
 use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::Limits;
+use ksf::listener::ListenAddr;
 use ksf::{Order, Server};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -195,11 +196,40 @@ fn start(engine: EngineKind, half: &Arc<Half>, limits: Limits) -> (Server, Arc<R
     (server, service)
 }
 
-/// A connection that nobody assists. When it is answered, the shard has ended the turns before.
-fn bystander(server: &Server) -> TcpStream {
-    match server.listeners()[1].addr {
-        ksf::listener::ListenAddr::Tcp(addr) => connect_to(addr),
-        _ => panic!("no port"),
+fn parks(state: &mut State) {
+    state.parks = true;
+}
+
+fn holds(state: &mut State) {
+    state.holds_replies = true;
+}
+
+/// A server with two connections.
+struct Scene {
+    engine: EngineKind,
+    half: Arc<Half>,
+    server: Server,
+    service: Arc<Recorder>,
+    /// A connection that nobody assists. When it is answered, the shard has ended the turns before.
+    other: TcpStream,
+    /// The connection under the half.
+    peer: TcpStream,
+}
+
+/// Plays a scene on every engine, with a half that is changed as the test wants it.
+fn on_each_engine(change: impl Fn(&mut State), play: impl Fn(Scene)) {
+    with_send_timeout(Limits::default().send_timeout_ms, change, play);
+}
+
+fn with_send_timeout(send_timeout_ms: u64, change: impl Fn(&mut State), play: impl Fn(Scene)) {
+    own_network();
+    let limits = Limits { send_timeout_ms, ..Limits::default() };
+    for engine in engines() {
+        let half = Half::new(&change);
+        let (server, service) = start(engine, &half, limits.clone());
+        let ListenAddr::Tcp(addr) = server.listeners()[1].addr else { panic!("no port") };
+        let (other, peer) = (connect_to(addr), connect(&server));
+        play(Scene { engine, half, server, service, other, peer });
     }
 }
 
@@ -212,12 +242,7 @@ fn turns_end(other: &mut TcpStream) {
 /// The wake-up is sent just before the bytes are readable: a receive that finds nothing then concludes nothing.
 #[test]
 fn a_wake_up_before_the_bytes_means_wait_again() {
-    own_network();
-    for engine in engines() {
-        let half = Half::new(|state| state.parks = true);
-        let (server, _) = start(engine, &half, Limits::default());
-        let mut other = bystander(&server);
-        let mut peer = connect(&server);
+    on_each_engine(parks, |Scene { engine, half, server, mut other, mut peer, .. }| {
         // A fresh connection is the half's at once.
         half.until_parked(1);
         for round in 1..=50 {
@@ -229,37 +254,29 @@ fn a_wake_up_before_the_bytes_means_wait_again() {
             half.until_parked(round + 1);
         }
         assert_eq!((server.connections(), count(&server, "closed_total")), (2, 0), "{engine}");
-    }
+    });
 }
 
 /// What user space sends goes to TCP at once, what the half has queued goes through a work queue: the former waits.
 #[test]
 fn replies_wait_until_tcp_has_taken_those_of_the_half() {
-    own_network();
-    for engine in engines() {
-        let half = Half::new(|state| state.holds_replies = true);
-        let (server, service) = start(engine, &half, Limits::default());
-        let mut peer = connect(&server);
+    on_each_engine(holds, |Scene { engine, half, server, service, mut peer, .. }| {
         peer.write_all(b"one\ntwo\n").unwrap();
         wait_until("user space has waited", || count(&server, "assist_waits") >= 20);
         assert_eq!(service.messages.lock().unwrap().len(), 2, "{engine}");
         assert_eq!(count(&server, "bytes_out"), 0, "{engine}: sent before the half's replies");
         half.state().holds_replies = false;
         expect(&mut peer, b"one\ntwo\n");
-    }
+    });
 }
 
 /// The end of the stream can be read while replies of the half are still under way: closing would cut them off.
 #[test]
 fn the_connection_is_closed_after_the_replies_of_the_half() {
-    own_network();
-    for engine in engines() {
-        let half = Half::new(|state| state.holds_replies = true);
-        let (server, _) = start(engine, &half, Limits::default());
-        let mut peer = connect(&server);
+    on_each_engine(holds, |Scene { engine, half, server, mut peer, .. }| {
         peer.shutdown(Shutdown::Write).unwrap();
         wait_until("user space has waited", || count(&server, "assist_waits") >= 20);
-        assert_eq!((server.connections(), count(&server, "closed_total")), (1, 0), "{engine}: closed too early");
+        assert_eq!((server.connections(), count(&server, "closed_total")), (2, 0), "{engine}: closed too early");
         peer.set_nonblocking(true).unwrap();
         let error = peer.read(&mut [0]).expect_err("the stream has not ended");
         assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "{engine}");
@@ -267,50 +284,44 @@ fn the_connection_is_closed_after_the_replies_of_the_half() {
         half.state().holds_replies = false;
         expect_end(&mut peer);
         until_count(&server, "closed_by_peer", 1);
-    }
+    });
 }
 
 /// Linux says "end" while bytes passed to user space wait behind a reply of the half.
 #[test]
 fn an_end_of_the_stream_that_comes_too_early_is_asked_again() {
-    own_network();
-    for engine in engines() {
-        let half = Half::new(|state| state.early_ends = 3);
-        let (server, _) = start(engine, &half, Limits::default());
-        let mut peer = connect(&server);
-        peer.write_all(b"goodbye\n").unwrap();
-        peer.shutdown(Shutdown::Write).unwrap();
-        expect(&mut peer, b"goodbye\n");
-        expect_end(&mut peer);
-        until_count(&server, "closed_by_peer", 1);
-        assert_eq!(half.state().ends_asked, 4, "{engine}");
-    }
+    on_each_engine(
+        |state| state.early_ends = 3,
+        |Scene { engine, half, server, mut peer, .. }| {
+            peer.write_all(b"goodbye\n").unwrap();
+            peer.shutdown(Shutdown::Write).unwrap();
+            expect(&mut peer, b"goodbye\n");
+            expect_end(&mut peer);
+            until_count(&server, "closed_by_peer", 1);
+            assert_eq!(half.state().ends_asked, 4, "{engine}");
+        },
+    );
 }
 
 /// Bytes in front of the end that never come: the peer must not take what it got for all.
 #[test]
 fn an_end_that_stays_too_early_is_no_orderly_end() {
-    own_network();
-    for engine in engines() {
-        let half = Half::new(|state| state.early_ends = u32::MAX);
-        let (server, _) = start(engine, &half, Limits { send_timeout_ms: 100, ..Limits::default() });
-        let mut peer = connect(&server);
-        peer.shutdown(Shutdown::Write).unwrap();
-        expect_reset(&mut peer);
-        until_count(&server, "closed_kernel_half", 1);
-        assert_eq!(count(&server, "closed_by_peer"), 0, "{engine}");
-    }
+    with_send_timeout(
+        100,
+        |state| state.early_ends = u32::MAX,
+        |Scene { engine, server, mut peer, .. }| {
+            peer.shutdown(Shutdown::Write).unwrap();
+            expect_reset(&mut peer);
+            until_count(&server, "closed_kernel_half", 1);
+            assert_eq!(count(&server, "closed_by_peer"), 0, "{engine}");
+        },
+    );
 }
 
 /// A peer that does not read keeps TCP from taking anything: that must end some time.
 #[test]
 fn a_half_whose_replies_are_never_taken_ends_its_connection() {
-    own_network();
-    for engine in engines() {
-        let half = Half::new(|state| state.holds_replies = true);
-        let (server, _) = start(engine, &half, Limits { send_timeout_ms: 40, ..Limits::default() });
-        let mut other = bystander(&server);
-        let mut peer = connect(&server);
+    with_send_timeout(40, holds, |Scene { engine, server, mut other, mut peer, .. }| {
         peer.write_all(b"one\n").unwrap();
         let mut got = Vec::new();
         // An end or a reset, but no reply.
@@ -318,31 +329,22 @@ fn a_half_whose_replies_are_never_taken_ends_its_connection() {
         assert!(got.is_empty(), "{engine}: {got:?}");
         until_count(&server, "closed_kernel_half", 1);
         turns_end(&mut other);
-    }
+    });
 }
 
 /// A reply that was lost cannot be followed by others.
 /// A peer that waits for a reply which was lost inside the kernel: nothing but the clock can notice.
 #[test]
 fn a_reply_lost_by_the_half_ends_its_connection() {
-    own_network();
-    for engine in engines() {
-        let half = Half::new(|state| state.holds_replies = true);
-        let (server, _) = start(engine, &half, Limits { send_timeout_ms: 100, ..Limits::default() });
-        let mut peer = connect(&server);
+    with_send_timeout(100, holds, |Scene { server, mut peer, .. }| {
         expect_reset(&mut peer);
         until_count(&server, "closed_kernel_half", 1);
-    }
+    });
 }
 
 #[test]
 fn a_broken_half_ends_its_connection() {
-    own_network();
-    for engine in engines() {
-        let half = Half::new(|state| state.parks = true);
-        let (server, _) = start(engine, &half, Limits::default());
-        let mut other = bystander(&server);
-        let mut peer = connect(&server);
+    on_each_engine(parks, |Scene { half, server, mut other, mut peer, .. }| {
         half.until_parked(1);
         half.state().is_broken = true;
         half.wake();
@@ -351,18 +353,13 @@ fn a_broken_half_ends_its_connection() {
         expect_reset(&mut peer);
         until_count(&server, "closed_kernel_half", 1);
         turns_end(&mut other);
-    }
+    });
 }
 
 /// The half answers only while user space owes nothing: not while a reply is deferred or half a message is here.
 #[test]
 fn nothing_is_settled_while_user_space_owes_a_reply() {
-    own_network();
-    for engine in engines() {
-        let half = Half::new(|state| state.parks = true);
-        let (server, service) = start(engine, &half, Limits::default());
-        let mut other = bystander(&server);
-        let mut peer = connect(&server);
+    on_each_engine(parks, |Scene { engine, half, server, service, mut other, mut peer }| {
         half.until_parked(1);
         assert_eq!(half.state().settled, Some((0, 0)));
 
@@ -385,19 +382,14 @@ fn nothing_is_settled_while_user_space_owes_a_reply() {
         ask(&mut peer, b"ne\n", b"half a line\n");
         half.until_parked(3);
         assert_eq!(half.state().settled, Some((18, 17)), "{engine}");
-    }
+    });
 }
 
 /// Several messages at once are answered in batches, which is quicker in user space: it keeps the connection until
 /// messages come one at a time again.
 #[test]
 fn a_pipelining_peer_stays_with_user_space() {
-    own_network();
-    for engine in engines() {
-        let half = Half::new(|state| state.parks = true);
-        let (server, _) = start(engine, &half, Limits::default());
-        let mut other = bystander(&server);
-        let mut peer = connect(&server);
+    on_each_engine(parks, |Scene { engine, half, mut other, mut peer, .. }| {
         half.until_parked(1);
         half.wake_too_early();
         let before = half.state().times_settled;
@@ -416,52 +408,43 @@ fn a_pipelining_peer_stays_with_user_space() {
             assert!(alone < 100, "{engine}: never given to the half again");
         }
         assert!(alone > 2, "{engine}: given to the half after {alone} messages");
-    }
+    });
 }
 
 /// User space acts by itself on a connection that is the half's: it takes it back first.
 /// Without framing, what came together is one message: only its length tells that it was several.
 #[test]
 fn several_messages_joined_in_one_are_no_lone_message() {
-    own_network();
-    for engine in engines() {
-        let half = Half::new(|state| {
-            state.parks = true;
-            state.typical_bytes = Some(6);
-        });
-        let (server, _) = start(engine, &half, Limits::default());
-        let mut other = bystander(&server);
-        let mut peer = connect(&server);
-        half.until_parked(1);
-        half.wake_too_early();
-        for _ in 0..100 {
-            ask(&mut peer, b"more than six\n", b"more than six\n");
-        }
-        turns_end(&mut other);
-        assert_eq!(half.state().times_parked, 1, "{engine}: given away");
-        let mut alone = 0;
-        while half.state().times_parked == 1 {
-            ask(&mut peer, b"alone\n", b"alone\n");
+    on_each_engine(
+        |state| (state.parks, state.typical_bytes) = (true, Some(6)),
+        |Scene { engine, half, mut other, mut peer, .. }| {
+            half.until_parked(1);
+            half.wake_too_early();
+            for _ in 0..100 {
+                ask(&mut peer, b"more than six\n", b"more than six\n");
+            }
             turns_end(&mut other);
-            alone += 1;
-            assert!(alone < 100, "{engine}: never given to the half again");
-        }
-    }
+            assert_eq!(half.state().times_parked, 1, "{engine}: given away");
+            let mut alone = 0;
+            while half.state().times_parked == 1 {
+                ask(&mut peer, b"alone\n", b"alone\n");
+                turns_end(&mut other);
+                alone += 1;
+                assert!(alone < 100, "{engine}: never given to the half again");
+            }
+        },
+    );
 }
 
 #[test]
 fn a_parked_connection_is_taken_back_when_the_server_drains() {
-    own_network();
-    for engine in engines() {
-        let half = Half::new(|state| state.parks = true);
-        let (server, _) = start(engine, &half, Limits::default());
-        let mut peer = connect(&server);
+    on_each_engine(parks, |Scene { engine, half, server, mut peer, other, .. }| {
         half.until_parked(1);
         let drained = std::thread::spawn(move || server.drain());
         expect_end(&mut peer);
-        drop(peer);
+        drop((peer, other));
         drained.join().unwrap().unwrap();
         assert!(!half.state().is_parked, "{engine}");
         assert!(half.state().drained_asked > 0, "{engine}: closed without a look at the half's replies");
-    }
+    });
 }

@@ -125,6 +125,18 @@ struct Exchange {
     backend_stays: bool,
 }
 
+/// A GET after which both connections stay.
+const STAYS: Exchange = Exchange {
+    name: "",
+    request: GET,
+    passed: GET_PASSED,
+    answer: "",
+    returned: "",
+    ends: false,
+    client_stays: true,
+    backend_stays: true,
+};
+
 const EXCHANGES: [Exchange; 9] = [
     Exchange {
         name: "a body with a length",
@@ -132,9 +144,7 @@ const EXCHANGES: [Exchange; 9] = [
         passed: "POST /p HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nVia: 1.1 ksf\r\n\r\nGET / HTT",
         answer: "HTTP/1.1 201 Created\r\nContent-Length: 3\r\n\r\n\r\n\r",
         returned: "HTTP/1.1 201 Created\r\nContent-Length: 3\r\nVia: 1.1 ksf\r\n\r\n\r\n\r",
-        ends: false,
-        client_stays: true,
-        backend_stays: true,
+        ..STAYS
     },
     Exchange {
         name: "chunks both ways",
@@ -143,19 +153,16 @@ const EXCHANGES: [Exchange; 9] = [
                  3;a=b\r\nabc\r\n0\r\nT: 1\r\n\r\n",
         answer: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
         returned: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nVia: 1.1 ksf\r\n\r\n2\r\nok\r\n0\r\n\r\n",
-        ends: false,
-        client_stays: true,
-        backend_stays: true,
+        ..STAYS
     },
     Exchange {
         name: "an answer until the end of the connection",
-        request: GET,
-        passed: GET_PASSED,
         answer: "HTTP/1.0 200 OK\r\n\r\nall there is",
         returned: "HTTP/1.1 200 OK\r\nVia: 1.1 ksf\r\nConnection: close\r\n\r\nall there is",
         ends: true,
         client_stays: false,
         backend_stays: false,
+        ..STAYS
     },
     Exchange {
         name: "HEAD, which has a length and no body",
@@ -163,41 +170,27 @@ const EXCHANGES: [Exchange; 9] = [
         passed: "HEAD / HTTP/1.1\r\nHost: x\r\nVia: 1.1 ksf\r\n\r\n",
         answer: "HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n",
         returned: "HTTP/1.1 200 OK\r\nContent-Length: 999\r\nVia: 1.1 ksf\r\n\r\n",
-        ends: false,
-        client_stays: true,
-        backend_stays: true,
+        ..STAYS
     },
     Exchange {
         name: "204, which has no body",
-        request: GET,
-        passed: GET_PASSED,
         answer: "HTTP/1.1 204 No Content\r\n\r\n",
         returned: "HTTP/1.1 204 No Content\r\nVia: 1.1 ksf\r\n\r\n",
-        ends: false,
-        client_stays: true,
-        backend_stays: true,
+        ..STAYS
     },
     Exchange {
         name: "304, which has a length and no body",
-        request: GET,
-        passed: GET_PASSED,
         answer: "HTTP/1.1 304 Not Modified\r\nContent-Length: 7\r\n\r\n",
         returned: "HTTP/1.1 304 Not Modified\r\nContent-Length: 7\r\nVia: 1.1 ksf\r\n\r\n",
-        ends: false,
-        client_stays: true,
-        backend_stays: true,
+        ..STAYS
     },
     Exchange {
         name: "interim answers in front",
-        request: GET,
-        passed: GET_PASSED,
         answer: "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n\
                  HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nz",
         returned: "HTTP/1.1 100 Continue\r\nVia: 1.1 ksf\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: a\r\n\
                    Via: 1.1 ksf\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\nVia: 1.1 ksf\r\n\r\nz",
-        ends: false,
-        client_stays: true,
-        backend_stays: true,
+        ..STAYS
     },
     Exchange {
         name: "a client of HTTP/1.0 that keeps its connection, which knows no interim answers",
@@ -205,19 +198,16 @@ const EXCHANGES: [Exchange; 9] = [
         passed: "GET / HTTP/1.0\r\nVia: 1.1 ksf\r\nConnection: keep-alive\r\n\r\n",
         answer: "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nab",
         returned: "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nVia: 1.1 ksf\r\nConnection: keep-alive\r\n\r\nab",
-        ends: false,
-        client_stays: true,
         backend_stays: false,
+        ..STAYS
     },
     Exchange {
         name: "a backend that closes, to a client that goes on",
-        request: GET,
-        passed: GET_PASSED,
         answer: "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nab",
         returned: "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nVia: 1.1 ksf\r\n\r\nab",
         ends: true,
-        client_stays: true,
         backend_stays: false,
+        ..STAYS
     },
 ];
 

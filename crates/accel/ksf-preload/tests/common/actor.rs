@@ -130,6 +130,15 @@ impl Actors {
         assert!(client.was_served());
     }
 
+    /// The actor accepts so many clients, in as many turns as it takes.
+    pub(crate) fn takes(&mut self, actor: u32, epoll: i64, listener: i64, count: usize) {
+        let mut taken = 0;
+        wait_until("all are taken", || {
+            taken += self.take_all(actor, epoll, listener).len();
+            taken == count
+        });
+    }
+
     /// What an actor accepts after it has waited, until there is nothing more: the clients' names.
     pub(crate) fn take_all(&mut self, actor: u32, epoll: i64, listener: i64) -> String {
         self.begin(actor, &format!("wait {epoll} 0 0"));
