@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use ksf_nic::{
     Action, CpuSet, Finding, Folder, Group, Intent, Item, Netlink, NicError, NoInterfaceOps, Plan, ReceiveSteering,
@@ -104,8 +105,8 @@ struct WishFlags {
     #[arg(long, value_name = "LIST")]
     cpus: Option<CpuSet>,
     /// Groups of settings to leave alone
-    #[arg(long, value_enum, value_name = "GROUP", value_delimiter = ',')]
-    skip: Vec<GroupFlag>,
+    #[arg(long, value_name = "GROUP", value_delimiter = ',', value_parser = groups())]
+    skip: Vec<Group>,
     /// Run NAPI in kernel threads, or not [default: leave it as it is]
     #[arg(long, value_enum, value_name = "SWITCH")]
     threaded_napi: Option<SwitchFlag>,
@@ -142,16 +143,10 @@ enum SwitchFlag {
     Off,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum GroupFlag {
-    Queues,
-    Coalescing,
-    Arfs,
-    Irq,
-    Rps,
-    Rfs,
-    Xps,
-    Napi,
+/// A group by its name.
+fn groups() -> impl TypedValueParser<Value = Group> {
+    let find = |name: String| Group::ALL.into_iter().find(|group| group.name() == name).ok_or("there is no such group");
+    PossibleValuesParser::new(Group::ALL.map(Group::name)).try_map(find)
 }
 
 /// Runs the command.
@@ -237,7 +232,7 @@ impl WishFlags {
             IntentFlag::Throughput => Intent::Throughput,
         });
         wish.cpus.clone_from(&self.cpus);
-        wish.skip = self.skip.iter().map(|group| group.group()).collect();
+        wish.skip = self.skip.iter().copied().collect();
         wish.threaded = self.threaded_napi.map(|switch| switch == SwitchFlag::On);
         wish
     }
@@ -256,21 +251,6 @@ impl WishFlags {
              /etc/default/irqbalance) and restart it",
             path.display()
         )))
-    }
-}
-
-impl GroupFlag {
-    fn group(self) -> Group {
-        match self {
-            Self::Queues => Group::Queues,
-            Self::Coalescing => Group::Coalescing,
-            Self::Arfs => Group::Arfs,
-            Self::Irq => Group::Irq,
-            Self::Rps => Group::Rps,
-            Self::Rfs => Group::Rfs,
-            Self::Xps => Group::Xps,
-            Self::Napi => Group::Napi,
-        }
     }
 }
 
@@ -487,8 +467,8 @@ mod tests {
     #[test]
     fn every_group_can_be_skipped() {
         for group in Group::ALL {
-            let flag = GroupFlag::from_str(group.name(), false).unwrap();
-            assert_eq!(flag.group(), group);
+            let args = WishFlags::augment_args(clap::Command::new("x")).get_matches_from(["x", "--skip", group.name()]);
+            assert_eq!(args.get_many::<Group>("skip").unwrap().collect::<Vec<_>>(), [&group]);
         }
     }
 }
