@@ -16,7 +16,7 @@ use crate::bpf::{self, Loading};
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/flow/connect.bpf.o"));
 
 /// Loads the programs; attached to nothing yet.
-pub(super) fn load() -> Result<Object, FlowError> {
+fn load() -> Result<Object, FlowError> {
     Loading::open(OBJECT).and_then(Loading::load).map_err(|error| FlowError::loading("the connect programs", &error))
 }
 
@@ -46,6 +46,15 @@ pub struct ConnectPrograms {
 }
 
 impl ConnectPrograms {
+    /// Loads the programs, attached to nothing, and gives them up again.
+    ///
+    /// # Errors
+    ///
+    /// The kernel does not take them, or not from this process.
+    pub fn try_load() -> Result<(), FlowError> {
+        load().map(drop)
+    }
+
     /// From now on connections that processes below `cgroup` (a folder of cgroup2) open in this thread's network
     /// namespace get a source port of their CPU's chunk.
     ///

@@ -25,7 +25,6 @@ mod abi;
 mod connect;
 mod error;
 mod policy;
-pub mod report;
 mod steering;
 mod trial;
 
