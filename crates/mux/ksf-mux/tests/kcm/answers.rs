@@ -6,6 +6,8 @@ use ksf_mux::kcm::{Flags, KcmOptions, KcmSocket, KcmSocketError, Kind, RecvBuffe
 use rustix::net::sockopt;
 
 use crate::common::clients::{answer_many, answer_one, serve};
+use crate::common::contract;
+use crate::observe;
 use crate::support::*;
 
 /// Requests of each client.
@@ -54,26 +56,7 @@ fn gets(tcp: &Tcp) -> char {
 
 #[test]
 fn answers_go_to_the_connections_that_asked() {
-    own_network();
-    let mux = kcm(Kind::Dgram);
-    let tcp = [attached(&mux), attached(&mux), attached(&mux), attached(&mux)];
-    for (at, letter) in [(3, b'd'), (2, b'c'), (1, b'b'), (0, b'a')] {
-        tcp[at].put(10, letter);
-        assert_eq!(receive(&mux).as_bytes()[3], letter);
-        send(&mux, letter).unwrap();
-    }
-    let got = || tcp.iter().map(|tcp| gets(tcp).to_string()).collect::<Vec<_>>().join(" ");
-    check(&[("four connections ask, 4 3 2 1, each is answered at once", got())]);
-
-    asked_by(&mux, &[&tcp[3], &tcp[2], &tcp[1], &tcp[0]]);
-    (b'a'..=b'd').rev().for_each(|letter| assert_eq!(send(&mux, letter).unwrap(), 10));
-    check(&[("the same, received with one call, then answered", got())]);
-
-    asked_by(&mux, &[&tcp[0]]);
-    mux.unattach(tcp[0].id).unwrap();
-    let other = attached(&mux);
-    let outcome = outcome(send(&mux, b'a').map_err(|error| error.errno()));
-    check(&[("a client asks and is unattached, then its answer", outcome), ("and another client gets", other.has())]);
+    observe(contract::answers);
 }
 
 /// The last message of a call has any number of answers, and what has none leaves nothing over.

@@ -8,16 +8,26 @@ mod common;
 mod document;
 mod support;
 
-use std::io::{IoSlice, IoSliceMut, Read as _, Write as _};
-use std::net::{Shutdown, TcpListener, UdpSocket};
-use std::os::fd::OwnedFd;
+use std::io::{IoSliceMut, Read as _, Write as _};
+use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
+use common::contract::{self, Open, Rows};
+use ksf_mux::Mux;
 use ksf_mux::kcm::{
     AttachOptions, Flags, KcmOptions, KcmSocket, KcmSocketError, Kind, RecvBuffer, proc_net_kcm, proc_net_kcm_stats,
 };
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use support::*;
+
+/// Observes rows that every multiplexor keeps, and compares them with the record.
+fn observe(step: fn(Open<'_, Mux>, &mut Rows)) {
+    own_network();
+    let mut rows = Rows::default();
+    step(&|kind, options| KcmSocket::new(kind, options).unwrap(), &mut rows);
+    assert!(!rows.0.is_empty());
+    rows.0.into_iter().for_each(|(row, observed)| check(&[(&row, observed)]));
+}
 
 #[test]
 fn types_of_sockets() {
@@ -33,67 +43,12 @@ fn types_of_sockets() {
 
 #[test]
 fn attach_and_unattach() {
-    own_network();
-    let (mux, other) = (kcm(Kind::Dgram), kcm(Kind::Dgram));
-    let attach = |mux: &KcmSocket, socket: OwnedFd| {
-        outcome(mux.attach(socket, framing(), AttachOptions::default()).map_err(|error| error.errno()))
-    };
-    let unattach = |mux: &KcmSocket, socket: &OwnedFd| {
-        let connection = mux.connection_of(socket);
-        let detached = connection.ok_or(ksf_mux::kcm::NotAttached).and_then(|connection| mux.unattach(connection));
-        outcome(detached.map_err(|error| error.errno()))
-    };
-    let unconnected =
-        || rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
-    let (near, _far) = connection(None);
-    let clone = || near.try_clone().unwrap();
-    check(&[
-        ("attach a listening socket", attach(&mux, TcpListener::bind("127.0.0.1:0").unwrap().into())),
-        ("attach an unconnected socket", attach(&mux, unconnected())),
-        ("attach a UDP socket", attach(&mux, UdpSocket::bind("127.0.0.1:0").unwrap().into())),
-        ("attach", attach(&mux, clone())),
-        ("attach again", attach(&mux, clone())),
-        ("attach to another mux", attach(&other, clone())),
-        ("unattach from another mux", unattach(&other, &near)),
-        ("unattach", unattach(&mux, &near)),
-        ("unattach again", unattach(&mux, &near)),
-        ("attach after unattach", attach(&mux, clone())),
-    ]);
+    observe(contract::attach_and_unattach);
 }
 
 #[test]
 fn whole_messages() {
-    own_network();
-    for (kind, name) in [(Kind::Dgram, "DGRAM"), (Kind::Seqpacket, "SEQPACKET")] {
-        let mux = kcm(kind);
-        let tcp = attached(&mux);
-        let nothing = mux.recv(&mut [0; 64], Flags::DONTWAIT).map_err(|error| error.errno());
-        check(&[(&format!("{name}, nothing there, MSG_DONTWAIT"), outcome(nothing))]);
-
-        tcp.put(10, b'a');
-        tcp.put(20, b'b');
-        let got = [receive(&mux), receive(&mux), receive_now(&mux)].join(", ");
-        check(&[(&format!("{name}, two messages"), got)]);
-
-        tcp.put(50, b'a');
-        tcp.put(30, b'b');
-        let got = [receive_into(&mux, 20, Flags::NONE), receive(&mux)];
-        // The third is there in one kind only.
-        let third = if kind == Kind::Dgram { receive_now(&mux) } else { receive(&mux) };
-        check(&[(&format!("{name}, 20 of 50 bytes, then the rest"), [got.join(", "), third].join(", "))]);
-
-        tcp.put(50, b'a');
-        let got = [receive_into(&mux, 20, Flags::PEEK), receive_into(&mux, 20, Flags::TRUNC)].join(", ");
-        check(&[(&format!("{name}, MSG_PEEK, then MSG_TRUNC, of 20 of 50 bytes"), got)]);
-        drain(&mux);
-
-        // A header in two pieces, and a body in two: each is received before the next is sent.
-        for (at, piece) in message(30, b'p').chunks(3).enumerate() {
-            (&tcp.far).write_all(piece).unwrap();
-            wait_for_bytes(&mux, tcp.id, (at + 1) * 3);
-        }
-        check(&[(&format!("{name}, 30 bytes, three at a time"), receive(&mux))]);
-    }
+    observe(contract::whole_messages);
 }
 
 #[test]
@@ -208,87 +163,17 @@ fn messages_of_one_segment() {
 
 #[test]
 fn clones() {
-    own_network();
-    let first = kcm(Kind::Seqpacket);
-    let sockets = [first.try_clone().unwrap(), first.try_clone().unwrap(), first.try_clone().unwrap()];
-    let kind = if sockets[0].kind() == Kind::Seqpacket { "SOCK_SEQPACKET" } else { "SOCK_DGRAM" };
-    check(&[("type of a clone of SOCK_SEQPACKET", kind.to_owned())]);
-    let tcp = attached(&first);
-    (0..40).for_each(|_| tcp.put(10, b'a'));
-    wait_for_bytes(&sockets[2], tcp.id, 400);
-    let counts = [drain(&first), drain(&sockets[0]), drain(&sockets[1]), drain(&sockets[2])];
-    let counts = counts.map(|count| count.to_string()).join(" ");
-    check(&[("40 messages for four sockets, nobody reading", counts)]);
+    observe(contract::clones);
 }
 
 #[test]
 fn receive_disable() {
-    own_network();
-    let mux = kcm(Kind::Dgram);
-    let other = mux.try_clone().unwrap();
-    let tcp = attached(&mux);
-    mux.set_receiving(false);
-    let read_back = i32::from(!mux.is_receiving()).to_string();
-    check(&[("KCM_RECV_DISABLE", "ok".into()), ("KCM_RECV_DISABLE, read back", read_back)]);
-    let put = |count| {
-        (0..count).for_each(|_| tcp.put(10, b'a'));
-        wait_for_bytes(&other, tcp.id, count * 10);
-    };
-    put(4);
-    check(&[("four messages, this socket disabled, the other not", format!("{} {}", drain(&mux), drain(&other)))]);
-
-    // Disabled with a message in its hand, which it has peeked at.
-    mux.set_receiving(true);
-    put(4);
-    assert_eq!(receive_into(&mux, 64, Flags::PEEK), "10 a EOR");
-    mux.set_receiving(false);
-    check(&[("four messages, then this socket disabled", format!("{} {}", drain(&mux), drain(&other)))]);
-
-    other.set_receiving(false);
-    tcp.put(10, b'a');
-    tcp.put(11, b'b');
-    let here = drain(&mux) + drain(&other);
-    other.set_receiving(true);
-    let there = [receive(&other), receive(&other)].len() + drain(&other);
-    check(&[("two messages, all sockets disabled, then one enabled", format!("{here}, {there}"))]);
-
-    drop(other);
-    tcp.put(10, b'a');
-    let here = drain(&mux);
-    mux.set_receiving(true);
-    let there = [receive(&mux)].len() + drain(&mux);
-    check(&[("the other socket closed, this one disabled, then enabled", format!("{here}, {there}"))]);
+    observe(contract::receive_disable);
 }
 
 #[test]
 fn ends_of_messages_that_are_sent() {
-    own_network();
-    for (kind, name) in [(Kind::Dgram, "DGRAM"), (Kind::Seqpacket, "SEQPACKET")] {
-        let mux = kcm(kind);
-        let tcp = attached(&mux);
-        let send = |letter, flags| assert_eq!(mux.send(&message(10, letter), flags).unwrap(), 10);
-        send(b'a', Flags::NONE);
-        let before = if kind == Kind::Dgram { tcp.gets() } else { tcp.has() };
-        send(b'b', Flags::EOR);
-        check(&[(&format!("{name}, send 10, then 10 with MSG_EOR"), format!("{before}, {}", tcp.gets()))]);
-
-        send(b'a', Flags::MORE);
-        let before = tcp.has();
-        send(b'b', Flags::EOR);
-        check(&[(
-            &format!("{name}, send 10 with MSG_MORE, then 10 with MSG_EOR"),
-            format!("{before}, {}", tcp.gets()),
-        )]);
-
-        // No more is sent: the timer thread ends the batch.
-        send(b'a', Flags::BATCH | Flags::EOR);
-        let before = tcp.gets();
-        send(b'b', Flags::EOR);
-        check(&[(&format!("{name}, send 10 with MSG_BATCH, then 10"), format!("{before}, {}", tcp.gets()))]);
-        let nothing = mux.send(&[], Flags::EOR).map_err(|error| error.errno());
-        check(&[(&format!("{name}, send nothing"), outcome(nothing))]);
-        assert_eq!(tcp.has(), "nothing");
-    }
+    observe(contract::ends_of_messages);
 }
 
 #[test]
@@ -336,35 +221,12 @@ fn a_batch_that_grows_too_long_leaves() {
 
 #[test]
 fn several_sent_at_once() {
-    own_network();
-    let mux = kcm(Kind::Seqpacket);
-    let tcp = [attached(&mux), attached(&mux)];
-    let messages = [message(10, b'a'), message(11, b'b')];
-    let parts = [[IoSlice::new(&messages[0])], [IoSlice::new(&messages[1])]];
-    let sent = mux.sendmmsg(&[(&parts[0], Flags::EOR), (&parts[1], Flags::EOR)], Flags::DONTWAIT).unwrap();
-    let first = tcp[0].gets();
-    let observed = format!("{sent} sent; connections: {first}, {}", tcp[1].has());
-    check(&[("SEQPACKET, sendmmsg of 10 and 11 with MSG_EOR in each", observed)]);
+    observe(contract::several_sent_at_once);
 }
 
 #[test]
 fn connections_take_turns() {
-    own_network();
-    for (flags, name) in [(Flags::NONE, "each pushed"), (Flags::BATCH, "all but the last with MSG_BATCH")] {
-        let mux = kcm(Kind::Dgram);
-        let tcp = [attached(&mux), attached(&mux), attached(&mux), attached(&mux)];
-        for at in 0..16 {
-            mux.send(&message(10, b'a'), if at < 15 { flags } else { Flags::NONE }).unwrap();
-        }
-        let sent = mux.stats();
-        let counts = sent.connections.iter().map(|of| of.tx_messages.to_string()).collect::<Vec<_>>().join(" ");
-        check(&[(&format!("16 messages over four connections, {name}"), counts)]);
-        for (tcp, of) in tcp.iter().zip(&sent.connections) {
-            let mut bytes = vec![0; of.tx_messages as usize * 10];
-            (&tcp.far).read_exact(&mut bytes).unwrap();
-            assert_eq!(tcp.has(), "nothing");
-        }
-    }
+    observe(contract::connections_take_turns);
 }
 
 #[test]
@@ -455,17 +317,7 @@ fn assembly_takes_no_longer_than_it_may() {
 
 #[test]
 fn end_of_stream() {
-    own_network();
-    let mux = kcm(Kind::Dgram);
-    let tcp = attached(&mux);
-    tcp.put(10, b'a');
-    (&tcp.far).write_all(&message(64, b'b')[..20]).unwrap();
-    tcp.far.shutdown(Shutdown::Write).unwrap();
-    let error = errno_name(error_of(&mux, tcp.id).errno());
-    let mut hung_up = [rustix::event::PollFd::new(&tcp.near, rustix::event::PollFlags::RDHUP)];
-    assert_eq!(rustix::event::poll(&mut hung_up, None).unwrap(), 1);
-    let observed = format!("{error} on the connection, POLLRDHUP; reader: {}, {}", receive(&mux), receive_now(&mux));
-    check(&[("a message, half of one, FIN", observed)]);
+    observe(contract::end_of_stream);
 }
 
 #[test]
@@ -484,36 +336,12 @@ fn readers_that_want_errors_get_them_after_the_last_message() {
 
 #[test]
 fn unattach_with_bytes() {
-    own_network();
-    let mux = kcm(Kind::Dgram);
-    let tcp = attached(&mux);
-    let whole = message(60, b'a');
-    (&tcp.far).write_all(&whole[..25]).unwrap();
-    wait_for_bytes(&mux, tcp.id, 25);
-    let detached = mux.unattach(tcp.id).unwrap();
-    (&tcp.far).write_all(&whole[25..]).unwrap();
-    let mut rest = [0; 35];
-    std::net::TcpStream::from(detached.socket).read_exact(&mut rest).unwrap();
-    let left = [&detached.unread[..], &rest].concat();
-    assert_eq!(left, whole);
-    check(&[("25 of 60 bytes, unattach, 35 more, left to read", left.len().to_string())]);
+    observe(contract::unattach_with_bytes);
 }
 
 #[test]
 fn nobody_gets_what_was_for_another() {
-    own_network();
-    let mux = kcm(Kind::Dgram);
-    let first = attached(&mux);
-    mux.unattach(first.id).unwrap();
-    drop(first);
-    let sent = mux.send(&message(40, b'a'), Flags::DONTWAIT).map_err(|error| error.errno());
-    let second = attached(&mux);
-    mux.send(&message(10, b'b'), Flags::NONE).unwrap();
-    let mut bytes = [0; 10];
-    (&second.far).read_exact(&mut bytes).unwrap();
-    // What was sent first would have come first.
-    assert_eq!(bytes[..], message(10, b'b'));
-    check(&[("send without a connection", outcome(sent)), ("then another client attached gets", second.has())]);
+    observe(contract::nobody_gets_what_was_for_another);
 }
 
 #[test]

@@ -6,13 +6,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ksf_bpf_framing::FramingProgram;
-use ksf_mux::kcm::{AttachOptions, Flags, KcmOptions, KcmSocket, KcmSocketError, Kind};
+use ksf_mux::kcm::{AttachOptions, KcmOptions, KcmSocket, Kind};
 use ksf_mux::{ConnectionError, ConnectionId, Event};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 
 use crate::common;
-pub(crate) use crate::common::{PATIENCE, connection, message, own_network, wait_until};
+pub(crate) use crate::common::contract::{
+    arrives as wait_for_bytes, errno_name, outcome, receive, receive_into, receive_now,
+};
+pub(crate) use crate::common::{PATIENCE, connection, message, own_network};
 
 pub(crate) fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
@@ -100,65 +102,6 @@ pub(crate) fn kcm(kind: Kind) -> KcmSocket {
 
 // --- observations -----------------------------------------------------------------------------------------------------
 
-pub(crate) fn errno_name(errno: i32) -> String {
-    let known = [
-        (Errno::AGAIN, "EAGAIN"),
-        (Errno::ALREADY, "EALREADY"),
-        (Errno::BADMSG, "EBADMSG"),
-        (Errno::CONNRESET, "ECONNRESET"),
-        (Errno::MSGSIZE, "EMSGSIZE"),
-        (Errno::NOENT, "ENOENT"),
-        (Errno::NOTCONN, "ENOTCONN"),
-        (Errno::OPNOTSUPP, "EOPNOTSUPP"),
-        (Errno::PIPE, "EPIPE"),
-        (Errno::PROTONOSUPPORT, "EPROTONOSUPPORT"),
-        (Errno::SOCKTNOSUPPORT, "ESOCKTNOSUPPORT"),
-        (Errno::TIMEDOUT, "ETIMEDOUT"),
-    ];
-    let found = known.iter().find(|(known, _)| known.raw_os_error() == errno);
-    found.map_or_else(|| format!("error {errno}"), |(_, name)| (*name).to_owned())
-}
-
-pub(crate) fn outcome<T>(result: Result<T, i32>) -> String {
-    result.map_or_else(errno_name, |_| "ok".to_owned())
-}
-
-fn describe(buffer: &[u8], received: Result<ksf_mux::kcm::RecvInfo, KcmSocketError>) -> String {
-    match received {
-        Err(KcmSocketError::WouldBlock) => "nothing".into(),
-        Err(error) => errno_name(error.errno()),
-        Ok(received) => {
-            let last = char::from(buffer[received.bytes - 1]);
-            let last = if last < ' ' { '-' } else { last };
-            let has = |flag, name| if received.flags.contains(flag) { name } else { "" };
-            format!("{} {last}{}{}", received.bytes, has(Flags::TRUNC, " TRUNC"), has(Flags::EOR, " EOR"))
-        }
-    }
-}
-
-/// Receives once into a buffer of this size; waits for it.
-pub(crate) fn receive_into(socket: &KcmSocket, size: usize, flags: Flags) -> String {
-    let mut buffer = vec![0; 1 << 20];
-    socket.set_receive_timeout(Some(PATIENCE));
-    let received = socket.recv(&mut buffer[..size], flags);
-    describe(&buffer, received)
-}
-
-pub(crate) fn receive(socket: &KcmSocket) -> String {
-    receive_into(socket, 1 << 20, Flags::NONE)
-}
-
-/// What is there now.
-pub(crate) fn receive_now(socket: &KcmSocket) -> String {
-    let mut buffer = vec![0; 1 << 20];
-    let received = socket.recv(&mut buffer, Flags::DONTWAIT);
-    describe(&buffer, received)
-}
-
-pub(crate) fn drain(socket: &KcmSocket) -> usize {
-    std::iter::repeat_with(|| receive_now(socket)).take_while(|what| what != "nothing").count()
-}
-
 /// The error of a connection, waited for.
 pub(crate) fn error_of(mux: &KcmSocket, connection: ConnectionId) -> ConnectionError {
     let end = Instant::now() + PATIENCE;
@@ -183,13 +126,4 @@ pub(crate) fn wait_readable(mux: &KcmSocket, end: Instant) {
     let mut set = [PollFd::new(&events, PollFlags::IN), PollFd::from_borrowed_fd(messages.as_fd(), PollFlags::IN)];
     let timeout = Timespec { tv_sec: left.as_secs() as _, tv_nsec: 0 };
     poll(&mut set, Some(&timeout)).unwrap();
-}
-
-/// Waits until a connection has unfinished or whole messages of so many bytes.
-pub(crate) fn wait_for_bytes(mux: &KcmSocket, connection: ConnectionId, bytes: usize) {
-    wait_until(format_args!("{bytes} bytes wait"), || {
-        mux.look().unwrap();
-        let all = mux.stats().connections;
-        all.iter().any(|stats| stats.connection == connection && stats.waiting_bytes >= bytes)
-    });
 }
