@@ -180,8 +180,8 @@ impl From<Vec<Chunk>> for FileData {
 /// An operation, with everything the kernel uses for it.
 #[derive(Debug)]
 pub enum FileOp {
-    /// openat2(2). Ends with [`FileOutcome::Opened`]. O_CLOEXEC is added. The opening of a pipe blocks a thread until its
-    /// other end is there, unless `flags` has O_NONBLOCK.
+    /// openat2(2). Ends with [`FileOutcome::Opened`]. O_CLOEXEC is added. The opening of a pipe may block a thread until
+    /// its other end is there, and cannot be cancelled then, unless `flags` has O_NONBLOCK.
     Open {
         /// Where a relative path begins; the working directory if there is none.
         dir: Option<File>,

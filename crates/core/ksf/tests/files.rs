@@ -259,6 +259,10 @@ impl Disk {
                 let mode = if words.contains(&"create") { Mode::RUSR | Mode::WUSR } else { Mode::empty() };
                 FileOp::open_beneath(&self.dir, CString::new(words[1]).unwrap(), flags, mode)
             }
+            // Of a pipe: waits for the other end.
+            "open-to-read" => {
+                FileOp::open_beneath(&self.dir, CString::new(words[1]).unwrap(), OFlags::RDONLY, Mode::empty())
+            }
             "read" | "panic" => read(ReadWriteFlags::empty()),
             "read-now" => read(ReadWriteFlags::NOWAIT),
             "write" => {
@@ -472,6 +476,28 @@ fn a_server_that_stops_cancels_what_waits_and_tells_of_it() {
             let heard = disk.heard.lock().unwrap();
             assert_eq!(heard[1..], [Err(FileError::Cancelled); 100], "{engine}, drains: {drains}");
         }
+    }
+}
+
+/// A thread in open(2) of a pipe cannot be called back. It keeps what it uses, and ends when the other end is there: nobody
+/// is told.
+#[test]
+fn what_cannot_be_cancelled_holds_a_stopping_server_up_for_a_while_only() {
+    own_network();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipe");
+        drop(pipe(&path));
+        let disk = Disk::new(folder.path());
+        let server = start(engine, Limits { drain_timeout_ms: 50, ..Limits::default() }, Arc::clone(&disk));
+        let mut peer = connect(&server);
+        peer.write_all(b"open-to-read pipe\n").unwrap();
+        wait_until("the opening begins", || disk.begun.load(Ordering::SeqCst) == 1);
+        drop(server);
+        // On a ring the pipe is opened at once, or the opening is cancelled.
+        assert_eq!(disk.heard.lock().unwrap().len(), usize::from(engine == EngineKind::Uring), "{engine}");
+        // Ends the thread, if there is one.
+        drop(std::fs::File::options().read(true).write(true).open(&path).unwrap());
     }
 }
 

@@ -23,8 +23,9 @@ impl<E: Engine> Shard<E> {
 
     /// Has a connection try again that was refused to read a part of a reply.
     fn wake_file_reader(&mut self) {
-        while let Some(key) = self.file_waiting.pop_front() {
-            if self.stream(key).is_some() {
+        while let Some((key, range)) = self.file_waiting.pop_front() {
+            if let Some((stream, env)) = self.stream(key) {
+                stream.file_read(&range, None, env);
                 return;
             }
         }
@@ -49,12 +50,8 @@ impl<E: Engine> Shard<E> {
     /// because one alone is not refused.
     pub(super) fn read_file(&mut self, key: ConnKey, range: FileRange) {
         let Env { files, limits, buffers, .. } = &mut self.env;
-        if files.read(key, range.clone(), limits, buffers) {
-            return;
-        }
-        self.file_waiting.push_back(key);
-        if let Some(conn) = self.places[key.index as usize].conn.as_mut() {
-            conn.stream.file_read(&range, None, &mut self.env);
+        if !files.read(key, range.clone(), limits, buffers) {
+            self.file_waiting.push_back((key, range));
         }
     }
 

@@ -18,6 +18,7 @@ use crate::deferred::{Mail, Target};
 use crate::engine::{Engine, Event, Reading, Wait};
 use crate::env::Env;
 use crate::error::CloseReason;
+use crate::files::FileRange;
 use crate::gates::Gate;
 use crate::limits::Time;
 use crate::listener::{DatagramPeer, ListenAddr};
@@ -154,8 +155,8 @@ pub(crate) struct Shard<E: Engine> {
     /// The mailbox was reported as readable in this turn.
     mail_arrived: bool,
     replies: Replies,
-    /// Connections that wait until a part of a file may be read for them.
-    file_waiting: VecDeque<ConnKey>,
+    /// Connections that wait until a part of a file may be read for them, each once.
+    file_waiting: VecDeque<(ConnKey, FileRange)>,
     /// Connections whose next replies wait for a gate.
     gated: Vec<(Gate, ConnKey)>,
     pace: Pace,
