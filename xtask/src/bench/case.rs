@@ -407,12 +407,11 @@ const fn mux(name: &'static str, title: &'static str, load: &'static WorkLoad, i
         title,
         row: Row::Mux,
         service: Service::Work(load),
-        udp: false,
         in_flight,
         connections: load.weights.len() as u32,
-        idle: 0,
         contestants: WORK,
         metric: Metric::MessagesPerS,
+        ..ONE
     }
 }
 
@@ -442,14 +441,27 @@ const fn accel(name: &'static str, title: &'static str, load: &'static WebLoad, 
         title,
         row: Row::Accel,
         service: Service::Web(load),
-        udp: false,
         in_flight: if load.rate_per_s.is_some() { 1024 } else { 32 },
         connections: 2,
-        idle: 0,
         contestants: SHARING,
         metric,
+        ..ONE
     }
 }
+
+/// One request in flight on one connection over TCP; what a case does not say is as here.
+const ONE: Case = Case {
+    name: "",
+    title: "",
+    row: Row::RoundTrip,
+    service: Service::Null,
+    udp: false,
+    in_flight: 1,
+    connections: 1,
+    idle: 0,
+    contestants: &[],
+    metric: Metric::RttP50Us,
+};
 
 /// The rows of the table of goals.
 pub(crate) const CASES: &[Case] = &[
@@ -458,48 +470,39 @@ pub(crate) const CASES: &[Case] = &[
         title: "NULL RPC over TCP, 1 in flight",
         row: Row::RoundTrip,
         service: Service::Null,
-        udp: false,
-        in_flight: 1,
-        connections: 1,
-        idle: 0,
         contestants: &[PairFloor, Threads, ThreadsSpin, EventLoop, Kernel, Uring, Epoll, Ganesha, GaneshaTuned],
         metric: Metric::RttP50Us,
+        ..ONE
     },
     Case {
         name: "echo-tcp-1",
         title: "Echo of 64 bytes over TCP, 1 in flight",
         row: Row::RoundTrip,
         service: Service::Echo,
-        udp: false,
-        in_flight: 1,
-        connections: 1,
-        idle: 0,
         contestants: &[PairFloor, Threads, ThreadsSpin, EventLoop, Kernel, Uring, Epoll, Sockperf, SockperfTuned],
         metric: Metric::RttP50Us,
+        ..ONE
     },
     Case {
         name: "null-tcp-128",
         title: "NULL RPC over TCP, 128 in flight, 1 connection",
         row: Row::Pipelined,
         service: Service::Null,
-        udp: false,
         in_flight: 128,
-        connections: 1,
-        idle: 0,
         contestants: NULL_TCP,
         metric: Metric::MessagesPerS,
+        ..ONE
     },
     Case {
         name: "null-tcp-128x2",
         title: "NULL RPC over TCP, 128 in flight on each of 2 connections",
         row: Row::Pipelined,
         service: Service::Null,
-        udp: false,
         in_flight: 128,
         connections: 2,
-        idle: 0,
         contestants: NULL_TCP,
         metric: Metric::MessagesPerS,
+        ..ONE
     },
     Case {
         name: "echo-udp-1",
@@ -507,11 +510,9 @@ pub(crate) const CASES: &[Case] = &[
         row: Row::Udp,
         service: Service::Echo,
         udp: true,
-        in_flight: 1,
-        connections: 1,
-        idle: 0,
         contestants: UDP_ALONE,
         metric: Metric::RttP50Us,
+        ..ONE
     },
     Case {
         name: "echo-udp-128",
@@ -520,10 +521,9 @@ pub(crate) const CASES: &[Case] = &[
         service: Service::Echo,
         udp: true,
         in_flight: 128,
-        connections: 1,
-        idle: 0,
         contestants: UDP,
         metric: Metric::MessagesPerS,
+        ..ONE
     },
     Case {
         name: "null-udp-1",
@@ -531,11 +531,9 @@ pub(crate) const CASES: &[Case] = &[
         row: Row::Udp,
         service: Service::Null,
         udp: true,
-        in_flight: 1,
-        connections: 1,
-        idle: 0,
         contestants: UDP_ALONE,
         metric: Metric::RttP50Us,
+        ..ONE
     },
     Case {
         name: "null-udp-128",
@@ -544,22 +542,19 @@ pub(crate) const CASES: &[Case] = &[
         service: Service::Null,
         udp: true,
         in_flight: 128,
-        connections: 1,
-        idle: 0,
         contestants: UDP,
         metric: Metric::MessagesPerS,
+        ..ONE
     },
     Case {
         name: "idle-10000",
         title: "10,000 idle connections, NULL RPC over TCP on another",
         row: Row::Idle,
         service: Service::Null,
-        udp: false,
-        in_flight: 1,
-        connections: 1,
         idle: 10_000,
         contestants: &[Threads, Kernel, Uring, Epoll],
         metric: Metric::IdleBytes,
+        ..ONE
     },
     mux("mux-discard", "Messages of 5000 bytes that are thrown away, 8 connections with 1 in flight", &DISCARD, 1),
     Case {

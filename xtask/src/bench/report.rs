@@ -78,12 +78,6 @@ const NOTES: &[&str] = &[
      task on the other CPU, or run a function there.",
 ];
 
-const HOST: &str = "What the host takes";
-const COUNTS: &str = "Counted for each message:";
-const EVIDENCE: &str = "What tools say of lost rows";
-const WARNINGS: &str = "What the generators warned of";
-const FAILURES: &str = "Requests that failed";
-
 /// Reads raw.json in the directory and writes the reports beside it.
 pub(crate) fn rewrite(dir: &Path) -> Result<()> {
     let raw = Raw::read(dir)?;
@@ -95,27 +89,20 @@ pub(crate) fn rewrite(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The report as tables, before it has a form.
+/// The report before it has a form.
 struct Document {
     origin: Vec<[String; 2]>,
-    groups: Table,
-    host: Table,
-    goal_summary: String,
-    goals: Table,
-    cases: Vec<Section>,
-    evidence: Vec<String>,
-    left_out: Vec<String>,
-    failures: Vec<String>,
-    warnings: Vec<String>,
-    commands: Vec<String>,
+    parts: Vec<Part>,
 }
 
-struct Section {
-    title: &'static str,
-    table: Table,
-    /// What happened for each message.
-    counts: Table,
-    chart: Option<String>,
+enum Part {
+    Heading(&'static str),
+    Text(String),
+    Table(Table),
+    List(Vec<String>),
+    /// A picture as SVG, which Markdown has not.
+    Chart(String),
+    Commands(Vec<String>),
 }
 
 struct Table {
@@ -125,34 +112,40 @@ struct Table {
 
 impl Document {
     fn new(raw: &Raw) -> Result<Document> {
+        use Part::{Chart, Commands, Heading, Text};
         let verdicts = judge(raw);
-        let mut cases = Vec::new();
+        let mut parts = vec![Heading("Groups"), Part::Table(group_table(raw))];
+        let host = host_table(raw);
+        if !host.rows.is_empty() {
+            parts.extend([Heading("What the host takes"), Part::Table(host)]);
+        }
+        parts.extend([Heading("Goals"), Text(goal_summary(&verdicts)), Part::Table(goal_table(&verdicts))]);
         for case in CASES {
             let table = case_table(raw, case, |metric| !metric.is_count());
             let counts = case_table(raw, case, Metric::is_count);
-            if !table.rows.is_empty() {
-                cases.push(Section { title: case.title, table, counts, chart: chart::draw(raw, case)? });
+            if table.rows.is_empty() {
+                continue;
+            }
+            parts.push(Heading(case.title));
+            parts.extend(chart::draw(raw, case)?.map(Chart));
+            parts.push(Part::Table(table));
+            if !counts.rows.is_empty() {
+                parts.extend([Text("Counted for each message:".into()), Part::Table(counts)]);
             }
         }
-        let failed = raw.samples.iter().filter_map(|sample| {
-            let error = sample.error.as_ref()?;
-            let (case, round) = (&sample.case, sample.round + 1);
-            Some(format!("{case}, {}, round {round}, failed: {error}", sample.contestant))
-        });
-        let skipped: BTreeSet<&String> = raw.groups.iter().flat_map(|group| &group.skipped).collect();
-        Ok(Document {
-            origin: origin_rows(raw),
-            groups: group_table(raw),
-            host: host_table(raw),
-            goal_summary: goal_summary(&verdicts),
-            goals: goal_table(&verdicts),
-            cases,
-            evidence: evidence(raw),
-            left_out: skipped.into_iter().cloned().chain(failed).collect(),
-            failures: failures(raw),
-            warnings: warnings(raw),
-            commands: commands(raw),
-        })
+        for (title, items) in [
+            ("Notes", NOTES.iter().map(ToString::to_string).collect()),
+            ("What tools say of lost rows", evidence(raw)),
+            ("Left out", left_out(raw)),
+            ("Requests that failed", failures(raw)),
+            ("What the generators warned of", warnings(raw)),
+        ] {
+            if !items.is_empty() {
+                parts.extend([Heading(title), Part::List(items)]);
+            }
+        }
+        parts.extend([Heading("Commands"), Commands(commands(raw))]);
+        Ok(Document { origin: origin_rows(raw), parts })
     }
 
     fn markdown(&self) -> String {
@@ -160,28 +153,17 @@ impl Document {
         for [name, value] in &self.origin {
             let _ = writeln!(out, "| {name} | {value} |");
         }
-        out.push_str("\n## Groups\n\n");
-        self.groups.markdown(&mut out);
-        if !self.host.rows.is_empty() {
-            let _ = writeln!(out, "\n## {HOST}\n");
-            self.host.markdown(&mut out);
+        for part in &self.parts {
+            let text = match part {
+                Part::Heading(title) => format!("## {title}\n"),
+                Part::Text(text) => format!("{text}\n"),
+                Part::Table(table) => table.markdown(),
+                Part::List(items) => items.iter().map(|item| format!("- {}\n", item.replace('\n', " "))).collect(),
+                Part::Chart(_) => continue,
+                Part::Commands(commands) => format!("```\n{}\n```\n", commands.join("\n")),
+            };
+            let _ = write!(out, "\n{text}");
         }
-        let _ = writeln!(out, "\n## Goals\n\n{}\n", self.goal_summary);
-        self.goals.markdown(&mut out);
-        for section in &self.cases {
-            let _ = writeln!(out, "\n## {}\n", section.title);
-            section.table.markdown(&mut out);
-            if !section.counts.rows.is_empty() {
-                let _ = writeln!(out, "\n{COUNTS}\n");
-                section.counts.markdown(&mut out);
-            }
-        }
-        markdown_list(&mut out, "Notes", NOTES);
-        markdown_list(&mut out, EVIDENCE, &self.evidence);
-        markdown_list(&mut out, "Left out", &self.left_out);
-        markdown_list(&mut out, FAILURES, &self.failures);
-        markdown_list(&mut out, WARNINGS, &self.warnings);
-        let _ = writeln!(out, "\n## Commands\n\n```\n{}\n```", self.commands.join("\n"));
         out
     }
 
@@ -194,46 +176,32 @@ impl Document {
         for [name, value] in &self.origin {
             let _ = writeln!(out, "<tr><th>{}<td>{}", escape(name), escape(value));
         }
-        out.push_str("</table>\n<h2>Groups</h2>\n");
-        self.groups.html(&mut out);
-        if !self.host.rows.is_empty() {
-            let _ = writeln!(out, "<h2>{HOST}</h2>");
-            self.host.html(&mut out);
+        out.push_str("</table>\n");
+        for part in &self.parts {
+            out.push_str(&match part {
+                Part::Heading(title) => format!("<h2>{}</h2>\n", escape(title)),
+                Part::Text(text) => format!("<p>{}\n", escape(text)),
+                Part::Table(table) => table.html(),
+                Part::List(items) => {
+                    let items: String = items.iter().map(|item| format!("<li>{}\n", escape(item))).collect();
+                    format!("<ul>\n{items}</ul>\n")
+                }
+                Part::Chart(svg) => format!("<figure>{svg}</figure>\n"),
+                Part::Commands(commands) => format!("<pre>{}</pre>\n", escape(&commands.join("\n"))),
+            });
         }
-        let _ = writeln!(out, "<h2>Goals</h2>\n<p>{}", self.goal_summary);
-        self.goals.html(&mut out);
-        for section in &self.cases {
-            let _ = writeln!(out, "<h2>{}</h2>", escape(section.title));
-            if let Some(chart) = &section.chart {
-                let _ = writeln!(out, "<figure>{chart}</figure>");
-            }
-            section.table.html(&mut out);
-            if !section.counts.rows.is_empty() {
-                let _ = writeln!(out, "<p>{COUNTS}");
-                section.counts.html(&mut out);
-            }
-        }
-        html_list(&mut out, "Notes", NOTES);
-        html_list(&mut out, EVIDENCE, &self.evidence);
-        html_list(&mut out, "Left out", &self.left_out);
-        html_list(&mut out, FAILURES, &self.failures);
-        html_list(&mut out, WARNINGS, &self.warnings);
-        let commands = escape(&self.commands.join("\n"));
-        let _ = writeln!(out, "<h2>Commands</h2>\n<pre>{commands}</pre>");
         out
     }
 }
 
 impl Table {
-    fn markdown(&self, out: &mut String) {
-        let _ = writeln!(out, "| {} |", self.head.join(" | "));
-        let _ = writeln!(out, "|{}", "---|".repeat(self.head.len()));
-        for row in &self.rows {
-            let _ = writeln!(out, "| {} |", row.join(" | "));
-        }
+    fn markdown(&self) -> String {
+        let line = |cells: &Vec<String>| format!("| {} |\n", cells.join(" | "));
+        let rows: String = self.rows.iter().map(line).collect();
+        format!("{}|{}\n{rows}", line(&self.head), "---|".repeat(self.head.len()))
     }
 
-    fn html(&self, out: &mut String) {
+    fn html(&self) -> String {
         let line = |tag: &str, cells: &[String]| {
             let cells = cells.iter().map(|cell| match cell.as_str() {
                 // Colour helps the eye; the word stays for those who do not see it.
@@ -242,10 +210,8 @@ impl Table {
             });
             format!("<tr>{}\n", cells.collect::<String>())
         };
-        out.push_str("<table>\n");
-        out.push_str(&line("th", &self.head));
-        out.extend(self.rows.iter().map(|row| line("td", row)));
-        out.push_str("</table>\n");
+        let rows: String = self.rows.iter().map(|row| line("td", row)).collect();
+        format!("<table>\n{}{rows}</table>\n", line("th", &self.head))
     }
 }
 
@@ -386,6 +352,17 @@ fn case_table(raw: &Raw, case: &Case, is_shown: impl Fn(Metric) -> bool) -> Tabl
     Table { head: ["Placement", "Server"].map(str::to_owned).into_iter().chain(titles).collect(), rows }
 }
 
+/// What was not measured, and why.
+fn left_out(raw: &Raw) -> Vec<String> {
+    let skipped: BTreeSet<&String> = raw.groups.iter().flat_map(|group| &group.skipped).collect();
+    let failed = raw.samples.iter().filter_map(|sample| {
+        let error = sample.error.as_ref()?;
+        let (case, round) = (&sample.case, sample.round + 1);
+        Some(format!("{case}, {}, round {round}, failed: {error}", sample.contestant))
+    });
+    skipped.into_iter().cloned().chain(failed).collect()
+}
+
 /// "null-tcp-1, same CPU, ksf kernel: perf stat (why/...txt), strace (...)": the files beside the report.
 fn evidence(raw: &Raw) -> Vec<String> {
     let mut lines = BTreeMap::<_, Vec<String>>::new();
@@ -440,27 +417,6 @@ fn commands(raw: &Raw) -> Vec<String> {
         .filter(|command| !command.is_empty() && seen.insert((*command).clone()))
         .cloned()
         .collect()
-}
-
-fn markdown_list(out: &mut String, title: &str, items: &[impl AsRef<str>]) {
-    if items.is_empty() {
-        return;
-    }
-    let _ = writeln!(out, "\n## {title}\n");
-    for item in items {
-        let _ = writeln!(out, "- {}", item.as_ref().replace('\n', " "));
-    }
-}
-
-fn html_list(out: &mut String, title: &str, items: &[impl AsRef<str>]) {
-    if items.is_empty() {
-        return;
-    }
-    let _ = writeln!(out, "<h2>{title}</h2>\n<ul>");
-    for item in items {
-        let _ = writeln!(out, "<li>{}", escape(item.as_ref()));
-    }
-    out.push_str("</ul>\n");
 }
 
 fn escape(text: &str) -> String {
