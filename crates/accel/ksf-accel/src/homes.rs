@@ -1,6 +1,9 @@
 //! Which CPU is a worker's home.
 
 use std::collections::BTreeMap;
+use std::io;
+
+use ksf::cpus::CpuSet;
 
 /// Workers by the CPU they are at home on.
 #[derive(Debug, Default)]
@@ -38,9 +41,8 @@ pub(crate) fn allowed(chosen: Option<&[u32]>, affinity: &[u32]) -> Vec<u32> {
 }
 
 /// CPUs that a thread may run on.
-pub(crate) fn affinity(tid: Option<rustix::thread::Pid>) -> rustix::io::Result<Vec<u32>> {
-    let set = rustix::thread::sched_getaffinity(tid)?;
-    Ok((0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).map(|cpu| cpu as u32).collect())
+pub(crate) fn affinity(tid: Option<rustix::thread::Pid>) -> io::Result<Vec<u32>> {
+    Ok(CpuSet::of_thread(tid)?.iter().map(|cpu| cpu as u32).collect())
 }
 
 #[cfg(test)]

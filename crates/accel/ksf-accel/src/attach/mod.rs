@@ -26,12 +26,12 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use ksf::cpus::CpuSet;
 use ksf::status_socket::StatusSocket;
 use ksf_accel_proto::state::{LISTENERS_MAX, WORKERS_MAX};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
-use rustix::thread::CpuSet;
 
 use crate::address::Address;
 use crate::homes::{self, Homes};
@@ -401,13 +401,12 @@ impl Attachment {
         }
         for worker in self.workers.iter().flatten() {
             let Some(cpu) = worker.cpu else { continue };
-            let mut home = CpuSet::new();
-            home.set(cpu as usize);
+            let home = CpuSet::from_iter([cpu as usize]);
             for tid in scan::threads(worker.pid) {
                 let tid = rustix::thread::Pid::from_raw(tid as i32);
-                let Ok(before) = rustix::thread::sched_getaffinity(tid) else { continue };
+                let Ok(before) = CpuSet::of_thread(tid) else { continue };
                 // A thread that is bound to one CPU was bound by the program.
-                if before.count() > 1 && rustix::thread::sched_setaffinity(tid, &home).is_ok() {
+                if before.len() > 1 && home.bind(tid).is_ok() {
                     self.pinned.entry(worker.pid).or_insert(before);
                 }
             }
@@ -419,8 +418,8 @@ impl Attachment {
         let Some(before) = self.pinned.remove(&pid) else { return };
         for tid in scan::threads(pid) {
             let tid = rustix::thread::Pid::from_raw(tid as i32);
-            if rustix::thread::sched_getaffinity(tid).is_ok_and(|now| now.count() == 1) {
-                let _ = rustix::thread::sched_setaffinity(tid, &before);
+            if CpuSet::of_thread(tid).is_ok_and(|now| now.len() == 1) {
+                let _ = before.bind(tid);
             }
         }
     }

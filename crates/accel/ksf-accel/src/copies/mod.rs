@@ -18,7 +18,6 @@ use std::process::{Child, Command, ExitStatus};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use rustix::event::{PollFd, PollFlags};
-use rustix::thread::CpuSet;
 
 use crate::attach::Attached;
 use crate::bpf::{self, Loading};
@@ -181,9 +180,7 @@ fn become_copy(entrance: RawFd, cpu: Option<usize>, signals: &libc::sigset_t) ->
         return Err(io::Error::last_os_error());
     }
     if let Some(cpu) = cpu {
-        let mut set = CpuSet::new();
-        set.set(cpu);
-        rustix::thread::sched_setaffinity(None, &set)?;
+        ksf::cpus::pin_to(cpu)?;
     }
     // SAFETY: reads the set, which was filled in by `Signals::take`.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, signals, std::ptr::null_mut()) };

@@ -71,9 +71,7 @@ impl Steering {
 fn connect_on(layout: &Layout, cpu: usize, to: SocketAddr, limit: Duration) -> io::Result<usize> {
     thread::scope(|scope| {
         let work = || -> io::Result<usize> {
-            let mut one = rustix::thread::CpuSet::new();
-            one.set(cpu);
-            rustix::thread::sched_setaffinity(None, &one)?;
+            ksf::cpus::pin_to(cpu)?;
             let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
             let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
             source_port::choose_for_cpu(layout, socket.as_raw_fd(), cpu)?;
