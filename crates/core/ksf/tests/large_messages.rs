@@ -79,7 +79,7 @@ fn the_body_of_a_long_message_is_not_copied() {
         for framing in [Framing::RecordMark, Framing::LengthPrefix(LengthPrefix::big_endian(4))] {
             let server = server(engine, framing, Limits::default());
             let mut peer = connect(&server);
-            for bytes in [64 << 10, 300_000, LONG_BYTES] {
+            for bytes in [150_000, 300_000, LONG_BYTES] {
                 let body = ksf_test::pattern(bytes, 3);
                 ask(&mut peer, framing, &body);
                 let before = count(&server, "bytes_copied");
@@ -231,7 +231,7 @@ fn loans_wait_for_memory_like_everything_else() {
         let server = server(engine, Framing::RecordMark, limits);
         let mut peers: Vec<_> = (0..16).map(|_| connect(&server)).collect();
         // A message each, one after the other: what comes next is received by its head, and then as far as there is room.
-        let first = ksf_test::pattern(70_000, 4);
+        let first = ksf_test::pattern(150_000, 4);
         peers.iter_mut().for_each(|peer| ask(peer, Framing::RecordMark, &first));
         let body = ksf_test::pattern(LONG_BYTES, 5);
         std::thread::scope(|scope| {
