@@ -28,10 +28,51 @@ pub const PASSES: usize = 8;
 pub struct Budget {
     input_bytes: usize,
     reply_bytes: usize,
-    passes: usize,
+    passes: Passes,
     overfull: bool,
-    /// Connections that are not read because memory is short, in the order in which they stopped.
+}
+
+/// Connections that are not read because memory is short, and the number of those that are read all the same. The
+/// multiplexor (`ksf-mux`) has one, too, behind a lock.
+#[derive(Debug, Default)]
+pub struct Passes {
+    taken: usize,
+    /// In the order in which they stopped.
     waiting: VecDeque<ConnKey>,
+}
+
+impl Passes {
+    /// A connection stops being read.
+    pub fn wait(&mut self, key: ConnKey) {
+        self.waiting.push_back(key);
+    }
+
+    /// Takes the connection off that waits longest.
+    pub fn take_next(&mut self) -> Option<ConnKey> {
+        self.waiting.pop_front()
+    }
+
+    /// Connections that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// True if one more connection may be read although memory is short.
+    pub fn is_left(&self) -> bool {
+        self.taken < PASSES
+    }
+
+    /// True, and counted, if one more connection may be read although memory is short.
+    pub fn take(&mut self) -> bool {
+        let free = self.is_left();
+        self.taken += usize::from(free);
+        free
+    }
+
+    /// A connection that took one needs it no longer.
+    pub fn give_back(&mut self) {
+        self.taken -= 1;
+    }
 }
 
 impl Budget {
@@ -64,26 +105,26 @@ impl Budget {
     /// The next connection that may go on after it was not read for lack of memory: the owner calls
     /// [`Connection::proceed`](crate::connection::Connection::proceed) on it, if it still exists.
     pub fn next_to_proceed(&mut self, limits: &Limits) -> Option<ConnKey> {
-        if self.may_proceed(limits) { self.waiting.pop_front() } else { None }
+        if self.may_proceed(limits) { self.passes.take_next() } else { None }
     }
 
     /// True if there is a connection that may go on.
     pub(crate) fn may_proceed(&self, limits: &Limits) -> bool {
-        !self.waiting.is_empty() && (!self.is_input_full(limits) || self.passes < PASSES)
+        self.waiting() > 0 && (!self.is_input_full(limits) || self.passes.is_left())
     }
 
     /// Connections that wait for memory.
     pub fn waiting(&self) -> usize {
-        self.waiting.len()
+        self.passes.waiting()
     }
 
     /// Forgets those that wait and that `exists` knows no more: a connection that ends leaves its place in the queue.
     pub(crate) fn forget_ended(&mut self, exists: impl Fn(ConnKey) -> bool) {
-        self.waiting.retain(|key| exists(*key));
+        self.passes.waiting.retain(|key| exists(*key));
     }
 
     pub(crate) fn wait(&mut self, key: ConnKey) {
-        self.waiting.push_back(key);
+        self.passes.wait(key);
     }
 
     pub(crate) fn is_input_full(&self, limits: &Limits) -> bool {
@@ -92,13 +133,11 @@ impl Budget {
 
     /// True, and counted, if one more connection may be read although memory is short.
     pub(crate) fn take_pass(&mut self) -> bool {
-        let free = self.passes < PASSES;
-        self.passes += usize::from(free);
-        free
+        self.passes.take()
     }
 
     pub(crate) fn return_pass(&mut self) {
-        self.passes -= 1;
+        self.passes.give_back();
     }
 
     /// Counts input that is here, whether there is room or not.

@@ -1,6 +1,6 @@
 //! What connections may use of memory, in a form that is read with each message.
 //!
-//! A connection uses memory for requests (in part, queued, in work), for what answers that come later will need, and for
+//! A connection uses memory for requests (queued, in work), for what answers that come later will need, and for
 //! replies that are queued. All of that is one sum with a limit, [`Limits::connection_bytes_max`], and the sum of all
 //! connections has another, [`Limits::shard_bytes_max`]. What happens at a limit:
 //!
@@ -9,6 +9,7 @@
 //! | a connection's budget | it is not read; its messages are handed over only if replies are not the cause |
 //! | its out-queue's limit | the same; and a message that answers none in work is refused |
 //! | the multiplexor's budget | the same for connections that use some of it, until their own share is gone |
+//! | the memory for messages in part | those that have one are not read, but for a few at a time (`mux/pressure.rs`) |
 //!
 //! So at each limit a message in work and its reply come on top, and nothing waits for itself: replies go when the peer
 //! reads, or when the connection ends for want of that, and requests go when workers answer.
@@ -42,6 +43,7 @@ pub(crate) struct SharedBudget {
     messages_max: AtomicUsize,
     out_queue_bytes_max: AtomicUsize,
     shard_bytes_max: AtomicUsize,
+    input_bytes_max: AtomicUsize,
 }
 
 impl SharedBudget {
@@ -51,6 +53,7 @@ impl SharedBudget {
             messages_max: (limits.deferred_max as usize).into(),
             out_queue_bytes_max: limits.out_queue_bytes_max.into(),
             shard_bytes_max: limits.shard_bytes_max.into(),
+            input_bytes_max: limits.assembly_bytes_max.into(),
         }
     }
 
@@ -60,6 +63,7 @@ impl SharedBudget {
         self.messages_max.store(limits.deferred_max as usize, Ordering::Relaxed);
         self.out_queue_bytes_max.store(limits.out_queue_bytes_max, Ordering::Relaxed);
         self.shard_bytes_max.store(limits.shard_bytes_max, Ordering::Relaxed);
+        self.input_bytes_max.store(limits.assembly_bytes_max, Ordering::Relaxed);
     }
 
     pub(crate) fn load(&self) -> Budget {
@@ -72,5 +76,9 @@ impl SharedBudget {
 
     pub(crate) fn shard_bytes_max(&self) -> usize {
         self.shard_bytes_max.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn input_bytes_max(&self) -> usize {
+        self.input_bytes_max.load(Ordering::Relaxed)
     }
 }

@@ -14,7 +14,7 @@ use crate::budget::Budget;
 use crate::combining_lock::CombiningLock;
 use crate::error::ConnectionError;
 use crate::input::{Input, InputRoom};
-use crate::mux::{ConnectionId, Shared};
+use crate::mux::{ConnectionId, Pressure, Shared};
 use crate::options::MessageFraming;
 use crate::out_queue::{OutQueue, SendProgress};
 use crate::scheduler::{OrderedQueue, Parked, Source};
@@ -45,8 +45,9 @@ pub(crate) struct Connection {
     pub(crate) paused: AtomicBool,
     /// The peer's end was announced: reads go on until it is met.
     pub(crate) hangup: AtomicBool,
-    /// To be ended for the memory it needs.
-    pub(crate) doomed: AtomicBool,
+    /// Whether it is read although memory is short, and when it brought bytes last since then.
+    pub(crate) pressure: Pressure,
+    pub(crate) input_at: AtomicU64,
     /// Something is queued that was not tried to send yet.
     pub(crate) corked: AtomicBool,
     /// The timer thread saw that.
@@ -132,7 +133,8 @@ impl Connection {
             expected_bytes: AtomicUsize::new(EXPECTED_REPLY_BYTES),
             paused: AtomicBool::new(false),
             hangup: AtomicBool::new(false),
-            doomed: AtomicBool::new(false),
+            pressure: Pressure::default(),
+            input_at: AtomicU64::new(0),
             corked: AtomicBool::new(false),
             corked_seen: AtomicBool::new(false),
             batch_until_ns: AtomicU64::new(0),
@@ -159,7 +161,9 @@ impl Connection {
 
     /// The memory for what has not arrived in full.
     pub(crate) fn input_room(&self) -> InputRoom<'_> {
-        InputRoom { own_bytes: &self.unfinished_bytes, all_bytes: &self.mux.memory, all_bytes_max: usize::MAX }
+        let has_pass = self.pressure.has_pass();
+        let all_bytes_max = if has_pass { usize::MAX } else { self.mux.budget.input_bytes_max() };
+        InputRoom { own_bytes: &self.unfinished_bytes, all_bytes: &self.mux.input_bytes, all_bytes_max }
     }
 
     /// True while the rest of a message is to come.

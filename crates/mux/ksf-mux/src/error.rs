@@ -97,8 +97,9 @@ pub enum ConnectionError {
     /// The framing program handed the stream back (it returned `-ESTRPIPE`); detach returns it from its next message on.
     #[error("the framing program handed the stream back")]
     HandedBack,
-    /// Memory of the multiplexor for messages is used up, and this connection kept most of it for an unfinished one.
-    #[error("the messages of all connections need more than shard_bytes_max ({limit})")]
+    /// Memory for messages that have not arrived in full was short, and the peer of this one sent nothing more of it for
+    /// pressure_timeout_ms.
+    #[error("messages in part need more than assembly_bytes_max ({limit}), and the peer did not go on with its own")]
     MemoryLimit {
         /// The limit.
         limit: usize,

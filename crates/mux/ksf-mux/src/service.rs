@@ -246,6 +246,7 @@ impl<S: Service> Adopter for Workers<S> {
         stats.bytes_in.add(counts.rx_bytes.load(Ordering::Relaxed));
         stats.bytes_out.add(counts.tx_bytes.load(Ordering::Relaxed));
         stats.reads_paused.add(counts.rx_pauses.load(Ordering::Relaxed));
+        stats.memory_waits.add(counts.memory_waits.load(Ordering::Relaxed));
         for (reason, count) in CloseReason::ALL.iter().zip(&self.closes.0) {
             stats.add_closes(*reason, count.load(Ordering::Relaxed));
         }

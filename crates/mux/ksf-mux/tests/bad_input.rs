@@ -239,38 +239,6 @@ fn a_flood_is_not_read_beyond_the_limit() {
 }
 
 #[test]
-fn memory_for_unfinished_messages_is_taken_from_who_has_most() {
-    let mut setup = setup(PREFIX, |options| {
-        (options.limits.shard_bytes_max, options.limits.connection_bytes_max) = (150_000, 1 << 20);
-    });
-    let (mut small, server) = UnixStream::pair().unwrap();
-    setup.mux.attach(server.into()).unwrap();
-    // Two unfinished messages; the larger one is in the way of the smaller one.
-    let big = [&200_000u32.to_be_bytes()[..], &[1; 140_000]].concat();
-    let socket = &setup.socket;
-    let read_all = |until: usize| {
-        while setup.mux.memory() < until {
-            assert!(matches!(socket.try_recv(), Err(RecvError::WouldBlock)));
-        }
-    };
-    let writer = thread::spawn(move || {
-        setup.client.write_all(&big).unwrap();
-        setup.client
-    });
-    read_all(140_000);
-    let _client = writer.join().unwrap();
-    small.write_all(&[&20_000u32.to_be_bytes()[..], &[2; 15_000]].concat()).unwrap();
-    match setup.socket.recv_timeout(PATIENCE) {
-        Err(RecvError::Connection { connection, error }) => {
-            assert_eq!((connection, error), (setup.connection, ConnectionError::MemoryLimit { limit: 150_000 }));
-        }
-        other => panic!("{other:?}"),
-    }
-    small.write_all(&[2; 5_000]).unwrap();
-    assert_eq!(setup.socket.recv_timeout(PATIENCE).unwrap().bytes(), [2; 20_000]);
-}
-
-#[test]
 fn a_reset_reaches_the_reader_after_the_messages() {
     own_network();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

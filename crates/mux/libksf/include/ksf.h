@@ -63,7 +63,8 @@ struct ksf_options {
 	                                 * it; then it is not read, and takes no reply */
 	uint64_t out_queue_bytes_max;   /* queued for a connection, 256 KiB: then it is not read, its messages are not
 	                                 * received, and it takes no ksf_send */
-	uint64_t mux_bytes_max;         /* budget of all connections, 256 MiB */
+	uint64_t mux_bytes_max;         /* budget of all connections, 256 MiB: messages not done with, and what is queued;
+	                                 * and a quarter of it for messages that have not arrived in full */
 	uint64_t connections_max;
 	uint32_t backend;               /* enum ksf_backend; KSF_BACKEND_KSF */
 	uint32_t reserved;              /* 0 */

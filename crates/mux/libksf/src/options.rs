@@ -187,6 +187,9 @@ impl KsfOptions {
         limits.connection_bytes_max = bytes(self.connection_bytes_max, limits.connection_bytes_max);
         limits.out_queue_bytes_max = bytes(self.out_queue_bytes_max, limits.out_queue_bytes_max);
         limits.shard_bytes_max = bytes(self.mux_bytes_max, limits.shard_bytes_max);
+        if self.mux_bytes_max != 0 {
+            limits.assembly_bytes_max = limits.shard_bytes_max / 4;
+        }
         limits.connections_max = bytes(self.connections_max, limits.connections_max);
         let time = |value, default| if value == 0 { default } else { value };
         limits.assembly_timeout_ms = time(self.assembly_timeout_ms, limits.assembly_timeout_ms);

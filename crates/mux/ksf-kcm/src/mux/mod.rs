@@ -52,7 +52,7 @@ pub use self::socket::KernelSocket;
 /// one; it ends with the last handle and message socket.
 ///
 /// What AF_KCM cannot do is refused: messages of a connection in order, classes, `detach_ended`, and limits other than
-/// the default for `header_bytes_max`, `fragments_max` and `shard_bytes_max` ([`KcmError::Unsupported`]).
+/// the default for `header_bytes_max`, `fragments_max`, `shard_bytes_max` and `assembly_bytes_max` ([`KcmError::Unsupported`]).
 #[derive(Clone)]
 pub struct KernelMux(Handle);
 
@@ -316,6 +316,7 @@ fn unkept(limits: &Limits) -> Result<(), KcmError> {
         limits if limits.header_bytes_max != usual.header_bytes_max => refuse("header_bytes_max"),
         limits if limits.fragments_max != usual.fragments_max => refuse("fragments_max"),
         limits if limits.shard_bytes_max != usual.shard_bytes_max => refuse("shard_bytes_max"),
+        limits if limits.assembly_bytes_max != usual.assembly_bytes_max => refuse("assembly_bytes_max"),
         _ => Ok(()),
     }
 }

@@ -25,6 +25,7 @@ impl Shared {
                 ended(conn, &error);
             }
             self.counts.ends.note(&error);
+            self.return_pass(conn);
             self.events.push(Event::Ended { connection: conn.id, error });
         } else if !failed {
             return;
@@ -83,12 +84,16 @@ impl Shared {
         let limits = conn.limits();
         let mut ended = None;
         let limit_ms = limits.assembly_timeout_ms;
-        if limit_ms != 0 && conn.is_amid_a_message() {
+        if conn.is_amid_a_message() {
             let mut reader = conn.reader.lock();
-            if conn.paused.load(Ordering::SeqCst) {
+            if self.is_stuck(conn, &reader, limits.pressure_timeout_ms, now) {
+                ended = Some(ConnectionError::MemoryLimit { limit: limits.assembly_bytes_max });
+            } else if conn.paused.load(Ordering::SeqCst) || conn.pressure.waits() {
                 // Who is not read cannot send the rest: the time begins when it is read again.
                 reader.input.restart(now);
-            } else if reader.input.unfinished_since().is_some_and(|since| now > since.plus_ms(limit_ms)) {
+            } else if limit_ms != 0
+                && reader.input.unfinished_since().is_some_and(|since| now > since.plus_ms(limit_ms))
+            {
                 ended = Some(ConnectionError::AssemblyTimeout { limit_ms });
             }
         }
@@ -106,7 +111,12 @@ impl Shared {
         }
         drop(progress);
         if let Some(error) = ended {
+            let for_memory = matches!(error, ConnectionError::MemoryLimit { .. });
             self.end(conn, error);
+            if for_memory {
+                // Only now, when no more of it is cut: of no use without its rest, and others need the memory.
+                drop(conn.reader.lock().input.take_unread(&mut conn.input_room()));
+            }
         }
     }
 

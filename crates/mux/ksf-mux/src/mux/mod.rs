@@ -6,6 +6,7 @@
 //! workers are busy none reads, and TCP slows the peers down.
 
 mod ending;
+mod pressure;
 mod receiving;
 mod sending;
 mod table;
@@ -17,6 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use ksf::Order;
+use ksf::budget::Passes;
 use ksf::buffers::Buffers;
 use ksf::limits::{Limits, Time};
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -33,6 +35,7 @@ use crate::sync::{Arc, Mutex};
 use crate::timer_thread::{self, TimerThread};
 use crate::wait_set::WaitSet;
 
+pub(crate) use pressure::Pressure;
 pub(crate) use receiving::{Receiver, WorkerCx};
 pub(crate) use sending::HELD_BYTES_MAX;
 use table::Table;
@@ -75,8 +78,12 @@ pub(crate) struct Shared {
     /// Written to when sleepers are to wake; holds how many.
     signal: OwnedFd,
     table: RwLock<Table>,
-    /// Bytes of messages that are not done with, of unfinished ones, and what later answers will need.
+    /// Bytes of messages that are not done with, and what later answers will need.
     pub(crate) memory: AtomicUsize,
+    /// Memory for messages that have not arrived in full.
+    pub(crate) input_bytes: AtomicUsize,
+    /// Which connections are read although that is short.
+    passes: Mutex<Passes>,
     /// Memory for messages that are put together.
     pub(crate) buffers: Buffers,
     /// Bytes in all out-queues.
@@ -101,6 +108,8 @@ pub(crate) struct MuxCounts {
     pub(crate) rx_bytes: AtomicU64,
     pub(crate) tx_bytes: AtomicU64,
     pub(crate) rx_pauses: AtomicU64,
+    /// Times a connection was not read because memory for messages in part was short.
+    pub(crate) memory_waits: AtomicU64,
     pub(crate) ends: crate::kcm::EndCounts,
     /// Of connections that are detached.
     pub(crate) retired: crate::connection::Counts,
@@ -142,6 +151,8 @@ impl Mux {
             signal,
             table: RwLock::default(),
             memory: AtomicUsize::new(0),
+            input_bytes: AtomicUsize::new(0),
+            passes: Mutex::default(),
             buffers: Buffers::default(),
             queued_bytes: Arc::default(),
             reports: Mutex::default(),
@@ -245,10 +256,16 @@ impl Mux {
         self.shared().timer.lingering()
     }
 
-    /// Bytes that count against [`Limits::shard_bytes_max`]: of messages that have not arrived in full or are not done
-    /// with, of replies that are queued, and what answers that come later are assumed to need.
+    /// Bytes that count against [`Limits::shard_bytes_max`] (of messages that are not done with, of replies that are
+    /// queued, and what answers that come later are assumed to need) and against [`Limits::assembly_bytes_max`] (of
+    /// messages that have not arrived in full).
     pub fn memory(&self) -> usize {
-        self.shared().memory()
+        self.shared().memory() + self.shared().input_bytes.load(Ordering::SeqCst)
+    }
+
+    /// How many times a connection was not read because [`Limits::assembly_bytes_max`] was used up.
+    pub fn memory_waits(&self) -> u64 {
+        self.counts().memory_waits.load(Ordering::Relaxed)
     }
 
     /// Takes no more messages from any connection, apart from those that have begun to arrive. The messages that are

@@ -75,9 +75,7 @@ impl Shared {
                 if conn.error.get().is_some() || ended.is_some() {
                     return;
                 }
-                if conn.doomed.load(Ordering::SeqCst) {
-                    reader.input.take_unread(&mut conn.input_room());
-                    ended = Some(ConnectionError::MemoryLimit { limit: self.limits().shard_bytes_max });
+                if conn.pressure.waits() {
                     return;
                 }
                 if conn.is_full() {
@@ -85,8 +83,13 @@ impl Shared {
                     conn.paused.store(true, Ordering::SeqCst);
                     // What was in the way may have gone before the flag was up.
                     if conn.is_full() || !conn.paused.swap(false, Ordering::SeqCst) {
+                        // The pass is for a connection that is read.
+                        self.return_pass(conn);
                         return;
                     }
+                }
+                if self.must_wait(conn, reader) {
+                    return self.wait_for_memory(conn);
                 }
                 let received = match reader.input.take_rest(&mut conn.input_room()) {
                     // More may be there, too.
@@ -104,9 +107,13 @@ impl Shared {
                     }
                     Ok((chunk, full)) => {
                         conn.active_at.store(now().0, Ordering::Relaxed);
-                        let (more_wakes, error) = self.cut(conn, reader, &chunk, cx);
+                        let (more_wakes, all) = self.cut(conn, reader, &chunk, cx);
                         wakes += more_wakes;
-                        ended = error;
+                        match all {
+                            Ok(true) => {}
+                            Ok(false) => return self.wait_for_memory(conn),
+                            Err(error) => ended = Some(error),
+                        }
                         if full && ended.is_none() {
                             // Others first: what is left is read when its turn comes.
                             wakes += self.scheduler.push_reread(cx.worker, Arc::clone(conn));
@@ -119,7 +126,12 @@ impl Shared {
                         }
                     }
                     Err(Errno::INTR) => {}
-                    Err(Errno::AGAIN) => return,
+                    Err(Errno::AGAIN) => {
+                        if reader.input.unread_bytes() == 0 {
+                            self.return_pass(conn);
+                        }
+                        return;
+                    }
                     Err(errno) => {
                         ended = Some(ConnectionError::Socket { errno: errno.raw_os_error() });
                         return;
@@ -133,14 +145,14 @@ impl Shared {
         }
     }
 
-    /// Cuts a chunk and queues its messages. Returns how many workers to wake.
+    /// Cuts a chunk and queues its messages. Returns how many workers to wake, and false if memory was short.
     pub(super) fn cut(
         self: &Arc<Self>,
         conn: &Arc<Connection>,
         reader: &mut Reader,
         chunk: &Chunk,
         cx: &mut WorkerCx<'_>,
-    ) -> (usize, Option<ConnectionError>) {
+    ) -> (usize, Result<bool, ConnectionError>) {
         let Receiver { found, batches, ranges, .. } = &mut *cx.receiver;
         let memory = (&mut conn.input_room(), &self.buffers);
         let cut = reader.input.cut(&conn.framing, chunk, &conn.limits(), memory, now(), found);
@@ -149,14 +161,18 @@ impl Shared {
                 conn.counts.rx_need_more.fetch_add(1, Ordering::Relaxed);
             }
             self.timer.schedule_check(conn, timer_thread::TIMEOUT_TICK);
-            if self.memory.load(Ordering::SeqCst) > self.limits().shard_bytes_max {
-                self.relieve_memory();
-            }
         }
         let bytes: usize = found.bytes();
         let count = found.len();
+        if conn.pressure.has_pass() {
+            conn.input_at.store(now().0, Ordering::SeqCst);
+            // For one message: what follows it waits its turn.
+            if count > 0 || reader.input.unread_bytes() == 0 {
+                self.return_pass(conn);
+            }
+        }
         if count == 0 {
-            return (0, cut.err());
+            return (0, cut);
         }
         conn.counts.rx_messages.fetch_add(count as u64, Ordering::Relaxed);
         conn.counts.rx_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -167,19 +183,7 @@ impl Shared {
         // Where each is looked at by itself it also travels by itself.
         let alone = self.options.classify.is_some() || conn.ordered_queue().is_some();
         found.gather(chunk, if alone { 1 } else { cx.batch_len }, ranges, batches);
-        (self.scheduler.push(cx.worker, conn, batches.drain(..)), cut.err())
-    }
-
-    /// Dooms the connection that keeps most for an unfinished message.
-    pub(super) fn relieve_memory(&self) {
-        let table = self.read_table();
-        let hog = table.all.iter().max_by_key(|conn| conn.unfinished_bytes.load(Ordering::SeqCst)).cloned();
-        drop(table);
-        if let Some(hog) = hog
-            && !hog.doomed.swap(true, Ordering::SeqCst)
-        {
-            self.wake(self.scheduler.push_reread(None, hog));
-        }
+        (self.scheduler.push(cx.worker, conn, batches.drain(..)), cut)
     }
 
     /// Goes on with a connection that used less of its budget meanwhile: reads it, and hands its messages over.

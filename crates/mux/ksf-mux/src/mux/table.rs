@@ -108,6 +108,7 @@ impl Shared {
     pub(crate) fn detach(&self, connection: ConnectionId) -> Option<Detached> {
         let conn = self.table.write().unwrap_or_else(PoisonError::into_inner).remove(connection)?;
         conn.detached.store(true, Ordering::SeqCst);
+        self.return_pass(&conn);
         let mut reader = conn.reader.lock();
         let socket = reader.socket.take();
         let unread = reader.input.take_unread(&mut conn.input_room());
