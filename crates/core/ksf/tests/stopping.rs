@@ -91,23 +91,27 @@ fn client(at: SocketAddr, depth: usize, started: mpsc::Sender<()>) -> Ended {
 
 const CLIENTS: usize = 8;
 
+/// Clients of these depths, in turn, each of which has been answered once.
+fn clients(at: SocketAddr, depths: &[usize]) -> Vec<std::thread::JoinHandle<Ended>> {
+    let (started, all_started) = mpsc::channel();
+    let start = |depth| {
+        let started = started.clone();
+        std::thread::spawn(move || client(at, depth, started))
+    };
+    let clients = depths.iter().copied().cycle().take(CLIENTS).map(start).collect();
+    // A client that fails ends, and is not waited for.
+    drop(started);
+    (0..CLIENTS).for_each(|_| all_started.recv().expect("a client was answered wrongly"));
+    clients
+}
+
 #[test]
 fn a_drained_server_has_answered_what_it_read_and_resets_nobody() {
     own_network();
     for engine in engines() {
         let service = Arc::new(Counting::default());
         let server = all_shards(engine, ANY, Limits::default(), Arc::clone(&service));
-        let at = addr(&server);
-        let (started, all_started) = mpsc::channel();
-        let clients: Vec<_> = (0..CLIENTS)
-            .map(|number| {
-                let started = started.clone();
-                std::thread::spawn(move || client(at, [1, 4, 32][number % 3], started))
-            })
-            .collect();
-        // A client that fails ends, and is not waited for.
-        drop(started);
-        (0..CLIENTS).for_each(|_| all_started.recv().expect("a client was answered wrongly"));
+        let clients = clients(addr(&server), &[1, 4, 32]);
         server.drain().unwrap();
         let ended: Vec<_> = clients.into_iter().map(|client| client.join().unwrap()).collect();
         assert!(ended.iter().all(|ended| ended.by.is_ok()), "{engine}: a client was reset: {ended:?}");
@@ -287,16 +291,7 @@ fn a_dropped_server_ends_everything_and_its_port_is_free() {
         let service = Arc::new(Counting::default());
         let server = all_shards(engine, ANY, Limits::default(), Arc::clone(&service));
         let at = addr(&server);
-        let (started, all_started) = mpsc::channel();
-        let clients: Vec<_> = (0..CLIENTS)
-            .map(|_| {
-                let started = started.clone();
-                std::thread::spawn(move || client(at, 16, started))
-            })
-            .collect();
-        // A client that fails ends, and is not waited for.
-        drop(started);
-        (0..CLIENTS).for_each(|_| all_started.recv().expect("a client was answered wrongly"));
+        let clients = clients(at, &[16]);
         drop(server);
         for client in clients {
             // Wrong or torn replies panic in there; any end will do.
