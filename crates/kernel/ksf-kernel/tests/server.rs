@@ -170,7 +170,7 @@ fn a_server_dropped_under_load_leaves_nothing() {
         for _ in 0..4 {
             let rig = Rig::start(spoken, engine);
             let objects = Objects::of(&rig.kernel);
-            assert!(objects.programs.len() == 4 && objects.maps.len() > 10 && !objects.are_gone(), "{objects:?}");
+            assert!(objects.programs.len() == 5 && objects.maps.len() > 10 && !objects.are_gone(), "{objects:?}");
             under_load(rig.address, spoken, || drop(rig));
             wait_until("programs and maps are gone", || objects.are_gone());
         }
@@ -189,7 +189,7 @@ fn a_server_killed_under_load_leaves_nothing() {
             let [address, programs, maps] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
             let ids = |list: &str| list.split(',').map(|id| id.parse().unwrap()).collect();
             let objects = Objects { programs: ids(programs), maps: ids(maps) };
-            assert!(objects.programs.len() == 4 && objects.maps.len() > 10 && !objects.are_gone(), "{objects:?}");
+            assert!(objects.programs.len() == 5 && objects.maps.len() > 10 && !objects.are_gone(), "{objects:?}");
             under_load(address.parse().unwrap(), spoken, || drop(server));
             wait_until("programs and maps are gone", || objects.are_gone());
         }
