@@ -2,8 +2,8 @@
 //!
 //! A [`Framing`] looks at the front of a byte stream and says how the next part of a message is cut: how many
 //! bytes of header precede the body, how long the body is, what trails it, and whether the message ends there.
-//! It has no state and no buffer: the [`Connection`](crate::connection::Connection) keeps both, so that one
-//! description serves every engine, the kernel half and the tests.
+//! It has no state and no buffer: a [`Cutter`](crate::cutter::Cutter) keeps both, so that one description serves every
+//! engine, the multiplexor, the kernel half and the tests.
 //!
 //! ```text
 //!   record mark     | mark 4 | body ............ |           last = top bit of the mark (RFC 5531, section 11)
