@@ -31,6 +31,7 @@ mod batch;
 mod budget;
 mod combining_lock;
 mod connection;
+pub mod cost;
 mod error;
 mod input;
 pub mod kcm;

@@ -15,11 +15,12 @@ use rustix::event::Timespec;
 
 use crate::batch::MessageBatch;
 use crate::connection::Connection;
+use crate::cost::CostEstimate;
 use crate::error::{ConnectionError, RecvError};
 use crate::lease::{Lease, LeasedMessage};
 use crate::mux::{ConnectionId, Handle, Receiver, Shared, WorkerCx, now};
 use crate::pollable::Pollable;
-use crate::scheduler::{CostEstimate, Source as _, Take, Taken, Worker};
+use crate::scheduler::{Source as _, Take, Taken, Worker};
 use crate::sync::{Arc, Mutex};
 
 pub(crate) use self::in_place::{InPlaceBatch, Replies};

@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use ksf_mux::scheduler::{CostEstimate, OrderedQueue, Parked, Scheduler, Source, Take, Taken, Worker};
+use ksf_mux::cost::CostEstimate;
+use ksf_mux::scheduler::{OrderedQueue, Parked, Scheduler, Source, Take, Taken, Worker};
 
 use crate::clock::Clock;
 use crate::{Arrivals, Costs, Record};
