@@ -8,7 +8,6 @@ use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
 
 use ksf::error::FramingError;
-use ksf::framing::Framing;
 use ksf::limits::Time;
 use ksf::output::{Output, SendBatch, Spares};
 use ksf::pool::Chunk;
@@ -355,8 +354,8 @@ impl Queue {
             bytes += tail.len() - start + framing.reply_trailer().len();
         }
         self.output.push_chunk(body, &mut self.spares);
-        if let MessageFraming::Native(Framing::Delimiter(delimiter)) = framing {
-            self.output.tail(&mut self.spares).extend_from_slice(delimiter.as_bytes());
+        if let MessageFraming::Native(framing) = framing {
+            self.output.tail(&mut self.spares).extend_from_slice(framing.reply_trailer());
         }
         Ok(bytes)
     }
@@ -441,7 +440,7 @@ impl SendProgress {
 
 #[cfg(test)]
 mod tests {
-    use ksf::framing::{Delimiter, LengthPrefix};
+    use ksf::framing::{Delimiter, Framing, LengthPrefix};
 
     use super::*;
 

@@ -109,7 +109,9 @@ impl Uring {
                     begun.result = Ok(FileOutcome::Stat(unsafe { stat.assume_init() }));
                 }
             }
-            (_, Ok(_)) => begun.result = Ok(FileOutcome::Done),
+            (FileOp::Sync { .. } | FileOp::Allocate { .. } | FileOp::Close { .. }, Ok(_)) => {
+                begun.result = Ok(FileOutcome::Done);
+            }
         }
         Some(begun)
     }
