@@ -3,26 +3,41 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use crate::mux::ConnectionId;
 
 /// Messages that one call may receive: what the kernel takes in one sendmmsg (UIO_MAXIOV).
 pub const CALL_MESSAGES_MAX: usize = 1024;
 
-/// Threads of one socket whose calls are kept apart. The one that received longest ago makes room for another.
-const THREADS_MAX: usize = 64;
+/// Calls that are kept before the first search for threads that have ended.
+const FIRST_SEARCH: usize = 64;
 
-/// What the threads that use a message socket received from it with their last calls.
-#[derive(Debug, Default)]
+/// What the threads that use a message socket received from it with their last calls. Each thread has a place as long as
+/// it lives, so that none answers what another one received; the number of a process's threads bounds their memory.
+#[derive(Debug)]
 pub struct ReplyOrder {
+    /// In the order of their threads' numbers.
     threads: Vec<LastCall>,
     calls: u64,
+    /// The thread that made the last of them.
+    youngest: u64,
+    /// So many places are reached before the places of threads that have ended are looked for again.
+    search_at: usize,
+}
+
+impl Default for ReplyOrder {
+    fn default() -> Self {
+        Self { threads: Vec::new(), calls: 0, youngest: 0, search_at: FIRST_SEARCH }
+    }
 }
 
 /// The last call of a thread that received something.
 #[derive(Debug)]
 struct LastCall {
     thread: u64,
+    /// Nothing keeps this one alive but its thread.
+    life: Weak<()>,
     /// Its number among all calls of the socket.
     number: u64,
     /// The connections of its messages, in the order received. Never empty.
@@ -36,6 +51,8 @@ struct LastCall {
 pub struct Unanswered {
     /// Where the answer goes.
     pub connection: ConnectionId,
+    /// The thread that received it, and the number of the call.
+    thread: u64,
     call: u64,
     at: usize,
 }
@@ -44,45 +61,50 @@ impl ReplyOrder {
     /// The calling thread has received a message of this connection, as the `at`-th one of its call, counted from 0.
     pub fn received(&mut self, connection: ConnectionId, at: usize) {
         let thread = this_thread();
-        let place = self.threads.iter().position(|last| last.thread == thread).unwrap_or_else(|| self.place(thread));
-        let Some(last) = self.threads.get_mut(place) else { return };
+        let place = self.find(thread).unwrap_or_else(|at| self.make_place(thread, at));
+        let last = &mut self.threads[place];
         if at > 0 && (1..CALL_MESSAGES_MAX).contains(&last.connections.len()) {
             last.connections.push(connection);
             return;
         }
         self.calls += 1;
+        self.youngest = thread;
         last.number = self.calls;
         last.at = 0;
         last.connections.clear();
         last.connections.push(connection);
     }
 
-    /// A place for a thread that has none.
-    fn place(&mut self, thread: u64) -> usize {
-        if self.threads.len() < THREADS_MAX {
-            self.threads.push(LastCall { thread, number: 0, connections: Vec::new(), at: 0 });
-            return self.threads.len() - 1;
+    /// The place of a thread, or where it belongs if it has none.
+    fn find(&self, thread: u64) -> Result<usize, usize> {
+        self.threads.binary_search_by_key(&thread, |last| last.thread)
+    }
+
+    /// Makes a place for the calling thread, which belongs at `at`.
+    fn make_place(&mut self, thread: u64, mut at: usize) -> usize {
+        if self.threads.len() >= self.search_at {
+            // A thread that has received nothing answers the last call of all, whether its thread has ended or not.
+            self.threads.retain(|last| last.life.strong_count() > 0 || last.thread == self.youngest);
+            self.search_at = FIRST_SEARCH.max(2 * self.threads.len());
+            at = self.threads.partition_point(|last| last.thread < thread);
         }
-        let oldest = self.threads.iter().enumerate().min_by_key(|(_, last)| last.number);
-        let place = oldest.map_or(0, |(place, _)| place);
-        self.threads[place].thread = thread;
-        self.threads[place].connections.clear();
-        place
+        self.threads.insert(at, LastCall { thread, life: life(), number: 0, connections: Vec::new(), at: 0 });
+        at
     }
 
     /// The message that the calling thread answers next. `None`: nothing was received from this socket.
     pub fn next(&self) -> Option<Unanswered> {
-        let thread = this_thread();
-        let own = self.threads.iter().find(|last| last.thread == thread);
-        let last = own.or_else(|| self.threads.iter().max_by_key(|last| last.number))?;
+        let place = self.find(this_thread()).or_else(|_| self.find(self.youngest)).ok()?;
+        let last = &self.threads[place];
         let connection = *last.connections.get(last.at)?;
-        Some(Unanswered { connection, call: last.number, at: last.at })
+        Some(Unanswered { connection, thread: last.thread, call: last.number, at: last.at })
     }
 
     /// The message is answered, or its sender is known to be gone. Of the last message of a call there may be more answers.
     pub fn answered(&mut self, message: Unanswered) {
-        let last = self.threads.iter_mut().find(|last| last.number == message.call);
-        if let Some(last) = last.filter(|last| last.at == message.at && last.at + 1 < last.connections.len()) {
+        let Ok(place) = self.find(message.thread) else { return };
+        let last = &mut self.threads[place];
+        if last.number == message.call && last.at == message.at && last.at + 1 < last.connections.len() {
             last.at += 1;
         }
     }
@@ -102,6 +124,15 @@ pub(crate) fn this_thread() -> u64 {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     NUMBER.set(number);
     number
+}
+
+/// What dies with the calling thread.
+fn life() -> Weak<()> {
+    thread_local! {
+        static LIFE: Arc<()> = Arc::default();
+    }
+    // A thread that ends, and receives after this variable is gone, counts as ended.
+    LIFE.try_with(Arc::downgrade).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -172,19 +203,35 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn what_threads_received_that_have_ended_is_forgotten() {
         let mut order = ReplyOrder::default();
-        let mut peers = Vec::new();
-        for thread in 0..2 * THREADS_MAX as u32 {
-            let worker = std::thread::spawn(move || {
-                call(&mut order, &[thread]);
-                order
-            });
-            order = worker.join().unwrap();
-            peers.push(order.threads.len());
+        call(&mut order, &[1000, 1001]);
+        let mut most = 0;
+        for thread in 0..4 * FIRST_SEARCH as u32 {
+            std::thread::scope(|scope| scope.spawn(|| call(&mut order, &[thread])).join()).unwrap();
+            most = most.max(order.threads.len());
         }
-        assert_eq!(peers.iter().max(), Some(&THREADS_MAX));
-        assert_eq!(answer(&mut order, 1), [2 * THREADS_MAX as u32 - 1], "the youngest are kept");
+        assert_eq!(most, FIRST_SEARCH);
+        assert_eq!(answer(&mut order, 2), [1000, 1001], "this thread lives");
+        // Nothing was received since the last one ended.
+        let of_another = std::thread::scope(|scope| scope.spawn(|| answer(&mut order, 1)).join()).unwrap();
+        assert_eq!(of_another, [4 * FIRST_SEARCH as u32 - 1]);
+    }
+
+    #[test]
+    fn the_call_of_a_thread_that_has_ended_is_kept_while_it_is_the_youngest() {
+        let mut order = ReplyOrder::default();
+        for thread in 0..FIRST_SEARCH as u32 {
+            std::thread::scope(|scope| scope.spawn(|| call(&mut order, &[thread])).join()).unwrap();
+        }
+        let place = order.make_place(this_thread(), order.threads.len());
+        assert_eq!((place, order.threads.len()), (1, 2));
+        assert_eq!(order.threads[0].connections, [id(FIRST_SEARCH as u32 - 1)]);
+    }
+
+    #[test]
+    fn a_call_receives_a_bounded_number_of_messages() {
+        let mut order = ReplyOrder::default();
         (0..10 * CALL_MESSAGES_MAX).for_each(|at| order.received(id(1), at));
         assert!(order.threads.iter().all(|last| last.connections.len() <= CALL_MESSAGES_MAX));
     }

@@ -1,6 +1,8 @@
 //! Which connection a message goes to that names none (docs/kcm.md, "Which connection a message goes to").
 
 use std::io::{IoSlice, IoSliceMut};
+use std::sync::Barrier;
+use std::sync::mpsc::channel;
 
 use ksf_mux::kcm::{Flags, KcmOptions, KcmSocket, KcmSocketError, Kind, RecvBuffer, Routing};
 use rustix::net::sockopt;
@@ -174,6 +176,38 @@ fn threads_of_one_socket_answer_what_each_received() {
     });
     send(&mux, b'c').unwrap();
     assert_eq!((gets(&one), gets(&two), gets(&one)), ('a', 'b', 'c'));
+}
+
+/// However many threads a socket has: each of them answers its own client.
+#[test]
+fn two_hundred_threads_of_one_socket_answer_what_each_received() {
+    const THREADS: u32 = 200;
+    own_network();
+    let mux = kcm(Kind::Dgram);
+    let clients: Vec<_> = (0..THREADS).map(|_| attached(&mux)).collect();
+    let all_have_received = Barrier::new(clients.len());
+    std::thread::scope(|scope| {
+        for client in &clients {
+            // One after the other, so that each thread receives of the client that is named here.
+            let (has_received, received) = channel();
+            let (mux, all_have_received) = (&mux, &all_have_received);
+            scope.spawn(move || {
+                asked_by(mux, &[client]);
+                has_received.send(()).unwrap();
+                all_have_received.wait();
+                mux.send(&numbered(client.id.index), Flags::NONE).unwrap();
+            });
+            received.recv().unwrap();
+        }
+    });
+    for client in &clients {
+        assert_eq!(client.gets_bytes(10), numbered(client.id.index), "of the thread that received it");
+    }
+}
+
+/// A message of 10 bytes that says a number.
+fn numbered(number: u32) -> Vec<u8> {
+    [&message(10, b'n')[..6], &number.to_be_bytes()].concat()
 }
 
 /// One peer that does not read is waited for by those that answer it, and by nobody else.
