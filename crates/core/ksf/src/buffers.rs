@@ -11,16 +11,20 @@
 //!      └───────────────────────┴────── drop ─────┴─────────────────┘
 //! ```
 //!
-//! The memory of a buffer is zeroed when it is made and stale when it is used again, never uninitialized.
+//! The memory of a buffer is zeroed when it is made and stale when it is used again, never uninitialized. From 64 KiB on
+//! it is taken from the machine page by page, as it is written: [`Buffer::touched_bytes`].
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::ops::Deref;
+mod memory;
+
+use std::ops::{Deref, Range};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::{fmt, slice};
 
 use crossbeam_queue::ArrayQueue;
+
+use self::memory::Memory;
 
 /// Alignment of every buffer: a page, and the largest logical block of common disks (O_DIRECT, open(2)).
 pub const ALIGN_BYTES: usize = 4096;
@@ -46,8 +50,7 @@ struct Classes {
 
 /// Memory, and how many share it. Boxed once per allocation of memory, so sharing a buffer allocates nothing.
 struct Block {
-    memory: NonNull<u8>,
-    capacity: usize,
+    memory: Memory,
     holders: AtomicU32,
     /// Where the block goes when its last holder drops it; `None` while it is free, or if it is too long for a class.
     home: Option<Arc<Classes>>,
@@ -111,19 +114,9 @@ fn class_of(bytes: usize) -> Option<usize> {
 }
 
 impl Block {
-    fn layout(capacity: usize) -> Layout {
-        match Layout::from_size_align(capacity.max(ALIGN_BYTES), ALIGN_BYTES) {
-            Ok(layout) => layout,
-            // Only a length near the end of the address space, which no limit admits and no allocator could serve.
-            Err(_) => handle_alloc_error(Layout::new::<Self>()),
-        }
-    }
-
     fn allocate(capacity: usize, home: Option<Arc<Classes>>) -> NonNull<Self> {
-        let layout = Self::layout(capacity);
-        // SAFETY: the layout is not empty (`layout` takes at least one page).
-        let memory = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
-        NonNull::from(Box::leak(Box::new(Self { memory, capacity: layout.size(), holders: AtomicU32::new(1), home })))
+        let memory = Memory::zeroed(capacity);
+        NonNull::from(Box::leak(Box::new(Self { memory, holders: AtomicU32::new(1), home })))
     }
 
     /// Gives the block back to its class, or frees it.
@@ -135,18 +128,11 @@ impl Block {
         // SAFETY: by the contract, the box was leaked by `allocate` or `take` and nobody else uses it any more.
         let mut block = unsafe { Box::from_raw(block.as_ptr()) };
         if let Some(home) = block.home.take()
-            && let Some(class) = class_of(block.capacity)
+            && let Some(class) = class_of(block.memory.bytes())
         {
             // A full class drops the block here, which frees the memory.
             drop(home.free[class].push(block));
         }
-    }
-}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        // SAFETY: `memory` was allocated with this layout in `Block::allocate`, and the block owns it.
-        unsafe { dealloc(self.memory.as_ptr(), Self::layout(self.capacity)) }
     }
 }
 
@@ -167,9 +153,14 @@ impl Buffer {
         unsafe { self.block.as_ref() }
     }
 
+    fn memory(&mut self) -> &mut Memory {
+        // SAFETY: as above, and a buffer is the only holder of its block.
+        unsafe { &mut self.block.as_mut().memory }
+    }
+
     /// Bytes of memory, filled or not.
     pub fn capacity(&self) -> usize {
-        self.block().capacity
+        self.block().memory.bytes()
     }
 
     /// Bytes that may still be filled.
@@ -177,22 +168,44 @@ impl Buffer {
         self.capacity() - self.len
     }
 
+    /// Bytes of memory that are taken from the machine: all of a short buffer, and of a long one what was written, also
+    /// when it was used before.
+    pub fn touched_bytes(&self) -> usize {
+        self.block().memory.touched_bytes()
+    }
+
+    /// Gives what a long buffer takes of memory back to the machine; nothing is filled then. False for a short one, which
+    /// stays as it is.
+    pub fn forget(&mut self) -> bool {
+        let forgotten = self.memory().forget();
+        self.len = if forgotten { 0 } else { self.len };
+        forgotten
+    }
+
     /// First byte of the memory, for the kernel to read or write. Valid as long as this value lives, also when it moves.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.block().memory.as_ptr()
+        self.memory_mut().as_mut_ptr()
     }
 
     /// All of the memory: the filled bytes, then zeros or stale bytes.
     pub fn memory_mut(&mut self) -> &mut [u8] {
         let capacity = self.capacity();
+        self.part_mut(0..capacity)
+    }
+
+    /// A part of the memory, which ends within the capacity.
+    pub fn part_mut(&mut self, part: Range<usize>) -> &mut [u8] {
+        let capacity = self.capacity();
+        self.memory().touch(part.end);
         // SAFETY: the block's memory is `capacity` initialized bytes, and `self` is its only holder.
-        unsafe { slice::from_raw_parts_mut(self.block().memory.as_ptr(), capacity) }
+        let memory = unsafe { slice::from_raw_parts_mut(self.memory().base().as_ptr(), capacity) };
+        &mut memory[part]
     }
 
     /// The room behind the filled bytes.
     pub fn room_mut(&mut self) -> &mut [u8] {
-        let len = self.len;
-        &mut self.memory_mut()[len..]
+        let range = self.len..self.capacity();
+        self.part_mut(range)
     }
 
     /// Says that the first `len` bytes are filled; no more than the capacity.
@@ -203,7 +216,8 @@ impl Buffer {
     /// Appends as many of `bytes` as there is room for, and returns how many.
     pub fn fill(&mut self, bytes: &[u8]) -> usize {
         let take = bytes.len().min(self.room());
-        self.room_mut()[..take].copy_from_slice(&bytes[..take]);
+        let range = self.len..self.len + take;
+        self.part_mut(range).copy_from_slice(&bytes[..take]);
         self.len += take;
         take
     }
@@ -220,7 +234,7 @@ impl Deref for Buffer {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the first `len` bytes of the block are initialized, and only `&mut self` writes them.
-        unsafe { slice::from_raw_parts(self.block().memory.as_ptr(), self.len) }
+        unsafe { slice::from_raw_parts(self.block().memory.base().as_ptr(), self.len) }
     }
 }
 
@@ -260,7 +274,7 @@ impl Deref for Shared {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the first `len` bytes are initialized, and nobody writes a shared block.
-        unsafe { slice::from_raw_parts(self.block().memory.as_ptr(), self.len) }
+        unsafe { slice::from_raw_parts(self.block().memory.base().as_ptr(), self.len) }
     }
 }
 
@@ -330,6 +344,28 @@ mod tests {
         assert_eq!(buffers.kept(), 4);
         drop(buffers.take(CLASS_BYTES_MAX + 1));
         assert_eq!(buffers.kept(), 4);
+    }
+
+    #[test]
+    fn a_long_buffer_is_touched_as_far_as_it_was_written() {
+        let buffers = Buffers::default();
+        let mut short = buffers.take(32 << 10);
+        assert_eq!((short.touched_bytes(), short.forget()), (32 << 10, false));
+        for bytes in [64 << 10, CLASS_BYTES_MAX + 1] {
+            let mut long = buffers.take(bytes);
+            assert_eq!(long.touched_bytes(), 0, "{bytes}");
+            long.fill(&[7; 5000]);
+            long.part_mut(6000..6001)[0] = 7;
+            assert_eq!((long.touched_bytes(), long[4999]), (6001, 7));
+            assert!(long.forget());
+            assert_eq!((long.touched_bytes(), long.len()), (0, 0));
+            long.set_len(6001);
+            assert!(long.iter().all(|byte| *byte == 0));
+        }
+        let mut again = buffers.take(64 << 10);
+        again.fill(&[7; 5000]);
+        drop(again);
+        assert_eq!(buffers.take(64 << 10).touched_bytes(), 5000, "its memory is used again");
     }
 
     #[test]

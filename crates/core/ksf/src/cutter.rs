@@ -67,7 +67,7 @@ pub struct Cutter {
     /// Raw bytes with which the rule wants to be asked again, if it said so.
     need_bytes: Option<usize>,
     started: Time,
-    /// Memory counted with the owner's room: whole pages, as the buffer touches them.
+    /// Memory counted with the owner's room: the pages that the buffer takes, and the headers that are kept.
     charged_bytes: usize,
     /// Bytes copied since the owner asked last.
     copied_bytes: usize,
@@ -224,7 +224,7 @@ impl Cutter {
             let cut = if self.buffer.is_none() {
                 self.cut_in_place(chunk, at, rule, room, buffers, now)?
             } else if self.part.is_some() {
-                self.fill_part(&chunk[*at..], at, room)
+                self.fill_part(&chunk[*at..], at, room, buffers)
             } else {
                 self.cut_header(&chunk[*at..], at, rule, room, buffers)?
             };
@@ -262,10 +262,10 @@ impl Cutter {
             Frame::Part(part) => {
                 check_size(rule, part.body_bytes)?;
                 self.check_parts(rule)?;
-                if !self.charge(1, room) {
+                let Some(buffer) = self.take(part.body_bytes, 1, room, buffers) else {
                     return Ok(Some(Cut::NoRoom));
-                }
-                self.begin(buffers.take(part.body_bytes), now);
+                };
+                self.begin(buffer, now);
                 if let Some(wire) = &mut self.wire {
                     wire.push(&rest[..part.header_bytes], 0);
                 }
@@ -274,10 +274,9 @@ impl Cutter {
                 Ok(None)
             }
             Frame::Incomplete { need_bytes } => {
-                if !self.charge(rest.len(), room) {
+                let Some(mut buffer) = self.take(rest.len(), rest.len(), room, buffers) else {
                     return Ok(Some(Cut::NoRoom));
-                }
-                let mut buffer = buffers.take(rest.len());
+                };
                 buffer.fill(rest);
                 self.copied_bytes += rest.len();
                 self.begin(buffer, now);
@@ -288,16 +287,25 @@ impl Cutter {
         }
     }
 
-    /// Asks for room for `bytes` bytes in all, and the headers that are kept. Counted in pages: that is what a buffer
-    /// takes once it is touched.
+    /// Asks for room for a buffer in which `bytes` bytes are touched, and for the headers that are kept. Of the buffer
+    /// whole pages are counted.
     fn charge(&mut self, bytes: usize, room: &mut impl Room) -> bool {
         let headers = self.wire.as_ref().map_or(0, |wire| wire.memory_bytes());
-        let pages = (bytes + headers).next_multiple_of(PAGE_BYTES);
-        let granted = pages <= self.charged_bytes || room.grow(pages - self.charged_bytes);
+        let memory = bytes.next_multiple_of(PAGE_BYTES) + headers;
+        let granted = memory <= self.charged_bytes || room.grow(memory - self.charged_bytes);
         if granted {
-            self.charged_bytes = self.charged_bytes.max(pages);
+            self.charged_bytes = self.charged_bytes.max(memory);
         }
         granted
+    }
+
+    /// A buffer for `bytes` bytes, of which `filled` come now; `None` if there is no room for the memory it takes.
+    fn take(&mut self, bytes: usize, filled: usize, room: &mut impl Room, buffers: &Buffers) -> Option<Buffer> {
+        let mut buffer = buffers.take(bytes);
+        // One that was used before has the pages that were written then.
+        let granted = self.charge(filled.max(buffer.touched_bytes()), room)
+            || buffer.touched_bytes() > filled && buffer.forget() && self.charge(filled, room);
+        granted.then_some(buffer)
     }
 
     fn begin(&mut self, buffer: Buffer, now: Time) {
@@ -306,13 +314,13 @@ impl Cutter {
     }
 
     /// Inside a part: takes as much of its body as has arrived.
-    fn fill_part(&mut self, rest: &[u8], at: &mut usize, room: &mut impl Room) -> Option<Cut> {
-        let body = self.part?.body_left.min(rest.len());
-        if !self.charge(self.unfinished_bytes() + body, room) {
+    fn fill_part(&mut self, rest: &[u8], at: &mut usize, room: &mut impl Room, buffers: &Buffers) -> Option<Cut> {
+        let body_left = self.part?.body_left;
+        let (held, body) = (self.unfinished_bytes(), body_left.min(rest.len()));
+        if !self.reserve(held + body_left, held + body, room, buffers) {
             return Some(Cut::NoRoom);
         }
         let (Some(buffer), Some(part)) = (&mut self.buffer, &mut self.part) else { return None };
-        // It has room for the whole part since the part began.
         buffer.fill(&rest[..body]);
         self.copied_bytes += body;
         let trailer = part.trailer_left.min(rest.len() - body);
@@ -343,10 +351,11 @@ impl Cutter {
         // be copied once per part.
         let most = rule.look_bytes_max().saturating_add(1);
         let need = self.need_bytes.unwrap_or(most).min(most).saturating_sub(held).clamp(1, rest.len());
-        if !self.charge(self.unfinished_bytes() + need, room) {
+        let bytes = self.unfinished_bytes() + need;
+        if !self.reserve(bytes, bytes, room, buffers) {
             return Ok(Some(Cut::NoRoom));
         }
-        self.append(&rest[..need], buffers);
+        self.append(&rest[..need]);
         *at += need;
         match front(rule, self.raw(), self.scanned)? {
             Frame::Incomplete { need_bytes } => (self.scanned, self.need_bytes) = (held + need, need_bytes),
@@ -359,7 +368,9 @@ impl Cutter {
                 let surplus = (held + need).saturating_sub(part.total_bytes());
                 *at -= surplus;
                 self.cut_raw(part, surplus);
-                self.reserve(self.finished_bytes + part.body_bytes, buffers);
+                // With its header known, the rest may be received into the buffer; without room for that it is not, and the
+                // next bytes of the body ask again.
+                let _ = self.reserve(self.finished_bytes + part.body_bytes, self.unfinished_bytes(), room, buffers);
             }
         }
         Ok(None)
@@ -370,23 +381,28 @@ impl Cutter {
         self.buffer.as_ref().map_or(&[], |buffer| &buffer[self.finished_bytes..])
     }
 
-    fn append(&mut self, bytes: &[u8], buffers: &Buffers) {
-        self.reserve(self.unfinished_bytes() + bytes.len(), buffers);
+    fn append(&mut self, bytes: &[u8]) {
         if let Some(buffer) = &mut self.buffer {
             buffer.fill(bytes);
             self.copied_bytes += bytes.len();
         }
     }
 
-    /// Makes room for a message of `bytes` bytes.
-    fn reserve(&mut self, bytes: usize, buffers: &Buffers) {
-        if let Some(buffer) = self.buffer.take_if(|buffer| buffer.capacity() < bytes) {
-            // Classes double, so what is appended in small pieces is copied once on average.
-            let mut larger = buffers.take(bytes.max(2 * buffer.capacity()));
-            larger.fill(&buffer);
-            self.copied_bytes += buffer.len();
-            self.buffer = Some(larger);
+    /// Makes the buffer one for `bytes` bytes, of which `filled` are there soon. False, and nothing changes, if there is no
+    /// room for the memory it takes.
+    fn reserve(&mut self, bytes: usize, filled: usize, room: &mut impl Room, buffers: &Buffers) -> bool {
+        let capacity = self.buffer.as_ref().map_or(0, |buffer| buffer.capacity());
+        if bytes <= capacity {
+            return self.charge(filled, room);
         }
+        // Classes double, so what is appended in small pieces is copied once on average.
+        let Some(mut larger) = self.take(bytes.max(2 * capacity), filled, room, buffers) else { return false };
+        if let Some(buffer) = &self.buffer {
+            larger.fill(buffer);
+            self.copied_bytes += buffer.len();
+        }
+        self.buffer = Some(larger);
+        true
     }
 
     /// The header of the next part lies in the raw bytes: drops it, and the surplus behind the part.
@@ -401,7 +417,8 @@ impl Cutter {
         let body = arrived.min(part.body_bytes);
         let trailer = arrived - body;
         let from = self.finished_bytes + part.header_bytes;
-        buffer.memory_mut().copy_within(from..from + body, self.finished_bytes);
+        let moved = from..from + body;
+        buffer.part_mut(0..moved.end).copy_within(moved, self.finished_bytes);
         self.copied_bytes += body;
         buffer.set_len(self.finished_bytes + body);
         if let Some(progress) = &mut self.part {
@@ -453,7 +470,9 @@ impl Cutter {
     fn loan_bytes(&self, bytes_min: usize) -> Option<usize> {
         let bytes_min = if self.lends { 1 } else { bytes_min };
         let part = self.part.filter(|part| part.trailer_left == 0 && part.body_left >= bytes_min)?;
-        Some(part.body_left.min(self.unfinished_bytes().max(LOAN_BYTES)))
+        let buffer = self.buffer.as_ref()?;
+        // Without room the buffer did not grow when the part began.
+        (buffer.room() >= part.body_left).then(|| part.body_left.min(buffer.len().max(LOAN_BYTES)))
     }
 
     /// Takes a lent buffer back, into which `received` bytes were received. Gives the message if it is complete now. After
@@ -485,7 +504,7 @@ impl Direct {
     /// Where the missing bytes belong. Valid as long as this value lives, also when it moves.
     pub fn room_mut(&mut self) -> &mut [u8] {
         let range = self.start..self.start + self.missing;
-        &mut self.buffer.memory_mut()[range]
+        self.buffer.part_mut(range)
     }
 
     /// Bytes that are missing.

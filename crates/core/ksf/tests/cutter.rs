@@ -9,15 +9,15 @@ use ksf_sim::ideal::encode;
 use proptest::prelude::*;
 
 /// Room that is there or not, as the test decides.
-#[derive(Default)]
 struct Budget {
     used: usize,
+    limit: usize,
     short: bool,
 }
 
 impl Room for Budget {
     fn grow(&mut self, bytes: usize) -> bool {
-        if self.short {
+        if self.short || self.used + bytes > self.limit {
             return false;
         }
         self.used += bytes;
@@ -41,7 +41,8 @@ struct Bench {
 impl Bench {
     fn new(framing: Framing) -> Self {
         let limits = Limits { message_bytes_max: 20_000, ..Limits::default() };
-        let (buffers, cutter, room) = (Buffers::default(), Cutter::keeping_wire(), Budget::default());
+        let (buffers, cutter, room) =
+            (Buffers::default(), Cutter::keeping_wire(), Budget { used: 0, limit: usize::MAX, short: false });
         Self { framing, limits, buffers, cutter, room, messages: Vec::new() }
     }
 
@@ -150,8 +151,8 @@ fn a_known_length_is_one_buffer_of_its_class_from_the_start() {
     let mark = (0x8000_0000_u32 | (1 << 20)).to_be_bytes();
     assert!(bench.feed(&mark, &mut at).unwrap());
     assert_eq!(bench.room.used, 4096, "only what was touched is counted");
-    // What is lent is counted, and grows with what has arrived. The header that is kept for the wire takes a page.
-    const HEADER: usize = 4096;
+    // What is lent is counted, and grows with what has arrived; so is the header that is kept for the wire, with its place.
+    const HEADER: usize = 4 + size_of::<(usize, usize)>();
     let mut arrived = 0;
     for lent in [64 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10] {
         assert!(bench.cutter.may_lend(1, &mut bench.room));
@@ -301,4 +302,29 @@ fn at_a_limit_a_stream_ends_the_same_wherever_it_was_cut() {
     // A header of a known length is no endless one.
     let short = Limits { header_bytes_max: 2, ..limits };
     assert_eq!(end(Framing::RecordMark, &short, &marks(b"abc", &[])), (1, None));
+}
+
+#[test]
+fn memory_is_counted_as_it_is_taken_from_the_machine() {
+    let mut bench = Bench::new(Framing::RecordMark);
+    bench.limits.message_bytes_max = 1 << 20;
+    let announce = |bench: &mut Bench, bytes: u32| {
+        assert!(bench.feed(&(0x8000_0000 | bytes).to_be_bytes(), &mut 0).unwrap());
+        bench.room.used
+    };
+    // The memory of a short buffer is cleared, so taken, at once.
+    for (bytes, used) in [(1, 4096), (4097, 8192), (20_000, 32_768), (32_769, 4096), (1 << 20, 4096)] {
+        assert_eq!(announce(&mut bench, bytes), used, "{bytes}");
+        bench.cutter.reset(&mut bench.room);
+    }
+    // A long one that was used before has the pages of that time.
+    announce(&mut bench, 1 << 20);
+    assert!(bench.feed(&vec![1; 100_000], &mut 0).unwrap());
+    bench.cutter.reset(&mut bench.room);
+    assert_eq!(announce(&mut bench, 1 << 20), 25 * 4096);
+    bench.cutter.reset(&mut bench.room);
+    // With room for less it gives them back to the machine.
+    bench.room.limit = 24 * 4096;
+    assert_eq!(announce(&mut bench, 1 << 20), 4096);
+    assert_eq!(bench.buffers.kept(), 4);
 }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use ksf::buffers::Buffers;
 use ksf::connection::Connection;
 use ksf::cutter::Direct;
 use ksf::env::Env;
@@ -167,10 +168,9 @@ impl Plan {
 
 impl Plan {
     /// Most bytes of unfinished input: twice the limit, the slots, what each place may put aside of one chunk, and a
-    /// message for each pass, in whole pages.
+    /// message for each pass, with all memory of its buffer.
     fn input_bytes_max(&self) -> usize {
-        const PAGE_BYTES: usize = 4096;
-        let message = self.limits.message_bytes_max.min(1 << 16).next_multiple_of(PAGE_BYTES) + PAGE_BYTES;
+        let message = Buffers::capacity_for(self.limits.message_bytes_max.min(1 << 16) + 1);
         let slots = self.slots as usize * self.slot_bytes as usize;
         2 * self.limits.assembly_bytes_max + slots + self.places * (self.slot_bytes as usize + message)
     }
