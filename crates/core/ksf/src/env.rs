@@ -6,7 +6,7 @@ use crate::budget::Budget;
 use crate::buffers::Buffers;
 use crate::deferred::{Answer, Answers, Deferred, Mail, Mailbox};
 use crate::files::ShardFiles;
-use crate::gates::{Gate, Gates};
+use crate::gates::{Gate, Gates, LogId};
 use crate::limits::{Limits, ServerLimits, Time};
 use crate::outgoing::{Errand, Order};
 use crate::output::Spares;
@@ -44,6 +44,8 @@ pub struct Env {
     pub tasks: Option<Arc<TaskPool>>,
     /// How far the logs of the server are durable.
     pub gates: Arc<Gates>,
+    /// Logs that services of this shard opened: the number of the service, and the log.
+    pub(crate) logs: Vec<(u32, LogId)>,
     /// The shards of the server, to be woken when a log is released; empty without a server.
     pub(crate) shards: Arc<std::sync::OnceLock<Vec<Arc<Mailbox>>>>,
     /// Connections whose next replies wait for a gate, as they began to wait.
@@ -79,6 +81,7 @@ impl Env {
             answers: None,
             tasks: None,
             gates: Gates::new(),
+            logs: Vec::new(),
             shards: Arc::default(),
             gated: Vec::new(),
             released: false,
@@ -108,6 +111,18 @@ impl Env {
         for (number, mailbox) in mailboxes.iter().enumerate() {
             if shards >> number & 1 == 1 && number != self.shard {
                 mailbox.post(Mail::Released);
+            }
+        }
+    }
+
+    /// The service that is called without a connection panicked: nobody can say any more what of its logs is durable.
+    pub(crate) fn lose_logs(&mut self) {
+        for at in 0..self.logs.len() {
+            let (service, log) = self.logs[at];
+            if service == self.service {
+                self.stats.logs_lost.add(u64::from(!self.gates.is_lost(log)));
+                let waiting = self.gates.lose(log);
+                self.wake(waiting);
             }
         }
     }

@@ -80,7 +80,7 @@ pub enum CloseReason {
     MemoryLimit,
     /// A message longer than `message_bytes_max`.
     OversizedMessage,
-    /// The service panicked in a message of this connection.
+    /// The service panicked in a message of this connection, or lost the [log](crate::gates) that a reply waited for.
     Panicked,
     /// The peer closed between two messages: the normal end.
     PeerClosed,

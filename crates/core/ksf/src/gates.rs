@@ -10,6 +10,10 @@
 //!   shard 1: read what record 7 wrote ─► the same gate         ─► held in another connection
 //!   shard 0: the write completes ─► Gates::release(log 0, 7)   ─► both leave; shard 1 is woken
 //! ```
+//!
+//! A log can be lost: its owner panicked outside of a message, while it committed perhaps, so nobody can say any more
+//! what is durable. Nothing is released of it then until the server starts again, and a connection ends whose reply waits
+//! for it, or comes to wait for it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -36,7 +40,7 @@ impl LogId {
 pub struct Gate {
     /// The log.
     pub log: LogId,
-    /// The last record that the reply depends on. The first record of a log is 1.
+    /// The last record that the reply depends on, below 2^63. The first record of a log is 1.
     pub number: u64,
 }
 
@@ -51,10 +55,14 @@ pub struct Gates {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Log {
+    /// The last number that is durable, and [`LOST`].
     released: AtomicU64,
     /// Shards with a reply that waits for this log, a bit each.
     waiting: AtomicU64,
 }
+
+/// Set in a log's word when it is lost: its number stays as it is. One word for both, so that no release comes after the loss.
+const LOST: u64 = 1 << 63;
 
 /// Every log of the server is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -73,12 +81,13 @@ impl Gates {
         Arc::default()
     }
 
-    /// A new log, of which nothing is released.
+    /// A new log, of which nothing is released. Services open theirs by [`Turn::open_log`](crate::Turn::open_log), which
+    /// remembers whose it is.
     ///
     /// # Errors
     ///
     /// [`TooManyLogs`] beyond [`LOGS_MAX`].
-    pub fn open_log(&self) -> Result<LogId, TooManyLogs> {
+    pub(crate) fn open_log(&self) -> Result<LogId, TooManyLogs> {
         let take = |opened| (opened < LOGS_MAX).then_some(opened + 1);
         let log = self.opened.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).map_err(|_| TooManyLogs)?;
         Ok(LogId(log as u16))
@@ -86,7 +95,12 @@ impl Gates {
 
     /// The last number of `log` that is durable; 0 before the first.
     pub fn released(&self, log: LogId) -> u64 {
-        self.logs[log.index()].released.load(Ordering::SeqCst)
+        self.logs[log.index()].released.load(Ordering::SeqCst) & !LOST
+    }
+
+    /// True when nothing of `log` will be released any more.
+    pub fn is_lost(&self, log: LogId) -> bool {
+        self.logs[log.index()].released.load(Ordering::SeqCst) & LOST != 0
     }
 
     /// True when a reply behind `gate` may leave.
@@ -95,20 +109,30 @@ impl Gates {
     }
 
     /// Says that `log` is durable up to `number`. Returns the shards that have replies waiting for the log, a bit each;
-    /// the caller wakes them. Numbers never go back: a smaller one changes nothing.
+    /// the caller wakes them. Numbers never go back: a smaller one changes nothing, and none does once the log is lost.
     #[must_use = "the shards that wait must be woken"]
     pub fn release(&self, log: LogId, number: u64) -> u64 {
         let log = &self.logs[log.index()];
-        log.released.fetch_max(number, Ordering::SeqCst);
+        // That of a lost log is larger than any number.
+        log.released.fetch_max(number & !LOST, Ordering::SeqCst);
         log.waiting.swap(0, Ordering::SeqCst)
     }
 
-    /// Has `shard` woken at the next release of the gate's log. False if the gate is open already, which may have happened
-    /// meanwhile: then nobody will wake it.
+    /// Says that nothing of `log` will be released any more. Returns the shards that have replies waiting for it; the caller
+    /// wakes them.
+    #[must_use = "the shards that wait must be woken"]
+    pub(crate) fn lose(&self, log: LogId) -> u64 {
+        let log = &self.logs[log.index()];
+        log.released.fetch_or(LOST, Ordering::SeqCst);
+        log.waiting.swap(0, Ordering::SeqCst)
+    }
+
+    /// Has `shard` woken at the next release of the gate's log. False if the gate is open already or never opens, which may
+    /// have happened meanwhile: then nobody will wake it.
     pub fn wait(&self, gate: Gate, shard: usize) -> bool {
         // The bit before the look: a release after the look sees the bit, one before it is seen by the look.
         self.logs[gate.log.index()].waiting.fetch_or(1 << (shard % SHARDS_MAX), Ordering::SeqCst);
-        !self.is_open(gate)
+        !self.is_open(gate) && !self.is_lost(gate.log)
     }
 }
 
@@ -146,6 +170,11 @@ impl GateSet {
         self.iter().find(|gate| !gates.is_open(*gate))
     }
 
+    /// True if one of the gates will never open.
+    pub(crate) fn is_lost(&self, gates: &Gates) -> bool {
+        self.iter().any(|gate| gates.is_lost(gate.log) && !gates.is_open(gate))
+    }
+
     fn iter(&self) -> impl Iterator<Item = Gate> {
         self.first.iter().chain(&self.others).copied()
     }
@@ -178,6 +207,26 @@ mod tests {
         assert_eq!(gates.release(one, 5), 0, "shard 3 has to say again that it waits");
         assert!(!gates.wait(Gate { log: one, number: 5 }, 3), "it is open already");
         assert_eq!(gates.release(other, 1), 0b100);
+    }
+
+    #[test]
+    fn a_lost_log_keeps_what_was_released_and_releases_nothing_more() {
+        let gates = Gates::new();
+        let (one, other) = (gates.open_log().unwrap(), gates.open_log().unwrap());
+        let gate = |log, number| Gate { log, number };
+        assert_eq!(gates.release(one, 2), 0);
+        assert!(gates.wait(gate(one, 3), 1));
+        assert_eq!(gates.lose(one), 0b10, "shard 1 hears of it");
+        assert_eq!(gates.release(one, 3), 0);
+        assert_eq!((gates.released(one), gates.is_lost(one), gates.is_lost(other)), (2, true, false));
+        assert!(gates.is_open(gate(one, 2)) && !gates.is_open(gate(one, 3)));
+        assert!(!gates.wait(gate(one, 3), 0), "nobody would wake it");
+        let mut set = GateSet::default();
+        set.add(gate(one, 2));
+        set.add(gate(other, 1));
+        assert!(!set.is_lost(&gates), "what was durable before is durable");
+        set.add(gate(one, 3));
+        assert!(set.is_lost(&gates));
     }
 
     #[test]

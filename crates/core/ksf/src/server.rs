@@ -467,6 +467,7 @@ impl Server {
                     gates,
                     shards,
                     gated: Vec::new(),
+                    logs: Vec::new(),
                     released: false,
                     answered: Vec::new(),
                     errands: Vec::new(),

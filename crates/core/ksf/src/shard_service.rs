@@ -15,7 +15,7 @@ use crate::env::Env;
 use crate::error::{CloseReason, FramingError};
 use crate::files::{FileDone, Files, Owner};
 use crate::framing::{Frame, Framing};
-use crate::gates::{Gates, LogId};
+use crate::gates::{Gates, LogId, TooManyLogs};
 use crate::limits::{Limits, Time};
 use crate::outgoing::Upstream;
 use crate::pool::Chunk;
@@ -86,13 +86,14 @@ pub trait ShardService: Send + Sync + 'static {
     fn call(&self, shard: &mut Self::Shard, conn: &mut Self::Conn, message: &Message<'_>, reply: &mut Reply<'_>);
 
     /// The messages of a turn are through, of all connections; nothing of their replies has left yet. Called only after
-    /// turns in which the service was called.
+    /// turns in which the service was called. After a panic here the service's logs on this shard are
+    /// [lost](crate::gates), and the connections end whose replies wait for them; the others go on.
     fn turn_end(&self, shard: &mut Self::Shard, turn: &mut Turn<'_>) {
         let _ = (shard, turn);
     }
 
     /// An operation ended that the service began with its [`Files`]. Each one ends once, also when the server stops; only one
-    /// that the kernel does not let go of in time does not.
+    /// that the kernel does not let go of in time does not. A panic is as one in [`turn_end`](Self::turn_end).
     fn file_done(&self, shard: &mut Self::Shard, done: FileDone, turn: &mut Turn<'_>) {
         let _ = (shard, done, turn);
     }
@@ -244,6 +245,18 @@ impl<'a> Turn<'a> {
         files.of(Owner::Service(*service), limits, buffers)
     }
 
+    /// Opens a log of this service on this shard: its replies may wait for what is written there. If the service panics in
+    /// [`ShardService::turn_end`] or [`ShardService::file_done`], its logs on this shard are [lost](crate::gates).
+    ///
+    /// # Errors
+    ///
+    /// [`TooManyLogs`]: the server has [`LOGS_MAX`](crate::gates::LOGS_MAX) already.
+    pub fn open_log(&mut self) -> Result<LogId, TooManyLogs> {
+        let log = self.env.gates.open_log()?;
+        self.env.logs.push((self.env.service, log));
+        Ok(log)
+    }
+
     /// How far the logs of the server are durable.
     pub fn gates(&self) -> &Arc<Gates> {
         &self.env.gates
@@ -339,19 +352,29 @@ impl<S: ShardService> OnShard<S> {
         catch_unwind(AssertUnwindSafe(|| call(&self.0.service, &mut shard))).map_err(|_| Panicked)
     }
 
-    /// Ends the turn, if the service was called in it.
+    /// Ends the turn, if the service was called in it. A panic loses the logs of the service on this shard.
     pub fn turn_end(&self, env: &mut Env) {
         if self.waits_for_turn_end() {
             let ended = self.with(|service, shard| service.turn_end(shard, &mut Turn { env }));
             self.0.active.set(false);
-            env.stats.panics.add(u64::from(ended.is_err()));
+            Self::note_panic(ended, env);
         }
     }
 
-    /// Tells the service of an operation that ended.
+    /// Tells the service of an operation that ended. A panic loses the logs of the service on this shard.
     pub(crate) fn file_done(&self, done: FileDone, env: &mut Env) {
         let told = self.with(|service, shard| service.file_done(shard, done, &mut Turn { env }));
-        env.stats.panics.add(u64::from(told.is_err()));
+        Self::note_panic(told, env);
+    }
+
+    /// No connection can be closed for a panic in which none was named, but none may wait for ever for what the service was
+    /// about to do: to release a log. To go on with it later would be wrong, too. The records of a write that failed, or
+    /// was forgotten, would pass for durable as soon as a later one is.
+    fn note_panic(called: Result<(), Panicked>, env: &mut Env) {
+        if called == Err(Panicked) {
+            env.stats.panics.add(1);
+            env.lose_logs();
+        }
     }
 
     /// True if the service was called since its last turn end, and wants to hear of the next.

@@ -79,6 +79,8 @@ counters! {
     memory_stops,
     /// Calls of a service that panicked; their connection was closed.
     panics,
+    /// Logs that will not be released any more, because their service panicked outside of a message.
+    logs_lost,
     /// Times no slot was free to receive into.
     slots_exhausted,
     /// Datagrams received.
@@ -228,7 +230,9 @@ fn close_counter(reason: CloseReason) -> (&'static str, &'static str) {
             ("closed_memory_limit", "Closed: memory for unfinished messages was used up, and this peer did not go on.")
         }
         CloseReason::OversizedMessage => ("closed_oversized_message", "Closed: a message longer than the limit."),
-        CloseReason::Panicked => ("closed_panicked", "Closed: the service panicked in a message."),
+        CloseReason::Panicked => {
+            ("closed_panicked", "Closed: the service panicked in a message, or lost the log that a reply waited for.")
+        }
         CloseReason::PeerClosed => ("closed_by_peer", "Closed by the peer between two messages."),
         CloseReason::PeerClosedMidMessage => ("closed_by_peer_mid_message", "Closed by the peer inside a message."),
         CloseReason::ReplyLimit => {

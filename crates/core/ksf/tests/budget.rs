@@ -259,6 +259,138 @@ fn a_panic_ends_its_connection_and_no_other() {
     assert_eq!(env.budget.reply_bytes(), 0);
 }
 
+/// What a message took on before the service panicked is counted until its answers are here, as for any message.
+#[test]
+fn what_was_deferred_before_a_panic_is_counted_until_it_is_answered() {
+    #[derive(Default)]
+    struct Fragile(Mutex<Vec<Deferred>>);
+    impl Fragile {
+        fn panics(&self, how: &[u8], reply: &mut Reply<'_>) {
+            let deferred = reply.defer_for(10 << 20);
+            if how == b"keep" {
+                self.0.lock().unwrap().push(deferred);
+            }
+            // Otherwise the unwinding drops it, which answers it.
+            std::panic::resume_unwind(Box::new("on purpose"));
+        }
+    }
+    impl Service for Fragile {
+        type Conn = ();
+        fn name(&self) -> &str {
+            "fragile"
+        }
+        fn framing(&self) -> Framing {
+            LINES
+        }
+        fn accept(&self, _: &Peer) -> Result<(), Refused> {
+            Ok(())
+        }
+        fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+            if message.bytes() == b"defer" {
+                return self.0.lock().unwrap().push(reply.defer_for(100));
+            }
+            self.panics(message.bytes(), reply);
+        }
+        fn resume(&self, (): &mut (), state: Box<dyn std::any::Any + Send>, reply: &mut Reply<'_>) {
+            self.panics(state.downcast::<&str>().unwrap().as_bytes(), reply);
+        }
+    }
+    for (how, resumed) in [("drop", false), ("keep", false), ("drop", true), ("keep", true)] {
+        let (service, mut env) = (Arc::new(Fragile::default()), env(Limits::default(), 4096, 8));
+        let mut conn = Connection::new(Arc::clone(&service), Peer::Unix, KEY, env.now).unwrap();
+        let deliver = |conn: &mut Connection<_>, env: &mut Env| {
+            for delivery in env.mailbox.take_deliveries() {
+                conn.deliver(delivery, env);
+                assert_eq!(env.budget.reply_bytes(), conn.owed_bytes(), "{how} {resumed}");
+            }
+        };
+        if resumed {
+            let chunk = in_slot(&mut env, b"defer\ndefer\n");
+            conn.receive(chunk, &mut env);
+            let first = service.0.lock().unwrap().remove(0);
+            first.resume(how);
+        } else {
+            let chunk = in_slot(&mut env, format!("defer\n{how}\n").as_bytes());
+            conn.receive(chunk, &mut env);
+        }
+        deliver(&mut conn, &mut env);
+        assert_eq!(conn.finished(), Some(CloseReason::Panicked), "{how} {resumed}");
+        for late in service.0.lock().unwrap().drain(..) {
+            late.reply(b"too late".to_vec());
+        }
+        deliver(&mut conn, &mut env);
+        assert_eq!((conn.owed_bytes(), conn.has_output()), (0, false), "{how} {resumed}: every answer is here");
+        conn.end(&mut env);
+        assert_eq!(env.budget.reply_bytes(), 0);
+    }
+}
+
+/// Whatever a service is asked on the way may panic, and ends the connection alone.
+#[test]
+fn a_panic_of_a_service_that_is_asked_for_its_limit_ends_its_connection_alone() {
+    struct Unlimited;
+    impl Service for Unlimited {
+        type Conn = ();
+        fn name(&self) -> &str {
+            "unlimited"
+        }
+        fn framing(&self) -> Framing {
+            Framing::Custom
+        }
+        fn header_bytes_max(&self, _: &Limits) -> usize {
+            std::panic::resume_unwind(Box::new("on purpose"));
+        }
+        fn accept(&self, _: &Peer) -> Result<(), Refused> {
+            Ok(())
+        }
+        fn call(&self, (): &mut (), _: &Message<'_>, _: &mut Reply<'_>) {}
+    }
+    let mut env = env(Limits::default(), 4096, 8);
+    let mut conn = Connection::new(Arc::new(Unlimited), Peer::Unix, KEY, env.now).unwrap();
+    let chunk = in_slot(&mut env, b"bytes");
+    conn.receive(chunk, &mut env);
+    assert_eq!((conn.finished(), env.stats.panics.value()), (Some(CloseReason::Panicked), 1));
+    conn.end(&mut env);
+}
+
+/// Last words that are deferred, and whose service panics when it goes on with them.
+#[test]
+fn a_panic_in_last_words_ends_the_wait_for_them() {
+    #[derive(Default)]
+    struct Speechless(Mutex<Option<Deferred>>);
+    impl Service for Speechless {
+        type Conn = ();
+        fn name(&self) -> &str {
+            "speechless"
+        }
+        fn framing(&self) -> Framing {
+            LINES
+        }
+        fn accept(&self, _: &Peer) -> Result<(), Refused> {
+            Ok(())
+        }
+        fn call(&self, (): &mut (), _: &Message<'_>, _: &mut Reply<'_>) {}
+        fn refuse(&self, (): &mut (), _: CloseReason, reply: &mut Reply<'_>) {
+            *self.0.lock().unwrap() = Some(reply.defer());
+        }
+        fn resume(&self, (): &mut (), _: Box<dyn std::any::Any + Send>, _: &mut Reply<'_>) {
+            std::panic::resume_unwind(Box::new("on purpose"));
+        }
+    }
+    let limits = Limits { message_bytes_max: 10, ..Limits::default() };
+    let (service, mut env) = (Arc::new(Speechless::default()), env(limits, 4096, 8));
+    let mut conn = Connection::new(Arc::clone(&service), Peer::Unix, KEY, env.now).unwrap();
+    let chunk = in_slot(&mut env, b"more than ten bytes\n");
+    conn.receive(chunk, &mut env);
+    assert_eq!(conn.finished(), None, "the last words are to come");
+    service.0.lock().unwrap().take().unwrap().resume(());
+    for delivery in env.mailbox.take_deliveries() {
+        conn.deliver(delivery, &mut env);
+    }
+    assert_eq!(conn.finished(), Some(CloseReason::Panicked));
+    conn.end(&mut env);
+}
+
 /// A reply behind a deferred one waits for it, whatever its size.
 #[test]
 fn bytes_held_back_count() {

@@ -66,7 +66,7 @@ impl ShardService for Library {
     }
 
     fn start(&self, turn: &mut Turn<'_>) -> std::io::Result<LogId> {
-        turn.gates().open_log().map_err(std::io::Error::other)
+        turn.open_log().map_err(std::io::Error::other)
     }
 
     fn accept(&self, _: &mut LogId, _: &Peer) -> Result<(), Refused> {

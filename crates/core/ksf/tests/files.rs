@@ -64,7 +64,7 @@ impl LoggedService for AppendLog {
     }
 
     fn start(&self, turn: &mut Turn<'_>) -> std::io::Result<OpenLog> {
-        let log = turn.gates().open_log().map_err(std::io::Error::other)?;
+        let log = turn.open_log().map_err(std::io::Error::other)?;
         let (files, ends) = (turn.files(), vec![0; self.stripes.len()]);
         Ok(OpenLog { files, log, last: 0, batch: Vec::new(), writes: VecDeque::new(), ends })
     }

@@ -65,7 +65,7 @@ impl LoggedService for Counter {
     }
 
     fn start(&self, turn: &mut Turn<'_>) -> std::io::Result<OnThisShard> {
-        let log = turn.gates().open_log().map_err(std::io::Error::other)?;
+        let log = turn.open_log().map_err(std::io::Error::other)?;
         Ok(OnThisShard { log, last: 0, committed: 0 })
     }
 
@@ -260,6 +260,100 @@ fn one_commit_serves_the_connections_of_a_turn() {
         let firsts = seen.iter().filter(|number| **number == 1).count();
         assert!((1..=shards).contains(&firsts), "{engine}: {seen:?}");
         server.drain().unwrap();
+    }
+}
+
+/// A log that nobody commits; `end` makes the end of the turn panic, `file` the end of a file operation. What `see` tells
+/// depends on the record that `add` wrote last, on whatever shard.
+#[derive(Default)]
+struct Fragile {
+    last: Mutex<Option<Gate>>,
+}
+
+struct FragileShard {
+    log: LogId,
+    last: u64,
+    files: ksf::files::Files,
+    panics: bool,
+}
+
+impl LoggedService for Fragile {
+    type Shard = FragileShard;
+    type Conn = ();
+
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("fragile", LINES)
+    }
+
+    fn start(&self, turn: &mut Turn<'_>) -> std::io::Result<FragileShard> {
+        let log = turn.open_log().map_err(std::io::Error::other)?;
+        Ok(FragileShard { log, last: 0, files: turn.files(), panics: false })
+    }
+
+    fn accept(&self, _: &mut FragileShard, _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, shard: &mut FragileShard, (): &mut (), message: &Message<'_>, mut reply: LoggedReply<'_, '_>) {
+        match message.bytes() {
+            b"add" => {
+                shard.last += 1;
+                let gate = Gate { log: shard.log, number: shard.last };
+                *self.last.lock().unwrap() = Some(gate);
+                reply.bytes(gate, b"added");
+            }
+            b"see" => reply.bytes(self.last.lock().unwrap().unwrap(), b"seen"),
+            b"end" => shard.panics = true,
+            b"file" => {
+                let null = std::fs::File::open("/dev/null").unwrap().into();
+                shard.files.begin(ksf::files::FileOp::Sync { file: null, data_only: true }, 0).unwrap();
+            }
+            _ => reply.bytes(After::Nothing, b"hello"),
+        }
+    }
+
+    fn turn_end(&self, shard: &mut FragileShard, _: &mut Turn<'_>) {
+        if std::mem::take(&mut shard.panics) {
+            std::panic::resume_unwind(Box::new("on purpose"));
+        }
+    }
+
+    fn file_done(&self, _: &mut FragileShard, _: ksf::files::FileDone, _: &mut Turn<'_>) {
+        std::panic::resume_unwind(Box::new("on purpose"));
+    }
+}
+
+/// A service that panics while it commits no longer knows what is durable: what waits for its log must not wait for ever,
+/// and must not leave.
+#[test]
+fn a_panic_outside_of_a_message_ends_those_that_wait_for_the_log() {
+    own_network();
+    for engine in engines() {
+        for how in ["end\n", "file\n"] {
+            let listen = ANY.parse().unwrap();
+            let server =
+                Server::builder().engine(engine).listen(listen, Arc::new(Logged(Fragile::default())), None).start();
+            let server = server.unwrap();
+            let mut writer = connect(&server);
+            ask(&mut writer, b"hi\n", b"hello\n");
+            writer.write_all(b"add\n").unwrap();
+            until_count(&server, "messages", 2);
+            let mut readers: Vec<_> = (0..8).map(|_| connect(&server)).collect();
+            readers.iter_mut().for_each(|peer| peer.write_all(b"see\n").unwrap());
+            let mut other = connect(&server);
+            ask(&mut other, b"hi\n", b"hello\n");
+            until_count(&server, "messages", 11);
+            writer.write_all(how.as_bytes()).unwrap();
+            expect_end(&mut writer);
+            readers.iter_mut().for_each(|peer| expect_end(peer));
+            ask(&mut other, b"hi\n", b"hello\n");
+            other.write_all(b"see\n").unwrap();
+            expect_end(&mut other);
+            assert_eq!((count(&server, "panics"), count(&server, "logs_lost")), (1, 1), "{engine} {how}");
+            drop((writer, readers, other));
+            until_count(&server, "closed_panicked", 10);
+            server.drain().unwrap();
+        }
     }
 }
 

@@ -70,7 +70,8 @@ impl<S: ShardService> Connection<S> {
         let (limits, buffers, now) = (env.limits.of(self.listener), &env.buffers, env.now);
         let cut = match self.framing {
             Framing::Custom => {
-                let header_bytes_max = self.on.service().header_bytes_max(limits);
+                let asked = self.on.with(|service, _| service.header_bytes_max(limits));
+                let header_bytes_max = asked.map_err(|_| CloseReason::Panicked)?;
                 let mut rule = Own { on: &self.on, state: &mut self.state, limits, header_bytes_max };
                 match self.cutter.next(chunk, at, &mut rule, &mut room, buffers, now) {
                     Err(CutError::Rule(None)) => return Err(CloseReason::Panicked),

@@ -602,7 +602,12 @@ impl<S: ShardService> Connection<S> {
     /// The service panicked: nothing of this connection is handed to it any more, and what it had begun to say is gone.
     fn close_for_panic(&mut self, env: &mut Env) {
         env.stats.panics.add(1);
-        if self.closing_gently() {
+        self.end_for_panic(env);
+    }
+
+    /// Ends it without what the service still owes: last words do not come any more, either.
+    fn end_for_panic(&mut self, env: &mut Env) {
+        if self.closing_gently() || self.last_words.take().is_some() {
             self.closing = Some(CloseReason::Panicked);
         }
         self.close(CloseReason::Panicked, env);

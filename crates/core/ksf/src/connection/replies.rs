@@ -28,9 +28,7 @@ pub(super) struct Held {
 /// What a call of the service left behind, apart from the bytes of its replies.
 struct Called {
     deferred: u32,
-    work_bytes: usize,
     gates: GateSet,
-    blocks: bool,
     close: bool,
     at_once: bool,
     exchange: Exchange,
@@ -45,7 +43,8 @@ enum Destination<'a> {
 }
 
 impl<S: ShardService> Connection<S> {
-    /// Calls the service with a reply. After a panic nothing of what it wrote is left.
+    /// Calls the service with a reply, and counts what it deferred: also if it panicked then, because the answers come all
+    /// the same. After a panic nothing of what it wrote is left.
     #[inline]
     fn with_reply(
         &mut self,
@@ -66,11 +65,12 @@ impl<S: ShardService> Connection<S> {
         reply.exchange = self.exchange;
         let state = &mut self.state;
         let called = self.on.with(|service, shard| call(service, shard, state, &mut reply));
+        self.deferred += reply.deferred;
+        self.work_bytes += reply.work_bytes;
+        self.blocks |= reply.blocks;
         let called = called.map(|()| Called {
             deferred: reply.deferred,
-            work_bytes: reply.work_bytes,
             gates: reply.gates,
-            blocks: reply.blocks,
             close: reply.close,
             at_once: reply.at_once,
             exchange: reply.exchange,
@@ -110,9 +110,6 @@ impl<S: ShardService> Connection<S> {
         });
         let Ok(called) = called else { return self.close_for_panic(env) };
         self.exchange = called.exchange;
-        self.deferred += called.deferred;
-        self.work_bytes += called.work_bytes;
-        self.blocks |= called.blocks;
         let awaiting = if self.order == Order::Requests { called.deferred } else { 0 };
         // What was replied before deferring leads the deferred answer.
         let output = match behind {
@@ -152,10 +149,15 @@ impl<S: ShardService> Connection<S> {
         }
     }
 
-    /// Lets the places go that wait for nothing more. The first one that waits for a gate is named to the shard.
+    /// Lets the places go that wait for nothing more. The first one that waits for a gate is named to the shard. If that
+    /// gate never opens the connection closes, and no place goes any more.
     pub(super) fn release_held(&mut self, env: &mut Env) {
         while let Some(first) = self.held.front_mut().filter(|held| held.awaiting == 0) {
             if let Some(gate) = first.gates.closed(&env.gates) {
+                if first.gates.is_lost(&env.gates) {
+                    self.drop_held(env);
+                    return self.end_for_panic(env);
+                }
                 if first.named.replace(gate) != Some(gate) {
                     env.gated.push((gate, self.key));
                 }
@@ -186,9 +188,6 @@ impl<S: ShardService> Connection<S> {
             );
         let Ok(called) = called else { return self.close_for_panic(env) };
         self.exchange = called.exchange;
-        self.deferred += called.deferred;
-        self.work_bytes += called.work_bytes;
-        self.blocks |= called.blocks;
         self.expected_bytes = self.expected_bytes.max(output.memory_bytes());
         if let Some((_, left)) = self.last_words.as_mut().filter(|(words, _)| *words == ticket) {
             *left = *left + called.deferred - 1;
@@ -222,12 +221,16 @@ impl<S: ShardService> Connection<S> {
 
     /// Throws away the replies that are not with the engine.
     fn drop_replies(&mut self, env: &mut Env) {
+        self.drop_held(env);
+        std::mem::take(&mut self.output).recycle(&mut env.spares);
+        self.last_words = None;
+    }
+
+    fn drop_held(&mut self, env: &mut Env) {
         for held in self.held.drain(..) {
             held.output.recycle(&mut env.spares);
         }
         self.held_bytes = 0;
-        std::mem::take(&mut self.output).recycle(&mut env.spares);
-        self.last_words = None;
     }
 
     pub(super) fn call_upstream(&mut self, event: Upstream, env: &mut Env) {
@@ -250,9 +253,6 @@ impl<S: ShardService> Connection<S> {
             return;
         }
         let ticket = self.take_ticket();
-        self.deferred += called.deferred;
-        self.work_bytes += called.work_bytes;
-        self.blocks |= called.blocks;
         if self.order == Order::Requests {
             let (output, gates) = (Output::default(), GateSet::default());
             self.hold(Held { ticket, output, awaiting: called.deferred, gates, named: None }, env);

@@ -348,7 +348,8 @@ impl<S: ShardService> Datagrams for DatagramService<S> {
     }
 
     fn open_gates(&mut self, env: &mut Env, replies: &mut Replies) {
-        // From the front only: replies of one socket leave in the order of their logs' records.
+        // From the front only: replies of one socket leave in the order of their logs' records. Those of a lost log are
+        // lost, as datagrams may be.
         while let Some((gates, _, _)) = self.held.front() {
             if let Some(gate) = gates.closed(&env.gates)
                 && env.gates.wait(gate, env.shard)
@@ -356,7 +357,10 @@ impl<S: ShardService> Datagrams for DatagramService<S> {
                 return;
             }
             let Some((gates, peer, batch)) = self.held.pop_front() else { return };
-            if gates.closed(&env.gates).is_some() {
+            if gates.is_lost(&env.gates) {
+                env.stats.datagrams_unsent.add(1);
+                batch.recycle(&mut env.spares);
+            } else if gates.closed(&env.gates).is_some() {
                 self.held.push_front((gates, peer, batch));
             } else {
                 replies.push((peer, batch));
