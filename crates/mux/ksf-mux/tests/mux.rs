@@ -390,3 +390,39 @@ fn a_peer_that_does_not_read_parks_its_requests_and_no_worker() {
         }
     });
 }
+
+/// A wake-up for the stop may be taken by a worker that is awake: it is passed on.
+#[test]
+fn a_stop_reaches_every_worker_that_sleeps() {
+    const MESSAGES: usize = 32;
+    for _ in 0..3_000 {
+        let mux = Mux::new(options()).unwrap();
+        let mut clients: Vec<_> = (0..4)
+            .map(|_| UnixStream::pair().unwrap())
+            .map(|(client, server)| {
+                mux.attach(server.into()).unwrap();
+                client
+            })
+            .collect();
+        let received = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let socket = mux.socket().unwrap();
+                    loop {
+                        match socket.recv_timeout(PATIENCE) {
+                            Ok(_) if received.fetch_add(1, Ordering::SeqCst) + 1 == MESSAGES => mux.stop(),
+                            Ok(_) => {}
+                            Err(RecvError::Stopped) => return,
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                });
+            }
+            for _ in 0..MESSAGES / 4 {
+                clients.iter_mut().for_each(|client| client.write_all(&frame(b"x")).unwrap());
+            }
+        });
+        assert_eq!(received.into_inner(), MESSAGES);
+    }
+}

@@ -47,6 +47,9 @@ impl Shared {
         };
         let signalled = events.iter().any(|event| event.data.u64() == SIGNAL) && self.take_signal();
         self.scheduler.awake(usize::from(signalled));
+        if signalled {
+            self.pass_stop_on();
+        }
         if !events.is_empty() {
             with_cx(&mut |cx| events.iter().for_each(|event| self.handle(event.data.u64(), event.flags, cx)));
         }
@@ -66,6 +69,7 @@ impl Shared {
             if event.data.u64() == SIGNAL {
                 let signals = usize::from(self.take_signal());
                 self.scheduler.note_signals(signals);
+                self.pass_stop_on();
             }
             self.handle(event.data.u64(), event.flags, cx);
         }
@@ -90,6 +94,13 @@ impl Shared {
     pub(crate) fn wake(&self, workers: usize) {
         if workers > 0 {
             let _ = rustix::io::write(&self.signal, &(workers as u64).to_ne_bytes());
+        }
+    }
+
+    /// After a wake-up was taken: where all are to stop it may have been meant for a worker that still sleeps.
+    fn pass_stop_on(&self) {
+        if self.is_stopped() {
+            self.wake(self.scheduler.wake_all());
         }
     }
 
