@@ -1,8 +1,8 @@
 //! What connections may use of memory, in a form that is read with each message.
 //!
-//! A connection uses memory for requests (queued, in work), for what answers that come later will need, and for
+//! A connection uses memory for requests (in part, queued, in work), for what answers that come later will need, and for
 //! replies that are queued. All of that is one sum with a limit, [`Limits::connection_bytes_max`], and the sum of all
-//! connections has another, [`Limits::shard_bytes_max`]. What happens at a limit:
+//! connections, without what is in part, has another, [`Limits::shard_bytes_max`]. What happens at a limit:
 //!
 //! | what is used up | what stops |
 //! |---|---|
