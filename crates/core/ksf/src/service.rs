@@ -58,7 +58,8 @@ pub trait Service: Send + Sync + 'static {
         let _ = (conn, state, reply);
     }
 
-    /// Something happened to the exchange of a connection ([`crate::outgoing`]). Replies leave at once.
+    /// Something happened to the exchange of a connection ([`crate::outgoing`]). Replies leave at once, but behind those that
+    /// are held back: by a deferred reply where order matters, or by a gate.
     fn upstream(&self, conn: &mut Self::Conn, event: Upstream, reply: &mut Reply<'_>) {
         let _ = (conn, event, reply);
     }

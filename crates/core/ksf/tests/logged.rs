@@ -357,6 +357,149 @@ fn a_panic_outside_of_a_message_ends_those_that_wait_for_the_log() {
     }
 }
 
+/// The same for datagrams: what waits for the log is lost, as datagrams may be, and the socket goes on.
+#[test]
+fn datagrams_behind_a_lost_log_are_dropped_and_counted() {
+    own_network();
+    for engine in engines() {
+        let listen = "udp:127.0.0.1:0".parse().unwrap();
+        let cpus = vec![ksf::cpus::allowed().unwrap()[0]];
+        let builder = Server::builder().engine(engine).cpus(Some(cpus));
+        let server = builder.listen(listen, Arc::new(Logged(Fragile::default())), None).start().unwrap();
+        let peer = datagrams(addr(&server));
+        let ask = |request: &[u8]| {
+            peer.send(request).unwrap();
+            let mut got = [0; 100];
+            let length = peer.recv(&mut got).unwrap();
+            assert_eq!(&got[..length], b"hello", "{engine}");
+        };
+        peer.send(b"add").unwrap();
+        peer.send(b"see").unwrap();
+        ask(b"hi");
+        peer.send(b"end").unwrap();
+        until_count(&server, "datagrams_unsent", 2);
+        ask(b"hi");
+        peer.send(b"see").unwrap();
+        until_count(&server, "datagrams_unsent", 3);
+        ask(b"hi");
+        server.drain().unwrap();
+    }
+}
+
+/// A service whose last words, and whose replies out of an exchange, tell what a log must hold first.
+struct Gated(LogId);
+
+impl ksf::ShardService for Gated {
+    type Shard = ();
+    type Conn = Vec<ksf::deferred::Deferred>;
+
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("gated", LINES)
+    }
+
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<Self::Conn, Refused> {
+        Ok(Vec::new())
+    }
+
+    fn call(&self, (): &mut (), _: &mut Self::Conn, message: &Message<'_>, reply: &mut ksf::Reply<'_>) {
+        match message.bytes() {
+            b"dial" => reply.dial(([127, 0, 0, 1], 9).into(), false).unwrap(),
+            bytes => reply.bytes(bytes),
+        }
+    }
+
+    fn refuse(&self, (): &mut (), _: &mut Self::Conn, _: CloseReason, reply: &mut ksf::Reply<'_>) {
+        reply.gate(Gate { log: self.0, number: 1 });
+        reply.bytes(b"refused");
+    }
+
+    fn upstream(&self, (): &mut (), conn: &mut Self::Conn, event: ksf::outgoing::Upstream, reply: &mut ksf::Reply<'_>) {
+        use ksf::outgoing::Upstream;
+        match event {
+            Upstream::Connected { .. } => {
+                reply.gate(Gate { log: self.0, number: 1 });
+                reply.bytes(b"connected");
+            }
+            Upstream::Received(bytes) => reply.bytes(&bytes),
+            _ => {
+                reply.gate(Gate { log: self.0, number: 2 });
+                reply.bytes(b"ended");
+                conn.push(reply.defer());
+            }
+        }
+    }
+}
+
+struct GatedBench {
+    env: Env,
+    conn: Connection<Gated>,
+    log: LogId,
+}
+
+impl GatedBench {
+    fn new() -> Self {
+        let mut env = env(Limits { message_bytes_max: 10, ..Limits::default() }, 4096, 16);
+        let log = Turn::new(&mut env).open_log().unwrap();
+        let conn = Connection::new(OnShard::new(Arc::new(Gated(log)), ()), Peer::Unix, KEY, env.now).unwrap();
+        Self { env, conn, log }
+    }
+
+    fn receive(&mut self, bytes: &[u8]) {
+        let chunk = in_slot(&mut self.env, bytes);
+        self.conn.receive(chunk, &mut self.env);
+    }
+
+    fn release(&mut self, number: u64) {
+        Turn::new(&mut self.env).release(self.log, number);
+        self.conn.open_gates(&mut self.env);
+    }
+
+    fn take(&mut self) -> String {
+        let Some(batch) = self.conn.take_batch(self.env.now) else { return String::new() };
+        let bytes = bytes_of(&batch);
+        self.conn.sent(bytes.len(), true, &mut self.env);
+        String::from_utf8(bytes).unwrap()
+    }
+}
+
+#[test]
+fn last_words_wait_for_their_gate_and_the_end_waits_for_them() {
+    let mut bench = GatedBench::new();
+    bench.receive(b"hello\nlonger than it may be\n");
+    assert_eq!((bench.take(), bench.conn.finished()), ("hello\n".into(), None));
+    assert_eq!(bench.env.take_gated().len(), 1, "the shard was told");
+    assert_eq!(bench.env.budget.reply_bytes(), "refused\n".len());
+    bench.release(1);
+    assert_eq!((bench.take(), bench.conn.finished()), ("refused\n".into(), Some(CloseReason::OversizedMessage)));
+    assert_eq!(bench.env.budget.reply_bytes(), 0);
+}
+
+#[test]
+fn replies_out_of_an_exchange_wait_for_their_gates() {
+    use ksf::outgoing::Upstream;
+    let mut bench = GatedBench::new();
+    bench.receive(b"dial\n");
+    let GatedBench { env, conn, .. } = &mut bench;
+    assert_eq!(env.take_orders().len(), 1);
+    conn.upstream(Upstream::Connected { reused: false }, env);
+    conn.upstream(Upstream::Received(ksf::pool::Chunk::from_vec(b"bytes".to_vec())), env);
+    conn.upstream(Upstream::Ended, env);
+    assert_eq!(bench.take(), "");
+    bench.release(1);
+    assert_eq!(bench.take(), "connected\nbytes\n", "what comes behind does not overtake");
+    bench.receive(b"behind\n");
+    bench.release(2);
+    assert_eq!(bench.take(), "", "what was replied before it deferred leads the deferred answer");
+    // The connection's state keeps what it deferred: an end abandons it.
+    let GatedBench { mut env, conn, .. } = bench;
+    conn.end(&mut env);
+    assert_eq!(env.budget.reply_bytes(), 0);
+}
+
 /// A store over a restart: what a service kept in its pool's file is handed to it, and not received into.
 #[test]
 fn what_was_live_in_the_pool_is_found_again() {

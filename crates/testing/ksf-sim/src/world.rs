@@ -128,8 +128,7 @@ impl Plan {
             actions.push(Action::Close);
         }
         let order = random.pick(&[Order::Requests, Order::Free]);
-        // What backends say leaves at once, before replies that are still held back.
-        if random.one_in(2) && (order == Order::Free || !actions.contains(&Action::Later)) {
+        if random.one_in(2) {
             actions.push(Action::Ask);
         }
         Self {

@@ -99,16 +99,31 @@ impl<S: ShardService> Connection<S> {
     pub(super) fn call(&mut self, bytes: &[u8], origin: Option<(&Chunk, usize)>, env: &mut Env) {
         env.stats.messages.add(1);
         self.messages += 1;
-        let ticket = self.take_ticket();
         let message = Message { bytes, origin, peer: self.peer, key: self.key };
+        let close = self.call_in_order(bytes.len(), env, |service, shard, conn, reply| {
+            service.call(shard, conn, &message, reply);
+        });
+        self.close_if_asked(close, env);
+    }
+
+    /// Calls the service with a reply behind all others. What it says leaves at once if no earlier place waits and no gate is
+    /// named, else in a place of its own. Returns the wish to close, if there is one, and whether at once.
+    #[inline]
+    fn call_in_order(
+        &mut self,
+        message_bytes: usize,
+        env: &mut Env,
+        call: impl FnOnce(&S, &mut S::Shard, &mut S::Conn, &mut Reply<'_>),
+    ) -> Option<bool> {
+        let ticket = self.take_ticket();
         // Behind an unanswered message, replies wait in an output of their own.
         let mut behind = (!self.held.is_empty()).then(Output::default);
         let before = self.output.len();
         let into = behind.as_mut().map_or(Destination::Queue, Destination::Place);
-        let called = self.with_reply(ticket, bytes.len(), into, env, |service, shard, conn, reply| {
-            service.call(shard, conn, &message, reply);
-        });
-        let Ok(called) = called else { return self.close_for_panic(env) };
+        let Ok(called) = self.with_reply(ticket, message_bytes, into, env, call) else {
+            self.close_for_panic(env);
+            return None;
+        };
         self.exchange = called.exchange;
         let awaiting = if self.order == Order::Requests { called.deferred } else { 0 };
         // What was replied before deferring leads the deferred answer.
@@ -118,8 +133,12 @@ impl<S: ShardService> Connection<S> {
             None => Output::default(),
         };
         self.hold(Held { ticket, output, awaiting, gates: called.gates, named: None }, env);
-        if called.close {
-            self.at_once = called.at_once;
+        called.close.then_some(called.at_once)
+    }
+
+    fn close_if_asked(&mut self, close: Option<bool>, env: &mut Env) {
+        if let Some(at_once) = close {
+            self.at_once = at_once;
             self.close(CloseReason::Service, env);
         }
     }
@@ -167,6 +186,14 @@ impl<S: ShardService> Connection<S> {
             self.held_bytes -= output.memory_bytes();
             self.output.append(output, &mut env.spares);
         }
+        self.end_last_words();
+    }
+
+    /// The end of the connection waits no longer for last words that are all here, and behind no closed gate.
+    fn end_last_words(&mut self) {
+        if self.held.is_empty() && matches!(self.last_words, Some((_, 0))) {
+            self.last_words = None;
+        }
     }
 
     pub(super) fn place_answer(&mut self, ticket: u64, answer: Answer, env: &mut Env) {
@@ -191,9 +218,6 @@ impl<S: ShardService> Connection<S> {
         self.expected_bytes = self.expected_bytes.max(output.memory_bytes());
         if let Some((_, left)) = self.last_words.as_mut().filter(|(words, _)| *words == ticket) {
             *left = *left + called.deferred - 1;
-            if *left == 0 {
-                self.last_words = None;
-            }
         }
         if self.order == Order::Free {
             if self.held.is_empty() && called.gates.closed(&env.gates).is_none() {
@@ -208,6 +232,7 @@ impl<S: ShardService> Connection<S> {
             place.gates.add_all(&called.gates);
             self.release_held(env);
         }
+        self.end_last_words();
         if called.close {
             self.close(CloseReason::Service, env);
         }
@@ -234,29 +259,10 @@ impl<S: ShardService> Connection<S> {
     }
 
     pub(super) fn call_upstream(&mut self, event: Upstream, env: &mut Env) {
-        let ticket = self.next_ticket;
-        let called = self.with_reply(ticket, 0, Destination::Queue, env, |service, shard, conn, reply| {
+        let close = self.call_in_order(0, env, |service, shard, conn, reply| {
             service.upstream(shard, conn, event, reply);
         });
-        let Ok(called) = called else { return self.close_for_panic(env) };
-        self.exchange = called.exchange;
-        self.defer_without_message(&called, env);
-        if called.close {
-            self.at_once = called.at_once;
-            self.close(CloseReason::Service, env);
-        }
-    }
-
-    /// Counts what was deferred in a call that no message led to: it gets a place of its own, behind the others.
-    fn defer_without_message(&mut self, called: &Called, env: &mut Env) {
-        if called.deferred == 0 {
-            return;
-        }
-        let ticket = self.take_ticket();
-        if self.order == Order::Requests {
-            let (output, gates) = (Output::default(), GateSet::default());
-            self.hold(Held { ticket, output, awaiting: called.deferred, gates, named: None }, env);
-        }
+        self.close_if_asked(close, env);
     }
 
     /// Closes for what the peer did; the service may tell it. The end waits for last words that come later.
@@ -267,13 +273,16 @@ impl<S: ShardService> Connection<S> {
         // An earlier reply is deferred, so last words could not be sent in order: close without any.
         if self.closing.is_none() && self.held.is_empty() {
             let ticket = self.next_ticket;
-            let called = self.with_reply(ticket, 0, Destination::Queue, env, |service, shard, conn, reply| {
+            let deferred = self.deferred;
+            self.call_in_order(0, env, |service, shard, conn, reply| {
                 service.refuse(shard, conn, reason, reply);
             });
-            let Ok(called) = called else { return self.close_for_panic(env) };
-            self.exchange = called.exchange;
-            self.defer_without_message(&called, env);
-            self.last_words = (called.deferred > 0).then_some((ticket, called.deferred));
+            if self.closing.is_some() {
+                // It panicked, or a log that it named is lost.
+                return;
+            }
+            self.last_words = Some((ticket, self.deferred - deferred));
+            self.end_last_words();
         }
         self.close(reason, env);
     }
