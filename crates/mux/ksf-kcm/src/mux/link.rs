@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, OnceLock, RwLock, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 
+use ksf::buffers::Buffers;
+use ksf::cutter::CutError;
 use ksf::limits::Limits;
 use ksf::output::SendBatch;
 use ksf_mux::backend::{OutQueue, SendProgress, Transmit};
@@ -262,8 +264,12 @@ impl Link {
 
     /// The message in what the kernel delivered. That it has cut it right is not taken for granted: a program that does
     /// not know where a message starts cuts wrongly, and nobody says so.
-    pub(super) fn body(&self, wire: &[u8], is_whole: bool) -> Result<ksf::pool::Chunk, ConnectionError> {
-        use ksf::error::CloseReason;
+    pub(super) fn body(
+        &self,
+        wire: &[u8],
+        is_whole: bool,
+        buffers: &Buffers,
+    ) -> Result<ksf::pool::Chunk, ConnectionError> {
         use ksf_bpf_framing::Verdict;
         let limit = self.limits.message_bytes_max;
         let oversized = || Err(ConnectionError::OversizedMessage { bytes: wire.len(), limit });
@@ -278,13 +284,11 @@ impl Link {
                 Ok(_) => Err(ConnectionError::Miscut { bytes: wire.len() }),
                 Err(error) => Err(ConnectionError::Program(error)),
             },
-            MessageFraming::Native(framing) => cut(framing, wire, &self.limits).or_else(|reason| match reason {
-                CloseReason::OversizedMessage => oversized(),
-                CloseReason::EndlessFragments => {
-                    Err(ConnectionError::EndlessFragments { limit: self.limits.fragments_max })
-                }
-                _ => Err(ConnectionError::Miscut { bytes: wire.len() }),
-            }),
+            MessageFraming::Native(framing) => match cut(*framing, wire, &self.limits, buffers) {
+                Ok(Some(message)) => Ok(message),
+                Err(error @ (CutError::Oversized { .. } | CutError::EndlessParts { .. })) => Err(error.into()),
+                Ok(None) | Err(_) => Err(ConnectionError::Miscut { bytes: wire.len() }),
+            },
             // Newer than this crate: it was not attached.
             _ => Err(ConnectionError::Miscut { bytes: wire.len() }),
         }

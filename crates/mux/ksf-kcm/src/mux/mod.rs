@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
+use ksf::buffers::Buffers;
 use ksf::limits::Limits;
 use ksf_bpf_framing::KernelProgram;
 use ksf_mux::backend::{EndCounts, Event, Events, Multiplexor, Pushed, Sent, check_stream};
@@ -63,6 +64,8 @@ struct Shared {
     members: Mutex<Members>,
     table: RwLock<Table>,
     events: Events,
+    /// Memory for records that came in fragments.
+    buffers: Buffers,
     /// Messages that were received and given back, and those of connections that are detached.
     returned: Queue<KernelMessage>,
     reports: Queue<Report>,
@@ -149,6 +152,7 @@ impl KernelMux {
         epoll::add(&watched, &signal, data, epoll::EventFlags::IN).map_err(KcmError::os("epoll_ctl"))?;
         let shared = Arc::new(Shared {
             options,
+            buffers: Buffers::default(),
             programs: Mutex::default(),
             members: Mutex::default(),
             table: RwLock::default(),
@@ -470,7 +474,7 @@ impl Shared {
         link.counts.rx_messages.fetch_add(1, Ordering::Relaxed);
         link.counts.rx_bytes.fetch_add(received.bytes as u64, Ordering::Relaxed);
         let is_whole = received.is_whole && received.bytes < buffer.len();
-        match link.body(&buffer[..received.bytes], is_whole) {
+        match link.body(&buffer[..received.bytes], is_whole, &self.buffers) {
             Ok(body) => Ok(Some(KernelMessage::new(Arc::clone(link), body))),
             Err(error) => {
                 self.refuse(link, error);
