@@ -15,14 +15,18 @@
 //! NULL of NFSv3 and MOUNTv3 are here ([`nfs_null`], [`mount_null`]); a file
 //! server registers programs of its own in their place.
 
+mod call;
 mod null;
 mod program;
+mod reply;
 pub mod rpcbind;
 mod service;
 mod stats;
 mod table;
 
+pub use call::{ProcError, RpcCall};
 pub use null::{NullProgram, mount_null, nfs_null};
-pub use program::{Answered, ProcError, Program, RpcCall, RpcDeferred, RpcReply};
+pub use program::Program;
+pub use reply::{Answered, RpcDeferred, RpcReply};
 pub use service::RpcService;
 pub use table::{ProgramTable, TableError};

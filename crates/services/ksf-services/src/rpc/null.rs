@@ -4,7 +4,9 @@ use std::ops::RangeInclusive;
 
 use ksf_proto::oncrpc::{MOUNT_PROGRAM, NFS_PROGRAM, PROC_NULL};
 
-use super::program::{Answered, ProcError, Program, RpcCall, RpcReply};
+use super::call::{ProcError, RpcCall};
+use super::program::Program;
+use super::reply::{Answered, RpcReply};
 
 /// A program that answers NULL, and PROC_UNAVAIL to everything else.
 ///

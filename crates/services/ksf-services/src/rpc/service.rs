@@ -7,7 +7,8 @@ use ksf::framing::Framing;
 use ksf::{Message, Order, Peer, Refused, Reply, Service};
 use ksf_proto::oncrpc::{Call, CallError, ReplyStatus};
 
-use super::program::{Answered, Resumed, RpcCall, RpcReply};
+use super::call::RpcCall;
+use super::reply::{Answered, Resumed, RpcReply};
 use super::stats::RpcStats;
 use super::table::ProgramTable;
 

@@ -1,0 +1,201 @@
+//! How a program answers: at once, or later.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use ksf::Reply;
+use ksf::deferred::Deferred;
+use ksf::pool::Chunk;
+use ksf_proto::oncrpc::{ReplyStatus, put_reply, put_success};
+
+use super::call::ProcError;
+use super::program::Program;
+use super::stats::RpcStats;
+
+/// Proof that a call was answered, or will be.
+#[derive(Debug)]
+#[must_use]
+pub struct Answered(());
+
+/// The answer to one call.
+pub struct RpcReply<'a, 'r> {
+    xid: u32,
+    reply: &'a mut Reply<'r>,
+    stats: &'a Arc<RpcStats>,
+}
+
+impl<'a, 'r> RpcReply<'a, 'r> {
+    pub(super) fn new(xid: u32, reply: &'a mut Reply<'r>, stats: &'a Arc<RpcStats>) -> Self {
+        Self { xid, reply, stats }
+    }
+
+    /// Answers SUCCESS with the results that `write` appends; if it fails, what
+    /// it wrote is taken back and its error is answered instead.
+    ///
+    /// `write` must only append: the buffer may hold earlier replies.
+    #[inline]
+    pub fn results<F>(self, write: F) -> Answered
+    where
+        F: FnOnce(&mut Vec<u8>) -> Result<(), ProcError>,
+    {
+        let xid = self.xid;
+        let result = self.reply.message(|out| encode(out, xid, write));
+        if let Err(error) = result {
+            self.stats.count_reply(error.status());
+        }
+        Answered(())
+    }
+
+    /// Answers SUCCESS without results.
+    #[inline]
+    pub fn void(self) -> Answered {
+        let xid = self.xid;
+        self.reply.message(|out| put_success(out, xid));
+        Answered(())
+    }
+
+    /// Answers an error.
+    #[cold]
+    pub fn error(self, error: ProcError) -> Answered {
+        self.status(error.status())
+    }
+
+    /// Answers any status but SUCCESS.
+    #[cold]
+    pub(super) fn status(self, status: ReplyStatus) -> Answered {
+        let xid = self.xid;
+        self.reply.message(|out| put_reply(out, xid, status));
+        self.stats.count_reply(status);
+        Answered(())
+    }
+
+    /// Answers later, from any thread, in any order: an xid says what is answered.
+    pub fn defer(self) -> (Answered, RpcDeferred) {
+        let deferred = RpcDeferred { xid: self.xid, deferred: self.reply.defer(), stats: Arc::clone(self.stats) };
+        (Answered(()), deferred)
+    }
+
+    /// The same for results of up to `result_bytes` bytes, which are taken off
+    /// the connection's budget until the answer comes ([`Reply::defer_for`]).
+    pub fn defer_for(self, result_bytes: usize) -> (Answered, RpcDeferred) {
+        let deferred = self.reply.defer_for(result_bytes);
+        let deferred = RpcDeferred { xid: self.xid, deferred, stats: Arc::clone(self.stats) };
+        (Answered(()), deferred)
+    }
+
+    /// Answers SUCCESS with results that end in bytes from where they lie: the
+    /// data of a read. `write` appends what precedes them; the padding that XDR
+    /// asks for is added (RFC 4506 section 4.10).
+    pub fn results_with<F>(self, write: F, data: Chunk) -> Answered
+    where
+        F: FnOnce(&mut Vec<u8>),
+    {
+        let (xid, end) = (self.xid, padding(data.len()));
+        let head = |out: &mut Vec<u8>| {
+            put_success(out, xid);
+            write(out);
+        };
+        self.reply.parts(head, data, end);
+        Answered(())
+    }
+
+    /// Answers from the thread pool of this core: for short work. If its queue
+    /// is full, the task goes to the threads of [`RpcReply::block`], so that no
+    /// client ever takes a full queue for the answer.
+    pub fn offload<F>(self, task: F) -> Answered
+    where
+        F: FnOnce(RpcDeferred) + Send + 'static,
+    {
+        let (xid, stats) = (self.xid, Arc::clone(self.stats));
+        let task = move |deferred| task(RpcDeferred { xid, deferred, stats });
+        if let Err(task) = self.reply.offload(task) {
+            self.reply.block(0, task);
+        }
+        Answered(())
+    }
+
+    /// Answers from a thread that may block, in a file system for instance, with
+    /// up to `result_bytes` bytes of results: [`Reply::block`].
+    pub fn block<F>(self, result_bytes: usize, task: F) -> Answered
+    where
+        F: FnOnce(RpcDeferred) + Send + 'static,
+    {
+        let (xid, stats) = (self.xid, Arc::clone(self.stats));
+        self.reply.block(result_bytes, move |deferred| task(RpcDeferred { xid, deferred, stats }));
+        Answered(())
+    }
+}
+
+/// What follows opaque data of this length, so that it ends at a multiple of four.
+fn padding(bytes: usize) -> &'static [u8] {
+    const ZEROS: [u8; 3] = [0; 3];
+    &ZEROS[..bytes.next_multiple_of(4) - bytes]
+}
+
+/// The answer to a call that is given later. Dropping it without an answer
+/// closes the connection, see [`Deferred`].
+#[derive(Debug)]
+pub struct RpcDeferred {
+    xid: u32,
+    deferred: Deferred,
+    stats: Arc<RpcStats>,
+}
+
+impl RpcDeferred {
+    /// As [`RpcReply::results`].
+    pub fn results<F>(self, write: F)
+    where
+        F: FnOnce(&mut Vec<u8>) -> Result<(), ProcError>,
+    {
+        let mut body = Vec::new();
+        if let Err(error) = encode(&mut body, self.xid, write) {
+            self.stats.count_reply(error.status());
+        }
+        self.deferred.reply(body);
+    }
+
+    /// As [`RpcReply::results_with`].
+    pub fn results_with<F>(self, write: F, data: Chunk)
+    where
+        F: FnOnce(&mut Vec<u8>),
+    {
+        let mut head = Vec::new();
+        put_success(&mut head, self.xid);
+        write(&mut head);
+        let end = padding(data.len());
+        self.deferred.reply_parts(head, data, end);
+    }
+
+    /// Goes on with the call on the thread of its connection: [`Program::resume`]
+    /// of `program` is called there with `state`.
+    pub fn resume(self, program: Arc<dyn Program>, state: Box<dyn Any + Send>) {
+        self.deferred.resume(Resumed { xid: self.xid, program, state });
+    }
+
+    /// As [`RpcReply::error`].
+    pub fn error(self, error: ProcError) {
+        self.results(|_| Err(error));
+    }
+}
+
+/// A call on its way back to its connection.
+pub(super) struct Resumed {
+    pub(super) xid: u32,
+    pub(super) program: Arc<dyn Program>,
+    pub(super) state: Box<dyn Any + Send>,
+}
+
+#[inline]
+fn encode<F>(out: &mut Vec<u8>, xid: u32, write: F) -> Result<(), ProcError>
+where
+    F: FnOnce(&mut Vec<u8>) -> Result<(), ProcError>,
+{
+    let start = out.len();
+    put_success(out, xid);
+    let result = write(out);
+    if let Err(error) = result {
+        out.truncate(start);
+        put_reply(out, xid, error.status());
+    }
+    result
+}
