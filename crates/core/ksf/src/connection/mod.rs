@@ -344,7 +344,10 @@ impl<S: ShardService> Connection<S> {
     /// What must be read of a file before more can be sent: at most a [window](crate::output::FILE_WINDOW_BYTES), while the
     /// one before is sent. [`Connection::file_read`] follows.
     pub fn file_to_read(&mut self) -> Option<FileRange> {
-        let range = if self.reading_file { None } else { self.output.file_to_read(self.sending_bytes) };
+        if self.reading_file {
+            return None;
+        }
+        let range = self.output.file_to_read(self.sending_bytes);
         self.reading_file = range.is_some();
         range
     }
