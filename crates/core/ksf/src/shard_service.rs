@@ -68,6 +68,11 @@ pub trait ShardService: Send + Sync + 'static {
     /// What a shard must know of the service.
     fn profile(&self) -> Profile<'_>;
 
+    /// The same as [`Self::HAS_TURN_END`] for a value that knows it only when it is made: one that serves others.
+    fn has_turn_end(&self) -> bool {
+        Self::HAS_TURN_END
+    }
+
     /// Makes the state of a shard, on its thread, before it accepts anything.
     ///
     /// # Errors
@@ -325,6 +330,7 @@ struct Local<S: ShardService> {
     shard: RefCell<S::Shard>,
     /// True if the service was called in this turn.
     active: Cell<bool>,
+    has_turn_end: bool,
 }
 
 /// A service panicked; the message is on standard error, as the panic hook writes it.
@@ -334,7 +340,8 @@ pub(crate) struct Panicked;
 impl<S: ShardService> OnShard<S> {
     /// The service with this state.
     pub fn new(service: Arc<S>, shard: S::Shard) -> Self {
-        Self(Rc::new(Local { service, shard: RefCell::new(shard), active: Cell::new(false) }))
+        let has_turn_end = service.has_turn_end();
+        Self(Rc::new(Local { service, shard: RefCell::new(shard), active: Cell::new(false), has_turn_end }))
     }
 
     /// The service.
@@ -379,7 +386,7 @@ impl<S: ShardService> OnShard<S> {
 
     /// True if the service was called since its last turn end, and wants to hear of the next.
     pub fn waits_for_turn_end(&self) -> bool {
-        S::HAS_TURN_END && self.0.active.get()
+        S::HAS_TURN_END && self.0.has_turn_end && self.0.active.get()
     }
 
     /// Gives the state of the shard back to the service, if no connection is left.

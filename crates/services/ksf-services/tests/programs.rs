@@ -69,7 +69,7 @@ impl Program for Sample {
             }
             7 => {
                 let (answered, deferred) = reply.defer_for(4);
-                deferred.resume(Arc::new(Self), Box::new(70_u32));
+                deferred.resume(70_u32);
                 answered
             }
             8 => {

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 
 use common::vectors::{answerable, record, service, unanswerable};
 use common::{counter, engines};
-use ksf::Service;
+use ksf::ShardService;
 use ksf::engine::EngineKind;
 use ksf::listener::ListenAddr;
 use ksf::server::Server;
@@ -24,7 +24,7 @@ use ksf_services::work::{self, Work};
 use ksf_test::stream::{connect, datagrams, read_exactly};
 use ksf_test::{Folder, PATIENCE, program_or_skip, wait_until};
 
-fn start<S: Service>(engine: EngineKind, service: &Arc<S>, addrs: &[ListenAddr]) -> Server {
+fn start<S: ShardService>(engine: EngineKind, service: &Arc<S>, addrs: &[ListenAddr]) -> Server {
     let listen =
         |builder: ksf::server::Builder, addr: &ListenAddr| builder.listen(addr.clone(), Arc::clone(service), None);
     let builder = addrs.iter().fold(Server::builder().engine(engine), listen);

@@ -8,7 +8,8 @@ use ksf::framing::{Frame, Framing, Part};
 use ksf::limits::{Limits, Time};
 use ksf::pool::{Chunk, Memory, Pool};
 use ksf::service::ConnKey;
-use ksf::{CloseReason, Peer, Service};
+use ksf::shard_service::OnShard;
+use ksf::{CloseReason, Peer, ShardService, Turn};
 use ksf_proto::oncrpc::Reply;
 use ksf_proto::oncrpc::record::RecordMark;
 use ksf_services::echo::MessageEcho;
@@ -86,7 +87,7 @@ pub fn rpc_stream(input: &[u8]) {
 
 /// Feeds the stream at once and in pieces, compares, and gives what was sent and
 /// why the connection ended.
-pub(crate) fn same_for_every_cut<S: Service>(service: &Arc<S>, stream: &[u8], seed: u8) -> (Vec<u8>, CloseReason) {
+pub(crate) fn same_for_every_cut<S: ShardService>(service: &Arc<S>, stream: &[u8], seed: u8) -> (Vec<u8>, CloseReason) {
     let at_once = feed(service, std::iter::once(stream));
     let in_pieces = feed(service, Cuts::new(seed).cut(stream));
     assert_eq!(at_once, in_pieces);
@@ -96,18 +97,19 @@ pub(crate) fn same_for_every_cut<S: Service>(service: &Arc<S>, stream: &[u8], se
 const SLOT_BYTES: usize = 256;
 
 /// A connection in a small world.
-pub(crate) fn new_connection<S: Service>(service: &Arc<S>) -> (Connection<S>, Env) {
+pub(crate) fn new_connection<S: ShardService>(service: &Arc<S>) -> (Connection<S>, Env) {
     // Small, so that inputs of a fuzzer's length reach them.
     let limits = Limits { message_bytes_max: 200, header_bytes_max: 64, fragments_max: 16, ..Limits::default() };
     let pool = Pool::new(Memory::Anonymous, SLOT_BYTES as u32, 8).expect("a small pool");
-    let env = Env::new(limits, pool).expect("an event descriptor");
+    let mut env = Env::new(limits, pool).expect("an event descriptor");
     let key = ConnKey { index: 0, generation: 0 };
-    let new = Connection::new(Arc::clone(service), Peer::Unix, key, Time(0));
+    let state = service.start(&mut Turn::new(&mut env)).expect("the service starts");
+    let new = Connection::new(OnShard::new(Arc::clone(service), state), Peer::Unix, key, Time(0));
     (new.expect("the service takes every connection"), env)
 }
 
 /// Receives as the engine would, in a slot if there is one that is long enough.
-pub(crate) fn receive<S: Service>(connection: &mut Connection<S>, env: &mut Env, bytes: &[u8]) {
+pub(crate) fn receive<S: ShardService>(connection: &mut Connection<S>, env: &mut Env, bytes: &[u8]) {
     let chunk = match env.pool.take() {
         Some(mut slot) if bytes.len() <= SLOT_BYTES => {
             slot.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
@@ -118,7 +120,7 @@ pub(crate) fn receive<S: Service>(connection: &mut Connection<S>, env: &mut Env,
     connection.receive(chunk, env);
 }
 
-fn feed<'a, S: Service>(service: &Arc<S>, chunks: impl Iterator<Item = &'a [u8]>) -> (Vec<u8>, CloseReason) {
+fn feed<'a, S: ShardService>(service: &Arc<S>, chunks: impl Iterator<Item = &'a [u8]>) -> (Vec<u8>, CloseReason) {
     let (mut connection, mut env) = new_connection(service);
     let mut sent = Vec::new();
     for bytes in chunks {
@@ -134,7 +136,7 @@ fn feed<'a, S: Service>(service: &Arc<S>, chunks: impl Iterator<Item = &'a [u8]>
 }
 
 /// A peer that takes everything at once.
-pub(crate) fn send<S: Service>(connection: &mut Connection<S>, env: &mut Env, sent: &mut Vec<u8>) {
+pub(crate) fn send<S: ShardService>(connection: &mut Connection<S>, env: &mut Env, sent: &mut Vec<u8>) {
     while let Some(mut batch) = connection.take_batch(Time(0)) {
         while !batch.is_empty() {
             let mut slices: [&[u8]; 8] = [&[]; 8];

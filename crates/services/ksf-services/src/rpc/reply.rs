@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use ksf::Reply;
 use ksf::deferred::Deferred;
+use ksf::files::{FileRange, NoFileReplies};
+use ksf::gates::Gate;
 use ksf::pool::Chunk;
 use ksf_proto::oncrpc::{ReplyStatus, put_reply, put_success};
 
 use super::call::ProcError;
-use super::program::Program;
 use super::stats::RpcStats;
 
 /// Proof that a call was answered, or will be.
@@ -20,13 +21,26 @@ pub struct Answered(());
 /// The answer to one call.
 pub struct RpcReply<'a, 'r> {
     xid: u32,
+    /// Place of the program in the table.
+    program: u32,
     reply: &'a mut Reply<'r>,
     stats: &'a Arc<RpcStats>,
 }
 
 impl<'a, 'r> RpcReply<'a, 'r> {
-    pub(super) fn new(xid: u32, reply: &'a mut Reply<'r>, stats: &'a Arc<RpcStats>) -> Self {
-        Self { xid, reply, stats }
+    pub(super) fn new(xid: u32, program: u32, reply: &'a mut Reply<'r>, stats: &'a Arc<RpcStats>) -> Self {
+        Self { xid, program, reply, stats }
+    }
+
+    /// Holds the reply until what `gate` names is durable: [`Reply::gate`]. On shards only. A program all of whose
+    /// replies wait is a [`LoggedProgram`](super::LoggedProgram) instead, in which none can pass the gate.
+    pub fn gate(&mut self, gate: Gate) {
+        self.reply.gate(gate);
+    }
+
+    /// Number of the shard this runs on.
+    pub fn shard(&self) -> usize {
+        self.reply.shard()
     }
 
     /// Answers SUCCESS with the results that `write` appends; if it fails, what
@@ -71,16 +85,15 @@ impl<'a, 'r> RpcReply<'a, 'r> {
 
     /// Answers later, from any thread, in any order: an xid says what is answered.
     pub fn defer(self) -> (Answered, RpcDeferred) {
-        let deferred = RpcDeferred { xid: self.xid, deferred: self.reply.defer(), stats: Arc::clone(self.stats) };
-        (Answered(()), deferred)
+        let deferred = self.reply.defer();
+        (Answered(()), Origin::of(&self).deferred(deferred))
     }
 
     /// The same for results of up to `result_bytes` bytes, which are taken off
     /// the connection's budget until the answer comes ([`Reply::defer_for`]).
     pub fn defer_for(self, result_bytes: usize) -> (Answered, RpcDeferred) {
         let deferred = self.reply.defer_for(result_bytes);
-        let deferred = RpcDeferred { xid: self.xid, deferred, stats: Arc::clone(self.stats) };
-        (Answered(()), deferred)
+        (Answered(()), Origin::of(&self).deferred(deferred))
     }
 
     /// Answers SUCCESS with results that end in bytes from where they lie: the
@@ -99,6 +112,29 @@ impl<'a, 'r> RpcReply<'a, 'r> {
         Answered(())
     }
 
+    /// Answers SUCCESS with results that end in a range of a file: the data of a read, which the shard reads while the
+    /// connection sends ([`Reply::file`]). `write` appends what precedes them, their length included; the padding that
+    /// XDR asks for is added. If the file turns out to be shorter than the range, the connection is reset.
+    ///
+    /// # Errors
+    ///
+    /// The reply comes back where files cannot be sent, which is for datagrams and on workers: the program reads the
+    /// file itself, into a buffer.
+    pub fn results_file<F>(self, write: F, range: FileRange) -> Result<Answered, Self>
+    where
+        F: FnOnce(&mut Vec<u8>),
+    {
+        let (xid, end) = (self.xid, padding(range.bytes));
+        let head = |out: &mut Vec<u8>| {
+            put_success(out, xid);
+            write(out);
+        };
+        match self.reply.file(head, range, end) {
+            Ok(()) => Ok(Answered(())),
+            Err(NoFileReplies) => Err(self),
+        }
+    }
+
     /// Answers from the thread pool of this core: for short work. If its queue
     /// is full, the task goes to the threads of [`RpcReply::block`], so that no
     /// client ever takes a full queue for the answer.
@@ -106,8 +142,8 @@ impl<'a, 'r> RpcReply<'a, 'r> {
     where
         F: FnOnce(RpcDeferred) + Send + 'static,
     {
-        let (xid, stats) = (self.xid, Arc::clone(self.stats));
-        let task = move |deferred| task(RpcDeferred { xid, deferred, stats });
+        let origin = Origin::of(&self);
+        let task = move |deferred| task(origin.deferred(deferred));
         if let Err(task) = self.reply.offload(task) {
             self.reply.block(0, task);
         }
@@ -120,8 +156,8 @@ impl<'a, 'r> RpcReply<'a, 'r> {
     where
         F: FnOnce(RpcDeferred) + Send + 'static,
     {
-        let (xid, stats) = (self.xid, Arc::clone(self.stats));
-        self.reply.block(result_bytes, move |deferred| task(RpcDeferred { xid, deferred, stats }));
+        let origin = Origin::of(&self);
+        self.reply.block(result_bytes, move |deferred| task(origin.deferred(deferred)));
         Answered(())
     }
 }
@@ -132,11 +168,30 @@ fn padding(bytes: usize) -> &'static [u8] {
     &ZEROS[..bytes.next_multiple_of(4) - bytes]
 }
 
+/// What must be known of a call to answer it later.
+struct Origin {
+    xid: u32,
+    program: u32,
+    stats: Arc<RpcStats>,
+}
+
+impl Origin {
+    fn of(reply: &RpcReply<'_, '_>) -> Self {
+        Self { xid: reply.xid, program: reply.program, stats: Arc::clone(reply.stats) }
+    }
+
+    fn deferred(self, deferred: Deferred) -> RpcDeferred {
+        let Self { xid, program, stats } = self;
+        RpcDeferred { xid, program, deferred, stats }
+    }
+}
+
 /// The answer to a call that is given later. Dropping it without an answer
 /// closes the connection, see [`Deferred`].
 #[derive(Debug)]
 pub struct RpcDeferred {
     xid: u32,
+    program: u32,
     deferred: Deferred,
     stats: Arc<RpcStats>,
 }
@@ -147,10 +202,7 @@ impl RpcDeferred {
     where
         F: FnOnce(&mut Vec<u8>) -> Result<(), ProcError>,
     {
-        let mut body = Vec::new();
-        if let Err(error) = encode(&mut body, self.xid, write) {
-            self.stats.count_reply(error.status());
-        }
+        let body = self.body(write);
         self.deferred.reply(body);
     }
 
@@ -159,29 +211,59 @@ impl RpcDeferred {
     where
         F: FnOnce(&mut Vec<u8>),
     {
-        let mut head = Vec::new();
-        put_success(&mut head, self.xid);
-        write(&mut head);
-        let end = padding(data.len());
+        let (head, end) = self.parts(write, &data);
         self.deferred.reply_parts(head, data, end);
     }
 
-    /// Goes on with the call on the thread of its connection: [`Program::resume`]
-    /// of `program` is called there with `state`.
-    pub fn resume(self, program: Arc<dyn Program>, state: Box<dyn Any + Send>) {
-        self.deferred.resume(Resumed { xid: self.xid, program, state });
+    /// Goes on with the call on the thread of its connection: the program's
+    /// [`resume`](super::ShardProgram::resume) is called there with `state`.
+    pub fn resume(self, state: impl Any + Send) {
+        let (deferred, resumed) = self.into_resumed(state);
+        deferred.resume(resumed);
     }
 
     /// As [`RpcReply::error`].
     pub fn error(self, error: ProcError) {
         self.results(|_| Err(error));
     }
+
+    /// The body of the reply that these results make; an error is counted.
+    pub(super) fn body<F>(&self, write: F) -> Vec<u8>
+    where
+        F: FnOnce(&mut Vec<u8>) -> Result<(), ProcError>,
+    {
+        let mut body = Vec::new();
+        if let Err(error) = encode(&mut body, self.xid, write) {
+            self.stats.count_reply(error.status());
+        }
+        body
+    }
+
+    /// What precedes and what follows `data` in a reply that ends in them.
+    pub(super) fn parts<F>(&self, write: F, data: &Chunk) -> (Vec<u8>, &'static [u8])
+    where
+        F: FnOnce(&mut Vec<u8>),
+    {
+        let mut head = Vec::new();
+        put_success(&mut head, self.xid);
+        write(&mut head);
+        (head, padding(data.len()))
+    }
+
+    pub(super) fn into_inner(self) -> Deferred {
+        self.deferred
+    }
+
+    pub(super) fn into_resumed(self, state: impl Any + Send) -> (Deferred, Resumed) {
+        (self.deferred, Resumed { xid: self.xid, program: self.program, state: Box::new(state) })
+    }
 }
 
 /// A call on its way back to its connection.
 pub(super) struct Resumed {
     pub(super) xid: u32,
-    pub(super) program: Arc<dyn Program>,
+    /// Place of its program in the table.
+    pub(super) program: u32,
     pub(super) state: Box<dyn Any + Send>,
 }
 

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use ksf_proto::oncrpc::Accepted;
 
-use super::program::Program;
+use super::local::AnyProgram;
+use super::logged::{LoggedProgram, OfLogged};
+use super::program::ShardProgram;
 
 /// The programs of a server.
 ///
@@ -23,7 +25,7 @@ struct Entry {
     number: u32,
     low: u32,
     high: u32,
-    program: Arc<dyn Program>,
+    program: Arc<dyn AnyProgram>,
 }
 
 impl ProgramTable {
@@ -32,13 +34,30 @@ impl ProgramTable {
         Self::default()
     }
 
-    /// Adds a program.
-    pub fn register(&mut self, program: impl Program) -> Result<(), TableError> {
+    /// Adds a program, with state or without.
+    ///
+    /// # Errors
+    ///
+    /// It answers no version, or one that another program answers.
+    pub fn register(&mut self, program: impl ShardProgram) -> Result<(), TableError> {
         self.register_shared(Arc::new(program))
     }
 
+    /// Adds a program whose replies wait for logs.
+    ///
+    /// # Errors
+    ///
+    /// As [`ProgramTable::register`].
+    pub fn register_logged(&mut self, program: impl LoggedProgram) -> Result<(), TableError> {
+        self.register(OfLogged(program))
+    }
+
     /// Adds a program that others hold as well.
-    pub fn register_shared(&mut self, program: Arc<dyn Program>) -> Result<(), TableError> {
+    ///
+    /// # Errors
+    ///
+    /// As [`ProgramTable::register`].
+    pub fn register_shared(&mut self, program: Arc<impl ShardProgram>) -> Result<(), TableError> {
         let number = program.number();
         let (low, high) = program.versions().into_inner();
         if low > high {
@@ -62,14 +81,22 @@ impl ProgramTable {
         self.entries.iter().map(|e| (e.number, e.low..=e.high))
     }
 
-    /// The program that answers, or the error to answer.
+    /// The place of the program that answers, or the error to answer.
     #[inline]
-    pub fn find(&self, number: u32, version: u32) -> Result<&dyn Program, Accepted> {
-        let entry = self.entries.iter().find(|e| e.number == number && e.low <= version && version <= e.high);
-        match entry {
-            Some(entry) => Ok(&*entry.program),
-            None => Err(self.why_not(number)),
-        }
+    pub(super) fn find(&self, number: u32, version: u32) -> Result<usize, Accepted> {
+        let answers = |e: &Entry| e.number == number && e.low <= version && version <= e.high;
+        self.entries.iter().position(answers).ok_or_else(|| self.why_not(number))
+    }
+
+    /// The program at a place that [`Self::find`] gave.
+    #[inline]
+    pub(super) fn program(&self, at: usize) -> &dyn AnyProgram {
+        &*self.entries[at].program
+    }
+
+    /// All programs, in the order of their places.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<dyn AnyProgram>> {
+        self.entries.iter().map(|e| &e.program)
     }
 
     /// PROG_MISMATCH tells the lowest and the highest version (RFC 5531 section
@@ -144,7 +171,7 @@ mod tests {
     }
 
     fn find(table: &ProgramTable, number: u32, version: u32) -> Result<&str, Accepted> {
-        table.find(number, version).map(Program::name)
+        table.find(number, version).map(|at| table.program(at).name())
     }
 
     #[test]

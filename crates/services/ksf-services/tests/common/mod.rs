@@ -13,18 +13,19 @@ use ksf::limits::{Limits, Time};
 use ksf::outgoing::{Order, Upstream};
 use ksf::pool::{Chunk, Memory, Pool};
 use ksf::service::ConnKey;
-use ksf::{CloseReason, Peer, Service};
+use ksf::shard_service::OnShard;
+use ksf::{CloseReason, Peer, ShardService, Turn};
 
 /// Bytes in a receive slot of the tests.
 pub(crate) const SLOT_BYTES: usize = 4096;
 
 /// One connection: bytes go in, bytes come out.
-pub(crate) struct Wire<S: Service> {
+pub(crate) struct Wire<S: ShardService> {
     env: Env,
     connection: Connection<S>,
 }
 
-impl<S: Service> Wire<S> {
+impl<S: ShardService> Wire<S> {
     /// A fresh connection with default limits.
     pub(crate) fn new(service: &Arc<S>) -> Self {
         Self::with_limits(service, Limits::default())
@@ -33,11 +34,12 @@ impl<S: Service> Wire<S> {
     /// A fresh connection.
     pub(crate) fn with_limits(service: &Arc<S>, limits: Limits) -> Self {
         let pool = Pool::new(Memory::Anonymous, SLOT_BYTES as u32, 64).expect("64 slots");
-        let env = Env::new(limits, pool).expect("an event descriptor");
+        let mut env = Env::new(limits, pool).expect("an event descriptor");
+        let state = service.start(&mut Turn::new(&mut env)).expect("the service starts");
+        let on = OnShard::new(Arc::clone(service), state);
         let peer = Peer::Tcp("127.0.0.1:9".parse().expect("an address"));
         let key = ConnKey { index: 0, generation: 0 };
-        let connection =
-            Connection::new(Arc::clone(service), peer, key, Time(0)).expect("the service takes every connection");
+        let connection = Connection::new(on, peer, key, Time(0)).expect("the service takes every connection");
         Self { env, connection }
     }
 
@@ -146,7 +148,7 @@ pub(crate) fn engines() -> Vec<EngineKind> {
 }
 
 /// Value of a service's own counter.
-pub(crate) fn counter(service: &impl Service, name: &str) -> u64 {
+pub(crate) fn counter(service: &impl ShardService, name: &str) -> u64 {
     let counters = service.counters();
     let found = counters.iter().find(|(known, _)| *known == name);
     found.unwrap_or_else(|| panic!("no counter {name} in {counters:?}")).1

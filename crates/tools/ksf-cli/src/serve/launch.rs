@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use ksf::Service;
 use ksf::adopt::Adopter;
 use ksf::cpus::CpuSet;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf::server::{Builder, ListenerInfo, Server};
+use ksf::{Service, ShardService};
 use ksf_kernel::{KernelError, KernelService, ObjectSource, Options};
 
 use super::engine::{self, Choice, EngineWish, Obstacles};
@@ -165,11 +165,18 @@ impl Launch {
 
     /// Has a service answer at the listeners of a key. The kernel half stands in front of those of the key `listen`
     /// that have no workers.
-    pub(crate) fn serve<S: Service>(
+    pub(crate) fn serve<S: Service>(self, key: &str, service: Arc<S>, workers: &WorkersTable) -> Result<Self, Failure> {
+        let on_workers = Arc::clone(&service);
+        self.serve_by(key, service, workers, || Ok(on_workers))
+    }
+
+    /// The same for a service that is another one on workers, if there are to be some.
+    pub(crate) fn serve_by<S: ShardService, W: Service>(
         mut self,
         key: &str,
         service: Arc<S>,
         workers: &WorkersTable,
+        on_workers: impl FnOnce() -> Result<Arc<W>, Failure>,
     ) -> Result<Self, Failure> {
         let Some(at) = self.common.sockets.iter().position(|(group, _)| *group == key) else {
             return Err(Failure::new(Status::Internal, format!("{}: no listeners are called {key}", self.name())));
@@ -178,7 +185,10 @@ impl Launch {
         // A program that was loaded only to be run from user space stays out of the way of sockets.
         let is_behind = self.choice.kernel && key == LISTEN && workers.count() == 0;
         let assist = self.half.as_ref().filter(|_| is_behind).map(Half::assist);
-        let adopter = workers.start(&service, &self.common.limits, &self.cpus)?;
+        let adopter = match workers.count() {
+            0 => None,
+            _ => Some(workers.start(&on_workers()?, &self.common.limits, &self.cpus)?),
+        };
         let words = workers.words();
         for (address, entry) in sockets.addresses {
             let added = |builder: Builder| builder.listen(address, Arc::clone(&service), assist.clone());

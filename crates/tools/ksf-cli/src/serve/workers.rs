@@ -108,23 +108,20 @@ impl WorkersTable {
         self.workers.map_or(0, |number| number.0 as usize)
     }
 
-    /// Starts the workers; `None` if there are to be none. They run on any of the CPUs: a worker that waits for a CPU
+    /// Starts the workers. They run on any of the CPUs: a worker that waits for a CPU
     /// would hold messages up that another CPU has time for.
     pub(crate) fn start<S: Service>(
         &self,
         service: &Arc<S>,
         limits: &Limits,
         cpus: &[usize],
-    ) -> Result<Option<Arc<dyn Adopter>>, Failure> {
-        if self.count() == 0 {
-            return Ok(None);
-        }
+    ) -> Result<Arc<dyn Adopter>, Failure> {
         // On a thread of its own, because threads inherit where they may run.
         std::thread::scope(|scope| {
             let starter = scope.spawn(|| {
                 let cannot = |error: std::io::Error| Failure::os("cannot keep the workers to their CPUs", &error);
                 ksf::cpus::keep_to(cpus).map_err(cannot)?;
-                self.start_here(Arc::clone(service), limits).map(Some)
+                self.start_here(Arc::clone(service), limits)
             });
             starter.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })

@@ -9,7 +9,7 @@ use ksf::listener::ListenAddr;
 use ksf::server::ListenerInfo;
 use ksf_kernel::{Builtin, ObjectSource};
 use ksf_services::rpc::rpcbind::{self, Endpoint, Registration, RpcbindError};
-use ksf_services::rpc::{NullProgram, ProgramTable, RpcService, mount_null, nfs_null};
+use ksf_services::rpc::{NullProgram, ProgramTable, RpcOnWorkers, RpcService, mount_null, nfs_null};
 use serde::Deserialize;
 
 use crate::output::{Failure, Status};
@@ -96,7 +96,10 @@ impl ServiceKind for Rpc {
             .kernel_half(&source, &self.kernel, &self.workers, |options| {
                 options.rpc_programs = kernel_programs(&self.programs);
             })?
-            .serve(LISTEN, service, &self.workers)?
+            .serve_by(LISTEN, Arc::clone(&service), &self.workers, || {
+                let on_workers = RpcOnWorkers::new(service);
+                on_workers.map(Arc::new).map_err(|why| Failure::new(Status::Unavailable, why.to_string()))
+            })?
             .start(())?;
         if !self.rpcbind {
             return Ok(running);
