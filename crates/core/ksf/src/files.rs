@@ -20,7 +20,9 @@
 //!
 //! **Bounds.** [`Limits::file_ops_max`](crate::limits::Limits::file_ops_max) operations with
 //! [`Limits::file_bytes_max`](crate::limits::Limits::file_bytes_max) bytes are under way per shard; the next one is
-//! refused, and comes back.
+//! refused, and comes back. [`ShardService::files_have_room`](crate::ShardService::files_have_room) tells the service when it may
+//! try again. While there is no room, no connection of a service that took its [`Files`] is read, and none of its messages is
+//! handed over; those that wait, services and connections, go on in the order in which they began to wait.
 //!
 //! **The end.** A server that drains waits for operations until its `drain_timeout_ms` is over. One that stops cancels
 //! those that wait in a queue or for a pipe, waits for the others a while, and then leaves them their memory.
@@ -39,7 +41,7 @@ use crate::tasks::{Task, TaskPool};
 
 mod queue;
 
-pub(crate) use queue::{Begun, Owner, ShardFiles};
+pub(crate) use queue::{Begun, Owner, ShardFiles, Waiter};
 use queue::{Queue, lock};
 
 /// An open file, shared by all who hold a clone; the last of them closes it.
@@ -406,7 +408,8 @@ pub struct FileRefused {
 /// Why an operation was not begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// `file_ops_max` are under way. It may be tried again when one of them is done.
+    /// `file_ops_max` are under way. It may be tried again when
+    /// [there is room](crate::ShardService::files_have_room).
     #[error("{limit} operations are under way, which is file_ops_max")]
     Operations {
         /// The limit.

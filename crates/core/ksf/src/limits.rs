@@ -65,7 +65,8 @@ pub struct Limits {
     pub upstream_idle_ms: u64,
     /// Outgoing connections kept per shard and address.
     pub upstreams_idle_max: usize,
-    /// Operations on files that may be under way per shard; a further one is refused.
+    /// Operations on files that may be under way per shard, at least one; a further one is refused, and messages of services that
+    /// begin operations wait.
     pub file_ops_max: usize,
     /// Bytes that these may read and write, so their memory; one operation alone may exceed it.
     pub file_bytes_max: usize,

@@ -66,6 +66,11 @@ pub trait LoggedService: Send + Sync + 'static {
         let _ = (shard, done, turn);
     }
 
+    /// See [`ShardService::files_have_room`].
+    fn files_have_room(&self, shard: &mut Self::Shard, turn: &mut Turn<'_>) {
+        let _ = (shard, turn);
+    }
+
     /// See [`ShardService::resume`].
     fn resume(
         &self,
@@ -144,6 +149,10 @@ impl<S: LoggedService> ShardService for Logged<S> {
 
     fn file_done(&self, shard: &mut S::Shard, done: FileDone, turn: &mut Turn<'_>) {
         self.0.file_done(shard, done, turn);
+    }
+
+    fn files_have_room(&self, shard: &mut S::Shard, turn: &mut Turn<'_>) {
+        self.0.files_have_room(shard, turn);
     }
 
     fn resume(&self, shard: &mut S::Shard, conn: &mut S::Conn, state: Box<dyn Any + Send>, reply: &mut Reply<'_>) {

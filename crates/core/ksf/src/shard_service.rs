@@ -103,6 +103,12 @@ pub trait ShardService: Send + Sync + 'static {
         let _ = (shard, done, turn);
     }
 
+    /// There is room for operations on files again, after one of this service was refused on this shard: what it kept of that
+    /// can be tried again. What is refused once more is told of once more.
+    fn files_have_room(&self, shard: &mut Self::Shard, turn: &mut Turn<'_>) {
+        let _ = (shard, turn);
+    }
+
     /// Goes on with a message that was deferred, back on its connection: [`Deferred::resume`] carried `state` here. The
     /// reply takes the message's place in the order; it may be deferred once more. Not called if the connection ended.
     fn resume(
@@ -331,6 +337,8 @@ struct Local<S: ShardService> {
     /// True if the service was called in this turn.
     active: Cell<bool>,
     has_turn_end: bool,
+    /// True if the service may begin operations on files.
+    begins_files: Cell<bool>,
 }
 
 /// A service panicked; the message is on standard error, as the panic hook writes it.
@@ -341,7 +349,13 @@ impl<S: ShardService> OnShard<S> {
     /// The service with this state.
     pub fn new(service: Arc<S>, shard: S::Shard) -> Self {
         let has_turn_end = service.has_turn_end();
-        Self(Rc::new(Local { service, shard: RefCell::new(shard), active: Cell::new(false), has_turn_end }))
+        Self(Rc::new(Local {
+            service,
+            shard: RefCell::new(shard),
+            active: Cell::new(false),
+            begins_files: Cell::new(false),
+            has_turn_end,
+        }))
     }
 
     /// The service.
@@ -364,6 +378,7 @@ impl<S: ShardService> OnShard<S> {
         if self.waits_for_turn_end() {
             let ended = self.with(|service, shard| service.turn_end(shard, &mut Turn { env }));
             self.0.active.set(false);
+            self.note_files(env);
             Self::note_panic(ended, env);
         }
     }
@@ -371,6 +386,7 @@ impl<S: ShardService> OnShard<S> {
     /// Tells the service of an operation that ended. A panic loses the logs of the service on this shard.
     pub(crate) fn file_done(&self, done: FileDone, env: &mut Env) {
         let told = self.with(|service, shard| service.file_done(shard, done, &mut Turn { env }));
+        self.note_files(env);
         Self::note_panic(told, env);
     }
 
@@ -382,6 +398,26 @@ impl<S: ShardService> OnShard<S> {
             env.stats.panics.add(1);
             env.lose_logs();
         }
+    }
+
+    /// Tells the service that operations on files are not refused any more.
+    pub(crate) fn files_have_room(&self, env: &mut Env) {
+        let told = self.with(|service, shard| service.files_have_room(shard, &mut Turn { env }));
+        self.note_files(env);
+        Self::note_panic(told, env);
+    }
+
+    /// After a call in which the service could take its [`Files`].
+    pub(crate) fn note_files(&self, env: &mut Env) {
+        if env.files.were_taken() {
+            self.0.begins_files.set(true);
+        }
+    }
+
+    /// True while messages are not handed to the service because operations on files would be refused.
+    #[inline]
+    pub(crate) fn waits_for_files(&self, env: &Env) -> bool {
+        self.0.begins_files.get() && env.files.is_full()
     }
 
     /// True if the service was called since its last turn end, and wants to hear of the next.

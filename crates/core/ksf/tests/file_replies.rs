@@ -24,7 +24,7 @@ use ksf::{Profile, Reply, Server, ShardService, Turn};
 
 const LINES: Framing = Framing::Delimiter(Delimiter::LF);
 
-/// Answers `range FILE OFFSET BYTES` with that, between a head and an end; `gated` with a number does so behind a gate, and
+/// Answers `range FILE OFFSET BYTES` with that, between a head and an end; `fresh PATH BYTES` alike; `gated` with a number does so behind a gate, and
 /// `later` when the message is resumed. Anything else is sent back.
 struct Library {
     files: Vec<File>,
@@ -49,6 +49,11 @@ impl Library {
                 }
                 let file = self.files[number(1)].clone();
                 let range = FileRange { file, offset: number(2) as u64, bytes: number(3) };
+                reply.file(|head| head.extend_from_slice(b"<"), range, b">").unwrap();
+            }
+            // From a file that is opened for this reply alone.
+            "fresh" => {
+                let range = FileRange { file: open(words[1]), offset: 0, bytes: number(2) };
                 reply.file(|head| head.extend_from_slice(b"<"), range, b">").unwrap();
             }
             "later" => self.deferred.lock().unwrap().push(reply.defer_for(100)),
@@ -158,12 +163,11 @@ fn bytes_and_order_are_those_of_replies_without_files() {
                         let most = if random.one_in(2) { range.bytes } else { random.within(1..=range.bytes) };
                         let mut into = env.buffers.take(most);
                         into.fill(&content[range.offset as usize..][..most]);
-                        let read = match random.within(0..=9) {
-                            0 => None,
-                            1 => Some(Err(FileError::Interrupted)),
-                            _ => Some(Ok(into)),
-                        };
-                        assert!(conn.file_read(&range, read, &mut env));
+                        match random.within(0..=9) {
+                            0 => conn.file_not_read(),
+                            1 => assert!(conn.file_read(&range, Err(FileError::Interrupted), &mut env)),
+                            _ => assert!(conn.file_read(&range, Ok(into), &mut env)),
+                        }
                     }
                 }
                 _ => {
@@ -210,7 +214,7 @@ fn two_windows_of_a_file_are_in_memory() {
             let ksf::env::Env { buffers, .. } = env;
             let mut into = buffers.take(range.bytes);
             into.set_len(range.bytes);
-            assert!(conn.file_read(&range, Some(Ok(into)), env));
+            assert!(conn.file_read(&range, Ok(into), env));
             bytes += range.bytes;
         }
         bytes
@@ -238,7 +242,7 @@ fn a_file_that_ends_too_early_ends_the_connection() {
         assert_eq!(all_of(&batch, 100), b"<");
         let range = conn.file_to_read().unwrap();
         let read = failure.map_or_else(|| Ok(env.buffers.take(10)), Err);
-        assert!(!conn.file_read(&range, Some(read), &mut env), "a reset, because a part of the reply has left");
+        assert!(!conn.file_read(&range, read, &mut env), "a reset, because a part of the reply has left");
         conn.sent(1, true, &mut env);
         assert!(conn.take_batch(env.now).is_none(), "what is behind the missing bytes must not follow the head");
         assert!(conn.is_closing());
@@ -335,6 +339,79 @@ fn a_promise_that_a_file_does_not_keep_resets_the_connection() {
             expect(&mut well, &[b"<", &content[9..12], b">\n"].concat());
         }
         drop(well);
+        server.drain().unwrap();
+    }
+}
+
+/// A named pipe, open for both directions, in which nothing is: a read of it lasts until somebody writes.
+fn pipe(path: &Path) -> std::fs::File {
+    rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    std::fs::File::options().read(true).write(true).open(path).unwrap()
+}
+
+/// Whatever hangs, and however long.
+#[test]
+fn connections_that_end_while_they_wait_for_a_file_let_go_of_it() {
+    own_network();
+    const PEERS: u64 = 50;
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = pipe(&folder.path().join("pipe"));
+        let path = folder.path().join("fresh-data");
+        std::fs::write(&path, b"content").unwrap();
+        let limits = Limits { file_ops_max: 1, ..Limits::default() };
+        let server = start(engine, limits, Library::new(vec![writer.try_clone().unwrap().into()]));
+        let mut holder = connect(&server);
+        ask(&mut holder, b"range 0 0 1\n", b"<");
+        for gone in 1..=PEERS {
+            let mut peer = connect(&server);
+            ask(&mut peer, format!("fresh {} 7\n", path.display()).as_bytes(), b"<");
+            rustix::net::sockopt::set_socket_linger(&peer, Some(std::time::Duration::ZERO)).unwrap();
+            drop(peer);
+            until_count(&server, "closed_io", gone);
+        }
+        wait_until("every file is closed", || {
+            let fds = std::fs::read_dir("/proc/self/fd").unwrap();
+            fds.filter_map(|fd| std::fs::read_link(fd.unwrap().path()).ok()).all(|open| open != path)
+        });
+        writer.write_all(b"x").unwrap();
+        expect(&mut holder, b"x>\n");
+        ask(&mut holder, format!("fresh {} 7\n", path.display()).as_bytes(), b"<content>\n");
+        drop(holder);
+        server.drain().unwrap();
+    }
+}
+
+/// Of two connections that wait to read a file the first wants nothing any more when there is room, and no other operation
+/// ends after that.
+#[test]
+fn room_for_a_read_goes_to_a_connection_that_uses_it() {
+    own_network();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let [mut endless, mut ends] = ["endless", "ends"].map(|name| pipe(&folder.path().join(name)));
+        let data = tempfile::tempfile().unwrap();
+        data.write_all_at(b"content", 0).unwrap();
+        let files = [&endless, &ends, &data].map(|file| File::from(file.try_clone().unwrap()));
+        let library = Library::new(files.to_vec());
+        let limits =
+            Limits { file_ops_max: 2, connection_bytes_max: 1000, linger_timeout_ms: 60_000, ..Limits::default() };
+        let server = start(engine, limits, Arc::clone(&library));
+        let [mut first, mut second, mut wants_no_more, mut last] = std::array::from_fn(|_| connect(&server));
+        ask(&mut first, b"range 0 0 1\n", b"<");
+        ask(&mut second, b"range 1 0 1\n", b"<");
+        ask(&mut wants_no_more, b"range 2 0 7\nlater\n", b"<");
+        wait_until("the second message", || library.deferred.lock().unwrap().len() == 1);
+        ask(&mut last, b"range 2 0 7\n", b"<");
+        // More than the connection may owe: what waits there is thrown away, and the connection lingers.
+        library.deferred.lock().unwrap().remove(0).reply(vec![0; 10_000]);
+        assert_eq!(read_rest(&mut wants_no_more), b"");
+        ends.write_all(b"x").unwrap();
+        expect(&mut second, b"x>\n");
+        expect(&mut last, b"content>\n");
+        endless.write_all(b"y").unwrap();
+        expect(&mut first, b"y>\n");
+        drop((first, second, wants_no_more, last));
         server.drain().unwrap();
     }
 }

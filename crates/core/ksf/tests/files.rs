@@ -524,25 +524,175 @@ fn what_is_under_way_is_bounded() {
         let server = start(engine, limits, Arc::clone(&disk));
         let mut peer = connect(&server);
         ask(&mut peer, b"open pipe\n", b"file 0\n");
-        // Alone it may exceed the limit.
         let mut waiting = connect(&server);
-        waiting.write_all(b"read 0 0 2000\n").unwrap();
+        waiting.write_all(b"read 0 0 999\n").unwrap();
         wait_until("the read begins", || disk.begun.load(Ordering::SeqCst) == 2);
         let refused = b"a file operation was refused: operations with file_bytes_max, 1000 bytes, are under way\n";
-        ask(&mut peer, b"read 0 0 1\n", refused);
+        ask(&mut peer, b"read 0 0 2\n", refused);
         writer.write_all(b"x").unwrap();
         expect(&mut waiting, b"x\n");
+        // Alone one may exceed the limit.
+        waiting.write_all(b"read 0 0 2000\n").unwrap();
+        wait_until("the read begins", || disk.begun.load(Ordering::SeqCst) == 3);
+        writer.write_all(b"y").unwrap();
+        expect(&mut waiting, b"y\n");
+        // The third message waits for one of two operations.
         waiting.write_all(b"read 0 0 1\nread 0 0 1\nread 0 0 1\n").unwrap();
-        wait_until("the third is refused", || disk.refused.load(Ordering::SeqCst) == 2);
-        writer.write_all(b"yy").unwrap();
-        expect(&mut waiting, b"y\ny\n");
-        let refused = b"a file operation was refused: 2 operations are under way, which is file_ops_max\n";
-        expect(&mut waiting, refused);
-        // There is room again.
-        writer.write_all(b"z").unwrap();
-        ask(&mut waiting, b"read 0 0 1\n", b"z\n");
+        wait_until("two reads begin", || disk.begun.load(Ordering::SeqCst) == 5);
+        writer.write_all(b"zzz").unwrap();
+        expect(&mut waiting, b"z\nz\nz\n");
         drop((peer, waiting));
         server.drain().unwrap();
+    }
+}
+
+/// Also messages of connections that have nothing under way themselves, and however many come.
+#[test]
+fn messages_wait_while_operations_are_full() {
+    own_network();
+    const READS: usize = 500;
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = pipe(&folder.path().join("pipe"));
+        std::fs::write(folder.path().join("data"), b"ABCDEFGH").unwrap();
+        let disk = Disk::new(folder.path());
+        let limits = Limits { file_ops_max: 2, ..Limits::default() };
+        let server = start(engine, limits, Arc::clone(&disk));
+        let mut holder = connect(&server);
+        holder.write_all(b"open pipe\nopen data\nread 0 0 1\nread 0 0 1\n").unwrap();
+        expect(&mut holder, b"file 0\nfile 1\n");
+        wait_until("both reads begin", || disk.begun.load(Ordering::SeqCst) == 4);
+        let mut others = [connect(&server), connect(&server)];
+        for other in &mut others {
+            for at in 0..READS {
+                other.write_all(format!("read 1 {} 1\n", at % 8).as_bytes()).unwrap();
+            }
+        }
+        // Ends one of the two.
+        writer.write_all(b"x").unwrap();
+        for other in &mut others {
+            for at in 0..READS {
+                expect(other, &[b"ABCDEFGH"[at % 8], b'\n']);
+            }
+        }
+        assert_eq!(disk.refused.load(Ordering::SeqCst), 0, "{engine}");
+        writer.write_all(b"x").unwrap();
+        expect(&mut holder, b"x\nx\n");
+        drop((holder, others));
+        server.drain().unwrap();
+    }
+}
+
+/// Answers any message with the file, read in [`PARTS`] operations that are begun at once. Those that are refused it tries again
+/// when it hears of room.
+struct Patient {
+    file: File,
+    refused: AtomicU64,
+}
+
+struct OpenPatient {
+    files: Files,
+    refused: VecDeque<(FileOp, u64)>,
+    parts: [Vec<u8>; PARTS],
+    missing: usize,
+    reply: Option<Deferred>,
+}
+
+const PARTS: usize = 5;
+const PART_BYTES: usize = 200;
+
+impl Patient {
+    fn begin(&self, shard: &mut OpenPatient, op: FileOp, token: u64) -> bool {
+        let refused = shard.files.begin(op, token).err();
+        let begun = refused.is_none();
+        if let Some(refused) = refused {
+            self.refused.fetch_add(1, Ordering::SeqCst);
+            shard.refused.push_back((refused.op, token));
+        }
+        begun
+    }
+}
+
+impl ShardService for Patient {
+    type Shard = OpenPatient;
+    type Conn = ();
+
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("patient", LINES)
+    }
+
+    fn start(&self, turn: &mut Turn<'_>) -> std::io::Result<OpenPatient> {
+        let (files, parts) = (turn.files(), Default::default());
+        Ok(OpenPatient { files, refused: VecDeque::new(), parts, missing: 0, reply: None })
+    }
+
+    fn accept(&self, _: &mut OpenPatient, _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, shard: &mut OpenPatient, (): &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
+        (shard.reply, shard.missing) = (Some(reply.defer()), PARTS);
+        for part in 0..PARTS {
+            let read = FileOp::read(&self.file, (part * PART_BYTES) as u64, PART_BYTES, shard.files.buffer(PART_BYTES));
+            self.begin(shard, read, part as u64);
+        }
+    }
+
+    fn files_have_room(&self, shard: &mut OpenPatient, _: &mut Turn<'_>) {
+        for _ in 0..shard.refused.len() {
+            let (op, token) = shard.refused.pop_front().unwrap();
+            self.begin(shard, op, token);
+        }
+    }
+
+    fn file_done(&self, shard: &mut OpenPatient, done: FileDone, turn: &mut Turn<'_>) {
+        let FileOp::Read { into, .. } = done.op else { panic!("it only reads") };
+        shard.parts[done.token as usize] = into.to_vec();
+        shard.missing -= 1;
+        if shard.missing == 0 {
+            turn.reply(shard.reply.take().unwrap(), shard.parts.concat());
+        }
+    }
+}
+
+/// By number and by bytes, where other services have everything that is under way.
+#[test]
+fn a_service_that_was_refused_hears_when_there_is_room() {
+    own_network();
+    for engine in engines() {
+        for (file_ops_max, file_bytes_max, held_bytes) in [(1024, 1000, 900), (1024, 1, 900), (2, 1 << 20, 1)] {
+            let folder = tempfile::tempdir().unwrap();
+            let mut writer = pipe(&folder.path().join("pipe"));
+            let content = pattern(PARTS * PART_BYTES, 5);
+            let file = create(&folder.path().join("data"));
+            file.write_all_at(&content, 0).unwrap();
+            let disk = Disk::new(folder.path());
+            let patient = Arc::new(Patient { file: file.into(), refused: AtomicU64::new(0) });
+            let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
+            let limits = Limits { file_ops_max, file_bytes_max, ..Limits::default() };
+            let builder = Server::builder().engine(engine).cpus(Some(cpus)).limits(limits);
+            let builder = builder.listen(ANY.parse().unwrap(), Arc::clone(&disk), None);
+            let server = builder.listen(ANY.parse().unwrap(), Arc::clone(&patient), None).start().unwrap();
+            let ksf::listener::ListenAddr::Tcp(to) = server.listeners()[1].addr else { panic!("no port") };
+            let (mut holder, mut peer) = (connect(&server), connect_to(to));
+            ask(&mut holder, b"open pipe\n", b"file 0\n");
+            // Before the other service has anything under way: its message is handed over all the same, because there is
+            // room for a byte.
+            peer.write_all(b"all\n").unwrap();
+            expect(&mut peer, &[&content[..], b"\n"].concat());
+            let refused = patient.refused.load(Ordering::SeqCst);
+            holder.write_all(format!("read 0 0 {held_bytes}\n").as_bytes()).unwrap();
+            wait_until("the read begins", || disk.begun.load(Ordering::SeqCst) == 2);
+            peer.write_all(b"all\n").unwrap();
+            if file_bytes_max == 1000 {
+                wait_until("all are refused", || patient.refused.load(Ordering::SeqCst) >= refused + PARTS as u64);
+            }
+            writer.write_all(b"x").unwrap();
+            expect(&mut holder, b"x\n");
+            expect(&mut peer, &[&content[..], b"\n"].concat());
+            drop((holder, peer));
+            server.drain().unwrap();
+        }
     }
 }
 

@@ -596,16 +596,19 @@ impl World {
         let range = link.reading.take_if(|_| self.random.one_in(2))?;
         let mut buffer = self.env.buffers.take(range.bytes);
         let read = match self.random.within(0..=19) {
-            0 => None,
-            1 => Some(Err(FileError::Interrupted)),
-            2 if self.plan.file_breaks => Some(Ok(buffer)),
-            3 if self.plan.file_breaks => Some(Err(FileError::Medium)),
+            0 => {
+                link.conn.file_not_read();
+                return None;
+            }
+            1 => Err(FileError::Interrupted),
+            2 if self.plan.file_breaks => Ok(buffer),
+            3 if self.plan.file_breaks => Err(FileError::Medium),
             kind => {
                 let bytes = if kind < 12 { range.bytes } else { self.random.within(1..=range.bytes) };
                 let disk = self.service.disk.as_ref()?;
                 buffer.fill(&lock(&disk.bytes)[range.offset as usize..][..bytes]);
                 self.report.file_reads += 1;
-                Some(Ok(buffer))
+                Ok(buffer)
             }
         };
         let goes_on = link.conn.file_read(&range, read, &mut self.env);

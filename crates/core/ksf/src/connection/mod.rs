@@ -72,6 +72,8 @@ pub struct Connection<S: ShardService> {
     blocks: bool,
     /// A part of a file is being read for a reply.
     reading_file: bool,
+    /// It is among those that go on when there is room for operations on files.
+    waits_for_files: bool,
     /// The message of the last words to the peer, and answers that are still to come for it.
     last_words: Option<(u64, u32)>,
     exchange: Exchange,
@@ -140,6 +142,7 @@ impl<S: ShardService> Connection<S> {
             deferred: 0,
             blocks: false,
             reading_file: false,
+            waits_for_files: false,
             last_words: None,
             exchange: Exchange::default(),
             eof: false,
@@ -175,6 +178,7 @@ impl<S: ShardService> Connection<S> {
         }
         if self.is_stalled(env) || !self.stalled.is_empty() || self.memory == Memory::Waiting {
             self.stall(chunk, env);
+            self.wait_for_files(env);
             return;
         }
         self.process(chunk, env);
@@ -295,6 +299,23 @@ impl<S: ShardService> Connection<S> {
         self.recount(env);
     }
 
+    /// Goes on after its messages were not handed over because operations on files would have been refused.
+    pub(crate) fn files_have_room(&mut self, env: &mut Env) {
+        self.waits_for_files = false;
+        // Its peer could not send.
+        self.last_activity = env.now;
+        self.resume(true, env);
+        self.recount(env);
+    }
+
+    /// Goes on by itself when there is room for operations on files, if there is none and its service begins some.
+    pub(crate) fn wait_for_files(&mut self, env: &Env) {
+        if !self.waits_for_files && self.closing.is_none() && self.on.waits_for_files(env) {
+            self.waits_for_files = true;
+            env.files.wait(self.key);
+        }
+    }
+
     /// Goes on after no connection was read because the shard was
     /// [overfull](crate::budget::Budget::is_overfull): its peer could not send.
     pub fn read_again(&mut self, env: &Env) {
@@ -352,20 +373,23 @@ impl<S: ShardService> Connection<S> {
         range
     }
 
-    /// Takes what [`file_to_read`](Self::file_to_read) asked for, or a part of it from the front. `None`: nothing was read, and
-    /// it will be asked for again. False: the file ends too early or cannot be read, and the connection must be reset,
-    /// because a part of the reply may have left.
-    pub fn file_read(&mut self, range: &FileRange, read: Option<Result<Buffer, FileError>>, env: &mut Env) -> bool {
+    /// What [`file_to_read`](Self::file_to_read) asked for was refused, and will be asked for again.
+    pub fn file_not_read(&mut self) {
+        self.reading_file = false;
+    }
+
+    /// Takes what [`file_to_read`](Self::file_to_read) asked for, or a part of it from the front. False: the file ends too
+    /// early or cannot be read, and the connection must be reset, because a part of the reply may have left.
+    pub fn file_read(&mut self, range: &FileRange, read: Result<Buffer, FileError>, env: &mut Env) -> bool {
         self.reading_file = false;
         match read {
-            None => return true,
             // It is tried again, which tells of an error that stays.
-            Some(Err(FileError::Interrupted)) => return true,
-            Some(Ok(bytes)) if !bytes.is_empty() => {
+            Err(FileError::Interrupted) => return true,
+            Ok(bytes) if !bytes.is_empty() => {
                 let placed = self.output.file_was_read(range, bytes);
                 debug_assert!(placed || self.closing.is_some(), "replies are thrown away at an end alone");
             }
-            Some(_) => {
+            _ => {
                 self.closing = None;
                 self.close(CloseReason::FileRange, env);
                 return false;
@@ -446,7 +470,8 @@ impl<S: ShardService> Connection<S> {
     }
 
     fn idle_deadline(&self, env: &Env) -> Option<Time> {
-        let waits = self.closing.is_none() && self.deferred == 0 && !self.exchange.open && self.is_in_turn(env);
+        let waits_for_us = self.deferred > 0 || self.exchange.open || self.reading_file || self.waits_for_files;
+        let waits = self.closing.is_none() && !waits_for_us && self.is_in_turn(env);
         self.last_activity.after_ms(self.limits(env).idle_timeout_ms).filter(|_| waits)
     }
 
@@ -623,6 +648,7 @@ impl<S: ShardService> Connection<S> {
             env.budget.recount_replies(self.counted_bytes, owed_bytes);
             self.counted_bytes = owed_bytes;
         }
+        self.wait_for_files(env);
     }
 
     /// True while no message is handed over. One chunk may be received all the same when only an exchange is in the
@@ -637,6 +663,7 @@ impl<S: ShardService> Connection<S> {
         self.queued_bytes() > limits.out_queue_bytes_max
             // With an answer outstanding, it is looked at again when that comes.
             || self.blocks && self.deferred > 0 && env.is_blocking_full()
+            || self.on.waits_for_files(env)
             || self.deferred >= limits.deferred_max
             || owed_bytes >= limits.connection_bytes_max && owed_bytes > 0
             // With a share of its own in the sum, it is looked at again when that share is gone. The sum does not know yet

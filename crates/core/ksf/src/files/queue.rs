@@ -1,6 +1,7 @@
 //! Operations of one shard that the engine does not have yet, and how much is under way.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
@@ -28,7 +29,33 @@ pub(crate) struct Queue {
     bytes: usize,
     ops_max: usize,
     bytes_max: usize,
+    /// Those that wait for room, in order, and the bytes that each needs.
+    waiting: VecDeque<(Waiter, usize)>,
+    /// Services in `waiting`: each is there once.
+    refused: Vec<u32>,
+    /// There may be more room than when those that wait were looked at.
+    changed: bool,
     stopping: bool,
+}
+
+/// Who goes on when there is room. A connection that ended stays in the queue as its key alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waiter {
+    /// A service that was refused an operation.
+    Service(u32),
+    /// A connection that was refused to read a part of a reply.
+    Reply(ConnKey),
+    /// A connection whose messages are not handed over, because its service would be refused.
+    Messages(ConnKey),
+}
+
+impl Waiter {
+    fn conn(self) -> Option<ConnKey> {
+        match self {
+            Self::Service(_) => None,
+            Self::Reply(key) | Self::Messages(key) => Some(key),
+        }
+    }
 }
 
 impl Queue {
@@ -46,37 +73,113 @@ impl Queue {
             self.begun.push_back(Box::new(Begun { owner, token, bytes, op, result: Err(FileError::Cancelled) }));
             return Ok(());
         };
+        if !self.stopping {
+            // What is longer than that would keep others from the room for which it waits.
+            let needs = bytes.min(self.bytes_max / 2);
+            match owner {
+                Owner::Service(number) if self.refused.contains(&number) => {}
+                Owner::Service(number) => {
+                    self.refused.push(number);
+                    self.waiting.push_back((Waiter::Service(number), needs));
+                }
+                Owner::Reply(key) => self.waiting.push_back((Waiter::Reply(key), needs)),
+            }
+        }
         Err(Box::new(FileRefused { reason, op }))
+    }
+}
+
+impl Queue {
+    fn fits(&self, bytes: usize) -> bool {
+        self.running < self.ops_max && (self.bytes == 0 || self.bytes.saturating_add(bytes) <= self.bytes_max)
+    }
+
+    /// True if what comes next would be refused, or overtake what waits.
+    fn is_full(&self) -> bool {
+        !self.fits(self.waiting.front().map_or(1, |(_, needs)| *needs))
     }
 }
 
 /// The shard's side of [`Files`]. A shard whose services want none pays a look for it.
 #[derive(Debug, Default)]
-pub(crate) struct ShardFiles(Option<Arc<Mutex<Queue>>>);
+pub(crate) struct ShardFiles {
+    queue: Option<Arc<Mutex<Queue>>>,
+    taken: bool,
+}
 
 impl ShardFiles {
     pub(crate) fn set_limits(&self, limits: &Limits) {
         if let Some(mut queue) = self.queue() {
-            (queue.ops_max, queue.bytes_max) = (limits.file_ops_max, limits.file_bytes_max);
+            // Without one there would be nothing to wait for.
+            let limits = (limits.file_ops_max.max(1), limits.file_bytes_max);
+            queue.changed |= limits != (queue.ops_max, queue.bytes_max);
+            (queue.ops_max, queue.bytes_max) = limits;
         }
     }
 
     /// What a service begins operations with.
     pub(crate) fn of(&mut self, owner: Owner, limits: &Limits, buffers: &Buffers) -> Files {
-        let queue = Arc::clone(self.0.get_or_insert_default());
+        let queue = Arc::clone(self.queue.get_or_insert_default());
         self.set_limits(limits);
+        self.taken |= matches!(owner, Owner::Service(_));
         Files { queue, owner, buffers: buffers.clone() }
     }
 
-    /// Begins to read a part of a reply. False: it is refused for now.
-    pub(crate) fn read(&mut self, key: ConnKey, range: FileRange, limits: &Limits, buffers: &Buffers) -> bool {
+    /// True if a service took its [`Files`] since the last call.
+    pub(crate) fn were_taken(&mut self) -> bool {
+        mem::take(&mut self.taken)
+    }
+
+    /// True while messages that may begin operations are not handed over.
+    pub(crate) fn is_full(&self) -> bool {
+        self.queue().is_some_and(|queue| queue.is_full())
+    }
+
+    /// Has this connection go on when there is room.
+    pub(crate) fn wait(&self, key: ConnKey) {
+        if let Some(mut queue) = self.queue() {
+            queue.waiting.push_back((Waiter::Messages(key), 1));
+        }
+    }
+
+    /// How many wait that may be asked to go on.
+    pub(crate) fn waiting(&self) -> usize {
+        let Some(mut queue) = self.queue() else { return 0 };
+        let changed = mem::take(&mut queue.changed) || queue.running == 0;
+        if changed { queue.waiting.len() } else { 0 }
+    }
+
+    /// Who goes on, if there is room for the first that waits.
+    pub(crate) fn next_to_go_on(&self) -> Option<Waiter> {
+        let mut queue = self.queue()?;
+        let (_, needs) = *queue.waiting.front()?;
+        if !queue.fits(needs) {
+            return None;
+        }
+        let (waiter, _) = queue.waiting.pop_front()?;
+        queue.refused.retain(|number| waiter != Waiter::Service(*number));
+        Some(waiter)
+    }
+
+    /// Forgets those that wait and that `exists` knows no more, once there are more than `most`.
+    pub(crate) fn forget_ended(&self, most: usize, exists: impl Fn(ConnKey) -> bool) {
+        if let Some(mut queue) = self.queue()
+            && queue.waiting.len() > most
+        {
+            queue.waiting.retain(|(waiter, _)| waiter.conn().is_none_or(&exists));
+        }
+    }
+
+    /// Begins to read a part of a reply. If it is refused for now, the connection [goes on](Self::next_to_go_on) when there is
+    /// room.
+    pub(crate) fn read(&mut self, key: ConnKey, range: FileRange, limits: &Limits, buffers: &Buffers) {
         let into = buffers.take(range.bytes);
         let read = FileOp::read(&range.file, range.offset, range.bytes, into);
-        self.of(Owner::Reply(key), limits, buffers).begin(read, 0).is_ok()
+        let _ = self.of(Owner::Reply(key), limits, buffers).begin(read, 0);
     }
 
     fn queue(&self) -> Option<MutexGuard<'_, Queue>> {
-        self.0.as_deref().map(lock)
+        self.queue.as_deref().map(lock)
     }
 
     /// The next operation for the engine.
@@ -101,6 +204,7 @@ impl ShardFiles {
         if let Some(mut queue) = self.queue() {
             queue.running -= 1;
             queue.bytes -= bytes;
+            queue.changed = true;
         }
         (owner, FileDone { token, result, op })
     }

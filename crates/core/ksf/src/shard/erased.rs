@@ -40,7 +40,9 @@ impl<S: ShardService> AnyService for Arc<S> {
         let state = ShardService::start(&**self, &mut Turn::new(env));
         let name = || ShardService::profile(&**self).name.to_owned();
         let state = state.map_err(|source| crate::Error::ServiceStart { service: name(), source })?;
-        Ok(Rc::new(OnShard::new(Self::clone(self), state)))
+        let on = OnShard::new(Self::clone(self), state);
+        on.note_files(env);
+        Ok(Rc::new(on))
     }
 
     fn profile(&self) -> Profile<'_> {
@@ -65,6 +67,7 @@ pub(crate) trait LocalService {
     /// True if it was called since its last turn end, and wants to hear of the next.
     fn waits_for_turn_end(&self) -> bool;
     fn file_done(&self, done: FileDone, env: &mut Env);
+    fn files_have_room(&self, env: &mut Env);
     fn stop(self: Rc<Self>);
 }
 
@@ -90,6 +93,10 @@ impl<S: ShardService> LocalService for OnShard<S> {
         Self::file_done(self, done, env);
     }
 
+    fn files_have_room(&self, env: &mut Env) {
+        Self::files_have_room(self, env);
+    }
+
     fn stop(self: Rc<Self>) {
         if let Ok(on) = Rc::try_unwrap(self) {
             Self::stop(on);
@@ -113,7 +120,9 @@ pub(crate) trait Stream {
     fn sent(&mut self, bytes: usize, done: bool, env: &mut Env);
     /// What must be read of a file before more can be sent.
     fn file_to_read(&mut self) -> Option<FileRange>;
-    fn file_read(&mut self, range: &FileRange, read: Option<Result<Buffer, FileError>>, env: &mut Env) -> bool;
+    fn file_read(&mut self, range: &FileRange, read: Result<Buffer, FileError>, env: &mut Env) -> bool;
+    fn file_not_read(&mut self);
+    fn files_have_room(&mut self, env: &mut Env);
     fn file_follows(&self) -> bool;
     fn tick(&mut self, env: &mut Env) -> Option<CloseReason>;
     fn deadline(&self, env: &Env) -> Option<Time>;
@@ -179,8 +188,14 @@ impl<S: ShardService> Stream for Connection<S> {
     fn file_to_read(&mut self) -> Option<FileRange> {
         Self::file_to_read(self)
     }
-    fn file_read(&mut self, range: &FileRange, read: Option<Result<Buffer, FileError>>, env: &mut Env) -> bool {
+    fn file_read(&mut self, range: &FileRange, read: Result<Buffer, FileError>, env: &mut Env) -> bool {
         Self::file_read(self, range, read, env)
+    }
+    fn file_not_read(&mut self) {
+        Self::file_not_read(self);
+    }
+    fn files_have_room(&mut self, env: &mut Env) {
+        Self::files_have_room(self, env);
     }
     fn file_follows(&self) -> bool {
         Self::file_follows(self)
@@ -195,6 +210,7 @@ impl<S: ShardService> Stream for Connection<S> {
         Self::note_activity(self, now);
     }
     fn reading(&mut self, env: &mut Env) -> Reading {
+        self.wait_for_files(env);
         if !self.wants_bytes(env) {
             Reading::Off
         } else if self.may_lend(DIRECT_BYTES_MIN, env) {

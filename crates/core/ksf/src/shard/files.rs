@@ -6,7 +6,7 @@ use super::Shard;
 use crate::engine::Engine;
 use crate::env::Env;
 use crate::error::CloseReason;
-use crate::files::{Begun, FileDone, FileOp, FileRange, Owner};
+use crate::files::{Begun, FileDone, FileOp, FileRange, Owner, Waiter};
 use crate::service::ConnKey;
 
 impl<E: Engine> Shard<E> {
@@ -15,18 +15,37 @@ impl<E: Engine> Shard<E> {
         while let Some(begun) = self.env.files.next() {
             self.engine.begin_file(begun, &mut self.env);
         }
-        if !self.file_waiting.is_empty() && self.env.files.running() == 0 {
-            // The connection that was woken last had no use for the room.
-            self.wake_file_reader();
-        }
     }
 
-    /// Has a connection try again that was refused to read a part of a reply.
-    fn wake_file_reader(&mut self) {
-        while let Some((key, range)) = self.file_waiting.pop_front() {
-            if let Some((stream, env)) = self.stream(key) {
-                stream.file_read(&range, None, env);
-                return;
+    /// Has those go on that wait for room, each at most once in a turn.
+    pub(super) fn files_have_room(&mut self) {
+        // Peers that come, wait and leave while operations hang must not make the queue grow.
+        let places = &self.places;
+        self.env.files.forget_ended(2 * self.open + 64, |key| {
+            let place = places.get(key.index as usize);
+            place.is_some_and(|place| place.generation == key.generation && place.conn.is_some())
+        });
+        for _ in 0..self.env.files.waiting() {
+            match self.env.files.next_to_go_on() {
+                None => return,
+                Some(Waiter::Service(number)) => {
+                    let Some((_, service)) = self.services.get(number as usize) else { continue };
+                    let service = Rc::clone(service);
+                    self.env.service = number;
+                    service.files_have_room(&mut self.env);
+                }
+                Some(Waiter::Reply(key)) => {
+                    let Some((stream, _)) = self.stream(key) else { continue };
+                    stream.file_not_read();
+                    if let Some(range) = stream.file_to_read() {
+                        self.read_file(key, range);
+                    }
+                }
+                Some(Waiter::Messages(key)) => {
+                    if let Some((stream, env)) = self.stream(key) {
+                        stream.files_have_room(env);
+                    }
+                }
             }
         }
     }
@@ -43,16 +62,12 @@ impl<E: Engine> Shard<E> {
             }
             Owner::Reply(key) => self.file_read(key, done),
         }
-        self.wake_file_reader();
     }
 
-    /// Begins to read a part of a reply. What is refused for now is tried again when another operation ended: there is one,
-    /// because one alone is not refused.
+    /// Begins to read a part of a reply.
     pub(super) fn read_file(&mut self, key: ConnKey, range: FileRange) {
         let Env { files, limits, buffers, .. } = &mut self.env;
-        if !files.read(key, range.clone(), limits, buffers) {
-            self.file_waiting.push_back((key, range));
-        }
+        files.read(key, range, limits, buffers);
     }
 
     /// A part of a reply was read, or could not be.
@@ -61,7 +76,7 @@ impl<E: Engine> Shard<E> {
         let range = FileRange { file, offset, bytes };
         let read = done.result.map(|_| into);
         if let Some((stream, env)) = self.stream(key)
-            && !stream.file_read(&range, Some(read), env)
+            && !stream.file_read(&range, read, env)
         {
             self.abort(key.index, CloseReason::FileRange);
         }

@@ -4,7 +4,7 @@
 //! what every touched connection has queued, one batch each. Nothing is shared with other shards but the count of
 //! connections.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::rc::Rc;
@@ -18,7 +18,6 @@ use crate::deferred::{Mail, Target};
 use crate::engine::{Engine, Event, Reading, Wait};
 use crate::env::Env;
 use crate::error::CloseReason;
-use crate::files::FileRange;
 use crate::gates::Gate;
 use crate::limits::Time;
 use crate::listener::{DatagramPeer, ListenAddr};
@@ -155,8 +154,6 @@ pub(crate) struct Shard<E: Engine> {
     /// The mailbox was reported as readable in this turn.
     mail_arrived: bool,
     replies: Replies,
-    /// Connections that wait until a part of a file may be read for them, each once.
-    file_waiting: VecDeque<(ConnKey, FileRange)>,
     /// Connections whose next replies wait for a gate.
     gated: Vec<(Gate, ConnKey)>,
     pace: Pace,
@@ -243,7 +240,6 @@ impl<E: Engine> Shard<E> {
             mail: Vec::new(),
             mail_arrived: false,
             replies: Vec::new(),
-            file_waiting: VecDeque::new(),
             gated: Vec::new(),
             pace: Pace::default(),
             spinner: Spinner::new(spin),
@@ -429,6 +425,7 @@ impl<E: Engine> Shard<E> {
     /// The messages of the turn are through: services commit what they did, and what was answered meanwhile, or waited
     /// for a log or for memory, goes on.
     fn end_turn(&mut self) {
+        self.files_have_room();
         self.deliver_answered();
         for at in 0..self.services.len() {
             let service = Rc::clone(&self.services[at].1);

@@ -188,7 +188,9 @@ impl Stream for Outgoing {
     fn file_to_read(&mut self) -> Option<FileRange> {
         None
     }
-    fn file_read(&mut self, _: &FileRange, _: Option<Result<Buffer, FileError>>, _: &mut Env) -> bool {
+    fn file_not_read(&mut self) {}
+    fn files_have_room(&mut self, _: &mut Env) {}
+    fn file_read(&mut self, _: &FileRange, _: Result<Buffer, FileError>, _: &mut Env) -> bool {
         true
     }
     fn file_follows(&self) -> bool {

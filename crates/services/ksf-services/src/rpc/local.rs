@@ -58,6 +58,7 @@ pub(super) trait LocalProgram {
     fn resume(&mut self, slot: usize, state: Box<dyn Any + Send>, reply: RpcReply<'_, '_>) -> Answered;
     fn turn_end(&mut self, turn: &mut RpcTurn<'_, '_>);
     fn file_done(&mut self, done: FileDone, turn: &mut RpcTurn<'_, '_>);
+    fn files_have_room(&mut self, turn: &mut RpcTurn<'_, '_>);
     fn close(&mut self, slot: usize);
     fn stop(self: Box<Self>);
 }
@@ -109,6 +110,11 @@ impl<P: ShardProgram> LocalProgram for Local<P> {
     fn file_done(&mut self, done: FileDone, turn: &mut RpcTurn<'_, '_>) {
         self.active = true;
         self.program.file_done(&mut self.shard, done, turn);
+    }
+
+    fn files_have_room(&mut self, turn: &mut RpcTurn<'_, '_>) {
+        self.active = true;
+        self.program.files_have_room(&mut self.shard, turn);
     }
 
     fn close(&mut self, slot: usize) {
@@ -200,6 +206,13 @@ impl RpcShard {
     pub(super) fn turn_end(&mut self, turn: &mut Turn<'_>) {
         for &at in &self.turn_ends {
             self.programs[at].turn_end(&mut RpcTurn::new(turn, at as u32, &self.operations));
+        }
+    }
+
+    /// Tells every program: one queue has the operations of all.
+    pub(super) fn files_have_room(&mut self, turn: &mut Turn<'_>) {
+        for (at, program) in self.programs.iter_mut().enumerate() {
+            program.files_have_room(&mut RpcTurn::new(turn, at as u32, &self.operations));
         }
     }
 

@@ -83,6 +83,11 @@ pub trait LoggedProgram: Send + Sync + 'static {
         let _ = (shard, done, turn);
     }
 
+    /// See [`ShardProgram::files_have_room`].
+    fn files_have_room(&self, shard: &mut Self::Shard, turn: &mut RpcTurn<'_, '_>) {
+        let _ = (shard, turn);
+    }
+
     /// See [`ShardProgram::close`].
     fn close(&self, shard: &mut Self::Shard, conn: Self::Conn) {
         let _ = shard;
@@ -151,6 +156,10 @@ impl<P: LoggedProgram> ShardProgram for OfLogged<P> {
 
     fn file_done(&self, shard: &mut P::Shard, done: FileDone, turn: &mut RpcTurn<'_, '_>) {
         self.0.file_done(shard, done, turn);
+    }
+
+    fn files_have_room(&self, shard: &mut P::Shard, turn: &mut RpcTurn<'_, '_>) {
+        self.0.files_have_room(shard, turn);
     }
 
     fn close(&self, shard: &mut P::Shard, conn: P::Conn) {

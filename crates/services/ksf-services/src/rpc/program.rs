@@ -121,6 +121,12 @@ pub trait ShardProgram: Send + Sync + 'static {
         let _ = (shard, done, turn);
     }
 
+    /// There is room for operations on files again, after one was refused of this program, or of another one of the service:
+    /// [`ShardService::files_have_room`](ksf::ShardService::files_have_room).
+    fn files_have_room(&self, shard: &mut Self::Shard, turn: &mut RpcTurn<'_, '_>) {
+        let _ = (shard, turn);
+    }
+
     /// The connection ended.
     fn close(&self, shard: &mut Self::Shard, conn: Self::Conn) {
         let _ = shard;

@@ -96,6 +96,10 @@ impl ShardService for RpcService {
         shard.file_done(done, turn);
     }
 
+    fn files_have_room(&self, shard: &mut RpcShard, turn: &mut Turn<'_>) {
+        shard.files_have_room(turn);
+    }
+
     fn resume(&self, shard: &mut RpcShard, conn: &mut RpcConn, state: Box<dyn Any + Send>, reply: &mut Reply<'_>) {
         // The framework brings back what `RpcDeferred::resume` gave it, and nothing else is resumed here.
         let Ok(resumed) = state.downcast::<Resumed>() else { return reply.close() };
