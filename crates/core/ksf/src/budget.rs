@@ -57,6 +57,11 @@ impl Passes {
         self.waiting.len()
     }
 
+    /// Forgets those that wait and that `exists` knows no more: a connection that ends leaves its place in the queue.
+    pub fn forget_ended(&mut self, exists: impl Fn(ConnKey) -> bool) {
+        self.waiting.retain(|key| exists(*key));
+    }
+
     /// True if one more connection may be read although memory is short.
     pub fn is_left(&self) -> bool {
         self.taken < PASSES
@@ -120,7 +125,7 @@ impl Budget {
 
     /// Forgets those that wait and that `exists` knows no more: a connection that ends leaves its place in the queue.
     pub(crate) fn forget_ended(&mut self, exists: impl Fn(ConnKey) -> bool) {
-        self.passes.waiting.retain(|key| exists(*key));
+        self.passes.forget_ended(exists);
     }
 
     pub(crate) fn wait(&mut self, key: ConnKey) {

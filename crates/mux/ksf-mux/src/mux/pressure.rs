@@ -53,7 +53,14 @@ impl Shared {
     pub(super) fn wait_for_memory(&self, conn: &Connection) {
         if conn.pressure.change(Pressure::NONE, Pressure::WAITS) {
             self.counts.memory_waits.fetch_add(1, Ordering::Relaxed);
-            self.passes.lock().unwrap_or_else(PoisonError::into_inner).wait(conn.id);
+            let mut passes = self.passes.lock().unwrap_or_else(PoisonError::into_inner);
+            passes.wait(conn.id);
+            // Connections that ended leave their places: gone over when they may be half of all.
+            let attached = self.read_table().all.len();
+            if passes.waiting() > 2 * attached {
+                passes.forget_ended(|id| self.find(id).is_some());
+            }
+            drop(passes);
             self.hand_passes_out();
         }
     }
@@ -107,5 +114,61 @@ impl Shared {
             conn.input_at.store(now.0, Ordering::SeqCst);
         }
         now > Time(conn.input_at.load(Ordering::SeqCst)).plus_ms(limit_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ksf::framing::Framing;
+
+    use crate::{Mux, MuxOptions};
+
+    #[test]
+    fn the_places_of_ended_connections_are_given_up() {
+        let mux = Mux::new(MuxOptions::new(Framing::RecordMark)).unwrap();
+        let shared = mux.shared();
+        let passes = || shared.passes.lock().unwrap();
+        while passes().take() {}
+        for _ in 0..100 {
+            let (_peer, socket) = std::os::unix::net::UnixStream::pair().unwrap();
+            let id = mux.attach(socket.into()).unwrap();
+            shared.wait_for_memory(&shared.find(id).unwrap());
+            mux.detach(id).unwrap();
+        }
+        assert!(passes().waiting() <= 2, "{} places", passes().waiting());
+    }
+
+    #[test]
+    fn a_pass_goes_to_the_connection_that_waits_longest_and_is_not_lost_with_it() {
+        let mux = Mux::new(MuxOptions::new(Framing::RecordMark)).unwrap();
+        let shared = mux.shared();
+        let pairs: Vec<_> = (0..3).map(|_| std::os::unix::net::UnixStream::pair().unwrap()).collect();
+        let mut peers = Vec::new();
+        let mut conns = Vec::new();
+        for (peer, socket) in pairs {
+            peers.push(peer);
+            conns.push(shared.find(mux.attach(socket.into()).unwrap()).unwrap());
+        }
+        let mut taken = 0;
+        while shared.passes.lock().unwrap().take() {
+            taken += 1;
+        }
+        conns.iter().for_each(|conn| shared.wait_for_memory(conn));
+        assert!(conns.iter().all(|conn| conn.pressure.waits()));
+        // The first one ends while it waits: the second one gets the pass.
+        mux.detach(conns[0].id).unwrap();
+        shared.passes.lock().unwrap().give_back();
+        shared.hand_passes_out();
+        assert!(conns[1].pressure.has_pass() && conns[2].pressure.waits());
+        // It ends with the pass: the third one gets it, and gives it back.
+        shared.end(&conns[1], crate::ConnectionError::Stopping);
+        assert!(conns[2].pressure.has_pass() && !conns[1].pressure.has_pass());
+        mux.detach(conns[2].id).unwrap();
+        (1..taken).for_each(|_| shared.passes.lock().unwrap().give_back());
+        let mut left = 0;
+        while shared.passes.lock().unwrap().take() {
+            left += 1;
+        }
+        assert_eq!((left, shared.passes.lock().unwrap().waiting()), (taken, 0));
     }
 }
