@@ -29,6 +29,10 @@ pub struct Budget {
     input_bytes: usize,
     reply_bytes: usize,
     passes: Passes,
+    /// The connection that was told last to go on.
+    tried: Option<ConnKey>,
+    /// What was left of the memory when that was too little for the one that tried to go on without a pass.
+    too_little_bytes: usize,
     overfull: bool,
 }
 
@@ -110,12 +114,22 @@ impl Budget {
     /// The next connection that may go on after it was not read for lack of memory: the owner calls
     /// [`Connection::proceed`](crate::connection::Connection::proceed) on it, if it still exists.
     pub fn next_to_proceed(&mut self, limits: &Limits) -> Option<ConnKey> {
-        if self.may_proceed(limits) { self.passes.take_next() } else { None }
+        self.tried = if self.may_proceed(limits) { self.passes.take_next() } else { None };
+        if self.waiting() == 0 {
+            // What was too little for those that waited may be enough for those that come.
+            self.too_little_bytes = 0;
+        }
+        self.tried
     }
 
-    /// True if there is a connection that may go on.
+    /// True if there is a connection that may go on: with a pass, or because more memory is left than the last one found
+    /// too little. Otherwise all of them would try again in every turn.
     pub(crate) fn may_proceed(&self, limits: &Limits) -> bool {
-        self.waiting() > 0 && (!self.is_input_full(limits) || self.passes.is_left())
+        self.waiting() > 0 && (self.passes.is_left() || self.left_bytes(limits) > self.too_little_bytes)
+    }
+
+    fn left_bytes(&self, limits: &Limits) -> usize {
+        limits.assembly_bytes_max.saturating_sub(self.input_bytes)
     }
 
     /// Connections that wait for memory.
@@ -128,7 +142,10 @@ impl Budget {
         self.passes.forget_ended(exists);
     }
 
-    pub(crate) fn wait(&mut self, key: ConnKey) {
+    pub(crate) fn wait(&mut self, key: ConnKey, limits: &Limits) {
+        if self.tried == Some(key) {
+            self.too_little_bytes = self.left_bytes(limits);
+        }
         self.passes.wait(key);
     }
 
@@ -138,7 +155,12 @@ impl Budget {
 
     /// True, and counted, if one more connection may be read although memory is short.
     pub(crate) fn take_pass(&mut self) -> bool {
-        self.passes.take()
+        let taken = self.passes.take();
+        if taken {
+            // It may have been the one that needs most.
+            self.too_little_bytes = 0;
+        }
+        taken
     }
 
     pub(crate) fn return_pass(&mut self) {
@@ -188,7 +210,7 @@ mod tests {
     #[test]
     fn the_places_of_ended_connections_are_given_up() {
         let mut budget = Budget::default();
-        (0..100).for_each(|index| budget.wait(ConnKey { index, generation: 0 }));
+        (0..100).for_each(|index| budget.wait(ConnKey { index, generation: 0 }, &Limits::default()));
         budget.forget_ended(|key| key.index % 10 == 0);
         assert_eq!(budget.waiting(), 10);
         let next = budget.next_to_proceed(&Limits::default());

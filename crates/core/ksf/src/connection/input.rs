@@ -106,7 +106,7 @@ impl<S: ShardService> Connection<S> {
         if self.memory == Memory::Enough && self.closing.is_none() {
             self.memory = Memory::Waiting;
             env.stats.memory_waits.add(1);
-            env.budget.wait(self.key);
+            env.budget.wait(self.key, &env.limits);
         }
     }
 

@@ -185,3 +185,67 @@ fn many_batches<E: Engine>() {
     assert!(got == message.repeat(MESSAGES));
     shard.engine.shutdown();
 }
+
+/// What was left of the memory was too little for those that waited, and all passes were taken: every turn tried them
+/// again, and no wait was a wait.
+#[test]
+fn connections_that_wait_for_memory_do_not_keep_the_shard_awake() {
+    on_each_engine(waits_for_memory::<Epoll>, waits_for_memory::<Uring>);
+}
+
+fn waits_for_memory<E: Engine>() {
+    // Twelve pages, and a rest that is of no use.
+    let limits = Limits { assembly_bytes_max: 12 * 4096 + 1000, pressure_timeout_ms: 600_000, ..Limits::default() };
+    let limits = Limits { assembly_timeout_ms: 600_000, ..limits };
+    let mut shard = serving::<E, _>(Kilobytes, limits);
+    let waiting = |shard: &Shard<E>| shard.env.budget.waiting();
+    let mut written = 0;
+    let mut begin = |shard: &mut Shard<E>, bytes: &[u8]| {
+        let mut peer = connect(shard);
+        peer.write_all(bytes).unwrap();
+        written += bytes.len() as u64;
+        while shard.env.stats.bytes_in.value() < written {
+            shard.turn().unwrap();
+        }
+        peer
+    };
+    // One takes eleven pages, and one the last: all passes go to the next ones. Then the first one needs its pages no more.
+    let long = [&45_001u16.to_be_bytes()[..], &[b'x'; 45_001]].concat();
+    let mut hog = begin(&mut shard, &long[..long.len() - 1]);
+    let mut peers: Vec<_> = (0..1 + crate::budget::PASSES).map(|_| begin(&mut shard, &[0, 3, b'a'])).collect();
+    assert!(!shard.env.budget.may_proceed(&shard.env.limits) && waiting(&shard) == 0);
+    hog.write_all(&long[long.len() - 1..]).unwrap();
+    while shard.env.stats.messages.value() == 0 {
+        shard.turn().unwrap();
+    }
+    peers.extend((0..3 + 2).map(|_| begin(&mut shard, &[0, 3, b'a'])));
+    assert_eq!(shard.env.budget.input_bytes() / 4096, 12);
+    sleeps(&mut shard);
+    assert_eq!(waiting(&shard), 2);
+    // A page that becomes free is for one of them.
+    let mut first = peers.remove(0);
+    first.write_all(b"bc").unwrap();
+    while waiting(&shard) == 2 {
+        shard.turn().unwrap();
+    }
+    sleeps(&mut shard);
+    assert_eq!(waiting(&shard), 1);
+    let mut limits = shard.env.limits.clone();
+    limits.assembly_bytes_max += 4096;
+    shard.take_mail(Mail::Limits(Box::new(limits)));
+    assert_eq!(shard.next_timeout(), Some(Duration::ZERO), "there is room for the other one");
+    shard.turn().unwrap();
+    sleeps(&mut shard);
+    assert_eq!(waiting(&shard), 0);
+}
+
+/// The shard's next wait ends with an event only, after a few turns that do not wait.
+fn sleeps<E: Engine>(shard: &mut Shard<E>) {
+    for _ in 0..16 {
+        if shard.next_timeout().is_none() {
+            return;
+        }
+        shard.turn().unwrap();
+    }
+    panic!("the shard does not sleep");
+}
