@@ -159,6 +159,31 @@ impl Output {
         spares.give_pieces(other.pieces);
     }
 
+    /// The same for a place that was answered before the one in front of it, and so perhaps many times: neither is more than a
+    /// small buffer copied each time, nor does every reply keep one to itself.
+    pub(crate) fn join(&mut self, mut other: Self, spares: &mut Spares) {
+        let fits = |own: &Self, len: usize| own.tail.len() + len <= Spares::BYTES_MIN;
+        if let Some(Piece::Bytes(first)) = other.pieces.front()
+            && fits(self, first.len())
+            && let Some(Piece::Bytes(first)) = other.pop_front()
+        {
+            self.tail(spares).extend_from_slice(&first);
+            spares.give(first);
+        }
+        if other.pieces.is_empty() && !fits(self, other.tail.len()) {
+            self.end_tail(spares);
+            spares.give(std::mem::replace(&mut self.tail, other.tail));
+            spares.give_pieces(other.pieces);
+        } else {
+            self.append(other, spares);
+        }
+    }
+
+    /// Bytes of memory that its last buffer has taken and not filled. Those in front of it are full but for a part.
+    pub(crate) fn slack_bytes(&self) -> usize {
+        self.tail.capacity() - self.tail.len()
+    }
+
     /// Appends a range of a file.
     pub(crate) fn push_file(&mut self, range: FileRange, spares: &mut Spares) {
         if range.bytes > 0 {

@@ -391,6 +391,81 @@ fn a_panic_in_last_words_ends_the_wait_for_them() {
     conn.end(&mut env);
 }
 
+/// Answers behind one that is slow: however many come, they take a few places, and what these take is counted.
+#[test]
+fn answered_places_behind_a_slow_one_are_joined() {
+    const MESSAGES: usize = 1000;
+    let mut orders: Vec<Vec<usize>> = vec![(1..MESSAGES).collect(), (1..MESSAGES).rev().collect()];
+    // Every second one, and then those between.
+    orders.push((1..MESSAGES).step_by(2).chain((2..MESSAGES).step_by(2)).collect());
+    orders.push((1..MESSAGES).rev().step_by(2).chain((2..MESSAGES).step_by(2).rev()).collect());
+    for order in orders {
+        for body_bytes in [5, 500, 5000] {
+            let limits = Limits { out_queue_bytes_max: 8 << 20, connection_bytes_max: 16 << 20, ..Limits::default() };
+            let mut bench = Bench::new(LINES, Order::Requests, limits);
+            (0..MESSAGES).for_each(|_| bench.receive(b"defer\n"));
+            let mut deferred: Vec<_> = bench.service.deferred.lock().unwrap().drain(..).map(Some).collect();
+            assert_eq!(deferred.len(), MESSAGES);
+            let body = |at: usize| format!("{at:0body_bytes$}").into_bytes();
+            for (done, at) in order.iter().enumerate() {
+                deferred[*at].take().unwrap().reply(body(*at));
+                bench.deliver();
+                let unanswered = MESSAGES - 1 - done;
+                assert!(bench.conn.held_replies() <= 2 * unanswered + 1);
+            }
+            assert_eq!(bench.conn.held_replies(), 2);
+            deferred[0].take().unwrap().reply(body(0));
+            bench.deliver();
+            let mut batch = bench.conn.take_batch(bench.env.now).unwrap();
+            let bytes = batch.len();
+            while !batch.is_empty() {
+                let mut slices = [&[][..]; 16];
+                let filled = batch.slices(&mut slices);
+                let front = slices[..filled].concat();
+                bench.got.extend_from_slice(&front);
+                batch.advance(front.len(), &mut bench.env.spares);
+            }
+            bench.conn.sent(bytes, true, &mut bench.env);
+            let expected: Vec<u8> = (0..MESSAGES).flat_map(|at| [body(at), b"\n".to_vec()].concat()).collect();
+            assert!(bench.got == expected, "{body_bytes}");
+            assert_eq!((bench.conn.held_replies(), bench.env.budget.reply_bytes()), (0, 0));
+        }
+    }
+}
+
+#[test]
+fn messages_that_turn_out_to_need_no_reply_leave_no_place() {
+    let mut bench = Bench::lines();
+    bench.receive(b"defer\n");
+    for _ in 0..10_000 {
+        bench.receive(b"defer\n");
+        bench.service.deferred.lock().unwrap().pop().unwrap().no_reply();
+        bench.deliver();
+        assert_eq!(bench.conn.held_replies(), 1);
+    }
+    bench.receive(b"end\n");
+    bench.answer(0, b"first");
+    bench.take();
+    assert_eq!(bench.got(), "first\nend\n");
+}
+
+/// A short answer that is held back has a buffer of its own, which is much longer.
+#[test]
+fn buffers_of_short_answers_that_are_held_back_count() {
+    let mut bench = Bench::new(LINES, Order::Requests, Limits::default());
+    (0..200).for_each(|_| bench.receive(b"defer\n"));
+    let announced = bench.conn.owed_bytes();
+    let mut deferred = std::mem::take(&mut *bench.service.deferred.lock().unwrap());
+    for at in (1..200).rev().step_by(2) {
+        deferred.remove(at).reply(b"short".to_vec());
+    }
+    bench.deliver();
+    let answered = 100;
+    // The 4,096 bytes that each of the replies was assumed to need are still held.
+    assert!(bench.conn.owed_bytes() >= announced - answered * "defer".len(), "{}", bench.conn.owed_bytes());
+    assert_eq!(bench.conn.owed_bytes(), bench.env.budget.reply_bytes());
+}
+
 /// A reply behind a deferred one waits for it, whatever its size.
 #[test]
 fn bytes_held_back_count() {

@@ -163,8 +163,10 @@ fn no_reply_leaves_before_its_record_is_durable() {
         assert_eq!((commit.last, commit.records), (2, 2), "one commit for all connections of the turn");
         assert_eq!((shard.take(0), shard.take(1)), (String::new(), String::new()), "{order:?}");
         assert_eq!(shard.take(2), "hello\n", "a reply that depends on nothing waits for nothing");
-        let owed = shard.env.budget.reply_bytes();
-        assert_eq!(owed, 2 + 2 + 2, "replies that wait count");
+        let queued: usize = shard.conns.iter().map(Connection::queued_bytes).sum();
+        assert_eq!(queued, 2 + 2 + 2, "replies that wait count");
+        let owed: usize = shard.conns.iter().map(Connection::owed_bytes).sum();
+        assert_eq!(owed, shard.env.budget.reply_bytes());
         commit.complete();
         shard.look();
         assert_eq!((shard.take(0), shard.take(1)), ("1\n2\n".into(), "2\n".into()), "{order:?}");
@@ -472,7 +474,8 @@ fn last_words_wait_for_their_gate_and_the_end_waits_for_them() {
     bench.receive(b"hello\nlonger than it may be\n");
     assert_eq!((bench.take(), bench.conn.finished()), ("hello\n".into(), None));
     assert_eq!(bench.env.take_gated().len(), 1, "the shard was told");
-    assert_eq!(bench.env.budget.reply_bytes(), "refused\n".len());
+    assert_eq!(bench.conn.queued_bytes(), "refused\n".len());
+    assert_eq!(bench.conn.owed_bytes(), bench.env.budget.reply_bytes());
     bench.release(1);
     assert_eq!((bench.take(), bench.conn.finished()), ("refused\n".into(), Some(CloseReason::OversizedMessage)));
     assert_eq!(bench.env.budget.reply_bytes(), 0);

@@ -183,7 +183,9 @@ impl Plan {
         let message = self.length_max + 64;
         let in_work = self.limits.connection_bytes_max.min(self.limits.shard_bytes_max) / ASSUMED_BYTES + 1;
         let unannounced = reply.saturating_sub(ASSUMED_BYTES) * in_work.min(self.limits.deferred_max as usize);
-        3 * (message + reply.max(ASSUMED_BYTES)) + unannounced
+        // Its place behind others, with a buffer that is not full.
+        let place = 256 + 2 * reply.max(ASSUMED_BYTES);
+        3 * (message + reply.max(ASSUMED_BYTES)) + unannounced + place
     }
 }
 

@@ -59,6 +59,8 @@ pub struct Connection<S: ShardService> {
     /// Replies that wait for an earlier one, or for a gate.
     held: VecDeque<Held>,
     held_bytes: usize,
+    /// What these places take beyond the bytes of their replies.
+    slack_bytes: usize,
     /// Requests in work, and what their replies need as far as it was announced.
     work_bytes: usize,
     /// What the shard's budget knows of this connection.
@@ -134,6 +136,7 @@ impl<S: ShardService> Connection<S> {
             memory: Memory::Enough,
             held: VecDeque::new(),
             held_bytes: 0,
+            slack_bytes: 0,
             work_bytes: 0,
             counted_bytes: 0,
             expected_bytes: EXPECTED_REPLY_BYTES,
@@ -573,12 +576,13 @@ impl<S: ShardService> Connection<S> {
     }
 
     /// Bytes that count towards [`connection_bytes_max`](crate::limits::Limits::connection_bytes_max): replies, and
-    /// requests in work with the replies they announced.
+    /// requests in work with the replies they announced; of replies held back, all memory that they take.
     pub fn owed_bytes(&self) -> usize {
-        self.queued_bytes() + self.work_bytes
+        self.queued_bytes() + self.slack_bytes + self.work_bytes
     }
 
-    /// Places in the order of replies: one for each message with a deferred reply, one for all replies between two.
+    /// Places in the order of replies: one for each message with an unanswered reply, one for all replies between two that
+    /// wait for the same gates.
     pub fn held_replies(&self) -> usize {
         self.held.len()
     }
@@ -638,6 +642,7 @@ impl<S: ShardService> Connection<S> {
         if self.closing_gently() || self.last_words.take().is_some() {
             self.closing = Some(CloseReason::Panicked);
         }
+        self.drop_held(env);
         self.close(CloseReason::Panicked, env);
     }
 

@@ -23,6 +23,14 @@ pub(super) struct Held {
     gates: GateSet,
     /// The gate that the shard was told of.
     named: Option<Gate>,
+    /// What the output takes beyond its bytes, as it was counted last.
+    slack_bytes: usize,
+}
+
+impl Held {
+    fn new(ticket: u64, output: Output, awaiting: u32, gates: GateSet) -> Self {
+        Self { ticket, output, awaiting, gates, named: None, slack_bytes: 0 }
+    }
 }
 
 /// What a call of the service left behind, apart from the bytes of its replies.
@@ -132,7 +140,7 @@ impl<S: ShardService> Connection<S> {
             None if called.gates.closed(&env.gates).is_some() => self.output.split_off(before, &mut env.spares),
             None => Output::default(),
         };
-        self.hold(Held { ticket, output, awaiting, gates: called.gates, named: None }, env);
+        self.hold(Held::new(ticket, output, awaiting, called.gates), env);
         called.close.then_some(called.at_once)
     }
 
@@ -157,9 +165,11 @@ impl<S: ShardService> Connection<S> {
             // One buffer for all replies behind the same place, however many there are.
             Some(last) if held.awaiting == 0 && last.awaiting == 0 && last.gates.covers(&held.gates) => {
                 last.output.append(held.output, &mut env.spares);
+                self.count_slack(self.held.len() - 1);
             }
             _ if waits || !held.output.is_empty() => {
                 self.held.push_back(held);
+                self.count_slack(self.held.len() - 1);
                 if self.held.len() == 1 {
                     self.release_held(env);
                 }
@@ -174,7 +184,6 @@ impl<S: ShardService> Connection<S> {
         while let Some(first) = self.held.front_mut().filter(|held| held.awaiting == 0) {
             if let Some(gate) = first.gates.closed(&env.gates) {
                 if first.gates.is_lost(&env.gates) {
-                    self.drop_held(env);
                     return self.end_for_panic(env);
                 }
                 if first.named.replace(gate) != Some(gate) {
@@ -182,8 +191,9 @@ impl<S: ShardService> Connection<S> {
                 }
                 return;
             }
-            let Some(Held { output, .. }) = self.held.pop_front() else { return };
+            let Some(Held { output, slack_bytes, .. }) = self.held.pop_front() else { return };
             self.held_bytes -= output.memory_bytes();
+            self.slack_bytes -= slack_bytes;
             self.output.append(output, &mut env.spares);
         }
         self.end_last_words();
@@ -223,25 +233,67 @@ impl<S: ShardService> Connection<S> {
             if self.held.is_empty() && called.gates.closed(&env.gates).is_none() {
                 self.output.append(output, &mut env.spares);
             } else {
-                self.hold(Held { ticket, output, awaiting: 0, gates: called.gates, named: None }, env);
+                self.hold(Held::new(ticket, output, 0, called.gates), env);
             }
-        } else if let Some(place) = self.held.iter_mut().find(|held| held.ticket == ticket && held.awaiting > 0) {
-            self.held_bytes += output.memory_bytes();
-            place.output.append(output, &mut env.spares);
-            place.awaiting = place.awaiting + called.deferred - 1;
-            place.gates.add_all(&called.gates);
-            self.release_held(env);
+        } else {
+            self.add_to_place(ticket, output, &called, env);
         }
         self.end_last_words();
         if called.close {
             self.close(CloseReason::Service, env);
         }
-        if self.owed_bytes() > self.limits(env).connection_bytes_max.saturating_mul(2) {
+        if self.queued_bytes() + self.work_bytes > self.limits(env).connection_bytes_max.saturating_mul(2) {
             // Replies that were not announced: the work was done before their size was known.
             self.drop_replies(env);
             self.closing = None;
             self.close(CloseReason::ReplyLimit, env);
         }
+    }
+
+    /// Adds what was answered to the place that waits for it.
+    fn add_to_place(&mut self, ticket: u64, output: Output, called: &Called, env: &mut Env) {
+        // Places are in the order of their messages.
+        let at = self.held.partition_point(|held| held.ticket < ticket);
+        let Some(place) = self.held.get_mut(at).filter(|held| held.ticket == ticket && held.awaiting > 0) else {
+            return;
+        };
+        self.held_bytes += output.memory_bytes();
+        place.output.append(output, &mut env.spares);
+        place.awaiting = place.awaiting + called.deferred - 1;
+        place.gates.add_all(&called.gates);
+        let (answered, empty) = (place.awaiting == 0, place.output.is_empty());
+        self.count_slack(at);
+        if answered && at > 0 {
+            // Of two neighbours one is unanswered, or they wait for different gates: however many answers come behind one
+            // that does not, they take few places and little memory.
+            if empty {
+                self.held.remove(at).into_iter().for_each(|held| self.slack_bytes -= held.slack_bytes);
+            } else {
+                self.join(at, env);
+            }
+            self.join(at - 1, env);
+        }
+        self.release_held(env);
+    }
+
+    /// Joins a place with the next one, if both wait for the same.
+    fn join(&mut self, at: usize, env: &mut Env) {
+        let (Some(first), Some(second)) = (self.held.get(at), self.held.get(at + 1)) else { return };
+        if first.awaiting > 0 || second.awaiting > 0 || !first.gates.covers(&second.gates) {
+            return;
+        }
+        let Some(second) = self.held.remove(at + 1) else { return };
+        self.slack_bytes -= second.slack_bytes;
+        self.held[at].output.join(second.output, &mut env.spares);
+        self.count_slack(at);
+    }
+
+    /// Counts anew what a place takes beyond its bytes.
+    fn count_slack(&mut self, at: usize) {
+        let place = &mut self.held[at];
+        let slack_bytes = size_of::<Held>() + place.output.slack_bytes();
+        self.slack_bytes = self.slack_bytes - place.slack_bytes + slack_bytes;
+        place.slack_bytes = slack_bytes;
     }
 
     /// Throws away the replies that are not with the engine.
@@ -251,11 +303,11 @@ impl<S: ShardService> Connection<S> {
         self.last_words = None;
     }
 
-    fn drop_held(&mut self, env: &mut Env) {
+    pub(super) fn drop_held(&mut self, env: &mut Env) {
         for held in self.held.drain(..) {
             held.output.recycle(&mut env.spares);
         }
-        self.held_bytes = 0;
+        (self.held_bytes, self.slack_bytes) = (0, 0);
     }
 
     pub(super) fn call_upstream(&mut self, event: Upstream, env: &mut Env) {
