@@ -6,12 +6,26 @@ mod common;
 use std::any::Any;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use common::{Wire, counter};
-use ksf::pool::Chunk;
+use common::{SLOT_BYTES, Wire, counter};
+use ksf::connection::Connection;
+use ksf::env::Env;
+use ksf::limits::{Limits, Time};
+use ksf::pool::{Chunk, Memory, Pool};
+use ksf::service::ConnKey;
+use ksf::shard_service::OnShard;
+use ksf::{Peer, Refused, Service, ShardService, Turn};
 use ksf_proto::oncrpc::{AuthStat, Credential};
 use ksf_proto::xdr::{XdrReader, XdrWrite};
-use ksf_services::rpc::{Answered, ProcError, Program, ProgramTable, RpcCall, RpcReply, RpcService};
+use ksf_services::rpc::{
+    Answered, ProcError, Program, ProgramTable, RpcCall, RpcOnWorkers, RpcReply, RpcService, RpcTurn, ShardProgram,
+    nfs_null,
+};
+use ksf_test::alloc::{Counting, allocations};
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
 
 /// Procedures: 1 adds two numbers, 2 fails after it wrote something, 3 is for
 /// AUTH_SYS only and answers the user, 4 asks for the thread pool, 5 answers with
@@ -193,4 +207,168 @@ fn a_program_knows_where_a_call_came_from_and_keeps_its_arguments() {
     assert_eq!(wire.feed(&call(8, &[1, 2, 3])), accepted(&[0, 0, 1, 2, 3]));
     let long: Vec<u32> = (0..700).collect();
     assert_eq!(wire.feed(&call(8, &long)), accepted(&[&[0, 0][..], &long].concat()));
+}
+
+/// Answers how many calls the shard and the connection had. It takes TCP connections; the others it refuses, or it panics.
+struct Guests {
+    number: u32,
+    strict: bool,
+    open: Arc<AtomicU32>,
+}
+
+impl ShardProgram for Guests {
+    type Shard = u32;
+    type Conn = u32;
+
+    fn name(&self) -> &str {
+        "guests"
+    }
+
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn versions(&self) -> RangeInclusive<u32> {
+        1..=1
+    }
+
+    fn start(&self, _: &mut RpcTurn<'_, '_>) -> std::io::Result<u32> {
+        Ok(0)
+    }
+
+    fn accept(&self, _: &mut u32, peer: &Peer) -> Result<u32, Refused> {
+        match peer {
+            Peer::Unnamed if self.strict => return Err(Refused),
+            Peer::Unix if self.strict => panic!("as the test wants it"),
+            _ => self.open.fetch_add(1, Ordering::Relaxed),
+        };
+        Ok(0)
+    }
+
+    fn call(&self, shard: &mut u32, conn: &mut u32, _: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered {
+        (*shard, *conn) = (*shard + 1, *conn + 1);
+        reply.results(|out| {
+            out.put_u32(*shard);
+            out.put_u32(*conn);
+            Ok(())
+        })
+    }
+
+    fn close(&self, _: &mut u32, _: u32) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Two programs with state, on one shard.
+struct Shard {
+    env: Env,
+    on: OnShard<RpcService>,
+    open: [Arc<AtomicU32>; 2],
+}
+
+impl Shard {
+    fn new() -> Self {
+        let mut table = ProgramTable::new();
+        let open = [Arc::default(), Arc::default()];
+        for (number, open) in [0x2000_0001, 0x2000_0002].into_iter().zip(&open) {
+            table.register(Guests { number, strict: number % 2 == 0, open: Arc::clone(open) }).unwrap();
+        }
+        let service = Arc::new(RpcService::new("guests", table));
+        let mut env = Env::new(Limits::default(), Pool::new(Memory::Anonymous, SLOT_BYTES as u32, 8).unwrap()).unwrap();
+        let state = service.start(&mut Turn::new(&mut env)).unwrap();
+        Self { env, on: OnShard::new(service, state), open }
+    }
+
+    fn connect(&self, index: u32, peer: Peer) -> Result<Connection<RpcService>, Refused> {
+        Connection::new(self.on.clone(), peer, ConnKey { index, generation: 0 }, Time(0))
+    }
+
+    fn receive(&mut self, connection: &mut Connection<RpcService>, bytes: &[u8]) {
+        let mut slot = self.env.pool.take().unwrap();
+        slot.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+        connection.receive(slot.freeze(bytes.len()), &mut self.env);
+    }
+
+    /// The reply to a call of the first program.
+    fn ask(&mut self, connection: &mut Connection<RpcService>) -> Vec<u8> {
+        self.receive(connection, &call(1, &[]));
+        let batch = connection.take_batch(Time(0)).unwrap();
+        let mut slices = [&[][..]; 4];
+        let filled = batch.slices(&mut slices);
+        connection.sent(batch.len(), true, &mut self.env);
+        slices[..filled].concat()
+    }
+
+    /// States of connections that the programs have.
+    fn open(&self) -> [u32; 2] {
+        [0, 1].map(|at| self.open[at].load(Ordering::Relaxed))
+    }
+}
+
+const TCP: Peer = Peer::Tcp(std::net::SocketAddr::V4(std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 9)));
+
+#[test]
+fn states_of_a_connection_come_and_go_with_it() {
+    let mut shard = Shard::new();
+    let mut connections = [0, 1].map(|index| shard.connect(index, TCP).unwrap());
+    assert_eq!(shard.open(), [2, 2]);
+    // Calls of the shard, calls of the connection.
+    for (at, expected) in [(0, [1, 1]), (1, [2, 1]), (0, [3, 2])] {
+        assert_eq!(shard.ask(&mut connections[at]), accepted(&[0, expected[0], expected[1]]));
+    }
+    connections.into_iter().for_each(|connection| connection.end(&mut shard.env));
+    assert_eq!(shard.open(), [0, 0]);
+    // A slot that was used has none of it left.
+    let mut again = shard.connect(2, TCP).unwrap();
+    assert_eq!(shard.ask(&mut again), accepted(&[0, 4, 1]));
+    again.end(&mut shard.env);
+}
+
+#[test]
+fn a_connection_that_one_program_refuses_leaves_nothing_with_the_others() {
+    let mut shard = Shard::new();
+    assert!(shard.connect(0, Peer::Unnamed).is_err());
+    assert_eq!(shard.open(), [0, 0]);
+    // After a panic the state is closed when its slot is taken again.
+    assert!(shard.connect(0, Peer::Unix).is_err());
+    assert_eq!(shard.open(), [1, 0]);
+    let connection = shard.connect(0, TCP).unwrap();
+    assert_eq!(shard.open(), [1, 1]);
+    connection.end(&mut shard.env);
+    assert_eq!(shard.open(), [0, 0]);
+}
+
+#[test]
+fn a_call_with_states_allocates_nothing() {
+    let mut shard = Shard::new();
+    let mut connection = shard.connect(0, TCP).unwrap();
+    let calls = call(1, &[]).repeat(20);
+    let mut one = |shard: &mut Shard| {
+        shard.receive(&mut connection, &calls);
+        while let Some(batch) = connection.take_batch(Time(0)) {
+            let bytes = batch.len();
+            batch.recycle(&mut shard.env.spares);
+            connection.sent(bytes, true, &mut shard.env);
+        }
+    };
+    (0..10).for_each(|_| one(&mut shard));
+    let before = allocations();
+    (0..1000).for_each(|_| one(&mut shard));
+    assert_eq!(allocations() - before, 0, "20,000 calls");
+}
+
+#[test]
+fn workers_take_programs_without_state_alone() {
+    let mut table = ProgramTable::new();
+    table.register(nfs_null()).unwrap();
+    let on_workers = RpcOnWorkers::new(Arc::new(RpcService::new("null", table.clone()))).unwrap();
+    assert_eq!(Service::name(&on_workers), "null");
+    let mut wire = Wire::new(&Arc::new(on_workers));
+    let null = record(&[7, 0, 2, 100_003, 3, 0, 0, 0, 0, 0]);
+    assert_eq!(wire.feed(&[&null[..], &call(1, &[])].concat()), [accepted(&[0]), accepted(&[1])].concat());
+    let strict = false;
+    table.register(Guests { number: 5, strict, open: Arc::default() }).unwrap();
+    let error = RpcOnWorkers::new(Arc::new(RpcService::new("guests", table))).unwrap_err();
+    let expected = "the program guests has state on shards, which workers do not have: run it without workers";
+    assert_eq!(error.to_string(), expected);
 }

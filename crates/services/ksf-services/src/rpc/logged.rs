@@ -186,7 +186,8 @@ impl<'a, 'r> LoggedRpcReply<'a, 'r> {
         self.0
     }
 
-    /// Adds a further log to wait for: a reply that saw what several logs wrote.
+    /// Adds a further log to wait for: a reply that saw what several logs wrote. A reply that is deferred says what it waits
+    /// for when its call goes on.
     pub fn also_after(&mut self, gate: Gate) {
         self.0.gate(gate);
     }
