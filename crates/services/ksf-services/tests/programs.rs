@@ -324,6 +324,23 @@ fn states_of_a_connection_come_and_go_with_it() {
     again.end(&mut shard.env);
 }
 
+/// A turn costs a table without state what it costs a service without state.
+#[test]
+fn programs_without_state_want_no_turn_end() {
+    let mut shard = Shard::new();
+    let mut connection = shard.connect(0, TCP).unwrap();
+    shard.ask(&mut connection);
+    assert!(shard.on.waits_for_turn_end());
+    let mut table = ProgramTable::new();
+    table.register(nfs_null()).unwrap();
+    let service = Arc::new(RpcService::new("null", table));
+    let state = service.start(&mut Turn::new(&mut shard.env)).unwrap();
+    shard.on = OnShard::new(service, state);
+    let mut connection = shard.connect(0, TCP).unwrap();
+    assert_eq!(shard.ask(&mut connection), accepted(&[1]));
+    assert!(!shard.on.waits_for_turn_end());
+}
+
 #[test]
 fn a_connection_that_one_program_refuses_leaves_nothing_with_the_others() {
     let mut shard = Shard::new();

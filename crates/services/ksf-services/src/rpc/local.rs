@@ -76,7 +76,7 @@ impl<P: ShardProgram> LocalProgram for Local<P> {
     fn accept(&mut self, slot: usize, peer: &Peer) -> Result<(), Refused> {
         // Left by a connection that was refused, or closed, by the panic of another program.
         self.close(slot);
-        self.active = true;
+        self.active |= P::HAS_TURN_END;
         let conn = self.program.accept(&mut self.shard, peer)?;
         if self.conns.len() <= slot {
             self.conns.resize_with(slot + 1, || None);
@@ -86,7 +86,7 @@ impl<P: ShardProgram> LocalProgram for Local<P> {
     }
 
     fn call(&mut self, slot: usize, call: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered {
-        self.active = true;
+        self.active |= P::HAS_TURN_END;
         match self.conns.get_mut(slot) {
             Some(Some(conn)) => self.program.call(&mut self.shard, conn, call, reply),
             _ => reply.error(ProcError::SystemErr),
@@ -94,7 +94,7 @@ impl<P: ShardProgram> LocalProgram for Local<P> {
     }
 
     fn resume(&mut self, slot: usize, state: Box<dyn Any + Send>, reply: RpcReply<'_, '_>) -> Answered {
-        self.active = true;
+        self.active |= P::HAS_TURN_END;
         match self.conns.get_mut(slot) {
             Some(Some(conn)) => self.program.resume(&mut self.shard, conn, state, reply),
             _ => reply.error(ProcError::SystemErr),
@@ -108,7 +108,7 @@ impl<P: ShardProgram> LocalProgram for Local<P> {
     }
 
     fn file_done(&mut self, done: FileDone, turn: &mut RpcTurn<'_, '_>) {
-        self.active = true;
+        self.active |= P::HAS_TURN_END;
         self.program.file_done(&mut self.shard, done, turn);
     }
 
@@ -119,7 +119,7 @@ impl<P: ShardProgram> LocalProgram for Local<P> {
 
     fn close(&mut self, slot: usize) {
         if let Some(conn) = self.conns.get_mut(slot).and_then(Option::take) {
-            self.active = true;
+            self.active |= P::HAS_TURN_END;
             self.program.close(&mut self.shard, conn);
         }
     }
