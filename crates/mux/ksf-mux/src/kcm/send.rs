@@ -2,8 +2,8 @@
 //! one.
 
 use std::io::IoSlice;
-use std::sync::TryLockError;
 use std::sync::atomic::Ordering;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::error::KcmSocketError;
@@ -19,13 +19,16 @@ use crate::socket::SendOptions;
 /// Longest wait, for calls that wait for ever: the clock reaches no end within it.
 const FOREVER: Duration = Duration::from_secs(1 << 32);
 
-/// What a socket keeps between sending calls.
+/// What a socket keeps between sending calls. No call keeps the lock while it waits.
 #[derive(Debug, Default)]
 pub(super) struct Sending {
     /// The beginning of a message.
     message: Vec<u8>,
     /// The message that it answers.
     answers: Option<Unanswered>,
+    /// A call that ends a message, and has its beginning, waits for room. If there is none in time, the beginning comes
+    /// back, so no other message begins until then that does not end with its call.
+    is_ending: bool,
     /// The connection that has the messages of an unfinished batch.
     batch: Option<ConnectionId>,
     repeatable: bool,
@@ -35,6 +38,16 @@ impl Sending {
     /// Where the message goes that has begun, if that is settled.
     pub(super) fn recipient(&self) -> Option<ConnectionId> {
         self.answers.filter(|_| !self.message.is_empty()).map(|message| message.connection)
+    }
+
+    /// After a call that ends a message, which had it: keeps so much of its beginning for the next one.
+    fn put_back(&mut self, mut message: Vec<u8>, answers: Option<Unanswered>, keep: usize) {
+        // Another message may have begun meanwhile, unless there is a beginning to be kept.
+        if self.message.is_empty() {
+            message.truncate(keep);
+            self.message = message;
+            self.answers = answers;
+        }
     }
 }
 
@@ -54,22 +67,16 @@ impl<M: Multiplexor> KcmSocket<M> {
     /// later message, which comes again with the next call. For callers that make a call like [`Self::sendmmsg`]
     /// themselves.
     pub fn sendmsg_at(&self, at: usize, parts: &[IoSlice<'_>], flags: Flags) -> Result<usize, KcmSocketError> {
-        let mut sending = if flags.contains(Flags::DONTWAIT) {
-            match self.sending.try_lock() {
-                Ok(sending) => sending,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                // Another thread waits for room.
-                Err(TryLockError::WouldBlock) => return Err(KcmSocketError::WouldBlock),
-            }
-        } else {
-            lock(&self.sending)
-        };
-        let sending = &mut *sending;
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         let ends = match self.kind() {
             Kind::Dgram => !flags.contains(Flags::MORE),
             Kind::Seqpacket => flags.contains(Flags::EOR),
         };
+        let wait = (!flags.contains(Flags::DONTWAIT)).then(|| self.send_timeout().unwrap_or(FOREVER).min(FOREVER));
+        let mut sending = lock(&self.sending);
+        if !ends && sending.is_ending {
+            sending = self.wait_for_end(sending, wait)?;
+        }
         let before = sending.message.len();
         let limit = self.group.options.limits.message_bytes_max;
         if before + bytes > limit {
@@ -95,23 +102,33 @@ impl<M: Multiplexor> KcmSocket<M> {
         if !ends {
             return Ok(bytes);
         }
-        let wait = (!flags.contains(Flags::DONTWAIT)).then(|| self.send_timeout().unwrap_or(FOREVER).min(FOREVER));
         let batch = flags.contains(Flags::BATCH);
         let batch_wait = batch.then(|| Duration::from_millis(self.group.options.batch_timeout_ms));
         let options = SendOptions {
             repeatable: sending.repeatable,
-            wait,
             to: answers.map(|message| message.connection),
             answer: true,
             prefer: sending.batch,
             batch: batch_wait,
             ..SendOptions::default()
         };
-        match self.socket.send(&sending.message, options) {
+        let message = std::mem::take(&mut sending.message);
+        let mut sent = self.socket.send(&message, options);
+        if matches!(sent, Err(SendError::WouldBlock)) && wait.is_some() {
+            sending.is_ending |= before > 0;
+            drop(sending);
+            sent = self.socket.send(&message, SendOptions { wait, ..options });
+            sending = lock(&self.sending);
+            if before > 0 {
+                sending.is_ending = false;
+                self.ended.notify_all();
+            }
+        }
+        match sent {
             Ok(connection) => {
                 self.counts.tx_messages.fetch_add(1, Ordering::Relaxed);
-                self.counts.tx_bytes.fetch_add(sending.message.len() as u64, Ordering::Relaxed);
-                sending.message.clear();
+                self.counts.tx_bytes.fetch_add(message.len() as u64, Ordering::Relaxed);
+                sending.put_back(message, answers, 0);
                 answered();
                 if sending.batch != Some(connection) {
                     self.counts.reserved.fetch_add(1, Ordering::Relaxed);
@@ -125,20 +142,31 @@ impl<M: Multiplexor> KcmSocket<M> {
                 Ok(bytes)
             }
             Err(SendError::Gone(connection)) => {
-                if at == 0 {
-                    // The caller is told, and does not come again with it.
-                    sending.message.clear();
+                // A caller that is told of it does not come again with the message.
+                let is_told = at == 0;
+                sending.put_back(message, answers, if is_told { 0 } else { before });
+                if is_told {
                     answered();
-                } else {
-                    sending.message.truncate(before);
                 }
                 Err(KcmSocketError::SenderGone(connection))
             }
             Err(error) => {
-                sending.message.truncate(before);
+                sending.put_back(message, answers, before);
                 Err(error.into())
             }
         }
+    }
+
+    /// Waits until the message is queued, or not in time, whose last piece waits for room.
+    fn wait_for_end<'a>(
+        &'a self,
+        sending: MutexGuard<'a, Sending>,
+        wait: Option<Duration>,
+    ) -> Result<MutexGuard<'a, Sending>, KcmSocketError> {
+        let wait = wait.ok_or(KcmSocketError::WouldBlock)?;
+        let waited = self.ended.wait_timeout_while(sending, wait, |sending| sending.is_ending);
+        let (sending, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if sending.is_ending { Err(KcmSocketError::WouldBlock) } else { Ok(sending) }
     }
 
     /// `send`: the same, of one buffer.

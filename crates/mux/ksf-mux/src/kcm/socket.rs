@@ -117,6 +117,8 @@ pub struct KcmSocket<M: Multiplexor = Mux> {
     /// Wakes who waits for a disabled socket.
     pub(super) enabled: Condvar,
     pub(super) sending: Mutex<Sending>,
+    /// Wakes who waits for the end of a message in pieces.
+    pub(super) ended: Condvar,
     timeouts: Mutex<Timeouts>,
     pub(super) counts: Arc<SocketCounts>,
 }
@@ -185,6 +187,7 @@ impl<M: Multiplexor> KcmSocket<M> {
             receiving: Mutex::default(),
             enabled: Condvar::new(),
             sending: Mutex::default(),
+            ended: Condvar::new(),
             timeouts: Mutex::default(),
             counts,
             group,
@@ -329,7 +332,7 @@ impl<M: Multiplexor> KcmSocket<M> {
 
     /// True if a sending call of this thread need not wait, or fails at once.
     pub fn is_writable(&self) -> bool {
-        let begun = self.sending.try_lock().ok().and_then(|sending| sending.recipient());
+        let begun = lock(&self.sending).recipient();
         let recipient = begun.or_else(|| self.unanswered().map(|message| message.connection));
         self.group.mux.has_room(recipient)
     }

@@ -3,12 +3,14 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Barrier;
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use ksf_mux::kcm::{Flags, KcmOptions, KcmSocket, KcmSocketError, Kind, RecvBuffer, Routing};
 use rustix::net::sockopt;
+use rustix::thread::{Pid, gettid};
 
 use crate::common::clients::{answer_many, answer_one, serve};
-use crate::common::contract;
+use crate::common::{contract, wait_until};
 use crate::observe;
 use crate::support::*;
 
@@ -244,6 +246,112 @@ fn an_answer_waits_for_room_on_its_connection() {
     });
     assert!(mux.is_writable());
     assert_eq!(quick.has(), "nothing");
+}
+
+/// A socket of several threads, the connection of a peer that does not read, and another one.
+struct SharedSocket {
+    mux: KcmSocket,
+    slow: Tcp,
+    quick: Tcp,
+}
+
+impl SharedSocket {
+    fn new(kind: Kind) -> Self {
+        let mut options = KcmOptions::default();
+        options.limits.connection_bytes_max = 500_000;
+        options.limits.out_queue_bytes_max = 50_000;
+        let mux = KcmSocket::new(kind, options).unwrap();
+        mux.set_send_timeout(Some(PATIENCE));
+        let (slow, quick) = (attached(&mux), attached(&mux));
+        sockopt::set_socket_send_buffer_size(&slow.near, 16_384).unwrap();
+        Self { mux, slow, quick }
+    }
+
+    /// The calling thread receives from the slow connection, and answers with more than TCP and the budget of the
+    /// connection have room for. Returns the length.
+    fn fill(&self) -> usize {
+        asked_by(&self.mux, &[&self.slow]);
+        let long = message(1_000_000, b'l');
+        assert_eq!(self.mux.send(&long, Flags::EOR | Flags::DONTWAIT).unwrap(), long.len());
+        assert!(!self.mux.is_writable());
+        long.len()
+    }
+}
+
+/// Waits until this thread of the process sleeps.
+fn sleeps(thread: Pid) {
+    let stat = format!("/proc/self/task/{thread}/stat");
+    wait_until("the thread sleeps", || std::fs::read_to_string(&stat).unwrap().contains(") S "));
+}
+
+#[test]
+fn a_thread_that_waits_for_room_holds_up_no_other_of_its_socket() {
+    own_network();
+    let shared = SharedSocket::new(Kind::Dgram);
+    let SharedSocket { mux, slow, quick } = &shared;
+    asked_by(mux, &[quick]);
+    std::thread::scope(|scope| {
+        let (about_to_wait, waits) = channel();
+        let shared = &shared;
+        let answerer = scope.spawn(move || {
+            let queued = shared.fill();
+            about_to_wait.send((gettid(), queued)).unwrap();
+            mux.send(&message(10, b's'), Flags::NONE).unwrap();
+        });
+        let (thread, queued) = waits.recv_timeout(PATIENCE).unwrap();
+        sleeps(thread);
+        assert!(mux.is_writable());
+        send(mux, b'q').unwrap();
+        mux.send(&message(10, b'r')[..4], Flags::MORE | Flags::DONTWAIT).unwrap();
+        mux.send(&message(10, b'r')[4..], Flags::DONTWAIT).unwrap();
+        assert_eq!((gets(quick), gets(quick)), ('q', 'r'));
+        assert!(!answerer.is_finished());
+        slow.gets_bytes(queued);
+        assert_eq!((gets(slow), quick.has()), ('s', "nothing".into()));
+    });
+}
+
+/// A message in pieces that waits for room is waited for by the first piece of another one, and by no message that is
+/// whole.
+#[test]
+fn a_message_in_pieces_that_waits_for_room_keeps_its_beginning() {
+    own_network();
+    let shared = SharedSocket::new(Kind::Seqpacket);
+    let SharedSocket { mux, slow, quick } = &shared;
+    asked_by(mux, &[quick]);
+    std::thread::scope(|scope| {
+        let (about_to_wait, waits) = channel();
+        let (shared, also_about_to_wait) = (&shared, about_to_wait.clone());
+        let answerer = scope.spawn(move || {
+            let queued = shared.fill();
+            let whole = message(10, b's');
+            let (begin, end) = whole.split_at(4);
+            mux.send(begin, Flags::NONE).unwrap();
+            mux.set_send_timeout(Some(Duration::from_millis(20)));
+            let late = mux.send(end, Flags::EOR);
+            assert!(matches!(late, Err(KcmSocketError::WouldBlock)), "{late:?}");
+            mux.set_send_timeout(Some(PATIENCE));
+            about_to_wait.send((gettid(), queued)).unwrap();
+            mux.send(end, Flags::EOR).unwrap();
+        });
+        let (thread, queued) = waits.recv_timeout(PATIENCE).unwrap();
+        sleeps(thread);
+        send(mux, b'q').unwrap();
+        assert_eq!(gets(quick), 'q');
+        let begun = mux.send(&message(10, b'r')[..4], Flags::DONTWAIT);
+        assert!(matches!(begun, Err(KcmSocketError::WouldBlock)), "{begun:?}");
+        // One that may wait begins when the other one is queued.
+        let beginner = scope.spawn(move || {
+            asked_by(mux, &[quick]);
+            also_about_to_wait.send((gettid(), 0)).unwrap();
+            mux.send(&message(10, b'r')[..4], Flags::NONE).unwrap();
+            mux.send(&message(10, b'r')[4..], Flags::EOR).unwrap();
+        });
+        sleeps(waits.recv_timeout(PATIENCE).unwrap().0);
+        assert!(!answerer.is_finished() && !beginner.is_finished());
+        slow.gets_bytes(queued);
+        assert_eq!((gets(slow), gets(quick)), ('s', 'r'));
+    });
 }
 
 /// Answers to several connections leave with their call, although all but the last of them may wait for more.
