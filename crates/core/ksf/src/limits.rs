@@ -40,8 +40,8 @@ pub struct Limits {
     /// it by one message. What arrives while a connection stops is put aside; at twice this limit no connection is read
     /// but those few, so that the receive slots of a shard are the most by which it can be exceeded.
     pub assembly_bytes_max: usize,
-    /// Time in which a peer that is read although memory is short must send something of its unfinished message; and in
-    /// which a peer whose requests wait behind replies must read some of these when memory is at twice the limit.
+    /// Time in which a peer that is read although memory is short must send 64 KiB of its unfinished message, or the rest
+    /// of it (in the multiplexor: anything of it); and in which a peer whose requests wait behind replies must read some of these when memory is at twice the limit.
     pub pressure_timeout_ms: u64,
     /// Messages of one connection that may wait for a deferred reply, or that workers are not done with; above it the
     /// connection is not read.

@@ -156,3 +156,35 @@ fn a_peer_that_reads_nothing_ends_when_all_wait_for_its_memory() {
     end_turn(&mut env, &mut conns);
     assert!(!env.budget.is_overfull());
 }
+
+/// A byte now and then kept a pass for as long as a message may take, and others waited for it.
+#[test]
+fn a_pass_is_not_kept_by_trickling() {
+    let limits = Limits { assembly_bytes_max: LIMIT_BYTES, pressure_timeout_ms: 1_000, ..Limits::default() };
+    let (mut env, mut conns) = crowd(limits);
+    for _ in 0..CHUNKS / 2 {
+        conns.iter_mut().for_each(|conn| receive(&mut env, conn, false));
+    }
+    end_turn(&mut env, &mut conns);
+    assert!(env.budget.is_overfull(), "only those with a pass are read");
+    let read: Vec<_> = (0..conns.len()).filter(|at| conns[*at].wants_bytes(&env)).collect();
+    let [trickles, sends, ..] = read[..] else { panic!("{read:?} are read") };
+    env.now = Time(0).plus_ms(900);
+    let chunk = in_slot(&mut env, b"x");
+    conns[trickles].receive(chunk, &mut env);
+    (0..8).for_each(|_| receive(&mut env, &mut conns[sends], false));
+    env.now = Time(0).plus_ms(1_001);
+    for at in [trickles, sends] {
+        assert_eq!(conns[at].tick(&mut env), None);
+    }
+    assert!(conns[trickles].is_closing());
+    assert!(!conns[sends].is_closing());
+    assert_eq!(conns[trickles].finished(), Some(ksf::CloseReason::MemoryLimit));
+    // Its time began anew.
+    env.now = Time(0).plus_ms(1_999);
+    assert_eq!(conns[sends].tick(&mut env), None);
+    assert!(!conns[sends].is_closing());
+    env.now = Time(0).plus_ms(2_003);
+    assert_eq!(conns[sends].tick(&mut env), None);
+    assert!(conns[sends].is_closing());
+}

@@ -141,6 +141,7 @@ impl<S: ShardService> Connection<S> {
             // The rest of a message could not come while the peer was not read: its time begins now.
             self.cutter.restart(env.now);
             self.last_received = env.now;
+            self.watch_pass(env.now);
         }
         self.take_up(env);
     }

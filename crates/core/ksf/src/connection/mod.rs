@@ -37,6 +37,10 @@ mod replies;
 
 use replies::Held;
 
+/// Bytes that a peer must send in each `pressure_timeout_ms` while it is read although memory is short, unless its message
+/// ends. With less it would keep others from being read.
+const PASS_BYTES_MIN: u64 = 64 << 10;
+
 /// State of one connection, apart from its socket.
 pub struct Connection<S: ShardService> {
     on: OnShard<S>,
@@ -56,6 +60,8 @@ pub struct Connection<S: ShardService> {
     /// Chunks that wait because replies do, or because memory is short.
     stalled: VecDeque<Chunk>,
     memory: Memory,
+    /// Since when the peer is watched that is read with a pass, and what it had sent then.
+    pass_watched: (Time, u64),
     /// Replies that wait for an earlier one, or for a gate.
     held: VecDeque<Held>,
     held_bytes: usize,
@@ -134,6 +140,7 @@ impl<S: ShardService> Connection<S> {
             sending_bytes: 0,
             stalled: VecDeque::new(),
             memory: Memory::Enough,
+            pass_watched: (now, 0),
             held: VecDeque::new(),
             held_bytes: 0,
             slack_bytes: 0,
@@ -292,6 +299,7 @@ impl<S: ShardService> Connection<S> {
         // With a pass also where there is room again: it might not be enough.
         if env.budget.take_pass() {
             self.memory = Memory::Pass;
+            self.watch_pass(env.now);
         } else if env.budget.is_input_full(&env.limits) {
             return self.wait_for_memory(env);
         }
@@ -325,6 +333,22 @@ impl<S: ShardService> Connection<S> {
         self.cutter.restart(env.now);
         self.last_received = env.now;
         self.last_activity = env.now;
+        self.watch_pass(env.now);
+    }
+
+    /// From now on the peer must send its message, if it is read with a pass.
+    fn watch_pass(&mut self, now: Time) {
+        self.pass_watched = (now, self.received_bytes);
+    }
+
+    /// True, and its time begins anew, if the peer sends fast enough to keep its pass.
+    fn keeps_pass(&mut self, env: &Env) -> bool {
+        let sent = self.received_bytes - self.pass_watched.1;
+        let keeps = self.memory == Memory::Pass && self.is_awaited(env) && sent >= PASS_BYTES_MIN;
+        if keeps {
+            self.watch_pass(env.now);
+        }
+        keeps
     }
 
     /// Tells the service what happened to its exchange, if one is open.
@@ -431,7 +455,7 @@ impl<S: ShardService> Connection<S> {
         if is_over(self.send_deadline(env)) {
             return Some(CloseReason::SendTimeout);
         }
-        if is_over(self.pressure_deadline(env)) {
+        if is_over(self.pressure_deadline(env)) && !self.keeps_pass(env) {
             self.close(CloseReason::MemoryLimit, env);
         } else if is_over(self.assembly_deadline(env)) {
             self.refuse(CloseReason::AssemblyTimeout, env);
@@ -460,7 +484,7 @@ impl<S: ShardService> Connection<S> {
     fn pressure_deadline(&self, env: &Env) -> Option<Time> {
         let after = |since: Time| since.after_ms(env.limits.pressure_timeout_ms);
         if self.memory == Memory::Pass && self.is_awaited(env) {
-            return after(self.last_received);
+            return after(self.pass_watched.0);
         }
         // The input that it put aside goes when its peer takes the replies, and all others wait for that.
         let keeps_input = env.budget.is_overfull() && !self.stalled.is_empty() && self.memory != Memory::Waiting;
