@@ -165,6 +165,16 @@ impl GateSet {
         other.iter().all(|gate| self.iter().any(|own| own.log == gate.log && own.number >= gate.number))
     }
 
+    /// The gate, if there is one and no more.
+    pub(crate) fn only(&self) -> Option<Gate> {
+        self.first.filter(|_| self.others.is_empty())
+    }
+
+    /// True if all of it is waited for with this gate.
+    pub(crate) fn is_covered_by(&self, gate: Gate) -> bool {
+        self.iter().all(|own| own.log == gate.log && own.number <= gate.number)
+    }
+
     /// One of the gates that are closed.
     pub(crate) fn closed(&self, gates: &Gates) -> Option<Gate> {
         self.iter().find(|gate| !gates.is_open(*gate))

@@ -191,6 +191,43 @@ fn a_release_lets_go_what_it_covers_and_nothing_behind_it() {
     assert_eq!(shard.take(0), "2\nhello\n", "a greeting does not overtake the reply in front of it");
 }
 
+/// Pipelined records: one buffer for all of their replies, which leave as far as the log is durable.
+#[test]
+fn replies_behind_the_gates_of_a_pipeline_share_a_place() {
+    let order_of_releases = [3, 3, 50, 51, 100];
+    for behind_deferred in [false, true] {
+        let mut shard = Shard::new(Order::Requests, 1);
+        if behind_deferred {
+            shard.receive(0, b"slow\n");
+        }
+        // Some at once, and a batch more.
+        shard.receive(0, b"add\nadd\nhi\n");
+        (2..100).for_each(|_| shard.receive(0, b"add\n"));
+        let Commit { log, releaser, .. } = shard.turn_end().unwrap();
+        assert_eq!(shard.conns[0].held_replies(), 1 + usize::from(behind_deferred));
+        assert!(shard.conns[0].owed_bytes() < 20_000, "{}", shard.conns[0].owed_bytes());
+        if behind_deferred {
+            let slow = shard.service.0.slow.lock().unwrap().pop().unwrap();
+            slow.no_reply();
+            for delivery in shard.env.mailbox.take_deliveries() {
+                assert!(shard.conns[0].deliver(delivery, &mut shard.env));
+            }
+        }
+        let mut replied = 0;
+        for released in order_of_releases {
+            releaser.release(log, released);
+            shard.look();
+            let greeting = |number| if number == 2 { "hello\n" } else { "" };
+            let expected: String = (replied + 1..=released).map(|at| format!("{at}\n{}", greeting(at))).collect();
+            assert_eq!(shard.take(0), expected, "{behind_deferred} {released}");
+            let owed_bytes = shard.conns[0].owed_bytes();
+            assert_eq!(owed_bytes, shard.env.budget.reply_bytes());
+            replied = released;
+        }
+        assert_eq!(shard.env.budget.reply_bytes(), 0);
+    }
+}
+
 #[test]
 fn an_orderly_end_waits_for_the_gate() {
     let mut shard = Shard::new(Order::Requests, 1);

@@ -35,7 +35,7 @@ use crate::shard_service::{OnShard, Panicked, ShardService};
 pub(crate) mod input;
 mod replies;
 
-use replies::Held;
+use replies::{Held, Mark};
 
 /// Bytes that a peer must send in each `pressure_timeout_ms` while it is read although memory is short, unless its message
 /// ends. With less it would keep others from being read.
@@ -64,6 +64,8 @@ pub struct Connection<S: ShardService> {
     pass_watched: (Time, u64),
     /// Replies that wait for an earlier one, or for a gate.
     held: VecDeque<Held>,
+    /// Where in these more must be durable: in order.
+    marks: VecDeque<Mark>,
     held_bytes: usize,
     /// What these places take beyond the bytes of their replies.
     slack_bytes: usize,
@@ -142,6 +144,7 @@ impl<S: ShardService> Connection<S> {
             memory: Memory::Enough,
             pass_watched: (now, 0),
             held: VecDeque::new(),
+            marks: VecDeque::new(),
             held_bytes: 0,
             slack_bytes: 0,
             work_bytes: 0,
@@ -602,11 +605,11 @@ impl<S: ShardService> Connection<S> {
     /// Bytes that count towards [`connection_bytes_max`](crate::limits::Limits::connection_bytes_max): replies, and
     /// requests in work with the replies they announced; of replies held back, all memory that they take.
     pub fn owed_bytes(&self) -> usize {
-        self.queued_bytes() + self.slack_bytes + self.work_bytes
+        self.queued_bytes() + self.slack_bytes + self.marks.len() * size_of::<Mark>() + self.work_bytes
     }
 
     /// Places in the order of replies: one for each message with an unanswered reply, one for all replies between two that
-    /// wait for the same gates.
+    /// wait for one gate each.
     pub fn held_replies(&self) -> usize {
         self.held.len()
     }

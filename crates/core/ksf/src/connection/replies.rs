@@ -25,11 +25,22 @@ pub(super) struct Held {
     named: Option<Gate>,
     /// What the output takes beyond its bytes, as it was counted last.
     slack_bytes: usize,
+    /// Bytes of it that have left.
+    left_bytes: usize,
+}
+
+/// From here on the bytes of a place wait for a gate more. Pipelined messages of a log have one each.
+pub(super) struct Mark {
+    /// Of the place.
+    ticket: u64,
+    /// Since the place began.
+    at_bytes: usize,
+    gate: Gate,
 }
 
 impl Held {
     fn new(ticket: u64, output: Output, awaiting: u32, gates: GateSet) -> Self {
-        Self { ticket, output, awaiting, gates, named: None, slack_bytes: 0 }
+        Self { ticket, output, awaiting, gates, named: None, slack_bytes: 0, left_bytes: 0 }
     }
 }
 
@@ -159,22 +170,28 @@ impl<S: ShardService> Connection<S> {
 
     /// Puts a place behind those that wait already, if it has something to wait for, or something in it.
     fn hold(&mut self, held: Held, env: &mut Env) {
+        if held.awaiting == 0 && held.output.is_empty() {
+            return;
+        }
         self.held_bytes += held.output.memory_bytes();
-        let waits = held.awaiting > 0 || !held.output.is_empty() && held.gates.closed(&env.gates).is_some();
-        match self.held.back_mut() {
-            // One buffer for all replies behind the same place, however many there are.
-            Some(last) if held.awaiting == 0 && last.awaiting == 0 && last.gates.covers(&held.gates) => {
+        // One buffer for all replies behind the same place, however many there are.
+        if let Some(last) = self.held.back_mut().filter(|last| held.awaiting == 0 && last.awaiting == 0) {
+            let marked = self.marks.back().filter(|mark| mark.ticket == last.ticket).map(|mark| mark.gate);
+            let covered = last.gates.covers(&held.gates) || marked.is_some_and(|gate| held.gates.is_covered_by(gate));
+            if covered || held.gates.only().is_some() {
+                if let Some(gate) = held.gates.only().filter(|_| !covered) {
+                    let at_bytes = last.left_bytes + last.output.len();
+                    self.marks.push_back(Mark { ticket: last.ticket, at_bytes, gate });
+                }
                 last.output.append(held.output, &mut env.spares);
                 self.count_slack(self.held.len() - 1);
+                return;
             }
-            _ if waits || !held.output.is_empty() => {
-                self.held.push_back(held);
-                self.count_slack(self.held.len() - 1);
-                if self.held.len() == 1 {
-                    self.release_held(env);
-                }
-            }
-            _ => {}
+        }
+        self.held.push_back(held);
+        self.count_slack(self.held.len() - 1);
+        if self.held.len() == 1 {
+            self.release_held(env);
         }
     }
 
@@ -190,6 +207,21 @@ impl<S: ShardService> Connection<S> {
                     env.gated.push((gate, self.key));
                 }
                 return;
+            }
+            if let Some(mark) = self.marks.pop_front_if(|mark| mark.ticket == first.ticket) {
+                if env.gates.is_open(mark.gate) {
+                    continue;
+                }
+                // What is in front of the mark goes.
+                let rest = first.output.split_off(mark.at_bytes - first.left_bytes, &mut env.spares);
+                let open = std::mem::replace(&mut first.output, rest);
+                (first.left_bytes, first.named) = (mark.at_bytes, None);
+                first.gates = GateSet::default();
+                first.gates.add(mark.gate);
+                self.count_slack(0);
+                self.held_bytes -= open.memory_bytes();
+                self.output.append(open, &mut env.spares);
+                continue;
             }
             let Some(Held { output, slack_bytes, .. }) = self.held.pop_front() else { return };
             self.held_bytes -= output.memory_bytes();
@@ -233,7 +265,9 @@ impl<S: ShardService> Connection<S> {
             if self.held.is_empty() && called.gates.closed(&env.gates).is_none() {
                 self.output.append(output, &mut env.spares);
             } else {
-                self.hold(Held::new(ticket, output, 0, called.gates), env);
+                // Tickets of places ascend.
+                let place = self.take_ticket();
+                self.hold(Held::new(place, output, 0, called.gates), env);
             }
         } else {
             self.add_to_place(ticket, output, &called, env);
@@ -279,7 +313,8 @@ impl<S: ShardService> Connection<S> {
     /// Joins a place with the next one, if both wait for the same.
     fn join(&mut self, at: usize, env: &mut Env) {
         let (Some(first), Some(second)) = (self.held.get(at), self.held.get(at + 1)) else { return };
-        if first.awaiting > 0 || second.awaiting > 0 || !first.gates.covers(&second.gates) {
+        let marked = self.marks.binary_search_by_key(&second.ticket, |mark| mark.ticket).is_ok();
+        if first.awaiting > 0 || second.awaiting > 0 || marked || !first.gates.covers(&second.gates) {
             return;
         }
         let Some(second) = self.held.remove(at + 1) else { return };
@@ -307,6 +342,7 @@ impl<S: ShardService> Connection<S> {
         for held in self.held.drain(..) {
             held.output.recycle(&mut env.spares);
         }
+        self.marks.clear();
         (self.held_bytes, self.slack_bytes) = (0, 0);
     }
 
