@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::error::KcmError;
-use crate::socket::KcmSocket;
+use crate::socket::RawKcmSocket;
 use crate::sys;
 
 /// Counts what was taken, and compares it with what TCP has received.
@@ -69,7 +69,7 @@ impl Intake {
     pub(crate) fn unread_bytes<'a>(
         &self,
         tcp: impl AsFd,
-        sockets: impl IntoIterator<Item = &'a KcmSocket>,
+        sockets: impl IntoIterator<Item = &'a RawKcmSocket>,
     ) -> Result<Option<u64>, KcmError> {
         // A message can go to a socket after that was found empty: a worker emptied another one, which made room for a
         // message the kernel had to hold back. Then the worker was at it, before or after.
@@ -105,7 +105,7 @@ impl Intake {
     pub(crate) fn unfinished_for<'a>(
         &self,
         tcp: BorrowedFd<'_>,
-        sockets: impl IntoIterator<Item = &'a KcmSocket>,
+        sockets: impl IntoIterator<Item = &'a RawKcmSocket>,
         is_read: bool,
         now: Instant,
     ) -> Duration {

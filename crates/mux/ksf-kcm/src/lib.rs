@@ -1,4 +1,4 @@
-//! The kernel's own message sockets, AF_KCM, where a kernel has them: a safe wrapper ([`KcmSocket`]), a probe, and the
+//! The kernel's own message sockets, AF_KCM, where a kernel has them: a safe wrapper ([`RawKcmSocket`]), a probe, and the
 //! calls of `ksf-mux` on them ([`KernelMux`], or [`AnyMux`] where a program chooses).
 //!
 //! `ksf-mux` does the same in user space, on every kernel, without the faults of AF_KCM (docs/kcm.md).
@@ -20,4 +20,4 @@ pub use error::{Absence, KcmError};
 pub use mux::{KernelMessage, KernelMux, KernelSocket};
 pub use probe::{Works, probe};
 pub use program::{load, program};
-pub use socket::{KcmSocket, Received};
+pub use socket::{RawKcmSocket, Received};

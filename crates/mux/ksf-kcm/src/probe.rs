@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::error::KcmError;
 use crate::program::load;
-use crate::socket::{KcmSocket, Received};
+use crate::socket::{RawKcmSocket, Received};
 
 /// Proof that AF_KCM works here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ const WAIT: Duration = Duration::from_secs(1);
 ///
 /// The socket comes first: where there is no AF_KCM that is said, whatever else is missing.
 pub fn probe() -> Result<Works, KcmError> {
-    let kcm = KcmSocket::new()?;
+    let kcm = RawKcmSocket::new()?;
     let program = load(&Framing::LengthPrefix(LengthPrefix::big_endian(4)))?;
     let os = |call| move |error| KcmError::Os { call, error };
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(os("listen on loopback"))?;
@@ -45,7 +45,7 @@ pub fn probe() -> Result<Works, KcmError> {
     Ok(Works(()))
 }
 
-fn wait_for_message(kcm: &KcmSocket, buffer: &mut [u8]) -> Result<Received, KcmError> {
+fn wait_for_message(kcm: &RawKcmSocket, buffer: &mut [u8]) -> Result<Received, KcmError> {
     let wait = Timespec { tv_sec: WAIT.as_secs() as i64, tv_nsec: 0 };
     poll(&mut [PollFd::new(kcm, PollFlags::IN)], Some(&wait)).map_err(KcmError::os("poll on AF_KCM"))?;
     kcm.recv(buffer)?.ok_or_else(|| KcmError::Broken { what: format!("no message after {WAIT:?}") })

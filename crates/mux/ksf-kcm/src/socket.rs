@@ -20,7 +20,7 @@ use crate::sys;
 /// A message that is sent goes to any connection of the multiplexor: AF_KCM promises none, and cannot answer where a
 /// multiplexor has several. [`KernelMux`](crate::KernelMux) can.
 #[derive(Debug)]
-pub struct KcmSocket(OwnedFd);
+pub struct RawKcmSocket(OwnedFd);
 
 /// What one receive brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub struct Received {
     pub is_whole: bool,
 }
 
-impl KcmSocket {
+impl RawKcmSocket {
     /// The first socket of a new multiplexor. Its calls do not block.
     ///
     /// The kernel loads its module by itself if it may. Fails with [`KcmError::Absent`] where there is none, with
@@ -136,7 +136,7 @@ impl KcmSocket {
     }
 }
 
-impl AsFd for KcmSocket {
+impl AsFd for RawKcmSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use clap::{Args, ValueEnum, ValueHint};
-use ksf_kcm::KcmSocket;
+use ksf_kcm::RawKcmSocket;
 use ksf_mux::kcm::Routing;
 
 use crate::library;
@@ -103,7 +103,7 @@ fn is_kernels(args: &KcmRunArgs) -> Result<bool, Failure> {
         }
         _ => {}
     }
-    match KcmSocket::new() {
+    match RawKcmSocket::new() {
         Ok(_) => Ok(true),
         Err(_) if wish == SocketsWish::Auto => Ok(false),
         Err(error) => {

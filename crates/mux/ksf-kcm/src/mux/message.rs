@@ -9,19 +9,19 @@ use ksf::pool::Chunk;
 use ksf_mux::backend::Received;
 use ksf_mux::{ConnectionError, ConnectionId, SendError};
 
-use super::link::Link;
+use super::connection::KernelConnection;
 
 /// A message. Until it is dropped it counts against the limits of its connection.
 pub struct KernelMessage {
-    link: Arc<Link>,
+    conn: Arc<KernelConnection>,
     bytes: Chunk,
 }
 
 impl KernelMessage {
-    pub(super) fn new(link: Arc<Link>, bytes: Chunk) -> Self {
-        link.waiting_messages.fetch_add(1, Ordering::SeqCst);
-        link.waiting_bytes.fetch_add(bytes.len(), Ordering::SeqCst);
-        Self { link, bytes }
+    pub(super) fn new(conn: Arc<KernelConnection>, bytes: Chunk) -> Self {
+        conn.waiting_messages.fetch_add(1, Ordering::SeqCst);
+        conn.waiting_bytes.fetch_add(bytes.len(), Ordering::SeqCst);
+        Self { conn, bytes }
     }
 
     /// The message.
@@ -31,7 +31,7 @@ impl KernelMessage {
 
     /// The connection it came on.
     pub fn connection(&self) -> ConnectionId {
-        self.link.id
+        self.conn.id
     }
 
     /// Answers. Success means that the answer is queued, whole, behind what was queued for this connection before.
@@ -40,8 +40,8 @@ impl KernelMessage {
     ///
     /// [`SendError::WouldBlock`] while the replies queued for the connection use up its budget; [`SendError::Gone`].
     pub fn reply(&self, body: &[u8]) -> Result<(), SendError> {
-        let shared = self.link.shared().ok_or(SendError::Gone(self.link.id))?;
-        shared.reply(&self.link, self.link.answer_bytes_max(), body)
+        let shared = self.conn.shared().ok_or(SendError::Gone(self.conn.id))?;
+        shared.reply(&self.conn, self.conn.answer_bytes_max(), body)
     }
 }
 
@@ -65,19 +65,19 @@ impl Deref for KernelMessage {
 
 impl fmt::Debug for KernelMessage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KernelMessage").field("connection", &self.link.id).field("len", &self.bytes.len()).finish()
+        f.debug_struct("KernelMessage").field("connection", &self.conn.id).field("len", &self.bytes.len()).finish()
     }
 }
 
 impl Drop for KernelMessage {
     fn drop(&mut self) {
-        self.link.waiting_bytes.fetch_sub(self.bytes.len(), Ordering::SeqCst);
-        self.link.waiting_messages.fetch_sub(1, Ordering::SeqCst);
-        let Some(shared) = self.link.shared() else { return };
+        self.conn.waiting_bytes.fetch_sub(self.bytes.len(), Ordering::SeqCst);
+        self.conn.waiting_messages.fetch_sub(1, Ordering::SeqCst);
+        let Some(shared) = self.conn.shared() else { return };
         if std::thread::panicking() {
-            shared.refuse(&self.link, ConnectionError::WorkerPanicked);
+            shared.refuse(&self.conn, ConnectionError::WorkerPanicked);
         }
-        shared.resume(&self.link);
-        shared.settle(&self.link);
+        shared.resume(&self.conn);
+        shared.settle(&self.conn);
     }
 }

@@ -16,11 +16,11 @@
 //! sent after it for ever. A thread looks after what nobody else is told of: the ends of connections, queues that TCP
 //! had no room for (AF_KCM takes that event away), limits of time.
 
-mod keeper;
-mod link;
+mod connection;
 mod message;
 mod queue;
 mod socket;
+mod timer_thread;
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -39,12 +39,12 @@ use ksf_mux::{
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::net::{AddressFamily, sockopt};
 
-use self::link::{Lane, Link, Tcp, wire_bytes_max};
+use self::connection::{KernelConnection, Lane, Tcp, wire_bytes_max};
 use self::queue::Queue;
 use self::socket::{Member, Report};
 use crate::error::KcmError;
 use crate::intake;
-use crate::socket::KcmSocket;
+use crate::socket::RawKcmSocket;
 
 pub use self::message::KernelMessage;
 pub use self::socket::KernelSocket;
@@ -73,9 +73,9 @@ struct Shared {
     /// TCP sockets of all connections, and the signal.
     watched: OwnedFd,
     signal: OwnedFd,
-    /// Connections the keeper is to look after.
-    busy: Mutex<Vec<Arc<Link>>>,
-    keeper: Mutex<Option<std::thread::JoinHandle<()>>>,
+    /// Connections the timer thread is to look after.
+    busy: Mutex<Vec<Arc<KernelConnection>>>,
+    timer_thread: Mutex<Option<std::thread::JoinHandle<()>>>,
     stopped: AtomicBool,
     users: AtomicUsize,
     /// Whose turn it is for a message to any connection.
@@ -96,13 +96,13 @@ struct Table {
     places: Vec<Place>,
     free: Vec<u32>,
     /// Attached connections, in no order: messages for any connection go round here.
-    all: Vec<Arc<Link>>,
+    all: Vec<Arc<KernelConnection>>,
 }
 
 #[derive(Default)]
 struct Place {
     generation: u32,
-    link: Option<Arc<Link>>,
+    conn: Option<Arc<KernelConnection>>,
 }
 
 #[derive(Default)]
@@ -112,10 +112,10 @@ struct MuxCounts {
     tx_retries: AtomicU64,
     ends: EndCounts,
     /// Of connections that are detached.
-    retired: link::Counts,
+    retired: connection::Counts,
 }
 
-/// Counts the users: the keeper and connections hold what is shared, too.
+/// Counts the users: the timer thread and connections hold what is shared, too.
 struct Handle(Arc<Shared>);
 
 impl Clone for Handle {
@@ -133,7 +133,7 @@ impl Drop for Handle {
     }
 }
 
-/// The keeper's signal; no connection has this name.
+/// The timer thread's signal; no connection has this name.
 const SIGNAL: u64 = u64::MAX;
 
 impl KernelMux {
@@ -143,7 +143,7 @@ impl KernelMux {
     /// ([`KcmError::NoProgram`]), or what AF_KCM cannot do ([`KcmError::Unsupported`]).
     pub fn new(options: MuxOptions) -> Result<Self, KcmError> {
         // First: where it is missing, nothing else matters.
-        KcmSocket::new()?;
+        RawKcmSocket::new()?;
         unsupported(&options)?;
         let os = |call| move |error| KcmError::Os { call, error };
         let watched = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(KcmError::os("epoll_create"))?;
@@ -163,7 +163,7 @@ impl KernelMux {
             watched,
             signal,
             busy: Mutex::default(),
-            keeper: Mutex::default(),
+            timer_thread: Mutex::default(),
             stopped: AtomicBool::new(false),
             users: AtomicUsize::new(1),
             turn: AtomicUsize::new(0),
@@ -172,9 +172,10 @@ impl KernelMux {
         });
         // What connections will need is tried before there are any.
         shared.program(&shared.options.framing)?;
-        let keeper = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("ksf-kcm-keeper".into()).spawn(move || keeper::run(&keeper));
-        *lock(&shared.keeper) = Some(thread.map_err(os("start the keeper"))?);
+        let looked_after = Arc::clone(&shared);
+        let thread =
+            std::thread::Builder::new().name("ksf-kcm-timer".into()).spawn(move || timer_thread::run(&looked_after));
+        *lock(&shared.timer_thread) = Some(thread.map_err(os("start the timer thread"))?);
         Ok(Self(Handle(shared)))
     }
 
@@ -199,8 +200,8 @@ impl KernelMux {
     /// Sends a message on this connection. Never waits.
     pub fn reply(&self, connection: ConnectionId, body: &[u8]) -> Result<(), SendError> {
         let shared = &self.0.0;
-        let link = shared.find(connection).ok_or(SendError::Gone(connection))?;
-        shared.reply(&link, link.limits.out_queue_bytes_max, body)
+        let conn = shared.find(connection).ok_or(SendError::Gone(connection))?;
+        shared.reply(&conn, conn.limits.out_queue_bytes_max, body)
     }
 }
 
@@ -226,7 +227,7 @@ impl Multiplexor for KernelMux {
     }
 
     fn connections(&self) -> Vec<ConnectionId> {
-        read(&self.0.0.table).all.iter().map(|link| link.id).collect()
+        read(&self.0.0.table).all.iter().map(|conn| conn.id).collect()
     }
 
     fn event(&self) -> Option<Event> {
@@ -241,15 +242,15 @@ impl Multiplexor for KernelMux {
 
     fn has_room(&self, connection: Option<ConnectionId>) -> bool {
         if let Some(connection) = connection {
-            return self.0.0.find(connection).is_none_or(|link| link.outbox.bytes() < link.answer_bytes_max());
+            return self.0.0.find(connection).is_none_or(|conn| conn.outbox.bytes() < conn.answer_bytes_max());
         }
         let table = read(&self.0.0.table);
-        table.all.is_empty() || table.all.iter().any(|link| link.outbox.bytes() < link.limits.out_queue_bytes_max)
+        table.all.is_empty() || table.all.iter().any(|conn| conn.outbox.bytes() < conn.limits.out_queue_bytes_max)
     }
 
     fn flush(&self, connection: ConnectionId) {
-        if let Some(link) = self.0.0.find(connection) {
-            self.0.0.flush(&link);
+        if let Some(conn) = self.0.0.find(connection) {
+            self.0.0.flush(&conn);
         }
     }
 
@@ -257,8 +258,8 @@ impl Multiplexor for KernelMux {
         let counts = &self.0.0.counts;
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let mut stats = MuxStats::default();
-        let links = self.0.0.all();
-        for of in links.iter().map(|link| &link.counts).chain([&counts.retired]) {
+        let conns = self.0.0.all();
+        for of in conns.iter().map(|conn| &conn.counts).chain([&counts.retired]) {
             stats.rx_messages += load(&of.rx_messages);
             stats.rx_bytes += load(&of.rx_bytes);
             stats.tx_messages += load(&of.tx_messages);
@@ -273,18 +274,18 @@ impl Multiplexor for KernelMux {
 
     fn connection_stats(&self) -> Vec<ConnectionStats> {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let of = |link: &Arc<Link>| {
-            let mut stats = ConnectionStats::of(link.id);
-            stats.rx_messages = load(&link.counts.rx_messages);
-            stats.rx_bytes = load(&link.counts.rx_bytes);
-            stats.tx_messages = load(&link.counts.tx_messages);
-            stats.tx_bytes = load(&link.counts.tx_bytes);
-            stats.waiting_messages = link.waiting_messages.load(Ordering::SeqCst);
-            let in_kernel = link.tcp().map_or(0, |tcp| link.intake.outstanding_bytes(tcp.as_fd()));
-            stats.waiting_bytes = link.waiting_bytes.load(Ordering::SeqCst) + in_kernel as usize;
-            stats.unsent_bytes = link.outbox.bytes();
-            stats.is_ended = link.error.get().is_some();
-            stats.is_paused = link.is_paused();
+        let of = |conn: &Arc<KernelConnection>| {
+            let mut stats = ConnectionStats::of(conn.id);
+            stats.rx_messages = load(&conn.counts.rx_messages);
+            stats.rx_bytes = load(&conn.counts.rx_bytes);
+            stats.tx_messages = load(&conn.counts.tx_messages);
+            stats.tx_bytes = load(&conn.counts.tx_bytes);
+            stats.waiting_messages = conn.waiting_messages.load(Ordering::SeqCst);
+            let in_kernel = conn.tcp().map_or(0, |tcp| conn.intake.outstanding_bytes(tcp.as_fd()));
+            stats.waiting_bytes = conn.waiting_bytes.load(Ordering::SeqCst) + in_kernel as usize;
+            stats.unsent_bytes = conn.outbox.bytes();
+            stats.is_ended = conn.error.get().is_some();
+            stats.is_paused = conn.is_paused();
             stats
         };
         self.0.0.all().iter().map(of).collect()
@@ -376,14 +377,14 @@ impl Shared {
         }
         let time = (limits.assembly_timeout_ms > 0).then_some(limits.assembly_timeout_ms);
         crate::tcp::bound(&socket, wire_bytes_max(&framing, &limits), time).map_err(refused)?;
-        let root = KcmSocket::new().and_then(|root| root.set_recv_disabled(true).map(|()| root)).map_err(refused)?;
+        let root = RawKcmSocket::new().and_then(|root| root.set_recv_disabled(true).map(|()| root)).map_err(refused)?;
         let read_bytes = intake::read_bytes(socket.as_fd()).map_err(refused)?;
-        let link =
-            write(&self.table).insert(|id| Arc::new(Link::new(id, self, socket, (framing, limits), root, read_bytes)));
-        let attached = self.start(&link, &members.all, &program);
+        let conn = write(&self.table)
+            .insert(|id| Arc::new(KernelConnection::new(id, self, socket, (framing, limits), root, read_bytes)));
+        let attached = self.start(&conn, &members.all, &program);
         if let Err(error) = attached {
-            write(&self.table).remove(link.id);
-            link.take_lanes();
+            write(&self.table).remove(conn.id);
+            conn.take_lanes();
             return Err(match error {
                 KcmError::Os { error, .. } if error.raw_os_error() == Some(libc::EALREADY) => AttachError::Already,
                 KcmError::Os { error, .. } if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
@@ -393,22 +394,27 @@ impl Shared {
             });
         }
         self.counts.attach.fetch_add(1, Ordering::Relaxed);
-        // The keeper may sleep without a limit, and has times to look after now.
+        // The timer thread may sleep without a limit, and has times to look after now.
         self.signal();
-        Ok(link.id)
+        Ok(conn.id)
     }
 
     /// Has the kernel cut, and everybody wait for it.
-    fn start(&self, link: &Arc<Link>, members: &[Arc<Member>], program: &KernelProgram) -> Result<(), KcmError> {
+    fn start(
+        &self,
+        conn: &Arc<KernelConnection>,
+        members: &[Arc<Member>],
+        program: &KernelProgram,
+    ) -> Result<(), KcmError> {
         use epoll::EventFlags as On;
-        members.iter().try_for_each(|member| link.join(member))?;
-        let Some(tcp) = link.tcp() else { return Ok(()) };
-        link.root.attach(&*tcp, program)?;
+        members.iter().try_for_each(|member| conn.join(member))?;
+        let Some(tcp) = conn.tcp() else { return Ok(()) };
+        conn.root.attach(&*tcp, program)?;
         // What happened before is reported at once.
-        let data = epoll::EventData::new_u64(link.id.to_u64());
+        let data = epoll::EventData::new_u64(conn.id.to_u64());
         let watched = epoll::add(&self.watched, &*tcp, data, On::ERR | On::HUP | On::RDHUP | On::ET);
         watched.map_err(|error| {
-            let _ = link.root.unattach(&*tcp);
+            let _ = conn.root.unattach(&*tcp);
             KcmError::os("epoll_ctl")(error)
         })
     }
@@ -416,19 +422,19 @@ impl Shared {
     fn detach(&self, connection: ConnectionId) -> Option<Detached> {
         // Nobody joins or leaves meanwhile.
         let _members = lock(&self.members);
-        let link = write(&self.table).remove(connection)?;
-        link.detached.store(true, Ordering::SeqCst);
-        let tcp = link.take_tcp()?;
+        let conn = write(&self.table).remove(connection)?;
+        conn.detached.store(true, Ordering::SeqCst);
+        let tcp = conn.take_tcp()?;
         let _ = epoll::delete(&self.watched, &*tcp);
         // What no socket wanted comes here now; unattach drops it.
-        let _ = link.root.set_recv_disabled(false);
-        let _ = link.root.unattach(&*tcp);
-        self.take_rest(&link);
-        let lost_bytes = link.intake.lost_bytes(tcp.as_fd());
-        let (for_sending, unsent) = link.outbox.stop();
+        let _ = conn.root.set_recv_disabled(false);
+        let _ = conn.root.unattach(&*tcp);
+        self.take_rest(&conn);
+        let lost_bytes = conn.intake.lost_bytes(tcp.as_fd());
+        let (for_sending, unsent) = conn.outbox.stop();
         drop(for_sending);
         self.counts.unattach.fetch_add(1, Ordering::Relaxed);
-        self.counts.retired.add(&link.counts);
+        self.counts.retired.add(&conn.counts);
         // Both sides let go of it, so this is the last holder; a duplicate would do as well.
         let socket = match Arc::try_unwrap(tcp) {
             Ok(tcp) => tcp.socket,
@@ -438,75 +444,80 @@ impl Shared {
     }
 
     /// Receives what the kernel has cut of a connection that is detached, for whoever receives next.
-    fn take_rest(&self, link: &Arc<Link>) {
-        let lanes = link.take_lanes();
-        let mut buffer = vec![0; link.wire_bytes_max().saturating_add(1)];
-        for socket in lanes.iter().map(|lane| &lane.socket).chain([&link.root]) {
-            while !link.refused.load(Ordering::SeqCst)
-                && let Ok(Some(message)) = self.take(link, socket, &mut buffer)
+    fn take_rest(&self, conn: &Arc<KernelConnection>) {
+        let lanes = conn.take_lanes();
+        let mut buffer = vec![0; conn.wire_bytes_max().saturating_add(1)];
+        for socket in lanes.iter().map(|lane| &lane.socket).chain([&conn.root]) {
+            while !conn.refused.load(Ordering::SeqCst)
+                && let Ok(Some(message)) = self.take(conn, socket, &mut buffer)
             {
                 self.returned.push(message);
             }
         }
         // Who found a message before this is about to count it.
-        while link.intake.is_active() {
+        while conn.intake.is_active() {
             std::thread::yield_now();
         }
     }
 
     /// Takes a message from one of the kernel's sockets. `None`: there is none, or it was not one. An error: the socket
     /// is of no use any more.
-    fn take(&self, link: &Arc<Link>, socket: &KcmSocket, buffer: &mut [u8]) -> Result<Option<KernelMessage>, KcmError> {
-        link.intake.enter();
+    fn take(
+        &self,
+        conn: &Arc<KernelConnection>,
+        socket: &RawKcmSocket,
+        buffer: &mut [u8],
+    ) -> Result<Option<KernelMessage>, KcmError> {
+        conn.intake.enter();
         let received = socket.recv(buffer);
         if let Ok(Some(received)) = &received {
-            link.intake.took(received.bytes);
+            conn.intake.took(received.bytes);
         }
-        link.intake.leave();
+        conn.intake.leave();
         let received = match received {
             Ok(Some(received)) => received,
             Ok(None) => return Ok(None),
             Err(error) => {
-                self.refuse(link, ConnectionError::Kernel { errno: error.errno().unwrap_or(libc::EIO) });
+                self.refuse(conn, ConnectionError::Kernel { errno: error.errno().unwrap_or(libc::EIO) });
                 return Err(error);
             }
         };
-        link.counts.rx_messages.fetch_add(1, Ordering::Relaxed);
-        link.counts.rx_bytes.fetch_add(received.bytes as u64, Ordering::Relaxed);
+        conn.counts.rx_messages.fetch_add(1, Ordering::Relaxed);
+        conn.counts.rx_bytes.fetch_add(received.bytes as u64, Ordering::Relaxed);
         let is_whole = received.is_whole && received.bytes < buffer.len();
-        match link.body(&buffer[..received.bytes], is_whole, &self.buffers) {
-            Ok(body) => Ok(Some(KernelMessage::new(Arc::clone(link), body))),
+        match conn.body(&buffer[..received.bytes], is_whole, &self.buffers) {
+            Ok(body) => Ok(Some(KernelMessage::new(Arc::clone(conn), body))),
             Err(error) => {
-                self.refuse(link, error);
+                self.refuse(conn, error);
                 Ok(None)
             }
         }
     }
 
     /// Reads a connection no more, because too much of it waits. True if that is over already.
-    fn pause(&self, link: &Link) -> bool {
-        link.set_paused(true);
+    fn pause(&self, conn: &KernelConnection) -> bool {
+        conn.set_paused(true);
         // Whoever made it wait no longer may have looked before that.
-        if link.must_wait() {
+        if conn.must_wait() {
             return false;
         }
-        link.set_paused(false);
+        conn.set_paused(false);
         true
     }
 
-    fn resume(&self, link: &Link) {
-        if link.is_paused() && !link.must_wait() {
-            link.set_paused(false);
+    fn resume(&self, conn: &KernelConnection) {
+        if conn.is_paused() && !conn.must_wait() {
+            conn.set_paused(false);
         }
     }
 
-    fn find(&self, connection: ConnectionId) -> Option<Arc<Link>> {
+    fn find(&self, connection: ConnectionId) -> Option<Arc<KernelConnection>> {
         let table = read(&self.table);
         let place = table.places.get(connection.index as usize)?;
-        place.link.as_ref().filter(|link| link.id == connection).map(Arc::clone)
+        place.conn.as_ref().filter(|conn| conn.id == connection).map(Arc::clone)
     }
 
-    fn all(&self) -> Vec<Arc<Link>> {
+    fn all(&self) -> Vec<Arc<KernelConnection>> {
         read(&self.table).all.clone()
     }
 
@@ -516,9 +527,9 @@ impl Shared {
         let mut members = lock(&self.members);
         let member = Arc::new(Member::new(members.next, &self.returned)?);
         members.next += 1;
-        for link in self.all() {
-            if let Err(error) = link.join(&member) {
-                self.all().iter().for_each(|link| link.leave(&member));
+        for conn in self.all() {
+            if let Err(error) = conn.join(&member) {
+                self.all().iter().for_each(|conn| conn.leave(&member));
                 return Err(std::io::Error::other(error));
             }
         }
@@ -529,13 +540,13 @@ impl Shared {
     fn leave(&self, member: &Member) {
         let mut members = lock(&self.members);
         members.all.retain(|other| other.number != member.number);
-        self.all().iter().for_each(|link| link.leave(member));
+        self.all().iter().for_each(|conn| conn.leave(member));
     }
 
     fn set_receiving(&self, member: &Member, receiving: bool) {
         let _members = lock(&self.members);
         if member.change_receiving(receiving, &self.returned) {
-            for lane in self.all().iter().filter_map(|link| link.lane(member)) {
+            for lane in self.all().iter().filter_map(|conn| conn.lane(member)) {
                 // It fails for no socket that is one.
                 let _: Result<(), KcmError> = Lane::set_receiving(&lane, receiving);
             }
@@ -545,43 +556,43 @@ impl Shared {
     // --- sending ----------------------------------------------------------------------------------------------------
 
     /// Queues a message, unless `bytes_max` bytes wait for the connection already.
-    fn reply(&self, link: &Arc<Link>, bytes_max: usize, body: &[u8]) -> Result<(), SendError> {
-        let gone = || SendError::Gone(link.id);
-        if link.detached.load(Ordering::SeqCst) {
+    fn reply(&self, conn: &Arc<KernelConnection>, bytes_max: usize, body: &[u8]) -> Result<(), SendError> {
+        let gone = || SendError::Gone(conn.id);
+        if conn.detached.load(Ordering::SeqCst) {
             return Err(gone());
         }
-        let pushed = link.outbox.push(&link.framing, bytes_max, |tail| tail.extend_from_slice(body));
+        let pushed = conn.outbox.push(&conn.framing, bytes_max, |tail| tail.extend_from_slice(body));
         match pushed.map_err(SendError::Unframable)? {
             Pushed::Queued => {}
             Pushed::Full => return Err(SendError::WouldBlock),
             Pushed::Ended => return Err(gone()),
         }
-        link.counts.tx_messages.fetch_add(1, Ordering::Relaxed);
-        self.flush(link);
+        conn.counts.tx_messages.fetch_add(1, Ordering::Relaxed);
+        self.flush(conn);
         Ok(())
     }
 
     fn send_to_any(&self, body: &[u8], options: SendOptions) -> Result<ConnectionId, SendError> {
         let deadline = options.wait.map(|wait| Instant::now() + wait);
         loop {
-            if let Some(link) = self.choose(&options)? {
-                let limit = if options.is_answer() { link.answer_bytes_max() } else { link.limits.out_queue_bytes_max };
+            if let Some(conn) = self.choose(&options)? {
+                let limit = if options.is_answer() { conn.answer_bytes_max() } else { conn.limits.out_queue_bytes_max };
                 let pushed = match options.to {
-                    Some(_) => link.outbox.push(&link.framing, limit, |tail| tail.extend_from_slice(body)),
-                    None => link.outbox.push_movable(&link.framing, limit, body, options.repeatable),
+                    Some(_) => conn.outbox.push(&conn.framing, limit, |tail| tail.extend_from_slice(body)),
+                    None => conn.outbox.push_movable(&conn.framing, limit, body, options.repeatable),
                 };
                 match pushed.map_err(SendError::Unframable)? {
                     Pushed::Queued => {}
-                    Pushed::Ended if options.to.is_some() => return Err(SendError::Gone(link.id)),
+                    Pushed::Ended if options.to.is_some() => return Err(SendError::Gone(conn.id)),
                     // It ended since it was chosen, or others were quicker.
                     Pushed::Ended | Pushed::Full => continue,
                 }
-                link.counts.tx_messages.fetch_add(1, Ordering::Relaxed);
+                conn.counts.tx_messages.fetch_add(1, Ordering::Relaxed);
                 match options.batch {
-                    Some(wait) => self.batched(&link, wait),
-                    None => self.flush(&link),
+                    Some(wait) => self.batched(&conn, wait),
+                    None => self.flush(&conn),
                 }
-                return Ok(link.id);
+                return Ok(conn.id);
             }
             let Some((deadline, wait)) = deadline.zip(options.wait) else { return Err(SendError::WouldBlock) };
             let left = deadline.saturating_duration_since(Instant::now());
@@ -596,59 +607,59 @@ impl Shared {
     }
 
     /// The connection the next message goes to. `None`: all that it may go to have too much queued.
-    fn choose(&self, options: &SendOptions) -> Result<Option<Arc<Link>>, SendError> {
-        let has_room = |link: &Arc<Link>| link.outbox.bytes() < link.limits.out_queue_bytes_max;
+    fn choose(&self, options: &SendOptions) -> Result<Option<Arc<KernelConnection>>, SendError> {
+        let has_room = |conn: &Arc<KernelConnection>| conn.outbox.bytes() < conn.limits.out_queue_bytes_max;
         if let Some(only) = options.to {
-            let link = self.find(only).ok_or(SendError::Gone(only))?;
-            let limit = if options.is_answer() { link.answer_bytes_max() } else { link.limits.out_queue_bytes_max };
-            return Ok((link.outbox.bytes() < limit).then_some(link));
+            let conn = self.find(only).ok_or(SendError::Gone(only))?;
+            let limit = if options.is_answer() { conn.answer_bytes_max() } else { conn.limits.out_queue_bytes_max };
+            return Ok((conn.outbox.bytes() < limit).then_some(conn));
         }
-        let takes = |link: &Arc<Link>| link.error.get().is_none() && has_room(link);
-        if let Some(link) = options.prefer.and_then(|id| self.find(id)).filter(takes) {
-            return Ok(Some(link));
+        let takes = |conn: &Arc<KernelConnection>| conn.error.get().is_none() && has_room(conn);
+        if let Some(conn) = options.prefer.and_then(|id| self.find(id)).filter(takes) {
+            return Ok(Some(conn));
         }
         let table = read(&self.table);
         let first = self.turn.fetch_add(1, Ordering::Relaxed);
         let turn = |at| table.all.get(first.wrapping_add(at) % table.all.len().max(1));
-        let chosen = (0..table.all.len()).filter_map(turn).find(|link| takes(link)).cloned();
-        let is_none_alive = || table.all.iter().all(|link| link.error.get().is_some());
+        let chosen = (0..table.all.len()).filter_map(turn).find(|conn| takes(conn)).cloned();
+        let is_none_alive = || table.all.iter().all(|conn| conn.error.get().is_some());
         if chosen.is_none() && is_none_alive() { Err(SendError::NotConnected) } else { Ok(chosen) }
     }
 
-    fn batched(&self, link: &Arc<Link>, wait: Duration) {
+    fn batched(&self, conn: &Arc<KernelConnection>, wait: Duration) {
         // Sent before there is too much of it: a connection that is full takes no message that would push it.
-        if wait.is_zero() || link.outbox.bytes() >= link.limits.out_queue_bytes_max / 2 {
-            return self.flush(link);
+        if wait.is_zero() || conn.outbox.bytes() >= conn.limits.out_queue_bytes_max / 2 {
+            return self.flush(conn);
         }
-        let mut until = lock(&link.batch_until);
+        let mut until = lock(&conn.batch_until);
         if until.is_none() {
             *until = Instant::now().checked_add(wait);
             drop(until);
-            self.look_after(link);
+            self.look_after(conn);
         }
     }
 
     /// Sends what TCP takes.
-    fn flush(&self, link: &Arc<Link>) {
-        *lock(&link.batch_until) = None;
-        match link.outbox.send() {
+    fn flush(&self, conn: &Arc<KernelConnection>) {
+        *lock(&conn.batch_until) = None;
+        match conn.outbox.send() {
             Sent::Elsewhere => {}
-            Sent::All(bytes) => self.sent(link, bytes),
+            Sent::All(bytes) => self.sent(conn, bytes),
             Sent::Blocked(bytes) => {
-                self.sent(link, bytes);
-                self.look_after(link);
+                self.sent(conn, bytes);
+                self.look_after(conn);
             }
-            Sent::Failed(errno) => self.end(link, ConnectionError::Socket { errno }),
+            Sent::Failed(errno) => self.end(conn, ConnectionError::Socket { errno }),
         }
-        if let Some(errno) = link.tcp().and_then(|tcp| Tcp::take_report(&tcp)) {
-            self.note(link, epoll::EventFlags::empty(), Some(errno));
+        if let Some(errno) = conn.tcp().and_then(|tcp| Tcp::take_report(&tcp)) {
+            self.note(conn, epoll::EventFlags::empty(), Some(errno));
         }
-        self.resume(link);
+        self.resume(conn);
     }
 
-    fn sent(&self, link: &Link, bytes: usize) {
+    fn sent(&self, conn: &KernelConnection, bytes: usize) {
         if bytes > 0 {
-            link.counts.tx_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+            conn.counts.tx_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
             self.room.1.notify_all();
         }
     }
@@ -658,37 +669,37 @@ impl Shared {
         self.stopped.store(true, Ordering::SeqCst);
         self.signal();
         // It has no handle, so it is not the one that calls.
-        let thread = lock(&self.keeper).take();
+        let thread = lock(&self.timer_thread).take();
         let _ = thread.map(std::thread::JoinHandle::join);
-        for link in self.all() {
-            drop(self.detach(link.id));
+        for conn in self.all() {
+            drop(self.detach(conn.id));
         }
         self.returned.clear();
     }
 }
 
 impl Table {
-    fn insert(&mut self, make: impl FnOnce(ConnectionId) -> Arc<Link>) -> Arc<Link> {
+    fn insert(&mut self, make: impl FnOnce(ConnectionId) -> Arc<KernelConnection>) -> Arc<KernelConnection> {
         let index = self.free.pop().unwrap_or_else(|| {
             self.places.push(Place::default());
             self.places.len() as u32 - 1
         });
         let place = &mut self.places[index as usize];
-        let link = make(ConnectionId { index, generation: place.generation });
-        place.link = Some(Arc::clone(&link));
-        self.all.push(Arc::clone(&link));
-        link
+        let conn = make(ConnectionId { index, generation: place.generation });
+        place.conn = Some(Arc::clone(&conn));
+        self.all.push(Arc::clone(&conn));
+        conn
     }
 
-    fn remove(&mut self, id: ConnectionId) -> Option<Arc<Link>> {
+    fn remove(&mut self, id: ConnectionId) -> Option<Arc<KernelConnection>> {
         let place = self.places.get_mut(id.index as usize)?;
-        let link = place.link.take_if(|link| link.id == id)?;
+        let conn = place.conn.take_if(|conn| conn.id == id)?;
         // Names that mean something else are not given out, nor is any twice within four billion connections of one
         // place.
         place.generation = (place.generation + 1) % (u32::MAX - 1);
         self.free.push(id.index);
-        self.all.retain(|other| !Arc::ptr_eq(other, &link));
-        Some(link)
+        self.all.retain(|other| !Arc::ptr_eq(other, &conn));
+        Some(conn)
     }
 }
 

@@ -35,7 +35,7 @@ pub(super) struct Member {
     set: OwnedFd,
     /// A semaphore: who waits is to look again.
     bell: OwnedFd,
-    rung: AtomicBool,
+    woken: AtomicBool,
     waiting: AtomicUsize,
     receiving: AtomicBool,
     reports: AtomicBool,
@@ -60,7 +60,7 @@ impl Member {
             number,
             set,
             bell,
-            rung: AtomicBool::new(false),
+            woken: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
             receiving: AtomicBool::new(true),
             reports: AtomicBool::new(false),
@@ -160,7 +160,7 @@ impl KernelSocket {
             };
             match found {
                 BELL => {
-                    self.member.rung.store(false, Ordering::SeqCst);
+                    self.member.woken.store(false, Ordering::SeqCst);
                     let _ = rustix::io::read(&self.member.bell, &mut [0; 8]);
                 }
                 RETURNED => {
@@ -185,17 +185,17 @@ impl KernelSocket {
     /// Takes a message of a connection, if it has one for this socket.
     fn take(&self, buffer: &mut Vec<u8>, connection: ConnectionId) -> Option<KernelMessage> {
         let shared = &self.mux.0;
-        let link = shared.find(connection)?;
-        let lane = link.lane(&self.member)?;
-        if link.must_wait() && !shared.pause(&link) {
+        let conn = shared.find(connection)?;
+        let lane = conn.lane(&self.member)?;
+        if conn.must_wait() && !shared.pause(&conn) {
             return None;
         }
         // One byte more than the longest: a message that fills the buffer is too long.
-        let buffer_bytes = link.wire_bytes_max().saturating_add(1);
+        let buffer_bytes = conn.wire_bytes_max().saturating_add(1);
         if buffer.len() < buffer_bytes {
             buffer.resize(buffer_bytes, 0);
         }
-        let received = shared.take(&link, &lane.socket, &mut buffer[..buffer_bytes]);
+        let received = shared.take(&conn, &lane.socket, &mut buffer[..buffer_bytes]);
         if received.is_err() {
             lane.unlist();
         }
@@ -220,7 +220,7 @@ impl Endpoint for KernelSocket {
     }
 
     fn announce(&self) {
-        if !self.member.rung.swap(true, Ordering::SeqCst) {
+        if !self.member.woken.swap(true, Ordering::SeqCst) {
             self.member.ring(1);
         }
     }
@@ -230,8 +230,8 @@ impl Endpoint for KernelSocket {
     }
 
     fn send_to(&self, connection: ConnectionId, body: &[u8]) -> Result<(), SendError> {
-        let link = self.mux.0.find(connection).ok_or(SendError::Gone(connection))?;
-        self.mux.0.reply(&link, link.limits.out_queue_bytes_max, body)
+        let conn = self.mux.0.find(connection).ok_or(SendError::Gone(connection))?;
+        self.mux.0.reply(&conn, conn.limits.out_queue_bytes_max, body)
     }
 
     fn set_receiving(&self, receiving: bool) {

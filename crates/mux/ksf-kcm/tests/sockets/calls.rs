@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 
 use ksf::framing::{Delimiter, Framing};
-use ksf_kcm::{KcmError, KcmSocket, Received, load, probe};
+use ksf_kcm::{KcmError, RawKcmSocket, Received, load, probe};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// What the wrapper does, call by call.
@@ -16,7 +16,7 @@ pub(crate) fn cases() {
 
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (mut far, near) = ksf_test::stream::pair(&listener);
-    let one = KcmSocket::new().unwrap();
+    let one = RawKcmSocket::new().unwrap();
     let two = one.try_clone().unwrap();
     let os = |result: Result<(), KcmError>| match result {
         Err(KcmError::Os { error, .. }) => error.raw_os_error().unwrap(),

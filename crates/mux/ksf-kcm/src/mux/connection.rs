@@ -20,9 +20,9 @@ use super::{Shared, lock, read, write};
 use crate::cut::cut;
 use crate::intake::Intake;
 use crate::program::overhead_bytes;
-use crate::socket::KcmSocket;
+use crate::socket::RawKcmSocket;
 
-pub(super) struct Link {
+pub(super) struct KernelConnection {
     pub(super) id: ConnectionId,
     shared: Weak<Shared>,
     pub(super) framing: MessageFraming,
@@ -30,7 +30,7 @@ pub(super) struct Link {
     /// Until it is detached.
     tcp: RwLock<Option<Arc<Tcp>>>,
     /// Keeps the kernel's multiplexor, and receives nothing: there may be no message socket for a while.
-    pub(super) root: KcmSocket,
+    pub(super) root: RawKcmSocket,
     lanes: RwLock<Lanes>,
     pub(super) intake: Intake,
     pub(super) outbox: OutQueue<Tcp>,
@@ -48,7 +48,7 @@ pub(super) struct Link {
     /// No message is to be taken any more.
     pub(super) refused: AtomicBool,
     pub(super) detached: AtomicBool,
-    /// The keeper has it on its list.
+    /// The timer thread has it on its list.
     pub(super) busy: AtomicBool,
     pub(super) counts: Counts,
 }
@@ -72,7 +72,7 @@ struct Lanes {
 /// One of the multiplexor's sockets, which belongs to a message socket.
 pub(super) struct Lane {
     member: Arc<Member>,
-    pub(super) socket: KcmSocket,
+    pub(super) socket: RawKcmSocket,
 }
 
 /// How a connection ends, as the kernel has reported.
@@ -119,13 +119,13 @@ impl AsFd for Tcp {
     }
 }
 
-impl Link {
+impl KernelConnection {
     pub(super) fn new(
         id: ConnectionId,
         shared: &Arc<Shared>,
         socket: OwnedFd,
         (framing, limits): (MessageFraming, Limits),
-        root: KcmSocket,
+        root: RawKcmSocket,
         read_bytes: u64,
     ) -> Self {
         let tcp = Arc::new(Tcp { socket, report: AtomicI32::new(0) });
@@ -304,7 +304,7 @@ pub(super) fn wire_bytes_max(framing: &MessageFraming, limits: &Limits) -> usize
     limits.message_bytes_max.saturating_add(overhead)
 }
 
-fn sockets<'a>(lanes: &'a RwLockReadGuard<'_, Lanes>) -> impl Iterator<Item = &'a KcmSocket> {
+fn sockets<'a>(lanes: &'a RwLockReadGuard<'_, Lanes>) -> impl Iterator<Item = &'a RawKcmSocket> {
     lanes.all.iter().map(|lane| &lane.socket)
 }
 
@@ -325,8 +325,8 @@ impl Lane {
     }
 }
 
-impl fmt::Debug for Link {
+impl fmt::Debug for KernelConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link").field("id", &self.id).finish_non_exhaustive()
+        f.debug_struct("KernelConnection").field("id", &self.id).finish_non_exhaustive()
     }
 }

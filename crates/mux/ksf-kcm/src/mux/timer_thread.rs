@@ -12,7 +12,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
-use super::link::{Ending, Link, Tcp};
+use super::connection::{Ending, KernelConnection, Tcp};
 use super::{SIGNAL, Shared, lock, read};
 
 /// Time between looks at limits of time.
@@ -29,9 +29,9 @@ const QUIET: Duration = Duration::from_secs(1);
 const EVENTS_MAX: usize = 64;
 const EVENT: epoll::Event = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
 
-/// A connection the keeper looks after, and since when.
+/// A connection the timer thread looks after, and since when.
 struct Case {
-    link: Arc<Link>,
+    conn: Arc<KernelConnection>,
     since: Instant,
 }
 
@@ -42,25 +42,25 @@ pub(super) fn run(shared: &Shared) {
     while !shared.stopped.load(Ordering::SeqCst) {
         shared.hear(shared.sleeps(&cases));
         let now = Instant::now();
-        cases.extend(lock(&shared.busy).drain(..).map(|link| Case { link, since: now }));
-        cases.retain(|case| shared.step(&case.link, now));
+        cases.extend(lock(&shared.busy).drain(..).map(|conn| Case { conn, since: now }));
+        cases.retain(|case| shared.step(&case.conn, now));
         if now.duration_since(ticked) >= TICK {
             ticked = now;
-            shared.all().iter().for_each(|link| shared.check_time(link, now));
+            shared.all().iter().for_each(|conn| shared.check_time(conn, now));
         }
     }
 }
 
 impl Shared {
-    /// Wakes the keeper.
+    /// Wakes the timer thread.
     pub(super) fn signal(&self) {
         let _ = rustix::io::write(&self.signal, &1_u64.to_ne_bytes());
     }
 
-    /// Has the keeper look after a connection until it is quiet.
-    pub(super) fn look_after(&self, link: &Arc<Link>) {
-        if !link.busy.swap(true, Ordering::SeqCst) {
-            lock(&self.busy).push(Arc::clone(link));
+    /// Has the timer thread look after a connection until it is quiet.
+    pub(super) fn look_after(&self, conn: &Arc<KernelConnection>) {
+        if !conn.busy.swap(true, Ordering::SeqCst) {
+            lock(&self.busy).push(Arc::clone(conn));
         }
         self.signal();
     }
@@ -71,8 +71,8 @@ impl Shared {
         let of = |case: &Case| {
             let is_fresh = now.duration_since(case.since) < TICK;
             let tick = if is_fresh { SHORT_TICK } else { CALM_TICK };
-            let waits_for_more = !case.link.outbox.is_blocked() && lock(&case.link.ending).is_none();
-            match *lock(&case.link.batch_until) {
+            let waits_for_more = !case.conn.outbox.is_blocked() && lock(&case.conn.ending).is_none();
+            match *lock(&case.conn.batch_until) {
                 Some(until) if waits_for_more => until.saturating_duration_since(now),
                 _ => tick,
             }
@@ -97,22 +97,22 @@ impl Shared {
             let (data, flags) = (event.data.u64(), event.flags);
             if data == SIGNAL {
                 let _ = rustix::io::read(&self.signal, &mut [0; 8]);
-            } else if let Some(link) = self.find(ksf_mux::ConnectionId::from_u64(data))
-                && let Some(tcp) = link.tcp()
+            } else if let Some(conn) = self.find(ksf_mux::ConnectionId::from_u64(data))
+                && let Some(tcp) = conn.tcp()
             {
                 let error = sockopt::socket_error(&*tcp).unwrap_or_else(Err).err();
-                self.note(&link, flags, error);
+                self.note(&conn, flags, error);
             }
         }
     }
 
     /// The kernel has reported something on the TCP socket.
-    pub(super) fn note(&self, link: &Arc<Link>, flags: epoll::EventFlags, error: Option<Errno>) {
+    pub(super) fn note(&self, conn: &Arc<KernelConnection>, flags: epoll::EventFlags, error: Option<Errno>) {
         use epoll::EventFlags as On;
         if flags.contains(On::HUP) {
             // Reset, or given up by TCP: nothing can be sent any more.
             let errno = error.filter(|error| *error != Errno::PIPE).unwrap_or(Errno::CONNRESET);
-            return self.end(link, ConnectionError::Socket { errno: errno.raw_os_error() });
+            return self.end(conn, ConnectionError::Socket { errno: errno.raw_os_error() });
         }
         let errno = match error {
             // How AF_KCM reports the end of the stream.
@@ -121,40 +121,40 @@ impl Shared {
             None => return,
             error => error,
         };
-        lock(&link.ending).get_or_insert(Ending { errno, unread: None });
-        self.look_after(link);
+        lock(&conn.ending).get_or_insert(Ending { errno, unread: None });
+        self.look_after(conn);
     }
 
     /// Goes on with what a connection waits for. False: nothing.
-    fn step(&self, link: &Arc<Link>, now: Instant) -> bool {
-        let is_due = lock(&link.batch_until).is_none_or(|until| until <= now);
-        if link.outbox.bytes() > 0 && is_due {
-            self.flush(link);
+    fn step(&self, conn: &Arc<KernelConnection>, now: Instant) -> bool {
+        let is_due = lock(&conn.batch_until).is_none_or(|until| until <= now);
+        if conn.outbox.bytes() > 0 && is_due {
+            self.flush(conn);
         }
-        let is_ending = link.error.get().is_none() && self.ends(link, now);
-        let waits = |link: &Link| link.error.get().is_none() && link.outbox.bytes() > 0;
-        if is_ending || (waits(link) && !link.detached.load(Ordering::SeqCst)) {
+        let is_ending = conn.error.get().is_none() && self.ends(conn, now);
+        let waits = |conn: &KernelConnection| conn.error.get().is_none() && conn.outbox.bytes() > 0;
+        if is_ending || (waits(conn) && !conn.detached.load(Ordering::SeqCst)) {
             return true;
         }
-        link.busy.store(false, Ordering::SeqCst);
+        conn.busy.store(false, Ordering::SeqCst);
         // Whoever queued something just now relied on this list.
-        waits(link) && !link.detached.load(Ordering::SeqCst) && !link.busy.swap(true, Ordering::SeqCst)
+        waits(conn) && !conn.detached.load(Ordering::SeqCst) && !conn.busy.swap(true, Ordering::SeqCst)
     }
 
     /// Announces the end of a connection when everything is received that came before it. False: nothing to wait for.
-    fn ends(&self, link: &Arc<Link>, now: Instant) -> bool {
-        let Some(tcp) = link.tcp() else { return false };
-        let Some(mut ending) = *lock(&link.ending) else { return false };
+    fn ends(&self, conn: &Arc<KernelConnection>, now: Instant) -> bool {
+        let Some(tcp) = conn.tcp() else { return false };
+        let Some(mut ending) = *lock(&conn.ending) else { return false };
         if crate::intake::is_dead(&*tcp) {
-            self.end(link, ConnectionError::Socket { errno: libc::ECONNRESET });
+            self.end(conn, ConnectionError::Socket { errno: libc::ECONNRESET });
             return false;
         }
         let Some(errno) = ending.errno else {
-            match link.unread_bytes(&tcp) {
+            match conn.unread_bytes(&tcp) {
                 Ok(Some(bytes)) => {
                     let since = ending.unread.filter(|(before, _)| *before == bytes).map_or(now, |(_, since)| since);
                     ending.unread = Some((bytes, since));
-                    *lock(&link.ending) = Some(ending);
+                    *lock(&conn.ending) = Some(ending);
                     if bytes > 0 && now.duration_since(since) < QUIET {
                         return true;
                     }
@@ -162,17 +162,17 @@ impl Shared {
                 Ok(None) => return true,
                 Err(_) => {}
             }
-            self.end(link, link.end_of_stream(&tcp));
+            self.end(conn, conn.end_of_stream(&tcp));
             return false;
         };
         // The kernel cuts no more; what it has cut is received first.
-        if link.has_messages() {
+        if conn.has_messages() {
             return true;
         }
         self.end(
-            link,
+            conn,
             match errno {
-                Errno::TIMEDOUT => ConnectionError::AssemblyTimeout { limit_ms: link.limits.assembly_timeout_ms },
+                Errno::TIMEDOUT => ConnectionError::AssemblyTimeout { limit_ms: conn.limits.assembly_timeout_ms },
                 errno => ConnectionError::Kernel { errno: errno.raw_os_error() },
             },
         );
@@ -180,88 +180,88 @@ impl Shared {
     }
 
     /// A connection brings no more messages, and none is to be taken of those that are there.
-    pub(super) fn refuse(&self, link: &Arc<Link>, error: ConnectionError) {
-        link.refused.store(true, Ordering::SeqCst);
-        link.set_paused(true);
-        self.end(link, error);
+    pub(super) fn refuse(&self, conn: &Arc<KernelConnection>, error: ConnectionError) {
+        conn.refused.store(true, Ordering::SeqCst);
+        conn.set_paused(true);
+        self.end(conn, error);
     }
 
     /// A connection brings no more messages.
-    pub(super) fn end(&self, link: &Arc<Link>, error: ConnectionError) {
+    pub(super) fn end(&self, conn: &Arc<KernelConnection>, error: ConnectionError) {
         // Also where the peer's direction ended before: nothing can be sent any more.
         let failed = matches!(error, ConnectionError::Socket { .. } | ConnectionError::SendTimeout { .. });
-        if link.error.set(error.clone()).is_ok() {
+        if conn.error.set(error.clone()).is_ok() {
             self.counts.ends.note(&error);
-            self.events.push(Event::Ended { connection: link.id, error });
+            self.events.push(Event::Ended { connection: conn.id, error });
         } else if !failed {
             return;
         }
         if failed {
-            let leftover = link.outbox.fail();
+            let leftover = conn.outbox.fail();
             let mut messages = leftover.uncertain;
             for (body, repeatable) in leftover.movable {
                 self.counts.tx_retries.fetch_add(1, Ordering::Relaxed);
                 // Nowhere to go: as lost as if it had been sent and not arrived.
-                messages += usize::from(!self.send_elsewhere(&body, repeatable, link));
+                messages += usize::from(!self.send_elsewhere(&body, repeatable, conn));
             }
             if messages > 0 {
-                self.events.push(Event::Uncertain { connection: link.id, messages });
+                self.events.push(Event::Uncertain { connection: conn.id, messages });
             }
             self.room.1.notify_all();
         }
-        self.settle(link);
+        self.settle(conn);
     }
 
     /// Queues a message on another connection, whatever is queued there already.
-    fn send_elsewhere(&self, body: &[u8], repeatable: bool, but: &Arc<Link>) -> bool {
-        let mut links = self.all();
-        links.retain(|link| !Arc::ptr_eq(link, but) && link.error.get().is_none());
-        links.sort_by_key(|link| link.outbox.bytes());
-        let takes = |link: &&Arc<Link>| {
-            let pushed = link.outbox.push_movable(&link.framing, usize::MAX, body, repeatable);
+    fn send_elsewhere(&self, body: &[u8], repeatable: bool, but: &Arc<KernelConnection>) -> bool {
+        let mut conns = self.all();
+        conns.retain(|conn| !Arc::ptr_eq(conn, but) && conn.error.get().is_none());
+        conns.sort_by_key(|conn| conn.outbox.bytes());
+        let takes = |conn: &&Arc<KernelConnection>| {
+            let pushed = conn.outbox.push_movable(&conn.framing, usize::MAX, body, repeatable);
             pushed.is_ok_and(|pushed| pushed == Pushed::Queued)
         };
-        let taken = links.iter().find(takes);
-        if let Some(link) = taken {
-            link.counts.tx_messages.fetch_add(1, Ordering::Relaxed);
-            self.flush(link);
+        let taken = conns.iter().find(takes);
+        if let Some(conn) = taken {
+            conn.counts.tx_messages.fetch_add(1, Ordering::Relaxed);
+            self.flush(conn);
         }
         taken.is_some()
     }
 
     /// Tells readers of an end when the last message is done with.
-    pub(super) fn settle(&self, link: &Link) {
-        let Some(error) = link.error.get() else { return };
-        if link.waiting_messages.load(Ordering::SeqCst) == 0
-            && !link.reported.swap(true, Ordering::SeqCst)
+    pub(super) fn settle(&self, conn: &KernelConnection) {
+        let Some(error) = conn.error.get() else { return };
+        if conn.waiting_messages.load(Ordering::SeqCst) == 0
+            && !conn.reported.swap(true, Ordering::SeqCst)
             && self.reports_wanted.load(Ordering::SeqCst) > 0
         {
-            self.reports.push_within(UNREAD_MAX, (link.id, error.clone()));
+            self.reports.push_within(UNREAD_MAX, (conn.id, error.clone()));
         }
     }
 
-    fn check_time(&self, link: &Arc<Link>, now: Instant) {
-        let Some(tcp) = link.tcp() else { return };
-        let (limits, clock) = (&link.limits, clock());
+    fn check_time(&self, conn: &Arc<KernelConnection>, now: Instant) {
+        let Some(tcp) = conn.tcp() else { return };
+        let (limits, clock) = (&conn.limits, clock());
         let is_overdue =
-            lock(&link.progress).is_overdue(link.outbox.bytes(), link.outbox.sent(), clock, limits.send_timeout_ms);
+            lock(&conn.progress).is_overdue(conn.outbox.bytes(), conn.outbox.sent(), clock, limits.send_timeout_ms);
         if is_overdue {
-            self.refuse(link, ConnectionError::SendTimeout { limit_ms: limits.send_timeout_ms });
+            self.refuse(conn, ConnectionError::SendTimeout { limit_ms: limits.send_timeout_ms });
         }
         // Later than the kernel's own timer, which says the same.
         let limit_ms = limits.assembly_timeout_ms;
-        if limit_ms > 0 && link.unfinished_for(&tcp, now) > Duration::from_millis(limit_ms) {
-            self.refuse(link, ConnectionError::AssemblyTimeout { limit_ms });
+        if limit_ms > 0 && conn.unfinished_for(&tcp, now) > Duration::from_millis(limit_ms) {
+            self.refuse(conn, ConnectionError::AssemblyTimeout { limit_ms });
         }
         let limit_ms = limits.idle_timeout_ms;
-        let is_idle = limit_ms > 0 && link.waiting_messages.load(Ordering::SeqCst) == 0;
-        if is_idle && link.intake.idle_for(now) >= Duration::from_millis(limit_ms) {
-            self.refuse(link, ConnectionError::IdleTimeout { limit_ms });
+        let is_idle = limit_ms > 0 && conn.waiting_messages.load(Ordering::SeqCst) == 0;
+        if is_idle && conn.intake.idle_for(now) >= Duration::from_millis(limit_ms) {
+            self.refuse(conn, ConnectionError::IdleTimeout { limit_ms });
         }
     }
 }
 
-impl Link {
+impl KernelConnection {
     fn end_of_stream(&self, tcp: &Tcp) -> ConnectionError {
         use std::os::fd::AsFd as _;
         match self.intake.outstanding_bytes(tcp.as_fd()) as usize {
@@ -271,7 +271,7 @@ impl Link {
     }
 }
 
-impl super::link::Counts {
+impl super::connection::Counts {
     /// Adds those of a connection that is detached.
     pub(super) fn add(&self, other: &Self) {
         for (sum, count) in [
