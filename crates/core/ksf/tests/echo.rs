@@ -241,10 +241,11 @@ fn a_shard_that_shares_the_cpu_of_its_client_hardly_ever_spins() {
         for number in 0..ASKS {
             ask(&mut peer, &number.to_be_bytes(), &number.to_be_bytes());
         }
-        // Some of its spins may find what came because the scheduler took the CPU from it meanwhile.
-        let spins = count(&server, "spins");
-        assert!(spins < ASKS / 10, "{engine:?}: {spins} spins for {ASKS} messages");
-        assert!(count(&server, "spins_missed") <= spins);
+        // The scheduler may take the CPU from it while it spins: such a spin finds something, and pays for one that does
+        // not. All others are trials, of which each is followed by at least 64 waits without.
+        let (spins, missed) = (count(&server, "spins"), count(&server, "spins_missed"));
+        let trials = ASKS / 64 + 1;
+        assert!(missed <= spins - missed + trials, "{engine:?}: {missed} of {spins} spins found nothing");
         drop(peer);
         wait_until("it hears of the end", || server.connections() == 0);
         server.drain().unwrap();
