@@ -68,6 +68,22 @@ fn spinning_is_chosen_said_and_counted() {
     assert!(!wrong.status.success() && stderr(&wrong).contains("--spin"), "{}", stderr(&wrong));
 }
 
+/// Calls of RPC go to another value on workers, with the same programs and counters.
+#[test]
+fn workers_answer_rpc() {
+    let server = Server::start(&["krpc2", "--engine", "epoll", "--workers", "2", "--listen", "127.0.0.1:0"], 2);
+    let mut tcp = connect(&server);
+    let calls: Vec<u8> =
+        [rpc::call(1, 100_003, 3, 0), rpc::call(2, 7, 1, 0)].iter().flat_map(|c| rpc::record(c)).collect();
+    tcp.write_all(&calls).expect("the server takes it");
+    let mut replies = [0; 2].map(|_| rpc::read_record(&mut tcp).expect("a record").expect("a reply"));
+    replies.sort_by_key(|reply| rpc::xid(reply));
+    assert_eq!(replies, [rpc::accepted(1, &[0]), rpc::accepted(2, &[1])]);
+    let own = &server.stat()["services"][0]["own"];
+    assert_eq!(value(own, "prog_unavail"), 1, "{own}");
+    server.stop();
+}
+
 #[test]
 fn workers_answer_streams_and_shards_answer_datagrams() {
     let folder = Folder::new();
