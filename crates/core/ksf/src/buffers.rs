@@ -269,6 +269,13 @@ impl Shared {
     }
 }
 
+impl Shared {
+    /// Bytes of memory that are taken from the machine.
+    pub fn touched_bytes(&self) -> usize {
+        self.block().memory.touched_bytes()
+    }
+}
+
 impl Deref for Shared {
     type Target = [u8];
 

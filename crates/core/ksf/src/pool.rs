@@ -365,6 +365,14 @@ impl Chunk {
         }
     }
 
+    /// Memory that these bytes keep: all that their buffer takes. Slots are there anyway, and are kept up to a number.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        match &self.bytes {
+            Bytes::Buffer(shared) => shared.touched_bytes().max(self.len()),
+            Bytes::Slot(_) | Bytes::Heap(_) => self.len(),
+        }
+    }
+
     /// The name of these bytes in their pool; `None` for a heap block.
     pub fn name(&self) -> Option<SlotName> {
         match &self.bytes {

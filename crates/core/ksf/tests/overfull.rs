@@ -188,3 +188,21 @@ fn a_pass_is_not_kept_by_trickling() {
     assert_eq!(conns[sends].tick(&mut env), None);
     assert!(conns[sends].is_closing());
 }
+
+/// A copy of one byte keeps a buffer of 4 KiB.
+#[test]
+fn what_is_put_aside_counts_with_its_memory() {
+    let limits = Limits { out_queue_bytes_max: 1, ..Limits::default() };
+    let mut env = env(limits, 64, 4);
+    let service = Recorder::new(LINES, Order::Requests);
+    let key = ConnKey { index: 0, generation: 0 };
+    let mut conn = Connection::new(service, Peer::Unix, key, env.now).unwrap();
+    for bytes in [&b"a line\n"[..], b"a", b"b", b"c"] {
+        let chunk = in_slot(&mut env, bytes);
+        conn.receive(chunk, &mut env);
+    }
+    // Half of the slots are kept; of the others copies are made.
+    assert_eq!((env.pool.kept(), env.budget.input_bytes()), (2, 2 + 4096));
+    conn.end(&mut env);
+    assert_eq!(env.budget.input_bytes(), 0);
+}

@@ -170,8 +170,8 @@ impl Plan {
     /// message for each pass, with all memory of its buffer.
     fn input_bytes_max(&self) -> usize {
         let message = Buffers::capacity_for(self.limits.message_bytes_max.min(1 << 16) + 1);
-        let slots = self.slots as usize * self.slot_bytes as usize;
-        2 * self.limits.assembly_bytes_max + slots + self.places * (self.slot_bytes as usize + message)
+        let chunk = Buffers::capacity_for(self.slot_bytes as usize);
+        2 * self.limits.assembly_bytes_max + self.slots as usize * chunk + self.places * (chunk + message)
     }
 
     /// Most bytes by which one message may exceed a budget: the message, and replies, also those whose length nobody

@@ -2,6 +2,7 @@
 
 use super::{Connection, Memory};
 use crate::budget::InputRoom;
+use crate::buffers::Buffers;
 use crate::cutter::{Cut, CutError, Native, Rule};
 use crate::env::Env;
 use crate::error::{CloseReason, FramingError};
@@ -112,25 +113,27 @@ impl<S: ShardService> Connection<S> {
 
     /// Puts a chunk aside, behind those that wait already.
     pub(super) fn stall(&mut self, chunk: Chunk, env: &mut Env) {
-        env.budget.add_input(chunk.len());
-        self.stalled.push_back(chunk.into_kept());
+        let chunk = chunk.into_kept();
+        env.budget.add_input(chunk.memory_bytes());
+        self.stalled.push_back(chunk);
         // Reading stops long before, and an engine that stops has no more on its way than its slots.
-        let on_its_way_max = env.pool.slots() as usize * env.pool.slot_bytes();
+        let on_its_way_max = env.pool.slots() as usize * Buffers::capacity_for(env.pool.slot_bytes());
         if env.budget.input_bytes() > env.limits.assembly_bytes_max.saturating_mul(2).saturating_add(on_its_way_max) {
             self.close(CloseReason::MemoryLimit, env);
         }
     }
 
     fn put_aside_front(&mut self, rest: Chunk, env: &mut Env) {
-        env.budget.add_input(rest.len());
-        self.stalled.push_front(rest.into_kept());
+        let rest = rest.into_kept();
+        env.budget.add_input(rest.memory_bytes());
+        self.stalled.push_front(rest);
     }
 
     /// Forgets all input, and gives its memory back.
     pub(super) fn reset_input(&mut self, env: &mut Env) {
         self.cutter.reset(&mut self.memory.room(env));
         for chunk in self.stalled.drain(..) {
-            env.budget.remove_input(chunk.len());
+            env.budget.remove_input(chunk.memory_bytes());
         }
         self.message_ends(env);
     }
@@ -149,7 +152,7 @@ impl<S: ShardService> Connection<S> {
     pub(super) fn take_up(&mut self, env: &mut Env) {
         while self.closing.is_none() && self.memory != Memory::Waiting && !self.is_stalled(env) {
             let Some(chunk) = self.stalled.pop_front() else { break };
-            env.budget.remove_input(chunk.len());
+            env.budget.remove_input(chunk.memory_bytes());
             self.process(chunk, env);
         }
         if self.eof {
