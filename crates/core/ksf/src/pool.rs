@@ -483,7 +483,14 @@ impl Region {
                 };
                 let map_bytes = bytes.next_multiple_of(align);
                 // SAFETY: a new mapping at an address the kernel chooses aliases nothing.
-                let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), map_bytes, protection, flags) }?;
+                let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), map_bytes, protection, flags) };
+                let base = base.map_err(|error| match (error, memory) {
+                    (rustix::io::Errno::NOMEM, Memory::HugePages) => io::Error::new(
+                        io::ErrorKind::OutOfMemory,
+                        "there are not enough free huge pages; reserve more (vm.nr_hugepages), or use anonymous memory",
+                    ),
+                    (error, _) => error.into(),
+                })?;
                 (map_bytes, base, None)
             }
             Memory::File(ref file) | Memory::Dax(ref file) => {
@@ -585,6 +592,34 @@ impl Drop for Region {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Most machines reserve none: then the pool is refused by name, which is all that can be seen there.
+    #[test]
+    fn huge_pages_are_used_or_refused_by_name() {
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+        let free = meminfo.lines().find_map(|line| line.strip_prefix("HugePages_Free:")).map_or("0", str::trim);
+        match Pool::new(Memory::HugePages, 4096, 16) {
+            Err(error) => {
+                let text = format!("{error} {:?}", std::error::Error::source(&error));
+                assert!(text.contains("vm.nr_hugepages"), "{text}");
+                eprintln!("no memory on huge pages was tried: {free} are free");
+            }
+            Ok(mut pool) => {
+                let mut slot = pool.take().unwrap();
+                slot.as_mut_slice().fill(7);
+                let at = slot.as_mut_slice().as_ptr().addr();
+                let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+                let range = |line: &str| {
+                    let (from, to) = line.split(' ').next()?.split_once('-')?;
+                    Some(usize::from_str_radix(from, 16).ok()?..usize::from_str_radix(to, 16).ok()?)
+                };
+                let mut lines = smaps.lines().skip_while(|line| !range(line).is_some_and(|range| range.contains(&at)));
+                let page = lines.find_map(|line| line.strip_prefix("KernelPageSize:")).unwrap();
+                assert_eq!(page.trim(), "2048 kB");
+                assert_eq!(slot.freeze(4096)[4095], 7);
+            }
+        }
+    }
 
     fn pool(slots: u32) -> Pool {
         Pool::new(Memory::Anonymous, 64, slots).unwrap()
