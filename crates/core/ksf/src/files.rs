@@ -29,6 +29,7 @@
 
 use std::ffi::{CStr, CString};
 use std::fmt;
+use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -426,12 +427,19 @@ pub enum Refusal {
     Stopping,
 }
 
-/// Begins operations for one service on one shard. [`Turn::files`](crate::Turn::files) gives it.
+/// Begins operations for one service on one shard. [`Turn::files`](crate::Turn::files) gives it. It stays on the thread of the
+/// shard, which looks for what was begun after each of the service's calls, and would not wake up for another thread.
+///
+/// ```compile_fail,E0277
+/// fn leaves_its_thread<T: Send>() {}
+/// leaves_its_thread::<ksf::files::Files>();
+/// ```
 #[derive(Clone)]
 pub struct Files {
     queue: Arc<Mutex<Queue>>,
     owner: Owner,
     buffers: Buffers,
+    on_its_thread: PhantomData<*const ()>,
 }
 
 impl Files {

@@ -22,7 +22,8 @@ pub struct Limits {
     pub assembly_timeout_ms: u64,
     /// Time without a byte in either direction after which a connection is closed; 0: never.
     pub idle_timeout_ms: u64,
-    /// Time in which a peer must take some of the replies queued for it.
+    /// Time in which a peer must take some of the replies queued for it, and in which a part of a file must be read for a
+    /// reply.
     pub send_timeout_ms: u64,
     /// Replies queued for one peer above which its requests are not read any more.
     pub out_queue_bytes_max: usize,

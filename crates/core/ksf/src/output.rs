@@ -30,8 +30,11 @@ pub struct Output {
 enum Piece {
     Bytes(Vec<u8>),
     Chunk(Chunk),
-    /// Not empty.
-    File(FileRange),
+    /// Not empty. With a head the piece before belongs to the same reply, and nothing else is in that piece.
+    File {
+        range: FileRange,
+        headed: bool,
+    },
 }
 
 impl Piece {
@@ -40,7 +43,7 @@ impl Piece {
             Self::Bytes(bytes) => bytes,
             Self::Chunk(chunk) => chunk,
             // Taken out of an output only once it is read.
-            Self::File(_) => &[],
+            Self::File { .. } => &[],
         }
     }
 
@@ -48,7 +51,7 @@ impl Piece {
         match self {
             Self::Bytes(bytes) => bytes.len(),
             Self::Chunk(chunk) => chunk.len(),
-            Self::File(range) => range.bytes,
+            Self::File { range, .. } => range.bytes,
         }
     }
 
@@ -60,9 +63,10 @@ impl Piece {
                 (Self::Bytes(bytes), Self::Bytes(back))
             }
             Self::Chunk(chunk) => (Self::Chunk(chunk.slice(0..keep)), Self::Chunk(chunk.slice(keep..chunk.len()))),
-            Self::File(range) => {
+            Self::File { range, headed } => {
                 let back = FileRange { offset: range.offset + keep as u64, bytes: range.bytes - keep, ..range.clone() };
-                (Self::File(FileRange { bytes: keep, ..range }), Self::File(back))
+                let front = FileRange { bytes: keep, ..range };
+                (Self::File { range: front, headed }, Self::File { range: back, headed: false })
             }
         }
     }
@@ -165,6 +169,7 @@ impl Output {
         let fits = |own: &Self, len: usize| own.tail.len() + len <= Spares::BYTES_MIN;
         if let Some(Piece::Bytes(first)) = other.pieces.front()
             && fits(self, first.len())
+            && !matches!(other.pieces.get(1), Some(Piece::File { headed: true, .. }))
             && let Some(Piece::Bytes(first)) = other.pop_front()
         {
             self.tail(spares).extend_from_slice(&first);
@@ -184,11 +189,17 @@ impl Output {
         self.tail.capacity() - self.tail.len()
     }
 
-    /// Appends a range of a file.
+    /// What is appended next is the head of a range of a file, apart from the replies in front of it.
+    pub(crate) fn begin_head(&mut self, spares: &mut Spares) {
+        self.end_tail(spares);
+    }
+
+    /// Appends a range of a file behind its [head](Self::begin_head).
     pub(crate) fn push_file(&mut self, range: FileRange, spares: &mut Spares) {
         if range.bytes > 0 {
+            let headed = !self.tail.is_empty();
             self.end_tail(spares);
-            self.push_back(Piece::File(range));
+            self.push_back(Piece::File { range, headed });
         }
     }
 
@@ -198,7 +209,7 @@ impl Output {
             return self.len();
         }
         let bytes = |piece: &Piece| match piece {
-            Piece::File(range) => range.bytes.min(2 * FILE_WINDOW_BYTES),
+            Piece::File { range, .. } => range.bytes.min(2 * FILE_WINDOW_BYTES),
             piece => piece.len(),
         };
         self.pieces.iter().map(bytes).sum::<usize>() + self.tail.len()
@@ -206,7 +217,7 @@ impl Output {
 
     /// True if it begins with bytes that can be sent: not if it is empty, or a range must be read first.
     pub(crate) fn is_ready(&self) -> bool {
-        let waits = self.files > 0 && matches!(self.pieces.front(), Some(Piece::File(_)));
+        let waits = self.files > 0 && matches!(self.pieces.front(), Some(Piece::File { .. }));
         !waits && !self.is_empty()
     }
 
@@ -214,7 +225,7 @@ impl Output {
     fn first_file(&self) -> Option<(usize, usize)> {
         let mut before = 0;
         for (at, piece) in self.pieces.iter().enumerate().take_while(|_| self.files > 0) {
-            if let Piece::File(_) = piece {
+            if let Piece::File { .. } = piece {
                 return Some((at, before));
             }
             before += piece.len();
@@ -225,19 +236,20 @@ impl Output {
     /// What to read next, at most a window, unless a window is there already; `sending` bytes count to it.
     pub(crate) fn file_to_read(&self, sending: usize) -> Option<FileRange> {
         let (at, _) = self.first_file().filter(|(_, before)| before + sending < FILE_WINDOW_BYTES)?;
-        let Piece::File(range) = &self.pieces[at] else { return None };
+        let Piece::File { range, .. } = &self.pieces[at] else { return None };
         Some(FileRange { bytes: range.bytes.min(FILE_WINDOW_BYTES), ..range.clone() })
     }
 
     /// Puts what was read of `range` into its place. False: the first range is not the one this is about.
     pub(crate) fn file_was_read(&mut self, range: &FileRange, bytes: Buffer) -> bool {
         let Some((at, _)) = self.first_file() else { return false };
-        let Piece::File(rest) = &mut self.pieces[at] else { return false };
+        let Piece::File { range: rest, headed } = &mut self.pieces[at] else { return false };
         if rest.offset != range.offset || !rest.file.is_same(&range.file) || rest.bytes < bytes.len() {
             return false;
         }
         rest.offset += bytes.len() as u64;
         rest.bytes -= bytes.len();
+        *headed = false;
         let chunk = Piece::Chunk(Chunk::from_buffer(bytes));
         if rest.bytes == 0 {
             self.files -= 1;
@@ -248,9 +260,14 @@ impl Output {
         true
     }
 
-    /// Takes what can be sent: everything in front of the first range of a file.
+    /// Takes what can be sent: everything in front of the first range of a file. The head of that goes alone: it is to wait
+    /// for the range in the kernel, and the replies in front of it must not.
     pub(crate) fn take_ready(&mut self) -> SendBatch {
-        let Some((at, before)) = self.first_file() else { return self.take() };
+        let Some((mut at, mut before)) = self.first_file() else { return self.take() };
+        if at > 1 && matches!(self.pieces[at], Piece::File { headed: true, .. }) {
+            at -= 1;
+            before -= self.pieces[at].len();
+        }
         let behind = self.pieces.split_off(at);
         let pieces = std::mem::replace(&mut self.pieces, behind);
         self.piece_bytes -= before;
@@ -304,13 +321,13 @@ impl Output {
 
     fn push_back(&mut self, piece: Piece) {
         self.piece_bytes += piece.len();
-        self.files += u32::from(matches!(piece, Piece::File(_)));
+        self.files += u32::from(matches!(piece, Piece::File { .. }));
         self.pieces.push_back(piece);
     }
 
     fn push_front(&mut self, piece: Piece) {
         self.piece_bytes += piece.len();
-        self.files += u32::from(matches!(piece, Piece::File(_)));
+        self.files += u32::from(matches!(piece, Piece::File { .. }));
         self.pieces.push_front(piece);
     }
 
@@ -328,7 +345,7 @@ impl Output {
 
     fn popped(&mut self, piece: &Piece) {
         self.piece_bytes -= piece.len();
-        self.files -= u32::from(matches!(piece, Piece::File(_)));
+        self.files -= u32::from(matches!(piece, Piece::File { .. }));
     }
 
     /// Takes everything, to be sent.

@@ -454,7 +454,8 @@ impl Reply<'_> {
     /// Sends one reply of three parts: `head` appends the first, as in [`Reply::message`]; `range` of a file follows, and
     /// then `end`. The shard reads the file while the connection sends, a [window](crate::output::FILE_WINDOW_BYTES) at a
     /// time, and never waits for it. If the file turns out to be shorter than promised, or cannot be read, the connection
-    /// is reset and [counted](CloseReason::FileRange).
+    /// is reset and [counted](CloseReason::FileRange); so it is if a part of it does not come within
+    /// [`send_timeout_ms`](crate::limits::Limits::send_timeout_ms).
     ///
     /// # Errors
     ///
@@ -467,6 +468,9 @@ impl Reply<'_> {
     ) -> Result<(), NoFileReplies> {
         if matches!(self.sink, Sink::Datagrams(_)) || self.env.answers.is_some() {
             return Err(NoFileReplies);
+        }
+        if let Sink::Stream(output) = &mut self.sink {
+            output.begin_head(&mut self.env.spares);
         }
         self.pieces(range.bytes + end.len(), head, |output, env| {
             output.push_file(range, &mut env.spares);

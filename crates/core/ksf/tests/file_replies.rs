@@ -155,7 +155,7 @@ fn bytes_and_order_are_those_of_replies_without_files() {
                 }
                 3 => {
                     if reading.is_none() {
-                        reading = conn.file_to_read();
+                        reading = conn.file_to_read(env.now);
                     }
                 }
                 4 => {
@@ -206,11 +206,12 @@ fn two_windows_of_a_file_are_in_memory() {
     conn.receive(in_slot(&mut env, b"range 0 0 100000000\n"), &mut env);
     assert_eq!(conn.queued_bytes(), 3 + 2 * FILE_WINDOW_BYTES, "of a range, the memory that it may take counts");
     // Reads for as long as the connection wants it.
-    let read = |conn: &mut Connection<_>, env: &mut _| {
+    let read = |conn: &mut Connection<_>, env: &mut ksf::env::Env| {
         let mut bytes = 0;
-        while let Some(range) = conn.file_to_read() {
-            (0..2)
-                .for_each(|_| assert!(conn.file_to_read().is_none(), "one read at a time, however often it is asked"));
+        while let Some(range) = conn.file_to_read(env.now) {
+            (0..2).for_each(|_| {
+                assert!(conn.file_to_read(env.now).is_none(), "one read at a time, however often it is asked")
+            });
             let ksf::env::Env { buffers, .. } = env;
             let mut into = buffers.take(range.bytes);
             into.set_len(range.bytes);
@@ -229,6 +230,45 @@ fn two_windows_of_a_file_are_in_memory() {
     conn.end(&mut env);
 }
 
+/// What the kernel keeps for the bytes of the file is the head of that reply alone.
+#[test]
+fn replies_in_front_of_a_file_leave_without_it() {
+    let library = Library::new(vec![tempfile::tempfile().unwrap().into()]);
+    let mut env = env(Limits::default(), 4096, 16);
+    let log = library.start(&mut Turn::new(&mut env)).unwrap();
+    let mut conn = Connection::new(OnShard::new(library, log), Peer::Unix, KEY, env.now).unwrap();
+    conn.receive(in_slot(&mut env, b"hello\nthere\nrange 0 0 10\n"), &mut env);
+    for (bytes, waits_for_the_file) in [(&b"hello\nthere\n"[..], false), (b"<", true)] {
+        let batch = conn.take_batch(env.now).unwrap();
+        assert_eq!(all_of(&batch, 100), bytes);
+        assert_eq!(conn.file_follows(), waits_for_the_file);
+        conn.sent(bytes.len(), true, &mut env);
+    }
+    assert!(conn.take_batch(env.now).is_none());
+    assert!(conn.file_to_read(env.now).is_some());
+    conn.end(&mut env);
+}
+
+#[test]
+fn a_file_that_is_not_read_in_time_ends_the_connection_and_makes_it_not_idle_before() {
+    let library = Library::new(vec![tempfile::tempfile().unwrap().into()]);
+    let mut env = env(Limits { idle_timeout_ms: 10, send_timeout_ms: 100, ..Limits::default() }, 4096, 16);
+    let log = library.start(&mut Turn::new(&mut env)).unwrap();
+    let mut conn = Connection::new(OnShard::new(library, log), Peer::Unix, KEY, env.now).unwrap();
+    conn.receive(in_slot(&mut env, b"range 0 0 10\n"), &mut env);
+    let head = conn.take_batch(env.now).unwrap();
+    conn.sent(head.len(), true, &mut env);
+    conn.file_to_read(env.now).unwrap();
+    let begun = env.now;
+    env.now = begun.plus_ms(100);
+    assert_eq!(conn.tick(&mut env), None);
+    assert!(!conn.is_closing(), "it waits for us: it is not idle");
+    assert!(conn.deadline(&env).is_some_and(|at| at <= begun.plus_ms(101)));
+    env.now = begun.plus_ms(101);
+    assert_eq!(conn.tick(&mut env), Some(ksf::CloseReason::FileRange));
+    conn.end(&mut env);
+}
+
 #[test]
 fn a_file_that_ends_too_early_ends_the_connection() {
     let library = Library::new(vec![tempfile::tempfile().unwrap().into()]);
@@ -240,7 +280,7 @@ fn a_file_that_ends_too_early_ends_the_connection() {
         conn.receive(in_slot(&mut env, b"range 0 0 10\nhello\n"), &mut env);
         let batch = conn.take_batch(env.now).unwrap();
         assert_eq!(all_of(&batch, 100), b"<");
-        let range = conn.file_to_read().unwrap();
+        let range = conn.file_to_read(env.now).unwrap();
         let read = failure.map_or_else(|| Ok(env.buffers.take(10)), Err);
         assert!(!conn.file_read(&range, read, &mut env), "a reset, because a part of the reply has left");
         conn.sent(1, true, &mut env);

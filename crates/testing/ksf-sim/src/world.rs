@@ -593,7 +593,7 @@ impl World {
             return None;
         }
         if link.reading.is_none() && self.random.one_in(2) {
-            link.reading = link.conn.file_to_read();
+            link.reading = link.conn.file_to_read(self.env.now);
         }
         let range = link.reading.take_if(|_| self.random.one_in(2))?;
         let mut buffer = self.env.buffers.take(range.bytes);

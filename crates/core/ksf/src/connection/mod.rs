@@ -80,8 +80,8 @@ pub struct Connection<S: ShardService> {
     deferred: u32,
     /// The service gave tasks to the threads that may block.
     blocks: bool,
-    /// A part of a file is being read for a reply.
-    reading_file: bool,
+    /// A part of a file is being read for a reply, or waits to be read, since then.
+    reading_file: Option<Time>,
     /// It is among those that go on when there is room for operations on files.
     waits_for_files: bool,
     /// The message of the last words to the peer, and answers that are still to come for it.
@@ -154,7 +154,7 @@ impl<S: ShardService> Connection<S> {
             messages: 0,
             deferred: 0,
             blocks: false,
-            reading_file: false,
+            reading_file: None,
             waits_for_files: false,
             last_words: None,
             exchange: Exchange::default(),
@@ -394,24 +394,24 @@ impl<S: ShardService> Connection<S> {
 
     /// What must be read of a file before more can be sent: at most a [window](crate::output::FILE_WINDOW_BYTES), while the
     /// one before is sent. [`Connection::file_read`] follows.
-    pub fn file_to_read(&mut self) -> Option<FileRange> {
-        if self.reading_file {
+    pub fn file_to_read(&mut self, now: Time) -> Option<FileRange> {
+        if self.reading_file.is_some() {
             return None;
         }
         let range = self.output.file_to_read(self.sending_bytes);
-        self.reading_file = range.is_some();
+        self.reading_file = range.is_some().then_some(now);
         range
     }
 
     /// What [`file_to_read`](Self::file_to_read) asked for was refused, and will be asked for again.
     pub fn file_not_read(&mut self) {
-        self.reading_file = false;
+        self.reading_file = None;
     }
 
     /// Takes what [`file_to_read`](Self::file_to_read) asked for, or a part of it from the front. False: the file ends too
     /// early or cannot be read, and the connection must be reset, because a part of the reply may have left.
     pub fn file_read(&mut self, range: &FileRange, read: Result<Buffer, FileError>, env: &mut Env) -> bool {
-        self.reading_file = false;
+        self.reading_file = None;
         match read {
             // It is tried again, which tells of an error that stays.
             Err(FileError::Interrupted) => return true,
@@ -458,6 +458,9 @@ impl<S: ShardService> Connection<S> {
         if is_over(self.send_deadline(env)) {
             return Some(CloseReason::SendTimeout);
         }
+        if is_over(self.file_deadline(env)) {
+            return Some(CloseReason::FileRange);
+        }
         if is_over(self.pressure_deadline(env)) && !self.keeps_pass(env) {
             self.close(CloseReason::MemoryLimit, env);
         } else if is_over(self.assembly_deadline(env)) {
@@ -475,13 +478,18 @@ impl<S: ShardService> Connection<S> {
     /// connection can put it off, so there may be nothing to do when the time has come; only calls on the connection, and
     /// other limits, bring it forward.
     pub fn deadline(&self, env: &Env) -> Option<Time> {
-        let ends = [self.send_deadline(env), self.pressure_deadline(env)];
+        let ends = [self.send_deadline(env), self.file_deadline(env), self.pressure_deadline(env)];
         let input = [self.assembly_deadline(env), self.idle_deadline(env)];
         ends.into_iter().chain(input).flatten().min()
     }
 
     fn send_deadline(&self, env: &Env) -> Option<Time> {
         self.last_send_progress.after_ms(self.limits(env).send_timeout_ms).filter(|_| self.sending)
+    }
+
+    /// A file system that hangs must not hold a connection, and what it is owed, for ever.
+    fn file_deadline(&self, env: &Env) -> Option<Time> {
+        self.reading_file?.after_ms(self.limits(env).send_timeout_ms)
     }
 
     fn pressure_deadline(&self, env: &Env) -> Option<Time> {
@@ -500,7 +508,8 @@ impl<S: ShardService> Connection<S> {
     }
 
     fn idle_deadline(&self, env: &Env) -> Option<Time> {
-        let waits_for_us = self.deferred > 0 || self.exchange.open || self.reading_file || self.waits_for_files;
+        let waits_for_us =
+            self.deferred > 0 || self.exchange.open || self.reading_file.is_some() || self.waits_for_files;
         let waits = self.closing.is_none() && !waits_for_us && self.is_in_turn(env);
         self.last_activity.after_ms(self.limits(env).idle_timeout_ms).filter(|_| waits)
     }

@@ -1,6 +1,7 @@
 //! Operations of one shard that the engine does not have yet, and how much is under way.
 
 use std::collections::VecDeque;
+use std::marker::PhantomData;
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -122,7 +123,7 @@ impl ShardFiles {
         let queue = Arc::clone(self.queue.get_or_insert_default());
         self.set_limits(limits);
         self.taken |= matches!(owner, Owner::Service(_));
-        Files { queue, owner, buffers: buffers.clone() }
+        Files { queue, owner, buffers: buffers.clone(), on_its_thread: PhantomData }
     }
 
     /// True if a service took its [`Files`] since the last call.

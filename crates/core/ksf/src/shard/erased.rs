@@ -119,7 +119,7 @@ pub(crate) trait Stream {
     fn take_batch(&mut self, now: Time) -> Option<SendBatch>;
     fn sent(&mut self, bytes: usize, done: bool, env: &mut Env);
     /// What must be read of a file before more can be sent.
-    fn file_to_read(&mut self) -> Option<FileRange>;
+    fn file_to_read(&mut self, now: Time) -> Option<FileRange>;
     fn file_read(&mut self, range: &FileRange, read: Result<Buffer, FileError>, env: &mut Env) -> bool;
     fn file_not_read(&mut self);
     fn files_have_room(&mut self, env: &mut Env);
@@ -185,8 +185,8 @@ impl<S: ShardService> Stream for Connection<S> {
     fn sent(&mut self, bytes: usize, done: bool, env: &mut Env) {
         Self::sent(self, bytes, done, env);
     }
-    fn file_to_read(&mut self) -> Option<FileRange> {
-        Self::file_to_read(self)
+    fn file_to_read(&mut self, now: Time) -> Option<FileRange> {
+        Self::file_to_read(self, now)
     }
     fn file_read(&mut self, range: &FileRange, read: Result<Buffer, FileError>, env: &mut Env) -> bool {
         Self::file_read(self, range, read, env)

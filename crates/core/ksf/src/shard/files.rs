@@ -35,9 +35,9 @@ impl<E: Engine> Shard<E> {
                     service.files_have_room(&mut self.env);
                 }
                 Some(Waiter::Reply(key)) => {
-                    let Some((stream, _)) = self.stream(key) else { continue };
+                    let Some((stream, env)) = self.stream(key) else { continue };
                     stream.file_not_read();
-                    if let Some(range) = stream.file_to_read() {
+                    if let Some(range) = stream.file_to_read(env.now) {
                         self.read_file(key, range);
                     }
                 }

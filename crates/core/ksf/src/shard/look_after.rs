@@ -100,7 +100,7 @@ impl<E: Engine> Shard<E> {
             let (bytes, done) = self.engine.send(key, batch, last, &mut self.env);
             stream.sent(bytes, done, &mut self.env);
         }
-        if let Some(range) = stream.file_to_read() {
+        if let Some(range) = stream.file_to_read(self.env.now) {
             self.read_file(key, range);
         }
         let Some(conn) = self.places[index as usize].conn.as_mut() else { return };

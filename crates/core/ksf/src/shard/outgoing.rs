@@ -185,7 +185,7 @@ impl Stream for Outgoing {
     fn saw_eof(&self) -> bool {
         self.eof
     }
-    fn file_to_read(&mut self) -> Option<FileRange> {
+    fn file_to_read(&mut self, _: Time) -> Option<FileRange> {
         None
     }
     fn file_not_read(&mut self) {}

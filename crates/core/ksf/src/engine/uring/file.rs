@@ -84,12 +84,10 @@ impl Uring {
         let InKernel { mut begun, scratch } = self.files.places.get_mut(index as usize)?.take()?;
         self.files.free.push(index);
         if let Scratch::Closing(fd) = scratch {
-            if entry.result() == -libc::ECANCELED {
-                // The kernel had not begun.
-                drop(fd);
-            } else {
-                let _ = fd.into_raw_fd();
-            }
+            // Whatever the result, the descriptor is taken for closed, and its number may be another's. A request that was
+            // cancelled, which happens while the engine shuts down alone, may leave it open: its ECANCELED cannot be told
+            // from that of a file system, which comes when the descriptor is gone.
+            let _ = fd.into_raw_fd();
             let closed = u32::try_from(entry.result()).map_err(|_| Errno::from_raw_os_error(-entry.result()));
             begun.result = closed.map(|_| FileOutcome::Done).map_err(FileError::from);
             return Some(begun);
