@@ -1,0 +1,14 @@
+//! A durable, ordered key-value store, sans-IO: no socket, no clock, no file of its own.
+//!
+//! ```text
+//!   command ─► records ─► Log (one for each shard) ─► batch ─► medium ─► durable ─► replies leave
+//!                │                                                │
+//!                ▼                                                ▼ at the next start
+//!              Index (shared by all shards)  ◄── records ◄── recover: follow, cut, apply
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod format;
+pub mod log;
+pub mod promises;
+pub mod recover;

@@ -1,0 +1,449 @@
+//! One log: where the next record goes, what is to be written, and how far it is durable.
+//!
+//! A log has no medium: it says what to write and where, several writes at a time, and is told when each is done.
+//!
+//! ```text
+//!   append ─► open batch ─┐ close, as soon as a write may begin
+//!                         ▼
+//!             next_write() ─► medium ─► written() ─► durable(): everything before is on the medium
+//! ```
+//!
+//! The open batch grows while writes are under way. So the busier the log, the more records share a write, and a lone
+//! record waits for nobody.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::num::NonZeroUsize;
+
+use crate::format::{
+    BatchBuilder, BatchHeader, HEADER_BYTES, KEY_BYTES_MAX, LINK_BYTES, LOGS_MAX, Link, Lsn, Record, SegmentHeader,
+    Standing,
+};
+
+/// What all logs of a store have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// The store's own number, drawn when it was made: bytes of another store are not taken for its own.
+    pub store: u64,
+    /// Bytes of a block: what the medium writes whole, at least 512 and a power of two.
+    pub block_bytes: NonZeroUsize,
+    /// Bytes of a segment: whole blocks.
+    pub segment_bytes: u64,
+}
+
+impl Geometry {
+    /// The segment of a place in a log.
+    pub fn segment_of(&self, lsn: Lsn) -> u64 {
+        lsn.0 / self.segment_bytes
+    }
+
+    /// Where the first batch of a segment begins.
+    pub fn first_batch(&self, segment: u64) -> Lsn {
+        Lsn(segment * self.segment_bytes + self.block_bytes.get() as u64)
+    }
+
+    /// Most bytes that the records of one append may have.
+    pub fn append_bytes_max(&self) -> usize {
+        // The header, a batch of one block that only ends the segment, and that of the append.
+        self.segment_bytes as usize - 2 * self.block_bytes.get() - HEADER_BYTES - LOGS_MAX * LINK_BYTES
+    }
+}
+
+/// A write for the medium. It must be on the medium, not only in a cache, before [`Log::written`] is told.
+#[derive(Debug)]
+pub struct Write {
+    /// Tells [`Log::written`] which one is done.
+    pub id: WriteId,
+    /// The place of the segment on the medium.
+    pub place: u32,
+    /// Where in the place: a multiple of the block size.
+    pub offset: u64,
+    /// Whole blocks.
+    pub bytes: Vec<u8>,
+}
+
+/// Names a write of a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WriteId(u64);
+
+/// Why records cannot be appended. Nothing of them was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AppendError {
+    /// Every place is used; space comes back by cleaning.
+    #[error("the log is full")]
+    Full,
+    /// The records are longer than a segment holds.
+    #[error("{bytes} bytes of records, and a segment holds {limit}")]
+    TooLong {
+        /// Bytes of the records.
+        bytes: usize,
+        /// Most bytes.
+        limit: usize,
+    },
+    /// A write failed: nothing can be made durable any more.
+    #[error("a write of the log failed")]
+    Failed,
+}
+
+/// A segment of a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Its place on the medium.
+    pub place: u32,
+    /// Bytes of records in it that are not out of date.
+    pub live_bytes: u64,
+    state: State,
+}
+
+/// A segment that a crash left, and of which nothing counts but its list of the others.
+#[derive(Debug)]
+pub(crate) struct Leftover {
+    pub(crate) number: u64,
+    pub(crate) place: u32,
+    pub(crate) epoch: u32,
+    pub(crate) live: Option<Vec<u64>>,
+}
+
+impl Segment {
+    pub(crate) fn in_use(place: u32, live_bytes: u64) -> Self {
+        Self { place, live_bytes, state: State::InUse }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    InUse,
+    /// Everything that counts was written again before this place of the log.
+    Cleaned(Lsn),
+}
+
+/// What is under way, in the order of the log.
+#[derive(Debug)]
+struct Flight {
+    id: WriteId,
+    what: Work,
+    done: bool,
+}
+
+#[derive(Debug)]
+enum Work {
+    /// The log goes on in this segment.
+    Begins,
+    /// Up to here the log is durable when this and everything before is done.
+    Reaches(Lsn, Vec<Link>),
+    /// This place is free when this is done.
+    Erases(u32),
+}
+
+/// One log of a store.
+#[derive(Debug)]
+pub struct Log {
+    geometry: Geometry,
+    log: u16,
+    epoch: u32,
+    segments: BTreeMap<u64, Segment>,
+    free: Vec<u32>,
+    /// Places that only the cleaner may take.
+    reserve: usize,
+    open: BatchBuilder,
+    /// Where the open batch begins.
+    open_at: Lsn,
+    /// Closed, and not yet handed to the medium.
+    waiting: VecDeque<Write>,
+    flights: VecDeque<Flight>,
+    in_flight: usize,
+    next_id: u64,
+    durable: Lsn,
+    promised: Lsn,
+    failed: bool,
+    /// Segments left by a crash, whose numbers are given out again: nothing else is written until they are erased.
+    erasing_first: usize,
+    spare: Vec<Vec<u8>>,
+}
+
+/// Buffers that are kept for the next batches.
+const SPARE_MAX: usize = 8;
+
+impl Log {
+    /// An empty log with `places` places of one segment each.
+    pub fn create(geometry: Geometry, log: u16, places: u32) -> Self {
+        let free = (0..places).rev().collect();
+        Self::open(geometry, log, 0, BTreeMap::new(), free, Lsn::default(), Vec::new())
+    }
+
+    /// A log as recovery found it: it goes on in a new segment behind `end`.
+    pub(crate) fn open(
+        geometry: Geometry,
+        log: u16,
+        epoch: u32,
+        segments: BTreeMap<u64, Segment>,
+        free: Vec<u32>,
+        end: Lsn,
+        leftovers: Vec<Leftover>,
+    ) -> Self {
+        let mut log = Self {
+            geometry,
+            log,
+            epoch,
+            segments,
+            free,
+            reserve: 1,
+            open: BatchBuilder::new(Vec::new()),
+            open_at: end,
+            waiting: VecDeque::new(),
+            flights: VecDeque::new(),
+            in_flight: 0,
+            next_id: 0,
+            durable: end,
+            promised: end,
+            failed: false,
+            erasing_first: 0,
+            spare: Vec::new(),
+        };
+        log.erasing_first = leftovers.len();
+        for Leftover { number, place, epoch, live } in leftovers.into_iter().rev() {
+            // It keeps its epoch, so that its list is not taken for newer than that of the segment that is begun again.
+            let header = SegmentHeader { standing: Standing::GivenUp, epoch, live, ..log.header(number) };
+            log.push_write(place, 0, header.encode(), Work::Erases(place));
+        }
+        log
+    }
+
+    /// Everything before is on the medium.
+    pub fn durable(&self) -> Lsn {
+        self.durable
+    }
+
+    /// Replies may tell of everything before from now on: it is [durable](Self::durable), and so is all that it saw of
+    /// other logs. Batches say so from here on, and recovery takes none of it for a torn tail.
+    pub fn promise(&mut self, lsn: Lsn) {
+        self.promised = self.promised.max(lsn.min(self.durable));
+    }
+
+    /// Its segments by their numbers.
+    pub fn segments(&self) -> &BTreeMap<u64, Segment> {
+        &self.segments
+    }
+
+    /// Places without a segment.
+    pub fn free_places(&self) -> usize {
+        self.free.len()
+    }
+
+    /// True if a write is under way or to be begun.
+    pub fn is_busy(&self) -> bool {
+        !self.flights.is_empty() || !self.waiting.is_empty() || !self.open.is_empty()
+    }
+
+    /// Appends records, which become durable together, and tells `placed` where each begins. The log is durable behind
+    /// such a place when the record is.
+    ///
+    /// # Errors
+    ///
+    /// [`AppendError`]; nothing was appended.
+    pub fn append(
+        &mut self,
+        records: &[Record<'_>],
+        links: impl IntoIterator<Item = Link>,
+        placed: impl FnMut(usize, Lsn),
+    ) -> Result<(), AppendError> {
+        self.append_keeping(records, links, placed, self.reserve)
+    }
+
+    /// Appends what the cleaner writes anew, for which places are kept back.
+    ///
+    /// # Errors
+    ///
+    /// [`AppendError`]; nothing was appended.
+    pub fn append_cleaned(
+        &mut self,
+        records: &[Record<'_>],
+        placed: impl FnMut(usize, Lsn),
+    ) -> Result<(), AppendError> {
+        self.append_keeping(records, [], placed, 0)
+    }
+
+    fn append_keeping(
+        &mut self,
+        records: &[Record<'_>],
+        links: impl IntoIterator<Item = Link>,
+        mut placed: impl FnMut(usize, Lsn),
+        reserve: usize,
+    ) -> Result<(), AppendError> {
+        if self.failed {
+            return Err(AppendError::Failed);
+        }
+        debug_assert!(records.iter().all(|record| record.key.len().max(record.subkey.len()) <= KEY_BYTES_MAX));
+        let bytes: usize = records.iter().map(Record::encoded_bytes).sum();
+        let limit = self.geometry.append_bytes_max();
+        if bytes > limit {
+            return Err(AppendError::TooLong { bytes, limit });
+        }
+        if !self.fits(bytes) {
+            self.begin_segment(reserve)?;
+        }
+        for (at, record) in records.iter().enumerate() {
+            let offset = self.open.push(record);
+            placed(at, Lsn(self.open_at.0 + u64::from(offset)));
+            let segment = self.geometry.segment_of(self.open_at);
+            if let Some(segment) = self.segments.get_mut(&segment) {
+                segment.live_bytes += record.encoded_bytes() as u64;
+            }
+        }
+        links.into_iter().for_each(|link| self.open.link(link));
+        Ok(())
+    }
+
+    /// True if the open batch can take so many bytes more, and leave a block to end the segment with.
+    fn fits(&self, bytes: usize) -> bool {
+        let segment = self.geometry.segment_of(self.open_at);
+        if !self.segments.contains_key(&segment) {
+            return false;
+        }
+        let block_bytes = self.geometry.block_bytes.get();
+        let batch = (self.open.len() + LOGS_MAX * LINK_BYTES + bytes).next_multiple_of(block_bytes);
+        let end = (segment + 1) * self.geometry.segment_bytes;
+        self.open_at.0 + (batch + block_bytes) as u64 <= end
+    }
+
+    /// Ends the segment, if there is one, and begins the next.
+    fn begin_segment(&mut self, reserve: usize) -> Result<(), AppendError> {
+        if self.free.len() <= reserve {
+            return Err(AppendError::Full);
+        }
+        let Some(place) = self.free.pop() else { return Err(AppendError::Full) };
+        let current = self.geometry.segment_of(self.open_at);
+        let number = if self.segments.contains_key(&current) {
+            self.close_batch(true, 0);
+            current + 1
+        } else {
+            // The first one of a new log, or the first one after a start.
+            self.geometry.segment_of(Lsn(self.open_at.0 + self.geometry.segment_bytes - 1))
+        };
+        let header = SegmentHeader { live: Some(self.segments.keys().copied().collect()), ..self.header(number) };
+        let first_batch = self.geometry.first_batch(number);
+        self.push_write(place, 0, header.encode(), Work::Begins);
+        self.segments.insert(number, Segment { place, live_bytes: 0, state: State::InUse });
+        self.open_at = first_batch;
+        Ok(())
+    }
+
+    fn push_write(&mut self, place: u32, offset: u64, bytes: Vec<u8>, what: Work) {
+        let id = WriteId(self.next_id);
+        self.next_id += 1;
+        self.flights.push_back(Flight { id, what, done: false });
+        self.waiting.push_back(Write { id, place, offset, bytes });
+    }
+
+    fn close_batch(&mut self, ends_segment: bool, time_ns: u64) {
+        let number = self.geometry.segment_of(self.open_at);
+        let Some(segment) = self.segments.get(&number).copied() else { return };
+        let next = BatchBuilder::new(self.spare.pop().unwrap_or_default());
+        let batch = std::mem::replace(&mut self.open, next);
+        let header = BatchHeader {
+            store: self.geometry.store,
+            log: self.log,
+            lsn: self.open_at,
+            promised: self.promised,
+            epoch: self.epoch,
+            records: 0,
+            links: 0,
+            body_bytes: 0,
+            body_crc: 0,
+            time_ns,
+            ends_segment,
+        };
+        let links = batch.links().to_vec();
+        let (_, bytes) = batch.finish(header, self.geometry.block_bytes);
+        let (offset, end) = (self.open_at.0 % self.geometry.segment_bytes, Lsn(self.open_at.0 + bytes.len() as u64));
+        self.push_write(segment.place, offset, bytes, Work::Reaches(end, links));
+        self.open_at = end;
+    }
+
+    /// The next write, if one may begin while at most `in_flight_max` are under way. `time_ns`: nanoseconds since 1970,
+    /// which the batch records.
+    pub fn next_write(&mut self, in_flight_max: usize, time_ns: u64) -> Option<Write> {
+        if self.failed || self.in_flight >= in_flight_max {
+            return None;
+        }
+        if self.erasing_first > 0 {
+            // One after the other, the last segment first: a crash in between must not leave one without those before it.
+            if self.in_flight > 0 {
+                return None;
+            }
+        } else if self.waiting.is_empty() && !self.open.is_empty() {
+            self.close_batch(false, time_ns);
+        }
+        let write = self.waiting.pop_front()?;
+        self.in_flight += 1;
+        Some(write)
+    }
+
+    /// A write is on the medium, or failed. `buffer` is that of the write, for the next one. Tells `durable` of each batch
+    /// up to whose end the log is durable now, and what that batch saw: [`Promises`](crate::promises::Promises) wants to
+    /// know. After a failure there are no more.
+    pub fn written(&mut self, id: WriteId, ok: bool, buffer: Vec<u8>, mut durable: impl FnMut(Lsn, Vec<Link>)) {
+        self.in_flight -= 1;
+        self.failed |= !ok;
+        if self.spare.len() < SPARE_MAX {
+            self.spare.push(buffer);
+        }
+        if let Some(flight) = self.flights.iter_mut().find(|flight| flight.id == id) {
+            flight.done = true;
+        }
+        while !self.failed && self.flights.front().is_some_and(|flight| flight.done) {
+            match self.flights.pop_front().map(|flight| flight.what) {
+                Some(Work::Reaches(lsn, links)) => {
+                    self.durable = lsn;
+                    durable(lsn, links);
+                }
+                Some(Work::Erases(place)) => {
+                    self.free.push(place);
+                    self.erasing_first = self.erasing_first.saturating_sub(1);
+                }
+                Some(Work::Begins) | None => {}
+            }
+        }
+    }
+
+    /// The record at this place, of so many [bytes](Record::encoded_bytes), is out of date.
+    pub fn forget(&mut self, lsn: Lsn, bytes: usize) {
+        if let Some(segment) = self.segments.get_mut(&self.geometry.segment_of(lsn)) {
+            segment.live_bytes = segment.live_bytes.saturating_sub(bytes as u64);
+        }
+    }
+
+    /// Everything of the segment that counts was appended again; its place is free once that is promised, and
+    /// [`Log::erase_cleaned`] was called.
+    pub fn cleaned(&mut self, number: u64) {
+        let written_again_before = Lsn(self.open_at.0 + if self.open.is_empty() { 0 } else { self.open.len() as u64 });
+        if let Some(segment) = self.segments.get_mut(&number) {
+            segment.state = State::Cleaned(written_again_before);
+        }
+    }
+
+    /// Begins to overwrite the headers of cleaned segments whose records are promised elsewhere.
+    pub fn erase_cleaned(&mut self) {
+        let promised = self.promised;
+        let ready = |_: &u64, segment: &mut Segment| matches!(segment.state, State::Cleaned(at) if at <= promised);
+        let ready: Vec<_> = self.segments.extract_if(.., ready).collect();
+        ready.into_iter().for_each(|(number, segment)| self.erase(number, segment.place));
+    }
+
+    fn erase(&mut self, number: u64, place: u32) {
+        let header = SegmentHeader { standing: Standing::Cleaned, ..self.header(number) };
+        self.push_write(place, 0, header.encode(), Work::Erases(place));
+    }
+
+    fn header(&self, number: u64) -> SegmentHeader {
+        SegmentHeader {
+            store: self.geometry.store,
+            log: self.log,
+            number,
+            epoch: self.epoch,
+            segment_bytes: self.geometry.segment_bytes,
+            block_bytes: self.geometry.block_bytes.get() as u32,
+            standing: Standing::Counts,
+            live: Some(Vec::new()),
+        }
+    }
+}

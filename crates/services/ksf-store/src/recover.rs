@@ -1,0 +1,387 @@
+//! What a store finds when it starts: how far each log is whole, what was torn, what is damaged.
+//!
+//! ```text
+//!   headers of all places ─► segments ─► chain of batches ─► end of the log ─► cut by links ─► records
+//!                                           │
+//!                                           └ broken: torn tail if nothing behind was durable, else damage
+//! ```
+//!
+//! A batch tells how far replies had told of its log when it was made ([`BatchHeader::promised`]). So bytes that make no
+//! sense are a torn tail, which nobody was told of, only if no batch anywhere in the log says that they were.
+
+use std::collections::BTreeMap;
+
+use crate::format::{Batch, BatchHeader, Link, Lsn, Malformed, Record, SegmentHeader, Standing};
+use crate::log::{Geometry, Leftover, Log, Segment};
+
+/// The medium of one log, as recovery reads it. A place that was never written reads as zeros.
+pub trait Places {
+    /// Number of places.
+    fn places(&self) -> u32;
+
+    /// Reads a whole place: one segment.
+    ///
+    /// # Errors
+    ///
+    /// The medium cannot be read; the store does not start.
+    fn read(&mut self, place: u32, into: &mut Vec<u8>) -> std::io::Result<()>;
+}
+
+/// Why a store cannot start. Nothing was changed on its media.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoverError {
+    /// The medium cannot be read.
+    #[error("place {place} of log {log} cannot be read: {source}")]
+    Unreadable {
+        /// The log.
+        log: u16,
+        /// The place.
+        place: u32,
+        /// What the medium said.
+        source: std::io::Error,
+    },
+    /// Data that was acknowledged is damaged.
+    #[error(
+        "log {log} is damaged from byte {} on: {malformed}, and it was acknowledged up to byte {}; \
+         restore a backup, or give up what is behind with `salvage`", .from.0, .promised.0
+    )]
+    Damaged {
+        /// The log.
+        log: u16,
+        /// The first byte that cannot be read.
+        from: Lsn,
+        /// How far replies may have told of the log.
+        promised: Lsn,
+        /// What is wrong there.
+        malformed: Malformed,
+    },
+    /// A segment that counts is not there.
+    #[error(
+        "segment {number} of log {log} is missing or has a damaged header; restore a backup, or give it up with `salvage`"
+    )]
+    Missing {
+        /// The log.
+        log: u16,
+        /// The segment.
+        number: u64,
+    },
+    /// Two places say that they are the same segment.
+    #[error("places {} and {} of log {log} are both segment {number}: files of another store?", .places.0, .places.1)]
+    Twice {
+        /// The log.
+        log: u16,
+        /// The segment.
+        number: u64,
+        /// The places.
+        places: (u32, u32),
+    },
+    /// A log depends on what an other one no longer has.
+    #[error(
+        "log {log} was acknowledged up to byte {}, and its batch at byte {} depends on byte {} of log {}, which is not there",
+        .promised.0, .batch.0, .link.lsn.0, .link.log
+    )]
+    Lost {
+        /// The log.
+        log: u16,
+        /// The batch.
+        batch: Lsn,
+        /// How far replies may have told of the log.
+        promised: Lsn,
+        /// What it depends on.
+        link: Link,
+    },
+}
+
+/// A log whose segments were read.
+#[derive(Debug)]
+pub struct Found {
+    log: u16,
+    geometry: Geometry,
+    segments: BTreeMap<u64, Place>,
+    /// Places without a segment.
+    unused: Vec<u32>,
+    /// Each batch of the chain, in order.
+    batches: Vec<FoundBatch>,
+    /// How far replies may have told of it.
+    promised: Lsn,
+    epoch: u32,
+    end: Lsn,
+}
+
+/// What the header of the segment that was begun last says.
+#[derive(Debug, Default)]
+struct Newest {
+    number: u64,
+    epoch: u32,
+    live: Option<Vec<u64>>,
+}
+
+impl Newest {
+    fn see(&mut self, header: &SegmentHeader) {
+        // Also if its list was not written whole: the place of one that the earlier lists name may have become its own.
+        if (header.number, header.epoch) >= (self.number, self.epoch) {
+            *self = Self { number: header.number, epoch: header.epoch, live: header.live.clone() };
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Place {
+    place: u32,
+    bytes: Vec<u8>,
+    epoch: u32,
+    live: Option<Vec<u64>>,
+}
+
+#[derive(Debug)]
+struct FoundBatch {
+    lsn: Lsn,
+    end: Lsn,
+    epoch: u32,
+    /// Where the next one begins: behind this one, or in the next segment.
+    next: Lsn,
+    links: Vec<Link>,
+}
+
+impl Found {
+    /// Reads a log, and finds the end of its chain of batches.
+    ///
+    /// # Errors
+    ///
+    /// The medium cannot be read, or data that was acknowledged is damaged.
+    pub fn read(log: u16, geometry: Geometry, medium: &mut impl Places) -> Result<Self, RecoverError> {
+        let mut found = Self {
+            log,
+            geometry,
+            segments: BTreeMap::new(),
+            unused: Vec::new(),
+            batches: Vec::new(),
+            promised: Lsn::default(),
+            epoch: 0,
+            end: Lsn::default(),
+        };
+        // The list of the segment that was begun last, also if that one was given up: it knows what was erased before.
+        let mut newest = Newest::default();
+        let mut erased = Vec::new();
+        for place in 0..medium.places() {
+            let mut bytes = Vec::new();
+            medium.read(place, &mut bytes).map_err(|source| RecoverError::Unreadable { log, place, source })?;
+            let header = SegmentHeader::decode(&bytes).ok().filter(|header| found.is_ours(header));
+            if let Some(header) = &header {
+                newest.see(header);
+            }
+            match header {
+                Some(SegmentHeader { number, epoch, live, standing: Standing::Counts, .. }) => {
+                    if let Some(other) = found.segments.insert(number, Place { place, bytes, epoch, live }) {
+                        return Err(RecoverError::Twice { log, number, places: (other.place, place) });
+                    }
+                }
+                Some(header) => {
+                    if header.standing == Standing::Cleaned {
+                        erased.push(header.number);
+                    }
+                    found.unused.push(place);
+                }
+                None => found.unused.push(place),
+            }
+        }
+        found.follow(&newest, &erased)?;
+        Ok(found)
+    }
+
+    fn is_ours(&self, header: &SegmentHeader) -> bool {
+        let geometry = &self.geometry;
+        let same = (header.store, header.log) == (geometry.store, self.log);
+        same && (header.segment_bytes, header.block_bytes as usize)
+            == (geometry.segment_bytes, geometry.block_bytes.get())
+    }
+
+    /// Follows the chain of batches through the segments, up to the first thing that makes no sense.
+    fn follow(&mut self, newest: &Newest, erased: &[u64]) -> Result<(), RecoverError> {
+        let named = newest.live.iter().flatten();
+        let missing = named.copied().find(|number| !self.segments.contains_key(number) && !erased.contains(number));
+        let numbers: Vec<u64> = self.segments.keys().copied().collect();
+        let mut broken = None;
+        for (at, number) in numbers.iter().enumerate() {
+            if self.segments[number].live.is_none() && at + 1 == numbers.len() {
+                broken = Some(Malformed::HeaderChecksum);
+                self.end = self.end.max(Lsn(number * self.geometry.segment_bytes));
+                break;
+            }
+            if missing.is_some_and(|missing| missing < *number) {
+                break;
+            }
+            self.end = self.geometry.first_batch(*number);
+            self.epoch = self.epoch.max(self.segments[number].epoch);
+            if let Err(malformed) = self.follow_segment(*number) {
+                broken = Some(malformed);
+                break;
+            }
+        }
+        let promised = if broken.is_some() || missing.is_some() { self.promised_anywhere() } else { self.promised };
+        let log = self.log;
+        if let Some(number) = missing
+            && promised > self.geometry.first_batch(number)
+        {
+            return Err(RecoverError::Missing { log, number });
+        }
+        if let Some(malformed) = broken
+            && promised > self.end
+        {
+            return Err(RecoverError::Damaged { log, from: self.end, promised, malformed });
+        }
+        self.promised = promised;
+        Ok(())
+    }
+
+    /// Follows the chain to the end of a segment.
+    ///
+    /// # Errors
+    ///
+    /// What stands behind the last batch, at [`Found::end`].
+    fn follow_segment(&mut self, number: u64) -> Result<(), Malformed> {
+        loop {
+            let batch = self.batch_at(number, self.end)?;
+            if batch.header.epoch < self.epoch {
+                // A start cut the log before this batch of an earlier one.
+                return Err(Malformed::Content);
+            }
+            for record in batch.records() {
+                record?;
+            }
+            let header = batch.header;
+            let links = batch.links().collect();
+            let lsn = self.end;
+            self.end = Lsn(lsn.0 + header.total_bytes(self.geometry.block_bytes) as u64);
+            self.epoch = header.epoch;
+            self.promised = self.promised.max(header.promised);
+            let next_segment = Lsn((number + 1) * self.geometry.segment_bytes);
+            let next = if header.ends_segment { next_segment } else { self.end };
+            self.batches.push(FoundBatch { lsn, end: self.end, epoch: header.epoch, next, links });
+            if header.ends_segment {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The bytes of a segment from a place in the log on.
+    fn bytes_at(&self, number: u64, lsn: Lsn) -> &[u8] {
+        let offset = (lsn.0 - number * self.geometry.segment_bytes) as usize;
+        self.segments.get(&number).and_then(|place| place.bytes.get(offset..)).unwrap_or_default()
+    }
+
+    fn batch_at(&self, number: u64, lsn: Lsn) -> Result<Batch<'_>, Malformed> {
+        let batch = Batch::decode(self.bytes_at(number, lsn))?;
+        if self.is_here(&batch.header, lsn) { Ok(batch) } else { Err(Malformed::Magic) }
+    }
+
+    /// True if the batch was written for this place, and not left by what was there before.
+    fn is_here(&self, header: &BatchHeader, lsn: Lsn) -> bool {
+        (header.store, header.log, header.lsn) == (self.geometry.store, self.log, lsn)
+    }
+
+    /// How far any batch, also one behind the end of the chain, says that replies had told of the log.
+    fn promised_anywhere(&self) -> Lsn {
+        let mut promised = self.promised;
+        for number in self.segments.keys() {
+            let mut lsn = self.geometry.first_batch(*number);
+            let end = Lsn((number + 1) * self.geometry.segment_bytes);
+            while lsn < end {
+                if let Ok(header) = BatchHeader::decode(self.bytes_at(*number, lsn))
+                    && self.is_here(&header, lsn)
+                {
+                    promised = promised.max(header.promised);
+                }
+                lsn.0 += self.geometry.block_bytes.get() as u64;
+            }
+        }
+        promised
+    }
+
+    /// Every record of the log with its place, in order.
+    pub fn records(&self, mut take: impl FnMut(Lsn, Record<'_>)) {
+        for batch in &self.batches {
+            let number = self.geometry.segment_of(batch.lsn);
+            let Ok(batch) = self.batch_at(number, batch.lsn) else { continue };
+            for (lsn, record) in batch.records().flatten() {
+                take(lsn, record);
+            }
+        }
+    }
+
+    /// The end of the log.
+    pub fn end(&self) -> Lsn {
+        self.end
+    }
+
+    /// The epoch of the last batch.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// The log, to be appended to. What is behind its end is overwritten; the segments that were begun there are erased
+    /// first, which [`Log::next_write`] tells like any other write.
+    pub fn into_log(self, epoch: u32) -> Log {
+        let mut segments = BTreeMap::new();
+        let mut to_erase = Vec::new();
+        let last = self.batches.last().map(|batch| self.geometry.segment_of(batch.lsn));
+        for (number, place) in &self.segments {
+            // A segment that was begun, and of which nothing counts, is begun again elsewhere.
+            if last.is_some_and(|last| *number <= last) {
+                let bytes = self.record_bytes(*number);
+                segments.insert(*number, Segment::in_use(place.place, bytes));
+            } else {
+                let (number, live) = (*number, place.live.clone());
+                to_erase.push(Leftover { number, place: place.place, epoch: place.epoch, live });
+            }
+        }
+        let end = self.batches.last().map_or(Lsn::default(), |batch| batch.next);
+        Log::open(self.geometry, self.log, epoch, segments, self.unused, end, to_erase)
+    }
+
+    fn record_bytes(&self, number: u64) -> u64 {
+        let batches = self.batches.iter().filter(|batch| self.geometry.segment_of(batch.lsn) == number);
+        let batches = batches.filter_map(|batch| self.batch_at(number, batch.lsn).ok());
+        batches.flat_map(|batch| batch.records().flatten().map(|(_, record)| record.encoded_bytes() as u64)).sum()
+    }
+}
+
+/// Cuts the logs of a store so that none depends on what another one no longer has.
+///
+/// A batch links only to what was written since the same start. So one that was cut here, and still lies on the medium,
+/// does not come back when the other log has grown again: what it saw is not what is there now.
+///
+/// # Errors
+///
+/// [`RecoverError::Lost`]: replies may have told of what would be cut.
+pub fn cut_by_links(logs: &mut [Found]) -> Result<(), RecoverError> {
+    loop {
+        let cuts: Vec<_> = logs.iter().map(|found| first_without_ground(found, logs)).collect();
+        if cuts.iter().all(Option::is_none) {
+            return Ok(());
+        }
+        for (found, cut) in logs.iter_mut().zip(cuts) {
+            let Some((first, link)) = cut else { continue };
+            let (log, promised, batch) = (found.log, found.promised, found.batches[first].lsn);
+            if promised > batch {
+                return Err(RecoverError::Lost { log, batch, promised, link });
+            }
+            found.end = batch;
+            found.batches.truncate(first);
+        }
+    }
+}
+
+/// The first batch of a log with a link to what is not there.
+fn first_without_ground(found: &Found, logs: &[Found]) -> Option<(usize, Link)> {
+    let is_there = |epoch: u32, link: &Link| {
+        let Some(other) = logs.iter().find(|other| other.log == link.log) else { return false };
+        let at = other.batches.partition_point(|batch| batch.end < link.lsn);
+        let Some(seen) = other.batches.get(at) else { return false };
+        // What was cleaned had been promised before.
+        let is_cleaned = !other.segments.contains_key(&other.geometry.segment_of(link.lsn));
+        is_cleaned || seen.epoch == epoch && seen.lsn < link.lsn
+    };
+    let lost = |batch: &FoundBatch| batch.links.iter().find(|link| !is_there(batch.epoch, link)).copied();
+    found.batches.iter().enumerate().find_map(|(at, batch)| Some((at, lost(batch)?)))
+}

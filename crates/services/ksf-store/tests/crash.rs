@@ -1,0 +1,228 @@
+//! Logs on a medium that loses power: whatever was told to be durable is there at the next start, in any order of writes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroUsize;
+
+use ksf_store::format::{Kind, Link, Lsn, Record};
+use ksf_store::log::{AppendError, Geometry, Log, Write};
+use ksf_store::promises::Promises;
+use ksf_store::recover::{Found, Places, cut_by_links};
+use ksf_test::Random;
+
+const SECTOR_BYTES: usize = 512;
+const LOGS: usize = 3;
+
+/// The medium of one log: what survives a power cut, and the writes that are under way.
+#[derive(Default)]
+struct Medium {
+    places: Vec<Vec<u8>>,
+    under_way: Vec<Write>,
+}
+
+impl Medium {
+    /// The power goes: each sector of a write that is under way is old or new.
+    fn lose_power(&mut self, random: &mut Random) {
+        for write in std::mem::take(&mut self.under_way) {
+            let fate = random.within(0..=3);
+            for (at, sector) in write.bytes.chunks(SECTOR_BYTES).enumerate() {
+                let arrives = match fate {
+                    0 => false,
+                    1 => true,
+                    _ => random.one_in(2),
+                };
+                if arrives {
+                    self.put(write.place, write.offset as usize + at * SECTOR_BYTES, sector);
+                }
+            }
+        }
+    }
+
+    fn put(&mut self, place: u32, offset: usize, bytes: &[u8]) {
+        self.places[place as usize][offset..offset + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+impl Places for &mut Medium {
+    fn places(&self) -> u32 {
+        self.places.len() as u32
+    }
+
+    fn read(&mut self, place: u32, into: &mut Vec<u8>) -> std::io::Result<()> {
+        into.clone_from(&self.places[place as usize]);
+        Ok(())
+    }
+}
+
+/// A record that was appended: where, and what it saw of other logs.
+struct Appended {
+    lsn: Lsn,
+    epoch: u32,
+    number: u64,
+    link: Option<Link>,
+}
+
+/// A store of several logs, with what its user knows.
+struct World {
+    random: Random,
+    geometry: Geometry,
+    media: Vec<Medium>,
+    logs: Vec<Log>,
+    /// Of each log, what was appended and may be there.
+    appended: Vec<Vec<Appended>>,
+    promises: Promises,
+    /// Segments that were given up, by log: they may be there or not.
+    cleaned: BTreeSet<(usize, u64)>,
+    epoch: u32,
+    next_number: u64,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let block_bytes = NonZeroUsize::new(random.pick(&[512, 4096])).unwrap();
+        let blocks = random.within(40..=80);
+        let geometry = Geometry { store: 77, block_bytes, segment_bytes: (blocks * block_bytes.get()) as u64 };
+        let places = random.within(3..=8);
+        let medium =
+            || Medium { places: vec![vec![0; geometry.segment_bytes as usize]; places], under_way: Vec::new() };
+        Self {
+            media: (0..LOGS).map(|_| medium()).collect(),
+            logs: (0..LOGS).map(|log| Log::create(geometry, log as u16, places as u32)).collect(),
+            appended: (0..LOGS).map(|_| Vec::new()).collect(),
+            promises: Promises::new([Lsn::default(); LOGS]),
+            cleaned: BTreeSet::new(),
+            epoch: 0,
+            next_number: 1,
+            random,
+            geometry,
+        }
+    }
+
+    fn append(&mut self) {
+        let log = self.random.within(0..=LOGS - 1);
+        let count = self.random.within(1..=3);
+        let value = vec![self.next_number as u8; self.random.within(0..=1500)];
+        // Some saw what another log wrote last.
+        let other = self.random.within(0..=LOGS - 1);
+        let seen = self.appended[other]
+            .last()
+            .filter(|seen| seen.epoch == self.epoch && other != log && self.random.one_in(3));
+        let link = seen.map(|seen| Link { log: other as u16, lsn: Lsn(seen.lsn.0 + 1) });
+        let keys: Vec<[u8; 8]> = (0..count as u64).map(|at| (self.next_number + at).to_be_bytes()).collect();
+        let record = |key| Record {
+            kind: Kind::String,
+            version: self.next_number,
+            expires_ms: None,
+            received_ns: None,
+            key,
+            subkey: &[],
+            value: &value,
+        };
+        let records: Vec<_> = keys.iter().map(|key| record(&key[..])).collect();
+        let mut places = Vec::new();
+        match self.logs[log].append(&records, link, |_, lsn| places.push(lsn)) {
+            Ok(()) => {}
+            Err(AppendError::Full) => return self.clean(log),
+            Err(error) => panic!("{error}"),
+        }
+        for lsn in places {
+            self.appended[log].push(Appended { lsn, epoch: self.epoch, number: self.next_number, link });
+            self.next_number += 1;
+        }
+    }
+
+    /// Gives up the oldest segment, as if all of its records were out of date.
+    fn clean(&mut self, log: usize) {
+        let oldest = self.logs[log].segments().keys().next().copied();
+        let newest = self.logs[log].segments().keys().next_back().copied();
+        if let Some(number) = oldest.filter(|_| oldest != newest) {
+            let first_live = Lsn((number + 1) * self.geometry.segment_bytes);
+            // Only what is durable is ever cleaned: its records were written again, or are out of date.
+            if self.logs[log].durable() >= first_live {
+                self.logs[log].cleaned(number);
+                self.cleaned.insert((log, number));
+                self.logs[log].erase_cleaned();
+            }
+        }
+    }
+
+    fn begin_writes(&mut self) {
+        for (log, medium) in self.logs.iter_mut().zip(&mut self.media) {
+            let at_once = self.random.within(1..=4);
+            while let Some(write) = log.next_write(at_once, 0) {
+                medium.under_way.push(write);
+            }
+        }
+    }
+
+    fn end_a_write(&mut self) {
+        let log = self.random.within(0..=LOGS - 1);
+        let medium = &mut self.media[log];
+        if medium.under_way.is_empty() {
+            return;
+        }
+        let write = medium.under_way.swap_remove(self.random.within(0..=medium.under_way.len() - 1));
+        medium.put(write.place, write.offset as usize, &write.bytes);
+        let promises = &mut self.promises;
+        self.logs[log].written(write.id, true, write.bytes, |end, links| promises.durable(log as u16, end, links));
+        self.promises.advance(|log, end| self.logs[usize::from(log)].promise(end));
+    }
+
+    /// The power goes, and comes back.
+    fn crash(&mut self) {
+        self.media.iter_mut().for_each(|medium| medium.lose_power(&mut self.random));
+        let read = |(log, medium): (usize, &mut Medium)| Found::read(log as u16, self.geometry, &mut { medium });
+        let mut found: Vec<Found> = self.media.iter_mut().enumerate().map(|one| read(one).unwrap()).collect();
+        cut_by_links(&mut found).unwrap();
+        // The number of this start is durable before anything is written.
+        self.epoch += 1;
+        for (log, found) in found.into_iter().enumerate() {
+            let mut there = BTreeMap::new();
+            found.records(|lsn, record| {
+                let number = u64::from_be_bytes(record.key.try_into().unwrap());
+                assert!(record.value.iter().all(|byte| *byte == record.version as u8));
+                there.insert(lsn, number);
+            });
+            let appended = &mut self.appended[log];
+            let promised = self.promises.promised(log as u16);
+            let counts = |lsn: Lsn| !self.cleaned.contains(&(log, self.geometry.segment_of(lsn)));
+            there.retain(|lsn, _| counts(*lsn));
+            appended.retain(|one| counts(one.lsn));
+            for one in appended.iter() {
+                let is_there = there.remove(&one.lsn) == Some(one.number);
+                assert!(is_there || one.lsn >= promised, "log {log}: number {} was promised, and is lost", one.number);
+                assert!(is_there == (one.lsn < found.end()), "log {log} has a hole at number {}", one.number);
+            }
+            assert!(there.is_empty(), "log {log}: what nobody wrote: {there:?}");
+            appended.retain(|one| one.lsn < found.end());
+            self.logs[log] = found.into_log(self.epoch);
+        }
+        self.promises = Promises::new(self.logs.iter().map(Log::durable));
+        // What was there after a crash was seen: it is there after the next one, too.
+        let ends: Vec<_> = self.logs.iter().map(Log::durable).collect();
+        for one in self.appended.iter().flatten() {
+            assert!(one.link.is_none_or(|link| link.lsn <= ends[usize::from(link.log)]), "saw what is not there");
+        }
+    }
+
+    fn run(&mut self, steps: usize) {
+        for _ in 0..steps {
+            match self.random.within(0..=99) {
+                0..50 => self.append(),
+                50..70 => self.begin_writes(),
+                70..98 => self.end_a_write(),
+                _ => self.crash(),
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_promised_survives_every_power_cut() {
+    for seed in 0..400 {
+        let mut world = World::new(seed);
+        world.run(600);
+        world.crash();
+        assert!(world.next_number > 100 && world.epoch > 0, "seed {seed}: too little happened");
+    }
+}
