@@ -119,7 +119,7 @@ struct Newest {
 impl Newest {
     fn see(&mut self, header: &SegmentHeader) {
         // Also if its list was not written whole: the place of one that the earlier lists name may have become its own.
-        if (header.number, header.epoch) >= (self.number, self.epoch) {
+        if header.standing != Standing::Cleaned && (header.epoch, header.number) >= (self.epoch, self.number) {
             *self = Self { number: header.number, epoch: header.epoch, live: header.live.clone() };
         }
     }
