@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod format;
+pub mod index;
 pub mod log;
 pub mod promises;
 pub mod recover;

@@ -1,0 +1,232 @@
+//! A leaf of the index: some hundred keys in order, packed.
+//!
+//! Keys, short values and expiry times lie in one piece of memory; an entry is 32 bytes that point there. So a key of eight
+//! bytes with a value of eight bytes takes 48 bytes and the slack of two vectors, and a look at a leaf touches few cache
+//! lines.
+
+use crate::format::Lsn;
+
+/// Entries of a leaf, above which it is split.
+pub const ENTRIES_MAX: usize = 256;
+/// Longest value that is kept in the leaf itself.
+pub const INLINE_BYTES_MAX: usize = 256;
+
+/// Where the record of an entry lies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// The log.
+    pub log: u16,
+    /// The place of the record in it.
+    pub lsn: Lsn,
+    /// The version of the write.
+    pub version: u64,
+}
+
+/// A string of the index.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Value<'a> {
+    /// It is here.
+    Here(&'a [u8]),
+    /// It is this long, and only on the medium.
+    OnMedium(u32),
+}
+
+/// What an entry tells.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Entry<'a> {
+    /// The key.
+    pub key: &'a [u8],
+    /// Its value.
+    pub value: Value<'a>,
+    /// Where its record lies.
+    pub origin: Origin,
+    /// When it ends: milliseconds since 1970.
+    pub expires_ms: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    /// Where its bytes begin: expiry time if it has one, key, value if it is here.
+    at: u32,
+    value_len: u32,
+    key_len: u16,
+    log: u16,
+    flags: u32,
+    lsn: u64,
+    version: u64,
+}
+
+const HAS_EXPIRY: u32 = 1;
+const ON_MEDIUM: u32 = 2;
+
+impl Slot {
+    fn expiry_len(&self) -> usize {
+        if self.flags & HAS_EXPIRY != 0 { 8 } else { 0 }
+    }
+
+    fn inline_len(&self) -> usize {
+        if self.flags & ON_MEDIUM != 0 { 0 } else { self.value_len as usize }
+    }
+
+    fn len(&self) -> usize {
+        self.expiry_len() + usize::from(self.key_len) + self.inline_len()
+    }
+
+    fn key_at(&self) -> usize {
+        self.at as usize + self.expiry_len()
+    }
+}
+
+/// Keys of a range, in order.
+#[derive(Debug, Default)]
+pub struct Leaf {
+    slots: Vec<Slot>,
+    bytes: Vec<u8>,
+    /// Bytes in `bytes` that no slot points to any more.
+    dead: usize,
+}
+
+impl Leaf {
+    /// Number of keys.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// True without a key.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Bytes of memory that it takes.
+    pub fn memory_bytes(&self) -> usize {
+        self.slots.capacity() * size_of::<Slot>() + self.bytes.capacity()
+    }
+
+    fn key(&self, slot: &Slot) -> &[u8] {
+        &self.bytes[slot.key_at()..][..usize::from(slot.key_len)]
+    }
+
+    /// The place of a key: where it is, or where it would be.
+    pub fn find(&self, key: &[u8]) -> Result<usize, usize> {
+        self.slots.binary_search_by(|slot| self.key(slot).cmp(key))
+    }
+
+    /// The entry at a place.
+    pub fn entry(&self, at: usize) -> Option<Entry<'_>> {
+        let slot = self.slots.get(at)?;
+        let key_at = slot.key_at();
+        let value_at = key_at + usize::from(slot.key_len);
+        let expires_ms = (slot.flags & HAS_EXPIRY != 0).then(|| {
+            let mut time = [0; 8];
+            time.copy_from_slice(&self.bytes[slot.at as usize..][..8]);
+            u64::from_le_bytes(time)
+        });
+        let value = if slot.flags & ON_MEDIUM != 0 {
+            Value::OnMedium(slot.value_len)
+        } else {
+            Value::Here(&self.bytes[value_at..][..slot.value_len as usize])
+        };
+        let origin = Origin { log: slot.log, lsn: Lsn(slot.lsn), version: slot.version };
+        Some(Entry { key: &self.bytes[key_at..value_at], value, origin, expires_ms })
+    }
+
+    /// The entries from a place on.
+    pub fn entries(&self, from: usize) -> impl Iterator<Item = Entry<'_>> {
+        (from..self.len()).filter_map(|at| self.entry(at))
+    }
+
+    /// The last key.
+    pub fn last_key(&self) -> Option<&[u8]> {
+        self.slots.last().map(|slot| self.key(slot))
+    }
+
+    /// Sets what a key has. A value longer than [`INLINE_BYTES_MAX`] is not kept here: the caller keeps it on the medium.
+    pub fn set(&mut self, entry: &Entry<'_>) {
+        let (flags, value_len, inline): (u32, u32, &[u8]) = match entry.value {
+            Value::Here(value) => (0, value.len() as u32, value),
+            Value::OnMedium(len) => (ON_MEDIUM, len, &[]),
+        };
+        let found = self.find(entry.key);
+        if let Ok(at) = found {
+            self.dead += self.slots[at].len();
+        }
+        let start = self.bytes.len();
+        let bytes = 8 * usize::from(entry.expires_ms.is_some()) + entry.key.len() + inline.len();
+        grow(&mut self.bytes, bytes);
+        if let Some(time) = entry.expires_ms {
+            self.bytes.extend_from_slice(&time.to_le_bytes());
+        }
+        self.bytes.extend_from_slice(entry.key);
+        self.bytes.extend_from_slice(inline);
+        let slot = Slot {
+            at: start as u32,
+            value_len,
+            key_len: entry.key.len() as u16,
+            log: entry.origin.log,
+            flags: flags | if entry.expires_ms.is_some() { HAS_EXPIRY } else { 0 },
+            lsn: entry.origin.lsn.0,
+            version: entry.origin.version,
+        };
+        match found {
+            Ok(at) => self.slots[at] = slot,
+            Err(at) => {
+                grow(&mut self.slots, 1);
+                self.slots.insert(at, slot);
+            }
+        }
+        self.tidy();
+    }
+
+    /// Takes a key out. True if it was there.
+    pub fn remove(&mut self, key: &[u8]) -> bool {
+        let Ok(at) = self.find(key) else { return false };
+        self.dead += self.slots.remove(at).len();
+        self.tidy();
+        true
+    }
+
+    /// The record of a key was written again elsewhere. Nothing changes if the key has another version by now.
+    pub fn moved(&mut self, key: &[u8], origin: Origin) -> bool {
+        let Ok(at) = self.find(key) else { return false };
+        let slot = &mut self.slots[at];
+        let same = slot.version == origin.version;
+        if same {
+            (slot.log, slot.lsn) = (origin.log, origin.lsn.0);
+        }
+        same
+    }
+
+    /// Gives the upper half away.
+    pub fn split(&mut self) -> Self {
+        let upper = self.slots.split_off(self.slots.len() / 2);
+        let right = self.packed(&upper);
+        let lower = std::mem::take(&mut self.slots);
+        *self = self.packed(&lower);
+        right
+    }
+
+    /// Packs the bytes anew when half of them are dead.
+    fn tidy(&mut self) {
+        if self.dead > 512 && self.dead > self.bytes.len() / 2 {
+            let slots = std::mem::take(&mut self.slots);
+            *self = self.packed(&slots);
+        }
+    }
+
+    fn packed(&self, slots: &[Slot]) -> Self {
+        let mut bytes = Vec::with_capacity(slots.iter().map(Slot::len).sum());
+        let moved = slots.iter().map(|slot| {
+            let at = bytes.len() as u32;
+            bytes.extend_from_slice(&self.bytes[slot.at as usize..][..slot.len()]);
+            Slot { at, ..*slot }
+        });
+        Self { slots: moved.collect(), bytes, dead: 0 }
+    }
+}
+
+/// Room for more, an eighth ahead: doubling would leave a third of the index empty.
+fn grow<T>(vec: &mut Vec<T>, more: usize) {
+    if vec.capacity() - vec.len() < more {
+        vec.reserve_exact(more.max(vec.len() / 8).max(8));
+    }
+}

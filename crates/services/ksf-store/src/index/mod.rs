@@ -1,0 +1,178 @@
+//! The index: every key of the store in order, shared by all shards.
+//!
+//! ```text
+//!   top: first key of each leaf ─► leaf (locked alone)      a get or a set: one look, one leaf
+//!        (read by all, written by a split)  leaf
+//!                                           leaf            a range: one leaf after the other
+//! ```
+//!
+//! A command on several keys locks the leaves of all of them, in the order of the keys, so that others see it whole and no
+//! two commands wait for each other.
+
+pub mod leaf;
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
+
+use self::leaf::{ENTRIES_MAX, Entry, Leaf};
+
+type Top = BTreeMap<Box<[u8]>, Arc<Mutex<Leaf>>>;
+
+/// All keys in order.
+#[derive(Debug)]
+pub struct Index {
+    top: ShardedLock<Top>,
+    keys: AtomicUsize,
+}
+
+impl Default for Index {
+    fn default() -> Self {
+        let first: Box<[u8]> = Box::default();
+        Self { top: ShardedLock::new(BTreeMap::from([(first, Arc::default())])), keys: AtomicUsize::new(0) }
+    }
+}
+
+/// A panic while a leaf was locked leaves it whole: a leaf is changed only by its own functions, which do not panic between
+/// two of its steps.
+fn lock(leaf: &Mutex<Leaf>) -> MutexGuard<'_, Leaf> {
+    leaf.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The leaf that has, or would have, a key. The first leaf begins with the empty key, so there is one.
+fn leaf_of<'a>(top: &'a Top, key: &[u8]) -> Option<(&'a [u8], &'a Mutex<Leaf>)> {
+    let range = (Bound::Unbounded, Bound::Included(key));
+    top.range::<[u8], _>(range).next_back().map(|(first, leaf)| (&**first, &**leaf))
+}
+
+/// The leaves of a command's keys, locked.
+#[derive(Debug)]
+pub struct Locked<'a> {
+    /// Each with its first key, in order.
+    leaves: Vec<(&'a [u8], MutexGuard<'a, Leaf>)>,
+    added: isize,
+}
+
+impl Locked<'_> {
+    fn place(&self, key: &[u8]) -> Option<usize> {
+        self.leaves.partition_point(|(first, _)| *first <= key).checked_sub(1)
+    }
+
+    /// What a key has. `None` for a key that the command did not name, too.
+    pub fn get(&self, key: &[u8]) -> Option<Entry<'_>> {
+        let leaf = &self.leaves[self.place(key)?].1;
+        leaf.entry(leaf.find(key).ok()?)
+    }
+
+    /// Sets what a key has; it is one that the command named.
+    pub fn set(&mut self, entry: &Entry<'_>) {
+        if let Some(at) = self.place(entry.key) {
+            let leaf = &mut self.leaves[at].1;
+            let before = leaf.len();
+            leaf.set(entry);
+            self.added += leaf.len() as isize - before as isize;
+        }
+    }
+
+    /// Takes a key out. True if it was there.
+    pub fn remove(&mut self, key: &[u8]) -> bool {
+        let removed = self.place(key).is_some_and(|at| self.leaves[at].1.remove(key));
+        self.added -= isize::from(removed);
+        removed
+    }
+}
+
+impl Index {
+    /// Number of keys.
+    pub fn len(&self) -> usize {
+        self.keys.load(Ordering::Relaxed)
+    }
+
+    /// True without a key.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of memory that it takes, but for what the allocator needs.
+    pub fn memory_bytes(&self) -> usize {
+        let top = self.read();
+        let leaf = |(first, leaf): (&Box<[u8]>, &Arc<Mutex<Leaf>>)| {
+            first.len()
+                + size_of::<(Box<[u8]>, Arc<Mutex<Leaf>>)>()
+                + size_of::<Mutex<Leaf>>()
+                + lock(leaf).memory_bytes()
+        };
+        top.iter().map(leaf).sum()
+    }
+
+    fn read(&self) -> ShardedLockReadGuard<'_, Top> {
+        self.top.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> ShardedLockWriteGuard<'_, Top> {
+        self.top.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks the leaves of these keys, and calls `command` with them: nobody sees less, or more, than all that it does.
+    pub fn with<R>(&self, keys: &[&[u8]], command: impl FnOnce(&mut Locked<'_>) -> R) -> R {
+        let (result, long) = {
+            let top = self.read();
+            let mut places: Vec<_> = keys.iter().filter_map(|key| leaf_of(&top, key)).collect();
+            places.sort_unstable_by_key(|(first, _)| *first);
+            places.dedup_by_key(|(first, _)| *first);
+            let leaves = places.into_iter().map(|(first, leaf)| (first, lock(leaf))).collect();
+            let mut locked = Locked { leaves, added: 0 };
+            let result = command(&mut locked);
+            // Wraps as a difference of counts does.
+            self.keys.fetch_add(locked.added as usize, Ordering::Relaxed);
+            let long = locked.leaves.iter().filter(|(_, leaf)| leaf.len() > ENTRIES_MAX);
+            (result, long.map(|(first, _)| Box::from(*first)).collect::<Vec<Box<[u8]>>>())
+        };
+        for first in long {
+            self.split(&first);
+        }
+        result
+    }
+
+    /// Splits a leaf, if it is still too long.
+    fn split(&self, first: &[u8]) {
+        let mut top = self.write();
+        let Some(leaf) = top.get(first) else { return };
+        let mut leaf = lock(leaf);
+        if leaf.len() <= ENTRIES_MAX {
+            return;
+        }
+        let right = leaf.split();
+        drop(leaf);
+        let Some(first) = right.entry(0).map(|entry| Box::from(entry.key)) else { return };
+        top.insert(first, Arc::new(Mutex::new(right)));
+    }
+
+    /// Goes through the keys from `from` on, in order, one leaf at a time, until `take` returns false. Keys that come or
+    /// go meanwhile are seen or not; all others are seen once.
+    pub fn scan(&self, from: &[u8], mut take: impl FnMut(&Entry<'_>) -> bool) {
+        let mut from = from.to_vec();
+        loop {
+            let top = self.read();
+            let Some((first, leaf)) = leaf_of(&top, &from) else { return };
+            let leaf = lock(leaf);
+            let start = leaf.find(&from).unwrap_or_else(|at| at);
+            if !leaf.entries(start).all(|entry| take(&entry)) {
+                return;
+            }
+            let next = top.range::<[u8], _>((Bound::Excluded(first), Bound::Unbounded)).next();
+            let Some((next, _)) = next else { return };
+            from.clear();
+            from.extend_from_slice(next);
+        }
+    }
+
+    /// Takes leaves away that have no key left, but for the first one.
+    pub fn shrink(&self) {
+        let mut top = self.write();
+        top.retain(|first, leaf| first.is_empty() || !lock(leaf).is_empty());
+    }
+}

@@ -1,0 +1,113 @@
+//! The index against the standard library's map, and from several threads.
+
+use std::collections::BTreeMap;
+
+use ksf_store::format::Lsn;
+use ksf_store::index::Index;
+use ksf_store::index::leaf::{Entry, Origin, Value};
+use ksf_test::Random;
+
+fn set(index: &Index, key: &[u8], value: &[u8], version: u64, expires_ms: Option<u64>) {
+    let origin = Origin { log: 3, lsn: Lsn(version * 8), version };
+    index.with(&[key], |locked| locked.set(&Entry { key, value: Value::Here(value), origin, expires_ms }));
+}
+
+#[test]
+fn it_has_what_a_map_has() {
+    let mut random = Random::of_test(1);
+    let index = Index::default();
+    let mut map: BTreeMap<Vec<u8>, (Vec<u8>, u64, Option<u64>)> = BTreeMap::new();
+    for version in 1..=60_000 {
+        let key = format!("key {}", random.below(7_000)).into_bytes();
+        if random.one_in(3) {
+            let removed = index.with(&[&key], |locked| locked.remove(&key));
+            assert_eq!(removed, map.remove(&key).is_some());
+        } else {
+            let value = vec![version as u8; random.within(0..=40)];
+            let expires_ms = random.one_in(5).then_some(version);
+            set(&index, &key, &value, version, expires_ms);
+            map.insert(key.clone(), (value, version, expires_ms));
+        }
+        let probe = format!("key {}", random.below(7_000)).into_bytes();
+        index.with(&[&probe], |locked| {
+            let found = locked.get(&probe).map(|entry| (entry.value, entry.origin.version, entry.expires_ms));
+            let wanted = map.get(&probe).map(|(value, version, expires)| (Value::Here(value), *version, *expires));
+            assert_eq!(found, wanted);
+        });
+    }
+    index.shrink();
+    assert_eq!(index.len(), map.len());
+    let from = b"key 3".to_vec();
+    let mut rest = map.range(from.clone()..);
+    index.scan(&from, |entry| {
+        let (key, (value, version, _)) = rest.next().expect("no more than there is");
+        assert_eq!((entry.key, &entry.value), (&key[..], &Value::Here(value)));
+        assert_eq!(entry.origin, Origin { log: 3, lsn: Lsn(version * 8), version: *version });
+        true
+    });
+    assert!(rest.next().is_none());
+}
+
+/// Others see a command on several keys whole: the sum over all keys stays what it was.
+#[test]
+fn commands_on_several_keys_are_seen_whole() {
+    const KEYS: u64 = 2_000;
+    let index = Index::default();
+    let key = |number: u64| format!("{number:05}").into_bytes();
+    let number = |value: &Value<'_>| match value {
+        Value::Here(bytes) => i64::from_le_bytes((*bytes).try_into().unwrap()),
+        Value::OnMedium(_) => unreachable!("all values are short"),
+    };
+    (0..KEYS).for_each(|at| set(&index, &key(at), &100i64.to_le_bytes(), 1, None));
+    std::thread::scope(|scope| {
+        for seed in 0..4 {
+            let index = &index;
+            scope.spawn(move || {
+                let mut random = Random::new(seed);
+                for version in 2..5_000 {
+                    let (from, to) = (key(random.below(KEYS)), key(random.below(KEYS)));
+                    let other = format!("{seed} new {version}").into_bytes();
+                    index.with(&[&from, &to, &other], |locked| {
+                        if from == to {
+                            return;
+                        }
+                        let origin = Origin { version, ..Origin::default() };
+                        for (key, change) in [(&from, -7), (&to, 7)] {
+                            let sum = number(&locked.get(key).unwrap().value) + change;
+                            let bytes = sum.to_le_bytes();
+                            locked.set(&Entry { key, value: Value::Here(&bytes), origin, expires_ms: None });
+                        }
+                        let zero = 0i64.to_le_bytes();
+                        locked.set(&Entry { key: &other, value: Value::Here(&zero), origin, expires_ms: None });
+                    });
+                    if version % 100 == 0 {
+                        let (a, b) = (key(random.below(KEYS)), key(random.below(KEYS)));
+                        index.with(&[&a, &b], |locked| assert!(locked.get(&a).is_some() && locked.get(&b).is_some()));
+                    }
+                }
+            });
+        }
+    });
+    let mut sum = 0;
+    index.scan(b"", |entry| {
+        sum += number(&entry.value);
+        true
+    });
+    assert_eq!(sum, KEYS as i64 * 100);
+}
+
+/// The promise of the store: an 8-byte key with an 8-byte value costs at most 100 bytes.
+#[test]
+fn a_short_key_with_a_short_value_costs_less_than_a_hundred_bytes() {
+    const KEYS: u64 = 200_000;
+    for in_order in [true, false] {
+        let index = Index::default();
+        let mut random = Random::of_test(2);
+        for at in 0..KEYS {
+            let key = if in_order { at } else { random.bits() };
+            set(&index, &key.to_be_bytes(), &at.to_le_bytes(), at + 1, None);
+        }
+        let each = index.memory_bytes() / index.len();
+        assert!(each <= 80, "{each} bytes each, in order: {in_order}");
+    }
+}
