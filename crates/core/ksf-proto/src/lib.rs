@@ -13,4 +13,5 @@
 
 pub mod http1;
 pub mod oncrpc;
+pub mod resp;
 pub mod xdr;
