@@ -61,6 +61,24 @@ pub struct Write {
     pub bytes: Vec<u8>,
 }
 
+/// What became true when a write was done.
+#[derive(Debug)]
+pub enum News {
+    /// The log is durable up to the end of a batch, which saw this of other logs:
+    /// [`Promises`](crate::promises::Promises) wants to know.
+    Durable {
+        /// The end of the batch.
+        end: Lsn,
+        /// What it saw.
+        links: Vec<Link>,
+    },
+    /// No record of this segment is on the medium any more.
+    Erased {
+        /// The segment.
+        number: u64,
+    },
+}
+
 /// Names a write of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteId(u64);
@@ -130,8 +148,8 @@ enum Work {
     Begins,
     /// Up to here the log is durable when this and everything before is done.
     Reaches(Lsn, Vec<Link>),
-    /// This place is free when this is done.
-    Erases(u32),
+    /// This segment is erased, and its place free, when this is done.
+    Erases { number: u64, place: u32 },
 }
 
 /// One log of a store.
@@ -203,7 +221,7 @@ impl Log {
         for Leftover { number, place, epoch, live } in leftovers.into_iter().rev() {
             // It keeps its epoch, so that its list is not taken for newer than that of the segment that is begun again.
             let header = SegmentHeader { standing: Standing::GivenUp, epoch, live, ..log.header(number) };
-            log.push_write(place, 0, header.encode(), Work::Erases(place));
+            log.push_write(place, 0, header.encode(), Work::Erases { number, place });
         }
         log
     }
@@ -378,10 +396,9 @@ impl Log {
         Some(write)
     }
 
-    /// A write is on the medium, or failed. `buffer` is that of the write, for the next one. Tells `durable` of each batch
-    /// up to whose end the log is durable now, and what that batch saw: [`Promises`](crate::promises::Promises) wants to
-    /// know. After a failure there are no more.
-    pub fn written(&mut self, id: WriteId, ok: bool, buffer: Vec<u8>, mut durable: impl FnMut(Lsn, Vec<Link>)) {
+    /// A write is on the medium, or failed. `buffer` is that of the write, for the next one. Tells `news` what
+    /// is true from now on. After a failure there are no more.
+    pub fn written(&mut self, id: WriteId, ok: bool, buffer: Vec<u8>, mut news: impl FnMut(News)) {
         self.in_flight -= 1;
         self.failed |= !ok;
         if self.spare.len() < SPARE_MAX {
@@ -394,11 +411,12 @@ impl Log {
             match self.flights.pop_front().map(|flight| flight.what) {
                 Some(Work::Reaches(lsn, links)) => {
                     self.durable = lsn;
-                    durable(lsn, links);
+                    news(News::Durable { end: lsn, links });
                 }
-                Some(Work::Erases(place)) => {
+                Some(Work::Erases { number, place }) => {
                     self.free.push(place);
                     self.erasing_first = self.erasing_first.saturating_sub(1);
+                    news(News::Erased { number });
                 }
                 Some(Work::Begins) | None => {}
             }
@@ -431,7 +449,7 @@ impl Log {
 
     fn erase(&mut self, number: u64, place: u32) {
         let header = SegmentHeader { standing: Standing::Cleaned, ..self.header(number) };
-        self.push_write(place, 0, header.encode(), Work::Erases(place));
+        self.push_write(place, 0, header.encode(), Work::Erases { number, place });
     }
 
     fn header(&self, number: u64) -> SegmentHeader {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 
 use ksf_store::format::{Kind, Link, Lsn, Record};
-use ksf_store::log::{AppendError, Geometry, Log, Write};
+use ksf_store::log::{AppendError, Geometry, Log, News, Write};
 use ksf_store::promises::Promises;
 use ksf_store::recover::{Found, Places, cut_by_links};
 use ksf_test::Random;
@@ -164,7 +164,11 @@ impl World {
         let write = medium.under_way.swap_remove(self.random.within(0..=medium.under_way.len() - 1));
         medium.put(write.place, write.offset as usize, &write.bytes);
         let promises = &mut self.promises;
-        self.logs[log].written(write.id, true, write.bytes, |end, links| promises.durable(log as u16, end, links));
+        self.logs[log].written(write.id, true, write.bytes, |news| {
+            if let News::Durable { end, links } = news {
+                promises.durable(log as u16, end, links);
+            }
+        });
         self.promises.advance(|log, end| self.logs[usize::from(log)].promise(end));
     }
 

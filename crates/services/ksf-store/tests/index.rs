@@ -9,7 +9,7 @@ use ksf_test::Random;
 
 fn set(index: &Index, key: &[u8], value: &[u8], version: u64, expires_ms: Option<u64>) {
     let origin = Origin { log: 3, lsn: Lsn(version * 8), version };
-    index.with(&[key], |locked| locked.set(&Entry { key, value: Value::Here(value), origin, expires_ms }));
+    index.with(&[key], |locked| locked.set(&Entry { key, value: Value::Here(value), origin, expires_ms, older: 0 }));
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn commands_on_several_keys_are_seen_whole() {
     let key = |number: u64| format!("{number:05}").into_bytes();
     let number = |value: &Value<'_>| match value {
         Value::Here(bytes) => i64::from_le_bytes((*bytes).try_into().unwrap()),
-        Value::OnMedium(_) => unreachable!("all values are short"),
+        Value::OnMedium(_) | Value::Gone => unreachable!("all values are short"),
     };
     (0..KEYS).for_each(|at| set(&index, &key(at), &100i64.to_le_bytes(), 1, None));
     std::thread::scope(|scope| {
@@ -75,10 +75,16 @@ fn commands_on_several_keys_are_seen_whole() {
                         for (key, change) in [(&from, -7), (&to, 7)] {
                             let sum = number(&locked.get(key).unwrap().value) + change;
                             let bytes = sum.to_le_bytes();
-                            locked.set(&Entry { key, value: Value::Here(&bytes), origin, expires_ms: None });
+                            locked.set(&Entry { key, value: Value::Here(&bytes), origin, expires_ms: None, older: 0 });
                         }
                         let zero = 0i64.to_le_bytes();
-                        locked.set(&Entry { key: &other, value: Value::Here(&zero), origin, expires_ms: None });
+                        locked.set(&Entry {
+                            key: &other,
+                            value: Value::Here(&zero),
+                            origin,
+                            expires_ms: None,
+                            older: 0,
+                        });
                     });
                     if version % 100 == 0 {
                         let (a, b) = (key(random.below(KEYS)), key(random.below(KEYS)));

@@ -23,16 +23,18 @@ pub struct Origin {
 }
 
 /// A string of the index.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value<'a> {
     /// It is here.
     Here(&'a [u8]),
     /// It is this long, and only on the medium.
     OnMedium(u32),
+    /// The key is gone. Its record still matters while there are older ones, which it outweighs at the next start.
+    Gone,
 }
 
 /// What an entry tells.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
     /// The key.
     pub key: &'a [u8],
@@ -42,7 +44,12 @@ pub struct Entry<'a> {
     pub origin: Origin,
     /// When it ends: milliseconds since 1970.
     pub expires_ms: Option<u64>,
+    /// Older records of the key that are still on a medium; no more than [`OLDER_MAX`].
+    pub older: u32,
 }
+
+/// Where the count of older records ends: a key that reaches it is taken to have some for ever.
+pub const OLDER_MAX: u32 = (1 << 24) - 1;
 
 #[derive(Clone, Copy, Debug)]
 struct Slot {
@@ -51,6 +58,7 @@ struct Slot {
     value_len: u32,
     key_len: u16,
     log: u16,
+    /// The lowest eight bits are flags, the others count older records.
     flags: u32,
     lsn: u64,
     version: u64,
@@ -58,6 +66,8 @@ struct Slot {
 
 const HAS_EXPIRY: u32 = 1;
 const ON_MEDIUM: u32 = 2;
+const GONE: u32 = 4;
+const OLDER_SHIFT: u32 = 8;
 
 impl Slot {
     fn expiry_len(&self) -> usize {
@@ -65,7 +75,7 @@ impl Slot {
     }
 
     fn inline_len(&self) -> usize {
-        if self.flags & ON_MEDIUM != 0 { 0 } else { self.value_len as usize }
+        if self.flags & (ON_MEDIUM | GONE) != 0 { 0 } else { self.value_len as usize }
     }
 
     fn len(&self) -> usize {
@@ -121,13 +131,16 @@ impl Leaf {
             time.copy_from_slice(&self.bytes[slot.at as usize..][..8]);
             u64::from_le_bytes(time)
         });
-        let value = if slot.flags & ON_MEDIUM != 0 {
+        let value = if slot.flags & GONE != 0 {
+            Value::Gone
+        } else if slot.flags & ON_MEDIUM != 0 {
             Value::OnMedium(slot.value_len)
         } else {
             Value::Here(&self.bytes[value_at..][..slot.value_len as usize])
         };
         let origin = Origin { log: slot.log, lsn: Lsn(slot.lsn), version: slot.version };
-        Some(Entry { key: &self.bytes[key_at..value_at], value, origin, expires_ms })
+        let older = slot.flags >> OLDER_SHIFT;
+        Some(Entry { key: &self.bytes[key_at..value_at], value, origin, expires_ms, older })
     }
 
     /// The entries from a place on.
@@ -145,6 +158,7 @@ impl Leaf {
         let (flags, value_len, inline): (u32, u32, &[u8]) = match entry.value {
             Value::Here(value) => (0, value.len() as u32, value),
             Value::OnMedium(len) => (ON_MEDIUM, len, &[]),
+            Value::Gone => (GONE, 0, &[]),
         };
         let found = self.find(entry.key);
         if let Ok(at) = found {
@@ -163,7 +177,9 @@ impl Leaf {
             value_len,
             key_len: entry.key.len() as u16,
             log: entry.origin.log,
-            flags: flags | if entry.expires_ms.is_some() { HAS_EXPIRY } else { 0 },
+            flags: flags
+                | if entry.expires_ms.is_some() { HAS_EXPIRY } else { 0 }
+                | entry.older.min(OLDER_MAX) << OLDER_SHIFT,
             lsn: entry.origin.lsn.0,
             version: entry.origin.version,
         };
@@ -185,15 +201,23 @@ impl Leaf {
         true
     }
 
-    /// The record of a key was written again elsewhere. Nothing changes if the key has another version by now.
-    pub fn moved(&mut self, key: &[u8], origin: Origin) -> bool {
+    /// The record of a key was written again elsewhere.
+    pub fn moved(&mut self, key: &[u8], log: u16, lsn: Lsn) {
+        if let Ok(at) = self.find(key) {
+            (self.slots[at].log, self.slots[at].lsn) = (log, lsn.0);
+        }
+    }
+
+    /// An older record of a key is on no medium any more. True if it was the last one, of a key that is gone: nothing of
+    /// it need be known any more.
+    pub fn forget_older(&mut self, key: &[u8]) -> bool {
         let Ok(at) = self.find(key) else { return false };
         let slot = &mut self.slots[at];
-        let same = slot.version == origin.version;
-        if same {
-            (slot.log, slot.lsn) = (origin.log, origin.lsn.0);
+        let older = slot.flags >> OLDER_SHIFT;
+        if (1..OLDER_MAX).contains(&older) {
+            slot.flags -= 1 << OLDER_SHIFT;
         }
-        same
+        older == 1 && slot.flags & GONE != 0
     }
 
     /// Gives the upper half away.

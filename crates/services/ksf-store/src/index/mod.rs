@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
 
 use self::leaf::{ENTRIES_MAX, Entry, Leaf};
+use crate::format::Lsn;
 
 type Top = BTreeMap<Box<[u8]>, Arc<Mutex<Leaf>>>;
 
@@ -75,6 +76,18 @@ impl Locked<'_> {
             leaf.set(entry);
             self.added += leaf.len() as isize - before as isize;
         }
+    }
+
+    /// The record of a key was written again elsewhere.
+    pub fn moved(&mut self, key: &[u8], log: u16, lsn: Lsn) {
+        if let Some(at) = self.place(key) {
+            self.leaves[at].1.moved(key, log, lsn);
+        }
+    }
+
+    /// An older record of a key is on no medium any more.
+    pub fn forget_older(&mut self, key: &[u8]) -> bool {
+        self.place(key).is_some_and(|at| self.leaves[at].1.forget_older(key))
     }
 
     /// Takes a key out. True if it was there.
