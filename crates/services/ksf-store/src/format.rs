@@ -335,6 +335,11 @@ impl Record<'_> {
         (RECORD_BYTES + times + self.key.len() + self.subkey.len() + self.value.len()).next_multiple_of(RECORD_ALIGN)
     }
 
+    /// [`Record::encoded_bytes`] of a record without subkey and time of receipt.
+    pub fn bytes_of(key_bytes: usize, value_bytes: usize, expires: bool) -> usize {
+        (RECORD_BYTES + 8 * usize::from(expires) + key_bytes + value_bytes).next_multiple_of(RECORD_ALIGN)
+    }
+
     /// Writes the record behind what `to` has. The key and the subkey have at most [`KEY_BYTES_MAX`] bytes, the value has
     /// less than 4 GiB: the caller checked that before it took the request.
     pub fn encode(&self, to: &mut Vec<u8>) {

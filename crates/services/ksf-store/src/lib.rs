@@ -13,3 +13,4 @@ pub mod index;
 pub mod log;
 pub mod promises;
 pub mod recover;
+pub mod store;

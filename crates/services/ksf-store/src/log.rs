@@ -226,6 +226,11 @@ impl Log {
         log
     }
 
+    /// What it has in common with the other logs of its store.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
     /// Everything before is on the medium.
     pub fn durable(&self) -> Lsn {
         self.durable
@@ -428,6 +433,13 @@ impl Log {
         if let Some(segment) = self.segments.get_mut(&self.geometry.segment_of(lsn)) {
             segment.live_bytes = segment.live_bytes.saturating_sub(bytes as u64);
         }
+    }
+
+    /// The segment whose cleaning gives most: that with the fewest bytes that count, of those that are whole on the medium.
+    pub fn next_to_clean(&self) -> Option<(u64, Segment)> {
+        let whole = |number: u64| Lsn((number + 1) * self.geometry.segment_bytes) <= self.open_at.min(self.durable);
+        let in_use = self.segments.iter().filter(|(number, segment)| segment.state == State::InUse && whole(**number));
+        in_use.min_by_key(|(_, segment)| segment.live_bytes).map(|(number, segment)| (*number, *segment))
     }
 
     /// Everything of the segment that counts was appended again; its place is free once that is promised, and

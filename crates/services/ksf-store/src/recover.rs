@@ -309,6 +309,11 @@ impl Found {
         }
     }
 
+    /// The number of the log.
+    pub fn log(&self) -> u16 {
+        self.log
+    }
+
     /// The end of the log.
     pub fn end(&self) -> Lsn {
         self.end
@@ -344,6 +349,20 @@ impl Found {
         let batches = batches.filter_map(|batch| self.batch_at(number, batch.lsn).ok());
         batches.flat_map(|batch| batch.records().flatten().map(|(_, record)| record.encoded_bytes() as u64)).sum()
     }
+}
+
+/// The batches of a segment that was read whole, up to the first thing that makes no sense.
+pub fn batches(geometry: Geometry, log: u16, number: u64, segment: &[u8]) -> impl Iterator<Item = Batch<'_>> {
+    let mut next = Some(geometry.first_batch(number));
+    std::iter::from_fn(move || {
+        let lsn = next.take()?;
+        let batch = Batch::decode(segment.get((lsn.0 % geometry.segment_bytes) as usize..)?).ok()?;
+        let header = &batch.header;
+        let is_here = (header.store, header.log, header.lsn) == (geometry.store, log, lsn);
+        let end = Lsn(lsn.0 + header.total_bytes(geometry.block_bytes) as u64);
+        next = (!header.ends_segment).then_some(end);
+        is_here.then_some(batch)
+    })
 }
 
 /// Cuts the logs of a store so that none depends on what another one no longer has.

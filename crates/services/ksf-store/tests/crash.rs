@@ -1,57 +1,18 @@
 //! Logs on a medium that loses power: whatever was told to be durable is there at the next start, in any order of writes.
 
+mod common;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 
+use common::Medium;
 use ksf_store::format::{Kind, Link, Lsn, Record};
-use ksf_store::log::{AppendError, Geometry, Log, News, Write};
+use ksf_store::log::{AppendError, Geometry, Log, News};
 use ksf_store::promises::Promises;
-use ksf_store::recover::{Found, Places, cut_by_links};
+use ksf_store::recover::{Found, cut_by_links};
 use ksf_test::Random;
 
-const SECTOR_BYTES: usize = 512;
 const LOGS: usize = 3;
-
-/// The medium of one log: what survives a power cut, and the writes that are under way.
-#[derive(Default)]
-struct Medium {
-    places: Vec<Vec<u8>>,
-    under_way: Vec<Write>,
-}
-
-impl Medium {
-    /// The power goes: each sector of a write that is under way is old or new.
-    fn lose_power(&mut self, random: &mut Random) {
-        for write in std::mem::take(&mut self.under_way) {
-            let fate = random.within(0..=3);
-            for (at, sector) in write.bytes.chunks(SECTOR_BYTES).enumerate() {
-                let arrives = match fate {
-                    0 => false,
-                    1 => true,
-                    _ => random.one_in(2),
-                };
-                if arrives {
-                    self.put(write.place, write.offset as usize + at * SECTOR_BYTES, sector);
-                }
-            }
-        }
-    }
-
-    fn put(&mut self, place: u32, offset: usize, bytes: &[u8]) {
-        self.places[place as usize][offset..offset + bytes.len()].copy_from_slice(bytes);
-    }
-}
-
-impl Places for &mut Medium {
-    fn places(&self) -> u32 {
-        self.places.len() as u32
-    }
-
-    fn read(&mut self, place: u32, into: &mut Vec<u8>) -> std::io::Result<()> {
-        into.clone_from(&self.places[place as usize]);
-        Ok(())
-    }
-}
 
 /// A record that was appended: where, and what it saw of other logs.
 struct Appended {

@@ -4,12 +4,15 @@
 //! bytes with a value of eight bytes takes 48 bytes and the slack of two vectors, and a look at a leaf touches few cache
 //! lines.
 
+use std::mem;
+use std::sync::Arc;
+
 use crate::format::Lsn;
 
 /// Entries of a leaf, above which it is split.
 pub const ENTRIES_MAX: usize = 256;
-/// Longest value that is kept in the leaf itself.
-pub const INLINE_BYTES_MAX: usize = 256;
+/// Longest value that is packed among the keys; longer ones have memory of their own.
+const PACKED_BYTES_MAX: usize = 256;
 
 /// Where the record of an entry lies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,6 +70,9 @@ struct Slot {
 const HAS_EXPIRY: u32 = 1;
 const ON_MEDIUM: u32 = 2;
 const GONE: u32 = 4;
+const APART: u32 = 8;
+/// Bytes of the number of a value that has memory of its own.
+const NUMBER_BYTES: usize = 4;
 const OLDER_SHIFT: u32 = 8;
 
 impl Slot {
@@ -75,7 +81,11 @@ impl Slot {
     }
 
     fn inline_len(&self) -> usize {
-        if self.flags & (ON_MEDIUM | GONE) != 0 { 0 } else { self.value_len as usize }
+        match self.flags & (ON_MEDIUM | GONE | APART) {
+            0 => self.value_len as usize,
+            APART => NUMBER_BYTES,
+            _ => 0,
+        }
     }
 
     fn len(&self) -> usize {
@@ -94,6 +104,10 @@ pub struct Leaf {
     bytes: Vec<u8>,
     /// Bytes in `bytes` that no slot points to any more.
     dead: usize,
+    /// Long values, by number.
+    apart: Vec<Arc<[u8]>>,
+    /// Numbers of `apart` that are free.
+    free: Vec<u32>,
 }
 
 impl Leaf {
@@ -109,7 +123,8 @@ impl Leaf {
 
     /// Bytes of memory that it takes.
     pub fn memory_bytes(&self) -> usize {
-        self.slots.capacity() * size_of::<Slot>() + self.bytes.capacity()
+        let apart: usize = self.apart.iter().map(|value| value.len()).sum();
+        self.slots.capacity() * size_of::<Slot>() + self.bytes.capacity() + apart
     }
 
     fn key(&self, slot: &Slot) -> &[u8] {
@@ -136,11 +151,51 @@ impl Leaf {
         } else if slot.flags & ON_MEDIUM != 0 {
             Value::OnMedium(slot.value_len)
         } else {
-            Value::Here(&self.bytes[value_at..][..slot.value_len as usize])
+            Value::Here(self.value(slot, value_at))
         };
         let origin = Origin { log: slot.log, lsn: Lsn(slot.lsn), version: slot.version };
         let older = slot.flags >> OLDER_SHIFT;
         Some(Entry { key: &self.bytes[key_at..value_at], value, origin, expires_ms, older })
+    }
+
+    fn value(&self, slot: &Slot, at: usize) -> &[u8] {
+        match self.number(slot, at) {
+            Some(number) => &self.apart[number as usize],
+            None => &self.bytes[at..][..slot.value_len as usize],
+        }
+    }
+
+    /// The number of the value of a slot, if it has memory of its own.
+    fn number(&self, slot: &Slot, at: usize) -> Option<u32> {
+        if slot.flags & APART == 0 {
+            return None;
+        }
+        let mut number = [0; NUMBER_BYTES];
+        number.copy_from_slice(&self.bytes[at..][..NUMBER_BYTES]);
+        Some(u32::from_le_bytes(number))
+    }
+
+    /// Counts the bytes of a slot as dead, and gives up its value.
+    fn bury(&mut self, at: usize) {
+        let slot = self.slots[at];
+        self.dead += slot.len();
+        if let Some(number) = self.number(&slot, slot.key_at() + usize::from(slot.key_len)) {
+            self.apart[number as usize] = Arc::from([]);
+            self.free.push(number);
+        }
+    }
+
+    fn keep_apart(&mut self, value: &[u8]) -> u32 {
+        match self.free.pop() {
+            Some(number) => {
+                self.apart[number as usize] = Arc::from(value);
+                number
+            }
+            None => {
+                self.apart.push(Arc::from(value));
+                self.apart.len() as u32 - 1
+            }
+        }
     }
 
     /// The entries from a place on.
@@ -153,17 +208,22 @@ impl Leaf {
         self.slots.last().map(|slot| self.key(slot))
     }
 
-    /// Sets what a key has. A value longer than [`INLINE_BYTES_MAX`] is not kept here: the caller keeps it on the medium.
+    /// Sets what a key has.
     pub fn set(&mut self, entry: &Entry<'_>) {
+        let found = self.find(entry.key);
+        if let Ok(at) = found {
+            self.bury(at);
+        }
+        let number;
         let (flags, value_len, inline): (u32, u32, &[u8]) = match entry.value {
+            Value::Here(value) if value.len() > PACKED_BYTES_MAX => {
+                number = self.keep_apart(value).to_le_bytes();
+                (APART, value.len() as u32, &number)
+            }
             Value::Here(value) => (0, value.len() as u32, value),
             Value::OnMedium(len) => (ON_MEDIUM, len, &[]),
             Value::Gone => (GONE, 0, &[]),
         };
-        let found = self.find(entry.key);
-        if let Ok(at) = found {
-            self.dead += self.slots[at].len();
-        }
         let start = self.bytes.len();
         let bytes = 8 * usize::from(entry.expires_ms.is_some()) + entry.key.len() + inline.len();
         grow(&mut self.bytes, bytes);
@@ -196,7 +256,8 @@ impl Leaf {
     /// Takes a key out. True if it was there.
     pub fn remove(&mut self, key: &[u8]) -> bool {
         let Ok(at) = self.find(key) else { return false };
-        self.dead += self.slots.remove(at).len();
+        self.bury(at);
+        self.slots.remove(at);
         self.tidy();
         true
     }
@@ -205,6 +266,15 @@ impl Leaf {
     pub fn moved(&mut self, key: &[u8], log: u16, lsn: Lsn) {
         if let Ok(at) = self.find(key) {
             (self.slots[at].log, self.slots[at].lsn) = (log, lsn.0);
+        }
+    }
+
+    /// One more older record of a key is on a medium.
+    pub fn add_older(&mut self, key: &[u8]) {
+        if let Ok(at) = self.find(key)
+            && self.slots[at].flags >> OLDER_SHIFT < OLDER_MAX
+        {
+            self.slots[at].flags += 1 << OLDER_SHIFT;
         }
     }
 
@@ -224,7 +294,7 @@ impl Leaf {
     pub fn split(&mut self) -> Self {
         let upper = self.slots.split_off(self.slots.len() / 2);
         let right = self.packed(&upper);
-        let lower = std::mem::take(&mut self.slots);
+        let lower = mem::take(&mut self.slots);
         *self = self.packed(&lower);
         right
     }
@@ -232,19 +302,26 @@ impl Leaf {
     /// Packs the bytes anew when half of them are dead.
     fn tidy(&mut self) {
         if self.dead > 512 && self.dead > self.bytes.len() / 2 {
-            let slots = std::mem::take(&mut self.slots);
+            let slots = mem::take(&mut self.slots);
             *self = self.packed(&slots);
         }
     }
 
     fn packed(&self, slots: &[Slot]) -> Self {
-        let mut bytes = Vec::with_capacity(slots.iter().map(Slot::len).sum());
+        let mut bytes: Vec<u8> = Vec::with_capacity(slots.iter().map(Slot::len).sum());
+        let mut apart: Vec<Arc<[u8]>> = Vec::new();
         let moved = slots.iter().map(|slot| {
-            let at = bytes.len() as u32;
+            let at = bytes.len();
             bytes.extend_from_slice(&self.bytes[slot.at as usize..][..slot.len()]);
-            Slot { at, ..*slot }
+            let value_at = slot.key_at() + usize::from(slot.key_len);
+            if let Some(number) = self.number(slot, value_at) {
+                let here = at + slot.len() - NUMBER_BYTES;
+                bytes[here..].copy_from_slice(&(apart.len() as u32).to_le_bytes());
+                apart.push(Arc::clone(&self.apart[number as usize]));
+            }
+            Slot { at: at as u32, ..*slot }
         });
-        Self { slots: moved.collect(), bytes, dead: 0 }
+        Self { slots: moved.collect(), bytes, dead: 0, apart, free: Vec::new() }
     }
 }
 

@@ -85,6 +85,13 @@ impl Locked<'_> {
         }
     }
 
+    /// One more older record of a key is on a medium.
+    pub fn add_older(&mut self, key: &[u8]) {
+        if let Some(at) = self.place(key) {
+            self.leaves[at].1.add_older(key);
+        }
+    }
+
     /// An older record of a key is on no medium any more.
     pub fn forget_older(&mut self, key: &[u8]) -> bool {
         self.place(key).is_some_and(|at| self.leaves[at].1.forget_older(key))

@@ -1,0 +1,52 @@
+//! A medium that loses power.
+
+use ksf_store::log::Write;
+use ksf_store::recover::Places;
+use ksf_test::Random;
+
+const SECTOR_BYTES: usize = 512;
+
+/// The medium of one log: what survives a power cut, and the writes that are under way.
+#[derive(Default)]
+pub struct Medium {
+    pub places: Vec<Vec<u8>>,
+    pub under_way: Vec<Write>,
+}
+
+impl Medium {
+    pub fn new(places: usize, place_bytes: usize) -> Self {
+        Self { places: vec![vec![0; place_bytes]; places], under_way: Vec::new() }
+    }
+
+    /// The power goes: each sector of a write that is under way is old or new.
+    pub fn lose_power(&mut self, random: &mut Random) {
+        for write in std::mem::take(&mut self.under_way) {
+            let fate = random.within(0..=3);
+            for (at, sector) in write.bytes.chunks(SECTOR_BYTES).enumerate() {
+                let arrives = match fate {
+                    0 => false,
+                    1 => true,
+                    _ => random.one_in(2),
+                };
+                if arrives {
+                    self.put(write.place, write.offset as usize + at * SECTOR_BYTES, sector);
+                }
+            }
+        }
+    }
+
+    pub fn put(&mut self, place: u32, offset: usize, bytes: &[u8]) {
+        self.places[place as usize][offset..offset + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+impl Places for &mut Medium {
+    fn places(&self) -> u32 {
+        self.places.len() as u32
+    }
+
+    fn read(&mut self, place: u32, into: &mut Vec<u8>) -> std::io::Result<()> {
+        into.clone_from(&self.places[place as usize]);
+        Ok(())
+    }
+}

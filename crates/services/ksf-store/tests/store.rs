@@ -1,0 +1,217 @@
+//! A store of several shards on media that lose power: what replies told of is there, whole, after every start.
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use common::Medium;
+use ksf_store::log::{AppendError, Geometry};
+use ksf_store::recover::{Found, cut_by_links};
+use ksf_store::store::{Cleaning, Clock, Needs, Shard, Store, UpdateError};
+use ksf_test::Random;
+
+const SHARDS: usize = 3;
+const KEYS: u64 = 40;
+
+/// A write that was carried out, and whose reply may have left.
+struct Write {
+    /// Each of these has this value, or is gone.
+    keys: Vec<Vec<u8>>,
+    value: Option<Vec<u8>>,
+    needs: Needs,
+    told: bool,
+}
+
+struct World {
+    random: Random,
+    geometry: Geometry,
+    media: Vec<Medium>,
+    store: Arc<Store>,
+    shards: Vec<Shard>,
+    epoch: u32,
+    /// In the order in which they were carried out.
+    writes: Vec<Write>,
+    /// Of each key, the writes that it may show at the next start.
+    history: BTreeMap<Vec<u8>, Vec<usize>>,
+    cleaning: Vec<Option<Cleaning>>,
+    crashes: usize,
+    cleaned: usize,
+    full: usize,
+}
+
+fn open(geometry: Geometry, media: &mut [Medium], epoch: u32) -> (Arc<Store>, Vec<Shard>) {
+    let read = |(log, medium): (usize, &mut Medium)| Found::read(log as u16, geometry, &mut { medium });
+    let mut found: Vec<Found> = media.iter_mut().enumerate().map(|one| read(one).unwrap()).collect();
+    cut_by_links(&mut found).unwrap();
+    Store::open(found, epoch)
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let block_bytes = NonZeroUsize::new(random.pick(&[512, 4096])).unwrap();
+        let geometry =
+            Geometry { store: 9, block_bytes, segment_bytes: (random.within(40..=64) * block_bytes.get()) as u64 };
+        let places = random.within(4..=7);
+        let mut media: Vec<_> = (0..SHARDS).map(|_| Medium::new(places, geometry.segment_bytes as usize)).collect();
+        let (store, shards) = open(geometry, &mut media, 1);
+        let cleaning = (0..SHARDS).map(|_| None).collect();
+        let (writes, history, crashes, cleaned, full) = (Vec::new(), BTreeMap::new(), 0, 0, 0);
+        Self { random, geometry, media, store, shards, epoch: 1, writes, history, cleaning, crashes, cleaned, full }
+    }
+
+    fn write(&mut self) {
+        let shard = self.random.within(0..=SHARDS - 1);
+        let count = self.random.pick(&[1, 1, 1, 2, 5]);
+        let number = self.writes.len() as u64;
+        let mut keys = BTreeSet::new();
+        while keys.len() < count {
+            keys.insert(format!("key {:02}", self.random.below(KEYS)).into_bytes());
+        }
+        let keys: Vec<Vec<u8>> = keys.into_iter().collect();
+        let value = (!self.random.one_in(5)).then(|| {
+            let mut value = number.to_le_bytes().to_vec();
+            value.resize(self.random.pick(&[8, 20, 300, 1000]), number as u8);
+            value
+        });
+        let names: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+        let done = self.shards[shard].update(&names, Clock::default(), |update| {
+            for key in &names {
+                match &value {
+                    Some(value) => update.set(key, value, None),
+                    None => {
+                        update.remove(key);
+                    }
+                }
+            }
+        });
+        match done {
+            Ok(((), needs)) => {
+                for key in &keys {
+                    self.history.entry(key.clone()).or_default().push(self.writes.len());
+                }
+                self.writes.push(Write { keys, value, needs, told: false });
+            }
+            Err(UpdateError::Append(AppendError::Full)) => self.full += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn step_of_the_medium(&mut self) {
+        let shard = self.random.within(0..=SHARDS - 1);
+        let at_once = self.random.within(1..=4);
+        while let Some(write) = self.shards[shard].next_write(at_once, 0) {
+            self.media[shard].under_way.push(write);
+        }
+        let medium = &mut self.media[shard];
+        if let Some(last) = medium.under_way.len().checked_sub(1) {
+            let write = medium.under_way.swap_remove(self.random.within(0..=last));
+            medium.put(write.place, write.offset as usize, &write.bytes);
+            let moved = self.shards[shard].written(write.id, true, write.bytes);
+            assert!(moved.iter().all(|(log, lsn)| self.store.promised(*log) >= *lsn));
+        }
+    }
+
+    /// Replies leave: what they told of must be there from now on.
+    fn tell(&mut self) {
+        let store = &self.store;
+        for write in &mut self.writes {
+            write.told |= write.needs.iter().all(|(log, lsn)| lsn <= store.promised(log));
+        }
+    }
+
+    fn clean(&mut self) {
+        let shard = self.random.within(0..=SHARDS - 1);
+        let slot = &mut self.cleaning[shard];
+        if slot.is_none() && self.shards[shard].log().free_places() <= 2 {
+            *slot = self.shards[shard].log().next_to_clean().map(|(number, _)| Cleaning::new(number));
+        }
+        let Some(cleaning) = slot else { return };
+        let place = self.shards[shard].log().segments()[&cleaning.number].place;
+        let bytes = self.media[shard].places[place as usize].clone();
+        match self.shards[shard].clean(cleaning, &bytes, 4096) {
+            Ok(true) => {
+                *slot = None;
+                self.cleaned += 1;
+            }
+            Ok(false) => {}
+            Err(AppendError::Full) => self.full += 1,
+            Err(error) => panic!("{error}"),
+        }
+        self.shards[shard].erase_cleaned();
+    }
+
+    fn crash(&mut self) {
+        self.tell();
+        self.crashes += 1;
+        self.media.iter_mut().for_each(|medium| medium.lose_power(&mut self.random));
+        self.epoch += 1;
+        (self.store, self.shards) = open(self.geometry, &mut self.media, self.epoch);
+        self.cleaning = (0..SHARDS).map(|_| None).collect();
+        self.compare();
+    }
+
+    /// Each key shows the last write that was told of, or a later one; a write on several keys is seen on all of those
+    /// that no later write hides, or on none.
+    fn compare(&mut self) {
+        let mut shown: BTreeMap<Vec<u8>, Option<Vec<u8>>> = BTreeMap::new();
+        self.store.scan(b"", 0, |key, got| {
+            shown.insert(key.to_vec(), Some(got.value.to_vec()));
+            true
+        });
+        assert_eq!(shown.len(), self.store.keys());
+        let number_of = |value: &Option<Vec<u8>>| {
+            value.as_ref().map(|value| u64::from_le_bytes(value[..8].try_into().unwrap()) as usize)
+        };
+        let mut kept = BTreeSet::new();
+        for (key, history) in &mut self.history {
+            let value = shown.get(key).cloned().flatten();
+            let told = history.iter().rposition(|write| self.writes[*write].told);
+            // Those before the last one that was told of are hidden for good.
+            history.drain(..told.unwrap_or(0));
+            let shows = match number_of(&value) {
+                Some(number) => history.iter().find(|write| **write == number && self.writes[**write].value == value),
+                None => history.iter().rev().find(|write| self.writes[**write].value.is_none()),
+            };
+            let shows = shows.copied();
+            let lost = shows.is_none() && (told.is_some() || value.is_some());
+            assert!(!lost, "{}: shows {:?} and may show {history:?}", key.escape_ascii(), number_of(&value));
+            // It is on the media now, and what is not will never be.
+            history.clear();
+            history.extend(shows);
+            kept.extend(shows.map(|write| (key.clone(), write)));
+        }
+        for (_, write) in &kept {
+            self.writes[*write].told = true;
+        }
+        // Whole or not at all. Of a key that is gone nobody can tell which write took it.
+        for (_, write) in kept.iter().filter(|(_, write)| self.writes[*write].value.is_some()) {
+            for key in &self.writes[*write].keys {
+                let at_least = kept.range((key.clone(), *write)..).next().is_some_and(|(other, _)| other == key);
+                assert!(at_least, "write {write} is seen in part: {} is missing", key.escape_ascii());
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_told_is_there_after_every_crash() {
+    let (mut crashes, mut cleaned, mut full) = (0, 0, 0);
+    for seed in 0..200 {
+        let mut world = World::new(seed);
+        for _ in 0..1500 {
+            match world.random.within(0..=999) {
+                0..400 => world.write(),
+                400..900 => world.step_of_the_medium(),
+                900..950 => world.tell(),
+                950..995 => world.clean(),
+                _ => world.crash(),
+            }
+        }
+        world.crash();
+        (crashes, cleaned, full) = (crashes + world.crashes, cleaned + world.cleaned, full + world.full);
+    }
+    assert!(crashes > 1000 && cleaned > 300 && full > 100, "{crashes} crashes, {cleaned} cleaned, {full} full");
+}
