@@ -242,6 +242,11 @@ impl Log {
         self.promised = self.promised.max(lsn.min(self.durable));
     }
 
+    /// How far replies may tell of it.
+    pub fn promised(&self) -> Lsn {
+        self.promised
+    }
+
     /// Its segments by their numbers.
     pub fn segments(&self) -> &BTreeMap<u64, Segment> {
         &self.segments

@@ -182,7 +182,11 @@ impl Found {
                     }
                     found.unused.push(place);
                 }
-                None => found.unused.push(place),
+                None => {
+                    // A header that is damaged must not hide what the batches behind it know.
+                    found.promised = found.promised.max(found.promised_in(&bytes));
+                    found.unused.push(place);
+                }
             }
         }
         found.follow(&newest, &erased)?;
@@ -225,9 +229,8 @@ impl Found {
         {
             return Err(RecoverError::Missing { log, number });
         }
-        if let Some(malformed) = broken
-            && promised > self.end
-        {
+        if promised > self.end {
+            let malformed = broken.unwrap_or(Malformed::HeaderChecksum);
             return Err(RecoverError::Damaged { log, from: self.end, promised, malformed });
         }
         self.promised = promised;
@@ -259,6 +262,7 @@ impl Found {
             let next = if header.ends_segment { next_segment } else { self.end };
             self.batches.push(FoundBatch { lsn, end: self.end, epoch: header.epoch, next, links });
             if header.ends_segment {
+                self.end = next;
                 return Ok(());
             }
         }
@@ -282,20 +286,20 @@ impl Found {
 
     /// How far any batch, also one behind the end of the chain, says that replies had told of the log.
     fn promised_anywhere(&self) -> Lsn {
-        let mut promised = self.promised;
-        for number in self.segments.keys() {
-            let mut lsn = self.geometry.first_batch(*number);
-            let end = Lsn((number + 1) * self.geometry.segment_bytes);
-            while lsn < end {
-                if let Ok(header) = BatchHeader::decode(self.bytes_at(*number, lsn))
-                    && self.is_here(&header, lsn)
-                {
-                    promised = promised.max(header.promised);
-                }
-                lsn.0 += self.geometry.block_bytes.get() as u64;
-            }
-        }
-        promised
+        let places = self.segments.values().map(|place| self.promised_in(&place.bytes));
+        places.fold(self.promised, Lsn::max)
+    }
+
+    /// How far any batch in a place, also one that was left by an earlier segment, says that replies had told of the log.
+    fn promised_in(&self, place: &[u8]) -> Lsn {
+        let block_bytes = self.geometry.block_bytes.get();
+        let headers = (0..place.len()).step_by(block_bytes).filter_map(|at| {
+            let header = BatchHeader::decode(&place[at..]).ok()?;
+            let is_ours = (header.store, header.log) == (self.geometry.store, self.log);
+            let is_here = header.lsn.0 % self.geometry.segment_bytes == at as u64;
+            (is_ours && is_here).then_some(header.promised)
+        });
+        headers.max().unwrap_or_default()
     }
 
     /// Every record of the log with its place, in order.

@@ -1,0 +1,105 @@
+//! Bytes that change on the medium: what was acknowledged is there, or the store says what is damaged, and never anything
+//! else.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+
+use common::Medium;
+use ksf_store::format::{Kind, Lsn, Record};
+use ksf_store::log::{Geometry, Log, News};
+use ksf_store::recover::{Found, RecoverError};
+use ksf_test::Random;
+
+const BLOCK_BYTES: usize = 512;
+const RECORDS: u64 = 60;
+
+/// A log of which all records but the last one are promised, and whose last batch says so.
+fn written(random: &mut Random) -> (Geometry, Medium, Lsn) {
+    let block_bytes = NonZeroUsize::new(BLOCK_BYTES).unwrap();
+    let geometry = Geometry { store: 5, block_bytes, segment_bytes: 48 * BLOCK_BYTES as u64 };
+    let mut medium = Medium::new(6, geometry.segment_bytes as usize);
+    let mut log = Log::create(geometry, 0, 6);
+    for number in 0..=RECORDS {
+        let key = number.to_be_bytes();
+        let value = vec![number as u8; random.within(0..=1200)];
+        let (kind, subkey) = (Kind::String, &[][..]);
+        let record =
+            Record { kind, version: number, expires_ms: None, received_ns: None, key: &key, subkey, value: &value };
+        log.append(&[record], [], |_, _| {}).unwrap();
+        while let Some(write) = log.next_write(8, 0) {
+            medium.put(write.place, write.offset as usize, &write.bytes);
+            let mut end = Lsn::default();
+            log.written(write.id, true, write.bytes, |news| {
+                if let News::Durable { end: durable, .. } = news {
+                    end = durable;
+                }
+            });
+            if number < RECORDS {
+                log.promise(end);
+            }
+        }
+    }
+    let promised = log.promised();
+    (geometry, medium, promised)
+}
+
+fn numbers(geometry: Geometry, medium: &mut Medium) -> Result<BTreeMap<u64, usize>, RecoverError> {
+    let found = Found::read(0, geometry, &mut { medium })?;
+    let mut numbers = BTreeMap::new();
+    found.records(|_, record| {
+        let number = u64::from_be_bytes(record.key.try_into().unwrap());
+        assert!(record.value.iter().all(|byte| *byte == number as u8), "a wrong value");
+        numbers.insert(number, record.value.len());
+    });
+    Ok(numbers)
+}
+
+#[test]
+fn a_byte_that_changed_is_found_or_does_not_matter() {
+    let mut random = Random::of_test(3);
+    let (geometry, mut medium, _) = written(&mut random);
+    let whole = numbers(geometry, &mut medium).unwrap();
+    assert_eq!(whole.len() as u64, RECORDS + 1);
+    let (mut refused, mut cut) = (0, 0);
+    for _ in 0..4_000 {
+        let place = random.within(0..=medium.places.len() - 1);
+        let at = random.within(0..=medium.places[place].len() - 1);
+        let flipped = 1 << random.within(0..=7);
+        medium.places[place][at] ^= flipped;
+        match numbers(geometry, &mut medium) {
+            Ok(there) => {
+                cut += u64::from(there != whole);
+                assert!(
+                    (0..RECORDS).all(|number| there.get(&number) == whole.get(&number)),
+                    "byte {at} of place {place}: what was acknowledged is lost, and nobody says so"
+                );
+            }
+            Err(RecoverError::Damaged { .. } | RecoverError::Missing { .. }) => refused += 1,
+            Err(error) => panic!("byte {at} of place {place}: {error}"),
+        }
+        medium.places[place][at] ^= flipped;
+    }
+    assert!(refused > 1_000 && cut > 0, "{refused} refused, {cut} cut");
+}
+
+/// After a loss of power some file systems show zeros where data was written last.
+#[test]
+fn a_tail_of_zeros_is_cut() {
+    let mut random = Random::of_test(4);
+    let (geometry, mut medium, promised) = written(&mut random);
+    let segment = geometry.segment_of(promised);
+    let place = medium.places.iter().position(|bytes| {
+        let header = ksf_store::format::SegmentHeader::decode(bytes);
+        header.is_ok_and(|header| header.number == segment)
+    });
+    let from = (promised.0 % geometry.segment_bytes) as usize;
+    medium.places[place.unwrap()][from..].fill(0);
+    let there = numbers(geometry, &mut medium).unwrap();
+    assert_eq!(there.len() as u64, RECORDS);
+    // One block more, and something is missing that was acknowledged.
+    medium.places[place.unwrap()][from - BLOCK_BYTES..].fill(0);
+    let left = numbers(geometry, &mut medium).map(|there| there.len() as u64);
+    assert!(left.is_err() || left.is_ok_and(|left| left == RECORDS - 1), "the last batch alone says how far it was");
+}
