@@ -236,6 +236,11 @@ impl Shard {
         &self.store
     }
 
+    /// The number of its log.
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+
     /// The shard's log.
     pub fn log(&self) -> &Log {
         &self.log

@@ -1,0 +1,214 @@
+//! Keys of any type: whether they are there, and when they end.
+
+use super::{Call, Failed, Result, SYNTAX};
+
+pub(super) fn del(call: &mut Call<'_, '_>) -> Result {
+    let keys = &call.args[1..];
+    let removed = call.update(keys, |update| keys.iter().filter(|key| update.remove(key)).count())?;
+    call.write().integer(removed as i64);
+    Ok(())
+}
+
+pub(super) fn exists(call: &mut Call<'_, '_>) -> Result {
+    let keys = &call.args[1..];
+    let there = call.read(keys, |view| keys.iter().filter(|key| view.get(key).is_some()).count());
+    call.write().integer(there as i64);
+    Ok(())
+}
+
+pub(super) fn type_of(call: &mut Call<'_, '_>) -> Result {
+    let key = call.args[1];
+    let there = call.read(&[key], |view| view.get(key).is_some());
+    call.write().simple(if there { "string" } else { "none" });
+    Ok(())
+}
+
+pub(super) fn keys(call: &mut Call<'_, '_>) -> Result {
+    let pattern = call.args[1];
+    let mut found: Vec<Vec<u8>> = Vec::new();
+    let store = call.shard.shard.store();
+    call.done.needs = store.scan(b"", call.clock.now_ms, |key, _| {
+        if matches(pattern, key) {
+            found.push(key.to_vec());
+        }
+        true
+    });
+    let mut to = call.write();
+    to.array(found.len());
+    found.iter().for_each(|key| to.bulk(key));
+    Ok(())
+}
+
+/// A pattern as Redis has it: `*`, `?`, `[a-z]`, `[^a]`, and `\` in front of what is meant literally.
+pub(super) fn matches(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut p, mut t) = (0, 0);
+    // Where to go on when the last star takes one more byte.
+    let mut retry: Option<(usize, usize)> = None;
+    loop {
+        let step = match pattern.get(p) {
+            None if t == text.len() => return true,
+            Some(b'*') => {
+                retry = Some((p + 1, t));
+                p += 1;
+                continue;
+            }
+            Some(_) if t < text.len() => one(&pattern[p..], text[t]),
+            _ => None,
+        };
+        match (step, retry) {
+            (Some(length), _) => (p, t) = (p + length, t + 1),
+            (None, Some((after, from))) if from < text.len() => {
+                retry = Some((after, from + 1));
+                (p, t) = (after, from + 1);
+            }
+            (None, _) => return false,
+        }
+    }
+}
+
+/// Bytes of the pattern's first element, if it takes this byte.
+fn one(pattern: &[u8], byte: u8) -> Option<usize> {
+    match pattern {
+        [b'?', ..] => Some(1),
+        [b'\\', literal, ..] => (*literal == byte).then_some(2),
+        [b'[', rest @ ..] => {
+            let negated = rest.first() == Some(&b'^');
+            let mut at = usize::from(negated);
+            let mut found = false;
+            loop {
+                match &rest[at.min(rest.len())..] {
+                    [] => break,
+                    [b']', ..] => {
+                        at += 1;
+                        break;
+                    }
+                    [b'\\', literal, ..] => {
+                        found |= *literal == byte;
+                        at += 2;
+                    }
+                    [low, b'-', high, ..] if *high != b']' => {
+                        found |= (*low.min(high)..=*low.max(high)).contains(&byte);
+                        at += 3;
+                    }
+                    [literal, ..] => {
+                        found |= *literal == byte;
+                        at += 1;
+                    }
+                }
+            }
+            (found != negated).then_some(1 + at)
+        }
+        [literal, ..] => (*literal == byte).then_some(1),
+        [] => None,
+    }
+}
+
+pub(super) fn ttl(call: &mut Call<'_, '_>) -> Result {
+    time_left(call, 1000)
+}
+
+pub(super) fn pttl(call: &mut Call<'_, '_>) -> Result {
+    time_left(call, 1)
+}
+
+fn time_left(call: &mut Call<'_, '_>, unit_ms: u64) -> Result {
+    let (key, now_ms) = (call.args[1], call.clock.now_ms);
+    let end = call.read(&[key], |view| view.get(key).map(|got| got.expires_ms));
+    call.write().integer(match end {
+        None => -2,
+        Some(None) => -1,
+        Some(Some(end)) => ((end - now_ms + unit_ms / 2) / unit_ms) as i64,
+    });
+    Ok(())
+}
+
+pub(super) fn persist(call: &mut Call<'_, '_>) -> Result {
+    let key = call.args[1];
+    let changed = call.update(&[key], |update| {
+        let value = update.get(key).filter(|got| got.expires_ms.is_some()).map(|got| got.value.to_vec());
+        let changed = value.is_some();
+        if let Some(value) = value {
+            update.set(key, value, None);
+        }
+        changed
+    })?;
+    call.write().integer(i64::from(changed));
+    Ok(())
+}
+
+pub(super) fn expire(call: &mut Call<'_, '_>) -> Result {
+    let now_ms = call.clock.now_ms;
+    end_at(call, 1000, now_ms, "expire")
+}
+
+pub(super) fn pexpire(call: &mut Call<'_, '_>) -> Result {
+    let now_ms = call.clock.now_ms;
+    end_at(call, 1, now_ms, "pexpire")
+}
+
+pub(super) fn expireat(call: &mut Call<'_, '_>) -> Result {
+    end_at(call, 1000, 0, "expireat")
+}
+
+pub(super) fn pexpireat(call: &mut Call<'_, '_>) -> Result {
+    end_at(call, 1, 0, "pexpireat")
+}
+
+fn end_at(call: &mut Call<'_, '_>, unit_ms: i64, base_ms: u64, name: &str) -> Result {
+    let key = call.args[1];
+    let invalid = || Failed(format!("ERR invalid expire time in '{name}' command"));
+    let end = call.integer(2)?.checked_mul(unit_ms).ok_or_else(invalid)?;
+    let end = end.checked_add(i64::try_from(base_ms).map_err(|_| invalid())?).ok_or_else(invalid)?;
+    let option = call.args.get(3).map(|option| option.to_ascii_uppercase());
+    let wanted: fn(Option<u64>, u64) -> bool = match option.as_deref() {
+        None => |_, _| true,
+        Some(b"NX") => |old, _| old.is_none(),
+        Some(b"XX") => |old, _| old.is_some(),
+        Some(b"GT") => |old, new| old.is_some_and(|old| new > old),
+        Some(b"LT") => |old, new| old.is_none_or(|old| new < old),
+        Some(_) => return Err(SYNTAX.into()),
+    };
+    // A time that is over takes the key away.
+    let end = u64::try_from(end).unwrap_or(0);
+    let over = end <= call.clock.now_ms;
+    let changed = call.update(&[key], |update| {
+        let Some(got) = update.get(key) else { return false };
+        if !wanted(got.expires_ms, end) {
+            return false;
+        }
+        if over {
+            return update.remove(key);
+        }
+        let value = got.value.to_vec();
+        update.set(key, value, Some(end));
+        true
+    })?;
+    call.write().integer(i64::from(changed));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::matches;
+
+    #[test]
+    fn patterns_are_those_of_redis() {
+        for (pattern, text, wanted) in [
+            ("*", "", true),
+            ("h?llo", "hello", true),
+            ("h*llo", "heeeello", true),
+            ("h*llo", "heeeell", false),
+            ("h[ae]llo", "hallo", true),
+            ("h[^e]llo", "hello", false),
+            ("h[a-b]llo", "hbllo", true),
+            ("\\*", "*", true),
+            ("\\*", "a", false),
+            ("a*b*c", "aXbYbZc", true),
+            ("a*b*c", "aXbYbZ", false),
+            ("[", "a", false),
+            ("[a", "a", true),
+        ] {
+            assert_eq!(matches(pattern.as_bytes(), text.as_bytes()), wanted, "{pattern} {text}");
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Strings.
+
+use super::{Call, Failed, NOT_AN_INTEGER, Result, SYNTAX, integer};
+
+/// Longest string: Redis' own limit.
+const STRING_BYTES_MAX: usize = 512 << 20;
+
+pub(super) fn get(call: &mut Call<'_, '_>) -> Result {
+    let key = call.args[1];
+    let version = call.session.version;
+    let out = &mut *call.out;
+    let (store, now_ms) = (call.shard.shard.store(), call.clock.now_ms);
+    let ((), needs) = store.read(&[key], now_ms, |view| {
+        let mut to = ksf_proto::resp::Writer::new(out, version);
+        match view.get(key) {
+            Some(got) => to.bulk(got.value),
+            None => to.null(),
+        }
+    });
+    call.done.needs = needs;
+    Ok(())
+}
+
+pub(super) fn mget(call: &mut Call<'_, '_>) -> Result {
+    let keys = &call.args[1..];
+    let values = call.read(keys, |view| {
+        let value = |key: &&[u8]| view.get(key).map(|got| got.value.to_vec());
+        keys.iter().map(value).collect::<Vec<_>>()
+    });
+    let mut to = call.write();
+    to.array(values.len());
+    values.iter().for_each(|value| match value {
+        Some(value) => to.bulk(value),
+        None => to.null(),
+    });
+    Ok(())
+}
+
+/// What `SET` may be told.
+#[derive(Default)]
+struct SetOptions {
+    if_absent: bool,
+    if_present: bool,
+    get: bool,
+    keep_ttl: bool,
+    expires_ms: Option<u64>,
+}
+
+/// When a key ends that is given so many units of `unit_ms` from `base_ms` on.
+fn end_of(amount: i64, unit_ms: i64, base_ms: u64, command: &str) -> Result<u64> {
+    let invalid = || Failed(format!("ERR invalid expire time in '{command}' command"));
+    let end = amount.checked_mul(unit_ms).filter(|_| amount > 0);
+    let end = end.and_then(|ms| ms.checked_add(i64::try_from(base_ms).ok()?));
+    end.and_then(|end| u64::try_from(end).ok()).ok_or_else(invalid)
+}
+
+pub(super) fn set(call: &mut Call<'_, '_>) -> Result {
+    let mut options = SetOptions::default();
+    let mut at = 3;
+    while let Some(option) = call.args.get(at) {
+        let option = option.to_ascii_uppercase();
+        let timed = options.expires_ms.is_some() || options.keep_ttl;
+        match &option[..] {
+            b"NX" if !options.if_present => options.if_absent = true,
+            b"XX" if !options.if_absent => options.if_present = true,
+            b"GET" => options.get = true,
+            b"KEEPTTL" if !timed => options.keep_ttl = true,
+            b"EX" | b"PX" | b"EXAT" | b"PXAT" if !timed && at + 1 < call.args.len() => {
+                at += 1;
+                let amount = call.integer(at)?;
+                let unit_ms = if option.starts_with(b"E") { 1000 } else { 1 };
+                let base_ms = if option.ends_with(b"AT") { 0 } else { call.clock.now_ms };
+                options.expires_ms = Some(end_of(amount, unit_ms, base_ms, "set")?);
+            }
+            _ => return Err(SYNTAX.into()),
+        }
+        at += 1;
+    }
+    let (key, value) = (call.args[1], call.args[2]);
+    let (was, before) = call.update(&[key], |update| {
+        let got = update.get(key).map(|got| (got.value.to_vec(), got.expires_ms));
+        let there = got.is_some();
+        let wanted = !(options.if_absent && there || options.if_present && !there);
+        let kept = got.as_ref().and_then(|(_, expires_ms)| *expires_ms).filter(|_| options.keep_ttl);
+        if wanted {
+            update.set(key, value, options.expires_ms.or(kept));
+        }
+        (wanted, got.filter(|_| options.get).map(|(value, _)| value))
+    })?;
+    let get = options.get;
+    let mut to = call.write();
+    match before {
+        Some(before) => to.bulk(&before),
+        None if get || !was => to.null(),
+        None => to.ok(),
+    }
+    Ok(())
+}
+
+pub(super) fn setnx(call: &mut Call<'_, '_>) -> Result {
+    let (key, value) = (call.args[1], call.args[2]);
+    let set = call.update(&[key], |update| {
+        let absent = update.get(key).is_none();
+        if absent {
+            update.set(key, value, None);
+        }
+        absent
+    })?;
+    call.write().integer(i64::from(set));
+    Ok(())
+}
+
+pub(super) fn setex(call: &mut Call<'_, '_>) -> Result {
+    set_for(call, 1000, "setex")
+}
+
+pub(super) fn psetex(call: &mut Call<'_, '_>) -> Result {
+    set_for(call, 1, "psetex")
+}
+
+fn set_for(call: &mut Call<'_, '_>, unit_ms: i64, name: &str) -> Result {
+    let (key, value) = (call.args[1], call.args[3]);
+    let end = end_of(call.integer(2)?, unit_ms, call.clock.now_ms, name)?;
+    call.update(&[key], |update| update.set(key, value, Some(end)))?;
+    call.write().ok();
+    Ok(())
+}
+
+pub(super) fn getset(call: &mut Call<'_, '_>) -> Result {
+    let (key, value) = (call.args[1], call.args[2]);
+    let before = call.update(&[key], |update| {
+        let before = update.get(key).map(|got| got.value.to_vec());
+        update.set(key, value, None);
+        before
+    })?;
+    bulk_or_null(call, before.as_deref());
+    Ok(())
+}
+
+pub(super) fn getdel(call: &mut Call<'_, '_>) -> Result {
+    let key = call.args[1];
+    let before = call.update(&[key], |update| {
+        let before = update.get(key).map(|got| got.value.to_vec());
+        update.remove(key);
+        before
+    })?;
+    bulk_or_null(call, before.as_deref());
+    Ok(())
+}
+
+fn bulk_or_null(call: &mut Call<'_, '_>, value: Option<&[u8]>) {
+    let mut to = call.write();
+    match value {
+        Some(value) => to.bulk(value),
+        None => to.null(),
+    }
+}
+
+/// The pairs of `MSET`.
+fn pairs<'a>(call: &Call<'_, 'a>) -> Result<Vec<(&'a [u8], &'a [u8])>> {
+    let (pairs, rest) = call.args[1..].as_chunks::<2>();
+    let name = String::from_utf8_lossy(call.args[0]).to_ascii_lowercase();
+    if !rest.is_empty() {
+        return Err(Failed(format!("ERR wrong number of arguments for '{name}' command")));
+    }
+    Ok(pairs.iter().map(|[key, value]| (*key, *value)).collect())
+}
+
+pub(super) fn mset(call: &mut Call<'_, '_>) -> Result {
+    let pairs = pairs(call)?;
+    let keys: Vec<&[u8]> = pairs.iter().map(|(key, _)| *key).collect();
+    call.update(&keys, |update| pairs.iter().for_each(|(key, value)| update.set(key, *value, None)))?;
+    call.write().ok();
+    Ok(())
+}
+
+pub(super) fn msetnx(call: &mut Call<'_, '_>) -> Result {
+    let pairs = pairs(call)?;
+    let keys: Vec<&[u8]> = pairs.iter().map(|(key, _)| *key).collect();
+    let set = call.update(&keys, |update| {
+        let absent = keys.iter().all(|key| update.get(key).is_none());
+        if absent {
+            pairs.iter().for_each(|(key, value)| update.set(key, *value, None));
+        }
+        absent
+    })?;
+    call.write().integer(i64::from(set));
+    Ok(())
+}
+
+pub(super) fn append(call: &mut Call<'_, '_>) -> Result {
+    let (key, tail) = (call.args[1], call.args[2]);
+    let length = call.update(&[key], |update| {
+        let (mut value, expires_ms) =
+            update.get(key).map_or((Vec::new(), None), |got| (got.value.to_vec(), got.expires_ms));
+        if value.len() + tail.len() > STRING_BYTES_MAX {
+            return None;
+        }
+        value.extend_from_slice(tail);
+        let length = value.len();
+        update.set(key, value, expires_ms);
+        Some(length)
+    })?;
+    let length = length.ok_or("ERR string exceeds maximum allowed size (proto-max-bulk-len)")?;
+    call.write().integer(length as i64);
+    Ok(())
+}
+
+pub(super) fn strlen(call: &mut Call<'_, '_>) -> Result {
+    let key = call.args[1];
+    let length = call.read(&[key], |view| view.get(key).map_or(0, |got| got.value.len()));
+    call.write().integer(length as i64);
+    Ok(())
+}
+
+pub(super) fn incr(call: &mut Call<'_, '_>) -> Result {
+    add(call, 1)
+}
+
+pub(super) fn decr(call: &mut Call<'_, '_>) -> Result {
+    add(call, -1)
+}
+
+pub(super) fn incrby(call: &mut Call<'_, '_>) -> Result {
+    let by = call.integer(2)?;
+    add(call, by)
+}
+
+pub(super) fn decrby(call: &mut Call<'_, '_>) -> Result {
+    let by = call.integer(2)?.checked_neg().ok_or("ERR decrement would overflow")?;
+    add(call, by)
+}
+
+fn add(call: &mut Call<'_, '_>, by: i64) -> Result {
+    let key = call.args[1];
+    let sum = call.update(&[key], |update| {
+        let (value, expires_ms) = match update.get(key) {
+            Some(got) => (integer(got.value).ok_or(NOT_AN_INTEGER)?, got.expires_ms),
+            None => (0, None),
+        };
+        let sum = value.checked_add(by).ok_or("ERR increment or decrement would overflow")?;
+        update.set(key, sum.to_string().into_bytes(), expires_ms);
+        Ok::<_, &str>(sum)
+    })??;
+    call.write().integer(sum);
+    Ok(())
+}

@@ -1,0 +1,272 @@
+//! The medium on a disk: a folder with a superblock and a file for each log.
+//!
+//! ```text
+//!   DIR/lock          held while a process has the store open
+//!   DIR/superblock    two copies in blocks of their own: the store's number, its geometry, how often it was started
+//!   DIR/log-000 ...   places of one segment each, written with zeros once, so that no later write changes metadata
+//! ```
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::num::NonZeroUsize;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use ksf_store::format::LOGS_MAX;
+use ksf_store::log::Geometry;
+use ksf_store::recover::{Found, Places, RecoverError, cut_by_links};
+
+/// Bytes of a block: O_DIRECT writes on common disks are multiples of it, and no disk tears a sector of 512.
+pub const BLOCK_BYTES: usize = 4096;
+/// Bytes of a segment by default.
+pub const SEGMENT_BYTES: u64 = 16 << 20;
+/// Places of a log by default: 1 GiB.
+pub const PLACES: u32 = 64;
+
+const MAGIC: [u8; 8] = *b"ksfstore";
+const VERSION: u32 = 1;
+
+/// How a store is made. A store that is there already keeps what it was made with, but for the number of logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskOptions {
+    /// Logs, one for each shard; a store never has fewer than it had.
+    pub logs: u16,
+    /// Bytes of a segment: whole blocks.
+    pub segment_bytes: u64,
+    /// Segments that a log has room for.
+    pub places: u32,
+}
+
+impl Default for DiskOptions {
+    fn default() -> Self {
+        Self { logs: 1, segment_bytes: SEGMENT_BYTES, places: PLACES }
+    }
+}
+
+/// Why a store cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum DiskError {
+    /// The file system says no.
+    #[error("{action} {}: {source}", .path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// What it says.
+        source: io::Error,
+    },
+    /// Another process has it open.
+    #[error("{} is open in another process", .0.display())]
+    InUse(PathBuf),
+    /// There is no superblock that makes sense, and logs are there.
+    #[error("{} has logs and no superblock that can be read; restore it from a backup", .0.display())]
+    NoSuperblock(PathBuf),
+    /// It was made by another version.
+    #[error("{} has format {found}, and this program reads format {VERSION}", .path.display())]
+    Format {
+        /// Where.
+        path: PathBuf,
+        /// What it has.
+        found: u32,
+    },
+    /// What it has is damaged.
+    #[error(transparent)]
+    Recover(#[from] RecoverError),
+}
+
+/// What the superblock says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Superblock {
+    store: u64,
+    segment_bytes: u64,
+    places: u32,
+    logs: u16,
+    epoch: u32,
+}
+
+impl Superblock {
+    fn encode(&self) -> Vec<u8> {
+        let mut block = Vec::with_capacity(BLOCK_BYTES);
+        block.extend_from_slice(&[0; 4]);
+        block.extend_from_slice(&VERSION.to_le_bytes());
+        block.extend_from_slice(&MAGIC);
+        block.extend_from_slice(&self.store.to_le_bytes());
+        block.extend_from_slice(&self.segment_bytes.to_le_bytes());
+        block.extend_from_slice(&self.places.to_le_bytes());
+        block.extend_from_slice(&self.epoch.to_le_bytes());
+        block.extend_from_slice(&self.logs.to_le_bytes());
+        block.resize(BLOCK_BYTES, 0);
+        let crc = crc32c::crc32c(&block[4..]);
+        block[..4].copy_from_slice(&crc.to_le_bytes());
+        block
+    }
+
+    /// `Err`: the number of another format.
+    fn decode(block: &[u8]) -> Option<Result<Self, u32>> {
+        let array = |at: usize| -> Option<[u8; 8]> { block.get(at..at + 8)?.try_into().ok() };
+        let word = |at: usize| -> Option<u32> { Some(u32::from_le_bytes(block.get(at..at + 4)?.try_into().ok()?)) };
+        if crc32c::crc32c(block.get(4..BLOCK_BYTES)?) != word(0)? || array(8)? != MAGIC {
+            return None;
+        }
+        if word(4)? != VERSION {
+            return Some(Err(word(4)?));
+        }
+        let (store, segment_bytes) = (u64::from_le_bytes(array(16)?), u64::from_le_bytes(array(24)?));
+        let logs = word(40)? as u16;
+        Some(Ok(Self { store, segment_bytes, places: word(32)?, logs, epoch: word(36)? }))
+    }
+}
+
+/// A store's folder, opened and recovered.
+#[derive(Debug)]
+pub struct Disk {
+    folder: PathBuf,
+    /// The start of this process, counted from the first one.
+    pub epoch: u32,
+    /// What its logs have in common.
+    pub geometry: Geometry,
+    /// The logs as they were found, cut so that none depends on what another one lost.
+    pub found: Vec<Found>,
+    /// A file for each log. Opened with O_DIRECT where the file system has it.
+    pub logs: Vec<File>,
+    /// Whether writes go past the page cache.
+    pub direct: bool,
+    _lock: File,
+}
+
+fn io_error<'p>(action: &'static str, path: &'p Path) -> impl FnOnce(io::Error) -> DiskError + use<'p> {
+    move |source| DiskError::Io { action, path: path.to_owned(), source }
+}
+
+impl Disk {
+    /// Opens a store, or makes one where the folder is empty or not there. Counts the start, durably.
+    ///
+    /// # Errors
+    ///
+    /// [`DiskError`]. Where acknowledged data is damaged nothing was changed.
+    pub fn open(folder: &Path, options: DiskOptions) -> Result<Self, DiskError> {
+        fs::create_dir_all(folder).map_err(io_error("making", folder))?;
+        let lock_path = folder.join("lock");
+        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path);
+        let lock = lock.map_err(io_error("opening", &lock_path))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(fs::TryLockError::WouldBlock) => return Err(DiskError::InUse(folder.to_owned())),
+            Err(fs::TryLockError::Error(error)) => return Err(io_error("locking", &lock_path)(error)),
+        }
+        let superblock_path = folder.join("superblock");
+        let read = match fs::read(&superblock_path) {
+            Ok(bytes) => Some(bytes),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(io_error("reading", &superblock_path)(error)),
+        };
+        let copies = read.iter().flat_map(|bytes| bytes.chunks(BLOCK_BYTES)).filter_map(Superblock::decode);
+        let mut before: Option<Superblock> = None;
+        for copy in copies {
+            let copy = copy.map_err(|found| DiskError::Format { path: folder.to_owned(), found })?;
+            before = before.into_iter().chain([copy]).max_by_key(|copy| copy.epoch);
+        }
+        if before.is_none() && log_path(folder, 0).exists() {
+            return Err(DiskError::NoSuperblock(folder.to_owned()));
+        }
+        let mut now = match before {
+            Some(before) => before,
+            None => Superblock {
+                store: random().map_err(io_error("reading", Path::new("/dev/urandom")))?,
+                segment_bytes: options.segment_bytes.next_multiple_of(BLOCK_BYTES as u64),
+                places: options.places,
+                logs: 0,
+                epoch: 0,
+            },
+        };
+        let block_bytes = NonZeroUsize::MIN.saturating_add(BLOCK_BYTES - 1);
+        let geometry = Geometry { store: now.store, block_bytes, segment_bytes: now.segment_bytes };
+        let wanted = options.logs.max(now.logs).min(LOGS_MAX as u16);
+        let (mut found, mut logs, mut direct) = (Vec::new(), Vec::new(), true);
+        for log in 0..wanted {
+            let path = log_path(folder, log);
+            if log >= now.logs {
+                make_log(&path, now.segment_bytes, now.places)?;
+            }
+            let plain = OpenOptions::new().read(true).write(true).open(&path).map_err(io_error("opening", &path))?;
+            let mut medium = LogFile { file: &plain, places: now.places, segment_bytes: now.segment_bytes };
+            found.push(Found::read(log, geometry, &mut medium)?);
+            let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
+            match OpenOptions::new().read(true).write(true).custom_flags(flags).open(&path) {
+                Ok(file) => logs.push(file),
+                // The file system has no O_DIRECT: writes are as durable, and slower.
+                Err(_) => {
+                    direct = false;
+                    logs.push(plain);
+                }
+            }
+        }
+        cut_by_links(&mut found)?;
+        now.logs = wanted;
+        now.epoch += 1;
+        // The copy that is older, so that a torn write leaves the other one.
+        write_superblock(&superblock_path, &now, now.epoch % 2).map_err(io_error("writing", &superblock_path))?;
+        sync_folder(folder)?;
+        Ok(Self { folder: folder.to_owned(), epoch: now.epoch, geometry, found, logs, direct, _lock: lock })
+    }
+
+    /// Its folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+}
+
+fn log_path(folder: &Path, log: u16) -> PathBuf {
+    folder.join(format!("log-{log:03}"))
+}
+
+fn random() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// Writes a log with zeros, so that the file system has nothing left to decide when it is written.
+fn make_log(path: &Path, segment_bytes: u64, places: u32) -> Result<(), DiskError> {
+    const PIECE_BYTES: u64 = 1 << 20;
+    let write = || -> io::Result<()> {
+        let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(path)?;
+        let zeros = vec![0; PIECE_BYTES as usize];
+        let mut left = segment_bytes * u64::from(places);
+        while left > 0 {
+            let piece = left.min(PIECE_BYTES);
+            file.write_all(&zeros[..piece as usize])?;
+            left -= piece;
+        }
+        file.sync_all()
+    };
+    write().map_err(io_error("writing", path))
+}
+
+fn write_superblock(path: &Path, superblock: &Superblock, copy: u32) -> io::Result<()> {
+    let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+    file.write_all_at(&superblock.encode(), u64::from(copy) * BLOCK_BYTES as u64)?;
+    file.sync_all()
+}
+
+fn sync_folder(folder: &Path) -> Result<(), DiskError> {
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(io_error("syncing", folder))
+}
+
+struct LogFile<'f> {
+    file: &'f File,
+    places: u32,
+    segment_bytes: u64,
+}
+
+impl Places for LogFile<'_> {
+    fn places(&self) -> u32 {
+        self.places
+    }
+
+    fn read(&mut self, place: u32, into: &mut Vec<u8>) -> io::Result<()> {
+        into.resize(self.segment_bytes as usize, 0);
+        self.file.read_exact_at(into, u64::from(place) * self.segment_bytes)
+    }
+}

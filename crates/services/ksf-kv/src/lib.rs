@@ -1,0 +1,14 @@
+//! `ksf store`: a key-value server that real clients talk to, and that acknowledges only what is on the medium.
+//!
+//! ```text
+//!   service.rs   one shard of the server: RESP in, replies behind gates, batches to the disk
+//!   commands/    what a command does, a file for each family
+//!   disk.rs      the folder of a store: superblock, logs, recovery
+//! ```
+#![forbid(unsafe_code)]
+
+mod commands;
+pub mod disk;
+mod service;
+
+pub use service::{Kv, KvConn, KvShard};

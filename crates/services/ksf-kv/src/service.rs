@@ -1,0 +1,198 @@
+//! The server: RESP on connections, commands on the store, batches to the disk.
+//!
+//! ```text
+//!   turn: messages ─► commands ─► index, open batch ─► replies, each behind its gates
+//!   turn_end ─► next_write ─► disk ─► file_done ─► written ─► promises ─► gates open ─► replies leave
+//! ```
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ksf::error::FramingError;
+use ksf::files::{File, FileDone, FileOp, Files};
+use ksf::framing::{Frame, Framing, Part};
+use ksf::gates::{Gate, LogId};
+use ksf::limits::Limits;
+use ksf::logged::{After, LoggedReply, LoggedService};
+use ksf::service::{Message, Peer, Refused};
+use ksf::{CloseReason, Profile, Turn};
+use ksf_proto::resp::{self, Progress, Scan, Version, Writer};
+use ksf_store::format::LOGS_MAX;
+use ksf_store::log::WriteId;
+use ksf_store::store::{Needs, Shard, Store};
+
+use crate::commands::{self, Session};
+use crate::disk::Disk;
+
+/// Writes of a log under way at a time: while one is waited for the next ones are on their way.
+const WRITES_MAX: usize = 4;
+
+/// The service. One value serves all shards.
+pub struct Kv {
+    store: Arc<Store>,
+    segment_bytes: u64,
+    /// Shards of the store that no shard of the server has taken yet, with the files of their logs.
+    free: Mutex<Vec<(Shard, File)>>,
+    /// The gates' names of the logs.
+    names: Vec<OnceLock<LogId>>,
+    failed: Box<dyn Fn(&str) + Send + Sync>,
+    _disk: Mutex<DiskParts>,
+}
+
+/// What is left of the disk when its logs are given away: it holds the lock.
+#[derive(Debug)]
+struct DiskParts {
+    _disk: Disk,
+}
+
+impl Kv {
+    /// Serves the store on this disk. `failed` is told when a write fails, and does not return: nothing that was not on
+    /// the disk may be acknowledged after that, and what waits is never answered.
+    pub fn new(mut disk: Disk, failed: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        let found = std::mem::take(&mut disk.found);
+        let files = std::mem::take(&mut disk.logs);
+        let (store, shards) = Store::open(found, disk.epoch);
+        let free = shards.into_iter().zip(files.into_iter().map(File::from)).rev().collect();
+        Self {
+            store,
+            segment_bytes: disk.geometry.segment_bytes,
+            free: Mutex::new(free),
+            names: (0..LOGS_MAX).map(|_| OnceLock::new()).collect(),
+            failed: Box::new(failed),
+            _disk: Mutex::new(DiskParts { _disk: disk }),
+        }
+    }
+
+    /// What it keeps.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    fn gate(&self, needs: &Needs) -> impl Iterator<Item = Gate> {
+        // A log whose shard has not started has nothing to wait for.
+        needs
+            .iter()
+            .filter_map(|(log, lsn)| Some(Gate { log: *self.names.get(usize::from(log))?.get()?, number: lsn.0 }))
+    }
+}
+
+/// One shard of the server.
+pub struct KvShard {
+    pub(crate) shard: Shard,
+    file: File,
+    files: Files,
+    /// Writes under way, by their token.
+    writes: Vec<(u64, WriteId)>,
+    next_token: u64,
+    /// Arguments of the command at hand, for their memory.
+    scratch: Vec<u8>,
+}
+
+/// One connection.
+#[derive(Debug, Default)]
+pub struct KvConn {
+    progress: Progress,
+    session: Session,
+}
+
+fn now_ns() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}
+
+impl LoggedService for Kv {
+    type Shard = KvShard;
+    type Conn = KvConn;
+
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("store", Framing::Custom)
+    }
+
+    fn start(&self, turn: &mut Turn<'_>) -> std::io::Result<KvShard> {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let Some((shard, file)) = free else {
+            return Err(std::io::Error::other("there are more shards than the store has logs"));
+        };
+        let name = turn.open_log().map_err(std::io::Error::other)?;
+        let _ = self.names[usize::from(shard.number())].set(name);
+        Ok(KvShard { shard, file, files: turn.files(), writes: Vec::new(), next_token: 0, scratch: Vec::new() })
+    }
+
+    fn accept(&self, _: &mut KvShard, _: &Peer) -> Result<KvConn, Refused> {
+        Ok(KvConn::default())
+    }
+
+    fn cut(&self, conn: &mut KvConn, buf: &[u8], _: usize, limits: &Limits) -> Result<Frame, FramingError> {
+        let limits = resp::Limits {
+            arguments_max: 1 << 20,
+            argument_bytes_max: limits.message_bytes_max,
+            command_bytes_max: limits.message_bytes_max,
+        };
+        match resp::scan(buf, &limits, &mut conn.progress) {
+            Ok(Scan::Command(bytes)) => {
+                Ok(Frame::Part(Part { header_bytes: 0, body_bytes: bytes, trailer_bytes: 0, last: true }))
+            }
+            Ok(Scan::Incomplete(need)) => Ok(Frame::Incomplete { need_bytes: Some(need) }),
+            Err(malformed) => {
+                conn.session.malformed = Some(malformed);
+                Err(FramingError::Malformed)
+            }
+        }
+    }
+
+    fn header_bytes_max(&self, limits: &Limits) -> usize {
+        limits.message_bytes_max
+    }
+
+    fn call(&self, shard: &mut KvShard, conn: &mut KvConn, message: &Message<'_>, mut reply: LoggedReply<'_, '_>) {
+        let mut out = std::mem::take(&mut shard.scratch);
+        out.clear();
+        let done = commands::execute(shard, &mut conn.session, message.bytes(), now_ns(), &mut out);
+        if !out.is_empty() {
+            let mut gates = self.gate(&done.needs);
+            let after = gates.next().map_or(After::Nothing, After::Gate);
+            gates.for_each(|gate| reply.also_after(gate));
+            reply.bytes(after, &out);
+        }
+        if done.close {
+            reply.close();
+        }
+        shard.scratch = out;
+    }
+
+    fn refuse(&self, conn: &mut KvConn, _: CloseReason, mut reply: LoggedReply<'_, '_>) {
+        if let Some(malformed) = conn.session.malformed {
+            let mut out = Vec::new();
+            Writer::new(&mut out, Version::Resp2).error(&format!("ERR {malformed}"));
+            reply.bytes(After::Nothing, &out);
+        }
+    }
+
+    fn turn_end(&self, shard: &mut KvShard, _: &mut Turn<'_>) {
+        while let Some(write) = shard.shard.next_write(WRITES_MAX, now_ns()) {
+            let mut data = shard.files.buffer(write.bytes.len());
+            data.fill(&write.bytes);
+            let offset = u64::from(write.place) * self.segment_bytes + write.offset;
+            let token = shard.next_token;
+            shard.next_token += 1;
+            shard.writes.push((token, write.id));
+            if let Err(refused) = shard.files.begin(FileOp::write_durably(&shard.file, offset, data), token) {
+                // Four writes are never more than the limits of a server allow, unless it stops.
+                (self.failed)(&refused.to_string());
+            }
+        }
+    }
+
+    fn file_done(&self, shard: &mut KvShard, done: FileDone, turn: &mut Turn<'_>) {
+        if let Err(error) = &done.result {
+            (self.failed)(&error.to_string());
+            return;
+        }
+        let Some(at) = shard.writes.iter().position(|(token, _)| *token == done.token) else { return };
+        let (_, id) = shard.writes.swap_remove(at);
+        for (log, lsn) in shard.shard.written(id, true, Vec::new()) {
+            if let Some(name) = self.names[usize::from(log)].get() {
+                turn.release(*name, lsn.0);
+            }
+        }
+    }
+}

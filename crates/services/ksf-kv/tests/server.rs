@@ -1,0 +1,227 @@
+//! The server on real sockets and a real folder, on both engines: what it answers, and that it is there after a start.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+
+use ksf::Server;
+use ksf::engine::EngineKind;
+use ksf::listener::ListenAddr;
+use ksf::logged::Logged;
+use ksf_kv::Kv;
+use ksf_kv::disk::{Disk, DiskError, DiskOptions};
+use ksf_test::{own_network, stream, working};
+
+fn engines() -> Vec<EngineKind> {
+    working([EngineKind::Epoll, EngineKind::Uring], EngineKind::probe)
+}
+
+struct Serving {
+    server: Server,
+    service: Arc<Logged<Kv>>,
+}
+
+impl Serving {
+    fn start(engine: EngineKind, folder: &Path) -> Self {
+        let cpus = ksf::cpus::allowed().unwrap();
+        let options = DiskOptions { logs: cpus.len() as u16, segment_bytes: 1 << 20, places: 6 };
+        let disk = Disk::open(folder, options).unwrap();
+        let service = Arc::new(Logged(Kv::new(disk, |error| panic!("a write failed: {error}"))));
+        let builder = Server::builder().engine(engine).cpus(Some(cpus));
+        let server = builder.listen("tcp:127.0.0.1:0".parse().unwrap(), Arc::clone(&service), None).start().unwrap();
+        Self { server, service }
+    }
+
+    fn connect(&self) -> Client {
+        let ListenAddr::Tcp(address) = self.server.listeners()[0].addr else { panic!("no port") };
+        Client::new(address)
+    }
+
+    fn stop(self) {
+        self.server.drain().unwrap();
+        drop(self.service);
+    }
+}
+
+/// A client that prints replies as one line.
+struct Client(BufReader<TcpStream>);
+
+impl Client {
+    fn new(address: SocketAddr) -> Self {
+        Self(BufReader::new(stream::connect(address)))
+    }
+
+    fn send(&mut self, words: &[&str]) {
+        let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
+        for word in words {
+            bytes.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
+        }
+        self.0.get_mut().write_all(&bytes).unwrap();
+    }
+
+    fn reply(&mut self) -> String {
+        let mut line = String::new();
+        self.0.read_line(&mut line).unwrap();
+        let line = line.trim_end();
+        let (kind, rest) = line.split_at(1);
+        match kind {
+            "$" if rest == "-1" => "nil".into(),
+            "$" => {
+                let mut body = vec![0; rest.parse::<usize>().unwrap() + 2];
+                self.0.read_exact(&mut body).unwrap();
+                body.truncate(body.len() - 2);
+                String::from_utf8(body).unwrap()
+            }
+            "*" | "%" => {
+                let count = rest.parse::<usize>().unwrap() * if kind == "%" { 2 } else { 1 };
+                let parts: Vec<String> = (0..count).map(|_| self.reply()).collect();
+                format!("[{}]", parts.join(" "))
+            }
+            _ => line.to_owned(),
+        }
+    }
+
+    fn ask(&mut self, words: &str) -> String {
+        let words: Vec<&str> = words.split(' ').collect();
+        self.send(&words);
+        self.reply()
+    }
+}
+
+/// What is asked, and what the answer is, in order.
+const CONVERSATION: &[(&str, &str)] = &[
+    ("PING", "+PONG"),
+    ("SET greeting hello", "+OK"),
+    ("GET greeting", "hello"),
+    ("get nothing", "nil"),
+    ("SET greeting again NX", "nil"),
+    ("SET greeting again XX GET", "hello"),
+    ("GETSET greeting third", "again"),
+    ("APPEND greeting -part", ":10"),
+    ("STRLEN greeting", ":10"),
+    ("MSET a 1 b 2 c 3", "+OK"),
+    ("MGET a b x c", "[1 2 nil 3]"),
+    ("MSETNX c 4 d 5", ":0"),
+    ("INCRBY a 41", ":42"),
+    ("DECR a", ":41"),
+    ("INCR greeting", "-ERR value is not an integer or out of range"),
+    ("SET big 9223372036854775807", "+OK"),
+    ("INCR big", "-ERR increment or decrement would overflow"),
+    ("DEL b x c", ":2"),
+    ("EXISTS a a b", ":2"),
+    ("TTL a", ":-1"),
+    ("TTL b", ":-2"),
+    ("EXPIRE a 100", ":1"),
+    ("EXPIRE a 50 GT", ":0"),
+    ("PERSIST a", ":1"),
+    ("EXPIRE a -1", ":1"),
+    ("GET a", "nil"),
+    ("SETEX short 100 value", "+OK"),
+    ("TTL short", ":100"),
+    ("SET short kept KEEPTTL", "+OK"),
+    ("TTL short", ":100"),
+    ("TYPE short", "+string"),
+    ("DBSIZE", ":3"),
+    ("KEYS *e*", "[greeting]"),
+    ("SELECT 1", "-ERR DB index is out of range"),
+    ("CONFIG GET append*", "[appendonly yes appendfsync always]"),
+    ("SET a", "-ERR wrong number of arguments for 'set' command"),
+    ("SET a b EX 0", "-ERR invalid expire time in 'set' command"),
+    ("SET a b NX XX", "-ERR syntax error"),
+    ("NONSENSE a b", "-ERR unknown command 'NONSENSE', with args beginning with: 'a' 'b' "),
+    ("GETDEL short", "kept"),
+];
+
+#[test]
+fn it_answers_as_redis_does_and_remembers() {
+    own_network();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(engine, folder.path());
+        let mut client = serving.connect();
+        for (question, answer) in CONVERSATION {
+            let answered = client.ask(question);
+            assert_eq!(answered, answer.trim_end(), "{engine}: {question}");
+        }
+        serving.stop();
+        let serving = Serving::start(engine, folder.path());
+        let mut client = serving.connect();
+        assert_eq!(
+            client.ask("MGET greeting a b big short"),
+            "[third-part nil nil 9223372036854775807 nil]",
+            "{engine}"
+        );
+        assert_eq!(client.ask("DBSIZE"), ":2", "{engine}");
+        serving.stop();
+    }
+}
+
+/// What one connection wrote, another one on any shard sees, and everything acknowledged is there after a start.
+#[test]
+fn many_clients_on_all_shards_lose_nothing() {
+    own_network();
+    const CLIENTS: usize = 6;
+    const ROUNDS: usize = 200;
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(engine, folder.path());
+        std::thread::scope(|scope| {
+            for number in 0..CLIENTS {
+                let mut client = serving.connect();
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        // Pipelined: a write, a read of it, and a count that all share.
+                        let (key, value) = (format!("key {number} {}", round % 20), format!("value {round}"));
+                        client.send(&["SET", &key, &value]);
+                        client.send(&["GET", &key]);
+                        client.send(&["INCR", "all"]);
+                        assert_eq!(client.reply(), "+OK");
+                        assert_eq!(client.reply(), value);
+                        assert!(client.reply().starts_with(':'));
+                    }
+                });
+            }
+        });
+        serving.stop();
+        let serving = Serving::start(engine, folder.path());
+        let mut client = serving.connect();
+        assert_eq!(client.ask("GET all"), (CLIENTS * ROUNDS).to_string(), "{engine}");
+        for number in 0..CLIENTS {
+            for last in ROUNDS - 20..ROUNDS {
+                client.send(&["GET", &format!("key {number} {}", last % 20)]);
+                assert_eq!(client.reply(), format!("value {last}"), "{engine}");
+            }
+        }
+        serving.stop();
+    }
+}
+
+#[test]
+fn malformed_commands_are_told_and_end_the_connection() {
+    own_network();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(engine, folder.path());
+        let mut client = serving.connect();
+        client.0.get_mut().write_all(b"*1\r\n:3\r\n").unwrap();
+        assert_eq!(client.reply(), "-ERR Protocol error: expected '$', got ':'", "{engine}");
+        stream::expect_end(&mut client.0);
+        let mut client = serving.connect();
+        client.0.get_mut().write_all(b"SET inline 'a value'\r\nGET inline\r\n\r\nHELLO 3\r\nGET none\r\n").unwrap();
+        assert_eq!((client.reply(), client.reply()), ("+OK".into(), "a value".into()), "{engine}");
+        assert!(client.reply().contains("proto :3"), "{engine}");
+        assert_eq!(client.reply(), "_", "{engine}");
+        serving.stop();
+    }
+}
+
+#[test]
+fn a_store_is_opened_once_at_a_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = DiskOptions { logs: 1, segment_bytes: 1 << 20, places: 2 };
+    let disk = Disk::open(folder.path(), options).unwrap();
+    assert!(matches!(Disk::open(folder.path(), options), Err(DiskError::InUse(_))));
+    drop(disk);
+    assert_eq!(Disk::open(folder.path(), options).unwrap().epoch, 2);
+}
