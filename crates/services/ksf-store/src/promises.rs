@@ -68,7 +68,7 @@ impl Promises {
             }
         }
         for (log, (of_log, count)) in self.logs.iter_mut().zip(counts).enumerate() {
-            if let Some(last) = of_log.batches.drain(..count).last() {
+            if let Some(last) = of_log.batches.drain(..count).next_back() {
                 of_log.promised = last.end;
                 moved(log as u16, last.end);
             }

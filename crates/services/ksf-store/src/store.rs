@@ -33,8 +33,11 @@ pub struct Store {
     /// Of each log, how far replies may tell of it.
     promised: Box<[AtomicU64]>,
     /// Of each log, the records that other shards made out of date.
-    outdated: Box<[Mutex<Vec<(Lsn, usize)>>]>,
+    outdated: Box<[Mutex<Vec<Outdated>>]>,
 }
+
+/// Where a record lies that is out of date, and its bytes.
+type Outdated = (Lsn, usize);
 
 /// One shard's part of the store.
 #[derive(Debug)]

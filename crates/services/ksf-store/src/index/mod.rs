@@ -119,13 +119,8 @@ impl Index {
     /// Bytes of memory that it takes, but for what the allocator needs.
     pub fn memory_bytes(&self) -> usize {
         let top = self.read();
-        let leaf = |(first, leaf): (&Box<[u8]>, &Arc<Mutex<Leaf>>)| {
-            first.len()
-                + size_of::<(Box<[u8]>, Arc<Mutex<Leaf>>)>()
-                + size_of::<Mutex<Leaf>>()
-                + lock(leaf).memory_bytes()
-        };
-        top.iter().map(leaf).sum()
+        let of_top = size_of::<(Box<[u8]>, Arc<Mutex<Leaf>>)>() + size_of::<Mutex<Leaf>>();
+        top.iter().map(|(first, leaf)| first.len() + of_top + lock(leaf).memory_bytes()).sum()
     }
 
     fn read(&self) -> ShardedLockReadGuard<'_, Top> {
