@@ -191,7 +191,7 @@ pub(crate) enum Mail {
     Stop,
 }
 
-/// The shard's letter box: other threads post, an event descriptor wakes the shard.
+/// The shard's mailbox: other threads post, an event descriptor wakes the shard.
 #[derive(Debug)]
 pub struct Mailbox {
     queue: Queue<Mail>,

@@ -8,7 +8,7 @@ use crate::deferred::{Answer, Answers, Deferred, Mail, Mailbox};
 use crate::files::ShardFiles;
 use crate::gates::{Gate, Gates, LogId};
 use crate::limits::{Limits, ServerLimits, Time};
-use crate::outgoing::{Errand, Order};
+use crate::outgoing::{ExchangeRequest, ExchangeWork};
 use crate::output::Spares;
 use crate::pool::{Chunk, Pool};
 use crate::service::ConnKey;
@@ -55,7 +55,7 @@ pub struct Env {
     /// Answers that were given on the shard's own thread, in this turn.
     pub(crate) answered: Vec<Mail>,
     /// What is to be done for exchanges in this turn.
-    pub(crate) errands: Vec<Errand>,
+    pub(crate) exchange_work: Vec<ExchangeWork>,
     /// Operations on files.
     pub(crate) files: ShardFiles,
     /// Number of the service that is called without a connection.
@@ -65,7 +65,7 @@ pub struct Env {
 }
 
 impl Env {
-    /// An environment with its own counters and letter box, at time zero, without a thread pool.
+    /// An environment with its own counters and mailbox, at time zero, without a thread pool.
     pub fn new(limits: Limits, pool: Pool) -> std::io::Result<Self> {
         Ok(Self {
             now: Time::default(),
@@ -86,7 +86,7 @@ impl Env {
             gated: Vec::new(),
             released: false,
             answered: Vec::new(),
-            errands: Vec::new(),
+            exchange_work: Vec::new(),
             files: ShardFiles::default(),
             service: 0,
             shard: 0,
@@ -141,14 +141,14 @@ impl Env {
 
     /// What connections asked of their shard since the last call, in order, and which of them: for whoever plays the
     /// shard. It tells them what comes of it by [`Connection::upstream`](crate::connection::Connection::upstream).
-    pub fn take_orders(&mut self) -> Vec<(ConnKey, Order)> {
-        let errands = std::mem::take(&mut self.errands);
-        let orders = errands.into_iter().filter_map(|errand| match errand {
-            Errand::Order { from, order } => Some((from, order)),
+    pub fn take_exchange_requests(&mut self) -> Vec<(ConnKey, ExchangeRequest)> {
+        let exchange_work = std::mem::take(&mut self.exchange_work);
+        let requests = exchange_work.into_iter().filter_map(|work| match work {
+            ExchangeWork::Request { from, request } => Some((from, request)),
             // Only shards have outgoing connections, which send the others.
             _ => None,
         });
-        orders.collect()
+        requests.collect()
     }
 
     /// Counts what a service just kept as a copy, because too many slots were kept already.

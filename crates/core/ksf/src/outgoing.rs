@@ -7,8 +7,8 @@
 //! serves a later exchange of the same shard with the same address.
 //!
 //! ```text
-//!   client ══► Connection ──Order──► shard ──► Outgoing ══► backend
-//!          ◄══            ◄─Upstream─       ◄──          ◄══
+//!   client ══► Connection ──requests──► shard ──► Outgoing ══► backend
+//!          ◄══            ◄──Upstream──       ◄──          ◄══
 //! ```
 //!
 //! Both directions are bounded by `out_queue_bytes_max`: who does not take its bytes stops the other end from being
@@ -64,10 +64,11 @@ pub enum Failure {
 #[error("outgoing connections belong to shards, and to messages of streams: there is none to be had here")]
 pub struct NoOutgoing;
 
-/// What a connection asks of its shard, or of whoever plays its shard ([`Env::take_orders`](crate::env::Env::take_orders)).
+/// What a connection asks of its shard, or of what plays its shard
+/// ([`Env::take_exchange_requests`](crate::env::Env::take_exchange_requests)).
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Order {
+pub enum ExchangeRequest {
     /// Begin an exchange with this address; the one before ends. `reuse`: a kept connection will do.
     Dial {
         /// Where to.
@@ -86,9 +87,9 @@ pub enum Order {
 
 /// What a shard has to do for exchanges in this turn.
 #[derive(Debug)]
-pub(crate) enum Errand {
+pub(crate) enum ExchangeWork {
     /// From a connection.
-    Order { from: ConnKey, order: Order },
+    Request { from: ConnKey, request: ExchangeRequest },
     /// From an outgoing connection to its owner.
     Deliver { to: ConnKey, by: ConnKey, event: Upstream },
     /// An outgoing connection takes bytes again.

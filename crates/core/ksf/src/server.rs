@@ -470,7 +470,7 @@ impl Server {
                     logs: Vec::new(),
                     released: false,
                     answered: Vec::new(),
-                    errands: Vec::new(),
+                    exchange_work: Vec::new(),
                     files: Default::default(),
                     service: 0,
                     shard: number,

@@ -11,7 +11,7 @@ use crate::files::{FileRange, NoFileReplies};
 use crate::framing::{Frame, Framing};
 use crate::gates::{Gate, GateSet};
 use crate::limits::Limits;
-use crate::outgoing::{Errand, Exchange, NoOutgoing, Order as Wanted, Upstream};
+use crate::outgoing::{Exchange, ExchangeRequest, ExchangeWork, NoOutgoing, Upstream};
 use crate::output::{Output, SendBatch};
 use crate::pool::Chunk;
 use crate::tasks::Task;
@@ -588,7 +588,7 @@ impl Reply<'_> {
     pub fn dial(&mut self, to: SocketAddr, reuse: bool) -> Result<(), NoOutgoing> {
         let (Target::Stream { key: from, .. }, None) = (self.target, &self.env.answers) else { return Err(NoOutgoing) };
         self.exchange = Exchange { open: true, full: false, ..self.exchange };
-        self.env.errands.push(Errand::Order { from, order: Wanted::Dial { to, reuse } });
+        self.env.exchange_work.push(ExchangeWork::Request { from, request: ExchangeRequest::Dial { to, reuse } });
         Ok(())
     }
 
@@ -597,7 +597,7 @@ impl Reply<'_> {
         if let Target::Stream { key: from, .. } = self.target
             && self.exchange.open
         {
-            self.env.errands.push(Errand::Order { from, order: Wanted::Pass(bytes) });
+            self.env.exchange_work.push(ExchangeWork::Request { from, request: ExchangeRequest::Pass(bytes) });
         }
     }
 
@@ -608,7 +608,7 @@ impl Reply<'_> {
             && self.exchange.open
         {
             self.exchange = Exchange { open: false, full: false, ..self.exchange };
-            self.env.errands.push(Errand::Order { from, order: Wanted::HangUp { keep } });
+            self.env.exchange_work.push(ExchangeWork::Request { from, request: ExchangeRequest::HangUp { keep } });
         }
     }
 

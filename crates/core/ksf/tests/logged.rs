@@ -524,7 +524,7 @@ fn replies_out_of_an_exchange_wait_for_their_gates() {
     let mut bench = GatedBench::new();
     bench.receive(b"dial\n");
     let GatedBench { env, conn, .. } = &mut bench;
-    assert_eq!(env.take_orders().len(), 1);
+    assert_eq!(env.take_exchange_requests().len(), 1);
     conn.upstream(Upstream::Connected { reused: false }, env);
     conn.upstream(Upstream::Received(ksf::pool::Chunk::from_vec(b"bytes".to_vec())), env);
     conn.upstream(Upstream::Ended, env);

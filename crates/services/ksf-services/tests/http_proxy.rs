@@ -9,7 +9,7 @@ use std::sync::Arc;
 use common::{Wire, counter};
 use ksf::CloseReason;
 use ksf::limits::Limits;
-use ksf::outgoing::{Failure, Order, Upstream};
+use ksf::outgoing::{ExchangeRequest, Failure, Upstream};
 use ksf::pool::Chunk;
 use ksf_services::http::Proxy;
 use proptest::prelude::*;
@@ -75,13 +75,13 @@ impl Meeting {
     fn carry_out(&mut self) {
         for order in self.client.orders() {
             match order {
-                Order::Dial { to, reuse } => {
+                ExchangeRequest::Dial { to, reuse } => {
                     self.dialed.push((to, reuse));
                     self.passed.clear();
                     self.hung_up = None;
                 }
-                Order::Pass(bytes) => self.passed.extend_from_slice(&bytes),
-                Order::HangUp { keep } => assert_eq!(self.hung_up.replace(keep), None, "hung up twice"),
+                ExchangeRequest::Pass(bytes) => self.passed.extend_from_slice(&bytes),
+                ExchangeRequest::HangUp { keep } => assert_eq!(self.hung_up.replace(keep), None, "hung up twice"),
                 other => panic!("{other:?}"),
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ksf::CloseReason;
 use ksf::env::Env;
-use ksf::outgoing::{Order, Upstream};
+use ksf::outgoing::{ExchangeRequest, Upstream};
 use ksf::pool::Chunk;
 use ksf_proto::http1::{Body, Request, Response, forward_request, forward_response, head_bytes};
 use ksf_services::http::{PageServer, Proxy};
@@ -146,11 +146,11 @@ fn meet(client: &[&[u8]], backend: &[&[u8]]) -> Met {
 
 /// Plays the shard.
 fn carry_out(env: &mut Env, met: &mut Met) {
-    for (_, order) in env.take_orders() {
+    for (_, order) in env.take_exchange_requests() {
         match order {
-            Order::Dial { .. } => met.passed.push((Vec::new(), None)),
-            Order::Pass(bytes) => met.passed.last_mut().expect("dialed first").0.extend_from_slice(&bytes),
-            Order::HangUp { keep } => met.passed.last_mut().expect("dialed first").1 = Some(keep),
+            ExchangeRequest::Dial { .. } => met.passed.push((Vec::new(), None)),
+            ExchangeRequest::Pass(bytes) => met.passed.last_mut().expect("dialed first").0.extend_from_slice(&bytes),
+            ExchangeRequest::HangUp { keep } => met.passed.last_mut().expect("dialed first").1 = Some(keep),
             other => panic!("{other:?}"),
         }
     }

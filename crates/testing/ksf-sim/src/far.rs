@@ -1,7 +1,7 @@
 //! The other end of an exchange: a backend that answers a request that was passed to it, or refuses, resets, ends, or
 //! breaks off in the middle of its answer.
 
-use ksf::outgoing::{Failure, Order, Upstream};
+use ksf::outgoing::{ExchangeRequest, Failure, Upstream};
 use ksf::pool::Chunk;
 
 use crate::script::Request;
@@ -49,11 +49,11 @@ impl Far {
     }
 
     /// Carries out what a connection asked of its shard.
-    pub(crate) fn carry_out(far: &mut Option<Self>, order: Order, random: &mut Random) -> Result<(), String> {
+    pub(crate) fn carry_out(far: &mut Option<Self>, order: ExchangeRequest, random: &mut Random) -> Result<(), String> {
         match (order, far) {
-            (Order::Dial { .. }, far) => *far = Some(Self::new(random)),
-            (Order::Pass(bytes), Some(far)) => far.passed.extend_from_slice(&bytes),
-            (Order::HangUp { .. }, far @ Some(_)) => *far = None,
+            (ExchangeRequest::Dial { .. }, far) => *far = Some(Self::new(random)),
+            (ExchangeRequest::Pass(bytes), Some(far)) => far.passed.extend_from_slice(&bytes),
+            (ExchangeRequest::HangUp { .. }, far @ Some(_)) => *far = None,
             (order, None) => return Err(format!("{order:?} without an exchange")),
             (order, _) => return Err(format!("an unknown order: {order:?}")),
         }

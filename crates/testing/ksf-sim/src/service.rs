@@ -31,7 +31,7 @@ pub(crate) enum Late {
 }
 
 impl Pending {
-    /// Gives the answer: it is in the letter box now.
+    /// Gives the answer: it is in the mailbox now.
     pub(crate) fn answer(self) {
         match self.answer {
             Late::Bytes(body) => self.deferred.reply(body),

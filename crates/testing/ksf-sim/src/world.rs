@@ -525,7 +525,7 @@ impl World {
 
     /// Plays the shard: what the connection asked for since the last time.
     fn carry_out(&mut self, link: &mut Link) -> Result<(), String> {
-        for (_, order) in self.env.take_orders() {
+        for (_, order) in self.env.take_exchange_requests() {
             Far::carry_out(&mut link.far, order, &mut self.random)
                 .map_err(|what| format!("peer {}: {what}", link.remote.number))?;
         }
@@ -534,7 +534,7 @@ impl World {
 
     /// The same, for connections that are in their places.
     fn carry_out_for_all(&mut self) -> Result<(), String> {
-        for (key, order) in self.env.take_orders() {
+        for (key, order) in self.env.take_exchange_requests() {
             let Some(link) = &mut self.places[key.index as usize].1 else { continue };
             Far::carry_out(&mut link.far, order, &mut self.random)
                 .map_err(|what| format!("peer {}: {what}", link.remote.number))?;
@@ -707,7 +707,7 @@ impl World {
         }
         conn.end(&mut self.env);
         // Nobody is left to carry out for.
-        self.env.take_orders();
+        self.env.take_exchange_requests();
         self.places[index].0 += 1;
         let handed = lock(&handed);
         let failed = |what: String| {

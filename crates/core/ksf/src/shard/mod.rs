@@ -21,7 +21,7 @@ use crate::error::CloseReason;
 use crate::gates::Gate;
 use crate::limits::Time;
 use crate::listener::{DatagramPeer, ListenAddr};
-use crate::outgoing::Errand;
+use crate::outgoing::ExchangeWork;
 use crate::pace::Pace;
 use crate::pool::Chunk;
 use crate::service::ConnKey;
@@ -134,8 +134,8 @@ pub(crate) struct Shard<E: Engine> {
     free: Vec<u32>,
     /// Outgoing connections that are kept, by where they lead; used last, used first.
     idle: HashMap<SocketAddr, Vec<ConnKey>>,
-    /// The list of errands of the last round, kept for its memory.
-    errands: Vec<Errand>,
+    /// The list of the work for exchanges of the last round, kept for its memory.
+    exchange_work: Vec<ExchangeWork>,
     open: usize,
     /// Connections of the whole server.
     connections: Arc<OpenConnections>,
@@ -227,7 +227,7 @@ impl<E: Engine> Shard<E> {
             places: Vec::new(),
             free: Vec::new(),
             idle: HashMap::new(),
-            errands: Vec::new(),
+            exchange_work: Vec::new(),
             open: 0,
             connections,
             touched: Vec::new(),
@@ -355,14 +355,14 @@ impl<E: Engine> Shard<E> {
         (self.await_half > 0).then_some(if self.awaited_half { ASSIST_WAIT } else { ASSIST_WAIT_FIRST })
     }
 
-    /// True when something is left to do for which no event will come: errands of more than one turn, which go on when
+    /// True when something is left to do for which no event will come: exchange work of more than one turn, which goes on when
     /// others had theirs, and what followed from replies that were sent at the end of the turn, when services were called
     /// again and memory became free.
     fn has_work_left(&self) -> bool {
         let env = &self.env;
         let unended = self.services.iter().any(|(_, service)| service.waits_for_turn_end());
         let answered = !env.answered.is_empty() || env.released || !env.gated.is_empty();
-        unended || answered || !env.errands.is_empty() || env.budget.may_proceed(&env.limits)
+        unended || answered || !env.exchange_work.is_empty() || env.budget.may_proceed(&env.limits)
     }
 
     fn handle(&mut self, event: Event) {

@@ -14,12 +14,12 @@ use crate::env::Env;
 use crate::error::CloseReason;
 use crate::files::{FileError, FileRange};
 use crate::limits::{Limits, Time};
-use crate::outgoing::{Errand, Failure, Order, Upstream};
+use crate::outgoing::{ExchangeRequest, ExchangeWork, Failure, Upstream};
 use crate::output::{Output, SendBatch};
 use crate::pool::Chunk;
 use crate::service::{COPY_BYTES_MAX, ConnKey};
 
-/// Rounds of errands and looking after in one turn, before events get their turn.
+/// Rounds of work for exchanges and looking after in one turn, before events get their turn.
 const ROUNDS_MAX: u32 = 8;
 
 /// One outgoing connection. To the shard it is a stream as any other, whose messages go to its owner.
@@ -69,7 +69,7 @@ impl Outgoing {
 
     fn tell(&self, event: Upstream, env: &mut Env) {
         if let Some(to) = self.owner {
-            env.errands.push(Errand::Deliver { to, by: self.key, event });
+            env.exchange_work.push(ExchangeWork::Deliver { to, by: self.key, event });
         }
     }
 
@@ -152,7 +152,7 @@ impl Stream for Outgoing {
             && let Some(to) = self.owner
         {
             self.full = false;
-            env.errands.push(Errand::Room { to, by: self.key });
+            env.exchange_work.push(ExchangeWork::Room { to, by: self.key });
         }
     }
     fn tick(&mut self, env: &mut Env) -> Option<CloseReason> {
@@ -240,7 +240,7 @@ impl Stream for Outgoing {
 }
 
 impl<E: Engine> Shard<E> {
-    /// Does the errands and looks after connections, until nothing is left to do in this turn.
+    /// Does the work for exchanges and looks after connections, until nothing is left to do in this turn.
     pub(super) fn settle(&mut self) {
         for _ in 0..ROUNDS_MAX {
             // All of them first: a connection that hung up and ends must not take the other one with it.
@@ -248,24 +248,26 @@ impl<E: Engine> Shard<E> {
                 self.run_errands();
             }
             self.look_after_touched();
-            if self.env.errands.is_empty() {
+            if self.env.exchange_work.is_empty() {
                 return;
             }
         }
     }
 
     fn run_errands(&mut self) {
-        if self.env.errands.is_empty() {
+        if self.env.exchange_work.is_empty() {
             return;
         }
-        let mut errands = std::mem::replace(&mut self.env.errands, std::mem::take(&mut self.errands));
-        for errand in errands.drain(..) {
-            match errand {
-                Errand::Order { from, order: Order::Dial { to, reuse } } => self.dial(from, to, reuse),
-                Errand::Order { from, order: Order::Pass(bytes) } => self.pass(from, bytes),
-                Errand::Order { from, order: Order::HangUp { keep } } => self.hang_up(from, keep),
-                Errand::Deliver { to, by, event } => self.deliver(to, by, event),
-                Errand::Room { to, by } => {
+        let mut exchange_work = std::mem::replace(&mut self.env.exchange_work, std::mem::take(&mut self.exchange_work));
+        for work in exchange_work.drain(..) {
+            match work {
+                ExchangeWork::Request { from, request: ExchangeRequest::Dial { to, reuse } } => {
+                    self.dial(from, to, reuse)
+                }
+                ExchangeWork::Request { from, request: ExchangeRequest::Pass(bytes) } => self.pass(from, bytes),
+                ExchangeWork::Request { from, request: ExchangeRequest::HangUp { keep } } => self.hang_up(from, keep),
+                ExchangeWork::Deliver { to, by, event } => self.deliver(to, by, event),
+                ExchangeWork::Room { to, by } => {
                     if self.link_of(to) == Some(by)
                         && let Some((stream, env)) = self.stream(to)
                     {
@@ -274,7 +276,7 @@ impl<E: Engine> Shard<E> {
                 }
             }
         }
-        self.errands = errands;
+        self.exchange_work = exchange_work;
     }
 
     /// The outgoing connection that a connection uses.

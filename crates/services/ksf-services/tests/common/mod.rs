@@ -10,7 +10,7 @@ use ksf::connection::Connection;
 use ksf::engine::EngineKind;
 use ksf::env::Env;
 use ksf::limits::{Limits, Time};
-use ksf::outgoing::{Order, Upstream};
+use ksf::outgoing::{ExchangeRequest, Upstream};
 use ksf::pool::{Chunk, Memory, Pool};
 use ksf::service::ConnKey;
 use ksf::shard_service::OnShard;
@@ -94,8 +94,8 @@ impl<S: ShardService> Wire<S> {
     }
 
     /// What it asked of its shard since the last call.
-    pub(crate) fn orders(&mut self) -> Vec<Order> {
-        self.env.take_orders().into_iter().map(|(_, order)| order).collect()
+    pub(crate) fn orders(&mut self) -> Vec<ExchangeRequest> {
+        self.env.take_exchange_requests().into_iter().map(|(_, order)| order).collect()
     }
 
     /// The time of the next event.
