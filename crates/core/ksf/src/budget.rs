@@ -7,8 +7,9 @@
 //!
 //! Above the limit for input a connection with an unfinished message is not read. So that such connections do not wait
 //! for each other for ever, a few at a time hold a *pass*: they are read to the end of their message all the same. A
-//! peer that holds a pass and sends less than 64 KiB in [`Limits::pressure_timeout_ms`], and not its message's end, is closed,
-//! and the pass goes on.
+//! peer that holds a pass and sends nothing in [`Limits::pressure_timeout_ms`] is closed. One that sends less than 64 KiB,
+//! and not its message's end, waits for another turn; of its message's time ([`Limits::assembly_timeout_ms`]) its turns
+//! count. In both cases the pass goes on.
 //!
 //! What a connection receives in the turn in which it stops cannot be given back to its socket: it is put aside, and
 //! counted. Above twice the limit the shard is *overfull*: no connection without a pass is read, so that each adds no

@@ -17,6 +17,7 @@
 mod rule;
 
 use std::ops::Range;
+use std::time::Duration;
 
 use self::rule::{check_size, front};
 use crate::buffers::{Buffer, Buffers};
@@ -137,6 +138,11 @@ impl Cutter {
     /// Counts the time of the unfinished message from now on: its peer was not read meanwhile.
     pub fn restart(&mut self, now: Time) {
         self.started = now;
+    }
+
+    /// Does not count this time of the unfinished message: its peer was not read meanwhile.
+    pub fn put_off(&mut self, unread: Duration) {
+        self.started = self.started.plus(unread);
     }
 
     /// Bytes of the unfinished message that are kept.

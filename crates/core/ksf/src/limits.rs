@@ -41,8 +41,9 @@ pub struct Limits {
     /// it by one message. What arrives while a connection stops is put aside; at twice this limit no connection is read
     /// but those few, so that the receive slots of a shard are the most by which it can be exceeded.
     pub assembly_bytes_max: usize,
-    /// Time in which a peer that is read although memory is short must send 64 KiB of its unfinished message, or the rest
-    /// of it (in the multiplexor: anything of it); and in which a peer whose requests wait behind replies must read some of these when memory is at twice the limit.
+    /// Time in which a peer that is read although memory is short must send something of its unfinished message; if it
+    /// sends less than 64 KiB, and not the rest, others are read before it is its turn again. And time in which a peer
+    /// whose requests wait behind replies must read some of these when memory is at twice the limit.
     pub pressure_timeout_ms: u64,
     /// Messages of one connection that may wait for a deferred reply, or that workers are not done with; above it the
     /// connection is not read.
@@ -156,6 +157,11 @@ impl Time {
     /// This point plus a number of milliseconds.
     pub fn plus_ms(self, ms: u64) -> Self {
         Self(self.0.saturating_add(ms.saturating_mul(1_000_000)))
+    }
+
+    /// So much later.
+    pub fn plus(self, time: Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
     }
 
     /// The first point at which more than this many milliseconds have passed, for limits that 0 turns off.

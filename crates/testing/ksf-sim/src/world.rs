@@ -452,7 +452,10 @@ impl World {
         let due = link.conn.deadline(&self.env).is_some_and(|at| self.env.now >= at);
         let was_closing = link.conn.is_closing();
         let ended = link.conn.tick(&mut self.env);
-        if due != (ended.is_some() || link.conn.is_closing() != was_closing) {
+        // Who made little progress is put off instead, and waits for its next turn.
+        let put_off = link.conn.deadline(&self.env).is_none_or(|at| self.env.now < at);
+        let over = ended.is_some() || link.conn.is_closing() != was_closing;
+        if over && !due || due && !over && !put_off {
             let number = link.remote.number;
             return Err(format!("peer {number}: its deadline has come: {due}; the clock ended it: {}", !due));
         }

@@ -106,6 +106,7 @@ impl<S: ShardService> Connection<S> {
     pub(super) fn wait_for_memory(&mut self, env: &mut Env) {
         if self.memory == Memory::Enough && self.closing.is_none() {
             self.memory = Memory::Waiting;
+            self.unread_since = env.now;
             env.stats.memory_waits.add(1);
             env.budget.wait(self.key, &env.limits);
         }

@@ -38,7 +38,7 @@ mod replies;
 use replies::{Held, Mark};
 
 /// Bytes that a peer must send in each `pressure_timeout_ms` while it is read although memory is short, unless its message
-/// ends. With less it would keep others from being read.
+/// ends. With less it keeps others from being read: then it is their turn.
 const PASS_BYTES_MIN: u64 = 64 << 10;
 
 /// State of one connection, apart from its socket.
@@ -60,6 +60,8 @@ pub struct Connection<S: ShardService> {
     /// Chunks that wait because replies do, or because memory is short.
     stalled: VecDeque<Chunk>,
     memory: Memory,
+    /// When it was last read before it waited for memory.
+    unread_since: Time,
     /// Since when the peer is watched that is read with a pass, and what it had sent then.
     pass_watched: (Time, u64),
     /// Replies that wait for an earlier one, or for a gate.
@@ -142,6 +144,7 @@ impl<S: ShardService> Connection<S> {
             sending_bytes: 0,
             stalled: VecDeque::new(),
             memory: Memory::Enough,
+            unread_since: now,
             pass_watched: (now, 0),
             held: VecDeque::new(),
             marks: VecDeque::new(),
@@ -304,11 +307,15 @@ impl<S: ShardService> Connection<S> {
             self.memory = Memory::Pass;
             self.watch_pass(env.now);
         } else if env.budget.is_input_full(&env.limits) {
-            return self.wait_for_memory(env);
+            let unread_since = self.unread_since;
+            self.wait_for_memory(env);
+            self.unread_since = unread_since;
+            return;
         }
-        // Its peer was not read until now.
+        // Its peer was not read until now. The time of its message goes on where it stopped, so that one who trickles does
+        // not come here for ever.
         self.last_received = env.now;
-        self.cutter.restart(env.now);
+        self.cutter.put_off(env.now.since(self.unread_since));
         self.take_up(env);
         self.recount(env);
     }
@@ -344,14 +351,19 @@ impl<S: ShardService> Connection<S> {
         self.pass_watched = (now, self.received_bytes);
     }
 
-    /// True, and its time begins anew, if the peer sends fast enough to keep its pass.
-    fn keeps_pass(&mut self, env: &Env) -> bool {
+    /// True if the peer, which is read with a pass, has sent something in its time. If that was little the pass goes to
+    /// another connection, and this one waits for its next turn.
+    fn makes_progress(&mut self, env: &mut Env) -> bool {
         let sent = self.received_bytes - self.pass_watched.1;
-        let keeps = self.memory == Memory::Pass && self.is_awaited(env) && sent >= PASS_BYTES_MIN;
-        if keeps {
-            self.watch_pass(env.now);
+        if self.memory != Memory::Pass || !self.is_awaited(env) || sent == 0 {
+            return false;
         }
-        keeps
+        self.watch_pass(env.now);
+        if sent < PASS_BYTES_MIN {
+            self.message_ends(env);
+            self.wait_for_memory(env);
+        }
+        true
     }
 
     /// Tells the service what happened to its exchange, if one is open.
@@ -454,14 +466,15 @@ impl<S: ShardService> Connection<S> {
 
     /// Checks the clock. A reason means: end it now, without waiting for the peer.
     pub fn tick(&mut self, env: &mut Env) -> Option<CloseReason> {
-        let is_over = |deadline: Option<Time>| deadline.is_some_and(|at| env.now >= at);
+        let now = env.now;
+        let is_over = |deadline: Option<Time>| deadline.is_some_and(|at| now >= at);
         if is_over(self.send_deadline(env)) {
             return Some(CloseReason::SendTimeout);
         }
         if is_over(self.file_deadline(env)) {
             return Some(CloseReason::FileRange);
         }
-        if is_over(self.pressure_deadline(env)) && !self.keeps_pass(env) {
+        if is_over(self.pressure_deadline(env)) && !self.makes_progress(env) {
             self.close(CloseReason::MemoryLimit, env);
         } else if is_over(self.assembly_deadline(env)) {
             self.refuse(CloseReason::AssemblyTimeout, env);
