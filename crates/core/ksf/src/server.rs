@@ -366,8 +366,12 @@ impl Server {
         let adopted = Stats::default();
         self.adopters.iter().for_each(|adopter| adopter.add_counts(&adopted));
         let mut counters = stats::sum(self.shards.iter().map(|shard| &*shard.stats).chain([&adopted]));
-        if let Some(panicked) = counters.iter_mut().find(|counter| counter.name == "tasks_panicked") {
-            panicked.value += self.tasks.panicked();
+        let of_pool =
+            [("tasks_panicked", self.tasks.panicked()), ("task_threads_refused", self.tasks.refused_threads())];
+        for (name, value) in of_pool {
+            if let Some(counter) = counters.iter_mut().find(|counter| counter.name == name) {
+                counter.value += value;
+            }
         }
         counters
     }

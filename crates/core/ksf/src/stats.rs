@@ -99,6 +99,8 @@ counters! {
     tasks_refused,
     /// Tasks that panicked; their connection was closed.
     tasks_panicked,
+    /// Threads for tasks that the system refused to start; where there was no other one, the tasks wait until it does.
+    task_threads_refused,
     /// Outgoing connections that were dialed.
     dialed,
     /// Outgoing connections that could not be made.

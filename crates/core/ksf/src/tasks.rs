@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -50,6 +50,8 @@ impl Task {
 pub struct TaskPool {
     /// One group for each shard, and last the one for tasks that block.
     groups: Vec<Arc<Group>>,
+    /// Tasks wait in a group without a thread, because none was to be had.
+    lacks_thread: Arc<AtomicBool>,
 }
 
 impl TaskPool {
@@ -60,6 +62,7 @@ impl TaskPool {
 
     /// The same with other options for tasks that block, which always have one thread at least.
     pub fn with_blocking(cpus: &[usize], options: TaskOptions, blocking: TaskOptions) -> Self {
+        let lacks_thread = Arc::<AtomicBool>::default();
         let group = |cpus, options| {
             Arc::new(Group {
                 cpus,
@@ -68,6 +71,10 @@ impl TaskPool {
                 queued: AtomicUsize::new(0),
                 work: Condvar::new(),
                 panicked: AtomicU64::new(0),
+                lacks_thread: Arc::clone(&lacks_thread),
+                refused_threads: AtomicU64::new(0),
+                #[cfg(test)]
+                no_threads: AtomicBool::new(false),
             })
         };
         let blocking = TaskOptions { threads_max: blocking.threads_max.max(1), ..blocking };
@@ -75,7 +82,7 @@ impl TaskPool {
         let anywhere = crate::cpus::allowed().unwrap_or_else(|_| cpus.to_vec());
         let pinned = cpus.iter().map(|cpu| group(vec![*cpu], options));
         let groups = pinned.chain([group(anywhere, blocking)]).collect();
-        Self { groups }
+        Self { groups, lacks_thread }
     }
 
     /// Puts a task that may block into the queue, also if that is full: whoever calls this looks at
@@ -115,6 +122,33 @@ impl TaskPool {
     /// Tasks that panicked since the start.
     pub fn panicked(&self) -> u64 {
         self.groups.iter().map(|group| group.panicked.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Threads that the system refused to start since the start of the pool.
+    pub fn refused_threads(&self) -> u64 {
+        self.groups.iter().map(|group| group.refused_threads.load(Ordering::Relaxed)).sum()
+    }
+
+    /// True while tasks wait that no thread will run: the system had none when they came. Whoever gives the pool tasks calls
+    /// [`TaskPool::try_start_threads`] from time to time then.
+    pub fn lacks_thread(&self) -> bool {
+        self.lacks_thread.load(Ordering::Relaxed)
+    }
+
+    /// Tries again to start a thread for each group that has tasks and none.
+    pub fn try_start_threads(&self) {
+        self.lacks_thread.store(false, Ordering::Relaxed);
+        for group in &self.groups {
+            let start = {
+                let mut inner = group.lock();
+                let start = inner.threads == 0 && !inner.queue.is_empty();
+                inner.threads += usize::from(start);
+                start
+            };
+            if start {
+                group.start_counted_thread();
+            }
+        }
     }
 
     /// Threads that run now.
@@ -175,16 +209,8 @@ impl Place<'_> {
             inner.threads += usize::from(start);
             start
         };
-        if start && !Group::start_thread(self.group) {
-            let last = {
-                let mut inner = self.group.lock();
-                inner.threads -= 1;
-                inner.threads == 0
-            };
-            // No thread at all, and none to be had: nobody else would ever run the task.
-            if last {
-                self.group.run_queued_here();
-            }
+        if start {
+            self.group.start_counted_thread();
         }
         self.group.work.notify_one();
     }
@@ -207,6 +233,12 @@ struct Group {
     /// Signalled for new work, for closing, and when a thread ends.
     work: Condvar,
     panicked: AtomicU64,
+    /// That of the pool.
+    lacks_thread: Arc<AtomicBool>,
+    refused_threads: AtomicU64,
+    /// Plays a system that has no threads left.
+    #[cfg(test)]
+    no_threads: AtomicBool,
 }
 
 #[derive(Default)]
@@ -232,7 +264,25 @@ impl Group {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Starts the thread that is counted already. If there is none to be had, and no other, the tasks wait: to run them here
+    /// would block a shard.
+    fn start_counted_thread(self: &Arc<Self>) {
+        if Self::start_thread(self) {
+            return;
+        }
+        self.refused_threads.fetch_add(1, Ordering::Relaxed);
+        let mut inner = self.lock();
+        inner.threads -= 1;
+        if inner.threads == 0 && !inner.queue.is_empty() {
+            self.lacks_thread.store(true, Ordering::Relaxed);
+        }
+    }
+
     fn start_thread(group: &Arc<Self>) -> bool {
+        #[cfg(test)]
+        if group.no_threads.load(Ordering::Relaxed) {
+            return false;
+        }
         let group = Arc::clone(group);
         let name = match group.cpus[..] {
             [cpu] => format!("ksf-task-{cpu}"),
@@ -294,17 +344,6 @@ impl Group {
             self.panicked.fetch_add(1, Ordering::Relaxed);
         }
     }
-
-    fn run_queued_here(&self) {
-        loop {
-            let task = self.lock().queue.pop_front();
-            self.queued.store(0, Ordering::Relaxed);
-            match task {
-                Some(task) => self.run(task),
-                None => return,
-            }
-        }
-    }
 }
 
 #[cfg(test)]
@@ -355,6 +394,31 @@ mod tests {
     fn without_threads_every_task_is_refused() {
         let pool = pool(TaskOptions { threads_max: 0, ..TaskOptions::default() });
         assert!(pool.reserve(0).is_none(), "nobody would ever run it");
+    }
+
+    /// Not by the caller, which would wait for it: a shard.
+    #[test]
+    fn without_a_thread_to_be_had_tasks_wait_until_there_is_one() {
+        let pool = pool(TaskOptions::default());
+        pool.groups.iter().for_each(|group| group.no_threads.store(true, Ordering::Relaxed));
+        let caller = thread::current().id();
+        let (sender, receiver) = mpsc::channel();
+        for short in [true, false, true, false] {
+            let sender = sender.clone();
+            let task = Task::new(move || sender.send(thread::current().id()).unwrap());
+            if short { pool.reserve(0).unwrap().submit(task) } else { pool.block(task) }
+        }
+        assert!(receiver.try_recv().is_err(), "nobody may have run it");
+        assert!(pool.lacks_thread());
+        pool.try_start_threads();
+        assert!(pool.lacks_thread());
+        assert_eq!((pool.refused_threads(), pool.threads()), (6, 0));
+        pool.groups.iter().for_each(|group| group.no_threads.store(false, Ordering::Relaxed));
+        pool.try_start_threads();
+        for _ in 0..4 {
+            assert_ne!(receiver.recv_timeout(PATIENCE).unwrap(), caller);
+        }
+        assert!(!pool.lacks_thread());
     }
 
     #[test]

@@ -16,9 +16,15 @@ pub(super) const NEVER: Time = Time(u64::MAX);
 /// Time to the next look at a connection whose deadline stays in the past although it was looked at: none should.
 const AGAIN_MS: u64 = 250;
 
+/// Time to the next try to start threads for tasks, after the system had none.
+const THREADS_AGAIN_MS: u64 = 50;
+
 impl<E: Engine> Shard<E> {
     /// Sets the timer for the next tick, unless it is set for an earlier time: then it is put off when it comes.
     pub(super) fn set_timer(&mut self) {
+        if self.env.tasks.as_ref().is_some_and(|tasks| tasks.lacks_thread()) {
+            self.next_tick = self.next_tick.min(self.env.now.plus_ms(THREADS_AGAIN_MS));
+        }
         if self.next_tick < NEVER && self.timer_set.is_none_or(|set| set > self.next_tick) {
             let at = rustix::time::Timespec {
                 tv_sec: (self.next_tick.0 / 1_000_000_000) as _,
@@ -55,6 +61,9 @@ impl<E: Engine> Shard<E> {
     /// Does what is due by the clock.
     pub(super) fn tick(&mut self) {
         let now = self.env.now;
+        if let Some(tasks) = self.env.tasks.as_ref().filter(|tasks| tasks.lacks_thread()) {
+            tasks.try_start_threads();
+        }
         for (listener, _) in self.accept_again.extract_if(.., |(_, when)| *when <= now) {
             if let Some(Some(from)) = self.listeners.get(listener as usize)
                 && let Some(socket) = &from.socket
