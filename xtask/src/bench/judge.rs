@@ -305,14 +305,14 @@ mod tests {
         assert_eq!(verdict(Uring, "round trip p50 us <= 1.05 x threads"), (None, Outcome::NotMeasured));
     }
 
-    /// The machine's mood changes from round to round, and meets both: their ratio does not feel it.
+    /// The machine's speed changes from round to round, and meets both: their ratio stays.
     #[test]
     fn a_round_is_compared_with_the_same_round_of_the_peer() {
-        let mood = |who, factor| {
+        let at_speed = |who, factor| {
             let values = [100.0, 50.0, 200.0, 80.0, 120.0].map(|value| value * factor);
             rounds("null-tcp-128", who, Placement::Same, Metric::MessagesPerS, &values)
         };
-        let (peer, own) = (mood(Threads, 1.0), |factor| mood(Uring, factor));
+        let (peer, own) = (at_speed(Threads, 1.0), |factor| at_speed(Uring, factor));
         let text = "messages/s >= 1 x threads";
         let verdict = |own| verdict(&[peer.clone(), own], Uring, "null-tcp-128", text);
         assert_eq!(verdict(own(1.01)), (Some(1.01), Outcome::Met));

@@ -5,11 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ksf_test::compile::cc;
-use ksf_test::{Folder, own_network, root_or_skip, run, skip};
-
-fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
-}
+use ksf_test::{Folder, own_network, repository, root_or_skip, run, skip};
 
 /// Compiles a program into a folder that any user may read, beside the library.
 struct Compiled {

@@ -6,11 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use ksf_lab::{Lab, turn};
-use ksf_test::{Running, own_network, run};
-
-fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
-}
+use ksf_test::{Running, own_network, repository, run};
 
 /// The directory with the shared library, made of the archive that cargo built for these tests.
 fn library() -> &'static Path {

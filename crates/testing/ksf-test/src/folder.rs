@@ -7,6 +7,11 @@ use std::process::Command;
 
 use crate::run;
 
+/// The folder of the repository that these tests were built in.
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
+}
+
 /// A folder that every user may enter, and that is removed with the value.
 #[derive(Debug)]
 pub struct Folder(tempfile::TempDir);

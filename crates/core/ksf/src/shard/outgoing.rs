@@ -245,7 +245,7 @@ impl<E: Engine> Shard<E> {
         for _ in 0..ROUNDS_MAX {
             // All of them first: a connection that hung up and ends must not take the other one with it.
             for _ in 0..ROUNDS_MAX {
-                self.run_errands();
+                self.run_exchange_work();
             }
             self.look_after_touched();
             if self.env.exchange_work.is_empty() {
@@ -254,7 +254,7 @@ impl<E: Engine> Shard<E> {
         }
     }
 
-    fn run_errands(&mut self) {
+    fn run_exchange_work(&mut self) {
         if self.env.exchange_work.is_empty() {
             return;
         }

@@ -1,13 +1,13 @@
 //! Connections, framing programs and the record, for the tests of KCM's contract.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use ksf_bpf_framing::FramingProgram;
 use ksf_mux::kcm::{AttachOptions, KcmOptions, KcmSocket, Kind};
 use ksf_mux::{ConnectionError, ConnectionId, Event};
+pub(crate) use ksf_test::repository;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::common;
@@ -15,10 +15,6 @@ pub(crate) use crate::common::contract::{
     arrives as wait_for_bytes, errno_name, outcome, receive, receive_into, receive_now,
 };
 pub(crate) use crate::common::{PATIENCE, connection, message, own_network};
-
-pub(crate) fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
-}
 
 /// Lines "row: what happened", in their order.
 pub(crate) fn record(name: &str) -> Vec<(String, String)> {
