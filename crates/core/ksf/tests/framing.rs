@@ -136,8 +136,9 @@ proptest! {
             });
             let chunk = in_slot(&mut env, &bytes);
             conn.receive(chunk, &mut env);
-            // Twice the limit, the slots, and a page for each of those that hold a pass.
-            let most = 2 * limit + 16 * 64 + 6 * (64 + 4096);
+            // Twice the limit, the slots, and for each place a chunk and a message. Each is counted with the 4 KiB that a
+            // copy of it takes.
+            let most = 2 * limit + 16 * 4096 + 6 * (4096 + 4096);
             prop_assert!(env.budget.input_bytes() <= most, "{} of {most}", env.budget.input_bytes());
             for _ in 0..env.budget.waiting() {
                 let Some(key) = env.budget.next_to_proceed(&env.limits) else { break };
