@@ -20,6 +20,9 @@ use ksf_test::stream::{be_patient, connect, read_exactly, read_rest, reset};
 use ksf_test::{PATIENCE, pattern, wait_until};
 use socket2::{Domain, Socket, Type};
 
+/// What one turn receives at most: every slot of a shard.
+const SLOTS_BYTES: u64 = ksf::server::SLOT_BYTES as u64 * ksf::server::SLOTS as u64;
+
 const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
 /// Bytes of it as a backend gets it: with `Via: 1.1 ksf`.
 const GET_PASSED_BYTES: u64 = GET.len() as u64 + 14;
@@ -308,8 +311,8 @@ fn a_slow_client_slows_its_backend_down_and_loses_nothing() {
         // The client reads nothing: the proxy fills what the kernel buffers, then it stops to read the backend.
         wait_until("the backend is not read any more", || running.count("reads_paused") > 0);
         let (read, held) = standing(queue, || (running.count("outgoing_bytes_in"), running.count("bytes_out")));
-        // What one turn receives may come on top: the slots of a shard, at most.
-        assert!(held <= queue + (8 << 20), "{engine}: {held} bytes are held for a client that does not read");
+        // What one turn receives may come on top.
+        assert!(held <= queue + SLOTS_BYTES, "{engine}: {held} bytes are held for a client that does not read");
         assert!(read < body.len() as u64, "{engine}: the backend was read to its end");
         let head = read_head(&mut client);
         assert!(head.starts_with(b"HTTP/1.1 200 OK\r\n"));
@@ -343,7 +346,7 @@ fn a_slow_backend_slows_its_client_down_and_loses_nothing() {
         });
         wait_until("the client is not read any more", || running.count("reads_paused") > 0);
         let (_, held) = standing(queue, || (running.count("bytes_in"), running.count("outgoing_bytes_out")));
-        assert!(held <= queue + (8 << 20), "{engine}: {held} bytes are held for a backend that does not read");
+        assert!(held <= queue + SLOTS_BYTES, "{engine}: {held} bytes are held for a backend that does not read");
         go_on.send(()).unwrap();
         assert_eq!(read_exactly(&mut client, RETURNED.len()), RETURNED, "{engine}");
         writing.join().unwrap();
