@@ -68,7 +68,7 @@ const NOTES: &[&str] = &[
      waits for the server to close; its server CPU is that of the server's process alone.",
     "Placement \"VM (shape)\": server and client on one emulated machine with two CPUs, whose kernel has \
      AF_KCM (Debian's; see docs/lab.md). Compare these rows with each other only.",
-    "The stack floor is one thread that plays both ends, of a TCP connection or of two UDP sockets; it answers nobody.",
+    "The stack floor is one thread that plays both ends, of a TCP connection or of two UDP sockets: what the system's stack takes without a server.",
     "What the host takes: a context switch is half of a round trip between two processes on one CPU, with a write and a read of a \
      pipe; a wake-up half of one between two threads that sleep on two CPUs, with a write and a read of an eventfd.",
     "Counts are of each message. The server's system calls are counted in runs of their own, by perf or strace; nothing else is \

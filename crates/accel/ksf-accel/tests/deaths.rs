@@ -229,7 +229,7 @@ fn helper_program() {
         return;
     }
     let options = options_in(std::env::var_os("FOLDER").unwrap().into());
-    let prepared = run::prepare(&options, Helper::command("helper_holder"), "/lib/of/nobody.so".as_ref()).unwrap();
+    let prepared = run::prepare(&options, Helper::command("helper_holder"), "/no/such/library.so".as_ref()).unwrap();
     assert_eq!(prepared.level, Level::SkLookup);
     let address = prepared.environment.iter().find(|(name, _)| name == "KSF_ACCEL").unwrap().1.clone();
     // SAFETY: the test runner's other thread waits for this one.

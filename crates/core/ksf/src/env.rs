@@ -115,7 +115,7 @@ impl Env {
         }
     }
 
-    /// The service that is called without a connection panicked: nobody can say any more what of its logs is durable.
+    /// The service panicked in a call without a connection: how far its logs are durable is unknown.
     pub(crate) fn lose_logs(&mut self) {
         for at in 0..self.logs.len() {
             let (service, log) = self.logs[at];

@@ -11,9 +11,9 @@
 //!   shard 0: the write completes ─► Gates::release(log 0, 7)   ─► both leave; shard 1 is woken
 //! ```
 //!
-//! A log can be lost: its owner panicked outside of a message, while it committed perhaps, so nobody can say any more
-//! what is durable. Nothing is released of it then until the server starts again, and a connection ends whose reply waits
-//! for it, or comes to wait for it.
+//! A log is lost when its owner panics outside of a message: a commit may have been under way, so how far the log is
+//! durable is unknown. A lost log releases nothing until the server starts again, and every connection whose reply waits
+//! for it ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -36,12 +36,7 @@ pub struct Kv {
     /// The gates' names of the logs.
     names: Vec<OnceLock<LogId>>,
     failed: Box<dyn Fn(&str) + Send + Sync>,
-    _disk: Mutex<DiskParts>,
-}
-
-/// What is left of the disk when its logs are given away: it holds the lock.
-#[derive(Debug)]
-struct DiskParts {
+    /// Holds the lock of its folder; its logs are with the shards.
     _disk: Disk,
 }
 
@@ -59,7 +54,7 @@ impl Kv {
             free: Mutex::new(free),
             names: (0..LOGS_MAX).map(|_| OnceLock::new()).collect(),
             failed: Box::new(failed),
-            _disk: Mutex::new(DiskParts { _disk: disk }),
+            _disk: disk,
         }
     }
 

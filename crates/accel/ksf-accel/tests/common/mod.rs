@@ -328,7 +328,7 @@ pub(crate) fn pid_of(mut stream: TcpStream) -> Option<u32> {
     Some(u32::from_ne_bytes(pid))
 }
 
-/// Who serves so many connections from a CPU, and how many each.
+/// Connects `count` times from a CPU: the processes that serve the connections, and how many each serves.
 pub(crate) fn servers_from(cpu: usize, address: SocketAddr, count: usize) -> BTreeMap<u32, usize> {
     let mut servers = BTreeMap::new();
     for stream in connect_from(cpu, address, count) {
