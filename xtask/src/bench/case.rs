@@ -82,8 +82,6 @@ pub(crate) enum Service {
     Work(&'static WorkLoad),
     /// Answers requests of HTTP.
     Web(&'static WebLoad),
-    /// Gives a value of 64 bytes on each new connection, and closes it.
-    Value,
 }
 
 /// A load for the work service.
@@ -162,7 +160,7 @@ impl Case {
     /// Threads of the client: worktest drives all connections from one.
     pub(crate) fn client_threads(&self) -> u32 {
         match self.service {
-            Service::Echo | Service::Null | Service::Web(_) | Service::Value => self.connections,
+            Service::Echo | Service::Null | Service::Web(_) => self.connections,
             Service::Work(_) => 1,
         }
     }
@@ -174,7 +172,7 @@ impl Case {
 
     /// Whether its servers can be started under strace, which is their parent no longer than it takes to start them.
     pub(crate) fn can_be_traced(&self) -> bool {
-        !matches!(self.service, Service::Web(_) | Service::Value)
+        !matches!(self.service, Service::Web(_))
     }
 
     pub(crate) fn step(&self, placement: Placement) -> Step {
@@ -359,11 +357,10 @@ impl Metric {
 }
 
 use Contestant::{
-    Ab, Accel, AccelHaproxy, AccelHaproxyShards, AccelLighttpd, AccelMemcached, AccelOff, AccelRedis, Demo, Epoll,
-    EventLoop, Ganesha, GaneshaTuned, Haproxy, HaproxyShards, IdealQueue, Kernel, Lighttpd, Memcached, NginxExclusive,
-    NginxMutex, NginxReuseport, NginxTuned, PairFloor, QueueMemcached, QueueOffMemcached, QueueOffRedis, QueueRedis,
-    Redis, Sockperf, SockperfTuned, Threads, ThreadsSpin, UdpMmsg, UdpMmsgSpin, UdpPlain, Uring, WorkLoops,
-    WorkThreads, Workers2, Workers4, Wrk,
+    Ab, Accel, AccelHaproxy, AccelHaproxyShards, AccelLighttpd, AccelOff, Demo, Epoll, EventLoop, Ganesha,
+    GaneshaTuned, Haproxy, HaproxyShards, IdealQueue, Kernel, Lighttpd, NginxExclusive, NginxMutex, NginxReuseport,
+    NginxTuned, PairFloor, Sockperf, SockperfTuned, Threads, ThreadsSpin, UdpMmsg, UdpMmsgSpin, UdpPlain, Uring,
+    WorkLoops, WorkThreads, Workers2, Workers4, Wrk,
 };
 
 const NULL_TCP: &[Contestant] = &[Threads, ThreadsSpin, EventLoop, Kernel, Uring, Epoll, Ganesha, GaneshaTuned];
@@ -591,25 +588,6 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         contestants: &[Haproxy, HaproxyShards, AccelHaproxy, AccelHaproxyShards, Lighttpd, AccelLighttpd],
         ..accel("accel-others", "4,000 new connections per second, other programs", &STEADY, Metric::RttP99Us)
-    },
-    Case {
-        service: Service::Value,
-        contestants: &[
-            Redis,
-            AccelRedis,
-            QueueRedis,
-            QueueOffRedis,
-            Memcached,
-            AccelMemcached,
-            QueueMemcached,
-            QueueOffMemcached,
-        ],
-        ..accel(
-            "accel-single",
-            "A new connection for each value, 32 at a time, programs in which one thread accepts",
-            &NEW_CONNECTIONS,
-            Metric::MessagesPerS,
-        )
     },
     Case {
         contestants: &[NginxExclusive, Accel, AccelOff],

@@ -118,19 +118,6 @@ contestants! {
     Lighttpd = "lighttpd" needs "lighttpd";
     /// The same under `ksf accel run`.
     AccelLighttpd = "accel, lighttpd" needs "lighttpd";
-    /// Redis of Debian: one thread accepts and serves.
-    Redis = "redis" needs "redis-server";
-    /// The same under `ksf accel run`, whose profile leaves it as it is.
-    AccelRedis = "accel, redis" needs "redis-server";
-    /// The same with a queue for that thread (`--profile none`).
-    QueueRedis = "accel queue, redis" needs "redis-server";
-    /// The same with all loaded and nothing steered (`--profile none --off`).
-    QueueOffRedis = "accel off, redis" needs "redis-server";
-    /// memcached of Debian: one thread accepts for two others. The same four ways.
-    Memcached = "memcached" needs "memcached";
-    AccelMemcached = "accel, memcached" needs "memcached";
-    QueueMemcached = "accel queue, memcached" needs "memcached";
-    QueueOffMemcached = "accel off, memcached" needs "memcached";
 }
 
 impl fmt::Display for Contestant {
@@ -152,19 +139,13 @@ impl Contestant {
 
     /// Whether this is ksf and not a peer.
     pub(crate) fn is_ksf(self) -> bool {
-        use Contestant::{AccelMemcached, AccelRedis, Demo};
-        self.engine().is_some()
-            || self.workers().is_some()
-            || self.is_accelerated()
-            || matches!(self, Demo | AccelRedis | AccelMemcached)
+        self.engine().is_some() || self.workers().is_some() || self.is_accelerated() || self == Contestant::Demo
     }
 
     /// Whether `ksf accel run` makes queues for it.
     pub(crate) fn is_accelerated(self) -> bool {
         use Contestant::{Accel, AccelHaproxy, AccelHaproxyShards, AccelLighttpd, AccelOff};
-        use Contestant::{QueueMemcached, QueueOffMemcached, QueueOffRedis, QueueRedis};
         matches!(self, Accel | AccelOff | AccelHaproxy | AccelHaproxyShards | AccelLighttpd)
-            || matches!(self, QueueRedis | QueueOffRedis | QueueMemcached | QueueOffMemcached)
     }
 
     /// Whether there is a server for a tool to look at, and a client of ours that counts messages.
@@ -211,9 +192,7 @@ impl Programs {
     pub(crate) fn build(ksf: PathBuf) -> Result<Programs> {
         let scratch = tempfile::Builder::new().prefix("bench-").tempdir_in(crate::target_dir()?)?;
         let programs = Programs { ksf, scratch };
-        for name in
-            ["threads", "event_loop", "udp_plain", "udp_mmsg", "pair_floor", "work_server", "text_load", "host_costs"]
-        {
+        for name in ["threads", "event_loop", "udp_plain", "udp_mmsg", "pair_floor", "work_server", "host_costs"] {
             let source = crate::root().join("bench/peers").join(name).with_extension("c");
             let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
             cc.args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"]).arg(programs.peer_path(name));
@@ -295,7 +274,7 @@ pub(crate) fn server_command(
         Service::Echo => "echo",
         Service::Null => "rpc",
         Service::Work(load) => return work_server_command(programs, contestant, load, cpus.as_deref(), port),
-        Service::Web(_) | Service::Value => anyhow::bail!("servers of text protocols are started elsewhere"),
+        Service::Web(_) => anyhow::bail!("servers of text protocols are started elsewhere"),
     };
     let peer = |name: &str| {
         let mut command = programs.peer(name);
@@ -315,7 +294,7 @@ pub(crate) fn server_command(
             command.arg(match case.service {
                 Service::Echo => "kecho",
                 Service::Null => "krpc2",
-                Service::Work(_) | Service::Web(_) | Service::Value => unreachable!("it has been served above"),
+                Service::Work(_) | Service::Web(_) => unreachable!("it has been served above"),
             });
             let transport = if case.udp { "udp" } else { "tcp" };
             command.args(["--listen", &format!("{transport}:127.0.0.1:{port}")]);

@@ -87,7 +87,6 @@ impl Meter<'_> {
         let mut sample = Sample::new(case, contestant, pinning.placement, round);
         let result = match (contestant, case.service) {
             (_, Service::Web(load)) => self.web(case, load, contestant, pinning, &mut sample),
-            (_, Service::Value) => self.text(case, contestant, pinning, &mut sample),
             (Contestant::PairFloor, _) => self.floor(case, pinning, &mut sample),
             (Contestant::IdealQueue, _) => self.ideal(case, pinning, &mut sample),
             (Contestant::Sockperf | Contestant::SockperfTuned, _) => {
@@ -287,7 +286,7 @@ pub(crate) fn load(case: &Case, pinning: &Pinning, port: u16, amount: Amount, ro
             Service::Echo => Tool::Echo { message_bytes: ECHO_BYTES },
             Service::Null => Tool::Rpc,
             Service::Work(load) => Tool::Work(Work { load, seed: u64::from(round) + 1, ideal_workers: None }),
-            Service::Web(_) | Service::Value => unreachable!("Meter::web and Meter::text have clients of their own"),
+            Service::Web(_) => unreachable!("Meter::web has a client of its own"),
         },
         udp: case.udp,
         in_flight: case.in_flight,

@@ -28,7 +28,6 @@ mod raw;
 pub(crate) mod report;
 mod results;
 mod stats;
-mod text;
 mod vm;
 mod watch;
 mod web;
@@ -52,19 +51,8 @@ use self::watch::Watch;
 use crate::machine::{Machine, Revision};
 
 /// Packages whose version belongs to a result.
-const PACKAGES: &[&str] = &[
-    "gcc",
-    "clang",
-    "apache2-utils",
-    "haproxy",
-    "lighttpd",
-    "memcached",
-    "nfs-ganesha",
-    "nginx-light",
-    "redis-server",
-    "sockperf",
-    "wrk",
-];
+const PACKAGES: &[&str] =
+    &["gcc", "clang", "apache2-utils", "haproxy", "lighttpd", "nfs-ganesha", "nginx-light", "sockperf", "wrk"];
 
 /// Rounds of a smoke run, and of its scale: 5,000 messages become 100, 10,000 connections 200.
 const SMOKE: (u32, Effort) = (1, Effort { seconds: 0.0, scale: 0.02 });

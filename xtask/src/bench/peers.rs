@@ -1,8 +1,7 @@
 //! The small peers answer correctly: a bench against a broken server would compare nothing.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
-use std::process::Command;
+use std::net::{Ipv4Addr, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use super::case::{CASES, Case, Metric, Placement, Service};
@@ -223,44 +222,6 @@ fn host_costs(programs: &Programs) {
     assert!(alone.wake_up_us.is_empty(), "there is no other CPU");
 }
 
-/// The client of redis and memcached, beside a server that says `answer` to its only request.
-fn text_load(programs: &Programs, answer: &'static str) -> anyhow::Result<String> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let server = std::thread::spawn(move || {
-        for text in ["+OK\r\n+OK\r\n", answer] {
-            let (mut stream, _) = listener.accept().unwrap();
-            stream.set_read_timeout(Some(TIMEOUT)).unwrap();
-            let mut request = Vec::new();
-            while !request.ends_with(b"QUIT\r\n") {
-                let mut byte = [0];
-                stream.read_exact(&mut byte).unwrap();
-                request.push(byte[0]);
-            }
-            // Byte by byte: an answer may come in any pieces.
-            stream.set_nodelay(true).unwrap();
-            let _ = text.bytes().try_for_each(|byte| stream.write_all(&[byte]));
-        }
-    });
-    let mut client = Command::new(programs.peer_path("text_load"));
-    let (port, server_pid) = (port.to_string(), std::process::id().to_string());
-    let said = output(client.args(["redis", &port, "1", &server_pid, "1", "any"]), TIMEOUT);
-    server.join().unwrap();
-    said
-}
-
-fn text_load_compares(programs: &Programs) {
-    const RIGHT: &str = "$64\r\nxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\r\n+OK\r\n";
-    let result = super::web::parse(&text_load(programs, RIGHT).unwrap()).unwrap();
-    assert_eq!(result.answered, 1);
-    for wrong in [&RIGHT[..RIGHT.len() - 1], "", "$-1\r\n+OK\r\n", "-ERR\r\n+OK\r\n"] {
-        assert!(text_load(programs, wrong).is_err(), "{wrong:?}");
-    }
-    for (wrong, what) in [(RIGHT.replacen('x', "y", 1), "another byte"), (format!("{RIGHT}x"), "a byte too many")] {
-        assert!(text_load(programs, wrong.leak()).is_err(), "{what}");
-    }
-}
-
 /// Runs a peer under each tool that this machine has.
 #[test]
 fn tools_leave_a_text_of_a_server_under_load() {
@@ -316,5 +277,4 @@ fn the_peers_answer_correctly() {
     loops_have_their_connections(&programs);
     floor(&programs);
     host_costs(&programs);
-    text_load_compares(&programs);
 }

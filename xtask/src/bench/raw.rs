@@ -6,9 +6,11 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use serde::{Deserialize, Serialize};
+use serde::de::{DeserializeOwned, Error};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
-use super::case::{Case, Metric, Placement, Row};
+use super::case::{CASES, Case, Metric, Placement, Row};
 use super::contestant::Contestant;
 use super::host::HostCosts;
 use super::stats::Interval;
@@ -23,9 +25,10 @@ pub(crate) struct Raw {
     pub(crate) schema: u32,
     pub(crate) machine: Machine,
     pub(crate) groups: Vec<Group>,
+    #[serde(deserialize_with = "of_cases")]
     pub(crate) samples: Vec<Sample>,
     /// Texts of tools, for rows that are lost.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "of_cases")]
     pub(crate) evidence: Vec<Evidence>,
 }
 
@@ -45,8 +48,10 @@ pub(crate) struct Group {
     #[serde(default)]
     pub(crate) host: Vec<HostCosts>,
     /// What has been measured whole.
+    #[serde(deserialize_with = "of_cases")]
     pub(crate) done: BTreeSet<Step>,
     /// What is yet to be measured, or failed.
+    #[serde(deserialize_with = "of_cases")]
     pub(crate) open: BTreeSet<Step>,
     /// What was left out, and why.
     pub(crate) skipped: Vec<String>,
@@ -209,6 +214,19 @@ impl Raw {
     }
 }
 
+/// What belongs to a case that the bench has. A report that is older than the removal of a case stays readable without it,
+/// and without the contestants that took part in nothing else.
+fn of_cases<'de, D, C, T>(deserializer: D) -> Result<C, D::Error>
+where
+    D: Deserializer<'de>,
+    C: FromIterator<T>,
+    T: DeserializeOwned,
+{
+    let all = Vec::<Value>::deserialize(deserializer)?;
+    let has_case = |value: &Value| CASES.iter().any(|case| value["case"] == case.name);
+    all.into_iter().filter(has_case).map(|value| T::deserialize(value).map_err(D::Error::custom)).collect()
+}
+
 /// A figure by its rounds.
 pub(crate) fn values(
     samples: &[Sample],
@@ -252,6 +270,28 @@ mod tests {
         raw.write(dir.path()).unwrap();
         let text = format!("{:#}", Raw::read(dir.path()).unwrap_err());
         assert!(text.contains("mixes revisions") && text.contains("idle"), "{text}");
+    }
+
+    #[test]
+    fn measurements_of_a_case_that_was_removed_are_left_out() {
+        let step = |case: &str| serde_json::json!({ "case": case, "placement": "other" });
+        let sample = |case: &str, contestant: &str| {
+            let [server, client, metrics] = [Value::from(""), Value::from(""), serde_json::json!({})];
+            serde_json::json!({
+                "case": case, "placement": "other", "contestant": contestant, "round": 0,
+                "server_command": server, "client_command": client, "metrics": metrics,
+            })
+        };
+        let mut json =
+            serde_json::to_value(Raw { groups: vec![group(Row::Udp, "a", false)], ..Raw::default() }).unwrap();
+        json["groups"][0]["done"] = [step("gone"), step("null-tcp-1")].into();
+        json["samples"] = [sample("gone", "nobody"), sample("null-tcp-1", "kernel")].into();
+        let raw: Raw = serde_json::from_value(json.clone()).unwrap();
+        let cases = |samples: &[Sample]| samples.iter().map(|sample| sample.case.clone()).collect::<Vec<_>>();
+        assert_eq!((cases(&raw.samples), raw.groups[0].done.len()), (vec!["null-tcp-1".to_owned()], 1));
+        // What a case that is there does not have is a mistake.
+        json["samples"] = [sample("null-tcp-1", "nobody")].into();
+        assert!(serde_json::from_value::<Raw>(json).is_err());
     }
 
     #[test]

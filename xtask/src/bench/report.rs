@@ -61,11 +61,6 @@ const NOTES: &[&str] = &[
      ksf accel runs the plain form; off, it is loaded but steers nothing. Reloads are SIGHUP to the master until the old \
      workers have gone. A worker is killed (SIGKILL) only while it has no request of its own: one that it has taken \
      dies with it, however it came there.",
-    "In redis one thread accepts and serves, in memcached one accepts for the others: no second queue can be given to them. \
-     ksf accel leaves them as they are, so that its rows and the plain ones differ by noise alone, and show how much of it \
-     there is; \"queue\" is the one that it makes if it is told to, \"off\" is that without steering. These rows can only \
-     show that nothing is lost. text_load connects, asks for a value, compares all bytes and \
-     waits for the server to close; its server CPU is that of the server's process alone.",
     "Placement \"VM (shape)\": server and client on one emulated machine with two CPUs, whose kernel has \
      AF_KCM (Debian's; see docs/lab.md). Compare these rows with each other only.",
     "The stack floor is one thread that plays both ends, of a TCP connection or of two UDP sockets: what the system's stack takes without a server.",

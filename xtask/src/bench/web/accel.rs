@@ -38,13 +38,7 @@ struct Queue {
 
 /// Waits until so many workers serve queues of the port; returns the mechanism by its name. With `off` it is enough
 /// that all is loaded, and nothing may be steered.
-pub(in crate::bench) fn wait_until_accelerated(
-    ksf: &Path,
-    pid: u32,
-    port: u16,
-    workers: usize,
-    off: bool,
-) -> Result<String> {
+pub(super) fn wait_until_accelerated(ksf: &Path, pid: u32, port: u16, workers: usize, off: bool) -> Result<String> {
     let deadline = Instant::now() + TIMEOUT;
     loop {
         let mut status = Command::new(ksf);

@@ -179,7 +179,7 @@ struct Thread {
 }
 
 /// Reads a result, also of a peer that prints as much of the document. Failed requests are part of it; wrong or surplus bytes are an error, whatever was done to the server.
-pub(in crate::bench) fn parse(text: &str) -> Result<WebResult> {
+pub(super) fn parse(text: &str) -> Result<WebResult> {
     read(text).with_context(|| format!("ksf load http printed:\n{text}"))
 }
 

@@ -7,7 +7,7 @@
 //!                         Meter::web: one measurement -> Sample
 //! ```
 
-pub(super) mod accel;
+mod accel;
 mod client;
 mod disturb;
 mod generators;
@@ -19,7 +19,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-pub(super) use self::client::parse;
 use self::client::{Client, Shown};
 pub(crate) use self::disturb::Disturbance;
 use self::generators::Generator;
@@ -144,7 +143,7 @@ pub(super) struct WebResult {
     pub(super) warnings: Vec<String>,
 }
 
-pub(super) fn insert(sample: &mut Sample, result: &WebResult, spent: &Spent) {
+fn insert(sample: &mut Sample, result: &WebResult, spent: &Spent) {
     sample.warnings.clone_from(&result.warnings);
     sample.failures.clone_from(&result.failures);
     let per = |us: f64| us / result.answered as f64;

@@ -131,17 +131,6 @@ pub(super) const PROFILES: &[Profile] = &[
     },
 ];
 
-/// Names of files of programs in which one thread accepts all connections, and why nothing can be gained there.
-const ONE_ACCEPTOR: &[(&[&str], &str)] = &[
-    // memcached 1.6, thread.c (dispatch_conn_new).
-    (
-        &["memcached", "systemd-memcached-wrapper"],
-        "one thread of memcached accepts all connections and hands them to the others",
-    ),
-    // redis.conf of Redis 7.0, THREADED I/O: io-threads read and write, they do not accept.
-    (&["redis-server", "valkey-server"], "one thread of redis accepts and serves all connections"),
-];
-
 /// The names of all profiles, and the word for none.
 pub(super) fn names() -> PossibleValuesParser {
     PossibleValuesParser::new(PROFILES.iter().map(|profile| profile.name).chain([NONE]))
@@ -153,12 +142,6 @@ pub(super) fn choose(wish: Option<&str>, command: &[OsString]) -> Option<&'stati
         Some(wish) => PROFILES.iter().find(|profile| profile.name == wish),
         None => of_command(command),
     }
-}
-
-/// Why a program gains nothing by queues, where that is known: it is to be run untouched.
-pub(super) fn nothing_to_gain(command: &[OsString]) -> Option<&'static str> {
-    let name = name(command)?;
-    ONE_ACCEPTOR.iter().find(|(files, _)| files.contains(&name)).map(|(_, why)| *why)
 }
 
 fn of_command(command: &[OsString]) -> Option<&'static Profile> {
@@ -249,19 +232,6 @@ mod tests {
     }
 
     #[test]
-    fn programs_with_one_accepting_thread_are_recognised() {
-        let why = |command: &str| nothing_to_gain(&command.split(' ').map(OsString::from).collect::<Vec<_>>());
-        for (command, part) in [
-            ("redis-server --port 1", "one thread of redis"),
-            ("/usr/bin/valkey-server", "one thread of redis"),
-            ("/usr/share/memcached/scripts/systemd-memcached-wrapper /etc/memcached.conf", "one thread of memcached"),
-        ] {
-            assert!(why(command).is_some_and(|why| why.contains(part)), "{command}");
-        }
-        assert_eq!((why("nginx"), why("sh -c redis-server")), (None, None));
-    }
-
-    #[test]
     fn a_wish_wins() {
         assert_eq!(chosen(Some("node"), "nginx"), Some("node"));
         assert_eq!(chosen(Some(NONE), "nginx"), None);
@@ -275,6 +245,5 @@ mod tests {
         files.sort();
         files.dedup();
         assert_eq!(files.len(), all);
-        assert!(ONE_ACCEPTOR.iter().flat_map(|(names, _)| *names).all(|name| !files.contains(&name)));
     }
 }

@@ -110,8 +110,7 @@ fn become_program(args: &RunArgs) -> Result<Infallible, Failure> {
         return Err(cannot_run(name, &command.exec()));
     };
     let profile = profile::choose(args.profile.as_deref(), &args.command);
-    let no_gain = args.profile.is_none().then(|| profile::nothing_to_gain(&args.command)).flatten();
-    match accelerate(args, &file, cpus, ports, no_gain) {
+    match accelerate(args, &file, cpus, ports) {
         Ok(prepared) => {
             command.envs(prepared.environment);
             if let Some(profile) = profile {
@@ -179,19 +178,10 @@ pub(super) fn holder() -> Result<ExitCode, Failure> {
     holder_main().map(|()| ExitCode::SUCCESS).map_err(|error| failure(&error))
 }
 
-/// A holder for the program, or why there is none. `no_gain`: why it gains nothing by queues, where that is known.
-fn accelerate(
-    args: &RunArgs,
-    file: &Path,
-    cpus: Option<Vec<u32>>,
-    ports: Option<Layout>,
-    no_gain: Option<&str>,
-) -> Result<Prepared, String> {
+/// A holder for the program, or why there is none.
+fn accelerate(args: &RunArgs, file: &Path, cpus: Option<Vec<u32>>, ports: Option<Layout>) -> Result<Prepared, String> {
     if let Some(obstacle) = program::obstacle(file) {
         return Err(format!("{obstacle}{}", advice(&obstacle)));
-    }
-    if let (Some(why), None) = (no_gain, ports) {
-        return Err(format!("nothing can be gained: {why} (--profile=none tries it all the same)"));
     }
     let library = library::find(&LIBRARY).map_err(|failure| failure.to_string())?;
     // This very binary, also where it has been replaced since it was started.
@@ -199,13 +189,7 @@ fn accelerate(
     holder.arg0("ksf").args(["accel", "holder"]);
     let mut options = options(args, cpus);
     options.source_ports = ports.map(|layout| layout.to_string());
-    // No queues, but the library, for the source ports.
-    options.on &= no_gain.is_none();
     let prepared = prepare(&options, holder, &library).map_err(|error| error.to_string())?;
-    if let Some(why) = no_gain {
-        say(&format_args!("{} has no queues, nothing can be gained: {why}", Path::new(&args.command[0]).display()));
-        return Ok(prepared);
-    }
     let refused = prepared.refused.iter().map(|refused| format!("{}: {}", refused.level.name(), refused.why));
     let refused = refused.collect::<Vec<_>>().join("; ");
     match prepared.level {

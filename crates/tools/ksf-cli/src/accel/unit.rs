@@ -12,7 +12,6 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 
-use super::profile;
 use super::run::LIBRARY;
 use crate::output::{Failure, Status, print};
 
@@ -194,10 +193,6 @@ fn drop_in(unit: &Unit, ksf: &Path) -> Result<String, Failure> {
     if program == ksf.to_string_lossy() || bare.contains(" accel run ") {
         return Err(refuse("it is started under ksf accel run already".into()));
     }
-    let words: Vec<OsString> = bare.split_whitespace().map(OsString::from).collect();
-    if let Some(why) = profile::nothing_to_gain(&words) {
-        return Err(refuse(format!("nothing can be gained: {why}")));
-    }
     let folder = format!("/etc/systemd/system/{name}.d");
     let mut out = format!(
         "# {name} under ksf accel run. Made by ksf accel unit from {}.\n\
@@ -346,7 +341,6 @@ mod tests {
             ("ExecStart=$PROGRAM -x", "not written plainly"),
             ("ExecStart=\"/a b\"", "not written plainly"),
             ("ExecStart=/usr/local/bin/ksf accel run -- /a", "already"),
-            ("ExecStart=/usr/bin/redis-server /etc/redis/redis.conf", "one thread of redis"),
         ] {
             let error = made(text).unwrap_err();
             assert!(error.contains(why), "{text}: {error}");
