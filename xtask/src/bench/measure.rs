@@ -39,11 +39,18 @@ pub(crate) struct Effort {
     pub(crate) seconds: f64,
     /// Factor on message and connection counts, below 1 in a smoke run.
     pub(crate) scale: f64,
+    /// Divisor of rates, above 1 in a smoke run: a machine that is busy with other tests keeps up with the load then.
+    pub(crate) rate_divisor: u32,
 }
 
 impl Effort {
     pub(super) fn count(&self, full: u64) -> u64 {
         ((full as f64 * self.scale) as u64).max(1)
+    }
+
+    /// Requests per second, of so many in a full run.
+    pub(super) fn rate_per_s(&self, full: u32) -> u32 {
+        (full / self.rate_divisor).max(1)
     }
 
     pub(crate) fn amount(&self, case: &Case, placement: Placement) -> Amount {
@@ -377,8 +384,10 @@ mod tests {
 
     #[test]
     fn a_smoke_run_scales_counts_down_but_not_to_nothing() {
-        let effort = Effort { seconds: 0.0, scale: 0.01 };
+        let effort = Effort { seconds: 0.0, scale: 0.01, rate_divisor: 10 };
         assert_eq!(effort.count(10_000), 100);
         assert_eq!(effort.count(5), 1);
+        assert_eq!(effort.rate_per_s(2_000), 200);
+        assert_eq!(effort.rate_per_s(5), 1);
     }
 }

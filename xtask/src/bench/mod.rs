@@ -54,8 +54,8 @@ use crate::machine::{Machine, Revision};
 const PACKAGES: &[&str] =
     &["gcc", "clang", "apache2-utils", "haproxy", "lighttpd", "nfs-ganesha", "nginx-light", "sockperf", "wrk"];
 
-/// Rounds of a smoke run, and of its scale: 5,000 messages become 100, 10,000 connections 200.
-const SMOKE: (u32, Effort) = (1, Effort { seconds: 0.0, scale: 0.02 });
+/// Rounds of a smoke run, and its effort: 5,000 messages become 100, 10,000 connections 200, 2,000 per second 200.
+const SMOKE: (u32, Effort) = (1, Effort { seconds: 0.0, scale: 0.02, rate_divisor: 10 });
 
 /// The length of a measurement that only explains a lost row.
 const EVIDENCE_SECONDS_MAX: f64 = 1.0;
@@ -98,7 +98,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     namespace::enter()?;
     let (runs, effort) = match options.smoke {
         true => SMOKE,
-        false => (options.runs, Effort { seconds: options.seconds, scale: 1.0 }),
+        false => (options.runs, Effort { seconds: options.seconds, scale: 1.0, rate_divisor: 1 }),
     };
     let revision = Revision::of(&crate::root());
     let results = Results::open(options.out.as_deref(), options.smoke, &revision, Machine::read(PACKAGES)?)?;

@@ -211,7 +211,7 @@ fn floor(programs: &Programs) {
 }
 
 fn host_costs(programs: &Programs) {
-    let effort = Effort { seconds: 0.0, scale: 0.01 };
+    let effort = Effort { seconds: 0.0, scale: 0.01, rate_divisor: 1 };
     let cpus = crate::cpu::allowed().unwrap();
     let costs = HostCosts::measure(programs, effort, &cpus).unwrap();
     for (name, batches) in [("system call", &costs.system_call_us), ("context switch", &costs.context_switch_us)] {
@@ -230,7 +230,7 @@ fn tools_leave_a_text_of_a_server_under_load() {
     let have = Have::look();
     let case = CASES.iter().find(|case| case.name == "null-tcp-1").unwrap();
     let pinning = Pinning::new(Placement::Unpinned, 1, &[0]).unwrap();
-    let effort = Effort { seconds: 0.0, scale: 0.1 };
+    let effort = Effort { seconds: 0.0, scale: 0.1, rate_divisor: 1 };
     let dir = tempfile::tempdir().unwrap();
     for (tool, have) in have.evidence() {
         if let Err(why) = have {

@@ -28,6 +28,8 @@ pub(super) const COMPRESS: &str = "Accept-Encoding: gzip";
 /// One load.
 pub(super) struct Client<'a> {
     pub(super) load: &'static WebLoad,
+    /// The rate of the load as far as this run goes.
+    pub(super) rate_per_s: Option<u32>,
     pub(super) case: &'a Case,
     pub(super) pinning: &'a Pinning,
     pub(super) port: u16,
@@ -66,7 +68,7 @@ impl Client<'_> {
         if self.load.keep {
             command.args(["-r", "0"]);
         }
-        if let Some(rate) = self.load.rate_per_s {
+        if let Some(rate) = self.rate_per_s {
             command.args(["--rate", &rate.to_string(), "--seed", &(self.round + 1).to_string()]);
         }
         match (self.count, seconds) {

@@ -19,7 +19,7 @@ pub(crate) enum Disturbance {
     Reload,
     /// A reload with one worker more or less than before.
     Resize,
-    /// SIGKILL of a worker that has no request at the moment; connections may wait for it.
+    /// SIGKILL of a worker without a request in hand; connections may wait for it.
     Kill,
     /// SIGSTOP of a worker for [`STALL`].
     Stall,
@@ -37,6 +37,11 @@ const STALL_SHARE: u64 = 10;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
+
+/// A worker that was stopped for a look runs this many times as long before the next look. Connections pile up in
+/// front of it during a look, which lasts tens of milliseconds on a slow machine, and it can be seen without a
+/// request only after it has served these.
+const RUN_PER_LOOK: u32 = 4;
 
 /// Disturbs the server; returns how often.
 pub(super) fn disturb(disturbance: Disturbance, web: &Web, count: u64) -> Result<u64> {
@@ -75,24 +80,26 @@ fn reload(nginx: &Nginx, size: usize) -> Result<()> {
     nginx.wait_for("new workers", |now| now.len() == size && now.iter().all(|pid| !old.contains(pid)))
 }
 
-/// Until the master has started another.
+/// Until the master has started another worker.
 fn kill(nginx: &Nginx, number: usize) -> Result<()> {
     let workers = nginx.workers()?;
-    let victim = workers[number % workers.len()];
+    ensure!(!workers.is_empty(), "there is no worker to kill");
     let deadline = Instant::now() + TIMEOUT;
-    loop {
+    // A worker can have a request at every look; another one has none meanwhile.
+    for victim in workers.iter().copied().cycle().skip(number % workers.len()) {
+        let look = Instant::now();
         let stopped = Stopped::stop(victim)?;
         // A request that a worker has taken dies with it, however connections came to it: that says nothing.
         if client_sockets(nginx, victim)? == 0 {
-            // SIGKILL ends also who is stopped.
+            // SIGKILL ends a stopped process, too.
             signal(victim, Signal::KILL)?;
-            break;
+            return nginx.wait_for("another worker", |now| now.len() == workers.len() && !now.contains(&victim));
         }
         drop(stopped);
-        ensure!(Instant::now() < deadline, "worker {victim} was never without a request");
-        std::thread::sleep(POLL_INTERVAL);
+        ensure!(Instant::now() < deadline, "each worker had a request at every look");
+        std::thread::sleep(RUN_PER_LOOK * look.elapsed());
     }
-    nginx.wait_for("another worker", |now| now.len() == workers.len() && !now.contains(&victim))
+    unreachable!("a cycle of workers has no end")
 }
 
 /// A stopped worker; it goes on when this is dropped.
@@ -132,7 +139,7 @@ fn state(pid: u32) -> Result<char> {
 
 /// Connections of clients that a worker has taken.
 fn client_sockets(nginx: &Nginx, pid: u32) -> Result<usize> {
-    // Not /proc/net/tcp: it has a line for each of a hundred thousand sockets in TIME_WAIT.
+    // ss(8), because /proc/net/tcp has a line for each of a hundred thousand sockets in TIME_WAIT.
     let mut ss = Command::new("ss");
     ss.args(["-Htne", "state", "established", "state", "close-wait", "sport", "=", &format!(":{}", nginx.port())]);
     let connected = inodes(&output(&mut ss, TIMEOUT)?);
@@ -146,7 +153,7 @@ fn client_sockets(nginx: &Nginx, pid: u32) -> Result<usize> {
     Ok(count)
 }
 
-/// Those in what `ss -e` prints; a connection that nobody has accepted has none.
+/// The inodes that `ss -e` prints; a connection that waits to be accepted has none.
 fn inodes(text: &str) -> BTreeSet<String> {
     let words = text.split_whitespace().filter_map(|word| word.strip_prefix("ino:"));
     words.map(str::to_owned).collect()

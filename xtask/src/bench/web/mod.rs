@@ -73,7 +73,9 @@ impl Meter<'_> {
         let web = Web::start(self.programs, contestant, case, load, pinning, port)?;
         let shown = Shown { port, pid: web.server.pid() };
         sample.server_command = shown.clean(&web.command);
-        let client = |count| Client { load, case, pinning, port, pid: web.server.pid(), count, round: sample.round };
+        let (pid, round) = (web.server.pid(), sample.round);
+        let rate_per_s = load.rate_per_s.map(|full| self.effort.rate_per_s(full));
+        let client = |count| Client { load, rate_per_s, case, pinning, port, pid, count, round };
         let warm_up = client(Some(self.effort.count(WARM_UP_COUNT))).run(&self.programs.ksf)?;
 
         let factor = if load.rate_per_s.is_some() || load.costly { LONG_FACTOR } else { 1.0 };
