@@ -2,9 +2,13 @@
 //!
 //! The engine receives into a slot, the connection finds messages in it, and whoever still needs the bytes keeps the
 //! slot: a reply that forwards them, a worker on another thread, a store that makes them durable where they landed.
-//! Nobody copies. A slot goes back to its shard when its last holder drops it, from any thread.
+//! Nobody copies what is long. A slot goes back to its shard when its last holder drops it, from any thread.
 //!
-//! At most half of the slots may be kept like this at a time; who wants to keep more gets a copy on the heap. Slots the
+//! A short message that is kept is copied into a short slot, if the pool has some ([`PoolSpec::with_short`]) and one is
+//! free: a message of 100 bytes then occupies 2 KiB instead of the slot that it was received into, which is received
+//! into again. Nothing is received into short slots, and any thread takes one.
+//!
+//! At most half of the long slots may be kept at a time; who wants to keep more gets a copy on the heap. Slots the
 //! engine receives into, and those whose bytes are looked at in this turn, do not count. So when a turn begins, half of
 //! the slots are with the engine or free for it, whatever peers and services do, and a shard never waits for a slot
 //! that somebody keeps.
@@ -21,13 +25,14 @@
 //! that is opened with the slots that are live ([`Pool::open`]) never receives into them.
 
 mod chunk;
+mod free;
 mod region;
 mod slot;
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 pub use self::chunk::Chunk;
 use self::region::Region;
@@ -51,6 +56,12 @@ pub enum Memory {
     Dax(OwnedFd),
 }
 
+/// Size of a short slot.
+pub const SHORT_SLOT_BYTES: u32 = 2 << 10;
+
+/// Id of a pool of short slots, unless said otherwise.
+pub const SHORT_ID: u16 = u16::MAX;
+
 /// A pool before it is opened.
 #[derive(Debug)]
 pub struct PoolSpec {
@@ -65,18 +76,41 @@ pub struct PoolSpec {
     /// Bytes at the beginning of each slot that nothing is received into: room for the owner to write a header in front of
     /// the data, where it lies. 0 by default.
     pub headroom_bytes: u32,
-    /// Most slots that may be kept beyond the turn that received into them; half of the slots by default. The rest is
-    /// what the engine receives into, so an owner that keeps more slots than this gets copies.
+    /// Most slots that may be kept beyond the turn that received into them; half of the slots by default, all of them for
+    /// short ones. The rest is what the engine receives into, so an owner that keeps more slots than this gets copies. A
+    /// kept slot is occupied as a whole, so this bounds `kept_max * slot_bytes` bytes.
     pub kept_max: u32,
     /// Slots whose bytes are live: they are handed out as [`Opened::live`], and received into only after the last holder
     /// dropped them. They count as kept, also beyond `kept_max`.
     pub live: Vec<SlotName>,
+    /// Slots that short messages are kept in; none by default, and messages are kept in the slots they were received into.
+    pub short: Option<Box<PoolSpec>>,
 }
 
 impl PoolSpec {
     /// Slots of `slot_bytes` bytes each, without headroom, of which half may be kept.
     pub fn new(memory: Memory, slot_bytes: u32, slots: u32) -> Self {
-        Self { memory, id: 0, slot_bytes, slots, headroom_bytes: 0, kept_max: slots / 2, live: Vec::new() }
+        Self { memory, id: 0, slot_bytes, slots, headroom_bytes: 0, kept_max: slots / 2, live: Vec::new(), short: None }
+    }
+
+    /// Slots of [`SHORT_SLOT_BYTES`] bytes each for [`PoolSpec::with_short`]: their id is [`SHORT_ID`], and all of them may be
+    /// kept.
+    pub fn short(memory: Memory, slots: u32) -> Self {
+        Self { id: SHORT_ID, kept_max: slots, ..Self::new(memory, SHORT_SLOT_BYTES, slots) }
+    }
+
+    /// Keeps short messages in these slots: a pool of its own, with an id, a place, headroom, a budget and live slots of its
+    /// own. Nothing is received into it.
+    pub fn with_short(self, short: Self) -> Self {
+        Self { short: Some(Box::new(short)), ..self }
+    }
+
+    fn bytes(&self) -> usize {
+        (self.slot_bytes as usize).saturating_mul(self.slots as usize)
+    }
+
+    fn refused(&self, why: &str) -> Error {
+        Error::Pool { bytes: self.bytes(), source: io::Error::new(io::ErrorKind::InvalidInput, why) }
     }
 }
 
@@ -98,7 +132,7 @@ pub struct SlotName {
 pub struct Opened {
     /// The pool.
     pub pool: Pool,
-    /// The live bytes, in the order in which they were named.
+    /// The live bytes, in the order in which they were named; those in short slots behind the others.
     pub live: Vec<Chunk>,
 }
 
@@ -126,38 +160,38 @@ impl Pool {
     ///
     /// [`Error::Pool`]: the memory cannot be had, another process has locked the file, the file is too short, it is not on
     /// persistent memory, or a name is outside of the pool.
-    pub fn open(spec: PoolSpec) -> Result<Opened, Error> {
-        let bytes = spec.slot_bytes as usize * spec.slots as usize;
-        let live = spec.live.clone();
-        let region = Arc::new(Region::map(spec).map_err(|source| Error::Pool { bytes, source })?);
-        let outside = |name: &SlotName| {
-            let text = format!("{name:?} is outside of the pool, or of another one");
-            Error::Pool { bytes, source: io::Error::new(io::ErrorKind::InvalidInput, text) }
+    pub fn open(mut spec: PoolSpec) -> Result<Opened, Error> {
+        let opened_short = match spec.short.take() {
+            None => None,
+            Some(short) if short.id == spec.id => {
+                return Err(short.refused("the pools of long and of short slots have the same id; give each its own"));
+            }
+            Some(short) if short.short.is_some() => return Err(short.refused("short slots have no shorter ones")),
+            Some(short) => Some(Self::open_region(*short, None)?),
         };
-        let mut chunks: Vec<Chunk> = Vec::with_capacity(live.len());
-        for name in &live {
-            let end = name.offset.checked_add(name.len).filter(|end| *end <= region.slot_bytes);
-            let inside = name.pool == region.id && (name.index as usize) < region.meta.len();
-            if !inside || end.is_none() {
-                return Err(outside(name));
-            }
-            let meta = &region.meta[name.index as usize];
-            if meta.holders.fetch_add(1, Ordering::Relaxed) == 0 {
-                meta.kept.store(true, Ordering::Relaxed);
-                region.in_use.fetch_add(1, Ordering::Relaxed);
-                region.kept.fetch_add(1, Ordering::Relaxed);
-            }
-            chunks.push(Chunk::of_slot(Arc::clone(&region), name.index, name.offset as usize, name.len as usize));
+        let (short, live_short) = opened_short.unzip();
+        if let Some(short) = &short {
+            short.offer(short.never_used());
         }
-        let is_free = |index: &u32| region.meta[*index as usize].holders.load(Ordering::Relaxed) == 0;
-        let free = (0..region.meta.len() as u32).rev().filter(is_free).collect();
-        Ok(Opened { pool: Self { region, free }, live: chunks })
+        let (region, mut live) = Self::open_region(spec, short)?;
+        live.extend(live_short.unwrap_or_default());
+        let free = region.never_used().collect();
+        Ok(Opened { pool: Self { region, free }, live })
+    }
+
+    fn open_region(spec: PoolSpec, short: Option<Arc<Region>>) -> Result<(Arc<Region>, Vec<Chunk>), Error> {
+        let bytes = spec.bytes();
+        let failed = |source| Error::Pool { bytes, source };
+        let live = spec.live.clone();
+        let region = Arc::new(Region::map(spec, short).map_err(failed)?);
+        let live = region.hold(&live).map_err(failed)?;
+        Ok((region, live))
     }
 
     /// A free slot, or `None` when all are in use.
     pub fn take(&mut self) -> Option<SlotMut> {
         if self.free.is_empty() {
-            self.region.drain_returned(&mut self.free);
+            self.region.take_free(&mut self.free);
         }
         let index = self.free.pop()?;
         self.region.in_use.fetch_add(1, Ordering::Relaxed);
@@ -189,13 +223,97 @@ impl Pool {
         self.region.kept.load(Ordering::Relaxed)
     }
 
-    /// How often [`Message::keep`](crate::Message::keep) copied, since the last time this was asked.
+    /// Slots that are in use and kept now, of both sizes. Any thread may ask [`Watch`] instead.
+    pub fn usage(&self) -> PoolUsage {
+        self.watch().usage()
+    }
+
+    pub(crate) fn watch(&self) -> Watch {
+        let short = self.region.short.as_ref().map(Arc::downgrade).unwrap_or_default();
+        Watch { long: Arc::downgrade(&self.region), short }
+    }
+
+    /// A copy of a message of at most the size of a short slot, in one. `None`: it is longer, or as many short slots are
+    /// kept as may be.
+    pub(crate) fn keep_short(&self, message: &[u8]) -> Option<Chunk> {
+        self.region.short.as_ref()?.keep_copy(message)
+    }
+
+    /// How often [`Message::keep`](crate::Message::keep) copied to the heap, since the last time this was asked.
     pub(crate) fn take_copies(&self) -> u64 {
         match self.region.copies.load(Ordering::Relaxed) {
             // Nearly always; the exchange is for the rare case.
             0 => 0,
             _ => self.region.copies.swap(0, Ordering::Relaxed),
         }
+    }
+}
+
+/// Slots of one size: how many there are, and what they are used for now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SlotUsage {
+    /// Bytes in a slot.
+    pub slot_bytes: u32,
+    /// Number of slots.
+    pub slots: u64,
+    /// Slots somebody holds.
+    pub in_use: u64,
+    /// Those of them that are kept beyond the turn that received into them.
+    pub kept: u64,
+}
+
+impl SlotUsage {
+    /// Bytes that are occupied by what is kept: a kept message occupies all of its slot.
+    pub fn kept_bytes(&self) -> u64 {
+        self.kept * u64::from(self.slot_bytes)
+    }
+
+    fn of(region: &Weak<Region>) -> Self {
+        let Some(region) = region.upgrade() else { return Self::default() };
+        Self {
+            slot_bytes: region.slot_bytes,
+            slots: region.meta.len() as u64,
+            in_use: region.in_use.load(Ordering::Relaxed).into(),
+            kept: region.kept.load(Ordering::Relaxed).into(),
+        }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            slot_bytes: self.slot_bytes.max(other.slot_bytes),
+            slots: self.slots + other.slots,
+            in_use: self.in_use + other.in_use,
+            kept: self.kept + other.kept,
+        }
+    }
+}
+
+/// The slots of a pool, of both sizes; zeros for a size that it has none of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolUsage {
+    /// Slots that are received into.
+    pub long: SlotUsage,
+    /// Slots that short messages are kept in.
+    pub short: SlotUsage,
+}
+
+impl PoolUsage {
+    /// The same for two pools together, as those of two shards.
+    pub fn plus(self, other: Self) -> Self {
+        Self { long: self.long.plus(other.long), short: self.short.plus(other.short) }
+    }
+}
+
+/// Tells from any thread how a pool is used, and does not keep its memory.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    long: Weak<Region>,
+    short: Weak<Region>,
+}
+
+impl Watch {
+    pub(crate) fn usage(&self) -> PoolUsage {
+        PoolUsage { long: SlotUsage::of(&self.long), short: SlotUsage::of(&self.short) }
     }
 }
 

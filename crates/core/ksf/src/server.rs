@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::gates::Gates;
 use crate::limits::{Limits, ServerLimits};
 use crate::listener::{self, ListenAddr, SocketOptions, Sockets, UnlinkOnDrop};
-use crate::pool::{Memory, Opened, Pool, PoolSpec};
+use crate::pool::{Memory, Opened, Pool, PoolSpec, PoolUsage};
 use crate::shard::{AnyService, ListenerKind, Shard, ShardListener, now};
 use crate::shard_service::ShardService;
 use crate::spin::Spin;
@@ -30,6 +30,9 @@ pub const SLOT_BYTES: u32 = 68 << 10;
 
 /// Slots per shard; memory is only used for those that were ever needed at the same time.
 pub const SLOTS: u32 = 256;
+
+/// Short slots per shard, of 2 KiB each; memory is only used for those that were ever needed at the same time.
+pub const SHORT_SLOTS: u32 = 4096;
 
 /// Send buffer of connections under a kernel half. Far above what it may have queued, so that nothing it sends finds
 /// the buffer full.
@@ -44,6 +47,7 @@ pub struct Builder {
     blocking: TaskOptions,
     slot_bytes: u32,
     slots: u32,
+    short_slots: u32,
     pool: Option<PoolOf>,
     locality: bool,
     spin: Spin,
@@ -105,8 +109,18 @@ impl Builder {
         self
     }
 
+    /// Number of short slots of each shard, which messages of at most 2 KiB are kept in ([`Message::keep`]); [`SHORT_SLOTS`]
+    /// unless said otherwise. With 0 they are kept in the slots they were received into.
+    ///
+    /// [`Message::keep`]: crate::Message::keep
+    pub fn short_slots(mut self, short_slots: u32) -> Self {
+        self.short_slots = short_slots;
+        self
+    }
+
     /// Makes the pool of each shard: where its memory lives, its slots, and which of them are live. Called on the shard's
-    /// thread with the shard's number, in the place of [`Builder::slots`]. Services find what was live by
+    /// thread with the shard's number, in the place of [`Builder::slots`] and [`Builder::short_slots`]: the shard has short
+    /// slots only if the pool says so ([`PoolSpec::with_short`]), so that no name is of another pool. Services find what was live by
     /// [`Turn::take_live`](crate::Turn::take_live).
     pub fn pool(mut self, pool: impl Fn(usize) -> std::io::Result<PoolSpec> + Send + Sync + 'static) -> Self {
         self.pool = Some(Arc::new(pool));
@@ -240,6 +254,7 @@ impl Builder {
                 limits: limits.clone(),
                 slot_bytes: self.slot_bytes,
                 slots: self.slots,
+                short_slots: self.short_slots,
                 pool: self.pool.clone(),
                 locality: self.locality,
                 spin: self.spin,
@@ -266,6 +281,7 @@ struct ShardPlan {
     limits: ServerLimits,
     slot_bytes: u32,
     slots: u32,
+    short_slots: u32,
     pool: Option<PoolOf>,
     locality: bool,
     spin: Spin,
@@ -329,6 +345,7 @@ impl Server {
             blocking: BLOCKING,
             slot_bytes: SLOT_BYTES,
             slots: SLOTS,
+            short_slots: SHORT_SLOTS,
             pool: None,
             locality: false,
             spin: Spin::default(),
@@ -374,6 +391,12 @@ impl Server {
             }
         }
         counters
+    }
+
+    /// Slots of the shards, summed.
+    pub fn slots(&self) -> PoolUsage {
+        let of_shards = self.shards.iter().map(|shard| shard.stats.slots());
+        of_shards.fold(PoolUsage::default(), PoolUsage::plus)
     }
 
     /// Each shard: its CPU and its counters. What [adopters](Builder::adopt) counted is not in there.
@@ -452,9 +475,14 @@ impl Server {
             move || -> Result<Env, Error> {
                 let spec = match plan.pool {
                     Some(pool) => pool(number).map_err(|source| Error::Pool { bytes: 0, source })?,
-                    None => PoolSpec::new(Memory::Anonymous, plan.slot_bytes, plan.slots),
+                    None => {
+                        let long = PoolSpec::new(Memory::Anonymous, plan.slot_bytes, plan.slots);
+                        let short = || PoolSpec::short(Memory::Anonymous, plan.short_slots);
+                        if plan.short_slots == 0 { long } else { long.with_short(short()) }
+                    }
                 };
                 let Opened { pool, live } = Pool::open(spec)?;
+                stats.watch(&pool);
                 Ok(Env {
                     now: now(),
                     limits: plan.limits,

@@ -221,13 +221,15 @@ impl<'a> Message<'a> {
         self.key
     }
 
-    /// Keeps the message beyond the call. The bytes stay where they were received: the slot is counted, not copied,
-    /// as long as no more than half of the shard's slots are kept; beyond that the message is copied, so that there is
-    /// always a slot to receive into. One that was put together from several slots is copied here, unless the service
-    /// said that it [keeps messages](Service::keeps_messages). [`Chunk::slot`] tells which it was.
+    /// Keeps the message beyond the call. A message of at most 2 KiB is copied into a [short slot](crate::pool), where it
+    /// occupies no more than that. A longer one, and any if all short slots are taken or the shard has none, stays where it was
+    /// received: the slot is counted, not copied, as long as no more than half of the shard's slots are kept; beyond that the
+    /// message is copied to the heap, so that there is always a slot to receive into. One that was put together from several
+    /// slots is copied to the heap, unless the service said that it [keeps messages](Service::keeps_messages).
+    /// [`Chunk::name`] tells which it was.
     pub fn keep(&self) -> Chunk {
         match self.origin {
-            Some((chunk, start)) => chunk.slice(start..start + self.bytes.len()).into_kept(),
+            Some((chunk, start)) => chunk.slice(start..start + self.bytes.len()).into_kept_message(),
             None => Chunk::from_vec(self.bytes.to_vec()),
         }
     }
@@ -241,7 +243,7 @@ impl Message<'_> {
     pub fn keep_part(&self, range: std::ops::Range<usize>) -> Chunk {
         let part = &self.bytes[range.clone()];
         match self.origin {
-            Some((chunk, start)) => chunk.slice(start + range.start..start + range.end).into_kept(),
+            Some((chunk, start)) => chunk.slice(start + range.start..start + range.end).into_kept_message(),
             None => Chunk::from_vec(part.to_vec()),
         }
     }

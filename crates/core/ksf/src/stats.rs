@@ -1,8 +1,10 @@
 //! Counters: one set per shard, written by its thread alone, summed by whoever reads.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::CloseReason;
+use crate::pool::{Pool, PoolUsage, Watch};
 
 macro_rules! counters {
     ($($(#[doc = $help:literal])+ $name:ident,)+) => {
@@ -14,6 +16,7 @@ macro_rules! counters {
             closed: [Counter; CloseReason::ALL.len()],
             /// Events that one look for work found, least and most, over the last full second.
             pub looks: Looks,
+            pool: OnceLock<Watch>,
         }
 
         impl Stats {
@@ -59,7 +62,7 @@ counters! {
     messages_assembled,
     /// Bytes that were copied to put messages together; what is received straight into its message is not.
     bytes_copied,
-    /// Messages, and requests put aside, that were copied to be kept: half of the slots were kept already.
+    /// Messages, and requests put aside, that were copied to the heap to be kept: half of the slots were kept already.
     kept_as_copy,
     /// Replies handed to a connection.
     replies,
@@ -181,6 +184,16 @@ pub struct CounterValue {
 }
 
 impl Stats {
+    /// How the slots of the shard are used now.
+    pub fn slots(&self) -> PoolUsage {
+        self.pool.get().map(Watch::usage).unwrap_or_default()
+    }
+
+    pub(crate) fn watch(&self, pool: &Pool) {
+        // Once: a shard opens one pool.
+        let _ = self.pool.set(pool.watch());
+    }
+
     /// Counts a closed connection.
     pub fn count_close(&self, reason: CloseReason) {
         self.add_closes(reason, 1);

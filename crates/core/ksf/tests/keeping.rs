@@ -1,5 +1,5 @@
-//! Messages that a service keeps: where they landed while there is room, copies beyond that, and never a shard that
-//! waits for them.
+//! Messages that a service keeps where they landed, while there is room: copies beyond that, and never a shard that
+//! waits for them. Of those in short slots tests/short_slots.rs tells.
 
 mod common;
 
@@ -49,7 +49,7 @@ impl Service for Keeper {
 fn start(engine: EngineKind, slots: u32) -> (Server, Arc<Keeper>) {
     let keeper = Arc::new(Keeper::default());
     let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
-    let builder = Server::builder().engine(engine).cpus(Some(cpus)).slots(SLOT_BYTES, slots);
+    let builder = Server::builder().engine(engine).cpus(Some(cpus)).slots(SLOT_BYTES, slots).short_slots(0);
     (builder.listen(ANY.parse().unwrap(), Arc::clone(&keeper), None).start().unwrap(), keeper)
 }
 

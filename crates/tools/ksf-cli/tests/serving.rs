@@ -449,6 +449,7 @@ fn serve_runs_several_services_with_limits_of_their_own() {
         fragments_max = 6
         [service.resources]
         slots = 30
+        short_slots = 40
         "#,
     );
     let mut server = Server::start(&["serve", config.to_str().unwrap(), "--task-queue-max", "3"], 2);
@@ -462,6 +463,9 @@ fn serve_runs_several_services_with_limits_of_their_own() {
     assert_eq!((limit(0), limit(1)), (5, 6));
     let resource = |at: usize, name: &str| value(&report["services"][at]["limits"], name);
     assert_eq!((resource(0, "slots"), resource(1, "slots")), (20, 30));
+    assert_eq!((resource(0, "short_slots"), resource(1, "short_slots")), (4096, 40));
+    let slots = |name: &str| value(&report["services"][1]["slots"], name);
+    assert_eq!((slots("slots_kept_bytes"), slots("short_slots_kept_bytes")), (0, 0));
     assert_eq!((resource(0, "task_queue_max"), resource(1, "task_queue_max")), (3, 3));
 
     let text = std::fs::read_to_string(&config).unwrap();

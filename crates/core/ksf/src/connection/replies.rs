@@ -108,7 +108,9 @@ impl<S: ShardService> Connection<S> {
             _ => self.heads_left.saturating_sub(1),
         };
         if self.keeps_messages {
-            let chunk = Chunk::from_buffer(message);
+            // Now, as `Message::keep` cannot reach the pool from a buffer.
+            let short = env.pool.keep_short(&message);
+            let chunk = short.unwrap_or_else(|| Chunk::from_buffer(message));
             self.call(&chunk, Some((&chunk, 0)), env);
         } else {
             self.call(&message, None, env);

@@ -80,6 +80,28 @@ impl Chunk {
         }
     }
 
+    /// The same for a message: a short one is copied into a short slot, if there is one, so that it does not occupy the
+    /// long slot that it was received into.
+    pub(crate) fn into_kept_message(self) -> Self {
+        if let Bytes::Slot(slot) = &self.bytes
+            && let Some(short) = &slot.region.short
+            && let Some(copy) = short.keep_copy(&self)
+        {
+            return copy;
+        }
+        self.into_kept()
+    }
+
+    /// Memory that nothing else can be in while these bytes are held: the whole slot, all that their buffer takes, or a
+    /// heap block. Those who hold parts of the same memory share it.
+    pub fn occupied_bytes(&self) -> usize {
+        match &self.bytes {
+            Bytes::Slot(slot) => slot.region.slot_bytes as usize,
+            Bytes::Heap(block) => block.capacity(),
+            Bytes::Buffer(shared) => shared.touched_bytes(),
+        }
+    }
+
     /// Memory that these bytes keep: all that their buffer takes. Slots are there anyway, and are kept up to a number.
     pub(crate) fn memory_bytes(&self) -> usize {
         match &self.bytes {
@@ -115,7 +137,8 @@ impl Chunk {
         Some(unsafe { slice::from_raw_parts_mut(slot.region.slot_ptr(slot.index).as_ptr(), bytes) })
     }
 
-    /// Index of the slot in its pool and offset of the first byte in the slot; `None` for a heap block.
+    /// Index of the slot in its pool and offset of the first byte in the slot; `None` for a heap block. Which pool it is, of
+    /// long or of short slots, [`Chunk::name`] tells.
     pub fn slot(&self) -> Option<(u32, usize)> {
         match &self.bytes {
             Bytes::Slot(slot) => Some((slot.index, self.offset)),

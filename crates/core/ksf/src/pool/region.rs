@@ -3,11 +3,15 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::{Memory, PoolSpec};
+use super::chunk::Chunk;
+use super::free::FreeStack;
+use super::slot::SlotMut;
+use super::{Memory, PoolSpec, SlotName};
 use crate::buffers::Buffers;
 
 /// The mapping, and who holds which slot.
@@ -22,12 +26,14 @@ pub(super) struct Region {
     pub(super) meta: Box<[SlotMeta]>,
     /// Keeps the lock on the file.
     _file: Option<OwnedFd>,
-    /// Top of the stack of returned slots; `NONE` when empty.
-    returned: AtomicU32,
+    /// Slots that came back. Of long ones the pool takes all at a time, of short ones any thread takes one.
+    free: FreeStack,
     pub(super) in_use: AtomicU32,
     /// Slots with the mark, and those of them that are about to be given back.
     pub(super) kept: AtomicU32,
     pub(super) copies: AtomicU64,
+    /// Where short messages are kept that were received into this region.
+    pub(super) short: Option<Arc<Region>>,
     /// For these copies.
     pub(super) buffers: Buffers,
 }
@@ -39,8 +45,6 @@ pub(super) struct SlotMeta {
     next: AtomicU32,
 }
 
-const NONE: u32 = u32::MAX;
-
 // SAFETY: `base` is only dereferenced through `SlotMut` (one holder) and `Slot` (readers only), and the holder counts
 // and the returned stack are atomics; nothing in a region is tied to a thread.
 unsafe impl Send for Region {}
@@ -48,8 +52,8 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    pub(super) fn map(spec: PoolSpec) -> io::Result<Self> {
-        let PoolSpec { memory, id, slot_bytes, slots, headroom_bytes, kept_max, live: _ } = spec;
+    pub(super) fn map(spec: PoolSpec, short: Option<Arc<Region>>) -> io::Result<Self> {
+        let PoolSpec { memory, id, slot_bytes, slots, headroom_bytes, kept_max, live: _, short: _ } = spec;
         let invalid = |text| io::Error::new(io::ErrorKind::InvalidInput, text);
         let bytes = (slot_bytes as usize).checked_mul(slots as usize).filter(|bytes| *bytes > 0);
         let bytes = bytes.ok_or_else(|| invalid("a pool has at least one slot of at least one byte"))?;
@@ -103,7 +107,7 @@ impl Region {
             }
         };
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        let free = || SlotMeta { holders: AtomicU32::new(0), kept: AtomicBool::new(false), next: AtomicU32::new(NONE) };
+        let free = || SlotMeta { holders: AtomicU32::new(0), kept: AtomicBool::new(false), next: AtomicU32::new(0) };
         Ok(Self {
             base,
             map_bytes,
@@ -113,10 +117,11 @@ impl Region {
             kept_max,
             _file: file,
             meta: (0..slots).map(|_| free()).collect(),
-            returned: AtomicU32::new(NONE),
+            free: FreeStack::default(),
             in_use: AtomicU32::new(0),
             kept: AtomicU32::new(0),
             copies: AtomicU64::new(0),
+            short,
             buffers: Buffers::default(),
         })
     }
@@ -128,22 +133,14 @@ impl Region {
         unsafe { self.base.add(index as usize * self.slot_bytes as usize) }
     }
 
-    /// Any thread: puts a slot on the stack. Only the owner takes from it, and takes all of it, so there is no ABA.
+    /// Any thread: a slot that nobody holds any more.
     pub(super) fn give_back(&self, index: u32) {
         let kept = &self.meta[index as usize].kept;
         let was_kept = kept.load(Ordering::Relaxed);
         if was_kept {
             kept.store(false, Ordering::Relaxed);
         }
-        let mut top = self.returned.load(Ordering::Relaxed);
-        loop {
-            self.meta[index as usize].next.store(top, Ordering::Relaxed);
-            // Release: what this thread did with the slot happens before the owner's next use of it.
-            match self.returned.compare_exchange_weak(top, index, Ordering::Release, Ordering::Relaxed) {
-                Ok(_) => break,
-                Err(now) => top = now,
-            }
-        }
+        self.free.push(index, |index| &self.meta[index as usize].next);
         self.in_use.fetch_sub(1, Ordering::Relaxed);
         if was_kept {
             // Last, and seen to be last by who takes the place: until then the slot is not back.
@@ -151,15 +148,55 @@ impl Region {
         }
     }
 
-    pub(super) fn drain_returned(&self, free: &mut Vec<u32>) {
-        let mut at = self.returned.swap(NONE, Ordering::Acquire);
-        let start = free.len();
-        while at != NONE {
-            free.push(at);
-            at = self.meta[at as usize].next.load(Ordering::Relaxed);
+    pub(super) fn take_free(&self, into: &mut Vec<u32>) {
+        self.free.take_all(into, |index| &self.meta[index as usize].next);
+    }
+
+    /// The slots with these names, counted as kept.
+    pub(super) fn hold(self: &Arc<Self>, names: &[SlotName]) -> io::Result<Vec<Chunk>> {
+        let hold = |name: &SlotName| {
+            let end = name.offset.checked_add(name.len).filter(|end| *end <= self.slot_bytes);
+            let inside = name.pool == self.id && (name.index as usize) < self.meta.len();
+            if !inside || end.is_none() {
+                let text = format!("{name:?} is outside of the pool, or of another one");
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+            }
+            let meta = &self.meta[name.index as usize];
+            if meta.holders.fetch_add(1, Ordering::Relaxed) == 0 {
+                meta.kept.store(true, Ordering::Relaxed);
+                self.in_use.fetch_add(1, Ordering::Relaxed);
+                self.kept.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(Chunk::of_slot(Arc::clone(self), name.index, name.offset as usize, name.len as usize))
+        };
+        names.iter().map(hold).collect()
+    }
+
+    /// Slots that nobody holds, the first one last. To be called once, when the live ones are held.
+    pub(super) fn never_used(&self) -> impl Iterator<Item = u32> {
+        let is_free = |index: &u32| self.meta[*index as usize].holders.load(Ordering::Relaxed) == 0;
+        (0..self.meta.len() as u32).rev().filter(is_free)
+    }
+
+    /// Makes slots available to [`Self::keep_copy`].
+    pub(super) fn offer(&self, indexes: impl Iterator<Item = u32>) {
+        indexes.for_each(|index| self.free.push(index, |index| &self.meta[index as usize].next));
+    }
+
+    /// Any thread: a copy of these bytes in a slot of this region, kept. `None`: they do not fit into a slot, or as many
+    /// slots are kept as may be.
+    pub(super) fn keep_copy(self: &Arc<Self>, bytes: &[u8]) -> Option<Chunk> {
+        let fits = bytes.len() <= (self.slot_bytes - self.headroom_bytes) as usize;
+        if !fits || self.kept.load(Ordering::Relaxed) >= self.kept_max {
+            return None;
         }
-        // The stack's top was freed last: it shall be used first.
-        free[start..].reverse();
+        let index = self.free.pop(|index| &self.meta[index as usize].next)?;
+        self.in_use.fetch_add(1, Ordering::Relaxed);
+        let mut slot = SlotMut { region: Arc::clone(self), index };
+        slot.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+        let chunk = slot.freeze(bytes.len());
+        // Others may have kept the last ones meanwhile; then the slot goes back here.
+        chunk.keep().then_some(chunk)
     }
 }
 

@@ -24,7 +24,8 @@ impl SlotMut {
         let headroom = self.region.headroom_bytes as usize;
         let len = self.region.slot_bytes as usize;
         // SAFETY: `index` names a slot inside the region, which `region` keeps mapped; no other `SlotMut` or `Slot`
-        // has this index while `self` lives (`Pool::take` removed it from the free list), so `&mut` is exclusive.
+        // has this index while `self` lives (`Pool::take` or `Region::keep_copy` took it from the free ones), so `&mut` is
+        // exclusive.
         let slot = unsafe { slice::from_raw_parts_mut(self.region.slot_ptr(self.index).as_ptr(), len) };
         &mut slot[headroom..]
     }

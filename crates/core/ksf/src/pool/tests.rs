@@ -247,3 +247,125 @@ fn what_is_kept_is_counted_right_from_many_threads() {
         assert_eq!(pool.kept(), 0);
     }
 }
+
+fn with_short(slots: u32, short_slots: u32) -> Pool {
+    let long = PoolSpec::new(Memory::Anonymous, 8192, slots);
+    Pool::open(long.with_short(PoolSpec::short(Memory::Anonymous, short_slots))).unwrap().pool
+}
+
+fn received(pool: &mut Pool, bytes: &[u8]) -> Chunk {
+    let mut slot = pool.take().unwrap();
+    slot.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+    slot.freeze(bytes.len())
+}
+
+/// A short slot, then the long one it was received into, then the heap.
+#[test]
+fn a_short_message_is_kept_where_there_is_room() {
+    let mut pool = with_short(4, 2);
+    let mut keep = |text: &[u8]| {
+        let chunk = received(&mut pool, text).into_kept_message();
+        assert_eq!(&*chunk, text);
+        chunk
+    };
+    let long = keep(&[7; 2049]);
+    let short: Vec<_> = (0..5).map(|number| keep(&[number; 2048])).collect();
+    let places: Vec<_> = short.iter().map(|chunk| chunk.name().map(|name| name.pool)).collect();
+    assert_eq!(places, [Some(SHORT_ID), Some(SHORT_ID), Some(0), None, None]);
+    assert_eq!(short.iter().map(Chunk::occupied_bytes).collect::<Vec<_>>(), [2048, 2048, 8192, 4096, 4096]);
+    assert_eq!((long.name().unwrap().pool, long.occupied_bytes()), (0, 8192));
+    let usage = pool.usage();
+    assert_eq!((usage.short.kept, usage.short.kept_bytes()), (2, 4096));
+    assert_eq!((usage.long.kept, usage.long.kept_bytes(), pool.take_copies()), (2, 16384, 2));
+    // Kept once more: where it is.
+    assert_eq!(short[0].clone().into_kept_message().name(), short[0].name());
+    drop((long, short));
+    assert_eq!((pool.usage().short.in_use, pool.usage().short.kept, pool.kept()), (0, 0, 0));
+    assert_eq!(received(&mut pool, b"again").into_kept_message().name().unwrap().pool, SHORT_ID);
+}
+
+#[test]
+fn the_owner_sets_how_many_short_slots_are_kept() {
+    let short = PoolSpec { kept_max: 1, headroom_bytes: 48, ..PoolSpec::short(Memory::Anonymous, 8) };
+    let spec = PoolSpec::new(Memory::Anonymous, 8192, 8).with_short(short);
+    let mut pool = Pool::open(spec).unwrap().pool;
+    assert_eq!(received(&mut pool, &[1; 2001]).into_kept_message().name().unwrap().pool, 0, "behind the headroom");
+    let first = received(&mut pool, &[1; 2000]).into_kept_message();
+    assert_eq!((first.name().unwrap().pool, first.name().unwrap().offset), (SHORT_ID, 48));
+    assert_eq!(received(&mut pool, b"second").into_kept_message().name().unwrap().pool, 0);
+}
+
+#[test]
+fn live_short_slots_are_found_by_name_and_not_overwritten() {
+    let ((_long, open_long), (_short, open_short)) = (temporary_file(4 * 8192), temporary_file(4 * 2048));
+    let spec = |live: &[SlotName]| {
+        let of = |pool| live.iter().filter(|name| name.pool == pool).copied().collect();
+        let short = PoolSpec { id: 8, live: of(8), ..PoolSpec::short(Memory::File(open_short()), 4) };
+        PoolSpec { id: 7, live: of(7), ..PoolSpec::new(Memory::File(open_long()), 8192, 4) }.with_short(short)
+    };
+    let mut pool = Pool::open(spec(&[])).unwrap().pool;
+    let texts: [&[u8]; 3] = [&[1; 4000], b"two", b"three"];
+    let held: Vec<_> = texts.iter().map(|text| received(&mut pool, text).into_kept_message()).collect();
+    let names: Vec<_> = held.iter().map(|chunk| chunk.name().unwrap()).collect();
+    assert_eq!(names.iter().map(|name| name.pool).collect::<Vec<_>>(), [7, 8, 8]);
+    drop((pool, held));
+
+    let Opened { mut pool, live } = Pool::open(spec(&names)).unwrap();
+    assert_eq!((pool.usage().long.kept, pool.usage().short.kept), (1, 2));
+    let more: Vec<_> = (0..4).map(|_| received(&mut pool, b"more").into_kept_message()).collect();
+    let places: Vec<_> = more.iter().map(|chunk| chunk.name().map(|name| name.pool)).collect();
+    assert_eq!(places, [Some(8), Some(8), Some(7), None], "two short slots and one long one may be kept besides");
+    assert_eq!(live.iter().map(|chunk| &**chunk).collect::<Vec<_>>(), texts, "nothing was written over");
+    assert_eq!(live.iter().map(|chunk| chunk.name().unwrap()).collect::<Vec<_>>(), names);
+    drop(live);
+    drop(more);
+    assert_eq!((pool.usage().short.kept, pool.usage().long.kept), (0, 0), "what is live no longer is used again");
+}
+
+#[test]
+fn short_slots_that_make_no_sense_are_refused_by_name() {
+    let short = || PoolSpec::short(Memory::Anonymous, 4);
+    let long = || PoolSpec::new(Memory::Anonymous, 8192, 4);
+    let outside = SlotName { pool: SHORT_ID, index: 4, offset: 0, len: 1 };
+    for (spec, text) in [
+        (long().with_short(PoolSpec { id: 0, ..short() }), "same id"),
+        (long().with_short(short().with_short(PoolSpec { id: 9, ..short() })), "no shorter ones"),
+        (long().with_short(PoolSpec { live: vec![outside], ..short() }), "outside of the pool"),
+        (long().with_short(PoolSpec { slots: 0, ..short() }), "at least one slot"),
+    ] {
+        let error = Pool::open(spec).unwrap_err().to_string();
+        assert!(error.contains(text), "{error}");
+    }
+}
+
+/// Threads keep messages and let go of them, and no two ever have the same slot.
+#[test]
+fn short_slots_are_given_out_once_at_a_time_on_many_threads() {
+    let mut pool = with_short(2, 8);
+    let messages: Vec<_> = (0..2).map(|number| received(&mut pool, &[number; 100])).collect();
+    let taken = [const { std::sync::atomic::AtomicBool::new(false) }; 8];
+    let barrier = std::sync::Barrier::new(4);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (message, taken, barrier) = (&messages[thread % 2], &taken, &barrier);
+            scope.spawn(move || {
+                barrier.wait();
+                for _ in 0..20_000 {
+                    let kept = [(); 3].map(|()| message.clone().into_kept_message());
+                    let short = || kept.iter().filter_map(Chunk::name).filter(|name| name.pool == SHORT_ID);
+                    for name in short() {
+                        assert!(!taken[name.index as usize].swap(true, Ordering::SeqCst), "slot {}", name.index);
+                    }
+                    assert!(kept.iter().all(|chunk| **chunk == **message));
+                    short().for_each(|name| taken[name.index as usize].store(false, Ordering::SeqCst));
+                }
+            });
+        }
+    });
+    assert_eq!((pool.usage().short.in_use, pool.usage().short.kept), (0, 0));
+    let all: Vec<_> = (0..9).map(|_| messages[0].clone().into_kept_message()).collect();
+    let mut indexes: Vec<_> =
+        all.iter().filter_map(Chunk::name).filter(|name| name.pool == SHORT_ID).map(|name| name.index).collect();
+    indexes.sort_unstable();
+    assert_eq!(indexes, (0..8).collect::<Vec<_>>());
+}

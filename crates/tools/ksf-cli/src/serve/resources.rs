@@ -1,8 +1,8 @@
-//! What a server sets aside when it starts: slots to receive into, and threads for tasks. As the
+//! What a server sets aside when it starts: slots to receive into and to keep messages in, and threads for tasks. As the
 //! [limits](crate::serve::limits) these come from built-in defaults, a TOML file and the command line; unlike them they hold
 //! until the server ends.
 
-use ksf::server::{Builder, SLOT_BYTES, SLOTS};
+use ksf::server::{Builder, SHORT_SLOTS, SLOT_BYTES, SLOTS};
 use ksf::tasks::TaskOptions;
 
 use crate::serve::limits::settings;
@@ -11,6 +11,7 @@ use crate::serve::limits::settings;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Resources {
     slots: u32,
+    short_slots: u32,
     task_threads_max: usize,
     task_queue_max: usize,
     task_idle_exit_ms: u64,
@@ -19,7 +20,13 @@ pub(crate) struct Resources {
 impl Default for Resources {
     fn default() -> Self {
         let TaskOptions { threads_max, queue_max, idle_exit_ms } = TaskOptions::default();
-        Self { slots: SLOTS, task_threads_max: threads_max, task_queue_max: queue_max, task_idle_exit_ms: idle_exit_ms }
+        Self {
+            slots: SLOTS,
+            short_slots: SHORT_SLOTS,
+            task_threads_max: threads_max,
+            task_queue_max: queue_max,
+            task_idle_exit_ms: idle_exit_ms,
+        }
     }
 }
 
@@ -31,6 +38,9 @@ settings! {
     target: Resources;
     /// Slots to receive into per shard, 68 KiB each; memory is taken as they are first used [default: 256]
     slots: u32, "N", 16..=65_536;
+    /// Slots of 2 KiB per shard, to keep short messages in; 0: they are kept in the slots they were received into
+    /// [default: 4096]
+    short_slots: u32, "N", 0..=16_777_216;
     /// Threads per shard for tasks of a service; 0: none, every task is refused [default: 8]
     task_threads_max: usize, "N", 0..=1024;
     /// Tasks that may wait per shard; further ones are refused, and the service decides [default: 1024]
@@ -50,10 +60,10 @@ impl Resources {
 
     /// Tells the framework.
     pub(crate) fn give_to(&self, builder: Builder) -> Builder {
-        let Self { slots, task_threads_max, task_queue_max, task_idle_exit_ms } = *self;
+        let Self { slots, short_slots, task_threads_max, task_queue_max, task_idle_exit_ms } = *self;
         let tasks =
             TaskOptions { threads_max: task_threads_max, queue_max: task_queue_max, idle_exit_ms: task_idle_exit_ms };
-        builder.slots(SLOT_BYTES, slots).tasks(tasks)
+        builder.slots(SLOT_BYTES, slots).short_slots(short_slots).tasks(tasks)
     }
 }
 
@@ -83,7 +93,14 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for text in ["slots = 15", "slots = 65537", "task_threads_max = 1025", "task_queue_max = -1", "threads = 1"] {
+        for text in [
+            "slots = 15",
+            "slots = 65537",
+            "short_slots = 16777217",
+            "task_threads_max = 1025",
+            "task_queue_max = -1",
+            "threads = 1",
+        ] {
             assert!(toml::from_str::<ResourceTable>(text).is_err(), "{text}");
         }
     }

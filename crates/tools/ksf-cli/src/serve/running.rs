@@ -174,6 +174,18 @@ impl Running {
         own
     }
 
+    /// How the slots of its shards are used now.
+    fn slots(&self) -> Vec<Value> {
+        let usage = self.server.slots();
+        vec![
+            Value::new("slots_in_use", "Slots that are received into, or that somebody holds.", usage.long.in_use),
+            Value::new("slots_kept", "Slots that were received into and that messages are kept in.", usage.long.kept),
+            Value::new("slots_kept_bytes", "Bytes of these slots.", usage.long.kept_bytes()),
+            Value::new("short_slots_kept", "Short slots that messages are kept in.", usage.short.kept),
+            Value::new("short_slots_kept_bytes", "Bytes of these slots.", usage.short.kept_bytes()),
+        ]
+    }
+
     /// What `ksf stat` shows.
     pub(crate) fn snapshot(&self) -> ServiceSnapshot {
         let server = &self.server;
@@ -185,6 +197,7 @@ impl Running {
             shards: server.cpus().len(),
             listeners: server.listeners().iter().map(|listener| listener.addr.to_string()).collect(),
             limits: limits.into_iter().map(|(name, value)| Value::new(name, "", value)).collect(),
+            slots: self.slots(),
             counters: server.counters().iter().map(|c| Value::new(c.name, c.help, c.value)).collect(),
             kernel: kernel.map(|c| Value::new(c.name, c.help, c.value)).collect(),
             own: self.own(),

@@ -138,8 +138,8 @@ fn text(now: &Snapshot, earlier: Option<(Duration, &Snapshot)>, all: bool) -> St
             let service = snapshot.services.iter().find(|old| old.name == service.name)?;
             Some((elapsed, service))
         });
-        for (title, part) in PARTS {
-            let rates = old.map(|(elapsed, old)| (elapsed, by_name(part(old))));
+        for (title, part, grows) in PARTS {
+            let rates = old.filter(|_| grows).map(|(elapsed, old)| (elapsed, by_name(part(old))));
             let shown: Vec<&Value> = part(service).iter().filter(|value| all || value.value > 0).collect();
             if shown.is_empty() {
                 continue;
@@ -163,11 +163,12 @@ fn text(now: &Snapshot, earlier: Option<(Duration, &Snapshot)>, all: bool) -> St
 /// Picks a group of counters of a service.
 type Part = fn(&ServiceSnapshot) -> &[Value];
 
-/// The groups, with the heading they are shown under.
-const PARTS: [(&str, Part); 3] = [
-    ("user space", |service| &service.counters),
-    ("kernel", |service| &service.kernel),
-    ("service", |service| &service.own),
+/// The groups, with the heading they are shown under, and whether they count what only grows.
+const PARTS: [(&str, Part, bool); 4] = [
+    ("user space", |service| &service.counters, true),
+    ("slots now", |service| &service.slots, false),
+    ("kernel", |service| &service.kernel, true),
+    ("service", |service| &service.own, true),
 ];
 
 fn by_name(values: &[Value]) -> HashMap<&str, u64> {
@@ -201,9 +202,12 @@ mod tests {
         let old = example();
         let mut new = example();
         new.services[0].counters[0].value += 10;
+        new.services[0].slots[0].value += 10;
         let text = text(&new, Some((Duration::from_secs(2), &old)), false);
         let line = text.lines().find(|line| line.contains("accepted")).unwrap();
         assert!(line.contains(" 5.0/s"), "{line}");
+        let line = text.lines().find(|line| line.contains("short_slots_kept")).unwrap();
+        assert!(line.contains(" 16 ") && !line.contains("/s"), "what is used now has no rate: {line}");
     }
 
     #[test]

@@ -37,6 +37,9 @@ pub(crate) struct ServiceSnapshot {
     pub(crate) listeners: Vec<String>,
     /// Limits in force.
     pub(crate) limits: Vec<Value>,
+    /// How the slots of the shards are used now.
+    #[serde(default)]
+    pub(crate) slots: Vec<Value>,
     /// Counters of the user-space half, summed over the shards.
     pub(crate) counters: Vec<Value>,
     /// Counters of the kernel half; empty on the engines uring and epoll.
@@ -86,6 +89,7 @@ pub(crate) fn example() -> Snapshot {
         shards: 2,
         listeners: vec!["tcp 127.0.0.1:60007".into()],
         limits: vec![Value::new("fragments_max", "", 9)],
+        slots: vec![Value::new("short_slots_kept", "Short slots that messages are kept in.", 6)],
         counters: vec![
             Value::new("accepted", "Connections accepted.", accepted),
             Value::new("closed_total", "Connections closed.", 0),

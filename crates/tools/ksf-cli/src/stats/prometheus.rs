@@ -101,14 +101,26 @@ fn exposition(snapshot: &Snapshot) -> String {
         snapshot.uptime_ms / 1000,
         snapshot.uptime_ms % 1000
     );
+    write(&mut out, metrics, "counter");
+    let mut gauges = Metrics::new();
+    for service in &snapshot.services {
+        for value in &service.slots {
+            let entry = gauges.entry(format!("ksf_{}", value.name)).or_insert_with(|| (&value.help, Vec::new()));
+            entry.1.push((&service.name, value.value));
+        }
+    }
+    write(&mut out, gauges, "gauge");
+    out
+}
+
+fn write(out: &mut String, metrics: Metrics<'_>, kind: &str) {
     for (name, (help, samples)) in metrics {
         let help = if help.is_empty() { "Counter of the service's own." } else { help };
-        let _ = writeln!(out, "# HELP {name} {}\n# TYPE {name} counter", help.replace('\n', " "));
+        let _ = writeln!(out, "# HELP {name} {}\n# TYPE {name} {kind}", help.replace('\n', " "));
         for (service, value) in samples {
             let _ = writeln!(out, "{name}{{service=\"{}\"}} {value}", escape(service));
         }
     }
-    out
 }
 
 fn collect<'a>(metrics: &mut Metrics<'a>, service: &'a ServiceSnapshot, part: &str, values: &'a [Value]) {
@@ -141,6 +153,7 @@ mod tests {
         assert!(text.contains("ksf_closed_total{service=\"echo\"} 0"));
         assert!(text.contains("ksf_kernel_messages_total{service=\"echo\"} 5"));
         assert!(text.contains("ksf_service_calls_total{service=\"echo\"} 1"));
+        assert!(text.contains("# TYPE ksf_short_slots_kept gauge\nksf_short_slots_kept{service=\"echo\"} 6\n"));
         assert!(text.contains("ksf_uptime_seconds 1.500\n"));
         assert_eq!(text.matches("# TYPE ksf_accepted_total ").count(), 1);
     }
