@@ -3,7 +3,8 @@
 //! Two sums are kept, each with a limit:
 //!
 //! * **input**: messages that arrived in part, and chunks put aside ([`Limits::assembly_bytes_max`]);
-//! * **replies**: requests in work, replies held back, replies queued ([`Limits::shard_bytes_max`]).
+//! * **replies**: requests in work, replies held back, replies queued, and what waits for outgoing connections
+//!   ([`Limits::shard_bytes_max`]).
 //!
 //! Above the limit for input a connection with an unfinished message is not read. So that such connections do not wait
 //! for each other for ever, a few at a time hold a *pass*: they are read to the end of their message all the same. A

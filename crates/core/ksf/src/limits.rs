@@ -25,14 +25,15 @@ pub struct Limits {
     /// Time in which a peer must take some of the replies queued for it, and in which a part of a file must be read for a
     /// reply.
     pub send_timeout_ms: u64,
-    /// Replies queued for one peer above which its requests are not read any more.
+    /// Replies queued for one peer above which its requests are not read any more; and bytes passed on to the other end of
+    /// an exchange above which no more are.
     pub out_queue_bytes_max: usize,
     /// Budget of one connection: requests in work, what their replies will need as far as that is known, replies held
     /// back and replies queued. At the budget no further request of the connection is handed over, so one request and
     /// its reply may exceed it. Replies that nobody announced close the connection at twice the budget.
     pub connection_bytes_max: usize,
-    /// The same for all connections of a shard together. At the budget a connection that has something in it waits
-    /// until its own share is gone.
+    /// The same for all connections of a shard together, outgoing ones included. At the budget a connection that has
+    /// something in it waits until its own share is gone.
     pub shard_bytes_max: usize,
     /// Connections per server; a further one is accepted and closed at once.
     pub connections_max: usize,

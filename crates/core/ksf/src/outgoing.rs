@@ -12,7 +12,11 @@
 //! ```
 //!
 //! Both directions are bounded by `out_queue_bytes_max`: who does not take its bytes stops the other end from being
-//! read. Every wait has an end: `connect_timeout_ms`, `send_timeout_ms`, `upstream_timeout_ms`.
+//! read. What waits for the other end counts towards `shard_bytes_max`, too; when that is used up, an exchange that has a
+//! share of its own in it is full. While an exchange is full no message is handed over, and what the service passes on all
+//! the same, out of [`Service::upstream`](crate::Service::upstream) or a deferred answer, [comes back](ExchangeFull); then
+//! the other end is not read, either, until it has taken some, and the service is told ([`Upstream::Room`]). Every wait
+//! has an end: `connect_timeout_ms`, `send_timeout_ms`, `upstream_timeout_ms`.
 
 use std::net::SocketAddr;
 
@@ -34,6 +38,8 @@ pub enum Upstream {
     Ended,
     /// The exchange is over.
     Failed(Failure),
+    /// The other end takes bytes again, after some [came back](ExchangeFull).
+    Room,
     /// Not the other end: the client ended its direction. What it sent before was handed over.
     ClientEnded,
 }
@@ -63,6 +69,12 @@ pub enum Failure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("outgoing connections belong to shards, and to messages of streams: there is none to be had here")]
 pub struct NoOutgoing;
+
+/// The other end of the exchange does not take its bytes: these were not passed on. [`Upstream::Room`] follows, unless the
+/// exchange ends before.
+#[derive(Debug, thiserror::Error)]
+#[error("{} bytes were not passed on: more than may wait for the other end of the exchange already does", .0.len())]
+pub struct ExchangeFull(pub Chunk);
 
 /// What a connection asks of its shard, or of what plays its shard
 /// ([`Env::take_exchange_requests`](crate::env::Env::take_exchange_requests)).
@@ -105,4 +117,8 @@ pub(crate) struct Exchange {
     pub(crate) hold: bool,
     /// The other end does not take its bytes.
     pub(crate) full: bool,
+    /// Too much is on its way to the other end, as the call of the service began.
+    pub(crate) crowded: bool,
+    /// The service was refused to pass on bytes, and hears when there is room again.
+    pub(crate) refused: bool,
 }

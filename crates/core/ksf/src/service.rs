@@ -11,7 +11,7 @@ use crate::files::{FileRange, NoFileReplies};
 use crate::framing::{Frame, Framing};
 use crate::gates::{Gate, GateSet};
 use crate::limits::Limits;
-use crate::outgoing::{Exchange, ExchangeRequest, ExchangeWork, NoOutgoing, Upstream};
+use crate::outgoing::{Exchange, ExchangeFull, ExchangeRequest, ExchangeWork, NoOutgoing, Upstream};
 use crate::output::{Output, SendBatch};
 use crate::pool::Chunk;
 use crate::tasks::Task;
@@ -306,6 +306,8 @@ pub struct Reply<'a> {
     pub(crate) expected_bytes: usize,
     /// What was counted as work.
     pub(crate) work_bytes: usize,
+    /// What was passed on to the other end of the exchange.
+    pub(crate) passed_bytes: usize,
     /// Answers the message is still owed.
     pub(crate) deferred: u32,
     /// What must be durable before the replies may leave.
@@ -371,6 +373,7 @@ impl<'a> Reply<'a> {
             message_bytes,
             expected_bytes: EXPECTED_REPLY_BYTES,
             work_bytes: 0,
+            passed_bytes: 0,
             deferred: 0,
             gates: GateSet::default(),
             blocks: false,
@@ -589,18 +592,31 @@ impl Reply<'_> {
     /// [`NoOutgoing`]: only shards have outgoing connections, for messages of streams. Nothing was begun.
     pub fn dial(&mut self, to: SocketAddr, reuse: bool) -> Result<(), NoOutgoing> {
         let (Target::Stream { key: from, .. }, None) = (self.target, &self.env.answers) else { return Err(NoOutgoing) };
-        self.exchange = Exchange { open: true, full: false, ..self.exchange };
+        self.exchange = Exchange { open: true, hold: self.exchange.hold, ..Exchange::default() };
         self.env.exchange_work.push(ExchangeWork::Request { from, request: ExchangeRequest::Dial { to, reuse } });
         Ok(())
     }
 
-    /// Passes bytes to the other end of the exchange; lost if there is none.
-    pub fn pass(&mut self, bytes: Chunk) {
+    /// Passes bytes to the other end of the exchange; lost if there is none. A message is never handed over while the
+    /// exchange is full, so all that is passed on for it is taken.
+    ///
+    /// # Errors
+    ///
+    /// [`ExchangeFull`] with the bytes, in the calls that come all the same, for what the other end sends and for deferred
+    /// answers: too much waited for the other end when the call began. The other end is not read until it takes bytes
+    /// again; then [`Upstream::Room`](crate::outgoing::Upstream::Room) is told.
+    pub fn pass(&mut self, bytes: Chunk) -> Result<(), ExchangeFull> {
         if let Target::Stream { key: from, .. } = self.target
             && self.exchange.open
         {
+            if self.exchange.full || self.exchange.crowded {
+                self.exchange.refused = true;
+                return Err(ExchangeFull(bytes));
+            }
+            self.passed_bytes += bytes.len();
             self.env.exchange_work.push(ExchangeWork::Request { from, request: ExchangeRequest::Pass(bytes) });
         }
+        Ok(())
     }
 
     /// Ends the exchange. `keep`: the connection may serve another one, because both ends agree that this one is over.
@@ -609,7 +625,7 @@ impl Reply<'_> {
         if let Target::Stream { key: from, .. } = self.target
             && self.exchange.open
         {
-            self.exchange = Exchange { open: false, full: false, ..self.exchange };
+            self.exchange = Exchange { hold: self.exchange.hold, ..Exchange::default() };
             self.env.exchange_work.push(ExchangeWork::Request { from, request: ExchangeRequest::HangUp { keep } });
         }
     }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use ksf::CloseReason;
+use ksf::connection::Connection;
 use ksf::env::Env;
 use ksf::outgoing::{ExchangeRequest, Upstream};
 use ksf::pool::Chunk;
@@ -112,14 +113,14 @@ fn meet(client: &[&[u8]], backend: &[&[u8]]) -> Met {
     }
     let mut answered = 0;
     loop {
-        carry_out(&mut env, &mut met);
+        carry_out(&mut connection, &mut env, &mut met);
         if answered == met.passed.len() {
             break;
         }
         answered += 1;
         connection.upstream(Upstream::Connected { reused: false }, &mut env);
         for piece in backend {
-            carry_out(&mut env, &mut met);
+            carry_out(&mut connection, &mut env, &mut met);
             let (_, hung_up) = &mut met.passed[answered - 1];
             if hung_up.is_some() {
                 // What comes behind an answer ends a connection that was to be kept; the shard sees to that.
@@ -132,7 +133,7 @@ fn meet(client: &[&[u8]], backend: &[&[u8]]) -> Met {
             connection.upstream(Upstream::Received(Chunk::from_vec(piece.to_vec())), &mut env);
             send(&mut connection, &mut env, &mut met.sent);
         }
-        carry_out(&mut env, &mut met);
+        carry_out(&mut connection, &mut env, &mut met);
         if met.passed.len() == answered && met.passed[answered - 1].1.is_none() {
             connection.upstream(Upstream::Ended, &mut env);
             send(&mut connection, &mut env, &mut met.sent);
@@ -145,11 +146,14 @@ fn meet(client: &[&[u8]], backend: &[&[u8]]) -> Met {
 }
 
 /// Plays the shard.
-fn carry_out(env: &mut Env, met: &mut Met) {
+fn carry_out(connection: &mut Connection<Proxy>, env: &mut Env, met: &mut Met) {
     for (_, order) in env.take_exchange_requests() {
         match order {
             ExchangeRequest::Dial { .. } => met.passed.push((Vec::new(), None)),
-            ExchangeRequest::Pass(bytes) => met.passed.last_mut().expect("dialed first").0.extend_from_slice(&bytes),
+            ExchangeRequest::Pass(bytes) => {
+                met.passed.last_mut().expect("dialed first").0.extend_from_slice(&bytes);
+                connection.passed(bytes.len(), env);
+            }
             ExchangeRequest::HangUp { keep } => met.passed.last_mut().expect("dialed first").1 = Some(keep),
             other => panic!("{other:?}"),
         }

@@ -115,7 +115,8 @@ impl Scripted {
         asking.answer.clear();
         let dialed = reply.dial(SocketAddr::from(([10, 0, 0, 1], 80)), asking.attempts == 1);
         assert_eq!(dialed, Ok(()), "the world plays the shard");
-        reply.pass(Chunk::from_vec(asking.request.to_text()));
+        let passed = reply.pass(Chunk::from_vec(asking.request.to_text()));
+        assert!(passed.is_ok(), "nothing waits for a backend that was just dialed");
         reply.hold(true);
     }
 

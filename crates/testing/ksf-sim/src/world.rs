@@ -9,6 +9,7 @@ use ksf::env::Env;
 use ksf::files::{FileError, FileRange};
 use ksf::framing::{Delimiter, Endian, Framing, LengthPrefix};
 use ksf::limits::{Limits, Time};
+use ksf::outgoing::ExchangeRequest;
 use ksf::output::SendBatch;
 use ksf::pool::{Memory, Pool};
 use ksf::service::ConnKey;
@@ -528,21 +529,41 @@ impl World {
 
     /// Plays the shard: what the connection asked for since the last time.
     fn carry_out(&mut self, link: &mut Link) -> Result<(), String> {
-        for (_, order) in self.env.take_exchange_requests() {
-            Far::carry_out(&mut link.far, order, &mut self.random)
-                .map_err(|what| format!("peer {}: {what}", link.remote.number))?;
+        loop {
+            let orders = self.env.take_exchange_requests();
+            if orders.is_empty() {
+                return Ok(());
+            }
+            for (_, order) in orders {
+                self.carry_out_one(link, order)?;
+            }
+        }
+    }
+
+    fn carry_out_one(&mut self, link: &mut Link, order: ExchangeRequest) -> Result<(), String> {
+        let passed_bytes = if let ExchangeRequest::Pass(bytes) = &order { bytes.len() } else { 0 };
+        Far::carry_out(&mut link.far, order, &mut self.random)
+            .map_err(|what| format!("peer {}: {what}", link.remote.number))?;
+        if passed_bytes > 0 {
+            link.conn.passed(passed_bytes, &mut self.env);
         }
         Ok(())
     }
 
     /// The same, for connections that are in their places.
     fn carry_out_for_all(&mut self) -> Result<(), String> {
-        for (key, order) in self.env.take_exchange_requests() {
-            let Some(link) = &mut self.places[key.index as usize].1 else { continue };
-            Far::carry_out(&mut link.far, order, &mut self.random)
-                .map_err(|what| format!("peer {}: {what}", link.remote.number))?;
+        loop {
+            let orders = self.env.take_exchange_requests();
+            if orders.is_empty() {
+                return Ok(());
+            }
+            for (key, order) in orders {
+                let Some(mut link) = self.places[key.index as usize].1.take() else { continue };
+                let carried_out = self.carry_out_one(&mut link, order);
+                self.places[key.index as usize].1 = Some(link);
+                carried_out?;
+            }
         }
-        Ok(())
     }
 
     /// The other end of an exchange; it is not read while its client does not read.

@@ -14,7 +14,7 @@
 //! | bytes | counted as | at the limit |
 //! |---|---|---|
 //! | of a message that arrived in part, and chunks put aside | input of the shard's [`Budget`](crate::budget::Budget) | the connection is not read |
-//! | of requests in work, with the replies they announced; of replies held back, queued and being sent | budget of the connection and of the shard | no further message is handed over, and the connection is not read |
+//! | of requests in work, with the replies they announced; of replies held back, queued and being sent; passed on | budget of the connection and of the shard | no further message is handed over, and the connection is not read |
 
 use std::collections::VecDeque;
 
@@ -73,6 +73,8 @@ pub struct Connection<S: ShardService> {
     slack_bytes: usize,
     /// Requests in work, and what their replies need as far as it was announced.
     work_bytes: usize,
+    /// What was passed on and is not yet counted by the outgoing connection of the exchange.
+    passing_bytes: usize,
     /// What the shard's budget knows of this connection.
     counted_bytes: usize,
     /// The longest deferred reply so far: what the next one is assumed to need.
@@ -151,6 +153,7 @@ impl<S: ShardService> Connection<S> {
             held_bytes: 0,
             slack_bytes: 0,
             work_bytes: 0,
+            passing_bytes: 0,
             counted_bytes: 0,
             expected_bytes: EXPECTED_REPLY_BYTES,
             next_ticket: 0,
@@ -373,7 +376,7 @@ impl<S: ShardService> Connection<S> {
         }
         let was_stalled = self.is_stalled(env);
         if matches!(event, Upstream::Failed(_)) {
-            self.exchange = Exchange { open: false, full: false, ..self.exchange };
+            self.exchange = Exchange { hold: self.exchange.hold, ..Exchange::default() };
         }
         if !matches!(event, Upstream::ClientEnded) {
             self.last_activity = env.now;
@@ -388,8 +391,42 @@ impl<S: ShardService> Connection<S> {
     pub fn set_full(&mut self, full: bool, env: &mut Env) {
         let was_stalled = self.is_stalled(env);
         self.exchange.full = full && self.exchange.open;
+        self.tell_of_room(env);
         self.resume(was_stalled, env);
         self.recount(env);
+    }
+
+    /// The shard took so many of the bytes that were [passed on](crate::Reply::pass), and counts them from now on. If they
+    /// are too many, [`set_full`](Self::set_full) said so before.
+    pub fn passed(&mut self, bytes: usize, env: &mut Env) {
+        let was_stalled = self.is_stalled(env);
+        self.passing_bytes -= bytes;
+        self.tell_of_room(env);
+        self.resume(was_stalled, env);
+        self.recount(env);
+    }
+
+    /// Tells the service that it may pass on bytes again, before any message that waits for the same.
+    fn tell_of_room(&mut self, env: &mut Env) {
+        if self.exchange.refused && !self.is_exchange_full(env) {
+            self.exchange.refused = false;
+            self.call_upstream(Upstream::Room, env);
+        }
+    }
+
+    /// True while the other end of the exchange is not to be read: the service could not pass on what it was told.
+    pub(crate) fn awaits_room(&self) -> bool {
+        self.exchange.refused
+    }
+
+    fn is_exchange_full(&self, env: &Env) -> bool {
+        self.exchange.full || self.is_exchange_crowded(env)
+    }
+
+    /// True while too much is on its way to the outgoing connection.
+    #[inline]
+    fn is_exchange_crowded(&self, env: &Env) -> bool {
+        self.passing_bytes > 0 && self.passing_bytes > self.limits(env).out_queue_bytes_max
     }
 
     /// Everything that waits to be sent, unless a batch is under way already; up to a range of a file that is not read.
@@ -624,10 +661,12 @@ impl<S: ShardService> Connection<S> {
         self.output.memory_bytes() + self.sending_bytes + self.held_bytes
     }
 
-    /// Bytes that count towards [`connection_bytes_max`](crate::limits::Limits::connection_bytes_max): replies, and
-    /// requests in work with the replies they announced; of replies held back, all memory that they take.
+    /// Bytes that count towards [`connection_bytes_max`](crate::limits::Limits::connection_bytes_max): replies, requests in
+    /// work with the replies they announced, and what was passed on and no outgoing connection counts yet; of replies held
+    /// back, all memory that they take.
     pub fn owed_bytes(&self) -> usize {
-        self.queued_bytes() + self.slack_bytes + self.marks.len() * size_of::<Mark>() + self.work_bytes
+        let held_bytes = self.slack_bytes + self.marks.len() * size_of::<Mark>();
+        self.queued_bytes() + held_bytes + self.work_bytes + self.passing_bytes
     }
 
     /// Places in the order of replies: one for each message with an unanswered reply, one for all replies between two that
@@ -708,7 +747,7 @@ impl<S: ShardService> Connection<S> {
     /// True while no message is handed over. One chunk may be received all the same when only an exchange is in the
     /// way: to stop and start receiving for each would cost more, and the end of the stream is heard of.
     fn is_stalled(&self, env: &Env) -> bool {
-        self.exchange.hold || self.exchange.full || self.is_full(env)
+        self.exchange.hold || self.is_exchange_full(env) || self.is_full(env)
     }
 
     fn is_full(&self, env: &Env) -> bool {

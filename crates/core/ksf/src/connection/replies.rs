@@ -73,6 +73,7 @@ impl<S: ShardService> Connection<S> {
         env: &mut Env,
         call: impl FnOnce(&S, &mut S::Shard, &mut S::Conn, &mut Reply<'_>),
     ) -> Result<Called, Panicked> {
+        let crowded = self.is_exchange_crowded(env);
         let output = match into {
             Destination::Queue => &mut self.output,
             Destination::Place(output) => output,
@@ -81,11 +82,12 @@ impl<S: ShardService> Connection<S> {
         let target = Target::Stream { key: self.key, ticket, work_bytes: 0 };
         let mut reply = Reply::new(self.framing, Sink::Stream(&mut *output), env, target, message_bytes);
         reply.expected_bytes = self.expected_bytes;
-        reply.exchange = self.exchange;
+        reply.exchange = Exchange { crowded, ..self.exchange };
         let state = &mut self.state;
         let called = self.on.with(|service, shard| call(service, shard, state, &mut reply));
         self.deferred += reply.deferred;
         self.work_bytes += reply.work_bytes;
+        self.passing_bytes += reply.passed_bytes;
         self.blocks |= reply.blocks;
         let called = called.map(|()| Called {
             deferred: reply.deferred,

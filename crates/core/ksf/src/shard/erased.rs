@@ -143,6 +143,10 @@ pub(crate) trait Stream {
     fn upstream(&mut self, event: Upstream, env: &mut Env);
     /// The other end of its exchange takes no more for now, or does again.
     fn set_full(&mut self, full: bool, env: &mut Env);
+    /// An outgoing connection, or nobody, counts from now on what it passed on.
+    fn passed(&mut self, bytes: usize, env: &mut Env);
+    /// True while the other end of its exchange is not to be read, because the service could not pass on what it was told.
+    fn awaits_room(&self) -> bool;
     /// Itself, if it is an outgoing connection.
     fn outgoing(&mut self) -> Option<&mut Outgoing>;
     fn messages(&self) -> u64;
@@ -256,6 +260,12 @@ impl<S: ShardService> Stream for Connection<S> {
     }
     fn set_full(&mut self, full: bool, env: &mut Env) {
         Self::set_full(self, full, env);
+    }
+    fn passed(&mut self, bytes: usize, env: &mut Env) {
+        Self::passed(self, bytes, env);
+    }
+    fn awaits_room(&self) -> bool {
+        Self::awaits_room(self)
     }
     fn outgoing(&mut self) -> Option<&mut Outgoing> {
         None

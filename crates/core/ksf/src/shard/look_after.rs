@@ -106,8 +106,8 @@ impl<E: Engine> Shard<E> {
         let Some(conn) = self.places[index as usize].conn.as_mut() else { return };
         let Conn { stream, .. } = conn;
         if let Some(link) = conn.link {
-            let queued_bytes = stream.queued_bytes();
-            self.pace_exchange(link, queued_bytes);
+            let pause = stream.queued_bytes() > self.env.limits.out_queue_bytes_max || stream.awaits_room();
+            self.pace_exchange(link, pause);
         }
         let Some(conn) = self.places[index as usize].conn.as_mut() else { return };
         let Conn { stream, assist, socket, .. } = conn;

@@ -32,7 +32,9 @@ pub(crate) struct Outgoing {
     output: Output,
     sending: bool,
     sending_bytes: usize,
-    /// The owner's client does not take its bytes.
+    /// What the shard's budget knows of it.
+    counted_bytes: usize,
+    /// The owner's client does not take its bytes, or the owner could not pass on what it was told.
     paused: bool,
     /// The owner was told that no more can be passed for now.
     full: bool,
@@ -55,6 +57,7 @@ impl Outgoing {
             output: Output::default(),
             sending: false,
             sending_bytes: 0,
+            counted_bytes: 0,
             paused: false,
             full: false,
             eof: false,
@@ -92,6 +95,21 @@ impl Outgoing {
                 _ => (heard, Failure::Silent, CloseReason::IdleTimeout),
             }
         }
+    }
+
+    /// Tells the shard's budget what waits for the other end now.
+    fn recount(&mut self, env: &mut Env) {
+        let queued_bytes = self.queued_bytes();
+        env.budget.recount_replies(self.counted_bytes, queued_bytes);
+        self.counted_bytes = queued_bytes;
+    }
+
+    /// True while nothing more is to be passed on. As with connections, it is looked at again when its own share is gone if
+    /// others used up the shard's budget.
+    fn is_full(&self, env: &Env) -> bool {
+        let (limits, queued_bytes) = (&env.limits, self.queued_bytes());
+        queued_bytes > limits.out_queue_bytes_max.min(limits.connection_bytes_max)
+            || queued_bytes > 0 && env.budget.reply_bytes() >= limits.shard_bytes_max
     }
 
     /// True when another exchange may use it: nothing of the last one is left.
@@ -147,8 +165,9 @@ impl Stream for Outgoing {
             self.last_send_progress = env.now;
         }
         self.sending &= !done;
+        self.recount(env);
         if self.full
-            && self.queued_bytes() <= env.limits.out_queue_bytes_max
+            && !self.is_full(env)
             && let Some(to) = self.owner
         {
             self.full = false;
@@ -212,6 +231,7 @@ impl Stream for Outgoing {
         Some(self)
     }
     fn end(self: Box<Self>, env: &mut Env) {
+        env.budget.recount_replies(self.counted_bytes, 0);
         self.output.recycle(&mut env.spares);
     }
 
@@ -224,6 +244,10 @@ impl Stream for Outgoing {
     fn read_again(&mut self, _: &Env) {}
     fn upstream(&mut self, _: Upstream, _: &mut Env) {}
     fn set_full(&mut self, _: bool, _: &mut Env) {}
+    fn passed(&mut self, _: usize, _: &mut Env) {}
+    fn awaits_room(&self) -> bool {
+        false
+    }
     fn note_activity(&mut self, _: Time) {}
     fn is_settled(&self) -> bool {
         false
@@ -367,6 +391,15 @@ impl<E: Engine> Shard<E> {
     }
 
     fn pass(&mut self, from: ConnKey, bytes: Chunk) {
+        let passed_bytes = bytes.len();
+        self.hand_over(from, bytes);
+        // Counted there, or gone.
+        if let Some((owner, env)) = self.stream(from) {
+            owner.passed(passed_bytes, env);
+        }
+    }
+
+    fn hand_over(&mut self, from: ConnKey, bytes: Chunk) {
         let Some(link) = self.link_of(from) else { return };
         let Some((stream, env)) = self.stream(link) else { return };
         let Some(outgoing) = stream.outgoing() else { return };
@@ -375,7 +408,8 @@ impl<E: Engine> Shard<E> {
         } else {
             outgoing.output.push_chunk(bytes, &mut env.spares);
         }
-        if !outgoing.full && outgoing.queued_bytes() > env.limits.out_queue_bytes_max {
+        outgoing.recount(env);
+        if !outgoing.full && outgoing.is_full(env) {
             outgoing.full = true;
             if let Some((owner, env)) = self.stream(from) {
                 owner.set_full(true, env);
@@ -432,8 +466,8 @@ impl<E: Engine> Shard<E> {
     }
 
     /// At the end of looking after a connection with an exchange: its other end is read while its own peer takes bytes.
-    pub(super) fn pace_exchange(&mut self, link: ConnKey, queued_bytes: usize) {
-        let pause = queued_bytes > self.env.limits.out_queue_bytes_max;
+    /// And while what it sends can be passed on.
+    pub(super) fn pace_exchange(&mut self, link: ConnKey, pause: bool) {
         let Some(conn) = self.open_conn(link) else { return };
         let Some(outgoing) = conn.stream.outgoing() else { return };
         if outgoing.paused != pause

@@ -13,6 +13,8 @@ use crate::limits::Limits;
 use crate::pool::{Memory, Pool};
 use crate::service::{Message, Peer, Refused, Reply, Service};
 
+mod exchanges;
+
 /// Sends back what comes.
 struct Echo;
 

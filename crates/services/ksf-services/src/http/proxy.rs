@@ -131,7 +131,10 @@ impl Proxy {
             // Not on a shard. Who checked `needs_shards` does not come here.
             return self.failed(client, Failure::NoResources, reply);
         }
-        reply.pass(Chunk::from_vec(exchange.head.clone()));
+        if reply.pass(Chunk::from_vec(exchange.head.clone())).is_err() {
+            // Not so soon behind a dial.
+            self.failed(client, Failure::NotTaken, reply);
+        }
     }
 
     /// Bytes of an answer.
@@ -319,7 +322,10 @@ impl Service for Proxy {
             Piece::Body => {
                 if let Some(exchange) = &mut conn.exchange {
                     exchange.body_passed = true;
-                    reply.pass(message.keep());
+                    if reply.pass(message.keep()).is_err() {
+                        // No message comes while a backend takes nothing.
+                        self.failed(conn, Failure::NotTaken, reply);
+                    }
                 }
             }
         }

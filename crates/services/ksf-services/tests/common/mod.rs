@@ -95,7 +95,19 @@ impl<S: ShardService> Wire<S> {
 
     /// What it asked of its shard since the last call.
     pub(crate) fn orders(&mut self) -> Vec<ExchangeRequest> {
-        self.env.take_exchange_requests().into_iter().map(|(_, order)| order).collect()
+        let mut orders = Vec::new();
+        loop {
+            let more = self.env.take_exchange_requests();
+            if more.is_empty() {
+                return orders;
+            }
+            for (_, order) in more {
+                if let ExchangeRequest::Pass(bytes) = &order {
+                    self.connection.passed(bytes.len(), &mut self.env);
+                }
+                orders.push(order);
+            }
+        }
     }
 
     /// The time of the next event.

@@ -1,0 +1,170 @@
+//! What waits for a slow backend.
+
+use std::net::{TcpListener, TcpStream};
+use std::sync::Mutex;
+
+use super::*;
+use crate::outgoing::Upstream;
+
+/// Passes on what it gets, of its client and, if it is told so, of the backend.
+struct PassesOn {
+    backend: SocketAddr,
+    returns: bool,
+    told_of_room: Mutex<usize>,
+}
+
+impl Service for PassesOn {
+    type Conn = bool;
+
+    fn name(&self) -> &str {
+        "passes on"
+    }
+
+    fn framing(&self) -> Framing {
+        Framing::Raw
+    }
+
+    fn accept(&self, _: &Peer) -> Result<bool, Refused> {
+        Ok(false)
+    }
+
+    fn call(&self, dialed: &mut bool, message: &Message<'_>, reply: &mut Reply<'_>) {
+        if !mem::replace(dialed, true) {
+            reply.dial(self.backend, false).unwrap();
+        }
+        reply.pass(message.keep()).expect("no message is handed over while the exchange is full");
+    }
+
+    fn upstream(&self, _: &mut bool, event: Upstream, reply: &mut Reply<'_>) {
+        match event {
+            Upstream::Received(chunk) if self.returns => {
+                // What is refused gets lost here; a service that needs it keeps it.
+                let _ = reply.pass(chunk);
+            }
+            Upstream::Room => *self.told_of_room.lock().unwrap() += 1,
+            _ => {}
+        }
+    }
+}
+
+/// Bytes that outgoing connections hold.
+fn held_bytes<E: Engine>(shard: &mut Shard<E>) -> usize {
+    let streams = shard.places.iter_mut().filter_map(|place| place.conn.as_mut()).map(|conn| &mut conn.stream);
+    streams.filter_map(|stream| stream.outgoing().is_some().then(|| stream.queued_bytes())).sum()
+}
+
+/// Writes as much as fits.
+fn write_some(mut to: impl Write, bytes: &[u8]) -> usize {
+    let mut written = 0;
+    while let Ok(more) = to.write(bytes) {
+        written += more;
+        if written > 4 << 20 {
+            break;
+        }
+    }
+    written
+}
+
+fn turn<E: Engine>(shard: &mut Shard<E>) {
+    let now = shard.env.now;
+    turn_at(shard, now, Some(Duration::from_millis(1)));
+    shard.end_turn();
+    shard.settle();
+}
+
+#[test]
+fn what_waits_for_slow_backends_is_in_the_shards_budget() {
+    on_each_engine(many_slow_backends::<Epoll>, many_slow_backends::<Uring>);
+}
+
+fn many_slow_backends<E: Engine>() {
+    const CLIENTS: usize = 24;
+    const SHARD_BYTES_MAX: usize = 1 << 20;
+    let backend = TcpListener::bind("127.0.0.1:0").unwrap();
+    let limits = Limits { shard_bytes_max: SHARD_BYTES_MAX, ..Limits::default() };
+    let service = PassesOn { backend: backend.local_addr().unwrap(), returns: false, told_of_room: Mutex::new(0) };
+    let mut shard = serving::<E, _>(service, limits);
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let client = connect(&mut shard);
+            client.set_nonblocking(true).unwrap();
+            client
+        })
+        .collect();
+    // Until sockets and budgets are full: nobody reads.
+    let mut quiet = 0;
+    let mut most = 0;
+    while quiet < 50 {
+        let written: usize = clients.iter().map(|client| write_some(client, &[7; 16 << 10])).sum();
+        turn(&mut shard);
+        quiet = if written == 0 { quiet + 1 } else { 0 };
+        most = most.max(held_bytes(&mut shard));
+        let counted = shard.env.budget.reply_bytes();
+        assert!(counted >= held_bytes(&mut shard), "{counted} bytes are counted of {}", held_bytes(&mut shard));
+    }
+    assert!(most >= SHARD_BYTES_MAX, "the sockets took everything: {most}");
+    let limit = SHARD_BYTES_MAX + (CLIENTS + 1) * shard.env.pool.slot_bytes();
+    assert!(most <= limit, "{most} bytes are held, limit {limit}");
+    // Backends that read: everything arrives, and nothing stays counted.
+    let backends: Vec<_> = (0..CLIENTS).map(|_| backend.accept().unwrap().0).collect();
+    backends.iter().for_each(|backend| backend.set_nonblocking(true).unwrap());
+    let mut quiet = 0;
+    while quiet < 50 || held_bytes(&mut shard) > 0 {
+        let read: usize = backends.iter().map(read_some).sum();
+        turn(&mut shard);
+        quiet = if read == 0 { quiet + 1 } else { 0 };
+    }
+    let stats = &shard.env.stats;
+    assert_eq!(stats.bytes_in.value(), stats.outgoing_bytes_out.value(), "bytes were lost");
+    assert_eq!(shard.env.budget.reply_bytes(), 0);
+    shard.engine.shutdown();
+}
+
+fn read_some(mut from: &TcpStream) -> usize {
+    let mut buffer = vec![0; 1 << 20];
+    let mut all = 0;
+    while let Ok(more @ 1..) = from.read(&mut buffer) {
+        all += more;
+    }
+    all
+}
+
+#[test]
+fn a_backend_that_reads_nothing_is_not_read_for_ever() {
+    on_each_engine(returned_to_its_sender::<Epoll>, returned_to_its_sender::<Uring>);
+}
+
+fn returned_to_its_sender<E: Engine>() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let service = PassesOn { backend: listener.local_addr().unwrap(), returns: true, told_of_room: Mutex::new(0) };
+    let mut shard = serving::<E, _>(service, Limits::default());
+    let mut client = connect(&mut shard);
+    client.write_all(b"dial").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let backend = loop {
+        turn(&mut shard);
+        if let Ok((backend, _)) = listener.accept() {
+            break backend;
+        }
+    };
+    backend.set_nonblocking(true).unwrap();
+    let mut quiet = 0;
+    while quiet < 50 {
+        let written = write_some(&backend, &[7; 16 << 10]);
+        turn(&mut shard);
+        quiet = if written == 0 { quiet + 1 } else { 0 };
+        let held = held_bytes(&mut shard);
+        // As much again may be on its way to a connection that was not full.
+        let limit = 2 * shard.env.limits.out_queue_bytes_max + shard.env.pool.slot_bytes();
+        assert!(held <= limit, "{held} bytes are held, limit {limit}");
+    }
+    // It reads: it is read again.
+    let before = shard.env.stats.outgoing_bytes_in.value();
+    while shard.env.stats.outgoing_bytes_in.value() < before + (4 << 20) {
+        read_some(&backend);
+        write_some(&backend, &[7; 16 << 10]);
+        turn(&mut shard);
+    }
+    drop((client, backend));
+    shard.engine.shutdown();
+}
