@@ -121,15 +121,9 @@ impl Drop for Deferred {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// `work_bytes`: what the connection counts for the message until this answer comes.
-    Stream {
-        key: ConnKey,
-        ticket: u64,
-        work_bytes: usize,
-    },
-    Datagram {
-        socket: u32,
-        peer: DatagramPeer,
-    },
+    Stream { key: ConnKey, ticket: u64, work_bytes: usize },
+    /// `work_bytes`: the same for the socket.
+    Datagram { socket: u32, peer: DatagramPeer, work_bytes: usize },
 }
 
 /// What came of a deferred message.

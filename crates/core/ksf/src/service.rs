@@ -518,14 +518,15 @@ impl Reply<'_> {
 
     /// The same, for a reply whose length the protocol tells before the work begins, such as the answer to a read. These
     /// bytes are taken off the connection's budget ([`Limits::connection_bytes_max`]) until the answer comes, so a peer
-    /// cannot have more work done than it may have memory for.
+    /// cannot have more work done than it may have memory for. For a datagram they are taken off the shard's
+    /// ([`Limits::shard_bytes_max`]).
     pub fn defer_for(&mut self, reply_bytes: usize) -> Deferred {
         self.deferred += 1;
         let work_bytes = std::mem::take(&mut self.message_bytes) + reply_bytes;
         self.work_bytes += work_bytes;
         let target = match self.target {
             Target::Stream { key, ticket, .. } => Target::Stream { key, ticket, work_bytes },
-            datagram => datagram,
+            Target::Datagram { socket, peer, .. } => Target::Datagram { socket, peer, work_bytes },
         };
         Deferred::new(self.env, target)
     }

@@ -72,7 +72,7 @@ counters! {
     replies_too_late,
     /// Replies dropped because they do not fit their framing.
     replies_unframable,
-    /// Times a connection was no longer read because too many of its replies were waiting or due.
+    /// Times a connection, or a socket of datagrams, was no longer read because too many of its replies were waiting or due.
     reads_paused,
     /// Connections reset because their peer sent more than `linger_bytes_max` after the close.
     lingers_cut,
@@ -96,6 +96,8 @@ counters! {
     datagrams_unsent,
     /// Datagrams dropped because `deferred_datagrams_max` replies were outstanding.
     datagrams_refused_deferred_max,
+    /// Datagrams dropped because no more were handed over, and the memory for what is put aside meanwhile was used up.
+    datagrams_refused_memory,
     /// Datagrams whose deferred reply was dropped without an answer.
     datagrams_abandoned,
     /// Tasks refused because the queue of the thread pool was full.

@@ -18,6 +18,7 @@ use ksf::files::{File, FileDone, FileError, FileOp, FileOutcome, Files};
 use ksf::framing::{Delimiter, Framing};
 use ksf::gates::{Gate, LogId};
 use ksf::limits::Limits;
+use ksf::listener::ListenAddr;
 use ksf::logged::{After, Logged, LoggedReply, LoggedService};
 use ksf::service::{Message, Peer, Refused};
 use ksf::{Profile, Reply, Server, ShardService, Turn};
@@ -579,6 +580,51 @@ fn messages_wait_while_operations_are_full() {
         writer.write_all(b"x").unwrap();
         expect(&mut holder, b"x\nx\n");
         drop((holder, others));
+        server.drain().unwrap();
+    }
+}
+
+/// What arrived with the last one that found room is put aside, and the others stay in the socket.
+#[test]
+fn datagrams_wait_while_operations_are_full() {
+    own_network();
+    const READS: usize = 50;
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = pipe(&folder.path().join("pipe"));
+        std::fs::write(folder.path().join("data"), b"ABCDEFGH").unwrap();
+        let disk = Disk::new(folder.path());
+        let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
+        let limits = Limits { file_ops_max: 2, ..Limits::default() };
+        let builder = Server::builder().engine(engine).cpus(Some(cpus)).limits(limits);
+        let builder = builder.listen(ANY.parse().unwrap(), Arc::clone(&disk), None);
+        let server = builder.listen("udp:127.0.0.1:0".parse().unwrap(), Arc::clone(&disk), None).start().unwrap();
+        let mut holder = connect(&server);
+        holder.write_all(b"open pipe\nopen data\nread 0 0 1\nread 0 0 1\n").unwrap();
+        expect(&mut holder, b"file 0\nfile 1\n");
+        wait_until("both reads begin", || disk.begun.load(Ordering::SeqCst) == 4);
+        let ListenAddr::Udp(addr) = server.listeners()[1].addr else { panic!("no port") };
+        let peer = datagrams(addr);
+        for at in 0..READS {
+            peer.send(format!("read 1 {} 1", at % 8).as_bytes()).unwrap();
+        }
+        // Ends one of the two.
+        writer.write_all(b"x").unwrap();
+        let mut got: Vec<_> = (0..READS)
+            .map(|_| {
+                let mut byte = [0; 2];
+                assert_eq!(peer.recv(&mut byte).unwrap(), 1, "{engine}");
+                byte[0]
+            })
+            .collect();
+        let mut due: Vec<_> = (0..READS).map(|at| b"ABCDEFGH"[at % 8]).collect();
+        got.sort_unstable();
+        due.sort_unstable();
+        assert_eq!(got, due, "{engine}");
+        assert_eq!(disk.refused.load(Ordering::SeqCst), 0, "{engine}");
+        writer.write_all(b"x").unwrap();
+        expect(&mut holder, b"x\nx\n");
+        drop(holder);
         server.drain().unwrap();
     }
 }

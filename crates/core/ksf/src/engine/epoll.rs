@@ -36,6 +36,8 @@ pub(crate) struct Epoll {
     datagrams: DatagramQueues,
     /// What epoll was last told of each datagram socket.
     datagram_interest: Vec<u32>,
+    /// Datagram sockets that are not read for now.
+    datagrams_stopped: Vec<bool>,
     receiver: DatagramReceiver,
     /// Events that came of an operation instead of the descriptor.
     done: Vec<Event>,
@@ -113,6 +115,7 @@ impl Engine for Epoll {
             listeners: Vec::new(),
             datagrams: DatagramQueues::new(),
             datagram_interest: Vec::new(),
+            datagrams_stopped: Vec::new(),
             receiver: DatagramReceiver::new(),
             done: Vec::new(),
             msg: SendMsg::boxed(),
@@ -152,8 +155,15 @@ impl Engine for Epoll {
 
     fn listen_datagrams(&mut self, socket: u32, fd: RawFd) -> io::Result<()> {
         self.datagrams.open(socket, fd);
-        self.datagram_interest.resize((socket as usize + 1).max(self.datagram_interest.len()), IN);
+        let sockets = (socket as usize + 1).max(self.datagram_interest.len());
+        self.datagram_interest.resize(sockets, IN);
+        self.datagrams_stopped.resize(sockets, false);
         self.control(libc::EPOLL_CTL_ADD, fd, IN, Source::Datagram(socket))
+    }
+
+    fn set_datagrams_reading(&mut self, socket: u32, reads: bool) {
+        self.datagrams_stopped[socket as usize] = !reads;
+        self.update_datagram_interest();
     }
 
     fn open(&mut self, conn: ConnKey, socket: RawFd, reading: Reading) {
@@ -462,6 +472,9 @@ impl Epoll {
             self.datagrams.has_room(socket, env);
             self.update_datagram_interest();
         }
+        if self.datagrams_stopped[socket as usize] {
+            return;
+        }
         let fd = self.datagrams.fd(socket);
         let mut left = BURST;
         while left > 0 {
@@ -476,10 +489,11 @@ impl Epoll {
         }
     }
 
-    /// Asks to be told when a full socket has room.
+    /// Asks to be told when a full socket has room, and when one that is read has something.
     fn update_datagram_interest(&mut self) {
         for socket in 0..self.datagram_interest.len() as u32 {
-            let interest = if self.datagrams.is_full(socket) { IN | OUT } else { IN };
+            let room = if self.datagrams.is_full(socket) { OUT } else { 0 };
+            let interest = room | if self.datagrams_stopped[socket as usize] { 0 } else { IN };
             if mem::replace(&mut self.datagram_interest[socket as usize], interest) != interest {
                 let fd = self.datagrams.fd(socket);
                 // Changing an entry that is there cannot fail.

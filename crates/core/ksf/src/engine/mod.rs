@@ -161,8 +161,11 @@ pub(crate) trait Engine: Sized {
     /// Stops accepting. A connection that was accepted meanwhile is still reported.
     fn unlisten(&mut self, listener: u32);
 
-    /// Receives datagrams from a bound socket, for good. Fails if that cannot be started.
+    /// Receives datagrams from a bound socket. Fails if that cannot be started.
     fn listen_datagrams(&mut self, socket: u32, fd: RawFd) -> io::Result<()>;
+
+    /// Receives datagrams from a socket, or stops to. Those already under way are still reported.
+    fn set_datagrams_reading(&mut self, socket: u32, reads: bool);
 
     /// Takes over a connected socket, and starts to receive from it if it is to be read.
     fn open(&mut self, conn: ConnKey, socket: RawFd, reading: Reading);

@@ -26,6 +26,7 @@ impl<E: Engine> Shard<E> {
         let index = self.listeners.len() as u32;
         let local_service = self.start_service(&*listener.service)?;
         let Some(socket) = &listener.socket else { return Ok(()) };
+        self.datagrams_stopped.push(false);
         let fd = socket.as_raw_fd();
         if let ListenAddr::Udp(local) = listener.addr {
             let (addr, service) = (listener.addr.clone(), listener.service.profile().name);

@@ -22,7 +22,7 @@ use crate::listener::DatagramPeer;
 use crate::outgoing::Upstream;
 use crate::output::SendBatch;
 use crate::pool::Chunk;
-use crate::service::{ConnKey, Message, Peer, Refused, Reply, Sink};
+use crate::service::{ConnKey, EXPECTED_REPLY_BYTES, Message, Peer, Refused, Reply, Sink};
 use crate::shard_service::{OnShard, Profile, ShardService, Turn};
 
 /// A service with its types erased, before any shard runs it.
@@ -78,7 +78,16 @@ impl<S: ShardService> LocalService for OnShard<S> {
 
     fn open_datagrams(&self, local: Peer, socket: u32) -> Result<Box<dyn Datagrams>, Refused> {
         let state = self.with(|service, shard| service.accept(shard, &local)).unwrap_or(Err(Refused))?;
-        Ok(Box::new(DatagramService { on: self.clone(), state, socket, held: VecDeque::new(), batches: Vec::new() }))
+        Ok(Box::new(DatagramService {
+            on: self.clone(),
+            state,
+            socket,
+            held: VecDeque::new(),
+            put_aside: VecDeque::new(),
+            counted_bytes: 0,
+            expected_bytes: EXPECTED_REPLY_BYTES,
+            batches: Vec::new(),
+        }))
     }
 
     fn turn_end(&self, env: &mut Env) {
@@ -290,7 +299,10 @@ pub(crate) type Replies = Vec<(DatagramPeer, SendBatch)>;
 /// A bound datagram socket of any service.
 pub(crate) trait Datagrams {
     fn receive(&mut self, peer: DatagramPeer, chunk: &Chunk, env: &mut Env, replies: &mut Replies);
-    fn answer(&mut self, peer: DatagramPeer, answer: Answer, env: &mut Env, replies: &mut Replies);
+    /// `work_bytes`: what was counted for this answer.
+    fn answer(&mut self, peer: DatagramPeer, work_bytes: usize, answer: Answer, env: &mut Env, replies: &mut Replies);
+    /// Goes on with what was put aside. True if it takes more.
+    fn go_on(&mut self, env: &mut Env, replies: &mut Replies) -> bool;
     /// Lets the replies go whose gates have opened.
     fn open_gates(&mut self, env: &mut Env, replies: &mut Replies);
     fn end(self: Box<Self>, env: &mut Env);
@@ -301,13 +313,66 @@ struct DatagramService<S: ShardService> {
     state: S::Conn,
     socket: u32,
     /// Replies behind gates, in the order in which they were made.
-    held: VecDeque<(GateSet, DatagramPeer, SendBatch)>,
+    held: VecDeque<HeldDatagram>,
+    /// What arrived while no more was handed over, until the engine stopped to receive.
+    put_aside: VecDeque<(DatagramPeer, Chunk)>,
+    /// Its share of the shard's budget: datagrams in work, with the replies they announced, and replies behind gates.
+    counted_bytes: usize,
+    /// The longest deferred reply so far: what the next one is assumed to need.
+    expected_bytes: usize,
     /// Replies of one call; kept for its memory.
     batches: Vec<SendBatch>,
 }
 
+/// A reply behind gates.
+type HeldDatagram = (GateSet, DatagramPeer, SendBatch);
+
+fn held_bytes(batch: &SendBatch) -> usize {
+    size_of::<HeldDatagram>() + batch.memory_bytes()
+}
+
 impl<S: ShardService> DatagramService<S> {
-    /// Calls the service with a reply to one datagram. Returns how many answers were deferred.
+    fn count(&mut self, bytes: usize, env: &mut Env) {
+        env.budget.recount_replies(0, bytes);
+        self.counted_bytes += bytes;
+    }
+
+    fn uncount(&mut self, bytes: usize, env: &mut Env) {
+        env.budget.recount_replies(bytes, 0);
+        self.counted_bytes -= bytes;
+    }
+
+    /// True while nothing more may be held. With a share of its own in the shard's sum, as for connections.
+    fn is_full(&self, env: &Env) -> bool {
+        self.counted_bytes > 0 && env.budget.reply_bytes() >= env.limits.shard_bytes_max
+    }
+
+    /// True while datagrams are handed over.
+    #[inline]
+    fn takes(&self, env: &Env) -> bool {
+        !self.is_full(env) && !self.on.waits_for_files(env)
+    }
+
+    fn put_aside(&mut self, peer: DatagramPeer, chunk: &Chunk, env: &mut Env) {
+        if env.budget.is_input_full(&env.limits) {
+            return env.stats.datagrams_refused_memory.add(1);
+        }
+        let chunk = chunk.slice(0..chunk.len()).into_kept();
+        env.count_copies();
+        env.budget.add_input(chunk.memory_bytes());
+        self.put_aside.push_back((peer, chunk));
+    }
+
+    fn hand_over(&mut self, peer: DatagramPeer, chunk: &Chunk, env: &mut Env, replies: &mut Replies) {
+        env.stats.messages.add(1);
+        let key = ConnKey::of_datagrams(self.socket);
+        let message = Message { bytes: chunk, origin: Some((chunk, 0)), peer: Peer::Udp(peer.addr), key };
+        self.with_reply(peer, chunk.len(), env, replies, |service, shard, conn, reply| {
+            service.call(shard, conn, &message, reply);
+        });
+    }
+
+    /// Calls the service with a reply to one datagram, and counts what it deferred.
     fn with_reply(
         &mut self,
         peer: DatagramPeer,
@@ -315,14 +380,19 @@ impl<S: ShardService> DatagramService<S> {
         env: &mut Env,
         replies: &mut Replies,
         call: impl FnOnce(&S, &mut S::Shard, &mut S::Conn, &mut Reply<'_>),
-    ) -> usize {
-        let target = Target::Datagram { socket: self.socket, peer };
+    ) {
+        let target = Target::Datagram { socket: self.socket, peer, work_bytes: 0 };
         let mut batches = mem::take(&mut self.batches);
         let mut reply = Reply::new(Framing::Raw, Sink::Datagrams(&mut batches), env, target, message_bytes);
+        reply.expected_bytes = self.expected_bytes;
         let state = &mut self.state;
         let called = self.on.with(|service, shard| call(service, shard, state, &mut reply));
-        let (deferred, gates) = (reply.deferred as usize, reply.gates);
+        let (deferred, work_bytes, gates) = (reply.deferred as usize, reply.work_bytes, reply.gates);
         env.count_copies();
+        if deferred > 0 {
+            env.deferred_datagrams += deferred;
+            self.count(work_bytes, env);
+        }
         if called.is_err() {
             // There is no connection to close; the peer asks again, as for any datagram that got lost.
             env.stats.panics.add(1);
@@ -332,44 +402,62 @@ impl<S: ShardService> DatagramService<S> {
         for batch in batches.drain(..) {
             match closed {
                 None => replies.push((peer, batch)),
-                Some(_) if self.held.len() >= env.limits.datagram_queue_max => {
+                Some(_) if self.held.len() >= env.limits.datagram_queue_max || self.is_full(env) => {
                     env.stats.datagrams_unsent.add(1);
                     batch.recycle(&mut env.spares);
                 }
-                Some(_) => self.held.push_back((gates.clone(), peer, batch)),
+                Some(_) => {
+                    self.count(held_bytes(&batch), env);
+                    self.held.push_back((gates.clone(), peer, batch));
+                }
             }
         }
         self.batches = batches;
         self.open_gates(env, replies);
-        deferred
     }
 }
 
 impl<S: ShardService> Datagrams for DatagramService<S> {
     fn receive(&mut self, peer: DatagramPeer, chunk: &Chunk, env: &mut Env, replies: &mut Replies) {
-        env.stats.messages.add(1);
-        let key = ConnKey::of_datagrams(self.socket);
-        let message = Message { bytes: chunk, origin: Some((chunk, 0)), peer: Peer::Udp(peer.addr), key };
-        let deferred = self.with_reply(peer, chunk.len(), env, replies, |service, shard, conn, reply| {
-            service.call(shard, conn, &message, reply);
-        });
-        env.deferred_datagrams += deferred;
+        if self.put_aside.is_empty() && self.takes(env) {
+            self.hand_over(peer, chunk, env, replies);
+        } else {
+            self.put_aside(peer, chunk, env);
+        }
     }
 
-    fn answer(&mut self, peer: DatagramPeer, answer: Answer, env: &mut Env, replies: &mut Replies) {
+    fn go_on(&mut self, env: &mut Env, replies: &mut Replies) -> bool {
+        while self.takes(env)
+            && env.deferred_datagrams < env.limits.deferred_datagrams_max
+            && let Some((peer, chunk)) = self.put_aside.pop_front()
+        {
+            env.budget.remove_input(chunk.memory_bytes());
+            self.hand_over(peer, &chunk, env, replies);
+        }
+        self.put_aside.is_empty() && self.takes(env)
+    }
+
+    fn answer(&mut self, peer: DatagramPeer, work_bytes: usize, answer: Answer, env: &mut Env, replies: &mut Replies) {
         env.deferred_datagrams -= 1;
+        self.uncount(work_bytes, env);
+        let reply_bytes = match &answer {
+            Answer::Bytes(body) => body.len(),
+            Answer::Chunk(body) => body.len(),
+            Answer::Parts(head, body, end) => head.len() + body.len() + end.len(),
+            Answer::Resume(_) | Answer::Nothing | Answer::Abandoned => 0,
+        };
+        self.expected_bytes = self.expected_bytes.max(reply_bytes);
         if matches!(answer, Answer::Abandoned) {
             // There is no connection to close; the peer asks again, as for any datagram that got lost.
             return env.stats.datagrams_abandoned.add(1);
         }
-        let deferred = self.with_reply(peer, 0, env, replies, |service, shard, conn, reply| match answer {
+        self.with_reply(peer, 0, env, replies, |service, shard, conn, reply| match answer {
             Answer::Bytes(body) => reply.bytes(&body),
             Answer::Chunk(chunk) => reply.chunk(chunk),
             Answer::Parts(head, body, end) => reply.parts(|tail| tail.extend_from_slice(&head), body, end),
             Answer::Resume(state) => service.resume(shard, conn, state, reply),
             Answer::Nothing | Answer::Abandoned => {}
         });
-        env.deferred_datagrams += deferred;
         env.stats.replies_deferred.add(1);
     }
 
@@ -385,17 +473,21 @@ impl<S: ShardService> Datagrams for DatagramService<S> {
             let Some((gates, peer, batch)) = self.held.pop_front() else { return };
             if gates.is_lost(&env.gates) {
                 env.stats.datagrams_unsent.add(1);
+                self.uncount(held_bytes(&batch), env);
                 batch.recycle(&mut env.spares);
             } else if gates.closed(&env.gates).is_some() {
                 self.held.push_front((gates, peer, batch));
             } else {
+                self.uncount(held_bytes(&batch), env);
                 replies.push((peer, batch));
             }
         }
     }
 
     fn end(self: Box<Self>, env: &mut Env) {
-        let Self { on, state, held, .. } = *self;
+        let Self { on, state, held, put_aside, counted_bytes, .. } = *self;
+        env.budget.recount_replies(counted_bytes, 0);
+        put_aside.iter().for_each(|(_, chunk)| env.budget.remove_input(chunk.memory_bytes()));
         held.into_iter().for_each(|(_, _, batch)| batch.recycle(&mut env.spares));
         if on.with(|service, shard| service.close(shard, state)).is_err() {
             env.stats.panics.add(1);

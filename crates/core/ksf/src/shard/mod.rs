@@ -125,6 +125,8 @@ pub(crate) struct Shard<E: Engine> {
     /// Every service once, by its identity.
     services: Vec<(usize, Rc<dyn LocalService>)>,
     datagrams: Vec<Option<Box<dyn Datagrams>>>,
+    /// Those that are not read for now.
+    datagrams_stopped: Vec<bool>,
     halves: Vec<Arc<dyn Assist>>,
     /// Connections under a kernel half, by the name it has for them.
     tokens: HashMap<u64, ConnKey>,
@@ -221,6 +223,7 @@ impl<E: Engine> Shard<E> {
             served_by: Vec::new(),
             services: Vec::new(),
             datagrams: Vec::new(),
+            datagrams_stopped: Vec::new(),
             halves: Vec::new(),
             tokens: HashMap::new(),
             woken: Vec::new(),
@@ -293,6 +296,7 @@ impl<E: Engine> Shard<E> {
     }
 
     fn turn(&mut self) -> io::Result<()> {
+        self.pace_datagrams();
         // What services began after the end of the turn, when their connections went on.
         self.begin_files();
         self.set_timer();
@@ -595,6 +599,21 @@ impl<E: Engine> Shard<E> {
         self.send_datagrams(socket);
     }
 
+    /// Hands over datagrams that were put aside, and reads sockets as long as what they bring is handed over.
+    fn pace_datagrams(&mut self) {
+        for socket in 0..self.datagrams.len() {
+            let Some(datagrams) = &mut self.datagrams[socket] else { continue };
+            let stop = !datagrams.go_on(&mut self.env, &mut self.replies);
+            if !self.replies.is_empty() {
+                self.send_datagrams(socket as u32);
+            }
+            if mem::replace(&mut self.datagrams_stopped[socket], stop) != stop {
+                self.env.stats.reads_paused.add(u64::from(stop));
+                self.engine.set_datagrams_reading(socket as u32, !stop);
+            }
+        }
+    }
+
     fn send_datagrams(&mut self, socket: u32) {
         for (peer, batch) in self.replies.drain(..) {
             self.engine.send_datagram(socket, peer, batch, &mut self.env);
@@ -619,9 +638,9 @@ impl<E: Engine> Shard<E> {
                     self.env.stats.replies_too_late.add(1);
                 }
             }
-            Mail::Answer { target: Target::Datagram { socket, peer }, answer } => {
+            Mail::Answer { target: Target::Datagram { socket, peer, work_bytes }, answer } => {
                 if let Some(Some(datagrams)) = self.datagrams.get_mut(socket as usize) {
-                    datagrams.answer(peer, answer, &mut self.env, &mut self.replies);
+                    datagrams.answer(peer, work_bytes, answer, &mut self.env, &mut self.replies);
                     self.send_datagrams(socket);
                 }
             }

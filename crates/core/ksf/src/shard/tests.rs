@@ -13,6 +13,7 @@ use crate::limits::Limits;
 use crate::pool::{Memory, Pool};
 use crate::service::{Message, Peer, Refused, Reply, Service};
 
+mod datagrams;
 mod exchanges;
 
 /// Sends back what comes.

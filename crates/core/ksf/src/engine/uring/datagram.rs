@@ -19,6 +19,10 @@ pub(super) struct DatagramSocket {
     header: Box<libc::msghdr>,
     /// A poll for room to send is armed.
     polled: bool,
+    /// A receive is armed, or being cancelled.
+    armed: bool,
+    /// It is not read for now.
+    stopped: bool,
 }
 
 impl DatagramSocket {
@@ -27,7 +31,7 @@ impl DatagramSocket {
         let mut header: Box<libc::msghdr> = unsafe { Box::new(mem::zeroed()) };
         header.msg_namelen = mem::size_of::<libc::sockaddr_in6>() as libc::socklen_t;
         header.msg_controllen = CONTROL_BYTES;
-        Self { header, polled: false }
+        Self { header, polled: false, armed: false, stopped: false }
     }
 }
 
@@ -64,6 +68,7 @@ impl Uring {
         events: &mut Vec<Event>,
     ) {
         if !cqueue::more(entry.flags()) {
+            self.sockets[socket as usize].armed = false;
             self.rearm.push(Op::Datagram(socket));
         }
         if entry.result() == -libc::ENOBUFS {
@@ -86,7 +91,22 @@ impl Uring {
         events.push(Event::Datagram { socket, peer, chunk, truncated });
     }
 
+    pub(super) fn read_datagrams(&mut self, socket: u32, reads: bool) {
+        let state = &mut self.sockets[socket as usize];
+        let stops = state.armed && !reads && !state.stopped;
+        state.stopped = !reads;
+        if stops {
+            self.cancel(Op::Datagram(socket));
+        }
+        self.arm_datagram(socket);
+    }
+
+    /// Receives, unless it does so or is not to.
     pub(super) fn arm_datagram(&mut self, socket: u32) {
+        let state = &mut self.sockets[socket as usize];
+        if state.stopped || mem::replace(&mut state.armed, true) {
+            return;
+        }
         let (fd, header) = (Fd(self.datagrams.fd(socket)), &raw const *self.sockets[socket as usize].header);
         let entry = opcode::RecvMsgMulti::new(fd, header, BUFFER_GROUP).build();
         self.push(entry.user_data(Op::Datagram(socket).user_data()));

@@ -143,6 +143,10 @@ impl Engine for Uring {
         Ok(())
     }
 
+    fn set_datagrams_reading(&mut self, socket: u32, reads: bool) {
+        self.read_datagrams(socket, reads);
+    }
+
     fn open(&mut self, conn: ConnKey, socket: RawFd, reading: Reading) {
         self.open_conn(conn, socket, reading);
     }
