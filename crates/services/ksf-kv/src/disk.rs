@@ -3,7 +3,8 @@
 //! ```text
 //!   DIR/lock          held while a process has the store open
 //!   DIR/superblock    two copies in blocks of their own: the store's number, its geometry, how often it was started
-//!   DIR/log-000 ...   places of one segment each, written with zeros once, so that no later write changes metadata
+//!   DIR/log-000 ...   places of one segment each, written with zeros once, so that no later write changes metadata;
+//!                     `log-000.new` until that is done
 //! ```
 
 use std::fs::{self, File, OpenOptions};
@@ -167,26 +168,32 @@ impl Disk {
             let copy = copy.map_err(|found| DiskError::Format { path: folder.to_owned(), found })?;
             before = before.into_iter().chain([copy]).max_by_key(|copy| copy.epoch);
         }
-        if before.is_none() && log_path(folder, 0).exists() {
-            return Err(DiskError::NoSuperblock(folder.to_owned()));
-        }
+        // A log that is there was made whole, whatever a superblock of before says.
+        let there = (0..LOGS_MAX as u16).take_while(|log| log_path(folder, *log).exists()).count() as u16;
         let mut now = match before {
             Some(before) => before,
-            None => Superblock {
-                store: random().map_err(io_error("reading", Path::new("/dev/urandom")))?,
-                segment_bytes: options.segment_bytes.next_multiple_of(BLOCK_BYTES as u64),
-                places: options.places,
-                logs: 0,
-                epoch: 0,
-            },
+            None if there > 0 => return Err(DiskError::NoSuperblock(folder.to_owned())),
+            None => {
+                let new = Superblock {
+                    store: random().map_err(io_error("reading", Path::new("/dev/urandom")))?,
+                    segment_bytes: options.segment_bytes.next_multiple_of(BLOCK_BYTES as u64),
+                    places: options.places,
+                    logs: 0,
+                    epoch: 0,
+                };
+                // Before the logs, so that what is left when these cannot be made is taken up by the next start.
+                write_superblock(&superblock_path, &new, 0).map_err(io_error("writing", &superblock_path))?;
+                sync_folder(folder)?;
+                new
+            }
         };
         let block_bytes = NonZeroUsize::MIN.saturating_add(BLOCK_BYTES - 1);
         let geometry = Geometry { store: now.store, block_bytes, segment_bytes: now.segment_bytes };
-        let wanted = options.logs.max(now.logs).min(LOGS_MAX as u16);
+        let wanted = options.logs.max(now.logs).max(there).min(LOGS_MAX as u16);
         let (mut found, mut logs, mut direct) = (Vec::new(), Vec::new(), true);
         for log in 0..wanted {
             let path = log_path(folder, log);
-            if log >= now.logs {
+            if log >= now.logs.max(there) {
                 make_log(&path, now.segment_bytes, now.places)?;
             }
             let plain = OpenOptions::new().read(true).write(true).open(&path).map_err(io_error("opening", &path))?;
@@ -204,7 +211,8 @@ impl Disk {
         }
         cut_by_links(&mut found)?;
         now.logs = wanted;
-        now.epoch += 1;
+        // What a superblock lost, the logs know: no two starts have one number.
+        now.epoch = found.iter().map(Found::epoch).fold(now.epoch, u32::max) + 1;
         // The copy that is older, so that a torn write leaves the other one.
         write_superblock(&superblock_path, &now, now.epoch % 2).map_err(io_error("writing", &superblock_path))?;
         sync_folder(folder)?;
@@ -227,11 +235,13 @@ fn random() -> io::Result<u64> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// Writes a log with zeros, so that the file system has nothing left to decide when it is written.
+/// Writes a log with zeros, so that the file system has nothing left to decide when it is written. It is there whole or not
+/// at all.
 fn make_log(path: &Path, segment_bytes: u64, places: u32) -> Result<(), DiskError> {
     const PIECE_BYTES: u64 = 1 << 20;
+    let new = path.with_extension("new");
     let write = || -> io::Result<()> {
-        let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(path)?;
+        let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&new)?;
         let zeros = vec![0; PIECE_BYTES as usize];
         let mut left = segment_bytes * u64::from(places);
         while left > 0 {
@@ -239,9 +249,14 @@ fn make_log(path: &Path, segment_bytes: u64, places: u32) -> Result<(), DiskErro
             file.write_all(&zeros[..piece as usize])?;
             left -= piece;
         }
-        file.sync_all()
+        file.sync_all()?;
+        fs::rename(&new, path)
     };
-    write().map_err(io_error("writing", path))
+    write().map_err(|error| {
+        // A disk that is full must not stay so for a store that is not there. What cannot be removed is overwritten.
+        let _ = fs::remove_file(&new);
+        io_error("writing", &new)(error)
+    })
 }
 
 fn write_superblock(path: &Path, superblock: &Superblock, copy: u32) -> io::Result<()> {

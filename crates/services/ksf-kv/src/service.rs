@@ -5,6 +5,7 @@
 //!   turn_end ─► next_write ─► disk ─► file_done ─► written ─► promises ─► gates open ─► replies leave
 //! ```
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -17,12 +18,13 @@ use ksf::logged::{After, LoggedReply, LoggedService};
 use ksf::service::{Message, Peer, Refused};
 use ksf::{CloseReason, Profile, Turn};
 use ksf_proto::resp::{self, Progress, Scan, Version, Writer};
-use ksf_store::format::LOGS_MAX;
+use ksf_store::format::{LOGS_MAX, Lsn};
 use ksf_store::log::WriteId;
 use ksf_store::store::{Needs, Shard, Store};
 
-use crate::commands::{self, Session};
+use crate::commands::{self, Session, Standing};
 use crate::disk::Disk;
+use crate::settings::{Durability, Settings};
 
 /// Writes of a log under way at a time: while one is waited for the next ones are on their way.
 const WRITES_MAX: usize = 4;
@@ -30,6 +32,7 @@ const WRITES_MAX: usize = 4;
 /// The service. One value serves all shards.
 pub struct Kv {
     store: Arc<Store>,
+    settings: Arc<Settings>,
     segment_bytes: u64,
     /// Shards of the store that no shard of the server has taken yet, with the files of their logs.
     free: Mutex<Vec<(Shard, File)>>,
@@ -43,13 +46,14 @@ pub struct Kv {
 impl Kv {
     /// Serves the store on this disk. `failed` is told when a write fails, and does not return: nothing that was not on
     /// the disk may be acknowledged after that, and what waits is never answered.
-    pub fn new(mut disk: Disk, failed: impl Fn(&str) + Send + Sync + 'static) -> Self {
+    pub fn new(mut disk: Disk, settings: Settings, failed: impl Fn(&str) + Send + Sync + 'static) -> Self {
         let found = std::mem::take(&mut disk.found);
         let files = std::mem::take(&mut disk.logs);
         let (store, shards) = Store::open(found, disk.epoch);
         let free = shards.into_iter().zip(files.into_iter().map(File::from)).rev().collect();
         Self {
             store,
+            settings: Arc::new(settings),
             segment_bytes: disk.geometry.segment_bytes,
             free: Mutex::new(free),
             names: (0..LOGS_MAX).map(|_| OnceLock::new()).collect(),
@@ -74,13 +78,39 @@ impl Kv {
 /// One shard of the server.
 pub struct KvShard {
     pub(crate) shard: Shard,
+    pub(crate) settings: Arc<Settings>,
     file: File,
     files: Files,
     /// Writes under way, by their token.
     writes: Vec<(u64, WriteId)>,
     next_token: u64,
-    /// Arguments of the command at hand, for their memory.
+    /// Replies of the command at hand, for their memory.
     scratch: Vec<u8>,
+    /// Ends of what was written to the log and is not promised, each with the time of its first write in milliseconds since
+    /// 1970; kept where replies leave before that.
+    unpromised: VecDeque<(u64, Lsn)>,
+}
+
+impl KvShard {
+    /// Whether a reply to what was done now waits for the medium.
+    fn replies_wait(&mut self, now_ms: u64, needs: &Needs) -> bool {
+        let Durability::Every { ms: lag_max_ms } = self.settings.durability else {
+            return self.settings.durability == Durability::Always;
+        };
+        let own = self.shard.number();
+        let promised = self.shard.store().promised(own);
+        while self.unpromised.front().is_some_and(|(_, end)| *end <= promised) {
+            self.unpromised.pop_front();
+        }
+        if let Some((_, end)) = needs.iter().find(|(log, _)| *log == own) {
+            match self.unpromised.back_mut() {
+                Some((since_ms, last)) if *since_ms == now_ms => *last = end.max(*last),
+                Some((_, last)) if *last >= end => {}
+                _ => self.unpromised.push_back((now_ms, end)),
+            }
+        }
+        self.unpromised.front().is_some_and(|(since_ms, _)| now_ms.saturating_sub(*since_ms) > lag_max_ms)
+    }
 }
 
 /// One connection.
@@ -109,11 +139,30 @@ impl LoggedService for Kv {
         };
         let name = turn.open_log().map_err(std::io::Error::other)?;
         let _ = self.names[usize::from(shard.number())].set(name);
-        Ok(KvShard { shard, file, files: turn.files(), writes: Vec::new(), next_token: 0, scratch: Vec::new() })
+        Ok(KvShard {
+            shard,
+            settings: Arc::clone(&self.settings),
+            file,
+            files: turn.files(),
+            writes: Vec::new(),
+            next_token: 0,
+            scratch: Vec::new(),
+            unpromised: VecDeque::new(),
+        })
     }
 
-    fn accept(&self, _: &mut KvShard, _: &Peer) -> Result<KvConn, Refused> {
-        Ok(KvConn::default())
+    fn accept(&self, _: &mut KvShard, peer: &Peer) -> Result<KvConn, Refused> {
+        let is_near = match peer {
+            Peer::Tcp(address) => address.ip().to_canonical().is_loopback(),
+            Peer::Unix => true,
+            _ => false,
+        };
+        let standing = match &self.settings.password {
+            Some(_) => Standing::Unknown,
+            None if is_near => Standing::Known,
+            None => Standing::Denied,
+        };
+        Ok(KvConn { session: Session { standing, ..Session::default() }, ..KvConn::default() })
     }
 
     fn cut(&self, conn: &mut KvConn, buf: &[u8], _: usize, limits: &Limits) -> Result<Frame, FramingError> {
@@ -141,9 +190,11 @@ impl LoggedService for Kv {
     fn call(&self, shard: &mut KvShard, conn: &mut KvConn, message: &Message<'_>, mut reply: LoggedReply<'_, '_>) {
         let mut out = std::mem::take(&mut shard.scratch);
         out.clear();
-        let done = commands::execute(shard, &mut conn.session, message.bytes(), now_ns(), &mut out);
+        let now_ns = now_ns();
+        let done = commands::execute(shard, &mut conn.session, message.bytes(), now_ns, &mut out);
+        let waits = shard.replies_wait(now_ns / 1_000_000, &done.needs);
         if !out.is_empty() {
-            let mut gates = self.gate(&done.needs);
+            let mut gates = self.gate(&done.needs).filter(|_| waits);
             let after = gates.next().map_or(After::Nothing, After::Gate);
             gates.for_each(|gate| reply.also_after(gate));
             reply.bytes(after, &out);

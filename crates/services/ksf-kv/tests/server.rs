@@ -9,8 +9,8 @@ use ksf::Server;
 use ksf::engine::EngineKind;
 use ksf::listener::ListenAddr;
 use ksf::logged::Logged;
-use ksf_kv::Kv;
 use ksf_kv::disk::{Disk, DiskError, DiskOptions};
+use ksf_kv::{Kv, Settings};
 use ksf_test::{own_network, stream, working};
 
 fn engines() -> Vec<EngineKind> {
@@ -27,7 +27,7 @@ impl Serving {
         let cpus = ksf::cpus::allowed().unwrap();
         let options = DiskOptions { logs: cpus.len() as u16, segment_bytes: 1 << 20, places: 6 };
         let disk = Disk::open(folder, options).unwrap();
-        let service = Arc::new(Logged(Kv::new(disk, |error| panic!("a write failed: {error}"))));
+        let service = Arc::new(Logged(Kv::new(disk, Settings::default(), |error| panic!("a write failed: {error}"))));
         let builder = Server::builder().engine(engine).cpus(Some(cpus));
         let server = builder.listen("tcp:127.0.0.1:0".parse().unwrap(), Arc::clone(&service), None).start().unwrap();
         Self { server, service }

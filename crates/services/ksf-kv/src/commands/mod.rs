@@ -9,9 +9,22 @@ use ksf_store::store::{Clock, Needs, UpdateError};
 
 use crate::service::KvShard;
 
+/// Who the peer is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// It may do everything.
+    #[default]
+    Known,
+    /// It must tell the password first.
+    Unknown,
+    /// It comes from another machine, and there is no password.
+    Denied,
+}
+
 /// What belongs to a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Session {
+    pub(crate) standing: Standing,
     pub(crate) version: Version,
     pub(crate) name: Vec<u8>,
     pub(crate) malformed: Option<Malformed>,
@@ -61,6 +74,10 @@ impl From<UpdateError> for Failed {
 pub(crate) const SYNTAX: &str = "ERR syntax error";
 pub(crate) const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
 
+/// Redis' own, as far as it is true here.
+const DENIED: &str = "DENIED ksf store is running in protected mode because no password is set. In this mode connections are \
+                      only accepted from the loopback interface and Unix sockets. Set a password with --password-file.";
+
 type Result<T = ()> = std::result::Result<T, Failed>;
 
 struct Command {
@@ -77,6 +94,7 @@ const fn command(name: &'static str, arity: i32, run: fn(&mut Call<'_, '_>) -> R
 /// In the order of their names.
 const COMMANDS: &[Command] = &[
     command("append", 3, strings::append),
+    command("auth", -2, server::auth),
     command("client", -2, server::client),
     command("command", -1, server::command),
     command("config", -2, server::config),
@@ -158,7 +176,15 @@ pub(crate) fn execute(
         Some(command) if !has_arity(command.arity, args.len()) => {
             Err(Failed(format!("ERR wrong number of arguments for '{}' command", command.name)))
         }
-        Some(command) => (command.run)(&mut call),
+        Some(command) => match call.session.standing {
+            Standing::Known => (command.run)(&mut call),
+            Standing::Unknown if matches!(command.name, "auth" | "hello" | "quit") => (command.run)(&mut call),
+            Standing::Unknown => Err("NOAUTH Authentication required.".into()),
+            Standing::Denied => {
+                call.done.close = true;
+                Err(DENIED.into())
+            }
+        },
         None => Err(unknown(&args)),
     };
     let done = std::mem::take(&mut call.done);

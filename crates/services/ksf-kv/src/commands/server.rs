@@ -2,7 +2,8 @@
 
 use ksf_proto::resp::Version;
 
-use super::{Call, Result, SYNTAX};
+use super::{Call, Result, SYNTAX, Standing};
+use crate::settings::Durability;
 
 /// The version of Redis whose commands these are: clients choose by it.
 const REDIS_VERSION: &str = "7.0.15";
@@ -39,6 +40,29 @@ pub(super) fn select(call: &mut Call<'_, '_>) -> Result {
     Ok(())
 }
 
+const NO_PASSWORD: &str = "ERR AUTH <password> called without any password configured for the default user. \
+                           Are you sure your configuration is correct?";
+const WRONG_PASSWORD: &str = "WRONGPASS invalid username-password pair or user is disabled.";
+
+/// Whether this user has this password: there is one user, `default`.
+fn is_known(call: &Call<'_, '_>, user: &[u8], password: &[u8]) -> Result {
+    let settings = &call.shard.settings;
+    let right = settings.password.is_none() || settings.is_password(password);
+    if user == b"default" && right { Ok(()) } else { Err(WRONG_PASSWORD.into()) }
+}
+
+pub(super) fn auth(call: &mut Call<'_, '_>) -> Result {
+    match *call.args {
+        [_, _] if call.shard.settings.password.is_none() => return Err(NO_PASSWORD.into()),
+        [_, password] => is_known(call, b"default", password)?,
+        [_, user, password] => is_known(call, user, password)?,
+        _ => return Err(SYNTAX.into()),
+    }
+    call.session.standing = Standing::Known;
+    call.write().ok();
+    Ok(())
+}
+
 pub(super) fn hello(call: &mut Call<'_, '_>) -> Result {
     let mut version = call.session.version;
     if let Some(wanted) = call.args.get(1) {
@@ -49,20 +73,29 @@ pub(super) fn hello(call: &mut Call<'_, '_>) -> Result {
         };
     }
     let mut rest = call.args.get(2..).unwrap_or_default();
-    let mut name = None;
+    let (mut name, mut known) = (None, false);
     while let [option, after @ ..] = rest {
         rest = match (&option.to_ascii_uppercase()[..], after) {
             (b"SETNAME", [given, after @ ..]) => {
                 name = Some(given.to_vec());
                 after
             }
-            (b"AUTH", [_, _, ..]) => {
-                return Err("ERR AUTH <password> called without any password configured for the default user. \
-                            Are you sure your configuration is correct?"
-                    .into());
+            (b"AUTH", [user, password, after @ ..]) => {
+                is_known(call, user, password)?;
+                known = true;
+                after
             }
             _ => return Err(SYNTAX.into()),
         };
+    }
+    if known {
+        call.session.standing = Standing::Known;
+    }
+    if call.session.standing != Standing::Known {
+        return Err("NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> \
+                    AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol \
+                    version at the same time"
+            .into());
     }
     call.session.version = version;
     if let Some(name) = name {
@@ -125,7 +158,12 @@ pub(super) fn config(call: &mut Call<'_, '_>) -> Result {
     if !call.args[1].eq_ignore_ascii_case(b"GET") {
         return Err(unknown_subcommand(call));
     }
-    let known: [(&str, &str); 3] = [("appendonly", "yes"), ("appendfsync", "always"), ("save", "")];
+    let fsync = match call.shard.settings.durability {
+        Durability::Always => "always",
+        Durability::Every { .. } => "everysec",
+        Durability::None => "no",
+    };
+    let known: [(&str, &str); 3] = [("appendonly", "yes"), ("appendfsync", fsync), ("save", "")];
     let wanted = |name: &str| call.args[2..].iter().any(|pattern| super::keys::matches(pattern, name.as_bytes()));
     let found: Vec<_> = known.into_iter().filter(|(name, _)| wanted(name)).collect();
     let mut to = call.write();
@@ -148,10 +186,11 @@ pub(super) fn info(call: &mut Call<'_, '_>) -> Result {
     let keys = store.keys();
     let text = format!(
         "# Server\r\nredis_version:{REDIS_VERSION}\r\nksf_version:{}\r\nredis_mode:standalone\r\n\
-         process_id:{}\r\n\r\n# Persistence\r\nksf_durability:always\r\n\r\n# Memory\r\nused_memory_dataset:{}\r\n\r\n\
+         process_id:{}\r\n\r\n# Persistence\r\nksf_durability:{}\r\n\r\n# Memory\r\nused_memory_dataset:{}\r\n\r\n\
          # Keyspace\r\ndb0:keys={keys},expires=0,avg_ttl=0\r\n",
         env!("CARGO_PKG_VERSION"),
         std::process::id(),
+        call.shard.settings.durability,
         store.index().memory_bytes(),
     );
     call.write().verbatim(&text);

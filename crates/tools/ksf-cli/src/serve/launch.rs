@@ -172,31 +172,45 @@ impl Launch {
 
     /// The same for a service that is another one on workers, if there are to be some.
     pub(crate) fn serve_by<S: ShardService, W: Service>(
-        mut self,
+        self,
         key: &str,
         service: Arc<S>,
         workers: &WorkersTable,
         on_workers: impl FnOnce() -> Result<Arc<W>, Failure>,
+    ) -> Result<Self, Failure> {
+        let adopter = match workers.count() {
+            0 => None,
+            _ => Some(workers.start(&on_workers()?, &self.common.limits, &self.cpus)?),
+        };
+        self.serve_with(key, service, adopter, &workers.words())
+    }
+
+    /// The same for a service that shards alone can answer for.
+    pub(crate) fn serve_on_shards<S: ShardService>(self, key: &str, service: Arc<S>) -> Result<Self, Failure> {
+        self.serve_with(key, service, None, "")
+    }
+
+    fn serve_with<S: ShardService>(
+        mut self,
+        key: &str,
+        service: Arc<S>,
+        adopter: Option<Arc<dyn Adopter>>,
+        words: &str,
     ) -> Result<Self, Failure> {
         let Some(at) = self.common.sockets.iter().position(|(group, _)| *group == key) else {
             return Err(Failure::new(Status::Internal, format!("{}: no listeners are called {key}", self.name())));
         };
         let (_, sockets) = self.common.sockets.swap_remove(at);
         // A program that was loaded only to be run from user space stays out of the way of sockets.
-        let is_behind = self.choice.kernel && key == LISTEN && workers.count() == 0;
+        let is_behind = self.choice.kernel && key == LISTEN && adopter.is_none();
         let assist = self.half.as_ref().filter(|_| is_behind).map(Half::assist);
-        let adopter = match workers.count() {
-            0 => None,
-            _ => Some(workers.start(&on_workers()?, &self.common.limits, &self.cpus)?),
-        };
-        let words = workers.words();
         for (address, entry) in sockets.addresses {
             let added = |builder: Builder| builder.listen(address, Arc::clone(&service), assist.clone());
-            self = self.with_listener(key, entry, &words, adopter.clone(), added)?;
+            self = self.with_listener(key, entry, words, adopter.clone(), added)?;
         }
         for (passed, entry) in sockets.passed {
             let added = |builder: Builder| builder.inherit(passed.socket, Arc::clone(&service), assist.clone());
-            self = self.with_listener(key, entry, &words, adopter.clone(), added)?;
+            self = self.with_listener(key, entry, words, adopter.clone(), added)?;
         }
         Ok(self)
     }

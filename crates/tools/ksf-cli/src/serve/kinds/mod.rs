@@ -6,6 +6,7 @@ mod http;
 #[cfg(test)]
 mod probe;
 mod rpc;
+mod store;
 mod work;
 
 use clap::Subcommand;
@@ -49,6 +50,7 @@ kinds! {
     "bpf" Bpf(bpf::Bpf),
     "work" Work(work::Work),
     "http" Http(http::Http),
+    "store" Store(store::Store),
     #[cfg(test)]
     "probe" Probe(probe::Probe),
 }
@@ -59,6 +61,7 @@ pub(crate) enum ServiceCommand {
     Kecho(echo::EchoArgs),
     Krpc2(rpc::RpcArgs),
     Run(bpf::RunArgs),
+    Store(Box<store::StoreArgs>),
 }
 
 /// Services that need no file.
@@ -74,6 +77,7 @@ impl ServiceCommand {
             ServiceCommand::Kecho(args) => args.single().of(Kind::Echo),
             ServiceCommand::Krpc2(args) => args.single()?.of(Kind::Rpc),
             ServiceCommand::Run(args) => args.single().of(Kind::Bpf),
+            ServiceCommand::Store(args) => args.single()?.of(Kind::Store),
         })
     }
 }

@@ -1,0 +1,203 @@
+//! A key-value server that acknowledges only what is on the medium: `kind = "store"`, `ksf store`.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use clap::{Args, ValueHint};
+use ksf::limits::Limits;
+use ksf::logged::Logged;
+use ksf_kv::disk::{BLOCK_BYTES, Disk, DiskError, DiskOptions};
+use ksf_kv::{Durability, Kv, Settings};
+use serde::Deserialize;
+
+use crate::number::{Number, number};
+use crate::output::{Failure, Status, say};
+use crate::serve::args::{ProcessArgs, ServerArgs};
+use crate::serve::kind::{ServiceKind, Single};
+use crate::serve::launch::{LISTEN, Launch};
+use crate::serve::running::Running;
+use crate::toml_file::{Mistake, Table};
+
+/// Port of Redis.
+const PORT: u16 = 6379;
+
+/// Bytes of the log of a shard where nothing is said.
+const LOG_BYTES: u64 = 1 << 30;
+/// The least that cleaning can work with.
+const LOG_BYTES_MIN: u64 = 8 << 20;
+const LOG_BYTES_MAX: u64 = 500 * SEGMENT_BYTES_MAX;
+/// A segment holds the longest value, and is the unit in which space comes back.
+const SEGMENT_BYTES_MIN: u64 = 2 << 20;
+const SEGMENT_BYTES_MAX: u64 = 64 << 20;
+/// Segments of a log, where these bounds allow it.
+const SEGMENTS: u64 = 64;
+
+/// Key-value server for clients of Redis: a write is acknowledged when it is on the disk
+#[derive(Debug, Args)]
+pub(crate) struct StoreArgs {
+    /// Folder of the store; it is made where there is none
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    data: PathBuf,
+    /// Bytes of the log of each shard, when the store is made: all that it may take on the disk
+    #[arg(long, value_name = "BYTES", default_value = "1g", value_parser = number::<LOG_BYTES_MIN, LOG_BYTES_MAX>)]
+    log_bytes: u64,
+    /// When the reply to a write leaves: always (it is on the disk), every=MS (at once, while no write waits longer for the
+    /// disk), none (at once)
+    #[arg(long, value_name = "always|every=MS|none", default_value_t)]
+    durability: Durability,
+    /// File with the password of the clients; without one only this machine is served
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    password_file: Option<PathBuf>,
+    #[command(flatten)]
+    server: ServerArgs,
+    #[command(flatten)]
+    process: ProcessArgs,
+}
+
+impl StoreArgs {
+    pub(crate) fn single(self) -> Result<Single<Store>, Failure> {
+        let Self { data, log_bytes, durability, password_file, server, process } = self;
+        let store = Store { data, log_bytes, durability, password_file };
+        Ok(Single::new("store", store, server, process))
+    }
+}
+
+/// What the table of a service says of a store.
+#[derive(Debug, Deserialize)]
+struct StoreTable {
+    /// Its folder, relative to the file.
+    data: PathBuf,
+    /// Bytes of the log of each shard.
+    log_bytes: Option<Number<LOG_BYTES_MIN, LOG_BYTES_MAX>>,
+    /// When the reply to a write leaves.
+    durability: Option<String>,
+    /// File with the password, relative to the file.
+    password_file: Option<PathBuf>,
+}
+
+/// The store.
+#[derive(Debug)]
+pub(crate) struct Store {
+    data: PathBuf,
+    log_bytes: u64,
+    durability: Durability,
+    password_file: Option<PathBuf>,
+}
+
+impl ServiceKind for Store {
+    fn read(table: &mut Table<'_>) -> Result<Self, Mistake> {
+        let StoreTable { data, log_bytes, durability, password_file } = table.take()?;
+        let durability = durability.map_or(Ok(Durability::default()), |text| text.parse());
+        Ok(Store {
+            data: table.folder().join(data),
+            log_bytes: log_bytes.map_or(LOG_BYTES, |number| number.0),
+            durability: durability.map_err(|error: String| table.mistake(format!("durability: {error}")))?,
+            password_file: password_file.map(|file| table.folder().join(file)),
+        })
+    }
+
+    fn port(&self) -> Option<u16> {
+        Some(PORT)
+    }
+
+    fn has_datagrams(&self) -> bool {
+        false
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { message_bytes_max: 8 << 20, ..Limits::default() }
+    }
+
+    fn start(&self, launch: Launch) -> Result<Running, Failure> {
+        let password = self.password_file.as_deref().map(read_password).transpose()?;
+        let settings = Settings { durability: self.durability, password };
+        let started = Instant::now();
+        let disk = Disk::open(&self.data, options(self.log_bytes, launch.shards())).map_err(explain)?;
+        let medium = if disk.direct { "O_DIRECT and RWF_DSYNC" } else { "RWF_DSYNC through the page cache" };
+        let logs = disk.logs.len();
+        let service = launch.name().to_owned();
+        let folder = self.data.clone();
+        let kv = Kv::new(disk, settings, move |error| {
+            say(&format_args!(
+                "{service}: a write to {} failed: {error}; what waits for it is not acknowledged, and the process ends",
+                folder.display()
+            ));
+            std::process::exit(i32::from(Status::Os as u8));
+        });
+        let line = format!(
+            "{} {}: medium=file ({medium}) durability={} logs={logs} keys={} memory={} recovered in {} ms",
+            launch.name(),
+            self.data.display(),
+            self.durability,
+            kv.store().keys(),
+            kv.store().index().memory_bytes(),
+            started.elapsed().as_millis(),
+        );
+        let mut running = launch.serve_on_shards(LISTEN, Arc::new(Logged(kv)))?.start(())?;
+        running.ready.insert(0, line);
+        Ok(running)
+    }
+}
+
+/// How a store is made whose logs have so many bytes.
+fn options(log_bytes: u64, shards: usize) -> DiskOptions {
+    let segment_bytes = (log_bytes / SEGMENTS).clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX);
+    let segment_bytes = segment_bytes.next_multiple_of(BLOCK_BYTES as u64);
+    // A list of all segments fits into the block that each begins with: 504 of them.
+    let places = (log_bytes / segment_bytes).min(500) as u32;
+    DiskOptions { logs: shards.min(usize::from(u16::MAX)) as u16, segment_bytes, places }
+}
+
+fn read_password(path: &Path) -> Result<Vec<u8>, Failure> {
+    let read = fs::read(path).map_err(|error| {
+        Failure::new(Status::of_input(&error), format!("cannot read the password in {}: {error}", path.display()))
+    })?;
+    let password = read.strip_suffix(b"\n").unwrap_or(&read);
+    if password.is_empty() {
+        return Err(Failure::new(Status::Data, format!("the password in {} is empty", path.display()))
+            .remedy("write one, or leave out --password-file: then only this machine is served"));
+    }
+    Ok(password.to_vec())
+}
+
+/// Why a store does not open, with its status and the remedy.
+fn explain(error: DiskError) -> Failure {
+    let what = format!("cannot open the store: {error}");
+    match error {
+        DiskError::InUse(_) => {
+            Failure::new(Status::Unavailable, what).remedy("stop that process, or choose another folder with --data")
+        }
+        DiskError::Io { source, .. } => match source.kind() {
+            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => Failure::new(Status::NoPermission, what)
+                .remedy("give the folder to the user that runs ksf, or choose another one with --data"),
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+                Failure::new(Status::Os, what).remedy("make room, or make a smaller store with --log-bytes")
+            }
+            ErrorKind::NotADirectory | ErrorKind::AlreadyExists => {
+                Failure::new(Status::NoInput, what).remedy("choose a folder with --data")
+            }
+            _ => Failure::new(Status::Os, what).remedy("look at the kernel's log: dmesg"),
+        },
+        DiskError::Format { .. } => Failure::new(Status::Data, what).remedy("run the version of ksf that made it"),
+        // They say what can be done.
+        DiskError::NoSuperblock(_) | DiskError::Recover(_) => Failure::new(Status::Data, what),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_has_as_many_bytes_as_were_asked_for() {
+        for (bytes, segment_bytes, places) in
+            [(8 << 20, 2 << 20, 4), (1 << 30, 16 << 20, 64), (16 << 30, 64 << 20, 256), (LOG_BYTES_MAX, 64 << 20, 500)]
+        {
+            let options = options(bytes, 3);
+            assert_eq!((options.segment_bytes, options.places, options.logs), (segment_bytes, places, 3));
+        }
+    }
+}
