@@ -1,7 +1,7 @@
-//! Plain system calls on sockets that both engines and the shard use.
+//! Plain system calls that both engines and the shard use.
 
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::{io, ptr};
+use std::{io, mem, ptr};
 
 /// Accepts one connection from a socket in non-blocking mode, or finds none waiting.
 pub(crate) fn accept_now(socket: RawFd) -> io::Result<Option<OwnedFd>> {
@@ -23,6 +23,15 @@ pub(crate) fn set_nonblocking(socket: RawFd, on: bool) -> io::Result<()> {
     // SAFETY: `on` is read before the call returns.
     let result = unsafe { libc::ioctl(socket, libc::FIONBIO, &raw const on) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// How often another thread took the CPU from this one. Zero where the kernel does not tell.
+pub(crate) fn preemptions() -> u64 {
+    // SAFETY: `rusage` is integers, for which zero is a value.
+    let mut usage: libc::rusage = unsafe { mem::zeroed() };
+    // SAFETY: `usage` lives through the call and is exclusively ours.
+    let result = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    if result == 0 { u64::try_from(usage.ru_nivcsw).unwrap_or(0) } else { 0 }
 }
 
 pub(super) fn receive_into(socket: RawFd, buffer: &mut [u8]) -> io::Result<usize> {

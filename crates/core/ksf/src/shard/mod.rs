@@ -15,6 +15,7 @@ use std::{io, mem};
 use crate::adopt::{Adopter, OpenConnections};
 use crate::assist::Assist;
 use crate::deferred::{Mail, Target};
+use crate::engine::syscalls::preemptions;
 use crate::engine::{Engine, Event, Reading, Wait};
 use crate::env::Env;
 use crate::error::CloseReason;
@@ -25,7 +26,7 @@ use crate::outgoing::ExchangeWork;
 use crate::pace::Pace;
 use crate::pool::Chunk;
 use crate::service::ConnKey;
-use crate::spin::{Spin, Spinner};
+use crate::spin::{Outcome, Spin, Spinner};
 use crate::stats::Stats;
 
 mod accepting;
@@ -160,6 +161,8 @@ pub(crate) struct Shard<E: Engine> {
     gated: Vec<(Gate, ConnKey)>,
     pace: Pace,
     spinner: Spinner,
+    /// How often another thread took the CPU from this one, as far as it was looked at.
+    preemptions: u64,
     looks: LooksNow,
     /// The CPU whose connections are local, if they are counted.
     local_cpu: Option<u32>,
@@ -246,6 +249,7 @@ impl<E: Engine> Shard<E> {
             gated: Vec::new(),
             pace: Pace::default(),
             spinner: Spinner::new(spin),
+            preemptions: 0,
             looks: LooksNow::default(),
             local_cpu,
             timer: timer().map_err(crate::Error::Thread)?,
@@ -327,28 +331,49 @@ impl<E: Engine> Shard<E> {
     fn wait(&mut self, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
         let begun = self.env.now;
         let spin = self.spinner.next().filter(|_| wait.timeout.is_none() && wait.gather.is_none());
-        let Some(length) = spin else {
+        let outcome = match spin {
+            Some(length) => self.spin(length, events)?,
+            None => None,
+        };
+        if events.is_empty() {
             self.engine.wait(&mut self.env, wait, events)?;
             self.env.now = now();
-            if wait.timeout.is_none() {
-                self.spinner.waited(self.env.now.since(begun), None);
-            }
-            return Ok(());
-        };
-        self.env.stats.spins.add(1);
+        }
+        let time = self.env.now.since(begun);
+        match outcome {
+            Some(outcome) => self.spinner.spun(time, outcome),
+            None if wait.timeout.is_none() => self.spinner.waited(time),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Looks for events so long. None: they were there already, so it would not have slept either.
+    fn spin(&mut self, length: Duration, events: &mut Vec<Event>) -> io::Result<Option<Outcome>> {
         let look = Wait { timeout: Some(Duration::ZERO), gather: None };
-        while events.is_empty() && self.env.now.since(begun) < length {
+        self.engine.wait(&mut self.env, look, events)?;
+        self.env.now = now();
+        if !events.is_empty() {
+            return Ok(None);
+        }
+        self.env.stats.spins.add(1);
+        let begun = self.env.now;
+        let mut spun = Duration::ZERO;
+        while events.is_empty() && spun < length {
             self.engine.wait(&mut self.env, look, events)?;
             self.env.now = now();
+            spun = self.env.now.since(begun);
         }
-        let found = !events.is_empty();
-        if !found {
-            self.env.stats.spins_missed.add(1);
-            self.engine.wait(&mut self.env, wait, events)?;
-            self.env.now = now();
-        }
-        self.spinner.waited(self.env.now.since(begun), Some(found));
-        Ok(())
+        self.env.stats.spins_missed.add(u64::from(events.is_empty()));
+        // Between two looks there is next to nothing, unless the CPU was away. What a virtual machine loses to others, it does
+        // not get back by sleeping.
+        let preemptions = if spun < length * 2 { self.preemptions } else { preemptions() };
+        let preempted = mem::replace(&mut self.preemptions, preemptions) != preemptions;
+        Ok(Some(match events.is_empty() {
+            _ if preempted => Outcome::Preempted,
+            true => Outcome::Missed,
+            false => Outcome::Found,
+        }))
     }
 
     /// How long the next wait may take without an event.

@@ -8,8 +8,8 @@ use ksf::spin::Spin;
 
 /// What was asked for.
 ///
-/// `auto` is the default: a shard spins only while what comes is closer together than the spin is long and spinning
-/// finds it, so an idle server, or one that shares its CPU with its clients, takes no more CPU time than with `off`.
+/// `auto` is the default: a shard spins only while that finds what comes. An idle server takes no more CPU time than with
+/// `off`, and one that shares its CPU with its clients next to none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(try_from = "SpinKey")]
 pub(crate) enum SpinWish {
