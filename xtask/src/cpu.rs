@@ -111,6 +111,13 @@ impl Spent {
     }
 }
 
+/// User and system time of a process, all threads, to the nanosecond: /proc has it in hundredths of a second only.
+pub(crate) fn process_time(pid: u32) -> Result<Duration> {
+    let process = nix::unistd::Pid::from_raw(pid.try_into().context("no such process")?);
+    let clock = nix::time::clock_getcpuclockid(process).with_context(|| format!("no clock of process {pid}"))?;
+    Ok(clock.now().with_context(|| format!("no CPU time of process {pid}"))?.into())
+}
+
 /// Private memory of a process that is not backed by files, in bytes: stacks, heap, pools.
 pub(crate) fn anonymous_bytes(pid: u32) -> Result<u64> {
     let text =
@@ -241,6 +248,8 @@ mod tests {
         let pid = std::process::id();
         assert!(!allowed().unwrap().is_empty());
         assert!(anonymous_bytes(pid).unwrap() > 0);
+        let time = process_time(pid).unwrap();
+        assert!(time > Duration::ZERO && process_time(pid).unwrap() > time);
         assert!(Spent::read(pid).unwrap().machine > Duration::ZERO);
     }
 }

@@ -238,6 +238,8 @@ pub(crate) enum Metric {
     IdleBytes,
     /// Median round trip with the idle connections open, relative to without.
     IdleRttRatio,
+    /// User and system time of the server's process per second, while all of its connections are idle.
+    IdleCpuUsPerS,
     /// Accepts of the worker with the most, relative to the one with the fewest.
     Balance,
     /// Share of the connections that were served on the CPU where they arrived.
@@ -249,7 +251,7 @@ pub(crate) enum Metric {
 }
 
 impl Metric {
-    pub(crate) const ALL: [Metric; 29] = [
+    pub(crate) const ALL: [Metric; 30] = [
         Metric::RttMeanUs,
         Metric::RttStdevUs,
         Metric::RttP50Us,
@@ -275,6 +277,7 @@ impl Metric {
         Metric::ReceiveSoftirqs,
         Metric::IdleBytes,
         Metric::IdleRttRatio,
+        Metric::IdleCpuUsPerS,
         Metric::Balance,
         Metric::LocalShare,
         Metric::Disturbances,
@@ -316,6 +319,7 @@ impl Metric {
             Metric::ReceiveSoftirqs => "receive softirqs",
             Metric::IdleBytes => "bytes/idle conn.",
             Metric::IdleRttRatio => "round trip, idle/none",
+            Metric::IdleCpuUsPerS => "server CPU us/s, all idle",
             Metric::Balance => "accepts max/min",
             Metric::LocalShare => "local share",
             Metric::Disturbances => "disturbances",
@@ -328,7 +332,11 @@ impl Metric {
         match self {
             Metric::MessagesPerS if value >= 1e6 => format!("{:.2} M", value / 1e6),
             Metric::MessagesPerS if value >= 1e4 => format!("{:.0} k", value / 1e3),
-            Metric::MessagesPerS | Metric::IdleBytes | Metric::Disturbances | Metric::Failures => format!("{value:.0}"),
+            Metric::MessagesPerS
+            | Metric::IdleBytes
+            | Metric::IdleCpuUsPerS
+            | Metric::Disturbances
+            | Metric::Failures => format!("{value:.0}"),
             Metric::RttP50Us
             | Metric::RttP99Us
             | Metric::RttP999Us
@@ -549,7 +557,7 @@ pub(crate) const CASES: &[Case] = &[
         row: Row::Idle,
         service: Service::Null,
         idle: 10_000,
-        contestants: &[Threads, Kernel, Uring, Epoll],
+        contestants: &[Threads, EventLoop, Kernel, Uring, Epoll],
         metric: Metric::IdleBytes,
         ..ONE
     },

@@ -25,7 +25,7 @@ fn round_trip(goals: &mut Vec<Goal>) {
         (Kernel, Placement::Same, 0.85),
         (Kernel, Placement::Other, 0.55),
         (Uring, Placement::Same, 1.05),
-        (Uring, Placement::Other, 1.05),
+        (Uring, Placement::Other, 0.5),
     ] {
         goals.push(Goal {
             case: "null-tcp-1",

@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, TcpStream};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
@@ -12,7 +12,7 @@ use super::contestant::{
 };
 use super::raw::Sample;
 use super::watch::{self, Watch};
-use crate::cpu::{Spent, Switches, anonymous_bytes};
+use crate::cpu::{Spent, Switches, anonymous_bytes, process_time};
 use crate::load::{Amount, Load, LoadResult, Tool, Work};
 use crate::process::{Server, display, free_port, output};
 
@@ -31,6 +31,9 @@ const FINE_SECONDS_MIN: f64 = 2.5;
 
 /// The length of a measurement that only counts.
 const COUNT_SECONDS_MAX: f64 = 0.5;
+
+/// For how long idle connections are watched; in a smoke run for a part of that.
+const IDLE_TIME: Duration = Duration::from_secs(1);
 
 /// How much to measure.
 #[derive(Clone, Copy, Debug)]
@@ -157,7 +160,8 @@ impl Meter<'_> {
         Ok(())
     }
 
-    /// Memory of idle connections, and the round trip of an active one without and with them.
+    /// Memory of idle connections, CPU time while there is nothing else, and the round trip of an active one without and with
+    /// them.
     fn idle(&self, case: &Case, server: &Server, port: u16, load: &Load, sample: &mut Sample) -> Result<()> {
         let alone = load.run(&self.programs.ksf)?;
         let bytes_before = anonymous_bytes(server.pid())?;
@@ -172,6 +176,11 @@ impl Meter<'_> {
         // load is through, so are the idle connections.
         let among_idle = load.run(&self.programs.ksf)?;
         let bytes = anonymous_bytes(server.pid())?.saturating_sub(bytes_before);
+        let (began, spent_before) = (Instant::now(), process_time(server.pid())?);
+        std::thread::sleep(if self.effort.seconds > 0.0 { IDLE_TIME } else { IDLE_TIME / 20 });
+        let spent = process_time(server.pid())?.saturating_sub(spent_before);
+        let us_per_s = spent.as_secs_f64() * 1e6 / began.elapsed().as_secs_f64();
+        sample.metrics.insert(Metric::IdleCpuUsPerS, us_per_s);
         insert_result(sample, case, &among_idle);
         sample.metrics.insert(Metric::IdleBytes, bytes as f64 / wanted as f64);
         let ratio = among_idle.rtt_p50_us / alone.rtt_p50_us;
