@@ -290,7 +290,7 @@ impl MessageSocket {
     /// Gives a message back that was received and not worked on: this or another socket receives it again, before
     /// younger ones.
     pub fn give_back(&self, mut message: Message) {
-        let bytes = message.keep();
+        let bytes = message.chunk();
         let Some((source, _, class)) = message.take_end() else { return };
         let taken = Taken { source, message: MessageBatch::one(bytes), class, more: false };
         let shared = &self.mux.0;

@@ -80,16 +80,21 @@ impl Chunk {
         }
     }
 
-    /// The same for a message: a short one is copied into a short slot, if there is one, so that it does not occupy the
-    /// long slot that it was received into.
+    /// The same for a message: [in a short slot](Self::into_short), if that may be.
     pub(crate) fn into_kept_message(self) -> Self {
+        self.into_short().into_kept()
+    }
+
+    /// A copy of these bytes in a short slot of the pool that they were received into, so that they occupy no more than that
+    /// when they are kept. As they are, if they are longer, lie in no long slot, or no short slot is free.
+    pub fn into_short(self) -> Self {
         if let Bytes::Slot(slot) = &self.bytes
             && let Some(short) = &slot.region.short
             && let Some(copy) = short.keep_copy(&self)
         {
             return copy;
         }
-        self.into_kept()
+        self
     }
 
     /// Memory that nothing else can be in while these bytes are held: the whole slot, all that their buffer takes, or a

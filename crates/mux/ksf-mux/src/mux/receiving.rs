@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
-use ksf::pool::{Chunk, Memory, Pool};
+use ksf::pool::{Chunk, Memory, Pool, PoolSpec};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
@@ -29,10 +29,13 @@ impl Receiver {
     /// Long enough for 64 messages of a kilobyte, and for what a socket buffer usually holds.
     const SLOT_BYTES: u32 = 64 << 10;
     const SLOTS: u32 = 32;
+    /// For short messages that a worker or a service keeps.
+    const SHORT_SLOTS: u32 = 1024;
 
     pub(crate) fn new() -> std::io::Result<Self> {
-        let pool = Pool::new(Memory::Anonymous, Self::SLOT_BYTES, Self::SLOTS)
-            .map_err(|error| std::io::Error::other(error.to_string()))?;
+        let long = PoolSpec::new(Memory::Anonymous, Self::SLOT_BYTES, Self::SLOTS);
+        let opened = Pool::open(long.with_short(PoolSpec::short(Memory::Anonymous, Self::SHORT_SLOTS)));
+        let pool = opened.map_err(|error| std::io::Error::other(error.to_string()))?.pool;
         Ok(Self { pool, found: CutMessages::default(), batches: Vec::new(), ranges: Vec::new() })
     }
 

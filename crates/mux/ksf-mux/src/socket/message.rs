@@ -35,8 +35,15 @@ impl Message {
         &self.bytes
     }
 
-    /// Its bytes, to be kept for longer than the message. They lie where they were received: nothing is copied.
+    /// Its bytes, to be kept for longer than the message. At most 2 KiB that were received in one piece are copied into a
+    /// short slot while the socket that received them has one of its 1024 free, and occupy no more than that; anything else
+    /// stays where it was received.
     pub fn keep(&self) -> Chunk {
+        self.bytes.clone().into_short()
+    }
+
+    /// Its bytes where they were received.
+    pub(super) fn chunk(&self) -> Chunk {
         self.bytes.clone()
     }
 
