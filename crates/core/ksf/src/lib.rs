@@ -14,6 +14,7 @@ pub mod buffers;
 pub mod connection;
 pub mod cpus;
 pub mod cutter;
+mod datagram_output;
 pub mod deferred;
 pub mod engine;
 pub mod env;

@@ -373,11 +373,6 @@ impl SendBatch {
         self.len() == 0
     }
 
-    /// Bytes of memory that it takes, as [`Output`]s held back are counted.
-    pub(crate) fn memory_bytes(&self) -> usize {
-        self.output.memory_bytes() + self.output.slack_bytes()
-    }
-
     /// The unsent bytes in order, as far as `slices` has room; returns how many slices were filled. Their addresses
     /// stay valid while the batch is not changed, also when it is moved.
     pub fn slices<'a>(&'a self, slices: &mut [&'a [u8]]) -> usize {

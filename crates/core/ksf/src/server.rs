@@ -24,7 +24,7 @@ use crate::spin::Spin;
 use crate::stats::{self, CounterValue, Stats};
 use crate::tasks::{BLOCKING, TaskOptions, TaskPool};
 
-/// Size of a receive slot: the largest UDP datagram (65,507 bytes) and its addresses fit. Effect of larger ones: fewer
+/// Size of a receive slot: the largest UDP datagram (65,507 bytes) fits. Effect of larger ones: fewer
 /// completions under load; price: address space, and memory only as far as it was received into.
 pub const SLOT_BYTES: u32 = 68 << 10;
 

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::net::SocketAddr;
 
+use crate::datagram_output::DatagramOutput;
 use crate::deferred::{Deferred, Target};
 use crate::env::Env;
 use crate::error::{CloseReason, FramingError};
@@ -11,8 +12,9 @@ use crate::files::{FileRange, NoFileReplies};
 use crate::framing::{Frame, Framing};
 use crate::gates::{Gate, GateSet};
 use crate::limits::Limits;
+use crate::listener::DatagramPeer;
 use crate::outgoing::{Exchange, ExchangeFull, ExchangeRequest, ExchangeWork, NoOutgoing, Upstream};
-use crate::output::{Output, SendBatch};
+use crate::output::Output;
 use crate::pool::Chunk;
 use crate::tasks::Task;
 
@@ -322,7 +324,7 @@ pub struct Reply<'a> {
 
 pub(crate) enum Sink<'a> {
     Stream(&'a mut Output),
-    Datagrams(&'a mut Vec<SendBatch>),
+    Datagrams(&'a mut DatagramOutput, DatagramPeer),
 }
 
 /// Appends one reply with its framing. False: it cannot be framed, and `tail` is as before.
@@ -407,11 +409,10 @@ impl Reply<'_> {
                 let framed = append_framed(&self.framing, output.tail_for(bytes, &mut self.env.spares), write);
                 note_framed(framed, self.env, &mut self.close)
             }
-            Sink::Datagrams(datagrams) => {
-                let mut single = Output::default();
-                let framed = append_framed(&self.framing, single.tail(&mut self.env.spares), write);
-                datagrams.push(single.take());
-                note_framed(framed, self.env, &mut self.close)
+            Sink::Datagrams(output, peer) => {
+                // A datagram is a message as it is, without framing.
+                self.env.stats.replies.add(1);
+                output.add(*peer, write)
             }
         }
     }
@@ -425,7 +426,7 @@ impl Reply<'_> {
 
     /// Sends one reply with this body, without copying it if it is long.
     pub fn owned(&mut self, body: Vec<u8>) {
-        if body.len() <= COPY_BYTES_MAX || matches!(self.sink, Sink::Datagrams(_)) {
+        if body.len() <= COPY_BYTES_MAX || matches!(self.sink, Sink::Datagrams(..)) {
             return self.bytes(&body);
         }
         self.piece(body.len(), |output, env| output.push_bytes(body, &mut env.spares));
@@ -433,7 +434,7 @@ impl Reply<'_> {
 
     /// Sends one reply with this body from where it lies, if it is long and its slot may be kept, else copied.
     pub fn chunk(&mut self, body: Chunk) {
-        if body.len() <= COPY_BYTES_MAX || matches!(self.sink, Sink::Datagrams(_)) || !body.keep() {
+        if body.len() <= COPY_BYTES_MAX || matches!(self.sink, Sink::Datagrams(..)) || !body.keep() {
             return self.bytes(&body);
         }
         self.piece(body.len(), |output, env| output.push_chunk(body, &mut env.spares));
@@ -442,7 +443,7 @@ impl Reply<'_> {
     /// Sends one reply of three parts: `head` appends the first, as in [`Reply::message`]; `body` leaves from where it lies,
     /// if it is long; `end` follows (padding, for instance).
     pub fn parts(&mut self, head: impl FnOnce(&mut Vec<u8>), body: Chunk, end: &'static [u8]) {
-        let copied = body.len() <= COPY_BYTES_MAX || matches!(self.sink, Sink::Datagrams(_)) || !body.keep();
+        let copied = body.len() <= COPY_BYTES_MAX || matches!(self.sink, Sink::Datagrams(..)) || !body.keep();
         if copied {
             return self.message(|tail| {
                 head(tail);
@@ -471,7 +472,7 @@ impl Reply<'_> {
         range: FileRange,
         end: &'static [u8],
     ) -> Result<(), NoFileReplies> {
-        if matches!(self.sink, Sink::Datagrams(_)) || self.env.answers.is_some() {
+        if matches!(self.sink, Sink::Datagrams(..)) || self.env.answers.is_some() {
             return Err(NoFileReplies);
         }
         if let Sink::Stream(output) = &mut self.sink {

@@ -1,46 +1,43 @@
 //! Many datagrams by one system call. The replies of a turn leave together; those that find their socket full wait, in
 //! order.
 
-use std::collections::VecDeque;
 use std::os::fd::RawFd;
-use std::{io, iter, mem, ptr};
+use std::{io, ptr};
 
-use super::Event;
-use super::msg::{CONTROL_BYTES, SLICES_MAX, SendMsg, read_pktinfo, send_datagram_now, socket_addr};
+use super::msg::{Control, Name, write_pktinfo};
+use crate::datagram_output::DatagramOutput;
 use crate::env::Env;
 use crate::listener::DatagramPeer;
-use crate::output::SendBatch;
-use crate::pool::SlotMut;
 
 /// Datagrams of one system call.
 pub(super) const TOGETHER_MAX: usize = 64;
+/// Replies that are longer together do not wait for the end of the turn.
+const TOGETHER_BYTES_MAX: usize = 256 << 10;
 
 /// What every datagram socket of an engine has to send.
 pub(super) struct DatagramQueues {
     queues: Vec<Queue>,
-    /// A message for each datagram of a system call.
-    messages: Vec<SendMsg>,
-    /// The same as the system call wants them, which copies them.
-    headers: Vec<libc::mmsghdr>,
+    sender: Sender,
 }
 
 struct Queue {
     fd: RawFd,
-    unsent: VecDeque<(DatagramPeer, SendBatch)>,
+    unsent: DatagramOutput,
     /// The kernel had no room for the first of them.
     full: bool,
 }
 
 impl DatagramQueues {
     pub(super) fn new() -> Self {
-        Self { queues: Vec::new(), messages: Vec::new(), headers: Vec::new() }
+        Self { queues: Vec::new(), sender: Sender::new() }
     }
 
     /// Adds a socket under this number.
     pub(super) fn open(&mut self, socket: u32, fd: RawFd) {
         let at = socket as usize;
         if at >= self.queues.len() {
-            self.queues.resize_with(at + 1, || Queue { fd: -1, unsent: VecDeque::new(), full: false });
+            let none = || Queue { fd: -1, unsent: DatagramOutput::default(), full: false };
+            self.queues.resize_with(at + 1, none);
         }
         self.queues[at].fd = fd;
     }
@@ -49,13 +46,17 @@ impl DatagramQueues {
         self.queues[socket as usize].fd
     }
 
-    /// Lets a datagram wait for those that leave with it: until [`flush`](Self::flush), or until they are many.
-    pub(super) fn push(&mut self, socket: u32, peer: DatagramPeer, batch: SendBatch, env: &mut Env) {
+    /// Where the replies of a socket go. They leave by [`flush`](Self::flush), or when they are [many](Self::added).
+    pub(super) fn output(&mut self, socket: u32) -> &mut DatagramOutput {
+        &mut self.queues[socket as usize].unsent
+    }
+
+    /// Replies were added.
+    pub(super) fn added(&mut self, socket: u32, env: &mut Env) {
         let queue = &mut self.queues[socket as usize];
-        queue.unsent.push_back((peer, batch));
         if queue.full {
             self.keep_to_limit(socket, env);
-        } else if queue.unsent.len() >= TOGETHER_MAX {
+        } else if queue.unsent.len() >= TOGETHER_MAX || queue.unsent.bytes() >= TOGETHER_BYTES_MAX {
             self.send(socket, env);
         }
     }
@@ -84,10 +85,11 @@ impl DatagramQueues {
     fn send(&mut self, socket: u32, env: &mut Env) {
         let queue = &mut self.queues[socket as usize];
         while !queue.unsent.is_empty() {
-            match send_together(queue.fd, &queue.unsent, &mut self.messages, &mut self.headers, env) {
+            env.stats.syscalls.add(1);
+            match self.sender.send(queue.fd, &queue.unsent) {
                 Ok(sent) => {
                     env.stats.datagrams_out.add(sent as u64);
-                    queue.unsent.drain(..sent).for_each(|(_, batch)| batch.recycle(&mut env.spares));
+                    queue.unsent.advance(sent);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     queue.full = true;
@@ -96,7 +98,7 @@ impl DatagramQueues {
                 // The kernel refuses the first of them.
                 Err(_) => {
                     env.stats.datagrams_unsent.add(1);
-                    queue.unsent.drain(..1).for_each(|(_, batch)| batch.recycle(&mut env.spares));
+                    queue.unsent.advance(1);
                 }
             }
         }
@@ -105,144 +107,97 @@ impl DatagramQueues {
 
     /// Gives up those that came last to a full socket, if more wait than may.
     fn keep_to_limit(&mut self, socket: u32, env: &mut Env) {
-        let waiting = self.queues.iter().filter(|queue| queue.full).map(|queue| queue.unsent.len()).sum::<usize>();
-        let queue = &mut self.queues[socket as usize];
-        if !queue.full {
+        if !self.queues[socket as usize].full {
             return;
         }
+        let waiting = self.queues.iter().filter(|queue| queue.full).map(|queue| queue.unsent.len()).sum::<usize>();
+        let unsent = &mut self.queues[socket as usize].unsent;
         for _ in env.limits.datagram_queue_max..waiting {
-            let Some((_, batch)) = queue.unsent.pop_back() else { return };
+            if unsent.is_empty() {
+                return;
+            }
             env.stats.datagrams_unsent.add(1);
-            batch.recycle(&mut env.spares);
+            unsent.drop_last();
         }
     }
 }
 
-/// Sends as many of these as the socket takes now. Returns how many that were, at least one; an error is about the first.
-fn send_together(
-    fd: RawFd,
-    datagrams: &VecDeque<(DatagramPeer, SendBatch)>,
-    messages: &mut Vec<SendMsg>,
-    headers: &mut Vec<libc::mmsghdr>,
-    env: &Env,
-) -> io::Result<usize> {
-    let count = datagrams.len().min(TOGETHER_MAX);
-    while messages.len() < count {
-        messages.push(SendMsg::new());
-    }
-    if count == 1 {
-        let (peer, batch) = &datagrams[0];
-        let sent = send_datagram_now(fd, peer, batch, &mut messages[0], env)?;
-        return if sent { Ok(1) } else { Err(io::ErrorKind::WouldBlock.into()) };
-    }
-    headers.clear();
-    for ((peer, batch), message) in datagrams.iter().zip(&mut *messages) {
-        let mut slices = [&[][..]; SLICES_MAX];
-        let filled = batch.slices(&mut slices);
-        let header = message.prepare(&slices[..filled], Some(peer));
-        // SAFETY: it points to the header in `message`, which is initialised and not changed meanwhile.
-        headers.push(libc::mmsghdr { msg_hdr: unsafe { *header }, msg_len: 0 });
-    }
-    debug_assert_eq!(headers.len(), count);
-    env.stats.syscalls.add(1);
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: `headers` holds `count` headers, which point into `messages` and to the slices of the batches; all of them
-    // stay where they are through the call.
-    let result = unsafe { libc::sendmmsg(fd, headers.as_mut_ptr(), count as libc::c_uint, flags as _) };
-    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+/// Headers for [`TOGETHER_MAX`] datagrams, made once: for each datagram only the address, the bytes and the lengths are
+/// set.
+struct Sender {
+    headers: Box<[libc::mmsghdr]>,
+    parts: Box<[Part]>,
 }
 
-/// Receives many datagrams by one system call.
-pub(super) struct DatagramReceiver {
-    parts: Vec<Part>,
-    headers: Vec<libc::mmsghdr>,
-    slots: Vec<SlotMut>,
-    /// Slots to be ready with: one more than came the last time, at least twice as many when all were used.
-    ready: usize,
-}
-
-/// What the header of one datagram points to, but for its slot.
+/// What the header of one datagram points to, but for the bytes.
 struct Part {
-    name: Aligned<{ mem::size_of::<libc::sockaddr_in6>() }>,
-    control: Aligned<CONTROL_BYTES>,
+    name: Name,
+    control: Control,
     slice: libc::iovec,
 }
 
-#[derive(Clone, Copy)]
-#[repr(C, align(8))]
-struct Aligned<const N: usize>([u8; N]);
-
-/// What a [`DatagramReceiver`] found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
-    /// So many, and there may be more.
-    More(usize),
-    /// All there was.
-    All,
-    /// There was no slot to receive into.
-    NoSlot,
-}
-
-impl DatagramReceiver {
-    pub(super) fn new() -> Self {
+impl Sender {
+    fn new() -> Self {
         let slice = || libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
-        let part = || Part { name: Aligned([0; _]), control: Aligned([0; _]), slice: slice() };
-        let parts = (0..TOGETHER_MAX).map(|_| part()).collect();
-        Self { parts, headers: Vec::new(), slots: Vec::new(), ready: 2 }
+        let part = |_| Part { name: Name::default(), control: Control::default(), slice: slice() };
+        let mut parts: Box<[Part]> = (0..TOGETHER_MAX).map(part).collect();
+        let header = |part: &mut Part| {
+            // SAFETY: all fields are plain data for which zero is a valid value (null pointers, lengths of 0).
+            let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
+            header.msg_hdr.msg_name = part.name.as_mut_ptr().cast();
+            header.msg_hdr.msg_iov = &raw mut part.slice;
+            header.msg_hdr.msg_iovlen = 1;
+            header
+        };
+        let headers = parts.iter_mut().map(header).collect();
+        Self { headers, parts }
     }
 
-    /// Receives what a socket has, by one call without waiting.
-    pub(super) fn receive(&mut self, socket: u32, fd: RawFd, env: &mut Env, events: &mut Vec<Event>) -> Found {
-        self.slots.extend(iter::from_fn(|| env.pool.take()).take(self.ready));
-        let ready = self.slots.len();
-        if ready == 0 {
-            env.stats.slots_exhausted.add(1);
-            return Found::NoSlot;
+    /// Sends as many of these as the socket takes now. Returns how many that were, at least one; an error is about the
+    /// first.
+    fn send(&mut self, fd: RawFd, unsent: &DatagramOutput) -> io::Result<usize> {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        let mut count = 0;
+        for ((peer, bytes), (part, header)) in unsent.iter().zip(self.parts.iter_mut().zip(&mut self.headers)) {
+            part.fill(&mut header.msg_hdr, peer, bytes);
+            count += 1;
         }
-        self.headers.clear();
-        for (part, slot) in self.parts.iter_mut().zip(&mut self.slots) {
-            self.headers.push(part.header(slot));
-        }
-        env.stats.syscalls.add(1);
-        let (count, no_limit) = (ready as libc::c_uint, ptr::null_mut());
-        // SAFETY: `headers` holds that many headers; every pointer in them is to a live, exclusively held buffer of the
-        // length given, which stays where it is through the call.
-        let result = unsafe { libc::recvmmsg(fd, self.headers.as_mut_ptr(), count, libc::MSG_DONTWAIT as _, no_limit) };
-        let count = usize::try_from(result).unwrap_or(0);
-        for ((header, part), slot) in self.headers.iter().zip(&self.parts).zip(self.slots.drain(..)).take(count) {
-            let chunk = slot.freeze(header.msg_len as usize);
-            let truncated = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
-            let peer = part.peer(&header.msg_hdr);
-            events.extend(peer.map(|peer| Event::Datagram { socket, peer, chunk, truncated }));
-        }
-        if count == ready {
-            self.ready = (2 * ready).min(TOGETHER_MAX);
-            Found::More(count)
-        } else {
-            self.ready = count + 1;
-            Found::All
+        let (parts, headers) = (&mut self.parts, &mut self.headers);
+        let result = match &headers[..count] {
+            // A header costs the kernel two copies more than its parts do.
+            [only] if only.msg_hdr.msg_controllen == 0 => {
+                let part = &parts[0];
+                let (bytes, len) = (part.slice.iov_base.cast_const(), part.slice.iov_len);
+                let (name, name_len) = (part.name.as_ptr().cast(), only.msg_hdr.msg_namelen);
+                // SAFETY: `slice` is a reply in `unsent`, and the name one of that length in `part`; both live through the
+                // call, which reads them.
+                unsafe { libc::sendto(fd, bytes, len, flags, name, name_len) }.min(1)
+            }
+            // SAFETY: the header points into `parts[0]` and to a reply in `unsent`, which stay where they are through the call.
+            [only] => unsafe { libc::sendmsg(fd, &raw const only.msg_hdr, flags) }.min(1),
+            // SAFETY: the first `count` headers point each into their part and to a reply in `unsent`, all of which stay where
+            // they are through the call.
+            _ => unsafe { libc::sendmmsg(fd, headers.as_mut_ptr(), count as libc::c_uint, flags as _) as isize },
+        };
+        match result {
+            ..0 => Err(io::Error::last_os_error()),
+            // A datagram without a byte is one, too.
+            sent => Ok(if count == 1 { 1 } else { sent as usize }),
         }
     }
 }
 
 impl Part {
-    fn header(&mut self, slot: &mut SlotMut) -> libc::mmsghdr {
-        let buffer = slot.as_mut_slice();
-        self.slice = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-        // SAFETY: all fields are plain data for which zero is a valid value.
-        let mut header: libc::msghdr = unsafe { mem::zeroed() };
-        header.msg_name = self.name.0.as_mut_ptr().cast();
-        header.msg_namelen = self.name.0.len() as libc::socklen_t;
-        header.msg_iov = &raw mut self.slice;
-        header.msg_iovlen = 1;
-        header.msg_control = self.control.0.as_mut_ptr().cast();
-        header.msg_controllen = self.control.0.len();
-        libc::mmsghdr { msg_hdr: header, msg_len: 0 }
-    }
-
-    fn peer(&self, header: &libc::msghdr) -> Option<DatagramPeer> {
-        let name = &self.name.0[..(header.msg_namelen as usize).min(self.name.0.len())];
-        let control = &self.control.0[..header.msg_controllen.min(CONTROL_BYTES)];
-        socket_addr(name).map(|addr| DatagramPeer { addr, local: read_pktinfo(control) })
+    #[inline]
+    fn fill(&mut self, header: &mut libc::msghdr, peer: &DatagramPeer, bytes: &[u8]) {
+        self.slice = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        header.msg_namelen = self.name.set(peer.addr);
+        (header.msg_control, header.msg_controllen) = match peer.local {
+            None => (ptr::null_mut(), 0),
+            Some((local, interface)) => {
+                let len = write_pktinfo(&mut self.control, local, interface);
+                (self.control.as_mut_ptr().cast(), len)
+            }
+        };
     }
 }

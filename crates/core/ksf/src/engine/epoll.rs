@@ -8,22 +8,23 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 use std::{io, mem, ptr};
 
-use super::datagrams::{DatagramQueues, DatagramReceiver, Found};
+use super::datagram_receiver::{DatagramReceiver, NoSlot};
+use super::datagrams::DatagramQueues;
 use super::files::BlockingFiles;
 use super::msg::{SendMsg, send_now, sockaddr};
 use super::syscalls::{accept_now, receive_into, set_nonblocking};
 use super::{Engine, Event, Reading, Wait, pause};
 use crate::cutter::Direct;
+use crate::datagram_output::DatagramOutput;
 use crate::env::Env;
 use crate::error::Error;
 use crate::files::Begun;
-use crate::listener::DatagramPeer;
 use crate::output::SendBatch;
 use crate::service::ConnKey;
 
 /// Descriptors reported by one call.
 const READY_MAX: usize = 256;
-/// Connections accepted, and datagrams received, from one socket before others get their turn.
+/// Connections accepted from one socket before others get their turn.
 const BURST: usize = 64;
 /// When no slot is free, look again after this time: their holders tell nobody.
 const STARVED: Duration = Duration::from_micros(500);
@@ -37,7 +38,6 @@ pub(crate) struct Epoll {
     /// What epoll was last told of each datagram socket.
     datagram_interest: Vec<u32>,
     /// Datagram sockets that are not read for now.
-    datagrams_stopped: Vec<bool>,
     receiver: DatagramReceiver,
     /// Events that came of an operation instead of the descriptor.
     done: Vec<Event>,
@@ -115,7 +115,6 @@ impl Engine for Epoll {
             listeners: Vec::new(),
             datagrams: DatagramQueues::new(),
             datagram_interest: Vec::new(),
-            datagrams_stopped: Vec::new(),
             receiver: DatagramReceiver::new(),
             done: Vec::new(),
             msg: SendMsg::boxed(),
@@ -155,14 +154,13 @@ impl Engine for Epoll {
 
     fn listen_datagrams(&mut self, socket: u32, fd: RawFd) -> io::Result<()> {
         self.datagrams.open(socket, fd);
-        let sockets = (socket as usize + 1).max(self.datagram_interest.len());
-        self.datagram_interest.resize(sockets, IN);
-        self.datagrams_stopped.resize(sockets, false);
+        self.receiver.open(socket, fd);
+        self.datagram_interest.resize((socket as usize + 1).max(self.datagram_interest.len()), IN);
         self.control(libc::EPOLL_CTL_ADD, fd, IN, Source::Datagram(socket))
     }
 
     fn set_datagrams_reading(&mut self, socket: u32, reads: bool) {
-        self.datagrams_stopped[socket as usize] = !reads;
+        self.receiver.set_reading(socket, reads);
         self.update_datagram_interest();
     }
 
@@ -234,8 +232,12 @@ impl Engine for Epoll {
         }
     }
 
-    fn send_datagram(&mut self, socket: u32, peer: DatagramPeer, batch: SendBatch, env: &mut Env) {
-        self.datagrams.push(socket, peer, batch, env);
+    fn datagram_output(&mut self, socket: u32) -> &mut DatagramOutput {
+        self.datagrams.output(socket)
+    }
+
+    fn datagrams_added(&mut self, socket: u32, env: &mut Env) {
+        self.datagrams.added(socket, env);
     }
 
     fn flush(&mut self, env: &mut Env) {
@@ -267,6 +269,14 @@ impl Engine for Epoll {
 
     fn wait(&mut self, env: &mut Env, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
         self.flush(env);
+        let mut wait = wait;
+        if self.receiver.is_look_due() {
+            wait = Wait { timeout: Some(Duration::ZERO), gather: None };
+        } else if self.receive_more(env, events) {
+            events.append(&mut self.done);
+            return Ok(());
+        }
+        self.receiver.looked();
         let idle = self.done.is_empty();
         if mem::take(&mut self.starved) {
             // Sockets with unread bytes would end every wait at once; only time brings slots back.
@@ -472,28 +482,30 @@ impl Epoll {
             self.datagrams.has_room(socket, env);
             self.update_datagram_interest();
         }
-        if self.datagrams_stopped[socket as usize] {
-            return;
-        }
-        let fd = self.datagrams.fd(socket);
-        let mut left = BURST;
-        while left > 0 {
-            match self.receiver.receive(socket, fd, env, events) {
-                Found::More(count) => left = left.saturating_sub(count),
-                Found::All => return,
-                Found::NoSlot => {
-                    self.starved = true;
-                    return;
-                }
+        self.receive_datagrams(socket, env, events);
+    }
+
+    /// Receives from sockets that had several datagrams the last time: whether there are more costs no more to try than
+    /// to ask. True if there were.
+    fn receive_more(&mut self, env: &mut Env, events: &mut Vec<Event>) -> bool {
+        let before = events.len();
+        for socket in 0..self.datagram_interest.len() as u32 {
+            if self.receiver.is_busy(socket) {
+                self.receive_datagrams(socket, env, events);
             }
         }
+        events.len() > before
+    }
+
+    fn receive_datagrams(&mut self, socket: u32, env: &mut Env, events: &mut Vec<Event>) {
+        self.starved |= self.receiver.receive(socket, env, events) == Err(NoSlot);
     }
 
     /// Asks to be told when a full socket has room, and when one that is read has something.
     fn update_datagram_interest(&mut self) {
         for socket in 0..self.datagram_interest.len() as u32 {
             let room = if self.datagrams.is_full(socket) { OUT } else { 0 };
-            let interest = room | if self.datagrams_stopped[socket as usize] { 0 } else { IN };
+            let interest = room | if self.receiver.reads(socket) { IN } else { 0 };
             if mem::replace(&mut self.datagram_interest[socket as usize], interest) != interest {
                 let fd = self.datagrams.fd(socket);
                 // Changing an entry that is there cannot fail.

@@ -12,6 +12,7 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use crate::cutter::Direct;
+use crate::datagram_output::DatagramOutput;
 use crate::env::Env;
 use crate::error::Error;
 use crate::files::Begun;
@@ -20,6 +21,9 @@ use crate::output::SendBatch;
 use crate::pool::Chunk;
 use crate::service::ConnKey;
 
+mod datagram_receiver;
+#[cfg(test)]
+mod datagram_tests;
 mod datagrams;
 pub(crate) mod epoll;
 mod files;
@@ -209,9 +213,12 @@ pub(crate) trait Engine: Sized {
     /// in one segment with the FIN.
     fn send(&mut self, conn: ConnKey, batch: SendBatch, last: bool, env: &mut Env) -> (usize, bool);
 
-    /// Sends one datagram with the others of the turn. It is given up and counted if its socket is full and
-    /// `datagram_queue_max` wait already.
-    fn send_datagram(&mut self, socket: u32, peer: DatagramPeer, batch: SendBatch, env: &mut Env);
+    /// Where replies to datagrams of a socket go, which leave with the others of the turn.
+    fn datagram_output(&mut self, socket: u32) -> &mut DatagramOutput;
+
+    /// Replies were added there. Those that came last are given up and counted if the socket is full and more than
+    /// `datagram_queue_max` wait.
+    fn datagrams_added(&mut self, socket: u32, env: &mut Env);
 
     /// Sends what waits for more of its turn. Every wait begins with it.
     fn flush(&mut self, env: &mut Env);

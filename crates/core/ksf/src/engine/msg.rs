@@ -1,12 +1,11 @@
 //! Message headers for sendmsg and recvmsg: addresses, and the control data that says where a datagram was sent to.
 
+use std::io;
 use std::mem::{self, MaybeUninit};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::RawFd;
-use std::{io, ptr};
 
 use crate::env::Env;
-use crate::listener::DatagramPeer;
 use crate::output::SendBatch;
 
 /// Room for an IPv6 pktinfo control message, the larger of the two.
@@ -15,53 +14,91 @@ pub(crate) const CONTROL_BYTES: usize = 64;
 /// Slices sent by one system call.
 pub(crate) const SLICES_MAX: usize = 16;
 
-/// Everything a sendmsg points to. Its address must not change while the kernel uses it: boxed, if that is longer than a
-/// call.
+/// Everything a sendmsg to a stream points to. Its address must not change while the kernel uses it: boxed, if that is
+/// longer than a call.
 pub(crate) struct SendMsg {
     header: libc::msghdr,
     slices: [libc::iovec; SLICES_MAX],
-    addr: libc::sockaddr_storage,
-    control: Control,
 }
 
-/// Control data, aligned as the kernel wants it.
-#[repr(C, align(8))]
-struct Control([u8; CONTROL_BYTES]);
-
 impl SendMsg {
-    pub(crate) fn new() -> Self {
-        // SAFETY: all fields are plain data for which zero is a valid value (null pointers, lengths of 0).
-        unsafe { MaybeUninit::zeroed().assume_init() }
-    }
-
     pub(crate) fn boxed() -> Box<Self> {
-        Box::new(Self::new())
+        // SAFETY: all fields are plain data for which zero is a valid value (null pointers, lengths of 0).
+        Box::new(unsafe { MaybeUninit::zeroed().assume_init() })
     }
 
-    /// Points to these bytes, and for a datagram to its address; returns the header for the system call. The caller
-    /// keeps `slices` and this box alive and in place until the call (or its completion) is over.
-    pub(crate) fn prepare(&mut self, slices: &[&[u8]], peer: Option<&DatagramPeer>) -> *const libc::msghdr {
+    /// Points to these bytes; returns the header for the system call. The caller keeps `slices` and this box alive and in
+    /// place until the call (or its completion) is over.
+    pub(crate) fn prepare(&mut self, slices: &[&[u8]]) -> *const libc::msghdr {
         for (to, from) in self.slices.iter_mut().zip(slices) {
             *to = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
         }
         self.header.msg_iov = self.slices.as_mut_ptr();
         self.header.msg_iovlen = slices.len().min(SLICES_MAX);
-        self.header.msg_name = ptr::null_mut();
-        self.header.msg_namelen = 0;
-        self.header.msg_control = ptr::null_mut();
-        self.header.msg_controllen = 0;
-        if let Some(peer) = peer {
-            let (addr, len) = sockaddr(peer.addr);
-            self.addr = addr;
-            self.header.msg_name = ptr::from_mut(&mut self.addr).cast();
-            self.header.msg_namelen = len;
-            if let Some((local, interface)) = peer.local {
-                let len = write_pktinfo(&mut self.control, local, interface);
-                self.header.msg_control = self.control.0.as_mut_ptr().cast();
-                self.header.msg_controllen = len;
+        &self.header
+    }
+}
+
+/// Control data, aligned as the kernel wants it.
+#[repr(C, align(8))]
+pub(crate) struct Control([u8; CONTROL_BYTES]);
+
+impl Default for Control {
+    fn default() -> Self {
+        Self([0; CONTROL_BYTES])
+    }
+}
+
+impl Control {
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr()
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8; CONTROL_BYTES] {
+        &self.0
+    }
+}
+
+/// Room for the address of a datagram's peer, as the kernel writes and reads it.
+#[derive(Default)]
+#[repr(C, align(8))]
+pub(crate) struct Name([u8; Self::BYTES]);
+
+impl Name {
+    pub(crate) const BYTES: usize = mem::size_of::<libc::sockaddr_in6>();
+
+    pub(crate) fn as_ptr(&self) -> *const u8 {
+        self.0.as_ptr()
+    }
+
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr()
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8; Self::BYTES] {
+        &self.0
+    }
+
+    /// Writes an address; returns its length. What [`socket_addr`] reads.
+    #[inline]
+    pub(crate) fn set(&mut self, addr: SocketAddr) -> libc::socklen_t {
+        let to = &mut self.0;
+        to[2..4].copy_from_slice(&addr.port().to_be_bytes());
+        match addr {
+            SocketAddr::V4(addr) => {
+                to[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+                to[4..8].copy_from_slice(&addr.ip().octets());
+                to[8..16].fill(0);
+                mem::size_of::<libc::sockaddr_in>() as libc::socklen_t
+            }
+            SocketAddr::V6(addr) => {
+                to[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
+                to[4..8].copy_from_slice(&addr.flowinfo().to_be_bytes());
+                to[8..24].copy_from_slice(&addr.ip().octets());
+                to[24..28].copy_from_slice(&addr.scope_id().to_ne_bytes());
+                Self::BYTES as libc::socklen_t
             }
         }
-        &self.header
     }
 }
 
@@ -82,7 +119,7 @@ pub(crate) fn send_now(
         env.stats.syscalls.add(1);
         // What this call has no room for follows at once, and must not begin another segment.
         let more = last || offered < batch.len();
-        match send_slices(socket, &slices[..filled], None, more, msg) {
+        match send_slices(socket, &slices[..filled], more, msg) {
             Ok(bytes) => {
                 batch.advance(bytes, &mut env.spares);
                 sent += bytes;
@@ -98,38 +135,14 @@ pub(crate) fn send_now(
     Ok(sent)
 }
 
-/// Sends a datagram if the socket takes it now: true. An error is final: the kernel refuses it.
-pub(crate) fn send_datagram_now(
-    socket: RawFd,
-    peer: &DatagramPeer,
-    batch: &SendBatch,
-    msg: &mut SendMsg,
-    env: &Env,
-) -> io::Result<bool> {
-    let mut slices = [&[][..]; SLICES_MAX];
-    let filled = batch.slices(&mut slices);
-    env.stats.syscalls.add(1);
-    match send_slices(socket, &slices[..filled], Some(peer), false, msg) {
-        Ok(_) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
 /// `more`: the kernel may wait for what comes next.
-fn send_slices(
-    socket: RawFd,
-    slices: &[&[u8]],
-    peer: Option<&DatagramPeer>,
-    more: bool,
-    msg: &mut SendMsg,
-) -> io::Result<usize> {
+fn send_slices(socket: RawFd, slices: &[&[u8]], more: bool, msg: &mut SendMsg) -> io::Result<usize> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 };
     let result = match slices {
         // SAFETY: the slice lives through the call.
-        [only] if peer.is_none() => unsafe { libc::send(socket, only.as_ptr().cast(), only.len(), flags) },
+        [only] => unsafe { libc::send(socket, only.as_ptr().cast(), only.len(), flags) },
         // SAFETY: the header points into `msg` and to the slices, which live through the call.
-        several => unsafe { libc::sendmsg(socket, msg.prepare(several, peer), flags) },
+        several => unsafe { libc::sendmsg(socket, msg.prepare(several), flags) },
     };
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
@@ -186,7 +199,7 @@ pub(crate) fn read_pktinfo(mut control: &[u8]) -> Option<(IpAddr, u32)> {
 }
 
 /// Asks the kernel to send from `local`.
-fn write_pktinfo(control: &mut Control, local: IpAddr, interface: u32) -> usize {
+pub(crate) fn write_pktinfo(control: &mut Control, local: IpAddr, interface: u32) -> usize {
     let mut data = [0; 20];
     let (level, kind, len) = match local {
         IpAddr::V4(ip) => {
@@ -210,6 +223,8 @@ fn write_pktinfo(control: &mut Control, local: IpAddr, interface: u32) -> usize 
 
 #[cfg(test)]
 mod tests {
+    use std::ptr;
+
     use super::*;
 
     #[test]
@@ -220,6 +235,9 @@ mod tests {
             // SAFETY: plain data, read as bytes of its own length.
             let bytes = unsafe { std::slice::from_raw_parts(ptr::from_ref(&storage).cast::<u8>(), len as usize) };
             assert_eq!(socket_addr(bytes), Some(addr));
+            let mut name = Name([0xff; _]);
+            assert_eq!(name.set(addr), len);
+            assert_eq!(&name.bytes()[..len as usize], bytes);
         }
         assert_eq!(socket_addr(&[1, 0, 0]), None);
     }

@@ -1,7 +1,6 @@
 //! A service with its types erased: what a shard, which serves any of them, calls.
 
 use std::collections::VecDeque;
-use std::mem;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -10,6 +9,7 @@ use crate::buffers::Buffer;
 use crate::connection::Connection;
 use crate::connection::input::DIRECT_BYTES_MIN;
 use crate::cutter::Direct;
+use crate::datagram_output::{DatagramOutput, Mark};
 use crate::deferred::{Answer, Target};
 use crate::engine::Reading;
 use crate::env::Env;
@@ -86,7 +86,6 @@ impl<S: ShardService> LocalService for OnShard<S> {
             put_aside: VecDeque::new(),
             counted_bytes: 0,
             expected_bytes: EXPECTED_REPLY_BYTES,
-            batches: Vec::new(),
         }))
     }
 
@@ -293,18 +292,22 @@ impl<S: ShardService> Stream for Connection<S> {
     }
 }
 
-/// Replies to datagrams, each with the peer it is for.
-pub(crate) type Replies = Vec<(DatagramPeer, SendBatch)>;
-
 /// A bound datagram socket of any service.
 pub(crate) trait Datagrams {
-    fn receive(&mut self, peer: DatagramPeer, chunk: &Chunk, env: &mut Env, replies: &mut Replies);
+    fn receive(&mut self, peer: DatagramPeer, chunk: &Chunk, env: &mut Env, output: &mut DatagramOutput);
     /// `work_bytes`: what was counted for this answer.
-    fn answer(&mut self, peer: DatagramPeer, work_bytes: usize, answer: Answer, env: &mut Env, replies: &mut Replies);
+    fn answer(
+        &mut self,
+        peer: DatagramPeer,
+        work_bytes: usize,
+        answer: Answer,
+        env: &mut Env,
+        output: &mut DatagramOutput,
+    );
     /// Goes on with what was put aside. True if it takes more.
-    fn go_on(&mut self, env: &mut Env, replies: &mut Replies) -> bool;
+    fn go_on(&mut self, env: &mut Env, output: &mut DatagramOutput) -> bool;
     /// Lets the replies go whose gates have opened.
-    fn open_gates(&mut self, env: &mut Env, replies: &mut Replies);
+    fn open_gates(&mut self, env: &mut Env, output: &mut DatagramOutput);
     fn end(self: Box<Self>, env: &mut Env);
 }
 
@@ -320,15 +323,13 @@ struct DatagramService<S: ShardService> {
     counted_bytes: usize,
     /// The longest deferred reply so far: what the next one is assumed to need.
     expected_bytes: usize,
-    /// Replies of one call; kept for its memory.
-    batches: Vec<SendBatch>,
 }
 
 /// A reply behind gates.
-type HeldDatagram = (GateSet, DatagramPeer, SendBatch);
+type HeldDatagram = (GateSet, DatagramPeer, Vec<u8>);
 
-fn held_bytes(batch: &SendBatch) -> usize {
-    size_of::<HeldDatagram>() + batch.memory_bytes()
+fn held_bytes(bytes: &Vec<u8>) -> usize {
+    size_of::<HeldDatagram>() + bytes.capacity()
 }
 
 impl<S: ShardService> DatagramService<S> {
@@ -363,11 +364,11 @@ impl<S: ShardService> DatagramService<S> {
         self.put_aside.push_back((peer, chunk));
     }
 
-    fn hand_over(&mut self, peer: DatagramPeer, chunk: &Chunk, env: &mut Env, replies: &mut Replies) {
+    fn hand_over(&mut self, peer: DatagramPeer, chunk: &Chunk, env: &mut Env, output: &mut DatagramOutput) {
         env.stats.messages.add(1);
         let key = ConnKey::of_datagrams(self.socket);
         let message = Message { bytes: chunk, origin: Some((chunk, 0)), peer: Peer::Udp(peer.addr), key };
-        self.with_reply(peer, chunk.len(), env, replies, |service, shard, conn, reply| {
+        self.with_reply(peer, chunk.len(), env, output, |service, shard, conn, reply| {
             service.call(shard, conn, &message, reply);
         });
     }
@@ -378,12 +379,12 @@ impl<S: ShardService> DatagramService<S> {
         peer: DatagramPeer,
         message_bytes: usize,
         env: &mut Env,
-        replies: &mut Replies,
+        output: &mut DatagramOutput,
         call: impl FnOnce(&S, &mut S::Shard, &mut S::Conn, &mut Reply<'_>),
     ) {
         let target = Target::Datagram { socket: self.socket, peer, work_bytes: 0 };
-        let mut batches = mem::take(&mut self.batches);
-        let mut reply = Reply::new(Framing::Raw, Sink::Datagrams(&mut batches), env, target, message_bytes);
+        let mark = output.mark();
+        let mut reply = Reply::new(Framing::Raw, Sink::Datagrams(output, peer), env, target, message_bytes);
         reply.expected_bytes = self.expected_bytes;
         let state = &mut self.state;
         let called = self.on.with(|service, shard| call(service, shard, state, &mut reply));
@@ -396,48 +397,60 @@ impl<S: ShardService> DatagramService<S> {
         if called.is_err() {
             // There is no connection to close; the peer asks again, as for any datagram that got lost.
             env.stats.panics.add(1);
-            batches.drain(..).for_each(|batch| batch.recycle(&mut env.spares));
+            output.truncate(mark);
         }
-        let closed = gates.closed(&env.gates);
-        for batch in batches.drain(..) {
-            match closed {
-                None => replies.push((peer, batch)),
-                Some(_) if self.held.len() >= env.limits.datagram_queue_max || self.is_full(env) => {
-                    env.stats.datagrams_unsent.add(1);
-                    batch.recycle(&mut env.spares);
-                }
-                Some(_) => {
-                    self.count(held_bytes(&batch), env);
-                    self.held.push_back((gates.clone(), peer, batch));
-                }
+        if gates.closed(&env.gates).is_some() {
+            self.hold(mark, &gates, env, output);
+        }
+        if !self.held.is_empty() {
+            self.open_gates(env, output);
+        }
+    }
+
+    /// Takes the replies that were added since out of the output, to wait for their gates.
+    fn hold(&mut self, mark: Mark, gates: &GateSet, env: &mut Env, output: &mut DatagramOutput) {
+        for (peer, bytes) in output.since(mark) {
+            if self.held.len() >= env.limits.datagram_queue_max || self.is_full(env) {
+                env.stats.datagrams_unsent.add(1);
+                continue;
             }
+            let mut held = env.spares.take();
+            held.extend_from_slice(bytes);
+            self.count(held_bytes(&held), env);
+            self.held.push_back((gates.clone(), *peer, held));
         }
-        self.batches = batches;
-        self.open_gates(env, replies);
+        output.truncate(mark);
     }
 }
 
 impl<S: ShardService> Datagrams for DatagramService<S> {
-    fn receive(&mut self, peer: DatagramPeer, chunk: &Chunk, env: &mut Env, replies: &mut Replies) {
+    fn receive(&mut self, peer: DatagramPeer, chunk: &Chunk, env: &mut Env, output: &mut DatagramOutput) {
         if self.put_aside.is_empty() && self.takes(env) {
-            self.hand_over(peer, chunk, env, replies);
+            self.hand_over(peer, chunk, env, output);
         } else {
             self.put_aside(peer, chunk, env);
         }
     }
 
-    fn go_on(&mut self, env: &mut Env, replies: &mut Replies) -> bool {
+    fn go_on(&mut self, env: &mut Env, output: &mut DatagramOutput) -> bool {
         while self.takes(env)
             && env.deferred_datagrams < env.limits.deferred_datagrams_max
             && let Some((peer, chunk)) = self.put_aside.pop_front()
         {
             env.budget.remove_input(chunk.memory_bytes());
-            self.hand_over(peer, &chunk, env, replies);
+            self.hand_over(peer, &chunk, env, output);
         }
         self.put_aside.is_empty() && self.takes(env)
     }
 
-    fn answer(&mut self, peer: DatagramPeer, work_bytes: usize, answer: Answer, env: &mut Env, replies: &mut Replies) {
+    fn answer(
+        &mut self,
+        peer: DatagramPeer,
+        work_bytes: usize,
+        answer: Answer,
+        env: &mut Env,
+        output: &mut DatagramOutput,
+    ) {
         env.deferred_datagrams -= 1;
         self.uncount(work_bytes, env);
         let reply_bytes = match &answer {
@@ -451,7 +464,7 @@ impl<S: ShardService> Datagrams for DatagramService<S> {
             // There is no connection to close; the peer asks again, as for any datagram that got lost.
             return env.stats.datagrams_abandoned.add(1);
         }
-        self.with_reply(peer, 0, env, replies, |service, shard, conn, reply| match answer {
+        self.with_reply(peer, 0, env, output, |service, shard, conn, reply| match answer {
             Answer::Bytes(body) => reply.bytes(&body),
             Answer::Chunk(chunk) => reply.chunk(chunk),
             Answer::Parts(head, body, end) => reply.parts(|tail| tail.extend_from_slice(&head), body, end),
@@ -461,7 +474,7 @@ impl<S: ShardService> Datagrams for DatagramService<S> {
         env.stats.replies_deferred.add(1);
     }
 
-    fn open_gates(&mut self, env: &mut Env, replies: &mut Replies) {
+    fn open_gates(&mut self, env: &mut Env, output: &mut DatagramOutput) {
         // From the front only: replies of one socket leave in the order of their logs' records. Those of a lost log are
         // lost, as datagrams may be.
         while let Some((gates, _, _)) = self.held.front() {
@@ -470,16 +483,17 @@ impl<S: ShardService> Datagrams for DatagramService<S> {
             {
                 return;
             }
-            let Some((gates, peer, batch)) = self.held.pop_front() else { return };
+            let Some((gates, peer, bytes)) = self.held.pop_front() else { return };
             if gates.is_lost(&env.gates) {
                 env.stats.datagrams_unsent.add(1);
-                self.uncount(held_bytes(&batch), env);
-                batch.recycle(&mut env.spares);
+                self.uncount(held_bytes(&bytes), env);
+                env.spares.give(bytes);
             } else if gates.closed(&env.gates).is_some() {
-                self.held.push_front((gates, peer, batch));
+                self.held.push_front((gates, peer, bytes));
             } else {
-                self.uncount(held_bytes(&batch), env);
-                replies.push((peer, batch));
+                self.uncount(held_bytes(&bytes), env);
+                output.add(peer, |to| to.extend_from_slice(&bytes));
+                env.spares.give(bytes);
             }
         }
     }
@@ -488,7 +502,7 @@ impl<S: ShardService> Datagrams for DatagramService<S> {
         let Self { on, state, held, put_aside, counted_bytes, .. } = *self;
         env.budget.recount_replies(counted_bytes, 0);
         put_aside.iter().for_each(|(_, chunk)| env.budget.remove_input(chunk.memory_bytes()));
-        held.into_iter().for_each(|(_, _, batch)| batch.recycle(&mut env.spares));
+        held.into_iter().for_each(|(_, _, bytes)| env.spares.give(bytes));
         if on.with(|service, shard| service.close(shard, state)).is_err() {
             env.stats.panics.add(1);
         }

@@ -44,7 +44,7 @@ mod timer_wheel;
 use accepting::spare_fd;
 use assisted::AssistState;
 pub(crate) use erased::AnyService;
-use erased::{Datagrams, LocalService, Replies, Stream};
+use erased::{Datagrams, LocalService, Stream};
 pub(crate) use ticks::now;
 use ticks::{NEVER, timer};
 use timer_wheel::TimerWheel;
@@ -156,7 +156,6 @@ pub(crate) struct Shard<E: Engine> {
     mail: Vec<Mail>,
     /// The mailbox was reported as readable in this turn.
     mail_arrived: bool,
-    replies: Replies,
     /// Connections whose next replies wait for a gate.
     gated: Vec<(Gate, ConnKey)>,
     pace: Pace,
@@ -245,7 +244,6 @@ impl<E: Engine> Shard<E> {
             events: Vec::with_capacity(256),
             mail: Vec::new(),
             mail_arrived: false,
-            replies: Vec::new(),
             gated: Vec::new(),
             pace: Pace::default(),
             spinner: Spinner::new(spin),
@@ -509,8 +507,8 @@ impl<E: Engine> Shard<E> {
             });
             for socket in 0..self.datagrams.len() {
                 if let Some(Some(datagrams)) = self.datagrams.get_mut(socket) {
-                    datagrams.open_gates(&mut self.env, &mut self.replies);
-                    self.send_datagrams(socket as u32);
+                    datagrams.open_gates(&mut self.env, self.engine.datagram_output(socket as u32));
+                    self.engine.datagrams_added(socket as u32, &mut self.env);
                 }
             }
         }
@@ -620,28 +618,21 @@ impl<E: Engine> Shard<E> {
             return;
         }
         let Some(Some(datagrams)) = self.datagrams.get_mut(socket as usize) else { return };
-        datagrams.receive(peer, chunk, &mut self.env, &mut self.replies);
-        self.send_datagrams(socket);
+        datagrams.receive(peer, chunk, &mut self.env, self.engine.datagram_output(socket));
+        self.engine.datagrams_added(socket, &mut self.env);
     }
 
     /// Hands over datagrams that were put aside, and reads sockets as long as what they bring is handed over.
     fn pace_datagrams(&mut self) {
-        for socket in 0..self.datagrams.len() {
-            let Some(datagrams) = &mut self.datagrams[socket] else { continue };
-            let stop = !datagrams.go_on(&mut self.env, &mut self.replies);
-            if !self.replies.is_empty() {
-                self.send_datagrams(socket as u32);
-            }
-            if mem::replace(&mut self.datagrams_stopped[socket], stop) != stop {
+        for at in 0..self.datagrams.len() {
+            let Some(datagrams) = &mut self.datagrams[at] else { continue };
+            let socket = at as u32;
+            let stop = !datagrams.go_on(&mut self.env, self.engine.datagram_output(socket));
+            self.engine.datagrams_added(socket, &mut self.env);
+            if mem::replace(&mut self.datagrams_stopped[at], stop) != stop {
                 self.env.stats.reads_paused.add(u64::from(stop));
-                self.engine.set_datagrams_reading(socket as u32, !stop);
+                self.engine.set_datagrams_reading(socket, !stop);
             }
-        }
-    }
-
-    fn send_datagrams(&mut self, socket: u32) {
-        for (peer, batch) in self.replies.drain(..) {
-            self.engine.send_datagram(socket, peer, batch, &mut self.env);
         }
     }
 
@@ -665,8 +656,8 @@ impl<E: Engine> Shard<E> {
             }
             Mail::Answer { target: Target::Datagram { socket, peer, work_bytes }, answer } => {
                 if let Some(Some(datagrams)) = self.datagrams.get_mut(socket as usize) {
-                    datagrams.answer(peer, work_bytes, answer, &mut self.env, &mut self.replies);
-                    self.send_datagrams(socket);
+                    datagrams.answer(peer, work_bytes, answer, &mut self.env, self.engine.datagram_output(socket));
+                    self.engine.datagrams_added(socket, &mut self.env);
                 }
             }
             Mail::Limits(limits) => {

@@ -1,47 +1,37 @@
-//! Datagrams: one multishot receive per socket. Sends need the ring only to hear of room in a full socket.
+//! Datagrams: received and sent by plain system calls, many at a time. The ring tells when there is something to receive,
+//! or room to send, but is asked only before a shard sleeps: sockets that are busy are tried without it.
+//!
+//! A multishot receive has the kernel run a piece of work for each datagram, look twice for each that comes alone, and copy
+//! a header in front of each: 0.82 of the rate of a server on recvmmsg (Linux 6.18).
 
 use std::mem;
 use std::os::fd::RawFd;
 
-use io_uring::types::{Fd, RecvMsgOut};
-use io_uring::{cqueue, opcode};
+use io_uring::opcode;
+use io_uring::types::Fd;
 
 use super::Uring;
-use super::buffer_ring::BUFFER_GROUP;
 use super::ring::Op;
 use crate::engine::Event;
-use crate::engine::msg::{CONTROL_BYTES, read_pktinfo, socket_addr};
+use crate::engine::datagram_receiver::NoSlot;
 use crate::env::Env;
-use crate::listener::DatagramPeer;
 
+#[derive(Default)]
 pub(super) struct DatagramSocket {
-    /// Read by the kernel while the receive is armed; boxed so that its address holds.
-    header: Box<libc::msghdr>,
+    /// A poll for something to receive is armed.
+    armed: bool,
     /// A poll for room to send is armed.
     polled: bool,
-    /// A receive is armed, or being cancelled.
-    armed: bool,
-    /// It is not read for now.
-    stopped: bool,
-}
-
-impl DatagramSocket {
-    fn new() -> Self {
-        // SAFETY: all fields are plain data for which zero is a valid value.
-        let mut header: Box<libc::msghdr> = unsafe { Box::new(mem::zeroed()) };
-        header.msg_namelen = mem::size_of::<libc::sockaddr_in6>() as libc::socklen_t;
-        header.msg_controllen = CONTROL_BYTES;
-        Self { header, polled: false, armed: false, stopped: false }
-    }
 }
 
 impl Uring {
     pub(super) fn start_datagrams(&mut self, socket: u32, fd: RawFd) {
         let at = socket as usize;
         if at >= self.sockets.len() {
-            self.sockets.resize_with(at + 1, DatagramSocket::new);
+            self.sockets.resize_with(at + 1, DatagramSocket::default);
         }
         self.datagrams.open(socket, fd);
+        self.receiver.open(socket, fd);
         self.arm_datagram(socket);
     }
 
@@ -60,55 +50,45 @@ impl Uring {
         self.datagrams.has_room(socket, env);
     }
 
-    pub(super) fn received_datagram(
-        &mut self,
-        socket: u32,
-        entry: &cqueue::Entry,
-        env: &mut Env,
-        events: &mut Vec<Event>,
-    ) {
-        if !cqueue::more(entry.flags()) {
-            self.sockets[socket as usize].armed = false;
-            self.rearm.push(Op::Datagram(socket));
-        }
-        if entry.result() == -libc::ENOBUFS {
-            env.stats.slots_exhausted.add(1);
-        }
-        let Some(slot) = cqueue::buffer_select(entry.flags()).and_then(|at| self.buffers.take(at, &mut env.pool))
-        else {
-            return;
-        };
-        let Ok(length) = usize::try_from(entry.result()) else { return };
-        let whole = slot.freeze(length);
-        let header = &self.sockets[socket as usize].header;
-        let Ok(out) = RecvMsgOut::parse(&whole, header) else { return };
-        let Some(addr) = socket_addr(out.name_data()) else { return };
-        let peer = DatagramPeer { addr, local: read_pktinfo(out.control_data()) };
-        let truncated = out.is_payload_truncated() || out.flags() & libc::MSG_TRUNC as u32 != 0;
-        let payload_bytes = out.payload_data().len();
-        let start = whole.len() - payload_bytes;
-        let chunk = whole.slice(start..start + payload_bytes);
-        events.push(Event::Datagram { socket, peer, chunk, truncated });
+    /// The kernel says that there is something to receive.
+    pub(super) fn datagram_ready(&mut self, socket: u32, env: &mut Env, events: &mut Vec<Event>) {
+        self.sockets[socket as usize].armed = false;
+        self.receive_datagrams(socket, env, events);
     }
 
-    pub(super) fn read_datagrams(&mut self, socket: u32, reads: bool) {
-        let state = &mut self.sockets[socket as usize];
-        let stops = state.armed && !reads && !state.stopped;
-        state.stopped = !reads;
-        if stops {
-            self.cancel(Op::Datagram(socket));
-        }
-        self.arm_datagram(socket);
+    fn receive_datagrams(&mut self, socket: u32, env: &mut Env, events: &mut Vec<Event>) {
+        self.starved |= self.receiver.receive(socket, env, events) == Err(NoSlot);
     }
 
-    /// Receives, unless it does so or is not to.
-    pub(super) fn arm_datagram(&mut self, socket: u32) {
-        let state = &mut self.sockets[socket as usize];
-        if state.stopped || mem::replace(&mut state.armed, true) {
-            return;
+    /// Receives from sockets that the ring was not asked about: where several came the last time there are probably more,
+    /// and `all` of them in a look without sleep. True if there was something.
+    pub(super) fn receive_more(&mut self, all: bool, env: &mut Env, events: &mut Vec<Event>) -> bool {
+        let before = events.len();
+        for socket in 0..self.sockets.len() as u32 {
+            if !self.sockets[socket as usize].armed && (all || self.receiver.is_busy(socket)) {
+                self.receive_datagrams(socket, env, events);
+            }
         }
-        let (fd, header) = (Fd(self.datagrams.fd(socket)), &raw const *self.sockets[socket as usize].header);
-        let entry = opcode::RecvMsgMulti::new(fd, header, BUFFER_GROUP).build();
-        self.push(entry.user_data(Op::Datagram(socket).user_data()));
+        events.len() > before
+    }
+
+    /// True if there is probably something to receive that the ring was not asked about.
+    pub(super) fn has_busy_socket(&self) -> bool {
+        (0..self.sockets.len() as u32).any(|socket| self.receiver.is_busy(socket))
+    }
+
+    /// Asks to be told when there is something to receive.
+    pub(super) fn arm_datagrams(&mut self) {
+        for socket in 0..self.sockets.len() as u32 {
+            if !self.sockets[socket as usize].armed && self.receiver.reads(socket) {
+                self.arm_datagram(socket);
+            }
+        }
+    }
+
+    fn arm_datagram(&mut self, socket: u32) {
+        self.sockets[socket as usize].armed = true;
+        let poll = opcode::PollAdd::new(Fd(self.datagrams.fd(socket)), libc::POLLIN as u32).build();
+        self.push(poll.user_data(Op::Datagram(socket).user_data()));
     }
 }

@@ -10,7 +10,7 @@
 //! multishot receive has ended.
 //!
 //! A turn is one system call to wait, and one per batch to send: sends are first tried without the ring, and only
-//! what TCP does not take waits in the kernel.
+//! what TCP does not take waits in the kernel. Datagrams go by plain calls in both directions, see [`datagram`].
 //!
 //! ```text
 //!   pool ──take──► buffer ring ──kernel fills──► completion(connection, entry, length) ──► Chunk ──► shard
@@ -27,14 +27,15 @@ use std::{io, mem};
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
+use super::datagram_receiver::DatagramReceiver;
 use super::datagrams::DatagramQueues;
 use super::msg::SendMsg;
 use super::{Engine, Event, Reading, Wait, pause};
 use crate::cutter::Direct;
+use crate::datagram_output::DatagramOutput;
 use crate::env::Env;
 use crate::error::Error;
 use crate::files::Begun;
-use crate::listener::DatagramPeer;
 use crate::output::SendBatch;
 use crate::service::ConnKey;
 
@@ -70,6 +71,9 @@ pub(crate) struct Uring {
     listeners: Vec<Listener>,
     sockets: Vec<DatagramSocket>,
     datagrams: DatagramQueues,
+    receiver: DatagramReceiver,
+    /// A datagram socket found no slot.
+    starved: bool,
     files: FileOps,
     /// Send headers to use again; boxed, because they move between here and sends that the kernel reads.
     #[expect(clippy::vec_box, reason = "the address must hold")]
@@ -107,6 +111,8 @@ impl Engine for Uring {
             listeners: Vec::new(),
             sockets: Vec::new(),
             datagrams: DatagramQueues::new(),
+            receiver: DatagramReceiver::new(),
+            starved: false,
             files: FileOps::default(),
             spare_msgs: Vec::new(),
             backlog: VecDeque::new(),
@@ -144,7 +150,8 @@ impl Engine for Uring {
     }
 
     fn set_datagrams_reading(&mut self, socket: u32, reads: bool) {
-        self.read_datagrams(socket, reads);
+        // A poll that is armed may still tell of something, which is then not received.
+        self.receiver.set_reading(socket, reads);
     }
 
     fn open(&mut self, conn: ConnKey, socket: RawFd, reading: Reading) {
@@ -171,8 +178,12 @@ impl Engine for Uring {
         self.send_batch(conn, batch, last, env)
     }
 
-    fn send_datagram(&mut self, socket: u32, peer: DatagramPeer, batch: SendBatch, env: &mut Env) {
-        self.datagrams.push(socket, peer, batch, env);
+    fn datagram_output(&mut self, socket: u32) -> &mut DatagramOutput {
+        self.datagrams.output(socket)
+    }
+
+    fn datagrams_added(&mut self, socket: u32, env: &mut Env) {
+        self.datagrams.added(socket, env);
     }
 
     fn flush(&mut self, env: &mut Env) {
@@ -231,7 +242,6 @@ impl Engine for Uring {
         }
         // The kernel does not let go: leak what it may still use rather than free it.
         mem::forget(mem::take(&mut self.conns));
-        mem::forget(mem::take(&mut self.sockets));
         self.buffers.leak_slots();
         self.files.leak();
         self.under_way = 0;
@@ -241,14 +251,31 @@ impl Engine for Uring {
         self.flush(env);
         self.buffers.refill(&mut env.pool);
         self.rearm_all();
-        let mut timeout = wait.timeout;
-        if self.buffers.is_starved() {
+        let Wait { mut timeout, mut gather } = wait;
+        if self.receiver.is_look_due() || !self.backlog.is_empty() || !self.ring.submission().is_empty() {
+            // Others wait, and maybe datagrams do, too.
+            if self.has_busy_socket() {
+                (timeout, gather) = (Some(Duration::ZERO), None);
+            }
+        } else {
+            let all = timeout == Some(Duration::ZERO) || mem::take(&mut self.starved);
+            if self.receive_more(all, env, events) {
+                events.append(&mut self.ready);
+                self.reap(env, events);
+                return Ok(());
+            }
+        }
+        self.receiver.looked();
+        if timeout != Some(Duration::ZERO) && !self.starved {
+            self.arm_datagrams();
+        }
+        if self.buffers.is_starved() || self.starved {
             timeout = Some(timeout.map_or(STARVED, |timeout| timeout.min(STARVED)));
         }
         let nothing_ready = self.ready.is_empty() && self.ring.completion().is_empty();
         let is_look = self.flagged && timeout == Some(Duration::ZERO);
         let want = usize::from(nothing_ready && !is_look);
-        self.enter(env, want, timeout, wait.gather)?;
+        self.enter(env, want, timeout, gather)?;
         events.append(&mut self.ready);
         self.reap(env, events);
         Ok(())
@@ -330,7 +357,7 @@ impl Uring {
         match Op::from_user_data(entry.user_data()) {
             Some(Op::Accept(listener)) => self.accepted(listener, entry, events),
             Some(Op::Connect(index)) => self.connected(index, entry, events),
-            Some(Op::Datagram(socket)) => self.received_datagram(socket, entry, env, events),
+            Some(Op::Datagram(socket)) => self.datagram_ready(socket, env, events),
             Some(Op::File(index)) => events.extend(self.file_ended(index, entry).map(Event::File)),
             Some(Op::Hangup(index)) => self.hung_up(index, entry, events),
             Some(Op::Recv(index)) => self.received(index, entry, env, events),
@@ -351,14 +378,19 @@ impl Uring {
         let starved = self.buffers.is_starved();
         let mut ops = mem::take(&mut self.rearm);
         ops.retain(|op| match *op {
-            Op::Recv(_) | Op::Datagram(_) if starved => true,
+            Op::Recv(_) if starved => true,
             op => {
                 match op {
                     Op::Accept(listener) => self.arm_accept(listener),
-                    Op::Datagram(socket) => self.arm_datagram(socket),
                     Op::Recv(index) => self.arm_recv(index),
                     Op::Watch(watch) => self.arm_watch(watch),
-                    Op::Cancel | Op::Connect(_) | Op::File(_) | Op::Hangup(_) | Op::Room(_) | Op::Send(_) => {}
+                    Op::Cancel
+                    | Op::Connect(_)
+                    | Op::Datagram(_)
+                    | Op::File(_)
+                    | Op::Hangup(_)
+                    | Op::Room(_)
+                    | Op::Send(_) => {}
                 }
                 false
             }

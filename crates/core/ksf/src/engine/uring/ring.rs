@@ -137,7 +137,7 @@ impl Uring {
 
     pub(super) fn try_push(&mut self, entry: &squeue::Entry) -> bool {
         // SAFETY: everything the request points to lives until its completion: batches, lent buffers, headers and addresses
-        // are owned by `conns`, `sockets` and `files` until then (boxed, or heap buffers that are not changed meanwhile), and
+        // are owned by `conns` and `files` until then (boxed, or heap buffers that are not changed meanwhile), and
         // on drop the ring goes first. Descriptors stay open until `Released` (the shard's promise).
         unsafe { self.ring.submission().push(entry) }.is_ok()
     }

@@ -91,7 +91,7 @@ impl Uring {
             opcode::Send::new(Fd(state.socket), bytes.as_ptr(), len).flags(flags).build()
         } else {
             let mut msg = self.spare_msgs.pop().unwrap_or_else(SendMsg::boxed);
-            let header = msg.prepare(&slices[..filled], None);
+            let header = msg.prepare(&slices[..filled]);
             send.msg = Some(msg);
             opcode::SendMsg::new(Fd(state.socket), header).flags(flags as u32).build()
         };

@@ -1,0 +1,246 @@
+//! What every engine owes the datagrams of a shard.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::{io::Write, mem};
+
+use ksf_test::{PATIENCE, skip};
+
+use super::epoll::Epoll;
+use super::tests::{Bench, on_each_engine, send_datagram};
+use super::uring::Uring;
+use super::*;
+use crate::listener::{ListenAddr, SocketOptions, open};
+
+/// Answers everything that arrived with the same bytes.
+fn echo<E: Engine>(bench: &mut Bench<E>) -> Vec<(DatagramPeer, Vec<u8>)> {
+    let mut arrived = Vec::new();
+    for event in mem::take(&mut bench.events) {
+        let Event::Datagram { socket: 0, peer, chunk, truncated: false } = event else { panic!("{event:?}") };
+        send_datagram(&mut bench.engine, peer, &chunk, &mut bench.env);
+        arrived.push((peer, chunk.to_vec()));
+    }
+    bench.engine.flush(&mut bench.env);
+    arrived
+}
+
+#[test]
+fn datagrams_are_answered_to_whom_they_came_from_and_from_where_they_went() {
+    on_each_engine(answers::<Epoll>, answers::<Uring>);
+}
+
+/// One by one, so that the receiver is ready for one, and many at once.
+fn answers<E: Engine>() {
+    let families = [("127.0.0.1:0", "127.0.0.1"), ("0.0.0.0:0", "127.0.0.2"), ("[::1]:0", "::1"), ("[::]:0", "::1")];
+    for (listen, to) in families {
+        let (listen, to): (SocketAddr, IpAddr) = (listen.parse().unwrap(), to.parse().unwrap());
+        let Ok(peer) = UdpSocket::bind((to, 0)) else {
+            skip(format_args!("no address {to} here"));
+            continue;
+        };
+        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        let ours = open(&ListenAddr::Udp(listen), &[0], SocketOptions::default()).unwrap();
+        let port = match ours.addr {
+            ListenAddr::Udp(addr) => addr.port(),
+            ref other => panic!("{other:?}"),
+        };
+        let mut bench = Bench::<E>::new();
+        bench.engine.listen_datagrams(0, ours.sockets[0].as_raw_fd()).unwrap();
+        for (round, count) in [1; 24].into_iter().chain([40, 1, 2, 100, 1, 1, 1]).enumerate() {
+            let bytes = |number: usize| vec![number as u8; 1 + round + number];
+            for number in 0..count {
+                peer.send_to(&bytes(number), (to, port)).unwrap();
+            }
+            let mut arrived = Vec::new();
+            while arrived.len() < count {
+                bench.wait_for("a datagram", |events| !events.is_empty());
+                arrived.extend(echo(&mut bench));
+            }
+            for (number, (from, got)) in arrived.into_iter().enumerate() {
+                assert_eq!((from.addr, got), (peer.local_addr().unwrap(), bytes(number)), "{listen}, round {round}");
+                assert_eq!(from.local.map(|(addr, _)| addr), listen.ip().is_unspecified().then_some(to));
+                let mut reply = [0; 1000];
+                let (length, sender) = peer.recv_from(&mut reply).unwrap();
+                assert_eq!((&reply[..length], sender), (&*bytes(number), (to, port).into()), "{listen}, {round}");
+            }
+        }
+        bench.engine.shutdown();
+    }
+}
+
+#[test]
+fn datagrams_longer_than_a_slot_are_marked_and_the_others_are_not() {
+    on_each_engine(truncated::<Epoll>, truncated::<Uring>);
+}
+
+fn truncated<E: Engine>() {
+    let ours = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut bench = Bench::<E>::new();
+    bench.engine.listen_datagrams(0, ours.as_raw_fd()).unwrap();
+    let slot_bytes = bench.env.pool.slot_bytes();
+    let long = [slot_bytes + 1, slot_bytes, 20_000];
+    let lengths = long.repeat(3).into_iter().map(|length| vec![length]).chain([vec![9, slot_bytes + 1, 0, 20_000, 9]]);
+    for lengths in lengths {
+        for length in &lengths {
+            peer.send_to(&vec![7; *length], ours.local_addr().unwrap()).unwrap();
+        }
+        bench.wait_for("all of them", |events| events.len() >= lengths.len());
+        for (event, length) in mem::take(&mut bench.events).into_iter().zip(lengths) {
+            let Event::Datagram { chunk, truncated, .. } = event else { panic!("{event:?}") };
+            assert_eq!((truncated, chunk.len()), (length > slot_bytes, length.min(slot_bytes)));
+        }
+    }
+    bench.engine.shutdown();
+}
+
+#[test]
+fn datagrams_that_the_kernel_refuses_do_not_hold_up_the_others() {
+    on_each_engine(refused::<Epoll>, refused::<Uring>);
+}
+
+fn refused<E: Engine>() {
+    let ours = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let reader = UdpSocket::bind("127.0.0.1:0").unwrap();
+    reader.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut bench = Bench::<E>::new();
+    bench.engine.listen_datagrams(0, ours.as_raw_fd()).unwrap();
+    let to = |addr: SocketAddr| DatagramPeer { addr, local: None };
+    let good = to(reader.local_addr().unwrap());
+    let nowhere = to("127.0.0.1:0".parse().unwrap());
+    let other_family = to("[::1]:9".parse().unwrap());
+    // With others, and alone.
+    for together in [true, false] {
+        let before = [bench.env.stats.datagrams_out.value(), bench.env.stats.datagrams_unsent.value()];
+        let too_long = vec![0; 65_508];
+        let replies =
+            [(nowhere, &b"0"[..]), (good, b"1"), (other_family, b"2"), (good, b""), (good, &too_long), (good, b"3")];
+        for (peer, bytes) in replies {
+            send_datagram(&mut bench.engine, peer, bytes, &mut bench.env);
+            if !together {
+                bench.engine.flush(&mut bench.env);
+            }
+        }
+        bench.engine.flush(&mut bench.env);
+        let after = [bench.env.stats.datagrams_out.value(), bench.env.stats.datagrams_unsent.value()];
+        assert_eq!([after[0] - before[0], after[1] - before[1]], [3, 3]);
+        let mut got = [0; 9];
+        for expected in [&b"1"[..], b"", b"3"] {
+            let length = reader.recv(&mut got).unwrap();
+            assert_eq!(&got[..length], expected);
+        }
+    }
+    bench.engine.shutdown();
+}
+
+/// A socket that was handed over may be connected: it then hears that its peer is gone.
+#[test]
+fn a_socket_whose_peer_is_gone_goes_on() {
+    on_each_engine(peer_gone::<Epoll>, peer_gone::<Uring>);
+}
+
+fn peer_gone<E: Engine>() {
+    let ours = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let at = peer.local_addr().unwrap();
+    ours.connect(at).unwrap();
+    let mut bench = Bench::<E>::new();
+    bench.engine.listen_datagrams(0, ours.as_raw_fd()).unwrap();
+    drop(peer);
+    let gone = DatagramPeer { addr: at, local: None };
+    for count in [1, 1, 5] {
+        for _ in 0..count {
+            send_datagram(&mut bench.engine, gone, b"anybody?", &mut bench.env);
+        }
+        bench.engine.flush(&mut bench.env);
+        let wait = Wait { timeout: Some(Duration::from_micros(1)), gather: None };
+        bench.engine.wait(&mut bench.env, wait, &mut bench.events).unwrap();
+    }
+    let stats = &bench.env.stats;
+    assert_eq!(stats.datagrams_out.value() + stats.datagrams_unsent.value(), 7);
+    assert!(bench.events.is_empty(), "{:?}", bench.events);
+    let peer = UdpSocket::bind(at).unwrap();
+    peer.send_to(b"me", ours.local_addr().unwrap()).unwrap();
+    bench.wait_for("a datagram", |events| matches!(events, [Event::Datagram { .. }]));
+    bench.engine.shutdown();
+}
+
+#[test]
+fn a_busy_datagram_socket_leaves_others_their_turn() {
+    on_each_engine(busy_socket::<Epoll>, busy_socket::<Uring>);
+}
+
+fn busy_socket<E: Engine>() {
+    const AT_ONCE: usize = 20;
+    /// Receives of as many datagrams as are received without a look at others, and the receives around them.
+    const WAITS_MAX: usize = 16;
+    let ours = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let (stream, mut other) = UnixStream::pair().unwrap();
+    let mut bench = Bench::<E>::new();
+    bench.engine.listen_datagrams(0, ours.as_raw_fd()).unwrap();
+    bench.engine.open(ConnKey { index: 0, generation: 0 }, stream.as_raw_fd(), Reading::On);
+    let is_bytes = |event: &Event| matches!(event, Event::Received { .. });
+    for round in 0..20 {
+        let (mut sent, mut arrived, mut waits) = (0, 0, 0);
+        while bench.count(is_bytes) == 0 {
+            assert!(waits < WAITS_MAX, "round {round}: the stream was not looked at");
+            for _ in 0..AT_ONCE {
+                peer.send_to(b"datagram", ours.local_addr().unwrap()).unwrap();
+            }
+            if waits == 3 {
+                other.write_all(b"bytes").unwrap();
+            }
+            (sent, waits) = (sent + AT_ONCE, waits + 1);
+            bench.wait();
+            arrived += bench.count(|event| matches!(event, Event::Datagram { .. }));
+            bench.events.retain(is_bytes);
+        }
+        bench.events.clear();
+        while arrived < sent {
+            bench.wait();
+            arrived += bench.events.drain(..).count();
+        }
+    }
+    bench.engine.shutdown();
+}
+
+#[test]
+fn datagrams_wait_in_their_socket_while_no_slot_is_free() {
+    on_each_engine(no_slot::<Epoll>, no_slot::<Uring>);
+}
+
+fn no_slot<E: Engine>() {
+    let ours = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut bench = Bench::<E>::new();
+    bench.engine.listen_datagrams(0, ours.as_raw_fd()).unwrap();
+    let in_use = bench.env.pool.in_use();
+    for count in [1, 1, 1, 30, 1] {
+        // Nothing comes, and what a busy receiver was ready with goes back.
+        let wait = Wait { timeout: Some(Duration::from_micros(1)), gather: None };
+        bench.engine.wait(&mut bench.env, wait, &mut bench.events).unwrap();
+        assert_eq!((bench.events.len(), bench.env.pool.in_use()), (0, in_use), "an idle receiver holds no slot");
+        let mut taken: Vec<_> = std::iter::from_fn(|| bench.env.pool.take()).collect();
+        for number in 0..count {
+            peer.send_to(&[number], ours.local_addr().unwrap()).unwrap();
+        }
+        let before = bench.env.stats.slots_exhausted.value();
+        while bench.env.stats.slots_exhausted.value() < before + 3 {
+            bench.wait();
+            assert!(bench.events.is_empty(), "{:?}", bench.events);
+        }
+        // One comes back, and then all.
+        taken.pop();
+        bench.wait_for("one", |events| !events.is_empty());
+        assert_eq!(bench.events.len(), 1);
+        drop(taken);
+        bench.wait_for("all", |events| events.len() == usize::from(count));
+        for (number, event) in mem::take(&mut bench.events).into_iter().enumerate() {
+            let Event::Datagram { chunk, .. } = event else { panic!("{event:?}") };
+            assert_eq!(*chunk, [number as u8]);
+        }
+    }
+    bench.engine.shutdown();
+}
