@@ -427,9 +427,8 @@ impl<E: Engine> Shard<E> {
         outgoing.paused = false;
         outgoing.full = false;
         let (to, clean) = (outgoing.to, outgoing.is_clean());
-        let idle = self.idle.entry(to).or_default();
-        if keep && clean && !draining && idle.len() < idle_max {
-            idle.push(link);
+        if keep && clean && !draining && self.idle.get(&to).map_or(0, Vec::len) < idle_max {
+            self.idle.entry(to).or_default().push(link);
         } else {
             self.release(link.index, CloseReason::Service);
         }
@@ -450,10 +449,13 @@ impl<E: Engine> Shard<E> {
         let Some(conn) = self.places[index as usize].conn.as_mut() else { return };
         if let Some(outgoing) = conn.stream.outgoing() {
             outgoing.tell(Upstream::Failed(outgoing.failure), &mut self.env);
-            if outgoing.owner.take().is_none()
-                && let Some(idle) = self.idle.get_mut(&outgoing.to)
-            {
+            outgoing.owner = None;
+            // Who lets its peers choose where it dials must not remember every address.
+            if let Some(idle) = self.idle.get_mut(&outgoing.to) {
                 idle.retain(|key| *key != outgoing.key);
+                if idle.is_empty() {
+                    self.idle.remove(&outgoing.to);
+                }
             }
         } else if let Some(link) = conn.link.take()
             && let Some((stream, _)) = self.stream(link)

@@ -41,6 +41,7 @@ impl Service for PassesOn {
                 // What is refused gets lost here; a service that needs it keeps it.
                 let _ = reply.pass(chunk);
             }
+            Upstream::Ended => reply.hang_up(false),
             Upstream::Room => *self.told_of_room.lock().unwrap() += 1,
             _ => {}
         }
@@ -166,5 +167,31 @@ fn returned_to_its_sender<E: Engine>() {
         turn(&mut shard);
     }
     drop((client, backend));
+    shard.engine.shutdown();
+}
+
+/// Peers may choose where a service dials.
+#[test]
+fn addresses_without_a_kept_connection_are_forgotten() {
+    on_each_engine(dials_once::<Epoll>, dials_once::<Uring>);
+}
+
+fn dials_once<E: Engine>() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let service = PassesOn { backend: listener.local_addr().unwrap(), returns: false, told_of_room: Mutex::new(0) };
+    let mut shard = serving::<E, _>(service, Limits::default());
+    let mut client = connect(&mut shard);
+    client.write_all(b"dial").unwrap();
+    while shard.open < 2 {
+        turn(&mut shard);
+    }
+    while listener.accept().is_err() {
+        turn(&mut shard);
+    }
+    while shard.open == 2 {
+        turn(&mut shard);
+    }
+    assert_eq!((shard.open, shard.idle.len()), (1, 0));
     shard.engine.shutdown();
 }
