@@ -75,7 +75,7 @@ pub(crate) fn check(history: &History<'_>) -> Result<usize, String> {
     Ok(replies.len())
 }
 
-/// Replies that did not arrive: those that were only held back by a deferred one count as late.
+/// Replies that did not arrive: those that were only held back, by a deferred one or by a gate, count as late.
 #[derive(Default)]
 struct Tally {
     prompt_missing: usize,
@@ -98,7 +98,7 @@ fn in_order(requests: &[Request], replies: &[&[u8]]) -> Result<Tally, String> {
         rest = &rest[arrived..];
         let missing = prompt.len() - arrived;
         // A deferred request may hold back its own prompt replies, too: it waited behind another when it came.
-        held_back |= request.is_deferred() && rest.is_empty();
+        held_back |= (request.is_deferred() || request.is_gated()) && rest.is_empty();
         if held_back {
             tally.late_missing += missing;
         } else {
@@ -123,6 +123,7 @@ fn in_any_order(peer: u32, requests: &[Request], replies: &[&[u8]]) -> Result<Ta
     let mut prompt = requests
         .iter()
         .flat_map(|request| request.prompt_replies().into_iter().map(move |reply| (request.number, reply)));
+    let gated = requests.iter().filter(|request| request.is_gated()).map(|request| request.number).min();
     let mut due: Vec<(u32, Vec<u8>)> = requests
         .iter()
         .flat_map(|request| request.late_replies().into_iter().map(move |reply| (request.number, reply)))
@@ -144,7 +145,11 @@ fn in_any_order(peer: u32, requests: &[Request], replies: &[&[u8]]) -> Result<Ta
         }
         due.swap_remove(at);
     }
-    Ok(Tally { prompt_missing: usize::from(next.is_some()) + prompt.count(), late_missing: due.len() })
+    // What is behind a gate holds back everything behind it.
+    let held_back = next.as_ref().is_some_and(|(number, _)| gated.is_some_and(|gated| gated <= *number));
+    let missing = usize::from(next.is_some()) + prompt.count();
+    let (prompt_missing, held_missing) = if held_back { (0, missing) } else { (missing, 0) };
+    Ok(Tally { prompt_missing, late_missing: held_missing + due.len() })
 }
 
 fn unexpected(reply: &[u8], request: &Request) -> String {

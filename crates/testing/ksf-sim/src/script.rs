@@ -34,11 +34,21 @@ pub enum Action {
     Close,
     /// Asks a backend, and replies with its answer; meanwhile nothing behind the request is looked at.
     Ask,
+    /// Writes a record to a log, and replies at once, several times: none leaves before the record is durable.
+    Log,
+    /// Replies with the last record of the log, as it is seen now: not before that is durable.
+    See,
+    /// The service goes on with it later, on its connection, and writes a record then.
+    LogLater,
+    /// The service panics, with a reply written and an answer deferred.
+    Panic,
+    /// The service panics when it goes on with the message.
+    PanicLater,
 }
 
 impl Action {
     /// Every action, in the order of its number on the wire.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 14] = [
         Self::Inline,
         Self::Quiet,
         Self::Reflect,
@@ -48,6 +58,11 @@ impl Action {
         Self::Abandon,
         Self::Close,
         Self::Ask,
+        Self::Log,
+        Self::See,
+        Self::LogLater,
+        Self::Panic,
+        Self::PanicLater,
     ];
 }
 
@@ -115,9 +130,9 @@ impl Request {
     /// Replies that leave before any deferred one to this request, in order.
     pub fn prompt_replies(&self) -> Vec<Vec<u8>> {
         match self.action {
-            Action::Inline => (0..self.replies).map(|part| self.reply(part)).collect(),
+            Action::Inline | Action::Log => (0..self.replies).map(|part| self.reply(part)).collect(),
             Action::Reflect => vec![self.to_text()],
-            Action::Later | Action::Close => vec![self.reply(0)],
+            Action::Later | Action::Close | Action::See => vec![self.reply(0)],
             _ => Vec::new(),
         }
     }
@@ -126,7 +141,7 @@ impl Request {
     pub fn late_replies(&self) -> Vec<Vec<u8>> {
         match self.action {
             Action::ReflectLater => vec![self.to_text()],
-            Action::Ask => vec![self.reply(0)],
+            Action::Ask | Action::LogLater => vec![self.reply(0)],
             Action::Later => (1..=self.replies).map(|part| self.reply(part)).collect(),
             _ => Vec::new(),
         }
@@ -134,8 +149,13 @@ impl Request {
 
     /// True if it is open after the call.
     pub fn is_deferred(&self) -> bool {
-        use Action::{Abandon, Ask, Later, LaterQuiet, ReflectLater};
-        matches!(self.action, Later | ReflectLater | LaterQuiet | Abandon | Ask)
+        use Action::{Abandon, Ask, Later, LaterQuiet, LogLater, PanicLater, ReflectLater};
+        matches!(self.action, Later | ReflectLater | LaterQuiet | Abandon | Ask | LogLater | PanicLater)
+    }
+
+    /// True if its replies wait for a log.
+    pub fn is_gated(&self) -> bool {
+        matches!(self.action, Action::Log | Action::See | Action::LogLater)
     }
 }
 

@@ -1,16 +1,20 @@
 //! The service under simulation: does what requests say, and leaves deferred answers to the world.
 
+use std::any::Any;
+use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ksf::deferred::Deferred;
 use ksf::error::FramingError;
 use ksf::files::{File, FileRange};
 use ksf::framing::{Frame, Framing, LengthPrefix};
+use ksf::gates::{Gate, LogId};
 use ksf::limits::Limits;
 use ksf::outgoing::Upstream;
 use ksf::pool::Chunk;
-use ksf::{Message, Order, Peer, Refused, Reply, Service};
+use ksf::{Message, Order, Peer, Profile, Refused, Reply, ShardService, Turn};
 
 use crate::ideal::{encode, payload};
 use crate::script::{Action, Request};
@@ -26,6 +30,8 @@ pub(crate) struct Pending {
 pub(crate) enum Late {
     Bytes(Vec<u8>),
     Chunk(Chunk),
+    /// The service goes on with the request.
+    Resume(Request),
     Nothing,
     Forgotten,
 }
@@ -36,6 +42,7 @@ impl Pending {
         match self.answer {
             Late::Bytes(body) => self.deferred.reply(body),
             Late::Chunk(body) => self.deferred.reply_chunk(body),
+            Late::Resume(request) => self.deferred.resume(request),
             Late::Nothing => self.deferred.no_reply(),
             Late::Forgotten => drop(self.deferred),
         }
@@ -49,6 +56,8 @@ const ATTEMPTS_MAX: u32 = 3;
 pub(crate) struct Client {
     handed: Handed,
     asking: Option<Asking>,
+    /// The service panicked.
+    panicked: bool,
 }
 
 /// A request that is with a backend.
@@ -89,6 +98,10 @@ pub(crate) struct Scripted {
     pub(crate) keeps: bool,
     /// Where the bodies of some replies lie.
     pub(crate) disk: Option<Disk>,
+    /// What replies wait for, in worlds that have a log.
+    pub(crate) log: Option<LogId>,
+    pub(crate) records: Mutex<Records>,
+    pub(crate) called_after_panic: Mutex<bool>,
     /// The record of the connection that is accepted next.
     pub(crate) next: Mutex<Handed>,
     pub(crate) pending: Mutex<Vec<Pending>>,
@@ -96,11 +109,48 @@ pub(crate) struct Scripted {
     pub(crate) open: Mutex<usize>,
 }
 
+/// The service's log, which the world makes durable when it likes.
+#[derive(Debug, Default)]
+pub(crate) struct Records {
+    /// The last one that was written.
+    pub(crate) last: u64,
+    /// What must be durable before replies to a request may leave, by peer and number.
+    pub(crate) due: HashMap<(u32, u32), u64>,
+    /// The service panics at the end of the next turn.
+    pub(crate) panics: bool,
+}
+
+/// A panic without the message on standard error, of which thousands would be written.
+fn panic_quietly() -> ! {
+    resume_unwind(Box::new("the world wants it"))
+}
+
+impl Client {
+    fn panic(&mut self) -> ! {
+        self.panicked = true;
+        panic_quietly()
+    }
+}
+
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Scripted {
+    fn note_call(&self, client: &Client) {
+        *lock(&self.called_after_panic) |= client.panicked;
+    }
+
+    /// Holds the replies to this request until its record is durable, or the last one, if it only looks.
+    fn hold_for_log(&self, request: &Request, reply: &mut Reply<'_>) {
+        let Some(log) = self.log else { return };
+        let mut records = lock(&self.records);
+        records.last += u64::from(request.action != Action::See);
+        let number = records.last;
+        records.due.insert((request.peer, request.number), number);
+        reply.gate(Gate { log, number });
+    }
+
     /// A reply body as the service must write it: with the header, where the framing leaves that to the service.
     fn wire(&self, body: Vec<u8>) -> Vec<u8> {
         match self.framing {
@@ -126,41 +176,50 @@ impl Scripted {
     }
 }
 
-impl Service for Scripted {
+impl ShardService for Scripted {
+    type Shard = ();
     type Conn = Client;
 
-    fn name(&self) -> &str {
-        "scripted"
+    fn profile(&self) -> Profile<'_> {
+        let framing = if self.custom { Framing::Custom } else { self.framing };
+        Profile { order: self.order, keeps_messages: self.keeps, ..Profile::new("scripted", framing) }
     }
 
-    fn framing(&self) -> Framing {
-        if self.custom { Framing::Custom } else { self.framing }
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn turn_end(&self, (): &mut (), _: &mut Turn<'_>) {
+        if std::mem::take(&mut lock(&self.records).panics) {
+            panic_quietly();
+        }
     }
 
     fn cut(&self, _: &mut Client, buf: &[u8], scanned: usize, _: &Limits) -> Result<Frame, FramingError> {
         self.framing.parse(buf, scanned)
     }
 
-    fn order(&self) -> Order {
-        self.order
-    }
-
-    fn keeps_messages(&self) -> bool {
-        self.keeps
-    }
-
-    fn accept(&self, _: &Peer) -> Result<Client, Refused> {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<Client, Refused> {
         *lock(&self.open) += 1;
-        Ok(Client { handed: Arc::clone(&lock(&self.next)), asking: None })
+        Ok(Client { handed: Arc::clone(&lock(&self.next)), asking: None, panicked: false })
     }
 
-    fn call(&self, client: &mut Client, message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn call(&self, (): &mut (), client: &mut Client, message: &Message<'_>, reply: &mut Reply<'_>) {
+        self.note_call(client);
         lock(&client.handed).push(message.bytes().to_vec());
         // Garbage that happens to be framed is not answered.
         let Some(request) = Request::from_text(payload(self.framing, message.bytes())) else { return };
         if request.action == Action::Ask {
             let asking = client.asking.insert(Asking { request, attempts: 0, answer: Vec::new() });
             return self.ask(asking, reply);
+        }
+        if request.action == Action::Panic {
+            reply.bytes(&self.wire(request.reply(0)));
+            lock(&self.pending).push(Pending { deferred: reply.defer(), answer: Late::Nothing });
+            client.panic();
+        }
+        if matches!(request.action, Action::Log | Action::See) {
+            self.hold_for_log(&request, reply);
         }
         match request.action {
             Action::Reflect => reply.chunk(message.keep()),
@@ -182,6 +241,7 @@ impl Service for Scripted {
             Action::ReflectLater => vec![Late::Chunk(message.keep())],
             Action::LaterQuiet => vec![Late::Nothing],
             Action::Abandon => vec![Late::Forgotten],
+            Action::LogLater | Action::PanicLater => vec![Late::Resume(request.clone())],
             _ => request.late_replies().into_iter().map(|body| Late::Bytes(self.wire(body))).collect(),
         };
         let mut pending = lock(&self.pending);
@@ -191,7 +251,19 @@ impl Service for Scripted {
         }
     }
 
-    fn upstream(&self, client: &mut Client, event: Upstream, reply: &mut Reply<'_>) {
+    fn resume(&self, (): &mut (), client: &mut Client, state: Box<dyn Any + Send>, reply: &mut Reply<'_>) {
+        self.note_call(client);
+        let Ok(request) = state.downcast::<Request>() else { return };
+        if request.action == Action::PanicLater {
+            reply.bytes(&self.wire(request.reply(0)));
+            client.panic();
+        }
+        self.hold_for_log(&request, reply);
+        request.late_replies().into_iter().for_each(|body| reply.bytes(&self.wire(body)));
+    }
+
+    fn upstream(&self, (): &mut (), client: &mut Client, event: Upstream, reply: &mut Reply<'_>) {
+        self.note_call(client);
         let Some(asking) = &mut client.asking else { return };
         let expected = asking.request.reply(0);
         match event {
@@ -213,7 +285,7 @@ impl Service for Scripted {
         }
     }
 
-    fn close(&self, _: Client) {
+    fn close(&self, (): &mut (), _: Client) {
         *lock(&self.open) -= 1;
     }
 }

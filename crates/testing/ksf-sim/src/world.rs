@@ -8,17 +8,19 @@ use ksf::cutter::Direct;
 use ksf::env::Env;
 use ksf::files::{FileError, FileRange};
 use ksf::framing::{Delimiter, Endian, Framing, LengthPrefix};
+use ksf::gates::Gate;
 use ksf::limits::{Limits, Time};
 use ksf::outgoing::ExchangeRequest;
 use ksf::output::SendBatch;
 use ksf::pool::{Memory, Pool};
 use ksf::service::ConnKey;
-use ksf::{CloseReason, Order, Peer};
+use ksf::shard_service::OnShard;
+use ksf::{CloseReason, Order, Peer, Turn};
 
 use crate::check::{History, check};
 use crate::far::{Far, Step};
 use crate::ideal::{Ideal, decode, encode};
-use crate::script::{Action, Request};
+use crate::script::{Action, Request, reply_to};
 use crate::service::{Disk, Handed, Scripted, lock};
 use ksf_test::Random;
 
@@ -47,6 +49,10 @@ pub struct Report {
     pub starved: usize,
     /// What backends told.
     pub told: usize,
+    /// Replies that waited for a log.
+    pub gated: usize,
+    /// Logs that were lost, because the service panicked at the end of a turn.
+    pub logs_lost: usize,
     /// How often each reason ended a connection, in the order of [`CloseReason::ALL`].
     pub ends: [usize; CloseReason::ALL.len()],
     /// Folds every byte that arrived, and when.
@@ -89,6 +95,12 @@ struct Plan {
     files: bool,
     /// The file may be too short.
     file_breaks: bool,
+    /// Some replies wait for a log.
+    logs: bool,
+    /// From this turn on the log gets no further: replies wait for it until the world ends.
+    log_stops_at: usize,
+    /// The service panics at the end of this turn.
+    log_lost_at: usize,
 }
 
 impl Plan {
@@ -128,7 +140,16 @@ impl Plan {
         if random.one_in(3) {
             actions.push(Action::Close);
         }
+        let logs = random.one_in(3);
+        if logs {
+            actions.extend([Action::Log, Action::Log, Action::See, Action::LogLater]);
+        }
+        if random.one_in(4) {
+            actions.extend([Action::Panic, Action::PanicLater]);
+        }
         let order = random.pick(&[Order::Requests, Order::Free]);
+        let drain_at = random.one_in(4).then(|| random.within(1..=200));
+        let never = usize::MAX;
         if random.one_in(2) {
             actions.push(Action::Ask);
         }
@@ -146,7 +167,11 @@ impl Plan {
             requests_max: random.pick(&[3, 12, 30]),
             misfits: random.pick(&[2, 4, 1000]),
             answer_every: random.pick(&[1, 3, 20]),
-            drain_at: random.one_in(4).then(|| random.within(1..=200)),
+            // Without a drain, which has a time limit, peers would wait for ever.
+            log_stops_at: if drain_at.is_some() && random.one_in(2) { random.within(1..=200) } else { never },
+            log_lost_at: if logs && random.one_in(4) { random.within(1..=200) } else { never },
+            logs,
+            drain_at,
             files: random.one_in(3),
             file_breaks: random.one_in(4),
             limits,
@@ -154,7 +179,7 @@ impl Plan {
     }
 
     fn defers(&self) -> bool {
-        self.actions.contains(&Action::Later)
+        self.actions.iter().any(|action| matches!(action, Action::Later | Action::LogLater))
     }
 
     /// Most bytes of replies a connection may hold: the limit, what one more message adds, and what is answered late,
@@ -308,6 +333,8 @@ struct Link {
     eof_told: bool,
     /// The other end of its exchange.
     far: Option<Far>,
+    /// What it gave to the engine, if there is a log, and how many of the replies in it were looked at.
+    left: (Vec<u8>, usize),
 }
 
 struct World {
@@ -315,6 +342,9 @@ struct World {
     random: Random,
     env: Env,
     service: Arc<Scripted>,
+    on: OnShard<Scripted>,
+    /// Connections whose next replies wait for the log.
+    gated: Vec<(Gate, ConnKey)>,
     places: Vec<(u32, Option<Link>)>,
     peers_left: u32,
     step: usize,
@@ -328,13 +358,17 @@ const STEPS_MAX: usize = 400_000;
 impl World {
     fn new(plan: Plan, random: Random) -> Result<Self, String> {
         let pool = Pool::new(Memory::Anonymous, plan.slot_bytes, plan.slots).map_err(|error| error.to_string())?;
-        let env = Env::new(plan.limits.clone(), pool).map_err(|error| error.to_string())?;
+        let mut env = Env::new(plan.limits.clone(), pool).map_err(|error| error.to_string())?;
+        let log = plan.logs.then(|| Turn::new(&mut env).open_log()).transpose().map_err(|error| error.to_string())?;
         let service = Arc::new(Scripted {
             framing: plan.framing.validate().map_err(|error| error.to_string())?,
             custom: plan.custom,
             order: plan.order,
             keeps: plan.keeps,
             disk: if plan.files { Some(Disk::new().map_err(|error| error.to_string())?) } else { None },
+            log,
+            records: Mutex::default(),
+            called_after_panic: Mutex::default(),
             next: Mutex::default(),
             pending: Mutex::default(),
             open: Mutex::default(),
@@ -342,7 +376,8 @@ impl World {
         let places = (0..plan.places).map(|_| (0, None)).collect();
         let peers_left = plan.peers;
         let (step, draining, report) = (0, None, Report::default());
-        Ok(Self { plan, random, env, service, places, peers_left, step, draining, report })
+        let (on, gated) = (OnShard::new(Arc::clone(&service), ()), Vec::new());
+        Ok(Self { plan, random, env, service, on, gated, places, peers_left, step, draining, report })
     }
 
     fn run(&mut self) -> Result<(), String> {
@@ -356,8 +391,9 @@ impl World {
         // Whoever is late is too late, and finds nobody.
         while self.answer_one() {}
         self.deliver()?;
-        let left = (self.env.pool.in_use(), self.env.budget.input_bytes(), *lock(&self.service.open));
-        if left != (0, 0, 0) {
+        let budget = &self.env.budget;
+        let left = (self.env.pool.in_use(), budget.input_bytes(), budget.reply_bytes(), *lock(&self.service.open));
+        if left != (0, 0, 0, 0) {
             return Err(format!("slots, bytes and connection states left over: {left:?}"));
         }
         Ok(())
@@ -383,7 +419,11 @@ impl World {
         if self.random.one_in(2) {
             self.deliver()?;
         }
+        self.end_turn()?;
         self.proceed_waiting()?;
+        if *lock(&self.service.called_after_panic) {
+            return Err("the service was called for a connection after it had panicked there".into());
+        }
         self.check_memory()
     }
 
@@ -394,7 +434,7 @@ impl World {
         let handed = Handed::default();
         *lock(&self.service.next) = Arc::clone(&handed);
         let key = ConnKey { index: index as u32, generation: self.places[index].0 };
-        let conn = Connection::new(Arc::clone(&self.service), Peer::Unix, key, self.env.now);
+        let conn = Connection::new(self.on.clone(), Peer::Unix, key, self.env.now);
         let conn = conn.map_err(|_| "the service refused, which it never does")?;
         self.places[index].1 = Some(Link {
             conn,
@@ -406,6 +446,7 @@ impl World {
             given: 0,
             eof_told: false,
             far: None,
+            left: Default::default(),
         });
         Ok(())
     }
@@ -427,7 +468,11 @@ impl World {
         if self.draining.is_some() {
             link.conn.drain(&mut self.env);
         }
-        if let Some(batch) = link.conn.take_batch(self.env.now)
+        let batch = link.conn.take_batch(self.env.now);
+        if let Some(batch) = &batch {
+            self.check_gates(&mut link, batch)?;
+        }
+        if let Some(batch) = batch
             && link.batch.replace(batch).is_some()
         {
             return Err(format!("peer {}: a second batch while one is being sent", link.remote.number));
@@ -452,6 +497,7 @@ impl World {
     fn tick(&mut self, link: &mut Link) -> Result<Option<CloseReason>, String> {
         let due = link.conn.deadline(&self.env).is_some_and(|at| self.env.now >= at);
         let was_closing = link.conn.is_closing();
+        let owed = link.conn.held_replies() > 0;
         let ended = link.conn.tick(&mut self.env);
         // Who made little progress is put off instead, and waits for its next turn.
         let put_off = link.conn.deadline(&self.env).is_none_or(|at| self.env.now < at);
@@ -459,6 +505,9 @@ impl World {
         if over && !due || due && !over && !put_off {
             let number = link.remote.number;
             return Err(format!("peer {number}: its deadline has come: {due}; the clock ended it: {}", !due));
+        }
+        if owed && !was_closing && link.conn.finished() == Some(CloseReason::IdleTimeout) {
+            return Err(format!("peer {}: it was ended as idle, and waits for its replies", link.remote.number));
         }
         Ok(ended)
     }
@@ -691,6 +740,64 @@ impl World {
         Ok(())
     }
 
+    /// The turn is over: the log gets further, or it is lost, and replies go for which it was durable far enough.
+    fn end_turn(&mut self) -> Result<(), String> {
+        if self.step >= self.plan.log_lost_at {
+            lock(&self.service.records).panics |= self.report.logs_lost == 0;
+        }
+        self.on.turn_end(&mut self.env);
+        let Some(log) = self.service.log else { return Ok(()) };
+        self.report.logs_lost = usize::from(self.env.gates.is_lost(log));
+        let (durable, last) = (self.env.gates.released(log), lock(&self.service.records).last);
+        if durable < last && self.step < self.plan.log_stops_at && self.random.one_in(4) {
+            let number = self.random.within(durable as usize + 1..=last as usize) as u64;
+            Turn::new(&mut self.env).release(log, number);
+        }
+        loop {
+            let more = self.env.take_gated();
+            self.report.gated += more.len();
+            self.gated.extend(more);
+            let (env, places) = (&mut self.env, &mut self.places);
+            let mut opened = false;
+            self.gated.retain(|(gate, key)| {
+                let (generation, link) = &mut places[key.index as usize];
+                let Some(link) = link.as_mut().filter(|_| *generation == key.generation) else { return false };
+                let closed = env.gates.wait(*gate, 0);
+                if !closed {
+                    opened = true;
+                    link.conn.open_gates(env);
+                }
+                closed
+            });
+            self.carry_out_for_all()?;
+            if !opened {
+                return Ok(());
+            }
+        }
+    }
+
+    /// No reply is in the hands of the engine before what it tells is durable.
+    fn check_gates(&self, link: &mut Link, batch: &SendBatch) -> Result<(), String> {
+        let Some(log) = self.service.log else { return Ok(()) };
+        let (left, looked_at) = &mut link.left;
+        let mut slices = [&[][..]; 256];
+        let filled = batch.slices(&mut slices);
+        slices[..filled].iter().for_each(|slice| left.extend_from_slice(slice));
+        let no_limits = Limits { message_bytes_max: usize::MAX >> 8, fragments_max: u32::MAX, ..Limits::default() };
+        let replies = decode(self.plan.framing, &no_limits, left).messages;
+        let (durable, records) = (self.env.gates.released(log), lock(&self.service.records));
+        for reply in &replies[*looked_at..] {
+            let of = reply_to(crate::ideal::payload(self.plan.framing, reply));
+            if let Some((of, number)) = of.and_then(|of| Some((of, *records.due.get(&of)?)))
+                && number > durable
+            {
+                return Err(format!("a reply to {of:?} left with record {durable} durable, and waits for {number}"));
+            }
+        }
+        *looked_at = replies.len();
+        Ok(())
+    }
+
     fn check_memory(&self) -> Result<(), String> {
         let limit = self.plan.input_bytes_max();
         if self.env.budget.input_bytes() > limit {
@@ -779,6 +886,10 @@ impl World {
         let just = match reason {
             CloseReason::Abandoned => asked(Action::Abandon),
             CloseReason::Service => asked(Action::Close),
+            CloseReason::Panicked => {
+                let lost = self.service.log.is_some_and(|log| self.env.gates.is_lost(log));
+                asked(Action::Panic) || asked(Action::PanicLater) || lost
+            }
             CloseReason::AssemblyTimeout => limits.assembly_timeout_ms < 1000,
             CloseReason::IdleTimeout => limits.idle_timeout_ms > 0,
             CloseReason::SendTimeout => limits.send_timeout_ms < 1000 && sending,

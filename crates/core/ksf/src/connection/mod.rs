@@ -26,7 +26,7 @@ use crate::error::CloseReason;
 use crate::files::{FileError, FileRange};
 use crate::framing::Framing;
 use crate::limits::{Limits, Time};
-use crate::outgoing::{Exchange, Upstream};
+use crate::outgoing::{Exchange, ExchangeRequest, ExchangeWork, Upstream};
 use crate::output::{Output, SendBatch};
 use crate::pool::Chunk;
 use crate::service::{ConnKey, EXPECTED_REPLY_BYTES, Order, Peer, Refused};
@@ -558,8 +558,8 @@ impl<S: ShardService> Connection<S> {
     }
 
     fn idle_deadline(&self, env: &Env) -> Option<Time> {
-        let waits_for_us =
-            self.deferred > 0 || self.exchange.open || self.reading_file.is_some() || self.waits_for_files;
+        let owed = self.deferred > 0 || !self.held.is_empty();
+        let waits_for_us = owed || self.exchange.open || self.reading_file.is_some() || self.waits_for_files;
         let waits = self.closing.is_none() && !waits_for_us && self.is_in_turn(env);
         self.last_activity.after_ms(self.limits(env).idle_timeout_ms).filter(|_| waits)
     }
@@ -731,6 +731,11 @@ impl<S: ShardService> Connection<S> {
             self.closing = Some(CloseReason::Panicked);
         }
         self.drop_held(env);
+        if std::mem::take(&mut self.exchange).open {
+            // What the other end sends is not told to the service any more.
+            let request = ExchangeRequest::HangUp { keep: false };
+            env.exchange_work.push(ExchangeWork::Request { from: self.key, request });
+        }
         self.close(CloseReason::Panicked, env);
     }
 
