@@ -63,6 +63,9 @@ pub enum DiskError {
     /// There is no superblock that makes sense, and logs are there.
     #[error("{} has logs and no superblock that can be read; restore it from a backup", .0.display())]
     NoSuperblock(PathBuf),
+    /// There is nothing that would be a store.
+    #[error("there is no store in {}", .0.display())]
+    NoStore(PathBuf),
     /// It was made by another version.
     #[error("{} has format {found}, and this program reads format {VERSION}", .path.display())]
     Format {
@@ -101,6 +104,11 @@ impl Superblock {
         let crc = crc32c::crc32c(&block[4..]);
         block[..4].copy_from_slice(&crc.to_le_bytes());
         block
+    }
+
+    fn geometry(&self) -> Geometry {
+        let block_bytes = NonZeroUsize::MIN.saturating_add(BLOCK_BYTES - 1);
+        Geometry { store: self.store, block_bytes, segment_bytes: self.segment_bytes }
     }
 
     /// `Err`: the number of another format.
@@ -150,26 +158,10 @@ impl Disk {
         fs::create_dir_all(folder).map_err(io_error("making", folder))?;
         let lock_path = folder.join("lock");
         let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path);
-        let lock = lock.map_err(io_error("opening", &lock_path))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(fs::TryLockError::WouldBlock) => return Err(DiskError::InUse(folder.to_owned())),
-            Err(fs::TryLockError::Error(error)) => return Err(io_error("locking", &lock_path)(error)),
-        }
+        let lock = take(lock.map_err(io_error("opening", &lock_path))?, folder)?;
         let superblock_path = folder.join("superblock");
-        let read = match fs::read(&superblock_path) {
-            Ok(bytes) => Some(bytes),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(io_error("reading", &superblock_path)(error)),
-        };
-        let copies = read.iter().flat_map(|bytes| bytes.chunks(BLOCK_BYTES)).filter_map(Superblock::decode);
-        let mut before: Option<Superblock> = None;
-        for copy in copies {
-            let copy = copy.map_err(|found| DiskError::Format { path: folder.to_owned(), found })?;
-            before = before.into_iter().chain([copy]).max_by_key(|copy| copy.epoch);
-        }
-        // A log that is there was made whole, whatever a superblock of before says.
-        let there = (0..LOGS_MAX as u16).take_while(|log| log_path(folder, *log).exists()).count() as u16;
+        let before = read_superblock(folder)?;
+        let there = logs_there(folder);
         let mut now = match before {
             Some(before) => before,
             None if there > 0 => return Err(DiskError::NoSuperblock(folder.to_owned())),
@@ -187,8 +179,7 @@ impl Disk {
                 new
             }
         };
-        let block_bytes = NonZeroUsize::MIN.saturating_add(BLOCK_BYTES - 1);
-        let geometry = Geometry { store: now.store, block_bytes, segment_bytes: now.segment_bytes };
+        let geometry = now.geometry();
         let wanted = options.logs.max(now.logs).max(there).min(LOGS_MAX as u16);
         let (mut found, mut logs, mut direct) = (Vec::new(), Vec::new(), true);
         for log in 0..wanted {
@@ -197,7 +188,8 @@ impl Disk {
                 make_log(&path, now.segment_bytes, now.places)?;
             }
             let plain = OpenOptions::new().read(true).write(true).open(&path).map_err(io_error("opening", &path))?;
-            let mut medium = LogFile { file: &plain, places: now.places, segment_bytes: now.segment_bytes };
+            let plain = LogFile { file: plain, places: now.places, segment_bytes: now.segment_bytes };
+            let mut medium = &plain;
             found.push(Found::read(log, geometry, &mut medium)?);
             let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
             match OpenOptions::new().read(true).write(true).custom_flags(flags).open(&path) {
@@ -205,7 +197,7 @@ impl Disk {
                 // The file system has no O_DIRECT: writes are as durable, and slower.
                 Err(_) => {
                     direct = false;
-                    logs.push(plain);
+                    logs.push(plain.file);
                 }
             }
         }
@@ -219,10 +211,83 @@ impl Disk {
         Ok(Self { folder: folder.to_owned(), epoch: now.epoch, geometry, found, logs, direct, _lock: lock })
     }
 
+    /// Reads a store as [`Disk::open`] does, and changes nothing: there is no file to write to, and no start is counted.
+    ///
+    /// # Errors
+    ///
+    /// [`DiskError`].
+    pub fn look(folder: &Path) -> Result<Self, DiskError> {
+        let (lock, superblock, media) = Self::files(folder)?;
+        let geometry = superblock.geometry();
+        let read = |(log, medium): (u16, &LogFile)| Found::read(log, geometry, &mut { medium });
+        let mut found = (0..).zip(&media).map(read).collect::<Result<Vec<_>, _>>()?;
+        cut_by_links(&mut found)?;
+        let epoch = found.iter().map(Found::epoch).fold(superblock.epoch, u32::max);
+        Ok(Self { folder: folder.to_owned(), epoch, geometry, found, logs: Vec::new(), direct: false, _lock: lock })
+    }
+
+    /// What a store's logs have in common, and each log, to be read; the lock is held as long as the first value.
+    ///
+    /// # Errors
+    ///
+    /// [`DiskError`]; no log is read.
+    pub fn media(folder: &Path) -> Result<(impl Sized + use<>, Geometry, Vec<impl Places + use<>>), DiskError> {
+        let (lock, superblock, media) = Self::files(folder)?;
+        Ok((lock, superblock.geometry(), media))
+    }
+
+    fn files(folder: &Path) -> Result<(File, Superblock, Vec<LogFile>), DiskError> {
+        let lock_path = folder.join("lock");
+        let lock = match File::open(&lock_path) {
+            Ok(lock) => take(lock, folder)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(DiskError::NoStore(folder.to_owned())),
+            Err(error) => return Err(io_error("opening", &lock_path)(error)),
+        };
+        let superblock = read_superblock(folder)?.ok_or_else(|| match logs_there(folder) {
+            0 => DiskError::NoStore(folder.to_owned()),
+            _ => DiskError::NoSuperblock(folder.to_owned()),
+        })?;
+        let (places, segment_bytes) = (superblock.places, superblock.segment_bytes);
+        let open = |log| {
+            let path = log_path(folder, log);
+            let file = File::open(&path).map_err(io_error("opening", &path))?;
+            Ok(LogFile { file, places, segment_bytes })
+        };
+        let logs = (0..superblock.logs.max(logs_there(folder))).map(open).collect::<Result<_, DiskError>>()?;
+        Ok((lock, superblock, logs))
+    }
+
     /// Its folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
+}
+
+/// Takes the lock of a folder.
+fn take(lock: File, folder: &Path) -> Result<File, DiskError> {
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(fs::TryLockError::WouldBlock) => Err(DiskError::InUse(folder.to_owned())),
+        Err(fs::TryLockError::Error(error)) => Err(io_error("locking", &folder.join("lock"))(error)),
+    }
+}
+
+/// The newer copy of the superblock; `None` if there is none that can be read.
+fn read_superblock(folder: &Path) -> Result<Option<Superblock>, DiskError> {
+    let path = folder.join("superblock");
+    let read = match fs::read(&path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(io_error("reading", &path)(error)),
+    };
+    let copies = read.chunks(BLOCK_BYTES).filter_map(Superblock::decode).collect::<Result<Vec<_>, _>>();
+    let copies = copies.map_err(|found| DiskError::Format { path: folder.to_owned(), found })?;
+    Ok(copies.into_iter().max_by_key(|copy| copy.epoch))
+}
+
+/// Logs that are there: each was made whole, whatever a superblock of before says.
+fn logs_there(folder: &Path) -> u16 {
+    (0..LOGS_MAX as u16).take_while(|log| log_path(folder, *log).exists()).count() as u16
 }
 
 fn log_path(folder: &Path, log: u16) -> PathBuf {
@@ -269,13 +334,23 @@ fn sync_folder(folder: &Path) -> Result<(), DiskError> {
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(io_error("syncing", folder))
 }
 
-struct LogFile<'f> {
-    file: &'f File,
+struct LogFile {
+    file: File,
     places: u32,
     segment_bytes: u64,
 }
 
-impl Places for LogFile<'_> {
+impl Places for LogFile {
+    fn places(&self) -> u32 {
+        self.places
+    }
+
+    fn read(&mut self, place: u32, into: &mut Vec<u8>) -> io::Result<()> {
+        (&*self).read(place, into)
+    }
+}
+
+impl Places for &LogFile {
     fn places(&self) -> u32 {
         self.places
     }

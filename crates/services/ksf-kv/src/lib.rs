@@ -4,12 +4,14 @@
 //!   service.rs   one shard of the server: RESP in, replies behind gates, batches to the disk
 //!   commands/    what a command does, a file for each family
 //!   disk.rs      the folder of a store: superblock, logs, recovery
+//!   offline.rs   check, dump, salvage, load
 //!   settings.rs  what the server is told when it starts
 //! ```
 #![forbid(unsafe_code)]
 
 mod commands;
 pub mod disk;
+pub mod offline;
 mod service;
 mod settings;
 

@@ -13,4 +13,5 @@ pub mod index;
 pub mod log;
 pub mod promises;
 pub mod recover;
+pub mod salvage;
 pub mod store;

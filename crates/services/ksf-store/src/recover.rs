@@ -323,6 +323,11 @@ impl Found {
         self.end
     }
 
+    /// How far replies may have told of the log, as far as it says so itself.
+    pub fn promised(&self) -> Lsn {
+        self.promised
+    }
+
     /// The epoch of the last batch.
     pub fn epoch(&self) -> u32 {
         self.epoch

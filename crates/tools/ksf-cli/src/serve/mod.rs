@@ -60,7 +60,10 @@ pub(crate) struct ServeArgs {
 }
 
 /// Runs a command that serves one kind.
-pub(crate) fn command(command: ServiceCommand) -> Result<ExitCode, Failure> {
+pub(crate) fn command(mut command: ServiceCommand) -> Result<ExitCode, Failure> {
+    if let Some(done) = command.tool() {
+        return done;
+    }
     single(command.single()?)
 }
 

@@ -9,6 +9,8 @@ mod rpc;
 mod store;
 mod work;
 
+use std::process::ExitCode;
+
 use clap::Subcommand;
 
 use super::kind::{ServiceKind, Single};
@@ -71,6 +73,14 @@ pub(crate) enum ServeCommand {
 }
 
 impl ServiceCommand {
+    /// Does what the command is told to do instead of serving, if that is so.
+    pub(crate) fn tool(&mut self) -> Option<Result<ExitCode, Failure>> {
+        match self {
+            ServiceCommand::Store(args) => args.tool.take().map(|tool| tool.run()),
+            _ => None,
+        }
+    }
+
     /// The service that is to be started.
     pub(crate) fn single(self) -> Result<Single<Kind>, Failure> {
         Ok(match self {

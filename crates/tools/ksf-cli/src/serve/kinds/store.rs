@@ -1,5 +1,7 @@
 //! A key-value server that acknowledges only what is on the medium: `kind = "store"`, `ksf store`.
 
+mod tools;
+
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -13,6 +15,7 @@ use ksf_kv::disk::{BLOCK_BYTES, Disk, DiskError, DiskOptions};
 use ksf_kv::{Durability, Kv, Settings};
 use serde::Deserialize;
 
+use self::tools::StoreTool;
 use crate::number::{Number, number};
 use crate::output::{Failure, Status, say};
 use crate::serve::args::{ProcessArgs, ServerArgs};
@@ -37,10 +40,13 @@ const SEGMENTS: u64 = 64;
 
 /// Key-value server for clients of Redis: a write is acknowledged when it is on the disk
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct StoreArgs {
+    #[command(subcommand)]
+    pub(crate) tool: Option<StoreTool>,
     /// Folder of the store; it is made where there is none
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    data: PathBuf,
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, required = true)]
+    data: Option<PathBuf>,
     /// Bytes of the log of each shard, when the store is made: all that it may take on the disk
     #[arg(long, value_name = "BYTES", default_value = "1g", value_parser = number::<LOG_BYTES_MIN, LOG_BYTES_MAX>)]
     log_bytes: u64,
@@ -59,7 +65,10 @@ pub(crate) struct StoreArgs {
 
 impl StoreArgs {
     pub(crate) fn single(self) -> Result<Single<Store>, Failure> {
-        let Self { data, log_bytes, durability, password_file, server, process } = self;
+        let Self { tool: _, data, log_bytes, durability, password_file, server, process } = self;
+        let Some(data) = data else {
+            return Err(Failure::new(Status::Usage, "no folder was given").remedy("see ksf store --help"));
+        };
         let store = Store { data, log_bytes, durability, password_file };
         Ok(Single::new("store", store, server, process))
     }
@@ -182,6 +191,7 @@ fn explain(error: DiskError) -> Failure {
             _ => Failure::new(Status::Os, what).remedy("look at the kernel's log: dmesg"),
         },
         DiskError::Format { .. } => Failure::new(Status::Data, what).remedy("run the version of ksf that made it"),
+        DiskError::NoStore(_) => Failure::new(Status::NoInput, what),
         // They say what can be done.
         DiskError::NoSuperblock(_) | DiskError::Recover(_) => Failure::new(Status::Data, what),
     }

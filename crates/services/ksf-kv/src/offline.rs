@@ -1,0 +1,278 @@
+//! A store's folder while no process serves it: looking at it, and writing it down as commands.
+//!
+//! Nothing here changes the folder.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::thread;
+
+use ksf_proto::resp::{self, Limits, Malformed, Progress, Scan};
+use ksf_store::format::{Kind, Lsn};
+use ksf_store::salvage::{Salvaged, salvage as salvage_log};
+use ksf_store::store::Store;
+
+use crate::disk::{Disk, DiskError};
+
+/// A log that is whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogCheck {
+    /// Its number.
+    pub log: u16,
+    /// Where it ends.
+    pub end: Lsn,
+    /// How far it says that replies told of it.
+    pub promised: Lsn,
+    /// Records in it, those that are out of date among them.
+    pub records: u64,
+}
+
+/// A store that is whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Check {
+    /// Its logs.
+    pub logs: Vec<LogCheck>,
+    /// Its keys.
+    pub keys: usize,
+    /// How often it was started.
+    pub starts: u32,
+}
+
+/// Reads a store as a start does, and every checksum in it.
+///
+/// # Errors
+///
+/// [`DiskError`]: it is in use, is no store, or is damaged.
+pub fn check(folder: &Path) -> Result<Check, DiskError> {
+    let disk = Disk::look(folder)?;
+    let logs = disk.found.iter().map(|found| {
+        let mut records = 0;
+        found.records(|_, _| records += 1);
+        LogCheck { log: found.log(), end: found.end(), promised: found.promised(), records }
+    });
+    let (logs, starts) = (logs.collect(), disk.epoch);
+    let (store, _) = Store::open(disk.found, starts + 1);
+    Ok(Check { logs, keys: store.keys(), starts })
+}
+
+/// Why a store was not written down, or not taken up.
+#[derive(Debug, thiserror::Error)]
+pub enum OfflineError {
+    /// It does not open.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// What was written does not arrive, or what is read does not come.
+    #[error("{action}: {source}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The file has something else than commands.
+    #[error("byte {at} begins no command ({malformed})")]
+    Malformed {
+        /// Where.
+        at: u64,
+        /// What is wrong.
+        malformed: Malformed,
+    },
+    /// The file ends within a command.
+    #[error("the command at byte {at} is not whole; what is before it was loaded")]
+    Cut {
+        /// Where it begins.
+        at: u64,
+    },
+    /// The file is one of Redis' snapshots.
+    #[error("this is an RDB file; load the commands of an AOF instead (aof-use-rdb-preamble no)")]
+    Rdb,
+}
+
+fn io_error(action: &'static str) -> impl FnOnce(io::Error) -> OfflineError {
+    move |source| OfflineError::Io { action, source }
+}
+
+/// `SET key value`, with the time of its end if it has one.
+fn write_set(to: &mut impl Write, key: &[u8], value: &[u8], expires_ms: Option<u64>) -> io::Result<()> {
+    let end = expires_ms.map(|ms| ms.to_string());
+    write!(to, "*{}\r\n$3\r\nSET\r\n", if end.is_some() { 5 } else { 3 })?;
+    let end = end.iter().flat_map(|end| [&b"PXAT"[..], end.as_bytes()]);
+    for word in [key, value].into_iter().chain(end) {
+        write!(to, "${}\r\n", word.len())?;
+        to.write_all(word)?;
+        to.write_all(b"\r\n")?;
+    }
+    Ok(())
+}
+
+/// Writes down each key that has not ended at `now_ms`, in order, as a command. Returns how many there are.
+///
+/// # Errors
+///
+/// [`OfflineError`]: also if what was acknowledged is damaged.
+pub fn dump(folder: &Path, now_ms: u64, to: &mut impl Write) -> Result<u64, OfflineError> {
+    let disk = Disk::look(folder)?;
+    let epoch = disk.epoch;
+    let (store, _) = Store::open(disk.found, epoch + 1);
+    let (mut keys, mut result) = (0, Ok(()));
+    store.scan(b"", now_ms, |key, got| {
+        keys += 1;
+        result = write_set(to, key, got.value, got.expires_ms);
+        result.is_ok()
+    });
+    result.and_then(|()| to.flush()).map_err(io_error("writing the commands"))?;
+    Ok(keys)
+}
+
+/// Writes down each key of which anything can be read, whatever is damaged. Returns how many there are, and what each log had.
+///
+/// # Errors
+///
+/// [`OfflineError`].
+pub fn salvage(folder: &Path, now_ms: u64, to: &mut impl Write) -> Result<(u64, Vec<Salvaged>), OfflineError> {
+    struct Newest {
+        version: u64,
+        value: Option<Vec<u8>>,
+        expires_ms: Option<u64>,
+    }
+    let (_lock, geometry, mut media) = Disk::media(folder)?;
+    let mut newest: BTreeMap<Vec<u8>, Newest> = BTreeMap::new();
+    let mut salvaged = Vec::new();
+    for (log, medium) in (0..).zip(&mut media) {
+        salvaged.push(salvage_log(log, geometry, medium, |record| {
+            let is_newer = newest.get(record.key).is_none_or(|known| record.version >= known.version);
+            if is_newer && matches!(record.kind, Kind::String | Kind::Drop) {
+                let value = (record.kind == Kind::String).then(|| record.value.to_vec());
+                let now = Newest { version: record.version, value, expires_ms: record.expires_ms };
+                newest.insert(record.key.to_vec(), now);
+            }
+        }));
+    }
+    let mut keys = 0;
+    for (key, Newest { value, expires_ms, .. }) in &newest {
+        let Some(value) = value.as_ref().filter(|_| expires_ms.is_none_or(|end| now_ms < end)) else { continue };
+        keys += 1;
+        write_set(to, key, value, *expires_ms).map_err(io_error("writing the commands"))?;
+    }
+    to.flush().map_err(io_error("writing the commands"))?;
+    Ok((keys, salvaged))
+}
+
+/// What became of the commands of a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Loaded {
+    /// Commands that were sent and answered.
+    pub commands: u64,
+    /// Errors among the answers.
+    pub errors: u64,
+    /// The first of them.
+    pub first_error: Option<String>,
+}
+
+/// Longest command that is read from a file.
+const COMMAND_BYTES_MAX: usize = 1 << 30;
+
+/// Sends every command of a file to a server, `to` and `from` being the two halves of the connection, and reads the answers.
+///
+/// # Errors
+///
+/// [`OfflineError`]: the file has something else than commands, or the connection ends early.
+pub fn load(file: File, to: impl Write + Send, from: impl Read) -> Result<Loaded, OfflineError> {
+    let (counted, commands) = std::sync::mpsc::channel();
+    thread::scope(|scope| {
+        let sender = scope.spawn(move || send(file, to, &counted));
+        let mut from = BufReader::new(from);
+        let mut loaded = Loaded::default();
+        for batch in commands {
+            for _ in 0..batch {
+                let error = read_reply(&mut from).map_err(io_error("reading a reply"))?;
+                loaded.commands += 1;
+                loaded.errors += u64::from(error.is_some());
+                loaded.first_error = loaded.first_error.or(error);
+            }
+        }
+        match sender.join() {
+            Ok(sent) => sent.map(|()| loaded),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+/// Sends whole commands, and tells how many before it sends them.
+fn send(mut file: File, mut to: impl Write, counted: &std::sync::mpsc::Sender<u64>) -> Result<(), OfflineError> {
+    const PIECE_BYTES: usize = 256 << 10;
+    let limits =
+        Limits { arguments_max: 1 << 24, argument_bytes_max: COMMAND_BYTES_MAX, command_bytes_max: COMMAND_BYTES_MAX };
+    let (mut buffer, mut at, mut progress) = (Vec::new(), 0_u64, Progress::default());
+    loop {
+        let read = Read::by_ref(&mut file).take(PIECE_BYTES as u64).read_to_end(&mut buffer);
+        let is_end = read.map_err(io_error("reading the file"))? == 0;
+        if at == 0 && buffer.starts_with(b"REDIS") {
+            return Err(OfflineError::Rdb);
+        }
+        let (mut whole, mut commands, mut wanted) = (0, 0, Vec::new());
+        loop {
+            match resp::scan(&buffer[whole..], &limits, &mut progress) {
+                Ok(Scan::Command(bytes)) => {
+                    match buffer[whole] {
+                        b'*' => {
+                            commands += 1;
+                            wanted.extend_from_slice(&buffer[whole..whole + bytes]);
+                        }
+                        // A line of an AOF that tells the time.
+                        b'#' => {}
+                        other => {
+                            let malformed = Malformed::NoBulk(other);
+                            return Err(OfflineError::Malformed { at: at + whole as u64, malformed });
+                        }
+                    }
+                    whole += bytes;
+                }
+                Ok(Scan::Incomplete(_)) => break,
+                Err(malformed) => return Err(OfflineError::Malformed { at: at + whole as u64, malformed }),
+            }
+        }
+        // Nobody reads replies any more: the connection has ended, and the reader says why.
+        if counted.send(commands).is_err() {
+            return Ok(());
+        }
+        to.write_all(&wanted).map_err(io_error("sending the commands"))?;
+        at += whole as u64;
+        buffer.drain(..whole);
+        if is_end {
+            return if buffer.is_empty() { Ok(()) } else { Err(OfflineError::Cut { at }) };
+        }
+    }
+}
+
+/// Reads a reply; the text if it is an error.
+///
+/// # Errors
+///
+/// The connection ends early, or brings something else.
+pub fn read_reply(from: &mut impl BufRead) -> io::Result<Option<String>> {
+    let (mut left, mut error) = (1_u64, None);
+    while left > 0 {
+        left -= 1;
+        let mut line = Vec::new();
+        from.take(64 << 10).read_until(b'\n', &mut line)?;
+        let Some([kind, text @ ..]) = line.strip_suffix(b"\r\n") else {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        };
+        let text = String::from_utf8_lossy(text);
+        let count = || text.parse::<i64>().map(|count| count.max(0) as u64).map_err(io::Error::other);
+        match kind {
+            b'-' => error = error.or_else(|| Some(text.into_owned())),
+            b'$' if !text.starts_with('-') => {
+                let bytes = count()? + 2;
+                if io::copy(&mut from.take(bytes), &mut io::sink())? < bytes {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+            }
+            b'*' => left += count()?,
+            _ => {}
+        }
+    }
+    Ok(error)
+}

@@ -1,0 +1,65 @@
+//! The last resort: every record of a log that can still be read, also behind damage.
+//!
+//! Recovery trusts nothing behind the first byte that makes no sense. This takes each batch by itself, with its own
+//! checksums, so it may find what was never acknowledged; and a key that was deleted may be back, where the record that
+//! said so is damaged.
+
+use std::io;
+
+use crate::format::{Batch, Lsn, Record, SegmentHeader, Standing};
+use crate::log::Geometry;
+use crate::recover::Places;
+
+/// What was found in a log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Salvaged {
+    /// Batches that are whole.
+    pub batches: u64,
+    /// Records in them.
+    pub records: u64,
+    /// Places that cannot be read.
+    pub unreadable: u32,
+}
+
+/// Hands out every record of every whole batch of a log, in no order: of a key, the largest version counts.
+pub fn salvage(log: u16, geometry: Geometry, medium: &mut impl Places, mut take: impl FnMut(Record<'_>)) -> Salvaged {
+    let mut salvaged = Salvaged::default();
+    let mut bytes = Vec::new();
+    for place in 0..medium.places() {
+        let read: io::Result<()> = medium.read(place, &mut bytes);
+        if read.is_err() {
+            salvaged.unreadable += 1;
+            continue;
+        }
+        let header = SegmentHeader::decode(&bytes).ok();
+        let is_ours = |header: &SegmentHeader| (header.store, header.log) == (geometry.store, log);
+        let number = match header.filter(is_ours) {
+            // What is in it was written again elsewhere, or was never acknowledged.
+            Some(header) if header.standing != Standing::Counts => continue,
+            Some(header) => Some(header.number),
+            // Batches of an earlier segment may lie behind those of the last one in this place.
+            None => batches(log, geometry, &bytes).map(|(lsn, _)| geometry.segment_of(lsn)).max(),
+        };
+        for (lsn, batch) in batches(log, geometry, &bytes) {
+            if Some(geometry.segment_of(lsn)) == number {
+                salvaged.batches += 1;
+                batch.records().flatten().for_each(|(_, record)| {
+                    salvaged.records += 1;
+                    take(record);
+                });
+            }
+        }
+    }
+    salvaged
+}
+
+/// Every whole batch in a place that was written for this log and this part of a place.
+fn batches(log: u16, geometry: Geometry, place: &[u8]) -> impl Iterator<Item = (Lsn, Batch<'_>)> {
+    (0..place.len()).step_by(geometry.block_bytes.get()).filter_map(move |at| {
+        let batch = Batch::decode(&place[at..]).ok()?;
+        let header = &batch.header;
+        let is_here =
+            (header.store, header.log) == (geometry.store, log) && header.lsn.0 % geometry.segment_bytes == at as u64;
+        is_here.then_some((header.lsn, batch))
+    })
+}

@@ -1,0 +1,119 @@
+//! What is done with a store that is not served: check, dump, salvage; and load, which fills another one.
+
+use std::fs;
+use std::path::Path;
+
+use ksf_test::stdout;
+
+use crate::client::command;
+use crate::support::{Folder, run, stderr};
+use crate::{connect, kill, start};
+
+fn tool(words: &[&str], status: i32) -> String {
+    let output = run(&[&["store"], words].concat());
+    let text = stdout(&output) + &stderr(&output);
+    assert_eq!(output.status.code(), Some(status), "{words:?}: {text}");
+    text
+}
+
+/// A store with 200 keys, one of which ends late, and one that was deleted; killed.
+fn fill(data: &Path) {
+    let server = start("epoll", data, &["--cpus", "0"]);
+    let mut client = connect(&server);
+    for at in 0..200 {
+        client.write(&command(&[b"SET", format!("key {at}").as_bytes(), format!("v\r\n{at}").as_bytes()])).unwrap();
+        assert_eq!(client.read().unwrap(), "+OK");
+    }
+    assert_eq!(client.ask("PEXPIREAT late 4000000000000"), ":0");
+    assert_eq!(client.ask("SET late value PXAT 4000000000000"), "+OK");
+    assert_eq!(client.ask("SET gone value"), "+OK");
+    assert_eq!(client.ask("DEL gone"), ":1");
+    kill(server);
+}
+
+#[test]
+fn a_dump_makes_the_same_store_again() {
+    let folder = Folder::new();
+    let (data, file) = (folder.path("store"), folder.path("dump"));
+    let (dir, name) = (data.to_str().unwrap(), file.to_str().unwrap());
+    fill(&data);
+    let before = fs::read(data.join("superblock")).unwrap();
+    let said = tool(&["check", dir], 0);
+    assert!(said.contains("whole; 201 keys, 1 starts") && said.contains("log 0: 203 records"), "{said}");
+    assert!(tool(&["dump", dir, "--output", name], 0).contains("201 keys"), "dump");
+    // A file that is there is not overwritten.
+    tool(&["dump", dir, "--output", name], 71);
+    assert!(fs::read(data.join("superblock")).unwrap() == before, "the store was changed");
+
+    let password = folder.path("password");
+    fs::write(&password, "secret").unwrap();
+    let other = start("epoll", &folder.path("other"), &["--password-file", password.to_str().unwrap()]);
+    let to = other.address(" tcp ").to_string();
+    let without = tool(&["load", name, "--to", &to], 1);
+    assert!(without.contains("201 commands, 201 errors") && without.contains("NOAUTH"), "{without}");
+    let load = ["load", name, "--to", &to, "--password-file", password.to_str().unwrap()];
+    assert!(tool(&load, 0).contains("201 commands, 0 errors"));
+    let mut client = connect(&other);
+    assert_eq!(client.ask("AUTH secret"), "+OK");
+    assert_eq!(client.ask("DBSIZE"), ":201");
+    assert!(client.ask("PTTL late").trim_start_matches(':').parse::<u64>().unwrap() > 0);
+    client.write(&command(&[b"GET", b"key 7"])).unwrap();
+    assert_eq!(client.read().unwrap(), "v\r\n7");
+    // In use: nobody looks.
+    let busy = tool(&["check", folder.path("other").to_str().unwrap()], 69);
+    assert!(busy.contains("another process"), "{busy}");
+    other.stop();
+    assert!(
+        stdout(&run(&["store", "dump", dir]))
+            == stdout(&run(&["store", "dump", folder.path("other").to_str().unwrap()])),
+        "the stores differ"
+    );
+}
+
+#[test]
+fn what_is_no_file_of_commands_is_told() {
+    let folder = Folder::new();
+    let server = start("epoll", &folder.path("store"), &[]);
+    let (to, file) = (server.address(" tcp ").to_string(), folder.path("file"));
+    let load = ["load", file.to_str().unwrap(), "--to", &to];
+    for (content, status, part) in [
+        (&b"REDIS0010abc"[..], 65, "RDB"),
+        (b"*2\r\n$3\r\nGET\r\n$1\r\na\r\nGET a\r\n", 65, "byte 20 begins no command"),
+        (b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n*2\r\n$3", 65, "byte 20 is not whole"),
+        (b"#TS:1628217470\r\n*2\r\n$3\r\nGET\r\n$1\r\na\r\n", 0, "1 commands, 0 errors"),
+        (b"*1\r\n$8\r\nNONSENSE\r\n", 1, "unknown command"),
+    ] {
+        fs::write(&file, content).unwrap();
+        let said = tool(&load, status);
+        assert!(said.contains(part), "{said}");
+    }
+    fs::remove_file(&file).unwrap();
+    tool(&load, 66);
+    server.stop();
+    assert!(tool(&["check", folder.path("nothing").to_str().unwrap()], 66).contains("no store"));
+    fs::write(&file, "").unwrap();
+    assert!(tool(&load, 69).contains("--to"));
+}
+
+#[test]
+fn what_damage_leaves_is_salvaged() {
+    let folder = Folder::new();
+    let data = folder.path("store");
+    let dir = data.to_str().unwrap();
+    fill(&data);
+    let log = data.join("log-000");
+    let mut bytes = fs::read(&log).unwrap();
+    let batches = (0..bytes.len()).step_by(4096).filter(|at| &bytes[at + 4..at + 8] == b"ksfB");
+    // That of `key 50`.
+    let damaged = batches.collect::<Vec<_>>()[50];
+    bytes[damaged + 70] ^= 1;
+    fs::write(&log, &bytes).unwrap();
+    let said = tool(&["check", dir], 65);
+    assert!(said.contains("log 0 is damaged from byte"), "{said}");
+    tool(&["dump", dir], 65);
+    let output = run(&["store", "salvage", dir]);
+    assert!(output.status.success() && stderr(&output).contains("200 keys"), "{}", stderr(&output));
+    let commands = stdout(&output);
+    assert!(commands.contains("key 199") && !commands.contains("key 50\r\n") && !commands.contains("gone"));
+    assert!(fs::read(&log).unwrap() == bytes, "the store was changed");
+}
