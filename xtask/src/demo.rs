@@ -178,6 +178,7 @@ impl Demo {
             },
             udp: combination.transport == "udp",
             in_flight,
+            polls: false,
             threads: 1,
             amount: Amount::Seconds(self.seconds),
             cpus: None,

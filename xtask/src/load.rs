@@ -46,6 +46,8 @@ pub(crate) struct Load {
     pub(crate) udp: bool,
     /// Per connection; where work is spread over connections, in all.
     pub(crate) in_flight: u32,
+    /// It polls before it sleeps, where the server has another CPU. Not of worktest.
+    pub(crate) polls: bool,
     /// Each has a connection of its own.
     pub(crate) threads: u32,
     pub(crate) amount: Amount,
@@ -105,6 +107,9 @@ impl Load {
         // Client and server have the same priority: the originals' -20 would let the client starve
         // a server on its CPU.
         command.args(["-i", "1", "--nice", "0", "--json", "--no-progress"]);
+        if self.polls {
+            command.args(["--spin", "auto"]);
+        }
         command.arg(format!("127.0.0.1:{}", self.port));
         command
     }
@@ -354,6 +359,7 @@ mod tests {
             tool: Tool::Work(Work { load: &LOAD, seed: 4, ideal_workers: None }),
             udp: false,
             in_flight: 32,
+            polls: false,
             threads: 1,
             amount: Amount::Messages(50),
             cpus: Some("0".into()),
@@ -372,6 +378,7 @@ mod tests {
             tool: Tool::Echo { message_bytes: 64 },
             udp: true,
             in_flight: 128,
+            polls: false,
             threads: 2,
             amount: Amount::Seconds(0.25),
             cpus: Some("0,1".into()),

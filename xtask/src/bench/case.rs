@@ -151,6 +151,8 @@ pub(crate) struct Case {
     pub(crate) connections: u32,
     /// Connections that are open and do nothing meanwhile.
     pub(crate) idle: u32,
+    /// The client looks for replies before it sleeps (`--spin auto`), so its own wake-up is not in the round trip.
+    pub(crate) client_polls: bool,
     pub(crate) contestants: &'static [Contestant],
     /// The figure that the chart shows.
     pub(crate) metric: Metric,
@@ -464,6 +466,7 @@ const ONE: Case = Case {
     in_flight: 1,
     connections: 1,
     idle: 0,
+    client_polls: false,
     contestants: &[],
     metric: Metric::RttP50Us,
 };
@@ -476,6 +479,16 @@ pub(crate) const CASES: &[Case] = &[
         row: Row::RoundTrip,
         service: Service::Null,
         contestants: &[PairFloor, Threads, ThreadsSpin, EventLoop, Kernel, Uring, Epoll, Ganesha, GaneshaTuned],
+        metric: Metric::RttP50Us,
+        ..ONE
+    },
+    Case {
+        name: "null-tcp-1-polled",
+        title: "NULL RPC over TCP, 1 in flight, the client polls",
+        row: Row::RoundTrip,
+        service: Service::Null,
+        client_polls: true,
+        contestants: &[Threads, ThreadsSpin, EventLoop, Kernel, Uring, Epoll],
         metric: Metric::RttP50Us,
         ..ONE
     },

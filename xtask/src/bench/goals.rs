@@ -21,14 +21,15 @@ pub(super) fn goals() -> Vec<Goal> {
 }
 
 fn round_trip(goals: &mut Vec<Goal>) {
-    for (subject, placement, ratio) in [
-        (Kernel, Placement::Same, 0.85),
-        (Kernel, Placement::Other, 0.55),
-        (Uring, Placement::Same, 1.05),
-        (Uring, Placement::Other, 0.5),
+    for (case, subject, placement, ratio) in [
+        ("null-tcp-1", Kernel, Placement::Same, 0.85),
+        ("null-tcp-1", Kernel, Placement::Other, 0.55),
+        ("null-tcp-1", Uring, Placement::Same, 1.05),
+        ("null-tcp-1", Uring, Placement::Other, 0.5),
+        ("null-tcp-1-polled", Uring, Placement::Other, 0.5),
     ] {
         goals.push(Goal {
-            case: "null-tcp-1",
+            case,
             subject,
             placement,
             metric: Metric::RttP50Us,

@@ -306,6 +306,7 @@ pub(crate) fn load(case: &Case, pinning: &Pinning, port: u16, amount: Amount, ro
         },
         udp: case.udp,
         in_flight: case.in_flight,
+        polls: case.client_polls,
         threads: case.connections,
         amount,
         cpus: pinning.client(case.client_threads()),

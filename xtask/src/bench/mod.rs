@@ -228,6 +228,8 @@ impl Bench {
             (true, Row::Accel) if self.cpus.len() > 1 => &[Placement::Same],
             (true, _) => &[Placement::Unpinned],
             (false, Row::Accel) => &[Placement::Same],
+            // On its server's CPU a client does not poll.
+            (false, _) if case.client_polls => &[Placement::Other],
             (false, Row::Idle) => &[Placement::Other],
             (false, Row::Mux) => &[Placement::Shared],
             (false, _) => &[Placement::Same, Placement::Other, Placement::Unpinned],

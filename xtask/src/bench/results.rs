@@ -152,6 +152,8 @@ mod tests {
         let group = second.group(Row::RoundTrip);
         assert!(group.done.contains(&step("null-tcp-1")) && group.open.contains(&step("echo-tcp-1")));
         second.keep(Row::RoundTrip, &step("echo-tcp-1"), vec![sample("echo-tcp-1", None)], vec![]).unwrap();
+        assert!(second.group(Row::RoundTrip).open.iter().eq(&[step("null-tcp-1-polled")]));
+        second.keep(Row::RoundTrip, &step("null-tcp-1-polled"), vec![], vec![]).unwrap();
         assert!(second.group(Row::RoundTrip).open.is_empty());
         assert_eq!(second.raw().samples.len(), 2, "the failed one is gone");
         begin(&mut second, Row::Udp, "a");
