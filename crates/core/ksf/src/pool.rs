@@ -28,6 +28,7 @@ mod chunk;
 mod free;
 mod region;
 mod slot;
+mod sync;
 
 use std::io;
 use std::os::fd::OwnedFd;

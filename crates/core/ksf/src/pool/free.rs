@@ -1,6 +1,8 @@
 //! Slots that nobody holds, for any thread to give back and to take.
+//!
+//! `tests/slot_schedules.rs` compiles this file against primitives that try one schedule of the threads after the other.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use super::sync::{AtomicU32, AtomicU64, Ordering};
 
 const NONE: u32 = u32::MAX;
 
