@@ -214,12 +214,12 @@ impl Pool {
         self.region.meta.len() as u32
     }
 
-    /// Slots somebody holds now.
+    /// Long slots somebody holds now; of short ones [`Pool::usage`] tells.
     pub fn in_use(&self) -> u32 {
         self.region.in_use.load(Ordering::Relaxed)
     }
 
-    /// Slots kept beyond the turn that received into them: at most [`PoolSpec::kept_max`], and those that were live.
+    /// Long slots kept beyond the turn that received into them: at most [`PoolSpec::kept_max`], and those that were live.
     pub fn kept(&self) -> u32 {
         self.region.kept.load(Ordering::Relaxed)
     }

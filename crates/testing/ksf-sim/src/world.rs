@@ -12,7 +12,7 @@ use ksf::gates::Gate;
 use ksf::limits::{Limits, Time};
 use ksf::outgoing::ExchangeRequest;
 use ksf::output::SendBatch;
-use ksf::pool::{Memory, Pool};
+use ksf::pool::{Memory, Pool, PoolSpec};
 use ksf::service::ConnKey;
 use ksf::shard_service::OnShard;
 use ksf::{CloseReason, Order, Peer, Turn};
@@ -80,6 +80,7 @@ struct Plan {
     limits: Limits,
     slot_bytes: u32,
     slots: u32,
+    short_slots: u32,
     /// What peers ask for.
     actions: Vec<Action>,
     length_max: usize,
@@ -160,6 +161,7 @@ impl Plan {
             keeps: random.one_in(2),
             slot_bytes: random.pick(&[16, 64, 512, 4096, 16_384]),
             slots: random.pick(&[1, 2, 4, 24]),
+            short_slots: random.pick(&[0, 1, 3, 100]),
             actions,
             length_max,
             peers: random.within(1..=12) as u32,
@@ -357,7 +359,11 @@ const STEPS_MAX: usize = 400_000;
 
 impl World {
     fn new(plan: Plan, random: Random) -> Result<Self, String> {
-        let pool = Pool::new(Memory::Anonymous, plan.slot_bytes, plan.slots).map_err(|error| error.to_string())?;
+        let mut spec = PoolSpec::new(Memory::Anonymous, plan.slot_bytes, plan.slots);
+        if plan.short_slots > 0 {
+            spec = spec.with_short(PoolSpec::short(Memory::Anonymous, plan.short_slots));
+        }
+        let pool = Pool::open(spec).map_err(|error| error.to_string())?.pool;
         let mut env = Env::new(plan.limits.clone(), pool).map_err(|error| error.to_string())?;
         let log = plan.logs.then(|| Turn::new(&mut env).open_log()).transpose().map_err(|error| error.to_string())?;
         let service = Arc::new(Scripted {
@@ -391,8 +397,9 @@ impl World {
         // Whoever is late is too late, and finds nobody.
         while self.answer_one() {}
         self.deliver()?;
-        let budget = &self.env.budget;
-        let left = (self.env.pool.in_use(), budget.input_bytes(), budget.reply_bytes(), *lock(&self.service.open));
+        let (budget, slots) = (&self.env.budget, self.env.pool.usage());
+        let slots = slots.long.in_use + slots.short.in_use;
+        let left = (slots, budget.input_bytes(), budget.reply_bytes(), *lock(&self.service.open));
         if left != (0, 0, 0, 0) {
             return Err(format!("slots, bytes and connection states left over: {left:?}"));
         }
