@@ -1,0 +1,363 @@
+//! What a service says to a message: replies now or later, tasks, an exchange, the end of the connection.
+
+use std::net::SocketAddr;
+
+use crate::datagram_output::DatagramOutput;
+use crate::deferred::{Deferred, Target};
+use crate::env::Env;
+use crate::files::{FileRange, NoFileReplies};
+use crate::framing::Framing;
+use crate::gates::{Gate, GateSet};
+use crate::listener::DatagramPeer;
+use crate::outgoing::{Exchange, ExchangeFull, ExchangeRequest, ExchangeWork, NoOutgoing};
+use crate::output::Output;
+use crate::pool::Chunk;
+use crate::tasks::Task;
+
+/// Where the replies to one message go.
+pub struct Reply<'a> {
+    pub(crate) framing: Framing,
+    pub(crate) sink: Sink<'a>,
+    pub(crate) env: &'a mut Env,
+    pub(crate) target: Target,
+    /// Bytes of the message, until they are counted as work.
+    message_bytes: usize,
+    /// What a deferred reply is assumed to need, where the service does not say it.
+    pub(crate) expected_bytes: usize,
+    /// What was counted as work.
+    pub(crate) work_bytes: usize,
+    /// What was passed on to the other end of the exchange.
+    pub(crate) passed_bytes: usize,
+    /// Answers the message is still owed.
+    pub(crate) deferred: u32,
+    /// What must be durable before the replies may leave.
+    pub(crate) gates: GateSet,
+    /// A task was given to the threads that may block.
+    pub(crate) blocks: bool,
+    pub(crate) close: bool,
+    /// The close need not wait for the peer.
+    pub(crate) at_once: bool,
+    pub(crate) exchange: Exchange,
+}
+
+pub(crate) enum Sink<'a> {
+    Stream(&'a mut Output),
+    Datagrams(&'a mut DatagramOutput, DatagramPeer),
+}
+
+/// Appends one reply with its framing. False: it cannot be framed, and `tail` is as before.
+// Always: with what it writes known, it is a few stores; as a call it was a third of the cost of a small reply.
+#[inline(always)]
+fn append_framed<R>(framing: &Framing, tail: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -> R) -> (R, bool) {
+    let start = tail.len();
+    framing.begin_reply(tail);
+    let result = write(tail);
+    let fits = framing.finish_reply(tail, start, 0).is_ok();
+    if fits {
+        tail.extend_from_slice(framing.reply_trailer());
+    } else {
+        tail.truncate(start);
+    }
+    (result, fits)
+}
+
+fn note_framed<R>((result, fits): (R, bool), env: &Env, close: &mut bool) -> R {
+    if fits {
+        env.stats.replies.add(1);
+    } else {
+        env.stats.replies_unframable.add(1);
+        *close = true;
+    }
+    result
+}
+
+/// Replies below this length are copied even where they could be sent from their slot: that is faster, and frees it.
+pub(crate) const COPY_BYTES_MAX: usize = 2048;
+
+/// What a deferred reply is assumed to need before a connection has seen one.
+pub const EXPECTED_REPLY_BYTES: usize = 4096;
+
+impl<'a> Reply<'a> {
+    pub(crate) fn new(
+        framing: Framing,
+        sink: Sink<'a>,
+        env: &'a mut Env,
+        target: Target,
+        message_bytes: usize,
+    ) -> Self {
+        Self {
+            framing,
+            sink,
+            env,
+            target,
+            message_bytes,
+            expected_bytes: EXPECTED_REPLY_BYTES,
+            work_bytes: 0,
+            passed_bytes: 0,
+            deferred: 0,
+            gates: GateSet::default(),
+            blocks: false,
+            close: false,
+            at_once: false,
+            exchange: Exchange::default(),
+        }
+    }
+}
+
+impl Reply<'_> {
+    /// Holds the replies to this message until what `gate` names is durable. They are written now and leave when it is
+    /// [released](crate::Turn::release); replies behind them wait, too. Several gates must all open.
+    ///
+    /// Only shards have gates: on workers and for datagrams a service defers instead.
+    pub fn gate(&mut self, gate: Gate) {
+        self.gates.add(gate);
+    }
+
+    /// Sends one reply: `write` appends its body to the buffer (and must not touch what is there already); header
+    /// and trailer of the framing are added around it.
+    pub fn message<R>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+        self.message_for(0, write)
+    }
+
+    /// The same, for a body of about `bytes` bytes.
+    #[inline]
+    fn message_for<R>(&mut self, bytes: usize, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+        match &mut self.sink {
+            Sink::Stream(output) => {
+                let framed = append_framed(&self.framing, output.tail_for(bytes, &mut self.env.spares), write);
+                note_framed(framed, self.env, &mut self.close)
+            }
+            Sink::Datagrams(output, peer) => {
+                // A datagram is a message as it is, without framing.
+                self.env.stats.replies.add(1);
+                output.add(*peer, write)
+            }
+        }
+    }
+
+    /// Sends one reply with this body.
+    pub fn bytes(&mut self, body: &[u8]) {
+        /// What a framing adds: a header of at most 8 bytes, a delimiter of at most 8.
+        const AROUND_BYTES: usize = 16;
+        self.message_for(body.len() + AROUND_BYTES, |tail| tail.extend_from_slice(body));
+    }
+
+    /// Sends one reply with this body, without copying it if it is long.
+    pub fn owned(&mut self, body: Vec<u8>) {
+        if body.len() <= COPY_BYTES_MAX || matches!(self.sink, Sink::Datagrams(..)) {
+            return self.bytes(&body);
+        }
+        self.piece(body.len(), |output, env| output.push_bytes(body, &mut env.spares));
+    }
+
+    /// Sends one reply with this body from where it lies, if it is long and its slot may be kept, else copied.
+    pub fn chunk(&mut self, body: Chunk) {
+        if body.len() <= COPY_BYTES_MAX || matches!(self.sink, Sink::Datagrams(..)) || !body.keep() {
+            return self.bytes(&body);
+        }
+        self.piece(body.len(), |output, env| output.push_chunk(body, &mut env.spares));
+    }
+
+    /// Sends one reply of three parts: `head` appends the first, as in [`Reply::message`]; `body` leaves from where it lies,
+    /// if it is long; `end` follows (padding, for instance).
+    pub fn parts(&mut self, head: impl FnOnce(&mut Vec<u8>), body: Chunk, end: &'static [u8]) {
+        let copied = body.len() <= COPY_BYTES_MAX || matches!(self.sink, Sink::Datagrams(..)) || !body.keep();
+        if copied {
+            return self.message(|tail| {
+                head(tail);
+                tail.extend_from_slice(&body);
+                tail.extend_from_slice(end);
+            });
+        }
+        self.pieces(body.len() + end.len(), head, |output, env| {
+            output.push_chunk(body, &mut env.spares);
+            output.tail(&mut env.spares).extend_from_slice(end);
+        });
+    }
+
+    /// Sends one reply of three parts: `head` appends the first, as in [`Reply::message`]; `range` of a file follows, and
+    /// then `end`. The shard reads the file while the connection sends, a [window](crate::output::FILE_WINDOW_BYTES) at a
+    /// time, and never waits for it. If the file turns out to be shorter than promised, or cannot be read, the connection
+    /// is reset and [counted](crate::CloseReason::FileRange); so it is if a part of it does not come within
+    /// [`send_timeout_ms`](crate::limits::Limits::send_timeout_ms).
+    ///
+    /// # Errors
+    ///
+    /// [`NoFileReplies`]: only shards send files, and only on streams. Nothing was sent.
+    pub fn file(
+        &mut self,
+        head: impl FnOnce(&mut Vec<u8>),
+        range: FileRange,
+        end: &'static [u8],
+    ) -> Result<(), NoFileReplies> {
+        if matches!(self.sink, Sink::Datagrams(..)) || self.env.answers.is_some() {
+            return Err(NoFileReplies);
+        }
+        if let Sink::Stream(output) = &mut self.sink {
+            output.begin_head(&mut self.env.spares);
+        }
+        self.pieces(range.bytes + end.len(), head, |output, env| {
+            output.push_file(range, &mut env.spares);
+            output.tail(&mut env.spares).extend_from_slice(end);
+        });
+        Ok(())
+    }
+
+    /// Frames a body of `bytes` bytes that `push` appends as a piece of its own. For streams.
+    fn piece(&mut self, bytes: usize, push: impl FnOnce(&mut Output, &mut Env)) {
+        self.pieces(bytes, |_| (), push);
+    }
+
+    /// The same behind what `head` appends.
+    fn pieces(&mut self, bytes: usize, head: impl FnOnce(&mut Vec<u8>), push: impl FnOnce(&mut Output, &mut Env)) {
+        let Sink::Stream(output) = &mut self.sink else { return };
+        let tail = output.tail(&mut self.env.spares);
+        let start = tail.len();
+        self.framing.begin_reply(tail);
+        head(tail);
+        if self.framing.finish_reply(tail, start, bytes).is_err() {
+            tail.truncate(start);
+            self.env.stats.replies_unframable.add(1);
+            self.close = true;
+            return;
+        }
+        push(output, self.env);
+        let trailer = self.framing.reply_trailer();
+        if !trailer.is_empty() {
+            output.tail(&mut self.env.spares).extend_from_slice(trailer);
+        }
+        self.env.stats.replies.add(1);
+    }
+
+    /// Answers later, from any thread. The message counts as outstanding until then; called several times, until the
+    /// last of the answers.
+    pub fn defer(&mut self) -> Deferred {
+        self.defer_for(self.expected_bytes)
+    }
+
+    /// The same, for a reply whose length the protocol tells before the work begins, such as the answer to a read. These
+    /// bytes are taken off the connection's budget ([`connection_bytes_max`](crate::limits::Limits::connection_bytes_max)) until the answer comes, so a peer
+    /// cannot have more work done than it may have memory for. For a datagram they are taken off the shard's
+    /// ([`shard_bytes_max`](crate::limits::Limits::shard_bytes_max)).
+    pub fn defer_for(&mut self, reply_bytes: usize) -> Deferred {
+        self.deferred += 1;
+        let work_bytes = std::mem::take(&mut self.message_bytes) + reply_bytes;
+        self.work_bytes += work_bytes;
+        let target = match self.target {
+            Target::Stream { key, ticket, .. } => Target::Stream { key, ticket, work_bytes },
+            Target::Datagram { socket, peer, .. } => Target::Datagram { socket, peer, work_bytes },
+        };
+        Deferred::new(self.env, target)
+    }
+
+    /// Runs `task` on the shard's thread pool, which answers through the [`Deferred`] it is given. When the pool's
+    /// queue is full the task comes back, and the service decides: answer busy, or do the work here.
+    ///
+    /// # Errors
+    ///
+    /// The task, if the queue is full or there is no thread pool.
+    pub fn offload<T>(&mut self, task: T) -> Result<(), T>
+    where
+        T: FnOnce(Deferred) + Send + 'static,
+    {
+        let Some(tasks) = self.env.tasks.clone() else { return Err(task) };
+        let Some(room) = tasks.reserve(self.env.shard) else {
+            self.env.stats.tasks_refused.add(1);
+            return Err(task);
+        };
+        let deferred = self.defer();
+        room.submit(Task::new(move || task(deferred)));
+        Ok(())
+    }
+
+    /// Runs `task` on a thread that may block, in a file system for instance, and that is bound to no CPU. The task
+    /// answers through the [`Deferred`] it is given, with up to `reply_bytes` bytes ([`Reply::defer_for`]).
+    ///
+    /// The task is never refused. While the queue of these threads is full, a connection that has an answer outstanding
+    /// is not read, so that the queue grows by at most one task for each connection. A datagram is dropped then, and
+    /// counted: its sender asks again. Outside of shards the task runs at once: the thread of a worker may block.
+    pub fn block<T>(&mut self, reply_bytes: usize, task: T)
+    where
+        T: FnOnce(Deferred) + Send + 'static,
+    {
+        let Some(tasks) = self.env.tasks.clone() else { return task(self.defer_for(reply_bytes)) };
+        if matches!(self.target, Target::Datagram { .. }) && tasks.is_blocking_full() {
+            return self.env.stats.tasks_refused.add(1);
+        }
+        let deferred = self.defer_for(reply_bytes);
+        self.blocks = true;
+        tasks.block(Task::new(move || task(deferred)));
+    }
+
+    /// Closes the connection after the replies to this message and to those before it, deferred ones included.
+    pub fn close(&mut self) {
+        self.close = true;
+    }
+
+    /// The same, for protocols in which the peer sends nothing behind this message: the socket is closed with the last
+    /// reply, without waiting for the peer's end. If more has arrived all the same, this is [`Reply::close`].
+    pub fn close_at_once(&mut self) {
+        self.close = true;
+        self.at_once = true;
+    }
+
+    /// Begins an exchange with somebody else: connects, or takes a kept connection if `reuse` lets it. Ends the one
+    /// before. What is passed on before it is connected waits.
+    ///
+    /// What comes of it is told to [`Service::upstream`](crate::Service::upstream). A service that dials says so by [`Service::needs_shards`](crate::Service::needs_shards): it is
+    /// then refused at start where this would fail for every message.
+    ///
+    /// # Errors
+    ///
+    /// [`NoOutgoing`]: only shards have outgoing connections, for messages of streams. Nothing was begun.
+    pub fn dial(&mut self, to: SocketAddr, reuse: bool) -> Result<(), NoOutgoing> {
+        let (Target::Stream { key: from, .. }, None) = (self.target, &self.env.answers) else { return Err(NoOutgoing) };
+        self.exchange = Exchange { open: true, hold: self.exchange.hold, ..Exchange::default() };
+        self.env.exchange_work.push(ExchangeWork::Request { from, request: ExchangeRequest::Dial { to, reuse } });
+        Ok(())
+    }
+
+    /// Passes bytes to the other end of the exchange; lost if there is none. A message is never handed over while the
+    /// exchange is full, so all that is passed on for it is taken.
+    ///
+    /// # Errors
+    ///
+    /// [`ExchangeFull`] with the bytes, in the calls that come all the same, for what the other end sends and for deferred
+    /// answers: too much waited for the other end when the call began. The other end is not read until it takes bytes
+    /// again; then [`Upstream::Room`](crate::outgoing::Upstream::Room) is told.
+    pub fn pass(&mut self, bytes: Chunk) -> Result<(), ExchangeFull> {
+        if let Target::Stream { key: from, .. } = self.target
+            && self.exchange.open
+        {
+            if self.exchange.full || self.exchange.crowded {
+                self.exchange.refused = true;
+                return Err(ExchangeFull(bytes));
+            }
+            self.passed_bytes += bytes.len();
+            self.env.exchange_work.push(ExchangeWork::Request { from, request: ExchangeRequest::Pass(bytes) });
+        }
+        Ok(())
+    }
+
+    /// Ends the exchange. `keep`: the connection may serve another one, because both ends agree that this one is over.
+    /// A kept one with unsent bytes is closed all the same.
+    pub fn hang_up(&mut self, keep: bool) {
+        if let Target::Stream { key: from, .. } = self.target
+            && self.exchange.open
+        {
+            self.exchange = Exchange { hold: self.exchange.hold, ..Exchange::default() };
+            self.env.exchange_work.push(ExchangeWork::Request { from, request: ExchangeRequest::HangUp { keep } });
+        }
+    }
+
+    /// Holds further messages of this connection back, or lets them come again: a request behind one that is with
+    /// somebody else waits. On shards only, see [`Service::needs_shards`](crate::Service::needs_shards).
+    pub fn hold(&mut self, hold: bool) {
+        self.exchange.hold = hold;
+    }
+
+    /// Number of the shard this runs on, below the number of CPUs of the server.
+    pub fn shard(&self) -> usize {
+        self.env.shard
+    }
+}
