@@ -18,12 +18,10 @@
 
 use std::collections::VecDeque;
 
-use crate::buffers::Buffer;
 use crate::cutter::{Cutter, Direct};
 use crate::deferred::{Answer, Delivery};
 use crate::env::Env;
 use crate::error::CloseReason;
-use crate::files::{FileError, FileRange};
 use crate::framing::Framing;
 use crate::limits::{Limits, Time};
 use crate::outgoing::{Exchange, ExchangeRequest, ExchangeWork, Upstream};
@@ -32,14 +30,12 @@ use crate::pool::Chunk;
 use crate::service::{ConnKey, EXPECTED_REPLY_BYTES, Order, Peer, Refused};
 use crate::shard_service::{OnShard, Panicked, ShardService};
 
+mod deadlines;
+mod files;
 pub(crate) mod input;
 mod replies;
 
 use replies::{Held, Mark};
-
-/// Bytes that a peer must send in each `pressure_timeout_ms` while it is read although memory is short, unless its message
-/// ends. With less it keeps others from being read: then it is their turn.
-const PASS_BYTES_MIN: u64 = 64 << 10;
 
 /// State of one connection, apart from its socket.
 pub struct Connection<S: ShardService> {
@@ -323,23 +319,6 @@ impl<S: ShardService> Connection<S> {
         self.recount(env);
     }
 
-    /// Goes on after its messages were not handed over because operations on files would have been refused.
-    pub(crate) fn files_have_room(&mut self, env: &mut Env) {
-        self.waits_for_files = false;
-        // Its peer could not send.
-        self.last_activity = env.now;
-        self.resume(true, env);
-        self.recount(env);
-    }
-
-    /// Goes on by itself when there is room for operations on files, if there is none and its service begins some.
-    pub(crate) fn wait_for_files(&mut self, env: &Env) {
-        if !self.waits_for_files && self.closing.is_none() && self.on.waits_for_files(env) {
-            self.waits_for_files = true;
-            env.files.wait(self.key);
-        }
-    }
-
     /// Goes on after no connection was read because the shard was
     /// [overfull](crate::budget::Budget::is_overfull): its peer could not send.
     pub fn read_again(&mut self, env: &Env) {
@@ -347,26 +326,6 @@ impl<S: ShardService> Connection<S> {
         self.last_received = env.now;
         self.last_activity = env.now;
         self.watch_pass(env.now);
-    }
-
-    /// From now on the peer must send its message, if it is read with a pass.
-    fn watch_pass(&mut self, now: Time) {
-        self.pass_watched = (now, self.received_bytes);
-    }
-
-    /// True if the peer, which is read with a pass, has sent something in its time. If that was little the pass goes to
-    /// another connection, and this one waits for its next turn.
-    fn makes_progress(&mut self, env: &mut Env) -> bool {
-        let sent = self.received_bytes - self.pass_watched.1;
-        if self.memory != Memory::Pass || !self.is_awaited(env) || sent == 0 {
-            return false;
-        }
-        self.watch_pass(env.now);
-        if sent < PASS_BYTES_MIN {
-            self.message_ends(env);
-            self.wait_for_memory(env);
-        }
-        true
     }
 
     /// Tells the service what happened to its exchange, if one is open.
@@ -441,48 +400,6 @@ impl<S: ShardService> Connection<S> {
         Some(batch)
     }
 
-    /// What must be read of a file before more can be sent: at most a [window](crate::output::FILE_WINDOW_BYTES), while the
-    /// one before is sent. [`Connection::file_read`] follows.
-    pub fn file_to_read(&mut self, now: Time) -> Option<FileRange> {
-        if self.reading_file.is_some() {
-            return None;
-        }
-        let range = self.output.file_to_read(self.sending_bytes);
-        self.reading_file = range.is_some().then_some(now);
-        range
-    }
-
-    /// What [`file_to_read`](Self::file_to_read) asked for was refused, and will be asked for again.
-    pub fn file_not_read(&mut self) {
-        self.reading_file = None;
-    }
-
-    /// Takes what [`file_to_read`](Self::file_to_read) asked for, or a part of it from the front. False: the file ends too
-    /// early or cannot be read, and the connection must be reset, because a part of the reply may have left.
-    pub fn file_read(&mut self, range: &FileRange, read: Result<Buffer, FileError>, env: &mut Env) -> bool {
-        self.reading_file = None;
-        match read {
-            // It is tried again, which tells of an error that stays.
-            Err(FileError::Interrupted) => return true,
-            Ok(bytes) if !bytes.is_empty() => {
-                let placed = self.output.file_was_read(range, bytes);
-                debug_assert!(placed || self.closing.is_some(), "replies are thrown away at an end alone");
-            }
-            _ => {
-                self.closing = None;
-                self.close(CloseReason::FileRange, env);
-                return false;
-            }
-        }
-        self.recount(env);
-        true
-    }
-
-    /// True if what can be sent now ends in front of a range of a file.
-    pub fn file_follows(&self) -> bool {
-        !self.output.is_empty() && !self.output.is_ready()
-    }
-
     /// The engine sent `bytes` more; `done` when the batch is complete.
     pub fn sent(&mut self, bytes: usize, done: bool, env: &mut Env) {
         let was_stalled = self.is_stalled(env);
@@ -499,80 +416,6 @@ impl<S: ShardService> Connection<S> {
         self.recount(env);
         self.resume(was_stalled, env);
         self.recount(env);
-    }
-
-    /// Checks the clock. A reason means: end it now, without waiting for the peer.
-    pub fn tick(&mut self, env: &mut Env) -> Option<CloseReason> {
-        let now = env.now;
-        let is_over = |deadline: Option<Time>| deadline.is_some_and(|at| now >= at);
-        if is_over(self.send_deadline(env)) {
-            return Some(CloseReason::SendTimeout);
-        }
-        if is_over(self.file_deadline(env)) {
-            return Some(CloseReason::FileRange);
-        }
-        if is_over(self.pressure_deadline(env)) && !self.makes_progress(env) {
-            self.close(CloseReason::MemoryLimit, env);
-        } else if is_over(self.assembly_deadline(env)) {
-            self.refuse(CloseReason::AssemblyTimeout, env);
-        } else if is_over(self.idle_deadline(env)) {
-            self.close(CloseReason::IdleTimeout, env);
-        } else {
-            return None;
-        }
-        self.recount(env);
-        None
-    }
-
-    /// When [`tick`](Self::tick) has something to do if nothing happens before; `None`: never. Whatever happens on the
-    /// connection can put it off, so there may be nothing to do when the time has come; only calls on the connection, and
-    /// other limits, bring it forward.
-    pub fn deadline(&self, env: &Env) -> Option<Time> {
-        let ends = [self.send_deadline(env), self.file_deadline(env), self.pressure_deadline(env)];
-        let input = [self.assembly_deadline(env), self.idle_deadline(env)];
-        ends.into_iter().chain(input).flatten().min()
-    }
-
-    fn send_deadline(&self, env: &Env) -> Option<Time> {
-        self.last_send_progress.after_ms(self.limits(env).send_timeout_ms).filter(|_| self.sending)
-    }
-
-    /// A file system that hangs must not hold a connection, and what it is owed, for ever.
-    fn file_deadline(&self, env: &Env) -> Option<Time> {
-        self.reading_file?.after_ms(self.limits(env).send_timeout_ms)
-    }
-
-    fn pressure_deadline(&self, env: &Env) -> Option<Time> {
-        let after = |since: Time| since.after_ms(env.limits.pressure_timeout_ms);
-        if self.memory == Memory::Pass && self.is_awaited(env) {
-            return after(self.pass_watched.0);
-        }
-        // The input that it put aside goes when its peer takes the replies, and all others wait for that.
-        let keeps_input = env.budget.is_overfull() && !self.stalled.is_empty() && self.memory != Memory::Waiting;
-        if keeps_input && self.sending && self.closing.is_none() { after(self.last_send_progress) } else { None }
-    }
-
-    fn assembly_deadline(&self, env: &Env) -> Option<Time> {
-        let started = self.cutter.since().filter(|_| self.is_awaited(env))?;
-        started.after_ms(self.limits(env).assembly_timeout_ms)
-    }
-
-    fn idle_deadline(&self, env: &Env) -> Option<Time> {
-        let owed = self.deferred > 0 || !self.held.is_empty();
-        let waits_for_us = owed || self.exchange.open || self.reading_file.is_some() || self.waits_for_files;
-        let waits = self.closing.is_none() && !waits_for_us && self.is_in_turn(env);
-        self.last_activity.after_ms(self.limits(env).idle_timeout_ms).filter(|_| waits)
-    }
-
-    /// True while it is up to the peer to send the rest of a message: one that is not read cannot.
-    fn is_awaited(&self, env: &Env) -> bool {
-        let reads = self.stalled.is_empty() && self.memory != Memory::Waiting;
-        self.closing.is_none() && reads && !self.is_stalled(env) && self.is_in_turn(env)
-    }
-
-    /// True if it is among those that are read while the shard is overfull.
-    fn is_in_turn(&self, env: &Env) -> bool {
-        !env.budget.is_overfull() || self.memory == Memory::Pass
     }
 
     /// Bytes moved without passing through here: the kernel half answered.

@@ -1,0 +1,107 @@
+//! What the clock asks of a connection: its deadlines, and what happens when one has passed.
+
+use super::{Connection, Memory};
+use crate::env::Env;
+use crate::error::CloseReason;
+use crate::limits::Time;
+use crate::shard_service::ShardService;
+
+/// Bytes that a peer must send in each `pressure_timeout_ms` while it is read although memory is short, unless its message
+/// ends. With less it keeps others from being read: then it is their turn.
+const PASS_BYTES_MIN: u64 = 64 << 10;
+
+impl<S: ShardService> Connection<S> {
+    /// Checks the clock. A reason means: end it now, without waiting for the peer.
+    pub fn tick(&mut self, env: &mut Env) -> Option<CloseReason> {
+        let now = env.now;
+        let is_over = |deadline: Option<Time>| deadline.is_some_and(|at| now >= at);
+        if is_over(self.send_deadline(env)) {
+            return Some(CloseReason::SendTimeout);
+        }
+        if is_over(self.file_deadline(env)) {
+            return Some(CloseReason::FileRange);
+        }
+        if is_over(self.pressure_deadline(env)) && !self.makes_progress(env) {
+            self.close(CloseReason::MemoryLimit, env);
+        } else if is_over(self.assembly_deadline(env)) {
+            self.refuse(CloseReason::AssemblyTimeout, env);
+        } else if is_over(self.idle_deadline(env)) {
+            self.close(CloseReason::IdleTimeout, env);
+        } else {
+            return None;
+        }
+        self.recount(env);
+        None
+    }
+
+    /// When [`tick`](Self::tick) has something to do if nothing happens before; `None`: never. Whatever happens on the
+    /// connection can put it off, so there may be nothing to do when the time has come; only calls on the connection, and
+    /// other limits, bring it forward.
+    pub fn deadline(&self, env: &Env) -> Option<Time> {
+        let ends = [self.send_deadline(env), self.file_deadline(env), self.pressure_deadline(env)];
+        let input = [self.assembly_deadline(env), self.idle_deadline(env)];
+        ends.into_iter().chain(input).flatten().min()
+    }
+
+    fn send_deadline(&self, env: &Env) -> Option<Time> {
+        self.last_send_progress.after_ms(self.limits(env).send_timeout_ms).filter(|_| self.sending)
+    }
+
+    /// A file system that hangs must not hold a connection, and what it is owed, for ever.
+    fn file_deadline(&self, env: &Env) -> Option<Time> {
+        self.reading_file?.after_ms(self.limits(env).send_timeout_ms)
+    }
+
+    fn pressure_deadline(&self, env: &Env) -> Option<Time> {
+        let after = |since: Time| since.after_ms(env.limits.pressure_timeout_ms);
+        if self.memory == Memory::Pass && self.is_awaited(env) {
+            return after(self.pass_watched.0);
+        }
+        // The input that it put aside goes when its peer takes the replies, and all others wait for that.
+        let keeps_input = env.budget.is_overfull() && !self.stalled.is_empty() && self.memory != Memory::Waiting;
+        if keeps_input && self.sending && self.closing.is_none() { after(self.last_send_progress) } else { None }
+    }
+
+    fn assembly_deadline(&self, env: &Env) -> Option<Time> {
+        let started = self.cutter.since().filter(|_| self.is_awaited(env))?;
+        started.after_ms(self.limits(env).assembly_timeout_ms)
+    }
+
+    fn idle_deadline(&self, env: &Env) -> Option<Time> {
+        let owed = self.deferred > 0 || !self.held.is_empty();
+        let waits_for_us = owed || self.exchange.open || self.reading_file.is_some() || self.waits_for_files;
+        let waits = self.closing.is_none() && !waits_for_us && self.is_in_turn(env);
+        self.last_activity.after_ms(self.limits(env).idle_timeout_ms).filter(|_| waits)
+    }
+
+    /// True while it is up to the peer to send the rest of a message: one that is not read cannot.
+    fn is_awaited(&self, env: &Env) -> bool {
+        let reads = self.stalled.is_empty() && self.memory != Memory::Waiting;
+        self.closing.is_none() && reads && !self.is_stalled(env) && self.is_in_turn(env)
+    }
+
+    /// True if it is among those that are read while the shard is overfull.
+    pub(super) fn is_in_turn(&self, env: &Env) -> bool {
+        !env.budget.is_overfull() || self.memory == Memory::Pass
+    }
+
+    /// From now on the peer must send its message, if it is read with a pass.
+    pub(super) fn watch_pass(&mut self, now: Time) {
+        self.pass_watched = (now, self.received_bytes);
+    }
+
+    /// True if the peer, which is read with a pass, has sent something in its time. If that was little the pass goes to
+    /// another connection, and this one waits for its next turn.
+    fn makes_progress(&mut self, env: &mut Env) -> bool {
+        let sent = self.received_bytes - self.pass_watched.1;
+        if self.memory != Memory::Pass || !self.is_awaited(env) || sent == 0 {
+            return false;
+        }
+        self.watch_pass(env.now);
+        if sent < PASS_BYTES_MIN {
+            self.message_ends(env);
+            self.wait_for_memory(env);
+        }
+        true
+    }
+}
