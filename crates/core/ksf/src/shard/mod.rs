@@ -14,7 +14,7 @@ use std::{io, mem};
 
 use crate::adopt::{Adopter, OpenConnections};
 use crate::assist::Assist;
-use crate::deferred::{Mail, Target};
+use crate::deferred::Mail;
 use crate::engine::syscalls::preemptions;
 use crate::engine::{Engine, Event, Reading, Wait};
 use crate::env::Env;
@@ -35,6 +35,7 @@ mod ending;
 mod erased;
 mod files;
 mod look_after;
+mod mail;
 mod outgoing;
 #[cfg(test)]
 mod tests;
@@ -469,20 +470,6 @@ impl<E: Engine> Shard<E> {
         }
     }
 
-    /// Answers that were given on this thread.
-    fn deliver_answered(&mut self) {
-        while !self.env.answered.is_empty() {
-            let mut answered = mem::take(&mut self.env.answered);
-            for mail in answered.drain(..) {
-                self.take_mail(mail);
-            }
-            if self.env.answered.is_empty() {
-                // Kept for its memory.
-                self.env.answered = answered;
-            }
-        }
-    }
-
     /// Lets replies go whose logs are durable far enough.
     fn open_gates(&mut self) {
         let mut gated = mem::take(&mut self.gated);
@@ -633,43 +620,6 @@ impl<E: Engine> Shard<E> {
                 self.env.stats.reads_paused.add(u64::from(stop));
                 self.engine.set_datagrams_reading(socket, !stop);
             }
-        }
-    }
-
-    fn read_mail(&mut self) {
-        let mailbox = Arc::clone(&self.env.mailbox);
-        let mut mail = mem::take(&mut self.mail);
-        mailbox.take(mem::take(&mut self.mail_arrived), &mut mail);
-        for item in mail.drain(..) {
-            self.take_mail(item);
-        }
-        self.mail = mail;
-    }
-    fn take_mail(&mut self, mail: Mail) {
-        match mail {
-            Mail::Answer { target: Target::Stream { key, ticket, work_bytes }, answer } => {
-                let delivered =
-                    self.stream(key).is_some_and(|(stream, env)| stream.answer(ticket, work_bytes, answer, env));
-                if !delivered {
-                    self.env.stats.replies_too_late.add(1);
-                }
-            }
-            Mail::Answer { target: Target::Datagram { socket, peer, work_bytes }, answer } => {
-                if let Some(Some(datagrams)) = self.datagrams.get_mut(socket as usize) {
-                    datagrams.answer(peer, work_bytes, answer, &mut self.env, self.engine.datagram_output(socket));
-                    self.engine.datagrams_added(socket, &mut self.env);
-                }
-            }
-            Mail::Limits(limits) => {
-                self.env.limits = *limits;
-                self.env.files.set_limits(&self.env.limits);
-                // Deadlines that are later now are put off when they come.
-                (0..self.places.len() as u32).for_each(|index| self.arm(index));
-            }
-            Mail::File(begun) => self.file_ended(*begun),
-            Mail::Released => self.env.released = true,
-            Mail::Drain => self.start_draining(),
-            Mail::Stop => self.stop = true,
         }
     }
 }
