@@ -8,6 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use common::files::pipe;
 use common::net::*;
 use common::{KEY, env, in_slot};
 use ksf::connection::Connection;
@@ -381,12 +382,6 @@ fn a_promise_that_a_file_does_not_keep_resets_the_connection() {
         drop(well);
         server.drain().unwrap();
     }
-}
-
-/// A named pipe, open for both directions, in which nothing is: a read of it lasts until somebody writes.
-fn pipe(path: &Path) -> std::fs::File {
-    rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
-    std::fs::File::options().read(true).write(true).open(path).unwrap()
 }
 
 /// Whatever hangs, and however long.
