@@ -24,7 +24,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 const DOCTOR_TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct DemoOptions {
     /// Length of each of the 24 loads, in seconds
     #[arg(long, default_value_t = 0.7)]
     seconds: f64,
@@ -41,7 +41,7 @@ struct Combination {
     engine: &'static str,
 }
 
-pub(crate) fn run(options: &Options) -> Result<()> {
+pub(crate) fn run(options: &DemoOptions) -> Result<()> {
     let ksf = crate::ksf_binary(options.ksf.as_ref(), "release")?;
     let doctor = Doctor::ask(&ksf)?;
     let mut demo = Demo {

@@ -30,9 +30,9 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Task {
     /// Run every service on every engine of this machine and print one table
-    Demo(demo::Options),
+    Demo(demo::DemoOptions),
     /// Measure ksf and its peers, interleaved, and write raw results and a report
-    Bench(bench::Options),
+    Bench(bench::BenchOptions),
     /// Write report.md and report.html anew from the raw.json in DIR
     Report {
         /// A directory of bench/results

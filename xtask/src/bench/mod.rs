@@ -64,7 +64,7 @@ const EVIDENCE_SECONDS_MAX: f64 = 1.0;
 const SHAPE_ROUNDS_MAX: u32 = 3;
 
 #[derive(clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct BenchOptions {
     /// Run every row for a moment, report to the target directory; fails if a row does not run
     #[arg(long)]
     smoke: bool,
@@ -91,7 +91,7 @@ pub(crate) struct Options {
     ksf: Option<PathBuf>,
 }
 
-pub(crate) fn run(options: &Options) -> Result<()> {
+pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     let profile = if options.smoke { "debug" } else { "release" };
     let ksf = crate::ksf_binary(options.ksf.as_ref(), profile)?;
     let have = Have::look();

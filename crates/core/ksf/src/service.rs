@@ -268,7 +268,7 @@ impl<'a> Message<'a> {
 
 /// What is left to do for a message when [`call_outside`] returns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct CallOutcome {
     /// Answers that will come to [`Env::answers`].
     pub deferred: u32,
     /// What these answers will need, as far as it is known ([`Reply::defer_for`]).
@@ -287,11 +287,11 @@ pub fn call_outside<S: Service>(
     expected_bytes: usize,
     output: &mut Output,
     env: &mut Env,
-) -> Outcome {
+) -> CallOutcome {
     let target = Target::Stream { key: message.key, ticket, work_bytes: 0 };
     // The message itself is counted by the caller, who keeps it.
     let mut reply = Reply::new(service.framing(), Sink::Stream(output), env, target, 0);
     reply.expected_bytes = expected_bytes;
     service.call(conn, message, &mut reply);
-    Outcome { deferred: reply.deferred, work_bytes: reply.work_bytes, close: reply.close }
+    CallOutcome { deferred: reply.deferred, work_bytes: reply.work_bytes, close: reply.close }
 }

@@ -6,10 +6,10 @@
 //! [`ksf::assist::Assist`].
 //!
 //! ```no_run
-//! use ksf_kernel::{Builtin, KernelService, ObjectSource, Options};
+//! use ksf_kernel::{Builtin, KernelService, ObjectSource, KernelOptions};
 //!
 //! # fn main() -> Result<(), ksf_kernel::KernelError> {
-//! let service = KernelService::load(&ObjectSource::Builtin(Builtin::Echo), &Options::default())?;
+//! let service = KernelService::load(&ObjectSource::Builtin(Builtin::Echo), &KernelOptions::default())?;
 //! ksf_kernel::self_test()?;
 //! let assist = service.assist(); // for the engine
 //! let udp = service.attach_udp("lo", &["127.0.0.1:60007".parse().unwrap()])?;
@@ -40,7 +40,7 @@ pub use call::{Caller, Verdict};
 pub use error::KernelError;
 pub use ksf_bpf::missing_capabilities;
 pub use object::ObjectSource;
-pub use options::Options;
+pub use options::KernelOptions;
 pub use selftest::{self_test, self_test_of};
 pub use service::{Builtin, Counter, KernelService};
 pub use udp::{XdpLink, XdpMode};

@@ -9,7 +9,7 @@ use ksf_bpf::{Capture, is_denial, to_io};
 use libbpf_rs::{MapCore, MapHandle, MapType, ObjectBuilder, OpenObject, ProgramType};
 
 use crate::abi::{self, Config};
-use crate::options::Options;
+use crate::options::KernelOptions;
 use crate::sys::{self, Map};
 use crate::{Builtin, KernelError};
 
@@ -78,7 +78,7 @@ pub(crate) struct Sizes {
     pub(crate) ring_bytes: u32,
 }
 
-pub(crate) fn load(source: &ObjectSource, options: &Options, sizes: &Sizes) -> Result<Loaded, KernelError> {
+pub(crate) fn load(source: &ObjectSource, options: &KernelOptions, sizes: &Sizes) -> Result<Loaded, KernelError> {
     let name = source.name();
     let bytes = source.read()?;
     let capture = Capture::start();
@@ -154,7 +154,7 @@ pub(crate) fn load(source: &ObjectSource, options: &Options, sizes: &Sizes) -> R
 }
 
 /// Checks that the object is one of ours and writes the loader's half of its configuration.
-fn configure(name: &str, object: &mut OpenObject, options: &Options, sizes: &Sizes) -> Result<Config, KernelError> {
+fn configure(name: &str, object: &mut OpenObject, options: &KernelOptions, sizes: &Sizes) -> Result<Config, KernelError> {
     // libbpf names the map after the section, with the object's name in front when that is short enough.
     let mut map = object
         .maps_mut()

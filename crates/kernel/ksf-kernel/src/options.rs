@@ -5,7 +5,7 @@ use crate::KernelError;
 /// How a kernel half is loaded. `Default` suits a server with some thousand connections.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Options {
+pub struct KernelOptions {
     /// Reply bytes of a connection that may be unacknowledged when the kernel answers another segment. 0, the
     /// default, answers one segment at a time and leaves pipelined requests to user space, which batches better. More
     /// keeps a connection in the kernel for longer, at the price of one work item per segment.
@@ -27,7 +27,7 @@ pub struct Options {
     pub rpc_programs: Vec<(u32, u32, u32)>,
 }
 
-impl Default for Options {
+impl Default for KernelOptions {
     fn default() -> Self {
         Self {
             window_bytes: 0,
@@ -41,7 +41,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl KernelOptions {
     pub(crate) fn check(&self) -> Result<(), KernelError> {
         let bad = |option, problem: &str| Err(KernelError::BadOption { option, problem: problem.into() });
         if self.connections_max == 0 || self.connections_max > 1 << 22 {

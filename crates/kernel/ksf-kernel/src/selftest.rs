@@ -14,7 +14,7 @@ use ksf::framing::{Frame, Framing};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::call::{Caller, Verdict};
-use crate::{Builtin, KernelAssist, KernelError, KernelService, ObjectSource, Options};
+use crate::{Builtin, KernelAssist, KernelError, KernelService, ObjectSource, KernelOptions};
 
 /// Sizes around the edges of segments, pages and socket buffers.
 const ODD_SIZES: [usize; 16] =
@@ -49,7 +49,7 @@ pub fn self_test_of(echo: &ObjectSource, rpc_null: &ObjectSource) -> Result<(), 
 
 fn load(object: &ObjectSource, rpc_programs: Vec<(u32, u32, u32)>) -> Result<KernelService, KernelError> {
     let options =
-        Options { connections_max: 4, callers_max: 1, lag_bytes_max: 1024, rpc_programs, ..Options::default() };
+        KernelOptions { connections_max: 4, callers_max: 1, lag_bytes_max: 1024, rpc_programs, ..KernelOptions::default() };
     KernelService::load(object, &options)
 }
 

@@ -15,7 +15,7 @@ use crate::call::{Caller, CallerPool};
 use crate::conns::ConnTable;
 use crate::hops::{self, HopMaps, Hops};
 use crate::object::{self, Loaded, ObjectSource, Sizes};
-use crate::options::Options;
+use crate::options::KernelOptions;
 use crate::sys;
 use crate::udp::{Ports, XdpLink};
 use crate::wake::WakeRing;
@@ -82,7 +82,7 @@ impl KernelService {
     ///
     /// # Errors
     /// Missing rights, a kernel without a feature, an object that is none of ours, a program the verifier refuses.
-    pub fn load(source: &ObjectSource, options: &Options) -> Result<Self, KernelError> {
+    pub fn load(source: &ObjectSource, options: &KernelOptions) -> Result<Self, KernelError> {
         options.check()?;
         let cpus = libbpf_rs::num_possible_cpus()
             .map_err(|error| KernelError::system("counting CPUs", ksf_bpf::to_io(error)))? as u32;

@@ -7,10 +7,10 @@ use std::path::Path;
 
 use common::object::compile;
 use common::*;
-use ksf_kernel::{KernelError, KernelService, ObjectSource, Options, Verdict};
+use ksf_kernel::{KernelError, KernelService, ObjectSource, KernelOptions, Verdict};
 
 fn load_file(object: &Path) -> Result<KernelService, KernelError> {
-    let mut options = Options::default();
+    let mut options = KernelOptions::default();
     options.connections_max = 64;
     options.callers_max = 4;
     KernelService::load(&ObjectSource::File(object.to_owned()), &options)
@@ -129,8 +129,8 @@ fn wrong_objects_are_explained() {
 #[test]
 fn settings_that_make_no_sense_are_refused() {
     let source = ObjectSource::Builtin(ksf_kernel::Builtin::Echo);
-    let refused = |change: fn(&mut Options)| {
-        let mut options = Options::default();
+    let refused = |change: fn(&mut KernelOptions)| {
+        let mut options = KernelOptions::default();
         change(&mut options);
         let error = KernelService::load(&source, &options).unwrap_err();
         assert!(matches!(error, KernelError::BadOption { .. }), "{error}");

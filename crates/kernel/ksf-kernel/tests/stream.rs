@@ -144,7 +144,7 @@ fn early_bytes_are_counted() {
     send_all(&mut client, &null_call(1));
     assert_eq!(read_exactly(&mut server, 44), null_call(1));
     send_all(&mut server, &null_reply(1));
-    let so_far = Outcome { received: 44, sent: 28, replied: 0 };
+    let so_far = Totals { received: 44, sent: 28, replied: 0 };
     let half = UserHalf::serve_from(&service, server, PARKING, no_fallback, so_far);
     assert_eq!(read_exactly(&mut client, 28), null_reply(1));
     let before = counter(&service, "messages_answered");
@@ -171,7 +171,7 @@ fn what_this_machine_dropped_does_not_keep_the_kernel_half_out() {
     });
     assert!(!tc("-s qdisc show dev lo").contains("dropped 0,"), "nothing was dropped");
     let service = load(Builtin::RpcNull);
-    let so_far = Outcome { received: 0, sent: (PIECES * PIECE) as u64, replied: 0 };
+    let so_far = Totals { received: 0, sent: (PIECES * PIECE) as u64, replied: 0 };
     let half = UserHalf::serve_from(&service, server, PARKING, no_fallback, so_far);
     for xid in 0..500 {
         ask(&mut client, &null_call(xid), &null_reply(xid));

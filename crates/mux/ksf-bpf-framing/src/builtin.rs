@@ -2,7 +2,7 @@
 
 use crate::elf::constant_in_file;
 use crate::error::LoadError;
-use crate::program::{FramingProgram, Options};
+use crate::program::{FramingProgram, FramingOptions};
 
 /// A program that is part of this crate. All of them find the message also in AF_KCM (compiled with -DKSF_AF_KCM), and
 /// return EBADMSG for a length below that of the header, EMSGSIZE for one above `i32::MAX`.
@@ -31,8 +31,8 @@ pub enum Builtin<'a> {
 impl FramingProgram {
     /// Loads one of the programs of this crate. `options.program` is ignored; a [`Builtin::Delimiter`] may always run
     /// for 65,536 instructions, as it looks at every byte.
-    pub fn builtin(builtin: &Builtin<'_>, options: &Options) -> Result<Self, LoadError> {
-        let mut options = Options { program: None, ..options.clone() };
+    pub fn builtin(builtin: &Builtin<'_>, options: &FramingOptions) -> Result<Self, LoadError> {
+        let mut options = FramingOptions { program: None, ..options.clone() };
         let mut object = builtin.object().to_vec();
         if let Builtin::Delimiter(_) = builtin {
             options.instructions_max = options.instructions_max.max(1 << 16);

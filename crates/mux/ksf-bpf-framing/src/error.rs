@@ -115,7 +115,7 @@ pub enum RunError {
     /// It ran for too long.
     #[error("the framing program ran for more than {limit} instructions: a loop, or too much work for a header")]
     Budget {
-        /// The limit, [`Options::instructions_max`](crate::Options::instructions_max).
+        /// The limit, [`FramingOptions::instructions_max`](crate::FramingOptions::instructions_max).
         limit: u32,
     },
     /// The length is negative, but not a negated error number (1 to 4095).
@@ -129,7 +129,7 @@ pub enum RunError {
     TooShort {
         /// The length.
         bytes: u32,
-        /// The limit, [`Options::message_bytes_min`](crate::Options::message_bytes_min).
+        /// The limit, [`FramingOptions::message_bytes_min`](crate::FramingOptions::message_bytes_min).
         min_bytes: u32,
     },
     /// The message is longer than allowed.
@@ -137,7 +137,7 @@ pub enum RunError {
     TooLong {
         /// The length.
         bytes: u32,
-        /// The limit, [`Options::message_bytes_max`](crate::Options::message_bytes_max).
+        /// The limit, [`FramingOptions::message_bytes_max`](crate::FramingOptions::message_bytes_max).
         max_bytes: u32,
     },
     /// The message ends in bytes of which the program had said that they are not enough.

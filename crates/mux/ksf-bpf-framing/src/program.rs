@@ -11,7 +11,7 @@ use crate::machine::{Code, Stop};
 /// Limits of a program, and which one of an object it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Options {
+pub struct FramingOptions {
     /// Name of the function, or of its section (`socket/...`). `None`: the object has one framing program.
     pub program: Option<String>,
     /// Instructions a call may run, helpers counted as one. A header takes 20 to 100.
@@ -22,7 +22,7 @@ pub struct Options {
     pub message_bytes_max: u32,
 }
 
-impl Default for Options {
+impl Default for FramingOptions {
     /// 10,000 instructions; messages of any length that is positive.
     fn default() -> Self {
         Self { program: None, instructions_max: 10_000, message_bytes_min: 1, message_bytes_max: i32::MAX as u32 }
@@ -51,9 +51,9 @@ impl Verdict {
 /// A user's eBPF program that finds the length of messages, run by a checked interpreter.
 ///
 /// ```
-/// use ksf_bpf_framing::{Builtin, FramingProgram, Options, Verdict};
+/// use ksf_bpf_framing::{Builtin, FramingProgram, FramingOptions, Verdict};
 ///
-/// let program = FramingProgram::builtin(&Builtin::RecordMark, &Options::default())?;
+/// let program = FramingProgram::builtin(&Builtin::RecordMark, &FramingOptions::default())?;
 /// assert_eq!(program.message_len(&[&[0x80, 0], &[0, 100]]), Ok(Verdict::Length(104)));
 /// assert_eq!(program.message_len(&[&[0x80, 0]]), Ok(Verdict::NeedMore));
 /// # Ok::<(), ksf_bpf_framing::LoadError>(())
@@ -65,21 +65,21 @@ pub struct FramingProgram {
     has_calls: bool,
     /// Name and first instruction of each function, in ascending order.
     functions: Box<[(String, u32)]>,
-    options: Options,
+    options: FramingOptions,
     /// The object it came from, for the kernel.
     object: Option<Box<[u8]>>,
 }
 
 impl FramingProgram {
     /// Reads an object file, as `clang -O2 -g -target bpf -c` writes it.
-    pub fn load(path: impl AsRef<Path>, options: &Options) -> Result<Self, LoadError> {
+    pub fn load(path: impl AsRef<Path>, options: &FramingOptions) -> Result<Self, LoadError> {
         let path = path.as_ref();
         let object = fs::read(path).map_err(|error| LoadError::Unreadable { path: path.to_owned(), error })?;
         Self::from_object(&object, options)
     }
 
     /// Takes the bytes of an object file.
-    pub fn from_object(object: &[u8], options: &Options) -> Result<Self, LoadError> {
+    pub fn from_object(object: &[u8], options: &FramingOptions) -> Result<Self, LoadError> {
         let image = elf::link(object, options.program.as_deref())?;
         let mut program = Self::assemble(&image.functions, image.rodata, options)?;
         program.object = Some(object.into());
@@ -88,7 +88,7 @@ impl FramingProgram {
 
     /// Takes encoded instructions of one function, 8 bytes each in this machine's byte order. It has no object that
     /// a kernel could load: for tests and generators.
-    pub fn from_instructions(instructions: &[u8], options: &Options) -> Result<Self, LoadError> {
+    pub fn from_instructions(instructions: &[u8], options: &FramingOptions) -> Result<Self, LoadError> {
         let function = elf::single_function(instructions)?;
         Self::assemble(&[function], Box::default(), options)
     }
@@ -111,7 +111,7 @@ impl FramingProgram {
         let Ok(bytes) = u32::try_from(value) else {
             return if value >= -ERRNO_MAX { Ok(Verdict::Error(-value)) } else { Err(RunError::NotAnErrno { value }) };
         };
-        let Options { message_bytes_min: min_bytes, message_bytes_max: max_bytes, .. } = self.options;
+        let FramingOptions { message_bytes_min: min_bytes, message_bytes_max: max_bytes, .. } = self.options;
         match bytes {
             0 => Ok(Verdict::NeedMore),
             _ if bytes > max_bytes => Err(RunError::TooLong { bytes, max_bytes }),
@@ -127,7 +127,7 @@ impl FramingProgram {
     }
 
     /// The limits it was loaded with.
-    pub const fn options(&self) -> &Options {
+    pub const fn options(&self) -> &FramingOptions {
         &self.options
     }
 
@@ -143,7 +143,7 @@ impl FramingProgram {
         self.object.as_deref()
     }
 
-    fn assemble(functions: &[Function], rodata: Box<[u8]>, options: &Options) -> Result<Self, LoadError> {
+    fn assemble(functions: &[Function], rodata: Box<[u8]>, options: &FramingOptions) -> Result<Self, LoadError> {
         check(options)?;
         let mut starts = Vec::with_capacity(functions.len());
         let mut end = 0;
@@ -184,9 +184,9 @@ const ERRNO_MAX: i32 = 4095;
 pub(crate) const INSTRUCTIONS_MAX: usize = 16 * 4096;
 const _: () = assert!(INSTRUCTIONS_MAX * Raw::BYTES < u32::MAX as usize);
 
-fn check(options: &Options) -> Result<(), LoadError> {
+fn check(options: &FramingOptions) -> Result<(), LoadError> {
     let bad = |what: String| Err(LoadError::BadParameter { what });
-    let Options { message_bytes_min: min, message_bytes_max: max, instructions_max, .. } = *options;
+    let FramingOptions { message_bytes_min: min, message_bytes_max: max, instructions_max, .. } = *options;
     if max > i32::MAX as u32 {
         return bad(format!("message_bytes_max {max}: a framing program cannot announce more than {}", i32::MAX));
     }

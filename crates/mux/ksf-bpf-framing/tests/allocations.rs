@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use ksf_bpf_framing::{Builtin, FramingProgram, Options, RunError, Verdict};
+use ksf_bpf_framing::{Builtin, FramingProgram, FramingOptions, RunError, Verdict};
 use ksf_test::alloc::{Counting, allocations};
 
 #[global_allocator]
@@ -10,7 +10,7 @@ static COUNTING: Counting = Counting;
 
 #[test]
 fn no_call_allocates() {
-    let mut options = Options::default();
+    let mut options = FramingOptions::default();
     let record = FramingProgram::builtin(&Builtin::RecordMark, &options).unwrap();
     let line = FramingProgram::builtin(&Builtin::Delimiter(b"\r\n"), &options).unwrap();
     options.instructions_max = 5;

@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 use common::asm::{call, exit, load_bytes, mov, mov_reg, mov64, op};
-use ksf_bpf_framing::{FramingProgram, Options, RunError, Verdict};
+use ksf_bpf_framing::{FramingProgram, FramingOptions, RunError, Verdict};
 use ksf_test::{Random, skip};
 
 /// Loads encoded instructions as a socket filter.
@@ -145,7 +145,7 @@ fn random_programs_run_alike() {
     let mut accepted = 0;
     for number in 0..PROGRAMS {
         let instructions = program(&mut random);
-        let here = FramingProgram::from_instructions(&instructions, &Options::default());
+        let here = FramingProgram::from_instructions(&instructions, &FramingOptions::default());
         let here = here.unwrap_or_else(|error| panic!("program {number}: {error}"));
         let Ok(there) = load(&instructions) else { continue };
         accepted += 1;

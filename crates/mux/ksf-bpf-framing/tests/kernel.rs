@@ -3,12 +3,12 @@
 mod common;
 
 use common::{THRIFT, compile};
-use ksf_bpf_framing::{Builtin, FramingProgram, Options, Verdict, VerifyError};
+use ksf_bpf_framing::{Builtin, FramingProgram, FramingOptions, Verdict, VerifyError};
 use ksf_test::{Random, skip};
 
 /// `None`: the test is skipped. Some kernels let everybody load socket filters.
 fn may_load() -> Option<()> {
-    match FramingProgram::builtin(&Builtin::RecordMark, &Options::default()).unwrap().verify_with_kernel() {
+    match FramingProgram::builtin(&Builtin::RecordMark, &FramingOptions::default()).unwrap().verify_with_kernel() {
         Err(VerifyError::NotPermitted { .. }) => {
             skip("needs root (loads socket filters)");
             None
@@ -43,7 +43,7 @@ fn builtins_run_alike_in_the_kernel() {
     let Some(()) = may_load() else { return };
     let mut random = Random::of_test(7);
     for builtin in builtins() {
-        let program = FramingProgram::builtin(&builtin, &Options::default()).unwrap();
+        let program = FramingProgram::builtin(&builtin, &FramingOptions::default()).unwrap();
         let mut kernel = program.verify_with_kernel().unwrap_or_else(|error| panic!("{builtin:?}: {error}"));
         let mut lengths = 0;
         for round in 0..300 {
@@ -65,7 +65,7 @@ fn builtins_run_alike_in_the_kernel() {
 fn authors_programs_load_with_and_without_the_offset() {
     let Some(()) = may_load() else { return };
     for (name, flags) in [("thrift_plain", &[][..]), ("thrift_offset", &["-DKSF_AF_KCM"])] {
-        let program = FramingProgram::from_object(&compile(name, THRIFT, flags), &Options::default()).unwrap();
+        let program = FramingProgram::from_object(&compile(name, THRIFT, flags), &FramingOptions::default()).unwrap();
         let mut kernel = program.verify_with_kernel().unwrap_or_else(|error| panic!("{name}: {error}"));
         for stream in [&[0, 0, 0, 10, 1, 2][..], &[0, 0, 0], &[0xff; 4]] {
             assert_eq!(kernel.test_run(stream).unwrap(), returned(program.message_len(&[stream]).unwrap()));
@@ -82,7 +82,7 @@ fn a_program_in_a_named_section_loads_too() {
         __attribute__((section("socket/second"), used)) int second(struct __sk_buff *skb) { return 2; }
         KSF_LICENSE("Dual MIT/GPL");
     "#;
-    let mut options = Options::default();
+    let mut options = FramingOptions::default();
     options.program = Some("socket/second".into());
     let program = FramingProgram::from_object(&compile("named", source, &[]), &options).unwrap();
     assert_eq!(program.verify_with_kernel().unwrap().test_run(b"x").unwrap(), 2);
@@ -102,9 +102,9 @@ fn the_verifiers_words_come_back() {
         }
         KSF_LICENSE("Dual MIT/GPL");
     "#;
-    let program = FramingProgram::from_object(&compile("verifier", source, &[]), &Options::default()).unwrap();
+    let program = FramingProgram::from_object(&compile("verifier", source, &[]), &FramingOptions::default()).unwrap();
     let error = program.verify_with_kernel().expect_err("the verifier refuses it");
     assert!(matches!(&error, VerifyError::Refused { summary, .. } if summary.contains("invalid access")), "{error}");
-    let raw = FramingProgram::from_instructions(&common::asm::exit(), &Options::default()).unwrap();
+    let raw = FramingProgram::from_instructions(&common::asm::exit(), &FramingOptions::default()).unwrap();
     assert!(matches!(raw.verify_with_kernel(), Err(VerifyError::NoObject)));
 }

@@ -3,13 +3,13 @@
 mod common;
 
 use common::{THRIFT, compile};
-use ksf_bpf_framing::{Fault, FramingProgram, LoadError, Options, RunError, Verdict};
+use ksf_bpf_framing::{Fault, FramingProgram, LoadError, FramingOptions, RunError, Verdict};
 use ksf_test::Random;
 
 const INCLUDE: &str = "#include \"ksf_framing_program.h\"\n";
 
 fn load(object: &[u8]) -> Result<FramingProgram, LoadError> {
-    FramingProgram::from_object(object, &Options::default())
+    FramingProgram::from_object(object, &FramingOptions::default())
 }
 
 fn source(name: &str, body: &str) -> FramingProgram {
@@ -170,7 +170,7 @@ fn one_of_several_programs_is_named() {
         &[],
     );
     let named = |name: Option<&str>| {
-        let mut options = Options::default();
+        let mut options = FramingOptions::default();
         options.program = name.map(str::to_owned);
         FramingProgram::from_object(&object, &options)
     };
@@ -223,7 +223,7 @@ fn other_files_are_told_apart() {
     assert!(changed(4, 1).contains("not a 64-bit object"));
     assert!(changed(5, 3 - object[5]).contains("other byte order"));
     assert!(changed(18, 62).contains("for machine"), "{}", changed(18, 62));
-    let missing = FramingProgram::load("/nonexistent/framing.o", &Options::default()).unwrap_err();
+    let missing = FramingProgram::load("/nonexistent/framing.o", &FramingOptions::default()).unwrap_err();
     assert!(missing.to_string().contains("/nonexistent/framing.o"));
 }
 

@@ -3,10 +3,10 @@
 mod common;
 
 use common::asm::{add, call, exit, load_bytes, mov, mov_reg, mov64, op};
-use ksf_bpf_framing::{Access, Fault, FramingProgram, LoadError, Options, RunError, Verdict};
+use ksf_bpf_framing::{Access, Fault, FramingProgram, LoadError, FramingOptions, RunError, Verdict};
 
 fn program(instructions: &[Vec<u8>]) -> Result<FramingProgram, LoadError> {
-    FramingProgram::from_instructions(&instructions.concat(), &Options::default())
+    FramingProgram::from_instructions(&instructions.concat(), &FramingOptions::default())
 }
 
 fn run(instructions: &[Vec<u8>], stream: &[u8]) -> Result<Verdict, RunError> {
@@ -41,7 +41,7 @@ fn the_result_is_a_verdict() {
 
 #[test]
 fn lengths_have_limits() {
-    let mut options = Options::default();
+    let mut options = FramingOptions::default();
     (options.message_bytes_min, options.message_bytes_max) = (4, 100);
     let returns = |value, seen| {
         let program = FramingProgram::from_instructions(&[mov(0, value), exit()].concat(), &options).unwrap();
@@ -62,14 +62,14 @@ fn lengths_have_limits() {
 
 #[test]
 fn options_are_checked() {
-    let with = |change: fn(&mut Options)| {
-        let mut options = Options::default();
+    let with = |change: fn(&mut FramingOptions)| {
+        let mut options = FramingOptions::default();
         change(&mut options);
         FramingProgram::from_instructions(&[mov(0, 0), exit()].concat(), &options).map(|_| ())
     };
     with(|_| {}).unwrap();
     for change in [
-        (|options| options.message_bytes_min = 0) as fn(&mut Options),
+        (|options| options.message_bytes_min = 0) as fn(&mut FramingOptions),
         |options| options.message_bytes_max = 1 << 31,
         |options| (options.message_bytes_min, options.message_bytes_max) = (5, 4),
         |options| options.instructions_max = 0,
@@ -84,7 +84,7 @@ fn a_loop_ends_with_the_budget() {
     assert_eq!(run(&forever, b""), Err(RunError::Budget { limit: 10_000 }));
     // Three instructions in a budget of three, and not in one of two.
     for (limit, verdict) in [(3, Ok(Verdict::Length(2))), (2, Err(RunError::Budget { limit: 2 }))] {
-        let mut options = Options::default();
+        let mut options = FramingOptions::default();
         options.instructions_max = limit;
         let program = FramingProgram::from_instructions(&[mov(0, 1), add(0, 1), exit()].concat(), &options);
         assert_eq!(program.unwrap().message_len(&[]), verdict);

@@ -4,7 +4,7 @@ mod common;
 
 use ksf::error::FramingError;
 use ksf::framing::{Delimiter, Endian, Frame, Framing, LengthPrefix};
-use ksf_bpf_framing::{Builtin, FramingProgram, Options, Verdict};
+use ksf_bpf_framing::{Builtin, FramingProgram, FramingOptions, Verdict};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -55,7 +55,7 @@ fn twin(framing: &Framing) -> FramingProgram {
         Framing::Delimiter(delimiter) => Builtin::Delimiter(delimiter.as_bytes()),
         other => panic!("{other:?} has no twin"),
     };
-    FramingProgram::builtin(&builtin, &Options::default()).unwrap_or_else(|error| panic!("{framing:?}: {error}"))
+    FramingProgram::builtin(&builtin, &FramingOptions::default()).unwrap_or_else(|error| panic!("{framing:?}: {error}"))
 }
 
 /// Every prefix of the stream, each in pieces that end at `cuts`.
@@ -157,7 +157,7 @@ fn lines_at_the_limit() {
 
 #[test]
 fn parameters_are_checked() {
-    let options = Options::default();
+    let options = FramingOptions::default();
     for builtin in [
         Builtin::Delimiter(b""),
         Builtin::Delimiter(b"123456789"),

@@ -6,7 +6,7 @@ use std::os::fd::IntoRawFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
-use ksf_bpf_framing::{FramingProgram, Options};
+use ksf_bpf_framing::{FramingProgram, FramingOptions};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::notice;
@@ -41,7 +41,7 @@ pub(crate) unsafe fn about_to_load(command: c_long, attributes: c_long, size: c_
     }
     // SAFETY: the caller has so many instructions of 8 bytes there.
     let code = unsafe { std::slice::from_raw_parts(load.first as *const u8, load.instructions as usize * 8) };
-    FramingProgram::from_instructions(code, &Options::default()).ok().map(Arc::new)
+    FramingProgram::from_instructions(code, &FramingOptions::default()).ok().map(Arc::new)
 }
 
 /// It was loaded, or the process may not: then a descriptor of nothing stands for it.

@@ -1,7 +1,7 @@
 //! The framing program of a native framing, loaded for AF_KCM.
 
 use ksf::framing::{Endian, Framing};
-use ksf_bpf_framing::{Builtin, FramingProgram, KernelProgram, Options};
+use ksf_bpf_framing::{Builtin, FramingProgram, KernelProgram, FramingOptions};
 
 use crate::error::KcmError;
 
@@ -21,7 +21,7 @@ pub fn program(framing: &Framing) -> Result<FramingProgram, KcmError> {
         Framing::Delimiter(delimiter) => Builtin::Delimiter(delimiter.as_bytes()),
         framing => return Err(KcmError::NoProgram { framing: *framing }),
     };
-    Ok(FramingProgram::builtin(&builtin, &Options::default())?)
+    Ok(FramingProgram::builtin(&builtin, &FramingOptions::default())?)
 }
 
 /// [`program`], in the kernel.

@@ -227,7 +227,7 @@ mod tests {
     }
 
     fn program(builtin: &Builtin<'_>) -> MessageFraming {
-        let options = ksf_bpf_framing::Options::default();
+        let options = ksf_bpf_framing::FramingOptions::default();
         MessageFraming::Program(Arc::new(FramingProgram::builtin(builtin, &options).unwrap()))
     }
 
@@ -276,14 +276,14 @@ mod tests {
         }
     }
 
-    struct Outcome {
+    struct Cut {
         messages: Vec<Vec<u8>>,
         error: Option<ConnectionError>,
         unread: Vec<u8>,
     }
 
     /// Cuts a stream that arrives in chunks of these lengths, the rest in one; after an error nothing more is pushed.
-    fn cut(framing: &MessageFraming, stream: &[u8], chunks: &[usize], limits: &Limits) -> Outcome {
+    fn cut(framing: &MessageFraming, stream: &[u8], chunks: &[usize], limits: &Limits) -> Cut {
         let (memory, mut input) = (Memory::default(), Input::new());
         let (mut messages, mut error, mut rest) = (Vec::new(), None, stream);
         for chunk in chunks.iter().copied().chain([usize::MAX]) {
@@ -308,7 +308,7 @@ mod tests {
         let mut unread = input.take_unread(&mut memory.room(usize::MAX));
         assert_eq!((input.unread_bytes(), input.unfinished_since(), memory.used()), (0, None, (0, 0)));
         unread.extend_from_slice(rest);
-        Outcome { messages, error, unread }
+        Cut { messages, error, unread }
     }
 
     /// A stream of messages of these lengths, with fragments where the framing has them, and something in the end.

@@ -17,7 +17,7 @@ use ksf::deferred::{Answer, Answers, Delivery};
 use ksf::env::Env;
 use ksf::error::CloseReason;
 use ksf::pool::{Memory, Pool};
-use ksf::service::{ConnKey, Outcome, call_outside};
+use ksf::service::{ConnKey, CallOutcome, call_outside};
 use ksf::stats::Stats;
 use ksf::{Order, Peer, Service};
 
@@ -364,11 +364,11 @@ impl<S: Service> Worker<S> {
                 replies.messages += u64::from(replies.output.len() > mark);
                 match outcome {
                     // What it wrote is looked after before it is called again.
-                    Outcome { deferred: 0, close: false, .. } if replies.output.len() >= HELD_BYTES_MAX => {
+                    CallOutcome { deferred: 0, close: false, .. } if replies.output.len() >= HELD_BYTES_MAX => {
                         return Called::Answered;
                     }
-                    Outcome { deferred: 0, close: false, .. } => {}
-                    Outcome { deferred: 0, close: true, .. } => return Called::Closed,
+                    CallOutcome { deferred: 0, close: false, .. } => {}
+                    CallOutcome { deferred: 0, close: true, .. } => return Called::Closed,
                     outcome => return Called::Deferred { place, outcome },
                 }
             }
@@ -407,7 +407,7 @@ enum Called {
     /// Some of the last message's answers come later.
     Deferred {
         place: Range<usize>,
-        outcome: Outcome,
+        outcome: CallOutcome,
     },
     /// The service wants the connection closed.
     Closed,
@@ -434,7 +434,7 @@ impl PendingReplies {
     }
 
     /// The service returned, and answers of `message` are to come or came already.
-    fn expect(&self, ticket: u64, message: Message, outcome: Outcome) {
+    fn expect(&self, ticket: u64, message: Message, outcome: CallOutcome) {
         let mut pending = lock(&self.by_ticket);
         let entry = pending.entry(ticket).or_default();
         entry.answers += outcome.deferred as usize;

@@ -209,7 +209,7 @@ impl KsfOptions {
     }
 
     unsafe fn program(&self) -> Result<FramingProgram, Failure> {
-        let options = ksf_bpf_framing::Options::default();
+        let options = ksf_bpf_framing::FramingOptions::default();
         let loaded = if self.program_path.is_null() {
             // SAFETY: the header says that there are so many bytes; the caller keeps it.
             let instructions = unsafe { bytes(self.instructions, self.instructions_bytes) }?;

@@ -1,12 +1,12 @@
 //! Framing programs: no object and no instructions do more than fail, and the pieces a stream lies in do not matter.
 
-use ksf_bpf_framing::{FramingProgram, LoadError, Options};
+use ksf_bpf_framing::{FramingProgram, LoadError, FramingOptions};
 
 use crate::input::{Choices, Cuts};
 
 /// Any bytes as an object file. What loads is run.
 pub fn framing_object(input: &[u8]) {
-    let mut options = Options::default();
+    let mut options = FramingOptions::default();
     match FramingProgram::from_object(input, &options) {
         Ok(program) => run_on_streams(&program),
         Err(LoadError::SeveralPrograms { found }) => {
@@ -28,7 +28,7 @@ pub fn framing_program(input: &[u8]) {
     let stream: [u8; 15] = std::array::from_fn(|_| choices.byte());
     let instructions = choices.rest();
     let whole = instructions.len() - instructions.len() % 8;
-    if let Ok(program) = FramingProgram::from_instructions(&instructions[..whole], &Options::default()) {
+    if let Ok(program) = FramingProgram::from_instructions(&instructions[..whole], &FramingOptions::default()) {
         run(&program, &stream, seed);
     }
 }

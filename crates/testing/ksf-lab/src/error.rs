@@ -129,7 +129,7 @@ pub enum Error {
         console: String,
     },
 
-    /// The program ran and failed; only of [`Outcome::checked`](crate::Outcome::checked).
+    /// The program ran and failed; only of [`RunOutcome::checked`](crate::RunOutcome::checked).
     #[error("the program {status}; end of its output:\n{output}")]
     Failed {
         /// How it ended.

@@ -28,7 +28,7 @@ impl fmt::Display for Status {
 
 /// A program that ran to its end. That it failed is not an error of the laboratory.
 #[derive(Debug, Clone)]
-pub struct Outcome {
+pub struct RunOutcome {
     /// How it ended.
     pub status: Status,
     /// What it wrote to standard output and standard error, in the order it was written; bytes that are not UTF-8 are
@@ -38,7 +38,7 @@ pub struct Outcome {
     pub console: String,
 }
 
-impl Outcome {
+impl RunOutcome {
     /// Whether the program returned 0.
     pub fn success(&self) -> bool {
         self.status == Status::Exited(0)
@@ -93,7 +93,7 @@ impl Remains {
     }
 
     /// What a machine that has ended came to.
-    pub(crate) fn evaluate(&self, limits: Limits) -> Result<Outcome, Error> {
+    pub(crate) fn evaluate(&self, limits: Limits) -> Result<RunOutcome, Error> {
         let console = text(&self.console);
         // First, because a kernel may panic after the program ended, from what the program did.
         if let Some(what) = panic_in(&console) {
@@ -104,7 +104,7 @@ impl Remains {
                 return Err(Error::Setup { what: what.to_owned(), console: tail(&console) });
             }
             if let Some(status) = status_in(line) {
-                return Ok(Outcome { status, output: text(&self.output), console });
+                return Ok(RunOutcome { status, output: text(&self.output), console });
             }
         }
         match &self.end {

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::evaluate::{Limits, Outcome};
+use crate::evaluate::{Limits, RunOutcome};
 use crate::initramfs::Initramfs;
 use crate::kernel::{self, Kernel};
 use crate::program;
@@ -59,7 +59,7 @@ impl Lab {
     /// A machine that runs a program of the host: an ELF file, which brings its shared libraries; a script, which
     /// brings its interpreter; or a C file (`*.c`), which is compiled to a static program first.
     ///
-    /// It runs as root, as `/lab/NAME`, with standard output and standard error going to [`Outcome::output`]. The
+    /// It runs as root, as `/lab/NAME`, with standard output and standard error going to [`RunOutcome::output`]. The
     /// machine has 512 MiB of memory, one processor, lo, 60 seconds to boot and 60 for the program.
     pub fn new(program: impl Into<PathBuf>) -> Lab {
         Lab::with(Program::File(program.into()))
@@ -204,8 +204,8 @@ impl Lab {
 
     /// Boots the machine, waits for the program and for the power-off.
     ///
-    /// A program that fails is an [`Outcome`]; a machine that does not come that far is an error.
-    pub fn run(&self) -> Result<Outcome, Error> {
+    /// A program that fails is an [`RunOutcome`]; a machine that does not come that far is an error.
+    pub fn run(&self) -> Result<RunOutcome, Error> {
         self.spawn()?.wait()
     }
 

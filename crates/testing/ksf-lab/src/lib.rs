@@ -17,7 +17,7 @@
 //! ```text
 //!  Lab ── plan, program, modules, files ──► initramfs (memory only) ──► QEMU ◄── Debian's kernel, unpacked once
 //!                                                                        │
-//!  Outcome ◄── evaluate ◄── supervisor thread ◄── three serial ports: console, the program's output, init's report
+//!  RunOutcome ◄── evaluate ◄── supervisor thread ◄── three serial ports: console, the program's output, init's report
 //! ```
 
 mod error;
@@ -32,7 +32,7 @@ mod tools;
 mod vm;
 
 pub use error::Error;
-pub use evaluate::{Outcome, Status};
+pub use evaluate::{RunOutcome, Status};
 pub use kernel::Kernel;
 pub use lab::Lab;
 pub use modules::Modules;

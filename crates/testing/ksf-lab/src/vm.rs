@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::error::Error;
-use crate::evaluate::{End, Limits, Outcome, Remains};
+use crate::evaluate::{End, Limits, RunOutcome, Remains};
 
 /// A machine whose program has started. Dropped, it is switched off at once, as by a power failure.
 ///
@@ -88,7 +88,7 @@ impl Vm {
     }
 
     /// Waits for the program, and for the machine to power off.
-    pub fn wait(mut self) -> Result<Outcome, Error> {
+    pub fn wait(mut self) -> Result<RunOutcome, Error> {
         self.join();
         self.shared.lock().evaluate(self.limits)
     }

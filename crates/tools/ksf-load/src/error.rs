@@ -1,7 +1,7 @@
 //! What can go wrong before or beside the measurement, and the exit status it maps to.
 //!
-//! A measurement that ran but met wrong or missing replies is no error of this kind: it is an
-//! [`Outcome`](crate::Outcome) whose status is 1.
+//! A measurement that ran but met wrong or missing replies is no error of this kind: it is a
+//! report whose exit status is 1.
 
 use std::io;
 use std::path::PathBuf;

@@ -131,14 +131,14 @@ impl Bench {
 
 /// The outcome of a whole stream.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Outcome {
+pub struct Fed {
     pub messages: Vec<Vec<u8>>,
     pub replies: Vec<u8>,
     pub end: Option<CloseReason>,
 }
 
 /// Feeds `stream` in chunks of these lengths and the rest in one, then half-closes. Checks that nothing is left over.
-pub fn feed(framing: Framing, limits: &Limits, stream: &[u8], chunks: &[usize]) -> Outcome {
+pub fn feed(framing: Framing, limits: &Limits, stream: &[u8], chunks: &[usize]) -> Fed {
     let mut bench = Bench::new(framing, Order::Requests, limits.clone());
     bench.env.pool = Pool::new(Memory::Anonymous, 1 << 16, 4).unwrap();
     let mut rest = stream;
@@ -164,7 +164,7 @@ pub fn feed(framing: Framing, limits: &Limits, stream: &[u8], chunks: &[usize]) 
     assert_eq!(env.budget.input_bytes(), 0, "memory of unfinished messages is not given back");
     assert_eq!(env.pool.in_use(), 0, "a slot is not given back");
     let messages = std::mem::take(&mut *service.messages.lock().unwrap());
-    Outcome { messages, replies: got, end }
+    Fed { messages, replies: got, end }
 }
 
 pub fn env(limits: Limits, slot_bytes: u32, slots: u32) -> Env {

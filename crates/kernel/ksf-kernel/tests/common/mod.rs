@@ -13,7 +13,7 @@ pub(crate) mod object;
 
 use ksf::assist::{Assist, AssistConn};
 use ksf::framing::{Frame, Framing};
-use ksf_kernel::{Builtin, Caller, KernelService, ObjectSource, Options, Verdict};
+use ksf_kernel::{Builtin, Caller, KernelService, ObjectSource, KernelOptions, Verdict};
 pub(crate) use ksf_test::stream::{pair, read_exactly};
 pub(crate) use ksf_test::*;
 
@@ -21,13 +21,13 @@ pub(crate) fn load(builtin: Builtin) -> KernelService {
     load_with(builtin, |_| {})
 }
 
-pub(crate) fn load_with(builtin: Builtin, change: impl FnOnce(&mut Options)) -> KernelService {
+pub(crate) fn load_with(builtin: Builtin, change: impl FnOnce(&mut KernelOptions)) -> KernelService {
     load_from(&ObjectSource::Builtin(builtin), builtin, change)
 }
 
 /// `like`: the built-in service whose options it takes.
-pub(crate) fn load_from(source: &ObjectSource, like: Builtin, change: impl FnOnce(&mut Options)) -> KernelService {
-    let mut options = Options::default();
+pub(crate) fn load_from(source: &ObjectSource, like: Builtin, change: impl FnOnce(&mut KernelOptions)) -> KernelService {
+    let mut options = KernelOptions::default();
     options.connections_max = 256;
     options.callers_max = 16;
     if like == Builtin::RpcNull {
@@ -61,7 +61,7 @@ pub(crate) const POLLING: Habits = Habits { parks: false, settles: true };
 
 /// What became of the connection.
 #[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Outcome {
+pub(crate) struct Totals {
     pub(crate) received: u64,
     pub(crate) sent: u64,
     pub(crate) replied: u64,
@@ -69,7 +69,7 @@ pub(crate) struct Outcome {
 
 /// A thread that serves one connection in user space, behind the kernel half.
 pub(crate) struct UserHalf {
-    thread: JoinHandle<io::Result<Outcome>>,
+    thread: JoinHandle<io::Result<Totals>>,
     stop: Arc<AtomicBool>,
 }
 
@@ -81,7 +81,7 @@ impl UserHalf {
         habits: Habits,
         fallback: fn(&[u8]) -> Vec<u8>,
     ) -> Self {
-        Self::serve_from(service, socket, habits, fallback, Outcome::default())
+        Self::serve_from(service, socket, habits, fallback, Totals::default())
     }
 
     /// `so_far`: what user space received and sent on the socket before it came under the kernel half.
@@ -90,7 +90,7 @@ impl UserHalf {
         socket: TcpStream,
         habits: Habits,
         fallback: fn(&[u8]) -> Vec<u8>,
-        so_far: Outcome,
+        so_far: Totals,
     ) -> Self {
         let conn = service.assist().attach(socket.as_fd()).expect("the kernel half takes the socket");
         socket.set_nonblocking(true).unwrap();
@@ -113,12 +113,12 @@ impl UserHalf {
     }
 
     /// Waits for the end of the connection, which the client brings about.
-    pub(crate) fn join(self) -> Outcome {
+    pub(crate) fn join(self) -> Totals {
         self.thread.join().expect("the server's thread does not panic").expect("and sees no error")
     }
 
     /// Ends it now.
-    pub(crate) fn stop(self) -> Outcome {
+    pub(crate) fn stop(self) -> Totals {
         self.stop.store(true, Ordering::SeqCst);
         self.thread.join().expect("the server's thread does not panic").unwrap_or_default()
     }
@@ -134,13 +134,13 @@ struct Half {
     fallback: fn(&[u8]) -> Vec<u8>,
     input: Vec<u8>,
     output: Vec<u8>,
-    outcome: Outcome,
+    outcome: Totals,
     parked: bool,
     stop: Arc<AtomicBool>,
 }
 
 impl Half {
-    fn run(&mut self) -> io::Result<Outcome> {
+    fn run(&mut self) -> io::Result<Totals> {
         while !self.stop.load(Ordering::SeqCst) {
             let open = self.receive()?;
             self.answer();

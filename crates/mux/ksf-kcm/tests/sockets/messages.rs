@@ -411,7 +411,7 @@ pub(crate) fn on_af_kcm_alone(naive: &[u8]) {
         other => panic!("{other:?}"),
     }
     let instructions = [0xb7, 0, 0, 0, 5, 0, 0, 0, 0x95, 0, 0, 0, 0, 0, 0, 0];
-    let bare = FramingProgram::from_instructions(&instructions, &ksf_bpf_framing::Options::default()).unwrap();
+    let bare = FramingProgram::from_instructions(&instructions, &ksf_bpf_framing::FramingOptions::default()).unwrap();
     let attach = |program: FramingProgram, far: &mut Option<_>| {
         let (near, other) = connection(None);
         *far = Some(other);
@@ -422,7 +422,7 @@ pub(crate) fn on_af_kcm_alone(naive: &[u8]) {
     assert!(error.to_string().contains("object file"), "{error}");
 
     // A program that reads at the front of the segment: the first message is right, the second is noticed.
-    let program = FramingProgram::from_object(naive, &ksf_bpf_framing::Options::default()).unwrap();
+    let program = FramingProgram::from_object(naive, &ksf_bpf_framing::FramingOptions::default()).unwrap();
     let id = attach(program, &mut far).unwrap();
     let tcp = Tcp { near: (), far: far.unwrap(), id };
     (&tcp.far).write_all(&[message(10, b'a'), message(15, b'b'), message(20, b'c')].concat()).unwrap();

@@ -34,7 +34,7 @@ impl Rows {
 /// A length of four bytes that counts itself, kept in the message: a program that finds the message also in AF_KCM.
 pub(crate) fn program() -> Arc<FramingProgram> {
     let builtin = Builtin::LengthPrefix { offset: 0, width: 4, big_endian: true, adjust: 0 };
-    Arc::new(FramingProgram::builtin(&builtin, &ksf_bpf_framing::Options::default()).unwrap())
+    Arc::new(FramingProgram::builtin(&builtin, &ksf_bpf_framing::FramingOptions::default()).unwrap())
 }
 
 fn socket<M: Multiplexor>(open: Open<'_, M>, kind: Kind) -> KcmSocket<M> {

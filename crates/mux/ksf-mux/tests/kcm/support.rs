@@ -41,7 +41,7 @@ pub(crate) fn program(instructions: &[(u8, u8, i16, i32)]) -> Arc<FramingProgram
         bytes.extend(offset.to_ne_bytes());
         bytes.extend(immediate.to_ne_bytes());
     }
-    Arc::new(FramingProgram::from_instructions(&bytes, &ksf_bpf_framing::Options::default()).unwrap())
+    Arc::new(FramingProgram::from_instructions(&bytes, &ksf_bpf_framing::FramingOptions::default()).unwrap())
 }
 
 /// The program of kcm.rst: the word at the start, or 0.

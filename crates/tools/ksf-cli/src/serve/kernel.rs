@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::Args;
 use ksf::assist::Assist;
 use ksf::listener::ListenAddr;
-use ksf_kernel::{KernelError, KernelService, ObjectSource, Options, XdpLink};
+use ksf_kernel::{KernelError, KernelService, ObjectSource, KernelOptions, XdpLink};
 use serde::Deserialize;
 
 use crate::doctor::{Obstacle, SETCAP};
@@ -77,7 +77,7 @@ pub(crate) struct Half {
 
 impl Half {
     /// Loads the programs; nothing is attached yet.
-    pub(crate) fn load(source: &ObjectSource, options: &Options) -> Result<Self, KernelError> {
+    pub(crate) fn load(source: &ObjectSource, options: &KernelOptions) -> Result<Self, KernelError> {
         Ok(Half { service: KernelService::load(source, options)?, links: Vec::new() })
     }
 

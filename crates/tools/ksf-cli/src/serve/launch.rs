@@ -8,7 +8,7 @@ use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf::server::{Builder, ListenerInfo, Server};
 use ksf::{Service, ShardService};
-use ksf_kernel::{KernelError, KernelService, ObjectSource, Options};
+use ksf_kernel::{KernelError, KernelService, ObjectSource, KernelOptions};
 
 use super::engine::{self, Choice, EngineWish, Obstacles};
 use super::explain::explain;
@@ -96,7 +96,7 @@ impl Launch {
         source: &ObjectSource,
         table: &KernelTable,
         workers: &WorkersTable,
-        adjust: impl FnOnce(&mut Options),
+        adjust: impl FnOnce(&mut KernelOptions),
     ) -> Result<Self, Failure> {
         if !self.choice.kernel {
             return Ok(self);
@@ -135,12 +135,12 @@ impl Launch {
         source: &ObjectSource,
         table: &KernelTable,
         workers: &WorkersTable,
-        adjust: impl FnOnce(&mut Options),
+        adjust: impl FnOnce(&mut KernelOptions),
     ) -> Result<&KernelService, KernelError> {
         // Shared memory and map entries are sized by it, so it follows the limit only up to here; connections beyond
         // are served by user space alone.
         const CONNECTIONS_MAX: usize = 65_536;
-        let mut options = Options::default();
+        let mut options = KernelOptions::default();
         options.connections_max = self.common.limits.connections_max.clamp(1, CONNECTIONS_MAX) as u32;
         options.shards = self.shards() as u32;
         options.callers_max = (self.shards() + workers.count()) as u32;
