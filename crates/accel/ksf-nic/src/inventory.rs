@@ -125,9 +125,9 @@ pub fn interfaces(files: &dyn Files) -> io::Result<Vec<String>> {
 
 impl Inventory {
     /// Looks at an interface. Changes nothing.
-    pub fn look(files: &dyn Files, link: &dyn InterfaceOps, iface: &str) -> Result<Self, NicError> {
+    pub fn look(files: &dyn Files, ops: &dyn InterfaceOps, iface: &str) -> Result<Self, NicError> {
         check_name(iface)?;
-        let identity = identity(files, link, iface)?;
+        let identity = identity(files, ops, iface)?;
         let folder = format!("sys/class/net/{iface}");
         let queue_names = files
             .list(&format!("{folder}/queues"))
@@ -137,11 +137,11 @@ impl Inventory {
         let node = device.as_deref().and_then(|device| numa_node(files, device));
         let near = node.map(|node| list_of(files, &format!("sys/devices/system/node/node{node}/cpulist")));
         let online = list_of(files, "sys/devices/system/cpu/online")?;
-        let interrupts = queue_interrupts(files, link, iface, device.as_deref());
+        let interrupts = queue_interrupts(files, ops, iface, device.as_deref());
         let lack = |error: io::Error| lack_of(&error);
-        let channels = link.channels(iface).map_err(lack);
-        let coalescing = link.coalescing(iface).map_err(lack);
-        let ntuple = link.ntuple(iface).map_err(lack);
+        let channels = ops.channels(iface).map_err(lack);
+        let coalescing = ops.coalescing(iface).map_err(lack);
+        let ntuple = ops.ntuple(iface).map_err(lack);
 
         let mut values = BTreeMap::new();
         values.insert(Setting::Channels, channels.clone().map(channels_text));
@@ -194,7 +194,7 @@ impl Inventory {
 }
 
 /// Who the interface is, if /sys and this thread's network namespace agree about it.
-fn identity(files: &dyn Files, link: &dyn InterfaceOps, iface: &str) -> Result<Option<Identity>, NicError> {
+fn identity(files: &dyn Files, ops: &dyn InterfaceOps, iface: &str) -> Result<Option<Identity>, NicError> {
     let no_interface = || NicError::NoInterface { iface: iface.to_owned() };
     let read = |name: &str| files.read(&format!("sys/class/net/{iface}/{name}"));
     let in_sys = match (read("ifindex"), read("address")) {
@@ -202,7 +202,7 @@ fn identity(files: &dyn Files, link: &dyn InterfaceOps, iface: &str) -> Result<O
         (Err(error), _) if error.kind() == io::ErrorKind::NotFound => None,
         (Err(error), _) => return Err(NicError::Read { path: format!("/sys/class/net/{iface}/ifindex"), error }),
     };
-    let identity = match link.identity(iface) {
+    let identity = match ops.identity(iface) {
         Ok(identity) => Some(identity),
         Err(error) => match lack_of(&error) {
             Lack::NotSupported => None,

@@ -29,12 +29,12 @@ impl QueueInterrupt {
 /// Interrupts that are of no queue (configuration, events, management) are left out, and those that cannot be told.
 pub(crate) fn queue_interrupts(
     files: &dyn Files,
-    link: &dyn InterfaceOps,
+    ops: &dyn InterfaceOps,
     iface: &str,
     device: Option<&str>,
 ) -> Vec<QueueInterrupt> {
     let mut told = BTreeMap::new();
-    for told_irq in link.queue_irqs(iface).unwrap_or_default() {
+    for told_irq in ops.queue_irqs(iface).unwrap_or_default() {
         let queue = told.entry(told_irq.irq).or_insert(told_irq.queue);
         *queue = told_irq.queue.min(*queue);
     }

@@ -37,7 +37,7 @@ impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
         let _guard = self.store.lock()?;
         let mut record = self.record(iface)?.ok_or_else(nothing)?;
         let mut notes = Vec::new();
-        let is_here = match self.link.identity(iface) {
+        let is_here = match self.ops.identity(iface) {
             Err(error) if is_no_device(&error) => {
                 notes.push(format!("{iface} is gone, and its settings with it"));
                 false

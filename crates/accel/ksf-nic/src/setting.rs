@@ -211,17 +211,17 @@ impl Setting {
     }
 
     /// The value now, as the kernel writes it.
-    pub(crate) fn read(&self, files: &dyn Files, link: &dyn InterfaceOps, iface: &str) -> io::Result<String> {
+    pub(crate) fn read(&self, files: &dyn Files, ops: &dyn InterfaceOps, iface: &str) -> io::Result<String> {
         match self {
-            Self::Channels => Ok(channels_text(link.channels(iface)?)),
+            Self::Channels => Ok(channels_text(ops.channels(iface)?)),
             Self::AdaptiveRx => {
-                link.coalescing(iface)?.adaptive_rx.map(switch_text).ok_or_else(|| io::ErrorKind::Unsupported.into())
+                ops.coalescing(iface)?.adaptive_rx.map(switch_text).ok_or_else(|| io::ErrorKind::Unsupported.into())
             }
             Self::RxUsecs => {
-                let usecs = link.coalescing(iface)?.rx_usecs;
+                let usecs = ops.coalescing(iface)?.rx_usecs;
                 usecs.map(|usecs| usecs.to_string()).ok_or_else(|| io::ErrorKind::Unsupported.into())
             }
-            Self::Ntuple => Ok(switch_text(link.ntuple(iface)?.on)),
+            Self::Ntuple => Ok(switch_text(ops.ntuple(iface)?.on)),
             Self::Irq { number, handler } => {
                 files.read(&irq_path(files, *number, handler).ok_or(io::ErrorKind::NotFound)?)
             }
@@ -233,20 +233,20 @@ impl Setting {
     pub(crate) fn write(
         &self,
         files: &mut dyn Files,
-        link: &mut dyn InterfaceOps,
+        ops: &mut dyn InterfaceOps,
         iface: &str,
         value: &str,
     ) -> io::Result<()> {
         let bad = || io::Error::from(io::ErrorKind::InvalidData);
         let switch = || switch_of(value).ok_or_else(bad);
         match self {
-            Self::Channels => link.set_channels(iface, channels_of(value).ok_or_else(bad)?),
-            Self::AdaptiveRx => link.set_coalescing(iface, Coalescing { adaptive_rx: Some(switch()?), rx_usecs: None }),
+            Self::Channels => ops.set_channels(iface, channels_of(value).ok_or_else(bad)?),
+            Self::AdaptiveRx => ops.set_coalescing(iface, Coalescing { adaptive_rx: Some(switch()?), rx_usecs: None }),
             Self::RxUsecs => {
                 let usecs = value.trim().parse().map_err(|_| bad())?;
-                link.set_coalescing(iface, Coalescing { adaptive_rx: None, rx_usecs: Some(usecs) })
+                ops.set_coalescing(iface, Coalescing { adaptive_rx: None, rx_usecs: Some(usecs) })
             }
-            Self::Ntuple => link.set_ntuple(iface, switch()?),
+            Self::Ntuple => ops.set_ntuple(iface, switch()?),
             Self::Irq { number, handler } => {
                 let path = irq_path(files, *number, handler).ok_or(io::ErrorKind::NotFound)?;
                 files.write(&path, value)

@@ -17,7 +17,7 @@ use crate::steering::ReceiveSteering;
 #[derive(Debug)]
 pub struct Tuner<F, L, S> {
     pub(crate) files: F,
-    pub(crate) link: L,
+    pub(crate) ops: L,
     pub(crate) store: S,
 }
 
@@ -84,13 +84,13 @@ impl Report {
 
 impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
     /// Works on a machine.
-    pub fn new(files: F, link: L, store: S) -> Self {
-        Self { files, link, store }
+    pub fn new(files: F, ops: L, store: S) -> Self {
+        Self { files, ops, store }
     }
 
     /// Looks at an interface. Changes nothing, and needs no rights.
     pub fn look(&self, iface: &str) -> Result<Inventory, NicError> {
-        Inventory::look(&self.files, &self.link, iface)
+        Inventory::look(&self.files, &self.ops, iface)
     }
 
     /// Plans. Changes nothing, and needs no rights.
@@ -111,7 +111,7 @@ impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
         let mut outcomes = Vec::new();
         for entry in &record.settings {
             let Some(wanted) = &entry.new else { continue };
-            let (finding, detail) = match entry.key.read(&self.files, &self.link, iface) {
+            let (finding, detail) = match entry.key.read(&self.files, &self.ops, iface) {
                 Ok(found) if entry.key.same(&found, wanted) => (Finding::Holds, String::new()),
                 Ok(found) => (Finding::Differs, format!("is {}", entry.key.shown(&found))),
                 Err(error) if lack_of(&error) == Lack::NotSupported => (Finding::Gone, String::new()),
@@ -132,7 +132,7 @@ impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
 
     /// The name of an interface's record: each network namespace may have an interface of the same name.
     pub(crate) fn name(&self, iface: &str) -> String {
-        match self.link.namespace() {
+        match self.ops.namespace() {
             namespace if namespace.is_empty() => iface.to_owned(),
             namespace => format!("{iface}.{namespace}"),
         }
@@ -140,7 +140,7 @@ impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
 
     pub(crate) fn place(&self) -> Origin {
         let boot = self.files.read("proc/sys/kernel/random/boot_id").unwrap_or_default();
-        Origin { boot: boot.trim().to_owned(), namespace: self.link.namespace() }
+        Origin { boot: boot.trim().to_owned(), namespace: self.ops.namespace() }
     }
 
     /// Finds out, without changing anything, whether settings may be written.
@@ -165,11 +165,11 @@ impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
     }
 
     pub(crate) fn read(&self, iface: &str, key: &Setting) -> io::Result<String> {
-        key.read(&self.files, &self.link, iface)
+        key.read(&self.files, &self.ops, iface)
     }
 
     pub(crate) fn write(&mut self, iface: &str, key: &Setting, value: &str) -> io::Result<()> {
-        key.write(&mut self.files, &mut self.link, iface, value)
+        key.write(&mut self.files, &mut self.ops, iface, value)
     }
 }
 

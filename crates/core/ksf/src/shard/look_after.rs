@@ -105,9 +105,9 @@ impl<E: Engine> Shard<E> {
         }
         let Some(conn) = self.places[index as usize].conn.as_mut() else { return };
         let Conn { stream, .. } = conn;
-        if let Some(link) = conn.link {
+        if let Some(upstream) = conn.upstream {
             let pause = stream.queued_bytes() > self.env.limits.out_queue_bytes_max || stream.awaits_room();
-            self.pace_exchange(link, pause);
+            self.pace_exchange(upstream, pause);
         }
         let Some(conn) = self.places[index as usize].conn.as_mut() else { return };
         let Conn { stream, assist, socket, .. } = conn;

@@ -88,7 +88,7 @@ struct Conn {
     touched: bool,
     phase: Phase,
     /// The outgoing connection of its exchange.
-    link: Option<ConnKey>,
+    upstream: Option<ConnKey>,
     /// The listener it came from; none of them for an outgoing connection.
     listener: u32,
 }

@@ -292,7 +292,7 @@ impl<E: Engine> Shard<E> {
                 ExchangeWork::Request { from, request: ExchangeRequest::HangUp { keep } } => self.hang_up(from, keep),
                 ExchangeWork::Deliver { to, by, event } => self.deliver(to, by, event),
                 ExchangeWork::Room { to, by } => {
-                    if self.link_of(to) == Some(by)
+                    if self.upstream_of(to) == Some(by)
                         && let Some((stream, env)) = self.stream(to)
                     {
                         stream.set_full(false, env);
@@ -304,8 +304,8 @@ impl<E: Engine> Shard<E> {
     }
 
     /// The outgoing connection that a connection uses.
-    fn link_of(&mut self, owner: ConnKey) -> Option<ConnKey> {
-        self.open_conn(owner)?.link
+    fn upstream_of(&mut self, owner: ConnKey) -> Option<ConnKey> {
+        self.open_conn(owner)?.upstream
     }
 
     fn open_conn(&mut self, key: ConnKey) -> Option<&mut Conn> {
@@ -318,9 +318,9 @@ impl<E: Engine> Shard<E> {
         if self.open_conn(from).is_none() {
             return;
         }
-        if reuse && let Some(link) = self.take_idle(to, from) {
+        if reuse && let Some(upstream) = self.take_idle(to, from) {
             self.env.stats.outgoing_reused.add(1);
-            self.deliver(from, link, Upstream::Connected { reused: true });
+            self.deliver(from, upstream, Upstream::Connected { reused: true });
             return;
         }
         self.env.stats.dialed.add(1);
@@ -337,12 +337,12 @@ impl<E: Engine> Shard<E> {
                     reading: Reading::Off,
                     touched: false,
                     phase: Phase::Open,
-                    link: None,
+                    upstream: None,
                     listener: u32::MAX,
                 });
                 self.open += 1;
                 if let Some(owner) = self.open_conn(from) {
-                    owner.link = Some(key);
+                    owner.upstream = Some(key);
                 }
                 self.engine.connect(key, to);
                 self.arm(key.index);
@@ -366,7 +366,7 @@ impl<E: Engine> Shard<E> {
             outgoing.owner = Some(owner);
             outgoing.last_activity = now;
             if let Some(conn) = self.open_conn(owner) {
-                conn.link = Some(key);
+                conn.upstream = Some(key);
             }
             return Some(key);
         }
@@ -400,8 +400,8 @@ impl<E: Engine> Shard<E> {
     }
 
     fn hand_over(&mut self, from: ConnKey, bytes: Chunk) {
-        let Some(link) = self.link_of(from) else { return };
-        let Some((stream, env)) = self.stream(link) else { return };
+        let Some(upstream) = self.upstream_of(from) else { return };
+        let Some((stream, env)) = self.stream(upstream) else { return };
         let Some(outgoing) = stream.outgoing() else { return };
         if bytes.len() <= COPY_BYTES_MAX || !bytes.keep() {
             outgoing.output.tail(&mut env.spares).extend_from_slice(&bytes);
@@ -418,9 +418,9 @@ impl<E: Engine> Shard<E> {
     }
 
     fn hang_up(&mut self, from: ConnKey, keep: bool) {
-        let Some(link) = self.open_conn(from).and_then(|owner| owner.link.take()) else { return };
+        let Some(upstream) = self.open_conn(from).and_then(|owner| owner.upstream.take()) else { return };
         let (now, idle_max, draining) = (self.env.now, self.env.limits.upstreams_idle_max, self.draining.is_some());
-        let Some((stream, _)) = self.stream(link) else { return };
+        let Some((stream, _)) = self.stream(upstream) else { return };
         let Some(outgoing) = stream.outgoing() else { return };
         outgoing.owner = None;
         outgoing.last_activity = now;
@@ -428,16 +428,16 @@ impl<E: Engine> Shard<E> {
         outgoing.full = false;
         let (to, clean) = (outgoing.to, outgoing.is_clean());
         if keep && clean && !draining && self.idle.get(&to).map_or(0, Vec::len) < idle_max {
-            self.idle.entry(to).or_default().push(link);
+            self.idle.entry(to).or_default().push(upstream);
         } else {
-            self.release(link.index, CloseReason::Service);
+            self.release(upstream.index, CloseReason::Service);
         }
     }
 
     fn deliver(&mut self, to: ConnKey, by: ConnKey, event: Upstream) {
-        let Some(owner) = self.open_conn(to).filter(|owner| owner.link == Some(by)) else { return };
+        let Some(owner) = self.open_conn(to).filter(|owner| owner.upstream == Some(by)) else { return };
         if matches!(event, Upstream::Failed(_)) {
-            owner.link = None;
+            owner.upstream = None;
         }
         if let Some((stream, env)) = self.stream(to) {
             stream.upstream(event, env);
@@ -457,23 +457,23 @@ impl<E: Engine> Shard<E> {
                     self.idle.remove(&outgoing.to);
                 }
             }
-        } else if let Some(link) = conn.link.take()
-            && let Some((stream, _)) = self.stream(link)
+        } else if let Some(upstream) = conn.upstream.take()
+            && let Some((stream, _)) = self.stream(upstream)
         {
             if let Some(outgoing) = stream.outgoing() {
                 outgoing.owner = None;
             }
-            self.release(link.index, CloseReason::Service);
+            self.release(upstream.index, CloseReason::Service);
         }
     }
 
     /// At the end of looking after a connection with an exchange: its other end is read while its own peer takes bytes.
     /// And while what it sends can be passed on.
-    pub(super) fn pace_exchange(&mut self, link: ConnKey, pause: bool) {
-        let Some(conn) = self.open_conn(link) else { return };
+    pub(super) fn pace_exchange(&mut self, upstream: ConnKey, pause: bool) {
+        let Some(conn) = self.open_conn(upstream) else { return };
         let Some(outgoing) = conn.stream.outgoing() else { return };
         if outgoing.paused != pause
-            && let Some((stream, env)) = self.stream(link)
+            && let Some((stream, env)) = self.stream(upstream)
             && let Some(outgoing) = stream.outgoing()
         {
             outgoing.paused = pause;

@@ -23,13 +23,13 @@ pub(crate) const PROBES: &[Probe] = &[
 
 fn look(of: fn(ReceiveSteering) -> Follows) -> Verdict {
     let files = Tree::new("/");
-    let (names, link) = match (interfaces(&files), Netlink::open()) {
-        (Ok(names), Ok(link)) => (names, link),
+    let (names, netlink) = match (interfaces(&files), Netlink::open()) {
+        (Ok(names), Ok(netlink)) => (names, netlink),
         (Err(error), _) => return Verdict::unknown(format!("the interfaces cannot be listed: {error}")),
         (_, Err(error)) => return Verdict::unknown(format!("the kernel cannot be asked about interfaces: {error}")),
     };
     let judged = names.into_iter().map(|name| {
-        let facts = Inventory::look(&files, &link, &name);
+        let facts = Inventory::look(&files, &netlink, &name);
         (name, facts.map(|facts| of(ReceiveSteering::present(&facts))).map_err(|error| error.to_string()))
     });
     verdict(judged.collect())
