@@ -22,9 +22,9 @@ pub(crate) enum Command {
     #[command(flatten)]
     Service(crate::serve::ServiceCommand),
     Serve(crate::serve::ServeArgs),
-    Echotest(ksf_load::echo::Args),
-    Rpctest(ksf_load::rpc::Args),
-    Worktest(ksf_load::work::Args),
+    Echotest(ksf_load::echo::EchotestArgs),
+    Rpctest(ksf_load::rpc::RpctestArgs),
+    Worktest(ksf_load::work::WorktestArgs),
     Load(crate::load::LoadArgs),
     Doctor(crate::doctor::DoctorArgs),
     Stat(crate::stats::client::StatArgs),

@@ -12,5 +12,5 @@ pub(crate) struct LoadArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Protocol {
     // Boxed: its options are many, and a command is kept as large as the largest.
-    Http(Box<ksf_load::http::Args>),
+    Http(Box<ksf_load::http::LoadHttpArgs>),
 }

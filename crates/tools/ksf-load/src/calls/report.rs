@@ -16,24 +16,24 @@ use crate::report::document::{
 pub const FORMAT: &str = "ksf-load";
 
 /// The whole document.
-pub type Report = Document<Body>;
+pub type CallReport = Document<CallBody>;
 
 /// What was asked for and measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Body {
+pub struct CallBody {
     /// `echotest` or `rpctest`.
     pub tool: String,
     /// What was asked for, with defaults filled in.
-    pub config: Config,
+    pub config: CallConfig,
     /// One per iteration.
-    pub runs: Vec<RunReport>,
+    pub runs: Vec<CallRunReport>,
     /// All iterations together.
     pub total: Total,
 }
 
 /// What was asked for, with defaults filled in.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Config {
+pub struct CallConfig {
     /// `synchronous` (`-a 0`), `closed` or `open`.
     pub mode: String,
     /// Most messages in flight per thread.
@@ -72,7 +72,7 @@ pub struct Config {
 
 /// One iteration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct RunReport {
+pub struct CallRunReport {
     /// From 1.
     pub run: u64,
     /// Start, seconds since the epoch.
@@ -139,11 +139,11 @@ pub struct Spread {
     pub max: f64,
 }
 
-impl Config {
-    pub(crate) fn of(plan: &CallPlan, request_bytes: usize, message: &[(&str, String)]) -> Config {
+impl CallConfig {
+    pub(crate) fn of(plan: &CallPlan, request_bytes: usize, message: &[(&str, String)]) -> CallConfig {
         let drive = &plan.drive;
         let (rate_per_s, arrival, seed) = drive.pace.in_parts();
-        Config {
+        CallConfig {
             mode: plan.mode().into(),
             in_flight: drive.in_flight as u64,
             threads: drive.threads as u64,
@@ -165,10 +165,10 @@ impl Config {
     }
 }
 
-impl RunReport {
-    pub(crate) fn of(plan: &CallPlan, run: &Run<()>) -> RunReport {
+impl CallRunReport {
+    pub(crate) fn of(plan: &CallPlan, run: &Run<()>) -> CallRunReport {
         let record = &run.record;
-        RunReport {
+        CallRunReport {
             run: run.number,
             started_unix_s: micro(run.started_unix_s),
             wall_s: nano(run.wall_s()),

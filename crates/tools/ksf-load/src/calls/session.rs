@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use crate::calls::args::CallPlan;
 use crate::calls::columns::{History, Style, header, row};
 use crate::calls::progress::ProgressLine;
-use crate::calls::report::{Body, Config, FORMAT, Report, RunReport, Spread, Total};
+use crate::calls::report::{CallBody, CallConfig, FORMAT, CallReport, CallRunReport, Spread, Total};
 use crate::drive::protocol::{Client, Protocol};
 use crate::drive::threads;
 use crate::error::LoadError;
@@ -25,7 +25,7 @@ struct Session<'a> {
     style: Style,
     files: Files,
     history: History,
-    runs: Vec<RunReport>,
+    runs: Vec<CallRunReport>,
     latencies: Latencies,
     faults: Faults,
     messages: u64,
@@ -46,7 +46,7 @@ pub(crate) fn measure<P: Protocol>(
     protocol: &P,
     message: &[(&str, String)],
     io: &mut Io<'_>,
-) -> Result<Report, LoadError>
+) -> Result<CallReport, LoadError>
 where
     P::Client: Client<Counters = ()>,
 {
@@ -75,7 +75,7 @@ where
             break;
         }
     }
-    session.finish(Config::of(plan, protocol.request_bytes(), message), io)
+    session.finish(CallConfig::of(plan, protocol.request_bytes(), message), io)
 }
 
 impl<'a> Session<'a> {
@@ -154,13 +154,13 @@ impl<'a> Session<'a> {
         self.files.add_run(run.started_unix_s, run.wall_s(), &run.latencies)?;
         // Kept for the document and for embedding programs; an endless run without --json must not grow.
         if self.plan.output.json || self.plan.iterations != u64::MAX {
-            self.runs.push(RunReport::of(self.plan, run));
+            self.runs.push(CallRunReport::of(self.plan, run));
         }
         Ok(record.failures.is_empty() && !self.closed)
     }
 
     /// Writes the files, tells what was wrong, prints the document.
-    fn finish(self, config: Config, io: &mut Io<'_>) -> Result<Report, LoadError> {
+    fn finish(self, config: CallConfig, io: &mut Io<'_>) -> Result<CallReport, LoadError> {
         self.files.finish(&self.latencies)?;
         let plan = self.plan;
         let target = TargetReport {
@@ -176,7 +176,7 @@ impl<'a> Session<'a> {
             median_latency_us: Spread::of(self.history.median_us()),
             latency: LatencyReport::of(&self.latencies, &plan.quantiles),
         };
-        let body = Body { tool: plan.drive.tool.into(), config, runs: self.runs, total };
+        let body = CallBody { tool: plan.drive.tool.into(), config, runs: self.runs, total };
         let mut report = Document::new(FORMAT, Some(target), body);
         report.warn(self.warnings);
         (report.notes, report.interrupted, report.ok) = (self.notes, self.interrupted, self.ok);

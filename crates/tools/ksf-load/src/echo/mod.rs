@@ -6,7 +6,7 @@ pub(crate) mod pattern;
 use crate::calls::CallArgs;
 use crate::calls::args::ToolDefaults;
 use crate::calls::columns::Style;
-use crate::calls::report::Report;
+use crate::calls::report::CallReport;
 use crate::calls::session::measure;
 use crate::error::LoadError;
 use crate::options::numbers::{NumberError, parse_in};
@@ -29,7 +29,7 @@ const TOOL: ToolDefaults = ToolDefaults { name: "echotest", port: 60007, iterati
     allow_negative_numbers = true,
     after_help = AFTER_HELP
 )]
-pub struct Args {
+pub struct EchotestArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub common: CallArgs,
@@ -51,12 +51,12 @@ fn length(text: &str) -> Result<u64, NumberError> {
 }
 
 /// Runs echotest on stdout and stderr until it is done or interrupted.
-pub fn run(args: Args) -> Result<Report, LoadError> {
+pub fn run(args: EchotestArgs) -> Result<CallReport, LoadError> {
     with_process_io(|io| run_with(&args, io))
 }
 
 /// Runs echotest with the given output.
-pub fn run_with(args: &Args, io: &mut Io<'_>) -> Result<Report, LoadError> {
+pub fn run_with(args: &EchotestArgs, io: &mut Io<'_>) -> Result<CallReport, LoadError> {
     let plan = args.common.plan(&TOOL)?;
     let bytes = args.length as usize;
     let pattern = Pattern::new(bytes);

@@ -1,11 +1,11 @@
 //! `http`: loads a server that speaks HTTP/1.1, connection by connection, and accounts for every request.
 //!
 //! ```text
-//!   Args -> HttpPlan -> ports: will they last?
+//!   LoadHttpArgs -> HttpPlan -> ports: will they last?
 //!              |
 //!              +-> drive: threads, connections -> HttpClient: requests, checks; response::Reader: heads, bodies, any cut
 //!              +-> kernel_counters, server_cpu: watched meanwhile
-//!              +-> Report
+//!              +-> HttpReport
 //! ```
 //!
 //! There is no TLS, no pipelining and no body in requests.
@@ -26,7 +26,7 @@ use std::time::Duration;
 use self::kernel_counters::{KernelCounters, time_wait};
 use self::plan::HttpPlan;
 use self::ports::{Allowance, Forecast, raise_descriptors};
-use self::report::{Measured, Report};
+use self::report::{Measured, HttpReport};
 use self::response::Expected;
 use self::server_cpu::Watch;
 use self::url::{Url, check_header, is_token};
@@ -59,7 +59,7 @@ const CONNECTIONS_MAX: u64 = 1 << 20;
     allow_negative_numbers = true,
     after_help = AFTER_HELP
 )]
-pub struct Args {
+pub struct LoadHttpArgs {
     /// What to ask for: http://HOST[:PORT][/PATH]; connections go to several in turn
     #[arg(value_name = "URL", required = true)]
     pub urls: Vec<String>,
@@ -168,12 +168,12 @@ Exit status: 0 every request had its right answer, 1 some had not, 64 wrong use,
 68 unknown host, 69 no connection or not enough ports, 71 system error, 74 the results cannot be written.";
 
 /// Runs http on stdout and stderr until it is done or interrupted.
-pub fn run(args: Args) -> Result<Report, LoadError> {
+pub fn run(args: LoadHttpArgs) -> Result<HttpReport, LoadError> {
     with_process_io(|io| run_with(&args, io))
 }
 
 /// Runs http with the given output.
-pub fn run_with(args: &Args, io: &mut Io<'_>) -> Result<Report, LoadError> {
+pub fn run_with(args: &LoadHttpArgs, io: &mut Io<'_>) -> Result<HttpReport, LoadError> {
     let mut plan = args.plan()?;
     let (routes, exchange) = plan.resolve()?;
     let forecast = Forecast::of(&plan, &routes, Allowance::here(&routes));
@@ -204,7 +204,7 @@ pub fn run_with(args: &Args, io: &mut Io<'_>) -> Result<Report, LoadError> {
     Ok(report)
 }
 
-impl Args {
+impl LoadHttpArgs {
     /// Checks what clap cannot, and fills in defaults.
     fn plan(&self) -> Result<HttpPlan, LoadError> {
         let urls = self.urls.iter().map(|text| Url::parse(text)).collect::<Result<Vec<_>, _>>()?;
@@ -306,7 +306,7 @@ pub(crate) mod tests {
     #[derive(Debug, Parser)]
     struct Program {
         #[command(flatten)]
-        args: Args,
+        args: LoadHttpArgs,
     }
 
     /// The plan of a command line, or the exit status.

@@ -28,22 +28,22 @@ pub const FORMAT: &str = "ksf-http";
 const NOTES_MAX: usize = 10;
 
 /// The whole document. It is `ok` if every request had its right response, and all are accounted for.
-pub type Report = Document<Body>;
+pub type HttpReport = Document<HttpBody>;
 
 /// What was asked for and measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Body {
+pub struct HttpBody {
     /// What was asked for, with defaults filled in.
-    pub config: Config,
+    pub config: HttpConfig,
     /// Whether the ports last.
     pub ports: PortsReport,
     /// What was measured.
-    pub run: RunReport,
+    pub run: HttpRunReport,
 }
 
 /// What was asked for, with defaults filled in.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Config {
+pub struct HttpConfig {
     /// `closed` or `open`.
     pub mode: String,
     /// At a time, over all threads.
@@ -107,7 +107,7 @@ pub struct PortsReport {
 
 /// What was measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct RunReport {
+pub struct HttpRunReport {
     /// Start, seconds since the epoch.
     pub started_unix_s: f64,
     /// What rates refer to: the duration, or the time until the last request was settled.
@@ -238,14 +238,14 @@ pub(crate) fn of(
     forecast: &Forecast,
     early: Vec<Warning>,
     measured: &Measured,
-) -> Report {
+) -> HttpReport {
     let run = &measured.run;
     let mut addresses: Vec<String> = routes.iter().map(|route| route.destination.to_string()).collect();
     addresses.sort();
     addresses.dedup();
     let names: Vec<String> = plan.urls.iter().map(ToString::to_string).collect();
-    let body = Body {
-        config: Config::of(plan, exchange.request_bytes()),
+    let body = HttpBody {
+        config: HttpConfig::of(plan, exchange.request_bytes()),
         ports: PortsReport {
             per_pair: forecast.allowance.ports,
             pairs: forecast.pairs,
@@ -255,7 +255,7 @@ pub(crate) fn of(
             time_wait_before: measured.time_wait_before,
             time_wait_after: measured.time_wait_after,
         },
-        run: RunReport::of(plan, measured),
+        run: HttpRunReport::of(plan, measured),
     };
     let target = TargetReport { name: names.join(" "), transport: "tcp".into(), addresses };
     let mut report = Document::new(FORMAT, Some(target), body);
@@ -273,7 +273,7 @@ pub(crate) fn of(
 }
 
 /// The text for people.
-pub(crate) fn text(report: &Report) -> String {
+pub(crate) fn text(report: &HttpReport) -> String {
     let (run, config) = (&report.body.run, &report.body.config);
     let mut lines = Vec::new();
     let mut line = |text: String| lines.push(text + "\n");
@@ -343,7 +343,7 @@ pub(crate) fn text(report: &Report) -> String {
     lines.concat()
 }
 
-impl Body {
+impl HttpBody {
     /// What went wrong, in words.
     pub(crate) fn faults(&self) -> String {
         let mut parts = vec![in_words(&self.run.failures)];
@@ -359,12 +359,12 @@ impl Body {
     }
 }
 
-impl Config {
-    fn of(plan: &HttpPlan, request_bytes: usize) -> Config {
+impl HttpConfig {
+    fn of(plan: &HttpPlan, request_bytes: usize) -> HttpConfig {
         let (drive, expected) = (&plan.drive, &plan.expected);
         let (rate_per_s, arrival, seed) = drive.pace.in_parts();
         let body = expected.body.as_ref();
-        Config {
+        HttpConfig {
             mode: if rate_per_s.is_some() { "open" } else { "closed" }.into(),
             connections: drive.connections as u64,
             requests_per_connection: plan.requests_per_connection,
@@ -389,15 +389,15 @@ impl Config {
     }
 }
 
-impl RunReport {
-    fn of(plan: &HttpPlan, measured: &Measured) -> RunReport {
+impl HttpRunReport {
+    fn of(plan: &HttpPlan, measured: &Measured) -> HttpRunReport {
         let (run, record) = (&measured.run, &measured.run.record);
         let connections = &record.connections;
         let wall_s = run.wall_s();
         let latency = |latencies: &Latencies| LatencyReport::of(latencies, &[]);
         let per = |amount: f64, of: f64| milli(running::per(amount, of));
         let steps = record.steps.as_ref().expect("connections come and go");
-        RunReport {
+        HttpRunReport {
             started_unix_s: micro(run.started_unix_s),
             wall_s: nano(wall_s),
             requests: Requests {

@@ -6,7 +6,7 @@ mod oncrpc;
 use crate::calls::CallArgs;
 use crate::calls::args::ToolDefaults;
 use crate::calls::columns::Style;
-use crate::calls::report::Report;
+use crate::calls::report::CallReport;
 use crate::calls::session::measure;
 use crate::echo::AFTER_HELP;
 use crate::error::LoadError;
@@ -26,7 +26,7 @@ const TOOL: ToolDefaults = ToolDefaults { name: "rpctest", port: 62049, iteratio
     allow_negative_numbers = true,
     after_help = AFTER_HELP
 )]
-pub struct Args {
+pub struct RpctestArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub common: CallArgs,
@@ -53,12 +53,12 @@ pub struct Args {
 }
 
 /// Runs rpctest on stdout and stderr until it is done or interrupted.
-pub fn run(args: Args) -> Result<Report, LoadError> {
+pub fn run(args: RpctestArgs) -> Result<CallReport, LoadError> {
     with_process_io(|io| run_with(&args, io))
 }
 
 /// Runs rpctest with the given output.
-pub fn run_with(args: &Args, io: &mut Io<'_>) -> Result<Report, LoadError> {
+pub fn run_with(args: &RpctestArgs, io: &mut Io<'_>) -> Result<CallReport, LoadError> {
     let plan = args.common.plan(&TOOL)?;
     let credential = match Auth::parse(&args.auth) {
         None => return usage(format!("-A {}: must be none, sys or unix", args.auth)),

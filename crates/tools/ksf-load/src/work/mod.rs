@@ -1,9 +1,9 @@
 //! `worktest`: loads the work service, whose messages say what they cost, and verifies every reply.
 //!
 //! ```text
-//!   Args -> WorkPlan -+-> drive: one thread, many connections -> WorkClient: requests, checks -> Report
+//!   WorktestArgs -> WorkPlan -+-> drive: one thread, many connections -> WorkClient: requests, checks -> WorkReport
 //!                     |     Jobs, Spread, Schedule: what is sent, drawn from one seed
-//!                     +-> ideal: the same messages before one queue, on paper -----------------> Report
+//!                     +-> ideal: the same messages before one queue, on paper -----------------> WorkReport
 //! ```
 
 mod client;
@@ -18,7 +18,7 @@ use std::time::Duration;
 use self::client::Work;
 use self::message::{Codec, REQUEST_BYTES_MAX, REQUEST_BYTES_MIN};
 use self::mix::{Jobs, Mix, Slow, WorkTime, sub_seed};
-use self::report::Report;
+use self::report::WorkReport;
 use crate::drive::connection::{Life, Terms, TimeLimit};
 use crate::drive::plan::{Destination, Pace, Plan};
 use crate::drive::schedule::Arrival;
@@ -57,7 +57,7 @@ const WORK_MAX: Duration = Duration::from_secs(10);
     allow_negative_numbers = true,
     after_help = AFTER_HELP
 )]
-pub struct Args {
+pub struct WorktestArgs {
     /// Where to send: a host name or address with a port, or unix:/path for a Unix-domain stream socket
     #[arg(value_name = "HOST:PORT", required_unless_present = "ideal")]
     pub host: Option<String>,
@@ -159,12 +159,12 @@ struct WorkPlan {
 }
 
 /// Runs worktest on stdout and stderr until it is done or interrupted.
-pub fn run(args: Args) -> Result<Report, LoadError> {
+pub fn run(args: WorktestArgs) -> Result<WorkReport, LoadError> {
     with_process_io(|io| run_with(&args, io))
 }
 
 /// Runs worktest with the given output.
-pub fn run_with(args: &Args, io: &mut Io<'_>) -> Result<Report, LoadError> {
+pub fn run_with(args: &WorktestArgs, io: &mut Io<'_>) -> Result<WorkReport, LoadError> {
     let mut plan = args.plan()?;
     let target = plan.target.as_ref().map_or("ideal".to_owned(), ToString::to_string);
     let mut files = Files::create(&plan.output, format!("worktest {target}"))?;
@@ -192,7 +192,7 @@ pub fn run_with(args: &Args, io: &mut Io<'_>) -> Result<Report, LoadError> {
     Ok(report)
 }
 
-impl Args {
+impl WorktestArgs {
     /// Checks what clap cannot, and fills in defaults.
     fn plan(&self) -> Result<WorkPlan, LoadError> {
         // No port is usual for the service; 0 is the one that a target cannot name.
@@ -317,7 +317,7 @@ mod tests {
     #[derive(Debug, Parser)]
     struct Program {
         #[command(flatten)]
-        args: Args,
+        args: WorktestArgs,
     }
 
     fn plan(options: &str) -> Result<WorkPlan, u8> {

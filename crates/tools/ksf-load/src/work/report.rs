@@ -21,20 +21,20 @@ use crate::report::warn::{self, Warning};
 pub const FORMAT: &str = "ksf-worktest";
 
 /// The whole document.
-pub type Report = Document<Body>;
+pub type WorkReport = Document<WorkBody>;
 
 /// What was asked for and measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Body {
+pub struct WorkBody {
     /// What was asked for, with defaults filled in.
-    pub config: Config,
+    pub config: WorkConfig,
     /// What was measured.
-    pub run: RunReport,
+    pub run: WorkRunReport,
 }
 
 /// What was asked for, with defaults filled in.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Config {
+pub struct WorkConfig {
     /// `connection` (closed, a reply makes room on its connection), `window` (closed, on a drawn one) or `open`.
     pub mode: String,
     /// Workers of a simulation; `null` for a real server.
@@ -77,7 +77,7 @@ pub struct Config {
 
 /// What was measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct RunReport {
+pub struct WorkRunReport {
     /// Start, seconds since the epoch; 0 for a simulation.
     pub started_unix_s: f64,
     /// From the start to the last reply.
@@ -133,10 +133,10 @@ pub struct ConnectionReport {
 }
 
 /// The report of a run against a server, and the latencies of all messages.
-pub(super) fn of_run(plan: &WorkPlan, run: &Run<()>) -> (Report, Latencies) {
+pub(super) fn of_run(plan: &WorkPlan, run: &Run<()>) -> (WorkReport, Latencies) {
     let record = &run.record;
     let thread = &run.threads[0];
-    let report = RunReport {
+    let report = WorkRunReport {
         started_unix_s: micro(run.started_unix_s),
         connections: thread
             .peers
@@ -154,16 +154,16 @@ pub(super) fn of_run(plan: &WorkPlan, run: &Run<()>) -> (Report, Latencies) {
         reordered: record.reordered,
         open: run.lateness.as_ref().map(OpenReport::of),
         spin: SpinReport::of(&plan.drive, run),
-        ..RunReport::of(&run.latencies, &record.latencies, run.wall_s())
+        ..WorkRunReport::of(&run.latencies, &record.latencies, run.wall_s())
     };
     let target = plan.target.as_ref().map(|target| TargetReport {
         name: target.to_string(),
         transport: plan.socket.transport.name().into(),
         addresses: run.addresses(),
     });
-    let mut config = Config::of(plan);
+    let mut config = WorkConfig::of(plan);
     config.cpu = thread.cpu;
-    let mut document = Document::new(FORMAT, target, Body { config, run: report });
+    let mut document = Document::new(FORMAT, target, WorkBody { config, run: report });
     document.warn(warnings(plan, run));
     document.notes = record.notes.iter().map(|note| format!("connection {}: {}", note.connection, note.text)).collect();
     document.interrupted = run.is_interrupted();
@@ -172,19 +172,19 @@ pub(super) fn of_run(plan: &WorkPlan, run: &Run<()>) -> (Report, Latencies) {
 }
 
 /// The report of a simulation, and the latencies of all messages.
-pub(super) fn of_ideal(plan: &WorkPlan, ideal: &Ideal) -> (Report, Latencies) {
+pub(super) fn of_ideal(plan: &WorkPlan, ideal: &Ideal) -> (WorkReport, Latencies) {
     let all = Latencies::sum(&ideal.latencies);
-    let run = RunReport::of(&all, &ideal.latencies, ideal.end_ns as f64 / 1e9);
-    (Document::new(FORMAT, None, Body { config: Config::of(plan), run }), all)
+    let run = WorkRunReport::of(&all, &ideal.latencies, ideal.end_ns as f64 / 1e9);
+    (Document::new(FORMAT, None, WorkBody { config: WorkConfig::of(plan), run }), all)
 }
 
-impl RunReport {
+impl WorkRunReport {
     /// Of latencies alone.
-    fn of(all: &Latencies, by_class: &[Latencies], wall_s: f64) -> RunReport {
+    fn of(all: &Latencies, by_class: &[Latencies], wall_s: f64) -> WorkRunReport {
         let per_s = |latencies: &Latencies| milli(running::per(latencies.count() as f64, wall_s));
         let classes = Class::ALL.into_iter().zip(by_class);
         let classes = classes.filter(|(class, latencies)| *class == Class::Quick || !latencies.is_empty());
-        RunReport {
+        WorkRunReport {
             started_unix_s: 0.0,
             wall_s: nano(wall_s),
             messages: all.count(),
@@ -251,12 +251,12 @@ impl RunReport {
     }
 }
 
-impl Config {
-    fn of(plan: &WorkPlan) -> Config {
+impl WorkConfig {
+    fn of(plan: &WorkPlan) -> WorkConfig {
         let (drive, mix) = (&plan.drive, &plan.mix);
         let (rate_per_s, arrival, _) = drive.pace.in_parts();
         let work = |us: u32| if mix.kind.works() { u64::from(us) } else { 0 };
-        Config {
+        WorkConfig {
             mode: match (rate_per_s, drive.spread) {
                 (Some(_), _) => "open",
                 (None, Some(_)) => "window",

@@ -22,9 +22,9 @@ pub struct Ran<B> {
     document: Option<Document<B>>,
 }
 
-pub type RanCalls = Ran<calls::report::Body>;
-pub type RanWork = Ran<work::report::Body>;
-pub type RanHttp = Ran<http::report::Body>;
+pub type RanCalls = Ran<calls::report::CallBody>;
+pub type RanWork = Ran<work::report::WorkBody>;
+pub type RanHttp = Ran<http::report::HttpBody>;
 
 /// Every kind that occurred, with its count.
 fn occurred(counts: &std::collections::BTreeMap<String, u64>) -> Vec<(&str, u64)> {
@@ -102,7 +102,7 @@ impl RanWork {
 }
 
 impl RanHttp {
-    pub fn run(&self) -> &http::report::RunReport {
+    pub fn run(&self) -> &http::report::HttpRunReport {
         &self.report().run
     }
 
@@ -133,7 +133,7 @@ pub fn run_rpctest(options: &str) -> RanCalls {
 }
 
 /// Runs rpctest with output and stop flag of the caller's.
-pub fn rpctest_with(options: &str, io: &mut Io<'_>) -> Result<calls::report::Report, LoadError> {
+pub fn rpctest_with(options: &str, io: &mut Io<'_>) -> Result<calls::report::CallReport, LoadError> {
     rpc::run_with(&parse(words("rpctest", options)), io)
 }
 
