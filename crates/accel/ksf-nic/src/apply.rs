@@ -1,16 +1,16 @@
 //! Applying a plan: record, write, read back.
 
 use crate::error::NicError;
-use crate::files::Files;
+use crate::files::SystemFiles;
 use crate::interface::InterfaceOps;
 use crate::inventory::Inventory;
-use crate::plan::{Action, Item, Plan, Wish};
-use crate::record::{Entry, Phase, Record, Store};
+use crate::plan::{PlannedAction, Item, Plan, Wish};
+use crate::record::{SavedSetting, Phase, Record, RecordStore};
 use crate::setting::Setting;
 use crate::steering::ReceiveSteering;
-use crate::tuner::{Finding, Report, SettingResult, Tuner, check_same_interface, check_whole, refusal};
+use crate::tuner::{Finding, NicReport, SettingResult, Tuner, check_same_interface, check_whole, refusal};
 
-impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
+impl<F: SystemFiles, L: InterfaceOps, S: RecordStore> Tuner<F, L, S> {
     /// Plans, has the plan announced, and applies it. A setting that is refused is told in the report; the others are
     /// applied nevertheless, because each is of use alone.
     ///
@@ -29,7 +29,7 @@ impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
         wish: &Wish,
         may_cut_off: bool,
         announce: impl FnOnce(&Plan),
-    ) -> Result<Report, NicError> {
+    ) -> Result<NicReport, NicError> {
         let facts = self.look(iface)?;
         if let (Some(above), false) = (&facts.default_route, may_cut_off) {
             let through = if above.is_empty() { String::new() } else { format!(" of {above}, which is above it") };
@@ -73,7 +73,7 @@ impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
             self.store.save(&self.name(iface), &record)?;
         }
         let steering = Some(ReceiveSteering::present(&self.look(iface)?));
-        Ok(Report { iface: iface.to_owned(), outcomes, notes: plan.notes, steering })
+        Ok(NicReport { iface: iface.to_owned(), outcomes, notes: plan.notes, steering })
     }
 
     /// Changes the number of queues. All settings that a driver may reset then are recorded first.
@@ -87,7 +87,7 @@ impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
         };
         for (key, value) in facts.values.iter().filter(|(key, _)| resets(key)) {
             if let (Ok(value), None) = (value, record.entry(key)) {
-                record.settings.push(Entry::new(key.clone(), value, None));
+                record.settings.push(SavedSetting::new(key.clone(), value, None));
             }
         }
         let wanted = plan.changes().find(|item| item.key == Setting::Channels).and_then(|item| item.wanted.clone());
@@ -107,7 +107,7 @@ impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
     ) -> Result<Vec<SettingResult>, NicError> {
         // What interfaces share is recorded even where it holds already: the rollback of another one must know.
         let concerns =
-            |item: &&Item| item.action == Action::Change || item.action == Action::Holds && item.key.is_shared();
+            |item: &&Item| item.action == PlannedAction::Change || item.action == PlannedAction::Holds && item.key.is_shared();
         for item in plan.items.iter().filter(concerns) {
             if let Some(wanted) = &item.wanted {
                 remember(record, &item.key, facts, wanted, resized);
@@ -150,7 +150,7 @@ impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
 fn remember(record: &mut Record, key: &Setting, facts: &Inventory, wanted: &str, resized: bool) {
     let Ok(now) = facts.value(key) else { return };
     match record.settings.iter_mut().find(|entry| entry.key == *key) {
-        None => record.settings.push(Entry::new(key.clone(), now, Some(wanted))),
+        None => record.settings.push(SavedSetting::new(key.clone(), now, Some(wanted))),
         Some(entry) => {
             let is_ours = entry.new.is_none() || entry.is_ours(now) || resized;
             if !is_ours {
@@ -162,7 +162,7 @@ fn remember(record: &mut Record, key: &Setting, facts: &Inventory, wanted: &str,
 }
 
 /// Whether an entry tells of nothing: its value was refused, and is what it was.
-fn is_refused_unchanged(outcomes: &[SettingResult], entry: &Entry) -> bool {
+fn is_refused_unchanged(outcomes: &[SettingResult], entry: &SavedSetting) -> bool {
     let refused = outcomes.iter().any(|outcome| outcome.key == entry.key && outcome.finding == Finding::Refused);
     refused && entry.new.as_ref().is_some_and(|new| entry.key.same(new, &entry.old))
 }

@@ -4,12 +4,12 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// Files by their path below the root, without a slash in front: `sys/class/net/eth0/ifindex`.
-pub trait Files {
+pub trait SystemFiles {
     /// The whole text.
     fn read(&self, path: &str) -> io::Result<String>;
     /// Writes a value, in one call as the kernel wants it.
     fn write(&mut self, path: &str, text: &str) -> io::Result<()>;
-    /// Whether [`Files::write`] would be let in. Changes nothing.
+    /// Whether [`SystemFiles::write`] would be let in. Changes nothing.
     fn writable(&self, path: &str) -> io::Result<()>;
     /// Names in a folder, in no order.
     fn list(&self, path: &str) -> io::Result<Vec<String>>;
@@ -34,7 +34,7 @@ impl Tree {
     }
 }
 
-impl Files for Tree {
+impl SystemFiles for Tree {
     fn read(&self, path: &str) -> io::Result<String> {
         /// More than any of these files has: a mask of 65536 CPUs has 18 KiB.
         const BYTES_MAX: u64 = 1 << 20;

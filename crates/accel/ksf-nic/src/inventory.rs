@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use crate::error::NicError;
-use crate::files::Files;
+use crate::files::SystemFiles;
 use crate::interface::{Channels, Coalescing, Identity, InterfaceOps, Ntuple};
 use crate::irqs::{QueueInterrupt, queue_interrupts};
 use crate::setting::{Setting, channels_text, switch_text};
@@ -109,7 +109,7 @@ pub fn check_name(iface: &str) -> Result<(), NicError> {
 /// # Errors
 ///
 /// /sys/class/net cannot be listed. An interface that goes away meanwhile is left out.
-pub fn interfaces(files: &dyn Files) -> io::Result<Vec<String>> {
+pub fn interfaces(files: &dyn SystemFiles) -> io::Result<Vec<String>> {
     // linux/if.h
     const UP: u32 = 1;
     const LOOPBACK: u32 = 8;
@@ -125,7 +125,7 @@ pub fn interfaces(files: &dyn Files) -> io::Result<Vec<String>> {
 
 impl Inventory {
     /// Looks at an interface. Changes nothing.
-    pub fn look(files: &dyn Files, ops: &dyn InterfaceOps, iface: &str) -> Result<Self, NicError> {
+    pub fn look(files: &dyn SystemFiles, ops: &dyn InterfaceOps, iface: &str) -> Result<Self, NicError> {
         check_name(iface)?;
         let identity = identity(files, ops, iface)?;
         let folder = format!("sys/class/net/{iface}");
@@ -194,7 +194,7 @@ impl Inventory {
 }
 
 /// Who the interface is, if /sys and this thread's network namespace agree about it.
-fn identity(files: &dyn Files, ops: &dyn InterfaceOps, iface: &str) -> Result<Option<Identity>, NicError> {
+fn identity(files: &dyn SystemFiles, ops: &dyn InterfaceOps, iface: &str) -> Result<Option<Identity>, NicError> {
     let no_interface = || NicError::NoInterface { iface: iface.to_owned() };
     let read = |name: &str| files.read(&format!("sys/class/net/{iface}/{name}"));
     let in_sys = match (read("ifindex"), read("address")) {
@@ -247,26 +247,26 @@ pub(crate) fn with_parents(device: &str) -> impl Iterator<Item = &str> {
         .take_while(|path| *path != "sys/devices" && path.starts_with("sys/devices/"))
 }
 
-fn numa_node(files: &dyn Files, device: &str) -> Option<u32> {
+fn numa_node(files: &dyn SystemFiles, device: &str) -> Option<u32> {
     // -1, which does not parse, is a device of no particular node.
     with_parents(device).find_map(|path| files.read(&format!("{path}/numa_node")).ok())?.trim().parse().ok()
 }
 
-fn driver(files: &dyn Files, device: Option<&str>, identity: Option<&Identity>) -> String {
+fn driver(files: &dyn SystemFiles, device: Option<&str>, identity: Option<&Identity>) -> String {
     let driver = device.and_then(|device| files.canonical(&format!("{device}/driver")).ok());
     let name = driver.as_deref().and_then(|path| path.rsplit('/').next()).map(str::to_owned);
     let kind = || identity.map(|identity| identity.kind.clone()).filter(|kind| !kind.is_empty());
     name.or_else(kind).unwrap_or_else(|| "this driver".to_owned())
 }
 
-fn list_of(files: &dyn Files, path: &str) -> Result<CpuSet, NicError> {
+fn list_of(files: &dyn SystemFiles, path: &str) -> Result<CpuSet, NicError> {
     let text = files.read(path).map_err(|error| NicError::Read { path: format!("/{path}"), error })?;
     let content = |error: CpuSetError| NicError::Content { path: format!("/{path}"), why: error.to_string() };
     CpuSet::from_list(&text).map_err(content)
 }
 
 /// The CPUs of this thread. A copy of another machine's tree has no such thread: there, all that are online.
-fn allowed(files: &dyn Files, online: &CpuSet) -> Result<CpuSet, NicError> {
+fn allowed(files: &dyn SystemFiles, online: &CpuSet) -> Result<CpuSet, NicError> {
     const STATUS: &str = "proc/thread-self/status";
     let Ok(status) = files.read(STATUS) else { return Ok(online.clone()) };
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
@@ -274,7 +274,7 @@ fn allowed(files: &dyn Files, online: &CpuSet) -> Result<CpuSet, NicError> {
 }
 
 /// Whether a default route passes the interface, itself or by an interface above it (bond, bridge, VLAN).
-fn default_route(files: &dyn Files, iface: &str) -> Option<String> {
+fn default_route(files: &dyn SystemFiles, iface: &str) -> Option<String> {
     let ipv4 = files.read("proc/thread-self/net/route").unwrap_or_default();
     let ipv6 = files.read("proc/thread-self/net/ipv6_route").unwrap_or_default();
     let carriers = default_route_carriers(&ipv4, &ipv6);
@@ -317,7 +317,7 @@ fn default_route_carriers(ipv4: &str, ipv6: &str) -> Vec<String> {
     carriers
 }
 
-fn irqbalance(files: &dyn Files) -> Option<Irqbalance> {
+fn irqbalance(files: &dyn SystemFiles) -> Option<Irqbalance> {
     let processes = files.list("proc").ok()?;
     let mut pids: Vec<u32> = processes.iter().filter_map(|name| name.parse().ok()).collect();
     pids.sort_unstable();

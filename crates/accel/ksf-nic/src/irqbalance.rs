@@ -7,12 +7,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use crate::error::NicError;
-use crate::files::Files;
+use crate::files::SystemFiles;
 
 /// The script for an interface's device. irqbalance 1.0.5 and later calls it, as told by `--policyscript`, with the
 /// path of a device in /sys and the number of an interrupt, and reads `ban=true`. It goes by the path, because numbers
 /// are others after the next boot. `None`: the interface has no device with interrupts.
-pub fn policy_script(files: &dyn Files, iface: &str) -> Option<String> {
+pub fn policy_script(files: &dyn SystemFiles, iface: &str) -> Option<String> {
     let device = files.canonical(&format!("sys/class/net/{iface}/device")).ok()?;
     // The address of the PCI device, on which a virtio device sits.
     let is_pci = |part: &&str| {

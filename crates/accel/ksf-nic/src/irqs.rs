@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::files::Files;
+use crate::files::SystemFiles;
 use crate::interface::{Direction, InterfaceOps};
 use crate::inventory::with_parents;
 use crate::setting::{Setting, irq_handlers};
@@ -28,7 +28,7 @@ impl QueueInterrupt {
 /// Finds the interrupts of queues: as the driver tells the kernel (netdev-genl, Linux 6.8), else by their names.
 /// Interrupts that are of no queue (configuration, events, management) are left out, and those that cannot be told.
 pub(crate) fn queue_interrupts(
-    files: &dyn Files,
+    files: &dyn SystemFiles,
     ops: &dyn InterfaceOps,
     iface: &str,
     device: Option<&str>,
@@ -66,7 +66,7 @@ pub(crate) fn queue_interrupts(
 }
 
 /// Interrupts of the device, or of the one it sits on.
-fn device_irqs(files: &dyn Files, device: Option<&str>) -> Vec<u32> {
+fn device_irqs(files: &dyn SystemFiles, device: Option<&str>) -> Vec<u32> {
     let of = |path: &str| -> Option<Vec<u32>> {
         let messages = files.list(&format!("{path}/msi_irqs")).unwrap_or_default();
         let numbers: Vec<u32> = messages.iter().filter_map(|name| name.parse().ok()).collect();

@@ -13,7 +13,7 @@
 //!                                                   └─ before any write
 //! ```
 //!
-//! [`Files`], [`InterfaceOps`] and [`Store`] are the only ways to the machine, so everything runs on a fake one too.
+//! [`SystemFiles`], [`InterfaceOps`] and [`RecordStore`] are the only ways to the machine, so everything runs on a fake one too.
 //! docs/nic.md explains each choice. [`netlink`] is of use for other questions to the kernel, too.
 
 #![forbid(unsafe_code)]
@@ -34,7 +34,7 @@ mod steering;
 mod tuner;
 
 pub use error::NicError;
-pub use files::{Files, Tree};
+pub use files::{SystemFiles, Tree};
 pub use interface::{
     Channels, Coalescing, Direction, Identity, InterfaceOps, Netlink, NoInterfaceOps, Ntuple, QueueIrq,
 };
@@ -42,8 +42,8 @@ pub use inventory::{Inventory, Irqbalance, Lack, check_name, interfaces};
 pub use irqbalance::{policy_script, write_policy};
 pub use irqs::QueueInterrupt;
 pub use ksf::cpus::{CpuSet, CpuSetError};
-pub use plan::{Action, DEFER_IRQS, GRO_FLUSH_NS, Intent, Item, Plan, RX_USECS, SOCK_FLOWS, Wish};
-pub use record::{Entry, FOLDER, Folder, FolderGuard, Origin, Phase, Record, Store};
+pub use plan::{PlannedAction, DEFER_IRQS, GRO_FLUSH_NS, Intent, Item, Plan, RX_USECS, SOCK_FLOWS, Wish};
+pub use record::{SavedSetting, FOLDER, RecordFolder, FolderGuard, RecordOrigin, Phase, Record, RecordStore};
 pub use setting::{Group, Setting};
-pub use steering::{ReceiveSteering, Verdict};
-pub use tuner::{Finding, Report, SettingResult, Tuner};
+pub use steering::{ReceiveSteering, SteeringVerdict};
+pub use tuner::{Finding, NicReport, SettingResult, Tuner};

@@ -87,7 +87,7 @@ pub struct Item {
     /// The value it is to have; `None` where it is left alone.
     pub wanted: Option<String>,
     /// What is to be done.
-    pub action: Action,
+    pub action: PlannedAction,
     /// Why.
     pub why: String,
 }
@@ -95,7 +95,7 @@ pub struct Item {
 /// What a plan does with a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Action {
+pub enum PlannedAction {
     /// It is changed.
     Change,
     /// It has the wanted value already.
@@ -157,7 +157,7 @@ impl Plan {
 
     /// The settings that are to be changed.
     pub fn changes(&self) -> impl Iterator<Item = &Item> {
-        self.items.iter().filter(|item| item.action == Action::Change)
+        self.items.iter().filter(|item| item.action == PlannedAction::Change)
     }
 }
 
@@ -234,7 +234,7 @@ impl Planner<'_> {
                     key,
                     now: Some(switch_text(false)),
                     wanted: None,
-                    action: Action::NotSupported,
+                    action: PlannedAction::NotSupported,
                     why: format!("fixed off by {}", self.facts.driver),
                 });
             }
@@ -299,7 +299,7 @@ impl Planner<'_> {
                 key: Setting::SockFlows,
                 now: None,
                 wanted: None,
-                action: Action::NotSupported,
+                action: PlannedAction::NotSupported,
                 why: "not in this network namespace: only the initial one has it".to_owned(),
             });
             for &queue in &self.facts.rx {
@@ -372,9 +372,9 @@ impl Planner<'_> {
     fn leave(&mut self, key: Setting, why: &str) {
         let now = self.facts.value(&key);
         let (now, action, why) = match now {
-            Ok(now) => (Some(now.trim().to_owned()), Action::LeftAlone, why.to_owned()),
-            Err(Lack::NotSupported) if matches!(key, Setting::Xps { .. }) => (None, Action::LeftAlone, why.to_owned()),
-            Err(lack) => (None, Action::NotSupported, self.lacking(&lack)),
+            Ok(now) => (Some(now.trim().to_owned()), PlannedAction::LeftAlone, why.to_owned()),
+            Err(Lack::NotSupported) if matches!(key, Setting::Xps { .. }) => (None, PlannedAction::LeftAlone, why.to_owned()),
+            Err(lack) => (None, PlannedAction::NotSupported, self.lacking(&lack)),
         };
         self.items.push(Item { key, now, wanted: None, action, why });
     }
@@ -385,12 +385,12 @@ impl Planner<'_> {
         }
         let item = match (self.facts.value(&key), wanted) {
             (Ok(now), Some(wanted)) => {
-                let action = if key.same(now, &wanted) { Action::Holds } else { Action::Change };
+                let action = if key.same(now, &wanted) { PlannedAction::Holds } else { PlannedAction::Change };
                 Item { now: Some(now.trim().to_owned()), wanted: Some(wanted), action, why: why.to_owned(), key }
             }
             (now, _) => {
                 let why = self.lacking(&now.err().unwrap_or(Lack::NotSupported));
-                Item { key, now: None, wanted: None, action: Action::NotSupported, why }
+                Item { key, now: None, wanted: None, action: PlannedAction::NotSupported, why }
             }
         };
         self.items.push(item);
@@ -434,7 +434,7 @@ mod tests {
     #[test]
     fn the_fields_of_a_setting_do_not_hide_those_of_its_item() {
         let key = Setting::Irq { number: 38, handler: "virtio2-input.0".into() };
-        let item = Item { key, now: None, wanted: None, action: Action::Change, why: String::new() };
+        let item = Item { key, now: None, wanted: None, action: PlannedAction::Change, why: String::new() };
         let text = serde_json::to_string(&item).unwrap();
         for field in ["setting", "number", "handler", "action"] {
             assert_eq!(text.matches(&format!("\"{field}\":")).count(), 1, "{text}");

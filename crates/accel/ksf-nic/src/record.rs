@@ -30,18 +30,18 @@ pub struct Record {
     /// Who it was.
     pub identity: Option<Identity>,
     /// What tells this boot, and this network namespace, from others.
-    pub place: Origin,
+    pub place: RecordOrigin,
     /// What the settings are for.
     pub intent: Intent,
     /// How far it came.
     pub phase: Phase,
     /// The settings, in the order in which they were applied.
-    pub settings: Vec<Entry>,
+    pub settings: Vec<SavedSetting>,
 }
 
 /// Where settings live: they end with the boot, and with the network namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Origin {
+pub struct RecordOrigin {
     /// /proc/sys/kernel/random/boot_id.
     pub boot: String,
     /// The network namespace, as in /proc/PID/ns/net.
@@ -64,7 +64,7 @@ pub enum Phase {
 
 /// One setting of a record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct SavedSetting {
     /// The setting.
     #[serde(flatten)]
     pub key: Setting,
@@ -77,7 +77,7 @@ pub struct Entry {
     pub earlier: Option<String>,
 }
 
-impl Entry {
+impl SavedSetting {
     /// An entry before the first change.
     pub fn new(key: Setting, old: impl Into<String>, new: Option<&str>) -> Self {
         Self { key, old: old.into(), new: new.map(str::to_owned), earlier: None }
@@ -91,7 +91,7 @@ impl Entry {
 
 impl Record {
     /// A record before anything was changed.
-    pub fn new(iface: &str, identity: Option<Identity>, place: Origin, intent: Intent) -> Self {
+    pub fn new(iface: &str, identity: Option<Identity>, place: RecordOrigin, intent: Intent) -> Self {
         Self {
             format: FORMAT.to_owned(),
             iface: iface.to_owned(),
@@ -104,13 +104,13 @@ impl Record {
     }
 
     /// The entry of a setting.
-    pub fn entry(&self, key: &Setting) -> Option<&Entry> {
+    pub fn entry(&self, key: &Setting) -> Option<&SavedSetting> {
         self.settings.iter().find(|entry| entry.key == *key)
     }
 }
 
 /// Where records are kept. Names are those of interfaces with their network namespace.
-pub trait Store {
+pub trait RecordStore {
     /// What keeps others from working on the records.
     type Guard;
     /// Takes the records for this process.
@@ -127,7 +127,7 @@ pub trait Store {
 
 /// Records as files in a folder.
 #[derive(Debug, Clone)]
-pub struct Folder {
+pub struct RecordFolder {
     path: PathBuf,
 }
 
@@ -149,7 +149,7 @@ impl Drop for FolderGuard {
     }
 }
 
-impl Folder {
+impl RecordFolder {
     /// Records in a folder, which is made when the first is written.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
@@ -168,7 +168,7 @@ fn record_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Ni
     move |error| NicError::Record { what, path: path.to_owned(), error }
 }
 
-impl Store for Folder {
+impl RecordStore for RecordFolder {
     type Guard = FolderGuard;
 
     fn lock(&mut self) -> Result<FolderGuard, NicError> {
@@ -266,10 +266,10 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     fn record() -> Record {
-        let mut record = Record::new("eth0", None, Origin::default(), Intent::Latency);
-        record.settings.push(Entry::new(Setting::Rps { queue: 511 }, "0\n", Some("3")));
+        let mut record = Record::new("eth0", None, RecordOrigin::default(), Intent::Latency);
+        record.settings.push(SavedSetting::new(Setting::Rps { queue: 511 }, "0\n", Some("3")));
         let key = Setting::Irq { number: 38, handler: "virtio2-input.0".into() };
-        record.settings.push(Entry::new(key.clone(), "3\n", None));
+        record.settings.push(SavedSetting::new(key.clone(), "3\n", None));
         record.phase = Phase::Restoring(vec![key]);
         record
     }
@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn a_record_comes_back_and_goes() {
         let folder = tempfile::tempdir().unwrap();
-        let mut store = Folder::new(folder.path().join("ksf/nic"));
+        let mut store = RecordFolder::new(folder.path().join("ksf/nic"));
         assert_eq!(store.load("eth0").unwrap(), None);
         assert!(store.names().unwrap().is_empty());
         let guard = store.lock().unwrap();
@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn one_process_at_a_time() {
         let folder = tempfile::tempdir().unwrap();
-        let mut store = Folder::new(folder.path());
+        let mut store = RecordFolder::new(folder.path());
         let guard = store.lock().unwrap();
         assert!(matches!(store.clone().lock(), Err(NicError::Busy { .. })));
         drop(guard);
@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn what_others_could_have_written_is_not_trusted() {
         let folder = tempfile::tempdir().unwrap();
-        let mut store = Folder::new(folder.path());
+        let mut store = RecordFolder::new(folder.path());
         let _guard = store.lock().unwrap();
         store.save("eth0", &record()).unwrap();
         fs::set_permissions(store.file("eth0"), fs::Permissions::from_mode(0o666)).unwrap();

@@ -1,12 +1,12 @@
 //! Restoring what was recorded, and nothing that somebody else has set since.
 
 use crate::error::NicError;
-use crate::files::Files;
+use crate::files::SystemFiles;
 use crate::interface::InterfaceOps;
 use crate::inventory::{Lack, is_no_device, lack_of};
-use crate::record::{Entry, Phase, Record, Store};
+use crate::record::{SavedSetting, Phase, Record, RecordStore};
 use crate::setting::Setting;
-use crate::tuner::{Finding, Report, SettingResult, Tuner, check_same_interface, refusal};
+use crate::tuner::{Finding, NicReport, SettingResult, Tuner, check_same_interface, refusal};
 
 /// What is to be done with an entry.
 enum Decision {
@@ -19,7 +19,7 @@ enum Decision {
     Unreadable(String),
 }
 
-impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
+impl<F: SystemFiles, L: InterfaceOps, S: RecordStore> Tuner<F, L, S> {
     /// Restores every recorded setting to its old value, exactly. May be called after an interrupted apply or rollback
     /// as well. A setting that somebody else has changed since is left alone, and stays on record, unless `force`.
     ///
@@ -30,7 +30,7 @@ impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
     ///
     /// [`NicError::NothingApplied`]; [`NicError::OtherInterface`] unless `force`; [`NicError::ReadOnly`],
     /// [`NicError::NotPermitted`] and [`NicError::Busy`] before anything is changed; [`NicError::Record`].
-    pub fn rollback(&mut self, iface: &str, force: bool) -> Result<Report, NicError> {
+    pub fn rollback(&mut self, iface: &str, force: bool) -> Result<NicReport, NicError> {
         let nothing = || NicError::NothingApplied { iface: iface.to_owned() };
         // Without a record there is nothing to lock, and no folder to make.
         self.record(iface)?.ok_or_else(nothing)?;
@@ -82,12 +82,12 @@ impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
             });
         }
         self.settle(iface, record, &outcomes)?;
-        Ok(Report { iface: iface.to_owned(), outcomes, notes, steering: None })
+        Ok(NicReport { iface: iface.to_owned(), outcomes, notes, steering: None })
     }
 
     /// Reads every setting before the first is written, and decides.
-    fn decide(&self, iface: &str, record: &Record, force: bool, is_here: bool) -> Vec<(Entry, Decision)> {
-        let mut decisions: Vec<(Entry, Decision)> = Vec::new();
+    fn decide(&self, iface: &str, record: &Record, force: bool, is_here: bool) -> Vec<(SavedSetting, Decision)> {
+        let mut decisions: Vec<(SavedSetting, Decision)> = Vec::new();
         for entry in &record.settings {
             let decision = if is_here || entry.key.is_shared() {
                 self.decide_one(iface, record, entry, force)
@@ -113,7 +113,7 @@ impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
         decisions
     }
 
-    fn decide_one(&self, iface: &str, record: &Record, entry: &Entry, force: bool) -> Decision {
+    fn decide_one(&self, iface: &str, record: &Record, entry: &SavedSetting, force: bool) -> Decision {
         if let Phase::Restoring(keys) = &record.phase
             && keys.contains(&entry.key)
         {
@@ -138,7 +138,7 @@ impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
     fn restore(
         &mut self,
         iface: &str,
-        entry: &Entry,
+        entry: &SavedSetting,
         record: &Record,
         driver: &str,
     ) -> Result<(Finding, String), NicError> {
@@ -161,7 +161,7 @@ impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
     }
 
     /// Gives the duty to restore a shared setting to the interfaces that still need it. False: there are none.
-    fn hand_over(&mut self, iface: &str, entry: &Entry, record: &Record) -> Result<bool, NicError> {
+    fn hand_over(&mut self, iface: &str, entry: &SavedSetting, record: &Record) -> Result<bool, NicError> {
         let own = self.name(iface);
         let mut handed = false;
         for name in self.store.names()?.into_iter().filter(|name| *name != own) {
@@ -194,7 +194,7 @@ impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
 }
 
 /// Queues first, because the others belong to them; then the last one that was applied first.
-fn in_order_of_rollback(mut decisions: Vec<(Entry, Decision)>) -> Vec<(Entry, Decision)> {
+fn in_order_of_rollback(mut decisions: Vec<(SavedSetting, Decision)>) -> Vec<(SavedSetting, Decision)> {
     decisions.sort_by(|(one, _), (other, _)| match (&one.key, &other.key) {
         (Setting::Channels, Setting::Channels) => std::cmp::Ordering::Equal,
         (Setting::Channels, _) => std::cmp::Ordering::Less,

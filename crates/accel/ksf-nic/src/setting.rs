@@ -5,7 +5,7 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
-use crate::files::Files;
+use crate::files::SystemFiles;
 use crate::interface::{Channels, Coalescing, InterfaceOps};
 use ksf::cpus::CpuSet;
 
@@ -211,7 +211,7 @@ impl Setting {
     }
 
     /// The value now, as the kernel writes it.
-    pub(crate) fn read(&self, files: &dyn Files, ops: &dyn InterfaceOps, iface: &str) -> io::Result<String> {
+    pub(crate) fn read(&self, files: &dyn SystemFiles, ops: &dyn InterfaceOps, iface: &str) -> io::Result<String> {
         match self {
             Self::Channels => Ok(channels_text(ops.channels(iface)?)),
             Self::AdaptiveRx => {
@@ -232,7 +232,7 @@ impl Setting {
     /// Changes the value.
     pub(crate) fn write(
         &self,
-        files: &mut dyn Files,
+        files: &mut dyn SystemFiles,
         ops: &mut dyn InterfaceOps,
         iface: &str,
         value: &str,
@@ -269,7 +269,7 @@ impl fmt::Display for Setting {
 }
 
 /// Names the drivers gave the handlers of an interrupt: folders in /proc/irq/N.
-pub(crate) fn irq_handlers(files: &dyn Files, number: u32) -> Vec<String> {
+pub(crate) fn irq_handlers(files: &dyn SystemFiles, number: u32) -> Vec<String> {
     let mut names = files.list(&format!("proc/irq/{number}")).unwrap_or_default();
     names.retain(|name| !IRQ_FILES.contains(&name.as_str()));
     names.sort_unstable();
@@ -278,7 +278,7 @@ pub(crate) fn irq_handlers(files: &dyn Files, number: u32) -> Vec<String> {
 
 /// Where the affinity of an interrupt is: by its number if the name still fits, else by the name, because a driver that
 /// changes its queues frees its interrupts and gets others.
-fn irq_path(files: &dyn Files, number: u32, handler: &str) -> Option<String> {
+fn irq_path(files: &dyn SystemFiles, number: u32, handler: &str) -> Option<String> {
     let has_it = |number: u32| irq_handlers(files, number).iter().any(|name| name == handler);
     let number = if has_it(number) {
         number

@@ -6,28 +6,28 @@
 use serde::Serialize;
 
 use crate::inventory::Inventory;
-use crate::plan::{Action, Item};
+use crate::plan::{PlannedAction, Item};
 use crate::setting::Setting;
 
 /// Whether packets follow their readers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ReceiveSteering {
     /// By RFS.
-    pub software: Verdict,
+    pub software: SteeringVerdict,
     /// By aRFS.
-    pub hardware: Verdict,
+    pub hardware: SteeringVerdict,
 }
 
 /// Yes or no, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Verdict {
+pub struct SteeringVerdict {
     /// Whether it is.
     pub on: bool,
     /// What it does, or why it is not.
     pub why: String,
 }
 
-impl Verdict {
+impl SteeringVerdict {
     fn yes(why: impl Into<String>) -> Self {
         Self { on: true, why: why.into() }
     }
@@ -50,7 +50,7 @@ impl ReceiveSteering {
 
     fn judge(facts: &Inventory, items: &[Item], rx: u32, cpus: usize) -> Self {
         let value = |key: &Setting| {
-            let planned = items.iter().find(|item| item.key == *key && item.action == Action::Change);
+            let planned = items.iter().find(|item| item.key == *key && item.action == PlannedAction::Change);
             let planned = planned.and_then(|item| item.wanted.clone());
             planned.or_else(|| facts.value(key).ok().map(|value| value.trim().to_owned()))
         };
@@ -58,26 +58,26 @@ impl ReceiveSteering {
         let without: Vec<u32> =
             facts.rx.iter().copied().filter(|&queue| number(&Setting::RpsFlows { queue }).unwrap_or(0) == 0).collect();
         let software = if cpus < 2 {
-            Verdict::no("there is one CPU")
+            SteeringVerdict::no("there is one CPU")
         } else {
             match number(&Setting::SockFlows) {
-                None => Verdict::no("rps_sock_flow_entries exists only in the initial network namespace"),
-                Some(0) => Verdict::no("rps_sock_flow_entries is 0"),
-                Some(entries) if without.is_empty() => Verdict::yes(format!("RFS, a table of {entries} flows")),
-                Some(_) => Verdict::no(format!("rps_flow_cnt is 0 on {} of {} queues", without.len(), facts.rx.len())),
+                None => SteeringVerdict::no("rps_sock_flow_entries exists only in the initial network namespace"),
+                Some(0) => SteeringVerdict::no("rps_sock_flow_entries is 0"),
+                Some(entries) if without.is_empty() => SteeringVerdict::yes(format!("RFS, a table of {entries} flows")),
+                Some(_) => SteeringVerdict::no(format!("rps_flow_cnt is 0 on {} of {} queues", without.len(), facts.rx.len())),
             }
         };
         let ntuple_on = value(&Setting::Ntuple).as_deref() == Some("on");
         let hardware = match &facts.ntuple {
-            _ if rx < 2 => Verdict::no("one receive queue"),
-            Err(_) => Verdict::no(format!("{} has no ntuple filters", facts.driver)),
+            _ if rx < 2 => SteeringVerdict::no("one receive queue"),
+            Err(_) => SteeringVerdict::no(format!("{} has no ntuple filters", facts.driver)),
             Ok(ntuple) if !ntuple.on && !ntuple.changeable => {
-                Verdict::no(format!("{} has no ntuple filters (fixed off)", facts.driver))
+                SteeringVerdict::no(format!("{} has no ntuple filters (fixed off)", facts.driver))
             }
-            Ok(_) if !ntuple_on => Verdict::no("ntuple-filters is off"),
-            Ok(_) if !software.on => Verdict::no(format!("no flow tables: {}", software.why)),
+            Ok(_) if !ntuple_on => SteeringVerdict::no("ntuple-filters is off"),
+            Ok(_) if !software.on => SteeringVerdict::no(format!("no flow tables: {}", software.why)),
             // A driver may have filters and not this use of them; no interface of the kernel tells.
-            Ok(_) => Verdict::yes(format!(
+            Ok(_) => SteeringVerdict::yes(format!(
                 "aRFS, if {} has it: the device's statistics (ethtool -S) count what it steers",
                 facts.driver
             )),

@@ -5,11 +5,11 @@ use std::io;
 use serde::Serialize;
 
 use crate::error::NicError;
-use crate::files::Files;
+use crate::files::SystemFiles;
 use crate::interface::{Identity, InterfaceOps};
 use crate::inventory::{Inventory, Lack, lack_of};
 use crate::plan::{Plan, Wish};
-use crate::record::{Origin, Phase, Record, Store};
+use crate::record::{RecordOrigin, Phase, Record, RecordStore};
 use crate::setting::Setting;
 use crate::steering::ReceiveSteering;
 
@@ -23,7 +23,7 @@ pub struct Tuner<F, L, S> {
 
 /// What became of the settings of an interface.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Report {
+pub struct NicReport {
     /// The interface.
     pub iface: String,
     /// Its settings.
@@ -75,14 +75,14 @@ impl Finding {
     }
 }
 
-impl Report {
+impl NicReport {
     /// How many settings have a finding.
     pub fn count(&self, finding: Finding) -> usize {
         self.outcomes.iter().filter(|outcome| outcome.finding == finding).count()
     }
 }
 
-impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
+impl<F: SystemFiles, L: InterfaceOps, S: RecordStore> Tuner<F, L, S> {
     /// Works on a machine.
     pub fn new(files: F, ops: L, store: S) -> Self {
         Self { files, ops, store }
@@ -103,7 +103,7 @@ impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
     /// # Errors
     ///
     /// [`NicError::NothingApplied`], [`NicError::Interrupted`], [`NicError::OtherInterface`].
-    pub fn verify(&self, iface: &str) -> Result<Report, NicError> {
+    pub fn verify(&self, iface: &str) -> Result<NicReport, NicError> {
         let record = self.record(iface)?.ok_or_else(|| NicError::NothingApplied { iface: iface.to_owned() })?;
         check_whole(&record)?;
         let facts = self.look(iface)?;
@@ -120,7 +120,7 @@ impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
             outcomes.push(SettingResult { key: entry.key.clone(), wanted: wanted.trim().to_owned(), finding, detail });
         }
         let steering = Some(ReceiveSteering::present(&facts));
-        Ok(Report { iface: iface.to_owned(), outcomes, notes: Vec::new(), steering })
+        Ok(NicReport { iface: iface.to_owned(), outcomes, notes: Vec::new(), steering })
     }
 
     /// The record of an interface, if it is of this boot.
@@ -138,9 +138,9 @@ impl<F: Files, L: InterfaceOps, S: Store> Tuner<F, L, S> {
         }
     }
 
-    pub(crate) fn place(&self) -> Origin {
+    pub(crate) fn place(&self) -> RecordOrigin {
         let boot = self.files.read("proc/sys/kernel/random/boot_id").unwrap_or_default();
-        Origin { boot: boot.trim().to_owned(), namespace: self.ops.namespace() }
+        RecordOrigin { boot: boot.trim().to_owned(), namespace: self.ops.namespace() }
     }
 
     /// Finds out, without changing anything, whether settings may be written.

@@ -5,7 +5,7 @@ mod common;
 use std::collections::BTreeSet;
 
 use common::{IFACE, Model, World, queue_file, wish};
-use ksf_nic::{Action, CpuSet, Entry, Finding, Group, Identity, Intent, Lack, NicError, Plan, Record, Report, Setting};
+use ksf_nic::{PlannedAction, CpuSet, SavedSetting, Finding, Group, Identity, Intent, Lack, NicError, Plan, Record, NicReport, Setting};
 use proptest::prelude::*;
 
 const FLOWS: &str = "proc/sys/net/core/rps_sock_flow_entries";
@@ -15,17 +15,17 @@ fn plan(world: &World, intent: Intent) -> Plan {
     world.tuner().plan(IFACE, &wish(intent)).unwrap()
 }
 
-fn apply(world: &World, intent: Intent) -> Report {
+fn apply(world: &World, intent: Intent) -> NicReport {
     world.tuner().apply(IFACE, &wish(intent), false, |_| {}).unwrap()
 }
 
 /// What a plan does with the first setting of this name, and the value it wants.
-fn item(plan: &Plan, name: &str) -> (Action, String) {
+fn item(plan: &Plan, name: &str) -> (PlannedAction, String) {
     let item = plan.items.iter().find(|item| item.key.name() == name).unwrap_or_else(|| panic!("no {name}"));
     (item.action, item.wanted.clone().unwrap_or_default())
 }
 
-fn finding(report: &Report, name: &str) -> Finding {
+fn finding(report: &NicReport, name: &str) -> Finding {
     report.outcomes.iter().find(|outcome| outcome.key.name() == name).unwrap_or_else(|| panic!("no {name}")).finding
 }
 
@@ -55,9 +55,9 @@ fn the_node_of_the_device_is_preferred() {
     let world = World::new(Model { node: vec![2, 3], ..model(4, 2) });
     let plan = plan(&world, Intent::Latency);
     assert_eq!((plan.node, plan.near_cpus.as_str(), plan.cpus.as_str()), (Some(0), "2-3", "0-3"));
-    assert_eq!(item(&plan, "smp_affinity"), (Action::Change, "4".into()));
+    assert_eq!(item(&plan, "smp_affinity"), (PlannedAction::Change, "4".into()));
     // Two queues for the two CPUs nearby; the other CPUs send by them too.
-    assert_eq!(item(&plan, "rps_cpus"), (Action::Holds, "0".into()));
+    assert_eq!(item(&plan, "rps_cpus"), (PlannedAction::Holds, "0".into()));
     let masks: Vec<String> =
         plan.items.iter().filter(|item| item.key.name() == "xps_cpus").filter_map(|item| item.wanted.clone()).collect();
     assert_eq!(masks, ["5", "a"]);
@@ -124,23 +124,23 @@ proptest! {
 fn intentions_differ_where_it_matters() {
     let world = World::new(model(4, 4));
     let (latency, throughput) = (plan(&world, Intent::Latency), plan(&world, Intent::Throughput));
-    assert_eq!(item(&latency, "rx-usecs"), (Action::Change, "0".into()));
-    assert_eq!(item(&latency, "gro_flush_timeout"), (Action::Holds, "0".into()));
-    assert_eq!(item(&throughput, "adaptive-rx"), (Action::Change, "on".into()));
-    assert_eq!(item(&throughput, "rx-usecs").0, Action::LeftAlone);
-    assert_eq!(item(&throughput, "napi_defer_hard_irqs"), (Action::Change, "10".into()));
-    assert_eq!(item(&throughput, "gro_flush_timeout"), (Action::Change, "20000".into()));
-    assert_eq!(item(&throughput, "threaded").0, Action::LeftAlone);
+    assert_eq!(item(&latency, "rx-usecs"), (PlannedAction::Change, "0".into()));
+    assert_eq!(item(&latency, "gro_flush_timeout"), (PlannedAction::Holds, "0".into()));
+    assert_eq!(item(&throughput, "adaptive-rx"), (PlannedAction::Change, "on".into()));
+    assert_eq!(item(&throughput, "rx-usecs").0, PlannedAction::LeftAlone);
+    assert_eq!(item(&throughput, "napi_defer_hard_irqs"), (PlannedAction::Change, "10".into()));
+    assert_eq!(item(&throughput, "gro_flush_timeout"), (PlannedAction::Change, "20000".into()));
+    assert_eq!(item(&throughput, "threaded").0, PlannedAction::LeftAlone);
     // Without adaptive coalescing a fixed delay.
     let plain = World::new(Model { adaptive: false, ..model(4, 4) });
     let throughput = plan(&plain, Intent::Throughput);
-    assert_eq!(item(&throughput, "adaptive-rx").0, Action::NotSupported);
-    assert_eq!(item(&throughput, "rx-usecs"), (Action::Change, "50".into()));
+    assert_eq!(item(&throughput, "adaptive-rx").0, PlannedAction::NotSupported);
+    assert_eq!(item(&throughput, "rx-usecs"), (PlannedAction::Change, "50".into()));
     // And without any, as on veth.
     let none = World::new(Model { coalescing: false, ..model(4, 4) });
     let throughput = plan(&none, Intent::Throughput);
     let usecs = throughput.items.iter().find(|item| item.key == Setting::RxUsecs).unwrap();
-    assert_eq!((usecs.action, usecs.why.as_str()), (Action::NotSupported, "not supported by fakenic"));
+    assert_eq!((usecs.action, usecs.why.as_str()), (PlannedAction::NotSupported, "not supported by fakenic"));
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn receive_cpu_selection_says_what_the_machine_can() {
     assert_eq!(one_queue.hardware.why, "one receive queue");
     let fixed = World::new(Model { ntuple: false, ..model(4, 4) });
     assert_eq!(steering(&fixed).hardware.why, "fakenic has no ntuple filters (fixed off)");
-    assert_eq!(item(&plan(&fixed, Intent::Latency), "ntuple-filters").0, Action::NotSupported);
+    assert_eq!(item(&plan(&fixed, Intent::Latency), "ntuple-filters").0, PlannedAction::NotSupported);
     let one_cpu = steering(&World::new(model(1, 4)));
     assert!(!one_cpu.software.on && one_cpu.software.why == "there is one CPU");
     // As in a network namespace that is not the first.
@@ -189,8 +189,8 @@ fn receive_cpu_selection_says_what_the_machine_can() {
     let plan = plan(&inner, Intent::Latency);
     assert!(!plan.steering.software.on && plan.steering.software.why.contains("initial network namespace"));
     assert!(!plan.steering.hardware.on);
-    assert_eq!(item(&plan, "rps_flow_cnt").0, Action::LeftAlone);
-    assert_eq!(item(&plan, "ntuple-filters").0, Action::LeftAlone);
+    assert_eq!(item(&plan, "rps_flow_cnt").0, PlannedAction::LeftAlone);
+    assert_eq!(item(&plan, "ntuple-filters").0, PlannedAction::LeftAlone);
 
     // Verify tells what is, not what was planned.
     let world = World::new(model(4, 4));
@@ -369,11 +369,11 @@ fn irqbalance_is_told_apart_and_left_running() {
     let plan_1 = plan(&world, Intent::Latency);
     let irqs: Vec<_> = plan_1.items.iter().filter(|item| item.key.group() == Group::Irq).collect();
     assert_eq!(irqs.len(), 4);
-    assert!(irqs.iter().all(|item| item.action == Action::LeftAlone && item.why.contains("pid 812")), "{irqs:?}");
+    assert!(irqs.iter().all(|item| item.action == PlannedAction::LeftAlone && item.why.contains("pid 812")), "{irqs:?}");
     let number = world.tuner().look(IFACE).unwrap().interrupts[3].number;
     assert!(plan_1.notes.iter().any(|note| note.contains(&format!("--banirq={number}"))), "{:?}", plan_1.notes);
     world.put("proc/812/cmdline", "/usr/sbin/irqbalance\0--policyscript=/etc/ksf-irqs\0");
-    assert_eq!(item(&plan(&world, Intent::Latency), "smp_affinity").0, Action::Change);
+    assert_eq!(item(&plan(&world, Intent::Latency), "smp_affinity").0, PlannedAction::Change);
 
     let script = ksf_nic::policy_script(&world, IFACE).unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -411,7 +411,7 @@ fn a_read_only_tree_is_told_before_anything_changes() {
 fn second(world: &World, old: &str, new: &str) -> Record {
     let mut record: Record = world.0.borrow().records["eth0.1"].clone();
     record.iface = "eth1".into();
-    record.settings = vec![Entry::new(Setting::SockFlows, old, Some(new))];
+    record.settings = vec![SavedSetting::new(Setting::SockFlows, old, Some(new))];
     world.0.borrow_mut().records.insert("eth1.1".into(), record.clone());
     record
 }
@@ -536,5 +536,5 @@ fn an_unreadable_value_is_no_reason_to_write() {
     world.0.borrow_mut().files.remove(FLUSH);
     let facts = world.tuner().look(IFACE).unwrap();
     assert_eq!(facts.value(&Setting::GroFlush), Err(Lack::NotSupported));
-    assert_eq!(item(&plan(&world, Intent::Throughput), "gro_flush_timeout").0, Action::NotSupported);
+    assert_eq!(item(&plan(&world, Intent::Throughput), "gro_flush_timeout").0, PlannedAction::NotSupported);
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use ksf_nic::{Action, Finding, Folder, Intent, NicError, NoInterfaceOps, Tree, Tuner, Wish, interfaces};
+use ksf_nic::{PlannedAction, Finding, RecordFolder, Intent, NicError, NoInterfaceOps, Tree, Tuner, Wish, interfaces};
 use tempfile::TempDir;
 
 struct Machine(TempDir);
@@ -51,8 +51,8 @@ impl Machine {
         machine
     }
 
-    fn tuner(&self) -> Tuner<Tree, NoInterfaceOps, Folder> {
-        Tuner::new(Tree::new(self.0.path()), NoInterfaceOps, Folder::new(self.0.path().join("run/ksf/nic")))
+    fn tuner(&self) -> Tuner<Tree, NoInterfaceOps, RecordFolder> {
+        Tuner::new(Tree::new(self.0.path()), NoInterfaceOps, RecordFolder::new(self.0.path().join("run/ksf/nic")))
     }
 
     /// Every file with its bytes.
@@ -98,7 +98,7 @@ fn what_ethtool_would_tell_is_not_known_of_a_copy() {
     let plan = machine.tuner().plan("eth0", &Wish::new(Intent::Latency)).unwrap();
     for name in ["channels", "adaptive-rx", "rx-usecs", "ntuple-filters"] {
         let item = plan.items.iter().find(|item| item.key.name() == name).unwrap();
-        assert_eq!(item.action, Action::NotSupported, "{name}");
+        assert_eq!(item.action, PlannedAction::NotSupported, "{name}");
     }
 }
 

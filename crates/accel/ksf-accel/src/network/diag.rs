@@ -4,7 +4,7 @@
 use std::io;
 use std::net::IpAddr;
 
-use ksf_nic::netlink::{Attributes, NLM_F_DUMP, SOCK_DIAG, Socket};
+use ksf_nic::netlink::{Attributes, NLM_F_DUMP, SOCK_DIAG, NetlinkSocket};
 
 use super::Listening;
 
@@ -16,7 +16,7 @@ const STATE_LISTEN: u8 = 10;
 
 /// All listening TCP sockets.
 pub(super) fn listening() -> io::Result<Vec<Listening>> {
-    let kernel = Socket::open(Some(SOCK_DIAG))?;
+    let kernel = NetlinkSocket::open(Some(SOCK_DIAG))?;
     let mut found = Vec::new();
     for family in [libc::AF_INET as u8, libc::AF_INET6 as u8] {
         for message in kernel.ask(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, &request(family), &Attributes::default())? {

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 
 use super::{Channels, Coalescing, Direction, Identity, InterfaceOps, Ntuple, QueueIrq};
 use crate::netlink::{
-    self, Attributes, NLM_F_ACK, NLM_F_DUMP, Socket, attribute, attribute_string, attribute_u32, attributes,
+    self, Attributes, NLM_F_ACK, NLM_F_DUMP, NetlinkSocket, attribute, attribute_string, attribute_u32, attributes,
 };
 
 /// Length of `struct genlmsghdr`.
@@ -71,8 +71,8 @@ const IFLA_INFO_KIND: u16 = 1;
 /// A netlink socket for each of the two protocols, in the network namespace of the thread that made them.
 #[derive(Debug)]
 pub struct Netlink {
-    generic: Socket,
-    route: Socket,
+    generic: NetlinkSocket,
+    route: NetlinkSocket,
 }
 
 impl Netlink {
@@ -82,7 +82,7 @@ impl Netlink {
     ///
     /// What socket(2) answers: a seccomp profile, the limit of descriptors.
     pub fn open() -> io::Result<Self> {
-        Ok(Self { generic: Socket::open(Some(netlink::GENERIC))?, route: Socket::open(None)? })
+        Ok(Self { generic: NetlinkSocket::open(Some(netlink::GENERIC))?, route: NetlinkSocket::open(None)? })
     }
 
     /// Number of a generic family; EOPNOTSUPP where the kernel does not have it.

@@ -30,12 +30,12 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A socket in the network namespace of the thread that made it.
 #[derive(Debug)]
-pub struct Socket {
+pub struct NetlinkSocket {
     fd: OwnedFd,
     sequence: Cell<u32>,
 }
 
-impl Socket {
+impl NetlinkSocket {
     /// `None` is rtnetlink.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use std::io;
 use std::rc::Rc;
 
 use ksf_nic::{
-    Channels, Coalescing, CpuSet, Files, Identity, Intent, InterfaceOps, NicError, Ntuple, QueueIrq, Record, Store,
+    Channels, Coalescing, CpuSet, SystemFiles, Identity, Intent, InterfaceOps, NicError, Ntuple, QueueIrq, Record, RecordStore,
     Tuner, Wish,
 };
 
@@ -238,7 +238,7 @@ impl State {
     }
 }
 
-impl Files for World {
+impl SystemFiles for World {
     fn read(&self, path: &str) -> io::Result<String> {
         self.0.borrow().files.get(path).cloned().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
@@ -356,7 +356,7 @@ impl InterfaceOps for World {
     }
 }
 
-impl Store for World {
+impl RecordStore for World {
     type Guard = ();
 
     fn lock(&mut self) -> Result<(), NicError> {

@@ -8,8 +8,8 @@ use std::process::ExitCode;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use ksf_nic::{
-    Action, CpuSet, Finding, Folder, Group, Intent, Item, Netlink, NicError, NoInterfaceOps, Plan, ReceiveSteering,
-    Report, Setting, Tree, Tuner, Wish, policy_script, write_policy,
+    PlannedAction, CpuSet, Finding, RecordFolder, Group, Intent, Item, Netlink, NicError, NoInterfaceOps, Plan, ReceiveSteering,
+    NicReport, Setting, Tree, Tuner, Wish, policy_script, write_policy,
 };
 use serde::Serialize;
 
@@ -189,7 +189,7 @@ pub(crate) fn run(args: NicArgs) -> Result<ExitCode, Failure> {
 
 fn plan(args: &PlanArgs) -> Result<ExitCode, Failure> {
     let wish = args.wish.wish();
-    let nowhere = Folder::new("/nonexistent");
+    let nowhere = RecordFolder::new("/nonexistent");
     let (plan, files) = match &args.root {
         None => {
             let files = Tree::new("/");
@@ -258,8 +258,8 @@ fn netlink() -> Result<Netlink, Failure> {
     Netlink::open().map_err(|error| Failure::os("cannot open a netlink socket", &error))
 }
 
-fn tuner(state: &StateFlags) -> Result<Tuner<Tree, Netlink, Folder>, Failure> {
-    Ok(Tuner::new(Tree::new("/"), netlink()?, Folder::new(&state.state_dir)))
+fn tuner(state: &StateFlags) -> Result<Tuner<Tree, Netlink, RecordFolder>, Failure> {
+    Ok(Tuner::new(Tree::new("/"), netlink()?, RecordFolder::new(&state.state_dir)))
 }
 
 fn failure(error: NicError) -> Failure {
@@ -329,7 +329,7 @@ fn plan_text(plan: &Plan, output: &OutputFlags) -> Result<String, Failure> {
     Ok(out)
 }
 
-fn report_text(document: &'static str, report: &Report, output: &OutputFlags) -> Result<String, Failure> {
+fn report_text(document: &'static str, report: &NicReport, output: &OutputFlags) -> Result<String, Failure> {
     if output.json {
         return json(document, report);
     }
@@ -367,12 +367,12 @@ fn steering_text(steering: &ReceiveSteering) -> String {
     )
 }
 
-fn action_word(action: Action) -> &'static str {
+fn action_word(action: PlannedAction) -> &'static str {
     match action {
-        Action::Change => "change",
-        Action::Holds => "holds",
-        Action::NotSupported => "cannot",
-        Action::LeftAlone => "left alone",
+        PlannedAction::Change => "change",
+        PlannedAction::Holds => "holds",
+        PlannedAction::NotSupported => "cannot",
+        PlannedAction::LeftAlone => "left alone",
     }
 }
 
@@ -391,7 +391,7 @@ fn finding_word(finding: Finding) -> &'static str {
 fn plan_value(item: &Item) -> String {
     let shown = |value: &Option<String>| value.as_deref().map(|value| item.key.shown(value));
     match (shown(&item.now), shown(&item.wanted)) {
-        (Some(now), Some(wanted)) if item.action == Action::Change => format!("{now} -> {wanted}"),
+        (Some(now), Some(wanted)) if item.action == PlannedAction::Change => format!("{now} -> {wanted}"),
         (Some(now), _) => now,
         (None, _) => "-".to_owned(),
     }

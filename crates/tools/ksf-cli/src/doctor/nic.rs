@@ -1,6 +1,6 @@
 //! Whether packets follow their readers, on the interfaces that are up. The crate `ksf-nic` looks; it changes nothing.
 
-use ksf_nic::{Inventory, Netlink, ReceiveSteering, Tree, Verdict as Follows, interfaces};
+use ksf_nic::{Inventory, Netlink, ReceiveSteering, Tree, SteeringVerdict, interfaces};
 
 use super::machine::Machine;
 use super::verdict::{Probe, Verdict};
@@ -21,7 +21,7 @@ pub(crate) const PROBES: &[Probe] = &[
     },
 ];
 
-fn look(of: fn(ReceiveSteering) -> Follows) -> Verdict {
+fn look(of: fn(ReceiveSteering) -> SteeringVerdict) -> Verdict {
     let files = Tree::new("/");
     let (names, netlink) = match (interfaces(&files), Netlink::open()) {
         (Ok(names), Ok(netlink)) => (names, netlink),
@@ -36,7 +36,7 @@ fn look(of: fn(ReceiveSteering) -> Follows) -> Verdict {
 }
 
 /// One verdict for all interfaces: it fails if it does on one of them.
-fn verdict(interfaces: Vec<(String, Result<Follows, String>)>) -> Verdict {
+fn verdict(interfaces: Vec<(String, Result<SteeringVerdict, String>)>) -> Verdict {
     if interfaces.is_empty() {
         return Verdict::unknown("no interface but loopback is up");
     }
@@ -69,8 +69,8 @@ fn verdict(interfaces: Vec<(String, Result<Follows, String>)>) -> Verdict {
 mod tests {
     use super::*;
 
-    fn judged(name: &str, on: bool, why: &str) -> (String, Result<Follows, String>) {
-        (name.to_owned(), Ok(Follows { on, why: why.to_owned() }))
+    fn judged(name: &str, on: bool, why: &str) -> (String, Result<SteeringVerdict, String>) {
+        (name.to_owned(), Ok(SteeringVerdict { on, why: why.to_owned() }))
     }
 
     #[test]
