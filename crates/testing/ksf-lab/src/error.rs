@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::evaluate::Status;
+use crate::evaluate::RunStatus;
 
 /// Why a machine did not run its program to the end.
 ///
@@ -133,7 +133,7 @@ pub enum Error {
     #[error("the program {status}; end of its output:\n{output}")]
     Failed {
         /// How it ended.
-        status: Status,
+        status: RunStatus,
         /// The end of what it wrote.
         output: String,
     },

@@ -10,18 +10,18 @@ const TAIL_LINES: usize = 40;
 
 /// How the program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Status {
+pub enum RunStatus {
     /// It returned this exit status, 0 to 255.
     Exited(u8),
     /// This signal killed it.
     Signaled(u8),
 }
 
-impl fmt::Display for Status {
+impl fmt::Display for RunStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Status::Exited(code) => write!(f, "returned {code}"),
-            Status::Signaled(signal) => write!(f, "was killed by signal {signal}"),
+            RunStatus::Exited(code) => write!(f, "returned {code}"),
+            RunStatus::Signaled(signal) => write!(f, "was killed by signal {signal}"),
         }
     }
 }
@@ -30,7 +30,7 @@ impl fmt::Display for Status {
 #[derive(Debug, Clone)]
 pub struct RunOutcome {
     /// How it ended.
-    pub status: Status,
+    pub status: RunStatus,
     /// What it wrote to standard output and standard error, in the order it was written; bytes that are not UTF-8 are
     /// replaced.
     pub output: String,
@@ -41,7 +41,7 @@ pub struct RunOutcome {
 impl RunOutcome {
     /// Whether the program returned 0.
     pub fn success(&self) -> bool {
-        self.status == Status::Exited(0)
+        self.status == RunStatus::Exited(0)
     }
 
     /// The output of a program that returned 0; else [`Error::Failed`] with the end of the output.
@@ -122,12 +122,12 @@ impl Remains {
     }
 }
 
-fn status_in(line: &str) -> Option<Status> {
+fn status_in(line: &str) -> Option<RunStatus> {
     let (word, number) = line.split_once(' ')?;
     let number = number.parse().ok()?;
     match word {
-        "exit" => Some(Status::Exited(number)),
-        "signal" => Some(Status::Signaled(number)),
+        "exit" => Some(RunStatus::Exited(number)),
+        "signal" => Some(RunStatus::Signaled(number)),
         _ => None,
     }
 }
@@ -166,9 +166,9 @@ mod tests {
     #[test]
     fn a_report_gives_the_status() {
         let outcome = remains("ready\nexit 7\n", "").evaluate(LIMIT).unwrap();
-        assert_eq!((outcome.status, outcome.output.as_str()), (Status::Exited(7), "out\n"));
+        assert_eq!((outcome.status, outcome.output.as_str()), (RunStatus::Exited(7), "out\n"));
         let outcome = remains("ready\nsignal 11\n", "").evaluate(LIMIT).unwrap();
-        assert_eq!(outcome.status, Status::Signaled(11));
+        assert_eq!(outcome.status, RunStatus::Signaled(11));
         let error = outcome.checked().unwrap_err();
         assert_eq!(error.to_string(), "the program was killed by signal 11; end of its output:\nout");
     }

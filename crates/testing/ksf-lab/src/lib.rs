@@ -32,9 +32,9 @@ mod tools;
 mod vm;
 
 pub use error::Error;
-pub use evaluate::{RunOutcome, Status};
+pub use evaluate::{RunOutcome, RunStatus};
 pub use kernel::Kernel;
 pub use lab::Lab;
 pub use modules::Modules;
-pub use testing::{Turn, available, turn};
+pub use testing::{LabTurn, available, turn};
 pub use vm::Vm;

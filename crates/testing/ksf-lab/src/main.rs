@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use ksf_lab::{Error, Kernel, Lab, Status};
+use ksf_lab::{Error, Kernel, Lab, RunStatus};
 
 /// What the command returns where the machine, and not the program in it, failed.
 const LAB_FAILED: u8 = 125;
@@ -103,9 +103,9 @@ impl Run {
             eprint!("{}", outcome.console);
         }
         Ok(match outcome.status {
-            Status::Exited(code) => code.into(),
+            RunStatus::Exited(code) => code.into(),
             // As a shell reports it.
-            Status::Signaled(signal) => (128 + signal).into(),
+            RunStatus::Signaled(signal) => (128 + signal).into(),
         })
     }
 

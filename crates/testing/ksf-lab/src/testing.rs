@@ -9,7 +9,7 @@ use crate::tools;
 /// The right of a test to run machines; others of this process wait until it is dropped.
 #[derive(Debug)]
 #[must_use = "the turn is over when this is dropped"]
-pub struct Turn(#[expect(dead_code, reason = "held, not read")] MutexGuard<'static, ()>);
+pub struct LabTurn(#[expect(dead_code, reason = "held, not read")] MutexGuard<'static, ()>);
 
 /// Waits for this test's turn to run machines. None if this host cannot run them: that has been said on standard
 /// error, and the test is to return, skipped visibly.
@@ -21,12 +21,12 @@ pub struct Turn(#[expect(dead_code, reason = "held, not read")] MutexGuard<'stat
 ///
 /// Where the environment variable `CI` is set, instead of None: there a test that nobody runs is a failure. And if the
 /// kernel is there but broken.
-pub fn turn() -> Option<Turn> {
+pub fn turn() -> Option<LabTurn> {
     static TURN: Mutex<()> = Mutex::new(());
     // A test that failed during its turn has left nothing behind that the next one could meet.
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let error = match available() {
-        Ok(()) => return Some(Turn(turn)),
+        Ok(()) => return Some(LabTurn(turn)),
         Err(error) if error.is_unavailable() => error,
         Err(error) => panic!("{error}"),
     };

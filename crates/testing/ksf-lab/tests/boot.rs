@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use ksf_lab::{Error, Lab, Status, turn};
+use ksf_lab::{Error, Lab, RunStatus, turn};
 
 /// A directory of this test, removed with it.
 struct Dir(PathBuf);
@@ -57,7 +57,7 @@ fn a_program_gets_its_arguments_files_and_modules_and_its_end_is_told() {
         .run()
         .unwrap();
 
-    assert_eq!(outcome.status, Status::Exited(7), "{}\n{}", outcome.output, outcome.console);
+    assert_eq!(outcome.status, RunStatus::Exited(7), "{}\n{}", outcome.output, outcome.console);
     let expected = "\
 argument: two words
 argument: \n\
@@ -83,7 +83,7 @@ fn dynamic_programs_of_the_host_run_from_a_script() {
     // A pipeline, 200 kB through the serial port, and a signal as the end.
     let outcome =
         Lab::script("head -c 200000 /dev/zero | tr '\\0' x\nkill -9 $$").tool("head").tool("tr").run().unwrap();
-    assert_eq!(outcome.status, Status::Signaled(9), "{}", outcome.console);
+    assert_eq!(outcome.status, RunStatus::Signaled(9), "{}", outcome.console);
     assert_eq!(outcome.output.len(), 200_000);
     assert!(outcome.output.bytes().all(|byte| byte == b'x'));
 }
@@ -153,11 +153,11 @@ fn a_machine_reaches_the_host_only_where_that_was_asked_for() {
 
     // Nobody accepts yet, but the backlog would take a connection.
     let outcome = lab.clone().forward_tcp(7000).run().unwrap();
-    assert_eq!(outcome.status, Status::Exited(1), "{}", outcome.output);
+    assert_eq!(outcome.status, RunStatus::Exited(1), "{}", outcome.output);
 
     let server = std::thread::spawn(move || listener.accept().unwrap().0.write_all(b"from the host\n").unwrap());
     let outcome = lab.reach_host().run().unwrap();
-    assert_eq!((outcome.status, outcome.output.as_str()), (Status::Exited(0), "from the host\n"));
+    assert_eq!((outcome.status, outcome.output.as_str()), (RunStatus::Exited(0), "from the host\n"));
     server.join().unwrap();
 }
 

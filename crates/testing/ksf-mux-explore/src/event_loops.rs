@@ -12,7 +12,7 @@ use crate::wait_set::{Poller, WaitSet};
 
 /// What a program does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Program {
+pub enum LoopProgram {
     /// Receives until there is nothing, each time its loop is told.
     Drains,
     /// Receives one message each time it is told. Only with a level-triggered loop.
@@ -25,9 +25,9 @@ pub enum Program {
 
 /// What is played.
 #[derive(Clone, Copy, Debug)]
-pub struct Scenario {
+pub struct LoopScenario {
     /// One thread each.
-    pub programs: &'static [Program],
+    pub programs: &'static [LoopProgram],
     /// Loops are edge-triggered.
     pub edge: bool,
     /// Events, of one message each.
@@ -40,10 +40,10 @@ pub struct Scenario {
     pub timer: bool,
 }
 
-impl Scenario {
+impl LoopScenario {
     /// Three programs that drain, a message for each.
     pub const PLAIN: Self =
-        Self { programs: &[Program::Drains; 3], edge: false, messages: 3, one_by_one: false, together: 1, timer: true };
+        Self { programs: &[LoopProgram::Drains; 3], edge: false, messages: 3, one_by_one: false, together: 1, timer: true };
 
     /// Plays it and checks that every message is received once, that one socket listens at a time, that those counted as
     /// sleepers are those that sleep, and, one by one without a timer thread, that one loop is told per message.
@@ -66,7 +66,7 @@ impl Scenario {
 }
 
 struct World {
-    scenario: Scenario,
+    scenario: LoopScenario,
     wait_set: WaitSet<Socket>,
     kernel: Arc<Kernel>,
     /// As the scheduler counts them.
@@ -152,7 +152,7 @@ impl Poller for Socket {
 }
 
 impl World {
-    fn new(scenario: Scenario) -> Self {
+    fn new(scenario: LoopScenario) -> Self {
         let count = scenario.programs.len();
         let state = KernelState {
             listening: vec![false; count],
@@ -214,11 +214,11 @@ impl World {
         let program = self.scenario.programs[index];
         while self.wait(index) {
             self.wakes.fetch_add(1, Ordering::SeqCst);
-            while self.try_recv(&socket) && program == Program::Drains {}
+            while self.try_recv(&socket) && program == LoopProgram::Drains {}
             match program {
-                Program::Drains | Program::TakesOne => {}
-                Program::NeverComes => return,
-                Program::Leaves => {
+                LoopProgram::Drains | LoopProgram::TakesOne => {}
+                LoopProgram::NeverComes => return,
+                LoopProgram::Leaves => {
                     self.wait_set.leave(&socket, || self.uncount());
                     return;
                 }

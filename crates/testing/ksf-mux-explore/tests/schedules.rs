@@ -172,13 +172,13 @@ fn a_failure_is_told_once() {
     explore(5_000, || accounts_for_every_message(End::Broken(0), 3, true));
 }
 
-const LOOPS: event_loops::Scenario = event_loops::Scenario::PLAIN;
+const LOOPS: event_loops::LoopScenario = event_loops::LoopScenario::PLAIN;
 
 #[test]
 fn one_event_loop_is_told_of_a_message() {
     for edge in [false, true] {
         explore(3_000, move || {
-            event_loops::Scenario { edge, one_by_one: true, timer: false, ..LOOPS }.play();
+            event_loops::LoopScenario { edge, one_by_one: true, timer: false, ..LOOPS }.play();
         });
     }
 }
@@ -186,31 +186,31 @@ fn one_event_loop_is_told_of_a_message() {
 #[test]
 fn messages_that_come_together_go_to_all_event_loops() {
     for edge in [false, true] {
-        explore(3_000, move || event_loops::Scenario { edge, together: 3, timer: false, ..LOOPS }.play());
-        explore(3_000, move || event_loops::Scenario { edge, together: 3, ..LOOPS }.play());
-        explore(2_000, move || event_loops::Scenario { edge, messages: 6, together: 3, ..LOOPS }.play());
+        explore(3_000, move || event_loops::LoopScenario { edge, together: 3, timer: false, ..LOOPS }.play());
+        explore(3_000, move || event_loops::LoopScenario { edge, together: 3, ..LOOPS }.play());
+        explore(2_000, move || event_loops::LoopScenario { edge, messages: 6, together: 3, ..LOOPS }.play());
     }
 }
 
 #[test]
 fn event_loops_that_do_not_come_hold_nothing_up() {
-    use event_loops::Program::{Drains, Leaves, NeverComes, TakesOne};
+    use event_loops::LoopProgram::{Drains, Leaves, NeverComes, TakesOne};
     for edge in [false, true] {
         explore(3_000, move || {
-            event_loops::Scenario { edge, programs: &[NeverComes, Drains, NeverComes], ..LOOPS }.play();
+            event_loops::LoopScenario { edge, programs: &[NeverComes, Drains, NeverComes], ..LOOPS }.play();
         });
         explore(3_000, move || {
             let programs = &[Drains, NeverComes, Drains];
-            event_loops::Scenario { edge, programs, messages: 2, together: 2, ..LOOPS }.play();
+            event_loops::LoopScenario { edge, programs, messages: 2, together: 2, ..LOOPS }.play();
         });
         explore(3_000, move || {
             let programs = &[Leaves, Drains, NeverComes, Leaves];
-            event_loops::Scenario { edge, programs, messages: 4, ..LOOPS }.play();
+            event_loops::LoopScenario { edge, programs, messages: 4, ..LOOPS }.play();
         });
     }
-    explore(3_000, || event_loops::Scenario { programs: &[TakesOne; 2], messages: 3, together: 2, ..LOOPS }.play());
+    explore(3_000, || event_loops::LoopScenario { programs: &[TakesOne; 2], messages: 3, together: 2, ..LOOPS }.play());
     explore(3_000, || {
         let programs = &[TakesOne, NeverComes, Drains];
-        event_loops::Scenario { programs, messages: 4, ..LOOPS }.play();
+        event_loops::LoopScenario { programs, messages: 4, ..LOOPS }.play();
     });
 }

@@ -5,7 +5,7 @@ use ksf::limits::Limits;
 use ksf::{CloseReason, Order};
 
 use crate::ideal::{Ideal, decode, payload};
-use crate::script::{Request, reply_to};
+use crate::script::{SimRequest, reply_to};
 
 /// What happened on one connection.
 pub(crate) struct History<'a> {
@@ -42,7 +42,7 @@ pub(crate) fn check(history: &History<'_>) -> Result<usize, String> {
         let (seen, sent, end) = (handed.len(), ideal.messages.len(), ideal.end);
         return Err(format!("ended by {reason:?} after {seen} messages, expected {end:?} after {sent}"));
     }
-    let requests: Vec<_> = handed.iter().filter_map(|message| Request::from_text(payload(framing, message))).collect();
+    let requests: Vec<_> = handed.iter().filter_map(|message| SimRequest::from_text(payload(framing, message))).collect();
     let no_limits = Limits { message_bytes_max: usize::MAX >> 8, fragments_max: u32::MAX, ..Limits::default() };
     let arrived = decode(framing, &no_limits, taken);
     let torn = arrived.end != CloseReason::PeerClosed;
@@ -83,7 +83,7 @@ struct Tally {
 }
 
 /// Each request's prompt replies, then its late ones in any order, then those of the next request.
-fn in_order(requests: &[Request], replies: &[&[u8]]) -> Result<Tally, String> {
+fn in_order(requests: &[SimRequest], replies: &[&[u8]]) -> Result<Tally, String> {
     let mut rest = replies;
     let mut tally = Tally::default();
     let mut held_back = false;
@@ -119,7 +119,7 @@ fn in_order(requests: &[Request], replies: &[&[u8]]) -> Result<Tally, String> {
 }
 
 /// Prompt replies in the order of requests, late ones anywhere behind the prompt ones of their request.
-fn in_any_order(peer: u32, requests: &[Request], replies: &[&[u8]]) -> Result<Tally, String> {
+fn in_any_order(peer: u32, requests: &[SimRequest], replies: &[&[u8]]) -> Result<Tally, String> {
     let mut prompt = requests
         .iter()
         .flat_map(|request| request.prompt_replies().into_iter().map(move |reply| (request.number, reply)));
@@ -152,7 +152,7 @@ fn in_any_order(peer: u32, requests: &[Request], replies: &[&[u8]]) -> Result<Ta
     Ok(Tally { prompt_missing, late_missing: held_missing + due.len() })
 }
 
-fn unexpected(reply: &[u8], request: &Request) -> String {
+fn unexpected(reply: &[u8], request: &SimRequest) -> String {
     let (peer, number) = (request.peer, request.number);
     match reply_to(reply) {
         Some(of) if of == (peer, number) => format!("a wrong or doubled reply to request {number}"),

@@ -4,7 +4,7 @@
 use ksf::outgoing::{ExchangeRequest, Failure, Upstream};
 use ksf::pool::Chunk;
 
-use crate::script::Request;
+use crate::script::SimRequest;
 use ksf_test::Random;
 
 /// What comes of one exchange.
@@ -77,7 +77,7 @@ impl Far {
             return Step::Tells(Upstream::Connected { reused: random.one_in(2) });
         }
         // What was passed on is one request, as it was sent.
-        let Some(request) = Request::from_text(&self.passed) else { return Step::Nothing };
+        let Some(request) = SimRequest::from_text(&self.passed) else { return Step::Nothing };
         let answer = request.reply(0);
         let left = match self.fate {
             Fate::BreaksOff { at, .. } => at.min(answer.len()) - self.given,

@@ -22,4 +22,4 @@ pub mod script;
 mod service;
 mod world;
 
-pub use world::{Report, simulate};
+pub use world::{SimReport, simulate};

@@ -15,7 +15,7 @@ use ksf_test::Random;
 /// What a request asks the service to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Action {
+pub enum ServiceAction {
     /// Replies at once, several times.
     Inline,
     /// Needs no reply.
@@ -46,7 +46,7 @@ pub enum Action {
     PanicLater,
 }
 
-impl Action {
+impl ServiceAction {
     /// Every action, in the order of its number on the wire.
     pub const ALL: [Self; 14] = [
         Self::Inline,
@@ -68,13 +68,13 @@ impl Action {
 
 /// One request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct SimRequest {
     /// Number of the peer, over all peers of a world.
     pub peer: u32,
     /// Number of the request, from 0 per peer.
     pub number: u32,
     /// What is asked for.
-    pub action: Action,
+    pub action: ServiceAction,
     /// How many replies.
     pub replies: u8,
     /// Filler bytes in each.
@@ -85,9 +85,9 @@ pub struct Request {
 
 const HEADER_BYTES: usize = 12;
 
-impl Request {
+impl SimRequest {
     /// A request as `random` has it, with one of `actions` and filler up to `length_max` bytes in both directions.
-    pub fn random(peer: u32, number: u32, actions: &[Action], length_max: usize, random: &mut Random) -> Self {
+    pub fn random(peer: u32, number: u32, actions: &[ServiceAction], length_max: usize, random: &mut Random) -> Self {
         let filler = (0..random.length(length_max)).map(|_| random.bits() as u8).collect();
         let replies = random.within(1..=3) as u8;
         let length = random.length(length_max) as u16;
@@ -111,7 +111,7 @@ impl Request {
         Some(Self {
             peer: word(0),
             number: word(4),
-            action: *Action::ALL.get(usize::from(header[8]))?,
+            action: *ServiceAction::ALL.get(usize::from(header[8]))?,
             replies: header[9],
             length: u16::from_be_bytes([header[10], header[11]]),
             filler: filler.to_vec(),
@@ -130,9 +130,9 @@ impl Request {
     /// Replies that leave before any deferred one to this request, in order.
     pub fn prompt_replies(&self) -> Vec<Vec<u8>> {
         match self.action {
-            Action::Inline | Action::Log => (0..self.replies).map(|part| self.reply(part)).collect(),
-            Action::Reflect => vec![self.to_text()],
-            Action::Later | Action::Close | Action::See => vec![self.reply(0)],
+            ServiceAction::Inline | ServiceAction::Log => (0..self.replies).map(|part| self.reply(part)).collect(),
+            ServiceAction::Reflect => vec![self.to_text()],
+            ServiceAction::Later | ServiceAction::Close | ServiceAction::See => vec![self.reply(0)],
             _ => Vec::new(),
         }
     }
@@ -140,22 +140,22 @@ impl Request {
     /// Deferred replies, in any order.
     pub fn late_replies(&self) -> Vec<Vec<u8>> {
         match self.action {
-            Action::ReflectLater => vec![self.to_text()],
-            Action::Ask | Action::LogLater => vec![self.reply(0)],
-            Action::Later => (1..=self.replies).map(|part| self.reply(part)).collect(),
+            ServiceAction::ReflectLater => vec![self.to_text()],
+            ServiceAction::Ask | ServiceAction::LogLater => vec![self.reply(0)],
+            ServiceAction::Later => (1..=self.replies).map(|part| self.reply(part)).collect(),
             _ => Vec::new(),
         }
     }
 
     /// True if it is open after the call.
     pub fn is_deferred(&self) -> bool {
-        use Action::{Abandon, Ask, Later, LaterQuiet, LogLater, PanicLater, ReflectLater};
+        use ServiceAction::{Abandon, Ask, Later, LaterQuiet, LogLater, PanicLater, ReflectLater};
         matches!(self.action, Later | ReflectLater | LaterQuiet | Abandon | Ask | LogLater | PanicLater)
     }
 
     /// True if its replies wait for a log.
     pub fn is_gated(&self) -> bool {
-        matches!(self.action, Action::Log | Action::See | Action::LogLater)
+        matches!(self.action, ServiceAction::Log | ServiceAction::See | ServiceAction::LogLater)
     }
 }
 
@@ -188,13 +188,13 @@ mod tests {
     fn requests_and_replies_round_trip() {
         let mut random = Random::new(5);
         for number in 0..100 {
-            let request = Request::random(7, number, &Action::ALL, 50, &mut random);
-            assert_eq!(Request::from_text(&request.to_text()), Some(request.clone()));
+            let request = SimRequest::random(7, number, &ServiceAction::ALL, 50, &mut random);
+            assert_eq!(SimRequest::from_text(&request.to_text()), Some(request.clone()));
             for reply in request.prompt_replies().iter().chain(&request.late_replies()) {
                 assert_eq!(reply_to(reply), Some((7, number)));
             }
         }
-        assert_eq!(Request::from_text(b"odd"), None);
-        assert_eq!(Request::from_text(b"zz"), None);
+        assert_eq!(SimRequest::from_text(b"odd"), None);
+        assert_eq!(SimRequest::from_text(b"zz"), None);
     }
 }

@@ -17,7 +17,7 @@ use ksf::pool::Chunk;
 use ksf::{Message, Order, Peer, Profile, Refused, Reply, ShardService, Turn};
 
 use crate::ideal::{encode, payload};
-use crate::script::{Action, Request};
+use crate::script::{ServiceAction, SimRequest};
 
 /// An answer that "another thread" will give.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(crate) enum Late {
     Bytes(Vec<u8>),
     Chunk(Chunk),
     /// The service goes on with the request.
-    Resume(Request),
+    Resume(SimRequest),
     Nothing,
     Forgotten,
 }
@@ -62,7 +62,7 @@ pub(crate) struct Client {
 
 /// A request that is with a backend.
 struct Asking {
-    request: Request,
+    request: SimRequest,
     attempts: u32,
     answer: Vec<u8>,
 }
@@ -142,10 +142,10 @@ impl Scripted {
     }
 
     /// Holds the replies to this request until its record is durable, or the last one, if it only looks.
-    fn hold_for_log(&self, request: &Request, reply: &mut Reply<'_>) {
+    fn hold_for_log(&self, request: &SimRequest, reply: &mut Reply<'_>) {
         let Some(log) = self.log else { return };
         let mut records = lock(&self.records);
-        records.last += u64::from(request.action != Action::See);
+        records.last += u64::from(request.action != ServiceAction::See);
         let number = records.last;
         records.due.insert((request.peer, request.number), number);
         reply.gate(Gate { log, number });
@@ -208,21 +208,21 @@ impl ShardService for Scripted {
         self.note_call(client);
         lock(&client.handed).push(message.bytes().to_vec());
         // Garbage that happens to be framed is not answered.
-        let Some(request) = Request::from_text(payload(self.framing, message.bytes())) else { return };
-        if request.action == Action::Ask {
+        let Some(request) = SimRequest::from_text(payload(self.framing, message.bytes())) else { return };
+        if request.action == ServiceAction::Ask {
             let asking = client.asking.insert(Asking { request, attempts: 0, answer: Vec::new() });
             return self.ask(asking, reply);
         }
-        if request.action == Action::Panic {
+        if request.action == ServiceAction::Panic {
             reply.bytes(&self.wire(request.reply(0)));
             lock(&self.pending).push(Pending { deferred: reply.defer(), answer: Late::Nothing });
             client.panic();
         }
-        if matches!(request.action, Action::Log | Action::See) {
+        if matches!(request.action, ServiceAction::Log | ServiceAction::See) {
             self.hold_for_log(&request, reply);
         }
         match request.action {
-            Action::Reflect => reply.chunk(message.keep()),
+            ServiceAction::Reflect => reply.chunk(message.keep()),
             _ => {
                 for body in request.prompt_replies() {
                     let body = self.wire(body);
@@ -238,23 +238,23 @@ impl ShardService for Scripted {
             }
         }
         let answers = match request.action {
-            Action::ReflectLater => vec![Late::Chunk(message.keep())],
-            Action::LaterQuiet => vec![Late::Nothing],
-            Action::Abandon => vec![Late::Forgotten],
-            Action::LogLater | Action::PanicLater => vec![Late::Resume(request.clone())],
+            ServiceAction::ReflectLater => vec![Late::Chunk(message.keep())],
+            ServiceAction::LaterQuiet => vec![Late::Nothing],
+            ServiceAction::Abandon => vec![Late::Forgotten],
+            ServiceAction::LogLater | ServiceAction::PanicLater => vec![Late::Resume(request.clone())],
             _ => request.late_replies().into_iter().map(|body| Late::Bytes(self.wire(body))).collect(),
         };
         let mut pending = lock(&self.pending);
         pending.extend(answers.into_iter().map(|answer| Pending { deferred: reply.defer(), answer }));
-        if request.action == Action::Close {
+        if request.action == ServiceAction::Close {
             reply.close();
         }
     }
 
     fn resume(&self, (): &mut (), client: &mut Client, state: Box<dyn Any + Send>, reply: &mut Reply<'_>) {
         self.note_call(client);
-        let Ok(request) = state.downcast::<Request>() else { return };
-        if request.action == Action::PanicLater {
+        let Ok(request) = state.downcast::<SimRequest>() else { return };
+        if request.action == ServiceAction::PanicLater {
             reply.bytes(&self.wire(request.reply(0)));
             client.panic();
         }

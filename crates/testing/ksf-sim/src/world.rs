@@ -20,13 +20,13 @@ use ksf::{CloseReason, Order, Peer, Turn};
 use crate::check::{History, check};
 use crate::far::{Far, Step};
 use crate::ideal::{Ideal, decode, encode};
-use crate::script::{Action, Request, reply_to};
+use crate::script::{ServiceAction, SimRequest, reply_to};
 use crate::service::{Disk, Handed, Scripted, lock};
 use ksf_test::Random;
 
 /// What came of a run that went as it must. Two runs of one seed give equal reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct SimReport {
     /// Connections that ended.
     pub connections: usize,
     /// Messages the service saw.
@@ -60,7 +60,7 @@ pub struct Report {
 }
 
 /// Runs the world of `seed`. The error says what went wrong, on which connection, and in which world.
-pub fn simulate(seed: u64) -> Result<Report, String> {
+pub fn simulate(seed: u64) -> Result<SimReport, String> {
     let mut random = Random::new(seed);
     let plan = Plan::random(&mut random);
     let about = format!("{plan:?}");
@@ -82,7 +82,7 @@ struct Plan {
     slots: u32,
     short_slots: u32,
     /// What peers ask for.
-    actions: Vec<Action>,
+    actions: Vec<ServiceAction>,
     length_max: usize,
     peers: u32,
     places: usize,
@@ -131,28 +131,28 @@ impl Plan {
             drain_timeout_ms: random.within(1..=300) as u64,
             ..Limits::default()
         };
-        let mut actions = vec![Action::Inline, Action::Reflect, Action::Quiet];
+        let mut actions = vec![ServiceAction::Inline, ServiceAction::Reflect, ServiceAction::Quiet];
         if !random.one_in(3) {
-            actions.extend([Action::Later, Action::ReflectLater, Action::LaterQuiet]);
+            actions.extend([ServiceAction::Later, ServiceAction::ReflectLater, ServiceAction::LaterQuiet]);
             if random.one_in(3) {
-                actions.push(Action::Abandon);
+                actions.push(ServiceAction::Abandon);
             }
         }
         if random.one_in(3) {
-            actions.push(Action::Close);
+            actions.push(ServiceAction::Close);
         }
         let logs = random.one_in(3);
         if logs {
-            actions.extend([Action::Log, Action::Log, Action::See, Action::LogLater]);
+            actions.extend([ServiceAction::Log, ServiceAction::Log, ServiceAction::See, ServiceAction::LogLater]);
         }
         if random.one_in(4) {
-            actions.extend([Action::Panic, Action::PanicLater]);
+            actions.extend([ServiceAction::Panic, ServiceAction::PanicLater]);
         }
         let order = random.pick(&[Order::Requests, Order::Free]);
         let drain_at = random.one_in(4).then(|| random.within(1..=200));
         let never = usize::MAX;
         if random.one_in(2) {
-            actions.push(Action::Ask);
+            actions.push(ServiceAction::Ask);
         }
         Self {
             framing,
@@ -181,7 +181,7 @@ impl Plan {
     }
 
     fn defers(&self) -> bool {
-        self.actions.iter().any(|action| matches!(action, Action::Later | Action::LogLater))
+        self.actions.iter().any(|action| matches!(action, ServiceAction::Later | ServiceAction::LogLater))
     }
 
     /// Most bytes of replies a connection may hold: the limit, what one more message adds, and what is answered late,
@@ -266,7 +266,7 @@ impl Remote {
     fn random(number: u32, plan: &Plan, random: &mut Random) -> Self {
         let mut stream = Vec::new();
         for at in 0..random.within(0..=plan.requests_max) {
-            let request = Request::random(number, at as u32, &plan.actions, plan.length_max, random);
+            let request = SimRequest::random(number, at as u32, &plan.actions, plan.length_max, random);
             let cuts: Vec<_> = (0..random.within(0..=3)).map(|_| random.within(0..=20)).collect();
             stream.extend(encode(plan.framing, &request.to_text(), &cuts));
         }
@@ -351,7 +351,7 @@ struct World {
     peers_left: u32,
     step: usize,
     draining: Option<Time>,
-    report: Report,
+    report: SimReport,
 }
 
 /// Far beyond what the slowest world needs; reaching it means that a connection got stuck.
@@ -381,7 +381,7 @@ impl World {
         });
         let places = (0..plan.places).map(|_| (0, None)).collect();
         let peers_left = plan.peers;
-        let (step, draining, report) = (0, None, Report::default());
+        let (step, draining, report) = (0, None, SimReport::default());
         let (on, gated) = (OnShard::new(Arc::clone(&service), ()), Vec::new());
         Ok(Self { plan, random, env, service, on, gated, places, peers_left, step, draining, report })
     }
@@ -887,15 +887,15 @@ impl World {
         let asked = |action| {
             let mut requests = handed
                 .iter()
-                .filter_map(|message| Request::from_text(crate::ideal::payload(self.plan.framing, message)));
+                .filter_map(|message| SimRequest::from_text(crate::ideal::payload(self.plan.framing, message)));
             requests.any(|request| request.action == action)
         };
         let just = match reason {
-            CloseReason::Abandoned => asked(Action::Abandon),
-            CloseReason::Service => asked(Action::Close),
+            CloseReason::Abandoned => asked(ServiceAction::Abandon),
+            CloseReason::Service => asked(ServiceAction::Close),
             CloseReason::Panicked => {
                 let lost = self.service.log.is_some_and(|log| self.env.gates.is_lost(log));
-                asked(Action::Panic) || asked(Action::PanicLater) || lost
+                asked(ServiceAction::Panic) || asked(ServiceAction::PanicLater) || lost
             }
             CloseReason::AssemblyTimeout => limits.assembly_timeout_ms < 1000,
             CloseReason::IdleTimeout => limits.idle_timeout_ms > 0,

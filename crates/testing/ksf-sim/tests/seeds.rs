@@ -2,7 +2,7 @@
 //! many (they start at seed 0, so a pass is a pass everywhere).
 
 use ksf::CloseReason;
-use ksf_sim::{Report, simulate};
+use ksf_sim::{SimReport, simulate};
 
 const COUNT: u64 = 4000;
 
@@ -22,7 +22,7 @@ fn every_seed_agrees_with_the_ideal() {
         }
         return;
     }
-    let mut sum = Report::default();
+    let mut sum = SimReport::default();
     for seed in 0..number("KSF_SIM_COUNT").unwrap_or(COUNT) {
         let report = match simulate(seed) {
             Ok(report) => report,
