@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use ksf_proto::oncrpc::rpcbind::{Binding, PROC_DUMP, PROC_SET, PROC_UNSET, PROGRAM};
 use ksf_proto::oncrpc::{Accepted, Call, PROC_NULL, ReplyStatus, put_reply, put_success};
 use ksf_proto::xdr::{XdrReader, XdrWrite};
-use ksf_services::rpc::rpcbind::{Client, Endpoint, Entry, Registration, RpcbindError, entries};
+use ksf_services::rpc::rpcbind::{RpcbindClient, RpcbindEndpoint, RpcbindEntry, Registration, RpcbindError, entries};
 use ksf_services::rpc::{ProgramTable, mount_null, nfs_null};
 use ksf_test::{Folder, Running, own_run_or_skip, program_or_skip, rpc, run, wait_until};
 
@@ -93,7 +93,7 @@ impl FakeRpcbind {
         }
     }
 
-    fn on_unix(&self, dir: &Folder) -> Endpoint {
+    fn on_unix(&self, dir: &Folder) -> RpcbindEndpoint {
         let path = dir.path("rpcbind.sock");
         let listener = UnixListener::bind(&path).unwrap();
         let this = self.clone();
@@ -102,10 +102,10 @@ impl FakeRpcbind {
                 this.serve_stream(stream.unwrap());
             }
         });
-        Endpoint::Unix(path)
+        RpcbindEndpoint::Unix(path)
     }
 
-    fn on_tcp(&self) -> Endpoint {
+    fn on_tcp(&self) -> RpcbindEndpoint {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let this = self.clone();
@@ -114,10 +114,10 @@ impl FakeRpcbind {
                 this.serve_stream(stream.unwrap());
             }
         });
-        Endpoint::Tcp(address)
+        RpcbindEndpoint::Tcp(address)
     }
 
-    fn on_udp(&self) -> Endpoint {
+    fn on_udp(&self) -> RpcbindEndpoint {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let address = socket.local_addr().unwrap();
         let this = self.clone();
@@ -135,7 +135,7 @@ impl FakeRpcbind {
                 }
             }
         });
-        Endpoint::Udp(address)
+        RpcbindEndpoint::Udp(address)
     }
 }
 
@@ -150,7 +150,7 @@ fn row(args: &[u8]) -> Row {
 }
 
 /// NFSv3 and MOUNTv3 at 127.0.0.1:62049 over TCP.
-fn two_entries() -> Vec<Entry> {
+fn two_entries() -> Vec<RpcbindEntry> {
     let mut table = ProgramTable::new();
     table.register(nfs_null()).unwrap();
     table.register(mount_null()).unwrap();
@@ -187,13 +187,13 @@ fn registers_and_takes_back_over_each_transport() {
 fn tries_one_endpoint_after_the_other() {
     let dir = Folder::new();
     let fake = FakeRpcbind::default();
-    let nobody = Endpoint::Unix(dir.path("nobody.sock"));
-    let closed_udp = Endpoint::Udp(closed_port());
+    let nobody = RpcbindEndpoint::Unix(dir.path("nobody.sock"));
+    let closed_udp = RpcbindEndpoint::Udp(closed_port());
     let tcp = fake.on_tcp();
-    let client = Client::connect(&[nobody.clone(), closed_udp.clone(), tcp.clone()]).unwrap();
+    let client = RpcbindClient::connect(&[nobody.clone(), closed_udp.clone(), tcp.clone()]).unwrap();
     assert_eq!(client.endpoint(), &tcp);
 
-    let error = Client::connect(&[nobody, closed_udp]).unwrap_err();
+    let error = RpcbindClient::connect(&[nobody, closed_udp]).unwrap_err();
     assert!(matches!(error, RpcbindError::Unreachable { .. }), "{error}");
     let text = error.to_string();
     for part in ["nobody.sock: No such file", "udp 127.0.0.1:", "refused", "systemctl start rpcbind"] {
@@ -271,7 +271,7 @@ fn a_reply_to_an_earlier_call_is_passed_by() {
 fn replies_that_are_none_are_errors() {
     let status = ReplyStatus::Accepted(Accepted::ProgMismatch { low: 2, high: 2 });
     let fake = FakeRpcbind { answers: Some(status), ..FakeRpcbind::default() };
-    let error = Client::connect(&[fake.on_tcp()]).unwrap_err();
+    let error = RpcbindClient::connect(&[fake.on_tcp()]).unwrap_err();
     assert!(matches!(error, RpcbindError::Refused { status: s, .. } if s == status), "{error}");
 
     // A server of another protocol on the port.
@@ -283,7 +283,7 @@ fn replies_that_are_none_are_errors() {
             let _ = stream.unwrap().write_all(b"220 mail.example ESMTP\r\n");
         }
     });
-    let error = Client::connect(&[Endpoint::Tcp(address)]).unwrap_err();
+    let error = RpcbindClient::connect(&[RpcbindEndpoint::Tcp(address)]).unwrap_err();
     assert!(error.to_string().contains("a reply of"), "{error}");
 }
 
@@ -294,16 +294,16 @@ fn debians_rpcbind_takes_and_forgets_the_entries() {
     let Some(rpcbind) = program_or_skip("rpcbind") else { return };
     // -f: in the foreground. Without -w nothing is read from disk.
     let _rpcbind = Running::start(Command::new(rpcbind).arg("-f"));
-    wait_until("rpcbind answers", || Client::connect(&Endpoint::local_defaults()).is_ok());
+    wait_until("rpcbind answers", || RpcbindClient::connect(&RpcbindEndpoint::local_defaults()).is_ok());
 
-    for endpoint in Endpoint::local_defaults() {
+    for endpoint in RpcbindEndpoint::local_defaults() {
         // Also over IPv6, and one entry that a killed server left behind.
         let mut all = two_entries();
         let mut table = ProgramTable::new();
         table.register(nfs_null()).unwrap();
         all.extend(entries(&table, "[::1]:62049".parse().unwrap(), true));
         all.extend(entries(&table, "0.0.0.0:62049".parse().unwrap(), false));
-        let mut client = Client::connect(std::slice::from_ref(&endpoint)).unwrap();
+        let mut client = RpcbindClient::connect(std::slice::from_ref(&endpoint)).unwrap();
         assert!(client.set(&all[1]).unwrap(), "{endpoint}");
         drop(client);
 

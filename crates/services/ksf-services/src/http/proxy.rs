@@ -42,7 +42,7 @@ pub struct Proxy {
 
 /// A client's connection.
 #[derive(Debug, Default)]
-pub struct Client {
+pub struct ProxyClient {
     reader: Reader,
     exchange: Option<Exchange>,
 }
@@ -96,7 +96,7 @@ impl Proxy {
         &self.counts
     }
 
-    fn begin(&self, client: &mut Client, request: Request, head: &[u8], reply: &mut Reply<'_>) {
+    fn begin(&self, client: &mut ProxyClient, request: Request, head: &[u8], reply: &mut Reply<'_>) {
         let counts = self.counts.of(client.reader.shard);
         counts.requests.add(1);
         let mut passed = Vec::with_capacity(head.len() + 64);
@@ -122,7 +122,7 @@ impl Proxy {
     }
 
     /// Sends the head to the backend whose turn it is.
-    fn ask(&self, client: &mut Client, reuse: bool, reply: &mut Reply<'_>) {
+    fn ask(&self, client: &mut ProxyClient, reuse: bool, reply: &mut Reply<'_>) {
         let Some(exchange) = &mut client.exchange else { return };
         let backend = self.backends[(exchange.turn + exchange.attempts) % self.backends.len()];
         exchange.attempts += 1;
@@ -138,7 +138,7 @@ impl Proxy {
     }
 
     /// Bytes of an answer.
-    fn received(&self, client: &mut Client, chunk: &Chunk, reply: &mut Reply<'_>) {
+    fn received(&self, client: &mut ProxyClient, chunk: &Chunk, reply: &mut Reply<'_>) {
         let counts = self.counts.of(client.reader.shard);
         let request_over = client.reader.is_at_end();
         let Some(exchange) = &mut client.exchange else { return };
@@ -171,7 +171,7 @@ impl Proxy {
     }
 
     /// The answer was passed on in full.
-    fn complete(&self, client: &mut Client, in_step: bool, reply: &mut Reply<'_>) {
+    fn complete(&self, client: &mut ProxyClient, in_step: bool, reply: &mut Reply<'_>) {
         let Some(exchange) = client.exchange.take() else { return };
         let request_over = client.reader.is_at_end();
         reply.hang_up(exchange.backend_keeps_alive && in_step && request_over);
@@ -184,7 +184,7 @@ impl Proxy {
     }
 
     /// The backend will not answer, or not to the end.
-    fn failed(&self, client: &mut Client, failure: Failure, reply: &mut Reply<'_>) {
+    fn failed(&self, client: &mut ProxyClient, failure: Failure, reply: &mut Reply<'_>) {
         let counts = self.counts.of(client.reader.shard);
         let Some(exchange) = &client.exchange else { return };
         if !matches!(exchange.answer, Answer::Nothing) {
@@ -209,7 +209,7 @@ impl Proxy {
     }
 
     /// Tells the client, if nothing of an answer was passed on, and closes.
-    fn give_up(&self, client: &mut Client, status: u16, reply: &mut Reply<'_>) {
+    fn give_up(&self, client: &mut ProxyClient, status: u16, reply: &mut Reply<'_>) {
         reply.hang_up(false);
         let begun = matches!(&client.exchange, Some(Exchange { answer: Answer::Body(_), .. }));
         client.exchange = None;
@@ -222,7 +222,7 @@ impl Proxy {
         self.fail(client, status, reply);
     }
 
-    fn fail(&self, client: &mut Client, status: u16, reply: &mut Reply<'_>) {
+    fn fail(&self, client: &mut ProxyClient, status: u16, reply: &mut Reply<'_>) {
         self.counts.of(client.reader.shard).count_refusal(status);
         client.reader.finish_request();
         reply.message(|out| refusal(status, out));
@@ -285,7 +285,7 @@ impl Exchange {
 }
 
 impl Service for Proxy {
-    type Conn = Client;
+    type Conn = ProxyClient;
 
     fn name(&self) -> &str {
         "demo"
@@ -295,7 +295,7 @@ impl Service for Proxy {
         Framing::Custom
     }
 
-    fn cut(&self, conn: &mut Client, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
+    fn cut(&self, conn: &mut ProxyClient, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
         conn.reader.cut(buf, scanned, limits)
     }
 
@@ -311,11 +311,11 @@ impl Service for Proxy {
         false
     }
 
-    fn accept(&self, _: &Peer) -> Result<Client, Refused> {
-        Ok(Client::default())
+    fn accept(&self, _: &Peer) -> Result<ProxyClient, Refused> {
+        Ok(ProxyClient::default())
     }
 
-    fn call(&self, conn: &mut Client, message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn call(&self, conn: &mut ProxyClient, message: &Message<'_>, reply: &mut Reply<'_>) {
         conn.reader.shard = reply.shard();
         match conn.reader.take_piece() {
             Piece::Head(request) => self.begin(conn, request, message.bytes(), reply),
@@ -335,7 +335,7 @@ impl Service for Proxy {
         }
     }
 
-    fn upstream(&self, conn: &mut Client, event: Upstream, reply: &mut Reply<'_>) {
+    fn upstream(&self, conn: &mut ProxyClient, event: Upstream, reply: &mut Reply<'_>) {
         match event {
             Upstream::Connected { .. } => {
                 if let Some(exchange) = &mut conn.exchange {
@@ -359,7 +359,7 @@ impl Service for Proxy {
         }
     }
 
-    fn refuse(&self, conn: &mut Client, reason: CloseReason, reply: &mut Reply<'_>) {
+    fn refuse(&self, conn: &mut ProxyClient, reason: CloseReason, reply: &mut Reply<'_>) {
         reply.hang_up(false);
         let begun = matches!(&conn.exchange, Some(Exchange { answer: Answer::Body(_), .. }));
         conn.exchange = None;
@@ -372,7 +372,7 @@ impl Service for Proxy {
         }
     }
 
-    fn close(&self, conn: Client) {
+    fn close(&self, conn: ProxyClient) {
         if conn.exchange.is_some() || conn.reader.is_mid_body() {
             self.counts.of(conn.reader.shard).clients_gone.add(1);
         }

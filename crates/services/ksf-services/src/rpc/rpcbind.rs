@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! let entries = rpcbind::entries(service.table(), "0.0.0.0:62049".parse()?, true);
-//! let _registered = Registration::new(&Endpoint::local_defaults(), entries)?;
+//! let _registered = Registration::new(&RpcbindEndpoint::local_defaults(), entries)?;
 //! // ... dropped: unregistered
 //! ```
 //!
@@ -23,13 +23,13 @@ use std::path::PathBuf;
 
 use ksf_proto::oncrpc::rpcbind::{PORT, netid, universal_address};
 
-pub use client::{Client, RpcbindError};
+pub use client::{RpcbindClient, RpcbindError};
 
 use super::table::ProgramTable;
 
 /// Where rpcbind may be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Endpoint {
+pub enum RpcbindEndpoint {
     /// Its Unix socket.
     Unix(PathBuf),
     /// Its UDP port.
@@ -38,7 +38,7 @@ pub enum Endpoint {
     Tcp(SocketAddr),
 }
 
-impl Endpoint {
+impl RpcbindEndpoint {
     /// Where the rpcbind of this machine is looked for, in this order: Unix
     /// socket, UDP, TCP.
     pub fn local_defaults() -> Vec<Self> {
@@ -47,7 +47,7 @@ impl Endpoint {
     }
 }
 
-impl std::fmt::Display for Endpoint {
+impl std::fmt::Display for RpcbindEndpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Unix(path) => write!(f, "{}", path.display()),
@@ -59,7 +59,7 @@ impl std::fmt::Display for Endpoint {
 
 /// One version of one program at one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct RpcbindEntry {
     /// Program number.
     pub program: u32,
     /// Version of the program.
@@ -77,27 +77,27 @@ const VERSIONS_MAX: usize = 64;
 /// An entry for each program and version of the table, listening at `address`
 /// over TCP (`stream`) or UDP. Of a program with more than 64 versions the
 /// lowest 64 are named.
-pub fn entries(table: &ProgramTable, address: SocketAddr, stream: bool) -> Vec<Entry> {
+pub fn entries(table: &ProgramTable, address: SocketAddr, stream: bool) -> Vec<RpcbindEntry> {
     let netid = netid(address.ip(), stream);
     let address = universal_address(address);
     let versions = table
         .programs()
         .flat_map(|(program, versions)| versions.take(VERSIONS_MAX).map(move |version| (program, version)));
-    versions.map(|(program, version)| Entry { program, version, netid, address: address.clone() }).collect()
+    versions.map(|(program, version)| RpcbindEntry { program, version, netid, address: address.clone() }).collect()
 }
 
 /// Entries that are registered for as long as this value lives.
 #[derive(Debug)]
 pub struct Registration {
-    endpoint: Endpoint,
-    entries: Vec<Entry>,
+    endpoint: RpcbindEndpoint,
+    entries: Vec<RpcbindEntry>,
 }
 
 impl Registration {
     /// Registers `entries` with the first endpoint that answers: all of them, or
     /// none and an error.
-    pub fn new(endpoints: &[Endpoint], entries: Vec<Entry>) -> Result<Self, RpcbindError> {
-        let mut client = Client::connect(endpoints)?;
+    pub fn new(endpoints: &[RpcbindEndpoint], entries: Vec<RpcbindEntry>) -> Result<Self, RpcbindError> {
+        let mut client = RpcbindClient::connect(endpoints)?;
         let mut registration = Self { endpoint: client.endpoint().clone(), entries: Vec::with_capacity(entries.len()) };
         let set_all = entries.into_iter().try_for_each(|entry| {
             set_or_replace(&mut client, &entry)?;
@@ -111,12 +111,12 @@ impl Registration {
     }
 
     /// Where it is registered.
-    pub fn endpoint(&self) -> &Endpoint {
+    pub fn endpoint(&self) -> &RpcbindEndpoint {
         &self.endpoint
     }
 
     /// What is registered.
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[RpcbindEntry] {
         &self.entries
     }
 
@@ -130,7 +130,7 @@ impl Registration {
         if entries.is_empty() {
             return Ok(());
         }
-        let mut client = Client::connect(std::slice::from_ref(&self.endpoint))?;
+        let mut client = RpcbindClient::connect(std::slice::from_ref(&self.endpoint))?;
         for entry in &entries {
             // Somebody may have replaced our entry, which is not ours to remove.
             let current = client.address_of(entry.program, entry.version, entry.netid)?;
@@ -149,7 +149,7 @@ impl Drop for Registration {
     }
 }
 
-fn set_or_replace(client: &mut Client, entry: &Entry) -> Result<(), RpcbindError> {
+fn set_or_replace(client: &mut RpcbindClient, entry: &RpcbindEntry) -> Result<(), RpcbindError> {
     if client.set(entry)? {
         return Ok(());
     }
@@ -176,7 +176,7 @@ mod tests {
         table.register(nfs_null()).unwrap();
         table.register(mount_null()).unwrap();
         table.register(NullProgram::new("ranged", 7, 1..=2)).unwrap();
-        let entry = |program, version| Entry { program, version, netid: "tcp6", address: "::1.242.97".into() };
+        let entry = |program, version| RpcbindEntry { program, version, netid: "tcp6", address: "::1.242.97".into() };
         assert_eq!(
             entries(&table, "[::1]:62049".parse().unwrap(), true),
             [entry(100_003, 3), entry(100_005, 3), entry(7, 1), entry(7, 2)]

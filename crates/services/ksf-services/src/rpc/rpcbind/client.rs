@@ -13,7 +13,7 @@ use ksf_proto::oncrpc::rpcbind::{
 use ksf_proto::oncrpc::{Accepted, CallHeader, OpaqueAuth, PROC_NULL, Reply, ReplyStatus};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::{Endpoint, Entry};
+use super::{RpcbindEndpoint, RpcbindEntry};
 
 /// Time a call may take, all attempts together.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
@@ -35,7 +35,7 @@ pub enum RpcbindError {
     #[error("rpcbind at {endpoint} does not answer: {source}")]
     Io {
         /// Where.
-        endpoint: Endpoint,
+        endpoint: RpcbindEndpoint,
         /// What the kernel said.
         source: io::Error,
     },
@@ -43,7 +43,7 @@ pub enum RpcbindError {
     #[error("rpcbind at {endpoint} sent a reply that makes no sense: {reason}")]
     BadReply {
         /// Where.
-        endpoint: Endpoint,
+        endpoint: RpcbindEndpoint,
         /// What is wrong with it.
         reason: String,
     },
@@ -51,7 +51,7 @@ pub enum RpcbindError {
     #[error("rpcbind at {endpoint} refused the call: {status:?}")]
     Refused {
         /// Where.
-        endpoint: Endpoint,
+        endpoint: RpcbindEndpoint,
         /// Its answer.
         status: ReplyStatus,
     },
@@ -63,7 +63,7 @@ pub enum RpcbindError {
     )]
     Taken {
         /// What was to be registered.
-        entry: Entry,
+        entry: RpcbindEntry,
         /// Universal address of the other server.
         address: String,
     },
@@ -74,14 +74,14 @@ pub enum RpcbindError {
     )]
     NotPermitted {
         /// What was to be registered.
-        entry: Entry,
+        entry: RpcbindEntry,
     },
 }
 
 /// A connection to rpcbind.
 #[derive(Debug)]
-pub struct Client {
-    endpoint: Endpoint,
+pub struct RpcbindClient {
+    endpoint: RpcbindEndpoint,
     transport: Transport,
     xid: u32,
 }
@@ -93,9 +93,9 @@ enum Transport {
     Udp(UdpSocket),
 }
 
-impl Client {
+impl RpcbindClient {
     /// Connects to the first endpoint that answers a NULL call.
-    pub fn connect(endpoints: &[Endpoint]) -> Result<Self, RpcbindError> {
+    pub fn connect(endpoints: &[RpcbindEndpoint]) -> Result<Self, RpcbindError> {
         let mut tried = String::new();
         for endpoint in endpoints {
             match Self::connect_one(endpoint) {
@@ -112,12 +112,12 @@ impl Client {
     }
 
     /// Where it is connected to.
-    pub fn endpoint(&self) -> &Endpoint {
+    pub fn endpoint(&self) -> &RpcbindEndpoint {
         &self.endpoint
     }
 
     /// Registers; false if rpcbind does not want to.
-    pub fn set(&mut self, entry: &Entry) -> Result<bool, RpcbindError> {
+    pub fn set(&mut self, entry: &RpcbindEntry) -> Result<bool, RpcbindError> {
         let address = &entry.address;
         let results = self.call(PROC_SET, |out| {
             binding(entry.program, entry.version, entry.netid, address).put(out);
@@ -126,7 +126,7 @@ impl Client {
     }
 
     /// Takes a registration back; false if there is none, or it is not ours.
-    pub fn unset(&mut self, entry: &Entry) -> Result<bool, RpcbindError> {
+    pub fn unset(&mut self, entry: &RpcbindEntry) -> Result<bool, RpcbindError> {
         let results = self.call(PROC_UNSET, |out| {
             binding(entry.program, entry.version, entry.netid, "").put(out);
         })?;
@@ -145,7 +145,7 @@ impl Client {
         Ok(found.map(|b| b.address.to_owned()))
     }
 
-    fn connect_one(endpoint: &Endpoint) -> Result<Self, RpcbindError> {
+    fn connect_one(endpoint: &RpcbindEndpoint) -> Result<Self, RpcbindError> {
         let transport =
             Transport::connect(endpoint).map_err(|source| RpcbindError::Io { endpoint: endpoint.clone(), source })?;
         let mut client = Self {
@@ -197,15 +197,15 @@ fn binding<'a>(program: u32, version: u32, netid: &'a str, address: &'a str) -> 
 }
 
 impl Transport {
-    fn connect(endpoint: &Endpoint) -> io::Result<Self> {
+    fn connect(endpoint: &RpcbindEndpoint) -> io::Result<Self> {
         match endpoint {
-            Endpoint::Unix(path) => UnixStream::connect(path).map(Self::Unix),
-            Endpoint::Tcp(address) => {
+            RpcbindEndpoint::Unix(path) => UnixStream::connect(path).map(Self::Unix),
+            RpcbindEndpoint::Tcp(address) => {
                 let socket = reserved_port(*address, Type::STREAM, Protocol::TCP)?;
                 socket.connect_timeout(&(*address).into(), CALL_TIMEOUT)?;
                 Ok(Self::Tcp(socket))
             }
-            Endpoint::Udp(address) => {
+            RpcbindEndpoint::Udp(address) => {
                 let socket = reserved_port(*address, Type::DGRAM, Protocol::UDP)?;
                 socket.connect(&(*address).into())?;
                 Ok(Self::Udp(socket.into()))

@@ -8,7 +8,7 @@ use clap::Args;
 use ksf::listener::ListenAddr;
 use ksf::server::ListenerInfo;
 use ksf_kernel::{Builtin, ObjectSource};
-use ksf_services::rpc::rpcbind::{self, Endpoint, Registration, RpcbindError};
+use ksf_services::rpc::rpcbind::{self, RpcbindEndpoint, Registration, RpcbindError};
 use ksf_services::rpc::{NullProgram, ProgramTable, RpcOnWorkers, RpcService, mount_null, nfs_null};
 use serde::Deserialize;
 
@@ -140,7 +140,7 @@ fn register(table: &ProgramTable, listeners: &[ListenerInfo]) -> Result<Registra
         ListenAddr::Udp(address) => rpcbind::entries(table, *address, false),
         _ => Vec::new(),
     });
-    Registration::new(&Endpoint::local_defaults(), entries.collect()).map_err(|error| {
+    Registration::new(&RpcbindEndpoint::local_defaults(), entries.collect()).map_err(|error| {
         let status = match error {
             RpcbindError::NotPermitted { .. } => Status::NoPermission,
             _ => Status::Unavailable,
