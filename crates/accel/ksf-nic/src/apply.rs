@@ -4,8 +4,8 @@ use crate::error::NicError;
 use crate::files::SystemFiles;
 use crate::interface::InterfaceOps;
 use crate::inventory::Inventory;
-use crate::plan::{PlannedAction, Item, Plan, Wish};
-use crate::record::{SavedSetting, Phase, Record, RecordStore};
+use crate::plan::{Item, Plan, PlannedAction, Wish};
+use crate::record::{Phase, Record, RecordStore, SavedSetting};
 use crate::setting::Setting;
 use crate::steering::ReceiveSteering;
 use crate::tuner::{Finding, NicReport, SettingResult, Tuner, check_same_interface, check_whole, refusal};
@@ -106,8 +106,9 @@ impl<F: SystemFiles, L: InterfaceOps, S: RecordStore> Tuner<F, L, S> {
         resized: bool,
     ) -> Result<Vec<SettingResult>, NicError> {
         // What interfaces share is recorded even where it holds already: the rollback of another one must know.
-        let concerns =
-            |item: &&Item| item.action == PlannedAction::Change || item.action == PlannedAction::Holds && item.key.is_shared();
+        let concerns = |item: &&Item| {
+            item.action == PlannedAction::Change || item.action == PlannedAction::Holds && item.key.is_shared()
+        };
         for item in plan.items.iter().filter(concerns) {
             if let Some(wanted) = &item.wanted {
                 remember(record, &item.key, facts, wanted, resized);

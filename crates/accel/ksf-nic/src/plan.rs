@@ -373,7 +373,9 @@ impl Planner<'_> {
         let now = self.facts.value(&key);
         let (now, action, why) = match now {
             Ok(now) => (Some(now.trim().to_owned()), PlannedAction::LeftAlone, why.to_owned()),
-            Err(Lack::NotSupported) if matches!(key, Setting::Xps { .. }) => (None, PlannedAction::LeftAlone, why.to_owned()),
+            Err(Lack::NotSupported) if matches!(key, Setting::Xps { .. }) => {
+                (None, PlannedAction::LeftAlone, why.to_owned())
+            }
             Err(lack) => (None, PlannedAction::NotSupported, self.lacking(&lack)),
         };
         self.items.push(Item { key, now, wanted: None, action, why });

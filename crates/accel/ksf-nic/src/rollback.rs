@@ -4,7 +4,7 @@ use crate::error::NicError;
 use crate::files::SystemFiles;
 use crate::interface::InterfaceOps;
 use crate::inventory::{Lack, is_no_device, lack_of};
-use crate::record::{SavedSetting, Phase, Record, RecordStore};
+use crate::record::{Phase, Record, RecordStore, SavedSetting};
 use crate::setting::Setting;
 use crate::tuner::{Finding, NicReport, SettingResult, Tuner, check_same_interface, refusal};
 

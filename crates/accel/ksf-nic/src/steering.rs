@@ -6,7 +6,7 @@
 use serde::Serialize;
 
 use crate::inventory::Inventory;
-use crate::plan::{PlannedAction, Item};
+use crate::plan::{Item, PlannedAction};
 use crate::setting::Setting;
 
 /// Whether packets follow their readers.
@@ -64,7 +64,9 @@ impl ReceiveSteering {
                 None => SteeringVerdict::no("rps_sock_flow_entries exists only in the initial network namespace"),
                 Some(0) => SteeringVerdict::no("rps_sock_flow_entries is 0"),
                 Some(entries) if without.is_empty() => SteeringVerdict::yes(format!("RFS, a table of {entries} flows")),
-                Some(_) => SteeringVerdict::no(format!("rps_flow_cnt is 0 on {} of {} queues", without.len(), facts.rx.len())),
+                Some(_) => {
+                    SteeringVerdict::no(format!("rps_flow_cnt is 0 on {} of {} queues", without.len(), facts.rx.len()))
+                }
             }
         };
         let ntuple_on = value(&Setting::Ntuple).as_deref() == Some("on");

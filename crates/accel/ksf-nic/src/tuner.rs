@@ -9,7 +9,7 @@ use crate::files::SystemFiles;
 use crate::interface::{Identity, InterfaceOps};
 use crate::inventory::{Inventory, Lack, lack_of};
 use crate::plan::{Plan, Wish};
-use crate::record::{RecordOrigin, Phase, Record, RecordStore};
+use crate::record::{Phase, Record, RecordOrigin, RecordStore};
 use crate::setting::Setting;
 use crate::steering::ReceiveSteering;
 

@@ -5,7 +5,10 @@ mod common;
 use std::collections::BTreeSet;
 
 use common::{IFACE, Model, World, queue_file, wish};
-use ksf_nic::{PlannedAction, CpuSet, SavedSetting, Finding, Group, Identity, Intent, Lack, NicError, Plan, Record, NicReport, Setting};
+use ksf_nic::{
+    CpuSet, Finding, Group, Identity, Intent, Lack, NicError, NicReport, Plan, PlannedAction, Record, SavedSetting,
+    Setting,
+};
 use proptest::prelude::*;
 
 const FLOWS: &str = "proc/sys/net/core/rps_sock_flow_entries";
@@ -369,7 +372,10 @@ fn irqbalance_is_told_apart_and_left_running() {
     let plan_1 = plan(&world, Intent::Latency);
     let irqs: Vec<_> = plan_1.items.iter().filter(|item| item.key.group() == Group::Irq).collect();
     assert_eq!(irqs.len(), 4);
-    assert!(irqs.iter().all(|item| item.action == PlannedAction::LeftAlone && item.why.contains("pid 812")), "{irqs:?}");
+    assert!(
+        irqs.iter().all(|item| item.action == PlannedAction::LeftAlone && item.why.contains("pid 812")),
+        "{irqs:?}"
+    );
     let number = world.tuner().look(IFACE).unwrap().interrupts[3].number;
     assert!(plan_1.notes.iter().any(|note| note.contains(&format!("--banirq={number}"))), "{:?}", plan_1.notes);
     world.put("proc/812/cmdline", "/usr/sbin/irqbalance\0--policyscript=/etc/ksf-irqs\0");

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use ksf_nic::{PlannedAction, Finding, RecordFolder, Intent, NicError, NoInterfaceOps, Tree, Tuner, Wish, interfaces};
+use ksf_nic::{Finding, Intent, NicError, NoInterfaceOps, PlannedAction, RecordFolder, Tree, Tuner, Wish, interfaces};
 use tempfile::TempDir;
 
 struct Machine(TempDir);

@@ -54,8 +54,9 @@ pub trait Service: Send + Sync + 'static {
         let _ = (conn, reason, reply);
     }
 
-    /// Goes on with a message that was deferred, back on its connection: [`Deferred::resume`](crate::deferred::Deferred::resume) carried `state` here. The
-    /// reply takes the message's place, and may be deferred once more. Not called if the connection ended. On shards only.
+    /// Goes on with a message that was deferred, back on its connection:
+    /// [`Deferred::resume`](crate::deferred::Deferred::resume) carried `state` here. The reply takes the message's place, and
+    /// may be deferred once more. It is not called if the connection ended, and on shards only.
     fn resume(&self, conn: &mut Self::Conn, state: Box<dyn Any + Send>, reply: &mut Reply<'_>) {
         let _ = (conn, state, reply);
     }

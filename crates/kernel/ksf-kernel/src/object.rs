@@ -154,7 +154,12 @@ pub(crate) fn load(source: &ObjectSource, options: &KernelOptions, sizes: &Sizes
 }
 
 /// Checks that the object is one of ours and writes the loader's half of its configuration.
-fn configure(name: &str, object: &mut OpenObject, options: &KernelOptions, sizes: &Sizes) -> Result<Config, KernelError> {
+fn configure(
+    name: &str,
+    object: &mut OpenObject,
+    options: &KernelOptions,
+    sizes: &Sizes,
+) -> Result<Config, KernelError> {
     // libbpf names the map after the section, with the object's name in front when that is short enough.
     let mut map = object
         .maps_mut()

@@ -14,7 +14,7 @@ use ksf::framing::{Frame, Framing};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::call::{Caller, Verdict};
-use crate::{Builtin, KernelAssist, KernelError, KernelService, ObjectSource, KernelOptions};
+use crate::{Builtin, KernelAssist, KernelError, KernelOptions, KernelService, ObjectSource};
 
 /// Sizes around the edges of segments, pages and socket buffers.
 const ODD_SIZES: [usize; 16] =
@@ -48,8 +48,13 @@ pub fn self_test_of(echo: &ObjectSource, rpc_null: &ObjectSource) -> Result<(), 
 }
 
 fn load(object: &ObjectSource, rpc_programs: Vec<(u32, u32, u32)>) -> Result<KernelService, KernelError> {
-    let options =
-        KernelOptions { connections_max: 4, callers_max: 1, lag_bytes_max: 1024, rpc_programs, ..KernelOptions::default() };
+    let options = KernelOptions {
+        connections_max: 4,
+        callers_max: 1,
+        lag_bytes_max: 1024,
+        rpc_programs,
+        ..KernelOptions::default()
+    };
     KernelService::load(object, &options)
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use common::object::compile;
 use common::*;
-use ksf_kernel::{KernelError, KernelService, ObjectSource, KernelOptions, Verdict};
+use ksf_kernel::{KernelError, KernelOptions, KernelService, ObjectSource, Verdict};
 
 fn load_file(object: &Path) -> Result<KernelService, KernelError> {
     let mut options = KernelOptions::default();

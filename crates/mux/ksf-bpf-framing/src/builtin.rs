@@ -2,7 +2,7 @@
 
 use crate::elf::constant_in_file;
 use crate::error::LoadError;
-use crate::program::{FramingProgram, FramingOptions};
+use crate::program::{FramingOptions, FramingProgram};
 
 /// A program that is part of this crate. All of them find the message also in AF_KCM (compiled with -DKSF_AF_KCM), and
 /// return EBADMSG for a length below that of the header, EMSGSIZE for one above `i32::MAX`.

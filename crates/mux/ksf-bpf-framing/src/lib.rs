@@ -16,7 +16,7 @@ pub use builtin::Builtin;
 pub use error::{Access, Fault, LoadError, RunError};
 #[cfg(feature = "kernel")]
 pub use kernel::{KernelProgram, VerifyError};
-pub use program::{FramingProgram, FramingOptions, Verdict};
+pub use program::{FramingOptions, FramingProgram, Verdict};
 
 /// The header for authors of framing programs: name and text. It includes those of `ksf_bpf::SDK`.
 pub const SDK: &[(&str, &str)] = &[("ksf_framing_program.h", include_str!("../bpf/ksf_framing_program.h"))];

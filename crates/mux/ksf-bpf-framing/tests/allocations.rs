@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use ksf_bpf_framing::{Builtin, FramingProgram, FramingOptions, RunError, Verdict};
+use ksf_bpf_framing::{Builtin, FramingOptions, FramingProgram, RunError, Verdict};
 use ksf_test::alloc::{Counting, allocations};
 
 #[global_allocator]

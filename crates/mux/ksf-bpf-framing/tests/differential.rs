@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 use common::asm::{call, exit, load_bytes, mov, mov_reg, mov64, op};
-use ksf_bpf_framing::{FramingProgram, FramingOptions, RunError, Verdict};
+use ksf_bpf_framing::{FramingOptions, FramingProgram, RunError, Verdict};
 use ksf_test::{Random, skip};
 
 /// Loads encoded instructions as a socket filter.

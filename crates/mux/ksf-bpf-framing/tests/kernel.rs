@@ -3,7 +3,7 @@
 mod common;
 
 use common::{THRIFT, compile};
-use ksf_bpf_framing::{Builtin, FramingProgram, FramingOptions, Verdict, VerifyError};
+use ksf_bpf_framing::{Builtin, FramingOptions, FramingProgram, Verdict, VerifyError};
 use ksf_test::{Random, skip};
 
 /// `None`: the test is skipped. Some kernels let everybody load socket filters.

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{THRIFT, compile};
-use ksf_bpf_framing::{Fault, FramingProgram, LoadError, FramingOptions, RunError, Verdict};
+use ksf_bpf_framing::{Fault, FramingOptions, FramingProgram, LoadError, RunError, Verdict};
 use ksf_test::Random;
 
 const INCLUDE: &str = "#include \"ksf_framing_program.h\"\n";

@@ -3,7 +3,7 @@
 mod common;
 
 use common::asm::{add, call, exit, load_bytes, mov, mov_reg, mov64, op};
-use ksf_bpf_framing::{Access, Fault, FramingProgram, LoadError, FramingOptions, RunError, Verdict};
+use ksf_bpf_framing::{Access, Fault, FramingOptions, FramingProgram, LoadError, RunError, Verdict};
 
 fn program(instructions: &[Vec<u8>]) -> Result<FramingProgram, LoadError> {
     FramingProgram::from_instructions(&instructions.concat(), &FramingOptions::default())

@@ -4,7 +4,7 @@ mod common;
 
 use ksf::error::FramingError;
 use ksf::framing::{Delimiter, Endian, Frame, Framing, LengthPrefix};
-use ksf_bpf_framing::{Builtin, FramingProgram, FramingOptions, Verdict};
+use ksf_bpf_framing::{Builtin, FramingOptions, FramingProgram, Verdict};
 use proptest::collection::vec;
 use proptest::prelude::*;
 

@@ -6,7 +6,7 @@ use std::os::fd::IntoRawFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
-use ksf_bpf_framing::{FramingProgram, FramingOptions};
+use ksf_bpf_framing::{FramingOptions, FramingProgram};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::notice;

@@ -1,7 +1,7 @@
 //! The framing program of a native framing, loaded for AF_KCM.
 
 use ksf::framing::{Endian, Framing};
-use ksf_bpf_framing::{Builtin, FramingProgram, KernelProgram, FramingOptions};
+use ksf_bpf_framing::{Builtin, FramingOptions, FramingProgram, KernelProgram};
 
 use crate::error::KcmError;
 

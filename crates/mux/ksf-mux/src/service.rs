@@ -17,7 +17,7 @@ use ksf::deferred::{Answer, Answers, Delivery};
 use ksf::env::Env;
 use ksf::error::CloseReason;
 use ksf::pool::{Memory, Pool};
-use ksf::service::{ConnKey, CallOutcome, call_outside};
+use ksf::service::{CallOutcome, ConnKey, call_outside};
 use ksf::stats::Stats;
 use ksf::{Order, Peer, Service};
 

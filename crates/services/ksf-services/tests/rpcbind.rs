@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use ksf_proto::oncrpc::rpcbind::{Binding, PROC_DUMP, PROC_SET, PROC_UNSET, PROGRAM};
 use ksf_proto::oncrpc::{Accepted, Call, PROC_NULL, ReplyStatus, put_reply, put_success};
 use ksf_proto::xdr::{XdrReader, XdrWrite};
-use ksf_services::rpc::rpcbind::{RpcbindClient, RpcbindEndpoint, RpcbindEntry, Registration, RpcbindError, entries};
+use ksf_services::rpc::rpcbind::{Registration, RpcbindClient, RpcbindEndpoint, RpcbindEntry, RpcbindError, entries};
 use ksf_services::rpc::{ProgramTable, mount_null, nfs_null};
 use ksf_test::{Folder, Running, own_run_or_skip, program_or_skip, rpc, run, wait_until};
 

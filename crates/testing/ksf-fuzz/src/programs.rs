@@ -1,6 +1,6 @@
 //! Framing programs: no object and no instructions do more than fail, and the pieces a stream lies in do not matter.
 
-use ksf_bpf_framing::{FramingProgram, LoadError, FramingOptions};
+use ksf_bpf_framing::{FramingOptions, FramingProgram, LoadError};
 
 use crate::input::{Choices, Cuts};
 

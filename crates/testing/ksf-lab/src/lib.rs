@@ -17,7 +17,7 @@
 //! ```text
 //!  Lab ── plan, program, modules, files ──► initramfs (memory only) ──► QEMU ◄── Debian's kernel, unpacked once
 //!                                                                        │
-//!  RunOutcome ◄── evaluate ◄── supervisor thread ◄── three serial ports: console, the program's output, init's report
+//!  RunOutcome ◄── evaluate ◄── supervisor ◄── three serial ports: console, the program's output, init's report
 //! ```
 
 mod error;

@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::error::Error;
-use crate::evaluate::{End, Limits, RunOutcome, Remains};
+use crate::evaluate::{End, Limits, Remains, RunOutcome};
 
 /// A machine whose program has started. Dropped, it is switched off at once, as by a power failure.
 ///

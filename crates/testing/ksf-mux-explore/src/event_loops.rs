@@ -42,8 +42,14 @@ pub struct LoopScenario {
 
 impl LoopScenario {
     /// Three programs that drain, a message for each.
-    pub const PLAIN: Self =
-        Self { programs: &[LoopProgram::Drains; 3], edge: false, messages: 3, one_by_one: false, together: 1, timer: true };
+    pub const PLAIN: Self = Self {
+        programs: &[LoopProgram::Drains; 3],
+        edge: false,
+        messages: 3,
+        one_by_one: false,
+        together: 1,
+        timer: true,
+    };
 
     /// Plays it and checks that every message is received once, that one socket listens at a time, that those counted as
     /// sleepers are those that sleep, and, one by one without a timer thread, that one loop is told per message.

@@ -42,7 +42,8 @@ pub(crate) fn check(history: &History<'_>) -> Result<usize, String> {
         let (seen, sent, end) = (handed.len(), ideal.messages.len(), ideal.end);
         return Err(format!("ended by {reason:?} after {seen} messages, expected {end:?} after {sent}"));
     }
-    let requests: Vec<_> = handed.iter().filter_map(|message| SimRequest::from_text(payload(framing, message))).collect();
+    let requests: Vec<_> =
+        handed.iter().filter_map(|message| SimRequest::from_text(payload(framing, message))).collect();
     let no_limits = Limits { message_bytes_max: usize::MAX >> 8, fragments_max: u32::MAX, ..Limits::default() };
     let arrived = decode(framing, &no_limits, taken);
     let torn = arrived.end != CloseReason::PeerClosed;

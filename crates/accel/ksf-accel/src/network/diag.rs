@@ -4,7 +4,7 @@
 use std::io;
 use std::net::IpAddr;
 
-use ksf_nic::netlink::{Attributes, NLM_F_DUMP, SOCK_DIAG, NetlinkSocket};
+use ksf_nic::netlink::{Attributes, NLM_F_DUMP, NetlinkSocket, SOCK_DIAG};
 
 use super::Listening;
 

@@ -9,8 +9,8 @@ use std::io;
 use std::rc::Rc;
 
 use ksf_nic::{
-    Channels, Coalescing, CpuSet, SystemFiles, Identity, Intent, InterfaceOps, NicError, Ntuple, QueueIrq, Record, RecordStore,
-    Tuner, Wish,
+    Channels, Coalescing, CpuSet, Identity, Intent, InterfaceOps, NicError, Ntuple, QueueIrq, Record, RecordStore,
+    SystemFiles, Tuner, Wish,
 };
 
 pub(crate) const IFACE: &str = "eth0";

@@ -236,8 +236,9 @@ impl Reply<'_> {
     }
 
     /// The same, for a reply whose length the protocol tells before the work begins, such as the answer to a read. These
-    /// bytes are taken off the connection's budget ([`connection_bytes_max`](crate::limits::Limits::connection_bytes_max)) until the answer comes, so a peer
-    /// cannot have more work done than it may have memory for. For a datagram they are taken off the shard's
+    /// bytes are taken off the connection's budget
+    /// ([`connection_bytes_max`](crate::limits::Limits::connection_bytes_max)) until the answer comes, so a peer cannot
+    /// have more work done than it may have memory for. For a datagram they are taken off the shard's
     /// ([`shard_bytes_max`](crate::limits::Limits::shard_bytes_max)).
     pub fn defer_for(&mut self, reply_bytes: usize) -> Deferred {
         self.deferred += 1;
@@ -304,8 +305,9 @@ impl Reply<'_> {
     /// Begins an exchange with somebody else: connects, or takes a kept connection if `reuse` lets it. Ends the one
     /// before. What is passed on before it is connected waits.
     ///
-    /// What comes of it is told to [`Service::upstream`](crate::Service::upstream). A service that dials says so by [`Service::needs_shards`](crate::Service::needs_shards): it is
-    /// then refused at start where this would fail for every message.
+    /// What comes of it is told to [`Service::upstream`](crate::Service::upstream). A service that dials says so by
+    /// [`Service::needs_shards`](crate::Service::needs_shards): it is then refused at start where this would fail for every
+    /// message.
     ///
     /// # Errors
     ///

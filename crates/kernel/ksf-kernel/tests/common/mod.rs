@@ -13,7 +13,7 @@ pub(crate) mod object;
 
 use ksf::assist::{Assist, AssistConn};
 use ksf::framing::{Frame, Framing};
-use ksf_kernel::{Builtin, Caller, KernelService, ObjectSource, KernelOptions, Verdict};
+use ksf_kernel::{Builtin, Caller, KernelOptions, KernelService, ObjectSource, Verdict};
 pub(crate) use ksf_test::stream::{pair, read_exactly};
 pub(crate) use ksf_test::*;
 
@@ -26,7 +26,11 @@ pub(crate) fn load_with(builtin: Builtin, change: impl FnOnce(&mut KernelOptions
 }
 
 /// `like`: the built-in service whose options it takes.
-pub(crate) fn load_from(source: &ObjectSource, like: Builtin, change: impl FnOnce(&mut KernelOptions)) -> KernelService {
+pub(crate) fn load_from(
+    source: &ObjectSource,
+    like: Builtin,
+    change: impl FnOnce(&mut KernelOptions),
+) -> KernelService {
     let mut options = KernelOptions::default();
     options.connections_max = 256;
     options.callers_max = 16;

@@ -8,8 +8,8 @@ use std::process::ExitCode;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use ksf_nic::{
-    PlannedAction, CpuSet, Finding, RecordFolder, Group, Intent, Item, Netlink, NicError, NoInterfaceOps, Plan, ReceiveSteering,
-    NicReport, Setting, Tree, Tuner, Wish, policy_script, write_policy,
+    CpuSet, Finding, Group, Intent, Item, Netlink, NicError, NicReport, NoInterfaceOps, Plan, PlannedAction,
+    ReceiveSteering, RecordFolder, Setting, Tree, Tuner, Wish, policy_script, write_policy,
 };
 use serde::Serialize;
 

@@ -1,6 +1,6 @@
 //! Whether packets follow their readers, on the interfaces that are up. The crate `ksf-nic` looks; it changes nothing.
 
-use ksf_nic::{Inventory, Netlink, ReceiveSteering, Tree, SteeringVerdict, interfaces};
+use ksf_nic::{Inventory, Netlink, ReceiveSteering, SteeringVerdict, Tree, interfaces};
 
 use super::machine::Machine;
 use super::verdict::{Probe, Verdict};

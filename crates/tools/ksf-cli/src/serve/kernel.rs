@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::Args;
 use ksf::assist::Assist;
 use ksf::listener::ListenAddr;
-use ksf_kernel::{KernelError, KernelService, ObjectSource, KernelOptions, XdpLink};
+use ksf_kernel::{KernelError, KernelOptions, KernelService, ObjectSource, XdpLink};
 use serde::Deserialize;
 
 use crate::doctor::{Obstacle, SETCAP};

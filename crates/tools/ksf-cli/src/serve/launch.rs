@@ -8,7 +8,7 @@ use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf::server::{Builder, ListenerInfo, Server};
 use ksf::{Service, ShardService};
-use ksf_kernel::{KernelError, KernelService, ObjectSource, KernelOptions};
+use ksf_kernel::{KernelError, KernelOptions, KernelService, ObjectSource};
 
 use super::engine::{self, Choice, EngineWish, Obstacles};
 use super::explain::explain;

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use crate::calls::args::CallPlan;
 use crate::calls::columns::{History, Style, header, row};
 use crate::calls::progress::ProgressLine;
-use crate::calls::report::{CallBody, CallConfig, FORMAT, CallReport, CallRunReport, Spread, Total};
+use crate::calls::report::{CallBody, CallConfig, CallReport, CallRunReport, FORMAT, Spread, Total};
 use crate::drive::protocol::{Client, Protocol};
 use crate::drive::threads;
 use crate::error::LoadError;

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   LoadHttpArgs -> HttpPlan -> ports: will they last?
-//!              |
-//!              +-> drive: threads, connections -> HttpClient: requests, checks; response::Reader: heads, bodies, any cut
-//!              +-> kernel_counters, server_cpu: watched meanwhile
-//!              +-> HttpReport
+//!                      |
+//!                      +-> drive: threads, connections -> HttpClient: requests, checks; response::Reader: heads, bodies, any cut
+//!                      +-> kernel_counters, server_cpu: watched meanwhile
+//!                      +-> HttpReport
 //! ```
 //!
 //! There is no TLS, no pipelining and no body in requests.
@@ -26,7 +26,7 @@ use std::time::Duration;
 use self::kernel_counters::{KernelCounters, time_wait};
 use self::plan::HttpPlan;
 use self::ports::{Allowance, Forecast, raise_descriptors};
-use self::report::{Measured, HttpReport};
+use self::report::{HttpReport, Measured};
 use self::response::Expected;
 use self::server_cpu::Watch;
 use self::url::{Url, check_header, is_token};

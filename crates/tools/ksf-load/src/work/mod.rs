@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   WorktestArgs -> WorkPlan -+-> drive: one thread, many connections -> WorkClient: requests, checks -> WorkReport
-//!                     |     Jobs, Spread, Schedule: what is sent, drawn from one seed
-//!                     +-> ideal: the same messages before one queue, on paper -----------------> WorkReport
+//!                             |     Jobs, Spread, Schedule: what is sent, drawn from one seed
+//!                             +-> ideal: the same messages before one queue, on paper -----------------> WorkReport
 //! ```
 
 mod client;

@@ -8,7 +8,7 @@ use clap::Args;
 use ksf::listener::ListenAddr;
 use ksf::server::ListenerInfo;
 use ksf_kernel::{Builtin, ObjectSource};
-use ksf_services::rpc::rpcbind::{self, RpcbindEndpoint, Registration, RpcbindError};
+use ksf_services::rpc::rpcbind::{self, Registration, RpcbindEndpoint, RpcbindError};
 use ksf_services::rpc::{NullProgram, ProgramTable, RpcOnWorkers, RpcService, mount_null, nfs_null};
 use serde::Deserialize;
 
