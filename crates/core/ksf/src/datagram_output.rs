@@ -6,6 +6,13 @@ use crate::listener::DatagramPeer;
 
 /// A buffer that grew beyond this, because a socket was full, is given back to the allocator.
 const KEPT_BYTES_MAX: usize = 1 << 20;
+/// Most replies of a run: what Linux 4.18 took (UDP_MAX_SEGMENTS).
+const RUN_MAX: usize = 64;
+/// Bytes of the longest reply that has others behind it in a run. The kernel refuses a run whose parts do not fit the path; all
+/// paths of IPv6 take packets of 1280 bytes.
+const SEGMENT_BYTES_MAX: usize = 1280 - 40 - 8;
+/// Bytes of a run: those of a packet of 64 KiB without its headers.
+const RUN_BYTES_MAX: usize = 65_535 - 40 - 8;
 /// Bytes of replies that are gone which the buffer may hold in front of those that wait.
 const GONE_BYTES_MAX: usize = 64 << 10;
 
@@ -22,6 +29,17 @@ struct Waiting {
     peer: DatagramPeer,
     start: usize,
     end: usize,
+}
+
+/// Replies that follow one another, to the same peer: all as long as the first but the last, which may be shorter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run<'a> {
+    pub(crate) peer: &'a DatagramPeer,
+    /// All of them, one behind the other.
+    pub(crate) bytes: &'a [u8],
+    /// Bytes of the first.
+    pub(crate) segment_bytes: usize,
+    pub(crate) count: usize,
 }
 
 /// How far an output was filled.
@@ -63,6 +81,28 @@ impl DatagramOutput {
     #[inline]
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&DatagramPeer, &[u8])> {
         self.waiting.iter().map(|reply| (&reply.peer, self.bytes.get(reply.start..reply.end).unwrap_or_default()))
+    }
+
+    /// The reply at place `first`, with those behind it that may leave in one packet if they may be joined.
+    #[inline]
+    pub(crate) fn run(&self, first: usize, may_join: bool) -> Option<Run<'_>> {
+        let reply = self.waiting.get(first)?;
+        let segment_bytes = reply.end - reply.start;
+        let (mut end, mut count) = (reply.end, 1);
+        while may_join
+            && (1..=SEGMENT_BYTES_MAX).contains(&segment_bytes)
+            // The last one was as long.
+            && end - reply.start == count * segment_bytes
+            && count < RUN_MAX
+            && let Some(next) = self.waiting.get(first + count)
+            && (1..=segment_bytes).contains(&(next.end - next.start))
+            && next.end - reply.start <= RUN_BYTES_MAX
+            && next.peer == reply.peer
+        {
+            (end, count) = (next.end, count + 1);
+        }
+        let bytes = self.bytes.get(reply.start..end).unwrap_or_default();
+        Some(Run { peer: &reply.peer, bytes, segment_bytes, count })
     }
 
     /// Forgets the first ones: they are sent.
@@ -139,6 +179,37 @@ mod tests {
         assert_eq!((texts(&output), output.bytes()), (vec![(2, b"".to_vec())], 0));
         output.advance(9);
         assert!(output.is_empty());
+    }
+
+    #[test]
+    fn a_run_is_of_one_peer_and_of_one_length_but_for_its_end() {
+        let mut output = DatagramOutput::default();
+        let lengths = [9, 9, 4, 4, 5, 0, 7, 7, SEGMENT_BYTES_MAX + 1, SEGMENT_BYTES_MAX + 1, 8, 8, 8];
+        for (number, length) in lengths.into_iter().enumerate() {
+            let port = if number == 11 { 2 } else { 1 };
+            output.add(peer(port), |to| to.resize(to.len() + length, number as u8));
+        }
+        let runs = |output: &DatagramOutput, may_join| {
+            let (mut runs, mut at) = (Vec::new(), 0);
+            while let Some(run) = output.run(at, may_join) {
+                runs.push((run.count, run.bytes.len()));
+                at += run.count;
+            }
+            runs
+        };
+        let long = SEGMENT_BYTES_MAX + 1;
+        let expected = [(3, 22), (1, 4), (1, 5), (1, 0), (2, 14), (1, long), (1, long), (1, 8), (1, 8), (1, 8)];
+        assert_eq!(runs(&output, true), expected);
+        assert_eq!(runs(&output, false), lengths.map(|length| (1, length)));
+
+        let mut output = DatagramOutput::default();
+        (0..70).for_each(|_| output.add(peer(1), |to| to.resize(to.len() + 10, 0)));
+        assert_eq!(runs(&output, true), [(RUN_MAX, 640), (6, 60)]);
+        let mut output = DatagramOutput::default();
+        (0..70).for_each(|_| output.add(peer(1), |to| to.resize(to.len() + SEGMENT_BYTES_MAX, 0)));
+        let fits = RUN_BYTES_MAX / SEGMENT_BYTES_MAX;
+        let rest = 70 - fits;
+        assert_eq!(runs(&output, true), [(fits, fits * SEGMENT_BYTES_MAX), (rest, rest * SEGMENT_BYTES_MAX)]);
     }
 
     /// Else a socket that never runs empty would make it grow for ever.

@@ -298,7 +298,7 @@ fn attach_steering(socket: &OwnedFd, cpus: &[usize]) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, &filter)
 }
 
-fn set_option<T>(socket: &impl AsRawFd, level: libc::c_int, name: libc::c_int, value: &T) -> io::Result<()> {
+pub(crate) fn set_option<T>(socket: &impl AsRawFd, level: libc::c_int, name: libc::c_int, value: &T) -> io::Result<()> {
     // SAFETY: `value` is a live reference and the length is its size; the kernel copies it (and, for a filter, the
     // program it points to, which the caller keeps alive) before it returns.
     let result = unsafe {

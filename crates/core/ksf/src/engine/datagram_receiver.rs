@@ -5,7 +5,7 @@ use std::{mem, ptr};
 
 use super::Event;
 use super::datagrams::TOGETHER_MAX;
-use super::msg::{CONTROL_BYTES, Control, Name, read_pktinfo, socket_addr};
+use super::msg::{CONTROL_BYTES, Control, Name, is_option_on, read_pktinfo, socket_addr};
 use crate::env::Env;
 use crate::listener::DatagramPeer;
 use crate::pool::SlotMut;
@@ -281,12 +281,7 @@ impl Part {
 
 /// Whether a socket was asked to tell where each datagram was sent to.
 fn has_pktinfo(fd: RawFd) -> bool {
-    let is_on = |level, name| {
-        let (mut on, mut len) = (0 as libc::c_int, mem::size_of::<libc::c_int>() as libc::socklen_t);
-        // SAFETY: `on` has room for `len` bytes, and both live through the call.
-        let result = unsafe { libc::getsockopt(fd, level, name, (&raw mut on).cast(), &raw mut len) };
-        result == 0 && on != 0
-    };
-    // Neither is an error of a socket that is of another family: it does not tell.
+    // A socket of another family has no such option: it does not tell.
+    let is_on = |level, name| is_option_on(fd, level, name).unwrap_or(false);
     is_on(libc::IPPROTO_IP, libc::IP_PKTINFO) || is_on(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)
 }

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::{io::Write, mem};
 
-use ksf_test::{PATIENCE, skip};
+use ksf_test::{PATIENCE, ip, own_network_or_skip, skip};
 
 use super::epoll::Epoll;
 use super::tests::{Bench, on_each_engine, send_datagram};
@@ -67,6 +67,131 @@ fn answers<E: Engine>() {
         }
         bench.engine.shutdown();
     }
+}
+
+/// What a receive changed in the headers is set again, or the next socket would get no room for its addresses.
+#[test]
+fn sockets_of_both_families_take_turns() {
+    on_each_engine(both_families::<Epoll>, both_families::<Uring>);
+}
+
+fn both_families<E: Engine>() {
+    let Ok(ours_v6) = UdpSocket::bind("[::1]:0") else { return skip("no address ::1 here") };
+    let wildcard = open(&ListenAddr::Udp("0.0.0.0:0".parse().unwrap()), &[0], SocketOptions::default()).unwrap();
+    let ListenAddr::Udp(wildcard_addr) = wildcard.addr else { panic!("{wildcard:?}") };
+    let ours_v4 = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let at_wildcard = SocketAddr::from(([127, 0, 0, 1], wildcard_addr.port()));
+    let to = [ours_v4.local_addr().unwrap(), ours_v6.local_addr().unwrap(), at_wildcard];
+    let peers = ["127.0.0.1:0", "[::1]:0", "127.0.0.1:0"].map(|addr| UdpSocket::bind(addr).unwrap());
+    let mut bench = Bench::<E>::new();
+    for (number, fd) in [ours_v4.as_raw_fd(), ours_v6.as_raw_fd(), wildcard.sockets[0].as_raw_fd()].iter().enumerate() {
+        bench.engine.listen_datagrams(number as u32, *fd).unwrap();
+    }
+    for round in 0..60 {
+        let at = round % 3;
+        let count = [1, 1, 5][round / 3 % 3];
+        for _ in 0..count {
+            peers[at].send_to(b"datagram", to[at]).unwrap();
+        }
+        bench.wait_for("datagrams", |events| events.len() >= count);
+        for event in mem::take(&mut bench.events) {
+            let Event::Datagram { socket, peer, .. } = event else { panic!("{event:?}") };
+            assert_eq!((socket as usize, peer.addr), (at, peers[at].local_addr().unwrap()));
+            assert_eq!(peer.local.map(|(addr, _)| addr), (at == 2).then_some(to[at].ip()));
+        }
+    }
+    bench.engine.shutdown();
+}
+
+#[test]
+fn replies_that_go_through_the_kernel_together_arrive_apart() {
+    on_each_engine(joined::<Epoll>, joined::<Uring>);
+}
+
+fn joined<E: Engine>() {
+    for (listen, to) in
+        [("127.0.0.1:0", "127.0.0.1"), ("0.0.0.0:0", "127.0.0.2"), ("[::1]:0", "::1"), ("[::]:0", "::1")]
+    {
+        let (listen, to): (SocketAddr, IpAddr) = (listen.parse().unwrap(), to.parse().unwrap());
+        let peers = [(); 3].map(|()| UdpSocket::bind((to, 0)));
+        if peers.iter().any(Result::is_err) {
+            skip(format_args!("no address {to} here"));
+            continue;
+        }
+        let peers = peers.map(Result::unwrap);
+        // The last one takes them as they came through the kernel.
+        socket2::SockRef::from(&peers[2]).set_recv_buffer_size(1 << 20).unwrap();
+        let on: libc::c_int = 1;
+        crate::listener::set_option(&peers[2], libc::SOL_UDP, libc::UDP_GRO, &on).unwrap();
+        let ours = open(&ListenAddr::Udp(listen), &[0], SocketOptions::default()).unwrap();
+        let mut bench = Bench::<E>::new();
+        bench.engine.listen_datagrams(0, ours.sockets[0].as_raw_fd()).unwrap();
+        let local = listen.ip().is_unspecified().then_some((to, 0));
+        let lengths = [9, 9, 9, 4, 5, 5, 0, 5, 1232, 1232, 1233, 1233, 7].into_iter().chain([30; 70]);
+        let replies: Vec<_> = lengths.enumerate().map(|(number, length)| vec![number as u8; length]).collect();
+        for bytes in &replies {
+            // In turn, and then each alone.
+            for peer in &peers[..2] {
+                let peer = DatagramPeer { addr: peer.local_addr().unwrap(), local };
+                send_datagram(&mut bench.engine, peer, bytes, &mut bench.env);
+            }
+        }
+        for peer in &peers {
+            let peer = DatagramPeer { addr: peer.local_addr().unwrap(), local };
+            replies.iter().for_each(|bytes| send_datagram(&mut bench.engine, peer, bytes, &mut bench.env));
+        }
+        bench.engine.flush(&mut bench.env);
+        assert_eq!(bench.env.stats.datagrams_out.value(), 5 * replies.len() as u64);
+        let mut got = vec![0; 70_000];
+        for peer in &peers[..2] {
+            peer.set_read_timeout(Some(PATIENCE)).unwrap();
+            for bytes in replies.iter().chain(&replies) {
+                let (length, from) = peer.recv_from(&mut got).unwrap();
+                assert_eq!(&got[..length], bytes);
+                assert_eq!(from.ip(), to);
+            }
+        }
+        peers[2].set_read_timeout(Some(PATIENCE)).unwrap();
+        let (mut whole, mut packets) = (Vec::new(), 0);
+        while whole.len() < replies.concat().len() {
+            let length = peers[2].recv(&mut got).unwrap();
+            whole.extend_from_slice(&got[..length]);
+            packets += 1;
+        }
+        assert_eq!(whole, replies.concat());
+        assert!(packets < replies.len() / 2, "{packets} packets for {} replies", replies.len());
+        bench.engine.shutdown();
+    }
+}
+
+/// The kernel then refuses them together, and takes them one by one.
+#[test]
+fn replies_that_are_too_long_for_the_path_together_leave_one_by_one() {
+    if own_network_or_skip("narrow paths").is_some() {
+        ip("link set lo mtu 600");
+        on_each_engine(narrow_path::<Epoll>, narrow_path::<Uring>);
+    }
+}
+
+fn narrow_path<E: Engine>() {
+    let ours = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut bench = Bench::<E>::new();
+    bench.engine.listen_datagrams(0, ours.as_raw_fd()).unwrap();
+    let to = DatagramPeer { addr: peer.local_addr().unwrap(), local: None };
+    for length in [500, 1_000, 500] {
+        let replies: Vec<_> = (0..20).map(|number| vec![number; length]).collect();
+        replies.iter().for_each(|bytes| send_datagram(&mut bench.engine, to, bytes, &mut bench.env));
+        bench.engine.flush(&mut bench.env);
+        let mut got = [0; 2_000];
+        for bytes in replies {
+            let length = peer.recv(&mut got).unwrap();
+            assert_eq!(got[..length], bytes);
+        }
+    }
+    assert_eq!((bench.env.stats.datagrams_out.value(), bench.env.stats.datagrams_unsent.value()), (60, 0));
+    bench.engine.shutdown();
 }
 
 #[test]

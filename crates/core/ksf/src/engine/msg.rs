@@ -8,7 +8,7 @@ use std::os::fd::RawFd;
 use crate::env::Env;
 use crate::output::SendBatch;
 
-/// Room for an IPv6 pktinfo control message, the larger of the two.
+/// Room for an IPv6 pktinfo control message, the larger of the two, and for the length of segments.
 pub(crate) const CONTROL_BYTES: usize = 64;
 
 /// Slices sent by one system call.
@@ -219,6 +219,25 @@ pub(crate) fn write_pktinfo(control: &mut Control, local: IpAddr, interface: u32
     control.0[12..16].copy_from_slice(&kind.to_ne_bytes());
     control.0[16..16 + len].copy_from_slice(&data[..len]);
     (16 + len).next_multiple_of(8)
+}
+
+/// Has the kernel cut what is sent into datagrams of `bytes` bytes; behind the `len` bytes that are filled. Returns how many
+/// are filled then.
+pub(crate) fn write_segment_bytes(control: &mut Control, len: usize, bytes: u16) -> usize {
+    let to = &mut control.0[len..];
+    to[..8].copy_from_slice(&(16 + mem::size_of_val(&bytes) as u64).to_ne_bytes());
+    to[8..12].copy_from_slice(&libc::SOL_UDP.to_ne_bytes());
+    to[12..16].copy_from_slice(&libc::UDP_SEGMENT.to_ne_bytes());
+    to[16..18].copy_from_slice(&bytes.to_ne_bytes());
+    len + 24
+}
+
+/// Whether an option of a socket is on; `None`: it has no such option.
+pub(crate) fn is_option_on(fd: RawFd, level: libc::c_int, name: libc::c_int) -> Option<bool> {
+    let (mut on, mut len) = (0 as libc::c_int, mem::size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: `on` has room for `len` bytes, and both live through the call.
+    let result = unsafe { libc::getsockopt(fd, level, name, (&raw mut on).cast(), &raw mut len) };
+    (result == 0).then_some(on != 0)
 }
 
 #[cfg(test)]
