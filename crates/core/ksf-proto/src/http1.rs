@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A head says how long its body is ([`BodyLength`]); a [`Body`] then takes pieces off the stream until the message is
-//! over. Nothing is buffered here: who reads the stream keeps the beginning of a head, and bodies pass. Where two
+//! over. Nothing is buffered here: the reader of the stream keeps the beginning of a head, and bodies pass. Where two
 //! readers could disagree about the end of a message (smuggled requests, RFC 9112 section 11.2) the message is refused.
 
 mod body;

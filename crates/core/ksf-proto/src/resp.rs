@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   *2\r\n$3\r\nGET\r\n$5\r\nhello\r\n     a command: an array of bulk strings
-//!   GET hello\r\n                          the same inline, for those who type
+//!   GET hello\r\n                          the same inline, for people at a terminal
 //! ```
 //!
 //! [`scan`] finds where a command ends, without taking memory; [`Arguments`] goes over its arguments where they lie;

@@ -10,7 +10,7 @@ use crate::limits::{Limits, ServerLimits};
 use crate::service::{Peer, Service};
 use crate::stats::Stats;
 
-/// Who takes accepted connections, a multiplexor for instance. It answers them, keeps the limits, and counts.
+/// Takes accepted connections: a multiplexor, for instance. It answers them, keeps the limits, and counts.
 pub trait Adopter: Send + Sync {
     /// Takes a connection. Called on the shard's thread, so it must not take long.
     fn adopt(&self, connection: Adopted);
@@ -47,7 +47,7 @@ pub enum OnShardsOnly {
     },
 }
 
-/// Whether a service can be called outside of shards; for those who are about to do so.
+/// Whether a service can be called outside of shards; for code that is about to do so.
 ///
 /// # Errors
 ///
@@ -68,7 +68,7 @@ pub fn check<S: Service>(service: &S) -> Result<(), OnShardsOnly> {
 pub struct Adopted {
     /// The socket. TCP_NODELAY is set as by the listener.
     pub socket: OwnedFd,
-    /// Who is at the other end.
+    /// The address of the other end.
     pub peer: Peer,
     /// To be dropped when the connection ends: until then it counts as one of the server's.
     pub place: Place,

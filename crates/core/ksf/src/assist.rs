@@ -7,7 +7,7 @@
 //!
 //! # Parking
 //!
-//! A socket under a sockmap verdict wakes whoever polls it for input at every segment, also at those the kernel half
+//! A socket under a sockmap verdict wakes the thread that polls it for input at every segment, also at those the kernel half
 //! answered (`sk_psock_verdict_data_ready`, Linux 6.18): measured, that costs an eighth of the round trip and a
 //! core's worth of empty wake-ups. So a settled connection can be parked: the engine stops polling it for input
 //! (epoll: `EPOLL_CTL_MOD` to `EPOLLRDHUP`; io_uring: cancel the receive, keep a poll for `POLLRDHUP`), and the kernel

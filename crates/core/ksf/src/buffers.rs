@@ -125,7 +125,7 @@ impl Block {
     ///
     /// `block` comes from [`Block::allocate`] or [`Buffers::take`], and the caller is its last holder.
     unsafe fn release(block: NonNull<Self>) {
-        // SAFETY: by the contract, the box was leaked by `allocate` or `take` and nobody else uses it any more.
+        // SAFETY: by the contract, the box was leaked by `allocate` or `take` and no other code uses it any more.
         let mut block = unsafe { Box::from_raw(block.as_ptr()) };
         if let Some(home) = block.home.take()
             && let Some(class) = class_of(block.memory.bytes())
@@ -136,7 +136,7 @@ impl Block {
     }
 }
 
-/// Memory for one owner, who fills it: `len` bytes are filled, the rest is room.
+/// Memory for one owner, which fills it: `len` bytes are filled, the rest is room.
 pub struct Buffer {
     block: NonNull<Block>,
     len: usize,
@@ -222,7 +222,7 @@ impl Buffer {
         take
     }
 
-    /// Lets many read it; nobody can write it any more.
+    /// Shares it among readers; it cannot be written any more.
     pub fn share(self) -> Shared {
         let this = std::mem::ManuallyDrop::new(self);
         Shared { block: this.block, len: this.len }
@@ -280,7 +280,7 @@ impl Deref for Shared {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the first `len` bytes are initialized, and nobody writes a shared block.
+        // SAFETY: the first `len` bytes are initialized, and no code writes a shared block.
         unsafe { slice::from_raw_parts(self.block().memory.base().as_ptr(), self.len) }
     }
 }

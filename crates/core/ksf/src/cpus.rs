@@ -47,7 +47,7 @@ impl CpuSet {
     ///
     /// # Errors
     ///
-    /// None of them is there, or the thread is not, or it is somebody else's.
+    /// None of them is there, or the thread is not, or it belongs to another user.
     pub fn bind(&self, thread: Option<Pid>) -> io::Result<()> {
         bind(thread, self.iter())
     }

@@ -237,7 +237,7 @@ impl Cutter {
             if let Some(cut) = cut {
                 return Ok(cut);
             }
-            // Also for parts without a body, which are complete as soon as they begin.
+            // This is called for parts without a body, too, which are complete as soon as they begin.
             if let Some(message) = self.finish_part(room) {
                 return Ok(Cut::Assembled(message));
             }

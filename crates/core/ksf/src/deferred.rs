@@ -35,7 +35,7 @@ enum Route {
     Elsewhere(Arc<dyn Answers>),
 }
 
-/// Takes deferred answers to messages that no shard gave to the service. Called by whoever answers, on its thread.
+/// Takes deferred answers to messages that no shard gave to the service. It is called by the code that answers, on its thread.
 pub trait Answers: fmt::Debug + Send + Sync {
     /// An answer; each message gets as many as it deferred.
     fn answer(&self, delivery: Delivery);
@@ -117,7 +117,7 @@ impl Drop for Deferred {
     }
 }
 
-/// Whom a deferred reply is for.
+/// The peer that a deferred reply is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// `work_bytes`: what the connection counts for the message until this answer comes.
@@ -208,7 +208,7 @@ impl Mailbox {
     }
 
     /// Takes the answers for streams that wait, in the order they were posted, for
-    /// [`Connection::deliver`](crate::connection::Connection::deliver). For whoever drives connections without a shard
+    /// [`Connection::deliver`](crate::connection::Connection::deliver). For code that drives connections without a shard
     /// (simulators, tests); other mail is thrown away.
     pub fn take_deliveries(&self) -> Vec<Delivery> {
         let mut deliveries = Vec::new();

@@ -127,19 +127,19 @@ impl Env {
         }
     }
 
-    /// Answers given in this turn, to be delivered before replies are sent; for whoever plays the shard, as
+    /// Answers given in this turn, to be delivered before replies are sent; for code that plays the shard, as
     /// [`Mailbox::take_deliveries`].
     pub fn take_answered(&mut self) -> Vec<crate::deferred::Delivery> {
         self.answered.drain(..).filter_map(crate::deferred::delivery).collect()
     }
 
-    /// Connections whose next replies wait for a gate, since the last call; for whoever plays the shard. It calls
+    /// Connections whose next replies wait for a gate, since the last call; for code that plays the shard. It calls
     /// [`Connection::open_gates`](crate::connection::Connection::open_gates) on them when the gate opens.
     pub fn take_gated(&mut self) -> Vec<(Gate, ConnKey)> {
         std::mem::take(&mut self.gated)
     }
 
-    /// What connections asked of their shard since the last call, in order, and which of them: for whoever plays the
+    /// What connections asked of their shard since the last call, in order, and which of them: for code that plays the
     /// shard. It tells them what comes of it by [`Connection::upstream`](crate::connection::Connection::upstream).
     pub fn take_exchange_requests(&mut self) -> Vec<(ConnKey, ExchangeRequest)> {
         let exchange_work = std::mem::take(&mut self.exchange_work);

@@ -1,4 +1,4 @@
-//! Errors, grouped by who is at fault.
+//! Errors, grouped by the party at fault.
 //!
 //! A peer's mistakes end up in a [`CloseReason`], each with a counter of its own; what the administrator asked for
 //! and this machine cannot do is an [`Error`].

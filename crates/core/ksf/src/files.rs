@@ -45,7 +45,7 @@ mod queue;
 pub(crate) use queue::{Begun, Owner, ShardFiles, Waiter};
 use queue::{Queue, lock};
 
-/// An open file, shared by all who hold a clone; the last of them closes it.
+/// An open file, shared by all clones; the last of them closes it.
 #[derive(Clone)]
 pub struct File(Arc<Descriptor>);
 
@@ -61,7 +61,7 @@ impl File {
         Self(Arc::new(Descriptor { fd: Some(fd), tasks: tasks.map(Arc::downgrade).unwrap_or_default() }))
     }
 
-    /// The descriptor, if nobody else holds the file.
+    /// The descriptor, if there is no other clone of the file.
     pub(crate) fn into_descriptor(self) -> Result<OwnedFd, Self> {
         match Arc::try_unwrap(self.0) {
             Ok(mut descriptor) => match descriptor.fd.take() {
@@ -96,7 +96,7 @@ impl From<std::fs::File> for File {
 
 impl AsFd for File {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // Taken out by `into_descriptor` and by `drop` alone, after which nobody has the file.
+        // Taken out by `into_descriptor` and by `drop` alone, after which there is no file to close.
         self.0.fd.as_ref().map_or(rustix::fs::CWD, AsFd::as_fd)
     }
 }

@@ -192,7 +192,7 @@ impl Framing {
     pub fn parse(&self, buf: &[u8], scanned: usize) -> Result<Frame, FramingError> {
         match self {
             Self::Raw | Self::Custom if buf.is_empty() => Ok(Frame::Incomplete { need_bytes: Some(1) }),
-            // Nobody who cuts by himself asks here; whoever asks all the same gets the bytes as they are.
+            // A service that cuts by itself does not ask here; a caller that asks all the same gets the bytes as they are.
             Self::Raw | Self::Custom => Ok(part(0, buf.len(), 0, true)),
             Self::RecordMark => Ok(match buf.first_chunk::<4>() {
                 None => Frame::Incomplete { need_bytes: Some(4) },

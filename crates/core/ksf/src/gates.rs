@@ -128,7 +128,7 @@ impl Gates {
     }
 
     /// Has `shard` woken at the next release of the gate's log. False if the gate is open already or never opens, which may
-    /// have happened meanwhile: then nobody will wake it.
+    /// have happened meanwhile: then no release will wake it.
     pub fn wait(&self, gate: Gate, shard: usize) -> bool {
         // The bit before the look: a release after the look sees the bit, one before it is seen by the look.
         self.logs[gate.log.index()].waiting.fetch_or(1 << (shard % SHARDS_MAX), Ordering::SeqCst);

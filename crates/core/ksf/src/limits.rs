@@ -30,7 +30,7 @@ pub struct Limits {
     pub out_queue_bytes_max: usize,
     /// Budget of one connection: requests in work, what their replies will need as far as that is known, replies held
     /// back and replies queued. At the budget no further request of the connection is handed over, so one request and
-    /// its reply may exceed it. Replies that nobody announced close the connection at twice the budget.
+    /// its reply may exceed it. Replies that were not announced close the connection at twice the budget.
     pub connection_bytes_max: usize,
     /// The same for all connections of a shard together, outgoing ones included. At the budget a connection that has
     /// something in it waits until its own share is gone, and a socket of datagrams with deferred replies, or replies behind

@@ -1,6 +1,6 @@
 //! Listening sockets: one per shard, and each connection goes to the shard whose CPU received its SYN.
 //!
-//! The first socket of an address is bound without SO_REUSEPORT, so that an address somebody else listens on is
+//! The first socket of an address is bound without SO_REUSEPORT, so that an address that another program listens on is
 //! reported as busy instead of being shared in silence; the option is set right after, and the other shards' sockets
 //! join. A classic BPF program on the group maps the receiving CPU to the shard of that CPU
 //! (SO_ATTACH_REUSEPORT_CBPF, Linux 4.5); packets from CPUs without a shard are spread.
@@ -58,7 +58,7 @@ impl FromStr for ListenAddr {
     }
 }
 
-/// Who sent a datagram, and where to: what is needed to answer it from the right address.
+/// Source and destination of a datagram: what is needed to answer it from the right address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatagramPeer {
     /// The sender.
@@ -72,7 +72,7 @@ pub struct DatagramPeer {
 pub(crate) struct Sockets {
     pub(crate) addr: ListenAddr,
     pub(crate) sockets: Vec<OwnedFd>,
-    /// Somebody else may listen on them, too, now or later.
+    /// Another process may listen on them, too, now or later.
     pub(crate) handed_over: bool,
     pub(crate) unlink: Option<UnlinkOnDrop>,
 }
@@ -83,7 +83,7 @@ pub(crate) struct UnlinkOnDrop(PathBuf);
 
 impl Drop for UnlinkOnDrop {
     fn drop(&mut self) {
-        // Somebody may have removed it already.
+        // Another process may have removed it already.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -105,7 +105,7 @@ pub(crate) fn open(addr: &ListenAddr, cpus: &[usize], options: SocketOptions) ->
     }
 }
 
-/// Takes over a socket somebody else made (socket activation): all shards accept from it.
+/// Takes over a socket that another process made (socket activation): all shards accept from it.
 pub(crate) fn inherit(socket: OwnedFd, shards: usize) -> Result<Sockets, Error> {
     let addr = describe(&socket);
     let fail = |step| {
@@ -243,7 +243,7 @@ pub(crate) fn begin_no_handshake(socket: &OwnedFd) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)
 }
 
-/// Removes a socket that a dead server left at `path`. `Err(None)`: somebody listens there.
+/// Removes a socket that a dead server left at `path`. `Err(None)`: a server listens there.
 fn remove_stale(path: &Path) -> Result<(), Option<io::Error>> {
     use std::os::unix::fs::FileTypeExt;
     match std::fs::symlink_metadata(path) {

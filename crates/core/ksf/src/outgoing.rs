@@ -1,4 +1,4 @@
-//! Outgoing connections: what a service needs that asks somebody else before it answers, such as a proxy.
+//! Outgoing connections: what a service needs that asks another server before it answers, such as a proxy.
 //!
 //! A connection may use one outgoing connection at a time: an *exchange*. The service dials with
 //! [`Reply::dial`](crate::Reply::dial), passes bytes on with [`Reply::pass`](crate::Reply::pass), hears of the other end
@@ -11,7 +11,7 @@
 //!          ◄══            ◄──Upstream──       ◄──          ◄══
 //! ```
 //!
-//! Both directions are bounded by `out_queue_bytes_max`: who does not take its bytes stops the other end from being
+//! Both directions are bounded by `out_queue_bytes_max`: the end that does not take its bytes stops the other one from being
 //! read. What waits for the other end counts towards `shard_bytes_max`, too; when that is used up, an exchange that has a
 //! share of its own in it is full. While an exchange is full no message is handed over, and what the service passes on all
 //! the same, out of [`Service::upstream`](crate::Service::upstream) or a deferred answer, [comes back](ExchangeFull); then
@@ -48,7 +48,7 @@ pub enum Upstream {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Failure {
-    /// Nobody listens there (or a firewall says so).
+    /// No server listens there (or a firewall says so).
     Refused,
     /// There is no way there.
     Unreachable,

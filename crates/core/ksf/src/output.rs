@@ -73,7 +73,7 @@ impl Piece {
 }
 
 impl Output {
-    /// The buffer to append reply bytes to. It is append-only: what is in it already is somebody's reply.
+    /// The buffer to append reply bytes to. It is append-only: what is in it already are earlier replies.
     pub fn tail(&mut self, spares: &mut Spares) -> &mut Vec<u8> {
         self.tail_for(0, spares)
     }
@@ -354,7 +354,7 @@ impl Output {
     }
 }
 
-/// Replies in the hands of the engine.
+/// Replies that the engine owns.
 #[derive(Debug, Default)]
 pub struct SendBatch {
     output: Output,

@@ -42,7 +42,7 @@ impl Pace {
         self.gathering.then_some(GATHER)
     }
 
-    /// Somebody has a reason to think that there is more to come: the next wait pauses.
+    /// The caller has a reason to think that there is more to come: the next wait pauses.
     pub(crate) fn try_now(&mut self) {
         self.turns_to_trial = 1;
         self.last_turn = Time(u64::MAX);

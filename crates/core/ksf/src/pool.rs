@@ -1,17 +1,17 @@
 //! Receive slots: fixed-size pieces of one memory region.
 //!
-//! The engine receives into a slot, the connection finds messages in it, and whoever still needs the bytes keeps the
+//! The engine receives into a slot, the connection finds messages in it, and code that still needs the bytes keeps the
 //! slot: a reply that forwards them, a worker on another thread, a store that makes them durable where they landed.
-//! Nobody copies what is long. A slot goes back to its shard when its last holder drops it, from any thread.
+//! What is long is not copied. A slot goes back to its shard when its last holder drops it, from any thread.
 //!
 //! A short message that is kept is copied into a short slot, if the pool has some ([`PoolSpec::with_short`]) and one is
 //! free: a message of 100 bytes then occupies 2 KiB instead of the slot that it was received into, which is received
 //! into again. Nothing is received into short slots, and any thread takes one.
 //!
-//! At most half of the long slots may be kept at a time; who wants to keep more gets a copy on the heap. Slots the
+//! At most half of the long slots may be kept at a time; what is kept beyond that is a copy on the heap. Slots the
 //! engine receives into, and those whose bytes are looked at in this turn, do not count. So when a turn begins, half of
 //! the slots are with the engine or free for it, whatever peers and services do, and a shard never waits for a slot
-//! that somebody keeps.
+//! that are kept.
 //!
 //! ```text
 //!   Pool ──take──► SlotMut ──freeze──► Slot ──clone──► Slot      (counted)
@@ -257,7 +257,7 @@ pub struct SlotUsage {
     pub slot_bytes: u32,
     /// Number of slots.
     pub slots: u64,
-    /// Slots somebody holds.
+    /// Slots that are held.
     pub in_use: u64,
     /// Those of them that are kept beyond the turn that received into them.
     pub kept: u64,

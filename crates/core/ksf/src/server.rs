@@ -151,7 +151,7 @@ impl Builder {
         self
     }
 
-    /// Serves `service` on a socket that somebody else has bound (socket activation), and that others may listen on when
+    /// Serves `service` on a socket that another process has bound (socket activation), and that others may listen on when
     /// this server stops: connections that come from then on wait there for them.
     pub fn inherit<S: ShardService>(
         mut self,
@@ -308,7 +308,7 @@ struct ShardHandle {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drained {
     /// Tasks that still ran when `drain_timeout_ms` was over. Their threads are detached: they go on until the task or
-    /// the process ends, keep the service alive as far as the task holds it, and their answers reach nobody.
+    /// the process ends, keep the service alive as far as the task holds it, and their answers are thrown away.
     pub tasks_left: usize,
 }
 
@@ -549,7 +549,7 @@ impl Drop for Server {
             shard.mailbox.post(Mail::Stop);
         }
         let adopters = std::mem::take(&mut self.adopters);
-        // Nobody is left to tell of an error, nor of tasks that are left.
+        // The server has no caller left to tell of an error, nor of tasks that are left.
         let _ = self.join(deadline);
         adopters.iter().for_each(|adopter| adopter.stop());
     }

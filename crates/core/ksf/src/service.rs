@@ -34,9 +34,9 @@ pub trait Service: Send + Sync + 'static {
 
     /// Cuts the next part off `buf`, where the framing is [`Framing::Custom`]: the unconsumed front of the stream.
     /// `scanned` bytes of it were in an earlier call that returned [`Frame::Incomplete`]. A [`Frame::Part`] must be the
-    /// last of its message, without header and trailer, and not empty. Who returns one may change `conn`: the part is
-    /// handed to [`Service::call`] next. If it is longer than `buf` it is put together first, and must not be longer than
-    /// `message_bytes_max`; what is there in full may be.
+    /// last of its message, without header and trailer, and not empty. A service that returns one may change `conn`: the
+    /// part is handed to [`Service::call`] next. If it is longer than `buf` it is put together first, and must not be longer
+    /// than `message_bytes_max`; what is there in full may be.
     fn cut(&self, conn: &mut Self::Conn, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
         let _ = (conn, limits);
         self.framing().parse(buf, scanned)
@@ -74,7 +74,7 @@ pub trait Service: Send + Sync + 'static {
         false
     }
 
-    /// False if nobody asks for the address of a peer: [`Peer::Unnamed`] then saves a system call per connection.
+    /// False if the service does not ask for the address of a peer: [`Peer::Unnamed`] then saves a system call per connection.
     fn needs_peer_addresses(&self) -> bool {
         true
     }
@@ -98,7 +98,7 @@ pub trait Service: Send + Sync + 'static {
 
     /// A further state for the same connection, so that two of its messages can be worked on at once where the service
     /// has several [workers](crate::adopt). `None`, unless said otherwise: they are worked on one after the other.
-    /// Not asked where replies keep the order of requests.
+    /// It is not asked where replies keep the order of requests.
     fn fork(&self, conn: &Self::Conn) -> Option<Self::Conn> {
         let _ = conn;
         None
@@ -109,7 +109,7 @@ pub trait Service: Send + Sync + 'static {
         drop(conn);
     }
 
-    /// True if it does what only shards can: [`Reply::dial`] or [`Reply::hold`]. Whoever calls services elsewhere
+    /// True if it does what only shards can: [`Reply::dial`] or [`Reply::hold`]. Code that calls services elsewhere
     /// refuses it at start ([`adopt::check`](crate::adopt::check)).
     fn needs_shards(&self) -> bool {
         false
@@ -134,7 +134,7 @@ pub enum Order {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused;
 
-/// Who is at the other end.
+/// The address of the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Peer {
@@ -142,7 +142,7 @@ pub enum Peer {
     Tcp(SocketAddr),
     /// A Unix-domain stream connection.
     Unix,
-    /// A stream connection whose peer nobody asked for ([`Service::needs_peer_addresses`]).
+    /// A stream connection whose peer was not asked for ([`Service::needs_peer_addresses`]).
     Unnamed,
     /// A datagram from this address; for [`Service::accept`], the address the socket is bound to.
     Udp(SocketAddr),
@@ -164,7 +164,7 @@ impl fmt::Display for Peer {
 ///
 /// No two connections and sockets of a shard, and no two connections of a multiplexor, have the same key while a server runs (but for a place that had 2^32
 /// connections, when its first key comes again). Those of two shards may ([`Reply::shard`] tells them apart). All
-/// datagrams of a socket have its key, whoever sent them: what is remembered of a sender of datagrams, such as the reply
+/// datagrams of a socket have its key, whatever their source: what is remembered of a sender of datagrams, such as the reply
 /// to a request that may be repeated, is filed under its address ([`Message::peer`]) as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnKey {
@@ -214,7 +214,7 @@ impl<'a> Message<'a> {
         self.bytes
     }
 
-    /// Who sent it.
+    /// The address of its sender.
     pub fn peer(&self) -> Peer {
         self.peer
     }
@@ -278,7 +278,7 @@ pub struct CallOutcome {
     pub close: bool,
 }
 
-/// Calls a service outside of a shard, for whoever moves the bytes of streams in another way. Replies are appended to
+/// Calls a service outside of a shard, for code that moves the bytes of streams in another way. Replies are appended to
 /// `output`, framed; `ticket` is what deferred ones will be known by, `expected_bytes` what one of them is assumed to need.
 pub fn call_outside<S: Service>(
     service: &S,
@@ -290,7 +290,7 @@ pub fn call_outside<S: Service>(
     env: &mut Env,
 ) -> CallOutcome {
     let target = Target::Stream { key: message.key, ticket, work_bytes: 0 };
-    // The message itself is counted by the caller, who keeps it.
+    // The message itself is counted by the caller, which keeps it.
     let mut reply = Reply::new(service.framing(), Sink::Stream(output), env, target, 0);
     reply.expected_bytes = expected_bytes;
     service.call(conn, message, &mut reply);

@@ -228,7 +228,7 @@ pub struct Turn<'a> {
 }
 
 impl<'a> Turn<'a> {
-    /// A turn of the shard that `env` belongs to; for whoever plays a shard.
+    /// A turn of the shard that `env` belongs to; for code that plays a shard.
     pub fn new(env: &'a mut Env) -> Self {
         Self { env }
     }
@@ -363,7 +363,7 @@ impl<S: ShardService> OnShard<S> {
         &self.0.service
     }
 
-    /// Calls the service. A panic ends with this call: whoever called it closes the connection.
+    /// Calls the service. A panic ends with this call: its caller closes the connection.
     #[inline]
     pub(crate) fn with<R>(&self, call: impl FnOnce(&S, &mut S::Shard) -> R) -> Result<R, Panicked> {
         self.0.active.set(true);

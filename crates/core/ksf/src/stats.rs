@@ -1,4 +1,4 @@
-//! Counters: one set per shard, written by its thread alone, summed by whoever reads.
+//! Counters: one set per shard, written by its thread alone, summed by the reader.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! Sockets that a process answers questions about itself on: one line in, one line out, then the end.
 //!
 //! `ksf stat` asks servers there, `ksf accel status` asks holders; what the lines say is theirs (JSON, by convention). A
-//! [`StatusSocket`] never waits: a client that is silent, or reads nothing, keeps nobody from being answered.
+//! [`StatusSocket`] never waits: a client that is silent, or reads nothing, keeps no other client from being answered.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, Permissions};
@@ -30,7 +30,7 @@ const ANSWER_BYTES_MAX: u64 = 64 << 20;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A listening socket in the file system, for its owner and root (mode 0600). Dropping it removes it, and the folder if it
-/// was made for it and nobody else uses it.
+/// was made for it and no other code uses it.
 ///
 /// Its descriptor ([`AsFd`]) is readable when [`serve`](Self::serve) has something to do.
 #[derive(Debug)]
@@ -56,11 +56,11 @@ struct Client {
 }
 
 impl StatusSocket {
-    /// Listens at a path. A socket that nobody listens on any more is replaced, the last folder of the path is made.
+    /// Listens at a path. A socket without a listener is replaced, the last folder of the path is made.
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::AddrInUse`] if somebody listens there or it is no socket; else what the file system says.
+    /// [`io::ErrorKind::AddrInUse`] if a server listens there or it is no socket; else what the file system says.
     pub fn at(path: &Path) -> io::Result<Self> {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let made = folder.map(|folder| make(folder, false)).transpose()?.flatten();
@@ -93,7 +93,8 @@ impl StatusSocket {
 
     fn new(socket: OwnedFd, path: PathBuf, made_folder: Option<PathBuf>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        // By edges: where no descriptor is left, who waits is served with the next that comes, and nobody spins.
+        // By edges: where no descriptor is left, a client that waits is served with the next that comes, and the server does
+        // not spin.
         epoll::add(&epoll, &socket, EventData::new_u64(LISTENER), EventFlags::IN | EventFlags::ET)?;
         Ok(Self { path, made_folder, socket, epoll, clients: BTreeMap::new(), next: LISTENER + 1 })
     }
@@ -212,7 +213,7 @@ impl AsFd for StatusSocket {
 
 impl Drop for StatusSocket {
     fn drop(&mut self) {
-        // Somebody may have removed it already.
+        // Another process may have removed it already.
         let _ = fs::remove_file(&self.path);
         if let Some(folder) = &self.made_folder {
             // Fails, and should, while another process has a socket there.
@@ -265,7 +266,7 @@ pub fn ask(path: &Path, question: &str) -> io::Result<String> {
     }
 }
 
-/// The sockets of a folder, whether somebody listens or not. A folder that is not there has none.
+/// The sockets of a folder, with and without a listener. A folder that is not there has none.
 pub fn sockets(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -280,7 +281,7 @@ fn make(folder: &Path, with_parents: bool) -> io::Result<Option<PathBuf>> {
     if folder.exists() {
         return Ok(None);
     }
-    // Everybody may look, and use it for other things; each socket has a mode of its own.
+    // All users may look, and use it for other things; each socket has a mode of its own.
     match DirBuilder::new().recursive(with_parents).mode(0o755).create(folder) {
         // Another process that starts now was first.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
@@ -324,7 +325,7 @@ fn remove_stale(folder: &Path) {
     }
 }
 
-/// Nobody listens there: its process was killed.
+/// A socket without a listener: its process was killed.
 fn is_stale(path: &Path) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let Ok(address) = SocketAddrUnix::new(path) else { return false };

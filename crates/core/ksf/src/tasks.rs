@@ -85,7 +85,7 @@ impl TaskPool {
         Self { groups, lacks_thread }
     }
 
-    /// Puts a task that may block into the queue, also if that is full: whoever calls this looks at
+    /// Puts a task that may block into the queue, also if that is full: the caller looks at
     /// [`TaskPool::is_blocking_full`] before it takes on more work. Dropped when the pool is closed.
     pub fn block(&self, task: Task) {
         let Some(group) = self.groups.last() else { return };
@@ -129,7 +129,7 @@ impl TaskPool {
         self.groups.iter().map(|group| group.refused_threads.load(Ordering::Relaxed)).sum()
     }
 
-    /// True while tasks wait that no thread will run: the system had none when they came. Whoever gives the pool tasks calls
+    /// True while tasks wait that no thread will run: the system had none when they came. The giver of tasks calls
     /// [`TaskPool::try_start_threads`] from time to time then.
     pub fn lacks_thread(&self) -> bool {
         self.lacks_thread.load(Ordering::Relaxed)

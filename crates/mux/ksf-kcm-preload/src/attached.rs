@@ -52,7 +52,7 @@ impl Attached {
         self.alarm.as_raw_fd()
     }
 
-    /// In a child, where nobody may use it any more: closes its descriptors, without which the parent would not be told.
+    /// In a child, where it may not be used any more: closes its descriptors, without which the parent would not be told.
     pub(crate) fn close_alarm(&self) {
         // SAFETY: the number is this value's, which the child forgets after this.
         unsafe { rustix::io::close(self.alarm.as_raw_fd()) };

@@ -134,7 +134,7 @@ pub(crate) unsafe fn wait(
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
         let connections: Vec<_> = lock(&REGISTERED).iter().filter_map(|of| of.connection(set)).collect();
         connections.iter().for_each(|tcp| tcp.group.look());
-        // What comes for a connection is read so often: nobody else may be there who does.
+        // What comes for a connection is read so often: no other reader may be there.
         let slice = (!connections.is_empty()).then_some(SLICE);
         drop(connections);
         let pause = left.map_or(slice, |left| Some(slice.map_or(left, |slice| left.min(slice))));
@@ -179,7 +179,7 @@ pub(crate) fn forget(closed: &RangeInclusive<c_int>) {
     lock(&REGISTERED).retain(|of| !closed.contains(&of.set) && !closed.contains(&of.fd));
 }
 
-/// The list, kept from everybody.
+/// The list, locked.
 pub(crate) type Locked = MutexGuard<'static, Vec<Registered>>;
 
 pub(crate) fn locked() -> Locked {

@@ -83,7 +83,7 @@ impl Drop for Group {
     }
 }
 
-/// The list of them, kept from everybody.
+/// The list of them, locked.
 pub(crate) type Locked = MutexGuard<'static, Vec<Weak<Group>>>;
 
 pub(crate) fn locked() -> Locked {
@@ -130,7 +130,7 @@ pub(crate) fn open(socket_type: c_int, protocol: c_int) -> Answer<c_int> {
     make().map_err(|error| to_errno(&error))
 }
 
-/// The thread that tells connections of their errors, as nobody need call anything for that.
+/// The thread that tells connections of their errors, as the program need not call anything for that.
 fn hand_on(group: &Weak<Group>, events: &OwnedFd, stopped: &OwnedFd) {
     loop {
         let mut set = [PollFd::new(events, PollFlags::IN), PollFd::new(stopped, PollFlags::IN)];
@@ -213,7 +213,7 @@ fn attach(kcm: &Kcm, fd: c_int, program: c_int) -> Answer<c_int> {
     borrow(program).ok_or(libc::EBADF)?;
     let program = program::of_descriptor(program)?;
     let own = socket.try_clone_to_owned().map_err(|error| to_errno(&error))?;
-    // An error that came between the two would find nobody: it waits until the connection is known.
+    // An error that came between the two would find no connection: it waits until the connection is known.
     let mut connections = lock(&kcm.group.connections);
     connections.retain(|_, attached| attached.strong_count() > 0);
     let copy = own.as_raw_fd();

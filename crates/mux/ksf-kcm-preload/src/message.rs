@@ -18,7 +18,7 @@ use crate::table::lock;
 ///
 /// # Safety
 ///
-/// `parts` leads to `count` of them, each valid for writes and used by nobody else meanwhile.
+/// `parts` leads to `count` of them, each valid for writes and used by no other code meanwhile.
 unsafe fn buffers<'a>(parts: *const iovec, count: usize) -> Vec<IoSliceMut<'a>> {
     // SAFETY: there are so many.
     let parts = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(parts, count) } };

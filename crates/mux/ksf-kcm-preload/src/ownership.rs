@@ -43,7 +43,7 @@ pub(crate) fn refuse(fd: c_int) -> c_int {
 }
 
 /// What the multiplexor holds besides the program's own descriptor of a connection, by multiplexor and connection: in a
-/// child it would keep the connection open after everybody else has closed it.
+/// child it would keep the connection open after all others have closed it.
 static COPIES: Mutex<BTreeMap<(usize, u64), Copy>> = Mutex::new(BTreeMap::new());
 
 struct Copy {
@@ -69,7 +69,7 @@ pub(crate) fn forget_copies(group: usize) {
     lock(&COPIES).retain(|(of, _), _| *of != group);
 }
 
-/// A signal that nobody has sent for an epoll set, which sends none: F_SETSIG belongs to the open file, so it survives
+/// A signal number that has no use for an epoll set, which sends none: F_SETSIG belongs to the open file, so it survives
 /// fork, exec and dup, and nothing comes of it.
 const MARK: c_int = 59;
 

@@ -2,7 +2,7 @@
 //! calls").
 //!
 //! The multiplexor waits with system calls that any handler interrupts, and goes on. Where a handler is to end the call,
-//! this waits in its place. The kernel decides by the flag SA_RESTART of the handler that ran, which nobody is told
+//! this waits in its place. The kernel decides by the flag SA_RESTART of the handler that ran, which the kernel does not tell
 //! afterwards. So the signals whose handlers have it are kept from interrupting, and a signalfd, which only looks, says
 //! when one of them is there: its handler then runs, and the wait goes on. The others interrupt.
 //!
@@ -57,7 +57,7 @@ pub(crate) fn wait<T>(
         if left.is_some_and(|left| left.is_zero()) {
             return Some(Err(libc::EAGAIN));
         }
-        // A disabled socket is not readable, whatever comes; room announces itself to those who look.
+        // A disabled socket is not readable, whatever comes; room shows to a thread that looks.
         let watched = what == For::Message && kcm.socket.is_receiving();
         if what == For::Room {
             let _ = kcm.socket.look();
@@ -134,7 +134,7 @@ impl Handlers {
         }
         // SAFETY: makes a descriptor, from a set that is a value.
         let fd = unsafe { libc::signalfd(-1, &self.restart, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
-        // SAFETY: it was just made, and is nobody else's.
+        // SAFETY: it was just made, and no other code knows it.
         if fd < 0 { Err(crate::hooks::errno()) } else { Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })) }
     }
 }

@@ -72,7 +72,7 @@ pub(crate) fn insert(fd: c_int, entry: Entry) {
     }
     USED.store(true, Ordering::Release);
     let old = TABLE.write().unwrap_or_else(PoisonError::into_inner).insert(fd, entry);
-    // Not under the lock: it may close descriptors, which looks into the table.
+    // This is not done under the lock: it may close descriptors, which looks into the table.
     drop(old);
 }
 
@@ -99,7 +99,7 @@ pub(crate) fn copy(from: c_int, to: c_int) {
     }
 }
 
-/// The table, kept from everybody.
+/// The table, locked.
 pub(crate) type Locked = RwLockWriteGuard<'static, BTreeMap<c_int, Entry>>;
 
 pub(crate) fn locked() -> Locked {

@@ -51,7 +51,7 @@ pub(crate) fn watch(set: &mut [pollfd], timeout: Option<Duration>, signals: Opti
                     if tcp.has_error() {
                         found[at] |= POLLERR;
                     }
-                    // The bytes it has are the multiplexor's, which reads them so often: nobody else may be there who does.
+                    // The bytes it has are the multiplexor's, which reads them so often: no other reader may be there.
                     real[at].events &= !(POLLIN | POLLRDNORM);
                     slice = Some(SLICE);
                 }

@@ -92,7 +92,7 @@ impl KcmError {
         move |error| Self::Os { call, error: error.into() }
     }
 
-    /// What gives AF_KCM, in words for whoever runs the program.
+    /// What gives AF_KCM, in words for the user of the program.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Absent(Absence::NotLoaded { .. }) => "load it: modprobe kcm",

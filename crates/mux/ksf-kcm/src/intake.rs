@@ -14,7 +14,7 @@ use crate::sys;
 /// Counts what was taken, and compares it with what TCP has received.
 #[derive(Debug)]
 pub(crate) struct Intake {
-    /// Whoever takes a message now, or works on one where that is not told apart.
+    /// The thread that takes a message now, or works on one where that is not told apart.
     active: AtomicUsize,
     /// Messages taken so far.
     taken: AtomicU64,
@@ -38,7 +38,7 @@ impl Intake {
         }
     }
 
-    /// Somebody is about to take a message.
+    /// A thread is about to take a message.
     pub(crate) fn enter(&self) {
         self.active.fetch_add(1, Ordering::SeqCst);
     }
@@ -120,7 +120,7 @@ impl Intake {
     }
 }
 
-/// Bytes of a connection's stream that somebody has read so far.
+/// Bytes of a connection's stream that have been read so far.
 pub(crate) fn read_bytes(tcp: BorrowedFd<'_>) -> Result<u64, KcmError> {
     loop {
         let received = received_bytes(tcp)?;

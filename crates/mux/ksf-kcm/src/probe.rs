@@ -15,7 +15,7 @@ use crate::socket::{RawKcmSocket, Received};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Works(());
 
-/// Longer than loopback takes; shorter than whoever asks wants to wait.
+/// Longer than loopback takes; shorter than the caller wants to wait.
 const WAIT: Duration = Duration::from_secs(1);
 
 /// Sends messages of different lengths in one segment through a connection on loopback, and receives them from AF_KCM.

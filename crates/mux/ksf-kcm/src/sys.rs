@@ -52,7 +52,7 @@ pub(crate) fn clone(kcm: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let mut request = OneFd { fd: -1 };
     // SAFETY: `OneFd` is the kernel's struct kcm_clone, which is what SIOCKCMCLONE writes.
     unsafe { ioctl(kcm, SIOCKCMCLONE, &mut request) }?;
-    // SAFETY: the call succeeded, so the kernel has put a new descriptor there; nobody else has seen its number.
+    // SAFETY: the call succeeded, so the kernel has put a new descriptor there; no other code has seen its number.
     let clone = unsafe { OwnedFd::from_raw_fd(request.fd) };
     // The ioctl has no flag for it. A process that is started just now inherits the descriptor nevertheless.
     rustix::io::fcntl_setfd(&clone, rustix::io::FdFlags::CLOEXEC)?;

@@ -30,7 +30,7 @@ pub(crate) fn bound(tcp: impl AsFd, message_bytes: usize, assembly_timeout_ms: O
 
 /// Sends what TCP takes without waiting.
 ///
-/// What AF_KCM reports on the socket, whoever calls next is told, and nobody else: `report` is told of it, as it says
+/// What AF_KCM reports on the socket, the next caller is told, and no other: `report` is told of it, as it says
 /// nothing of sending.
 pub(crate) fn send(tcp: impl AsFd, slices: &[IoSlice<'_>], mut report: impl FnMut(Errno)) -> Result<usize, Errno> {
     // There are not more of these reports than that.

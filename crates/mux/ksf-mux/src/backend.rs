@@ -116,7 +116,7 @@ impl Multiplexor for Mux {
 
     fn socket(&self) -> std::io::Result<MessageSocket> {
         let socket = self.socket()?;
-        // A socket that may be polled takes one message at a time, so that the others stay free for everybody.
+        // A socket that may be polled takes one message at a time, so that the others stay free for all workers.
         socket.poll_fd()?;
         Ok(socket)
     }

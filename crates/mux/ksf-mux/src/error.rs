@@ -1,4 +1,4 @@
-//! Errors, grouped by who is at fault: the caller ([`AttachError`], [`RecvError`], [`SendError`]) or a connection
+//! Errors, grouped by the party at fault: the caller ([`AttachError`], [`RecvError`], [`SendError`]) or a connection
 //! ([`ConnectionError`]).
 
 use std::io;

@@ -1,7 +1,7 @@
 //! Message sockets over TCP: N workers, M connections, and messages as the unit of scheduling.
 //!
 //! See [`Mux`] for connections, [`MessageSocket`] for workers, [`Workers`] for services of the framework, [`scheduler`]
-//! for who gets which message; docs/mux.md tells how it works.
+//! for which worker gets which message; docs/mux.md tells how it works.
 //!
 //! ```
 //! use std::io::{Read, Write};

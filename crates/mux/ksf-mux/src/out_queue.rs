@@ -1,4 +1,4 @@
-//! What is queued for one connection, and who sends it.
+//! What is queued for one connection, and which thread sends it.
 //!
 //! Any thread adds whole messages; one at a time sends. A peer that reads slowly leaves the rest in the
 //! queue, and no thread waits for it.
@@ -285,7 +285,7 @@ impl<T: Transmit> OutQueue<T> {
         for message in std::mem::take(&mut queue.movable) {
             match message.copy {
                 Some(copy) => leftover.movable.push((copy, true)),
-                // Not begun: the peer cannot have seen any of it.
+                // It was not begun: the peer cannot have seen any of it.
                 None if message.start >= sent => {
                     let range = (message.body.start - sent) as usize..(message.body.end - sent) as usize;
                     leftover.movable.push((rest[range].to_vec(), false));

@@ -58,7 +58,7 @@ impl<M> Parked<M> {
     /// Keeps a message while the connection is throttled; else returns it.
     fn keep_while(&self, is_throttled: impl FnOnce() -> bool, message: M) -> Option<M> {
         let mut messages = lock(&self.messages);
-        // Counted before the look: whoever ends the throttling before it is seen by the look, and after it sees the count.
+        // Counted before the look: an end of the throttling before it is seen by the look, and one after it sees the count.
         self.len.fetch_add(1, Ordering::SeqCst);
         if is_throttled() {
             messages.push_back(message);

@@ -1,4 +1,4 @@
-//! What every call has in common: panics end here, errors become numbers, words are kept for who asks.
+//! What every call has in common: panics end here, errors become numbers, words are kept for a later call.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};

@@ -1,4 +1,4 @@
-//! `ksf_message`: a message in C's hands.
+//! `ksf_message`: a message that C owns.
 
 use std::ffi::{c_int, c_void};
 
@@ -54,7 +54,7 @@ pub unsafe extern "C" fn ksf_message_reply(message: *mut AnyMessage, body: *cons
 ///
 /// # Safety
 ///
-/// `message` is null or comes from a receiving call and is not freed; nobody else uses it.
+/// `message` is null or comes from a receiving call and is not freed; no other thread uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ksf_message_free(message: *mut AnyMessage) {
     quiet((), || {

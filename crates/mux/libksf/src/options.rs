@@ -203,7 +203,7 @@ impl KsfOptions {
         let caps = unsafe { bytes(self.class_caps.cast(), count) }?;
         let caps = caps.chunks_exact(size_of::<u32>()).map(|cap| cap.try_into().map_or(0, u32::from_ne_bytes) as usize);
         let caps: Vec<usize> = caps.collect();
-        // Nobody would ever receive one.
+        // No call would ever receive one.
         let is_blocked = caps.contains(&0);
         if is_blocked { Err(Failure::new(libc::EINVAL, "a cap of options.class_caps is 0")) } else { Ok(caps) }
     }

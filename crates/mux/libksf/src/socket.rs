@@ -140,7 +140,7 @@ pub unsafe extern "C" fn ksf_attach(socket: *mut Socket, fd: c_int, connection: 
         // SAFETY: open as was just seen; the caller keeps it so during the call.
         let own = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?;
         let id = socket.mux.attach(own)?;
-        // SAFETY: on success the descriptor was given to this library, and nobody else uses it.
+        // SAFETY: on success the descriptor was given to this library, and no other code uses it.
         drop(unsafe { OwnedFd::from_raw_fd(fd) });
         if !connection.is_null() {
             // SAFETY: it can be written.

@@ -102,10 +102,10 @@ impl<'a> OpaqueAuth<'a> {
     }
 }
 
-/// Who makes a call, as far as the flavours served here can say.
+/// The caller, as far as the flavours served here can say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Credential<'a> {
-    /// AUTH_NONE: nobody in particular.
+    /// AUTH_NONE: the caller says nothing of itself.
     None,
     /// AUTH_SYS: user and groups, as the client states them.
     Sys(AuthSys<'a>),

@@ -14,7 +14,7 @@ pub struct Call<'a> {
     pub version: u32,
     /// Procedure of the program.
     pub procedure: u32,
-    /// Who calls.
+    /// The caller's credential.
     pub credential: Credential<'a>,
     /// The arguments, undecoded: everything behind the verifier.
     pub args: &'a [u8],
@@ -142,7 +142,7 @@ pub struct CallHeader<'a> {
     pub version: u32,
     /// Procedure of the program.
     pub procedure: u32,
-    /// Who calls; [`OpaqueAuth::NONE`] or a body made by [`super::auth_sys_body`].
+    /// The caller's credential; [`OpaqueAuth::NONE`] or a body made by [`super::auth_sys_body`].
     pub credential: OpaqueAuth<'a>,
 }
 

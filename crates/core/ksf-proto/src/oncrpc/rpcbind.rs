@@ -76,7 +76,7 @@ pub struct Binding<'a> {
     pub netid: &'a str,
     /// Universal address, see [`universal_address`]; empty for UNSET.
     pub address: &'a str,
-    /// Who owns the registration. rpcbind believes its socket's peer rather
+    /// The owner of the registration. rpcbind believes its socket's peer rather
     /// than this.
     pub owner: &'a str,
 }

@@ -254,7 +254,7 @@ impl<S: ShardService> Connection<S> {
         }
     }
 
-    /// Delivers a deferred answer. False if nobody waits for it.
+    /// Delivers a deferred answer. False if no message waits for it.
     pub(crate) fn answer(&mut self, ticket: u64, work_bytes: usize, answer: Answer, env: &mut Env) -> bool {
         if self.deferred == 0 {
             return false;
@@ -263,7 +263,7 @@ impl<S: ShardService> Connection<S> {
         self.deferred -= 1;
         self.work_bytes -= work_bytes;
         if matches!(answer, Answer::Abandoned) {
-            // Also at an end that waits for the answers: it is no longer an orderly one.
+            // This holds for an end that waits for the answers, too: it is no longer an orderly one.
             if self.waits_for_answers() || self.closing_gently() {
                 self.closing = Some(CloseReason::Abandoned);
                 self.last_words = None;
@@ -278,7 +278,7 @@ impl<S: ShardService> Connection<S> {
     }
 
     /// Delivers a deferred answer as a shard does. False, and nothing happens, if it is for another connection (the one
-    /// that had this place before) or nobody waits for it.
+    /// that had this place before) or no message waits for it.
     pub fn deliver(&mut self, delivery: Delivery, env: &mut Env) -> bool {
         delivery.key == self.key && self.answer(delivery.ticket, delivery.work_bytes, delivery.answer, env)
     }
@@ -311,7 +311,7 @@ impl<S: ShardService> Connection<S> {
             self.unread_since = unread_since;
             return;
         }
-        // Its peer was not read until now. The time of its message goes on where it stopped, so that one who trickles does
+        // Its peer was not read until now. The time of its message goes on where it stopped, so that one that trickles does
         // not come here for ever.
         self.last_received = env.now;
         self.cutter.put_off(env.now.since(self.unread_since));
@@ -543,7 +543,7 @@ impl<S: ShardService> Connection<S> {
         self.cutter.is_idle()
     }
 
-    /// True while an end has to wait for what somebody else still does for the connection.
+    /// True while an end has to wait for work that others still do for the connection.
     fn waits_for_answers(&self) -> bool {
         self.last_words.is_some()
             || self.closing_gently() && (self.deferred > 0 || self.exchange.open || !self.held.is_empty())

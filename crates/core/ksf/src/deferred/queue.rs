@@ -36,7 +36,7 @@ impl<T> Queue<T> {
         &self.event
     }
 
-    /// Adds an item, and wakes the consumer unless somebody does so already. Any thread.
+    /// Adds an item, and wakes the consumer unless another thread does so already. Any thread.
     pub(crate) fn push(&self, item: T) {
         self.items.lock().unwrap_or_else(PoisonError::into_inner).push(item);
         // After the push: a consumer that clears the flag and then takes the items misses none.
@@ -61,7 +61,7 @@ impl<T> Queue<T> {
 
     /// The items, from a queue that is not full any more.
     fn open(&self) -> MutexGuard<'_, Vec<T>> {
-        // Before the flag is cleared: whoever sets it again wakes the consumer again.
+        // Before the flag is cleared: the thread that sets it again wakes the consumer again.
         self.event.read();
         // A producer that finds the flag set has pushed before: this sees its item, and a store could come too late.
         self.full.swap(false, Ordering::AcqRel);

@@ -85,7 +85,7 @@ impl DatagramQueues {
         self.send(socket, env);
     }
 
-    /// True while a socket is full: somebody has to tell when it has room.
+    /// True while a socket is full: the engine has to tell when it has room.
     pub(super) fn is_full(&self, socket: u32) -> bool {
         self.queues[socket as usize].full
     }

@@ -26,7 +26,7 @@ use crate::service::ConnKey;
 const READY_MAX: usize = 256;
 /// Connections accepted from one socket before others get their turn.
 const BURST: usize = 64;
-/// When no slot is free, look again after this time: their holders tell nobody.
+/// When no slot is free, look again after this time: their holders do not tell the engine.
 const STARVED: Duration = Duration::from_micros(500);
 
 pub(crate) struct Epoll {
@@ -106,7 +106,7 @@ impl Engine for Epoll {
         if epoll < 0 {
             return Err(failed("epoll_create1")(io::Error::last_os_error()));
         }
-        // SAFETY: just made, and nobody else knows it.
+        // SAFETY: just made, and no other code knows it.
         let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
         Ok(Self {
             epoll,
@@ -247,7 +247,7 @@ impl Engine for Epoll {
 
     fn release(&mut self, conn: ConnKey) -> bool {
         let Some(state) = self.conn(conn) else { return false };
-        // Closing it takes it out of epoll: nobody else has the descriptor. Until then it may be reported once more, in
+        // Closing it takes it out of epoll: no other code has the descriptor. Until then it may be reported once more, in
         // this very turn, and is not looked for any more.
         *state = Conn::default();
         true
@@ -379,7 +379,7 @@ impl Epoll {
         } else if state.reading.receives() && ready & (IN | BROKEN) != 0 {
             self.receive(index, conn, env, events);
         } else if ready & BROKEN != 0 {
-            // Not reading, so no receive would report it; epoll does so until it is taken care of.
+            // The connection is not read, so no receive would report it; epoll does so until it is taken care of.
             events.push(Event::Failed { conn });
         }
     }

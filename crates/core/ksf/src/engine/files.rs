@@ -55,7 +55,7 @@ impl BlockingFiles {
         let (mut mail, mut woken) = (Vec::new(), true);
         while ended.len() < env.files.running() {
             env.mailbox.take(woken, &mut mail);
-            // Nobody is left to hear of anything else.
+            // The shard is gone, and with it the receiver of any other end.
             ended.extend(mail.drain(..).filter_map(|mail| match mail {
                 Mail::File(begun) => Some(*begun),
                 _ => None,

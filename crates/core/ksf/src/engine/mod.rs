@@ -108,7 +108,7 @@ pub(crate) enum Reading {
     Off,
     /// As they come.
     On,
-    /// As they come, but at most one slot in a turn: whoever wants no more can say so behind each.
+    /// As they come, but at most one slot in a turn: a shard that wants no more can say so behind each.
     Sparing,
     /// As they come, but at most [`HEAD_BYTES`] in a turn: the head of a long message, whose rest is then received into the
     /// buffer that has its size.
@@ -200,7 +200,7 @@ pub(crate) trait Engine: Sized {
     /// Receives, or stops to. Bytes already under way are still reported.
     fn set_reading(&mut self, conn: ConnKey, reading: Reading);
 
-    /// Reports [`Event::Watched`] when `fd` becomes readable; whoever handles that takes all there is.
+    /// Reports [`Event::Watched`] when `fd` becomes readable; the handler takes all there is.
     /// Fails if it cannot be watched: the shard would never hear of what it is about.
     fn watch(&mut self, watch: u32, fd: RawFd) -> Result<(), Error>;
 

@@ -8,16 +8,16 @@ pub(crate) fn accept_now(socket: RawFd) -> io::Result<Option<OwnedFd>> {
     // SAFETY: null address pointers: the address is not asked for.
     let fd = unsafe { libc::accept4(socket, ptr::null_mut(), ptr::null_mut(), libc::SOCK_CLOEXEC) };
     if fd >= 0 {
-        // SAFETY: just made by accept4, and nobody else knows it.
+        // SAFETY: just made by accept4, and no other code knows it.
         return Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) }));
     }
     let error = io::Error::last_os_error();
-    // A connection that was reset before it was accepted is nobody's failure.
+    // A connection that was reset before it was accepted is no failure.
     let gone = matches!(error.raw_os_error(), Some(libc::ECONNABORTED | libc::EPROTO));
     if gone || error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) }
 }
 
-/// Switches the blocking mode of a socket, for everybody who shares it.
+/// Switches the blocking mode of a socket, for all processes that share it.
 pub(crate) fn set_nonblocking(socket: RawFd, on: bool) -> io::Result<()> {
     let on = libc::c_int::from(on);
     // SAFETY: `on` is read before the call returns.

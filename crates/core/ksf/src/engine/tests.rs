@@ -255,7 +255,7 @@ fn another_reader<E: Engine>() {
         peer.write_all(b"bytes").unwrap();
         bench.expect_bytes(b"bytes");
     }
-    // Who came too late is still there to be told of the end.
+    // A peer that came too late is still there to be told of the end.
     drop(peer);
     let ended = |events: &[Event], index| {
         events.iter().any(|event| matches!(event, Event::Eof { conn } if *conn == key(index)))
@@ -286,7 +286,7 @@ fn another_listener<E: Engine>() {
     bench.engine.shutdown();
 }
 
-/// In a network namespace of its own or not: the kernel chooses a name that nobody has.
+/// In a network namespace of its own or not: the kernel chooses a name that is free.
 fn unix_listener() -> (UnixListener, std::os::unix::net::SocketAddr) {
     let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
     rustix::net::bind(&socket, &rustix::net::SocketAddrUnix::new_unnamed()).unwrap();
@@ -296,7 +296,7 @@ fn unix_listener() -> (UnixListener, std::os::unix::net::SocketAddr) {
     (listener, name)
 }
 
-/// The mode belongs to everybody who shares the socket, a kernel half among them.
+/// The mode belongs to all that share the socket, a kernel half among them.
 #[test]
 fn a_socket_put_in_the_other_mode_still_receives() {
     on_each_engine(receiving_in_the_other_mode::<Epoll>, receiving_in_the_other_mode::<Uring>);

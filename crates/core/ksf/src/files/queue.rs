@@ -12,7 +12,7 @@ use crate::buffers::Buffers;
 use crate::limits::Limits;
 use crate::service::ConnKey;
 
-/// Who hears of the end of an operation.
+/// The receiver of the end of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// A service of the shard, by its number.
@@ -39,7 +39,7 @@ pub(crate) struct Queue {
     stopping: bool,
 }
 
-/// Who goes on when there is room. A connection that ended stays in the queue as its key alone.
+/// A connection or service that goes on when there is room. A connection that ended stays in the queue as its key alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waiter {
     /// A service that was refused an operation.
@@ -150,7 +150,7 @@ impl ShardFiles {
         if changed { queue.waiting.len() } else { 0 }
     }
 
-    /// Who goes on, if there is room for the first that waits.
+    /// The next to go on, if there is room for the first that waits.
     pub(crate) fn next_to_go_on(&self) -> Option<Waiter> {
         let mut queue = self.queue()?;
         let (_, needs) = *queue.waiting.front()?;
@@ -211,7 +211,7 @@ impl ShardFiles {
     }
 }
 
-/// Nobody contends for it: services and shard use it on one thread. It is a lock because what lends it to them may be made
+/// No thread contends for it: services and shard use it on one thread. It is a lock because what lends it to them may be made
 /// on another thread.
 pub(super) fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
     queue.lock().unwrap_or_else(PoisonError::into_inner)

@@ -9,7 +9,7 @@ use super::region::Region;
 use super::slot::Slot;
 use crate::buffers::{Buffer, Shared};
 
-/// Bytes somebody may keep: a range of a slot, or of a heap block where a slot would not do (a message longer than a
+/// Bytes that may be kept: a range of a slot, or of a heap block where a slot would not do (a message longer than a
 /// slot, or a short rest that should not occupy one).
 #[derive(Clone)]
 pub struct Chunk {
@@ -98,7 +98,7 @@ impl Chunk {
     }
 
     /// Memory that nothing else can be in while these bytes are held: the whole slot, all that their buffer takes, or a
-    /// heap block. Those who hold parts of the same memory share it.
+    /// heap block. Holders of parts of the same memory share it.
     pub fn occupied_bytes(&self) -> usize {
         match &self.bytes {
             Bytes::Slot(slot) => slot.region.slot_bytes as usize,
@@ -137,7 +137,7 @@ impl Chunk {
             return None;
         }
         let bytes = slot.region.headroom_bytes as usize;
-        // SAFETY: the count says that this is the only holder, and `&mut self` that nobody clones it during the borrow, so
+        // SAFETY: the count says that this is the only holder, and `&mut self` that no code clones it during the borrow, so
         // no other reference into the slot exists; the slot is longer than its headroom (`Region::map`).
         Some(unsafe { slice::from_raw_parts_mut(slot.region.slot_ptr(slot.index).as_ptr(), bytes) })
     }

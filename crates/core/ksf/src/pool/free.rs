@@ -1,4 +1,4 @@
-//! Slots that nobody holds, for any thread to give back and to take.
+//! Free slots, for any thread to give back and to take.
 //!
 //! `tests/slot_schedules.rs` compiles this file against primitives that try one schedule of the threads after the other.
 

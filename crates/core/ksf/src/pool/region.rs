@@ -14,7 +14,7 @@ use super::slot::SlotMut;
 use super::{Memory, PoolSpec, SlotName};
 use crate::buffers::Buffers;
 
-/// The mapping, and who holds which slot.
+/// The mapping, and how often each slot is held.
 #[derive(Debug)]
 pub(super) struct Region {
     base: NonNull<u8>,
@@ -133,7 +133,7 @@ impl Region {
         unsafe { self.base.add(index as usize * self.slot_bytes as usize) }
     }
 
-    /// Any thread: a slot that nobody holds any more.
+    /// Takes back a slot without a holder, from any thread.
     pub(super) fn give_back(&self, index: u32) {
         let kept = &self.meta[index as usize].kept;
         let was_kept = kept.load(Ordering::Relaxed);
@@ -143,7 +143,7 @@ impl Region {
         self.free.push(index, |index| &self.meta[index as usize].next);
         self.in_use.fetch_sub(1, Ordering::Relaxed);
         if was_kept {
-            // Last, and seen to be last by who takes the place: until then the slot is not back.
+            // Last, and seen to be last by the thread that takes the place: until then the slot is not back.
             self.kept.fetch_sub(1, Ordering::Release);
         }
     }
@@ -172,7 +172,7 @@ impl Region {
         names.iter().map(hold).collect()
     }
 
-    /// Slots that nobody holds, the first one last. To be called once, when the live ones are held.
+    /// Slots without a holder, the first one last. To be called once, when the live ones are held.
     pub(super) fn never_used(&self) -> impl Iterator<Item = u32> {
         let is_free = |index: &u32| self.meta[*index as usize].holders.load(Ordering::Relaxed) == 0;
         (0..self.meta.len() as u32).rev().filter(is_free)

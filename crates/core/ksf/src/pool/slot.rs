@@ -7,7 +7,7 @@ use std::{fmt, slice};
 use super::chunk::Chunk;
 use super::region::Region;
 
-/// A slot nobody else can see: the engine's, while the kernel writes into it.
+/// A slot that no other code can see: the engine's, while the kernel writes into it.
 pub struct SlotMut {
     pub(super) region: Arc<Region>,
     pub(super) index: u32,
@@ -68,7 +68,7 @@ pub(super) struct Slot {
 impl Slot {
     pub(super) fn as_slice(&self) -> &[u8] {
         let len = self.region.slot_bytes as usize;
-        // SAFETY: the region stays mapped while `region` is held; a frozen slot has no `SlotMut`, so nobody writes to
+        // SAFETY: the region stays mapped while `region` is held; a frozen slot has no `SlotMut`, so no code writes to
         // it until the last `Slot` is dropped, which cannot happen during this borrow.
         unsafe { slice::from_raw_parts(self.region.slot_ptr(self.index).as_ptr(), len) }
     }
@@ -76,7 +76,7 @@ impl Slot {
     /// Counts this slot as kept until its last holder drops it. False: it is not, and too many others are.
     pub(super) fn keep(&self) -> bool {
         let meta = &self.region.meta[self.index as usize];
-        // Whoever drops the slot last sees the mark: the holder that set it drops its own hold later, with Release.
+        // The last holder to drop the slot sees the mark: the holder that set it drops its own hold later, with Release.
         if meta.kept.load(Ordering::Relaxed) {
             return true;
         }

@@ -302,7 +302,7 @@ impl Reply<'_> {
         self.at_once = true;
     }
 
-    /// Begins an exchange with somebody else: connects, or takes a kept connection if `reuse` lets it. Ends the one
+    /// Begins an exchange with another server: connects, or takes a kept connection if `reuse` lets it. Ends the one
     /// before. What is passed on before it is connected waits.
     ///
     /// What comes of it is told to [`Service::upstream`](crate::Service::upstream). A service that dials says so by
@@ -353,7 +353,7 @@ impl Reply<'_> {
     }
 
     /// Holds further messages of this connection back, or lets them come again: a request behind one that is with
-    /// somebody else waits. On shards only, see [`Service::needs_shards`](crate::Service::needs_shards).
+    /// another server waits. On shards only, see [`Service::needs_shards`](crate::Service::needs_shards).
     pub fn hold(&mut self, hold: bool) {
         self.exchange.hold = hold;
     }

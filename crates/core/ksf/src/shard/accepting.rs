@@ -159,14 +159,14 @@ impl<E: Engine> Shard<E> {
         self.spare_fd = spare_fd();
     }
 
-    /// Lets nobody connect any more: a peer that is refused asks somebody else, where one that waits in the queue of a
+    /// Refuses further connections: a peer that is refused asks another server, where one that waits in the queue of a
     /// server that stops would be reset in the end. True if handshakes that were begun before are to be waited for.
     pub(super) fn refuse_new(&mut self, index: u32) -> bool {
         let Some(listener) = &self.listeners[index as usize] else { return false };
         let Some(socket) = &listener.socket else { return false };
         match listener.kind {
             ListenerKind::Udp => false,
-            // Others listen on it, or will, and find there who comes.
+            // Others listen on it, or will, and find there the peers that come.
             _ if listener.handed_over => {
                 self.engine.unlisten(index);
                 false

@@ -49,7 +49,7 @@ pub(super) struct AssistState {
     undrained_since: Option<Time>,
 }
 
-/// Who may send on a connection with a kernel half.
+/// Which half may send on a connection with a kernel half.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
     Ours,

@@ -151,7 +151,7 @@ pub(crate) trait Stream {
     fn upstream(&mut self, event: Upstream, env: &mut Env);
     /// The other end of its exchange takes no more for now, or does again.
     fn set_full(&mut self, full: bool, env: &mut Env);
-    /// An outgoing connection, or nobody, counts from now on what it passed on.
+    /// An outgoing connection, or none, counts from now on what it passed on.
     fn passed(&mut self, bytes: usize, env: &mut Env);
     /// True while the other end of its exchange is not to be read, because the service could not pass on what it was told.
     fn awaits_room(&self) -> bool;

@@ -50,7 +50,7 @@ impl<E: Engine> Shard<E> {
         }
     }
 
-    /// Tells whom it concerns that an operation ended.
+    /// Tells the service or the connection that an operation of its own ended.
     pub(super) fn file_ended(&mut self, begun: Begun) {
         let (owner, done) = self.env.files.ended(begun);
         match owner {

@@ -14,7 +14,7 @@ const SEND_ROUNDS_MAX: u32 = 8;
 
 impl<E: Engine> Shard<E> {
     pub(super) fn look_after_touched(&mut self) {
-        // Who has to be looked after again is put on the other list.
+        // A connection that has to be looked after again is put on the other list.
         let mut touched = mem::replace(&mut self.touched, mem::take(&mut self.looked_after));
         self.await_half = 0;
         for index in touched.drain(..) {

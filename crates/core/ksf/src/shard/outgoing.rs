@@ -126,7 +126,7 @@ impl Stream for Outgoing {
         if self.owner.is_some() {
             self.tell(Upstream::Received(chunk), env);
         } else {
-            // Nobody asked: what follows could be taken for the answer to the next exchange.
+            // No request was sent: what follows could be taken for the answer to the next exchange.
             self.closing = Some(CloseReason::MalformedFrame);
         }
     }
@@ -482,7 +482,7 @@ impl<E: Engine> Shard<E> {
         }
     }
 
-    /// A place in the table, with the name of who will have it.
+    /// A place in the table, with the key of the connection that will have it.
     pub(super) fn free_place(&mut self) -> ConnKey {
         let index = self.free.pop().unwrap_or_else(|| {
             self.places.push(Place { generation: 0, conn: None });

@@ -47,7 +47,7 @@ fn shard<E: Engine>(limits: Limits) -> Shard<E> {
 fn serving<E: Engine, S: Service>(service: S, limits: Limits) -> Shard<E> {
     let env = Env::new(limits, Pool::new(Memory::Anonymous, 64 << 10, 256).unwrap()).unwrap();
     let listener = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
-    // The kernel chooses a name that nobody has, and nobody connects.
+    // The kernel chooses a name that is free, and no peer connects.
     rustix::net::bind(&listener, &rustix::net::SocketAddrUnix::new_unnamed()).unwrap();
     listener.listen(1).unwrap();
     let listener = ShardListener {
@@ -108,7 +108,7 @@ fn is_readable(fd: impl AsFd) -> bool {
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&Default::default())).unwrap() > 0
 }
 
-/// A shard that looked into its mailbox after a letter came and before its wake-up did.
+/// A shard that looked into its mailbox after mail came and before its wake-up did.
 #[test]
 fn a_wake_up_for_mail_that_was_taken_already_is_taken_too() {
     on_each_engine(woken_for_nothing::<Epoll>, woken_for_nothing::<Uring>);
@@ -159,7 +159,7 @@ fn idle_connections<E: Engine>() {
     shard.engine.shutdown();
 }
 
-/// Others get their turn after some of a connection's batches, but nobody sleeps meanwhile.
+/// Others get their turn after some of a connection's batches, but the shard does not sleep meanwhile.
 #[test]
 fn a_shard_does_not_sleep_while_it_has_something_to_send() {
     on_each_engine(many_batches::<Epoll>, many_batches::<Uring>);
@@ -181,7 +181,7 @@ fn many_batches<E: Engine>() {
         turn_at(&mut shard, start, Some(Duration::ZERO));
         turns += 1;
     }
-    assert!(turns > 2, "nobody else had a turn");
+    assert!(turns > 2, "no other connection had a turn");
     assert_eq!(shard.next_timeout(), None);
     let mut got = vec![0; message.len() * MESSAGES];
     peer.read_exact(&mut got).unwrap();

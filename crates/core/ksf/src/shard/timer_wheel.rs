@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(wheel.pop_expired(Time(u64::MAX / 2)), None);
     }
 
-    /// Whoever sleeps until [`TimerWheel::next_turn`] wakes up a few times per timer, however far away it is.
+    /// A shard that sleeps until [`TimerWheel::next_turn`] wakes up a few times per timer, however far away it is.
     #[test]
     fn a_timer_far_away_costs_a_turn_per_level() {
         let mut now = Time(12_345);

@@ -196,14 +196,14 @@ impl KernelConnection {
         read(&self.lanes).all.iter().find(|lane| lane.member.number == member.number).cloned()
     }
 
-    /// All of them, for good: nobody is told of messages there any more.
+    /// All of them, for good: no worker is told of messages there any more.
     pub(super) fn take_lanes(&self) -> Vec<Arc<Lane>> {
         let lanes = std::mem::take(&mut write(&self.lanes).all);
         lanes.iter().for_each(|lane| lane.unlist());
         lanes
     }
 
-    /// True if nobody is to be told of messages, now.
+    /// True if no worker is to be told of messages, now.
     pub(super) fn set_paused(&self, paused: bool) {
         let mut lanes = write(&self.lanes);
         if lanes.paused == paused {
@@ -231,7 +231,7 @@ impl KernelConnection {
 
     // --- what came in -----------------------------------------------------------------------------------------------
 
-    /// Bytes in no message; `None` while a message waits, or nobody receives any.
+    /// Bytes in no message; `None` while a message waits, or no worker receives any.
     pub(super) fn unread_bytes(&self, tcp: &Tcp) -> Result<Option<u64>, crate::KcmError> {
         let lanes = read(&self.lanes);
         if !lanes.all.iter().any(|lane| lane.member.is_receiving()) {
@@ -263,7 +263,7 @@ impl KernelConnection {
     }
 
     /// The message in what the kernel delivered. That it has cut it right is not taken for granted: a program that does
-    /// not know where a message starts cuts wrongly, and nobody says so.
+    /// not know where a message starts cuts wrongly, without an error.
     pub(super) fn body(
         &self,
         wire: &[u8],
@@ -314,7 +314,7 @@ impl Lane {
         self.socket.set_recv_disabled(!receiving)
     }
 
-    /// Nobody is told of messages here any more.
+    /// No worker is told of messages here any more.
     pub(super) fn unlist(&self) {
         let _ = epoll::delete(self.member.set(), &self.socket);
     }

@@ -1,4 +1,4 @@
-//! A message that AF_KCM has cut and somebody has received.
+//! A message that AF_KCM has cut and a worker has received.
 
 use std::fmt;
 use std::ops::Deref;

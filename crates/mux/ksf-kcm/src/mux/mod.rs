@@ -13,7 +13,7 @@
 //!
 //! The kernel decides which message socket gets a message, when it arrives. Replies leave through the TCP socket itself,
 //! from one queue per connection: AF_KCM takes the end of the peer's stream for a broken connection, and keeps what is
-//! sent after it for ever. A thread looks after what nobody else is told of: the ends of connections, queues that TCP
+//! sent after it for ever. A thread looks after what no other thread is told of: the ends of connections, queues that TCP
 //! had no room for (AF_KCM takes that event away), limits of time.
 
 mod connection;
@@ -60,7 +60,7 @@ pub struct KernelMux(Handle);
 struct Shared {
     options: MuxOptions,
     programs: Mutex<Vec<(MessageFraming, Arc<KernelProgram>)>>,
-    /// Message sockets. Whoever changes them, or which connections there are, holds this.
+    /// Message sockets. A thread that changes them, or which connections there are, holds this.
     members: Mutex<Members>,
     table: RwLock<Table>,
     events: Events,
@@ -350,7 +350,7 @@ impl Shared {
             MessageFraming::Program(program) => program.verify_with_kernel()?,
             _ => return Err(KcmError::Unsupported { what: "this framing" }),
         });
-        // A connection holds its framing; of programs that nobody else has, none comes with another one.
+        // A connection holds its framing; of programs that no other part has, none comes with another one.
         programs.retain(|(other, _)| match other {
             MessageFraming::Program(program) => Arc::strong_count(program) > 1,
             _ => true,
@@ -399,7 +399,7 @@ impl Shared {
         Ok(conn.id)
     }
 
-    /// Has the kernel cut, and everybody wait for it.
+    /// Has the kernel cut, while all workers wait for it.
     fn start(
         &self,
         conn: &Arc<KernelConnection>,
@@ -420,7 +420,7 @@ impl Shared {
     }
 
     fn detach(&self, connection: ConnectionId) -> Option<Detached> {
-        // Nobody joins or leaves meanwhile.
+        // No connection joins or leaves meanwhile.
         let _members = lock(&self.members);
         let conn = write(&self.table).remove(connection)?;
         conn.detached.store(true, Ordering::SeqCst);
@@ -443,7 +443,7 @@ impl Shared {
         Some(Detached { socket, unread: Vec::new(), unsent, lost_bytes: lost_bytes as usize })
     }
 
-    /// Receives what the kernel has cut of a connection that is detached, for whoever receives next.
+    /// Receives what the kernel has cut of a connection that is detached, for the next receiver.
     fn take_rest(&self, conn: &Arc<KernelConnection>) {
         let lanes = conn.take_lanes();
         let mut buffer = vec![0; conn.wire_bytes_max().saturating_add(1)];
@@ -454,7 +454,7 @@ impl Shared {
                 self.returned.push(message);
             }
         }
-        // Who found a message before this is about to count it.
+        // A worker that found a message before this is about to count it.
         while conn.intake.is_active() {
             std::thread::yield_now();
         }
@@ -497,7 +497,7 @@ impl Shared {
     /// Reads a connection no more, because too much of it waits. True if that is over already.
     fn pause(&self, conn: &KernelConnection) -> bool {
         conn.set_paused(true);
-        // Whoever made it wait no longer may have looked before that.
+        // The thread that made it wait no longer may have looked before that.
         if conn.must_wait() {
             return false;
         }

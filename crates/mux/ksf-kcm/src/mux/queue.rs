@@ -27,7 +27,7 @@ impl<T> Queue<T> {
         let _ = rustix::io::write(&self.ready, &1_u64.to_ne_bytes());
     }
 
-    /// The same, `max` at most: where nobody has taken so many, the oldest is forgotten.
+    /// The same, `max` at most: where fewer were taken, the oldest is forgotten.
     pub(super) fn push_within(&self, max: usize, item: T) {
         let mut items = lock(&self.items);
         if items.len() >= max {

@@ -33,7 +33,7 @@ pub(super) struct Member {
     pub(super) number: u64,
     /// The kernel's sockets, what was given back, the bell. Level-triggered.
     set: OwnedFd,
-    /// A semaphore: who waits is to look again.
+    /// A semaphore: a waiting thread is to look again.
     bell: OwnedFd,
     woken: AtomicBool,
     waiting: AtomicUsize,
@@ -85,7 +85,7 @@ impl Member {
         let flags = if receiving { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
         let _ = epoll::modify(&self.set, returned, data, flags);
         if !receiving {
-            // Whoever waits is told that it would wait for ever.
+            // A waiting thread is told that it would wait for ever.
             self.ring(self.waiting.load(Ordering::SeqCst) as u64);
         }
         true
@@ -101,7 +101,7 @@ impl Member {
     fn look(&self, own: Option<&mut Own>, timeout: Option<Duration>) -> std::io::Result<usize> {
         let timeout = timeout.map(|time| Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos().into() });
         let mut events = [EVENT; EVENTS_MAX];
-        // Who only waits leaves events where they are.
+        // A thread that only waits leaves events where they are.
         let max = if own.is_some() { EVENTS_MAX } else { 1 };
         let count = match epoll::wait(&self.set, &mut events[..max], timeout.as_ref()) {
             Ok(count) => count,
@@ -139,7 +139,7 @@ impl KernelSocket {
                 _ => {}
             }
             self.member.waiting.fetch_add(1, Ordering::SeqCst);
-            // Whoever stops it after this sees that somebody waits.
+            // A thread that stops it after this sees that another one waits.
             let waited = if self.is_receiving() { self.member.look(None, left) } else { Ok(0) };
             self.member.waiting.fetch_sub(1, Ordering::SeqCst);
             waited?;
@@ -270,5 +270,5 @@ impl fmt::Debug for KernelSocket {
     }
 }
 
-/// Who is told of the end of a connection.
+/// The sockets that are told of the end of a connection.
 pub(super) type Report = (ConnectionId, ConnectionError);

@@ -1,4 +1,4 @@
-//! The one thread of a multiplexor on AF_KCM: it hears of the ends of connections, and does in time what nobody else is
+//! The one thread of a multiplexor on AF_KCM: it hears of the ends of connections, and does in time what no other thread is
 //! told of.
 
 use std::sync::Arc;
@@ -137,7 +137,7 @@ impl Shared {
             return true;
         }
         conn.busy.store(false, Ordering::SeqCst);
-        // Whoever queued something just now relied on this list.
+        // A thread that queued something just now relied on this list.
         waits(conn) && !conn.detached.load(Ordering::SeqCst) && !conn.busy.swap(true, Ordering::SeqCst)
     }
 

@@ -114,10 +114,10 @@ pub struct KcmSocket<M: Multiplexor = Mux> {
     pub(super) group: Arc<Group<M>>,
     pub(super) socket: M::Socket,
     pub(super) receiving: Mutex<Receiving<MessageOf<M>>>,
-    /// Wakes who waits for a disabled socket.
+    /// Wakes the threads that wait for a disabled socket.
     pub(super) enabled: Condvar,
     pub(super) sending: Mutex<Sending>,
-    /// Wakes who waits for the end of a message in pieces.
+    /// Wakes the threads that wait for the end of a message in pieces.
     pub(super) ended: Condvar,
     timeouts: Mutex<Timeouts>,
     pub(super) counts: Arc<SocketCounts>,

@@ -1,4 +1,4 @@
-//! The ends of connections: why, who is told, and when nothing of them is left to do.
+//! The ends of connections: why, which sockets are told, and when nothing of them is left to do.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -89,7 +89,7 @@ impl Shared {
             if self.is_stuck(conn, &reader, limits.pressure_timeout_ms, now) {
                 ended = Some(ConnectionError::MemoryLimit { limit: limits.assembly_bytes_max });
             } else if conn.paused.load(Ordering::SeqCst) || conn.pressure.waits() {
-                // Who is not read cannot send the rest: the time begins when it is read again.
+                // A peer that is not read cannot send the rest: the time begins when it is read again.
                 reader.input.restart(now);
             } else if limit_ms != 0
                 && reader.input.unfinished_since().is_some_and(|since| now > since.plus_ms(limit_ms))
@@ -114,7 +114,8 @@ impl Shared {
             let for_memory = matches!(error, ConnectionError::MemoryLimit { .. });
             self.end(conn, error);
             if for_memory {
-                // Only now, when no more of it is cut: of no use without its rest, and others need the memory.
+                // It is dropped only now, when no more of it is cut: without its rest it is of no use, and others need
+                // the memory.
                 drop(conn.reader.lock().input.take_unread(&mut conn.input_room()));
             }
         }

@@ -4,7 +4,7 @@
 //! read any more; at twice that none is. Those that wait go on in their order, a few at a time, each with a *pass*: it is
 //! read to the end of its message whatever there is. A peer that holds a pass and sends nothing for
 //! `pressure_timeout_ms` is closed, which frees its memory, and the pass goes on. While a connection waits all passes are
-//! taken, so whoever gives one back wakes the next.
+//! taken, so the one that gives a place back wakes the next.
 
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -100,7 +100,7 @@ impl Shared {
         }
     }
 
-    /// True if a connection that is read although memory is short does not go on. What it sent and nobody read yet is
+    /// True if a connection that is read although memory is short does not go on. What it sent and was not read yet is
     /// not its peer's fault.
     pub(super) fn is_stuck(&self, conn: &Connection, reader: &Reader, limit_ms: u64, now: Time) -> bool {
         if limit_ms == 0 || !conn.pressure.has_pass() {

@@ -328,7 +328,7 @@ pub(crate) fn ends_of_messages<M: Multiplexor>(open: Open<'_, M>, rows: &mut Row
         let before = tcp.has();
         send(b'b', Flags::EOR);
         rows.add(format!("{name}, send 10 with MSG_MORE, then 10 with MSG_EOR"), format!("{before}, {}", tcp.gets()));
-        // Nobody sends more: the keeper ends the batch.
+        // No call sends more: the timer thread ends the batch.
         send(b'a', Flags::BATCH | Flags::EOR);
         let before = tcp.gets();
         send(b'b', Flags::EOR);

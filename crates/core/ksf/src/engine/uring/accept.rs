@@ -36,8 +36,8 @@ impl Uring {
             state.wanted = false;
             if state.armed {
                 self.cancel(Op::Accept(listener));
-                // Now, and not with the next wait: who connects from here on is somebody else's. Should this fail, the
-                // next wait carries it out.
+                // Now, and not with the next wait: a peer that connects from here on belongs to another listener. Should this
+                // fail, the next wait carries it out.
                 self.flush_backlog();
                 let _ = self.ring.submit();
             }
@@ -49,7 +49,7 @@ impl Uring {
         state.armed = cqueue::more(entry.flags());
         let result = entry.result();
         if result >= 0 {
-            // SAFETY: the kernel made this descriptor for the accept request and told nobody else of it.
+            // SAFETY: the kernel made this descriptor for the accept request and told no other code of it.
             let socket = unsafe { OwnedFd::from_raw_fd(result) };
             events.push(Event::Accepted { listener, socket });
             if !state.armed && state.wanted {

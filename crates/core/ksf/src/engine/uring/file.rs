@@ -97,7 +97,7 @@ impl Uring {
             (FileOp::Read { .. } | FileOp::Write { .. }, result) => begun.moved(result.map(|bytes| bytes as usize)),
             (_, Err(errno)) => begun.result = Err(errno.into()),
             (FileOp::Open { .. }, Ok(fd)) => {
-                // SAFETY: the kernel made this descriptor for the request and told nobody else of it.
+                // SAFETY: the kernel made this descriptor for the request and told no other code of it.
                 let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
                 begun.result = Ok(FileOutcome::Opened(File::opened(fd, self.files.tasks.as_ref())));
             }

@@ -60,7 +60,7 @@ use ring::{COMPLETIONS, Op, build_ring, tolerate};
 /// How long dropping the engine waits for the kernel to end its requests, per look and in looks.
 const DROP_WAIT: Duration = Duration::from_millis(10);
 const DROP_WAITS_MAX: u32 = 200;
-/// When no slot is free, look again after this time: their holders tell nobody.
+/// When no slot is free, look again after this time: their holders do not tell the engine.
 const STARVED: Duration = Duration::from_micros(500);
 
 pub(crate) struct Uring {
@@ -226,7 +226,7 @@ impl Engine for Uring {
                 self.under_way -= usize::from(!cqueue::more(entry.flags()));
                 match Op::from_user_data(entry.user_data()) {
                     Some(Op::Accept(_)) if entry.result() >= 0 => {
-                        // SAFETY: the kernel made this descriptor for the accept request and told nobody else of it.
+                        // SAFETY: the kernel made this descriptor for the accept request and told no other code of it.
                         drop(unsafe { OwnedFd::from_raw_fd(entry.result()) });
                     }
                     Some(Op::File(index)) => {
