@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   service.rs   one shard of the server: RESP in, replies behind gates, batches to the disk
+//!   cleaner.rs   brings room back into a log
 //!   commands/    what a command does, a file for each family
 //!   disk.rs      the folder of a store: superblock, logs, recovery
 //!   offline.rs   check, dump, salvage, load
@@ -9,6 +10,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod cleaner;
 mod commands;
 pub mod disk;
 pub mod offline;

@@ -5,7 +5,9 @@
 //!   turn_end ─► next_write ─► disk ─► file_done ─► written ─► promises ─► gates open ─► replies leave
 //! ```
 
+use std::any::Any;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -14,16 +16,17 @@ use ksf::files::{File, FileDone, FileOp, Files};
 use ksf::framing::{Frame, Framing, Part};
 use ksf::gates::{Gate, LogId};
 use ksf::limits::Limits;
-use ksf::logged::{After, LoggedReply, LoggedService};
+use ksf::logged::{After, LoggedDeferred, LoggedReply, LoggedService};
 use ksf::service::{Message, Peer, Refused};
 use ksf::{CloseReason, Profile, Turn};
 use ksf_proto::resp::{self, Progress, Scan, Version, Writer};
 use ksf_store::format::{LOGS_MAX, Lsn};
-use ksf_store::log::WriteId;
+use ksf_store::log::{Purpose, WriteId};
 use ksf_store::store::{Needs, Shard, Store};
 
+use crate::cleaner::Cleaner;
 use crate::commands::{self, Session, Standing};
-use crate::disk::Disk;
+use crate::disk::{BLOCK_BYTES, Disk};
 use crate::settings::{Durability, Settings};
 
 /// Writes of a log under way at a time: while one is waited for the next ones are on their way.
@@ -39,6 +42,9 @@ pub struct Kv {
     /// The gates' names of the logs.
     names: Vec<OnceLock<LogId>>,
     failed: Box<dyn Fn(&str) + Send + Sync>,
+    /// Segments that were cleaned, and commands that waited for that.
+    cleaned: AtomicU64,
+    waits: AtomicU64,
     /// Holds the lock of its folder; its logs are with the shards.
     _disk: Disk,
 }
@@ -58,6 +64,8 @@ impl Kv {
             free: Mutex::new(free),
             names: (0..LOGS_MAX).map(|_| OnceLock::new()).collect(),
             failed: Box::new(failed),
+            cleaned: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
             _disk: disk,
         }
     }
@@ -89,9 +97,30 @@ pub struct KvShard {
     /// Ends of what was written to the log and is not promised, each with the time of its first write in milliseconds since
     /// 1970; kept where replies leave before that.
     unpromised: VecDeque<(u64, Lsn)>,
+    cleaner: Cleaner,
+    /// Commands that wait for room in the log, in the order in which they came.
+    waiting: VecDeque<(LoggedDeferred, Vec<u8>)>,
+    /// A read is under way that is there for its end alone.
+    ticking: bool,
 }
 
+/// Bytes of a reply to a command that waits, before it is known.
+const REPLY_BYTES: usize = 64;
+
 impl KvShard {
+    /// Whether room in the log is short for this, and the cleaner brings some back.
+    fn waits_for_room(&self, purpose: Purpose) -> bool {
+        let log = self.shard.log();
+        log.free_places() <= purpose as usize && log.can_be_cleaned()
+    }
+
+    /// The same for a command. One that takes no room never waits.
+    fn is_held_up(&self, command: &[u8]) -> bool {
+        // The first question alone costs nothing, and is nearly always enough.
+        self.waits_for_room(Purpose::Writing)
+            && commands::purpose(command).is_some_and(|purpose| self.waits_for_room(purpose))
+    }
+
     /// Whether a reply to what was done now waits for the medium.
     fn replies_wait(&mut self, now_ms: u64, needs: &Needs) -> bool {
         let Durability::Every { ms: lag_max_ms } = self.settings.durability else {
@@ -118,6 +147,8 @@ impl KvShard {
 pub struct KvConn {
     progress: Progress,
     session: Session,
+    /// Commands of it that wait for room in the log: those behind them wait, too.
+    waiting: usize,
 }
 
 fn now_ns() -> u64 {
@@ -148,6 +179,9 @@ impl LoggedService for Kv {
             next_token: 0,
             scratch: Vec::new(),
             unpromised: VecDeque::new(),
+            cleaner: Cleaner::default(),
+            waiting: VecDeque::new(),
+            ticking: false,
         })
     }
 
@@ -188,10 +222,72 @@ impl LoggedService for Kv {
     }
 
     fn call(&self, shard: &mut KvShard, conn: &mut KvConn, message: &Message<'_>, mut reply: LoggedReply<'_, '_>) {
+        if conn.waiting > 0 || shard.is_held_up(message.bytes()) {
+            conn.waiting += 1;
+            shard.waiting.push_back((reply.defer_for(REPLY_BYTES), message.bytes().to_vec()));
+        } else {
+            self.execute(shard, conn, message.bytes(), reply);
+        }
+    }
+
+    fn resume(&self, shard: &mut KvShard, conn: &mut KvConn, state: Box<dyn Any + Send>, reply: LoggedReply<'_, '_>) {
+        conn.waiting = conn.waiting.saturating_sub(1);
+        if let Ok(command) = state.downcast::<Vec<u8>>() {
+            self.execute(shard, conn, &command, reply);
+        }
+    }
+
+    fn files_have_room(&self, shard: &mut KvShard, turn: &mut Turn<'_>) {
+        self.work(shard, turn);
+    }
+
+    fn refuse(&self, conn: &mut KvConn, _: CloseReason, mut reply: LoggedReply<'_, '_>) {
+        if let Some(malformed) = conn.session.malformed {
+            let mut out = Vec::new();
+            Writer::new(&mut out, Version::Resp2).error(&format!("ERR {malformed}"));
+            reply.bytes(After::Nothing, &out);
+        }
+    }
+
+    fn turn_end(&self, shard: &mut KvShard, turn: &mut Turn<'_>) {
+        self.work(shard, turn);
+    }
+
+    fn file_done(&self, shard: &mut KvShard, done: FileDone, turn: &mut Turn<'_>) {
+        if let Err(error) = &done.result {
+            (self.failed)(&error.to_string());
+            return;
+        }
+        if let FileOp::Read { into, .. } = &done.op {
+            if !shard.cleaner.has_read(done.token, into) {
+                shard.ticking = false;
+            }
+            return;
+        }
+        let Some(at) = shard.writes.iter().position(|(token, _)| *token == done.token) else { return };
+        let (_, id) = shard.writes.swap_remove(at);
+        for (log, lsn) in shard.shard.written(id, true, Vec::new()) {
+            if let Some(name) = self.names[usize::from(log)].get() {
+                turn.release(*name, lsn.0);
+            }
+        }
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("keys", self.store.keys() as u64),
+            ("segments_cleaned", self.cleaned.load(Ordering::Relaxed)),
+            ("waits_for_room", self.waits.load(Ordering::Relaxed)),
+        ]
+    }
+}
+
+impl Kv {
+    fn execute(&self, shard: &mut KvShard, conn: &mut KvConn, command: &[u8], mut reply: LoggedReply<'_, '_>) {
         let mut out = std::mem::take(&mut shard.scratch);
         out.clear();
         let now_ns = now_ns();
-        let done = commands::execute(shard, &mut conn.session, message.bytes(), now_ns, &mut out);
+        let done = commands::execute(shard, &mut conn.session, command, now_ns, &mut out);
         let waits = shard.replies_wait(now_ns / 1_000_000, &done.needs);
         if !out.is_empty() {
             let mut gates = self.gate(&done.needs).filter(|_| waits);
@@ -205,15 +301,16 @@ impl LoggedService for Kv {
         shard.scratch = out;
     }
 
-    fn refuse(&self, conn: &mut KvConn, _: CloseReason, mut reply: LoggedReply<'_, '_>) {
-        if let Some(malformed) = conn.session.malformed {
-            let mut out = Vec::new();
-            Writer::new(&mut out, Version::Resp2).error(&format!("ERR {malformed}"));
-            reply.bytes(After::Nothing, &out);
+    /// What is done between the messages of a turn: cleaning, and writing what they left in the log.
+    fn work(&self, shard: &mut KvShard, turn: &mut Turn<'_>) {
+        let cleaned_before = shard.cleaner.cleaned;
+        if let Err(error) = shard.cleaner.clean(&mut shard.shard) {
+            (self.failed)(&error.to_string());
         }
-    }
-
-    fn turn_end(&self, shard: &mut KvShard, _: &mut Turn<'_>) {
+        if shard.cleaner.step(&mut shard.shard, &shard.file, &shard.files, shard.next_token) {
+            shard.next_token += 1;
+        }
+        self.cleaned.fetch_add(shard.cleaner.cleaned - cleaned_before, Ordering::Relaxed);
         while let Some(write) = shard.shard.next_write(WRITES_MAX, now_ns()) {
             let mut data = shard.files.buffer(write.bytes.len());
             data.fill(&write.bytes);
@@ -226,19 +323,20 @@ impl LoggedService for Kv {
                 (self.failed)(&refused.to_string());
             }
         }
-    }
-
-    fn file_done(&self, shard: &mut KvShard, done: FileDone, turn: &mut Turn<'_>) {
-        if let Err(error) = &done.result {
-            (self.failed)(&error.to_string());
-            return;
+        // What fits into a quarter of a segment: then it is looked again whether there is room for more.
+        let mut left = self.segment_bytes as usize / 4;
+        while left > 0 && shard.waiting.front().is_some_and(|(_, command)| !shard.is_held_up(command)) {
+            let Some((deferred, command)) = shard.waiting.pop_front() else { break };
+            self.waits.fetch_add(1, Ordering::Relaxed);
+            left = left.saturating_sub(command.len());
+            deferred.resume_in(turn, Box::new(command));
         }
-        let Some(at) = shard.writes.iter().position(|(token, _)| *token == done.token) else { return };
-        let (_, id) = shard.writes.swap_remove(at);
-        for (log, lsn) in shard.shard.written(id, true, Vec::new()) {
-            if let Some(name) = self.names[usize::from(log)].get() {
-                turn.release(*name, lsn.0);
-            }
+        // What they wait for may be a promise that another shard makes, of which this one does not hear.
+        let is_idle = shard.writes.is_empty() && !shard.cleaner.is_reading() && !shard.ticking;
+        if !shard.waiting.is_empty() && is_idle {
+            let read = FileOp::read(&shard.file, 0, BLOCK_BYTES, shard.files.buffer(BLOCK_BYTES));
+            shard.ticking = shard.files.begin(read, shard.next_token).is_ok();
+            shard.next_token += 1;
         }
     }
 }

@@ -197,6 +197,85 @@ fn many_clients_on_all_shards_lose_nothing() {
     }
 }
 
+/// A counter of the service's own.
+fn counter(serving: &Serving, name: &str) -> u64 {
+    let counters = serving.server.service_counters().remove(0).1;
+    counters.into_iter().find(|(known, _)| *known == name).unwrap().1
+}
+
+/// Overwriting for ever takes no more than the logs have, and nobody is told that they are full.
+#[test]
+fn overwriting_for_ever_stays_within_the_logs() {
+    own_network();
+    const CLIENTS: usize = 4;
+    const KEYS: usize = 20;
+    const ROUNDS: usize = 60;
+    let value = |client: usize, round: usize| format!("{client} {round} {}", "v".repeat(20_000));
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(engine, folder.path());
+        std::thread::scope(|scope| {
+            for number in 0..CLIENTS {
+                let mut client = serving.connect();
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        // Some pass the others by: what waits for room must not lose its place.
+                        (0..KEYS)
+                            .for_each(|key| client.send(&["SET", &format!("{number} {key}"), &value(number, round)]));
+                        client.send(&["INCR", "rounds"]);
+                        client.send(&["STRLEN", &format!("{number} 7")]);
+                        (0..KEYS).for_each(|_| assert_eq!(client.reply(), "+OK"));
+                        assert!(client.reply().starts_with(':'));
+                        assert_eq!(client.reply(), format!(":{}", value(number, round).len()));
+                    }
+                });
+            }
+        });
+        assert!(counter(&serving, "segments_cleaned") > 30, "{engine}: {}", counter(&serving, "segments_cleaned"));
+        serving.stop();
+        let serving = Serving::start(engine, folder.path());
+        let mut client = serving.connect();
+        assert_eq!(client.ask("GET rounds"), (CLIENTS * ROUNDS).to_string(), "{engine}");
+        for (number, key) in (0..CLIENTS).flat_map(|number| (0..KEYS).map(move |key| (number, key))) {
+            client.send(&["GET", &format!("{number} {key}")]);
+            assert!(client.reply() == value(number, ROUNDS - 1), "{engine}: {number} {key}");
+        }
+        serving.stop();
+    }
+}
+
+#[test]
+fn a_full_store_is_read_and_has_room_when_keys_are_deleted() {
+    own_network();
+    let value = "v".repeat(20_000);
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(engine, folder.path());
+        let mut client = serving.connect();
+        let set = |client: &mut Client, key: usize| {
+            client.send(&["SET", &key.to_string(), &value]);
+            client.reply()
+        };
+        let mut keys = 0;
+        let told = loop {
+            match set(&mut client, keys) {
+                ok if ok == "+OK" => keys += 1,
+                told => break told,
+            }
+        };
+        assert!(told.starts_with("-OOM the log is full") && keys > 100, "{engine}: {told} after {keys} keys");
+        assert_eq!(client.ask("STRLEN 0"), ":20000", "{engine}");
+        for key in (0..keys).filter(|key| key % 2 == 0) {
+            assert_eq!(client.ask(&format!("DEL {key}")), ":1", "{engine}");
+        }
+        for key in 0..keys / 4 {
+            assert_eq!(set(&mut client, 2 * key), "+OK", "{engine}: {key} of {keys}");
+        }
+        assert_eq!(client.ask("DBSIZE"), format!(":{}", keys / 2 + keys / 4), "{engine}");
+        serving.stop();
+    }
+}
+
 #[test]
 fn malformed_commands_are_told_and_end_the_connection() {
     own_network();

@@ -160,8 +160,6 @@ pub struct Log {
     epoch: u32,
     segments: BTreeMap<u64, Segment>,
     free: Vec<u32>,
-    /// Places that only the cleaner may take.
-    reserve: usize,
     open: BatchBuilder,
     /// Where the open batch begins.
     open_at: Lsn,
@@ -180,6 +178,18 @@ pub struct Log {
 
 /// Buffers that are kept for the next batches.
 const SPARE_MAX: usize = 8;
+
+/// What records are appended for: the places that are left for it alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Purpose {
+    /// The cleaner writes them anew.
+    Cleaning = 0,
+    /// They take keys away, after which cleaning finds more.
+    Removing = 1,
+    /// Any other.
+    Writing = 2,
+}
 
 impl Log {
     /// An empty log with `places` places of one segment each.
@@ -204,7 +214,6 @@ impl Log {
             epoch,
             segments,
             free,
-            reserve: 1,
             open: BatchBuilder::new(Vec::new()),
             open_at: end,
             waiting: VecDeque::new(),
@@ -274,28 +283,20 @@ impl Log {
         links: impl IntoIterator<Item = Link>,
         placed: impl FnMut(usize, Lsn),
     ) -> Result<(), AppendError> {
-        self.append_keeping(records, links, placed, self.reserve)
+        self.append_for(Purpose::Writing, records, links, placed)
     }
 
-    /// Appends what the cleaner writes anew, for which places are kept back.
+    /// The same for a purpose, for which places are kept back.
     ///
     /// # Errors
     ///
     /// [`AppendError`]; nothing was appended.
-    pub fn append_cleaned(
+    pub fn append_for(
         &mut self,
-        records: &[Record<'_>],
-        placed: impl FnMut(usize, Lsn),
-    ) -> Result<(), AppendError> {
-        self.append_keeping(records, [], placed, 0)
-    }
-
-    fn append_keeping(
-        &mut self,
+        purpose: Purpose,
         records: &[Record<'_>],
         links: impl IntoIterator<Item = Link>,
         mut placed: impl FnMut(usize, Lsn),
-        reserve: usize,
     ) -> Result<(), AppendError> {
         if self.failed {
             return Err(AppendError::Failed);
@@ -306,8 +307,12 @@ impl Log {
         if bytes > limit {
             return Err(AppendError::TooLong { bytes, limit });
         }
+        let reserve = purpose as usize;
         if !self.fits(bytes) {
             self.begin_segment(reserve)?;
+        } else if self.free.is_empty() && purpose > Purpose::Cleaning {
+            // The cleaner began this segment in the last place, and needs its room to give places back.
+            return Err(AppendError::Full);
         }
         for (at, record) in records.iter().enumerate() {
             let offset = self.open.push(record);
@@ -445,6 +450,18 @@ impl Log {
         let whole = |number: u64| Lsn((number + 1) * self.geometry.segment_bytes) <= self.open_at.min(self.durable);
         let in_use = self.segments.iter().filter(|(number, segment)| segment.state == State::InUse && whole(**number));
         in_use.min_by_key(|(_, segment)| segment.live_bytes).map(|(number, segment)| (*number, *segment))
+    }
+
+    /// True if cleaning a segment would give more room than it takes, or segments that were cleaned wait to be erased.
+    pub fn can_be_cleaned(&self) -> bool {
+        let cleaned = self.segments.values().any(|segment| segment.state != State::InUse);
+        let erasing = self.flights.iter().any(|flight| matches!(flight.what, Work::Erases { .. }));
+        cleaned || erasing || self.next_to_clean().is_some_and(|(_, segment)| self.pays(&segment))
+    }
+
+    /// True if cleaning this segment gives more room than it takes.
+    pub fn pays(&self, segment: &Segment) -> bool {
+        segment.live_bytes <= self.geometry.segment_bytes / 8 * 7
     }
 
     /// Everything of the segment that counts was appended again; its place is free once that is promised, and

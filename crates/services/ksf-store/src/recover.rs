@@ -360,18 +360,11 @@ impl Found {
     }
 }
 
-/// The batches of a segment that was read whole, up to the first thing that makes no sense.
-pub fn batches(geometry: Geometry, log: u16, number: u64, segment: &[u8]) -> impl Iterator<Item = Batch<'_>> {
-    let mut next = Some(geometry.first_batch(number));
-    std::iter::from_fn(move || {
-        let lsn = next.take()?;
-        let batch = Batch::decode(segment.get((lsn.0 % geometry.segment_bytes) as usize..)?).ok()?;
-        let header = &batch.header;
-        let is_here = (header.store, header.log, header.lsn) == (geometry.store, log, lsn);
-        let end = Lsn(lsn.0 + header.total_bytes(geometry.block_bytes) as u64);
-        next = (!header.ends_segment).then_some(end);
-        is_here.then_some(batch)
-    })
+/// The batch at this place of a segment, of which the front was read; `None` if there is none.
+pub(crate) fn batch_in(geometry: Geometry, log: u16, lsn: Lsn, segment: &[u8]) -> Option<Batch<'_>> {
+    let batch = Batch::decode(segment.get((lsn.0 % geometry.segment_bytes) as usize..)?).ok()?;
+    let header = &batch.header;
+    ((header.store, header.log, header.lsn) == (geometry.store, log, lsn)).then_some(batch)
 }
 
 /// Cuts the logs of a store so that none depends on what another one no longer has.

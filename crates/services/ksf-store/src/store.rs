@@ -15,12 +15,12 @@ use std::mem;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::format::{KEY_BYTES_MAX, Kind, Link, Lsn, Record};
+use crate::format::{BatchHeader, HEADER_BYTES, KEY_BYTES_MAX, Kind, Link, Lsn, Record};
 use crate::index::leaf::{Entry, OLDER_MAX, Origin, Value};
 use crate::index::{Index, Locked};
-use crate::log::{AppendError, Log, News, Write, WriteId};
+use crate::log::{AppendError, Log, News, Purpose, Write, WriteId};
 use crate::promises::Promises;
-use crate::recover::{Found, batches};
+use crate::recover::{Found, batch_in};
 
 /// What all shards share.
 #[derive(Debug)]
@@ -285,7 +285,9 @@ impl Shard {
             let links = needs.iter().filter(|(log, _)| log != number).map(|(log, lsn)| Link { log, lsn });
             let mut last = Lsn::default();
             let mut places = Vec::with_capacity(records.len());
-            log.append(&records, links.collect::<Vec<_>>(), |_, lsn| {
+            let removes = changes.values().all(|change| matches!(change, Change::Remove));
+            let purpose = if removes { Purpose::Removing } else { Purpose::Writing };
+            log.append_for(purpose, &records, links.collect::<Vec<_>>(), |_, lsn| {
                 places.push(lsn);
                 last = lsn;
             })?;
@@ -339,27 +341,28 @@ impl Shard {
         mem::take(&mut self.moved)
     }
 
-    /// Writes what counts of a segment anew, at most so many bytes of it in this step. `segment` is the whole segment as it
-    /// is on the medium. True when it is done: then the segment will be erased.
+    /// Writes what counts of a segment anew, at most so many bytes of it in this step. `segment` is the front of the segment
+    /// as it is on the medium, as far as it was read. True when it is done: then the segment will be erased.
     ///
     /// # Errors
     ///
     /// The log is full, or failed; the step may be tried again.
     pub fn clean(&mut self, cleaning: &mut Cleaning, segment: &[u8], budget_bytes: usize) -> Result<bool, AppendError> {
         let Self { store, number, log, going, .. } = self;
-        let end = cleaning.at + budget_bytes;
-        let mut reached = segment.len();
         let geometry = *log.geometry();
-        for batch in batches(geometry, *number, cleaning.number, segment) {
-            let offset = (batch.header.lsn.0 % geometry.segment_bytes) as usize;
-            if offset < cleaning.at {
-                continue;
+        let end = cleaning.at.saturating_add(budget_bytes);
+        let is_whole = segment.len() as u64 >= geometry.segment_bytes;
+        loop {
+            let first = geometry.first_batch(cleaning.number);
+            let lsn = Lsn((cleaning.number * geometry.segment_bytes + cleaning.at as u64).max(first.0));
+            let at = (lsn.0 % geometry.segment_bytes) as usize;
+            let header = BatchHeader::decode(segment.get(at..).unwrap_or_default());
+            let read_to = header.map_or(at + HEADER_BYTES, |header| at + header.total_bytes(geometry.block_bytes));
+            if at >= end || read_to > segment.len() && !is_whole {
+                return Ok(false);
             }
-            if offset >= end {
-                reached = offset;
-                break;
-            }
-            for (lsn, record) in batch.records().flatten() {
+            let Some(batch) = batch_in(geometry, *number, lsn, segment) else { break };
+            for (lsn, record) in batch.records().flatten().skip(cleaning.handled) {
                 store.index.with(&[record.key], |locked| {
                     let Some(entry) = locked.get(record.key) else { return Ok(()) };
                     if (entry.origin.log, entry.origin.lsn) != (*number, lsn) {
@@ -371,20 +374,21 @@ impl Shard {
                         return Ok(());
                     }
                     let mut moved_to = lsn;
-                    log.append_cleaned(&[record], |_, lsn| moved_to = lsn)?;
+                    log.append_for(Purpose::Cleaning, &[record], [], |_, lsn| moved_to = lsn)?;
                     locked.moved(record.key, *number, moved_to);
                     // The copy that goes with the segment is an older record until then.
                     Ok(())
                 })?;
+                cleaning.handled += 1;
+            }
+            (cleaning.at, cleaning.handled) = (read_to, 0);
+            if batch.header.ends_segment {
+                break;
             }
         }
-        cleaning.at = reached;
-        let done = reached >= segment.len();
-        if done {
-            going.insert(cleaning.number, mem::take(&mut cleaning.older));
-            log.cleaned(cleaning.number);
-        }
-        Ok(done)
+        going.insert(cleaning.number, mem::take(&mut cleaning.older));
+        log.cleaned(cleaning.number);
+        Ok(true)
     }
 
     /// Begins to erase segments that were cleaned: [`Log::erase_cleaned`].
@@ -398,8 +402,10 @@ impl Shard {
 pub struct Cleaning {
     /// The segment.
     pub number: u64,
-    /// How far it is cleaned, in bytes.
+    /// How far it is cleaned, in bytes: up to a batch.
     at: usize,
+    /// Records of that batch that are done.
+    handled: usize,
     /// Keys of which it has records that are out of date.
     older: Vec<Box<[u8]>>,
 }
@@ -407,7 +413,7 @@ pub struct Cleaning {
 impl Cleaning {
     /// Begins with a segment, which is not the last one of its log.
     pub fn new(number: u64) -> Self {
-        Self { number, at: 0, older: Vec::new() }
+        Self { number, at: 0, handled: 0, older: Vec::new() }
     }
 }
 

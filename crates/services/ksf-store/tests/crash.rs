@@ -43,7 +43,7 @@ impl World {
         let block_bytes = NonZeroUsize::new(random.pick(&[512, 4096])).unwrap();
         let blocks = random.within(40..=80);
         let geometry = Geometry { store: 77, block_bytes, segment_bytes: (blocks * block_bytes.get()) as u64 };
-        let places = random.within(3..=8);
+        let places = random.within(4..=9);
         let medium =
             || Medium { places: vec![vec![0; geometry.segment_bytes as usize]; places], under_way: Vec::new() };
         Self {

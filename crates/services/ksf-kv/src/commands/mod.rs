@@ -5,6 +5,7 @@ mod server;
 mod strings;
 
 use ksf_proto::resp::{self, Arguments, Malformed, Version, Writer};
+use ksf_store::log::Purpose;
 use ksf_store::store::{Clock, Needs, UpdateError};
 
 use crate::service::KvShard;
@@ -134,6 +135,30 @@ const COMMANDS: &[Command] = &[
     command("unlink", -2, keys::del),
 ];
 
+/// Those that only take keys away.
+const REMOVES: [&str; 3] = ["del", "getdel", "unlink"];
+
+/// Those that write values.
+const WRITES: [&str; 17] = [
+    "append",
+    "decr",
+    "decrby",
+    "expire",
+    "expireat",
+    "getset",
+    "incr",
+    "incrby",
+    "mset",
+    "msetnx",
+    "persist",
+    "pexpire",
+    "pexpireat",
+    "psetex",
+    "set",
+    "setex",
+    "setnx",
+];
+
 /// Longest name of a command.
 const NAME_BYTES_MAX: usize = 16;
 
@@ -144,6 +169,23 @@ fn find(name: &[u8]) -> Option<&'static Command> {
     lower.make_ascii_lowercase();
     let at = COMMANDS.binary_search_by(|command| command.name.as_bytes().cmp(lower)).ok()?;
     Some(&COMMANDS[at])
+}
+
+/// What a command takes room in the log for, if it does.
+pub(crate) fn purpose(command: &[u8]) -> Option<Purpose> {
+    let inline;
+    let name = match Arguments::of(command) {
+        Some(mut arguments) => arguments.next().unwrap_or_default(),
+        None => {
+            inline = resp::inline(command).unwrap_or_default();
+            inline.first().map_or(&[][..], |name| name)
+        }
+    };
+    let name = find(name)?.name;
+    if REMOVES.contains(&name) {
+        return Some(Purpose::Removing);
+    }
+    WRITES.contains(&name).then_some(Purpose::Writing)
 }
 
 /// Carries out a command as it came, and writes its reply to `out`; nothing for an empty command.

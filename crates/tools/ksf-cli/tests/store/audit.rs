@@ -1,4 +1,4 @@
-//! Kills the store in the middle of its work, again and again, and holds it to every acknowledgement.
+//! Kills the store in the middle of its work, cleaning among it, again and again, and holds it to every acknowledgement.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ksf_test::{Folder, Random};
 
 use crate::client::{Client, command};
+use crate::support::value;
 use crate::{connect, engines, kill, start};
 
 const CLIENTS: usize = 5;
@@ -46,7 +47,7 @@ fn work(mut client: Client, number: usize, journal: &mut Journal, random: &mut R
             let sent = match random.below(3) {
                 0 => {
                     journal.set.1 += 1;
-                    let value = format!("{} {}", journal.set.1, "x".repeat(random.within(0..=3000)));
+                    let value = format!("{} {}", journal.set.1, "x".repeat(random.length(80_000)));
                     bytes.extend(command(&[b"SET", set.as_bytes(), value.as_bytes()]));
                     Sent::Set(journal.set.1)
                 }
@@ -130,12 +131,15 @@ fn nothing_acknowledged_is_lost_however_often_it_is_killed() {
         let folder = Folder::new();
         let data = folder.path("store");
         let mut journals: Vec<Journal> = (0..CLIENTS).map(|_| Journal::default()).collect();
-        let mut all = 0;
-        for _ in 0..ROUNDS {
+        let (mut all, mut cleaned, mut rounds) = (0, 0, 0);
+        // Until a segment was cleaned, too: how much is written in a round is left to chance.
+        while rounds < ROUNDS || cleaned == 0 {
+            rounds += 1;
+            assert!(rounds < 10 * ROUNDS, "{engine}: nothing is cleaned");
             let server = start(engine, &data, &[]);
             audit(&mut connect(&server), &mut journals);
             let acknowledged = AtomicU64::new(0);
-            let until = 1 + random.below(400);
+            let until = 1 + random.below(800);
             std::thread::scope(|scope| {
                 for (number, journal) in journals.iter_mut().enumerate() {
                     let client = connect(&server);
@@ -144,13 +148,14 @@ fn nothing_acknowledged_is_lost_however_often_it_is_killed() {
                     scope.spawn(move || work(client, number, journal, &mut random, acknowledged));
                 }
                 ksf_test::wait_until("so many are acknowledged", || acknowledged.load(Ordering::Relaxed) >= until);
+                cleaned += value(&server.stat()["services"][0]["own"], "segments_cleaned");
                 kill(server);
             });
             all += acknowledged.load(Ordering::Relaxed);
         }
         let server = start(engine, &data, &[]);
         audit(&mut connect(&server), &mut journals);
-        println!("{engine}: {all} writes acknowledged in {ROUNDS} rounds, all there");
+        println!("{engine}: {all} writes acknowledged in {rounds} rounds, {cleaned} segments cleaned, all there");
         server.stop();
     }
 }
