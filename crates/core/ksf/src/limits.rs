@@ -53,7 +53,8 @@ pub struct Limits {
     /// Deferred replies to datagrams that may be outstanding per shard; while they are, further datagrams are dropped,
     /// as a full network drops them: there is no peer to stop.
     pub deferred_datagrams_max: usize,
-    /// Replies to datagrams that may wait per shard for a socket the kernel has no room for; further ones are dropped.
+    /// Replies to datagrams that may wait per shard for a socket the kernel has no room for; further ones are dropped, and
+    /// those for which `shard_bytes_max` has no room.
     pub datagram_queue_max: usize,
     /// Time after a close in which the peer may read the last replies before the connection is reset.
     pub linger_timeout_ms: u64,

@@ -32,6 +32,18 @@ struct Queue {
     joins: bool,
     /// Replies before it is asked to do so again.
     unjoined: usize,
+    /// What the shard's budget knows of those that wait for room.
+    counted_bytes: usize,
+}
+
+impl Queue {
+    fn recount(&mut self, env: &mut Env) {
+        let bytes = if self.full { self.unsent.bytes() } else { 0 };
+        if bytes != self.counted_bytes {
+            env.budget.recount_replies(self.counted_bytes, bytes);
+            self.counted_bytes = bytes;
+        }
+    }
 }
 
 impl DatagramQueues {
@@ -43,7 +55,14 @@ impl DatagramQueues {
     pub(super) fn open(&mut self, socket: u32, fd: RawFd) {
         let at = socket as usize;
         if at >= self.queues.len() {
-            let none = || Queue { fd: -1, unsent: DatagramOutput::default(), full: false, joins: false, unjoined: 0 };
+            let none = || Queue {
+                fd: -1,
+                unsent: DatagramOutput::default(),
+                full: false,
+                joins: false,
+                unjoined: 0,
+                counted_bytes: 0,
+            };
             self.queues.resize_with(at + 1, none);
         }
         self.queues[at].fd = fd;
@@ -117,19 +136,23 @@ impl DatagramQueues {
         self.keep_to_limit(socket, env);
     }
 
-    /// Gives up those that came last to a full socket, if more wait than may.
+    /// Gives up those that came last to a full socket, if more wait than may: more datagrams, or more bytes than the
+    /// shard's budget has room for.
     fn keep_to_limit(&mut self, socket: u32, env: &mut Env) {
+        self.queues[socket as usize].recount(env);
         if !self.queues[socket as usize].full {
             return;
         }
-        let waiting = self.queues.iter().filter(|queue| queue.full).map(|queue| queue.unsent.len()).sum::<usize>();
-        let unsent = &mut self.queues[socket as usize].unsent;
-        for _ in env.limits.datagram_queue_max..waiting {
-            if unsent.is_empty() {
-                return;
-            }
+        let mut waiting = self.queues.iter().filter(|queue| queue.full).map(|queue| queue.unsent.len()).sum::<usize>();
+        let queue = &mut self.queues[socket as usize];
+        let is_too_much = |waiting: usize, env: &Env| {
+            waiting > env.limits.datagram_queue_max || env.budget.reply_bytes() > env.limits.shard_bytes_max
+        };
+        while is_too_much(waiting, env) && !queue.unsent.is_empty() {
+            waiting -= 1;
             env.stats.datagrams_unsent.add(1);
-            unsent.drop_last();
+            queue.unsent.drop_last();
+            queue.recount(env);
         }
     }
 }

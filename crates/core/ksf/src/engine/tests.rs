@@ -85,6 +85,40 @@ fn a_full_socket_holds_so_many_datagrams<E: Engine>() {
     engine.shutdown();
 }
 
+/// They are part of the shard's budget, and at the budget those that come last are given up.
+#[test]
+fn bytes_of_datagrams_that_wait_for_a_full_socket_are_bounded() {
+    on_each_engine(a_full_socket_holds_so_many_bytes::<Epoll>, a_full_socket_holds_so_many_bytes::<Uring>);
+}
+
+fn a_full_socket_holds_so_many_bytes<E: Engine>() {
+    const REPLY_BYTES: usize = 1000;
+    let kind = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let (full, reader) = socketpair(kind.0, kind.1, SocketFlags::CLOEXEC, None).unwrap();
+    while send(&full, b"datagram", SendFlags::DONTWAIT).is_ok() {}
+    let limits = Limits { shard_bytes_max: 3 * REPLY_BYTES, ..Limits::default() };
+    let mut env = Env::new(limits, Pool::new(Memory::Anonymous, 4096, 256).unwrap()).unwrap();
+    let mut engine = E::new(&mut env, false).unwrap();
+    engine.listen_datagrams(0, full.as_raw_fd()).unwrap();
+    let peer = DatagramPeer { addr: SocketAddr::from(([127, 0, 0, 1], 9)), local: None };
+    for _ in 0..5 {
+        send_datagram(&mut engine, peer, &[7; REPLY_BYTES], &mut env);
+    }
+    engine.flush(&mut env);
+    assert_eq!((env.budget.reply_bytes(), env.stats.datagrams_unsent.value()), (3 * REPLY_BYTES, 2));
+    // The socket is known to be full now.
+    send_datagram(&mut engine, peer, &[7; REPLY_BYTES], &mut env);
+    assert_eq!((env.budget.reply_bytes(), env.stats.datagrams_unsent.value()), (3 * REPLY_BYTES, 3));
+    let start = Instant::now();
+    while env.stats.datagrams_out.value() < 3 {
+        assert!(start.elapsed() < PATIENCE, "those that wait do not leave");
+        while recv(&reader, &mut [0; 20][..], RecvFlags::DONTWAIT).is_ok() {}
+        engine.wait(&mut env, Wait { timeout: Some(PATIENCE), gather: None }, &mut Vec::new()).unwrap();
+    }
+    assert_eq!(env.budget.reply_bytes(), 0);
+    engine.shutdown();
+}
+
 /// Each by a call of its own, they cost more than the messages in them.
 #[test]
 fn datagrams_of_a_turn_take_few_system_calls() {
