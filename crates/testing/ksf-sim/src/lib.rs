@@ -18,6 +18,8 @@
 mod check;
 mod far;
 pub mod ideal;
+mod plan;
+mod remote;
 pub mod script;
 mod service;
 mod world;
