@@ -38,9 +38,8 @@ impl<S: ShardService> Connection<S> {
     /// connection can put it off, so there may be nothing to do when the time has come; only calls on the connection, and
     /// other limits, bring it forward.
     pub fn deadline(&self, env: &Env) -> Option<Time> {
-        let ends = [self.send_deadline(env), self.file_deadline(env), self.pressure_deadline(env)];
-        let input = [self.assembly_deadline(env), self.idle_deadline(env)];
-        ends.into_iter().chain(input).flatten().min()
+        let ends = earlier(self.send_deadline(env), earlier(self.file_deadline(env), self.pressure_deadline(env)));
+        earlier(ends, earlier(self.assembly_deadline(env), self.idle_deadline(env)))
     }
 
     fn send_deadline(&self, env: &Env) -> Option<Time> {
@@ -103,5 +102,14 @@ impl<S: ShardService> Connection<S> {
             self.wait_for_memory(env);
         }
         true
+    }
+}
+
+/// The first of the times that there are.
+#[inline]
+fn earlier(one: Option<Time>, other: Option<Time>) -> Option<Time> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
     }
 }

@@ -151,7 +151,12 @@ impl<S: ShardService> Connection<S> {
     }
 
     pub(super) fn take_up(&mut self, env: &mut Env) {
-        while self.closing.is_none() && self.memory != Memory::Waiting && !self.is_stalled(env) {
+        // Most often nothing was put aside, and the rest need not be asked.
+        while !self.stalled.is_empty()
+            && self.closing.is_none()
+            && self.memory != Memory::Waiting
+            && !self.is_stalled(env)
+        {
             let Some(chunk) = self.stalled.pop_front() else { break };
             env.budget.remove_input(chunk.memory_bytes());
             self.process(chunk, env);

@@ -598,9 +598,20 @@ impl<S: ShardService> Connection<S> {
         self.exchange.hold || self.is_exchange_full(env) || self.is_full(env)
     }
 
+    /// Asked several times for each message, and mostly while the peer is owed nothing.
+    #[inline]
     fn is_full(&self, env: &Env) -> bool {
-        let limits = self.limits(env);
         let owed_bytes = self.owed_bytes();
+        let owes_nothing = owed_bytes == 0 && self.deferred == 0;
+        match owes_nothing && self.limits(env).deferred_max > 0 {
+            true => self.on.waits_for_files(env),
+            false => self.is_full_owing(owed_bytes, env),
+        }
+    }
+
+    #[inline(never)]
+    fn is_full_owing(&self, owed_bytes: usize, env: &Env) -> bool {
+        let limits = self.limits(env);
         self.queued_bytes() > limits.out_queue_bytes_max
             // With an answer outstanding, it is looked at again when that comes.
             || self.blocks && self.deferred > 0 && env.is_blocking_full()
