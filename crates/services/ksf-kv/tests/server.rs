@@ -45,13 +45,15 @@ impl Serving {
 }
 
 /// A client that prints replies as one line.
-struct Client(BufReader<TcpStream>);
+struct Client<S = TcpStream>(BufReader<S>);
 
 impl Client {
     fn new(address: SocketAddr) -> Self {
         Self(BufReader::new(stream::connect(address)))
     }
+}
 
+impl<S: Read + Write> Client<S> {
     fn send(&mut self, words: &[&str]) {
         let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
         for word in words {
@@ -132,6 +134,69 @@ const CONVERSATION: &[(&str, &str)] = &[
     ("NONSENSE a b", "-ERR unknown command 'NONSENSE', with args beginning with: 'a' 'b' "),
     ("GETDEL short", "kept"),
 ];
+
+/// What is asked of this server and of Redis, and answered by both in the same way.
+const SAME_AS_REDIS: &[&str] = &[
+    "SET text Hello-World",
+    "GETRANGE text 0 4",
+    "GETRANGE text -5 -1",
+    "GETRANGE text -1 -5",
+    "GETRANGE text 0 -100",
+    "GETRANGE text 3 1",
+    "GETRANGE text 5 100",
+    "GETRANGE none 0 -1",
+    "SUBSTR text 1 2",
+    "GETRANGE text a 2",
+    "SETRANGE text 6 Redis",
+    "GET text",
+    "SETRANGE padded 3 x",
+    "STRLEN padded",
+    "SETRANGE text -1 x",
+    "SETRANGE text 536870911 xx",
+    "TOUCH text padded none",
+    "GETEX text",
+    "GETEX text PXAT 4000000000000",
+    "PEXPIRETIME text",
+    "EXPIRETIME text",
+    "GETEX text PERSIST",
+    "PEXPIRETIME text",
+    "EXPIRETIME none",
+    "GETEX none EX 10",
+    "GETEX text EX 0",
+    "GETEX text EX",
+    "GETEX text NONSENSE 1",
+    "GETEX text PXAT 1",
+    "EXISTS text",
+    "GETEX",
+    "EXPIREAT padded 4000000000",
+    "EXPIRETIME padded",
+    "SET n 5 NX",
+    "INCRBY n x",
+    "DECRBY n 7",
+    "APPEND n 0",
+    "MSET a 1 b",
+    "SETEX a -1 v",
+];
+
+#[test]
+fn it_answers_what_redis_answers() {
+    own_network();
+    let Some(redis) = ksf_test::program_or_skip("redis-server") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("redis");
+    let mut command = std::process::Command::new(redis);
+    command.args(["--port", "0", "--save", "", "--dir"]).arg(folder.path()).arg("--unixsocket").arg(&socket);
+    let _redis = ksf_test::Running::start(command.stdout(std::process::Stdio::null()));
+    ksf_test::wait_until("Redis listens", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
+    let mut peer = Client(BufReader::new(std::os::unix::net::UnixStream::connect(&socket).unwrap()));
+    let folder = tempfile::tempdir().unwrap();
+    let serving = Serving::start(EngineKind::Epoll, folder.path());
+    let mut client = serving.connect();
+    for question in SAME_AS_REDIS {
+        assert_eq!(client.ask(question), peer.ask(question), "{question}");
+    }
+    serving.stop();
+}
 
 #[test]
 fn it_answers_as_redis_does_and_remembers() {

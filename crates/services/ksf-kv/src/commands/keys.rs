@@ -122,6 +122,25 @@ fn time_left(call: &mut Call<'_, '_>, unit_ms: u64) -> Result {
     Ok(())
 }
 
+pub(super) fn expiretime(call: &mut Call<'_, '_>) -> Result {
+    end_time(call, 1000)
+}
+
+pub(super) fn pexpiretime(call: &mut Call<'_, '_>) -> Result {
+    end_time(call, 1)
+}
+
+fn end_time(call: &mut Call<'_, '_>, unit_ms: u64) -> Result {
+    let key = call.args[1];
+    let end = call.read(&[key], |view| view.get(key).map(|got| got.expires_ms));
+    call.write().integer(match end {
+        None => -2,
+        Some(None) => -1,
+        Some(Some(end)) => ((end + unit_ms / 2) / unit_ms) as i64,
+    });
+    Ok(())
+}
+
 pub(super) fn persist(call: &mut Call<'_, '_>) -> Result {
     let key = call.args[1];
     let changed = call.update(&[key], |update| {

@@ -107,8 +107,11 @@ const COMMANDS: &[Command] = &[
     command("exists", -2, keys::exists),
     command("expire", -3, keys::expire),
     command("expireat", -3, keys::expireat),
+    command("expiretime", 2, keys::expiretime),
     command("get", 2, strings::get),
     command("getdel", 2, strings::getdel),
+    command("getex", -2, strings::getex),
+    command("getrange", 4, strings::getrange),
     command("getset", 3, strings::getset),
     command("hello", -1, server::hello),
     command("incr", 2, strings::incr),
@@ -121,6 +124,7 @@ const COMMANDS: &[Command] = &[
     command("persist", 2, keys::persist),
     command("pexpire", -3, keys::pexpire),
     command("pexpireat", -3, keys::pexpireat),
+    command("pexpiretime", 2, keys::pexpiretime),
     command("ping", -1, server::ping),
     command("psetex", 4, strings::psetex),
     command("pttl", 2, keys::pttl),
@@ -129,7 +133,10 @@ const COMMANDS: &[Command] = &[
     command("set", -3, strings::set),
     command("setex", 4, strings::setex),
     command("setnx", 3, strings::setnx),
+    command("setrange", 4, strings::setrange),
     command("strlen", 2, strings::strlen),
+    command("substr", 4, strings::getrange),
+    command("touch", -2, keys::exists),
     command("ttl", 2, keys::ttl),
     command("type", 2, keys::type_of),
     command("unlink", -2, keys::del),
@@ -139,7 +146,7 @@ const COMMANDS: &[Command] = &[
 const REMOVES: [&str; 3] = ["del", "getdel", "unlink"];
 
 /// Those that write values.
-const WRITES: [&str; 17] = [
+const WRITES: [&str; 19] = [
     "append",
     "decr",
     "decrby",
@@ -157,6 +164,8 @@ const WRITES: [&str; 17] = [
     "set",
     "setex",
     "setnx",
+    "setrange",
+    "getex",
 ];
 
 /// Longest name of a command.

@@ -148,6 +148,77 @@ pub(super) fn getdel(call: &mut Call<'_, '_>) -> Result {
     Ok(())
 }
 
+pub(super) fn getex(call: &mut Call<'_, '_>) -> Result {
+    let key = call.args[1];
+    // What becomes of the end of the key: `None` leaves it as it is.
+    let end = match call.args[2..] {
+        [] => None,
+        [option] if option.eq_ignore_ascii_case(b"PERSIST") => Some(None),
+        [option, _] => {
+            let option = option.to_ascii_uppercase();
+            if !matches!(&option[..], b"EX" | b"PX" | b"EXAT" | b"PXAT") {
+                return Err(SYNTAX.into());
+            }
+            let unit_ms = if option.starts_with(b"E") { 1000 } else { 1 };
+            let base_ms = if option.ends_with(b"AT") { 0 } else { call.clock.now_ms };
+            Some(Some(end_of(call.integer(3)?, unit_ms, base_ms, "getex")?))
+        }
+        _ => return Err(SYNTAX.into()),
+    };
+    let now_ms = call.clock.now_ms;
+    let value = call.update(&[key], |update| {
+        let got = update.get(key)?;
+        let (value, before) = (got.value.to_vec(), got.expires_ms);
+        match end {
+            // A time that is over takes the key away.
+            Some(Some(end)) if end <= now_ms => drop(update.remove(key)),
+            Some(end) if end != before => update.set(key, value.clone(), end),
+            _ => {}
+        }
+        Some(value)
+    })?;
+    bulk_or_null(call, value.as_deref());
+    Ok(())
+}
+
+pub(super) fn getrange(call: &mut Call<'_, '_>) -> Result {
+    let (key, start, end) = (call.args[1], call.integer(2)?, call.integer(3)?);
+    let part = call.read(&[key], |view| {
+        let value = view.get(key).map_or(&[][..], |got| got.value);
+        let length = value.len() as i64;
+        let from_end = |place: i64| if place < 0 { place.saturating_add(length) } else { place };
+        // Both from the end, and the wrong way round: nothing.
+        if start < 0 && end < 0 && start > end {
+            return Vec::new();
+        }
+        let (start, end) = (from_end(start).max(0), from_end(end).max(0).min(length - 1));
+        if start > end { Vec::new() } else { value[start as usize..=end as usize].to_vec() }
+    });
+    call.write().bulk(&part);
+    Ok(())
+}
+
+pub(super) fn setrange(call: &mut Call<'_, '_>) -> Result {
+    let (key, offset, part) = (call.args[1], call.integer(2)?, call.args[3]);
+    let offset = usize::try_from(offset).map_err(|_| "ERR offset is out of range")?;
+    let length = call.update(&[key], |update| {
+        let (mut value, expires_ms) =
+            update.get(key).map_or((Vec::new(), None), |got| (got.value.to_vec(), got.expires_ms));
+        if part.is_empty() {
+            return Some(value.len());
+        }
+        let end = offset.checked_add(part.len()).filter(|end| *end <= STRING_BYTES_MAX)?;
+        value.resize(value.len().max(end), 0);
+        value[offset..end].copy_from_slice(part);
+        let length = value.len();
+        update.set(key, value, expires_ms);
+        Some(length)
+    })?;
+    let length = length.ok_or("ERR string exceeds maximum allowed size (proto-max-bulk-len)")?;
+    call.write().integer(length as i64);
+    Ok(())
+}
+
 fn bulk_or_null(call: &mut Call<'_, '_>, value: Option<&[u8]>) {
     let mut to = call.write();
     match value {
