@@ -2,8 +2,8 @@
 
 use super::case::{Metric, Placement};
 use super::contestant::Contestant::{
-    Ab, Accel, AccelHaproxyShards, AccelOff, Demo, IdealQueue, Kernel, KernelWorkers4, NginxExclusive, NginxReuseport,
-    NginxTuned, Threads, UdpMmsg, UdpPlain, Uring, WorkLoops, Workers2, Workers4, Wrk,
+    Ab, Accel, AccelHaproxyShards, AccelOff, Demo, Epoll, IdealQueue, Kernel, KernelWorkers4, NginxExclusive,
+    NginxReuseport, NginxTuned, Threads, UdpMmsg, UdpPlain, Uring, WorkLoops, Workers2, Workers4, Wrk,
 };
 use super::judge::{Against, Bound, Goal};
 
@@ -63,6 +63,14 @@ fn udp(goals: &mut Vec<Goal>) {
     ] {
         for (placement, bound) in [Placement::Same, Placement::Other].into_iter().zip(bounds) {
             goals.push(Goal { case, subject: Kernel, placement, metric, against: peers, bound });
+        }
+    }
+    for case in ["echo-udp-128", "null-udp-128"] {
+        for subject in [Uring, Epoll] {
+            for placement in [Placement::Same, Placement::Other] {
+                let (metric, bound) = (Metric::MessagesPerS, Bound::AtLeast(1.0));
+                goals.push(Goal { case, subject, placement, metric, against: peers, bound });
+            }
         }
     }
 }
