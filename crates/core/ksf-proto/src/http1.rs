@@ -14,7 +14,7 @@ mod fields;
 mod forward;
 mod head;
 
-pub use body::{Body, BodyLength, Malformed};
+pub use body::{Body, BodyLength, MalformedBody};
 pub use forward::{forward_request, forward_response};
 pub use head::{BadHead, FIELDS_MAX, Request, Response, head_bytes};
 

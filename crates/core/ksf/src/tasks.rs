@@ -98,7 +98,7 @@ impl TaskPool {
             }
             inner.reserved += 1;
         }
-        Place { group }.submit(task);
+        TaskPlace { group }.submit(task);
     }
 
     /// True while the queue of tasks that block is full.
@@ -108,7 +108,7 @@ impl TaskPool {
     }
 
     /// A place in the queue of `group`; `None` when it is full, may have no thread, or the pool is closing.
-    pub fn reserve(&self, group: usize) -> Option<Place<'_>> {
+    pub fn reserve(&self, group: usize) -> Option<TaskPlace<'_>> {
         let group = &self.groups[group % (self.groups.len() - 1)];
         let mut inner = group.lock();
         let no_thread = group.options.threads_max == 0;
@@ -116,7 +116,7 @@ impl TaskPool {
             return None;
         }
         inner.reserved += 1;
-        Some(Place { group })
+        Some(TaskPlace { group })
     }
 
     /// Tasks that panicked since the start.
@@ -194,11 +194,11 @@ impl Drop for TaskPool {
 
 /// A reserved place in a queue; dropping it frees the place.
 #[derive(Debug)]
-pub struct Place<'a> {
+pub struct TaskPlace<'a> {
     group: &'a Arc<Group>,
 }
 
-impl Place<'_> {
+impl TaskPlace<'_> {
     /// Puts a task into the place.
     pub fn submit(self, task: Task) {
         let start = {
@@ -216,7 +216,7 @@ impl Place<'_> {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for TaskPlace<'_> {
     fn drop(&mut self) {
         self.group.lock().reserved -= 1;
     }

@@ -1,14 +1,14 @@
 //! The native framings of ksf as eBPF programs: for AF_KCM, and to check the natives and the interpreter against.
 
 use crate::elf::constant_in_file;
-use crate::error::LoadError;
+use crate::error::FramingLoadError;
 use crate::program::{FramingOptions, FramingProgram};
 
 /// A program that is part of this crate. All of them find the message also in AF_KCM (compiled with -DKSF_AF_KCM), and
 /// return EBADMSG for a length below that of the header, EMSGSIZE for one above `i32::MAX`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Builtin<'a> {
+pub enum BuiltinFraming<'a> {
     /// ONC RPC record marking (RFC 5531, section 11). The length is that of the whole record with its marks, known
     /// when the last mark has arrived. EMSGSIZE for more than 256 fragments.
     RecordMark,
@@ -29,25 +29,25 @@ pub enum Builtin<'a> {
 }
 
 impl FramingProgram {
-    /// Loads one of the programs of this crate. `options.program` is ignored; a [`Builtin::Delimiter`] may always run
+    /// Loads one of the programs of this crate. `options.program` is ignored; a [`BuiltinFraming::Delimiter`] may always run
     /// for 65,536 instructions, as it looks at every byte.
-    pub fn builtin(builtin: &Builtin<'_>, options: &FramingOptions) -> Result<Self, LoadError> {
+    pub fn builtin(builtin: &BuiltinFraming<'_>, options: &FramingOptions) -> Result<Self, FramingLoadError> {
         let mut options = FramingOptions { program: None, ..options.clone() };
         let mut object = builtin.object().to_vec();
-        if let Builtin::Delimiter(_) = builtin {
+        if let BuiltinFraming::Delimiter(_) = builtin {
             options.instructions_max = options.instructions_max.max(1 << 16);
         }
         if let Some(parameters) = builtin.parameters()? {
             let place = constant_in_file(&object, "ksf_parameters", parameters.len());
             let place = place.and_then(|range| object.get_mut(range));
-            let place = place.ok_or_else(|| LoadError::malformed("it has no ksf_parameters of this size"))?;
+            let place = place.ok_or_else(|| FramingLoadError::malformed("it has no ksf_parameters of this size"))?;
             place.copy_from_slice(&parameters);
         }
         Self::from_object(&object, &options)
     }
 }
 
-impl Builtin<'_> {
+impl BuiltinFraming<'_> {
     const fn object(&self) -> &'static [u8] {
         match self {
             Self::RecordMark => include_bytes!(concat!(env!("OUT_DIR"), "/record_mark.bpf.o")),
@@ -57,8 +57,8 @@ impl Builtin<'_> {
     }
 
     /// `struct parameters` of the program, as its C source declares it.
-    fn parameters(&self) -> Result<Option<Vec<u8>>, LoadError> {
-        let bad = |what: String| Err(LoadError::BadParameter { what });
+    fn parameters(&self) -> Result<Option<Vec<u8>>, FramingLoadError> {
+        let bad = |what: String| Err(FramingLoadError::BadParameter { what });
         match *self {
             Self::RecordMark => Ok(None),
             Self::LengthPrefix { width, .. } if !matches!(width, 1 | 2 | 4 | 8) => {

@@ -12,7 +12,7 @@ use object::{
     SymbolKind, pod,
 };
 
-use crate::error::LoadError;
+use crate::error::FramingLoadError;
 use crate::instruction::{Fixup, Raw};
 use crate::memory::RODATA;
 use crate::program::INSTRUCTIONS_MAX;
@@ -32,19 +32,19 @@ pub(crate) struct Image {
 }
 
 /// Takes the program called `wanted`, or the only one, out of an object.
-pub(crate) fn link(object: &[u8], wanted: Option<&str>) -> Result<Image, LoadError> {
+pub(crate) fn link(object: &[u8], wanted: Option<&str>) -> Result<Image, FramingLoadError> {
     check_header(object)?;
-    let file = File::parse(object).map_err(LoadError::malformed)?;
+    let file = File::parse(object).map_err(FramingLoadError::malformed)?;
     let entry = find_program(&file, wanted)?;
     let mut linker = Linker { file: &file, rodata: Rodata::of(&file)?, found: Vec::new(), numbers: HashMap::new() };
     linker.number(&entry)?;
     let mut functions: Vec<Function> = Vec::new();
     let mut instructions = 0;
     while let Some(symbol) = linker.found.get(functions.len()).copied() {
-        let function = linker.function(&file.symbol_by_index(symbol).map_err(LoadError::malformed)?)?;
+        let function = linker.function(&file.symbol_by_index(symbol).map_err(FramingLoadError::malformed)?)?;
         instructions += function.instructions.len();
         if instructions > INSTRUCTIONS_MAX {
-            return Err(LoadError::TooLarge { what: "the program's instructions", limit: INSTRUCTIONS_MAX });
+            return Err(FramingLoadError::TooLarge { what: "the program's instructions", limit: INSTRUCTIONS_MAX });
         }
         functions.push(function);
     }
@@ -52,9 +52,9 @@ pub(crate) fn link(object: &[u8], wanted: Option<&str>) -> Result<Image, LoadErr
 }
 
 /// One function that is not in any object.
-pub(crate) fn single_function(code: &[u8]) -> Result<Function, LoadError> {
+pub(crate) fn single_function(code: &[u8]) -> Result<Function, FramingLoadError> {
     if code.len() / Raw::BYTES > INSTRUCTIONS_MAX {
-        return Err(LoadError::TooLarge { what: "the program's instructions", limit: INSTRUCTIONS_MAX });
+        return Err(FramingLoadError::TooLarge { what: "the program's instructions", limit: INSTRUCTIONS_MAX });
     }
     Ok(Function { name: "program".into(), instructions: slots(code, "program")?, fixups: BTreeMap::new() })
 }
@@ -75,14 +75,14 @@ type File<'data> = ElfFile64<'data, NativeEndian>;
 type Symbol<'data, 'file> = ElfSymbol64<'data, 'file, NativeEndian>;
 
 /// Says in plain words what kind of file it is, which the parser would not.
-fn check_header(object: &[u8]) -> Result<(), LoadError> {
+fn check_header(object: &[u8]) -> Result<(), FramingLoadError> {
     const NATIVE: elf::DataEncoding = if cfg!(target_endian = "little") { elf::ELFDATA2LSB } else { elf::ELFDATA2MSB };
-    let not = |found: &str| Err(LoadError::NotBpf { found: found.into() });
+    let not = |found: &str| Err(FramingLoadError::NotBpf { found: found.into() });
     if !object.starts_with(&elf::ELFMAG) {
         return not("it has no ELF header");
     }
     let Ok((header, _)) = pod::from_bytes::<elf::FileHeader64<NativeEndian>>(object) else {
-        return Err(LoadError::malformed("it ends within its first header"));
+        return Err(FramingLoadError::malformed("it ends within its first header"));
     };
     match (header.e_ident.class, header.e_ident.data, header.e_machine.get(NativeEndian)) {
         (class, ..) if class != elf::ELFCLASS64 => not("it is not a 64-bit object"),
@@ -95,22 +95,24 @@ fn check_header(object: &[u8]) -> Result<(), LoadError> {
 fn find_program<'data, 'file>(
     file: &'file File<'data>,
     wanted: Option<&str>,
-) -> Result<Symbol<'data, 'file>, LoadError> {
+) -> Result<Symbol<'data, 'file>, FramingLoadError> {
     let mut programs = Vec::new();
     for symbol in file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text) {
         let Some(section) = symbol.section_index() else { continue };
-        let section = file.section_by_index(section).map_err(LoadError::malformed)?;
-        let section = section.name().map_err(LoadError::malformed)?;
+        let section = file.section_by_index(section).map_err(FramingLoadError::malformed)?;
+        let section = section.name().map_err(FramingLoadError::malformed)?;
         if section == "socket" || section.starts_with("socket/") {
-            programs.push((symbol.name().map_err(LoadError::malformed)?, section, symbol));
+            programs.push((symbol.name().map_err(FramingLoadError::malformed)?, section, symbol));
         }
     }
     let found = programs.iter().map(|(name, ..)| (*name).to_owned()).collect();
     programs.retain(|(name, section, _)| wanted.is_none_or(|wanted| wanted == *name || wanted == *section));
     match programs.len() {
-        0 => Err(LoadError::NoProgram { wanted: wanted.map(str::to_owned), found }),
+        0 => Err(FramingLoadError::NoProgram { wanted: wanted.map(str::to_owned), found }),
         1 => Ok(programs.remove(0).2),
-        _ => Err(LoadError::SeveralPrograms { found: programs.iter().map(|(name, ..)| (*name).to_owned()).collect() }),
+        _ => Err(FramingLoadError::SeveralPrograms {
+            found: programs.iter().map(|(name, ..)| (*name).to_owned()).collect(),
+        }),
     }
 }
 
@@ -125,8 +127,9 @@ struct Linker<'data, 'file> {
 
 impl Linker<'_, '_> {
     /// The function's number; a new one if it was not met before.
-    fn number(&mut self, function: &Symbol<'_, '_>) -> Result<usize, LoadError> {
-        let section = function.section_index().ok_or_else(|| LoadError::malformed("a function without a section"))?;
+    fn number(&mut self, function: &Symbol<'_, '_>) -> Result<usize, FramingLoadError> {
+        let section =
+            function.section_index().ok_or_else(|| FramingLoadError::malformed("a function without a section"))?;
         let next = self.found.len();
         let number = *self.numbers.entry((section, function.address())).or_insert(next);
         if number == next {
@@ -135,15 +138,17 @@ impl Linker<'_, '_> {
         Ok(number)
     }
 
-    fn function(&mut self, symbol: &Symbol<'_, '_>) -> Result<Function, LoadError> {
-        let name = symbol.name().map_err(LoadError::malformed)?.to_owned();
-        let index = symbol.section_index().ok_or_else(|| LoadError::malformed("a function without a section"))?;
-        let section = self.file.section_by_index(index).map_err(LoadError::malformed)?;
+    fn function(&mut self, symbol: &Symbol<'_, '_>) -> Result<Function, FramingLoadError> {
+        let name = symbol.name().map_err(FramingLoadError::malformed)?.to_owned();
+        let index =
+            symbol.section_index().ok_or_else(|| FramingLoadError::malformed("a function without a section"))?;
+        let section = self.file.section_by_index(index).map_err(FramingLoadError::malformed)?;
         let (start, bytes) = (symbol.address(), symbol.size());
-        let code = section.data().map_err(LoadError::malformed)?;
+        let code = section.data().map_err(FramingLoadError::malformed)?;
         let range = usize::try_from(start).ok().zip(start.checked_add(bytes).and_then(|end| usize::try_from(end).ok()));
         let code = range.and_then(|(start, end)| code.get(start..end));
-        let code = code.ok_or_else(|| LoadError::malformed(format!("function {name} is not within its section")))?;
+        let code =
+            code.ok_or_else(|| FramingLoadError::malformed(format!("function {name} is not within its section")))?;
         let instructions = slots(code, &name)?;
         let mut fixups = BTreeMap::new();
         for (at, relocation) in section.relocations() {
@@ -168,16 +173,16 @@ impl Linker<'_, '_> {
         slot: usize,
         raw: &Raw,
         relocation: &object::Relocation,
-    ) -> Result<Fixup, LoadError> {
+    ) -> Result<Fixup, FramingLoadError> {
         let RelocationTarget::Symbol(symbol) = relocation.target() else {
-            return Err(LoadError::malformed("a relocation without a symbol"));
+            return Err(FramingLoadError::malformed("a relocation without a symbol"));
         };
-        let symbol = self.file.symbol_by_index(symbol).map_err(LoadError::malformed)?;
+        let symbol = self.file.symbol_by_index(symbol).map_err(FramingLoadError::malformed)?;
         let section = symbol.section_index().and_then(|index| self.file.section_by_index(index).ok());
         let section_name = section.as_ref().and_then(|section| section.name().ok()).unwrap_or_default();
         let name = symbol.name().ok().filter(|name| !name.is_empty()).unwrap_or(section_name);
         let refuse = |problem| {
-            Err(LoadError::Reference { function: function.into(), index: slot, symbol: name.into(), problem })
+            Err(FramingLoadError::Reference { function: function.into(), index: slot, symbol: name.into(), problem })
         };
         let RelocationFlags::Elf { r_type, .. } = relocation.flags() else {
             return refuse("by a relocation of an unknown kind");
@@ -199,7 +204,7 @@ impl Linker<'_, '_> {
         }
     }
 
-    fn call(&mut self, from: &str, slot: usize, section: SectionIndex, target: i64) -> Result<Fixup, LoadError> {
+    fn call(&mut self, from: &str, slot: usize, section: SectionIndex, target: i64) -> Result<Fixup, FramingLoadError> {
         let callee = self.file.symbols().find(|symbol| {
             symbol.kind() == SymbolKind::Text
                 && symbol.section_index() == Some(section)
@@ -207,7 +212,9 @@ impl Linker<'_, '_> {
         });
         match callee {
             Some(callee) => self.number(&callee).map(Fixup::Call),
-            None => Err(LoadError::malformed(format!("function {from}, instruction {slot} calls into no function"))),
+            None => {
+                Err(FramingLoadError::malformed(format!("function {from}, instruction {slot} calls into no function")))
+            }
         }
     }
 }
@@ -221,15 +228,15 @@ struct Rodata {
 impl Rodata {
     const BYTES_MAX: usize = 1 << 20;
 
-    fn of(file: &File<'_>) -> Result<Self, LoadError> {
+    fn of(file: &File<'_>) -> Result<Self, FramingLoadError> {
         let mut all = Self { bytes: Vec::new(), starts: HashMap::new() };
         for section in file.sections() {
             if !section.name().is_ok_and(|name| name.starts_with(".rodata")) {
                 continue;
             }
-            let data = section.data().map_err(LoadError::malformed)?;
+            let data = section.data().map_err(FramingLoadError::malformed)?;
             if all.bytes.len() + data.len() > Self::BYTES_MAX {
-                return Err(LoadError::TooLarge { what: "the bytes of the constants", limit: Self::BYTES_MAX });
+                return Err(FramingLoadError::TooLarge { what: "the bytes of the constants", limit: Self::BYTES_MAX });
             }
             all.bytes.resize(all.bytes.len().next_multiple_of(16), 0);
             all.starts.insert(section.index(), all.bytes.len() as u64);
@@ -239,11 +246,11 @@ impl Rodata {
     }
 }
 
-fn slots(code: &[u8], function: &str) -> Result<Vec<Raw>, LoadError> {
+fn slots(code: &[u8], function: &str) -> Result<Vec<Raw>, FramingLoadError> {
     let (slots, rest) = code.as_chunks::<{ Raw::BYTES }>();
     if slots.is_empty() || !rest.is_empty() {
         let what = format!("function {function} has {} bytes, not a positive multiple of 8", code.len());
-        return Err(LoadError::malformed(what));
+        return Err(FramingLoadError::malformed(what));
     }
     Ok(slots.iter().map(|slot| Raw::from_bytes(*slot)).collect())
 }

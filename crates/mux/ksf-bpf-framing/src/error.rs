@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// Why a program could not be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum LoadError {
+pub enum FramingLoadError {
     /// The file cannot be read.
     #[error("cannot read {}: {error}", .path.display())]
     Unreadable {
@@ -84,7 +84,7 @@ pub enum LoadError {
     },
 }
 
-impl LoadError {
+impl FramingLoadError {
     pub(crate) fn malformed(what: impl fmt::Display) -> Self {
         Self::Malformed { what: what.to_string() }
     }

@@ -12,11 +12,11 @@ mod machine;
 mod memory;
 mod program;
 
-pub use builtin::Builtin;
-pub use error::{Access, Fault, LoadError, RunError};
+pub use builtin::BuiltinFraming;
+pub use error::{Access, Fault, FramingLoadError, RunError};
 #[cfg(feature = "kernel")]
 pub use kernel::{KernelProgram, VerifyError};
-pub use program::{FramingOptions, FramingProgram, Verdict};
+pub use program::{FramingOptions, FramingProgram, FramingVerdict};
 
 /// The header for authors of framing programs: name and text. It includes those of `ksf_bpf::SDK`.
 pub const SDK: &[(&str, &str)] = &[("ksf_framing_program.h", include_str!("../bpf/ksf_framing_program.h"))];

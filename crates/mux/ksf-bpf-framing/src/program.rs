@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::elf::{self, Function};
-use crate::error::{LoadError, RunError};
+use crate::error::{FramingLoadError, RunError};
 use crate::instruction::{Op, Raw, Refused, decode};
 use crate::machine::{Code, Stop};
 
@@ -31,7 +31,7 @@ impl Default for FramingOptions {
 
 /// What a program says about the front of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum FramingVerdict {
     /// The message has this many bytes, header included. They need not have arrived.
     Length(u32),
     /// Too few bytes to tell. Ask again when there are more.
@@ -43,7 +43,7 @@ pub enum Verdict {
     Error(i32),
 }
 
-impl Verdict {
+impl FramingVerdict {
     /// Error number by which a program hands the stream back.
     pub const ESTRPIPE: i32 = 86;
 }
@@ -51,12 +51,12 @@ impl Verdict {
 /// A user's eBPF program that finds the length of messages, run by a checked interpreter.
 ///
 /// ```
-/// use ksf_bpf_framing::{Builtin, FramingProgram, FramingOptions, Verdict};
+/// use ksf_bpf_framing::{BuiltinFraming, FramingProgram, FramingOptions, FramingVerdict};
 ///
-/// let program = FramingProgram::builtin(&Builtin::RecordMark, &FramingOptions::default())?;
-/// assert_eq!(program.message_len(&[&[0x80, 0], &[0, 100]]), Ok(Verdict::Length(104)));
-/// assert_eq!(program.message_len(&[&[0x80, 0]]), Ok(Verdict::NeedMore));
-/// # Ok::<(), ksf_bpf_framing::LoadError>(())
+/// let program = FramingProgram::builtin(&BuiltinFraming::RecordMark, &FramingOptions::default())?;
+/// assert_eq!(program.message_len(&[&[0x80, 0], &[0, 100]]), Ok(FramingVerdict::Length(104)));
+/// assert_eq!(program.message_len(&[&[0x80, 0]]), Ok(FramingVerdict::NeedMore));
+/// # Ok::<(), ksf_bpf_framing::FramingLoadError>(())
 /// ```
 #[derive(Debug)]
 pub struct FramingProgram {
@@ -72,14 +72,14 @@ pub struct FramingProgram {
 
 impl FramingProgram {
     /// Reads an object file, as `clang -O2 -g -target bpf -c` writes it.
-    pub fn load(path: impl AsRef<Path>, options: &FramingOptions) -> Result<Self, LoadError> {
+    pub fn load(path: impl AsRef<Path>, options: &FramingOptions) -> Result<Self, FramingLoadError> {
         let path = path.as_ref();
-        let object = fs::read(path).map_err(|error| LoadError::Unreadable { path: path.to_owned(), error })?;
+        let object = fs::read(path).map_err(|error| FramingLoadError::Unreadable { path: path.to_owned(), error })?;
         Self::from_object(&object, options)
     }
 
     /// Takes the bytes of an object file.
-    pub fn from_object(object: &[u8], options: &FramingOptions) -> Result<Self, LoadError> {
+    pub fn from_object(object: &[u8], options: &FramingOptions) -> Result<Self, FramingLoadError> {
         let image = elf::link(object, options.program.as_deref())?;
         let mut program = Self::assemble(&image.functions, image.rodata, options)?;
         program.object = Some(object.into());
@@ -88,36 +88,40 @@ impl FramingProgram {
 
     /// Takes encoded instructions of one function, 8 bytes each in this machine's byte order. It has no object that
     /// a kernel could load: for tests and generators.
-    pub fn from_instructions(instructions: &[u8], options: &FramingOptions) -> Result<Self, LoadError> {
+    pub fn from_instructions(instructions: &[u8], options: &FramingOptions) -> Result<Self, FramingLoadError> {
         let function = elf::single_function(instructions)?;
         Self::assemble(&[function], Box::default(), options)
     }
 
     /// Asks for the length of the message at the front of `stream`, which may lie in pieces. Nothing is copied but
     /// what the program reads, and nothing is allocated.
-    pub fn message_len(&self, stream: &[&[u8]]) -> Result<Verdict, RunError> {
+    pub fn message_len(&self, stream: &[&[u8]]) -> Result<FramingVerdict, RunError> {
         self.message_len_after(stream, 0)
     }
 
-    /// The same for a stream of whose first `seen_bytes` bytes the program has said [`Verdict::NeedMore`]: a message
+    /// The same for a stream of whose first `seen_bytes` bytes the program has said [`FramingVerdict::NeedMore`]: a message
     /// that ends within these bytes is an error, as in the kernel (net/strparser/strparser.c, "Length must be into
     /// new skb").
-    pub fn message_len_after(&self, stream: &[&[u8]], seen_bytes: usize) -> Result<Verdict, RunError> {
+    pub fn message_len_after(&self, stream: &[&[u8]], seen_bytes: usize) -> Result<FramingVerdict, RunError> {
         let limit = self.options.instructions_max;
         let value = self.code.run(stream, limit, self.has_calls).map_err(|stop| match stop {
             Stop::Budget => RunError::Budget { limit },
             Stop::Fault { at, fault } => RunError::Fault { at, fault },
         })?;
         let Ok(bytes) = u32::try_from(value) else {
-            return if value >= -ERRNO_MAX { Ok(Verdict::Error(-value)) } else { Err(RunError::NotAnErrno { value }) };
+            return if value >= -ERRNO_MAX {
+                Ok(FramingVerdict::Error(-value))
+            } else {
+                Err(RunError::NotAnErrno { value })
+            };
         };
         let FramingOptions { message_bytes_min: min_bytes, message_bytes_max: max_bytes, .. } = self.options;
         match bytes {
-            0 => Ok(Verdict::NeedMore),
+            0 => Ok(FramingVerdict::NeedMore),
             _ if bytes > max_bytes => Err(RunError::TooLong { bytes, max_bytes }),
             _ if bytes < min_bytes => Err(RunError::TooShort { bytes, min_bytes }),
             _ if bytes as usize <= seen_bytes => Err(RunError::InOldData { bytes, seen_bytes }),
-            _ => Ok(Verdict::Length(bytes)),
+            _ => Ok(FramingVerdict::Length(bytes)),
         }
     }
 
@@ -143,7 +147,7 @@ impl FramingProgram {
         self.object.as_deref()
     }
 
-    fn assemble(functions: &[Function], rodata: Box<[u8]>, options: &FramingOptions) -> Result<Self, LoadError> {
+    fn assemble(functions: &[Function], rodata: Box<[u8]>, options: &FramingOptions) -> Result<Self, FramingLoadError> {
         check(options)?;
         let mut starts = Vec::with_capacity(functions.len());
         let mut end = 0;
@@ -153,7 +157,7 @@ impl FramingProgram {
         }
         let mut ops: Vec<Op> = Vec::with_capacity(end as usize);
         for (function, start) in functions.iter().zip(&starts) {
-            let refused = |Refused { index, instruction, problem }| LoadError::Instruction {
+            let refused = |Refused { index, instruction, problem }| FramingLoadError::Instruction {
                 function: function.name.clone(),
                 index,
                 instruction,
@@ -184,8 +188,8 @@ const ERRNO_MAX: i32 = 4095;
 pub(crate) const INSTRUCTIONS_MAX: usize = 16 * 4096;
 const _: () = assert!(INSTRUCTIONS_MAX * Raw::BYTES < u32::MAX as usize);
 
-fn check(options: &FramingOptions) -> Result<(), LoadError> {
-    let bad = |what: String| Err(LoadError::BadParameter { what });
+fn check(options: &FramingOptions) -> Result<(), FramingLoadError> {
+    let bad = |what: String| Err(FramingLoadError::BadParameter { what });
     let FramingOptions { message_bytes_min: min, message_bytes_max: max, instructions_max, .. } = *options;
     if max > i32::MAX as u32 {
         return bad(format!("message_bytes_max {max}: a framing program cannot announce more than {}", i32::MAX));

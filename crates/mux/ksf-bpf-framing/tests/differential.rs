@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 use common::asm::{call, exit, load_bytes, mov, mov_reg, mov64, op};
-use ksf_bpf_framing::{FramingOptions, FramingProgram, RunError, Verdict};
+use ksf_bpf_framing::{FramingOptions, FramingProgram, FramingVerdict, RunError};
 use ksf_test::{Random, skip};
 
 /// Loads encoded instructions as a socket filter.
@@ -154,9 +154,9 @@ fn random_programs_run_alike() {
             let stream: Vec<u8> = (0..len).map(|_| random.bits() as u8).collect();
             let (front, back) = stream.split_at(random.below(len) as usize);
             let here = match here.message_len(&[front, back]) {
-                Ok(Verdict::Length(bytes)) => bytes as i32,
-                Ok(Verdict::NeedMore) => 0,
-                Ok(Verdict::Error(errno)) => -errno,
+                Ok(FramingVerdict::Length(bytes)) => bytes as i32,
+                Ok(FramingVerdict::NeedMore) => 0,
+                Ok(FramingVerdict::Error(errno)) => -errno,
                 Err(RunError::NotAnErrno { value }) => value,
                 Err(error) => panic!("program {number}: the verifier took it, but here: {error}"),
             };

@@ -3,12 +3,13 @@
 mod common;
 
 use common::{THRIFT, compile};
-use ksf_bpf_framing::{Builtin, FramingOptions, FramingProgram, Verdict, VerifyError};
+use ksf_bpf_framing::{BuiltinFraming, FramingOptions, FramingProgram, FramingVerdict, VerifyError};
 use ksf_test::{Random, skip};
 
 /// `None`: the test is skipped. Some kernels let everybody load socket filters.
 fn may_load() -> Option<()> {
-    match FramingProgram::builtin(&Builtin::RecordMark, &FramingOptions::default()).unwrap().verify_with_kernel() {
+    match FramingProgram::builtin(&BuiltinFraming::RecordMark, &FramingOptions::default()).unwrap().verify_with_kernel()
+    {
         Err(VerifyError::NotPermitted { .. }) => {
             skip("needs root (loads socket filters)");
             None
@@ -19,20 +20,20 @@ fn may_load() -> Option<()> {
 }
 
 /// What the program returned in the kernel for the verdict of the interpreter.
-fn returned(verdict: Verdict) -> i32 {
+fn returned(verdict: FramingVerdict) -> i32 {
     match verdict {
-        Verdict::Length(bytes) => bytes as i32,
-        Verdict::NeedMore => 0,
-        Verdict::Error(errno) => -errno,
+        FramingVerdict::Length(bytes) => bytes as i32,
+        FramingVerdict::NeedMore => 0,
+        FramingVerdict::Error(errno) => -errno,
     }
 }
 
-fn builtins() -> Vec<Builtin<'static>> {
-    let mut builtins = vec![Builtin::RecordMark];
-    builtins.extend([b"\n".as_slice(), b"\r\n", b"aba", b"\0\0", b"12345678"].map(Builtin::Delimiter));
+fn builtins() -> Vec<BuiltinFraming<'static>> {
+    let mut builtins = vec![BuiltinFraming::RecordMark];
+    builtins.extend([b"\n".as_slice(), b"\r\n", b"aba", b"\0\0", b"12345678"].map(BuiltinFraming::Delimiter));
     for width in [1, 2, 4, 8] {
         for (offset, big_endian, adjust) in [(0, true, i32::from(width)), (3, false, 0), (255, true, 300)] {
-            builtins.push(Builtin::LengthPrefix { offset, width, big_endian, adjust });
+            builtins.push(BuiltinFraming::LengthPrefix { offset, width, big_endian, adjust });
         }
     }
     builtins
@@ -53,10 +54,10 @@ fn builtins_run_alike_in_the_kernel() {
             let here = program.message_len(&[&stream]).unwrap_or_else(|error| panic!("{builtin:?}: {error}"));
             let there = kernel.test_run(&stream).expect("the kernel runs it");
             assert_eq!(returned(here), there, "{builtin:?} on {stream:?}");
-            lengths += u32::from(matches!(here, Verdict::Length(_)));
+            lengths += u32::from(matches!(here, FramingVerdict::Length(_)));
         }
-        let rare = matches!(builtin, Builtin::Delimiter(delimiter) if delimiter.len() == 8)
-            || matches!(builtin, Builtin::LengthPrefix { width: 8, .. });
+        let rare = matches!(builtin, BuiltinFraming::Delimiter(delimiter) if delimiter.len() == 8)
+            || matches!(builtin, BuiltinFraming::LengthPrefix { width: 8, .. });
         assert!(lengths > 0 || rare, "{builtin:?} never found a message");
     }
 }

@@ -3,12 +3,12 @@
 mod common;
 
 use common::{THRIFT, compile};
-use ksf_bpf_framing::{Fault, FramingOptions, FramingProgram, LoadError, RunError, Verdict};
+use ksf_bpf_framing::{Fault, FramingLoadError, FramingOptions, FramingProgram, FramingVerdict, RunError};
 use ksf_test::Random;
 
 const INCLUDE: &str = "#include \"ksf_framing_program.h\"\n";
 
-fn load(object: &[u8]) -> Result<FramingProgram, LoadError> {
+fn load(object: &[u8]) -> Result<FramingProgram, FramingLoadError> {
     FramingProgram::from_object(object, &FramingOptions::default())
 }
 
@@ -35,11 +35,11 @@ fn the_example_runs_for_every_cpu_version_and_for_af_kcm() {
         let program = load(&compile(name, THRIFT, flags)).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(program.name(), "thrift");
         for (stream, verdict) in [
-            (&[0, 0, 0, 10, 1, 2][..], Verdict::Length(14)),
-            (&[0, 0, 0, 0], Verdict::Length(4)),
-            (&[0, 0, 0], Verdict::NeedMore),
-            (&[0x7f, 0xff, 0xff, 0xff], Verdict::Error(90)),
-            (&[0xff, 0xff, 0xff, 0xff], Verdict::Error(90)),
+            (&[0, 0, 0, 10, 1, 2][..], FramingVerdict::Length(14)),
+            (&[0, 0, 0, 0], FramingVerdict::Length(4)),
+            (&[0, 0, 0], FramingVerdict::NeedMore),
+            (&[0x7f, 0xff, 0xff, 0xff], FramingVerdict::Error(90)),
+            (&[0xff, 0xff, 0xff, 0xff], FramingVerdict::Error(90)),
         ] {
             assert_eq!(program.message_len(&[stream]), Ok(verdict), "{name} {stream:?}");
         }
@@ -84,8 +84,8 @@ fn functions_call_each_other() {
         }
         "#,
     );
-    assert_eq!(program.message_len(&[&[10], &[3]]), Ok(Verdict::Length(43)));
-    assert_eq!(program.message_len(&[&[10]]), Ok(Verdict::NeedMore));
+    assert_eq!(program.message_len(&[&[10], &[3]]), Ok(FramingVerdict::Length(43)));
+    assert_eq!(program.message_len(&[&[10]]), Ok(FramingVerdict::NeedMore));
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn calls_have_a_depth() {
         "#,
     );
     // The program and seven calls.
-    assert_eq!(program.message_len(&[&[6]]), Ok(Verdict::Length(6)));
+    assert_eq!(program.message_len(&[&[6]]), Ok(FramingVerdict::Length(6)));
     let Err(RunError::Fault { at, fault: Fault::CallDepth { limit: 8 } }) = program.message_len(&[&[7]]) else {
         panic!("eight calls within a program are too many")
     };
@@ -131,9 +131,9 @@ fn constants_are_read_only_data() {
         }
         "#,
     );
-    assert_eq!(program.message_len(&[&[0]]), Ok(Verdict::Length(1009)));
-    assert_eq!(program.message_len(&[&[4]]), Ok(Verdict::Length(1005)));
-    assert_eq!(program.message_len(&[&[8]]), Ok(Verdict::Error(71)));
+    assert_eq!(program.message_len(&[&[0]]), Ok(FramingVerdict::Length(1009)));
+    assert_eq!(program.message_len(&[&[4]]), Ok(FramingVerdict::Length(1005)));
+    assert_eq!(program.message_len(&[&[8]]), Ok(FramingVerdict::Error(71)));
     // The program does not check at all.
     let beyond = source(
         "beyond",
@@ -146,7 +146,7 @@ fn constants_are_read_only_data() {
         }
         "#,
     );
-    assert_eq!(beyond.message_len(&[&[0]]), Ok(Verdict::Length(1)));
+    assert_eq!(beyond.message_len(&[&[0]]), Ok(FramingVerdict::Length(1)));
     assert!(matches!(
         beyond.message_len(&[&[3]]),
         Err(RunError::Fault { fault: Fault::BadAddress { bytes: 1, .. }, .. })
@@ -175,12 +175,12 @@ fn one_of_several_programs_is_named() {
         FramingProgram::from_object(&object, &options)
     };
     for (name, length) in [("first", 1), ("second", 2), ("other", 3), ("socket/third", 3)] {
-        assert_eq!(named(Some(name)).unwrap().message_len(&[]), Ok(Verdict::Length(length)), "{name}");
+        assert_eq!(named(Some(name)).unwrap().message_len(&[]), Ok(FramingVerdict::Length(length)), "{name}");
     }
-    let Err(LoadError::SeveralPrograms { found }) = named(None) else { panic!("there are three") };
+    let Err(FramingLoadError::SeveralPrograms { found }) = named(None) else { panic!("there are three") };
     assert_eq!(found, ["first", "second", "other"]);
     // Two in one section.
-    assert!(matches!(named(Some("socket")), Err(LoadError::SeveralPrograms { found }) if found.len() == 2));
+    assert!(matches!(named(Some("socket")), Err(FramingLoadError::SeveralPrograms { found }) if found.len() == 2));
     assert!(named(Some("stranger")).unwrap_err().to_string().contains("there is: first, second, other"));
 }
 
@@ -235,7 +235,7 @@ fn an_object_may_lie_at_any_address() {
     for offset in 0..8 {
         memory[offset..offset + object.len()].copy_from_slice(&object);
         let program = load(&memory[offset..offset + object.len()]).unwrap_or_else(|error| panic!("{offset}: {error}"));
-        assert_eq!(program.message_len(&[&[0, 0, 0, 10]]), Ok(Verdict::Length(14)));
+        assert_eq!(program.message_len(&[&[0, 0, 0, 10]]), Ok(FramingVerdict::Length(14)));
     }
 }
 

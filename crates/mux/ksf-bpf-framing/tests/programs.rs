@@ -3,13 +3,13 @@
 mod common;
 
 use common::asm::{add, call, exit, load_bytes, mov, mov_reg, mov64, op};
-use ksf_bpf_framing::{Access, Fault, FramingOptions, FramingProgram, LoadError, RunError, Verdict};
+use ksf_bpf_framing::{Access, Fault, FramingLoadError, FramingOptions, FramingProgram, FramingVerdict, RunError};
 
-fn program(instructions: &[Vec<u8>]) -> Result<FramingProgram, LoadError> {
+fn program(instructions: &[Vec<u8>]) -> Result<FramingProgram, FramingLoadError> {
     FramingProgram::from_instructions(&instructions.concat(), &FramingOptions::default())
 }
 
-fn run(instructions: &[Vec<u8>], stream: &[u8]) -> Result<Verdict, RunError> {
+fn run(instructions: &[Vec<u8>], stream: &[u8]) -> Result<FramingVerdict, RunError> {
     program(instructions).expect("it loads").message_len(&[stream])
 }
 
@@ -27,16 +27,16 @@ fn refused(instructions: &[Vec<u8>]) -> String {
 #[test]
 fn the_result_is_a_verdict() {
     let returns = |value| run(&[mov(0, value), exit()], b"");
-    assert_eq!(returns(0), Ok(Verdict::NeedMore));
-    assert_eq!(returns(7), Ok(Verdict::Length(7)));
-    assert_eq!(returns(i32::MAX), Ok(Verdict::Length(0x7fff_ffff)));
-    assert_eq!(returns(-86), Ok(Verdict::Error(Verdict::ESTRPIPE)));
-    assert_eq!(returns(-4095), Ok(Verdict::Error(4095)));
+    assert_eq!(returns(0), Ok(FramingVerdict::NeedMore));
+    assert_eq!(returns(7), Ok(FramingVerdict::Length(7)));
+    assert_eq!(returns(i32::MAX), Ok(FramingVerdict::Length(0x7fff_ffff)));
+    assert_eq!(returns(-86), Ok(FramingVerdict::Error(FramingVerdict::ESTRPIPE)));
+    assert_eq!(returns(-4095), Ok(FramingVerdict::Error(4095)));
     assert_eq!(returns(-4096), Err(RunError::NotAnErrno { value: -4096 }));
     assert_eq!(returns(i32::MIN), Err(RunError::NotAnErrno { value: i32::MIN }));
     // The kernel takes the lower half.
-    assert_eq!(run(&[mov64(0, 0xdead_beef_0000_0005), exit()], b""), Ok(Verdict::Length(5)));
-    assert_eq!(run(&[mov64(0, 1 << 32), exit()], b""), Ok(Verdict::NeedMore));
+    assert_eq!(run(&[mov64(0, 0xdead_beef_0000_0005), exit()], b""), Ok(FramingVerdict::Length(5)));
+    assert_eq!(run(&[mov64(0, 1 << 32), exit()], b""), Ok(FramingVerdict::NeedMore));
 }
 
 #[test]
@@ -48,13 +48,13 @@ fn lengths_have_limits() {
         program.message_len_after(&[b"0123456789"], seen)
     };
     assert_eq!(returns(3, 0), Err(RunError::TooShort { bytes: 3, min_bytes: 4 }));
-    assert_eq!(returns(4, 0), Ok(Verdict::Length(4)));
-    assert_eq!(returns(100, 0), Ok(Verdict::Length(100)));
+    assert_eq!(returns(4, 0), Ok(FramingVerdict::Length(4)));
+    assert_eq!(returns(100, 0), Ok(FramingVerdict::Length(100)));
     assert_eq!(returns(101, 0), Err(RunError::TooLong { bytes: 101, max_bytes: 100 }));
     // It had said of 5 bytes that they are not a message.
     assert_eq!(returns(5, 5), Err(RunError::InOldData { bytes: 5, seen_bytes: 5 }));
-    assert_eq!(returns(6, 5), Ok(Verdict::Length(6)));
-    assert_eq!(returns(0, 5), Ok(Verdict::NeedMore));
+    assert_eq!(returns(6, 5), Ok(FramingVerdict::Length(6)));
+    assert_eq!(returns(0, 5), Ok(FramingVerdict::NeedMore));
     for (value, seen, errno) in [(i32::MAX, 0, 90), (5, 5, 71), (1, 0, 71), (-5000, 0, 71)] {
         assert_eq!(returns(value, seen).unwrap_err().errno(), errno);
     }
@@ -74,7 +74,7 @@ fn options_are_checked() {
         |options| (options.message_bytes_min, options.message_bytes_max) = (5, 4),
         |options| options.instructions_max = 0,
     ] {
-        assert!(matches!(with(change), Err(LoadError::BadParameter { .. })));
+        assert!(matches!(with(change), Err(FramingLoadError::BadParameter { .. })));
     }
 }
 
@@ -83,7 +83,7 @@ fn a_loop_ends_with_the_budget() {
     let forever = [mov(0, 0), op(0x05, 0, 0, -1, 0), exit()];
     assert_eq!(run(&forever, b""), Err(RunError::Budget { limit: 10_000 }));
     // Three instructions in a budget of three, and not in one of two.
-    for (limit, verdict) in [(3, Ok(Verdict::Length(2))), (2, Err(RunError::Budget { limit: 2 }))] {
+    for (limit, verdict) in [(3, Ok(FramingVerdict::Length(2))), (2, Err(RunError::Budget { limit: 2 }))] {
         let mut options = FramingOptions::default();
         options.instructions_max = limit;
         let program = FramingProgram::from_instructions(&[mov(0, 1), add(0, 1), exit()].concat(), &options);
@@ -104,9 +104,9 @@ fn the_stream_is_read_in_pieces() {
         exit(),
     ])
     .unwrap();
-    assert_eq!(be16_at_1.message_len(&[&[9], &[1], &[], &[2, 3]]), Ok(Verdict::Length(0x102)));
-    assert_eq!(be16_at_1.message_len(&[&[9, 1]]), Ok(Verdict::NeedMore));
-    assert_eq!(be16_at_1.message_len(&[]), Ok(Verdict::NeedMore));
+    assert_eq!(be16_at_1.message_len(&[&[9], &[1], &[], &[2, 3]]), Ok(FramingVerdict::Length(0x102)));
+    assert_eq!(be16_at_1.message_len(&[&[9, 1]]), Ok(FramingVerdict::NeedMore));
+    assert_eq!(be16_at_1.message_len(&[]), Ok(FramingVerdict::NeedMore));
 }
 
 #[test]
@@ -120,26 +120,26 @@ fn a_failed_read_clears_its_target() {
         op(0x0f, 0, 7, 0, 0),
         exit(),
     ];
-    assert_eq!(run(&program, b"0123456789"), Ok(Verdict::Error(14)));
+    assert_eq!(run(&program, b"0123456789"), Ok(FramingVerdict::Error(14)));
     // Offsets beyond an int are never there, also where a sum would wrap.
     let far = [mov_reg(6, 1), load_bytes(-4, -8, 8), exit()];
-    assert_eq!(run(&far, b"0123456789"), Ok(Verdict::Error(14)));
+    assert_eq!(run(&far, b"0123456789"), Ok(FramingVerdict::Error(14)));
 }
 
 #[test]
 fn legacy_loads_are_big_endian_and_return_0_at_the_end() {
     let stream = [0, 0, 1, 2, 3];
     let at = |code, offset| run(&[mov_reg(6, 1), mov(7, 2), op(code, 0, 0, 0, offset), exit()], &stream);
-    assert_eq!(at(0x20, 1), Ok(Verdict::Length(0x0001_0203)));
-    assert_eq!(at(0x28, 2), Ok(Verdict::Length(0x0102)));
-    assert_eq!(at(0x30, 4), Ok(Verdict::Length(3)));
+    assert_eq!(at(0x20, 1), Ok(FramingVerdict::Length(0x0001_0203)));
+    assert_eq!(at(0x28, 2), Ok(FramingVerdict::Length(0x0102)));
+    assert_eq!(at(0x30, 4), Ok(FramingVerdict::Length(3)));
     // Not there: the program returns 0 whatever follows.
     let or_9 =
         |code, offset| run(&[mov_reg(6, 1), mov(7, 2), op(code, 0, 0x70 >> 4, 0, offset), mov(0, 9), exit()], &stream);
-    assert_eq!(or_9(0x40, 0), Ok(Verdict::NeedMore)); // 2 + 0 .. 6
-    assert_eq!(or_9(0x48, 1), Ok(Verdict::Length(9))); // 3 .. 5
-    assert_eq!(or_9(0x50, 3), Ok(Verdict::NeedMore)); // 5 .. 6
-    assert_eq!(or_9(0x50, -3), Ok(Verdict::NeedMore)); // -1
+    assert_eq!(or_9(0x40, 0), Ok(FramingVerdict::NeedMore)); // 2 + 0 .. 6
+    assert_eq!(or_9(0x48, 1), Ok(FramingVerdict::Length(9))); // 3 .. 5
+    assert_eq!(or_9(0x50, 3), Ok(FramingVerdict::NeedMore)); // 5 .. 6
+    assert_eq!(or_9(0x50, -3), Ok(FramingVerdict::NeedMore)); // -1
     let no_context = [mov(6, 0), op(0x20, 0, 0, 0, 0), exit()];
     assert_eq!(fault(&no_context), (1, Fault::NotTheContext { register: 6 }));
     // They leave no arguments behind.
@@ -150,7 +150,7 @@ fn legacy_loads_are_big_endian_and_return_0_at_the_end() {
 #[test]
 fn the_context_has_a_length_and_nothing_else() {
     let field = |code, offset| [op(code, 0, 1, offset, 0), exit()];
-    assert_eq!(run(&field(0x61, 0), b"0123456789"), Ok(Verdict::Length(10)));
+    assert_eq!(run(&field(0x61, 0), b"0123456789"), Ok(FramingVerdict::Length(10)));
     assert_eq!(fault(&field(0x61, 4)).1, Fault::ContextField { offset: 4, bytes: 4 });
     assert_eq!(fault(&field(0x79, 0)).1, Fault::ContextField { offset: 0, bytes: 8 });
     assert!(matches!(fault(&field(0x61, -4)).1, Fault::BadAddress { access: Access::Read, .. }));
@@ -201,7 +201,7 @@ fn helpers_check_their_arguments() {
     // Kernel memory does not exist: the helper fails as on a bad address, and clears its target.
     let probe = [mov_reg(3, 1), mov_reg(1, 10), add(1, -8), mov(2, 4), call(113)];
     let probed = [probe.concat(), op(0x61, 7, 10, -8, 0), op(0x0f, 0, 7, 0, 0), exit()];
-    assert_eq!(run(&probed, b""), Ok(Verdict::Error(14)));
+    assert_eq!(run(&probed, b""), Ok(FramingVerdict::Error(14)));
 }
 
 #[test]
@@ -248,9 +248,9 @@ fn what_does_not_exist_is_refused_by_name() {
     assert!(into_middle.contains("into the middle of a 64-bit immediate"), "{into_middle}");
     assert!(refused(&[mov(0, 0)]).contains("ends without exit"));
     assert!(refused(&[op(0x18, 0, 0, 0, 0)]).contains("second half is missing"));
-    assert!(matches!(program(&[]), Err(LoadError::Malformed { .. })));
-    assert!(matches!(program(&[vec![0x95; 9]]), Err(LoadError::Malformed { .. })));
-    assert!(matches!(program(&[exit().repeat(70_000)]), Err(LoadError::TooLarge { .. })));
+    assert!(matches!(program(&[]), Err(FramingLoadError::Malformed { .. })));
+    assert!(matches!(program(&[vec![0x95; 9]]), Err(FramingLoadError::Malformed { .. })));
+    assert!(matches!(program(&[exit().repeat(70_000)]), Err(FramingLoadError::TooLarge { .. })));
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn programs_are_shared_between_threads() {
             let program = &program;
             scope.spawn(move || {
                 let stream = vec![0; len];
-                assert_eq!(program.message_len(&[&stream]), Ok(Verdict::Length(len as u32)));
+                assert_eq!(program.message_len(&[&stream]), Ok(FramingVerdict::Length(len as u32)));
             });
         }
     });

@@ -4,7 +4,7 @@ mod common;
 
 use ksf::error::FramingError;
 use ksf::framing::{Delimiter, Endian, Frame, Framing, LengthPrefix};
-use ksf_bpf_framing::{Builtin, FramingOptions, FramingProgram, Verdict};
+use ksf_bpf_framing::{BuiltinFraming, FramingOptions, FramingProgram, FramingVerdict};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -12,47 +12,47 @@ const EBADMSG: i32 = 74;
 const EMSGSIZE: i32 = 90;
 
 /// What a twin must say, by the native framing and the limits of the twins.
-fn native(framing: Framing, stream: &[u8]) -> Verdict {
+fn native(framing: Framing, stream: &[u8]) -> FramingVerdict {
     const FRAGMENTS_MAX: usize = 256;
     const LINE_BYTES_MAX: usize = 4096;
     let mut length = 0;
     for _ in 0..FRAGMENTS_MAX {
-        let Some(rest) = stream.get(length..) else { return Verdict::NeedMore };
+        let Some(rest) = stream.get(length..) else { return FramingVerdict::NeedMore };
         match framing.parse(rest, 0) {
             Ok(Frame::Part(part)) => {
                 length += part.total_bytes();
                 if length > i32::MAX as usize {
-                    return Verdict::Error(EMSGSIZE);
+                    return FramingVerdict::Error(EMSGSIZE);
                 }
                 if matches!(framing, Framing::Delimiter(_)) && length > LINE_BYTES_MAX {
-                    return Verdict::Error(EMSGSIZE);
+                    return FramingVerdict::Error(EMSGSIZE);
                 }
                 if part.last {
-                    return Verdict::Length(length as u32);
+                    return FramingVerdict::Length(length as u32);
                 }
             }
             Ok(Frame::Incomplete { need_bytes: None }) if stream.len() >= LINE_BYTES_MAX => {
-                return Verdict::Error(EMSGSIZE);
+                return FramingVerdict::Error(EMSGSIZE);
             }
-            Ok(Frame::Incomplete { .. }) => return Verdict::NeedMore,
-            Err(FramingError::ShorterThanHeader { .. }) => return Verdict::Error(EBADMSG),
-            Err(FramingError::Absurd { .. }) => return Verdict::Error(EMSGSIZE),
+            Ok(Frame::Incomplete { .. }) => return FramingVerdict::NeedMore,
+            Err(FramingError::ShorterThanHeader { .. }) => return FramingVerdict::Error(EBADMSG),
+            Err(FramingError::Absurd { .. }) => return FramingVerdict::Error(EMSGSIZE),
             Err(error) => panic!("{framing:?}: {error}"),
         }
     }
-    Verdict::Error(EMSGSIZE)
+    FramingVerdict::Error(EMSGSIZE)
 }
 
 fn twin(framing: &Framing) -> FramingProgram {
     let builtin = match framing {
-        Framing::RecordMark => Builtin::RecordMark,
-        Framing::LengthPrefix(prefix) => Builtin::LengthPrefix {
+        Framing::RecordMark => BuiltinFraming::RecordMark,
+        Framing::LengthPrefix(prefix) => BuiltinFraming::LengthPrefix {
             offset: prefix.offset,
             width: prefix.width,
             big_endian: prefix.endian == Endian::Big,
             adjust: prefix.adjust,
         },
-        Framing::Delimiter(delimiter) => Builtin::Delimiter(delimiter.as_bytes()),
+        Framing::Delimiter(delimiter) => BuiltinFraming::Delimiter(delimiter.as_bytes()),
         other => panic!("{other:?} has no twin"),
     };
     FramingProgram::builtin(&builtin, &FramingOptions::default()).unwrap_or_else(|error| panic!("{framing:?}: {error}"))
@@ -132,7 +132,11 @@ fn records_of_many_fragments() {
         stream.extend([0x80, 0, 0, 0]);
         let says = twin(&Framing::RecordMark).message_len(&[&stream]);
         assert_eq!(says, Ok(native(Framing::RecordMark, &stream)));
-        let expected = if fragments <= 256 { Verdict::Length(stream.len() as u32) } else { Verdict::Error(EMSGSIZE) };
+        let expected = if fragments <= 256 {
+            FramingVerdict::Length(stream.len() as u32)
+        } else {
+            FramingVerdict::Error(EMSGSIZE)
+        };
         assert_eq!(says, Ok(expected));
     }
 }
@@ -152,16 +156,16 @@ fn lines_at_the_limit() {
     }
     // The worst case: the last byte of the delimiter everywhere.
     let framing = Framing::Delimiter(Delimiter::CRLF);
-    assert_eq!(twin(&framing).message_len(&[&[b'\n'; 5000]]), Ok(Verdict::Error(EMSGSIZE)));
+    assert_eq!(twin(&framing).message_len(&[&[b'\n'; 5000]]), Ok(FramingVerdict::Error(EMSGSIZE)));
 }
 
 #[test]
 fn parameters_are_checked() {
     let options = FramingOptions::default();
     for builtin in [
-        Builtin::Delimiter(b""),
-        Builtin::Delimiter(b"123456789"),
-        Builtin::LengthPrefix { offset: 0, width: 3, big_endian: true, adjust: 0 },
+        BuiltinFraming::Delimiter(b""),
+        BuiltinFraming::Delimiter(b"123456789"),
+        BuiltinFraming::LengthPrefix { offset: 0, width: 3, big_endian: true, adjust: 0 },
     ] {
         assert!(FramingProgram::builtin(&builtin, &options).is_err(), "{builtin:?}");
     }

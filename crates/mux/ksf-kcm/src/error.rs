@@ -3,7 +3,7 @@
 use std::io;
 
 use ksf::framing::Framing;
-use ksf_bpf_framing::{LoadError, VerifyError};
+use ksf_bpf_framing::{FramingLoadError, VerifyError};
 
 /// Why AF_KCM cannot be used, or a call on it failed.
 #[derive(Debug, thiserror::Error)]
@@ -23,7 +23,7 @@ pub enum KcmError {
     Program(#[from] VerifyError),
     /// The framing program cannot be made.
     #[error("the framing program for AF_KCM cannot be made: {0}")]
-    Parameters(#[from] LoadError),
+    Parameters(#[from] FramingLoadError),
     /// There is no program for this framing.
     #[error("AF_KCM needs messages with an end: {framing:?} has no framing program")]
     NoProgram {

@@ -1,7 +1,7 @@
 //! The framing program of a native framing, loaded for AF_KCM.
 
 use ksf::framing::{Endian, Framing};
-use ksf_bpf_framing::{Builtin, FramingOptions, FramingProgram, KernelProgram};
+use ksf_bpf_framing::{BuiltinFraming, FramingOptions, FramingProgram, KernelProgram};
 
 use crate::error::KcmError;
 
@@ -11,14 +11,14 @@ use crate::error::KcmError;
 /// A record has at most 256 fragments, and a delimiter must be found within 4096 bytes.
 pub fn program(framing: &Framing) -> Result<FramingProgram, KcmError> {
     let builtin = match framing {
-        Framing::RecordMark => Builtin::RecordMark,
-        Framing::LengthPrefix(prefix) => Builtin::LengthPrefix {
+        Framing::RecordMark => BuiltinFraming::RecordMark,
+        Framing::LengthPrefix(prefix) => BuiltinFraming::LengthPrefix {
             offset: prefix.offset,
             width: prefix.width,
             big_endian: prefix.endian == Endian::Big,
             adjust: prefix.adjust,
         },
-        Framing::Delimiter(delimiter) => Builtin::Delimiter(delimiter.as_bytes()),
+        Framing::Delimiter(delimiter) => BuiltinFraming::Delimiter(delimiter.as_bytes()),
         framing => return Err(KcmError::NoProgram { framing: *framing }),
     };
     Ok(FramingProgram::builtin(&builtin, &FramingOptions::default())?)

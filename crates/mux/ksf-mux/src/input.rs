@@ -8,7 +8,7 @@ use ksf::error::FramingError;
 use ksf::framing::{Frame, Part};
 use ksf::limits::{Limits, Time};
 use ksf::pool::Chunk;
-use ksf_bpf_framing::{FramingProgram, RunError, Verdict};
+use ksf_bpf_framing::{FramingProgram, FramingVerdict, RunError};
 
 use crate::batch::CutMessages;
 use crate::error::ConnectionError;
@@ -167,12 +167,12 @@ impl Rule for ByProgram<'_> {
 
     fn front(&mut self, buf: &[u8], scanned: usize) -> Result<Frame, ConnectionError> {
         match self.program.message_len_after(&[buf], scanned) {
-            Ok(Verdict::Length(bytes)) => {
+            Ok(FramingVerdict::Length(bytes)) => {
                 Ok(Frame::Part(Part { header_bytes: 0, body_bytes: bytes as usize, trailer_bytes: 0, last: true }))
             }
-            Ok(Verdict::NeedMore) => Ok(Frame::Incomplete { need_bytes: None }),
-            Ok(Verdict::Error(Verdict::ESTRPIPE)) => Err(ConnectionError::HandedBack),
-            Ok(Verdict::Error(errno)) => Err(ConnectionError::Refused { errno }),
+            Ok(FramingVerdict::NeedMore) => Ok(Frame::Incomplete { need_bytes: None }),
+            Ok(FramingVerdict::Error(FramingVerdict::ESTRPIPE)) => Err(ConnectionError::HandedBack),
+            Ok(FramingVerdict::Error(errno)) => Err(ConnectionError::Refused { errno }),
             Err(RunError::TooLong { bytes, max_bytes }) => {
                 Err(ConnectionError::OversizedMessage { bytes: bytes as usize, limit: max_bytes as usize })
             }
@@ -215,7 +215,7 @@ mod tests {
     use std::sync::Arc;
 
     use ksf::framing::{Delimiter, Endian, Framing, LengthPrefix};
-    use ksf_bpf_framing::Builtin;
+    use ksf_bpf_framing::BuiltinFraming;
     use proptest::prelude::*;
 
     use super::*;
@@ -226,7 +226,7 @@ mod tests {
         Limits { message_bytes_max: 40, header_bytes_max: 24, fragments_max: 4, ..Limits::default() }
     }
 
-    fn program(builtin: &Builtin<'_>) -> MessageFraming {
+    fn program(builtin: &BuiltinFraming<'_>) -> MessageFraming {
         let options = ksf_bpf_framing::FramingOptions::default();
         MessageFraming::Program(Arc::new(FramingProgram::builtin(builtin, &options).unwrap()))
     }
@@ -242,9 +242,9 @@ mod tests {
             Framing::Delimiter(Delimiter::LF).into(),
             Framing::Delimiter(Delimiter::CRLF).into(),
             Framing::Delimiter(Delimiter::new(b"abab").unwrap()).into(),
-            program(&Builtin::LengthPrefix { offset: 0, width: 4, big_endian: false, adjust: 0 }),
-            program(&Builtin::RecordMark),
-            program(&Builtin::Delimiter(b"\r\n")),
+            program(&BuiltinFraming::LengthPrefix { offset: 0, width: 4, big_endian: false, adjust: 0 }),
+            program(&BuiltinFraming::RecordMark),
+            program(&BuiltinFraming::Delimiter(b"\r\n")),
         ]
     }
 
@@ -380,7 +380,7 @@ mod tests {
                         Frame::Incomplete { .. } => panic!("a message out of nothing"),
                     },
                     MessageFraming::Program(program) => match program.message_len(&[&stream[at..]]).unwrap() {
-                        Verdict::Length(bytes) => {
+                        FramingVerdict::Length(bytes) => {
                             Part { header_bytes: 0, body_bytes: bytes as usize, trailer_bytes: 0, last: true }
                         }
                         other => panic!("{other:?}"),
@@ -442,12 +442,12 @@ mod tests {
 
     #[test]
     fn a_length_that_a_program_tells_must_show_in_time_and_stay_within_the_limit() {
-        let lines = program(&Builtin::Delimiter(b"\n"));
+        let lines = program(&BuiltinFraming::Delimiter(b"\n"));
         assert_eq!(ends(lines.clone(), &[&[b'x'; 23][..], b"\n"].concat(), &limits()), (1, None));
         let endless = Some(ConnectionError::EndlessHeader { bytes: 25, limit: 24 });
         assert_eq!(ends(lines.clone(), &[&[b'x'; 24][..], b"\n"].concat(), &limits()), (0, endless));
         assert_eq!(ends(lines, &[b'x'; 24], &limits()), (0, None), "the next byte may be its end");
-        let program = program(&Builtin::LengthPrefix { offset: 0, width: 4, big_endian: false, adjust: 0 });
+        let program = program(&BuiltinFraming::LengthPrefix { offset: 0, width: 4, big_endian: false, adjust: 0 });
         let oversized = Some(ConnectionError::OversizedMessage { bytes: 41, limit: 40 });
         assert_eq!(ends(program.clone(), &[40, 0, 0, 0], &limits()), (0, None));
         assert_eq!(ends(program, &[41, 0, 0, 0], &limits()), (0, oversized));

@@ -222,7 +222,9 @@ impl KsfOptions {
         };
         loaded.map_err(|error| {
             let errno = match &error {
-                ksf_bpf_framing::LoadError::Unreadable { error, .. } => error.raw_os_error().unwrap_or(libc::EIO),
+                ksf_bpf_framing::FramingLoadError::Unreadable { error, .. } => {
+                    error.raw_os_error().unwrap_or(libc::EIO)
+                }
                 _ => libc::EINVAL,
             };
             Failure::new(errno, error.to_string())

@@ -1,6 +1,6 @@
 //! Framing programs: no object and no instructions do more than fail, and the pieces a stream lies in do not matter.
 
-use ksf_bpf_framing::{FramingOptions, FramingProgram, LoadError};
+use ksf_bpf_framing::{FramingLoadError, FramingOptions, FramingProgram};
 
 use crate::input::{Choices, Cuts};
 
@@ -9,7 +9,7 @@ pub fn framing_object(input: &[u8]) {
     let mut options = FramingOptions::default();
     match FramingProgram::from_object(input, &options) {
         Ok(program) => run_on_streams(&program),
-        Err(LoadError::SeveralPrograms { found }) => {
+        Err(FramingLoadError::SeveralPrograms { found }) => {
             for name in found {
                 options.program = Some(name);
                 if let Ok(program) = FramingProgram::from_object(input, &options) {

@@ -1,11 +1,15 @@
 //! Prints the tables of `docs/scheduling.md`: `cargo run --release -p ksf-mux-sim --example table`.
 
-use ksf_mux_sim::{Costs, Load, Policy, Service, Summary, simulate};
+use ksf_mux_sim::{Costs, Load, ServiceTime, SimPolicy, Summary, simulate};
 
 const SEED: u64 = 3;
-const MIXED: Service = Service::Mixed { short_ns: 20_000, long_ns: 20_000_000, long_percent: 20 };
-const POLICIES: [(&str, Policy); 4] =
-    [("ours", Policy::OURS), ("ideal queue", Policy::Ideal), ("pinned", Policy::Pinned), ("KCM", Policy::Kcm)];
+const MIXED: ServiceTime = ServiceTime::Mixed { short_ns: 20_000, long_ns: 20_000_000, long_percent: 20 };
+const POLICIES: [(&str, SimPolicy); 4] = [
+    ("ours", SimPolicy::OURS),
+    ("ideal queue", SimPolicy::Ideal),
+    ("pinned", SimPolicy::Pinned),
+    ("KCM", SimPolicy::Kcm),
+];
 
 fn main() {
     let even = |messages| Load { service: MIXED, utilisation: 0.4, burst: 1, weights: &[1; 64], messages };
@@ -14,7 +18,7 @@ fn main() {
         ("The same, in bursts of 8 per segment", Load { burst: 8, ..even(200_000) }),
         (
             "Exponential times of 50 us; load 0.8",
-            Load { service: Service::Exponential { mean_ns: 50_000 }, utilisation: 0.8, ..even(400_000) },
+            Load { service: ServiceTime::Exponential { mean_ns: 50_000 }, utilisation: 0.8, ..even(400_000) },
         ),
     ];
     for (name, load) in loads {
@@ -46,8 +50,8 @@ fn capped(load: &Load<'_>) {
     println!("| workers | ours | ours, capped |\n|---|---|---|");
     for workers in [2, 4, 8, 16, 32, 64] {
         let arrivals = load.draw(workers, SEED);
-        let capped = Policy::Ours { ordered: false, long_cap: Some(workers / 2) };
-        let cells = [Policy::OURS, capped]
+        let capped = SimPolicy::Ours { ordered: false, long_cap: Some(workers / 2) };
+        let cells = [SimPolicy::OURS, capped]
             .map(|policy| cell(&Summary::of(&arrivals, &simulate(policy, workers, Costs::TYPICAL, &arrivals))));
         println!("| {workers} | {} | {} |", cells[0], cells[1]);
     }
@@ -60,11 +64,11 @@ fn skewed() {
     println!("| workers | ours | pinned | KCM | gain | bound |\n|---|---|---|---|---|---|");
     for workers in [2, 4, 8, 16, 32, 64] {
         let weights: Vec<u32> = (0..workers).map(|worker| if worker % 2 == 0 { 3 } else { 1 }).collect();
-        let service = Service::Fixed { ns: 100_000 };
+        let service = ServiceTime::Fixed { ns: 100_000 };
         let load = Load { service, utilisation: 50.0, burst: 4, weights: &weights, messages: 200_000 };
         let arrivals = load.draw(workers, SEED);
         let rate = |policy| Summary::of(&arrivals, &simulate(policy, workers, Costs::TYPICAL, &arrivals)).per_second;
-        let (ours, pinned, kcm) = (rate(Policy::OURS), rate(Policy::Pinned), rate(Policy::Kcm));
+        let (ours, pinned, kcm) = (rate(SimPolicy::OURS), rate(SimPolicy::Pinned), rate(SimPolicy::Kcm));
         let bound = arrivals.skew(workers);
         println!("| {workers} | {ours:.0} | {pinned:.0} | {kcm:.0} | {:.2} | {bound:.2} |", ours / pinned);
     }

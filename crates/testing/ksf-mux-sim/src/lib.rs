@@ -1,6 +1,6 @@
 //! The multiplexor's scheduling policy with a simulated clock: 2 to 64 workers on paper.
 //!
-//! [`Policy::Ours`] runs the scheduler of `ksf-mux` itself ([`ksf_mux::scheduler`]), with workers that read, take,
+//! [`SimPolicy::Ours`] runs the scheduler of `ksf-mux` itself ([`ksf_mux::scheduler`]), with workers that read, take,
 //! sleep and wake as its message sockets do. The others are what it is compared with. All get the same [`Load`], and
 //! the same seed gives the same result.
 //!
@@ -14,12 +14,12 @@ mod ours;
 mod peers;
 mod summary;
 
-pub use load::{Arrivals, Job, Load, Segment, Service};
+pub use load::{Arrivals, Job, Load, ServiceTime, SimSegment};
 pub use summary::Summary;
 
 /// Who works on what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
+pub enum SimPolicy {
     /// The multiplexor.
     Ours {
         /// Messages of a connection one at a time, in order.
@@ -37,7 +37,7 @@ pub enum Policy {
     Kcm,
 }
 
-impl Policy {
+impl SimPolicy {
     /// The multiplexor as it is set up by default.
     pub const OURS: Self = Self::Ours { ordered: false, long_cap: None };
 }
@@ -73,13 +73,13 @@ pub struct Span {
 ///
 /// # Panics
 /// If a message was lost or worked on twice.
-pub fn simulate(policy: Policy, workers: usize, costs: Costs, arrivals: &Arrivals) -> Vec<Span> {
+pub fn simulate(policy: SimPolicy, workers: usize, costs: Costs, arrivals: &Arrivals) -> Vec<Span> {
     let mut record = Record { spans: vec![None; arrivals.jobs.len()] };
     match policy {
-        Policy::Ours { ordered, long_cap } => ours::play(workers, costs, arrivals, ordered, long_cap, &mut record),
-        Policy::Ideal => peers::ideal(workers, arrivals, &mut record),
-        Policy::Pinned => peers::pinned(workers, costs, arrivals, &mut record),
-        Policy::Kcm => peers::kcm(workers, costs, arrivals, &mut record),
+        SimPolicy::Ours { ordered, long_cap } => ours::play(workers, costs, arrivals, ordered, long_cap, &mut record),
+        SimPolicy::Ideal => peers::ideal(workers, arrivals, &mut record),
+        SimPolicy::Pinned => peers::pinned(workers, costs, arrivals, &mut record),
+        SimPolicy::Kcm => peers::kcm(workers, costs, arrivals, &mut record),
     }
     let span = |(job, span): (usize, Option<Span>)| span.unwrap_or_else(|| panic!("message {job} was lost"));
     record.spans.into_iter().enumerate().map(span).collect()

@@ -4,7 +4,7 @@ use ksf_test::Random;
 
 /// How long messages take.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Service {
+pub enum ServiceTime {
     /// All the same.
     Fixed {
         /// Time of each.
@@ -26,7 +26,7 @@ pub enum Service {
     },
 }
 
-impl Service {
+impl ServiceTime {
     /// Mean time of a message.
     pub fn mean_ns(self) -> f64 {
         match self {
@@ -56,7 +56,7 @@ impl Service {
 #[derive(Clone, Copy, Debug)]
 pub struct Load<'a> {
     /// Times of the messages.
-    pub service: Service,
+    pub service: ServiceTime,
     /// Part of the workers' time that the messages need. Above 1 a backlog grows until the last has arrived.
     pub utilisation: f64,
     /// Messages that arrive together, in one segment of one connection.
@@ -82,7 +82,7 @@ pub struct Job {
 
 /// Messages that arrive together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Segment {
+pub struct SimSegment {
     /// When.
     pub at_ns: u64,
     /// Where.
@@ -99,7 +99,7 @@ pub struct Arrivals {
     /// Messages in the order of their arrival.
     pub jobs: Vec<Job>,
     /// How they arrive.
-    pub segments: Vec<Segment>,
+    pub segments: Vec<SimSegment>,
 }
 
 impl Load<'_> {
@@ -129,7 +129,7 @@ impl Load<'_> {
                 arrivals.jobs.push(Job { arrived_ns: at_ns as u64, service_ns, long, connection });
             }
             let jobs = start..arrivals.jobs.len();
-            arrivals.segments.push(Segment { at_ns: at_ns as u64, connection, jobs });
+            arrivals.segments.push(SimSegment { at_ns: at_ns as u64, connection, jobs });
         }
         arrivals
     }
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn drawn_loads_have_the_means_they_were_asked_for() {
-        let service = Service::Mixed { short_ns: 20_000, long_ns: 20_000_000, long_percent: 20 };
+        let service = ServiceTime::Mixed { short_ns: 20_000, long_ns: 20_000_000, long_percent: 20 };
         let load = Load { service, utilisation: 0.5, burst: 4, weights: &[3, 1], messages: 40_000 };
         let arrivals = load.draw(4, 1);
         let work: u64 = arrivals.jobs.iter().map(|job| job.service_ns).sum();
@@ -167,7 +167,7 @@ mod tests {
         assert!((0.47..0.53).contains(&utilisation), "{utilisation}");
         let first = arrivals.jobs.iter().filter(|job| job.connection == 0).count();
         assert!((0.73..0.77).contains(&(first as f64 / 40_000.0)), "{first}");
-        let exponential = Load { service: Service::Exponential { mean_ns: 1000 }, burst: 1, ..load }.draw(4, 1);
+        let exponential = Load { service: ServiceTime::Exponential { mean_ns: 1000 }, burst: 1, ..load }.draw(4, 1);
         let mean = exponential.jobs.iter().map(|job| job.service_ns).sum::<u64>() / 40_000;
         assert!((980..1020).contains(&mean), "{mean}");
     }

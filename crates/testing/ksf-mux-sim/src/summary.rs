@@ -42,13 +42,13 @@ impl Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Job, Segment};
+    use crate::{Job, SimSegment};
 
     #[test]
     fn percentiles_are_of_the_short_ones() {
         let job = |at: usize| Job { arrived_ns: 0, service_ns: 0, long: at == 1000, connection: 0 };
         let jobs: Vec<_> = (0..=1000).map(job).collect();
-        let segments = vec![Segment { at_ns: 0, connection: 0, jobs: 0..1001 }];
+        let segments = vec![SimSegment { at_ns: 0, connection: 0, jobs: 0..1001 }];
         let arrivals = Arrivals { connections: 1, jobs, segments };
         let span = |at: u64| Span { began_ns: 0, done_ns: if at == 1000 { 1_000_000_000 } else { at + 1 } };
         let spans: Vec<_> = (0..=1000).map(span).collect();

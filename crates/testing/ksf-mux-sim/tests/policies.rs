@@ -1,20 +1,20 @@
 //! What the policies must show on paper. Every number follows from a seed.
 
-use ksf_mux_sim::{Arrivals, Costs, Load, Policy, Service, Span, Summary, simulate};
+use ksf_mux_sim::{Arrivals, Costs, Load, ServiceTime, SimPolicy, Span, Summary, simulate};
 
-const MIXED: Service = Service::Mixed { short_ns: 20_000, long_ns: 20_000_000, long_percent: 20 };
+const MIXED: ServiceTime = ServiceTime::Mixed { short_ns: 20_000, long_ns: 20_000_000, long_percent: 20 };
 const EVEN: Load<'static> = Load { service: MIXED, utilisation: 0.4, burst: 1, weights: &[1; 16], messages: 20_000 };
-const ORDERED: Policy = Policy::Ours { ordered: true, long_cap: None };
-const ALL: [Policy; 6] = [
-    Policy::OURS,
+const ORDERED: SimPolicy = SimPolicy::Ours { ordered: true, long_cap: None };
+const ALL: [SimPolicy; 6] = [
+    SimPolicy::OURS,
     ORDERED,
-    Policy::Ours { ordered: false, long_cap: Some(2) },
-    Policy::Ideal,
-    Policy::Pinned,
-    Policy::Kcm,
+    SimPolicy::Ours { ordered: false, long_cap: Some(2) },
+    SimPolicy::Ideal,
+    SimPolicy::Pinned,
+    SimPolicy::Kcm,
 ];
 
-fn summary(policy: Policy, workers: usize, costs: Costs, arrivals: &Arrivals) -> Summary {
+fn summary(policy: SimPolicy, workers: usize, costs: Costs, arrivals: &Arrivals) -> Summary {
     Summary::of(arrivals, &simulate(policy, workers, costs, arrivals))
 }
 
@@ -32,7 +32,7 @@ fn the_same_seed_gives_the_same_run() {
 /// `simulate` panics for a message that is lost or worked on twice.
 #[test]
 fn every_message_is_worked_on_once_and_no_worker_on_two() {
-    let exponential = Service::Exponential { mean_ns: 3_000 };
+    let exponential = ServiceTime::Exponential { mean_ns: 3_000 };
     let loads = [
         Load { burst: 8, ..EVEN },
         Load { service: exponential, utilisation: 2.0, burst: 64, ..EVEN },
@@ -57,8 +57,8 @@ fn without_costs_it_is_as_good_as_the_ideal_queue() {
     for burst in [1, 8] {
         for workers in [2, 4, 8, 16] {
             let arrivals = Load { burst, ..EVEN }.draw(workers, 1);
-            let ours = summary(Policy::OURS, workers, Costs::NONE, &arrivals);
-            let ideal = summary(Policy::Ideal, workers, Costs::NONE, &arrivals);
+            let ours = summary(SimPolicy::OURS, workers, Costs::NONE, &arrivals);
+            let ideal = summary(SimPolicy::Ideal, workers, Costs::NONE, &arrivals);
             let bound_ns = ideal.p99_ns + ideal.p99_ns / 10;
             assert!(ours.p99_ns <= bound_ns, "{workers} workers, bursts of {burst}: {ours:?}, ideal {ideal:?}");
             assert!(ours.mean_ns <= 1.1 * ideal.mean_ns, "{workers} workers, bursts of {burst}: {ours:?}, {ideal:?}");
@@ -70,7 +70,7 @@ fn without_costs_it_is_as_good_as_the_ideal_queue() {
 fn with_costs_quick_messages_wait_less_than_a_third_of_what_kcm_makes_them_wait() {
     for burst in [1, 8] {
         let arrivals = Load { burst, ..EVEN }.draw(8, 1);
-        let [ours, kcm] = [Policy::OURS, Policy::Kcm].map(|policy| summary(policy, 8, Costs::TYPICAL, &arrivals));
+        let [ours, kcm] = [SimPolicy::OURS, SimPolicy::Kcm].map(|policy| summary(policy, 8, Costs::TYPICAL, &arrivals));
         assert!(ours.p99_ns * 10 <= kcm.p99_ns * 3, "bursts of {burst}: {ours:?}, KCM {kcm:?}");
     }
 }
@@ -82,10 +82,10 @@ fn a_skewed_load_gains_what_the_skew_allows() {
     let loads: [&[u32]; 3] = [&[3, 1], &[1, 1, 1, 5], &[8, 1, 1, 1, 1, 1, 1, 1]];
     for weights in loads {
         let workers = weights.len();
-        let service = Service::Fixed { ns: 100_000 };
+        let service = ServiceTime::Fixed { ns: 100_000 };
         let arrivals = Load { service, utilisation: 50.0, burst: 4, weights, messages: 20_000 }.draw(workers, 1);
         let rate = |policy| summary(policy, workers, Costs::TYPICAL, &arrivals).per_second;
-        let (gain, bound) = (rate(Policy::OURS) / rate(Policy::Pinned), arrivals.skew(workers));
+        let (gain, bound) = (rate(SimPolicy::OURS) / rate(SimPolicy::Pinned), arrivals.skew(workers));
         assert!(bound > 1.45, "{bound}");
         assert!(gain >= 0.9 * bound, "{weights:?}: a gain of {gain}, allowed {bound}");
     }
@@ -93,10 +93,10 @@ fn a_skewed_load_gains_what_the_skew_allows() {
 
 #[test]
 fn equal_shares_of_cheap_messages_lose_little_to_pinned_connections() {
-    let service = Service::Fixed { ns: 2_000 };
+    let service = ServiceTime::Fixed { ns: 2_000 };
     let arrivals = Load { service, utilisation: 20.0, burst: 64, messages: 100_000, ..EVEN }.draw(4, 1);
     let rate = |policy| summary(policy, 4, Costs::TYPICAL, &arrivals).per_second;
-    let (ours, pinned) = (rate(Policy::OURS), rate(Policy::Pinned));
+    let (ours, pinned) = (rate(SimPolicy::OURS), rate(SimPolicy::Pinned));
     assert!(ours >= 0.95 * pinned, "{ours} against {pinned} per second");
 }
 
@@ -112,13 +112,13 @@ fn ordered_queues_keep_their_order() {
         })
     };
     assert!(in_order(ORDERED));
-    assert!(!in_order(Policy::OURS), "this load tells nothing about order");
+    assert!(!in_order(SimPolicy::OURS), "this load tells nothing about order");
 }
 
 #[test]
 fn a_cap_keeps_workers_free_for_quick_messages() {
     let arrivals = EVEN.draw(4, 1);
-    let capped = Policy::Ours { ordered: false, long_cap: Some(2) };
+    let capped = SimPolicy::Ours { ordered: false, long_cap: Some(2) };
     let spans = simulate(capped, 4, Costs::TYPICAL, &arrivals);
     let long: Vec<_> = arrivals.jobs.iter().zip(&spans).filter(|(job, _)| job.long).map(|(_, span)| *span).collect();
     assert_eq!(most_at_once(&long), 2);

@@ -14,7 +14,7 @@ pub enum BodyLength {
 /// The chunks of a body do not follow the grammar (RFC 9112, section 7.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the chunks of a body are malformed")]
-pub struct Malformed;
+pub struct MalformedBody;
 
 /// Longest line of a chunk's size with its extensions, and longest trailers, in bytes.
 const LINE_BYTES_MAX: u32 = 4096;
@@ -80,7 +80,7 @@ impl Body {
 
     /// Takes bytes of this body off the front of `buf`: how many belong to it. Fewer than there are only if the body
     /// is done.
-    pub fn take(&mut self, buf: &[u8]) -> Result<usize, Malformed> {
+    pub fn take(&mut self, buf: &[u8]) -> Result<usize, MalformedBody> {
         let mut at = 0;
         while at < buf.len() {
             match &mut self.0 {
@@ -108,17 +108,17 @@ impl Body {
 
 impl State {
     /// One byte of what stands between the data of chunks.
-    fn step(self, byte: u8) -> Result<Self, Malformed> {
+    fn step(self, byte: u8) -> Result<Self, MalformedBody> {
         Ok(match (self, byte) {
             (Self::Size { size, digits }, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F') => {
                 // 15 digits are a petabyte, and the size cannot overflow.
                 if digits == 15 {
-                    return Err(Malformed);
+                    return Err(MalformedBody);
                 }
                 let digit = char::from(byte).to_digit(16).unwrap_or_default();
                 Self::Size { size: size << 4 | u64::from(digit), digits: digits + 1 }
             }
-            (Self::Size { digits: 0, .. }, _) => return Err(Malformed),
+            (Self::Size { digits: 0, .. }, _) => return Err(MalformedBody),
             (Self::Size { size, .. } | Self::Extension { size, .. }, b'\r') => Self::SizeEnd { size },
             (Self::Size { size, .. }, b';' | b' ' | b'\t') => Self::Extension { size, line_bytes: 1 },
             // A bare line feed inside an extension is where readers disagree (RFC 9112, section 2.2): refused.
@@ -135,7 +135,7 @@ impl State {
             }
             (Self::TrailerLf { column: 0, .. }, b'\n') => Self::Done,
             (Self::TrailerLf { bytes, .. }, b'\n') => Self::Trailer { column: 0, bytes },
-            _ => return Err(Malformed),
+            _ => return Err(MalformedBody),
         })
     }
 }
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     /// Takes `stream` in pieces of `step` bytes: how many bytes belong to the body, and whether it is done.
-    fn pass(length: BodyLength, stream: &[u8], step: usize) -> Result<(usize, bool), Malformed> {
+    fn pass(length: BodyLength, stream: &[u8], step: usize) -> Result<(usize, bool), MalformedBody> {
         let mut body = Body::new(length);
         let mut taken = 0;
         for piece in stream.chunks(step) {
@@ -192,8 +192,8 @@ mod tests {
         ];
         for stream in bad {
             let shown = String::from_utf8_lossy(&stream[..stream.len().min(20)]);
-            assert_eq!(pass(BodyLength::Chunked, stream, stream.len()), Err(Malformed), "{shown:?}");
-            assert_eq!(pass(BodyLength::Chunked, stream, 1), Err(Malformed), "{shown:?}");
+            assert_eq!(pass(BodyLength::Chunked, stream, stream.len()), Err(MalformedBody), "{shown:?}");
+            assert_eq!(pass(BodyLength::Chunked, stream, 1), Err(MalformedBody), "{shown:?}");
         }
     }
 }

@@ -270,17 +270,17 @@ impl KernelConnection {
         is_whole: bool,
         buffers: &Buffers,
     ) -> Result<ksf::pool::Chunk, ConnectionError> {
-        use ksf_bpf_framing::Verdict;
+        use ksf_bpf_framing::FramingVerdict;
         let limit = self.limits.message_bytes_max;
         let oversized = || Err(ConnectionError::OversizedMessage { bytes: wire.len(), limit });
         match &self.framing {
             _ if !is_whole => oversized(),
             MessageFraming::Program(program) => match program.message_len(&[wire]) {
-                Ok(Verdict::Length(bytes)) if bytes as usize != wire.len() => {
+                Ok(FramingVerdict::Length(bytes)) if bytes as usize != wire.len() => {
                     Err(ConnectionError::Miscut { bytes: wire.len() })
                 }
-                Ok(Verdict::Length(_)) if wire.len() > limit => oversized(),
-                Ok(Verdict::Length(_)) => Ok(ksf::pool::Chunk::from_vec(wire.to_vec())),
+                Ok(FramingVerdict::Length(_)) if wire.len() > limit => oversized(),
+                Ok(FramingVerdict::Length(_)) => Ok(ksf::pool::Chunk::from_vec(wire.to_vec())),
                 Ok(_) => Err(ConnectionError::Miscut { bytes: wire.len() }),
                 Err(error) => Err(ConnectionError::Program(error)),
             },

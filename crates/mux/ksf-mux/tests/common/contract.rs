@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ksf_bpf_framing::{Builtin, FramingProgram};
+use ksf_bpf_framing::{BuiltinFraming, FramingProgram};
 use ksf_mux::backend::{Event, Multiplexor};
 use ksf_mux::kcm::{
     AttachOptions, Flags, KcmOptions, KcmSocket, KcmSocketError, Kind, NotAttached, RecvBuffer, RecvInfo, proc_net_kcm,
@@ -33,7 +33,7 @@ impl Rows {
 
 /// A length of four bytes that counts itself, kept in the message: a program that finds the message also in AF_KCM.
 pub(crate) fn program() -> Arc<FramingProgram> {
-    let builtin = Builtin::LengthPrefix { offset: 0, width: 4, big_endian: true, adjust: 0 };
+    let builtin = BuiltinFraming::LengthPrefix { offset: 0, width: 4, big_endian: true, adjust: 0 };
     Arc::new(FramingProgram::builtin(&builtin, &ksf_bpf_framing::FramingOptions::default()).unwrap())
 }
 
