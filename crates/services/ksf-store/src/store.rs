@@ -293,6 +293,10 @@ impl Shard {
             })?;
             for (record, lsn) in records.iter().zip(places) {
                 store.apply(locked, record, Origin { log: *number, lsn, version: record.version });
+                if record.kind == Kind::Drop {
+                    // Of a key that the same command brought there is nothing older.
+                    locked.get(record.key).filter(Entry::is_settled).iter().for_each(|entry| store.outdate(entry));
+                }
             }
             needs.add(*number, Lsn(last.0 + 1));
             Ok((result, needs))
@@ -320,11 +324,10 @@ impl Shard {
         for number in erased {
             for key in self.going.remove(&number).unwrap_or_default() {
                 self.store.index.with(&[&key], |locked| {
-                    if locked.forget_older(&key) {
-                        if let Some(entry) = locked.get(&key) {
-                            self.store.outdate(&entry);
-                        }
-                        locked.remove(&key);
+                    if locked.forget_older(&key)
+                        && let Some(entry) = locked.get(&key)
+                    {
+                        self.store.outdate(&entry);
                     }
                 });
             }
@@ -369,7 +372,7 @@ impl Shard {
                         cleaning.older.push(record.key.into());
                         return Ok(());
                     }
-                    if entry.value == Value::Gone && entry.older == 0 {
+                    if entry.is_settled() {
                         locked.remove(record.key);
                         return Ok(());
                     }
@@ -432,7 +435,9 @@ impl Store {
                 lock(&self.outdated[usize::from(origin.log)]).push((origin.lsn, record.encoded_bytes()));
                 return;
             }
-            self.outdate(&before);
+            if !before.is_settled() {
+                self.outdate(&before);
+            }
         }
         let value = if record.kind == Kind::Drop { Value::Gone } else { Value::Here(record.value) };
         let is_there = value != Value::Gone;
@@ -457,9 +462,22 @@ impl Store {
             found.records(|lsn, record| {
                 let origin = Origin { log: found.log(), lsn, version: record.version };
                 store.next_version.fetch_max(record.version + 1, Ordering::Relaxed);
-                store.index.with(&[record.key], |locked| store.apply(locked, &record, origin));
+                store.index.with(&[record.key], |locked| {
+                    let before = locked.get(record.key);
+                    // Not yet: an older record may follow, in another log.
+                    let settled =
+                        before.filter(|before| before.is_settled() && before.origin.version <= record.version);
+                    settled.iter().for_each(|before| store.outdate(before));
+                    store.apply(locked, &record, origin);
+                });
             });
         }
+        store.index.scan(b"", |entry| {
+            if entry.is_settled() {
+                store.outdate(entry);
+            }
+            true
+        });
         let store = Arc::new(store);
         let shard = |found: Found| Shard {
             store: Arc::clone(&store),

@@ -1,6 +1,7 @@
 //! A store of several shards on media that lose power: what replies told of is there, whole, after every start.
 
 mod common;
+mod opened;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
@@ -8,9 +9,9 @@ use std::sync::Arc;
 
 use common::Medium;
 use ksf_store::log::{AppendError, Geometry};
-use ksf_store::recover::{Found, cut_by_links};
 use ksf_store::store::{Cleaning, Clock, Needs, Shard, Store, UpdateError};
 use ksf_test::Random;
+use opened::open;
 
 const SHARDS: usize = 3;
 const KEYS: u64 = 40;
@@ -39,13 +40,6 @@ struct World {
     crashes: usize,
     cleaned: usize,
     full: usize,
-}
-
-fn open(geometry: Geometry, media: &mut [Medium], epoch: u32) -> (Arc<Store>, Vec<Shard>) {
-    let read = |(log, medium): (usize, &mut Medium)| Found::read(log as u16, geometry, &mut { medium });
-    let mut found: Vec<Found> = media.iter_mut().enumerate().map(|one| read(one).unwrap()).collect();
-    cut_by_links(&mut found).unwrap();
-    Store::open(found, epoch)
 }
 
 impl World {

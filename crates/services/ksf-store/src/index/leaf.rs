@@ -51,6 +51,14 @@ pub struct Entry<'a> {
     pub older: u32,
 }
 
+impl Entry<'_> {
+    /// True if the key is gone, and no older record of it is left: its record is out of date. The entry stays until that
+    /// record is on no medium any more, so that a record that follows counts it among the older ones.
+    pub fn is_settled(&self) -> bool {
+        self.value == Value::Gone && self.older == 0
+    }
+}
+
 /// Where the count of older records ends: a key that reaches it is taken to have some for ever.
 pub const OLDER_MAX: u32 = (1 << 24) - 1;
 
@@ -278,8 +286,8 @@ impl Leaf {
         }
     }
 
-    /// An older record of a key is on no medium any more. True if it was the last one, of a key that is gone: nothing of
-    /// it need be known any more.
+    /// An older record of a key is on no medium any more. True if it was the last one, of a key that is gone: then the
+    /// entry [is out of date](Entry::is_settled).
     pub fn forget_older(&mut self, key: &[u8]) -> bool {
         let Ok(at) = self.find(key) else { return false };
         let slot = &mut self.slots[at];

@@ -92,7 +92,7 @@ impl Locked<'_> {
         }
     }
 
-    /// An older record of a key is on no medium any more.
+    /// An older record of a key is on no medium any more. True if the entry is [settled](Entry::is_settled) by that.
     pub fn forget_older(&mut self, key: &[u8]) -> bool {
         self.place(key).is_some_and(|at| self.leaves[at].1.forget_older(key))
     }

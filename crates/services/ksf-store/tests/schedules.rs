@@ -1,0 +1,138 @@
+//! Orders of events in which data was once lost, or came back: what the random tests meet one time in thousands of runs.
+
+mod common;
+mod opened;
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use common::Medium;
+use ksf_store::log::{Geometry, Write};
+use ksf_store::store::{Cleaning, Clock, Shard, Store};
+use opened::open;
+
+const BLOCK_BYTES: usize = 512;
+
+/// A store of two shards, of which each step is told.
+struct Stage {
+    geometry: Geometry,
+    media: Vec<Medium>,
+    store: Arc<Store>,
+    shards: Vec<Shard>,
+    epoch: u32,
+    next_filler: u64,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let block_bytes = NonZeroUsize::new(BLOCK_BYTES).unwrap();
+        let geometry = Geometry { store: 3, block_bytes, segment_bytes: 32 * BLOCK_BYTES as u64 };
+        let mut media: Vec<_> = (0..2).map(|_| Medium::new(8, geometry.segment_bytes as usize)).collect();
+        let (store, shards) = open(geometry, &mut media, 1);
+        Self { geometry, media, store, shards, epoch: 1, next_filler: 0 }
+    }
+
+    fn set(&mut self, shard: usize, key: &str, value: &str) {
+        let key = key.as_bytes();
+        self.shards[shard].update(&[key], Clock::default(), |update| update.set(key, value.as_bytes(), None)).unwrap();
+    }
+
+    fn remove(&mut self, shard: usize, key: &str) {
+        let key = key.as_bytes();
+        let (was_there, _) = self.shards[shard].update(&[key], Clock::default(), |update| update.remove(key)).unwrap();
+        assert!(was_there);
+    }
+
+    fn get(&self, key: &str) -> Option<String> {
+        let key = key.as_bytes();
+        let value = |got: ksf_store::store::Got<'_>| String::from_utf8(got.value.to_vec()).unwrap();
+        self.store.read(&[key], 0, |view| view.get(key).map(value)).0
+    }
+
+    /// Every write that the shard has to make, not yet on the medium.
+    fn begin_writes(&mut self, shard: usize) -> Vec<Write> {
+        std::iter::from_fn(|| self.shards[shard].next_write(usize::MAX, 0)).collect()
+    }
+
+    fn end_write(&mut self, shard: usize, write: Write) {
+        self.media[shard].put(write.place, write.offset as usize, &write.bytes);
+        self.shards[shard].written(write.id, true, write.bytes);
+    }
+
+    /// All that the shard has to write is on its medium.
+    fn drain(&mut self, shard: usize) {
+        loop {
+            let writes = self.begin_writes(shard);
+            if writes.is_empty() {
+                return;
+            }
+            writes.into_iter().for_each(|write| self.end_write(shard, write));
+        }
+    }
+
+    fn last_segment(&self, shard: usize) -> Option<u64> {
+        self.shards[shard].log().segments().keys().next_back().copied()
+    }
+
+    /// Writes keys that nobody asks for until the log has a new segment.
+    fn fill_segment(&mut self, shard: usize) {
+        let before = self.last_segment(shard);
+        while self.last_segment(shard) == before {
+            self.next_filler += 1;
+            let (key, value) = (format!("filler {shard} {}", self.next_filler), "x".repeat(600));
+            self.set(shard, &key, &value);
+        }
+        self.drain(shard);
+    }
+
+    /// Cleans a segment, and erases it if that may be done.
+    fn clean(&mut self, shard: usize, number: u64) {
+        let place = self.shards[shard].log().segments()[&number].place;
+        let bytes = self.media[shard].places[place as usize].clone();
+        let done = self.shards[shard].clean(&mut Cleaning::new(number), &bytes, usize::MAX);
+        assert_eq!(done, Ok(true));
+        self.drain(shard);
+        self.shards[shard].erase_cleaned();
+        self.drain(shard);
+    }
+
+    fn has_segment(&self, shard: usize, number: u64) -> bool {
+        self.shards[shard].log().segments().contains_key(&number)
+    }
+
+    /// The power goes: what is not on a medium is lost.
+    fn restart(&mut self) {
+        self.epoch += 1;
+        (self.store, self.shards) = open(self.geometry, &mut self.media, self.epoch);
+    }
+}
+
+/// The record that took a key away is no longer needed, and still on its medium, when the key is set again. It is an older
+/// record of the key then, like any other.
+#[test]
+fn a_key_taken_away_twice_does_not_come_back() {
+    let mut stage = Stage::new();
+    stage.set(0, "key", "first");
+    stage.fill_segment(0);
+    stage.remove(1, "key");
+    stage.drain(1);
+    stage.clean(0, 0);
+    assert!(!stage.has_segment(0, 0));
+    let second = stage.last_segment(0).unwrap();
+    stage.set(0, "key", "second");
+    stage.fill_segment(0);
+    let third = stage.last_segment(0).unwrap();
+    stage.set(0, "key", "third");
+    stage.fill_segment(0);
+    stage.fill_segment(1);
+    // The first record that took it away goes, and later the third value; the second one is still there.
+    stage.clean(1, 0);
+    let removed = stage.last_segment(1).unwrap();
+    stage.remove(1, "key");
+    stage.fill_segment(1);
+    stage.clean(0, third);
+    stage.clean(1, removed);
+    assert!(stage.has_segment(0, second) && !stage.has_segment(0, third) && !stage.has_segment(1, removed));
+    stage.restart();
+    assert_eq!(stage.get("key"), None);
+}
