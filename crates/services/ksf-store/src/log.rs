@@ -473,10 +473,11 @@ impl Log {
         }
     }
 
-    /// Begins to overwrite the headers of cleaned segments whose records are promised elsewhere.
-    pub fn erase_cleaned(&mut self) {
+    /// Begins to overwrite the headers of cleaned segments whose records are promised elsewhere in the log. `may_go` says
+    /// of a segment whether what outdates its records in other logs is promised, too.
+    pub fn erase_cleaned(&mut self, may_go: impl Fn(u64) -> bool) {
         let promised = self.promised;
-        let ready = |_: &u64, segment: &mut Segment| matches!(segment.state, State::Cleaned(at) if at <= promised);
+        let ready = |number: &u64, segment: &mut Segment| matches!(segment.state, State::Cleaned(at) if at <= promised && may_go(*number));
         let ready: Vec<_> = self.segments.extract_if(.., ready).collect();
         ready.into_iter().for_each(|(number, segment)| self.erase(number, segment.place));
     }

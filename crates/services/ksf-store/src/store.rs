@@ -45,10 +45,19 @@ pub struct Shard {
     store: Arc<Store>,
     number: u16,
     log: Log,
-    /// Of segments that are being erased, the keys of which older records go with them.
-    going: BTreeMap<u64, Vec<Box<[u8]>>>,
+    /// Segments that were cleaned, and are not yet erased.
+    going: BTreeMap<u64, Going>,
     /// Promises that moved since they were last asked for.
     moved: Vec<(u16, Lsn)>,
+}
+
+/// What goes with a segment.
+#[derive(Debug)]
+struct Going {
+    /// The keys of its older records.
+    older: Vec<Box<[u8]>>,
+    /// What outdates them: while a crash may take that, they are what the keys have.
+    outdated_by: Needs,
 }
 
 /// What must be promised before a reply may leave: of each log, everything before a place in it.
@@ -322,7 +331,7 @@ impl Shard {
             News::Erased { number } => erased.push(number),
         });
         for number in erased {
-            for key in self.going.remove(&number).unwrap_or_default() {
+            for key in self.going.remove(&number).map(|going| going.older).unwrap_or_default() {
                 self.store.index.with(&[&key], |locked| {
                     if locked.forget_older(&key)
                         && let Some(entry) = locked.get(&key)
@@ -369,6 +378,7 @@ impl Shard {
                 store.index.with(&[record.key], |locked| {
                     let Some(entry) = locked.get(record.key) else { return Ok(()) };
                     if (entry.origin.log, entry.origin.lsn) != (*number, lsn) {
+                        store.note(&mut cleaning.outdated_by, entry.origin);
                         cleaning.older.push(record.key.into());
                         return Ok(());
                     }
@@ -389,14 +399,17 @@ impl Shard {
                 break;
             }
         }
-        going.insert(cleaning.number, mem::take(&mut cleaning.older));
+        let (older, outdated_by) = (mem::take(&mut cleaning.older), mem::take(&mut cleaning.outdated_by));
+        going.insert(cleaning.number, Going { older, outdated_by });
         log.cleaned(cleaning.number);
         Ok(true)
     }
 
     /// Begins to erase segments that were cleaned: [`Log::erase_cleaned`].
     pub fn erase_cleaned(&mut self) {
-        self.log.erase_cleaned();
+        let Self { store, log, going, .. } = self;
+        let is_promised = |needs: &Needs| needs.iter().all(|(log, lsn)| lsn <= store.promised(log));
+        log.erase_cleaned(|number| going.get(&number).is_none_or(|going| is_promised(&going.outdated_by)));
     }
 }
 
@@ -411,12 +424,14 @@ pub struct Cleaning {
     handled: usize,
     /// Keys of which it has records that are out of date.
     older: Vec<Box<[u8]>>,
+    /// What outdates them, as far as that is not promised.
+    outdated_by: Needs,
 }
 
 impl Cleaning {
     /// Begins with a segment, which is not the last one of its log.
     pub fn new(number: u64) -> Self {
-        Self { number, at: 0, handled: 0, older: Vec::new() }
+        Self { number, at: 0, handled: 0, older: Vec::new(), outdated_by: Needs::default() }
     }
 }
 

@@ -102,7 +102,7 @@ impl World {
             if self.logs[log].durable() >= first_live {
                 self.logs[log].cleaned(number);
                 self.cleaned.insert((log, number));
-                self.logs[log].erase_cleaned();
+                self.logs[log].erase_cleaned(|_| true);
             }
         }
     }

@@ -136,3 +136,38 @@ fn a_key_taken_away_twice_does_not_come_back() {
     stage.restart();
     assert_eq!(stage.get("key"), None);
 }
+
+/// A value that was acknowledged stays on its medium until the one that follows it is durable in the log of another shard.
+#[test]
+fn a_value_is_not_erased_before_the_next_one_is_durable() {
+    for is_removed in [false, true] {
+        let mut stage = Stage::new();
+        stage.set(0, "key", "first");
+        stage.fill_segment(0);
+        if is_removed {
+            stage.remove(1, "key");
+        } else {
+            stage.set(1, "key", "second");
+        }
+        stage.clean(0, 0);
+        stage.restart();
+        assert_eq!(stage.get("key").as_deref(), Some("first"));
+    }
+}
+
+/// When it is durable the segment goes.
+#[test]
+fn a_segment_is_erased_when_what_follows_its_records_is_durable() {
+    let mut stage = Stage::new();
+    stage.set(0, "key", "first");
+    stage.fill_segment(0);
+    stage.set(1, "key", "second");
+    stage.clean(0, 0);
+    assert!(stage.has_segment(0, 0));
+    stage.drain(1);
+    stage.shards[0].erase_cleaned();
+    stage.drain(0);
+    assert!(!stage.has_segment(0, 0));
+    stage.restart();
+    assert_eq!(stage.get("key").as_deref(), Some("second"));
+}
