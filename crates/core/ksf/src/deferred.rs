@@ -201,6 +201,12 @@ impl Mailbox {
         self.queue.push(mail);
     }
 
+    /// True if there is something to take, or soon will be.
+    #[inline]
+    pub(crate) fn has_mail(&self) -> bool {
+        self.queue.has_items()
+    }
+
     /// Moves all mail into `into`. `woken`: the box was reported as readable, and must not be reported again for what
     /// is taken now.
     pub(crate) fn take(&self, woken: bool, into: &mut Vec<Mail>) {

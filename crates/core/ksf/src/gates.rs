@@ -165,6 +165,12 @@ impl GateSet {
         other.iter().all(|gate| self.iter().any(|own| own.log == gate.log && own.number >= gate.number))
     }
 
+    /// True if there is nothing to wait for.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
     /// The gate, if there is one and no more.
     pub(crate) fn only(&self) -> Option<Gate> {
         self.first.filter(|_| self.others.is_empty())

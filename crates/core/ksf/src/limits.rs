@@ -177,3 +177,12 @@ impl Time {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
+
+/// The first of the times that there are.
+#[inline]
+pub(crate) fn earlier(one: Option<Time>, other: Option<Time>) -> Option<Time> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
+    }
+}

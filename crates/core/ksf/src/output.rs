@@ -204,6 +204,7 @@ impl Output {
     }
 
     /// Bytes of memory that it takes or will take: of a range of a file, no more than two windows.
+    #[inline]
     pub(crate) fn memory_bytes(&self) -> usize {
         if self.files == 0 {
             return self.len();
@@ -222,9 +223,13 @@ impl Output {
     }
 
     /// Place of the first range of a file, and the bytes in front of it.
+    #[inline]
     fn first_file(&self) -> Option<(usize, usize)> {
+        if self.files == 0 {
+            return None;
+        }
         let mut before = 0;
-        for (at, piece) in self.pieces.iter().enumerate().take_while(|_| self.files > 0) {
+        for (at, piece) in self.pieces.iter().enumerate() {
             if let Piece::File { .. } = piece {
                 return Some((at, before));
             }
@@ -286,6 +291,7 @@ impl Output {
     }
 
     /// Bytes in it.
+    #[inline]
     pub fn len(&self) -> usize {
         self.piece_bytes + self.tail.len()
     }
@@ -373,6 +379,12 @@ impl SendBatch {
         self.len() == 0
     }
 
+    /// The unsent bytes, if they lie in one buffer.
+    #[inline]
+    pub(crate) fn as_slice(&self) -> Option<&[u8]> {
+        if self.output.pieces.is_empty() { self.output.tail.get(self.sent..) } else { None }
+    }
+
     /// The unsent bytes in order, as far as `slices` has room; returns how many slices were filled. Their addresses
     /// stay valid while the batch is not changed, also when it is moved.
     pub fn slices<'a>(&'a self, slices: &mut [&'a [u8]]) -> usize {
@@ -411,7 +423,7 @@ impl SendBatch {
     /// Gives the buffers back for reuse.
     pub fn recycle(mut self, spares: &mut Spares) {
         spares.give(self.output.tail);
-        for piece in self.output.pieces.drain(..) {
+        while let Some(piece) = self.output.pieces.pop_front() {
             if let Piece::Bytes(bytes) = piece {
                 spares.give(bytes);
             }
@@ -460,6 +472,7 @@ impl Spares {
         self.pieces.pop().unwrap_or_default()
     }
 
+    #[inline]
     fn give_pieces(&mut self, pieces: VecDeque<Piece>) {
         let useful = (1..=Self::PIECES_MAX).contains(&pieces.capacity());
         if useful && pieces.is_empty() && self.pieces.len() < Self::COUNT_MAX {

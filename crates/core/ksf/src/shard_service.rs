@@ -420,9 +420,14 @@ impl<S: ShardService> OnShard<S> {
         self.0.begins_files.get() && env.files.is_full()
     }
 
+    /// True if the service wants to hear of the end of each turn in which it was called.
+    pub fn has_turn_end(&self) -> bool {
+        S::HAS_TURN_END && self.0.has_turn_end
+    }
+
     /// True if the service was called since its last turn end, and wants to hear of the next.
     pub fn waits_for_turn_end(&self) -> bool {
-        S::HAS_TURN_END && self.0.has_turn_end && self.0.active.get()
+        self.has_turn_end() && self.0.active.get()
     }
 
     /// Gives the state of the shard back to the service, if no connection is left.

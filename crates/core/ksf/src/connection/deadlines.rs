@@ -3,7 +3,7 @@
 use super::{Connection, Memory};
 use crate::env::Env;
 use crate::error::CloseReason;
-use crate::limits::Time;
+use crate::limits::{Time, earlier};
 use crate::shard_service::ShardService;
 
 /// Bytes that a peer must send in each `pressure_timeout_ms` while it is read although memory is short, unless its message
@@ -43,7 +43,7 @@ impl<S: ShardService> Connection<S> {
     }
 
     fn send_deadline(&self, env: &Env) -> Option<Time> {
-        self.last_send_progress.after_ms(self.limits(env).send_timeout_ms).filter(|_| self.sending)
+        if self.sending { self.last_send_progress.after_ms(self.limits(env).send_timeout_ms) } else { None }
     }
 
     /// A file system that hangs must not hold a connection, and what it is owed, for ever.
@@ -67,10 +67,12 @@ impl<S: ShardService> Connection<S> {
     }
 
     fn idle_deadline(&self, env: &Env) -> Option<Time> {
+        // Off by default, so this is asked first.
+        let after = self.last_activity.after_ms(self.limits(env).idle_timeout_ms)?;
         let owed = self.deferred > 0 || !self.held.is_empty();
         let waits_for_us = owed || self.exchange.open || self.reading_file.is_some() || self.waits_for_files;
         let waits = self.closing.is_none() && !waits_for_us && self.is_in_turn(env);
-        self.last_activity.after_ms(self.limits(env).idle_timeout_ms).filter(|_| waits)
+        waits.then_some(after)
     }
 
     /// True while it is up to the peer to send the rest of a message: one that is not read cannot.
@@ -102,14 +104,5 @@ impl<S: ShardService> Connection<S> {
             self.wait_for_memory(env);
         }
         true
-    }
-}
-
-/// The first of the times that there are.
-#[inline]
-fn earlier(one: Option<Time>, other: Option<Time>) -> Option<Time> {
-    match (one, other) {
-        (Some(one), Some(other)) => Some(one.min(other)),
-        (one, other) => one.or(other),
     }
 }

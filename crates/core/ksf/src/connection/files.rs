@@ -57,7 +57,6 @@ impl<S: ShardService> Connection<S> {
         // Its peer could not send.
         self.last_activity = env.now;
         self.resume(true, env);
-        self.recount(env);
     }
 
     /// Goes on by itself when there is room for operations on files, if there is none and its service begins some.

@@ -27,20 +27,21 @@ impl Memory {
 }
 
 impl<S: ShardService> Connection<S> {
-    /// Cuts `chunk` into messages. What is left when replies must be taken first, or when memory is short, is put aside,
-    /// in front of what was put aside before.
+    /// Cuts `chunk` into messages, of a connection that is not stalled. What is left when replies must be taken first, or
+    /// when memory is short, is put aside, in front of what was put aside before.
     pub(super) fn process(&mut self, chunk: Chunk, env: &mut Env) {
+        let bytes = &*chunk;
         let mut at = 0;
-        while at < chunk.len() && self.closing.is_none() {
-            if self.is_stalled(env) {
+        while at < bytes.len() && self.closing.is_none() {
+            if at > 0 && self.is_stalled(env) {
                 self.put_aside_front(chunk.slice(at..chunk.len()), env);
                 return;
             }
-            match self.cut(&chunk, &mut at, env) {
+            match self.cut(bytes, &mut at, env) {
                 Ok(Cut::InPlace(body)) => {
                     self.heads_left = self.heads_left.saturating_sub(1);
                     let start = body.start;
-                    self.call(&chunk[body], Some((&chunk, start)), env);
+                    self.call(&bytes[body], Some((&chunk, start)), env);
                 }
                 Ok(Cut::Assembled(message)) => {
                     self.call_assembled(message, env);
@@ -53,16 +54,17 @@ impl<S: ShardService> Connection<S> {
                 }
                 Err(reason) => self.refuse(reason, env),
             }
+            self.recount(env);
         }
         env.stats.bytes_copied.add(self.cutter.take_copied_bytes() as u64);
-        self.at_once &= at == chunk.len();
+        self.at_once &= at == bytes.len();
         if self.cutter.is_idle() {
             self.message_ends(env);
         }
     }
 
     #[inline]
-    fn cut(&mut self, chunk: &Chunk, at: &mut usize, env: &mut Env) -> Result<Cut, CloseReason> {
+    fn cut(&mut self, chunk: &[u8], at: &mut usize, env: &mut Env) -> Result<Cut, CloseReason> {
         let mut room = InputRoom {
             limit_bytes: env.limits.assembly_bytes_max,
             has_pass: self.memory == Memory::Pass,
@@ -141,6 +143,7 @@ impl<S: ShardService> Connection<S> {
 
     /// Goes on with what was put aside, as far as replies have room again.
     pub(super) fn resume(&mut self, was_stalled: bool, env: &mut Env) {
+        self.recount(env);
         if was_stalled && !self.is_stalled(env) {
             // The rest of a message could not come while the peer was not read: its time begins now.
             self.cutter.restart(env.now);

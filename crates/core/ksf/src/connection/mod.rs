@@ -71,7 +71,7 @@ pub struct Connection<S: ShardService> {
     work_bytes: usize,
     /// What was passed on and is not yet counted by the outgoing connection of the exchange.
     passing_bytes: usize,
-    /// What the shard's budget knows of this connection.
+    /// What the shard's budget knows of this connection: what it owes, whenever that is asked.
     counted_bytes: usize,
     /// The longest deferred reply so far: what the next one is assumed to need.
     expected_bytes: usize,
@@ -197,7 +197,6 @@ impl<S: ShardService> Connection<S> {
             return;
         }
         self.process(chunk, env);
-        self.recount(env);
     }
 
     fn note_received(&mut self, bytes: usize, env: &Env) {
@@ -273,7 +272,6 @@ impl<S: ShardService> Connection<S> {
             self.place_answer(ticket, answer, env);
         }
         self.resume(was_stalled, env);
-        self.recount(env);
         true
     }
 
@@ -288,7 +286,6 @@ impl<S: ShardService> Connection<S> {
         let was_stalled = self.is_stalled(env);
         self.release_held(env);
         self.resume(was_stalled, env);
-        self.recount(env);
     }
 
     /// Goes on after the connection was not read for lack of memory:
@@ -316,7 +313,6 @@ impl<S: ShardService> Connection<S> {
         self.last_received = env.now;
         self.cutter.put_off(env.now.since(self.unread_since));
         self.take_up(env);
-        self.recount(env);
     }
 
     /// Goes on after no connection was read because the shard was
@@ -342,7 +338,6 @@ impl<S: ShardService> Connection<S> {
         }
         self.call_upstream(event, env);
         self.resume(was_stalled, env);
-        self.recount(env);
     }
 
     /// The other end of the exchange takes no more bytes for now, or does again. While it does not, no message is handed
@@ -352,7 +347,6 @@ impl<S: ShardService> Connection<S> {
         self.exchange.full = full && self.exchange.open;
         self.tell_of_room(env);
         self.resume(was_stalled, env);
-        self.recount(env);
     }
 
     /// The shard took so many of the bytes that were [passed on](crate::Reply::pass), and counts them from now on. If they
@@ -362,7 +356,6 @@ impl<S: ShardService> Connection<S> {
         self.passing_bytes -= bytes;
         self.tell_of_room(env);
         self.resume(was_stalled, env);
-        self.recount(env);
     }
 
     /// Tells the service that it may pass on bytes again, before any message that waits for the same.
@@ -413,9 +406,7 @@ impl<S: ShardService> Connection<S> {
         if done {
             self.sending = false;
         }
-        self.recount(env);
         self.resume(was_stalled, env);
-        self.recount(env);
     }
 
     /// Bytes moved without passing through here: the kernel half answered.
@@ -582,7 +573,8 @@ impl<S: ShardService> Connection<S> {
         self.close(CloseReason::Panicked, env);
     }
 
-    /// Tells the shard's budget what this connection holds of replies now.
+    /// Tells the shard's budget what this connection holds of replies now. To be called whenever that may have changed, before
+    /// the connection is asked whether it is stalled.
     fn recount(&mut self, env: &mut Env) {
         let owed_bytes = self.owed_bytes();
         if owed_bytes != self.counted_bytes {
@@ -594,6 +586,7 @@ impl<S: ShardService> Connection<S> {
 
     /// True while no message is handed over. One chunk may be received all the same when only an exchange is in the
     /// way: to stop and start receiving for each would cost more, and the end of the stream is heard of.
+    #[inline]
     fn is_stalled(&self, env: &Env) -> bool {
         self.exchange.hold || self.is_exchange_full(env) || self.is_full(env)
     }
@@ -601,25 +594,25 @@ impl<S: ShardService> Connection<S> {
     /// Asked several times for each message, and mostly while the peer is owed nothing.
     #[inline]
     fn is_full(&self, env: &Env) -> bool {
-        let owed_bytes = self.owed_bytes();
-        let owes_nothing = owed_bytes == 0 && self.deferred == 0;
+        debug_assert_eq!(self.counted_bytes, self.owed_bytes(), "it was recounted");
+        let owes_nothing = self.counted_bytes == 0 && self.deferred == 0;
         match owes_nothing && self.limits(env).deferred_max > 0 {
             true => self.on.waits_for_files(env),
-            false => self.is_full_owing(owed_bytes, env),
+            false => self.is_full_owing(env),
         }
     }
 
     #[inline(never)]
-    fn is_full_owing(&self, owed_bytes: usize, env: &Env) -> bool {
-        let limits = self.limits(env);
-        self.queued_bytes() > limits.out_queue_bytes_max
+    fn is_full_owing(&self, env: &Env) -> bool {
+        let (limits, owed_bytes) = (self.limits(env), self.counted_bytes);
+        // What is queued is a part of what is owed.
+        owed_bytes > limits.out_queue_bytes_max && self.queued_bytes() > limits.out_queue_bytes_max
             // With an answer outstanding, it is looked at again when that comes.
             || self.blocks && self.deferred > 0 && env.is_blocking_full()
             || self.on.waits_for_files(env)
             || self.deferred >= limits.deferred_max
             || owed_bytes >= limits.connection_bytes_max && owed_bytes > 0
-            // With a share of its own in the sum, it is looked at again when that share is gone. The sum does not know yet
-            // what this connection did in the chunk at hand.
-            || owed_bytes > 0 && env.budget.reply_bytes() - self.counted_bytes + owed_bytes >= env.limits.shard_bytes_max
+            // With a share of its own in the sum, it is looked at again when that share is gone.
+            || owed_bytes > 0 && env.budget.reply_bytes() >= env.limits.shard_bytes_max
     }
 }

@@ -148,7 +148,12 @@ impl<S: ShardService> Connection<S> {
             return None;
         };
         self.exchange = called.exchange;
+        let close = called.close.then_some(called.at_once);
         let awaiting = if self.order == Order::Requests { called.deferred } else { 0 };
+        if behind.is_none() && awaiting == 0 && called.gates.is_empty() {
+            // What it says is where it belongs.
+            return close;
+        }
         // What was replied before deferring leads the deferred answer.
         let output = match behind {
             Some(output) => output,
@@ -156,7 +161,7 @@ impl<S: ShardService> Connection<S> {
             None => Output::default(),
         };
         self.hold(Held::new(ticket, output, awaiting, called.gates), env);
-        called.close.then_some(called.at_once)
+        close
     }
 
     fn close_if_asked(&mut self, close: Option<bool>, env: &mut Env) {

@@ -45,10 +45,15 @@ impl<T> Queue<T> {
         }
     }
 
+    /// True if there are items, unless the consumer is about to be woken for the first of them.
+    pub(crate) fn has_items(&self) -> bool {
+        self.full.load(Ordering::Acquire)
+    }
+
     /// Moves all items into `into`. `woken`: the descriptor was reported as readable. It is read then, also when the
     /// queue is empty by now: unread, it would end every further wait of a level-triggered poller.
     pub(crate) fn take(&self, woken: bool, into: &mut Vec<T>) {
-        if woken || self.full.load(Ordering::Acquire) {
+        if woken || self.has_items() {
             into.append(&mut self.open());
         }
     }

@@ -113,13 +113,12 @@ pub(crate) fn send_now(
 ) -> io::Result<usize> {
     let mut sent = 0;
     while !batch.is_empty() {
-        let mut slices = [&[][..]; SLICES_MAX];
-        let filled = batch.slices(&mut slices);
-        let offered: usize = slices[..filled].iter().map(|slice| slice.len()).sum();
         env.stats.syscalls.add(1);
-        // What this call has no room for follows at once, and must not begin another segment.
-        let more = last || offered < batch.len();
-        match send_slices(socket, &slices[..filled], more, msg) {
+        let (offered, result) = match batch.as_slice() {
+            Some(bytes) => (bytes.len(), send_slice(socket, bytes, last)),
+            None => send_slices(socket, batch, last, msg),
+        };
+        match result {
             Ok(bytes) => {
                 batch.advance(bytes, &mut env.spares);
                 sent += bytes;
@@ -136,15 +135,30 @@ pub(crate) fn send_now(
 }
 
 /// `more`: the kernel may wait for what comes next.
-fn send_slices(socket: RawFd, slices: &[&[u8]], more: bool, msg: &mut SendMsg) -> io::Result<usize> {
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 };
-    let result = match slices {
-        // SAFETY: the slice lives through the call.
-        [only] => unsafe { libc::send(socket, only.as_ptr().cast(), only.len(), flags) },
-        // SAFETY: the header points into `msg` and to the slices, which live through the call.
-        several => unsafe { libc::sendmsg(socket, msg.prepare(several), flags) },
-    };
+fn send_flags(more: bool) -> libc::c_int {
+    libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 }
+}
+
+fn send_slice(socket: RawFd, bytes: &[u8], more: bool) -> io::Result<usize> {
+    // SAFETY: the slice lives through the call.
+    let result = unsafe { libc::send(socket, bytes.as_ptr().cast(), bytes.len(), send_flags(more)) };
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// Sends as many pieces as go in one call. Returns how many bytes they have, and what was sent of them.
+#[inline(never)]
+fn send_slices(socket: RawFd, batch: &SendBatch, last: bool, msg: &mut SendMsg) -> (usize, io::Result<usize>) {
+    let mut slices = [&[][..]; SLICES_MAX];
+    let filled = batch.slices(&mut slices);
+    let offered: usize = slices[..filled].iter().map(|slice| slice.len()).sum();
+    // What this call has no room for follows at once, and must not begin another segment.
+    let more = last || offered < batch.len();
+    if let [only] = slices[..filled] {
+        return (offered, send_slice(socket, only, more));
+    }
+    // SAFETY: the header points into `msg` and to the slices, which live through the call.
+    let result = unsafe { libc::sendmsg(socket, msg.prepare(&slices[..filled]), send_flags(more)) };
+    (offered, usize::try_from(result).map_err(|_| io::Error::last_os_error()))
 }
 
 /// Converts an address for the kernel.

@@ -126,6 +126,12 @@ impl ShardFiles {
         Files { queue, owner, buffers: buffers.clone(), on_its_thread: PhantomData }
     }
 
+    /// True if there may be operations: a service took its [`Files`], or a reply has a range of a file.
+    #[inline]
+    pub(crate) fn are_used(&self) -> bool {
+        self.queue.is_some()
+    }
+
     /// True if a service took its [`Files`] since the last call.
     pub(crate) fn were_taken(&mut self) -> bool {
         mem::take(&mut self.taken)
@@ -184,6 +190,7 @@ impl ShardFiles {
     }
 
     /// The next operation for the engine.
+    #[inline]
     pub(crate) fn next(&self) -> Option<Box<Begun>> {
         self.queue()?.begun.pop_front()
     }

@@ -65,7 +65,9 @@ impl FreeStack {
             into.push(at);
             at = link(at).load(Ordering::Relaxed);
         }
-        into[start..].reverse();
+        if into.len() > start + 1 {
+            into[start..].reverse();
+        }
     }
 }
 

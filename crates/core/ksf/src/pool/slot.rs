@@ -102,8 +102,14 @@ impl Clone for Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
+        let holders = &self.region.meta[self.index as usize].holders;
+        // Mostly this is the only holder, and stays it: another one would be made from this one. Acquire: the reads of former
+        // holders happen before the slot is written again.
+        if holders.load(Ordering::Acquire) == 1 {
+            return self.region.give_back(self.index);
+        }
         // Release: this holder's reads happen before the slot is written again; the fence below pairs with it.
-        if self.region.meta[self.index as usize].holders.fetch_sub(1, Ordering::Release) == 1 {
+        if holders.fetch_sub(1, Ordering::Release) == 1 {
             fence(Ordering::Acquire);
             self.region.give_back(self.index);
         }

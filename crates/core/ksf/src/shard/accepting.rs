@@ -64,6 +64,9 @@ impl<E: Engine> Shard<E> {
         }
         self.env.service = self.services.len() as u32;
         let local = service.start(&mut self.env)?;
+        if local.has_turn_end() {
+            self.batching.push((self.env.service, Rc::clone(&local)));
+        }
         self.services.push((identity, Rc::clone(&local)));
         Ok(local)
     }

@@ -63,6 +63,8 @@ pub(crate) trait LocalService {
     /// A connection of the listener of this number.
     fn open(&self, peer: Peer, key: ConnKey, listener: u32, env: &Env) -> Result<Box<dyn Stream>, Refused>;
     fn open_datagrams(&self, local: Peer, socket: u32) -> Result<Box<dyn Datagrams>, Refused>;
+    /// True if it wants to hear of the end of each turn in which it was called.
+    fn has_turn_end(&self) -> bool;
     fn turn_end(&self, env: &mut Env);
     /// True if it was called since its last turn end, and wants to hear of the next.
     fn waits_for_turn_end(&self) -> bool;
@@ -87,6 +89,10 @@ impl<S: ShardService> LocalService for OnShard<S> {
             counted_bytes: 0,
             expected_bytes: EXPECTED_REPLY_BYTES,
         }))
+    }
+
+    fn has_turn_end(&self) -> bool {
+        Self::has_turn_end(self)
     }
 
     fn turn_end(&self, env: &mut Env) {

@@ -11,6 +11,7 @@ use crate::service::ConnKey;
 
 impl<E: Engine> Shard<E> {
     /// Gives the engine what services began.
+    #[inline]
     pub(super) fn begin_files(&mut self) {
         while let Some(begun) = self.env.files.next() {
             self.engine.begin_file(begun, &mut self.env);
@@ -19,6 +20,9 @@ impl<E: Engine> Shard<E> {
 
     /// Has those go on that wait for room, each at most once in a turn.
     pub(super) fn files_have_room(&mut self) {
+        if !self.env.files.are_used() {
+            return;
+        }
         // Peers that come, wait and leave while operations hang must not make the queue grow.
         let places = &self.places;
         self.env.files.forget_ended(2 * self.open + 64, |key| {

@@ -73,7 +73,7 @@ impl<E: Engine> Shard<E> {
         // What is sent at once may let the connection go on with requests that waited, so this can take some rounds.
         let mut rounds = 0;
         let mut again = false;
-        while stream.has_output() || stream.finished().is_some() {
+        while stream.has_output() || assist.is_some() && stream.finished().is_some() {
             // Both would overtake what the kernel half has queued.
             let turn =
                 assist.as_mut().map_or(Turn::Ours, |assist| assist.whose_turn(socket.as_fd(), &**stream, &self.env));

@@ -24,6 +24,9 @@ impl<E: Engine> Shard<E> {
 
     /// What came to the mailbox.
     pub(super) fn read_mail(&mut self) {
+        if !self.mail_arrived && !self.env.mailbox.has_mail() {
+            return;
+        }
         let mailbox = Arc::clone(&self.env.mailbox);
         let mut mail = mem::take(&mut self.mail);
         mailbox.take(mem::take(&mut self.mail_arrived), &mut mail);

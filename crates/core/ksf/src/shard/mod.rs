@@ -126,6 +126,8 @@ pub(crate) struct Shard<E: Engine> {
     served_by: Vec<Rc<dyn LocalService>>,
     /// Every service once, by its identity.
     services: Vec<(usize, Rc<dyn LocalService>)>,
+    /// Those that want to hear of the end of a turn, by their number.
+    batching: Vec<(u32, Rc<dyn LocalService>)>,
     datagrams: Vec<Option<Box<dyn Datagrams>>>,
     /// Those that are not read for now.
     datagrams_stopped: Vec<bool>,
@@ -225,6 +227,7 @@ impl<E: Engine> Shard<E> {
             listeners: Vec::new(),
             served_by: Vec::new(),
             services: Vec::new(),
+            batching: Vec::new(),
             datagrams: Vec::new(),
             datagrams_stopped: Vec::new(),
             halves: Vec::new(),
@@ -284,6 +287,7 @@ impl<E: Engine> Shard<E> {
         }
         self.close_datagrams();
         self.served_by.clear();
+        self.batching.clear();
         for (_, service) in self.services.drain(..) {
             service.stop();
         }
@@ -388,7 +392,7 @@ impl<E: Engine> Shard<E> {
     /// again and memory became free.
     fn has_work_left(&self) -> bool {
         let env = &self.env;
-        let unended = self.services.iter().any(|(_, service)| service.waits_for_turn_end());
+        let unended = self.batching.iter().any(|(_, service)| service.waits_for_turn_end());
         let answered = !env.answered.is_empty() || env.released || !env.gated.is_empty();
         unended || answered || !env.exchange_work.is_empty() || env.budget.may_proceed(&env.limits)
     }
@@ -455,16 +459,19 @@ impl<E: Engine> Shard<E> {
     fn end_turn(&mut self) {
         self.files_have_room();
         self.deliver_answered();
-        for at in 0..self.services.len() {
-            let service = Rc::clone(&self.services[at].1);
-            self.env.service = at as u32;
+        for (number, service) in &self.batching {
+            self.env.service = *number;
             service.turn_end(&mut self.env);
         }
         // Before replies are sent: the disk works meanwhile.
         self.begin_files();
         self.deliver_answered();
-        self.open_gates();
-        self.proceed();
+        if self.env.released || !self.env.gated.is_empty() {
+            self.open_gates();
+        }
+        if self.env.budget.waiting() > 0 {
+            self.proceed();
+        }
         if self.env.budget.update_overfull(&self.env.limits) {
             self.overfull_changed();
         }

@@ -269,6 +269,9 @@ impl<E: Engine> Shard<E> {
         for _ in 0..ROUNDS_MAX {
             // All of them first: a connection that hung up and ends must not take the other one with it.
             for _ in 0..ROUNDS_MAX {
+                if self.env.exchange_work.is_empty() {
+                    break;
+                }
                 self.run_exchange_work();
             }
             self.look_after_touched();
@@ -279,9 +282,6 @@ impl<E: Engine> Shard<E> {
     }
 
     fn run_exchange_work(&mut self) {
-        if self.env.exchange_work.is_empty() {
-            return;
-        }
         let mut exchange_work = std::mem::replace(&mut self.env.exchange_work, std::mem::take(&mut self.exchange_work));
         for work in exchange_work.drain(..) {
             match work {

@@ -7,7 +7,7 @@ use super::assisted::Look;
 use super::{Draining, Phase, Shard};
 use crate::engine::Engine;
 use crate::error::CloseReason;
-use crate::limits::Time;
+use crate::limits::{Time, earlier};
 use crate::service::ConnKey;
 
 /// A time that does not come.
@@ -45,8 +45,7 @@ impl<E: Engine> Shard<E> {
         let Some(conn) = self.places[index as usize].conn.as_ref() else { return };
         let deadline = match conn.phase {
             Phase::Open => {
-                let looks = conn.assist.as_ref().map(|assist| assist.deadline());
-                [conn.stream.deadline(&self.env), looks].into_iter().flatten().min()
+                earlier(conn.stream.deadline(&self.env), conn.assist.as_ref().map(|assist| assist.deadline()))
             }
             Phase::Lingering { deadline, .. } => Some(deadline),
             Phase::Releasing(_) => None,

@@ -86,9 +86,15 @@ impl Uring {
     }
 
     /// The event that ends a connection, once nothing of it is left in the kernel.
+    #[inline]
     pub(super) fn released(&mut self, index: u32) -> Option<Event> {
+        if self.conns[index as usize].releasing { self.released_now(index) } else { None }
+    }
+
+    #[inline(never)]
+    fn released_now(&mut self, index: u32) -> Option<Event> {
         let state = &mut self.conns[index as usize];
-        if !state.releasing || state.recv != Recv::Off || state.hangup != Recv::Off {
+        if state.recv != Recv::Off || state.hangup != Recv::Off {
             return None;
         }
         if state.send.is_some() || state.connect.is_some() {

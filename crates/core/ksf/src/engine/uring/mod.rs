@@ -276,7 +276,9 @@ impl Engine for Uring {
         let is_look = self.flagged && timeout == Some(Duration::ZERO);
         let want = usize::from(nothing_ready && !is_look);
         self.enter(env, want, timeout, gather)?;
-        events.append(&mut self.ready);
+        if !self.ready.is_empty() {
+            events.append(&mut self.ready);
+        }
         self.reap(env, events);
         Ok(())
     }
@@ -331,25 +333,11 @@ impl Uring {
     }
 
     fn reap(&mut self, env: &mut Env, events: &mut Vec<Event>) {
-        // Completions are copied out in small groups: handling one may push requests, which borrows the ring.
-        // Small ones: most turns have one or two, and the room is made in each.
-        let mut group: [cqueue::Entry; 16] = std::array::from_fn(|_| EMPTY.clone());
-        loop {
-            let mut taken = 0;
-            {
-                let mut completions = self.ring.completion();
-                while taken < group.len() {
-                    let Some(entry) = completions.next() else { break };
-                    group[taken] = entry;
-                    taken += 1;
-                }
-            }
-            for entry in &group[..taken] {
-                self.complete(entry, env, events);
-            }
-            if taken < group.len() {
-                return;
-            }
+        // One by one: handling one may push requests, which borrows the ring.
+        let ready = self.ring.completion().len();
+        for _ in 0..ready {
+            let Some(entry) = self.ring.completion().next() else { return };
+            self.complete(&entry, env, events);
         }
     }
 
@@ -375,6 +363,9 @@ impl Uring {
     }
 
     fn rearm_all(&mut self) {
+        if self.rearm.is_empty() {
+            return;
+        }
         // Receives without a free buffer would fail at once, over and over.
         let starved = self.buffers.is_starved();
         let mut ops = mem::take(&mut self.rearm);
@@ -412,8 +403,3 @@ impl Drop for Uring {
         self.shutdown();
     }
 }
-
-const EMPTY: cqueue::Entry = {
-    // SAFETY: a completion is three integers.
-    unsafe { mem::zeroed() }
-};
