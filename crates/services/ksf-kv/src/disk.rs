@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use ksf_store::format::LOGS_MAX;
 use ksf_store::log::Geometry;
-use ksf_store::recover::{Found, Places, RecoverError, cut_by_links};
+use ksf_store::recover::{Found, Places, RecoverError, Repair, cut_by_links};
 
 /// Bytes of a block: O_DIRECT writes on common disks are multiples of it, and no disk tears a sector of 512.
 pub const BLOCK_BYTES: usize = 4096;
@@ -208,6 +208,9 @@ impl Disk {
         // The copy that is older, so that a torn write leaves the other one.
         write_superblock(&superblock_path, &now, now.epoch % 2).map_err(io_error("writing", &superblock_path))?;
         sync_folder(folder)?;
+        for found in &mut found {
+            repair(&log_path(folder, found.log()), now.segment_bytes, &found.repairs(now.epoch))?;
+        }
         Ok(Self { folder: folder.to_owned(), epoch: now.epoch, geometry, found, logs, direct, _lock: lock })
     }
 
@@ -332,6 +335,22 @@ fn write_superblock(path: &Path, superblock: &Superblock, copy: u32) -> io::Resu
 
 fn sync_folder(folder: &Path) -> Result<(), DiskError> {
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(io_error("syncing", folder))
+}
+
+/// Takes away what was cut, each piece durably before the next.
+fn repair(path: &Path, segment_bytes: u64, repairs: &[Repair]) -> Result<(), DiskError> {
+    if repairs.is_empty() {
+        return Ok(());
+    }
+    let write = || -> io::Result<()> {
+        let file = OpenOptions::new().write(true).open(path)?;
+        for Repair { place, offset, bytes } in repairs {
+            file.write_all_at(bytes, u64::from(*place) * segment_bytes + offset)?;
+            file.sync_data()?;
+        }
+        Ok(())
+    };
+    write().map_err(io_error("repairing", path))
 }
 
 struct LogFile {

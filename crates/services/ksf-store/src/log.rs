@@ -97,8 +97,9 @@ pub enum AppendError {
         /// Most bytes.
         limit: usize,
     },
-    /// A write failed: nothing can be made durable any more.
-    #[error("a write of the log failed")]
+    /// A write failed: nothing can be made durable any more. Also a log that was not
+    /// [repaired](crate::recover::Found::repairs) takes nothing.
+    #[error("a write of the log failed, or it was not repaired")]
     Failed,
 }
 
@@ -110,15 +111,6 @@ pub struct Segment {
     /// Bytes of records in it that are not out of date.
     pub live_bytes: u64,
     state: State,
-}
-
-/// A segment that a crash left, and of which nothing counts but its list of the others.
-#[derive(Debug)]
-pub(crate) struct Leftover {
-    pub(crate) number: u64,
-    pub(crate) place: u32,
-    pub(crate) epoch: u32,
-    pub(crate) live: Option<Vec<u64>>,
 }
 
 impl Segment {
@@ -171,8 +163,6 @@ pub struct Log {
     durable: Lsn,
     promised: Lsn,
     failed: bool,
-    /// Segments left by a crash, whose numbers are given out again: nothing else is written until they are erased.
-    erasing_first: usize,
     spare: Vec<Vec<u8>>,
 }
 
@@ -195,10 +185,10 @@ impl Log {
     /// An empty log with `places` places of one segment each.
     pub fn create(geometry: Geometry, log: u16, places: u32) -> Self {
         let free = (0..places).rev().collect();
-        Self::open(geometry, log, 0, BTreeMap::new(), free, Lsn::default(), Vec::new())
+        Self::open(geometry, log, 0, BTreeMap::new(), free, Lsn::default())
     }
 
-    /// A log as recovery found it: it goes on in a new segment behind `end`.
+    /// A log as recovery found and repaired it: it goes on at `end`.
     pub(crate) fn open(
         geometry: Geometry,
         log: u16,
@@ -206,9 +196,8 @@ impl Log {
         segments: BTreeMap<u64, Segment>,
         free: Vec<u32>,
         end: Lsn,
-        leftovers: Vec<Leftover>,
     ) -> Self {
-        let mut log = Self {
+        Self {
             geometry,
             log,
             epoch,
@@ -223,16 +212,13 @@ impl Log {
             durable: end,
             promised: end,
             failed: false,
-            erasing_first: 0,
             spare: Vec::new(),
-        };
-        log.erasing_first = leftovers.len();
-        for Leftover { number, place, epoch, live } in leftovers.into_iter().rev() {
-            // It keeps its epoch, so that its list is not taken for newer than that of the segment that is begun again.
-            let header = SegmentHeader { standing: Standing::GivenUp, epoch, live, ..log.header(number) };
-            log.push_write(place, 0, header.encode(), Work::Erases { number, place });
         }
-        log
+    }
+
+    /// The same, to be looked at: it takes nothing.
+    pub(crate) fn without_writes(self) -> Self {
+        Self { failed: true, ..self }
     }
 
     /// What it has in common with the other logs of its store.
@@ -398,12 +384,7 @@ impl Log {
         if self.failed || self.in_flight >= in_flight_max {
             return None;
         }
-        if self.erasing_first > 0 {
-            // One after the other, the last segment first: a crash in between must not leave one without those before it.
-            if self.in_flight > 0 {
-                return None;
-            }
-        } else if self.waiting.is_empty() && !self.open.is_empty() {
+        if self.waiting.is_empty() && !self.open.is_empty() {
             self.close_batch(false, time_ns);
         }
         let write = self.waiting.pop_front()?;
@@ -430,7 +411,6 @@ impl Log {
                 }
                 Some(Work::Erases { number, place }) => {
                     self.free.push(place);
-                    self.erasing_first = self.erasing_first.saturating_sub(1);
                     news(News::Erased { number });
                 }
                 Some(Work::Begins) | None => {}
@@ -446,8 +426,11 @@ impl Log {
     }
 
     /// The segment whose cleaning gives most: that with the fewest bytes that count, of those that are whole on the medium.
+    /// Never the last one: its batches say how far the log is, whose places must not be given out again.
     pub fn next_to_clean(&self) -> Option<(u64, Segment)> {
-        let whole = |number: u64| Lsn((number + 1) * self.geometry.segment_bytes) <= self.open_at.min(self.durable);
+        let last = self.segments.keys().next_back().copied();
+        let end = |number: u64| Lsn((number + 1) * self.geometry.segment_bytes);
+        let whole = |number: u64| Some(number) != last && end(number) <= self.open_at.min(self.durable);
         let in_use = self.segments.iter().filter(|(number, segment)| segment.state == State::InUse && whole(**number));
         in_use.min_by_key(|(_, segment)| segment.live_bytes).map(|(number, segment)| (*number, *segment))
     }

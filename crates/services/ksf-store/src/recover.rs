@@ -6,13 +6,15 @@
 //!                                           └ broken: torn tail if nothing behind was durable, else damage
 //! ```
 //!
+//! What a start takes for cut must be cut at every later start, too: [`Found::repairs`] says what makes it so.
+//!
 //! A batch tells how far replies had told of its log when it was made ([`BatchHeader::promised`]). So bytes that make no
 //! sense are a torn tail, which nobody was told of, only if no batch anywhere in the log says that they were.
 
 use std::collections::BTreeMap;
 
-use crate::format::{Batch, BatchHeader, Link, Lsn, Malformed, Record, SegmentHeader, Standing};
-use crate::log::{Geometry, Leftover, Log, Segment};
+use crate::format::{Batch, BatchBuilder, BatchHeader, Link, Lsn, Malformed, Record, SegmentHeader, Standing};
+use crate::log::{Geometry, Log, Segment};
 
 /// The medium of one log, as recovery reads it. A place that was never written reads as zeros.
 pub trait Places {
@@ -106,6 +108,19 @@ pub struct Found {
     promised: Lsn,
     epoch: u32,
     end: Lsn,
+    /// What must be written before anything else was told.
+    repaired: bool,
+}
+
+/// A write that must be on the medium before anything else is written to any log of the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Repair {
+    /// The place of the segment on the medium.
+    pub place: u32,
+    /// Where in the place: a multiple of the block size.
+    pub offset: u64,
+    /// Whole blocks.
+    pub bytes: Vec<u8>,
 }
 
 /// What the header of the segment that was begun last says.
@@ -159,6 +174,7 @@ impl Found {
             promised: Lsn::default(),
             epoch: 0,
             end: Lsn::default(),
+            repaired: false,
         };
         // The list of the segment that was begun last, also if that one was given up: it knows what was erased before.
         let mut newest = Newest::default();
@@ -333,24 +349,88 @@ impl Found {
         self.epoch
     }
 
-    /// The log, to be appended to. What is behind its end is overwritten; the segments that were begun there are erased
-    /// first, which [`Log::next_write`] tells like any other write.
+    /// What was cut, and would be read again at a later start: these writes take it away. They go to the medium one after
+    /// the other, each durable before the next. Only then may anything be written to a log of the store, this one or
+    /// another one: what another log has become by then may look like what the cut batches saw.
+    pub fn repairs(&mut self, epoch: u32) -> Vec<Repair> {
+        self.repaired = true;
+        let last = self.last_segment();
+        // The last one first: a crash in between must not leave one without those before it.
+        let begun = self.segments.iter().rev().take_while(|(number, _)| last.is_none_or(|last| **number > last));
+        let given_up = begun.map(|(number, place)| {
+            let header = SegmentHeader {
+                store: self.geometry.store,
+                log: self.log,
+                number: *number,
+                // It keeps its epoch, so that its list is not taken for newer than that of the segment that is begun again.
+                epoch: place.epoch,
+                segment_bytes: self.geometry.segment_bytes,
+                block_bytes: self.geometry.block_bytes.get() as u32,
+                standing: Standing::GivenUp,
+                live: place.live.clone(),
+            };
+            Repair { place: place.place, offset: 0, bytes: header.encode() }
+        });
+        let mut repairs: Vec<Repair> = given_up.collect();
+        repairs.extend(self.overwrite_cut_batch(epoch));
+        repairs
+    }
+
+    /// An empty batch in the place of the one that was cut, if a whole one lies there.
+    fn overwrite_cut_batch(&mut self, epoch: u32) -> Option<Repair> {
+        let lsn = self.batches.last()?.next;
+        let number = self.geometry.segment_of(lsn);
+        self.batch_at(number, lsn).ok().filter(|_| Some(number) == self.last_segment())?;
+        let block_bytes = self.geometry.block_bytes;
+        let next_segment = Lsn((number + 1) * self.geometry.segment_bytes);
+        let header = BatchHeader {
+            store: self.geometry.store,
+            log: self.log,
+            lsn,
+            promised: lsn,
+            epoch,
+            records: 0,
+            links: 0,
+            body_bytes: 0,
+            body_crc: 0,
+            time_ns: 0,
+            // A segment that goes on needs another block to end with.
+            ends_segment: lsn.0 + 2 * block_bytes.get() as u64 > next_segment.0,
+        };
+        let (header, bytes) = BatchBuilder::new(Vec::new()).finish(header, block_bytes);
+        let offset = lsn.0 % self.geometry.segment_bytes;
+        let place = self.segments.get_mut(&number)?;
+        place.bytes[offset as usize..][..bytes.len()].copy_from_slice(&bytes);
+        let end = Lsn(lsn.0 + bytes.len() as u64);
+        let next = if header.ends_segment { next_segment } else { end };
+        self.batches.push(FoundBatch { lsn, end, epoch, next, links: Vec::new() });
+        (self.end, self.epoch) = (next, epoch);
+        Some(Repair { place: place.place, offset, bytes })
+    }
+
+    /// The last segment of which something counts.
+    fn last_segment(&self) -> Option<u64> {
+        self.batches.last().map(|batch| self.geometry.segment_of(batch.lsn))
+    }
+
+    /// The log, to be appended to: what is behind its end is overwritten. It takes nothing if nobody asked for its
+    /// [repairs](Self::repairs).
     pub fn into_log(self, epoch: u32) -> Log {
         let mut segments = BTreeMap::new();
-        let mut to_erase = Vec::new();
-        let last = self.batches.last().map(|batch| self.geometry.segment_of(batch.lsn));
+        let mut free = self.unused.clone();
+        let last = self.last_segment();
         for (number, place) in &self.segments {
             // A segment that was begun, and of which nothing counts, is begun again elsewhere.
             if last.is_some_and(|last| *number <= last) {
                 let bytes = self.record_bytes(*number);
                 segments.insert(*number, Segment::in_use(place.place, bytes));
             } else {
-                let (number, live) = (*number, place.live.clone());
-                to_erase.push(Leftover { number, place: place.place, epoch: place.epoch, live });
+                free.push(place.place);
             }
         }
         let end = self.batches.last().map_or(Lsn::default(), |batch| batch.next);
-        Log::open(self.geometry, self.log, epoch, segments, self.unused, end, to_erase)
+        let log = Log::open(self.geometry, self.log, epoch, segments, free, end);
+        if self.repaired { log } else { log.without_writes() }
     }
 
     fn record_bytes(&self, number: u64) -> u64 {
@@ -369,8 +449,9 @@ pub(crate) fn batch_in(geometry: Geometry, log: u16, lsn: Lsn, segment: &[u8]) -
 
 /// Cuts the logs of a store so that none depends on what another one no longer has.
 ///
-/// A batch links only to what was written since the same start. So one that was cut here, and still lies on the medium,
-/// does not come back when the other log has grown again: what it saw is not what is there now.
+/// A batch links only to what was written since the same start, so the other log as it has grown since another one is not
+/// what it saw. Of a segment that was cleaned nobody can tell: [`Found::repairs`] takes away what was cut before anything
+/// is written that could be cleaned.
 ///
 /// # Errors
 ///

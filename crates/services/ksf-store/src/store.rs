@@ -462,7 +462,8 @@ impl Store {
     }
 
     /// Makes a store of its logs as recovery found and [cut](crate::recover::cut_by_links) them. `epoch` is larger than at
-    /// any start before, and the caller made that durable.
+    /// any start before, and the caller made that durable, and then their [repairs](Found::repairs). Without these the
+    /// store can be read only.
     pub fn open(logs: Vec<Found>, epoch: u32) -> (Arc<Self>, Vec<Shard>) {
         let ends = logs.iter().map(Found::end);
         let store = Self {

@@ -28,13 +28,23 @@ impl Stage {
         let block_bytes = NonZeroUsize::new(BLOCK_BYTES).unwrap();
         let geometry = Geometry { store: 3, block_bytes, segment_bytes: 32 * BLOCK_BYTES as u64 };
         let mut media: Vec<_> = (0..2).map(|_| Medium::new(8, geometry.segment_bytes as usize)).collect();
-        let (store, shards) = open(geometry, &mut media, 1);
+        let (store, shards) = open(geometry, &mut media, &mut 1, None);
         Self { geometry, media, store, shards, epoch: 1, next_filler: 0 }
     }
 
     fn set(&mut self, shard: usize, key: &str, value: &str) {
         let key = key.as_bytes();
         self.shards[shard].update(&[key], Clock::default(), |update| update.set(key, value.as_bytes(), None)).unwrap();
+    }
+
+    /// Sets a key in the knowledge of what another one has.
+    fn set_after_reading(&mut self, shard: usize, key: &str, value: &str, read: &str) {
+        let (key, read) = (key.as_bytes(), read.as_bytes());
+        let command = self.shards[shard].update(&[key, read], Clock::default(), |update| {
+            assert!(update.get(read).is_some());
+            update.set(key, value.as_bytes(), None);
+        });
+        command.unwrap();
     }
 
     fn remove(&mut self, shard: usize, key: &str) {
@@ -103,7 +113,7 @@ impl Stage {
     /// The power goes: what is not on a medium is lost.
     fn restart(&mut self) {
         self.epoch += 1;
-        (self.store, self.shards) = open(self.geometry, &mut self.media, self.epoch);
+        (self.store, self.shards) = open(self.geometry, &mut self.media, &mut self.epoch, None);
     }
 }
 
@@ -170,4 +180,75 @@ fn a_segment_is_erased_when_what_follows_its_records_is_durable() {
     assert!(!stage.has_segment(0, 0));
     stage.restart();
     assert_eq!(stage.get("key").as_deref(), Some("second"));
+}
+
+/// A batch that was cut at one start is not there at any later one, whatever the other log has become meanwhile.
+#[test]
+fn a_batch_that_was_cut_does_not_come_back() {
+    for is_in_a_segment_of_its_own in [false, true] {
+        let mut stage = Stage::new();
+        stage.set(0, "other", "kept");
+        stage.drain(0);
+        let mut value = "never told".to_owned();
+        if is_in_a_segment_of_its_own {
+            stage.set(0, "large", &"x".repeat(8_000));
+            stage.drain(0);
+            value = "x".repeat(8_000);
+        }
+        stage.fill_segment(1);
+        stage.set(1, "seen", "lost");
+        let before = stage.last_segment(0);
+        stage.set_after_reading(0, "key", &value, "seen");
+        assert_eq!(stage.last_segment(0) != before, is_in_a_segment_of_its_own);
+        stage.drain(0);
+        // What it saw is lost with the power.
+        stage.restart();
+        assert_eq!((stage.get("key"), stage.get("seen")), (None, None));
+        stage.set(1, "key", "told");
+        let written = stage.last_segment(1).unwrap();
+        stage.fill_segment(1);
+        stage.fill_segment(1);
+        for number in written..stage.last_segment(1).unwrap() {
+            stage.clean(1, number);
+        }
+        assert!(!stage.has_segment(1, written));
+        stage.restart();
+        assert_eq!(stage.get("key").as_deref(), Some("told"));
+        // And the log that was cut goes on.
+        stage.set(0, "key", "later");
+        stage.fill_segment(0);
+        stage.restart();
+        assert_eq!((stage.get("key").as_deref(), stage.get("other").as_deref()), (Some("later"), Some("kept")));
+    }
+}
+
+/// The last segment says how far the log was: without it the places of what others saw would be given out again.
+#[test]
+fn the_last_segment_of_a_log_is_not_cleaned() {
+    let mut stage = Stage::new();
+    stage.set(1, "seen", "first");
+    stage.set_after_reading(0, "key", "value", "seen");
+    stage.drain(1);
+    stage.drain(0);
+    let mut fillers = Vec::new();
+    while stage.last_segment(1) == Some(0) {
+        stage.next_filler += 1;
+        fillers.push(format!("filler 1 {}", stage.next_filler));
+        let key = fillers.last().unwrap().clone();
+        stage.drain(1);
+        stage.set(1, &key, &"x".repeat(600));
+    }
+    // The end of the first segment arrives, and nothing of the second one.
+    let end = stage.begin_writes(1).swap_remove(0);
+    stage.end_write(1, end);
+    stage.restart();
+    for key in fillers.iter().map(|key| &key[..]).chain(["seen"]) {
+        stage.set(0, key, "again");
+    }
+    stage.drain(0);
+    if let Some((number, _)) = stage.shards[1].log().next_to_clean() {
+        stage.clean(1, number);
+    }
+    stage.restart();
+    assert_eq!((stage.get("key").as_deref(), stage.get("seen").as_deref()), (Some("value"), Some("again")));
 }

@@ -8,13 +8,14 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use common::Medium;
+use ksf_store::format::Kind;
 use ksf_store::log::{AppendError, Geometry};
+use ksf_store::recover::Found;
 use ksf_store::store::{Cleaning, Clock, Needs, Shard, Store, UpdateError};
-use ksf_test::Random;
-use opened::open;
+use ksf_test::{Random, TestRandom};
+use opened::{open, seeds};
 
 const SHARDS: usize = 3;
-const KEYS: u64 = 40;
 
 /// A write that was carried out, and whose reply may have left.
 struct Write {
@@ -25,8 +26,25 @@ struct Write {
     told: bool,
 }
 
+/// What a run does more often than others.
+struct Habits {
+    keys: u64,
+    /// One write in so many takes keys away.
+    removes_one_in: usize,
+    /// One write in so many has read another key before.
+    reads_one_in: usize,
+    /// Whether segments are cleaned that nobody needs the room of.
+    cleans_early: bool,
+    /// Medium steps between two choices of the shard whose medium stands still meanwhile.
+    stalls_for: usize,
+    crashes_per_mille: usize,
+}
+
 struct World {
-    random: Random,
+    random: TestRandom,
+    habits: Habits,
+    /// The shard whose medium takes nothing for now, and for how many more steps.
+    stalled: (Option<usize>, usize),
     geometry: Geometry,
     media: Vec<Medium>,
     store: Arc<Store>,
@@ -44,34 +62,62 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> Self {
-        let mut random = Random::new(seed);
+        let mut random = Random::of_test(seed);
         let block_bytes = NonZeroUsize::new(random.pick(&[512, 4096])).unwrap();
         let geometry =
             Geometry { store: 9, block_bytes, segment_bytes: (random.within(40..=64) * block_bytes.get()) as u64 };
         let places = random.within(4..=7);
         let mut media: Vec<_> = (0..SHARDS).map(|_| Medium::new(places, geometry.segment_bytes as usize)).collect();
-        let (store, shards) = open(geometry, &mut media, 1);
+        let (store, shards) = open(geometry, &mut media, &mut 1, None);
+        let habits = Habits {
+            keys: random.pick(&[4, 12, 40]),
+            removes_one_in: random.pick(&[2, 5]),
+            reads_one_in: random.pick(&[2, 8]),
+            cleans_early: random.one_in(2),
+            stalls_for: random.pick(&[0, 100, 400]),
+            crashes_per_mille: random.pick(&[5, 20]),
+        };
+        let stalled = (None, 0);
         let cleaning = (0..SHARDS).map(|_| None).collect();
         let (writes, history, crashes, cleaned, full) = (Vec::new(), BTreeMap::new(), 0, 0, 0);
-        Self { random, geometry, media, store, shards, epoch: 1, writes, history, cleaning, crashes, cleaned, full }
+        Self {
+            random,
+            habits,
+            stalled,
+            geometry,
+            media,
+            store,
+            shards,
+            epoch: 1,
+            writes,
+            history,
+            cleaning,
+            crashes,
+            cleaned,
+            full,
+        }
     }
 
     fn write(&mut self) {
         let shard = self.random.within(0..=SHARDS - 1);
-        let count = self.random.pick(&[1, 1, 1, 2, 5]);
+        let count = self.random.pick(&[1, 1, 1, 2, 4]);
         let number = self.writes.len() as u64;
         let mut keys = BTreeSet::new();
         while keys.len() < count {
-            keys.insert(format!("key {:02}", self.random.below(KEYS)).into_bytes());
+            keys.insert(format!("key {:02}", self.random.below(self.habits.keys)).into_bytes());
         }
         let keys: Vec<Vec<u8>> = keys.into_iter().collect();
-        let value = (!self.random.one_in(5)).then(|| {
+        let value = (!self.random.one_in(self.habits.removes_one_in)).then(|| {
             let mut value = number.to_le_bytes().to_vec();
             value.resize(self.random.pick(&[8, 20, 300, 1000]), number as u8);
             value
         });
         let names: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
-        let done = self.shards[shard].update(&names, Clock::default(), |update| {
+        let seen = format!("key {:02}", self.random.below(self.habits.keys)).into_bytes();
+        let seen = self.random.one_in(self.habits.reads_one_in).then_some(&seen[..]);
+        let locked: Vec<&[u8]> = names.iter().copied().chain(seen).collect();
+        let done = self.shards[shard].update(&locked, Clock::default(), |update| {
+            seen.map(|seen| update.get(seen).is_some());
             for key in &names {
                 match &value {
                     Some(value) => update.set(key, value, None),
@@ -94,7 +140,15 @@ impl World {
     }
 
     fn step_of_the_medium(&mut self) {
+        if self.stalled.1 == 0 {
+            let shard = self.random.within(0..=SHARDS - 1);
+            self.stalled = (Some(shard).filter(|_| self.habits.stalls_for > 0), self.habits.stalls_for);
+        }
+        self.stalled.1 = self.stalled.1.saturating_sub(1);
         let shard = self.random.within(0..=SHARDS - 1);
+        if self.stalled.0 == Some(shard) {
+            return;
+        }
         let at_once = self.random.within(1..=4);
         while let Some(write) = self.shards[shard].next_write(at_once, 0) {
             self.media[shard].under_way.push(write);
@@ -119,13 +173,14 @@ impl World {
     fn clean(&mut self) {
         let shard = self.random.within(0..=SHARDS - 1);
         let slot = &mut self.cleaning[shard];
-        if slot.is_none() && self.shards[shard].log().free_places() <= 2 {
+        if slot.is_none() && (self.habits.cleans_early || self.shards[shard].log().free_places() <= 2) {
             *slot = self.shards[shard].log().next_to_clean().map(|(number, _)| Cleaning::new(number));
         }
         let Some(cleaning) = slot else { return };
         let place = self.shards[shard].log().segments()[&cleaning.number].place;
         let bytes = self.media[shard].places[place as usize].clone();
-        match self.shards[shard].clean(cleaning, &bytes, 4096) {
+        let budget_bytes = self.random.pick(&[4096, usize::MAX]);
+        match self.shards[shard].clean(cleaning, &bytes, budget_bytes) {
             Ok(true) => {
                 *slot = None;
                 self.cleaned += 1;
@@ -137,12 +192,35 @@ impl World {
         self.shards[shard].erase_cleaned();
     }
 
+    /// No key has more values on the media than its entry knows of: what is known last of a key that is gone goes when the
+    /// count ends.
+    fn count_values(&mut self) {
+        let mut values: BTreeMap<Vec<u8>, BTreeSet<u64>> = BTreeMap::new();
+        for (log, mut medium) in self.media.iter_mut().enumerate() {
+            let found = Found::read(log as u16, self.geometry, &mut medium).unwrap();
+            found.records(|_, record| {
+                if record.kind == Kind::String {
+                    values.entry(record.key.to_vec()).or_default().insert(record.version);
+                }
+            });
+        }
+        self.store.index().scan(b"", |entry| {
+            let mut versions = values.remove(entry.key).unwrap_or_default();
+            versions.remove(&entry.origin.version);
+            let count = versions.len();
+            assert!(entry.older as usize >= count, "{}: {count} values, {entry:?}", entry.key.escape_ascii());
+            true
+        });
+        assert!(values.is_empty(), "nobody knows of these values: {values:?}");
+    }
+
     fn crash(&mut self) {
+        self.count_values();
         self.tell();
         self.crashes += 1;
         self.media.iter_mut().for_each(|medium| medium.lose_power(&mut self.random));
         self.epoch += 1;
-        (self.store, self.shards) = open(self.geometry, &mut self.media, self.epoch);
+        (self.store, self.shards) = open(self.geometry, &mut self.media, &mut self.epoch, Some(&mut self.random));
         self.cleaning = (0..SHARDS).map(|_| None).collect();
         self.compare();
     }
@@ -193,19 +271,20 @@ impl World {
 #[test]
 fn what_was_told_is_there_after_every_crash() {
     let (mut crashes, mut cleaned, mut full) = (0, 0, 0);
-    for seed in 0..200 {
+    for seed in seeds(200) {
         let mut world = World::new(seed);
-        for _ in 0..1500 {
+        for _ in 0..2000 {
             match world.random.within(0..=999) {
-                0..400 => world.write(),
-                400..900 => world.step_of_the_medium(),
-                900..950 => world.tell(),
-                950..995 => world.clean(),
-                _ => world.crash(),
+                0..300 => world.write(),
+                300..800 => world.step_of_the_medium(),
+                800..850 => world.tell(),
+                850..980 => world.clean(),
+                at if at < 980 + world.habits.crashes_per_mille => world.crash(),
+                _ => world.step_of_the_medium(),
             }
         }
         world.crash();
         (crashes, cleaned, full) = (crashes + world.crashes, cleaned + world.cleaned, full + world.full);
     }
-    assert!(crashes > 1000 && cleaned > 300 && full > 100, "{crashes} crashes, {cleaned} cleaned, {full} full");
+    assert!(crashes > 1000 && cleaned > 1000 && full > 100, "{crashes} crashes, {cleaned} cleaned, {full} full");
 }

@@ -21,16 +21,21 @@ impl Medium {
     /// The power goes: each sector of a write that is under way is old or new.
     pub fn lose_power(&mut self, random: &mut Random) {
         for write in std::mem::take(&mut self.under_way) {
-            let fate = random.within(0..=3);
-            for (at, sector) in write.bytes.chunks(SECTOR_BYTES).enumerate() {
-                let arrives = match fate {
-                    0 => false,
-                    1 => true,
-                    _ => random.one_in(2),
-                };
-                if arrives {
-                    self.put(write.place, write.offset as usize + at * SECTOR_BYTES, sector);
-                }
+            self.put_in_part(write.place, write.offset as usize, &write.bytes, random);
+        }
+    }
+
+    /// Any sectors of what is written.
+    pub fn put_in_part(&mut self, place: u32, offset: usize, bytes: &[u8], random: &mut Random) {
+        let fate = random.within(0..=3);
+        for (at, sector) in bytes.chunks(SECTOR_BYTES).enumerate() {
+            let arrives = match fate {
+                0 => false,
+                1 => true,
+                _ => random.one_in(2),
+            };
+            if arrives {
+                self.put(place, offset + at * SECTOR_BYTES, sector);
             }
         }
     }
