@@ -342,6 +342,14 @@ impl<'a> Writer<'a> {
         });
     }
 
+    /// A string, or no value.
+    pub fn bulk_or_null(&mut self, bytes: Option<&[u8]>) {
+        match bytes {
+            Some(bytes) => self.bulk(bytes),
+            None => self.null(),
+        }
+    }
+
     /// No array, as of an aborted EXEC.
     pub fn null_array(&mut self) {
         self.to.extend_from_slice(match self.version {

@@ -9,7 +9,8 @@ use std::path::Path;
 use std::thread;
 
 use ksf_proto::resp::{self, Limits, Malformed, Progress, Scan};
-use ksf_store::format::{Kind, Lsn};
+use ksf_store::cells::{Shape, score_of};
+use ksf_store::format::{Kind, Lsn, Record};
 use ksf_store::salvage::{Salvaged, salvage as salvage_log};
 use ksf_store::store::Store;
 
@@ -93,17 +94,64 @@ fn io_error(action: &'static str) -> impl FnOnce(io::Error) -> OfflineError {
     move |source| OfflineError::Io { action, source }
 }
 
-/// `SET key value`, with the time of its end if it has one.
-fn write_set(to: &mut impl Write, key: &[u8], value: &[u8], expires_ms: Option<u64>) -> io::Result<()> {
-    let end = expires_ms.map(|ms| ms.to_string());
-    write!(to, "*{}\r\n$3\r\nSET\r\n", if end.is_some() { 5 } else { 3 })?;
-    let end = end.iter().flat_map(|end| [&b"PXAT"[..], end.as_bytes()]);
-    for word in [key, value].into_iter().chain(end) {
+fn write_command<'w>(to: &mut impl Write, words: impl ExactSizeIterator<Item = &'w [u8]>) -> io::Result<()> {
+    write!(to, "*{}\r\n", words.len())?;
+    for word in words {
         write!(to, "${}\r\n", word.len())?;
         to.write_all(word)?;
         to.write_all(b"\r\n")?;
     }
     Ok(())
+}
+
+/// What a key has.
+enum Written {
+    String(Vec<u8>),
+    /// Subkeys and values in their order.
+    Cells(Shape, Vec<(Vec<u8>, Vec<u8>)>),
+}
+
+/// Cells that one command makes.
+const CELLS_AT_ONCE: usize = 128;
+
+/// A key as commands: `SET` with the time of its end, or `HSET`, `SADD`, `RPUSH`, `ZADD` and `PEXPIREAT`.
+fn write_key(to: &mut impl Write, key: &[u8], written: &Written, expires_ms: Option<u64>) -> io::Result<()> {
+    let end = expires_ms.map(|ms| ms.to_string());
+    let (shape, cells) = match written {
+        Written::String(value) => {
+            let mut words = vec![&b"SET"[..], key, value];
+            words.extend(end.iter().flat_map(|end| [&b"PXAT"[..], end.as_bytes()]));
+            return write_command(to, words.into_iter());
+        }
+        Written::Cells(shape, cells) => (*shape, cells),
+    };
+    for some in cells.chunks(CELLS_AT_ONCE) {
+        let scores: Vec<String> = some.iter().map(|(_, value)| resp::format_double(score_of(value))).collect();
+        let mut words = vec![key];
+        for ((subkey, value), score) in some.iter().zip(&scores) {
+            match shape {
+                Shape::String => {}
+                Shape::Hash => words.extend([&subkey[..], &value[..]]),
+                Shape::Set => words.push(subkey),
+                Shape::List => words.push(value),
+                Shape::SortedSet => words.extend([score.as_bytes(), &subkey[..]]),
+            }
+        }
+        words.insert(
+            0,
+            match shape {
+                Shape::Hash => b"HSET",
+                Shape::Set => b"SADD",
+                Shape::List => b"RPUSH",
+                Shape::SortedSet | Shape::String => b"ZADD",
+            },
+        );
+        write_command(to, words.into_iter())?;
+    }
+    match end {
+        Some(end) => write_command(to, [&b"PEXPIREAT"[..], key, end.as_bytes()].into_iter()),
+        None => Ok(()),
+    }
 }
 
 /// Writes down each key that has not ended at `now_ms`, in order, as a command. Returns how many there are.
@@ -118,11 +166,67 @@ pub fn dump(folder: &Path, now_ms: u64, to: &mut impl Write) -> Result<u64, Offl
     let (mut keys, mut result) = (0, Ok(()));
     store.scan(b"", now_ms, |key, got| {
         keys += 1;
-        result = write_set(to, key, got.value, got.expires_ms);
+        let written = match got.shape {
+            Shape::String => Written::String(got.value.to_vec()),
+            shape => {
+                let mut cells = Vec::new();
+                store.walk(key, |subkey, value| cells.push((subkey.to_vec(), value.to_vec())));
+                Written::Cells(shape, cells)
+            }
+        };
+        result = write_key(to, key, &written, got.expires_ms);
         result.is_ok()
     });
     result.and_then(|()| to.flush()).map_err(io_error("writing the commands"))?;
     Ok(keys)
+}
+
+/// The newest records of the cells of a key by their subkeys; that of its end, which has none, apart.
+type NewestCells = BTreeMap<(bool, Vec<u8>), Newest>;
+
+/// The newest record of a key or a cell.
+#[derive(Default)]
+struct Newest {
+    version: u64,
+    kind: Option<Kind>,
+    value: Vec<u8>,
+    expires_ms: Option<u64>,
+}
+
+impl Newest {
+    fn see(&mut self, record: &Record<'_>) {
+        if record.version >= self.version {
+            let (kind, value) = (Some(record.kind), record.value.to_vec());
+            *self = Self { version: record.version, kind, value, expires_ms: record.expires_ms };
+        }
+    }
+
+    /// What the key has: the cells that are newer than its base, or the base.
+    fn with(self, cells: NewestCells) -> Option<(Written, Option<u64>)> {
+        let (mut shape, mut expires_ms, mut found) = (None, None, Vec::new());
+        for ((_, subkey), cell) in cells.into_iter().filter(|(_, cell)| cell.version > self.version) {
+            let of = match cell.kind {
+                Some(Kind::Field) => Shape::Hash,
+                Some(Kind::Member) => Shape::Set,
+                Some(Kind::Element) => Shape::List,
+                Some(Kind::Scored) => Shape::SortedSet,
+                Some(Kind::Expire) => {
+                    expires_ms = cell.expires_ms;
+                    continue;
+                }
+                Some(Kind::Remove | Kind::String | Kind::Drop) | None => continue,
+            };
+            // Where a record that took the key away is damaged, there may be cells of two shapes.
+            if *shape.get_or_insert(of) == of {
+                found.push((subkey, cell.value));
+            }
+        }
+        match (shape, self.kind) {
+            (Some(shape), _) => Some((Written::Cells(shape, found), expires_ms)),
+            (None, Some(Kind::String)) => Some((Written::String(self.value), self.expires_ms)),
+            (None, _) => None,
+        }
+    }
 }
 
 /// Writes down each key of which anything can be read, whatever is damaged. Returns how many there are, and what each log had.
@@ -131,29 +235,26 @@ pub fn dump(folder: &Path, now_ms: u64, to: &mut impl Write) -> Result<u64, Offl
 ///
 /// [`OfflineError`].
 pub fn salvage(folder: &Path, now_ms: u64, to: &mut impl Write) -> Result<(u64, Vec<Salvaged>), OfflineError> {
-    struct Newest {
-        version: u64,
-        value: Option<Vec<u8>>,
-        expires_ms: Option<u64>,
-    }
     let (_lock, geometry, mut media) = Disk::media(folder)?;
-    let mut newest: BTreeMap<Vec<u8>, Newest> = BTreeMap::new();
+    // Of each key, and of each of its cells, the newest record.
+    let mut newest: BTreeMap<Vec<u8>, (Newest, NewestCells)> = BTreeMap::new();
     let mut salvaged = Vec::new();
     for (log, medium) in (0..).zip(&mut media) {
         salvaged.push(salvage_log(log, geometry, medium, |record| {
-            let is_newer = newest.get(record.key).is_none_or(|known| record.version >= known.version);
-            if is_newer && matches!(record.kind, Kind::String | Kind::Drop) {
-                let value = (record.kind == Kind::String).then(|| record.value.to_vec());
-                let now = Newest { version: record.version, value, expires_ms: record.expires_ms };
-                newest.insert(record.key.to_vec(), now);
+            let (base, cells) = newest.entry(record.key.to_vec()).or_default();
+            match record.kind {
+                Kind::String | Kind::Drop => base.see(&record),
+                kind => cells.entry((kind == Kind::Expire, record.subkey.to_vec())).or_default().see(&record),
             }
         }));
     }
     let mut keys = 0;
-    for (key, Newest { value, expires_ms, .. }) in &newest {
-        let Some(value) = value.as_ref().filter(|_| expires_ms.is_none_or(|end| now_ms < end)) else { continue };
-        keys += 1;
-        write_set(to, key, value, *expires_ms).map_err(io_error("writing the commands"))?;
+    for (key, (base, cells)) in newest {
+        let Some((written, expires_ms)) = base.with(cells) else { continue };
+        if expires_ms.is_none_or(|end| now_ms < end) {
+            keys += 1;
+            write_key(to, &key, &written, expires_ms).map_err(io_error("writing the commands"))?;
+        }
     }
     to.flush().map_err(io_error("writing the commands"))?;
     Ok((keys, salvaged))

@@ -75,10 +75,11 @@ impl<S: Read + Write> Client<S> {
                 body.truncate(body.len() - 2);
                 String::from_utf8(body).unwrap()
             }
-            "*" | "%" => {
+            "*" if rest == "-1" => "no array".into(),
+            "*" | "%" | "~" => {
                 let count = rest.parse::<usize>().unwrap() * if kind == "%" { 2 } else { 1 };
                 let parts: Vec<String> = (0..count).map(|_| self.reply()).collect();
-                format!("[{}]", parts.join(" "))
+                format!("{}[{}]", kind.trim_start_matches(['*', '%']), parts.join(" "))
             }
             _ => line.to_owned(),
         }
@@ -176,6 +177,94 @@ const SAME_AS_REDIS: &[&str] = &[
     "APPEND n 0",
     "MSET a 1 b",
     "SETEX a -1 v",
+    "COMMAND GETKEYS MSET a 1 b 2",
+    "COMMAND GETKEYS DEL a b",
+    "COMMAND GETKEYS GET a b",
+    "COMMAND GETKEYS NONSENSE a",
+    // Hashes.
+    "HSET h a 1 b 2 c 3",
+    "HSET h a 1 d 4",
+    "HSET h a",
+    "HSET h a 1 b",
+    "HMSET h e 5",
+    "HGET h a",
+    "HGET h none",
+    "HGET none a",
+    "HMGET h a none e",
+    "HMGET none a",
+    "HGETALL h",
+    "HGETALL none",
+    "HKEYS h",
+    "HVALS h",
+    "HLEN h",
+    "HLEN none",
+    "HEXISTS h a",
+    "HEXISTS h none",
+    "HSTRLEN h a",
+    "HSETNX h a 9",
+    "HSETNX h f 9",
+    "HDEL h f none f",
+    "HINCRBY h a 41",
+    "HINCRBY h a x",
+    "HINCRBY h a 9223372036854775807",
+    "HINCRBYFLOAT h a 0.5",
+    "HINCRBYFLOAT h a 3.0e3",
+    "HINCRBYFLOAT h a x",
+    "HINCRBY h a 1",
+    "HSET h text words",
+    "HINCRBYFLOAT h text 1",
+    "HSCAN h 0",
+    "HSCAN h 0 MATCH [bc] COUNT 100",
+    "HSCAN none 0",
+    "HSCAN h x",
+    "HSCAN h 0 COUNT 0",
+    "HRANDFIELD none",
+    "HRANDFIELD none 5",
+    "HSET one field value",
+    "HRANDFIELD one",
+    "HRANDFIELD one 5",
+    "HRANDFIELD one -2",
+    "HRANDFIELD one -2 WITHVALUES",
+    "HRANDFIELD one 1 NONSENSE",
+    "TYPE h",
+    "GET h",
+    "APPEND h x",
+    "STRLEN h",
+    "INCR h",
+    "GETRANGE h 0 1",
+    "SETRANGE h 0 x",
+    "GETSET h x",
+    "GETDEL h",
+    "GETEX h",
+    "SET h x GET",
+    "MGET h text",
+    "SETNX h x",
+    "HGET n a",
+    "HSET n a 1",
+    "HDEL n a",
+    "HGETALL n",
+    "HLEN n",
+    "EXPIRETIME h",
+    "EXPIREAT h 4000000000",
+    "EXPIRETIME h",
+    "HSET h a 2",
+    "EXPIRETIME h",
+    "PERSIST h",
+    "PERSIST h",
+    "PEXPIRETIME h",
+    "EXPIREAT one 4000000000",
+    "HDEL one field",
+    "EXISTS one",
+    "HSET one again 1",
+    "TTL one",
+    "EXPIRE one -1",
+    "HGETALL one",
+    "HSET one new 2",
+    "HGETALL one",
+    "SET h string",
+    "HGETALL h",
+    "DEL h one",
+    "HGETALL h",
 ];
 
 #[test]
@@ -192,8 +281,17 @@ fn it_answers_what_redis_answers() {
     let folder = tempfile::tempdir().unwrap();
     let serving = Serving::start(EngineKind::Epoll, folder.path());
     let mut client = serving.connect();
-    for question in SAME_AS_REDIS {
-        assert_eq!(client.ask(question), peer.ask(question), "{question}");
+    for version in ["2", "3"] {
+        client.ask(&format!("HELLO {version}"));
+        peer.ask(&format!("HELLO {version}"));
+        for question in SAME_AS_REDIS {
+            assert_eq!(client.ask(question), peer.ask(question), "RESP{version}: {question}");
+        }
+        for key in peer.ask("KEYS *").trim_matches(['[', ']']).split(' ') {
+            assert_eq!(client.ask(&format!("DEL {key}")), ":1", "RESP{version}: {key}");
+            peer.ask(&format!("DEL {key}"));
+        }
+        assert_eq!(client.ask("DBSIZE"), ":0", "RESP{version}");
     }
     serving.stop();
 }
@@ -266,6 +364,75 @@ fn many_clients_on_all_shards_lose_nothing() {
 fn counter(serving: &Serving, name: &str) -> u64 {
     let counters = serving.server.service_counters().remove(0).1;
     counters.into_iter().find(|(known, _)| *known == name).unwrap().1
+}
+
+/// What is in the keys of [`FILLED`], asked again after a start.
+const LOOKED_AT: &[&str] =
+    &["HGETALL hash", "HLEN hash", "TYPE hash", "EXPIRETIME hash", "EXISTS gone", "HGETALL back", "DBSIZE"];
+
+const FILLED: &[&str] = &[
+    "HSET hash a 1 b 2 c 3",
+    "HDEL hash b",
+    "HSET hash a 4",
+    "EXPIREAT hash 4000000000",
+    "HSET gone a 1",
+    "HDEL gone a",
+    "HSET back a 1 b 2",
+    "DEL back",
+    "HSET back c 3",
+];
+
+/// Keys with cells are what they were, also when the server starts twice and the segments were cleaned in between.
+#[test]
+fn cells_are_there_after_every_start() {
+    own_network();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(engine, folder.path());
+        let mut client = serving.connect();
+        FILLED.iter().for_each(|command| assert!(!client.ask(command).starts_with('-'), "{engine}: {command}"));
+        let was: Vec<String> = LOOKED_AT.iter().map(|question| client.ask(question)).collect();
+        serving.stop();
+        for start in 0..3 {
+            let serving = Serving::start(engine, folder.path());
+            let mut client = serving.connect();
+            for (question, was) in LOOKED_AT.iter().zip(&was) {
+                assert_eq!(&client.ask(question), was, "{engine}, start {start}: {question}");
+            }
+            serving.stop();
+        }
+    }
+}
+
+/// Fields that are overwritten for ever stay within the logs, and none of a key that was deleted comes back.
+#[test]
+fn overwriting_cells_for_ever_stays_within_the_logs() {
+    own_network();
+    const FIELDS: usize = 40;
+    const ROUNDS: usize = 40;
+    let value = |round: usize| format!("{round} {}", "v".repeat(20_000));
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(engine, folder.path());
+        let mut client = serving.connect();
+        client.ask("HSET deleted a 1 b 2 c 3");
+        assert_eq!(client.ask("DEL deleted"), ":1");
+        for round in 0..ROUNDS {
+            (0..FIELDS).for_each(|field| client.send(&["HSET", "hash", &field.to_string(), &value(round)]));
+            let added = if round == 0 { ":1" } else { ":0" };
+            (0..FIELDS).for_each(|field| assert_eq!(client.reply(), added, "{engine}: {round} {field}"));
+        }
+        assert!(counter(&serving, "segments_cleaned") > 10, "{engine}: {}", counter(&serving, "segments_cleaned"));
+        serving.stop();
+        let serving = Serving::start(engine, folder.path());
+        let mut client = serving.connect();
+        assert_eq!(client.ask("HLEN hash"), format!(":{FIELDS}"), "{engine}");
+        for field in 0..FIELDS {
+            assert!(client.ask(&format!("HGET hash {field}")) == value(ROUNDS - 1), "{engine}: {field}");
+        }
+        assert_eq!(client.ask("DBSIZE"), ":1", "{engine}");
+        serving.stop();
+    }
 }
 
 /// Overwriting for ever takes no more than the logs have, and nobody is told that they are full.

@@ -8,6 +8,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod cells;
 pub mod format;
 pub mod index;
 pub mod log;
@@ -15,3 +16,4 @@ pub mod promises;
 pub mod recover;
 pub mod salvage;
 pub mod store;
+pub mod update;

@@ -9,23 +9,26 @@
 //! Any shard executes any command. What it changes is one append to its own log, so it is durable whole or not at all; the
 //! leaves of its keys are locked until the index has it, so others see it whole.
 
-use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::cells::{self, Head, Shape, cell_bytes, cell_key_of, is_base};
 use crate::format::{BatchHeader, HEADER_BYTES, KEY_BYTES_MAX, Kind, Link, Lsn, Record};
 use crate::index::leaf::{Entry, OLDER_MAX, Origin, Value};
 use crate::index::{Index, Locked};
 use crate::log::{AppendError, Log, News, Purpose, Write, WriteId};
 use crate::promises::Promises;
 use crate::recover::{Found, batch_in};
+use crate::update::{Change, Update, View};
 
 /// What all shards share.
 #[derive(Debug)]
 pub struct Store {
     index: Index,
+    /// What belongs to keys that are no strings.
+    cells: Index,
     /// Keys that are not gone.
     keys: AtomicUsize,
     next_version: AtomicU64,
@@ -54,10 +57,18 @@ pub struct Shard {
 /// What goes with a segment.
 #[derive(Debug)]
 struct Going {
-    /// The keys of its older records.
-    older: Vec<Box<[u8]>>,
+    older: Vec<Older>,
     /// What outdates them: while a crash may take that, they are what the keys have.
     outdated_by: Needs,
+}
+
+/// A record that is out of date.
+#[derive(Debug)]
+struct Older {
+    key: Box<[u8]>,
+    version: u64,
+    /// The cell, if it is the record of one.
+    cell: Option<Vec<u8>>,
 }
 
 /// What must be promised before a reply may leave: of each log, everything before a place in it.
@@ -65,7 +76,7 @@ struct Going {
 pub struct Needs(Vec<(u16, Lsn)>);
 
 impl Needs {
-    fn add(&mut self, log: u16, lsn: Lsn) {
+    pub(crate) fn add(&mut self, log: u16, lsn: Lsn) {
         match self.0.iter_mut().find(|(known, _)| *known == log) {
             Some((_, known)) => *known = (*known).max(lsn),
             None => self.0.push((log, lsn)),
@@ -90,8 +101,14 @@ pub struct Clock {
 /// What a key has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Got<'a> {
-    /// The value.
+    /// What it is.
+    pub shape: Shape,
+    /// The value of a string.
     pub value: &'a [u8],
+    /// Cells of what is no string; of a string 1.
+    pub count: u64,
+    /// The place of the first element of a list.
+    pub first: i64,
     /// The version of the last write. It changes with every write, and never comes back.
     pub version: u64,
     /// When the key ends: milliseconds since 1970.
@@ -130,6 +147,15 @@ impl Store {
         &self.index
     }
 
+    pub(crate) fn cells(&self) -> &Index {
+        &self.cells
+    }
+
+    /// Bytes of memory that keys and values take, but for what the allocator needs.
+    pub fn memory_bytes(&self) -> usize {
+        self.index.memory_bytes() + self.cells.memory_bytes()
+    }
+
     /// How far replies may tell of a log.
     pub fn promised(&self, log: u16) -> Lsn {
         Lsn(self.promised[usize::from(log)].load(Ordering::Acquire))
@@ -137,109 +163,102 @@ impl Store {
 
     /// Looks at keys, all at one moment. What the reply needs is returned with what `look` made of it.
     pub fn read<R>(&self, keys: &[&[u8]], now_ms: u64, look: impl FnOnce(&mut View<'_, '_>) -> R) -> (R, Needs) {
-        self.index.with(keys, |locked| {
-            let mut view = View { store: self, locked, now_ms, needs: Needs::default() };
+        self.index.with_own(keys, |locked| {
+            let mut view = View::new(self, locked, now_ms);
             let result = look(&mut view);
-            (result, view.needs)
+            (result, view.done())
         })
+    }
+
+    /// Locks keys for a command that keeps its update among what is its own, until a shard [commits](Shard::commit) it.
+    pub fn update<'k, R>(&self, keys: &[&'k [u8]], clock: Clock, command: impl FnOnce(Update<'_, 'k>) -> R) -> R {
+        self.index.with_own(keys, |locked| command(Update::new(self, locked, clock.now_ms)))
     }
 
     /// Goes through the keys from `from` on, in order, until `take` returns false; [`Index::scan`] tells what is seen.
     pub fn scan(&self, from: &[u8], now_ms: u64, mut take: impl FnMut(&[u8], Got<'_>) -> bool) -> Needs {
         let mut needs = Needs::default();
         self.index.scan(from, |entry| {
-            self.note(&mut needs, entry.origin);
+            self.note(&mut needs, entry);
             got(entry, now_ms).is_none_or(|got| take(entry.key, got))
         });
         needs
     }
 
-    /// Somebody saw what a record did: notes it, unless the record is promised already.
-    fn note(&self, needs: &mut Needs, origin: Origin) {
-        let end = Lsn(origin.lsn.0 + 1);
-        if end > self.promised(origin.log) {
-            needs.add(origin.log, end);
+    /// Goes through the cells of a key that [`scan`](Self::scan) shows, in order.
+    pub fn walk(&self, key: &[u8], mut take: impl FnMut(&[u8], &[u8])) {
+        cells::walk(&self.cells, key, &[], |subkey, value| {
+            take(subkey, value);
+            true
+        });
+    }
+
+    /// Somebody saw what records did: notes them, unless they are promised already.
+    pub(crate) fn note(&self, needs: &mut Needs, entry: &Entry<'_>) {
+        let mut note = |log: u16, end: Lsn| {
+            if end > self.promised(log) {
+                needs.add(log, end);
+            }
+        };
+        if entry.origin.lsn != Lsn::default() {
+            note(entry.origin.log, Lsn(entry.origin.lsn.0 + 1));
+        }
+        if let Value::Cells(head) = entry.value {
+            Head::decode(head).seen.into_iter().for_each(|(log, end)| note(log, end));
         }
     }
 
     fn outdate(&self, entry: &Entry<'_>) {
-        let bytes = record_bytes(entry);
-        lock(&self.outdated[usize::from(entry.origin.log)]).push((entry.origin.lsn, bytes));
+        self.outdate_at(entry.origin, record_bytes(entry));
+    }
+
+    /// The record there is out of date. An entry without a record says so by the place 0, where no record is.
+    pub(crate) fn outdate_at(&self, origin: Origin, bytes: usize) {
+        if origin.lsn != Lsn::default() {
+            lock(&self.outdated[usize::from(origin.log)]).push((origin.lsn, bytes));
+        }
+    }
+
+    /// Whether an entry is that of a key that is there, also if it has ended.
+    pub(crate) fn is_there(&self, entry: &Entry<'_>) -> bool {
+        match entry.value {
+            Value::Gone => false,
+            Value::Cells(head) => Head::decode(head).count > 0,
+            Value::Here(_) | Value::OnMedium(_) => true,
+        }
+    }
+
+    pub(crate) fn count_key(&self, was_there: bool, is_there: bool) {
+        self.keys.fetch_add(usize::from(is_there), Ordering::Relaxed);
+        self.keys.fetch_sub(usize::from(was_there), Ordering::Relaxed);
     }
 }
 
-fn got<'a>(entry: &Entry<'a>, now_ms: u64) -> Option<Got<'a>> {
-    let Value::Here(value) = entry.value else { return None };
-    let lives = entry.expires_ms.is_none_or(|end| now_ms < end);
-    lives.then_some(Got { value, version: entry.origin.version, expires_ms: entry.expires_ms })
+pub(crate) fn got<'a>(entry: &Entry<'a>, now_ms: u64) -> Option<Got<'a>> {
+    let expires_ms = entry.expires_ms;
+    if expires_ms.is_some_and(|end| now_ms >= end) {
+        return None;
+    }
+    let version = entry.origin.version;
+    match entry.value {
+        Value::Here(value) => Some(Got { shape: Shape::String, value, count: 1, first: 0, version, expires_ms }),
+        Value::Cells(head) => {
+            let Head { shape, count, first, version, .. } = Head::decode(head);
+            (count > 0).then_some(Got { shape, value: &[], count, first, version, expires_ms })
+        }
+        Value::OnMedium(_) | Value::Gone => None,
+    }
 }
 
-/// Bytes of the record of an entry, but for the time of receipt.
+/// Bytes of the record of the base of a key, but for the time of receipt.
 fn record_bytes(entry: &Entry<'_>) -> usize {
-    let value_bytes = match entry.value {
-        Value::Here(value) => value.len(),
-        Value::OnMedium(bytes) => bytes as usize,
-        Value::Gone => 0,
+    let (value_bytes, expires) = match entry.value {
+        Value::Here(value) => (value.len(), entry.expires_ms.is_some()),
+        Value::OnMedium(bytes) => (bytes as usize, entry.expires_ms.is_some()),
+        // The time belongs to a cell.
+        Value::Cells(_) | Value::Gone => (0, false),
     };
-    Record::bytes_of(entry.key.len(), value_bytes, entry.expires_ms.is_some())
-}
-
-/// Keys as a read sees them.
-#[derive(Debug)]
-pub struct View<'v, 'l> {
-    store: &'v Store,
-    locked: &'v mut Locked<'l>,
-    now_ms: u64,
-    needs: Needs,
-}
-
-impl View<'_, '_> {
-    /// What a key has, if it is there. It is one that the command named.
-    pub fn get(&mut self, key: &[u8]) -> Option<Got<'_>> {
-        let entry = self.locked.get(key)?;
-        self.store.note(&mut self.needs, entry.origin);
-        got(&entry, self.now_ms)
-    }
-}
-
-/// A change of one key.
-#[derive(Debug)]
-enum Change<'k> {
-    Set { value: Cow<'k, [u8]>, expires_ms: Option<u64> },
-    Remove,
-}
-
-/// Keys as a command sees and changes them.
-#[derive(Debug)]
-pub struct Update<'v, 'l, 'k> {
-    view: View<'v, 'l>,
-    changes: BTreeMap<&'k [u8], Change<'k>>,
-}
-
-impl<'k> Update<'_, '_, 'k> {
-    /// What a key has, also by this command. It is one that the command named.
-    pub fn get(&mut self, key: &[u8]) -> Option<Got<'_>> {
-        match self.changes.get(key) {
-            Some(Change::Set { value, expires_ms }) => Some(Got { value, version: 0, expires_ms: *expires_ms }),
-            Some(Change::Remove) => None,
-            None => self.view.get(key),
-        }
-    }
-
-    /// Sets what a key has, and when it ends.
-    pub fn set(&mut self, key: &'k [u8], value: impl Into<Cow<'k, [u8]>>, expires_ms: Option<u64>) {
-        self.changes.insert(key, Change::Set { value: value.into(), expires_ms });
-    }
-
-    /// Takes a key out. True if it was there.
-    pub fn remove(&mut self, key: &'k [u8]) -> bool {
-        let was_there = self.get(key).is_some();
-        // Also of a key that has ended, whose record is still there.
-        if was_there || self.changes.contains_key(key) {
-            self.changes.insert(key, Change::Remove);
-        }
-        was_there
-    }
+    Record::bytes_of(entry.key.len(), value_bytes, expires)
 }
 
 impl Shard {
@@ -267,49 +286,63 @@ impl Shard {
         &mut self,
         keys: &[&'k [u8]],
         clock: Clock,
-        command: impl FnOnce(&mut Update<'_, '_, 'k>) -> R,
+        command: impl FnOnce(&mut Update<'_, 'k>) -> R,
     ) -> Result<(R, Needs), UpdateError> {
-        let Self { store, number, log, .. } = self;
-        store.index.with(keys, |locked| {
-            let view = View { store, locked, now_ms: clock.now_ms, needs: Needs::default() };
-            let mut update = Update { view, changes: BTreeMap::new() };
+        let store = Arc::clone(&self.store);
+        store.update(keys, clock, |mut update| {
             let result = command(&mut update);
-            let Update { view: View { locked, mut needs, .. }, changes, .. } = update;
-            if changes.is_empty() {
-                return Ok((result, needs));
-            }
-            let first_version = store.next_version.fetch_add(changes.len() as u64, Ordering::Relaxed);
-            let records = changes.iter().zip(first_version..).map(|((key, change), version)| {
-                let (kind, value, expires_ms) = match change {
-                    Change::Set { value, expires_ms } => (Kind::String, &**value, *expires_ms),
-                    Change::Remove => (Kind::Drop, &[][..], None),
-                };
-                Record { kind, version, expires_ms, received_ns: clock.received_ns, key, subkey: &[], value }
-            });
-            let records: Vec<Record<'_>> = records.collect();
-            if let Some(long) = records.iter().find(|record| record.key.len() > KEY_BYTES_MAX) {
-                let (key_bytes, value_bytes) = (long.key.len(), long.value.len());
-                return Err(UpdateError::TooLong { key_bytes, value_bytes });
-            }
-            let links = needs.iter().filter(|(log, _)| log != number).map(|(log, lsn)| Link { log, lsn });
-            let mut last = Lsn::default();
-            let mut places = Vec::with_capacity(records.len());
-            let removes = changes.values().all(|change| matches!(change, Change::Remove));
-            let purpose = if removes { Purpose::Removing } else { Purpose::Writing };
-            log.append_for(purpose, &records, links.collect::<Vec<_>>(), |_, lsn| {
-                places.push(lsn);
-                last = lsn;
-            })?;
-            for (record, lsn) in records.iter().zip(places) {
-                store.apply(locked, record, Origin { log: *number, lsn, version: record.version });
-                if record.kind == Kind::Drop {
-                    // Of a key that the same command brought there is nothing older.
-                    locked.get(record.key).filter(Entry::is_settled).iter().for_each(|entry| store.outdate(entry));
-                }
-            }
-            needs.add(*number, Lsn(last.0 + 1));
-            Ok((result, needs))
+            Ok((result, self.commit(update, clock)?))
         })
+    }
+
+    /// Makes what an update changes so, whole or not at all. The reply needs what is returned.
+    ///
+    /// # Errors
+    ///
+    /// [`UpdateError`]: nothing was changed.
+    pub fn commit(&mut self, update: Update<'_, '_>, clock: Clock) -> Result<Needs, UpdateError> {
+        let (mut locked, needs, changes) = update.done();
+        self.append(&mut locked, needs, &changes, clock)
+    }
+
+    fn append(
+        &mut self,
+        locked: &mut Locked<'_>,
+        mut needs: Needs,
+        changes: &BTreeMap<&[u8], Change<'_>>,
+        clock: Clock,
+    ) -> Result<Needs, UpdateError> {
+        let Self { store, number, log, .. } = self;
+        if changes.is_empty() {
+            return Ok(needs);
+        }
+        let mut records = Vec::with_capacity(changes.len());
+        changes.iter().for_each(|(key, change)| change.records(key, clock.received_ns, &mut records));
+        let first_version = store.next_version.fetch_add(records.len() as u64, Ordering::Relaxed);
+        records.iter_mut().zip(first_version..).for_each(|(record, version)| record.version = version);
+        let is_long = |record: &&Record<'_>| {
+            let extra = if is_base(record.kind) { 0 } else { cells::EXTRA_BYTES + cells::ORDER_BYTES };
+            record.key.len() + record.subkey.len() + extra > KEY_BYTES_MAX
+        };
+        if let Some(long) = records.iter().find(is_long) {
+            let (key_bytes, value_bytes) = (long.key.len() + long.subkey.len(), long.value.len());
+            return Err(UpdateError::TooLong { key_bytes, value_bytes });
+        }
+        let links = needs.iter().filter(|(log, _)| log != number).map(|(log, lsn)| Link { log, lsn });
+        let mut last = Lsn::default();
+        let mut places = Vec::with_capacity(records.len());
+        let removes = records.iter().all(|record| matches!(record.kind, Kind::Drop | Kind::Remove));
+        let purpose = if removes { Purpose::Removing } else { Purpose::Writing };
+        log.append_for(purpose, &records, links.collect::<Vec<_>>(), |_, lsn| {
+            places.push(lsn);
+            last = lsn;
+        })?;
+        for (record, lsn) in records.iter().zip(places) {
+            store.apply(locked, record, Origin { log: *number, lsn, version: record.version });
+            store.settle(locked, record);
+        }
+        needs.add(*number, Lsn(last.0 + 1));
+        Ok(needs)
     }
 
     /// The next write of the shard's log: [`Log::next_write`].
@@ -331,14 +364,8 @@ impl Shard {
             News::Erased { number } => erased.push(number),
         });
         for number in erased {
-            for key in self.going.remove(&number).map(|going| going.older).unwrap_or_default() {
-                self.store.index.with(&[&key], |locked| {
-                    if locked.forget_older(&key)
-                        && let Some(entry) = locked.get(&key)
-                    {
-                        self.store.outdate(&entry);
-                    }
-                });
+            for older in self.going.remove(&number).map(|going| going.older).unwrap_or_default() {
+                self.store.forget_older(&older);
             }
         }
         if !durable.is_empty() {
@@ -376,19 +403,13 @@ impl Shard {
             let Some(batch) = batch_in(geometry, *number, lsn, segment) else { break };
             for (lsn, record) in batch.records().flatten().skip(cleaning.handled) {
                 store.index.with(&[record.key], |locked| {
-                    let Some(entry) = locked.get(record.key) else { return Ok(()) };
-                    if (entry.origin.log, entry.origin.lsn) != (*number, lsn) {
-                        store.note(&mut cleaning.outdated_by, entry.origin);
-                        cleaning.older.push(record.key.into());
-                        return Ok(());
+                    let again =
+                        |moved_to: &mut Lsn| log.append_for(Purpose::Cleaning, &[record], [], |_, lsn| *moved_to = lsn);
+                    let older = store.move_record(locked, &record, (*number, lsn), again)?;
+                    if let Some(older) = older {
+                        locked.get(record.key).iter().for_each(|entry| store.note(&mut cleaning.outdated_by, entry));
+                        cleaning.older.push(older);
                     }
-                    if entry.is_settled() {
-                        locked.remove(record.key);
-                        return Ok(());
-                    }
-                    let mut moved_to = lsn;
-                    log.append_for(Purpose::Cleaning, &[record], [], |_, lsn| moved_to = lsn)?;
-                    locked.moved(record.key, *number, moved_to);
                     // The copy that goes with the segment is an older record until then.
                     Ok(())
                 })?;
@@ -422,9 +443,9 @@ pub struct Cleaning {
     at: usize,
     /// Records of that batch that are done.
     handled: usize,
-    /// Keys of which it has records that are out of date.
-    older: Vec<Box<[u8]>>,
-    /// What outdates them, as far as that is not promised.
+    /// What it has that is out of date.
+    older: Vec<Older>,
+    /// What outdates that, as far as it is not promised.
     outdated_by: Needs,
 }
 
@@ -436,29 +457,133 @@ impl Cleaning {
 }
 
 impl Store {
-    /// Brings a record into the index, if it is the newest of its key.
+    /// Writes a record anew, if it is the one that counts. If it is an older one, it is returned, and goes with its segment.
+    fn move_record(
+        &self,
+        locked: &mut Locked<'_>,
+        record: &Record<'_>,
+        (log, lsn): (u16, Lsn),
+        again: impl FnOnce(&mut Lsn) -> Result<(), AppendError>,
+    ) -> Result<Option<Older>, AppendError> {
+        let Some(base) = locked.get(record.key) else { return Ok(None) };
+        let mut moved_to = lsn;
+        let older = |cell| Some(Older { key: record.key.into(), version: record.version, cell });
+        if is_base(record.kind) {
+            if (base.origin.log, base.origin.lsn) != (log, lsn) {
+                return Ok(older(None));
+            }
+            match base.value {
+                Value::Gone if base.is_settled() => drop(locked.remove(record.key)),
+                Value::Cells(head) if base.is_settled() => {
+                    let (head, expires_ms) = (head.to_vec(), base.expires_ms);
+                    let origin = Origin { version: base.origin.version, ..Origin::default() };
+                    let value = Value::Cells(&head);
+                    locked.set(&Entry { key: record.key, value, origin, expires_ms, older: 0 });
+                }
+                _ => {
+                    again(&mut moved_to)?;
+                    locked.moved(record.key, log, moved_to);
+                }
+            }
+            return Ok(None);
+        }
+        let name = cell_key_of(record);
+        if base.origin.version > record.version {
+            return Ok(older(Some(name)));
+        }
+        self.cells.with(&[&name], |cells| {
+            let Some(cell) = cells.get(&name) else { return Ok(None) };
+            if (cell.origin.log, cell.origin.lsn) != (log, lsn) {
+                return Ok(older(Some(name.clone())));
+            }
+            if cell.is_settled() {
+                cells.remove(&name);
+                return Ok(None);
+            }
+            again(&mut moved_to)?;
+            cells.moved(&name, log, moved_to);
+            Ok(None)
+        })
+    }
+
+    /// An older record is on no medium any more.
+    fn forget_older(&self, older: &Older) {
+        let key = &older.key[..];
+        self.index.with(&[key], |locked| {
+            let base = locked.get(key);
+            let cell = older.cell.as_ref().filter(|_| base.is_none_or(|base| base.origin.version < older.version));
+            match cell {
+                Some(name) => self.cells.with(&[name], |cells| {
+                    if cells.forget_older(name)
+                        && let Some(cell) = cells.get(name)
+                    {
+                        self.outdate_at(cell.origin, cell_bytes(&cell));
+                    }
+                }),
+                None => {
+                    if locked.forget_older(key)
+                        && let Some(entry) = locked.get(key)
+                    {
+                        self.outdate(&entry);
+                    }
+                }
+            }
+        });
+    }
+
+    /// A record that was just brought in, and says that something is gone of which there is nothing older, is out of date:
+    /// the same command had brought that.
+    fn settle(&self, locked: &mut Locked<'_>, record: &Record<'_>) {
+        match record.kind {
+            Kind::Drop => {
+                locked.get(record.key).filter(Entry::is_settled).iter().for_each(|entry| self.outdate(entry));
+            }
+            Kind::Remove | Kind::Expire => {
+                let name = cell_key_of(record);
+                self.cells.with(&[&name], |cells| {
+                    let settled = cells.get(&name).filter(Entry::is_settled);
+                    settled.iter().for_each(|cell| self.outdate_at(cell.origin, cell_bytes(cell)));
+                });
+            }
+            _ => {}
+        }
+    }
+
+    /// Brings a record into the index, if it is the newest of what it is about.
     fn apply(&self, locked: &mut Locked<'_>, record: &Record<'_>, origin: Origin) {
+        if is_base(record.kind) {
+            self.apply_base(locked, record, origin);
+        } else {
+            self.apply_cell(locked, record, origin);
+        }
+    }
+
+    fn apply_base(&self, locked: &mut Locked<'_>, record: &Record<'_>, origin: Origin) {
         let before = locked.get(record.key);
-        let was_there = before.is_some_and(|before| before.value != Value::Gone);
-        let older = match before {
-            Some(before) => (before.older + 1).min(OLDER_MAX),
+        let was_there = before.is_some_and(|before| self.is_there(&before));
+        let mut older = match before {
+            // A key with cells may have no base of its own.
+            Some(before) => before.older.saturating_add(u32::from(before.origin.lsn != Lsn::default())),
             None => 0,
         };
         if let Some(before) = before {
             if before.origin.version > record.version {
                 locked.add_older(record.key);
-                lock(&self.outdated[usize::from(origin.log)]).push((origin.lsn, record.encoded_bytes()));
+                self.outdate_at(origin, record.encoded_bytes());
                 return;
             }
             if !before.is_settled() {
                 self.outdate(&before);
             }
+            if matches!(before.value, Value::Cells(_)) {
+                older = older.saturating_add(self.bury_cells(record.key));
+            }
         }
         let value = if record.kind == Kind::Drop { Value::Gone } else { Value::Here(record.value) };
         let is_there = value != Value::Gone;
-        locked.set(&Entry { key: record.key, value, origin, expires_ms: record.expires_ms, older });
-        self.keys.fetch_add(usize::from(is_there), Ordering::Relaxed);
-        self.keys.fetch_sub(usize::from(was_there), Ordering::Relaxed);
+        let (expires_ms, older) = (record.expires_ms, older.min(OLDER_MAX));
+        locked.set(&Entry { key: record.key, value, origin, expires_ms, older });
+        self.count_key(was_there, is_there);
     }
 
     /// Makes a store of its logs as recovery found and [cut](crate::recover::cut_by_links) them. `epoch` is larger than at
@@ -468,25 +593,34 @@ impl Store {
         let ends = logs.iter().map(Found::end);
         let store = Self {
             index: Index::default(),
+            cells: Index::default(),
             keys: AtomicUsize::new(0),
             next_version: AtomicU64::new(1),
             promises: Mutex::new(Promises::new(ends.clone())),
             promised: ends.map(|end| AtomicU64::new(end.0)).collect(),
             outdated: logs.iter().map(|_| Mutex::default()).collect(),
         };
+        // What outweighs cells comes first, so that each cell is looked at once.
+        let mut has_cells = false;
         for found in &logs {
             found.records(|lsn, record| {
                 let origin = Origin { log: found.log(), lsn, version: record.version };
                 store.next_version.fetch_max(record.version + 1, Ordering::Relaxed);
-                store.index.with(&[record.key], |locked| {
-                    let before = locked.get(record.key);
-                    // Not yet: an older record may follow, in another log.
-                    let settled =
-                        before.filter(|before| before.is_settled() && before.origin.version <= record.version);
-                    settled.iter().for_each(|before| store.outdate(before));
-                    store.apply(locked, &record, origin);
-                });
+                if is_base(record.kind) {
+                    store.index.with(&[record.key], |locked| {
+                        // Not yet: an older record may follow, in another log.
+                        let before = locked.get(record.key).filter(|before| before.origin.version <= record.version);
+                        let settled = before.filter(Entry::is_settled);
+                        settled.iter().for_each(|before| store.outdate(before));
+                        store.apply_base(locked, &record, origin);
+                    });
+                } else {
+                    has_cells = true;
+                }
             });
+        }
+        if has_cells {
+            store.open_cells(&logs);
         }
         store.index.scan(b"", |entry| {
             if entry.is_settled() {
@@ -504,5 +638,36 @@ impl Store {
         };
         let shards = logs.into_iter().map(shard).collect();
         (store, shards)
+    }
+
+    fn open_cells(&self, logs: &[Found]) {
+        let mut lists: BTreeSet<Vec<u8>> = BTreeSet::new();
+        for found in logs {
+            found.records(|lsn, record| {
+                if is_base(record.kind) {
+                    return;
+                }
+                if record.kind == Kind::Element && !lists.contains(record.key) {
+                    lists.insert(record.key.to_vec());
+                }
+                let origin = Origin { log: found.log(), lsn, version: record.version };
+                self.index.with(&[record.key], |locked| {
+                    let name = cell_key_of(&record);
+                    self.cells.with(&[&name], |cells| {
+                        let before = cells.get(&name).filter(|before| before.origin.version <= record.version);
+                        let settled = before.filter(Entry::is_settled);
+                        settled.iter().for_each(|before| self.outdate_at(before.origin, cell_bytes(before)));
+                    });
+                    self.apply_cell(locked, &record, origin);
+                });
+            });
+        }
+        self.cells.scan(b"", |cell| {
+            if cell.is_settled() {
+                self.outdate_at(cell.origin, cell_bytes(cell));
+            }
+            true
+        });
+        lists.iter().for_each(|key| self.find_first(key));
     }
 }

@@ -56,7 +56,7 @@ fn commands_on_several_keys_are_seen_whole() {
     let key = |number: u64| format!("{number:05}").into_bytes();
     let number = |value: &Value<'_>| match value {
         Value::Here(bytes) => i64::from_le_bytes((*bytes).try_into().unwrap()),
-        Value::OnMedium(_) | Value::Gone => unreachable!("all values are short"),
+        Value::OnMedium(_) | Value::Cells(_) | Value::Gone => unreachable!("all values are short"),
     };
     (0..KEYS).for_each(|at| set(&index, &key(at), &100i64.to_le_bytes(), 1, None));
     std::thread::scope(|scope| {

@@ -1,5 +1,7 @@
 //! Keys of any type: whether they are there, and when they end.
 
+use ksf_store::cells::Shape;
+
 use super::{Call, Failed, Result, SYNTAX};
 
 pub(super) fn del(call: &mut Call<'_, '_>) -> Result {
@@ -18,8 +20,15 @@ pub(super) fn exists(call: &mut Call<'_, '_>) -> Result {
 
 pub(super) fn type_of(call: &mut Call<'_, '_>) -> Result {
     let key = call.args[1];
-    let there = call.read(&[key], |view| view.get(key).is_some());
-    call.write().simple(if there { "string" } else { "none" });
+    let shape = call.read(&[key], |view| view.get(key).map(|got| got.shape));
+    call.write().simple(match shape {
+        None => "none",
+        Some(Shape::String) => "string",
+        Some(Shape::Hash) => "hash",
+        Some(Shape::Set) => "set",
+        Some(Shape::List) => "list",
+        Some(Shape::SortedSet) => "zset",
+    });
     Ok(())
 }
 
@@ -37,6 +46,33 @@ pub(super) fn keys(call: &mut Call<'_, '_>) -> Result {
     to.array(found.len());
     found.iter().for_each(|key| to.bulk(key));
     Ok(())
+}
+
+/// What the commands that scan may be told.
+pub(super) struct ScanOptions<'a> {
+    pattern: Option<&'a [u8]>,
+}
+
+impl<'a> ScanOptions<'a> {
+    /// Reads them from the cursor on.
+    pub(super) fn read(call: &Call<'_, 'a>, at: usize) -> Result<Self> {
+        let cursor: Option<u64> = std::str::from_utf8(call.args[at]).ok().and_then(|text| text.parse().ok());
+        cursor.ok_or("ERR invalid cursor")?;
+        let mut options = Self { pattern: None };
+        let (pairs, rest) = call.args[at + 1..].as_chunks::<2>();
+        for (place, [option, value]) in pairs.iter().enumerate() {
+            match &option.to_ascii_uppercase()[..] {
+                b"MATCH" => options.pattern = Some(value),
+                b"COUNT" if call.integer(at + 2 + 2 * place)? > 0 => {}
+                _ => return Err(SYNTAX.into()),
+            }
+        }
+        if rest.is_empty() { Ok(options) } else { Err(SYNTAX.into()) }
+    }
+
+    pub(super) fn takes(&self, name: &[u8]) -> bool {
+        self.pattern.is_none_or(|pattern| matches(pattern, name))
+    }
 }
 
 /// A pattern as Redis has it: `*`, `?`, `[a-z]`, `[^a]`, and `\` in front of what is meant literally.
@@ -144,10 +180,9 @@ fn end_time(call: &mut Call<'_, '_>, unit_ms: u64) -> Result {
 pub(super) fn persist(call: &mut Call<'_, '_>) -> Result {
     let key = call.args[1];
     let changed = call.update(&[key], |update| {
-        let value = update.get(key).filter(|got| got.expires_ms.is_some()).map(|got| got.value.to_vec());
-        let changed = value.is_some();
-        if let Some(value) = value {
-            update.set(key, value, None);
+        let changed = update.get(key).is_some_and(|got| got.expires_ms.is_some());
+        if changed {
+            update.expire(key, None);
         }
         changed
     })?;
@@ -198,8 +233,7 @@ fn end_at(call: &mut Call<'_, '_>, unit_ms: i64, base_ms: u64, name: &str) -> Re
         if over {
             return update.remove(key);
         }
-        let value = got.value.to_vec();
-        update.set(key, value, Some(end));
+        update.expire(key, Some(end));
         true
     })?;
     call.write().integer(i64::from(changed));

@@ -1,12 +1,17 @@
 //! Commands: which there are, and what each does.
 
+mod hashes;
 mod keys;
 mod server;
 mod strings;
 
+use std::hash::{BuildHasher, RandomState};
+
 use ksf_proto::resp::{self, Arguments, Malformed, Version, Writer};
+use ksf_store::cells::Shape;
 use ksf_store::log::Purpose;
-use ksf_store::store::{Clock, Needs, UpdateError};
+use ksf_store::store::{Clock, Got, Needs, UpdateError};
+use ksf_store::update::{Update, View};
 
 use crate::service::KvShard;
 
@@ -49,6 +54,8 @@ pub(crate) struct Call<'c, 'a> {
     pub(crate) args: &'c [&'a [u8]],
     pub(crate) out: &'c mut Vec<u8>,
     pub(crate) done: Done,
+    /// What the commands of an `EXEC` have in common.
+    pub(crate) tx: Option<Update<'c, 'a>>,
 }
 
 /// Why a command was not carried out: the text of its reply.
@@ -73,6 +80,8 @@ impl From<UpdateError> for Failed {
 }
 
 pub(crate) const SYNTAX: &str = "ERR syntax error";
+pub(crate) const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
+pub(crate) const NOT_A_FLOAT: &str = "ERR value is not a valid float";
 pub(crate) const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
 
 /// Redis' own, as far as it is true here.
@@ -81,91 +90,100 @@ const DENIED: &str = "DENIED ksf store is running in protected mode because no p
 
 type Result<T = ()> = std::result::Result<T, Failed>;
 
+type Run = fn(&mut Call<'_, '_>) -> Result;
+
 struct Command {
     name: &'static str,
     /// Arguments with the name; negative: at least so many.
     arity: i32,
-    run: fn(&mut Call<'_, '_>) -> Result,
+    /// What it takes room in the log for.
+    purpose: Option<Purpose>,
+    keys: KeysAt,
+    run: Run,
 }
 
-const fn command(name: &'static str, arity: i32, run: fn(&mut Call<'_, '_>) -> Result) -> Command {
-    Command { name, arity, run }
+/// Where the keys are among the arguments: the first, the last, and how far apart they are. A last one that is negative is
+/// counted from the end; a first one of 0 says that there is none.
+type KeysAt = (usize, i32, usize);
+
+const NO_KEY: KeysAt = (0, 0, 1);
+const FIRST: KeysAt = (1, 1, 1);
+const ALL: KeysAt = (1, -1, 1);
+const PAIRS: KeysAt = (1, -1, 2);
+
+const READS: Option<Purpose> = None;
+const WRITES: Option<Purpose> = Some(Purpose::Writing);
+/// It only takes away.
+const REMOVES: Option<Purpose> = Some(Purpose::Removing);
+
+const fn command(name: &'static str, arity: i32, purpose: Option<Purpose>, keys: KeysAt, run: Run) -> Command {
+    Command { name, arity, purpose, keys, run }
 }
 
 /// In the order of their names.
 const COMMANDS: &[Command] = &[
-    command("append", 3, strings::append),
-    command("auth", -2, server::auth),
-    command("client", -2, server::client),
-    command("command", -1, server::command),
-    command("config", -2, server::config),
-    command("dbsize", 1, server::dbsize),
-    command("decr", 2, strings::decr),
-    command("decrby", 3, strings::decrby),
-    command("del", -2, keys::del),
-    command("echo", 2, server::echo),
-    command("exists", -2, keys::exists),
-    command("expire", -3, keys::expire),
-    command("expireat", -3, keys::expireat),
-    command("expiretime", 2, keys::expiretime),
-    command("get", 2, strings::get),
-    command("getdel", 2, strings::getdel),
-    command("getex", -2, strings::getex),
-    command("getrange", 4, strings::getrange),
-    command("getset", 3, strings::getset),
-    command("hello", -1, server::hello),
-    command("incr", 2, strings::incr),
-    command("incrby", 3, strings::incrby),
-    command("info", -1, server::info),
-    command("keys", 2, keys::keys),
-    command("mget", -2, strings::mget),
-    command("mset", -3, strings::mset),
-    command("msetnx", -3, strings::msetnx),
-    command("persist", 2, keys::persist),
-    command("pexpire", -3, keys::pexpire),
-    command("pexpireat", -3, keys::pexpireat),
-    command("pexpiretime", 2, keys::pexpiretime),
-    command("ping", -1, server::ping),
-    command("psetex", 4, strings::psetex),
-    command("pttl", 2, keys::pttl),
-    command("quit", -1, server::quit),
-    command("select", 2, server::select),
-    command("set", -3, strings::set),
-    command("setex", 4, strings::setex),
-    command("setnx", 3, strings::setnx),
-    command("setrange", 4, strings::setrange),
-    command("strlen", 2, strings::strlen),
-    command("substr", 4, strings::getrange),
-    command("touch", -2, keys::exists),
-    command("ttl", 2, keys::ttl),
-    command("type", 2, keys::type_of),
-    command("unlink", -2, keys::del),
-];
-
-/// Those that only take keys away.
-const REMOVES: [&str; 3] = ["del", "getdel", "unlink"];
-
-/// Those that write values.
-const WRITES: [&str; 19] = [
-    "append",
-    "decr",
-    "decrby",
-    "expire",
-    "expireat",
-    "getset",
-    "incr",
-    "incrby",
-    "mset",
-    "msetnx",
-    "persist",
-    "pexpire",
-    "pexpireat",
-    "psetex",
-    "set",
-    "setex",
-    "setnx",
-    "setrange",
-    "getex",
+    command("append", 3, WRITES, FIRST, strings::append),
+    command("auth", -2, READS, NO_KEY, server::auth),
+    command("client", -2, READS, NO_KEY, server::client),
+    command("command", -1, READS, NO_KEY, server::command),
+    command("config", -2, READS, NO_KEY, server::config),
+    command("dbsize", 1, READS, NO_KEY, server::dbsize),
+    command("decr", 2, WRITES, FIRST, strings::decr),
+    command("decrby", 3, WRITES, FIRST, strings::decrby),
+    command("del", -2, REMOVES, ALL, keys::del),
+    command("echo", 2, READS, NO_KEY, server::echo),
+    command("exists", -2, READS, ALL, keys::exists),
+    command("expire", -3, WRITES, FIRST, keys::expire),
+    command("expireat", -3, WRITES, FIRST, keys::expireat),
+    command("expiretime", 2, READS, FIRST, keys::expiretime),
+    command("get", 2, READS, FIRST, strings::get),
+    command("getdel", 2, REMOVES, FIRST, strings::getdel),
+    command("getex", -2, WRITES, FIRST, strings::getex),
+    command("getrange", 4, READS, FIRST, strings::getrange),
+    command("getset", 3, WRITES, FIRST, strings::getset),
+    command("hdel", -3, REMOVES, FIRST, hashes::hdel),
+    command("hello", -1, READS, NO_KEY, server::hello),
+    command("hexists", 3, READS, FIRST, hashes::hexists),
+    command("hget", 3, READS, FIRST, hashes::hget),
+    command("hgetall", 2, READS, FIRST, hashes::hgetall),
+    command("hincrby", 4, WRITES, FIRST, hashes::hincrby),
+    command("hincrbyfloat", 4, WRITES, FIRST, hashes::hincrbyfloat),
+    command("hkeys", 2, READS, FIRST, hashes::hkeys),
+    command("hlen", 2, READS, FIRST, hashes::hlen),
+    command("hmget", -3, READS, FIRST, hashes::hmget),
+    command("hmset", -4, WRITES, FIRST, hashes::hset),
+    command("hrandfield", -2, READS, FIRST, hashes::hrandfield),
+    command("hscan", -3, READS, FIRST, hashes::hscan),
+    command("hset", -4, WRITES, FIRST, hashes::hset),
+    command("hsetnx", 4, WRITES, FIRST, hashes::hsetnx),
+    command("hstrlen", 3, READS, FIRST, hashes::hstrlen),
+    command("hvals", 2, READS, FIRST, hashes::hvals),
+    command("incr", 2, WRITES, FIRST, strings::incr),
+    command("incrby", 3, WRITES, FIRST, strings::incrby),
+    command("info", -1, READS, NO_KEY, server::info),
+    command("keys", 2, READS, NO_KEY, keys::keys),
+    command("mget", -2, READS, ALL, strings::mget),
+    command("mset", -3, WRITES, PAIRS, strings::mset),
+    command("msetnx", -3, WRITES, PAIRS, strings::msetnx),
+    command("persist", 2, WRITES, FIRST, keys::persist),
+    command("pexpire", -3, WRITES, FIRST, keys::pexpire),
+    command("pexpireat", -3, WRITES, FIRST, keys::pexpireat),
+    command("pexpiretime", 2, READS, FIRST, keys::pexpiretime),
+    command("ping", -1, READS, NO_KEY, server::ping),
+    command("psetex", 4, WRITES, FIRST, strings::psetex),
+    command("pttl", 2, READS, FIRST, keys::pttl),
+    command("quit", -1, READS, NO_KEY, server::quit),
+    command("select", 2, READS, NO_KEY, server::select),
+    command("set", -3, WRITES, FIRST, strings::set),
+    command("setex", 4, WRITES, FIRST, strings::setex),
+    command("setnx", 3, WRITES, FIRST, strings::setnx),
+    command("setrange", 4, WRITES, FIRST, strings::setrange),
+    command("strlen", 2, READS, FIRST, strings::strlen),
+    command("substr", 4, READS, FIRST, strings::getrange),
+    command("touch", -2, READS, ALL, keys::exists),
+    command("ttl", 2, READS, FIRST, keys::ttl),
+    command("type", 2, READS, FIRST, keys::type_of),
+    command("unlink", -2, REMOVES, ALL, keys::del),
 ];
 
 /// Longest name of a command.
@@ -180,6 +198,13 @@ fn find(name: &[u8]) -> Option<&'static Command> {
     Some(&COMMANDS[at])
 }
 
+/// The keys among the arguments of a command, whose number is right.
+fn keys_of<'a>(command: &Command, args: &[&'a [u8]]) -> Vec<&'a [u8]> {
+    let (first, last, step) = command.keys;
+    let last = if last < 0 { args.len().saturating_sub(last.unsigned_abs() as usize) } else { last as usize };
+    if first == 0 { Vec::new() } else { (first..=last).step_by(step).map(|at| args[at]).collect() }
+}
+
 /// What a command takes room in the log for, if it does.
 pub(crate) fn purpose(command: &[u8]) -> Option<Purpose> {
     let inline;
@@ -190,11 +215,7 @@ pub(crate) fn purpose(command: &[u8]) -> Option<Purpose> {
             inline.first().map_or(&[][..], |name| name)
         }
     };
-    let name = find(name)?.name;
-    if REMOVES.contains(&name) {
-        return Some(Purpose::Removing);
-    }
-    WRITES.contains(&name).then_some(Purpose::Writing)
+    find(name)?.purpose
 }
 
 /// Carries out a command as it came, and writes its reply to `out`; nothing for an empty command.
@@ -222,7 +243,7 @@ pub(crate) fn execute(
     let Some(name) = args.first() else { return Done::default() };
     let clock = Clock { now_ms: now_ns / 1_000_000, received_ns: None };
     let start = out.len();
-    let mut call = Call { shard, session, clock, args: &args, out, done: Done::default() };
+    let mut call = Call { shard, session, clock, args: &args, out, done: Done::default(), tx: None };
     let result = match find(name) {
         Some(command) if !has_arity(command.arity, args.len()) => {
             Err(Failed(format!("ERR wrong number of arguments for '{}' command", command.name)))
@@ -239,6 +260,7 @@ pub(crate) fn execute(
         None => Err(unknown(&args)),
     };
     let done = std::mem::take(&mut call.done);
+    drop(call);
     if let Err(Failed(text)) = result {
         out.truncate(start);
         Writer::new(out, session.version).error(&text);
@@ -269,28 +291,75 @@ impl<'a> Call<'_, 'a> {
         Writer::new(self.out, self.session.version)
     }
 
+    pub(crate) fn bulk_or_null(&mut self, value: Option<&[u8]>) {
+        self.write().bulk_or_null(value);
+    }
+
     /// An argument as a number.
     pub(crate) fn integer(&self, at: usize) -> Result<i64> {
         integer(self.args[at]).ok_or_else(|| NOT_AN_INTEGER.into())
     }
 
     /// Carries out a change of keys.
-    pub(crate) fn update<R>(
-        &mut self,
-        keys: &[&'a [u8]],
-        change: impl FnOnce(&mut ksf_store::store::Update<'_, '_, 'a>) -> R,
-    ) -> Result<R> {
+    pub(crate) fn update<R>(&mut self, keys: &[&'a [u8]], change: impl FnOnce(&mut Update<'_, 'a>) -> R) -> Result<R> {
+        if let Some(update) = &mut self.tx {
+            return Ok(change(update));
+        }
         let (result, needs) = self.shard.shard.update(keys, self.clock, change)?;
         self.done.needs = needs;
         Ok(result)
     }
 
     /// Looks at keys.
-    pub(crate) fn read<R>(&mut self, keys: &[&[u8]], look: impl FnOnce(&mut ksf_store::store::View<'_, '_>) -> R) -> R {
+    pub(crate) fn read<R>(&mut self, keys: &[&[u8]], look: impl FnOnce(&mut View<'_, '_>) -> R) -> R {
+        if let Some(update) = &mut self.tx {
+            return look(update.view());
+        }
         let (result, needs) = self.shard.shard.store().read(keys, self.clock.now_ms, look);
         self.done.needs = needs;
         result
     }
+}
+
+/// What a key has, if that is of this shape.
+pub(crate) fn shaped(got: Option<Got<'_>>, shape: Shape) -> Result<Option<Got<'_>>> {
+    match got {
+        Some(got) if got.shape != shape => Err(WRONG_TYPE.into()),
+        got => Ok(got),
+    }
+}
+
+/// So many of these: each at most once if `count` is positive, else any of them, again and again.
+pub(crate) fn choose<T: Clone>(mut from: Vec<T>, count: i64) -> Result<Vec<T>> {
+    const CHOSEN_MAX: u64 = 1 << 20;
+    let wanted = count.unsigned_abs();
+    if count >= 0 {
+        let wanted = from.len().min(usize::try_from(wanted).unwrap_or(usize::MAX));
+        for at in 0..wanted {
+            let other = at + random() as usize % (from.len() - at);
+            from.swap(at, other);
+        }
+        from.truncate(wanted);
+        return Ok(from);
+    }
+    if from.is_empty() {
+        return Ok(from);
+    }
+    if wanted > CHOSEN_MAX {
+        return Err("ERR value is out of range".into());
+    }
+    Ok((0..wanted).map(|_| from[random() as usize % from.len()].clone()).collect())
+}
+
+/// Any number.
+pub(crate) fn random() -> u64 {
+    RandomState::new().hash_one(0_u64)
+}
+
+/// A number with a fraction as Redis takes it.
+pub(crate) fn float(bytes: &[u8]) -> Option<f64> {
+    let number: f64 = std::str::from_utf8(bytes).ok()?.parse().ok()?;
+    (!number.is_nan()).then_some(number)
 }
 
 /// A number as Redis takes it: no sign but a minus, no spaces, no leading zeros.

@@ -148,6 +148,20 @@ pub(super) fn command(call: &mut Call<'_, '_>) -> Result {
     match call.args.get(1).map(|sub| sub.to_ascii_uppercase()).as_deref() {
         None => call.write().array(0),
         Some(b"DOCS") => call.write().map(0),
+        Some(b"GETKEYS") if call.args.len() > 2 => {
+            let args = &call.args[2..];
+            let command = super::find(args[0]).ok_or("ERR Invalid command specified")?;
+            if !super::has_arity(command.arity, args.len()) {
+                return Err("ERR Invalid number of arguments specified for command".into());
+            }
+            let keys = super::keys_of(command, args);
+            if keys.is_empty() {
+                return Err("ERR The command has no key arguments".into());
+            }
+            let mut to = call.write();
+            to.array(keys.len());
+            keys.iter().for_each(|key| to.bulk(key));
+        }
         Some(b"COUNT") => call.write().integer(super::COMMANDS.len() as i64),
         Some(_) => return Err(unknown_subcommand(call)),
     }
@@ -191,7 +205,7 @@ pub(super) fn info(call: &mut Call<'_, '_>) -> Result {
         env!("CARGO_PKG_VERSION"),
         std::process::id(),
         call.shard.settings.durability,
-        store.index().memory_bytes(),
+        store.memory_bytes(),
     );
     call.write().verbatim(&text);
     Ok(())

@@ -1,30 +1,39 @@
 //! Strings.
 
-use super::{Call, Failed, NOT_AN_INTEGER, Result, SYNTAX, integer};
+use ksf_store::cells::Shape;
+use ksf_store::store::Got;
+
+use super::{Call, Failed, NOT_AN_INTEGER, Result, SYNTAX, integer, shaped};
 
 /// Longest string: Redis' own limit.
 const STRING_BYTES_MAX: usize = 512 << 20;
+const TOO_LONG: &str = "ERR string exceeds maximum allowed size (proto-max-bulk-len)";
+
+/// What a key has, which is no other thing than a string.
+fn string(got: Option<Got<'_>>) -> Result<Option<Got<'_>>> {
+    shaped(got, Shape::String)
+}
 
 pub(super) fn get(call: &mut Call<'_, '_>) -> Result {
     let key = call.args[1];
+    let mut out = std::mem::take(call.out);
     let version = call.session.version;
-    let out = &mut *call.out;
-    let (store, now_ms) = (call.shard.shard.store(), call.clock.now_ms);
-    let ((), needs) = store.read(&[key], now_ms, |view| {
-        let mut to = ksf_proto::resp::Writer::new(out, version);
-        match view.get(key) {
+    let written = call.read(&[key], |view| {
+        let mut to = ksf_proto::resp::Writer::new(&mut out, version);
+        match string(view.get(key))? {
             Some(got) => to.bulk(got.value),
             None => to.null(),
         }
+        Ok(())
     });
-    call.done.needs = needs;
-    Ok(())
+    *call.out = out;
+    written
 }
 
 pub(super) fn mget(call: &mut Call<'_, '_>) -> Result {
     let keys = &call.args[1..];
     let values = call.read(keys, |view| {
-        let value = |key: &&[u8]| view.get(key).map(|got| got.value.to_vec());
+        let value = |key: &&[u8]| view.get(key).filter(|got| got.shape == Shape::String).map(|got| got.value.to_vec());
         keys.iter().map(value).collect::<Vec<_>>()
     });
     let mut to = call.write();
@@ -78,15 +87,17 @@ pub(super) fn set(call: &mut Call<'_, '_>) -> Result {
     }
     let (key, value) = (call.args[1], call.args[2]);
     let (was, before) = call.update(&[key], |update| {
-        let got = update.get(key).map(|got| (got.value.to_vec(), got.expires_ms));
+        let got = update.get(key);
+        let got = if options.get { string(got)? } else { got };
+        let got = got.map(|got| (got.value.to_vec(), got.expires_ms));
         let there = got.is_some();
         let wanted = !(options.if_absent && there || options.if_present && !there);
         let kept = got.as_ref().and_then(|(_, expires_ms)| *expires_ms).filter(|_| options.keep_ttl);
         if wanted {
             update.set(key, value, options.expires_ms.or(kept));
         }
-        (wanted, got.filter(|_| options.get).map(|(value, _)| value))
-    })?;
+        Ok::<_, Failed>((wanted, got.filter(|_| options.get).map(|(value, _)| value)))
+    })??;
     let get = options.get;
     let mut to = call.write();
     match before {
@@ -129,22 +140,22 @@ fn set_for(call: &mut Call<'_, '_>, unit_ms: i64, name: &str) -> Result {
 pub(super) fn getset(call: &mut Call<'_, '_>) -> Result {
     let (key, value) = (call.args[1], call.args[2]);
     let before = call.update(&[key], |update| {
-        let before = update.get(key).map(|got| got.value.to_vec());
+        let before = string(update.get(key))?.map(|got| got.value.to_vec());
         update.set(key, value, None);
-        before
-    })?;
-    bulk_or_null(call, before.as_deref());
+        Ok::<_, Failed>(before)
+    })??;
+    call.bulk_or_null(before.as_deref());
     Ok(())
 }
 
 pub(super) fn getdel(call: &mut Call<'_, '_>) -> Result {
     let key = call.args[1];
     let before = call.update(&[key], |update| {
-        let before = update.get(key).map(|got| got.value.to_vec());
+        let before = string(update.get(key))?.map(|got| got.value.to_vec());
         update.remove(key);
-        before
-    })?;
-    bulk_or_null(call, before.as_deref());
+        Ok::<_, Failed>(before)
+    })??;
+    call.bulk_or_null(before.as_deref());
     Ok(())
 }
 
@@ -167,7 +178,7 @@ pub(super) fn getex(call: &mut Call<'_, '_>) -> Result {
     };
     let now_ms = call.clock.now_ms;
     let value = call.update(&[key], |update| {
-        let got = update.get(key)?;
+        let Some(got) = string(update.get(key))? else { return Ok::<_, Failed>(None) };
         let (value, before) = (got.value.to_vec(), got.expires_ms);
         match end {
             // A time that is over takes the key away.
@@ -175,25 +186,25 @@ pub(super) fn getex(call: &mut Call<'_, '_>) -> Result {
             Some(end) if end != before => update.set(key, value.clone(), end),
             _ => {}
         }
-        Some(value)
-    })?;
-    bulk_or_null(call, value.as_deref());
+        Ok(Some(value))
+    })??;
+    call.bulk_or_null(value.as_deref());
     Ok(())
 }
 
 pub(super) fn getrange(call: &mut Call<'_, '_>) -> Result {
     let (key, start, end) = (call.args[1], call.integer(2)?, call.integer(3)?);
     let part = call.read(&[key], |view| {
-        let value = view.get(key).map_or(&[][..], |got| got.value);
+        let value = string(view.get(key))?.map_or(&[][..], |got| got.value);
         let length = value.len() as i64;
         let from_end = |place: i64| if place < 0 { place.saturating_add(length) } else { place };
         // Both from the end, and the wrong way round: nothing.
         if start < 0 && end < 0 && start > end {
-            return Vec::new();
+            return Ok::<_, Failed>(Vec::new());
         }
         let (start, end) = (from_end(start).max(0), from_end(end).max(0).min(length - 1));
-        if start > end { Vec::new() } else { value[start as usize..=end as usize].to_vec() }
-    });
+        Ok(if start > end { Vec::new() } else { value[start as usize..=end as usize].to_vec() })
+    })?;
     call.write().bulk(&part);
     Ok(())
 }
@@ -203,28 +214,19 @@ pub(super) fn setrange(call: &mut Call<'_, '_>) -> Result {
     let offset = usize::try_from(offset).map_err(|_| "ERR offset is out of range")?;
     let length = call.update(&[key], |update| {
         let (mut value, expires_ms) =
-            update.get(key).map_or((Vec::new(), None), |got| (got.value.to_vec(), got.expires_ms));
+            string(update.get(key))?.map_or((Vec::new(), None), |got| (got.value.to_vec(), got.expires_ms));
         if part.is_empty() {
-            return Some(value.len());
+            return Ok::<_, Failed>(value.len());
         }
-        let end = offset.checked_add(part.len()).filter(|end| *end <= STRING_BYTES_MAX)?;
+        let end = offset.checked_add(part.len()).filter(|end| *end <= STRING_BYTES_MAX).ok_or(TOO_LONG)?;
         value.resize(value.len().max(end), 0);
         value[offset..end].copy_from_slice(part);
         let length = value.len();
         update.set(key, value, expires_ms);
-        Some(length)
-    })?;
-    let length = length.ok_or("ERR string exceeds maximum allowed size (proto-max-bulk-len)")?;
+        Ok(length)
+    })??;
     call.write().integer(length as i64);
     Ok(())
-}
-
-fn bulk_or_null(call: &mut Call<'_, '_>, value: Option<&[u8]>) {
-    let mut to = call.write();
-    match value {
-        Some(value) => to.bulk(value),
-        None => to.null(),
-    }
 }
 
 /// The pairs of `MSET`.
@@ -263,23 +265,22 @@ pub(super) fn append(call: &mut Call<'_, '_>) -> Result {
     let (key, tail) = (call.args[1], call.args[2]);
     let length = call.update(&[key], |update| {
         let (mut value, expires_ms) =
-            update.get(key).map_or((Vec::new(), None), |got| (got.value.to_vec(), got.expires_ms));
+            string(update.get(key))?.map_or((Vec::new(), None), |got| (got.value.to_vec(), got.expires_ms));
         if value.len() + tail.len() > STRING_BYTES_MAX {
-            return None;
+            return Err(Failed::from(TOO_LONG));
         }
         value.extend_from_slice(tail);
         let length = value.len();
         update.set(key, value, expires_ms);
-        Some(length)
-    })?;
-    let length = length.ok_or("ERR string exceeds maximum allowed size (proto-max-bulk-len)")?;
+        Ok(length)
+    })??;
     call.write().integer(length as i64);
     Ok(())
 }
 
 pub(super) fn strlen(call: &mut Call<'_, '_>) -> Result {
     let key = call.args[1];
-    let length = call.read(&[key], |view| view.get(key).map_or(0, |got| got.value.len()));
+    let length = call.read(&[key], |view| string(view.get(key)).map(|got| got.map_or(0, |got| got.value.len())))?;
     call.write().integer(length as i64);
     Ok(())
 }
@@ -305,13 +306,13 @@ pub(super) fn decrby(call: &mut Call<'_, '_>) -> Result {
 fn add(call: &mut Call<'_, '_>, by: i64) -> Result {
     let key = call.args[1];
     let sum = call.update(&[key], |update| {
-        let (value, expires_ms) = match update.get(key) {
+        let (value, expires_ms) = match string(update.get(key))? {
             Some(got) => (integer(got.value).ok_or(NOT_AN_INTEGER)?, got.expires_ms),
             None => (0, None),
         };
         let sum = value.checked_add(by).ok_or("ERR increment or decrement would overflow")?;
         update.set(key, sum.to_string().into_bytes(), expires_ms);
-        Ok::<_, &str>(sum)
+        Ok::<_, Failed>(sum)
     })??;
     call.write().integer(sum);
     Ok(())

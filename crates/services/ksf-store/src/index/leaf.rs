@@ -32,6 +32,8 @@ pub enum Value<'a> {
     Here(&'a [u8]),
     /// It is this long, and only on the medium.
     OnMedium(u32),
+    /// What is known of a key that has cells, which are entries of their own: a head, packed.
+    Cells(&'a [u8]),
     /// The key is gone. Its record still matters while there are older ones, which it outweighs at the next start.
     Gone,
 }
@@ -52,10 +54,11 @@ pub struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// True if the key is gone, and no older record of it is left: its record is out of date. The entry stays until that
-    /// record is on no medium any more, so that a record that follows counts it among the older ones.
+    /// True if the key is gone, or was gone before its cells came, and no older record of it is left: its record is out of
+    /// date. The entry stays until that record is on no medium any more, so that a record that follows counts it among the
+    /// older ones.
     pub fn is_settled(&self) -> bool {
-        self.value == Value::Gone && self.older == 0
+        matches!(self.value, Value::Gone | Value::Cells(_)) && self.older == 0
     }
 }
 
@@ -79,6 +82,7 @@ const HAS_EXPIRY: u32 = 1;
 const ON_MEDIUM: u32 = 2;
 const GONE: u32 = 4;
 const APART: u32 = 8;
+const CELLS: u32 = 16;
 /// Bytes of the number of a value that has memory of its own.
 const NUMBER_BYTES: usize = 4;
 const OLDER_SHIFT: u32 = 8;
@@ -158,6 +162,8 @@ impl Leaf {
             Value::Gone
         } else if slot.flags & ON_MEDIUM != 0 {
             Value::OnMedium(slot.value_len)
+        } else if slot.flags & CELLS != 0 {
+            Value::Cells(self.value(slot, value_at))
         } else {
             Value::Here(self.value(slot, value_at))
         };
@@ -229,6 +235,11 @@ impl Leaf {
                 (APART, value.len() as u32, &number)
             }
             Value::Here(value) => (0, value.len() as u32, value),
+            Value::Cells(head) if head.len() > PACKED_BYTES_MAX => {
+                number = self.keep_apart(head).to_le_bytes();
+                (CELLS | APART, head.len() as u32, &number)
+            }
+            Value::Cells(head) => (CELLS, head.len() as u32, head),
             Value::OnMedium(len) => (ON_MEDIUM, len, &[]),
             Value::Gone => (GONE, 0, &[]),
         };
@@ -286,8 +297,7 @@ impl Leaf {
         }
     }
 
-    /// An older record of a key is on no medium any more. True if it was the last one, of a key that is gone: then the
-    /// entry [is out of date](Entry::is_settled).
+    /// An older record of a key is on no medium any more. True if the entry [is out of date](Entry::is_settled) by that.
     pub fn forget_older(&mut self, key: &[u8]) -> bool {
         let Ok(at) = self.find(key) else { return false };
         let slot = &mut self.slots[at];
@@ -295,7 +305,7 @@ impl Leaf {
         if (1..OLDER_MAX).contains(&older) {
             slot.flags -= 1 << OLDER_SHIFT;
         }
-        older == 1 && slot.flags & GONE != 0
+        older == 1 && slot.flags & (GONE | CELLS) != 0
     }
 
     /// Gives the upper half away.

@@ -11,6 +11,7 @@
 
 pub mod leaf;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -55,6 +56,18 @@ pub struct Locked<'a> {
     /// Each with its first key, in order.
     leaves: Vec<(&'a [u8], MutexGuard<'a, Leaf>)>,
     added: isize,
+    keys: &'a AtomicUsize,
+    /// First keys of those that became too long.
+    long: &'a RefCell<Vec<Box<[u8]>>>,
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        // Wraps as a difference of counts does.
+        self.keys.fetch_add(self.added as usize, Ordering::Relaxed);
+        let long = self.leaves.iter().filter(|(_, leaf)| leaf.len() > ENTRIES_MAX);
+        self.long.borrow_mut().extend(long.map(|(first, _)| Box::from(*first)));
+    }
 }
 
 impl Locked<'_> {
@@ -133,20 +146,21 @@ impl Index {
 
     /// Locks the leaves of these keys, and calls `command` with them: nobody sees less, or more, than all that it does.
     pub fn with<R>(&self, keys: &[&[u8]], command: impl FnOnce(&mut Locked<'_>) -> R) -> R {
-        let (result, long) = {
+        self.with_own(keys, |mut locked| command(&mut locked))
+    }
+
+    /// The same for a command that keeps what is locked among what is its own.
+    pub fn with_own<R>(&self, keys: &[&[u8]], command: impl FnOnce(Locked<'_>) -> R) -> R {
+        let long = RefCell::default();
+        let result = {
             let top = self.read();
             let mut places: Vec<_> = keys.iter().filter_map(|key| leaf_of(&top, key)).collect();
             places.sort_unstable_by_key(|(first, _)| *first);
             places.dedup_by_key(|(first, _)| *first);
             let leaves = places.into_iter().map(|(first, leaf)| (first, lock(leaf))).collect();
-            let mut locked = Locked { leaves, added: 0 };
-            let result = command(&mut locked);
-            // Wraps as a difference of counts does.
-            self.keys.fetch_add(locked.added as usize, Ordering::Relaxed);
-            let long = locked.leaves.iter().filter(|(_, leaf)| leaf.len() > ENTRIES_MAX);
-            (result, long.map(|(first, _)| Box::from(*first)).collect::<Vec<Box<[u8]>>>())
+            command(Locked { leaves, added: 0, keys: &self.keys, long: &long })
         };
-        for first in long {
+        for first in long.into_inner() {
             self.split(&first);
         }
         result

@@ -142,7 +142,7 @@ impl ServiceKind for Store {
             self.data.display(),
             self.durability,
             kv.store().keys(),
-            kv.store().index().memory_bytes(),
+            kv.store().memory_bytes(),
             started.elapsed().as_millis(),
         );
         let mut running = launch.serve_on_shards(LISTEN, Arc::new(Logged(kv)))?.start(())?;

@@ -1,0 +1,208 @@
+//! Hashes.
+
+use ksf_proto::resp::{Version, format_double};
+use ksf_store::cells::Shape;
+use ksf_store::update::View;
+
+use super::keys::ScanOptions;
+use super::{Call, Failed, NOT_A_FLOAT, Result, SYNTAX, float, integer, random, shaped};
+
+type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// Whether a key is a hash: false if it is not there.
+fn is_there(view: &mut View<'_, '_>, key: &[u8]) -> Result<bool> {
+    Ok(shaped(view.get(key), Shape::Hash)?.is_some())
+}
+
+/// `HSET` and `HMSET`.
+pub(super) fn hset(call: &mut Call<'_, '_>) -> Result {
+    let key = call.args[1];
+    let name = String::from_utf8_lossy(call.args[0]).to_ascii_lowercase();
+    let (pairs, rest) = call.args[2..].as_chunks::<2>();
+    if !rest.is_empty() {
+        return Err(Failed(format!("ERR wrong number of arguments for '{name}' command")));
+    }
+    let added = call.update(&[key], |update| {
+        is_there(update.view(), key)?;
+        Ok::<_, Failed>(pairs.iter().filter(|[field, value]| update.set_cell(key, Shape::Hash, field, value)).count())
+    })??;
+    if name == "hmset" {
+        call.write().ok()
+    } else {
+        call.write().integer(added as i64)
+    }
+    Ok(())
+}
+
+pub(super) fn hsetnx(call: &mut Call<'_, '_>) -> Result {
+    let (key, field, value) = (call.args[1], call.args[2], call.args[3]);
+    let set = call.update(&[key], |update| {
+        is_there(update.view(), key)?;
+        let absent = update.cell(key, field).is_none();
+        Ok::<_, Failed>(absent && update.set_cell(key, Shape::Hash, field, value))
+    })??;
+    call.write().integer(i64::from(set));
+    Ok(())
+}
+
+/// The value of the field that is the second argument.
+fn field(call: &mut Call<'_, '_>) -> Result<Option<Vec<u8>>> {
+    let (key, field) = (call.args[1], call.args[2]);
+    call.read(&[key], |view| Ok(if is_there(view, key)? { view.cell(key, field) } else { None }))
+}
+
+pub(super) fn hget(call: &mut Call<'_, '_>) -> Result {
+    let value = field(call)?;
+    call.bulk_or_null(value.as_deref());
+    Ok(())
+}
+
+pub(super) fn hexists(call: &mut Call<'_, '_>) -> Result {
+    let there = field(call)?.is_some();
+    call.write().integer(i64::from(there));
+    Ok(())
+}
+
+pub(super) fn hstrlen(call: &mut Call<'_, '_>) -> Result {
+    let length = field(call)?.map_or(0, |value| value.len());
+    call.write().integer(length as i64);
+    Ok(())
+}
+
+pub(super) fn hmget(call: &mut Call<'_, '_>) -> Result {
+    let (key, fields) = (call.args[1], &call.args[2..]);
+    let values = call.read(&[key], |view| {
+        is_there(view, key)?;
+        Ok::<_, Failed>(fields.iter().map(|field| view.cell(key, field)).collect::<Vec<_>>())
+    })?;
+    let mut to = call.write();
+    to.array(values.len());
+    values.iter().for_each(|value| to.bulk_or_null(value.as_deref()));
+    Ok(())
+}
+
+pub(super) fn hdel(call: &mut Call<'_, '_>) -> Result {
+    let (key, fields) = (call.args[1], &call.args[2..]);
+    let removed = call.update(&[key], |update| {
+        is_there(update.view(), key)?;
+        Ok::<_, Failed>(fields.iter().filter(|field| update.remove_cell(key, field)).count())
+    })??;
+    call.write().integer(removed as i64);
+    Ok(())
+}
+
+pub(super) fn hlen(call: &mut Call<'_, '_>) -> Result {
+    let key = call.args[1];
+    let count =
+        call.read(&[key], |view| shaped(view.get(key), Shape::Hash).map(|got| got.map_or(0, |got| got.count)))?;
+    call.write().integer(count as i64);
+    Ok(())
+}
+
+fn all(call: &mut Call<'_, '_>) -> Result<Pairs> {
+    let key = call.args[1];
+    call.read(&[key], |view| is_there(view, key).map(|_| view.cells(key)))
+}
+
+pub(super) fn hgetall(call: &mut Call<'_, '_>) -> Result {
+    let pairs = all(call)?;
+    let mut to = call.write();
+    to.map(pairs.len());
+    for (field, value) in &pairs {
+        to.bulk(field);
+        to.bulk(value);
+    }
+    Ok(())
+}
+
+pub(super) fn hkeys(call: &mut Call<'_, '_>) -> Result {
+    let pairs = all(call)?;
+    let mut to = call.write();
+    to.array(pairs.len());
+    pairs.iter().for_each(|(field, _)| to.bulk(field));
+    Ok(())
+}
+
+pub(super) fn hvals(call: &mut Call<'_, '_>) -> Result {
+    let pairs = all(call)?;
+    let mut to = call.write();
+    to.array(pairs.len());
+    pairs.iter().for_each(|(_, value)| to.bulk(value));
+    Ok(())
+}
+
+pub(super) fn hincrby(call: &mut Call<'_, '_>) -> Result {
+    let (key, field, by) = (call.args[1], call.args[2], call.integer(3)?);
+    let sum = call.update(&[key], |update| {
+        is_there(update.view(), key)?;
+        let value = update.cell(key, field);
+        let value = value.map_or(Some(0), |value| integer(&value)).ok_or("ERR hash value is not an integer")?;
+        let sum = value.checked_add(by).ok_or("ERR increment or decrement would overflow")?;
+        update.set_cell(key, Shape::Hash, field, sum.to_string().as_bytes());
+        Ok::<_, Failed>(sum)
+    })??;
+    call.write().integer(sum);
+    Ok(())
+}
+
+pub(super) fn hincrbyfloat(call: &mut Call<'_, '_>) -> Result {
+    let (key, field, by) = (call.args[1], call.args[2], float(call.args[3]).ok_or(NOT_A_FLOAT)?);
+    let sum = call.update(&[key], |update| {
+        is_there(update.view(), key)?;
+        let value = update.cell(key, field);
+        let value = value.map_or(Some(0.0), |value| float(&value)).ok_or("ERR hash value is not a float")?;
+        let sum = value + by;
+        if !sum.is_finite() {
+            return Err("ERR increment would produce NaN or Infinity".into());
+        }
+        let sum = format_double(sum).into_bytes();
+        update.set_cell(key, Shape::Hash, field, &sum);
+        Ok::<_, Failed>(sum)
+    })??;
+    call.write().bulk(&sum);
+    Ok(())
+}
+
+pub(super) fn hrandfield(call: &mut Call<'_, '_>) -> Result {
+    let count = if call.args.len() > 2 { Some(call.integer(2)?) } else { None };
+    let with_values = match call.args.get(3) {
+        None => false,
+        Some(option) if option.eq_ignore_ascii_case(b"WITHVALUES") && call.args.len() == 4 => true,
+        Some(_) => return Err(SYNTAX.into()),
+    };
+    let pairs = all(call)?;
+    let Some(count) = count else {
+        let field = (!pairs.is_empty()).then(|| &pairs[random() as usize % pairs.len()].0[..]);
+        call.bulk_or_null(field);
+        return Ok(());
+    };
+    let chosen = super::choose(pairs, count)?;
+    let in_pairs = call.session.version == Version::Resp3;
+    let mut to = call.write();
+    to.array(chosen.len() * if with_values && !in_pairs { 2 } else { 1 });
+    for (field, value) in &chosen {
+        if with_values && in_pairs {
+            to.array(2);
+        }
+        to.bulk(field);
+        if with_values {
+            to.bulk(value);
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn hscan(call: &mut Call<'_, '_>) -> Result {
+    let options = ScanOptions::read(call, 2)?;
+    let mut pairs = all(call)?;
+    pairs.retain(|(field, _)| options.takes(field));
+    let mut to = call.write();
+    to.array(2);
+    to.bulk(b"0");
+    to.array(2 * pairs.len());
+    for (field, value) in &pairs {
+        to.bulk(field);
+        to.bulk(value);
+    }
+    Ok(())
+}

@@ -1,0 +1,329 @@
+//! Cells: the fields of a hash, the members of a set, the elements of a list, each a record and an entry of its own.
+//!
+//! ```text
+//!   index   key ─► head: shape, number of cells, who wrote last          locked by every command that names the key
+//!   cells   key, 0            ─► when the key ends
+//!           key, 1, subkey    ─► value                                   read and changed only under that lock
+//!           key, 2, score, member ─► nothing: the order of a sorted set, which has no record
+//! ```
+//!
+//! A key is a base (a string or a drop, or nothing) and the cells that are newer than it. So one record takes a key away
+//! however many cells it has, and the order in which records are read at a start makes no difference. The records of cells
+//! that a base outweighs count as older records of the key, as those of strings do.
+
+use crate::format::{Kind, Lsn, Record};
+use crate::index::leaf::{Entry, OLDER_MAX, Origin, Value};
+use crate::index::{Index, Locked};
+use crate::store::Store;
+
+/// What a key is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Shape {
+    /// A string.
+    #[default]
+    String,
+    /// Fields, each with a value.
+    Hash,
+    /// Members.
+    Set,
+    /// Elements by their place.
+    List,
+    /// Members, each with a score.
+    SortedSet,
+}
+
+impl Shape {
+    /// The kind of the records of its cells.
+    pub(crate) fn kind(self) -> Kind {
+        match self {
+            Self::String => Kind::String,
+            Self::Hash => Kind::Field,
+            Self::Set => Kind::Member,
+            Self::List => Kind::Element,
+            Self::SortedSet => Kind::Scored,
+        }
+    }
+
+    fn of(kind: Kind) -> Option<Self> {
+        match kind {
+            Kind::Field => Some(Self::Hash),
+            Kind::Member => Some(Self::Set),
+            Kind::Element => Some(Self::List),
+            Kind::Scored => Some(Self::SortedSet),
+            Kind::String | Kind::Drop | Kind::Remove | Kind::Expire => None,
+        }
+    }
+}
+
+/// The subkey of the element at a place of a list.
+pub fn place_key(place: i64) -> [u8; 8] {
+    (place as u64 ^ 1 << 63).to_be_bytes()
+}
+
+/// The place that a subkey of a list names.
+pub fn place_of(subkey: &[u8]) -> i64 {
+    let mut bytes = [0; 8];
+    let length = subkey.len().min(8);
+    bytes[..length].copy_from_slice(&subkey[..length]);
+    (u64::from_be_bytes(bytes) ^ 1 << 63) as i64
+}
+
+/// The value of a member of a sorted set.
+pub fn score_value(score: f64) -> [u8; 8] {
+    score.to_le_bytes()
+}
+
+/// The score that the value of a member is.
+pub fn score_of(value: &[u8]) -> f64 {
+    let mut bytes = [0; 8];
+    let length = value.len().min(8);
+    bytes[..length].copy_from_slice(&value[..length]);
+    f64::from_le_bytes(bytes)
+}
+
+/// Eight bytes that are ordered as scores are.
+pub fn score_order(score: f64) -> [u8; 8] {
+    // Minus zero is zero.
+    let bits = (score + 0.0).to_bits();
+    (if bits >> 63 == 1 { !bits } else { bits | 1 << 63 }).to_be_bytes()
+}
+
+/// The score of which these are the ordered bytes.
+fn score_of_order(bytes: [u8; 8]) -> f64 {
+    let bits = u64::from_be_bytes(bytes);
+    f64::from_bits(if bits >> 63 == 1 { bits ^ 1 << 63 } else { !bits })
+}
+
+/// What the parts of a key in the index of cells are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Part {
+    End = 0,
+    Cell = 1,
+    Order = 2,
+}
+
+/// Bytes of the key of a cell beside the key and the subkey.
+pub(crate) const EXTRA_BYTES: usize = 3;
+/// Bytes that the order of a sorted set takes beside that.
+pub(crate) const ORDER_BYTES: usize = 8;
+
+/// The key of a cell in the index of cells.
+pub(crate) fn cell_key(key: &[u8], part: Part, subkey: &[u8]) -> Vec<u8> {
+    let mut whole = Vec::with_capacity(EXTRA_BYTES + key.len() + subkey.len());
+    whole.extend_from_slice(&(key.len() as u16).to_be_bytes());
+    whole.extend_from_slice(key);
+    whole.push(part as u8);
+    whole.extend_from_slice(subkey);
+    whole
+}
+
+/// The key in the index of cells that a record is about.
+pub(crate) fn cell_key_of(record: &Record<'_>) -> Vec<u8> {
+    let part = if record.kind == Kind::Expire { Part::End } else { Part::Cell };
+    cell_key(record.key, part, record.subkey)
+}
+
+/// True for a record of a key as a whole.
+pub(crate) fn is_base(kind: Kind) -> bool {
+    matches!(kind, Kind::String | Kind::Drop)
+}
+
+/// What is known of a key that has cells.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub(crate) shape: Shape,
+    /// Cells that are there.
+    pub(crate) count: u64,
+    /// The place of the first element of a list, of which the places have no gaps.
+    pub(crate) first: i64,
+    /// The version of the last write.
+    pub(crate) version: u64,
+    /// Of each log that wrote to it, the end of the last record that was not promised then.
+    pub(crate) seen: Vec<(u16, Lsn)>,
+}
+
+impl Head {
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![self.shape as u8];
+        bytes.extend_from_slice(&self.count.to_le_bytes());
+        bytes.extend_from_slice(&self.first.to_le_bytes());
+        bytes.extend_from_slice(&self.version.to_le_bytes());
+        for (log, lsn) in &self.seen {
+            bytes.extend_from_slice(&log.to_le_bytes());
+            bytes.extend_from_slice(&lsn.0.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads what [`encode`](Self::encode) made; nothing else is in the index.
+    pub(crate) fn decode(bytes: &[u8]) -> Self {
+        let number = |at: usize| {
+            let mut number = [0; 8];
+            number.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(number)
+        };
+        let shape = [Shape::String, Shape::Hash, Shape::Set, Shape::List, Shape::SortedSet][usize::from(bytes[0])];
+        let seen = (25..bytes.len()).step_by(10);
+        let seen = seen.map(|at| (u16::from_le_bytes([bytes[at], bytes[at + 1]]), Lsn(number(at + 2)))).collect();
+        Self { shape, count: number(1), first: number(9) as i64, version: number(17), seen }
+    }
+}
+
+/// Goes through the cells of a key from a subkey on, in order, until `take` returns false.
+pub(crate) fn walk(cells: &Index, key: &[u8], from: &[u8], mut take: impl FnMut(&[u8], &[u8]) -> bool) {
+    let front = cell_key(key, Part::Cell, &[]);
+    cells.scan(&cell_key(key, Part::Cell, from), |entry| {
+        let Some(subkey) = entry.key.strip_prefix(&front[..]) else { return false };
+        let Value::Here(value) = entry.value else { return true };
+        take(subkey, value)
+    });
+}
+
+/// The same in the order of the scores of a sorted set, from a score on.
+pub(crate) fn walk_scores(cells: &Index, key: &[u8], from: f64, mut take: impl FnMut(f64, &[u8]) -> bool) {
+    let front = cell_key(key, Part::Order, &[]);
+    cells.scan(&cell_key(key, Part::Order, &score_order(from)), |entry| {
+        let Some((score, member)) = entry.key.strip_prefix(&front[..]).and_then(<[u8]>::split_first_chunk::<8>) else {
+            return false;
+        };
+        take(score_of_order(*score), member)
+    });
+}
+
+impl Store {
+    /// Brings the record of a cell into the index, if it is the newest of its cell and newer than the base of its key.
+    pub(crate) fn apply_cell(&self, locked: &mut Locked<'_>, record: &Record<'_>, origin: Origin) {
+        let base = locked.get(record.key);
+        if base.is_some_and(|base| base.origin.version > record.version) {
+            locked.add_older(record.key);
+            self.outdate_at(origin, record.encoded_bytes());
+            return;
+        }
+        let was_there = base.is_some_and(|base| self.is_there(&base));
+        let (mut head, mut expires_ms) = match base {
+            Some(Entry { value: Value::Cells(head), expires_ms, .. }) => (Head::decode(head), expires_ms),
+            _ => (Head::default(), None),
+        };
+        let (base_origin, older) = base.map_or((Origin::default(), 0), |base| (base.origin, base.older));
+        let name = cell_key_of(record);
+        let is_live = match record.kind {
+            Kind::Remove => false,
+            Kind::Expire => record.expires_ms.is_some(),
+            _ => true,
+        };
+        let changed = self.cells().with(&[&name], |cells| {
+            let before = cells.get(&name);
+            if before.is_some_and(|before| before.origin.version > record.version) {
+                cells.add_older(&name);
+                return None;
+            }
+            let was_live = before.is_some_and(|before| before.value != Value::Gone);
+            let score = before.and_then(|before| match before.value {
+                Value::Here(value) if head.shape == Shape::SortedSet => Some(score_of(value)),
+                _ => None,
+            });
+            let cell_older = before.map_or(0, |before| (before.older + 1).min(OLDER_MAX));
+            if let Some(before) = before.filter(|before| !before.is_settled()) {
+                self.outdate_at(before.origin, cell_bytes(&before));
+            }
+            let value = if is_live { Value::Here(record.value) } else { Value::Gone };
+            // A tombstone weighs only against what is older.
+            let expires_ms = record.expires_ms;
+            cells.set(&Entry { key: &name, value, origin, expires_ms, older: cell_older });
+            Some((was_live, score))
+        });
+        let Some((was_live, score)) = changed else {
+            self.outdate_at(origin, record.encoded_bytes());
+            return;
+        };
+        head.version = head.version.max(record.version);
+        if let Some(shape) = Shape::of(record.kind) {
+            head.shape = shape;
+        }
+        if record.kind == Kind::Expire {
+            expires_ms = record.expires_ms;
+        } else {
+            self.reorder(record, score);
+            let place = place_of(record.subkey);
+            match (was_live, is_live) {
+                (false, true) => {
+                    head.first = if head.count == 0 { place } else { head.first.min(place) };
+                    head.count += 1;
+                }
+                (true, false) => {
+                    head.first += i64::from(head.shape == Shape::List && place == head.first);
+                    head.count -= 1;
+                }
+                _ => {}
+            }
+        }
+        head.seen.retain(|(log, lsn)| *log != origin.log && *lsn > self.promised(*log));
+        head.seen.push((origin.log, Lsn(origin.lsn.0 + 1)));
+        let is_there = head.count > 0;
+        let head = head.encode();
+        locked.set(&Entry { key: record.key, value: Value::Cells(&head), origin: base_origin, expires_ms, older });
+        self.count_key(was_there, is_there);
+    }
+
+    /// Keeps the order of a sorted set, of which a member had a score.
+    fn reorder(&self, record: &Record<'_>, before: Option<f64>) {
+        let order = |score: f64| cell_key(record.key, Part::Order, &[&score_order(score)[..], record.subkey].concat());
+        if let Some(score) = before {
+            let name = order(score);
+            self.cells().with(&[&name], |cells| cells.remove(&name));
+        }
+        if record.kind == Kind::Scored {
+            let name = order(score_of(record.value));
+            let entry =
+                Entry { key: &name, value: Value::Here(&[]), origin: Origin::default(), expires_ms: None, older: 0 };
+            self.cells().with(&[&name], |cells| cells.set(&entry));
+        }
+    }
+
+    /// A base outweighs the cells of a key: takes them out. Returns how many of their records are on a medium.
+    pub(crate) fn bury_cells(&self, key: &[u8]) -> u32 {
+        let (mut names, mut older) = (Vec::new(), 0_u32);
+        let front = cell_key(key, Part::End, &[]);
+        let front = &front[..front.len() - 1];
+        self.cells().scan(front, |entry| {
+            let is_of_key = entry.key.starts_with(front);
+            if is_of_key {
+                names.push(entry.key.to_vec());
+                if entry.origin.lsn != Lsn::default() {
+                    older = older.saturating_add(entry.older + 1);
+                    if !entry.is_settled() {
+                        self.outdate_at(entry.origin, cell_bytes(entry));
+                    }
+                }
+            }
+            is_of_key
+        });
+        for name in &names {
+            self.cells().with(&[name], |cells| cells.remove(name));
+        }
+        older.min(OLDER_MAX)
+    }
+
+    /// After a start, the first place of a list, of which the records came in no order.
+    pub(crate) fn find_first(&self, key: &[u8]) {
+        self.index().with(&[key], |locked| {
+            let Some(entry) = locked.get(key) else { return };
+            let Value::Cells(head) = entry.value else { return };
+            let mut head = Head::decode(head);
+            walk(self.cells(), key, &[], |subkey, _| {
+                head.first = place_of(subkey);
+                false
+            });
+            let head = head.encode();
+            let Entry { origin, expires_ms, older, .. } = entry;
+            locked.set(&Entry { key, value: Value::Cells(&head), origin, expires_ms, older });
+        });
+    }
+}
+
+/// Bytes of the record of a cell, but for the time of receipt.
+pub(crate) fn cell_bytes(entry: &Entry<'_>) -> usize {
+    let value_bytes = if let Value::Here(value) = entry.value { value.len() } else { 0 };
+    Record::bytes_of(entry.key.len() - EXTRA_BYTES, value_bytes, entry.expires_ms.is_some())
+}

@@ -1,0 +1,280 @@
+//! Keys as a command sees them, and what it changes: nothing of it is in the index until all of it is in the log.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use crate::cells::{self, Part, Shape, cell_key, place_of, score_of, score_order};
+use crate::format::{Kind, Record};
+use crate::index::Locked;
+use crate::index::leaf::Value;
+use crate::store::{Got, Needs, Store, got};
+
+/// Keys as a read sees them.
+#[derive(Debug)]
+pub struct View<'l, 'k> {
+    store: &'l Store,
+    locked: Locked<'l>,
+    now_ms: u64,
+    needs: Needs,
+    /// What the command itself changed: nothing, if it only reads.
+    changes: BTreeMap<&'k [u8], Change<'k>>,
+}
+
+/// A change of one key.
+#[derive(Debug)]
+pub(crate) enum Change<'k> {
+    Set { value: Cow<'k, [u8]>, expires_ms: Option<u64> },
+    Remove,
+    Cells(Cells),
+}
+
+/// A change of cells of one key.
+#[derive(Debug)]
+pub(crate) struct Cells {
+    shape: Shape,
+    count: u64,
+    first: i64,
+    /// Nothing of what the index has counts.
+    fresh: bool,
+    /// The index has something that must be outweighed.
+    drop: bool,
+    expires_ms: Option<u64>,
+    expiry_changed: bool,
+    /// Those that are `None` are taken out.
+    cells: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+}
+
+impl Change<'_> {
+    /// The records of the change, but for their versions.
+    pub(crate) fn records<'r>(&'r self, key: &'r [u8], received_ns: Option<u64>, to: &mut Vec<Record<'r>>) {
+        let mut push = |kind, expires_ms, subkey, value| {
+            to.push(Record { kind, version: 0, expires_ms, received_ns, key, subkey, value });
+        };
+        match self {
+            Change::Set { value, expires_ms } => push(Kind::String, *expires_ms, &[], value),
+            Change::Remove => push(Kind::Drop, None, &[], &[]),
+            Change::Cells(change) => {
+                if change.drop {
+                    push(Kind::Drop, None, &[], &[]);
+                }
+                for (subkey, value) in &change.cells {
+                    match value {
+                        Some(value) => push(change.shape.kind(), None, subkey, value),
+                        None => push(Kind::Remove, None, subkey, &[]),
+                    }
+                }
+                if change.expiry_changed {
+                    push(Kind::Expire, change.expires_ms, &[], &[]);
+                }
+            }
+        }
+    }
+}
+
+impl<'l, 'k> View<'l, 'k> {
+    pub(crate) fn new(store: &'l Store, locked: Locked<'l>, now_ms: u64) -> Self {
+        Self { store, locked, now_ms, needs: Needs::default(), changes: BTreeMap::new() }
+    }
+
+    pub(crate) fn done(self) -> Needs {
+        self.needs
+    }
+
+    /// What a key has, if it is there, also by this command. It is one that the command named.
+    pub fn get(&mut self, key: &[u8]) -> Option<Got<'_>> {
+        match self.changes.get(key) {
+            Some(Change::Set { value, expires_ms }) => {
+                let (shape, expires_ms) = (Shape::String, *expires_ms);
+                return Some(Got { shape, value, count: 1, first: 0, version: 0, expires_ms });
+            }
+            Some(Change::Cells(Cells { shape, count, first, expires_ms, .. })) => {
+                let (shape, count, first, expires_ms) = (*shape, *count, *first, *expires_ms);
+                return (count > 0).then_some(Got { shape, value: &[], count, first, version: 0, expires_ms });
+            }
+            Some(Change::Remove) => return None,
+            None => {}
+        }
+        let entry = self.locked.get(key)?;
+        self.store.note(&mut self.needs, &entry);
+        got(&entry, self.now_ms)
+    }
+
+    /// The value of a cell of a key.
+    pub fn cell(&mut self, key: &[u8], subkey: &[u8]) -> Option<Vec<u8>> {
+        self.get(key).filter(|got| got.shape != Shape::String)?;
+        if let Some(Change::Cells(change)) = self.changes.get(key) {
+            match change.cells.get(subkey) {
+                Some(value) => return value.clone(),
+                None if change.fresh => return None,
+                None => {}
+            }
+        }
+        let name = cell_key(key, Part::Cell, subkey);
+        self.store.cells().with(&[&name], |cells| match cells.get(&name)?.value {
+            Value::Here(value) => Some(value.to_vec()),
+            _ => None,
+        })
+    }
+
+    /// Goes through the cells of a key from a subkey on, in order, until `take` returns false.
+    pub fn walk(&mut self, key: &[u8], from: &[u8], mut take: impl FnMut(&[u8], &[u8]) -> bool) {
+        if self.get(key).is_none_or(|got| got.shape == Shape::String) {
+            return;
+        }
+        let Some(Change::Cells(change)) = self.changes.get(key) else {
+            cells::walk(self.store.cells(), key, from, take);
+            return;
+        };
+        let mut all: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+        if !change.fresh {
+            cells::walk(self.store.cells(), key, from, |subkey, value| {
+                all.insert(subkey.to_vec(), value.to_vec());
+                true
+            });
+        }
+        for (subkey, value) in change.cells.range(from.to_vec()..) {
+            match value {
+                Some(value) => drop(all.insert(subkey.clone(), value.clone())),
+                None => drop(all.remove(subkey)),
+            }
+        }
+        let _ = all.iter().all(|(subkey, value)| take(subkey, value));
+    }
+
+    /// All cells of a key, in order.
+    pub fn cells(&mut self, key: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let mut all = Vec::new();
+        self.walk(key, &[], |subkey, value| {
+            all.push((subkey.to_vec(), value.to_vec()));
+            true
+        });
+        all
+    }
+
+    /// Goes through the members of a sorted set in their order, from a score on, until `take` returns false.
+    pub fn walk_scores(&mut self, key: &[u8], from: f64, mut take: impl FnMut(f64, &[u8]) -> bool) {
+        if self.get(key).is_none_or(|got| got.shape != Shape::SortedSet) {
+            return;
+        }
+        if !self.changes.contains_key(key) {
+            cells::walk_scores(self.store.cells(), key, from, take);
+            return;
+        }
+        let mut all = self.cells(key);
+        all.sort_by_cached_key(|(member, value)| (score_order(score_of(value)), member.clone()));
+        let scored = all.iter().map(|(member, value)| (score_of(value), member));
+        let _ = scored.skip_while(|(score, _)| *score < from).all(|(score, member)| take(score, member));
+    }
+}
+
+/// Keys as a command sees and changes them.
+#[derive(Debug)]
+pub struct Update<'l, 'k> {
+    view: View<'l, 'k>,
+}
+
+impl<'l, 'k> Update<'l, 'k> {
+    pub(crate) fn new(store: &'l Store, locked: Locked<'l>, now_ms: u64) -> Self {
+        Self { view: View::new(store, locked, now_ms) }
+    }
+
+    pub(crate) fn done(self) -> (Locked<'l>, Needs, BTreeMap<&'k [u8], Change<'k>>) {
+        let View { locked, needs, changes, .. } = self.view;
+        (locked, needs, changes)
+    }
+
+    /// The keys as they are by now.
+    pub fn view(&mut self) -> &mut View<'l, 'k> {
+        &mut self.view
+    }
+
+    /// What a key has, also by this command. It is one that the command named.
+    pub fn get(&mut self, key: &[u8]) -> Option<Got<'_>> {
+        self.view.get(key)
+    }
+
+    /// The value of a cell of a key.
+    pub fn cell(&mut self, key: &[u8], subkey: &[u8]) -> Option<Vec<u8>> {
+        self.view.cell(key, subkey)
+    }
+
+    /// All cells of a key, in order.
+    pub fn cells(&mut self, key: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
+        self.view.cells(key)
+    }
+
+    /// Makes a key a string, and says when it ends.
+    pub fn set(&mut self, key: &'k [u8], value: impl Into<Cow<'k, [u8]>>, expires_ms: Option<u64>) {
+        self.view.changes.insert(key, Change::Set { value: value.into(), expires_ms });
+    }
+
+    /// Takes a key out. True if it was there.
+    pub fn remove(&mut self, key: &'k [u8]) -> bool {
+        let was_there = self.get(key).is_some();
+        // Also of a key that has ended, whose record is still there.
+        if was_there || self.view.changes.contains_key(key) {
+            self.view.changes.insert(key, Change::Remove);
+        }
+        was_there
+    }
+
+    /// What is to change of the cells of a key, which becomes one of this shape if it is not there.
+    fn change(&mut self, key: &'k [u8], shape: Shape) -> &mut Cells {
+        let is_change = matches!(self.view.changes.get(key), Some(Change::Cells(_)));
+        if !is_change {
+            let got = self.view.get(key).filter(|got| got.shape != Shape::String);
+            let found = got.map(|got| (got.shape, got.count, got.first, got.expires_ms));
+            let changed = self.view.changes.contains_key(key);
+            let (fresh, (shape, count, first, expires_ms)) = (found.is_none(), found.unwrap_or((shape, 0, 0, None)));
+            let there = self.view.locked.get(key).is_some_and(|entry| entry.value != Value::Gone);
+            let drop = fresh && (changed || there);
+            let change =
+                Cells { shape, count, first, fresh, drop, expires_ms, expiry_changed: false, cells: BTreeMap::new() };
+            self.view.changes.insert(key, Change::Cells(change));
+        }
+        match self.view.changes.get_mut(key) {
+            Some(Change::Cells(change)) => change,
+            _ => unreachable!("it was put there"),
+        }
+    }
+
+    /// Sets a cell of a key, which is of this shape or not there. True if the cell is new.
+    pub fn set_cell(&mut self, key: &'k [u8], shape: Shape, subkey: &[u8], value: &[u8]) -> bool {
+        let is_new = self.cell(key, subkey).is_none();
+        let change = self.change(key, shape);
+        if is_new {
+            let place = place_of(subkey);
+            change.first = if change.count == 0 { place } else { change.first.min(place) };
+            change.count += 1;
+        }
+        change.cells.insert(subkey.to_vec(), Some(value.to_vec()));
+        is_new
+    }
+
+    /// Takes a cell of a key out, and the key with the last one. True if it was there.
+    pub fn remove_cell(&mut self, key: &'k [u8], subkey: &[u8]) -> bool {
+        if self.cell(key, subkey).is_none() {
+            return false;
+        }
+        let change = self.change(key, Shape::default());
+        change.count -= 1;
+        change.first += i64::from(change.shape == Shape::List && place_of(subkey) == change.first);
+        change.cells.insert(subkey.to_vec(), None);
+        if change.count == 0 {
+            self.view.changes.insert(key, Change::Remove);
+        }
+        true
+    }
+
+    /// Says when a key ends that is there.
+    pub fn expire(&mut self, key: &'k [u8], expires_ms: Option<u64>) {
+        match self.get(key).map(|got| (got.shape, got.value.to_vec())) {
+            Some((Shape::String, value)) => self.set(key, value, expires_ms),
+            Some((shape, _)) => {
+                let change = self.change(key, shape);
+                (change.expires_ms, change.expiry_changed) = (expires_ms, true);
+            }
+            None => {}
+        }
+    }
+}

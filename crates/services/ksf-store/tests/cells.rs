@@ -1,0 +1,243 @@
+//! Keys with cells on media that lose power: every key shows a state that it had, none older than what replies told of.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use common::Medium;
+use ksf_store::cells::{Shape, place_key, score_value};
+use ksf_store::log::{AppendError, Geometry};
+use ksf_store::recover::{Found, cut_by_links};
+use ksf_store::store::{Cleaning, Clock, Needs, Shard, Store, UpdateError};
+use ksf_store::update::View;
+use ksf_test::Random;
+
+const SHARDS: usize = 3;
+const KEYS: u64 = 12;
+
+/// What a key has: its shape, its cells (a string has one), and when it ends.
+type State = Option<(Shape, BTreeMap<Vec<u8>, Vec<u8>>, Option<u64>)>;
+
+struct Write {
+    key: Vec<u8>,
+    state: State,
+    needs: Needs,
+    told: bool,
+}
+
+struct World {
+    random: Random,
+    geometry: Geometry,
+    media: Vec<Medium>,
+    store: Arc<Store>,
+    shards: Vec<Shard>,
+    epoch: u32,
+    writes: Vec<Write>,
+    /// What was written so often.
+    number: u64,
+    cleaning: Vec<Option<Cleaning>>,
+    crashes: usize,
+    cleaned: usize,
+}
+
+fn open(geometry: Geometry, media: &mut [Medium], epoch: u32) -> (Arc<Store>, Vec<Shard>) {
+    let read = |(log, medium): (usize, &mut Medium)| Found::read(log as u16, geometry, &mut { medium });
+    let mut found: Vec<Found> = media.iter_mut().enumerate().map(|one| read(one).unwrap()).collect();
+    cut_by_links(&mut found).unwrap();
+    Store::open(found, epoch)
+}
+
+fn state(view: &mut View<'_, '_>, key: &[u8]) -> State {
+    let got = view.get(key)?;
+    let (shape, expires_ms, count, first) = (got.shape, got.expires_ms, got.count, got.first);
+    let cells = match shape {
+        Shape::String => BTreeMap::from([(Vec::new(), got.value.to_vec())]),
+        _ => view.cells(key).into_iter().collect(),
+    };
+    assert_eq!(cells.len() as u64, count);
+    if shape == Shape::List {
+        let places = (first..).take(cells.len()).map(place_key);
+        assert!(cells.keys().zip(places).all(|(one, other)| **one == other), "the places of a list have no gap");
+    }
+    if shape == Shape::SortedSet {
+        let mut ordered = Vec::new();
+        view.walk_scores(key, f64::NEG_INFINITY, |score, member| {
+            ordered.push((score, member.to_vec()));
+            true
+        });
+        assert!(ordered.is_sorted_by(|one, next| (one.0, &one.1) < (next.0, &next.1)));
+        assert_eq!(ordered.len(), cells.len());
+        assert!(ordered.iter().all(|(score, member)| cells[member] == score_value(*score)));
+    }
+    Some((shape, cells, expires_ms))
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let block_bytes = NonZeroUsize::new(512).unwrap();
+        let geometry =
+            Geometry { store: 9, block_bytes, segment_bytes: (random.within(16..=32) * block_bytes.get()) as u64 };
+        let places = random.within(4..=7);
+        let mut media: Vec<_> = (0..SHARDS).map(|_| Medium::new(places, geometry.segment_bytes as usize)).collect();
+        let (store, shards) = open(geometry, &mut media, 1);
+        let cleaning = (0..SHARDS).map(|_| None).collect();
+        Self {
+            random,
+            geometry,
+            media,
+            store,
+            shards,
+            epoch: 1,
+            writes: Vec::new(),
+            number: 0,
+            cleaning,
+            crashes: 0,
+            cleaned: 0,
+        }
+    }
+
+    fn write(&mut self) {
+        let shard = self.random.within(0..=SHARDS - 1);
+        let number = self.random.below(KEYS);
+        let key = format!("key {number}").into_bytes();
+        self.number += 1;
+        let mut value = self.number.to_le_bytes().to_vec();
+        value.resize(self.random.pick(&[8, 30, 200]), 7);
+        let (what, field) = (self.random.below(20), self.random.below(8));
+        let shape = [Shape::Hash, Shape::Set, Shape::List, Shape::SortedSet][number as usize % 4];
+        let end = self.random.one_in(2).then_some(self.number);
+        let done = self.shards[shard].update(&[&key], Clock::default(), |update| {
+            let got = update.get(&key).map(|got| (got.shape, got.count as i64, got.first));
+            let subkey = format!("{field}").into_bytes();
+            match (what, got) {
+                (0, _) => {
+                    update.remove(&key);
+                }
+                (1, _) => update.set(&key, value, None),
+                (2 | 3, Some(_)) => update.expire(&key, end),
+                (_, Some((Shape::String, ..))) => {
+                    update.remove(&key);
+                }
+                (4..9, Some((Shape::List, count, first))) => {
+                    let place = if what < 6 { first } else { first + count - 1 };
+                    assert!(update.remove_cell(&key, &place_key(place)));
+                }
+                (4..9, Some(_)) => {
+                    update.remove_cell(&key, &subkey);
+                }
+                (_, got) => match shape {
+                    Shape::List => {
+                        let (_, count, first) = got.unwrap_or((shape, 0, 0));
+                        let place = if what < 14 { first - 1 } else { first + count };
+                        assert!(update.set_cell(&key, shape, &place_key(place), &value));
+                    }
+                    Shape::Set => {
+                        update.set_cell(&key, shape, &subkey, &[]);
+                    }
+                    Shape::SortedSet => {
+                        update.set_cell(&key, shape, &subkey, &score_value(what as f64 - 12.0));
+                    }
+                    Shape::Hash | Shape::String => {
+                        update.set_cell(&key, shape, &subkey, &value);
+                    }
+                },
+            }
+            state(update.view(), &key)
+        });
+        match done {
+            Ok((wanted, needs)) => {
+                let (is, _) = self.store.read(&[&key], 0, |view| state(view, &key));
+                assert_eq!(is, wanted, "what a command saw of its own changes is what is there");
+                self.writes.push(Write { key, state: is, needs, told: false });
+            }
+            Err(UpdateError::Append(AppendError::Full)) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn step_of_the_medium(&mut self) {
+        let shard = self.random.within(0..=SHARDS - 1);
+        let at_once = self.random.within(1..=4);
+        while let Some(write) = self.shards[shard].next_write(at_once, 0) {
+            self.media[shard].under_way.push(write);
+        }
+        let medium = &mut self.media[shard];
+        if let Some(last) = medium.under_way.len().checked_sub(1) {
+            let write = medium.under_way.swap_remove(self.random.within(0..=last));
+            medium.put(write.place, write.offset as usize, &write.bytes);
+            self.shards[shard].written(write.id, true, write.bytes);
+        }
+    }
+
+    fn tell(&mut self) {
+        let store = &self.store;
+        for write in &mut self.writes {
+            write.told |= write.needs.iter().all(|(log, lsn)| lsn <= store.promised(log));
+        }
+    }
+
+    fn clean(&mut self) {
+        let shard = self.random.within(0..=SHARDS - 1);
+        let slot = &mut self.cleaning[shard];
+        if slot.is_none() && self.shards[shard].log().free_places() <= 2 {
+            *slot = self.shards[shard].log().next_to_clean().map(|(number, _)| Cleaning::new(number));
+        }
+        let Some(cleaning) = slot else { return };
+        let place = self.shards[shard].log().segments()[&cleaning.number].place;
+        let bytes = self.media[shard].places[place as usize].clone();
+        match self.shards[shard].clean(cleaning, &bytes, 4096) {
+            Ok(true) => {
+                *slot = None;
+                self.cleaned += 1;
+            }
+            Ok(false) | Err(AppendError::Full) => {}
+            Err(error) => panic!("{error}"),
+        }
+        self.shards[shard].erase_cleaned();
+    }
+
+    fn crash(&mut self) {
+        self.tell();
+        self.crashes += 1;
+        self.media.iter_mut().for_each(|medium| medium.lose_power(&mut self.random));
+        self.epoch += 1;
+        (self.store, self.shards) = open(self.geometry, &mut self.media, self.epoch);
+        self.cleaning = (0..SHARDS).map(|_| None).collect();
+        let (mut kept, mut there) = (Vec::new(), 0);
+        for key in (0..KEYS).map(|number| format!("key {number}").into_bytes()) {
+            let (shown, _) = self.store.read(&[&key], 0, |view| state(view, &key));
+            there += usize::from(shown.is_some());
+            let history: Vec<_> = self.writes.iter().filter(|write| write.key == key).collect();
+            let told = history.iter().rposition(|write| write.told);
+            let may_show = &history[told.unwrap_or(0)..];
+            let found = may_show.iter().any(|write| write.state == shown) || told.is_none() && shown.is_none();
+            assert!(found, "{}: shows {shown:?}, told of {told:?}", key.escape_ascii());
+            kept.push(Write { key, state: shown, needs: Needs::default(), told: true });
+        }
+        assert_eq!(self.store.keys(), there);
+        self.writes = kept;
+    }
+}
+
+#[test]
+fn what_was_told_of_cells_is_there_after_every_crash() {
+    let (mut crashes, mut cleaned) = (0, 0);
+    for seed in 0..150 {
+        let mut world = World::new(seed);
+        for _ in 0..2000 {
+            match world.random.within(0..=999) {
+                0..400 => world.write(),
+                400..900 => world.step_of_the_medium(),
+                900..950 => world.tell(),
+                950..995 => world.clean(),
+                _ => world.crash(),
+            }
+        }
+        world.crash();
+        (crashes, cleaned) = (crashes + world.crashes, cleaned + world.cleaned);
+    }
+    assert!(crashes > 1000 && cleaned > 300, "{crashes} crashes, {cleaned} cleaned");
+}
