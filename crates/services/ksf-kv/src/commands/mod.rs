@@ -2,7 +2,9 @@
 
 mod hashes;
 mod keys;
+mod lists;
 mod server;
+mod sets;
 mod strings;
 
 use std::hash::{BuildHasher, RandomState};
@@ -109,6 +111,7 @@ type KeysAt = (usize, i32, usize);
 const NO_KEY: KeysAt = (0, 0, 1);
 const FIRST: KeysAt = (1, 1, 1);
 const ALL: KeysAt = (1, -1, 1);
+const TWO: KeysAt = (1, 2, 1);
 const PAIRS: KeysAt = (1, -1, 2);
 
 const READS: Option<Purpose> = None;
@@ -162,6 +165,18 @@ const COMMANDS: &[Command] = &[
     command("incrby", 3, WRITES, FIRST, strings::incrby),
     command("info", -1, READS, NO_KEY, server::info),
     command("keys", 2, READS, NO_KEY, keys::keys),
+    command("lindex", 3, READS, FIRST, lists::lindex),
+    command("linsert", 5, WRITES, FIRST, lists::linsert),
+    command("llen", 2, READS, FIRST, lists::llen),
+    command("lmove", 5, WRITES, TWO, lists::lmove),
+    command("lpop", -2, REMOVES, FIRST, lists::lpop),
+    command("lpos", -3, READS, FIRST, lists::lpos),
+    command("lpush", -3, WRITES, FIRST, lists::lpush),
+    command("lpushx", -3, WRITES, FIRST, lists::lpushx),
+    command("lrange", 4, READS, FIRST, lists::lrange),
+    command("lrem", 4, WRITES, FIRST, lists::lrem),
+    command("lset", 4, WRITES, FIRST, lists::lset),
+    command("ltrim", 4, REMOVES, FIRST, lists::ltrim),
     command("mget", -2, READS, ALL, strings::mget),
     command("mset", -3, WRITES, PAIRS, strings::mset),
     command("msetnx", -3, WRITES, PAIRS, strings::msetnx),
@@ -173,13 +188,33 @@ const COMMANDS: &[Command] = &[
     command("psetex", 4, WRITES, FIRST, strings::psetex),
     command("pttl", 2, READS, FIRST, keys::pttl),
     command("quit", -1, READS, NO_KEY, server::quit),
+    command("rpop", -2, REMOVES, FIRST, lists::rpop),
+    command("rpoplpush", 3, WRITES, TWO, lists::rpoplpush),
+    command("rpush", -3, WRITES, FIRST, lists::rpush),
+    command("rpushx", -3, WRITES, FIRST, lists::rpushx),
+    command("sadd", -3, WRITES, FIRST, sets::sadd),
+    command("scard", 2, READS, FIRST, sets::scard),
+    command("sdiff", -2, READS, ALL, sets::sdiff),
+    command("sdiffstore", -3, WRITES, ALL, sets::sdiffstore),
     command("select", 2, READS, NO_KEY, server::select),
     command("set", -3, WRITES, FIRST, strings::set),
     command("setex", 4, WRITES, FIRST, strings::setex),
     command("setnx", 3, WRITES, FIRST, strings::setnx),
     command("setrange", 4, WRITES, FIRST, strings::setrange),
+    command("sinter", -2, READS, ALL, sets::sinter),
+    command("sinterstore", -3, WRITES, ALL, sets::sinterstore),
+    command("sismember", 3, READS, FIRST, sets::sismember),
+    command("smembers", 2, READS, FIRST, sets::smembers),
+    command("smismember", -3, READS, FIRST, sets::smismember),
+    command("smove", 4, WRITES, TWO, sets::smove),
+    command("spop", -2, REMOVES, FIRST, sets::spop),
+    command("srandmember", -2, READS, FIRST, sets::srandmember),
+    command("srem", -3, REMOVES, FIRST, sets::srem),
+    command("sscan", -3, READS, FIRST, sets::sscan),
     command("strlen", 2, READS, FIRST, strings::strlen),
     command("substr", 4, READS, FIRST, strings::getrange),
+    command("sunion", -2, READS, ALL, sets::sunion),
+    command("sunionstore", -3, WRITES, ALL, sets::sunionstore),
     command("touch", -2, READS, ALL, keys::exists),
     command("ttl", 2, READS, FIRST, keys::ttl),
     command("type", 2, READS, FIRST, keys::type_of),
