@@ -17,8 +17,8 @@ pub enum Spin {
     /// It sleeps at once.
     #[default]
     Off,
-    /// Up to this time, while spinning finds what comes. In vain it spins for at most 1/64 of the time at first, and 1/1024
-    /// while that goes on.
+    /// Up to this time, while spinning finds what comes. In vain it spins for at most 1/64 of the time, and 1/1024 while
+    /// nothing is found.
     UpTo(Duration),
 }
 
@@ -37,6 +37,9 @@ const PAUSE_GROWTH: u64 = 4;
 /// What a spin that finds nothing takes from the credit of those that found something, and the most of that.
 const MISS: u32 = 4;
 const CREDIT_MAX: u32 = 8;
+/// The most that may be spun in vain at once, in spins. It takes [`PAUSE_MIN`] times as long until that may be done again,
+/// however many spins find something meanwhile.
+const ALLOWANCE_MAX: u64 = 4;
 
 /// What became of a spin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,8 +59,10 @@ pub(crate) struct Spinner {
     length_ns: u64,
     /// Mean time a wait took, over about the last eight.
     mean_wait_ns: u64,
-    /// Above zero the next wait begins with a spin.
+    /// Above zero the next wait begins with a spin, if that is allowed.
     credit: u32,
+    /// Time that may be spun in vain.
+    allowance_ns: u64,
     /// Time until a spin may be tried.
     to_trial_ns: u64,
     /// That after the next failure. As long as it is must spinning have gone well until failures are forgotten.
@@ -73,14 +78,16 @@ impl Spinner {
         };
         let mean_wait_ns = 2 * TRY_WITHIN * length_ns;
         let pause_ns = PAUSE_MIN * length_ns;
-        Self { length_ns, mean_wait_ns, credit: 0, to_trial_ns: 0, pause_ns, gone_well_ns: 0 }
+        let allowance_ns = ALLOWANCE_MAX * length_ns;
+        Self { length_ns, mean_wait_ns, credit: 0, allowance_ns, to_trial_ns: 0, pause_ns, gone_well_ns: 0 }
     }
 
     /// How long to spin before the next wait sleeps.
     #[inline]
     pub(crate) fn next(&self) -> Option<Duration> {
         let trial = self.to_trial_ns == 0 && self.mean_wait_ns < TRY_WITHIN * self.length_ns;
-        (self.credit > 0 || trial).then(|| Duration::from_nanos(self.length_ns))
+        let allowed = self.allowance_ns >= self.length_ns;
+        (allowed && (self.credit > 0 || trial)).then(|| Duration::from_nanos(self.length_ns))
     }
 
     /// A wait took so long, and did not spin: the shard slept at once, or there was something already.
@@ -105,7 +112,10 @@ impl Spinner {
                     self.pause_ns = PAUSE_MIN * self.length_ns;
                 }
             }
-            Outcome::Missed => self.fail(MISS),
+            Outcome::Missed => {
+                self.allowance_ns = self.allowance_ns.saturating_sub(self.length_ns);
+                self.fail(MISS);
+            }
             Outcome::Preempted => self.fail(CREDIT_MAX),
         }
     }
@@ -122,6 +132,7 @@ impl Spinner {
     /// Beyond some spins a wait says no more than that it was long: what comes after it must not wait for that to be forgotten.
     fn note(&mut self, wait_ns: u64) {
         self.mean_wait_ns = (7 * self.mean_wait_ns + wait_ns.min(2 * TRY_WITHIN * self.length_ns)) / 8;
+        self.allowance_ns = (self.allowance_ns + wait_ns / PAUSE_MIN).min(ALLOWANCE_MAX * self.length_ns);
     }
 }
 
@@ -247,6 +258,22 @@ mod tests {
                 let did = machine.run(&mut spinner, 100_000);
                 let most = did.time / PAUSE_MAX as u32 + LENGTH;
                 assert!(did.in_vain <= most, "{name}, {gap_us} us: {did:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_spun_in_vain_is_bounded_between_bursts() {
+        for near in [1, 2, 5, 8, 10, 20, 50] {
+            for late_us in [60, 100, 200, 400, 1_000, 10_000] {
+                let mut spinner = Spinner::new(Spin::AUTO);
+                let mut did = Did::default();
+                for _ in 0..10_000 {
+                    (0..near).for_each(|_| closed_loop(24, 10).wait(&mut spinner, &mut did));
+                    closed_loop(late_us, 10).wait(&mut spinner, &mut did);
+                }
+                let most = did.time / PAUSE_MIN as u32 + LENGTH * ALLOWANCE_MAX as u32;
+                assert!(did.in_vain <= most, "{near} near, one after {late_us} us: {did:?}");
             }
         }
     }

@@ -369,7 +369,8 @@ impl<E: Engine> Shard<E> {
         }
         self.env.stats.spins_missed.add(u64::from(events.is_empty()));
         // Between two looks there is next to nothing, unless the CPU was away. What a virtual machine loses to others, it does
-        // not get back by sleeping.
+        // not get back by sleeping. The count is that of the last long spin: asking for it before each takes a system call,
+        // and a thread that was preempted since, while it worked, is one that should not spin, either.
         let preemptions = if spun < length * 2 { self.preemptions } else { preemptions() };
         let preempted = mem::replace(&mut self.preemptions, preemptions) != preemptions;
         Ok(Some(match events.is_empty() {
