@@ -363,8 +363,11 @@ fn messages_wait_while_operations_are_full() {
         let limits = Limits { file_ops_max: 2, ..Limits::default() };
         let server = start(engine, limits, Arc::clone(&disk));
         let mut holder = connect(&server);
-        holder.write_all(b"open pipe\nopen data\nread 0 0 1\nread 0 0 1\n").unwrap();
-        expect(&mut holder, b"file 0\nfile 1\n");
+        // One after the other, because files have the numbers of the order in which they were opened.
+        holder.write_all(b"open pipe\n").unwrap();
+        expect(&mut holder, b"file 0\n");
+        holder.write_all(b"open data\nread 0 0 1\nread 0 0 1\n").unwrap();
+        expect(&mut holder, b"file 1\n");
         wait_until("both reads begin", || disk.begun.load(Ordering::SeqCst) == 4);
         let mut others = [connect(&server), connect(&server)];
         for other in &mut others {
@@ -403,8 +406,11 @@ fn datagrams_wait_while_operations_are_full() {
         let builder = builder.listen(ANY.parse().unwrap(), Arc::clone(&disk), None);
         let server = builder.listen("udp:127.0.0.1:0".parse().unwrap(), Arc::clone(&disk), None).start().unwrap();
         let mut holder = connect(&server);
-        holder.write_all(b"open pipe\nopen data\nread 0 0 1\nread 0 0 1\n").unwrap();
-        expect(&mut holder, b"file 0\nfile 1\n");
+        // One after the other, because files have the numbers of the order in which they were opened.
+        holder.write_all(b"open pipe\n").unwrap();
+        expect(&mut holder, b"file 0\n");
+        holder.write_all(b"open data\nread 0 0 1\nread 0 0 1\n").unwrap();
+        expect(&mut holder, b"file 1\n");
         wait_until("both reads begin", || disk.begun.load(Ordering::SeqCst) == 4);
         let ListenAddr::Udp(addr) = server.listeners()[1].addr else { panic!("no port") };
         let peer = datagrams(addr);
