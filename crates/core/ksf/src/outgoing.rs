@@ -117,8 +117,6 @@ pub(crate) struct Exchange {
     pub(crate) hold: bool,
     /// The other end does not take its bytes.
     pub(crate) full: bool,
-    /// Too much is on its way to the other end, as the call of the service began.
-    pub(crate) crowded: bool,
     /// The service was refused to pass on bytes, and hears when there is room again.
     pub(crate) refused: bool,
 }

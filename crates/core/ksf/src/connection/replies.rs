@@ -73,7 +73,8 @@ impl<S: ShardService> Connection<S> {
         env: &mut Env,
         call: impl FnOnce(&S, &mut S::Shard, &mut S::Conn, &mut Reply<'_>),
     ) -> Result<Called, Panicked> {
-        let crowded = self.is_exchange_crowded(env);
+        // What comes with a message is taken, because none is handed over while the exchange is full.
+        let passing_bytes_max = if message_bytes > 0 { usize::MAX } else { self.limits(env).out_queue_bytes_max };
         let output = match into {
             Destination::Queue => &mut self.output,
             Destination::Place(output) => output,
@@ -82,12 +83,13 @@ impl<S: ShardService> Connection<S> {
         let target = Target::Stream { key: self.key, ticket, work_bytes: 0 };
         let mut reply = Reply::new(self.framing, Sink::Stream(&mut *output), env, target, message_bytes);
         reply.expected_bytes = self.expected_bytes;
-        reply.exchange = Exchange { crowded, ..self.exchange };
+        reply.exchange = self.exchange;
+        (reply.passing_bytes, reply.passing_bytes_max) = (self.passing_bytes, passing_bytes_max);
         let state = &mut self.state;
         let called = self.on.with(|service, shard| call(service, shard, state, &mut reply));
         self.deferred += reply.deferred;
         self.work_bytes += reply.work_bytes;
-        self.passing_bytes += reply.passed_bytes;
+        self.passing_bytes = reply.passing_bytes;
         self.blocks |= reply.blocks;
         let called = called.map(|()| Called {
             deferred: reply.deferred,

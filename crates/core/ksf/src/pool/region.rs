@@ -128,7 +128,7 @@ impl Region {
 
     pub(super) fn slot_ptr(&self, index: u32) -> NonNull<u8> {
         debug_assert!((index as usize) < self.meta.len());
-        // SAFETY: `index` is below the number of slots (indexes are only made in `Pool::new`), so the offset is inside
+        // SAFETY: `index` is below the number of slots (indexes are only made in `never_used` and `hold`), so the offset is inside
         // the mapping, which is at least `slot_bytes * slots` long.
         unsafe { self.base.add(index as usize * self.slot_bytes as usize) }
     }

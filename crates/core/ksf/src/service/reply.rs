@@ -26,8 +26,9 @@ pub struct Reply<'a> {
     pub(crate) expected_bytes: usize,
     /// What was counted as work.
     pub(crate) work_bytes: usize,
-    /// What was passed on to the other end of the exchange.
-    pub(crate) passed_bytes: usize,
+    /// What is on its way to the other end of the exchange, and beyond how much no more is taken.
+    pub(crate) passing_bytes: usize,
+    pub(crate) passing_bytes_max: usize,
     /// Answers the message is still owed.
     pub(crate) deferred: u32,
     /// What must be durable before the replies may leave.
@@ -93,7 +94,8 @@ impl<'a> Reply<'a> {
             message_bytes,
             expected_bytes: EXPECTED_REPLY_BYTES,
             work_bytes: 0,
-            passed_bytes: 0,
+            passing_bytes: 0,
+            passing_bytes_max: usize::MAX,
             deferred: 0,
             gates: GateSet::default(),
             blocks: false,
@@ -325,17 +327,17 @@ impl Reply<'_> {
     /// # Errors
     ///
     /// [`ExchangeFull`] with the bytes, in the calls that come all the same, for what the other end sends and for deferred
-    /// answers: too much waited for the other end when the call began. The other end is not read until it takes bytes
-    /// again; then [`Upstream::Room`](crate::outgoing::Upstream::Room) is told.
+    /// answers: too much waits for the other end, which is not read until it takes bytes again; then
+    /// [`Upstream::Room`](crate::outgoing::Upstream::Room) is told.
     pub fn pass(&mut self, bytes: Chunk) -> Result<(), ExchangeFull> {
         if let Target::Stream { key: from, .. } = self.target
             && self.exchange.open
         {
-            if self.exchange.full || self.exchange.crowded {
+            if self.exchange.full || self.passing_bytes > self.passing_bytes_max {
                 self.exchange.refused = true;
                 return Err(ExchangeFull(bytes));
             }
-            self.passed_bytes += bytes.len();
+            self.passing_bytes += bytes.len();
             self.env.exchange_work.push(ExchangeWork::Request { from, request: ExchangeRequest::Pass(bytes) });
         }
         Ok(())

@@ -315,8 +315,10 @@ impl<E: Engine> Shard<E> {
 
     fn dial(&mut self, from: ConnKey, to: SocketAddr, reuse: bool) {
         self.hang_up(from, false);
-        if self.open_conn(from).is_none() {
-            return;
+        // What was passed on before may have filled the connection that is hung up, and the next one is not that.
+        match self.stream(from) {
+            Some((stream, env)) => stream.set_full(false, env),
+            None => return,
         }
         if reuse && let Some(upstream) = self.take_idle(to, from) {
             self.env.stats.outgoing_reused.add(1);

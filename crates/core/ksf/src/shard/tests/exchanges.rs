@@ -1,16 +1,17 @@
 //! What waits for a slow backend.
 
+use std::collections::VecDeque;
 use std::net::{TcpListener, TcpStream};
-use std::sync::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::*;
-use crate::outgoing::Upstream;
+use crate::outgoing::{ExchangeFull, Upstream};
+use crate::pool::Chunk;
 
-/// Passes on what it gets, of its client and, if it is told so, of the backend.
+/// Passes on what it gets of its client.
 struct PassesOn {
     backend: SocketAddr,
-    returns: bool,
-    told_of_room: Mutex<usize>,
 }
 
 impl Service for PassesOn {
@@ -36,14 +37,8 @@ impl Service for PassesOn {
     }
 
     fn upstream(&self, _: &mut bool, event: Upstream, reply: &mut Reply<'_>) {
-        match event {
-            Upstream::Received(chunk) if self.returns => {
-                // What is refused gets lost here; a service that needs it keeps it.
-                let _ = reply.pass(chunk);
-            }
-            Upstream::Ended => reply.hang_up(false),
-            Upstream::Room => *self.told_of_room.lock().unwrap() += 1,
-            _ => {}
+        if matches!(event, Upstream::Ended) {
+            reply.hang_up(false);
         }
     }
 }
@@ -83,7 +78,7 @@ fn many_slow_backends<E: Engine>() {
     const SHARD_BYTES_MAX: usize = 1 << 20;
     let backend = TcpListener::bind("127.0.0.1:0").unwrap();
     let limits = Limits { shard_bytes_max: SHARD_BYTES_MAX, ..Limits::default() };
-    let service = PassesOn { backend: backend.local_addr().unwrap(), returns: false, told_of_room: Mutex::new(0) };
+    let service = PassesOn { backend: backend.local_addr().unwrap() };
     let mut shard = serving::<E, _>(service, limits);
     let clients: Vec<_> = (0..CLIENTS)
         .map(|_| {
@@ -137,8 +132,11 @@ fn a_backend_that_reads_nothing_is_not_read_for_ever() {
 
 fn returned_to_its_sender<E: Engine>() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let service = PassesOn { backend: listener.local_addr().unwrap(), returns: true, told_of_room: Mutex::new(0) };
-    let mut shard = serving::<E, _>(service, Limits::default());
+    let told_of_room = Arc::new(AtomicUsize::new(0));
+    let service = Returns { backend: listener.local_addr().unwrap(), told_of_room: Arc::clone(&told_of_room) };
+    // Less than a slot has: what comes in one turn is more than may wait.
+    let limits = Limits { out_queue_bytes_max: 16 << 10, ..Limits::default() };
+    let mut shard = serving::<E, _>(service, limits);
     let mut client = connect(&mut shard);
     client.write_all(b"dial").unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -149,9 +147,9 @@ fn returned_to_its_sender<E: Engine>() {
         }
     };
     backend.set_nonblocking(true).unwrap();
-    let mut quiet = 0;
+    let (mut sent, mut returned, mut quiet) = (Vec::new(), Vec::new(), 0);
     while quiet < 50 {
-        let written = write_some(&backend, &[7; 16 << 10]);
+        let written = write_numbered(&backend, &mut sent);
         turn(&mut shard);
         quiet = if written == 0 { quiet + 1 } else { 0 };
         let held = held_bytes(&mut shard);
@@ -159,14 +157,136 @@ fn returned_to_its_sender<E: Engine>() {
         let limit = 2 * shard.env.limits.out_queue_bytes_max + shard.env.pool.slot_bytes();
         assert!(held <= limit, "{held} bytes are held, limit {limit}");
     }
-    // It reads: it is read again.
-    let before = shard.env.stats.outgoing_bytes_in.value();
-    while shard.env.stats.outgoing_bytes_in.value() < before + (4 << 20) {
-        read_some(&backend);
-        write_some(&backend, &[7; 16 << 10]);
+    // It reads: it is read again, and what was refused follows in its place.
+    while sent.len() < 24 << 20 {
+        read_more(&backend, &mut returned);
+        write_numbered(&backend, &mut sent);
         turn(&mut shard);
     }
+    while returned.len() < sent.len() {
+        read_more(&backend, &mut returned);
+        turn(&mut shard);
+    }
+    assert!(returned == sent, "the stream came back changed");
+    assert!(told_of_room.load(Relaxed) > 0, "nothing was refused");
     drop((client, backend));
+    shard.engine.shutdown();
+}
+
+/// Returns to a backend what comes from it; keeps what is refused until there is room.
+struct Returns {
+    backend: SocketAddr,
+    told_of_room: Arc<AtomicUsize>,
+}
+
+impl Service for Returns {
+    type Conn = VecDeque<Chunk>;
+
+    fn name(&self) -> &str {
+        "returns"
+    }
+
+    fn framing(&self) -> Framing {
+        Framing::Raw
+    }
+
+    fn accept(&self, _: &Peer) -> Result<Self::Conn, Refused> {
+        Ok(VecDeque::new())
+    }
+
+    fn call(&self, _: &mut Self::Conn, _: &Message<'_>, reply: &mut Reply<'_>) {
+        reply.dial(self.backend, false).unwrap();
+    }
+
+    fn upstream(&self, refused: &mut Self::Conn, event: Upstream, reply: &mut Reply<'_>) {
+        match event {
+            Upstream::Received(chunk) => refused.push_back(chunk),
+            Upstream::Room => drop(self.told_of_room.fetch_add(1, Relaxed)),
+            _ => return,
+        }
+        while let Some(chunk) = refused.pop_front() {
+            if let Err(ExchangeFull(chunk)) = reply.pass(chunk) {
+                refused.push_front(chunk);
+                break;
+            }
+        }
+    }
+}
+
+/// Writes as much as fits of a stream of numbers, which goes on where `sent` ends.
+fn write_numbered(mut to: impl Write, sent: &mut Vec<u8>) -> usize {
+    let before = sent.len();
+    while sent.len() < before + (4 << 20) {
+        let at = sent.len() as u64 / 8;
+        let bytes: Vec<u8> = (at..at + 2048).flat_map(u64::to_le_bytes).skip(sent.len() % 8).collect();
+        match to.write(&bytes) {
+            Ok(written) => sent.extend_from_slice(&bytes[..written]),
+            Err(_) => break,
+        }
+    }
+    sent.len() - before
+}
+
+fn read_more(mut from: &TcpStream, to: &mut Vec<u8>) {
+    let mut buffer = [0; 64 << 10];
+    while let Ok(more @ 1..) = from.read(&mut buffer) {
+        to.extend_from_slice(&buffer[..more]);
+    }
+}
+
+/// Passes each message on, which is more than may wait, and dials anew in the same call.
+struct DialsAgain {
+    backend: SocketAddr,
+    calls: Arc<AtomicUsize>,
+}
+
+impl Service for DialsAgain {
+    type Conn = bool;
+
+    fn name(&self) -> &str {
+        "dials again"
+    }
+
+    fn framing(&self) -> Framing {
+        Framing::Raw
+    }
+
+    fn accept(&self, _: &Peer) -> Result<bool, Refused> {
+        Ok(false)
+    }
+
+    fn call(&self, dialed: &mut bool, message: &Message<'_>, reply: &mut Reply<'_>) {
+        self.calls.fetch_add(1, Relaxed);
+        if mem::replace(dialed, true) {
+            reply.pass(message.keep()).expect("a connection that was just dialed is not full");
+        }
+        reply.dial(self.backend, false).unwrap();
+    }
+}
+
+#[test]
+fn a_full_exchange_is_not_taken_for_the_next_one() {
+    on_each_engine(dialed_again::<Epoll>, dialed_again::<Uring>);
+}
+
+fn dialed_again<E: Engine>() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let service = DialsAgain { backend: listener.local_addr().unwrap(), calls: Arc::clone(&calls) };
+    let limits = Limits { out_queue_bytes_max: 1 << 10, ..Limits::default() };
+    let mut shard = serving::<E, _>(service, limits);
+    let mut client = connect(&mut shard);
+    for number in 1..=8 {
+        client.write_all(&[number; 8 << 10]).unwrap();
+        let before = calls.load(Relaxed);
+        let mut turns = 0;
+        while calls.load(Relaxed) == before {
+            turn(&mut shard);
+            turns += 1;
+            assert!(turns < 5_000, "message {number} waits for room at a connection that was hung up");
+        }
+    }
+    drop(client);
     shard.engine.shutdown();
 }
 
@@ -179,7 +299,7 @@ fn addresses_without_a_kept_connection_are_forgotten() {
 fn dials_once<E: Engine>() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
-    let service = PassesOn { backend: listener.local_addr().unwrap(), returns: false, told_of_room: Mutex::new(0) };
+    let service = PassesOn { backend: listener.local_addr().unwrap() };
     let mut shard = serving::<E, _>(service, Limits::default());
     let mut client = connect(&mut shard);
     client.write_all(b"dial").unwrap();
