@@ -291,6 +291,54 @@ fn peer_gone<E: Engine>() {
     bench.engine.shutdown();
 }
 
+/// While every wait submits something, and none sleeps.
+#[test]
+fn requests_to_the_ring_do_not_hide_datagrams() {
+    if let Err(error) = EngineKind::Uring.probe() {
+        return skip(format_args!("needs io_uring ({error})"));
+    }
+    const WAITS_MAX: usize = 20;
+    let ours = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let (stream, _other) = UnixStream::pair().unwrap();
+    let conn = ConnKey { index: 0, generation: 0 };
+    let mut bench = Bench::<Uring>::new();
+    bench.engine.listen_datagrams(0, ours.as_raw_fd()).unwrap();
+    bench.engine.open(conn, stream.as_raw_fd(), Reading::On);
+    let send = |count| (0..count).for_each(|_| _ = peer.send_to(b"datagram", ours.local_addr().unwrap()).unwrap());
+    let mut readings = [Reading::Head, Reading::On].into_iter().cycle();
+    // One datagram leaves the socket unarmed, several leave it busy, and a lack of slots leaves it with one that it knows of.
+    for (before, has_slots) in [(1, true), (100, true), (1, false)] {
+        for timeout in [Duration::ZERO, Duration::from_micros(1)] {
+            let what = format!("{before} before, slots: {has_slots}, {timeout:?}");
+            let taken: Vec<_> = std::iter::from_fn(|| bench.env.pool.take().filter(|_| !has_slots)).collect();
+            let exhausted = bench.env.stats.slots_exhausted.value();
+            send(before);
+            while if has_slots {
+                bench.events.len() < before
+            } else {
+                bench.env.stats.slots_exhausted.value() == exhausted
+            } {
+                bench.wait();
+            }
+            drop(taken);
+            let expected = before + 1;
+            send(1);
+            for waits in 0.. {
+                if bench.events.len() == expected {
+                    break;
+                }
+                assert!(waits < WAITS_MAX, "{what}: {} of {expected} in {waits} waits", bench.events.len());
+                bench.engine.set_reading(conn, readings.next().unwrap());
+                let wait = Wait { timeout: Some(timeout), gather: None };
+                bench.engine.wait(&mut bench.env, wait, &mut bench.events).unwrap();
+            }
+            bench.events.clear();
+        }
+    }
+    bench.engine.shutdown();
+}
+
 #[test]
 fn a_busy_datagram_socket_leaves_others_their_turn() {
     on_each_engine(busy_socket::<Epoll>, busy_socket::<Uring>);

@@ -252,21 +252,21 @@ impl Engine for Uring {
         self.buffers.refill(&mut env.pool);
         self.rearm_all();
         let Wait { mut timeout, mut gather } = wait;
-        if self.receiver.is_look_due() || !self.backlog.is_empty() || !self.ring.submission().is_empty() {
-            // Others wait, and maybe datagrams do, too.
-            if self.has_busy_socket() {
-                (timeout, gather) = (Some(Duration::ZERO), None);
-            }
-        } else {
-            let all = timeout == Some(Duration::ZERO) || mem::take(&mut self.starved);
-            if self.receive_more(all, env, events) {
+        let submits = !self.backlog.is_empty() || !self.ring.submission().is_empty();
+        let others_wait = submits || self.receiver.is_look_due();
+        // A slot may be free again, which only a receive tells.
+        let all = mem::take(&mut self.starved) || timeout == Some(Duration::ZERO) && !others_wait;
+        if self.receive_more(all, env, events) {
+            if !others_wait {
                 events.append(&mut self.ready);
                 self.reap(env, events);
                 return Ok(());
             }
+            (timeout, gather) = (Some(Duration::ZERO), None);
         }
         self.receiver.looked();
-        if timeout != Some(Duration::ZERO) && !self.starved {
+        // Where there are requests to submit, one more costs no system call.
+        if (timeout != Some(Duration::ZERO) || submits) && !self.starved {
             self.arm_datagrams();
         }
         if self.buffers.is_starved() || self.starved {
