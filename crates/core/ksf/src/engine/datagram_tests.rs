@@ -194,6 +194,37 @@ fn narrow_path<E: Engine>() {
     bench.engine.shutdown();
 }
 
+/// Only replies that leave when they are alone show that the kernel did not want them joined.
+#[test]
+fn replies_to_others_are_joined_whatever_peer_the_kernel_refuses() {
+    on_each_engine(joined_beside_refused::<Epoll>, joined_beside_refused::<Uring>);
+}
+
+fn joined_beside_refused<E: Engine>() {
+    const COUNT: usize = 20;
+    let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    let on: libc::c_int = 1;
+    crate::listener::set_option(&peer, libc::SOL_UDP, libc::UDP_GRO, &on).unwrap();
+    let ours = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut bench = Bench::<E>::new();
+    bench.engine.listen_datagrams(0, ours.as_raw_fd()).unwrap();
+    // A broadcast that was not allowed (EACCES), and no port at all (EINVAL, as joining may be answered with).
+    for refused in ["127.255.255.255:9", "127.0.0.1:0"] {
+        let before = [bench.env.stats.datagrams_out.value(), bench.env.stats.datagrams_unsent.value()];
+        for to in [refused.parse().unwrap(), peer.local_addr().unwrap()] {
+            let to = DatagramPeer { addr: to, local: None };
+            (0..COUNT).for_each(|_| send_datagram(&mut bench.engine, to, b"a reply", &mut bench.env));
+        }
+        bench.engine.flush(&mut bench.env);
+        let after = [bench.env.stats.datagrams_out.value(), bench.env.stats.datagrams_unsent.value()];
+        assert_eq!([after[0] - before[0], after[1] - before[1]], [COUNT as u64; 2], "{refused}");
+        let length = peer.recv(&mut [0; 1_000]).unwrap();
+        assert_eq!(length, COUNT * b"a reply".len(), "beside {refused} they leave one by one");
+    }
+    bench.engine.shutdown();
+}
+
 #[test]
 fn datagrams_longer_than_a_slot_are_marked_and_the_others_are_not() {
     on_each_engine(truncated::<Epoll>, truncated::<Uring>);
@@ -287,6 +318,28 @@ fn peer_gone<E: Engine>() {
     assert!(bench.events.is_empty(), "{:?}", bench.events);
     let peer = UdpSocket::bind(at).unwrap();
     peer.send_to(b"me", ours.local_addr().unwrap()).unwrap();
+    bench.wait_for("a datagram", |events| matches!(events, [Event::Datagram { .. }]));
+    bench.engine.shutdown();
+}
+
+/// Epoll reports an error also of a socket that it was not asked about, in every wait.
+#[test]
+fn an_error_of_a_socket_that_is_not_read_is_taken() {
+    let ours = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let at = peer.local_addr().unwrap();
+    ours.connect(at).unwrap();
+    let mut bench = Bench::<Epoll>::new();
+    bench.engine.listen_datagrams(0, ours.as_raw_fd()).unwrap();
+    bench.engine.set_datagrams_reading(0, false);
+    drop(peer);
+    send_datagram(&mut bench.engine, DatagramPeer { addr: at, local: None }, b"anybody?", &mut bench.env);
+    bench.engine.flush(&mut bench.env);
+    bench.wait();
+    assert!(ours.take_error().unwrap().is_none(), "it ends every wait");
+    let peer = UdpSocket::bind(at).unwrap();
+    peer.send_to(b"me", ours.local_addr().unwrap()).unwrap();
+    bench.engine.set_datagrams_reading(0, true);
     bench.wait_for("a datagram", |events| matches!(events, [Event::Datagram { .. }]));
     bench.engine.shutdown();
 }

@@ -2,7 +2,7 @@
 //! order. Replies of one length to one peer go through the kernel as one packet, which is cut where it leaves the machine or
 //! arrives (UDP_SEGMENT, Linux 4.18): with 128 messages of a peer in flight that takes half of the CPU time.
 
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::{io, ptr};
 
 use super::msg::{Control, Name, is_option_on, write_pktinfo, write_segment_bytes};
@@ -73,6 +73,13 @@ impl DatagramQueues {
         self.queues[socket as usize].fd
     }
 
+    /// Takes what a socket has to say of datagrams that it sent before: that nobody listens there.
+    pub(super) fn take_error(&mut self, socket: u32) {
+        // SAFETY: the shard keeps the sockets open as long as the engine.
+        let socket = unsafe { BorrowedFd::borrow_raw(self.queues[socket as usize].fd) };
+        let _ = rustix::net::sockopt::socket_error(socket);
+    }
+
     /// Where the replies of a socket go. They leave by [`flush`](Self::flush), or when they are [many](Self::added).
     pub(super) fn output(&mut self, socket: u32) -> &mut DatagramOutput {
         &mut self.queues[socket as usize].unsent
@@ -111,11 +118,16 @@ impl DatagramQueues {
 
     fn send(&mut self, socket: u32, env: &mut Env) {
         let queue = &mut self.queues[socket as usize];
+        // Replies that were refused together and are tried one by one: their peer may be what the kernel refuses.
+        let mut tried_apart = 0;
         while !queue.unsent.is_empty() {
             env.stats.syscalls.add(1);
-            let may_join = queue.joins && queue.unjoined == 0;
+            let may_join = queue.joins && queue.unjoined == 0 && tried_apart == 0;
             match self.sender.send(queue.fd, &queue.unsent, may_join) {
                 Ok(sent) => {
+                    if std::mem::take(&mut tried_apart) > 0 {
+                        queue.unjoined = UNJOINED;
+                    }
                     env.stats.datagrams_out.add(sent as u64);
                     queue.unsent.advance(sent);
                     queue.unjoined = queue.unjoined.saturating_sub(sent);
@@ -124,12 +136,15 @@ impl DatagramQueues {
                     queue.full = true;
                     break;
                 }
-                // Maybe only because they are joined.
-                Err(_) if self.sender.counts[0] > 1 => queue.unjoined = UNJOINED,
-                // The kernel refuses the first of them.
+                Err(error) if self.sender.counts[0] > 1 && may_be_for_joining(&error) => {
+                    tried_apart = self.sender.counts[0]
+                }
+                // The kernel refuses the first of them, or all that are joined with it: they have one peer.
                 Err(_) => {
-                    env.stats.datagrams_unsent.add(1);
-                    queue.unsent.advance(1);
+                    let refused = self.sender.counts[0];
+                    env.stats.datagrams_unsent.add(refused as u64);
+                    queue.unsent.advance(refused);
+                    tried_apart = tried_apart.saturating_sub(refused);
                 }
             }
         }
@@ -137,24 +152,32 @@ impl DatagramQueues {
     }
 
     /// Gives up those that came last to a full socket, if more wait than may: more datagrams, or more bytes than the
-    /// shard's budget has room for.
+    /// shard's budget has room for. Bytes that were counted before had room.
     fn keep_to_limit(&mut self, socket: u32, env: &mut Env) {
+        let had_room_bytes = self.queues[socket as usize].counted_bytes;
         self.queues[socket as usize].recount(env);
         if !self.queues[socket as usize].full {
             return;
         }
         let mut waiting = self.queues.iter().filter(|queue| queue.full).map(|queue| queue.unsent.len()).sum::<usize>();
         let queue = &mut self.queues[socket as usize];
-        let is_too_much = |waiting: usize, env: &Env| {
-            waiting > env.limits.datagram_queue_max || env.budget.reply_bytes() > env.limits.shard_bytes_max
+        let is_too_much = |waiting: usize, counted_bytes: usize, env: &Env| {
+            waiting > env.limits.datagram_queue_max
+                || counted_bytes > had_room_bytes && env.budget.reply_bytes() > env.limits.shard_bytes_max
         };
-        while is_too_much(waiting, env) && !queue.unsent.is_empty() {
+        while is_too_much(waiting, queue.counted_bytes, env) && !queue.unsent.is_empty() {
             waiting -= 1;
             env.stats.datagrams_unsent.add(1);
             queue.unsent.drop_last();
             queue.recount(env);
         }
     }
+}
+
+/// Whether the kernel may have refused replies because they are joined: a path that is too narrow, a device or a socket that
+/// cannot cut them (udp(7), `udp_send_skb`). It refuses a peer without a port by one of these, too.
+fn may_be_for_joining(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EIO | libc::EMSGSIZE | libc::EOPNOTSUPP))
 }
 
 /// Headers for [`TOGETHER_MAX`] runs of datagrams, made once: for each run only the address, the bytes and the lengths are

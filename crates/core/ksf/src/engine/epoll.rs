@@ -37,7 +37,6 @@ pub(crate) struct Epoll {
     datagrams: DatagramQueues,
     /// What epoll was last told of each datagram socket.
     datagram_interest: Vec<u32>,
-    /// Datagram sockets that are not read for now.
     receiver: DatagramReceiver,
     /// Events that came of an operation instead of the descriptor.
     done: Vec<Event>,
@@ -481,6 +480,10 @@ impl Epoll {
         if ready & OUT != 0 {
             self.datagrams.has_room(socket, env);
             self.update_datagram_interest();
+        }
+        if ready & BROKEN != 0 && !self.receiver.reads(socket) {
+            // No receive takes the error, and epoll would report it in every wait.
+            self.datagrams.take_error(socket);
         }
         self.receive_datagrams(socket, env, events);
     }
