@@ -63,7 +63,8 @@ impl FromStr for ListenAddr {
 pub struct DatagramPeer {
     /// The sender.
     pub addr: SocketAddr,
-    /// The address the datagram was sent to and the interface it came from, where the socket is bound to a wildcard.
+    /// The address the datagram was sent to and the interface it came from, where the socket is bound to a wildcard. Of a
+    /// broadcast or a multicast it is an address of that interface, or unspecified: the kernel then chooses one.
     pub local: Option<(IpAddr, u32)>,
 }
 

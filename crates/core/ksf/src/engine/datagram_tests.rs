@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::{io::Write, mem};
 
-use ksf_test::{PATIENCE, ip, own_network_or_skip, skip};
+use ksf_test::{FAR, NEAR, PATIENCE, in_new_network, ip, own_network_or_skip, root_or_skip, skip, veth, wait_until};
 
 use super::epoll::Epoll;
 use super::tests::{Bench, on_each_engine, send_datagram};
@@ -101,6 +101,48 @@ fn both_families<E: Engine>() {
         }
     }
     bench.engine.shutdown();
+}
+
+/// The address of a group of hosts is not one to send from.
+#[test]
+fn datagrams_to_many_hosts_are_answered_from_an_address_of_this_one() {
+    if root_or_skip("broadcasts").is_some() {
+        on_each_engine(|| in_new_network(answers_to_many::<Epoll>), || in_new_network(answers_to_many::<Uring>));
+    }
+}
+
+fn answers_to_many<E: Engine>() {
+    let far = veth();
+    let cases = [
+        ("0.0.0.0:0", "10.9.8.2:0", "10.9.8.255"),
+        ("0.0.0.0:0", "10.9.8.2:0", "255.255.255.255"),
+        ("0.0.0.0:0", "10.9.8.2:0", "224.0.0.1"),
+        ("[::]:0", "[fd09::2]:0", "ff02::1"),
+    ];
+    for (listen, from, to) in cases {
+        let ours = open(&ListenAddr::Udp(listen.parse().unwrap()), &[0], SocketOptions::default()).unwrap();
+        let ListenAddr::Udp(addr) = ours.addr else { panic!("{ours:?}") };
+        let mut bench = Bench::<E>::new();
+        bench.engine.listen_datagrams(0, ours.sockets[0].as_raw_fd()).unwrap();
+        let peer = far.run(move || {
+            let peer = UdpSocket::bind(from).unwrap();
+            peer.set_read_timeout(Some(PATIENCE)).unwrap();
+            peer.set_broadcast(true).unwrap();
+            // Where there is no route, the device tells where to.
+            socket2::SockRef::from(&peer).bind_device(Some(FAR.0.as_bytes())).unwrap();
+            let to = (to.parse::<IpAddr>().unwrap(), addr.port());
+            // IPv6 has routes on a device once the other end is seen to be up.
+            wait_until(format_args!("a route to {to:?}"), || peer.send_to(b"who is there?", to).is_ok());
+            peer
+        });
+        bench.wait_for("the question", |events| !events.is_empty());
+        echo(&mut bench);
+        let stats = &bench.env.stats;
+        assert_eq!((stats.datagrams_out.value(), stats.datagrams_unsent.value()), (1, 0), "to {to}");
+        let (_, answered_from) = peer.recv_from(&mut [0; 20]).unwrap();
+        assert!(NEAR.1.contains(&&*answered_from.ip().to_string()), "to {to}: {answered_from}");
+        bench.engine.shutdown();
+    }
 }
 
 #[test]

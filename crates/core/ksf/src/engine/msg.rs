@@ -189,8 +189,10 @@ pub(crate) fn socket_addr(bytes: &[u8]) -> Option<SocketAddr> {
     }
 }
 
-/// Finds the destination address in control data: `struct cmsghdr` is a length (8 bytes), a level and a type (4 each);
-/// `in_pktinfo` is index, chosen source, destination; `in6_pktinfo` is address, index.
+/// Finds the address to answer from in control data: `struct cmsghdr` is a length (8 bytes), a level and a type (4 each);
+/// `in_pktinfo` is index, chosen source, destination; `in6_pktinfo` is destination, index. The two of IPv4 differ for
+/// broadcasts and multicasts, whose destination is no host to send from: the chosen source then is of the interface. For IPv6
+/// it is left to the kernel.
 pub(crate) fn read_pktinfo(mut control: &[u8]) -> Option<(IpAddr, u32)> {
     while control.len() >= 16 {
         let len = usize::try_from(u64::from_ne_bytes(control[..8].try_into().ok()?)).ok()?;
@@ -199,13 +201,15 @@ pub(crate) fn read_pktinfo(mut control: &[u8]) -> Option<(IpAddr, u32)> {
         let data = control.get(16..len)?;
         if level == libc::IPPROTO_IP && kind == libc::IP_PKTINFO {
             let index = u32::from_ne_bytes(data.get(..4)?.try_into().ok()?);
-            let destination: [u8; 4] = data.get(8..12)?.try_into().ok()?;
-            return Some((Ipv4Addr::from(destination).into(), index));
+            let source: [u8; 4] = data.get(4..8)?.try_into().ok()?;
+            return Some((Ipv4Addr::from(source).into(), index));
         }
         if level == libc::IPPROTO_IPV6 && kind == libc::IPV6_PKTINFO {
             let destination: [u8; 16] = data.get(..16)?.try_into().ok()?;
+            let destination = Ipv6Addr::from(destination);
+            let source = if destination.is_multicast() { Ipv6Addr::UNSPECIFIED } else { destination };
             let index = u32::from_ne_bytes(data.get(16..20)?.try_into().ok()?);
-            return Some((Ipv6Addr::from(destination).into(), index));
+            return Some((source.into(), index));
         }
         control = control.get(len.next_multiple_of(8)..)?;
     }
@@ -281,10 +285,13 @@ mod tests {
         let v6: IpAddr = "fe80::2".parse().unwrap();
         let len = write_pktinfo(&mut control, v6, 7);
         assert_eq!(read_pktinfo(&control.0[..len]), Some((v6, 7)));
-        // What the kernel writes for IPv4 has the destination where a sender leaves zeros.
+        // A group of hosts is not an address to answer from: the kernel chooses one.
+        let len_v6 = write_pktinfo(&mut control, "ff02::1".parse().unwrap(), 0);
+        assert_eq!(read_pktinfo(&control.0[..len_v6]), Some((Ipv6Addr::UNSPECIFIED.into(), 0)));
+        // What the kernel writes for IPv4 also has the interface, and the destination in the packet, here of a broadcast.
         let len = write_pktinfo(&mut control, "10.0.0.1".parse().unwrap(), 0);
         control.0[16..20].copy_from_slice(&3u32.to_ne_bytes());
-        control.0[24..28].copy_from_slice(&[10, 0, 0, 1]);
+        control.0[24..28].copy_from_slice(&[10, 0, 0, 255]);
         assert_eq!(read_pktinfo(&control.0[..len]), Some(("10.0.0.1".parse().unwrap(), 3)));
         for short in 0..len {
             let _ = read_pktinfo(&control.0[..short]);
