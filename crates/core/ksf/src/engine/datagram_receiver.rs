@@ -175,7 +175,7 @@ impl DatagramReceiver {
                 Found::One
             }
             (1, 2) => {
-                // The second time in a row.
+                // One came where two had room: probably the next comes alone, too.
                 (state.ready, state.singles) = (1, SINGLES);
                 Found::All
             }
