@@ -155,14 +155,14 @@ impl Disk {
     ///
     /// [`DiskError`]. Where acknowledged data is damaged nothing was changed.
     pub fn open(folder: &Path, options: DiskOptions) -> Result<Self, DiskError> {
-        fs::create_dir_all(folder).map_err(io_error("making", folder))?;
+        make_folder(folder)?;
         let lock_path = folder.join("lock");
         let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path);
         let lock = take(lock.map_err(io_error("opening", &lock_path))?, folder)?;
         let superblock_path = folder.join("superblock");
         let before = read_superblock(folder)?;
         let there = logs_there(folder);
-        let mut now = match before {
+        let (mut now, copy) = match before {
             Some(before) => before,
             None if there > 0 => return Err(DiskError::NoSuperblock(folder.to_owned())),
             None => {
@@ -176,7 +176,7 @@ impl Disk {
                 // Before the logs, so that what is left when these cannot be made is taken up by the next start.
                 write_superblock(&superblock_path, &new, 0).map_err(io_error("writing", &superblock_path))?;
                 sync_folder(folder)?;
-                new
+                (new, 0)
             }
         };
         let geometry = now.geometry();
@@ -205,8 +205,8 @@ impl Disk {
         now.logs = wanted;
         // What a superblock lost, the logs know: no two starts have one number.
         now.epoch = found.iter().map(Found::epoch).fold(now.epoch, u32::max) + 1;
-        // The copy that is older, so that a torn write leaves the other one.
-        write_superblock(&superblock_path, &now, now.epoch % 2).map_err(io_error("writing", &superblock_path))?;
+        // Not the copy that was read, so that a torn write leaves one.
+        write_superblock(&superblock_path, &now, 1 - copy).map_err(io_error("writing", &superblock_path))?;
         sync_folder(folder)?;
         for found in &mut found {
             repair(&log_path(folder, found.log()), now.segment_bytes, &found.repairs(now.epoch))?;
@@ -246,7 +246,7 @@ impl Disk {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(DiskError::NoStore(folder.to_owned())),
             Err(error) => return Err(io_error("opening", &lock_path)(error)),
         };
-        let superblock = read_superblock(folder)?.ok_or_else(|| match logs_there(folder) {
+        let (superblock, _) = read_superblock(folder)?.ok_or_else(|| match logs_there(folder) {
             0 => DiskError::NoStore(folder.to_owned()),
             _ => DiskError::NoSuperblock(folder.to_owned()),
         })?;
@@ -275,17 +275,20 @@ fn take(lock: File, folder: &Path) -> Result<File, DiskError> {
     }
 }
 
-/// The newer copy of the superblock; `None` if there is none that can be read.
-fn read_superblock(folder: &Path) -> Result<Option<Superblock>, DiskError> {
+/// The newer copy of the superblock and its number; `None` if there is none that can be read.
+fn read_superblock(folder: &Path) -> Result<Option<(Superblock, u32)>, DiskError> {
     let path = folder.join("superblock");
     let read = match fs::read(&path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(io_error("reading", &path)(error)),
     };
-    let copies = read.chunks(BLOCK_BYTES).filter_map(Superblock::decode).collect::<Result<Vec<_>, _>>();
+    let copies = (0..2).zip(read.chunks(BLOCK_BYTES));
+    let copies =
+        copies.filter_map(|(copy, block)| Some(Superblock::decode(block)?.map(|superblock| (superblock, copy))));
+    let copies = copies.collect::<Result<Vec<_>, _>>();
     let copies = copies.map_err(|found| DiskError::Format { path: folder.to_owned(), found })?;
-    Ok(copies.into_iter().max_by_key(|copy| copy.epoch))
+    Ok(copies.into_iter().max_by_key(|(superblock, _)| superblock.epoch))
 }
 
 /// Logs that are there: each was made whole, whatever a superblock of before says.
@@ -333,6 +336,15 @@ fn write_superblock(path: &Path, superblock: &Superblock, copy: u32) -> io::Resu
     file.sync_all()
 }
 
+/// Makes the folder and those that it lies in, so that a loss of power leaves their names, too.
+fn make_folder(folder: &Path) -> Result<(), DiskError> {
+    let new: Vec<&Path> =
+        folder.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists()).collect();
+    fs::create_dir_all(folder).map_err(io_error("making", folder))?;
+    let parents = new.into_iter().filter_map(Path::parent);
+    parents.map(|parent| if parent.as_os_str().is_empty() { Path::new(".") } else { parent }).try_for_each(sync_folder)
+}
+
 fn sync_folder(folder: &Path) -> Result<(), DiskError> {
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(io_error("syncing", folder))
 }
@@ -377,5 +389,68 @@ impl Places for &LogFile {
     fn read(&mut self, place: u32, into: &mut Vec<u8>) -> io::Result<()> {
         into.resize(self.segment_bytes as usize, 0);
         self.file.read_exact_at(into, u64::from(place) * self.segment_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A start that is torn leaves the copy that it read, whatever became of the other one before.
+    #[test]
+    fn the_copy_that_was_read_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a").join("b");
+        let options = DiskOptions { segment_bytes: 1 << 20, places: 3, ..DiskOptions::default() };
+        let first = Disk::open(&path, options).unwrap();
+        assert_eq!(first.epoch, 1);
+        drop(first);
+        let superblock_path = path.join("superblock");
+        for copy in [0, 1] {
+            let (read, _) = read_superblock(&path).unwrap().unwrap();
+            write_superblock(&superblock_path, &read, copy).unwrap();
+            let file = OpenOptions::new().write(true).open(&superblock_path).unwrap();
+            file.write_all_at(&[0; BLOCK_BYTES], u64::from(1 - copy) * BLOCK_BYTES as u64).unwrap();
+            let second = Disk::open(&path, options).unwrap();
+            assert_eq!(second.epoch, read.epoch + 1);
+            let bytes = fs::read(&superblock_path).unwrap();
+            let copies: Vec<_> =
+                bytes.chunks(BLOCK_BYTES).map(|block| Superblock::decode(block).unwrap().unwrap()).collect();
+            assert_eq!((copies[copy as usize], copies[1 - copy as usize].epoch), (read, second.epoch));
+        }
+    }
+
+    /// `docs/formats/store.md` has a row for each field.
+    #[test]
+    fn the_superblock_is_as_described() {
+        let superblock = Superblock {
+            store: 0x1122_3344_5566_7788,
+            segment_bytes: 0x0200_0000,
+            places: 0x0102_0304,
+            logs: 0x0a0b,
+            epoch: 0x2233_4455,
+        };
+        let block = superblock.encode();
+        assert_eq!((block.len(), Superblock::decode(&block)), (4096, Some(Ok(superblock))));
+        let values = [
+            ("checksum of bytes 4 to 4,095", crc32c::crc32c(&block[4..]).into()),
+            ("version of the format: 1", 1),
+            ("`ksfstore`", u64::from_le_bytes(*b"ksfstore")),
+            ("number of the store", superblock.store),
+            ("bytes of a segment", superblock.segment_bytes),
+            ("places of a log", superblock.places.into()),
+            ("starts of the store", superblock.epoch.into()),
+            ("logs", u64::from(superblock.logs)),
+        ];
+        let docs = include_str!("../../../../docs/formats/store.md");
+        let lines = docs.lines().skip_while(|line| !line.starts_with("| superblock, byte |")).skip(2);
+        let rows: Vec<&str> = lines.take_while(|line| line.starts_with('|')).collect();
+        assert_eq!(rows.len(), values.len());
+        for (row, (name, value)) in rows.into_iter().zip(values) {
+            let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+            let (at, bytes): (usize, usize) = (cells[0].parse().unwrap(), cells[1].parse().unwrap());
+            assert!(cells[2].starts_with(name), "{row}: {name}");
+            assert_eq!(block[at..at + bytes], u64::to_le_bytes(value)[..bytes], "{row}");
+        }
     }
 }
