@@ -1,6 +1,7 @@
 //! Keys with cells on media that lose power: every key shows a state that it had, none older than what replies told of.
 
 mod common;
+mod opened;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -9,10 +10,10 @@ use std::sync::Arc;
 use common::Medium;
 use ksf_store::cells::{Shape, place_key, score_value};
 use ksf_store::log::{AppendError, Geometry};
-use ksf_store::recover::{Found, cut_by_links};
 use ksf_store::store::{Cleaning, Clock, Needs, Shard, Store, UpdateError};
 use ksf_store::update::View;
-use ksf_test::Random;
+use ksf_test::{Random, TestRandom};
+use opened::{open, seeds};
 
 const SHARDS: usize = 3;
 const KEYS: u64 = 12;
@@ -28,7 +29,7 @@ struct Write {
 }
 
 struct World {
-    random: Random,
+    random: TestRandom,
     geometry: Geometry,
     media: Vec<Medium>,
     store: Arc<Store>,
@@ -40,13 +41,6 @@ struct World {
     cleaning: Vec<Option<Cleaning>>,
     crashes: usize,
     cleaned: usize,
-}
-
-fn open(geometry: Geometry, media: &mut [Medium], epoch: u32) -> (Arc<Store>, Vec<Shard>) {
-    let read = |(log, medium): (usize, &mut Medium)| Found::read(log as u16, geometry, &mut { medium });
-    let mut found: Vec<Found> = media.iter_mut().enumerate().map(|one| read(one).unwrap()).collect();
-    cut_by_links(&mut found).unwrap();
-    Store::open(found, epoch)
 }
 
 fn state(view: &mut View<'_, '_>, key: &[u8]) -> State {
@@ -76,13 +70,13 @@ fn state(view: &mut View<'_, '_>, key: &[u8]) -> State {
 
 impl World {
     fn new(seed: u64) -> Self {
-        let mut random = Random::new(seed);
+        let mut random = Random::of_test(seed);
         let block_bytes = NonZeroUsize::new(512).unwrap();
         let geometry =
             Geometry { store: 9, block_bytes, segment_bytes: (random.within(16..=32) * block_bytes.get()) as u64 };
         let places = random.within(4..=7);
         let mut media: Vec<_> = (0..SHARDS).map(|_| Medium::new(places, geometry.segment_bytes as usize)).collect();
-        let (store, shards) = open(geometry, &mut media, 1);
+        let (store, shards) = open(geometry, &mut media, &mut 1, None);
         let cleaning = (0..SHARDS).map(|_| None).collect();
         Self {
             random,
@@ -204,7 +198,7 @@ impl World {
         self.crashes += 1;
         self.media.iter_mut().for_each(|medium| medium.lose_power(&mut self.random));
         self.epoch += 1;
-        (self.store, self.shards) = open(self.geometry, &mut self.media, self.epoch);
+        (self.store, self.shards) = open(self.geometry, &mut self.media, &mut self.epoch, Some(&mut self.random));
         self.cleaning = (0..SHARDS).map(|_| None).collect();
         let (mut kept, mut there) = (Vec::new(), 0);
         for key in (0..KEYS).map(|number| format!("key {number}").into_bytes()) {
@@ -225,7 +219,7 @@ impl World {
 #[test]
 fn what_was_told_of_cells_is_there_after_every_crash() {
     let (mut crashes, mut cleaned) = (0, 0);
-    for seed in 0..150 {
+    for seed in seeds(150) {
         let mut world = World::new(seed);
         for _ in 0..2000 {
             match world.random.within(0..=999) {
