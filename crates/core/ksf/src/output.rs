@@ -79,10 +79,18 @@ impl Output {
     }
 
     /// The same, when about `bytes` more bytes come.
+    #[inline]
     pub(crate) fn tail_for(&mut self, bytes: usize, spares: &mut Spares) -> &mut Vec<u8> {
         if self.tail.capacity() == 0 {
             self.tail = spares.take();
         }
+        if 2 * self.tail.len().max(bytes) <= self.tail.capacity() {
+            return &mut self.tail;
+        }
+        self.grow_tail_for(bytes, spares)
+    }
+
+    fn grow_tail_for(&mut self, bytes: usize, spares: &mut Spares) -> &mut Vec<u8> {
         // Without a length, more is expected of a tail that is half full.
         let wanted = (self.tail.len() + bytes).max(2 * self.tail.len());
         if wanted > self.tail.capacity().max(Spares::SMALL_BYTES_MAX)
@@ -222,10 +230,16 @@ impl Output {
         !waits && !self.is_empty()
     }
 
+    /// True if there are ranges of files in it.
+    #[inline]
+    pub(crate) fn has_files(&self) -> bool {
+        self.files > 0
+    }
+
     /// Place of the first range of a file, and the bytes in front of it.
     #[inline]
     fn first_file(&self) -> Option<(usize, usize)> {
-        if self.files == 0 {
+        if !self.has_files() {
             return None;
         }
         let mut before = 0;
@@ -267,7 +281,15 @@ impl Output {
 
     /// Takes what can be sent: everything in front of the first range of a file. The head of that goes alone: it is to wait
     /// for the range in the kernel, and the replies in front of it must not.
+    #[inline]
     pub(crate) fn take_ready(&mut self) -> SendBatch {
+        if !self.has_files() {
+            return self.take();
+        }
+        self.take_before_file()
+    }
+
+    fn take_before_file(&mut self) -> SendBatch {
         let Some((mut at, mut before)) = self.first_file() else { return self.take() };
         if at > 1 && matches!(self.pieces[at], Piece::File { headed: true, .. }) {
             at -= 1;
@@ -355,6 +377,7 @@ impl Output {
     }
 
     /// Takes everything, to be sent.
+    #[inline]
     pub fn take(&mut self) -> SendBatch {
         SendBatch { output: std::mem::take(self), sent: 0 }
     }
@@ -474,6 +497,10 @@ impl Spares {
 
     #[inline]
     fn give_pieces(&mut self, pieces: VecDeque<Piece>) {
+        if pieces.capacity() == 0 {
+            // It has nothing to drop.
+            return std::mem::forget(pieces);
+        }
         let useful = (1..=Self::PIECES_MAX).contains(&pieces.capacity());
         if useful && pieces.is_empty() && self.pieces.len() < Self::COUNT_MAX {
             self.pieces.push(pieces);

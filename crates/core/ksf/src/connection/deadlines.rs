@@ -38,8 +38,18 @@ impl<S: ShardService> Connection<S> {
     /// connection can put it off, so there may be nothing to do when the time has come; only calls on the connection, and
     /// other limits, bring it forward.
     pub fn deadline(&self, env: &Env) -> Option<Time> {
-        let ends = earlier(self.send_deadline(env), earlier(self.file_deadline(env), self.pressure_deadline(env)));
-        earlier(ends, earlier(self.assembly_deadline(env), self.idle_deadline(env)))
+        let mut first = self.idle_deadline(env);
+        // Between two messages there is no other one.
+        if self.sending || self.reading_file.is_some() {
+            first = earlier(first, earlier(self.send_deadline(env), self.file_deadline(env)));
+        }
+        if self.memory == Memory::Pass || env.budget.is_overfull() {
+            first = earlier(first, self.pressure_deadline(env));
+        }
+        if !self.cutter.is_idle() {
+            first = earlier(first, self.assembly_deadline(env));
+        }
+        first
     }
 
     fn send_deadline(&self, env: &Env) -> Option<Time> {

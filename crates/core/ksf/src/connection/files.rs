@@ -12,7 +12,7 @@ impl<S: ShardService> Connection<S> {
     /// What must be read of a file before more can be sent: at most a [window](crate::output::FILE_WINDOW_BYTES), while the
     /// one before is sent. [`Connection::file_read`] follows.
     pub fn file_to_read(&mut self, now: Time) -> Option<FileRange> {
-        if self.reading_file.is_some() {
+        if !self.output.has_files() || self.reading_file.is_some() {
             return None;
         }
         let range = self.output.file_to_read(self.sending_bytes);

@@ -146,8 +146,11 @@ impl Rule for Native<'_> {
 pub(super) fn front<R: Rule>(rule: &mut R, buf: &[u8], scanned: usize) -> Result<Frame, CutError<R::Error>> {
     let shown = &buf[..buf.len().min(rule.look_bytes_max())];
     let frame = rule.front(shown, scanned.min(shown.len())).map_err(CutError::Rule)?;
+    if matches!(frame, Frame::Part(_)) {
+        return Ok(frame);
+    }
     let limit = rule.header_bytes_max();
-    if matches!(frame, Frame::Incomplete { .. }) && buf.len() > limit {
+    if buf.len() > limit {
         // The first byte too many, however many arrived with it.
         let bytes = limit + 1;
         return Err(if rule.header_is_message() {

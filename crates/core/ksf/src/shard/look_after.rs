@@ -15,16 +15,17 @@ const SEND_ROUNDS_MAX: u32 = 8;
 impl<E: Engine> Shard<E> {
     pub(super) fn look_after_touched(&mut self) {
         // A connection that has to be looked after again is put on the other list.
-        let mut touched = mem::replace(&mut self.touched, mem::take(&mut self.looked_after));
+        mem::swap(&mut self.touched, &mut self.looked_after);
         self.await_half = 0;
-        for index in touched.drain(..) {
+        for at in 0..self.looked_after.len() {
+            let index = self.looked_after[at];
             if let Some(conn) = self.places[index as usize].conn.as_mut() {
                 conn.touched = false;
                 self.look_after(index);
                 self.arm(index);
             }
         }
-        self.looked_after = touched;
+        self.looked_after.clear();
     }
 
     /// Sends what is due, reads or stops reading, hands over to the kernel half, closes.

@@ -9,7 +9,14 @@ use crate::engine::Engine;
 
 impl<E: Engine> Shard<E> {
     /// Answers that were given on this thread.
+    #[inline]
     pub(super) fn deliver_answered(&mut self) {
+        if !self.env.answered.is_empty() {
+            self.deliver_all_answered();
+        }
+    }
+
+    fn deliver_all_answered(&mut self) {
         while !self.env.answered.is_empty() {
             let mut answered = mem::take(&mut self.env.answered);
             for mail in answered.drain(..) {

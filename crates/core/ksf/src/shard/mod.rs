@@ -315,7 +315,9 @@ impl<E: Engine> Shard<E> {
         self.wait(wait, &mut events)?;
         self.env.stats.turns.add(1);
         self.looks.note(events.len() as u64, self.env.now, &self.env.stats);
-        for event in events.drain(..) {
+        // Taken off the end one by one, in the order in which they came.
+        events.reverse();
+        while let Some(event) = events.pop() {
             self.handle(event);
         }
         self.events = events;

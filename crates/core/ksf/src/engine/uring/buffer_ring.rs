@@ -49,36 +49,54 @@ impl BufferRing {
 
     /// Takes the slot the kernel has filled out of entry `id`, and puts a free one in its place.
     pub(super) fn take(&mut self, id: u16, pool: &mut Pool) -> Option<SlotMut> {
-        let filled = self.slots.get_mut(usize::from(id))?.take();
-        self.empty.push(id);
-        self.refill(pool);
+        let place = self.slots.get_mut(usize::from(id))?;
+        let Some(slot) = pool.take() else {
+            self.empty.push(id);
+            return place.take();
+        };
+        let filled = place.replace(slot);
+        self.offer(id);
+        self.publish();
         filled
     }
 
     /// Gives the kernel free slots for the entries that have none, as far as there are any.
+    #[inline]
     pub(super) fn refill(&mut self, pool: &mut Pool) {
-        let mut added = false;
+        if !self.empty.is_empty() {
+            self.refill_empty(pool);
+        }
+    }
+
+    fn refill_empty(&mut self, pool: &mut Pool) {
         while !self.empty.is_empty() {
-            let Some(mut slot) = pool.take() else { break };
+            let Some(slot) = pool.take() else { break };
             let Some(id) = self.empty.pop() else { break };
-            let at = usize::from(self.tail & (BUFFERS - 1));
-            // SAFETY: `at` is below `BUFFERS`, the number of entries in the mapping. The kernel reads an entry only
-            // after the tail below says so, and has no entry beyond it.
-            let entry = unsafe { &mut *self.base.add(at) };
-            entry.set_addr(slot.as_mut_ptr() as u64);
-            entry.set_len(slot.capacity() as u32);
-            entry.set_bid(id);
             self.slots[usize::from(id)] = Some(slot);
-            self.tail = self.tail.wrapping_add(1);
-            added = true;
+            self.offer(id);
         }
-        if added {
-            // SAFETY: `base` is the first entry of the mapping; the tail lies in its reserved field, two bytes that
-            // only this thread writes and the kernel reads.
-            let tail = unsafe { &*BufRingEntry::tail(self.base).cast::<AtomicU16>() };
-            // Release: the entries are written before the kernel sees them.
-            tail.store(self.tail, Ordering::Release);
-        }
+        self.publish();
+    }
+
+    /// Writes the entry for the slot of this id; the kernel sees it when the tail is published.
+    fn offer(&mut self, id: u16) {
+        let Some(slot) = &mut self.slots[usize::from(id)] else { return };
+        let at = usize::from(self.tail & (BUFFERS - 1));
+        // SAFETY: `at` is below `BUFFERS`, the number of entries in the mapping. The kernel reads an entry only after the
+        // published tail says so, and has no entry beyond it.
+        let entry = unsafe { &mut *self.base.add(at) };
+        entry.set_addr(slot.as_mut_ptr() as u64);
+        entry.set_len(slot.capacity() as u32);
+        entry.set_bid(id);
+        self.tail = self.tail.wrapping_add(1);
+    }
+
+    fn publish(&self) {
+        // SAFETY: `base` is the first entry of the mapping; the tail lies in its reserved field, two bytes that only this
+        // thread writes and the kernel reads.
+        let tail = unsafe { &*BufRingEntry::tail(self.base).cast::<AtomicU16>() };
+        // Release: the entries are written before the kernel sees them.
+        tail.store(self.tail, Ordering::Release);
     }
 
     /// Never gives the slots back: the kernel may still write to them.

@@ -52,10 +52,13 @@ impl Uring {
             state.recv = Recv::Off;
         }
         let result = entry.result();
-        let lent = state.direct.take();
-        let was_lent = lent.is_some();
-        if let Some(direct) = lent.filter(|_| !state.releasing) {
-            events.push(Event::ReceivedDirect { conn, direct, bytes: result.max(0) as usize });
+        let was_lent = state.direct.is_some();
+        if was_lent {
+            if let Some(direct) = state.direct.take()
+                && !state.releasing
+            {
+                events.push(Event::ReceivedDirect { conn, direct, bytes: result.max(0) as usize });
+            }
         } else if ended && state.wanted == Reading::Direct {
             events.push(Event::Quiet { conn });
         }
@@ -86,7 +89,9 @@ impl Uring {
         if ended && state.wanted.receives() {
             self.rearm.push(Op::Recv(index));
         }
-        events.extend(self.released(index));
+        if let Some(released) = self.released(index) {
+            events.push(released);
+        }
     }
 
     /// Receives into a lent buffer, once.
