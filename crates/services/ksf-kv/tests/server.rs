@@ -390,6 +390,77 @@ const SAME_AS_REDIS: &[&str] = &[
     "PEXPIRETIME single",
     "LTRIM l 5 9",
     "EXISTS l",
+    // Transactions.
+    "EXEC",
+    "DISCARD",
+    "MULTI",
+    "MULTI",
+    "SET tx 1",
+    "INCR tx",
+    "HSET tx a 1",
+    "HSET txh a 1 b 2",
+    "HDEL txh a",
+    "HGETALL txh",
+    "HLEN txh",
+    "RPUSH txl a b c",
+    "LPOP txl",
+    "RPOPLPUSH txl txl",
+    "LRANGE txl 0 -1",
+    "SADD txs 1 2 3",
+    "SREM txs 2",
+    "SMEMBERS txs",
+    "DEL txs",
+    "SADD txs 7",
+    "SMEMBERS txs",
+    "PEXPIREAT txs 4000000000000",
+    "PEXPIRETIME txs",
+    "GET tx",
+    "GET none",
+    "WATCH tx",
+    "PING",
+    "EXEC",
+    "GET tx",
+    "HGETALL txh",
+    "LRANGE txl 0 -1",
+    "SMEMBERS txs",
+    "PEXPIRETIME txs",
+    "MULTI",
+    "EXEC",
+    "MULTI",
+    "SET tx 5",
+    "DISCARD",
+    "GET tx",
+    "MULTI",
+    "SET tx 6",
+    "NONSENSE",
+    "SET",
+    "EXEC",
+    "GET tx",
+    "WATCH tx txh none",
+    "MULTI",
+    "SET tx 7",
+    "EXEC",
+    "WATCH tx",
+    "SET tx 8",
+    "MULTI",
+    "SET tx 9",
+    "EXEC",
+    "GET tx",
+    "WATCH txh",
+    "HSET txh c 3",
+    "MULTI",
+    "EXEC",
+    "WATCH none",
+    "SADD none a",
+    "MULTI",
+    "EXEC",
+    "DEL none",
+    "WATCH tx",
+    "SET tx 10",
+    "UNWATCH",
+    "MULTI",
+    "GET tx",
+    "EXEC",
 ];
 
 #[test]
@@ -489,6 +560,46 @@ fn many_clients_on_all_shards_lose_nothing() {
 fn counter(serving: &Serving, name: &str) -> u64 {
     let counters = serving.server.service_counters().remove(0).1;
     counters.into_iter().find(|(known, _)| *known == name).unwrap().1
+}
+
+/// Others see a transaction whole, also while both halves of it are written on all shards, and nobody waits for ever.
+#[test]
+fn a_transaction_is_seen_whole_and_is_there_after_a_start() {
+    own_network();
+    const CLIENTS: usize = 4;
+    const ROUNDS: usize = 200;
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(engine, folder.path());
+        std::thread::scope(|scope| {
+            for number in 0..CLIENTS {
+                let mut client = serving.connect();
+                scope.spawn(move || {
+                    let keys = if number % 2 == 0 { ["first", "second"] } else { ["second", "first"] };
+                    for _ in 0..ROUNDS {
+                        client.send(&["MULTI"]);
+                        keys.iter().for_each(|key| client.send(&["HINCRBY", key, "count", "1"]));
+                        keys.iter().for_each(|key| client.send(&["RPUSH", &format!("list of {key}"), "x"]));
+                        client.send(&["EXEC"]);
+                        assert_eq!(client.reply(), "+OK");
+                        (0..4).for_each(|_| assert_eq!(client.reply(), "+QUEUED"));
+                        let told = client.reply();
+                        let told: Vec<&str> = told.trim_matches(['[', ']']).split(' ').collect();
+                        assert!(told.len() == 4 && told.iter().all(|one| *one == told[0]), "{engine}: {told:?}");
+                    }
+                });
+            }
+        });
+        serving.stop();
+        let serving = Serving::start(engine, folder.path());
+        let mut client = serving.connect();
+        for key in ["first", "second"] {
+            assert_eq!(client.ask(&format!("HGET {key} count")), (CLIENTS * ROUNDS).to_string(), "{engine}");
+            client.send(&["LLEN", &format!("list of {key}")]);
+            assert_eq!(client.reply(), format!(":{}", CLIENTS * ROUNDS), "{engine}");
+        }
+        serving.stop();
+    }
 }
 
 /// What is in the keys of [`FILLED`], asked again after a start.

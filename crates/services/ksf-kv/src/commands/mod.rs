@@ -6,6 +6,7 @@ mod lists;
 mod server;
 mod sets;
 mod strings;
+mod transactions;
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -15,6 +16,7 @@ use ksf_store::log::Purpose;
 use ksf_store::store::{Clock, Got, Needs, UpdateError};
 use ksf_store::update::{Update, View};
 
+use self::transactions::Transaction;
 use crate::service::KvShard;
 
 /// Who the peer is.
@@ -36,6 +38,7 @@ pub(crate) struct Session {
     pub(crate) version: Version,
     pub(crate) name: Vec<u8>,
     pub(crate) malformed: Option<Malformed>,
+    pub(crate) transaction: Transaction,
 }
 
 /// A command that was carried out.
@@ -134,7 +137,9 @@ const COMMANDS: &[Command] = &[
     command("decr", 2, WRITES, FIRST, strings::decr),
     command("decrby", 3, WRITES, FIRST, strings::decrby),
     command("del", -2, REMOVES, ALL, keys::del),
+    command("discard", 1, READS, NO_KEY, transactions::discard),
     command("echo", 2, READS, NO_KEY, server::echo),
+    command("exec", 1, WRITES, NO_KEY, transactions::exec),
     command("exists", -2, READS, ALL, keys::exists),
     command("expire", -3, WRITES, FIRST, keys::expire),
     command("expireat", -3, WRITES, FIRST, keys::expireat),
@@ -180,6 +185,7 @@ const COMMANDS: &[Command] = &[
     command("mget", -2, READS, ALL, strings::mget),
     command("mset", -3, WRITES, PAIRS, strings::mset),
     command("msetnx", -3, WRITES, PAIRS, strings::msetnx),
+    command("multi", 1, READS, NO_KEY, transactions::multi),
     command("persist", 2, WRITES, FIRST, keys::persist),
     command("pexpire", -3, WRITES, FIRST, keys::pexpire),
     command("pexpireat", -3, WRITES, FIRST, keys::pexpireat),
@@ -219,6 +225,8 @@ const COMMANDS: &[Command] = &[
     command("ttl", 2, READS, FIRST, keys::ttl),
     command("type", 2, READS, FIRST, keys::type_of),
     command("unlink", -2, REMOVES, ALL, keys::del),
+    command("unwatch", 1, READS, NO_KEY, transactions::unwatch),
+    command("watch", -2, READS, ALL, transactions::watch),
 ];
 
 /// Longest name of a command.
@@ -275,30 +283,51 @@ pub(crate) fn execute(
             }
         },
     };
-    let Some(name) = args.first() else { return Done::default() };
+    if args.is_empty() {
+        return Done::default();
+    }
     let clock = Clock { now_ms: now_ns / 1_000_000, received_ns: None };
-    let start = out.len();
     let mut call = Call { shard, session, clock, args: &args, out, done: Done::default(), tx: None };
-    let result = match find(name) {
-        Some(command) if !has_arity(command.arity, args.len()) => {
+    run(&mut call);
+    std::mem::take(&mut call.done)
+}
+
+/// Carries out a command, and writes its reply.
+fn run(call: &mut Call<'_, '_>) {
+    let start = call.out.len();
+    if let Err(Failed(text)) = dispatch(call) {
+        call.out.truncate(start);
+        call.write().error(&text);
+    }
+}
+
+fn dispatch(call: &mut Call<'_, '_>) -> Result {
+    let command = match find(call.args[0]) {
+        Some(command) if !has_arity(command.arity, call.args.len()) => {
             Err(Failed(format!("ERR wrong number of arguments for '{}' command", command.name)))
         }
         Some(command) => match call.session.standing {
-            Standing::Known => (command.run)(&mut call),
-            Standing::Unknown if matches!(command.name, "auth" | "hello" | "quit") => (command.run)(&mut call),
+            Standing::Known => Ok(command),
+            Standing::Unknown if matches!(command.name, "auth" | "hello" | "quit") => Ok(command),
             Standing::Unknown => Err("NOAUTH Authentication required.".into()),
             Standing::Denied => {
                 call.done.close = true;
                 Err(DENIED.into())
             }
         },
-        None => Err(unknown(&args)),
+        None => Err(unknown(call.args)),
     };
-    let done = std::mem::take(&mut call.done);
-    drop(call);
-    if let Err(Failed(text)) = result {
-        out.truncate(start);
-        Writer::new(out, session.version).error(&text);
+    let is_queued = |command: &&Command| !matches!(command.name, "exec" | "discard" | "multi" | "watch" | "quit");
+    let done = match command {
+        Ok(command) if call.session.transaction.is_open() && is_queued(&command) => {
+            transactions::queue(call, command.name)
+        }
+        // Its errors do not end a transaction.
+        Ok(command) => return (command.run)(call),
+        Err(failed) => Err(failed),
+    };
+    if done.is_err() {
+        call.session.transaction.refuse();
     }
     done
 }

@@ -1,0 +1,143 @@
+//! Transactions: commands that are carried out as one, which others see whole, and which is durable whole or not at all.
+//!
+//! The leaves of all keys are locked, each command sees what those before it changed, and what they changed together is one
+//! append to the log.
+
+use std::sync::Arc;
+
+use ksf_proto::resp::Writer;
+
+use super::{Call, Done, Failed, Result, find, keys_of, run};
+
+/// Bytes of the commands of a transaction, and of the keys that a connection watches.
+const BYTES_MAX: usize = 8 << 20;
+/// What a command or a watched key takes beside its bytes.
+const EACH_BYTES: usize = 64;
+
+/// What a connection keeps for its transactions.
+#[derive(Debug, Default)]
+pub(crate) struct Transaction {
+    /// The commands since `MULTI`, each with its arguments.
+    queue: Option<Vec<Vec<Vec<u8>>>>,
+    /// One of them was refused.
+    refused: bool,
+    /// What is watched, with the versions that were seen.
+    watched: Vec<(Vec<u8>, Option<u64>)>,
+    bytes: usize,
+}
+
+impl Transaction {
+    /// True between `MULTI` and `EXEC`.
+    pub(crate) fn is_open(&self) -> bool {
+        self.queue.is_some()
+    }
+
+    /// A command was refused: the transaction will not be carried out.
+    pub(crate) fn refuse(&mut self) {
+        self.refused |= self.is_open();
+    }
+
+    fn take_bytes(&mut self, words: &[&[u8]]) -> Result {
+        let more: usize = words.iter().map(|word| word.len() + EACH_BYTES).sum();
+        if self.bytes + more > BYTES_MAX {
+            return Err(Failed(format!("ERR a transaction and its watched keys have at most {BYTES_MAX} bytes")));
+        }
+        self.bytes += more;
+        Ok(())
+    }
+}
+
+/// Keeps a command for `EXEC`.
+pub(super) fn queue(call: &mut Call<'_, '_>, name: &str) -> Result {
+    if matches!(name, "keys" | "info") {
+        // They look at all keys, of which the transaction has some locked.
+        return Err(Failed(format!("ERR '{name}' is not allowed in a transaction")));
+    }
+    let transaction = &mut call.session.transaction;
+    transaction.take_bytes(call.args)?;
+    if let Some(queue) = &mut transaction.queue {
+        queue.push(call.args.iter().map(|word| word.to_vec()).collect());
+    }
+    call.write().simple("QUEUED");
+    Ok(())
+}
+
+pub(super) fn multi(call: &mut Call<'_, '_>) -> Result {
+    let transaction = &mut call.session.transaction;
+    if transaction.is_open() {
+        return Err("ERR MULTI calls can not be nested".into());
+    }
+    transaction.queue = Some(Vec::new());
+    call.write().ok();
+    Ok(())
+}
+
+pub(super) fn discard(call: &mut Call<'_, '_>) -> Result {
+    if !call.session.transaction.is_open() {
+        return Err("ERR DISCARD without MULTI".into());
+    }
+    call.session.transaction = Transaction::default();
+    call.write().ok();
+    Ok(())
+}
+
+pub(super) fn watch(call: &mut Call<'_, '_>) -> Result {
+    if call.session.transaction.is_open() {
+        return Err("ERR WATCH inside MULTI is not allowed".into());
+    }
+    let keys = &call.args[1..];
+    call.session.transaction.take_bytes(keys)?;
+    let seen = call.read(keys, |view| {
+        let version = |key: &&[u8]| (key.to_vec(), view.get(key).map(|got| got.version));
+        keys.iter().map(version).collect::<Vec<_>>()
+    });
+    call.session.transaction.watched.extend(seen);
+    call.write().ok();
+    Ok(())
+}
+
+pub(super) fn unwatch(call: &mut Call<'_, '_>) -> Result {
+    // In a transaction it comes too late to matter.
+    if call.tx.is_none() {
+        call.session.transaction = Transaction::default();
+    }
+    call.write().ok();
+    Ok(())
+}
+
+pub(super) fn exec(call: &mut Call<'_, '_>) -> Result {
+    if !call.session.transaction.is_open() {
+        return Err("ERR EXEC without MULTI".into());
+    }
+    let Transaction { queue, refused, watched, .. } = std::mem::take(&mut call.session.transaction);
+    if refused {
+        return Err("EXECABORT Transaction discarded because of previous errors.".into());
+    }
+    let queue = queue.unwrap_or_default();
+    let commands: Vec<Vec<&[u8]>> = queue.iter().map(|words| words.iter().map(|word| &word[..]).collect()).collect();
+    let mut keys: Vec<&[u8]> = watched.iter().map(|(key, _)| &key[..]).collect();
+    for args in &commands {
+        keys.extend(find(args[0]).map(|command| keys_of(command, args)).unwrap_or_default());
+    }
+    let store = Arc::clone(call.shard.shard.store());
+    let (shard, session, clock) = (&mut *call.shard, &mut *call.session, call.clock);
+    let (version, mut out) = (session.version, Vec::new());
+    let (needs, close) = store.update(&keys, clock, |mut update| {
+        if watched.iter().any(|(key, version)| update.get(key).map(|got| got.version) != *version) {
+            Writer::new(&mut out, version).null_array();
+            return shard.shard.commit(update, clock).map(|needs| (needs, false));
+        }
+        Writer::new(&mut out, version).array(commands.len());
+        let mut one = Call { shard, session, clock, args: &[], out: &mut out, done: Done::default(), tx: Some(update) };
+        for args in &commands {
+            one.args = args;
+            run(&mut one);
+        }
+        let Call { shard, tx, done: Done { needs, close }, .. } = one;
+        let committed = tx.map_or(Ok(needs), |update| shard.shard.commit(update, clock));
+        committed.map(|needs| (needs, close))
+    })?;
+    call.out.extend_from_slice(&out);
+    call.done = Done { needs, close };
+    Ok(())
+}
