@@ -75,7 +75,7 @@ impl World {
             reads_one_in: random.pick(&[2, 8]),
             cleans_early: random.one_in(2),
             stalls_for: random.pick(&[0, 100, 400]),
-            crashes_per_mille: random.pick(&[5, 20]),
+            crashes_per_mille: random.pick(&[1, 5, 20]),
         };
         let stalled = (None, 0);
         let cleaning = (0..SHARDS).map(|_| None).collect();
