@@ -5,6 +5,7 @@ mod keys;
 mod lists;
 mod server;
 mod sets;
+mod sorted_sets;
 mod strings;
 mod transactions;
 
@@ -227,6 +228,24 @@ const COMMANDS: &[Command] = &[
     command("unlink", -2, REMOVES, ALL, keys::del),
     command("unwatch", 1, READS, NO_KEY, transactions::unwatch),
     command("watch", -2, READS, ALL, transactions::watch),
+    command("zadd", -4, WRITES, FIRST, sorted_sets::zadd),
+    command("zcard", 2, READS, FIRST, sorted_sets::zcard),
+    command("zcount", 4, READS, FIRST, sorted_sets::zcount),
+    command("zincrby", 4, WRITES, FIRST, sorted_sets::zincrby),
+    command("zmscore", -3, READS, FIRST, sorted_sets::zmscore),
+    command("zpopmax", -2, REMOVES, FIRST, sorted_sets::zpopmax),
+    command("zpopmin", -2, REMOVES, FIRST, sorted_sets::zpopmin),
+    command("zrange", -4, READS, FIRST, sorted_sets::zrange),
+    command("zrangebyscore", -4, READS, FIRST, sorted_sets::zrangebyscore),
+    command("zrank", 3, READS, FIRST, sorted_sets::zrank),
+    command("zrem", -3, REMOVES, FIRST, sorted_sets::zrem),
+    command("zremrangebyrank", 4, REMOVES, FIRST, sorted_sets::zremrangebyrank),
+    command("zremrangebyscore", 4, REMOVES, FIRST, sorted_sets::zremrangebyscore),
+    command("zrevrange", -4, READS, FIRST, sorted_sets::zrevrange),
+    command("zrevrangebyscore", -4, READS, FIRST, sorted_sets::zrevrangebyscore),
+    command("zrevrank", 3, READS, FIRST, sorted_sets::zrevrank),
+    command("zscan", -3, READS, FIRST, sorted_sets::zscan),
+    command("zscore", 3, READS, FIRST, sorted_sets::zscore),
 ];
 
 /// Longest name of a command.
