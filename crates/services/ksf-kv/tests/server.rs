@@ -742,6 +742,32 @@ fn cells_are_there_after_every_start() {
     }
 }
 
+#[test]
+fn a_dump_and_what_is_salvaged_make_the_same_keys_again() {
+    own_network();
+    let folder = tempfile::tempdir().unwrap();
+    let serving = Serving::start(EngineKind::Epoll, folder.path());
+    let mut client = serving.connect();
+    FILLED.iter().for_each(|command| assert!(!client.ask(command).starts_with('-'), "{command}"));
+    let was: Vec<String> = LOOKED_AT.iter().map(|question| client.ask(question)).collect();
+    serving.stop();
+    let (mut dumped, mut salvaged) = (Vec::new(), Vec::new());
+    let keys = ksf_kv::offline::dump(folder.path(), 0, &mut dumped).unwrap();
+    assert_eq!(ksf_kv::offline::salvage(folder.path(), 0, &mut salvaged).unwrap().0, keys);
+    for commands in [dumped, salvaged] {
+        let other = tempfile::tempdir().unwrap();
+        let serving = Serving::start(EngineKind::Epoll, other.path());
+        let mut client = serving.connect();
+        client.0.get_mut().write_all(&commands).unwrap();
+        client.send(&["ECHO", "done"]);
+        while client.reply() != "done" {}
+        for (question, was) in LOOKED_AT.iter().zip(&was) {
+            assert_eq!(&client.ask(question), was, "{question}");
+        }
+        serving.stop();
+    }
+}
+
 /// Fields that are overwritten for ever stay within the logs, and none of a key that was deleted comes back.
 #[test]
 fn overwriting_cells_for_ever_stays_within_the_logs() {
