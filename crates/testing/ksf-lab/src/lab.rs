@@ -24,6 +24,9 @@ const HOST_ADDRESS: &str = "10.0.2.2";
 /// Attempts to find a free port for a forward, which another process may take before QEMU does.
 const PORT_ATTEMPTS: usize = 4;
 
+/// How often a machine is booted whose emulated CPUs waited for one another before the program started.
+const BOOT_ATTEMPTS: usize = 3;
+
 /// A machine to be: what it runs, what it has, how long it may take.
 ///
 /// A description can be run any number of times, at the same time too; machines share nothing but files that devices
@@ -226,6 +229,7 @@ impl Lab {
             });
             match started {
                 Err(error) if port_was_taken(&error) && attempt < PORT_ATTEMPTS => {}
+                Err(error) if hung_at_boot(&error) && attempt < BOOT_ATTEMPTS => {}
                 other => return other,
             }
         }
@@ -378,4 +382,29 @@ fn free_ports(guest_ports: &[u16]) -> Result<Vec<Forward>, Error> {
 
 fn port_was_taken(error: &Error) -> bool {
     matches!(error, Error::Qemu { messages, .. } if messages.contains("Could not set up host forwarding"))
+}
+
+/// Seen with an emulated machine of four CPUs on a host of two: one waited for an interrupt between CPUs to be answered
+/// (smp_call_function_many_cond) until the limit. Nothing of the program had run, so another boot tells as much.
+fn hung_at_boot(error: &Error) -> bool {
+    matches!(error, Error::TimedOut { started: false, console, .. } if console.contains("soft lockup"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_is_booted_again_only_if_its_cpus_hung_before_the_program() {
+        let timed_out = |started, console: &str| Error::TimedOut {
+            limit: Duration::from_secs(60),
+            started,
+            output: String::new(),
+            console: console.into(),
+        };
+        let hang = "watchdog: BUG: soft lockup - CPU#2 stuck for 52s! [kworker/2:0:27]";
+        assert!(hung_at_boot(&timed_out(false, hang)));
+        assert!(!hung_at_boot(&timed_out(true, hang)));
+        assert!(!hung_at_boot(&timed_out(false, "Waiting for root device")));
+    }
 }
