@@ -163,7 +163,7 @@ fn sendfile(file: RawFd, socket: RawFd, offset: usize, bytes: usize) {
 
 fn pipe() -> [OwnedFd; 2] {
     let mut ends = [0; 2];
-    // SAFETY: the array lives through the call, and both descriptors are new and nobody else's.
+    // SAFETY: the array lives through the call, and both descriptors are new, and this is their only owner.
     unsafe {
         assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0, "{}", std::io::Error::last_os_error());
         checked(libc::fcntl(ends[1], libc::F_SETPIPE_SZ, WINDOW_BYTES as libc::c_int) as isize);

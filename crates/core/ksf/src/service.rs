@@ -164,8 +164,8 @@ impl fmt::Display for Peer {
 ///
 /// No two connections and sockets of a shard, and no two connections of a multiplexor, have the same key while a server runs (but for a place that had 2^32
 /// connections, when its first key comes again). Those of two shards may ([`Reply::shard`] tells them apart). All
-/// datagrams of a socket have its key, whatever their source: what is remembered of a sender of datagrams, such as the reply
-/// to a request that may be repeated, is filed under its address ([`Message::peer`]) as well.
+/// datagrams of a socket have the socket's key. A service that remembers something of a sender of datagrams, such as the
+/// reply to a request that may be repeated, files it under the sender's address ([`Message::peer`]), too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnKey {
     /// Place in the table.

@@ -34,9 +34,9 @@ impl<S: ShardService> Connection<S> {
         None
     }
 
-    /// When [`tick`](Self::tick) has something to do if nothing happens before; `None`: never. Whatever happens on the
-    /// connection can put it off, so there may be nothing to do when the time has come; only calls on the connection, and
-    /// other limits, bring it forward.
+    /// The time at which [`tick`](Self::tick) is due; `None`: never. An event of the connection can move the time to a later
+    /// one, so `tick` may find nothing to do. Only a call on the connection or a change of its limits moves it to an earlier
+    /// one.
     pub fn deadline(&self, env: &Env) -> Option<Time> {
         let mut first = self.idle_deadline(env);
         // Between two messages there is no other one.

@@ -349,7 +349,7 @@ impl<S: ShardService> Connection<S> {
         self.resume(was_stalled, env);
     }
 
-    /// The shard took so many of the bytes that were [passed on](crate::Reply::pass), and counts them from now on. If they
+    /// The shard took `bytes` of what was [passed on](crate::Reply::pass), and counts them from now on. If they
     /// are too many, [`set_full`](Self::set_full) said so before.
     pub fn passed(&mut self, bytes: usize, env: &mut Env) {
         let was_stalled = self.is_stalled(env);

@@ -194,7 +194,7 @@ impl DatagramReceiver {
         found
     }
 
-    /// Sees to slots for so many datagrams. Returns for how many there are.
+    /// Fills the headers with free slots for up to `wanted` datagrams. Returns the number of datagrams that have a slot.
     fn prepare(&mut self, wanted: usize, env: &mut Env) -> usize {
         // The first ones were used, and those behind them may be left of the last time.
         for at in 0..wanted {

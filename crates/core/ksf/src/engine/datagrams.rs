@@ -73,7 +73,7 @@ impl DatagramQueues {
         self.queues[socket as usize].fd
     }
 
-    /// Takes what a socket has to say of datagrams that it sent before: that nobody listens there.
+    /// Takes the pending error of a socket: a datagram that it sent before met a port without a listener (ICMP).
     pub(super) fn take_error(&mut self, socket: u32) {
         // SAFETY: the shard keeps the sockets open as long as the engine.
         let socket = unsafe { BorrowedFd::borrow_raw(self.queues[socket as usize].fd) };

@@ -48,7 +48,7 @@ pub(super) struct SlotMeta {
 // SAFETY: `base` is only dereferenced through `SlotMut` (one holder) and `Slot` (readers only), and the holder counts
 // and the returned stack are atomics; nothing in a region is tied to a thread.
 unsafe impl Send for Region {}
-// SAFETY: as above.
+// SAFETY: shared access is to atomics and, through `Slot`, to bytes that have no writer while a `Slot` is held.
 unsafe impl Sync for Region {}
 
 impl Region {
