@@ -8,7 +8,7 @@
 
 use ksf::files::{File, FileOp, Files};
 use ksf_store::log::AppendError;
-use ksf_store::store::{Cleaning, Shard};
+use ksf_store::store::{CleanError, Cleaning, Shard};
 
 /// Bytes that are read, and cleaned, in one step.
 const PIECE_BYTES: usize = 256 << 10;
@@ -75,8 +75,8 @@ impl Cleaner {
     ///
     /// # Errors
     ///
-    /// A write of the log failed before.
-    pub(crate) fn clean(&mut self, shard: &mut Shard) -> Result<(), AppendError> {
+    /// A write of the log failed before, or the segment is damaged.
+    pub(crate) fn clean(&mut self, shard: &mut Shard) -> Result<(), CleanError> {
         let Some(work) = &mut self.at_work else { return Ok(()) };
         match shard.clean(&mut work.cleaning, &work.segment, usize::MAX) {
             Ok(true) => {
@@ -85,7 +85,7 @@ impl Cleaner {
                 Ok(())
             }
             // No place is left until one that was cleaned before is erased.
-            Ok(false) | Err(AppendError::Full) => Ok(()),
+            Ok(false) | Err(CleanError::Append(AppendError::Full)) => Ok(()),
             Err(error) => Err(error),
         }
     }

@@ -115,6 +115,24 @@ pub struct Got<'a> {
     pub expires_ms: Option<u64>,
 }
 
+/// Why a segment cannot be cleaned now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CleanError {
+    /// The log takes no record.
+    #[error(transparent)]
+    Append(#[from] AppendError),
+    /// A batch that was written is no longer readable.
+    #[error("segment {segment} of log {log} is damaged {at} bytes behind its start; it is not cleaned")]
+    Damaged {
+        /// The log.
+        log: u16,
+        /// The number of the segment.
+        segment: u64,
+        /// Bytes of the segment in front of the damage.
+        at: usize,
+    },
+}
+
 /// Why a command changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UpdateError {
@@ -385,8 +403,9 @@ impl Shard {
     ///
     /// # Errors
     ///
-    /// The log is full, or failed; the step may be tried again.
-    pub fn clean(&mut self, cleaning: &mut Cleaning, segment: &[u8], budget_bytes: usize) -> Result<bool, AppendError> {
+    /// The log is full, or failed: the step may be tried again. The segment is damaged: it stays as it is, because what lies
+    /// behind the damage counts and cannot be written anew.
+    pub fn clean(&mut self, cleaning: &mut Cleaning, segment: &[u8], budget_bytes: usize) -> Result<bool, CleanError> {
         let Self { store, number, log, going, .. } = self;
         let geometry = *log.geometry();
         let end = cleaning.at.saturating_add(budget_bytes);
@@ -400,7 +419,10 @@ impl Shard {
             if at >= end || read_to > segment.len() && !is_whole {
                 return Ok(false);
             }
-            let Some(batch) = batch_in(geometry, *number, lsn, segment) else { break };
+            // The last batch of a segment says that it is: without it the segment was not read to its end.
+            let Some(batch) = batch_in(geometry, *number, lsn, segment) else {
+                return Err(CleanError::Damaged { log: *number, segment: cleaning.number, at });
+            };
             for (lsn, record) in batch.records().flatten().skip(cleaning.handled) {
                 store.index.with(&[record.key], |locked| {
                     let again =
@@ -411,7 +433,7 @@ impl Shard {
                         cleaning.older.push(older);
                     }
                     // The copy that goes with the segment is an older record until then.
-                    Ok(())
+                    Ok::<_, AppendError>(())
                 })?;
                 cleaning.handled += 1;
             }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use common::Medium;
 use ksf_store::cells::{Shape, place_key, score_value};
 use ksf_store::log::{AppendError, Geometry};
-use ksf_store::store::{Cleaning, Clock, Needs, Shard, Store, UpdateError};
+use ksf_store::store::{CleanError, Cleaning, Clock, Needs, Shard, Store, UpdateError};
 use ksf_store::update::View;
 use ksf_test::{Random, TestRandom};
 use opened::{open, seeds};
@@ -187,7 +187,7 @@ impl World {
                 *slot = None;
                 self.cleaned += 1;
             }
-            Ok(false) | Err(AppendError::Full) => {}
+            Ok(false) | Err(CleanError::Append(AppendError::Full)) => {}
             Err(error) => panic!("{error}"),
         }
         self.shards[shard].erase_cleaned();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::Medium;
 use ksf_store::log::{Geometry, Write};
-use ksf_store::store::{Cleaning, Clock, Shard, Store};
+use ksf_store::store::{CleanError, Cleaning, Clock, Shard, Store};
 use opened::open;
 
 const BLOCK_BYTES: usize = 512;
@@ -115,6 +115,25 @@ impl Stage {
         self.epoch += 1;
         (self.store, self.shards) = open(self.geometry, &mut self.media, &mut self.epoch, None);
     }
+}
+
+/// What cannot be read cannot be written anew: its segment is all that has it.
+#[test]
+fn a_damaged_segment_is_not_erased() {
+    let mut stage = Stage::new();
+    stage.set(0, "key", "value");
+    stage.fill_segment(0);
+    let place = stage.shards[0].log().segments()[&0].place;
+    let mut bytes = stage.media[0].places[place as usize].clone();
+    // The second batch: the first one is written anew, and what lies behind it counts, too.
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    let done = stage.shards[0].clean(&mut Cleaning::new(0), &bytes, usize::MAX);
+    assert!(matches!(done, Err(CleanError::Damaged { log: 0, segment: 0, .. })), "{done:?}");
+    stage.drain(0);
+    stage.shards[0].erase_cleaned();
+    stage.drain(0);
+    assert!(stage.has_segment(0, 0));
 }
 
 /// The record that took a key away is no longer needed, and still on its medium, when the key is set again. It is an older

@@ -11,7 +11,7 @@ use common::Medium;
 use ksf_store::format::Kind;
 use ksf_store::log::{AppendError, Geometry};
 use ksf_store::recover::Found;
-use ksf_store::store::{Cleaning, Clock, Needs, Shard, Store, UpdateError};
+use ksf_store::store::{CleanError, Cleaning, Clock, Needs, Shard, Store, UpdateError};
 use ksf_test::{Random, TestRandom};
 use opened::{open, seeds};
 
@@ -186,7 +186,7 @@ impl World {
                 self.cleaned += 1;
             }
             Ok(false) => {}
-            Err(AppendError::Full) => self.full += 1,
+            Err(CleanError::Append(AppendError::Full)) => self.full += 1,
             Err(error) => panic!("{error}"),
         }
         self.shards[shard].erase_cleaned();
