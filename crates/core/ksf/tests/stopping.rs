@@ -44,7 +44,7 @@ impl Service for Counting {
         let body = message.bytes().to_vec();
         if !number.is_multiple_of(3) {
             reply.bytes(&body);
-        } else if reply.offload(move |deferred| deferred.reply(body)).is_err() {
+        } else if reply.offload(body.len(), move |deferred| deferred.reply(body)).is_err() {
             reply.bytes(message.bytes());
         }
     }
@@ -350,7 +350,7 @@ impl Service for Stuck {
             let_go.recv().unwrap_err();
             deferred.reply(b"nobody is left to hear this".to_vec());
         };
-        assert!(reply.offload(task).is_ok());
+        assert!(reply.offload(0, task).is_ok());
     }
 }
 

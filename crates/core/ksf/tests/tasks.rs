@@ -74,7 +74,7 @@ impl Service for Works {
     fn call(&self, _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         let body = message.keep();
         let gate = Arc::clone(&self.gate);
-        let refused = reply.offload(move |deferred| {
+        let refused = reply.offload(body.len(), move |deferred| {
             if body.starts_with(b"panic") {
                 // Without the message of `panic!`, which would look like a failure of the test.
                 std::panic::resume_unwind(Box::new("on purpose"));

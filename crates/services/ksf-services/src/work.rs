@@ -2,7 +2,7 @@
 //!
 //! It is there to show and to measure what happens when messages take time:
 //! answers come later, from other threads, in another order. On shards the
-//! core-affine thread pool sleeps or computes; behind a multiplexor the worker
+//! core-affine thread pool sleeps or computes, or, while the pool's queue is full, a thread that may block; behind a multiplexor the worker
 //! that has the message does.
 //!
 //! ```text
@@ -20,6 +20,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use ksf::deferred::Deferred;
 use ksf::framing::{Framing, LengthPrefix};
 use ksf::{Message, Order, Peer, Refused, Reply, Service};
 
@@ -33,23 +34,21 @@ pub const HOW_COMPUTE: u32 = 2;
 /// `how`: drop the payload and answer without one, at once.
 pub const HOW_DISCARD: u32 = 3;
 
-/// `status`: the work was done.
+/// `status`: the work was done. There is no other one.
 pub const STATUS_DONE: u32 = 0;
-/// `status`: the queue of the pool is full; nothing was done.
-pub const STATUS_BUSY: u32 = 1;
 
 /// Most time one message may ask for. A peer must not be able to keep a thread
 /// for good.
 pub const WORK_MAX: Duration = Duration::from_secs(10);
 
 const HEADER_BYTES: usize = 8;
+const STATUS_BYTES: usize = 4;
 
 /// The service; one value serves all shards.
 #[derive(Debug, Default)]
 pub struct Work {
     in_place: bool,
     malformed: AtomicU64,
-    busy: AtomicU64,
 }
 
 impl Work {
@@ -98,20 +97,21 @@ impl Service for Work {
             return;
         }
         let kept = payload.to_vec();
-        let refused = reply.offload(move |deferred| {
+        let reply_bytes = STATUS_BYTES + kept.len();
+        let task = move |deferred: Deferred| {
             cost.pay();
-            let mut body = Vec::with_capacity(4 + kept.len());
+            let mut body = Vec::new();
             put_reply(&mut body, STATUS_DONE, &kept);
             deferred.reply(body);
-        });
-        if refused.is_err() {
-            self.busy.fetch_add(1, Ordering::Relaxed);
-            reply.message(|out| put_reply(out, STATUS_BUSY, payload));
+        };
+        // A full queue is no answer: threads that refuse no task take this one, and when they have enough reading stops.
+        if let Err(task) = reply.offload(reply_bytes, task) {
+            reply.block(reply_bytes, task);
         }
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        vec![("malformed", self.malformed.load(Ordering::Relaxed)), ("busy", self.busy.load(Ordering::Relaxed))]
+        vec![("malformed", self.malformed.load(Ordering::Relaxed))]
     }
 }
 
@@ -153,7 +153,7 @@ fn parse(message: &[u8]) -> Option<(Cost, &[u8])> {
 }
 
 fn put_reply(out: &mut Vec<u8>, status: u32, payload: &[u8]) {
-    out.reserve(4 + payload.len());
+    out.reserve(STATUS_BYTES + payload.len());
     out.extend_from_slice(&status.to_be_bytes());
     out.extend_from_slice(payload);
 }

@@ -15,12 +15,13 @@ use ksf::limits::{Limits, Time};
 use ksf::pool::{Chunk, Memory, Pool};
 use ksf::service::ConnKey;
 use ksf::shard_service::OnShard;
+use ksf::tasks::{TaskOptions, TaskPool};
 use ksf::{Peer, Refused, Service, ShardService, Turn};
 use ksf_proto::oncrpc::{AuthStat, Credential};
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_services::rpc::{
-    Answered, ProcError, Program, ProgramTable, RpcCall, RpcOnWorkers, RpcReply, RpcService, RpcTurn, ShardProgram,
-    nfs_null,
+    Answered, ProcError, Program, ProgramTable, RpcCall, RpcDeferred, RpcOnWorkers, RpcReply, RpcService, RpcTurn,
+    ShardProgram, nfs_null,
 };
 use ksf_test::alloc::{Counting, allocations};
 
@@ -28,8 +29,8 @@ use ksf_test::alloc::{Counting, allocations};
 static COUNTING: Counting = Counting;
 
 /// Procedures: 1 adds two numbers, 2 fails after it wrote something, 3 is for
-/// AUTH_SYS only and answers the user, 4 asks for the thread pool, 5 answers with
-/// data of a length, 6 the same from a thread that may block, 7 goes on on its
+/// AUTH_SYS only and answers the user, 4 answers with data of a length from the thread
+/// pool, 5 the same at once, 6 from a thread that may block, 7 goes on on its
 /// connection, 8 tells what it knows of the call and gives its arguments back.
 struct Sample;
 
@@ -71,15 +72,16 @@ impl Program for Sample {
                 }),
                 Credential::None => reply.error(ProcError::Auth(AuthStat::TOOWEAK)),
             },
-            4 => reply.offload(|deferred| deferred.error(ProcError::ProcUnavail)),
-            5 | 6 => {
+            4..=6 => {
                 let Ok(bytes) = XdrReader::new(call.args).u32() else { return reply.error(ProcError::GarbageArgs) };
-                if call.procedure == 5 {
-                    return reply.results_with(|out| out.put_u32(bytes), data(bytes));
-                }
-                reply.block(bytes as usize, move |deferred| {
+                let later = move |deferred: RpcDeferred| {
                     deferred.results_with(|out| out.put_u32(bytes), data(bytes));
-                })
+                };
+                match call.procedure {
+                    4 => reply.offload(bytes as usize, later),
+                    5 => reply.results_with(|out| out.put_u32(bytes), data(bytes)),
+                    _ => reply.block(bytes as usize, later),
+                }
             }
             7 => {
                 let (answered, deferred) = reply.defer_for(4);
@@ -164,18 +166,7 @@ fn a_procedure_can_ask_for_a_stronger_credential() {
     assert_eq!(wire.feed(&with_sys), accepted(&[0, 1000]));
 }
 
-/// A client would take SYSTEM_ERR for the answer.
-#[test]
-fn a_full_queue_is_no_answer() {
-    // The connection of these tests has no thread pool at all: work is done at once.
-    let service = service();
-    let mut wire = Wire::new(&service);
-    assert_eq!(wire.feed(&call(4, &[])), b"");
-    assert_eq!(wire.deliver(), accepted(&[3]));
-    assert_eq!(counter(&*service, "system_err"), 0);
-}
-
-/// The results of procedures 5 and 6: a length, that many bytes, and zeros up to a multiple of four.
+/// The results of procedures 4 to 6: a length, that many bytes, and zeros up to a multiple of four.
 fn with_data(bytes: u32) -> Vec<u8> {
     let mut body: Vec<u8> = [7, 1, 0, 0, 0, 0, bytes].into_iter().flat_map(u32::to_be_bytes).collect();
     body.extend_from_slice(&data(bytes));
@@ -189,8 +180,30 @@ fn data_leaves_from_where_it_lies_and_is_padded() {
     let mut wire = Wire::new(&service());
     for bytes in [0, 1, 2, 3, 4, 2047, 2048, 2049, 100_001] {
         assert_eq!(wire.feed(&call(5, &[bytes])), with_data(bytes), "{bytes} bytes at once");
-        assert_eq!(wire.feed(&call(6, &[bytes])), b"");
-        assert_eq!(wire.deliver(), with_data(bytes), "{bytes} bytes later");
+        for later in [4, 6] {
+            assert_eq!(wire.feed(&call(later, &[bytes])), b"");
+            assert_eq!(wire.deliver(), with_data(bytes), "{bytes} bytes later");
+        }
+    }
+}
+
+/// Whether the pool has room, is full, or is not there.
+#[test]
+fn results_are_taken_off_the_budget_before_the_work_begins() {
+    let limits = Limits { connection_bytes_max: 100_000, ..Limits::default() };
+    let cpus = ksf::cpus::allowed().unwrap();
+    let pool = |queue_max| TaskPool::new(&cpus[..1], TaskOptions { queue_max, ..TaskOptions::default() });
+    for tasks in [None, Some(pool(0)), Some(pool(1024))] {
+        let tasks = tasks.map(Arc::new);
+        for (procedure, bytes, reads_on) in
+            [(4, 90_000, true), (4, 100_000, false), (6, 90_000, true), (6, 100_000, false)]
+        {
+            let mut wire = Wire::with_limits(&service(), limits.clone());
+            wire.set_tasks(tasks.clone());
+            assert_eq!(wire.feed(&call(procedure, &[bytes])), b"");
+            // However fast the answer comes: it is delivered only when the test asks for it.
+            assert_eq!(wire.wants_bytes(), reads_on, "{bytes} bytes of procedure {procedure}, {tasks:?}");
+        }
     }
 }
 

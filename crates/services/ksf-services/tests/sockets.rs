@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::ops::RangeInclusive;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 
 use common::vectors::{answerable, record, service, unanswerable};
 use common::{counter, engines};
@@ -213,7 +213,7 @@ impl Program for Later {
             }
             2 => {
                 let kept: Vec<_> = kept.drain(..).rev().collect();
-                reply.offload(move |release| {
+                reply.offload(0, move |release| {
                     for (place, deferred) in kept.into_iter().enumerate() {
                         deferred.results(|out| {
                             out.put_u32(place as u32);
@@ -293,42 +293,157 @@ fn a_forgotten_reply_closes_the_connection_with_a_counted_reason() {
     }
 }
 
+/// Procedure 1 answers 1 from the thread pool, once the gate is open; the others answer at once.
+struct Gated(Arc<Gate>);
+
+/// Holds tasks back until it is open.
+#[derive(Default)]
+struct Gate {
+    /// Tasks that wait, and whether they need not.
+    state: Mutex<(usize, bool)>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn pass(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.0 += 1;
+        self.changed.notify_all();
+        drop(self.changed.wait_while(state, |(_, open)| !*open).unwrap());
+    }
+
+    fn until_waiting(&self, number: usize) {
+        let state = self.state.lock().unwrap();
+        let (state, _) = self.changed.wait_timeout_while(state, PATIENCE, |(waiting, _)| *waiting < number).unwrap();
+        assert!(state.0 >= number, "only {} of {number} tasks run", state.0);
+    }
+
+    fn open(&self) {
+        self.state.lock().unwrap().1 = true;
+        self.changed.notify_all();
+    }
+}
+
+const GATED_PROGRAM: u32 = 0x2000_0003;
+
+impl Program for Gated {
+    fn name(&self) -> &str {
+        "gated"
+    }
+
+    fn number(&self) -> u32 {
+        GATED_PROGRAM
+    }
+
+    fn versions(&self) -> RangeInclusive<u32> {
+        1..=1
+    }
+
+    fn call(&self, call: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered {
+        if call.procedure != 1 {
+            return reply.void();
+        }
+        let gate = Arc::clone(&self.0);
+        reply.offload(4, move |deferred| {
+            gate.pass();
+            deferred.results(|out| {
+                out.put_u32(1);
+                Ok(())
+            });
+        })
+    }
+}
+
+/// A client would take SYSTEM_ERR for the answer. The tasks go to threads that may block, and when these have enough the
+/// peers are not read: no call is refused, and none is lost.
+#[test]
+fn a_full_queue_is_no_answer() {
+    const PEERS: usize = 4;
+    const CALLS: u32 = 200;
+    let gated_call = |xid, procedure| words_record(&[xid, 0, 2, GATED_PROGRAM, 1, procedure, 0, 0, 0, 0]);
+    for engine in engines() {
+        let gate = Arc::<Gate>::default();
+        let mut table = ProgramTable::new();
+        table.register(Gated(Arc::clone(&gate))).unwrap();
+        let service = Arc::new(RpcService::new("gated", table));
+        // Of each kind one task runs and two wait.
+        let few = TaskOptions { threads_max: 1, queue_max: 2, ..TaskOptions::default() };
+        let builder = Server::builder().engine(engine).cpus(Some(vec![ksf::cpus::allowed().unwrap()[0]]));
+        let builder = builder.tasks(few).blocking(few).listen(any_port(true)[0].clone(), Arc::clone(&service), None);
+        let server = builder.start().unwrap();
+
+        let mut peers: Vec<_> = (0..PEERS).map(|_| connect(address(&server, 0))).collect();
+        let calls: Vec<u8> = (1..=CALLS).flat_map(|xid| gated_call(xid, 1)).collect();
+        peers.iter_mut().for_each(|peer| peer.write_all(&calls).unwrap());
+        gate.until_waiting(2);
+        wait_until("both queues are full", || server_counter(&server, "messages") >= 6);
+        // Each connection exceeds the queue by one at most, also while the shard serves others.
+        let mut bystander = connect(address(&server, 0));
+        for asked in 1..=20 {
+            bystander.write_all(&gated_call(7, 0)).unwrap();
+            assert_eq!(read_exactly(&mut bystander, 28), words_record(&[7, 1, 0, 0, 0, 0]), "{engine}");
+            let taken = server_counter(&server, "messages") - asked;
+            assert!(taken <= 6 + PEERS as u64, "{engine}: {taken} calls were taken");
+        }
+        assert!(server_counter(&server, "tasks_refused") > 0, "{engine}: the queue was never full");
+
+        gate.open();
+        for peer in &mut peers {
+            let mut left: Vec<_> = (1..=CALLS).map(|xid| words_record(&[xid, 1, 0, 0, 0, 0, 1])).collect();
+            for _ in 0..CALLS {
+                let reply = read_exactly(peer, 32);
+                let at = left.iter().position(|expected| *expected == reply);
+                left.swap_remove(
+                    at.unwrap_or_else(|| panic!("{engine}: {reply:02x?} is no success, or the second one")),
+                );
+            }
+        }
+        assert_eq!(counter(&*service, "system_err"), 0, "{engine}");
+    }
+}
+
+/// Asks for work of these kinds in turn, and sees each request answered once, in any order, as done.
+fn work_is_done(stream: &mut (impl Read + Write), requests: u32, hows: &[u32], what: &str) {
+    for id in 0..requests {
+        let request = [16 - 4, hows[id as usize % hows.len()], 50, id];
+        stream.write_all(&request.map(u32::to_be_bytes).concat()).unwrap();
+    }
+    let mut answered: Vec<u32> = (0..requests)
+        .map(|_| {
+            let reply = read_exactly(stream, 12);
+            assert_eq!(&reply[..8], [0, 0, 0, 8, 0, 0, 0, 0], "{what}: length 8, done");
+            u32::from_be_bytes(reply[8..].try_into().unwrap())
+        })
+        .collect();
+    answered.sort_unstable();
+    assert_eq!(answered, (0..requests).collect::<Vec<_>>(), "{what}");
+}
+
 #[test]
 fn work_is_answered_once_each_in_any_order() {
     for engine in engines() {
-        let server = start(engine, &Arc::new(Work::default()), &any_port(true)[..1]);
+        let service = Arc::new(Work::default());
+        let server = start(engine, &service, &any_port(true)[..1]);
         let mut stream = connect(address(&server, 0));
         let hows = [work::HOW_INLINE, work::HOW_SLEEP, work::HOW_COMPUTE];
-        let ids = 0..300u32;
-        for id in ids.clone() {
-            let request = [16 - 4, hows[id as usize % 3], 50, id];
-            stream.write_all(&request.map(u32::to_be_bytes).concat()).unwrap();
-        }
-        let mut answered: Vec<u32> = ids
-            .clone()
-            .map(|_| {
-                let reply = read_exactly(&mut stream, 12);
-                assert_eq!(&reply[..8], [0, 0, 0, 8, 0, 0, 0, 0], "{engine}: length 8, done");
-                u32::from_be_bytes(reply[8..].try_into().unwrap())
-            })
-            .collect();
-        answered.sort_unstable();
-        assert_eq!(answered, ids.collect::<Vec<_>>(), "{engine}");
+        work_is_done(&mut stream, 300, &hows, engine.name());
+
+        stream.write_all(&[0, 0, 0, 1, 9]).unwrap();
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0, "a malformed request closes the connection");
+        assert_eq!(counter(&*service, "malformed"), 1);
     }
 }
 
 #[test]
-fn work_without_room_in_the_queue_is_answered_busy() {
-    let service = Arc::new(Work::default());
-    let no_room = TaskOptions { queue_max: 0, ..TaskOptions::default() };
-    let builder = Server::builder().engine(EngineKind::Epoll).tasks(no_room);
-    let server = builder.listen(any_port(true)[0].clone(), Arc::clone(&service), None).start().unwrap();
-    let mut stream = connect(address(&server, 0));
-    stream.write_all(&[0, 0, 0, 10, 0, 0, 0, 1, 0, 0, 0, 0, b'i', b'd']).unwrap();
-    assert_eq!(read_exactly(&mut stream, 10), [0, 0, 0, 6, 0, 0, 0, 1, b'i', b'd']);
-    assert_eq!(counter(&*service, "busy"), 1);
-
-    stream.write_all(&[0, 0, 0, 1, 9]).unwrap();
-    assert_eq!(stream.read(&mut [0]).unwrap(), 0, "a malformed request closes the connection");
-    assert_eq!(counter(&*service, "malformed"), 1);
+fn work_without_room_in_the_queue_is_done_all_the_same() {
+    for engine in engines() {
+        for queue_max in [0, 2] {
+            let few = TaskOptions { threads_max: 1, queue_max, ..TaskOptions::default() };
+            let builder = Server::builder().engine(engine).tasks(few).blocking(few);
+            let server = builder.listen(any_port(true)[0].clone(), Arc::new(Work::default()), None).start().unwrap();
+            let what = format!("{engine}, a queue of {queue_max}");
+            work_is_done(&mut connect(address(&server, 0)), 200, &[work::HOW_SLEEP], &what);
+            assert!(queue_max > 0 || server_counter(&server, "tasks_refused") > 0, "{what}: it was never full");
+        }
+    }
 }

@@ -253,13 +253,14 @@ impl Reply<'_> {
         Deferred::new(self.env, target)
     }
 
-    /// Runs `task` on the shard's thread pool, which answers through the [`Deferred`] it is given. When the pool's
-    /// queue is full the task comes back, and the service decides: answer busy, or do the work here.
+    /// Runs `task` on the shard's thread pool, which answers through the [`Deferred`] it is given, with up to
+    /// `reply_bytes` bytes ([`Reply::defer_for`]). When the pool's queue is full the task comes back, and the service
+    /// decides: give it to the threads that may block ([`Reply::block`]), which refuse none, or do the work here.
     ///
     /// # Errors
     ///
     /// The task, if the queue is full or there is no thread pool.
-    pub fn offload<T>(&mut self, task: T) -> Result<(), T>
+    pub fn offload<T>(&mut self, reply_bytes: usize, task: T) -> Result<(), T>
     where
         T: FnOnce(Deferred) + Send + 'static,
     {
@@ -268,7 +269,7 @@ impl Reply<'_> {
             self.env.stats.tasks_refused.add(1);
             return Err(task);
         };
-        let deferred = self.defer();
+        let deferred = self.defer_for(reply_bytes);
         room.submit(Task::new(move || task(deferred)));
         Ok(())
     }

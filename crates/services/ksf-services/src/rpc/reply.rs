@@ -135,17 +135,18 @@ impl<'a, 'r> RpcReply<'a, 'r> {
         }
     }
 
-    /// Answers from the thread pool of this core: for short work. If its queue
-    /// is full, the task goes to the threads of [`RpcReply::block`], so that no
-    /// client ever takes a full queue for the answer.
-    pub fn offload<F>(self, task: F) -> Answered
+    /// Answers from the thread pool of this core, with up to `result_bytes` bytes
+    /// of results: for short work. If its queue is full, the task goes to the
+    /// threads of [`RpcReply::block`], so that no client ever takes a full queue
+    /// for the answer.
+    pub fn offload<F>(self, result_bytes: usize, task: F) -> Answered
     where
         F: FnOnce(RpcDeferred) + Send + 'static,
     {
         let origin = Origin::of(&self);
         let task = move |deferred| task(origin.deferred(deferred));
-        if let Err(task) = self.reply.offload(task) {
-            self.reply.block(0, task);
+        if let Err(task) = self.reply.offload(result_bytes, task) {
+            self.reply.block(result_bytes, task);
         }
         Answered(())
     }

@@ -14,6 +14,7 @@ use ksf::outgoing::{ExchangeRequest, Upstream};
 use ksf::pool::{Chunk, Memory, Pool};
 use ksf::service::ConnKey;
 use ksf::shard_service::OnShard;
+use ksf::tasks::TaskPool;
 use ksf::{CloseReason, Peer, ShardService, Turn};
 
 /// Bytes in a receive slot of the tests.
@@ -41,6 +42,11 @@ impl<S: ShardService> Wire<S> {
         let key = ConnKey { index: 0, generation: 0 };
         let connection = Connection::new(on, peer, key, Time(0)).expect("the service takes every connection");
         Self { env, connection }
+    }
+
+    /// The threads that tasks run on; without them a task that may block runs at once.
+    pub(crate) fn set_tasks(&mut self, tasks: Option<Arc<TaskPool>>) {
+        self.env.tasks = tasks;
     }
 
     /// Feeds one chunk as the engine would, in a slot if it fits in one, and

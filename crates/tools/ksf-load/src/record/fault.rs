@@ -19,8 +19,6 @@ kinds! {
         Unknown = "unknown",
         /// A reply to a request of another connection.
         Misdirected = "misdirected",
-        /// The server's queue was full.
-        Busy = "busy",
         /// A well-formed reply that is not success.
         Rejected = "rejected",
         /// A reply that cannot be decoded: wrong record mark, length, type or status, trailing or missing bytes.
@@ -93,7 +91,6 @@ impl Fault {
         Fault::Late,
         Fault::Unknown,
         Fault::Misdirected,
-        Fault::Busy,
         Fault::Malformed,
         Fault::Corrupt,
         Fault::Unsolicited,

@@ -58,7 +58,7 @@ impl WorkClient {
                 let what = || "a reply of another length or status than a reply has".into();
                 return sink.break_off(Fault::Malformed, what);
             }
-            Reply::Done(name) | Reply::Busy(name) | Reply::Corrupt(name) => name,
+            Reply::Done(name) | Reply::Corrupt(name) => name,
         };
         let Name { connection, id, index } = name;
         if connection != self.connection {
@@ -68,7 +68,6 @@ impl WorkClient {
         let Some(request) = sink.settle(id) else { return };
         match reply {
             Reply::Done(_) if request.index == index => sink.complete(request),
-            Reply::Busy(_) => sink.reject(Fault::Busy, || format!("request {}", request.index)),
             _ => sink.reject(Fault::Corrupt, || format!("the reply to request {}", request.index)),
         }
     }
@@ -222,15 +221,6 @@ mod tests {
             assert_eq!(case.receive(0, &reply, 10).1, Next::Room);
             assert_eq!((case.faults().as_str(), case.record.answered), ("1 corrupt", 0), "byte {at}");
         }
-    }
-
-    #[test]
-    fn a_busy_server_is_a_fault_and_frees_the_request() {
-        let mut case = Case::new(&[1], BYTES, Kind::Inline);
-        let mut reply = answer(&case.request(0, Class::Quick, 0));
-        reply[7] = 1;
-        assert_eq!(case.receive(0, &reply, 10).1, Next::Room);
-        assert!(case.faults() == "1 busy" && case.has_room(0));
     }
 
     #[test]

@@ -20,7 +20,6 @@ const STATUS_BYTES: usize = 4;
 const PAYLOAD_BYTES_MIN: usize = 16;
 
 const STATUS_DONE: u32 = 0;
-const STATUS_BUSY: u32 = 1;
 
 /// Who a message is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,8 +37,6 @@ pub(crate) enum Reply {
     Done(Name),
     /// The reply to a message that was discarded: it has no name.
     Discarded,
-    /// The server did not take the message.
-    Busy(Name),
     /// Another status, or none of the forms above.
     Malformed,
     /// The form is right, the filler is not.
@@ -110,7 +107,6 @@ impl Codec {
         match status {
             STATUS_DONE if reply[STATUS_BYTES + PAYLOAD_BYTES_MIN..] == *self.filler => Reply::Done(name),
             STATUS_DONE => Reply::Corrupt(name),
-            STATUS_BUSY => Reply::Busy(name),
             _ => Reply::Malformed,
         }
     }
@@ -164,9 +160,9 @@ pub(crate) mod tests {
             bad[at] ^= 0x40;
             assert_ne!(codec.take_reply(&bad), Some((Reply::Done(NAME), good.len())), "byte {at}");
         }
-        let mut busy = good.clone();
-        busy[7] = 1;
-        assert_eq!(codec.take_reply(&busy), Some((Reply::Busy(NAME), good.len())));
+        let mut other_status = good.clone();
+        other_status[7] = 1;
+        assert_eq!(codec.take_reply(&other_status), Some((Reply::Malformed, good.len())));
     }
 
     #[test]
