@@ -22,7 +22,7 @@ use ksf::{CloseReason, Profile, Turn};
 use ksf_proto::resp::{self, Progress, Scan, Version, Writer};
 use ksf_store::format::{LOGS_MAX, Lsn};
 use ksf_store::log::{Purpose, WriteId};
-use ksf_store::store::{Needs, Shard, Store};
+use ksf_store::store::{Clock, Needs, Shard, Store, SweepBudget};
 
 use crate::cleaner::Cleaner;
 use crate::commands::{self, Session, Standing};
@@ -31,6 +31,10 @@ use crate::settings::{Durability, Settings};
 
 /// Writes of a log under way at a time: while one is waited for the next ones are on their way.
 const WRITES_MAX: usize = 4;
+/// How often a shard looks for keys that have ended; at once in the next turn if it left some.
+const SWEEP_INTERVAL_NS: u64 = 1_000_000;
+/// What it does then at most: it looks at about 4,000 keys, and takes 128 out.
+const SWEEP_BUDGET: SweepBudget = SweepBudget { leaves_max: 16, keys_max: 128 };
 
 /// The service. One value serves all shards.
 pub struct Kv {
@@ -45,6 +49,8 @@ pub struct Kv {
     /// Segments that were cleaned, and commands that waited for that.
     cleaned: AtomicU64,
     waits: AtomicU64,
+    /// Keys that were taken out because their time was over.
+    ended: AtomicU64,
     /// Holds the lock of its folder; its logs are with the shards.
     _disk: Disk,
 }
@@ -66,6 +72,7 @@ impl Kv {
             failed: Box::new(failed),
             cleaned: AtomicU64::new(0),
             waits: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
             _disk: disk,
         }
     }
@@ -102,6 +109,8 @@ pub struct KvShard {
     waiting: VecDeque<(LoggedDeferred, Vec<u8>)>,
     /// A read is under way that is there for its end alone.
     ticking: bool,
+    /// When keys that have ended are looked for next, in nanoseconds since 1970.
+    sweep_at_ns: u64,
 }
 
 /// Bytes of a reply to a command that waits, before it is known.
@@ -182,6 +191,7 @@ impl LoggedService for Kv {
             cleaner: Cleaner::default(),
             waiting: VecDeque::new(),
             ticking: false,
+            sweep_at_ns: 0,
         })
     }
 
@@ -277,6 +287,7 @@ impl LoggedService for Kv {
         vec![
             ("keys", self.store.keys() as u64),
             ("segments_cleaned", self.cleaned.load(Ordering::Relaxed)),
+            ("keys_ended", self.ended.load(Ordering::Relaxed)),
             ("waits_for_room", self.waits.load(Ordering::Relaxed)),
         ]
     }
@@ -301,8 +312,25 @@ impl Kv {
         shard.scratch = out;
     }
 
+    /// Takes some of the keys out that have ended, if it is time to.
+    fn sweep(&self, shard: &mut KvShard) {
+        let now_ns = now_ns();
+        // Also if the clock was set back.
+        let is_early = (1..=SWEEP_INTERVAL_NS).contains(&shard.sweep_at_ns.saturating_sub(now_ns));
+        if is_early || shard.waits_for_room(Purpose::Removing) {
+            return;
+        }
+        let clock = Clock { now_ms: now_ns / 1_000_000, received_ns: None };
+        let mut ended = 0;
+        // What an error leaves is found again, and a log that takes nothing says so to the next command.
+        let has_more = shard.shard.sweep(clock, SWEEP_BUDGET, |_, _| ended += 1).unwrap_or(false);
+        self.ended.fetch_add(ended, Ordering::Relaxed);
+        shard.sweep_at_ns = if has_more { now_ns } else { now_ns + SWEEP_INTERVAL_NS };
+    }
+
     /// What is done between the messages of a turn: cleaning, and writing what they left in the log.
     fn work(&self, shard: &mut KvShard, turn: &mut Turn<'_>) {
+        self.sweep(shard);
         let cleaned_before = shard.cleaner.cleaned;
         if let Err(error) = shard.cleaner.clean(&mut shard.shard) {
             (self.failed)(&error.to_string());

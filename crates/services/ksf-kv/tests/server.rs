@@ -872,6 +872,34 @@ fn a_full_store_is_read_and_has_room_when_keys_are_deleted() {
     }
 }
 
+/// Nobody asks for them again: they are found, taken out, and stay so at the next start.
+#[test]
+fn keys_that_have_ended_are_taken_out_though_nobody_names_them() {
+    own_network();
+    const KEYS: usize = 1000;
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(engine, folder.path());
+        let mut client = serving.connect();
+        assert_eq!(client.ask("SET stays 1"), "+OK");
+        assert_eq!(client.ask("SET later 1 EX 1000"), "+OK");
+        for key in 0..KEYS {
+            assert_eq!(client.ask(&format!("SET ends-{key} value PX 1")), "+OK", "{engine}");
+        }
+        assert_eq!(client.ask("HSET hash a 1 b 2"), ":2");
+        assert_eq!(client.ask("PEXPIRE hash 1"), ":1");
+        // Each question is a turn.
+        while client.ask("DBSIZE") != ":2" {}
+        assert_eq!(counter(&serving, "keys_ended"), KEYS as u64 + 1, "{engine}");
+        assert_eq!(client.ask("DEL hash ends-0"), ":0", "{engine}");
+        assert_eq!(client.ask("MGET stays later"), "[1 1]", "{engine}");
+        serving.stop();
+        let serving = Serving::start(engine, folder.path());
+        assert_eq!(serving.connect().ask("DBSIZE"), ":2", "{engine}");
+        serving.stop();
+    }
+}
+
 #[test]
 fn malformed_commands_are_told_and_end_the_connection() {
     own_network();

@@ -37,6 +37,8 @@ pub struct Store {
     promised: Box<[AtomicU64]>,
     /// Of each log, the records that other shards made out of date.
     outdated: Box<[Mutex<Vec<Outdated>>]>,
+    /// The key from which on ended keys are looked for next.
+    sweep_from: Mutex<Vec<u8>>,
 }
 
 /// Where a record lies that is out of date, and its bytes.
@@ -155,7 +157,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Store {
-    /// Keys that it has. Those that have ended count until somebody looks at them.
+    /// Keys that it has. Those that have ended count until they are [taken out](Shard::sweep).
     pub fn keys(&self) -> usize {
         self.keys.load(Ordering::Relaxed)
     }
@@ -363,6 +365,33 @@ impl Shard {
         Ok(needs)
     }
 
+    /// Takes out keys that have ended, at most as many as `budget` says, and tells `removed` of each. Each removal is a
+    /// record like that of a command, so no start brings the key back, whatever its clock says. True if there may be more.
+    ///
+    /// # Errors
+    ///
+    /// [`UpdateError`]: the log takes no more; the keys are found again later.
+    pub fn sweep(
+        &mut self,
+        clock: Clock,
+        budget: SweepBudget,
+        mut removed: impl FnMut(&[u8], Needs),
+    ) -> Result<bool, UpdateError> {
+        let SweepBudget { leaves_max, keys_max } = budget;
+        let store = Arc::clone(&self.store);
+        let ended = {
+            let mut from = lock(&store.sweep_from);
+            store.index.find_ended(&mut from, clock.now_ms, (leaves_max, keys_max), |entry| store.is_there(entry))
+        };
+        for key in &ended {
+            let (is_removed, needs) = self.update(&[&key[..]], clock, |update| update.remove_ended(key))?;
+            if is_removed {
+                removed(key, needs);
+            }
+        }
+        Ok(ended.len() == keys_max)
+    }
+
     /// The next write of the shard's log: [`Log::next_write`].
     pub fn next_write(&mut self, in_flight_max: usize, time_ns: u64) -> Option<Write> {
         self.log.promise(self.store.promised(self.number));
@@ -454,6 +483,15 @@ impl Shard {
         let is_promised = |needs: &Needs| needs.iter().all(|(log, lsn)| lsn <= store.promised(log));
         log.erase_cleaned(|number| going.get(&number).is_none_or(|going| is_promised(&going.outdated_by)));
     }
+}
+
+/// What one [sweep](Shard::sweep) does at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SweepBudget {
+    /// Leaves of the index, each of some hundred keys, in which it looks.
+    pub leaves_max: usize,
+    /// Keys that it takes out.
+    pub keys_max: usize,
 }
 
 /// A segment that is being cleaned.
@@ -621,6 +659,7 @@ impl Store {
             promises: Mutex::new(Promises::new(ends.clone())),
             promised: ends.map(|end| AtomicU64::new(end.0)).collect(),
             outdated: logs.iter().map(|_| Mutex::default()).collect(),
+            sweep_from: Mutex::default(),
         };
         // What outweighs cells comes first, so that each cell is looked at once.
         let mut has_cells = false;

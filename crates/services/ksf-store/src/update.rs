@@ -212,10 +212,25 @@ impl<'l, 'k> Update<'l, 'k> {
     pub fn remove(&mut self, key: &'k [u8]) -> bool {
         let was_there = self.get(key).is_some();
         // Also of a key that has ended, whose record is still there.
-        if was_there || self.view.changes.contains_key(key) {
+        if was_there || self.view.changes.contains_key(key) || self.has_ended(key) {
             self.view.changes.insert(key, Change::Remove);
         }
         was_there
+    }
+
+    /// Takes a key out if its time is over. True if it was.
+    pub fn remove_ended(&mut self, key: &'k [u8]) -> bool {
+        let has_ended = !self.view.changes.contains_key(key) && self.has_ended(key);
+        if has_ended {
+            self.view.changes.insert(key, Change::Remove);
+        }
+        has_ended
+    }
+
+    /// Whether the index has a key whose time is over.
+    fn has_ended(&self, key: &[u8]) -> bool {
+        let View { store, locked, now_ms, .. } = &self.view;
+        locked.get(key).is_some_and(|entry| store.is_there(&entry) && got(&entry, *now_ms).is_none())
     }
 
     /// What is to change of the cells of a key, which becomes one of this shape if it is not there.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use common::Medium;
 use ksf_store::cells::{Shape, place_key, score_value};
 use ksf_store::log::{AppendError, Geometry};
-use ksf_store::store::{CleanError, Cleaning, Clock, Needs, Shard, Store, UpdateError};
+use ksf_store::store::{CleanError, Cleaning, Clock, Needs, Shard, Store, SweepBudget, UpdateError};
 use ksf_store::update::View;
 use ksf_test::{Random, TestRandom};
 use opened::{open, seeds};
@@ -41,6 +41,9 @@ struct World {
     cleaning: Vec<Option<Cleaning>>,
     crashes: usize,
     cleaned: usize,
+    /// The clock by which keys end. It may be set back while the store does not run.
+    now_ms: u64,
+    swept: usize,
 }
 
 fn state(view: &mut View<'_, '_>, key: &[u8]) -> State {
@@ -90,6 +93,8 @@ impl World {
             cleaning,
             crashes: 0,
             cleaned: 0,
+            now_ms: 1000,
+            swept: 0,
         }
     }
 
@@ -102,8 +107,10 @@ impl World {
         value.resize(self.random.pick(&[8, 30, 200]), 7);
         let (what, field) = (self.random.below(20), self.random.below(8));
         let shape = [Shape::Hash, Shape::Set, Shape::List, Shape::SortedSet][number as usize % 4];
-        let end = self.random.one_in(2).then_some(self.number);
-        let done = self.shards[shard].update(&[&key], Clock::default(), |update| {
+        self.now_ms += self.random.below(3);
+        let end = self.random.one_in(2).then(|| self.now_ms + 1 + self.random.below(60));
+        let clock = Clock { now_ms: self.now_ms, received_ns: None };
+        let done = self.shards[shard].update(&[&key], clock, |update| {
             let got = update.get(&key).map(|got| (got.shape, got.count as i64, got.first));
             let subkey = format!("{field}").into_bytes();
             match (what, got) {
@@ -143,13 +150,31 @@ impl World {
         });
         match done {
             Ok((wanted, needs)) => {
-                let (is, _) = self.store.read(&[&key], 0, |view| state(view, &key));
+                let (is, _) = self.store.read(&[&key], self.now_ms, |view| state(view, &key));
                 assert_eq!(is, wanted, "what a command saw of its own changes is what is there");
+                // A key that has ended is there until that is written.
+                let (is, _) = self.store.read(&[&key], 0, |view| state(view, &key));
                 self.writes.push(Write { key, state: is, needs, told: false });
             }
             Err(UpdateError::Append(AppendError::Full)) => {}
             Err(error) => panic!("{error}"),
         }
+    }
+
+    /// Takes ended keys out: to each that is a write like any other.
+    fn sweep(&mut self) {
+        let shard = self.random.within(0..=SHARDS - 1);
+        let clock = Clock { now_ms: self.now_ms, received_ns: None };
+        let Self { shards, writes, swept, store, .. } = self;
+        let budget = SweepBudget { leaves_max: 2, keys_max: 3 };
+        let done = shards[shard].sweep(clock, budget, |key, needs| {
+            let mut cells = 0;
+            store.walk(key, |_, _| cells += 1);
+            assert_eq!(cells, 0, "its cells go, too");
+            writes.push(Write { key: key.to_vec(), state: None, needs, told: false });
+            *swept += 1;
+        });
+        assert!(matches!(done, Ok(_) | Err(UpdateError::Append(AppendError::Full))), "{done:?}");
     }
 
     fn step_of_the_medium(&mut self) {
@@ -200,6 +225,9 @@ impl World {
         self.epoch += 1;
         (self.store, self.shards) = open(self.geometry, &mut self.media, &mut self.epoch, Some(&mut self.random));
         self.cleaning = (0..SHARDS).map(|_| None).collect();
+        if self.random.one_in(3) {
+            self.now_ms = 1000;
+        }
         let (mut kept, mut there) = (Vec::new(), 0);
         for key in (0..KEYS).map(|number| format!("key {number}").into_bytes()) {
             let (shown, _) = self.store.read(&[&key], 0, |view| state(view, &key));
@@ -218,20 +246,21 @@ impl World {
 
 #[test]
 fn what_was_told_of_cells_is_there_after_every_crash() {
-    let (mut crashes, mut cleaned) = (0, 0);
+    let (mut crashes, mut cleaned, mut swept) = (0, 0, 0);
     for seed in seeds(150) {
         let mut world = World::new(seed);
         for _ in 0..2000 {
             match world.random.within(0..=999) {
                 0..400 => world.write(),
-                400..900 => world.step_of_the_medium(),
+                400..420 => world.sweep(),
+                420..900 => world.step_of_the_medium(),
                 900..950 => world.tell(),
                 950..995 => world.clean(),
                 _ => world.crash(),
             }
         }
         world.crash();
-        (crashes, cleaned) = (crashes + world.crashes, cleaned + world.cleaned);
+        (crashes, cleaned, swept) = (crashes + world.crashes, cleaned + world.cleaned, swept + world.swept);
     }
-    assert!(crashes > 1000 && cleaned > 300, "{crashes} crashes, {cleaned} cleaned");
+    assert!(crashes > 1000 && cleaned > 300 && swept > 500, "{crashes} crashes, {cleaned} cleaned, {swept} swept");
 }

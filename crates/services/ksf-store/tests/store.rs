@@ -11,7 +11,7 @@ use common::Medium;
 use ksf_store::format::Kind;
 use ksf_store::log::{AppendError, Geometry};
 use ksf_store::recover::Found;
-use ksf_store::store::{CleanError, Cleaning, Clock, Needs, Shard, Store, UpdateError};
+use ksf_store::store::{CleanError, Cleaning, Clock, Needs, Shard, Store, SweepBudget, UpdateError};
 use ksf_test::{Random, TestRandom};
 use opened::{open, seeds};
 
@@ -50,6 +50,8 @@ struct World {
     store: Arc<Store>,
     shards: Vec<Shard>,
     epoch: u32,
+    /// The clock by which keys end. It may be set back while the store does not run.
+    now_ms: u64,
     /// In the order in which they were carried out.
     writes: Vec<Write>,
     /// Of each key, the writes that it may show at the next start.
@@ -58,6 +60,7 @@ struct World {
     crashes: usize,
     cleaned: usize,
     full: usize,
+    swept: usize,
 }
 
 impl World {
@@ -89,12 +92,14 @@ impl World {
             store,
             shards,
             epoch: 1,
+            now_ms: 1000,
             writes,
             history,
             cleaning,
             crashes,
             cleaned,
             full,
+            swept: 0,
         }
     }
 
@@ -116,11 +121,14 @@ impl World {
         let seen = format!("key {:02}", self.random.below(self.habits.keys)).into_bytes();
         let seen = self.random.one_in(self.habits.reads_one_in).then_some(&seen[..]);
         let locked: Vec<&[u8]> = names.iter().copied().chain(seen).collect();
-        let done = self.shards[shard].update(&locked, Clock::default(), |update| {
+        self.now_ms += self.random.below(3);
+        let clock = Clock { now_ms: self.now_ms, received_ns: None };
+        let end = self.random.one_in(3).then(|| self.now_ms + self.random.below(100));
+        let done = self.shards[shard].update(&locked, clock, |update| {
             seen.map(|seen| update.get(seen).is_some());
             for key in &names {
                 match &value {
-                    Some(value) => update.set(key, value, None),
+                    Some(value) => update.set(key, value, end),
                     None => {
                         update.remove(key);
                     }
@@ -134,6 +142,36 @@ impl World {
                 }
                 self.writes.push(Write { keys, value, needs, told: false });
             }
+            Err(UpdateError::Append(AppendError::Full)) => self.full += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Takes ended keys out: to each that is a write like any other.
+    fn sweep(&mut self) {
+        let shard = self.random.within(0..=SHARDS - 1);
+        let clock = Clock { now_ms: self.now_ms, received_ns: None };
+        let budget = SweepBudget { leaves_max: 2, keys_max: self.random.within(1..=5) };
+        let Self { shards, writes, history, .. } = self;
+        let before = writes.len();
+        let done = shards[shard].sweep(clock, budget, |key, needs| {
+            history.entry(key.to_vec()).or_default().push(writes.len());
+            writes.push(Write { keys: vec![key.to_vec()], value: None, needs, told: false });
+        });
+        let removed = self.writes.len() - before;
+        self.swept += removed;
+        assert!(removed <= budget.keys_max);
+        match done {
+            // All of the index was looked at: nothing is left that has ended.
+            Ok(false) => {
+                let mut keys = 0;
+                self.store.scan(b"", self.now_ms, |_, _| {
+                    keys += 1;
+                    true
+                });
+                assert_eq!(keys, self.store.keys());
+            }
+            Ok(true) => {}
             Err(UpdateError::Append(AppendError::Full)) => self.full += 1,
             Err(error) => panic!("{error}"),
         }
@@ -222,6 +260,9 @@ impl World {
         self.epoch += 1;
         (self.store, self.shards) = open(self.geometry, &mut self.media, &mut self.epoch, Some(&mut self.random));
         self.cleaning = (0..SHARDS).map(|_| None).collect();
+        if self.random.one_in(3) {
+            self.now_ms = 1000;
+        }
         self.compare();
     }
 
@@ -270,13 +311,14 @@ impl World {
 
 #[test]
 fn what_was_told_is_there_after_every_crash() {
-    let (mut crashes, mut cleaned, mut full) = (0, 0, 0);
+    let (mut crashes, mut cleaned, mut full, mut swept) = (0, 0, 0, 0);
     for seed in seeds(200) {
         let mut world = World::new(seed);
         for _ in 0..2000 {
             match world.random.within(0..=999) {
                 0..300 => world.write(),
-                300..800 => world.step_of_the_medium(),
+                300..330 => world.sweep(),
+                330..800 => world.step_of_the_medium(),
                 800..850 => world.tell(),
                 850..980 => world.clean(),
                 at if at < 980 + world.habits.crashes_per_mille => world.crash(),
@@ -285,6 +327,8 @@ fn what_was_told_is_there_after_every_crash() {
         }
         world.crash();
         (crashes, cleaned, full) = (crashes + world.crashes, cleaned + world.cleaned, full + world.full);
+        swept += world.swept;
     }
     assert!(crashes > 1000 && cleaned > 1000 && full > 100, "{crashes} crashes, {cleaned} cleaned, {full} full");
+    assert!(swept > 1000, "{swept} keys were swept");
 }

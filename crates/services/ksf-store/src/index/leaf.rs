@@ -110,7 +110,7 @@ impl Slot {
 }
 
 /// Keys of a range, in order.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Leaf {
     slots: Vec<Slot>,
     bytes: Vec<u8>,
@@ -120,9 +120,30 @@ pub struct Leaf {
     apart: Vec<Arc<[u8]>>,
     /// Numbers of `apart` that are free.
     free: Vec<u32>,
+    /// No entry ends before this time, in milliseconds since 1970.
+    soonest_ms: u64,
+}
+
+impl Default for Leaf {
+    fn default() -> Self {
+        let (slots, bytes, apart, free) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { slots, bytes, dead: 0, apart, free, soonest_ms: u64::MAX }
+    }
 }
 
 impl Leaf {
+    /// A time before which no entry ends, in milliseconds since 1970. It may be too early:
+    /// [`Leaf::find_soonest`] makes it exact.
+    pub fn soonest_ms(&self) -> u64 {
+        self.soonest_ms
+    }
+
+    /// Looks at the ends of all entries that `counts` takes.
+    pub fn find_soonest(&mut self, counts: impl Fn(&Entry<'_>) -> bool) {
+        let ends = self.entries(0).filter(counts).filter_map(|entry| entry.expires_ms);
+        self.soonest_ms = ends.min().unwrap_or(u64::MAX);
+    }
+
     /// Number of keys.
     pub fn len(&self) -> usize {
         self.slots.len()
@@ -247,6 +268,7 @@ impl Leaf {
         let bytes = 8 * usize::from(entry.expires_ms.is_some()) + entry.key.len() + inline.len();
         grow(&mut self.bytes, bytes);
         if let Some(time) = entry.expires_ms {
+            self.soonest_ms = self.soonest_ms.min(time);
             self.bytes.extend_from_slice(&time.to_le_bytes());
         }
         self.bytes.extend_from_slice(entry.key);
@@ -339,7 +361,7 @@ impl Leaf {
             }
             Slot { at: at as u32, ..*slot }
         });
-        Self { slots: moved.collect(), bytes, dead: 0, apart, free: Vec::new() }
+        Self { slots: moved.collect(), bytes, dead: 0, apart, free: Vec::new(), soonest_ms: self.soonest_ms }
     }
 }
 

@@ -199,6 +199,39 @@ impl Index {
         }
     }
 
+    /// Looks for keys that ended before `now_ms`, and that `counts` takes, from `from` on and at the end from the first key
+    /// again: in at most `leaves_max` leaves, until there are `keys_max`. `from` becomes the place to go on at. A leaf in which
+    /// no key ends so soon costs one look, however many keys it has.
+    pub fn find_ended(
+        &self,
+        from: &mut Vec<u8>,
+        now_ms: u64,
+        (leaves_max, keys_max): (usize, usize),
+        counts: impl Fn(&Entry<'_>) -> bool,
+    ) -> Vec<Vec<u8>> {
+        let mut ended = Vec::new();
+        let top = self.read();
+        for _ in 0..leaves_max.min(top.len()) {
+            let Some((first, leaf)) = leaf_of(&top, from) else { break };
+            let mut leaf = lock(leaf);
+            if leaf.soonest_ms() <= now_ms {
+                // Of keys that are taken out, the end stays until it is looked for again.
+                leaf.find_soonest(&counts);
+                let is_over = |entry: &Entry<'_>| entry.expires_ms.is_some_and(|end| end <= now_ms) && counts(entry);
+                let found = leaf.entries(0).filter(is_over).map(|entry| entry.key.to_vec());
+                ended.extend(found.take(keys_max - ended.len()));
+                if ended.len() == keys_max {
+                    // There may be more in this leaf.
+                    break;
+                }
+            }
+            let next = top.range::<[u8], _>((Bound::Excluded(first), Bound::Unbounded)).next();
+            from.clear();
+            from.extend_from_slice(next.map_or(&[][..], |(next, _)| next));
+        }
+        ended
+    }
+
     /// Takes leaves away that have no key left, but for the first one.
     pub fn shrink(&self) {
         let mut top = self.write();
