@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use ksf::cpus::CpuSet;
 use nix::sys::resource::{UsageWho, getrusage};
+use rustix::process::Pid;
 
 /// The kernel's unit of CPU time in /proc, 1/100 s on every Linux (USER_HZ).
 const TICKS_PER_SECOND: u64 = 100;
@@ -127,26 +128,11 @@ pub(crate) fn anonymous_bytes(pid: u32) -> Result<u64> {
     Ok(kib * 1024)
 }
 
-/// The CPUs that this process may run on, in order.
-pub(crate) fn allowed() -> Result<Vec<u32>> {
-    cpus_in(&fs::read_to_string("/proc/self/status")?)
-}
-
-fn cpus_in(status: &str) -> Result<Vec<u32>> {
-    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-    numbers(list.context("/proc/PID/status names no CPUs")?)
-}
-
-/// The CPUs that a process may run on, in order.
-pub(crate) fn allowed_to(pid: u32) -> Result<Vec<u32>> {
-    let status =
-        fs::read_to_string(format!("/proc/{pid}/status")).with_context(|| format!("no status of process {pid}"))?;
-    cpus_in(&status)
-}
-
-/// Reads a list such as 0-2,5.
-pub(crate) fn numbers(list: &str) -> Result<Vec<u32>> {
-    Ok(CpuSet::from_list(list)?.iter().map(|cpu| cpu as u32).collect())
+/// The CPUs that another process or thread may run on, in order.
+pub(crate) fn allowed_to(thread: u32) -> Result<Vec<usize>> {
+    let pid = i32::try_from(thread).ok().and_then(Pid::from_raw).context("no such thread")?;
+    let cpus = CpuSet::of_thread(Some(pid)).with_context(|| format!("no CPUs of thread {thread}"))?;
+    Ok(cpus.iter().collect())
 }
 
 /// Adds fields of /proc/PID/stat, counted from 1 as the manual page does.
@@ -246,7 +232,7 @@ mod tests {
     #[test]
     fn this_process_has_cpus_memory_and_time() {
         let pid = std::process::id();
-        assert!(!allowed().unwrap().is_empty());
+        assert_eq!(allowed_to(pid).unwrap(), ksf::cpus::allowed().unwrap());
         assert!(anonymous_bytes(pid).unwrap() > 0);
         let time = process_time(pid).unwrap();
         assert!(time > Duration::ZERO && process_time(pid).unwrap() > time);

@@ -219,13 +219,13 @@ impl Programs {
 pub(crate) struct Pinning {
     pub(crate) placement: Placement,
     /// The client's CPU, and the one that it does not use.
-    first: u32,
-    second: Option<u32>,
+    first: usize,
+    second: Option<usize>,
 }
 
 impl Pinning {
     /// The pinning on the CPUs that this process may use. None if there are too few.
-    pub(crate) fn new(placement: Placement, connections: u32, cpus: &[u32]) -> Option<Pinning> {
+    pub(crate) fn new(placement: Placement, connections: u32, cpus: &[usize]) -> Option<Pinning> {
         let (first, second) = (*cpus.first()?, cpus.get(1).copied());
         let needs_two = matches!(placement, Placement::Other | Placement::Shared) || connections > 1;
         (!needs_two || second.is_some()).then_some(Pinning { placement, first, second })
@@ -257,7 +257,7 @@ impl Pinning {
     }
 
     fn both(&self) -> String {
-        [Some(self.first), self.second].iter().flatten().map(u32::to_string).collect::<Vec<_>>().join(",")
+        [Some(self.first), self.second].iter().flatten().map(usize::to_string).collect::<Vec<_>>().join(",")
     }
 }
 

@@ -42,9 +42,9 @@ impl HostCosts {
     }
 
     /// Measures them on the CPUs that the bench uses.
-    pub(super) fn measure(programs: &Programs, effort: Effort, cpus: &[u32]) -> Result<HostCosts> {
+    pub(super) fn measure(programs: &Programs, effort: Effort, cpus: &[usize]) -> Result<HostCosts> {
         let mut command = programs.peer("host_costs");
-        command.arg(effort.count(COUNT).to_string()).args(cpus.iter().take(2).map(u32::to_string));
+        command.arg(effort.count(COUNT).to_string()).args(cpus.iter().take(2).map(usize::to_string));
         let text = output(&mut command, TIMEOUT)?;
         let costs: HostCosts = serde_json::from_str(&text).with_context(|| format!("host_costs printed:\n{text}"))?;
         Ok(HostCosts { date: date(), ..costs })

@@ -35,7 +35,7 @@ mod web;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use anyhow::{Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::ValueEnum;
 
 use self::case::{CASES, Case, Placement, Row};
@@ -102,7 +102,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     };
     let revision = Revision::of(&crate::root());
     let results = Results::open(options.out.as_deref(), options.smoke, &revision, Machine::read(PACKAGES)?)?;
-    let cpus = crate::cpu::allowed()?;
+    let cpus = ksf::cpus::allowed().context("cannot tell which CPUs are ours")?;
     let programs = Programs::build(ksf)?;
     let mut bench = Bench { results, revision, runs, effort, cpus, smoke: options.smoke, have, programs };
     let rpcbind = match bench.have.contestant(Contestant::Ganesha) {
@@ -132,7 +132,7 @@ struct Bench {
     revision: Revision,
     runs: u32,
     effort: Effort,
-    cpus: Vec<u32>,
+    cpus: Vec<usize>,
     smoke: bool,
     have: Have,
     programs: Programs,

@@ -212,7 +212,7 @@ fn floor(programs: &Programs) {
 
 fn host_costs(programs: &Programs) {
     let effort = Effort { seconds: 0.0, scale: 0.01, rate_divisor: 1 };
-    let cpus = crate::cpu::allowed().unwrap();
+    let cpus = ksf::cpus::allowed().unwrap();
     let costs = HostCosts::measure(programs, effort, &cpus).unwrap();
     for (name, batches) in [("system call", &costs.system_call_us), ("context switch", &costs.context_switch_us)] {
         assert!(batches.len() == 15 && batches.iter().all(|us| *us > 0.0), "{name}: {batches:?}");

@@ -177,7 +177,7 @@ struct Server {
 
 #[derive(Deserialize)]
 struct Thread {
-    cpu: Option<u32>,
+    cpu: Option<usize>,
 }
 
 /// Reads a result, also of a peer that prints as much of the document. Failed requests are part of it; wrong or surplus bytes are an error, whatever was done to the server.

@@ -141,7 +141,7 @@ pub(super) struct WebResult {
     /// Answers by worker.
     pub(super) values: BTreeMap<String, u64>,
     /// The CPU of each thread of the client, and its answers by worker.
-    pub(super) threads: Vec<(Option<u32>, BTreeMap<String, u64>)>,
+    pub(super) threads: Vec<(Option<usize>, BTreeMap<String, u64>)>,
     pub(super) warnings: Vec<String>,
 }
 
@@ -167,7 +167,7 @@ fn insert(sample: &mut Sample, result: &WebResult, spent: &Spent) {
 }
 
 /// The most answers of a worker relative to the fewest. A worker without any counts as one with one.
-fn balance(values: &BTreeMap<String, u64>, workers: &BTreeMap<String, Vec<u32>>) -> Result<f64> {
+fn balance(values: &BTreeMap<String, u64>, workers: &BTreeMap<String, Vec<usize>>) -> Result<f64> {
     let of = |worker: &String| values.get(worker).copied().unwrap_or(0);
     let (most, least) = (workers.keys().map(of).max(), workers.keys().map(of).min());
     let (most, least) = most.zip(least).context("the server has no workers")?;
@@ -180,7 +180,10 @@ fn balance(values: &BTreeMap<String, u64>, workers: &BTreeMap<String, Vec<u32>>)
 
 /// The share of answers that came from a worker on the CPU of the client's thread, where the connection arrived. None
 /// unless all are pinned.
-fn local_share(threads: &[(Option<u32>, BTreeMap<String, u64>)], workers: &BTreeMap<String, Vec<u32>>) -> Option<f64> {
+fn local_share(
+    threads: &[(Option<usize>, BTreeMap<String, u64>)],
+    workers: &BTreeMap<String, Vec<usize>>,
+) -> Option<f64> {
     let (mut local, mut all) = (0, 0);
     for (cpu, values) in threads {
         for (worker, count) in values {
@@ -200,7 +203,7 @@ mod tests {
         counts.iter().map(|(value, count)| ((*value).to_owned(), *count)).collect()
     }
 
-    fn workers(cpus: [Vec<u32>; 2]) -> BTreeMap<String, Vec<u32>> {
+    fn workers(cpus: [Vec<usize>; 2]) -> BTreeMap<String, Vec<usize>> {
         ["11".to_owned(), "12".to_owned()].into_iter().zip(cpus).collect()
     }
 

@@ -39,7 +39,7 @@ pub(super) struct Conf {
     pub(super) dir: PathBuf,
     pub(super) sharing: Sharing,
     /// The CPU of each worker; None: where the scheduler puts it.
-    pub(super) cpus: Vec<Option<u32>>,
+    pub(super) cpus: Vec<Option<usize>>,
     pub(super) port: u16,
     pub(super) names_worker: bool,
     pub(super) costly: bool,
@@ -108,7 +108,7 @@ impl Conf {
         let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
             .map(|name| format!("  {name}_temp_path {};\n", path(name)))
             .concat();
-        let affinity = match self.cpus.iter().copied().collect::<Option<Vec<u32>>>() {
+        let affinity = match self.cpus.iter().copied().collect::<Option<Vec<usize>>>() {
             Some(cpus) => format!("worker_cpu_affinity{};\n", cpus.iter().map(|cpu| mask(*cpu)).collect::<String>()),
             None => String::new(),
         };
@@ -165,15 +165,15 @@ fn page() -> String {
 }
 
 /// A CPU as nginx names it: " 100" is the third.
-fn mask(cpu: u32) -> String {
-    format!(" 1{}", "0".repeat(cpu as usize))
+fn mask(cpu: usize) -> String {
+    format!(" 1{}", "0".repeat(cpu))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn conf(sharing: Sharing, cpus: &[Option<u32>]) -> String {
+    fn conf(sharing: Sharing, cpus: &[Option<usize>]) -> String {
         let dir = PathBuf::from("/x");
         Conf { dir, sharing, cpus: cpus.to_vec(), port: 81, names_worker: sharing == Sharing::Reuseport, costly: false }
             .text()

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use ksf::cpus::CpuSet;
 
 use super::accel;
 use super::client::WORKER_FIELD;
@@ -13,7 +14,7 @@ use super::nginx::{Conf, Nginx, Sharing};
 use super::{BODY_BYTES, WebLoad};
 use crate::bench::case::Case;
 use crate::bench::contestant::{Contestant, Pinning, Programs, pinned, start};
-use crate::cpu::{self, Switches};
+use crate::cpu::{Switches, allowed_to};
 use crate::process::{Ready, Server};
 
 /// A running web server.
@@ -39,7 +40,7 @@ struct Wanted<'a> {
     contestant: Contestant,
     load: &'a WebLoad,
     /// A worker for each. None: where the scheduler puts it.
-    cpus: Vec<Option<u32>>,
+    cpus: Vec<Option<usize>>,
     /// The same as a list for taskset.
     list: Option<String>,
     port: u16,
@@ -57,8 +58,8 @@ impl Web {
     ) -> Result<Web> {
         let list = pinning.server(case.connections);
         let cpus = match &list {
-            Some(list) => cpu::numbers(list)?.into_iter().map(Some).collect(),
-            None => vec![None; cpu::allowed()?.len().min(case.connections as usize)],
+            Some(list) => CpuSet::from_list(list)?.iter().map(Some).collect(),
+            None => vec![None; ksf::cpus::allowed()?.len().min(case.connections as usize)],
         };
         let dir = programs.scratch().join(format!("web-{port}"));
         fs::create_dir_all(&dir).context("cannot make a directory for a web server")?;
@@ -82,18 +83,18 @@ impl Web {
     }
 
     /// The CPUs that each worker may run on, by the name that its answers have; empty where workers are not known.
-    pub(super) fn worker_cpus(&self) -> Result<BTreeMap<String, Vec<u32>>> {
+    pub(super) fn worker_cpus(&self) -> Result<BTreeMap<String, Vec<usize>>> {
         match &self.kind {
             Kind::Unknown => Ok(BTreeMap::new()),
             Kind::Nginx(nginx) => {
-                nginx.workers()?.into_iter().map(|pid| Ok((pid.to_string(), cpu::allowed_to(pid)?))).collect()
+                nginx.workers()?.into_iter().map(|pid| Ok((pid.to_string(), allowed_to(pid)?))).collect()
             }
             // Not what its configuration asks for: HAProxy 2.6 starts without a word where it does not bind them.
             Kind::Threads(count) => {
                 let mut threads = threads(self.server.pid())?;
                 threads.sort_unstable();
                 ensure!(threads.len() == *count, "{} threads, not {count}", threads.len());
-                let cpus = |(number, tid): (usize, u32)| Ok((number.to_string(), cpu::allowed_to(tid)?));
+                let cpus = |(number, tid): (usize, u32)| Ok((number.to_string(), allowed_to(tid)?));
                 threads.into_iter().enumerate().map(cpus).collect()
             }
         }
@@ -195,7 +196,7 @@ fn threads(pid: u32) -> Result<Vec<u32>> {
     Ok(tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse().ok()).collect())
 }
 
-fn haproxy_conf(cpus: &[Option<u32>], port: u16, shards: bool) -> String {
+fn haproxy_conf(cpus: &[Option<usize>], port: u16, shards: bool) -> String {
     let map: String =
         cpus.iter().zip(1..).filter_map(|(cpu, thread)| Some(format!("  cpu-map 1/{thread} {}\n", (*cpu)?))).collect();
     format!(
