@@ -1,4 +1,5 @@
-//! Nothing that a task has started outlives it, however the task ends: not a peer, not a daemon that forked twice.
+//! Nothing that a task has started outlives it, however the task ends: not a peer, not a daemon that forked twice, no
+//! temporary file.
 //!
 //! ```text
 //!   outer ─── pipe ───► inner ───────► task ──► servers, clients, daemons
@@ -9,9 +10,14 @@
 //! has when what it watches ends: inner when the task ends or outer does (the pipe closes), outer when inner ends. So
 //! one of the three can be killed, by SIGKILL as well, and the other two or one see to the rest. Inner has a process group
 //! of its own: Ctrl-C in a terminal ends outer alone.
+//!
+//! Temporary files of the task and of all that it starts are in one folder (TMPDIR), which outer makes, and which both
+//! remove after the last process has ended.
 
-use std::io::Read;
+use std::fs;
+use std::io::{ErrorKind, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result};
@@ -23,13 +29,22 @@ use crate::process::{descendants, die_with_parent};
 const ROLE: &str = "KSF_XTASK_ROLE";
 const INNER: &str = "inner";
 const TASK: &str = "task";
+const FOLDER_PREFIX: &str = "xtask-";
 
 /// Runs a task in a process of its own, as said above.
 pub(crate) fn supervised(task: impl FnOnce() -> Result<()>) -> Result<ExitCode> {
     match std::env::var(ROLE).as_deref() {
         Ok(TASK) => task().map(|()| ExitCode::SUCCESS),
-        Ok(INNER) => watch(&mut anew(TASK)?, true),
-        _ => watch(anew(INNER)?.process_group(0).stdin(Stdio::piped()), false),
+        Ok(INNER) => watch(&mut anew(TASK)?, &std::env::temp_dir(), true),
+        _ => {
+            // Peers are compiled there, and /tmp may be mounted without the right to execute.
+            let place = crate::target_dir().unwrap_or_else(|_| std::env::temp_dir());
+            let folder = tempfile::Builder::new().prefix(FOLDER_PREFIX).tempdir_in(&place);
+            let folder = folder.with_context(|| format!("cannot make a folder in {}", place.display()))?;
+            let mut inner = anew(INNER)?;
+            inner.env("TMPDIR", folder.path()).process_group(0).stdin(Stdio::piped());
+            watch(&mut inner, folder.path(), false)
+        }
     }
 }
 
@@ -40,8 +55,9 @@ fn anew(role: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// Runs the command to its end, and then ends all that is left. With `for_parent` it ends when standard input does.
-fn watch(command: &mut Command, for_parent: bool) -> Result<ExitCode> {
+/// Runs the command to its end, and then ends all that is left, and removes the folder. With `for_parent` it ends when
+/// standard input does.
+fn watch(command: &mut Command, folder: &Path, for_parent: bool) -> Result<ExitCode> {
     set_child_subreaper(Some(getpid())).context("cannot become a child subreaper")?;
     if for_parent {
         die_with_parent(command, Signal::KILL); // the task; inner lives on to end what there is
@@ -57,7 +73,12 @@ fn watch(command: &mut Command, for_parent: bool) -> Result<ExitCode> {
     }
     let code = wait_for(&mut child)?;
     end_all()?;
-    Ok(code)
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", folder.display()))
+        }
+        _ => Ok(code),
+    }
 }
 
 /// Waits for the child, and for orphans on the way.

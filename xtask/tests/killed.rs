@@ -1,16 +1,17 @@
-//! A demo that is killed leaves no process behind, whichever of its own processes is killed, and whoever forked twice.
+//! A demo or a bench that is killed or interrupted leaves nothing behind, whichever of its own processes it is, and
+//! although some of what they start forks twice.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
+use ksf_test::{is_root, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 const XTASK: &str = env!("CARGO_BIN_EXE_xtask");
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Each process and its parent.
 fn parents() -> Vec<(u32, u32)> {
@@ -33,26 +34,44 @@ fn descendants(pid: u32) -> Vec<u32> {
 }
 
 fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + TIMEOUT;
-    loop {
-        if let Some(found) = found() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "waited {TIMEOUT:?} for {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let mut result = None;
+    wait_until(what, || {
+        result = found();
+        result.is_some()
+    });
+    result.expect("it was waited for")
+}
+
+fn ksf() -> PathBuf {
+    let ksf = Path::new(XTASK).with_file_name("ksf");
+    assert!(ksf.is_file(), "{} is missing; run: scripts/cargo build -p ksf-cli", ksf.display());
+    ksf
+}
+
+fn send(signal: Signal, pid: u32) {
+    kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+}
+
+/// What was started, what watches it, and what does the work: the process so many below the first.
+fn below(first: u32, depth: u32) -> u32 {
+    (0..depth).fold(first, |pid, _| children(pid)[0])
+}
+
+fn wait_for_the_end_of(pids: &[u32], why: &str) {
+    wait_until(format_args!("the end of {pids:?} after {why}"), || {
+        let live = parents();
+        pids.iter().all(|pid| live.iter().all(|(other, _)| other != pid))
+    });
 }
 
 /// A demo whose servers start a daemon, as rpcbind is one: a process of a session of its own, whose parent has ended.
-fn start(dir: &Path) -> Child {
-    let ksf = Path::new(XTASK).with_file_name("ksf");
-    assert!(ksf.is_file(), "{} is missing; run: scripts/cargo build -p ksf-cli", ksf.display());
+fn start_demo(dir: &Path) -> Child {
     let script = format!(
         "#!/bin/sh\ncase $1 in kecho | krpc2)\n    \
          setsid sh -c 'sleep 1000 </dev/null >/dev/null 2>&1 & echo $! >{0}/new; mv {0}/new {0}/daemon' ;;\nesac\n\
          exec {1} \"$@\"\n",
         dir.display(),
-        ksf.display()
+        ksf().display()
     );
     let wrapper = dir.join("ksf");
     fs::write(&wrapper, script).unwrap();
@@ -74,20 +93,103 @@ fn start(dir: &Path) -> Child {
 fn a_killed_demo_leaves_no_process_behind() {
     for depth in 0..3 {
         let dir = tempfile::tempdir().unwrap();
-        let mut demo = start(dir.path());
+        let mut demo = start_demo(dir.path());
         let daemon = wait_for("a daemon", || fs::read_to_string(dir.path().join("daemon")).ok());
         let daemon: u32 = daemon.trim().parse().unwrap();
-        // What was started, what watches it, and what does the work.
-        let victim = (0..depth).fold(demo.id(), |pid, _| children(pid)[0]);
+        let victim = below(demo.id(), depth);
         let all = wait_for("a load", || {
             let all = [descendants(demo.id()), vec![daemon]].concat();
             (all.len() > 4).then_some(all)
         });
-        kill_process(Pid::from_raw(victim as i32).unwrap(), Signal::KILL).unwrap();
+        send(Signal::KILL, victim);
         demo.wait().unwrap();
-        wait_for(&format!("the end of {all:?} after SIGKILL of process {depth}"), || {
-            let live = parents();
-            all.iter().all(|pid| live.iter().all(|(other, _)| other != pid)).then_some(())
-        });
+        wait_for_the_end_of(&all, &format!("SIGKILL of process {depth}"));
     }
+}
+
+/// The words that a process was started with, in one line.
+fn command_line(pid: u32) -> String {
+    let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&words).replace('\0', " ")
+}
+
+/// The eBPF programs that these processes hold, by their ids.
+fn programs(pids: &[u32]) -> BTreeSet<String> {
+    let files = pids.iter().flat_map(|pid| fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter().flatten().flatten());
+    let infos = files.filter_map(|file| fs::read_to_string(file.path()).ok());
+    let ids = infos.filter_map(|info| info.lines().find_map(|line| Some(line.strip_prefix("prog_id:")?.trim().into())));
+    ids.collect()
+}
+
+fn is_loaded(program: &str) -> bool {
+    let mut bpftool = Command::new("bpftool");
+    bpftool.args(["prog", "show", "id", program]).stdout(Stdio::null()).stderr(Stdio::null());
+    bpftool.status().unwrap().success()
+}
+
+/// The inode of a process's network namespace.
+fn network(pid: impl std::fmt::Display) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/ns/net")).ok()
+}
+
+/// Whether a process or a mount keeps a network namespace.
+fn is_kept(network_id: &Path) -> bool {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    mounts.contains(network_id.to_str().unwrap())
+        || parents().into_iter().any(|(pid, _)| network(pid).as_deref() == Some(network_id))
+}
+
+fn files_in(dir: &str) -> BTreeSet<PathBuf> {
+    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+/// A bench with a target directory and a place for temporary files of its own, both in `dir`.
+fn start_bench(dir: &Path) -> Child {
+    let (target, temporary) = (dir.join("target"), dir.join("temporary"));
+    fs::create_dir(&target).unwrap();
+    fs::create_dir(&temporary).unwrap();
+    fs::write(target.join("CACHEDIR.TAG"), "").unwrap();
+    fs::copy(XTASK, target.join("xtask")).unwrap();
+    let mut bench = Command::new(target.join("xtask"));
+    bench.args(["bench", "--case", "null-tcp-128", "--runs", "1", "--seconds", "1", "--ksf"]).arg(ksf());
+    bench.arg("--out").arg(dir.join("report")).env("TMPDIR", temporary);
+    bench.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+#[test]
+fn a_bench_that_is_killed_or_interrupted_leaves_nothing_behind() {
+    let (peer, kernel) = (&["/threads "][..], &[" krpc2 ", " --engine kernel "][..]);
+    let engine = if is_root() { kernel } else { &[" krpc2 ", " --engine uring "] };
+    let pinned = files_in("/sys/fs/bpf");
+    for (signal, depth, server) in
+        [(Signal::KILL, 0, peer), (Signal::KILL, 1, engine), (Signal::KILL, 2, peer), (Signal::INT, 0, engine)]
+    {
+        let why = format!("{signal:?} of process {depth} beside {server:?}");
+        let dir = tempfile::tempdir().unwrap();
+        let mut bench = start_bench(dir.path());
+        let all = wait_for("a load on a server", || {
+            assert_eq!(bench.try_wait().unwrap(), None, "the bench ended before its server ran");
+            let all = descendants(bench.id());
+            let lines: Vec<String> = all.iter().map(|&pid| command_line(pid)).collect();
+            let is_there = |words: &[&str]| lines.iter().any(|line| words.iter().all(|word| line.contains(word)));
+            (is_there(server) && is_there(&[" rpctest "])).then_some(all)
+        });
+        let (programs, network_id) = (programs(&all), network(below(bench.id(), 2)).unwrap());
+        assert_eq!(!programs.is_empty(), server == kernel, "{programs:?}");
+        assert_eq!(Some(&network_id) != network("self").as_ref(), is_root(), "the bench has a network of its own");
+
+        send(signal, below(bench.id(), depth));
+        bench.wait().unwrap();
+        wait_for_the_end_of(&all, &why);
+        wait_until(format_args!("the end of eBPF programs {programs:?} after {why}"), || {
+            !programs.iter().any(|program| is_loaded(program))
+        });
+        wait_until(format_args!("no temporary folder after {why}"), || {
+            let left = ["target", "temporary"].map(|name| files_in(dir.path().join(name).to_str().unwrap()));
+            left.iter().flatten().all(|path| path.ends_with("CACHEDIR.TAG") || path.ends_with("xtask"))
+        });
+        assert!(!is_root() || !is_kept(&network_id), "a network namespace stays after {why}");
+    }
+    let pinned_now = files_in("/sys/fs/bpf");
+    assert!(pinned_now.is_subset(&pinned), "pinned: {:?}", pinned_now.difference(&pinned));
 }

@@ -190,7 +190,8 @@ pub(crate) struct Programs {
 impl Programs {
     /// Compiles the peers of bench/peers.
     pub(crate) fn build(ksf: PathBuf) -> Result<Programs> {
-        let scratch = tempfile::Builder::new().prefix("bench-").tempdir_in(crate::target_dir()?)?;
+        // Below the folder that `supervise` removes when this process is killed.
+        let scratch = tempfile::Builder::new().prefix("bench-").tempdir()?;
         let programs = Programs { ksf, scratch };
         for name in ["threads", "event_loop", "udp_plain", "udp_mmsg", "pair_floor", "work_server", "host_costs"] {
             let source = crate::root().join("bench/peers").join(name).with_extension("c");
