@@ -25,7 +25,7 @@ use serde::de::DeserializeOwned;
 
 use super::case::{CASES, Metric, Placement};
 use super::contestant::Contestant;
-use super::judge::{self, Outcome};
+use super::judge::{self, GoalOutcome};
 use super::raw::{Raw, values};
 use super::report;
 use super::stats::Interval;
@@ -174,7 +174,7 @@ impl Place<'_> {
                 let verdict = verdicts.into_iter().find(is_it).context("there is no such goal")?;
                 let bound = verdict.bound;
                 let word = match verdict.outcome {
-                    Outcome::Lost => "lost".to_owned(),
+                    GoalOutcome::Lost => "lost".to_owned(),
                     outcome => outcome.to_string(),
                 };
                 match kind {

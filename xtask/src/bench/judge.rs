@@ -50,7 +50,7 @@ pub(crate) struct Verdict {
     pub(crate) goal: String,
     /// The ratio, or the figure itself where there is nothing to compare it with. None: not measured.
     pub(crate) found: Option<Interval>,
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: GoalOutcome,
     pub(crate) metric: Metric,
     pub(crate) bound: f64,
     is_ratio: bool,
@@ -64,7 +64,7 @@ impl Verdict {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum GoalOutcome {
     Met,
     Lost,
     /// More rounds could still show either.
@@ -72,13 +72,13 @@ pub(crate) enum Outcome {
     NotMeasured,
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for GoalOutcome {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.pad(match self {
-            Outcome::Met => "met",
-            Outcome::Lost => "LOST",
-            Outcome::Undecided => "undecided",
-            Outcome::NotMeasured => "not measured",
+            GoalOutcome::Met => "met",
+            GoalOutcome::Lost => "LOST",
+            GoalOutcome::Undecided => "undecided",
+            GoalOutcome::NotMeasured => "not measured",
         })
     }
 }
@@ -95,7 +95,7 @@ pub(crate) fn has_goal(case: &Case, placement: Placement) -> bool {
 }
 
 /// The contestants of the goals of which these samples of one step say so: the subjects and their peers.
-pub(crate) fn contestants_of(samples: &[Sample], step: &Step, outcome: Outcome) -> BTreeSet<Contestant> {
+pub(crate) fn contestants_of(samples: &[Sample], step: &Step, outcome: GoalOutcome) -> BTreeSet<Contestant> {
     let goals = goals().into_iter().filter(|goal| goal.case == step.case && goal.placement == step.placement);
     goals
         .filter(|goal| goal.judge(samples).outcome == outcome)
@@ -149,15 +149,15 @@ impl Bound {
         }
     }
 
-    fn outcome(self, found: &Interval) -> Outcome {
+    fn outcome(self, found: &Interval) -> GoalOutcome {
         let (is_met, is_lost) = match self {
             Bound::AtMost(bound) => (found.high <= bound, found.low > bound),
             Bound::AtLeast(bound) => (found.low >= bound, found.high < bound),
         };
         match found.can_decide() {
-            true if is_met => Outcome::Met,
-            true if is_lost => Outcome::Lost,
-            _ => Outcome::Undecided,
+            true if is_met => GoalOutcome::Met,
+            true if is_lost => GoalOutcome::Lost,
+            _ => GoalOutcome::Undecided,
         }
     }
 
@@ -177,15 +177,17 @@ impl Goal {
             let worse = self.bound.worse(one.median, other.median);
             if worse == one.median { one } else { other }
         });
-        let outcomes: Vec<Outcome> = found.iter().map(|found| self.bound.outcome(found)).collect();
-        let outcome = [Outcome::Lost, Outcome::Undecided, Outcome::Met].into_iter().find(|one| outcomes.contains(one));
+        let outcomes: Vec<GoalOutcome> = found.iter().map(|found| self.bound.outcome(found)).collect();
+        let outcome = [GoalOutcome::Lost, GoalOutcome::Undecided, GoalOutcome::Met]
+            .into_iter()
+            .find(|one| outcomes.contains(one));
         Verdict {
             case: self.case,
             subject: self.subject,
             placement: self.placement,
             goal: self.text(samples),
             found: worst,
-            outcome: outcome.unwrap_or(Outcome::NotMeasured),
+            outcome: outcome.unwrap_or(GoalOutcome::NotMeasured),
             metric: self.metric,
             bound: self.bound.value(),
             is_ratio: !matches!(self.against, Against::Absolute | Against::WorstRun),
@@ -283,7 +285,7 @@ mod tests {
     }
 
     /// The median found for a goal, and what came of it.
-    fn verdict(samples: &[Vec<Sample>], who: Contestant, case: &str, text: &str) -> (Option<f64>, Outcome) {
+    fn verdict(samples: &[Vec<Sample>], who: Contestant, case: &str, text: &str) -> (Option<f64>, GoalOutcome) {
         let verdicts = judge(&raw(samples.concat()));
         let of = |verdict: &&Verdict| verdict.case == case && verdict.subject == who && verdict.goal == text;
         let verdict = verdicts.iter().find(of).unwrap_or_else(|| panic!("no goal '{text}'"));
@@ -300,9 +302,9 @@ mod tests {
             p50(Kernel, Placement::Other, 3.5),
         ];
         let verdict = |who, text| verdict(&samples, who, "null-tcp-1", text);
-        assert_eq!(verdict(Kernel, "round trip p50 us <= 0.85 x threads"), (Some(0.875), Outcome::Lost));
-        assert_eq!(verdict(Kernel, "round trip p50 us <= 0.55 x threads"), (Some(0.5), Outcome::Met));
-        assert_eq!(verdict(Uring, "round trip p50 us <= 1.05 x threads"), (None, Outcome::NotMeasured));
+        assert_eq!(verdict(Kernel, "round trip p50 us <= 0.85 x threads"), (Some(0.875), GoalOutcome::Lost));
+        assert_eq!(verdict(Kernel, "round trip p50 us <= 0.55 x threads"), (Some(0.5), GoalOutcome::Met));
+        assert_eq!(verdict(Uring, "round trip p50 us <= 1.05 x threads"), (None, GoalOutcome::NotMeasured));
     }
 
     /// The machine's speed changes from round to round, and meets both: their ratio stays.
@@ -315,10 +317,10 @@ mod tests {
         let (peer, own) = (at_speed(Threads, 1.0), |factor| at_speed(Uring, factor));
         let text = "messages/s >= 1 x threads";
         let verdict = |own| verdict(&[peer.clone(), own], Uring, "null-tcp-128", text);
-        assert_eq!(verdict(own(1.01)), (Some(1.01), Outcome::Met));
-        assert_eq!(verdict(own(0.99)), (Some(0.99), Outcome::Lost));
+        assert_eq!(verdict(own(1.01)), (Some(1.01), GoalOutcome::Met));
+        assert_eq!(verdict(own(0.99)), (Some(0.99), GoalOutcome::Lost));
         // Without its pair a round tells nothing.
-        assert_eq!(verdict(own(1.01)[..4].to_vec()).1, Outcome::Undecided);
+        assert_eq!(verdict(own(1.01)[..4].to_vec()).1, GoalOutcome::Undecided);
     }
 
     #[test]
@@ -327,9 +329,9 @@ mod tests {
         let peer = rate(Threads, &[100.0; 5]);
         let samples = [peer, rate(Uring, &[101.0, 102.0, 99.0, 103.0, 104.0])];
         let text = "messages/s >= 1 x threads";
-        assert_eq!(verdict(&samples, Uring, "null-tcp-128", text), (Some(1.02), Outcome::Undecided));
+        assert_eq!(verdict(&samples, Uring, "null-tcp-128", text), (Some(1.02), GoalOutcome::Undecided));
         let case = CASES.iter().find(|case| case.name == "null-tcp-128").unwrap();
-        let repeated = |placement| contestants_of(&samples.concat(), &case.step(placement), Outcome::Undecided);
+        let repeated = |placement| contestants_of(&samples.concat(), &case.step(placement), GoalOutcome::Undecided);
         assert_eq!(repeated(Placement::Same), BTreeSet::from([Threads, Uring]));
         assert!(repeated(Placement::Other).is_empty());
     }
@@ -340,8 +342,8 @@ mod tests {
         let nginx = [p99(NginxExclusive, 10.0), p99(NginxReuseport, 20.0)];
         let text = "round trip p99 us <= 0.8 x nginx or nginx reuseport";
         let verdict = |us| verdict(&[nginx.concat(), p99(Demo, us)], Demo, "connections", text);
-        assert_eq!(verdict(9.0), (Some(0.9), Outcome::Lost));
-        assert_eq!(verdict(8.0), (Some(0.8), Outcome::Met));
+        assert_eq!(verdict(9.0), (Some(0.9), GoalOutcome::Lost));
+        assert_eq!(verdict(8.0), (Some(0.8), GoalOutcome::Met));
     }
 
     #[test]
@@ -357,7 +359,7 @@ mod tests {
     fn one_slow_run_loses_the_steadiness_goal() {
         let samples = rounds("null-tcp-128", Uring, Placement::Same, Metric::MessagesPerS, &[100.0, 100.0, 79.0]);
         let text = "slowest run >= 0.8 x its median messages/s";
-        assert_eq!(verdict(&[samples], Uring, "null-tcp-128", text).1, Outcome::Lost);
+        assert_eq!(verdict(&[samples], Uring, "null-tcp-128", text).1, GoalOutcome::Lost);
     }
 
     #[test]
@@ -366,11 +368,11 @@ mod tests {
             verdict(&[rounds(case, Accel, Placement::Same, metric, values)], Accel, case, text)
         };
         let failed = |values| of("accel-kill", Metric::Failures, values, "every run: failed requests <= 0");
-        assert_eq!(failed(&[0.0, 0.0, 3.0]), (Some(3.0), Outcome::Lost));
-        assert_eq!(failed(&[0.0; 3]), (Some(0.0), Outcome::Met));
+        assert_eq!(failed(&[0.0, 0.0, 3.0]), (Some(3.0), GoalOutcome::Lost));
+        assert_eq!(failed(&[0.0; 3]), (Some(0.0), GoalOutcome::Met));
         // Where more is better, the worst is the least.
         let local = of("accel-steady", Metric::LocalShare, &[1.0, 0.99, 1.0], "every run: local share >= 1");
-        assert_eq!(local, (Some(0.99), Outcome::Lost));
+        assert_eq!(local, (Some(0.99), GoalOutcome::Lost));
     }
 
     #[test]
@@ -398,9 +400,9 @@ mod tests {
         ];
         let verdict = |who, case, text| verdict(&samples, who, case, text);
         let text = "messages/s >= 0.9 of the bound, 1.50 x pinned loops";
-        assert_eq!(verdict(Workers2, "mux-sleep-split", text), (Some(0.9), Outcome::Met));
+        assert_eq!(verdict(Workers2, "mux-sleep-split", text), (Some(0.9), GoalOutcome::Met));
         let text = "quick p99 us <= 1.1 x ideal queue";
-        assert_eq!(verdict(Workers4, "mux-mixed", text), (Some(1.2), Outcome::Lost));
+        assert_eq!(verdict(Workers4, "mux-mixed", text), (Some(1.2), GoalOutcome::Lost));
         let text = "quick p99 us <= 0.3 x AF_KCM 4 workers";
         assert_eq!(verdict(Workers4, "mux-mixed", text).0, None, "nothing outside the VM is compared with it");
     }

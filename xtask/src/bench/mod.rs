@@ -43,7 +43,7 @@ pub(crate) use self::case::{Pace, WorkLoad};
 use self::contestant::{Contestant, Pinning, Programs};
 use self::have::Have;
 use self::host::HostCosts;
-use self::judge::Outcome;
+use self::judge::GoalOutcome;
 use self::measure::{Effort, Meter, raise_file_limit};
 use self::raw::{Evidence, Group, Sample, Step, Tool};
 use self::results::Results;
@@ -252,7 +252,7 @@ impl Bench {
                     samples.push(meter.sample(case, contestant, pinning, round));
                 }
             }
-            judge::contestants_of(&samples, &case.step(pinning.placement), Outcome::Undecided)
+            judge::contestants_of(&samples, &case.step(pinning.placement), GoalOutcome::Undecided)
         };
         let mut undecided = rounds(0..self.runs, &|_| true);
         for look in looks(self.runs).windows(2).filter(|_| !self.smoke) {
@@ -288,7 +288,7 @@ impl Bench {
         }
         let seconds = self.effort.seconds.min(EVIDENCE_SECONDS_MAX);
         let meter = Meter { effort: Effort { seconds, ..self.effort }, ..self.meter() };
-        let lost = judge::contestants_of(samples, &step, Outcome::Lost);
+        let lost = judge::contestants_of(samples, &step, GoalOutcome::Lost);
         for contestant in lost.into_iter().filter(|contestant| contestant.can_be_watched()) {
             for (tool, have) in self.have.evidence().filter(|(tool, _)| *tool != Tool::Strace || case.can_be_traced()) {
                 let (path, file) = self.results.evidence_file(&step, contestant, tool)?;

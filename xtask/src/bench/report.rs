@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use super::case::{CASES, Case, Metric, Placement, Row};
 use super::chart;
 use super::host::HostCosts;
-use super::judge::{Outcome, Verdict, judge};
+use super::judge::{GoalOutcome, Verdict, judge};
 use super::raw::{Evidence, Raw, Step};
 use super::stats::Interval;
 use super::vm;
@@ -310,11 +310,11 @@ pub(crate) fn goal_summary(verdicts: &[Verdict]) -> String {
     let count = |outcome| verdicts.iter().filter(|verdict| verdict.outcome == outcome).count();
     format!(
         "{} of {} goals met, {} lost, {} undecided, {} not measured.",
-        count(Outcome::Met),
+        count(GoalOutcome::Met),
         verdicts.len(),
-        count(Outcome::Lost),
-        count(Outcome::Undecided),
-        count(Outcome::NotMeasured)
+        count(GoalOutcome::Lost),
+        count(GoalOutcome::Undecided),
+        count(GoalOutcome::NotMeasured)
     )
 }
 

@@ -12,7 +12,7 @@ use std::io::Write;
 
 /// What a client may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct RespLimits {
     /// Most arguments of a command.
     pub arguments_max: usize,
     /// Longest argument, in bytes.
@@ -89,7 +89,7 @@ fn number(digits: &[u8], otherwise: Malformed) -> Result<i64, Malformed> {
 /// # Errors
 ///
 /// [`Malformed`]: the connection gets the text as an error, and is closed.
-pub fn scan(buf: &[u8], limits: &Limits, resume: &mut Progress) -> Result<Scan, Malformed> {
+pub fn scan(buf: &[u8], limits: &RespLimits, resume: &mut Progress) -> Result<Scan, Malformed> {
     let Some(first) = buf.first() else { return Ok(Scan::Incomplete(1)) };
     if *first != b'*' {
         return inline_end(buf);
@@ -424,7 +424,7 @@ pub fn format_double(number: f64) -> String {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { arguments_max: 4, argument_bytes_max: 100, command_bytes_max: 200 };
+    const LIMITS: RespLimits = RespLimits { arguments_max: 4, argument_bytes_max: 100, command_bytes_max: 200 };
 
     fn scan_whole(bytes: &[u8]) -> Result<Scan, Malformed> {
         scan(bytes, &LIMITS, &mut Progress::default())

@@ -8,7 +8,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::thread;
 
-use ksf_proto::resp::{self, Limits, Malformed, Progress, Scan};
+use ksf_proto::resp::{self, Malformed, Progress, RespLimits, Scan};
 use ksf_store::cells::{Shape, score_of};
 use ksf_store::format::{Kind, Lsn, Record};
 use ksf_store::salvage::{Salvaged, salvage as salvage_log};
@@ -303,8 +303,11 @@ pub fn load(file: File, to: impl Write + Send, from: impl Read) -> Result<Loaded
 /// Sends whole commands, and tells how many before it sends them.
 fn send(mut file: File, mut to: impl Write, counted: &std::sync::mpsc::Sender<u64>) -> Result<(), OfflineError> {
     const PIECE_BYTES: usize = 256 << 10;
-    let limits =
-        Limits { arguments_max: 1 << 24, argument_bytes_max: COMMAND_BYTES_MAX, command_bytes_max: COMMAND_BYTES_MAX };
+    let limits = RespLimits {
+        arguments_max: 1 << 24,
+        argument_bytes_max: COMMAND_BYTES_MAX,
+        command_bytes_max: COMMAND_BYTES_MAX,
+    };
     let (mut buffer, mut at, mut progress) = (Vec::new(), 0_u64, Progress::default());
     loop {
         let read = Read::by_ref(&mut file).take(PIECE_BYTES as u64).read_to_end(&mut buffer);

@@ -210,7 +210,7 @@ impl LoggedService for Kv {
     }
 
     fn cut(&self, conn: &mut KvConn, buf: &[u8], _: usize, limits: &Limits) -> Result<Frame, FramingError> {
-        let limits = resp::Limits {
+        let limits = resp::RespLimits {
             arguments_max: 1 << 20,
             argument_bytes_max: limits.message_bytes_max,
             command_bytes_max: limits.message_bytes_max,

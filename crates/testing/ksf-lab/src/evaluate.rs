@@ -55,7 +55,7 @@ impl RunOutcome {
 
 /// How long a machine may take.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
+pub(crate) struct RunLimits {
     /// From QEMU's start to the program's.
     pub(crate) boot: Duration,
     /// From the program's start to the machine's end.
@@ -93,7 +93,7 @@ impl Remains {
     }
 
     /// What a machine that has ended came to.
-    pub(crate) fn evaluate(&self, limits: Limits) -> Result<RunOutcome, Error> {
+    pub(crate) fn evaluate(&self, limits: RunLimits) -> Result<RunOutcome, Error> {
         let console = text(&self.console);
         // First, because a kernel may panic after the program ended, from what the program did.
         if let Some(what) = panic_in(&console) {
@@ -150,7 +150,7 @@ fn tail(text: &str) -> String {
 mod tests {
     use super::*;
 
-    const LIMIT: Limits = Limits { boot: Duration::from_secs(2), program: Duration::from_secs(3) };
+    const LIMIT: RunLimits = RunLimits { boot: Duration::from_secs(2), program: Duration::from_secs(3) };
 
     fn remains(report: &str, console: &str) -> Remains {
         let end = Some(End { timed_out: false, failure: None });

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::evaluate::{Limits, RunOutcome};
+use crate::evaluate::{RunLimits, RunOutcome};
 use crate::initramfs::Initramfs;
 use crate::kernel::{self, Kernel};
 use crate::program;
@@ -48,7 +48,7 @@ pub struct Lab {
     kernel: Option<Kernel>,
     memory_mib: u32,
     cpus: u32,
-    limits: Limits,
+    limits: RunLimits,
     echo: bool,
 }
 
@@ -90,7 +90,7 @@ impl Lab {
             kernel: None,
             memory_mib: 512,
             cpus: 1,
-            limits: Limits { boot: Duration::from_secs(60), program: Duration::from_secs(60) },
+            limits: RunLimits { boot: Duration::from_secs(60), program: Duration::from_secs(60) },
             echo: false,
         }
     }

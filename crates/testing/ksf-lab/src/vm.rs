@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::error::Error;
-use crate::evaluate::{End, Limits, Remains, RunOutcome};
+use crate::evaluate::{End, Remains, RunLimits, RunOutcome};
 
 /// A machine whose program has started. Dropped, it is switched off at once, as by a power failure.
 ///
@@ -26,7 +26,7 @@ pub struct Vm {
     process: OwnedFd,
     supervisor: Option<JoinHandle<()>>,
     forwards: Vec<Forward>,
-    limits: Limits,
+    limits: RunLimits,
 }
 
 /// A TCP port of the machine and the port of the host's loopback that leads to it.
@@ -41,7 +41,7 @@ pub(crate) struct Start {
     pub(crate) qemu: Command,
     pub(crate) initramfs: Vec<u8>,
     pub(crate) forwards: Vec<Forward>,
-    pub(crate) limits: Limits,
+    pub(crate) limits: RunLimits,
     /// Whether to pass the program's output on to standard output while it comes.
     pub(crate) echo: bool,
 }
@@ -270,7 +270,7 @@ enum Collected {
 }
 
 /// Reads every pipe to its end, which is QEMU's end, or until a limit is reached.
-fn collect(pipes: Pipes, shared: &Shared, limits: Limits, echo: bool) -> Collected {
+fn collect(pipes: Pipes, shared: &Shared, limits: RunLimits, echo: bool) -> Collected {
     let mut deadline = Instant::now() + limits.boot;
     let mut started = false;
     let mut open = Vec::from(pipes.0);

@@ -70,7 +70,7 @@ pub fn simulate(seed: u64) -> Result<SimReport, String> {
 }
 
 /// A connection with its peer, and what is between them.
-struct Link {
+struct SimConnection {
     conn: Connection<Scripted>,
     remote: Remote,
     handed: Handed,
@@ -97,7 +97,7 @@ struct World {
     on: OnShard<Scripted>,
     /// Connections whose next replies wait for the log.
     gated: Vec<(Gate, ConnKey)>,
-    places: Vec<(u32, Option<Link>)>,
+    places: Vec<(u32, Option<SimConnection>)>,
     peers_left: u32,
     step: usize,
     draining: Option<Time>,
@@ -193,7 +193,7 @@ impl World {
         let key = ConnKey { index: index as u32, generation: self.places[index].0 };
         let conn = Connection::new(self.on.clone(), Peer::Unix, key, self.env.now);
         let conn = conn.map_err(|_| "the service refused, which it never does")?;
-        self.places[index].1 = Some(Link {
+        self.places[index].1 = Some(SimConnection {
             conn,
             remote,
             handed,
@@ -209,7 +209,7 @@ impl World {
     }
 
     /// A share of everything that can happen on one connection, and then what a shard does at the end of a turn.
-    fn proceed(&mut self, index: usize, mut link: Link) -> Result<(), String> {
+    fn proceed(&mut self, index: usize, mut link: SimConnection) -> Result<(), String> {
         link.remote.proceed(&mut self.random);
         if link.remote.resets_at == Some(link.remote.written) && self.random.one_in(8) {
             let reason = link.conn.finished().unwrap_or(CloseReason::Io);
@@ -251,7 +251,7 @@ impl World {
     }
 
     /// A shard looks at a connection when its deadline has come, and only then.
-    fn tick(&mut self, link: &mut Link) -> Result<Option<CloseReason>, String> {
+    fn tick(&mut self, link: &mut SimConnection) -> Result<Option<CloseReason>, String> {
         let due = link.conn.deadline(&self.env).is_some_and(|at| self.env.now >= at);
         let was_closing = link.conn.is_closing();
         let owed = link.conn.held_replies() > 0;
@@ -269,7 +269,7 @@ impl World {
         Ok(ended)
     }
 
-    fn receive(&mut self, link: &mut Link) -> Result<(), String> {
+    fn receive(&mut self, link: &mut SimConnection) -> Result<(), String> {
         if link.lent.is_none() && self.random.one_in(2) {
             link.lent = link.conn.lend_buffer(self.random.within(1..=100), &mut self.env);
         }
@@ -317,7 +317,7 @@ impl World {
     }
 
     /// The engine gives a lent buffer back, with what was there to be received, or because it was called back.
-    fn receive_lent(&mut self, link: &mut Link) -> Result<(), String> {
+    fn receive_lent(&mut self, link: &mut SimConnection) -> Result<(), String> {
         // The kernel may take its time.
         let Some(mut direct) = link.lent.take_if(|_| self.random.one_in(2)) else { return Ok(()) };
         let there = (link.remote.arrived - link.remote.received).min(direct.missing());
@@ -334,7 +334,7 @@ impl World {
     }
 
     /// Plays the shard: what the connection asked for since the last time.
-    fn carry_out(&mut self, link: &mut Link) -> Result<(), String> {
+    fn carry_out(&mut self, link: &mut SimConnection) -> Result<(), String> {
         loop {
             let orders = self.env.take_exchange_requests();
             if orders.is_empty() {
@@ -346,7 +346,7 @@ impl World {
         }
     }
 
-    fn carry_out_one(&mut self, link: &mut Link, order: ExchangeRequest) -> Result<(), String> {
+    fn carry_out_one(&mut self, link: &mut SimConnection, order: ExchangeRequest) -> Result<(), String> {
         let passed_bytes = if let ExchangeRequest::Pass(bytes) = &order { bytes.len() } else { 0 };
         Far::carry_out(&mut link.far, order, &mut self.random)
             .map_err(|what| format!("peer {}: {what}", link.remote.number))?;
@@ -373,7 +373,7 @@ impl World {
     }
 
     /// The other end of an exchange; it is not read while its client does not read.
-    fn hear_backend(&mut self, link: &mut Link) -> Result<(), String> {
+    fn hear_backend(&mut self, link: &mut SimConnection) -> Result<(), String> {
         while link.conn.queued_bytes() <= self.plan.limits.out_queue_bytes_max {
             let Some(far) = &mut link.far else { break };
             let step = far.step(&mut self.random);
@@ -418,7 +418,7 @@ impl World {
 
     /// The disk gives what a connection wants of a file: all of it, a part, or nothing yet. The reason, if the file is too
     /// short, and the connection has to end.
-    fn read_file(&mut self, link: &mut Link) -> Option<CloseReason> {
+    fn read_file(&mut self, link: &mut SimConnection) -> Option<CloseReason> {
         if !self.plan.files {
             return None;
         }
@@ -447,7 +447,7 @@ impl World {
         (!goes_on).then_some(CloseReason::FileRange)
     }
 
-    fn send(&mut self, link: &mut Link) {
+    fn send(&mut self, link: &mut SimConnection) {
         let Some(mut batch) = link.batch.take() else { return };
         let remote = &mut link.remote;
         let room = (remote.window - remote.unread).min(batch.len());
@@ -534,7 +534,7 @@ impl World {
     }
 
     /// No reply is in the hands of the engine before what it tells is durable.
-    fn check_gates(&self, link: &mut Link, batch: &SendBatch) -> Result<(), String> {
+    fn check_gates(&self, link: &mut SimConnection, batch: &SendBatch) -> Result<(), String> {
         let Some(log) = self.service.log else { return Ok(()) };
         let (left, looked_at) = &mut link.left;
         let mut slices = [&[][..]; 256];
@@ -587,8 +587,8 @@ impl World {
         Ok(())
     }
 
-    fn end(&mut self, index: usize, link: Link, reason: CloseReason) -> Result<(), String> {
-        let Link { conn, remote, handed, batch, given, .. } = link;
+    fn end(&mut self, index: usize, link: SimConnection, reason: CloseReason) -> Result<(), String> {
+        let SimConnection { conn, remote, handed, batch, given, .. } = link;
         let sending = batch.is_some();
         if let Some(batch) = batch {
             batch.recycle(&mut self.env.spares);
