@@ -38,8 +38,8 @@ enum Task {
         /// A directory of bench/results
         dir: PathBuf,
     },
-    /// Write the figures of the reports in bench/results into docs/speed.md anew
-    Speed,
+    /// Write the figures of the reports in bench/results into docs/speed.md, docs/limitations.md and README.md anew
+    Speed(speed::SpeedOptions),
 }
 
 fn main() -> ExitCode {
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
         Task::Demo(options) => supervised(|| demo::run(&options)),
         Task::Bench(options) => supervised(|| bench::run(&options)),
         Task::Report { dir } => bench::report::rewrite(&dir).map(|()| ExitCode::SUCCESS),
-        Task::Speed => speed::rewrite().map(|()| ExitCode::SUCCESS),
+        Task::Speed(options) => speed::run(&options).map(|()| ExitCode::SUCCESS),
     };
     match result {
         Ok(code) => code,

@@ -1,6 +1,7 @@
 //! Figures of a report in the text of a document.
 //!
-//! A marker says which figure stands behind it, up to the next `<!--/-->`, and is written by `cargo xtask speed`:
+//! A marker says which figure stands behind it, up to the next `<!--/-->`. `cargo xtask speed` writes the figures, and its
+//! `--names` says what can be cited:
 //!
 //! ```text
 //!   <!--report NAME-->[NAME](../bench/results/NAME/report.md)<!--/-->     the report of all that follow
@@ -17,56 +18,121 @@
 //! Each of case, server and placement may be a list with commas: `low` and `high` in front of the marker's words take the
 //! least and the greatest of them, `spread` both. `interval` in front adds the interval.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::case::{CASES, Metric, Placement};
 use super::contestant::Contestant;
+use super::host::HOST_COSTS;
 use super::judge::{self, GoalOutcome};
 use super::raw::{Raw, values};
 use super::report;
 use super::stats::Interval;
 
-/// The first words of markers. Other comments are left alone.
+/// The first words of markers. Comments that begin with a space are left alone.
 const KINDS: [&str; 13] = [
     "report", "ratio", "value", "goal", "bound", "outcome", "slowest", "host", "summary", "low", "high", "spread",
     "interval",
 ];
 
-const END: &str = "<!--/-->";
+pub(crate) const END: &str = "<!--/-->";
 
-/// The text with the figures of the reports in `results` behind its markers.
-pub(crate) fn fill(text: &str, results: &Path) -> Result<String> {
-    let mut filled = String::new();
-    let mut report = None;
+/// What is wrong in a line of a text.
+pub(crate) struct Problem {
+    /// Counted from 1.
+    pub(crate) line: usize,
+    pub(crate) what: String,
+}
+
+/// A text with figures behind its markers.
+pub(crate) struct Filled {
+    pub(crate) text: String,
+    /// Markers without a figure: what stands behind them stays.
+    pub(crate) problems: Vec<Problem>,
+    /// Figures that the text had otherwise.
+    pub(crate) stale: Vec<Problem>,
+}
+
+/// Puts the figures of the reports in `results` behind the markers of a text. `link`: where `results` is, seen from it.
+pub(crate) fn fill(text: &str, results: &Path, link: &str) -> Filled {
+    let mut filled = Filled { text: String::new(), problems: Vec::new(), stale: Vec::new() };
+    let mut report = Err("no report is named before it".to_owned());
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("<!--") {
-        let (marker, after) = after.split_once("-->").context("a comment has no end")?;
-        let _ = write!(filled, "{before}<!--{marker}-->");
+        let line = 1 + text[..text.len() - after.len()].matches('\n').count();
+        let Some((marker, after)) = after.split_once("-->") else {
+            filled.problems.push(Problem { line, what: "a comment has no end".to_owned() });
+            break;
+        };
+        let _ = write!(filled.text, "{before}<!--{marker}-->");
         rest = after;
         let words: Vec<&str> = marker.split_whitespace().collect();
-        let figure = match *words {
-            [kind, ..] if !KINDS.contains(&kind) => continue,
-            [] => continue,
-            ["report", name] => {
-                let dir = results.join(name);
-                report = Some(Raw::read(&dir)?);
-                format!("[{name}](../bench/results/{name}/report.md)")
-            }
-            _ => {
-                let raw = report.as_ref().with_context(|| format!("no report is named before <!--{marker}-->"))?;
-                cite(raw, &words).with_context(|| format!("<!--{marker}-->"))?
-            }
+        if marker.starts_with(' ') || marker == "/" {
+            continue;
+        }
+        let mut problem =
+            |what: String| filled.problems.push(Problem { line, what: format!("<!--{marker}-->: {what}") });
+        if !words.first().is_some_and(|kind| KINDS.contains(kind)) {
+            problem("no marker begins like this, and other comments begin with a space".to_owned());
+            continue;
+        }
+        let Some((old, after)) = rest.split_once(END) else {
+            problem(format!("no {END} after it"));
+            continue;
         };
-        let (_, after) = rest.split_once(END).with_context(|| format!("no {END} after <!--{marker}-->"))?;
-        let _ = write!(filled, "{figure}{END}");
+        let figure = match *words {
+            ["report", name] => {
+                report = Raw::read(&results.join(name)).map_err(|error| format!("{error:#}"));
+                report.as_ref().map(|_| format!("[{name}]({link}/{name}/report.md)")).map_err(Clone::clone)
+            }
+            _ => report
+                .as_ref()
+                .map_err(Clone::clone)
+                .and_then(|raw| cite(raw, &words).map_err(|error| format!("{error:#}"))),
+        };
+        let figure = figure.unwrap_or_else(|what| {
+            problem(what);
+            old.to_owned()
+        });
+        if figure != old {
+            filled.stale.push(Problem { line, what: format!("<!--{marker}-->: {old} is {figure}") });
+        }
+        let _ = write!(filled.text, "{figure}{END}");
         rest = after;
     }
-    filled.push_str(rest);
-    Ok(filled)
+    filled.text.push_str(rest);
+    filled
+}
+
+/// All markers that the report in a directory has a figure for, with these.
+pub(crate) fn names(dir: &Path) -> Result<Vec<String>> {
+    let raw = Raw::read(dir)?;
+    let name = dir.file_name().context("a report has a directory of its own")?.to_string_lossy();
+    let mut found = vec![format!("<!--report {name}--><!--/-->"), "<!--summary--><!--/-->".to_owned()];
+    found.extend(HOST_COSTS.map(|cost| format!("<!--host {cost}--><!--/-->")));
+    for verdict in judge::judge(&raw).iter().filter(|verdict| verdict.found.is_some()) {
+        let (subject, placement) = (name_of(verdict.subject), name_of(verdict.placement));
+        let place = format!("{} {subject} {placement} {}", verdict.case, name_of(verdict.metric));
+        found.extend(["interval goal", "bound", "outcome"].map(|kind| format!("<!--{kind} {place}--><!--/-->")));
+    }
+    let places: BTreeSet<[String; 4]> = raw
+        .samples
+        .iter()
+        .flat_map(|sample| sample.metrics.keys().map(move |metric| (sample, *metric)))
+        .map(|(sample, metric)| {
+            [sample.case.clone(), name_of(sample.contestant), name_of(sample.placement), name_of(metric)]
+        })
+        .collect();
+    found.extend(places.iter().map(|place| format!("<!--interval value {}--><!--/-->", place.join(" "))));
+    let filled = fill(&found.join("\n"), dir.parent().unwrap_or(dir), "../bench/results");
+    let missing: BTreeSet<usize> = filled.problems.iter().map(|problem| problem.line).collect();
+    let lines = filled.text.lines().zip(1..).filter(|(_, line)| !missing.contains(line));
+    Ok(lines.map(|(line, _)| line.to_owned()).collect())
 }
 
 /// A number of figures, in words.
@@ -188,6 +254,12 @@ impl Place<'_> {
     }
 }
 
+/// The name that raw.json has for a value.
+fn name_of(value: impl Serialize) -> String {
+    let name = serde_json::to_value(value).ok();
+    name.and_then(|name| Some(name.as_str()?.to_owned())).expect("case, server, placement and metric are strings there")
+}
+
 /// A value by the name that raw.json has for it.
 fn named<T: DeserializeOwned>(name: &str) -> Result<T> {
     serde_json::from_value(name.into()).with_context(|| format!("nothing is called {name}"))
@@ -227,10 +299,17 @@ mod tests {
     #[test]
     fn figures_stand_behind_their_markers() {
         let results = results();
+        let fill = |text: &str| {
+            let filled = super::fill(text, results.path(), "../bench/results");
+            match filled.problems.into_iter().next() {
+                Some(problem) => bail!("{}", problem.what),
+                None => Ok(filled.text),
+            }
+        };
         let filled = |marker: &str| {
             let text = format!("<!--report day--><!--/--> a <!-- b --> <!--{marker}-->old<!--/--> c\n");
-            let filled = fill(&text, results.path())?;
-            assert_eq!(fill(&filled, results.path()).unwrap(), filled, "a filled text stays as it is");
+            let filled = fill(&text)?;
+            assert_eq!(fill(&filled).unwrap(), filled, "a filled text stays as it is");
             let start = "<!--report day-->[day](../bench/results/day/report.md)<!--/--> a <!-- b --> ";
             let figure = filled.strip_prefix(&format!("{start}<!--{marker}-->")).unwrap();
             Ok::<_, anyhow::Error>(figure.strip_suffix("<!--/--> c\n").unwrap().to_owned())
@@ -262,11 +341,25 @@ mod tests {
             let said = format!("{:#}", filled(marker).unwrap_err());
             assert!(said.contains(why) && said.contains(marker), "{said}");
         }
-        for (text, why) in
-            [("<!--value a", "no end"), ("<!--summary-->1", "no report"), ("<!--report day-->1", "no <!--/-->")]
-        {
-            let said = format!("{:#}", fill(text, results.path()).unwrap_err());
+        for (text, why) in [
+            ("<!--value a", "no end"),
+            ("<!--summary-->1<!--/-->", "no report"),
+            ("<!--report day-->1", "no <!--/-->"),
+            ("<!--valeu a-->", "no marker"),
+        ] {
+            let said = format!("{:#}", fill(text).unwrap_err());
             assert!(said.contains(why), "{said}");
         }
+    }
+
+    #[test]
+    fn every_marker_that_is_wrong_is_told_with_its_line() {
+        let results = results();
+        let text = "<!--report day-->[day](results/day/report.md)<!--/-->\n<!--host wake_up_us-->43.00<!--/-->\n\
+                    <!--host wake_up_us-->41<!--/--> <!--host walk_us-->7<!--/-->\n<!--value a b c d-->8<!--/-->\n";
+        let filled = fill(text, results.path(), "results");
+        assert_eq!(filled.text, text.replace(">41<", ">43.00<"), "what has no figure stays");
+        let lines = |problems: &[Problem]| problems.iter().map(|problem| problem.line).collect::<Vec<_>>();
+        assert_eq!((lines(&filled.problems), lines(&filled.stale)), (vec![3, 4], vec![3]));
     }
 }

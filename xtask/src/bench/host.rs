@@ -14,6 +14,9 @@ use crate::process::output;
 /// Repetitions of each in a batch.
 const COUNT: u64 = 2_000;
 
+/// Their names in raw.json.
+pub(super) const HOST_COSTS: [&str; 3] = ["system_call_us", "context_switch_us", "wake_up_us"];
+
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Means of batches, in microseconds. See bench/peers/host_costs.c.
