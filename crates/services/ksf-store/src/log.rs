@@ -110,12 +110,14 @@ pub struct Segment {
     pub place: u32,
     /// Bytes of records in it that are not out of date.
     pub live_bytes: u64,
+    /// Bytes of the longest record in it, whether that counts or not.
+    pub longest_bytes: u64,
     state: State,
 }
 
 impl Segment {
-    pub(crate) fn in_use(place: u32, live_bytes: u64) -> Self {
-        Self { place, live_bytes, state: State::InUse }
+    pub(crate) fn in_use(place: u32, live_bytes: u64, longest_bytes: u64) -> Self {
+        Self { place, live_bytes, longest_bytes, state: State::InUse }
     }
 }
 
@@ -296,8 +298,9 @@ impl Log {
         let reserve = purpose as usize;
         if !self.fits(bytes) {
             self.begin_segment(reserve)?;
-        } else if self.free.is_empty() && purpose > Purpose::Cleaning {
-            // The cleaner began this segment in the last place, and needs its room to give places back.
+        } else if self.free.len() < reserve {
+            // It was begun for a purpose that comes first, and that needs its room: cleaning to give places back, or
+            // removals so that there is something to clean.
             return Err(AppendError::Full);
         }
         for (at, record) in records.iter().enumerate() {
@@ -305,7 +308,9 @@ impl Log {
             placed(at, Lsn(self.open_at.0 + u64::from(offset)));
             let segment = self.geometry.segment_of(self.open_at);
             if let Some(segment) = self.segments.get_mut(&segment) {
-                segment.live_bytes += record.encoded_bytes() as u64;
+                let bytes = record.encoded_bytes() as u64;
+                segment.live_bytes += bytes;
+                segment.longest_bytes = segment.longest_bytes.max(bytes);
             }
         }
         links.into_iter().for_each(|link| self.open.link(link));
@@ -341,7 +346,7 @@ impl Log {
         let header = SegmentHeader { live: Some(self.segments.keys().copied().collect()), ..self.header(number) };
         let first_batch = self.geometry.first_batch(number);
         self.push_write(place, 0, header.encode(), Work::Begins);
-        self.segments.insert(number, Segment { place, live_bytes: 0, state: State::InUse });
+        self.segments.insert(number, Segment::in_use(place, 0, 0));
         self.open_at = first_batch;
         Ok(())
     }
@@ -425,26 +430,33 @@ impl Log {
         }
     }
 
-    /// The segment whose cleaning gives most: that with the fewest bytes that count, of those that are whole on the medium.
-    /// Never the last one: its batches say how far the log is, whose places must not be given out again.
+    /// The segment whose cleaning gives most: that with the fewest bytes that count, of those that are whole on the medium and
+    /// whose cleaning gives more room than it takes. Never the last one: its batches say how far the log is, whose places must not be given out again.
     pub fn next_to_clean(&self) -> Option<(u64, Segment)> {
         let last = self.segments.keys().next_back().copied();
         let end = |number: u64| Lsn((number + 1) * self.geometry.segment_bytes);
         let whole = |number: u64| Some(number) != last && end(number) <= self.open_at.min(self.durable);
         let in_use = self.segments.iter().filter(|(number, segment)| segment.state == State::InUse && whole(**number));
-        in_use.min_by_key(|(_, segment)| segment.live_bytes).map(|(number, segment)| (*number, *segment))
+        let pays = in_use.filter(|(_, segment)| self.pays(segment));
+        pays.min_by_key(|(_, segment)| segment.live_bytes).map(|(number, segment)| (*number, *segment))
     }
 
     /// True if cleaning a segment would give more room than it takes, or segments that were cleaned wait to be erased.
     pub fn can_be_cleaned(&self) -> bool {
         let cleaned = self.segments.values().any(|segment| segment.state != State::InUse);
         let erasing = self.flights.iter().any(|flight| matches!(flight.what, Work::Erases { .. }));
-        cleaned || erasing || self.next_to_clean().is_some_and(|(_, segment)| self.pays(&segment))
+        cleaned || erasing || self.next_to_clean().is_some()
     }
 
-    /// True if cleaning this segment gives more room than it takes.
-    pub fn pays(&self, segment: &Segment) -> bool {
-        segment.live_bytes <= self.geometry.segment_bytes / 8 * 7
+    /// True if cleaning this segment gives more room than it takes. Long records leave the end of a segment unused, and will
+    /// do so again: there must be room for one more of the longest beside what counts. If that is less than half of the room,
+    /// two such segments make one.
+    fn pays(&self, segment: &Segment) -> bool {
+        let (room, live) = (self.geometry.append_bytes_max() as u64, segment.live_bytes);
+        // Headers and ends of blocks, of which the cleaner's batches have others than those of the commands.
+        let between = room / 64;
+        let is_small = live + 4 * self.geometry.block_bytes.get() as u64 <= room / 2;
+        is_small || live <= room / 8 * 7 && live + segment.longest_bytes + between <= room
     }
 
     /// Everything of the segment that counts was appended again; its place is free once that is promised, and

@@ -422,8 +422,8 @@ impl Found {
         for (number, place) in &self.segments {
             // A segment that was begun, and of which nothing counts, is begun again elsewhere.
             if last.is_some_and(|last| *number <= last) {
-                let bytes = self.record_bytes(*number);
-                segments.insert(*number, Segment::in_use(place.place, bytes));
+                let (bytes, longest) = self.record_bytes(*number);
+                segments.insert(*number, Segment::in_use(place.place, bytes, longest));
             } else {
                 free.push(place.place);
             }
@@ -433,10 +433,18 @@ impl Found {
         if self.repaired { log } else { log.without_writes() }
     }
 
-    fn record_bytes(&self, number: u64) -> u64 {
+    /// The bytes of all records of a segment, and of the longest one.
+    fn record_bytes(&self, number: u64) -> (u64, u64) {
         let batches = self.batches.iter().filter(|batch| self.geometry.segment_of(batch.lsn) == number);
         let batches = batches.filter_map(|batch| self.batch_at(number, batch.lsn).ok());
-        batches.flat_map(|batch| batch.records().flatten().map(|(_, record)| record.encoded_bytes() as u64)).sum()
+        let mut bytes = (0, 0_u64);
+        for batch in batches {
+            for (_, record) in batch.records().flatten() {
+                let more = record.encoded_bytes() as u64;
+                bytes = (bytes.0 + more, bytes.1.max(more));
+            }
+        }
+        bytes
     }
 }
 

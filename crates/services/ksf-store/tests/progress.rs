@@ -1,0 +1,143 @@
+//! Cleaning comes to an end: what it writes anew is bounded by what was written, whatever lengths the values have.
+
+mod common;
+mod opened;
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use common::Medium;
+use ksf_store::log::{AppendError, Geometry};
+use ksf_store::store::{Cleaning, Clock, Shard, Store, UpdateError};
+use ksf_test::{Random, TestRandom};
+use opened::{open, seeds};
+
+const BLOCK_BYTES: usize = 512;
+const SEGMENT_BYTES: usize = 256 * BLOCK_BYTES;
+const PLACES: usize = 24;
+
+/// A store of one log, whose medium is as fast as it is asked.
+struct World {
+    random: TestRandom,
+    geometry: Geometry,
+    media: Vec<Medium>,
+    store: Arc<Store>,
+    shard: Shard,
+    epoch: u32,
+    /// Bytes of values that commands wrote.
+    written: usize,
+    /// Bytes that counted in the segments that were cleaned.
+    cleaned: usize,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let block_bytes = NonZeroUsize::new(BLOCK_BYTES).unwrap();
+        let geometry = Geometry { store: 5, block_bytes, segment_bytes: SEGMENT_BYTES as u64 };
+        let mut media = vec![Medium::new(PLACES, SEGMENT_BYTES)];
+        let (store, mut shards) = open(geometry, &mut media, &mut 1, None);
+        let (shard, random) = (shards.remove(0), Random::of_test(seed));
+        Self { random, geometry, media, store, shard, epoch: 1, written: 0, cleaned: 0 }
+    }
+
+    /// Starts the store anew: what a log knows of its segments it knows again.
+    fn restart(&mut self) {
+        let (store, mut shards) = open(self.geometry, &mut self.media, &mut self.epoch, None);
+        (self.store, self.shard) = (store, shards.remove(0));
+        self.epoch += 1;
+    }
+
+    fn drain(&mut self) {
+        while let Some(write) = self.shard.next_write(4, 0) {
+            self.media[0].put(write.place, write.offset as usize, &write.bytes);
+            self.shard.written(write.id, true, write.bytes);
+        }
+    }
+
+    /// Cleans as long as a server would.
+    fn clean(&mut self) {
+        for segments in 0.. {
+            self.drain();
+            self.shard.erase_cleaned();
+            self.drain();
+            let log = self.shard.log();
+            let next = log.next_to_clean().filter(|_| log.free_places() <= PLACES / 4);
+            let Some((number, segment)) = next else { return };
+            assert!(segments < 4 * PLACES, "it cleans for ever: {:?}", log.segments());
+            self.cleaned += segment.live_bytes as usize;
+            let bytes = self.media[0].places[segment.place as usize].clone();
+            let mut cleaning = Cleaning::new(number);
+            assert_eq!(self.shard.clean(&mut cleaning, &bytes, usize::MAX), Ok(true));
+        }
+    }
+
+    fn set(&mut self, key: u64, bytes: usize) -> bool {
+        let (key, value) = (format!("key {key}").into_bytes(), vec![7; bytes]);
+        let set = self.shard.update(&[&key], Clock::default(), |update| update.set(&key, &value, None));
+        match set {
+            Ok(_) => self.written += bytes,
+            Err(UpdateError::Append(AppendError::Full)) => {}
+            Err(error) => panic!("{error}"),
+        }
+        set.is_ok()
+    }
+
+    fn remove(&mut self, key: u64) {
+        let key = format!("key {key}").into_bytes();
+        self.shard.update(&[&key], Clock::default(), |update| update.remove(&key)).unwrap();
+    }
+}
+
+/// Two records fill three quarters of a segment, and a third one has no room: no cleaning makes that denser.
+#[test]
+fn segments_that_cannot_be_packed_denser_are_left_alone() {
+    let mut world = World::new(0);
+    let mut keys = 0;
+    while world.set(keys, SEGMENT_BYTES / 8 * 3) {
+        keys += 1;
+        world.clean();
+    }
+    assert_eq!(world.cleaned, 0, "nothing was out of date");
+    assert!(!world.shard.log().can_be_cleaned(), "a command would wait for ever");
+    world.restart();
+    assert!(!world.shard.log().can_be_cleaned(), "nor after a start");
+    // Every second one is gone: now there is something to gain.
+    (0..keys).filter(|key| key % 2 == 0).for_each(|key| world.remove(key));
+    world.drain();
+    assert!(world.shard.log().can_be_cleaned());
+    world.clean();
+    assert!(world.set(keys, SEGMENT_BYTES / 8 * 3), "and so there is room");
+}
+
+/// Values of all lengths, overwritten at random, in a store that is up to two thirds full.
+#[test]
+fn what_is_cleaned_is_bounded_by_what_is_written() {
+    for seed in seeds(60) {
+        let mut world = World::new(seed);
+        let lengths = [100, 3_000, SEGMENT_BYTES / 16 * 3, SEGMENT_BYTES / 8 * 3, SEGMENT_BYTES / 16 * 9];
+        let some = world.random.within(1..=lengths.len());
+        let lengths: Vec<usize> = (0..some).map(|_| world.random.pick(&lengths)).collect();
+        let mean = lengths.iter().sum::<usize>() / some;
+        let keys = (PLACES * SEGMENT_BYTES / mean * world.random.within(1..=6) / 10).clamp(2, 2_000) as u64;
+        let mut writes = 0;
+        while writes < 3_000 && world.written < 40 * PLACES * SEGMENT_BYTES {
+            writes += 1;
+            let (key, bytes) = (world.random.below(keys), world.random.pick(&lengths));
+            if !world.set(key, bytes) {
+                world.clean();
+                assert!(!world.shard.log().can_be_cleaned() || world.set(key, bytes), "a command would wait for ever");
+                // Long values leave room that they cannot use.
+                world.remove(key);
+            }
+            if world.random.one_in(3) {
+                world.clean();
+            }
+            if world.random.one_in(200) {
+                world.drain();
+                world.restart();
+            }
+        }
+        let World { written, cleaned, .. } = world;
+        assert!(cleaned <= 8 * written, "{cleaned} bytes were cleaned for {written} that were written");
+    }
+}
