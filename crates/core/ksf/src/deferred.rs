@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use crate::buffers::Buffer;
 use crate::env::Env;
-use crate::files::Begun;
+use crate::files::{Begun, NoFileReplies};
 use crate::limits::ServerLimits;
 use crate::listener::DatagramPeer;
+use crate::output::{Output, Spares};
 use crate::pool::Chunk;
-use crate::service::ConnKey;
+use crate::service::{ConnKey, Pieces};
 
 mod queue;
 mod sync;
@@ -69,6 +70,36 @@ impl Deferred {
     /// Answers in three parts: [`Reply::parts`](crate::Reply::parts).
     pub fn reply_parts(mut self, head: Vec<u8>, body: Chunk, end: &'static [u8]) {
         self.answer(Answer::Parts(head, body, end));
+    }
+
+    /// Answers with the pieces that `write` adds: [`Reply::pieces`](crate::Reply::pieces).
+    ///
+    /// # Errors
+    ///
+    /// `write` failed, because a range of a file was among the pieces and cannot be sent here. The answer is still owed.
+    pub fn reply_pieces(
+        mut self,
+        write: impl FnOnce(&mut Pieces<'_>) -> Result<(), NoFileReplies>,
+    ) -> Result<(), Self> {
+        match self.collect(&mut Spares::default(), write) {
+            Ok(answer) => {
+                self.answer(answer);
+                Ok(())
+            }
+            Err(NoFileReplies) => Err(self),
+        }
+    }
+
+    /// An answer of the pieces that `write` adds.
+    pub(crate) fn collect(
+        &self,
+        spares: &mut Spares,
+        write: impl FnOnce(&mut Pieces<'_>) -> Result<(), NoFileReplies>,
+    ) -> Result<Answer, NoFileReplies> {
+        let takes_files = matches!((&self.route, self.target), (Route::Shard(_), Target::Stream { .. }));
+        let mut output = Output::default();
+        write(&mut Pieces::stream(&mut output, spares, takes_files))?;
+        Ok(Answer::Pieces(output))
     }
 
     /// Lets the message be without an answer: it needs none.
@@ -135,12 +166,27 @@ pub enum Answer {
     Chunk(Chunk),
     /// A reply of three parts.
     Parts(Vec<u8>, Chunk, &'static [u8]),
+    /// A reply of any number of pieces.
+    Pieces(Output),
     /// The service goes on with it, on its connection.
     Resume(Box<dyn Any + Send>),
     /// It needs no reply.
     Nothing,
     /// The right to answer was dropped: the connection must end.
     Abandoned,
+}
+
+impl Answer {
+    /// Bytes of its reply, as far as they are known before the service goes on with it.
+    pub fn reply_bytes(&self) -> usize {
+        match self {
+            Self::Bytes(body) => body.len(),
+            Self::Chunk(body) => body.len(),
+            Self::Parts(head, body, end) => head.len() + body.len() + end.len(),
+            Self::Pieces(body) => body.len(),
+            Self::Resume(_) | Self::Nothing | Self::Abandoned => 0,
+        }
+    }
 }
 
 /// A deferred answer on its way to the connection it is for.

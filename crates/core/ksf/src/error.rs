@@ -65,7 +65,7 @@ pub enum CloseReason {
     EndlessFragments,
     /// More than `header_bytes_max` bytes arrived and the message's length is still unknown.
     EndlessHeader,
-    /// A range of a file that a reply ends in is not there, or could not be read.
+    /// A range of a file in a reply is not there, or could not be read.
     FileRange,
     /// No byte moved for `idle_timeout_ms`.
     IdleTimeout,

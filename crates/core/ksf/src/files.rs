@@ -116,7 +116,7 @@ impl fmt::Debug for File {
     }
 }
 
-/// Bytes of a file: what a reply [ends in](crate::Reply::file), for instance.
+/// Bytes of a file: [what a reply sends](crate::Reply::file), for instance.
 #[derive(Clone, Debug)]
 pub struct FileRange {
     /// The file.
@@ -393,7 +393,7 @@ impl FileDone {
 /// There is no way to send a range of a file here: the message is a datagram, or its service is called outside of a shard, by
 /// workers for instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("replies that end in a file belong to shards, and to messages of streams: there is none to be had here")]
+#[error("replies with a range of a file belong to shards, and to messages of streams: there are none here")]
 pub struct NoFileReplies;
 
 /// An operation that was not begun, and why.

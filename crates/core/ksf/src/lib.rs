@@ -40,5 +40,5 @@ pub mod tasks;
 
 pub use error::{CloseReason, Error};
 pub use server::Server;
-pub use service::{Message, Order, Peer, Refused, Reply, Service};
+pub use service::{Message, Order, Peer, Pieces, Refused, Reply, Service};
 pub use shard_service::{Profile, ShardService, Turn};

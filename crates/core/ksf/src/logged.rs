@@ -13,7 +13,7 @@ use crate::framing::Frame;
 use crate::gates::Gate;
 use crate::limits::Limits;
 use crate::pool::Chunk;
-use crate::service::{Message, Peer, Refused, Reply};
+use crate::service::{Message, Peer, Pieces, Refused, Reply};
 use crate::shard_service::{Profile, ShardService, Turn};
 
 /// What must be durable before a reply may leave.
@@ -223,6 +223,19 @@ impl LoggedReply<'_, '_> {
         end: &'static [u8],
     ) -> Result<(), NoFileReplies> {
         self.after(after.into()).0.file(head, range, end)
+    }
+
+    /// Sends one reply of the pieces that `write` adds, once `after` is durable: [`Reply::pieces`].
+    ///
+    /// # Errors
+    ///
+    /// What `write` returns, [`NoFileReplies`] of [`Pieces::file`]. Nothing was sent.
+    pub fn pieces(
+        &mut self,
+        after: impl Into<After>,
+        write: impl FnOnce(&mut Pieces<'_>) -> Result<(), NoFileReplies>,
+    ) -> Result<(), NoFileReplies> {
+        self.after(after.into()).0.pieces(write)
     }
 
     /// Adds a further log to wait for: a reply that saw what several logs wrote.

@@ -27,14 +27,25 @@ pub struct Output {
 }
 
 #[derive(Debug)]
-enum Piece {
+pub(crate) enum Piece {
     Bytes(Vec<u8>),
     Chunk(Chunk),
-    /// Not empty. With a head the piece before belongs to the same reply, and nothing else is in that piece.
+    /// Not empty. As many pieces in front of it are the head of its reply, and nothing else is in them.
     File {
         range: FileRange,
-        headed: bool,
+        head_pieces: usize,
     },
+}
+
+/// Where a reply begins that is being appended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReplyStart {
+    /// Number of the piece, which may still be the tail.
+    piece: usize,
+    /// Bytes of earlier replies in it.
+    at: usize,
+    /// The reply has a range of a file.
+    has_file: bool,
 }
 
 impl Piece {
@@ -63,10 +74,10 @@ impl Piece {
                 (Self::Bytes(bytes), Self::Bytes(back))
             }
             Self::Chunk(chunk) => (Self::Chunk(chunk.slice(0..keep)), Self::Chunk(chunk.slice(keep..chunk.len()))),
-            Self::File { range, headed } => {
+            Self::File { range, head_pieces } => {
                 let back = FileRange { offset: range.offset + keep as u64, bytes: range.bytes - keep, ..range.clone() };
                 let front = FileRange { bytes: keep, ..range };
-                (Self::File { range: front, headed }, Self::File { range: back, headed: false })
+                (Self::File { range: front, head_pieces }, Self::File { range: back, head_pieces: 0 })
             }
         }
     }
@@ -177,7 +188,7 @@ impl Output {
         let fits = |own: &Self, len: usize| own.tail.len() + len <= Spares::BYTES_MIN;
         if let Some(Piece::Bytes(first)) = other.pieces.front()
             && fits(self, first.len())
-            && !matches!(other.pieces.get(1), Some(Piece::File { headed: true, .. }))
+            && !other.begins_with_a_head()
             && let Some(Piece::Bytes(first)) = other.pop_front()
         {
             self.tail(spares).extend_from_slice(&first);
@@ -197,18 +208,68 @@ impl Output {
         self.tail.capacity() - self.tail.len()
     }
 
-    /// What is appended next is the head of a range of a file, apart from the replies in front of it.
-    pub(crate) fn begin_head(&mut self, spares: &mut Spares) {
-        self.end_tail(spares);
+    /// The place of what is appended next.
+    pub(crate) fn reply_start(&self) -> ReplyStart {
+        ReplyStart { piece: self.pieces.len(), at: self.tail.len(), has_file: false }
     }
 
-    /// Appends a range of a file behind its [head](Self::begin_head).
-    pub(crate) fn push_file(&mut self, range: FileRange, spares: &mut Spares) {
-        if range.bytes > 0 {
-            let headed = !self.tail.is_empty();
-            self.end_tail(spares);
-            self.push_back(Piece::File { range, headed });
+    /// The buffer that a reply begins in, where in it, and the bytes of the reply. For replies that begin with bytes.
+    pub(crate) fn reply_head(&mut self, start: ReplyStart) -> (&mut [u8], usize) {
+        match self.pieces.get_mut(start.piece) {
+            Some(Piece::Bytes(bytes)) => (bytes, start.at),
+            _ => (&mut self.tail, start.at),
         }
+    }
+
+    /// Appends a range of a file to the reply that began at `start`. The first one of a reply parts what is in front of it
+    /// from the replies before.
+    pub(crate) fn push_file(&mut self, range: FileRange, start: &mut ReplyStart, spares: &mut Spares) {
+        if range.bytes == 0 {
+            return;
+        }
+        self.part_reply(start, spares);
+        self.end_tail(spares);
+        let head_pieces = if start.has_file { 0 } else { self.pieces.len() - start.piece };
+        start.has_file = true;
+        self.push_back(Piece::File { range, head_pieces });
+    }
+
+    /// Moves the front of a reply out of the buffer that earlier replies are in.
+    fn part_reply(&mut self, start: &mut ReplyStart, spares: &mut Spares) {
+        if start.at == 0 {
+            return;
+        }
+        let mut front = spares.take();
+        if let Some(Piece::Bytes(shared)) = self.pieces.get_mut(start.piece) {
+            front.extend_from_slice(&shared[start.at..]);
+            shared.truncate(start.at);
+            if !front.is_empty() {
+                self.pieces.insert(start.piece + 1, Piece::Bytes(front));
+            }
+        } else {
+            front.extend_from_slice(&self.tail[start.at..]);
+            self.tail.truncate(start.at);
+            self.end_tail(spares);
+            self.tail = front;
+        }
+        (start.piece, start.at) = (start.piece + 1, 0);
+    }
+
+    /// True if the first piece is of the head of a range of a file.
+    fn begins_with_a_head(&self) -> bool {
+        let Some((at, _)) = self.first_file() else { return false };
+        at > 0 && matches!(self.pieces[at], Piece::File { head_pieces, .. } if head_pieces == at)
+    }
+
+    /// Takes off the first piece.
+    pub(crate) fn take_piece(&mut self) -> Option<Piece> {
+        self.pop_front().or_else(|| (!self.tail.is_empty()).then(|| Piece::Bytes(std::mem::take(&mut self.tail))))
+    }
+
+    /// Appends a copy of its bytes to `to`. Ranges of files have none.
+    pub fn copy_to(&self, to: &mut Vec<u8>) {
+        self.pieces.iter().for_each(|piece| to.extend_from_slice(piece.as_slice()));
+        to.extend_from_slice(&self.tail);
     }
 
     /// Bytes of memory that it takes or will take: of a range of a file, no more than two windows.
@@ -262,13 +323,13 @@ impl Output {
     /// Puts what was read of `range` into its place. False: the first range is not the one this is about.
     pub(crate) fn file_was_read(&mut self, range: &FileRange, bytes: Buffer) -> bool {
         let Some((at, _)) = self.first_file() else { return false };
-        let Piece::File { range: rest, headed } = &mut self.pieces[at] else { return false };
+        let Piece::File { range: rest, head_pieces } = &mut self.pieces[at] else { return false };
         if rest.offset != range.offset || !rest.file.is_same(&range.file) || rest.bytes < bytes.len() {
             return false;
         }
         rest.offset += bytes.len() as u64;
         rest.bytes -= bytes.len();
-        *headed = false;
+        *head_pieces = 0;
         let chunk = Piece::Chunk(Chunk::from_buffer(bytes));
         if rest.bytes == 0 {
             self.files -= 1;
@@ -291,9 +352,11 @@ impl Output {
 
     fn take_before_file(&mut self) -> SendBatch {
         let Some((mut at, mut before)) = self.first_file() else { return self.take() };
-        if at > 1 && matches!(self.pieces[at], Piece::File { headed: true, .. }) {
-            at -= 1;
-            before -= self.pieces[at].len();
+        if let Piece::File { head_pieces, .. } = self.pieces[at]
+            && head_pieces < at
+        {
+            before -= self.pieces.range(at - head_pieces..at).map(Piece::len).sum::<usize>();
+            at -= head_pieces;
         }
         let behind = self.pieces.split_off(at);
         let pieces = std::mem::replace(&mut self.pieces, behind);

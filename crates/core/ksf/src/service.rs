@@ -13,8 +13,10 @@ use crate::outgoing::Upstream;
 use crate::output::Output;
 use crate::pool::Chunk;
 
+mod pieces;
 mod reply;
 
+pub use pieces::Pieces;
 pub(crate) use reply::{COPY_BYTES_MAX, Sink};
 pub use reply::{EXPECTED_REPLY_BYTES, Reply};
 

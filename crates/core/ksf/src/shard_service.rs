@@ -13,13 +13,13 @@ use std::sync::{Arc, OnceLock};
 use crate::deferred::{Answer, Deferred, Mail, Mailbox};
 use crate::env::Env;
 use crate::error::{CloseReason, FramingError};
-use crate::files::{FileDone, Files, Owner};
+use crate::files::{FileDone, Files, NoFileReplies, Owner};
 use crate::framing::{Frame, Framing};
 use crate::gates::{Gates, LogId, TooManyLogs};
 use crate::limits::{Limits, Time};
 use crate::outgoing::Upstream;
 use crate::pool::Chunk;
-use crate::service::{Message, Order, Peer, Refused, Reply, Service};
+use crate::service::{Message, Order, Peer, Pieces, Refused, Reply, Service};
 
 /// What a shard must know of a service before its first connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -293,6 +293,25 @@ impl<'a> Turn<'a> {
     /// The same between a head and an end: [`Reply::parts`].
     pub fn reply_parts(&mut self, deferred: Deferred, head: Vec<u8>, body: Chunk, end: &'static [u8]) {
         self.env.answer(deferred, Answer::Parts(head, body, end));
+    }
+
+    /// Answers a deferred message with the pieces that `write` adds: [`Reply::pieces`].
+    ///
+    /// # Errors
+    ///
+    /// [`Deferred::reply_pieces`].
+    pub fn reply_pieces(
+        &mut self,
+        deferred: Deferred,
+        write: impl FnOnce(&mut Pieces<'_>) -> Result<(), NoFileReplies>,
+    ) -> Result<(), Deferred> {
+        match deferred.collect(&mut self.env.spares, write) {
+            Ok(answer) => {
+                self.env.answer(deferred, answer);
+                Ok(())
+            }
+            Err(NoFileReplies) => Err(deferred),
+        }
     }
 
     /// Answers a deferred message with this body, without the detour over the mailbox that other threads take.

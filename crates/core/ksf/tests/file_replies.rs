@@ -14,22 +14,44 @@ use common::{KEY, env, in_slot};
 use ksf::connection::Connection;
 use ksf::deferred::Deferred;
 use ksf::engine::EngineKind;
-use ksf::files::{File, FileError, FileRange};
+use ksf::files::{File, FileError, FileRange, NoFileReplies};
 use ksf::framing::{Delimiter, Framing};
 use ksf::gates::{Gate, LogId};
 use ksf::limits::Limits;
 use ksf::output::{FILE_WINDOW_BYTES, SendBatch};
+use ksf::pool::Chunk;
 use ksf::service::{Message, Peer, Refused};
 use ksf::shard_service::OnShard;
-use ksf::{Profile, Reply, Server, ShardService, Turn};
+use ksf::{Pieces, Profile, Reply, Server, ShardService, Turn};
 
 const LINES: Framing = Framing::Delimiter(Delimiter::LF);
 
 /// Answers `range FILE OFFSET BYTES` with that, between a head and an end; `fresh PATH BYTES` alike; `gated` with a number does so behind a gate, and
-/// `later` when the message is resumed. Anything else is sent back.
+/// `later` when the message is resumed. `pieces` does so with a chunk of [`CHUNK_BYTES`] and the range twice, and `gated-pieces`
+/// behind a gate. Anything else is sent back.
 struct Library {
     files: Vec<File>,
     deferred: Mutex<Vec<Deferred>>,
+}
+
+/// Of a chunk that is a piece of its own.
+const CHUNK_BYTES: usize = 3000;
+
+/// Two ranges of files in one reply, with other pieces around them.
+fn add_pieces(range: FileRange, pieces: &mut Pieces<'_>) -> Result<(), NoFileReplies> {
+    pieces.bytes(b"<");
+    pieces.chunk(Chunk::from_vec(vec![b'c'; CHUNK_BYTES]));
+    pieces.file(range.clone())?;
+    pieces.bytes(b"|");
+    pieces.file(range)?;
+    pieces.owned(vec![b'o'; CHUNK_BYTES]);
+    pieces.bytes(b">");
+    Ok(())
+}
+
+/// The bytes of these pieces, behind them the end of the line.
+fn bytes_of_pieces(range: &[u8]) -> Vec<u8> {
+    [b"<", &[b'c'; CHUNK_BYTES][..], range, b"|", range, &[b'o'; CHUNK_BYTES], b">\n"].concat()
 }
 
 /// What a resumed message goes on with.
@@ -44,13 +66,17 @@ impl Library {
         let words: Vec<_> = text.split(' ').collect();
         let number = |at: usize| words[at].parse::<usize>().unwrap();
         match words[0] {
-            "range" | "gated" => {
-                if words[0] == "gated" {
+            verb @ ("range" | "gated" | "pieces" | "gated-pieces") => {
+                if verb.starts_with("gated") {
                     reply.gate(Gate { log, number: number(4) as u64 });
                 }
                 let file = self.files[number(1)].clone();
                 let range = FileRange { file, offset: number(2) as u64, bytes: number(3) };
-                reply.file(|head| head.extend_from_slice(b"<"), range, b">").unwrap();
+                let sent = match verb {
+                    "pieces" | "gated-pieces" => reply.pieces(|pieces| add_pieces(range, pieces)),
+                    _ => reply.file(|head| head.extend_from_slice(b"<"), range, b">"),
+                };
+                sent.unwrap();
             }
             // From a file that is opened for this reply alone.
             "fresh" => {
@@ -118,33 +144,44 @@ fn bytes_and_order_are_those_of_replies_without_files() {
                     to_receive -= 1;
                     let (offset, most) = (random.within(0..=(1 << 20)), random.pick(&[0, 1, 5000, 2 << 20]));
                     let bytes = random.within(0..=most);
-                    let in_file = [b"<", &content[offset..][..bytes], b">\n"].concat();
+                    let several = random.one_in(3);
+                    let range = &content[offset..][..bytes];
+                    let in_file = if several { bytes_of_pieces(range) } else { [b"<", range, b">\n"].concat() };
+                    let verb = if several { "pieces" } else { "range" };
                     match random.within(0..=3) {
                         0 => {
                             conn.receive(in_slot(&mut env, b"hello\n"), &mut env);
                             expected.extend_from_slice(b"hello\n");
                         }
                         1 => {
-                            let line = format!("range 0 {offset} {bytes}\n");
+                            let line = format!("{verb} 0 {offset} {bytes}\n");
                             conn.receive(in_slot(&mut env, line.as_bytes()), &mut env);
                             expected.extend_from_slice(&in_file);
                         }
                         2 => {
                             gates += 1;
-                            let line = format!("gated 0 {offset} {bytes} {gates}\n");
+                            let verb = if several { "gated-pieces" } else { "gated" };
+                            let line = format!("{verb} 0 {offset} {bytes} {gates}\n");
                             conn.receive(in_slot(&mut env, line.as_bytes()), &mut env);
                             expected.extend_from_slice(&in_file);
                         }
                         _ => {
                             conn.receive(in_slot(&mut env, b"later\n"), &mut env);
-                            later.push(format!("range 0 {offset} {bytes}"));
+                            later.push((verb, offset, bytes));
                             expected.extend_from_slice(&in_file);
                         }
                     }
                 }
                 1 if !later.is_empty() => {
                     let at = random.within(0..=later.len() - 1);
-                    library.deferred.lock().unwrap().remove(at).resume(Later(later.remove(at)));
+                    let (verb, offset, bytes) = later.remove(at);
+                    let deferred = library.deferred.lock().unwrap().remove(at);
+                    if verb == "pieces" && random.one_in(2) {
+                        let range = FileRange { file: library.files[0].clone(), offset: offset as u64, bytes };
+                        deferred.reply_pieces(|pieces| add_pieces(range, pieces)).unwrap();
+                    } else {
+                        deferred.resume(Later(format!("{verb} 0 {offset} {bytes}")));
+                    }
                     for delivery in env.mailbox.take_deliveries() {
                         assert!(conn.deliver(delivery, &mut env));
                     }
@@ -187,7 +224,7 @@ fn bytes_and_order_are_those_of_replies_without_files() {
                 }
             }
             let in_memory = batch.as_ref().map_or(0, SendBatch::len);
-            assert!(in_memory < 2 * FILE_WINDOW_BYTES + 1000, "seed {seed}: a batch of {in_memory} bytes");
+            assert!(in_memory < 2 * FILE_WINDOW_BYTES + 100_000, "seed {seed}: a batch of {in_memory} bytes");
             assert_eq!(env.budget.reply_bytes(), conn.owed_bytes(), "seed {seed}");
             assert!(got == expected[..got.len()], "seed {seed}: other bytes than expected");
         }
@@ -247,6 +284,39 @@ fn replies_in_front_of_a_file_leave_without_it() {
     }
     assert!(conn.take_batch(env.now).is_none());
     assert!(conn.file_to_read(env.now).is_some());
+    conn.end(&mut env);
+}
+
+/// The same for a reply of several pieces.
+#[test]
+fn replies_in_front_of_pieces_leave_without_them() {
+    let library = Library::new(vec![tempfile::tempfile().unwrap().into()]);
+    let mut env = env(Limits::default(), 4096, 16);
+    let log = library.start(&mut Turn::new(&mut env)).unwrap();
+    let mut conn = Connection::new(OnShard::new(library, log), Peer::Unix, KEY, env.now).unwrap();
+    conn.receive(in_slot(&mut env, b"hello\nthere\npieces 0 0 3\nbye\n"), &mut env);
+    let pieces = bytes_of_pieces(b"012");
+    let (head, rest) = pieces.split_at(1 + CHUNK_BYTES);
+    let (middle, end) = rest.split_at(b"012|".len());
+    let end = [b"012", &end[3..], b"bye\n"].concat();
+    let read = |conn: &mut Connection<_>, env: &mut ksf::env::Env| {
+        let range = conn.file_to_read(env.now).unwrap();
+        let mut into = env.buffers.take(3);
+        into.fill(b"012");
+        assert!(conn.file_read(&range, Ok(into), env));
+    };
+    let steps =
+        [(&b"hello\nthere\n"[..], false, false), (head, true, true), (middle, true, true), (&end, false, false)];
+    for (bytes, waits_for_the_file, then_read) in steps {
+        let batch = conn.take_batch(env.now).unwrap();
+        assert_eq!(all_of(&batch, 10_000), bytes);
+        assert_eq!(conn.file_follows(), waits_for_the_file);
+        conn.sent(bytes.len(), true, &mut env);
+        if then_read {
+            read(&mut conn, &mut env);
+        }
+    }
+    assert!(conn.is_settled());
     conn.end(&mut env);
 }
 

@@ -459,12 +459,7 @@ impl PendingReplies {
         drop(pending);
         let Some(conn) = conn else { return };
         for Late { answer, work_bytes } in answers {
-            let length = match &answer {
-                Answer::Bytes(body) => body.len(),
-                Answer::Chunk(body) => body.len(),
-                Answer::Parts(head, body, end) => head.len() + body.len() + end.len(),
-                Answer::Nothing | Answer::Abandoned | Answer::Resume(_) => 0,
-            };
+            let length = answer.reply_bytes();
             let sent = match answer {
                 Answer::Bytes(body) => {
                     conn.mux.reply(&conn, Admission::Always, false, |tail| tail.extend_from_slice(&body))
@@ -475,6 +470,7 @@ impl PendingReplies {
                     tail.extend_from_slice(&body);
                     tail.extend_from_slice(end);
                 }),
+                Answer::Pieces(body) => conn.mux.reply(&conn, Admission::Always, false, |tail| body.copy_to(tail)),
                 Answer::Nothing => Ok(()),
                 // Workers have no way back to the connection: see `Deferred::resume`.
                 Answer::Abandoned | Answer::Resume(_) => {

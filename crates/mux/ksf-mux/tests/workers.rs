@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 
-use common::{Asks, LONG_BYTES, Running, Scripted, frame, own_network, read_frame, reads_end, wait_until};
+use common::{Asks, LONG_BYTES, Running, Scripted, frame, own_network, pieces_of, read_frame, reads_end, wait_until};
 use ksf::Order;
 use ksf::adopt::OnShardsOnly;
 use ksf::framing::{Framing, LengthPrefix};
@@ -57,6 +57,21 @@ fn keeps_order(workers: usize) {
         assert_eq!(read_frame(&mut client), body);
     }
     write.join().unwrap();
+}
+
+/// A range of a file is refused before anything is sent.
+#[test]
+fn answers_of_several_pieces_leave_as_one_message_without_files() {
+    let running = start(Scripted::new(Order::Requests, 1), 2, Limits::default());
+    let mut client = running.connect();
+    for at in 0..20 {
+        let bodies = [format!("m{at}"), format!("e{at}"), format!("M{at}")];
+        client.write_all(&bodies.iter().flat_map(|body| frame(body.as_bytes())).collect::<Vec<_>>()).unwrap();
+        let [now, plain, later] = bodies.map(String::into_bytes);
+        assert!(read_frame(&mut client) == pieces_of(&now), "{at}");
+        assert_eq!(read_frame(&mut client), plain);
+        assert!(read_frame(&mut client) == pieces_of(&later), "{at}");
+    }
 }
 
 #[test]

@@ -37,7 +37,7 @@ pub use local::{RpcConn, RpcShard};
 pub use logged::{LoggedProgram, LoggedRpcDeferred, LoggedRpcReply};
 pub use null::{NullProgram, mount_null, nfs_null};
 pub use program::{Program, ShardProgram};
-pub use reply::{Answered, RpcDeferred, RpcReply};
+pub use reply::{Answered, ResultPieces, RpcDeferred, RpcReply};
 pub use service::RpcService;
 pub use table::{ProgramTable, TableError};
 pub use turn::{RpcFiles, RpcTurn};

@@ -20,8 +20,8 @@ use ksf::{Peer, Refused, Service, ShardService, Turn};
 use ksf_proto::oncrpc::{AuthStat, Credential};
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_services::rpc::{
-    Answered, ProcError, Program, ProgramTable, RpcCall, RpcDeferred, RpcOnWorkers, RpcReply, RpcService, RpcTurn,
-    ShardProgram, nfs_null,
+    Answered, ProcError, Program, ProgramTable, ResultPieces, RpcCall, RpcDeferred, RpcOnWorkers, RpcReply, RpcService,
+    RpcTurn, ShardProgram, nfs_null,
 };
 use ksf_test::alloc::{Counting, allocations};
 
@@ -31,7 +31,8 @@ static COUNTING: Counting = Counting;
 /// Procedures: 1 adds two numbers, 2 fails after it wrote something, 3 is for
 /// AUTH_SYS only and answers the user, 4 answers with data of a length from the thread
 /// pool, 5 the same at once, 6 from a thread that may block, 7 goes on on its
-/// connection, 8 tells what it knows of the call and gives its arguments back.
+/// connection, 8 tells what it knows of the call and gives its arguments back, 9
+/// answers with data of the length twice, and 10 the same from another thread.
 struct Sample;
 
 /// Data that tells one place from another.
@@ -94,6 +95,23 @@ impl Program for Sample {
                 let kept = call.keep(call.args);
                 assert!(call.message().bytes().ends_with(&kept));
                 reply.results_with(|out| out.put_u32(key), kept)
+            }
+            9 | 10 => {
+                let Ok(bytes) = XdrReader::new(call.args).u32() else { return reply.error(ProcError::GarbageArgs) };
+                let add = move |pieces: &mut ResultPieces<'_, '_>| {
+                    pieces.opaque(data(bytes));
+                    pieces.write(|out| out.put_u32(99));
+                    pieces.opaque(data(bytes + 1));
+                    Ok(())
+                };
+                if call.procedure == 9 {
+                    return reply.results_pieces(add).unwrap_or_else(|reply| reply.error(ProcError::SystemErr));
+                }
+                reply.block(2 * bytes as usize, move |deferred| {
+                    if let Err(deferred) = deferred.results_pieces(add) {
+                        deferred.error(ProcError::SystemErr);
+                    }
+                })
             }
             _ => reply.error(ProcError::ProcUnavail),
         }
@@ -204,6 +222,26 @@ fn results_are_taken_off_the_budget_before_the_work_begins() {
             // However fast the answer comes: it is delivered only when the test asks for it.
             assert_eq!(wire.wants_bytes(), reads_on, "{bytes} bytes of procedure {procedure}, {tasks:?}");
         }
+    }
+}
+
+/// The results of procedures 9 and 10.
+fn with_data_twice(bytes: u32) -> Vec<u8> {
+    let mut body: Vec<u8> = [7, 1, 0, 0, 0, 0].into_iter().flat_map(u32::to_be_bytes).collect();
+    body.put_opaque(&data(bytes));
+    body.put_u32(99);
+    body.put_opaque(&data(bytes + 1));
+    let mark = body.len() as u32 | 1 << 31;
+    [&mark.to_be_bytes()[..], &body].concat()
+}
+
+#[test]
+fn several_data_leave_from_where_they_lie_and_are_padded() {
+    let mut wire = Wire::new(&service());
+    for bytes in [0, 1, 2, 3, 4, 2047, 2048, 2049, 100_001] {
+        assert_eq!(wire.feed(&call(9, &[bytes])), with_data_twice(bytes), "{bytes} bytes at once");
+        assert_eq!(wire.feed(&call(10, &[bytes])), b"");
+        assert_eq!(wire.deliver(), with_data_twice(bytes), "{bytes} bytes later");
     }
 }
 

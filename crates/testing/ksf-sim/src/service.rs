@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ksf::deferred::Deferred;
 use ksf::error::FramingError;
-use ksf::files::{File, FileRange};
+use ksf::files::{File, FileRange, NoFileReplies};
 use ksf::framing::{Frame, Framing, LengthPrefix};
 use ksf::gates::{Gate, LogId};
 use ksf::limits::Limits;
 use ksf::outgoing::Upstream;
 use ksf::pool::Chunk;
-use ksf::{Message, Order, Peer, Profile, Refused, Reply, ShardService, Turn};
+use ksf::{Message, Order, Peer, Pieces, Profile, Refused, Reply, ShardService, Turn};
 
 use crate::ideal::{encode, payload};
 use crate::script::{ServiceAction, SimRequest};
@@ -40,6 +40,10 @@ impl Pending {
     /// Gives the answer: it is in the mailbox now.
     pub(crate) fn answer(self) {
         match self.answer {
+            Late::Bytes(body) if body.len() % 4 == 1 => {
+                let sent = self.deferred.reply_pieces(|pieces| in_pieces(&body, None, pieces));
+                assert!(sent.is_ok(), "there is no range of a file");
+            }
             Late::Bytes(body) => self.deferred.reply(body),
             Late::Chunk(body) => self.deferred.reply_chunk(body),
             Late::Resume(request) => self.deferred.resume(request),
@@ -88,6 +92,20 @@ impl Disk {
         bytes.extend_from_slice(body);
         FileRange { file: self.file.clone(), offset, bytes: body.len() }
     }
+}
+
+/// Adds a body in five pieces of different kinds.
+fn in_pieces(body: &[u8], disk: Option<&Disk>, pieces: &mut Pieces<'_>) -> Result<(), NoFileReplies> {
+    for (number, part) in body.chunks(body.len() / 5 + 1).enumerate() {
+        match (number, disk) {
+            (0, _) => pieces.write(|out| out.extend_from_slice(part)),
+            (1, _) => pieces.chunk(Chunk::from_vec(part.to_vec())),
+            (2 | 4, Some(disk)) => pieces.file(disk.store(part))?,
+            (3, _) => pieces.owned(part.to_vec()),
+            _ => pieces.bytes(part),
+        }
+    }
+    Ok(())
 }
 
 pub(crate) struct Scripted {
@@ -228,9 +246,17 @@ impl ShardService for Scripted {
                     let body = self.wire(body);
                     match &self.disk {
                         // Some of both kinds on one connection.
+                        Some(disk) if body.len() % 4 == 1 => {
+                            let sent = reply.pieces(|pieces| in_pieces(&body, Some(disk), pieces));
+                            assert_eq!(sent, Ok(()), "the world plays the shard");
+                        }
                         Some(disk) if body.len() % 2 == 1 => {
                             let sent = reply.file(|_| (), disk.store(&body), b"");
                             assert_eq!(sent, Ok(()), "the world plays the shard");
+                        }
+                        None if body.len() % 4 == 1 => {
+                            let sent = reply.pieces(|pieces| in_pieces(&body, None, pieces));
+                            assert_eq!(sent, Ok(()), "there is no range of a file");
                         }
                         _ => reply.bytes(&body),
                     }

@@ -262,6 +262,7 @@ impl<S: ShardService> Connection<S> {
                     Answer::Bytes(body) => reply.owned(body),
                     Answer::Chunk(chunk) => reply.chunk(chunk),
                     Answer::Parts(head, body, end) => reply.parts(|tail| tail.extend_from_slice(&head), body, end),
+                    Answer::Pieces(body) => reply.collected(body),
                     Answer::Resume(state) => service.resume(shard, conn, state, reply),
                     Answer::Nothing | Answer::Abandoned => {}
                 },

@@ -10,8 +10,9 @@ use crate::framing::Framing;
 use crate::gates::{Gate, GateSet};
 use crate::listener::DatagramPeer;
 use crate::outgoing::{Exchange, ExchangeFull, ExchangeRequest, ExchangeWork, NoOutgoing};
-use crate::output::Output;
+use crate::output::{Output, ReplyStart};
 use crate::pool::Chunk;
+use crate::service::Pieces;
 use crate::tasks::Task;
 
 /// Where the replies to one message go.
@@ -70,6 +71,17 @@ fn note_framed<R>((result, fits): (R, bool), env: &Env, close: &mut bool) -> R {
         *close = true;
     }
     result
+}
+
+/// Announces the bytes of a reply that began at `start`, when `before` bytes were in the output.
+fn finish_pieces(framing: &Framing, output: &mut Output, start: ReplyStart, before: usize) -> bool {
+    if framing.reply_header_bytes() == 0 {
+        return true;
+    }
+    let bytes = output.len() - before;
+    let (buffer, at) = output.reply_head(start);
+    let beyond = bytes - (buffer.len() - at);
+    framing.finish_reply(buffer, at, beyond).is_ok()
 }
 
 /// Replies below this length are copied even where they could be sent from their slot: that is faster, and frees it.
@@ -149,7 +161,7 @@ impl Reply<'_> {
         if body.len() <= COPY_BYTES_MAX || matches!(self.sink, Sink::Datagrams(..)) {
             return self.bytes(&body);
         }
-        self.piece(body.len(), |output, env| output.push_bytes(body, &mut env.spares));
+        self.whole(|pieces| pieces.owned(body));
     }
 
     /// Sends one reply with this body from where it lies, if it is long and its slot may be kept, else copied.
@@ -157,23 +169,25 @@ impl Reply<'_> {
         if body.len() <= COPY_BYTES_MAX || matches!(self.sink, Sink::Datagrams(..)) || !body.keep() {
             return self.bytes(&body);
         }
-        self.piece(body.len(), |output, env| output.push_chunk(body, &mut env.spares));
+        self.whole(|pieces| pieces.chunk(body));
     }
 
     /// Sends one reply of three parts: `head` appends the first, as in [`Reply::message`]; `body` leaves from where it lies,
     /// if it is long; `end` follows (padding, for instance).
     pub fn parts(&mut self, head: impl FnOnce(&mut Vec<u8>), body: Chunk, end: &'static [u8]) {
-        let copied = body.len() <= COPY_BYTES_MAX || matches!(self.sink, Sink::Datagrams(..)) || !body.keep();
-        if copied {
-            return self.message(|tail| {
-                head(tail);
-                tail.extend_from_slice(&body);
-                tail.extend_from_slice(end);
-            });
-        }
-        self.pieces(body.len() + end.len(), head, |output, env| {
-            output.push_chunk(body, &mut env.spares);
-            output.tail(&mut env.spares).extend_from_slice(end);
+        self.whole(|pieces| {
+            pieces.write(head);
+            pieces.chunk(body);
+            pieces.bytes(end);
+        });
+    }
+
+    /// Sends one reply of pieces without a range of a file.
+    fn whole(&mut self, write: impl FnOnce(&mut Pieces<'_>)) {
+        // Only ranges are refused.
+        let _ = self.pieces(|pieces| {
+            write(pieces);
+            Ok(())
         });
     }
 
@@ -192,43 +206,68 @@ impl Reply<'_> {
         range: FileRange,
         end: &'static [u8],
     ) -> Result<(), NoFileReplies> {
-        if matches!(self.sink, Sink::Datagrams(..)) || self.env.answers.is_some() {
-            return Err(NoFileReplies);
-        }
-        if let Sink::Stream(output) = &mut self.sink {
-            output.begin_head(&mut self.env.spares);
-        }
-        self.pieces(range.bytes + end.len(), head, |output, env| {
-            output.push_file(range, &mut env.spares);
-            output.tail(&mut env.spares).extend_from_slice(end);
-        });
-        Ok(())
+        self.pieces(|pieces| {
+            pieces.write(head);
+            pieces.file(range)?;
+            pieces.bytes(end);
+            Ok(())
+        })
     }
 
-    /// Frames a body of `bytes` bytes that `push` appends as a piece of its own. For streams.
-    fn piece(&mut self, bytes: usize, push: impl FnOnce(&mut Output, &mut Env)) {
-        self.pieces(bytes, |_| (), push);
+    /// Sends one reply of the pieces that `write` adds, in their order: bytes, slots, buffers and ranges of files, of any
+    /// number. Their lengths are in the header that the framing puts in front of them. Of a reply with ranges of files the
+    /// bytes in between leave as the ranges do: see [`Reply::file`]. In a datagram all of it is copied.
+    ///
+    /// The number of pieces has no limit of its own: each counts with its bytes, and a piece shorter than 2 KiB is copied
+    /// to the bytes in front of it.
+    ///
+    /// # Errors
+    ///
+    /// What `write` returns, [`NoFileReplies`] of [`Pieces::file`]. Nothing was sent then.
+    pub fn pieces(
+        &mut self,
+        write: impl FnOnce(&mut Pieces<'_>) -> Result<(), NoFileReplies>,
+    ) -> Result<(), NoFileReplies> {
+        let output = match &mut self.sink {
+            Sink::Stream(output) => output,
+            Sink::Datagrams(output, peer) => {
+                let written = output.add(*peer, |bytes| write(&mut Pieces::copied(bytes)));
+                match written {
+                    Ok(()) => self.env.stats.replies.add(1),
+                    Err(NoFileReplies) => output.drop_last(),
+                }
+                return written;
+            }
+        };
+        let takes_files = self.env.answers.is_none();
+        let before = output.len();
+        let mut pieces = Pieces::stream(output, &mut self.env.spares, takes_files);
+        pieces.write(|tail| self.framing.begin_reply(tail));
+        let written = write(&mut pieces);
+        let start = pieces.start();
+        let fits = written.is_ok() && start.is_some_and(|start| finish_pieces(&self.framing, output, start, before));
+        if fits {
+            let trailer = self.framing.reply_trailer();
+            if !trailer.is_empty() {
+                output.tail(&mut self.env.spares).extend_from_slice(trailer);
+            }
+            self.env.stats.replies.add(1);
+        } else {
+            output.truncate(before);
+            if written.is_ok() {
+                self.env.stats.replies_unframable.add(1);
+                self.close = true;
+            }
+        }
+        written
     }
 
-    /// The same behind what `head` appends.
-    fn pieces(&mut self, bytes: usize, head: impl FnOnce(&mut Vec<u8>), push: impl FnOnce(&mut Output, &mut Env)) {
-        let Sink::Stream(output) = &mut self.sink else { return };
-        let tail = output.tail(&mut self.env.spares);
-        let start = tail.len();
-        self.framing.begin_reply(tail);
-        head(tail);
-        if self.framing.finish_reply(tail, start, bytes).is_err() {
-            tail.truncate(start);
-            self.env.stats.replies_unframable.add(1);
+    /// Sends one reply of the pieces that were collected for it.
+    pub(crate) fn collected(&mut self, body: Output) {
+        // Ranges of files were refused already where there are none.
+        if self.pieces(|pieces| pieces.append(body)).is_err() {
             self.close = true;
-            return;
         }
-        push(output, self.env);
-        let trailer = self.framing.reply_trailer();
-        if !trailer.is_empty() {
-            output.tail(&mut self.env.spares).extend_from_slice(trailer);
-        }
-        self.env.stats.replies.add(1);
     }
 
     /// Answers later, from any thread. The message counts as outstanding until then; called several times, until the

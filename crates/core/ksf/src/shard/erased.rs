@@ -459,13 +459,7 @@ impl<S: ShardService> Datagrams for DatagramService<S> {
     ) {
         env.deferred_datagrams -= 1;
         self.uncount(work_bytes, env);
-        let reply_bytes = match &answer {
-            Answer::Bytes(body) => body.len(),
-            Answer::Chunk(body) => body.len(),
-            Answer::Parts(head, body, end) => head.len() + body.len() + end.len(),
-            Answer::Resume(_) | Answer::Nothing | Answer::Abandoned => 0,
-        };
-        self.expected_bytes = self.expected_bytes.max(reply_bytes);
+        self.expected_bytes = self.expected_bytes.max(answer.reply_bytes());
         if matches!(answer, Answer::Abandoned) {
             // There is no connection to close; the peer asks again, as for any datagram that got lost.
             return env.stats.datagrams_abandoned.add(1);
@@ -474,6 +468,7 @@ impl<S: ShardService> Datagrams for DatagramService<S> {
             Answer::Bytes(body) => reply.bytes(&body),
             Answer::Chunk(chunk) => reply.chunk(chunk),
             Answer::Parts(head, body, end) => reply.parts(|tail| tail.extend_from_slice(&head), body, end),
+            Answer::Pieces(body) => reply.collected(body),
             Answer::Resume(state) => service.resume(shard, conn, state, reply),
             Answer::Nothing | Answer::Abandoned => {}
         });

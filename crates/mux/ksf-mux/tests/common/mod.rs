@@ -14,10 +14,12 @@ use std::thread;
 use ksf::adopt::Adopter;
 use ksf::deferred::Deferred;
 use ksf::engine::EngineKind;
+use ksf::files::{FileRange, NoFileReplies};
 use ksf::framing::{Framing, LengthPrefix};
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
-use ksf::{Message, Order, Peer, Refused, Reply, Server, Service};
+use ksf::pool::Chunk;
+use ksf::{Message, Order, Peer, Pieces, Refused, Reply, Server, Service};
 
 use ksf_mux::ConnectionId;
 pub(crate) use ksf_test::{PATIENCE, own_network, wait_until};
@@ -117,6 +119,23 @@ impl Scripted {
     }
 }
 
+fn add_pieces(message: &[u8], with_file: bool, pieces: &mut Pieces<'_>) -> Result<(), NoFileReplies> {
+    pieces.bytes(message);
+    pieces.chunk(Chunk::from_vec(vec![b'c'; LONG_BYTES]));
+    if with_file {
+        let file = std::fs::File::open("/dev/null").unwrap().into();
+        pieces.file(FileRange { file, offset: 0, bytes: 10 })?;
+    }
+    pieces.write(|out| out.extend_from_slice(message));
+    pieces.owned(vec![b'o'; LONG_BYTES]);
+    Ok(())
+}
+
+/// What [`Scripted`] answers in pieces.
+pub(crate) fn pieces_of(message: &[u8]) -> Vec<u8> {
+    [message, &[b'c'; LONG_BYTES], message, &[b'o'; LONG_BYTES]].concat()
+}
+
 impl Service for Scripted {
     type Conn = ();
 
@@ -164,6 +183,18 @@ impl Service for Scripted {
             Some(b'G') => {
                 let deferred = reply.defer_for(LONG_BYTES);
                 thread::spawn(move || deferred.reply(vec![b'g'; LONG_BYTES]));
+            }
+            // An answer of several pieces, at once and from another thread. There is no shard to read a file here.
+            Some(b'm') => {
+                assert_eq!(reply.pieces(|pieces| add_pieces(&bytes, true, pieces)), Err(NoFileReplies));
+                assert_eq!(reply.pieces(|pieces| add_pieces(&bytes, false, pieces)), Ok(()));
+            }
+            Some(b'M') => {
+                let deferred = reply.defer_for(LONG_BYTES);
+                thread::spawn(move || {
+                    let owed = deferred.reply_pieces(|pieces| add_pieces(&bytes, true, pieces)).unwrap_err();
+                    owed.reply_pieces(|pieces| add_pieces(&bytes, false, pieces)).unwrap();
+                });
             }
             Some(b'u') => self.kept.lock().unwrap().push(reply.defer()),
             Some(b'a') => {

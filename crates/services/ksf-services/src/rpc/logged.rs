@@ -8,7 +8,7 @@ use std::any::Any;
 use std::io;
 use std::ops::RangeInclusive;
 
-use ksf::files::{FileDone, FileRange};
+use ksf::files::{FileDone, FileRange, NoFileReplies};
 use ksf::gates::Gate;
 use ksf::logged::After;
 use ksf::pool::Chunk;
@@ -16,7 +16,7 @@ use ksf::{Peer, Refused};
 
 use super::call::{ProcError, RpcCall};
 use super::program::ShardProgram;
-use super::reply::{Answered, RpcDeferred, RpcReply};
+use super::reply::{Answered, ResultPieces, RpcDeferred, RpcReply};
 use super::turn::RpcTurn;
 
 /// A program whose replies wait for logs. [`ProgramTable::register_logged`](super::ProgramTable::register_logged) takes it.
@@ -223,6 +223,18 @@ impl<'a, 'r> LoggedRpcReply<'a, 'r> {
         F: FnOnce(&mut Vec<u8>),
     {
         self.after(after).results_file(write, range).map_err(Self)
+    }
+
+    /// As [`RpcReply::results_pieces`], once `after` is durable.
+    ///
+    /// # Errors
+    ///
+    /// The reply comes back, and still waits for `after`: see [`RpcReply::results_pieces`].
+    pub fn results_pieces<F>(self, after: impl Into<After>, write: F) -> Result<Answered, Self>
+    where
+        F: FnOnce(&mut ResultPieces<'_, '_>) -> Result<(), NoFileReplies>,
+    {
+        self.after(after).results_pieces(write).map_err(Self)
     }
 
     /// As [`RpcReply::error`], once `after` is durable: an error may tell of data, too.

@@ -3,12 +3,13 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use ksf::Reply;
 use ksf::deferred::Deferred;
 use ksf::files::{FileRange, NoFileReplies};
 use ksf::gates::Gate;
 use ksf::pool::Chunk;
+use ksf::{Pieces, Reply};
 use ksf_proto::oncrpc::{ReplyStatus, put_reply, put_success};
+use ksf_proto::xdr::XdrWrite;
 
 use super::call::ProcError;
 use super::stats::RpcStats;
@@ -135,6 +136,24 @@ impl<'a, 'r> RpcReply<'a, 'r> {
         }
     }
 
+    /// Answers SUCCESS with results of several pieces, each of which leaves from where it lies: the entries of a directory
+    /// with their data, or a read that several buffers hold.
+    ///
+    /// # Errors
+    ///
+    /// `write` failed, because a range of a file was among the pieces and files cannot be sent here: see
+    /// [`RpcReply::results_file`]. The reply comes back, and nothing was sent.
+    pub fn results_pieces<F>(self, write: F) -> Result<Answered, Self>
+    where
+        F: FnOnce(&mut ResultPieces<'_, '_>) -> Result<(), NoFileReplies>,
+    {
+        let xid = self.xid;
+        match self.reply.pieces(|pieces| ResultPieces::begin(xid, pieces, write)) {
+            Ok(()) => Ok(Answered(())),
+            Err(NoFileReplies) => Err(self),
+        }
+    }
+
     /// Answers from the thread pool of this core, with up to `result_bytes` bytes
     /// of results: for short work. If its queue is full, the task goes to the
     /// threads of [`RpcReply::block`], so that no client ever takes a full queue
@@ -160,6 +179,50 @@ impl<'a, 'r> RpcReply<'a, 'r> {
         let origin = Origin::of(&self);
         self.reply.block(result_bytes, move |deferred| task(origin.deferred(deferred)));
         Answered(())
+    }
+}
+
+/// The pieces of a call's results, in the order of their XDR.
+#[derive(Debug)]
+pub struct ResultPieces<'a, 'r>(&'a mut Pieces<'r>);
+
+impl<'a, 'r> ResultPieces<'a, 'r> {
+    /// Adds the head of a reply with SUCCESS, and what `write` adds.
+    pub(super) fn begin<F>(xid: u32, pieces: &'a mut Pieces<'r>, write: F) -> Result<(), NoFileReplies>
+    where
+        F: FnOnce(&mut ResultPieces<'_, '_>) -> Result<(), NoFileReplies>,
+    {
+        pieces.write(|out| put_success(out, xid));
+        write(&mut ResultPieces(pieces))
+    }
+
+    /// Adds what `write` appends to the buffer.
+    pub fn write<R>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+        self.0.write(write)
+    }
+
+    /// Adds opaque data of variable length (RFC 4506 section 4.10): their length, the data from where they lie, padding.
+    pub fn opaque(&mut self, data: Chunk) {
+        let bytes = data.len();
+        self.0.write(|out| out.put_u32(bytes as u32));
+        self.0.chunk(data);
+        self.0.bytes(padding(bytes));
+    }
+
+    /// The same for a range of a file.
+    ///
+    /// # Errors
+    ///
+    /// [`NoFileReplies`], as [`Pieces::file`]. Nothing was added.
+    pub fn opaque_file(&mut self, range: FileRange) -> Result<(), NoFileReplies> {
+        let bytes = range.bytes;
+        if !self.0.takes_files() {
+            return Err(NoFileReplies);
+        }
+        self.0.write(|out| out.put_u32(bytes as u32));
+        self.0.file(range)?;
+        self.0.bytes(padding(bytes));
+        Ok(())
     }
 }
 
@@ -214,6 +277,24 @@ impl RpcDeferred {
     {
         let (head, end) = self.parts(write, &data);
         self.deferred.reply_parts(head, data, end);
+    }
+
+    /// As [`RpcReply::results_pieces`].
+    ///
+    /// # Errors
+    ///
+    /// [`RpcReply::results_pieces`]. The answer is still owed.
+    pub fn results_pieces<F>(self, write: F) -> Result<(), Self>
+    where
+        F: FnOnce(&mut ResultPieces<'_, '_>) -> Result<(), NoFileReplies>,
+    {
+        self.answer_with(|xid, deferred| deferred.reply_pieces(|pieces| ResultPieces::begin(xid, pieces, write)))
+    }
+
+    /// Answers by `answer`, which takes the call's xid, and gives back what it does not answer.
+    pub(super) fn answer_with(self, answer: impl FnOnce(u32, Deferred) -> Result<(), Deferred>) -> Result<(), Self> {
+        let Self { xid, program, deferred, stats } = self;
+        answer(xid, deferred).map_err(|deferred| Self { xid, program, deferred, stats })
     }
 
     /// Goes on with the call on the thread of its connection: the program's

@@ -6,14 +6,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use ksf::buffers::Buffer;
-use ksf::files::{FileDone, FileOp, FileRefused, Files};
+use ksf::files::{FileDone, FileOp, FileRefused, Files, NoFileReplies};
 use ksf::gates::{Gates, LogId, TooManyLogs};
 use ksf::limits::Time;
 use ksf::pool::Chunk;
 use ksf::shard_service::{Releaser, Turn};
 
 use super::call::ProcError;
-use super::reply::RpcDeferred;
+use super::reply::{ResultPieces, RpcDeferred};
 
 /// What a program can do outside of a call: at its start, at the end of a turn, when a file operation is done.
 pub struct RpcTurn<'t, 'env> {
@@ -91,6 +91,20 @@ impl<'t, 'env> RpcTurn<'t, 'env> {
     {
         let (head, end) = deferred.parts(write, &data);
         self.turn.reply_parts(deferred.into_inner(), head, data, end);
+    }
+
+    /// The same with several pieces: [`RpcReply::results_pieces`](super::RpcReply::results_pieces).
+    ///
+    /// # Errors
+    ///
+    /// [`RpcDeferred::results_pieces`].
+    pub fn results_pieces<F>(&mut self, deferred: RpcDeferred, write: F) -> Result<(), RpcDeferred>
+    where
+        F: FnOnce(&mut ResultPieces<'_, '_>) -> Result<(), NoFileReplies>,
+    {
+        deferred.answer_with(|xid, deferred| {
+            self.turn.reply_pieces(deferred, |pieces| ResultPieces::begin(xid, pieces, write))
+        })
     }
 
     /// Answers a deferred call with an error in this turn.
