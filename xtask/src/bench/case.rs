@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use super::contestant::Contestant;
-use super::measure::Counter;
+use super::measure::SyscallCounter;
 use super::raw::Step;
 use super::web::{Disturbance, WebLoad};
 
@@ -188,9 +188,9 @@ impl Case {
 
     /// Whether system calls are counted, in runs of their own. Not where messages take time: there it is the work and
     /// not the calls that costs.
-    pub(crate) fn counts_syscalls(&self, by: Counter) -> bool {
+    pub(crate) fn counts_syscalls(&self, by: SyscallCounter) -> bool {
         let is_work = matches!(self.service, Service::Work(load) if !load.is_idle());
-        self.can_be_watched() && !is_work && (by == Counter::Perf || self.can_be_traced())
+        self.can_be_watched() && !is_work && (by == SyscallCounter::Perf || self.can_be_traced())
     }
 }
 

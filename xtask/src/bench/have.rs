@@ -1,7 +1,7 @@
 //! What of the peers and rights is here.
 
 use super::contestant::{Contestant, ROOT};
-use super::measure::Counter;
+use super::measure::SyscallCounter;
 use super::raw::Tool;
 use super::{vm, watch};
 
@@ -18,10 +18,10 @@ impl Have {
     }
 
     /// What counts system calls: perf, or where it may not, strace.
-    pub(super) fn counter(&self) -> Result<Counter, String> {
+    pub(super) fn counter(&self) -> Result<SyscallCounter, String> {
         match (&self.perf, &self.strace) {
-            (Ok(()), _) => Ok(Counter::Perf),
-            (_, Ok(())) => Ok(Counter::Strace),
+            (Ok(()), _) => Ok(SyscallCounter::Perf),
+            (_, Ok(())) => Ok(SyscallCounter::Strace),
             (Err(perf), Err(strace)) => Err(format!("{perf}; {strace}")),
         }
     }

@@ -235,8 +235,14 @@ impl Meter<'_> {
     }
 
     /// System calls of the server per message, apart from timing.
-    pub(crate) fn syscalls(&self, case: &Case, contestant: Contestant, pinning: &Pinning, by: Counter) -> Sample {
-        if by == Counter::Perf {
+    pub(crate) fn syscalls(
+        &self,
+        case: &Case,
+        contestant: Contestant,
+        pinning: &Pinning,
+        by: SyscallCounter,
+    ) -> Sample {
+        if by == SyscallCounter::Perf {
             let watch = Watch::Count(self.programs.scratch().join("perf-count"));
             let effort = Effort { seconds: self.effort.seconds.min(COUNT_SECONDS_MAX), ..self.effort };
             let mut sample = Meter { watch, effort, ..*self }.sample(case, contestant, pinning, 0);
@@ -289,7 +295,7 @@ impl Meter<'_> {
 
 /// What counts system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Counter {
+pub(crate) enum SyscallCounter {
     Perf,
     /// It slows the server down, so that batches are larger than they are without.
     Strace,

@@ -8,7 +8,7 @@ use super::case::{CASES, Case, Metric, Placement, Service};
 use super::contestant::{Contestant, Pinning, Programs, pair_floor, server_command, start};
 use super::have::Have;
 use super::host::HostCosts;
-use super::measure::{Counter, Effort, Meter};
+use super::measure::{Effort, Meter, SyscallCounter};
 use super::raw::Tool;
 use super::watch::Watch;
 use crate::process::{Server, free_port, output};
@@ -251,8 +251,8 @@ fn tools_leave_a_text_of_a_server_under_load() {
         std::fs::remove_file(&path).unwrap();
     }
     // One receive and one send for each message, whoever counts.
-    for by in [Counter::Perf, Counter::Strace] {
-        if by == Counter::Perf && have.counter() != Ok(Counter::Perf) {
+    for by in [SyscallCounter::Perf, SyscallCounter::Strace] {
+        if by == SyscallCounter::Perf && have.counter() != Ok(SyscallCounter::Perf) {
             continue;
         }
         let meter = Meter { programs: &programs, effort, watch: Watch::Nothing };

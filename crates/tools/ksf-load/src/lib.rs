@@ -29,7 +29,7 @@ pub mod work;
 
 pub use drive::connection::CloseBy;
 pub use drive::schedule::Arrival;
-pub use drive::spin::Spin;
+pub use drive::spin::ClientSpin;
 pub use error::{LoadError, exit_code_of_parse};
 pub use options::{CpuArgs, OutputArgs, PaceArgs, numbers};
 pub use report::Io;

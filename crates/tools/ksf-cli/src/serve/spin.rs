@@ -38,10 +38,10 @@ impl FromStr for SpinWish {
 
     /// Reads what the load generators read: `auto`, `off`, microseconds, or a time with its unit.
     fn from_str(text: &str) -> Result<Self, String> {
-        match ksf_load::Spin::parse(text) {
-            Ok(ksf_load::Spin::Auto) => Ok(SpinWish::Auto),
-            Ok(ksf_load::Spin::Off) => Ok(SpinWish::Off),
-            Ok(ksf_load::Spin::Time(time)) => Ok(SpinWish::UpTo(time)),
+        match ksf_load::ClientSpin::parse(text) {
+            Ok(ksf_load::ClientSpin::Auto) => Ok(SpinWish::Auto),
+            Ok(ksf_load::ClientSpin::Off) => Ok(SpinWish::Off),
+            Ok(ksf_load::ClientSpin::Time(time)) => Ok(SpinWish::UpTo(time)),
             Err(error) => Err(error.to_string()),
         }
     }

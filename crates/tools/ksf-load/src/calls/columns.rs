@@ -22,7 +22,7 @@
 
 use crate::calls::args::CallPlan;
 use crate::drive::plan::Pace;
-use crate::drive::spin::Spin;
+use crate::drive::spin::ClientSpin;
 use crate::record::run::Run;
 use crate::record::running::{Running, median_of_sorted, per};
 
@@ -101,7 +101,7 @@ pub(crate) fn header(style: Style, plan: &CallPlan) -> String {
     if let Pace::Open { .. } = plan.drive.pace {
         cells.extend([right("Target/s", 9), right("Bound", 7)]);
     }
-    if plan.drive.spin != Spin::Off {
+    if plan.drive.spin != ClientSpin::Off {
         cells.push(right("Spun%", 6));
     }
     cells.join(" ")
@@ -167,7 +167,7 @@ pub(crate) fn row(style: Style, plan: &CallPlan, run: &Run<()>, history: &Histor
         cells.push(format!("{rate_per_s:9}"));
         cells.push(format!("{bound_hits:7}"));
     }
-    if plan.drive.spin != Spin::Off {
+    if plan.drive.spin != ClientSpin::Off {
         let spin = run.spin();
         cells.push(format!("{:6.1}", 100.0 * per(spin.caught as f64, spin.waits as f64)));
     }

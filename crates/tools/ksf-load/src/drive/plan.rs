@@ -7,7 +7,7 @@ use crate::drive::connection::Terms;
 use crate::drive::pin::{Pinning, allowed_cpus};
 use crate::drive::schedule::{Arrival, Schedule};
 use crate::drive::socket::SocketOptions;
-use crate::drive::spin::Spin;
+use crate::drive::spin::ClientSpin;
 use crate::options::name;
 use crate::options::target::{Endpoint, Target};
 
@@ -84,7 +84,7 @@ pub(crate) struct Plan {
     /// Scheduling priority to ask for.
     pub(crate) nice: Option<i32>,
     /// Polling before sleeping.
-    pub(crate) spin: Spin,
+    pub(crate) spin: ClientSpin,
 }
 
 impl Plan {
@@ -109,7 +109,7 @@ impl Plan {
             threads: 1,
             pinning: Pinning::Mask,
             nice: None,
-            spin: Spin::Off,
+            spin: ClientSpin::Off,
         }
     }
 

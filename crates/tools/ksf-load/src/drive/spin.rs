@@ -24,7 +24,7 @@ const LOOK_INTERVAL_MAX: u32 = 256;
 
 /// `--spin`: for how long a thread polls before it sleeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Spin {
+pub enum ClientSpin {
     /// Not at all.
     Off,
     /// As long as makes sense.
@@ -33,21 +33,21 @@ pub enum Spin {
     Time(Duration),
 }
 
-impl Spin {
+impl ClientSpin {
     /// Reads `auto`, `off`, a time with its unit, or a number of microseconds.
     ///
     /// # Errors
     /// The text is none of these, or more than a second.
-    pub fn parse(text: &str) -> Result<Spin, NumberError> {
+    pub fn parse(text: &str) -> Result<ClientSpin, NumberError> {
         let time = match text {
-            "auto" => return Ok(Spin::Auto),
-            "off" => return Ok(Spin::Off),
+            "auto" => return Ok(ClientSpin::Auto),
+            "off" => return Ok(ClientSpin::Off),
             _ if text.bytes().all(|byte| byte.is_ascii_digit()) => Duration::from_micros(parse_in(text, 0, u64::MAX)?),
             _ => parse_duration(text)?,
         };
         match time {
-            Duration::ZERO => Ok(Spin::Off),
-            time if time <= LONGEST => Ok(Spin::Time(time)),
+            Duration::ZERO => Ok(ClientSpin::Off),
+            time if time <= LONGEST => Ok(ClientSpin::Time(time)),
             _ => Err(NumberError::OutOfRange { text: text.to_owned(), min: 0, max: LONGEST.as_micros() as u64 }),
         }
     }
@@ -55,18 +55,18 @@ impl Spin {
     /// The longest that is polled before a sleep.
     pub(crate) fn limit(self) -> Duration {
         match self {
-            Spin::Off => Duration::ZERO,
-            Spin::Auto => AUTO,
-            Spin::Time(time) => time,
+            ClientSpin::Off => Duration::ZERO,
+            ClientSpin::Auto => AUTO,
+            ClientSpin::Time(time) => time,
         }
     }
 
     /// The name in reports.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Spin::Off => "off",
-            Spin::Auto => "auto",
-            Spin::Time(_) => "fixed",
+            ClientSpin::Off => "off",
+            ClientSpin::Auto => "auto",
+            ClientSpin::Time(_) => "fixed",
         }
     }
 }
@@ -111,7 +111,7 @@ pub(crate) struct Spinner {
 }
 
 impl Spinner {
-    pub(crate) fn new(spin: Spin) -> Spinner {
+    pub(crate) fn new(spin: ClientSpin) -> Spinner {
         let limit_ns = spin.limit().as_nanos() as u64;
         Spinner {
             limit_ns,
@@ -184,17 +184,17 @@ mod tests {
     #[test]
     fn times_are_read() {
         for (text, spin) in [
-            ("auto", Spin::Auto),
-            ("off", Spin::Off),
-            ("0", Spin::Off),
-            ("50", Spin::Time(Duration::from_micros(50))),
-            ("5ms", Spin::Time(Duration::from_millis(5))),
-            ("1s", Spin::Time(LONGEST)),
+            ("auto", ClientSpin::Auto),
+            ("off", ClientSpin::Off),
+            ("0", ClientSpin::Off),
+            ("50", ClientSpin::Time(Duration::from_micros(50))),
+            ("5ms", ClientSpin::Time(Duration::from_millis(5))),
+            ("1s", ClientSpin::Time(LONGEST)),
         ] {
-            assert_eq!(Spin::parse(text), Ok(spin), "{text}");
+            assert_eq!(ClientSpin::parse(text), Ok(spin), "{text}");
         }
         for text in ["", "on", "2s", "1000001", "-1", "5 us"] {
-            assert!(Spin::parse(text).is_err(), "{text}");
+            assert!(ClientSpin::parse(text).is_err(), "{text}");
         }
     }
 
@@ -211,7 +211,7 @@ mod tests {
     }
 
     fn apart(limit_us: u64) -> Spinner {
-        let mut spinner = Spinner::new(Spin::Time(Duration::from_micros(limit_us)));
+        let mut spinner = Spinner::new(ClientSpin::Time(Duration::from_micros(limit_us)));
         spinner.heed(Some(true));
         spinner
     }
@@ -255,10 +255,10 @@ mod tests {
         };
         assert_eq!([waits(Some(false)), waits(None)], [0, 0]);
         assert!(waits(Some(true)) > 0);
-        let mut unknown = Spinner::new(Spin::Auto);
+        let mut unknown = Spinner::new(ClientSpin::Auto);
         assert!(unknown.is_on() && unknown.is_look_due());
         assert_eq!(polled(&mut unknown, [20_000; 100]), [0; 100], "not before it was looked");
-        let mut off = Spinner::new(Spin::Off);
+        let mut off = Spinner::new(ClientSpin::Off);
         off.heed(Some(true));
         assert_eq!((off.is_on(), polled(&mut off, [0, 1, 2])), (false, vec![0; 3]));
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::drive::pin::Pinning;
 use crate::drive::plan::Pace;
 use crate::drive::schedule::Arrival;
-use crate::drive::spin::Spin;
+use crate::drive::spin::ClientSpin;
 use crate::error::LoadError;
 use crate::options::numbers::{NumberError, parse_duration, parse_in, parse_rate, parse_u64};
 
@@ -26,8 +26,8 @@ pub struct PaceArgs {
 
     /// Poll for so long before sleeping: while replies come closer together than that (never where the server may need
     /// this CPU), and before a request of --rate is due. auto is 100 us, a number without a unit is in microseconds
-    #[arg(long, value_name = "auto|off|US", value_parser = Spin::parse, default_value = "off")]
-    pub spin: Spin,
+    #[arg(long, value_name = "auto|off|US", value_parser = ClientSpin::parse, default_value = "off")]
+    pub spin: ClientSpin,
 
     /// Seed of all that is drawn
     #[arg(long, value_name = "N", value_parser = parse_u64, default_value = "1")]

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::drive::plan::Plan;
 use crate::drive::schedule::Lateness;
-use crate::drive::spin::{Spin, SpinRecord};
+use crate::drive::spin::{ClientSpin, SpinRecord};
 use crate::error::LoadError;
 use crate::record::run::{Run, ThreadRun};
 use crate::record::running::per;
@@ -257,7 +257,7 @@ impl SpinReport {
     /// `None` if nothing was to be polled for.
     pub(crate) fn of<C: Counters>(plan: &Plan, run: &Run<C>) -> Option<SpinReport> {
         let SpinRecord { waits, caught, missed, spent_ns } = run.spin();
-        (plan.spin != Spin::Off).then_some(SpinReport { waits, caught, missed, spent_s: spent_ns as f64 / 1e9 })
+        (plan.spin != ClientSpin::Off).then_some(SpinReport { waits, caught, missed, spent_s: spent_ns as f64 / 1e9 })
     }
 
     /// "12.5 % of 800 waits without a sleep, 0.004 s polled".

@@ -2,7 +2,7 @@
 
 use crate::drive::plan::{Pace, Plan};
 use crate::drive::schedule::Lateness;
-use crate::drive::spin::Spin;
+use crate::drive::spin::ClientSpin;
 use crate::record::Counters;
 use crate::record::run::{Run, ThreadRun};
 use crate::record::running::per;
@@ -48,7 +48,7 @@ pub(crate) fn shared_cpus(plan: &Plan) -> Option<Warning> {
 /// for its CPU. With one in flight a busy thread is no bottleneck: the kernel's work for the server's side runs on the
 /// client's time (loopback, XDP), and the latency is what was asked for. A thread that polls is busy on purpose.
 pub(crate) fn busy_generator<C: Counters>(plan: &Plan, run: &Run<C>, waits: bool, remedy: &str) -> Option<Warning> {
-    if !plan.has_several_in_flight() || plan.spin != Spin::Off {
+    if !plan.has_several_in_flight() || plan.spin != ClientSpin::Off {
         return None;
     }
     let busy_ns = |thread: &&ThreadRun<C>| thread.cpu_ns + if waits { thread.runqueue_wait_ns } else { 0 };
