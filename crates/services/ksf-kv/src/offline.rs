@@ -111,21 +111,44 @@ enum Written {
     Cells(Shape, Vec<(Vec<u8>, Vec<u8>)>),
 }
 
-/// Cells that one command makes.
-const CELLS_AT_ONCE: usize = 128;
+/// Bytes of the cells that one command makes, unless a single one has more.
+const CELLS_BYTES: usize = 256 << 10;
+/// Bytes of a string that one command makes: half of the longest message that a server takes by default. What is behind
+/// them is appended, for which the server writes the string anew.
+const STRING_BYTES: usize = 4 << 20;
 
-/// A key as commands: `SET` with the time of its end, or `HSET`, `SADD`, `RPUSH`, `ZADD` and `PEXPIREAT`.
+/// Cells for one command: those in front of `left`, which begins behind them then.
+fn some_cells<'c>(left: &mut &'c [(Vec<u8>, Vec<u8>)]) -> Option<&'c [(Vec<u8>, Vec<u8>)]> {
+    /// What a cell takes beside its bytes, or its score does.
+    const EACH_BYTES: usize = 64;
+    let mut bytes = 0;
+    let fits = |(subkey, value): &&(Vec<u8>, Vec<u8>)| {
+        bytes += subkey.len() + value.len() + EACH_BYTES;
+        bytes <= CELLS_BYTES
+    };
+    let count = left.iter().take_while(fits).count().max(1);
+    let (some, rest) = left.split_at_checked(count)?;
+    *left = rest;
+    Some(some)
+}
+
+/// A key as commands: `SET` with the time of its end, and `APPEND` if it is long, or `HSET`, `SADD`, `RPUSH`, `ZADD` and
+/// `PEXPIREAT`.
 fn write_key(to: &mut impl Write, key: &[u8], written: &Written, expires_ms: Option<u64>) -> io::Result<()> {
     let end = expires_ms.map(|ms| ms.to_string());
     let (shape, cells) = match written {
         Written::String(value) => {
-            let mut words = vec![&b"SET"[..], key, value];
+            let (first, rest) = value.split_at(value.len().min(STRING_BYTES));
+            let mut words = vec![&b"SET"[..], key, first];
             words.extend(end.iter().flat_map(|end| [&b"PXAT"[..], end.as_bytes()]));
-            return write_command(to, words.into_iter());
+            write_command(to, words.into_iter())?;
+            let mut rest = rest.chunks(STRING_BYTES);
+            return rest.try_for_each(|part| write_command(to, [&b"APPEND"[..], key, part].into_iter()));
         }
         Written::Cells(shape, cells) => (*shape, cells),
     };
-    for some in cells.chunks(CELLS_AT_ONCE) {
+    let mut left = &cells[..];
+    while let Some(some) = some_cells(&mut left) {
         let scores: Vec<String> = some.iter().map(|(_, value)| resp::format_double(score_of(value))).collect();
         let mut words = vec![key];
         for ((subkey, value), score) in some.iter().zip(&scores) {
@@ -379,4 +402,41 @@ pub fn read_reply(from: &mut impl BufRead) -> io::Result<Option<String>> {
         }
     }
     Ok(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The commands that a key becomes, each with its first word and its bytes.
+    fn commands(written: &Written) -> Vec<(String, usize)> {
+        let mut bytes = Vec::new();
+        write_key(&mut bytes, b"key", written, Some(4_000_000_000_000)).unwrap();
+        let max = COMMAND_BYTES_MAX;
+        let limits = RespLimits { arguments_max: 1 << 20, argument_bytes_max: max, command_bytes_max: max };
+        let (mut left, mut found) = (&bytes[..], Vec::new());
+        while !left.is_empty() {
+            let Ok(Scan::Command(length)) = resp::scan(left, &limits, &mut Progress::default()) else { panic!() };
+            let words: Vec<&[u8]> = resp::Arguments::of(&left[..length]).unwrap().collect();
+            found.push((String::from_utf8(words[0].to_vec()).unwrap(), length));
+            left = &left[length..];
+        }
+        found
+    }
+
+    #[test]
+    fn long_keys_become_commands_of_bounded_length() {
+        let names = |found: &[(String, usize)]| found.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        let string = commands(&Written::String(vec![b'v'; 2 * STRING_BYTES + 1]));
+        assert_eq!(names(&string), ["SET", "APPEND", "APPEND"]);
+        assert!(string.iter().all(|(_, bytes)| *bytes < STRING_BYTES + 100), "{string:?}");
+        let cell = |bytes: usize| move |number: u32| (number.to_be_bytes().to_vec(), vec![b'v'; bytes]);
+        let cells = commands(&Written::Cells(Shape::Hash, (0..20).map(cell(100_000)).collect()));
+        assert_eq!(cells.len(), 11, "two in each, and the end: {cells:?}");
+        assert!(cells.iter().all(|(_, bytes)| *bytes < CELLS_BYTES + 100));
+        let long = commands(&Written::Cells(Shape::List, (0..3).map(cell(CELLS_BYTES)).collect()));
+        assert_eq!(names(&long), ["RPUSH", "RPUSH", "RPUSH", "PEXPIREAT"]);
+        let short = commands(&Written::Cells(Shape::Set, (0..1000).map(cell(0)).collect()));
+        assert_eq!(names(&short), ["SADD", "PEXPIREAT"]);
+    }
 }

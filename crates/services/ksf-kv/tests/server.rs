@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use ksf::Server;
 use ksf::engine::EngineKind;
+use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf::logged::Logged;
 use ksf_kv::disk::{Disk, DiskError, DiskOptions};
@@ -24,11 +25,15 @@ struct Serving {
 
 impl Serving {
     fn start(engine: EngineKind, folder: &Path) -> Self {
+        Self::start_with(engine, folder, Limits::default())
+    }
+
+    fn start_with(engine: EngineKind, folder: &Path, limits: Limits) -> Self {
         let cpus = ksf::cpus::allowed().unwrap();
         let options = DiskOptions { logs: cpus.len() as u16, segment_bytes: 1 << 20, places: 6 };
         let disk = Disk::open(folder, options).unwrap();
         let service = Arc::new(Logged(Kv::new(disk, Settings::default(), |error| panic!("a write failed: {error}"))));
-        let builder = Server::builder().engine(engine).cpus(Some(cpus));
+        let builder = Server::builder().engine(engine).cpus(Some(cpus)).limits(limits);
         let server = builder.listen("tcp:127.0.0.1:0".parse().unwrap(), Arc::clone(&service), None).start().unwrap();
         Self { server, service }
     }
@@ -766,6 +771,41 @@ fn a_dump_and_what_is_salvaged_make_the_same_keys_again() {
         }
         serving.stop();
     }
+}
+
+/// A hash that no command of the server's limit could make at once.
+#[test]
+fn no_command_of_a_dump_is_longer_than_a_server_takes() {
+    own_network();
+    const FIELDS: usize = 100;
+    let limits = Limits { message_bytes_max: 400 << 10, ..Limits::default() };
+    let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let serving = Serving::start_with(EngineKind::Epoll, folder.path(), limits.clone());
+    let mut client = serving.connect();
+    for field in 0..FIELDS {
+        client.send(&["HSET", "hash", &field.to_string(), &"v".repeat(15_000)]);
+        assert_eq!(client.reply(), ":1");
+    }
+    serving.stop();
+    let (mut dumped, mut salvaged) = (Vec::new(), Vec::new());
+    ksf_kv::offline::dump(folder.path(), 0, &mut dumped).unwrap();
+    ksf_kv::offline::salvage(folder.path(), 0, &mut salvaged).unwrap();
+    assert!(dumped == salvaged);
+    let serving = Serving::start_with(EngineKind::Epoll, other.path(), limits);
+    let mut client = serving.connect();
+    client.send(&["PING"]);
+    assert_eq!(client.reply(), "+PONG");
+    client.0.get_mut().write_all(&dumped).unwrap();
+    client.send(&["HLEN", "hash"]);
+    loop {
+        let reply = client.reply();
+        assert!(!reply.starts_with('-'), "{reply}");
+        if reply == format!(":{FIELDS}") {
+            break;
+        }
+    }
+    assert_eq!(client.ask("HSTRLEN hash 99"), ":15000");
+    serving.stop();
 }
 
 /// Fields that are overwritten for ever stay within the logs, and none of a key that was deleted comes back.
