@@ -113,6 +113,8 @@ pub struct KvShard {
     sweep_at_ns: u64,
 }
 
+/// Memory of a reply that is kept for the next one.
+const SCRATCH_BYTES_MAX: usize = 256 << 10;
 /// Bytes of a reply to a command that waits, before it is known.
 const REPLY_BYTES: usize = 64;
 
@@ -309,7 +311,8 @@ impl Kv {
         if done.close {
             reply.close();
         }
-        shard.scratch = out;
+        // One long reply does not take memory for ever.
+        shard.scratch = if out.capacity() > SCRATCH_BYTES_MAX { Vec::new() } else { out };
     }
 
     /// Takes some of the keys out that have ended, if it is time to.

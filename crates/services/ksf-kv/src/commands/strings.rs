@@ -212,13 +212,15 @@ pub(super) fn getrange(call: &mut Call<'_, '_>) -> Result {
 pub(super) fn setrange(call: &mut Call<'_, '_>) -> Result {
     let (key, offset, part) = (call.args[1], call.integer(2)?, call.args[3]);
     let offset = usize::try_from(offset).map_err(|_| "ERR offset is out of range")?;
+    // What the log cannot take needs no memory.
+    let bytes_max = STRING_BYTES_MAX.min(call.shard.shard.log().geometry().append_bytes_max());
     let length = call.update(&[key], |update| {
         let (mut value, expires_ms) =
             string(update.get(key))?.map_or((Vec::new(), None), |got| (got.value.to_vec(), got.expires_ms));
         if part.is_empty() {
             return Ok::<_, Failed>(value.len());
         }
-        let end = offset.checked_add(part.len()).filter(|end| *end <= STRING_BYTES_MAX).ok_or(TOO_LONG)?;
+        let end = offset.checked_add(part.len()).filter(|end| *end <= bytes_max).ok_or(TOO_LONG)?;
         value.resize(value.len().max(end), 0);
         value[offset..end].copy_from_slice(part);
         let length = value.len();
