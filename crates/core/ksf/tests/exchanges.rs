@@ -1,0 +1,155 @@
+//! Answers that are given later than the calls which the other end of an exchange, or a refusal, brought about: they are
+//! counted and delivered as those of messages are.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, mpsc};
+
+use common::net::*;
+use ksf::deferred::Deferred;
+use ksf::engine::EngineKind;
+use ksf::framing::{Delimiter, Framing};
+use ksf::limits::Limits;
+use ksf::outgoing::Upstream;
+use ksf::{CloseReason, Message, Order, Peer, Refused, Reply, Server, Service};
+
+/// Passes each line to a backend. An answer of the backend that begins with `offload` is given to the client by a task of
+/// the pool, another one by the test. What is refused gets its last words from a task.
+struct Asks {
+    order: Order,
+    backend: SocketAddr,
+    later: Mutex<mpsc::Sender<(Deferred, Vec<u8>)>>,
+}
+
+impl Service for Asks {
+    type Conn = ();
+
+    fn name(&self) -> &str {
+        "asks"
+    }
+
+    fn framing(&self) -> Framing {
+        Framing::Delimiter(Delimiter::LF)
+    }
+
+    fn order(&self) -> Order {
+        self.order
+    }
+
+    fn needs_shards(&self) -> bool {
+        true
+    }
+
+    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        reply.dial(self.backend, false).unwrap();
+        reply.pass(message.keep()).unwrap();
+    }
+
+    fn upstream(&self, (): &mut (), event: Upstream, reply: &mut Reply<'_>) {
+        let Upstream::Received(answer) = event else { return };
+        reply.hang_up(false);
+        let answer = answer.to_vec();
+        if answer.starts_with(b"offload") {
+            assert!(reply.offload(answer.len(), |deferred| deferred.reply(answer)).is_ok());
+        } else {
+            self.later.lock().unwrap().send((reply.defer(), answer)).unwrap();
+        }
+    }
+
+    fn refuse(&self, (): &mut (), _: CloseReason, reply: &mut Reply<'_>) {
+        assert!(reply.offload(8, |deferred| deferred.reply(b"too long".to_vec())).is_ok());
+    }
+}
+
+struct Served {
+    server: Server,
+    backend: TcpListener,
+    later: mpsc::Receiver<(Deferred, Vec<u8>)>,
+}
+
+impl Served {
+    fn new(engine: EngineKind, order: Order, limits: Limits) -> Self {
+        let backend = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (sender, later) = mpsc::channel();
+        let service = Asks { order, backend: backend.local_addr().unwrap(), later: Mutex::new(sender) };
+        Self { server: one_shard(engine, ANY, limits, Arc::new(service)), backend, later }
+    }
+
+    /// A client has asked, and the backend has answered with the same.
+    fn ask(&self, text: &[u8]) -> TcpStream {
+        let mut client = connect(&self.server);
+        client.write_all(&[text, b"\n"].concat()).unwrap();
+        let (mut exchange, _) = self.backend.accept().unwrap();
+        exchange.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut asked = vec![0; text.len()];
+        exchange.read_exact(&mut asked).unwrap();
+        exchange.write_all(&asked).unwrap();
+        client
+    }
+}
+
+#[test]
+fn an_answer_out_of_an_exchange_may_come_later_and_from_any_thread() {
+    own_network();
+    for engine in engines() {
+        for order in [Order::Requests, Order::Free] {
+            let served = Served::new(engine, order, Limits::default());
+            let mut client = served.ask(b"later");
+            let (deferred, answer) = served.later.recv_timeout(PATIENCE).unwrap();
+            // It is waited for, also by a client that says no more.
+            client.shutdown(Shutdown::Write).unwrap();
+            let mut other = served.ask(b"offload me");
+            expect(&mut other, b"offload me\n");
+            std::thread::spawn(move || deferred.reply(answer)).join().unwrap();
+            expect(&mut client, b"later\n");
+            expect_end(&mut client);
+            assert_eq!(count(&served.server, "replies_deferred"), 2, "{engine}, {order:?}");
+            until_count(&served.server, "closed_by_peer", 1);
+        }
+    }
+}
+
+#[test]
+fn a_client_has_no_more_answers_outstanding_out_of_exchanges_than_it_may() {
+    own_network();
+    for engine in engines() {
+        for order in [Order::Requests, Order::Free] {
+            let served = Served::new(engine, order, Limits { deferred_max: 1, ..Limits::default() });
+            let mut client = served.ask(b"later");
+            let (deferred, answer) = served.later.recv_timeout(PATIENCE).unwrap();
+            client.write_all(b"offload this\n").unwrap();
+            // The shard took several turns for others, and no message of this client.
+            (0..5).for_each(|_| expect(&mut served.ask(b"offload me"), b"offload me\n"));
+            assert_eq!(count(&served.server, "messages"), 1 + 5, "{engine}, {order:?}");
+            deferred.reply(answer);
+            expect(&mut client, b"later\n");
+            let (mut exchange, _) = served.backend.accept().unwrap();
+            exchange.write_all(b"offload this").unwrap();
+            expect(&mut client, b"offload this\n");
+        }
+    }
+}
+
+#[test]
+fn last_words_from_a_task_are_waited_for() {
+    own_network();
+    for engine in engines() {
+        for order in [Order::Requests, Order::Free] {
+            let limits = Limits { message_bytes_max: 1000, ..Limits::default() };
+            let served = Served::new(engine, order, limits);
+            let mut client = connect(&served.server);
+            client.write_all(&[b'x'; 5000]).unwrap();
+            expect(&mut client, b"too long\n");
+            expect_end(&mut client);
+            drop(client);
+            until_count(&served.server, "closed_oversized_message", 1);
+            assert_eq!(count(&served.server, "replies_deferred"), 1, "{engine}, {order:?}");
+        }
+    }
+}
