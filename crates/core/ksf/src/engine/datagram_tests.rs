@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::{io::Write, mem};
 
 use ksf_test::{FAR, NEAR, PATIENCE, in_new_network, ip, own_network_or_skip, root_or_skip, skip, veth, wait_until};
+use rustix::event::{PollFd, PollFlags, poll};
 
 use super::epoll::Epoll;
 use super::tests::{Bench, on_each_engine, send_datagram};
@@ -332,6 +333,51 @@ fn refused<E: Engine>() {
     bench.engine.shutdown();
 }
 
+/// What a send is told may be of a datagram that left before: of those that it was to send none is at fault.
+#[test]
+fn an_error_of_an_earlier_datagram_costs_no_later_one() {
+    on_each_engine(earlier_error::<Epoll>, earlier_error::<Uring>);
+}
+
+/// Whether an error is reported of a socket, now or after a while.
+fn has_error(socket: &UdpSocket, patience: Duration) -> bool {
+    let timeout = patience.try_into().unwrap();
+    poll(&mut [PollFd::new(socket, PollFlags::empty())], Some(&timeout)).unwrap() > 0
+}
+
+fn earlier_error<E: Engine>() {
+    const COUNT: usize = 20;
+    let ours = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    let at = peer.local_addr().unwrap();
+    ours.connect(at).unwrap();
+    let mut bench = Bench::<E>::new();
+    bench.engine.listen_datagrams(0, ours.as_raw_fd()).unwrap();
+    let to = DatagramPeer { addr: at, local: None };
+    drop(peer);
+    let mut peer = None;
+    for lengths in [[7; COUNT], std::array::from_fn(|number| 1 + number), [0; COUNT]] {
+        // Nobody is there for a datagram, which the socket is told at once, and then somebody is.
+        drop(peer.take());
+        send_datagram(&mut bench.engine, to, b"anybody?", &mut bench.env);
+        bench.engine.flush(&mut bench.env);
+        assert!(has_error(&ours, PATIENCE), "it was not told");
+        let there = peer.insert(UdpSocket::bind(at).unwrap());
+        there.set_read_timeout(Some(PATIENCE)).unwrap();
+        let before = bench.env.stats.datagrams_unsent.value();
+        for length in lengths {
+            send_datagram(&mut bench.engine, to, &vec![7; length], &mut bench.env);
+        }
+        bench.engine.flush(&mut bench.env);
+        assert_eq!(bench.env.stats.datagrams_unsent.value() - before, 0, "of {lengths:?}");
+        for length in lengths {
+            assert_eq!(there.recv(&mut [0; 100]).unwrap(), length);
+        }
+    }
+    bench.engine.shutdown();
+}
+
 /// A socket that was handed over may be connected: it then hears that its peer is gone.
 #[test]
 fn a_socket_whose_peer_is_gone_goes_on() {
@@ -384,6 +430,48 @@ fn an_error_of_a_socket_that_is_not_read_is_taken() {
     bench.engine.set_datagrams_reading(0, true);
     bench.wait_for("a datagram", |events| matches!(events, [Event::Datagram { .. }]));
     bench.engine.shutdown();
+}
+
+/// A socket that was handed over may have IP_RECVERR: errors then wait in a queue, and are reported until they are taken.
+#[test]
+fn errors_in_the_queue_of_a_socket_end_no_wait_for_ever() {
+    // The ring is not asked about sockets that are not read.
+    on_each_engine(|| queued_errors::<Epoll>(&[true, false]), || queued_errors::<Uring>(&[true]));
+}
+
+fn queued_errors<E: Engine>(reads: &[bool]) {
+    let on: libc::c_int = 1;
+    for (host, level, option) in
+        [("127.0.0.1", libc::IPPROTO_IP, libc::IP_RECVERR), ("::1", libc::IPPROTO_IPV6, libc::IPV6_RECVERR)]
+    {
+        let host: IpAddr = host.parse().unwrap();
+        let Ok(ours) = UdpSocket::bind((host, 0)) else {
+            skip(format_args!("no address {host} here"));
+            continue;
+        };
+        crate::listener::set_option(&ours, level, option, &on).unwrap();
+        let at = UdpSocket::bind((host, 0)).unwrap().local_addr().unwrap();
+        for &reads in reads {
+            let mut bench = Bench::<E>::new();
+            bench.engine.listen_datagrams(0, ours.as_raw_fd()).unwrap();
+            bench.engine.set_datagrams_reading(0, reads);
+            for _ in 0..3 {
+                send_datagram(&mut bench.engine, DatagramPeer { addr: at, local: None }, b"anybody?", &mut bench.env);
+                bench.engine.flush(&mut bench.env);
+            }
+            assert!(has_error(&ours, PATIENCE), "{host}: it was not told");
+            // A wait that nothing ends takes its time.
+            let wait = Wait { timeout: Some(Duration::from_micros(1)), gather: None };
+            let mut waits = 0;
+            while has_error(&ours, Duration::ZERO) {
+                bench.engine.wait(&mut bench.env, wait, &mut bench.events).unwrap();
+                assert!(bench.events.is_empty(), "{:?}", bench.events);
+                waits += 1;
+                assert!(waits < 1000, "{host}, read: {reads}: it ends every wait");
+            }
+            bench.engine.shutdown();
+        }
+    }
 }
 
 /// While every wait submits something, and none sleeps.

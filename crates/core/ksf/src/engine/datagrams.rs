@@ -5,6 +5,8 @@
 use std::os::fd::{BorrowedFd, RawFd};
 use std::{io, ptr};
 
+use rustix::net::RecvFlags;
+
 use super::msg::{Control, Name, is_option_on, write_pktinfo, write_segment_bytes};
 use crate::datagram_output::{DatagramOutput, Run};
 use crate::env::Env;
@@ -73,10 +75,18 @@ impl DatagramQueues {
         self.queues[socket as usize].fd
     }
 
-    /// Takes the pending error of a socket: a datagram that it sent before met a port without a listener (ICMP).
-    pub(super) fn take_error(&mut self, socket: u32) {
+    /// Takes the pending error of a socket, and those in its queue (IP_RECVERR): a datagram that it sent before met a port
+    /// without a listener (ICMP).
+    pub(super) fn take_errors(&mut self, socket: u32) {
         // SAFETY: the shard keeps the sockets open as long as the engine.
         let socket = unsafe { BorrowedFd::borrow_raw(self.queues[socket as usize].fd) };
+        let flags = RecvFlags::ERRQUEUE | RecvFlags::DONTWAIT;
+        // Some at a time: where there are more, the socket is reported again.
+        for _ in 0..TOGETHER_MAX {
+            if rustix::net::recv(socket, &mut [0; 0][..], flags).is_err() {
+                break;
+            }
+        }
         let _ = rustix::net::sockopt::socket_error(socket);
     }
 
@@ -120,11 +130,14 @@ impl DatagramQueues {
         let queue = &mut self.queues[socket as usize];
         // Replies that were refused together and are tried one by one: their peer may be what the kernel refuses.
         let mut tried_apart = 0;
+        // The first of them was refused, and was tried once more.
+        let mut tried_again = false;
         while !queue.unsent.is_empty() {
             env.stats.syscalls.add(1);
             let may_join = queue.joins && queue.unjoined == 0 && tried_apart == 0;
             match self.sender.send(queue.fd, &queue.unsent, may_join) {
                 Ok(sent) => {
+                    tried_again = false;
                     if std::mem::take(&mut tried_apart) > 0 {
                         queue.unjoined = UNJOINED;
                     }
@@ -139,8 +152,12 @@ impl DatagramQueues {
                 Err(error) if self.sender.counts[0] > 1 && may_be_for_joining(&error) => {
                     tried_apart = self.sender.counts[0]
                 }
+                // Of one that left before, which a socket that is connected, or has IP_RECVERR, is told by its next call: that
+                // takes the error, and sends nothing.
+                Err(_) if !tried_again => tried_again = true,
                 // The kernel refuses the first of them, or all that are joined with it: they have one peer.
                 Err(_) => {
+                    tried_again = false;
                     let refused = self.sender.counts[0];
                     env.stats.datagrams_unsent.add(refused as u64);
                     queue.unsent.advance(refused);

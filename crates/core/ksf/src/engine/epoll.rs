@@ -481,9 +481,10 @@ impl Epoll {
             self.datagrams.has_room(socket, env);
             self.update_datagram_interest();
         }
-        if ready & BROKEN != 0 && !self.receiver.reads(socket) {
-            // No receive takes the error, and epoll would report it in every wait.
-            self.datagrams.take_error(socket);
+        if ready & BROKEN != 0 {
+            // No receive takes it where the socket is not read, nor from its queue of errors, and epoll would report it in
+            // every wait.
+            self.datagrams.take_errors(socket);
         }
         self.receive_datagrams(socket, env, events);
     }

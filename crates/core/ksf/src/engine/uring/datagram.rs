@@ -46,15 +46,25 @@ impl Uring {
         }
     }
 
-    pub(super) fn socket_has_room(&mut self, socket: u32, env: &mut Env) {
+    /// The kernel says that a socket has room.
+    pub(super) fn socket_has_room(&mut self, socket: u32, ready: i32, env: &mut Env) {
         self.sockets[socket as usize].polled = false;
+        self.take_errors(socket, ready);
         self.datagrams.has_room(socket, env);
     }
 
     /// The kernel says that there is something to receive.
-    pub(super) fn datagram_ready(&mut self, socket: u32, env: &mut Env, events: &mut Vec<Event>) {
+    pub(super) fn datagram_ready(&mut self, socket: u32, ready: i32, env: &mut Env, events: &mut Vec<Event>) {
         self.sockets[socket as usize].armed = false;
+        self.take_errors(socket, ready);
         self.receive_datagrams(socket, env, events);
+    }
+
+    /// No receive takes what is in the queue of errors, and the next poll would end at once.
+    fn take_errors(&mut self, socket: u32, ready: i32) {
+        if ready > 0 && ready & i32::from(libc::POLLERR) != 0 {
+            self.datagrams.take_errors(socket);
+        }
     }
 
     fn receive_datagrams(&mut self, socket: u32, env: &mut Env, events: &mut Vec<Event>) {

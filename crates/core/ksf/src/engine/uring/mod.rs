@@ -346,12 +346,12 @@ impl Uring {
         match Op::from_user_data(entry.user_data()) {
             Some(Op::Accept(listener)) => self.accepted(listener, entry, events),
             Some(Op::Connect(index)) => self.connected(index, entry, events),
-            Some(Op::Datagram(socket)) => self.datagram_ready(socket, env, events),
+            Some(Op::Datagram(socket)) => self.datagram_ready(socket, entry.result(), env, events),
             Some(Op::File(index)) => events.extend(self.file_ended(index, entry).map(Event::File)),
             Some(Op::Hangup(index)) => self.hung_up(index, entry, events),
             Some(Op::Recv(index)) => self.received(index, entry, env, events),
             Some(Op::Send(index)) => self.sent(index, entry, env, events),
-            Some(Op::Room(socket)) => self.socket_has_room(socket, env),
+            Some(Op::Room(socket)) => self.socket_has_room(socket, entry.result(), env),
             Some(Op::Watch(watch)) => {
                 events.push(Event::Watched { watch });
                 if !cqueue::more(entry.flags()) {
