@@ -81,10 +81,11 @@ impl DatagramReceiver {
     pub(super) fn open(&mut self, socket: u32, fd: RawFd) {
         let at = socket as usize;
         if at >= self.sockets.len() {
-            let none = || Socket { fd: -1, has_pktinfo: true, ready: 2, singles: 0, is_busy: false, stopped: false };
+            let none = || Socket { fd: -1, has_pktinfo: true, ready: 2, singles: 0, is_busy: false, stopped: true };
             self.sockets.resize_with(at + 1, none);
         }
         self.sockets[at].fd = fd;
+        self.sockets[at].stopped = false;
         self.sockets[at].has_pktinfo = has_pktinfo(fd);
     }
 
@@ -96,7 +97,8 @@ impl DatagramReceiver {
     /// Receives from a socket, or not.
     pub(super) fn set_reading(&mut self, socket: u32, reads: bool) {
         let state = &mut self.sockets[socket as usize];
-        state.stopped = !reads;
+        // A number that is a listener's has no socket here, and is never read.
+        state.stopped = !reads || state.fd < 0;
         // It is asked for again: the slots that are ready go back meanwhile.
         state.is_busy = false;
         self.slots.iter_mut().for_each(|slot| *slot = None);
@@ -284,4 +286,26 @@ fn has_pktinfo(fd: RawFd) -> bool {
     // A socket of another family has no such option: it does not tell.
     let is_on = |level, name| is_option_on(fd, level, name).unwrap_or(false);
     is_on(libc::IPPROTO_IP, libc::IP_PKTINFO) || is_on(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn a_number_without_a_datagram_socket_is_not_read() {
+        let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let mut receiver = DatagramReceiver::new();
+        receiver.open(1, udp.as_raw_fd());
+        assert!(receiver.reads(1));
+        assert!(!receiver.reads(0), "a poll of no descriptor ends at once, and so would each wait of the shard");
+        receiver.set_reading(0, true);
+        assert!(!receiver.reads(0));
+        receiver.set_reading(1, false);
+        receiver.set_reading(1, true);
+        assert!(receiver.reads(1));
+    }
 }
