@@ -1,101 +1,14 @@
 //! The server on real sockets and a real folder, on both engines: what it answers, and that it is there after a start.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
-use std::sync::Arc;
+mod common;
 
-use ksf::Server;
+use std::io::Write;
+
+use common::{Client, Redis, Serving, counter, engines};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
-use ksf::listener::ListenAddr;
-use ksf::logged::Logged;
 use ksf_kv::disk::{Disk, DiskError, DiskOptions};
-use ksf_kv::{Kv, Settings};
-use ksf_test::{own_network, stream, working};
-
-fn engines() -> Vec<EngineKind> {
-    working([EngineKind::Epoll, EngineKind::Uring], EngineKind::probe)
-}
-
-struct Serving {
-    server: Server,
-    service: Arc<Logged<Kv>>,
-}
-
-impl Serving {
-    fn start(engine: EngineKind, folder: &Path) -> Self {
-        Self::start_with(engine, folder, Limits::default())
-    }
-
-    fn start_with(engine: EngineKind, folder: &Path, limits: Limits) -> Self {
-        let cpus = ksf::cpus::allowed().unwrap();
-        let options = DiskOptions { logs: cpus.len() as u16, segment_bytes: 1 << 20, places: 6 };
-        let disk = Disk::open(folder, options).unwrap();
-        let service = Arc::new(Logged(Kv::new(disk, Settings::default(), |error| panic!("a write failed: {error}"))));
-        let builder = Server::builder().engine(engine).cpus(Some(cpus)).limits(limits);
-        let server = builder.listen("tcp:127.0.0.1:0".parse().unwrap(), Arc::clone(&service), None).start().unwrap();
-        Self { server, service }
-    }
-
-    fn connect(&self) -> Client {
-        let ListenAddr::Tcp(address) = self.server.listeners()[0].addr else { panic!("no port") };
-        Client::new(address)
-    }
-
-    fn stop(self) {
-        self.server.drain().unwrap();
-        drop(self.service);
-    }
-}
-
-/// A client that prints replies as one line.
-struct Client<S = TcpStream>(BufReader<S>);
-
-impl Client {
-    fn new(address: SocketAddr) -> Self {
-        Self(BufReader::new(stream::connect(address)))
-    }
-}
-
-impl<S: Read + Write> Client<S> {
-    fn send(&mut self, words: &[&str]) {
-        let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
-        for word in words {
-            bytes.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
-        }
-        self.0.get_mut().write_all(&bytes).unwrap();
-    }
-
-    fn reply(&mut self) -> String {
-        let mut line = String::new();
-        self.0.read_line(&mut line).unwrap();
-        let line = line.trim_end();
-        let (kind, rest) = line.split_at(1);
-        match kind {
-            "$" if rest == "-1" => "nil".into(),
-            "$" => {
-                let mut body = vec![0; rest.parse::<usize>().unwrap() + 2];
-                self.0.read_exact(&mut body).unwrap();
-                body.truncate(body.len() - 2);
-                String::from_utf8(body).unwrap()
-            }
-            "*" if rest == "-1" => "no array".into(),
-            "*" | "%" | "~" => {
-                let count = rest.parse::<usize>().unwrap() * if kind == "%" { 2 } else { 1 };
-                let parts: Vec<String> = (0..count).map(|_| self.reply()).collect();
-                format!("{}[{}]", kind.trim_start_matches(['*', '%']), parts.join(" "))
-            }
-            _ => line.to_owned(),
-        }
-    }
-
-    fn ask(&mut self, words: &str) -> String {
-        let words: Vec<&str> = words.split(' ').collect();
-        self.send(&words);
-        self.reply()
-    }
-}
+use ksf_test::{own_network, stream};
 
 /// What is asked, and what the answer is, in order.
 const CONVERSATION: &[(&str, &str)] = &[
@@ -550,14 +463,8 @@ const SAME_AS_REDIS: &[&str] = &[
 #[test]
 fn it_answers_what_redis_answers() {
     own_network();
-    let Some(redis) = ksf_test::program_or_skip("redis-server") else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("redis");
-    let mut command = std::process::Command::new(redis);
-    command.args(["--port", "0", "--save", "", "--dir"]).arg(folder.path()).arg("--unixsocket").arg(&socket);
-    let _redis = ksf_test::Running::start(command.stdout(std::process::Stdio::null()));
-    ksf_test::wait_until("Redis listens", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
-    let mut peer = Client(BufReader::new(std::os::unix::net::UnixStream::connect(&socket).unwrap()));
+    let Some(mut redis) = Redis::start() else { return };
+    let peer = &mut redis.client;
     let folder = tempfile::tempdir().unwrap();
     let serving = Serving::start(EngineKind::Epoll, folder.path());
     let mut client = serving.connect();
@@ -638,12 +545,6 @@ fn many_clients_on_all_shards_lose_nothing() {
         }
         serving.stop();
     }
-}
-
-/// A counter of the service's own.
-fn counter(serving: &Serving, name: &str) -> u64 {
-    let counters = serving.server.service_counters().remove(0).1;
-    counters.into_iter().find(|(known, _)| *known == name).unwrap().1
 }
 
 /// Others see a transaction whole, also while both halves of it are written on all shards, and nobody waits for ever.

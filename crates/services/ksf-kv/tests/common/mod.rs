@@ -1,0 +1,134 @@
+//! A server on a real folder, its clients, and Redis to compare with.
+
+#![allow(dead_code, reason = "not every test uses all of it")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use ksf::Server;
+use ksf::engine::EngineKind;
+use ksf::limits::Limits;
+use ksf::listener::ListenAddr;
+use ksf::logged::Logged;
+use ksf_kv::disk::{Disk, DiskOptions};
+use ksf_kv::{Kv, Settings};
+use ksf_test::{Running, program_or_skip, stream, wait_until, working};
+use tempfile::TempDir;
+
+/// The engines that work here.
+pub(crate) fn engines() -> Vec<EngineKind> {
+    working([EngineKind::Epoll, EngineKind::Uring], EngineKind::probe)
+}
+
+/// A server on a folder.
+pub(crate) struct Serving {
+    pub(crate) server: Server,
+    service: Arc<Logged<Kv>>,
+}
+
+impl Serving {
+    pub(crate) fn start(engine: EngineKind, folder: &Path) -> Self {
+        Self::start_with(engine, folder, Limits::default())
+    }
+
+    pub(crate) fn start_with(engine: EngineKind, folder: &Path, limits: Limits) -> Self {
+        let cpus = ksf::cpus::allowed().unwrap();
+        let options = DiskOptions { logs: cpus.len() as u16, segment_bytes: 1 << 20, places: 6 };
+        let disk = Disk::open(folder, options).unwrap();
+        let service = Arc::new(Logged(Kv::new(disk, Settings::default(), |error| panic!("a write failed: {error}"))));
+        let builder = Server::builder().engine(engine).cpus(Some(cpus)).limits(limits);
+        let server = builder.listen("tcp:127.0.0.1:0".parse().unwrap(), Arc::clone(&service), None).start().unwrap();
+        Self { server, service }
+    }
+
+    pub(crate) fn connect(&self) -> Client {
+        let ListenAddr::Tcp(address) = self.server.listeners()[0].addr else { panic!("no port") };
+        Client::new(address)
+    }
+
+    pub(crate) fn stop(self) {
+        self.server.drain().unwrap();
+        drop(self.service);
+    }
+}
+
+/// A client that prints replies as one line.
+pub(crate) struct Client<S = TcpStream>(pub(crate) BufReader<S>);
+
+impl Client {
+    fn new(address: SocketAddr) -> Self {
+        Self(BufReader::new(stream::connect(address)))
+    }
+}
+
+impl<S: Read + Write> Client<S> {
+    pub(crate) fn send(&mut self, words: &[&str]) {
+        let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
+        for word in words {
+            bytes.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
+        }
+        self.0.get_mut().write_all(&bytes).unwrap();
+    }
+
+    pub(crate) fn reply(&mut self) -> String {
+        let mut line = String::new();
+        self.0.read_line(&mut line).unwrap();
+        let line = line.trim_end();
+        let (kind, rest) = line.split_at(1);
+        match kind {
+            "$" if rest == "-1" => "nil".into(),
+            "$" => {
+                let mut body = vec![0; rest.parse::<usize>().unwrap() + 2];
+                self.0.read_exact(&mut body).unwrap();
+                body.truncate(body.len() - 2);
+                String::from_utf8(body).unwrap()
+            }
+            "*" if rest == "-1" => "no array".into(),
+            "*" | "%" | "~" => {
+                let count = rest.parse::<usize>().unwrap() * if kind == "%" { 2 } else { 1 };
+                let parts: Vec<String> = (0..count).map(|_| self.reply()).collect();
+                format!("{}[{}]", kind.trim_start_matches(['*', '%']), parts.join(" "))
+            }
+            _ => line.to_owned(),
+        }
+    }
+
+    pub(crate) fn ask(&mut self, words: &str) -> String {
+        let words: Vec<&str> = words.split(' ').collect();
+        self.send(&words);
+        self.reply()
+    }
+}
+
+/// Redis, and a client of it.
+pub(crate) struct Redis {
+    pub(crate) client: Client<UnixStream>,
+    _running: Running,
+    _folder: TempDir,
+}
+
+impl Redis {
+    /// `None`: it is not installed, and that is said.
+    pub(crate) fn start() -> Option<Self> {
+        let redis = program_or_skip("redis-server")?;
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("redis");
+        let mut command = Command::new(redis);
+        command.args(["--port", "0", "--save", "", "--databases", "1", "--dir"]).arg(folder.path());
+        command.arg("--unixsocket").arg(&socket);
+        let running = Running::start(command.stdout(Stdio::null()));
+        wait_until("Redis listens", || UnixStream::connect(&socket).is_ok());
+        let client = Client(BufReader::new(UnixStream::connect(&socket).unwrap()));
+        Some(Self { client, _running: running, _folder: folder })
+    }
+}
+
+/// A counter of the service's own.
+pub(crate) fn counter(serving: &Serving, name: &str) -> u64 {
+    let counters = serving.server.service_counters().remove(0).1;
+    counters.into_iter().find(|(known, _)| *known == name).unwrap().1
+}
