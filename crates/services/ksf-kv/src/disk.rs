@@ -141,7 +141,19 @@ pub struct Disk {
     pub logs: Vec<File>,
     /// Whether writes go past the page cache.
     pub direct: bool,
-    _lock: File,
+    _lock: Lock,
+}
+
+/// The lock of a folder, until it is dropped.
+#[derive(Debug)]
+struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // The lock belongs to the open file. A child of this process has that, too, between fork and exec: closing it here
+        // alone would leave the lock until then. Where unlocking fails, it goes with the last one that closes the file.
+        let _ = self.0.unlock();
+    }
 }
 
 fn io_error<'p>(action: &'static str, path: &'p Path) -> impl FnOnce(io::Error) -> DiskError + use<'p> {
@@ -239,7 +251,7 @@ impl Disk {
         Ok((lock, superblock.geometry(), media))
     }
 
-    fn files(folder: &Path) -> Result<(File, Superblock, Vec<LogFile>), DiskError> {
+    fn files(folder: &Path) -> Result<(Lock, Superblock, Vec<LogFile>), DiskError> {
         let lock_path = folder.join("lock");
         let lock = match File::open(&lock_path) {
             Ok(lock) => take(lock, folder)?,
@@ -267,9 +279,9 @@ impl Disk {
 }
 
 /// Takes the lock of a folder.
-fn take(lock: File, folder: &Path) -> Result<File, DiskError> {
+fn take(lock: File, folder: &Path) -> Result<Lock, DiskError> {
     match lock.try_lock() {
-        Ok(()) => Ok(lock),
+        Ok(()) => Ok(Lock(lock)),
         Err(fs::TryLockError::WouldBlock) => Err(DiskError::InUse(folder.to_owned())),
         Err(fs::TryLockError::Error(error)) => Err(io_error("locking", &folder.join("lock"))(error)),
     }
@@ -418,6 +430,21 @@ mod tests {
                 bytes.chunks(BLOCK_BYTES).map(|block| Superblock::decode(block).unwrap().unwrap()).collect();
             assert_eq!((copies[copy as usize], copies[1 - copy as usize].epoch), (read, second.epoch));
         }
+    }
+
+    /// As by a child that is between fork and exec.
+    #[test]
+    fn a_lock_ends_with_its_store_though_others_have_its_file_open() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = DiskOptions { segment_bytes: 1 << 20, places: 2, ..DiskOptions::default() };
+        let first = Disk::open(folder.path(), options).unwrap();
+        let inherited = first._lock.0.try_clone().unwrap();
+        assert!(matches!(Disk::open(folder.path(), options), Err(DiskError::InUse(_))));
+        drop(first);
+        assert_eq!(Disk::open(folder.path(), options).unwrap().epoch, 2);
+        let (lock, ..) = Disk::media(folder.path()).unwrap();
+        assert!(matches!(Disk::look(folder.path()), Err(DiskError::InUse(_))));
+        drop((lock, inherited));
     }
 
     /// `docs/formats/store.md` has a row for each field.
