@@ -212,6 +212,8 @@ impl LoggedService for Kv {
     }
 
     fn cut(&self, conn: &mut KvConn, buf: &[u8], _: usize, limits: &Limits) -> Result<Frame, FramingError> {
+        // What one command can set another one can read.
+        conn.session.reply_bytes_max = limits.connection_bytes_max.max(limits.message_bytes_max);
         let limits = resp::RespLimits {
             arguments_max: 1 << 20,
             argument_bytes_max: limits.message_bytes_max,

@@ -7,8 +7,6 @@ use ksf_store::update::View;
 use super::keys::ScanOptions;
 use super::{Call, Failed, NOT_A_FLOAT, Result, SYNTAX, float, integer, random, shaped};
 
-type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
-
 /// Whether a key is a hash: false if it is not there.
 fn is_there(view: &mut View<'_, '_>, key: &[u8]) -> Result<bool> {
     Ok(shaped(view.get(key), Shape::Hash)?.is_some())
@@ -53,6 +51,7 @@ fn field(call: &mut Call<'_, '_>) -> Result<Option<Vec<u8>>> {
 
 pub(super) fn hget(call: &mut Call<'_, '_>) -> Result {
     let value = field(call)?;
+    call.room().take(value.as_ref().map_or(0, Vec::len))?;
     call.bulk_or_null(value.as_deref());
     Ok(())
 }
@@ -70,10 +69,15 @@ pub(super) fn hstrlen(call: &mut Call<'_, '_>) -> Result {
 }
 
 pub(super) fn hmget(call: &mut Call<'_, '_>) -> Result {
-    let (key, fields) = (call.args[1], &call.args[2..]);
+    let (key, fields, mut room) = (call.args[1], &call.args[2..], call.room());
     let values = call.read(&[key], |view| {
         is_there(view, key)?;
-        Ok::<_, Failed>(fields.iter().map(|field| view.cell(key, field)).collect::<Vec<_>>())
+        let value = |field: &&[u8]| {
+            let value = view.cell(key, field);
+            room.take(value.as_ref().map_or(0, Vec::len))?;
+            Ok::<_, Failed>(value)
+        };
+        fields.iter().map(value).collect::<Result<Vec<_>>>()
     })?;
     let mut to = call.write();
     to.array(values.len());
@@ -99,13 +103,10 @@ pub(super) fn hlen(call: &mut Call<'_, '_>) -> Result {
     Ok(())
 }
 
-fn all(call: &mut Call<'_, '_>) -> Result<Pairs> {
-    let key = call.args[1];
-    call.read(&[key], |view| is_there(view, key).map(|_| view.cells(key)))
-}
-
 pub(super) fn hgetall(call: &mut Call<'_, '_>) -> Result {
-    let pairs = all(call)?;
+    let pairs = call.cells(Shape::Hash, |room, field, value| {
+        (room.takes(field.len()) && room.takes(value.len())).then(|| (field.to_vec(), value.to_vec()))
+    })?;
     let mut to = call.write();
     to.map(pairs.len());
     for (field, value) in &pairs {
@@ -116,18 +117,20 @@ pub(super) fn hgetall(call: &mut Call<'_, '_>) -> Result {
 }
 
 pub(super) fn hkeys(call: &mut Call<'_, '_>) -> Result {
-    let pairs = all(call)?;
+    let fields =
+        call.cells(Shape::Hash, |room, field, _| room.takes(field.len()).then(|| field.to_vec()))?;
     let mut to = call.write();
-    to.array(pairs.len());
-    pairs.iter().for_each(|(field, _)| to.bulk(field));
+    to.array(fields.len());
+    fields.iter().for_each(|field| to.bulk(field));
     Ok(())
 }
 
 pub(super) fn hvals(call: &mut Call<'_, '_>) -> Result {
-    let pairs = all(call)?;
+    let values =
+        call.cells(Shape::Hash, |room, _, value| room.takes(value.len()).then(|| value.to_vec()))?;
     let mut to = call.write();
-    to.array(pairs.len());
-    pairs.iter().for_each(|(_, value)| to.bulk(value));
+    to.array(values.len());
+    values.iter().for_each(|value| to.bulk(value));
     Ok(())
 }
 
@@ -170,13 +173,20 @@ pub(super) fn hrandfield(call: &mut Call<'_, '_>) -> Result {
         Some(option) if option.eq_ignore_ascii_case(b"WITHVALUES") && call.args.len() == 4 => true,
         Some(_) => return Err(SYNTAX.into()),
     };
-    let pairs = all(call)?;
+    // Those that are not chosen take no room.
+    let value_of = |value: &[u8]| if with_values { value.to_vec() } else { Vec::new() };
+    let pairs = call.cells(Shape::Hash, |_, field, value| Some((field.to_vec(), value_of(value))))?;
+    let mut room = call.room();
     let Some(count) = count else {
         let field = (!pairs.is_empty()).then(|| &pairs[random() as usize % pairs.len()].0[..]);
+        room.take(field.map_or(0, <[u8]>::len))?;
         call.bulk_or_null(field);
         return Ok(());
     };
-    let chosen = super::choose(pairs, count)?;
+    let chosen = super::choose(pairs, count, |(field, value)| {
+        room.takes(field.len()) && (!with_values || room.takes(value.len()))
+    })?;
+    room.check()?;
     let in_pairs = call.session.version == Version::Resp3;
     let mut to = call.write();
     to.array(chosen.len() * if with_values && !in_pairs { 2 } else { 1 });
@@ -194,8 +204,10 @@ pub(super) fn hrandfield(call: &mut Call<'_, '_>) -> Result {
 
 pub(super) fn hscan(call: &mut Call<'_, '_>) -> Result {
     let options = ScanOptions::read(call, 2)?;
-    let mut pairs = all(call)?;
-    pairs.retain(|(field, _)| options.takes(field));
+    let pairs = call.cells(Shape::Hash, |room, field, value| {
+        let fits = options.takes(field) && room.takes(field.len()) && room.takes(value.len());
+        fits.then(|| (field.to_vec(), value.to_vec()))
+    })?;
     let mut to = call.write();
     to.array(2);
     to.bulk(b"0");

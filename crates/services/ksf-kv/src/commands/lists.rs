@@ -3,7 +3,7 @@
 use ksf_store::cells::{Shape, place_key};
 use ksf_store::update::{Update, View};
 
-use super::{Call, Failed, Result, SYNTAX, shaped};
+use super::{Call, Failed, Result, Room, SYNTAX, shaped};
 
 /// The elements of a list.
 #[derive(Clone, Copy, Default)]
@@ -32,16 +32,26 @@ fn extent(view: &mut View<'_, '_>, key: &[u8]) -> Result<Extent> {
     Ok(got.map_or(Extent::default(), |got| Extent { first: got.first, count: got.count as i64 }))
 }
 
-fn elements(view: &mut View<'_, '_>, key: &[u8], range: std::ops::Range<i64>) -> Result<Vec<Vec<u8>>> {
+/// Elements of a list, as far as there is room for them.
+fn elements(
+    view: &mut View<'_, '_>,
+    key: &[u8],
+    range: std::ops::Range<i64>,
+    room: &mut Room,
+) -> Result<Vec<Vec<u8>>> {
     let first = extent(view, key)?.first;
     let (mut left, mut found) = (range.end - range.start, Vec::new());
     if left > 0 {
         view.walk(key, &place_key(first + range.start), |_, value| {
+            if !room.takes(value.len()) {
+                return false;
+            }
             found.push(value.to_vec());
             left -= 1;
             left > 0
         });
     }
+    room.check()?;
     Ok(found)
 }
 
@@ -50,14 +60,6 @@ fn push<'k>(update: &mut Update<'_, 'k>, key: &'k [u8], value: &[u8], front: boo
     let place = if front { first - 1 } else { first + count };
     update.set_cell(key, Shape::List, &place_key(place), value);
     Ok(count + 1)
-}
-
-fn pop<'k>(update: &mut Update<'_, 'k>, key: &'k [u8], front: bool) -> Result<Option<Vec<u8>>> {
-    let extent = extent(update.view(), key)?;
-    let Some(place) = extent.place(if front { 0 } else { -1 }) else { return Ok(None) };
-    let value = update.cell(key, &place_key(place));
-    update.remove_cell(key, &place_key(place));
-    Ok(value)
 }
 
 /// Makes a list of these elements: only what differs is written.
@@ -118,11 +120,20 @@ fn pop_some(call: &mut Call<'_, '_>, front: bool) -> Result {
             return Err(Failed(format!("ERR wrong number of arguments for '{name}' command")));
         }
     };
+    let mut room = call.room();
     let (there, popped) = call.update(&[key], |update| {
-        let count = extent(update.view(), key)?.count;
+        let Extent { first, count } = extent(update.view(), key)?;
+        let wanted = wanted.unwrap_or(1).min(count);
+        // From one end on, so that there is never a gap.
+        let place = |at| place_key(if front { first + at } else { first + count - 1 - at });
         let mut popped = Vec::new();
-        for _ in 0..wanted.unwrap_or(1).min(count) {
-            popped.extend(pop(update, key, front)?);
+        for at in 0..wanted {
+            let value = update.cell(key, &place(at));
+            room.take(value.as_ref().map_or(0, Vec::len))?;
+            popped.extend(value);
+        }
+        for at in 0..wanted {
+            update.remove_cell(key, &place(at));
         }
         Ok::<_, Failed>((count > 0, popped))
     })??;
@@ -159,15 +170,17 @@ pub(super) fn lindex(call: &mut Call<'_, '_>) -> Result {
         let place = extent(view, key)?.place(index);
         Ok::<_, Failed>(place.and_then(|place| view.cell(key, &place_key(place))))
     })?;
+    call.room().take(value.as_ref().map_or(0, Vec::len))?;
     call.bulk_or_null(value.as_deref());
     Ok(())
 }
 
 pub(super) fn lrange(call: &mut Call<'_, '_>) -> Result {
     let (key, start, end) = (call.args[1], call.integer(2)?, call.integer(3)?);
+    let mut room = call.room();
     let found = call.read(&[key], |view| {
         let range = extent(view, key)?.range(start, end);
-        elements(view, key, range)
+        elements(view, key, range, &mut room)
     })?;
     let mut to = call.write();
     to.array(found.len());
@@ -214,7 +227,7 @@ pub(super) fn lrem(call: &mut Call<'_, '_>) -> Result {
     let (key, count, value) = (call.args[1], call.integer(2)?, call.args[3]);
     let removed = call.update(&[key], |update| {
         let Extent { first, count: length } = extent(update.view(), key)?;
-        let before = elements(update.view(), key, 0..length)?;
+        let before = elements(update.view(), key, 0..length, &mut Room::endless())?;
         let mut left = if count == 0 { u64::MAX } else { count.unsigned_abs() };
         let mut takes = |element: &Vec<u8>| {
             let taken = left > 0 && element == value;
@@ -247,7 +260,7 @@ pub(super) fn linsert(call: &mut Call<'_, '_>) -> Result {
         if count == 0 {
             return Ok::<_, Failed>(0);
         }
-        let before = elements(update.view(), key, 0..count)?;
+        let before = elements(update.view(), key, 0..count, &mut Room::endless())?;
         let Some(at) = before.iter().position(|element| element == pivot) else { return Ok(-1) };
         let mut after = before.clone();
         after.insert(at + behind, value.to_vec());
@@ -257,6 +270,9 @@ pub(super) fn linsert(call: &mut Call<'_, '_>) -> Result {
     call.write().integer(count);
     Ok(())
 }
+
+/// A number that is a place takes no more than a string of so many bytes.
+const PLACE_BYTES: usize = 8;
 
 pub(super) fn lpos(call: &mut Call<'_, '_>) -> Result {
     let (key, value) = (call.args[1], call.args[2]);
@@ -283,7 +299,7 @@ pub(super) fn lpos(call: &mut Call<'_, '_>) -> Result {
     }
     let all = call.read(&[key], |view| {
         let count = extent(view, key)?.count;
-        elements(view, key, 0..count)
+        elements(view, key, 0..count, &mut Room::endless())
     })?;
     let compared = if compared_max == 0 { all.len() } else { compared_max.min(all.len()) };
     let mut places: Vec<usize> = (0..all.len()).collect();
@@ -298,6 +314,8 @@ pub(super) fn lpos(call: &mut Call<'_, '_>) -> Result {
         Some(count) => count,
     };
     let found: Vec<usize> = matching.skip(skipped).take(wanted).collect();
+    let mut room = call.room();
+    found.iter().try_for_each(|_| room.take(PLACE_BYTES))?;
     let mut to = call.write();
     match (count, found.first()) {
         (None, Some(at)) => to.integer(*at as i64),
@@ -319,19 +337,18 @@ fn side(argument: &[u8]) -> Result<bool> {
 }
 
 fn moved(call: &mut Call<'_, '_>, from_front: bool, to_front: bool) -> Result {
-    let (from, to) = (call.args[1], call.args[2]);
+    let (from, to, mut room) = (call.args[1], call.args[2], call.room());
     let value = call.update(&[from, to], |update| {
-        let Extent { first, count } = extent(update.view(), from)?;
-        if count == 0 {
-            return Ok::<_, Failed>(None);
-        }
+        let there = extent(update.view(), from)?;
+        let Some(place) = there.place(if from_front { 0 } else { -1 }) else { return Ok::<_, Failed>(None) };
         extent(update.view(), to)?;
-        if from == to && count == 1 {
-            // It would be gone in between, with the time of its end.
-            return Ok(update.cell(from, &place_key(first)));
+        let Some(value) = update.cell(from, &place_key(place)) else { return Ok(None) };
+        room.take(value.len())?;
+        // A list of one would be gone in between, with the time of its end.
+        if from != to || there.count > 1 {
+            update.remove_cell(from, &place_key(place));
+            push(update, to, &value, to_front)?;
         }
-        let Some(value) = pop(update, from, from_front)? else { return Ok(None) };
-        push(update, to, &value, to_front)?;
         Ok(Some(value))
     })??;
     call.bulk_or_null(value.as_deref());

@@ -40,6 +40,44 @@ pub(crate) struct Session {
     pub(crate) name: Vec<u8>,
     pub(crate) malformed: Option<Malformed>,
     pub(crate) transaction: Transaction,
+    /// Most bytes that the strings of a reply may have: it follows from the limits of the connection.
+    pub(crate) reply_bytes_max: usize,
+}
+
+/// What is left of the bytes that a reply may have. A command that tells of what is stored takes of it before it takes
+/// memory; one that changes something, too, before it does so.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    /// `None` once it was not enough.
+    left: Option<usize>,
+    bytes_max: usize,
+}
+
+impl Room {
+    /// For what is no reply.
+    pub(crate) fn endless() -> Self {
+        Self { left: Some(usize::MAX), bytes_max: usize::MAX }
+    }
+
+    /// Takes what a string needs, with what RESP puts around it. False if that was not there, or had not been before.
+    pub(crate) fn takes(&mut self, string_bytes: usize) -> bool {
+        const AROUND_BYTES: usize = "$\r\n\r\n".len();
+        let digits = 1 + string_bytes.checked_ilog10().unwrap_or(0) as usize;
+        self.left = self.left.and_then(|left| left.checked_sub(string_bytes + digits + AROUND_BYTES));
+        self.left.is_some()
+    }
+
+    /// The same, with the error for the client.
+    pub(crate) fn take(&mut self, string_bytes: usize) -> Result {
+        self.takes(string_bytes);
+        self.check()
+    }
+
+    /// The error, if there was not enough.
+    pub(crate) fn check(&self) -> Result {
+        let too_long = || Failed(format!("ERR the reply has more than {} bytes: ask for a part of it", self.bytes_max));
+        self.left.map(|_| ()).ok_or_else(too_long)
+    }
 }
 
 /// A command that was carried out.
@@ -374,8 +412,15 @@ impl<'a> Call<'_, 'a> {
         Writer::new(self.out, self.session.version)
     }
 
+    /// A value that [room](Self::room) was taken for.
     pub(crate) fn bulk_or_null(&mut self, value: Option<&[u8]>) {
         self.write().bulk_or_null(value);
+    }
+
+    /// What is left for the reply. The replies to the commands of a transaction share it.
+    pub(crate) fn room(&self) -> Room {
+        let bytes_max = self.session.reply_bytes_max;
+        Room { left: bytes_max.checked_sub(self.out.len()), bytes_max }
     }
 
     /// An argument as a number.
@@ -404,6 +449,27 @@ impl<'a> Call<'_, 'a> {
     }
 }
 
+impl Call<'_, '_> {
+    /// What `take` makes of the cells of the first key, which is of this shape or not there, in order. It takes the room of
+    /// the reply for that; where there is no more, the walk ends.
+    pub(crate) fn cells<T>(
+        &mut self,
+        shape: Shape,
+        mut take: impl FnMut(&mut Room, &[u8], &[u8]) -> Option<T>,
+    ) -> Result<Vec<T>> {
+        let (key, mut room, mut found) = (self.args[1], self.room(), Vec::new());
+        self.read(&[key], |view| {
+            shaped(view.get(key), shape)?;
+            view.walk(key, &[], |subkey, value| {
+                found.extend(take(&mut room, subkey, value));
+                room.left.is_some()
+            });
+            room.check()
+        })?;
+        Ok(found)
+    }
+}
+
 /// What a key has, if that is of this shape.
 pub(crate) fn shaped(got: Option<Got<'_>>, shape: Shape) -> Result<Option<Got<'_>>> {
     match got {
@@ -412,8 +478,9 @@ pub(crate) fn shaped(got: Option<Got<'_>>, shape: Shape) -> Result<Option<Got<'_
     }
 }
 
-/// So many of these: each at most once if `count` is positive, else any of them, again and again.
-pub(crate) fn choose<T: Clone>(mut from: Vec<T>, count: i64) -> Result<Vec<T>> {
+/// So many of these: each at most once if `count` is positive, else any of them, again and again. `takes` takes room for
+/// one, and is not asked again once there is none.
+pub(crate) fn choose<T: Clone>(mut from: Vec<T>, count: i64, mut takes: impl FnMut(&T) -> bool) -> Result<Vec<T>> {
     const CHOSEN_MAX: u64 = 1 << 20;
     let wanted = count.unsigned_abs();
     if count >= 0 {
@@ -422,7 +489,8 @@ pub(crate) fn choose<T: Clone>(mut from: Vec<T>, count: i64) -> Result<Vec<T>> {
             let other = at + random() as usize % (from.len() - at);
             from.swap(at, other);
         }
-        from.truncate(wanted);
+        let fit = from.iter().take(wanted).take_while(|&one| takes(one)).count();
+        from.truncate(fit);
         return Ok(from);
     }
     if from.is_empty() {
@@ -431,7 +499,8 @@ pub(crate) fn choose<T: Clone>(mut from: Vec<T>, count: i64) -> Result<Vec<T>> {
     if wanted > CHOSEN_MAX {
         return Err("ERR value is out of range".into());
     }
-    Ok((0..wanted).map(|_| from[random() as usize % from.len()].clone()).collect())
+    let any = (0..wanted).map(|_| &from[random() as usize % from.len()]);
+    Ok(any.take_while(|&one| takes(one)).cloned().collect())
 }
 
 /// Any number.

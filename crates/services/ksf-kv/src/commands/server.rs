@@ -128,6 +128,7 @@ pub(super) fn client(call: &mut Call<'_, '_>) -> Result {
             call.write().ok();
         }
         b"GETNAME" => {
+            call.room().take(call.session.name.len())?;
             let name = call.session.name.clone();
             let mut to = call.write();
             if name.is_empty() { to.null() } else { to.bulk(&name) }

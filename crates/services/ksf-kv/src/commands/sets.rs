@@ -72,6 +72,7 @@ pub(super) fn smismember(call: &mut Call<'_, '_>) -> Result {
     Ok(())
 }
 
+/// Members that room was taken for.
 fn reply(call: &mut Call<'_, '_>, members: &[Vec<u8>]) {
     let mut to = call.write();
     to.set(members.len());
@@ -79,17 +80,16 @@ fn reply(call: &mut Call<'_, '_>, members: &[Vec<u8>]) {
 }
 
 pub(super) fn smembers(call: &mut Call<'_, '_>) -> Result {
-    let key = call.args[1];
-    let all = call.read(&[key], |view| members(view, key))?;
+    let all = call.cells(Shape::Set, |room, member, _| room.takes(member.len()).then(|| member.to_vec()))?;
     reply(call, &all);
     Ok(())
 }
 
 pub(super) fn sscan(call: &mut Call<'_, '_>) -> Result {
     let options = ScanOptions::read(call, 2)?;
-    let key = call.args[1];
-    let mut all = call.read(&[key], |view| members(view, key))?;
-    all.retain(|member| options.takes(member));
+    let all = call.cells(Shape::Set, |room, member, _| {
+        (options.takes(member) && room.takes(member.len())).then(|| member.to_vec())
+    })?;
     let mut to = call.write();
     to.array(2);
     to.bulk(b"0");
@@ -108,9 +108,11 @@ pub(super) fn spop(call: &mut Call<'_, '_>) -> Result {
         }
         _ => return Err(SYNTAX.into()),
     };
+    let mut room = call.room();
     let popped = call.update(&[key], |update| {
         let all = members(update.view(), key)?;
-        let popped = super::choose(all, count.unwrap_or(1) as i64)?;
+        let popped = super::choose(all, count.unwrap_or(1) as i64, |member| room.takes(member.len()))?;
+        room.check()?;
         for member in &popped {
             update.remove_cell(key, member);
         }
@@ -124,19 +126,22 @@ pub(super) fn spop(call: &mut Call<'_, '_>) -> Result {
 }
 
 pub(super) fn srandmember(call: &mut Call<'_, '_>) -> Result {
-    let key = call.args[1];
     let count = match call.args[2..] {
         [] => None,
         [_] => Some(call.integer(2)?),
         _ => return Err(SYNTAX.into()),
     };
-    let all = call.read(&[key], |view| members(view, key))?;
+    // Those that are not chosen take no room.
+    let all = call.cells(Shape::Set, |_, member, _| Some(member.to_vec()))?;
+    let mut room = call.room();
     let Some(count) = count else {
         let one = (!all.is_empty()).then(|| &all[random() as usize % all.len()][..]);
+        room.take(one.map_or(0, <[u8]>::len))?;
         call.bulk_or_null(one);
         return Ok(());
     };
-    let chosen = super::choose(all, count)?;
+    let chosen = super::choose(all, count, |member| room.takes(member.len()))?;
+    room.check()?;
     let mut to = call.write();
     to.array(chosen.len());
     chosen.iter().for_each(|member| to.bulk(member));
@@ -186,6 +191,8 @@ fn combined(view: &mut View<'_, '_>, keys: &[&[u8]], how: Combine) -> Result<BTr
 fn combine(call: &mut Call<'_, '_>, how: Combine) -> Result {
     let keys = &call.args[1..];
     let result = call.read(keys, |view| combined(view, keys, how))?;
+    let mut room = call.room();
+    result.iter().try_for_each(|member| room.take(member.len()))?;
     reply(call, &Vec::from_iter(result));
     Ok(())
 }

@@ -5,7 +5,7 @@ use ksf_store::cells::{Shape, score_of, score_value};
 use ksf_store::update::View;
 
 use super::keys::ScanOptions;
-use super::{Call, Failed, NOT_A_FLOAT, Result, SYNTAX, float, shaped};
+use super::{Call, Failed, NOT_A_FLOAT, Result, Room, SYNTAX, float, shaped};
 
 type Members = Vec<(Vec<u8>, f64)>;
 
@@ -28,6 +28,17 @@ fn members(view: &mut View<'_, '_>, key: &[u8]) -> Result<Members> {
         });
     }
     Ok(all)
+}
+
+/// Most bytes of a score as a text.
+fn score_bytes_max(score: f64) -> usize {
+    // Without an exponent a number has as many zeros as it takes.
+    if score == 0.0 || score.is_infinite() || (1e-6..1e17).contains(&score.abs()) { 32 } else { 350 }
+}
+
+/// Takes room for a member, and for its score if that is told, too.
+fn takes(room: &mut Room, member: &[u8], score: f64, with_score: bool) -> bool {
+    room.takes(member.len()) && (!with_score || room.takes(score_bytes_max(score)))
 }
 
 /// What `ZADD` may be told.
@@ -153,9 +164,15 @@ pub(super) fn zscore(call: &mut Call<'_, '_>) -> Result {
 }
 
 pub(super) fn zmscore(call: &mut Call<'_, '_>) -> Result {
-    let (key, given) = (call.args[1], &call.args[2..]);
-    let scores =
-        call.read(&[key], |view| given.iter().map(|member| score(view, key, member)).collect::<Result<Vec<_>>>())?;
+    let (key, given, mut room) = (call.args[1], &call.args[2..], call.room());
+    let scores = call.read(&[key], |view| {
+        let one = |member: &&[u8]| {
+            let score = score(view, key, member)?;
+            room.take(score.map_or(0, score_bytes_max))?;
+            Ok::<_, Failed>(score)
+        };
+        given.iter().map(one).collect::<Result<Vec<_>>>()
+    })?;
     let mut to = call.write();
     to.array(scores.len());
     scores.into_iter().for_each(|score| match score {
@@ -204,33 +221,64 @@ impl Bound {
     }
 }
 
-/// The members whose score lies between two bounds, in their order.
-fn between(view: &mut View<'_, '_>, key: &[u8], low: Bound, high: Bound) -> Result<Members> {
+/// The members whose score lies between two bounds, in their order, as long as `takes` takes them.
+fn between(
+    view: &mut View<'_, '_>,
+    key: &[u8],
+    (low, high): (Bound, Bound),
+    mut takes: impl FnMut(&[u8], f64) -> bool,
+) -> Result<Members> {
     let mut found = Vec::new();
     if is_there(view, key)? {
         view.walk_scores(key, low.score, |score, member| {
             let is_over = score > high.score || high.open && score == high.score;
             let is_under = low.open && score == low.score;
-            if !(is_over || is_under) {
+            if is_over || is_under {
+                return !is_over;
+            }
+            let taken = takes(member, score);
+            if taken {
                 found.push((member.to_vec(), score));
             }
-            !is_over
+            taken
         });
     }
     Ok(found)
 }
 
-/// The members from one index to another, in their order, or in that from the end.
-fn by_rank(mut all: Members, start: i64, end: i64, from_end: bool) -> Members {
-    if from_end {
-        all.reverse();
-    }
-    let count = all.len() as i64;
+/// The members from one index to another, in their order, or in that from the end, as long as `takes` takes them.
+fn by_rank(
+    view: &mut View<'_, '_>,
+    key: &[u8],
+    (start, end): (i64, i64),
+    from_end: bool,
+    mut takes: impl FnMut(&[u8], f64) -> bool,
+) -> Result<Members> {
+    let count = shaped(view.get(key), Shape::SortedSet)?.map_or(0, |got| got.count) as i64;
     let place = |index: i64| if index < 0 { index.saturating_add(count) } else { index };
     let (start, end) = (place(start).max(0), place(end).min(count - 1));
-    if start > end { Vec::new() } else { all.drain(start as usize..=end as usize).collect() }
+    if start > end {
+        return Ok(Vec::new());
+    }
+    let (first, last) = if from_end { (count - 1 - end, count - 1 - start) } else { (start, end) };
+    let (mut at, mut found) = (0, Vec::new());
+    view.walk_scores(key, f64::NEG_INFINITY, |score, member| {
+        if at >= first {
+            if !takes(member, score) {
+                return false;
+            }
+            found.push((member.to_vec(), score));
+        }
+        at += 1;
+        at <= last
+    });
+    if from_end {
+        found.reverse();
+    }
+    Ok(found)
 }
 
+/// Members that room was taken for.
 fn reply(call: &mut Call<'_, '_>, found: &Members, with_scores: bool) {
     let in_pairs = with_scores && call.session.version == Version::Resp3;
     let mut to = call.write();
@@ -280,18 +328,33 @@ fn range(call: &mut Call<'_, '_>, mut options: RangeOptions, is_zrange: bool) ->
         return Err("ERR syntax error, LIMIT is only supported in combination with either BYSCORE or BYLEX".into());
     }
     let (key, one, other) = (call.args[1], call.args[2], call.args[3]);
+    let mut room = call.room();
     let found = if options.by_score {
         let (low, high) = if options.from_end { (other, one) } else { (one, other) };
-        let (low, high) = (Bound::read(low)?, Bound::read(high)?);
-        let mut found = call.read(&[key], |view| between(view, key, low, high))?;
+        let bounds = (Bound::read(low)?, Bound::read(high)?);
+        let mut found = call.read(&[key], |view| {
+            // With a limit, what that leaves takes room.
+            between(view, key, bounds, |member, score| {
+                options.limit.is_some() || takes(&mut room, member, score, options.with_scores)
+            })
+        })?;
         if options.from_end {
             found.reverse();
         }
-        limited(found, options.limit)
+        let found = limited(found, options.limit);
+        if options.limit.is_some() {
+            let _ = found.iter().all(|(member, score)| takes(&mut room, member, *score, options.with_scores));
+        }
+        found
     } else {
-        let (start, end) = (call.integer(2)?, call.integer(3)?);
-        by_rank(call.read(&[key], |view| members(view, key))?, start, end, options.from_end)
+        let ends = (call.integer(2)?, call.integer(3)?);
+        call.read(&[key], |view| {
+            by_rank(view, key, ends, options.from_end, |member, score| {
+                takes(&mut room, member, score, options.with_scores)
+            })
+        })?
     };
+    room.check()?;
     reply(call, &found, options.with_scores);
     Ok(())
 }
@@ -313,8 +376,8 @@ pub(super) fn zrevrangebyscore(call: &mut Call<'_, '_>) -> Result {
 }
 
 pub(super) fn zcount(call: &mut Call<'_, '_>) -> Result {
-    let (key, low, high) = (call.args[1], Bound::read(call.args[2])?, Bound::read(call.args[3])?);
-    let count = call.read(&[key], |view| between(view, key, low, high))?.len();
+    let (key, bounds) = (call.args[1], (Bound::read(call.args[2])?, Bound::read(call.args[3])?));
+    let count = call.read(&[key], |view| between(view, key, bounds, |_, _| true))?.len();
     call.write().integer(count as i64);
     Ok(())
 }
@@ -335,15 +398,15 @@ fn taken<'a>(
 }
 
 pub(super) fn zremrangebyscore(call: &mut Call<'_, '_>) -> Result {
-    let (key, low, high) = (call.args[1], Bound::read(call.args[2])?, Bound::read(call.args[3])?);
-    let count = taken(call, key, |view| between(view, key, low, high))?.len();
+    let (key, bounds) = (call.args[1], (Bound::read(call.args[2])?, Bound::read(call.args[3])?));
+    let count = taken(call, key, |view| between(view, key, bounds, |_, _| true))?.len();
     call.write().integer(count as i64);
     Ok(())
 }
 
 pub(super) fn zremrangebyrank(call: &mut Call<'_, '_>) -> Result {
-    let (key, start, end) = (call.args[1], call.integer(2)?, call.integer(3)?);
-    let count = taken(call, key, |view| Ok(by_rank(members(view, key)?, start, end, false)))?.len();
+    let (key, ends) = (call.args[1], (call.integer(2)?, call.integer(3)?));
+    let count = taken(call, key, |view| by_rank(view, key, ends, false, |_, _| true))?.len();
     call.write().integer(count as i64);
     Ok(())
 }
@@ -358,10 +421,14 @@ fn pop(call: &mut Call<'_, '_>, from_end: bool) -> Result {
         }
         _ => return Err(SYNTAX.into()),
     };
-    let wanted = count.unwrap_or(1);
+    let (wanted, mut room) = (count.unwrap_or(1), call.room());
     let found = taken(call, key, |view| {
-        let all = members(view, key)?;
-        Ok(if wanted == 0 { Vec::new() } else { by_rank(all, 0, wanted - 1, from_end) })
+        if !is_there(view, key)? || wanted == 0 {
+            return Ok(Vec::new());
+        }
+        let found = by_rank(view, key, (0, wanted - 1), from_end, |member, score| takes(&mut room, member, score, true))?;
+        room.check()?;
+        Ok(found)
     })?;
     if count.is_some() {
         reply(call, &found, true);
@@ -386,9 +453,22 @@ pub(super) fn zpopmax(call: &mut Call<'_, '_>) -> Result {
 
 pub(super) fn zscan(call: &mut Call<'_, '_>) -> Result {
     let options = ScanOptions::read(call, 2)?;
-    let key = call.args[1];
-    let mut all = call.read(&[key], |view| members(view, key))?;
-    all.retain(|(member, _)| options.takes(member));
+    let (key, mut room) = (call.args[1], call.room());
+    let mut all = Vec::new();
+    call.read(&[key], |view| {
+        is_there(view, key)?;
+        view.walk_scores(key, f64::NEG_INFINITY, |score, member| {
+            if !options.takes(member) {
+                return true;
+            }
+            let taken = takes(&mut room, member, score, true);
+            if taken {
+                all.push((member.to_vec(), score));
+            }
+            taken
+        });
+        room.check()
+    })?;
     let mut to = call.write();
     to.array(2);
     to.bulk(b"0");

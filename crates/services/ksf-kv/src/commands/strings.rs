@@ -3,7 +3,7 @@
 use ksf_store::cells::Shape;
 use ksf_store::store::Got;
 
-use super::{Call, Failed, NOT_AN_INTEGER, Result, SYNTAX, integer, shaped};
+use super::{Call, Failed, NOT_AN_INTEGER, Result, Room, SYNTAX, integer, shaped};
 
 /// Longest string: Redis' own limit.
 const STRING_BYTES_MAX: usize = 512 << 20;
@@ -14,14 +14,24 @@ fn string(got: Option<Got<'_>>) -> Result<Option<Got<'_>>> {
     shaped(got, Shape::String)
 }
 
+/// The value of a string, for the reply.
+fn told(got: Option<Got<'_>>, room: &mut Room) -> Result<Option<Vec<u8>>> {
+    let Some(got) = string(got)? else { return Ok(None) };
+    room.take(got.value.len())?;
+    Ok(Some(got.value.to_vec()))
+}
+
 pub(super) fn get(call: &mut Call<'_, '_>) -> Result {
-    let key = call.args[1];
+    let (key, mut room) = (call.args[1], call.room());
     let mut out = std::mem::take(call.out);
     let version = call.session.version;
     let written = call.read(&[key], |view| {
         let mut to = ksf_proto::resp::Writer::new(&mut out, version);
         match string(view.get(key))? {
-            Some(got) => to.bulk(got.value),
+            Some(got) => {
+                room.take(got.value.len())?;
+                to.bulk(got.value);
+            }
             None => to.null(),
         }
         Ok(())
@@ -31,11 +41,11 @@ pub(super) fn get(call: &mut Call<'_, '_>) -> Result {
 }
 
 pub(super) fn mget(call: &mut Call<'_, '_>) -> Result {
-    let keys = &call.args[1..];
+    let (keys, mut room) = (&call.args[1..], call.room());
     let values = call.read(keys, |view| {
-        let value = |key: &&[u8]| view.get(key).filter(|got| got.shape == Shape::String).map(|got| got.value.to_vec());
-        keys.iter().map(value).collect::<Vec<_>>()
-    });
+        let value = |key: &&[u8]| told(view.get(key).filter(|got| got.shape == Shape::String), &mut room);
+        keys.iter().map(value).collect::<Result<Vec<_>>>()
+    })?;
     let mut to = call.write();
     to.array(values.len());
     values.iter().for_each(|value| match value {
@@ -85,18 +95,17 @@ pub(super) fn set(call: &mut Call<'_, '_>) -> Result {
         }
         at += 1;
     }
-    let (key, value) = (call.args[1], call.args[2]);
+    let (key, value, mut room) = (call.args[1], call.args[2], call.room());
     let (was, before) = call.update(&[key], |update| {
         let got = update.get(key);
-        let got = if options.get { string(got)? } else { got };
-        let got = got.map(|got| (got.value.to_vec(), got.expires_ms));
         let there = got.is_some();
+        let kept = got.and_then(|got| got.expires_ms).filter(|_| options.keep_ttl);
+        let before = if options.get { told(got, &mut room)? } else { None };
         let wanted = !(options.if_absent && there || options.if_present && !there);
-        let kept = got.as_ref().and_then(|(_, expires_ms)| *expires_ms).filter(|_| options.keep_ttl);
         if wanted {
             update.set(key, value, options.expires_ms.or(kept));
         }
-        Ok::<_, Failed>((wanted, got.filter(|_| options.get).map(|(value, _)| value)))
+        Ok::<_, Failed>((wanted, before))
     })??;
     let get = options.get;
     let mut to = call.write();
@@ -138,9 +147,9 @@ fn set_for(call: &mut Call<'_, '_>, unit_ms: i64, name: &str) -> Result {
 }
 
 pub(super) fn getset(call: &mut Call<'_, '_>) -> Result {
-    let (key, value) = (call.args[1], call.args[2]);
+    let (key, value, mut room) = (call.args[1], call.args[2], call.room());
     let before = call.update(&[key], |update| {
-        let before = string(update.get(key))?.map(|got| got.value.to_vec());
+        let before = told(update.get(key), &mut room)?;
         update.set(key, value, None);
         Ok::<_, Failed>(before)
     })??;
@@ -149,9 +158,9 @@ pub(super) fn getset(call: &mut Call<'_, '_>) -> Result {
 }
 
 pub(super) fn getdel(call: &mut Call<'_, '_>) -> Result {
-    let key = call.args[1];
+    let (key, mut room) = (call.args[1], call.room());
     let before = call.update(&[key], |update| {
-        let before = string(update.get(key))?.map(|got| got.value.to_vec());
+        let before = told(update.get(key), &mut room)?;
         update.remove(key);
         Ok::<_, Failed>(before)
     })??;
@@ -176,9 +185,10 @@ pub(super) fn getex(call: &mut Call<'_, '_>) -> Result {
         }
         _ => return Err(SYNTAX.into()),
     };
-    let now_ms = call.clock.now_ms;
+    let (now_ms, mut room) = (call.clock.now_ms, call.room());
     let value = call.update(&[key], |update| {
         let Some(got) = string(update.get(key))? else { return Ok::<_, Failed>(None) };
+        room.take(got.value.len())?;
         let (value, before) = (got.value.to_vec(), got.expires_ms);
         match end {
             // A time that is over takes the key away.
@@ -194,6 +204,7 @@ pub(super) fn getex(call: &mut Call<'_, '_>) -> Result {
 
 pub(super) fn getrange(call: &mut Call<'_, '_>) -> Result {
     let (key, start, end) = (call.args[1], call.integer(2)?, call.integer(3)?);
+    let mut room = call.room();
     let part = call.read(&[key], |view| {
         let value = string(view.get(key))?.map_or(&[][..], |got| got.value);
         let length = value.len() as i64;
@@ -203,7 +214,9 @@ pub(super) fn getrange(call: &mut Call<'_, '_>) -> Result {
             return Ok::<_, Failed>(Vec::new());
         }
         let (start, end) = (from_end(start).max(0), from_end(end).max(0).min(length - 1));
-        Ok(if start > end { Vec::new() } else { value[start as usize..=end as usize].to_vec() })
+        let part = if start > end { &[][..] } else { &value[start as usize..=end as usize] };
+        room.take(part.len())?;
+        Ok(part.to_vec())
     })?;
     call.write().bulk(&part);
     Ok(())

@@ -121,8 +121,8 @@ pub(super) fn exec(call: &mut Call<'_, '_>) -> Result {
     }
     let store = Arc::clone(call.shard.shard.store());
     let (shard, session, clock) = (&mut *call.shard, &mut *call.session, call.clock);
-    let (version, mut out) = (session.version, Vec::new());
-    let (needs, close) = store.update(&keys, clock, |mut update| {
+    let (version, mut out) = (session.version, std::mem::take(call.out));
+    let done = store.update(&keys, clock, |mut update| {
         if watched.iter().any(|(key, version)| update.get(key).map(|got| got.version) != *version) {
             Writer::new(&mut out, version).null_array();
             return shard.shard.commit(update, clock).map(|needs| (needs, false));
@@ -136,8 +136,9 @@ pub(super) fn exec(call: &mut Call<'_, '_>) -> Result {
         let Call { shard, tx, done: Done { needs, close }, .. } = one;
         let committed = tx.map_or(Ok(needs), |update| shard.shard.commit(update, clock));
         committed.map(|needs| (needs, close))
-    })?;
-    call.out.extend_from_slice(&out);
+    });
+    *call.out = out;
+    let (needs, close) = done?;
     call.done = Done { needs, close };
     Ok(())
 }

@@ -117,7 +117,7 @@ impl ServiceKind for Store {
     }
 
     fn limits(&self) -> Limits {
-        Limits { message_bytes_max: 8 << 20, ..Limits::default() }
+        Limits { message_bytes_max: 8 << 20, connection_bytes_max: 32 << 20, ..Limits::default() }
     }
 
     fn start(&self, launch: Launch) -> Result<Running, Failure> {
