@@ -31,6 +31,9 @@ use crate::settings::{Durability, Settings};
 
 /// Writes of a log under way at a time: while one is waited for the next ones are on their way.
 const WRITES_MAX: usize = 4;
+/// Bytes of a log that are not on the medium at most, or half a segment if that is less: above it, commands that write wait.
+/// A disk with four writes of 2 MiB each under way is as fast as it can be.
+const UNWRITTEN_BYTES_MAX: usize = 8 << 20;
 /// How often a shard looks for keys that have ended; at once in the next turn if it left some.
 const SWEEP_INTERVAL_NS: u64 = 1_000_000;
 /// What it does then at most: it looks at about 4,000 keys, and takes 128 out.
@@ -46,8 +49,9 @@ pub struct Kv {
     /// The gates' names of the logs.
     names: Vec<OnceLock<LogId>>,
     failed: Box<dyn Fn(&str) + Send + Sync>,
-    /// Segments that were cleaned, and commands that waited for that.
+    /// Segments that were cleaned.
     cleaned: AtomicU64,
+    /// Commands that waited for room in the log, or for the medium.
     waits: AtomicU64,
     /// Keys that were taken out because their time was over.
     ended: AtomicU64,
@@ -105,7 +109,8 @@ pub struct KvShard {
     /// 1970; kept where replies leave before that.
     unpromised: VecDeque<(u64, Lsn)>,
     cleaner: Cleaner,
-    /// Commands that wait for room in the log, in the order in which they came.
+    unwritten_bytes_max: usize,
+    /// Commands that wait for room in the log, or for the medium, in the order in which they came.
     waiting: VecDeque<(LoggedDeferred, Vec<u8>)>,
     /// A read is under way that is there for its end alone.
     ticking: bool,
@@ -115,8 +120,8 @@ pub struct KvShard {
 
 /// Memory of a reply that is kept for the next one.
 const SCRATCH_BYTES_MAX: usize = 256 << 10;
-/// Bytes of a reply to a command that waits, before it is known.
-const REPLY_BYTES: usize = 64;
+/// Bytes of a reply that is a status or a number.
+const SHORT_REPLY_BYTES: usize = 64;
 
 impl KvShard {
     /// Whether room in the log is short for this, and the cleaner brings some back.
@@ -125,11 +130,17 @@ impl KvShard {
         log.free_places() <= purpose as usize && log.can_be_cleaned()
     }
 
-    /// The same for a command. One that takes no room never waits.
+    /// Whether the medium is behind: as much waits for it as may.
+    fn is_behind(&self) -> bool {
+        self.shard.log().unwritten_bytes() >= self.unwritten_bytes_max
+    }
+
+    /// Whether a command must wait for room in the log, or for the medium. One that takes no room never does.
     fn is_held_up(&self, command: &[u8]) -> bool {
-        // The first question alone costs nothing, and is nearly always enough.
-        self.waits_for_room(Purpose::Writing)
-            && commands::purpose(command).is_some_and(|purpose| self.waits_for_room(purpose))
+        // The first questions alone cost nothing, and are nearly always enough.
+        let is_behind = self.is_behind();
+        (is_behind || self.waits_for_room(Purpose::Writing))
+            && commands::purpose(command).is_some_and(|purpose| is_behind || self.waits_for_room(purpose))
     }
 
     /// Whether a reply to what was done now waits for the medium.
@@ -158,8 +169,18 @@ impl KvShard {
 pub struct KvConn {
     progress: Progress,
     session: Session,
-    /// Commands of it that wait for room in the log: those behind them wait, too.
+    /// Commands of it that wait for room in the log, or for the medium: those behind them wait, too.
     waiting: usize,
+}
+
+impl KvConn {
+    /// Bytes that the reply to a command is counted with while that waits. What is told of keys may be as long as a reply may
+    /// be: then the connection is not read on, so that it never gets more replies at once than its limits allow.
+    fn waiting_reply_bytes(&self, command: &[u8]) -> usize {
+        let long = if commands::has_short_reply(command) { 0 } else { self.session.reply_bytes_max };
+        // The command is counted, too, until it is answered.
+        long.saturating_sub(command.len()).max(SHORT_REPLY_BYTES)
+    }
 }
 
 fn now_ns() -> u64 {
@@ -191,6 +212,7 @@ impl LoggedService for Kv {
             scratch: Vec::new(),
             unpromised: VecDeque::new(),
             cleaner: Cleaner::default(),
+            unwritten_bytes_max: UNWRITTEN_BYTES_MAX.min(self.segment_bytes as usize / 2),
             waiting: VecDeque::new(),
             ticking: false,
             sweep_at_ns: 0,
@@ -238,7 +260,8 @@ impl LoggedService for Kv {
     fn call(&self, shard: &mut KvShard, conn: &mut KvConn, message: &Message<'_>, mut reply: LoggedReply<'_, '_>) {
         if conn.waiting > 0 || shard.is_held_up(message.bytes()) {
             conn.waiting += 1;
-            shard.waiting.push_back((reply.defer_for(REPLY_BYTES), message.bytes().to_vec()));
+            let reply_bytes = conn.waiting_reply_bytes(message.bytes());
+            shard.waiting.push_back((reply.defer_for(reply_bytes), message.bytes().to_vec()));
         } else {
             self.execute(shard, conn, message.bytes(), reply);
         }
@@ -292,7 +315,7 @@ impl LoggedService for Kv {
             ("keys", self.store.keys() as u64),
             ("segments_cleaned", self.cleaned.load(Ordering::Relaxed)),
             ("keys_ended", self.ended.load(Ordering::Relaxed)),
-            ("waits_for_room", self.waits.load(Ordering::Relaxed)),
+            ("commands_waited", self.waits.load(Ordering::Relaxed)),
         ]
     }
 }
@@ -322,7 +345,7 @@ impl Kv {
         let now_ns = now_ns();
         // Also if the clock was set back.
         let is_early = (1..=SWEEP_INTERVAL_NS).contains(&shard.sweep_at_ns.saturating_sub(now_ns));
-        if is_early || shard.waits_for_room(Purpose::Removing) {
+        if is_early || shard.is_behind() || shard.waits_for_room(Purpose::Removing) {
             return;
         }
         let clock = Clock { now_ms: now_ns / 1_000_000, received_ns: None };
@@ -356,8 +379,9 @@ impl Kv {
                 (self.failed)(&refused.to_string());
             }
         }
-        // What fits into a quarter of a segment: then it is looked again whether there is room for more.
-        let mut left = self.segment_bytes as usize / 4;
+        // What fits into a quarter of a segment: then it is looked again whether there is room for more. It is carried out
+        // behind this, so that none of it counts yet.
+        let mut left = (self.segment_bytes as usize / 4).min(shard.unwritten_bytes_max);
         while left > 0 && shard.waiting.front().is_some_and(|(_, command)| !shard.is_held_up(command)) {
             let Some((deferred, command)) = shard.waiting.pop_front() else { break };
             self.waits.fetch_add(1, Ordering::Relaxed);
@@ -373,3 +397,6 @@ impl Kv {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

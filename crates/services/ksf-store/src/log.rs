@@ -133,6 +133,8 @@ enum State {
 struct Flight {
     id: WriteId,
     what: Work,
+    /// Bytes of the write, until it is done.
+    bytes: usize,
     done: bool,
 }
 
@@ -161,6 +163,8 @@ pub struct Log {
     waiting: VecDeque<Write>,
     flights: VecDeque<Flight>,
     in_flight: usize,
+    /// Bytes of the writes that are not done, begun or not.
+    flight_bytes: usize,
     next_id: u64,
     durable: Lsn,
     promised: Lsn,
@@ -210,6 +214,7 @@ impl Log {
             waiting: VecDeque::new(),
             flights: VecDeque::new(),
             in_flight: 0,
+            flight_bytes: 0,
             next_id: 0,
             durable: end,
             promised: end,
@@ -257,6 +262,12 @@ impl Log {
     /// True if a write is under way or to be begun.
     pub fn is_busy(&self) -> bool {
         !self.flights.is_empty() || !self.waiting.is_empty() || !self.open.is_empty()
+    }
+
+    /// Bytes that were appended, or are to be erased, and are not on the medium: the memory that the log takes, but for what
+    /// it keeps for the next batches. Nothing here bounds it; it becomes less with every write that is [done](Self::written).
+    pub fn unwritten_bytes(&self) -> usize {
+        self.flight_bytes + if self.open.is_empty() { 0 } else { self.open.len() }
     }
 
     /// Appends records, which become durable together, and tells `placed` where each begins. The log is durable behind
@@ -354,7 +365,8 @@ impl Log {
     fn push_write(&mut self, place: u32, offset: u64, bytes: Vec<u8>, what: Work) {
         let id = WriteId(self.next_id);
         self.next_id += 1;
-        self.flights.push_back(Flight { id, what, done: false });
+        self.flight_bytes += bytes.len();
+        self.flights.push_back(Flight { id, what, bytes: bytes.len(), done: false });
         self.waiting.push_back(Write { id, place, offset, bytes });
     }
 
@@ -407,6 +419,7 @@ impl Log {
         }
         if let Some(flight) = self.flights.iter_mut().find(|flight| flight.id == id) {
             flight.done = true;
+            self.flight_bytes -= std::mem::take(&mut flight.bytes);
         }
         while !self.failed && self.flights.front().is_some_and(|flight| flight.done) {
             match self.flights.pop_front().map(|flight| flight.what) {

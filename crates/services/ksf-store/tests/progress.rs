@@ -141,3 +141,31 @@ fn what_is_cleaned_is_bounded_by_what_is_written() {
         assert!(cleaned <= 8 * written, "{cleaned} bytes were cleaned for {written} that were written");
     }
 }
+
+/// The writer of commands looks at it, so that it does not take memory for what a slow medium has not taken.
+#[test]
+fn what_is_not_on_the_medium_is_counted() {
+    const VALUE_BYTES: usize = 10_000;
+    let mut world = World::new(0);
+    world.drain();
+    assert_eq!(world.shard.log().unwritten_bytes(), 0);
+    let (mut under_way, mut bytes) = (Vec::new(), 0);
+    for key in 0..6 {
+        assert!(world.set(key, VALUE_BYTES));
+        let before = bytes;
+        bytes = world.shard.log().unwritten_bytes();
+        assert!((VALUE_BYTES..VALUE_BYTES + 4 * BLOCK_BYTES).contains(&(bytes - before)), "{bytes} after {before}");
+        under_way.extend(world.shard.next_write(4, 0));
+    }
+    assert_eq!(under_way.len(), 4);
+    // The last ones first: what is done needs no memory, also if it is not durable.
+    while let Some(write) = under_way.pop() {
+        let before = world.shard.log().unwritten_bytes();
+        let bytes = write.bytes.len();
+        world.shard.written(write.id, true, write.bytes);
+        assert_eq!(world.shard.log().unwritten_bytes(), before - bytes);
+    }
+    assert!((2 * VALUE_BYTES..3 * VALUE_BYTES).contains(&world.shard.log().unwritten_bytes()));
+    world.drain();
+    assert_eq!(world.shard.log().unwritten_bytes(), 0);
+}

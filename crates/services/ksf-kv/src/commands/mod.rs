@@ -305,17 +305,36 @@ fn keys_of<'a>(command: &Command, args: &[&'a [u8]]) -> Vec<&'a [u8]> {
     if first == 0 { Vec::new() } else { (first..=last).step_by(step).map(|at| args[at]).collect() }
 }
 
+/// A command by its name, and how many arguments it came with.
+fn named(command: &[u8]) -> Option<(&'static Command, usize)> {
+    match Arguments::of(command) {
+        Some(mut arguments) => {
+            let count = arguments.len();
+            Some((find(arguments.next()?)?, count))
+        }
+        None => {
+            let inline = resp::inline(command).ok()?;
+            Some((find(inline.first()?)?, inline.len()))
+        }
+    }
+}
+
 /// What a command takes room in the log for, if it does.
 pub(crate) fn purpose(command: &[u8]) -> Option<Purpose> {
-    let inline;
-    let name = match Arguments::of(command) {
-        Some(mut arguments) => arguments.next().unwrap_or_default(),
-        None => {
-            inline = resp::inline(command).unwrap_or_default();
-            inline.first().map_or(&[][..], |name| name)
-        }
-    };
-    find(name)?.purpose
+    named(command)?.0.purpose
+}
+
+/// Commands that change something, and whose replies tell of values.
+const TELLING: &[&str] = &[
+    "exec", "getdel", "getex", "getset", "lmove", "lpop", "rpop", "rpoplpush", "spop", "zpopmax", "zpopmin",
+];
+
+/// Whether the reply to a command is a status or a number, as far as its name tells.
+pub(crate) fn has_short_reply(command: &[u8]) -> bool {
+    named(command).is_some_and(|(Command { name, purpose, .. }, count)| {
+        // With options, SET may tell what was there.
+        purpose.is_some() && !TELLING.contains(name) && (*name != "set" || count == 3)
+    })
 }
 
 /// Carries out a command as it came, and writes its reply to `out`; nothing for an empty command.
@@ -528,8 +547,26 @@ mod tests {
     fn the_table_is_in_order() {
         assert!(COMMANDS.is_sorted_by(|one, next| one.name < next.name));
         assert!(COMMANDS.iter().all(|command| command.name.len() <= NAME_BYTES_MAX));
+        assert!(TELLING.iter().all(|name| find(name.as_bytes()).is_some_and(|command| command.purpose.is_some())));
         assert_eq!(find(b"GeT").map(|command| command.name), Some("get"));
         assert!(find(b"no such command, and long").is_none());
+    }
+
+    #[test]
+    fn replies_that_may_be_long_are_known() {
+        for (command, is_short) in [
+            (&b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\nv\r\n"[..], true),
+            (b"*4\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\nv\r\n$3\r\nGET\r\n", false),
+            (b"SET k v\r\n", true),
+            (b"del k\r\n", true),
+            (b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n", false),
+            (b"LPOP l\r\n", false),
+            (b"EXEC\r\n", false),
+            (b"no such command\r\n", false),
+            (b"\r\n", false),
+        ] {
+            assert_eq!(has_short_reply(command), is_short, "{}", command.escape_ascii());
+        }
     }
 
     #[test]

@@ -1,0 +1,194 @@
+//! A shard of the server, on a medium that completes writes when it is told to.
+
+use std::sync::atomic::AtomicBool;
+
+use ksf::connection::Connection;
+use ksf::env::Env;
+use ksf::files::FileOutcome;
+use ksf::logged::Logged;
+use ksf::pool::{Chunk, Memory, Pool};
+use ksf::service::{ConnKey, Reply};
+use ksf::shard_service::{OnShard, ShardService};
+
+use super::*;
+use crate::disk::DiskOptions;
+
+/// The server, with a look at its shard.
+struct Watched {
+    kv: Logged<Kv>,
+    /// From now on writes are complete by the end of the turn behind that in which they began.
+    completes: AtomicBool,
+    /// Commands that waited, and bytes that were not on the medium, at the end of the last turn.
+    waiting: AtomicU64,
+    unwritten_bytes: AtomicU64,
+}
+
+impl ShardService for Watched {
+    type Shard = KvShard;
+    type Conn = KvConn;
+
+    fn profile(&self) -> Profile<'_> {
+        self.kv.profile()
+    }
+
+    fn start(&self, turn: &mut Turn<'_>) -> std::io::Result<KvShard> {
+        self.kv.start(turn)
+    }
+
+    fn accept(&self, shard: &mut KvShard, peer: &Peer) -> Result<KvConn, Refused> {
+        self.kv.accept(shard, peer)
+    }
+
+    fn cut(&self, conn: &mut KvConn, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
+        self.kv.cut(conn, buf, scanned, limits)
+    }
+
+    fn header_bytes_max(&self, limits: &Limits) -> usize {
+        self.kv.header_bytes_max(limits)
+    }
+
+    fn call(&self, shard: &mut KvShard, conn: &mut KvConn, message: &Message<'_>, reply: &mut Reply<'_>) {
+        self.kv.call(shard, conn, message, reply);
+    }
+
+    fn resume(&self, shard: &mut KvShard, conn: &mut KvConn, state: Box<dyn Any + Send>, reply: &mut Reply<'_>) {
+        self.kv.resume(shard, conn, state, reply);
+    }
+
+    fn turn_end(&self, shard: &mut KvShard, turn: &mut Turn<'_>) {
+        if self.completes.load(Ordering::Relaxed) {
+            for (token, _) in shard.writes.clone() {
+                let (result, op) = (Ok(FileOutcome::Done), FileOp::data_sync(&shard.file));
+                self.kv.file_done(shard, FileDone { token, result, op }, turn);
+            }
+        }
+        self.kv.turn_end(shard, turn);
+        self.waiting.store(shard.waiting.len() as u64, Ordering::Relaxed);
+        self.unwritten_bytes.store(shard.shard.log().unwritten_bytes() as u64, Ordering::Relaxed);
+    }
+
+    fn close(&self, shard: &mut KvShard, conn: KvConn) {
+        self.kv.close(shard, conn);
+    }
+}
+
+/// Half a segment.
+const UNWRITTEN_BYTES: usize = 512 << 10;
+const VALUE_BYTES: usize = 100_000;
+const LIMIT: usize = 1 << 20;
+
+struct World {
+    env: Env,
+    service: Arc<Watched>,
+    on: OnShard<Watched>,
+    conns: Vec<Option<Connection<Watched>>>,
+    _folder: tempfile::TempDir,
+}
+
+impl World {
+    fn new(conns: u32) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let options = DiskOptions { logs: 1, segment_bytes: 2 * UNWRITTEN_BYTES as u64, places: 8 };
+        let disk = Disk::open(folder.path(), options).unwrap();
+        // Replies show what was carried out, not what is durable.
+        let settings = Settings { durability: Durability::None, ..Settings::default() };
+        let service = Arc::new(Watched {
+            kv: Logged(Kv::new(disk, settings, |error| panic!("a write failed: {error}"))),
+            completes: AtomicBool::new(false),
+            waiting: AtomicU64::new(0),
+            unwritten_bytes: AtomicU64::new(0),
+        });
+        let limits = Limits { message_bytes_max: LIMIT, connection_bytes_max: LIMIT, ..Limits::default() };
+        let mut env = Env::new(limits, Pool::new(Memory::Anonymous, 4096, 8).unwrap()).unwrap();
+        let state = service.start(&mut Turn::new(&mut env)).unwrap();
+        let on = OnShard::new(Arc::clone(&service), state);
+        let key = |index| ConnKey { index, generation: 0 };
+        let conn = |index| Some(Connection::new(on.clone(), Peer::Unix, key(index), env.now).unwrap());
+        let conns = (0..conns).map(conn).collect();
+        Self { env, service, on, conns, _folder: folder }
+    }
+
+    /// Sends inline commands in one piece, and ends the turn.
+    fn send(&mut self, conn: usize, commands: &str) {
+        let chunk = Chunk::from_vec(commands.as_bytes().to_vec());
+        self.conns[conn].as_mut().unwrap().receive(chunk, &mut self.env);
+        self.end_turn();
+    }
+
+    fn set(&mut self, conn: usize, keys: std::ops::Range<usize>) {
+        let value = "v".repeat(VALUE_BYTES);
+        let set = |key| format!("*3\r\n$3\r\nSET\r\n$1\r\n{key}\r\n${VALUE_BYTES}\r\n{value}\r\n");
+        self.send(conn, &keys.map(set).collect::<String>());
+    }
+
+    fn end_turn(&mut self) {
+        while self.on.waits_for_turn_end() {
+            self.on.turn_end(&mut self.env);
+            for delivery in self.env.take_answered() {
+                if let Some(conn) = &mut self.conns[delivery.key().index as usize] {
+                    conn.deliver(delivery, &mut self.env);
+                }
+            }
+        }
+    }
+
+    /// From now on the medium takes what it is given.
+    fn complete(&mut self) {
+        self.service.completes.store(true, Ordering::Relaxed);
+    }
+
+    fn waiting(&self) -> u64 {
+        self.service.waiting.load(Ordering::Relaxed)
+    }
+
+    /// What a peer gets until there is no more.
+    fn take(&mut self, conn: usize) -> String {
+        let mut taken = Vec::new();
+        while let Some(batch) = self.conns[conn].as_mut().unwrap().take_batch(self.env.now) {
+            let mut slices = [&[][..]; 64];
+            let filled = batch.slices(&mut slices);
+            taken.extend_from_slice(&slices[..filled].concat());
+            assert_eq!(slices[..filled].iter().map(|slice| slice.len()).sum::<usize>(), batch.len());
+            self.conns[conn].as_mut().unwrap().sent(batch.len(), true, &mut self.env);
+            self.end_turn();
+        }
+        String::from_utf8(taken).unwrap()
+    }
+}
+
+/// A medium that stands still makes the writers wait, and takes memory for no more than the bound and one command.
+#[test]
+fn commands_that_write_wait_for_a_medium_that_is_behind_and_others_do_not() {
+    let mut world = World::new(2);
+    world.set(0, 0..10);
+    assert_eq!((world.waiting(), world.take(0)), (4, "+OK\r\n".repeat(6)));
+    let unwritten_bytes = world.service.unwritten_bytes.load(Ordering::Relaxed) as usize;
+    let bounds = UNWRITTEN_BYTES..UNWRITTEN_BYTES + VALUE_BYTES + 3 * BLOCK_BYTES;
+    assert!(bounds.contains(&unwritten_bytes), "{unwritten_bytes}");
+    world.send(1, "STRLEN 5\r\nEXISTS 6\r\n");
+    assert_eq!(world.take(1), format!(":{VALUE_BYTES}\r\n:0\r\n"), "a command that reads does not wait");
+    world.send(1, "DEL 5\r\nEXISTS 5\r\n");
+    assert_eq!((world.waiting(), world.take(1)), (6, String::new()), "nor does one overtake those of its connection");
+    world.complete();
+    world.send(0, "PING\r\n");
+    assert_eq!((world.take(0), world.take(1)), ("+OK\r\n".repeat(4) + "+PONG\r\n", ":1\r\n:0\r\n".into()));
+    assert_eq!(world.waiting(), 0);
+}
+
+/// Replies that come to waiting commands all at once are no more than the connection may have.
+#[test]
+fn a_pipeline_that_waits_is_answered_whole() {
+    const READS: usize = 30;
+    let mut world = World::new(2);
+    world.set(0, 0..6);
+    world.take(0);
+    let reads = "GET 0\r\n".repeat(READS);
+    world.send(1, &format!("SET short value\r\n{reads}GET short\r\n"));
+    assert_eq!((world.waiting(), world.take(1)), (2, String::new()), "a read that waits may have a long reply");
+    world.complete();
+    world.send(0, "PING\r\n");
+    let replies = world.take(1);
+    assert!(replies.starts_with("+OK\r\n$100000\r\n") && replies.ends_with("$5\r\nvalue\r\n"), "{}", replies.len());
+    assert_eq!(replies.matches("$100000").count(), READS);
+    assert!(!world.conns[1].as_ref().unwrap().is_closing());
+}
