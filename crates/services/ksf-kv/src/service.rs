@@ -17,7 +17,7 @@ use ksf::framing::{Frame, Framing, Part};
 use ksf::gates::{Gate, LogId};
 use ksf::limits::Limits;
 use ksf::logged::{After, LoggedDeferred, LoggedReply, LoggedService};
-use ksf::service::{Message, Peer, Refused};
+use ksf::service::{ConnKey, Message, Peer, Refused};
 use ksf::{CloseReason, Profile, Turn};
 use ksf_proto::resp::{self, Progress, Scan, Version, Writer};
 use ksf_store::format::{LOGS_MAX, Lsn};
@@ -111,11 +111,19 @@ pub struct KvShard {
     cleaner: Cleaner,
     unwritten_bytes_max: usize,
     /// Commands that wait for room in the log, or for the medium, in the order in which they came.
-    waiting: VecDeque<(LoggedDeferred, Vec<u8>)>,
+    waiting: VecDeque<Waiting>,
     /// A read is under way that is there for its end alone.
     ticking: bool,
     /// When keys that have ended are looked for next, in nanoseconds since 1970.
     sweep_at_ns: u64,
+}
+
+/// A command that waits.
+struct Waiting {
+    /// Its connection.
+    from: ConnKey,
+    deferred: LoggedDeferred,
+    command: Vec<u8>,
 }
 
 /// Memory of a reply that is kept for the next one.
@@ -171,6 +179,8 @@ pub struct KvConn {
     session: Session,
     /// Commands of it that wait for room in the log, or for the medium: those behind them wait, too.
     waiting: usize,
+    /// Its name among what waits, once something of it did.
+    key: Option<ConnKey>,
 }
 
 impl KvConn {
@@ -260,8 +270,9 @@ impl LoggedService for Kv {
     fn call(&self, shard: &mut KvShard, conn: &mut KvConn, message: &Message<'_>, mut reply: LoggedReply<'_, '_>) {
         if conn.waiting > 0 || shard.is_held_up(message.bytes()) {
             conn.waiting += 1;
-            let reply_bytes = conn.waiting_reply_bytes(message.bytes());
-            shard.waiting.push_back((reply.defer_for(reply_bytes), message.bytes().to_vec()));
+            conn.key = Some(message.key());
+            let deferred = reply.defer_for(conn.waiting_reply_bytes(message.bytes()));
+            shard.waiting.push_back(Waiting { from: message.key(), deferred, command: message.bytes().to_vec() });
         } else {
             self.execute(shard, conn, message.bytes(), reply);
         }
@@ -283,6 +294,13 @@ impl LoggedService for Kv {
             let mut out = Vec::new();
             Writer::new(&mut out, Version::Resp2).error(&format!("ERR {malformed}"));
             reply.bytes(After::Nothing, &out);
+        }
+    }
+
+    fn close(&self, shard: &mut KvShard, conn: KvConn) {
+        // Nobody hears of what these would do, and they would stand in the way of others.
+        if conn.waiting > 0 {
+            shard.waiting.retain(|waiting| Some(waiting.from) != conn.key);
         }
     }
 
@@ -382,8 +400,8 @@ impl Kv {
         // What fits into a quarter of a segment: then it is looked again whether there is room for more. It is carried out
         // behind this, so that none of it counts yet.
         let mut left = (self.segment_bytes as usize / 4).min(shard.unwritten_bytes_max);
-        while left > 0 && shard.waiting.front().is_some_and(|(_, command)| !shard.is_held_up(command)) {
-            let Some((deferred, command)) = shard.waiting.pop_front() else { break };
+        while left > 0 && shard.waiting.front().is_some_and(|first| !shard.is_held_up(&first.command)) {
+            let Some(Waiting { deferred, command, .. }) = shard.waiting.pop_front() else { break };
             self.waits.fetch_add(1, Ordering::Relaxed);
             left = left.saturating_sub(command.len());
             deferred.resume_in(turn, Box::new(command));

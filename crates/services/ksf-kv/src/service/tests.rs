@@ -7,7 +7,7 @@ use ksf::env::Env;
 use ksf::files::FileOutcome;
 use ksf::logged::Logged;
 use ksf::pool::{Chunk, Memory, Pool};
-use ksf::service::{ConnKey, Reply};
+use ksf::service::Reply;
 use ksf::shard_service::{OnShard, ShardService};
 
 use super::*;
@@ -191,4 +191,20 @@ fn a_pipeline_that_waits_is_answered_whole() {
     assert!(replies.starts_with("+OK\r\n$100000\r\n") && replies.ends_with("$5\r\nvalue\r\n"), "{}", replies.len());
     assert_eq!(replies.matches("$100000").count(), READS);
     assert!(!world.conns[1].as_ref().unwrap().is_closing());
+}
+
+#[test]
+fn what_waits_goes_with_its_connection() {
+    let mut world = World::new(3);
+    world.set(0, 0..10);
+    world.send(1, "SET kept 1\r\n");
+    assert_eq!(world.waiting(), 5);
+    world.conns[0].take().unwrap().end(&mut world.env);
+    world.end_turn();
+    assert_eq!(world.waiting(), 1, "that of the other connection");
+    world.complete();
+    world.send(2, "PING\r\n");
+    assert_eq!((world.waiting(), world.take(1)), (0, "+OK\r\n".into()));
+    world.send(2, "EXISTS 5 9\r\n");
+    assert_eq!(world.take(2), "+PONG\r\n:1\r\n", "what was carried out before stays, the rest was not");
 }
