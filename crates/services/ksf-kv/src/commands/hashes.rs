@@ -86,21 +86,11 @@ pub(super) fn hmget(call: &mut Call<'_, '_>) -> Result {
 }
 
 pub(super) fn hdel(call: &mut Call<'_, '_>) -> Result {
-    let (key, fields) = (call.args[1], &call.args[2..]);
-    let removed = call.update(&[key], |update| {
-        is_there(update.view(), key)?;
-        Ok::<_, Failed>(fields.iter().filter(|field| update.remove_cell(key, field)).count())
-    })??;
-    call.write().integer(removed as i64);
-    Ok(())
+    call.remove_cells(Shape::Hash)
 }
 
 pub(super) fn hlen(call: &mut Call<'_, '_>) -> Result {
-    let key = call.args[1];
-    let count =
-        call.read(&[key], |view| shaped(view.get(key), Shape::Hash).map(|got| got.map_or(0, |got| got.count)))?;
-    call.write().integer(count as i64);
-    Ok(())
+    call.count_cells(Shape::Hash)
 }
 
 pub(super) fn hgetall(call: &mut Call<'_, '_>) -> Result {
@@ -117,8 +107,7 @@ pub(super) fn hgetall(call: &mut Call<'_, '_>) -> Result {
 }
 
 pub(super) fn hkeys(call: &mut Call<'_, '_>) -> Result {
-    let fields =
-        call.cells(Shape::Hash, |room, field, _| room.takes(field.len()).then(|| field.to_vec()))?;
+    let fields = call.cells(Shape::Hash, |room, field, _| room.takes(field.len()).then(|| field.to_vec()))?;
     let mut to = call.write();
     to.array(fields.len());
     fields.iter().for_each(|field| to.bulk(field));
@@ -126,8 +115,7 @@ pub(super) fn hkeys(call: &mut Call<'_, '_>) -> Result {
 }
 
 pub(super) fn hvals(call: &mut Call<'_, '_>) -> Result {
-    let values =
-        call.cells(Shape::Hash, |room, _, value| room.takes(value.len()).then(|| value.to_vec()))?;
+    let values = call.cells(Shape::Hash, |room, _, value| room.takes(value.len()).then(|| value.to_vec()))?;
     let mut to = call.write();
     to.array(values.len());
     values.iter().for_each(|value| to.bulk(value));

@@ -33,12 +33,7 @@ fn extent(view: &mut View<'_, '_>, key: &[u8]) -> Result<Extent> {
 }
 
 /// Elements of a list, as far as there is room for them.
-fn elements(
-    view: &mut View<'_, '_>,
-    key: &[u8],
-    range: std::ops::Range<i64>,
-    room: &mut Room,
-) -> Result<Vec<Vec<u8>>> {
+fn elements(view: &mut View<'_, '_>, key: &[u8], range: std::ops::Range<i64>, room: &mut Room) -> Result<Vec<Vec<u8>>> {
     let first = extent(view, key)?.first;
     let (mut left, mut found) = (range.end - range.start, Vec::new());
     if left > 0 {

@@ -325,9 +325,8 @@ pub(crate) fn purpose(command: &[u8]) -> Option<Purpose> {
 }
 
 /// Commands that change something, and whose replies tell of values.
-const TELLING: &[&str] = &[
-    "exec", "getdel", "getex", "getset", "lmove", "lpop", "rpop", "rpoplpush", "spop", "zpopmax", "zpopmin",
-];
+const TELLING: &[&str] =
+    &["exec", "getdel", "getex", "getset", "lmove", "lpop", "rpop", "rpoplpush", "spop", "zpopmax", "zpopmin"];
 
 /// Whether the reply to a command is a status or a number, as far as its name tells.
 pub(crate) fn has_short_reply(command: &[u8]) -> bool {
@@ -466,9 +465,7 @@ impl<'a> Call<'_, 'a> {
         self.done.needs = needs;
         result
     }
-}
 
-impl Call<'_, '_> {
     /// What `take` makes of the cells of the first key, which is of this shape or not there, in order. It takes the room of
     /// the reply for that; where there is no more, the walk ends.
     pub(crate) fn cells<T>(
@@ -486,6 +483,26 @@ impl Call<'_, '_> {
             room.check()
         })?;
         Ok(found)
+    }
+
+    /// Takes cells out of a key of this shape, and replies how many there were: `HDEL`, `SREM`, `ZREM`.
+    pub(crate) fn remove_cells(&mut self, shape: Shape) -> Result {
+        let (key, subkeys) = (self.args[1], &self.args[2..]);
+        let removed = self.update(&[key], |update| {
+            shaped(update.get(key), shape)?;
+            Ok::<_, Failed>(subkeys.iter().filter(|subkey| update.remove_cell(key, subkey)).count())
+        })??;
+        self.write().integer(removed as i64);
+        Ok(())
+    }
+
+    /// Replies how many cells a key of this shape has: `HLEN`, `SCARD`, `ZCARD`.
+    pub(crate) fn count_cells(&mut self, shape: Shape) -> Result {
+        let key = self.args[1];
+        let count =
+            self.read(&[key], |view| Ok::<_, Failed>(shaped(view.get(key), shape)?.map_or(0, |got| got.count)))?;
+        self.write().integer(count as i64);
+        Ok(())
     }
 }
 

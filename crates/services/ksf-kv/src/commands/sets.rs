@@ -36,21 +36,11 @@ pub(super) fn sadd(call: &mut Call<'_, '_>) -> Result {
 }
 
 pub(super) fn srem(call: &mut Call<'_, '_>) -> Result {
-    let (key, given) = (call.args[1], &call.args[2..]);
-    let removed = call.update(&[key], |update| {
-        is_there(update.view(), key)?;
-        Ok::<_, Failed>(given.iter().filter(|member| update.remove_cell(key, member)).count())
-    })??;
-    call.write().integer(removed as i64);
-    Ok(())
+    call.remove_cells(Shape::Set)
 }
 
 pub(super) fn scard(call: &mut Call<'_, '_>) -> Result {
-    let key = call.args[1];
-    let count =
-        call.read(&[key], |view| shaped(view.get(key), Shape::Set).map(|got| got.map_or(0, |got| got.count)))?;
-    call.write().integer(count as i64);
-    Ok(())
+    call.count_cells(Shape::Set)
 }
 
 pub(super) fn sismember(call: &mut Call<'_, '_>) -> Result {

@@ -135,21 +135,11 @@ pub(super) fn zincrby(call: &mut Call<'_, '_>) -> Result {
 }
 
 pub(super) fn zrem(call: &mut Call<'_, '_>) -> Result {
-    let (key, given) = (call.args[1], &call.args[2..]);
-    let removed = call.update(&[key], |update| {
-        is_there(update.view(), key)?;
-        Ok::<_, Failed>(given.iter().filter(|member| update.remove_cell(key, member)).count())
-    })??;
-    call.write().integer(removed as i64);
-    Ok(())
+    call.remove_cells(Shape::SortedSet)
 }
 
 pub(super) fn zcard(call: &mut Call<'_, '_>) -> Result {
-    let key = call.args[1];
-    let count =
-        call.read(&[key], |view| shaped(view.get(key), Shape::SortedSet).map(|got| got.map_or(0, |got| got.count)))?;
-    call.write().integer(count as i64);
-    Ok(())
+    call.count_cells(Shape::SortedSet)
 }
 
 pub(super) fn zscore(call: &mut Call<'_, '_>) -> Result {
@@ -426,7 +416,8 @@ fn pop(call: &mut Call<'_, '_>, from_end: bool) -> Result {
         if !is_there(view, key)? || wanted == 0 {
             return Ok(Vec::new());
         }
-        let found = by_rank(view, key, (0, wanted - 1), from_end, |member, score| takes(&mut room, member, score, true))?;
+        let found =
+            by_rank(view, key, (0, wanted - 1), from_end, |member, score| takes(&mut room, member, score, true))?;
         room.check()?;
         Ok(found)
     })?;
