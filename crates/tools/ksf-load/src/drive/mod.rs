@@ -13,6 +13,7 @@
 mod blocking;
 pub(crate) mod clock;
 pub(crate) mod connection;
+pub(crate) mod descriptors;
 mod events;
 pub(crate) mod pin;
 pub(crate) mod plan;

@@ -8,6 +8,11 @@ pub(crate) fn mix(state: u64) -> u64 {
     z ^ (z >> 31)
 }
 
+/// Unrelated sequences from one seed.
+pub(crate) fn sub_seed(seed: u64, what: &str) -> u64 {
+    what.bytes().fold(mix(seed), |state, byte| mix(state ^ u64::from(byte)))
+}
+
 /// A splitmix64 sequence.
 #[derive(Debug, Clone)]
 pub(crate) struct Random {

@@ -25,12 +25,13 @@ use std::time::Duration;
 
 use self::kernel_counters::{KernelCounters, time_wait};
 use self::plan::HttpPlan;
-use self::ports::{Allowance, Forecast, raise_descriptors};
+use self::ports::{Allowance, Forecast};
 use self::report::{HttpReport, Measured};
 use self::response::Expected;
 use self::server_cpu::Watch;
 use self::url::{Url, check_header, is_token};
 use crate::drive::connection::{CloseBy, Life, Terms, TimeLimit};
+use crate::drive::descriptors::raise_descriptors;
 use crate::drive::pin::Pinning;
 use crate::drive::plan::{Destination, Plan};
 use crate::drive::schedule::Arrival;

@@ -9,8 +9,6 @@ use std::fs::read_to_string;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
 use super::plan::HttpPlan;
 use crate::drive::connection::CloseBy;
 use crate::drive::plan::{Pace, Route};
@@ -19,9 +17,6 @@ use crate::report::warn::Warning;
 
 /// TCP_TIMEWAIT_LEN of include/net/tcp.h.
 const TIME_WAIT: Duration = Duration::from_secs(60);
-
-/// Descriptors that are no connections: epoll instances, files, streams.
-const OTHER_DESCRIPTORS: u64 = 64;
 
 /// What this machine allows.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -171,24 +166,6 @@ fn ports_in(range: &str, reserved: &str) -> u64 {
     (last + 1).saturating_sub(first).saturating_sub(reserved.sum())
 }
 
-/// Lets the process have as many descriptors as the connections need.
-pub(crate) fn raise_descriptors(connections: u64) -> Result<(), LoadError> {
-    let needed = connections + OTHER_DESCRIPTORS;
-    let limit = getrlimit(Resource::Nofile);
-    if limit.current.is_none_or(|current| current >= needed) {
-        return Ok(());
-    }
-    match limit.maximum.is_none_or(|maximum| maximum >= needed) {
-        true => setrlimit(Resource::Nofile, Rlimit { current: Some(needed), ..limit })
-            .map_err(|error| LoadError::system(format!("cannot have {needed} descriptors (RLIMIT_NOFILE)"), error)),
-        false => Err(LoadError::Exhausted(format!(
-            "{connections} connections need {needed} descriptors, and the limit is {}; use fewer (-n), or raise it \
-             (ulimit -Hn)",
-            limit.maximum.unwrap_or(0)
-        ))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::tests::plan;
@@ -263,7 +240,5 @@ mod tests {
     fn this_machine_has_ports() {
         let here = Allowance::here(&[route(None, "127.0.0.1:80")]);
         assert!(here.ports > 0 && here.time_wait <= TIME_WAIT, "{here:?}");
-        raise_descriptors(1).unwrap();
-        assert_eq!(raise_descriptors(1 << 40).unwrap_err().exit_code(), 69);
     }
 }

@@ -4,7 +4,7 @@
 //! cost the same whatever the server's speed, and a simulation meets the very load that a server meets.
 
 use crate::drive::protocol::{self, Operation};
-use crate::drive::random::{Random, mix};
+use crate::drive::random::{Random, sub_seed};
 
 /// What a message asks for; the numbers are those of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -140,11 +140,6 @@ impl protocol::Mix for Jobs {
         };
         Job { class: Class::Quick, kind, work_us }
     }
-}
-
-/// Unrelated sequences from one seed.
-pub(crate) fn sub_seed(seed: u64, what: &str) -> u64 {
-    what.bytes().fold(mix(seed), |state, byte| mix(state ^ u64::from(byte)))
 }
 
 #[cfg(test)]

@@ -17,10 +17,11 @@ use std::time::Duration;
 
 use self::client::Work;
 use self::message::{Codec, REQUEST_BYTES_MAX, REQUEST_BYTES_MIN};
-use self::mix::{Jobs, Mix, Slow, WorkTime, sub_seed};
+use self::mix::{Jobs, Mix, Slow, WorkTime};
 use self::report::WorkReport;
 use crate::drive::connection::{Life, Terms, TimeLimit};
 use crate::drive::plan::{Destination, Pace, Plan};
+use crate::drive::random::sub_seed;
 use crate::drive::schedule::Arrival;
 use crate::drive::socket::{SocketOptions, Transport};
 use crate::drive::threads;
