@@ -7,7 +7,8 @@
 //! * [`xdr`]: the External Data Representation, RFC 4506;
 //! * [`http1`]: heads and bodies of HTTP/1, RFC 9112;
 //! * [`oncrpc`]: ONC RPC version 2, RFC 5531, with record marks, AUTH_SYS and
-//!   the calls of rpcbind (RFC 1833).
+//!   the calls of rpcbind (RFC 1833);
+//! * [`resp`]: the protocol of Redis, commands and replies.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! RESP2 and RESP3: the protocol of Redis (redis.io/docs/reference/protocol-spec), the server's side.
+//! RESP2 and RESP3: the protocol of Redis (redis.io/docs/reference/protocol-spec).
 //!
 //! ```text
 //!   *2\r\n$3\r\nGET\r\n$5\r\nhello\r\n     a command: an array of bulk strings
@@ -6,9 +6,12 @@
 //! ```
 //!
 //! [`scan`] finds where a command ends, without taking memory; [`Arguments`] goes over its arguments where they lie;
-//! [`Writer`] writes replies in the version that the client asked for.
+//! [`Writer`] writes replies in the version that the client asked for. That is the server's side; a client writes its commands
+//! as arrays of strings with a [`Writer`], too, and reads what comes back with [`reply`].
 
 use std::io::Write;
+
+pub mod reply;
 
 /// What a client may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -39,6 +39,9 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Load(LoadArgs { protocol: Protocol::Http(args) }) => {
             return measured("http", ksf_load::http::run(*args), |end| end.exit_code());
         }
+        Command::Load(LoadArgs { protocol: Protocol::Kv(args) }) => {
+            return measured("kv", ksf_load::kv::run(*args), |end| end.exit_code());
+        }
         Command::Doctor(args) => {
             let report = doctor::examine();
             output::print(if args.json { output::json_pretty(&report)? } else { report.text() })
@@ -173,6 +176,9 @@ mod tests {
             ("ksf load nonsense", Status::Usage, "see ksf load --help"),
             ("ksf load http", Status::Usage, "see ksf load http --help"),
             ("ksf load http http://h/ -n x", Status::Data, "see ksf load http --help"),
+            ("ksf load kv", Status::Usage, "see ksf load kv --help"),
+            ("ksf load kv h --zipf 2", Status::Data, "see ksf load kv --help"),
+            ("ksf load kv h --audit f --journal g", Status::Usage, "cannot be used with"),
             ("ksf accel nic plan", Status::Usage, "see ksf accel nic plan --help"),
             ("ksf accel nic plan eth0 --cpus 3-1", Status::Data, "list of CPUs"),
             ("ksf accel nic plan eth0 --for fun", Status::Usage, "latency, throughput"),

@@ -13,4 +13,5 @@ pub(crate) struct LoadArgs {
 pub(crate) enum Protocol {
     // Boxed: its options are many, and a command is kept as large as the largest.
     Http(Box<ksf_load::http::LoadHttpArgs>),
+    Kv(Box<ksf_load::kv::LoadKvArgs>),
 }

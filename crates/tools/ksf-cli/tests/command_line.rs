@@ -176,6 +176,7 @@ fn manual_pages_exist_for_every_command_and_bare_name() {
         "ksf-worktest",
         "ksf-load",
         "ksf-load-http",
+        "ksf-load-kv",
         "ksf-accel",
         "ksf-accel-nic-apply",
     ] {

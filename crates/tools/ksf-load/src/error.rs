@@ -66,6 +66,14 @@ pub enum LoadError {
         /// The system's answer.
         source: io::Error,
     },
+    /// A file named by the user is not what it should be.
+    #[error("{}: {what}", path.display())]
+    BadFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, and where.
+        what: String,
+    },
     /// Writing the results failed (a closed pipe is not an error and never gets here).
     #[error("cannot write the results: {0}")]
     Output(io::Error),
@@ -76,7 +84,7 @@ impl LoadError {
     pub fn exit_code(&self) -> u8 {
         match self {
             LoadError::Usage(_) => 64,
-            LoadError::Number { .. } => 65,
+            LoadError::Number { .. } | LoadError::BadFile { .. } => 65,
             LoadError::ReadFile { .. } => 66,
             LoadError::UnknownHost { .. } => 68,
             LoadError::Unreachable { .. } | LoadError::Exhausted(_) => 69,

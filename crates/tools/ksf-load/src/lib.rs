@@ -1,4 +1,4 @@
-//! Load generators that verify every reply: `echotest`, `rpctest`, `worktest` and `http`.
+//! Load generators that verify every reply: `echotest`, `rpctest`, `worktest`, `http` and `kv`.
 //!
 //! The first two take the options of the FreeBSD originals (same letters, number suffixes, ports and columns) and keep
 //! their method: one message per send and at most one reply per receive, on one connection per thread. What
@@ -6,14 +6,15 @@
 //! loop, JSON, HdrHistogram and SVG output.
 //!
 //! ```text
-//!   options -> drive: threads, connections, closed and open loop     <- a folder per protocol: echo, rpc, work, http
+//!   options -> drive: threads, connections, closed and open loop     <- a folder per protocol: echo, rpc, work, http, kv
 //!                +-> record: latencies, faults, connections, calls      (requests and replies as bytes, checks, options,
 //!                      +-> report: JSON, table, files, warnings          its own counters and report)
 //! ```
 //!
 //! The one engine is in [`drive`]; a protocol is a [`drive::protocol::Protocol`]. `worktest` measures how messages that
 //! take time are spread over workers: see [`work`]. `http` measures servers that speak HTTP/1.1, connection by
-//! connection: see [`http`]. What echotest and rpctest share beside the engine is in [`calls`].
+//! connection: see [`http`]. `kv` measures key-value servers, and proves after a crash that what they acknowledged is there:
+//! see [`kv`]. What echotest and rpctest share beside the engine is in [`calls`].
 #![deny(unsafe_code)]
 
 pub mod calls;
@@ -21,6 +22,7 @@ mod drive;
 pub mod echo;
 mod error;
 pub mod http;
+pub mod kv;
 mod options;
 mod record;
 pub mod report;

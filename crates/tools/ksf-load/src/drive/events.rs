@@ -85,9 +85,11 @@ impl<P: Protocol> Worker<'_, P> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|error| LoadError::system("cannot make an epoll instance", error))?;
         let is_kept = self.terms.is_kept();
+        let own = self.plan.connections_of(self.thread);
+        let spread = |seed: u64| Spread::new(&self.plan.weights[own], seed ^ self.thread as u64);
         EventLoop {
             epoll,
-            spread: self.plan.spread.map(|seed| Spread::new(&self.plan.weights, seed)),
+            spread: self.plan.spread.map(spread),
             free: (0..self.slots.len()).rev().filter(|_| !is_kept).collect(),
             resting: VecDeque::new(),
             roomy: Vec::new(),

@@ -15,9 +15,9 @@ kinds! {
         Duplicate = "duplicate",
         /// A reply to a request that had been counted as lost.
         Late = "late",
-        /// A reply with an identifier that was never sent.
+        /// A reply with an identifier, or a value with a version, that was never sent.
         Unknown = "unknown",
-        /// A reply to a request of another connection.
+        /// A reply to a request of another connection, or the value of another key.
         Misdirected = "misdirected",
         /// A well-formed reply that is not success.
         Rejected = "rejected",
@@ -60,6 +60,16 @@ kinds! {
         UnexpectedStatus = "unexpected_status",
         /// Not the body that was expected.
         WrongBody = "wrong_body",
+        /// No value where a write was acknowledged.
+        Missing = "missing",
+        /// A value that is older than the last that was acknowledged, or seen.
+        Old = "old",
+        /// A value whose checksum is wrong.
+        Damaged = "damaged",
+        /// A value that this program did not write, where a write of it was acknowledged.
+        Foreign = "foreign",
+        /// What was acknowledged cannot be written down.
+        Journal = "journal",
         /// Another error of the system; a note says which.
         Other = "other",
     }
@@ -114,6 +124,22 @@ impl Fault {
         Fault::UnexpectedStatus,
         Fault::WrongBody,
         Fault::Other,
+    ];
+
+    /// What kv reports.
+    pub(crate) const OF_KV: &[Fault] = &[
+        Fault::Lost,
+        Fault::Closed,
+        Fault::Missing,
+        Fault::Old,
+        Fault::Damaged,
+        Fault::Foreign,
+        Fault::Misdirected,
+        Fault::Unknown,
+        Fault::Rejected,
+        Fault::Malformed,
+        Fault::Unsolicited,
+        Fault::Journal,
     ];
 
     /// What an error means while connecting, or making the socket for it.

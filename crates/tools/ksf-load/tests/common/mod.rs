@@ -7,12 +7,13 @@ use std::sync::atomic::AtomicBool;
 
 use clap::Parser;
 use ksf_load::report::document::Document;
-use ksf_load::{Io, LoadError, calls, echo, http, rpc, work};
+use ksf_load::{Io, LoadError, calls, echo, http, kv, rpc, work};
 pub use ksf_test::rpc::{accepted, read_record, record, words as message, xid};
 pub use ksf_test::*;
 use serde::Serialize;
 
 pub mod schema;
+pub mod store;
 
 /// What a run of a tool left behind.
 pub struct Ran<B> {
@@ -25,6 +26,7 @@ pub struct Ran<B> {
 pub type RanCalls = Ran<calls::report::CallBody>;
 pub type RanWork = Ran<work::report::WorkBody>;
 pub type RanHttp = Ran<http::report::HttpBody>;
+pub type RanKv = Ran<kv::report::KvBody>;
 
 /// Every kind that occurred, with its count.
 fn occurred(counts: &std::collections::BTreeMap<String, u64>) -> Vec<(&str, u64)> {
@@ -117,6 +119,18 @@ impl RanHttp {
     }
 }
 
+impl RanKv {
+    /// Every kind of fault that occurred, with its count.
+    pub fn faults(&self) -> Vec<(&str, u64)> {
+        occurred(&self.report().run.faults)
+    }
+
+    #[track_caller]
+    pub fn assert_clean(&self, replies: u64) {
+        self.assert_right(&self.faults(), self.report().run.replies, replies);
+    }
+}
+
 #[derive(Parser)]
 struct Tool<A: clap::Args> {
     #[command(flatten)]
@@ -166,6 +180,12 @@ fn words(tool: &str, options: &str) -> Vec<String> {
 /// Runs worktest with words split at blanks, not pinned.
 pub fn run_worktest(options: &str) -> RanWork {
     run_pinned_worktest(&format!("--no-pin {options}"))
+}
+
+/// Runs kv with words split at blanks, not pinned.
+pub fn run_kv(options: &str) -> RanKv {
+    let words = ["kv", "--no-pin"].into_iter().chain(options.split_whitespace());
+    Ran::of(|io| kv::run_with(&parse(words), io), &AtomicBool::new(false))
 }
 
 /// Runs http with words split at blanks, not pinned.
