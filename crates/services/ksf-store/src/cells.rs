@@ -192,6 +192,18 @@ pub(crate) fn walk_scores(cells: &Index, key: &[u8], from: f64, mut take: impl F
 }
 
 impl Store {
+    /// Goes through some of the cells of a key from a cursor on: as [`Store::scan_some`] does.
+    pub(crate) fn walk_some(&self, key: &[u8], cursor: u64, count: usize, mut take: impl FnMut(&[u8], &[u8])) -> u64 {
+        let front = cell_key(key, Part::Cell, &[]);
+        let counts = |entry: &Entry<'_>| matches!(entry.value, Value::Here(_));
+        let next = self.cells().step(&front, self.position(cursor), count, counts, |entry| {
+            if let (Some(subkey), Value::Here(value)) = (entry.key.strip_prefix(&front[..]), entry.value) {
+                take(subkey, value);
+            }
+        });
+        self.cursor(next)
+    }
+
     /// Brings the record of a cell into the index, if it is the newest of its cell and newer than the base of its key.
     pub(crate) fn apply_cell(&self, locked: &mut Locked<'_>, record: &Record<'_>, origin: Origin) {
         let base = locked.get(record.key);

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::cells::{self, Head, Shape, cell_bytes, cell_key_of, is_base};
 use crate::format::{BatchHeader, HEADER_BYTES, KEY_BYTES_MAX, Kind, Link, Lsn, Record};
 use crate::index::leaf::{Entry, OLDER_MAX, Origin, Value};
-use crate::index::{Index, Locked};
+use crate::index::{Index, Locked, Position};
 use crate::log::{AppendError, Log, News, Purpose, Write, WriteId};
 use crate::promises::Promises;
 use crate::recover::{Found, batch_in};
@@ -39,6 +39,8 @@ pub struct Store {
     outdated: Box<[Mutex<Vec<Outdated>>]>,
     /// The key from which on ended keys are looked for next.
     sweep_from: Mutex<Vec<u8>>,
+    /// Starts before this one: cursors of another start are told by it.
+    epoch: u32,
 }
 
 /// Where a record lies that is out of date, and its bytes.
@@ -203,6 +205,49 @@ impl Store {
             got(entry, now_ms).is_none_or(|got| take(entry.key, got))
         });
         needs
+    }
+
+    /// Goes through some of the keys, about `count` of them, from a cursor on; 0 begins. Returns the cursor to go on from, which
+    /// is 0 at the end; [`Index::step`] tells what is seen. One of another start of the store, or of a key, begins anew.
+    pub fn scan_some(
+        &self,
+        cursor: u64,
+        count: usize,
+        now_ms: u64,
+        mut take: impl FnMut(&[u8], Got<'_>),
+    ) -> (u64, Needs) {
+        let mut needs = Needs::default();
+        let counts = |entry: &Entry<'_>| {
+            self.note(&mut needs, entry);
+            got(entry, now_ms).is_some()
+        };
+        let next = self.index.step(&[], self.position(cursor), count, counts, |entry| {
+            if let Some(got) = got(entry, now_ms) {
+                take(entry.key, got);
+            }
+        });
+        (self.cursor(next), needs)
+    }
+
+    /// The cursor that names a position, or the end.
+    pub(crate) fn cursor(&self, position: Option<Position>) -> u64 {
+        position.map_or(0, |position| u64::from(self.epoch as u8) << Position::BITS | position.number())
+    }
+
+    /// The position that a cursor names. Some clients keep a cursor in a double: 53 bits.
+    pub(crate) fn position(&self, cursor: u64) -> Option<Position> {
+        let is_ours = cursor >> Position::BITS == u64::from(self.epoch as u8);
+        is_ours.then(|| Position::of_number(cursor))
+    }
+
+    /// A key that is drawn at random: [`Index::draw`].
+    pub fn random_key(&self, now_ms: u64, random: impl FnMut() -> u64) -> (Option<Vec<u8>>, Needs) {
+        let mut needs = Needs::default();
+        let key = self.index.draw(random, |entry| {
+            self.note(&mut needs, entry);
+            got(entry, now_ms).map(|_| entry.key.to_vec())
+        });
+        (key, needs)
     }
 
     /// Goes through the cells of a key that [`scan`](Self::scan) shows, in order.
@@ -660,6 +705,7 @@ impl Store {
             promised: ends.map(|end| AtomicU64::new(end.0)).collect(),
             outdated: logs.iter().map(|_| Mutex::default()).collect(),
             sweep_from: Mutex::default(),
+            epoch,
         };
         // What outweighs cells comes first, so that each cell is looked at once.
         let mut has_cells = false;

@@ -151,6 +151,23 @@ impl<'l, 'k> View<'l, 'k> {
         all
     }
 
+    /// Goes through some of the cells of a key, about `count` of them, from a cursor on; 0 begins. Returns the cursor to go on from,
+    /// which is 0 at the end. A cell that is there from the first step to the last is shown once, or more often if others come
+    /// or go meanwhile. What the command itself changed is shown whole.
+    pub fn walk_some(&mut self, key: &[u8], cursor: u64, count: usize, mut take: impl FnMut(&[u8], &[u8])) -> u64 {
+        if self.get(key).is_none_or(|got| got.shape == Shape::String) {
+            return 0;
+        }
+        if !self.changes.contains_key(key) {
+            return self.store.walk_some(key, cursor, count, take);
+        }
+        self.walk(key, &[], |subkey, value| {
+            take(subkey, value);
+            true
+        });
+        0
+    }
+
     /// Goes through the members of a sorted set in their order, from a score on, until `take` returns false.
     pub fn walk_scores(&mut self, key: &[u8], from: f64, mut take: impl FnMut(f64, &[u8]) -> bool) {
         if self.get(key).is_none_or(|got| got.shape != Shape::SortedSet) {

@@ -1,10 +1,10 @@
 //! The index against the standard library's map, and from several threads.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ksf_store::format::Lsn;
-use ksf_store::index::Index;
 use ksf_store::index::leaf::{Entry, Origin, Value};
+use ksf_store::index::{Index, Position};
 use ksf_test::Random;
 
 fn set(index: &Index, key: &[u8], value: &[u8], version: u64, expires_ms: Option<u64>) {
@@ -116,4 +116,99 @@ fn a_short_key_with_a_short_value_costs_less_than_a_hundred_bytes() {
         let each = index.memory_bytes() / index.len();
         assert!(each <= 80, "{each} bytes each, in order: {in_order}");
     }
+}
+
+/// Keys that are there all the time are shown, whatever comes and goes and whatever leaves are split meanwhile, also those that
+/// lie between others; and each once, if nothing does.
+#[test]
+fn a_walk_in_steps_shows_what_is_there_all_the_time() {
+    const KEYS: u64 = 3_000;
+    for seed in 0..30 {
+        let mut random = Random::of_test(seed);
+        let (index, mut version) = (Index::default(), 0);
+        let mut put = |key: &[u8]| {
+            version += 1;
+            set(&index, key, b"value", version, None);
+        };
+        let of = |name: &str, number: u64| format!("{name} {number:05}").into_bytes();
+        for number in 0..KEYS {
+            ["before", "in", "later"].iter().for_each(|name| put(&of(name, number)));
+        }
+        let stays: BTreeSet<Vec<u8>> =
+            (0..KEYS).filter(|number| number % 3 > 0).map(|number| of("in", number)).collect();
+        for is_quiet in [true, false] {
+            let (mut from, mut seen) = (None, BTreeMap::<Vec<u8>, usize>::new());
+            loop {
+                let count = random.within(1..=150);
+                let mut shown = 0;
+                from = index.step(
+                    b"in ",
+                    from,
+                    count,
+                    |_| true,
+                    |entry| {
+                        *seen.entry(entry.key.to_vec()).or_default() += 1;
+                        shown += 1;
+                    },
+                );
+                assert!(shown <= 2 * count + 4, "{shown} keys for {count}");
+                let Some(position) = from else { break };
+                assert!(position.number() > 0 && position.number() >> Position::BITS == 0);
+                from = Some(Position::of_number(position.number()));
+                let changes = if is_quiet { 0 } else { random.within(0..=40) };
+                for _ in 0..changes {
+                    let gone = of("in", random.below(KEYS / 3) * 3);
+                    index.with(&[&gone], |locked| locked.remove(&gone));
+                    put(&[&of("in", random.below(KEYS))[..], b" came"].concat());
+                }
+            }
+            assert!(stays.iter().all(|key| seen.contains_key(key)), "seed {seed}: a key was passed over");
+            assert!(seen.keys().all(|key| key.starts_with(b"in ")), "seed {seed}: others were shown");
+            assert!(!is_quiet || seen.len() as u64 == KEYS && seen.values().all(|times| *times == 1), "seed {seed}");
+        }
+        // A leaf that is no longer there begins anew, and ends.
+        let mut from = Some(Position::of_number(1 << 40));
+        let mut seen = BTreeSet::new();
+        loop {
+            from = index.step(
+                b"in ",
+                from,
+                100,
+                |_| true,
+                |entry| {
+                    seen.insert(entry.key.to_vec());
+                },
+            );
+            if from.is_none() {
+                break;
+            }
+        }
+        assert!(seen.is_superset(&stays), "seed {seed}");
+    }
+}
+
+#[test]
+fn every_key_is_as_likely_to_be_drawn_as_any_other() {
+    const KEYS: u64 = 3_000;
+    const DRAWS: u64 = 60 * KEYS;
+    let mut random = Random::of_test(1);
+    let index = Index::default();
+    assert_eq!(index.draw(|| random.below(u64::MAX), |_| Some(())), None);
+    (0..KEYS).for_each(|number| set(&index, &number.to_be_bytes(), b"", number + 1, None));
+    // Short leaves, and long ones.
+    (0..KEYS / 2).filter(|number| number % 10 > 0).for_each(|number| {
+        index.with(&[&number.to_be_bytes()], |locked| locked.remove(&number.to_be_bytes()));
+    });
+    let mut drawn = BTreeMap::<Vec<u8>, u64>::new();
+    for _ in 0..DRAWS {
+        let key = index.draw(|| random.below(u64::MAX), |entry| Some(entry.key.to_vec())).unwrap();
+        *drawn.entry(key).or_default() += 1;
+    }
+    let (left, mean) = (KEYS / 2 + KEYS / 20, DRAWS / (KEYS / 2 + KEYS / 20));
+    assert_eq!(drawn.len() as u64, left);
+    assert!(drawn.values().all(|times| (mean / 2..mean * 2).contains(times)), "{drawn:?}");
+    // Where nothing counts but one key, that one is found.
+    let last = (KEYS - 1).to_be_bytes();
+    let found = index.draw(|| random.below(u64::MAX), |entry| (entry.key == last).then_some(()));
+    assert_eq!(found, Some(()));
 }

@@ -4,7 +4,6 @@ use ksf_proto::resp::{Version, format_double};
 use ksf_store::cells::Shape;
 use ksf_store::update::View;
 
-use super::keys::ScanOptions;
 use super::{Call, Failed, NOT_A_FLOAT, Result, SYNTAX, float, integer, random, shaped};
 
 /// Whether a key is a hash: false if it is not there.
@@ -186,23 +185,6 @@ pub(super) fn hrandfield(call: &mut Call<'_, '_>) -> Result {
         if with_values {
             to.bulk(value);
         }
-    }
-    Ok(())
-}
-
-pub(super) fn hscan(call: &mut Call<'_, '_>) -> Result {
-    let options = ScanOptions::read(call, 2)?;
-    let pairs = call.cells(Shape::Hash, |room, field, value| {
-        let fits = options.takes(field) && room.takes(field.len()) && room.takes(value.len());
-        fits.then(|| (field.to_vec(), value.to_vec()))
-    })?;
-    let mut to = call.write();
-    to.array(2);
-    to.bulk(b"0");
-    to.array(2 * pairs.len());
-    for (field, value) in &pairs {
-        to.bulk(field);
-        to.bulk(value);
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Keys of any type: whether they are there, and when they end.
+//! Keys of any type: whether they are there, what they are called, and when they end.
 
 use ksf_store::cells::Shape;
 
@@ -21,14 +21,26 @@ pub(super) fn exists(call: &mut Call<'_, '_>) -> Result {
 pub(super) fn type_of(call: &mut Call<'_, '_>) -> Result {
     let key = call.args[1];
     let shape = call.read(&[key], |view| view.get(key).map(|got| got.shape));
-    call.write().simple(match shape {
-        None => "none",
-        Some(Shape::String) => "string",
-        Some(Shape::Hash) => "hash",
-        Some(Shape::Set) => "set",
-        Some(Shape::List) => "list",
-        Some(Shape::SortedSet) => "zset",
-    });
+    call.write().simple(shape.map_or("none", type_name));
+    Ok(())
+}
+
+/// What Redis calls it.
+pub(super) fn type_name(shape: Shape) -> &'static str {
+    match shape {
+        Shape::String => "string",
+        Shape::Hash => "hash",
+        Shape::Set => "set",
+        Shape::List => "list",
+        Shape::SortedSet => "zset",
+    }
+}
+
+pub(super) fn randomkey(call: &mut Call<'_, '_>) -> Result {
+    let (key, needs) = call.shard.shard.store().random_key(call.clock.now_ms, super::random);
+    call.done.needs = needs;
+    call.room().take(key.as_ref().map_or(0, Vec::len))?;
+    call.bulk_or_null(key.as_deref());
     Ok(())
 }
 
@@ -46,33 +58,6 @@ pub(super) fn keys(call: &mut Call<'_, '_>) -> Result {
     to.array(found.len());
     found.iter().for_each(|key| to.bulk(key));
     Ok(())
-}
-
-/// What the commands that scan may be told.
-pub(super) struct ScanOptions<'a> {
-    pattern: Option<&'a [u8]>,
-}
-
-impl<'a> ScanOptions<'a> {
-    /// Reads them from the cursor on.
-    pub(super) fn read(call: &Call<'_, 'a>, at: usize) -> Result<Self> {
-        let cursor: Option<u64> = std::str::from_utf8(call.args[at]).ok().and_then(|text| text.parse().ok());
-        cursor.ok_or("ERR invalid cursor")?;
-        let mut options = Self { pattern: None };
-        let (pairs, rest) = call.args[at + 1..].as_chunks::<2>();
-        for (place, [option, value]) in pairs.iter().enumerate() {
-            match &option.to_ascii_uppercase()[..] {
-                b"MATCH" => options.pattern = Some(value),
-                b"COUNT" if call.integer(at + 2 + 2 * place)? > 0 => {}
-                _ => return Err(SYNTAX.into()),
-            }
-        }
-        if rest.is_empty() { Ok(options) } else { Err(SYNTAX.into()) }
-    }
-
-    pub(super) fn takes(&self, name: &[u8]) -> bool {
-        self.pattern.is_none_or(|pattern| matches(pattern, name))
-    }
 }
 
 /// A pattern as Redis has it: `*`, `?`, `[a-z]`, `[^a]`, and `\` in front of what is meant literally.

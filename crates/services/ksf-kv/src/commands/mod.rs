@@ -3,6 +3,7 @@
 mod hashes;
 mod keys;
 mod lists;
+mod scan;
 mod server;
 mod sets;
 mod sorted_sets;
@@ -200,7 +201,7 @@ const COMMANDS: &[Command] = &[
     command("hmget", -3, READS, FIRST, hashes::hmget),
     command("hmset", -4, WRITES, FIRST, hashes::hset),
     command("hrandfield", -2, READS, FIRST, hashes::hrandfield),
-    command("hscan", -3, READS, FIRST, hashes::hscan),
+    command("hscan", -3, READS, FIRST, scan::hscan),
     command("hset", -4, WRITES, FIRST, hashes::hset),
     command("hsetnx", 4, WRITES, FIRST, hashes::hsetnx),
     command("hstrlen", 3, READS, FIRST, hashes::hstrlen),
@@ -233,11 +234,13 @@ const COMMANDS: &[Command] = &[
     command("psetex", 4, WRITES, FIRST, strings::psetex),
     command("pttl", 2, READS, FIRST, keys::pttl),
     command("quit", -1, READS, NO_KEY, server::quit),
+    command("randomkey", 1, READS, NO_KEY, keys::randomkey),
     command("rpop", -2, REMOVES, FIRST, lists::rpop),
     command("rpoplpush", 3, WRITES, TWO, lists::rpoplpush),
     command("rpush", -3, WRITES, FIRST, lists::rpush),
     command("rpushx", -3, WRITES, FIRST, lists::rpushx),
     command("sadd", -3, WRITES, FIRST, sets::sadd),
+    command("scan", -2, READS, NO_KEY, scan::scan),
     command("scard", 2, READS, FIRST, sets::scard),
     command("sdiff", -2, READS, ALL, sets::sdiff),
     command("sdiffstore", -3, WRITES, ALL, sets::sdiffstore),
@@ -255,7 +258,7 @@ const COMMANDS: &[Command] = &[
     command("spop", -2, REMOVES, FIRST, sets::spop),
     command("srandmember", -2, READS, FIRST, sets::srandmember),
     command("srem", -3, REMOVES, FIRST, sets::srem),
-    command("sscan", -3, READS, FIRST, sets::sscan),
+    command("sscan", -3, READS, FIRST, scan::sscan),
     command("strlen", 2, READS, FIRST, strings::strlen),
     command("substr", 4, READS, FIRST, strings::getrange),
     command("sunion", -2, READS, ALL, sets::sunion),
@@ -282,7 +285,7 @@ const COMMANDS: &[Command] = &[
     command("zrevrange", -4, READS, FIRST, sorted_sets::zrevrange),
     command("zrevrangebyscore", -4, READS, FIRST, sorted_sets::zrevrangebyscore),
     command("zrevrank", 3, READS, FIRST, sorted_sets::zrevrank),
-    command("zscan", -3, READS, FIRST, sorted_sets::zscan),
+    command("zscan", -3, READS, FIRST, scan::zscan),
     command("zscore", 3, READS, FIRST, sorted_sets::zscore),
 ];
 

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use ksf_store::cells::Shape;
 use ksf_store::update::View;
 
-use super::keys::ScanOptions;
 use super::{Call, Failed, Result, SYNTAX, random, shaped};
 
 /// Whether a key is a set: false if it is not there.
@@ -72,19 +71,6 @@ fn reply(call: &mut Call<'_, '_>, members: &[Vec<u8>]) {
 pub(super) fn smembers(call: &mut Call<'_, '_>) -> Result {
     let all = call.cells(Shape::Set, |room, member, _| room.takes(member.len()).then(|| member.to_vec()))?;
     reply(call, &all);
-    Ok(())
-}
-
-pub(super) fn sscan(call: &mut Call<'_, '_>) -> Result {
-    let options = ScanOptions::read(call, 2)?;
-    let all = call.cells(Shape::Set, |room, member, _| {
-        (options.takes(member) && room.takes(member.len())).then(|| member.to_vec())
-    })?;
-    let mut to = call.write();
-    to.array(2);
-    to.bulk(b"0");
-    to.array(all.len());
-    all.iter().for_each(|member| to.bulk(member));
     Ok(())
 }
 

@@ -1,10 +1,9 @@
 //! Sorted sets.
 
-use ksf_proto::resp::{Version, format_double};
+use ksf_proto::resp::Version;
 use ksf_store::cells::{Shape, score_of, score_value};
 use ksf_store::update::View;
 
-use super::keys::ScanOptions;
 use super::{Call, Failed, NOT_A_FLOAT, Result, Room, SYNTAX, float, shaped};
 
 type Members = Vec<(Vec<u8>, f64)>;
@@ -31,7 +30,7 @@ fn members(view: &mut View<'_, '_>, key: &[u8]) -> Result<Members> {
 }
 
 /// Most bytes of a score as a text.
-fn score_bytes_max(score: f64) -> usize {
+pub(super) fn score_bytes_max(score: f64) -> usize {
     // Without an exponent a number has as many zeros as it takes.
     if score == 0.0 || score.is_infinite() || (1e-6..1e17).contains(&score.abs()) { 32 } else { 350 }
 }
@@ -440,33 +439,4 @@ pub(super) fn zpopmin(call: &mut Call<'_, '_>) -> Result {
 
 pub(super) fn zpopmax(call: &mut Call<'_, '_>) -> Result {
     pop(call, true)
-}
-
-pub(super) fn zscan(call: &mut Call<'_, '_>) -> Result {
-    let options = ScanOptions::read(call, 2)?;
-    let (key, mut room) = (call.args[1], call.room());
-    let mut all = Vec::new();
-    call.read(&[key], |view| {
-        is_there(view, key)?;
-        view.walk_scores(key, f64::NEG_INFINITY, |score, member| {
-            if !options.takes(member) {
-                return true;
-            }
-            let taken = takes(&mut room, member, score, true);
-            if taken {
-                all.push((member.to_vec(), score));
-            }
-            taken
-        });
-        room.check()
-    })?;
-    let mut to = call.write();
-    to.array(2);
-    to.bulk(b"0");
-    to.array(2 * all.len());
-    for (member, score) in &all {
-        to.bulk(member);
-        to.bulk(format_double(*score).as_bytes());
-    }
-    Ok(())
 }

@@ -22,7 +22,85 @@ use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteG
 use self::leaf::{ENTRIES_MAX, Entry, Leaf};
 use crate::format::Lsn;
 
-type Top = BTreeMap<Box<[u8]>, Arc<Mutex<Leaf>>>;
+/// The leaves by their first keys.
+#[derive(Debug)]
+struct Top {
+    leaves: BTreeMap<Box<[u8]>, Numbered>,
+    /// The first key of each leaf, which it keeps as long as it is there, by the number of the leaf.
+    firsts: BTreeMap<u32, Box<[u8]>>,
+    /// The number that was given last.
+    last_number: u32,
+}
+
+/// A leaf, with the number by which a [`Position`] names it. It is never 0.
+#[derive(Debug)]
+struct Numbered {
+    number: u32,
+    leaf: Arc<Mutex<Leaf>>,
+}
+
+impl Top {
+    /// One leaf without a key. The first leaf begins with the empty key, and is always there.
+    fn new() -> Self {
+        let mut top = Self { leaves: BTreeMap::new(), firsts: BTreeMap::new(), last_number: 0 };
+        top.insert(Box::default(), Leaf::default());
+        top
+    }
+
+    fn insert(&mut self, first: Box<[u8]>, leaf: Leaf) {
+        loop {
+            self.last_number = self.last_number.wrapping_add(1).max(1);
+            if !self.firsts.contains_key(&self.last_number) {
+                break;
+            }
+        }
+        self.firsts.insert(self.last_number, first.clone());
+        self.leaves.insert(first, Numbered { number: self.last_number, leaf: Arc::new(Mutex::new(leaf)) });
+    }
+
+    /// The leaf that follows the one with this first key.
+    fn behind(&self, first: &[u8]) -> Option<(&[u8], &Numbered)> {
+        let range = (Bound::Excluded(first), Bound::Unbounded);
+        self.leaves.range::<[u8], _>(range).next().map(|(first, numbered)| (&**first, numbered))
+    }
+}
+
+/// A place in a [walk in steps](Index::step), which no change of the index moves: in front of it are the keys of the leaves
+/// before this one, and those of this one whose hash is below that of the place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    leaf: u32,
+    hash: u16,
+}
+
+impl Position {
+    /// Bits of the number of a position.
+    pub const BITS: u32 = u32::BITS + HASH_BITS;
+
+    /// The position as a number, which is not 0.
+    pub fn number(self) -> u64 {
+        u64::from(self.leaf) << HASH_BITS | u64::from(self.hash)
+    }
+
+    /// The position that has this number, of which the lowest [`BITS`](Self::BITS) count. It may be one that there never was:
+    /// then a walk begins anew.
+    pub fn of_number(number: u64) -> Self {
+        Self { leaf: (number >> HASH_BITS) as u32, hash: (number & ((1 << HASH_BITS) - 1)) as u16 }
+    }
+}
+
+/// Bits of the hash of a key: so many that few keys of a leaf share one.
+const HASH_BITS: u32 = 13;
+
+/// The order in which a walk in steps shows the keys of a leaf. It must not depend on what else is in the leaf.
+fn hash_of(key: &[u8]) -> u16 {
+    (crc32c::crc32c(key) & ((1 << HASH_BITS) - 1)) as u16
+}
+
+/// Keys that one step of a walk looks at for each that it is to show.
+const LOOKS_PER_KEY: usize = 10;
+/// How often a key is drawn before any is taken.
+const DRAWS_MAX: usize = 128;
 
 /// All keys in order.
 #[derive(Debug)]
@@ -33,8 +111,7 @@ pub struct Index {
 
 impl Default for Index {
     fn default() -> Self {
-        let first: Box<[u8]> = Box::default();
-        Self { top: ShardedLock::new(BTreeMap::from([(first, Arc::default())])), keys: AtomicUsize::new(0) }
+        Self { top: ShardedLock::new(Top::new()), keys: AtomicUsize::new(0) }
     }
 }
 
@@ -47,7 +124,7 @@ fn lock(leaf: &Mutex<Leaf>) -> MutexGuard<'_, Leaf> {
 /// The leaf that has, or would have, a key. The first leaf begins with the empty key, so there is one.
 fn leaf_of<'a>(top: &'a Top, key: &[u8]) -> Option<(&'a [u8], &'a Mutex<Leaf>)> {
     let range = (Bound::Unbounded, Bound::Included(key));
-    top.range::<[u8], _>(range).next_back().map(|(first, leaf)| (&**first, &**leaf))
+    top.leaves.range::<[u8], _>(range).next_back().map(|(first, numbered)| (&**first, &*numbered.leaf))
 }
 
 /// The leaves of a command's keys, locked.
@@ -132,8 +209,10 @@ impl Index {
     /// Bytes of memory that it takes, but for what the allocator needs.
     pub fn memory_bytes(&self) -> usize {
         let top = self.read();
-        let of_top = size_of::<(Box<[u8]>, Arc<Mutex<Leaf>>)>() + size_of::<Mutex<Leaf>>();
-        top.iter().map(|(first, leaf)| first.len() + of_top + lock(leaf).memory_bytes()).sum()
+        let of_top = size_of::<(Box<[u8]>, Numbered)>() + size_of::<(u32, Box<[u8]>)>() + size_of::<Mutex<Leaf>>();
+        let of_leaves =
+            top.leaves.iter().map(|(first, numbered)| 2 * first.len() + lock(&numbered.leaf).memory_bytes());
+        of_leaves.sum::<usize>() + of_top * top.leaves.len()
     }
 
     fn read(&self) -> ShardedLockReadGuard<'_, Top> {
@@ -169,15 +248,15 @@ impl Index {
     /// Splits a leaf, if it is still too long.
     fn split(&self, first: &[u8]) {
         let mut top = self.write();
-        let Some(leaf) = top.get(first) else { return };
-        let mut leaf = lock(leaf);
+        let Some(numbered) = top.leaves.get(first) else { return };
+        let mut leaf = lock(&numbered.leaf);
         if leaf.len() <= ENTRIES_MAX {
             return;
         }
         let right = leaf.split();
         drop(leaf);
         let Some(first) = right.entry(0).map(|entry| Box::from(entry.key)) else { return };
-        top.insert(first, Arc::new(Mutex::new(right)));
+        top.insert(first, right);
     }
 
     /// Goes through the keys from `from` on, in order, one leaf at a time, until `take` returns false. Keys that come or
@@ -192,11 +271,102 @@ impl Index {
             if !leaf.entries(start).all(|entry| take(&entry)) {
                 return;
             }
-            let next = top.range::<[u8], _>((Bound::Excluded(first), Bound::Unbounded)).next();
-            let Some((next, _)) = next else { return };
+            let Some((next, _)) = top.behind(first) else { return };
             from.clear();
             from.extend_from_slice(next);
         }
+    }
+
+    /// Goes through some of the keys that begin with `front`, from a position on or from the first one: hands about `count` of
+    /// those that `counts` takes to `take`. Returns the position to go on from; `None`: there are no more.
+    ///
+    /// From the first step to the last, a key that is there all the time is shown, whatever else comes or goes: once, or
+    /// again if its leaf is split meanwhile. A position of a leaf that is no longer there begins anew.
+    pub fn step(
+        &self,
+        front: &[u8],
+        from: Option<Position>,
+        count: usize,
+        mut counts: impl FnMut(&Entry<'_>) -> bool,
+        mut take: impl FnMut(&Entry<'_>),
+    ) -> Option<Position> {
+        let (mut from, mut hash) = {
+            let top = self.read();
+            match from.and_then(|from| Some((top.firsts.get(&from.leaf)?, from.hash))) {
+                Some((first, hash)) if first.starts_with(front) => (first.to_vec(), hash),
+                // The leaf in which the keys begin has others in front of them.
+                Some((first, hash)) if &**first < front => (front.to_vec(), hash),
+                _ => (front.to_vec(), 0),
+            }
+        };
+        let mut left = count.max(1);
+        let mut looks = left.saturating_mul(LOOKS_PER_KEY);
+        loop {
+            let top = self.read();
+            let (first, leaf) = leaf_of(&top, &from)?;
+            let number = top.leaves.get(first)?.number;
+            let leaf = lock(leaf);
+            let start = leaf.find(&from).unwrap_or_else(|at| at);
+            let (mut found, mut is_end) = (Vec::new(), false);
+            for (at, entry) in (start..).zip(leaf.entries(start)) {
+                if !entry.key.starts_with(front) {
+                    is_end = true;
+                    break;
+                }
+                looks = looks.saturating_sub(1);
+                let of_key = hash_of(entry.key);
+                if of_key >= hash && counts(&entry) {
+                    found.push((of_key, at));
+                }
+            }
+            // Those of one hash are shown together.
+            let mut hashes: Vec<u16> = found.iter().map(|(hash, _)| *hash).collect();
+            hashes.sort_unstable();
+            let last = hashes.get(left - 1).copied().unwrap_or(u16::MAX);
+            let shown = found.iter().filter(|(hash, _)| *hash <= last);
+            shown.filter_map(|(_, at)| leaf.entry(*at)).for_each(|entry| take(&entry));
+            if hashes.last().is_some_and(|highest| *highest > last) {
+                return Some(Position { leaf: number, hash: last + 1 });
+            }
+            left = left.saturating_sub(found.len());
+            let next = top.behind(first).filter(|(next, _)| !is_end && next.starts_with(front));
+            let (next, numbered) = next?;
+            if left == 0 || looks == 0 {
+                return Some(Position { leaf: numbered.number, hash: 0 });
+            }
+            (from, hash) = (next.to_vec(), 0);
+        }
+    }
+
+    /// What `take` makes of an entry that is drawn at random among those of which it makes something, each as likely as any
+    /// other; only where nearly all are of the other kind, those behind them are likelier.
+    pub fn draw<R>(&self, mut random: impl FnMut() -> u64, mut take: impl FnMut(&Entry<'_>) -> Option<R>) -> Option<R> {
+        let top = self.read();
+        let lowest = top.firsts.keys().next().copied()?;
+        let numbers = u64::from(top.firsts.keys().next_back().copied()? - lowest) + 1;
+        for _ in 0..DRAWS_MAX {
+            let number = lowest + (random() % numbers) as u32;
+            let Some(numbered) = top.firsts.get(&number).and_then(|first| top.leaves.get(first)) else { continue };
+            let leaf = lock(&numbered.leaf);
+            // All leaves are drawn from as if they had the same length, so that keys of a short one are not likelier.
+            let places = if top.leaves.len() == 1 { leaf.len() } else { leaf.len().max(ENTRIES_MAX) };
+            let at = (random() % places.max(1) as u64) as usize;
+            if let Some(taken) = leaf.entry(at).and_then(|entry| take(&entry)) {
+                return Some(taken);
+            }
+        }
+        let number = lowest + (random() % numbers) as u32;
+        let from = top.firsts.range(number..).next();
+        let from = from.map_or(&[][..], |(_, first)| &**first);
+        let behind = top.leaves.range::<[u8], _>((Bound::Included(from), Bound::Unbounded));
+        let before = top.leaves.range::<[u8], _>((Bound::Unbounded, Bound::Excluded(from)));
+        for (_, numbered) in behind.chain(before) {
+            let leaf = lock(&numbered.leaf);
+            if let Some(taken) = leaf.entries(0).find_map(|entry| take(&entry)) {
+                return Some(taken);
+            }
+        }
+        None
     }
 
     /// Looks for keys that ended before `now_ms`, and that `counts` takes, from `from` on and at the end from the first key
@@ -211,7 +381,7 @@ impl Index {
     ) -> Vec<Vec<u8>> {
         let mut ended = Vec::new();
         let top = self.read();
-        for _ in 0..leaves_max.min(top.len()) {
+        for _ in 0..leaves_max.min(top.leaves.len()) {
             let Some((first, leaf)) = leaf_of(&top, from) else { break };
             let mut leaf = lock(leaf);
             if leaf.soonest_ms() <= now_ms {
@@ -225,7 +395,7 @@ impl Index {
                     break;
                 }
             }
-            let next = top.range::<[u8], _>((Bound::Excluded(first), Bound::Unbounded)).next();
+            let next = top.behind(first);
             from.clear();
             from.extend_from_slice(next.map_or(&[][..], |(next, _)| next));
         }
@@ -235,6 +405,13 @@ impl Index {
     /// Takes leaves away that have no key left, but for the first one.
     pub fn shrink(&self) {
         let mut top = self.write();
-        top.retain(|first, leaf| first.is_empty() || !lock(leaf).is_empty());
+        let Top { leaves, firsts, .. } = &mut *top;
+        leaves.retain(|first, numbered| {
+            let stays = first.is_empty() || !lock(&numbered.leaf).is_empty();
+            if !stays {
+                firsts.remove(&numbered.number);
+            }
+            stays
+        });
     }
 }

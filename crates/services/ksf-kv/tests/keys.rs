@@ -1,0 +1,234 @@
+//! Keys as such: walks through them in steps, other names for them, and the commands on strings that clients use seldom.
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::{Client, Redis, Serving, engines};
+use ksf::engine::EngineKind;
+use ksf_test::own_network;
+
+/// What is asked of this server and of Redis, and answered by both in the same way.
+const SAME_AS_REDIS: &[&str] = &[
+    // Walks in steps, of which one is enough here.
+    "SCAN",
+    "SCAN x",
+    "SCAN 0 MATCH tz COUNT 1000",
+    "SCAN 0 COUNT 1000 TYPE zset MATCH scored",
+    "SCAN 0 COUNT 1000 TYPE ZSET MATCH scored",
+    "SCAN 0 COUNT 1000 TYPE nonsense",
+    "SCAN -1 COUNT 1000 MATCH nothing",
+    "SCAN 0 COUNT 0",
+    "SCAN 0 COUNT x",
+    "SCAN 0 COUNT",
+    "SCAN 0 MATCH",
+    "SCAN 0 NONSENSE 1",
+    "HSCAN none 0 NONSENSE",
+    "HSCAN none x",
+    "HSCAN list 0 NONSENSE",
+    "HSCAN hash 0",
+    "HSCAN hash 7 COUNT 1",
+    "HSCAN hash 0 MATCH [b] COUNT 5",
+    "HSCAN hash 0 TYPE hash",
+    "HSCAN hash 0 COUNT",
+    "SSCAN set2 0",
+    "SSCAN set2 0 MATCH [2]",
+    "SSCAN hash 0",
+    "ZSCAN scored 0",
+    "ZSCAN scored 0 MATCH a",
+    "RANDOMKEY x",
+    // Where the keys are.
+    "COMMAND GETKEYS SCAN 0",
+];
+
+#[test]
+fn keys_are_answered_for_as_redis_does() {
+    own_network();
+    let Some(mut redis) = Redis::start() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let serving = Serving::start(EngineKind::Epoll, folder.path());
+    let mut client = serving.connect();
+    let mut different = Vec::new();
+    for version in ["2", "3"] {
+        client.ask(&format!("HELLO {version}"));
+        redis.client.ask(&format!("HELLO {version}"));
+        for question in SAME_AS_REDIS {
+            let (is, wanted) = (client.ask(question), redis.client.ask(question));
+            if is != wanted {
+                different.push(format!("RESP{version} {question}\n  is     {is}\n  wanted {wanted}"));
+            }
+        }
+        for key in redis.client.ask("KEYS *").trim_matches(['[', ']']).split(' ') {
+            assert_eq!(client.ask(&format!("DEL {key}")), ":1", "RESP{version}: {key}");
+            redis.client.ask(&format!("DEL {key}"));
+        }
+        assert_eq!(client.ask("DBSIZE"), ":0", "RESP{version}");
+        assert_eq!(client.ask("RANDOMKEY"), redis.client.ask("RANDOMKEY"), "RESP{version}");
+    }
+    assert!(different.is_empty(), "{}", different.join("\n"));
+    serving.stop();
+}
+
+/// Asks for a step of a walk. Returns the cursor and what was shown.
+fn step(client: &mut Client, question: &str) -> (u64, Vec<String>) {
+    let reply = client.ask(question);
+    let (cursor, shown) = reply.strip_prefix('[').and_then(|rest| rest.split_once(' ')).expect("two words");
+    let shown = shown.trim_matches(['[', ']']).split(' ').filter(|word| !word.is_empty());
+    let (cursor, shown) = (cursor.parse().unwrap(), shown.map(str::to_owned).collect());
+    assert!(cursor < 1 << 53, "some clients keep it in a double: {cursor}");
+    (cursor, shown)
+}
+
+/// Walks to the end, and counts how often each word was shown; `meanwhile` happens between the steps.
+fn walk(
+    client: &mut Client,
+    (from, behind): (&str, &str),
+    mut meanwhile: impl FnMut(&mut Client, usize),
+) -> BTreeMap<String, usize> {
+    let (mut cursor, mut steps, mut seen) = (0, 0, BTreeMap::new());
+    loop {
+        let (next, shown) = step(client, &format!("{from} {cursor} {behind}"));
+        shown.into_iter().for_each(|word| *seen.entry(word).or_default() += 1);
+        steps += 1;
+        if next == 0 {
+            assert!(steps > 10, "one step for all of it shows nothing");
+            return seen;
+        }
+        meanwhile(client, steps);
+        cursor = next;
+    }
+}
+
+/// Sends many commands before it reads their replies, of which none is an error.
+fn pipeline(client: &mut Client, commands: impl IntoIterator<Item = String>) {
+    let commands: Vec<String> = commands.into_iter().collect();
+    for some in commands.chunks(100) {
+        some.iter().for_each(|command| client.send(&command.split(' ').collect::<Vec<_>>()));
+        for command in some {
+            let told = client.reply();
+            assert!(!told.starts_with('-'), "{command}: {told}");
+        }
+    }
+}
+
+const MANY: usize = 3_000;
+
+/// Stays, goes, and comes in the course of a walk: names that lie among each other.
+fn stays(number: usize) -> String {
+    format!("{number:05}-stays")
+}
+fn goes(number: usize) -> String {
+    format!("{number:05}-goes")
+}
+fn comes(number: usize) -> String {
+    format!("{:05}-comes-{number}", number * 7919 % MANY)
+}
+
+#[test]
+fn a_walk_shows_every_key_that_is_there_all_the_time() {
+    own_network();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(engine, folder.path());
+        let mut client = serving.connect();
+        pipeline(&mut client, (0..MANY).map(|number| format!("MSET {} v {} v", stays(number), goes(number))));
+        assert_eq!(client.ask("HSET hash a 1"), ":1");
+        let seen = walk(&mut client, ("SCAN", "COUNT 20"), |_, _| {});
+        assert_eq!(seen.len(), 2 * MANY + 1, "{engine}");
+        assert!(seen.values().all(|times| *times == 1), "{engine}: nothing changed meanwhile");
+        let seen = walk(&mut client, ("SCAN", "COUNT 100 MATCH *-stays"), |_, _| {});
+        assert_eq!(seen.len(), MANY, "{engine}");
+        assert_eq!(step(&mut client, "SCAN 0 COUNT 100000 TYPE hash"), (0, vec!["hash".into()]), "{engine}");
+        let (cursor, shown) = step(&mut client, "SCAN 0 COUNT 20");
+        assert!(cursor != 0 && (20..40).contains(&shown.len()), "{engine}: {} at once", shown.len());
+        // Each step, keys come that split the leaves, and others go.
+        let seen = walk(&mut client, ("SCAN", "COUNT 50"), |client, step| {
+            let come = (40 * step..40 * (step + 1)).map(|at| format!("SET {} v", comes(at)));
+            let go = (25 * step..25 * (step + 1)).map(|at| format!("DEL {}", goes(at % MANY)));
+            pipeline(client, come.chain(go));
+        });
+        let missing: Vec<_> = (0..MANY).map(stays).filter(|key| !seen.contains_key(key)).collect();
+        assert!(missing.is_empty(), "{engine}: {missing:?}");
+        serving.stop();
+    }
+}
+
+#[test]
+fn a_walk_through_a_key_shows_every_cell_that_is_there_all_the_time() {
+    own_network();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(engine, folder.path());
+        let mut client = serving.connect();
+        for (walks, add, take) in [("HSCAN", "HSET", "HDEL"), ("SSCAN", "SADD", "SREM"), ("ZSCAN", "ZADD", "ZREM")] {
+            let put = |key: &str, member: &str, score: &str| match add {
+                "HSET" => format!("HSET {key} {member} value"),
+                "SADD" => format!("SADD {key} {member}"),
+                _ => format!("ZADD {key} {score} {member}"),
+            };
+            // Keys in front of it and behind it share the first and the last leaf.
+            for key in ["before", "key", "later"] {
+                let members = (0..MANY).flat_map(|number| [stays(number), goes(number)]);
+                pipeline(&mut client, members.map(|member| put(key, &member, "1")));
+            }
+            let words = if walks == "SSCAN" { 1 } else { 2 };
+            let seen = walk(&mut client, (&format!("{walks} key"), "COUNT 50"), |_, _| {});
+            assert_eq!(seen.len(), 2 * MANY + words - 1, "{engine}: {walks}");
+            assert!(seen.values().filter(|times| **times > 1).count() < words, "{engine}: {walks}: each once");
+            let seen = walk(&mut client, (&format!("{walks} key"), "COUNT 50"), |client, step| {
+                pipeline(
+                    client,
+                    (25 * step..25 * (step + 1)).flat_map(|at| {
+                        let go = format!("{take} key {}", goes(at % MANY));
+                        // Others get another place in the order of the scores.
+                        [go, put("key", &comes(at), "3"), put("key", &stays(at * 31 % MANY), "-7")]
+                    }),
+                );
+            });
+            let missing: Vec<_> = (0..MANY).map(stays).filter(|member| !seen.contains_key(member)).collect();
+            assert!(missing.is_empty(), "{engine}: {walks}: {missing:?}");
+            // What a transaction changed itself is shown at once.
+            assert_eq!(client.ask("MULTI"), "+OK");
+            client.ask(&format!("{take} key {}", stays(0)));
+            client.ask(&format!("{walks} key 0 COUNT 10 MATCH *-stays"));
+            let told = client.ask("EXEC");
+            assert_eq!(told.matches("-stays").count(), MANY - 1, "{engine}: {walks}");
+            assert!(told.starts_with("[:1 [0 ["), "{engine}: {walks}: {told:.100}");
+            assert_eq!(client.ask("DEL before key later"), ":3");
+        }
+        serving.stop();
+    }
+}
+
+#[test]
+fn any_key_is_drawn() {
+    own_network();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(engine, folder.path());
+        let mut client = serving.connect();
+        client.ask("MSET a 1 b 2 gone 3");
+        client.ask("HSET c f 1");
+        assert_eq!(client.ask("DEL gone"), ":1");
+        let mut seen = BTreeMap::<String, usize>::new();
+        (0..600).for_each(|_| *seen.entry(client.ask("RANDOMKEY")).or_default() += 1);
+        assert_eq!(seen.keys().collect::<Vec<_>>(), ["a", "b", "c"], "{engine}: {seen:?}");
+        assert!(seen.values().all(|times| *times > 100), "{engine}: {seen:?}");
+        serving.stop();
+    }
+}
+
+/// They look at all keys, of which a transaction has some locked.
+#[test]
+fn a_transaction_takes_no_command_that_looks_at_all_keys() {
+    own_network();
+    let folder = tempfile::tempdir().unwrap();
+    let serving = Serving::start(EngineKind::Epoll, folder.path());
+    let mut client = serving.connect();
+    for (command, name) in [("SCAN 0", "scan"), ("RANDOMKEY", "randomkey"), ("KEYS *", "keys")] {
+        assert_eq!(client.ask("MULTI"), "+OK");
+        assert_eq!(client.ask(command), format!("-ERR '{name}' is not allowed in a transaction"));
+        assert!(client.ask("EXEC").starts_with("-EXECABORT"), "{command}");
+    }
+    serving.stop();
+}
