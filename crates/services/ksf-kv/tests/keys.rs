@@ -10,6 +10,147 @@ use ksf_test::own_network;
 
 /// What is asked of this server and of Redis, and answered by both in the same way.
 const SAME_AS_REDIS: &[&str] = &[
+    // Another name.
+    "SET text Hello",
+    "RENAME text text",
+    "RENAMENX text text",
+    "RENAME none other",
+    "RENAME none none",
+    "RENAMENX none other",
+    "RENAME text renamed",
+    "GET renamed",
+    "EXISTS text",
+    "SET text again PXAT 4000000000000",
+    "RENAMENX text renamed",
+    "RENAMENX text new",
+    "PEXPIRETIME new",
+    "RENAME renamed new",
+    "PEXPIRETIME new",
+    "GET new",
+    "RENAME new",
+    "HSET hash a 1 b 2 c 3",
+    "PEXPIREAT hash 4000000000000",
+    "RENAME hash hash2",
+    "HGETALL hash2",
+    "HLEN hash2",
+    "PEXPIRETIME hash2",
+    "HGETALL hash",
+    "HSET hash d 4",
+    "RENAME hash2 hash",
+    "HGETALL hash",
+    "PEXPIRETIME hash",
+    "HDEL hash a b c",
+    "EXISTS hash hash2",
+    "RPUSH list a b c d",
+    "LPOP list",
+    "LPUSH list z",
+    "RENAME list list2",
+    "LRANGE list2 0 -1",
+    "RPUSH list2 y",
+    "LPUSH list2 x",
+    "LINDEX list2 0",
+    "LLEN list2",
+    "RENAME list2 new",
+    "TYPE new",
+    "LRANGE new 0 -1",
+    "SADD set 1 2 3",
+    "RENAME set new",
+    "SMEMBERS new",
+    "ZADD scored 3 a 1 b 2 c",
+    "RENAME scored new",
+    "ZRANGE new 0 -1 WITHSCORES",
+    "ZADD new 9 b",
+    "ZRANGE new 0 -1 WITHSCORES",
+    "SET new string",
+    "RENAME new scored",
+    "GET scored",
+    "DEL scored",
+    // A second one.
+    "COPY none other",
+    "COPY none none",
+    "SET text Hello PXAT 4000000000000",
+    "COPY text text",
+    "COPY text other",
+    "COPY text other",
+    "GET other",
+    "PEXPIRETIME other",
+    "SET text World",
+    "COPY text other REPLACE",
+    "GET other",
+    "PEXPIRETIME other",
+    "COPY text third DB 0",
+    "COPY text third DB 1",
+    "COPY text third DB x",
+    "COPY text third DB 3000000000",
+    "COPY text third DB",
+    "COPY text third NONSENSE",
+    "COPY text third REPLACE DB 0 REPLACE",
+    "HSET hash a 1 b 2",
+    "COPY hash text",
+    "COPY hash text REPLACE",
+    "HSET hash a 3",
+    "HGETALL text",
+    "HGETALL hash",
+    "RPUSH list a b",
+    "COPY list list2",
+    "LPUSH list2 z",
+    "LRANGE list 0 -1",
+    "LRANGE list2 0 -1",
+    "ZADD scored 2 a 1 b",
+    "PEXPIREAT scored 4000000000000",
+    "COPY scored scored2",
+    "ZRANGE scored2 0 -1 WITHSCORES",
+    "PEXPIRETIME scored2",
+    "SADD set 1 2",
+    "COPY set set2",
+    "SREM set 1 2",
+    "SMEMBERS set2",
+    "SELECT x",
+    "SELECT 3000000000",
+    // In transactions, and seen by those that watch.
+    "SET a 1",
+    "MULTI",
+    "RENAME a b",
+    "GET a",
+    "GET b",
+    "COPY b c",
+    "INCR c",
+    "RENAME none d",
+    "RENAME c b",
+    "HSET tx f 1",
+    "RENAME tx ty",
+    "HSET ty g 2",
+    "HGETALL ty",
+    "COPY ty tz",
+    "RENAMENX ty tz",
+    "EXEC",
+    "MGET a b c",
+    "HGETALL tz",
+    "EXISTS tx ty tz",
+    "WATCH b",
+    "COPY b c REPLACE",
+    "MULTI",
+    "GET c",
+    "EXEC",
+    "WATCH b c",
+    "COPY b c REPLACE",
+    "MULTI",
+    "GET c",
+    "EXEC",
+    "WATCH b",
+    "RENAME b c",
+    "MULTI",
+    "GET c",
+    "EXEC",
+    "WATCH b",
+    "RENAME c b",
+    "MULTI",
+    "GET b",
+    "EXEC",
+    "WATCH tz",
+    "COPY hash tz REPLACE",
+    "MULTI",
+    "EXEC",
     // Walks in steps, of which one is enough here.
     "SCAN",
     "SCAN x",
@@ -38,6 +179,8 @@ const SAME_AS_REDIS: &[&str] = &[
     "ZSCAN scored 0 MATCH a",
     "RANDOMKEY x",
     // Where the keys are.
+    "COMMAND GETKEYS COPY a b REPLACE",
+    "COMMAND GETKEYS RENAME a b",
     "COMMAND GETKEYS SCAN 0",
 ];
 
@@ -196,6 +339,115 @@ fn a_walk_through_a_key_shows_every_cell_that_is_there_all_the_time() {
             assert!(told.starts_with("[:1 [0 ["), "{engine}: {walks}: {told:.100}");
             assert_eq!(client.ask("DEL before key later"), ":3");
         }
+        serving.stop();
+    }
+}
+
+/// Keys that got other names, or were copied; what is looked at again after each start.
+const MOVED: &[&str] = &[
+    "HSET h a 1 b 2 c 3",
+    "PEXPIREAT h 4000000000000",
+    "RENAME h hash",
+    "HSET hash d 4",
+    "RPUSH l a b c",
+    "LPOP l",
+    "RENAME l list",
+    "LPUSH list z",
+    "SADD s a b c",
+    "SET set string",
+    "RENAME s set",
+    "ZADD z 3 a 1 b 2 c",
+    "HSET scored old 1",
+    "RENAME z scored",
+    "ZADD scored 0 a",
+    "SET t text PXAT 4000000000000",
+    "RENAME t text",
+    "COPY hash hash2",
+    "HDEL hash2 a",
+    "COPY list list2",
+    "RPUSH list2 e",
+    "COPY scored scored2",
+    "ZREM scored2 c",
+    "COPY text set2",
+    "COPY set set2 REPLACE",
+    "SADD gone a b",
+    "RENAME gone back",
+    "DEL back",
+    "RENAME hash2 hash3",
+    "RENAME hash3 hash2",
+];
+
+const LOOKED_AT: &[&str] = &[
+    "DBSIZE",
+    "EXISTS h l s z t gone back hash3",
+    "HGETALL hash",
+    "PEXPIRETIME hash",
+    "LRANGE list 0 -1",
+    "LINDEX list 0",
+    "SMEMBERS set",
+    "ZRANGE scored 0 -1 WITHSCORES",
+    "GET text",
+    "PEXPIRETIME text",
+    "HGETALL hash2",
+    "PEXPIRETIME hash2",
+    "LRANGE list2 0 -1",
+    "ZRANGE scored2 0 -1 WITHSCORES",
+    "SMEMBERS set2",
+    "PEXPIRETIME set2",
+];
+
+#[test]
+fn renamed_and_copied_keys_are_there_after_every_start() {
+    own_network();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(engine, folder.path());
+        let mut client = serving.connect();
+        MOVED.iter().for_each(|command| assert!(!client.ask(command).starts_with('-'), "{engine}: {command}"));
+        let was: Vec<String> = LOOKED_AT.iter().map(|question| client.ask(question)).collect();
+        assert_eq!(was[..3], [":9", ":0", "[a 1 b 2 c 3 d 4]"], "{engine}");
+        serving.stop();
+        for start in 0..3 {
+            let serving = Serving::start(engine, folder.path());
+            let mut client = serving.connect();
+            for (question, was) in LOOKED_AT.iter().zip(&was) {
+                assert_eq!(&client.ask(question), was, "{engine}, start {start}: {question}");
+            }
+            serving.stop();
+        }
+    }
+}
+
+/// What is copied is one append to the log. What it cannot take changes nothing.
+#[test]
+fn a_key_that_is_longer_than_an_append_is_neither_copied_nor_renamed() {
+    own_network();
+    const FIELDS: usize = 80;
+    let value = "v".repeat(15_000);
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(engine, folder.path());
+        let mut client = serving.connect();
+        for field in 0..FIELDS {
+            client.send(&["HSET", "hash", &field.to_string(), &value]);
+            assert_eq!(client.reply(), ":1", "{engine}");
+        }
+        assert_eq!(client.ask("SET other text"), "+OK");
+        for command in ["COPY hash copy", "COPY hash other REPLACE", "RENAME hash other", "RENAMENX hash new"] {
+            let told = client.ask(command);
+            assert!(told.starts_with("-ERR") && told.contains("a segment holds"), "{engine}: {command}: {told}");
+        }
+        // Nor do several of which each alone would fit.
+        pipeline(&mut client, (40..FIELDS).map(|field| format!("HDEL hash {field}")));
+        assert_eq!(client.ask("MULTI"), "+OK");
+        ["COPY hash copy", "COPY hash copy2", "GET other"]
+            .iter()
+            .for_each(|word| assert_eq!(client.ask(word), "+QUEUED"));
+        let told = client.ask("EXEC");
+        assert!(told.starts_with("[:1 -ERR") && told.ends_with("text]"), "{engine}: {told}");
+        assert_eq!(client.ask("EXISTS copy copy2 new"), ":1", "{engine}");
+        assert_eq!((client.ask("GET other"), client.ask("HLEN hash")), ("text".into(), ":40".into()), "{engine}");
+        assert_eq!(client.ask("HLEN copy"), ":40", "{engine}");
         serving.stop();
     }
 }

@@ -7,6 +7,7 @@ use crate::cells::{self, Part, Shape, cell_key, place_of, score_of, score_order}
 use crate::format::{Kind, Record};
 use crate::index::Locked;
 use crate::index::leaf::Value;
+use crate::log::AppendError;
 use crate::store::{Got, Needs, Store, got};
 
 /// Keys as a read sees them.
@@ -188,11 +189,13 @@ impl<'l, 'k> View<'l, 'k> {
 #[derive(Debug)]
 pub struct Update<'l, 'k> {
     view: View<'l, 'k>,
+    /// Bytes of the records of what was copied.
+    copied_bytes: usize,
 }
 
 impl<'l, 'k> Update<'l, 'k> {
     pub(crate) fn new(store: &'l Store, locked: Locked<'l>, now_ms: u64) -> Self {
-        Self { view: View::new(store, locked, now_ms) }
+        Self { view: View::new(store, locked, now_ms), copied_bytes: 0 }
     }
 
     pub(crate) fn done(self) -> (Locked<'l>, Needs, BTreeMap<&'k [u8], Change<'k>>) {
@@ -223,6 +226,61 @@ impl<'l, 'k> Update<'l, 'k> {
     /// Makes a key a string, and says when it ends.
     pub fn set(&mut self, key: &'k [u8], value: impl Into<Cow<'k, [u8]>>, expires_ms: Option<u64>) {
         self.view.changes.insert(key, Change::Set { value: value.into(), expires_ms });
+    }
+
+    /// Gives a key all that another one has, with the time of its end; what the key had is gone. False if there is no other one.
+    /// Both are keys that the command named.
+    ///
+    /// # Errors
+    ///
+    /// [`AppendError::TooLong`]: all that the update copies has more than `bytes_max` bytes of records, which are those that
+    /// [an append](crate::log::Geometry::append_bytes_max) may have. Nothing was changed by this call.
+    pub fn copy(&mut self, from: &[u8], to: &'k [u8], bytes_max: usize) -> Result<bool, AppendError> {
+        let Some(got) = self.get(from) else { return Ok(false) };
+        let (shape, count, first, expires_ms) = (got.shape, got.count, got.first, got.expires_ms);
+        let value_bytes = got.value.len();
+        if from == to {
+            return Ok(true);
+        }
+        let (mut bytes, mut cells) = (self.copied_bytes, BTreeMap::new());
+        if shape == Shape::String {
+            bytes += Record::bytes_of(to.len(), value_bytes, expires_ms.is_some());
+        }
+        // What does not fit takes no memory.
+        self.view.walk(from, &[], |subkey, value| {
+            bytes += Record::bytes_of(to.len() + subkey.len(), value.len(), false);
+            if bytes <= bytes_max {
+                cells.insert(subkey.to_vec(), Some(value.to_vec()));
+            }
+            bytes <= bytes_max
+        });
+        if bytes > bytes_max {
+            return Err(AppendError::TooLong { bytes, limit: bytes_max });
+        }
+        self.copied_bytes = bytes;
+        if shape == Shape::String {
+            let value = self.get(from).map(|got| got.value.to_vec()).unwrap_or_default();
+            self.set(to, value, expires_ms);
+            return Ok(true);
+        }
+        self.remove(to);
+        let change = self.change(to, shape);
+        (change.count, change.first, change.cells) = (count, first, cells);
+        (change.expires_ms, change.expiry_changed) = (expires_ms, expires_ms.is_some());
+        Ok(true)
+    }
+
+    /// Gives a key the name of another one, which is gone if it was there. False if the key is not there.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`copy`](Self::copy).
+    pub fn rename(&mut self, from: &'k [u8], to: &'k [u8], bytes_max: usize) -> Result<bool, AppendError> {
+        let is_there = self.copy(from, to, bytes_max)?;
+        if is_there && from != to {
+            self.remove(from);
+        }
+        Ok(is_there)
     }
 
     /// Takes a key out. True if it was there.

@@ -3,7 +3,7 @@
 mod common;
 mod opened;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
@@ -44,6 +44,7 @@ struct World {
     /// The clock by which keys end. It may be set back while the store does not run.
     now_ms: u64,
     swept: usize,
+    renamed: usize,
 }
 
 fn state(view: &mut View<'_, '_>, key: &[u8]) -> State {
@@ -95,6 +96,7 @@ impl World {
             cleaned: 0,
             now_ms: 1000,
             swept: 0,
+            renamed: 0,
         }
     }
 
@@ -157,6 +159,41 @@ impl World {
                 self.writes.push(Write { key, state: is, needs, told: false });
             }
             Err(UpdateError::Append(AppendError::Full)) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Gives a key the name of another one of its shape, which is a write to both.
+    fn rename(&mut self) {
+        let shard = self.random.within(0..=SHARDS - 1);
+        let number = self.random.below(KEYS);
+        let other = (number + 4 * (1 + self.random.below(2))) % KEYS;
+        let (from, to) = (format!("key {number}").into_bytes(), format!("key {other}").into_bytes());
+        let clock = Clock { now_ms: self.now_ms, received_ns: None };
+        let bytes_max = self.geometry.append_bytes_max();
+        let states = |view: &mut View<'_, '_>, keys: [&[u8]; 2]| keys.map(|key| state(view, key));
+        let done = self.shards[shard].update(&[&from, &to], clock, |update| {
+            let [before, _] = states(update.view(), [&from, &to]);
+            let renamed = update.rename(&from, &to, bytes_max);
+            let [was_from, is_to] = states(update.view(), [&from, &to]);
+            match renamed {
+                Ok(true) => assert!(was_from.is_none() && is_to == before && before.is_some()),
+                Ok(false) => assert!(before.is_none()),
+                Err(_) => assert!(was_from == before),
+            }
+            renamed == Ok(true)
+        });
+        match done {
+            Ok((false, _)) => {}
+            Ok((true, needs)) => {
+                self.renamed += 1;
+                // A key that has ended is there until that is written.
+                let (states, _) = self.store.read(&[&from, &to], 0, |view| states(view, [&from, &to]));
+                for (key, state) in [from, to].into_iter().zip(states) {
+                    self.writes.push(Write { key, state, needs: needs.clone(), told: false });
+                }
+            }
+            Err(UpdateError::Append(AppendError::Full | AppendError::TooLong { .. })) => {}
             Err(error) => panic!("{error}"),
         }
     }
@@ -229,9 +266,14 @@ impl World {
             self.now_ms = 1000;
         }
         let (mut kept, mut there) = (Vec::new(), 0);
+        // Each value was written once, so the half of a renaming would show it twice.
+        let mut values = BTreeSet::new();
         for key in (0..KEYS).map(|number| format!("key {number}").into_bytes()) {
             let (shown, _) = self.store.read(&[&key], 0, |view| state(view, &key));
             there += usize::from(shown.is_some());
+            if let Some((Shape::String | Shape::Hash | Shape::List, cells, _)) = &shown {
+                assert!(cells.values().all(|value| values.insert(value.clone())), "{}: twice", key.escape_ascii());
+            }
             let history: Vec<_> = self.writes.iter().filter(|write| write.key == key).collect();
             let told = history.iter().rposition(|write| write.told);
             let may_show = &history[told.unwrap_or(0)..];
@@ -246,12 +288,13 @@ impl World {
 
 #[test]
 fn what_was_told_of_cells_is_there_after_every_crash() {
-    let (mut crashes, mut cleaned, mut swept) = (0, 0, 0);
+    let (mut crashes, mut cleaned, mut swept, mut renamed) = (0, 0, 0, 0);
     for seed in seeds(150) {
         let mut world = World::new(seed);
         for _ in 0..2000 {
             match world.random.within(0..=999) {
-                0..400 => world.write(),
+                0..380 => world.write(),
+                380..400 => world.rename(),
                 400..420 => world.sweep(),
                 420..900 => world.step_of_the_medium(),
                 900..950 => world.tell(),
@@ -261,6 +304,8 @@ fn what_was_told_of_cells_is_there_after_every_crash() {
         }
         world.crash();
         (crashes, cleaned, swept) = (crashes + world.crashes, cleaned + world.cleaned, swept + world.swept);
+        renamed += world.renamed;
     }
     assert!(crashes > 1000 && cleaned > 300 && swept > 500, "{crashes} crashes, {cleaned} cleaned, {swept} swept");
+    assert!(renamed > 1000, "{renamed} renamed");
 }

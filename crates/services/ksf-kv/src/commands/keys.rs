@@ -1,6 +1,7 @@
 //! Keys of any type: whether they are there, what they are called, and when they end.
 
 use ksf_store::cells::Shape;
+use ksf_store::store::UpdateError;
 
 use super::{Call, Failed, Result, SYNTAX};
 
@@ -34,6 +35,68 @@ pub(super) fn type_name(shape: Shape) -> &'static str {
         Shape::List => "list",
         Shape::SortedSet => "zset",
     }
+}
+
+/// `RENAME` and `RENAMENX`; false if the new name is taken, and must not be.
+fn renamed(call: &mut Call<'_, '_>, only_new: bool) -> Result<bool> {
+    let (from, to) = (call.args[1], call.args[2]);
+    let bytes_max = copied_bytes_max(call);
+    call.update(&[from, to], |update| {
+        if update.get(from).is_none() {
+            return Err(Failed::from("ERR no such key"));
+        }
+        if only_new && update.get(to).is_some() {
+            return Ok(false);
+        }
+        update.rename(from, to, bytes_max).map_err(UpdateError::from)?;
+        Ok(true)
+    })?
+}
+
+/// All that a command copies is one append to the log, so that it is there whole or not at all.
+fn copied_bytes_max(call: &Call<'_, '_>) -> usize {
+    call.shard.shard.log().geometry().append_bytes_max()
+}
+
+pub(super) fn rename(call: &mut Call<'_, '_>) -> Result {
+    renamed(call, false)?;
+    call.write().ok();
+    Ok(())
+}
+
+pub(super) fn renamenx(call: &mut Call<'_, '_>) -> Result {
+    let renamed = renamed(call, true)?;
+    call.write().integer(i64::from(renamed));
+    Ok(())
+}
+
+pub(super) fn copy(call: &mut Call<'_, '_>) -> Result {
+    let (from, to) = (call.args[1], call.args[2]);
+    let (mut replace, mut at) = (false, 3);
+    while let Some(option) = call.args.get(at) {
+        match &option.to_ascii_uppercase()[..] {
+            b"REPLACE" => replace = true,
+            b"DB" if at + 1 < call.args.len() => {
+                at += 1;
+                super::server::database(call, at)?;
+            }
+            _ => return Err(SYNTAX.into()),
+        }
+        at += 1;
+    }
+    if from == to {
+        return Err("ERR source and destination objects are the same".into());
+    }
+    let bytes_max = copied_bytes_max(call);
+    let copied = call.update(&[from, to], |update| {
+        if !replace && update.get(to).is_some() {
+            return Ok(false);
+        }
+        let copied = update.copy(from, to, bytes_max).map_err(UpdateError::from)?;
+        Ok::<_, Failed>(copied)
+    })??;
+    call.write().integer(i64::from(copied));
+    Ok(())
 }
 
 pub(super) fn randomkey(call: &mut Call<'_, '_>) -> Result {

@@ -33,11 +33,18 @@ pub(super) fn quit(call: &mut Call<'_, '_>) -> Result {
 }
 
 pub(super) fn select(call: &mut Call<'_, '_>) -> Result {
-    match call.integer(1)? {
-        0 => call.write().ok(),
-        _ => return Err("ERR DB index is out of range".into()),
-    }
+    database(call, 1)?;
+    call.write().ok();
     Ok(())
+}
+
+/// The database that an argument names: there is one, 0.
+pub(super) fn database(call: &Call<'_, '_>, at: usize) -> Result {
+    match call.integer(at)? {
+        0 => Ok(()),
+        number if i32::try_from(number).is_ok() => Err("ERR DB index is out of range".into()),
+        _ => Err("ERR value is out of range, value must between -2147483648 and 2147483647".into()),
+    }
 }
 
 const NO_PASSWORD: &str = "ERR AUTH <password> called without any password configured for the default user. \
