@@ -256,26 +256,59 @@ pub(super) fn pexpireat(call: &mut Call<'_, '_>) -> Result {
     end_at(call, 1, 0, "pexpireat")
 }
 
+/// Which end a key must have, so that it gets another one.
+#[derive(Default)]
+struct EndOptions {
+    if_none: bool,
+    if_any: bool,
+    if_later: bool,
+    if_sooner: bool,
+}
+
+impl EndOptions {
+    fn read(args: &[&[u8]]) -> Result<Self> {
+        let mut options = Self::default();
+        for option in args {
+            match &option.to_ascii_uppercase()[..] {
+                b"NX" => options.if_none = true,
+                b"XX" => options.if_any = true,
+                b"GT" => options.if_later = true,
+                b"LT" => options.if_sooner = true,
+                _ => return Err(Failed(format!("ERR Unsupported option {}", String::from_utf8_lossy(option)))),
+            }
+        }
+        let Self { if_none, if_any, if_later, if_sooner } = options;
+        if if_none && (if_any || if_later || if_sooner) {
+            return Err("ERR NX and XX, GT or LT options at the same time are not compatible".into());
+        }
+        if if_later && if_sooner {
+            return Err("ERR GT and LT options at the same time are not compatible".into());
+        }
+        Ok(options)
+    }
+
+    /// A key without an end ends later than any other.
+    fn takes(&self, old: Option<u64>, new: u64) -> bool {
+        let refused = self.if_none && old.is_some()
+            || self.if_any && old.is_none()
+            || self.if_later && old.is_none_or(|old| new <= old)
+            || self.if_sooner && old.is_some_and(|old| new >= old);
+        !refused
+    }
+}
+
 fn end_at(call: &mut Call<'_, '_>, unit_ms: i64, base_ms: u64, name: &str) -> Result {
     let key = call.args[1];
+    let wanted = EndOptions::read(&call.args[3..])?;
     let invalid = || Failed(format!("ERR invalid expire time in '{name}' command"));
     let end = call.integer(2)?.checked_mul(unit_ms).ok_or_else(invalid)?;
     let end = end.checked_add(i64::try_from(base_ms).map_err(|_| invalid())?).ok_or_else(invalid)?;
-    let option = call.args.get(3).map(|option| option.to_ascii_uppercase());
-    let wanted: fn(Option<u64>, u64) -> bool = match option.as_deref() {
-        None => |_, _| true,
-        Some(b"NX") => |old, _| old.is_none(),
-        Some(b"XX") => |old, _| old.is_some(),
-        Some(b"GT") => |old, new| old.is_some_and(|old| new > old),
-        Some(b"LT") => |old, new| old.is_none_or(|old| new < old),
-        Some(_) => return Err(SYNTAX.into()),
-    };
     // A time that is over takes the key away.
     let end = u64::try_from(end).unwrap_or(0);
     let over = end <= call.clock.now_ms;
     let changed = call.update(&[key], |update| {
         let Some(got) = update.get(key) else { return false };
-        if !wanted(got.expires_ms, end) {
+        if !wanted.takes(got.expires_ms, end) {
             return false;
         }
         if over {

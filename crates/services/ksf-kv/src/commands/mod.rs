@@ -1,8 +1,11 @@
 //! Commands: which there are, and what each does.
 
+mod bits;
 mod hashes;
 mod keys;
+mod lcs;
 mod lists;
+mod object;
 mod scan;
 mod server;
 mod sets;
@@ -156,6 +159,8 @@ const FIRST: KeysAt = (1, 1, 1);
 const ALL: KeysAt = (1, -1, 1);
 const TWO: KeysAt = (1, 2, 1);
 const PAIRS: KeysAt = (1, -1, 2);
+/// Behind the name of a subcommand.
+const SECOND: KeysAt = (2, 2, 1);
 
 const READS: Option<Purpose> = None;
 const WRITES: Option<Purpose> = Some(Purpose::Writing);
@@ -170,6 +175,7 @@ const fn command(name: &'static str, arity: i32, purpose: Option<Purpose>, keys:
 const COMMANDS: &[Command] = &[
     command("append", 3, WRITES, FIRST, strings::append),
     command("auth", -2, READS, NO_KEY, server::auth),
+    command("bitcount", -2, READS, FIRST, bits::bitcount),
     command("client", -2, READS, NO_KEY, server::client),
     command("command", -1, READS, NO_KEY, server::command),
     command("config", -2, READS, NO_KEY, server::config),
@@ -186,6 +192,7 @@ const COMMANDS: &[Command] = &[
     command("expireat", -3, WRITES, FIRST, keys::expireat),
     command("expiretime", 2, READS, FIRST, keys::expiretime),
     command("get", 2, READS, FIRST, strings::get),
+    command("getbit", 3, READS, FIRST, bits::getbit),
     command("getdel", 2, REMOVES, FIRST, strings::getdel),
     command("getex", -2, WRITES, FIRST, strings::getex),
     command("getrange", 4, READS, FIRST, strings::getrange),
@@ -209,8 +216,10 @@ const COMMANDS: &[Command] = &[
     command("hvals", 2, READS, FIRST, hashes::hvals),
     command("incr", 2, WRITES, FIRST, strings::incr),
     command("incrby", 3, WRITES, FIRST, strings::incrby),
+    command("incrbyfloat", 3, WRITES, FIRST, strings::incrbyfloat),
     command("info", -1, READS, NO_KEY, server::info),
     command("keys", 2, READS, NO_KEY, keys::keys),
+    command("lcs", -3, READS, TWO, lcs::lcs),
     command("lindex", 3, READS, FIRST, lists::lindex),
     command("linsert", 5, WRITES, FIRST, lists::linsert),
     command("llen", 2, READS, FIRST, lists::llen),
@@ -227,6 +236,7 @@ const COMMANDS: &[Command] = &[
     command("mset", -3, WRITES, PAIRS, strings::mset),
     command("msetnx", -3, WRITES, PAIRS, strings::msetnx),
     command("multi", 1, READS, NO_KEY, transactions::multi),
+    command("object", -2, READS, SECOND, object::object),
     command("persist", 2, WRITES, FIRST, keys::persist),
     command("pexpire", -3, WRITES, FIRST, keys::pexpire),
     command("pexpireat", -3, WRITES, FIRST, keys::pexpireat),
@@ -249,6 +259,7 @@ const COMMANDS: &[Command] = &[
     command("sdiffstore", -3, WRITES, ALL, sets::sdiffstore),
     command("select", 2, READS, NO_KEY, server::select),
     command("set", -3, WRITES, FIRST, strings::set),
+    command("setbit", 4, WRITES, FIRST, bits::setbit),
     command("setex", 4, WRITES, FIRST, strings::setex),
     command("setnx", 3, WRITES, FIRST, strings::setnx),
     command("setrange", 4, WRITES, FIRST, strings::setrange),
@@ -308,7 +319,11 @@ fn find(name: &[u8]) -> Option<&'static Command> {
 fn keys_of<'a>(command: &Command, args: &[&'a [u8]]) -> Vec<&'a [u8]> {
     let (first, last, step) = command.keys;
     let last = if last < 0 { args.len().saturating_sub(last.unsigned_abs() as usize) } else { last as usize };
-    if first == 0 { Vec::new() } else { (first..=last).step_by(step).map(|at| args[at]).collect() }
+    if first == 0 {
+        return Vec::new();
+    }
+    // A subcommand may name none.
+    (first..=last).step_by(step).filter_map(|at| args.get(at).copied()).collect()
 }
 
 /// A command by its name, and how many arguments it came with.

@@ -147,7 +147,7 @@ pub(super) fn client(call: &mut Call<'_, '_>) -> Result {
     Ok(())
 }
 
-fn unknown_subcommand(call: &Call<'_, '_>) -> super::Failed {
+pub(super) fn unknown_subcommand(call: &Call<'_, '_>) -> super::Failed {
     let text = |at: usize| String::from_utf8_lossy(call.args[at]).into_owned();
     super::Failed(format!("ERR unknown subcommand '{}'. Try {} HELP.", text(1), text(0).to_ascii_uppercase()))
 }

@@ -1,16 +1,17 @@
 //! Strings.
 
+use ksf_proto::resp::format_double;
 use ksf_store::cells::Shape;
 use ksf_store::store::Got;
 
-use super::{Call, Failed, NOT_AN_INTEGER, Result, Room, SYNTAX, integer, shaped};
+use super::{Call, Failed, NOT_A_FLOAT, NOT_AN_INTEGER, Result, Room, SYNTAX, float, integer, shaped};
 
 /// Longest string: Redis' own limit.
-const STRING_BYTES_MAX: usize = 512 << 20;
-const TOO_LONG: &str = "ERR string exceeds maximum allowed size (proto-max-bulk-len)";
+pub(super) const STRING_BYTES_MAX: usize = 512 << 20;
+pub(super) const TOO_LONG: &str = "ERR string exceeds maximum allowed size (proto-max-bulk-len)";
 
 /// What a key has, which is no other thing than a string.
-fn string(got: Option<Got<'_>>) -> Result<Option<Got<'_>>> {
+pub(super) fn string(got: Option<Got<'_>>) -> Result<Option<Got<'_>>> {
     shaped(got, Shape::String)
 }
 
@@ -19,6 +20,11 @@ fn told(got: Option<Got<'_>>, room: &mut Room) -> Result<Option<Vec<u8>>> {
     let Some(got) = string(got)? else { return Ok(None) };
     room.take(got.value.len())?;
     Ok(Some(got.value.to_vec()))
+}
+
+/// Longest string of a command that names a place in it: what the log cannot take needs no memory.
+pub(super) fn bytes_max(call: &Call<'_, '_>) -> usize {
+    STRING_BYTES_MAX.min(call.shard.shard.log().geometry().append_bytes_max())
 }
 
 pub(super) fn get(call: &mut Call<'_, '_>) -> Result {
@@ -225,8 +231,7 @@ pub(super) fn getrange(call: &mut Call<'_, '_>) -> Result {
 pub(super) fn setrange(call: &mut Call<'_, '_>) -> Result {
     let (key, offset, part) = (call.args[1], call.integer(2)?, call.args[3]);
     let offset = usize::try_from(offset).map_err(|_| "ERR offset is out of range")?;
-    // What the log cannot take needs no memory.
-    let bytes_max = STRING_BYTES_MAX.min(call.shard.shard.log().geometry().append_bytes_max());
+    let bytes_max = bytes_max(call);
     let length = call.update(&[key], |update| {
         let (mut value, expires_ms) =
             string(update.get(key))?.map_or((Vec::new(), None), |got| (got.value.to_vec(), got.expires_ms));
@@ -330,5 +335,24 @@ fn add(call: &mut Call<'_, '_>, by: i64) -> Result {
         Ok::<_, Failed>(sum)
     })??;
     call.write().integer(sum);
+    Ok(())
+}
+
+pub(super) fn incrbyfloat(call: &mut Call<'_, '_>) -> Result {
+    let (key, by) = (call.args[1], call.args[2]);
+    let sum = call.update(&[key], |update| {
+        let (value, expires_ms) = match string(update.get(key))? {
+            Some(got) => (float(got.value).ok_or(NOT_A_FLOAT)?, got.expires_ms),
+            None => (0.0, None),
+        };
+        let sum = value + float(by).ok_or(NOT_A_FLOAT)?;
+        if !sum.is_finite() {
+            return Err(Failed::from("ERR increment would produce NaN or Infinity"));
+        }
+        let sum = format_double(sum).into_bytes();
+        update.set(key, sum.clone(), expires_ms);
+        Ok(sum)
+    })??;
+    call.write().bulk(&sum);
     Ok(())
 }
