@@ -237,7 +237,7 @@ impl Newest {
                     expires_ms = cell.expires_ms;
                     continue;
                 }
-                Some(Kind::Remove | Kind::String | Kind::Drop) | None => continue,
+                Some(Kind::Remove | Kind::String | Kind::Drop | Kind::Flush) | None => continue,
             };
             // Where a record that took the key away is damaged, there may be cells of two shapes.
             if *shape.get_or_insert(of) == of {
@@ -261,9 +261,13 @@ pub fn salvage(folder: &Path, now_ms: u64, to: &mut impl Write) -> Result<(u64, 
     let (_lock, geometry, mut media) = Disk::media(folder)?;
     // Of each key, and of each of its cells, the newest record.
     let mut newest: BTreeMap<Vec<u8>, (Newest, NewestCells)> = BTreeMap::new();
-    let mut salvaged = Vec::new();
+    let (mut salvaged, mut flushed) = (Vec::new(), 0);
     for (log, medium) in (0..).zip(&mut media) {
         salvaged.push(salvage_log(log, geometry, medium, |record| {
+            if record.kind == Kind::Flush {
+                flushed = record.version.max(flushed);
+                return;
+            }
             let (base, cells) = newest.entry(record.key.to_vec()).or_default();
             match record.kind {
                 Kind::String | Kind::Drop => base.see(&record),
@@ -272,7 +276,10 @@ pub fn salvage(folder: &Path, now_ms: u64, to: &mut impl Write) -> Result<(u64, 
         }));
     }
     let mut keys = 0;
-    for (key, (base, cells)) in newest {
+    for (key, (mut base, cells)) in newest {
+        if base.version < flushed {
+            base = Newest { version: flushed, ..Newest::default() };
+        }
         let Some((written, expires_ms)) = base.with(cells) else { continue };
         if expires_ms.is_none_or(|end| now_ms < end) {
             keys += 1;

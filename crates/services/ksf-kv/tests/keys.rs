@@ -303,6 +303,33 @@ const SAME_AS_REDIS: &[&str] = &[
     "GETEX one PERSIST 5",
     "GETEX one EX x",
     "GETEX one EX 9223372036854775807",
+    // All keys at once.
+    "DBSIZE",
+    "WATCH text",
+    "FLUSHALL NONSENSE",
+    "FLUSHALL ASYNC SYNC",
+    "FLUSHDB x",
+    "FLUSHALL",
+    "MULTI",
+    "GET text",
+    "EXEC",
+    "DBSIZE",
+    "GET text",
+    "HGETALL hash",
+    "HSET hash new 1",
+    "HGETALL hash",
+    "SET text again",
+    "FLUSHDB SYNC",
+    "EXISTS hash text",
+    "WATCH none",
+    "FLUSHDB ASYNC",
+    "MULTI",
+    "SET text 1",
+    "RPUSH list a",
+    "EXEC",
+    "flushall async",
+    "SADD set a",
+    "SMEMBERS set",
     // Where the keys are.
     "COMMAND GETKEYS OBJECT HELP",
     "COMMAND GETKEYS OBJECT ENCODING k",
@@ -329,12 +356,11 @@ fn keys_are_answered_for_as_redis_does() {
                 different.push(format!("RESP{version} {question}\n  is     {is}\n  wanted {wanted}"));
             }
         }
-        for key in redis.client.ask("KEYS *").trim_matches(['[', ']']).split(' ') {
-            assert_eq!(client.ask(&format!("DEL {key}")), ":1", "RESP{version}: {key}");
-            redis.client.ask(&format!("DEL {key}"));
+        let count = |reply: String| reply.split(' ').count();
+        assert_eq!(count(client.ask("KEYS *")), count(redis.client.ask("KEYS *")), "RESP{version}");
+        for question in ["FLUSHALL", "DBSIZE", "RANDOMKEY", "SCAN 0"] {
+            assert_eq!(client.ask(question), redis.client.ask(question), "RESP{version} {question}");
         }
-        assert_eq!(client.ask("DBSIZE"), ":0", "RESP{version}");
-        assert_eq!(client.ask("RANDOMKEY"), redis.client.ask("RANDOMKEY"), "RESP{version}");
     }
     assert!(different.is_empty(), "{}", different.join("\n"));
     serving.stop();
@@ -603,10 +629,101 @@ fn a_transaction_takes_no_command_that_looks_at_all_keys() {
     let folder = tempfile::tempdir().unwrap();
     let serving = Serving::start(EngineKind::Epoll, folder.path());
     let mut client = serving.connect();
-    for (command, name) in [("SCAN 0", "scan"), ("RANDOMKEY", "randomkey"), ("KEYS *", "keys")] {
+    let of_all = ["SCAN 0", "RANDOMKEY", "KEYS *", "FLUSHALL", "FLUSHDB ASYNC", "INFO"];
+    for (command, name) in of_all.map(|command| (command, command.split(' ').next().unwrap().to_lowercase())) {
         assert_eq!(client.ask("MULTI"), "+OK");
         assert_eq!(client.ask(command), format!("-ERR '{name}' is not allowed in a transaction"));
         assert!(client.ask("EXEC").starts_with("-EXECABORT"), "{command}");
     }
     serving.stop();
+}
+
+/// What was there before is gone at every start, what came after is there, and the log is as good as empty.
+#[test]
+fn a_flush_takes_all_keys_and_gives_the_room_of_the_logs_back() {
+    own_network();
+    let value = "v".repeat(20_000);
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(engine, folder.path());
+        let mut client = serving.connect();
+        for round in 0..6 {
+            // Until it is full.
+            let mut keys = 0;
+            while client.ask(&format!("SET {round}-{keys} {value}")) == "+OK" {
+                keys += 1;
+            }
+            assert!(keys > 100, "{engine}: {keys} keys in round {round}");
+            assert_eq!(client.ask(&format!("DBSIZE")), format!(":{}", keys + usize::from(round > 0)), "{engine}");
+            assert_eq!(client.ask("FLUSHALL"), "+OK", "{engine}");
+            assert_eq!(client.ask(&format!("EXISTS {round}-0 after")), ":0", "{engine}");
+            assert_eq!(client.ask("HSET after a 1 b 2"), ":2", "{engine}");
+        }
+        client.ask("HDEL after a");
+        serving.stop();
+        let (mut dumped, mut salvaged) = (Vec::new(), Vec::new());
+        assert_eq!(ksf_kv::offline::dump(folder.path(), 0, &mut dumped).unwrap(), 1, "{engine}");
+        ksf_kv::offline::salvage(folder.path(), 0, &mut salvaged).unwrap();
+        assert!(dumped == salvaged, "{engine}: {}", salvaged.escape_ascii());
+        for start in 0..3 {
+            let serving = Serving::start(engine, folder.path());
+            let mut client = serving.connect();
+            assert_eq!(client.ask("KEYS *"), "[after]", "{engine}, start {start}");
+            assert_eq!(client.ask("HGETALL after"), "[b 2]", "{engine}, start {start}");
+            serving.stop();
+        }
+    }
+}
+
+/// Flushes by one client while others write and walk on all shards: nobody waits for ever, and nobody sees a part of one.
+#[test]
+fn others_see_a_flush_whole() {
+    own_network();
+    const ROUNDS: usize = 150;
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(engine, folder.path());
+        std::thread::scope(|scope| {
+            for number in 0..4 {
+                let mut client = serving.connect();
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        match number {
+                            0 => assert_eq!(client.ask("FLUSHALL"), "+OK"),
+                            1 => {
+                                let told = client.ask("MGET a b");
+                                let values: Vec<&str> = told.trim_matches(['[', ']']).split(' ').collect();
+                                assert!(values[0] == values[1], "{engine}: {told}");
+                                walk_any(&mut client);
+                            }
+                            _ => {
+                                let value = number * ROUNDS + round;
+                                assert_eq!(client.ask(&format!("MSET a {value} b {value}")), "+OK");
+                                let more = (0..20).map(|at| format!("HSET {number} {at} {round}"));
+                                pipeline(&mut client, more);
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        let mut client = serving.connect();
+        assert_eq!(client.ask("FLUSHALL"), "+OK", "{engine}");
+        assert_eq!((client.ask("DBSIZE"), client.ask("SCAN 0")), (":0".into(), "[0 []]".into()), "{engine}");
+        serving.stop();
+        let serving = Serving::start(engine, folder.path());
+        assert_eq!(serving.connect().ask("DBSIZE"), ":0", "{engine}");
+        serving.stop();
+    }
+}
+
+/// Walks to the end, whatever is shown.
+fn walk_any(client: &mut Client) {
+    let mut cursor = 0;
+    loop {
+        (cursor, _) = step(client, &format!("SCAN {cursor} COUNT 3"));
+        if cursor == 0 {
+            return;
+        }
+    }
 }

@@ -50,7 +50,7 @@ impl Shape {
             Kind::Member => Some(Self::Set),
             Kind::Element => Some(Self::List),
             Kind::Scored => Some(Self::SortedSet),
-            Kind::String | Kind::Drop | Kind::Remove | Kind::Expire => None,
+            Kind::String | Kind::Drop | Kind::Remove | Kind::Expire | Kind::Flush => None,
         }
     }
 }

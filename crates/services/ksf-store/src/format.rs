@@ -128,11 +128,13 @@ pub enum Kind {
     Remove = 7,
     /// The key ends at the record's expiry time, or no longer ends if it has none.
     Expire = 8,
+    /// Every key is gone: no record of a smaller version counts, in any log. It has no key.
+    Flush = 9,
 }
 
 impl Kind {
     fn from_byte(byte: u8) -> Option<Self> {
-        const ALL: [Kind; 8] = [
+        const ALL: [Kind; 9] = [
             Kind::String,
             Kind::Drop,
             Kind::Field,
@@ -141,6 +143,7 @@ impl Kind {
             Kind::Scored,
             Kind::Remove,
             Kind::Expire,
+            Kind::Flush,
         ];
         ALL.into_iter().find(|kind| *kind as u8 == byte)
     }

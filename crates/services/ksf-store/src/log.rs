@@ -443,6 +443,16 @@ impl Log {
         }
     }
 
+    /// Every record is out of date, but for one at this place of so many [bytes](Record::encoded_bytes), if there is one.
+    pub fn forget_all_but(&mut self, kept: Option<(Lsn, usize)>) {
+        self.segments.values_mut().for_each(|segment| segment.live_bytes = 0);
+        if let Some((lsn, bytes)) = kept
+            && let Some(segment) = self.segments.get_mut(&self.geometry.segment_of(lsn))
+        {
+            segment.live_bytes = bytes as u64;
+        }
+    }
+
     /// The segment whose cleaning gives most: that with the fewest bytes that count, of those that are whole on the medium and
     /// whose cleaning gives more room than it takes. Never the last one: its batches say how far the log is, whose places must not be given out again.
     pub fn next_to_clean(&self) -> Option<(u64, Segment)> {

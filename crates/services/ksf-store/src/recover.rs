@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::format::{Batch, BatchBuilder, BatchHeader, Link, Lsn, Malformed, Record, SegmentHeader, Standing};
+use crate::format::{Batch, BatchBuilder, BatchHeader, Kind, Link, Lsn, Malformed, Record, SegmentHeader, Standing};
 use crate::log::{Geometry, Log, Segment};
 
 /// The medium of one log, as recovery reads it. A place that was never written reads as zeros.
@@ -156,6 +156,8 @@ struct FoundBatch {
     /// Where the next one begins: behind this one, or in the next segment.
     next: Lsn,
     links: Vec<Link>,
+    /// The version of the last flush in it; 0 without one.
+    flushed: u64,
 }
 
 impl Found {
@@ -265,8 +267,12 @@ impl Found {
                 // A start cut the log before this batch of an earlier one.
                 return Err(Malformed::Content);
             }
+            let mut flushed = 0;
             for record in batch.records() {
-                record?;
+                let (_, record) = record?;
+                if record.kind == Kind::Flush {
+                    flushed = record.version.max(flushed);
+                }
             }
             let header = batch.header;
             let links = batch.links().collect();
@@ -276,7 +282,7 @@ impl Found {
             self.promised = self.promised.max(header.promised);
             let next_segment = Lsn((number + 1) * self.geometry.segment_bytes);
             let next = if header.ends_segment { next_segment } else { self.end };
-            self.batches.push(FoundBatch { lsn, end: self.end, epoch: header.epoch, next, links });
+            self.batches.push(FoundBatch { lsn, end: self.end, epoch: header.epoch, next, links, flushed });
             if header.ends_segment {
                 self.end = next;
                 return Ok(());
@@ -327,6 +333,11 @@ impl Found {
                 take(lsn, record);
             }
         }
+    }
+
+    /// The version of its last flush, 0 without one: no record of a smaller version counts, in any log of the store.
+    pub fn flushed(&self) -> u64 {
+        self.batches.iter().map(|batch| batch.flushed).max().unwrap_or_default()
     }
 
     /// The number of the log.
@@ -403,7 +414,7 @@ impl Found {
         place.bytes[offset as usize..][..bytes.len()].copy_from_slice(&bytes);
         let end = Lsn(lsn.0 + bytes.len() as u64);
         let next = if header.ends_segment { next_segment } else { end };
-        self.batches.push(FoundBatch { lsn, end, epoch, next, links: Vec::new() });
+        self.batches.push(FoundBatch { lsn, end, epoch, next, links: Vec::new(), flushed: 0 });
         (self.end, self.epoch) = (next, epoch);
         Some(Repair { place: place.place, offset, bytes })
     }

@@ -11,13 +11,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crossbeam_utils::CachePadded;
 
 use crate::cells::{self, Head, Shape, cell_bytes, cell_key_of, is_base};
 use crate::format::{BatchHeader, HEADER_BYTES, KEY_BYTES_MAX, Kind, Link, Lsn, Record};
 use crate::index::leaf::{Entry, OLDER_MAX, Origin, Value};
-use crate::index::{Index, Locked, Position};
+use crate::index::{Cleared, Index, Locked, Position};
 use crate::log::{AppendError, Log, News, Purpose, Write, WriteId};
 use crate::promises::Promises;
 use crate::recover::{Found, batch_in};
@@ -41,6 +43,29 @@ pub struct Store {
     sweep_from: Mutex<Vec<u8>>,
     /// Starts before this one: cursors of another start are told by it.
     epoch: u32,
+    /// The last flush. What others look at of it is beside it.
+    flush: Mutex<Flush>,
+    flushed: CachePadded<Flushed>,
+    /// What flushes took out, as far as its memory was not given back.
+    cleared: Mutex<Vec<Cleared>>,
+}
+
+/// What every command looks at of the last flush. It has cache lines of its own, because it hardly ever changes.
+#[derive(Debug, Default)]
+struct Flushed {
+    /// Its version: changed only while nobody has a key locked.
+    version: AtomicU64,
+    /// Whether it may be that it is not promised.
+    waits: AtomicBool,
+}
+
+/// What took every key out.
+#[derive(Debug, Default)]
+struct Flush {
+    /// The log of its record, and where that lies by now.
+    origin: (u16, Lsn),
+    /// The end of the record when it was written.
+    end: Lsn,
 }
 
 /// Where a record lies that is out of date, and its bytes.
@@ -56,6 +81,8 @@ pub struct Shard {
     going: BTreeMap<u64, Going>,
     /// Promises that moved since they were last asked for.
     moved: Vec<(u16, Lsn)>,
+    /// The version of the last flush of which the log knows.
+    flushed: u64,
 }
 
 /// What goes with a segment.
@@ -178,6 +205,11 @@ impl Store {
         self.index.memory_bytes() + self.cells.memory_bytes()
     }
 
+    /// The version of the last flush, 0 without one: no record of a smaller version counts.
+    pub fn flushed(&self) -> u64 {
+        self.flushed.version.load(Ordering::Acquire)
+    }
+
     /// How far replies may tell of a log.
     pub fn promised(&self, log: u16) -> Lsn {
         Lsn(self.promised[usize::from(log)].load(Ordering::Acquire))
@@ -204,6 +236,7 @@ impl Store {
             self.note(&mut needs, entry);
             got(entry, now_ms).is_none_or(|got| take(entry.key, got))
         });
+        self.note_flush(&mut needs);
         needs
     }
 
@@ -226,6 +259,7 @@ impl Store {
                 take(entry.key, got);
             }
         });
+        self.note_flush(&mut needs);
         (self.cursor(next), needs)
     }
 
@@ -247,6 +281,7 @@ impl Store {
             self.note(&mut needs, entry);
             got(entry, now_ms).map(|_| entry.key.to_vec())
         });
+        self.note_flush(&mut needs);
         (key, needs)
     }
 
@@ -271,6 +306,34 @@ impl Store {
         if let Value::Cells(head) = entry.value {
             Head::decode(head).seen.into_iter().for_each(|(log, end)| note(log, end));
         }
+    }
+
+    /// Somebody saw that what a flush took is gone: notes it, unless it is promised already. Where nothing is locked, this comes
+    /// after the look: the flush may come in between.
+    pub(crate) fn note_flush(&self, needs: &mut Needs) {
+        if !self.flushed.waits.load(Ordering::Acquire) {
+            return;
+        }
+        let flush = lock(&self.flush);
+        let (log, _) = flush.origin;
+        if flush.end > self.promised(log) {
+            needs.add(log, flush.end);
+        } else {
+            self.flushed.waits.store(false, Ordering::Release);
+        }
+    }
+
+    /// Gives some memory back that flushes left; true if there is more.
+    fn free_some(&self, leaves_max: usize) -> bool {
+        // If another shard does it, that is enough.
+        let Ok(mut cleared) = self.cleared.try_lock() else { return false };
+        for _ in 0..leaves_max {
+            let Some(last) = cleared.last_mut() else { return false };
+            if !last.free_one() {
+                cleared.pop();
+            }
+        }
+        !cleared.is_empty()
     }
 
     fn outdate(&self, entry: &Entry<'_>) {
@@ -377,10 +440,11 @@ impl Shard {
         changes: &BTreeMap<&[u8], Change<'_>>,
         clock: Clock,
     ) -> Result<Needs, UpdateError> {
-        let Self { store, number, log, .. } = self;
+        let Self { store, number, log, flushed, .. } = self;
         if changes.is_empty() {
             return Ok(needs);
         }
+        see_flush(store, log, flushed);
         let mut records = Vec::with_capacity(changes.len());
         changes.iter().for_each(|(key, change)| change.records(key, clock.received_ns, &mut records));
         let first_version = store.next_version.fetch_add(records.len() as u64, Ordering::Relaxed);
@@ -410,6 +474,42 @@ impl Shard {
         Ok(needs)
     }
 
+    /// Takes every key out by one record, which is durable or not, and others see all keys or none. The reply needs what is
+    /// returned. Their memory is given back in steps, by those of [`sweep`](Self::sweep).
+    ///
+    /// # Errors
+    ///
+    /// [`UpdateError`]: nothing was changed.
+    pub fn flush(&mut self, clock: Clock) -> Result<Needs, UpdateError> {
+        let Self { store, number, log, flushed, .. } = self;
+        let (store, number) = (&**store, *number);
+        // While nobody has a key locked, all that has a smaller version was appended, and nothing that has a larger one.
+        let append = || {
+            let version = store.next_version.fetch_add(1, Ordering::Relaxed);
+            let received_ns = clock.received_ns;
+            let (kind, expires_ms) = (Kind::Flush, None);
+            let record = Record { kind, version, expires_ms, received_ns, key: &[], subkey: &[], value: &[] };
+            let mut lsn = Lsn::default();
+            log.append_for(Purpose::Removing, &[record], [], |_, at| lsn = at)?;
+            log.forget_all_but(Some((lsn, record.encoded_bytes())));
+            *flushed = version;
+            // The other logs forget all when they see it; these are records that they have forgotten then.
+            store.outdated.iter().for_each(|outdated| lock(outdated).clear());
+            store.keys.store(0, Ordering::Relaxed);
+            let end = Lsn(lsn.0 + 1);
+            let mut flush = lock(&store.flush);
+            *flush = Flush { origin: (number, lsn), end };
+            store.flushed.version.store(version, Ordering::Release);
+            store.flushed.waits.store(true, Ordering::Release);
+            Ok::<_, AppendError>(end)
+        };
+        let ((end, cells), keys) = store.index.clear_if(|| store.cells.clear_if(append))?;
+        lock(&store.cleared).extend([keys, cells]);
+        let mut needs = Needs::default();
+        needs.add(number, end);
+        Ok(needs)
+    }
+
     /// Takes out keys that have ended, at most as many as `budget` says, and tells `removed` of each. Each removal is a
     /// record like that of a command, so no start brings the key back, whatever its clock says. True if there may be more.
     ///
@@ -424,6 +524,7 @@ impl Shard {
     ) -> Result<bool, UpdateError> {
         let SweepBudget { leaves_max, keys_max } = budget;
         let store = Arc::clone(&self.store);
+        let has_memory = store.free_some(leaves_max);
         let ended = {
             let mut from = lock(&store.sweep_from);
             store.index.find_ended(&mut from, clock.now_ms, (leaves_max, keys_max), |entry| store.is_there(entry))
@@ -434,12 +535,13 @@ impl Shard {
                 removed(key, needs);
             }
         }
-        Ok(ended.len() == keys_max)
+        Ok(has_memory || ended.len() == keys_max)
     }
 
     /// The next write of the shard's log: [`Log::next_write`].
     pub fn next_write(&mut self, in_flight_max: usize, time_ns: u64) -> Option<Write> {
         self.log.promise(self.store.promised(self.number));
+        see_flush(&self.store, &mut self.log, &mut self.flushed);
         for (lsn, bytes) in mem::take(&mut *lock(&self.store.outdated[usize::from(self.number)])) {
             self.log.forget(lsn, bytes);
         }
@@ -480,7 +582,8 @@ impl Shard {
     /// The log is full, or failed: the step may be tried again. The segment is damaged: it stays as it is, because what lies
     /// behind the damage counts and cannot be written anew.
     pub fn clean(&mut self, cleaning: &mut Cleaning, segment: &[u8], budget_bytes: usize) -> Result<bool, CleanError> {
-        let Self { store, number, log, going, .. } = self;
+        let Self { store, number, log, going, flushed, .. } = self;
+        let store = &**store;
         let geometry = *log.geometry();
         let end = cleaning.at.saturating_add(budget_bytes);
         let is_whole = segment.len() as u64 >= geometry.segment_bytes;
@@ -499,8 +602,17 @@ impl Shard {
             };
             for (lsn, record) in batch.records().flatten().skip(cleaning.handled) {
                 store.index.with(&[record.key], |locked| {
+                    see_flush(store, log, flushed);
+                    if record.version < *flushed {
+                        // A crash may still take what outdates it.
+                        store.note_flush(&mut cleaning.outdated_by);
+                        return Ok(());
+                    }
                     let again =
                         |moved_to: &mut Lsn| log.append_for(Purpose::Cleaning, &[record], [], |_, lsn| *moved_to = lsn);
+                    if record.kind == Kind::Flush {
+                        return store.move_flush((*number, lsn), again);
+                    }
                     let older = store.move_record(locked, &record, (*number, lsn), again)?;
                     if let Some(older) = older {
                         locked.get(record.key).iter().for_each(|entry| store.note(&mut cleaning.outdated_by, entry));
@@ -527,6 +639,16 @@ impl Shard {
         let Self { store, log, going, .. } = self;
         let is_promised = |needs: &Needs| needs.iter().all(|(log, lsn)| lsn <= store.promised(log));
         log.erase_cleaned(|number| going.get(&number).is_none_or(|going| is_promised(&going.outdated_by)));
+    }
+}
+
+/// Another shard may have taken every key out since this one looked last: then nothing counts that its log had. What the log
+/// gets after that is appended behind such a look.
+fn see_flush(store: &Store, log: &mut Log, flushed: &mut u64) {
+    let version = store.flushed();
+    if *flushed != version {
+        *flushed = version;
+        log.forget_all_but(None);
     }
 }
 
@@ -611,10 +733,27 @@ impl Store {
         })
     }
 
+    /// Writes the record of the last flush anew: there may always be records that it outdates.
+    fn move_flush(
+        &self,
+        at: (u16, Lsn),
+        again: impl FnOnce(&mut Lsn) -> Result<(), AppendError>,
+    ) -> Result<(), AppendError> {
+        let mut flush = lock(&self.flush);
+        if flush.origin == at {
+            again(&mut flush.origin.1)?;
+        }
+        Ok(())
+    }
+
     /// An older record is on no medium any more.
     fn forget_older(&self, older: &Older) {
         let key = &older.key[..];
         self.index.with(&[key], |locked| {
+            if older.version < self.flushed() {
+                // The entry does not count it.
+                return;
+            }
             let base = locked.get(key);
             let cell = older.cell.as_ref().filter(|_| base.is_none_or(|base| base.origin.version < older.version));
             match cell {
@@ -696,6 +835,7 @@ impl Store {
     /// store can be read only.
     pub fn open(logs: Vec<Found>, epoch: u32) -> (Arc<Self>, Vec<Shard>) {
         let ends = logs.iter().map(Found::end);
+        let flushed = logs.iter().map(Found::flushed).max().unwrap_or_default();
         let store = Self {
             index: Index::default(),
             cells: Index::default(),
@@ -706,6 +846,9 @@ impl Store {
             outdated: logs.iter().map(|_| Mutex::default()).collect(),
             sweep_from: Mutex::default(),
             epoch,
+            flush: Mutex::default(),
+            flushed: CachePadded::new(Flushed { version: AtomicU64::new(flushed), waits: AtomicBool::new(false) }),
+            cleared: Mutex::default(),
         };
         // What outweighs cells comes first, so that each cell is looked at once.
         let mut has_cells = false;
@@ -713,7 +856,13 @@ impl Store {
             found.records(|lsn, record| {
                 let origin = Origin { log: found.log(), lsn, version: record.version };
                 store.next_version.fetch_max(record.version + 1, Ordering::Relaxed);
-                if is_base(record.kind) {
+                if record.version < flushed {
+                    store.outdate_at(origin, record.encoded_bytes());
+                } else if record.kind == Kind::Flush {
+                    // It may be there twice, if it was written anew.
+                    let before = mem::replace(&mut lock(&store.flush).origin, (origin.log, origin.lsn));
+                    store.outdate_at(Origin { log: before.0, lsn: before.1, ..origin }, record.encoded_bytes());
+                } else if is_base(record.kind) {
                     store.index.with(&[record.key], |locked| {
                         // Not yet: an older record may follow, in another log.
                         let before = locked.get(record.key).filter(|before| before.origin.version <= record.version);
@@ -742,6 +891,7 @@ impl Store {
             log: found.into_log(epoch),
             going: BTreeMap::new(),
             moved: Vec::new(),
+            flushed,
         };
         let shards = logs.into_iter().map(shard).collect();
         (store, shards)
@@ -751,7 +901,7 @@ impl Store {
         let mut lists: BTreeSet<Vec<u8>> = BTreeSet::new();
         for found in logs {
             found.records(|lsn, record| {
-                if is_base(record.kind) {
+                if is_base(record.kind) || record.kind == Kind::Flush || record.version < self.flushed() {
                     return;
                 }
                 if record.kind == Kind::Element && !lists.contains(record.key) {

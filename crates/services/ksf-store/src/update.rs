@@ -74,7 +74,9 @@ impl Change<'_> {
 
 impl<'l, 'k> View<'l, 'k> {
     pub(crate) fn new(store: &'l Store, locked: Locked<'l>, now_ms: u64) -> Self {
-        Self { store, locked, now_ms, needs: Needs::default(), changes: BTreeMap::new() }
+        let mut needs = Needs::default();
+        store.note_flush(&mut needs);
+        Self { store, locked, now_ms, needs, changes: BTreeMap::new() }
     }
 
     pub(crate) fn done(self) -> Needs {

@@ -45,6 +45,7 @@ struct World {
     now_ms: u64,
     swept: usize,
     renamed: usize,
+    flushed: usize,
 }
 
 fn state(view: &mut View<'_, '_>, key: &[u8]) -> State {
@@ -97,6 +98,7 @@ impl World {
             now_ms: 1000,
             swept: 0,
             renamed: 0,
+            flushed: 0,
         }
     }
 
@@ -198,6 +200,25 @@ impl World {
         }
     }
 
+    /// Takes every key out, which is a write to all of them.
+    fn flush(&mut self) {
+        let shard = self.random.within(0..=SHARDS - 1);
+        let clock = Clock { now_ms: self.now_ms, received_ns: None };
+        match self.shards[shard].flush(clock) {
+            Ok(needs) => {
+                self.flushed += 1;
+                for key in (0..KEYS).map(|number| format!("key {number}").into_bytes()) {
+                    let (is, _) = self.store.read(&[&key], 0, |view| state(view, &key));
+                    assert_eq!(is, None);
+                    self.writes.push(Write { key, state: None, needs: needs.clone(), told: false });
+                }
+                assert_eq!(self.store.keys(), 0);
+            }
+            Err(UpdateError::Append(AppendError::Full)) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+
     /// Takes ended keys out: to each that is a write like any other.
     fn sweep(&mut self) {
         let shard = self.random.within(0..=SHARDS - 1);
@@ -288,12 +309,13 @@ impl World {
 
 #[test]
 fn what_was_told_of_cells_is_there_after_every_crash() {
-    let (mut crashes, mut cleaned, mut swept, mut renamed) = (0, 0, 0, 0);
+    let (mut crashes, mut cleaned, mut swept, mut renamed, mut flushed) = (0, 0, 0, 0, 0);
     for seed in seeds(150) {
         let mut world = World::new(seed);
         for _ in 0..2000 {
             match world.random.within(0..=999) {
-                0..380 => world.write(),
+                0..378 => world.write(),
+                378..380 => world.flush(),
                 380..400 => world.rename(),
                 400..420 => world.sweep(),
                 420..900 => world.step_of_the_medium(),
@@ -304,8 +326,8 @@ fn what_was_told_of_cells_is_there_after_every_crash() {
         }
         world.crash();
         (crashes, cleaned, swept) = (crashes + world.crashes, cleaned + world.cleaned, swept + world.swept);
-        renamed += world.renamed;
+        (renamed, flushed) = (renamed + world.renamed, flushed + world.flushed);
     }
     assert!(crashes > 1000 && cleaned > 300 && swept > 500, "{crashes} crashes, {cleaned} cleaned, {swept} swept");
-    assert!(renamed > 1000, "{renamed} renamed");
+    assert!(renamed > 1000 && flushed > 200, "{renamed} renamed, {flushed} flushes");
 }

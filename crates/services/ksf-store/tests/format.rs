@@ -150,5 +150,5 @@ fn a_batch_with_its_records_and_links_is_as_described() {
     [key, subkey, value].iter().for_each(|part| rest.extend_from_slice(part));
     rest.resize(rest.len().next_multiple_of(8), 0);
     assert_eq!(one[RECORD_BYTES..], rest, "behind the fields of every record");
-    assert_eq!(Kind::String as u8, 1);
+    assert_eq!((Kind::String as u8, Kind::Flush as u8), (1, 9));
 }

@@ -61,6 +61,7 @@ struct World {
     cleaned: usize,
     full: usize,
     swept: usize,
+    flushed: usize,
 }
 
 impl World {
@@ -100,6 +101,7 @@ impl World {
             cleaned,
             full,
             swept: 0,
+            flushed: 0,
         }
     }
 
@@ -141,6 +143,24 @@ impl World {
                     self.history.entry(key.clone()).or_default().push(self.writes.len());
                 }
                 self.writes.push(Write { keys, value, needs, told: false });
+            }
+            Err(UpdateError::Append(AppendError::Full)) => self.full += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Takes every key out, which is a write to all of them.
+    fn flush(&mut self) {
+        let shard = self.random.within(0..=SHARDS - 1);
+        let clock = Clock { now_ms: self.now_ms, received_ns: None };
+        match self.shards[shard].flush(clock) {
+            Ok(needs) => {
+                let keys: Vec<Vec<u8>> = self.history.keys().cloned().collect();
+                self.history.values_mut().for_each(|history| history.push(self.writes.len()));
+                self.writes.push(Write { keys, value: None, needs, told: false });
+                self.flushed += 1;
+                self.store.scan(b"", 0, |_, _| panic!("a key is left"));
+                assert_eq!((self.store.keys(), self.store.index().len()), (0, 0));
             }
             Err(UpdateError::Append(AppendError::Full)) => self.full += 1,
             Err(error) => panic!("{error}"),
@@ -237,7 +257,7 @@ impl World {
         for (log, mut medium) in self.media.iter_mut().enumerate() {
             let found = Found::read(log as u16, self.geometry, &mut medium).unwrap();
             found.records(|_, record| {
-                if record.kind == Kind::String {
+                if record.kind == Kind::String && record.version >= self.store.flushed() {
                     values.entry(record.key.to_vec()).or_default().insert(record.version);
                 }
             });
@@ -311,12 +331,13 @@ impl World {
 
 #[test]
 fn what_was_told_is_there_after_every_crash() {
-    let (mut crashes, mut cleaned, mut full, mut swept) = (0, 0, 0, 0);
+    let (mut crashes, mut cleaned, mut full, mut swept, mut flushed) = (0, 0, 0, 0, 0);
     for seed in seeds(200) {
         let mut world = World::new(seed);
         for _ in 0..2000 {
             match world.random.within(0..=999) {
-                0..300 => world.write(),
+                0..298 => world.write(),
+                298..300 => world.flush(),
                 300..330 => world.sweep(),
                 330..800 => world.step_of_the_medium(),
                 800..850 => world.tell(),
@@ -328,7 +349,9 @@ fn what_was_told_is_there_after_every_crash() {
         world.crash();
         (crashes, cleaned, full) = (crashes + world.crashes, cleaned + world.cleaned, full + world.full);
         swept += world.swept;
+        flushed += world.flushed;
     }
+    assert!(flushed > 300, "{flushed} flushes");
     assert!(crashes > 1000 && cleaned > 1000 && full > 100, "{crashes} crashes, {cleaned} cleaned, {full} full");
     assert!(swept > 1000, "{swept} keys were swept");
 }

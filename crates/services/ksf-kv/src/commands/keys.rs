@@ -99,6 +99,19 @@ pub(super) fn copy(call: &mut Call<'_, '_>) -> Result {
     Ok(())
 }
 
+/// `FLUSHALL` and `FLUSHDB`, which are the same where there is one database. Their options tell when memory is given back: it is
+/// in steps, with either.
+pub(super) fn flush(call: &mut Call<'_, '_>) -> Result {
+    match call.args[1..] {
+        [] => {}
+        [option] if option.eq_ignore_ascii_case(b"ASYNC") || option.eq_ignore_ascii_case(b"SYNC") => {}
+        _ => return Err(SYNTAX.into()),
+    }
+    call.done.needs = call.shard.shard.flush(call.clock)?;
+    call.write().ok();
+    Ok(())
+}
+
 pub(super) fn randomkey(call: &mut Call<'_, '_>) -> Result {
     let (key, needs) = call.shard.shard.store().random_key(call.clock.now_ms, super::random);
     call.done.needs = needs;

@@ -191,6 +191,8 @@ const COMMANDS: &[Command] = &[
     command("expire", -3, WRITES, FIRST, keys::expire),
     command("expireat", -3, WRITES, FIRST, keys::expireat),
     command("expiretime", 2, READS, FIRST, keys::expiretime),
+    command("flushall", -1, REMOVES, NO_KEY, keys::flush),
+    command("flushdb", -1, REMOVES, NO_KEY, keys::flush),
     command("get", 2, READS, FIRST, strings::get),
     command("getbit", 3, READS, FIRST, bits::getbit),
     command("getdel", 2, REMOVES, FIRST, strings::getdel),

@@ -41,8 +41,8 @@ struct Numbered {
 
 impl Top {
     /// One leaf without a key. The first leaf begins with the empty key, and is always there.
-    fn new() -> Self {
-        let mut top = Self { leaves: BTreeMap::new(), firsts: BTreeMap::new(), last_number: 0 };
+    fn new(last_number: u32) -> Self {
+        let mut top = Self { leaves: BTreeMap::new(), firsts: BTreeMap::new(), last_number };
         top.insert(Box::default(), Leaf::default());
         top
     }
@@ -62,6 +62,18 @@ impl Top {
     fn behind(&self, first: &[u8]) -> Option<(&[u8], &Numbered)> {
         let range = (Bound::Excluded(first), Bound::Unbounded);
         self.leaves.range::<[u8], _>(range).next().map(|(first, numbered)| (&**first, numbered))
+    }
+}
+
+/// Leaves that were taken out. Their memory is given back in steps.
+#[derive(Debug)]
+pub(crate) struct Cleared(Top);
+
+impl Cleared {
+    /// Gives the memory of a leaf back; false if there is none left.
+    pub(crate) fn free_one(&mut self) -> bool {
+        self.0.firsts.pop_first();
+        self.0.leaves.pop_first().is_some()
     }
 }
 
@@ -111,7 +123,7 @@ pub struct Index {
 
 impl Default for Index {
     fn default() -> Self {
-        Self { top: ShardedLock::new(Top::new()), keys: AtomicUsize::new(0) }
+        Self { top: ShardedLock::new(Top::new(0)), keys: AtomicUsize::new(0) }
     }
 }
 
@@ -400,6 +412,16 @@ impl Index {
             from.extend_from_slice(next.map_or(&[][..], |(next, _)| next));
         }
         ended
+    }
+
+    /// Takes every key out, if `command` succeeds. While it is carried out, and until they are out, nobody looks at any.
+    pub(crate) fn clear_if<R, E>(&self, command: impl FnOnce() -> Result<R, E>) -> Result<(R, Cleared), E> {
+        let mut top = self.write();
+        let result = command()?;
+        let empty = Top::new(top.last_number);
+        let cleared = std::mem::replace(&mut *top, empty);
+        self.keys.store(0, Ordering::Relaxed);
+        Ok((result, Cleared(cleared)))
     }
 
     /// Takes leaves away that have no key left, but for the first one.
