@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use common::{Client, Redis, Serving, engines};
 use ksf::engine::EngineKind;
-use ksf_test::own_network;
+use ksf_test::{Random, own_network};
 
 /// What is asked of this server and of Redis, and answered by both in the same way.
 const SAME_AS_REDIS: &[&str] = &[
@@ -189,6 +189,17 @@ const SAME_AS_REDIS: &[&str] = &[
     "INCRBYFLOAT f inf",
     "INCRBYFLOAT f nan",
     "INCRBYFLOAT hash x",
+    "INCRBYFLOAT f -inf",
+    "INCRBYFLOAT f 1e5000",
+    "INCRBYFLOAT f 1e4000",
+    "INCRBYFLOAT f -1e4000",
+    "INCRBYFLOAT f 1e-5000",
+    "INCRBYFLOAT f 1e-4000",
+    "HINCRBYFLOAT hash n 0.1",
+    "HINCRBYFLOAT hash n 0.2",
+    "HINCRBYFLOAT hash n inf",
+    "HINCRBYFLOAT hash n x",
+    "HDEL hash n",
     "INCRBYFLOAT newf 3",
     "INCRBYFLOAT newf",
     "SET f words",
@@ -363,6 +374,37 @@ fn keys_are_answered_for_as_redis_does() {
         }
     }
     assert!(different.is_empty(), "{}", different.join("\n"));
+    serving.stop();
+}
+
+/// Redis computes with more bits than a double has, and so does the store.
+#[test]
+fn sums_are_those_of_redis() {
+    own_network();
+    let Some(mut redis) = Redis::start() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let serving = Serving::start(EngineKind::Epoll, folder.path());
+    let mut client = serving.connect();
+    let mut random = Random::of_test(3);
+    let mut number = || {
+        let (digits, sign) = (random.within(0..=18) as u32, random.pick(&["", "-"]));
+        let (whole, fraction) = (random.below(10_u64.pow(digits)), random.below(10_u64.pow(18 - digits)));
+        match random.below(4) {
+            0 => format!("{sign}{whole}"),
+            1 => format!("{sign}{whole}e{}", random.within(0..=40) as i32 - 20),
+            _ => format!("{sign}{whole}.{fraction}"),
+        }
+    };
+    for _ in 0..500 {
+        // The second sum has one that was printed.
+        for question in [
+            format!("SET n {}", number()),
+            format!("INCRBYFLOAT n {}", number()),
+            format!("INCRBYFLOAT n {}", number()),
+        ] {
+            assert_eq!(client.ask(&question), redis.client.ask(&question), "{question}");
+        }
+    }
     serving.stop();
 }
 
@@ -594,7 +636,9 @@ fn a_key_that_is_longer_than_an_append_is_neither_copied_nor_renamed() {
         // Nor do several of which each alone would fit.
         pipeline(&mut client, (40..FIELDS).map(|field| format!("HDEL hash {field}")));
         assert_eq!(client.ask("MULTI"), "+OK");
-        ["COPY hash copy", "COPY hash copy2", "GET other"].iter().for_each(|word| assert_eq!(client.ask(word), "+QUEUED"));
+        ["COPY hash copy", "COPY hash copy2", "GET other"]
+            .iter()
+            .for_each(|word| assert_eq!(client.ask(word), "+QUEUED"));
         let told = client.ask("EXEC");
         assert!(told.starts_with("[:1 -ERR") && told.ends_with("text]"), "{engine}: {told}");
         assert_eq!(client.ask("EXISTS copy copy2 new"), ":1", "{engine}");
@@ -654,7 +698,7 @@ fn a_flush_takes_all_keys_and_gives_the_room_of_the_logs_back() {
                 keys += 1;
             }
             assert!(keys > 100, "{engine}: {keys} keys in round {round}");
-            assert_eq!(client.ask(&format!("DBSIZE")), format!(":{}", keys + usize::from(round > 0)), "{engine}");
+            assert_eq!(client.ask("DBSIZE"), format!(":{}", keys + usize::from(round > 0)), "{engine}");
             assert_eq!(client.ask("FLUSHALL"), "+OK", "{engine}");
             assert_eq!(client.ask(&format!("EXISTS {round}-0 after")), ":0", "{engine}");
             assert_eq!(client.ask("HSET after a 1 b 2"), ":2", "{engine}");

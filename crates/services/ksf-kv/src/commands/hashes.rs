@@ -1,10 +1,11 @@
 //! Hashes.
 
-use ksf_proto::resp::{Version, format_double};
+use ksf_proto::resp::Version;
 use ksf_store::cells::Shape;
 use ksf_store::update::View;
 
-use super::{Call, Failed, NOT_A_FLOAT, Result, SYNTAX, float, integer, random, shaped};
+use super::extended::{INFINITE, Number};
+use super::{Call, Failed, NOT_A_FLOAT, Result, SYNTAX, integer, random, shaped};
 
 /// Whether a key is a hash: false if it is not there.
 fn is_there(view: &mut View<'_, '_>, key: &[u8]) -> Result<bool> {
@@ -136,16 +137,16 @@ pub(super) fn hincrby(call: &mut Call<'_, '_>) -> Result {
 }
 
 pub(super) fn hincrbyfloat(call: &mut Call<'_, '_>) -> Result {
-    let (key, field, by) = (call.args[1], call.args[2], float(call.args[3]).ok_or(NOT_A_FLOAT)?);
+    let (key, field, by) = (call.args[1], call.args[2], Number::read(call.args[3]).ok_or(NOT_A_FLOAT)?);
+    if by == Number::Infinite {
+        return Err("ERR value is NaN or Infinity".into());
+    }
     let sum = call.update(&[key], |update| {
         is_there(update.view(), key)?;
         let value = update.cell(key, field);
-        let value = value.map_or(Some(0.0), |value| float(&value)).ok_or("ERR hash value is not a float")?;
-        let sum = value + by;
-        if !sum.is_finite() {
-            return Err("ERR increment would produce NaN or Infinity".into());
-        }
-        let sum = format_double(sum).into_bytes();
+        let value =
+            value.map_or(Some(Number::ZERO), |value| Number::read(&value)).ok_or("ERR hash value is not a float")?;
+        let sum = value.plus(by).ok_or(INFINITE)?.to_string().into_bytes();
         update.set_cell(key, Shape::Hash, field, &sum);
         Ok::<_, Failed>(sum)
     })??;

@@ -1,6 +1,7 @@
 //! Commands: which there are, and what each does.
 
 mod bits;
+mod extended;
 mod hashes;
 mod keys;
 mod lcs;

@@ -1,10 +1,10 @@
 //! Strings.
 
-use ksf_proto::resp::format_double;
 use ksf_store::cells::Shape;
 use ksf_store::store::Got;
 
-use super::{Call, Failed, NOT_A_FLOAT, NOT_AN_INTEGER, Result, Room, SYNTAX, float, integer, shaped};
+use super::extended::{INFINITE, Number};
+use super::{Call, Failed, NOT_A_FLOAT, NOT_AN_INTEGER, Result, Room, SYNTAX, integer, shaped};
 
 /// Longest string: Redis' own limit.
 pub(super) const STRING_BYTES_MAX: usize = 512 << 20;
@@ -342,16 +342,13 @@ pub(super) fn incrbyfloat(call: &mut Call<'_, '_>) -> Result {
     let (key, by) = (call.args[1], call.args[2]);
     let sum = call.update(&[key], |update| {
         let (value, expires_ms) = match string(update.get(key))? {
-            Some(got) => (float(got.value).ok_or(NOT_A_FLOAT)?, got.expires_ms),
-            None => (0.0, None),
+            Some(got) => (Number::read(got.value).ok_or(NOT_A_FLOAT)?, got.expires_ms),
+            None => (Number::ZERO, None),
         };
-        let sum = value + float(by).ok_or(NOT_A_FLOAT)?;
-        if !sum.is_finite() {
-            return Err(Failed::from("ERR increment would produce NaN or Infinity"));
-        }
-        let sum = format_double(sum).into_bytes();
+        let by = Number::read(by).ok_or(NOT_A_FLOAT)?;
+        let sum = value.plus(by).ok_or(INFINITE)?.to_string().into_bytes();
         update.set(key, sum.clone(), expires_ms);
-        Ok(sum)
+        Ok::<_, Failed>(sum)
     })??;
     call.write().bulk(&sum);
     Ok(())
