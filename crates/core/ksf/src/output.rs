@@ -15,6 +15,10 @@ use crate::pool::Chunk;
 /// and one that is read meanwhile.
 pub const FILE_WINDOW_BYTES: usize = 256 << 10;
 
+/// Pieces of a reply before which bytes may stay in the buffers that they were written to, however empty these are: warm
+/// buffers, where a copy would be an allocation.
+const BUFFERS_OF_REPLY_MAX: usize = 8;
+
 /// Replies that wait to be sent, in order.
 #[derive(Debug, Default)]
 pub struct Output {
@@ -203,7 +207,7 @@ impl Output {
         }
     }
 
-    /// Bytes of memory that its last buffer has taken and not filled. Those in front of it are full but for a part.
+    /// Bytes of memory that its last buffer has taken and not filled. In front of it a reply has few that are not full.
     pub(crate) fn slack_bytes(&self) -> usize {
         self.tail.capacity() - self.tail.len()
     }
@@ -213,7 +217,7 @@ impl Output {
         ReplyStart { piece: self.pieces.len(), at: self.tail.len(), has_file: false }
     }
 
-    /// The buffer that a reply begins in, where in it, and the bytes of the reply. For replies that begin with bytes.
+    /// The buffer that a reply begins in, and where in it. For replies that begin with bytes.
     pub(crate) fn reply_head(&mut self, start: ReplyStart) -> (&mut [u8], usize) {
         match self.pieces.get_mut(start.piece) {
             Some(Piece::Bytes(bytes)) => (bytes, start.at),
@@ -372,6 +376,15 @@ impl Output {
         if !self.tail.is_empty() {
             self.piece_bytes += self.tail.len();
             self.pieces.push_back(Piece::Bytes(std::mem::take(&mut self.tail)));
+        }
+    }
+
+    /// Before a piece follows the tail: in a reply of many pieces short ones do not keep a buffer each, because the budget counts their bytes.
+    pub(crate) fn fit_tail(&mut self, start: ReplyStart, spares: &mut Spares) {
+        let is_one_of_many = self.pieces.len().saturating_sub(start.piece) >= BUFFERS_OF_REPLY_MAX;
+        if is_one_of_many && !self.tail.is_empty() && self.tail.len() < self.tail.capacity() / 2 {
+            let fitting = self.tail.as_slice().to_vec();
+            spares.give(std::mem::replace(&mut self.tail, fitting));
         }
     }
 
@@ -588,11 +601,32 @@ impl Spares {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::service::Pieces;
 
     fn bytes(batch: &SendBatch) -> Vec<u8> {
         let mut slices = [&[][..]; 16];
         let filled = batch.slices(&mut slices);
         slices[..filled].concat()
+    }
+
+    #[test]
+    fn short_pieces_of_a_long_list_keep_no_buffer_each() {
+        let (mut output, mut spares) = (Output::default(), Spares::default());
+        let mut pieces = Pieces::stream(&mut output, &mut spares, false);
+        for _ in 0..1000 {
+            pieces.bytes(b"four");
+            pieces.chunk(Chunk::from_vec(vec![7; 3000]));
+            pieces.bytes(b"more");
+            pieces.owned(vec![8; 3000]);
+        }
+        let memory = |piece: &Piece| match piece {
+            Piece::Bytes(bytes) => bytes.capacity(),
+            piece => piece.len(),
+        };
+        let held: usize = output.pieces.iter().map(memory).sum::<usize>() + output.tail.capacity();
+        assert_eq!(output.len(), 1000 * (4 + 3000 + 4 + 3000));
+        let slack = held - output.len();
+        assert!(slack <= (BUFFERS_OF_REPLY_MAX + 1) * Spares::BYTES_MIN, "{slack}");
     }
 
     #[test]

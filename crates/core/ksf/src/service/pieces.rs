@@ -59,7 +59,10 @@ impl Pieces<'_> {
     /// Adds these bytes, without copying them if they are many.
     pub fn owned(&mut self, bytes: Vec<u8>) {
         match &mut self.0 {
-            Place::Stream { output, spares, .. } if bytes.len() > COPY_BYTES_MAX => output.push_bytes(bytes, spares),
+            Place::Stream { output, spares, start, .. } if bytes.len() > COPY_BYTES_MAX => {
+                output.fit_tail(*start, spares);
+                output.push_bytes(bytes, spares);
+            }
             Place::Stream { output, spares, .. } => {
                 output.tail_for(bytes.len(), spares).extend_from_slice(&bytes);
                 spares.give(bytes);
@@ -71,7 +74,8 @@ impl Pieces<'_> {
     /// Adds a chunk from where it lies, if it is long and its slot may be kept, else a copy.
     pub fn chunk(&mut self, chunk: Chunk) {
         match &mut self.0 {
-            Place::Stream { output, spares, .. } if chunk.len() > COPY_BYTES_MAX && chunk.keep() => {
+            Place::Stream { output, spares, start, .. } if chunk.len() > COPY_BYTES_MAX && chunk.keep() => {
+                output.fit_tail(*start, spares);
                 output.push_chunk(chunk, spares);
             }
             _ => self.bytes(&chunk),
@@ -90,7 +94,8 @@ impl Pieces<'_> {
     }
 
     /// Adds a range of a file, which the shard reads while the connection sends: [`Reply::file`](crate::Reply::file) says
-    /// how, and what happens to a file that is too short.
+    /// how, and what happens to a file that is too short. In the budgets each range counts with its bytes, with 512 KiB at
+    /// most: a deferred reply of more long ranges than twice `connection_bytes_max` has room for ends the connection.
     ///
     /// # Errors
     ///
@@ -98,6 +103,7 @@ impl Pieces<'_> {
     /// instead of it.
     pub fn file(&mut self, range: FileRange) -> Result<(), NoFileReplies> {
         let Place::Stream { output, spares, start, takes_files: true } = &mut self.0 else { return Err(NoFileReplies) };
+        output.fit_tail(*start, spares);
         output.push_file(range, start, spares);
         Ok(())
     }

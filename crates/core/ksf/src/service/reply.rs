@@ -218,8 +218,8 @@ impl Reply<'_> {
     /// number. Their lengths are in the header that the framing puts in front of them. Of a reply with ranges of files the
     /// bytes in between leave as the ranges do: see [`Reply::file`]. In a datagram all of it is copied.
     ///
-    /// The number of pieces has no limit of its own: each counts with its bytes, and a piece shorter than 2 KiB is copied
-    /// to the bytes in front of it.
+    /// The number of pieces has no limit of its own: each counts with its bytes, and one of at most 2 KiB that is not a range
+    /// of a file is copied to the bytes in front of it.
     ///
     /// # Errors
     ///
