@@ -93,6 +93,19 @@ fn a_reply_that_is_too_long_is_an_error_and_changes_nothing() {
     serving.stop();
 }
 
+#[test]
+fn keys_are_told_as_far_as_a_reply_has_room() {
+    own_network();
+    let folder = tempfile::tempdir().unwrap();
+    let (serving, mut client) = start(folder.path());
+    for number in 0..4 {
+        assert_eq!(client.ask(&format!("SET {} 1", long(number))), "+OK");
+    }
+    assert_eq!(client.ask("KEYS *"), TOO_LONG);
+    assert_eq!(client.ask("KEYS [123]*"), format!("[{} {} {}]", long(1), long(2), long(3)));
+    serving.stop();
+}
+
 /// More than there are, again and again: a short command that would take much memory.
 #[test]
 fn a_count_multiplies_no_reply_beyond_its_bound() {

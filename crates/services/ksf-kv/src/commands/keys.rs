@@ -123,13 +123,17 @@ pub(super) fn randomkey(call: &mut Call<'_, '_>) -> Result {
 pub(super) fn keys(call: &mut Call<'_, '_>) -> Result {
     let pattern = call.args[1];
     let mut found: Vec<Vec<u8>> = Vec::new();
+    let mut room = call.room();
     let store = call.shard.shard.store();
     call.done.needs = store.scan(b"", call.clock.now_ms, |key, _| {
-        if matches(pattern, key) {
+        let wanted = matches(pattern, key);
+        let has_room = !wanted || room.takes(key.len());
+        if wanted && has_room {
             found.push(key.to_vec());
         }
-        true
+        has_room
     });
+    room.check()?;
     let mut to = call.write();
     to.array(found.len());
     found.iter().for_each(|key| to.bulk(key));
