@@ -1,0 +1,274 @@
+//! Results of several ranges of a file, on real sockets and both engines: they are padded, they pass no gate, and where
+//! files cannot be sent the call is answered by other means.
+
+mod common;
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use common::engines;
+use ksf::engine::EngineKind;
+use ksf::files::{File, FileRange, NoFileReplies};
+use ksf::gates::{Gate, LogId};
+use ksf::listener::ListenAddr;
+use ksf::logged::After;
+use ksf::shard_service::Releaser;
+use ksf::{Peer, Refused, Server};
+use ksf_proto::xdr::XdrWrite;
+use ksf_services::rpc::{
+    Answered, LoggedProgram, LoggedRpcReply, ProgramTable, ResultPieces, RpcCall, RpcDeferred, RpcReply, RpcService,
+    RpcTurn, ShardProgram,
+};
+use ksf_test::rpc::{accepted, call, read_record, record};
+use ksf_test::stream::{connect, datagrams};
+use ksf_test::{Folder, pattern};
+
+const LOGGED: u32 = 0x2000_0201;
+const AT_TURN_END: u32 = 0x2000_0202;
+
+/// Nothing in the reply, which waits for nothing.
+const PING: u32 = 0;
+/// Both ranges; the reply waits for record 1.
+const RANGES: u32 = 1;
+
+/// Offsets and lengths that need one, two and three bytes of padding, also of a piece that is copied and of one that is not.
+const PAIRS: [[(u64, usize); 2]; 3] = [[(1, 5), (9, 70_002)], [(3, 8_191), (0, 2)], [(0, 1), (77, 3)]];
+/// What stands between the ranges.
+const BETWEEN: u32 = 0x0102_0304;
+/// The results where files cannot be sent.
+const REFUSED: u32 = 0x0506_0708;
+
+fn add_ranges(file: &File, pair: [(u64, usize); 2], pieces: &mut ResultPieces<'_, '_>) -> Result<(), NoFileReplies> {
+    let range = |(offset, bytes)| FileRange { file: file.clone(), offset, bytes };
+    pieces.opaque_file(range(pair[0]))?;
+    pieces.write(|out| out.put_u32(BETWEEN));
+    pieces.opaque_file(range(pair[1]))
+}
+
+/// The pair that a call asks for by its procedure, from [`RANGES`] on.
+fn pair_of(call: &RpcCall<'_>) -> Option<[(u64, usize); 2]> {
+    PAIRS.get(call.procedure.checked_sub(RANGES)? as usize).copied()
+}
+
+/// Answers at once, behind a gate that the test opens.
+struct Gated {
+    file: File,
+    log: Arc<OnceLock<(LogId, Releaser)>>,
+    calls: Arc<AtomicU64>,
+}
+
+impl LoggedProgram for Gated {
+    type Shard = ();
+    type Conn = ();
+
+    fn name(&self) -> &str {
+        "gated"
+    }
+
+    fn number(&self) -> u32 {
+        LOGGED
+    }
+
+    fn versions(&self) -> RangeInclusive<u32> {
+        1..=1
+    }
+
+    fn start(&self, turn: &mut RpcTurn<'_, '_>) -> std::io::Result<()> {
+        let log = turn.open_log().map_err(std::io::Error::other)?;
+        assert!(self.log.set((log, turn.releaser())).is_ok(), "there is one shard");
+        Ok(())
+    }
+
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), (): &mut (), call: &RpcCall<'_>, reply: LoggedRpcReply<'_, '_>) -> Answered {
+        let Some(pair) = pair_of(call) else { return reply.void(After::Nothing) };
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let gate = Gate { log: self.log.get().unwrap().0, number: 1 };
+        let answered = reply.results_pieces(gate, |pieces| add_ranges(&self.file, pair, pieces));
+        answered.unwrap_or_else(|reply| {
+            reply.results(After::Nothing, |out| {
+                out.put_u32(REFUSED);
+                Ok(())
+            })
+        })
+    }
+
+    fn turn_end(&self, (): &mut (), _: &mut RpcTurn<'_, '_>) {}
+}
+
+/// Answers at the end of the turn.
+struct AtTurnEnd {
+    file: File,
+}
+
+impl ShardProgram for AtTurnEnd {
+    type Shard = VecDeque<(RpcDeferred, [(u64, usize); 2])>;
+    type Conn = ();
+
+    fn name(&self) -> &str {
+        "at turn end"
+    }
+
+    fn number(&self) -> u32 {
+        AT_TURN_END
+    }
+
+    fn versions(&self) -> RangeInclusive<u32> {
+        1..=1
+    }
+
+    fn start(&self, _: &mut RpcTurn<'_, '_>) -> std::io::Result<Self::Shard> {
+        Ok(VecDeque::new())
+    }
+
+    fn accept(&self, _: &mut Self::Shard, _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, later: &mut Self::Shard, (): &mut (), call: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered {
+        let Some(pair) = pair_of(call) else { return reply.void() };
+        let (answered, deferred) = reply.defer_for(pair[0].1 + pair[1].1);
+        later.push_back((deferred, pair));
+        answered
+    }
+
+    fn turn_end(&self, later: &mut Self::Shard, turn: &mut RpcTurn<'_, '_>) {
+        for (deferred, pair) in later.drain(..) {
+            if let Err(deferred) = turn.results_pieces(deferred, |pieces| add_ranges(&self.file, pair, pieces)) {
+                turn.results(deferred, |out| {
+                    out.put_u32(REFUSED);
+                    Ok(())
+                });
+            }
+        }
+    }
+}
+
+struct World {
+    server: Server,
+    log: Arc<OnceLock<(LogId, Releaser)>>,
+    calls: Arc<AtomicU64>,
+    content: Vec<u8>,
+    _folder: Folder,
+}
+
+impl World {
+    fn new(engine: EngineKind) -> Self {
+        let (folder, content) = (Folder::new(), pattern(100_000, 1));
+        folder.write("file", &content);
+        let file = || File::from(std::fs::File::open(folder.path("file")).unwrap());
+        let (log, calls) = (Arc::new(OnceLock::new()), Arc::new(AtomicU64::new(0)));
+        let mut table = ProgramTable::new();
+        table.register_logged(Gated { file: file(), log: Arc::clone(&log), calls: Arc::clone(&calls) }).unwrap();
+        table.register_shared(Arc::new(AtTurnEnd { file: file() })).unwrap();
+        let service = Arc::new(RpcService::new("pieces", table));
+        let any: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
+        let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
+        let builder = Server::builder().engine(engine).cpus(Some(cpus));
+        let builder = builder.listen(ListenAddr::Tcp(any), Arc::clone(&service), None);
+        let server = builder.listen(ListenAddr::Udp(any), service, None).start().unwrap();
+        Self { server, log, calls, content, _folder: folder }
+    }
+
+    fn stream(&self) -> TcpStream {
+        connect(self.address(0))
+    }
+
+    fn datagrams(&self) -> UdpSocket {
+        datagrams(self.address(1))
+    }
+
+    fn address(&self, listener: usize) -> SocketAddr {
+        match &self.server.listeners()[listener].addr {
+            ListenAddr::Tcp(address) | ListenAddr::Udp(address) => *address,
+            other => panic!("{other}"),
+        }
+    }
+
+    fn release(&self) {
+        let (log, releaser) = self.log.get().unwrap();
+        releaser.release(*log, 1);
+    }
+
+    /// The whole reply with the ranges.
+    fn ranges(&self, xid: u32, pair: [(u64, usize); 2]) -> Vec<u8> {
+        let data = |(offset, bytes): (u64, usize)| &self.content[offset as usize..][..bytes];
+        let mut reply = accepted(xid, &[0]);
+        reply.put_opaque(data(pair[0]));
+        reply.put_u32(BETWEEN);
+        reply.put_opaque(data(pair[1]));
+        reply
+    }
+}
+
+fn send(stream: &mut TcpStream, xid: u32, program: u32, procedure: u32) {
+    stream.write_all(&record(&call(xid, program, 1, procedure))).unwrap();
+}
+
+fn receive(stream: &mut TcpStream) -> Vec<u8> {
+    read_record(stream).unwrap().expect("a reply")
+}
+
+#[test]
+fn ranges_of_a_file_wait_for_the_gate_and_are_padded() {
+    for engine in engines() {
+        let world = World::new(engine);
+        let mut stream = world.stream();
+        for (index, _) in PAIRS.iter().enumerate() {
+            send(&mut stream, index as u32, LOGGED, RANGES + index as u32);
+        }
+        ksf_test::wait_until("the calls are answered", || world.calls.load(Ordering::SeqCst) == PAIRS.len() as u64);
+        // The shard has read ranges of the file that it was asked for later, and has sent them: they wait for nothing.
+        let mut other = world.stream();
+        for (index, pair) in PAIRS.into_iter().enumerate() {
+            send(&mut other, index as u32, AT_TURN_END, RANGES + index as u32);
+            assert!(receive(&mut other) == world.ranges(index as u32, pair), "{engine}: {pair:?}");
+        }
+        stream.set_nonblocking(true).unwrap();
+        assert_eq!(stream.read(&mut [0; 16]).unwrap_err().kind(), ErrorKind::WouldBlock, "{engine}");
+        stream.set_nonblocking(false).unwrap();
+
+        world.release();
+        for (index, pair) in PAIRS.into_iter().enumerate() {
+            assert!(receive(&mut stream) == world.ranges(index as u32, pair), "{engine}: {pair:?}");
+        }
+    }
+}
+
+#[test]
+fn ranges_of_a_file_answer_a_deferred_call_at_the_end_of_its_turn() {
+    for engine in engines() {
+        let world = World::new(engine);
+        let mut stream = world.stream();
+        for (index, pair) in PAIRS.into_iter().enumerate() {
+            send(&mut stream, index as u32, AT_TURN_END, RANGES + index as u32);
+            assert!(receive(&mut stream) == world.ranges(index as u32, pair), "{engine}: {pair:?}");
+        }
+    }
+}
+
+/// No range of a file leaves in a datagram. The call can still be answered, once, and nothing of the first try is left.
+#[test]
+fn a_datagram_refuses_ranges_of_a_file_and_the_call_is_answered_otherwise() {
+    for engine in engines() {
+        let world = World::new(engine);
+        world.release();
+        let socket = world.datagrams();
+        let mut buffer = [0; 256];
+        for (xid, program) in [LOGGED, AT_TURN_END, LOGGED, AT_TURN_END].into_iter().enumerate() {
+            let xid = xid as u32;
+            for (xid, procedure, results) in [(xid, RANGES, &[0, REFUSED][..]), (xid + 100, PING, &[0])] {
+                socket.send(&call(xid, program, 1, procedure)).unwrap();
+                let bytes = socket.recv(&mut buffer).unwrap();
+                assert_eq!(buffer[..bytes], accepted(xid, results), "{engine}: program {program:#x}");
+            }
+        }
+    }
+}
