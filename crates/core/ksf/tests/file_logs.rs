@@ -23,7 +23,8 @@ const LINES: Framing = Framing::Delimiter(Delimiter::LF);
 /// Bytes of a record in a log.
 const RECORD_BYTES: usize = 16;
 
-/// A log: `add` is answered with the number of its record when that is durable, `get` with the last number when that is.
+/// A log: `add` is answered with the number of its record when that is durable, `get` with the last number when that is,
+/// as pieces.
 /// Batches go to `stripes` in turn, so writes of one stripe can be held up while those of another are done.
 struct AppendLog {
     stripes: Vec<File>,
@@ -73,7 +74,14 @@ impl LoggedService for AppendLog {
                 shard.last += 1;
                 shard.batch.extend_from_slice(&record(shard.last));
             }
-            b"get" => {}
+            b"get" => {
+                let gate = Gate { log: shard.log, number: shard.last };
+                let answered = reply.pieces(gate, |pieces| {
+                    pieces.bytes(shard.last.to_string().as_bytes());
+                    Ok(())
+                });
+                return answered.expect("no range of a file is in it");
+            }
             _ => return reply.bytes(After::Nothing, b"hello"),
         }
         reply.bytes(Gate { log: shard.log, number: shard.last }, shard.last.to_string().as_bytes());
