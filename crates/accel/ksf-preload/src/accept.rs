@@ -176,6 +176,9 @@ fn from_rescue(call: Call, slot: usize, instance: &Instance, entry: &Entry, hint
     let listener = &LISTENERS[slot];
     let worker = instance.worker.load(Ordering::Relaxed).checked_sub(1)?;
     let cookie = listener.cookie.load(Ordering::Relaxed);
+    // A socket of the program's own is let go of at once: it gets connections as long as a process has it, and the
+    // holder looks at it no more once it was empty and its worker had ended.
+    let keeps = entry.queue.load().is_some();
     for asked in [false, true] {
         if asked {
             let reply = holder::ask(entered.process, &Request::Steal { cookie, worker }, None)?;
@@ -188,6 +191,11 @@ fn from_rescue(call: Call, slot: usize, instance: &Instance, entry: &Entry, hint
         }
         let Some(queue) = listener.stolen.load() else { continue };
         let result = call.of_uncancelled(queue);
+        let error = errno();
+        if !keeps && let Some(last) = listener.stolen.take() {
+            descriptor::release(last);
+            set_errno(error);
+        }
         if result >= 0 {
             count(instance, |worker| &worker.accepted_stolen);
             // There may be more: the next look, by whomever, shall come here again.

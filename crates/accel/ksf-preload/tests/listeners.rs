@@ -167,6 +167,18 @@ fn the_queue_of_a_killed_worker_with_its_own_socket_is_rescued() {
         taken == clients.len()
     });
     assert!(clients.into_iter().all(Client::was_served));
-    // Without the worker's socket the port is the survivor's alone.
+    // Nobody keeps the worker's socket, which gets connections as long as it listens: the port is the survivor's alone.
+    wait_until("the worker's socket is closed", || listening(port) == 1);
     actors.serves_soon(2, port, epoll, second);
+}
+
+/// Sockets that listen on this port of the thread's network.
+fn listening(port: u16) -> usize {
+    let sockets = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+    // Local address, peer and state: 0A is TCP_LISTEN.
+    let is_one = |line: &&str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words[1].ends_with(&format!(":{port:04X}")) && words[3] == "0A"
+    };
+    sockets.lines().skip(1).filter(is_one).count()
 }
