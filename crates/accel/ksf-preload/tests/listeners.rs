@@ -167,7 +167,7 @@ fn the_queue_of_a_killed_worker_with_its_own_socket_is_rescued() {
         taken == clients.len()
     });
     assert!(clients.into_iter().all(Client::was_served));
-    // Nobody keeps the worker's socket, which gets connections as long as it listens: the port is the survivor's alone.
+    // The survivor does not keep the dead worker's socket, which gets connections as long as a process has it.
     wait_until("the worker's socket is closed", || listening(port) == 1);
     actors.serves_soon(2, port, epoll, second);
 }

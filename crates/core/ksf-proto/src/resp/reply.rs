@@ -23,7 +23,7 @@ pub enum Reply<'a> {
     Bulk(&'a [u8]),
     /// No string, or no array.
     Null,
-    /// The head of an array of so many replies.
+    /// The head of an array, with the number of replies that follow.
     Array(usize),
 }
 
@@ -75,7 +75,7 @@ pub fn read(buf: &[u8], string_bytes_max: usize) -> Result<Option<(Reply<'_>, us
     Ok(Some((reply, next)))
 }
 
-/// A string of so many bytes, from `at`.
+/// A bulk string of a known length, from `at`.
 fn bulk(buf: &[u8], at: usize, bytes: i64, limit: usize) -> Result<Option<(Reply<'_>, usize)>, BadReply> {
     let bytes = usize::try_from(bytes).map_err(|_| BadReply::Number)?;
     if bytes > limit {

@@ -358,7 +358,7 @@ fn earlier_error<E: Engine>() {
     drop(peer);
     let mut peer = None;
     for lengths in [[7; COUNT], std::array::from_fn(|number| 1 + number), [0; COUNT]] {
-        // Nobody is there for a datagram, which the socket is told at once, and then somebody is.
+        // No socket is bound to the port of the first datagram, so an error is pending at once; then one is bound.
         drop(peer.take());
         send_datagram(&mut bench.engine, to, b"anybody?", &mut bench.env);
         bench.engine.flush(&mut bench.env);

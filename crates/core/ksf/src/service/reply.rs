@@ -122,7 +122,8 @@ impl Reply<'_> {
     /// Holds the replies to this message until what `gate` names is durable. They are written now and leave when it is
     /// [released](crate::Turn::release); replies behind them wait, too. Several gates must all open.
     ///
-    /// Only shards have gates: on workers and for datagrams a service defers instead.
+    /// Only shards have gates: on workers a service defers instead. Of the replies to datagrams that wait, those beyond
+    /// `datagram_queue_max` are dropped.
     pub fn gate(&mut self, gate: Gate) {
         self.gates.add(gate);
     }

@@ -266,7 +266,7 @@ pub(super) fn linsert(call: &mut Call<'_, '_>) -> Result {
     Ok(())
 }
 
-/// A number that is a place takes no more than a string of so many bytes.
+/// A position in a list takes no more room in a reply than a bulk string of this length.
 const PLACE_BYTES: usize = 8;
 
 pub(super) fn lpos(call: &mut Call<'_, '_>) -> Result {

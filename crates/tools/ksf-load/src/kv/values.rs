@@ -50,7 +50,7 @@ impl Values {
         Values { run, filler: (0..length).map(|_| random.next() as u8).collect() }
     }
 
-    /// Appends a value of so many bytes, [`VALUE_BYTES_MIN`] at least.
+    /// Appends a value of `bytes` bytes, which is at least [`VALUE_BYTES_MIN`].
     pub(super) fn write(&self, out: &mut Vec<u8>, key: u64, version: u64, bytes: usize) {
         let start = out.len();
         out.extend_from_slice(MAGIC);
