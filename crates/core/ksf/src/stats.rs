@@ -98,10 +98,14 @@ counters! {
     datagrams_refused_deferred_max,
     /// Datagrams dropped because no more were handed over, and the memory for what is put aside meanwhile was used up.
     datagrams_refused_memory,
+    /// Datagrams dropped because the queue of the threads that may block was full.
+    datagrams_refused_tasks,
     /// Datagrams whose deferred reply was dropped without an answer.
     datagrams_abandoned,
-    /// Tasks refused because the queue of the thread pool was full.
+    /// Tasks that came back to their service because the queue of the thread pool was full.
     tasks_refused,
+    /// Tasks that went to the threads that may block because the queue of the thread pool was full.
+    tasks_overflowed,
     /// Tasks that panicked; their connection was closed.
     tasks_panicked,
     /// Threads for tasks that the system refused to start; where there was no other one, the tasks wait until it does.

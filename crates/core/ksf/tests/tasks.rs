@@ -143,7 +143,7 @@ fn a_full_queue_refuses_and_the_service_decides() {
         gate.until_waiting(1);
         // The only thread is busy: two wait in the queue, and the third finds it full.
         ask(&mut peer, b"wait 2\nwait 3\nwait 4\n", b"busy\n");
-        assert_eq!(count(&server, "tasks_refused"), 1, "{engine}");
+        assert_eq!((count(&server, "tasks_refused"), count(&server, "tasks_overflowed")), (1, 0), "{engine}");
         gate.open();
         expect(&mut peer, b"wait 1\nwait 2\nwait 3\n");
         ask(&mut peer, b"again\n", b"again\n");
@@ -259,7 +259,70 @@ fn a_full_queue_of_blocking_tasks_stops_reading() {
             got.sort_unstable_by_key(|line| line[5..].parse::<usize>().unwrap());
             assert_eq!(got.join("\n") + "\n", lines, "{engine}");
         }
-        assert_eq!(count(&server, "tasks_refused"), 0);
+        assert_eq!((count(&server, "tasks_refused"), count(&server, "tasks_overflowed")), (0, 0));
+    }
+}
+
+/// Every datagram is short work, for which the threads that may block stand in.
+struct Overflows(Arc<Gate>);
+
+impl Service for Overflows {
+    type Conn = ();
+
+    fn name(&self) -> &str {
+        "overflows"
+    }
+
+    fn framing(&self) -> Framing {
+        Framing::Delimiter(Delimiter::LF)
+    }
+
+    fn order(&self) -> Order {
+        Order::Free
+    }
+
+    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        let (text, gate) = (message.bytes().to_vec(), Arc::clone(&self.0));
+        reply.offload_or_block(text.len(), move |deferred| {
+            gate.pass();
+            deferred.reply(text);
+        });
+    }
+}
+
+#[test]
+fn tasks_that_went_elsewhere_and_datagrams_that_are_lost_are_counted_apart() {
+    own_network();
+    for engine in engines() {
+        let gate = Arc::<Gate>::default();
+        // Of each kind one task runs and one waits.
+        let few = TaskOptions { threads_max: 1, queue_max: 1, ..TaskOptions::default() };
+        let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
+        let builder = Server::builder().engine(engine).cpus(Some(cpus)).tasks(few).blocking(few);
+        let service = Arc::new(Overflows(Arc::clone(&gate)));
+        let server = builder.listen("udp:127.0.0.1:0".parse().unwrap(), service, None).start().unwrap();
+        let peer = datagrams(addr(&server));
+        for (sent, running) in [(&[1][..], 1), (&[2, 3][..], 2)] {
+            sent.iter().for_each(|number| _ = peer.send(&[*number]).unwrap());
+            gate.until_waiting(running);
+        }
+        for number in [4, 5, 6] {
+            peer.send(&[number]).unwrap();
+        }
+        until_count(&server, "datagrams_refused_tasks", 2);
+        assert_eq!((count(&server, "tasks_refused"), count(&server, "tasks_overflowed")), (0, 2), "{engine}");
+        gate.open();
+        let mut answered = [(); 4].map(|()| {
+            let mut got = [0; 9];
+            assert_eq!(peer.recv(&mut got).unwrap(), 1);
+            got[0]
+        });
+        answered.sort_unstable();
+        assert_eq!(answered, [1, 2, 3, 4], "{engine}");
     }
 }
 

@@ -105,9 +105,7 @@ impl Service for Work {
             deferred.reply(body);
         };
         // A full queue is no answer: threads that refuse no task take this one, and when they have enough reading stops.
-        if let Err(task) = reply.offload(reply_bytes, task) {
-            reply.block(reply_bytes, task);
-        }
+        reply.offload_or_block(reply_bytes, task);
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {

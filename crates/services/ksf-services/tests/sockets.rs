@@ -385,7 +385,8 @@ fn a_full_queue_is_no_answer() {
             let taken = server_counter(&server, "messages") - asked;
             assert!(taken <= 6 + PEERS as u64, "{engine}: {taken} calls were taken");
         }
-        assert!(server_counter(&server, "tasks_refused") > 0, "{engine}: the queue was never full");
+        assert!(server_counter(&server, "tasks_overflowed") > 0, "{engine}: the queue was never full");
+        assert_eq!(server_counter(&server, "tasks_refused"), 0, "{engine}: all of them run");
 
         gate.open();
         for peer in &mut peers {
@@ -443,7 +444,8 @@ fn work_without_room_in_the_queue_is_done_all_the_same() {
             let server = builder.listen(any_port(true)[0].clone(), Arc::new(Work::default()), None).start().unwrap();
             let what = format!("{engine}, a queue of {queue_max}");
             work_is_done(&mut connect(address(&server, 0)), 200, &[work::HOW_SLEEP], &what);
-            assert!(queue_max > 0 || server_counter(&server, "tasks_refused") > 0, "{what}: it was never full");
+            assert!(queue_max > 0 || server_counter(&server, "tasks_overflowed") > 0, "{what}: it was never full");
+            assert_eq!(server_counter(&server, "tasks_refused"), 0, "{what}: all of them run");
         }
     }
 }

@@ -157,16 +157,13 @@ impl<'a, 'r> RpcReply<'a, 'r> {
     /// Answers from the thread pool of this core, with up to `result_bytes` bytes
     /// of results: for short work. If its queue is full, the task goes to the
     /// threads of [`RpcReply::block`], so that no client ever takes a full queue
-    /// for the answer.
+    /// for the answer: [`Reply::offload_or_block`].
     pub fn offload<F>(self, result_bytes: usize, task: F) -> Answered
     where
         F: FnOnce(RpcDeferred) + Send + 'static,
     {
         let origin = Origin::of(&self);
-        let task = move |deferred| task(origin.deferred(deferred));
-        if let Err(task) = self.reply.offload(result_bytes, task) {
-            self.reply.block(result_bytes, task);
-        }
+        self.reply.offload_or_block(result_bytes, move |deferred| task(origin.deferred(deferred)));
         Answered(())
     }
 
