@@ -39,6 +39,16 @@ struct Queue {
 }
 
 impl Queue {
+    fn socket(&self) -> BorrowedFd<'_> {
+        // SAFETY: the shard keeps the sockets open as long as the engine.
+        unsafe { BorrowedFd::borrow_raw(self.fd) }
+    }
+
+    /// Takes what the next call would be told instead of doing its work (SO_ERROR).
+    fn take_pending_error(&self) {
+        let _ = rustix::net::sockopt::socket_error(self.socket());
+    }
+
     fn recount(&mut self, env: &mut Env) {
         let bytes = if self.full { self.unsent.bytes() } else { 0 };
         if bytes != self.counted_bytes {
@@ -78,16 +88,15 @@ impl DatagramQueues {
     /// Takes the pending error of a socket, and those in its queue (IP_RECVERR): a datagram that it sent before met a port
     /// without a listener (ICMP).
     pub(super) fn take_errors(&mut self, socket: u32) {
-        // SAFETY: the shard keeps the sockets open as long as the engine.
-        let socket = unsafe { BorrowedFd::borrow_raw(self.queues[socket as usize].fd) };
+        let queue = &self.queues[socket as usize];
         let flags = RecvFlags::ERRQUEUE | RecvFlags::DONTWAIT;
         // Some at a time: where there are more, the socket is reported again.
         for _ in 0..TOGETHER_MAX {
-            if rustix::net::recv(socket, &mut [0; 0][..], flags).is_err() {
+            if rustix::net::recv(queue.socket(), &mut [0; 0][..], flags).is_err() {
                 break;
             }
         }
-        let _ = rustix::net::sockopt::socket_error(socket);
+        queue.take_pending_error();
     }
 
     /// Where the replies of a socket go. They leave by [`flush`](Self::flush), or when they are [many](Self::added).
@@ -128,9 +137,11 @@ impl DatagramQueues {
 
     fn send(&mut self, socket: u32, env: &mut Env) {
         let queue = &mut self.queues[socket as usize];
-        // Replies that were refused together and are tried one by one: their peer may be what the kernel refuses.
+        // Replies that were refused together and are tried one by one: their peer may be what the kernel refuses...
         let mut tried_apart = 0;
-        // The first of them was refused, and was tried once more.
+        // ...or that they were joined.
+        let mut for_joining = false;
+        // The first of them was refused, and is tried once more.
         let mut tried_again = false;
         while !queue.unsent.is_empty() {
             env.stats.syscalls.add(1);
@@ -138,7 +149,7 @@ impl DatagramQueues {
             match self.sender.send(queue.fd, &queue.unsent, may_join) {
                 Ok(sent) => {
                     tried_again = false;
-                    if std::mem::take(&mut tried_apart) > 0 {
+                    if std::mem::take(&mut tried_apart) > 0 && for_joining {
                         queue.unjoined = UNJOINED;
                     }
                     env.stats.datagrams_out.add(sent as u64);
@@ -149,19 +160,26 @@ impl DatagramQueues {
                     queue.full = true;
                     break;
                 }
-                Err(error) if self.sender.counts[0] > 1 && may_be_for_joining(&error) => {
-                    tried_apart = self.sender.counts[0]
+                // It may be the error of one that left before, of any number: a socket that is connected, or has IP_RECVERR, is
+                // told it by its next call, which then sends nothing. So an error is believed when the same is tried with none
+                // pending.
+                Err(_) if !tried_again => {
+                    env.stats.syscalls.add(1);
+                    queue.take_pending_error();
+                    tried_again = true;
                 }
-                // Of one that left before, which a socket that is connected, or has IP_RECVERR, is told by its next call: that
-                // takes the error, and sends nothing.
-                Err(_) if !tried_again => tried_again = true,
-                // The kernel refuses the first of them, or all that are joined with it: they have one peer.
+                // Not all of them may be at fault: each gets its own two tries.
+                Err(error) if self.sender.counts[0] > 1 => {
+                    tried_again = false;
+                    tried_apart = self.sender.counts[0];
+                    for_joining = may_be_for_joining(&error);
+                }
+                // The kernel refuses the first of them.
                 Err(_) => {
                     tried_again = false;
-                    let refused = self.sender.counts[0];
-                    env.stats.datagrams_unsent.add(refused as u64);
-                    queue.unsent.advance(refused);
-                    tried_apart = tried_apart.saturating_sub(refused);
+                    env.stats.datagrams_unsent.add(1);
+                    queue.unsent.advance(1);
+                    tried_apart = tried_apart.saturating_sub(1);
                 }
             }
         }
@@ -204,6 +222,9 @@ struct Sender {
     parts: Box<[Part]>,
     /// Datagrams of each run.
     counts: [usize; TOGETHER_MAX],
+    /// What the next calls are told instead of sending: errors that come between two calls come when they like.
+    #[cfg(test)]
+    told: std::collections::VecDeque<libc::c_int>,
 }
 
 /// What the header of one run points to, but for the bytes.
@@ -227,7 +248,13 @@ impl Sender {
             header
         };
         let headers = parts.iter_mut().map(header).collect();
-        Self { headers, parts, counts: [0; _] }
+        Self {
+            headers,
+            parts,
+            counts: [0; _],
+            #[cfg(test)]
+            told: Default::default(),
+        }
     }
 
     /// Sends as many of these as the socket takes now, joined where they may be. Returns how many that were, at least one; an
@@ -241,6 +268,10 @@ impl Sender {
             self.parts[runs].fill(&mut self.headers[runs].msg_hdr, &run);
             self.counts[runs] = run.count;
             (runs, replies) = (runs + 1, replies + run.count);
+        }
+        #[cfg(test)]
+        if let Some(error) = self.told.pop_front() {
+            return Err(io::Error::from_raw_os_error(error));
         }
         let (parts, headers) = (&mut self.parts, &mut self.headers);
         let result = match &headers[..runs] {
@@ -282,5 +313,119 @@ impl Part {
         }
         (header.msg_control, header.msg_controllen) =
             if len == 0 { (ptr::null_mut(), 0) } else { (self.control.as_mut_ptr().cast(), len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsRawFd;
+
+    use ksf_test::{PATIENCE, wait_until};
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+    use crate::limits::Limits;
+    use crate::listener::{DatagramPeer, set_option};
+    use crate::pool::{Memory, Pool};
+
+    const COUNT: usize = 20;
+    const REPLY: &[u8] = b"a reply";
+
+    /// Replies of a socket to one peer, which takes them as they came through the kernel.
+    struct Bench {
+        env: Env,
+        queues: DatagramQueues,
+        ours: UdpSocket,
+        peer: UdpSocket,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let on: libc::c_int = 1;
+            set_option(&peer, libc::SOL_UDP, libc::UDP_GRO, &on).unwrap();
+            peer.set_read_timeout(Some(PATIENCE)).unwrap();
+            let env = Env::new(Limits::default(), Pool::new(Memory::Anonymous, 4096, 256).unwrap()).unwrap();
+            let (ours, mut queues) = (UdpSocket::bind("127.0.0.1:0").unwrap(), DatagramQueues::new());
+            queues.open(0, ours.as_raw_fd());
+            Self { env, queues, ours, peer }
+        }
+
+        /// Sends `COUNT` replies, whose first calls are told these errors. Returns how many were given up.
+        fn send_told(&mut self, told: &[libc::c_int]) -> u64 {
+            let before = self.env.stats.datagrams_unsent.value();
+            let to = DatagramPeer { addr: self.peer.local_addr().unwrap(), local: None };
+            self.queues.sender.told.extend(told);
+            (0..COUNT).for_each(|_| self.queues.output(0).add(to, |bytes| bytes.extend_from_slice(REPLY)));
+            self.queues.flush(&mut self.env);
+            assert!(self.queues.sender.told.is_empty() && self.queues.output(0).is_empty());
+            self.env.stats.datagrams_unsent.value() - before
+        }
+
+        /// Receives `COUNT` replies, in packets of this number.
+        fn expect_joined(&self, replies: usize, what: &str) {
+            for _ in 0..COUNT / replies {
+                let bytes = self.peer.recv(&mut [0; 1000]).unwrap();
+                assert_eq!(bytes, replies * REPLY.len(), "{what}");
+            }
+        }
+    }
+
+    /// That of a peer that is gone comes between the tries of replies to another one.
+    #[test]
+    fn errors_of_others_in_any_number_cost_no_reply() {
+        let (gone, joined) = (libc::ECONNREFUSED, libc::EINVAL);
+        let cases: [&[libc::c_int]; 5] =
+            [&[gone], &[gone, gone], &[gone, joined, gone], &[joined, joined, gone], &[gone, gone, gone]];
+        for told in cases {
+            let mut bench = Bench::new();
+            assert_eq!(bench.send_told(told), 0, "told {told:?}");
+            let mut bytes = 0;
+            while bytes < COUNT * REPLY.len() {
+                bytes += bench.peer.recv(&mut [0; 1000]).unwrap();
+            }
+        }
+    }
+
+    /// EMSGSIZE is also what an ICMP message about the path of an earlier datagram brings.
+    #[test]
+    fn only_what_is_refused_twice_for_joining_leaves_unjoined() {
+        let cases: [(&[libc::c_int], usize); 3] = [
+            (&[libc::EMSGSIZE], COUNT),
+            (&[libc::ECONNREFUSED, libc::ECONNREFUSED], COUNT),
+            (&[libc::EMSGSIZE, libc::EMSGSIZE], 1),
+        ];
+        for (told, together) in cases {
+            let mut bench = Bench::new();
+            assert_eq!(bench.send_told(told), 0);
+            let mut bytes = 0;
+            while bytes < COUNT * REPLY.len() {
+                bytes += bench.peer.recv(&mut [0; 1000]).unwrap();
+            }
+            // Those that come later.
+            assert_eq!(bench.send_told(&[]), 0);
+            bench.expect_joined(together, &format!("after {told:?}"));
+        }
+    }
+
+    /// The first try is told one error, and another one comes before the second.
+    #[test]
+    fn a_pending_error_is_taken_before_the_second_try() {
+        let mut bench = Bench::new();
+        let at = bench.peer.local_addr().unwrap();
+        bench.ours.connect(at).unwrap();
+        let other = UdpSocket::bind("127.0.0.1:0").unwrap();
+        drop(std::mem::replace(&mut bench.peer, other));
+        bench.ours.send(b"anybody?").unwrap();
+        let no_wait = Timespec::default();
+        let is_told = || poll(&mut [PollFd::new(&bench.ours, PollFlags::empty())], Some(&no_wait)).unwrap() > 0;
+        wait_until("it is told", is_told);
+        bench.peer = UdpSocket::bind(at).unwrap();
+        let to = DatagramPeer { addr: at, local: None };
+        bench.queues.sender.told.push_back(libc::ECONNREFUSED);
+        bench.queues.output(0).add(to, |bytes| bytes.extend_from_slice(REPLY));
+        bench.queues.flush(&mut bench.env);
+        assert_eq!((bench.env.stats.datagrams_out.value(), bench.env.stats.datagrams_unsent.value()), (1, 0));
     }
 }
