@@ -1,7 +1,9 @@
 //! Receives datagrams: many by one system call where many come, one by the cheapest call where they come one by one.
 
-use std::os::fd::RawFd;
-use std::{mem, ptr};
+use std::os::fd::{BorrowedFd, RawFd};
+use std::{io, mem, ptr};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Event;
 use super::datagrams::TOGETHER_MAX;
@@ -102,6 +104,12 @@ impl DatagramReceiver {
         // It is asked for again: the slots that are ready go back meanwhile.
         state.is_busy = false;
         self.slots.iter_mut().for_each(|slot| *slot = None);
+    }
+
+    /// A socket was shut down, which poll reports for ever, and no receive takes: it is read no more.
+    pub(super) fn end(&mut self, socket: u32) {
+        self.sockets[socket as usize].fd = -1;
+        self.set_reading(socket, false);
     }
 
     /// True if a socket is read.
@@ -279,6 +287,21 @@ impl Part {
         let control = &self.control.bytes()[..header.msg_controllen.min(CONTROL_BYTES)];
         socket_addr(name).map(|addr| DatagramPeer { addr, local: read_pktinfo(control) })
     }
+}
+
+/// Fails where a socket was shut down before it was handed over: nothing tells when it has datagrams.
+pub(super) fn check_not_shut_down(fd: RawFd) -> io::Result<()> {
+    // SAFETY: the shard keeps the sockets open as long as the engine.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    let mut ends = [PollFd::new(&socket, PollFlags::RDHUP)];
+    poll(&mut ends, Some(&Timespec::default()))?;
+    if ends[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP) {
+        return Err(io::Error::new(
+            io::ErrorKind::NotConnected,
+            "the socket was shut down; hand over one that can be received from",
+        ));
+    }
+    Ok(())
 }
 
 /// Whether a socket was asked to tell where each datagram was sent to.

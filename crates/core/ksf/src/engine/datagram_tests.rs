@@ -1,8 +1,9 @@
 //! What every engine owes the datagrams of a shard.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Shutdown, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 use std::{io::Write, mem};
 
 use ksf_test::{FAR, NEAR, PATIENCE, in_new_network, ip, own_network_or_skip, root_or_skip, skip, veth, wait_until};
@@ -471,6 +472,49 @@ fn queued_errors<E: Engine>(reads: &[bool]) {
             }
             bench.engine.shutdown();
         }
+    }
+}
+
+/// A socket that was handed over may have other holders, who may shut it down: poll reports that for ever.
+#[test]
+fn a_socket_that_is_shut_down_ends_no_wait_for_ever() {
+    on_each_engine(shut_down::<Epoll>, shut_down::<Uring>);
+}
+
+fn shut_down<E: Engine>() {
+    for (how, reads) in [(Shutdown::Read, true), (Shutdown::Both, true), (Shutdown::Both, false)] {
+        let (ours, peer) = (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+        let mut bench = Bench::<E>::new();
+        bench.engine.listen_datagrams(0, ours.as_raw_fd()).unwrap();
+        bench.engine.set_datagrams_reading(0, reads);
+        peer.send_to(b"before", ours.local_addr().unwrap()).unwrap();
+        // It has no peer, which is told, and is shut down all the same (inet_shutdown).
+        let _ = socket2::SockRef::from(&ours).shutdown(how);
+        if reads {
+            bench.wait_for("what came before", |events| matches!(events, [Event::Datagram { .. }]));
+            bench.events.clear();
+        }
+        // A wait that nothing ends takes its time.
+        let timeout = Duration::from_millis(50);
+        let wait = Wait { timeout: Some(timeout), gather: None };
+        let mut waits = 0;
+        loop {
+            let start = Instant::now();
+            bench.engine.wait(&mut bench.env, wait, &mut bench.events).unwrap();
+            assert!(bench.events.is_empty(), "{:?}", bench.events);
+            waits += 1;
+            assert!(waits < 1000, "{how:?}, read: {reads}: it ends every wait");
+            if start.elapsed() >= timeout {
+                break;
+            }
+            bench.engine.set_datagrams_reading(0, reads);
+        }
+        bench.engine.shutdown();
+
+        let mut bench = Bench::<E>::new();
+        let error = bench.engine.listen_datagrams(0, ours.as_raw_fd()).unwrap_err();
+        assert!(error.to_string().contains("shut down"), "{error}");
+        bench.engine.shutdown();
     }
 }
 

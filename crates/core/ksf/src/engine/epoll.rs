@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 use std::{io, mem, ptr};
 
-use super::datagram_receiver::{DatagramReceiver, NoSlot};
+use super::datagram_receiver::{DatagramReceiver, NoSlot, check_not_shut_down};
 use super::datagrams::DatagramQueues;
 use super::files::BlockingFiles;
 use super::msg::{SendMsg, send_now, sockaddr};
@@ -35,8 +35,8 @@ pub(crate) struct Epoll {
     conns: Vec<Conn>,
     listeners: Vec<RawFd>,
     datagrams: DatagramQueues,
-    /// What epoll was last told of each datagram socket.
-    datagram_interest: Vec<u32>,
+    /// What epoll was last told of each datagram socket; `None`: it was shut down, and epoll knows it no more.
+    datagram_interest: Vec<Option<u32>>,
     receiver: DatagramReceiver,
     /// Events that came of an operation instead of the descriptor.
     done: Vec<Event>,
@@ -92,6 +92,8 @@ impl Source {
 const IN: u32 = libc::EPOLLIN as u32;
 const OUT: u32 = libc::EPOLLOUT as u32;
 const HANGUP: u32 = libc::EPOLLRDHUP as u32;
+/// A datagram socket that is read.
+const DATAGRAMS: u32 = IN | HANGUP;
 const BROKEN: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 
 fn failed(step: &'static str) -> impl FnOnce(io::Error) -> Error {
@@ -152,10 +154,11 @@ impl Engine for Epoll {
     }
 
     fn listen_datagrams(&mut self, socket: u32, fd: RawFd) -> io::Result<()> {
+        check_not_shut_down(fd)?;
         self.datagrams.open(socket, fd);
         self.receiver.open(socket, fd);
-        self.datagram_interest.resize((socket as usize + 1).max(self.datagram_interest.len()), IN);
-        self.control(libc::EPOLL_CTL_ADD, fd, IN, Source::Datagram(socket))
+        self.datagram_interest.resize((socket as usize + 1).max(self.datagram_interest.len()), Some(DATAGRAMS));
+        self.control(libc::EPOLL_CTL_ADD, fd, DATAGRAMS, Source::Datagram(socket))
     }
 
     fn set_datagrams_reading(&mut self, socket: u32, reads: bool) {
@@ -486,7 +489,21 @@ impl Epoll {
             // every wait.
             self.datagrams.take_errors(socket);
         }
+        let (before, was_starved) = (events.len(), mem::take(&mut self.starved));
         self.receive_datagrams(socket, env, events);
+        if ready & (HANGUP | libc::EPOLLHUP as u32) != 0 && events.len() == before && !self.starved {
+            self.end_datagrams(socket);
+        }
+        self.starved |= was_starved;
+    }
+
+    /// A datagram socket was shut down, by another holder of it: epoll would report that in every wait.
+    fn end_datagrams(&mut self, socket: u32) {
+        self.receiver.end(socket);
+        if mem::take(&mut self.datagram_interest[socket as usize]).is_some() {
+            // Removing an entry that is there cannot fail.
+            let _ = self.control(libc::EPOLL_CTL_DEL, self.datagrams.fd(socket), 0, Source::Datagram(socket));
+        }
     }
 
     /// Receives from sockets that had several datagrams the last time: whether there are more costs no more to try than
@@ -509,8 +526,9 @@ impl Epoll {
     fn update_datagram_interest(&mut self) {
         for socket in 0..self.datagram_interest.len() as u32 {
             let room = if self.datagrams.is_full(socket) { OUT } else { 0 };
-            let interest = room | if self.receiver.reads(socket) { IN } else { 0 };
-            if mem::replace(&mut self.datagram_interest[socket as usize], interest) != interest {
+            let interest = room | if self.receiver.reads(socket) { DATAGRAMS } else { 0 };
+            let Some(told) = &mut self.datagram_interest[socket as usize] else { continue };
+            if mem::replace(told, interest) != interest {
                 let fd = self.datagrams.fd(socket);
                 // Changing an entry that is there cannot fail.
                 let _ = self.control(libc::EPOLL_CTL_MOD, fd, interest, Source::Datagram(socket));

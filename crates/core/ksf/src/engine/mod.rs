@@ -165,7 +165,8 @@ pub(crate) trait Engine: Sized {
     /// Stops accepting. A connection that was accepted meanwhile is still reported.
     fn unlisten(&mut self, listener: u32);
 
-    /// Receives datagrams from a bound socket. Fails if that cannot be started.
+    /// Receives datagrams from a bound socket. Fails if that cannot be started, or the socket was shut down. One that is shut
+    /// down later is not read any more once it is empty.
     fn listen_datagrams(&mut self, socket: u32, fd: RawFd) -> io::Result<()>;
 
     /// Receives datagrams from a socket, or stops to. Those already under way are still reported.

@@ -57,7 +57,14 @@ impl Uring {
     pub(super) fn datagram_ready(&mut self, socket: u32, ready: i32, env: &mut Env, events: &mut Vec<Event>) {
         self.sockets[socket as usize].armed = false;
         self.take_errors(socket, ready);
+        let (before, was_starved) = (events.len(), mem::take(&mut self.starved));
         self.receive_datagrams(socket, env, events);
+        let is_shut_down = ready > 0 && ready & i32::from(libc::POLLRDHUP | libc::POLLHUP) != 0;
+        if is_shut_down && events.len() == before && !self.starved {
+            // By another holder of it: each poll would end at once.
+            self.receiver.end(socket);
+        }
+        self.starved |= was_starved;
     }
 
     /// No receive takes what is in the queue of errors, and the next poll would end at once.
@@ -95,7 +102,8 @@ impl Uring {
 
     fn arm_datagram(&mut self, socket: u32) {
         self.sockets[socket as usize].armed = true;
-        let poll = opcode::PollAdd::new(Fd(self.datagrams.fd(socket)), libc::POLLIN as u32).build();
+        let interest = (libc::POLLIN | libc::POLLRDHUP) as u32;
+        let poll = opcode::PollAdd::new(Fd(self.datagrams.fd(socket)), interest).build();
         self.push(poll.user_data(Op::Datagram(socket).user_data()));
     }
 }

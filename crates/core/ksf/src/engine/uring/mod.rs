@@ -27,7 +27,7 @@ use std::{io, mem};
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
-use super::datagram_receiver::DatagramReceiver;
+use super::datagram_receiver::{DatagramReceiver, check_not_shut_down};
 use super::datagrams::DatagramQueues;
 use super::msg::SendMsg;
 use super::{Engine, Event, Reading, Wait, pause};
@@ -145,6 +145,7 @@ impl Engine for Uring {
     }
 
     fn listen_datagrams(&mut self, socket: u32, fd: RawFd) -> io::Result<()> {
+        check_not_shut_down(fd)?;
         self.start_datagrams(socket, fd);
         Ok(())
     }
