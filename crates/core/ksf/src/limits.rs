@@ -13,8 +13,8 @@ pub const MESSAGE_BYTES_MAX: usize = (1 << 20) + (64 << 10);
 pub struct Limits {
     /// Longest message, in bytes of body. A longer one closes the connection before its bytes are stored.
     pub message_bytes_max: usize,
-    /// Most bytes that may arrive before the length of a message is known (delimiter framing: this and
-    /// `message_bytes_max`, whichever is larger, since header and body are one).
+    /// Most bytes that may arrive before the length of a message is known. Delimiter framing has no header: what waits for
+    /// its delimiter is message, and only `message_bytes_max` bounds it.
     pub header_bytes_max: usize,
     /// Most parts a message may have (record-marking fragments; empty ones count).
     pub fragments_max: u32,

@@ -297,11 +297,38 @@ fn at_a_limit_a_stream_ends_the_same_wherever_it_was_cut() {
         let bytes = 40 + delimiter.len();
         assert_eq!(end(framing, &limits, &encode(framing, &[b'x'; 41], &[])), (0, oversized(bytes)));
         let long_header = Limits { header_bytes_max: 50, ..limits.clone() };
-        assert_eq!(end(framing, &long_header, &encode(framing, &[b'x'; 41], &[])), (0, oversized(41)));
+        assert_eq!(end(framing, &long_header, &encode(framing, &[b'x'; 41], &[])), (0, oversized(bytes)));
     }
     // A header of a known length is no endless one.
     let short = Limits { header_bytes_max: 2, ..limits };
     assert_eq!(end(Framing::RecordMark, &short, &marks(b"abc", &[])), (1, None));
+}
+
+/// All that waits for its delimiter is message: the limit of headers says nothing of it.
+#[test]
+fn a_message_without_its_delimiter_ends_at_the_limit_of_messages() {
+    let limits = Limits { message_bytes_max: 16, header_bytes_max: 4096, ..Limits::default() };
+    let line = [b'x'; 16];
+    // What comes behind the longest message is its delimiter, or too much.
+    for (delimiter, too_many) in [(Delimiter::LF, 17), (Delimiter::CRLF, 18)] {
+        let framing = Framing::Delimiter(delimiter);
+        let oversized = Some(CutError::Oversized { bytes: too_many, limit: 16 });
+        let begun = [&line[..], &delimiter.as_bytes()[..too_many - 17]].concat();
+        for (wire, messages, error) in [
+            (vec![b'x'; too_many], 0, oversized),
+            (vec![b'x'; 100], 0, oversized),
+            (encode(framing, &[b'x'; 17], &[]), 0, oversized),
+            (begun, 0, None),
+            (encode(framing, &line, &[]), 1, None),
+        ] {
+            assert_eq!(end(framing, &limits, &wire), (messages, error), "{delimiter:?}, {} bytes", wire.len());
+            let mut bench = Bench { limits: limits.clone(), ..Bench::new(framing) };
+            let mut push = |at: usize| bench.feed(&wire[at..=at], &mut 0).err().map(|error| (at + 1, error));
+            let ended = (0..wire.len()).find_map(&mut push);
+            assert_eq!(ended, error.map(|error| (too_many, error)), "{delimiter:?}, byte by byte");
+            assert_eq!(bench.messages.len(), messages);
+        }
+    }
 }
 
 #[test]

@@ -114,7 +114,7 @@ fn peers_that_break_the_rules_are_told_apart() {
         let mut setup = setup(framing, |options| {
             options.limits.fragments_max = 8;
             if matches!(framing, Framing::Delimiter(_)) {
-                (options.limits.message_bytes_max, options.limits.header_bytes_max) = (100, 100);
+                options.limits.message_bytes_max = 100;
             }
         });
         setup.client.write_all(bytes).unwrap();

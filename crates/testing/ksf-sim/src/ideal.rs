@@ -94,8 +94,7 @@ fn delimited<'a>(delimiter: &Delimiter, limits: &Limits, rest: &'a [u8]) -> Next
     // Without a delimiter all but its possible beginning is body.
     let body = found.unwrap_or((rest.len() + 1).saturating_sub(delimiter.len()));
     match found {
-        _ if body > limits.message_bytes_max && found.is_some() => Err(CloseReason::OversizedMessage),
-        None if body > limits.message_bytes_max.max(limits.header_bytes_max) => Err(CloseReason::OversizedMessage),
+        _ if body > limits.message_bytes_max => Err(CloseReason::OversizedMessage),
         None => Err(CloseReason::PeerClosedMidMessage),
         Some(at) => Ok((rest[..at].to_vec(), &rest[at + delimiter.len()..])),
     }
@@ -167,7 +166,7 @@ mod tests {
 
     #[test]
     fn limits_end_a_stream_for_the_documented_reason() {
-        let limits = Limits { message_bytes_max: 4, fragments_max: 2, header_bytes_max: 4, ..Limits::default() };
+        let limits = Limits { message_bytes_max: 4, fragments_max: 2, ..Limits::default() };
         let end = |framing, stream: &[u8]| decode(framing, &limits, stream).end;
         assert_eq!(end(Framing::RecordMark, &[0x80, 0, 0, 5]), CloseReason::OversizedMessage);
         assert_eq!(end(Framing::RecordMark, &[0; 12]), CloseReason::EndlessFragments);

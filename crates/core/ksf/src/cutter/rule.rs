@@ -115,8 +115,7 @@ impl Rule for Native<'_> {
         match self.framing {
             // Header and body are one here. The last bytes may be the delimiter's beginning; all before them is body.
             Framing::Delimiter(delimiter) => {
-                let body = self.limits.message_bytes_max.max(self.limits.header_bytes_max);
-                body.saturating_add(delimiter.as_bytes().len() - 1)
+                self.limits.message_bytes_max.saturating_add(delimiter.as_bytes().len() - 1)
             }
             // A header is short, and may arrive whole, whatever the limit: a limit below it would end every stream.
             _ => self.limits.header_bytes_max.max(HEADER_BYTES_MAX),
