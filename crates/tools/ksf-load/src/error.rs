@@ -50,6 +50,12 @@ pub enum LoadError {
         /// The system's answer.
         source: io::Error,
     },
+    /// A thread of the generator panicked.
+    #[error("thread {thread} panicked, so there is no result: a bug of this program, please report it")]
+    Panicked {
+        /// Its number, from 0.
+        thread: usize,
+    },
     /// A result file cannot be created.
     #[error("cannot write {}: {source}", path.display())]
     CreateFile {
@@ -88,6 +94,7 @@ impl LoadError {
             LoadError::ReadFile { .. } => 66,
             LoadError::UnknownHost { .. } => 68,
             LoadError::Unreachable { .. } | LoadError::Exhausted(_) => 69,
+            LoadError::Panicked { .. } => 70,
             LoadError::System { .. } => 71,
             LoadError::CreateFile { .. } => 73,
             LoadError::Output(_) => 74,

@@ -1,5 +1,6 @@
 //! One run: threads, each pinned and with connections of its own, let go together.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -23,7 +24,7 @@ pub(crate) struct Progress {
     pub(crate) elapsed: Duration,
 }
 
-/// Runs the plan once, as run `number`.
+/// Runs the plan once, as run `number`. Sets `stop` where a thread fails: what the others do is for nothing.
 pub(crate) fn run<P: Protocol>(
     plan: &Plan,
     protocol: &P,
@@ -43,15 +44,17 @@ pub(crate) fn run<P: Protocol>(
             std::thread::Builder::new()
                 .name(format!("{}-{thread}", plan.tool))
                 .spawn_scoped(scope, move || {
-                    let ready = prepare(plan, thread, cpu)
-                        .and_then(|()| Worker::new(plan, protocol, number, thread, cpu, Shared { stop, settled }));
+                    let ready = or_panicked(thread, || {
+                        prepare(plan, thread, cpu)?;
+                        Worker::new(plan, protocol, number, thread, cpu, Shared { stop, settled })
+                    });
                     let worker = match ready {
                         Ok(worker) => worker,
                         Err(error) => return drop(reports.send((thread, Err(error)))),
                     };
                     let _ = reports.send((thread, Ok(None)));
                     if wait.recv().is_ok() {
-                        let _ = reports.send((thread, worker.run().map(Some)));
+                        let _ = reports.send((thread, or_panicked(thread, || worker.run()).map(Some)));
                     }
                 })
                 .map_err(|error| LoadError::system(format!("cannot start thread {thread}"), error))?;
@@ -66,7 +69,11 @@ pub(crate) fn run<P: Protocol>(
         let mut threads = Vec::with_capacity(plan.threads);
         while threads.len() < plan.threads {
             match inbox.recv_timeout(WATCH_INTERVAL) {
-                Ok((thread, ran)) => threads.extend(ran?.map(|ran| (thread, ran))),
+                Ok((thread, ran)) => {
+                    // This scope ends with its threads, which may have no end of their own.
+                    let ran = ran.inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
+                    threads.extend(ran.map(|ran| (thread, ran)));
+                }
                 Err(_) => watch(Progress {
                     run: number,
                     settled: settled.iter().map(|n| n.load(Ordering::Relaxed)).sum(),
@@ -77,6 +84,12 @@ pub(crate) fn run<P: Protocol>(
         threads.sort_by_key(|(thread, _)| *thread);
         Ok(Run::new(number, started_unix_s, threads.into_iter().map(|(_, ran)| ran).collect()))
     })
+}
+
+/// Does the work of a thread. A panic is an error of it: of a thread that reports nothing the run would wait for ever.
+fn or_panicked<T>(thread: usize, work: impl FnOnce() -> Result<T, LoadError>) -> Result<T, LoadError> {
+    // Unwind safe: the work owns what it changes, but for a counter that it only stores to.
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(LoadError::Panicked { thread }))
 }
 
 fn prepare(plan: &Plan, thread: usize, cpu: Option<usize>) -> Result<(), LoadError> {
@@ -95,4 +108,94 @@ fn prepare(plan: &Plan, thread: usize, cpu: Option<usize>) -> Result<(), LoadErr
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::panic::resume_unwind;
+
+    use ksf_test::PATIENCE;
+
+    use super::*;
+    use crate::drive::connection::{Life, Terms, TimeLimit};
+    use crate::drive::plan::Destination;
+    use crate::drive::protocol::{Client, Ticket};
+    use crate::drive::socket::{SocketOptions, Transport};
+    use crate::options::target::{Endpoint, Target};
+    use crate::record::Sink;
+
+    /// Where the client of the first connection panics.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum Step {
+        Prepare,
+        Run,
+    }
+
+    struct Broken(Step);
+
+    struct BrokenClient {
+        panics: bool,
+    }
+
+    impl Client for BrokenClient {
+        type Operation = ();
+        type Counters = ();
+
+        fn encode(&mut self, _: &Ticket, (): &()) -> &[u8] {
+            if self.panics {
+                // Without the message of `panic!`, which would look like a failure of the test.
+                resume_unwind(Box::new("on purpose"));
+            }
+            b"?"
+        }
+
+        fn read(&mut self, bytes: &[u8], _: &mut Sink<'_, ()>) -> usize {
+            bytes.len()
+        }
+    }
+
+    impl Protocol for Broken {
+        type Client = BrokenClient;
+        type Mix = ();
+
+        fn client(&self, connection: u32) -> BrokenClient {
+            let panics = |step| connection == 0 && self.0 == step;
+            if panics(Step::Prepare) {
+                resume_unwind(Box::new("on purpose"));
+            }
+            BrokenClient { panics: panics(Step::Run) }
+        }
+
+        fn mix(&self, _: usize) {}
+
+        fn request_bytes(&self) -> usize {
+            1
+        }
+    }
+
+    #[test]
+    fn a_thread_that_panics_ends_the_run_with_an_error() {
+        for step in [Step::Prepare, Step::Run] {
+            // Nobody answers: the other thread waits until it is stopped.
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let addr = listener.local_addr().unwrap();
+            let destination = Destination::Kept {
+                target: Target::parse(&addr.to_string(), 0).unwrap(),
+                endpoints: vec![Endpoint::Inet(addr)],
+                socket: SocketOptions::new(Transport::Tcp, PATIENCE),
+            };
+            let terms = Terms { life: Life::Kept, limit: TimeLimit::Request, timeout_ns: u64::MAX >> 8 };
+            let plan = Plan { connections: 2, threads: 2, ..Plan::new("test", destination, terms) };
+            let (sender, result) = mpsc::channel();
+            std::thread::spawn(move || {
+                let stop = AtomicBool::new(false);
+                let _ = sender.send(run(&plan, &Broken(step), 1, &stop, |_| {}).map(drop));
+            });
+            match result.recv_timeout(PATIENCE) {
+                Ok(Err(error @ LoadError::Panicked { thread: 0 })) => assert_eq!(error.exit_code(), 70),
+                other => panic!("{step:?}: {other:?}"),
+            }
+        }
+    }
 }

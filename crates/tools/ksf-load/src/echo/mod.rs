@@ -44,7 +44,8 @@ Numbers take a suffix: k m g t p e z y are powers of 1024, K M G T P E Z Y power
 Times take us, ms, s, m or h; without a unit they are seconds.
 
 Exit status: 0 every reply was right, 1 replies were wrong, missing or surplus, 64 wrong use, 65 bad number, \
-68 unknown host, 69 no connection, 71 system error, 73 a file cannot be written, 74 the results cannot be written.";
+68 unknown host, 69 no connection, 70 bug of this program, 71 system error, \
+73 a file cannot be written, 74 the results cannot be written.";
 
 fn length(text: &str) -> Result<u64, NumberError> {
     parse_in(text, 0, MESSAGE_BYTES_MAX).map(|bytes| bytes.max(1))

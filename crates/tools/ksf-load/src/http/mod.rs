@@ -166,7 +166,8 @@ Numbers take a suffix: k m g are powers of 1024, K M G powers of 1000. Times tak
 are seconds.
 
 Exit status: 0 every request had its right answer, 1 some had not, 64 wrong use, 65 bad number, 66 no such file, \
-68 unknown host, 69 no connection or not enough ports, 71 system error, 74 the results cannot be written.";
+68 unknown host, 69 no connection or not enough ports, 70 bug of this program, 71 system error, \
+74 the results cannot be written.";
 
 /// Runs http on stdout and stderr until it is done or interrupted.
 pub fn run(args: LoadHttpArgs) -> Result<HttpReport, LoadError> {

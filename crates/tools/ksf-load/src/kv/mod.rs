@@ -181,7 +181,8 @@ Numbers take a suffix: k m g are powers of 1024, K M G powers of 1000. Times tak
 are seconds.
 
 Exit status: 0 every reply was right, 1 replies were wrong or missing, or something acknowledged is not there, 64 wrong use, \
-65 bad number or damaged journal, 66 no such file, 68 unknown host, 69 no connection, 71 system error, 73 a file cannot be \
+65 bad number or damaged journal, 66 no such file, 68 unknown host, 69 no connection, 70 bug of this program, \
+71 system error, 73 a file cannot be \
 written, 74 the results cannot be written.";
 
 /// Runs kv on stdout and stderr until it is done or interrupted.

@@ -138,7 +138,8 @@ Numbers take a suffix: k m g are powers of 1024, K M G powers of 1000. Times tak
 are seconds.
 
 Exit status: 0 every reply was right, 1 replies were wrong, missing or surplus, 64 wrong use, 65 bad number, \
-68 unknown host, 69 no connection, 71 system error, 74 the results cannot be written.";
+68 unknown host, 69 no connection, 70 bug of this program, 71 system error, \
+74 the results cannot be written.";
 
 /// A weight for each connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
