@@ -14,25 +14,41 @@ mod fields;
 mod forward;
 mod head;
 
-pub use body::{Body, BodyLength, MalformedBody};
+pub use body::{Body, BodyLength, MalformedBody, unchunked};
 pub use forward::{forward_request, forward_response};
-pub use head::{BadHead, FIELDS_MAX, Request, Response, head_bytes};
+pub use head::{Asked, BadHead, FIELDS_MAX, Request, Response, head_bytes};
 
 /// The reason phrase of a status this crate's users send; empty for others (RFC 9112, section 4 allows that).
 pub fn reason(status: u16) -> &'static str {
     match status {
         100 => "Continue",
         200 => "OK",
+        201 => "Created",
+        204 => "No Content",
+        206 => "Partial Content",
+        304 => "Not Modified",
         400 => "Bad Request",
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "Not Found",
         405 => "Method Not Allowed",
         408 => "Request Timeout",
+        409 => "Conflict",
+        411 => "Length Required",
+        412 => "Precondition Failed",
+        413 => "Content Too Large",
+        414 => "URI Too Long",
+        416 => "Range Not Satisfiable",
         417 => "Expectation Failed",
+        421 => "Misdirected Request",
         431 => "Request Header Fields Too Large",
+        500 => "Internal Server Error",
         501 => "Not Implemented",
         502 => "Bad Gateway",
         503 => "Service Unavailable",
         504 => "Gateway Timeout",
         505 => "HTTP Version Not Supported",
+        507 => "Insufficient Storage",
         _ => "",
     }
 }

@@ -140,6 +140,23 @@ impl State {
     }
 }
 
+/// The data of a chunked body that a [`Body`] took whole, without what stands between the chunks.
+pub fn unchunked(body: &[u8]) -> Vec<u8> {
+    let mut data = Vec::with_capacity(body.len());
+    let mut rest = body;
+    loop {
+        let digits = rest.iter().map_while(|byte| char::from(*byte).to_digit(16));
+        let size = digits.fold(0_usize, |size, digit| size << 4 | digit as usize);
+        let Some(line_end) = rest.iter().position(|byte| *byte == b'\n') else { return data };
+        let Some((chunk, behind)) = rest[line_end + 1..].split_at_checked(size) else { return data };
+        if chunk.is_empty() {
+            return data;
+        }
+        data.extend_from_slice(chunk);
+        rest = behind.get(2..).unwrap_or_default();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,6 +185,15 @@ mod tests {
             assert_eq!(pass(BodyLength::UntilClose, chunked, step), Ok((chunked.len(), false)));
         }
         assert_eq!(pass(BodyLength::Fixed(0), b"x", 1), Ok((0, true)));
+    }
+
+    #[test]
+    fn the_data_of_chunks_is_what_was_sent() {
+        assert_eq!(unchunked(b"4\r\nwiki\r\nA;x=\"y\"\r\n01234\r\n789\r\n0\r\nT: v\r\n\r\n"), b"wiki01234\r\n789");
+        assert_eq!(unchunked(b"0\r\n\r\n"), b"");
+        for cut_short in [&b""[..], b"4", b"4\r\nwi", b"fffffffffffffff\r\nx", b"x\r\n"] {
+            assert_eq!(unchunked(cut_short), b"");
+        }
     }
 
     #[test]

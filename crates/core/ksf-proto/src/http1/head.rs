@@ -96,9 +96,42 @@ pub struct Request {
     pub body: BodyLength,
 }
 
+/// What a request asks for, where it lies in the head.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'r, 'h> {
+    /// The method.
+    pub method: &'h str,
+    /// The target, as the request line has it.
+    pub target: &'h str,
+    fields: &'r [httparse::Header<'h>],
+}
+
+impl<'h> Asked<'_, 'h> {
+    /// Names and values of the fields, in their order.
+    pub fn fields(&self) -> impl Iterator<Item = (&'h str, &'h [u8])> {
+        self.fields.iter().map(|field| (field.name, field.value))
+    }
+}
+
 impl Request {
     /// Reads a whole head, as [`head_bytes`] found it.
+    ///
+    /// # Errors
+    ///
+    /// [`BadHead`]: the end of the request, or what it wants, cannot be told.
     pub fn parse(head: &[u8]) -> Result<Self, BadHead> {
+        Ok(Self::parse_with(head, |_| ())?.0)
+    }
+
+    /// The same, with what `look` makes of the rest of the head.
+    ///
+    /// # Errors
+    ///
+    /// [`BadHead`]: the end of the request, or what it wants, cannot be told.
+    pub fn parse_with<'h, R>(
+        head: &'h [u8],
+        look: impl FnOnce(Asked<'_, 'h>) -> R,
+    ) -> Result<(Self, R), BadHead> {
         let mut room = [httparse::EMPTY_HEADER; FIELDS_MAX];
         let mut request = httparse::Request::new(&mut room);
         match request.parse(head) {
@@ -115,7 +148,8 @@ impl Request {
         if target.is_empty() {
             return Err(BadHead::Malformed("no target"));
         }
-        let fields = read_fields(request.headers).map_err(trouble)?;
+        let request_fields = &*request.headers;
+        let fields = read_fields(request_fields).map_err(trouble)?;
         if minor == 1 && fields.hosts != 1 || fields.hosts > 1 {
             return Err(BadHead::Malformed("a request has one Host"));
         }
@@ -125,14 +159,15 @@ impl Request {
         if minor == 0 && fields.chunked {
             return Err(BadHead::Malformed("HTTP/1.0 has no transfer codings"));
         }
-        Ok(Self {
+        let request = Self {
             minor,
             is_head: method == "HEAD",
             idempotent: matches!(method, "GET" | "HEAD" | "OPTIONS" | "PUT" | "DELETE" | "TRACE"),
             keep_alive: fields.keep_alive(minor),
             expects_continue: fields.expects_continue && minor == 1,
             body: fields.body().unwrap_or(BodyLength::Fixed(0)),
-        })
+        };
+        Ok((request, look(Asked { method, target, fields: request_fields })))
     }
 }
 
@@ -276,6 +311,18 @@ mod tests {
         assert_eq!(status("POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n"), 400);
         let many = "a: b\r\n".repeat(FIELDS_MAX);
         assert_eq!(status(&format!("GET / HTTP/1.1\r\nHost: x\r\n{many}\r\n")), 431);
+    }
+
+    #[test]
+    fn the_rest_of_a_head_is_shown_where_it_lies() {
+        let head = b"PUT /a%20b?c HTTP/1.1\r\nHost: x\r\nIf-Match: \"1\"\r\n\r\n";
+        let (request, asked) = Request::parse_with(head, |asked| {
+            let fields: Vec<_> = asked.fields().collect();
+            (asked.method, asked.target, fields)
+        })
+        .unwrap();
+        assert!(request.keep_alive);
+        assert_eq!(asked, ("PUT", "/a%20b?c", vec![("Host", &b"x"[..]), ("If-Match", b"\"1\"")]));
     }
 
     #[test]
