@@ -1,4 +1,4 @@
-//! The server: RESP on connections, commands on the store, batches to the disk.
+//! The server: RESP and HTTP on connections, commands and requests on the store, batches to the disk.
 //!
 //! ```text
 //!   turn: messages ─► commands ─► index, open batch ─► replies, each behind its gates
@@ -27,6 +27,7 @@ use ksf_store::store::{Clock, Needs, Shard, Store, SweepBudget};
 use crate::cleaner::Cleaner;
 use crate::commands::{self, Session, Standing};
 use crate::disk::{BLOCK_BYTES, Disk};
+use crate::http;
 use crate::settings::{Durability, Settings};
 
 /// Writes of a log under way at a time: while one is waited for the next ones are on their way.
@@ -123,7 +124,40 @@ struct Waiting {
     /// Its connection.
     from: ConnKey,
     deferred: LoggedDeferred,
-    command: Vec<u8>,
+    command: Kept,
+}
+
+/// A message, and what it is: a command of RESP, or a request of HTTP.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    bytes: &'a [u8],
+    http: Option<&'a http::Request>,
+}
+
+impl Asked<'_> {
+    /// What it takes room in the log for, if it does.
+    fn purpose(self) -> Option<Purpose> {
+        match self.http {
+            Some(request) => request.purpose(),
+            None => commands::purpose(self.bytes),
+        }
+    }
+
+    fn to_kept(self) -> Kept {
+        Kept { bytes: self.bytes.to_vec(), http: self.http.copied() }
+    }
+}
+
+/// The same beyond the call.
+struct Kept {
+    bytes: Vec<u8>,
+    http: Option<http::Request>,
+}
+
+impl Kept {
+    fn asked(&self) -> Asked<'_> {
+        Asked { bytes: &self.bytes, http: self.http.as_ref() }
+    }
 }
 
 /// Memory of a reply that is kept for the next one.
@@ -144,11 +178,11 @@ impl KvShard {
     }
 
     /// Whether a command must wait for room in the log, or for the medium. One that takes no room never does.
-    fn is_held_up(&self, command: &[u8]) -> bool {
+    fn is_held_up(&self, asked: Asked<'_>) -> bool {
         // The first questions alone cost nothing, and are nearly always enough.
         let is_behind = self.is_behind();
         (is_behind || self.waits_for_room(Purpose::Writing))
-            && commands::purpose(command).is_some_and(|purpose| is_behind || self.waits_for_room(purpose))
+            && asked.purpose().is_some_and(|purpose| is_behind || self.waits_for_room(purpose))
     }
 
     /// Whether a reply to what was done now waits for the medium.
@@ -175,6 +209,7 @@ impl KvShard {
 /// One connection.
 #[derive(Debug, Default)]
 pub struct KvConn {
+    protocol: Protocol,
     progress: Progress,
     session: Session,
     /// Commands of it that wait for room in the log, or for the medium: those behind them wait, too.
@@ -183,13 +218,27 @@ pub struct KvConn {
     key: Option<ConnKey>,
 }
 
+/// What a connection speaks.
+#[derive(Debug, Default)]
+enum Protocol {
+    /// Its first bytes have not told yet.
+    #[default]
+    Unknown,
+    Resp,
+    Http(Box<http::Reader>),
+}
+
 impl KvConn {
     /// Bytes that the reply to a command is counted with while that waits. What is told of keys may be as long as a reply may
     /// be: then the connection is not read on, so that it never gets more replies at once than its limits allow.
-    fn waiting_reply_bytes(&self, command: &[u8]) -> usize {
-        let long = if commands::has_short_reply(command) { 0 } else { self.session.reply_bytes_max };
+    fn waiting_reply_bytes(&self, asked: Asked<'_>) -> usize {
+        let (is_short, short) = match asked.http {
+            Some(request) => (request.has_short_reply(), http::SHORT_REPLY_BYTES),
+            None => (commands::has_short_reply(asked.bytes), SHORT_REPLY_BYTES),
+        };
+        let long = if is_short { 0 } else { self.session.reply_bytes_max };
         // The command is counted, too, until it is answered.
-        long.saturating_sub(command.len()).max(SHORT_REPLY_BYTES)
+        long.saturating_sub(asked.bytes.len()).max(short)
     }
 }
 
@@ -240,12 +289,25 @@ impl LoggedService for Kv {
             None if is_near => Standing::Known,
             None => Standing::Denied,
         };
-        Ok(KvConn { session: Session { standing, ..Session::default() }, ..KvConn::default() })
+        let is_tcp = matches!(peer, Peer::Tcp(_));
+        Ok(KvConn { session: Session { standing, is_tcp, ..Session::default() }, ..KvConn::default() })
     }
 
-    fn cut(&self, conn: &mut KvConn, buf: &[u8], _: usize, limits: &Limits) -> Result<Frame, FramingError> {
+    fn cut(&self, conn: &mut KvConn, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
         // What one command can set another one can read.
         conn.session.reply_bytes_max = limits.connection_bytes_max.max(limits.message_bytes_max);
+        if matches!(conn.protocol, Protocol::Unknown) {
+            match http::spoken(buf, scanned) {
+                None => return Ok(Frame::Incomplete { need_bytes: None }),
+                Some(http::Spoken::Http) => conn.protocol = Protocol::Http(Box::default()),
+                // An empty line may be in front of either.
+                Some(http::Spoken::Resp) if matches!(buf.first(), Some(b'\r' | b'\n')) => {}
+                Some(http::Spoken::Resp) => conn.protocol = Protocol::Resp,
+            }
+        }
+        if let Protocol::Http(reader) = &mut conn.protocol {
+            return reader.cut(buf, scanned, limits);
+        }
         let limits = resp::RespLimits {
             arguments_max: 1 << 20,
             argument_bytes_max: limits.message_bytes_max,
@@ -267,21 +329,27 @@ impl LoggedService for Kv {
         limits.message_bytes_max
     }
 
-    fn call(&self, shard: &mut KvShard, conn: &mut KvConn, message: &Message<'_>, mut reply: LoggedReply<'_, '_>) {
-        if conn.waiting > 0 || shard.is_held_up(message.bytes()) {
-            conn.waiting += 1;
-            conn.key = Some(message.key());
-            let deferred = reply.defer_for(conn.waiting_reply_bytes(message.bytes()));
-            shard.waiting.push_back(Waiting { from: message.key(), deferred, command: message.bytes().to_vec() });
-        } else {
-            self.execute(shard, conn, message.bytes(), reply);
+    fn call(&self, shard: &mut KvShard, conn: &mut KvConn, message: &Message<'_>, reply: LoggedReply<'_, '_>) {
+        let (key, bytes) = (message.key(), message.bytes());
+        let Protocol::Http(reader) = &mut conn.protocol else {
+            return self.take_up(shard, conn, key, Asked { bytes, http: None }, reply);
+        };
+        match reader.take(bytes) {
+            Some(http::Taken::Whole(request)) => {
+                self.take_up(shard, conn, key, Asked { bytes, http: Some(&request) }, reply);
+            }
+            Some(http::Taken::Joined(request, whole)) => {
+                self.take_up(shard, conn, key, Asked { bytes: &whole, http: Some(&request) }, reply);
+            }
+            Some(http::Taken::Head(request)) => self.welcome(conn, &request, bytes, reply),
+            None => {}
         }
     }
 
     fn resume(&self, shard: &mut KvShard, conn: &mut KvConn, state: Box<dyn Any + Send>, reply: LoggedReply<'_, '_>) {
         conn.waiting = conn.waiting.saturating_sub(1);
-        if let Ok(command) = state.downcast::<Vec<u8>>() {
-            self.execute(shard, conn, &command, reply);
+        if let Ok(command) = state.downcast::<Kept>() {
+            self.execute(shard, conn, command.asked(), reply);
         }
     }
 
@@ -289,10 +357,14 @@ impl LoggedService for Kv {
         self.work(shard, turn);
     }
 
-    fn refuse(&self, conn: &mut KvConn, _: CloseReason, mut reply: LoggedReply<'_, '_>) {
-        if let Some(malformed) = conn.session.malformed {
-            let mut out = Vec::new();
+    fn refuse(&self, conn: &mut KvConn, reason: CloseReason, mut reply: LoggedReply<'_, '_>) {
+        let mut out = Vec::new();
+        if let Protocol::Http(reader) = &conn.protocol {
+            http::refuse(reader.status(reason), now_ns(), &mut out);
+        } else if let Some(malformed) = conn.session.malformed {
             Writer::new(&mut out, Version::Resp2).error(&format!("ERR {malformed}"));
+        }
+        if !out.is_empty() {
             reply.bytes(After::Nothing, &out);
         }
     }
@@ -339,11 +411,43 @@ impl LoggedService for Kv {
 }
 
 impl Kv {
-    fn execute(&self, shard: &mut KvShard, conn: &mut KvConn, command: &[u8], mut reply: LoggedReply<'_, '_>) {
+    /// Carries out a command now, or when there is room for what it writes.
+    fn take_up(
+        &self,
+        shard: &mut KvShard,
+        conn: &mut KvConn,
+        key: ConnKey,
+        asked: Asked<'_>,
+        mut reply: LoggedReply<'_, '_>,
+    ) {
+        if conn.waiting > 0 || shard.is_held_up(asked) {
+            conn.waiting += 1;
+            conn.key = Some(key);
+            let deferred = reply.defer_for(conn.waiting_reply_bytes(asked));
+            shard.waiting.push_back(Waiting { from: key, deferred, command: asked.to_kept() });
+        } else {
+            self.execute(shard, conn, asked, reply);
+        }
+    }
+
+    /// Answers the head of a request whose client waits before it sends the body.
+    fn welcome(&self, conn: &KvConn, request: &http::Request, head: &[u8], mut reply: LoggedReply<'_, '_>) {
+        let mut out = Vec::new();
+        let is_wanted = http::welcome(&self.settings, &conn.session, request, head, now_ns(), &mut out);
+        reply.bytes(After::Nothing, &out);
+        if !is_wanted {
+            reply.close();
+        }
+    }
+
+    fn execute(&self, shard: &mut KvShard, conn: &mut KvConn, asked: Asked<'_>, mut reply: LoggedReply<'_, '_>) {
         let mut out = std::mem::take(&mut shard.scratch);
         out.clear();
         let now_ns = now_ns();
-        let done = commands::execute(shard, &mut conn.session, command, now_ns, &mut out);
+        let done = match asked.http {
+            Some(request) => http::execute(shard, &conn.session, request, asked.bytes, now_ns, &mut out),
+            None => commands::execute(shard, &mut conn.session, asked.bytes, now_ns, &mut out),
+        };
         let waits = shard.replies_wait(now_ns / 1_000_000, &done.needs);
         if !out.is_empty() {
             let mut gates = self.gate(&done.needs).filter(|_| waits);
@@ -400,10 +504,10 @@ impl Kv {
         // What fits into a quarter of a segment: then it is looked again whether there is room for more. It is carried out
         // behind this, so that none of it counts yet.
         let mut left = (self.segment_bytes as usize / 4).min(shard.unwritten_bytes_max);
-        while left > 0 && shard.waiting.front().is_some_and(|first| !shard.is_held_up(&first.command)) {
+        while left > 0 && shard.waiting.front().is_some_and(|first| !shard.is_held_up(first.command.asked())) {
             let Some(Waiting { deferred, command, .. }) = shard.waiting.pop_front() else { break };
             self.waits.fetch_add(1, Ordering::Relaxed);
-            left = left.saturating_sub(command.len());
+            left = left.saturating_sub(command.bytes.len());
             deferred.resume_in(turn, Box::new(command));
         }
         // What they wait for may be a promise that another shard makes, of which this one does not hear.

@@ -83,6 +83,7 @@ pub struct Shard {
     moved: Vec<(u16, Lsn)>,
     /// The version of the last flush of which the log knows.
     flushed: u64,
+    last_version: u64,
 }
 
 /// What goes with a segment.
@@ -400,6 +401,12 @@ impl Shard {
         self.number
     }
 
+    /// The version of the last record that a command on this shard wrote; 0 before the first one. It is the version of the key
+    /// if that was one record of one key.
+    pub fn last_version(&self) -> u64 {
+        self.last_version
+    }
+
     /// The shard's log.
     pub fn log(&self) -> &Log {
         &self.log
@@ -440,7 +447,7 @@ impl Shard {
         changes: &BTreeMap<&[u8], Change<'_>>,
         clock: Clock,
     ) -> Result<Needs, UpdateError> {
-        let Self { store, number, log, flushed, .. } = self;
+        let Self { store, number, log, flushed, last_version, .. } = self;
         if changes.is_empty() {
             return Ok(needs);
         }
@@ -470,6 +477,7 @@ impl Shard {
             store.apply(locked, record, Origin { log: *number, lsn, version: record.version });
             store.settle(locked, record);
         }
+        *last_version = first_version + records.len() as u64 - 1;
         needs.add(*number, Lsn(last.0 + 1));
         Ok(needs)
     }
@@ -892,6 +900,7 @@ impl Store {
             going: BTreeMap::new(),
             moved: Vec::new(),
             flushed,
+            last_version: 0,
         };
         let shards = logs.into_iter().map(shard).collect();
         (store, shards)

@@ -128,10 +128,7 @@ impl Request {
     /// # Errors
     ///
     /// [`BadHead`]: the end of the request, or what it wants, cannot be told.
-    pub fn parse_with<'h, R>(
-        head: &'h [u8],
-        look: impl FnOnce(Asked<'_, 'h>) -> R,
-    ) -> Result<(Self, R), BadHead> {
+    pub fn parse_with<'h, R>(head: &'h [u8], look: impl FnOnce(Asked<'_, 'h>) -> R) -> Result<(Self, R), BadHead> {
         let mut room = [httparse::EMPTY_HEADER; FIELDS_MAX];
         let mut request = httparse::Request::new(&mut room);
         match request.parse(head) {

@@ -7,6 +7,7 @@ mod keys;
 mod lcs;
 mod lists;
 mod object;
+pub(crate) mod range;
 mod scan;
 mod server;
 mod sets;
@@ -47,6 +48,8 @@ pub(crate) struct Session {
     pub(crate) transaction: Transaction,
     /// Most bytes that the strings of a reply may have: it follows from the limits of the connection.
     pub(crate) reply_bytes_max: usize,
+    /// The peer is there by TCP.
+    pub(crate) is_tcp: bool,
 }
 
 /// What is left of the bytes that a reply may have. A command that tells of what is stored takes of it before it takes
@@ -134,7 +137,7 @@ pub(crate) const NOT_A_FLOAT: &str = "ERR value is not a valid float";
 pub(crate) const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
 
 /// Redis' own, as far as it is true here.
-const DENIED: &str = "DENIED ksf store is running in protected mode because no password is set. In this mode connections are \
+pub(crate) const DENIED: &str = "DENIED ksf store is running in protected mode because no password is set. In this mode connections are \
                       only accepted from the loopback interface and Unix sockets. Set a password with --password-file.";
 
 type Result<T = ()> = std::result::Result<T, Failed>;
@@ -222,6 +225,7 @@ const COMMANDS: &[Command] = &[
     command("incrbyfloat", 3, WRITES, FIRST, strings::incrbyfloat),
     command("info", -1, READS, NO_KEY, server::info),
     command("keys", 2, READS, NO_KEY, keys::keys),
+    command("ksf.keys", -1, READS, NO_KEY, range::ksf_keys),
     command("lcs", -3, READS, TWO, lcs::lcs),
     command("lindex", 3, READS, FIRST, lists::lindex),
     command("linsert", 5, WRITES, FIRST, lists::linsert),

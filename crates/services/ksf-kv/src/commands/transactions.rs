@@ -49,7 +49,7 @@ impl Transaction {
 
 /// Keeps a command for `EXEC`.
 pub(super) fn queue(call: &mut Call<'_, '_>, name: &str) -> Result {
-    if matches!(name, "flushall" | "flushdb" | "info" | "keys" | "randomkey" | "scan") {
+    if matches!(name, "flushall" | "flushdb" | "info" | "keys" | "ksf.keys" | "randomkey" | "scan") {
         // They look at all keys, of which the transaction has some locked.
         return Err(Failed(format!("ERR '{name}' is not allowed in a transaction")));
     }

@@ -47,6 +47,10 @@ impl ShardService for Watched {
         self.kv.header_bytes_max(limits)
     }
 
+    fn refuse(&self, shard: &mut KvShard, conn: &mut KvConn, reason: CloseReason, reply: &mut Reply<'_>) {
+        self.kv.refuse(shard, conn, reason, reply);
+    }
+
     fn call(&self, shard: &mut KvShard, conn: &mut KvConn, message: &Message<'_>, reply: &mut Reply<'_>) {
         self.kv.call(shard, conn, message, reply);
     }
@@ -86,12 +90,16 @@ struct World {
 }
 
 impl World {
+    /// Replies show what was carried out, not what is durable.
     fn new(conns: u32) -> Self {
+        Self::durable(conns, Durability::None)
+    }
+
+    fn durable(conns: u32, durability: Durability) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let options = DiskOptions { logs: 1, segment_bytes: 2 * UNWRITTEN_BYTES as u64, places: 8 };
         let disk = Disk::open(folder.path(), options).unwrap();
-        // Replies show what was carried out, not what is durable.
-        let settings = Settings { durability: Durability::None, ..Settings::default() };
+        let settings = Settings { durability, ..Settings::default() };
         let service = Arc::new(Watched {
             kv: Logged(Kv::new(disk, settings, |error| panic!("a write failed: {error}"))),
             completes: AtomicBool::new(false),
@@ -130,6 +138,8 @@ impl World {
                 }
             }
         }
+        self.env.take_gated();
+        self.conns.iter_mut().flatten().for_each(|conn| conn.open_gates(&mut self.env));
     }
 
     /// From now on the medium takes what it is given.
@@ -207,4 +217,53 @@ fn what_waits_goes_with_its_connection() {
     assert_eq!((world.waiting(), world.take(1)), (0, "+OK\r\n".into()));
     world.send(2, "EXISTS 5 9\r\n");
     assert_eq!(world.take(2), "+PONG\r\n:1\r\n", "what was carried out before stays, the rest was not");
+}
+
+fn statuses(responses: &str) -> Vec<&str> {
+    responses.split("HTTP/1.1 ").skip(1).map(|response| &response[..3]).collect()
+}
+
+/// A reader of what was written waits as its writer does, whichever protocol they speak.
+#[test]
+fn no_response_leaves_before_what_it_tells_is_on_the_medium() {
+    let mut world = World::durable(3, Durability::Always);
+    world.send(0, "PUT /key HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nvalue");
+    world.send(1, "GET /key HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n");
+    world.send(2, "GET key\r\n");
+    for conn in 0..3 {
+        assert_eq!(world.take(conn), "", "{conn}");
+    }
+    world.send(0, "DELETE /key HTTP/1.1\r\nHost: x\r\n\r\nGET /key HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert_eq!(world.take(0), "");
+    world.complete();
+    world.send(2, "EXISTS key\r\n");
+    world.end_turn();
+    assert_eq!(statuses(&world.take(0)), ["201", "204", "404"]);
+    let read = world.take(1);
+    assert_eq!(statuses(&read), ["200", "200"]);
+    assert!(read.contains("\r\n\r\nvalue") && read.ends_with("{\"keys\":[\"key\"],\"next\":null}\n"), "{read}");
+    assert_eq!(world.take(2), "$5\r\nvalue\r\n:0\r\n");
+}
+
+/// Requests wait for the medium as commands do, in their order, and a client that waits to be told to go on does, too.
+#[test]
+fn requests_that_write_wait_for_a_medium_that_is_behind() {
+    let mut world = World::new(2);
+    world.set(0, 0..6);
+    world.take(0);
+    let get = "GET /0 HTTP/1.1\r\nHost: x\r\n\r\n";
+    world.send(1, get);
+    assert_eq!(statuses(&world.take(1)), ["200"]);
+    let put = "PUT /6 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nvalue";
+    let asks = put.replace("Host", "Expect: 100-continue\r\nHost").replace("value", "");
+    world.send(1, &format!("{put}{get}{asks}"));
+    assert_eq!((world.waiting(), world.take(1)), (2, String::new()));
+    world.complete();
+    world.send(0, "PING\r\n");
+    assert_eq!(statuses(&world.take(1)), ["201", "200", "100"]);
+    world.send(1, "again");
+    world.send(1, &get.replace("/0", "/6"));
+    let told = world.take(1);
+    assert_eq!(statuses(&told), ["204", "200"]);
+    assert!(told.ends_with("\r\n\r\nagain"), "{told}");
 }

@@ -36,18 +36,26 @@ impl Serving {
     }
 
     pub(crate) fn start_with(engine: EngineKind, folder: &Path, limits: Limits) -> Self {
+        Self::start_set(engine, folder, limits, Settings::default())
+    }
+
+    pub(crate) fn start_set(engine: EngineKind, folder: &Path, limits: Limits, settings: Settings) -> Self {
         let cpus = ksf::cpus::allowed().unwrap();
         let options = DiskOptions { logs: cpus.len() as u16, segment_bytes: 1 << 20, places: 6 };
         let disk = Disk::open(folder, options).unwrap();
-        let service = Arc::new(Logged(Kv::new(disk, Settings::default(), |error| panic!("a write failed: {error}"))));
+        let service = Arc::new(Logged(Kv::new(disk, settings, |error| panic!("a write failed: {error}"))));
         let builder = Server::builder().engine(engine).cpus(Some(cpus)).limits(limits);
         let server = builder.listen("tcp:127.0.0.1:0".parse().unwrap(), Arc::clone(&service), None).start().unwrap();
         Self { server, service }
     }
 
-    pub(crate) fn connect(&self) -> Client {
+    pub(crate) fn address(&self) -> SocketAddr {
         let ListenAddr::Tcp(address) = self.server.listeners()[0].addr else { panic!("no port") };
-        Client::new(address)
+        address
+    }
+
+    pub(crate) fn connect(&self) -> Client {
+        Client::new(self.address())
     }
 
     pub(crate) fn stop(self) {

@@ -1,0 +1,232 @@
+//! Requests carried out, by the reads and updates that the commands use, too.
+
+use std::io::Write;
+
+use ksf_proto::http1;
+use ksf_store::cells::Shape;
+use ksf_store::store::{Clock, Got, Needs};
+
+use super::Request;
+use super::conditions::{Conditions, Part};
+use super::plan::{ListPlan, Plan, Refusal};
+use super::response::{BYTES, JSON, Response, Says};
+use crate::commands::range::{KeyRange, list};
+use crate::commands::{Done, Session};
+use crate::service::KvShard;
+use crate::settings::Settings;
+
+/// Bytes of a key in the body of a POST, which begins with it: PASTE's phttpd has it so.
+const POST_KEY_BYTES: usize = 8;
+
+/// Carries out a request, and writes the response to `out`.
+pub(crate) fn execute(
+    shard: &mut KvShard,
+    session: &Session,
+    request: &Request,
+    message: &[u8],
+    now_ns: u64,
+    out: &mut Vec<u8>,
+) -> Done {
+    let mut response = Response::to(request, now_ns, out);
+    let clock = Clock { now_ms: now_ns / 1_000_000, received_ns: None };
+    let conditions = request.conditions(message);
+    let bytes_max = session.reply_bytes_max;
+    let done = match Plan::of(request, message, &shard.settings, session) {
+        Ok(Plan::Get(key)) => Ok(get(shard, clock, &key, &conditions, bytes_max, &mut response)),
+        Ok(Plan::List(plan)) => show(shard, clock, &plan, bytes_max, &mut response),
+        Ok(Plan::Put(key)) => put(shard, clock, &key, &request.body(message), &conditions, &mut response),
+        Ok(Plan::Delete(key)) => delete(shard, clock, &key, &conditions, &mut response),
+        Ok(Plan::Post) => match request.body(message).split_at_checked(POST_KEY_BYTES) {
+            Some((key, value)) => put(shard, clock, key, value, &conditions, &mut response),
+            None => Err(Refusal::new(400, "the body begins with a key of 8 bytes")),
+        },
+        Err(refused) => Err(refused),
+    };
+    let needs = done.unwrap_or_else(|refused| {
+        refused.write(&mut response);
+        Needs::default()
+    });
+    Done { needs, close: !response.keep_alive }
+}
+
+/// Answers the head of a request whose client waits before it sends the body. False: the body is not wanted, and the
+/// connection ends.
+pub(crate) fn welcome(
+    settings: &Settings,
+    session: &Session,
+    request: &Request,
+    head: &[u8],
+    now_ns: u64,
+    out: &mut Vec<u8>,
+) -> bool {
+    match Plan::of(request, head, settings, session) {
+        Ok(_) => {
+            out.extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+            true
+        }
+        Err(refused) => {
+            let mut response = Response::to(request, now_ns, out);
+            response.keep_alive = false;
+            refused.write(&mut response);
+            false
+        }
+    }
+}
+
+/// Answers what is no request that could be carried out, and ends the connection.
+pub(crate) fn refuse(status: u16, now_ns: u64, out: &mut Vec<u8>) {
+    Response::to_nonsense(now_ns, out).text(status, Says::Nothing, http1::reason(status));
+}
+
+fn absent() -> Refusal {
+    Refusal::new(404, "the key is not there")
+}
+
+/// The response to a request whose conditions are not met.
+fn unmet(status: u16, version: Option<u64>, response: &mut Response<'_>) {
+    if status == 304 {
+        response.empty(304, version);
+    } else {
+        Refusal::new(status, "the key has another version than the request wants").write(response);
+    }
+}
+
+fn get(
+    shard: &KvShard,
+    clock: Clock,
+    key: &[u8],
+    conditions: &Conditions<'_>,
+    bytes_max: usize,
+    response: &mut Response<'_>,
+) -> Needs {
+    let store = shard.shard.store();
+    let (told, needs) = store.read(&[key], clock.now_ms, |view| tell(view.get(key), conditions, bytes_max, response));
+    // What is refused tells of the key, too.
+    if let Err(refused) = told {
+        refused.write(response);
+    }
+    needs
+}
+
+fn tell(
+    got: Option<Got<'_>>,
+    conditions: &Conditions<'_>,
+    bytes_max: usize,
+    response: &mut Response<'_>,
+) -> Result<(), Refusal> {
+    let Got { shape, value, version, .. } = got.ok_or_else(absent)?;
+    if shape != Shape::String {
+        return Err(Refusal::new(409, "the key has no string: only commands of Redis show what it has"));
+    }
+    if let Some(status) = conditions.status(Some(version), true) {
+        unmet(status, Some(version), response);
+        return Ok(());
+    }
+    // Ranges are of GET alone.
+    let part = if response.to_head() { Part::Whole } else { conditions.part(version, value.len()) };
+    let (status, says, part) = match part {
+        Part::Whole => (200, Says::Ranges, value),
+        Part::Bytes { first, last } => (206, Says::Part { first, last, length: value.len() }, &value[first..=last]),
+        Part::Nothing => {
+            response.text(416, Says::Length(value.len()), "the value has no such range");
+            return Ok(());
+        }
+    };
+    if part.len() > bytes_max && !response.to_head() {
+        return Err(Refusal::new(500, format!("a response has at most {bytes_max} bytes: ask for a range of it")));
+    }
+    response.content(status, says, Some(version), BYTES, part);
+    Ok(())
+}
+
+fn put(
+    shard: &mut KvShard,
+    clock: Clock,
+    key: &[u8],
+    value: &[u8],
+    conditions: &Conditions<'_>,
+    response: &mut Response<'_>,
+) -> Result<Needs, Refusal> {
+    let ((was_there, unmet_status), needs) = shard.shard.update(&[key], clock, |update| {
+        let before = update.get(key).map(|got| got.version);
+        let status = conditions.status(before, false);
+        if status.is_none() {
+            update.set(key, value, None);
+        }
+        (before.is_some(), status)
+    })?;
+    match unmet_status {
+        Some(status) => unmet(status, None, response),
+        None => response.empty(if was_there { 204 } else { 201 }, Some(shard.shard.last_version())),
+    }
+    Ok(needs)
+}
+
+fn delete(
+    shard: &mut KvShard,
+    clock: Clock,
+    key: &[u8],
+    conditions: &Conditions<'_>,
+    response: &mut Response<'_>,
+) -> Result<Needs, Refusal> {
+    let (done, needs) = shard.shard.update(&[key], clock, |update| {
+        let version = update.get(key).map(|got| got.version);
+        let status = version.and_then(|version| conditions.status(Some(version), false));
+        let is_met = status.is_none();
+        (version.is_some() && is_met && update.remove(key), status)
+    })?;
+    match done {
+        (true, _) => response.empty(204, None),
+        (false, Some(status)) => unmet(status, None, response),
+        (false, None) => absent().write(response),
+    }
+    Ok(needs)
+}
+
+/// The keys of a range, as they are in a target, so that any bytes can be told and none needs to be escaped in JSON.
+fn show(
+    shard: &KvShard,
+    clock: Clock,
+    plan: &ListPlan<'_>,
+    bytes_max: usize,
+    response: &mut Response<'_>,
+) -> Result<Needs, Refusal> {
+    const ESCAPED_BYTES: usize = "%00".len();
+    const AROUND_BYTES: usize = "\"\",".len();
+    let range = KeyRange { from: &plan.from, to: plan.to.as_deref(), prefix: &plan.prefix, count: plan.limit };
+    let mut left = Some(bytes_max);
+    let listed = list(shard.shard.store(), &range, clock.now_ms, |key| {
+        left = left.and_then(|left| left.checked_sub(ESCAPED_BYTES * key.len() + AROUND_BYTES));
+        left.is_some()
+    });
+    if !listed.fits {
+        return Err(Refusal::new(500, format!("a list has at most {bytes_max} bytes: two keys may need more")));
+    }
+    let mut body = b"{\"keys\":[".to_vec();
+    for (at, key) in listed.keys.iter().enumerate() {
+        if at > 0 {
+            body.push(b',');
+        }
+        quote(key, &mut body);
+    }
+    body.extend_from_slice(b"],\"next\":");
+    match &listed.next {
+        Some(next) => quote(next, &mut body),
+        None => body.extend_from_slice(b"null"),
+    }
+    body.extend_from_slice(b"}\n");
+    response.content(200, Says::Nothing, None, JSON, &body);
+    Ok(listed.needs)
+}
+
+fn quote(key: &[u8], out: &mut Vec<u8>) {
+    out.push(b'"');
+    for byte in key {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' | b':' => out.push(*byte),
+            // Writing to a vector does not fail.
+            _ => drop(write!(out, "%{byte:02X}")),
+        }
+    }
+    out.push(b'"');
+}

@@ -1,0 +1,175 @@
+//! Conditions on the version of a key (RFC 9110, section 13), and ranges (section 14).
+
+use std::io::Write;
+
+use super::response::tag;
+
+/// The fields of a request that depend on what the key has.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Conditions<'m> {
+    pub(super) range: Option<&'m [u8]>,
+    pub(super) if_range: Option<&'m [u8]>,
+    pub(super) if_match: Option<&'m [u8]>,
+    pub(super) if_none_match: Option<&'m [u8]>,
+}
+
+/// What is asked for of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    Whole,
+    /// From the first byte to the last.
+    Bytes {
+        first: usize,
+        last: usize,
+    },
+    /// Nothing that the value has.
+    Nothing,
+}
+
+impl Conditions<'_> {
+    /// The status if the request must not be carried out on a key of this version; `None`: one that is not there.
+    pub(super) fn status(&self, version: Option<u64>, is_read: bool) -> Option<u16> {
+        let names = |list: &[u8], is_weak| version.is_some_and(|version| names(list, version, is_weak));
+        if self.if_match.is_some_and(|list| !names(list, false)) {
+            return Some(412);
+        }
+        let is_known = self.if_none_match.is_some_and(|list| names(list, true));
+        is_known.then_some(if is_read { 304 } else { 412 })
+    }
+
+    /// What is asked for of a value of this version, of so many bytes. What cannot be understood, and several ranges, are
+    /// answered with the whole.
+    pub(super) fn part(&self, version: u64, length: usize) -> Part {
+        let is_same = self.if_range.is_none_or(|tags| tags != b"*" && names(tags, version, false));
+        match self.range {
+            Some(range) if is_same => part(range, length).unwrap_or(Part::Whole),
+            _ => Part::Whole,
+        }
+    }
+}
+
+/// Whether a list of tags has that of a version. Weak ones count only where a comparison is weak.
+fn names(list: &[u8], version: u64, is_weak: bool) -> bool {
+    let mut own = Vec::with_capacity(20);
+    // Writing to a vector does not fail.
+    let _ = write!(own, "{}", tag(version));
+    list.split(|byte| *byte == b',').map(<[u8]>::trim_ascii).any(|given| {
+        let strong = given.strip_prefix(b"W/").filter(|_| is_weak).unwrap_or(given);
+        given == b"*" || strong == own
+    })
+}
+
+fn part(range: &[u8], length: usize) -> Option<Part> {
+    const UNIT: &[u8] = b"bytes=";
+    let (unit, range) = range.trim_ascii().split_at_checked(UNIT.len())?;
+    let range = range.trim_ascii();
+    if !unit.eq_ignore_ascii_case(UNIT) || range.contains(&b',') {
+        return None;
+    }
+    let dash = range.iter().position(|byte| *byte == b'-')?;
+    let (first, last) = (&range[..dash], &range[dash + 1..]);
+    if first.is_empty() {
+        let count = number(last)?;
+        return match (count, length) {
+            (0, _) => Some(Part::Nothing),
+            // There is no way to say which bytes these are.
+            (_, 0) => None,
+            _ => Some(Part::Bytes { first: length.saturating_sub(count), last: length - 1 }),
+        };
+    }
+    let first = number(first)?;
+    let last = if last.is_empty() { usize::MAX } else { number(last)? };
+    if last < first {
+        return None;
+    }
+    Some(if first < length { Part::Bytes { first, last: last.min(length - 1) } } else { Part::Nothing })
+}
+
+/// Digits only; what is above all lengths is the largest.
+fn number(digits: &[u8]) -> Option<usize> {
+    if digits.is_empty() {
+        return None;
+    }
+    digits.iter().try_fold(0_usize, |number, digit| {
+        let digit = char::from(*digit).to_digit(10)?;
+        Some(number.saturating_mul(10).saturating_add(digit as usize))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_those_of_rfc_9110() {
+        let bytes = |first, last| Some(Part::Bytes { first, last });
+        for (range, length, wanted) in [
+            ("bytes=0-0", 10, bytes(0, 0)),
+            ("bytes=0-499", 10, bytes(0, 9)),
+            ("Bytes= 2-3 ", 10, bytes(2, 3)),
+            ("bytes=9-", 10, bytes(9, 9)),
+            ("bytes=10-", 10, Some(Part::Nothing)),
+            ("bytes=10-12", 10, Some(Part::Nothing)),
+            ("bytes=-3", 10, bytes(7, 9)),
+            ("bytes=-30", 10, bytes(0, 9)),
+            ("bytes=-0", 10, Some(Part::Nothing)),
+            ("bytes=-3", 0, None),
+            ("bytes=0-", 0, Some(Part::Nothing)),
+            ("bytes=0-99999999999999999999999", 10, bytes(0, 9)),
+            ("bytes=99999999999999999999999-", 10, Some(Part::Nothing)),
+            ("bytes=3-2", 10, None),
+            ("bytes=-", 10, None),
+            ("bytes=", 10, None),
+            ("bytes=1", 10, None),
+            ("bytes=+1-2", 10, None),
+            ("bytes=1-2-3", 10, None),
+            ("bytes=0-1,3-4", 10, None),
+            ("lines=0-1", 10, None),
+        ] {
+            assert_eq!(part(range.as_bytes(), length), wanted, "{range} of {length}");
+        }
+    }
+
+    #[test]
+    fn conditions_are_those_of_rfc_9110() {
+        let (none, some) = (None, Some(0x1f));
+        let status = |is_match: bool, list: &'static str, version, is_read| {
+            let list = Some(list.as_bytes());
+            let conditions = if is_match {
+                Conditions { if_match: list, ..Conditions::default() }
+            } else {
+                Conditions { if_none_match: list, ..Conditions::default() }
+            };
+            conditions.status(version, is_read)
+        };
+        for (list, wanted) in [
+            ("\"1f\"", None),
+            ("\"1\", \"1f\"", None),
+            ("*", None),
+            ("W/\"1f\"", Some(412)),
+            ("1f", Some(412)),
+            ("\"1F\"", Some(412)),
+            ("", Some(412)),
+        ] {
+            assert_eq!(status(true, list, some, false), wanted, "{list}");
+            assert_eq!(status(true, list, none, false), Some(412), "{list}");
+        }
+        for (list, is_known) in [("\"1f\"", true), ("\"2\",W/\"1f\"", true), ("*", true), ("\"2\"", false)] {
+            assert_eq!(status(false, list, some, true), is_known.then_some(304), "{list}");
+            assert_eq!(status(false, list, some, false), is_known.then_some(412), "{list}");
+            assert_eq!(status(false, list, none, false), None, "{list}");
+        }
+        let ranged = |if_range| Conditions { range: Some(b"bytes=0-0"), if_range, ..Conditions::default() };
+        let one = Part::Bytes { first: 0, last: 0 };
+        for (if_range, wanted) in [
+            (None, one),
+            (Some("\"1f\""), one),
+            (Some("\"2\""), Part::Whole),
+            (Some("W/\"1f\""), Part::Whole),
+            (Some("*"), Part::Whole),
+            (Some("Sun, 06 Nov 1994 08:49:37 GMT"), Part::Whole),
+        ] {
+            assert_eq!(ranged(if_range.map(str::as_bytes)).part(0x1f, 10), wanted, "{if_range:?}");
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! What a request asks for, and whether it may: all that can be told without a look at the store.
+
+use std::borrow::Cow;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use ksf_store::format::KEY_BYTES_MAX;
+use ksf_store::log::AppendError;
+use ksf_store::store::UpdateError;
+
+use super::Request;
+use super::request::Method;
+use super::response::{Response, Says};
+use crate::commands::range::COUNT;
+use crate::commands::{DENIED, Session, Standing};
+use crate::settings::Settings;
+
+/// What is to be done.
+#[derive(Debug)]
+pub(super) enum Plan<'m> {
+    Get(Cow<'m, [u8]>),
+    Put(Cow<'m, [u8]>),
+    Delete(Cow<'m, [u8]>),
+    /// The key is in the body.
+    Post,
+    List(ListPlan<'m>),
+}
+
+/// Keys to show.
+#[derive(Debug)]
+pub(super) struct ListPlan<'m> {
+    pub(super) prefix: Cow<'m, [u8]>,
+    pub(super) from: Cow<'m, [u8]>,
+    pub(super) to: Option<Cow<'m, [u8]>>,
+    pub(super) limit: usize,
+}
+
+/// Why it is not done.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    status: u16,
+    says: Says,
+    text: Cow<'static, str>,
+    closes: bool,
+}
+
+impl Refusal {
+    pub(super) fn new(status: u16, text: impl Into<Cow<'static, str>>) -> Self {
+        Self { status, says: Says::Nothing, text: text.into(), closes: false }
+    }
+
+    fn method(allowed: &'static str) -> Self {
+        Self { says: Says::Allow(allowed), ..Self::new(405, format!("this target takes {allowed}")) }
+    }
+
+    pub(super) fn write(&self, response: &mut Response<'_>) {
+        response.keep_alive &= !self.closes;
+        response.text(self.status, self.says, &self.text);
+    }
+}
+
+impl From<UpdateError> for Refusal {
+    fn from(error: UpdateError) -> Self {
+        match error {
+            UpdateError::Append(AppendError::Full) => {
+                Self::new(507, "the log is full: nothing can be written until keys are deleted")
+            }
+            UpdateError::Append(AppendError::TooLong { .. }) | UpdateError::TooLong { .. } => {
+                Self::new(413, error.to_string())
+            }
+            UpdateError::Append(AppendError::Failed) => Self::new(500, error.to_string()),
+        }
+    }
+}
+
+impl<'m> Plan<'m> {
+    /// Of the head of `message`, which may be all of it.
+    pub(super) fn of(
+        request: &Request,
+        message: &'m [u8],
+        settings: &Settings,
+        session: &Session,
+    ) -> Result<Self, Refusal> {
+        admit(request, message, settings, session)?;
+        if request.method == Method::Other {
+            return Err(Refusal::method("GET, HEAD, PUT, POST, DELETE"));
+        }
+        let (path, query) =
+            request.target(message).ok_or_else(|| Refusal::new(400, "the target of a request is /KEY, or /"))?;
+        let needs_length = || Refusal::new(411, "the request has a body, and says its length or sends it in chunks");
+        let path = &path[1..];
+        if path.is_empty() {
+            return match request.method {
+                Method::Get | Method::Head => Ok(Self::List(ListPlan::of(query)?)),
+                Method::Post if request.has_length() => Ok(Self::Post),
+                Method::Post => Err(needs_length()),
+                _ => Err(Refusal::method("GET, HEAD, POST")),
+            };
+        }
+        let to_key: fn(Cow<'m, [u8]>) -> Self = match request.method {
+            Method::Get | Method::Head => Self::Get,
+            Method::Put => Self::Put,
+            Method::Delete => Self::Delete,
+            Method::Post | Method::Other => return Err(Refusal::method("GET, HEAD, PUT, DELETE")),
+        };
+        if query.is_some() {
+            return Err(Refusal::new(400, "a key has no parameters: a ? in it is %3F"));
+        }
+        let key = decoded(path)?;
+        if key.len() > KEY_BYTES_MAX {
+            return Err(Refusal::new(414, format!("a key has at most {KEY_BYTES_MAX} bytes")));
+        }
+        if request.method == Method::Put && !request.has_length() {
+            return Err(needs_length());
+        }
+        Ok(to_key(key))
+    }
+}
+
+impl<'m> ListPlan<'m> {
+    fn of(query: Option<&'m [u8]>) -> Result<Self, Refusal> {
+        let mut list = Self { prefix: Cow::default(), from: Cow::default(), to: None, limit: COUNT };
+        let parameters = query.unwrap_or_default().split(|byte| *byte == b'&').filter(|one| !one.is_empty());
+        for parameter in parameters {
+            let equals = parameter.iter().position(|byte| *byte == b'=').unwrap_or(parameter.len());
+            let value = decoded(parameter.get(equals + 1..).unwrap_or_default())?;
+            match &parameter[..equals] {
+                b"prefix" => list.prefix = value,
+                b"from" => list.from = value,
+                b"to" => list.to = Some(value),
+                b"limit" => {
+                    let limit = std::str::from_utf8(&value).ok().and_then(|limit| limit.parse::<usize>().ok());
+                    list.limit = limit
+                        .filter(|limit| *limit > 0)
+                        .ok_or_else(|| Refusal::new(400, "the limit of a list is a number above 0"))?;
+                }
+                _ => return Err(Refusal::new(400, "a list has the parameters prefix, from, to and limit")),
+            }
+        }
+        Ok(list)
+    }
+}
+
+/// The bytes that a part of a target stands for.
+fn decoded(text: &[u8]) -> Result<Cow<'_, [u8]>, Refusal> {
+    if !text.contains(&b'%') {
+        return Ok(text.into());
+    }
+    let hex = |digit: u8| char::from(digit).to_digit(16).map(|digit| digit as u8);
+    let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text);
+    while let [first, behind @ ..] = rest {
+        let (byte, behind) = match (first, behind) {
+            (b'%', [high, low, behind @ ..]) => (hex(*high).zip(hex(*low)).map(|(high, low)| high << 4 | low), behind),
+            (b'%', _) => (None, behind),
+            _ => (Some(*first), behind),
+        };
+        bytes.push(byte.ok_or_else(|| Refusal::new(400, "a % is followed by two hexadecimal digits"))?);
+        rest = behind;
+    }
+    Ok(bytes.into())
+}
+
+/// Whether the peer may ask for anything.
+fn admit(request: &Request, message: &[u8], settings: &Settings, session: &Session) -> Result<(), Refusal> {
+    match session.standing {
+        Standing::Denied => return Err(Refusal { closes: true, ..Refusal::new(403, DENIED) }),
+        // A page in the browser of somebody on this machine must not come in as if it were that person.
+        _ if request.has_origin() => return Err(Refusal::new(403, "requests of web pages are not served")),
+        Standing::Known if session.is_tcp && !request.host(message).is_none_or(names_an_address) => {
+            let text = "without a password, the store is asked by an address or as localhost: another name may be a web \
+                        page's";
+            return Err(Refusal::new(421, text));
+        }
+        Standing::Known => {}
+        Standing::Unknown => {
+            if !request.authorization(message).is_some_and(|given| has_password(given, settings)) {
+                let text = "the password is needed, as Basic (user default) or Bearer";
+                return Err(Refusal { says: Says::Authenticate, ..Refusal::new(401, text) });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether no name server was asked for this.
+fn names_an_address(host: &[u8]) -> bool {
+    let Ok(host) = std::str::from_utf8(host.trim_ascii()) else { return false };
+    if let Some(rest) = host.strip_prefix('[') {
+        return rest.split_once(']').is_some_and(|(address, _)| address.parse::<Ipv6Addr>().is_ok());
+    }
+    let name = host.split_once(':').map_or(host, |(name, _)| name);
+    name.is_empty() || name.eq_ignore_ascii_case("localhost") || name.parse::<Ipv4Addr>().is_ok()
+}
+
+fn has_password(given: &[u8], settings: &Settings) -> bool {
+    let Some(space) = given.iter().position(|byte| *byte == b' ') else { return false };
+    let (scheme, given) = (&given[..space], given[space..].trim_ascii());
+    if scheme.eq_ignore_ascii_case(b"Bearer") {
+        return settings.is_password(given);
+    }
+    let pair = if scheme.eq_ignore_ascii_case(b"Basic") { base64(given) } else { None };
+    let pair = pair.unwrap_or_default();
+    let Some(colon) = pair.iter().position(|byte| *byte == b':') else { return false };
+    // There is one user.
+    matches!(&pair[..colon], b"" | b"default") && settings.is_password(&pair[colon + 1..])
+}
+
+/// RFC 4648, section 4.
+fn base64(text: &[u8]) -> Option<Vec<u8>> {
+    let text = text.strip_suffix(b"==").or_else(|| text.strip_suffix(b"=")).unwrap_or(text);
+    let mut bytes = Vec::with_capacity(text.len() * 3 / 4);
+    let (mut bits, mut count) = (0_u32, 0_u32);
+    for digit in text {
+        let value = match digit {
+            b'A'..=b'Z' => digit - b'A',
+            b'a'..=b'z' => digit - b'a' + 26,
+            b'0'..=b'9' => digit - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => return None,
+        };
+        bits = bits << 6 | u32::from(value);
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            bytes.push((bits >> count) as u8);
+            bits &= (1 << count) - 1;
+        }
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_decoded() {
+        for (text, bytes) in [("a", &b"a"[..]), ("a%20b%2fc%00%ff", b"a b/c\0\xff"), ("+", b"+"), ("%25", b"%")] {
+            assert_eq!(&*decoded(text.as_bytes()).unwrap(), bytes, "{text}");
+        }
+        for wrong in ["%", "%1", "%1g", "a%%20", "%+1"] {
+            assert!(decoded(wrong.as_bytes()).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn only_the_password_opens() {
+        let settings = Settings { password: Some(b"open sesame".to_vec()), ..Settings::default() };
+        for (given, is_right) in [
+            ("Bearer open sesame", true),
+            ("bearer  open sesame ", true),
+            ("Basic ZGVmYXVsdDpvcGVuIHNlc2FtZQ==", true),
+            ("Basic Om9wZW4gc2VzYW1l", true),
+            ("Basic cm9vdDpvcGVuIHNlc2FtZQ==", false),
+            ("Basic b3BlbiBzZXNhbWU=", false),
+            ("Basic ZGVmYXVsdDo=", false),
+            ("Basic *", false),
+            ("Bearer", false),
+            ("Bearer open", false),
+            ("Digest open sesame", false),
+            ("open sesame", false),
+            ("", false),
+        ] {
+            assert_eq!(has_password(given.as_bytes(), &settings), is_right, "{given}");
+        }
+    }
+
+    #[test]
+    fn names_of_others_are_no_addresses() {
+        for (host, is_address) in [
+            ("127.0.0.1:6379", true),
+            ("[::1]:6379", true),
+            ("localhost", true),
+            ("LocalHost:80", true),
+            ("", true),
+            ("example.org", false),
+            ("example.org:6379", false),
+            ("localhost.example.org", false),
+            ("127.0.0.1.example.org", false),
+            ("[x]", false),
+        ] {
+            assert_eq!(names_an_address(host.as_bytes()), is_address, "{host}");
+        }
+    }
+}

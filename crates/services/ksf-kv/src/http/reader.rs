@@ -1,0 +1,151 @@
+//! Where a stream of requests is: in a head, or in a body of which so much is to come.
+//!
+//! A request is one message, head and body, however it arrives. Only where a client waits with the body until it is told to
+//! go on, the head is a message of its own.
+
+use ksf::CloseReason;
+use ksf::error::FramingError;
+use ksf::framing::{Frame, Part};
+use ksf::limits::Limits;
+use ksf_proto::http1::{Body, BodyLength, head_bytes};
+
+use super::Request;
+
+/// Longest head: a key of 65,535 bytes, each of which is escaped, and the fields.
+const HEAD_BYTES_MAX: usize = 256 << 10;
+
+/// Cuts the requests of one connection.
+#[derive(Debug, Default)]
+pub(crate) struct Reader {
+    /// What the message is that was cut last.
+    piece: Option<Piece>,
+    /// The request that is under way, where its head was read and its end is not known, or was not asked for.
+    open: Option<Box<Open>>,
+    /// What to answer to bytes that could not be cut.
+    status: Option<u16>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Piece {
+    Whole(Request),
+    Head(Request),
+    /// A body whose head was handed over.
+    Rest,
+}
+
+#[derive(Debug)]
+struct Open {
+    request: Request,
+    /// The head, if it was handed over.
+    head: Option<Vec<u8>>,
+    /// The rest of a body in chunks, which begins so many bytes behind the front of the message.
+    body: Body,
+    at: usize,
+}
+
+/// What was handed over.
+#[derive(Debug)]
+pub(crate) enum Taken {
+    /// A request, which is the message.
+    Whole(Request),
+    /// The head of a request, which is the message; the client waits.
+    Head(Request),
+    /// A request whose body is the message, put together.
+    Joined(Request, Vec<u8>),
+}
+
+impl Reader {
+    pub(crate) fn cut(&mut self, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
+        if self.open.is_none() {
+            let limit = HEAD_BYTES_MAX.min(limits.message_bytes_max);
+            let head_bytes = match head_bytes(buf, scanned) {
+                Some(bytes) if bytes <= limit => bytes,
+                None if buf.len() < limit => return Ok(Frame::Incomplete { need_bytes: None }),
+                _ => return Err(FramingError::HeaderTooLong { limit }),
+            };
+            let request = match Request::read(&buf[..head_bytes]) {
+                Ok(request) => request,
+                Err(status) => return Err(self.malformed(status)),
+            };
+            let mut waits = request.expects_continue();
+            if let BodyLength::Fixed(bytes) = request.body_length() {
+                let total = usize::try_from(bytes).ok().and_then(|bytes| head_bytes.checked_add(bytes));
+                let Some(total) = total.filter(|total| *total <= limits.message_bytes_max) else {
+                    return Err(self.malformed(413));
+                };
+                waits &= buf.len() < total;
+                if !waits {
+                    self.piece = Some(Piece::Whole(request));
+                    return Ok(part(total));
+                }
+            }
+            let (head, at) = if waits { (Some(buf[..head_bytes].to_vec()), 0) } else { (None, head_bytes) };
+            self.open = Some(Box::new(Open { request, head, body: Body::new(request.body_length()), at }));
+            if waits {
+                self.piece = Some(Piece::Head(request));
+                return Ok(part(head_bytes));
+            }
+        }
+        self.cut_body(buf, limits)
+    }
+
+    /// The body of a request whose head is known.
+    fn cut_body(&mut self, buf: &[u8], limits: &Limits) -> Result<Frame, FramingError> {
+        let Some(open) = &mut self.open else { return Ok(Frame::Incomplete { need_bytes: None }) };
+        if let BodyLength::Fixed(bytes) = open.request.body_length() {
+            // It was found to be no more than a message may have.
+            self.piece = Some(Piece::Rest);
+            return Ok(part(bytes as usize));
+        }
+        let from = open.at.min(buf.len());
+        let Ok(taken) = open.body.take(&buf[from..]) else { return Err(self.malformed(400)) };
+        open.at = from + taken;
+        if open.at + open.head.as_ref().map_or(0, Vec::len) > limits.message_bytes_max {
+            return Err(self.malformed(413));
+        }
+        if !open.body.is_done() {
+            return Ok(Frame::Incomplete { need_bytes: None });
+        }
+        let end = open.at;
+        if open.head.is_some() {
+            self.piece = Some(Piece::Rest);
+        } else {
+            self.piece = Some(Piece::Whole(open.request));
+            self.open = None;
+        }
+        Ok(part(end))
+    }
+
+    fn malformed(&mut self, status: u16) -> FramingError {
+        self.status = Some(status);
+        FramingError::Malformed
+    }
+
+    /// What the message is that was cut last.
+    pub(crate) fn take(&mut self, message: &[u8]) -> Option<Taken> {
+        match self.piece.take()? {
+            Piece::Whole(request) => Some(Taken::Whole(request)),
+            Piece::Head(request) => Some(Taken::Head(request)),
+            Piece::Rest => {
+                let Open { request, head, .. } = *self.open.take()?;
+                let mut whole = head.unwrap_or_default();
+                whole.extend_from_slice(message);
+                Some(Taken::Joined(request, whole))
+            }
+        }
+    }
+
+    /// The status for a connection that ends for what it sent, or for how slowly.
+    pub(crate) fn status(&self, reason: CloseReason) -> u16 {
+        match reason {
+            CloseReason::EndlessHeader if self.open.is_none() => 431,
+            CloseReason::EndlessHeader | CloseReason::OversizedMessage => 413,
+            CloseReason::AssemblyTimeout => 408,
+            _ => self.status.unwrap_or(400),
+        }
+    }
+}
+
+fn part(bytes: usize) -> Frame {
+    Frame::Part(Part { header_bytes: 0, body_bytes: bytes, trailer_bytes: 0, last: true })
+}
