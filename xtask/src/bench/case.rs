@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::contestant::Contestant;
 use super::measure::SyscallCounter;
 use super::raw::Step;
+use super::store::StoreLoad;
 use super::web::{Disturbance, WebLoad};
 
 /// A row of the table of goals; `--only` takes these names.
@@ -28,6 +29,8 @@ pub(crate) enum Row {
     Connections,
     /// nginx with each way to share a listener, loaded, reloaded, killed and stalled
     Accel,
+    /// Writes that are on the disk when they are answered, and reads, of the store and of Redis
+    Store,
 }
 
 impl Row {
@@ -82,6 +85,8 @@ pub(crate) enum Service {
     Work(&'static WorkLoad),
     /// Answers requests of HTTP.
     Web(&'static WebLoad),
+    /// Keeps values by their keys, for clients of Redis.
+    Store(&'static StoreLoad),
 }
 
 /// A load for the work service.
@@ -159,17 +164,22 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Threads of the client: worktest drives all connections from one.
+    /// Threads of the client: worktest and load kv drive all connections from one.
     pub(crate) fn client_threads(&self) -> u32 {
         match self.service {
             Service::Echo | Service::Null | Service::Web(_) => self.connections,
-            Service::Work(_) => 1,
+            Service::Work(_) | Service::Store(_) => 1,
         }
     }
 
     /// Whether a tool can look at the server while its client runs to its end. A disturbed load is interrupted.
     pub(crate) fn can_be_watched(&self) -> bool {
-        self.idle == 0 && !matches!(self.service, Service::Web(load) if load.disturbance.is_some())
+        let is_whole = match self.service {
+            Service::Web(load) => load.disturbance.is_none(),
+            Service::Store(load) => *load != StoreLoad::Keys,
+            Service::Echo | Service::Null | Service::Work(_) => true,
+        };
+        self.idle == 0 && is_whole
     }
 
     /// Whether its servers can be started under strace, which is their parent no longer than it takes to start them.
@@ -190,7 +200,9 @@ impl Case {
     /// not the calls that costs.
     pub(crate) fn counts_syscalls(&self, by: SyscallCounter) -> bool {
         let is_work = matches!(self.service, Service::Work(load) if !load.is_idle());
-        self.can_be_watched() && !is_work && (by == SyscallCounter::Perf || self.can_be_traced())
+        let is_store = matches!(self.service, Service::Store(_));
+        let counts = by == SyscallCounter::Perf || self.can_be_traced() && !is_store;
+        self.can_be_watched() && !is_work && counts && (!is_store || self.name == STORE_MAIN)
     }
 }
 
@@ -250,10 +262,16 @@ pub(crate) enum Metric {
     Disturbances,
     /// Requests without a right answer.
     Failures,
+    /// Bytes that the server wrote to the disk for each byte of key and value.
+    WrittenRatio,
+    /// Anonymous memory of the server for each key of 8 bytes with a value of 8 bytes.
+    KeyBytes,
+    /// Keys of a start over what a million of writes has left, from the start of the process to its first answer.
+    RecoveredKeysPerS,
 }
 
 impl Metric {
-    pub(crate) const ALL: [Metric; 30] = [
+    pub(crate) const ALL: [Metric; 33] = [
         Metric::RttMeanUs,
         Metric::RttStdevUs,
         Metric::RttP50Us,
@@ -284,6 +302,9 @@ impl Metric {
         Metric::LocalShare,
         Metric::Disturbances,
         Metric::Failures,
+        Metric::WrittenRatio,
+        Metric::KeyBytes,
+        Metric::RecoveredKeysPerS,
     ];
 
     /// Whether it counts what happens for a message. These have a table of their own.
@@ -326,15 +347,20 @@ impl Metric {
             Metric::LocalShare => "local share",
             Metric::Disturbances => "disturbances",
             Metric::Failures => "failed requests",
+            Metric::WrittenRatio => "written/stored bytes",
+            Metric::KeyBytes => "bytes/key",
+            Metric::RecoveredKeysPerS => "keys recovered/s",
         }
     }
 
     /// A value of this metric, as short as its precision allows.
     pub(crate) fn format(self, value: f64) -> String {
         match self {
-            Metric::MessagesPerS if value >= 1e6 => format!("{:.2} M", value / 1e6),
-            Metric::MessagesPerS if value >= 1e4 => format!("{:.0} k", value / 1e3),
+            Metric::MessagesPerS | Metric::RecoveredKeysPerS if value >= 1e6 => format!("{:.2} M", value / 1e6),
+            Metric::MessagesPerS | Metric::RecoveredKeysPerS if value >= 1e4 => format!("{:.0} k", value / 1e3),
             Metric::MessagesPerS
+            | Metric::RecoveredKeysPerS
+            | Metric::KeyBytes
             | Metric::IdleBytes
             | Metric::IdleCpuUsPerS
             | Metric::Disturbances
@@ -369,8 +395,9 @@ impl Metric {
 use Contestant::{
     Ab, Accel, AccelHaproxy, AccelHaproxyShards, AccelLighttpd, AccelOff, Demo, Epoll, EventLoop, Ganesha,
     GaneshaTuned, Haproxy, HaproxyShards, IdealQueue, Kernel, Lighttpd, NginxExclusive, NginxMutex, NginxReuseport,
-    NginxTuned, PairFloor, Sockperf, SockperfTuned, Threads, ThreadsSpin, UdpMmsg, UdpMmsgSpin, UdpPlain, Uring,
-    WorkLoops, WorkThreads, Workers2, Workers4, Wrk,
+    NginxTuned, PairFloor, Redis, RedisAlways, RedisBenchmark, RedisEverysec, Sockperf, SockperfTuned, Store,
+    StoreEpoll, Threads, ThreadsSpin, UdpMmsg, UdpMmsgSpin, UdpPlain, Uring, WorkLoops, WorkThreads, Workers2,
+    Workers4, Wrk,
 };
 
 const NULL_TCP: &[Contestant] = &[Threads, ThreadsSpin, EventLoop, Kernel, Uring, Epoll, Ganesha, GaneshaTuned];
@@ -452,6 +479,37 @@ const fn accel(name: &'static str, title: &'static str, load: &'static WebLoad, 
         connections: 2,
         contestants: SHARING,
         metric,
+        ..ONE
+    }
+}
+
+/// The case of the store that is also measured unpinned, and whose system calls are counted.
+pub(crate) const STORE_MAIN: &str = "store-set-50";
+
+const STORE_SET: &[Contestant] = &[Store, RedisAlways, Redis];
+
+static SET_64: StoreLoad = StoreLoad::Set { value_bytes: 64 };
+static SET_1400: StoreLoad = StoreLoad::Set { value_bytes: 1400 };
+static GET_64: StoreLoad = StoreLoad::Get { value_bytes: 64 };
+static KEYS: StoreLoad = StoreLoad::Keys;
+
+/// Clients of a store, each with so many commands in flight.
+const fn store(
+    name: &'static str,
+    title: &'static str,
+    load: &'static StoreLoad,
+    [connections, in_flight]: [u32; 2],
+    contestants: &'static [Contestant],
+) -> Case {
+    Case {
+        name,
+        title,
+        row: Row::Store,
+        service: Service::Store(load),
+        in_flight,
+        connections,
+        contestants,
+        metric: Metric::MessagesPerS,
         ..ONE
     }
 }
@@ -641,6 +699,35 @@ pub(crate) const CASES: &[Case] = &[
         Metric::Failures,
     ),
     accel("accel-kill", "2,000 new connections per second, workers are killed", &KILLED, Metric::Failures),
+    store(
+        STORE_MAIN,
+        "SET of 64 bytes, 50 clients",
+        &SET_64,
+        [50, 1],
+        &[Store, StoreEpoll, RedisAlways, RedisEverysec, Redis],
+    ),
+    store("store-set-50-16", "SET of 64 bytes, 50 clients with 16 in flight", &SET_64, [50, 16], STORE_SET),
+    store("store-set-1", "SET of 64 bytes, 1 client", &SET_64, [1, 1], STORE_SET),
+    store("store-set-1000", "SET of 64 bytes, 1,000 clients", &SET_64, [1000, 1], STORE_SET),
+    store("store-set-1400", "SET of 1,400 bytes, 50 clients", &SET_1400, [50, 1], STORE_SET),
+    store("store-get-50", "GET of 64 bytes, 50 clients", &GET_64, [50, 1], &[Store, Redis]),
+    store(
+        "store-generators",
+        "SET of 64 bytes, 50 clients with 16 in flight, by two generators",
+        &SET_64,
+        [50, 16],
+        &[RedisAlways, RedisBenchmark],
+    ),
+    Case {
+        metric: Metric::RecoveredKeysPerS,
+        ..store(
+            "store-keys",
+            "A million keys of 8 bytes with values of 8 bytes, and a start after them",
+            &KEYS,
+            [1, 1],
+            &[Store, RedisAlways],
+        )
+    },
 ];
 
 #[cfg(test)]

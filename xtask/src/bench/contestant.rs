@@ -118,6 +118,18 @@ contestants! {
     Lighttpd = "lighttpd" needs "lighttpd";
     /// The same under `ksf accel run`.
     AccelLighttpd = "accel, lighttpd" needs "lighttpd";
+    /// `ksf store` on its own engine, as it comes: each write is on the disk when it is answered.
+    Store = "ksf store";
+    /// `ksf store --engine epoll`.
+    StoreEpoll = "ksf store epoll";
+    /// Redis of Debian with `appendfsync always`.
+    RedisAlways = "redis always" needs "redis-server";
+    /// Redis with `appendfsync everysec`.
+    RedisEverysec = "redis everysec" needs "redis-server";
+    /// Redis that keeps nothing on a disk.
+    Redis = "redis no AOF" needs "redis-server";
+    /// The Redis of [`Contestant::RedisAlways`], loaded by redis-benchmark.
+    RedisBenchmark = "redis always by redis-benchmark" needs "redis-server", "redis-benchmark";
 }
 
 impl fmt::Display for Contestant {
@@ -139,7 +151,9 @@ impl Contestant {
 
     /// Whether this is ksf and not a peer.
     pub(crate) fn is_ksf(self) -> bool {
-        self.engine().is_some() || self.workers().is_some() || self.is_accelerated() || self == Contestant::Demo
+        use Contestant::{Demo, Store, StoreEpoll};
+        let is_own = matches!(self, Demo | Store | StoreEpoll);
+        self.engine().is_some() || self.workers().is_some() || self.is_accelerated() || is_own
     }
 
     /// Whether `ksf accel run` makes queues for it.
@@ -150,8 +164,8 @@ impl Contestant {
 
     /// Whether there is a server for a tool to look at, and a client of ours that counts messages.
     pub(crate) fn can_be_watched(self) -> bool {
-        use Contestant::{Ab, IdealQueue, PairFloor, Sockperf, SockperfTuned, Wrk};
-        !matches!(self, Ab | IdealQueue | PairFloor | Sockperf | SockperfTuned | Wrk)
+        use Contestant::{Ab, IdealQueue, PairFloor, RedisBenchmark, Sockperf, SockperfTuned, Wrk};
+        !matches!(self, Ab | IdealQueue | PairFloor | RedisBenchmark | Sockperf | SockperfTuned | Wrk)
     }
 
     /// Whether it is measured in a placement.
@@ -275,7 +289,7 @@ pub(crate) fn server_command(
         Service::Echo => "echo",
         Service::Null => "rpc",
         Service::Work(load) => return work_server_command(programs, contestant, load, cpus.as_deref(), port),
-        Service::Web(_) => anyhow::bail!("servers of text protocols are started elsewhere"),
+        Service::Web(_) | Service::Store(_) => anyhow::bail!("servers of text protocols are started elsewhere"),
     };
     let peer = |name: &str| {
         let mut command = programs.peer(name);
@@ -295,7 +309,7 @@ pub(crate) fn server_command(
             command.arg(match case.service {
                 Service::Echo => "kecho",
                 Service::Null => "krpc2",
-                Service::Work(_) | Service::Web(_) => unreachable!("it has been served above"),
+                Service::Work(_) | Service::Web(_) | Service::Store(_) => unreachable!("it has been served above"),
             });
             let transport = if case.udp { "udp" } else { "tcp" };
             command.args(["--listen", &format!("{transport}:127.0.0.1:{port}")]);

@@ -1,9 +1,10 @@
 //! The goals of the rows, as ratios within one run.
 
-use super::case::{Metric, Placement};
+use super::case::{Metric, Placement, STORE_MAIN};
 use super::contestant::Contestant::{
     Ab, Accel, AccelHaproxyShards, AccelOff, Demo, Epoll, IdealQueue, Kernel, KernelWorkers4, NginxExclusive,
-    NginxReuseport, NginxTuned, Threads, UdpMmsg, UdpPlain, Uring, WorkLoops, Workers2, Workers4, Wrk,
+    NginxReuseport, NginxTuned, Redis, RedisAlways, RedisBenchmark, Store, Threads, UdpMmsg, UdpPlain, Uring,
+    WorkLoops, Workers2, Workers4, Wrk,
 };
 use super::judge::{Against, Bound, Goal};
 
@@ -17,6 +18,7 @@ pub(super) fn goals() -> Vec<Goal> {
     mux(&mut goals);
     connections(&mut goals);
     accel(&mut goals);
+    store(&mut goals);
     goals
 }
 
@@ -158,5 +160,39 @@ fn accel(goals: &mut Vec<Goal>) {
         for bound in [Bound::AtLeast(0.95), Bound::AtMost(1.05)] {
             goal(case, NginxExclusive, Metric::MessagesPerS, Against::Best(peers), bound);
         }
+    }
+}
+
+fn store(goals: &mut Vec<Goal>) {
+    let mut goal = |case, subject, placement, metric, against, bound| {
+        goals.push(Goal { case, subject, placement, metric, against, bound });
+    };
+    let (always, memory) = (Against::Best(&[RedisAlways]), Against::Best(&[Redis]));
+    let rate = Metric::MessagesPerS;
+    for placement in [Placement::Other, Placement::Unpinned] {
+        // The second counts where the client is the limit, and the first cannot be met.
+        goal(STORE_MAIN, Store, placement, rate, always, Bound::AtLeast(2.0));
+        goal(STORE_MAIN, Store, placement, Metric::ServerCpuUs, always, Bound::AtMost(0.4));
+        goal(STORE_MAIN, Store, placement, Metric::RttP99Us, always, Bound::AtMost(0.5));
+        goal(STORE_MAIN, Store, placement, rate, memory, Bound::AtLeast(1.0));
+    }
+    for (case, against, least) in [
+        ("store-set-50-16", always, 3.0),
+        ("store-set-50-16", memory, 1.0),
+        ("store-set-1", always, 1.5),
+        ("store-set-1000", always, 2.0),
+        ("store-set-1400", always, 2.0),
+        ("store-get-50", memory, 1.0),
+    ] {
+        goal(case, Store, Placement::Other, rate, against, Bound::AtLeast(least));
+    }
+    // Generators that share no code see the same server.
+    let benchmark = Against::Best(&[RedisBenchmark]);
+    for bound in [Bound::AtLeast(0.95), Bound::AtMost(1.05)] {
+        goal("store-generators", RedisAlways, Placement::Other, rate, benchmark, bound);
+    }
+    for (metric, bound) in [(Metric::KeyBytes, Bound::AtMost(100.0)), (Metric::RecoveredKeysPerS, Bound::AtLeast(5e6))]
+    {
+        goal("store-keys", Store, Placement::Other, metric, Against::Absolute, bound);
     }
 }

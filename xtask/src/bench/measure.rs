@@ -97,6 +97,7 @@ impl Meter<'_> {
         let mut sample = Sample::new(case, contestant, pinning.placement, round);
         let result = match (contestant, case.service) {
             (_, Service::Web(load)) => self.web(case, load, contestant, pinning, &mut sample),
+            (_, Service::Store(load)) => self.store(case, *load, contestant, pinning, &mut sample),
             (Contestant::PairFloor, _) => self.floor(case, pinning, &mut sample),
             (Contestant::IdealQueue, _) => self.ideal(case, pinning, &mut sample),
             (Contestant::Sockperf | Contestant::SockperfTuned, _) => {
@@ -308,7 +309,9 @@ pub(crate) fn load(case: &Case, pinning: &Pinning, port: u16, amount: Amount, ro
             Service::Echo => Tool::Echo { message_bytes: ECHO_BYTES },
             Service::Null => Tool::Rpc,
             Service::Work(load) => Tool::Work(Work { load, seed: u64::from(round) + 1, ideal_workers: None }),
-            Service::Web(_) => unreachable!("Meter::web has a client of its own"),
+            Service::Web(_) | Service::Store(_) => {
+                unreachable!("Meter::web and Meter::store have clients of their own")
+            }
         },
         udp: case.udp,
         in_flight: case.in_flight,
@@ -321,11 +324,11 @@ pub(crate) fn load(case: &Case, pinning: &Pinning, port: u16, amount: Amount, ro
 }
 
 /// The command for a reader: its port was a free one, another each time.
-fn without_port(command: &str, port: u16) -> String {
+pub(super) fn without_port(command: &str, port: u16) -> String {
     command.replace(&port.to_string(), "PORT")
 }
 
-fn insert_spent(sample: &mut Sample, spent: &Spent, messages: u64) {
+pub(super) fn insert_spent(sample: &mut Sample, spent: &Spent, messages: u64) {
     let per_message = |time: Duration| time.as_secs_f64() * 1e6 / messages as f64;
     sample.metrics.extend([
         (Metric::ServerCpuUs, per_message(spent.process)),

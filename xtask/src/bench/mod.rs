@@ -28,6 +28,7 @@ mod raw;
 pub(crate) mod report;
 mod results;
 mod stats;
+mod store;
 mod vm;
 mod watch;
 mod web;
@@ -51,8 +52,18 @@ use self::watch::Watch;
 use crate::machine::{Machine, Revision};
 
 /// Packages whose version belongs to a result.
-const PACKAGES: &[&str] =
-    &["gcc", "clang", "apache2-utils", "haproxy", "lighttpd", "nfs-ganesha", "nginx-light", "sockperf", "wrk"];
+const PACKAGES: &[&str] = &[
+    "gcc",
+    "clang",
+    "apache2-utils",
+    "haproxy",
+    "lighttpd",
+    "nfs-ganesha",
+    "nginx-light",
+    "redis-server",
+    "sockperf",
+    "wrk",
+];
 
 /// Rounds of a smoke run, and its effort: 5,000 messages become 100, 10,000 connections 200, 2,000 per second 200.
 const SMOKE: (u32, Effort) = (1, Effort { seconds: 0.0, scale: 0.02, rate_divisor: 10 });
@@ -208,7 +219,9 @@ impl Bench {
         skipped.iter().for_each(|what| eprintln!("bench: left out: {what}"));
 
         let (runs, seconds) = (self.runs, self.effort.seconds);
-        let group = self.results.group_or(row, || Group::new(row, &self.revision, runs, seconds));
+        let medium = (row == Row::Store).then(|| store::medium(self.programs.scratch()));
+        let new = || Group { medium, ..Group::new(row, &self.revision, runs, seconds) };
+        let group = self.results.group_or(row, new);
         ensure!(
             (group.runs, group.seconds) == (runs, seconds),
             "{} was begun with --runs {} --seconds {}; go on with these, or name another directory with --out",
@@ -232,6 +245,9 @@ impl Bench {
             (false, _) if case.client_polls => &[Placement::Other],
             (false, Row::Idle) => &[Placement::Other],
             (false, Row::Mux) => &[Placement::Shared],
+            // One CPU for the server is what Redis uses; on the client's CPU the client would be the limit.
+            (false, Row::Store) if case.name != case::STORE_MAIN => &[Placement::Other],
+            (false, Row::Store) => &[Placement::Other, Placement::Unpinned],
             (false, _) => &[Placement::Same, Placement::Other, Placement::Unpinned],
         }
     }

@@ -55,6 +55,9 @@ pub(crate) struct Group {
     pub(crate) open: BTreeSet<Step>,
     /// What was left out, and why.
     pub(crate) skipped: Vec<String>,
+    /// The disk that servers wrote to, where they write.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) medium: Option<String>,
 }
 
 /// The least that is measured at once, and anew after an interruption: the contestants of a case in turn.
@@ -128,6 +131,7 @@ impl Group {
             done: BTreeSet::new(),
             open: BTreeSet::new(),
             skipped: Vec::new(),
+            medium: None,
         }
     }
 }

@@ -61,6 +61,12 @@ const NOTES: &[&str] = &[
      ksf accel runs the plain form; off, it is loaded but steers nothing. Reloads are SIGHUP to the master until the old \
      workers have gone. A worker is killed (SIGKILL) only while it has no request of its own: one that it has taken \
      dies with it, however it came there.",
+    "Key-value servers are loaded by ksf load kv on one thread, which checks every reply, on connections that are kept; what \
+     is read was written before, and a journal says what it must be. Each server has an empty folder on the disk named \
+     above. Written bytes are those of /proc/PID/io, of key and value in SET. Of the rate and the server CPU of 50 clients one \
+     is enough: where the client is the limit, the rate cannot be met. Keys are recovered from the start of the process to \
+     its first answer to DBSIZE; memory is anonymous memory after a million keys less that before. redis-benchmark counts, \
+     and checks no reply.",
     "Placement \"VM (shape)\": server and client on one emulated machine with two CPUs, whose kernel has \
      AF_KCM (Debian's; see docs/lab.md). Compare these rows with each other only.",
     "The stack floor is one thread that plays both ends, of a TCP connection or of two UDP sockets: what the system's stack takes without a server.",
@@ -110,6 +116,8 @@ impl Document {
         use Part::{Chart, Commands, Heading, Text};
         let verdicts = judge(raw);
         let mut parts = vec![Heading("Groups"), Part::Table(group_table(raw))];
+        let media = raw.groups.iter().filter_map(|group| Some((group.row.name(), group.medium.as_ref()?)));
+        parts.extend(media.map(|(row, medium)| Text(format!("Servers of the group {row} write to {medium}."))));
         let host = host_table(raw);
         if !host.rows.is_empty() {
             parts.extend([Heading("What the host takes"), Part::Table(host)]);
