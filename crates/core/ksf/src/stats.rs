@@ -132,6 +132,8 @@ counters! {
     events,
     /// Connections looked at by the clock: a time limit of theirs was over, or might have been.
     deadlines_checked,
+    /// Operations on files that were begun, by services and to read for replies.
+    file_ops,
     /// Operations on files that neither ended nor could be cancelled when the server stopped: they keep their memory.
     file_ops_left,
     /// System calls made by the engine on the path of messages.

@@ -225,8 +225,14 @@ fn ranges_of_a_file_wait_for_the_gate_and_are_padded() {
             send(&mut stream, index as u32, LOGGED, RANGES + index as u32);
         }
         ksf_test::wait_until("the calls are answered", || world.calls.load(Ordering::SeqCst) == PAIRS.len() as u64);
-        // The shard has read ranges of the file that it was asked for later, and has sent them: they wait for nothing.
+        // A later turn of the shard, which would have begun to read them before it.
         let mut other = world.stream();
+        send(&mut other, 99, AT_TURN_END, PING);
+        assert_eq!(receive(&mut other), accepted(99, &[0]), "{engine}");
+        let counters = world.server.counters();
+        let file_ops = counters.iter().find(|counter| counter.name == "file_ops").expect("the counter");
+        assert_eq!(file_ops.value, 0, "{engine}: a range was read before its gate opened");
+        // The shard reads ranges of the file that it is asked for now, and sends them: they wait for nothing.
         for (index, pair) in PAIRS.into_iter().enumerate() {
             send(&mut other, index as u32, AT_TURN_END, RANGES + index as u32);
             assert!(receive(&mut other) == world.ranges(index as u32, pair), "{engine}: {pair:?}");

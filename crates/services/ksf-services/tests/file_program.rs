@@ -399,6 +399,11 @@ impl World {
         }
     }
 
+    /// Operations on files that were begun.
+    fn file_ops(&self) -> u64 {
+        self.server.counters().iter().find(|counter| counter.name == "file_ops").expect("the counter").value
+    }
+
     fn connect(&self) -> Client {
         Client { stream: connect(self.address(0)), last: 0 }
     }
@@ -556,7 +561,8 @@ fn states_belong_to_their_connection_and_end_with_it() {
     }
 }
 
-/// The write into a full pipe is not done; what was written, read or refused behind it waits, other connections do not.
+/// The write into a full pipe is not done; what was written, read or refused behind it waits, other connections do not. A
+/// range of a file could still be on its way when a connection is found silent: it must not even have been asked for.
 #[test]
 fn nothing_passes_the_gate() {
     for engine in engines() {
@@ -575,6 +581,7 @@ fn nothing_passes_the_gate() {
         let (slow, file) = (writer.open("pipe"), writer.open("file"));
         let theirs = other.open("file");
         let calls = world.calls.load(Ordering::SeqCst);
+        assert_eq!(world.file_ops(), 3, "{engine}: opened");
         let mut expected = HashMap::new();
         let number = |number: u64| [&SUCCESS[..], &number.to_be_bytes()].concat();
         expected.insert(writer.send(SHELF, WRITE, write_args(slow, 0, b"slow")), number(1));
@@ -590,11 +597,13 @@ fn nothing_passes_the_gate() {
         wait_until("the second write is done", behind);
         // A turn of the shard, which has sent all that it may.
         assert_eq!(other.ask(NULL, 0, |_| ()), SUCCESS, "{engine}");
+        assert_eq!(world.file_ops(), 5, "{engine}: opened and written");
         writer.assert_silent();
         // What another connection sees of it waits, too.
         let seen = other.send(SHELF, READ, read_args(theirs, 0, 6));
         wait_until("it is in work", || world.calls.load(Ordering::SeqCst) == calls + 5);
         assert_eq!(world.connect().ask(NULL, 0, |_| ()), SUCCESS, "{engine}");
+        assert_eq!(world.file_ops(), 5, "{engine}: a range was read before its gate opened");
         other.assert_silent();
 
         let mut drained = vec![0; filled + 4];
@@ -605,6 +614,7 @@ fn nothing_passes_the_gate() {
             assert_eq!(expected.remove(&xid), Some(reply), "{engine}");
         }
         assert_eq!(other.receive(), (seen, with_data(b"behind")), "{engine}");
+        assert_eq!(world.file_ops(), 7, "{engine}: both ranges were read");
     }
 }
 

@@ -14,6 +14,7 @@ impl<E: Engine> Shard<E> {
     #[inline]
     pub(super) fn begin_files(&mut self) {
         while let Some(begun) = self.env.files.next() {
+            self.env.stats.file_ops.add(1);
             self.engine.begin_file(begun, &mut self.env);
         }
     }
