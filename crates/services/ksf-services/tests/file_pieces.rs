@@ -20,8 +20,8 @@ use ksf::shard_service::Releaser;
 use ksf::{Peer, Refused, Server};
 use ksf_proto::xdr::XdrWrite;
 use ksf_services::rpc::{
-    Answered, LoggedProgram, LoggedRpcReply, ProgramTable, ResultPieces, RpcCall, RpcDeferred, RpcReply, RpcService,
-    RpcTurn, ShardProgram,
+    Answered, LoggedProgram, LoggedRpcReply, Program, ProgramTable, ResultPieces, RpcCall, RpcDeferred, RpcReply,
+    RpcService, RpcTurn, ShardProgram,
 };
 use ksf_test::rpc::{accepted, call, read_record, record};
 use ksf_test::stream::{connect, datagrams};
@@ -29,6 +29,7 @@ use ksf_test::{Folder, pattern};
 
 const LOGGED: u32 = 0x2000_0201;
 const AT_TURN_END: u32 = 0x2000_0202;
+const ELSEWHERE: u32 = 0x2000_0203;
 
 /// Nothing in the reply, which waits for nothing.
 const PING: u32 = 0;
@@ -151,6 +152,39 @@ impl ShardProgram for AtTurnEnd {
     }
 }
 
+/// Answers from a thread that may block.
+struct Elsewhere {
+    file: File,
+}
+
+impl Program for Elsewhere {
+    fn name(&self) -> &str {
+        "elsewhere"
+    }
+
+    fn number(&self) -> u32 {
+        ELSEWHERE
+    }
+
+    fn versions(&self) -> RangeInclusive<u32> {
+        1..=1
+    }
+
+    fn call(&self, call: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered {
+        let Some(pair) = pair_of(call) else { return reply.void() };
+        let (file, shard) = (self.file.clone(), std::thread::current().id());
+        reply.block(pair[0].1 + pair[1].1, move |deferred| {
+            assert_ne!(std::thread::current().id(), shard);
+            if let Err(deferred) = deferred.results_pieces(|pieces| add_ranges(&file, pair, pieces)) {
+                deferred.results(|out| {
+                    out.put_u32(REFUSED);
+                    Ok(())
+                });
+            }
+        })
+    }
+}
+
 struct World {
     server: Server,
     log: Arc<OnceLock<(LogId, Releaser)>>,
@@ -168,6 +202,7 @@ impl World {
         let mut table = ProgramTable::new();
         table.register_logged(Gated { file: file(), log: Arc::clone(&log), calls: Arc::clone(&calls) }).unwrap();
         table.register_shared(Arc::new(AtTurnEnd { file: file() })).unwrap();
+        table.register(Elsewhere { file: file() }).unwrap();
         let service = Arc::new(RpcService::new("pieces", table));
         let any: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
         let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
@@ -249,13 +284,17 @@ fn ranges_of_a_file_wait_for_the_gate_and_are_padded() {
 }
 
 #[test]
-fn ranges_of_a_file_answer_a_deferred_call_at_the_end_of_its_turn() {
+fn ranges_of_a_file_answer_a_deferred_call_at_the_end_of_its_turn_and_from_other_threads() {
     for engine in engines() {
         let world = World::new(engine);
         let mut stream = world.stream();
-        for (index, pair) in PAIRS.into_iter().enumerate() {
-            send(&mut stream, index as u32, AT_TURN_END, RANGES + index as u32);
-            assert!(receive(&mut stream) == world.ranges(index as u32, pair), "{engine}: {pair:?}");
+        for (program, (index, pair)) in [AT_TURN_END, ELSEWHERE]
+            .into_iter()
+            .flat_map(|program| PAIRS.into_iter().enumerate().map(move |i| (program, i)))
+        {
+            send(&mut stream, index as u32, program, RANGES + index as u32);
+            let reply = receive(&mut stream);
+            assert!(reply == world.ranges(index as u32, pair), "{engine}: {pair:?} of program {program:#x}");
         }
     }
 }
@@ -268,7 +307,7 @@ fn a_datagram_refuses_ranges_of_a_file_and_the_call_is_answered_otherwise() {
         world.release();
         let socket = world.datagrams();
         let mut buffer = [0; 256];
-        for (xid, program) in [LOGGED, AT_TURN_END, LOGGED, AT_TURN_END].into_iter().enumerate() {
+        for (xid, program) in [LOGGED, AT_TURN_END, ELSEWHERE, LOGGED, AT_TURN_END, ELSEWHERE].into_iter().enumerate() {
             let xid = xid as u32;
             for (xid, procedure, results) in [(xid, RANGES, &[0, REFUSED][..]), (xid + 100, PING, &[0])] {
                 socket.send(&call(xid, program, 1, procedure)).unwrap();

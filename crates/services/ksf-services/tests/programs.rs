@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use common::{SLOT_BYTES, Wire, counter};
 use ksf::connection::Connection;
 use ksf::env::Env;
+use ksf::files::{File, FileRange};
 use ksf::limits::{Limits, Time};
 use ksf::pool::{Chunk, Memory, Pool};
 use ksf::service::ConnKey;
@@ -32,7 +33,8 @@ static COUNTING: Counting = Counting;
 /// AUTH_SYS only and answers the user, 4 answers with data of a length from the thread
 /// pool, 5 the same at once, 6 from a thread that may block, 7 goes on on its
 /// connection, 8 tells what it knows of the call and gives its arguments back, 9
-/// answers with data of the length twice, and 10 the same from another thread.
+/// answers with data of the length twice, and 10 the same from another thread; 11
+/// and 12 as 9 and 10, with a range of a file between both.
 struct Sample;
 
 /// Data that tells one place from another.
@@ -96,15 +98,20 @@ impl Program for Sample {
                 assert!(call.message().bytes().ends_with(&kept));
                 reply.results_with(|out| out.put_u32(key), kept)
             }
-            9 | 10 => {
+            9..=12 => {
                 let Ok(bytes) = XdrReader::new(call.args).u32() else { return reply.error(ProcError::GarbageArgs) };
+                let file = || File::from(std::fs::File::open("/dev/zero").unwrap());
+                let range = (call.procedure > 10).then(|| FileRange { file: file(), offset: 0, bytes: 5 });
                 let add = move |pieces: &mut ResultPieces<'_, '_>| {
                     pieces.opaque(data(bytes));
                     pieces.write(|out| out.put_u32(99));
+                    if let Some(range) = range {
+                        pieces.opaque_file(range)?;
+                    }
                     pieces.opaque(data(bytes + 1));
                     Ok(())
                 };
-                if call.procedure == 9 {
+                if call.procedure % 2 == 1 {
                     return reply.results_pieces(add).unwrap_or_else(|reply| reply.error(ProcError::SystemErr));
                 }
                 reply.block(2 * bytes as usize, move |deferred| {
@@ -242,6 +249,21 @@ fn several_data_leave_from_where_they_lie_and_are_padded() {
         assert_eq!(wire.feed(&call(9, &[bytes])), with_data_twice(bytes), "{bytes} bytes at once");
         assert_eq!(wire.feed(&call(10, &[bytes])), b"");
         assert_eq!(wire.deliver(), with_data_twice(bytes), "{bytes} bytes later");
+    }
+}
+
+/// No range of a file leaves from a worker. The call can still be answered, once, and nothing of the first try is left.
+#[test]
+fn workers_send_several_data_and_no_range_of_a_file() {
+    let mut wire = Wire::new(&Arc::new(RpcOnWorkers::new(service()).unwrap()));
+    let taken = wire.on_worker();
+    for bytes in [0, 1, 2, 3, 4, 2047, 2048, 2049, 100_001] {
+        assert_eq!(wire.feed(&call(9, &[bytes])), with_data_twice(bytes), "{bytes} bytes at once");
+        assert_eq!(wire.feed(&call(10, &[bytes])), b"");
+        assert_eq!(wire.deliver_taken(&taken), with_data_twice(bytes), "{bytes} bytes later");
+        assert_eq!(wire.feed(&call(11, &[bytes])), accepted(&[5]), "{bytes} bytes and a file at once");
+        assert_eq!(wire.feed(&call(12, &[bytes])), b"");
+        assert_eq!(wire.deliver_taken(&taken), accepted(&[5]), "{bytes} bytes and a file later");
     }
 }
 

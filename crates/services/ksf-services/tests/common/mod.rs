@@ -4,9 +4,10 @@
 
 pub(crate) mod vectors;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use ksf::connection::Connection;
+use ksf::deferred::{Answers, Delivery};
 use ksf::engine::EngineKind;
 use ksf::env::Env;
 use ksf::limits::{Limits, Time};
@@ -19,6 +20,16 @@ use ksf::{CloseReason, Peer, ShardService, Turn};
 
 /// Bytes in a receive slot of the tests.
 pub(crate) const SLOT_BYTES: usize = 4096;
+
+/// Deferred answers that no shard takes.
+#[derive(Debug, Default)]
+pub(crate) struct Taken(Mutex<Vec<Delivery>>);
+
+impl Answers for Taken {
+    fn answer(&self, delivery: Delivery) {
+        self.0.lock().expect("no panic").push(delivery);
+    }
+}
 
 /// One connection: bytes go in, bytes come out.
 pub(crate) struct Wire<S: ShardService> {
@@ -42,6 +53,21 @@ impl<S: ShardService> Wire<S> {
         let key = ConnKey { index: 0, generation: 0 };
         let connection = Connection::new(on, peer, key, Time(0)).expect("the service takes every connection");
         Self { env, connection }
+    }
+
+    /// Has deferred answers taken as on a worker: by what is returned, not by a shard's mailbox.
+    pub(crate) fn on_worker(&mut self) -> Arc<Taken> {
+        let taken = Arc::<Taken>::default();
+        self.env.answers = Some(Arc::clone(&taken) as Arc<dyn Answers>);
+        taken
+    }
+
+    /// Delivers what a worker took.
+    pub(crate) fn deliver_taken(&mut self, taken: &Taken) -> Vec<u8> {
+        for delivery in std::mem::take(&mut *taken.0.lock().expect("no panic")) {
+            assert!(self.connection.deliver(delivery, &mut self.env), "the connection waits for it");
+        }
+        self.sent()
     }
 
     /// The threads that tasks run on; without them a task that may block runs at once.
