@@ -6,45 +6,14 @@ mod common;
 use std::collections::HashSet;
 use std::io::Write;
 use std::net::TcpStream;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use common::keeper::Keeper;
 use common::net::*;
+use ksf::Server;
 use ksf::engine::EngineKind;
-use ksf::framing::{Delimiter, Framing};
 use ksf::pool::Chunk;
 use ksf::server::{SLOT_BYTES, SLOTS};
-use ksf::{Message, Peer, Refused, Reply, Server, Service};
-
-/// Keeps every line, and answers with it.
-#[derive(Default)]
-struct Keeper(Mutex<Vec<Chunk>>);
-
-impl Keeper {
-    fn take(&self) -> Vec<Chunk> {
-        std::mem::take(&mut *self.0.lock().unwrap())
-    }
-}
-
-impl Service for Keeper {
-    type Conn = ();
-
-    fn name(&self) -> &str {
-        "keeper"
-    }
-
-    fn framing(&self) -> Framing {
-        Framing::Delimiter(Delimiter::LF)
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
-        Ok(())
-    }
-
-    fn call(&self, _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
-        self.0.lock().unwrap().push(message.keep());
-        reply.bytes(message.bytes());
-    }
-}
 
 fn start(engine: EngineKind, slots: u32) -> (Server, Arc<Keeper>) {
     let keeper = Arc::new(Keeper::default());

@@ -5,48 +5,19 @@ mod common;
 use std::collections::HashSet;
 use std::io::Write;
 use std::net::UdpSocket;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use common::keeper::Keeper;
 use common::net::*;
 use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};
 use ksf::pool::{Chunk, Memory, PoolSpec, SHORT_ID, SlotName};
 use ksf::server::{Builder, SLOT_BYTES};
-use ksf::{Message, Peer, Profile, Refused, Reply, Server, Service, ShardService, Turn};
+use ksf::{Message, Peer, Profile, Refused, Reply, Server, ShardService, Turn};
 
-/// Keeps every line, and answers with a short one.
-#[derive(Default)]
-struct Keeper(Mutex<Vec<Chunk>>);
-
-impl Keeper {
-    fn take(&self) -> Vec<Chunk> {
-        std::mem::take(&mut *self.0.lock().unwrap())
-    }
-}
-
-impl Service for Keeper {
-    type Conn = ();
-
-    fn name(&self) -> &str {
-        "keeper"
-    }
-
-    fn framing(&self) -> Framing {
-        Framing::Delimiter(Delimiter::LF)
-    }
-
-    fn keeps_messages(&self) -> bool {
-        true
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
-        Ok(())
-    }
-
-    fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
-        self.0.lock().unwrap().push(message.keep());
-        reply.bytes(b"kept");
-    }
+/// It answers with a short line.
+fn keeper() -> Arc<Keeper> {
+    Arc::new(Keeper { answer: Some(b"kept"), keeps_messages: true, ..Keeper::default() })
 }
 
 fn builder(engine: EngineKind) -> Builder {
@@ -63,7 +34,7 @@ fn ten_thousand_kept_messages_of_100_bytes_occupy_2_kib_each() {
     const LINES: usize = 10_000;
     own_network();
     for engine in engines() {
-        let keeper = Arc::new(Keeper::default());
+        let keeper = keeper();
         let builder = builder(engine).short_slots(LINES as u32);
         let server = builder.listen(ANY.parse().unwrap(), Arc::clone(&keeper), None).start().unwrap();
         let mut peer = connect(&server);
@@ -93,7 +64,7 @@ fn ten_thousand_kept_messages_of_100_bytes_occupy_2_kib_each() {
 fn messages_beyond_the_short_slots_are_kept_elsewhere() {
     own_network();
     for engine in engines() {
-        let keeper = Arc::new(Keeper::default());
+        let keeper = keeper();
         let builder = builder(engine).slots(SLOT_BYTES, 20).short_slots(15);
         let server = builder.listen(ANY.parse().unwrap(), Arc::clone(&keeper), None).start().unwrap();
         let mut peer = connect(&server);
@@ -118,7 +89,7 @@ fn messages_beyond_the_short_slots_are_kept_elsewhere() {
 fn datagrams_are_kept_in_short_slots() {
     own_network();
     for engine in engines() {
-        let keeper = Arc::new(Keeper::default());
+        let keeper = keeper();
         let builder = builder(engine).listen("udp:127.0.0.1:0".parse().unwrap(), Arc::clone(&keeper), None);
         let server = builder.start().unwrap();
         let peer = UdpSocket::bind("127.0.0.1:0").unwrap();

@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{Client, Redis, Serving, engines};
+use common::{Client, Redis, Serving, assert_the_same_after_starts, engines};
 use ksf::engine::EngineKind;
 use ksf_test::{Random, own_network};
 
@@ -603,14 +603,7 @@ fn renamed_and_copied_keys_are_there_after_every_start() {
         let was: Vec<String> = LOOKED_AT.iter().map(|question| client.ask(question)).collect();
         assert_eq!(was[..3], [":9", ":0", "[a 1 b 2 c 3 d 4]"], "{engine}");
         serving.stop();
-        for start in 0..3 {
-            let serving = Serving::start(engine, folder.path());
-            let mut client = serving.connect();
-            for (question, was) in LOOKED_AT.iter().zip(&was) {
-                assert_eq!(&client.ask(question), was, "{engine}, start {start}: {question}");
-            }
-            serving.stop();
-        }
+        assert_the_same_after_starts(engine, folder.path(), LOOKED_AT, &was);
     }
 }
 

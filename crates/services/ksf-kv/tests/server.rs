@@ -4,7 +4,7 @@ mod common;
 
 use std::io::Write;
 
-use common::{Client, Serving, counter, engines};
+use common::{Client, Serving, assert_the_same_after_starts, counter, engines};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_kv::disk::{Disk, DiskError, DiskOptions};
@@ -140,14 +140,7 @@ fn cells_are_there_after_every_start() {
         FILLED.iter().for_each(|command| assert!(!client.ask(command).starts_with('-'), "{engine}: {command}"));
         let was: Vec<String> = LOOKED_AT.iter().map(|question| client.ask(question)).collect();
         serving.stop();
-        for start in 0..3 {
-            let serving = Serving::start(engine, folder.path());
-            let mut client = serving.connect();
-            for (question, was) in LOOKED_AT.iter().zip(&was) {
-                assert_eq!(&client.ask(question), was, "{engine}, start {start}: {question}");
-            }
-            serving.stop();
-        }
+        assert_the_same_after_starts(engine, folder.path(), LOOKED_AT, &was);
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(dead_code, unreachable_pub, unused_imports, reason = "every test file uses a part of it")]
 
 pub mod files;
+pub mod keeper;
 pub mod meter;
 pub mod net;
 

@@ -64,6 +64,19 @@ impl Serving {
     }
 }
 
+/// Starts a server on the folder three times, which must each time answer the questions as it did.
+pub(crate) fn assert_the_same_after_starts(engine: EngineKind, folder: &Path, questions: &[&str], was: &[String]) {
+    assert_eq!(questions.len(), was.len());
+    for start in 0..3 {
+        let serving = Serving::start(engine, folder);
+        let mut client = serving.connect();
+        for (question, was) in questions.iter().zip(was) {
+            assert_eq!(&client.ask(question), was, "{engine}, start {start}: {question}");
+        }
+        serving.stop();
+    }
+}
+
 /// A client that prints replies as one line.
 pub(crate) struct Client<S = TcpStream>(pub(crate) BufReader<S>);
 
