@@ -4,13 +4,12 @@ mod common;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::Command;
 
 use common::{Serving, engines};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_kv::Settings;
-use ksf_test::{own_network, program_or_skip, stream};
+use ksf_test::{own_network, stream};
 
 /// A response: status, fields as they came, content.
 #[derive(Debug)]
@@ -583,35 +582,5 @@ fn nobody_without_the_password_gets_in() {
         assert_eq!(http.response(false).status, 200, "{engine}: with a password any name is right");
         http.send("PUT /key HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n");
         assert_eq!(http.response(false).status, 401, "{engine}");
-    });
-}
-
-/// What people type.
-#[test]
-fn curl_gets_what_it_put() {
-    let Some(curl) = program_or_skip("curl") else { return };
-    on_each(|engine, serving| {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("photo.jpg");
-        let photo: Vec<u8> = (0..900_000).map(|at: u32| ((at * 31) >> 3) as u8).collect();
-        std::fs::write(&file, &photo).unwrap();
-        let url = format!("http://{}/photo", serving.address());
-        let run = |args: &[&str]| {
-            let output = Command::new(&curl).args(["--silent", "--show-error"]).args(args).arg(&url).output().unwrap();
-            assert!(output.status.success(), "{engine}: {args:?}: {}", String::from_utf8_lossy(&output.stderr));
-            output.stdout
-        };
-        let data = format!("@{}", file.display());
-        let code = ["--output", "/dev/null", "--write-out", "%{http_code}"];
-        let put = ["-X", "PUT", "--header", "Expect: 100-continue", "--data-binary", data.as_str()];
-        assert_eq!(run(&[&code[..], &put[..]].concat()), b"201", "{engine}");
-        assert!(run(&[]) == photo, "{engine}");
-        assert!(run(&["--range", "1000-1999"]) == photo[1000..2000], "{engine}");
-        // From a pipe, in chunks.
-        let upload = ["--upload-file", file.to_str().unwrap(), "--header", "Transfer-Encoding: chunked"];
-        assert_eq!(run(&[&code[..], &upload[..]].concat()), b"204", "{engine}");
-        assert!(run(&[]) == photo, "{engine}");
-        assert_eq!(run(&[&code[..], &["-X", "DELETE"][..]].concat()), b"204", "{engine}");
-        assert_eq!(run(&code), b"404", "{engine}");
     });
 }

@@ -226,11 +226,22 @@ fn statuses(responses: &str) -> Vec<&str> {
 /// A reader of what was written waits as its writer does, whichever protocol they speak.
 #[test]
 fn no_response_leaves_before_what_it_tells_is_on_the_medium() {
-    let mut world = World::durable(3, Durability::Always);
+    let mut world = World::durable(8, Durability::Always);
     world.send(0, "PUT /key HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nvalue");
     world.send(1, "GET /key HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n");
     world.send(2, "GET key\r\n");
-    for conn in 0..3 {
+    // What is refused tells of the key, too.
+    let others = [
+        ("GET /", "", "200"),
+        ("HEAD /key", "", "200"),
+        ("GET /key", "Range: bytes=9-\r\n", "416"),
+        ("PUT /key", "If-None-Match: *\r\nContent-Length: 0\r\n", "412"),
+        ("DELETE /key", "If-Match: \"x\"\r\n", "412"),
+    ];
+    for (at, (line, fields, _)) in others.iter().enumerate() {
+        world.send(3 + at, &format!("{line} HTTP/1.1\r\nHost: x\r\n{fields}\r\n"));
+    }
+    for conn in 0..8 {
         assert_eq!(world.take(conn), "", "{conn}");
     }
     world.send(0, "DELETE /key HTTP/1.1\r\nHost: x\r\n\r\nGET /key HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -243,6 +254,9 @@ fn no_response_leaves_before_what_it_tells_is_on_the_medium() {
     assert_eq!(statuses(&read), ["200", "200"]);
     assert!(read.contains("\r\n\r\nvalue") && read.ends_with("{\"keys\":[\"key\"],\"next\":null}\n"), "{read}");
     assert_eq!(world.take(2), "$5\r\nvalue\r\n:0\r\n");
+    for (at, (line, _, status)) in others.iter().enumerate() {
+        assert_eq!(statuses(&world.take(3 + at)), [*status], "{line}");
+    }
 }
 
 /// Requests wait for the medium as commands do, in their order, and a client that waits to be told to go on does, too.
