@@ -73,6 +73,8 @@ fn line(buf: &[u8], at: usize) -> Result<Option<(&[u8], usize)>, Malformed> {
     let rest = &buf[at.min(buf.len())..];
     let look = &rest[..rest.len().min(NUMBER_BYTES_MAX + 3)];
     match look.iter().position(|byte| *byte == b'\r') {
+        // As if it had arrived without its end.
+        Some(end) if end > NUMBER_BYTES_MAX => Err(Malformed::LongHeader),
         Some(end) if end + 1 < rest.len() => Ok(Some((&rest[..end], at + end + 2))),
         Some(_) => Ok(None),
         None if look.len() > NUMBER_BYTES_MAX => Err(Malformed::LongHeader),

@@ -38,7 +38,8 @@ impl Geometry {
 
     /// Where the first batch of a segment begins.
     pub fn first_batch(&self, segment: u64) -> Lsn {
-        Lsn(segment * self.segment_bytes + self.block_bytes.get() as u64)
+        // A list of segments in a header may name any number.
+        Lsn(segment.saturating_mul(self.segment_bytes).saturating_add(self.block_bytes.get() as u64))
     }
 
     /// Most bytes that the records of one append may have.

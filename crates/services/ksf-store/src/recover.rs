@@ -214,8 +214,11 @@ impl Found {
     fn is_ours(&self, header: &SegmentHeader) -> bool {
         let geometry = &self.geometry;
         let same = (header.store, header.log) == (geometry.store, self.log);
-        same && (header.segment_bytes, header.block_bytes as usize)
-            == (geometry.segment_bytes, geometry.block_bytes.get())
+        // No log is ever so long that the end of a segment is no number.
+        let is_possible = header.number < u64::MAX / geometry.segment_bytes - 1;
+        same && is_possible
+            && (header.segment_bytes, header.block_bytes as usize)
+                == (geometry.segment_bytes, geometry.block_bytes.get())
     }
 
     /// Follows the chain of batches through the segments, up to the first thing that makes no sense.

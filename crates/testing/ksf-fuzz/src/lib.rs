@@ -13,11 +13,13 @@
 mod http1;
 mod input;
 mod programs;
+mod store;
 mod stream;
 mod wire;
 
 pub use http1::{http1_message, http1_page, http1_proxy};
 pub use programs::{framing_object, framing_program};
+pub use store::{resp, store_log};
 pub use stream::{connection, framing, rpc_stream};
 pub use wire::{auth_sys, oncrpc_call, oncrpc_reply, rpcbind_results, xdr};
 
@@ -25,7 +27,7 @@ pub use wire::{auth_sys, oncrpc_call, oncrpc_reply, rpcbind_results, xdr};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 15] = [
     ("auth_sys", auth_sys),
     ("connection", connection),
     ("framing", framing),
@@ -36,7 +38,9 @@ pub const TARGETS: [Target; 13] = [
     ("http1_proxy", http1_proxy),
     ("oncrpc_call", oncrpc_call),
     ("oncrpc_reply", oncrpc_reply),
+    ("resp", resp),
     ("rpc_stream", rpc_stream),
     ("rpcbind_results", rpcbind_results),
+    ("store_log", store_log),
     ("xdr", xdr),
 ];
