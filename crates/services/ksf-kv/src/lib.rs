@@ -20,5 +20,6 @@ pub mod offline;
 mod service;
 mod settings;
 
+pub use http::Requests;
 pub use service::{Kv, KvConn, KvShard};
 pub use settings::{Durability, Settings};

@@ -19,7 +19,7 @@ mod wire;
 
 pub use http1::{http1_message, http1_page, http1_proxy};
 pub use programs::{framing_object, framing_program};
-pub use store::{resp, store_log};
+pub use store::{resp, store_log, store_requests};
 pub use stream::{connection, framing, rpc_stream};
 pub use wire::{auth_sys, oncrpc_call, oncrpc_reply, rpcbind_results, xdr};
 
@@ -27,7 +27,7 @@ pub use wire::{auth_sys, oncrpc_call, oncrpc_reply, rpcbind_results, xdr};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 16] = [
     ("auth_sys", auth_sys),
     ("connection", connection),
     ("framing", framing),
@@ -42,5 +42,6 @@ pub const TARGETS: [Target; 15] = [
     ("rpc_stream", rpc_stream),
     ("rpcbind_results", rpcbind_results),
     ("store_log", store_log),
+    ("store_requests", store_requests),
     ("xdr", xdr),
 ];

@@ -3,6 +3,9 @@
 
 use std::num::NonZeroUsize;
 
+use ksf::framing::Frame;
+use ksf::limits::Limits;
+use ksf_kv::Requests;
 use ksf_proto::resp::{self, Arguments, Malformed, Progress, RespLimits, Scan, Version, Writer};
 use ksf_store::format::{Batch, HEADER_BYTES, Kind, Lsn, RECORD_ALIGN, RECORD_BYTES, Record, SegmentHeader};
 use ksf_store::log::{Geometry, Log, News};
@@ -60,6 +63,41 @@ fn commands<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<Command>, Option
         }
     }
     (commands, None)
+}
+
+/// Requests of HTTP are the same however they arrive, also where their client waits before it sends a body.
+pub fn store_requests(input: &[u8]) {
+    let mut choices = Choices::new(input);
+    let seed = choices.byte();
+    let stream = choices.rest();
+    assert_eq!(requests(std::iter::once(stream)), requests(Cuts::new(seed).cut(stream)));
+}
+
+/// What arrives in these pieces, up to what ends the connection, and whether something did.
+fn requests<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<String>, bool) {
+    // Small, so that inputs of a fuzzer's length reach it.
+    let limits = Limits { message_bytes_max: 300, ..Limits::default() };
+    let (mut buf, mut scanned, mut reader, mut shown) = (Vec::new(), 0, Requests::default(), Vec::new());
+    for piece in pieces {
+        buf.extend_from_slice(piece);
+        loop {
+            match reader.cut(&buf, scanned, &limits) {
+                Ok(Frame::Incomplete { need_bytes }) => {
+                    assert!(need_bytes.is_none_or(|need| need > buf.len()), "no more is wanted than there is");
+                    scanned = buf.len();
+                    break;
+                }
+                Ok(Frame::Part(part)) if part.total_bytes() > buf.len() => break,
+                Ok(Frame::Part(part)) => {
+                    let message: Vec<u8> = buf.drain(..part.total_bytes()).collect();
+                    shown.extend(reader.show(&message));
+                    scanned = 0;
+                }
+                Err(_) => return (shown, true),
+            }
+        }
+    }
+    (shown, false)
 }
 
 const BLOCK_BYTES: usize = 512;

@@ -11,10 +11,12 @@ mod plan;
 mod reader;
 mod request;
 mod response;
+mod shown;
 
 pub(crate) use answer::{execute, refuse, welcome};
 pub(crate) use reader::{Reader, Taken};
 pub(crate) use request::Request;
+pub use shown::Requests;
 
 use ksf_proto::resp::INLINE_BYTES_MAX;
 
