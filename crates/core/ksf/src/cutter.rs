@@ -48,9 +48,16 @@ pub enum Cut {
     NoRoom,
 }
 
-/// The state between two chunks: nothing at a message boundary, else the message that arrived in part.
+/// The state between two chunks: nothing at a message boundary, else the message that arrived in part. The room for that is
+/// made for the first message that does, and kept: most connections of a server are idle, and many never need it.
 #[derive(Debug, Default)]
 pub struct Cutter {
+    unfinished: Option<Box<Unfinished>>,
+}
+
+/// The message that arrived in part, if one did.
+#[derive(Debug, Default)]
+struct Unfinished {
     /// Bodies of the finished parts, then what of the current part is there: its body, or its raw beginning while its
     /// header is unknown.
     buffer: Option<Buffer>,
@@ -65,8 +72,8 @@ pub struct Cutter {
     parts: u32,
     /// Raw bytes that the rule has seen.
     scanned: usize,
-    /// Raw bytes with which the rule wants to be asked again, if it said so.
-    need_bytes: Option<usize>,
+    /// Raw bytes with which the rule wants to be asked again; [`ANY_BYTES`] if it did not say.
+    need_bytes: usize,
     started: Time,
     /// Memory counted with the owner's room: the pages that the buffer takes, and the headers that are kept.
     charged_bytes: usize,
@@ -116,86 +123,76 @@ impl Wire {
 /// what a peer sends, not with what it announces.
 const LOAN_BYTES: usize = 64 << 10;
 
+/// More bytes than there will be: each further one may tell how the message goes on.
+const ANY_BYTES: usize = usize::MAX;
+
 /// The unit in which memory is counted.
 const PAGE_BYTES: usize = 4096;
 
 impl Cutter {
     /// A cutter that can give back an unfinished message as it was on the wire: [`Cutter::take_unread`].
     pub fn keeping_wire() -> Self {
-        Self { wire: Some(Box::default()), ..Self::default() }
+        Self { unfinished: Some(Box::new(Unfinished { wire: Some(Box::default()), ..Unfinished::default() })) }
     }
 
     /// True at a message boundary.
+    #[inline]
     pub fn is_idle(&self) -> bool {
-        self.buffer.is_none() && !self.lent
+        self.unfinished.as_ref().is_none_or(|unfinished| unfinished.is_none())
     }
 
     /// When the unfinished message began to arrive.
     pub fn since(&self) -> Option<Time> {
-        (!self.is_idle()).then_some(self.started)
+        self.unfinished.as_ref().filter(|unfinished| !unfinished.is_none()).map(|unfinished| unfinished.started)
     }
 
     /// Counts the time of the unfinished message from now on: its peer was not read meanwhile.
     pub fn restart(&mut self, now: Time) {
-        self.started = now;
+        if let Some(unfinished) = &mut self.unfinished {
+            unfinished.started = now;
+        }
     }
 
     /// Does not count this time of the unfinished message: its peer was not read meanwhile.
     pub fn put_off(&mut self, unread: Duration) {
-        self.started = self.started.plus(unread);
+        if let Some(unfinished) = &mut self.unfinished {
+            unfinished.started = unfinished.started.plus(unread);
+        }
     }
 
     /// Bytes of the unfinished message that are kept.
     pub fn unfinished_bytes(&self) -> usize {
-        self.buffer.as_ref().map_or(0, |buffer| buffer.len())
+        self.unfinished.as_ref().map_or(0, |unfinished| unfinished.kept_bytes())
     }
 
     /// Bytes of the unfinished message that arrived. Only a cutter that [keeps them](Self::keeping_wire) counts those of
     /// its headers.
     pub fn arrived_bytes(&self) -> usize {
-        self.unfinished_bytes() + self.wire.as_ref().map_or(0, |wire| wire.headers.len())
+        let wire = self.unfinished.as_ref().and_then(|unfinished| unfinished.wire.as_ref());
+        self.unfinished_bytes() + wire.map_or(0, |wire| wire.headers.len())
     }
 
     /// True while the length of the unfinished message, or of its next part, is unknown.
     pub fn needs_header(&self) -> bool {
-        self.buffer.is_some() && self.part.is_none()
+        self.unfinished.as_ref().is_some_and(|unfinished| unfinished.buffer.is_some() && unfinished.part.is_none())
     }
 
     /// Bytes that were copied to put messages together, since the last time this was asked.
     pub fn take_copied_bytes(&mut self) -> usize {
-        std::mem::take(&mut self.copied_bytes)
+        self.unfinished.as_mut().map_or(0, |unfinished| std::mem::take(&mut unfinished.copied_bytes))
     }
 
     /// Forgets the unfinished message.
     pub fn reset(&mut self, room: &mut impl Room) {
-        drop(self.clear(room));
-    }
-
-    /// Back to a message boundary; gives the buffer.
-    fn clear(&mut self, room: &mut impl Room) -> Option<Buffer> {
-        room.shrink(self.charged_bytes);
-        let wire = self.wire.take().map(|mut wire| {
-            wire.clear();
-            wire
-        });
-        let buffer = self.buffer.take();
-        *self = Self { wire, copied_bytes: self.copied_bytes, ..Self::default() };
-        buffer
+        if let Some(unfinished) = &mut self.unfinished {
+            drop(unfinished.clear(room));
+        }
     }
 
     /// The unfinished message as it was on the wire, which is forgotten. Only of a cutter that [keeps
     /// it](Self::keeping_wire).
     pub fn take_unread(&mut self, room: &mut impl Room) -> Vec<u8> {
-        let mut unread = Vec::new();
-        if let (Some(buffer), Some(wire)) = (&self.buffer, &self.wire) {
-            let (mut header, mut body) = (0, 0);
-            for (end, place) in &wire.places {
-                unread.extend_from_slice(&buffer[body..*place]);
-                unread.extend_from_slice(&wire.headers[header..*end]);
-                (header, body) = (*end, *place);
-            }
-            unread.extend_from_slice(&buffer[body..]);
-        }
+        let unread = self.unfinished.as_ref().map_or_else(Vec::new, |unfinished| unfinished.on_the_wire());
         self.reset(room);
         unread
     }
@@ -225,11 +222,149 @@ impl Cutter {
         buffers: &Buffers,
         now: Time,
     ) -> Result<Cut, CutError<R::Error>> {
+        if *at >= chunk.len() {
+            return Ok(Cut::More);
+        }
+        if self.is_idle() {
+            let rest = &chunk[*at..];
+            let frame = front(rule, rest, 0)?;
+            if let Frame::Part(part) = frame
+                && part.last
+                && part.total_bytes() <= rest.len()
+            {
+                if !rule.cuts_pieces() {
+                    check_size(rule, part.body_bytes)?;
+                }
+                let start = *at + part.header_bytes;
+                *at += part.total_bytes();
+                return Ok(Cut::InPlace(start..start + part.body_bytes));
+            }
+            let unfinished = self.unfinished.get_or_insert_default();
+            if !unfinished.begin(frame, rest, at, rule, room, buffers)? {
+                return Ok(Cut::NoRoom);
+            }
+            unfinished.started = now;
+            // This is called for parts without a body, too, which are complete as soon as they begin.
+            if let Some(message) = unfinished.finish_part(room) {
+                return Ok(Cut::Assembled(message));
+            }
+        }
+        match &mut self.unfinished {
+            Some(unfinished) => unfinished.go_on(chunk, at, rule, room, buffers),
+            None => Ok(Cut::More),
+        }
+    }
+
+    /// True if [`Cutter::direct`] lends now, or has lent and did not get it back yet. The room for the loan is counted from
+    /// here on.
+    #[inline]
+    pub fn may_lend(&mut self, bytes_min: usize, room: &mut impl Room) -> bool {
+        self.unfinished.as_mut().is_some_and(|unfinished| unfinished.may_lend(bytes_min, room))
+    }
+
+    /// Lends the buffer of a message to receive bytes of its rest into, if at least `bytes_min` bytes of it are to come
+    /// or the buffer was lent for the same message before. The borrower gives it back with [`Cutter::give_back`] before
+    /// anything else is cut. Nothing is lent if there is no room for these bytes: they are counted from here on.
+    pub fn direct(&mut self, bytes_min: usize, room: &mut impl Room) -> Option<Direct> {
+        self.unfinished.as_mut()?.direct(bytes_min, room)
+    }
+
+    /// Takes a lent buffer back, into which `received` bytes were received. Gives the message if it is complete now. After
+    /// a [reset](Self::reset) the buffer is dropped.
+    pub fn give_back(&mut self, direct: Direct, received: usize, room: &mut impl Room) -> Option<Buffer> {
+        self.unfinished.as_mut()?.give_back(direct, received, room)
+    }
+}
+
+impl Unfinished {
+    /// True if there is none.
+    #[inline]
+    fn is_none(&self) -> bool {
+        self.buffer.is_none() && !self.lent
+    }
+
+    fn kept_bytes(&self) -> usize {
+        self.buffer.as_ref().map_or(0, |buffer| buffer.len())
+    }
+
+    /// Back to a message boundary; gives the buffer.
+    fn clear(&mut self, room: &mut impl Room) -> Option<Buffer> {
+        room.shrink(self.charged_bytes);
+        let wire = self.wire.take().map(|mut wire| {
+            wire.clear();
+            wire
+        });
+        let buffer = self.buffer.take();
+        *self = Self { wire, copied_bytes: self.copied_bytes, ..Self::default() };
+        buffer
+    }
+
+    /// Its bytes as they came, if they are kept.
+    fn on_the_wire(&self) -> Vec<u8> {
+        let mut unread = Vec::new();
+        if let (Some(buffer), Some(wire)) = (&self.buffer, &self.wire) {
+            let (mut header, mut body) = (0, 0);
+            for (end, place) in &wire.places {
+                unread.extend_from_slice(&buffer[body..*place]);
+                unread.extend_from_slice(&wire.headers[header..*end]);
+                (header, body) = (*end, *place);
+            }
+            unread.extend_from_slice(&buffer[body..]);
+        }
+        unread
+    }
+
+    /// Takes what there is of a message that begins with `rest`, and is not whole in it. False if there is no room.
+    fn begin<R: Rule>(
+        &mut self,
+        frame: Frame,
+        rest: &[u8],
+        at: &mut usize,
+        rule: &R,
+        room: &mut impl Room,
+        buffers: &Buffers,
+    ) -> Result<bool, CutError<R::Error>> {
+        let buffer = match frame {
+            Frame::Part(part) => {
+                check_size(rule, part.body_bytes)?;
+                self.check_parts(rule)?;
+                self.take(part.body_bytes, 1, room, buffers)
+            }
+            Frame::Incomplete { .. } => self.take(rest.len(), rest.len(), room, buffers),
+        };
+        let Some(mut buffer) = buffer else { return Ok(false) };
+        match frame {
+            Frame::Part(part) => {
+                self.buffer = Some(buffer);
+                if let Some(wire) = &mut self.wire {
+                    wire.push(&rest[..part.header_bytes], 0);
+                }
+                *at += part.header_bytes;
+                self.start_part(part);
+            }
+            Frame::Incomplete { need_bytes } => {
+                buffer.fill(rest);
+                self.buffer = Some(buffer);
+                self.copied_bytes += rest.len();
+                (self.scanned, self.need_bytes) = (rest.len(), need_bytes.unwrap_or(ANY_BYTES));
+                *at += rest.len();
+            }
+        }
+        Ok(true)
+    }
+
+    /// Goes on with a message that has begun.
+    fn go_on<R: Rule>(
+        &mut self,
+        chunk: &[u8],
+        at: &mut usize,
+        rule: &mut R,
+        room: &mut impl Room,
+        buffers: &Buffers,
+    ) -> Result<Cut, CutError<R::Error>> {
         debug_assert!(!self.lent, "a buffer that is lent comes back before anything else is cut");
         while *at < chunk.len() {
-            let cut = if self.buffer.is_none() {
-                self.cut_in_place(chunk, at, rule, room, buffers, now)?
-            } else if self.part.is_some() {
+            let cut = if self.part.is_some() {
                 self.fill_part(&chunk[*at..], at, room, buffers)
             } else {
                 self.cut_header(&chunk[*at..], at, rule, room, buffers)?
@@ -237,60 +372,11 @@ impl Cutter {
             if let Some(cut) = cut {
                 return Ok(cut);
             }
-            // This is called for parts without a body, too, which are complete as soon as they begin.
             if let Some(message) = self.finish_part(room) {
                 return Ok(Cut::Assembled(message));
             }
         }
         Ok(Cut::More)
-    }
-
-    /// At a message boundary: finds a message where it lies, or begins to put it together.
-    fn cut_in_place<R: Rule>(
-        &mut self,
-        chunk: &[u8],
-        at: &mut usize,
-        rule: &mut R,
-        room: &mut impl Room,
-        buffers: &Buffers,
-        now: Time,
-    ) -> Result<Option<Cut>, CutError<R::Error>> {
-        let rest = &chunk[*at..];
-        match front(rule, rest, 0)? {
-            Frame::Part(part) if part.last && part.total_bytes() <= rest.len() => {
-                if !rule.cuts_pieces() {
-                    check_size(rule, part.body_bytes)?;
-                }
-                let start = *at + part.header_bytes;
-                *at += part.total_bytes();
-                Ok(Some(Cut::InPlace(start..start + part.body_bytes)))
-            }
-            Frame::Part(part) => {
-                check_size(rule, part.body_bytes)?;
-                self.check_parts(rule)?;
-                let Some(buffer) = self.take(part.body_bytes, 1, room, buffers) else {
-                    return Ok(Some(Cut::NoRoom));
-                };
-                self.begin(buffer, now);
-                if let Some(wire) = &mut self.wire {
-                    wire.push(&rest[..part.header_bytes], 0);
-                }
-                *at += part.header_bytes;
-                self.start_part(part);
-                Ok(None)
-            }
-            Frame::Incomplete { need_bytes } => {
-                let Some(mut buffer) = self.take(rest.len(), rest.len(), room, buffers) else {
-                    return Ok(Some(Cut::NoRoom));
-                };
-                buffer.fill(rest);
-                self.copied_bytes += rest.len();
-                self.begin(buffer, now);
-                (self.scanned, self.need_bytes) = (rest.len(), need_bytes);
-                *at = chunk.len();
-                Ok(None)
-            }
-        }
     }
 
     /// Asks for room for a buffer in which `bytes` bytes are touched, and for the headers that are kept. Of the buffer
@@ -314,15 +400,10 @@ impl Cutter {
         granted.then_some(buffer)
     }
 
-    fn begin(&mut self, buffer: Buffer, now: Time) {
-        self.buffer = Some(buffer);
-        self.started = now;
-    }
-
     /// Inside a part: takes as much of its body as has arrived.
     fn fill_part(&mut self, rest: &[u8], at: &mut usize, room: &mut impl Room, buffers: &Buffers) -> Option<Cut> {
         let body_left = self.part?.body_left;
-        let (held, body) = (self.unfinished_bytes(), body_left.min(rest.len()));
+        let (held, body) = (self.kept_bytes(), body_left.min(rest.len()));
         if !self.reserve(held + body_left, held + body, room, buffers) {
             return Some(Cut::NoRoom);
         }
@@ -345,26 +426,28 @@ impl Cutter {
         room: &mut impl Room,
         buffers: &Buffers,
     ) -> Result<Option<Cut>, CutError<R::Error>> {
-        let held = self.unfinished_bytes() - self.finished_bytes;
+        let held = self.kept_bytes() - self.finished_bytes;
         if held == 0 {
             // Between two parts. Asked only here: a rule of a service's own is not asked twice for the same bytes.
             self.need_bytes = match front(rule, &[], 0)? {
-                Frame::Incomplete { need_bytes } => need_bytes,
-                Frame::Part(_) => Some(1),
+                Frame::Incomplete { need_bytes } => need_bytes.unwrap_or(ANY_BYTES),
+                Frame::Part(_) => 1,
             };
         }
         // The least that tells: what is taken too much is given back below, and a message of many small parts must not
         // be copied once per part.
         let most = rule.look_bytes_max().saturating_add(1);
-        let need = self.need_bytes.unwrap_or(most).min(most).saturating_sub(held).clamp(1, rest.len());
-        let bytes = self.unfinished_bytes() + need;
+        let need = self.need_bytes.min(most).saturating_sub(held).clamp(1, rest.len());
+        let bytes = self.kept_bytes() + need;
         if !self.reserve(bytes, bytes, room, buffers) {
             return Ok(Some(Cut::NoRoom));
         }
         self.append(&rest[..need]);
         *at += need;
         match front(rule, self.raw(), self.scanned)? {
-            Frame::Incomplete { need_bytes } => (self.scanned, self.need_bytes) = (held + need, need_bytes),
+            Frame::Incomplete { need_bytes } => {
+                (self.scanned, self.need_bytes) = (held + need, need_bytes.unwrap_or(ANY_BYTES));
+            }
             Frame::Part(part) => {
                 // Before anything moves: after an error the bytes are given back as they came.
                 check_size(rule, self.finished_bytes + part.body_bytes)?;
@@ -376,7 +459,7 @@ impl Cutter {
                 self.cut_raw(part, surplus);
                 // With its header known, the rest may be received into the buffer; without room for that it is not, and the
                 // next bytes of the body ask again.
-                let _ = self.reserve(self.finished_bytes + part.body_bytes, self.unfinished_bytes(), room, buffers);
+                let _ = self.reserve(self.finished_bytes + part.body_bytes, self.kept_bytes(), room, buffers);
             }
         }
         Ok(None)
@@ -448,28 +531,23 @@ impl Cutter {
     fn finish_part(&mut self, room: &mut impl Room) -> Option<Buffer> {
         let Some(Progress { body_left: 0, trailer_left: 0, last }) = self.part else { return None };
         self.part = None;
-        self.finished_bytes = self.unfinished_bytes();
-        (self.scanned, self.need_bytes) = (0, None);
+        self.finished_bytes = self.kept_bytes();
+        (self.scanned, self.need_bytes) = (0, ANY_BYTES);
         if last { self.clear(room) } else { None }
     }
 
-    /// True if [`Cutter::direct`] lends now, or has lent and did not get it back yet. The room for the loan is counted from
-    /// here on.
-    pub fn may_lend(&mut self, bytes_min: usize, room: &mut impl Room) -> bool {
-        self.lent || self.loan_bytes(bytes_min).is_some_and(|loan| self.charge(self.unfinished_bytes() + loan, room))
+    fn may_lend(&mut self, bytes_min: usize, room: &mut impl Room) -> bool {
+        self.lent || self.loan_bytes(bytes_min).is_some_and(|loan| self.charge(self.kept_bytes() + loan, room))
     }
 
-    /// Lends the buffer of a message to receive bytes of its rest into, if at least `bytes_min` bytes of it are to come
-    /// or the buffer was lent for the same message before. The borrower gives it back with [`Cutter::give_back`] before
-    /// anything else is cut. Nothing is lent if there is no room for these bytes: they are counted from here on.
-    pub fn direct(&mut self, bytes_min: usize, room: &mut impl Room) -> Option<Direct> {
+    fn direct(&mut self, bytes_min: usize, room: &mut impl Room) -> Option<Direct> {
         let missing = self.loan_bytes(bytes_min)?;
-        if !self.charge(self.unfinished_bytes() + missing, room) {
+        if !self.charge(self.kept_bytes() + missing, room) {
             return None;
         }
         let buffer = self.buffer.take()?;
         (self.lent, self.lends) = (true, true);
-        Some(Direct { start: buffer.len(), missing, buffer })
+        Some(Direct { missing, buffer })
     }
 
     /// How many bytes to lend.
@@ -481,15 +559,13 @@ impl Cutter {
         (buffer.room() >= part.body_left).then(|| part.body_left.min(buffer.len().max(LOAN_BYTES)))
     }
 
-    /// Takes a lent buffer back, into which `received` bytes were received. Gives the message if it is complete now. After
-    /// a [reset](Self::reset) the buffer is dropped.
-    pub fn give_back(&mut self, direct: Direct, received: usize, room: &mut impl Room) -> Option<Buffer> {
+    fn give_back(&mut self, direct: Direct, received: usize, room: &mut impl Room) -> Option<Buffer> {
         if !std::mem::take(&mut self.lent) {
             return None;
         }
-        let Direct { mut buffer, start, missing } = direct;
+        let Direct { mut buffer, missing } = direct;
         let received = received.min(missing);
-        buffer.set_len(start + received);
+        buffer.set_len(buffer.len() + received);
         self.buffer = Some(buffer);
         if let Some(part) = &mut self.part {
             part.body_left -= received;
@@ -498,18 +574,17 @@ impl Cutter {
     }
 }
 
-/// A buffer on loan: the engine receives up to `missing` bytes into it, behind the `start` bytes that are there.
+/// A buffer on loan: the engine receives up to `missing` bytes into it, behind those that are there.
 #[derive(Debug)]
 pub struct Direct {
     buffer: Buffer,
-    start: usize,
     missing: usize,
 }
 
 impl Direct {
     /// Where the missing bytes belong. Valid as long as this value lives, also when it moves.
     pub fn room_mut(&mut self) -> &mut [u8] {
-        let range = self.start..self.start + self.missing;
+        let range = self.buffer.len()..self.buffer.len() + self.missing;
         self.buffer.part_mut(range)
     }
 

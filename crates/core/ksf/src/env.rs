@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::boxes::Boxes;
 use crate::budget::Budget;
 use crate::buffers::Buffers;
+use crate::connection::{Aside, HeldReplies};
 use crate::deferred::{Answer, Answers, Deferred, Mail, Mailbox};
 use crate::files::ShardFiles;
 use crate::gates::{Gate, Gates, LogId};
@@ -14,6 +16,9 @@ use crate::pool::{Chunk, Pool};
 use crate::service::ConnKey;
 use crate::stats::Stats;
 use crate::tasks::TaskPool;
+
+/// As many connections may have such state in one turn without an allocation. Bounded, because memory for lists stays with it.
+const SPARES_MAX: usize = 1024;
 
 /// The shard's memory, limits, counters and clock reading. Tests and simulators make one without a shard.
 #[derive(Debug)]
@@ -30,6 +35,9 @@ pub struct Env {
     pub(crate) live: Vec<Chunk>,
     /// Buffers for replies.
     pub spares: Spares,
+    /// Room for replies that wait, and for input that does: for connections that have none of their own.
+    pub(crate) spare_held: Boxes<HeldReplies, SPARES_MAX>,
+    pub(crate) spare_asides: Boxes<Aside, SPARES_MAX>,
     /// Buffers for what is longer than a slot.
     pub buffers: Buffers,
     /// Memory that the connections of the shard take together.
@@ -74,6 +82,8 @@ impl Env {
             pool,
             live: Vec::new(),
             spares: Spares::default(),
+            spare_held: Boxes::default(),
+            spare_asides: Boxes::default(),
             buffers: Buffers::default(),
             budget: Budget::default(),
             deferred_datagrams: 0,

@@ -9,6 +9,7 @@
 
 pub mod adopt;
 pub mod assist;
+mod boxes;
 pub mod budget;
 pub mod buffers;
 pub mod connection;

@@ -178,6 +178,44 @@ impl Time {
     }
 }
 
+/// A time that may be missing, in the room of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SomeTime(u64);
+
+impl SomeTime {
+    /// No time. The end of all time stands for it: no clock gets there.
+    pub(crate) const NONE: Self = Self(u64::MAX);
+
+    #[inline]
+    pub(crate) fn get(self) -> Option<Time> {
+        self.is_set().then_some(Time(self.0))
+    }
+
+    #[inline]
+    pub(crate) fn is_set(self) -> bool {
+        self != Self::NONE
+    }
+
+    /// The time, which is `now` from here on if there was none.
+    pub(crate) fn get_or_insert(&mut self, now: Time) -> Time {
+        let time = self.get().unwrap_or(now);
+        *self = time.into();
+        time
+    }
+}
+
+impl From<Option<Time>> for SomeTime {
+    fn from(time: Option<Time>) -> Self {
+        time.map_or(Self::NONE, Self::from)
+    }
+}
+
+impl From<Time> for SomeTime {
+    fn from(time: Time) -> Self {
+        Self(time.0)
+    }
+}
+
 /// The first of the times that there are.
 #[inline]
 pub(crate) fn earlier(one: Option<Time>, other: Option<Time>) -> Option<Time> {

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 
+use crate::boxes::Boxes;
 use crate::buffers::Buffer;
 use crate::files::FileRange;
 use crate::pool::Chunk;
@@ -19,13 +20,22 @@ pub const FILE_WINDOW_BYTES: usize = 256 << 10;
 /// buffers, where a copy would be an allocation.
 const BUFFERS_OF_REPLY_MAX: usize = 8;
 
+/// Lists of pieces kept per shard for those that have none.
+const FRONTS_MAX: usize = 256;
+
 /// Replies that wait to be sent, in order.
 #[derive(Debug, Default)]
 pub struct Output {
-    /// Everything before `tail`.
-    pieces: VecDeque<Piece>,
+    /// Everything before `tail`: most often nothing, so its room is there with it.
+    front: Option<Box<Front>>,
     tail: Vec<u8>,
-    piece_bytes: usize,
+}
+
+/// Pieces in front of the last bytes.
+#[derive(Debug, Default)]
+struct Front {
+    pieces: VecDeque<Piece>,
+    bytes: usize,
     /// Ranges of files among the pieces.
     files: u32,
 }
@@ -87,6 +97,52 @@ impl Piece {
     }
 }
 
+impl Front {
+    fn push_back(&mut self, piece: Piece) {
+        self.pushed(&piece);
+        self.pieces.push_back(piece);
+    }
+
+    fn push_front(&mut self, piece: Piece) {
+        self.pushed(&piece);
+        self.pieces.push_front(piece);
+    }
+
+    fn pushed(&mut self, piece: &Piece) {
+        self.bytes += piece.len();
+        self.files += u32::from(matches!(piece, Piece::File { .. }));
+    }
+
+    fn pop_back(&mut self) -> Option<Piece> {
+        let piece = self.pieces.pop_back()?;
+        self.popped(&piece);
+        Some(piece)
+    }
+
+    fn pop_front(&mut self) -> Option<Piece> {
+        let piece = self.pieces.pop_front()?;
+        self.popped(&piece);
+        Some(piece)
+    }
+
+    fn popped(&mut self, piece: &Piece) {
+        self.bytes -= piece.len();
+        self.files -= u32::from(matches!(piece, Piece::File { .. }));
+    }
+
+    /// Appends all pieces of another one, which is empty then.
+    fn append(&mut self, other: &mut Self) {
+        self.bytes += std::mem::take(&mut other.bytes);
+        self.files += std::mem::take(&mut other.files);
+        self.pieces.append(&mut other.pieces);
+    }
+
+    fn clear(&mut self) {
+        self.pieces.clear();
+        (self.bytes, self.files) = (0, 0);
+    }
+}
+
 impl Output {
     /// The buffer to append reply bytes to. It is append-only: what is in it already are earlier replies.
     pub fn tail(&mut self, spares: &mut Spares) -> &mut Vec<u8> {
@@ -122,14 +178,12 @@ impl Output {
 
     /// Appends a chunk without copying it.
     pub fn push_chunk(&mut self, chunk: Chunk, spares: &mut Spares) {
-        self.end_tail(spares);
-        self.push_back(Piece::Chunk(chunk));
+        self.end_tail(spares).push_back(Piece::Chunk(chunk));
     }
 
     /// Appends bytes without copying them.
     pub fn push_bytes(&mut self, bytes: Vec<u8>, spares: &mut Spares) {
-        self.end_tail(spares);
-        self.push_back(Piece::Bytes(bytes));
+        self.end_tail(spares).push_back(Piece::Bytes(bytes));
     }
 
     /// Takes off everything behind the first `len` bytes.
@@ -138,32 +192,34 @@ impl Output {
         if len >= self.len() {
             return rest;
         }
-        if len >= self.piece_bytes {
-            let keep = len - self.piece_bytes;
+        let piece_bytes = self.piece_bytes();
+        if len >= piece_bytes {
+            let keep = len - piece_bytes;
             rest.tail(spares).extend_from_slice(&self.tail[keep..]);
             self.tail.truncate(keep);
             return rest;
         }
         rest.tail = std::mem::take(&mut self.tail);
-        rest.pieces = spares.take_pieces();
-        while self.piece_bytes > len
-            && let Some(last) = self.pop_back()
+        let Some(kept) = &mut self.front else { return rest };
+        let cut_off = rest.front.insert(spares.fronts.take());
+        while kept.bytes > len
+            && let Some(last) = kept.pop_back()
         {
-            rest.push_front(last);
+            cut_off.push_front(last);
         }
-        if let Some(keep) = len.checked_sub(self.piece_bytes).filter(|keep| *keep > 0)
-            && let Some(cut) = rest.pop_front()
+        if let Some(keep) = len.checked_sub(kept.bytes).filter(|keep| *keep > 0)
+            && let Some(cut) = cut_off.pop_front()
         {
             let (front, back) = cut.cut(keep);
-            self.push_back(front);
-            rest.push_front(back);
+            kept.push_back(front);
+            cut_off.push_front(back);
         }
         rest
     }
 
     /// Appends everything `other` holds. Bytes in one piece are copied and the buffer stays with `other`.
     pub fn add(&mut self, other: &mut Self, spares: &mut Spares) {
-        if other.pieces.is_empty() {
+        if other.has_no_pieces() {
             self.tail(spares).extend_from_slice(&other.tail);
             other.tail.clear();
         } else {
@@ -173,24 +229,24 @@ impl Output {
 
     /// Appends everything `other` holds.
     pub fn append(&mut self, mut other: Self, spares: &mut Spares) {
-        if other.pieces.is_empty() {
-            self.tail(spares).extend_from_slice(&other.tail);
-            spares.give(other.tail);
-        } else {
-            self.end_tail(spares);
-            self.piece_bytes += other.piece_bytes;
-            self.files += other.files;
-            self.pieces.append(&mut other.pieces);
-            spares.give(std::mem::replace(&mut self.tail, other.tail));
+        match &mut other.front {
+            Some(front) if !front.pieces.is_empty() => {
+                self.end_tail(spares).append(front);
+                spares.give(std::mem::replace(&mut self.tail, other.tail));
+            }
+            _ => {
+                self.tail(spares).extend_from_slice(&other.tail);
+                spares.give(other.tail);
+            }
         }
-        spares.give_pieces(other.pieces);
+        spares.give_front(other.front);
     }
 
     /// The same for a place that was answered before the one in front of it, and so perhaps many times: neither is more than a
     /// small buffer copied each time, nor does every reply keep one to itself.
     pub(crate) fn join(&mut self, mut other: Self, spares: &mut Spares) {
         let fits = |own: &Self, len: usize| own.tail.len() + len <= Spares::BYTES_MIN;
-        if let Some(Piece::Bytes(first)) = other.pieces.front()
+        if let Some(Piece::Bytes(first)) = other.piece(0)
             && fits(self, first.len())
             && !other.begins_with_a_head()
             && let Some(Piece::Bytes(first)) = other.pop_front()
@@ -198,28 +254,52 @@ impl Output {
             self.tail(spares).extend_from_slice(&first);
             spares.give(first);
         }
-        if other.pieces.is_empty() && !fits(self, other.tail.len()) {
+        if other.has_no_pieces() && !fits(self, other.tail.len()) {
             self.end_tail(spares);
             spares.give(std::mem::replace(&mut self.tail, other.tail));
-            spares.give_pieces(other.pieces);
+            spares.give_front(other.front);
         } else {
             self.append(other, spares);
         }
     }
 
-    /// Bytes of memory that its last buffer has taken and not filled. In front of it a reply has few that are not full.
+    /// Bytes of memory that it takes beyond its own: of its last buffer what is not filled. In front of it a reply has few
+    /// that are not full.
     pub(crate) fn slack_bytes(&self) -> usize {
-        self.tail.capacity() - self.tail.len()
+        let front_bytes = self.front.as_ref().map_or(0, |_| size_of::<Front>());
+        front_bytes + self.tail.capacity() - self.tail.len()
+    }
+
+    #[inline]
+    fn has_no_pieces(&self) -> bool {
+        self.front.as_ref().is_none_or(|front| front.pieces.is_empty())
+    }
+
+    fn pieces(&self) -> impl Iterator<Item = &Piece> {
+        self.front.iter().flat_map(|front| &front.pieces)
+    }
+
+    fn piece(&self, at: usize) -> Option<&Piece> {
+        self.front.as_ref()?.pieces.get(at)
+    }
+
+    fn piece_count(&self) -> usize {
+        self.front.as_ref().map_or(0, |front| front.pieces.len())
+    }
+
+    #[inline]
+    fn piece_bytes(&self) -> usize {
+        self.front.as_ref().map_or(0, |front| front.bytes)
     }
 
     /// The place of what is appended next.
     pub(crate) fn reply_start(&self) -> ReplyStart {
-        ReplyStart { piece: self.pieces.len(), at: self.tail.len(), has_file: false }
+        ReplyStart { piece: self.piece_count(), at: self.tail.len(), has_file: false }
     }
 
     /// The buffer that a reply begins in, and where in it. For replies that begin with bytes.
     pub(crate) fn reply_head(&mut self, start: ReplyStart) -> (&mut [u8], usize) {
-        match self.pieces.get_mut(start.piece) {
+        match self.front.as_mut().and_then(|front| front.pieces.get_mut(start.piece)) {
             Some(Piece::Bytes(bytes)) => (bytes, start.at),
             _ => (&mut self.tail, start.at),
         }
@@ -232,10 +312,10 @@ impl Output {
             return;
         }
         self.part_reply(start, spares);
-        self.end_tail(spares);
-        let head_pieces = if start.has_file { 0 } else { self.pieces.len() - start.piece };
+        let front = self.end_tail(spares);
+        let head_pieces = if start.has_file { 0 } else { front.pieces.len() - start.piece };
         start.has_file = true;
-        self.push_back(Piece::File { range, head_pieces });
+        front.push_back(Piece::File { range, head_pieces });
     }
 
     /// Moves the front of a reply out of the buffer that earlier replies are in.
@@ -244,11 +324,13 @@ impl Output {
             return;
         }
         let mut front = spares.take();
-        if let Some(Piece::Bytes(shared)) = self.pieces.get_mut(start.piece) {
+        if let Some(before) = &mut self.front
+            && let Some(Piece::Bytes(shared)) = before.pieces.get_mut(start.piece)
+        {
             front.extend_from_slice(&shared[start.at..]);
             shared.truncate(start.at);
             if !front.is_empty() {
-                self.pieces.insert(start.piece + 1, Piece::Bytes(front));
+                before.pieces.insert(start.piece + 1, Piece::Bytes(front));
             }
         } else {
             front.extend_from_slice(&self.tail[start.at..]);
@@ -262,7 +344,7 @@ impl Output {
     /// True if the first piece is of the head of a range of a file.
     fn begins_with_a_head(&self) -> bool {
         let Some((at, _)) = self.first_file() else { return false };
-        at > 0 && matches!(self.pieces[at], Piece::File { head_pieces, .. } if head_pieces == at)
+        at > 0 && matches!(self.piece(at), Some(Piece::File { head_pieces, .. }) if *head_pieces == at)
     }
 
     /// Takes off the first piece.
@@ -272,33 +354,33 @@ impl Output {
 
     /// Appends a copy of its bytes to `to`. Ranges of files have none.
     pub fn copy_to(&self, to: &mut Vec<u8>) {
-        self.pieces.iter().for_each(|piece| to.extend_from_slice(piece.as_slice()));
+        self.pieces().for_each(|piece| to.extend_from_slice(piece.as_slice()));
         to.extend_from_slice(&self.tail);
     }
 
     /// Bytes of memory that it takes or will take: of a range of a file, no more than two windows.
     #[inline]
     pub(crate) fn memory_bytes(&self) -> usize {
-        if self.files == 0 {
+        if !self.has_files() {
             return self.len();
         }
         let bytes = |piece: &Piece| match piece {
             Piece::File { range, .. } => range.bytes.min(2 * FILE_WINDOW_BYTES),
             piece => piece.len(),
         };
-        self.pieces.iter().map(bytes).sum::<usize>() + self.tail.len()
+        self.pieces().map(bytes).sum::<usize>() + self.tail.len()
     }
 
     /// True if it begins with bytes that can be sent: not if it is empty, or a range must be read first.
     pub(crate) fn is_ready(&self) -> bool {
-        let waits = self.files > 0 && matches!(self.pieces.front(), Some(Piece::File { .. }));
+        let waits = self.has_files() && matches!(self.piece(0), Some(Piece::File { .. }));
         !waits && !self.is_empty()
     }
 
     /// True if there are ranges of files in it.
     #[inline]
     pub(crate) fn has_files(&self) -> bool {
-        self.files > 0
+        self.front.as_ref().is_some_and(|front| front.files > 0)
     }
 
     /// Place of the first range of a file, and the bytes in front of it.
@@ -308,7 +390,7 @@ impl Output {
             return None;
         }
         let mut before = 0;
-        for (at, piece) in self.pieces.iter().enumerate() {
+        for (at, piece) in self.pieces().enumerate() {
             if let Piece::File { .. } = piece {
                 return Some((at, before));
             }
@@ -320,14 +402,15 @@ impl Output {
     /// What to read next, at most a window, unless a window is there already; `sending` bytes count to it.
     pub(crate) fn file_to_read(&self, sending: usize) -> Option<FileRange> {
         let (at, _) = self.first_file().filter(|(_, before)| before + sending < FILE_WINDOW_BYTES)?;
-        let Piece::File { range, .. } = &self.pieces[at] else { return None };
+        let Piece::File { range, .. } = self.piece(at)? else { return None };
         Some(FileRange { bytes: range.bytes.min(FILE_WINDOW_BYTES), ..range.clone() })
     }
 
     /// Puts what was read of `range` into its place. False: the first range is not the one this is about.
     pub(crate) fn file_was_read(&mut self, range: &FileRange, bytes: Buffer) -> bool {
         let Some((at, _)) = self.first_file() else { return false };
-        let Piece::File { range: rest, head_pieces } = &mut self.pieces[at] else { return false };
+        let Some(front) = &mut self.front else { return false };
+        let Piece::File { range: rest, head_pieces } = &mut front.pieces[at] else { return false };
         if rest.offset != range.offset || !rest.file.is_same(&range.file) || rest.bytes < bytes.len() {
             return false;
         }
@@ -336,10 +419,10 @@ impl Output {
         *head_pieces = 0;
         let chunk = Piece::Chunk(Chunk::from_buffer(bytes));
         if rest.bytes == 0 {
-            self.files -= 1;
-            self.pieces[at] = chunk;
+            front.files -= 1;
+            front.pieces[at] = chunk;
         } else {
-            self.pieces.insert(at, chunk);
+            front.pieces.insert(at, chunk);
         }
         true
     }
@@ -355,33 +438,33 @@ impl Output {
     }
 
     fn take_before_file(&mut self) -> SendBatch {
-        let Some((mut at, mut before)) = self.first_file() else { return self.take() };
-        if let Piece::File { head_pieces, .. } = self.pieces[at]
+        let Some((mut at, mut bytes)) = self.first_file() else { return self.take() };
+        let Some(front) = &mut self.front else { return self.take() };
+        if let Piece::File { head_pieces, .. } = front.pieces[at]
             && head_pieces < at
         {
-            before -= self.pieces.range(at - head_pieces..at).map(Piece::len).sum::<usize>();
+            bytes -= front.pieces.range(at - head_pieces..at).map(Piece::len).sum::<usize>();
             at -= head_pieces;
         }
-        let behind = self.pieces.split_off(at);
-        let pieces = std::mem::replace(&mut self.pieces, behind);
-        self.piece_bytes -= before;
-        SendBatch { output: Self { pieces, piece_bytes: before, ..Self::default() }, sent: 0 }
+        let behind = front.pieces.split_off(at);
+        let pieces = std::mem::replace(&mut front.pieces, behind);
+        front.bytes -= bytes;
+        let front = Box::new(Front { pieces, bytes, files: 0 });
+        SendBatch { output: Self { front: Some(front), ..Self::default() }, sent: 0 }
     }
 
-    /// Makes the tail a piece, so that another piece can follow it.
-    fn end_tail(&mut self, spares: &mut Spares) {
-        if self.pieces.capacity() == 0 {
-            self.pieces = spares.take_pieces();
-        }
+    /// Makes the tail a piece, so that another piece can follow it: where that goes is returned.
+    fn end_tail(&mut self, spares: &mut Spares) -> &mut Front {
+        let front = self.front.get_or_insert_with(|| spares.fronts.take());
         if !self.tail.is_empty() {
-            self.piece_bytes += self.tail.len();
-            self.pieces.push_back(Piece::Bytes(std::mem::take(&mut self.tail)));
+            front.push_back(Piece::Bytes(std::mem::take(&mut self.tail)));
         }
+        front
     }
 
     /// Before a piece follows the tail: in a reply of many pieces short ones do not keep a buffer each, because the budget counts their bytes.
     pub(crate) fn fit_tail(&mut self, start: ReplyStart, spares: &mut Spares) {
-        let is_one_of_many = self.pieces.len().saturating_sub(start.piece) >= BUFFERS_OF_REPLY_MAX;
+        let is_one_of_many = self.piece_count().saturating_sub(start.piece) >= BUFFERS_OF_REPLY_MAX;
         if is_one_of_many && !self.tail.is_empty() && self.tail.len() < self.tail.capacity() / 2 {
             let fitting = self.tail.as_slice().to_vec();
             spares.give(std::mem::replace(&mut self.tail, fitting));
@@ -391,7 +474,7 @@ impl Output {
     /// Bytes in it.
     #[inline]
     pub fn len(&self) -> usize {
-        self.piece_bytes + self.tail.len()
+        self.piece_bytes() + self.tail.len()
     }
 
     /// True when nothing waits.
@@ -401,8 +484,7 @@ impl Output {
 
     /// Throws away what is in it, and keeps the buffer.
     pub fn clear(&mut self) {
-        self.pieces.clear();
-        (self.piece_bytes, self.files) = (0, 0);
+        self.front.iter_mut().for_each(|front| front.clear());
         self.tail.clear();
     }
 
@@ -413,43 +495,19 @@ impl Output {
 
     /// Throws away what was added when more than `len` bytes were in it.
     pub fn truncate(&mut self, len: usize) {
-        self.tail.truncate(len.saturating_sub(self.piece_bytes));
-        while self.piece_bytes > len
-            && let Some(last) = self.pop_back()
+        self.tail.truncate(len.saturating_sub(self.piece_bytes()));
+        let Some(front) = &mut self.front else { return };
+        while front.bytes > len
+            && let Some(last) = front.pop_back()
         {
-            if let Some(keep) = len.checked_sub(self.piece_bytes).filter(|keep| *keep > 0) {
-                self.push_back(last.cut(keep).0);
+            if let Some(keep) = len.checked_sub(front.bytes).filter(|keep| *keep > 0) {
+                front.push_back(last.cut(keep).0);
             }
         }
     }
 
-    fn push_back(&mut self, piece: Piece) {
-        self.piece_bytes += piece.len();
-        self.files += u32::from(matches!(piece, Piece::File { .. }));
-        self.pieces.push_back(piece);
-    }
-
-    fn push_front(&mut self, piece: Piece) {
-        self.piece_bytes += piece.len();
-        self.files += u32::from(matches!(piece, Piece::File { .. }));
-        self.pieces.push_front(piece);
-    }
-
-    fn pop_back(&mut self) -> Option<Piece> {
-        let piece = self.pieces.pop_back()?;
-        self.popped(&piece);
-        Some(piece)
-    }
-
     fn pop_front(&mut self) -> Option<Piece> {
-        let piece = self.pieces.pop_front()?;
-        self.popped(&piece);
-        Some(piece)
-    }
-
-    fn popped(&mut self, piece: &Piece) {
-        self.piece_bytes -= piece.len();
-        self.files -= u32::from(matches!(piece, Piece::File { .. }));
+        self.front.as_mut()?.pop_front()
     }
 
     /// Takes everything, to be sent.
@@ -481,13 +539,13 @@ impl SendBatch {
     /// The unsent bytes, if they lie in one buffer.
     #[inline]
     pub(crate) fn as_slice(&self) -> Option<&[u8]> {
-        if self.output.pieces.is_empty() { self.output.tail.get(self.sent..) } else { None }
+        if self.output.has_no_pieces() { self.output.tail.get(self.sent..) } else { None }
     }
 
     /// The unsent bytes in order, as far as `slices` has room; returns how many slices were filled. Their addresses
     /// stay valid while the batch is not changed, also when it is moved.
     pub fn slices<'a>(&'a self, slices: &mut [&'a [u8]]) -> usize {
-        let pieces = self.output.pieces.iter().map(Piece::as_slice);
+        let pieces = self.output.pieces().map(Piece::as_slice);
         let parts = pieces.chain([self.output.tail.as_slice()]);
         let mut filled = 0;
         for (at, part) in parts.enumerate() {
@@ -505,14 +563,15 @@ impl SendBatch {
     /// Marks `bytes` more bytes as sent and lets go of what is sent completely.
     pub fn advance(&mut self, bytes: usize, spares: &mut Spares) {
         self.sent += bytes;
-        while let Some(piece) = self.output.pieces.front() {
+        while let Some(front) = &mut self.output.front
+            && let Some(piece) = front.pieces.front()
+        {
             let len = piece.len();
             if self.sent < len {
                 return;
             }
             self.sent -= len;
-            self.output.piece_bytes -= len;
-            if let Some(Piece::Bytes(bytes)) = self.output.pieces.pop_front() {
+            if let Some(Piece::Bytes(bytes)) = front.pop_front() {
                 spares.give(bytes);
             }
         }
@@ -520,14 +579,15 @@ impl SendBatch {
     }
 
     /// Gives the buffers back for reuse.
-    pub fn recycle(mut self, spares: &mut Spares) {
-        spares.give(self.output.tail);
-        while let Some(piece) = self.output.pieces.pop_front() {
+    pub fn recycle(self, spares: &mut Spares) {
+        let Output { mut front, tail } = self.output;
+        spares.give(tail);
+        while let Some(piece) = front.as_mut().and_then(|front| front.pop_front()) {
             if let Piece::Bytes(bytes) = piece {
                 spares.give(bytes);
             }
         }
-        spares.give_pieces(self.output.pieces);
+        spares.give_front(front);
     }
 }
 
@@ -538,7 +598,7 @@ pub struct Spares {
     /// Buffers above [`Spares::SMALL_BYTES_MAX`], for batches that outgrow a small one.
     large: Vec<Vec<u8>>,
     large_bytes: usize,
-    pieces: Vec<VecDeque<Piece>>,
+    fronts: Boxes<Front, FRONTS_MAX>,
 }
 
 impl Spares {
@@ -550,7 +610,7 @@ impl Spares {
     const BYTES_MAX: usize = 4 << 20;
     /// Bytes of large buffers kept per shard.
     const LARGE_BYTES_MAX: usize = 32 << 20;
-    /// The same for lists of pieces.
+    /// Pieces in a list that is kept: a longer one is given back, too.
     const PIECES_MAX: usize = 256;
 
     /// An empty buffer with some room.
@@ -567,19 +627,16 @@ impl Spares {
         Some(buffer)
     }
 
-    fn take_pieces(&mut self) -> VecDeque<Piece> {
-        self.pieces.pop().unwrap_or_default()
+    #[inline]
+    fn give_front(&mut self, front: Option<Box<Front>>) {
+        if let Some(front) = front {
+            self.keep_front(front);
+        }
     }
 
-    #[inline]
-    fn give_pieces(&mut self, pieces: VecDeque<Piece>) {
-        if pieces.capacity() == 0 {
-            // It has nothing to drop.
-            return std::mem::forget(pieces);
-        }
-        let useful = (1..=Self::PIECES_MAX).contains(&pieces.capacity());
-        if useful && pieces.is_empty() && self.pieces.len() < Self::COUNT_MAX {
-            self.pieces.push(pieces);
+    fn keep_front(&mut self, front: Box<Front>) {
+        if front.pieces.is_empty() && front.pieces.capacity() <= Self::PIECES_MAX {
+            self.fronts.give(front);
         }
     }
 
@@ -623,7 +680,7 @@ mod tests {
             Piece::Bytes(bytes) => bytes.capacity(),
             piece => piece.len(),
         };
-        let held: usize = output.pieces.iter().map(memory).sum::<usize>() + output.tail.capacity();
+        let held: usize = output.pieces().map(memory).sum::<usize>() + output.tail.capacity();
         assert_eq!(output.len(), 1000 * (4 + 3000 + 4 + 3000));
         let slack = held - output.len();
         assert!(slack <= (BUFFERS_OF_REPLY_MAX + 1) * Spares::BYTES_MIN, "{slack}");

@@ -490,6 +490,8 @@ impl Server {
                     pool,
                     live,
                     spares: Default::default(),
+                    spare_held: Default::default(),
+                    spare_asides: Default::default(),
                     buffers,
                     budget: Default::default(),
                     deferred_datagrams: 0,

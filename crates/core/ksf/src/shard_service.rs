@@ -356,6 +356,9 @@ struct Local<S: ShardService> {
     /// True if the service was called in this turn.
     active: Cell<bool>,
     has_turn_end: bool,
+    framing: Framing,
+    order: Order,
+    keeps_messages: bool,
     /// True if the service may begin operations on files.
     begins_files: Cell<bool>,
 }
@@ -368,18 +371,36 @@ impl<S: ShardService> OnShard<S> {
     /// The service with this state.
     pub fn new(service: Arc<S>, shard: S::Shard) -> Self {
         let has_turn_end = service.has_turn_end();
+        let Profile { framing, order, keeps_messages, .. } = service.profile();
         Self(Rc::new(Local {
             service,
             shard: RefCell::new(shard),
             active: Cell::new(false),
             begins_files: Cell::new(false),
             has_turn_end,
+            framing,
+            order,
+            keeps_messages,
         }))
     }
 
     /// The service.
     pub fn service(&self) -> &Arc<S> {
         &self.0.service
+    }
+
+    #[inline]
+    pub(crate) fn framing(&self) -> Framing {
+        self.0.framing
+    }
+
+    #[inline]
+    pub(crate) fn order(&self) -> Order {
+        self.0.order
+    }
+
+    pub(crate) fn keeps_messages(&self) -> bool {
+        self.0.keeps_messages
     }
 
     /// Calls the service. A panic ends with this call: its caller closes the connection.

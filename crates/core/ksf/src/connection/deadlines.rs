@@ -40,7 +40,7 @@ impl<S: ShardService> Connection<S> {
     pub fn deadline(&self, env: &Env) -> Option<Time> {
         let mut first = self.idle_deadline(env);
         // Between two messages there is no other one.
-        if self.sending || self.reading_file.is_some() {
+        if self.sending || self.reading_file.is_set() {
             first = earlier(first, earlier(self.send_deadline(env), self.file_deadline(env)));
         }
         if self.memory == Memory::Pass || env.budget.is_overfull() {
@@ -58,16 +58,16 @@ impl<S: ShardService> Connection<S> {
 
     /// A file system that hangs must not hold a connection, and what it is owed, for ever.
     fn file_deadline(&self, env: &Env) -> Option<Time> {
-        self.reading_file?.after_ms(self.limits(env).send_timeout_ms)
+        self.reading_file.get()?.after_ms(self.limits(env).send_timeout_ms)
     }
 
     fn pressure_deadline(&self, env: &Env) -> Option<Time> {
         let after = |since: Time| since.after_ms(env.limits.pressure_timeout_ms);
         if self.memory == Memory::Pass && self.is_awaited(env) {
-            return after(self.pass_watched.0);
+            return after(self.aside.as_ref()?.pass_watched.0);
         }
         // The input that it put aside goes when its peer takes the replies, and all others wait for that.
-        let keeps_input = env.budget.is_overfull() && !self.stalled.is_empty() && self.memory != Memory::Waiting;
+        let keeps_input = env.budget.is_overfull() && !self.has_none_aside() && self.memory != Memory::Waiting;
         if keeps_input && self.sending && self.closing.is_none() { after(self.last_send_progress) } else { None }
     }
 
@@ -79,15 +79,15 @@ impl<S: ShardService> Connection<S> {
     fn idle_deadline(&self, env: &Env) -> Option<Time> {
         // Off by default, so this is asked first.
         let after = self.last_activity.after_ms(self.limits(env).idle_timeout_ms)?;
-        let owed = self.deferred > 0 || !self.held.is_empty();
-        let waits_for_us = owed || self.exchange.open || self.reading_file.is_some() || self.waits_for_files;
+        let owed = self.deferred > 0 || self.held.is_some();
+        let waits_for_us = owed || self.exchange.open || self.reading_file.is_set() || self.waits_for_files;
         let waits = self.closing.is_none() && !waits_for_us && self.is_in_turn(env);
         waits.then_some(after)
     }
 
     /// True while it is up to the peer to send the rest of a message: one that is not read cannot.
     fn is_awaited(&self, env: &Env) -> bool {
-        let reads = self.stalled.is_empty() && self.memory != Memory::Waiting;
+        let reads = self.has_none_aside() && self.memory != Memory::Waiting;
         self.closing.is_none() && reads && !self.is_stalled(env) && self.is_in_turn(env)
     }
 
@@ -98,14 +98,17 @@ impl<S: ShardService> Connection<S> {
 
     /// From now on the peer must send its message, if it is read with a pass.
     pub(super) fn watch_pass(&mut self, now: Time) {
-        self.pass_watched = (now, self.received_bytes);
+        if let Some(aside) = self.aside.as_mut().filter(|_| self.memory == Memory::Pass) {
+            aside.pass_watched = (now, self.received_bytes);
+        }
     }
 
     /// True if the peer, which is read with a pass, has sent something in its time. If that was little the pass goes to
     /// another connection, and this one waits for its next turn.
     fn makes_progress(&mut self, env: &mut Env) -> bool {
-        let sent = self.received_bytes - self.pass_watched.1;
-        if self.memory != Memory::Pass || !self.is_awaited(env) || sent == 0 {
+        let Some(aside) = self.aside.as_ref().filter(|_| self.memory == Memory::Pass) else { return false };
+        let sent = self.received_bytes - aside.pass_watched.1;
+        if !self.is_awaited(env) || sent == 0 {
             return false;
         }
         self.watch_pass(env.now);

@@ -5,30 +5,30 @@ use crate::buffers::Buffer;
 use crate::env::Env;
 use crate::error::CloseReason;
 use crate::files::{FileError, FileRange};
-use crate::limits::Time;
+use crate::limits::{SomeTime, Time};
 use crate::shard_service::ShardService;
 
 impl<S: ShardService> Connection<S> {
     /// What must be read of a file before more can be sent: at most a [window](crate::output::FILE_WINDOW_BYTES), while the
     /// one before is sent. [`Connection::file_read`] follows.
     pub fn file_to_read(&mut self, now: Time) -> Option<FileRange> {
-        if !self.output.has_files() || self.reading_file.is_some() {
+        if !self.output.has_files() || self.reading_file.is_set() {
             return None;
         }
         let range = self.output.file_to_read(self.sending_bytes);
-        self.reading_file = range.is_some().then_some(now);
+        self.reading_file = range.as_ref().map(|_| now).into();
         range
     }
 
     /// What [`file_to_read`](Self::file_to_read) asked for was refused, and will be asked for again.
     pub fn file_not_read(&mut self) {
-        self.reading_file = None;
+        self.reading_file = SomeTime::NONE;
     }
 
     /// Takes what [`file_to_read`](Self::file_to_read) asked for, or a part of it from the front. False: the file ends too
     /// early or cannot be read, and the connection must be reset, because a part of the reply may have left.
     pub fn file_read(&mut self, range: &FileRange, read: Result<Buffer, FileError>, env: &mut Env) -> bool {
-        self.reading_file = None;
+        self.reading_file = SomeTime::NONE;
         match read {
             // It is tried again, which tells of an error that stays.
             Err(FileError::Interrupted) => return true,

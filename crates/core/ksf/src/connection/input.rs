@@ -1,5 +1,8 @@
 //! What a connection does with received bytes: cut them, put them aside, wait for memory.
 
+use std::collections::VecDeque;
+use std::mem;
+
 use super::{Connection, Memory};
 use crate::budget::InputRoom;
 use crate::buffers::Buffers;
@@ -7,7 +10,7 @@ use crate::cutter::{Cut, CutError, Native, Rule};
 use crate::env::Env;
 use crate::error::{CloseReason, FramingError};
 use crate::framing::{Frame, Framing};
-use crate::limits::Limits;
+use crate::limits::{Limits, Time};
 use crate::outgoing::Upstream;
 use crate::pool::Chunk;
 use crate::shard_service::{OnShard, ShardService};
@@ -19,6 +22,20 @@ pub(crate) const DIRECT_BYTES_MIN: usize = 128 << 10;
 
 /// Short messages behind a long one before which another long one is still expected.
 pub(super) const HEADS: u8 = 16;
+
+/// Chunks for which memory is kept when none is put aside any more.
+const KEEP_MAX: usize = 256;
+
+/// What a connection keeps while replies must be taken before it goes on, or memory is short.
+#[derive(Default)]
+pub(crate) struct Aside {
+    /// Chunks that wait.
+    pub(super) chunks: VecDeque<Chunk>,
+    /// When it was last read before it waited for memory.
+    pub(super) unread_since: Time,
+    /// Since when the peer is watched that is read with a pass, and what it had sent then.
+    pub(super) pass_watched: (Time, u64),
+}
 
 impl Memory {
     pub(super) fn room(self, env: &mut Env) -> InputRoom<'_> {
@@ -71,7 +88,7 @@ impl<S: ShardService> Connection<S> {
             budget: &mut env.budget,
         };
         let (limits, buffers, now) = (env.limits.of(self.listener), &env.buffers, env.now);
-        let cut = match self.framing {
+        let cut = match self.on.framing() {
             Framing::Custom => {
                 let asked = self.on.with(|service, _| service.header_bytes_max(limits));
                 let header_bytes_max = asked.map_err(|_| CloseReason::Panicked)?;
@@ -108,7 +125,7 @@ impl<S: ShardService> Connection<S> {
     pub(super) fn wait_for_memory(&mut self, env: &mut Env) {
         if self.memory == Memory::Enough && self.closing.is_none() {
             self.memory = Memory::Waiting;
-            self.unread_since = env.now;
+            self.aside_mut(env).unread_since = env.now;
             env.stats.memory_waits.add(1);
             env.budget.wait(self.key, &env.limits);
         }
@@ -118,7 +135,7 @@ impl<S: ShardService> Connection<S> {
     pub(super) fn stall(&mut self, chunk: Chunk, env: &mut Env) {
         let chunk = chunk.into_kept();
         env.budget.add_input(chunk.memory_bytes());
-        self.stalled.push_back(chunk);
+        self.aside_mut(env).chunks.push_back(chunk);
         // Reading stops long before, and an engine that stops has no more on its way than its slots.
         let on_its_way_max = env.pool.slots() as usize * Buffers::capacity_for(env.pool.slot_bytes());
         if env.budget.input_bytes() > env.limits.assembly_bytes_max.saturating_mul(2).saturating_add(on_its_way_max) {
@@ -129,16 +146,38 @@ impl<S: ShardService> Connection<S> {
     fn put_aside_front(&mut self, rest: Chunk, env: &mut Env) {
         let rest = rest.into_kept();
         env.budget.add_input(rest.memory_bytes());
-        self.stalled.push_front(rest);
+        self.aside_mut(env).chunks.push_front(rest);
+    }
+
+    /// True if no chunk was put aside.
+    #[inline]
+    pub(super) fn has_none_aside(&self) -> bool {
+        self.aside.as_ref().is_none_or(|aside| aside.chunks.is_empty())
+    }
+
+    pub(super) fn aside_mut(&mut self, env: &mut Env) -> &mut Aside {
+        self.aside.get_or_insert_with(|| env.spare_asides.take())
+    }
+
+    /// Gives the room for chunks back, if there are none and the connection is read as ever.
+    fn leave_aside(&mut self, env: &mut Env) {
+        if self.memory == Memory::Enough
+            && let Some(mut aside) = self.aside.take_if(|aside| aside.chunks.is_empty())
+            && aside.chunks.capacity() <= KEEP_MAX
+        {
+            *aside = Aside { chunks: mem::take(&mut aside.chunks), ..Aside::default() };
+            env.spare_asides.give(aside);
+        }
     }
 
     /// Forgets all input, and gives its memory back.
     pub(super) fn reset_input(&mut self, env: &mut Env) {
         self.cutter.reset(&mut self.memory.room(env));
-        for chunk in self.stalled.drain(..) {
+        for chunk in self.aside.iter_mut().flat_map(|aside| aside.chunks.drain(..)) {
             env.budget.remove_input(chunk.memory_bytes());
         }
         self.message_ends(env);
+        self.leave_aside(env);
     }
 
     /// Goes on with what was put aside, as far as replies have room again.
@@ -147,7 +186,6 @@ impl<S: ShardService> Connection<S> {
         if was_stalled && !self.is_stalled(env) {
             // The rest of a message could not come while the peer was not read: its time begins now.
             self.cutter.restart(env.now);
-            self.last_received = env.now;
             self.watch_pass(env.now);
         }
         self.take_up(env);
@@ -155,14 +193,17 @@ impl<S: ShardService> Connection<S> {
 
     pub(super) fn take_up(&mut self, env: &mut Env) {
         // Most often nothing was put aside, and the rest need not be asked.
-        while !self.stalled.is_empty()
+        while !self.has_none_aside()
             && self.closing.is_none()
             && self.memory != Memory::Waiting
             && !self.is_stalled(env)
         {
-            let Some(chunk) = self.stalled.pop_front() else { break };
+            let Some(chunk) = self.aside.as_mut().and_then(|aside| aside.chunks.pop_front()) else { break };
             env.budget.remove_input(chunk.memory_bytes());
             self.process(chunk, env);
+        }
+        if self.aside.is_some() {
+            self.leave_aside(env);
         }
         if self.eof {
             self.finish_input(env);
@@ -170,7 +211,7 @@ impl<S: ShardService> Connection<S> {
     }
 
     pub(super) fn finish_input(&mut self, env: &mut Env) {
-        if self.closing.is_none() && self.stalled.is_empty() {
+        if self.closing.is_none() && self.has_none_aside() {
             let whole = self.is_between_messages();
             self.close(if whole { CloseReason::PeerClosed } else { CloseReason::PeerClosedMidMessage }, env);
             if self.exchange.open {

@@ -16,28 +16,28 @@
 //! | of a message that arrived in part, and chunks put aside | input of the shard's [`Budget`](crate::budget::Budget) | the connection is not read |
 //! | of requests in work, with the replies they announced; of replies held back, queued and being sent; passed on | budget of the connection and of the shard | no further message is handed over, and the connection is not read |
 
-use std::collections::VecDeque;
-
 use crate::cutter::{Cutter, Direct};
 use crate::deferred::{Answer, Delivery};
 use crate::env::Env;
 use crate::error::CloseReason;
-use crate::framing::Framing;
-use crate::limits::{Limits, Time};
+use crate::limits::{Limits, SomeTime, Time};
 use crate::outgoing::{Exchange, ExchangeRequest, ExchangeWork, Upstream};
 use crate::output::{Output, SendBatch};
 use crate::pool::Chunk;
-use crate::service::{ConnKey, EXPECTED_REPLY_BYTES, Order, Peer, Refused};
+use crate::service::{ConnKey, EXPECTED_REPLY_BYTES, Peer, Refused};
 use crate::shard_service::{OnShard, Panicked, ShardService};
 
 mod deadlines;
 mod files;
+mod held;
 pub(crate) mod input;
 mod replies;
 
-use replies::{Held, Mark};
+pub(crate) use held::HeldReplies;
+pub(crate) use input::Aside;
 
-/// State of one connection, apart from its socket.
+/// State of one connection, apart from its socket. Most connections of a server are idle, so each byte here is one of the
+/// price of that: what is empty unless something goes on is in a box, which the shard keeps for the next connection.
 pub struct Connection<S: ShardService> {
     on: OnShard<S>,
     state: S::Conn,
@@ -45,28 +45,16 @@ pub struct Connection<S: ShardService> {
     key: ConnKey,
     /// Whose limits it has.
     listener: u32,
-    framing: Framing,
-    order: Order,
-    keeps_messages: bool,
     cutter: Cutter,
     output: Output,
     /// A batch is with the engine: no second one until it is sent, so that replies stay whole and in order.
     sending: bool,
     sending_bytes: usize,
-    /// Chunks that wait because replies do, or because memory is short.
-    stalled: VecDeque<Chunk>,
     memory: Memory,
-    /// When it was last read before it waited for memory.
-    unread_since: Time,
-    /// Since when the peer is watched that is read with a pass, and what it had sent then.
-    pass_watched: (Time, u64),
-    /// Replies that wait for an earlier one, or for a gate.
-    held: VecDeque<Held>,
-    /// Where in these more must be durable: in order.
-    marks: VecDeque<Mark>,
-    held_bytes: usize,
-    /// What these places take beyond the bytes of their replies.
-    slack_bytes: usize,
+    /// What waits because replies do, or because memory is short. There while memory is short for it, or chunks wait.
+    aside: Option<Box<Aside>>,
+    /// Replies that wait for an earlier one, or for a gate. There while some do.
+    held: Option<Box<HeldReplies>>,
     /// Requests in work, and what their replies need as far as it was announced.
     work_bytes: usize,
     /// What was passed on and is not yet counted by the outgoing connection of the exchange.
@@ -81,11 +69,11 @@ pub struct Connection<S: ShardService> {
     /// The service gave tasks to the threads that may block.
     blocks: bool,
     /// A part of a file is being read for a reply, or waits to be read, since then.
-    reading_file: Option<Time>,
+    reading_file: SomeTime,
     /// It is among those that go on when there is room for operations on files.
     waits_for_files: bool,
-    /// The message of the last words to the peer, and answers that are still to come for it.
-    last_words: Option<(u64, u32)>,
+    /// The last words to the peer, while some of them are still to come.
+    last_words: Option<Box<LastWords>>,
     exchange: Exchange,
     eof: bool,
     closing: Option<CloseReason>,
@@ -96,8 +84,13 @@ pub struct Connection<S: ShardService> {
     received_bytes: u64,
     sent_bytes: u64,
     last_activity: Time,
-    last_received: Time,
     last_send_progress: Time,
+}
+
+/// The message of the last words to a peer, and answers that are still to come for it.
+struct LastWords {
+    ticket: u64,
+    awaiting: u32,
 }
 
 /// Whether the connection is read while memory for unfinished messages is short.
@@ -119,35 +112,20 @@ impl<S: ShardService> Connection<S> {
     /// [`Refused`], also if the service panicked.
     pub fn new(on: impl Into<OnShard<S>>, peer: Peer, key: ConnKey, now: Time) -> Result<Self, Refused> {
         let on = on.into();
-        let (state, profile) = on
-            .with(|service, shard| {
-                let profile = service.profile();
-                let profile = (profile.framing, profile.order, profile.keeps_messages);
-                Ok((service.accept(shard, &peer)?, profile))
-            })
-            .unwrap_or(Err(Refused))?;
-        let (framing, order, keeps_messages) = profile;
+        let state = on.with(|service, shard| service.accept(shard, &peer)).unwrap_or(Err(Refused))?;
         Ok(Self {
             on,
             state,
             peer,
             key,
             listener: u32::MAX,
-            framing,
-            order,
-            keeps_messages,
             cutter: Cutter::default(),
             output: Output::default(),
             sending: false,
             sending_bytes: 0,
-            stalled: VecDeque::new(),
             memory: Memory::Enough,
-            unread_since: now,
-            pass_watched: (now, 0),
-            held: VecDeque::new(),
-            marks: VecDeque::new(),
-            held_bytes: 0,
-            slack_bytes: 0,
+            aside: None,
+            held: None,
             work_bytes: 0,
             passing_bytes: 0,
             counted_bytes: 0,
@@ -156,7 +134,7 @@ impl<S: ShardService> Connection<S> {
             messages: 0,
             deferred: 0,
             blocks: false,
-            reading_file: None,
+            reading_file: SomeTime::NONE,
             waits_for_files: false,
             last_words: None,
             exchange: Exchange::default(),
@@ -167,7 +145,6 @@ impl<S: ShardService> Connection<S> {
             received_bytes: 0,
             sent_bytes: 0,
             last_activity: now,
-            last_received: now,
             last_send_progress: now,
         })
     }
@@ -191,7 +168,7 @@ impl<S: ShardService> Connection<S> {
             self.at_once = false;
             return;
         }
-        if self.is_stalled(env) || !self.stalled.is_empty() || self.memory == Memory::Waiting {
+        if self.is_stalled(env) || !self.has_none_aside() || self.memory == Memory::Waiting {
             self.stall(chunk, env);
             self.wait_for_files(env);
             return;
@@ -203,7 +180,6 @@ impl<S: ShardService> Connection<S> {
         self.received_bytes += bytes as u64;
         env.stats.bytes_in.add(bytes as u64);
         self.last_activity = env.now;
-        self.last_received = env.now;
     }
 
     /// True while the buffer of a long message is lent, or [`Connection::lend_buffer`] lends it now. The memory for that is
@@ -248,7 +224,7 @@ impl<S: ShardService> Connection<S> {
 
     /// No further requests are taken; everything received is answered, then the connection closes.
     pub fn drain(&mut self, env: &mut Env) {
-        if self.closing.is_none() && self.is_between_messages() && self.stalled.is_empty() {
+        if self.closing.is_none() && self.is_between_messages() && self.has_none_aside() {
             self.close(CloseReason::Drained, env);
         }
     }
@@ -298,20 +274,19 @@ impl<S: ShardService> Connection<S> {
         if self.is_closing() {
             return;
         }
+        let unread_since = self.aside.as_ref().map_or(env.now, |aside| aside.unread_since);
         // With a pass also where there is room again: it might not be enough.
         if env.budget.take_pass() {
             self.memory = Memory::Pass;
             self.watch_pass(env.now);
         } else if env.budget.is_input_full(&env.limits) {
-            let unread_since = self.unread_since;
             self.wait_for_memory(env);
-            self.unread_since = unread_since;
+            self.aside_mut(env).unread_since = unread_since;
             return;
         }
         // Its peer was not read until now. The time of its message goes on where it stopped, so that one that trickles does
         // not come here for ever.
-        self.last_received = env.now;
-        self.cutter.put_off(env.now.since(self.unread_since));
+        self.cutter.put_off(env.now.since(unread_since));
         self.take_up(env);
     }
 
@@ -319,7 +294,6 @@ impl<S: ShardService> Connection<S> {
     /// [overfull](crate::budget::Budget::is_overfull): its peer could not send.
     pub fn read_again(&mut self, env: &Env) {
         self.cutter.restart(env.now);
-        self.last_received = env.now;
         self.last_activity = env.now;
         self.watch_pass(env.now);
     }
@@ -418,7 +392,7 @@ impl<S: ShardService> Connection<S> {
     pub fn wants_bytes(&self, env: &Env) -> bool {
         self.closing.is_none()
             && !self.eof
-            && self.stalled.is_empty()
+            && self.has_none_aside()
             && self.memory != Memory::Waiting
             && self.is_in_turn(env)
             && !self.is_full(env)
@@ -462,11 +436,11 @@ impl<S: ShardService> Connection<S> {
             && !self.eof
             && self.output.is_empty()
             && self.deferred == 0
-            && self.held.is_empty()
+            && self.held.is_none()
             && !self.exchange.open
             && !self.exchange.hold
             && self.is_between_messages()
-            && self.stalled.is_empty()
+            && self.has_none_aside()
     }
 
     /// True when the connection will be [finished](Self::finished) as soon as the batch with the engine is sent.
@@ -492,27 +466,28 @@ impl<S: ShardService> Connection<S> {
     /// Bytes of replies this connection holds: waiting, being sent, or held back. A range of a file counts with the memory
     /// that it may take.
     pub fn queued_bytes(&self) -> usize {
-        self.output.memory_bytes() + self.sending_bytes + self.held_bytes
+        self.output.memory_bytes() + self.sending_bytes + self.held.as_ref().map_or(0, |held| held.bytes)
     }
 
     /// Bytes that count towards [`connection_bytes_max`](crate::limits::Limits::connection_bytes_max): replies, requests in
     /// work with the replies they announced, and what was passed on and no outgoing connection counts yet; of replies held
     /// back, all memory that they take.
     pub fn owed_bytes(&self) -> usize {
-        let held_bytes = self.slack_bytes + self.marks.len() * size_of::<Mark>();
-        self.queued_bytes() + held_bytes + self.work_bytes + self.passing_bytes
+        let extra_bytes = self.held.as_ref().map_or(0, |held| held.extra_bytes());
+        self.queued_bytes() + extra_bytes + self.work_bytes + self.passing_bytes
     }
 
     /// Places in the order of replies: one for each message with an unanswered reply, one for all replies between two that
     /// wait for one gate each.
     pub fn held_replies(&self) -> usize {
-        self.held.len()
+        self.held.as_ref().map_or(0, |held| held.places.len())
     }
 
     /// Bytes of input this connection keeps: of a message that arrived in part, and put aside. None once it closes. Looks
     /// at every chunk put aside, so it is for tests and simulators.
     pub fn unfinished_bytes(&self) -> usize {
-        self.cutter.unfinished_bytes() + self.stalled.iter().map(|chunk| chunk.len()).sum::<usize>()
+        let aside = self.aside.iter().flat_map(|aside| &aside.chunks);
+        self.cutter.unfinished_bytes() + aside.map(|chunk| chunk.len()).sum::<usize>()
     }
 
     /// True when replies wait that can be sent, and none is being sent.
@@ -537,7 +512,7 @@ impl<S: ShardService> Connection<S> {
     /// True while an end has to wait for work that others still do for the connection.
     fn waits_for_answers(&self) -> bool {
         self.last_words.is_some()
-            || self.closing_gently() && (self.deferred > 0 || self.exchange.open || !self.held.is_empty())
+            || self.closing_gently() && (self.deferred > 0 || self.exchange.open || self.held.is_some())
     }
 
     fn closing_gently(&self) -> bool {
@@ -548,7 +523,7 @@ impl<S: ShardService> Connection<S> {
     fn close(&mut self, reason: CloseReason, env: &mut Env) {
         if self.closing.is_none() {
             self.closing = Some(reason);
-            self.at_once &= self.stalled.is_empty();
+            self.at_once &= self.has_none_aside();
             self.reset_input(env);
         }
     }

@@ -1,48 +1,18 @@
 //! Calls of the service, and the order in which its replies leave.
 
-use super::Connection;
+use super::held::Held;
 use super::input::{DIRECT_BYTES_MIN, HEADS};
+use super::{Connection, LastWords};
 use crate::buffers::Buffer;
 use crate::deferred::{Answer, Target};
 use crate::env::Env;
 use crate::error::CloseReason;
-use crate::gates::{Gate, GateSet};
+use crate::gates::GateSet;
 use crate::outgoing::{Exchange, Upstream};
 use crate::output::Output;
 use crate::pool::Chunk;
 use crate::service::{Message, Order, Reply, Sink};
 use crate::shard_service::{Panicked, ShardService};
-
-/// A place in the order of replies.
-pub(super) struct Held {
-    ticket: u64,
-    output: Output,
-    /// Answers that are still to come.
-    awaiting: u32,
-    /// What must be durable before the output may leave.
-    gates: GateSet,
-    /// The gate that the shard was told of.
-    named: Option<Gate>,
-    /// What the output takes beyond its bytes, as it was counted last.
-    slack_bytes: usize,
-    /// Bytes of it that have left.
-    left_bytes: usize,
-}
-
-/// From here on the bytes of a place wait for a gate more. Pipelined messages of a log have one each.
-pub(super) struct Mark {
-    /// Of the place.
-    ticket: u64,
-    /// Since the place began.
-    at_bytes: usize,
-    gate: Gate,
-}
-
-impl Held {
-    fn new(ticket: u64, output: Output, awaiting: u32, gates: GateSet) -> Self {
-        Self { ticket, output, awaiting, gates, named: None, slack_bytes: 0, left_bytes: 0 }
-    }
-}
 
 /// What a call of the service left behind, apart from the bytes of its replies.
 struct Called {
@@ -81,7 +51,7 @@ impl<S: ShardService> Connection<S> {
         };
         let before = output.len();
         let target = Target::Stream { key: self.key, ticket, work_bytes: 0 };
-        let mut reply = Reply::new(self.framing, Sink::Stream(&mut *output), env, target, message_bytes);
+        let mut reply = Reply::new(self.on.framing(), Sink::Stream(&mut *output), env, target, message_bytes);
         reply.expected_bytes = self.expected_bytes;
         reply.exchange = self.exchange;
         (reply.passing_bytes, reply.passing_bytes_max) = (self.passing_bytes, passing_bytes_max);
@@ -111,7 +81,7 @@ impl<S: ShardService> Connection<S> {
             DIRECT_BYTES_MIN.. => HEADS,
             _ => self.heads_left.saturating_sub(1),
         };
-        if self.keeps_messages {
+        if self.on.keeps_messages() {
             // Now, as `Message::keep` cannot reach the pool from a buffer.
             let short = env.pool.keep_short(&message);
             let chunk = short.unwrap_or_else(|| Chunk::from_buffer(message));
@@ -142,7 +112,7 @@ impl<S: ShardService> Connection<S> {
     ) -> Option<bool> {
         let ticket = self.take_ticket();
         // Behind an unanswered message, replies wait in an output of their own.
-        let mut behind = (!self.held.is_empty()).then(Output::default);
+        let mut behind = self.held.is_some().then(Output::default);
         let before = self.output.len();
         let into = behind.as_mut().map_or(Destination::Queue, Destination::Place);
         let Ok(called) = self.with_reply(ticket, message_bytes, into, env, call) else {
@@ -151,7 +121,7 @@ impl<S: ShardService> Connection<S> {
         };
         self.exchange = called.exchange;
         let close = called.close.then_some(called.at_once);
-        let awaiting = if self.order == Order::Requests { called.deferred } else { 0 };
+        let awaiting = if self.on.order() == Order::Requests { called.deferred } else { 0 };
         if behind.is_none() && awaiting == 0 && called.gates.is_empty() {
             // What it says is where it belongs.
             return close;
@@ -184,24 +154,8 @@ impl<S: ShardService> Connection<S> {
         if held.awaiting == 0 && held.output.is_empty() {
             return;
         }
-        self.held_bytes += held.output.memory_bytes();
-        // One buffer for all replies behind the same place, however many there are.
-        if let Some(last) = self.held.back_mut().filter(|last| held.awaiting == 0 && last.awaiting == 0) {
-            let marked = self.marks.back().filter(|mark| mark.ticket == last.ticket).map(|mark| mark.gate);
-            let covered = last.gates.covers(&held.gates) || marked.is_some_and(|gate| held.gates.is_covered_by(gate));
-            if covered || held.gates.only().is_some() {
-                if let Some(gate) = held.gates.only().filter(|_| !covered) {
-                    let at_bytes = last.left_bytes + last.output.len();
-                    self.marks.push_back(Mark { ticket: last.ticket, at_bytes, gate });
-                }
-                last.output.append(held.output, &mut env.spares);
-                self.count_slack(self.held.len() - 1);
-                return;
-            }
-        }
-        self.held.push_back(held);
-        self.count_slack(self.held.len() - 1);
-        if self.held.len() == 1 {
+        let replies = self.held.get_or_insert_with(|| env.spare_held.take());
+        if replies.push(held, &mut env.spares) {
             self.release_held(env);
         }
     }
@@ -209,7 +163,9 @@ impl<S: ShardService> Connection<S> {
     /// Lets the places go that wait for nothing more. The first one that waits for a gate is named to the shard. If that
     /// gate never opens the connection closes, and no place goes any more.
     pub(super) fn release_held(&mut self, env: &mut Env) {
-        while let Some(first) = self.held.front_mut().filter(|held| held.awaiting == 0) {
+        while let Some(replies) = self.held.as_deref_mut()
+            && let Some(first) = replies.places.front_mut().filter(|held| held.awaiting == 0)
+        {
             if let Some(gate) = first.gates.closed(&env.gates) {
                 if first.gates.is_lost(&env.gates) {
                     return self.end_for_panic(env);
@@ -219,7 +175,7 @@ impl<S: ShardService> Connection<S> {
                 }
                 return;
             }
-            if let Some(mark) = self.marks.pop_front_if(|mark| mark.ticket == first.ticket) {
+            if let Some(mark) = replies.marks.pop_front_if(|mark| mark.ticket == first.ticket) {
                 if env.gates.is_open(mark.gate) {
                     continue;
                 }
@@ -229,22 +185,25 @@ impl<S: ShardService> Connection<S> {
                 (first.left_bytes, first.named) = (mark.at_bytes, None);
                 first.gates = GateSet::default();
                 first.gates.add(mark.gate);
-                self.count_slack(0);
-                self.held_bytes -= open.memory_bytes();
+                replies.count_slack(0);
+                replies.bytes -= open.memory_bytes();
                 self.output.append(open, &mut env.spares);
                 continue;
             }
-            let Some(Held { output, slack_bytes, .. }) = self.held.pop_front() else { return };
-            self.held_bytes -= output.memory_bytes();
-            self.slack_bytes -= slack_bytes;
+            let Some(Held { output, slack_bytes, .. }) = replies.places.pop_front() else { return };
+            replies.bytes -= output.memory_bytes();
+            replies.slack_bytes -= slack_bytes;
             self.output.append(output, &mut env.spares);
+        }
+        if self.held.as_ref().is_some_and(|replies| replies.places.is_empty()) {
+            self.drop_held(env);
         }
         self.end_last_words();
     }
 
     /// The end of the connection waits no longer for last words that are all here, and behind no closed gate.
     fn end_last_words(&mut self) {
-        if self.held.is_empty() && matches!(self.last_words, Some((_, 0))) {
+        if self.held.is_none() && self.last_words.as_ref().is_some_and(|words| words.awaiting == 0) {
             self.last_words = None;
         }
     }
@@ -270,11 +229,11 @@ impl<S: ShardService> Connection<S> {
         let Ok(called) = called else { return self.close_for_panic(env) };
         self.exchange = called.exchange;
         self.expected_bytes = self.expected_bytes.max(output.memory_bytes());
-        if let Some((_, left)) = self.last_words.as_mut().filter(|(words, _)| *words == ticket) {
-            *left = *left + called.deferred - 1;
+        if let Some(words) = self.last_words.as_mut().filter(|words| words.ticket == ticket) {
+            words.awaiting = words.awaiting + called.deferred - 1;
         }
-        if self.order == Order::Free {
-            if self.held.is_empty() && called.gates.closed(&env.gates).is_none() {
+        if self.on.order() == Order::Free {
+            if self.held.is_none() && called.gates.closed(&env.gates).is_none() {
                 self.output.append(output, &mut env.spares);
             } else {
                 // Tickets of places ascend.
@@ -298,49 +257,29 @@ impl<S: ShardService> Connection<S> {
 
     /// Adds what was answered to the place that waits for it.
     fn add_to_place(&mut self, ticket: u64, output: Output, called: &Called, env: &mut Env) {
+        let Some(replies) = self.held.as_deref_mut() else { return };
         // Places are in the order of their messages.
-        let at = self.held.partition_point(|held| held.ticket < ticket);
-        let Some(place) = self.held.get_mut(at).filter(|held| held.ticket == ticket && held.awaiting > 0) else {
+        let at = replies.places.partition_point(|held| held.ticket < ticket);
+        let Some(place) = replies.places.get_mut(at).filter(|held| held.ticket == ticket && held.awaiting > 0) else {
             return;
         };
-        self.held_bytes += output.memory_bytes();
+        replies.bytes += output.memory_bytes();
         place.output.append(output, &mut env.spares);
         place.awaiting = place.awaiting + called.deferred - 1;
         place.gates.add_all(&called.gates);
         let (answered, empty) = (place.awaiting == 0, place.output.is_empty());
-        self.count_slack(at);
+        replies.count_slack(at);
         if answered && at > 0 {
             // Of two neighbours one is unanswered, or they wait for different gates: however many answers come behind one
             // that does not, they take few places and little memory.
             if empty {
-                self.held.remove(at).into_iter().for_each(|held| self.slack_bytes -= held.slack_bytes);
+                replies.remove(at);
             } else {
-                self.join(at, env);
+                replies.join(at, &mut env.spares);
             }
-            self.join(at - 1, env);
+            replies.join(at - 1, &mut env.spares);
         }
         self.release_held(env);
-    }
-
-    /// Joins a place with the next one, if both wait for the same.
-    fn join(&mut self, at: usize, env: &mut Env) {
-        let (Some(first), Some(second)) = (self.held.get(at), self.held.get(at + 1)) else { return };
-        let marked = self.marks.binary_search_by_key(&second.ticket, |mark| mark.ticket).is_ok();
-        if first.awaiting > 0 || second.awaiting > 0 || marked || !first.gates.covers(&second.gates) {
-            return;
-        }
-        let Some(second) = self.held.remove(at + 1) else { return };
-        self.slack_bytes -= second.slack_bytes;
-        self.held[at].output.join(second.output, &mut env.spares);
-        self.count_slack(at);
-    }
-
-    /// Counts anew what a place takes beyond its bytes.
-    fn count_slack(&mut self, at: usize) {
-        let place = &mut self.held[at];
-        let slack_bytes = size_of::<Held>() + place.output.slack_bytes();
-        self.slack_bytes = self.slack_bytes - place.slack_bytes + slack_bytes;
-        place.slack_bytes = slack_bytes;
     }
 
     /// Throws away the replies that are not with the engine.
@@ -351,11 +290,12 @@ impl<S: ShardService> Connection<S> {
     }
 
     pub(super) fn drop_held(&mut self, env: &mut Env) {
-        for held in self.held.drain(..) {
-            held.output.recycle(&mut env.spares);
+        if let Some(mut replies) = self.held.take() {
+            replies.clear(&mut env.spares);
+            if replies.is_worth_keeping() {
+                env.spare_held.give(replies);
+            }
         }
-        self.marks.clear();
-        (self.held_bytes, self.slack_bytes) = (0, 0);
     }
 
     pub(super) fn call_upstream(&mut self, event: Upstream, env: &mut Env) {
@@ -371,7 +311,7 @@ impl<S: ShardService> Connection<S> {
             return self.close_for_panic(env);
         }
         // An earlier reply is deferred, so last words could not be sent in order: close without any.
-        if self.closing.is_none() && self.held.is_empty() {
+        if self.closing.is_none() && self.held.is_none() {
             let ticket = self.next_ticket;
             let deferred = self.deferred;
             self.call_in_order(0, env, |service, shard, conn, reply| {
@@ -381,7 +321,7 @@ impl<S: ShardService> Connection<S> {
                 // It panicked, or a log that it named is lost.
                 return;
             }
-            self.last_words = Some((ticket, self.deferred - deferred));
+            self.last_words = Some(Box::new(LastWords { ticket, awaiting: self.deferred - deferred }));
             self.end_last_words();
         }
         self.close(reason, env);

@@ -13,7 +13,8 @@ use super::datagrams::DatagramQueues;
 use super::files::BlockingFiles;
 use super::msg::{SendMsg, send_now, sockaddr};
 use super::syscalls::{accept_now, receive_into, set_nonblocking};
-use super::{Engine, Event, Reading, Wait, pause};
+use super::{Engine, Event, Reading, SPARES_MAX, Wait, pause};
+use crate::boxes::Boxes;
 use crate::cutter::Direct;
 use crate::datagram_output::DatagramOutput;
 use crate::env::Env;
@@ -41,6 +42,7 @@ pub(crate) struct Epoll {
     /// Events that came of an operation instead of the descriptor.
     done: Vec<Event>,
     msg: Box<SendMsg>,
+    spare_batches: Boxes<SendBatch, SPARES_MAX>,
     files: BlockingFiles,
     starved: bool,
 }
@@ -52,7 +54,8 @@ struct Conn {
     reading: Reading,
     /// The buffer that is lent.
     direct: Option<Direct>,
-    batch: Option<SendBatch>,
+    /// Boxed, because most batches leave at once.
+    batch: Option<Box<SendBatch>>,
     /// A connect is under way.
     connecting: bool,
     /// What epoll was last told; `None`: it was never told of this socket, which may be closed before it must be.
@@ -101,6 +104,9 @@ fn failed(step: &'static str) -> impl FnOnce(io::Error) -> Error {
 }
 
 impl Engine for Epoll {
+    #[cfg(test)]
+    const CONN_BYTES: usize = size_of::<Conn>();
+
     fn new(_env: &mut Env, _spins: bool) -> Result<Self, Error> {
         // SAFETY: no pointers are involved; the result is checked before it is owned.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
@@ -119,6 +125,7 @@ impl Engine for Epoll {
             receiver: DatagramReceiver::new(),
             done: Vec::new(),
             msg: SendMsg::boxed(),
+            spare_batches: Boxes::default(),
             files: BlockingFiles::new().map_err(failed("eventfd"))?,
             starved: false,
         })
@@ -223,7 +230,9 @@ impl Engine for Epoll {
                 (bytes, true)
             }
             Ok(bytes) => {
-                state.batch = Some(batch);
+                let mut boxed = self.spare_batches.take();
+                *boxed = batch;
+                state.batch = Some(boxed);
                 self.update_interest(conn.index);
                 (bytes, false)
             }
@@ -449,7 +458,8 @@ impl Epoll {
             Ok(bytes) => {
                 let done = batch.is_empty();
                 if done {
-                    batch.recycle(&mut env.spares);
+                    mem::take(&mut *batch).recycle(&mut env.spares);
+                    self.spare_batches.give(batch);
                 } else {
                     state.batch = Some(batch);
                 }

@@ -134,6 +134,9 @@ impl Reading {
 /// Bytes received of a message that is expected to be long: its header, and not much that has to be copied.
 pub(crate) const HEAD_BYTES: usize = 4 << 10;
 
+/// Boxes for batches that are kept for those which do not leave at once.
+const SPARES_MAX: usize = 1024;
+
 /// How long to wait for events.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Wait {
@@ -155,6 +158,10 @@ pub(crate) fn pause(time: Duration, env: &Env) {
 /// Operations on sockets. Descriptors stay open until [`Engine::release`] or [`Event::Released`] says that
 /// they may be closed: the shard keeps them.
 pub(crate) trait Engine: Sized {
+    /// What an engine keeps for each connection.
+    #[cfg(test)]
+    const CONN_BYTES: usize;
+
     /// Sets the engine up on the calling thread, which will be the only one to use it. `spins`: it will often be asked
     /// to wait for no time, to see whether there is something.
     fn new(env: &mut Env, spins: bool) -> Result<Self, Error>;

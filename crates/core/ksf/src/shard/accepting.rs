@@ -116,8 +116,17 @@ impl<E: Engine> Shard<E> {
         let fd = socket.as_raw_fd();
         // After attaching: the engine's first receive finds what arrived before.
         self.engine.open(key, fd, reading);
-        self.places[index as usize].conn =
-            Some(Conn { stream, assist, socket, reading, touched: false, phase, upstream: None, listener });
+        self.places[index as usize].conn = Some(Conn {
+            stream,
+            assist,
+            socket,
+            reading,
+            touched: false,
+            phase,
+            lingering: None,
+            upstream: None,
+            listener,
+        });
         self.connections.add(listener);
         self.open += 1;
         // Looked after at the end of the turn: a kernel half takes over at once.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Conn, Draining, Phase, Shard};
+use super::{Conn, Draining, Lingering, Phase, Shard};
 use crate::engine::{Engine, Reading};
 use crate::error::CloseReason;
 use crate::service::ConnKey;
@@ -29,7 +29,8 @@ impl<E: Engine> Shard<E> {
             return;
         }
         let deadline = self.env.now.plus_ms(linger_timeout_ms);
-        conn.phase = Phase::Lingering { reason, deadline, received_before: conn.stream.received_bytes() };
+        conn.phase = Phase::Lingering(reason);
+        conn.lingering = Some(Box::new(Lingering { deadline, received_before: conn.stream.received_bytes() }));
         if conn.reading != Reading::Sparing {
             conn.reading = Reading::Sparing;
             self.engine.set_reading(key, Reading::Sparing);
@@ -37,10 +38,11 @@ impl<E: Engine> Shard<E> {
     }
 
     /// A lingering connection has something to tell.
-    pub(super) fn look_after_lingering(&mut self, index: u32, reason: CloseReason, received_before: u64) {
+    pub(super) fn look_after_lingering(&mut self, index: u32, reason: CloseReason) {
         let place = &mut self.places[index as usize];
         let key = ConnKey { index, generation: place.generation };
         let Some(conn) = place.conn.as_mut() else { return };
+        let Some(Lingering { received_before, .. }) = conn.lingering.as_deref() else { return };
         let thrown_away = conn.stream.received_bytes() - received_before;
         let room = (conn.stream.limits(&self.env).linger_bytes_max as u64).saturating_sub(thrown_away);
         if conn.stream.saw_eof() {
@@ -61,7 +63,7 @@ impl<E: Engine> Shard<E> {
         let Some(conn) = self.places[index as usize].conn.as_ref() else { return };
         let reason = match conn.phase {
             Phase::Releasing(_) => return,
-            Phase::Lingering { reason, .. } => reason,
+            Phase::Lingering(reason) => reason,
             // Bytes are lost: whatever else is known of the connection, its end is not orderly.
             Phase::Open if matches!(reason, CloseReason::FileRange | CloseReason::KernelHalf) => {
                 let _ = rustix::net::sockopt::set_socket_linger(&conn.socket, Some(Duration::ZERO));

@@ -51,9 +51,7 @@ impl<E: Engine> Shard<E> {
         }
         match *phase {
             Phase::Open => {}
-            Phase::Lingering { reason, received_before, .. } => {
-                return self.look_after_lingering(index, reason, received_before);
-            }
+            Phase::Lingering(reason) => return self.look_after_lingering(index, reason),
             Phase::Releasing(_) => return,
         }
         if conn.reading == Reading::Parked {

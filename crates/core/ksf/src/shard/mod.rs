@@ -87,6 +87,8 @@ struct Conn {
     /// In the list of connections to look after at the end of the turn.
     touched: bool,
     phase: Phase,
+    /// While it lingers.
+    lingering: Option<Box<Lingering>>,
     /// The outgoing connection of its exchange.
     upstream: Option<ConnKey>,
     /// The listener it came from; none of them for an outgoing connection.
@@ -99,13 +101,15 @@ enum Phase {
     /// Everything is sent and our direction is shut; what still arrives is thrown away until the peer closes, because
     /// closing with unread bytes would reset the connection and destroy replies on their way. But not for ever, and not
     /// whatever it sends.
-    Lingering {
-        reason: CloseReason,
-        deadline: Time,
-        received_before: u64,
-    },
+    Lingering(CloseReason),
     /// The engine is asked to end its operations.
     Releasing(CloseReason),
+}
+
+/// Until when, and with how many bytes a connection began to linger. In a box, because most connections never have this.
+struct Lingering {
+    deadline: Time,
+    received_before: u64,
 }
 
 /// Pause between looks whether TCP has taken what the kernel half queued. Its work queue needs a few microseconds, maybe
@@ -552,11 +556,7 @@ impl<E: Engine> Shard<E> {
             && let Some(Conn { assist: Some(assist), socket, stream, .. }) = &mut place.conn
         {
             let received_bytes = stream.received_bytes();
-            let since = match assist.end_since {
-                Some((since, received)) if received == received_bytes => since,
-                _ => now,
-            };
-            assist.end_since = Some((since, received_bytes));
+            let since = assist.end_since(received_bytes, now);
             if !assist.conn.is_end(socket.as_fd(), received_bytes) {
                 assist.early_end = true;
                 if now > since.plus_ms(stream.limits(&self.env).send_timeout_ms) {

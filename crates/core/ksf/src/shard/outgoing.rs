@@ -339,6 +339,7 @@ impl<E: Engine> Shard<E> {
                     reading: Reading::Off,
                     touched: false,
                     phase: Phase::Open,
+                    lingering: None,
                     upstream: None,
                     listener: u32::MAX,
                 });

@@ -15,6 +15,7 @@ use crate::service::{Message, Peer, Refused, Reply, Service};
 
 mod datagrams;
 mod exchanges;
+mod sizes;
 
 /// Sends back what comes.
 struct Echo;

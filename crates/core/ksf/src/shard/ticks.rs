@@ -47,7 +47,7 @@ impl<E: Engine> Shard<E> {
             Phase::Open => {
                 earlier(conn.stream.deadline(&self.env), conn.assist.as_ref().map(|assist| assist.deadline()))
             }
-            Phase::Lingering { deadline, .. } => Some(deadline),
+            Phase::Lingering(_) => conn.lingering.as_ref().map(|lingering| lingering.deadline),
             Phase::Releasing(_) => None,
         };
         if let Some(at) = deadline
@@ -109,8 +109,11 @@ impl<E: Engine> Shard<E> {
         let Some(conn) = place.conn.as_mut() else { return };
         match conn.phase {
             Phase::Releasing(_) => {}
-            Phase::Lingering { reason, deadline, .. } if now >= deadline => self.release(index, reason),
-            Phase::Lingering { .. } => {}
+            Phase::Lingering(reason) => {
+                if conn.lingering.as_ref().is_none_or(|lingering| now >= lingering.deadline) {
+                    self.release(index, reason);
+                }
+            }
             Phase::Open => {
                 let was_closing = conn.stream.is_closing();
                 let mut touch = false;

@@ -44,6 +44,10 @@ struct Node {
     next: u32,
 }
 
+/// What a timer takes, whether it is set or not.
+#[cfg(test)]
+pub(super) const NODE_BYTES: usize = size_of::<Node>();
+
 const UNSET: Node = Node { at: 0, list: NONE, prev: NONE, next: NONE };
 
 impl TimerWheel {

@@ -32,7 +32,8 @@ pub(super) struct Conn {
     pub(super) wanted: Reading,
     /// The address of a connect that is under way; boxed, because the kernel reads it.
     pub(super) connect: Option<Box<libc::sockaddr_storage>>,
-    pub(super) send: Option<Send>,
+    /// Boxed, because most batches leave at once.
+    pub(super) send: Option<Box<Send>>,
     pub(super) releasing: bool,
 }
 

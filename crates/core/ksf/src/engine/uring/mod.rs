@@ -30,7 +30,8 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use super::datagram_receiver::{DatagramReceiver, check_not_shut_down};
 use super::datagrams::DatagramQueues;
 use super::msg::SendMsg;
-use super::{Engine, Event, Reading, Wait, pause};
+use super::{Engine, Event, Reading, SPARES_MAX, Wait, pause};
+use crate::boxes::Boxes;
 use crate::cutter::Direct;
 use crate::datagram_output::DatagramOutput;
 use crate::env::Env;
@@ -56,6 +57,7 @@ use file::{FileOps, WORKERS_MAX};
 use receive::Recv;
 pub(crate) use ring::probe;
 use ring::{COMPLETIONS, Op, build_ring, tolerate};
+use send::Send;
 
 /// How long dropping the engine waits for the kernel to end its requests, per look and in looks.
 const DROP_WAIT: Duration = Duration::from_millis(10);
@@ -78,6 +80,7 @@ pub(crate) struct Uring {
     /// Send headers to use again; boxed, because they move between here and sends that the kernel reads.
     #[expect(clippy::vec_box, reason = "the address must hold")]
     spare_msgs: Vec<Box<SendMsg>>,
+    spare_sends: Boxes<Send, SPARES_MAX>,
     /// Requests that did not fit the submission queue yet.
     backlog: VecDeque<squeue::Entry>,
     /// Receives that ended and shall be started again at the next wait.
@@ -96,6 +99,9 @@ pub(crate) struct Uring {
 }
 
 impl Engine for Uring {
+    #[cfg(test)]
+    const CONN_BYTES: usize = size_of::<Conn>();
+
     fn new(env: &mut Env, spins: bool) -> Result<Self, Error> {
         let ring = build_ring(spins)?;
         // Saves a descriptor look-up per system call (5.18); without it all works the same.
@@ -115,6 +121,7 @@ impl Engine for Uring {
             starved: false,
             files: FileOps::default(),
             spare_msgs: Vec::new(),
+            spare_sends: Boxes::default(),
             backlog: VecDeque::new(),
             rearm: Vec::new(),
             ready: Vec::new(),

@@ -1,5 +1,7 @@
 //! Sending what a socket did not take at once.
 
+use std::mem;
+
 use io_uring::types::Fd;
 use io_uring::{cqueue, opcode};
 
@@ -11,6 +13,7 @@ use crate::env::Env;
 use crate::output::SendBatch;
 use crate::service::ConnKey;
 
+#[derive(Default)]
 pub(super) struct Send {
     pub(super) batch: SendBatch,
     /// Owned here because the kernel reads it until the completion.
@@ -36,7 +39,9 @@ impl Uring {
                 (bytes, true)
             }
             Ok(bytes) => {
-                state.send = Some(Send { batch, msg: None, cancelling: false });
+                let mut send = self.spare_sends.take();
+                send.batch = batch;
+                state.send = Some(send);
                 self.submit_send(conn.index);
                 (bytes, false)
             }
@@ -54,11 +59,11 @@ impl Uring {
         let result = entry.result();
         // Not on Linux 6.18: as in `received`.
         let retry = matches!(-result, libc::EAGAIN | libc::EINTR);
-        if result < 0 && (send.cancelling || !retry) {
-            send.batch.recycle(&mut env.spares);
+        let over = if result < 0 && (send.cancelling || !retry) {
             if !state.releasing {
                 events.push(Event::Failed { conn });
             }
+            true
         } else {
             let bytes = result.max(0) as usize;
             send.batch.advance(bytes, &mut env.spares);
@@ -66,12 +71,15 @@ impl Uring {
             if bytes > 0 {
                 events.push(Event::Sent { conn, bytes, done });
             }
-            if done || state.releasing {
-                send.batch.recycle(&mut env.spares);
-            } else {
-                state.send = Some(send);
-                self.submit_send(index);
-            }
+            done || state.releasing
+        };
+        if over {
+            mem::take(&mut send.batch).recycle(&mut env.spares);
+            send.cancelling = false;
+            self.spare_sends.give(send);
+        } else {
+            state.send = Some(send);
+            self.submit_send(index);
         }
         events.extend(self.released(index));
     }
