@@ -12,10 +12,13 @@ use std::io::{self, Read, Write};
 use std::num::NonZeroUsize;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use ksf_store::format::LOGS_MAX;
+use ksf_store::away::Wanted;
+use ksf_store::format::{LOGS_MAX, Lsn, Record};
 use ksf_store::log::Geometry;
 use ksf_store::recover::{Found, Places, RecoverError, Repair, cut_by_links};
+use ksf_store::store::{Shard, Store};
 
 /// Bytes of a block: O_DIRECT writes on common disks are multiples of it, and no disk tears a sector of 512.
 pub const BLOCK_BYTES: usize = 4096;
@@ -137,6 +140,8 @@ pub struct Disk {
     pub geometry: Geometry,
     /// The logs as they were found, cut so that none depends on what another one lost.
     pub found: Vec<Found>,
+    /// The logs as they were read, to be read once more.
+    media: Vec<LogFile>,
     /// A file for each log. Opened with O_DIRECT where the file system has it.
     pub logs: Vec<File>,
     /// Whether writes go past the page cache.
@@ -193,7 +198,7 @@ impl Disk {
         };
         let geometry = now.geometry();
         let wanted = options.logs.max(now.logs).max(there).min(LOGS_MAX as u16);
-        let (mut found, mut logs, mut direct) = (Vec::new(), Vec::new(), true);
+        let (mut found, mut media, mut logs, mut direct) = (Vec::new(), Vec::new(), Vec::new(), true);
         for log in 0..wanted {
             let path = log_path(folder, log);
             if log >= now.logs.max(there) {
@@ -201,17 +206,17 @@ impl Disk {
             }
             let plain = OpenOptions::new().read(true).write(true).open(&path).map_err(io_error("opening", &path))?;
             let plain = LogFile { file: plain, places: now.places, segment_bytes: now.segment_bytes };
-            let mut medium = &plain;
-            found.push(Found::read(log, geometry, &mut medium)?);
+            found.push(Found::read(log, geometry, &mut &plain)?);
             let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
             match OpenOptions::new().read(true).write(true).custom_flags(flags).open(&path) {
                 Ok(file) => logs.push(file),
                 // The file system has no O_DIRECT: writes are as durable, and slower.
                 Err(_) => {
                     direct = false;
-                    logs.push(plain.file);
+                    logs.push(plain.file.try_clone().map_err(io_error("opening", &path))?);
                 }
             }
+            media.push(plain);
         }
         cut_by_links(&mut found)?;
         now.logs = wanted;
@@ -223,7 +228,7 @@ impl Disk {
         for found in &mut found {
             repair(&log_path(folder, found.log()), now.segment_bytes, &found.repairs(now.epoch))?;
         }
-        Ok(Self { folder: folder.to_owned(), epoch: now.epoch, geometry, found, logs, direct, _lock: lock })
+        Ok(Self { folder: folder.to_owned(), epoch: now.epoch, geometry, found, media, logs, direct, _lock: lock })
     }
 
     /// Reads a store as [`Disk::open`] does, and changes nothing: there is no file to write to, and no start is counted.
@@ -238,7 +243,47 @@ impl Disk {
         let mut found = (0..).zip(&media).map(read).collect::<Result<Vec<_>, _>>()?;
         cut_by_links(&mut found)?;
         let epoch = found.iter().map(Found::epoch).fold(superblock.epoch, u32::max);
-        Ok(Self { folder: folder.to_owned(), epoch, geometry, found, logs: Vec::new(), direct: false, _lock: lock })
+        let (folder, logs) = (folder.to_owned(), Vec::new());
+        Ok(Self { folder, epoch, geometry, found, media, logs, direct: false, _lock: lock })
+    }
+
+    /// Makes the store of the logs that were found, whose values take so much memory at most.
+    ///
+    /// # Errors
+    ///
+    /// [`DiskError`]: the logs are no longer what they were when they were found.
+    pub(crate) fn open_store(&mut self, memory_bytes_max: usize) -> Result<(Arc<Store>, Vec<Shard>), DiskError> {
+        let found = std::mem::take(&mut self.found);
+        Ok(Store::open(found, &mut self.media, self.epoch, memory_bytes_max)?)
+    }
+
+    /// Every record of a log that was found, in order.
+    ///
+    /// # Errors
+    ///
+    /// [`DiskError`]: the log is no longer what it was when it was found.
+    pub(crate) fn records(&self, found: &Found, take: impl FnMut(Lsn, Record<'_>)) -> Result<(), DiskError> {
+        Ok(found.records(&mut &self.media[usize::from(found.log())], take)?)
+    }
+
+    /// The value that is there, with every checksum right.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read, or is damaged.
+    pub(crate) fn value(&self, wanted: &Wanted) -> io::Result<Vec<u8>> {
+        let at = wanted.read_at().map_err(|why| io::Error::other(format!("a value is nowhere: {why:?}")))?;
+        let LogFile { file, segment_bytes, .. } = &self.media[usize::from(at.log)];
+        let mut bytes = vec![0; at.bytes];
+        let offset = u64::from(at.place) * segment_bytes + at.offset;
+        file.read_exact_at(&mut bytes, offset)?;
+        match wanted.record(&bytes) {
+            Ok(record) => Ok(record.value.to_vec()),
+            Err(why) => {
+                let log = at.log;
+                Err(io::Error::other(format!("a value in log-{log:03} at byte {offset} cannot be read: {why}")))
+            }
+        }
     }
 
     /// What a store's logs have in common, and each log, to be read; the lock is held as long as the first value.
@@ -377,6 +422,7 @@ fn repair(path: &Path, segment_bytes: u64, repairs: &[Repair]) -> Result<(), Dis
     write().map_err(io_error("repairing", path))
 }
 
+#[derive(Debug)]
 struct LogFile {
     file: File,
     places: u32,
@@ -391,6 +437,10 @@ impl Places for LogFile {
     fn read(&mut self, place: u32, into: &mut Vec<u8>) -> io::Result<()> {
         (&*self).read(place, into)
     }
+
+    fn read_front(&mut self, place: u32, bytes: usize, into: &mut Vec<u8>) -> io::Result<()> {
+        (&*self).read_front(place, bytes, into)
+    }
 }
 
 impl Places for &LogFile {
@@ -399,7 +449,11 @@ impl Places for &LogFile {
     }
 
     fn read(&mut self, place: u32, into: &mut Vec<u8>) -> io::Result<()> {
-        into.resize(self.segment_bytes as usize, 0);
+        self.read_front(place, self.segment_bytes as usize, into)
+    }
+
+    fn read_front(&mut self, place: u32, bytes: usize, into: &mut Vec<u8>) -> io::Result<()> {
+        into.resize(bytes, 0);
         self.file.read_exact_at(into, u64::from(place) * self.segment_bytes)
     }
 }

@@ -12,7 +12,6 @@ use ksf_proto::resp::{self, Malformed, Progress, RespLimits, Scan};
 use ksf_store::cells::{Shape, score_of};
 use ksf_store::format::{Kind, Lsn, Record};
 use ksf_store::salvage::{Salvaged, salvage as salvage_log};
-use ksf_store::store::Store;
 
 use crate::disk::{Disk, DiskError};
 
@@ -46,14 +45,15 @@ pub struct Check {
 ///
 /// [`DiskError`]: it is in use, is no store, or is damaged.
 pub fn check(folder: &Path) -> Result<Check, DiskError> {
-    let disk = Disk::look(folder)?;
+    let mut disk = Disk::look(folder)?;
     let logs = disk.found.iter().map(|found| {
         let mut records = 0;
-        found.records(|_, _| records += 1);
-        LogCheck { log: found.log(), end: found.end(), promised: found.promised(), records }
+        disk.records(found, |_, _| records += 1)?;
+        Ok(LogCheck { log: found.log(), end: found.end(), promised: found.promised(), records })
     });
-    let (logs, starts) = (logs.collect(), disk.epoch);
-    let (store, _) = Store::open(disk.found, starts + 1);
+    let (logs, starts) = (logs.collect::<Result<_, DiskError>>()?, disk.epoch);
+    // Only keys are wanted in memory.
+    let (store, _) = disk.open_store(0)?;
     Ok(Check { logs, keys: store.keys(), starts })
 }
 
@@ -183,14 +183,22 @@ fn write_key(to: &mut impl Write, key: &[u8], written: &Written, expires_ms: Opt
 ///
 /// [`OfflineError`]: also if what was acknowledged is damaged.
 pub fn dump(folder: &Path, now_ms: u64, to: &mut impl Write) -> Result<u64, OfflineError> {
-    let disk = Disk::look(folder)?;
-    let epoch = disk.epoch;
-    let (store, _) = Store::open(disk.found, epoch + 1);
+    let mut disk = Disk::look(folder)?;
+    // Values are read one after the other.
+    let (store, _) = disk.open_store(0)?;
     let (mut keys, mut result) = (0, Ok(()));
     store.scan(b"", now_ms, |key, got| {
         keys += 1;
         let written = match got.shape {
-            Shape::String => Written::String(got.value.to_vec()),
+            Shape::String => {
+                match store.locate(&got).map_or_else(|| Ok(got.value().to_vec()), |wanted| disk.value(&wanted)) {
+                    Ok(value) => Written::String(value),
+                    Err(error) => {
+                        result = Err(error);
+                        return false;
+                    }
+                }
+            }
             shape => {
                 let mut cells = Vec::new();
                 store.walk(key, |subkey, value| cells.push((subkey.to_vec(), value.to_vec())));

@@ -5,28 +5,32 @@
 //!   turn_end ─► next_write ─► disk ─► file_done ─► written ─► promises ─► gates open ─► replies leave
 //! ```
 
+mod queue;
+
 use std::any::Any;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ksf::error::FramingError;
-use ksf::files::{File, FileDone, FileOp, Files};
+use ksf::files::{File, FileDone, FileOp, FileRefused, Files, Refusal};
 use ksf::framing::{Frame, Framing, Part};
 use ksf::gates::{Gate, LogId};
 use ksf::limits::Limits;
-use ksf::logged::{After, LoggedDeferred, LoggedReply, LoggedService};
+use ksf::logged::{After, LoggedReply, LoggedService};
 use ksf::service::{ConnKey, Message, Peer, Refused};
 use ksf::{CloseReason, Profile, Turn};
 use ksf_proto::resp::{self, Progress, Scan, Version, Writer};
 use ksf_store::format::{LOGS_MAX, Lsn};
+use ksf_store::index::leaf::LetGo;
 use ksf_store::log::{Purpose, WriteId};
-use ksf_store::store::{Clock, Needs, Shard, Store, SweepBudget};
+use ksf_store::store::{Clock, Needs, Shard, Store, SweepBudget, Undone};
 
+use self::queue::{Fetch, Queue, Resumed, Waiting};
 use crate::cleaner::Cleaner;
 use crate::commands::{self, Session, Standing};
-use crate::disk::{BLOCK_BYTES, Disk};
+use crate::disk::{BLOCK_BYTES, Disk, DiskError};
 use crate::http;
 use crate::settings::{Durability, Settings};
 
@@ -35,6 +39,8 @@ const WRITES_MAX: usize = 4;
 /// Bytes of a log that are not on the medium at most, or half a segment if that is less: above it, commands that write wait.
 /// A disk with four writes of 2 MiB each under way is as fast as it can be.
 const UNWRITTEN_BYTES_MAX: usize = 8 << 20;
+/// Values that a shard lets go of in a turn at most.
+const LET_GO: LetGo = LetGo { leaves: 256, looks: 1024, bytes: 8 << 20 };
 /// How often a shard looks for keys that have ended; at once in the next turn if it left some.
 const SWEEP_INTERVAL_NS: u64 = 1_000_000;
 /// What it does then at most: it looks at about 4,000 keys, and takes 128 out.
@@ -47,6 +53,8 @@ pub struct Kv {
     segment_bytes: u64,
     /// Shards of the store that no shard of the server has taken yet, with the files of their logs.
     free: Mutex<Vec<(Shard, File)>>,
+    /// The files of all logs: any shard reads values from any.
+    logs: Vec<File>,
     /// The gates' names of the logs.
     names: Vec<OnceLock<LogId>>,
     failed: Box<dyn Fn(&str) + Send + Sync>,
@@ -56,6 +64,9 @@ pub struct Kv {
     waits: AtomicU64,
     /// Keys that were taken out because their time was over.
     ended: AtomicU64,
+    /// Values that were read for commands, and those of them that were damaged.
+    read: AtomicU64,
+    damaged: AtomicU64,
     /// Holds the lock of its folder; its logs are with the shards.
     _disk: Disk,
 }
@@ -63,13 +74,21 @@ pub struct Kv {
 impl Kv {
     /// Serves the store on this disk. `failed` is told when a write fails, and does not return: nothing that was not on
     /// the disk may be acknowledged after that, and what waits is never answered.
-    pub fn new(mut disk: Disk, settings: Settings, failed: impl Fn(&str) + Send + Sync + 'static) -> Self {
-        let found = std::mem::take(&mut disk.found);
-        let files = std::mem::take(&mut disk.logs);
-        let (store, shards) = Store::open(found, disk.epoch);
-        let free = shards.into_iter().zip(files.into_iter().map(File::from)).rev().collect();
-        Self {
+    ///
+    /// # Errors
+    ///
+    /// The logs cannot be read once more.
+    pub fn new(
+        mut disk: Disk,
+        settings: Settings,
+        failed: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Result<Self, DiskError> {
+        let (store, shards) = disk.open_store(settings.memory_bytes_max)?;
+        let logs: Vec<File> = std::mem::take(&mut disk.logs).into_iter().map(File::from).collect();
+        let free = shards.into_iter().zip(logs.iter().cloned()).rev().collect();
+        Ok(Self {
             store,
+            logs,
             settings: Arc::new(settings),
             segment_bytes: disk.geometry.segment_bytes,
             free: Mutex::new(free),
@@ -78,8 +97,10 @@ impl Kv {
             cleaned: AtomicU64::new(0),
             waits: AtomicU64::new(0),
             ended: AtomicU64::new(0),
+            read: AtomicU64::new(0),
+            damaged: AtomicU64::new(0),
             _disk: disk,
-        }
+        })
     }
 
     /// What it keeps.
@@ -111,20 +132,16 @@ pub struct KvShard {
     unpromised: VecDeque<(u64, Lsn)>,
     cleaner: Cleaner,
     unwritten_bytes_max: usize,
-    /// Commands that wait for room in the log, or for the medium, in the order in which they came.
-    waiting: VecDeque<Waiting>,
+    /// A write that was refused because values are read; it begins when there is room.
+    not_begun: Option<(FileOp, u64)>,
+    /// Commands that wait for room in the log, for the medium, for memory, or for values.
+    queue: Queue,
+    /// Bytes of what was read, or is, for commands that were not carried out yet.
+    fetched_bytes: Arc<AtomicUsize>,
     /// A read is under way that is there for its end alone.
     ticking: bool,
     /// When keys that have ended are looked for next, in nanoseconds since 1970.
     sweep_at_ns: u64,
-}
-
-/// A command that waits.
-struct Waiting {
-    /// Its connection.
-    from: ConnKey,
-    deferred: LoggedDeferred,
-    command: Kept,
 }
 
 /// A message, and what it is: a command of RESP, or a request of HTTP.
@@ -172,6 +189,11 @@ impl KvShard {
         log.free_places() <= purpose as usize && log.can_be_cleaned()
     }
 
+    /// Keeps the memory of a reply for the next one, unless it was a long one.
+    fn keep_scratch(&mut self, out: Vec<u8>) {
+        self.scratch = if out.capacity() > SCRATCH_BYTES_MAX { Vec::new() } else { out };
+    }
+
     /// Whether the medium is behind: as much waits for it as may.
     fn is_behind(&self) -> bool {
         self.shard.log().unwritten_bytes() >= self.unwritten_bytes_max
@@ -183,6 +205,12 @@ impl KvShard {
         let is_behind = self.is_behind();
         (is_behind || self.waits_for_room(Purpose::Writing))
             && asked.purpose().is_some_and(|purpose| is_behind || self.waits_for_room(purpose))
+    }
+
+    /// The same for a command that waits, also for memory.
+    fn must_wait(&self, asked: Asked<'_>) -> bool {
+        let takes_memory = || asked.purpose() == Some(Purpose::Writing);
+        self.is_held_up(asked) || !self.shard.store().admits_writes() && takes_memory()
     }
 
     /// Whether a reply to what was done now waits for the medium.
@@ -212,7 +240,7 @@ pub struct KvConn {
     protocol: Protocol,
     progress: Progress,
     session: Session,
-    /// Commands of it that wait for room in the log, or for the medium: those behind them wait, too.
+    /// Commands of it that wait for room in the log, for the medium, for memory, or for values: those behind them wait, too.
     waiting: usize,
     /// Its name among what waits, once something of it did.
     key: Option<ConnKey>,
@@ -229,6 +257,40 @@ enum Protocol {
 }
 
 impl KvConn {
+    /// Has a command wait in its place.
+    #[allow(clippy::too_many_arguments, reason = "it is what a command that waits consists of")]
+    fn wait(
+        &mut self,
+        shard: &mut KvShard,
+        key: ConnKey,
+        place: u64,
+        command: Kept,
+        fetch: Fetch,
+        mut reply: LoggedReply<'_, '_>,
+        add: impl FnOnce(&mut Queue, u64, Waiting),
+    ) {
+        self.waiting += 1;
+        self.key = Some(key);
+        let deferred = reply.defer_for(self.waiting_reply_bytes(command.asked()));
+        add(&mut shard.queue, place, Waiting { from: key, deferred, command, fetch });
+    }
+
+    /// Answers a command that cannot be carried out.
+    fn fail(&self, asked: Asked<'_>, why: &str, mut reply: LoggedReply<'_, '_>) {
+        let mut out = Vec::new();
+        let goes_on = match asked.http {
+            Some(request) => http::fail(request, why, now_ns(), &mut out),
+            None => {
+                Writer::new(&mut out, self.session.version).error(&format!("ERR {why}"));
+                true
+            }
+        };
+        reply.bytes(After::Nothing, &out);
+        if !goes_on {
+            reply.close();
+        }
+    }
+
     /// Bytes that the reply to a command is counted with while that waits. What is told of keys may be as long as a reply may
     /// be: then the connection is not read on, so that it never gets more replies at once than its limits allow.
     fn waiting_reply_bytes(&self, asked: Asked<'_>) -> usize {
@@ -272,7 +334,9 @@ impl LoggedService for Kv {
             unpromised: VecDeque::new(),
             cleaner: Cleaner::default(),
             unwritten_bytes_max: UNWRITTEN_BYTES_MAX.min(self.segment_bytes as usize / 2),
-            waiting: VecDeque::new(),
+            not_begun: None,
+            queue: Queue::default(),
+            fetched_bytes: Arc::default(),
             ticking: false,
             sweep_at_ns: 0,
         })
@@ -348,8 +412,24 @@ impl LoggedService for Kv {
 
     fn resume(&self, shard: &mut KvShard, conn: &mut KvConn, state: Box<dyn Any + Send>, reply: LoggedReply<'_, '_>) {
         conn.waiting = conn.waiting.saturating_sub(1);
-        if let Ok(command) = state.downcast::<Kept>() {
-            self.execute(shard, conn, command.asked(), reply);
+        let (Ok(resumed), Some(key)) = (state.downcast::<Resumed>(), conn.key) else { return };
+        let Resumed { place, command, fetch } = *resumed;
+        if shard.queue.is_behind(key, place) {
+            // One that went on with it waits again.
+            return conn.wait(shard, key, place, command, fetch, reply, Queue::add);
+        }
+        match fetch {
+            Fetch::Values { failed: Some(why), .. } => conn.fail(command.asked(), &why, reply),
+            // Its room is kept until it is carried out.
+            Fetch::Values { values, room, .. } => {
+                shard.shard.set_values(Some(Arc::new(values)));
+                self.execute(shard, conn, key, Some(place), command.asked(), reply);
+                shard.shard.set_values(None);
+                drop(room);
+            }
+            Fetch::Nothing | Fetch::Promise { .. } | Fetch::Room { .. } => {
+                self.execute(shard, conn, key, Some(place), command.asked(), reply);
+            }
         }
     }
 
@@ -371,8 +451,8 @@ impl LoggedService for Kv {
 
     fn close(&self, shard: &mut KvShard, conn: KvConn) {
         // Nobody hears of what these would do, and they would stand in the way of others.
-        if conn.waiting > 0 {
-            shard.waiting.retain(|waiting| Some(waiting.from) != conn.key);
+        if let Some(key) = conn.key.filter(|_| conn.waiting > 0) {
+            shard.queue.forget(key);
         }
     }
 
@@ -381,6 +461,12 @@ impl LoggedService for Kv {
     }
 
     fn file_done(&self, shard: &mut KvShard, done: FileDone, turn: &mut Turn<'_>) {
+        // A value that cannot be read is an error for those who ask for it.
+        if let Some(is_right) = shard.queue.has_read(&done, &self.store, self.segment_bytes) {
+            self.read.fetch_add(1, Ordering::Relaxed);
+            self.damaged.fetch_add(u64::from(!is_right), Ordering::Relaxed);
+            return;
+        }
         if let Err(error) = &done.result {
             (self.failed)(&error.to_string());
             return;
@@ -406,6 +492,10 @@ impl LoggedService for Kv {
             ("segments_cleaned", self.cleaned.load(Ordering::Relaxed)),
             ("keys_ended", self.ended.load(Ordering::Relaxed)),
             ("commands_waited", self.waits.load(Ordering::Relaxed)),
+            ("memory_bytes", self.store.memory().sizes().used as u64),
+            ("values_on_disk", self.store.memory().sizes().away as u64),
+            ("values_read", self.read.load(Ordering::Relaxed)),
+            ("values_damaged", self.damaged.load(Ordering::Relaxed)),
         ]
     }
 }
@@ -418,15 +508,43 @@ impl Kv {
         conn: &mut KvConn,
         key: ConnKey,
         asked: Asked<'_>,
-        mut reply: LoggedReply<'_, '_>,
+        reply: LoggedReply<'_, '_>,
     ) {
         if conn.waiting > 0 || shard.is_held_up(asked) {
-            conn.waiting += 1;
-            conn.key = Some(key);
-            let deferred = reply.defer_for(conn.waiting_reply_bytes(asked));
-            shard.waiting.push_back(Waiting { from: key, deferred, command: asked.to_kept() });
+            let place = shard.queue.next_place();
+            conn.wait(shard, key, place, asked.to_kept(), Fetch::Nothing, reply, Queue::add);
         } else {
-            self.execute(shard, conn, asked, reply);
+            self.execute(shard, conn, key, None, asked, reply);
+        }
+    }
+
+    /// A command changed nothing, and is to be tried again. `place`: what it had in the queue.
+    fn put_off(
+        &self,
+        shard: &mut KvShard,
+        conn: &mut KvConn,
+        (key, place): (ConnKey, Option<u64>),
+        asked: Asked<'_>,
+        undone: Undone,
+        reply: LoggedReply<'_, '_>,
+    ) {
+        let place = place.unwrap_or_else(|| shard.queue.next_place());
+        let wanted = match undone {
+            Undone::Short => {
+                return conn.wait(shard, key, place, asked.to_kept(), Fetch::Nothing, reply, Queue::add_first);
+            }
+            Undone::Away(wanted) => wanted,
+        };
+        // What a reply may tell, and what a command may write.
+        let bytes_max = conn.session.reply_bytes_max.saturating_add(shard.shard.log().geometry().append_bytes_max());
+        match queue::plan(&wanted, bytes_max, &shard.fetched_bytes) {
+            Ok(fetch) => {
+                let has_others = conn.waiting > 0;
+                let line_up =
+                    |queue: &mut Queue, place: u64, waiting| queue.line_up(place, waiting, wanted, has_others);
+                conn.wait(shard, key, place, asked.to_kept(), fetch, reply, line_up);
+            }
+            Err(why) => conn.fail(asked, &why, reply),
         }
     }
 
@@ -440,7 +558,16 @@ impl Kv {
         }
     }
 
-    fn execute(&self, shard: &mut KvShard, conn: &mut KvConn, asked: Asked<'_>, mut reply: LoggedReply<'_, '_>) {
+    /// Carries out a command. `place`: what it had in the queue.
+    fn execute(
+        &self,
+        shard: &mut KvShard,
+        conn: &mut KvConn,
+        key: ConnKey,
+        place: Option<u64>,
+        asked: Asked<'_>,
+        mut reply: LoggedReply<'_, '_>,
+    ) {
         let mut out = std::mem::take(&mut shard.scratch);
         out.clear();
         let now_ns = now_ns();
@@ -448,6 +575,11 @@ impl Kv {
             Some(request) => http::execute(shard, &conn.session, request, asked.bytes, now_ns, &mut out),
             None => commands::execute(shard, &mut conn.session, asked.bytes, now_ns, &mut out),
         };
+        if let Some(undone) = shard.shard.undone() {
+            // Whatever it says, it says without what it asked for.
+            shard.keep_scratch(out);
+            return self.put_off(shard, conn, (key, place), asked, undone, reply);
+        }
         let waits = shard.replies_wait(now_ns / 1_000_000, &done.needs);
         if !out.is_empty() {
             let mut gates = self.gate(&done.needs).filter(|_| waits);
@@ -458,8 +590,7 @@ impl Kv {
         if done.close {
             reply.close();
         }
-        // One long reply does not take memory for ever.
-        shard.scratch = if out.capacity() > SCRATCH_BYTES_MAX { Vec::new() } else { out };
+        shard.keep_scratch(out);
     }
 
     /// Takes some of the keys out that have ended, if it is time to.
@@ -478,9 +609,37 @@ impl Kv {
         shard.sweep_at_ns = if has_more { now_ns } else { now_ns + SWEEP_INTERVAL_NS };
     }
 
+    /// Begins the writes of the log.
+    fn write(&self, shard: &mut KvShard) {
+        loop {
+            let (op, token) = match shard.not_begun.take() {
+                Some(not_begun) => not_begun,
+                None => {
+                    let Some(write) = shard.shard.next_write(WRITES_MAX, now_ns()) else { return };
+                    let mut data = shard.files.buffer(write.bytes.len());
+                    data.fill(&write.bytes);
+                    let offset = u64::from(write.place) * self.segment_bytes + write.offset;
+                    let token = shard.next_token;
+                    shard.next_token += 1;
+                    shard.writes.push((token, write.id));
+                    (FileOp::write_durably(&shard.file, offset, data), token)
+                }
+            };
+            if let Err(refused) = shard.files.begin(op, token) {
+                if refused.reason == Refusal::Stopping {
+                    (self.failed)(&refused.to_string());
+                }
+                let FileRefused { op, .. } = *refused;
+                shard.not_begun = Some((op, token));
+                return;
+            }
+        }
+    }
+
     /// What is done between the messages of a turn: cleaning, and writing what they left in the log.
     fn work(&self, shard: &mut KvShard, turn: &mut Turn<'_>) {
         self.sweep(shard);
+        self.store.let_go(LET_GO);
         let cleaned_before = shard.cleaner.cleaned;
         if let Err(error) = shard.cleaner.clean(&mut shard.shard) {
             (self.failed)(&error.to_string());
@@ -489,30 +648,31 @@ impl Kv {
             shard.next_token += 1;
         }
         self.cleaned.fetch_add(shard.cleaner.cleaned - cleaned_before, Ordering::Relaxed);
-        while let Some(write) = shard.shard.next_write(WRITES_MAX, now_ns()) {
-            let mut data = shard.files.buffer(write.bytes.len());
-            data.fill(&write.bytes);
-            let offset = u64::from(write.place) * self.segment_bytes + write.offset;
-            let token = shard.next_token;
-            shard.next_token += 1;
-            shard.writes.push((token, write.id));
-            if let Err(refused) = shard.files.begin(FileOp::write_durably(&shard.file, offset, data), token) {
-                // Four writes are never more than the limits of a server allow, unless it stops.
-                (self.failed)(&refused.to_string());
-            }
+        self.write(shard);
+        if shard.queue.is_empty() {
+            return;
         }
+        let mut queue = std::mem::take(&mut shard.queue);
         // What fits into a quarter of a segment: then it is looked again whether there is room for more. It is carried out
         // behind this, so that none of it counts yet.
         let mut left = (self.segment_bytes as usize / 4).min(shard.unwritten_bytes_max);
-        while left > 0 && shard.waiting.front().is_some_and(|first| !shard.is_held_up(first.command.asked())) {
-            let Some(Waiting { deferred, command, .. }) = shard.waiting.pop_front() else { break };
-            self.waits.fetch_add(1, Ordering::Relaxed);
-            left = left.saturating_sub(command.bytes.len());
-            deferred.resume_in(turn, Box::new(command));
+        let taken = shard.fetched_bytes.load(Ordering::Relaxed);
+        for (deferred, resumed) in queue.take_ready(&self.store, taken, &mut left, |asked| shard.must_wait(asked)) {
+            deferred.resume_in(turn, Box::new(resumed));
         }
+        while left > 0
+            && let Some((deferred, resumed)) = queue.take_waiting(|asked| shard.must_wait(asked))
+        {
+            self.waits.fetch_add(1, Ordering::Relaxed);
+            left = left.saturating_sub(resumed.command.bytes.len());
+            deferred.resume_in(turn, Box::new(resumed));
+        }
+        queue.begin_reads(&shard.files, &self.logs, self.segment_bytes, &mut shard.next_token);
+        let needs_a_look = queue.needs_a_look();
+        shard.queue = queue;
         // What they wait for may be a promise that another shard makes, of which this one does not hear.
         let is_idle = shard.writes.is_empty() && !shard.cleaner.is_reading() && !shard.ticking;
-        if !shard.waiting.is_empty() && is_idle {
+        if needs_a_look && is_idle {
             let read = FileOp::read(&shard.file, 0, BLOCK_BYTES, shard.files.buffer(BLOCK_BYTES));
             shard.ticking = shard.files.begin(read, shard.next_token).is_ok();
             shard.next_token += 1;

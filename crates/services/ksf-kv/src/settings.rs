@@ -44,19 +44,30 @@ impl FromStr for Durability {
 }
 
 /// What the server is told when it starts.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Settings {
     /// When the reply to a write leaves.
     pub durability: Durability,
     /// What clients must know. Without one, peers from other machines are denied.
     pub password: Option<Vec<u8>>,
+    /// Bytes of memory that keys and values may take, above which values are on the disk alone.
+    pub memory_bytes_max: usize,
+}
+
+/// Without a bound on memory.
+impl Default for Settings {
+    fn default() -> Self {
+        Self { durability: Durability::default(), password: None, memory_bytes_max: usize::MAX }
+    }
 }
 
 /// Without the password.
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { durability, password } = self;
-        f.debug_struct("Settings").field("durability", durability).field("password", &password.is_some()).finish()
+        let Self { durability, password, memory_bytes_max } = self;
+        let mut shown = f.debug_struct("Settings");
+        shown.field("durability", durability).field("password", &password.is_some());
+        shown.field("memory_bytes_max", memory_bytes_max).finish()
     }
 }
 

@@ -12,7 +12,7 @@
 //! that a base outweighs count as older records of the key, as those of strings do.
 
 use crate::format::{Kind, Lsn, Record};
-use crate::index::leaf::{Entry, OLDER_MAX, Origin, Value};
+use crate::index::leaf::{ENTRY_BYTES, Entry, OLDER_MAX, Origin, Value};
 use crate::index::{Index, Locked};
 use crate::store::Store;
 
@@ -189,6 +189,21 @@ pub(crate) fn walk_scores(cells: &Index, key: &[u8], from: f64, mut take: impl F
         };
         take(score_of_order(*score), member)
     });
+}
+
+/// Bytes of memory that the cells of a key take, and their order.
+pub(crate) fn bytes(cells: &Index, key: &[u8]) -> usize {
+    let front = cell_key(key, Part::End, &[]);
+    let (front, mut bytes) = (&front[..front.len() - 1], 0);
+    cells.scan(front, |entry| {
+        let is_of_key = entry.key.starts_with(front);
+        if is_of_key {
+            let value = if let Value::Here(value) = entry.value { value.len() } else { 0 };
+            bytes += ENTRY_BYTES + entry.key.len() + value;
+        }
+        is_of_key
+    });
+    bytes
 }
 
 impl Store {

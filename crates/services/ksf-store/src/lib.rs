@@ -8,10 +8,12 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod away;
 pub mod cells;
 pub mod format;
 pub mod index;
 pub mod log;
+pub mod memory;
 pub mod promises;
 pub mod recover;
 pub mod salvage;

@@ -27,6 +27,16 @@ pub trait Places {
     ///
     /// The medium cannot be read; the store does not start.
     fn read(&mut self, place: u32, into: &mut Vec<u8>) -> std::io::Result<()>;
+
+    /// Reads at least the first `bytes` bytes of a place.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`read`](Self::read).
+    fn read_front(&mut self, place: u32, bytes: usize, into: &mut Vec<u8>) -> std::io::Result<()> {
+        let _ = bytes;
+        self.read(place, into)
+    }
 }
 
 /// Why a store cannot start. Nothing was changed on its media.
@@ -94,7 +104,7 @@ pub enum RecoverError {
     },
 }
 
-/// A log whose segments were read.
+/// A log whose segments were read, one after the other: what is in them is read again when it is needed.
 #[derive(Debug)]
 pub struct Found {
     log: u16,
@@ -108,6 +118,8 @@ pub struct Found {
     promised: Lsn,
     epoch: u32,
     end: Lsn,
+    /// Where a whole batch lies behind the end that does not count.
+    cut_batch: Option<Lsn>,
     /// What must be written before anything else was told.
     repaired: bool,
 }
@@ -143,7 +155,6 @@ impl Newest {
 #[derive(Debug)]
 struct Place {
     place: u32,
-    bytes: Vec<u8>,
     epoch: u32,
     live: Option<Vec<u64>>,
 }
@@ -158,6 +169,9 @@ struct FoundBatch {
     links: Vec<Link>,
     /// The version of the last flush in it; 0 without one.
     flushed: u64,
+    /// Bytes of its records, and of the longest one.
+    record_bytes: u64,
+    longest_bytes: u64,
 }
 
 impl Found {
@@ -176,21 +190,22 @@ impl Found {
             promised: Lsn::default(),
             epoch: 0,
             end: Lsn::default(),
+            cut_batch: None,
             repaired: false,
         };
         // The list of the segment that was begun last, also if that one was given up: it knows what was erased before.
         let mut newest = Newest::default();
-        let mut erased = Vec::new();
+        let (mut erased, mut bytes) = (Vec::new(), Vec::new());
         for place in 0..medium.places() {
-            let mut bytes = Vec::new();
-            medium.read(place, &mut bytes).map_err(|source| RecoverError::Unreadable { log, place, source })?;
+            let unreadable = |source| RecoverError::Unreadable { log, place, source };
+            medium.read_front(place, geometry.block_bytes.get(), &mut bytes).map_err(unreadable)?;
             let header = SegmentHeader::decode(&bytes).ok().filter(|header| found.is_ours(header));
             if let Some(header) = &header {
                 newest.see(header);
             }
             match header {
                 Some(SegmentHeader { number, epoch, live, standing: Standing::Counts, .. }) => {
-                    if let Some(other) = found.segments.insert(number, Place { place, bytes, epoch, live }) {
+                    if let Some(other) = found.segments.insert(number, Place { place, epoch, live }) {
                         return Err(RecoverError::Twice { log, number, places: (other.place, place) });
                     }
                 }
@@ -202,12 +217,13 @@ impl Found {
                 }
                 None => {
                     // A header that is damaged must not hide what the batches behind it know.
+                    medium.read(place, &mut bytes).map_err(unreadable)?;
                     found.promised = found.promised.max(found.promised_in(&bytes));
                     found.unused.push(place);
                 }
             }
         }
-        found.follow(&newest, &erased)?;
+        found.follow(medium, &newest, &erased)?;
         Ok(found)
     }
 
@@ -222,11 +238,13 @@ impl Found {
     }
 
     /// Follows the chain of batches through the segments, up to the first thing that makes no sense.
-    fn follow(&mut self, newest: &Newest, erased: &[u64]) -> Result<(), RecoverError> {
+    fn follow(&mut self, medium: &mut impl Places, newest: &Newest, erased: &[u64]) -> Result<(), RecoverError> {
         let named = newest.live.iter().flatten();
         let missing = named.copied().find(|number| !self.segments.contains_key(number) && !erased.contains(number));
         let numbers: Vec<u64> = self.segments.keys().copied().collect();
-        let mut broken = None;
+        // How far any batch, also one behind the end of the chain, says that replies had told of the log.
+        let (mut promised_anywhere, mut followed) = (self.promised, 0);
+        let (mut broken, mut bytes) = (None, Vec::new());
         for (at, number) in numbers.iter().enumerate() {
             if self.segments[number].live.is_none() && at + 1 == numbers.len() {
                 broken = Some(Malformed::HeaderChecksum);
@@ -238,12 +256,20 @@ impl Found {
             }
             self.end = self.geometry.first_batch(*number);
             self.epoch = self.epoch.max(self.segments[number].epoch);
-            if let Err(malformed) = self.follow_segment(*number) {
+            self.read_segment(medium, *number, &mut bytes)?;
+            promised_anywhere = promised_anywhere.max(self.promised_in(&bytes));
+            followed = at + 1;
+            if let Err(malformed) = self.follow_segment(*number, &bytes) {
                 broken = Some(malformed);
                 break;
             }
         }
-        let promised = if broken.is_some() || missing.is_some() { self.promised_anywhere() } else { self.promised };
+        for number in &numbers[followed..] {
+            self.read_segment(medium, *number, &mut bytes)?;
+            promised_anywhere = promised_anywhere.max(self.promised_in(&bytes));
+        }
+        let is_cut = broken.is_some() || missing.is_some();
+        let promised = if is_cut { promised_anywhere.max(self.promised) } else { self.promised };
         let log = self.log;
         if let Some(number) = missing
             && promised > self.geometry.first_batch(number)
@@ -263,16 +289,21 @@ impl Found {
     /// # Errors
     ///
     /// What stands behind the last batch, at [`Found::end`].
-    fn follow_segment(&mut self, number: u64) -> Result<(), Malformed> {
+    fn follow_segment(&mut self, number: u64, bytes: &[u8]) -> Result<(), Malformed> {
+        let geometry = self.geometry;
         loop {
-            let batch = self.batch_at(number, self.end)?;
+            let batch = batch_of(geometry, self.log, number, self.end, bytes)?;
+            // Until all of it was looked at.
+            self.cut_batch = Some(self.end);
             if batch.header.epoch < self.epoch {
                 // A start cut the log before this batch of an earlier one.
                 return Err(Malformed::Content);
             }
-            let mut flushed = 0;
+            let (mut flushed, mut record_bytes, mut longest_bytes) = (0, 0, 0_u64);
             for record in batch.records() {
                 let (_, record) = record?;
+                let bytes = record.encoded_bytes() as u64;
+                (record_bytes, longest_bytes) = (record_bytes + bytes, longest_bytes.max(bytes));
                 if record.kind == Kind::Flush {
                     flushed = record.version.max(flushed);
                 }
@@ -280,12 +311,14 @@ impl Found {
             let header = batch.header;
             let links = batch.links().collect();
             let lsn = self.end;
-            self.end = Lsn(lsn.0 + header.total_bytes(self.geometry.block_bytes) as u64);
+            self.cut_batch = None;
+            self.end = Lsn(lsn.0 + header.total_bytes(geometry.block_bytes) as u64);
             self.epoch = header.epoch;
             self.promised = self.promised.max(header.promised);
-            let next_segment = Lsn((number + 1) * self.geometry.segment_bytes);
+            let next_segment = Lsn((number + 1) * geometry.segment_bytes);
             let next = if header.ends_segment { next_segment } else { self.end };
-            self.batches.push(FoundBatch { lsn, end: self.end, epoch: header.epoch, next, links, flushed });
+            let (end, epoch) = (self.end, header.epoch);
+            self.batches.push(FoundBatch { lsn, end, epoch, next, links, flushed, record_bytes, longest_bytes });
             if header.ends_segment {
                 self.end = next;
                 return Ok(());
@@ -293,26 +326,11 @@ impl Found {
         }
     }
 
-    /// The bytes of a segment from a place in the log on.
-    fn bytes_at(&self, number: u64, lsn: Lsn) -> &[u8] {
-        let offset = (lsn.0 - number * self.geometry.segment_bytes) as usize;
-        self.segments.get(&number).and_then(|place| place.bytes.get(offset..)).unwrap_or_default()
-    }
-
-    fn batch_at(&self, number: u64, lsn: Lsn) -> Result<Batch<'_>, Malformed> {
-        let batch = Batch::decode(self.bytes_at(number, lsn))?;
-        if self.is_here(&batch.header, lsn) { Ok(batch) } else { Err(Malformed::Magic) }
-    }
-
-    /// True if the batch was written for this place, and not left by what was there before.
-    fn is_here(&self, header: &BatchHeader, lsn: Lsn) -> bool {
-        (header.store, header.log, header.lsn) == (self.geometry.store, self.log, lsn)
-    }
-
-    /// How far any batch, also one behind the end of the chain, says that replies had told of the log.
-    fn promised_anywhere(&self) -> Lsn {
-        let places = self.segments.values().map(|place| self.promised_in(&place.bytes));
-        places.fold(self.promised, Lsn::max)
+    /// The bytes of a segment.
+    fn read_segment(&self, medium: &mut impl Places, number: u64, into: &mut Vec<u8>) -> Result<(), RecoverError> {
+        let place = self.segments.get(&number).map_or(0, |place| place.place);
+        let log = self.log;
+        medium.read(place, into).map_err(|source| RecoverError::Unreadable { log, place, source })
     }
 
     /// How far any batch in a place, also one that was left by an earlier segment, says that replies had told of the log.
@@ -327,15 +345,34 @@ impl Found {
         headers.max().unwrap_or_default()
     }
 
-    /// Every record of the log with its place, in order.
-    pub fn records(&self, mut take: impl FnMut(Lsn, Record<'_>)) {
-        for batch in &self.batches {
-            let number = self.geometry.segment_of(batch.lsn);
-            let Ok(batch) = self.batch_at(number, batch.lsn) else { continue };
-            for (lsn, record) in batch.records().flatten() {
+    /// Every record of the log with its place, in order: the medium is read once more.
+    ///
+    /// # Errors
+    ///
+    /// The medium cannot be read, or has become another one since.
+    pub fn records(&self, medium: &mut impl Places, mut take: impl FnMut(Lsn, Record<'_>)) -> Result<(), RecoverError> {
+        let (mut bytes, mut read) = (Vec::new(), None);
+        // One that has none may have been written over what was read.
+        for found in self.batches.iter().filter(|batch| batch.record_bytes > 0) {
+            let number = self.geometry.segment_of(found.lsn);
+            if read != Some(number) {
+                self.read_segment(medium, number, &mut bytes)?;
+                read = Some(number);
+            }
+            let (log, from, promised) = (self.log, found.lsn, self.promised);
+            let damaged = |malformed| RecoverError::Damaged { log, from, promised, malformed };
+            let batch = batch_of(self.geometry, log, number, from, &bytes).map_err(damaged)?;
+            for record in batch.records() {
+                let (lsn, record) = record.map_err(damaged)?;
                 take(lsn, record);
             }
         }
+        Ok(())
+    }
+
+    /// What it has in common with the other logs of its store.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     /// The version of its last flush, 0 without one: no record of a smaller version counts, in any log of the store.
@@ -394,7 +431,7 @@ impl Found {
     fn overwrite_cut_batch(&mut self, epoch: u32) -> Option<Repair> {
         let lsn = self.batches.last()?.next;
         let number = self.geometry.segment_of(lsn);
-        self.batch_at(number, lsn).ok().filter(|_| Some(number) == self.last_segment())?;
+        self.cut_batch.filter(|cut| *cut == lsn && Some(number) == self.last_segment())?;
         let block_bytes = self.geometry.block_bytes;
         let next_segment = Lsn((number + 1) * self.geometry.segment_bytes);
         let header = BatchHeader {
@@ -413,13 +450,13 @@ impl Found {
         };
         let (header, bytes) = BatchBuilder::new(Vec::new()).finish(header, block_bytes);
         let offset = lsn.0 % self.geometry.segment_bytes;
-        let place = self.segments.get_mut(&number)?;
-        place.bytes[offset as usize..][..bytes.len()].copy_from_slice(&bytes);
+        let place = self.segments.get(&number)?.place;
         let end = Lsn(lsn.0 + bytes.len() as u64);
         let next = if header.ends_segment { next_segment } else { end };
-        self.batches.push(FoundBatch { lsn, end, epoch, next, links: Vec::new(), flushed: 0 });
-        (self.end, self.epoch) = (next, epoch);
-        Some(Repair { place: place.place, offset, bytes })
+        let (links, flushed, record_bytes, longest_bytes) = (Vec::new(), 0, 0, 0);
+        self.batches.push(FoundBatch { lsn, end, epoch, next, links, flushed, record_bytes, longest_bytes });
+        (self.end, self.epoch, self.cut_batch) = (next, epoch, None);
+        Some(Repair { place, offset, bytes })
     }
 
     /// The last segment of which something counts.
@@ -449,17 +486,21 @@ impl Found {
 
     /// The bytes of all records of a segment, and of the longest one.
     fn record_bytes(&self, number: u64) -> (u64, u64) {
-        let batches = self.batches.iter().filter(|batch| self.geometry.segment_of(batch.lsn) == number);
-        let batches = batches.filter_map(|batch| self.batch_at(number, batch.lsn).ok());
-        let mut bytes = (0, 0_u64);
-        for batch in batches {
-            for (_, record) in batch.records().flatten() {
-                let more = record.encoded_bytes() as u64;
-                bytes = (bytes.0 + more, bytes.1.max(more));
-            }
-        }
-        bytes
+        let from = self.batches.partition_point(|batch| self.geometry.segment_of(batch.lsn) < number);
+        let batches = self.batches[from..].iter();
+        let batches = batches.take_while(|batch| self.geometry.segment_of(batch.lsn) == number);
+        batches.fold((0, 0), |(sum, longest), batch| (sum + batch.record_bytes, batch.longest_bytes.max(longest)))
     }
+}
+
+/// The batch at this place of a log, in the bytes of its segment.
+fn batch_of(geometry: Geometry, log: u16, number: u64, lsn: Lsn, bytes: &[u8]) -> Result<Batch<'_>, Malformed> {
+    let offset = (lsn.0 - number * geometry.segment_bytes) as usize;
+    let batch = Batch::decode(bytes.get(offset..).unwrap_or_default())?;
+    let header = &batch.header;
+    // Not one that was left by what was there before.
+    let is_here = (header.store, header.log, header.lsn) == (geometry.store, log, lsn);
+    if is_here { Ok(batch) } else { Err(Malformed::Magic) }
 }
 
 /// The batch at this place of a segment, of which the front was read; `None` if there is none.
@@ -491,6 +532,7 @@ pub fn cut_by_links(logs: &mut [Found]) -> Result<(), RecoverError> {
                 return Err(RecoverError::Lost { log, batch, promised, link });
             }
             found.end = batch;
+            found.cut_batch = Some(batch);
             found.batches.truncate(first);
         }
     }

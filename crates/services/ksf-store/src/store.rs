@@ -16,13 +16,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_utils::CachePadded;
 
+use crate::away::{Away, Missing, Readable, Values, Wanted};
 use crate::cells::{self, Head, Shape, cell_bytes, cell_key_of, is_base};
 use crate::format::{BatchHeader, HEADER_BYTES, KEY_BYTES_MAX, Kind, Link, Lsn, Record};
-use crate::index::leaf::{Entry, OLDER_MAX, Origin, Value};
-use crate::index::{Cleared, Index, Locked, Position};
+use crate::index::leaf::{Entry, LetGo, OLDER_MAX, Origin, PACKED_BYTES_MAX, Value};
+use crate::index::{Cleared, Index, Locked, Position, bytes_of_leaf};
 use crate::log::{AppendError, Log, News, Purpose, Write, WriteId};
+use crate::memory::{Memory, NoRoom, Sizes};
 use crate::promises::Promises;
-use crate::recover::{Found, batch_in};
+use crate::recover::{Found, Places, RecoverError, batch_in};
 use crate::update::{Change, Update, View};
 
 /// What all shards share.
@@ -48,6 +50,10 @@ pub struct Store {
     flushed: CachePadded<Flushed>,
     /// What flushes took out, as far as its memory was not given back.
     cleared: Mutex<Vec<Cleared>>,
+    memory: Arc<Memory>,
+    /// The key from which on values are let go of next.
+    hand: Mutex<Vec<u8>>,
+    readable: Arc<Readable>,
 }
 
 /// What every command looks at of the last flush. It has cache lines of its own, because it hardly ever changes.
@@ -84,6 +90,23 @@ pub struct Shard {
     /// The version of the last flush of which the log knows.
     flushed: u64,
     last_version: u64,
+    /// The number above those of all segments that others know of.
+    next_segment: u64,
+    /// What was read for the command at hand, which asked for it before.
+    values: Option<Arc<Values>>,
+    /// What the command at hand asked for in vain.
+    missing: BTreeMap<u64, Wanted>,
+    /// The command at hand would take memory of which there is none yet.
+    is_short: bool,
+}
+
+/// Why a command was not carried out, and changed nothing. It is to be tried again.
+#[derive(Debug)]
+pub enum Undone {
+    /// It needs values that are on a medium alone: with them it can be carried out.
+    Away(Vec<Wanted>),
+    /// It takes memory, and values must be let go of before: when there is [room](Store::admits_writes).
+    Short,
 }
 
 /// What goes with a segment.
@@ -131,12 +154,12 @@ pub struct Clock {
 }
 
 /// What a key has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Got<'a> {
     /// What it is.
     pub shape: Shape,
     /// The value of a string.
-    pub value: &'a [u8],
+    pub(crate) held: Held<'a>,
     /// Cells of what is no string; of a string 1.
     pub count: u64,
     /// The place of the first element of a list.
@@ -145,6 +168,42 @@ pub struct Got<'a> {
     pub version: u64,
     /// When the key ends: milliseconds since 1970.
     pub expires_ms: Option<u64>,
+}
+
+/// The value of a string, or where it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Held<'a> {
+    Here(&'a [u8]),
+    Away(Away, Option<&'a Missing<'a>>),
+}
+
+impl<'a> Got<'a> {
+    /// The value of a string. One that is on a medium alone is empty here: the command that asked for it [changes
+    /// nothing](Undone), whatever it makes of that, and is tried again when the value was read.
+    pub fn value(&self) -> &'a [u8] {
+        match self.held {
+            Held::Here(value) => value,
+            Held::Away(away, missing) => {
+                missing.iter().for_each(|missing| missing.note(away));
+                &[]
+            }
+        }
+    }
+
+    /// Bytes of the value of a string, wherever it is.
+    pub fn value_bytes(&self) -> usize {
+        match self.held {
+            Held::Here(value) => value.len(),
+            Held::Away(away, _) => away.value_bytes as usize,
+        }
+    }
+}
+
+/// What a reader of a key can have of values that are on a medium alone.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sources<'a> {
+    pub(crate) values: Option<&'a Values>,
+    pub(crate) missing: Option<&'a Missing<'a>>,
 }
 
 /// Why a segment cannot be cleaned now.
@@ -179,6 +238,15 @@ pub enum UpdateError {
     /// The log takes no more.
     #[error(transparent)]
     Append(#[from] AppendError),
+    /// What must stay in memory is more than may be.
+    #[error("keys, and what stays in memory with them, have more than the {bytes_max} bytes that they may have")]
+    Memory {
+        /// Bytes that the store may have in memory.
+        bytes_max: usize,
+    },
+    /// It is to be tried again: [`Shard::undone`] says when.
+    #[error("values that are not in memory, or memory, must be waited for")]
+    Undone,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -201,9 +269,48 @@ impl Store {
         &self.cells
     }
 
-    /// Bytes of memory that keys and values take, but for what the allocator needs.
-    pub fn memory_bytes(&self) -> usize {
-        self.index.memory_bytes() + self.cells.memory_bytes()
+    /// What keys and values take of memory, and how much they may.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// The same by a look at all that there is, as a check of what is counted.
+    pub fn measure(&self) -> Sizes {
+        let used = lock(&self.cleared).iter().map(Cleared::used).sum();
+        self.index.measure() + self.cells.measure() + Sizes { used, values: used, ..Sizes::default() }
+    }
+
+    /// Whether a command that takes memory can be carried out, or is refused, without waiting for values to be let go of.
+    pub fn admits_writes(&self) -> bool {
+        self.memory.admit() != Err(NoRoom::Yet)
+    }
+
+    /// Lets go of values that are on a medium, too, until enough memory is free again, or as much was done as `budget` says.
+    pub fn let_go(&self, budget: LetGo) {
+        let sizes = self.memory.sizes();
+        let Some(over) = sizes.used.checked_sub(self.memory.low_bytes()).filter(|over| *over > 0) else { return };
+        // If another shard does it, that is enough.
+        let Some(mut hand) = self.hand.try_lock().ok().filter(|_| sizes.values > 0) else { return };
+        let budget = LetGo { bytes: budget.bytes.min(over), ..budget };
+        self.index.let_go(&mut hand, budget, |origin| origin.lsn < self.promised(origin.log));
+    }
+
+    /// Takes a value that was read for a command, if the key still has this version and there is room for it.
+    pub fn take_in(&self, key: &[u8], version: u64, value: &Arc<[u8]>) -> bool {
+        let has_room = self.memory.used().saturating_add(value.len()) <= self.memory.bytes_max();
+        has_room && self.index.take_in(key, version, value)
+    }
+
+    /// Where the value is that [`scan`](Self::scan) shows, if it is on a medium alone.
+    pub fn locate(&self, got: &Got<'_>) -> Option<Wanted> {
+        match got.held {
+            Held::Here(_) => None,
+            Held::Away(away, _) => Some(self.readable.want(away, self.promised(away.origin.log))),
+        }
+    }
+
+    pub(crate) fn missing(&self) -> Missing<'_> {
+        Missing::new(&self.readable, &self.promised)
     }
 
     /// The version of the last flush, 0 without one: no record of a smaller version counts.
@@ -216,26 +323,25 @@ impl Store {
         Lsn(self.promised[usize::from(log)].load(Ordering::Acquire))
     }
 
-    /// Looks at keys, all at one moment. What the reply needs is returned with what `look` made of it.
-    pub fn read<R>(&self, keys: &[&[u8]], now_ms: u64, look: impl FnOnce(&mut View<'_, '_>) -> R) -> (R, Needs) {
-        self.index.with_own(keys, |locked| {
-            let mut view = View::new(self, locked, now_ms);
-            let result = look(&mut view);
-            (result, view.done())
-        })
-    }
-
     /// Locks keys for a command that keeps its update among what is its own, until a shard [commits](Shard::commit) it.
-    pub fn update<'k, R>(&self, keys: &[&'k [u8]], clock: Clock, command: impl FnOnce(Update<'_, 'k>) -> R) -> R {
-        self.index.with_own(keys, |locked| command(Update::new(self, locked, clock.now_ms)))
+    /// `values`: [those](Shard::values) that the shard has for it.
+    pub fn update<'k, R>(
+        &self,
+        values: Option<Arc<Values>>,
+        keys: &[&'k [u8]],
+        clock: Clock,
+        command: impl FnOnce(Update<'_, 'k>) -> R,
+    ) -> R {
+        self.index.with_own(keys, |locked| command(Update::new(self, values, locked, clock.now_ms)))
     }
 
-    /// Goes through the keys from `from` on, in order, until `take` returns false; [`Index::scan`] tells what is seen.
+    /// Goes through the keys from `from` on, in order, until `take` returns false; [`Index::scan`] tells what is seen. A value
+    /// that is on a medium alone is not shown, but [where](Self::locate) it is.
     pub fn scan(&self, from: &[u8], now_ms: u64, mut take: impl FnMut(&[u8], Got<'_>) -> bool) -> Needs {
         let mut needs = Needs::default();
         self.index.scan(from, |entry| {
             self.note(&mut needs, entry);
-            got(entry, now_ms).is_none_or(|got| take(entry.key, got))
+            got(entry, now_ms, Sources::default()).is_none_or(|got| take(entry.key, got))
         });
         self.note_flush(&mut needs);
         needs
@@ -253,10 +359,10 @@ impl Store {
         let mut needs = Needs::default();
         let counts = |entry: &Entry<'_>| {
             self.note(&mut needs, entry);
-            got(entry, now_ms).is_some()
+            got(entry, now_ms, Sources::default()).is_some()
         };
         let next = self.index.step(&[], self.position(cursor), count, counts, |entry| {
-            if let Some(got) = got(entry, now_ms) {
+            if let Some(got) = got(entry, now_ms, Sources::default()) {
                 take(entry.key, got);
             }
         });
@@ -280,7 +386,7 @@ impl Store {
         let mut needs = Needs::default();
         let key = self.index.draw(random, |entry| {
             self.note(&mut needs, entry);
-            got(entry, now_ms).map(|_| entry.key.to_vec())
+            got(entry, now_ms, Sources::default()).map(|_| entry.key.to_vec())
         });
         self.note_flush(&mut needs);
         (key, needs)
@@ -330,7 +436,7 @@ impl Store {
         let Ok(mut cleared) = self.cleared.try_lock() else { return false };
         for _ in 0..leaves_max {
             let Some(last) = cleared.last_mut() else { return false };
-            if !last.free_one() {
+            if !last.free_one(&self.memory) {
                 cleared.pop();
             }
         }
@@ -363,19 +469,27 @@ impl Store {
     }
 }
 
-pub(crate) fn got<'a>(entry: &Entry<'a>, now_ms: u64) -> Option<Got<'a>> {
+pub(crate) fn got<'a>(entry: &Entry<'a>, now_ms: u64, sources: Sources<'a>) -> Option<Got<'a>> {
     let expires_ms = entry.expires_ms;
     if expires_ms.is_some_and(|end| now_ms >= end) {
         return None;
     }
     let version = entry.origin.version;
+    let string = |held| Some(Got { shape: Shape::String, held, count: 1, first: 0, version, expires_ms });
     match entry.value {
-        Value::Here(value) => Some(Got { shape: Shape::String, value, count: 1, first: 0, version, expires_ms }),
+        Value::Here(value) => string(Held::Here(value)),
+        Value::OnMedium(value_bytes) => match sources.values.and_then(|values| values.get(version)) {
+            Some(value) => string(Held::Here(value)),
+            None => {
+                let away = Away { origin: entry.origin, value_bytes, record_bytes: record_bytes(entry) };
+                string(Held::Away(away, sources.missing))
+            }
+        },
         Value::Cells(head) => {
             let Head { shape, count, first, version, .. } = Head::decode(head);
-            (count > 0).then_some(Got { shape, value: &[], count, first, version, expires_ms })
+            (count > 0).then_some(Got { shape, held: Held::Here(&[]), count, first, version, expires_ms })
         }
-        Value::OnMedium(_) | Value::Gone => None,
+        Value::Gone => None,
     }
 }
 
@@ -412,6 +526,44 @@ impl Shard {
         &self.log
     }
 
+    /// Gives the next command values that were read for it.
+    pub fn set_values(&mut self, values: Option<Arc<Values>>) {
+        self.values = values;
+    }
+
+    /// What was read for the command at hand.
+    pub fn values(&self) -> Option<Arc<Values>> {
+        self.values.clone()
+    }
+
+    /// Whether the command at hand was not carried out, and must be tried again.
+    pub fn is_undone(&self) -> bool {
+        self.is_short || !self.missing.is_empty()
+    }
+
+    /// The end of a command: why it was not carried out, if it must be tried again. Whatever it returned is not to be told then.
+    pub fn undone(&mut self) -> Option<Undone> {
+        let is_short = mem::take(&mut self.is_short);
+        if !self.missing.is_empty() {
+            return Some(Undone::Away(mem::take(&mut self.missing).into_values().collect()));
+        }
+        is_short.then_some(Undone::Short)
+    }
+
+    /// Looks at keys, all at one moment. What the reply needs is returned with what `look` made of it; whether that may be told
+    /// says [`undone`](Self::undone).
+    pub fn read<R>(&mut self, keys: &[&[u8]], now_ms: u64, look: impl FnOnce(&mut View<'_, '_>) -> R) -> (R, Needs) {
+        let Self { store, values, missing, .. } = self;
+        let store: &Store = store;
+        store.index.with_own(keys, |locked| {
+            let mut view = View::new(store, values.clone(), locked, now_ms);
+            let result = look(&mut view);
+            let (needs, mut asked_for) = view.done();
+            missing.append(&mut asked_for);
+            (result, needs)
+        })
+    }
+
     /// Carries out a command on these keys, whole or not at all. The reply needs what is returned with its result.
     ///
     /// # Errors
@@ -424,7 +576,7 @@ impl Shard {
         command: impl FnOnce(&mut Update<'_, 'k>) -> R,
     ) -> Result<(R, Needs), UpdateError> {
         let store = Arc::clone(&self.store);
-        store.update(keys, clock, |mut update| {
+        store.update(self.values(), keys, clock, |mut update| {
             let result = command(&mut update);
             Ok((result, self.commit(update, clock)?))
         })
@@ -436,7 +588,12 @@ impl Shard {
     ///
     /// [`UpdateError`]: nothing was changed.
     pub fn commit(&mut self, update: Update<'_, '_>, clock: Clock) -> Result<Needs, UpdateError> {
-        let (mut locked, needs, changes) = update.done();
+        let (mut locked, needs, changes, mut asked_for) = update.done();
+        self.missing.append(&mut asked_for);
+        if !self.missing.is_empty() {
+            // What it made of values that it did not see.
+            return Err(UpdateError::Undone);
+        }
         self.append(&mut locked, needs, &changes, clock)
     }
 
@@ -447,7 +604,7 @@ impl Shard {
         changes: &BTreeMap<&[u8], Change<'_>>,
         clock: Clock,
     ) -> Result<Needs, UpdateError> {
-        let Self { store, number, log, flushed, last_version, .. } = self;
+        let Self { store, number, log, flushed, last_version, is_short, .. } = self;
         if changes.is_empty() {
             return Ok(needs);
         }
@@ -469,6 +626,17 @@ impl Shard {
         let mut places = Vec::with_capacity(records.len());
         let removes = records.iter().all(|record| matches!(record.kind, Kind::Drop | Kind::Remove));
         let purpose = if removes { Purpose::Removing } else { Purpose::Writing };
+        // What only takes away is always admitted: it brings room.
+        match store.memory.admit() {
+            Err(NoRoom::Yet) if purpose == Purpose::Writing => {
+                *is_short = true;
+                return Err(UpdateError::Undone);
+            }
+            Err(NoRoom::Full) if purpose == Purpose::Writing => {
+                return Err(UpdateError::Memory { bytes_max: store.memory.bytes_max() });
+            }
+            _ => {}
+        }
         log.append_for(purpose, &records, links.collect::<Vec<_>>(), |_, lsn| {
             places.push(lsn);
             last = lsn;
@@ -511,7 +679,13 @@ impl Shard {
             store.flushed.waits.store(true, Ordering::Release);
             Ok::<_, AppendError>(end)
         };
-        let ((end, cells), keys) = store.index.clear_if(|| store.cells.clear_if(append))?;
+        let clear = || {
+            let cleared = store.cells.clear_if(append)?;
+            // The empty leaf of the cells stays; that of the keys is yet to come.
+            store.memory.all_goes(bytes_of_leaf(&[]));
+            Ok::<_, AppendError>(cleared)
+        };
+        let ((end, cells), keys) = store.index.clear_if(clear)?;
         lock(&store.cleared).extend([keys, cells]);
         let mut needs = Needs::default();
         needs.add(number, end);
@@ -569,6 +743,12 @@ impl Shard {
             for older in self.going.remove(&number).map(|going| going.older).unwrap_or_default() {
                 self.store.forget_older(&older);
             }
+        }
+        // Before replies may tell of what is in them.
+        let begun = self.log.segments().range(self.next_segment..);
+        self.next_segment = begun.clone().next_back().map_or(self.next_segment, |(number, _)| number + 1);
+        if begun.clone().next().is_some() {
+            self.store.readable.add(self.number, begun);
         }
         if !durable.is_empty() {
             let mut promises = lock(&self.store.promises);
@@ -644,9 +824,13 @@ impl Shard {
 
     /// Begins to erase segments that were cleaned: [`Log::erase_cleaned`].
     pub fn erase_cleaned(&mut self) {
-        let Self { store, log, going, .. } = self;
+        let Self { store, number, log, going, .. } = self;
         let is_promised = |needs: &Needs| needs.iter().all(|(log, lsn)| lsn <= store.promised(log));
-        log.erase_cleaned(|number| going.get(&number).is_none_or(|going| is_promised(&going.outdated_by)));
+        log.erase_cleaned(|segment| {
+            let may_go = going.get(&segment).is_none_or(|going| is_promised(&going.outdated_by));
+            // No entry names it any more: nobody begins to read it, and who reads it is waited for.
+            may_go && store.readable.remove(*number, segment)
+        });
     }
 }
 
@@ -804,13 +988,14 @@ impl Store {
     /// Brings a record into the index, if it is the newest of what it is about.
     fn apply(&self, locked: &mut Locked<'_>, record: &Record<'_>, origin: Origin) {
         if is_base(record.kind) {
-            self.apply_base(locked, record, origin);
+            self.apply_base(locked, record, origin, false);
         } else {
             self.apply_cell(locked, record, origin);
         }
     }
 
-    fn apply_base(&self, locked: &mut Locked<'_>, record: &Record<'_>, origin: Origin) {
+    /// `is_away`: its value is not taken into memory.
+    fn apply_base(&self, locked: &mut Locked<'_>, record: &Record<'_>, origin: Origin, is_away: bool) {
         let before = locked.get(record.key);
         let was_there = before.is_some_and(|before| self.is_there(&before));
         let mut older = match before {
@@ -831,7 +1016,11 @@ impl Store {
                 older = older.saturating_add(self.bury_cells(record.key));
             }
         }
-        let value = if record.kind == Kind::Drop { Value::Gone } else { Value::Here(record.value) };
+        let value = match record.kind {
+            Kind::Drop => Value::Gone,
+            _ if is_away => Value::OnMedium(record.value.len() as u32),
+            _ => Value::Here(record.value),
+        };
         let is_there = value != Value::Gone;
         let (expires_ms, older) = (record.expires_ms, older.min(OLDER_MAX));
         locked.set(&Entry { key: record.key, value, origin, expires_ms, older });
@@ -840,13 +1029,25 @@ impl Store {
 
     /// Makes a store of its logs as recovery found and [cut](crate::recover::cut_by_links) them. `epoch` is larger than at
     /// any start before, and the caller made that durable, and then their [repairs](Found::repairs). Without these the
-    /// store can be read only.
-    pub fn open(logs: Vec<Found>, epoch: u32) -> (Arc<Self>, Vec<Shard>) {
+    /// store can be read only. Records are read from the medium of each log once more. Values for which there is no room in
+    /// `memory_bytes_max` stay there.
+    ///
+    /// # Errors
+    ///
+    /// A medium cannot be read, or has become another one since.
+    pub fn open<M: Places>(
+        logs: Vec<Found>,
+        media: &mut [M],
+        epoch: u32,
+        memory_bytes_max: usize,
+    ) -> Result<(Arc<Self>, Vec<Shard>), RecoverError> {
         let ends = logs.iter().map(Found::end);
         let flushed = logs.iter().map(Found::flushed).max().unwrap_or_default();
+        let memory = Arc::new(Memory::new(memory_bytes_max));
         let store = Self {
-            index: Index::default(),
-            cells: Index::default(),
+            index: Index::new(Arc::clone(&memory), true),
+            // Values of cells stay in memory: a command walks through many of them.
+            cells: Index::new(Arc::clone(&memory), false),
             keys: AtomicUsize::new(0),
             next_version: AtomicU64::new(1),
             promises: Mutex::new(Promises::new(ends.clone())),
@@ -857,11 +1058,14 @@ impl Store {
             flush: Mutex::default(),
             flushed: CachePadded::new(Flushed { version: AtomicU64::new(flushed), waits: AtomicBool::new(false) }),
             cleared: Mutex::default(),
+            memory,
+            hand: Mutex::default(),
+            readable: Arc::new(Readable::new(logs.first().map(Found::geometry), logs.len())),
         };
         // What outweighs cells comes first, so that each cell is looked at once.
         let mut has_cells = false;
-        for found in &logs {
-            found.records(|lsn, record| {
+        for (found, medium) in logs.iter().zip(&mut *media) {
+            found.records(medium, |lsn, record| {
                 let origin = Origin { log: found.log(), lsn, version: record.version };
                 store.next_version.fetch_max(record.version + 1, Ordering::Relaxed);
                 if record.version < flushed {
@@ -876,15 +1080,15 @@ impl Store {
                         let before = locked.get(record.key).filter(|before| before.origin.version <= record.version);
                         let settled = before.filter(Entry::is_settled);
                         settled.iter().for_each(|before| store.outdate(before));
-                        store.apply_base(locked, &record, origin);
+                        store.apply_base(locked, &record, origin, store.stays_away(record.value.len()));
                     });
                 } else {
                     has_cells = true;
                 }
-            });
+            })?;
         }
         if has_cells {
-            store.open_cells(&logs);
+            store.open_cells(&logs, media)?;
         }
         store.index.scan(b"", |entry| {
             if entry.is_settled() {
@@ -893,23 +1097,37 @@ impl Store {
             true
         });
         let store = Arc::new(store);
-        let shard = |found: Found| Shard {
-            store: Arc::clone(&store),
-            number: found.log(),
-            log: found.into_log(epoch),
-            going: BTreeMap::new(),
-            moved: Vec::new(),
-            flushed,
-            last_version: 0,
+        let shard = |found: Found| {
+            let (number, log) = (found.log(), found.into_log(epoch));
+            store.readable.add(number, log.segments());
+            let next_segment = log.segments().keys().next_back().map_or(0, |last| last + 1);
+            Shard {
+                store: Arc::clone(&store),
+                number,
+                log,
+                going: BTreeMap::new(),
+                moved: Vec::new(),
+                flushed,
+                last_version: 0,
+                next_segment,
+                values: None,
+                missing: BTreeMap::new(),
+                is_short: false,
+            }
         };
         let shards = logs.into_iter().map(shard).collect();
-        (store, shards)
+        Ok((store, shards))
     }
 
-    fn open_cells(&self, logs: &[Found]) {
+    /// Whether there is no room for a value of a start.
+    fn stays_away(&self, value_bytes: usize) -> bool {
+        value_bytes > PACKED_BYTES_MAX && self.memory.used().saturating_add(value_bytes) > self.memory.low_bytes()
+    }
+
+    fn open_cells(&self, logs: &[Found], media: &mut [impl Places]) -> Result<(), RecoverError> {
         let mut lists: BTreeSet<Vec<u8>> = BTreeSet::new();
-        for found in logs {
-            found.records(|lsn, record| {
+        for (found, medium) in logs.iter().zip(media) {
+            found.records(medium, |lsn, record| {
                 if is_base(record.kind) || record.kind == Kind::Flush || record.version < self.flushed() {
                     return;
                 }
@@ -926,7 +1144,7 @@ impl Store {
                     });
                     self.apply_cell(locked, &record, origin);
                 });
-            });
+            })?;
         }
         self.cells.scan(b"", |cell| {
             if cell.is_settled() {
@@ -935,5 +1153,6 @@ impl Store {
             true
         });
         lists.iter().for_each(|key| self.find_first(key));
+        Ok(())
     }
 }

@@ -2,13 +2,15 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use crate::away::{Missing, Values, Wanted};
 use crate::cells::{self, Part, Shape, cell_key, place_of, score_of, score_order};
 use crate::format::{Kind, Record};
 use crate::index::Locked;
-use crate::index::leaf::Value;
+use crate::index::leaf::{Entry, Value};
 use crate::log::AppendError;
-use crate::store::{Got, Needs, Store, got};
+use crate::store::{Got, Held, Needs, Sources, Store, got};
 
 /// Keys as a read sees them.
 #[derive(Debug)]
@@ -19,6 +21,10 @@ pub struct View<'l, 'k> {
     needs: Needs,
     /// What the command itself changed: nothing, if it only reads.
     changes: BTreeMap<&'k [u8], Change<'k>>,
+    /// What was read for it.
+    values: Option<Arc<Values>>,
+    /// What it asked for in vain.
+    missing: Missing<'l>,
 }
 
 /// A change of one key.
@@ -73,14 +79,14 @@ impl Change<'_> {
 }
 
 impl<'l, 'k> View<'l, 'k> {
-    pub(crate) fn new(store: &'l Store, locked: Locked<'l>, now_ms: u64) -> Self {
+    pub(crate) fn new(store: &'l Store, values: Option<Arc<Values>>, locked: Locked<'l>, now_ms: u64) -> Self {
         let mut needs = Needs::default();
         store.note_flush(&mut needs);
-        Self { store, locked, now_ms, needs, changes: BTreeMap::new() }
+        Self { store, locked, now_ms, needs, changes: BTreeMap::new(), values, missing: store.missing() }
     }
 
-    pub(crate) fn done(self) -> Needs {
-        self.needs
+    pub(crate) fn done(self) -> (Needs, BTreeMap<u64, Wanted>) {
+        (self.needs, self.missing.into_wanted())
     }
 
     /// What a key has, if it is there, also by this command. It is one that the command named.
@@ -88,18 +94,32 @@ impl<'l, 'k> View<'l, 'k> {
         match self.changes.get(key) {
             Some(Change::Set { value, expires_ms }) => {
                 let (shape, expires_ms) = (Shape::String, *expires_ms);
-                return Some(Got { shape, value, count: 1, first: 0, version: 0, expires_ms });
+                let held = Held::Here(value);
+                return Some(Got { shape, held, count: 1, first: 0, version: 0, expires_ms });
             }
             Some(Change::Cells(Cells { shape, count, first, expires_ms, .. })) => {
                 let (shape, count, first, expires_ms) = (*shape, *count, *first, *expires_ms);
-                return (count > 0).then_some(Got { shape, value: &[], count, first, version: 0, expires_ms });
+                let held = Held::Here(&[]);
+                return (count > 0).then_some(Got { shape, held, count, first, version: 0, expires_ms });
             }
             Some(Change::Remove) => return None,
             None => {}
         }
-        let entry = self.locked.get(key)?;
+        let entry = self.locked.get_to_use(key)?;
         self.store.note(&mut self.needs, &entry);
-        got(&entry, self.now_ms)
+        let sources = Sources { values: self.values.as_deref(), missing: Some(&self.missing) };
+        got(&entry, self.now_ms, sources)
+    }
+
+    /// Bytes of memory that a key takes with what it has there: those of every cell among them.
+    pub fn memory_of(&mut self, key: &[u8]) -> Option<usize> {
+        let shape = self.get(key)?.shape;
+        // What the command itself changed is not in the index yet.
+        let mut bytes = self.locked.entry_bytes(key).unwrap_or(0);
+        if shape != Shape::String {
+            bytes += cells::bytes(self.store.cells(), key);
+        }
+        Some(bytes)
     }
 
     /// The value of a cell of a key.
@@ -187,6 +207,9 @@ impl<'l, 'k> View<'l, 'k> {
     }
 }
 
+/// What is left of an update: what is locked, what the reply needs, what is to change, and what was asked for in vain.
+pub(crate) type Done<'l, 'k> = (Locked<'l>, Needs, BTreeMap<&'k [u8], Change<'k>>, BTreeMap<u64, Wanted>);
+
 /// Keys as a command sees and changes them.
 #[derive(Debug)]
 pub struct Update<'l, 'k> {
@@ -196,13 +219,13 @@ pub struct Update<'l, 'k> {
 }
 
 impl<'l, 'k> Update<'l, 'k> {
-    pub(crate) fn new(store: &'l Store, locked: Locked<'l>, now_ms: u64) -> Self {
-        Self { view: View::new(store, locked, now_ms), copied_bytes: 0 }
+    pub(crate) fn new(store: &'l Store, values: Option<Arc<Values>>, locked: Locked<'l>, now_ms: u64) -> Self {
+        Self { view: View::new(store, values, locked, now_ms), copied_bytes: 0 }
     }
 
-    pub(crate) fn done(self) -> (Locked<'l>, Needs, BTreeMap<&'k [u8], Change<'k>>) {
-        let View { locked, needs, changes, .. } = self.view;
-        (locked, needs, changes)
+    pub(crate) fn done(self) -> Done<'l, 'k> {
+        let View { locked, needs, changes, missing, .. } = self.view;
+        (locked, needs, changes, missing.into_wanted())
     }
 
     /// The keys as they are by now.
@@ -240,7 +263,7 @@ impl<'l, 'k> Update<'l, 'k> {
     pub fn copy(&mut self, from: &[u8], to: &'k [u8], bytes_max: usize) -> Result<bool, AppendError> {
         let Some(got) = self.get(from) else { return Ok(false) };
         let (shape, count, first, expires_ms) = (got.shape, got.count, got.first, got.expires_ms);
-        let value_bytes = got.value.len();
+        let value_bytes = got.value_bytes();
         if from == to {
             return Ok(true);
         }
@@ -261,7 +284,7 @@ impl<'l, 'k> Update<'l, 'k> {
         }
         self.copied_bytes = bytes;
         if shape == Shape::String {
-            let value = self.get(from).map(|got| got.value.to_vec()).unwrap_or_default();
+            let value = self.get(from).map(|got| got.value().to_vec()).unwrap_or_default();
             self.set(to, value, expires_ms);
             return Ok(true);
         }
@@ -307,7 +330,8 @@ impl<'l, 'k> Update<'l, 'k> {
     /// Whether the index has a key whose time is over.
     fn has_ended(&self, key: &[u8]) -> bool {
         let View { store, locked, now_ms, .. } = &self.view;
-        locked.get(key).is_some_and(|entry| store.is_there(&entry) && got(&entry, *now_ms).is_none())
+        let is_over = |entry: &Entry<'_>| got(entry, *now_ms, Sources::default()).is_none();
+        locked.get(key).is_some_and(|entry| store.is_there(&entry) && is_over(&entry))
     }
 
     /// What is to change of the cells of a key, which becomes one of this shape if it is not there.
@@ -360,7 +384,7 @@ impl<'l, 'k> Update<'l, 'k> {
 
     /// Says when a key ends that is there.
     pub fn expire(&mut self, key: &'k [u8], expires_ms: Option<u64>) {
-        match self.get(key).map(|got| (got.shape, got.value.to_vec())) {
+        match self.get(key).map(|got| (got.shape, got.value().to_vec())) {
             Some((Shape::String, value)) => self.set(key, value, expires_ms),
             Some((shape, _)) => {
                 let change = self.change(key, shape);

@@ -52,7 +52,7 @@ fn state(view: &mut View<'_, '_>, key: &[u8]) -> State {
     let got = view.get(key)?;
     let (shape, expires_ms, count, first) = (got.shape, got.expires_ms, got.count, got.first);
     let cells = match shape {
-        Shape::String => BTreeMap::from([(Vec::new(), got.value.to_vec())]),
+        Shape::String => BTreeMap::from([(Vec::new(), got.value().to_vec())]),
         _ => view.cells(key).into_iter().collect(),
     };
     assert_eq!(cells.len() as u64, count);
@@ -154,10 +154,10 @@ impl World {
         });
         match done {
             Ok((wanted, needs)) => {
-                let (is, _) = self.store.read(&[&key], self.now_ms, |view| state(view, &key));
+                let (is, _) = self.shards[0].read(&[&key], self.now_ms, |view| state(view, &key));
                 assert_eq!(is, wanted, "what a command saw of its own changes is what is there");
                 // A key that has ended is there until that is written.
-                let (is, _) = self.store.read(&[&key], 0, |view| state(view, &key));
+                let (is, _) = self.shards[0].read(&[&key], 0, |view| state(view, &key));
                 self.writes.push(Write { key, state: is, needs, told: false });
             }
             Err(UpdateError::Append(AppendError::Full)) => {}
@@ -190,7 +190,7 @@ impl World {
             Ok((true, needs)) => {
                 self.renamed += 1;
                 // A key that has ended is there until that is written.
-                let (states, _) = self.store.read(&[&from, &to], 0, |view| states(view, [&from, &to]));
+                let (states, _) = self.shards[0].read(&[&from, &to], 0, |view| states(view, [&from, &to]));
                 for (key, state) in [from, to].into_iter().zip(states) {
                     self.writes.push(Write { key, state, needs: needs.clone(), told: false });
                 }
@@ -208,7 +208,7 @@ impl World {
             Ok(needs) => {
                 self.flushed += 1;
                 for key in (0..KEYS).map(|number| format!("key {number}").into_bytes()) {
-                    let (is, _) = self.store.read(&[&key], 0, |view| state(view, &key));
+                    let (is, _) = self.shards[0].read(&[&key], 0, |view| state(view, &key));
                     assert_eq!(is, None);
                     self.writes.push(Write { key, state: None, needs: needs.clone(), told: false });
                 }
@@ -290,7 +290,7 @@ impl World {
         // Each value was written once, so the half of a renaming would show it twice.
         let mut values = BTreeSet::new();
         for key in (0..KEYS).map(|number| format!("key {number}").into_bytes()) {
-            let (shown, _) = self.store.read(&[&key], 0, |view| state(view, &key));
+            let (shown, _) = self.shards[0].read(&[&key], 0, |view| state(view, &key));
             there += usize::from(shown.is_some());
             if let Some((Shape::String | Shape::Hash | Shape::List, cells, _)) = &shown {
                 assert!(cells.values().all(|value| values.insert(value.clone())), "{}: twice", key.escape_ascii());

@@ -142,11 +142,13 @@ impl World {
         let found = recover(self.geometry, &mut self.media, &mut self.epoch, Some(&mut self.random));
         for (log, found) in found.into_iter().enumerate() {
             let mut there = BTreeMap::new();
-            found.records(|lsn, record| {
-                let number = u64::from_be_bytes(record.key.try_into().unwrap());
-                assert!(record.value.iter().all(|byte| *byte == record.version as u8));
-                there.insert(lsn, number);
-            });
+            found
+                .records(&mut &mut self.media[log], |lsn, record| {
+                    let number = u64::from_be_bytes(record.key.try_into().unwrap());
+                    assert!(record.value.iter().all(|byte| *byte == record.version as u8));
+                    there.insert(lsn, number);
+                })
+                .unwrap();
             let appended = &mut self.appended[log];
             let promised = self.promises.promised(log as u16);
             let counts = |lsn: Lsn| !self.cleaned.contains(&(log, self.geometry.segment_of(lsn)));

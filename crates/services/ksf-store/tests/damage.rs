@@ -46,13 +46,14 @@ fn written(random: &mut Random) -> (Geometry, Medium, Lsn) {
 }
 
 fn numbers(geometry: Geometry, medium: &mut Medium) -> Result<BTreeMap<u64, usize>, RecoverError> {
-    let found = Found::read(0, geometry, &mut { medium })?;
+    let mut medium = medium;
+    let found = Found::read(0, geometry, &mut medium)?;
     let mut numbers = BTreeMap::new();
-    found.records(|_, record| {
+    found.records(&mut medium, |_, record| {
         let number = u64::from_be_bytes(record.key.try_into().unwrap());
         assert!(record.value.iter().all(|byte| *byte == number as u8), "a wrong value");
         numbers.insert(number, record.value.len());
-    });
+    })?;
     Ok(numbers)
 }
 

@@ -53,10 +53,10 @@ impl Stage {
         assert!(was_there);
     }
 
-    fn get(&self, key: &str) -> Option<String> {
+    fn get(&mut self, key: &str) -> Option<String> {
         let key = key.as_bytes();
-        let value = |got: ksf_store::store::Got<'_>| String::from_utf8(got.value.to_vec()).unwrap();
-        self.store.read(&[key], 0, |view| view.get(key).map(value)).0
+        let value = |got: ksf_store::store::Got<'_>| String::from_utf8(got.value().to_vec()).unwrap();
+        self.shards[0].read(&[key], 0, |view| view.get(key).map(value)).0
     }
 
     /// Every write that the shard has to make, not yet on the medium.

@@ -8,12 +8,14 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use common::Medium;
+use ksf_store::away::Wanted;
 use ksf_store::format::Kind;
+use ksf_store::index::leaf::LetGo;
 use ksf_store::log::{AppendError, Geometry};
 use ksf_store::recover::Found;
-use ksf_store::store::{CleanError, Cleaning, Clock, Needs, Shard, Store, SweepBudget, UpdateError};
+use ksf_store::store::{CleanError, Cleaning, Clock, Needs, Shard, Store, SweepBudget, Undone, UpdateError};
 use ksf_test::{Random, TestRandom};
-use opened::{open, seeds};
+use opened::{fetch, open_within, seeds};
 
 const SHARDS: usize = 3;
 
@@ -38,6 +40,15 @@ struct Habits {
     /// Medium steps between two choices of the shard whose medium stands still meanwhile.
     stalls_for: usize,
     crashes_per_mille: usize,
+    /// Above it values are on the media alone.
+    memory_bytes_max: usize,
+}
+
+/// A look at a key, whose value is being read.
+struct Look {
+    shard: usize,
+    key: Vec<u8>,
+    wanted: Vec<Wanted>,
 }
 
 struct World {
@@ -62,6 +73,12 @@ struct World {
     full: usize,
     swept: usize,
     flushed: usize,
+    looks: Vec<Look>,
+    /// Values that were read from a medium.
+    fetched: usize,
+    /// Writes that waited for memory, and those for which there is none.
+    short: usize,
+    refused: usize,
 }
 
 impl World {
@@ -72,8 +89,10 @@ impl World {
             Geometry { store: 9, block_bytes, segment_bytes: (random.within(40..=64) * block_bytes.get()) as u64 };
         let places = random.within(4..=7);
         let mut media: Vec<_> = (0..SHARDS).map(|_| Medium::new(places, geometry.segment_bytes as usize)).collect();
-        let (store, shards) = open(geometry, &mut media, &mut 1, None);
+        let memory_bytes_max = random.pick(&[usize::MAX, 2_000, 3_000, 5_000]);
+        let (store, shards) = open_within(geometry, &mut media, &mut 1, None, memory_bytes_max);
         let habits = Habits {
+            memory_bytes_max,
             keys: random.pick(&[4, 12, 40]),
             removes_one_in: random.pick(&[2, 5]),
             reads_one_in: random.pick(&[2, 8]),
@@ -102,7 +121,78 @@ impl World {
             full,
             swept: 0,
             flushed: 0,
+            looks: Vec::new(),
+            fetched: 0,
+            short: 0,
+            refused: 0,
         }
+    }
+
+    /// What a key has, whether it has ended or not.
+    fn live(&self, key: &[u8]) -> Option<&Vec<u8>> {
+        self.writes[*self.history.get(key)?.last()?].value.as_ref()
+    }
+
+    /// What became of a command that was not carried out.
+    fn note_undone(&mut self, shard: usize, key: &[u8]) {
+        match self.shards[shard].undone() {
+            Some(Undone::Away(wanted)) => {
+                if self.looks.len() == 8 {
+                    self.looks.swap_remove(0);
+                }
+                self.looks.push(Look { shard, key: key.to_vec(), wanted });
+            }
+            Some(Undone::Short) => self.short += 1,
+            None => panic!("it says that it is to be tried again"),
+        }
+    }
+
+    /// Looks at a key on any shard. A value that is on a medium alone is read later, whatever happens meanwhile.
+    fn look(&mut self) {
+        let shard = self.random.within(0..=SHARDS - 1);
+        let key = format!("key {:02}", self.random.below(self.habits.keys)).into_bytes();
+        self.see(shard, &key);
+    }
+
+    fn see(&mut self, shard: usize, key: &[u8]) {
+        let (seen, _) = self.shards[shard]
+            .read(&[key], 0, |view| view.get(key).map(|got| (got.value_bytes(), got.value().to_vec())));
+        self.shards[shard].set_values(None);
+        let live = self.live(key);
+        assert_eq!(seen.as_ref().map(|(bytes, _)| *bytes), live.map(Vec::len), "{}", key.escape_ascii());
+        if self.shards[shard].is_undone() {
+            self.note_undone(shard, key);
+        } else {
+            assert_eq!(seen.as_ref().map(|(_, value)| value), live, "{}", key.escape_ascii());
+        }
+    }
+
+    /// A value was read: the same look again, with it.
+    fn look_again(&mut self) {
+        let Some(last) = self.looks.len().checked_sub(1) else { return };
+        let Look { shard, key, wanted } = self.looks.swap_remove(self.random.within(0..=last));
+        let Some(values) = fetch(&self.media, &wanted) else { return };
+        self.fetched += 1;
+        if self.random.one_in(2) {
+            let Medium { places, .. } = &self.media[usize::from(wanted[0].read_at().unwrap().log)];
+            let at = wanted[0].read_at().unwrap();
+            let record = wanted[0].record(&places[at.place as usize][at.offset as usize..]).unwrap();
+            let max = self.habits.memory_bytes_max;
+            let taken = self.store.take_in(record.key, record.version, &record.value.into());
+            assert!(
+                !taken || self.store.memory().sizes().used <= max.saturating_add(1_000),
+                "what is taken in has room"
+            );
+        }
+        self.shards[shard].set_values(Some(Arc::new(values)));
+        self.see(shard, &key);
+    }
+
+    /// What is counted is what there is, and no more than may be.
+    fn measure(&self) {
+        let sizes = self.store.memory().sizes();
+        assert_eq!(sizes, self.store.measure());
+        assert!(sizes.values <= sizes.used);
     }
 
     fn write(&mut self) {
@@ -145,8 +235,49 @@ impl World {
                 self.writes.push(Write { keys, value, needs, told: false });
             }
             Err(UpdateError::Append(AppendError::Full)) => self.full += 1,
+            Err(UpdateError::Undone) => self.note_undone(shard, &keys[0]),
+            Err(UpdateError::Memory { .. }) => {
+                self.refused += 1;
+                let sizes = self.store.memory().sizes();
+                assert!(value.is_some() && sizes.used - sizes.values > self.habits.memory_bytes_max, "{sizes:?}");
+            }
             Err(error) => panic!("{error}"),
         }
+        let slack = 4 * 1_100 + 4_000;
+        assert!(self.store.memory().sizes().used <= self.habits.memory_bytes_max.saturating_add(slack));
+    }
+
+    /// Puts a number in front of what a key has, which must be seen for that.
+    fn change(&mut self) {
+        let shard = self.random.within(0..=SHARDS - 1);
+        let key = format!("key {:02}", self.random.below(self.habits.keys)).into_bytes();
+        let Some(live) = self.live(&key).cloned() else { return };
+        let number = (self.writes.len() as u64).to_le_bytes();
+        let clock = Clock { now_ms: 0, received_ns: None };
+        let done = self.shards[shard].update(&[&key], clock, |update| {
+            let got = update.get(&key).expect("it is there");
+            let (mut value, end) = (got.value().to_vec(), got.expires_ms);
+            drop(value.splice(..value.len().min(8), number));
+            update.set(&key, value.clone(), end);
+            value
+        });
+        match done {
+            Ok((value, needs)) => {
+                assert_eq!(value, [&number, &live[8..]].concat(), "{}", key.escape_ascii());
+                self.history.entry(key.clone()).or_default().push(self.writes.len());
+                self.writes.push(Write { keys: vec![key], value: Some(value), needs, told: false });
+            }
+            Err(UpdateError::Append(AppendError::Full)) => self.full += 1,
+            Err(UpdateError::Undone) => self.note_undone(shard, &key),
+            Err(UpdateError::Memory { .. }) => self.refused += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn let_go(&mut self) {
+        let bytes = self.random.pick(&[1, 2_000, usize::MAX]);
+        self.store.let_go(LetGo { leaves: 4, looks: self.random.within(1..=50), bytes });
+        self.measure();
     }
 
     /// Takes every key out, which is a write to all of them.
@@ -256,11 +387,12 @@ impl World {
         let mut values: BTreeMap<Vec<u8>, BTreeSet<u64>> = BTreeMap::new();
         for (log, mut medium) in self.media.iter_mut().enumerate() {
             let found = Found::read(log as u16, self.geometry, &mut medium).unwrap();
-            found.records(|_, record| {
+            let done = found.records(&mut medium, |_, record| {
                 if record.kind == Kind::String && record.version >= self.store.flushed() {
                     values.entry(record.key.to_vec()).or_default().insert(record.version);
                 }
             });
+            done.unwrap();
         }
         self.store.index().scan(b"", |entry| {
             let mut versions = values.remove(entry.key).unwrap_or_default();
@@ -278,7 +410,10 @@ impl World {
         self.crashes += 1;
         self.media.iter_mut().for_each(|medium| medium.lose_power(&mut self.random));
         self.epoch += 1;
-        (self.store, self.shards) = open(self.geometry, &mut self.media, &mut self.epoch, Some(&mut self.random));
+        self.looks.clear();
+        let (random, max) = (Some(&mut *self.random), self.habits.memory_bytes_max);
+        (self.store, self.shards) = open_within(self.geometry, &mut self.media, &mut self.epoch, random, max);
+        self.measure();
         self.cleaning = (0..SHARDS).map(|_| None).collect();
         if self.random.one_in(3) {
             self.now_ms = 1000;
@@ -291,7 +426,15 @@ impl World {
     fn compare(&mut self) {
         let mut shown: BTreeMap<Vec<u8>, Option<Vec<u8>>> = BTreeMap::new();
         self.store.scan(b"", 0, |key, got| {
-            shown.insert(key.to_vec(), Some(got.value.to_vec()));
+            let value = match self.store.locate(&got) {
+                Some(wanted) => {
+                    let at = wanted.read_at().unwrap();
+                    let place = &self.media[usize::from(at.log)].places[at.place as usize];
+                    wanted.record(&place[at.offset as usize..][..at.bytes]).unwrap().value.to_vec()
+                }
+                None => got.value().to_vec(),
+            };
+            shown.insert(key.to_vec(), Some(value));
             true
         });
         assert_eq!(shown.len(), self.store.keys());
@@ -332,11 +475,16 @@ impl World {
 #[test]
 fn what_was_told_is_there_after_every_crash() {
     let (mut crashes, mut cleaned, mut full, mut swept, mut flushed) = (0, 0, 0, 0, 0);
+    let (mut fetched, mut short, mut refused) = (0, 0, 0);
     for seed in seeds(200) {
         let mut world = World::new(seed);
-        for _ in 0..2000 {
+        for _ in 0..2600 {
             match world.random.within(0..=999) {
-                0..298 => world.write(),
+                0..200 => world.write(),
+                200..220 => world.change(),
+                220..250 => world.look(),
+                250..275 => world.look_again(),
+                275..298 => world.let_go(),
                 298..300 => world.flush(),
                 300..330 => world.sweep(),
                 330..800 => world.step_of_the_medium(),
@@ -350,7 +498,9 @@ fn what_was_told_is_there_after_every_crash() {
         (crashes, cleaned, full) = (crashes + world.crashes, cleaned + world.cleaned, full + world.full);
         swept += world.swept;
         flushed += world.flushed;
+        (fetched, short, refused) = (fetched + world.fetched, short + world.short, refused + world.refused);
     }
+    assert!(fetched > 300 && short > 300 && refused > 100, "{fetched} read, {short} waited, {refused} refused");
     assert!(flushed > 300, "{flushed} flushes");
     assert!(crashes > 1000 && cleaned > 1000 && full > 100, "{crashes} crashes, {cleaned} cleaned, {full} full");
     assert!(swept > 1000, "{swept} keys were swept");

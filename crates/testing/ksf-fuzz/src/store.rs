@@ -210,10 +210,11 @@ fn recover(changes: &[u8], is_sealed: bool) {
         }
     }
     let Ok(mut found) = Found::read(0, geometry, &mut &medium) else { return };
-    found.records(|_, record| {
+    let records = found.records(&mut &medium, |_, record| {
         let is_written = record.key == [record.version as u8] && record.value == value(record.version as u8);
         assert!(is_written || is_sealed, "{record:?} was never written");
     });
+    assert!(records.is_ok(), "what was read once is read again: {records:?}");
     found.repairs(found.epoch().saturating_add(1));
 }
 

@@ -16,7 +16,7 @@ fn place(offset: &[u8]) -> Result<(usize, u8)> {
 pub(super) fn getbit(call: &mut Call<'_, '_>) -> Result {
     let (key, (byte, bit)) = (call.args[1], place(call.args[2])?);
     let is_set = call.read(&[key], |view| {
-        let value = string(view.get(key))?.map_or(&[][..], |got| got.value);
+        let value = string(view.get(key))?.map_or(&[][..], |got| got.value());
         Ok::<_, Failed>(value.get(byte).is_some_and(|byte| byte & bit != 0))
     })?;
     call.write().integer(i64::from(is_set));
@@ -32,7 +32,7 @@ pub(super) fn setbit(call: &mut Call<'_, '_>) -> Result {
         if byte >= bytes_max {
             return Err(Failed::from(TOO_LONG));
         }
-        let (mut value, expires_ms) = got.map_or((Vec::new(), None), |got| (got.value.to_vec(), got.expires_ms));
+        let (mut value, expires_ms) = got.map_or((Vec::new(), None), |got| (got.value().to_vec(), got.expires_ms));
         let is_longer = byte >= value.len();
         value.resize(value.len().max(byte + 1), 0);
         let was_set = value[byte] & bit != 0;
@@ -74,13 +74,14 @@ pub(super) fn bitcount(call: &mut Call<'_, '_>) -> Result {
             Some(b"BIT") => 1,
             Some(_) => return Err(Failed::from(SYNTAX)),
         };
-        let length = (got.value.len() * 8 / bits) as i64;
+        let value = got.value();
+        let length = (value.len() * 8 / bits) as i64;
         let from_end = |at: i64| if at < 0 { at.saturating_add(length).max(0) } else { at };
         let (start, end) = (from_end(start), from_end(end).min(length - 1));
         if start > end {
             return Ok(0);
         }
-        Ok(count(got.value, start as usize * bits, end as usize * bits + bits - 1))
+        Ok(count(value, start as usize * bits, end as usize * bits + bits - 1))
     })?;
     call.write().integer(i64::from(set));
     Ok(())

@@ -106,7 +106,7 @@ pub(super) fn lcs(call: &mut Call<'_, '_>) -> Result {
     let values = call.read(&keys, |view| {
         keys.map(|key| match view.get(key) {
             Some(got) if got.shape != Shape::String => None,
-            got => Some(got.map_or(Vec::new(), |got| got.value.to_vec())),
+            got => Some(got.map_or(Vec::new(), |got| got.value().to_vec())),
         })
     });
     let [Some(one), Some(other)] = values else { return Err(NO_STRINGS.into()) };

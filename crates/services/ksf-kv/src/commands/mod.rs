@@ -126,6 +126,7 @@ impl From<UpdateError> for Failed {
             UpdateError::Append(ksf_store::log::AppendError::Full) => {
                 "OOM the log is full: nothing can be written until keys are deleted".into()
             }
+            UpdateError::Memory { .. } => NO_MEMORY.into(),
             error => Self(format!("ERR {error}")),
         }
     }
@@ -134,6 +135,8 @@ impl From<UpdateError> for Failed {
 pub(crate) const SYNTAX: &str = "ERR syntax error";
 pub(crate) const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 pub(crate) const NOT_A_FLOAT: &str = "ERR value is not a valid float";
+/// Redis' own.
+const NO_MEMORY: &str = "OOM command not allowed when used memory > 'maxmemory'.";
 pub(crate) const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
 
 /// Redis' own, as far as it is true here.
@@ -239,6 +242,7 @@ const COMMANDS: &[Command] = &[
     command("lrem", 4, WRITES, FIRST, lists::lrem),
     command("lset", 4, WRITES, FIRST, lists::lset),
     command("ltrim", 4, REMOVES, FIRST, lists::ltrim),
+    command("memory", -2, READS, SECOND, server::memory),
     command("mget", -2, READS, ALL, strings::mget),
     command("mset", -3, WRITES, PAIRS, strings::mset),
     command("msetnx", -3, WRITES, PAIRS, strings::msetnx),
@@ -390,9 +394,18 @@ pub(crate) fn execute(
         return Done::default();
     }
     let clock = Clock { now_ms: now_ns / 1_000_000, received_ns: None };
-    let mut call = Call { shard, session, clock, args: &args, out, done: Done::default(), tx: None };
-    run(&mut call);
-    std::mem::take(&mut call.done)
+    let (version, standing) = (session.version, session.standing);
+    let done = {
+        let (shard, session) = (&mut *shard, &mut *session);
+        let mut call = Call { shard, session, clock, args: &args, out, done: Done::default(), tx: None };
+        run(&mut call);
+        std::mem::take(&mut call.done)
+    };
+    if shard.shard.is_undone() {
+        // The commands of a transaction may have changed them; they come once more.
+        (session.version, session.standing) = (version, standing);
+    }
+    done
 }
 
 /// Carries out a command, and writes its reply.
@@ -489,7 +502,7 @@ impl<'a> Call<'_, 'a> {
         if let Some(update) = &mut self.tx {
             return look(update.view());
         }
-        let (result, needs) = self.shard.shard.store().read(keys, self.clock.now_ms, look);
+        let (result, needs) = self.shard.shard.read(keys, self.clock.now_ms, look);
         self.done.needs = needs;
         result
     }

@@ -40,10 +40,10 @@ const MEMBERS_MAX: u64 = 128;
 fn encoding(view: &mut View<'_, '_>, key: &[u8]) -> Option<&'static str> {
     let got = view.get(key)?;
     let (shape, count) = (got.shape, got.count);
-    let of_string = match got.value {
-        value if integer(value).is_some() => "int",
-        value if value.len() <= EMBEDDED_BYTES_MAX => "embstr",
-        _ => "raw",
+    let of_string = match got.value_bytes() {
+        bytes if bytes > EMBEDDED_BYTES_MAX => "raw",
+        _ if integer(got.value()).is_some() => "int",
+        _ => "embstr",
     };
     let is_short = |text: &[u8]| text.len() <= PACKED_BYTES_MAX;
     let mut all = |count_max: u64, is_packed: &dyn Fn(&[u8], &[u8]) -> bool| {

@@ -2,7 +2,7 @@
 
 use ksf_proto::resp::Version;
 
-use super::{Call, Result, SYNTAX, Standing};
+use super::{Call, NOT_AN_INTEGER, Result, SYNTAX, Standing};
 use crate::settings::Durability;
 
 /// The version of Redis whose commands these are: clients choose by it.
@@ -185,7 +185,14 @@ pub(super) fn config(call: &mut Call<'_, '_>) -> Result {
         Durability::Every { .. } => "everysec",
         Durability::None => "no",
     };
-    let known: [(&str, &str); 3] = [("appendonly", "yes"), ("appendfsync", fsync), ("save", "")];
+    let memory_bytes_max = maxmemory(call).to_string();
+    let known: [(&str, &str); 5] = [
+        ("appendonly", "yes"),
+        ("appendfsync", fsync),
+        ("maxmemory", &memory_bytes_max),
+        ("maxmemory-policy", "noeviction"),
+        ("save", ""),
+    ];
     let wanted = |name: &str| call.args[2..].iter().any(|pattern| super::keys::matches(pattern, name.as_bytes()));
     let found: Vec<_> = known.into_iter().filter(|(name, _)| wanted(name)).collect();
     let mut to = call.write();
@@ -205,16 +212,54 @@ pub(super) fn dbsize(call: &mut Call<'_, '_>) -> Result {
 
 pub(super) fn info(call: &mut Call<'_, '_>) -> Result {
     let store = call.shard.shard.store();
-    let keys = store.keys();
+    let (keys, sizes) = (store.keys(), store.memory().sizes());
     let text = format!(
         "# Server\r\nredis_version:{REDIS_VERSION}\r\nksf_version:{}\r\nredis_mode:standalone\r\n\
-         process_id:{}\r\n\r\n# Persistence\r\nksf_durability:{}\r\n\r\n# Memory\r\nused_memory_dataset:{}\r\n\r\n\
+         process_id:{}\r\n\r\n# Persistence\r\nksf_durability:{}\r\n\r\n\
+         # Memory\r\nused_memory:{}\r\nused_memory_dataset:{}\r\nmaxmemory:{}\r\nmaxmemory_policy:noeviction\r\n\
+         ksf_values_in_memory_bytes:{}\r\nksf_values_on_disk:{}\r\nksf_values_on_disk_bytes:{}\r\n\r\n\
          # Keyspace\r\ndb0:keys={keys},expires=0,avg_ttl=0\r\n",
         env!("CARGO_PKG_VERSION"),
         std::process::id(),
         call.shard.settings.durability,
-        store.memory_bytes(),
+        sizes.used,
+        sizes.used,
+        maxmemory(call),
+        sizes.values,
+        sizes.away,
+        sizes.away_bytes,
     );
     call.write().verbatim(&text);
+    Ok(())
+}
+
+/// Bytes of memory that keys and values may take, as Redis says it: 0 where there is no bound.
+fn maxmemory(call: &Call<'_, '_>) -> usize {
+    match call.shard.settings.memory_bytes_max {
+        usize::MAX => 0,
+        bytes => bytes,
+    }
+}
+
+/// `MEMORY USAGE`: of a key with cells, all of them.
+pub(super) fn memory(call: &mut Call<'_, '_>) -> Result {
+    if !call.args[1].eq_ignore_ascii_case(b"USAGE") {
+        return Err(unknown_subcommand(call));
+    }
+    let key = match *call.args {
+        [_, _, key] => key,
+        [_, _, key, option, count] if option.eq_ignore_ascii_case(b"SAMPLES") => {
+            if super::integer(count).ok_or(NOT_AN_INTEGER)? < 0 {
+                return Err(SYNTAX.into());
+            }
+            key
+        }
+        [_, _] => return Err("ERR wrong number of arguments for 'memory|usage' command".into()),
+        _ => return Err(SYNTAX.into()),
+    };
+    match call.read(&[key], |view| view.memory_of(key)) {
+        Some(bytes) => call.write().integer(bytes as i64),
+        None => call.write().null(),
+    }
     Ok(())
 }

@@ -18,8 +18,8 @@ pub(super) fn string(got: Option<Got<'_>>) -> Result<Option<Got<'_>>> {
 /// The value of a string, for the reply.
 fn told(got: Option<Got<'_>>, room: &mut Room) -> Result<Option<Vec<u8>>> {
     let Some(got) = string(got)? else { return Ok(None) };
-    room.take(got.value.len())?;
-    Ok(Some(got.value.to_vec()))
+    room.take(got.value_bytes())?;
+    Ok(Some(got.value().to_vec()))
 }
 
 /// Longest string of a command that names a place in it: what the log cannot take needs no memory.
@@ -35,8 +35,8 @@ pub(super) fn get(call: &mut Call<'_, '_>) -> Result {
         let mut to = ksf_proto::resp::Writer::new(&mut out, version);
         match string(view.get(key))? {
             Some(got) => {
-                room.take(got.value.len())?;
-                to.bulk(got.value);
+                room.take(got.value_bytes())?;
+                to.bulk(got.value());
             }
             None => to.null(),
         }
@@ -194,8 +194,8 @@ pub(super) fn getex(call: &mut Call<'_, '_>) -> Result {
     let (now_ms, mut room) = (call.clock.now_ms, call.room());
     let value = call.update(&[key], |update| {
         let Some(got) = string(update.get(key))? else { return Ok::<_, Failed>(None) };
-        room.take(got.value.len())?;
-        let (value, before) = (got.value.to_vec(), got.expires_ms);
+        room.take(got.value_bytes())?;
+        let (value, before) = (got.value().to_vec(), got.expires_ms);
         match end {
             // A time that is over takes the key away.
             Some(Some(end)) if end <= now_ms => drop(update.remove(key)),
@@ -212,7 +212,7 @@ pub(super) fn getrange(call: &mut Call<'_, '_>) -> Result {
     let (key, start, end) = (call.args[1], call.integer(2)?, call.integer(3)?);
     let mut room = call.room();
     let part = call.read(&[key], |view| {
-        let value = string(view.get(key))?.map_or(&[][..], |got| got.value);
+        let value = string(view.get(key))?.map_or(&[][..], |got| got.value());
         let length = value.len() as i64;
         let from_end = |place: i64| if place < 0 { place.saturating_add(length) } else { place };
         // Both from the end, and the wrong way round: nothing.
@@ -234,7 +234,7 @@ pub(super) fn setrange(call: &mut Call<'_, '_>) -> Result {
     let bytes_max = bytes_max(call);
     let length = call.update(&[key], |update| {
         let (mut value, expires_ms) =
-            string(update.get(key))?.map_or((Vec::new(), None), |got| (got.value.to_vec(), got.expires_ms));
+            string(update.get(key))?.map_or((Vec::new(), None), |got| (got.value().to_vec(), got.expires_ms));
         if part.is_empty() {
             return Ok::<_, Failed>(value.len());
         }
@@ -285,7 +285,7 @@ pub(super) fn append(call: &mut Call<'_, '_>) -> Result {
     let (key, tail) = (call.args[1], call.args[2]);
     let length = call.update(&[key], |update| {
         let (mut value, expires_ms) =
-            string(update.get(key))?.map_or((Vec::new(), None), |got| (got.value.to_vec(), got.expires_ms));
+            string(update.get(key))?.map_or((Vec::new(), None), |got| (got.value().to_vec(), got.expires_ms));
         if value.len() + tail.len() > STRING_BYTES_MAX {
             return Err(Failed::from(TOO_LONG));
         }
@@ -300,7 +300,7 @@ pub(super) fn append(call: &mut Call<'_, '_>) -> Result {
 
 pub(super) fn strlen(call: &mut Call<'_, '_>) -> Result {
     let key = call.args[1];
-    let length = call.read(&[key], |view| string(view.get(key)).map(|got| got.map_or(0, |got| got.value.len())))?;
+    let length = call.read(&[key], |view| string(view.get(key)).map(|got| got.map_or(0, |got| got.value_bytes())))?;
     call.write().integer(length as i64);
     Ok(())
 }
@@ -327,7 +327,7 @@ fn add(call: &mut Call<'_, '_>, by: i64) -> Result {
     let key = call.args[1];
     let sum = call.update(&[key], |update| {
         let (value, expires_ms) = match string(update.get(key))? {
-            Some(got) => (integer(got.value).ok_or(NOT_AN_INTEGER)?, got.expires_ms),
+            Some(got) => (integer(got.value()).ok_or(NOT_AN_INTEGER)?, got.expires_ms),
             None => (0, None),
         };
         let sum = value.checked_add(by).ok_or("ERR increment or decrement would overflow")?;
@@ -342,7 +342,7 @@ pub(super) fn incrbyfloat(call: &mut Call<'_, '_>) -> Result {
     let (key, by) = (call.args[1], call.args[2]);
     let sum = call.update(&[key], |update| {
         let (value, expires_ms) = match string(update.get(key))? {
-            Some(got) => (Number::read(got.value).ok_or(NOT_A_FLOAT)?, got.expires_ms),
+            Some(got) => (Number::read(got.value()).ok_or(NOT_A_FLOAT)?, got.expires_ms),
             None => (Number::ZERO, None),
         };
         let by = Number::read(by).ok_or(NOT_A_FLOAT)?;

@@ -109,7 +109,7 @@ pub(super) fn exec(call: &mut Call<'_, '_>) -> Result {
     if !call.session.transaction.is_open() {
         return Err("ERR EXEC without MULTI".into());
     }
-    let Transaction { queue, refused, watched, .. } = std::mem::take(&mut call.session.transaction);
+    let Transaction { queue, refused, watched, bytes } = std::mem::take(&mut call.session.transaction);
     if refused {
         return Err("EXECABORT Transaction discarded because of previous errors.".into());
     }
@@ -122,7 +122,8 @@ pub(super) fn exec(call: &mut Call<'_, '_>) -> Result {
     let store = Arc::clone(call.shard.shard.store());
     let (shard, session, clock) = (&mut *call.shard, &mut *call.session, call.clock);
     let (version, mut out) = (session.version, std::mem::take(call.out));
-    let done = store.update(&keys, clock, |mut update| {
+    let values = shard.shard.values();
+    let done = store.update(values, &keys, clock, |mut update| {
         if watched.iter().any(|(key, version)| update.get(key).map(|got| got.version) != *version) {
             Writer::new(&mut out, version).null_array();
             return shard.shard.commit(update, clock).map(|needs| (needs, false));
@@ -138,6 +139,10 @@ pub(super) fn exec(call: &mut Call<'_, '_>) -> Result {
         committed.map(|needs| (needs, close))
     });
     *call.out = out;
+    if call.shard.shard.is_undone() {
+        // It comes once more.
+        call.session.transaction = Transaction { queue: Some(queue), refused, watched, bytes };
+    }
     let (needs, close) = done?;
     call.done = Done { needs, close };
     Ok(())

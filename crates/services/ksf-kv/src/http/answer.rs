@@ -5,6 +5,7 @@ use std::io::Write;
 use ksf_proto::http1;
 use ksf_store::cells::Shape;
 use ksf_store::store::{Clock, Got, Needs};
+use ksf_store::update::View;
 
 use super::Request;
 use super::conditions::{Conditions, Part};
@@ -78,6 +79,13 @@ pub(crate) fn refuse(status: u16, now_ns: u64, out: &mut Vec<u8>) {
     Response::to_nonsense(now_ns, out).text(status, Says::Nothing, http1::reason(status));
 }
 
+/// Answers a request that cannot be carried out. False: the connection ends.
+pub(crate) fn fail(request: &Request, why: &str, now_ns: u64, out: &mut Vec<u8>) -> bool {
+    let mut response = Response::to(request, now_ns, out);
+    Refusal::new(500, why.to_owned()).write(&mut response);
+    response.keep_alive
+}
+
 fn absent() -> Refusal {
     Refusal::new(404, "the key is not there")
 }
@@ -92,15 +100,15 @@ fn unmet(status: u16, version: Option<u64>, response: &mut Response<'_>) {
 }
 
 fn get(
-    shard: &KvShard,
+    shard: &mut KvShard,
     clock: Clock,
     key: &[u8],
     conditions: &Conditions<'_>,
     bytes_max: usize,
     response: &mut Response<'_>,
 ) -> Needs {
-    let store = shard.shard.store();
-    let (told, needs) = store.read(&[key], clock.now_ms, |view| tell(view.get(key), conditions, bytes_max, response));
+    let look = |view: &mut View<'_, '_>| tell(view.get(key), conditions, bytes_max, response);
+    let (told, needs) = shard.shard.read(&[key], clock.now_ms, look);
     // What is refused tells of the key, too.
     if let Err(refused) = told {
         refused.write(response);
@@ -114,7 +122,8 @@ fn tell(
     bytes_max: usize,
     response: &mut Response<'_>,
 ) -> Result<(), Refusal> {
-    let Got { shape, value, version, .. } = got.ok_or_else(absent)?;
+    let got = got.ok_or_else(absent)?;
+    let (Got { shape, version, .. }, length) = (got, got.value_bytes());
     if shape != Shape::String {
         return Err(Refusal::new(409, "the key has no string: only commands of Redis show what it has"));
     }
@@ -123,19 +132,22 @@ fn tell(
         return Ok(());
     }
     // Ranges are of GET alone.
-    let part = if response.to_head() { Part::Whole } else { conditions.part(version, value.len()) };
-    let (status, says, part) = match part {
-        Part::Whole => (200, Says::Ranges, value),
-        Part::Bytes { first, last } => (206, Says::Part { first, last, length: value.len() }, &value[first..=last]),
+    if response.to_head() {
+        response.head(200, Says::Ranges, Some(version), BYTES, length);
+        return Ok(());
+    }
+    let (status, says, part) = match conditions.part(version, length) {
+        Part::Whole => (200, Says::Ranges, 0..length),
+        Part::Bytes { first, last } => (206, Says::Part { first, last, length }, first..last + 1),
         Part::Nothing => {
-            response.text(416, Says::Length(value.len()), "the value has no such range");
+            response.text(416, Says::Length(length), "the value has no such range");
             return Ok(());
         }
     };
-    if part.len() > bytes_max && !response.to_head() {
+    if part.len() > bytes_max {
         return Err(Refusal::new(500, format!("a response has at most {bytes_max} bytes: ask for a range of it")));
     }
-    response.content(status, says, Some(version), BYTES, part);
+    response.content(status, says, Some(version), BYTES, got.value().get(part).unwrap_or_default());
     Ok(())
 }
 

@@ -67,7 +67,8 @@ impl From<UpdateError> for Refusal {
             UpdateError::Append(AppendError::TooLong { .. }) | UpdateError::TooLong { .. } => {
                 Self::new(413, error.to_string())
             }
-            UpdateError::Append(AppendError::Failed) => Self::new(500, error.to_string()),
+            UpdateError::Memory { .. } => Self::new(507, error.to_string()),
+            UpdateError::Append(AppendError::Failed) | UpdateError::Undone => Self::new(500, error.to_string()),
         }
     }
 }

@@ -77,12 +77,17 @@ impl<'o> Response<'o> {
 
     /// Writes a response with this content.
     pub(super) fn content(&mut self, status: u16, says: Says, version: Option<u64>, kind: &str, content: &[u8]) {
-        self.start(status, says, version);
-        // Writing to a vector does not fail.
-        let _ = write!(self.out, "Content-Type: {kind}\r\nContent-Length: {}\r\n\r\n", content.len());
+        self.head(status, says, version, kind, content.len());
         if !self.to_head {
             self.out.extend_from_slice(content);
         }
+    }
+
+    /// Writes the head of a response with a content of so many bytes.
+    pub(super) fn head(&mut self, status: u16, says: Says, version: Option<u64>, kind: &str, length: usize) {
+        self.start(status, says, version);
+        // Writing to a vector does not fail.
+        let _ = write!(self.out, "Content-Type: {kind}\r\nContent-Length: {length}\r\n\r\n");
     }
 
     /// Writes a response with a line for people.

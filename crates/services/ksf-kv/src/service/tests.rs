@@ -67,7 +67,7 @@ impl ShardService for Watched {
             }
         }
         self.kv.turn_end(shard, turn);
-        self.waiting.store(shard.waiting.len() as u64, Ordering::Relaxed);
+        self.waiting.store(shard.queue.len() as u64, Ordering::Relaxed);
         self.unwritten_bytes.store(shard.shard.log().unwritten_bytes() as u64, Ordering::Relaxed);
     }
 
@@ -101,7 +101,7 @@ impl World {
         let disk = Disk::open(folder.path(), options).unwrap();
         let settings = Settings { durability, ..Settings::default() };
         let service = Arc::new(Watched {
-            kv: Logged(Kv::new(disk, settings, |error| panic!("a write failed: {error}"))),
+            kv: Logged(Kv::new(disk, settings, |error| panic!("a write failed: {error}")).unwrap()),
             completes: AtomicBool::new(false),
             waiting: AtomicU64::new(0),
             unwritten_bytes: AtomicU64::new(0),

@@ -40,10 +40,16 @@ impl Serving {
     }
 
     pub(crate) fn start_set(engine: EngineKind, folder: &Path, limits: Limits, settings: Settings) -> Self {
+        Self::start_on(engine, folder, limits, settings, 6)
+    }
+
+    /// With so many segments of 1 MiB in each log.
+    pub(crate) fn start_on(engine: EngineKind, folder: &Path, limits: Limits, settings: Settings, places: u32) -> Self {
         let cpus = ksf::cpus::allowed().unwrap();
-        let options = DiskOptions { logs: cpus.len() as u16, segment_bytes: 1 << 20, places: 6 };
+        let options = DiskOptions { logs: cpus.len() as u16, segment_bytes: 1 << 20, places };
         let disk = Disk::open(folder, options).unwrap();
-        let service = Arc::new(Logged(Kv::new(disk, settings, |error| panic!("a write failed: {error}"))));
+        let kv = Kv::new(disk, settings, |error| panic!("a write failed: {error}")).unwrap();
+        let service = Arc::new(Logged(kv));
         let builder = Server::builder().engine(engine).cpus(Some(cpus)).limits(limits);
         let server = builder.listen("tcp:127.0.0.1:0".parse().unwrap(), Arc::clone(&service), None).start().unwrap();
         Self { server, service }

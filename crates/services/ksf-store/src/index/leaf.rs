@@ -8,11 +8,14 @@ use std::mem;
 use std::sync::Arc;
 
 use crate::format::Lsn;
+use crate::memory::Sizes;
 
 /// Entries of a leaf, above which it is split.
 pub const ENTRIES_MAX: usize = 256;
-/// Longest value that is packed among the keys; longer ones have memory of their own.
-const PACKED_BYTES_MAX: usize = 256;
+/// Longest value that is packed among the keys; longer ones have memory of their own, and may be let go of.
+pub const PACKED_BYTES_MAX: usize = 256;
+/// What a value with memory of its own takes beside its bytes: the counts of an [`Arc`].
+const APART_BYTES: usize = 2 * size_of::<usize>();
 
 /// Where the record of an entry lies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,11 +81,16 @@ struct Slot {
     version: u64,
 }
 
+/// What an entry takes beside its key and its value.
+pub const ENTRY_BYTES: usize = size_of::<Slot>();
+
 const HAS_EXPIRY: u32 = 1;
 const ON_MEDIUM: u32 = 2;
 const GONE: u32 = 4;
 const APART: u32 = 8;
 const CELLS: u32 = 16;
+/// The value was used since the hand came by.
+const USED: u32 = 32;
 /// Bytes of the number of a value that has memory of its own.
 const NUMBER_BYTES: usize = 4;
 const OLDER_SHIFT: u32 = 8;
@@ -122,12 +130,25 @@ pub struct Leaf {
     free: Vec<u32>,
     /// No entry ends before this time, in milliseconds since 1970.
     soonest_ms: u64,
+    /// What `apart` has, and what is on a medium alone: but for the memory of the vectors.
+    values: Sizes,
+}
+
+/// What [letting go](Leaf::let_go) may still do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LetGo {
+    /// Leaves to look at.
+    pub leaves: usize,
+    /// Values to look at.
+    pub looks: usize,
+    /// Bytes of values to let go of; the last one may have more.
+    pub bytes: usize,
 }
 
 impl Default for Leaf {
     fn default() -> Self {
         let (slots, bytes, apart, free) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { slots, bytes, dead: 0, apart, free, soonest_ms: u64::MAX }
+        Self { slots, bytes, dead: 0, apart, free, soonest_ms: u64::MAX, values: Sizes::default() }
     }
 }
 
@@ -154,10 +175,29 @@ impl Leaf {
         self.slots.is_empty()
     }
 
-    /// Bytes of memory that it takes.
-    pub fn memory_bytes(&self) -> usize {
-        let apart: usize = self.apart.iter().map(|value| value.len()).sum();
-        self.slots.capacity() * size_of::<Slot>() + self.bytes.capacity() + apart
+    /// Bytes of memory that it takes, and what is in them: as it is counted while it changes.
+    pub fn sizes(&self) -> Sizes {
+        let vectors = self.slots.capacity() * size_of::<Slot>()
+            + self.bytes.capacity()
+            + self.apart.capacity() * size_of::<Arc<[u8]>>()
+            + self.free.capacity() * size_of::<u32>();
+        Sizes { used: vectors + self.values.used, ..self.values }
+    }
+
+    /// What a slot has beside its bytes in the vectors.
+    fn size_of_value(slot: &Slot) -> Sizes {
+        let bytes = slot.value_len as usize;
+        match slot.flags & (ON_MEDIUM | APART | CELLS) {
+            ON_MEDIUM => Sizes { away: 1, away_bytes: bytes, ..Sizes::default() },
+            APART => Sizes { used: bytes + APART_BYTES, values: bytes + APART_BYTES, ..Sizes::default() },
+            flags if flags == APART | CELLS => Sizes { used: bytes + APART_BYTES, ..Sizes::default() },
+            _ => Sizes::default(),
+        }
+    }
+
+    /// Bytes of memory that an entry takes, but for the slack of the vectors.
+    pub fn entry_bytes(&self, at: usize) -> usize {
+        self.slots.get(at).map_or(0, |slot| ENTRY_BYTES + slot.len() + Self::size_of_value(slot).used)
     }
 
     fn key(&self, slot: &Slot) -> &[u8] {
@@ -214,23 +254,87 @@ impl Leaf {
     fn bury(&mut self, at: usize) {
         let slot = self.slots[at];
         self.dead += slot.len();
-        if let Some(number) = self.number(&slot, slot.key_at() + usize::from(slot.key_len)) {
-            self.apart[number as usize] = Arc::from([]);
+        self.values = self.values - Self::size_of_value(&slot);
+        self.free_apart(&slot);
+    }
+
+    /// Gives the memory of a value back, if it has some of its own.
+    fn free_apart(&mut self, slot: &Slot) {
+        if let Some(number) = self.number(slot, slot.key_at() + usize::from(slot.key_len)) {
+            self.apart[number as usize] = Arc::default();
             self.free.push(number);
         }
     }
 
-    fn keep_apart(&mut self, value: &[u8]) -> u32 {
+    fn keep_apart(&mut self, value: Arc<[u8]>) -> u32 {
         match self.free.pop() {
             Some(number) => {
-                self.apart[number as usize] = Arc::from(value);
+                self.apart[number as usize] = value;
                 number
             }
             None => {
-                self.apart.push(Arc::from(value));
+                self.apart.push(value);
                 self.apart.len() as u32 - 1
             }
         }
+    }
+
+    /// The value of an entry is used: the hand passes it by once.
+    pub fn touch(&mut self, at: usize) {
+        if let Some(slot) = self.slots.get_mut(at)
+            && slot.flags & (APART | USED) == APART
+        {
+            slot.flags |= USED;
+        }
+    }
+
+    /// Lets go of values from an entry on, of which `may` says that their records are on a medium. One that was used since the
+    /// last time stays until the next. Returns the entry to go on from, which is behind the last one at the end.
+    pub fn let_go(&mut self, from: usize, left: &mut LetGo, may: impl Fn(Origin) -> bool) -> usize {
+        let mut at = from;
+        while at < self.slots.len() && left.looks > 0 && left.bytes > 0 {
+            let slot = self.slots[at];
+            at += 1;
+            if slot.flags & (APART | CELLS) != APART {
+                continue;
+            }
+            left.looks -= 1;
+            if slot.flags & USED != 0 {
+                self.slots[at - 1].flags &= !USED;
+                continue;
+            }
+            if !may(Origin { log: slot.log, lsn: Lsn(slot.lsn), version: slot.version }) {
+                continue;
+            }
+            self.free_apart(&slot);
+            let gone = Slot { flags: slot.flags & !APART | ON_MEDIUM, ..slot };
+            self.values = self.values - Self::size_of_value(&slot) + Self::size_of_value(&gone);
+            self.dead += NUMBER_BYTES;
+            self.slots[at - 1] = gone;
+            left.bytes = left.bytes.saturating_sub(slot.value_len as usize + APART_BYTES);
+        }
+        self.tidy();
+        at
+    }
+
+    /// Takes a value that was read from its medium, if the entry still has this version and no value. True if it did.
+    pub fn take_in(&mut self, key: &[u8], version: u64, value: &Arc<[u8]>) -> bool {
+        let Ok(at) = self.find(key) else { return false };
+        let slot = self.slots[at];
+        if slot.flags & ON_MEDIUM == 0 || slot.version != version || slot.value_len as usize != value.len() {
+            return false;
+        }
+        let number = self.keep_apart(Arc::clone(value));
+        let start = self.bytes.len();
+        grow(&mut self.bytes, slot.len() + NUMBER_BYTES);
+        self.bytes.extend_from_within(slot.at as usize..slot.at as usize + slot.len());
+        self.bytes.extend_from_slice(&number.to_le_bytes());
+        self.dead += slot.len();
+        let here = Slot { at: start as u32, flags: slot.flags & !ON_MEDIUM | APART, ..slot };
+        self.values = self.values - Self::size_of_value(&slot) + Self::size_of_value(&here);
+        self.slots[at] = here;
+        self.tidy();
+        true
     }
 
     /// The entries from a place on.
@@ -252,12 +356,12 @@ impl Leaf {
         let number;
         let (flags, value_len, inline): (u32, u32, &[u8]) = match entry.value {
             Value::Here(value) if value.len() > PACKED_BYTES_MAX => {
-                number = self.keep_apart(value).to_le_bytes();
+                number = self.keep_apart(Arc::from(value)).to_le_bytes();
                 (APART, value.len() as u32, &number)
             }
             Value::Here(value) => (0, value.len() as u32, value),
             Value::Cells(head) if head.len() > PACKED_BYTES_MAX => {
-                number = self.keep_apart(head).to_le_bytes();
+                number = self.keep_apart(Arc::from(head)).to_le_bytes();
                 (CELLS | APART, head.len() as u32, &number)
             }
             Value::Cells(head) => (CELLS, head.len() as u32, head),
@@ -284,6 +388,7 @@ impl Leaf {
             lsn: entry.origin.lsn.0,
             version: entry.origin.version,
         };
+        self.values += Self::size_of_value(&slot);
         match found {
             Ok(at) => self.slots[at] = slot,
             Err(at) => {
@@ -350,8 +455,10 @@ impl Leaf {
     fn packed(&self, slots: &[Slot]) -> Self {
         let mut bytes: Vec<u8> = Vec::with_capacity(slots.iter().map(Slot::len).sum());
         let mut apart: Vec<Arc<[u8]>> = Vec::new();
+        let mut values = Sizes::default();
         let moved = slots.iter().map(|slot| {
             let at = bytes.len();
+            values += Self::size_of_value(slot);
             bytes.extend_from_slice(&self.bytes[slot.at as usize..][..slot.len()]);
             let value_at = slot.key_at() + usize::from(slot.key_len);
             if let Some(number) = self.number(slot, value_at) {
@@ -361,7 +468,8 @@ impl Leaf {
             }
             Slot { at: at as u32, ..*slot }
         });
-        Self { slots: moved.collect(), bytes, dead: 0, apart, free: Vec::new(), soonest_ms: self.soonest_ms }
+        let slots = moved.collect();
+        Self { slots, bytes, dead: 0, apart, free: Vec::new(), soonest_ms: self.soonest_ms, values }
     }
 }
 

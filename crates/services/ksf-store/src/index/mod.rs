@@ -19,8 +19,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
 
-use self::leaf::{ENTRIES_MAX, Entry, Leaf};
+use self::leaf::{ENTRIES_MAX, Entry, Leaf, LetGo, Origin};
 use crate::format::Lsn;
+use crate::memory::{Memory, Sizes};
 
 /// The leaves by their first keys.
 #[derive(Debug)]
@@ -65,15 +66,44 @@ impl Top {
     }
 }
 
-/// Leaves that were taken out. Their memory is given back in steps.
+/// Leaves that were taken out. Their memory is given back in steps, and counts until then.
 #[derive(Debug)]
 pub(crate) struct Cleared(Top);
 
 impl Cleared {
+    /// Bytes of memory that are not given back yet.
+    pub(crate) fn used(&self) -> usize {
+        let of_leaves = self.0.leaves.iter();
+        of_leaves.map(|(first, numbered)| bytes_of_leaf(first) + lock(&numbered.leaf).sizes().used).sum()
+    }
+
     /// Gives the memory of a leaf back; false if there is none left.
-    pub(crate) fn free_one(&mut self) -> bool {
+    pub(crate) fn free_one(&mut self, memory: &Memory) -> bool {
         self.0.firsts.pop_first();
-        self.0.leaves.pop_first().is_some()
+        let Some((first, numbered)) = self.0.leaves.pop_first() else { return false };
+        let used = bytes_of_leaf(&first) + lock(&numbered.leaf).sizes().used;
+        drop(numbered);
+        memory.count(Sizes::default() - Sizes { used, values: used, ..Sizes::default() });
+        true
+    }
+}
+
+/// Bytes that a leaf with this first key takes beside its own vectors.
+pub(crate) fn bytes_of_leaf(first: &[u8]) -> usize {
+    size_of::<(Box<[u8]>, Numbered)>() + size_of::<(u32, Box<[u8]>)>() + size_of::<Mutex<Leaf>>() + 2 * first.len()
+}
+
+/// Where an index counts its memory.
+#[derive(Debug)]
+struct Counted {
+    memory: Arc<Memory>,
+    /// Its values may be let go of.
+    lets_go: bool,
+}
+
+impl Counted {
+    fn count(&self, more: Sizes) {
+        self.memory.count(if self.lets_go { more } else { Sizes { used: more.used, ..Sizes::default() } });
     }
 }
 
@@ -119,11 +149,13 @@ const DRAWS_MAX: usize = 128;
 pub struct Index {
     top: ShardedLock<Top>,
     keys: AtomicUsize,
+    counted: Counted,
 }
 
+/// With memory without bound.
 impl Default for Index {
     fn default() -> Self {
-        Self { top: ShardedLock::new(Top::new(0)), keys: AtomicUsize::new(0) }
+        Self::new(Arc::new(Memory::new(usize::MAX)), true)
     }
 }
 
@@ -145,15 +177,20 @@ pub struct Locked<'a> {
     /// Each with its first key, in order.
     leaves: Vec<(&'a [u8], MutexGuard<'a, Leaf>)>,
     added: isize,
-    keys: &'a AtomicUsize,
+    /// What the leaves have more of than before.
+    more: Sizes,
+    index: &'a Index,
     /// First keys of those that became too long.
     long: &'a RefCell<Vec<Box<[u8]>>>,
 }
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        // Wraps as a difference of counts does.
-        self.keys.fetch_add(self.added as usize, Ordering::Relaxed);
+        if self.added != 0 {
+            // Wraps as a difference of counts does.
+            self.index.keys.fetch_add(self.added as usize, Ordering::Relaxed);
+        }
+        self.index.counted.count(self.more);
         let long = self.leaves.iter().filter(|(_, leaf)| leaf.len() > ENTRIES_MAX);
         self.long.borrow_mut().extend(long.map(|(first, _)| Box::from(*first)));
     }
@@ -170,13 +207,38 @@ impl Locked<'_> {
         leaf.entry(leaf.find(key).ok()?)
     }
 
+    /// The same, and its value is used now.
+    pub fn get_to_use(&mut self, key: &[u8]) -> Option<Entry<'_>> {
+        let at = self.place(key)?;
+        let leaf = &mut *self.leaves[at].1;
+        let at = leaf.find(key).ok()?;
+        leaf.touch(at);
+        leaf.entry(at)
+    }
+
+    /// Bytes of memory that a key and its value take.
+    pub fn entry_bytes(&self, key: &[u8]) -> Option<usize> {
+        let leaf = &self.leaves[self.place(key)?].1;
+        Some(leaf.entry_bytes(leaf.find(key).ok()?))
+    }
+
+    /// Changes a leaf, and counts what it takes.
+    fn change<R>(&mut self, at: usize, change: impl FnOnce(&mut Leaf) -> R) -> R {
+        let leaf = &mut *self.leaves[at].1;
+        let before = leaf.sizes();
+        let result = change(leaf);
+        self.more += leaf.sizes() - before;
+        result
+    }
+
     /// Sets what a key has; it is one that the command named.
     pub fn set(&mut self, entry: &Entry<'_>) {
         if let Some(at) = self.place(entry.key) {
-            let leaf = &mut self.leaves[at].1;
-            let before = leaf.len();
-            leaf.set(entry);
-            self.added += leaf.len() as isize - before as isize;
+            self.added += self.change(at, |leaf| {
+                let before = leaf.len();
+                leaf.set(entry);
+                leaf.len() as isize - before as isize
+            });
         }
     }
 
@@ -201,13 +263,20 @@ impl Locked<'_> {
 
     /// Takes a key out. True if it was there.
     pub fn remove(&mut self, key: &[u8]) -> bool {
-        let removed = self.place(key).is_some_and(|at| self.leaves[at].1.remove(key));
+        let Some(at) = self.place(key) else { return false };
+        let removed = self.change(at, |leaf| leaf.remove(key));
         self.added -= isize::from(removed);
         removed
     }
 }
 
 impl Index {
+    /// An empty index, whose memory is counted there. `lets_go`: its values may be [let go of](Index::let_go).
+    pub fn new(memory: Arc<Memory>, lets_go: bool) -> Self {
+        memory.count(Sizes { used: bytes_of_leaf(&[]), ..Sizes::default() });
+        Self { top: ShardedLock::new(Top::new(0)), keys: AtomicUsize::new(0), counted: Counted { memory, lets_go } }
+    }
+
     /// Number of keys.
     pub fn len(&self) -> usize {
         self.keys.load(Ordering::Relaxed)
@@ -218,13 +287,15 @@ impl Index {
         self.len() == 0
     }
 
-    /// Bytes of memory that it takes, but for what the allocator needs.
-    pub fn memory_bytes(&self) -> usize {
+    /// Bytes of memory that it takes, but for what the allocator needs, and what is in them: by a look at every leaf, as a
+    /// check of what is counted.
+    pub fn measure(&self) -> Sizes {
         let top = self.read();
-        let of_top = size_of::<(Box<[u8]>, Numbered)>() + size_of::<(u32, Box<[u8]>)>() + size_of::<Mutex<Leaf>>();
-        let of_leaves =
-            top.leaves.iter().map(|(first, numbered)| 2 * first.len() + lock(&numbered.leaf).memory_bytes());
-        of_leaves.sum::<usize>() + of_top * top.leaves.len()
+        top.leaves.iter().fold(Sizes::default(), |sum, (first, numbered)| {
+            let sizes = lock(&numbered.leaf).sizes();
+            let used = sizes.used + bytes_of_leaf(first);
+            sum + if self.counted.lets_go { Sizes { used, ..sizes } } else { Sizes { used, ..Sizes::default() } }
+        })
     }
 
     fn read(&self) -> ShardedLockReadGuard<'_, Top> {
@@ -249,7 +320,7 @@ impl Index {
             places.sort_unstable_by_key(|(first, _)| *first);
             places.dedup_by_key(|(first, _)| *first);
             let leaves = places.into_iter().map(|(first, leaf)| (first, lock(leaf))).collect();
-            command(Locked { leaves, added: 0, keys: &self.keys, long: &long })
+            command(Locked { leaves, added: 0, more: Sizes::default(), index: self, long: &long })
         };
         for first in long.into_inner() {
             self.split(&first);
@@ -265,10 +336,48 @@ impl Index {
         if leaf.len() <= ENTRIES_MAX {
             return;
         }
+        let before = leaf.sizes();
         let right = leaf.split();
+        let more = leaf.sizes() + right.sizes() - before;
         drop(leaf);
-        let Some(first) = right.entry(0).map(|entry| Box::from(entry.key)) else { return };
+        let Some(first) = right.entry(0).map(|entry| Box::<[u8]>::from(entry.key)) else { return };
+        self.counted.count(more + Sizes { used: bytes_of_leaf(&first), ..Sizes::default() });
         top.insert(first, right);
+    }
+
+    /// Lets go of values from the key `hand` on, and at the end from the first one again; `hand` becomes the key to go on from.
+    /// `may` says whether the record of a value is on a medium.
+    pub fn let_go(&self, hand: &mut Vec<u8>, mut left: LetGo, may: impl Fn(Origin) -> bool) {
+        let top = self.read();
+        for _ in 0..left.leaves.min(top.leaves.len()) {
+            let Some((first, leaf)) = leaf_of(&top, hand) else { return };
+            let mut leaf = lock(leaf);
+            let before = leaf.sizes();
+            if before.values > 0 {
+                let from = leaf.find(hand).unwrap_or_else(|at| at);
+                let next = leaf.let_go(from, &mut left, &may);
+                self.counted.count(leaf.sizes() - before);
+                if let Some(next) = leaf.entry(next) {
+                    hand.clear();
+                    hand.extend_from_slice(next.key);
+                    return;
+                }
+            }
+            let next = top.behind(first);
+            hand.clear();
+            hand.extend_from_slice(next.map_or(&[][..], |(next, _)| next));
+            if left.looks == 0 || left.bytes == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Takes a value that was read from its medium, if the key still has this version and no value. True if it did.
+    pub fn take_in(&self, key: &[u8], version: u64, value: &Arc<[u8]>) -> bool {
+        self.with(&[key], |locked| {
+            let Some(at) = locked.place(key) else { return false };
+            locked.change(at, |leaf| leaf.take_in(key, version, value))
+        })
     }
 
     /// Goes through the keys from `from` on, in order, one leaf at a time, until `take` returns false. Keys that come or
@@ -421,6 +530,7 @@ impl Index {
         let empty = Top::new(top.last_number);
         let cleared = std::mem::replace(&mut *top, empty);
         self.keys.store(0, Ordering::Relaxed);
+        self.counted.memory.count(Sizes { used: bytes_of_leaf(&[]), ..Sizes::default() });
         Ok((result, Cleared(cleared)))
     }
 
@@ -428,12 +538,16 @@ impl Index {
     pub fn shrink(&self) {
         let mut top = self.write();
         let Top { leaves, firsts, .. } = &mut *top;
+        let mut less = Sizes::default();
         leaves.retain(|first, numbered| {
-            let stays = first.is_empty() || !lock(&numbered.leaf).is_empty();
+            let leaf = lock(&numbered.leaf);
+            let stays = first.is_empty() || !leaf.is_empty();
             if !stays {
                 firsts.remove(&numbered.number);
+                less += leaf.sizes() + Sizes { used: bytes_of_leaf(first), ..Sizes::default() };
             }
             stays
         });
+        self.counted.count(Sizes::default() - less);
     }
 }

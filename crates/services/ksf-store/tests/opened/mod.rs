@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use ksf_store::away::{Values, Wanted};
 use ksf_store::log::Geometry;
 use ksf_store::recover::{Found, Repair, cut_by_links};
 use ksf_store::store::{Shard, Store};
@@ -60,6 +61,32 @@ pub(crate) fn open(
     epoch: &mut u32,
     random: Option<&mut Random>,
 ) -> (Arc<Store>, Vec<Shard>) {
+    open_within(geometry, media, epoch, random, usize::MAX)
+}
+
+/// Starts the store with so much memory.
+#[allow(dead_code, reason = "not every test has more than logs")]
+pub(crate) fn open_within(
+    geometry: Geometry,
+    media: &mut [Medium],
+    epoch: &mut u32,
+    random: Option<&mut Random>,
+    memory_bytes_max: usize,
+) -> (Arc<Store>, Vec<Shard>) {
     let found = recover(geometry, media, epoch, random);
-    Store::open(found, *epoch)
+    let mut media: Vec<&mut Medium> = media.iter_mut().collect();
+    Store::open(found, &mut media, *epoch, memory_bytes_max).unwrap()
+}
+
+/// What is on the media of values that a command asked for; `None`: one of them is not there yet.
+#[allow(dead_code, reason = "not every test has values on media alone")]
+pub(crate) fn fetch(media: &[Medium], wanted: &[Wanted]) -> Option<Values> {
+    let mut values = Values::default();
+    for one in wanted {
+        let at = one.read_at().ok()?;
+        let place = &media[usize::from(at.log)].places[at.place as usize];
+        let record = one.record(&place[at.offset as usize..][..at.bytes]).unwrap();
+        values.insert(one.version(), record.value.into());
+    }
+    Some(values)
 }

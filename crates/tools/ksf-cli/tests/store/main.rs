@@ -2,6 +2,7 @@
 
 mod audit;
 mod client;
+mod larger;
 mod load;
 mod offline;
 #[path = "../support/mod.rs"]

@@ -1,5 +1,6 @@
 //! A key-value server that acknowledges only what is on the medium: `kind = "store"`, `ksf store`.
 
+mod memory;
 mod tools;
 
 use std::fs;
@@ -32,6 +33,9 @@ const LOG_BYTES: u64 = 1 << 30;
 /// The least that cleaning can work with.
 const LOG_BYTES_MIN: u64 = 8 << 20;
 const LOG_BYTES_MAX: u64 = 500 * SEGMENT_BYTES_MAX;
+/// The least memory with which a store is worth its name.
+const MEMORY_BYTES_MIN: u64 = 1 << 20;
+const MEMORY_BYTES_MAX: u64 = 1 << 50;
 /// A segment holds the longest value, and is the unit in which space comes back.
 const SEGMENT_BYTES_MIN: u64 = 2 << 20;
 const SEGMENT_BYTES_MAX: u64 = 64 << 20;
@@ -50,6 +54,10 @@ pub(crate) struct StoreArgs {
     /// Bytes of the log of each shard, when the store is made: all that it may take on the disk
     #[arg(long, value_name = "BYTES", default_value = "1g", value_parser = number::<LOG_BYTES_MIN, LOG_BYTES_MAX>)]
     log_bytes: u64,
+    /// Bytes of memory for keys and values, above which values are read from the disk; keys, and values of at most 256 bytes,
+    /// stay in memory [default: half of what this machine has]
+    #[arg(long, value_name = "BYTES", value_parser = number::<MEMORY_BYTES_MIN, MEMORY_BYTES_MAX>)]
+    memory_max: Option<u64>,
     /// When the reply to a write leaves: always (it is on the disk), every=MS (at once, while no write waits longer for the
     /// disk), none (at once)
     #[arg(long, value_name = "always|every=MS|none", default_value_t)]
@@ -65,11 +73,11 @@ pub(crate) struct StoreArgs {
 
 impl StoreArgs {
     pub(crate) fn single(self) -> Result<Single<Store>, Failure> {
-        let Self { tool: _, data, log_bytes, durability, password_file, server, process } = self;
+        let Self { tool: _, data, log_bytes, memory_max, durability, password_file, server, process } = self;
         let Some(data) = data else {
             return Err(Failure::new(Status::Usage, "no folder was given").remedy("see ksf store --help"));
         };
-        let store = Store { data, log_bytes, durability, password_file };
+        let store = Store { data, log_bytes, memory_max, durability, password_file };
         Ok(Single::new("store", store, server, process))
     }
 }
@@ -81,6 +89,8 @@ struct StoreTable {
     data: PathBuf,
     /// Bytes of the log of each shard.
     log_bytes: Option<Number<LOG_BYTES_MIN, LOG_BYTES_MAX>>,
+    /// Bytes of memory for keys and values.
+    memory_max: Option<Number<MEMORY_BYTES_MIN, MEMORY_BYTES_MAX>>,
     /// When the reply to a write leaves.
     durability: Option<String>,
     /// File with the password, relative to the file.
@@ -92,17 +102,19 @@ struct StoreTable {
 pub(crate) struct Store {
     data: PathBuf,
     log_bytes: u64,
+    memory_max: Option<u64>,
     durability: Durability,
     password_file: Option<PathBuf>,
 }
 
 impl ServiceKind for Store {
     fn read(table: &mut Table<'_>) -> Result<Self, Mistake> {
-        let StoreTable { data, log_bytes, durability, password_file } = table.take()?;
+        let StoreTable { data, log_bytes, memory_max, durability, password_file } = table.take()?;
         let durability = durability.map_or(Ok(Durability::default()), |text| text.parse());
         Ok(Store {
             data: table.folder().join(data),
             log_bytes: log_bytes.map_or(LOG_BYTES, |number| number.0),
+            memory_max: memory_max.map(|number| number.0),
             durability: durability.map_err(|error: String| table.mistake(format!("durability: {error}")))?,
             password_file: password_file.map(|file| table.folder().join(file)),
         })
@@ -122,7 +134,9 @@ impl ServiceKind for Store {
 
     fn start(&self, launch: Launch) -> Result<Running, Failure> {
         let password = self.password_file.as_deref().map(read_password).transpose()?;
-        let settings = Settings { durability: self.durability, password };
+        let memory_bytes_max = self.memory_max.unwrap_or_else(memory::half_of_the_machine);
+        let memory_bytes_max = usize::try_from(memory_bytes_max).unwrap_or(usize::MAX);
+        let settings = Settings { durability: self.durability, password, memory_bytes_max };
         let started = Instant::now();
         let disk = Disk::open(&self.data, options(self.log_bytes, launch.shards())).map_err(explain)?;
         let medium = if disk.direct { "O_DIRECT and RWF_DSYNC" } else { "RWF_DSYNC through the page cache" };
@@ -136,13 +150,15 @@ impl ServiceKind for Store {
             ));
             std::process::exit(i32::from(Status::Os as u8));
         });
+        let kv = kv.map_err(explain)?;
         let line = format!(
-            "{} {}: medium=file ({medium}) durability={} logs={logs} keys={} memory={} recovered in {} ms",
+            "{} {}: medium=file ({medium}) durability={} logs={logs} keys={} memory={} of {} recovered in {} ms",
             launch.name(),
             self.data.display(),
             self.durability,
             kv.store().keys(),
-            kv.store().memory_bytes(),
+            kv.store().memory().sizes().used,
+            memory_bytes_max,
             started.elapsed().as_millis(),
         );
         let mut running = launch.serve_on_shards(LISTEN, Arc::new(Logged(kv)))?.start(())?;

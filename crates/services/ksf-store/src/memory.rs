@@ -1,0 +1,176 @@
+//! What a store has in memory, counted while it changes, over all shards.
+//!
+//! ```text
+//!   0 ─────────── fixed ──────────── used ─────── low ── max
+//!     keys, short     │ values that     │               │     above it commands that write wait until values were let go of;
+//!     values, cells   │ may be let go of│               │     when what is fixed is above it, they are refused
+//! ```
+//!
+//! Every change is counted by the shard that makes it, before anybody else sees it: what is counted is what is there.
+
+use std::ops::{Add, AddAssign, Sub};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crossbeam_utils::CachePadded;
+
+/// Bytes of memory, and what is in them. A difference of two wraps as the difference of two numbers does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sizes {
+    /// Bytes of memory that are taken, but for what the allocator needs.
+    pub used: usize,
+    /// Those of them that come back by themselves: values that may be let go of, because they are on a medium, too, or will
+    /// be; and what a flush took out.
+    pub values: usize,
+    /// Values that are on a medium alone.
+    pub away: usize,
+    /// Bytes of these values.
+    pub away_bytes: usize,
+}
+
+impl Add for Sizes {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            used: self.used.wrapping_add(other.used),
+            values: self.values.wrapping_add(other.values),
+            away: self.away.wrapping_add(other.away),
+            away_bytes: self.away_bytes.wrapping_add(other.away_bytes),
+        }
+    }
+}
+
+impl AddAssign for Sizes {
+    fn add_assign(&mut self, other: Self) {
+        *self = *self + other;
+    }
+}
+
+impl Sub for Sizes {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        Self {
+            used: self.used.wrapping_sub(other.used),
+            values: self.values.wrapping_sub(other.values),
+            away: self.away.wrapping_sub(other.away),
+            away_bytes: self.away_bytes.wrapping_sub(other.away_bytes),
+        }
+    }
+}
+
+/// The memory of a store, and how much of it there may be.
+#[derive(Debug)]
+pub struct Memory {
+    bytes_max: usize,
+    counts: CachePadded<Counts>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    used: AtomicUsize,
+    values: AtomicUsize,
+    away: AtomicUsize,
+    away_bytes: AtomicUsize,
+}
+
+/// Why nothing may be written for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoRoom {
+    /// There is room when values were let go of.
+    Yet,
+    /// What must stay in memory alone is more than may be.
+    Full,
+}
+
+impl Memory {
+    /// At most so many bytes; `usize::MAX`: as many as there are.
+    pub fn new(bytes_max: usize) -> Self {
+        Self { bytes_max, counts: CachePadded::default() }
+    }
+
+    /// Bytes that may be used.
+    pub fn bytes_max(&self) -> usize {
+        self.bytes_max
+    }
+
+    /// Bytes down to which values are let go of, so that those who write find room without waiting.
+    pub(crate) fn low_bytes(&self) -> usize {
+        self.bytes_max - self.bytes_max / 16
+    }
+
+    /// What is there now.
+    pub fn sizes(&self) -> Sizes {
+        let Counts { used, values, away, away_bytes } = &*self.counts;
+        Sizes {
+            used: used.load(Ordering::Relaxed),
+            values: values.load(Ordering::Relaxed),
+            away: away.load(Ordering::Relaxed),
+            away_bytes: away_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Bytes that are used.
+    pub(crate) fn used(&self) -> usize {
+        self.counts.used.load(Ordering::Relaxed)
+    }
+
+    /// Whether something may be written that takes more memory.
+    pub(crate) fn admit(&self) -> Result<(), NoRoom> {
+        if self.used() <= self.bytes_max {
+            return Ok(());
+        }
+        // Read later than what is used: a value that came in between makes what is fixed look smaller, and the command is
+        // tried again.
+        let values = self.counts.values.load(Ordering::Relaxed);
+        if self.used().saturating_sub(values) > self.bytes_max { Err(NoRoom::Full) } else { Err(NoRoom::Yet) }
+    }
+
+    /// It has become so much more; what has become less wraps.
+    pub(crate) fn count(&self, more: Sizes) {
+        let Counts { used, values, away, away_bytes } = &*self.counts;
+        for (count, more) in
+            [(used, more.used), (values, more.values), (away, more.away), (away_bytes, more.away_bytes)]
+        {
+            // Most changes are none of most counts.
+            if more != 0 {
+                count.fetch_add(more, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// All that there is will be given back in steps, but for so many bytes. Nobody changes anything meanwhile.
+    pub(crate) fn all_goes(&self, but_bytes: usize) {
+        let Counts { used, values, away, away_bytes } = &*self.counts;
+        values.store(used.load(Ordering::Relaxed).saturating_sub(but_bytes), Ordering::Relaxed);
+        away.store(0, Ordering::Relaxed);
+        away_bytes.store(0, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_waits_for_values_and_is_refused_for_what_is_fixed() {
+        let memory = Memory::new(1000);
+        memory.count(Sizes { used: 900, values: 300, ..Sizes::default() });
+        assert_eq!(memory.admit(), Ok(()));
+        memory.count(Sizes { used: 200, values: 200, ..Sizes::default() });
+        assert_eq!(memory.admit(), Err(NoRoom::Yet));
+        memory.count(Sizes::default() - Sizes { used: 500, values: 500, away: 0, away_bytes: 0 });
+        assert_eq!((memory.admit(), memory.sizes().used), (Ok(()), 600));
+        memory.count(Sizes { used: 500, values: 50, ..Sizes::default() });
+        assert_eq!(memory.admit(), Err(NoRoom::Full));
+    }
+
+    #[test]
+    fn differences_wrap() {
+        let (one, other) = (Sizes { used: 1, away: 5, ..Sizes::default() }, Sizes { used: 3, ..Sizes::default() });
+        let memory = Memory::new(usize::MAX);
+        memory.count(other);
+        memory.count(one - other);
+        assert_eq!(memory.sizes(), one);
+    }
+}
