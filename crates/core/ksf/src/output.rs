@@ -11,6 +11,7 @@ use crate::boxes::Boxes;
 use crate::buffers::Buffer;
 use crate::files::FileRange;
 use crate::pool::Chunk;
+use crate::service::COPY_BYTES_MAX;
 
 /// Most bytes of a file that are read at a time for a reply. A connection has two of these in memory: one that is sent,
 /// and one that is read meanwhile.
@@ -19,6 +20,9 @@ pub const FILE_WINDOW_BYTES: usize = 256 << 10;
 /// Pieces of a reply before which bytes may stay in the buffers that they were written to, however empty these are: warm
 /// buffers, where a copy would be an allocation.
 const BUFFERS_OF_REPLY_MAX: usize = 8;
+
+/// What a range of a file takes until it is read.
+pub const FILE_RANGE_BYTES: usize = size_of::<Piece>();
 
 /// Lists of pieces kept per shard for those that have none.
 const FRONTS_MAX: usize = 256;
@@ -31,13 +35,17 @@ pub struct Output {
     tail: Vec<u8>,
 }
 
-/// Pieces in front of the last bytes.
+/// Pieces in front of the last bytes. The sums are kept, so that a list of any length is not looked through again.
 #[derive(Debug, Default)]
 struct Front {
     pieces: VecDeque<Piece>,
     bytes: usize,
     /// Ranges of files among the pieces.
-    files: u32,
+    files: usize,
+    /// Bytes of these.
+    file_bytes: usize,
+    /// Pieces in front of the first range, if there is one, and their bytes.
+    before_file: (usize, usize),
 }
 
 #[derive(Debug)]
@@ -72,6 +80,10 @@ impl Piece {
         }
     }
 
+    fn is_file(&self) -> bool {
+        matches!(self, Self::File { .. })
+    }
+
     fn len(&self) -> usize {
         match self {
             Self::Bytes(bytes) => bytes.len(),
@@ -99,18 +111,26 @@ impl Piece {
 
 impl Front {
     fn push_back(&mut self, piece: Piece) {
+        if self.files == 0 {
+            self.before_file = (self.pieces.len(), self.bytes);
+        }
         self.pushed(&piece);
         self.pieces.push_back(piece);
     }
 
     fn push_front(&mut self, piece: Piece) {
+        let (pieces, bytes) = self.before_file;
+        self.before_file = if piece.is_file() { (0, 0) } else { (pieces + 1, bytes + piece.len()) };
         self.pushed(&piece);
         self.pieces.push_front(piece);
     }
 
     fn pushed(&mut self, piece: &Piece) {
         self.bytes += piece.len();
-        self.files += u32::from(matches!(piece, Piece::File { .. }));
+        if piece.is_file() {
+            self.files += 1;
+            self.file_bytes += piece.len();
+        }
     }
 
     fn pop_back(&mut self) -> Option<Piece> {
@@ -122,24 +142,98 @@ impl Front {
     fn pop_front(&mut self) -> Option<Piece> {
         let piece = self.pieces.pop_front()?;
         self.popped(&piece);
+        if piece.is_file() {
+            self.find_file((0, 0));
+        } else if self.files > 0 {
+            let (pieces, bytes) = self.before_file;
+            self.before_file = (pieces - 1, bytes - piece.len());
+        }
         Some(piece)
     }
 
     fn popped(&mut self, piece: &Piece) {
         self.bytes -= piece.len();
-        self.files -= u32::from(matches!(piece, Piece::File { .. }));
+        if piece.is_file() {
+            self.files -= 1;
+            self.file_bytes -= piece.len();
+        }
+    }
+
+    /// Looks for the first range, where as many pieces and bytes have none. No piece is looked at twice on its way.
+    fn find_file(&mut self, (mut pieces, mut bytes): (usize, usize)) {
+        if self.files > 0 {
+            let between = self.pieces.range(pieces..).take_while(|piece| !piece.is_file());
+            between.for_each(|piece| (pieces, bytes) = (pieces + 1, bytes + piece.len()));
+            self.before_file = (pieces, bytes);
+        }
+    }
+
+    /// Replaces the front of the first range by its bytes. Few of them are copied, so that a list of short ranges does not
+    /// keep a buffer for each.
+    fn fill_file(&mut self, read: Buffer, spares: &mut Spares) {
+        let (at, before) = self.before_file;
+        let Some(Piece::File { range: rest, head_pieces }) = self.pieces.get_mut(at) else { return };
+        let len = read.len();
+        rest.offset += len as u64;
+        rest.bytes -= len;
+        // The head has not left alone, and needs not any more.
+        *head_pieces = 0;
+        let is_read = rest.bytes == 0;
+        self.file_bytes -= len;
+        self.files -= usize::from(is_read);
+        let bytes_before = at.checked_sub(1).and_then(|last| self.pieces.get_mut(last));
+        if let Some(Piece::Bytes(bytes)) = bytes_before
+            && len <= COPY_BYTES_MAX.min(bytes.capacity() - bytes.len())
+        {
+            bytes.extend_from_slice(&read);
+            if is_read {
+                self.pieces.remove(at);
+            }
+            self.before_file = (at, before + len);
+        } else {
+            let piece = if len <= COPY_BYTES_MAX {
+                let mut bytes = spares.take();
+                bytes.extend_from_slice(&read);
+                Piece::Bytes(bytes)
+            } else {
+                Piece::Chunk(Chunk::from_buffer(read))
+            };
+            match is_read {
+                true => self.pieces[at] = piece,
+                false => self.pieces.insert(at, piece),
+            }
+            self.before_file = (at + 1, before + len);
+        }
+        if is_read {
+            self.find_file(self.before_file);
+        }
     }
 
     /// Appends all pieces of another one, which is empty then.
     fn append(&mut self, other: &mut Self) {
-        self.bytes += std::mem::take(&mut other.bytes);
-        self.files += std::mem::take(&mut other.files);
+        if self.files == 0 {
+            let (pieces, bytes) = other.before_file;
+            self.before_file = (self.pieces.len() + pieces, self.bytes + bytes);
+        }
+        self.bytes += other.bytes;
+        self.files += other.files;
+        self.file_bytes += other.file_bytes;
         self.pieces.append(&mut other.pieces);
+        other.clear();
+    }
+
+    /// Moves the first pieces, among which is no range, to the end of another one.
+    fn move_to(&mut self, other: &mut Self, pieces: usize, bytes: usize) {
+        other.pieces.extend(self.pieces.drain(..pieces));
+        other.bytes += bytes;
+        self.bytes -= bytes;
+        let (pieces_before, bytes_before) = self.before_file;
+        self.before_file = (pieces_before - pieces, bytes_before - bytes);
     }
 
     fn clear(&mut self) {
         self.pieces.clear();
-        (self.bytes, self.files) = (0, 0);
+        (self.bytes, self.files, self.file_bytes, self.before_file) = (0, 0, 0, (0, 0));
     }
 }
 
@@ -358,17 +452,18 @@ impl Output {
         to.extend_from_slice(&self.tail);
     }
 
-    /// Bytes of memory that it takes or will take: of a range of a file, no more than two windows.
+    /// Bytes of memory that it takes: a range of a file holds none of the file before it is read. Of two outputs this is
+    /// the sum, however their pieces come together.
     #[inline]
     pub(crate) fn memory_bytes(&self) -> usize {
-        if !self.has_files() {
-            return self.len();
-        }
-        let bytes = |piece: &Piece| match piece {
-            Piece::File { range, .. } => range.bytes.min(2 * FILE_WINDOW_BYTES),
-            piece => piece.len(),
-        };
-        self.pieces().map(bytes).sum::<usize>() + self.tail.len()
+        let Some(front) = &self.front else { return self.tail.len() };
+        front.bytes - front.file_bytes + front.files * FILE_RANGE_BYTES + self.tail.len()
+    }
+
+    /// Bytes of memory that its ranges of files will take while they are sent: two windows at most.
+    #[inline]
+    pub(crate) fn window_bytes(&self) -> usize {
+        self.front.as_ref().map_or(0, |front| front.file_bytes.min(2 * FILE_WINDOW_BYTES))
     }
 
     /// True if it begins with bytes that can be sent: not if it is empty, or a range must be read first.
@@ -386,17 +481,7 @@ impl Output {
     /// Place of the first range of a file, and the bytes in front of it.
     #[inline]
     fn first_file(&self) -> Option<(usize, usize)> {
-        if !self.has_files() {
-            return None;
-        }
-        let mut before = 0;
-        for (at, piece) in self.pieces().enumerate() {
-            if let Piece::File { .. } = piece {
-                return Some((at, before));
-            }
-            before += piece.len();
-        }
-        None
+        self.front.as_ref().filter(|front| front.files > 0).map(|front| front.before_file)
     }
 
     /// What to read next, at most a window, unless a window is there already; `sending` bytes count to it.
@@ -407,37 +492,28 @@ impl Output {
     }
 
     /// Puts what was read of `range` into its place. False: the first range is not the one this is about.
-    pub(crate) fn file_was_read(&mut self, range: &FileRange, bytes: Buffer) -> bool {
+    pub(crate) fn file_was_read(&mut self, range: &FileRange, bytes: Buffer, spares: &mut Spares) -> bool {
         let Some((at, _)) = self.first_file() else { return false };
         let Some(front) = &mut self.front else { return false };
-        let Piece::File { range: rest, head_pieces } = &mut front.pieces[at] else { return false };
+        let Some(Piece::File { range: rest, .. }) = front.pieces.get(at) else { return false };
         if rest.offset != range.offset || !rest.file.is_same(&range.file) || rest.bytes < bytes.len() {
             return false;
         }
-        rest.offset += bytes.len() as u64;
-        rest.bytes -= bytes.len();
-        *head_pieces = 0;
-        let chunk = Piece::Chunk(Chunk::from_buffer(bytes));
-        if rest.bytes == 0 {
-            front.files -= 1;
-            front.pieces[at] = chunk;
-        } else {
-            front.pieces.insert(at, chunk);
-        }
+        front.fill_file(bytes, spares);
         true
     }
 
     /// Takes what can be sent: everything in front of the first range of a file. The head of that goes alone: it is to wait
     /// for the range in the kernel, and the replies in front of it must not.
     #[inline]
-    pub(crate) fn take_ready(&mut self) -> SendBatch {
+    pub(crate) fn take_ready(&mut self, spares: &mut Spares) -> SendBatch {
         if !self.has_files() {
             return self.take();
         }
-        self.take_before_file()
+        self.take_before_file(spares)
     }
 
-    fn take_before_file(&mut self) -> SendBatch {
+    fn take_before_file(&mut self, spares: &mut Spares) -> SendBatch {
         let Some((mut at, mut bytes)) = self.first_file() else { return self.take() };
         let Some(front) = &mut self.front else { return self.take() };
         if let Piece::File { head_pieces, .. } = front.pieces[at]
@@ -446,11 +522,9 @@ impl Output {
             bytes -= front.pieces.range(at - head_pieces..at).map(Piece::len).sum::<usize>();
             at -= head_pieces;
         }
-        let behind = front.pieces.split_off(at);
-        let pieces = std::mem::replace(&mut front.pieces, behind);
-        front.bytes -= bytes;
-        let front = Box::new(Front { pieces, bytes, files: 0 });
-        SendBatch { output: Self { front: Some(front), ..Self::default() }, sent: 0 }
+        let mut ready = spares.fronts.take();
+        front.move_to(&mut ready, at, bytes);
+        SendBatch { output: Self { front: Some(ready), ..Self::default() }, sent: 0 }
     }
 
     /// Makes the tail a piece, so that another piece can follow it: where that goes is returned.
@@ -658,6 +732,8 @@ impl Spares {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::buffers::Buffers;
+    use crate::files::File;
     use crate::service::Pieces;
 
     fn bytes(batch: &SendBatch) -> Vec<u8> {
@@ -684,6 +760,33 @@ mod tests {
         assert_eq!(output.len(), 1000 * (4 + 3000 + 4 + 3000));
         let slack = held - output.len();
         assert!(slack <= (BUFFERS_OF_REPLY_MAX + 1) * Spares::BYTES_MIN, "{slack}");
+    }
+
+    #[test]
+    fn short_ranges_of_a_long_list_keep_no_buffer_each() {
+        const RANGES: usize = 1000;
+        let (mut output, mut spares, buffers) = (Output::default(), Spares::default(), Buffers::default());
+        let file = File::from(std::fs::File::open("/dev/null").unwrap());
+        let mut pieces = Pieces::stream(&mut output, &mut spares, true);
+        for number in 0..RANGES as u64 {
+            pieces.file(FileRange { file: file.clone(), offset: 10 * number, bytes: 10 }).unwrap();
+        }
+        assert_eq!(output.memory_bytes(), RANGES * FILE_RANGE_BYTES);
+        let mut expected = Vec::new();
+        while let Some(range) = output.file_to_read(0) {
+            // In two parts, which are of one reply all the same.
+            let part = range.bytes.min(7);
+            let bytes: Vec<u8> = (0..part as u64).map(|at| ((range.offset + at) % 251) as u8).collect();
+            let mut read = buffers.take(part);
+            read.fill(&bytes);
+            expected.extend_from_slice(&bytes);
+            assert!(output.file_was_read(&range, read, &mut spares));
+        }
+        assert!(output.piece_count() <= RANGES * 10 / Spares::BYTES_MIN + 2, "{} pieces", output.piece_count());
+        assert_eq!((output.memory_bytes(), output.window_bytes()), (RANGES * 10, 0));
+        let batch = output.take_ready(&mut spares);
+        assert!(bytes(&batch) == expected);
+        assert_eq!(batch.len(), RANGES * 10);
     }
 
     #[test]

@@ -57,7 +57,7 @@ fn a_warm_connection_allocates_nothing() {
                     conn.receive(chunk, &mut env);
                     rest = behind;
                 }
-                while let Some(mut batch) = conn.take_batch(env.now) {
+                while let Some(mut batch) = conn.take_batch(env.now, &mut env.spares) {
                     let bytes = batch.len();
                     batch.advance(bytes, &mut env.spares);
                     batch.recycle(&mut env.spares);
@@ -120,7 +120,7 @@ fn warm_deferred_replies_allocate_nothing() {
                 for delivery in deliveries.drain(..) {
                     assert!(conn.deliver(delivery, &mut env));
                 }
-                while let Some(mut batch) = conn.take_batch(env.now) {
+                while let Some(mut batch) = conn.take_batch(env.now, &mut env.spares) {
                     let bytes = batch.len();
                     batch.advance(bytes, &mut env.spares);
                     batch.recycle(&mut env.spares);

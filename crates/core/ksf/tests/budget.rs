@@ -108,7 +108,7 @@ impl Served {
 
     /// The peer takes what is queued, one batch.
     fn take(&mut self) -> usize {
-        let Some(mut batch) = self.conn.take_batch(self.env.now) else { return 0 };
+        let Some(mut batch) = self.conn.take_batch(self.env.now, &mut self.env.spares) else { return 0 };
         let bytes = bytes_of(&batch).len();
         batch.advance(bytes, &mut self.env.spares);
         self.conn.sent(bytes, true, &mut self.env);
@@ -212,7 +212,7 @@ fn deferred_last_words_are_waited_for_and_sent() {
     for delivery in served.env.mailbox.take_deliveries() {
         assert!(served.conn.deliver(delivery, &mut served.env));
     }
-    let batch = served.conn.take_batch(served.env.now).unwrap();
+    let batch = served.conn.take_batch(served.env.now, &mut served.env.spares).unwrap();
     assert_eq!(bytes_of(&batch), b"too slow\n");
     served.conn.sent(batch.len(), true, &mut served.env);
     assert_eq!(served.conn.finished(), Some(CloseReason::AssemblyTimeout));
@@ -245,14 +245,14 @@ fn a_panic_ends_its_connection_and_no_other() {
         (0..2).map(|_| Connection::new(Arc::clone(&service), Peer::Unix, KEY, env.now).unwrap()).collect();
     let chunk = in_slot(&mut env, b"before\npanic\nafter\n");
     conns[0].receive(chunk, &mut env);
-    let batch = conns[0].take_batch(env.now).unwrap();
+    let batch = conns[0].take_batch(env.now, &mut env.spares).unwrap();
     assert_eq!(bytes_of(&batch), b"before\n");
     conns[0].sent(batch.len(), true, &mut env);
     assert_eq!(conns[0].finished(), Some(CloseReason::Panicked));
     assert_eq!(env.stats.panics.value(), 1);
     let chunk = in_slot(&mut env, b"other\n");
     conns[1].receive(chunk, &mut env);
-    assert_eq!(bytes_of(&conns[1].take_batch(env.now).unwrap()), b"other\n");
+    assert_eq!(bytes_of(&conns[1].take_batch(env.now, &mut env.spares).unwrap()), b"other\n");
     for conn in conns {
         conn.end(&mut env);
     }
@@ -416,7 +416,7 @@ fn answered_places_behind_a_slow_one_are_joined() {
             assert_eq!(bench.conn.held_replies(), 2);
             deferred[0].take().unwrap().reply(body(0));
             bench.deliver();
-            let mut batch = bench.conn.take_batch(bench.env.now).unwrap();
+            let mut batch = bench.conn.take_batch(bench.env.now, &mut bench.env.spares).unwrap();
             let bytes = batch.len();
             while !batch.is_empty() {
                 let mut slices = [&[][..]; 16];

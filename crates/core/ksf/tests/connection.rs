@@ -61,13 +61,16 @@ fn a_message_deferred_twice_is_open_until_both_answers_are_there() {
 fn one_batch_at_a_time() {
     let mut bench = Bench::lines();
     bench.receive(b"1\n");
-    let first = bench.conn.take_batch(bench.env.now).unwrap();
+    let first = bench.conn.take_batch(bench.env.now, &mut bench.env.spares).unwrap();
     bench.receive(b"2\n");
-    assert!(bench.conn.take_batch(bench.env.now).is_none(), "a second batch could overtake the first");
+    assert!(
+        bench.conn.take_batch(bench.env.now, &mut bench.env.spares).is_none(),
+        "a second batch could overtake the first"
+    );
     bench.conn.sent(1, false, &mut bench.env);
-    assert!(bench.conn.take_batch(bench.env.now).is_none());
+    assert!(bench.conn.take_batch(bench.env.now, &mut bench.env.spares).is_none());
     bench.conn.sent(first.len() - 1, true, &mut bench.env);
-    assert_eq!(common::bytes_of(&bench.conn.take_batch(bench.env.now).unwrap()), b"2\n");
+    assert_eq!(common::bytes_of(&bench.conn.take_batch(bench.env.now, &mut bench.env.spares).unwrap()), b"2\n");
 }
 
 #[test]
@@ -169,7 +172,7 @@ fn a_long_reply_is_sent_from_its_slot_though_the_engine_has_many() {
         assert_eq!(env.pool.kept(), conns.len().min(8) as u32);
     }
     for (index, conn) in conns.iter_mut().enumerate() {
-        let batch = conn.take_batch(env.now).unwrap();
+        let batch = conn.take_batch(env.now, &mut env.spares).unwrap();
         assert!(common::bytes_of(&batch) == [index as u8; 3000]);
         batch.recycle(&mut env.spares);
     }
@@ -305,7 +308,7 @@ fn a_send_without_progress_times_out_and_one_with_progress_does_not() {
     let limits = Limits { send_timeout_ms: 100, ..Limits::default() };
     let mut bench = Bench::new(LINES, Order::Requests, limits);
     bench.receive(b"long\n");
-    let _batch = bench.conn.take_batch(bench.env.now).unwrap();
+    let _batch = bench.conn.take_batch(bench.env.now, &mut bench.env.spares).unwrap();
     for ms in (90..=900).step_by(90) {
         bench.env.now = Time::default().plus_ms(ms);
         assert_eq!(bench.conn.tick(&mut bench.env), None);

@@ -14,11 +14,12 @@ use common::{KEY, env, in_slot};
 use ksf::connection::Connection;
 use ksf::deferred::Deferred;
 use ksf::engine::EngineKind;
+use ksf::env::Env;
 use ksf::files::{File, FileError, FileRange, NoFileReplies};
 use ksf::framing::{Delimiter, Framing};
 use ksf::gates::{Gate, LogId};
 use ksf::limits::Limits;
-use ksf::output::{FILE_WINDOW_BYTES, SendBatch};
+use ksf::output::{FILE_RANGE_BYTES, FILE_WINDOW_BYTES, SendBatch};
 use ksf::pool::Chunk;
 use ksf::service::{Message, Peer, Refused};
 use ksf::shard_service::OnShard;
@@ -209,7 +210,7 @@ fn bytes_and_order_are_those_of_replies_without_files() {
                     }
                 }
                 _ => {
-                    batch = batch.or_else(|| conn.take_batch(env.now));
+                    batch = batch.or_else(|| conn.take_batch(env.now, &mut env.spares));
                     if let Some(sending) = &mut batch {
                         let most = if random.one_in(2) { usize::MAX } else { random.within(1..=300_000) };
                         let bytes = all_of(sending, most);
@@ -242,7 +243,8 @@ fn two_windows_of_a_file_are_in_memory() {
     let on = OnShard::new(Arc::clone(&library), log);
     let mut conn = Connection::new(on, Peer::Unix, KEY, env.now).unwrap();
     conn.receive(in_slot(&mut env, b"range 0 0 100000000\n"), &mut env);
-    assert_eq!(conn.queued_bytes(), 3 + 2 * FILE_WINDOW_BYTES, "of a range, the memory that it may take counts");
+    let counted = 3 + FILE_RANGE_BYTES + 2 * FILE_WINDOW_BYTES;
+    assert_eq!(conn.queued_bytes(), counted, "of a range, the memory that it may take counts");
     // Reads for as long as the connection wants it.
     let read = |conn: &mut Connection<_>, env: &mut ksf::env::Env| {
         let mut bytes = 0;
@@ -259,13 +261,73 @@ fn two_windows_of_a_file_are_in_memory() {
         bytes
     };
     assert_eq!(read(&mut conn, &mut env), FILE_WINDOW_BYTES);
-    let batch = conn.take_batch(env.now).unwrap();
+    let batch = conn.take_batch(env.now, &mut env.spares).unwrap();
     assert_eq!(batch.len(), 1 + FILE_WINDOW_BYTES);
     assert_eq!(read(&mut conn, &mut env), 0, "the peer took nothing yet");
     conn.sent(2, false, &mut env);
     assert_eq!(read(&mut conn, &mut env), FILE_WINDOW_BYTES, "the next is read while this one is sent");
     conn.sent(batch.len() - 2, true, &mut env);
     conn.end(&mut env);
+}
+
+/// Reads and sends until the connection wants nothing more: the bytes that were sent, and the most that was counted on
+/// the way.
+fn drive(conn: &mut Connection<Library>, env: &mut Env) -> (usize, usize) {
+    let (mut sent, mut most) = (0, 0);
+    loop {
+        let mut rests = true;
+        while let Some(range) = conn.file_to_read(env.now) {
+            rests = false;
+            let mut into = env.buffers.take(range.bytes);
+            into.set_len(range.bytes);
+            assert!(conn.file_read(&range, Ok(into), env));
+            most = most.max(env.budget.reply_bytes());
+        }
+        while let Some(batch) = conn.take_batch(env.now, &mut env.spares) {
+            rests = false;
+            sent += batch.len();
+            conn.sent(batch.len(), true, env);
+            batch.recycle(&mut env.spares);
+        }
+        assert_eq!(env.budget.reply_bytes(), conn.owed_bytes());
+        if rests {
+            return (sent, most);
+        }
+    }
+}
+
+/// Both bounds are the budget's: a range holds memory once it is read, and a list costs as much as it is long.
+#[test]
+fn lists_of_ranges_hold_what_is_read_and_cost_their_length() {
+    for (ranges, bytes) in [(100, 1 << 20), (100_000, 10)] {
+        let file = File::from(tempfile::tempfile().unwrap());
+        let library = Library::new(vec![file.clone()]);
+        let mut env = env(Limits::default(), 4096, 16);
+        let log = library.start(&mut Turn::new(&mut env)).unwrap();
+        let mut conn = Connection::new(OnShard::new(Arc::clone(&library), log), Peer::Unix, KEY, env.now).unwrap();
+        conn.receive(in_slot(&mut env, b"later\nlater\n"), &mut env);
+        let answer = |env: &mut Env, conn: &mut Connection<_>, ranges: usize| {
+            let deferred = library.deferred.lock().unwrap().pop().unwrap();
+            let add = |pieces: &mut Pieces<'_>| {
+                (0..ranges).try_for_each(|_| pieces.file(FileRange { file: file.clone(), offset: 0, bytes }))
+            };
+            deferred.reply_pieces(add).unwrap();
+            env.mailbox.take_deliveries().into_iter().for_each(|delivery| assert!(conn.deliver(delivery, env)));
+        };
+        // The second one first: it is held back, and no part of it is read.
+        answer(&mut env, &mut conn, ranges);
+        assert!(!conn.is_closing(), "{ranges} ranges of {bytes} bytes");
+        assert!(conn.queued_bytes() <= ranges * FILE_RANGE_BYTES + 10, "{ranges} ranges of {bytes} bytes");
+        answer(&mut env, &mut conn, 1);
+        let (sent, most) = drive(&mut conn, &mut env);
+        assert_eq!(sent, (ranges + 1) * bytes + 2);
+        assert!(
+            most <= ranges * FILE_RANGE_BYTES + 4 * FILE_WINDOW_BYTES,
+            "{most} bytes for {ranges} ranges of {bytes} bytes"
+        );
+        assert!(conn.is_settled());
+        conn.end(&mut env);
+    }
 }
 
 /// What the kernel keeps for the bytes of the file is the head of that reply alone.
@@ -277,12 +339,12 @@ fn replies_in_front_of_a_file_leave_without_it() {
     let mut conn = Connection::new(OnShard::new(library, log), Peer::Unix, KEY, env.now).unwrap();
     conn.receive(in_slot(&mut env, b"hello\nthere\nrange 0 0 10\n"), &mut env);
     for (bytes, waits_for_the_file) in [(&b"hello\nthere\n"[..], false), (b"<", true)] {
-        let batch = conn.take_batch(env.now).unwrap();
+        let batch = conn.take_batch(env.now, &mut env.spares).unwrap();
         assert_eq!(all_of(&batch, 100), bytes);
         assert_eq!(conn.file_follows(), waits_for_the_file);
         conn.sent(bytes.len(), true, &mut env);
     }
-    assert!(conn.take_batch(env.now).is_none());
+    assert!(conn.take_batch(env.now, &mut env.spares).is_none());
     assert!(conn.file_to_read(env.now).is_some());
     conn.end(&mut env);
 }
@@ -308,7 +370,7 @@ fn replies_in_front_of_pieces_leave_without_them() {
     let steps =
         [(&b"hello\nthere\n"[..], false, false), (head, true, true), (middle, true, true), (&end, false, false)];
     for (bytes, waits_for_the_file, then_read) in steps {
-        let batch = conn.take_batch(env.now).unwrap();
+        let batch = conn.take_batch(env.now, &mut env.spares).unwrap();
         assert_eq!(all_of(&batch, 10_000), bytes);
         assert_eq!(conn.file_follows(), waits_for_the_file);
         conn.sent(bytes.len(), true, &mut env);
@@ -327,7 +389,7 @@ fn a_file_that_is_not_read_in_time_ends_the_connection_and_makes_it_not_idle_bef
     let log = library.start(&mut Turn::new(&mut env)).unwrap();
     let mut conn = Connection::new(OnShard::new(library, log), Peer::Unix, KEY, env.now).unwrap();
     conn.receive(in_slot(&mut env, b"range 0 0 10\n"), &mut env);
-    let head = conn.take_batch(env.now).unwrap();
+    let head = conn.take_batch(env.now, &mut env.spares).unwrap();
     conn.sent(head.len(), true, &mut env);
     conn.file_to_read(env.now).unwrap();
     let begun = env.now;
@@ -349,13 +411,16 @@ fn a_file_that_ends_too_early_ends_the_connection() {
         let on = OnShard::new(Arc::clone(&library), log);
         let mut conn = Connection::new(on, Peer::Unix, KEY, env.now).unwrap();
         conn.receive(in_slot(&mut env, b"range 0 0 10\nhello\n"), &mut env);
-        let batch = conn.take_batch(env.now).unwrap();
+        let batch = conn.take_batch(env.now, &mut env.spares).unwrap();
         assert_eq!(all_of(&batch, 100), b"<");
         let range = conn.file_to_read(env.now).unwrap();
         let read = failure.map_or_else(|| Ok(env.buffers.take(10)), Err);
         assert!(!conn.file_read(&range, read, &mut env), "a reset, because a part of the reply has left");
         conn.sent(1, true, &mut env);
-        assert!(conn.take_batch(env.now).is_none(), "what is behind the missing bytes must not follow the head");
+        assert!(
+            conn.take_batch(env.now, &mut env.spares).is_none(),
+            "what is behind the missing bytes must not follow the head"
+        );
         assert!(conn.is_closing());
         conn.end(&mut env);
         assert_eq!(env.budget.reply_bytes(), 0);

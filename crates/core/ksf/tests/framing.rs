@@ -147,7 +147,7 @@ proptest! {
                 }
             }
             let conn = places[at].as_mut().unwrap();
-            if let Some(batch) = conn.take_batch(env.now) {
+            if let Some(batch) = conn.take_batch(env.now, &mut env.spares) {
                 // This peer takes its replies one chunk late: so some input is put aside.
                 let bytes = bytes_of(&batch).len();
                 if !bytes.is_multiple_of(3) {

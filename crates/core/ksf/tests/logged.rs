@@ -145,7 +145,7 @@ impl Shard {
     }
 
     fn take(&mut self, conn: usize) -> String {
-        let Some(batch) = self.conns[conn].take_batch(self.env.now) else { return String::new() };
+        let Some(batch) = self.conns[conn].take_batch(self.env.now, &mut self.env.spares) else { return String::new() };
         let bytes = bytes_of(&batch);
         self.conns[conn].sent(bytes.len(), true, &mut self.env);
         String::from_utf8(bytes).unwrap()
@@ -498,7 +498,7 @@ impl GatedBench {
     }
 
     fn take(&mut self) -> String {
-        let Some(batch) = self.conn.take_batch(self.env.now) else { return String::new() };
+        let Some(batch) = self.conn.take_batch(self.env.now, &mut self.env.spares) else { return String::new() };
         let bytes = bytes_of(&batch);
         self.conn.sent(bytes.len(), true, &mut self.env);
         String::from_utf8(bytes).unwrap()

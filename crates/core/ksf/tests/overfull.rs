@@ -83,7 +83,7 @@ fn what_was_on_its_way_when_reading_stopped_closes_nobody() {
     }
     for conn in &mut conns {
         assert!(!conn.is_closing(), "{:?}", conn.finished());
-        let batch = conn.take_batch(env.now).expect("a reply");
+        let batch = conn.take_batch(env.now, &mut env.spares).expect("a reply");
         assert_eq!(bytes_of(&batch).len(), CHUNKS * CHUNK_BYTES);
         conn.sent(batch.len(), true, &mut env);
     }
@@ -140,7 +140,7 @@ fn a_peer_that_reads_nothing_ends_when_all_wait_for_its_memory() {
     for conn in &mut conns {
         let line = in_slot(&mut env, b"a line\n");
         conn.receive(line, &mut env);
-        let _sending = conn.take_batch(env.now).expect("a reply");
+        let _sending = conn.take_batch(env.now, &mut env.spares).expect("a reply");
         receive(&mut env, conn, false);
         receive(&mut env, conn, false);
     }

@@ -365,7 +365,7 @@ impl Shard {
     /// The reply to a call of the first program.
     fn ask(&mut self, connection: &mut Connection<RpcService>) -> Vec<u8> {
         self.receive(connection, &call(1, &[]));
-        let batch = connection.take_batch(Time(0)).unwrap();
+        let batch = connection.take_batch(Time(0), &mut self.env.spares).unwrap();
         let mut slices = [&[][..]; 4];
         let filled = batch.slices(&mut slices);
         connection.sent(batch.len(), true, &mut self.env);
@@ -435,7 +435,7 @@ fn a_call_with_states_allocates_nothing() {
     let calls = call(1, &[]).repeat(20);
     let mut one = |shard: &mut Shard| {
         shard.receive(&mut connection, &calls);
-        while let Some(batch) = connection.take_batch(Time(0)) {
+        while let Some(batch) = connection.take_batch(Time(0), &mut shard.env.spares) {
             let bytes = batch.len();
             batch.recycle(&mut shard.env.spares);
             connection.sent(bytes, true, &mut shard.env);

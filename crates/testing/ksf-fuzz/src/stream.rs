@@ -137,7 +137,7 @@ fn feed<'a, S: ShardService>(service: &Arc<S>, chunks: impl Iterator<Item = &'a 
 
 /// A peer that takes everything at once.
 pub(crate) fn send<S: ShardService>(connection: &mut Connection<S>, env: &mut Env, sent: &mut Vec<u8>) {
-    while let Some(mut batch) = connection.take_batch(Time(0)) {
+    while let Some(mut batch) = connection.take_batch(Time(0), &mut env.spares) {
         while !batch.is_empty() {
             let mut slices: [&[u8]; 8] = [&[]; 8];
             let filled = batch.slices(&mut slices);

@@ -4,6 +4,7 @@ use ksf::Order;
 use ksf::buffers::Buffers;
 use ksf::framing::{Delimiter, Endian, Framing, LengthPrefix};
 use ksf::limits::Limits;
+use ksf::output::FILE_RANGE_BYTES;
 use ksf_test::Random;
 
 use crate::script::ServiceAction;
@@ -126,13 +127,18 @@ impl Plan {
     /// Most bytes of replies a connection may hold: the limit, what one more message adds, and what is answered late,
     /// whether there is room or not.
     pub(crate) fn queued_bytes_max(&self) -> usize {
-        let reply = 2 * (12 + self.length_max) + 32;
+        let reply = 2 * (12 + self.length_max) + 32 + self.range_bytes();
         let late = if self.defers() { 3 * (self.limits.deferred_max as usize).min(self.requests_max + 1) } else { 0 };
         self.limits.out_queue_bytes_max + (3 + late) * reply
     }
 }
 
 impl Plan {
+    /// What the two replies to a message take for ranges of files that are not read.
+    fn range_bytes(&self) -> usize {
+        if self.files { 4 * FILE_RANGE_BYTES } else { 0 }
+    }
+
     /// Most bytes of unfinished input: twice the limit, the slots, what each place may put aside of one chunk, and a
     /// message for each pass, with all memory of its buffer.
     pub(crate) fn input_bytes_max(&self) -> usize {
@@ -146,7 +152,7 @@ impl Plan {
     pub(crate) fn one_more_bytes(&self) -> usize {
         /// What a connection assumes of a deferred reply that it knows nothing of.
         const ASSUMED_BYTES: usize = 4096;
-        let reply = 2 * (12 + self.length_max) + 32;
+        let reply = 2 * (12 + self.length_max) + 32 + self.range_bytes();
         let message = self.length_max + 64;
         let in_work = self.limits.connection_bytes_max.min(self.limits.shard_bytes_max) / ASSUMED_BYTES + 1;
         let unannounced = reply.saturating_sub(ASSUMED_BYTES) * in_work.min(self.limits.deferred_max as usize);

@@ -225,7 +225,7 @@ impl World {
         if self.draining.is_some() {
             link.conn.drain(&mut self.env);
         }
-        let batch = link.conn.take_batch(self.env.now);
+        let batch = link.conn.take_batch(self.env.now, &mut self.env.spares);
         if let Some(batch) = &batch {
             self.check_gates(&mut link, batch)?;
         }

@@ -33,7 +33,7 @@ impl<S: ShardService> Connection<S> {
             // It is tried again, which tells of an error that stays.
             Err(FileError::Interrupted) => return true,
             Ok(bytes) if !bytes.is_empty() => {
-                let placed = self.output.file_was_read(range, bytes);
+                let placed = self.output.file_was_read(range, bytes, &mut env.spares);
                 debug_assert!(placed || self.closing.is_some(), "replies are thrown away at an end alone");
             }
             _ => {

@@ -22,7 +22,7 @@ use crate::env::Env;
 use crate::error::CloseReason;
 use crate::limits::{Limits, SomeTime, Time};
 use crate::outgoing::{Exchange, ExchangeRequest, ExchangeWork, Upstream};
-use crate::output::{Output, SendBatch};
+use crate::output::{Output, SendBatch, Spares};
 use crate::pool::Chunk;
 use crate::service::{ConnKey, EXPECTED_REPLY_BYTES, Peer, Refused};
 use crate::shard_service::{OnShard, Panicked, ShardService};
@@ -356,11 +356,11 @@ impl<S: ShardService> Connection<S> {
     }
 
     /// Everything that waits to be sent, unless a batch is under way already; up to a range of a file that is not read.
-    pub fn take_batch(&mut self, now: Time) -> Option<SendBatch> {
+    pub fn take_batch(&mut self, now: Time, spares: &mut Spares) -> Option<SendBatch> {
         if !self.has_output() {
             return None;
         }
-        let batch = self.output.take_ready();
+        let batch = self.output.take_ready(spares);
         self.sending = true;
         self.sending_bytes = batch.len();
         self.last_send_progress = now;
@@ -463,10 +463,11 @@ impl<S: ShardService> Connection<S> {
         self.sent_bytes
     }
 
-    /// Bytes of replies this connection holds: waiting, being sent, or held back. A range of a file counts with the memory
-    /// that it may take.
+    /// Bytes of replies this connection holds: waiting, being sent, or held back. A range of a file holds none of its bytes
+    /// before it is read; all those that wait to be sent count together with the two windows that the connection reads.
     pub fn queued_bytes(&self) -> usize {
-        self.output.memory_bytes() + self.sending_bytes + self.held.as_ref().map_or(0, |held| held.bytes)
+        let held_bytes = self.held.as_ref().map_or(0, |held| held.bytes);
+        self.output.memory_bytes() + self.output.window_bytes() + self.sending_bytes + held_bytes
     }
 
     /// Bytes that count towards [`connection_bytes_max`](crate::limits::Limits::connection_bytes_max): replies, requests in
@@ -580,8 +581,9 @@ impl<S: ShardService> Connection<S> {
     #[inline(never)]
     fn is_full_owing(&self, env: &Env) -> bool {
         let (limits, owed_bytes) = (self.limits(env), self.counted_bytes);
-        // What is queued is a part of what is owed.
+        // What is queued is a part of what is owed; of a range of a file all bytes wait for the peer, too.
         owed_bytes > limits.out_queue_bytes_max && self.queued_bytes() > limits.out_queue_bytes_max
+            || self.output.len() + self.sending_bytes > limits.out_queue_bytes_max
             // With an answer outstanding, it is looked at again when that comes.
             || self.blocks && self.deferred > 0 && env.is_blocking_full()
             || self.on.waits_for_files(env)

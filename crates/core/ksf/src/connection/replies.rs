@@ -180,13 +180,14 @@ impl<S: ShardService> Connection<S> {
                     continue;
                 }
                 // What is in front of the mark goes.
+                let before = first.output.memory_bytes();
                 let rest = first.output.split_off(mark.at_bytes - first.left_bytes, &mut env.spares);
                 let open = std::mem::replace(&mut first.output, rest);
+                replies.bytes -= before - first.output.memory_bytes();
                 (first.left_bytes, first.named) = (mark.at_bytes, None);
                 first.gates = GateSet::default();
                 first.gates.add(mark.gate);
                 replies.count_slack(0);
-                replies.bytes -= open.memory_bytes();
                 self.output.append(open, &mut env.spares);
                 continue;
             }

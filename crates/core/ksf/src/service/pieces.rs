@@ -94,8 +94,8 @@ impl Pieces<'_> {
     }
 
     /// Adds a range of a file, which the shard reads while the connection sends: [`Reply::file`](crate::Reply::file) says
-    /// how, and what happens to a file that is too short. In the budgets each range counts with its bytes, with 512 KiB at
-    /// most: a deferred reply of more long ranges than twice `connection_bytes_max` has room for ends the connection.
+    /// how, and what happens to a file that is too short. In the budgets a range counts with its place in the list, and all
+    /// ranges that a connection sends count together with 512 KiB at most, the memory that they are read into.
     ///
     /// # Errors
     ///

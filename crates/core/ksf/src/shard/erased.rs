@@ -20,7 +20,7 @@ use crate::gates::GateSet;
 use crate::limits::{Limits, Time};
 use crate::listener::DatagramPeer;
 use crate::outgoing::Upstream;
-use crate::output::SendBatch;
+use crate::output::{SendBatch, Spares};
 use crate::pool::Chunk;
 use crate::service::{ConnKey, EXPECTED_REPLY_BYTES, Message, Peer, Refused, Reply, Sink};
 use crate::shard_service::{OnShard, Profile, ShardService, Turn};
@@ -130,7 +130,7 @@ pub(crate) trait Stream {
     fn open_gates(&mut self, env: &mut Env);
     fn proceed(&mut self, env: &mut Env);
     fn read_again(&mut self, env: &Env);
-    fn take_batch(&mut self, now: Time) -> Option<SendBatch>;
+    fn take_batch(&mut self, now: Time, spares: &mut Spares) -> Option<SendBatch>;
     fn sent(&mut self, bytes: usize, done: bool, env: &mut Env);
     /// What must be read of a file before more can be sent.
     fn file_to_read(&mut self, now: Time) -> Option<FileRange>;
@@ -197,8 +197,8 @@ impl<S: ShardService> Stream for Connection<S> {
     fn read_again(&mut self, env: &Env) {
         Self::read_again(self, env);
     }
-    fn take_batch(&mut self, now: Time) -> Option<SendBatch> {
-        Self::take_batch(self, now)
+    fn take_batch(&mut self, now: Time, spares: &mut Spares) -> Option<SendBatch> {
+        Self::take_batch(self, now, spares)
     }
     fn sent(&mut self, bytes: usize, done: bool, env: &mut Env) {
         Self::sent(self, bytes, done, env);

@@ -88,7 +88,7 @@ impl<E: Engine> Shard<E> {
                 self.await_half += usize::from(turn == Turn::KernelHalfs);
                 break;
             }
-            let Some(batch) = stream.take_batch(self.env.now) else { break };
+            let Some(batch) = stream.take_batch(self.env.now, &mut self.env.spares) else { break };
             if let Some(assist) = assist
                 && stream.owes_only_the_batch()
             {

@@ -15,7 +15,7 @@ use crate::error::CloseReason;
 use crate::files::{FileError, FileRange};
 use crate::limits::{Limits, Time};
 use crate::outgoing::{ExchangeRequest, ExchangeWork, Failure, Upstream};
-use crate::output::{Output, SendBatch};
+use crate::output::{Output, SendBatch, Spares};
 use crate::pool::Chunk;
 use crate::service::{COPY_BYTES_MAX, ConnKey};
 
@@ -147,7 +147,7 @@ impl Stream for Outgoing {
             self.closing = Some(CloseReason::Drained);
         }
     }
-    fn take_batch(&mut self, now: Time) -> Option<SendBatch> {
+    fn take_batch(&mut self, now: Time, _: &mut Spares) -> Option<SendBatch> {
         if !self.has_output() {
             return None;
         }

@@ -116,7 +116,7 @@ impl Bench {
 
     /// The peer takes everything.
     pub fn take(&mut self) {
-        while let Some(mut batch) = self.conn.take_batch(self.env.now) {
+        while let Some(mut batch) = self.conn.take_batch(self.env.now, &mut self.env.spares) {
             let bytes = bytes_of(&batch);
             self.got.extend_from_slice(&bytes);
             batch.advance(bytes.len(), &mut self.env.spares);

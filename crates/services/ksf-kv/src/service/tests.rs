@@ -154,7 +154,7 @@ impl World {
     /// What a peer gets until there is no more.
     fn take(&mut self, conn: usize) -> String {
         let mut taken = Vec::new();
-        while let Some(batch) = self.conns[conn].as_mut().unwrap().take_batch(self.env.now) {
+        while let Some(batch) = self.conns[conn].as_mut().unwrap().take_batch(self.env.now, &mut self.env.spares) {
             let mut slices = [&[][..]; 64];
             let filled = batch.slices(&mut slices);
             taken.extend_from_slice(&slices[..filled].concat());

@@ -173,7 +173,7 @@ impl<S: ShardService> Wire<S> {
     /// Everything that waits to be sent, taken by a peer that reads at once.
     fn sent(&mut self) -> Vec<u8> {
         let mut sent = Vec::new();
-        while let Some(batch) = self.connection.take_batch(Time(0)) {
+        while let Some(batch) = self.connection.take_batch(Time(0), &mut self.env.spares) {
             let mut slices: [&[u8]; 64] = [&[]; 64];
             let filled = batch.slices(&mut slices);
             let before = sent.len();
