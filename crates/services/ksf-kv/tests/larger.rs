@@ -216,6 +216,79 @@ fn overwriting_and_cleaning_while_values_are_read() {
     }
 }
 
+/// Commands that need more at once than a shard reads at a time wait for each other, and none of them for ever.
+#[test]
+fn commands_wait_for_room_for_what_is_read_for_them() {
+    own_network();
+    const LONG_BYTES: usize = 900_000;
+    const LONG_KEYS: usize = 20;
+    let long = |number: usize| format!("{number} {}", "v".repeat(LONG_BYTES));
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = Settings { memory_bytes_max: MEMORY_BYTES, ..Settings::default() };
+        let limits = Limits { message_bytes_max: 8 << 20, connection_bytes_max: 32 << 20, ..Limits::default() };
+        let serving = Serving::start_on(engine, folder.path(), limits, settings, 32);
+        let mut client = serving.connect();
+        for number in 0..LONG_KEYS {
+            client.send(&["SET", &key(number), &long(number)]);
+            assert_eq!(client.reply(), "+OK", "{engine}");
+        }
+        let names: Vec<String> = (0..LONG_KEYS).map(key).collect();
+        let mut all = vec!["MGET"];
+        all.extend(names.iter().map(String::as_str));
+        let wanted = format!("[{}]", (0..LONG_KEYS).map(long).collect::<Vec<_>>().join(" "));
+        let (all, wanted, long) = (&all, &wanted, &long);
+        std::thread::scope(|scope| {
+            for number in 0..6 {
+                let mut client = serving.connect();
+                scope.spawn(move || {
+                    for round in 0..3 {
+                        if number % 2 == 0 {
+                            client.send(all);
+                            assert!(client.reply() == *wanted, "{engine}, {number}: round {round}");
+                        } else {
+                            let one = (number + round) % LONG_KEYS;
+                            client.send(&["GET", &key(one)]);
+                            client.send(&["SET", "other", "value"]);
+                            assert!(client.reply() == long(one), "{engine}, {number}: round {round}");
+                            assert_eq!(client.reply(), "+OK");
+                        }
+                    }
+                });
+            }
+        });
+        serving.stop();
+    }
+}
+
+/// With a server that has room for one operation on files at a time: neither writes nor reads are lost for it.
+#[test]
+fn values_are_read_though_files_have_little_room() {
+    own_network();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = Settings { memory_bytes_max: MEMORY_BYTES, ..Settings::default() };
+        let limits = Limits { file_ops_max: 1, file_bytes_max: 64 << 10, ..Limits::default() };
+        let serving = Serving::start_on(engine, folder.path(), limits, settings, 12);
+        fill(&serving, 1);
+        std::thread::scope(|scope| {
+            for seed in 0..3 {
+                let mut client = serving.connect();
+                scope.spawn(move || read_all(&mut client, 1, seed));
+            }
+            let mut client = serving.connect();
+            scope.spawn(move || {
+                for number in 0..KEYS {
+                    client.send(&["SET", &format!("other {}", number % 20), &value(number, 2)]);
+                    assert_eq!(client.reply(), "+OK", "{engine}");
+                }
+            });
+        });
+        assert!(counter(&serving, "values_read") as usize > KEYS, "{engine}");
+        serving.stop();
+    }
+}
+
 /// The place in a log where the value of this key lies: behind the key.
 fn find(folder: &Path, key: &str, value: &str) -> (std::path::PathBuf, u64) {
     for log in 0.. {
