@@ -6,10 +6,19 @@ use std::fmt;
 pub(crate) struct Boxes<T, const COUNT_MAX: usize>(Vec<Box<T>>);
 
 impl<T: Default, const COUNT_MAX: usize> Boxes<T, COUNT_MAX> {
+    /// Boxes in it.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// A box whose value is as new, but for memory that it kept.
     #[inline]
     pub(crate) fn take(&mut self) -> Box<T> {
-        self.0.pop().unwrap_or_default()
+        self.pop().unwrap_or_default()
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<Box<T>> {
+        self.0.pop()
     }
 
     /// Takes a box back whose value is as new.

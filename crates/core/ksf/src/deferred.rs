@@ -3,7 +3,8 @@
 use std::any::Any;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::buffers::Buffer;
 use crate::env::Env;
@@ -81,7 +82,16 @@ impl Deferred {
         mut self,
         write: impl FnOnce(&mut Pieces<'_>) -> Result<(), NoFileReplies>,
     ) -> Result<(), Self> {
-        match self.collect(&mut Spares::default(), write) {
+        let mut spares = match &self.route {
+            Route::Shard(mailbox) => std::mem::take(&mut *mailbox.spares()),
+            Route::Elsewhere(_) => Spares::default(),
+        };
+        let collected = self.collect(&mut spares, write);
+        if let Route::Shard(mailbox) = &self.route {
+            mailbox.spares().add(spares);
+            mailbox.spares_taken.store(true, Ordering::Relaxed);
+        }
+        match collected {
             Ok(answer) => {
                 self.answer(answer);
                 Ok(())
@@ -235,12 +245,35 @@ pub(crate) enum Mail {
 #[derive(Debug)]
 pub struct Mailbox {
     queue: Queue<Mail>,
+    /// Buffers for threads that answer in pieces. A thread takes all of them for the time that it needs; another one makes
+    /// its own meanwhile.
+    spares: Mutex<Spares>,
+    /// Some were taken since the shard put some in.
+    spares_taken: AtomicBool,
 }
 
 impl Mailbox {
     /// An empty box.
     pub fn new() -> std::io::Result<Arc<Self>> {
-        Ok(Arc::new(Self { queue: Queue::new(Event::new()?) }))
+        Ok(Arc::new(Self {
+            queue: Queue::new(Event::new()?),
+            spares: Mutex::default(),
+            spares_taken: AtomicBool::new(false),
+        }))
+    }
+
+    fn spares(&self) -> MutexGuard<'_, Spares> {
+        self.spares.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives back what answers in pieces took along, out of the shard's own spares: there their buffers go once they are
+    /// sent.
+    pub(crate) fn refill_spares(&self, from: &mut Spares) {
+        // Nothing else hangs on the flag, and answers of the shard's own thread take no lock.
+        if self.spares_taken.load(Ordering::Relaxed) {
+            self.spares_taken.store(false, Ordering::Relaxed);
+            self.spares().refill(from);
+        }
     }
 
     pub(crate) fn post(&self, mail: Mail) {

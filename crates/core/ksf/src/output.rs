@@ -687,6 +687,34 @@ impl Spares {
     /// Pieces in a list that is kept: a longer one is given back, too.
     const PIECES_MAX: usize = 256;
 
+    /// Small buffers, and lists of pieces, that other threads find for their answers.
+    const REFILL_COUNT: usize = 32;
+
+    /// Takes as many from another one as threads need for some answers in pieces.
+    pub(crate) fn refill(&mut self, from: &mut Self) {
+        while self.small.len() < Self::REFILL_COUNT
+            && let Some(buffer) = from.small.pop()
+        {
+            self.small.push(buffer);
+        }
+        while self.fronts.len() < Self::REFILL_COUNT
+            && let Some(front) = from.fronts.pop()
+        {
+            self.fronts.give(front);
+        }
+    }
+
+    /// Takes all of another one.
+    pub(crate) fn add(&mut self, mut other: Self) {
+        if self.small.is_empty() && self.large.is_empty() && self.fronts.len() == 0 {
+            return *self = other;
+        }
+        other.small.drain(..).chain(other.large.drain(..)).for_each(|buffer| self.give(buffer));
+        while let Some(front) = other.fronts.pop() {
+            self.fronts.give(front);
+        }
+    }
+
     /// An empty buffer with some room.
     pub fn take(&mut self) -> Vec<u8> {
         self.small.pop().unwrap_or_else(|| Vec::with_capacity(Self::BYTES_MIN))

@@ -9,10 +9,13 @@ use std::sync::{Arc, Mutex};
 use common::meter::{METER, METER_BYTES, Meter};
 use common::net::*;
 use common::{env, in_slot};
+use ksf::Pieces;
 use ksf::connection::Connection;
 use ksf::deferred::Deferred;
+use ksf::files::{File, FileRange, NoFileReplies};
 use ksf::framing::{Delimiter, Framing, LengthPrefix};
 use ksf::limits::Limits;
+use ksf::pool::Chunk;
 use ksf::service::{ConnKey, Message, Peer, Refused, Reply, Service};
 use ksf_sim::ideal::encode;
 use ksf_test::alloc::{Counting, allocations};
@@ -133,6 +136,82 @@ fn warm_deferred_replies_allocate_nothing() {
             let made = allocations() - before;
             assert_eq!(made, 0, "{framing:?}: {made} allocations for 4,000 deferred replies of {size} bytes");
         }
+    }
+}
+
+/// Replies of pieces with ranges of a file among them, at once and later: what their lists lie in comes back, too.
+#[test]
+fn warm_replies_of_pieces_allocate_nothing() {
+    struct InPieces(Framing, Chunk, File, Mutex<Vec<Deferred>>);
+    impl InPieces {
+        fn add(&self, pieces: &mut Pieces<'_>) -> Result<(), NoFileReplies> {
+            for bytes in [100, 10_000, 300_000] {
+                pieces.bytes(b"copied");
+                pieces.chunk(self.1.clone());
+                pieces.file(FileRange { file: self.2.clone(), offset: 0, bytes })?;
+            }
+            pieces.bytes(b"end");
+            Ok(())
+        }
+    }
+    impl Service for InPieces {
+        type Conn = ();
+        fn name(&self) -> &str {
+            "pieces"
+        }
+        fn framing(&self) -> Framing {
+            self.0
+        }
+        fn accept(&self, _: &Peer) -> Result<(), Refused> {
+            Ok(())
+        }
+        fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+            match message.bytes() {
+                b"later" => self.3.lock().unwrap().push(reply.defer_for(400_000)),
+                _ => reply.pieces(|pieces| self.add(pieces)).unwrap(),
+            }
+        }
+    }
+    for framing in [Framing::RecordMark, Framing::Delimiter(Delimiter::LF)] {
+        let limits = Limits { out_queue_bytes_max: 8 << 20, connection_bytes_max: 8 << 20, ..Limits::default() };
+        let mut env = env(limits, 4096, 16);
+        let key = ConnKey { index: 0, generation: 0 };
+        let file = File::from(std::fs::File::open("/dev/null").unwrap());
+        let service = Arc::new(InPieces(framing, Chunk::from_vec(vec![b'c'; 3000]), file, Mutex::default()));
+        let mut conn = Connection::new(Arc::clone(&service), Peer::Unix, key, env.now).unwrap();
+        let wire = ["now", "later", "now", "later"].map(|body| encode(framing, body.as_bytes(), &[])).concat();
+        let (mut answers, mut deliveries, mut sent) = (Vec::new(), Vec::new(), 0);
+        let mut one = || {
+            let chunk = in_slot(&mut env, &wire);
+            conn.receive(chunk, &mut env);
+            answers.append(&mut service.3.lock().unwrap());
+            while let Some(deferred) = answers.pop() {
+                Deferred::reply_pieces(deferred, |pieces| service.add(pieces)).unwrap();
+            }
+            env.mailbox.take_deliveries_into(&mut deliveries);
+            for delivery in deliveries.drain(..) {
+                assert!(conn.deliver(delivery, &mut env));
+            }
+            while !conn.is_settled() {
+                if let Some(range) = conn.file_to_read(env.now) {
+                    let mut into = env.buffers.take(range.bytes);
+                    into.set_len(range.bytes);
+                    assert!(conn.file_read(&range, Ok(into), &mut env));
+                }
+                if let Some(batch) = conn.take_batch(env.now, &mut env.spares) {
+                    sent += batch.len();
+                    conn.sent(batch.len(), true, &mut env);
+                    batch.recycle(&mut env.spares);
+                }
+            }
+        };
+        // Until each list has met the longest one.
+        (0..100).for_each(|_| one());
+        let before = allocations();
+        (0..200).for_each(|_| one());
+        let made = allocations() - before;
+        assert_eq!(made, 0, "{framing:?}: {made} allocations for 800 replies of pieces");
+        assert!(sent > 300 * 4 * 310_000);
     }
 }
 

@@ -269,6 +269,7 @@ impl Reply<'_> {
         if self.pieces(|pieces| pieces.append(body)).is_err() {
             self.close = true;
         }
+        self.env.mailbox.refill_spares(&mut self.env.spares);
     }
 
     /// Answers later, from any thread. The message counts as outstanding until then; called several times, until the
