@@ -8,11 +8,13 @@
 //! * [`http1`]: heads and bodies of HTTP/1, RFC 9112;
 //! * [`oncrpc`]: ONC RPC version 2, RFC 5531, with record marks, AUTH_SYS and
 //!   the calls of rpcbind (RFC 1833);
-//! * [`resp`]: the protocol of Redis, commands and replies.
+//! * [`resp`]: the protocol of Redis, commands and replies;
+//! * [`rdb`]: the snapshots of Redis.
 
 #![forbid(unsafe_code)]
 
 pub mod http1;
 pub mod oncrpc;
+pub mod rdb;
 pub mod resp;
 pub mod xdr;

@@ -7,16 +7,23 @@
 //!   commands/    what a command does, a file for each family
 //!   http/        requests of HTTP/1.1 on the same port
 //!   disk.rs      the folder of a store: superblock, logs, recovery
-//!   offline.rs   check, dump, salvage, load
+//!   offline.rs   check, dump, salvage
+//!   backup.rs    a backup of a store that is served; commands/backup.rs is the server's side, seal.rs the ends of the file
+//!   load.rs      files with commands, AOFs and snapshots of Redis, checked and sent
+//!   ask.rs       a client that asks one thing after the other
 //!   settings.rs  what the server is told when it starts
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod ask;
+pub mod backup;
 mod cleaner;
 mod commands;
 pub mod disk;
 mod http;
+pub mod load;
 pub mod offline;
+mod seal;
 mod service;
 mod settings;
 

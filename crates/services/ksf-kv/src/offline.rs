@@ -3,15 +3,15 @@
 //! Nothing here changes the folder.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Write};
 use std::path::Path;
-use std::thread;
 
-use ksf_proto::resp::{self, Malformed, Progress, RespLimits, Scan};
+use ksf_proto::resp;
+use ksf_store::away::Wanted;
 use ksf_store::cells::{Shape, score_of};
 use ksf_store::format::{Kind, Lsn, Record};
 use ksf_store::salvage::{Salvaged, salvage as salvage_log};
+use ksf_store::store::Store;
 
 use crate::disk::{Disk, DiskError};
 
@@ -57,13 +57,13 @@ pub fn check(folder: &Path) -> Result<Check, DiskError> {
     Ok(Check { logs, keys: store.keys(), starts })
 }
 
-/// Why a store was not written down, or not taken up.
+/// Why a store was not written down.
 #[derive(Debug, thiserror::Error)]
 pub enum OfflineError {
     /// It does not open.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// What was written does not arrive, or what is read does not come.
+    /// What was written does not arrive.
     #[error("{action}: {source}")]
     Io {
         /// What was tried.
@@ -71,30 +71,13 @@ pub enum OfflineError {
         /// What the system says.
         source: io::Error,
     },
-    /// The file has something else than commands.
-    #[error("byte {at} begins no command ({malformed})")]
-    Malformed {
-        /// Where.
-        at: u64,
-        /// What is wrong.
-        malformed: Malformed,
-    },
-    /// The file ends within a command.
-    #[error("the command at byte {at} is not whole; what is before it was loaded")]
-    Cut {
-        /// Where it begins.
-        at: u64,
-    },
-    /// The file is one of Redis' snapshots.
-    #[error("this is an RDB file; load the commands of an AOF instead (aof-use-rdb-preamble no)")]
-    Rdb,
 }
 
 fn io_error(action: &'static str) -> impl FnOnce(io::Error) -> OfflineError {
     move |source| OfflineError::Io { action, source }
 }
 
-fn write_command<'w>(to: &mut impl Write, words: impl ExactSizeIterator<Item = &'w [u8]>) -> io::Result<()> {
+pub(crate) fn write_command<'w>(to: &mut impl Write, words: impl ExactSizeIterator<Item = &'w [u8]>) -> io::Result<()> {
     write!(to, "*{}\r\n", words.len())?;
     for word in words {
         write!(to, "${}\r\n", word.len())?;
@@ -112,18 +95,19 @@ enum Written {
 }
 
 /// Bytes of the cells that one command makes, unless a single one has more.
-const CELLS_BYTES: usize = 256 << 10;
+pub(crate) const CELLS_BYTES: usize = 256 << 10;
 /// Bytes of a string that one command makes: half of the longest message that a server takes by default. What is behind
 /// them is appended, for which the server writes the string anew.
 const STRING_BYTES: usize = 4 << 20;
 
+/// What a cell takes beside its bytes, or its score does.
+pub(crate) const CELL_EXTRA_BYTES: usize = 64;
+
 /// Cells for one command: those in front of `left`, which begins behind them then.
 fn some_cells<'c>(left: &mut &'c [(Vec<u8>, Vec<u8>)]) -> Option<&'c [(Vec<u8>, Vec<u8>)]> {
-    /// What a cell takes beside its bytes, or its score does.
-    const EACH_BYTES: usize = 64;
     let mut bytes = 0;
     let fits = |(subkey, value): &&(Vec<u8>, Vec<u8>)| {
-        bytes += subkey.len() + value.len() + EACH_BYTES;
+        bytes += subkey.len() + value.len() + CELL_EXTRA_BYTES;
         bytes <= CELLS_BYTES
     };
     let count = left.iter().take_while(fits).count().max(1);
@@ -132,19 +116,32 @@ fn some_cells<'c>(left: &mut &'c [(Vec<u8>, Vec<u8>)]) -> Option<&'c [(Vec<u8>, 
     Some(some)
 }
 
+/// A string as commands: `SET` with the time of its end, and `APPEND` if it is long.
+pub(crate) fn write_string(to: &mut impl Write, key: &[u8], value: &[u8], expires_ms: Option<u64>) -> io::Result<()> {
+    let end = expires_ms.map(|ms| ms.to_string());
+    let (first, rest) = value.split_at(value.len().min(STRING_BYTES));
+    let mut words = vec![&b"SET"[..], key, first];
+    words.extend(end.iter().flat_map(|end| [&b"PXAT"[..], end.as_bytes()]));
+    write_command(to, words.into_iter())?;
+    rest.chunks(STRING_BYTES).try_for_each(|part| write_command(to, [&b"APPEND"[..], key, part].into_iter()))
+}
+
+/// How many commands that makes of a value.
+pub(crate) fn string_commands(value: &[u8]) -> u64 {
+    value.len().div_ceil(STRING_BYTES).max(1) as u64
+}
+
+/// The time of the end of what is no string, if it has one.
+pub(crate) fn write_end(to: &mut impl Write, key: &[u8], expires_ms: Option<u64>) -> io::Result<()> {
+    let Some(end) = expires_ms.map(|ms| ms.to_string()) else { return Ok(()) };
+    write_command(to, [&b"PEXPIREAT"[..], key, end.as_bytes()].into_iter())
+}
+
 /// A key as commands: `SET` with the time of its end, and `APPEND` if it is long, or `HSET`, `SADD`, `RPUSH`, `ZADD` and
 /// `PEXPIREAT`.
 fn write_key(to: &mut impl Write, key: &[u8], written: &Written, expires_ms: Option<u64>) -> io::Result<()> {
-    let end = expires_ms.map(|ms| ms.to_string());
     let (shape, cells) = match written {
-        Written::String(value) => {
-            let (first, rest) = value.split_at(value.len().min(STRING_BYTES));
-            let mut words = vec![&b"SET"[..], key, first];
-            words.extend(end.iter().flat_map(|end| [&b"PXAT"[..], end.as_bytes()]));
-            write_command(to, words.into_iter())?;
-            let mut rest = rest.chunks(STRING_BYTES);
-            return rest.try_for_each(|part| write_command(to, [&b"APPEND"[..], key, part].into_iter()));
-        }
+        Written::String(value) => return write_string(to, key, value, expires_ms),
         Written::Cells(shape, cells) => (*shape, cells),
     };
     let mut left = &cells[..];
@@ -171,10 +168,7 @@ fn write_key(to: &mut impl Write, key: &[u8], written: &Written, expires_ms: Opt
         );
         write_command(to, words.into_iter())?;
     }
-    match end {
-        Some(end) => write_command(to, [&b"PEXPIREAT"[..], key, end.as_bytes()].into_iter()),
-        None => Ok(()),
-    }
+    write_end(to, key, expires_ms)
 }
 
 /// Writes down each key that has not ended at `now_ms`, in order, as a command. Returns how many there are.
@@ -186,12 +180,22 @@ pub fn dump(folder: &Path, now_ms: u64, to: &mut impl Write) -> Result<u64, Offl
     let mut disk = Disk::look(folder)?;
     // Values are read one after the other.
     let (store, _) = disk.open_store(0)?;
+    write_store(&store, now_ms, to, |wanted| disk.value(wanted)).map_err(io_error("writing the commands"))
+}
+
+/// [`dump`] of a store that is open, whose values are read as `value` says.
+pub(crate) fn write_store(
+    store: &Store,
+    now_ms: u64,
+    to: &mut impl Write,
+    value: impl Fn(&Wanted) -> io::Result<Vec<u8>>,
+) -> io::Result<u64> {
     let (mut keys, mut result) = (0, Ok(()));
     store.scan(b"", now_ms, |key, got| {
         keys += 1;
         let written = match got.shape {
             Shape::String => {
-                match store.locate(&got).map_or_else(|| Ok(got.value().to_vec()), |wanted| disk.value(&wanted)) {
+                match store.locate(&got).map_or_else(|| Ok(got.value().to_vec()), |wanted| value(&wanted)) {
                     Ok(value) => Written::String(value),
                     Err(error) => {
                         result = Err(error);
@@ -208,8 +212,7 @@ pub fn dump(folder: &Path, now_ms: u64, to: &mut impl Write) -> Result<u64, Offl
         result = write_key(to, key, &written, got.expires_ms);
         result.is_ok()
     });
-    result.and_then(|()| to.flush()).map_err(io_error("writing the commands"))?;
-    Ok(keys)
+    result.and_then(|()| to.flush()).map(|()| keys)
 }
 
 /// The newest records of the cells of a key by their subkeys; that of its end, which has none, apart.
@@ -298,130 +301,13 @@ pub fn salvage(folder: &Path, now_ms: u64, to: &mut impl Write) -> Result<(u64, 
     Ok((keys, salvaged))
 }
 
-/// What became of the commands of a file.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Loaded {
-    /// Commands that were sent and answered.
-    pub commands: u64,
-    /// Errors among the answers.
-    pub errors: u64,
-    /// The first of them.
-    pub first_error: Option<String>,
-}
-
-/// Longest command that is read from a file.
-const COMMAND_BYTES_MAX: usize = 1 << 30;
-
-/// Sends every command of a file to a server, `to` and `from` being the two halves of the connection, and reads the answers.
-///
-/// # Errors
-///
-/// [`OfflineError`]: the file has something else than commands, or the connection ends early.
-pub fn load(file: File, to: impl Write + Send, from: impl Read) -> Result<Loaded, OfflineError> {
-    let (counted, commands) = std::sync::mpsc::channel();
-    thread::scope(|scope| {
-        let sender = scope.spawn(move || send(file, to, &counted));
-        let mut from = BufReader::new(from);
-        let mut loaded = Loaded::default();
-        for batch in commands {
-            for _ in 0..batch {
-                let error = read_reply(&mut from).map_err(io_error("reading a reply"))?;
-                loaded.commands += 1;
-                loaded.errors += u64::from(error.is_some());
-                loaded.first_error = loaded.first_error.or(error);
-            }
-        }
-        match sender.join() {
-            Ok(sent) => sent.map(|()| loaded),
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
-    })
-}
-
-/// Sends whole commands, and tells how many before it sends them.
-fn send(mut file: File, mut to: impl Write, counted: &std::sync::mpsc::Sender<u64>) -> Result<(), OfflineError> {
-    const PIECE_BYTES: usize = 256 << 10;
-    let limits = RespLimits {
-        arguments_max: 1 << 24,
-        argument_bytes_max: COMMAND_BYTES_MAX,
-        command_bytes_max: COMMAND_BYTES_MAX,
-    };
-    let (mut buffer, mut at, mut progress) = (Vec::new(), 0_u64, Progress::default());
-    loop {
-        let read = Read::by_ref(&mut file).take(PIECE_BYTES as u64).read_to_end(&mut buffer);
-        let is_end = read.map_err(io_error("reading the file"))? == 0;
-        if at == 0 && buffer.starts_with(b"REDIS") {
-            return Err(OfflineError::Rdb);
-        }
-        let (mut whole, mut commands, mut wanted) = (0, 0, Vec::new());
-        loop {
-            match resp::scan(&buffer[whole..], &limits, &mut progress) {
-                Ok(Scan::Command(bytes)) => {
-                    match buffer[whole] {
-                        b'*' => {
-                            commands += 1;
-                            wanted.extend_from_slice(&buffer[whole..whole + bytes]);
-                        }
-                        // A line of an AOF that tells the time.
-                        b'#' => {}
-                        other => {
-                            let malformed = Malformed::NoBulk(other);
-                            return Err(OfflineError::Malformed { at: at + whole as u64, malformed });
-                        }
-                    }
-                    whole += bytes;
-                }
-                Ok(Scan::Incomplete(_)) => break,
-                Err(malformed) => return Err(OfflineError::Malformed { at: at + whole as u64, malformed }),
-            }
-        }
-        // Nobody reads replies any more: the connection has ended, and the reader says why.
-        if counted.send(commands).is_err() {
-            return Ok(());
-        }
-        to.write_all(&wanted).map_err(io_error("sending the commands"))?;
-        at += whole as u64;
-        buffer.drain(..whole);
-        if is_end {
-            return if buffer.is_empty() { Ok(()) } else { Err(OfflineError::Cut { at }) };
-        }
-    }
-}
-
-/// Reads a reply; the text if it is an error.
-///
-/// # Errors
-///
-/// The connection ends early, or brings something else.
-pub fn read_reply(from: &mut impl BufRead) -> io::Result<Option<String>> {
-    let (mut left, mut error) = (1_u64, None);
-    while left > 0 {
-        left -= 1;
-        let mut line = Vec::new();
-        from.take(64 << 10).read_until(b'\n', &mut line)?;
-        let Some([kind, text @ ..]) = line.strip_suffix(b"\r\n") else {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        };
-        let text = String::from_utf8_lossy(text);
-        let count = || text.parse::<i64>().map(|count| count.max(0) as u64).map_err(io::Error::other);
-        match kind {
-            b'-' => error = error.or_else(|| Some(text.into_owned())),
-            b'$' if !text.starts_with('-') => {
-                let bytes = count()? + 2;
-                if io::copy(&mut from.take(bytes), &mut io::sink())? < bytes {
-                    return Err(io::ErrorKind::UnexpectedEof.into());
-                }
-            }
-            b'*' => left += count()?,
-            _ => {}
-        }
-    }
-    Ok(error)
-}
-
 #[cfg(test)]
 mod tests {
+    use ksf_proto::resp::{Progress, RespLimits, Scan};
+
     use super::*;
+
+    const COMMAND_BYTES_MAX: usize = 1 << 30;
 
     /// The commands that a key becomes, each with its first word and its bytes.
     fn commands(written: &Written) -> Vec<(String, usize)> {
@@ -442,6 +328,11 @@ mod tests {
     #[test]
     fn long_keys_become_commands_of_bounded_length() {
         let names = |found: &[(String, usize)]| found.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        for (bytes, count) in [(0, 1), (1, 1), (STRING_BYTES, 1), (STRING_BYTES + 1, 2), (2 * STRING_BYTES, 2)] {
+            let value = vec![b'v'; bytes];
+            assert_eq!(string_commands(&value), count);
+            assert_eq!(commands(&Written::String(value)).len() as u64, count, "{bytes}");
+        }
         let string = commands(&Written::String(vec![b'v'; 2 * STRING_BYTES + 1]));
         assert_eq!(names(&string), ["SET", "APPEND", "APPEND"]);
         assert!(string.iter().all(|(_, bytes)| *bytes < STRING_BYTES + 100), "{string:?}");

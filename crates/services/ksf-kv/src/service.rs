@@ -29,6 +29,7 @@ use ksf_store::store::{Clock, Needs, Shard, Store, SweepBudget, Undone};
 
 use self::queue::{Fetch, Queue, Resumed, Waiting};
 use crate::cleaner::Cleaner;
+use crate::commands::backup::LogFiles;
 use crate::commands::{self, Session, Standing};
 use crate::disk::{BLOCK_BYTES, Disk, DiskError};
 use crate::http;
@@ -51,6 +52,7 @@ pub struct Kv {
     store: Arc<Store>,
     settings: Arc<Settings>,
     segment_bytes: u64,
+    for_backups: Arc<LogFiles>,
     /// Shards of the store that no shard of the server has taken yet, with the files of their logs.
     free: Mutex<Vec<(Shard, File)>>,
     /// The files of all logs: any shard reads values from any.
@@ -85,12 +87,15 @@ impl Kv {
     ) -> Result<Self, DiskError> {
         let (store, shards) = disk.open_store(settings.memory_bytes_max)?;
         let logs: Vec<File> = std::mem::take(&mut disk.logs).into_iter().map(File::from).collect();
+        let places = shards.first().map_or(0, |shard| shard.log().free_places() + shard.log().segments().len());
+        let for_backups = LogFiles { geometry: disk.geometry, places: places as u32, files: logs.clone() };
         let free = shards.into_iter().zip(logs.iter().cloned()).rev().collect();
         Ok(Self {
             store,
             logs,
             settings: Arc::new(settings),
             segment_bytes: disk.geometry.segment_bytes,
+            for_backups: Arc::new(for_backups),
             free: Mutex::new(free),
             names: (0..LOGS_MAX).map(|_| OnceLock::new()).collect(),
             failed: Box::new(failed),
@@ -120,6 +125,8 @@ impl Kv {
 pub struct KvShard {
     pub(crate) shard: Shard,
     pub(crate) settings: Arc<Settings>,
+    /// All logs.
+    pub(crate) for_backups: Arc<LogFiles>,
     file: File,
     files: Files,
     /// Writes under way, by their token.
@@ -326,6 +333,7 @@ impl LoggedService for Kv {
         Ok(KvShard {
             shard,
             settings: Arc::clone(&self.settings),
+            for_backups: Arc::clone(&self.for_backups),
             file,
             files: turn.files(),
             writes: Vec::new(),
@@ -580,8 +588,14 @@ impl Kv {
             shard.keep_scratch(out);
             return self.put_off(shard, conn, (key, place), asked, undone, reply);
         }
-        let waits = shard.replies_wait(now_ns / 1_000_000, &done.needs);
-        if !out.is_empty() {
+        let waits = shard.replies_wait(now_ns / 1_000_000, &done.needs) || done.is_durable;
+        if let Some(range) = done.file {
+            // It is of no use unless it is what was promised before, so it waits for nothing.
+            let sent = reply.file(After::Nothing, |head| head.extend_from_slice(&out), range, b"\r\n");
+            if sent.is_err() {
+                reply.bytes(After::Nothing, b"-ERR this connection takes no bytes of files\r\n");
+            }
+        } else if !out.is_empty() {
             let mut gates = self.gate(&done.needs).filter(|_| waits);
             let after = gates.next().map_or(After::Nothing, After::Gate);
             gates.for_each(|gate| reply.also_after(gate));

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod away;
+pub mod backup;
 pub mod cells;
 pub mod format;
 pub mod index;

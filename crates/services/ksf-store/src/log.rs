@@ -457,12 +457,22 @@ impl Log {
     /// The segment whose cleaning gives most: that with the fewest bytes that count, of those that are whole on the medium and
     /// whose cleaning gives more room than it takes. Never the last one: its batches say how far the log is, whose places must not be given out again.
     pub fn next_to_clean(&self) -> Option<(u64, Segment)> {
+        self.next_to_clean_of(|_| true)
+    }
+
+    /// The same, of those for which `may` is true.
+    pub(crate) fn next_to_clean_of(&self, may: impl Fn(u64) -> bool) -> Option<(u64, Segment)> {
         let last = self.segments.keys().next_back().copied();
         let end = |number: u64| Lsn((number + 1) * self.geometry.segment_bytes);
         let whole = |number: u64| Some(number) != last && end(number) <= self.open_at.min(self.durable);
         let in_use = self.segments.iter().filter(|(number, segment)| segment.state == State::InUse && whole(**number));
-        let pays = in_use.filter(|(_, segment)| self.pays(segment));
+        let pays = in_use.filter(|(number, segment)| may(**number) && self.pays(segment));
         pays.min_by_key(|(_, segment)| segment.live_bytes).map(|(number, segment)| (*number, *segment))
+    }
+
+    /// Segments that were cleaned and are not being erased.
+    pub(crate) fn cleaned_segments(&self) -> impl Iterator<Item = u64> + '_ {
+        self.segments.iter().filter(|(_, segment)| segment.state != State::InUse).map(|(number, _)| *number)
     }
 
     /// True if cleaning a segment would give more room than it takes, or segments that were cleaned wait to be erased.

@@ -17,11 +17,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crossbeam_utils::CachePadded;
 
 use crate::away::{Away, Missing, Readable, Values, Wanted};
+use crate::backup::Backups;
 use crate::cells::{self, Head, Shape, cell_bytes, cell_key_of, is_base};
 use crate::format::{BatchHeader, HEADER_BYTES, KEY_BYTES_MAX, Kind, Link, Lsn, Record};
 use crate::index::leaf::{Entry, LetGo, OLDER_MAX, Origin, PACKED_BYTES_MAX, Value};
 use crate::index::{Cleared, Index, Locked, Position, bytes_of_leaf};
-use crate::log::{AppendError, Log, News, Purpose, Write, WriteId};
+use crate::log::{AppendError, Log, News, Purpose, Segment, Write, WriteId};
 use crate::memory::{Memory, NoRoom, Sizes};
 use crate::promises::Promises;
 use crate::recover::{Found, Places, RecoverError, batch_in};
@@ -39,6 +40,9 @@ pub struct Store {
     promises: Mutex<Promises>,
     /// Of each log, how far replies may tell of it.
     promised: Box<[AtomicU64]>,
+    /// Of each log, where what commands appended ends.
+    appended: Box<[CachePadded<AtomicU64>]>,
+    pub(crate) backups: Mutex<Backups>,
     /// Of each log, the records that other shards made out of date.
     outdated: Box<[Mutex<Vec<Outdated>>]>,
     /// The key from which on ended keys are looked for next.
@@ -249,7 +253,7 @@ pub enum UpdateError {
     Undone,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // What is behind these locks is changed by single calls that do not panic in between.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -321,6 +325,24 @@ impl Store {
     /// How far replies may tell of a log.
     pub fn promised(&self, log: u16) -> Lsn {
         Lsn(self.promised[usize::from(log)].load(Ordering::Acquire))
+    }
+
+    /// How far replies may tell of each log, at one moment.
+    pub(crate) fn promised_ends(&self) -> Vec<Lsn> {
+        let promises = lock(&self.promises);
+        (0..self.promised.len()).map(|log| promises.promised(log as u16)).collect()
+    }
+
+    /// What must be promised so that all is that commands appended to any log by now.
+    pub fn all_appended(&self) -> Needs {
+        let mut needs = Needs::default();
+        for (log, appended) in (0..).zip(self.appended.iter()) {
+            let end = Lsn(appended.load(Ordering::Acquire));
+            if end > self.promised(log) {
+                needs.add(log, end);
+            }
+        }
+        needs
     }
 
     /// Locks keys for a command that keeps its update among what is its own, until a shard [commits](Shard::commit) it.
@@ -646,7 +668,9 @@ impl Shard {
             store.settle(locked, record);
         }
         *last_version = first_version + records.len() as u64 - 1;
-        needs.add(*number, Lsn(last.0 + 1));
+        let end = Lsn(last.0 + 1);
+        store.appended[usize::from(*number)].store(end.0, Ordering::Release);
+        needs.add(*number, end);
         Ok(needs)
     }
 
@@ -673,6 +697,7 @@ impl Shard {
             store.outdated.iter().for_each(|outdated| lock(outdated).clear());
             store.keys.store(0, Ordering::Relaxed);
             let end = Lsn(lsn.0 + 1);
+            store.appended[usize::from(number)].store(end.0, Ordering::Release);
             let mut flush = lock(&store.flush);
             *flush = Flush { origin: (number, lsn), end };
             store.flushed.version.store(version, Ordering::Release);
@@ -822,15 +847,37 @@ impl Shard {
         Ok(true)
     }
 
-    /// Begins to erase segments that were cleaned: [`Log::erase_cleaned`].
+    /// The segment to be cleaned next: [`Log::next_to_clean`], of those that no backup needs, because they cannot be erased.
+    pub fn next_to_clean(&self) -> Option<(u64, Segment)> {
+        let backups = lock(&self.store.backups);
+        let (log, geometry) = (self.number, self.log.geometry());
+        let is_needed = |segment| backups.holding.as_ref().is_some_and(|holding| holding.needs(geometry, log, segment));
+        self.log.next_to_clean_of(|segment| !is_needed(segment))
+    }
+
+    /// Begins to erase segments that were cleaned, but for those that a [backup](crate::backup) needs:
+    /// [`Log::erase_cleaned`]. If room for writes is short, and what the backup needs could bring some, the backup is given up.
     pub fn erase_cleaned(&mut self) {
         let Self { store, number, log, going, .. } = self;
+        let is_short = log.free_places() <= Purpose::Writing as usize;
+        if going.is_empty() && !is_short {
+            return;
+        }
+        // Held until all is decided: a backup that begins after this has at least the promises that this goes by.
+        let mut backups = lock(&store.backups);
+        let geometry = *log.geometry();
+        if is_short && let Some(holding) = &backups.holding {
+            let needs = |segment| holding.needs(&geometry, *number, segment);
+            if log.cleaned_segments().any(needs) || log.next_to_clean_of(needs).is_some() {
+                backups.holding = None;
+            }
+        }
+        let is_needed =
+            |segment| backups.holding.as_ref().is_some_and(|holding| holding.needs(&geometry, *number, segment));
         let is_promised = |needs: &Needs| needs.iter().all(|(log, lsn)| lsn <= store.promised(log));
-        log.erase_cleaned(|segment| {
-            let may_go = going.get(&segment).is_none_or(|going| is_promised(&going.outdated_by));
-            // No entry names it any more: nobody begins to read it, and who reads it is waited for.
-            may_go && store.readable.remove(*number, segment)
-        });
+        let may_go = |segment: u64| going.get(&segment).is_none_or(|going| is_promised(&going.outdated_by));
+        // No entry names one that may go any more: nobody begins to read it, and who reads it is waited for.
+        log.erase_cleaned(|segment| may_go(segment) && !is_needed(segment) && store.readable.remove(*number, segment));
     }
 }
 
@@ -1052,6 +1099,8 @@ impl Store {
             next_version: AtomicU64::new(1),
             promises: Mutex::new(Promises::new(ends.clone())),
             promised: ends.map(|end| AtomicU64::new(end.0)).collect(),
+            appended: logs.iter().map(|_| CachePadded::default()).collect(),
+            backups: Mutex::default(),
             outdated: logs.iter().map(|_| Mutex::default()).collect(),
             sweep_from: Mutex::default(),
             epoch,

@@ -13,12 +13,14 @@
 mod http1;
 mod input;
 mod programs;
+mod rdb;
 mod store;
 mod stream;
 mod wire;
 
 pub use http1::{http1_message, http1_page, http1_proxy};
 pub use programs::{framing_object, framing_program};
+pub use rdb::rdb;
 pub use store::{resp, store_log, store_requests};
 pub use stream::{connection, framing, rpc_stream};
 pub use wire::{auth_sys, oncrpc_call, oncrpc_reply, rpcbind_results, xdr};
@@ -27,7 +29,7 @@ pub use wire::{auth_sys, oncrpc_call, oncrpc_reply, rpcbind_results, xdr};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 16] = [
+pub const TARGETS: [Target; 17] = [
     ("auth_sys", auth_sys),
     ("connection", connection),
     ("framing", framing),
@@ -38,6 +40,7 @@ pub const TARGETS: [Target; 16] = [
     ("http1_proxy", http1_proxy),
     ("oncrpc_call", oncrpc_call),
     ("oncrpc_reply", oncrpc_reply),
+    ("rdb", rdb),
     ("resp", resp),
     ("rpc_stream", rpc_stream),
     ("rpcbind_results", rpcbind_results),

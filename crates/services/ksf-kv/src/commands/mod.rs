@@ -1,5 +1,6 @@
 //! Commands: which there are, and what each does.
 
+pub(crate) mod backup;
 mod bits;
 mod extended;
 mod hashes;
@@ -17,7 +18,9 @@ mod transactions;
 
 use std::hash::{BuildHasher, RandomState};
 
+use ksf::files::FileRange;
 use ksf_proto::resp::{self, Arguments, Malformed, Version, Writer};
+use ksf_store::backup::Backup;
 use ksf_store::cells::Shape;
 use ksf_store::log::Purpose;
 use ksf_store::store::{Clock, Got, Needs, UpdateError};
@@ -46,6 +49,8 @@ pub(crate) struct Session {
     pub(crate) name: Vec<u8>,
     pub(crate) malformed: Option<Malformed>,
     pub(crate) transaction: Transaction,
+    /// The backup that the peer makes.
+    pub(crate) backup: Option<Backup>,
     /// Most bytes that the strings of a reply may have: it follows from the limits of the connection.
     pub(crate) reply_bytes_max: usize,
     /// The peer is there by TCP.
@@ -95,6 +100,10 @@ pub(crate) struct Done {
     pub(crate) needs: Needs,
     /// The connection ends behind the reply.
     pub(crate) close: bool,
+    /// The reply waits for the medium whatever the durability is.
+    pub(crate) is_durable: bool,
+    /// What was written of the reply is the head of a string with these bytes.
+    pub(crate) file: Option<FileRange>,
 }
 
 /// A command at work.
@@ -182,6 +191,7 @@ const fn command(name: &'static str, arity: i32, purpose: Option<Purpose>, keys:
 const COMMANDS: &[Command] = &[
     command("append", 3, WRITES, FIRST, strings::append),
     command("auth", -2, READS, NO_KEY, server::auth),
+    command("bgsave", -1, READS, NO_KEY, server::bgsave),
     command("bitcount", -2, READS, FIRST, bits::bitcount),
     command("client", -2, READS, NO_KEY, server::client),
     command("command", -1, READS, NO_KEY, server::command),
@@ -228,7 +238,9 @@ const COMMANDS: &[Command] = &[
     command("incrbyfloat", 3, WRITES, FIRST, strings::incrbyfloat),
     command("info", -1, READS, NO_KEY, server::info),
     command("keys", 2, READS, NO_KEY, keys::keys),
+    command("ksf.backup", -2, READS, NO_KEY, backup::ksf_backup),
     command("ksf.keys", -1, READS, NO_KEY, range::ksf_keys),
+    command("lastsave", 1, READS, NO_KEY, server::lastsave),
     command("lcs", -3, READS, TWO, lcs::lcs),
     command("lindex", 3, READS, FIRST, lists::lindex),
     command("linsert", 5, WRITES, FIRST, lists::linsert),
@@ -264,6 +276,7 @@ const COMMANDS: &[Command] = &[
     command("rpush", -3, WRITES, FIRST, lists::rpush),
     command("rpushx", -3, WRITES, FIRST, lists::rpushx),
     command("sadd", -3, WRITES, FIRST, sets::sadd),
+    command("save", 1, READS, NO_KEY, server::save),
     command("scan", -2, READS, NO_KEY, scan::scan),
     command("scard", 2, READS, FIRST, sets::scard),
     command("sdiff", -2, READS, ALL, sets::sdiff),

@@ -204,6 +204,38 @@ pub(super) fn config(call: &mut Call<'_, '_>) -> Result {
     Ok(())
 }
 
+/// The reply leaves when all that was acknowledged before is on the medium, also where replies to writes do not wait for that.
+fn save_all(call: &mut Call<'_, '_>) {
+    call.done.needs = call.shard.shard.store().all_appended();
+    call.done.is_durable = true;
+}
+
+pub(super) fn save(call: &mut Call<'_, '_>) -> Result {
+    save_all(call);
+    call.write().ok();
+    Ok(())
+}
+
+/// There is nothing to be done in the background: clients look at the text.
+pub(super) fn bgsave(call: &mut Call<'_, '_>) -> Result {
+    match call.args {
+        [_] => {}
+        [_, option] if option.eq_ignore_ascii_case(b"SCHEDULE") => {}
+        _ => return Err(SYNTAX.into()),
+    }
+    save_all(call);
+    call.write().simple("Background saving started");
+    Ok(())
+}
+
+/// The time of the command: all that was acknowledged before is on the medium when the reply leaves.
+pub(super) fn lastsave(call: &mut Call<'_, '_>) -> Result {
+    save_all(call);
+    let seconds = call.clock.now_ms / 1000;
+    call.write().integer(seconds as i64);
+    Ok(())
+}
+
 pub(super) fn dbsize(call: &mut Call<'_, '_>) -> Result {
     let keys = call.shard.shard.store().keys();
     call.write().integer(keys as i64);

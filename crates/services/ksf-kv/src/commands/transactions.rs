@@ -49,8 +49,21 @@ impl Transaction {
 
 /// Keeps a command for `EXEC`.
 pub(super) fn queue(call: &mut Call<'_, '_>, name: &str) -> Result {
-    if matches!(name, "flushall" | "flushdb" | "info" | "keys" | "ksf.keys" | "randomkey" | "scan") {
-        // They look at all keys, of which the transaction has some locked.
+    const OF_ALL_KEYS: &[&str] = &[
+        "bgsave",
+        "flushall",
+        "flushdb",
+        "info",
+        "keys",
+        "ksf.backup",
+        "ksf.keys",
+        "lastsave",
+        "randomkey",
+        "save",
+        "scan",
+    ];
+    if OF_ALL_KEYS.contains(&name) {
+        // Of these the transaction has some locked.
         return Err(Failed(format!("ERR '{name}' is not allowed in a transaction")));
     }
     let transaction = &mut call.session.transaction;
@@ -134,7 +147,7 @@ pub(super) fn exec(call: &mut Call<'_, '_>) -> Result {
             one.args = args;
             run(&mut one);
         }
-        let Call { shard, tx, done: Done { needs, close }, .. } = one;
+        let Call { shard, tx, done: Done { needs, close, .. }, .. } = one;
         let committed = tx.map_or(Ok(needs), |update| shard.shard.commit(update, clock));
         committed.map(|needs| (needs, close))
     });
@@ -144,6 +157,6 @@ pub(super) fn exec(call: &mut Call<'_, '_>) -> Result {
         call.session.transaction = Transaction { queue: Some(queue), refused, watched, bytes };
     }
     let (needs, close) = done?;
-    call.done = Done { needs, close };
+    call.done = Done { needs, close, ..Done::default() };
     Ok(())
 }

@@ -47,7 +47,7 @@ pub(crate) fn execute(
         refused.write(&mut response);
         Needs::default()
     });
-    Done { needs, close: !response.keep_alive }
+    Done { needs, close: !response.keep_alive, ..Done::default() }
 }
 
 /// Answers the head of a request whose client waits before it sends the body. False: the body is not wanted, and the

@@ -203,6 +203,22 @@ fn a_pipeline_that_waits_is_answered_whole() {
     assert!(!world.conns[1].as_ref().unwrap().is_closing());
 }
 
+/// Where replies to writes do not wait for the medium, the reply to `SAVE` says that all before is on it.
+#[test]
+fn save_waits_for_what_was_acknowledged() {
+    let mut world = World::new(2);
+    world.send(0, "SET a 1\r\nSET b 2\r\n");
+    assert_eq!(world.take(0), "+OK\r\n+OK\r\n");
+    world.send(1, "SAVE\r\nBGSAVE\r\nLASTSAVE\r\n");
+    assert_eq!(world.take(1), "", "it is not on the medium");
+    world.complete();
+    world.send(0, "PING\r\n");
+    world.end_turn();
+    assert_eq!(world.take(0), "+PONG\r\n");
+    let replies = world.take(1);
+    assert!(replies.starts_with("+OK\r\n+Background saving started\r\n:"), "{replies}");
+}
+
 #[test]
 fn what_waits_goes_with_its_connection() {
     let mut world = World::new(3);

@@ -135,22 +135,28 @@ impl<S: Read + Write> Client<S> {
 pub(crate) struct Redis {
     pub(crate) client: Client<UnixStream>,
     _running: Running,
-    _folder: TempDir,
+    /// What it works in.
+    pub(crate) folder: TempDir,
 }
 
 impl Redis {
     /// `None`: it is not installed, and that is said.
     pub(crate) fn start() -> Option<Self> {
+        Self::start_with(&[])
+    }
+
+    /// With more options.
+    pub(crate) fn start_with(options: &[&str]) -> Option<Self> {
         let redis = program_or_skip("redis-server")?;
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("redis");
         let mut command = Command::new(redis);
         command.args(["--port", "0", "--save", "", "--databases", "1", "--dir"]).arg(folder.path());
-        command.arg("--unixsocket").arg(&socket);
+        command.arg("--unixsocket").arg(&socket).args(options);
         let running = Running::start(command.stdout(Stdio::null()));
         wait_until("Redis listens", || UnixStream::connect(&socket).is_ok());
         let client = Client(BufReader::new(UnixStream::connect(&socket).unwrap()));
-        Some(Self { client, _running: running, _folder: folder })
+        Some(Self { client, _running: running, folder })
     }
 }
 

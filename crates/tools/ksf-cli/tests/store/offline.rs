@@ -9,7 +9,7 @@ use crate::client::command;
 use crate::support::{Folder, run, stderr};
 use crate::{connect, kill, start};
 
-fn tool(words: &[&str], status: i32) -> String {
+pub(crate) fn tool(words: &[&str], status: i32) -> String {
     let output = run(&[&["store"], words].concat());
     let text = stdout(&output) + &stderr(&output);
     assert_eq!(output.status.code(), Some(status), "{words:?}: {text}");
@@ -92,7 +92,7 @@ fn what_is_no_file_of_commands_is_told() {
     server.stop();
     assert!(tool(&["check", folder.path("nothing").to_str().unwrap()], 66).contains("no store"));
     fs::write(&file, "").unwrap();
-    assert!(tool(&load, 69).contains("--to"));
+    assert!(tool(&load, 69).contains("start the store"));
 }
 
 #[test]

@@ -129,7 +129,7 @@ impl ServiceKind for Store {
     }
 
     fn limits(&self) -> Limits {
-        Limits { message_bytes_max: 8 << 20, connection_bytes_max: 32 << 20, ..Limits::default() }
+        limits()
     }
 
     fn start(&self, launch: Launch) -> Result<Running, Failure> {
@@ -165,6 +165,11 @@ impl ServiceKind for Store {
         running.ready.insert(0, line);
         Ok(running)
     }
+}
+
+/// The limits of a store where nothing is said.
+fn limits() -> Limits {
+    Limits { message_bytes_max: 8 << 20, connection_bytes_max: 32 << 20, ..Limits::default() }
 }
 
 /// How a store is made whose logs have so many bytes.
