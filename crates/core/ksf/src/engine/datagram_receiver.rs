@@ -112,6 +112,11 @@ impl DatagramReceiver {
         self.set_reading(socket, false);
     }
 
+    /// True if a socket was shut down; and where there is none.
+    pub(super) fn has_ended(&self, socket: u32) -> bool {
+        self.sockets[socket as usize].fd < 0
+    }
+
     /// True if a socket is read.
     pub(super) fn reads(&self, socket: u32) -> bool {
         !self.sockets[socket as usize].stopped

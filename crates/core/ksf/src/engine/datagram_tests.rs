@@ -518,6 +518,69 @@ fn shut_down<E: Engine>() {
     }
 }
 
+/// Nobody answers for the peer's address (ARP), so replies fill the socket until somebody does.
+#[test]
+fn replies_that_wait_for_room_leave_a_socket_that_is_shut_down() {
+    if own_network_or_skip("a neighbour that does not answer").is_some() {
+        let _far = veth();
+        on_each_engine(full_and_shut_down::<Epoll>, full_and_shut_down::<Uring>);
+    }
+}
+
+fn full_and_shut_down<E: Engine>() {
+    const COUNT: usize = 20;
+    let silent: SocketAddr = "10.9.8.77:9".parse().unwrap();
+    let cases = [(Shutdown::Read, true, true), (Shutdown::Read, true, false), (Shutdown::Read, false, true)];
+    for (how, fills_before, reads) in cases.into_iter().chain([(Shutdown::Both, true, true)]) {
+        ip(&format!("neigh flush dev {} nud all", NEAR.0));
+        let ours = UdpSocket::bind((NEAR.1[0], 0)).unwrap();
+        // The kernel makes this the least that it allows.
+        socket2::SockRef::from(&ours).set_send_buffer_size(1).unwrap();
+        let mut bench = Bench::<E>::new();
+        bench.engine.listen_datagrams(0, ours.as_raw_fd()).unwrap();
+        bench.engine.set_datagrams_reading(0, reads);
+        let fill = |bench: &mut Bench<E>| {
+            for _ in 0..COUNT {
+                let to = DatagramPeer { addr: silent, local: None };
+                send_datagram(&mut bench.engine, to, &[7; 1000], &mut bench.env);
+                bench.engine.flush(&mut bench.env);
+            }
+            assert!(bench.env.stats.datagrams_out.value() < COUNT as u64, "the socket has room for all of them");
+        };
+        if fills_before {
+            fill(&mut bench);
+        }
+        // It has no peer, which is told, and is shut down all the same (inet_shutdown).
+        let _ = socket2::SockRef::from(&ours).shutdown(how);
+        // A wait that takes its time was ended by nothing: the engine has heard of the end.
+        let timeout = Duration::from_millis(50);
+        let wait = Wait { timeout: Some(timeout), gather: None };
+        let mut waits = 0;
+        loop {
+            let start = Instant::now();
+            bench.engine.wait(&mut bench.env, wait, &mut bench.events).unwrap();
+            waits += 1;
+            assert!(waits < 1000, "{how:?}: it ends every wait");
+            if start.elapsed() >= timeout {
+                break;
+            }
+        }
+        if !fills_before {
+            fill(&mut bench);
+        }
+        ip(&format!("neigh replace {} lladdr 02:00:00:00:00:77 dev {} nud permanent", silent.ip(), NEAR.0));
+        let gone = |bench: &Bench<E>| (bench.env.stats.datagrams_out.value(), bench.env.stats.datagrams_unsent.value());
+        let start = Instant::now();
+        while gone(&bench).0 + gone(&bench).1 < COUNT as u64 {
+            assert!(start.elapsed() < PATIENCE, "{how:?}: replies stay: {:?} left", gone(&bench));
+            bench.engine.wait(&mut bench.env, wait, &mut bench.events).unwrap();
+        }
+        // A socket that is shut down for sending refuses them.
+        assert_eq!(gone(&bench).1 > 0, how == Shutdown::Both, "{how:?}: {:?}", gone(&bench));
+        bench.engine.shutdown();
+    }
+}
+
 /// While every wait submits something, and none sleeps.
 #[test]
 fn requests_to_the_ring_do_not_hide_datagrams() {

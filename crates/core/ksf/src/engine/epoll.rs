@@ -36,7 +36,7 @@ pub(crate) struct Epoll {
     conns: Vec<Conn>,
     listeners: Vec<RawFd>,
     datagrams: DatagramQueues,
-    /// What epoll was last told of each datagram socket; `None`: it was shut down, and epoll knows it no more.
+    /// What epoll was last told of each datagram socket; `None`: it was shut down, and epoll knows it only while it is full.
     datagram_interest: Vec<Option<u32>>,
     receiver: DatagramReceiver,
     /// Events that came of an operation instead of the descriptor.
@@ -502,18 +502,19 @@ impl Epoll {
         let (before, was_starved) = (events.len(), mem::take(&mut self.starved));
         self.receive_datagrams(socket, env, events);
         if ready & (HANGUP | libc::EPOLLHUP as u32) != 0 && events.len() == before && !self.starved {
-            self.end_datagrams(socket);
+            self.end_datagrams(socket, env);
         }
         self.starved |= was_starved;
     }
 
     /// A datagram socket was shut down, by another holder of it: epoll would report that in every wait.
-    fn end_datagrams(&mut self, socket: u32) {
+    fn end_datagrams(&mut self, socket: u32, env: &mut Env) {
         self.receiver.end(socket);
-        if mem::take(&mut self.datagram_interest[socket as usize]).is_some() {
-            // Removing an entry that is there cannot fail.
-            let _ = self.control(libc::EPOLL_CTL_DEL, self.datagrams.fd(socket), 0, Source::Datagram(socket));
+        if self.datagrams.is_full(socket) {
+            // One that is shut down for sending, too, has room for nothing, and refuses what waits for room.
+            self.datagrams.has_room(socket, env);
         }
+        self.update_datagram_interest();
     }
 
     /// Receives from sockets that had several datagrams the last time: whether there are more costs no more to try than
@@ -536,13 +537,19 @@ impl Epoll {
     fn update_datagram_interest(&mut self) {
         for socket in 0..self.datagram_interest.len() as u32 {
             let room = if self.datagrams.is_full(socket) { OUT } else { 0 };
-            let interest = room | if self.receiver.reads(socket) { DATAGRAMS } else { 0 };
-            let Some(told) = &mut self.datagram_interest[socket as usize] else { continue };
-            if mem::replace(told, interest) != interest {
-                let fd = self.datagrams.fd(socket);
-                // Changing an entry that is there cannot fail.
-                let _ = self.control(libc::EPOLL_CTL_MOD, fd, interest, Source::Datagram(socket));
-            }
+            let reading = if self.receiver.reads(socket) { DATAGRAMS } else { 0 };
+            let is_watched = room != 0 || !self.receiver.has_ended(socket);
+            let interest = is_watched.then_some(room | reading);
+            let told = mem::replace(&mut self.datagram_interest[socket as usize], interest);
+            let op = match (told, interest) {
+                (None, Some(_)) => libc::EPOLL_CTL_ADD,
+                (Some(_), None) => libc::EPOLL_CTL_DEL,
+                (told, interest) if told != interest => libc::EPOLL_CTL_MOD,
+                _ => continue,
+            };
+            // Changing or removing an entry that is there cannot fail; without memory for a new one, replies stay unsent.
+            let fd = self.datagrams.fd(socket);
+            let _ = self.control(op, fd, interest.unwrap_or(0), Source::Datagram(socket));
         }
     }
 }
