@@ -42,7 +42,7 @@ const SEGMENT_BYTES_MAX: u64 = 64 << 20;
 /// Segments of a log, where these bounds allow it.
 const SEGMENTS: u64 = 64;
 
-/// Key-value server for clients of Redis: a write is acknowledged when it is on the disk
+/// Key-value server for clients of Redis and of HTTP: a write is acknowledged when it is on the disk
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct StoreArgs {
