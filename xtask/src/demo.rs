@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets::ASCII_BORDERS_ONLY_CONDENSED};
 use serde::Deserialize;
 
-use crate::leftovers::{self, Snapshot};
+use crate::leftovers::Watch;
 use crate::load::{Amount, Load, LoadResult, Tool};
 use crate::process::{Ready, Server, free_port, output};
 
@@ -44,14 +44,7 @@ struct Combination {
 pub(crate) fn run(options: &DemoOptions) -> Result<()> {
     let ksf = crate::ksf_binary(options.ksf.as_ref(), "release")?;
     let doctor = Doctor::ask(&ksf)?;
-    let mut demo = Demo {
-        ksf,
-        seconds: options.seconds,
-        before: Snapshot::take()?,
-        pids: Vec::new(),
-        kernel_ran: false,
-        seen_objects: false,
-    };
+    let mut demo = Demo { ksf, seconds: options.seconds, watch: Watch::new(), pids: Vec::new() };
     let mut table = head();
     let mut skipped = BTreeSet::new();
     for combination in combinations() {
@@ -67,7 +60,7 @@ pub(crate) fn run(options: &DemoOptions) -> Result<()> {
     for line in skipped {
         println!("{line}");
     }
-    println!("{}", demo.check_leftovers()?);
+    println!("{}", demo.watch.check(&demo.pids)?);
     Ok(())
 }
 
@@ -130,12 +123,9 @@ struct Engine {
 struct Demo {
     ksf: PathBuf,
     seconds: f64,
-    before: Option<Snapshot>,
+    watch: Watch,
     /// Of the servers started so far.
     pids: Vec<u32>,
-    kernel_ran: bool,
-    /// Whether a running kernel engine was seen by what looks for leftovers.
-    seen_objects: bool,
 }
 
 impl Demo {
@@ -147,16 +137,14 @@ impl Demo {
         let listen = format!("{transport}:127.0.0.1:{port}");
         let mut command = Command::new(&self.ksf);
         command.args([service, "--listen", &listen, "--engine", engine]);
+        let before = (engine == "kernel").then(|| self.watch.before()).transpose()?;
         let server = Server::start(service, &mut command, Ready::Lines(1, "ready"), START_TIMEOUT)?;
         self.pids.push(server.pid());
 
         let one = self.load(combination, port, 1)?;
         let many = self.load(combination, port, IN_FLIGHT)?;
-        if engine == "kernel" {
-            self.kernel_ran = true;
-            if let (Some(before), Some(now)) = (&self.before, Snapshot::take()?) {
-                self.seen_objects |= now.has_new(before);
-            }
+        if let Some(before) = before {
+            self.watch.note(&before)?;
         }
         server.stop()?;
         Ok(vec![
@@ -185,17 +173,6 @@ impl Demo {
             port,
         };
         load.run(&self.ksf)
-    }
-
-    /// What the check has found, in a sentence; an error names what was left behind.
-    fn check_leftovers(&self) -> Result<String> {
-        leftovers::check(self.before.as_ref(), &self.pids)?;
-        if self.before.is_none() {
-            return Ok("left behind: nothing (no process; not root, so nothing was loaded)".into());
-        }
-        // Else the check would pass because it looks for the wrong names.
-        ensure!(!self.kernel_ran || self.seen_objects, "the check for leftovers did not see the running kernel engine");
-        Ok("left behind: nothing (no process, no eBPF program or map, no XDP on lo)".into())
     }
 }
 

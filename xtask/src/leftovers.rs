@@ -1,11 +1,13 @@
 //! Proof that nothing stays behind: eBPF programs and maps, XDP on lo, processes.
 
 use std::collections::BTreeSet;
+use std::env;
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::process::output;
@@ -16,71 +18,102 @@ const FREE_TIMEOUT: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// All our programs and maps are named like this; others on the machine come and go as they like.
 const NAME_PREFIX: &str = "ksf";
+/// They list what is loaded, and what is attached to lo (iproute2).
+const TOOLS: [&str; 2] = ["bpftool", "ip"];
 
-/// What was there at one moment.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Snapshot {
-    /// "prog 12 ksf_verdict" and the like.
-    objects: BTreeSet<String>,
-    /// The XDP program on lo, as `ip -j link` shows it.
-    xdp: Option<String>,
+/// What servers of the kernel engine have in the kernel while they run. Other servers with such objects may come and
+/// go beside them.
+#[derive(Debug)]
+pub(crate) enum Watch {
+    /// Nothing can be listed, for this reason.
+    Blind(String),
+    /// "prog 12 ksf_verdict" and the like, of all servers so far; `None`: no server of the kernel engine ran.
+    Sees { ours: Option<BTreeSet<String>> },
 }
 
-impl Snapshot {
-    /// Looks; None without root, where nothing can be loaded nor listed.
-    pub(crate) fn take() -> Result<Option<Snapshot>> {
+impl Watch {
+    pub(crate) fn new() -> Watch {
+        let missing = missing_tools(&env::var_os("PATH").unwrap_or_default());
         if !rustix::process::geteuid().is_root() {
-            return Ok(None);
+            Watch::Blind("only root may list it".into())
+        } else if !missing.is_empty() {
+            Watch::Blind(format!("{} is missing; run scripts/setup.sh", missing.join(", ")))
+        } else {
+            Watch::Sees { ours: None }
         }
-        let mut objects = BTreeSet::new();
-        for kind in ["prog", "map"] {
-            let listed = json(Command::new("bpftool").args(["-j", kind, "show"]))?;
-            objects.extend(named_objects(kind, &listed));
-        }
-        let links = json(Command::new("ip").args(["-j", "link", "show", "lo"]))?;
-        Ok(Some(Snapshot { objects, xdp: xdp_on(&links) }))
     }
 
-    /// Whether there are objects of ours that were not there `before`.
-    pub(crate) fn has_new(&self, before: &Snapshot) -> bool {
-        self.objects.difference(&before.objects).next().is_some()
+    /// What is there before a server of the kernel engine starts, to be given to [`Watch::note`].
+    pub(crate) fn before(&self) -> Result<BTreeSet<String>> {
+        match self {
+            Watch::Blind(_) => Ok(BTreeSet::new()),
+            Watch::Sees { .. } => objects(),
+        }
     }
 
-    /// What is here and was not there `before`, in words.
-    fn added_since(&self, before: &Snapshot) -> Vec<String> {
-        let mut added: Vec<String> = self.objects.difference(&before.objects).cloned().collect();
-        if self.xdp != before.xdp {
-            added.extend(self.xdp.as_ref().map(|program| format!("XDP on lo: {program}")));
+    /// Takes what appeared since `before` for the server's, which runs.
+    pub(crate) fn note(&mut self, before: &BTreeSet<String>) -> Result<()> {
+        if let Watch::Sees { ours } = self {
+            ours.get_or_insert_default().extend(objects()?.difference(before).cloned());
         }
-        added
+        Ok(())
+    }
+
+    /// What the check has found, in a sentence.
+    ///
+    /// # Errors
+    ///
+    /// Names what is still there after the servers have ended: one of the processes, or an object of theirs.
+    pub(crate) fn check(&self, pids: &[u32]) -> Result<String> {
+        let running: Vec<_> = pids.iter().filter(|pid| Path::new(&format!("/proc/{pid}")).exists()).collect();
+        if !running.is_empty() {
+            bail!("processes left behind: {running:?}");
+        }
+        let ours = match self {
+            Watch::Blind(why) => return Ok(format!("left behind: no process; eBPF was not looked at: {why}")),
+            Watch::Sees { ours: None } => return Ok("left behind: nothing (no process; no kernel engine ran)".into()),
+            Watch::Sees { ours: Some(ours) } => ours,
+        };
+        // Else the check would pass because it looks for the wrong names.
+        ensure!(!ours.is_empty(), "the check for leftovers did not see the running kernel engine");
+        let deadline = Instant::now() + FREE_TIMEOUT;
+        loop {
+            let left = both(ours, &objects()?);
+            if left.is_empty() {
+                return Ok("left behind: nothing (no process, no eBPF program or map, no XDP on lo)".into());
+            }
+            if Instant::now() >= deadline {
+                bail!("left behind: {}", left.join(", "));
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
     }
 }
 
-/// Fails, naming them, if things are still there that were not there `before`, or if one of the
-/// processes runs.
-pub(crate) fn check(before: Option<&Snapshot>, pids: &[u32]) -> Result<()> {
-    let running: Vec<_> = pids.iter().filter(|pid| Path::new(&format!("/proc/{pid}")).exists()).collect();
-    if !running.is_empty() {
-        bail!("processes left behind: {running:?}");
+fn both(ours: &BTreeSet<String>, now: &BTreeSet<String>) -> Vec<String> {
+    ours.intersection(now).cloned().collect()
+}
+
+/// The tools that are in none of these folders.
+fn missing_tools(path: &OsStr) -> Vec<&'static str> {
+    let is_there = |tool: &str| env::split_paths(path).any(|folder| folder.join(tool).is_file());
+    TOOLS.into_iter().filter(|tool| !is_there(tool)).collect()
+}
+
+/// All programs and maps of servers of ours that there are now, and the XDP program on lo.
+fn objects() -> Result<BTreeSet<String>> {
+    let mut objects = BTreeSet::new();
+    for kind in ["prog", "map"] {
+        let listed = json(Command::new("bpftool").args(["-j", kind, "show"]))?;
+        objects.extend(named_objects(kind, &listed));
     }
-    let Some(before) = before else { return Ok(()) };
-    let deadline = Instant::now() + FREE_TIMEOUT;
-    loop {
-        let now = Snapshot::take()?.context("root rights were lost")?;
-        let added = now.added_since(before);
-        if added.is_empty() {
-            return Ok(());
-        }
-        if Instant::now() >= deadline {
-            bail!("left behind: {}", added.join(", "));
-        }
-        std::thread::sleep(POLL_INTERVAL);
-    }
+    let links = json(Command::new("ip").args(["-j", "link", "show", "lo"]))?;
+    objects.extend(xdp_on(&links).map(|program| format!("XDP on lo: {program}")));
+    Ok(objects)
 }
 
 fn json(command: &mut Command) -> Result<Value> {
-    let text = output(command, TOOL_TIMEOUT)
-        .context("bpftool and ip (iproute2) are needed to see what is loaded; run scripts/setup.sh")?;
+    let text = output(command, TOOL_TIMEOUT)?;
     serde_json::from_str(&text).with_context(|| format!("{command:?} did not print JSON"))
 }
 
@@ -105,10 +138,6 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn snapshot(objects: &[&str], xdp: Option<&str>) -> Snapshot {
-        Snapshot { objects: objects.iter().map(|name| (*name).to_owned()).collect(), xdp: xdp.map(str::to_owned) }
-    }
-
     #[test]
     fn only_our_objects_count() {
         let listed = json!([
@@ -127,19 +156,38 @@ mod tests {
         assert_eq!(xdp_on(&json!([{ "ifname": "lo" }])), None);
     }
 
+    fn set(objects: &[&str]) -> BTreeSet<String> {
+        objects.iter().map(|object| (*object).to_owned()).collect()
+    }
+
     #[test]
-    fn what_was_there_before_is_not_left_behind() {
-        let before = snapshot(&["prog 3 ksf_verdict"], None);
-        assert!(snapshot(&["prog 3 ksf_verdict"], None).added_since(&before).is_empty());
-        assert!(snapshot(&[], None).added_since(&before).is_empty());
-        let after = snapshot(&["prog 3 ksf_verdict", "map 8 ksf_stats"], Some("9"));
-        assert_eq!(after.added_since(&before), ["map 8 ksf_stats", "XDP on lo: 9"]);
-        assert!(after.has_new(&before));
+    fn only_what_appeared_while_a_server_ran_is_left_behind() {
+        let ours = set(&["map 8 ksf_stats", "XDP on lo: 9"]);
+        assert!(both(&ours, &set(&["prog 3 ksf_verdict", "map 12 ksf_stats"])).is_empty());
+        assert_eq!(both(&ours, &set(&["prog 3 ksf_verdict", "map 8 ksf_stats"])), ["map 8 ksf_stats"]);
+    }
+
+    #[test]
+    fn a_kernel_engine_that_was_not_seen_is_an_error() {
+        assert!(Watch::Sees { ours: Some(BTreeSet::new()) }.check(&[]).is_err());
+    }
+
+    #[test]
+    fn missing_tools_are_named_and_are_no_failure() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(missing_tools(folder.path().as_os_str()), TOOLS);
+        std::fs::write(folder.path().join("ip"), "").unwrap();
+        assert_eq!(missing_tools(folder.path().as_os_str()), ["bpftool"]);
+        let mut watch = Watch::Blind("bpftool is missing".into());
+        let before = watch.before().unwrap();
+        watch.note(&before).unwrap();
+        assert_eq!(watch.check(&[]).unwrap(), "left behind: no process; eBPF was not looked at: bpftool is missing");
     }
 
     #[test]
     fn a_running_process_is_left_behind() {
-        assert!(check(None, &[std::process::id()]).is_err());
-        assert!(check(None, &[]).is_ok());
+        let watch = Watch::Sees { ours: None };
+        assert!(watch.check(&[std::process::id()]).is_err());
+        assert!(watch.check(&[]).unwrap().contains("no kernel engine ran"));
     }
 }
