@@ -48,6 +48,45 @@ fn it_has_what_a_map_has() {
     assert!(rest.next().is_none());
 }
 
+/// Keys that begin alike, that end where others go on, and that have zeros at their ends: what a search compares of them first is
+/// the same for many.
+#[test]
+fn keys_that_are_alike_are_told_apart() {
+    for seed in 0..40 {
+        let mut random = Random::of_test(seed);
+        let index = Index::default();
+        let mut map: BTreeMap<Vec<u8>, u64> = BTreeMap::new();
+        let fronts = [&b""[..], b"user:", b"user:0000000", b"user:0000000\0\0\0\0\0\0\0\0\0", b"\xff"];
+        // Seldom all fronts, so that the keys of most leaves share more than what all keys do.
+        let fronts = &fronts[..random.within(1..=fronts.len())];
+        let draw = move |random: &mut Random| {
+            let mut key = fronts[random.below(fronts.len() as u64) as usize].to_vec();
+            let more = random.within(0..=12);
+            key.extend((0..more).map(|_| [0, 0, 1, b'0', 0xff][random.below(5) as usize]));
+            key
+        };
+        for version in 1..=3_000 {
+            let key = draw(&mut random);
+            if random.one_in(4) {
+                let removed = index.with(&[&key], |locked| locked.remove(&key));
+                assert_eq!(removed, map.remove(&key).is_some(), "seed {seed}: {}", key.escape_ascii());
+            } else {
+                set(&index, &key, &[], version, None);
+                map.insert(key, version);
+            }
+            let probe = draw(&mut random);
+            let found = index.with(&[&probe], |locked| locked.get(&probe).map(|entry| entry.origin.version));
+            assert_eq!(found, map.get(&probe).copied(), "seed {seed}: {}", probe.escape_ascii());
+        }
+        let mut rest = map.iter();
+        index.scan(b"", |entry| {
+            assert_eq!(Some((entry.key, &entry.origin.version)), rest.next().map(|(key, version)| (&key[..], version)));
+            true
+        });
+        assert!(rest.next().is_none());
+    }
+}
+
 /// Others see a command on several keys whole: the sum over all keys stays what it was.
 #[test]
 fn commands_on_several_keys_are_seen_whole() {
@@ -114,7 +153,7 @@ fn a_short_key_with_a_short_value_costs_less_than_a_hundred_bytes() {
             set(&index, &key.to_be_bytes(), &at.to_le_bytes(), at + 1, None);
         }
         let each = index.measure().used / index.len();
-        assert!(each <= 80, "{each} bytes each, in order: {in_order}");
+        assert!(each <= 90, "{each} bytes each, in order: {in_order}");
     }
 }
 

@@ -1,11 +1,17 @@
 //! A leaf of the index: some hundred keys in order, packed.
 //!
 //! Keys, short values and expiry times lie in one piece of memory; an entry is 32 bytes that point there. So a key of eight
-//! bytes with a value of eight bytes takes 48 bytes and the slack of two vectors, and a look at a leaf touches few cache
-//! lines.
+//! bytes with a value of eight bytes takes 56 bytes and the slack of three vectors.
+//!
+//! ```text
+//!   keys    user:0001  user:0002  user:0017  ...      the first bytes, here `user:00`, are those of all keys
+//!   hints   01         02         17                  the eight bytes behind them, as a number
+//! ```
+//!
+//! The hints of a leaf lie beside each other, so a search compares numbers of a few cache lines, and then one key.
 
-use std::mem;
 use std::sync::Arc;
+use std::{cmp, mem};
 
 use crate::format::Lsn;
 use crate::memory::Sizes;
@@ -82,7 +88,7 @@ struct Slot {
 }
 
 /// What an entry takes beside its key and its value.
-pub const ENTRY_BYTES: usize = size_of::<Slot>();
+pub const ENTRY_BYTES: usize = size_of::<Slot>() + size_of::<u64>();
 
 const HAS_EXPIRY: u32 = 1;
 const ON_MEDIUM: u32 = 2;
@@ -121,6 +127,10 @@ impl Slot {
 #[derive(Debug)]
 pub struct Leaf {
     slots: Vec<Slot>,
+    /// Of each slot, [the hint](hint_of) of its key behind the bytes that are shared.
+    hints: Vec<u64>,
+    /// Bytes at the start of the first key with which every key begins. There may be more of them than this.
+    shared: usize,
     bytes: Vec<u8>,
     /// Bytes in `bytes` that no slot points to any more.
     dead: usize,
@@ -147,8 +157,9 @@ pub struct LetGo {
 
 impl Default for Leaf {
     fn default() -> Self {
-        let (slots, bytes, apart, free) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { slots, bytes, dead: 0, apart, free, soonest_ms: u64::MAX, values: Sizes::default() }
+        let (slots, hints, bytes, apart, free) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let values = Sizes::default();
+        Self { slots, hints, shared: 0, bytes, dead: 0, apart, free, soonest_ms: u64::MAX, values }
     }
 }
 
@@ -178,6 +189,7 @@ impl Leaf {
     /// Bytes of memory that it takes, and what is in them: as it is counted while it changes.
     pub fn sizes(&self) -> Sizes {
         let vectors = self.slots.capacity() * size_of::<Slot>()
+            + self.hints.capacity() * size_of::<u64>()
             + self.bytes.capacity()
             + self.apart.capacity() * size_of::<Arc<[u8]>>()
             + self.free.capacity() * size_of::<u32>();
@@ -206,7 +218,34 @@ impl Leaf {
 
     /// The place of a key: where it is, or where it would be.
     pub fn find(&self, key: &[u8]) -> Result<usize, usize> {
-        self.slots.binary_search_by(|slot| self.key(slot).cmp(key))
+        let Some(first) = self.slots.first() else { return Err(0) };
+        let (front, rest) = key.split_at(key.len().min(self.shared));
+        // A key that is shorter is in front of all that begin with it.
+        match front.cmp(&self.key(first)[..self.shared]) {
+            cmp::Ordering::Less => return Err(0),
+            cmp::Ordering::Equal => {}
+            cmp::Ordering::Greater => return Err(self.len()),
+        }
+        let hint = hint_of(rest);
+        let from = self.hints.partition_point(|of_key| *of_key < hint);
+        if self.hints.get(from) != Some(&hint) {
+            return Err(from);
+        }
+        let to = from + self.hints[from..].partition_point(|of_key| *of_key == hint);
+        let found = self.slots[from..to].binary_search_by(|slot| self.key(slot)[self.shared..].cmp(rest));
+        found.map(|at| from + at).map_err(|at| from + at)
+    }
+
+    /// Makes the shared bytes so few that this key has them, too.
+    fn share_with(&mut self, key: &[u8]) {
+        let shared = self.slots.first().map_or(key.len(), |first| shared_by(self.key(first), key).min(self.shared));
+        if mem::replace(&mut self.shared, shared) != shared {
+            self.hints = self.hints_of(&self.slots, shared);
+        }
+    }
+
+    fn hints_of(&self, slots: &[Slot], shared: usize) -> Vec<u64> {
+        slots.iter().map(|slot| hint_of(&self.key(slot)[shared..])).collect()
     }
 
     /// The entry at a place.
@@ -392,8 +431,11 @@ impl Leaf {
         match found {
             Ok(at) => self.slots[at] = slot,
             Err(at) => {
+                self.share_with(entry.key);
                 grow(&mut self.slots, 1);
+                grow(&mut self.hints, 1);
                 self.slots.insert(at, slot);
+                self.hints.insert(at, hint_of(&entry.key[self.shared..]));
             }
         }
         self.tidy();
@@ -404,6 +446,7 @@ impl Leaf {
         let Ok(at) = self.find(key) else { return false };
         self.bury(at);
         self.slots.remove(at);
+        self.hints.remove(at);
         self.tidy();
         true
     }
@@ -468,9 +511,28 @@ impl Leaf {
             }
             Slot { at: at as u32, ..*slot }
         });
+        // The keys are in order: what the first and the last one share, all do.
+        let ends = slots.first().zip(slots.last());
+        let shared = ends.map_or(0, |(first, last)| shared_by(self.key(first), self.key(last)));
+        let hints = self.hints_of(slots, shared);
         let slots = moved.collect();
-        Self { slots, bytes, dead: 0, apart, free: Vec::new(), soonest_ms: self.soonest_ms, values }
+        Self { slots, hints, shared, bytes, dead: 0, apart, free: Vec::new(), soonest_ms: self.soonest_ms, values }
     }
+}
+
+/// The first eight bytes as a number that is ordered as they are; bytes that are not there count as 0.
+fn hint_of(bytes: &[u8]) -> u64 {
+    let front = bytes.first_chunk().copied().unwrap_or_else(|| {
+        let mut front = [0; 8];
+        front[..bytes.len()].copy_from_slice(bytes);
+        front
+    });
+    u64::from_be_bytes(front)
+}
+
+/// How many bytes both begin with.
+fn shared_by(one: &[u8], other: &[u8]) -> usize {
+    one.iter().zip(other).take_while(|(one, other)| one == other).count()
 }
 
 /// Room for more, an eighth ahead: doubling would leave a third of the index empty.
