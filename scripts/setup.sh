@@ -1,7 +1,7 @@
 #!/bin/sh
 # Gets a Debian 12 machine ready: packages of scripts/packages.txt, the Rust toolchain of
-# rust-toolchain.toml, the crates of Cargo.lock, and the kernel of the VM lab. After it nothing that
-# the target does needs the network. Installs only what is missing, so a second run is quick, needs
+# rust-toolchain.toml, the crates of Cargo.lock, the clients that the store is tested with, and the
+# kernel of the VM lab. After it nothing that the target does needs the network. Installs only what is missing, so a second run is quick, needs
 # no network and no root. Usage: scripts/setup.sh [demo|test|bench|lab]
 set -eu
 
@@ -66,6 +66,8 @@ packages_wanted() {
 
 packages_missing() {
     for package in $(packages_wanted); do
+        # A nodejs from elsewhere brings npm and conflicts with Debian's.
+        [ "$package" != npm ] || ! command -v npm >/dev/null 2>&1 || continue
         status=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) || status=absent
         [ "$status" = installed ] || echo "$package"
     done
@@ -180,6 +182,52 @@ fetch_crates() {
     fail "cargo cannot fetch the crates of Cargo.lock ($(last_words)); connect to the network, and run this again"
 }
 
+# redis-py, node-redis and go-redis, for the tests of ksf-kv: what its folder tests/registry names.
+fetch_clients() {
+    [ "$target" = test ] || return 0
+    clients=${CARGO_TARGET_DIR:-$root/target}/clients
+    fetch_client python3 python requirements.txt install_redis_py
+    fetch_client npm node package-lock.json install_node_redis
+    fetch_client go go '*' build_go_redis
+}
+
+# PROGRAM FOLDER FILES INSTALLER: once for what the files say.
+fetch_client() {
+    command -v "$1" >/dev/null 2>&1 || return 0 # the tests say what they lack
+    from=$root/crates/services/ksf-kv/tests/registry/$2
+    into=$clients/$2
+    # shellcheck disable=SC2086 # the files are a pattern
+    sum=$(cd "$from" && cat $3 | sha256sum)
+    [ "$(cat "$into/installed" 2>/dev/null)" != "$sum" ] || return 0
+    say "$2: the client of the store's tests, into $into"
+    rm -rf "$into"
+    mkdir -p "$into"
+    if attempt "$4"; then
+        echo "$sum" >"$into/installed"
+        return 0
+    fi
+    why="no client for the tests of the store in $2 ($(last_words))"
+    rm -rf "$into"
+    [ -z "${CI:-}" ] || fail "$why"
+    say "$why; its test will be skipped"
+}
+
+install_redis_py() {
+    python3 -m venv "$into/venv" &&
+        timeout 300 "$into/venv/bin/python3" -m pip install --disable-pip-version-check \
+            --only-binary :all: --require-hashes --requirement "$from/requirements.txt"
+}
+
+install_node_redis() {
+    cp "$from/package.json" "$from/package-lock.json" "$into"
+    (cd "$into" && timeout 300 npm ci --ignore-scripts --no-audit --no-fund)
+}
+
+# With the Go that is here, of any version from 1.18.
+build_go_redis() {
+    (cd "$from" && GOTOOLCHAIN=local GOFLAGS=-mod=readonly timeout 300 go build -o "$into/client" .)
+}
+
 fetch_kernel() {
     case $target in test | lab) ;; *) return 0 ;; esac
     command -v qemu-system-x86_64 >/dev/null 2>&1 || return 0 # the tests say what they lack
@@ -202,6 +250,7 @@ groups_wanted=$(groups) # aborts here on a wrong target
 install_packages
 install_toolchain
 fetch_crates
+fetch_clients
 fetch_kernel
 if ! is_root; then
     say "not root: the kernel engine is left out; for it run the same command as root"
