@@ -16,10 +16,13 @@ fn cookie(fd: c_int) -> Option<u64> {
     sockopt::socket_cookie(borrow(fd)).ok()
 }
 
-fn is_tcp_listener(fd: c_int) -> bool {
+fn listens(fd: c_int) -> bool {
+    sockopt::socket_acceptconn(borrow(fd)) == Ok(true)
+}
+
+fn is_tcp(fd: c_int) -> bool {
     let socket = borrow(fd);
-    sockopt::socket_acceptconn(socket) == Ok(true)
-        && matches!(sockopt::socket_domain(socket), Ok(AddressFamily::INET | AddressFamily::INET6))
+    matches!(sockopt::socket_domain(socket), Ok(AddressFamily::INET | AddressFamily::INET6))
         && sockopt::socket_protocol(socket) == Ok(Some(ipproto::TCP))
 }
 
@@ -29,12 +32,14 @@ pub(crate) fn meet(entered: &Entered, fd: c_int) -> Option<usize> {
         Kind::Listener(slot) => Some(slot),
         _ => None,
     };
-    let found = is_tcp_listener(fd).then(|| cookie(fd)).flatten();
+    let found = listens(fd).then(|| cookie(fd)).flatten();
     if let (Some(slot), Some(cookie)) = (known, found)
         && LISTENERS[slot].cookie.load(Ordering::Relaxed) == cookie
     {
         return Some(slot);
     }
+    // What the known one is apart from listening, it is for ever.
+    let found = found.filter(|_| is_tcp(fd));
     // The number means something else than it did: it was closed where this library could not see it.
     if known.is_some() {
         forget(entered, fd);

@@ -213,6 +213,10 @@ pub(crate) fn set_ready(instance: &Instance, slot: usize, ready: bool) {
 pub(crate) unsafe fn control(epoll: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     // SAFETY: the caller's call.
     let plain = || unsafe { real::epoll_ctl(epoll, op, fd, event) };
+    // nginx takes its listener out and puts it back after every sixteenth connection of a worker.
+    if !is_queue_concerned(epoll, op, fd) {
+        return plain();
+    }
     let Some(entered) = crate::process::enter() else { return plain() };
     let Some(slot) = listener::meet(&entered, fd) else { return plain() };
     // SAFETY: handed on from the caller.
@@ -222,6 +226,18 @@ pub(crate) unsafe fn control(epoll: c_int, op: c_int, fd: c_int, event: *mut epo
         (libc::EPOLL_CTL_MOD, Some(asked)) => modify(&entered, epoll, fd, slot, asked, plain),
         (libc::EPOLL_CTL_DEL, _) => delete(&entered, epoll, fd, slot, plain),
         _ => plain(),
+    }
+}
+
+/// False where the call changes nothing here, whatever the number stands for by now: the instance has no queue for the
+/// listener, and gets none. One that is added while the holder is off is met by `accept()` ([`crate::adopt`]).
+fn is_queue_concerned(epoll: c_int, op: c_int, fd: c_int) -> bool {
+    let Kind::Listener(slot) = table::kind(fd) else { return true };
+    let has_queue = matches!(table::kind(epoll), Kind::Epoll(index) if entry(index, slot).is_some());
+    match op {
+        libc::EPOLL_CTL_ADD => has_queue || is_on(),
+        libc::EPOLL_CTL_DEL => has_queue,
+        _ => true,
     }
 }
 

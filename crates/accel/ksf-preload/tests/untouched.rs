@@ -64,6 +64,33 @@ const WAIT: libc::c_long = libc::SYS_epoll_wait;
 #[cfg(not(target_arch = "x86_64"))]
 const WAIT: libc::c_long = libc::SYS_epoll_pwait;
 
+/// `strace`, counting the system calls of a process.
+struct Counted {
+    strace: Running,
+    table: std::path::PathBuf,
+}
+
+impl Counted {
+    fn start(pid: u32) -> Counted {
+        let table = folder().join("calls");
+        let mut strace = Command::new("strace");
+        strace.args(["-f", "-qq", "-c", "-U", "calls,name", "-o"]).arg(&table).args(["-p", &pid.to_string()]);
+        let strace = Running::start(strace.stderr(Stdio::null()));
+        let status = format!("/proc/{pid}/status");
+        wait_until("strace looks on", || !std::fs::read_to_string(&status).unwrap().contains("TracerPid:\t0\n"));
+        Counted { strace, table }
+    }
+
+    fn end(mut self) -> BTreeMap<String, u64> {
+        self.strace.signal(Signal::INT);
+        self.strace.wait();
+        let table = std::fs::read_to_string(self.table).unwrap();
+        let rows = table.lines().filter_map(|line| line.trim().split_once(char::is_whitespace));
+        let counts = rows.filter_map(|(count, name)| Some((name.trim().to_owned(), count.parse().ok()?)));
+        counts.filter(|(name, _)| name != "total").collect()
+    }
+}
+
 /// System calls of a server of one worker during so many connections.
 fn calls(command: Command, connections: usize, ready_workers: Option<&ksf_accel::Started>) -> BTreeMap<String, u64> {
     let server = Server::start_as(command, "prefork-exclusive", 1, 0);
@@ -72,24 +99,14 @@ fn calls(command: Command, connections: usize, ready_workers: Option<&ksf_accel:
     }
     let worker: u32 =
         ask_each(Ipv4Addr::LOCALHOST, server.port, "who\n", 1)[0].split(' ').next().unwrap().parse().unwrap();
-    let table = folder().join("calls");
-    let mut strace = Command::new("strace");
-    strace.args(["-f", "-qq", "-c", "-U", "calls,name", "-o"]).arg(&table).args(["-p", &worker.to_string()]);
-    let mut strace = Running::start(strace.stderr(Stdio::null()));
-    let status = format!("/proc/{worker}/status");
-    wait_until("strace looks on", || !std::fs::read_to_string(&status).unwrap().contains("TracerPid:\t0\n"));
+    let counted = Counted::start(worker);
     ask_each(Ipv4Addr::LOCALHOST, server.port, "who\n", connections);
     // Its last call is counted when it has begun the next.
     wait_until("it waits again", || {
         let call = std::fs::read_to_string(format!("/proc/{worker}/syscall")).unwrap();
         call.starts_with(&format!("{WAIT} "))
     });
-    strace.signal(Signal::INT);
-    strace.wait();
-    let table = std::fs::read_to_string(table).unwrap();
-    let rows = table.lines().filter_map(|line| line.trim().split_once(char::is_whitespace));
-    let counts = rows.filter_map(|(count, name)| Some((name.trim().to_owned(), count.parse().ok()?)));
-    counts.filter(|(name, _)| name != "total").collect()
+    counted.end()
 }
 
 #[test]
@@ -131,6 +148,42 @@ fn while_it_is_off_the_library_makes_no_system_call() {
     assert!(reads <= accepts(&on) / 16 + 1 + 3 * rescues, "{on:?}, {rescues} rescues");
     assert_eq!(data, exact(&plain));
     assert!(accepts(&on) <= 3 * CONNECTIONS as u64 + 40, "{on:?}");
+}
+
+/// Calls of a program that takes its listener out of epoll and puts it back so often, as nginx does after every sixteenth
+/// connection.
+fn calls_of_pairs(holder: &ksf_accel::Started, pairs: u64) -> BTreeMap<String, u64> {
+    let mut actors = Actors::start(holder);
+    let (listener, port) = actors.listener();
+    let epoll = actors.watching(0, listener);
+    let counted = Counted::start(actors.pid());
+    for _ in 0..pairs {
+        actors.zero(0, &format!("del {epoll} {listener}"));
+        actors.zero(0, &format!("add {epoll} {listener} 1 7"));
+    }
+    let counts = counted.end();
+    actors.serves_soon(0, port, epoll, listener);
+    counts
+}
+
+#[test]
+fn a_listener_that_is_taken_out_of_epoll_and_put_back_is_not_asked_each_time() {
+    let Some(()) = own_network() else { return };
+    let Some(_strace) = program_or_skip("strace") else { return };
+    const PAIRS: u64 = 64;
+    let holder = holder_with(|options| options.on = false);
+    let off = calls_of_pairs(&holder, PAIRS);
+    drop(holder);
+    let on = calls_of_pairs(&patient(), PAIRS);
+    let count = |calls: &BTreeMap<String, u64>, name: &str| calls.get(name).copied().unwrap_or(0);
+    // The last call is counted when the next has begun.
+    assert!((2 * PAIRS - 1..=2 * PAIRS).contains(&count(&off, "epoll_ctl")), "{off:?}");
+    for name in ["getsockopt", "rt_sigprocmask", "getpid", "fcntl"] {
+        assert_eq!(count(&off, name), 0, "{off:?}");
+    }
+    // For each of both: does it listen, and which socket is it?
+    assert!(count(&on, "epoll_ctl") > 2 * PAIRS, "{on:?}");
+    assert!(count(&on, "getsockopt") <= 2 * 2 * PAIRS, "{on:?}");
 }
 
 #[test]
