@@ -232,6 +232,8 @@ pub(crate) enum Mail {
         target: Target,
         answer: Answer,
     },
+    /// The service ends a connection.
+    Close(ConnKey),
     /// An operation on a file that a thread carried out.
     File(Box<Begun>),
     Limits(Box<ServerLimits>),

@@ -19,7 +19,7 @@ use crate::gates::{Gates, LogId, TooManyLogs};
 use crate::limits::{Limits, Time};
 use crate::outgoing::Upstream;
 use crate::pool::Chunk;
-use crate::service::{Message, Order, Peer, Pieces, Refused, Reply, Service};
+use crate::service::{ConnKey, Message, Order, Peer, Pieces, Refused, Reply, Service};
 
 /// What a shard must know of a service before its first connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -285,6 +285,11 @@ impl<'a> Turn<'a> {
         Releaser { gates: Arc::clone(&self.env.gates), shards: Arc::clone(&self.env.shards) }
     }
 
+    /// Ends connections of this shard from another thread, or from a call that is about another one.
+    pub fn closer(&self) -> Closer {
+        Closer { mailbox: Arc::clone(&self.env.mailbox) }
+    }
+
     /// Answers a deferred message with bytes from where they lie: what a file operation read, for instance.
     pub fn reply_chunk(&mut self, deferred: Deferred, body: Chunk) {
         self.env.answer(deferred, Answer::Chunk(body));
@@ -342,6 +347,20 @@ impl Releaser {
                 mailbox.post(Mail::Released);
             }
         }
+    }
+}
+
+/// Ends connections of one shard from any thread.
+#[derive(Clone, Debug)]
+pub struct Closer {
+    mailbox: Arc<Mailbox>,
+}
+
+impl Closer {
+    /// Ends a connection as soon as its shard hears of it, without waiting for anything: replies that were not sent are lost. It
+    /// counts as ended by the service. A connection that is gone is no mistake.
+    pub fn close(&self, key: ConnKey) {
+        self.mailbox.post(Mail::Close(key));
     }
 }
 

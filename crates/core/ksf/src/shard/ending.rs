@@ -75,6 +75,13 @@ impl<E: Engine> Shard<E> {
         self.release(index, reason);
     }
 
+    /// Ends a connection for its service, if it is still there.
+    pub(super) fn close(&mut self, key: ConnKey) {
+        if self.places.get(key.index as usize).is_some_and(|place| place.generation == key.generation) {
+            self.abort(key.index, CloseReason::Service);
+        }
+    }
+
     pub(super) fn release(&mut self, index: u32, reason: CloseReason) {
         self.end_exchange(index);
         let place = &mut self.places[index as usize];

@@ -58,6 +58,7 @@ impl<E: Engine> Shard<E> {
                     self.engine.datagrams_added(socket, &mut self.env);
                 }
             }
+            Mail::Close(key) => self.close(key),
             Mail::Limits(limits) => {
                 self.env.limits = *limits;
                 self.env.files.set_limits(&self.env.limits);
