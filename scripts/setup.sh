@@ -115,7 +115,7 @@ install_packages() {
 enabled_units() {
     [ -d /run/systemd/system ] || return 0
     systemctl list-unit-files --state=enabled --no-legend rpcbind.\* nfs-ganesha\* nginx.\* \
-        haproxy.\* lighttpd.\* redis\* memcached.\* 2>/dev/null |
+        haproxy.\* lighttpd.\* redis\* memcached.\* nutcracker.\* 2>/dev/null |
         awk '{ print $1 }'
 }
 

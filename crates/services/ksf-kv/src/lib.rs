@@ -3,6 +3,8 @@
 //!
 //! ```text
 //!   service.rs   one shard of the server: messages in, replies behind gates, batches to the disk
+//!   clients.rs   the connections of all shards, for CLIENT
+//!   cluster.rs   which node has which keys: a map that is written down once
 //!   cleaner.rs   brings room back into a log
 //!   commands/    what a command does, a file for each family
 //!   http/        requests of HTTP/1.1 on the same port
@@ -18,6 +20,8 @@
 pub mod ask;
 pub mod backup;
 mod cleaner;
+mod clients;
+pub mod cluster;
 mod commands;
 pub mod disk;
 mod http;

@@ -9,6 +9,7 @@ mod queue;
 
 use std::any::Any;
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -20,7 +21,7 @@ use ksf::gates::{Gate, LogId};
 use ksf::limits::Limits;
 use ksf::logged::{After, LoggedReply, LoggedService};
 use ksf::service::{ConnKey, Message, Peer, Refused};
-use ksf::{CloseReason, Profile, Turn};
+use ksf::{CloseReason, Closer, Profile, Turn};
 use ksf_proto::resp::{self, Progress, Scan, Version, Writer};
 use ksf_store::format::{LOGS_MAX, Lsn};
 use ksf_store::index::leaf::LetGo;
@@ -29,6 +30,7 @@ use ksf_store::store::{Clock, Needs, Shard, Store, SweepBudget, Undone};
 
 use self::queue::{Fetch, Queue, Resumed, Waiting};
 use crate::cleaner::Cleaner;
+use crate::clients::Clients;
 use crate::commands::backup::LogFiles;
 use crate::commands::{self, Session, Standing};
 use crate::disk::{BLOCK_BYTES, Disk, DiskError};
@@ -51,6 +53,7 @@ const SWEEP_BUDGET: SweepBudget = SweepBudget { leaves_max: 16, keys_max: 128 };
 pub struct Kv {
     store: Arc<Store>,
     settings: Arc<Settings>,
+    clients: Arc<Clients>,
     segment_bytes: u64,
     for_backups: Arc<LogFiles>,
     /// Shards of the store that no shard of the server has taken yet, with the files of their logs.
@@ -86,6 +89,7 @@ impl Kv {
         failed: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Self, DiskError> {
         let (store, shards) = disk.open_store(settings.memory_bytes_max)?;
+        let clients = Arc::new(Clients::new(shards.len()));
         let logs: Vec<File> = std::mem::take(&mut disk.logs).into_iter().map(File::from).collect();
         let places = shards.first().map_or(0, |shard| shard.log().free_places() + shard.log().segments().len());
         let for_backups = LogFiles { geometry: disk.geometry, places: places as u32, files: logs.clone() };
@@ -94,6 +98,7 @@ impl Kv {
             store,
             logs,
             settings: Arc::new(settings),
+            clients,
             segment_bytes: disk.geometry.segment_bytes,
             for_backups: Arc::new(for_backups),
             free: Mutex::new(free),
@@ -127,6 +132,9 @@ pub struct KvShard {
     pub(crate) settings: Arc<Settings>,
     /// All logs.
     pub(crate) for_backups: Arc<LogFiles>,
+    pub(crate) clients: Arc<Clients>,
+    /// Ends connections of this shard.
+    closer: Closer,
     file: File,
     files: Files,
     /// Writes under way, by their token.
@@ -283,16 +291,20 @@ impl KvConn {
     }
 
     /// Answers a command that cannot be carried out.
-    fn fail(&self, asked: Asked<'_>, why: &str, mut reply: LoggedReply<'_, '_>) {
+    fn fail(&mut self, asked: Asked<'_>, why: &str, mut reply: LoggedReply<'_, '_>) {
         let mut out = Vec::new();
         let goes_on = match asked.http {
             Some(request) => http::fail(request, why, now_ns(), &mut out),
             None => {
-                Writer::new(&mut out, self.session.version).error(&format!("ERR {why}"));
+                if self.session.takes_reply() {
+                    Writer::new(&mut out, self.session.version).error(&format!("ERR {why}"));
+                }
                 true
             }
         };
-        reply.bytes(After::Nothing, &out);
+        if !out.is_empty() {
+            reply.bytes(After::Nothing, &out);
+        }
         if !goes_on {
             reply.close();
         }
@@ -334,6 +346,8 @@ impl LoggedService for Kv {
             shard,
             settings: Arc::clone(&self.settings),
             for_backups: Arc::clone(&self.for_backups),
+            clients: Arc::clone(&self.clients),
+            closer: turn.closer(),
             file,
             files: turn.files(),
             writes: Vec::new(),
@@ -350,7 +364,7 @@ impl LoggedService for Kv {
         })
     }
 
-    fn accept(&self, _: &mut KvShard, peer: &Peer) -> Result<KvConn, Refused> {
+    fn accept(&self, shard: &mut KvShard, peer: &Peer) -> Result<KvConn, Refused> {
         let is_near = match peer {
             Peer::Tcp(address) => address.ip().to_canonical().is_loopback(),
             Peer::Unix => true,
@@ -361,8 +375,13 @@ impl LoggedService for Kv {
             None if is_near => Standing::Known,
             None => Standing::Denied,
         };
-        let is_tcp = matches!(peer, Peer::Tcp(_));
-        Ok(KvConn { session: Session { standing, is_tcp, ..Session::default() }, ..KvConn::default() })
+        let address = match peer {
+            Peer::Tcp(address) => Some(SocketAddr::new(address.ip().to_canonical(), address.port())),
+            _ => None,
+        };
+        let client = self.clients.add(shard.shard.number(), address, &shard.closer, now_ns() / 1_000_000);
+        let session = Session { standing, is_tcp: address.is_some(), client, ..Session::default() };
+        Ok(KvConn { session, ..KvConn::default() })
     }
 
     fn cut(&self, conn: &mut KvConn, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
@@ -401,8 +420,11 @@ impl LoggedService for Kv {
         limits.message_bytes_max
     }
 
-    fn call(&self, shard: &mut KvShard, conn: &mut KvConn, message: &Message<'_>, reply: LoggedReply<'_, '_>) {
+    fn call(&self, shard: &mut KvShard, conn: &mut KvConn, message: &Message<'_>, mut reply: LoggedReply<'_, '_>) {
         let (key, bytes) = (message.key(), message.bytes());
+        if conn.session.client.is_killed(key) {
+            return reply.close();
+        }
         let Protocol::Http(reader) = &mut conn.protocol else {
             return self.take_up(shard, conn, key, Asked { bytes, http: None }, reply);
         };
@@ -458,6 +480,7 @@ impl LoggedService for Kv {
     }
 
     fn close(&self, shard: &mut KvShard, conn: KvConn) {
+        self.clients.remove(shard.shard.number(), &conn.session.client);
         // Nobody hears of what these would do, and they would stand in the way of others.
         if let Some(key) = conn.key.filter(|_| conn.waiting > 0) {
             shard.queue.forget(key);

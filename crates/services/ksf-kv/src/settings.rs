@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::cluster::Cluster;
+
 /// When the reply to a write leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
@@ -52,22 +54,25 @@ pub struct Settings {
     pub password: Option<Vec<u8>>,
     /// Bytes of memory that keys and values may take, above which values are on the disk alone.
     pub memory_bytes_max: usize,
+    /// Which node has which keys; `None`: this one has all.
+    pub cluster: Option<Cluster>,
 }
 
 /// Without a bound on memory.
 impl Default for Settings {
     fn default() -> Self {
-        Self { durability: Durability::default(), password: None, memory_bytes_max: usize::MAX }
+        Self { durability: Durability::default(), password: None, memory_bytes_max: usize::MAX, cluster: None }
     }
 }
 
 /// Without the password.
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { durability, password, memory_bytes_max } = self;
+        let Self { durability, password, memory_bytes_max, cluster } = self;
         let mut shown = f.debug_struct("Settings");
         shown.field("durability", durability).field("password", &password.is_some());
-        shown.field("memory_bytes_max", memory_bytes_max).finish()
+        shown.field("memory_bytes_max", memory_bytes_max);
+        shown.field("node", &cluster.as_ref().map(|cluster| cluster.address())).finish()
     }
 }
 

@@ -15,7 +15,6 @@ use ksf::files::{File, FileRange};
 use ksf_store::backup::Backup;
 use ksf_store::log::Geometry;
 
-use super::server::unknown_subcommand;
 use super::{Call, Failed, NOT_AN_INTEGER, Result, integer};
 use crate::disk::BLOCK_BYTES;
 
@@ -46,7 +45,7 @@ pub(super) fn ksf_backup(call: &mut Call<'_, '_>) -> Result {
             let subcommand = String::from_utf8_lossy(&subcommand).to_ascii_lowercase();
             Err(Failed(format!("ERR wrong number of arguments for 'ksf.backup|{subcommand}' command")))
         }
-        _ => Err(unknown_subcommand(call)),
+        _ => Err(super::unknown(call.args)),
     }
 }
 

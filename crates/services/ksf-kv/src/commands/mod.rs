@@ -1,9 +1,13 @@
 //! Commands: which there are, and what each does.
 
+mod about;
 pub(crate) mod backup;
 mod bits;
+mod clients;
+mod cluster;
 mod extended;
 mod hashes;
+mod info;
 mod keys;
 mod lcs;
 mod lists;
@@ -14,19 +18,23 @@ mod server;
 mod sets;
 mod sorted_sets;
 mod strings;
+mod table;
 mod transactions;
 
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 
 use ksf::files::FileRange;
 use ksf_proto::resp::{self, Arguments, Malformed, Version, Writer};
 use ksf_store::backup::Backup;
 use ksf_store::cells::Shape;
-use ksf_store::log::Purpose;
 use ksf_store::store::{Clock, Got, Needs, UpdateError};
 use ksf_store::update::{Update, View};
 
+use self::table::Asked;
+pub(crate) use self::table::{has_short_reply, purpose};
 use self::transactions::Transaction;
+use crate::clients::Client;
 use crate::service::KvShard;
 
 /// Who the peer is.
@@ -41,12 +49,26 @@ pub(crate) enum Standing {
     Denied,
 }
 
+/// Which commands are answered: `CLIENT REPLY`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Replies {
+    #[default]
+    On,
+    Off,
+    /// All but the next one.
+    SkipNext,
+    /// The one at hand is not.
+    Skip,
+}
+
 /// What belongs to a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Session {
     pub(crate) standing: Standing,
     pub(crate) version: Version,
-    pub(crate) name: Vec<u8>,
+    /// What others are told of it.
+    pub(crate) client: Arc<Client>,
+    pub(crate) replies: Replies,
     pub(crate) malformed: Option<Malformed>,
     pub(crate) transaction: Transaction,
     /// The backup that the peer makes.
@@ -55,6 +77,17 @@ pub(crate) struct Session {
     pub(crate) reply_bytes_max: usize,
     /// The peer is there by TCP.
     pub(crate) is_tcp: bool,
+}
+
+impl Session {
+    /// Whether the command at hand, which could not be carried out, is answered.
+    pub(crate) fn takes_reply(&mut self) -> bool {
+        let takes = self.replies == Replies::On;
+        if self.replies == Replies::SkipNext {
+            self.replies = Replies::On;
+        }
+        takes
+    }
 }
 
 /// What is left of the bytes that a reply may have. A command that tells of what is stored takes of it before it takes
@@ -154,234 +187,8 @@ pub(crate) const DENIED: &str = "DENIED ksf store is running in protected mode b
 
 type Result<T = ()> = std::result::Result<T, Failed>;
 
-type Run = fn(&mut Call<'_, '_>) -> Result;
-
-struct Command {
-    name: &'static str,
-    /// Arguments with the name; negative: at least so many.
-    arity: i32,
-    /// What it takes room in the log for.
-    purpose: Option<Purpose>,
-    keys: KeysAt,
-    run: Run,
-}
-
-/// Where the keys are among the arguments: the first, the last, and how far apart they are. A last one that is negative is
-/// counted from the end; a first one of 0 says that there is none.
-type KeysAt = (usize, i32, usize);
-
-const NO_KEY: KeysAt = (0, 0, 1);
-const FIRST: KeysAt = (1, 1, 1);
-const ALL: KeysAt = (1, -1, 1);
-const TWO: KeysAt = (1, 2, 1);
-const PAIRS: KeysAt = (1, -1, 2);
-/// Behind the name of a subcommand.
-const SECOND: KeysAt = (2, 2, 1);
-
-const READS: Option<Purpose> = None;
-const WRITES: Option<Purpose> = Some(Purpose::Writing);
-/// It only takes away.
-const REMOVES: Option<Purpose> = Some(Purpose::Removing);
-
-const fn command(name: &'static str, arity: i32, purpose: Option<Purpose>, keys: KeysAt, run: Run) -> Command {
-    Command { name, arity, purpose, keys, run }
-}
-
-/// In the order of their names.
-const COMMANDS: &[Command] = &[
-    command("append", 3, WRITES, FIRST, strings::append),
-    command("auth", -2, READS, NO_KEY, server::auth),
-    command("bgsave", -1, READS, NO_KEY, server::bgsave),
-    command("bitcount", -2, READS, FIRST, bits::bitcount),
-    command("client", -2, READS, NO_KEY, server::client),
-    command("command", -1, READS, NO_KEY, server::command),
-    command("config", -2, READS, NO_KEY, server::config),
-    command("copy", -3, WRITES, TWO, keys::copy),
-    command("dbsize", 1, READS, NO_KEY, server::dbsize),
-    command("decr", 2, WRITES, FIRST, strings::decr),
-    command("decrby", 3, WRITES, FIRST, strings::decrby),
-    command("del", -2, REMOVES, ALL, keys::del),
-    command("discard", 1, READS, NO_KEY, transactions::discard),
-    command("echo", 2, READS, NO_KEY, server::echo),
-    command("exec", 1, WRITES, NO_KEY, transactions::exec),
-    command("exists", -2, READS, ALL, keys::exists),
-    command("expire", -3, WRITES, FIRST, keys::expire),
-    command("expireat", -3, WRITES, FIRST, keys::expireat),
-    command("expiretime", 2, READS, FIRST, keys::expiretime),
-    command("flushall", -1, REMOVES, NO_KEY, keys::flush),
-    command("flushdb", -1, REMOVES, NO_KEY, keys::flush),
-    command("get", 2, READS, FIRST, strings::get),
-    command("getbit", 3, READS, FIRST, bits::getbit),
-    command("getdel", 2, REMOVES, FIRST, strings::getdel),
-    command("getex", -2, WRITES, FIRST, strings::getex),
-    command("getrange", 4, READS, FIRST, strings::getrange),
-    command("getset", 3, WRITES, FIRST, strings::getset),
-    command("hdel", -3, REMOVES, FIRST, hashes::hdel),
-    command("hello", -1, READS, NO_KEY, server::hello),
-    command("hexists", 3, READS, FIRST, hashes::hexists),
-    command("hget", 3, READS, FIRST, hashes::hget),
-    command("hgetall", 2, READS, FIRST, hashes::hgetall),
-    command("hincrby", 4, WRITES, FIRST, hashes::hincrby),
-    command("hincrbyfloat", 4, WRITES, FIRST, hashes::hincrbyfloat),
-    command("hkeys", 2, READS, FIRST, hashes::hkeys),
-    command("hlen", 2, READS, FIRST, hashes::hlen),
-    command("hmget", -3, READS, FIRST, hashes::hmget),
-    command("hmset", -4, WRITES, FIRST, hashes::hset),
-    command("hrandfield", -2, READS, FIRST, hashes::hrandfield),
-    command("hscan", -3, READS, FIRST, scan::hscan),
-    command("hset", -4, WRITES, FIRST, hashes::hset),
-    command("hsetnx", 4, WRITES, FIRST, hashes::hsetnx),
-    command("hstrlen", 3, READS, FIRST, hashes::hstrlen),
-    command("hvals", 2, READS, FIRST, hashes::hvals),
-    command("incr", 2, WRITES, FIRST, strings::incr),
-    command("incrby", 3, WRITES, FIRST, strings::incrby),
-    command("incrbyfloat", 3, WRITES, FIRST, strings::incrbyfloat),
-    command("info", -1, READS, NO_KEY, server::info),
-    command("keys", 2, READS, NO_KEY, keys::keys),
-    command("ksf.backup", -2, READS, NO_KEY, backup::ksf_backup),
-    command("ksf.keys", -1, READS, NO_KEY, range::ksf_keys),
-    command("lastsave", 1, READS, NO_KEY, server::lastsave),
-    command("lcs", -3, READS, TWO, lcs::lcs),
-    command("lindex", 3, READS, FIRST, lists::lindex),
-    command("linsert", 5, WRITES, FIRST, lists::linsert),
-    command("llen", 2, READS, FIRST, lists::llen),
-    command("lmove", 5, WRITES, TWO, lists::lmove),
-    command("lpop", -2, REMOVES, FIRST, lists::lpop),
-    command("lpos", -3, READS, FIRST, lists::lpos),
-    command("lpush", -3, WRITES, FIRST, lists::lpush),
-    command("lpushx", -3, WRITES, FIRST, lists::lpushx),
-    command("lrange", 4, READS, FIRST, lists::lrange),
-    command("lrem", 4, WRITES, FIRST, lists::lrem),
-    command("lset", 4, WRITES, FIRST, lists::lset),
-    command("ltrim", 4, REMOVES, FIRST, lists::ltrim),
-    command("memory", -2, READS, SECOND, server::memory),
-    command("mget", -2, READS, ALL, strings::mget),
-    command("mset", -3, WRITES, PAIRS, strings::mset),
-    command("msetnx", -3, WRITES, PAIRS, strings::msetnx),
-    command("multi", 1, READS, NO_KEY, transactions::multi),
-    command("object", -2, READS, SECOND, object::object),
-    command("persist", 2, WRITES, FIRST, keys::persist),
-    command("pexpire", -3, WRITES, FIRST, keys::pexpire),
-    command("pexpireat", -3, WRITES, FIRST, keys::pexpireat),
-    command("pexpiretime", 2, READS, FIRST, keys::pexpiretime),
-    command("ping", -1, READS, NO_KEY, server::ping),
-    command("psetex", 4, WRITES, FIRST, strings::psetex),
-    command("pttl", 2, READS, FIRST, keys::pttl),
-    command("quit", -1, READS, NO_KEY, server::quit),
-    command("randomkey", 1, READS, NO_KEY, keys::randomkey),
-    command("rename", 3, WRITES, TWO, keys::rename),
-    command("renamenx", 3, WRITES, TWO, keys::renamenx),
-    command("rpop", -2, REMOVES, FIRST, lists::rpop),
-    command("rpoplpush", 3, WRITES, TWO, lists::rpoplpush),
-    command("rpush", -3, WRITES, FIRST, lists::rpush),
-    command("rpushx", -3, WRITES, FIRST, lists::rpushx),
-    command("sadd", -3, WRITES, FIRST, sets::sadd),
-    command("save", 1, READS, NO_KEY, server::save),
-    command("scan", -2, READS, NO_KEY, scan::scan),
-    command("scard", 2, READS, FIRST, sets::scard),
-    command("sdiff", -2, READS, ALL, sets::sdiff),
-    command("sdiffstore", -3, WRITES, ALL, sets::sdiffstore),
-    command("select", 2, READS, NO_KEY, server::select),
-    command("set", -3, WRITES, FIRST, strings::set),
-    command("setbit", 4, WRITES, FIRST, bits::setbit),
-    command("setex", 4, WRITES, FIRST, strings::setex),
-    command("setnx", 3, WRITES, FIRST, strings::setnx),
-    command("setrange", 4, WRITES, FIRST, strings::setrange),
-    command("sinter", -2, READS, ALL, sets::sinter),
-    command("sinterstore", -3, WRITES, ALL, sets::sinterstore),
-    command("sismember", 3, READS, FIRST, sets::sismember),
-    command("smembers", 2, READS, FIRST, sets::smembers),
-    command("smismember", -3, READS, FIRST, sets::smismember),
-    command("smove", 4, WRITES, TWO, sets::smove),
-    command("spop", -2, REMOVES, FIRST, sets::spop),
-    command("srandmember", -2, READS, FIRST, sets::srandmember),
-    command("srem", -3, REMOVES, FIRST, sets::srem),
-    command("sscan", -3, READS, FIRST, scan::sscan),
-    command("strlen", 2, READS, FIRST, strings::strlen),
-    command("substr", 4, READS, FIRST, strings::getrange),
-    command("sunion", -2, READS, ALL, sets::sunion),
-    command("sunionstore", -3, WRITES, ALL, sets::sunionstore),
-    command("touch", -2, READS, ALL, keys::exists),
-    command("ttl", 2, READS, FIRST, keys::ttl),
-    command("type", 2, READS, FIRST, keys::type_of),
-    command("unlink", -2, REMOVES, ALL, keys::del),
-    command("unwatch", 1, READS, NO_KEY, transactions::unwatch),
-    command("watch", -2, READS, ALL, transactions::watch),
-    command("zadd", -4, WRITES, FIRST, sorted_sets::zadd),
-    command("zcard", 2, READS, FIRST, sorted_sets::zcard),
-    command("zcount", 4, READS, FIRST, sorted_sets::zcount),
-    command("zincrby", 4, WRITES, FIRST, sorted_sets::zincrby),
-    command("zmscore", -3, READS, FIRST, sorted_sets::zmscore),
-    command("zpopmax", -2, REMOVES, FIRST, sorted_sets::zpopmax),
-    command("zpopmin", -2, REMOVES, FIRST, sorted_sets::zpopmin),
-    command("zrange", -4, READS, FIRST, sorted_sets::zrange),
-    command("zrangebyscore", -4, READS, FIRST, sorted_sets::zrangebyscore),
-    command("zrank", 3, READS, FIRST, sorted_sets::zrank),
-    command("zrem", -3, REMOVES, FIRST, sorted_sets::zrem),
-    command("zremrangebyrank", 4, REMOVES, FIRST, sorted_sets::zremrangebyrank),
-    command("zremrangebyscore", 4, REMOVES, FIRST, sorted_sets::zremrangebyscore),
-    command("zrevrange", -4, READS, FIRST, sorted_sets::zrevrange),
-    command("zrevrangebyscore", -4, READS, FIRST, sorted_sets::zrevrangebyscore),
-    command("zrevrank", 3, READS, FIRST, sorted_sets::zrevrank),
-    command("zscan", -3, READS, FIRST, scan::zscan),
-    command("zscore", 3, READS, FIRST, sorted_sets::zscore),
-];
-
-/// Longest name of a command.
-const NAME_BYTES_MAX: usize = 16;
-
-fn find(name: &[u8]) -> Option<&'static Command> {
-    let mut lower = [0; NAME_BYTES_MAX];
-    let lower = lower.get_mut(..name.len())?;
-    lower.copy_from_slice(name);
-    lower.make_ascii_lowercase();
-    let at = COMMANDS.binary_search_by(|command| command.name.as_bytes().cmp(lower)).ok()?;
-    Some(&COMMANDS[at])
-}
-
-/// The keys among the arguments of a command, whose number is right.
-fn keys_of<'a>(command: &Command, args: &[&'a [u8]]) -> Vec<&'a [u8]> {
-    let (first, last, step) = command.keys;
-    let last = if last < 0 { args.len().saturating_sub(last.unsigned_abs() as usize) } else { last as usize };
-    if first == 0 {
-        return Vec::new();
-    }
-    // A subcommand may name none.
-    (first..=last).step_by(step).filter_map(|at| args.get(at).copied()).collect()
-}
-
-/// A command by its name, and how many arguments it came with.
-fn named(command: &[u8]) -> Option<(&'static Command, usize)> {
-    match Arguments::of(command) {
-        Some(mut arguments) => {
-            let count = arguments.len();
-            Some((find(arguments.next()?)?, count))
-        }
-        None => {
-            let inline = resp::inline(command).ok()?;
-            Some((find(inline.first()?)?, inline.len()))
-        }
-    }
-}
-
-/// What a command takes room in the log for, if it does.
-pub(crate) fn purpose(command: &[u8]) -> Option<Purpose> {
-    named(command)?.0.purpose
-}
-
-/// Commands that change something, and whose replies tell of values.
-const TELLING: &[&str] =
-    &["exec", "getdel", "getex", "getset", "lmove", "lpop", "rpop", "rpoplpush", "spop", "zpopmax", "zpopmin"];
-
-/// Whether the reply to a command is a status or a number, as far as its name tells.
-pub(crate) fn has_short_reply(command: &[u8]) -> bool {
-    named(command).is_some_and(|(Command { name, purpose, .. }, count)| {
-        // With options, SET may tell what was there.
-        purpose.is_some() && !TELLING.contains(name) && (*name != "set" || count == 3)
-    })
-}
-
-/// Carries out a command as it came, and writes its reply to `out`; nothing for an empty command.
+/// Carries out a command as it came, and writes its reply to `out`, which is empty; nothing for an empty command, and for one
+/// that is not to be answered.
 pub(crate) fn execute(
     shard: &mut KvShard,
     session: &mut Session,
@@ -406,17 +213,28 @@ pub(crate) fn execute(
     if args.is_empty() {
         return Done::default();
     }
+    let (version, standing, replies) = (session.version, session.standing, session.replies);
+    if replies == Replies::SkipNext {
+        session.replies = Replies::Skip;
+    }
     let clock = Clock { now_ms: now_ns / 1_000_000, received_ns: None };
-    let (version, standing) = (session.version, session.standing);
-    let done = {
+    let mut done = {
         let (shard, session) = (&mut *shard, &mut *session);
         let mut call = Call { shard, session, clock, args: &args, out, done: Done::default(), tx: None };
         run(&mut call);
         std::mem::take(&mut call.done)
     };
     if shard.shard.is_undone() {
-        // The commands of a transaction may have changed them; they come once more.
-        (session.version, session.standing) = (version, standing);
+        // It comes once more; the commands of a transaction may have changed them.
+        (session.version, session.standing, session.replies) = (version, standing, replies);
+        return done;
+    }
+    if matches!(session.replies, Replies::Off | Replies::Skip) {
+        out.clear();
+        done.file = None;
+    }
+    if session.replies == Replies::Skip {
+        session.replies = Replies::On;
     }
     done
 }
@@ -430,45 +248,66 @@ fn run(call: &mut Call<'_, '_>) {
     }
 }
 
+/// Commands that are carried out at once, also in a transaction.
+const NEVER_QUEUED: [&str; 6] = ["exec", "discard", "multi", "quit", "reset", "watch"];
+
 fn dispatch(call: &mut Call<'_, '_>) -> Result {
-    let command = match find(call.args[0]) {
-        Some(command) if !has_arity(command.arity, call.args.len()) => {
-            Err(Failed(format!("ERR wrong number of arguments for '{}' command", command.name)))
-        }
-        Some(command) => match call.session.standing {
-            Standing::Known => Ok(command),
-            Standing::Unknown if matches!(command.name, "auth" | "hello" | "quit") => Ok(command),
-            Standing::Unknown => Err("NOAUTH Authentication required.".into()),
-            Standing::Denied => {
-                call.done.close = true;
-                Err(DENIED.into())
-            }
-        },
-        None => Err(unknown(call.args)),
-    };
-    let is_queued = |command: &&Command| !matches!(command.name, "exec" | "discard" | "multi" | "watch" | "quit");
-    let done = match command {
-        Ok(command) if call.session.transaction.is_open() && is_queued(&command) => {
-            transactions::queue(call, command.name)
+    let was_open = call.session.transaction.is_open();
+    let done = match take_up(call) {
+        Ok(asked) if was_open && !NEVER_QUEUED.contains(&asked.command.name) => {
+            transactions::queue(call, asked.name()).inspect_err(|_| call.session.transaction.refuse())
         }
         // Its errors do not end a transaction.
-        Ok(command) => return (command.run)(call),
-        Err(failed) => Err(failed),
+        Ok(asked) => (asked.command.run)(call),
+        Err(failed) => {
+            call.session.transaction.refuse();
+            Err(failed)
+        }
     };
-    if done.is_err() {
-        call.session.transaction.refuse();
+    if was_open || call.session.transaction.is_open() {
+        let Session { client, transaction, .. } = &*call.session;
+        client.queues(transaction.queued().map(<[_]>::len));
     }
     done
 }
 
-fn has_arity(arity: i32, given: usize) -> bool {
-    let wanted = arity.unsigned_abs() as usize;
-    if arity < 0 { given >= wanted } else { given == wanted }
+/// The command that is asked for, if it may be carried out here.
+fn take_up(call: &mut Call<'_, '_>) -> Result<Asked> {
+    let Some(asked) = Asked::of(call.args) else { return Err(unknown(call.args)) };
+    if call.tx.is_none() {
+        call.session.client.asks(asked.number, call.clock.now_ms);
+    }
+    if !asked.takes(call.args.len()) {
+        return Err(Failed(format!("ERR wrong number of arguments for '{}' command", asked.name())));
+    }
+    match call.session.standing {
+        Standing::Known => {}
+        Standing::Unknown if asked.facts().needs_no_login() => {}
+        Standing::Unknown => return Err("NOAUTH Authentication required.".into()),
+        Standing::Denied => {
+            call.done.close = true;
+            return Err(DENIED.into());
+        }
+    }
+    // What belongs to a transaction was looked at before.
+    if call.tx.is_none()
+        && let Err(elsewhere) = cluster::route(call, asked)
+    {
+        if asked.name() == "exec" {
+            call.session.transaction = Transaction::default();
+        }
+        return Err(elsewhere);
+    }
+    Ok(asked)
 }
 
 /// As Redis says it.
 fn unknown(args: &[&[u8]]) -> Failed {
     let short = |argument: &[u8]| String::from_utf8_lossy(&argument[..argument.len().min(128)]).into_owned();
+    if table::find(args[0]).is_some() && args.len() > 1 {
+        let name = short(args[0]).to_ascii_uppercase();
+        return Failed(format!("ERR unknown subcommand '{}'. Try {name} HELP.", short(args[1])));
+    }
     let mut text = format!("ERR unknown command '{}', with args beginning with: ", short(args[0]));
     for argument in &args[1..] {
         if text.len() > 128 {
@@ -613,32 +452,6 @@ pub(crate) fn integer(bytes: &[u8]) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_table_is_in_order() {
-        assert!(COMMANDS.is_sorted_by(|one, next| one.name < next.name));
-        assert!(COMMANDS.iter().all(|command| command.name.len() <= NAME_BYTES_MAX));
-        assert!(TELLING.iter().all(|name| find(name.as_bytes()).is_some_and(|command| command.purpose.is_some())));
-        assert_eq!(find(b"GeT").map(|command| command.name), Some("get"));
-        assert!(find(b"no such command, and long").is_none());
-    }
-
-    #[test]
-    fn replies_that_may_be_long_are_known() {
-        for (command, is_short) in [
-            (&b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\nv\r\n"[..], true),
-            (b"*4\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\nv\r\n$3\r\nGET\r\n", false),
-            (b"SET k v\r\n", true),
-            (b"del k\r\n", true),
-            (b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n", false),
-            (b"LPOP l\r\n", false),
-            (b"EXEC\r\n", false),
-            (b"no such command\r\n", false),
-            (b"\r\n", false),
-        ] {
-            assert_eq!(has_short_reply(command), is_short, "{}", command.escape_ascii());
-        }
-    }
 
     #[test]
     fn numbers_are_as_strict_as_those_of_redis() {

@@ -3,8 +3,7 @@
 use ksf_store::cells::Shape;
 use ksf_store::update::View;
 
-use super::server::unknown_subcommand;
-use super::{Call, Failed, Result, integer};
+use super::{Call, Result, integer};
 
 const HELP: &[&str] = &[
     "OBJECT <subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
@@ -69,14 +68,6 @@ fn encoding(view: &mut View<'_, '_>, key: &[u8]) -> Option<&'static str> {
 
 pub(super) fn object(call: &mut Call<'_, '_>) -> Result {
     let subcommand = String::from_utf8_lossy(call.args[1]).to_ascii_lowercase();
-    let arguments = match &subcommand[..] {
-        "help" => 2,
-        "encoding" | "freq" | "idletime" | "refcount" => 3,
-        _ => return Err(unknown_subcommand(call)),
-    };
-    if call.args.len() != arguments {
-        return Err(Failed(format!("ERR wrong number of arguments for 'object|{subcommand}' command")));
-    }
     let Some(key) = call.args.get(2).copied() else {
         let mut to = call.write();
         to.array(HELP.len());

@@ -1,12 +1,15 @@
 //! The connection and the server.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use ksf_proto::resp::Version;
 
-use super::{Call, NOT_AN_INTEGER, Result, SYNTAX, Standing};
+use super::transactions::Transaction;
+use super::{Call, Failed, NOT_AN_INTEGER, Replies, Result, SYNTAX, Standing};
 use crate::settings::Durability;
 
 /// The version of Redis whose commands these are: clients choose by it.
-const REDIS_VERSION: &str = "7.0.15";
+pub(super) const REDIS_VERSION: &str = "7.0.15";
 
 pub(super) fn ping(call: &mut Call<'_, '_>) -> Result {
     match call.args {
@@ -42,6 +45,7 @@ pub(super) fn select(call: &mut Call<'_, '_>) -> Result {
 pub(super) fn database(call: &Call<'_, '_>, at: usize) -> Result {
     match call.integer(at)? {
         0 => Ok(()),
+        _ if call.shard.settings.cluster.is_some() => Err("ERR SELECT is not allowed in cluster mode".into()),
         number if i32::try_from(number).is_ok() => Err("ERR DB index is out of range".into()),
         _ => Err("ERR value is out of range, value must between -2147483648 and 2147483647".into()),
     }
@@ -70,13 +74,19 @@ pub(super) fn auth(call: &mut Call<'_, '_>) -> Result {
     Ok(())
 }
 
+/// What the server is to clients.
+pub(super) fn mode(call: &Call<'_, '_>) -> &'static str {
+    if call.shard.settings.cluster.is_some() { "cluster" } else { "standalone" }
+}
+
 pub(super) fn hello(call: &mut Call<'_, '_>) -> Result {
     let mut version = call.session.version;
     if let Some(wanted) = call.args.get(1) {
-        version = match *wanted {
-            b"2" => Version::Resp2,
-            b"3" => Version::Resp3,
-            _ => return Err("NOPROTO unsupported protocol version".into()),
+        version = match super::integer(wanted) {
+            Some(2) => Version::Resp2,
+            Some(3) => Version::Resp3,
+            Some(_) => return Err("NOPROTO unsupported protocol version".into()),
+            None => return Err("ERR Protocol version is not an integer or out of range".into()),
         };
     }
     let mut rest = call.args.get(2..).unwrap_or_default();
@@ -84,7 +94,7 @@ pub(super) fn hello(call: &mut Call<'_, '_>) -> Result {
     while let [option, after @ ..] = rest {
         rest = match (&option.to_ascii_uppercase()[..], after) {
             (b"SETNAME", [given, after @ ..]) => {
-                name = Some(given.to_vec());
+                name = Some(super::clients::name(given)?);
                 after
             }
             (b"AUTH", [user, password, after @ ..]) => {
@@ -92,7 +102,10 @@ pub(super) fn hello(call: &mut Call<'_, '_>) -> Result {
                 known = true;
                 after
             }
-            _ => return Err(SYNTAX.into()),
+            _ => {
+                let option = String::from_utf8_lossy(option);
+                return Err(Failed(format!("ERR Syntax error in HELLO option '{option}'")));
+            }
         };
     }
     if known {
@@ -105,9 +118,12 @@ pub(super) fn hello(call: &mut Call<'_, '_>) -> Result {
             .into());
     }
     call.session.version = version;
+    let client = &call.session.client;
+    client.speaks_resp3(version == Version::Resp3);
     if let Some(name) = name {
-        call.session.name = name;
+        client.relabel(|labels| labels.name = name);
     }
+    let (id, mode) = (client.id, mode(call));
     let mut to = call.write();
     to.map(7);
     to.bulk(b"server");
@@ -117,9 +133,9 @@ pub(super) fn hello(call: &mut Call<'_, '_>) -> Result {
     to.bulk(b"proto");
     to.integer(if version == Version::Resp3 { 3 } else { 2 });
     to.bulk(b"id");
-    to.integer(1);
+    to.integer(id as i64);
     to.bulk(b"mode");
-    to.bulk(b"standalone");
+    to.bulk(mode.as_bytes());
     to.bulk(b"role");
     to.bulk(b"master");
     to.bulk(b"modules");
@@ -127,58 +143,26 @@ pub(super) fn hello(call: &mut Call<'_, '_>) -> Result {
     Ok(())
 }
 
-pub(super) fn client(call: &mut Call<'_, '_>) -> Result {
-    let given = call.args.get(2).copied();
-    match &call.args[1].to_ascii_uppercase()[..] {
-        b"SETNAME" => {
-            call.session.name = given.ok_or(SYNTAX)?.to_vec();
-            call.write().ok();
-        }
-        b"GETNAME" => {
-            call.room().take(call.session.name.len())?;
-            let name = call.session.name.clone();
-            let mut to = call.write();
-            if name.is_empty() { to.null() } else { to.bulk(&name) }
-        }
-        b"SETINFO" => call.write().ok(),
-        b"ID" => call.write().integer(1),
-        _ => return Err(unknown_subcommand(call)),
+/// Puts the connection into the state in which it began.
+pub(super) fn reset(call: &mut Call<'_, '_>) -> Result {
+    let session = &mut *call.session;
+    if call.shard.settings.password.is_some() {
+        session.standing = Standing::Unknown;
     }
-    Ok(())
-}
-
-pub(super) fn unknown_subcommand(call: &Call<'_, '_>) -> super::Failed {
-    let text = |at: usize| String::from_utf8_lossy(call.args[at]).into_owned();
-    super::Failed(format!("ERR unknown subcommand '{}'. Try {} HELP.", text(1), text(0).to_ascii_uppercase()))
-}
-
-pub(super) fn command(call: &mut Call<'_, '_>) -> Result {
-    match call.args.get(1).map(|sub| sub.to_ascii_uppercase()).as_deref() {
-        None => call.write().array(0),
-        Some(b"DOCS") => call.write().map(0),
-        Some(b"GETKEYS") if call.args.len() > 2 => {
-            let args = &call.args[2..];
-            let command = super::find(args[0]).ok_or("ERR Invalid command specified")?;
-            if !super::has_arity(command.arity, args.len()) {
-                return Err("ERR Invalid number of arguments specified for command".into());
-            }
-            let keys = super::keys_of(command, args);
-            if keys.is_empty() {
-                return Err("ERR The command has no key arguments".into());
-            }
-            let mut to = call.write();
-            to.array(keys.len());
-            keys.iter().for_each(|key| to.bulk(key));
-        }
-        Some(b"COUNT") => call.write().integer(super::COMMANDS.len() as i64),
-        Some(_) => return Err(unknown_subcommand(call)),
-    }
+    session.transaction = Transaction::default();
+    session.replies = Replies::On;
+    session.version = Version::Resp2;
+    session.client.speaks_resp3(false);
+    session.client.relabel(|labels| labels.name = Box::default());
+    call.write().simple("RESET");
     Ok(())
 }
 
 pub(super) fn config(call: &mut Call<'_, '_>) -> Result {
     if !call.args[1].eq_ignore_ascii_case(b"GET") {
-        return Err(unknown_subcommand(call));
+        // The table has no others.
+        super::about::help(call);
+        return Ok(());
     }
     let fsync = match call.shard.settings.durability {
         Durability::Always => "always",
@@ -186,9 +170,11 @@ pub(super) fn config(call: &mut Call<'_, '_>) -> Result {
         Durability::None => "no",
     };
     let memory_bytes_max = maxmemory(call).to_string();
-    let known: [(&str, &str); 5] = [
+    let clustered = if call.shard.settings.cluster.is_some() { "yes" } else { "no" };
+    let known: [(&str, &str); 6] = [
         ("appendonly", "yes"),
         ("appendfsync", fsync),
+        ("cluster-enabled", clustered),
         ("maxmemory", &memory_bytes_max),
         ("maxmemory-policy", "noeviction"),
         ("save", ""),
@@ -242,31 +228,28 @@ pub(super) fn dbsize(call: &mut Call<'_, '_>) -> Result {
     Ok(())
 }
 
-pub(super) fn info(call: &mut Call<'_, '_>) -> Result {
-    let store = call.shard.shard.store();
-    let (keys, sizes) = (store.keys(), store.memory().sizes());
-    let text = format!(
-        "# Server\r\nredis_version:{REDIS_VERSION}\r\nksf_version:{}\r\nredis_mode:standalone\r\n\
-         process_id:{}\r\n\r\n# Persistence\r\nksf_durability:{}\r\n\r\n\
-         # Memory\r\nused_memory:{}\r\nused_memory_dataset:{}\r\nmaxmemory:{}\r\nmaxmemory_policy:noeviction\r\n\
-         ksf_values_in_memory_bytes:{}\r\nksf_values_on_disk:{}\r\nksf_values_on_disk_bytes:{}\r\n\r\n\
-         # Keyspace\r\ndb0:keys={keys},expires=0,avg_ttl=0\r\n",
-        env!("CARGO_PKG_VERSION"),
-        std::process::id(),
-        call.shard.settings.durability,
-        sizes.used,
-        sizes.used,
-        maxmemory(call),
-        sizes.values,
-        sizes.away,
-        sizes.away_bytes,
-    );
-    call.write().verbatim(&text);
+pub(super) fn time(call: &mut Call<'_, '_>) -> Result {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let mut to = call.write();
+    to.array(2);
+    to.bulk(since.as_secs().to_string().as_bytes());
+    to.bulk(since.subsec_micros().to_string().as_bytes());
+    Ok(())
+}
+
+/// There is no replica to wait for.
+pub(super) fn wait(call: &mut Call<'_, '_>) -> Result {
+    call.integer(1)?;
+    let timeout_ms = super::integer(call.args[2]).ok_or("ERR timeout is not an integer or out of range")?;
+    if timeout_ms < 0 {
+        return Err("ERR timeout is negative".into());
+    }
+    call.write().integer(0);
     Ok(())
 }
 
 /// Bytes of memory that keys and values may take, as Redis says it: 0 where there is no bound.
-fn maxmemory(call: &Call<'_, '_>) -> usize {
+pub(super) fn maxmemory(call: &Call<'_, '_>) -> usize {
     match call.shard.settings.memory_bytes_max {
         usize::MAX => 0,
         bytes => bytes,
@@ -276,7 +259,9 @@ fn maxmemory(call: &Call<'_, '_>) -> usize {
 /// `MEMORY USAGE`: of a key with cells, all of them.
 pub(super) fn memory(call: &mut Call<'_, '_>) -> Result {
     if !call.args[1].eq_ignore_ascii_case(b"USAGE") {
-        return Err(unknown_subcommand(call));
+        // The table has no others.
+        super::about::help(call);
+        return Ok(());
     }
     let key = match *call.args {
         [_, _, key] => key,
@@ -286,7 +271,6 @@ pub(super) fn memory(call: &mut Call<'_, '_>) -> Result {
             }
             key
         }
-        [_, _] => return Err("ERR wrong number of arguments for 'memory|usage' command".into()),
         _ => return Err(SYNTAX.into()),
     };
     match call.read(&[key], |view| view.memory_of(key)) {

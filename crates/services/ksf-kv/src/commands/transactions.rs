@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use ksf_proto::resp::Writer;
 
-use super::{Call, Done, Failed, Result, find, keys_of, run};
+use super::table::Asked;
+use super::{Call, Done, Failed, Result, run};
 
 /// Bytes of the commands of a transaction, and of the keys that a connection watches.
 const BYTES_MAX: usize = 8 << 20;
@@ -32,6 +33,11 @@ impl Transaction {
         self.queue.is_some()
     }
 
+    /// The commands that wait for `EXEC`, each with its arguments; `None`: it is not open.
+    pub(crate) fn queued(&self) -> Option<&[Vec<Vec<u8>>]> {
+        self.queue.as_deref()
+    }
+
     /// A command was refused: the transaction will not be carried out.
     pub(crate) fn refuse(&mut self) {
         self.refused |= self.is_open();
@@ -47,21 +53,25 @@ impl Transaction {
     }
 }
 
+/// Commands that look at all keys.
+const OF_ALL_KEYS: [&str; 13] = [
+    "bgsave",
+    "cluster|countkeysinslot",
+    "cluster|getkeysinslot",
+    "flushall",
+    "flushdb",
+    "info",
+    "keys",
+    "ksf.backup",
+    "ksf.keys",
+    "lastsave",
+    "randomkey",
+    "save",
+    "scan",
+];
+
 /// Keeps a command for `EXEC`.
 pub(super) fn queue(call: &mut Call<'_, '_>, name: &str) -> Result {
-    const OF_ALL_KEYS: &[&str] = &[
-        "bgsave",
-        "flushall",
-        "flushdb",
-        "info",
-        "keys",
-        "ksf.backup",
-        "ksf.keys",
-        "lastsave",
-        "randomkey",
-        "save",
-        "scan",
-    ];
     if OF_ALL_KEYS.contains(&name) {
         // Of these the transaction has some locked.
         return Err(Failed(format!("ERR '{name}' is not allowed in a transaction")));
@@ -130,7 +140,7 @@ pub(super) fn exec(call: &mut Call<'_, '_>) -> Result {
     let commands: Vec<Vec<&[u8]>> = queue.iter().map(|words| words.iter().map(|word| &word[..]).collect()).collect();
     let mut keys: Vec<&[u8]> = watched.iter().map(|(key, _)| &key[..]).collect();
     for args in &commands {
-        keys.extend(find(args[0]).map(|command| keys_of(command, args)).unwrap_or_default());
+        keys.extend(Asked::of(args).into_iter().flat_map(|asked| asked.keys(args)));
     }
     let store = Arc::clone(call.shard.shard.store());
     let (shard, session, clock) = (&mut *call.shard, &mut *call.session, call.clock);

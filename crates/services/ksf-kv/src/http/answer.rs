@@ -11,6 +11,7 @@ use super::Request;
 use super::conditions::{Conditions, Part};
 use super::plan::{ListPlan, Plan, Refusal};
 use super::response::{BYTES, JSON, Response, Says};
+use crate::cluster::slot_of;
 use crate::commands::range::{KeyRange, list};
 use crate::commands::{Done, Session};
 use crate::service::KvShard;
@@ -32,7 +33,8 @@ pub(crate) fn execute(
     let clock = Clock { now_ms: now_ns / 1_000_000, received_ns: None };
     let conditions = request.conditions(message);
     let bytes_max = session.reply_bytes_max;
-    let done = match Plan::of(request, message, &shard.settings, session) {
+    let plan = Plan::of(request, message, &shard.settings, session);
+    let done = match plan.and_then(|plan| here(plan, request, message, &shard.settings)) {
         Ok(Plan::Get(key)) => Ok(get(shard, clock, &key, &conditions, bytes_max, &mut response)),
         Ok(Plan::List(plan)) => show(shard, clock, &plan, bytes_max, &mut response),
         Ok(Plan::Put(key)) => put(shard, clock, &key, &request.body(message), &conditions, &mut response),
@@ -50,6 +52,22 @@ pub(crate) fn execute(
     Done { needs, close: !response.keep_alive, ..Done::default() }
 }
 
+/// The plan, if its key belongs to this node.
+fn here<'m>(plan: Plan<'m>, request: &Request, message: &[u8], settings: &Settings) -> Result<Plan<'m>, Refusal> {
+    let Some(cluster) = &settings.cluster else { return Ok(plan) };
+    let elsewhere = |key: &[u8]| cluster.elsewhere(slot_of(key));
+    let node = match &plan {
+        Plan::Get(key) | Plan::Put(key) | Plan::Delete(key) => elsewhere(&key[..]),
+        Plan::Post => request.body(message).split_at_checked(POST_KEY_BYTES).and_then(|(key, _)| elsewhere(key)),
+        // The keys that are here.
+        Plan::List(_) => None,
+    };
+    match node {
+        Some(node) => Err(Refusal::new(421, format!("the key belongs to the node {node}"))),
+        None => Ok(plan),
+    }
+}
+
 /// Answers the head of a request whose client waits before it sends the body. False: the body is not wanted, and the
 /// connection ends.
 pub(crate) fn welcome(
@@ -60,7 +78,7 @@ pub(crate) fn welcome(
     now_ns: u64,
     out: &mut Vec<u8>,
 ) -> bool {
-    match Plan::of(request, head, settings, session) {
+    match Plan::of(request, head, settings, session).and_then(|plan| here(plan, request, head, settings)) {
         Ok(_) => {
             out.extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
             true

@@ -87,7 +87,7 @@ pub(crate) fn assert_the_same_after_starts(engine: EngineKind, folder: &Path, qu
 pub(crate) struct Client<S = TcpStream>(pub(crate) BufReader<S>);
 
 impl Client {
-    fn new(address: SocketAddr) -> Self {
+    pub(crate) fn new(address: SocketAddr) -> Self {
         Self(BufReader::new(stream::connect(address)))
     }
 }
@@ -108,11 +108,12 @@ impl<S: Read + Write> Client<S> {
         let (kind, rest) = line.split_at(1);
         match kind {
             "$" if rest == "-1" => "nil".into(),
-            "$" => {
+            "$" | "=" => {
                 let mut body = vec![0; rest.parse::<usize>().unwrap() + 2];
                 self.0.read_exact(&mut body).unwrap();
                 body.truncate(body.len() - 2);
-                String::from_utf8(body).unwrap()
+                // That a text is for people, it says in RESP3.
+                format!("{}{}", kind.trim_start_matches('$'), String::from_utf8(body).unwrap())
             }
             "*" if rest == "-1" => "no array".into(),
             "*" | "%" | "~" => {

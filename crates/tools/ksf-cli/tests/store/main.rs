@@ -3,6 +3,7 @@
 mod audit;
 mod backup;
 mod client;
+mod cluster;
 mod larger;
 mod load;
 mod offline;

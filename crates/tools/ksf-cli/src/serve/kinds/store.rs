@@ -1,6 +1,7 @@
 //! A key-value server that acknowledges only what is on the medium: `kind = "store"`, `ksf store`.
 
 mod memory;
+mod slots;
 mod tools;
 
 use std::fs;
@@ -16,6 +17,7 @@ use ksf_kv::disk::{BLOCK_BYTES, Disk, DiskError, DiskOptions};
 use ksf_kv::{Durability, Kv, Settings};
 use serde::Deserialize;
 
+use self::slots::{NodeTable, SlotMap};
 use self::tools::StoreTool;
 use crate::number::{Number, number};
 use crate::output::{Failure, Status, say};
@@ -65,6 +67,13 @@ pub(crate) struct StoreArgs {
     /// File with the password of the clients; without one only this machine is served
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     password_file: Option<PathBuf>,
+    /// File with a map of slots, the same for all nodes: this store has a part of the keys, and clients of a cluster find the
+    /// other parts
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "cluster_node")]
+    cluster_file: Option<PathBuf>,
+    /// Which node of that map this store is: its address there
+    #[arg(long, value_name = "HOST:PORT", requires = "cluster_file")]
+    cluster_node: Option<String>,
     #[command(flatten)]
     server: ServerArgs,
     #[command(flatten)]
@@ -73,11 +82,23 @@ pub(crate) struct StoreArgs {
 
 impl StoreArgs {
     pub(crate) fn single(self) -> Result<Single<Store>, Failure> {
-        let Self { tool: _, data, log_bytes, memory_max, durability, password_file, server, process } = self;
+        let Self {
+            tool: _,
+            data,
+            log_bytes,
+            memory_max,
+            durability,
+            password_file,
+            cluster_file,
+            cluster_node,
+            server,
+            process,
+        } = self;
         let Some(data) = data else {
             return Err(Failure::new(Status::Usage, "no folder was given").remedy("see ksf store --help"));
         };
-        let store = Store { data, log_bytes, memory_max, durability, password_file };
+        let slots = cluster_file.zip(cluster_node).map(|(file, node)| SlotMap::File { file, node });
+        let store = Store { data, log_bytes, memory_max, durability, password_file, slots };
         Ok(Single::new("store", store, server, process))
     }
 }
@@ -95,6 +116,12 @@ struct StoreTable {
     durability: Option<String>,
     /// File with the password, relative to the file.
     password_file: Option<PathBuf>,
+    /// A map of slots.
+    cluster: Option<Vec<NodeTable>>,
+    /// File with one, relative to the file.
+    cluster_file: Option<PathBuf>,
+    /// Which node of the map this is.
+    cluster_node: Option<String>,
 }
 
 /// The store.
@@ -105,11 +132,15 @@ pub(crate) struct Store {
     memory_max: Option<u64>,
     durability: Durability,
     password_file: Option<PathBuf>,
+    slots: Option<SlotMap>,
 }
 
 impl ServiceKind for Store {
     fn read(table: &mut Table<'_>) -> Result<Self, Mistake> {
-        let StoreTable { data, log_bytes, memory_max, durability, password_file } = table.take()?;
+        let StoreTable { data, log_bytes, memory_max, durability, password_file, cluster, cluster_file, cluster_node } =
+            table.take()?;
+        let cluster_file = cluster_file.map(|file| table.folder().join(file));
+        let slots = SlotMap::of(cluster, cluster_file, cluster_node).map_err(|error| table.mistake(error))?;
         let durability = durability.map_or(Ok(Durability::default()), |text| text.parse());
         Ok(Store {
             data: table.folder().join(data),
@@ -117,6 +148,7 @@ impl ServiceKind for Store {
             memory_max: memory_max.map(|number| number.0),
             durability: durability.map_err(|error: String| table.mistake(format!("durability: {error}")))?,
             password_file: password_file.map(|file| table.folder().join(file)),
+            slots,
         })
     }
 
@@ -136,7 +168,12 @@ impl ServiceKind for Store {
         let password = self.password_file.as_deref().map(read_password).transpose()?;
         let memory_bytes_max = self.memory_max.unwrap_or_else(memory::half_of_the_machine);
         let memory_bytes_max = usize::try_from(memory_bytes_max).unwrap_or(usize::MAX);
-        let settings = Settings { durability: self.durability, password, memory_bytes_max };
+        let cluster = self.slots.as_ref().map(SlotMap::read).transpose()?;
+        let part = cluster.as_ref().map(|cluster| {
+            let (address, slots, nodes) = (cluster.address(), cluster.own_slots(), cluster.node_count());
+            format!(" node={address} slots={slots} nodes={nodes}")
+        });
+        let settings = Settings { durability: self.durability, password, memory_bytes_max, cluster };
         let started = Instant::now();
         let disk = Disk::open(&self.data, options(self.log_bytes, launch.shards())).map_err(explain)?;
         let medium = if disk.direct { "O_DIRECT and RWF_DSYNC" } else { "RWF_DSYNC through the page cache" };
@@ -152,13 +189,14 @@ impl ServiceKind for Store {
         });
         let kv = kv.map_err(explain)?;
         let line = format!(
-            "{} {}: medium=file ({medium}) durability={} logs={logs} keys={} memory={} of {} recovered in {} ms",
+            "{} {}: medium=file ({medium}) durability={} logs={logs} keys={} memory={} of {}{} recovered in {} ms",
             launch.name(),
             self.data.display(),
             self.durability,
             kv.store().keys(),
             kv.store().memory().sizes().used,
             memory_bytes_max,
+            part.unwrap_or_default(),
             started.elapsed().as_millis(),
         );
         let mut running = launch.serve_on_shards(LISTEN, Arc::new(Logged(kv)))?.start(())?;

@@ -1,0 +1,390 @@
+//! What concerns connections, and what clients ask at connect: `CLIENT`, `COMMAND`, `HELLO`, compared with Redis.
+
+mod common;
+
+use common::{Client, Redis, Serving, engines};
+use ksf::engine::EngineKind;
+use ksf_test::{own_network, stream, wait_until};
+
+/// Asked of this server and of Redis, and answered by both in the same way.
+const SAME_AS_REDIS: &[&str] = &[
+    "CLIENT",
+    "CLIENT NONSENSE",
+    "CLIENT ID x",
+    "CLIENT GETNAME",
+    "CLIENT SETNAME me",
+    "CLIENT GETNAME",
+    "CLIENT SETNAME",
+    "CLIENT SETNAME a\nb",
+    "CLIENT SETNAME ä",
+    "CLIENT GETNAME",
+    "CLIENT LIST x",
+    "CLIENT LIST ID",
+    "CLIENT LIST ID 99999",
+    "CLIENT LIST ID 0",
+    "CLIENT LIST ID 1 x",
+    "CLIENT LIST TYPE",
+    "CLIENT LIST TYPE pubsub",
+    "CLIENT LIST TYPE replica",
+    "CLIENT LIST TYPE x",
+    "CLIENT LIST TYPE normal x",
+    "CLIENT NO-EVICT on",
+    "CLIENT NO-EVICT OFF",
+    "CLIENT NO-EVICT x",
+    "CLIENT KILL",
+    "CLIENT KILL 192.0.2.1:5",
+    "CLIENT KILL ID 99999",
+    "CLIENT KILL ID x",
+    "CLIENT KILL ID 0",
+    "CLIENT KILL ID",
+    "CLIENT KILL ADDR 192.0.2.1:5",
+    "CLIENT KILL LADDR 192.0.2.1:5",
+    "CLIENT KILL TYPE pubsub",
+    "CLIENT KILL TYPE x",
+    "CLIENT KILL USER x",
+    "CLIENT KILL USER default ID 99999",
+    "CLIENT KILL SKIPME x ID 9",
+    "CLIENT KILL x y",
+    "CLIENT KILL a b c",
+    "CLIENT REPLY",
+    "CLIENT REPLY x",
+    "CLIENT REPLY ON",
+    "CLIENT GETREDIR",
+    "CLIENT TRACKINGINFO",
+    "CLIENT UNBLOCK 99999",
+    "CLIENT UNBLOCK x",
+    "CLIENT UNBLOCK 99999 x",
+    "CLIENT UNBLOCK 99999 ERROR",
+    "CLIENT HELP x",
+    "HELLO 4",
+    "HELLO x",
+    "HELLO 3 SETNAME",
+    "HELLO 3 SETNAME a\nb",
+    "HELLO 3 AUTH x",
+    "HELLO 3 AUTH x y",
+    "HELLO 3 NONSENSE",
+    "AUTH",
+    "AUTH x",
+    "AUTH default x",
+    "AUTH x y",
+    "AUTH a b c",
+    "PING",
+    "PING a",
+    "PING a b",
+    "ECHO",
+    "ECHO a",
+    "SELECT",
+    "SELECT 0",
+    "SELECT x",
+    "SELECT -1",
+    "SELECT 99999999999",
+    "WAIT 0 0",
+    "WAIT 1 10",
+    "WAIT x 0",
+    "WAIT 0 x",
+    "WAIT 0 -1",
+    "WAIT 0",
+    "TIME x",
+    "COMMAND NONSENSE",
+    "COMMAND COUNT x",
+    "COMMAND HELP x",
+    "COMMAND INFO nonsense",
+    "COMMAND INFO get nonsense",
+    "COMMAND INFO client|nonsense",
+    "COMMAND INFO client|id|x",
+    "COMMAND DOCS nonsense",
+    "COMMAND LIST x",
+    "COMMAND LIST FILTERBY x y",
+    "COMMAND LIST FILTERBY PATTERN",
+    "COMMAND LIST FILTERBY PATTERN nonsense*",
+    "COMMAND LIST FILTERBY ACLCAT nonsense",
+    "COMMAND LIST FILTERBY MODULE x",
+    "COMMAND GETKEYS",
+    "COMMAND GETKEYS get",
+    "COMMAND GETKEYS set a",
+    "COMMAND GETKEYS client id",
+    "COMMAND GETKEYS client getname",
+    "COMMAND GETKEYS object encoding a",
+    "COMMAND GETKEYS object help",
+    "COMMAND GETKEYS object nonsense a",
+    "COMMAND GETKEYS mset a 1 b 2",
+    "COMMAND GETKEYS sunionstore a b c",
+    "COMMAND GETKEYS lcs a b IDX",
+    "COMMAND GETKEYSANDFLAGS ping",
+    "COMMAND GETKEYSANDFLAGS get a",
+    "COMMAND GETKEYSANDFLAGS mset a 1 b 2",
+    "COMMAND GETKEYSANDFLAGS lmove a b left right",
+    "COMMAND GETKEYSANDFLAGS sinterstore a b c",
+    "COMMAND GETKEYSANDFLAGS set a 1",
+    "COMMAND GETKEYSANDFLAGS set a 1 NX GET",
+    "CONFIG",
+    "CONFIG NONSENSE",
+    "CONFIG GET",
+    "CONFIG GET nonsense other",
+    "CONFIG GET cluster-enabled",
+    "OBJECT",
+    "OBJECT NONSENSE",
+    "OBJECT ENCODING",
+    "OBJECT HELP",
+    "CLUSTER",
+    "CLUSTER NONSENSE",
+    "CLUSTER INFO",
+    "CLUSTER HELP",
+    "CLUSTER KEYSLOT",
+    "CLUSTER KEYSLOT a",
+    "CLUSTER SLOTS",
+    "READONLY",
+    "READONLY x",
+    "READWRITE",
+    "ASKING",
+    "INFO cluster",
+    "INFO nonsense",
+    "MULTI",
+    "CLIENT NONSENSE",
+    "RESET",
+    "EXEC",
+    "CLIENT GETNAME",
+    "MULTI",
+    "CLIENT",
+    "EXEC",
+];
+
+#[test]
+fn questions_about_the_connection_are_answered_as_by_redis() {
+    own_network();
+    let Some(mut redis) = Redis::start() else { return };
+    let peer = &mut redis.client;
+    let folder = tempfile::tempdir().unwrap();
+    let serving = Serving::start(EngineKind::Epoll, folder.path());
+    let mut client = serving.connect();
+    for version in ["2", "3"] {
+        // The numbers of the connections differ.
+        let hello = format!("HELLO {version}");
+        let without_id = |text: &str| text.replace(&format!(" id {}", number_behind(text, " id ")), "");
+        assert_eq!(without_id(&client.ask(&hello)), without_id(&peer.ask(&hello)), "{hello}");
+        for question in SAME_AS_REDIS {
+            assert_eq!(client.ask(question), peer.ask(question), "RESP{version}: {question}");
+        }
+    }
+    serving.stop();
+}
+
+/// What stands behind a word, up to a space.
+fn number_behind<'t>(text: &'t str, word: &str) -> &'t str {
+    let behind = text.split_once(word).map_or("", |(_, behind)| behind);
+    behind.split(' ').next().unwrap_or_default()
+}
+
+/// All names that the server lists, with those of subcommands.
+fn names<S: std::io::Read + std::io::Write>(client: &mut Client<S>, filter: &str) -> Vec<String> {
+    let listed = client.ask(&format!("COMMAND LIST{filter}"));
+    let mut names: Vec<String> =
+        listed.trim_matches(['[', ']']).split(' ').filter(|name| !name.is_empty()).map(str::to_owned).collect();
+    names.sort();
+    names
+}
+
+/// Without the remarks that Redis has about some keys.
+fn without_notes(mut text: String) -> String {
+    while let Some(from) = text.find("notes ") {
+        let bytes = text[from..].find("flags").expect("they come first");
+        text.replace_range(from..from + bytes, "");
+    }
+    text
+}
+
+/// Since which version, and in which group: of the first command that is told of.
+fn history(docs: &str) -> String {
+    let part = docs
+        .split(" since ")
+        .map(|part| part.split(' ').collect::<Vec<_>>())
+        .find(|part| part.get(1) == Some(&"group"));
+    let part = part.unwrap_or_else(|| panic!("no history: {docs}"));
+    format!("{} {}", part[0], part[2].trim_end_matches(']'))
+}
+
+#[test]
+fn commands_are_told_of_as_by_redis() {
+    own_network();
+    let Some(mut redis) = Redis::start() else { return };
+    let peer = &mut redis.client;
+    let folder = tempfile::tempdir().unwrap();
+    let serving = Serving::start(EngineKind::Epoll, folder.path());
+    let mut client = serving.connect();
+    for version in ["2", "3"] {
+        client.ask(&format!("HELLO {version}"));
+        peer.ask(&format!("HELLO {version}"));
+        let all = names(&mut client, "");
+        let (subcommands, commands): (Vec<_>, Vec<_>) = all.iter().partition(|name| name.contains('|'));
+        assert!(commands.len() > 130 && subcommands.len() > 30, "{} {}", commands.len(), subcommands.len());
+        assert_eq!(client.ask("COMMAND COUNT"), format!(":{}", commands.len()));
+        // Of Redis 7.2, or no command of Redis.
+        let is_newer = |name: &str| matches!(name, "client|setinfo" | "client|no-touch") || name.starts_with("ksf.");
+        let shared: Vec<&String> = all.iter().filter(|name| !is_newer(name)).collect();
+        for name in &shared {
+            let [ours, theirs] =
+                [client.ask(&format!("COMMAND INFO {name}")), without_notes(peer.ask(&format!("COMMAND INFO {name}")))];
+            // Of a command with subcommands, these are compared one by one.
+            let first = |text: &str| text.split(&format!("{name}|")).next().map(str::to_owned);
+            assert_eq!(first(&ours), first(&theirs), "RESP{version}: {name}");
+            let [ours, theirs] =
+                [client.ask(&format!("COMMAND DOCS {name}")), peer.ask(&format!("COMMAND DOCS {name}"))];
+            assert_eq!(history(&ours), history(&theirs), "RESP{version}: {name}");
+        }
+        let everything = client.ask("COMMAND");
+        assert_eq!(everything, client.ask("COMMAND INFO"));
+        assert!(commands.iter().all(|name| everything.contains(&format!("[{name} :"))), "{everything}");
+        let docs = client.ask("COMMAND DOCS");
+        assert!(all.iter().all(|name| docs.contains(&format!("{name} [summary "))), "{docs}");
+        for category in
+            ["string", "hash", "list", "set", "sortedset", "connection", "transaction", "dangerous", "write"]
+        {
+            let filter = format!(" FILTERBY ACLCAT {category}");
+            let [ours, theirs] = [names(&mut client, &filter), names(peer, &filter)];
+            let theirs: Vec<_> = theirs.into_iter().filter(|name| all.contains(name)).collect();
+            let ours: Vec<_> = ours.into_iter().filter(|name| !is_newer(name)).collect();
+            assert_eq!(ours, theirs, "{category}");
+        }
+    }
+    serving.stop();
+}
+
+#[test]
+fn a_connection_tells_of_itself_as_redis_does() {
+    own_network();
+    let Some(mut redis) = Redis::start() else { return };
+    let peer = &mut redis.client;
+    let folder = tempfile::tempdir().unwrap();
+    let serving = Serving::start(EngineKind::Epoll, folder.path());
+    let mut client = serving.connect();
+    for before in [&["HELLO 2"][..], &["HELLO 3 SETNAME me"], &["CLIENT SETNAME other"], &["RESET", "GET a"]] {
+        for question in before {
+            client.ask(question);
+            peer.ask(question);
+        }
+        for question in ["CLIENT INFO", "CLIENT LIST", "CLIENT LIST TYPE normal"] {
+            let [ours, theirs] = [client.ask(question), peer.ask(question)];
+            assert!(ours.ends_with('\n') && ours.lines().count() == 1, "{ours}");
+            for key in ["name", "age", "idle", "db", "sub", "psub", "ssub", "multi", "cmd", "user", "redir", "resp"] {
+                let key = format!(" {key}=");
+                let value = |text: &str| number_behind(text, &key).trim_end().to_owned();
+                let is_time = key == " age=" || key == " idle=";
+                assert!(is_time || value(&ours) == value(&theirs), "{question}:{key}: {ours}{theirs}");
+                assert!(!is_time || value(&ours).parse::<u64>().is_ok(), "{ours}");
+            }
+        }
+    }
+    serving.stop();
+}
+
+#[test]
+fn clients_see_each_other_with_what_they_said_and_do() {
+    own_network();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(engine, folder.path());
+        let (mut one, mut other) = (serving.connect(), serving.connect());
+        let [one_id, other_id] = [&mut one, &mut other].map(|client| client.ask("CLIENT ID"));
+        assert_ne!(one_id, other_id);
+        for said in
+            ["CLIENT SETNAME worker", "CLIENT SETINFO LIB-NAME go-redis(,go1.24)", "CLIENT SETINFO lib-ver 9.7.0"]
+        {
+            assert_eq!(other.ask(said), "+OK");
+        }
+        assert_eq!(other.ask("CLIENT SETINFO nonsense 1"), "-ERR Unrecognized option 'nonsense'");
+        assert!(other.ask("CLIENT SETINFO lib-ver a\nb").starts_with("-ERR lib-ver cannot contain spaces"));
+        other.ask("MULTI");
+        other.ask("GET a");
+        let line = one.ask(&format!("CLIENT LIST ID {}", &other_id[1..]));
+        for part in [
+            &*format!("id={} ", &other_id[1..]),
+            &format!("addr={} ", other.0.get_ref().local_addr().unwrap()),
+            "name=worker ",
+            "flags=x ",
+            "multi=1 ",
+            "cmd=get ",
+            "lib-name=go-redis(,go1.24) lib-ver=9.7.0\n",
+        ] {
+            assert!(line.contains(part), "{engine}: no {part} in {line}");
+        }
+        other.ask("DISCARD");
+        let all = one.ask("CLIENT LIST");
+        assert!(
+            all.lines().count() == 2 && all.contains("flags=N db=0 sub=0 psub=0 ssub=0 multi=-1 cmd=discard"),
+            "{all}"
+        );
+        assert!(one.ask("INFO clients").contains("connected_clients:2\r\n"));
+        drop(other);
+        wait_until("it is gone", || one.ask("CLIENT LIST").lines().count() == 1);
+        serving.stop();
+    }
+}
+
+#[test]
+fn a_killed_connection_ends_though_it_asks_for_nothing() {
+    own_network();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(engine, folder.path());
+        let mut one = serving.connect();
+        let mut others: Vec<Client> = (0..8).map(|_| serving.connect()).collect();
+        let ids: Vec<String> = others.iter_mut().map(|other| other.ask("CLIENT ID")).collect();
+        let kill_by_id = format!("CLIENT KILL ID {}", &ids[0][1..]);
+        assert_eq!(one.ask(&kill_by_id), ":1", "{engine}");
+        assert_eq!(stream::read_rest(&mut others.remove(0).0), b"", "{engine}");
+        let address = others[0].0.get_ref().local_addr().unwrap();
+        assert_eq!(one.ask(&format!("CLIENT KILL {address}")), "+OK", "{engine}");
+        assert_eq!(stream::read_rest(&mut others.remove(0).0), b"", "{engine}");
+        wait_until("both are gone", || one.ask("CLIENT LIST").lines().count() == 7);
+        assert_eq!(one.ask(&kill_by_id), ":0", "{engine}");
+        assert_eq!(one.ask("CLIENT KILL TYPE normal"), ":6", "{engine}");
+        for other in &mut others {
+            assert_eq!(stream::read_rest(&mut other.0), b"", "{engine}");
+        }
+        wait_until("all are gone", || one.ask("CLIENT LIST").lines().count() == 1);
+        // One that has sent nothing yet ends when it does.
+        let mut silent = serving.connect();
+        wait_until("it is there", || one.ask("CLIENT LIST").lines().count() == 2);
+        assert_eq!(one.ask("CLIENT KILL SKIPME yes"), ":1", "{engine}");
+        silent.send(&["SET", "a", "1"]);
+        assert_eq!(stream::read_rest(&mut silent.0), b"", "{engine}");
+        assert_eq!(one.ask("EXISTS a"), ":0", "{engine}");
+        assert_eq!(one.ask("CLIENT KILL SKIPME no"), ":1", "{engine}: its own reply comes first");
+        assert_eq!(stream::read_rest(&mut one.0), b"", "{engine}");
+        serving.stop();
+    }
+}
+
+#[test]
+fn commands_are_carried_out_without_a_reply_where_none_is_wanted() {
+    own_network();
+    let Some(mut redis) = Redis::start() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let serving = Serving::start(EngineKind::Epoll, folder.path());
+    let ours = in_silence(&mut serving.connect());
+    assert_eq!(ours, in_silence(&mut redis.client));
+    assert_eq!(ours, ["1 after OFF", "2 after SKIP", "+OK", "+PONG", "nil", "+OK", ":2"]);
+    serving.stop();
+}
+
+/// The replies to a conversation in which some commands are not answered.
+fn in_silence<S: std::io::Read + std::io::Write>(client: &mut Client<S>) -> Vec<String> {
+    let mut replies = Vec::new();
+    for question in ["CLIENT REPLY OFF", "SET a 1", "GET a", "NONSENSE", "CLIENT REPLY SKIP"] {
+        client.send(&question.split(' ').collect::<Vec<_>>());
+    }
+    assert_eq!(client.ask("CLIENT REPLY ON"), "+OK");
+    replies.push(format!("{} after OFF", client.ask("GET a")));
+    for question in ["CLIENT REPLY SKIP", "INCR a"] {
+        client.send(&question.split(' ').collect::<Vec<_>>());
+    }
+    replies.push(format!("{} after SKIP", client.ask("GET a")));
+    // ON is answered though it comes behind SKIP, and what follows is, too.
+    client.send(&["CLIENT", "REPLY", "SKIP"]);
+    replies.extend(["CLIENT REPLY ON", "PING", "GET none"].map(|question| client.ask(question)));
+    client.send(&["CLIENT", "REPLY", "SKIP"]);
+    client.send(&["CLIENT", "REPLY", "SKIP"]);
+    client.send(&["PING"]);
+    replies.extend(["CLIENT REPLY ON", "EXISTS a a"].map(|question| client.ask(question)));
+    replies
+}
