@@ -180,15 +180,69 @@ pub(crate) fn walk(cells: &Index, key: &[u8], from: &[u8], mut take: impl FnMut(
     });
 }
 
-/// The same in the order of the scores of a sorted set, from a score on.
-pub(crate) fn walk_scores(cells: &Index, key: &[u8], from: f64, mut take: impl FnMut(f64, &[u8]) -> bool) {
+/// The same in the order of the scores of a sorted set, from a score on, or from a place on behind that.
+pub(crate) fn walk_scores(
+    cells: &Index,
+    key: &[u8],
+    from: f64,
+    skipped: usize,
+    mut take: impl FnMut(f64, &[u8]) -> bool,
+) {
     let front = cell_key(key, Part::Order, &[]);
-    cells.scan(&cell_key(key, Part::Order, &score_order(from)), |entry| {
+    let take = |entry: &Entry<'_>| {
         let Some((score, member)) = entry.key.strip_prefix(&front[..]).and_then(<[u8]>::split_first_chunk::<8>) else {
             return false;
         };
         take(score_of_order(*score), member)
+    };
+    let from = cell_key(key, Part::Order, &score_order(from));
+    if skipped == 0 { cells.scan(&from, take) } else { cells.scan_behind(&from, skipped, take) }
+}
+
+/// Eight bytes that are ordered behind all members of a score.
+pub(crate) fn order_behind(score: f64) -> [u8; 8] {
+    (u64::from_be_bytes(score_order(score)) + 1).to_be_bytes()
+}
+
+/// How many members of a sorted set lie between two places of its order, each of which is the ordered bytes of a score, with
+/// the begin of a member.
+pub(crate) fn count_order(cells: &Index, key: &[u8], from: &[u8], to: &[u8]) -> usize {
+    cells.count(&cell_key(key, Part::Order, from), &cell_key(key, Part::Order, to))
+}
+
+/// How often a cell is drawn before they are gone through one by one: many that are gone may lie among them.
+const DRAWS_MAX: usize = 8;
+
+/// A cell that is drawn at random among those of a key, of which `count` are there: each is as likely as any other.
+pub(crate) fn draw(
+    cells: &Index,
+    key: &[u8],
+    count: u64,
+    mut random: impl FnMut() -> u64,
+) -> Option<(Vec<u8>, Vec<u8>)> {
+    let front = cell_key(key, Part::Cell, &[]);
+    let all = cells.count(&front, &cell_key(key, Part::Order, &[]));
+    let mut found = None;
+    for _ in 0..DRAWS_MAX {
+        cells.scan_behind(&front, (random() % all.max(1) as u64) as usize, |entry| {
+            if let (Some(subkey), Value::Here(value)) = (entry.key.strip_prefix(&front[..]), entry.value) {
+                found = Some((subkey.to_vec(), value.to_vec()));
+            }
+            false
+        });
+        if found.is_some() {
+            return found;
+        }
+    }
+    let mut left = random() % count.max(1);
+    walk(cells, key, &[], |subkey, value| {
+        if left == 0 {
+            found = Some((subkey.to_vec(), value.to_vec()));
+        }
+        left = left.wrapping_sub(1);
+        found.is_none()
     });
+    found
 }
 
 /// Bytes of memory that the cells of a key take, and their order.

@@ -197,13 +197,77 @@ impl<'l, 'k> View<'l, 'k> {
             return;
         }
         if !self.changes.contains_key(key) {
-            cells::walk_scores(self.store.cells(), key, from, take);
+            cells::walk_scores(self.store.cells(), key, from, 0, take);
             return;
         }
+        let scored = self.in_order(key);
+        let mut scored = scored.iter().skip_while(|(score, _)| *score < from);
+        let _ = scored.all(|(score, member)| take(*score, member));
+    }
+
+    /// Goes through the members of a sorted set in their order, from a place on, until `take` returns false. Those in front of it
+    /// are not looked at one by one.
+    pub fn walk_places(&mut self, key: &[u8], first: u64, mut take: impl FnMut(f64, &[u8]) -> bool) {
+        if self.get(key).is_none_or(|got| got.shape != Shape::SortedSet) {
+            return;
+        }
+        let skipped = usize::try_from(first).unwrap_or(usize::MAX);
+        if !self.changes.contains_key(key) {
+            cells::walk_scores(self.store.cells(), key, f64::NEG_INFINITY, skipped, take);
+            return;
+        }
+        let scored = self.in_order(key);
+        let _ = scored.iter().skip(skipped).all(|(score, member)| take(*score, member));
+    }
+
+    /// The members of a sorted set in their order.
+    fn in_order(&mut self, key: &[u8]) -> Vec<(f64, Vec<u8>)> {
+        let mut all: Vec<_> = self.cells(key).into_iter().map(|(member, value)| (score_of(&value), member)).collect();
+        all.sort_by_cached_key(|(score, member)| (score_order(*score), member.clone()));
+        all
+    }
+
+    /// How many members of a sorted set come in front of this one, which has this score. They are not looked at one by one.
+    pub fn members_before(&mut self, key: &[u8], score: f64, member: &[u8]) -> u64 {
+        self.count_order(key, &[], &[&score_order(score)[..], member].concat())
+    }
+
+    /// How many members of a sorted set have a score from one to another. An end that is open is not among them.
+    pub fn count_scores(&mut self, key: &[u8], from: (f64, bool), to: (f64, bool)) -> u64 {
+        let behind = |(score, is_behind): (f64, bool)| {
+            if is_behind { cells::order_behind(score) } else { score_order(score) }
+        };
+        self.count_order(key, &behind(from), &behind((to.0, !to.1)))
+    }
+
+    fn count_order(&mut self, key: &[u8], from: &[u8], to: &[u8]) -> u64 {
+        if self.get(key).is_none_or(|got| got.shape != Shape::SortedSet) {
+            return 0;
+        }
+        if !self.changes.contains_key(key) {
+            return cells::count_order(self.store.cells(), key, from, to) as u64;
+        }
+        let is_between = |(member, value): &(Vec<u8>, Vec<u8>)| {
+            let place = [&score_order(score_of(value))[..], member].concat();
+            from <= &place[..] && &place[..] < to
+        };
+        self.cells(key).iter().filter(|cell| is_between(cell)).count() as u64
+    }
+
+    /// A cell of a key that is drawn at random, each as likely as any other: subkey and value. Others are not looked at one by one.
+    pub fn draw(&mut self, key: &[u8], mut random: impl FnMut() -> u64) -> Option<(Vec<u8>, Vec<u8>)> {
+        let count = self.get(key).filter(|got| got.shape != Shape::String)?.count;
+        if !self.changes.contains_key(key) {
+            return cells::draw(self.store.cells(), key, count, random);
+        }
         let mut all = self.cells(key);
-        all.sort_by_cached_key(|(member, value)| (score_order(score_of(value)), member.clone()));
-        let scored = all.iter().map(|(member, value)| (score_of(value), member));
-        let _ = scored.skip_while(|(score, _)| *score < from).all(|(score, member)| take(score, member));
+        let at = (random() % all.len().max(1) as u64) as usize;
+        (at < all.len()).then(|| all.swap_remove(at))
+    }
+
+    /// Whether this command has changed a key already: then each walk through it copies all of it.
+    pub fn is_changed(&self, key: &[u8]) -> bool {
+        self.changes.contains_key(key)
     }
 }
 

@@ -251,3 +251,30 @@ fn every_key_is_as_likely_to_be_drawn_as_any_other() {
     let found = index.draw(|| random.below(u64::MAX), |entry| (entry.key == last).then_some(()));
     assert_eq!(found, Some(()));
 }
+
+/// Of keys between two, and of those behind some, each count and each key is that of a map.
+#[test]
+fn keys_are_counted_and_skipped_without_a_look_at_each() {
+    let mut random = Random::of_test(7);
+    for keys in [0, 1, 300, 40_000] {
+        let (index, mut map) = (Index::default(), BTreeSet::new());
+        for number in 0..keys {
+            let key = format!("{:06}", random.below(2 * keys as u64)).into_bytes();
+            set(&index, &key, b"", number as u64 + 1, None);
+            map.insert(key);
+        }
+        for _ in 0..300 {
+            let mut key = || format!("{:06}", random.below(2 * keys as u64 + 1)).into_bytes();
+            let (from, to) = (key(), key());
+            let between = if from <= to { map.range(from.clone()..to.clone()).count() } else { 0 };
+            assert_eq!(index.count(&from, &to), between, "{from:?} {to:?}");
+            let skipped = random.below(keys as u64 + 2) as usize;
+            let mut found = Vec::new();
+            index.scan_behind(&from, skipped, |entry| {
+                found.push(entry.key.to_vec());
+                found.len() < 3
+            });
+            assert_eq!(found, map.range(from..).skip(skipped).take(3).cloned().collect::<Vec<_>>(), "{skipped}");
+        }
+    }
+}

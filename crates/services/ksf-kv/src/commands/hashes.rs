@@ -5,7 +5,7 @@ use ksf_store::cells::Shape;
 use ksf_store::update::View;
 
 use super::extended::{INFINITE, Number};
-use super::{Call, Failed, NOT_A_FLOAT, Result, SYNTAX, integer, random, shaped};
+use super::{Call, Failed, NOT_A_FLOAT, Result, SYNTAX, integer, shaped};
 
 /// Whether a key is a hash: false if it is not there.
 fn is_there(view: &mut View<'_, '_>, key: &[u8]) -> Result<bool> {
@@ -161,20 +161,18 @@ pub(super) fn hrandfield(call: &mut Call<'_, '_>) -> Result {
         Some(option) if option.eq_ignore_ascii_case(b"WITHVALUES") && call.args.len() == 4 => true,
         Some(_) => return Err(SYNTAX.into()),
     };
-    // Those that are not chosen take no room.
-    let value_of = |value: &[u8]| if with_values { value.to_vec() } else { Vec::new() };
-    let pairs = call.cells(Shape::Hash, |_, field, value| Some((field.to_vec(), value_of(value))))?;
-    let mut room = call.room();
-    let Some(count) = count else {
-        let field = (!pairs.is_empty()).then(|| &pairs[random() as usize % pairs.len()].0[..]);
-        room.take(field.map_or(0, <[u8]>::len))?;
-        call.bulk_or_null(field);
-        return Ok(());
-    };
-    let chosen = super::choose(pairs, count, |(field, value)| {
-        room.takes(field.len()) && (!with_values || room.takes(value.len()))
+    let (key, mut room) = (call.args[1], call.room());
+    let chosen = call.read(&[key], |view| {
+        is_there(view, key)?;
+        super::drawn::drawn(view, key, count.unwrap_or(1), |field, value| {
+            room.takes(field.len()) && (!with_values || room.takes(value.len()))
+        })
     })?;
     room.check()?;
+    if count.is_none() {
+        call.bulk_or_null(chosen.first().map(|(field, _)| &field[..]));
+        return Ok(());
+    }
     let in_pairs = call.session.version == Version::Resp3;
     let mut to = call.write();
     to.array(chosen.len() * if with_values && !in_pairs { 2 } else { 1 });

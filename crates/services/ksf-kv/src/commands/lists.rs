@@ -1,9 +1,11 @@
 //! Lists. The places of the elements have no gaps, so an element is found by its index.
 
+use std::collections::VecDeque;
+
 use ksf_store::cells::{Shape, place_key};
 use ksf_store::update::{Update, View};
 
-use super::{Call, Failed, Result, Room, SYNTAX, shaped};
+use super::{AppendBound, Call, Failed, Result, Room, SYNTAX, shaped};
 
 /// The elements of a list.
 #[derive(Clone, Copy, Default)]
@@ -57,17 +59,44 @@ fn push<'k>(update: &mut Update<'_, 'k>, key: &'k [u8], value: &[u8], front: boo
     Ok(count + 1)
 }
 
-/// Makes a list of these elements: only what differs is written.
-fn replace<'k>(update: &mut Update<'_, 'k>, key: &'k [u8], first: i64, before: &[Vec<u8>], after: &[Vec<u8>]) {
-    for (place, value) in (first..).zip(after) {
-        if before.get((place - first) as usize) != Some(value) {
-            update.set_cell(key, Shape::List, &place_key(place), value);
-        }
+/// Goes through the elements from an index on, until `take` returns false.
+fn walk(view: &mut View<'_, '_>, key: &[u8], extent: Extent, from: i64, mut take: impl FnMut(i64, &[u8]) -> bool) {
+    let mut index = from;
+    view.walk(key, &place_key(extent.first + from), |_, value| {
+        let goes_on = take(index, value);
+        index += 1;
+        goes_on
+    });
+}
+
+/// Puts these elements to other places, in their order: what is there from `to` on is written over.
+fn put<'k>(update: &mut Update<'_, 'k>, key: &'k [u8], to: i64, elements: &[Vec<u8>]) {
+    for (place, value) in (to..).zip(elements) {
+        update.set_cell(key, Shape::List, &place_key(place), value);
     }
-    // From the end, so that there is never a gap.
-    for at in (after.len()..before.len()).rev() {
-        update.remove_cell(key, &place_key(first + at as i64));
+}
+
+/// Elements of a list that get other places, but for those of which `drops` is true. They are written anew, so they are no more
+/// than an append takes.
+fn moving(
+    update: &mut Update<'_, '_>,
+    key: &[u8],
+    range: std::ops::Range<i64>,
+    bound: &mut AppendBound,
+    drops: impl Fn(i64) -> bool,
+) -> Result<Vec<Vec<u8>>> {
+    let extent = extent(update.view(), key)?;
+    let (mut found, mut taken) = (Vec::new(), Ok(()));
+    if !range.is_empty() {
+        walk(update.view(), key, extent, range.start, |index, value| {
+            if index < range.end && !drops(index) {
+                taken = bound.take(key.len() + value.len());
+                found.push(value.to_vec());
+            }
+            index + 1 < range.end && taken.is_ok()
+        });
     }
+    taken.map(|()| found)
 }
 
 fn push_all(call: &mut Call<'_, '_>, front: bool, only_there: bool) -> Result {
@@ -220,27 +249,49 @@ pub(super) fn ltrim(call: &mut Call<'_, '_>) -> Result {
 
 pub(super) fn lrem(call: &mut Call<'_, '_>) -> Result {
     let (key, count, value) = (call.args[1], call.integer(2)?, call.args[3]);
+    let mut bound = AppendBound::of(call);
     let removed = call.update(&[key], |update| {
-        let Extent { first, count: length } = extent(update.view(), key)?;
-        let before = elements(update.view(), key, 0..length, &mut Room::endless())?;
-        let mut left = if count == 0 { u64::MAX } else { count.unsigned_abs() };
-        let mut takes = |element: &Vec<u8>| {
-            let taken = left > 0 && element == value;
-            left -= u64::from(taken);
-            !taken
-        };
-        let after: Vec<Vec<u8>> = if count < 0 {
-            let mut after: Vec<_> = before.iter().rev().filter(|element| takes(element)).cloned().collect();
-            after.reverse();
-            after
+        let extent = extent(update.view(), key)?;
+        let places = removed(update.view(), key, extent, count, value);
+        let (Some(&first), Some(&last)) = (places.first(), places.last()) else { return Ok::<_, Failed>(0) };
+        let gone = places.len() as i64;
+        let is_gone = |index: i64| places.binary_search(&index).is_ok();
+        // Those close up to the nearer end that are behind the first that goes, or in front of the last.
+        if extent.count - first <= last + 1 {
+            let behind = moving(update, key, first + 1..extent.count, &mut bound, is_gone)?;
+            put(update, key, extent.first + first, &behind);
+            // From the end, so that there is never a gap.
+            for index in (extent.count - gone..extent.count).rev() {
+                update.remove_cell(key, &place_key(extent.first + index));
+            }
         } else {
-            before.iter().filter(|element| takes(element)).cloned().collect()
-        };
-        replace(update, key, first, &before, &after);
-        Ok::<_, Failed>(before.len() - after.len())
+            let before = moving(update, key, 0..last, &mut bound, is_gone)?;
+            put(update, key, extent.first + gone, &before);
+            for index in 0..gone {
+                update.remove_cell(key, &place_key(extent.first + index));
+            }
+        }
+        Ok(gone)
     })??;
-    call.write().integer(removed as i64);
+    call.write().integer(removed);
     Ok(())
+}
+
+/// The indices of elements with this value, in order: all of them, or so many from the front, or from the end if `count` is
+/// negative.
+fn removed(view: &mut View<'_, '_>, key: &[u8], extent: Extent, count: i64, value: &[u8]) -> Vec<i64> {
+    let wanted = if count == 0 { usize::MAX } else { usize::try_from(count.unsigned_abs()).unwrap_or(usize::MAX) };
+    let mut found = VecDeque::new();
+    walk(view, key, extent, 0, |index, element| {
+        if element == value {
+            found.push_back(index);
+            if found.len() > wanted {
+                found.pop_front();
+            }
+        }
+        count <= 0 || found.len() < wanted
+    });
+    found.into()
 }
 
 pub(super) fn linsert(call: &mut Call<'_, '_>) -> Result {
@@ -250,16 +301,29 @@ pub(super) fn linsert(call: &mut Call<'_, '_>) -> Result {
         b"AFTER" => 1,
         _ => return Err(SYNTAX.into()),
     };
+    let mut bound = AppendBound::of(call);
     let count = call.update(&[key], |update| {
-        let Extent { first, count } = extent(update.view(), key)?;
-        if count == 0 {
+        let extent = extent(update.view(), key)?;
+        if extent.count == 0 {
             return Ok::<_, Failed>(0);
         }
-        let before = elements(update.view(), key, 0..count, &mut Room::endless())?;
-        let Some(at) = before.iter().position(|element| element == pivot) else { return Ok(-1) };
-        let mut after = before.clone();
-        after.insert(at + behind, value.to_vec());
-        replace(update, key, first, &before, &after);
+        let mut found = None;
+        walk(update.view(), key, extent, 0, |index, element| {
+            found = (element == pivot).then_some(index);
+            found.is_none()
+        });
+        let Some(at) = found.map(|at| at + behind) else { return Ok(-1) };
+        let Extent { first, count } = extent;
+        // Those that are fewer make room.
+        if at < count - at {
+            let before = moving(update, key, 0..at, &mut bound, |_| false)?;
+            put(update, key, first - 1, &before);
+            put(update, key, first - 1 + at, &[value.to_vec()]);
+        } else {
+            let after = moving(update, key, at..count, &mut bound, |_| false)?;
+            put(update, key, first + at, &[value.to_vec()]);
+            put(update, key, first + at + 1, &after);
+        }
         Ok(count + 1)
     })??;
     call.write().integer(count);
@@ -292,32 +356,43 @@ pub(super) fn lpos(call: &mut Call<'_, '_>) -> Result {
             _ => return Err(SYNTAX.into()),
         }
     }
-    let all = call.read(&[key], |view| {
-        let count = extent(view, key)?.count;
-        elements(view, key, 0..count, &mut Room::endless())
-    })?;
-    let compared = if compared_max == 0 { all.len() } else { compared_max.min(all.len()) };
-    let mut places: Vec<usize> = (0..all.len()).collect();
-    if rank < 0 {
-        places.reverse();
-    }
-    let matching = places.into_iter().take(compared).filter(|at| all[*at] == value);
     let skipped = usize::try_from(rank.unsigned_abs() - 1).unwrap_or(usize::MAX);
     let wanted = match count {
         None => 1,
         Some(0) => usize::MAX,
         Some(count) => count,
     };
-    let found: Vec<usize> = matching.skip(skipped).take(wanted).collect();
+    let enough = skipped.saturating_add(wanted);
+    let found = call.read(&[key], |view| {
+        let extent = extent(view, key)?;
+        let compared = if compared_max == 0 { i64::MAX } else { i64::try_from(compared_max).unwrap_or(i64::MAX) };
+        let compared = compared.min(extent.count);
+        // Of those from the end, the last ones of the way forward count.
+        let (start, end) = if rank > 0 { (0, compared) } else { (extent.count - compared, extent.count) };
+        let mut found = VecDeque::new();
+        walk(view, key, extent, start, |index, element| {
+            if element == value {
+                found.push_back(index);
+                if rank < 0 && found.len() > enough {
+                    found.pop_front();
+                }
+            }
+            index + 1 < end && (rank < 0 || found.len() < enough)
+        });
+        if rank < 0 {
+            found.make_contiguous().reverse();
+        }
+        Ok::<_, Failed>(found.into_iter().skip(skipped).take(wanted).collect::<Vec<i64>>())
+    })?;
     let mut room = call.room();
     found.iter().try_for_each(|_| room.take(PLACE_BYTES))?;
     let mut to = call.write();
     match (count, found.first()) {
-        (None, Some(at)) => to.integer(*at as i64),
+        (None, Some(at)) => to.integer(*at),
         (None, None) => to.null(),
         (Some(_), _) => {
             to.array(found.len());
-            found.iter().for_each(|at| to.integer(*at as i64));
+            found.iter().for_each(|at| to.integer(*at));
         }
     }
     Ok(())

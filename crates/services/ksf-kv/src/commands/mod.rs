@@ -5,6 +5,7 @@ pub(crate) mod backup;
 mod bits;
 mod clients;
 mod cluster;
+mod drawn;
 mod extended;
 mod hashes;
 mod info;
@@ -28,6 +29,7 @@ use ksf::files::FileRange;
 use ksf_proto::resp::{self, Arguments, Malformed, Version, Writer};
 use ksf_store::backup::Backup;
 use ksf_store::cells::Shape;
+use ksf_store::log::AppendError;
 use ksf_store::store::{Clock, Got, Needs, UpdateError};
 use ksf_store::update::{Update, View};
 
@@ -100,11 +102,6 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// For what is no reply.
-    pub(crate) fn endless() -> Self {
-        Self { left: Some(usize::MAX), bytes_max: usize::MAX }
-    }
-
     /// Takes what a string needs, with what RESP puts around it. False if that was not there, or had not been before.
     pub(crate) fn takes(&mut self, string_bytes: usize) -> bool {
         const AROUND_BYTES: usize = "$\r\n\r\n".len();
@@ -123,6 +120,26 @@ impl Room {
     pub(crate) fn check(&self) -> Result {
         let too_long = || Failed(format!("ERR the reply has more than {} bytes: ask for a part of it", self.bytes_max));
         self.left.map(|_| ()).ok_or_else(too_long)
+    }
+}
+
+/// What is left of the bytes that a command may write: it is one append to the log. What it copies for that takes of it before
+/// it takes memory.
+struct AppendBound {
+    bytes: usize,
+    limit: usize,
+}
+
+impl AppendBound {
+    fn of(call: &Call<'_, '_>) -> Self {
+        Self { bytes: 0, limit: call.shard.shard.log().geometry().append_bytes_max() }
+    }
+
+    /// Takes what is written of a cell at least.
+    fn take(&mut self, bytes: usize) -> Result {
+        self.bytes += bytes;
+        let Self { bytes, limit } = *self;
+        if bytes > limit { Err(UpdateError::from(AppendError::TooLong { bytes, limit }).into()) } else { Ok(()) }
     }
 }
 
@@ -165,7 +182,7 @@ impl From<&str> for Failed {
 impl From<UpdateError> for Failed {
     fn from(error: UpdateError) -> Self {
         match error {
-            UpdateError::Append(ksf_store::log::AppendError::Full) => {
+            UpdateError::Append(AppendError::Full) => {
                 "OOM the log is full: nothing can be written until keys are deleted".into()
             }
             UpdateError::Memory { .. } => NO_MEMORY.into(),
@@ -405,31 +422,6 @@ pub(crate) fn shaped(got: Option<Got<'_>>, shape: Shape) -> Result<Option<Got<'_
         Some(got) if got.shape != shape => Err(WRONG_TYPE.into()),
         got => Ok(got),
     }
-}
-
-/// So many of these: each at most once if `count` is positive, else any of them, again and again. `takes` takes room for
-/// one, and is not asked again once there is none.
-pub(crate) fn choose<T: Clone>(mut from: Vec<T>, count: i64, mut takes: impl FnMut(&T) -> bool) -> Result<Vec<T>> {
-    const CHOSEN_MAX: u64 = 1 << 20;
-    let wanted = count.unsigned_abs();
-    if count >= 0 {
-        let wanted = from.len().min(usize::try_from(wanted).unwrap_or(usize::MAX));
-        for at in 0..wanted {
-            let other = at + random() as usize % (from.len() - at);
-            from.swap(at, other);
-        }
-        let fit = from.iter().take(wanted).take_while(|&one| takes(one)).count();
-        from.truncate(fit);
-        return Ok(from);
-    }
-    if from.is_empty() {
-        return Ok(from);
-    }
-    if wanted > CHOSEN_MAX {
-        return Err("ERR value is out of range".into());
-    }
-    let any = (0..wanted).map(|_| &from[random() as usize % from.len()]);
-    Ok(any.take_while(|&one| takes(one)).cloned().collect())
 }
 
 /// Any number.

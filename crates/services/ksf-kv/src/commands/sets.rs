@@ -5,16 +5,12 @@ use std::collections::BTreeSet;
 use ksf_store::cells::Shape;
 use ksf_store::update::View;
 
-use super::{Call, Failed, Result, SYNTAX, random, shaped};
+use super::drawn::drawn;
+use super::{Call, Failed, Result, SYNTAX, shaped};
 
 /// Whether a key is a set: false if it is not there.
 fn is_there(view: &mut View<'_, '_>, key: &[u8]) -> Result<bool> {
     Ok(shaped(view.get(key), Shape::Set)?.is_some())
-}
-
-fn members(view: &mut View<'_, '_>, key: &[u8]) -> Result<Vec<Vec<u8>>> {
-    is_there(view, key)?;
-    Ok(view.cells(key).into_iter().map(|(member, _)| member).collect())
 }
 
 pub(super) fn sadd(call: &mut Call<'_, '_>) -> Result {
@@ -74,21 +70,27 @@ pub(super) fn smembers(call: &mut Call<'_, '_>) -> Result {
     Ok(())
 }
 
+/// The members alone.
+fn names(drawn: Vec<super::drawn::Cell>) -> Vec<Vec<u8>> {
+    drawn.into_iter().map(|(member, _)| member).collect()
+}
+
 pub(super) fn spop(call: &mut Call<'_, '_>) -> Result {
     let key = call.args[1];
     let count = match call.args[2..] {
         [] => None,
         [_] => {
-            let count = super::integer(call.args[2]).and_then(|count| usize::try_from(count).ok());
+            let count = super::integer(call.args[2]).filter(|count| *count >= 0);
             Some(count.ok_or("ERR value is out of range, must be positive")?)
         }
         _ => return Err(SYNTAX.into()),
     };
     let mut room = call.room();
     let popped = call.update(&[key], |update| {
-        let all = members(update.view(), key)?;
-        let popped = super::choose(all, count.unwrap_or(1) as i64, |member| room.takes(member.len()))?;
+        is_there(update.view(), key)?;
+        let popped = drawn(update.view(), key, count.unwrap_or(1), |member, _| room.takes(member.len()))?;
         room.check()?;
+        let popped = names(popped);
         for member in &popped {
             update.remove_cell(key, member);
         }
@@ -107,17 +109,17 @@ pub(super) fn srandmember(call: &mut Call<'_, '_>) -> Result {
         [_] => Some(call.integer(2)?),
         _ => return Err(SYNTAX.into()),
     };
-    // Those that are not chosen take no room.
-    let all = call.cells(Shape::Set, |_, member, _| Some(member.to_vec()))?;
-    let mut room = call.room();
-    let Some(count) = count else {
-        let one = (!all.is_empty()).then(|| &all[random() as usize % all.len()][..]);
-        room.take(one.map_or(0, <[u8]>::len))?;
-        call.bulk_or_null(one);
-        return Ok(());
-    };
-    let chosen = super::choose(all, count, |member| room.takes(member.len()))?;
+    let (key, mut room) = (call.args[1], call.room());
+    let chosen = call.read(&[key], |view| {
+        is_there(view, key)?;
+        drawn(view, key, count.unwrap_or(1), |member, _| room.takes(member.len()))
+    })?;
     room.check()?;
+    let chosen = names(chosen);
+    if count.is_none() {
+        call.bulk_or_null(chosen.first().map(|member| &member[..]));
+        return Ok(());
+    }
     let mut to = call.write();
     to.array(chosen.len());
     chosen.iter().for_each(|member| to.bulk(member));
@@ -150,33 +152,94 @@ enum Combine {
     Diff,
 }
 
-fn combined(view: &mut View<'_, '_>, keys: &[&[u8]], how: Combine) -> Result<BTreeSet<Vec<u8>>> {
-    let mut result: Option<BTreeSet<Vec<u8>>> = None;
-    for key in keys {
-        let set: BTreeSet<Vec<u8>> = members(view, key)?.into_iter().collect();
-        result = Some(match (result, how) {
-            (None, _) => set,
-            (Some(result), Combine::Inter) => result.intersection(&set).cloned().collect(),
-            (Some(result), Combine::Union) => result.union(&set).cloned().collect(),
-            (Some(result), Combine::Diff) => result.difference(&set).cloned().collect(),
+/// Members that are copied at a time, to be looked for in other sets.
+const AT_ONCE: usize = 256;
+
+/// Goes through the members of a set, between which the view may be asked.
+fn each_member(
+    view: &mut View<'_, '_>,
+    key: &[u8],
+    mut take: impl FnMut(&mut View<'_, '_>, Vec<u8>) -> Result,
+) -> Result {
+    let at_once = if view.is_changed(key) { usize::MAX } else { AT_ONCE };
+    let mut from = Vec::new();
+    loop {
+        let mut some: Vec<Vec<u8>> = Vec::new();
+        view.walk(key, &from, |member, _| {
+            some.push(member.to_vec());
+            some.len() < at_once
         });
+        let is_end = some.len() < at_once;
+        if let Some(last) = some.last() {
+            // The next name that there may be.
+            from = [&last[..], b"\0"].concat();
+        }
+        for member in some {
+            take(view, member)?;
+        }
+        if is_end {
+            return Ok(());
+        }
     }
-    Ok(result.unwrap_or_default())
+}
+
+/// What sets have together. Of the members, those are copied that it has, for each of which `take` takes room.
+fn combined(
+    view: &mut View<'_, '_>,
+    keys: &[&[u8]],
+    how: Combine,
+    mut take: impl FnMut(&[u8]) -> Result,
+) -> Result<BTreeSet<Vec<u8>>> {
+    let mut result = BTreeSet::new();
+    let mut sizes = Vec::with_capacity(keys.len());
+    for key in keys {
+        sizes.push(shaped(view.get(key), Shape::Set)?.map_or(0, |got| got.count));
+    }
+    let start = match how {
+        Combine::Inter => sizes.iter().enumerate().min_by_key(|(_, size)| **size).map_or(0, |(at, _)| at),
+        Combine::Union | Combine::Diff => 0,
+    };
+    let others: Vec<&[u8]> = keys.iter().enumerate().filter(|(at, _)| *at != start).map(|(_, key)| *key).collect();
+    let Some(first) = keys.get(start) else { return Ok(result) };
+    each_member(view, first, |view, member| {
+        let mut is_in = |key: &&[u8]| view.cell(key, &member).is_some();
+        let counts = match how {
+            Combine::Inter => others.iter().all(is_in),
+            Combine::Diff => !others.iter().any(&mut is_in),
+            Combine::Union => true,
+        };
+        if counts {
+            take(&member)?;
+            result.insert(member);
+        }
+        Ok(())
+    })?;
+    if matches!(how, Combine::Union) {
+        for key in others {
+            each_member(view, key, |_, member| {
+                if !result.contains(&member) {
+                    take(&member)?;
+                    result.insert(member);
+                }
+                Ok(())
+            })?;
+        }
+    }
+    Ok(result)
 }
 
 fn combine(call: &mut Call<'_, '_>, how: Combine) -> Result {
-    let keys = &call.args[1..];
-    let result = call.read(keys, |view| combined(view, keys, how))?;
-    let mut room = call.room();
-    result.iter().try_for_each(|member| room.take(member.len()))?;
+    let (keys, mut room) = (&call.args[1..], call.room());
+    let result = call.read(keys, |view| combined(view, keys, how, |member| room.take(member.len())))?;
     reply(call, &Vec::from_iter(result));
     Ok(())
 }
 
 fn store(call: &mut Call<'_, '_>, how: Combine) -> Result {
     let (all, to, keys) = (&call.args[1..], call.args[1], &call.args[2..]);
+    let mut bound = super::AppendBound::of(call);
     let count = call.update(all, |update| {
-        let result = combined(update.view(), keys, how)?;
+        let result = combined(update.view(), keys, how, |member| bound.take(to.len() + member.len()))?;
         update.remove(to);
         for member in &result {
             update.set_cell(to, Shape::Set, member, &[]);

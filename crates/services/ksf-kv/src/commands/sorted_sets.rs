@@ -17,18 +17,6 @@ fn score(view: &mut View<'_, '_>, key: &[u8], member: &[u8]) -> Result<Option<f6
     Ok(if is_there(view, key)? { view.cell(key, member).map(|value| score_of(&value)) } else { None })
 }
 
-/// All members in their order.
-fn members(view: &mut View<'_, '_>, key: &[u8]) -> Result<Members> {
-    let mut all = Vec::new();
-    if is_there(view, key)? {
-        view.walk_scores(key, f64::NEG_INFINITY, |score, member| {
-            all.push((member.to_vec(), score));
-            true
-        });
-    }
-    Ok(all)
-}
-
 /// Most bytes of a score as a text.
 pub(super) fn score_bytes_max(score: f64) -> usize {
     // Without an exponent a number has as many zeros as it takes.
@@ -173,11 +161,15 @@ pub(super) fn zmscore(call: &mut Call<'_, '_>) -> Result {
 
 fn rank(call: &mut Call<'_, '_>, from_end: bool) -> Result {
     let (key, member) = (call.args[1], call.args[2]);
-    let all = call.read(&[key], |view| members(view, key))?;
-    let place = all.iter().position(|(other, _)| other == member);
+    let place = call.read(&[key], |view| {
+        let Some(score) = score(view, key, member)? else { return Ok(None) };
+        let before = view.members_before(key, score, member);
+        let count = view.get(key).map_or(0, |got| got.count);
+        Ok::<_, Failed>(Some(if from_end { count.saturating_sub(before + 1) } else { before }))
+    })?;
     let mut to = call.write();
     match place {
-        Some(at) => to.integer((if from_end { all.len() - 1 - at } else { at }) as i64),
+        Some(place) => to.integer(place as i64),
         None => to.null(),
     }
     Ok(())
@@ -250,14 +242,12 @@ fn by_rank(
         return Ok(Vec::new());
     }
     let (first, last) = if from_end { (count - 1 - end, count - 1 - start) } else { (start, end) };
-    let (mut at, mut found) = (0, Vec::new());
-    view.walk_scores(key, f64::NEG_INFINITY, |score, member| {
-        if at >= first {
-            if !takes(member, score) {
-                return false;
-            }
-            found.push((member.to_vec(), score));
+    let (mut at, mut found) = (first, Vec::new());
+    view.walk_places(key, first as u64, |score, member| {
+        if !takes(member, score) {
+            return false;
         }
+        found.push((member.to_vec(), score));
         at += 1;
         at <= last
     });
@@ -365,8 +355,11 @@ pub(super) fn zrevrangebyscore(call: &mut Call<'_, '_>) -> Result {
 }
 
 pub(super) fn zcount(call: &mut Call<'_, '_>) -> Result {
-    let (key, bounds) = (call.args[1], (Bound::read(call.args[2])?, Bound::read(call.args[3])?));
-    let count = call.read(&[key], |view| between(view, key, bounds, |_, _| true))?.len();
+    let (key, low, high) = (call.args[1], Bound::read(call.args[2])?, Bound::read(call.args[3])?);
+    let count = call.read(&[key], |view| {
+        is_there(view, key)?;
+        Ok::<_, Failed>(view.count_scores(key, (low.score, low.open), (high.score, high.open)))
+    })?;
     call.write().integer(count as i64);
     Ok(())
 }

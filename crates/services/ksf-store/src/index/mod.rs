@@ -141,6 +141,8 @@ fn hash_of(key: &[u8]) -> u16 {
 
 /// Keys that one step of a walk looks at for each that it is to show.
 const LOOKS_PER_KEY: usize = 10;
+/// Leaves that one look at the list of leaves is good for; those that split a leaf wait for it.
+const LEAVES_AT_ONCE: usize = 64;
 /// How often a key is drawn before any is taken.
 const DRAWS_MAX: usize = 128;
 
@@ -395,6 +397,58 @@ impl Index {
             let Some((next, _)) = top.behind(first) else { return };
             from.clear();
             from.extend_from_slice(next);
+        }
+    }
+
+    /// Hands leaves to `take`, from that of a key on, each with the first key of the next one, until it returns false.
+    fn each_leaf(&self, from: &[u8], mut take: impl FnMut(&Leaf, Option<&[u8]>) -> bool) {
+        let mut from = from.to_vec();
+        loop {
+            let top = self.read();
+            let Some((first, _)) = leaf_of(&top, &from) else { return };
+            let mut leaves = top.leaves.range::<[u8], _>((Bound::Included(first), Bound::Unbounded)).peekable();
+            let mut next: Option<&[u8]> = None;
+            for _ in 0..LEAVES_AT_ONCE {
+                let Some((_, numbered)) = leaves.next() else { return };
+                next = leaves.peek().map(|(first, _)| &first[..]);
+                if !take(&lock(&numbered.leaf), next) {
+                    return;
+                }
+            }
+            let Some(next) = next else { return };
+            from = next.to_vec();
+        }
+    }
+
+    /// How many keys there are from one (with it) to another (without it). It looks at each leaf between them, and not at each
+    /// key. Keys that come or go meanwhile count or not.
+    pub fn count(&self, from: &[u8], to: &[u8]) -> usize {
+        let mut count = 0;
+        self.each_leaf(from, |leaf, next| {
+            let place = |key: &[u8]| leaf.find(key).unwrap_or_else(|at| at);
+            let goes_on = next.is_some_and(|next| next < to);
+            let end = if goes_on { leaf.len() } else { place(to) };
+            count += end.saturating_sub(place(from));
+            goes_on
+        });
+        count
+    }
+
+    /// [`scan`](Self::scan) without the first `skipped` keys, of which it does not look at each.
+    pub fn scan_behind(&self, from: &[u8], skipped: usize, take: impl FnMut(&Entry<'_>) -> bool) {
+        let (mut left, mut start) = (skipped, None);
+        self.each_leaf(from, |leaf, _| {
+            let first = leaf.find(from).unwrap_or_else(|at| at);
+            let of_leaf = leaf.len().saturating_sub(first);
+            if left < of_leaf {
+                start = leaf.entry(first + left).map(|entry| entry.key.to_vec());
+                return false;
+            }
+            left -= of_leaf;
+            true
+        });
+        if let Some(start) = start {
+            self.scan(&start, take);
         }
     }
 
