@@ -213,6 +213,7 @@ def server(r):
     assert r.client_id() > 0
     same(r.dbsize() > 1000, True)
     same(r.echo("hello"), "hello")
+    assert abs(r.time()[0] - time.time()) < 3600
     refused(redis.ResponseError, "unknown command", lambda: r.execute_command("NOSUCH", "x"))
 
 
