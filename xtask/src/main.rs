@@ -69,7 +69,8 @@ pub(crate) fn root() -> PathBuf {
 pub(crate) fn target_dir() -> Result<PathBuf> {
     let exe = std::env::current_exe().context("cannot find the running program")?;
     exe.ancestors()
-        .find(|dir| dir.join("CACHEDIR.TAG").exists())
+        // Cargo tags only a directory that it made itself; scripts/setup.sh may have made this one.
+        .find(|dir| dir.join("CACHEDIR.TAG").exists() || dir.join(".rustc_info.json").exists())
         .map(PathBuf::from)
         .with_context(|| format!("{} is in no cargo target directory", exe.display()))
 }
