@@ -25,8 +25,13 @@ const TOOLS: [&str; 2] = ["bpftool", "ip"];
 /// go beside them.
 #[derive(Debug)]
 pub(crate) enum Watch {
-    /// Nothing can be listed, for this reason.
-    Blind(String),
+    /// Nothing can be listed.
+    Blind {
+        /// The reason.
+        why: String,
+        /// Whether a server of the kernel engine ran, so that there was something to list.
+        kernel_ran: bool,
+    },
     /// "prog 12 ksf_verdict" and the like, of all servers so far; `None`: no server of the kernel engine ran.
     Sees { ours: Option<BTreeSet<String>> },
 }
@@ -35,9 +40,10 @@ impl Watch {
     pub(crate) fn new() -> Watch {
         let missing = missing_tools(&env::var_os("PATH").unwrap_or_default());
         if !rustix::process::geteuid().is_root() {
-            Watch::Blind("only root may list it".into())
+            Watch::Blind { why: "only root may list it".into(), kernel_ran: false }
         } else if !missing.is_empty() {
-            Watch::Blind(format!("{} is missing; run scripts/setup.sh", missing.join(", ")))
+            let why = format!("{} is missing; run scripts/setup.sh", missing.join(", "));
+            Watch::Blind { why, kernel_ran: false }
         } else {
             Watch::Sees { ours: None }
         }
@@ -46,15 +52,16 @@ impl Watch {
     /// What is there before a server of the kernel engine starts, to be given to [`Watch::note`].
     pub(crate) fn before(&self) -> Result<BTreeSet<String>> {
         match self {
-            Watch::Blind(_) => Ok(BTreeSet::new()),
+            Watch::Blind { .. } => Ok(BTreeSet::new()),
             Watch::Sees { .. } => objects(),
         }
     }
 
     /// Takes what appeared since `before` for the server's, which runs.
     pub(crate) fn note(&mut self, before: &BTreeSet<String>) -> Result<()> {
-        if let Watch::Sees { ours } = self {
-            ours.get_or_insert_default().extend(objects()?.difference(before).cloned());
+        match self {
+            Watch::Blind { kernel_ran, .. } => *kernel_ran = true,
+            Watch::Sees { ours } => ours.get_or_insert_default().extend(objects()?.difference(before).cloned()),
         }
         Ok(())
     }
@@ -70,8 +77,12 @@ impl Watch {
             bail!("processes left behind: {running:?}");
         }
         let ours = match self {
-            Watch::Blind(why) => return Ok(format!("left behind: no process; eBPF was not looked at: {why}")),
-            Watch::Sees { ours: None } => return Ok("left behind: nothing (no process; no kernel engine ran)".into()),
+            Watch::Sees { ours: None } | Watch::Blind { kernel_ran: false, .. } => {
+                return Ok("left behind: nothing (no process; no kernel engine ran)".into());
+            }
+            Watch::Blind { why, .. } => {
+                return Ok(format!("left behind: no process; eBPF was not looked at: {why}"));
+            }
             Watch::Sees { ours: Some(ours) } => ours,
         };
         // Else the check would pass because it looks for the wrong names.
@@ -178,7 +189,8 @@ mod tests {
         assert_eq!(missing_tools(folder.path().as_os_str()), TOOLS);
         std::fs::write(folder.path().join("ip"), "").unwrap();
         assert_eq!(missing_tools(folder.path().as_os_str()), ["bpftool"]);
-        let mut watch = Watch::Blind("bpftool is missing".into());
+        let mut watch = Watch::Blind { why: "bpftool is missing".into(), kernel_ran: false };
+        assert_eq!(watch.check(&[]).unwrap(), "left behind: nothing (no process; no kernel engine ran)");
         let before = watch.before().unwrap();
         watch.note(&before).unwrap();
         assert_eq!(watch.check(&[]).unwrap(), "left behind: no process; eBPF was not looked at: bpftool is missing");
