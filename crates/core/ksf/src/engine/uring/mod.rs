@@ -104,8 +104,8 @@ impl Engine for Uring {
 
     fn new(env: &mut Env, spins: bool) -> Result<Self, Error> {
         let ring = build_ring(spins)?;
-        // Saves a descriptor look-up per system call (5.18); without it all works the same.
-        let _ = ring.submitter().register_ring_fd();
+        // Its descriptor is not registered with the thread: the thread would keep the ring, and what that was given, until the
+        // thread ends, and only the `Submitter` that registered would use it (io-uring 0.7), of which each call makes a new one.
         // Its default is four for each CPU: fewer than a disk takes. Only a bound, so an old kernel may refuse it (5.15).
         let _ = ring.submitter().register_iowq_max_workers(&mut [WORKERS_MAX; 2]);
         let buffers = BufferRing::register(&ring, &mut env.pool)?;
@@ -409,5 +409,35 @@ impl Drop for Uring {
     fn drop(&mut self) {
         // Does nothing when it was done already.
         self.shutdown();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    use ksf_test::{skip, wait_until};
+
+    use super::*;
+    use crate::engine::EngineKind;
+    use crate::limits::Limits;
+    use crate::pool::{Memory, Pool};
+
+    /// What a ring was given, like a socket here, it keeps as long as it is there.
+    #[test]
+    fn a_ring_ends_with_its_engine_while_the_thread_goes_on() {
+        if let Err(error) = EngineKind::Uring.probe() {
+            return skip(format_args!("needs io_uring ({error})"));
+        }
+        let mut env = Env::new(Limits::default(), Pool::new(Memory::Anonymous, 4096, 256).unwrap()).unwrap();
+        let engine = Uring::new(&mut env, false).unwrap();
+        let (given, mut peer) = UnixStream::pair().unwrap();
+        engine.ring.submitter().register_files(&[given.as_raw_fd()]).unwrap();
+        drop((given, engine));
+        peer.set_nonblocking(true).unwrap();
+        // The kernel ends a ring a little after it was closed.
+        wait_until("the socket is closed", || matches!(peer.read(&mut [0; 8]), Ok(0)));
     }
 }
