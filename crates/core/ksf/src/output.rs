@@ -357,6 +357,36 @@ impl Output {
         }
     }
 
+    /// Moves `bytes` bytes, which end where a reply does, to the end of `to`. What is behind them stays where it is: `gone_bytes`
+    /// says how much of the first piece was moved before, and does so afterwards. So many calls cost as much as one.
+    pub(crate) fn move_front(&mut self, bytes: usize, gone_bytes: &mut usize, to: &mut Self, spares: &mut Spares) {
+        let mut end = *gone_bytes + bytes;
+        while let Some(len) = self.piece(0).map(Piece::len).filter(|len| *len <= end)
+            && let Some(piece) = self.pop_front()
+        {
+            end -= len;
+            match (piece, std::mem::take(gone_bytes)) {
+                (Piece::Bytes(bytes), gone) if gone > 0 => {
+                    to.tail_for(len - gone, spares).extend_from_slice(&bytes[gone..]);
+                    spares.give(bytes);
+                }
+                (piece, _) => to.end_tail(spares).push_back(piece),
+            }
+        }
+        if end == 0 {
+            return;
+        }
+        // Replies share no piece but bytes.
+        let shared = self.piece(0).map_or(&self.tail[..], Piece::as_slice);
+        to.tail_for(end - *gone_bytes, spares).extend_from_slice(&shared[*gone_bytes..end]);
+        *gone_bytes = end;
+        if self.has_no_pieces() && 2 * end >= self.tail.len() {
+            // The rest is no longer than what was moved since the last time.
+            self.tail.drain(..end);
+            *gone_bytes = 0;
+        }
+    }
+
     /// Bytes of memory that it takes beyond its own: of its last buffer what is not filled. In front of it a reply has few
     /// that are not full.
     pub(crate) fn slack_bytes(&self) -> usize {
@@ -549,6 +579,12 @@ impl Output {
     #[inline]
     pub fn len(&self) -> usize {
         self.piece_bytes() + self.tail.len()
+    }
+
+    /// Where its last bytes end, where its last piece is, and the number of pieces: to see whether they are moved.
+    #[cfg(test)]
+    pub(crate) fn end(&self) -> (*const u8, Option<*const Piece>, usize) {
+        (self.tail.as_ptr_range().end, self.pieces().last().map(std::ptr::from_ref), self.piece_count())
     }
 
     /// True when nothing waits.

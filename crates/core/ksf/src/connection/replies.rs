@@ -179,22 +179,10 @@ impl<S: ShardService> Connection<S> {
                 if env.gates.is_open(mark.gate) {
                     continue;
                 }
-                // What is in front of the mark goes.
-                let before = first.output.memory_bytes();
-                let rest = first.output.split_off(mark.at_bytes - first.left_bytes, &mut env.spares);
-                let open = std::mem::replace(&mut first.output, rest);
-                replies.bytes -= before - first.output.memory_bytes();
-                (first.left_bytes, first.named) = (mark.at_bytes, None);
-                first.gates = GateSet::default();
-                first.gates.add(mark.gate);
-                replies.count_slack(0);
-                self.output.append(open, &mut env.spares);
+                replies.split_first(&mark, &mut self.output, &mut env.spares);
                 continue;
             }
-            let Some(Held { output, slack_bytes, .. }) = replies.places.pop_front() else { return };
-            replies.bytes -= output.memory_bytes();
-            replies.slack_bytes -= slack_bytes;
-            self.output.append(output, &mut env.spares);
+            replies.take_first(&mut self.output, &mut env.spares);
         }
         if self.held.as_ref().is_some_and(|replies| replies.places.is_empty()) {
             self.drop_held(env);
