@@ -5,7 +5,8 @@ CARGO   := scripts/cargo
 PREFIX  ?= /usr/local
 DESTDIR ?=
 DEST    := $(DESTDIR)$(PREFIX)
-RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
+TARGET  := $(or $(CARGO_TARGET_DIR),target)
+RELEASE := $(TARGET)/release
 KSF     := $(RELEASE)/ksf
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 BASH    := $(DEST)/share/bash-completion/completions
@@ -28,9 +29,11 @@ test: ## Run every test
 	@scripts/setup.sh test
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	$(CARGO) build --locked -p ksf-cli -p ksf-preload # the end-to-end tests start them
+# All of the workspace each time, and no `cargo xtask`: of a part cargo would build the dependencies again, with the
+# features that this part asks for. The libraries and ksf are what the end-to-end tests and the bench start.
+	$(CARGO) build --workspace --lib --bin ksf --locked
 	$(CARGO) test --workspace --locked
-	@$(CARGO) xtask bench --smoke
+	@$(TARGET)/debug/xtask bench --smoke
 
 bench: ## Measure against the peers, write a report to bench/results
 	@scripts/setup.sh bench
