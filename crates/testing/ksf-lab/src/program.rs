@@ -8,6 +8,9 @@ use crate::error::Error;
 use crate::initramfs::Initramfs;
 use crate::tools;
 
+/// Bytes from which on a program is worth the start of another that shortens it.
+const LONG_PROGRAM: usize = 4 << 20;
+
 /// Copies a file, or a directory with everything in it, to `guest`. With a program comes what it needs to run.
 pub(crate) fn copy(files: &mut Initramfs, host: &Path, guest: &Path) -> Result<(), Error> {
     let cannot_read = || format!("read {}", host.display());
@@ -22,7 +25,24 @@ pub(crate) fn copy(files: &mut Initramfs, host: &Path, guest: &Path) -> Result<(
     }
     let contents = fs::read(host).map_err(Error::host(cannot_read()))?;
     copy_needs(files, host, &contents)?;
+    let contents = without_debug_information(host, contents);
     files.add(guest, info.permissions().mode(), contents)
+}
+
+/// The contents of a file of the host as the machine gets them: an ELF file without its debug information, which is most
+/// of a program that cargo built for tests, and which an emulated processor takes seconds to unpack. The names of its
+/// functions stay. A file stays as it is where there is no `strip`, or one that does not know the format.
+fn without_debug_information(host: &Path, contents: Vec<u8>) -> Vec<u8> {
+    if contents.len() < LONG_PROGRAM || !contents.starts_with(b"\x7fELF") {
+        return contents;
+    }
+    let strip = || -> Result<Vec<u8>, Error> {
+        let short = TemporaryFile::new()?;
+        let mut strip = tools::command("strip", "binutils")?;
+        tools::output(strip.args(["--strip-debug", "-o"]).arg(&short.0).arg(host))?;
+        fs::read(&short.0).map_err(Error::host(format!("read {}", short.0.display())))
+    };
+    strip().unwrap_or(contents)
 }
 
 /// Copies what a program needs to the same paths as on the host: the libraries of an ELF file, the interpreter of a
@@ -142,6 +162,34 @@ mod tests {
         assert_eq!(interpreter(b"#! /bin/sh -e\necho"), Some("/bin/sh".into()));
         assert_eq!(interpreter(b"#!\n"), None);
         assert_eq!(interpreter(b"\x7fELF"), None);
+    }
+
+    /// What is left runs, and cargo's debug information is not in it.
+    #[test]
+    fn a_long_program_comes_without_debug_information() {
+        let own = std::env::current_exe().unwrap();
+        let contents = fs::read(&own).unwrap();
+        let length = contents.len().max(LONG_PROGRAM);
+        let padded = [contents.as_slice(), &vec![0; length - contents.len()]].concat();
+        let short = without_debug_information(&own, padded);
+        assert!(short.len() < length, "{} of {length} bytes are left", short.len());
+
+        let program = std::env::temp_dir().join(format!("ksf-lab-short-{}", std::process::id()));
+        fs::write(&program, &short).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
+        let output = std::process::Command::new(&program).arg("--list").output();
+        fs::remove_file(&program).unwrap();
+        let output = output.unwrap();
+        let this = "a_long_program_comes_without_debug_information: test";
+        assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains(this), "{output:?}");
+    }
+
+    #[test]
+    fn files_that_no_strip_can_shorten_stay_as_they_are() {
+        let text = vec![b'x'; LONG_PROGRAM];
+        assert_eq!(without_debug_information(Path::new("/etc/hostname"), text.clone()), text);
+        let broken = [b"\x7fELF".as_slice(), &text].concat();
+        assert_eq!(without_debug_information(Path::new("/does/not/exist"), broken.clone()), broken);
     }
 
     #[test]
