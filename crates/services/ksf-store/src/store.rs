@@ -26,7 +26,7 @@ use crate::log::{AppendError, Log, News, Purpose, Segment, Write, WriteId};
 use crate::memory::{Memory, NoRoom, Sizes};
 use crate::promises::Promises;
 use crate::recover::{Found, Places, RecoverError, batch_in};
-use crate::update::{Change, Update, View};
+use crate::update::{Changes, Update, View};
 
 /// What all shards share.
 #[derive(Debug)]
@@ -486,8 +486,12 @@ impl Store {
     }
 
     pub(crate) fn count_key(&self, was_there: bool, is_there: bool) {
-        self.keys.fetch_add(usize::from(is_there), Ordering::Relaxed);
-        self.keys.fetch_sub(usize::from(was_there), Ordering::Relaxed);
+        // All shards have this count in common: nothing is written to it that changes nothing.
+        if is_there && !was_there {
+            self.keys.fetch_add(1, Ordering::Relaxed);
+        } else if was_there && !is_there {
+            self.keys.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -623,7 +627,7 @@ impl Shard {
         &mut self,
         locked: &mut Locked<'_>,
         mut needs: Needs,
-        changes: &BTreeMap<&[u8], Change<'_>>,
+        changes: &Changes<'_>,
         clock: Clock,
     ) -> Result<Needs, UpdateError> {
         let Self { store, number, log, flushed, last_version, is_short, .. } = self;

@@ -20,7 +20,7 @@ pub struct View<'l, 'k> {
     now_ms: u64,
     needs: Needs,
     /// What the command itself changed: nothing, if it only reads.
-    changes: BTreeMap<&'k [u8], Change<'k>>,
+    changes: Changes<'k>,
     /// What was read for it.
     values: Option<Arc<Values>>,
     /// What it asked for in vain.
@@ -33,6 +33,57 @@ pub(crate) enum Change<'k> {
     Set { value: Cow<'k, [u8]>, expires_ms: Option<u64> },
     Remove,
     Cells(Cells),
+}
+
+/// What a command changes, by key. Most commands change one, which takes no memory of its own.
+#[derive(Debug, Default)]
+pub(crate) struct Changes<'k> {
+    /// The only one; `None` if there are several.
+    only: Option<(&'k [u8], Change<'k>)>,
+    several: BTreeMap<&'k [u8], Change<'k>>,
+}
+
+impl<'k> Changes<'k> {
+    pub(crate) fn len(&self) -> usize {
+        usize::from(self.only.is_some()) + self.several.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.only.is_none() && self.several.is_empty()
+    }
+
+    /// In the order of the keys.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&'k [u8], &Change<'k>)> {
+        let only = self.only.iter().map(|(key, change)| (*key, change));
+        only.chain(self.several.iter().map(|(key, change)| (*key, change)))
+    }
+
+    fn get(&self, key: &[u8]) -> Option<&Change<'k>> {
+        match &self.only {
+            Some((only, change)) => (*only == key).then_some(change),
+            None => self.several.get(key),
+        }
+    }
+
+    fn get_mut(&mut self, key: &[u8]) -> Option<&mut Change<'k>> {
+        match &mut self.only {
+            Some((only, change)) => (*only == key).then_some(change),
+            None => self.several.get_mut(key),
+        }
+    }
+
+    fn contains_key(&self, key: &[u8]) -> bool {
+        self.get(key).is_some()
+    }
+
+    fn insert(&mut self, key: &'k [u8], change: Change<'k>) {
+        if self.several.is_empty() && self.only.as_ref().is_none_or(|(only, _)| *only == key) {
+            self.only = Some((key, change));
+        } else {
+            self.several.extend(self.only.take());
+            self.several.insert(key, change);
+        }
+    }
 }
 
 /// A change of cells of one key.
@@ -82,7 +133,7 @@ impl<'l, 'k> View<'l, 'k> {
     pub(crate) fn new(store: &'l Store, values: Option<Arc<Values>>, locked: Locked<'l>, now_ms: u64) -> Self {
         let mut needs = Needs::default();
         store.note_flush(&mut needs);
-        Self { store, locked, now_ms, needs, changes: BTreeMap::new(), values, missing: store.missing() }
+        Self { store, locked, now_ms, needs, changes: Changes::default(), values, missing: store.missing() }
     }
 
     pub(crate) fn done(self) -> (Needs, BTreeMap<u64, Wanted>) {
@@ -272,7 +323,7 @@ impl<'l, 'k> View<'l, 'k> {
 }
 
 /// What is left of an update: what is locked, what the reply needs, what is to change, and what was asked for in vain.
-pub(crate) type Done<'l, 'k> = (Locked<'l>, Needs, BTreeMap<&'k [u8], Change<'k>>, BTreeMap<u64, Wanted>);
+pub(crate) type Done<'l, 'k> = (Locked<'l>, Needs, Changes<'k>, BTreeMap<u64, Wanted>);
 
 /// Keys as a command sees and changes them.
 #[derive(Debug)]

@@ -48,6 +48,44 @@ fn it_has_what_a_map_has() {
     assert!(rest.next().is_none());
 }
 
+/// Keys that lie at the same place of two leaves, or change places, while one command has all of them.
+#[test]
+fn a_command_finds_each_of_its_keys() {
+    let mut random = Random::of_test(2);
+    let index = Index::default();
+    let name = |number: u64| format!("key {number:04}").into_bytes();
+    let mut map: BTreeMap<Vec<u8>, (Vec<u8>, u64)> = BTreeMap::new();
+    for version in 1..=2_000 {
+        set(&index, &name(version), &[0; 8], version, None);
+        map.insert(name(version), (vec![0; 8], version));
+    }
+    for round in 1..=500 {
+        let names: Vec<Vec<u8>> = (0..6).map(|_| name(random.below(2_100))).collect();
+        let keys: Vec<&[u8]> = names.iter().map(|name| &name[..]).collect();
+        index.with(&keys, |locked| {
+            for at in 0..20 {
+                let version = 10_000 + round * 20 + at;
+                let key = keys[random.below(6) as usize];
+                if random.one_in(4) {
+                    assert_eq!(locked.remove(key), map.remove(key).is_some());
+                } else if random.one_in(2) {
+                    // Often of the length that is there.
+                    let value = vec![version as u8; random.within(7..=8)];
+                    let origin = Origin { log: 3, lsn: Lsn(version * 8), version };
+                    locked.set(&Entry { key, value: Value::Here(&value), origin, expires_ms: None, older: 0 });
+                    map.insert(key.to_vec(), (value, version));
+                }
+                for key in &keys {
+                    let found = locked.get(key).map(|entry| (entry.key, entry.value, entry.origin.version));
+                    let wanted = map.get(*key).map(|(value, version)| (*key, Value::Here(value), *version));
+                    assert_eq!(found, wanted);
+                }
+            }
+        });
+    }
+    assert_eq!(index.len(), map.len());
+}
+
 /// Keys that begin alike, that end where others go on, and that have zeros at their ends: what a search compares of them first is
 /// the same for many.
 #[test]

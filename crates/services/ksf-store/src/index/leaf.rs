@@ -236,6 +236,14 @@ impl Leaf {
         found.map(|at| from + at).map_err(|at| from + at)
     }
 
+    /// The same, without a search if the key is at `near`.
+    pub fn find_near(&self, key: &[u8], near: usize) -> Result<usize, usize> {
+        match self.slots.get(near) {
+            Some(slot) if self.key(slot) == key => Ok(near),
+            _ => self.find(key),
+        }
+    }
+
     /// Makes the shared bytes so few that this key has them, too.
     fn share_with(&mut self, key: &[u8]) {
         let shared = self.slots.first().map_or(key.len(), |first| shared_by(self.key(first), key).min(self.shared));
@@ -388,8 +396,16 @@ impl Leaf {
 
     /// Sets what a key has.
     pub fn set(&mut self, entry: &Entry<'_>) {
-        let found = self.find(entry.key);
+        self.set_near(entry, usize::MAX);
+    }
+
+    /// The same, without a search if the key is at `near`.
+    pub fn set_near(&mut self, entry: &Entry<'_>, near: usize) {
+        let found = self.find_near(entry.key, near);
         if let Ok(at) = found {
+            if self.replace(at, entry) {
+                return;
+            }
             self.bury(at);
         }
         let number;
@@ -439,6 +455,27 @@ impl Leaf {
             }
         }
         self.tidy();
+    }
+
+    /// Writes a value of the same length over the one that is there, if both lie among the keys. False if not: nothing was
+    /// changed.
+    fn replace(&mut self, at: usize, entry: &Entry<'_>) -> bool {
+        let Value::Here(value) = entry.value else { return false };
+        let slot = &mut self.slots[at];
+        let is_packed = slot.flags & (ON_MEDIUM | GONE | APART | CELLS) == 0;
+        let has_expiry = slot.flags & HAS_EXPIRY != 0;
+        if !is_packed || slot.value_len as usize != value.len() || has_expiry != entry.expires_ms.is_some() {
+            return false;
+        }
+        if let Some(time) = entry.expires_ms {
+            self.soonest_ms = self.soonest_ms.min(time);
+            self.bytes[slot.at as usize..][..8].copy_from_slice(&time.to_le_bytes());
+        }
+        let value_at = slot.key_at() + usize::from(slot.key_len);
+        self.bytes[value_at..][..value.len()].copy_from_slice(value);
+        slot.flags = slot.flags & ((1 << OLDER_SHIFT) - 1) | entry.older.min(OLDER_MAX) << OLDER_SHIFT;
+        (slot.log, slot.lsn, slot.version) = (entry.origin.log, entry.origin.lsn.0, entry.origin.version);
+        true
     }
 
     /// Takes a key out. True if it was there.

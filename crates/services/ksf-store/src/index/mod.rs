@@ -11,7 +11,7 @@
 
 pub mod leaf;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -178,6 +178,8 @@ fn leaf_of<'a>(top: &'a Top, key: &[u8]) -> Option<(&'a [u8], &'a Mutex<Leaf>)> 
 pub struct Locked<'a> {
     /// Each with its first key, in order.
     leaves: Vec<(&'a [u8], MutexGuard<'a, Leaf>)>,
+    /// Where the last key was found in its leaf: a command asks for the same key several times.
+    last: Cell<usize>,
     added: isize,
     /// What the leaves have more of than before.
     more: Sizes,
@@ -203,25 +205,32 @@ impl Locked<'_> {
         self.leaves.partition_point(|(first, _)| *first <= key).checked_sub(1)
     }
 
+    /// The leaf of a key, and the entry of it that the key has.
+    fn find(&self, key: &[u8]) -> Option<(usize, usize)> {
+        let place = self.place(key)?;
+        let at = self.leaves[place].1.find_near(key, self.last.get()).ok()?;
+        self.last.set(at);
+        Some((place, at))
+    }
+
     /// What a key has. `None` for a key that the command did not name, too.
     pub fn get(&self, key: &[u8]) -> Option<Entry<'_>> {
-        let leaf = &self.leaves[self.place(key)?].1;
-        leaf.entry(leaf.find(key).ok()?)
+        let (place, at) = self.find(key)?;
+        self.leaves[place].1.entry(at)
     }
 
     /// The same, and its value is used now.
     pub fn get_to_use(&mut self, key: &[u8]) -> Option<Entry<'_>> {
-        let at = self.place(key)?;
-        let leaf = &mut *self.leaves[at].1;
-        let at = leaf.find(key).ok()?;
+        let (place, at) = self.find(key)?;
+        let leaf = &mut *self.leaves[place].1;
         leaf.touch(at);
         leaf.entry(at)
     }
 
     /// Bytes of memory that a key and its value take.
     pub fn entry_bytes(&self, key: &[u8]) -> Option<usize> {
-        let leaf = &self.leaves[self.place(key)?].1;
-        Some(leaf.entry_bytes(leaf.find(key).ok()?))
+        let (place, at) = self.find(key)?;
+        Some(self.leaves[place].1.entry_bytes(at))
     }
 
     /// Changes a leaf, and counts what it takes.
@@ -236,9 +245,10 @@ impl Locked<'_> {
     /// Sets what a key has; it is one that the command named.
     pub fn set(&mut self, entry: &Entry<'_>) {
         if let Some(at) = self.place(entry.key) {
+            let near = self.last.get();
             self.added += self.change(at, |leaf| {
                 let before = leaf.len();
-                leaf.set(entry);
+                leaf.set_near(entry, near);
                 leaf.len() as isize - before as isize
             });
         }
@@ -322,7 +332,7 @@ impl Index {
             places.sort_unstable_by_key(|(first, _)| *first);
             places.dedup_by_key(|(first, _)| *first);
             let leaves = places.into_iter().map(|(first, leaf)| (first, lock(leaf))).collect();
-            command(Locked { leaves, added: 0, more: Sizes::default(), index: self, long: &long })
+            command(Locked { leaves, last: Cell::new(0), added: 0, more: Sizes::default(), index: self, long: &long })
         };
         for first in long.into_inner() {
             self.split(&first);
