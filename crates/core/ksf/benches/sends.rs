@@ -47,7 +47,7 @@ fn pin_to_one_cpu() {
     }
 }
 
-/// As the engine builds it.
+/// With what makes the engine's ring cheap.
 fn ring() -> IoUring {
     let mut builder = IoUring::builder();
     builder.setup_cqsize(4096).setup_single_issuer().setup_defer_taskrun().setup_no_sqarray();

@@ -25,6 +25,7 @@ use std::{fmt, slice};
 use crossbeam_queue::ArrayQueue;
 
 use self::memory::Memory;
+use crate::pages::Pages;
 
 /// Alignment of every buffer: a page, and the largest logical block of common disks (O_DIRECT, open(2)).
 pub const ALIGN_BYTES: usize = 4096;
@@ -114,6 +115,12 @@ fn class_of(bytes: usize) -> Option<usize> {
 }
 
 impl Block {
+    /// The pages that are worth registering: those of a class, which come again.
+    fn pages(&self) -> Option<Pages> {
+        self.home.as_ref()?;
+        self.memory.pages()
+    }
+
     fn allocate(capacity: usize, home: Option<Arc<Classes>>) -> NonNull<Self> {
         let memory = Memory::zeroed(capacity);
         NonNull::from(Box::leak(Box::new(Self { memory, holders: AtomicU32::new(1), home })))
@@ -174,6 +181,11 @@ impl Buffer {
         self.block().memory.touched_bytes()
     }
 
+    /// Its memory, if an engine may register it.
+    pub(crate) fn pages(&self) -> Option<Pages> {
+        self.block().pages()
+    }
+
     /// Gives what a long buffer takes of memory back to the machine; nothing is filled then. False for a short one, which
     /// stays as it is.
     pub fn forget(&mut self) -> bool {
@@ -205,6 +217,13 @@ impl Buffer {
     /// The room behind the filled bytes.
     pub fn room_mut(&mut self) -> &mut [u8] {
         let range = self.len..self.capacity();
+        self.part_mut(range)
+    }
+
+    /// The first `bytes` bytes behind the filled ones, or all of the room if that is less. What is behind them is not
+    /// touched.
+    pub fn room_for(&mut self, bytes: usize) -> &mut [u8] {
+        let range = self.len..self.len + bytes.min(self.room());
         self.part_mut(range)
     }
 

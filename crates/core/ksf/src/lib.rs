@@ -29,6 +29,7 @@ pub mod logged;
 pub mod outgoing;
 pub mod output;
 mod pace;
+mod pages;
 pub mod pool;
 pub mod server;
 pub mod service;

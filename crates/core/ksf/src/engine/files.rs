@@ -101,8 +101,7 @@ fn carry_out(begun: &mut Begun, cancel: BorrowedFd<'_>, pool: Option<&Arc<TaskPo
     let done = |result: Result<(), Errno>| result.map(|()| FileOutcome::Done).map_err(FileError::from);
     let result = match &mut begun.op {
         FileOp::Read { file, offset, bytes, into, flags } => {
-            let room = (*bytes).min(into.room());
-            let slices = &mut [IoSliceMut::new(&mut into.room_mut()[..room])];
+            let slices = &mut [IoSliceMut::new(into.room_for(*bytes))];
             let moved = wait_for(file.as_fd(), PollFlags::IN, *flags, cancel)
                 .and_then(|()| at(*offset, |offset| rustix::io::preadv2(&*file, slices, offset, *flags)));
             return begun.moved(moved);
@@ -121,7 +120,7 @@ fn carry_out(begun: &mut Begun, cancel: BorrowedFd<'_>, pool: Option<&Arc<TaskPo
         FileOp::Open { dir, path, flags, mode, resolve } => {
             let dir = dir.as_ref().map_or(CWD, |dir| dir.as_fd());
             let opened = rustix::fs::openat2(dir, &**path, *flags | OFlags::CLOEXEC, *mode, *resolve);
-            opened.map(|fd| FileOutcome::Opened(File::opened(fd, pool))).map_err(FileError::from)
+            opened.map(|fd| FileOutcome::Opened(File::opened(fd, *flags, pool))).map_err(FileError::from)
         }
         FileOp::Sync { file, data_only: true } => done(rustix::fs::fdatasync(&*file)),
         FileOp::Sync { file, data_only: false } => done(rustix::fs::fsync(&*file)),

@@ -81,7 +81,7 @@ impl<'de> Deserialize<'de> for ListenEntry {
 }
 
 /// Limits of what is kept for all connections together: a listener has none of its own.
-const OF_ALL: [&str; 12] = [
+const OF_ALL: [&str; 13] = [
     "shard_bytes_max",
     "assembly_bytes_max",
     "pressure_timeout_ms",
@@ -93,6 +93,7 @@ const OF_ALL: [&str; 12] = [
     "upstreams_idle_max",
     "file_ops_max",
     "file_bytes_max",
+    "file_pinned_bytes_max",
     "drain_timeout_ms",
 ];
 

@@ -46,6 +46,9 @@ mod connection;
 mod datagram;
 mod file;
 mod receive;
+mod registered;
+#[cfg(test)]
+mod registered_tests;
 mod ring;
 mod send;
 
