@@ -5,11 +5,9 @@
 //!   GET hello\r\n                          the same inline, for people at a terminal
 //! ```
 //!
-//! [`scan`] finds where a command ends, without taking memory; [`Arguments`] goes over its arguments where they lie;
-//! [`Writer`] writes replies in the version that the client asked for. That is the server's side; a client writes its commands
+//! [`scan`] finds where a command ends, without taking memory, and keeps where the arguments of a short one are: [`Spans`];
+//! [`Arguments`] goes over the arguments of any command where they lie; [`Writer`] writes replies in the version that the client asked for. That is the server's side; a client writes its commands
 //! as arrays of strings with a [`Writer`], too, and reads what comes back with [`reply`].
-
-use std::io::Write;
 
 pub mod reply;
 
@@ -88,6 +86,28 @@ fn number(digits: &[u8], otherwise: Malformed) -> Result<i64, Malformed> {
     if text.starts_with('+') { Err(otherwise) } else { text.parse().map_err(|_| otherwise) }
 }
 
+/// Digits of a number that cannot be too large.
+const PLAIN_DIGITS_MAX: usize = 18;
+
+/// The number of a header line, and where what follows begins. `None`: the line is not whole yet.
+#[inline]
+fn header(buf: &[u8], at: usize, otherwise: Malformed) -> Result<Option<(i64, usize)>, Malformed> {
+    let rest = &buf[at.min(buf.len())..];
+    let mut plain = 0;
+    for (digits, byte) in rest.iter().take(PLAIN_DIGITS_MAX + 1).enumerate() {
+        match byte {
+            b'0'..=b'9' if digits < PLAIN_DIGITS_MAX => plain = plain * 10 + i64::from(byte - b'0'),
+            b'\r' if digits > 0 && digits + 1 < rest.len() => return Ok(Some((plain, at + digits + 2))),
+            _ => break,
+        }
+    }
+    // It has a sign, or more digits, or is not whole, or is no number.
+    match line(buf, at)? {
+        Some((digits, next)) => Ok(Some((number(digits, otherwise)?, next))),
+        None => Ok(None),
+    }
+}
+
 /// Looks for the end of the command at the front of `buf`. With `resume`, the place up to which an earlier look at the same
 /// command came, a long command is looked at once; it begins with 0.
 ///
@@ -97,16 +117,19 @@ fn number(digits: &[u8], otherwise: Malformed) -> Result<i64, Malformed> {
 pub fn scan(buf: &[u8], limits: &RespLimits, resume: &mut Progress) -> Result<Scan, Malformed> {
     let Some(first) = buf.first() else { return Ok(Scan::Incomplete(1)) };
     if *first != b'*' {
+        resume.spans = Spans::default();
         return inline_end(buf);
     }
     if resume.at == 0 {
-        let Some((digits, next)) = line(buf, 1)? else { return Ok(Scan::Incomplete(buf.len() + 1)) };
-        let count = number(digits, Malformed::Count)?;
+        let Some((count, next)) = header(buf, 1, Malformed::Count)? else {
+            return Ok(Scan::Incomplete(buf.len() + 1));
+        };
         if count > limits.arguments_max as i64 {
             return Err(Malformed::Count);
         }
         // No arguments, or less: nothing to do, and no reply.
         (resume.at, resume.left) = (next, count.max(0) as usize);
+        (resume.spans.command_bytes, resume.spans.count) = (0, 0);
     }
     while resume.left > 0 {
         match buf.get(resume.at) {
@@ -114,8 +137,9 @@ pub fn scan(buf: &[u8], limits: &RespLimits, resume: &mut Progress) -> Result<Sc
             Some(b'$') => {}
             Some(other) => return Err(Malformed::NoBulk(*other)),
         }
-        let Some((digits, next)) = line(buf, resume.at + 1)? else { return Ok(Scan::Incomplete(buf.len() + 1)) };
-        let bytes = number(digits, Malformed::Length)?;
+        let Some((bytes, next)) = header(buf, resume.at + 1, Malformed::Length)? else {
+            return Ok(Scan::Incomplete(buf.len() + 1));
+        };
         if bytes < 0 || bytes > limits.argument_bytes_max as i64 {
             return Err(Malformed::Length);
         }
@@ -126,17 +150,62 @@ pub fn scan(buf: &[u8], limits: &RespLimits, resume: &mut Progress) -> Result<Sc
         if buf.len() < end {
             return Ok(Scan::Incomplete(end));
         }
+        resume.spans.push(next, bytes as usize);
         (resume.at, resume.left) = (end, resume.left - 1);
     }
-    let end = std::mem::take(resume).at;
+    let end = std::mem::take(&mut resume.at);
+    resume.spans.command_bytes = end;
     Ok(Scan::Command(end))
 }
 
-/// How far the look for the end of a command came.
+/// How far the look for the end of a command came, and where its arguments are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     at: usize,
     left: usize,
+    spans: Spans,
+}
+
+impl Progress {
+    /// Where the arguments are of the command that [`scan`] found last.
+    pub fn spans(&self) -> Spans {
+        self.spans
+    }
+}
+
+/// Most arguments of a command whose places are kept: `SET` with a value and an end has as many.
+pub const SPANS_MAX: usize = 5;
+
+/// Where the arguments of a short command are, so that nobody looks for them again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spans {
+    /// Bytes of the command; 0 if there is none.
+    command_bytes: usize,
+    /// Arguments that it has; above [`SPANS_MAX`] their places were not kept.
+    count: usize,
+    /// Of each argument, where it begins and how long it is.
+    places: [(u32, u32); SPANS_MAX],
+}
+
+impl Spans {
+    fn push(&mut self, at: usize, bytes: usize) {
+        match (self.places.get_mut(self.count), u32::try_from(at), u32::try_from(bytes)) {
+            (Some(place), Ok(at), Ok(bytes)) => {
+                *place = (at, bytes);
+                self.count += 1;
+            }
+            _ => self.count = SPANS_MAX + 1,
+        }
+    }
+
+    /// The arguments of this command, if they were kept: it is the one that [`scan`] found last. `None`: [`Arguments`] tells them.
+    pub fn arguments<'a>(&self, command: &'a [u8]) -> Option<impl ExactSizeIterator<Item = &'a [u8]>> {
+        if self.command_bytes == 0 || self.command_bytes != command.len() {
+            return None;
+        }
+        let argument = move |(at, bytes): &(u32, u32)| &command[*at as usize..][..*bytes as usize];
+        Some(self.places.get(..self.count)?.iter().map(argument))
+    }
 }
 
 fn inline_end(buf: &[u8]) -> Result<Scan, Malformed> {
@@ -161,9 +230,8 @@ impl<'a> Arguments<'a> {
         if command.first() != Some(&b'*') {
             return None;
         }
-        let (digits, next) = line(command, 1).ok().flatten()?;
-        let left = number(digits, Malformed::Count).ok()?.max(0) as usize;
-        Some(Self { rest: &command[next..], left })
+        let (count, next) = header(command, 1, Malformed::Count).ok().flatten()?;
+        Some(Self { rest: &command[next..], left: count.max(0) as usize })
     }
 
     /// Arguments that are left.
@@ -182,8 +250,8 @@ impl<'a> Iterator for Arguments<'a> {
 
     fn next(&mut self) -> Option<&'a [u8]> {
         self.left = self.left.checked_sub(1)?;
-        let (digits, next) = line(self.rest, 1).ok().flatten()?;
-        let bytes = usize::try_from(number(digits, Malformed::Length).ok()?).ok()?;
+        let (bytes, next) = header(self.rest, 1, Malformed::Length).ok().flatten()?;
+        let bytes = usize::try_from(bytes).ok()?;
         let argument = self.rest.get(next..next.checked_add(bytes)?)?;
         self.rest = self.rest.get(next + bytes + 2..).unwrap_or_default();
         Some(argument)
@@ -299,15 +367,43 @@ impl<'a> Writer<'a> {
         Self { to, version }
     }
 
-    fn head(&mut self, kind: u8, number: impl std::fmt::Display) {
+    fn line(&mut self, kind: u8, text: &str) {
         self.to.push(kind);
-        // Writing to a vector does not fail.
-        let _ = write!(self.to, "{number}\r\n");
+        self.to.extend_from_slice(text.as_bytes());
+        self.to.extend_from_slice(b"\r\n");
+    }
+
+    fn number(&mut self, kind: u8, number: i64) {
+        // The kind, a sign, 19 digits at most, and the end, from behind.
+        let mut line = [0; 23];
+        let mut at = line.len() - 2;
+        line[at..].copy_from_slice(b"\r\n");
+        let mut left = number.unsigned_abs();
+        loop {
+            at -= 1;
+            line[at] = b'0' + (left % 10) as u8;
+            left /= 10;
+            if left == 0 {
+                break;
+            }
+        }
+        if number < 0 {
+            at -= 1;
+            line[at] = b'-';
+        }
+        at -= 1;
+        line[at] = kind;
+        self.to.extend_from_slice(&line[at..]);
+    }
+
+    fn head(&mut self, kind: u8, count: usize) {
+        // No slice, and no count of anything in memory, is longer.
+        self.number(kind, count as i64);
     }
 
     /// `+text`: a status. It has no line end in it.
     pub fn simple(&mut self, text: &str) {
-        self.head(b'+', text);
+        self.line(b'+', text);
     }
 
     /// `+OK`.
@@ -324,11 +420,12 @@ impl<'a> Writer<'a> {
 
     /// `:number`.
     pub fn integer(&mut self, number: i64) {
-        self.head(b':', number);
+        self.number(b':', number);
     }
 
     /// A string with any bytes.
     pub fn bulk(&mut self, bytes: &[u8]) {
+        self.to.reserve(bytes.len() + 25);
         self.head(b'$', bytes.len());
         self.to.extend_from_slice(bytes);
         self.to.extend_from_slice(b"\r\n");
@@ -394,7 +491,7 @@ impl<'a> Writer<'a> {
         let text = format_double(number);
         match self.version {
             Version::Resp2 => self.bulk(text.as_bytes()),
-            Version::Resp3 => self.head(b',', text),
+            Version::Resp3 => self.line(b',', &text),
         }
     }
 
@@ -474,6 +571,65 @@ mod tests {
         assert_eq!(scan_whole(&[b'a'; INLINE_BYTES_MAX]), Err(Malformed::LongInline));
         assert_eq!(scan_whole(b"*0\r\nrest"), Ok(Scan::Command(4)));
         assert_eq!(scan_whole(b"*-1\r\n"), Ok(Scan::Command(5)));
+    }
+
+    /// What is read byte by byte is the same as what a slow look at the line makes of it.
+    #[test]
+    fn headers_are_numbers_as_the_standard_library_reads_them() {
+        let mut digits: Vec<String> =
+            ["", "-", "+", "-0", "+1", "1-", "x", " 1", "1 ", "00", "007", "1\n"].map(str::to_owned).to_vec();
+        for length in 1..=22 {
+            digits.extend(["1", "9", "0"].map(|digit| digit.repeat(length)));
+            digits.push(format!("-{}", "9".repeat(length)));
+        }
+        digits.extend([i64::MAX, i64::MIN].map(|number| number.to_string()));
+        digits.push((i64::MAX as u64 + 1).to_string());
+        for text in digits {
+            let whole = format!("{text}\r\n");
+            for cut in 0..=whole.len() {
+                let part = &whole.as_bytes()[..cut];
+                let slow = line(part, 0).and_then(|line| {
+                    line.map(|(digits, next)| number(digits, Malformed::Count).map(|number| (number, next))).transpose()
+                });
+                assert_eq!(header(part, 0, Malformed::Count), slow, "{}", part.escape_ascii());
+            }
+        }
+    }
+
+    #[test]
+    fn the_places_of_few_arguments_are_kept() {
+        let mut progress = Progress::default();
+        let set = b"*3\r\n$3\r\nSET\r\n$0\r\n\r\n$7\r\nva\r\nlue\r\n";
+        // In two pieces, with another command behind it.
+        assert!(matches!(scan(&set[..20], &LIMITS, &mut progress), Ok(Scan::Incomplete(_))));
+        assert!(progress.spans().arguments(&set[..20]).is_none(), "it is not whole");
+        assert_eq!(scan(&[&set[..], b"PING\r\n"].concat(), &LIMITS, &mut progress), Ok(Scan::Command(set.len())));
+        let kept: Vec<&[u8]> = progress.spans().arguments(set).unwrap().collect();
+        assert_eq!(kept, [&b"SET"[..], b"", b"va\r\nlue"]);
+        assert!(progress.spans().arguments(&set[1..]).is_none(), "another length");
+        assert_eq!(scan(b"PING\r\n", &LIMITS, &mut progress), Ok(Scan::Command(6)));
+        assert!(progress.spans().arguments(b"PING\r\n").is_none(), "inline");
+        assert_eq!(scan(b"*0\r\n", &LIMITS, &mut progress), Ok(Scan::Command(4)));
+        assert_eq!(progress.spans().arguments(b"*0\r\n").unwrap().len(), 0);
+        let limits = RespLimits { arguments_max: 10, ..LIMITS };
+        for count in 1..=10 {
+            let command = [format!("*{count}\r\n").into_bytes(), b"$1\r\nx\r\n".repeat(count)].concat();
+            assert_eq!(scan(&command, &limits, &mut progress), Ok(Scan::Command(command.len())));
+            let spans = progress.spans();
+            let kept = spans.arguments(&command);
+            assert_eq!(kept.map(Iterator::count), (count <= SPANS_MAX).then_some(count));
+        }
+    }
+
+    #[test]
+    fn numbers_are_written_as_the_standard_library_writes_them() {
+        let powers = (0..19).map(|power| 10_i64.pow(power));
+        let edges = powers.flat_map(|power| [power - 1, power, -power, 1 - power]);
+        for number in edges.chain([i64::MAX, i64::MIN]) {
+            let mut written = Vec::new();
+            Writer::new(&mut written, Version::Resp2).integer(number);
+            assert_eq!(written, format!(":{number}\r\n").into_bytes());
+        }
     }
 
     #[test]

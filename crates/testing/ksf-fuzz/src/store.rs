@@ -53,6 +53,9 @@ fn commands<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<Command>, Option
                             let count = arguments.len();
                             let arguments: Vec<_> = arguments.map(<[u8]>::to_vec).collect();
                             assert_eq!(arguments.len(), count, "{}", command.escape_ascii());
+                            if let Some(kept) = progress.spans().arguments(&command) {
+                                assert!(kept.eq(arguments.iter().map(Vec::as_slice)), "{}", command.escape_ascii());
+                            }
                             Some(arguments)
                         }
                         None => resp::inline(&command).ok(),
