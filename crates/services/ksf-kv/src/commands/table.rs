@@ -3,6 +3,8 @@
 //! What it says of a command beside what runs it is what Redis 7.0 says of the same command (a test compares it); the
 //! summaries are our own.
 
+use std::sync::LazyLock;
+
 use ksf_proto::resp::{self, Arguments};
 use ksf_store::log::Purpose;
 
@@ -245,12 +247,46 @@ pub(super) fn full_name(number: u32) -> Option<&'static str> {
 /// Longest name of a command.
 const NAME_BYTES_MAX: usize = 16;
 
+/// Places of names by their hashes: more than three times as many as there are names, so that few want the same.
+const PLACES: usize = 1 << PLACE_BITS;
+const PLACE_BITS: u32 = 9;
+
+/// Where a command is in the table, and one more; 0 at places that no name has.
+static BY_NAME: LazyLock<[u8; PLACES]> = LazyLock::new(|| {
+    let mut by_name = [0; PLACES];
+    for (number, command) in (1..).zip(COMMANDS) {
+        let mut place = place_of(command.name.as_bytes());
+        while by_name[place] != 0 {
+            place = (place + 1) % PLACES;
+        }
+        by_name[place] = number;
+    }
+    by_name
+});
+
+/// Where a name is looked for first, in whatever case it is written.
+fn place_of(name: &[u8]) -> usize {
+    let mut front = [0; 8];
+    let bytes = name.len().min(front.len());
+    front[..bytes].copy_from_slice(&name[..bytes]);
+    // This bit makes upper letters lower ones.
+    let front = u64::from_le_bytes(front) | 0x2020_2020_2020_2020;
+    let hash = (front ^ (name.len() as u64) << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (hash >> (u64::BITS - PLACE_BITS)) as usize
+}
+
 fn position(name: &[u8]) -> Option<usize> {
-    let mut lower = [0; NAME_BYTES_MAX];
-    let lower = lower.get_mut(..name.len())?;
-    lower.copy_from_slice(name);
-    lower.make_ascii_lowercase();
-    COMMANDS.binary_search_by(|command| command.name.as_bytes().cmp(lower)).ok()
+    if name.len() > NAME_BYTES_MAX {
+        return None;
+    }
+    let mut place = place_of(name);
+    loop {
+        let at = usize::from(BY_NAME[place].checked_sub(1)?);
+        if COMMANDS[at].name.as_bytes().eq_ignore_ascii_case(name) {
+            return Some(at);
+        }
+        place = (place + 1) % PLACES;
+    }
 }
 
 /// The command of this name.
@@ -366,6 +402,19 @@ mod tests {
             for subcommand in command.subcommands {
                 let own_name = subcommand.name.strip_prefix(command.name).and_then(|rest| rest.strip_prefix('|'));
                 assert_eq!(own_name.map(str::as_bytes), Some(subcommand.own_name()), "{}", subcommand.name);
+            }
+        }
+        assert!(COMMANDS.len() < usize::from(u8::MAX) && 3 * COMMANDS.len() < PLACES);
+        for (at, command) in COMMANDS.iter().enumerate() {
+            let upper = command.name.to_ascii_uppercase();
+            assert_eq!(
+                (position(command.name.as_bytes()), position(upper.as_bytes())),
+                (Some(at), Some(at)),
+                "{upper}"
+            );
+            for other in [&upper[1..], &format!("{upper}x"), &format!("{upper} "), &format!("{upper}\0")] {
+                let known = COMMANDS.iter().any(|command| command.name.eq_ignore_ascii_case(other));
+                assert_eq!(position(other.as_bytes()).is_some(), known, "{other:?}");
             }
         }
         assert_eq!(find(b"GeT").map(|command| command.name), Some("get"));
