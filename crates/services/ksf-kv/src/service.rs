@@ -22,7 +22,7 @@ use ksf::limits::Limits;
 use ksf::logged::{After, LoggedReply, LoggedService};
 use ksf::service::{ConnKey, Message, Peer, Refused};
 use ksf::{CloseReason, Closer, Profile, Turn};
-use ksf_proto::resp::{self, Progress, Scan, Version, Writer};
+use ksf_proto::resp::{self, Progress, Scan, Spans, Version, Writer};
 use ksf_store::format::{LOGS_MAX, Lsn};
 use ksf_store::index::leaf::LetGo;
 use ksf_store::log::{Purpose, WriteId};
@@ -602,9 +602,11 @@ impl Kv {
         let mut out = std::mem::take(&mut shard.scratch);
         out.clear();
         let now_ns = now_ns();
+        // One that has waited is not the one that was cut last.
+        let spans = if place.is_none() { conn.progress.spans() } else { Spans::default() };
         let done = match asked.http {
             Some(request) => http::execute(shard, &conn.session, request, asked.bytes, now_ns, &mut out),
-            None => commands::execute(shard, &mut conn.session, asked.bytes, now_ns, &mut out),
+            None => commands::execute(shard, &mut conn.session, asked.bytes, &spans, now_ns, &mut out),
         };
         if let Some(undone) = shard.shard.undone() {
             // Whatever it says, it says without what it asked for.

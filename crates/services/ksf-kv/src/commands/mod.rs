@@ -26,12 +26,13 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use ksf::files::FileRange;
-use ksf_proto::resp::{self, Arguments, Malformed, Version, Writer};
+use ksf_proto::resp::{self, Arguments, Malformed, SPANS_MAX, Spans, Version, Writer};
 use ksf_store::backup::Backup;
 use ksf_store::cells::Shape;
 use ksf_store::log::AppendError;
 use ksf_store::store::{Clock, Got, Needs, UpdateError};
 use ksf_store::update::{Update, View};
+use smallvec::SmallVec;
 
 use self::table::Asked;
 pub(crate) use self::table::{has_short_reply, purpose};
@@ -205,18 +206,23 @@ pub(crate) const DENIED: &str = "DENIED ksf store is running in protected mode b
 type Result<T = ()> = std::result::Result<T, Failed>;
 
 /// Carries out a command as it came, and writes its reply to `out`, which is empty; nothing for an empty command, and for one
-/// that is not to be answered.
+/// that is not to be answered. `spans`: where its arguments are, if they were kept.
 pub(crate) fn execute(
     shard: &mut KvShard,
     session: &mut Session,
     bytes: &[u8],
+    spans: &Spans,
     now_ns: u64,
     out: &mut Vec<u8>,
 ) -> Done {
     let inline;
-    let args: Vec<&[u8]> = match Arguments::of(bytes) {
-        Some(arguments) => arguments.collect(),
-        None => match resp::inline(bytes) {
+    // Those of most commands take no memory.
+    let args: SmallVec<[&[u8]; SPANS_MAX]> = if let Some(kept) = spans.arguments(bytes) {
+        kept.collect()
+    } else if let Some(arguments) = Arguments::of(bytes) {
+        arguments.collect()
+    } else {
+        match resp::inline(bytes) {
             Ok(arguments) => {
                 inline = arguments;
                 inline.iter().map(|argument| &argument[..]).collect()
@@ -225,7 +231,7 @@ pub(crate) fn execute(
                 Writer::new(out, session.version).error(&format!("ERR {malformed}"));
                 return Done { close: true, ..Done::default() };
             }
-        },
+        }
     };
     if args.is_empty() {
         return Done::default();
