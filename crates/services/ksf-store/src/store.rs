@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_utils::CachePadded;
+use smallvec::SmallVec;
 
 use crate::away::{Away, Missing, Readable, Values, Wanted};
 use crate::backup::Backups;
@@ -26,7 +27,7 @@ use crate::log::{AppendError, Log, News, Purpose, Segment, Write, WriteId};
 use crate::memory::{Memory, NoRoom, Sizes};
 use crate::promises::Promises;
 use crate::recover::{Found, Places, RecoverError, batch_in};
-use crate::update::{Changes, Update, View};
+use crate::update::{Changes, Records, Update, View};
 
 /// What all shards share.
 #[derive(Debug)]
@@ -132,7 +133,7 @@ struct Older {
 
 /// What must be promised before a reply may leave: of each log, everything before a place in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Needs(Vec<(u16, Lsn)>);
+pub struct Needs(SmallVec<[(u16, Lsn); 2]>);
 
 impl Needs {
     pub(crate) fn add(&mut self, log: u16, lsn: Lsn) {
@@ -601,10 +602,11 @@ impl Shard {
         clock: Clock,
         command: impl FnOnce(&mut Update<'_, 'k>) -> R,
     ) -> Result<(R, Needs), UpdateError> {
-        let store = Arc::clone(&self.store);
-        store.update(self.values(), keys, clock, |mut update| {
+        let values = self.values();
+        let (store, mut appender) = self.appender();
+        store.update(values, keys, clock, |mut update| {
             let result = command(&mut update);
-            Ok((result, self.commit(update, clock)?))
+            Ok((result, appender.commit(update, clock)?))
         })
     }
 
@@ -614,68 +616,15 @@ impl Shard {
     ///
     /// [`UpdateError`]: nothing was changed.
     pub fn commit(&mut self, update: Update<'_, '_>, clock: Clock) -> Result<Needs, UpdateError> {
-        let (mut locked, needs, changes, mut asked_for) = update.done();
-        self.missing.append(&mut asked_for);
-        if !self.missing.is_empty() {
-            // What it made of values that it did not see.
-            return Err(UpdateError::Undone);
-        }
-        self.append(&mut locked, needs, &changes, clock)
+        let (_, mut appender) = self.appender();
+        appender.commit(update, clock)
     }
 
-    fn append(
-        &mut self,
-        locked: &mut Locked<'_>,
-        mut needs: Needs,
-        changes: &Changes<'_>,
-        clock: Clock,
-    ) -> Result<Needs, UpdateError> {
-        let Self { store, number, log, flushed, last_version, is_short, .. } = self;
-        if changes.is_empty() {
-            return Ok(needs);
-        }
-        see_flush(store, log, flushed);
-        let mut records = Vec::with_capacity(changes.len());
-        changes.iter().for_each(|(key, change)| change.records(key, clock.received_ns, &mut records));
-        let first_version = store.next_version.fetch_add(records.len() as u64, Ordering::Relaxed);
-        records.iter_mut().zip(first_version..).for_each(|(record, version)| record.version = version);
-        let is_long = |record: &&Record<'_>| {
-            let extra = if is_base(record.kind) { 0 } else { cells::EXTRA_BYTES + cells::ORDER_BYTES };
-            record.key.len() + record.subkey.len() + extra > KEY_BYTES_MAX
-        };
-        if let Some(long) = records.iter().find(is_long) {
-            let (key_bytes, value_bytes) = (long.key.len() + long.subkey.len(), long.value.len());
-            return Err(UpdateError::TooLong { key_bytes, value_bytes });
-        }
-        let links = needs.iter().filter(|(log, _)| log != number).map(|(log, lsn)| Link { log, lsn });
-        let mut last = Lsn::default();
-        let mut places = Vec::with_capacity(records.len());
-        let removes = records.iter().all(|record| matches!(record.kind, Kind::Drop | Kind::Remove));
-        let purpose = if removes { Purpose::Removing } else { Purpose::Writing };
-        // What only takes away is always admitted: it brings room.
-        match store.memory.admit() {
-            Err(NoRoom::Yet) if purpose == Purpose::Writing => {
-                *is_short = true;
-                return Err(UpdateError::Undone);
-            }
-            Err(NoRoom::Full) if purpose == Purpose::Writing => {
-                return Err(UpdateError::Memory { bytes_max: store.memory.bytes_max() });
-            }
-            _ => {}
-        }
-        log.append_for(purpose, &records, links.collect::<Vec<_>>(), |_, lsn| {
-            places.push(lsn);
-            last = lsn;
-        })?;
-        for (record, lsn) in records.iter().zip(places) {
-            store.apply(locked, record, Origin { log: *number, lsn, version: record.version });
-            store.settle(locked, record);
-        }
-        *last_version = first_version + records.len() as u64 - 1;
-        let end = Lsn(last.0 + 1);
-        store.appended[usize::from(*number)].store(end.0, Ordering::Release);
-        needs.add(*number, end);
-        Ok(needs)
+    /// What all shards share, and what makes changes so.
+    fn appender(&mut self) -> (&Store, Appender<'_>) {
+        let Self { store, number, log, flushed, last_version, missing, is_short, .. } = self;
+        let store = &**store;
+        (store, Appender { store, number: *number, log, flushed, last_version, missing, is_short })
     }
 
     /// Takes every key out by one record, which is durable or not, and others see all keys or none. The reply needs what is
@@ -882,6 +831,85 @@ impl Shard {
         let may_go = |segment: u64| going.get(&segment).is_none_or(|going| is_promised(&going.outdated_by));
         // No entry names one that may go any more: nobody begins to read it, and who reads it is waited for.
         log.erase_cleaned(|segment| may_go(segment) && !is_needed(segment) && store.readable.remove(*number, segment));
+    }
+}
+
+/// What makes the changes of a command so: the shard, but for what all shards share.
+struct Appender<'s> {
+    store: &'s Store,
+    number: u16,
+    log: &'s mut Log,
+    flushed: &'s mut u64,
+    last_version: &'s mut u64,
+    missing: &'s mut BTreeMap<u64, Wanted>,
+    is_short: &'s mut bool,
+}
+
+impl Appender<'_> {
+    /// [`Shard::commit`].
+    fn commit(&mut self, update: Update<'_, '_>, clock: Clock) -> Result<Needs, UpdateError> {
+        let (mut locked, needs, changes, mut asked_for) = update.done();
+        self.missing.append(&mut asked_for);
+        if !self.missing.is_empty() {
+            // What it made of values that it did not see.
+            return Err(UpdateError::Undone);
+        }
+        self.append(&mut locked, needs, &changes, clock)
+    }
+
+    fn append(
+        &mut self,
+        locked: &mut Locked<'_>,
+        mut needs: Needs,
+        changes: &Changes<'_>,
+        clock: Clock,
+    ) -> Result<Needs, UpdateError> {
+        let Self { store, number, log, flushed, last_version, is_short, .. } = self;
+        if changes.is_empty() {
+            return Ok(needs);
+        }
+        see_flush(store, log, flushed);
+        let mut records = Records::new();
+        changes.iter().for_each(|(key, change)| change.records(key, clock.received_ns, &mut records));
+        let first_version = store.next_version.fetch_add(records.len() as u64, Ordering::Relaxed);
+        records.iter_mut().zip(first_version..).for_each(|(record, version)| record.version = version);
+        let is_long = |record: &&Record<'_>| {
+            let extra = if is_base(record.kind) { 0 } else { cells::EXTRA_BYTES + cells::ORDER_BYTES };
+            record.key.len() + record.subkey.len() + extra > KEY_BYTES_MAX
+        };
+        if let Some(long) = records.iter().find(is_long) {
+            let (key_bytes, value_bytes) = (long.key.len() + long.subkey.len(), long.value.len());
+            return Err(UpdateError::TooLong { key_bytes, value_bytes });
+        }
+        let links = needs.iter().filter(|(log, _)| log != number).map(|(log, lsn)| Link { log, lsn });
+        let mut last = Lsn::default();
+        let mut places: SmallVec<[Lsn; 1]> = SmallVec::new();
+        let removes = records.iter().all(|record| matches!(record.kind, Kind::Drop | Kind::Remove));
+        let purpose = if removes { Purpose::Removing } else { Purpose::Writing };
+        // What only takes away is always admitted: it brings room.
+        match store.memory.admit() {
+            Err(NoRoom::Yet) if purpose == Purpose::Writing => {
+                **is_short = true;
+                return Err(UpdateError::Undone);
+            }
+            Err(NoRoom::Full) if purpose == Purpose::Writing => {
+                return Err(UpdateError::Memory { bytes_max: store.memory.bytes_max() });
+            }
+            _ => {}
+        }
+        log.append_for(purpose, &records, links, |_, lsn| {
+            places.push(lsn);
+            last = lsn;
+        })?;
+        for (record, lsn) in records.iter().zip(places) {
+            store.apply(locked, record, Origin { log: *number, lsn, version: record.version });
+            store.settle(locked, record);
+        }
+        **last_version = first_version + records.len() as u64 - 1;
+        let end = Lsn(last.0 + 1);
+        store.appended[usize::from(*number)].store(end.0, Ordering::Release);
+        needs.add(*number, end);
+        Ok(needs)
     }
 }
 

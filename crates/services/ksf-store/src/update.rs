@@ -4,6 +4,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::away::{Missing, Values, Wanted};
 use crate::cells::{self, Part, Shape, cell_key, place_of, score_of, score_order};
 use crate::format::{Kind, Record};
@@ -35,6 +37,9 @@ pub(crate) enum Change<'k> {
     Cells(Cells),
 }
 
+/// The records of a command. Most commands have one, which takes no memory.
+pub(crate) type Records<'r> = SmallVec<[Record<'r>; 1]>;
+
 /// What a command changes, by key. Most commands change one, which takes no memory of its own.
 #[derive(Debug, Default)]
 pub(crate) struct Changes<'k> {
@@ -44,10 +49,6 @@ pub(crate) struct Changes<'k> {
 }
 
 impl<'k> Changes<'k> {
-    pub(crate) fn len(&self) -> usize {
-        usize::from(self.only.is_some()) + self.several.len()
-    }
-
     pub(crate) fn is_empty(&self) -> bool {
         self.only.is_none() && self.several.is_empty()
     }
@@ -104,7 +105,7 @@ pub(crate) struct Cells {
 
 impl Change<'_> {
     /// The records of the change, but for their versions.
-    pub(crate) fn records<'r>(&'r self, key: &'r [u8], received_ns: Option<u64>, to: &mut Vec<Record<'r>>) {
+    pub(crate) fn records<'r>(&'r self, key: &'r [u8], received_ns: Option<u64>, to: &mut Records<'r>) {
         let mut push = |kind, expires_ms, subkey, value| {
             to.push(Record { kind, version: 0, expires_ms, received_ns, key, subkey, value });
         };

@@ -123,6 +123,9 @@ impl Slot {
     }
 }
 
+/// No guess where a key is.
+pub const NOWHERE: Result<usize, usize> = Ok(usize::MAX);
+
 /// Keys of a range, in order.
 #[derive(Debug)]
 pub struct Leaf {
@@ -218,17 +221,25 @@ impl Leaf {
 
     /// The place of a key: where it is, or where it would be.
     pub fn find(&self, key: &[u8]) -> Result<usize, usize> {
+        let Some(rest) = key.get(self.shared..) else {
+            // It is shorter than what all keys begin with.
+            let is_first = self.slots.first().is_none_or(|first| key < self.key(first));
+            return Err(if is_first { 0 } else { self.len() });
+        };
+        let hint = hint_of(rest);
+        let from = self.hints.partition_point(|of_key| *of_key < hint);
+        let is_alike = self.hints.get(from) == Some(&hint);
+        // Mostly it is this one. It is compared whole, so nobody looks at what is shared.
+        if is_alike && self.key(&self.slots[from]) == key {
+            return Ok(from);
+        }
         let Some(first) = self.slots.first() else { return Err(0) };
-        let (front, rest) = key.split_at(key.len().min(self.shared));
-        // A key that is shorter is in front of all that begin with it.
-        match front.cmp(&self.key(first)[..self.shared]) {
+        match key[..self.shared].cmp(&self.key(first)[..self.shared]) {
             cmp::Ordering::Less => return Err(0),
             cmp::Ordering::Equal => {}
             cmp::Ordering::Greater => return Err(self.len()),
         }
-        let hint = hint_of(rest);
-        let from = self.hints.partition_point(|of_key| *of_key < hint);
-        if self.hints.get(from) != Some(&hint) {
+        if !is_alike {
             return Err(from);
         }
         let to = from + self.hints[from..].partition_point(|of_key| *of_key == hint);
@@ -236,12 +247,17 @@ impl Leaf {
         found.map(|at| from + at).map_err(|at| from + at)
     }
 
-    /// The same, without a search if the key is at `near`.
-    pub fn find_near(&self, key: &[u8], near: usize) -> Result<usize, usize> {
-        match self.slots.get(near) {
-            Some(slot) if self.key(slot) == key => Ok(near),
-            _ => self.find(key),
-        }
+    /// The same, without a search if `near` is right: the key is there, or would be.
+    pub fn find_near(&self, key: &[u8], near: Result<usize, usize>) -> Result<usize, usize> {
+        let is_right = match near {
+            Ok(at) => self.slots.get(at).is_some_and(|slot| self.key(slot) == key),
+            Err(at) => {
+                at <= self.len()
+                    && at.checked_sub(1).is_none_or(|before| self.key(&self.slots[before]) < key)
+                    && self.slots.get(at).is_none_or(|slot| key < self.key(slot))
+            }
+        };
+        if is_right { near } else { self.find(key) }
     }
 
     /// Makes the shared bytes so few that this key has them, too.
@@ -396,11 +412,11 @@ impl Leaf {
 
     /// Sets what a key has.
     pub fn set(&mut self, entry: &Entry<'_>) {
-        self.set_near(entry, usize::MAX);
+        self.set_near(entry, NOWHERE);
     }
 
-    /// The same, without a search if the key is at `near`.
-    pub fn set_near(&mut self, entry: &Entry<'_>, near: usize) {
+    /// The same, without a search if `near` is [right](Self::find_near).
+    pub fn set_near(&mut self, entry: &Entry<'_>, near: Result<usize, usize>) {
         let found = self.find_near(entry.key, near);
         if let Ok(at) = found {
             if self.replace(at, entry) {

@@ -14,12 +14,13 @@ pub mod leaf;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Bound;
+use std::slice;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
 
-use self::leaf::{ENTRIES_MAX, Entry, Leaf, LetGo, Origin};
+use self::leaf::{ENTRIES_MAX, Entry, Leaf, LetGo, NOWHERE, Origin};
 use crate::format::Lsn;
 use crate::memory::{Memory, Sizes};
 
@@ -173,13 +174,64 @@ fn leaf_of<'a>(top: &'a Top, key: &[u8]) -> Option<(&'a [u8], &'a Mutex<Leaf>)> 
     top.leaves.range::<[u8], _>(range).next_back().map(|(first, numbered)| (&**first, &*numbered.leaf))
 }
 
+/// A leaf that is locked, with its first key.
+type Guard<'a> = (&'a [u8], MutexGuard<'a, Leaf>);
+
+/// Those of a command, in order. Most commands have one, which takes no memory.
+#[derive(Debug)]
+enum Guards<'a> {
+    One(Guard<'a>),
+    Several(Vec<Guard<'a>>),
+}
+
+impl<'a> Guards<'a> {
+    /// Locks the leaves of these keys.
+    fn of(top: &'a Top, keys: &[&[u8]]) -> Self {
+        let held = |(first, leaf)| (first, lock(leaf));
+        if let [key] = keys
+            && let Some(place) = leaf_of(top, key)
+        {
+            return Self::One(held(place));
+        }
+        let mut places: Vec<_> = keys.iter().filter_map(|key| leaf_of(top, key)).collect();
+        places.sort_unstable_by_key(|(first, _)| *first);
+        places.dedup_by_key(|(first, _)| *first);
+        Self::Several(places.into_iter().map(held).collect())
+    }
+
+    fn all(&self) -> &[Guard<'a>] {
+        match self {
+            Self::One(guard) => slice::from_ref(guard),
+            Self::Several(guards) => guards,
+        }
+    }
+
+    /// The place of the leaf of a key that the command named.
+    fn place(&self, key: &[u8]) -> Option<usize> {
+        match self {
+            Self::One(_) => Some(0),
+            Self::Several(guards) => guards.partition_point(|(first, _)| *first <= key).checked_sub(1),
+        }
+    }
+
+    fn leaf(&self, place: usize) -> &Leaf {
+        &self.all()[place].1
+    }
+
+    fn leaf_mut(&mut self, place: usize) -> &mut Leaf {
+        match self {
+            Self::One((_, leaf)) => leaf,
+            Self::Several(guards) => &mut guards[place].1,
+        }
+    }
+}
+
 /// The leaves of a command's keys, locked.
 #[derive(Debug)]
 pub struct Locked<'a> {
-    /// Each with its first key, in order.
-    leaves: Vec<(&'a [u8], MutexGuard<'a, Leaf>)>,
-    /// Where the last key was found in its leaf: a command asks for the same key several times.
-    last: Cell<usize>,
+    guards: Guards<'a>,
+    /// Where the last key was found in its leaf, or would have been: a command asks for the same key several times.
+    last: Cell<Result<usize, usize>>,
     added: isize,
     /// What the leaves have more of than before.
     more: Sizes,
@@ -195,34 +247,30 @@ impl Drop for Locked<'_> {
             self.index.keys.fetch_add(self.added as usize, Ordering::Relaxed);
         }
         self.index.counted.count(self.more);
-        let long = self.leaves.iter().filter(|(_, leaf)| leaf.len() > ENTRIES_MAX);
+        let long = self.guards.all().iter().filter(|(_, leaf)| leaf.len() > ENTRIES_MAX);
         self.long.borrow_mut().extend(long.map(|(first, _)| Box::from(*first)));
     }
 }
 
 impl Locked<'_> {
-    fn place(&self, key: &[u8]) -> Option<usize> {
-        self.leaves.partition_point(|(first, _)| *first <= key).checked_sub(1)
-    }
-
     /// The leaf of a key, and the entry of it that the key has.
     fn find(&self, key: &[u8]) -> Option<(usize, usize)> {
-        let place = self.place(key)?;
-        let at = self.leaves[place].1.find_near(key, self.last.get()).ok()?;
-        self.last.set(at);
-        Some((place, at))
+        let place = self.guards.place(key)?;
+        let found = self.guards.leaf(place).find_near(key, self.last.get());
+        self.last.set(found);
+        Some((place, found.ok()?))
     }
 
     /// What a key has. `None` for a key that the command did not name, too.
     pub fn get(&self, key: &[u8]) -> Option<Entry<'_>> {
         let (place, at) = self.find(key)?;
-        self.leaves[place].1.entry(at)
+        self.guards.leaf(place).entry(at)
     }
 
     /// The same, and its value is used now.
     pub fn get_to_use(&mut self, key: &[u8]) -> Option<Entry<'_>> {
         let (place, at) = self.find(key)?;
-        let leaf = &mut *self.leaves[place].1;
+        let leaf = self.guards.leaf_mut(place);
         leaf.touch(at);
         leaf.entry(at)
     }
@@ -230,12 +278,12 @@ impl Locked<'_> {
     /// Bytes of memory that a key and its value take.
     pub fn entry_bytes(&self, key: &[u8]) -> Option<usize> {
         let (place, at) = self.find(key)?;
-        Some(self.leaves[place].1.entry_bytes(at))
+        Some(self.guards.leaf(place).entry_bytes(at))
     }
 
     /// Changes a leaf, and counts what it takes.
     fn change<R>(&mut self, at: usize, change: impl FnOnce(&mut Leaf) -> R) -> R {
-        let leaf = &mut *self.leaves[at].1;
+        let leaf = self.guards.leaf_mut(at);
         let before = leaf.sizes();
         let result = change(leaf);
         self.more += leaf.sizes() - before;
@@ -244,7 +292,8 @@ impl Locked<'_> {
 
     /// Sets what a key has; it is one that the command named.
     pub fn set(&mut self, entry: &Entry<'_>) {
-        if let Some(at) = self.place(entry.key) {
+        if let Some(at) = self.guards.place(entry.key) {
+            debug_assert!(self.guards.all()[at].0 <= entry.key, "the command named another key");
             let near = self.last.get();
             self.added += self.change(at, |leaf| {
                 let before = leaf.len();
@@ -256,26 +305,26 @@ impl Locked<'_> {
 
     /// The record of a key was written again elsewhere.
     pub fn moved(&mut self, key: &[u8], log: u16, lsn: Lsn) {
-        if let Some(at) = self.place(key) {
-            self.leaves[at].1.moved(key, log, lsn);
+        if let Some(at) = self.guards.place(key) {
+            self.guards.leaf_mut(at).moved(key, log, lsn);
         }
     }
 
     /// One more older record of a key is on a medium.
     pub fn add_older(&mut self, key: &[u8]) {
-        if let Some(at) = self.place(key) {
-            self.leaves[at].1.add_older(key);
+        if let Some(at) = self.guards.place(key) {
+            self.guards.leaf_mut(at).add_older(key);
         }
     }
 
     /// An older record of a key is on no medium any more. True if the entry is [settled](Entry::is_settled) by that.
     pub fn forget_older(&mut self, key: &[u8]) -> bool {
-        self.place(key).is_some_and(|at| self.leaves[at].1.forget_older(key))
+        self.guards.place(key).is_some_and(|at| self.guards.leaf_mut(at).forget_older(key))
     }
 
     /// Takes a key out. True if it was there.
     pub fn remove(&mut self, key: &[u8]) -> bool {
-        let Some(at) = self.place(key) else { return false };
+        let Some(at) = self.guards.place(key) else { return false };
         let removed = self.change(at, |leaf| leaf.remove(key));
         self.added -= isize::from(removed);
         removed
@@ -328,11 +377,8 @@ impl Index {
         let long = RefCell::default();
         let result = {
             let top = self.read();
-            let mut places: Vec<_> = keys.iter().filter_map(|key| leaf_of(&top, key)).collect();
-            places.sort_unstable_by_key(|(first, _)| *first);
-            places.dedup_by_key(|(first, _)| *first);
-            let leaves = places.into_iter().map(|(first, leaf)| (first, lock(leaf))).collect();
-            command(Locked { leaves, last: Cell::new(0), added: 0, more: Sizes::default(), index: self, long: &long })
+            let guards = Guards::of(&top, keys);
+            command(Locked { guards, last: Cell::new(NOWHERE), added: 0, more: Sizes::default(), index: self, long: &long })
         };
         for first in long.into_inner() {
             self.split(&first);
@@ -387,7 +433,7 @@ impl Index {
     /// Takes a value that was read from its medium, if the key still has this version and no value. True if it did.
     pub fn take_in(&self, key: &[u8], version: u64, value: &Arc<[u8]>) -> bool {
         self.with(&[key], |locked| {
-            let Some(at) = locked.place(key) else { return false };
+            let Some(at) = locked.guards.place(key) else { return false };
             locked.change(at, |leaf| leaf.take_in(key, version, value))
         })
     }
