@@ -574,7 +574,7 @@ impl Leaf {
 }
 
 /// The first eight bytes as a number that is ordered as they are; bytes that are not there count as 0.
-fn hint_of(bytes: &[u8]) -> u64 {
+pub(super) fn hint_of(bytes: &[u8]) -> u64 {
     let front = bytes.first_chunk().copied().unwrap_or_else(|| {
         let mut front = [0; 8];
         front[..bytes.len()].copy_from_slice(bytes);
@@ -584,7 +584,7 @@ fn hint_of(bytes: &[u8]) -> u64 {
 }
 
 /// How many bytes both begin with.
-fn shared_by(one: &[u8], other: &[u8]) -> usize {
+pub(super) fn shared_by(one: &[u8], other: &[u8]) -> usize {
     one.iter().zip(other).take_while(|(one, other)| one == other).count()
 }
 

@@ -10,10 +10,9 @@
 //! two commands wait for each other.
 
 pub mod leaf;
+mod top;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
-use std::ops::Bound;
 use std::slice;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,51 +20,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
 
 use self::leaf::{ENTRIES_MAX, Entry, Leaf, LetGo, NOWHERE, Origin};
+use self::top::Top;
+pub(crate) use self::top::bytes_of_leaf;
 use crate::format::Lsn;
 use crate::memory::{Memory, Sizes};
-
-/// The leaves by their first keys.
-#[derive(Debug)]
-struct Top {
-    leaves: BTreeMap<Box<[u8]>, Numbered>,
-    /// The first key of each leaf, which it keeps as long as it is there, by the number of the leaf.
-    firsts: BTreeMap<u32, Box<[u8]>>,
-    /// The number that was given last.
-    last_number: u32,
-}
-
-/// A leaf, with the number by which a [`Position`] names it. It is never 0.
-#[derive(Debug)]
-struct Numbered {
-    number: u32,
-    leaf: Arc<Mutex<Leaf>>,
-}
-
-impl Top {
-    /// One leaf without a key. The first leaf begins with the empty key, and is always there.
-    fn new(last_number: u32) -> Self {
-        let mut top = Self { leaves: BTreeMap::new(), firsts: BTreeMap::new(), last_number };
-        top.insert(Box::default(), Leaf::default());
-        top
-    }
-
-    fn insert(&mut self, first: Box<[u8]>, leaf: Leaf) {
-        loop {
-            self.last_number = self.last_number.wrapping_add(1).max(1);
-            if !self.firsts.contains_key(&self.last_number) {
-                break;
-            }
-        }
-        self.firsts.insert(self.last_number, first.clone());
-        self.leaves.insert(first, Numbered { number: self.last_number, leaf: Arc::new(Mutex::new(leaf)) });
-    }
-
-    /// The leaf that follows the one with this first key.
-    fn behind(&self, first: &[u8]) -> Option<(&[u8], &Numbered)> {
-        let range = (Bound::Excluded(first), Bound::Unbounded);
-        self.leaves.range::<[u8], _>(range).next().map(|(first, numbered)| (&**first, numbered))
-    }
-}
 
 /// Leaves that were taken out. Their memory is given back in steps, and counts until then.
 #[derive(Debug)]
@@ -74,24 +32,17 @@ pub(crate) struct Cleared(Top);
 impl Cleared {
     /// Bytes of memory that are not given back yet.
     pub(crate) fn used(&self) -> usize {
-        let of_leaves = self.0.leaves.iter();
-        of_leaves.map(|(first, numbered)| bytes_of_leaf(first) + lock(&numbered.leaf).sizes().used).sum()
+        self.0.leaves().map(|(first, numbered)| bytes_of_leaf(first) + lock(&numbered.leaf).sizes().used).sum()
     }
 
     /// Gives the memory of a leaf back; false if there is none left.
     pub(crate) fn free_one(&mut self, memory: &Memory) -> bool {
-        self.0.firsts.pop_first();
-        let Some((first, numbered)) = self.0.leaves.pop_first() else { return false };
+        let Some((first, numbered)) = self.0.pop() else { return false };
         let used = bytes_of_leaf(&first) + lock(&numbered.leaf).sizes().used;
         drop(numbered);
         memory.count(Sizes::default() - Sizes { used, values: used, ..Sizes::default() });
         true
     }
-}
-
-/// Bytes that a leaf with this first key takes beside its own vectors.
-pub(crate) fn bytes_of_leaf(first: &[u8]) -> usize {
-    size_of::<(Box<[u8]>, Numbered)>() + size_of::<(u32, Box<[u8]>)>() + size_of::<Mutex<Leaf>>() + 2 * first.len()
 }
 
 /// Where an index counts its memory.
@@ -168,10 +119,9 @@ fn lock(leaf: &Mutex<Leaf>) -> MutexGuard<'_, Leaf> {
     leaf.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The leaf that has, or would have, a key. The first leaf begins with the empty key, so there is one.
+/// The leaf that has, or would have, a key.
 fn leaf_of<'a>(top: &'a Top, key: &[u8]) -> Option<(&'a [u8], &'a Mutex<Leaf>)> {
-    let range = (Bound::Unbounded, Bound::Included(key));
-    top.leaves.range::<[u8], _>(range).next_back().map(|(first, numbered)| (&**first, &*numbered.leaf))
+    top.leaf_of(key).map(|(first, numbered)| (first, &*numbered.leaf))
 }
 
 /// A leaf that is locked, with its first key.
@@ -352,7 +302,7 @@ impl Index {
     /// check of what is counted.
     pub fn measure(&self) -> Sizes {
         let top = self.read();
-        top.leaves.iter().fold(Sizes::default(), |sum, (first, numbered)| {
+        top.leaves().fold(Sizes::default(), |sum, (first, numbered)| {
             let sizes = lock(&numbered.leaf).sizes();
             let used = sizes.used + bytes_of_leaf(first);
             sum + if self.counted.lets_go { Sizes { used, ..sizes } } else { Sizes { used, ..Sizes::default() } }
@@ -378,7 +328,14 @@ impl Index {
         let result = {
             let top = self.read();
             let guards = Guards::of(&top, keys);
-            command(Locked { guards, last: Cell::new(NOWHERE), added: 0, more: Sizes::default(), index: self, long: &long })
+            command(Locked {
+                guards,
+                last: Cell::new(NOWHERE),
+                added: 0,
+                more: Sizes::default(),
+                index: self,
+                long: &long,
+            })
         };
         for first in long.into_inner() {
             self.split(&first);
@@ -389,7 +346,7 @@ impl Index {
     /// Splits a leaf, if it is still too long.
     fn split(&self, first: &[u8]) {
         let mut top = self.write();
-        let Some(numbered) = top.leaves.get(first) else { return };
+        let Some(numbered) = top.get(first) else { return };
         let mut leaf = lock(&numbered.leaf);
         if leaf.len() <= ENTRIES_MAX {
             return;
@@ -407,7 +364,7 @@ impl Index {
     /// `may` says whether the record of a value is on a medium.
     pub fn let_go(&self, hand: &mut Vec<u8>, mut left: LetGo, may: impl Fn(Origin) -> bool) {
         let top = self.read();
-        for _ in 0..left.leaves.min(top.leaves.len()) {
+        for _ in 0..left.leaves.min(top.len()) {
             let Some((first, leaf)) = leaf_of(&top, hand) else { return };
             let mut leaf = lock(leaf);
             let before = leaf.sizes();
@@ -461,12 +418,11 @@ impl Index {
         let mut from = from.to_vec();
         loop {
             let top = self.read();
-            let Some((first, _)) = leaf_of(&top, &from) else { return };
-            let mut leaves = top.leaves.range::<[u8], _>((Bound::Included(first), Bound::Unbounded)).peekable();
+            let mut leaves = top.leaves_from(&from).peekable();
             let mut next: Option<&[u8]> = None;
             for _ in 0..LEAVES_AT_ONCE {
                 let Some((_, numbered)) = leaves.next() else { return };
-                next = leaves.peek().map(|(first, _)| &first[..]);
+                next = leaves.peek().map(|(first, _)| *first);
                 if !take(&lock(&numbered.leaf), next) {
                     return;
                 }
@@ -523,7 +479,7 @@ impl Index {
     ) -> Option<Position> {
         let (mut from, mut hash) = {
             let top = self.read();
-            match from.and_then(|from| Some((top.firsts.get(&from.leaf)?, from.hash))) {
+            match from.and_then(|from| Some((top.firsts().get(&from.leaf)?, from.hash))) {
                 Some((first, hash)) if first.starts_with(front) => (first.to_vec(), hash),
                 // The leaf in which the keys begin has others in front of them.
                 Some((first, hash)) if &**first < front => (front.to_vec(), hash),
@@ -535,7 +491,7 @@ impl Index {
         loop {
             let top = self.read();
             let (first, leaf) = leaf_of(&top, &from)?;
-            let number = top.leaves.get(first)?.number;
+            let number = top.get(first)?.number;
             let leaf = lock(leaf);
             let start = leaf.find(&from).unwrap_or_else(|at| at);
             let (mut found, mut is_end) = (Vec::new(), false);
@@ -573,25 +529,24 @@ impl Index {
     /// other; only where nearly all are of the other kind, those behind them are likelier.
     pub fn draw<R>(&self, mut random: impl FnMut() -> u64, mut take: impl FnMut(&Entry<'_>) -> Option<R>) -> Option<R> {
         let top = self.read();
-        let lowest = top.firsts.keys().next().copied()?;
-        let numbers = u64::from(top.firsts.keys().next_back().copied()? - lowest) + 1;
+        let lowest = top.firsts().keys().next().copied()?;
+        let numbers = u64::from(top.firsts().keys().next_back().copied()? - lowest) + 1;
         for _ in 0..DRAWS_MAX {
             let number = lowest + (random() % numbers) as u32;
-            let Some(numbered) = top.firsts.get(&number).and_then(|first| top.leaves.get(first)) else { continue };
+            let Some(numbered) = top.firsts().get(&number).and_then(|first| top.get(first)) else { continue };
             let leaf = lock(&numbered.leaf);
             // All leaves are drawn from as if they had the same length, so that keys of a short one are not likelier.
-            let places = if top.leaves.len() == 1 { leaf.len() } else { leaf.len().max(ENTRIES_MAX) };
+            let places = if top.len() == 1 { leaf.len() } else { leaf.len().max(ENTRIES_MAX) };
             let at = (random() % places.max(1) as u64) as usize;
             if let Some(taken) = leaf.entry(at).and_then(|entry| take(&entry)) {
                 return Some(taken);
             }
         }
         let number = lowest + (random() % numbers) as u32;
-        let from = top.firsts.range(number..).next();
+        let from = top.firsts().range(number..).next();
         let from = from.map_or(&[][..], |(_, first)| &**first);
-        let behind = top.leaves.range::<[u8], _>((Bound::Included(from), Bound::Unbounded));
-        let before = top.leaves.range::<[u8], _>((Bound::Unbounded, Bound::Excluded(from)));
-        for (_, numbered) in behind.chain(before) {
+        let before = top.leaves().take_while(|(first, _)| *first < from);
+        for (_, numbered) in top.leaves_from(from).chain(before) {
             let leaf = lock(&numbered.leaf);
             if let Some(taken) = leaf.entries(0).find_map(|entry| take(&entry)) {
                 return Some(taken);
@@ -612,7 +567,7 @@ impl Index {
     ) -> Vec<Vec<u8>> {
         let mut ended = Vec::new();
         let top = self.read();
-        for _ in 0..leaves_max.min(top.leaves.len()) {
+        for _ in 0..leaves_max.min(top.len()) {
             let Some((first, leaf)) = leaf_of(&top, from) else { break };
             let mut leaf = lock(leaf);
             if leaf.soonest_ms() <= now_ms {
@@ -637,8 +592,7 @@ impl Index {
     pub(crate) fn clear_if<R, E>(&self, command: impl FnOnce() -> Result<R, E>) -> Result<(R, Cleared), E> {
         let mut top = self.write();
         let result = command()?;
-        let empty = Top::new(top.last_number);
-        let cleared = std::mem::replace(&mut *top, empty);
+        let cleared = top.take();
         self.keys.store(0, Ordering::Relaxed);
         self.counted.memory.count(Sizes { used: bytes_of_leaf(&[]), ..Sizes::default() });
         Ok((result, Cleared(cleared)))
@@ -647,13 +601,11 @@ impl Index {
     /// Takes leaves away that have no key left, but for the first one.
     pub fn shrink(&self) {
         let mut top = self.write();
-        let Top { leaves, firsts, .. } = &mut *top;
         let mut less = Sizes::default();
-        leaves.retain(|first, numbered| {
+        top.retain(|first, numbered| {
             let leaf = lock(&numbered.leaf);
             let stays = first.is_empty() || !leaf.is_empty();
             if !stays {
-                firsts.remove(&numbered.number);
                 less += leaf.sizes() + Sizes { used: bytes_of_leaf(first), ..Sizes::default() };
             }
             stays
