@@ -81,6 +81,8 @@ struct Flush {
 
 /// Where a record lies that is out of date, and its bytes.
 type Outdated = (Lsn, usize);
+/// Of how many of them memory is kept for the next ones.
+const OUTDATED_KEPT: usize = 4096;
 
 /// One shard's part of the store.
 #[derive(Debug)]
@@ -92,6 +94,8 @@ pub struct Shard {
     going: BTreeMap<u64, Going>,
     /// Promises that moved since they were last asked for.
     moved: Vec<(u16, Lsn)>,
+    /// Empty between two looks at what other shards made out of date: its memory is kept.
+    outdated: Vec<Outdated>,
     /// The version of the last flush of which the log knows.
     flushed: u64,
     last_version: u64,
@@ -700,12 +704,14 @@ impl Shard {
 
     /// The next write of the shard's log: [`Log::next_write`].
     pub fn next_write(&mut self, in_flight_max: usize, time_ns: u64) -> Option<Write> {
-        self.log.promise(self.store.promised(self.number));
-        see_flush(&self.store, &mut self.log, &mut self.flushed);
-        for (lsn, bytes) in mem::take(&mut *lock(&self.store.outdated[usize::from(self.number)])) {
-            self.log.forget(lsn, bytes);
-        }
-        self.log.next_write(in_flight_max, time_ns)
+        let Self { store, number, log, flushed, outdated, .. } = self;
+        log.promise(store.promised(*number));
+        see_flush(store, log, flushed);
+        // Others go on with the memory of the last time.
+        mem::swap(outdated, &mut *lock(&store.outdated[usize::from(*number)]));
+        outdated.drain(..).for_each(|(lsn, bytes)| log.forget(lsn, bytes));
+        outdated.shrink_to(OUTDATED_KEPT);
+        log.next_write(in_flight_max, time_ns)
     }
 
     /// A write of the shard's log is done: [`Log::written`]. Returns the logs of which replies may tell more from now on,
@@ -902,7 +908,15 @@ impl Appender<'_> {
             last = lsn;
         })?;
         for (record, lsn) in records.iter().zip(places) {
-            store.apply(locked, record, Origin { log: *number, lsn, version: record.version });
+            let outdated = store.apply(locked, record, Origin { log: *number, lsn, version: record.version });
+            match outdated {
+                // This log is at hand.
+                Some((origin, bytes)) if origin.log == *number && origin.lsn != Lsn::default() => {
+                    log.forget(origin.lsn, bytes);
+                }
+                Some((origin, bytes)) => store.outdate_at(origin, bytes),
+                None => {}
+            }
             store.settle(locked, record);
         }
         **last_version = first_version + records.len() as u64 - 1;
@@ -1064,17 +1078,25 @@ impl Store {
         }
     }
 
-    /// Brings a record into the index, if it is the newest of what it is about.
-    fn apply(&self, locked: &mut Locked<'_>, record: &Record<'_>, origin: Origin) {
+    /// Brings a record into the index, if it is the newest of what it is about. Returns a record that is out of date by that, of
+    /// so many bytes, of which its log is still to be told.
+    fn apply(&self, locked: &mut Locked<'_>, record: &Record<'_>, origin: Origin) -> Option<(Origin, usize)> {
         if is_base(record.kind) {
-            self.apply_base(locked, record, origin, false);
+            self.apply_base(locked, record, origin, false)
         } else {
             self.apply_cell(locked, record, origin);
+            None
         }
     }
 
     /// `is_away`: its value is not taken into memory.
-    fn apply_base(&self, locked: &mut Locked<'_>, record: &Record<'_>, origin: Origin, is_away: bool) {
+    fn apply_base(
+        &self,
+        locked: &mut Locked<'_>,
+        record: &Record<'_>,
+        origin: Origin,
+        is_away: bool,
+    ) -> Option<(Origin, usize)> {
         let before = locked.get(record.key);
         let was_there = before.is_some_and(|before| self.is_there(&before));
         let mut older = match before {
@@ -1082,14 +1104,14 @@ impl Store {
             Some(before) => before.older.saturating_add(u32::from(before.origin.lsn != Lsn::default())),
             None => 0,
         };
+        let mut outdated = None;
         if let Some(before) = before {
             if before.origin.version > record.version {
                 locked.add_older(record.key);
-                self.outdate_at(origin, record.encoded_bytes());
-                return;
+                return Some((origin, record.encoded_bytes()));
             }
             if !before.is_settled() {
-                self.outdate(&before);
+                outdated = Some((before.origin, record_bytes(&before)));
             }
             if matches!(before.value, Value::Cells(_)) {
                 older = older.saturating_add(self.bury_cells(record.key));
@@ -1104,6 +1126,7 @@ impl Store {
         let (expires_ms, older) = (record.expires_ms, older.min(OLDER_MAX));
         locked.set(&Entry { key: record.key, value, origin, expires_ms, older });
         self.count_key(was_there, is_there);
+        outdated
     }
 
     /// Makes a store of its logs as recovery found and [cut](crate::recover::cut_by_links) them. `epoch` is larger than at
@@ -1161,7 +1184,10 @@ impl Store {
                         let before = locked.get(record.key).filter(|before| before.origin.version <= record.version);
                         let settled = before.filter(Entry::is_settled);
                         settled.iter().for_each(|before| store.outdate(before));
-                        store.apply_base(locked, &record, origin, store.stays_away(record.value.len()));
+                        let is_away = store.stays_away(record.value.len());
+                        if let Some((origin, bytes)) = store.apply_base(locked, &record, origin, is_away) {
+                            store.outdate_at(origin, bytes);
+                        }
                     });
                 } else {
                     has_cells = true;
@@ -1188,6 +1214,7 @@ impl Store {
                 log,
                 going: BTreeMap::new(),
                 moved: Vec::new(),
+                outdated: Vec::new(),
                 flushed,
                 last_version: 0,
                 next_segment,
