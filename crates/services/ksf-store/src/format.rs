@@ -346,20 +346,24 @@ impl Record<'_> {
     /// Writes the record behind what `to` has. The key and the subkey have at most [`KEY_BYTES_MAX`] bytes, the value has
     /// less than 4 GiB: the caller checked that before it took the request.
     pub fn encode(&self, to: &mut Vec<u8>) {
+        const TIMES_BYTES: usize = 2 * size_of::<u64>();
         let start = to.len();
-        let mut flags = 0;
-        flags |= if self.expires_ms.is_some() { HAS_EXPIRY } else { 0 };
-        flags |= if self.received_ns.is_some() { HAS_RECEIVED } else { 0 };
-        to.extend_from_slice(&[0; 4]);
-        to.extend_from_slice(&crc32c::crc32c(self.value).to_le_bytes());
-        to.extend_from_slice(&self.version.to_le_bytes());
-        to.extend_from_slice(&(self.value.len() as u32).to_le_bytes());
-        to.extend_from_slice(&(self.key.len() as u16).to_le_bytes());
-        to.extend_from_slice(&(self.subkey.len() as u16).to_le_bytes());
-        to.extend_from_slice(&[self.kind as u8, flags, 0, 0, 0, 0, 0, 0]);
+        let expires = if self.expires_ms.is_some() { HAS_EXPIRY } else { 0 };
+        let received = if self.received_ns.is_some() { HAS_RECEIVED } else { 0 };
+        let mut head = [0; RECORD_BYTES + TIMES_BYTES];
+        head[4..8].copy_from_slice(&crc32c::crc32c(self.value).to_le_bytes());
+        head[8..16].copy_from_slice(&self.version.to_le_bytes());
+        head[16..20].copy_from_slice(&(self.value.len() as u32).to_le_bytes());
+        head[20..22].copy_from_slice(&(self.key.len() as u16).to_le_bytes());
+        head[22..24].copy_from_slice(&(self.subkey.len() as u16).to_le_bytes());
+        (head[24], head[25]) = (self.kind as u8, expires | received);
+        let mut head_bytes = RECORD_BYTES;
         for time in [self.expires_ms, self.received_ns].into_iter().flatten() {
-            to.extend_from_slice(&time.to_le_bytes());
+            head[head_bytes..][..8].copy_from_slice(&time.to_le_bytes());
+            head_bytes += 8;
         }
+        to.reserve(self.encoded_bytes());
+        to.extend_from_slice(&head[..head_bytes]);
         to.extend_from_slice(self.key);
         to.extend_from_slice(self.subkey);
         let crc = crc32c::crc32c(&to[start + 4..]);
