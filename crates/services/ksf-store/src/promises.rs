@@ -47,6 +47,16 @@ impl Promises {
 
     /// Promises what can be promised. Calls `moved` with each log of which that is more than before.
     pub fn advance(&mut self, mut moved: impl FnMut(u16, Lsn)) {
+        // What saw nothing of another log waits for nothing.
+        if self.logs.iter().all(|of_log| of_log.batches.iter().all(|batch| batch.links.is_empty())) {
+            for (log, of_log) in (0..).zip(&mut self.logs) {
+                if let Some(last) = of_log.batches.drain(..).next_back() {
+                    of_log.promised = last.end;
+                    moved(log, last.end);
+                }
+            }
+            return;
+        }
         // Of each log, the number of batches that can be promised: all at first.
         let mut counts: Vec<usize> = self.logs.iter().map(|of_log| of_log.batches.len()).collect();
         loop {
