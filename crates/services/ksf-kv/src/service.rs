@@ -661,6 +661,7 @@ impl Kv {
                     let token = shard.next_token;
                     shard.next_token += 1;
                     shard.writes.push((token, write.id));
+                    shard.shard.reuse(write.bytes);
                     (FileOp::write_durably(&shard.file, offset, data), token)
                 }
             };

@@ -175,6 +175,8 @@ pub struct Log {
 
 /// Buffers that are kept for the next batches.
 const SPARE_MAX: usize = 8;
+/// The longest of them.
+const SPARE_BYTES_MAX: usize = 1 << 20;
 
 /// What records are appended for: the places that are left for it alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -318,12 +320,11 @@ impl Log {
         for (at, record) in records.iter().enumerate() {
             let offset = self.open.push(record);
             placed(at, Lsn(self.open_at.0 + u64::from(offset)));
-            let segment = self.geometry.segment_of(self.open_at);
-            if let Some(segment) = self.segments.get_mut(&segment) {
-                let bytes = record.encoded_bytes() as u64;
-                segment.live_bytes += bytes;
-                segment.longest_bytes = segment.longest_bytes.max(bytes);
-            }
+        }
+        if let Some(segment) = self.segments.get_mut(&self.geometry.segment_of(self.open_at)) {
+            let longest = records.iter().map(Record::encoded_bytes).max().unwrap_or(0);
+            segment.live_bytes += bytes as u64;
+            segment.longest_bytes = segment.longest_bytes.max(longest as u64);
         }
         links.into_iter().for_each(|link| self.open.link(link));
         Ok(())
@@ -410,14 +411,13 @@ impl Log {
         Some(write)
     }
 
-    /// A write is on the medium, or failed. `buffer` is that of the write, for the next one. Tells `news` what
+    /// A write is on the medium, or failed. `buffer` is that of the write, for the next one, unless it was given back by
+    /// [`Log::reuse`]. Tells `news` what
     /// is true from now on. After a failure there are no more.
     pub fn written(&mut self, id: WriteId, ok: bool, buffer: Vec<u8>, mut news: impl FnMut(News)) {
         self.in_flight -= 1;
         self.failed |= !ok;
-        if self.spare.len() < SPARE_MAX {
-            self.spare.push(buffer);
-        }
+        self.reuse(buffer);
         if let Some(flight) = self.flights.iter_mut().find(|flight| flight.id == id) {
             flight.done = true;
             self.flight_bytes -= std::mem::take(&mut flight.bytes);
@@ -434,6 +434,13 @@ impl Log {
                 }
                 Some(Work::Begins) | None => {}
             }
+        }
+    }
+
+    /// Takes the buffer of a write whose bytes were copied elsewhere, for a next batch.
+    pub fn reuse(&mut self, buffer: Vec<u8>) {
+        if self.spare.len() < SPARE_MAX && (1..=SPARE_BYTES_MAX).contains(&buffer.capacity()) {
+            self.spare.push(buffer);
         }
     }
 

@@ -714,6 +714,11 @@ impl Shard {
         log.next_write(in_flight_max, time_ns)
     }
 
+    /// Takes the buffer of a write whose bytes were copied elsewhere: [`Log::reuse`].
+    pub fn reuse(&mut self, buffer: Vec<u8>) {
+        self.log.reuse(buffer);
+    }
+
     /// A write of the shard's log is done: [`Log::written`]. Returns the logs of which replies may tell more from now on,
     /// and how far.
     pub fn written(&mut self, id: WriteId, ok: bool, buffer: Vec<u8>) -> Vec<(u16, Lsn)> {
