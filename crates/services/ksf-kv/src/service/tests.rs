@@ -9,9 +9,13 @@ use ksf::logged::Logged;
 use ksf::pool::{Chunk, Memory, Pool};
 use ksf::service::Reply;
 use ksf::shard_service::{OnShard, ShardService};
+use ksf_test::alloc::{Counting, allocations};
 
 use super::*;
 use crate::disk::DiskOptions;
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
 
 /// The server, with a look at its shard.
 struct Watched {
@@ -154,12 +158,15 @@ impl World {
     /// What a peer gets until there is no more.
     fn take(&mut self, conn: usize) -> String {
         let mut taken = Vec::new();
-        while let Some(batch) = self.conns[conn].as_mut().unwrap().take_batch(self.env.now, &mut self.env.spares) {
+        while let Some(mut batch) = self.conns[conn].as_mut().unwrap().take_batch(self.env.now, &mut self.env.spares) {
             let mut slices = [&[][..]; 64];
             let filled = batch.slices(&mut slices);
             taken.extend_from_slice(&slices[..filled].concat());
-            assert_eq!(slices[..filled].iter().map(|slice| slice.len()).sum::<usize>(), batch.len());
-            self.conns[conn].as_mut().unwrap().sent(batch.len(), true, &mut self.env);
+            let bytes = batch.len();
+            assert_eq!(slices[..filled].iter().map(|slice| slice.len()).sum::<usize>(), bytes);
+            batch.advance(bytes, &mut self.env.spares);
+            batch.recycle(&mut self.env.spares);
+            self.conns[conn].as_mut().unwrap().sent(bytes, true, &mut self.env);
             self.end_turn();
         }
         String::from_utf8(taken).unwrap()
@@ -296,4 +303,27 @@ fn requests_that_write_wait_for_a_medium_that_is_behind() {
     let told = world.take(1);
     assert_eq!(statuses(&told), ["204", "200"]);
     assert!(told.ends_with("\r\n\r\nagain"), "{told}");
+}
+
+/// From the bytes of the messages to the records in the batch and the replies: counted, not believed.
+#[test]
+fn a_warm_set_and_get_of_a_key_that_is_there_allocate_nothing() {
+    const PIPELINE: usize = 16;
+    let mut world = World::new(1);
+    world.complete();
+    let value = "v".repeat(64);
+    let (set, get) =
+        (format!("*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n$64\r\n{value}\r\n"), "*2\r\n$3\r\nget\r\n$3\r\nkey\r\n");
+    let (commands, replies) = ((set + get).repeat(PIPELINE), format!("+OK\r\n$64\r\n{value}\r\n").repeat(PIPELINE));
+    for round in 0..40 {
+        let mut slot = world.env.pool.take().unwrap();
+        slot.as_mut_slice()[..commands.len()].copy_from_slice(commands.as_bytes());
+        let chunk = slot.freeze(commands.len());
+        let before = allocations();
+        world.conns[0].as_mut().unwrap().receive(chunk, &mut world.env);
+        let counted = allocations() - before;
+        world.end_turn();
+        assert_eq!(world.take(0), replies);
+        assert!(round < 20 || counted == 0, "{counted} allocations for {} commands in round {round}", 2 * PIPELINE);
+    }
 }
