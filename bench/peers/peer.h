@@ -32,7 +32,7 @@
 #define RPC_MARK_BYTES 4
 #define RPC_LAST_FRAGMENT 0x80000000u
 
-enum peer_mode { PEER_ECHO, PEER_RPC, PEER_WORK };
+enum peer_mode { PEER_ECHO, PEER_RPC, PEER_WORK, PEER_HTTP };
 
 struct peer_options {
 	const char *name;
@@ -124,7 +124,7 @@ static inline void peer_ready(const struct peer_options *options, int fd, const 
 {
 	struct sockaddr_in address;
 	socklen_t length = sizeof(address);
-	static const char *const modes[] = { "echo", "rpc", "work" };
+	static const char *const modes[] = { "echo", "rpc", "work", "http" };
 	char text[INET_ADDRSTRLEN];
 
 	if (getsockname(fd, (struct sockaddr *)&address, &length))

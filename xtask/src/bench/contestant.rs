@@ -130,6 +130,24 @@ contestants! {
     Redis = "redis no AOF" needs "redis-server";
     /// The Redis of [`Contestant::RedisAlways`], loaded by redis-benchmark.
     RedisBenchmark = "redis always by redis-benchmark" needs "redis-server", "redis-benchmark";
+    /// [`Contestant::RedisAlways`] with two threads for its sockets (`io-threads`).
+    RedisAlwaysThreads = "redis always, io-threads" needs "redis-server";
+    /// [`Contestant::Redis`] with two threads for its sockets.
+    RedisThreads = "redis no AOF, io-threads" needs "redis-server";
+    /// The store of [`Contestant::Store`], loaded by redis-benchmark.
+    StoreBenchmark = "ksf store by redis-benchmark" needs "redis-benchmark";
+    /// The store of [`Contestant::Store`] with a log so long that nothing is cleaned.
+    StoreRoomy = "ksf store with room";
+    /// That store with its data in memory, where no write waits for a disk.
+    StoreTmpfs = "ksf store, tmpfs" needs ROOT;
+    /// That in memory, which answers before a write is where it is to be (`--durability none`).
+    StoreNone = "ksf store none, tmpfs" needs ROOT;
+    /// bench/peers/http_log.c, which throws away what it is sent.
+    HttpNone = "epoll http";
+    /// The same, which writes what it is sent to a file.
+    HttpAppend = "epoll http, append";
+    /// The same, which then calls fdatasync for each request.
+    HttpSync = "epoll http, fdatasync";
 }
 
 impl fmt::Display for Contestant {
@@ -151,9 +169,19 @@ impl Contestant {
 
     /// Whether this is ksf and not a peer.
     pub(crate) fn is_ksf(self) -> bool {
-        use Contestant::{Demo, Store, StoreEpoll};
-        let is_own = matches!(self, Demo | Store | StoreEpoll);
+        let is_own = self == Contestant::Demo || self.is_store();
         self.engine().is_some() || self.workers().is_some() || self.is_accelerated() || is_own
+    }
+
+    /// Whether this is `ksf store`, however it is started.
+    pub(crate) fn is_store(self) -> bool {
+        use Contestant::{Store, StoreBenchmark, StoreEpoll, StoreNone, StoreRoomy, StoreTmpfs};
+        matches!(self, Store | StoreBenchmark | StoreEpoll | StoreNone | StoreRoomy | StoreTmpfs)
+    }
+
+    /// Whether its data are on a file system in memory.
+    pub(crate) fn is_in_memory(self) -> bool {
+        matches!(self, Contestant::StoreNone | Contestant::StoreTmpfs)
     }
 
     /// Whether `ksf accel run` makes queues for it.
@@ -164,8 +192,9 @@ impl Contestant {
 
     /// Whether there is a server for a tool to look at, and a client of ours that counts messages.
     pub(crate) fn can_be_watched(self) -> bool {
-        use Contestant::{Ab, IdealQueue, PairFloor, RedisBenchmark, Sockperf, SockperfTuned, Wrk};
-        !matches!(self, Ab | IdealQueue | PairFloor | RedisBenchmark | Sockperf | SockperfTuned | Wrk)
+        use Contestant::{Ab, IdealQueue, PairFloor, RedisBenchmark, Sockperf, SockperfTuned, StoreBenchmark, Wrk};
+        let has_other_client = matches!(self, Ab | RedisBenchmark | Sockperf | SockperfTuned | StoreBenchmark | Wrk);
+        !has_other_client && !matches!(self, IdealQueue | PairFloor)
     }
 
     /// Whether it is measured in a placement.
@@ -177,6 +206,8 @@ impl Contestant {
             Contestant::ThreadsSpin | Contestant::UdpMmsgSpin | Contestant::SockperfTuned => {
                 placement != Placement::Same
             }
+            // On one CPU its threads have nowhere to run.
+            Contestant::RedisThreads | Contestant::RedisAlwaysThreads => placement == Placement::Unpinned,
             _ => true,
         }
     }
@@ -207,7 +238,9 @@ impl Programs {
         // Below the folder that `supervise` removes when this process is killed.
         let scratch = tempfile::Builder::new().prefix("bench-").tempdir()?;
         let programs = Programs { ksf, scratch };
-        for name in ["threads", "event_loop", "udp_plain", "udp_mmsg", "pair_floor", "work_server", "host_costs"] {
+        for name in
+            ["threads", "event_loop", "udp_plain", "udp_mmsg", "pair_floor", "work_server", "http_log", "host_costs"]
+        {
             let source = crate::root().join("bench/peers").join(name).with_extension("c");
             let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
             cc.args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"]).arg(programs.peer_path(name));

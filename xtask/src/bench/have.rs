@@ -1,5 +1,6 @@
 //! What of the peers and rights is here.
 
+use super::case::Case;
 use super::contestant::{Contestant, ROOT};
 use super::measure::SyscallCounter;
 use super::raw::Tool;
@@ -29,6 +30,10 @@ impl Have {
     /// Which tools can tell why a row is lost.
     pub(super) fn evidence(&self) -> impl Iterator<Item = (Tool, &Result<(), String>)> {
         [(Tool::PerfStat, &self.perf), (Tool::PerfReport, &self.perf), (Tool::Strace, &self.strace)].into_iter()
+    }
+
+    pub(super) fn case(&self, case: &Case) -> Result<(), String> {
+        case.needs().iter().try_for_each(|needed| look_for(needed))
     }
 
     pub(super) fn contestant(&self, contestant: Contestant) -> Result<(), String> {

@@ -190,6 +190,10 @@ impl Bench {
         let mut skipped = Vec::new();
         let mut planned = Vec::new();
         for &case in cases {
+            if let Err(why) = self.have.case(case) {
+                skipped.push(format!("{}: {why}", case.title));
+                continue;
+            }
             for contestant in case.contestants {
                 skipped.extend(self.have.contestant(*contestant).err().map(|why| format!("{contestant}: {why}")));
             }
@@ -246,8 +250,8 @@ impl Bench {
             (false, Row::Idle) => &[Placement::Other],
             (false, Row::Mux) => &[Placement::Shared],
             // One CPU for the server is what Redis uses; on the client's CPU the client would be the limit.
-            (false, Row::Store) if case.name != case::STORE_MAIN => &[Placement::Other],
-            (false, Row::Store) => &[Placement::Other, Placement::Unpinned],
+            (false, Row::Store) if case.is_unpinned_too() => &[Placement::Other, Placement::Unpinned],
+            (false, Row::Store) => &[Placement::Other],
             (false, _) => &[Placement::Same, Placement::Other, Placement::Unpinned],
         }
     }

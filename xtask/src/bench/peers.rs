@@ -11,7 +11,7 @@ use super::host::HostCosts;
 use super::measure::{Effort, Meter, SyscallCounter};
 use super::raw::Tool;
 use super::watch::Watch;
-use crate::process::{Server, free_port, output};
+use crate::process::{Ready, Server, free_port, output};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -210,6 +210,73 @@ fn floor(programs: &Programs) {
     }
 }
 
+/// Each request is answered with 64 bytes, and its body is in the file, in order.
+fn http_log(programs: &Programs, how: &str) {
+    const FILE_BYTES: usize = 1 << 17;
+    let dir = tempfile::tempdir().unwrap();
+    let (path, port) = (dir.path().join("file"), free_port().unwrap());
+    let mut command = programs.peer("http_log");
+    command.args([how, "127.0.0.1", &port.to_string(), "-1"]);
+    if how != "none" {
+        command.arg(&path).arg(FILE_BYTES.to_string());
+    }
+    let server = Server::start("http_log", &mut command, Ready::Lines(1, "ready"), TIMEOUT).unwrap();
+    let request = |number: usize, body_bytes: usize| {
+        let body = format!("k{number:07}{}", "v".repeat(body_bytes - 8));
+        (format!("POST / HTTP/1.1\r\nHost: h\r\ncontent-length: {body_bytes}\r\n\r\n{body}"), body)
+    };
+    let bodies_bytes = [8, 100, 1336, 60_000];
+    let (requests, bodies): (Vec<String>, Vec<String>) =
+        bodies_bytes.into_iter().enumerate().map(|(number, bytes)| request(number, bytes)).unzip();
+    let answers = |stream: &mut TcpStream, count: usize| {
+        for _ in 0..count {
+            let mut answer = [0; 64];
+            stream.read_exact(&mut answer).unwrap();
+            let text = std::str::from_utf8(&answer).unwrap();
+            assert!(text.starts_with("HTTP/1.1 204 No Content\r\nDate: ") && text.ends_with(" GMT\r\n\r\n"), "{text}");
+            assert!(!text.contains("1970"), "{text}");
+        }
+    };
+    let mut stream = connect(port);
+    // Cuts within head and body: the last request comes byte by byte at both ends.
+    let (last, first) = requests.split_last().unwrap();
+    stream.write_all(first.concat().as_bytes()).unwrap();
+    let (head, rest) = last.split_at(90);
+    let (middle, end) = rest.split_at(rest.len() - 20);
+    for piece in head.as_bytes().chunks(1).chain([middle.as_bytes()]).chain(end.as_bytes().chunks(1)) {
+        stream.write_all(piece).unwrap();
+    }
+    answers(&mut stream, requests.len());
+    if how != "none" {
+        let file = std::fs::read(&path).unwrap();
+        let expected = bodies.concat();
+        assert_eq!(file.len(), FILE_BYTES);
+        assert!(file.starts_with(expected.as_bytes()), "{how}: the file has something else");
+        assert!(file[expected.len()..].iter().all(|byte| *byte == 0));
+        // The next but one has no room behind, and is written to the front.
+        let (more, body) = request(9, 50_000);
+        stream.write_all(more.repeat(2).as_bytes()).unwrap();
+        answers(&mut stream, 2);
+        let file = std::fs::read(&path).unwrap();
+        assert!(file.starts_with(body.as_bytes()) && file[expected.len()..].starts_with(body.as_bytes()));
+    }
+
+    // What it does not serve closes its connection and no other.
+    for bad in [
+        "GET / HTTP/1.1\r\n\r\n".to_owned(),
+        "POST / HTTP/1.1\r\n\r\n".to_owned(),
+        request(0, 8).0.replace(": 8", ": 7"),
+        request(0, 8).0.replace(": 8", ": 66000"),
+    ] {
+        let mut other = connect(port);
+        other.write_all(bad.as_bytes()).unwrap();
+        assert_eq!(other.read(&mut [0]).unwrap(), 0, "{bad}");
+    }
+    stream.write_all(requests[0].as_bytes()).unwrap();
+    answers(&mut stream, 1);
+    server.stop().unwrap();
+}
+
 fn host_costs(programs: &Programs) {
     let effort = Effort { seconds: 0.0, scale: 0.01, rate_divisor: 1 };
     let cpus = ksf::cpus::allowed().unwrap();
@@ -275,6 +342,9 @@ fn the_peers_answer_correctly() {
     tcp_work(&programs, Contestant::WorkThreads);
     tcp_work(&programs, Contestant::WorkLoops);
     loops_have_their_connections(&programs);
+    for how in ["none", "append", "fdatasync"] {
+        http_log(&programs, how);
+    }
     floor(&programs);
     host_costs(&programs);
 }

@@ -62,12 +62,14 @@ pub(crate) enum Metric {
     WrittenRatio,
     /// Anonymous memory of the server for each key of 8 bytes with a value of 8 bytes.
     KeyBytes,
-    /// Keys of a start over what a million of writes has left, from the start of the process to its first answer.
+    /// Keys of a start over what writes have left, from the start of the process to its first answer.
     RecoveredKeysPerS,
+    /// The same in bytes that were written to the log.
+    RecoveredBytesPerS,
 }
 
 impl Metric {
-    pub(crate) const ALL: [Metric; 33] = [
+    pub(crate) const ALL: [Metric; 34] = [
         Metric::RttMeanUs,
         Metric::RttStdevUs,
         Metric::RttP50Us,
@@ -101,6 +103,7 @@ impl Metric {
         Metric::WrittenRatio,
         Metric::KeyBytes,
         Metric::RecoveredKeysPerS,
+        Metric::RecoveredBytesPerS,
     ];
 
     /// Whether it counts what happens for a message. These have a table of their own.
@@ -108,6 +111,11 @@ impl Metric {
         use Metric::{ClientSleeps, Interrupts, InterruptsBetweenCpus, ReceiveSoftirqs, ServerPreempted, ServerSleeps};
         matches!(self, Metric::Syscalls | Metric::Switches | ServerSleeps | ServerPreempted | ClientSleeps)
             || matches!(self, Interrupts | InterruptsBetweenCpus | ReceiveSoftirqs)
+    }
+
+    /// Whether it is large, and told in thousands and millions.
+    fn is_rate(self) -> bool {
+        matches!(self, Metric::MessagesPerS | Metric::RecoveredKeysPerS | Metric::RecoveredBytesPerS)
     }
 
     /// Heading of its column, with the unit.
@@ -146,16 +154,18 @@ impl Metric {
             Metric::WrittenRatio => "written/stored bytes",
             Metric::KeyBytes => "bytes/key",
             Metric::RecoveredKeysPerS => "keys recovered/s",
+            Metric::RecoveredBytesPerS => "log bytes recovered/s",
         }
     }
 
     /// A value of this metric, as short as its precision allows.
     pub(crate) fn format(self, value: f64) -> String {
         match self {
-            Metric::MessagesPerS | Metric::RecoveredKeysPerS if value >= 1e6 => format!("{:.2} M", value / 1e6),
-            Metric::MessagesPerS | Metric::RecoveredKeysPerS if value >= 1e4 => format!("{:.0} k", value / 1e3),
+            _ if self.is_rate() && value >= 1e6 => format!("{:.2} M", value / 1e6),
+            _ if self.is_rate() && value >= 1e4 => format!("{:.0} k", value / 1e3),
             Metric::MessagesPerS
             | Metric::RecoveredKeysPerS
+            | Metric::RecoveredBytesPerS
             | Metric::KeyBytes
             | Metric::IdleBytes
             | Metric::IdleCpuUsPerS

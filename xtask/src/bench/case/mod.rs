@@ -17,6 +17,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::metric::Metric;
+use self::store::STORE_COUNTED;
 pub(crate) use self::store::STORE_MAIN;
 pub(crate) use self::work::{Pace, WorkLoad};
 use super::contestant::Contestant;
@@ -99,7 +100,7 @@ pub(crate) enum Service {
     Work(&'static WorkLoad),
     /// Answers requests of HTTP.
     Web(&'static WebLoad),
-    /// Keeps values by their keys, for clients of Redis.
+    /// Keeps values by their keys, for clients of Redis or of HTTP.
     Store(&'static StoreLoad),
 }
 
@@ -141,15 +142,30 @@ impl Case {
     pub(crate) fn can_be_watched(&self) -> bool {
         let is_whole = match self.service {
             Service::Web(load) => load.disturbance.is_none(),
-            Service::Store(load) => *load != StoreLoad::Keys,
+            Service::Store(load) => !matches!(load, StoreLoad::Keys { .. }),
             Service::Echo | Service::Null | Service::Work(_) => true,
         };
         self.idle == 0 && is_whole
     }
 
-    /// Whether its servers can be started under strace, which is their parent no longer than it takes to start them.
+    /// Whether its servers can be started under strace, which is their parent no longer than it takes to start them. Many
+    /// keys that are written first would take too long.
     pub(crate) fn can_be_traced(&self) -> bool {
-        !matches!(self.service, Service::Web(_))
+        let fills = matches!(self.service, Service::Store(StoreLoad::Overwrite { .. }));
+        !fills && !matches!(self.service, Service::Web(_))
+    }
+
+    /// Programs that its client needs and no contestant names.
+    pub(super) fn needs(&self) -> &'static [&'static str] {
+        match self.service {
+            Service::Store(StoreLoad::Post { .. }) => &["wrk"],
+            _ => &[],
+        }
+    }
+
+    /// Whether a case of the store is also measured unpinned.
+    pub(super) fn is_unpinned_too(&self) -> bool {
+        self.name == STORE_MAIN
     }
 
     pub(crate) fn step(&self, placement: Placement) -> Step {
@@ -167,7 +183,7 @@ impl Case {
         let is_work = matches!(self.service, Service::Work(load) if !load.is_idle());
         let is_store = matches!(self.service, Service::Store(_));
         let counts = by == SyscallCounter::Perf || self.can_be_traced() && !is_store;
-        self.can_be_watched() && !is_work && counts && (!is_store || self.name == STORE_MAIN)
+        self.can_be_watched() && !is_work && counts && (!is_store || STORE_COUNTED.contains(&self.name))
     }
 }
 
