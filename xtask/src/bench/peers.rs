@@ -47,8 +47,17 @@ fn connect(port: u16) -> TcpStream {
     stream
 }
 
+/// Reads what must come; a failure says what has become of the server.
+fn read_answers(server: &mut Server, stream: &mut TcpStream, length: usize) -> Vec<u8> {
+    let mut got = vec![0; length];
+    if let Err(error) = stream.read_exact(&mut got) {
+        panic!("{length} bytes of answers: {error}; {}", server.state());
+    }
+    got
+}
+
 fn tcp_rpc(programs: &Programs, contestant: Contestant) {
-    let (server, port) = serve(programs, contestant, Service::Null);
+    let (mut server, port) = serve(programs, contestant, Service::Null);
     let mut stream = connect(port);
     let request: Vec<u8> = (0..100).flat_map(|xid| marked(&call(xid))).collect();
     // Cuts within marks and bodies; the first piece holds many records, the last ones one byte.
@@ -58,9 +67,7 @@ fn tcp_rpc(programs: &Programs, contestant: Contestant) {
         stream.write_all(&[*byte]).unwrap();
     }
     let expected: Vec<u8> = (0..100).flat_map(|xid| marked(&reply(xid))).collect();
-    let mut got = vec![0; expected.len()];
-    stream.read_exact(&mut got).unwrap();
-    assert_eq!(got, expected);
+    assert_eq!(read_answers(&mut server, &mut stream, expected.len()), expected);
 
     // What it does not serve (here a fragment that is not the last) closes the connection.
     let mut other = connect(port);
@@ -70,14 +77,13 @@ fn tcp_rpc(programs: &Programs, contestant: Contestant) {
 }
 
 fn tcp_echo(programs: &Programs, contestant: Contestant) {
-    let (server, port) = serve(programs, contestant, Service::Echo);
+    let (mut server, port) = serve(programs, contestant, Service::Echo);
     let mut stream = connect(port);
     let data: Vec<u8> = (0..200_000u32).map(|n| (n % 251) as u8).collect();
     let mut writer = stream.try_clone().unwrap();
     let sent = data.clone();
     let thread = std::thread::spawn(move || writer.write_all(&sent).unwrap());
-    let mut got = vec![0; data.len()];
-    stream.read_exact(&mut got).unwrap();
+    let got = read_answers(&mut server, &mut stream, data.len());
     thread.join().unwrap();
     assert!(got == data, "the echo differs");
     server.stop().unwrap();
@@ -130,7 +136,7 @@ fn serve_work(programs: &Programs, contestant: Contestant) -> (Server, u16) {
 }
 
 fn tcp_work(programs: &Programs, contestant: Contestant) {
-    let (server, port) = serve_work(programs, contestant);
+    let (mut server, port) = serve_work(programs, contestant);
     let mut stream = connect(port);
     let (mut requests, mut replies) = (Vec::new(), Vec::new());
     for number in 0..60u32 {
@@ -146,8 +152,7 @@ fn tcp_work(programs: &Programs, contestant: Contestant) {
     for byte in rest {
         stream.write_all(&[*byte]).unwrap();
     }
-    let mut got = vec![0; replies.len()];
-    stream.read_exact(&mut got).unwrap();
+    let got = read_answers(&mut server, &mut stream, replies.len());
     assert!(got == replies, "{contestant} answers something else");
 
     // What is not of the protocol closes its connection and no other.
