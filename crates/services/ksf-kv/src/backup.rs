@@ -18,7 +18,7 @@ use ksf_store::backup::{CopiedLog, CopyError, Wanted, is_first_block, recover, w
 use ksf_store::format::{LOGS_MAX, Lsn};
 use ksf_store::log::Geometry;
 use ksf_store::recover::{Found, Places};
-use ksf_store::store::Store;
+use ksf_store::store::{Opening, Store};
 
 use crate::ask::{AskError, Asker};
 use crate::offline::write_store;
@@ -65,7 +65,9 @@ pub fn backup<S: Read + Write>(asker: &mut Asker<S>, path: &Path, now_ms: u64) -
     let (geometry, mut copies) = copy(asker, &scratch)?;
     let found = recover(geometry, &mut copies)?;
     let epoch = found.iter().map(Found::epoch).max().unwrap_or(0);
-    let (store, _) = Store::open(found, &mut copies, epoch + 1, 0).map_err(CopyError::from)?;
+    // It runs beside the server, which shall not feel it: one thread.
+    let opening = Opening::new(epoch + 1, 0, NonZeroUsize::MIN);
+    let (store, _) = Store::open(found, &copies, opening).map_err(CopyError::from)?;
     let partial = with_suffix(path, ".partial");
     let made = write_file(&store, &copies, &partial, path, now_ms);
     if made.is_err() {
@@ -135,7 +137,7 @@ impl Places for Segments<'_> {
         self.bytes.len() as u32
     }
 
-    fn read(&mut self, place: u32, into: &mut Vec<u8>) -> io::Result<()> {
+    fn read(&self, place: u32, into: &mut Vec<u8>) -> io::Result<()> {
         into.resize(self.bytes[place as usize], 0);
         self.scratch.file.read_exact_at(into, self.offset_of(place))
     }

@@ -9,16 +9,17 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
 
 use ksf_store::away::Wanted;
-use ksf_store::format::{LOGS_MAX, Lsn, Record};
+use ksf_store::format::LOGS_MAX;
 use ksf_store::log::Geometry;
 use ksf_store::recover::{Found, Places, RecoverError, Repair, cut_by_links};
-use ksf_store::store::{Shard, Store};
+use ksf_store::store::{Opening, Shard, Store};
 
 /// Bytes of a block: O_DIRECT writes on common disks are multiples of it, and no disk tears a sector of 512.
 pub const BLOCK_BYTES: usize = 4096;
@@ -146,6 +147,8 @@ pub struct Disk {
     pub logs: Vec<File>,
     /// Whether writes go past the page cache.
     pub direct: bool,
+    /// Threads that read the logs.
+    pub threads: NonZeroUsize,
     _lock: Lock,
 }
 
@@ -166,7 +169,8 @@ fn io_error<'p>(action: &'static str, path: &'p Path) -> impl FnOnce(io::Error) 
 }
 
 impl Disk {
-    /// Opens a store, or makes one where the folder is empty or not there. Counts the start, durably.
+    /// Opens a store, or makes one where the folder is empty or not there. Counts the start, durably. As many threads read the
+    /// logs as [`DiskOptions::logs`] says that there are shards.
     ///
     /// # Errors
     ///
@@ -198,15 +202,26 @@ impl Disk {
         };
         let geometry = now.geometry();
         let wanted = options.logs.max(now.logs).max(there).min(LOGS_MAX as u16);
-        let (mut found, mut media, mut logs, mut direct) = (Vec::new(), Vec::new(), Vec::new(), true);
-        for log in 0..wanted {
+        let threads = NonZeroUsize::new(options.logs.into()).unwrap_or(NonZeroUsize::MIN);
+        let (places, segment_bytes) = (now.places, now.segment_bytes);
+        let open = |log| {
             let path = log_path(folder, log);
-            if log >= now.logs.max(there) {
-                make_log(&path, now.segment_bytes, now.places)?;
-            }
-            let plain = OpenOptions::new().read(true).write(true).open(&path).map_err(io_error("opening", &path))?;
-            let plain = LogFile { file: plain, places: now.places, segment_bytes: now.segment_bytes };
-            found.push(Found::read(log, geometry, &mut &plain)?);
+            let file = OpenOptions::new().read(true).write(true).open(&path).map_err(io_error("opening", &path))?;
+            Ok::<_, DiskError>(LogFile { file, places, segment_bytes })
+        };
+        let known = now.logs.max(there).min(wanted);
+        let mut media = (0..known).map(open).collect::<Result<Vec<_>, _>>()?;
+        let mut found = Found::read_all(geometry, &media, threads)?;
+        cut_by_links(&mut found)?;
+        // What is there can be read: until here nothing was changed.
+        for log in known..wanted {
+            make_log(&log_path(folder, log), segment_bytes, places)?;
+            media.push(open(log)?);
+            found.push(Found::of_new(log, geometry, places));
+        }
+        let (mut logs, mut direct) = (Vec::new(), true);
+        for (log, plain) in (0..).zip(&media) {
+            let path = log_path(folder, log);
             let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
             match OpenOptions::new().read(true).write(true).custom_flags(flags).open(&path) {
                 Ok(file) => logs.push(file),
@@ -216,9 +231,7 @@ impl Disk {
                     logs.push(plain.file.try_clone().map_err(io_error("opening", &path))?);
                 }
             }
-            media.push(plain);
         }
-        cut_by_links(&mut found)?;
         now.logs = wanted;
         // What a superblock lost, the logs know: no two starts have one number.
         now.epoch = found.iter().map(Found::epoch).fold(now.epoch, u32::max) + 1;
@@ -228,7 +241,8 @@ impl Disk {
         for found in &mut found {
             repair(&log_path(folder, found.log()), now.segment_bytes, &found.repairs(now.epoch))?;
         }
-        Ok(Self { folder: folder.to_owned(), epoch: now.epoch, geometry, found, media, logs, direct, _lock: lock })
+        let (folder, epoch) = (folder.to_owned(), now.epoch);
+        Ok(Self { folder, epoch, geometry, found, media, logs, direct, threads, _lock: lock })
     }
 
     /// Reads a store as [`Disk::open`] does, and changes nothing: there is no file to write to, and no start is counted.
@@ -239,12 +253,17 @@ impl Disk {
     pub fn look(folder: &Path) -> Result<Self, DiskError> {
         let (lock, superblock, media) = Self::files(folder)?;
         let geometry = superblock.geometry();
-        let read = |(log, medium): (u16, &LogFile)| Found::read(log, geometry, &mut { medium });
-        let mut found = (0..).zip(&media).map(read).collect::<Result<Vec<_>, _>>()?;
+        let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        let mut found = Found::read_all(geometry, &media, threads)?;
         cut_by_links(&mut found)?;
         let epoch = found.iter().map(Found::epoch).fold(superblock.epoch, u32::max);
         let (folder, logs) = (folder.to_owned(), Vec::new());
-        Ok(Self { folder, epoch, geometry, found, media, logs, direct: false, _lock: lock })
+        Ok(Self { folder, epoch, geometry, found, media, logs, direct: false, threads, _lock: lock })
+    }
+
+    /// Bytes of the logs that were found: what there was to be read.
+    pub fn found_bytes(&self) -> u64 {
+        self.found.iter().map(Found::batch_bytes).sum()
     }
 
     /// Makes the store of the logs that were found, whose values take so much memory at most.
@@ -254,16 +273,7 @@ impl Disk {
     /// [`DiskError`]: the logs are no longer what they were when they were found.
     pub(crate) fn open_store(&mut self, memory_bytes_max: usize) -> Result<(Arc<Store>, Vec<Shard>), DiskError> {
         let found = std::mem::take(&mut self.found);
-        Ok(Store::open(found, &mut self.media, self.epoch, memory_bytes_max)?)
-    }
-
-    /// Every record of a log that was found, in order.
-    ///
-    /// # Errors
-    ///
-    /// [`DiskError`]: the log is no longer what it was when it was found.
-    pub(crate) fn records(&self, found: &Found, take: impl FnMut(Lsn, Record<'_>)) -> Result<(), DiskError> {
-        Ok(found.records(&mut &self.media[usize::from(found.log())], take)?)
+        Ok(Store::open(found, &self.media, Opening::new(self.epoch, memory_bytes_max, self.threads))?)
     }
 
     /// The value that is there, with every checksum right.
@@ -434,27 +444,19 @@ impl Places for LogFile {
         self.places
     }
 
-    fn read(&mut self, place: u32, into: &mut Vec<u8>) -> io::Result<()> {
-        (&*self).read(place, into)
-    }
-
-    fn read_front(&mut self, place: u32, bytes: usize, into: &mut Vec<u8>) -> io::Result<()> {
-        (&*self).read_front(place, bytes, into)
-    }
-}
-
-impl Places for &LogFile {
-    fn places(&self) -> u32 {
-        self.places
-    }
-
-    fn read(&mut self, place: u32, into: &mut Vec<u8>) -> io::Result<()> {
+    fn read(&self, place: u32, into: &mut Vec<u8>) -> io::Result<()> {
         self.read_front(place, self.segment_bytes as usize, into)
     }
 
-    fn read_front(&mut self, place: u32, bytes: usize, into: &mut Vec<u8>) -> io::Result<()> {
+    fn read_front(&self, place: u32, bytes: usize, into: &mut Vec<u8>) -> io::Result<()> {
         into.resize(bytes, 0);
         self.file.read_exact_at(into, u64::from(place) * self.segment_bytes)
+    }
+
+    fn ahead(&self, place: u32) {
+        // The kernel begins to read, in large pieces, and does not wait. Without it the read itself does the same.
+        let (offset, bytes) = (u64::from(place) * self.segment_bytes, NonZeroU64::new(self.segment_bytes));
+        let _ = rustix::fs::fadvise(&self.file, offset, bytes, rustix::fs::Advice::WillNeed);
     }
 }
 

@@ -3,8 +3,10 @@
 //! Nothing here changes the folder.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use ksf_proto::resp;
 use ksf_store::away::Wanted;
@@ -37,6 +39,31 @@ pub struct Check {
     pub keys: usize,
     /// How often it was started.
     pub starts: u32,
+    /// How fast it was read.
+    pub recovery: Recovery,
+}
+
+/// How long a store took to be read, and how much that was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recovery {
+    /// Keys that it has.
+    pub keys: usize,
+    /// Bytes of its logs.
+    pub log_bytes: u64,
+    /// Threads that read it.
+    pub threads: usize,
+    /// From the first byte to the last key.
+    pub took: Duration,
+}
+
+impl fmt::Display for Recovery {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { keys, log_bytes, threads, took } = self;
+        let seconds = took.as_secs_f64().max(1e-9);
+        let (keys_per_s, mb_per_s) = (*keys as f64 / seconds, *log_bytes as f64 / seconds / 1e6);
+        let threads = if *threads == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
+        write!(to, "{} ms by {threads}, {keys_per_s:.0} keys/s, {mb_per_s:.0} MB/s of log", took.as_millis())
+    }
 }
 
 /// Reads a store as a start does, and every checksum in it.
@@ -45,16 +72,17 @@ pub struct Check {
 ///
 /// [`DiskError`]: it is in use, is no store, or is damaged.
 pub fn check(folder: &Path) -> Result<Check, DiskError> {
+    let began = Instant::now();
     let mut disk = Disk::look(folder)?;
     let logs = disk.found.iter().map(|found| {
-        let mut records = 0;
-        disk.records(found, |_, _| records += 1)?;
-        Ok(LogCheck { log: found.log(), end: found.end(), promised: found.promised(), records })
+        let records = found.record_count();
+        LogCheck { log: found.log(), end: found.end(), promised: found.promised(), records }
     });
-    let (logs, starts) = (logs.collect::<Result<_, DiskError>>()?, disk.epoch);
+    let (logs, starts, log_bytes) = (logs.collect(), disk.epoch, disk.found_bytes());
     // Only keys are wanted in memory.
     let (store, _) = disk.open_store(0)?;
-    Ok(Check { logs, keys: store.keys(), starts })
+    let (keys, threads, took) = (store.keys(), disk.threads.get(), began.elapsed());
+    Ok(Check { logs, keys, starts, recovery: Recovery { keys, log_bytes, threads, took } })
 }
 
 /// Why a store was not written down.
@@ -269,11 +297,11 @@ impl Newest {
 ///
 /// [`OfflineError`].
 pub fn salvage(folder: &Path, now_ms: u64, to: &mut impl Write) -> Result<(u64, Vec<Salvaged>), OfflineError> {
-    let (_lock, geometry, mut media) = Disk::media(folder)?;
+    let (_lock, geometry, media) = Disk::media(folder)?;
     // Of each key, and of each of its cells, the newest record.
     let mut newest: BTreeMap<Vec<u8>, (Newest, NewestCells)> = BTreeMap::new();
     let (mut salvaged, mut flushed) = (Vec::new(), 0);
-    for (log, medium) in (0..).zip(&mut media) {
+    for (log, medium) in (0..).zip(&media) {
         salvaged.push(salvage_log(log, geometry, medium, |record| {
             if record.kind == Kind::Flush {
                 flushed = record.version.max(flushed);

@@ -149,7 +149,7 @@ impl<M: Places> Places for CopiedLog<M> {
         self.headers.len() as u32
     }
 
-    fn read(&mut self, place: u32, into: &mut Vec<u8>) -> io::Result<()> {
+    fn read(&self, place: u32, into: &mut Vec<u8>) -> io::Result<()> {
         let header = &self.headers[place as usize];
         match SegmentHeader::decode(header).ok().and_then(|header| header.bytes_before(self.end)) {
             Some(bytes) => {
@@ -161,7 +161,7 @@ impl<M: Places> Places for CopiedLog<M> {
         Ok(())
     }
 
-    fn read_front(&mut self, place: u32, bytes: usize, into: &mut Vec<u8>) -> io::Result<()> {
+    fn read_front(&self, place: u32, bytes: usize, into: &mut Vec<u8>) -> io::Result<()> {
         let header = &self.headers[place as usize];
         if bytes > header.len() {
             return self.read(place, into);
@@ -257,7 +257,7 @@ pub fn recover<M: Places>(geometry: Geometry, copies: &mut [CopiedLog<M>]) -> Re
     let ends: Vec<Lsn> = copies.iter().map(|copy| copy.end).collect();
     let read = |(log, copy): (u16, &mut CopiedLog<M>)| {
         copy.settle(&geometry, log)?;
-        Ok::<_, CopyError>(Found::read(log, geometry, copy)?)
+        Ok::<_, CopyError>(Found::read(log, geometry, &*copy)?)
     };
     let mut found = (0..).zip(copies).map(read).collect::<Result<Vec<_>, _>>()?;
     cut_by_links(&mut found)?;

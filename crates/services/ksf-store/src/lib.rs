@@ -19,4 +19,5 @@ pub mod promises;
 pub mod recover;
 pub mod salvage;
 pub mod store;
+mod threads;
 pub mod update;

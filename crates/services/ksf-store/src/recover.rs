@@ -11,13 +11,17 @@
 //! A batch tells how far replies had told of its log when it was made ([`BatchHeader::promised`]). So bytes that make no
 //! sense are a torn tail, which nobody was told of, only if no batch anywhere in the log says that they were.
 
+mod read;
+
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 
 use crate::format::{Batch, BatchBuilder, BatchHeader, Kind, Link, Lsn, Malformed, Record, SegmentHeader, Standing};
+use crate::index::leaf::PACKED_BYTES_MAX;
 use crate::log::{Geometry, Log, Segment};
 
-/// The medium of one log, as recovery reads it. A place that was never written reads as zeros.
-pub trait Places {
+/// The medium of one log, as recovery reads it, on several threads. A place that was never written reads as zeros.
+pub trait Places: Sync {
     /// Number of places.
     fn places(&self) -> u32;
 
@@ -26,16 +30,21 @@ pub trait Places {
     /// # Errors
     ///
     /// The medium cannot be read; the store does not start.
-    fn read(&mut self, place: u32, into: &mut Vec<u8>) -> std::io::Result<()>;
+    fn read(&self, place: u32, into: &mut Vec<u8>) -> std::io::Result<()>;
 
     /// Reads at least the first `bytes` bytes of a place.
     ///
     /// # Errors
     ///
     /// Those of [`read`](Self::read).
-    fn read_front(&mut self, place: u32, bytes: usize, into: &mut Vec<u8>) -> std::io::Result<()> {
+    fn read_front(&self, place: u32, bytes: usize, into: &mut Vec<u8>) -> std::io::Result<()> {
         let _ = bytes;
         self.read(place, into)
+    }
+
+    /// A place will be read as a whole soon: the medium may begin with that. What fails is told by the read.
+    fn ahead(&self, place: u32) {
+        let _ = place;
     }
 }
 
@@ -104,8 +113,8 @@ pub enum RecoverError {
     },
 }
 
-/// A log whose segments were read, one after the other: what is in them is read again when it is needed.
-#[derive(Debug)]
+/// A log whose segments were read: what is in them is read again when it is needed.
+#[derive(Clone, Debug)]
 pub struct Found {
     log: u16,
     geometry: Geometry,
@@ -122,6 +131,8 @@ pub struct Found {
     cut_batch: Option<Lsn>,
     /// What must be written before anything else was told.
     repaired: bool,
+    /// Keys of some of its records, from all over the log.
+    samples: Vec<Box<[u8]>>,
 }
 
 /// A write that must be on the medium before anything else is written to any log of the store.
@@ -152,14 +163,14 @@ impl Newest {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Place {
     place: u32,
     epoch: u32,
     live: Option<Vec<u64>>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct FoundBatch {
     lsn: Lsn,
     end: Lsn,
@@ -167,21 +178,112 @@ struct FoundBatch {
     /// Where the next one begins: behind this one, or in the next segment.
     next: Lsn,
     links: Vec<Link>,
-    /// The version of the last flush in it; 0 without one.
-    flushed: u64,
-    /// Bytes of its records, and of the longest one.
-    record_bytes: u64,
-    longest_bytes: u64,
+    /// The checksum of its body: who reads it again knows by it that it is the one whose records were checked.
+    body_crc: u32,
+    content: Content,
+}
+
+/// What records there are.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Content {
+    pub(crate) records: u64,
+    /// Bytes of all of them, and of the longest one.
+    pub(crate) record_bytes: u64,
+    pub(crate) longest_bytes: u64,
+    /// The largest version.
+    pub(crate) version: u64,
+    /// The version of the last flush; 0 without one.
+    pub(crate) flushed: u64,
+    /// Bytes of the strings that have memory of their own.
+    pub(crate) apart_bytes: u64,
+    /// Records of cells.
+    pub(crate) cells: u64,
+}
+
+impl Content {
+    fn see(&mut self, record: &Record<'_>) {
+        let bytes = record.encoded_bytes() as u64;
+        self.records += 1;
+        (self.record_bytes, self.longest_bytes) = (self.record_bytes + bytes, self.longest_bytes.max(bytes));
+        self.version = self.version.max(record.version);
+        match record.kind {
+            Kind::Flush => self.flushed = self.flushed.max(record.version),
+            Kind::String | Kind::Drop => {
+                let value_bytes = record.value.len();
+                self.apart_bytes += if value_bytes > PACKED_BYTES_MAX { value_bytes as u64 } else { 0 };
+            }
+            Kind::Field | Kind::Member | Kind::Element | Kind::Scored | Kind::Remove | Kind::Expire => self.cells += 1,
+        }
+    }
+
+    fn and(self, other: &Self) -> Self {
+        Self {
+            records: self.records + other.records,
+            record_bytes: self.record_bytes + other.record_bytes,
+            longest_bytes: self.longest_bytes.max(other.longest_bytes),
+            version: self.version.max(other.version),
+            flushed: self.flushed.max(other.flushed),
+            apart_bytes: self.apart_bytes + other.apart_bytes,
+            cells: self.cells + other.cells,
+        }
+    }
+
+    fn of(batches: &[FoundBatch]) -> Self {
+        batches.iter().fold(Self::default(), |sum, batch| sum.and(&batch.content))
+    }
+}
+
+/// What counts of one segment of a log.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece<'f> {
+    found: &'f Found,
+    pub(crate) number: u64,
+    batches: &'f [FoundBatch],
+    pub(crate) content: Content,
+}
+
+impl Piece<'_> {
+    /// The log.
+    pub(crate) fn log(&self) -> u16 {
+        self.found.log
+    }
+
+    /// The place of the segment.
+    pub(crate) fn place(&self) -> u32 {
+        self.found.segments.get(&self.number).map_or(0, |place| place.place)
+    }
+
+    /// Every record with its place, in order. The batches are those that were read before, so their checksums stand for those
+    /// of the records.
+    pub(crate) fn read(
+        &self,
+        medium: &impl Places,
+        bytes: &mut Vec<u8>,
+        mut take: impl FnMut(Lsn, Record<'_>),
+    ) -> Result<(), RecoverError> {
+        let Found { log, geometry, promised, .. } = *self.found;
+        let place = self.place();
+        medium.read(place, bytes).map_err(|source| RecoverError::Unreadable { log, place, source })?;
+        // One that has none may have been written over what was read.
+        for found in self.batches.iter().filter(|batch| batch.content.records > 0) {
+            let from = found.lsn;
+            let damaged = |malformed| RecoverError::Damaged { log, from, promised, malformed };
+            let batch = batch_of(geometry, log, self.number, from, bytes).map_err(damaged)?;
+            if batch.header.body_crc != found.body_crc {
+                return Err(damaged(Malformed::DataChecksum));
+            }
+            for record in batch.known_records() {
+                let (lsn, record) = record.map_err(damaged)?;
+                take(lsn, record);
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Found {
-    /// Reads a log, and finds the end of its chain of batches.
-    ///
-    /// # Errors
-    ///
-    /// The medium cannot be read, or data that was acknowledged is damaged.
-    pub fn read(log: u16, geometry: Geometry, medium: &mut impl Places) -> Result<Self, RecoverError> {
-        let mut found = Self {
+    fn new(log: u16, geometry: Geometry) -> Self {
+        Self {
             log,
             geometry,
             segments: BTreeMap::new(),
@@ -192,157 +294,69 @@ impl Found {
             end: Lsn::default(),
             cut_batch: None,
             repaired: false,
-        };
-        // The list of the segment that was begun last, also if that one was given up: it knows what was erased before.
-        let mut newest = Newest::default();
-        let (mut erased, mut bytes) = (Vec::new(), Vec::new());
-        for place in 0..medium.places() {
-            let unreadable = |source| RecoverError::Unreadable { log, place, source };
-            medium.read_front(place, geometry.block_bytes.get(), &mut bytes).map_err(unreadable)?;
-            let header = SegmentHeader::decode(&bytes).ok().filter(|header| found.is_ours(header));
-            if let Some(header) = &header {
-                newest.see(header);
-            }
-            match header {
-                Some(SegmentHeader { number, epoch, live, standing: Standing::Counts, .. }) => {
-                    if let Some(other) = found.segments.insert(number, Place { place, epoch, live }) {
-                        return Err(RecoverError::Twice { log, number, places: (other.place, place) });
-                    }
-                }
-                Some(header) => {
-                    if header.standing == Standing::Cleaned {
-                        erased.push(header.number);
-                    }
-                    found.unused.push(place);
-                }
-                None => {
-                    // A header that is damaged must not hide what the batches behind it know.
-                    medium.read(place, &mut bytes).map_err(unreadable)?;
-                    found.promised = found.promised.max(found.promised_in(&bytes));
-                    found.unused.push(place);
-                }
-            }
+            samples: Vec::new(),
         }
-        found.follow(medium, &newest, &erased)?;
-        Ok(found)
     }
 
-    fn is_ours(&self, header: &SegmentHeader) -> bool {
-        let geometry = &self.geometry;
-        let same = (header.store, header.log) == (geometry.store, self.log);
-        // No log is ever so long that the end of a segment is no number.
-        let is_possible = header.number < u64::MAX / geometry.segment_bytes - 1;
-        same && is_possible
-            && (header.segment_bytes, header.block_bytes as usize)
-                == (geometry.segment_bytes, geometry.block_bytes.get())
+    /// A log whose places were just made, and are all zeros.
+    pub fn of_new(log: u16, geometry: Geometry, places: u32) -> Self {
+        Self { unused: (0..places).collect(), ..Self::new(log, geometry) }
     }
 
-    /// Follows the chain of batches through the segments, up to the first thing that makes no sense.
-    fn follow(&mut self, medium: &mut impl Places, newest: &Newest, erased: &[u64]) -> Result<(), RecoverError> {
-        let named = newest.live.iter().flatten();
-        let missing = named.copied().find(|number| !self.segments.contains_key(number) && !erased.contains(number));
-        let numbers: Vec<u64> = self.segments.keys().copied().collect();
-        // How far any batch, also one behind the end of the chain, says that replies had told of the log.
-        let (mut promised_anywhere, mut followed) = (self.promised, 0);
-        let (mut broken, mut bytes) = (None, Vec::new());
-        for (at, number) in numbers.iter().enumerate() {
-            if self.segments[number].live.is_none() && at + 1 == numbers.len() {
-                broken = Some(Malformed::HeaderChecksum);
-                self.end = self.end.max(Lsn(number * self.geometry.segment_bytes));
-                break;
-            }
-            if missing.is_some_and(|missing| missing < *number) {
-                break;
-            }
-            self.end = self.geometry.first_batch(*number);
-            self.epoch = self.epoch.max(self.segments[number].epoch);
-            self.read_segment(medium, *number, &mut bytes)?;
-            promised_anywhere = promised_anywhere.max(self.promised_in(&bytes));
-            followed = at + 1;
-            if let Err(malformed) = self.follow_segment(*number, &bytes) {
-                broken = Some(malformed);
-                break;
-            }
-        }
-        for number in &numbers[followed..] {
-            self.read_segment(medium, *number, &mut bytes)?;
-            promised_anywhere = promised_anywhere.max(self.promised_in(&bytes));
-        }
-        let is_cut = broken.is_some() || missing.is_some();
-        let promised = if is_cut { promised_anywhere.max(self.promised) } else { self.promised };
-        let log = self.log;
-        if let Some(number) = missing
-            && promised > self.geometry.first_batch(number)
-        {
-            return Err(RecoverError::Missing { log, number });
-        }
-        if promised > self.end {
-            let malformed = broken.unwrap_or(Malformed::HeaderChecksum);
-            return Err(RecoverError::Damaged { log, from: self.end, promised, malformed });
-        }
-        self.promised = promised;
-        Ok(())
-    }
-
-    /// Follows the chain to the end of a segment.
+    /// Reads a log, and finds the end of its chain of batches.
     ///
     /// # Errors
     ///
-    /// What stands behind the last batch, at [`Found::end`].
-    fn follow_segment(&mut self, number: u64, bytes: &[u8]) -> Result<(), Malformed> {
-        let geometry = self.geometry;
-        loop {
-            let batch = batch_of(geometry, self.log, number, self.end, bytes)?;
-            // Until all of it was looked at.
-            self.cut_batch = Some(self.end);
-            if batch.header.epoch < self.epoch {
-                // A start cut the log before this batch of an earlier one.
-                return Err(Malformed::Content);
-            }
-            let (mut flushed, mut record_bytes, mut longest_bytes) = (0, 0, 0_u64);
-            for record in batch.records() {
-                let (_, record) = record?;
-                let bytes = record.encoded_bytes() as u64;
-                (record_bytes, longest_bytes) = (record_bytes + bytes, longest_bytes.max(bytes));
-                if record.kind == Kind::Flush {
-                    flushed = record.version.max(flushed);
-                }
-            }
-            let header = batch.header;
-            let links = batch.links().collect();
-            let lsn = self.end;
-            self.cut_batch = None;
-            self.end = Lsn(lsn.0 + header.total_bytes(geometry.block_bytes) as u64);
-            self.epoch = header.epoch;
-            self.promised = self.promised.max(header.promised);
-            let next_segment = Lsn((number + 1) * geometry.segment_bytes);
-            let next = if header.ends_segment { next_segment } else { self.end };
-            let (end, epoch) = (self.end, header.epoch);
-            self.batches.push(FoundBatch { lsn, end, epoch, next, links, flushed, record_bytes, longest_bytes });
-            if header.ends_segment {
-                self.end = next;
-                return Ok(());
-            }
-        }
+    /// The medium cannot be read, or data that was acknowledged is damaged.
+    pub fn read(log: u16, geometry: Geometry, medium: &impl Places) -> Result<Self, RecoverError> {
+        let found = read::read_logs(geometry, &[(log, medium)], NonZeroUsize::MIN)?;
+        Ok(found.into_iter().next().unwrap_or_else(|| Self::new(log, geometry)))
     }
 
-    /// The bytes of a segment.
-    fn read_segment(&self, medium: &mut impl Places, number: u64, into: &mut Vec<u8>) -> Result<(), RecoverError> {
-        let place = self.segments.get(&number).map_or(0, |place| place.place);
-        let log = self.log;
-        medium.read(place, into).map_err(|source| RecoverError::Unreadable { log, place, source })
+    /// Reads all logs of a store on so many threads, from log 0 on. What is found, and the error, are those of [`read`](Self::read) of
+    /// one log after the other.
+    ///
+    /// Each thread has one segment in memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`read`](Self::read), of the first log that has one.
+    pub fn read_all<M: Places>(
+        geometry: Geometry,
+        media: &[M],
+        threads: NonZeroUsize,
+    ) -> Result<Vec<Self>, RecoverError> {
+        let media: Vec<(u16, &M)> = (0..).zip(media).collect();
+        read::read_logs(geometry, &media, threads)
     }
 
-    /// How far any batch in a place, also one that was left by an earlier segment, says that replies had told of the log.
-    fn promised_in(&self, place: &[u8]) -> Lsn {
-        let block_bytes = self.geometry.block_bytes.get();
-        let headers = (0..place.len()).step_by(block_bytes).filter_map(|at| {
-            let header = BatchHeader::decode(&place[at..]).ok()?;
-            let is_ours = (header.store, header.log) == (self.geometry.store, self.log);
-            let is_here = header.lsn.0 % self.geometry.segment_bytes == at as u64;
-            (is_ours && is_here).then_some(header.promised)
-        });
-        headers.max().unwrap_or_default()
+    /// Its segments of which something counts, in order.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = Piece<'_>> {
+        let number_of = |batch: &FoundBatch| self.geometry.segment_of(batch.lsn);
+        self.batches.chunk_by(move |one, next| number_of(one) == number_of(next)).map(move |batches| {
+            let number = batches.first().map_or(0, number_of);
+            Piece { found: self, number, batches, content: Content::of(batches) }
+        })
+    }
+
+    /// Keys of some of its records.
+    pub(crate) fn samples(&self) -> &[Box<[u8]>] {
+        &self.samples
+    }
+
+    /// What all of it has.
+    pub(crate) fn content(&self) -> Content {
+        Content::of(&self.batches)
+    }
+
+    /// Records in it, those that are out of date among them.
+    pub fn record_count(&self) -> u64 {
+        self.content().records
+    }
+
+    /// Bytes of its batches: what there was to be read of it.
+    pub fn batch_bytes(&self) -> u64 {
+        self.batches.iter().map(|batch| batch.end.0 - batch.lsn.0).sum()
     }
 
     /// Every record of the log with its place, in order: the medium is read once more.
@@ -350,24 +364,10 @@ impl Found {
     /// # Errors
     ///
     /// The medium cannot be read, or has become another one since.
-    pub fn records(&self, medium: &mut impl Places, mut take: impl FnMut(Lsn, Record<'_>)) -> Result<(), RecoverError> {
-        let (mut bytes, mut read) = (Vec::new(), None);
-        // One that has none may have been written over what was read.
-        for found in self.batches.iter().filter(|batch| batch.record_bytes > 0) {
-            let number = self.geometry.segment_of(found.lsn);
-            if read != Some(number) {
-                self.read_segment(medium, number, &mut bytes)?;
-                read = Some(number);
-            }
-            let (log, from, promised) = (self.log, found.lsn, self.promised);
-            let damaged = |malformed| RecoverError::Damaged { log, from, promised, malformed };
-            let batch = batch_of(self.geometry, log, number, from, &bytes).map_err(damaged)?;
-            for record in batch.records() {
-                let (lsn, record) = record.map_err(damaged)?;
-                take(lsn, record);
-            }
-        }
-        Ok(())
+    pub fn records(&self, medium: &impl Places, mut take: impl FnMut(Lsn, Record<'_>)) -> Result<(), RecoverError> {
+        let mut bytes = Vec::new();
+        let mut pieces = self.pieces().filter(|piece| piece.content.records > 0);
+        pieces.try_for_each(|piece| piece.read(medium, &mut bytes, &mut take))
     }
 
     /// What it has in common with the other logs of its store.
@@ -377,7 +377,7 @@ impl Found {
 
     /// The version of its last flush, 0 without one: no record of a smaller version counts, in any log of the store.
     pub fn flushed(&self) -> u64 {
-        self.batches.iter().map(|batch| batch.flushed).max().unwrap_or_default()
+        self.content().flushed
     }
 
     /// The number of the log.
@@ -453,8 +453,8 @@ impl Found {
         let place = self.segments.get(&number)?.place;
         let end = Lsn(lsn.0 + bytes.len() as u64);
         let next = if header.ends_segment { next_segment } else { end };
-        let (links, flushed, record_bytes, longest_bytes) = (Vec::new(), 0, 0, 0);
-        self.batches.push(FoundBatch { lsn, end, epoch, next, links, flushed, record_bytes, longest_bytes });
+        let (links, body_crc, content) = (Vec::new(), header.body_crc, Content::default());
+        self.batches.push(FoundBatch { lsn, end, epoch, next, links, body_crc, content });
         (self.end, self.epoch, self.cut_batch) = (next, epoch, None);
         Some(Repair { place, offset, bytes })
     }
@@ -470,11 +470,12 @@ impl Found {
         let mut segments = BTreeMap::new();
         let mut free = self.unused.clone();
         let last = self.last_segment();
+        let contents: BTreeMap<u64, Content> = self.pieces().map(|piece| (piece.number, piece.content)).collect();
         for (number, place) in &self.segments {
             // A segment that was begun, and of which nothing counts, is begun again elsewhere.
             if last.is_some_and(|last| *number <= last) {
-                let (bytes, longest) = self.record_bytes(*number);
-                segments.insert(*number, Segment::in_use(place.place, bytes, longest));
+                let content = contents.get(number).copied().unwrap_or_default();
+                segments.insert(*number, Segment::in_use(place.place, content.record_bytes, content.longest_bytes));
             } else {
                 free.push(place.place);
             }
@@ -482,14 +483,6 @@ impl Found {
         let end = self.batches.last().map_or(Lsn::default(), |batch| batch.next);
         let log = Log::open(self.geometry, self.log, epoch, segments, free, end);
         if self.repaired { log } else { log.without_writes() }
-    }
-
-    /// The bytes of all records of a segment, and of the longest one.
-    fn record_bytes(&self, number: u64) -> (u64, u64) {
-        let from = self.batches.partition_point(|batch| self.geometry.segment_of(batch.lsn) < number);
-        let batches = self.batches[from..].iter();
-        let batches = batches.take_while(|batch| self.geometry.segment_of(batch.lsn) == number);
-        batches.fold((0, 0), |(sum, longest), batch| (sum + batch.record_bytes, batch.longest_bytes.max(longest)))
     }
 }
 

@@ -22,7 +22,7 @@ pub struct Salvaged {
 }
 
 /// Hands out every record of every whole batch of a log, in no order: of a key, the largest version counts.
-pub fn salvage(log: u16, geometry: Geometry, medium: &mut impl Places, mut take: impl FnMut(Record<'_>)) -> Salvaged {
+pub fn salvage(log: u16, geometry: Geometry, medium: &impl Places, mut take: impl FnMut(Record<'_>)) -> Salvaged {
     let mut salvaged = Salvaged::default();
     let mut bytes = Vec::new();
     for place in 0..medium.places() {

@@ -9,7 +9,9 @@
 //! Any shard executes any command. What it changes is one append to its own log, so it is durable whole or not at all; the
 //! leaves of its keys are locked until the index has it, so others see it whole.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod open;
+
+use std::collections::BTreeMap;
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,13 +23,15 @@ use crate::away::{Away, Missing, Readable, Values, Wanted};
 use crate::backup::Backups;
 use crate::cells::{self, Head, Shape, cell_bytes, cell_key_of, is_base};
 use crate::format::{BatchHeader, HEADER_BYTES, KEY_BYTES_MAX, Kind, Link, Lsn, Record};
-use crate::index::leaf::{Entry, LetGo, OLDER_MAX, Origin, PACKED_BYTES_MAX, Value};
+use crate::index::leaf::{Entry, LetGo, OLDER_MAX, Origin, Value};
 use crate::index::{Cleared, Index, Locked, Position, bytes_of_leaf};
 use crate::log::{AppendError, Log, News, Purpose, Segment, Write, WriteId};
 use crate::memory::{Memory, NoRoom, Sizes};
 use crate::promises::Promises;
-use crate::recover::{Found, Places, RecoverError, batch_in};
+use crate::recover::batch_in;
 use crate::update::{Changes, Records, Update, View};
+
+pub use self::open::Opening;
 
 /// What all shards share.
 #[derive(Debug)]
@@ -274,7 +278,8 @@ impl Store {
         &self.index
     }
 
-    pub(crate) fn cells(&self) -> &Index {
+    /// The index of what belongs to keys that are no strings.
+    pub fn cells(&self) -> &Index {
         &self.cells
     }
 
@@ -1087,21 +1092,14 @@ impl Store {
     /// so many bytes, of which its log is still to be told.
     fn apply(&self, locked: &mut Locked<'_>, record: &Record<'_>, origin: Origin) -> Option<(Origin, usize)> {
         if is_base(record.kind) {
-            self.apply_base(locked, record, origin, false)
+            self.apply_base(locked, record, origin)
         } else {
             self.apply_cell(locked, record, origin);
             None
         }
     }
 
-    /// `is_away`: its value is not taken into memory.
-    fn apply_base(
-        &self,
-        locked: &mut Locked<'_>,
-        record: &Record<'_>,
-        origin: Origin,
-        is_away: bool,
-    ) -> Option<(Origin, usize)> {
+    fn apply_base(&self, locked: &mut Locked<'_>, record: &Record<'_>, origin: Origin) -> Option<(Origin, usize)> {
         let before = locked.get(record.key);
         let was_there = before.is_some_and(|before| self.is_there(&before));
         let mut older = match before {
@@ -1124,7 +1122,6 @@ impl Store {
         }
         let value = match record.kind {
             Kind::Drop => Value::Gone,
-            _ if is_away => Value::OnMedium(record.value.len() as u32),
             _ => Value::Here(record.value),
         };
         let is_there = value != Value::Gone;
@@ -1132,140 +1129,5 @@ impl Store {
         locked.set(&Entry { key: record.key, value, origin, expires_ms, older });
         self.count_key(was_there, is_there);
         outdated
-    }
-
-    /// Makes a store of its logs as recovery found and [cut](crate::recover::cut_by_links) them. `epoch` is larger than at
-    /// any start before, and the caller made that durable, and then their [repairs](Found::repairs). Without these the
-    /// store can be read only. Records are read from the medium of each log once more. Values for which there is no room in
-    /// `memory_bytes_max` stay there.
-    ///
-    /// # Errors
-    ///
-    /// A medium cannot be read, or has become another one since.
-    pub fn open<M: Places>(
-        logs: Vec<Found>,
-        media: &mut [M],
-        epoch: u32,
-        memory_bytes_max: usize,
-    ) -> Result<(Arc<Self>, Vec<Shard>), RecoverError> {
-        let ends = logs.iter().map(Found::end);
-        let flushed = logs.iter().map(Found::flushed).max().unwrap_or_default();
-        let memory = Arc::new(Memory::new(memory_bytes_max));
-        let store = Self {
-            index: Index::new(Arc::clone(&memory), true),
-            // Values of cells stay in memory: a command walks through many of them.
-            cells: Index::new(Arc::clone(&memory), false),
-            keys: AtomicUsize::new(0),
-            next_version: AtomicU64::new(1),
-            promises: Mutex::new(Promises::new(ends.clone())),
-            promised: ends.map(|end| AtomicU64::new(end.0)).collect(),
-            appended: logs.iter().map(|_| CachePadded::default()).collect(),
-            backups: Mutex::default(),
-            outdated: logs.iter().map(|_| Mutex::default()).collect(),
-            sweep_from: Mutex::default(),
-            epoch,
-            flush: Mutex::default(),
-            flushed: CachePadded::new(Flushed { version: AtomicU64::new(flushed), waits: AtomicBool::new(false) }),
-            cleared: Mutex::default(),
-            memory,
-            hand: Mutex::default(),
-            readable: Arc::new(Readable::new(logs.first().map(Found::geometry), logs.len())),
-        };
-        // What outweighs cells comes first, so that each cell is looked at once.
-        let mut has_cells = false;
-        for (found, medium) in logs.iter().zip(&mut *media) {
-            found.records(medium, |lsn, record| {
-                let origin = Origin { log: found.log(), lsn, version: record.version };
-                store.next_version.fetch_max(record.version + 1, Ordering::Relaxed);
-                if record.version < flushed {
-                    store.outdate_at(origin, record.encoded_bytes());
-                } else if record.kind == Kind::Flush {
-                    // It may be there twice, if it was written anew.
-                    let before = mem::replace(&mut lock(&store.flush).origin, (origin.log, origin.lsn));
-                    store.outdate_at(Origin { log: before.0, lsn: before.1, ..origin }, record.encoded_bytes());
-                } else if is_base(record.kind) {
-                    store.index.with(&[record.key], |locked| {
-                        // Not yet: an older record may follow, in another log.
-                        let before = locked.get(record.key).filter(|before| before.origin.version <= record.version);
-                        let settled = before.filter(Entry::is_settled);
-                        settled.iter().for_each(|before| store.outdate(before));
-                        let is_away = store.stays_away(record.value.len());
-                        if let Some((origin, bytes)) = store.apply_base(locked, &record, origin, is_away) {
-                            store.outdate_at(origin, bytes);
-                        }
-                    });
-                } else {
-                    has_cells = true;
-                }
-            })?;
-        }
-        if has_cells {
-            store.open_cells(&logs, media)?;
-        }
-        store.index.scan(b"", |entry| {
-            if entry.is_settled() {
-                store.outdate(entry);
-            }
-            true
-        });
-        let store = Arc::new(store);
-        let shard = |found: Found| {
-            let (number, log) = (found.log(), found.into_log(epoch));
-            store.readable.add(number, log.segments());
-            let next_segment = log.segments().keys().next_back().map_or(0, |last| last + 1);
-            Shard {
-                store: Arc::clone(&store),
-                number,
-                log,
-                going: BTreeMap::new(),
-                moved: Vec::new(),
-                outdated: Vec::new(),
-                flushed,
-                last_version: 0,
-                next_segment,
-                values: None,
-                missing: BTreeMap::new(),
-                is_short: false,
-            }
-        };
-        let shards = logs.into_iter().map(shard).collect();
-        Ok((store, shards))
-    }
-
-    /// Whether there is no room for a value of a start.
-    fn stays_away(&self, value_bytes: usize) -> bool {
-        value_bytes > PACKED_BYTES_MAX && self.memory.used().saturating_add(value_bytes) > self.memory.low_bytes()
-    }
-
-    fn open_cells(&self, logs: &[Found], media: &mut [impl Places]) -> Result<(), RecoverError> {
-        let mut lists: BTreeSet<Vec<u8>> = BTreeSet::new();
-        for (found, medium) in logs.iter().zip(media) {
-            found.records(medium, |lsn, record| {
-                if is_base(record.kind) || record.kind == Kind::Flush || record.version < self.flushed() {
-                    return;
-                }
-                if record.kind == Kind::Element && !lists.contains(record.key) {
-                    lists.insert(record.key.to_vec());
-                }
-                let origin = Origin { log: found.log(), lsn, version: record.version };
-                self.index.with(&[record.key], |locked| {
-                    let name = cell_key_of(&record);
-                    self.cells.with(&[&name], |cells| {
-                        let before = cells.get(&name).filter(|before| before.origin.version <= record.version);
-                        let settled = before.filter(Entry::is_settled);
-                        settled.iter().for_each(|before| self.outdate_at(before.origin, cell_bytes(before)));
-                    });
-                    self.apply_cell(locked, &record, origin);
-                });
-            })?;
-        }
-        self.cells.scan(b"", |cell| {
-            if cell.is_settled() {
-                self.outdate_at(cell.origin, cell_bytes(cell));
-            }
-            true
-        });
-        lists.iter().for_each(|key| self.find_first(key));
-        Ok(())
     }
 }

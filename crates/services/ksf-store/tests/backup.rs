@@ -13,7 +13,7 @@ use ksf_store::backup::{Backup, CopiedLog, CopyError, Wanted, recover, wanted};
 use ksf_store::format::Lsn;
 use ksf_store::log::{AppendError, Geometry};
 use ksf_store::recover::Places;
-use ksf_store::store::{CleanError, Cleaning, Clock, Shard, Store, UpdateError};
+use ksf_store::store::{CleanError, Cleaning, Clock, Opening, Shard, Store, UpdateError};
 use ksf_test::{Random, TestRandom};
 use opened::{open, seeds};
 
@@ -49,7 +49,7 @@ impl Places for Kept {
         self.0.len() as u32
     }
 
-    fn read(&mut self, place: u32, into: &mut Vec<u8>) -> std::io::Result<()> {
+    fn read(&self, place: u32, into: &mut Vec<u8>) -> std::io::Result<()> {
         into.clone_from(&self.0[place as usize]);
         Ok(())
     }
@@ -73,7 +73,8 @@ fn try_store_of(geometry: Geometry, copies: Vec<Copied>) -> Result<Shown, CopyEr
     };
     let mut copies: Vec<_> = copies.into_iter().map(copy).collect();
     let found = recover(geometry, &mut copies)?;
-    let (store, _) = Store::open(found, &mut copies, 100, usize::MAX)?;
+    let opening = Opening::new(100, usize::MAX, NonZeroUsize::MIN);
+    let (store, _) = Store::open(found, &copies, opening)?;
     Ok(shown(&store))
 }
 

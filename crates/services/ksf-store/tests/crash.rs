@@ -143,7 +143,7 @@ impl World {
         for (log, found) in found.into_iter().enumerate() {
             let mut there = BTreeMap::new();
             found
-                .records(&mut &mut self.media[log], |lsn, record| {
+                .records(&self.media[log], |lsn, record| {
                     let number = u64::from_be_bytes(record.key.try_into().unwrap());
                     assert!(record.value.iter().all(|byte| *byte == record.version as u8));
                     there.insert(lsn, number);

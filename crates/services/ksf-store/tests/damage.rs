@@ -2,6 +2,7 @@
 //! else.
 
 mod common;
+mod opened;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -9,7 +10,7 @@ use std::num::NonZeroUsize;
 use common::Medium;
 use ksf_store::format::{Kind, Lsn, Record};
 use ksf_store::log::{Geometry, Log, News};
-use ksf_store::recover::{Found, RecoverError};
+use ksf_store::recover::RecoverError;
 use ksf_test::Random;
 
 const BLOCK_BYTES: usize = 512;
@@ -45,11 +46,10 @@ fn written(random: &mut Random) -> (Geometry, Medium, Lsn) {
     (geometry, medium, promised)
 }
 
-fn numbers(geometry: Geometry, medium: &mut Medium) -> Result<BTreeMap<u64, usize>, RecoverError> {
-    let mut medium = medium;
-    let found = Found::read(0, geometry, &mut medium)?;
+fn numbers(geometry: Geometry, medium: &Medium) -> Result<BTreeMap<u64, usize>, RecoverError> {
+    let found = opened::read_all(geometry, std::slice::from_ref(medium)).map(|mut logs| logs.remove(0))?;
     let mut numbers = BTreeMap::new();
-    found.records(&mut medium, |_, record| {
+    found.records(medium, |_, record| {
         let number = u64::from_be_bytes(record.key.try_into().unwrap());
         assert!(record.value.iter().all(|byte| *byte == number as u8), "a wrong value");
         numbers.insert(number, record.value.len());
@@ -61,7 +61,7 @@ fn numbers(geometry: Geometry, medium: &mut Medium) -> Result<BTreeMap<u64, usiz
 fn a_byte_that_changed_is_found_or_does_not_matter() {
     let mut random = Random::of_test(3);
     let (geometry, mut medium, _) = written(&mut random);
-    let whole = numbers(geometry, &mut medium).unwrap();
+    let whole = numbers(geometry, &medium).unwrap();
     assert_eq!(whole.len() as u64, RECORDS + 1);
     let (mut refused, mut cut) = (0, 0);
     for _ in 0..4_000 {
@@ -69,7 +69,7 @@ fn a_byte_that_changed_is_found_or_does_not_matter() {
         let at = random.within(0..=medium.places[place].len() - 1);
         let flipped = 1 << random.within(0..=7);
         medium.places[place][at] ^= flipped;
-        match numbers(geometry, &mut medium) {
+        match numbers(geometry, &medium) {
             Ok(there) => {
                 cut += u64::from(there != whole);
                 assert!(
@@ -97,10 +97,10 @@ fn a_tail_of_zeros_is_cut() {
     });
     let from = (promised.0 % geometry.segment_bytes) as usize;
     medium.places[place.unwrap()][from..].fill(0);
-    let there = numbers(geometry, &mut medium).unwrap();
+    let there = numbers(geometry, &medium).unwrap();
     assert_eq!(there.len() as u64, RECORDS);
     // One block more, and something is missing that was acknowledged.
     medium.places[place.unwrap()][from - BLOCK_BYTES..].fill(0);
-    let left = numbers(geometry, &mut medium).map(|there| there.len() as u64);
+    let left = numbers(geometry, &medium).map(|there| there.len() as u64);
     assert!(left.is_err() || left.is_ok_and(|left| left == RECORDS - 1), "the last batch alone says how far it was");
 }

@@ -385,9 +385,9 @@ impl World {
     /// count ends.
     fn count_values(&mut self) {
         let mut values: BTreeMap<Vec<u8>, BTreeSet<u64>> = BTreeMap::new();
-        for (log, mut medium) in self.media.iter_mut().enumerate() {
-            let found = Found::read(log as u16, self.geometry, &mut medium).unwrap();
-            let done = found.records(&mut medium, |_, record| {
+        for (log, medium) in self.media.iter().enumerate() {
+            let found = Found::read(log as u16, self.geometry, medium).unwrap();
+            let done = found.records(medium, |_, record| {
                 if record.kind == Kind::String && record.version >= self.store.flushed() {
                     values.entry(record.key.to_vec()).or_default().insert(record.version);
                 }

@@ -188,12 +188,12 @@ fn number(bytes: &[u8], at: usize, width: usize) -> usize {
 /// Places in memory.
 struct Medium(Vec<Vec<u8>>);
 
-impl Places for &Medium {
+impl Places for Medium {
     fn places(&self) -> u32 {
         self.0.len() as u32
     }
 
-    fn read(&mut self, place: u32, into: &mut Vec<u8>) -> std::io::Result<()> {
+    fn read(&self, place: u32, into: &mut Vec<u8>) -> std::io::Result<()> {
         into.clone_from(&self.0[place as usize]);
         Ok(())
     }
@@ -212,8 +212,8 @@ fn recover(changes: &[u8], is_sealed: bool) {
             seal(&mut medium.0[place % PLACES][at / BLOCK_BYTES * BLOCK_BYTES..]);
         }
     }
-    let Ok(mut found) = Found::read(0, geometry, &mut &medium) else { return };
-    let records = found.records(&mut &medium, |_, record| {
+    let Ok(mut found) = Found::read(0, geometry, &medium) else { return };
+    let records = found.records(&medium, |_, record| {
         let is_written = record.key == [record.version as u8] && record.value == value(record.version as u8);
         assert!(is_written || is_sealed, "{record:?} was never written");
     });

@@ -10,6 +10,8 @@
 //!
 //! The hints of a leaf lie beside each other, so a search compares numbers of a few cache lines, and then one key.
 
+pub(crate) mod bulk;
+
 use std::sync::Arc;
 use std::{cmp, mem};
 
@@ -167,6 +169,9 @@ impl Default for Leaf {
 }
 
 impl Leaf {
+    /// What a value with memory of its own takes beside its bytes.
+    pub(crate) const APART_BYTES: usize = APART_BYTES;
+
     /// A time before which no entry ends, in milliseconds since 1970. It may be too early:
     /// [`Leaf::find_soonest`] makes it exact.
     pub fn soonest_ms(&self) -> u64 {

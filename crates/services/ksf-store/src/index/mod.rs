@@ -598,6 +598,33 @@ impl Index {
         Ok((result, Cleared(cleared)))
     }
 
+    /// Makes these leaves all that it has, which has no key yet. They are in order, and none of them is empty.
+    pub(crate) fn load(&self, leaves: Vec<Leaf>) {
+        let mut top = self.write();
+        let (mut keys, mut more) = (0, Sizes::default() - Sizes { used: bytes_of_leaf(&[]), ..Sizes::default() });
+        if leaves.is_empty() {
+            return;
+        }
+        let keyed = leaves.into_iter().enumerate().map(|(at, leaf)| {
+            // The first leaf begins with the empty key.
+            let first = leaf.entry(0).filter(|_| at > 0).map_or_else(Box::default, |entry| Box::from(entry.key));
+            keys += leaf.len();
+            more += leaf.sizes() + Sizes { used: bytes_of_leaf(&first), ..Sizes::default() };
+            (first, leaf)
+        });
+        top.load(keyed.collect());
+        self.keys.store(keys, Ordering::Relaxed);
+        self.counted.count(more);
+    }
+
+    /// First keys of leaves that cut the index into at most so many ranges of about the same number of leaves. The first range
+    /// begins with the empty key.
+    pub(crate) fn ranges(&self, count: usize) -> Vec<Box<[u8]>> {
+        let top = self.read();
+        let step = top.len().div_ceil(count.max(1)).max(1);
+        top.leaves().map(|(first, _)| first).step_by(step).map(Box::from).collect()
+    }
+
     /// Takes leaves away that have no key left, but for the first one.
     pub fn shrink(&self) {
         let mut top = self.write();

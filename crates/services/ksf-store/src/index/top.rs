@@ -145,6 +145,21 @@ impl Top {
         }
     }
 
+    /// Puts these leaves, each with its first key, in the place of all that are there. They are in order, the first one begins with
+    /// the empty key, and they get numbers behind those that were given.
+    pub(super) fn load(&mut self, leaves: Vec<(Box<[u8]>, Leaf)>) {
+        self.firsts.clear();
+        let numbers = (self.last_number + 1..).take(leaves.len());
+        // In order, which fills the map faster than one after the other.
+        self.firsts = numbers.clone().zip(leaves.iter().map(|(first, _)| first.clone())).collect();
+        self.last_number += leaves.len() as u32;
+        let numbered = leaves.into_iter().zip(numbers).map(|((first, leaf), number)| {
+            let numbered = Numbered { number, leaf: Arc::new(Mutex::new(leaf)) };
+            (first, numbered)
+        });
+        self.groups = groups_of(numbered, GROUP_MAX / 4 * 3);
+    }
+
     fn place(&self, key: &[u8]) -> Place {
         let group = self.groups.find(key);
         Place(group, self.groups.items[group].find(key))
@@ -209,24 +224,31 @@ impl Top {
     pub(super) fn retain(&mut self, mut stays: impl FnMut(&[u8], &Numbered) -> bool) {
         let groups = mem::replace(&mut self.groups, Level::of(Vec::new(), Vec::new()));
         let all = groups.items.into_iter().flat_map(|group| group.keys.into_iter().zip(group.items));
-        let (mut group_keys, mut groups) = (Vec::new(), Vec::new());
-        let (mut keys, mut items) = (Vec::<Box<[u8]>>::new(), Vec::new());
-        for (first, numbered) in all {
-            if !stays(&first, &numbered) && !first.is_empty() {
+        let kept = all.filter(|(first, numbered)| {
+            let is_kept = first.is_empty() || stays(first, numbered);
+            if !is_kept {
                 self.firsts.remove(&numbered.number);
-                continue;
             }
-            if keys.len() == GROUP_MAX {
-                group_keys.push(keys[0].clone());
-                groups.push(Level::of(mem::take(&mut keys), mem::take(&mut items)));
-            }
-            keys.push(first);
-            items.push(numbered);
-        }
-        group_keys.push(keys[0].clone());
-        groups.push(Level::of(keys, items));
-        self.groups = Level::of(group_keys, groups);
+            is_kept
+        });
+        self.groups = groups_of(kept, GROUP_MAX);
     }
+}
+
+/// Groups of so many leaves each, which are in order.
+fn groups_of(leaves: impl Iterator<Item = (Box<[u8]>, Numbered)>, of_each: usize) -> Level<Level<Numbered>> {
+    let (mut group_keys, mut groups) = (Vec::new(), Vec::new());
+    let (mut keys, mut items) = (Vec::<Box<[u8]>>::new(), Vec::new());
+    let mut leaves = leaves.peekable();
+    while let Some((first, numbered)) = leaves.next() {
+        keys.push(first);
+        items.push(numbered);
+        if keys.len() == of_each || leaves.peek().is_none() {
+            group_keys.push(keys[0].clone());
+            groups.push(Level::of(mem::take(&mut keys), mem::take(&mut items)));
+        }
+    }
+    Level::of(group_keys, groups)
 }
 
 impl Level<Numbered> {
@@ -252,6 +274,27 @@ mod tests {
 
     fn all<'t>(leaves: impl Iterator<Item = (&'t [u8], &'t Numbered)>) -> Vec<(Vec<u8>, u32)> {
         leaves.map(|(first, numbered)| (first.to_vec(), numbered.number)).collect()
+    }
+
+    /// Any number of groups, the last of which is short.
+    #[test]
+    fn leaves_that_are_loaded_are_found_and_others_fit_between_them() {
+        for count in [1, 2, GROUP_MAX / 4 * 3, GROUP_MAX, 3 * GROUP_MAX + 1] {
+            let key = |at: usize| if at == 0 { Vec::new() } else { format!("key:{at:06}").into_bytes() };
+            let mut top = Top::new(7);
+            top.load((0..count).map(|at| (key(at).into(), Leaf::default())).collect());
+            let mut wanted: Vec<_> = (0..count).map(|at| (key(at), 9 + at as u32)).collect();
+            assert_eq!((all(top.leaves()), top.len()), (wanted.clone(), count));
+            for (at, (first, number)) in wanted.clone().into_iter().enumerate() {
+                let found =
+                    top.leaf_of(&[&first[..], b"!"].concat()).map(|(first, found)| (first.to_vec(), found.number));
+                assert_eq!(found, Some((first, number)));
+                let between = [&key(at)[..], b"+"].concat();
+                top.insert(between.clone().into(), Leaf::default());
+                wanted.insert(2 * at + 1, (between, (9 + count + at) as u32));
+            }
+            assert_eq!(all(top.leaves()), wanted, "{count}");
+        }
     }
 
     /// Against the standard library's map: keys of many kinds, among them such that begin alike.

@@ -8,25 +8,28 @@ const SECTOR_BYTES: usize = 512;
 
 /// The medium of one log: what survives a power cut, and the writes that are under way.
 #[derive(Default)]
-pub struct Medium {
-    pub places: Vec<Vec<u8>>,
-    pub under_way: Vec<Write>,
+pub(crate) struct Medium {
+    pub(crate) places: Vec<Vec<u8>>,
+    #[allow(dead_code, reason = "not every test has writes under way")]
+    pub(crate) under_way: Vec<Write>,
 }
 
 impl Medium {
-    pub fn new(places: usize, place_bytes: usize) -> Self {
+    #[allow(dead_code, reason = "not every test needs it")]
+    pub(crate) fn new(places: usize, place_bytes: usize) -> Self {
         Self { places: vec![vec![0; place_bytes]; places], under_way: Vec::new() }
     }
 
     /// The power goes: each sector of a write that is under way is old or new.
-    pub fn lose_power(&mut self, random: &mut Random) {
+    #[allow(dead_code, reason = "not every test needs it")]
+    pub(crate) fn lose_power(&mut self, random: &mut Random) {
         for write in std::mem::take(&mut self.under_way) {
             self.put_in_part(write.place, write.offset as usize, &write.bytes, random);
         }
     }
 
     /// Any sectors of what is written.
-    pub fn put_in_part(&mut self, place: u32, offset: usize, bytes: &[u8], random: &mut Random) {
+    pub(crate) fn put_in_part(&mut self, place: u32, offset: usize, bytes: &[u8], random: &mut Random) {
         let fate = random.within(0..=3);
         for (at, sector) in bytes.chunks(SECTOR_BYTES).enumerate() {
             let arrives = match fate {
@@ -40,17 +43,17 @@ impl Medium {
         }
     }
 
-    pub fn put(&mut self, place: u32, offset: usize, bytes: &[u8]) {
+    pub(crate) fn put(&mut self, place: u32, offset: usize, bytes: &[u8]) {
         self.places[place as usize][offset..offset + bytes.len()].copy_from_slice(bytes);
     }
 }
 
-impl Places for &mut Medium {
+impl Places for Medium {
     fn places(&self) -> u32 {
         self.places.len() as u32
     }
 
-    fn read(&mut self, place: u32, into: &mut Vec<u8>) -> std::io::Result<()> {
+    fn read(&self, place: u32, into: &mut Vec<u8>) -> std::io::Result<()> {
         into.clone_from(&self.places[place as usize]);
         Ok(())
     }

@@ -1,17 +1,95 @@
 //! Starting a store on media that lose power, also while it starts.
 
+#[allow(dead_code, reason = "not every test opens a store")]
+pub(crate) mod oracle;
+
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
 
 use ksf_store::away::{Values, Wanted};
+use ksf_store::cells::Shape;
+use ksf_store::index::leaf::Value;
 use ksf_store::log::Geometry;
-use ksf_store::recover::{Found, Repair, cut_by_links};
-use ksf_store::store::{Shard, Store};
+use ksf_store::recover::{Found, RecoverError, Repair, cut_by_links};
+use ksf_store::store::{Opening, Shard, Store};
 use ksf_test::Random;
 
 use crate::common::Medium;
 
+const ONE: NonZeroUsize = NonZeroUsize::MIN;
+const SEVERAL: NonZeroUsize = ONE.saturating_add(2);
+
+/// Reads the logs on several threads. One finds the same, and so does a reader that goes through each log in order.
+pub(crate) fn read_all(geometry: Geometry, media: &[Medium]) -> Result<Vec<Found>, RecoverError> {
+    let found = Found::read_all(geometry, media, SEVERAL);
+    let by_one = Found::read_all(geometry, media, ONE);
+    assert_eq!(format!("{found:?}"), format!("{by_one:?}"));
+    let verdict = |(log, medium): (usize, &Medium)| oracle::read(log as u16, geometry, medium);
+    let verdicts: Result<Vec<_>, _> = media.iter().enumerate().map(verdict).collect();
+    let found_verdicts = found.as_ref().map(|found| {
+        let verdict = |(found, medium): (&Found, &Medium)| oracle::Verdict::of(found, medium);
+        found.iter().zip(media).map(verdict).collect::<Vec<_>>()
+    });
+    assert_eq!(format!("{found_verdicts:?}"), format!("{:?}", verdicts.as_ref()));
+    found
+}
+
+/// What a store has, in words: also what only a later start, or the cleaner, would ask for. Where values are is left out.
+#[allow(dead_code, reason = "not every test opens a store")]
+pub(crate) fn dump(store: &Store, shards: &mut [Shard]) -> Vec<String> {
+    let mut lines = vec![format!("{} keys, flushed at {}", store.keys(), store.flushed())];
+    for (name, index) in [("key", store.index()), ("cell", store.cells())] {
+        let before = lines.len();
+        index.scan(b"", |entry| {
+            let value = match entry.value {
+                Value::Here(value) => format!("{} bytes", value.len()),
+                Value::OnMedium(bytes) => format!("{bytes} bytes"),
+                Value::Cells(_) => "cells".to_owned(),
+                Value::Gone => "gone".to_owned(),
+            };
+            let (key, origin, end, older) = (entry.key.escape_ascii(), entry.origin, entry.expires_ms, entry.older);
+            lines.push(format!("{name} {key}: {value} {origin:?} ends {end:?}, {older} older"));
+            true
+        });
+        assert_eq!(index.len(), lines.len() - before);
+    }
+    store.scan(b"", 0, |key, got| {
+        let (shape, count, version) = (got.shape, got.count, got.version);
+        let first = if shape == Shape::List { got.first } else { 0 };
+        lines.push(format!("{}: {shape:?} of {count} from {first}, version {version}", key.escape_ascii()));
+        true
+    });
+    for shard in shards {
+        // It hears of what is out of date.
+        assert!(shard.next_write(1, 0).is_none(), "nothing is to be written");
+        lines.push(format!("log {}: {:?}", shard.number(), shard.log().segments()));
+    }
+    lines
+}
+
+/// Makes a store of logs on several threads, of all that they have at once or of one segment after the other. One thread makes
+/// the same, and so does a look at all records of each key.
+#[allow(dead_code, reason = "not every test opens a store")]
+pub(crate) fn open_all(
+    found: Vec<Found>,
+    media: &[Medium],
+    epoch: u32,
+    memory_bytes_max: usize,
+) -> (Arc<Store>, Vec<Shard>) {
+    let opening = Opening::new(epoch, memory_bytes_max, ONE);
+    let (by_one, mut shards_by_one) = Store::open(found.clone(), media, opening).unwrap();
+    let unsorted_bytes_max = if epoch.is_multiple_of(2) { 1 } else { opening.unsorted_bytes_max };
+    let opening = Opening { threads: SEVERAL, unsorted_bytes_max, ..opening };
+    let (store, mut shards) = Store::open(found.clone(), media, opening).unwrap();
+    assert_eq!(dump(&store, &mut shards), dump(&by_one, &mut shards_by_one));
+    assert_eq!(store.memory().sizes(), store.measure());
+    oracle::compare(&store, &shards, &found, media);
+    (store, shards)
+}
+
 /// Reads the logs, and repairs them. With `random`, the power goes now and then while that is done, and `epoch` grows.
+#[allow(dead_code, reason = "not every test starts a store")]
 pub(crate) fn recover(
     geometry: Geometry,
     media: &mut [Medium],
@@ -19,8 +97,7 @@ pub(crate) fn recover(
     mut random: Option<&mut Random>,
 ) -> Vec<Found> {
     loop {
-        let read = |(log, medium): (usize, &mut Medium)| Found::read(log as u16, geometry, &mut { medium });
-        let mut found: Vec<Found> = media.iter_mut().enumerate().map(|one| read(one).unwrap()).collect();
+        let mut found = read_all(geometry, media).unwrap();
         cut_by_links(&mut found).unwrap();
         let mut is_cut_off = false;
         for (found, medium) in found.iter_mut().zip(&mut *media) {
@@ -74,8 +151,7 @@ pub(crate) fn open_within(
     memory_bytes_max: usize,
 ) -> (Arc<Store>, Vec<Shard>) {
     let found = recover(geometry, media, epoch, random);
-    let mut media: Vec<&mut Medium> = media.iter_mut().collect();
-    Store::open(found, &mut media, *epoch, memory_bytes_max).unwrap()
+    open_all(found, media, *epoch, memory_bytes_max)
 }
 
 /// What is on the media of values that a command asked for; `None`: one of them is not there yet.

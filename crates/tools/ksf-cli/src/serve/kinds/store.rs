@@ -14,6 +14,7 @@ use clap::{Args, ValueHint};
 use ksf::limits::Limits;
 use ksf::logged::Logged;
 use ksf_kv::disk::{BLOCK_BYTES, Disk, DiskError, DiskOptions};
+use ksf_kv::offline::Recovery;
 use ksf_kv::{Durability, Kv, Settings};
 use serde::Deserialize;
 
@@ -177,7 +178,7 @@ impl ServiceKind for Store {
         let started = Instant::now();
         let disk = Disk::open(&self.data, options(self.log_bytes, launch.shards())).map_err(explain)?;
         let medium = if disk.direct { "O_DIRECT and RWF_DSYNC" } else { "RWF_DSYNC through the page cache" };
-        let logs = disk.logs.len();
+        let (logs, log_bytes, threads) = (disk.logs.len(), disk.found_bytes(), disk.threads.get());
         let service = launch.name().to_owned();
         let folder = self.data.clone();
         let kv = Kv::new(disk, settings, move |error| {
@@ -188,16 +189,16 @@ impl ServiceKind for Store {
             std::process::exit(i32::from(Status::Os as u8));
         });
         let kv = kv.map_err(explain)?;
+        let recovery = Recovery { keys: kv.store().keys(), log_bytes, threads, took: started.elapsed() };
         let line = format!(
-            "{} {}: medium=file ({medium}) durability={} logs={logs} keys={} memory={} of {}{} recovered in {} ms",
+            "{} {}: medium=file ({medium}) durability={} logs={logs} keys={} memory={} of {}{} recovered in {recovery}",
             launch.name(),
             self.data.display(),
             self.durability,
-            kv.store().keys(),
+            recovery.keys,
             kv.store().memory().sizes().used,
             memory_bytes_max,
             part.unwrap_or_default(),
-            started.elapsed().as_millis(),
         );
         let mut running = launch.serve_on_shards(LISTEN, Arc::new(Logged(kv)))?.start(())?;
         running.ready.insert(0, line);

@@ -143,6 +143,7 @@ fn check(data: &Path) -> Result<ExitCode, Failure> {
             log.log, log.records, log.end.0, log.promised.0
         ));
     }
+    text.push_str(&format!("read in {}\n", check.recovery));
     output::print(text.into_bytes()).map(|()| ExitCode::SUCCESS)
 }
 
