@@ -217,19 +217,59 @@ fn the_first_thing_that_is_wrong_is_told_on_any_number_of_threads() {
     }
     // What changes between the two times that it is read is found, in the first log and the first place where it did.
     let found = read_all(geometry(), &writer.media).unwrap();
-    let changed = |medium: &mut Medium, number: u64| {
-        let place = medium.places.iter().position(|place| place[..8] != [0; 8] && place[8..16] == number.to_le_bytes());
-        // The header of its first batch.
-        medium.places[place.unwrap()][BLOCK_BYTES + 40] ^= 1;
-    };
     for (log, number) in [(1, 4), (1, 1), (0, 2)] {
-        changed(&mut writer.media[log], number);
+        // The header of its first batch.
+        segment(&mut writer.media[log], number)[BLOCK_BYTES + 40] ^= 1;
     }
     for threads in threads {
         let opening = Opening::new(1, usize::MAX, threads);
         let error = Store::open(found.clone(), &writer.media, opening).unwrap_err();
         let RecoverError::Damaged { log: 0, from, .. } = error else { panic!("{error}") };
         assert_eq!(geometry().segment_of(from), 2);
+    }
+}
+
+/// A log of strings of the same keys and lengths, so that its batches lie where those of another one lie.
+fn same_places(epoch: u32, byte: u8) -> Medium {
+    let mut new = Found::of_new(0, geometry(), PLACES);
+    assert!(new.repairs(epoch).is_empty());
+    let mut writer = Writer::new();
+    writer.logs[0] = new.into_log(epoch);
+    for version in 1..=1_000_u64 {
+        let (kind, key, value) = (Kind::String, version.to_be_bytes(), [byte; 100]);
+        let key = &key[..];
+        writer
+            .write(0, &Record { kind, version, expires_ms: None, received_ns: None, key, subkey: &[], value: &value });
+    }
+    writer.media.swap_remove(0)
+}
+
+/// The bytes of a segment.
+fn segment(medium: &mut Medium, number: u64) -> &mut Vec<u8> {
+    let is_it = |place: &&mut Vec<u8>| place[..8] != [0; 8] && place[8..16] == number.to_le_bytes();
+    medium.places.iter_mut().find(is_it).unwrap()
+}
+
+/// A start cut the log before it, so what is there behind later batches is no part of the log.
+#[test]
+fn a_segment_of_an_earlier_epoch_does_not_follow_one_of_a_later_epoch() {
+    let (mut medium, mut later) = (same_places(3, 1), same_places(4, 1));
+    segment(&mut medium, 1).clone_from(segment(&mut later, 1));
+    let error = read_all(geometry(), &[medium]).unwrap_err();
+    let RecoverError::Damaged { log: 0, from, .. } = error else { panic!("{error}") };
+    assert_eq!(from, geometry().first_batch(2));
+}
+
+/// Batches that are whole, at the same places, are not those that were looked at.
+#[test]
+fn other_batches_than_were_found_are_not_brought_in() {
+    let (mut media, mut other) = ([same_places(3, 1)], same_places(3, 2));
+    let found = read_all(geometry(), &media).unwrap();
+    segment(&mut media[0], 1).clone_from(segment(&mut other, 1));
+    for threads in [NonZeroUsize::MIN, NonZeroUsize::new(4).unwrap()] {
+        let error = Store::open(found.clone(), &media, Opening::new(4, usize::MAX, threads)).unwrap_err();
+        let RecoverError::Damaged { log: 0, from, .. } = error else { panic!("{error}") };
+        assert_eq!(from, geometry().first_batch(1));
     }
 }
 
