@@ -15,6 +15,7 @@ pub(crate) mod bulk;
 use std::sync::Arc;
 use std::{cmp, mem};
 
+use super::hint::{count_below, hint_of, shared_by};
 use crate::format::Lsn;
 use crate::memory::Sizes;
 
@@ -232,7 +233,7 @@ impl Leaf {
             return Err(if is_first { 0 } else { self.len() });
         };
         let hint = hint_of(rest);
-        let from = self.hints.partition_point(|of_key| *of_key < hint);
+        let from = count_below(&self.hints, hint);
         let is_alike = self.hints.get(from) == Some(&hint);
         // Mostly it is this one. It is compared whole, so nobody looks at what is shared.
         if is_alike && self.key(&self.slots[from]) == key {
@@ -576,21 +577,6 @@ impl Leaf {
         let slots = moved.collect();
         Self { slots, hints, shared, bytes, dead: 0, apart, free: Vec::new(), soonest_ms: self.soonest_ms, values }
     }
-}
-
-/// The first eight bytes as a number that is ordered as they are; bytes that are not there count as 0.
-pub(super) fn hint_of(bytes: &[u8]) -> u64 {
-    let front = bytes.first_chunk().copied().unwrap_or_else(|| {
-        let mut front = [0; 8];
-        front[..bytes.len()].copy_from_slice(bytes);
-        front
-    });
-    u64::from_be_bytes(front)
-}
-
-/// How many bytes both begin with.
-pub(super) fn shared_by(one: &[u8], other: &[u8]) -> usize {
-    one.iter().zip(other).take_while(|(one, other)| one == other).count()
 }
 
 /// Room for more, an eighth ahead: doubling would leave a third of the index empty.

@@ -9,6 +9,7 @@
 //! A command on several keys locks the leaves of all of them, in the order of the keys, so that others see it whole and no
 //! two commands wait for each other.
 
+mod hint;
 pub mod leaf;
 mod top;
 

@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::{cmp, mem};
 
-use super::leaf::{Leaf, hint_of, shared_by};
+use super::hint::{hint_of, shared_by};
+use super::leaf::Leaf;
 
 /// Leaves of a group, above which it is split.
 const GROUP_MAX: usize = 128;
