@@ -310,8 +310,15 @@ fn a_backup_that_nobody_goes_on_with_gives_way() {
         assert!(slow.ask("KSF.BACKUP DONE 0 0").contains("the backup was given up"), "{engine}");
         assert!(slow.ask("KSF.BACKUP READ 0 0 0 4096").contains("the backup was given up"), "{engine}");
         assert!(slow.ask("KSF.BACKUP END").contains("the backup was given up"), "{engine}");
-        assert!(client.ask("KSF.BACKUP BEGIN").starts_with('['), "{engine}: it stands in the way of others");
-        assert_eq!(client.ask("KSF.BACKUP END"), "+OK", "{engine}");
+        // While the log is still short of room after all that was written, another one is given up, too.
+        loop {
+            assert!(client.ask("KSF.BACKUP BEGIN").starts_with('['), "{engine}: it stands in the way of others");
+            let told = client.ask("KSF.BACKUP END");
+            if told == "+OK" {
+                break;
+            }
+            assert!(told.contains("the backup was given up"), "{engine}: {told}");
+        }
         assert!(client.ask("KSF.BACKUP END").contains("no backup on this connection"), "{engine}");
         drop((client, slow));
         serving.stop();
