@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::{cmp, mem};
 
-use super::hint::{hint_of, shared_by};
+use super::hint::{count_below, hint_of, shared_by};
 use super::leaf::Leaf;
 
 /// Leaves of a group, above which it is split.
@@ -57,8 +57,8 @@ impl<T> Level<T> {
             cmp::Ordering::Greater => return self.keys.len() - 1,
         }
         let hint = hint_of(rest);
-        let before = self.hints.partition_point(|of_key| *of_key < hint);
-        let alike = self.hints[before..].partition_point(|of_key| *of_key == hint);
+        let before = count_below(&self.hints, hint);
+        let alike = self.hints[before..].iter().take_while(|of_key| **of_key == hint).count();
         let keys = &self.keys[1 + before..][..alike];
         before + keys.partition_point(|key| key[self.shared..] <= *rest)
     }
