@@ -31,7 +31,7 @@ use std::ffi::{CStr, CString};
 use std::fmt;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -42,8 +42,8 @@ use crate::tasks::{Task, TaskPool};
 
 mod queue;
 
+use queue::Shared;
 pub(crate) use queue::{Begun, Owner, ShardFiles, Waiter};
-use queue::{Queue, lock};
 
 /// An open file, shared by all clones; the last of them closes it.
 #[derive(Clone)]
@@ -446,7 +446,7 @@ pub enum Refusal {
 /// ```
 #[derive(Clone)]
 pub struct Files {
-    queue: Arc<Mutex<Queue>>,
+    queue: Arc<Shared>,
     owner: Owner,
     buffers: Buffers,
     on_its_thread: PhantomData<*const ()>,
@@ -459,12 +459,12 @@ impl Files {
     ///
     /// [`FileRefused`] with the operation: a limit is reached, or the server stops.
     pub fn begin(&self, op: FileOp, token: u64) -> Result<(), Box<FileRefused>> {
-        lock(&self.queue).begin(self.owner, op, token)
+        self.queue.lock().begin(self.owner, op, token)
     }
 
     /// Operations that are under way on the shard, of all services.
     pub fn under_way(&self) -> usize {
-        lock(&self.queue).running
+        self.queue.lock().running
     }
 
     /// An empty, page-aligned buffer of at least `bytes` bytes, to read into or to write from.

@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::mem;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
@@ -104,7 +106,7 @@ impl Queue {
 /// The shard's side of [`Files`]. A shard whose services want none pays a look for it.
 #[derive(Debug, Default)]
 pub(crate) struct ShardFiles {
-    queue: Option<Arc<Mutex<Queue>>>,
+    queue: Option<Arc<Shared>>,
     taken: bool,
 }
 
@@ -139,7 +141,7 @@ impl ShardFiles {
 
     /// True while messages that may begin operations are not handed over.
     pub(crate) fn is_full(&self) -> bool {
-        self.queue().is_some_and(|queue| queue.is_full())
+        self.queue.as_ref().is_some_and(|queue| queue.is_full.load(Ordering::Relaxed))
     }
 
     /// Has this connection go on when there is room.
@@ -185,8 +187,8 @@ impl ShardFiles {
         let _ = self.of(Owner::Reply(key), limits, buffers).begin(read, 0);
     }
 
-    fn queue(&self) -> Option<MutexGuard<'_, Queue>> {
-        self.queue.as_deref().map(lock)
+    fn queue(&self) -> Option<Locked<'_>> {
+        self.queue.as_deref().map(Shared::lock)
     }
 
     /// The next operation for the engine.
@@ -218,10 +220,47 @@ impl ShardFiles {
     }
 }
 
+/// The queue, for services and their shard.
+///
 /// No thread contends for it: services and shard use it on one thread. It is a lock because what lends it to them may be made
 /// on another thread.
-pub(super) fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
-    queue.lock().unwrap_or_else(PoisonError::into_inner)
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    queue: Mutex<Queue>,
+    /// [`Queue::is_full`]: asked for each message, for which a lock would be dear.
+    is_full: AtomicBool,
+}
+
+impl Shared {
+    pub(super) fn lock(&self) -> Locked<'_> {
+        Locked { queue: self.queue.lock().unwrap_or_else(PoisonError::into_inner), is_full: &self.is_full }
+    }
+}
+
+/// The queue, locked. When it is let go of, what is kept beside it is true again.
+pub(super) struct Locked<'s> {
+    queue: MutexGuard<'s, Queue>,
+    is_full: &'s AtomicBool,
+}
+
+impl Deref for Locked<'_> {
+    type Target = Queue;
+
+    fn deref(&self) -> &Queue {
+        &self.queue
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Queue {
+        &mut self.queue
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.is_full.store(self.queue.is_full(), Ordering::Relaxed);
+    }
 }
 
 /// An operation on its way through an engine. Boxed, so that it moves cheaply between the engine, threads and the shard.
