@@ -705,6 +705,7 @@ impl SendBatch {
 #[derive(Debug, Default)]
 pub struct Spares {
     small: Vec<Vec<u8>>,
+    small_bytes: usize,
     /// Buffers above [`Spares::SMALL_BYTES_MAX`], for batches that outgrow a small one.
     large: Vec<Vec<u8>>,
     large_bytes: usize,
@@ -712,8 +713,10 @@ pub struct Spares {
 }
 
 impl Spares {
-    /// Small buffers kept per shard.
-    const COUNT_MAX: usize = 256;
+    /// Small buffers kept per shard: as many connections may have replies behind gates at a time without an allocation.
+    const COUNT_MAX: usize = 1024;
+    /// Bytes of them.
+    const ALL_SMALL_BYTES_MAX: usize = 16 << 20;
     const BYTES_MIN: usize = 4 << 10;
     const SMALL_BYTES_MAX: usize = 64 << 10;
     /// A larger buffer is given back to the allocator.
@@ -729,9 +732,9 @@ impl Spares {
     /// Takes as many from another one as threads need for some answers in pieces.
     pub(crate) fn refill(&mut self, from: &mut Self) {
         while self.small.len() < Self::REFILL_COUNT
-            && let Some(buffer) = from.small.pop()
+            && let Some(buffer) = from.take_small()
         {
-            self.small.push(buffer);
+            self.give(buffer);
         }
         while self.fronts.len() < Self::REFILL_COUNT
             && let Some(front) = from.fronts.pop()
@@ -753,7 +756,14 @@ impl Spares {
 
     /// An empty buffer with some room.
     pub fn take(&mut self) -> Vec<u8> {
-        self.small.pop().unwrap_or_else(|| Vec::with_capacity(Self::BYTES_MIN))
+        self.take_small().unwrap_or_else(|| Vec::with_capacity(Self::BYTES_MIN))
+    }
+
+    #[inline]
+    fn take_small(&mut self) -> Option<Vec<u8>> {
+        let buffer = self.small.pop()?;
+        self.small_bytes -= buffer.capacity();
+        Some(buffer)
     }
 
     /// The smallest of the large buffers that hold `bytes` bytes.
@@ -787,7 +797,11 @@ impl Spares {
                 self.large_bytes += capacity;
                 self.large.push(buffer);
             }
-        } else if capacity >= Self::BYTES_MIN && self.small.len() < Self::COUNT_MAX {
+        } else if capacity >= Self::BYTES_MIN
+            && self.small.len() < Self::COUNT_MAX
+            && self.small_bytes + capacity <= Self::ALL_SMALL_BYTES_MAX
+        {
+            self.small_bytes += capacity;
             self.small.push(buffer);
         }
     }
@@ -795,6 +809,8 @@ impl Spares {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::buffers::Buffers;
     use crate::files::File;
@@ -928,6 +944,27 @@ mod tests {
         output.tail(&mut spares).resize(40_000, 7);
         assert!(output.tail(&mut spares).capacity() >= 1 << 20, "more is to come");
         assert_eq!(output.take().len(), 40_000);
+    }
+
+    #[test]
+    fn small_buffers_are_kept_for_a_thousand_connections_and_up_to_a_bound() {
+        let mut spares = Spares::default();
+        let mut take_and_give = || {
+            let taken: Vec<Vec<u8>> = (0..1000).map(|_| spares.take()).collect();
+            let addresses: BTreeSet<_> = taken.iter().map(|buffer| buffer.as_ptr()).collect();
+            taken.into_iter().for_each(|buffer| spares.give(buffer));
+            addresses
+        };
+        assert!(take_and_give() == take_and_give(), "others came in their place");
+        assert_eq!((spares.small.len(), spares.small_bytes), (1000, 1000 * Spares::BYTES_MIN));
+        (0..1000).for_each(|_| drop(spares.take()));
+        assert_eq!((spares.small.len(), spares.small_bytes), (0, 0));
+        (0..2000).for_each(|_| spares.give(Vec::with_capacity(Spares::BYTES_MIN)));
+        assert_eq!(spares.small.len(), Spares::COUNT_MAX);
+        (0..Spares::COUNT_MAX).for_each(|_| drop(spares.take()));
+        (0..1000).for_each(|_| spares.give(Vec::with_capacity(Spares::SMALL_BYTES_MAX)));
+        let kept: usize = spares.small.iter().map(Vec::capacity).sum();
+        assert!(kept == spares.small_bytes && kept <= Spares::ALL_SMALL_BYTES_MAX, "{kept}");
     }
 
     #[test]
