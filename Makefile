@@ -20,7 +20,7 @@ UNITS   := $(DEST)/lib/systemd/system
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: ## Run every service on every engine of this machine, show one table
+demo: ## Run every service on every engine of this machine, show one table; kill and audit a store
 	@scripts/setup.sh demo
 	$(CARGO) build --release --locked -p ksf-cli
 	@$(CARGO) xtask demo

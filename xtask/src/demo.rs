@@ -1,5 +1,7 @@
 //! `cargo xtask demo`: every service on every engine that this machine has, over TCP and UDP, as
-//! one table; and proof that nothing stays behind.
+//! one table; a `kill -9` of the store, with an audit; and proof that nothing stays behind.
+
+mod store;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -7,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use comfy_table::{CellAlignment, Table, presets::ASCII_BORDERS_ONLY_CONDENSED};
 use serde::Deserialize;
 
@@ -25,7 +27,7 @@ const DOCTOR_TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(clap::Args)]
 pub(crate) struct DemoOptions {
-    /// Length of each of the 24 loads, in seconds
+    /// Length of each of the 33 loads, in seconds
     #[arg(long, default_value_t = 0.7)]
     seconds: f64,
     /// The ksf to show instead of the release build
@@ -56,11 +58,28 @@ pub(crate) fn run(options: &DemoOptions) -> Result<()> {
             }
         }
     }
+    let (mut media, mut audit) = (Vec::new(), None);
+    for engine in store::ENGINES {
+        if let Some(why) = doctor.obstacle(engine)? {
+            skipped.insert(why);
+            continue;
+        }
+        let (rows, medium) = demo.measure_store(engine).with_context(|| format!("store on {engine}"))?;
+        table.add_rows(rows);
+        media.push(medium);
+        if audit.is_none() {
+            audit = Some(demo.crash_store(engine).with_context(|| format!("kill -9 of the store on {engine}"))?);
+        }
+    }
     println!("{table}");
-    for line in skipped {
+    for line in skipped.into_iter().chain(media) {
         println!("{line}");
     }
+    if let Some(audit) = &audit {
+        println!("{audit}");
+    }
     println!("{}", demo.watch.check(&demo.pids)?);
+    ensure!(audit.is_none_or(|audit| audit.is_clean()), "the store has lost what it had acknowledged");
     Ok(())
 }
 

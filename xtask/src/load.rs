@@ -194,8 +194,9 @@ struct Run {
     latency: Latency,
 }
 
+/// The times of the right replies of a run.
 #[derive(Deserialize)]
-struct Latency {
+pub(crate) struct Latency {
     mean_us: f64,
     stdev_us: f64,
     quantiles: Vec<Quantile>,
@@ -280,7 +281,7 @@ pub(crate) fn parse_work(text: &str) -> Result<LoadResult> {
 }
 
 impl Latency {
-    fn quantile(&self, percent: f64) -> Result<f64> {
+    pub(crate) fn quantile(&self, percent: f64) -> Result<f64> {
         let found = self.quantiles.iter().find(|quantile| quantile.percent == percent);
         Ok(found.with_context(|| format!("no quantile {percent}"))?.us)
     }

@@ -80,6 +80,17 @@ impl Server {
         Err(self.failure(&format!("ended with {status}")))
     }
 
+    /// The last of the lines that it has said on stderr lately that has the text.
+    pub(crate) fn line_with(&self, text: &str) -> Option<String> {
+        let lines = self.stderr.lock().expect("no holder panics");
+        lines.iter().rev().find(|line| line.contains(text)).cloned()
+    }
+
+    /// Ends it as a crash does (SIGKILL), and waits until it is gone.
+    pub(crate) fn kill(self) {
+        drop(self);
+    }
+
     fn wait_lines(&mut self, lines: &Receiver<String>, count: usize, text: &str, deadline: Instant) -> Result<()> {
         let mut seen = 0;
         while seen < count {
@@ -192,7 +203,8 @@ impl Running {
         self.finish(timeout, &[0, 1])
     }
 
-    fn finish(mut self, timeout: Duration, good: &[i32]) -> Result<String> {
+    /// Waits until it ends with one of these statuses, and gives back its standard output.
+    pub(crate) fn finish(mut self, timeout: Duration, good: &[i32]) -> Result<String> {
         let status = wait_timeout(&mut self.child, timeout)?;
         let said = || Vec::from(self.stderr.lock().expect("no holder panics").clone()).join("\n  ");
         let Some(status) = status else {

@@ -27,9 +27,14 @@ impl Programs {
 
     /// The demo after `wrapper`, a program that runs its arguments.
     fn demo(&self, wrapper: &[&str]) -> Command {
+        self.demo_of("ksf", wrapper)
+    }
+
+    /// The same, shown by another program that is here.
+    fn demo_of(&self, ksf: &str, wrapper: &[&str]) -> Command {
         let mut words = wrapper.iter().map(PathBuf::from).chain([self.0.path("xtask")]);
         let mut command = Command::new(words.next().expect("at least xtask"));
-        command.args(words).args(["demo", "--seconds", "0.05", "--ksf"]).arg(self.0.path("ksf")).current_dir("/");
+        command.args(words).args(["demo", "--seconds", "0.05", "--ksf"]).arg(self.0.path(ksf)).current_dir("/");
         command
     }
 }
@@ -38,8 +43,12 @@ impl Programs {
 fn rows(output: &Output) -> Vec<String> {
     let (table, said) = (ksf_test::stdout(output), ksf_test::stderr(output));
     assert!(output.status.success(), "{}:\n{table}{said}", output.status);
-    let cells = |line: &str| line.split_whitespace().filter(|cell| *cell != "|").map(str::to_owned).collect::<Vec<_>>();
-    let lines = table.lines().filter(|line| line.starts_with("| k")).map(cells);
+    // "store SET" is one cell.
+    let words = |line: &str| line.replacen("| store ", "| store-", 1);
+    let cells =
+        |line: String| line.split_whitespace().filter(|cell| *cell != "|").map(str::to_owned).collect::<Vec<_>>();
+    let is_row = |line: &&str| ["| k", "| store "].iter().any(|front| line.starts_with(front));
+    let lines = table.lines().filter(is_row).map(words).map(cells);
     let row = |cells: Vec<String>| {
         let figures: Vec<f64> = cells[3..].iter().map(|cell| cell.parse().expect("a figure")).collect();
         assert!(figures.len() == 4 && figures[..3].iter().all(|figure| *figure > 0.0), "{cells:?}");
@@ -66,7 +75,39 @@ fn expected(output: &Output) -> Vec<String> {
             rows.extend(shown.map(|engine| format!("{service} {transport} {engine}")));
         }
     }
+    for engine in store_engines(output) {
+        rows.extend(["SET", "GET"].map(|operation| format!("store-{operation} tcp {engine}")));
+    }
     rows
+}
+
+/// Those that the store runs on, and that were not skipped.
+fn store_engines(output: &Output) -> Vec<&'static str> {
+    let skipped = skipped(output);
+    ["uring", "epoll"].into_iter().filter(|engine| !skipped.contains_key(*engine)).collect()
+}
+
+/// What the demo says of the crash: acknowledged writes, and how many of them were lost.
+fn audited(output: &Output) -> (u64, u64) {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("kill -9 under load: "));
+    let line = lines.next().unwrap_or_else(|| panic!("no crash: {text}"));
+    let (acknowledged, behind) = line.split_once(" acknowledged writes, ").expect("acknowledged writes");
+    let (lost, _) = behind.split_once(" lost").expect("how many were lost");
+    assert_eq!(lines.next(), None, "it is one line");
+    (acknowledged.parse().expect("a number"), lost.parse().expect("a number"))
+}
+
+/// What stored on what is said, and nothing was lost in a crash.
+fn assert_store(output: &Output) {
+    let text = String::from_utf8_lossy(&output.stdout);
+    for engine in store_engines(output) {
+        let line = text.lines().find(|line| line.starts_with(&format!("store on {engine}: ")));
+        let line = line.unwrap_or_else(|| panic!("no medium of {engine}: {text}"));
+        assert!(line.contains("file (") && line.contains("RWF_DSYNC"), "{line}");
+    }
+    let (acknowledged, lost) = audited(output);
+    assert!(acknowledged >= 4000 && lost == 0, "{acknowledged} acknowledged, {lost} lost");
 }
 
 fn last_line(output: &Output) -> String {
@@ -81,21 +122,51 @@ fn root_sees_every_engine_and_nothing_is_left_behind() {
     let wrapper = ["unshare", "--net", "sh", "-c", "ip link set lo up && exec \"$0\" \"$@\""];
     let output = programs.demo(&wrapper).output().expect("unshare (util-linux) starts");
     assert_eq!(rows(&output), expected(&output));
+    assert_store(&output);
     assert_eq!(last_line(&output), "left behind: nothing (no process, no eBPF program or map, no XDP on lo)");
     let skipped = skipped(&output);
     assert!(skipped.is_empty() || std::env::var_os("CI").is_none(), "in CI every engine must run: {skipped:?}");
 }
 
+/// What a command says that is run by a user without rights.
+fn without_root(mut command: Command) -> Output {
+    if rustix::process::geteuid().is_root() {
+        // Changing the user drops every capability.
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    command.output().unwrap()
+}
+
+/// By a program that empties the folder of a store that is started again.
+#[test]
+fn a_store_that_loses_what_it_acknowledged_fails_the_demo() {
+    const FORGETFUL: &str = r#"#!/bin/sh
+previous=
+for word; do
+    if [ "$previous" = --data ]; then data=$word; fi
+    previous=$word
+done
+if [ "$1" = store ] && [ -e "$data/superblock" ]; then rm -r "$data"; fi
+exec "${0%/*}/ksf" "$@"
+"#;
+    let programs = Programs::copied();
+    let script = programs.0.write("script", FORGETFUL);
+    install(script, &programs.0.path("forgetful"));
+    let output = without_root(programs.demo_of("forgetful", &[]));
+    let said = ksf_test::stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("the store has lost what it had acknowledged"), "{said}");
+    let (acknowledged, lost) = audited(&output);
+    assert!(acknowledged >= 4000 && lost > 0, "{acknowledged} acknowledged, {lost} lost");
+    assert_eq!(last_line(&output), "left behind: nothing (no process; no kernel engine ran)");
+}
+
 #[test]
 fn without_root_it_says_what_is_skipped_why_and_what_is_needed() {
     let programs = Programs::copied();
-    let mut demo = programs.demo(&[]);
-    if rustix::process::geteuid().is_root() {
-        // Changing the user drops every capability.
-        demo.uid(NOBODY).gid(NOBODY);
-    }
-    let output = demo.output().unwrap();
+    let output = without_root(programs.demo(&[]));
     assert_eq!(rows(&output), expected(&output));
+    assert_store(&output);
     assert_eq!(last_line(&output), "left behind: nothing (no process; no kernel engine ran)");
     let skipped = skipped(&output);
     for engine in ["kernel", "xdp"] {

@@ -48,6 +48,7 @@ use self::judge::GoalOutcome;
 use self::measure::{Effort, Meter, raise_file_limit};
 use self::raw::{Evidence, Group, Sample, Step, Tool};
 use self::results::Results;
+pub(crate) use self::store::medium;
 use self::watch::Watch;
 use crate::machine::{Machine, Revision};
 

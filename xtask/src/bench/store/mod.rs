@@ -27,7 +27,7 @@ mod post;
 mod servers;
 
 use self::home::Home;
-pub(super) use self::medium::medium;
+pub(crate) use self::medium::medium;
 use self::servers::Wanted;
 
 /// A load for a key-value server. Clients are [`Case::connections`], commands in flight on each [`Case::in_flight`].

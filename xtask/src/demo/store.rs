@@ -1,0 +1,276 @@
+//! The key-value store in the demo: a row for SET and one for GET on each engine that it runs on, and what a `kill -9`
+//! under load leaves of it.
+//!
+//! ```text
+//!   store ◄── ksf load kv --journal FILE      acknowledged writes are written down
+//!     ╳ kill -9
+//!   store ◄── ksf load kv --audit FILE        started again: is each of them there?
+//! ```
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+
+use super::{Demo, MESSAGE_BYTES, START_TIMEOUT};
+use crate::bench::medium;
+use crate::load::Latency;
+use crate::process::{Ready, Running, Server, free_port, output};
+
+/// Engines that run it: what it does cannot be done in the kernel.
+pub(super) const ENGINES: [&str; 2] = ["uring", "epoll"];
+
+/// Keys that a load is about.
+const KEYS: u64 = 1000;
+/// As many in flight as the other services have, on connections as a server of keys has them.
+const CONNECTIONS: u32 = 8;
+const IN_FLIGHT: u32 = super::IN_FLIGHT / CONNECTIONS;
+/// What the logs of all shards may take on the disk, where that is not too little for one of them.
+const LOGS_BYTES: u64 = 256 << 20;
+const LOG_BYTES_MIN: u64 = 8 << 20;
+const LOG_BYTES_MAX: u64 = 64 << 20;
+
+/// The store is not killed before so many writes are acknowledged, each of which takes so many bytes of the journal.
+const WRITES_MIN: u64 = 4000;
+const RECORD_BYTES: u64 = 28;
+/// A load that would go on for so long when nobody ended it.
+const ENDLESS: &str = "600s";
+/// Beyond the length of a load.
+const SLACK: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+/// The commands of a row.
+#[derive(Clone, Copy)]
+enum Operation {
+    Set,
+    Get,
+}
+
+impl Operation {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Set => "store SET",
+            Self::Get => "store GET",
+        }
+    }
+}
+
+/// What came of a load in which every reply was right.
+struct Loaded {
+    p50_us: f64,
+    p99_us: f64,
+    rate_per_s: f64,
+    faults: u64,
+}
+
+impl Demo {
+    /// The rows of the store on an engine, and a line that says what it stores on.
+    pub(super) fn measure_store(&mut self, engine: &'static str) -> Result<(Vec<Vec<String>>, String)> {
+        let data = tempfile::tempdir().context("cannot make a folder for the store")?;
+        let (server, port) = self.start_store(engine, data.path())?;
+        let mut rows = Vec::new();
+        for operation in [Operation::Set, Operation::Get] {
+            eprintln!("demo: {} over tcp on {engine}", operation.name());
+            let one = self.load_store(operation, port, 1, 1)?;
+            let many = self.load_store(operation, port, CONNECTIONS, IN_FLIGHT)?;
+            rows.push(vec![
+                operation.name().into(),
+                "tcp".into(),
+                engine.into(),
+                format!("{:.1}", one.p50_us),
+                format!("{:.1}", one.p99_us),
+                format!("{:.0}", many.rate_per_s),
+                (one.faults + many.faults).to_string(),
+            ]);
+        }
+        let said = server.line_with("medium=").context("the store does not say what its medium is")?;
+        let on = medium(data.path());
+        server.stop()?;
+        Ok((rows, format!("store on {engine}: SET is answered when it is on the medium: {}, {on}", medium_of(&said)?)))
+    }
+
+    /// Kills the store under load, starts it again, and asks it for every write that it had acknowledged.
+    pub(super) fn crash_store(&mut self, engine: &'static str) -> Result<Audit> {
+        eprintln!("demo: kill -9 of the store under load on {engine}");
+        let folder = tempfile::tempdir().context("cannot make a folder for the store")?;
+        let (data, journal) = (folder.path().join("data"), folder.path().join("journal"));
+        let (server, port) = self.start_store(engine, &data)?;
+        let mut command = self.store_load(Operation::Set, port, CONNECTIONS, IN_FLIGHT, ENDLESS);
+        let load = Running::start(command.arg("--journal").arg(&journal))?;
+        let (started, wanted_bytes) = (Instant::now(), WRITES_MIN * RECORD_BYTES);
+        let length = Duration::from_secs_f64(self.seconds);
+        while started.elapsed() < length || journal.metadata().map_or(0, |journal| journal.len()) < wanted_bytes {
+            ensure!(started.elapsed() < length + SLACK, "the store acknowledges nothing");
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        server.kill();
+        // Its connections end: that is all that may be wrong.
+        load.finish(SLACK, &[1]).context("the load that the store was killed under")?;
+
+        let (server, port) = self.start_store(engine, &data)?;
+        let mut command = Command::new(&self.ksf);
+        command.args(["load", "kv", &format!("127.0.0.1:{port}"), "--no-pin", "--json", "--audit"]).arg(&journal);
+        let text = Running::start(&mut command)?.finish(SLACK, &[0, 1])?;
+        server.stop()?;
+        Audit::read(&text, engine).with_context(|| format!("ksf load kv --audit printed:\n{text}"))
+    }
+
+    /// The store and its port.
+    fn start_store(&mut self, engine: &str, data: &Path) -> Result<(Server, u16)> {
+        let port = free_port()?;
+        let shards = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u64);
+        let log_bytes = (LOGS_BYTES / shards).clamp(LOG_BYTES_MIN, LOG_BYTES_MAX);
+        let mut command = Command::new(&self.ksf);
+        command.args(["store", "--listen", &format!("127.0.0.1:{port}"), "--engine", engine]);
+        command.args(["--log-bytes", &log_bytes.to_string(), "--data"]).arg(data);
+        let server = Server::start("store", &mut command, Ready::Lines(1, "ready"), START_TIMEOUT)?;
+        self.pids.push(server.pid());
+        Ok((server, port))
+    }
+
+    fn store_load(&self, operation: Operation, port: u16, connections: u32, in_flight: u32, duration: &str) -> Command {
+        let mut command = Command::new(&self.ksf);
+        command.args(["load", "kv", &format!("127.0.0.1:{port}"), "--json", "--no-pin"]);
+        command.args(["-c", &connections.to_string(), "-P", &in_flight.to_string(), "--duration", duration]);
+        command.args(["--keys", &KEYS.to_string(), "--sizes", &MESSAGE_BYTES.to_string()]);
+        match operation {
+            Operation::Set => command.args(["--mix", "0:1", "--no-fill"]),
+            // The keys are written before, so that each read finds what can be checked.
+            Operation::Get => command.args(["--mix", "1:0"]),
+        };
+        command
+    }
+
+    fn load_store(&self, operation: Operation, port: u16, connections: u32, in_flight: u32) -> Result<Loaded> {
+        let duration = format!("{:.0}ms", self.seconds * 1e3);
+        let mut command = self.store_load(operation, port, connections, in_flight, &duration);
+        let text = output(&mut command, Duration::from_secs_f64(self.seconds) + SLACK)?;
+        Loaded::read(&text).with_context(|| format!("ksf load kv printed:\n{text}"))
+    }
+}
+
+/// "... medium=file (O_DIRECT and RWF_DSYNC) durability=always ...": the medium, of a store whose writes are durable.
+fn medium_of(line: &str) -> Result<&str> {
+    let (_, behind) = line.split_once("medium=").with_context(|| format!("no medium: {line}"))?;
+    let (medium, behind) = behind.split_once(" durability=").with_context(|| format!("no durability: {line}"))?;
+    ensure!(behind.starts_with("always "), "the store does not wait for its medium: {line}");
+    Ok(medium)
+}
+
+/// What is read of the JSON of `ksf load kv` (docs/formats/kv.md).
+#[derive(Deserialize)]
+struct Document {
+    run: Run,
+    audit: Option<Found>,
+    ok: bool,
+}
+
+#[derive(Deserialize)]
+struct Run {
+    replies: u64,
+    rate_per_s: f64,
+    latency: Latency,
+    faults: BTreeMap<String, u64>,
+}
+
+#[derive(Deserialize)]
+struct Found {
+    records: u64,
+    lost: u64,
+    damaged: u64,
+    foreign: u64,
+    unread: u64,
+}
+
+impl Loaded {
+    fn read(text: &str) -> Result<Self> {
+        let Document { run, ok, .. } = serde_json::from_str(text)?;
+        ensure!(ok, "replies were lost or wrong");
+        ensure!(run.replies > 0, "no command was answered");
+        Ok(Self {
+            p50_us: run.latency.quantile(50.0)?,
+            p99_us: run.latency.quantile(99.0)?,
+            rate_per_s: run.rate_per_s,
+            faults: run.faults.values().sum(),
+        })
+    }
+}
+
+/// What was found of the writes that a store had acknowledged before it was killed.
+pub(super) struct Audit {
+    engine: &'static str,
+    found: Found,
+}
+
+impl Audit {
+    fn read(text: &str, engine: &'static str) -> Result<Self> {
+        let Document { audit, ok, .. } = serde_json::from_str(text)?;
+        let Some(found) = audit else { bail!("it is no audit") };
+        ensure!(found.records > 0, "nothing had been acknowledged");
+        let audit = Self { engine, found };
+        ensure!(ok == audit.is_clean(), "an audit that is not whole");
+        Ok(audit)
+    }
+
+    /// Whether each acknowledged write is there.
+    pub(super) fn is_clean(&self) -> bool {
+        let Found { records: _, lost, damaged, foreign, unread } = self.found;
+        lost + damaged + foreign + unread == 0
+    }
+}
+
+impl fmt::Display for Audit {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Found { records, lost, damaged, foreign, unread } = self.found;
+        write!(out, "kill -9 under load: {records} acknowledged writes, {lost} lost")?;
+        if damaged + foreign + unread > 0 {
+            write!(out, ", {damaged} damaged, {foreign} foreign, {unread} not read")?;
+        }
+        write!(out, " (store on {})", self.engine)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"{"ok":true,"audit":{"sessions":1,"records":70,"acknowledged":9,"right":9,"lost":0,"damaged":0,
+        "foreign":0,"unread":0},"run":{"replies":90,"rate_per_s":45.5,"faults":{"lost":0,"old":0},"latency":{"mean_us":2.0,
+            "stdev_us":1.0,"quantiles":[{"percent":50.0,"us":1.0},{"percent":99.0,"us":8.0}]}}}"#;
+
+    #[test]
+    fn a_load_is_read_and_one_with_a_wrong_reply_is_none() {
+        let Loaded { p50_us, p99_us, rate_per_s, faults } = Loaded::read(TEXT).unwrap();
+        assert_eq!((p50_us, p99_us, rate_per_s, faults), (1.0, 8.0, 45.5, 0));
+        for (from, to) in [("\"ok\":true", "\"ok\":false"), ("\"replies\":90", "\"replies\":0")] {
+            assert!(Loaded::read(&TEXT.replace(from, to)).is_err(), "{to}");
+        }
+    }
+
+    #[test]
+    fn an_audit_says_what_is_lost() {
+        let audit = Audit::read(TEXT, "uring").unwrap();
+        assert!(audit.is_clean());
+        assert_eq!(audit.to_string(), "kill -9 under load: 70 acknowledged writes, 0 lost (store on uring)");
+        let text = TEXT.replace("\"ok\":true", "\"ok\":false");
+        for (from, to) in [("lost", 3), ("damaged", 1), ("foreign", 1), ("unread", 1)] {
+            let text = text.replace(&format!("\"{from}\":0"), &format!("\"{from}\":{to}"));
+            let audit = Audit::read(&text, "epoll").unwrap();
+            assert!(!audit.is_clean() && audit.to_string().contains(&format!("{to} ")), "{audit}");
+        }
+        // Where the words and the counts differ, nobody knows.
+        assert!(Audit::read(&text, "epoll").is_err());
+        assert!(Audit::read(&TEXT.replace("\"records\":70", "\"records\":0"), "epoll").is_err());
+    }
+
+    #[test]
+    fn a_medium_is_that_of_a_store_that_waits_for_it() {
+        let line = "ksf: store /d: medium=file (O_DIRECT and RWF_DSYNC) durability=always logs=2 keys=0 memory=1 of 2";
+        assert_eq!(medium_of(line).unwrap(), "file (O_DIRECT and RWF_DSYNC)");
+        assert!(medium_of(&line.replace("always", "none")).is_err());
+    }
+}
