@@ -66,6 +66,8 @@ pub struct Env {
     pub(crate) exchange_work: Vec<ExchangeWork>,
     /// Operations on files.
     pub(crate) files: ShardFiles,
+    /// When services want a turn end though nothing happens, by their numbers.
+    pub(crate) wakes: Vec<(u32, Time)>,
     /// Number of the service that is called without a connection.
     pub(crate) service: u32,
     /// Number of the shard.
@@ -98,6 +100,7 @@ impl Env {
             answered: Vec::new(),
             exchange_work: Vec::new(),
             files: ShardFiles::default(),
+            wakes: Vec::new(),
             service: 0,
             shard: 0,
         })
@@ -141,6 +144,18 @@ impl Env {
     /// [`Mailbox::take_deliveries`].
     pub fn take_answered(&mut self) -> Vec<crate::deferred::Delivery> {
         self.answered.drain(..).filter_map(crate::deferred::delivery).collect()
+    }
+
+    /// When a service wants a turn end though nothing happens ([`Turn::wake_at`](crate::shard_service::Turn::wake_at)), the
+    /// earliest of all; for code that plays the shard, which calls [`OnShard::wake`](crate::shard_service::OnShard::wake) then.
+    pub fn next_wake(&self) -> Option<Time> {
+        self.wakes.iter().map(|(_, at)| *at).min()
+    }
+
+    /// The services whose time has come, by their numbers: each is told once.
+    pub fn take_due_wakes(&mut self) -> impl Iterator<Item = u32> {
+        let now = self.now;
+        self.wakes.extract_if(.., move |(_, at)| *at <= now).map(|(number, _)| number)
     }
 
     /// Connections whose next replies wait for a gate, since the last call; for code that plays the shard. It calls

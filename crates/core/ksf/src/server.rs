@@ -506,6 +506,7 @@ impl Server {
                     answered: Vec::new(),
                     exchange_work: Vec::new(),
                     files: Default::default(),
+                    wakes: Vec::new(),
                     service: 0,
                     shard: number,
                 })

@@ -91,7 +91,7 @@ pub trait ShardService: Send + Sync + 'static {
     fn call(&self, shard: &mut Self::Shard, conn: &mut Self::Conn, message: &Message<'_>, reply: &mut Reply<'_>);
 
     /// The messages of a turn are through, of all connections; nothing of their replies has left yet. Called only after
-    /// turns in which the service was called. After a panic here the service's logs on this shard are
+    /// turns in which the service was called, and when it [asked for one](Turn::wake_at). After a panic here the service's logs on this shard are
     /// [lost](crate::gates), and the connections end whose replies wait for them; the others go on.
     fn turn_end(&self, shard: &mut Self::Shard, turn: &mut Turn<'_>) {
         let _ = (shard, turn);
@@ -241,6 +241,16 @@ impl<'a> Turn<'a> {
     /// Number of the shard.
     pub fn shard(&self) -> usize {
         self.env.shard
+    }
+
+    /// Asks for a [turn end](ShardService::turn_end) at this time or soon after it, though nothing may happen until then. What
+    /// the service asked for before on this shard is forgotten; what it asked for is told once.
+    pub fn wake_at(&mut self, at: Time) {
+        let Env { wakes, service, .. } = &mut *self.env;
+        match wakes.iter_mut().find(|(number, _)| number == service) {
+            Some((_, known)) => *known = at,
+            None => wakes.push((*service, at)),
+        }
     }
 
     /// What was live in the shard's pool when it was opened ([`PoolSpec::live`](crate::pool::PoolSpec::live)), in that order;
@@ -482,6 +492,11 @@ impl<S: ShardService> OnShard<S> {
     /// True if the service wants to hear of the end of each turn in which it was called.
     pub fn has_turn_end(&self) -> bool {
         S::HAS_TURN_END && self.0.has_turn_end
+    }
+
+    /// The service gets a turn end though it was not called.
+    pub fn wake(&self) {
+        self.0.active.set(true);
     }
 
     /// True if the service was called since its last turn end, and wants to hear of the next.

@@ -66,6 +66,8 @@ pub(crate) trait LocalService {
     /// True if it wants to hear of the end of each turn in which it was called.
     fn has_turn_end(&self) -> bool;
     fn turn_end(&self, env: &mut Env);
+    /// It gets a turn end though it was not called.
+    fn wake(&self);
     /// True if it was called since its last turn end, and wants to hear of the next.
     fn waits_for_turn_end(&self) -> bool;
     fn file_done(&self, done: FileDone, env: &mut Env);
@@ -97,6 +99,10 @@ impl<S: ShardService> LocalService for OnShard<S> {
 
     fn turn_end(&self, env: &mut Env) {
         Self::turn_end(self, env);
+    }
+
+    fn wake(&self) {
+        Self::wake(self);
     }
 
     fn waits_for_turn_end(&self) -> bool {

@@ -25,6 +25,9 @@ impl<E: Engine> Shard<E> {
         if self.env.tasks.as_ref().is_some_and(|tasks| tasks.lacks_thread()) {
             self.next_tick = self.next_tick.min(self.env.now.plus_ms(THREADS_AGAIN_MS));
         }
+        if let Some(wake) = self.env.next_wake() {
+            self.next_tick = self.next_tick.min(wake);
+        }
         if self.next_tick < NEVER && self.timer_set.is_none_or(|set| set > self.next_tick) {
             let at = rustix::time::Timespec {
                 tv_sec: (self.next_tick.0 / 1_000_000_000) as _,
@@ -62,6 +65,12 @@ impl<E: Engine> Shard<E> {
         let now = self.env.now;
         if let Some(tasks) = self.env.tasks.as_ref().filter(|tasks| tasks.lacks_thread()) {
             tasks.try_start_threads();
+        }
+        // Their turn end is that of the next turn, which does not wait then.
+        for number in self.env.take_due_wakes() {
+            if let Some((_, service)) = self.services.get(number as usize) {
+                service.wake();
+            }
         }
         for (listener, _) in self.accept_again.extract_if(.., |(_, when)| *when <= now) {
             if let Some(Some(from)) = self.listeners.get(listener as usize)
