@@ -10,10 +10,11 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::num::{NonZeroU64, NonZeroUsize};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use ksf_store::away::Wanted;
 use ksf_store::format::LOGS_MAX;
@@ -28,8 +29,16 @@ pub const SEGMENT_BYTES: u64 = 16 << 20;
 /// Places of a log by default: 1 GiB.
 pub const PLACES: u32 = 64;
 
+/// How long a start waits for writes that another process left on their way.
+const LATE_WRITES_TIMEOUT: Duration = Duration::from_secs(10);
+const LATE_WRITES_INTERVAL: Duration = Duration::from_millis(5);
+
 const MAGIC: [u8; 8] = *b"ksfstore";
-const VERSION: u32 = 1;
+/// Of the format. A record of an unknown kind ends a log as a torn end does, so a new kind takes a new version, which a program
+/// from before it refuses.
+const VERSION: u32 = 2;
+/// The first one: without records of kind 9. A store that has it gets the newer one at its start.
+const VERSION_MIN: u32 = 1;
 
 /// How a store is made. A store that is there already keeps what it was made with, but for the number of logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +73,14 @@ pub enum DiskError {
     /// Another process has it open.
     #[error("{} is open in another process", .0.display())]
     InUse(PathBuf),
+    /// A process that had it open is gone, or about to go, and a write of its is still on its way to a log.
+    #[error("{} is still held by {holder}, which may be writing to it", .path.display())]
+    LateWrites {
+        /// The log.
+        path: PathBuf,
+        /// The process, as far as it is known.
+        holder: String,
+    },
     /// There is no superblock that makes sense, and logs are there.
     #[error("{} has logs and no superblock that can be read; restore it from a backup", .0.display())]
     NoSuperblock(PathBuf),
@@ -71,7 +88,7 @@ pub enum DiskError {
     #[error("there is no store in {}", .0.display())]
     NoStore(PathBuf),
     /// It was made by another version.
-    #[error("{} has format {found}, and this program reads format {VERSION}", .path.display())]
+    #[error("{} has format {found}, and this program reads formats {VERSION_MIN} to {VERSION}", .path.display())]
     Format {
         /// Where.
         path: PathBuf,
@@ -122,7 +139,7 @@ impl Superblock {
         if crc32c::crc32c(block.get(4..BLOCK_BYTES)?) != word(0)? || array(8)? != MAGIC {
             return None;
         }
-        if word(4)? != VERSION {
+        if !(VERSION_MIN..=VERSION).contains(&word(4)?) {
             return Some(Err(word(4)?));
         }
         let (store, segment_bytes) = (u64::from_le_bytes(array(16)?), u64::from_le_bytes(array(24)?));
@@ -204,33 +221,39 @@ impl Disk {
         let wanted = options.logs.max(now.logs).max(there).min(LOGS_MAX as u16);
         let threads = NonZeroUsize::new(options.logs.into()).unwrap_or(NonZeroUsize::MIN);
         let (places, segment_bytes) = (now.places, now.segment_bytes);
-        let open = |log| {
+        let (mut media, mut logs, mut direct) = (Vec::new(), Vec::new(), true);
+        let mut open = |log, media: &mut Vec<LogFile>| {
             let path = log_path(folder, log);
             let file = OpenOptions::new().read(true).write(true).open(&path).map_err(io_error("opening", &path))?;
-            Ok::<_, DiskError>(LogFile { file, places, segment_bytes })
+            let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
+            let written = match OpenOptions::new().read(true).write(true).custom_flags(flags).open(&path) {
+                Ok(written) => written,
+                // The file system has no O_DIRECT: writes are as durable, and slower.
+                Err(_) => {
+                    direct = false;
+                    file.try_clone().map_err(io_error("opening", &path))?
+                }
+            };
+            lock_log(&written, &path, File::try_lock, LATE_WRITES_TIMEOUT)?;
+            logs.push(written);
+            media.push(LogFile { file, places, segment_bytes });
+            Ok::<_, DiskError>(())
         };
         let known = now.logs.max(there).min(wanted);
-        let mut media = (0..known).map(open).collect::<Result<Vec<_>, _>>()?;
+        for log in 0..known {
+            open(log, &mut media)?;
+        }
+        for (log, medium) in (0..).zip(&media) {
+            // What is found is told from now on, also what was on its way when the store ended.
+            medium.file.sync_data().map_err(io_error("syncing", &log_path(folder, log)))?;
+        }
         let mut found = Found::read_all(geometry, &media, threads)?;
         cut_by_links(&mut found)?;
         // What is there can be read: until here nothing was changed.
         for log in known..wanted {
             make_log(&log_path(folder, log), segment_bytes, places)?;
-            media.push(open(log)?);
+            open(log, &mut media)?;
             found.push(Found::of_new(log, geometry, places));
-        }
-        let (mut logs, mut direct) = (Vec::new(), true);
-        for (log, plain) in (0..).zip(&media) {
-            let path = log_path(folder, log);
-            let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
-            match OpenOptions::new().read(true).write(true).custom_flags(flags).open(&path) {
-                Ok(file) => logs.push(file),
-                // The file system has no O_DIRECT: writes are as durable, and slower.
-                Err(_) => {
-                    direct = false;
-                    logs.push(plain.file.try_clone().map_err(io_error("opening", &path))?);
-                }
-            }
         }
         now.logs = wanted;
         // What a superblock lost, the logs know: no two starts have one number.
@@ -296,6 +319,17 @@ impl Disk {
         }
     }
 
+    /// Writes to a log, durably, while nothing else does.
+    ///
+    /// # Errors
+    ///
+    /// The file system says no.
+    pub(crate) fn write_at(&self, log: u16, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let LogFile { file, .. } = &self.media[usize::from(log)];
+        file.write_all_at(bytes, offset)?;
+        file.sync_data()
+    }
+
     /// What a store's logs have in common, and each log, to be read; the lock is held as long as the first value.
     ///
     /// # Errors
@@ -321,6 +355,7 @@ impl Disk {
         let open = |log| {
             let path = log_path(folder, log);
             let file = File::open(&path).map_err(io_error("opening", &path))?;
+            lock_log(&file, &path, File::try_lock_shared, LATE_WRITES_TIMEOUT)?;
             Ok(LogFile { file, places, segment_bytes })
         };
         let logs = (0..superblock.logs.max(logs_there(folder))).map(open).collect::<Result<_, DiskError>>()?;
@@ -339,6 +374,47 @@ fn take(lock: File, folder: &Path) -> Result<Lock, DiskError> {
         Ok(()) => Ok(Lock(lock)),
         Err(fs::TryLockError::WouldBlock) => Err(DiskError::InUse(folder.to_owned())),
         Err(fs::TryLockError::Error(error)) => Err(io_error("locking", &folder.join("lock"))(error)),
+    }
+}
+
+/// Takes the lock of a log by the open file that its writes go through. io_uring has that until its last write is done,
+/// also when the process that began it was killed, and the lock of the folder is free. So no write of another process comes
+/// behind this.
+fn lock_log(
+    file: &File,
+    path: &Path,
+    take: impl Fn(&File) -> Result<(), fs::TryLockError>,
+    timeout: Duration,
+) -> Result<(), DiskError> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        match take(file) {
+            Ok(()) => return Ok(()),
+            Err(fs::TryLockError::WouldBlock) if Instant::now() < deadline => thread::sleep(LATE_WRITES_INTERVAL),
+            Err(fs::TryLockError::WouldBlock) => {
+                return Err(DiskError::LateWrites { path: path.to_owned(), holder: holder_of(file) });
+            }
+            Err(fs::TryLockError::Error(error)) => return Err(io_error("locking", path)(error)),
+        }
+    }
+}
+
+/// The process that took the lock of a file, as proc_locks(5) has it.
+fn holder_of(file: &File) -> String {
+    let unknown = || "a process that is not known".to_owned();
+    let Ok(metadata) = file.metadata() else { return unknown() };
+    let (major, minor) = (rustix::fs::major(metadata.dev()), rustix::fs::minor(metadata.dev()));
+    let name = format!("{major:02x}:{minor:02x}:{}", metadata.ino());
+    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+    // "1: FLOCK  ADVISORY  WRITE 708 fe:00:12345 0 EOF"; those that wait have an arrow behind the number.
+    let holder = locks.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        (fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&&name[..])).then(|| fields[4].to_owned())
+    });
+    let Some(pid) = holder else { return unknown() };
+    match fs::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(program) => format!("process {pid} ({})", program.trim_end()),
+        Err(_) => format!("process {pid}, which has ended"),
     }
 }
 
@@ -488,6 +564,68 @@ mod tests {
         }
     }
 
+    /// A store of a program that knew no flush is taken up, and that program takes it no more; a store of a later one is
+    /// refused, whichever copy says so.
+    #[test]
+    fn a_store_of_another_version_is_taken_up_or_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = DiskOptions { segment_bytes: 1 << 20, places: 3, ..DiskOptions::default() };
+        drop(Disk::open(folder.path(), options).unwrap());
+        let path = folder.path().join("superblock");
+        let versions = || {
+            let bytes = fs::read(&path).unwrap();
+            [0, 1].map(|copy| u32::from_le_bytes(bytes[copy * BLOCK_BYTES + 4..][..4].try_into().unwrap()))
+        };
+        let set_version = |copy: usize, version: u32| {
+            let mut bytes = fs::read(&path).unwrap();
+            let block = &mut bytes[copy * BLOCK_BYTES..(copy + 1) * BLOCK_BYTES];
+            block[4..8].copy_from_slice(&version.to_le_bytes());
+            let crc = crc32c::crc32c(&block[4..]);
+            block[..4].copy_from_slice(&crc.to_le_bytes());
+            fs::write(&path, bytes).unwrap();
+        };
+        assert_eq!(versions(), [2, 2]);
+        [0, 1].iter().for_each(|copy| set_version(*copy, 1));
+        let epoch = Disk::open(folder.path(), options).unwrap().epoch;
+        // The copy that a program of version 1 would refuse.
+        assert!(versions().contains(&2), "{:?}", versions());
+        for (copy, version) in [(0, 0), (1, 3)] {
+            let before = fs::read(&path).unwrap();
+            set_version(copy, version);
+            let refused = Disk::open(folder.path(), options).unwrap_err();
+            assert!(matches!(refused, DiskError::Format { found, .. } if found == version), "{refused}");
+            fs::write(&path, before).unwrap();
+        }
+        assert_eq!(Disk::open(folder.path(), options).unwrap().epoch, epoch + 1);
+    }
+
+    /// As by a ring of a process that was killed: the lock of the folder is free.
+    #[test]
+    fn a_log_that_is_still_written_to_is_waited_for_and_its_holder_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = DiskOptions { segment_bytes: 1 << 20, places: 2, ..DiskOptions::default() };
+        drop(Disk::open(folder.path(), options).unwrap());
+        let path = log_path(folder.path(), 0);
+        let late = OpenOptions::new().write(true).open(&path).unwrap();
+        late.try_lock().unwrap();
+        let here = format!("process {} ", std::process::id());
+        for take in [File::try_lock, File::try_lock_shared] {
+            let refused = lock_log(&File::open(&path).unwrap(), &path, take, Duration::ZERO).unwrap_err().to_string();
+            assert!(refused.contains(&here) && refused.contains("log-000"), "{refused}");
+        }
+        let lock = File::open(folder.path().join("lock")).unwrap();
+        let opened = thread::scope(|scope| {
+            let opening = scope.spawn(|| Disk::open(folder.path(), options).map(|disk| disk.epoch));
+            while !holder_of(&lock).contains(&here) && !opening.is_finished() {
+                thread::yield_now();
+            }
+            assert!(!opening.is_finished(), "it did not wait");
+            drop(late);
+            opening.join().unwrap()
+        });
+        assert_eq!(opened.unwrap(), 2);
+    }
+
     /// As by a child that is between fork and exec.
     #[test]
     fn a_lock_ends_with_its_store_though_others_have_its_file_open() {
@@ -517,7 +655,7 @@ mod tests {
         assert_eq!((block.len(), Superblock::decode(&block)), (4096, Some(Ok(superblock))));
         let values = [
             ("checksum of bytes 4 to 4,095", crc32c::crc32c(&block[4..]).into()),
-            ("version of the format: 1", 1),
+            ("version of the format: 2", 2),
             ("`ksfstore`", u64::from_le_bytes(*b"ksfstore")),
             ("number of the store", superblock.store),
             ("bytes of a segment", superblock.segment_bytes),

@@ -239,6 +239,8 @@ fn explain(error: DiskError) -> Failure {
         DiskError::InUse(_) => {
             Failure::new(Status::Unavailable, what).remedy("stop that process, or choose another folder with --data")
         }
+        DiskError::LateWrites { .. } => Failure::new(Status::Unavailable, what)
+            .remedy("start again when that write is done; if it does not end, look at the kernel's log: dmesg"),
         DiskError::Io { source, .. } => match source.kind() {
             ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => Failure::new(Status::NoPermission, what)
                 .remedy("give the folder to the user that runs ksf, or choose another one with --data"),
