@@ -97,7 +97,14 @@ fn the_example_configuration_is_correct() {
 fn the_example_shows_the_defaults() {
     let example = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../packaging/ksf.toml")).unwrap();
     let folder = Folder::new();
-    let (limits, _) = example.split_once("# Where counters").unwrap();
+    let (_, limits) = example.split_once("\n[limits]\n").unwrap();
+    let (limits, _) = limits.split_once("# Where counters").unwrap();
+    // None counts as it comes: a service may have other defaults of its own.
+    let is_key = |line: &&str| line.contains(" = ") && !line.starts_with("# ");
+    let (of_limits, _) = limits.split_once("[resources]").unwrap();
+    assert!(of_limits.lines().filter(is_key).all(|line| line.starts_with('#')), "{of_limits}");
+    let limits = format!("\n[limits]\n{}", limits.replace("\n#", "\n").strip_prefix('#').unwrap());
+    let limits = limits.lines().filter(|line| !line.starts_with(' ')).collect::<Vec<_>>().join("\n");
     let service = "[[service]]\nname = \"a\"\nkind = \"echo\"\nlisten = [\"tcp:127.0.0.1:0\"]\nengine = \"epoll\"\n";
     let limits_of = |name: &str, text: &str| {
         let path = folder.write(name, text);
