@@ -18,7 +18,7 @@ use ksf::error::FramingError;
 use ksf::files::{File, FileDone, FileOp, FileRefused, Files, Refusal};
 use ksf::framing::{Frame, Framing, Part};
 use ksf::gates::{Gate, LogId};
-use ksf::limits::Limits;
+use ksf::limits::{Limits, Time};
 use ksf::logged::{After, LoggedReply, LoggedService};
 use ksf::service::{ConnKey, Message, Peer, Refused};
 use ksf::{CloseReason, Closer, Profile, Turn};
@@ -46,6 +46,12 @@ const UNWRITTEN_BYTES_MAX: usize = 8 << 20;
 const LET_GO: LetGo = LetGo { leaves: 256, looks: 1024, bytes: 8 << 20 };
 /// How often a shard looks for keys that have ended; at once in the next turn if it left some.
 const SWEEP_INTERVAL_NS: u64 = 1_000_000;
+/// The same where it waits for room in its log, and nothing else happens.
+const SWEEP_AGAIN_MS: u64 = 100;
+/// The longest that it sleeps while keys end later: the clock by which they end may be set.
+const SWEEP_SLEEP_MS_MAX: u64 = 60_000;
+/// Without a write for so long a log is idle, and says how far replies told of it.
+const IDLE_MS: u64 = 50;
 /// What it does then at most: it looks at about 4,000 keys, and takes 128 out.
 const SWEEP_BUDGET: SweepBudget = SweepBudget { leaves_max: 16, keys_max: 128 };
 
@@ -73,7 +79,7 @@ pub struct Kv {
     read: AtomicU64,
     damaged: AtomicU64,
     /// Holds the lock of its folder; its logs are with the shards.
-    _disk: Disk,
+    disk: Disk,
 }
 
 impl Kv {
@@ -109,7 +115,7 @@ impl Kv {
             ended: AtomicU64::new(0),
             read: AtomicU64::new(0),
             damaged: AtomicU64::new(0),
-            _disk: disk,
+            disk,
         })
     }
 
@@ -157,6 +163,8 @@ pub struct KvShard {
     ticking: bool,
     /// When keys that have ended are looked for next, in nanoseconds since 1970.
     sweep_at_ns: u64,
+    /// When the last write of the log was done.
+    quiet_since: Time,
 }
 
 /// A message, and what it is: a command of RESP, or a request of HTTP.
@@ -361,6 +369,7 @@ impl LoggedService for Kv {
             fetched_bytes: Arc::default(),
             ticking: false,
             sweep_at_ns: 0,
+            quiet_since: turn.now(),
         })
     }
 
@@ -510,10 +519,24 @@ impl LoggedService for Kv {
         }
         let Some(at) = shard.writes.iter().position(|(token, _)| *token == done.token) else { return };
         let (_, id) = shard.writes.swap_remove(at);
+        shard.quiet_since = turn.now();
         for (log, lsn) in shard.shard.written(id, true, Vec::new()) {
             if let Some(name) = self.names[usize::from(log)].get() {
                 turn.release(*name, lsn.0);
             }
+        }
+    }
+
+    /// A log that ends well says how far replies told of it, as one does that is idle.
+    fn stop(&self, mut shard: KvShard) {
+        shard.shard.say(now_ns());
+        // One at a time: none of them may be on the disk without those before it.
+        while let Some(write) = shard.shard.next_write(1, now_ns()) {
+            let offset = u64::from(write.place) * self.segment_bytes + write.offset;
+            if let Err(error) = self.disk.write_at(shard.shard.number(), offset, &write.bytes) {
+                return (self.failed)(&error.to_string());
+            }
+            shard.shard.written(write.id, true, write.bytes);
         }
     }
 
@@ -678,6 +701,43 @@ impl Kv {
 
     /// What is done between the messages of a turn: cleaning, and writing what they left in the log.
     fn work(&self, shard: &mut KvShard, turn: &mut Turn<'_>) {
+        self.work_off(shard, turn);
+        self.rest(shard, turn);
+    }
+
+    /// Says when there is something to do though nothing happens until then.
+    fn rest(&self, shard: &mut KvShard, turn: &mut Turn<'_>) {
+        let now = turn.now();
+        let mut wake: Option<Time> = self.next_sweep(shard, now);
+        if shard.shard.must_say() {
+            // A lone client that writes again at once finds the medium free.
+            let idle_at = shard.quiet_since.plus_ms(IDLE_MS);
+            if now >= idle_at {
+                shard.shard.say(now_ns());
+                self.write(shard);
+            } else {
+                wake = Some(wake.map_or(idle_at, |at| at.min(idle_at)));
+            }
+        }
+        if let Some(at) = wake {
+            turn.wake_at(at);
+        }
+    }
+
+    /// When this shard is to look for keys that have ended, though nothing happens until then: one of all shards does.
+    fn next_sweep(&self, shard: &KvShard, now: Time) -> Option<Time> {
+        if shard.shard.number() != 0 {
+            return None;
+        }
+        let next_ms = shard.shard.next_sweep_ms()?;
+        let now_ns = now_ns();
+        let wait_ns = next_ms.saturating_mul(1_000_000).max(shard.sweep_at_ns).saturating_sub(now_ns);
+        let wait_ms = wait_ns.div_ceil(1_000_000).clamp(1, SWEEP_SLEEP_MS_MAX);
+        let waits = shard.is_behind() || shard.waits_for_room(Purpose::Removing);
+        Some(now.plus_ms(if waits { wait_ms.max(SWEEP_AGAIN_MS) } else { wait_ms }))
+    }
+
+    fn work_off(&self, shard: &mut KvShard, turn: &mut Turn<'_>) {
         self.sweep(shard);
         self.store.let_go(LET_GO);
         let cleaned_before = shard.cleaner.cleaned;

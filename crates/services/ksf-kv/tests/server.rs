@@ -8,7 +8,7 @@ use common::{Client, Serving, assert_the_same_after_starts, counter, engines};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_kv::disk::{Disk, DiskError, DiskOptions};
-use ksf_test::{own_network, stream};
+use ksf_test::{own_network, stream, wait_until};
 
 /// What one connection wrote, another one on any shard sees, and everything acknowledged is there after a start.
 #[test]
@@ -336,6 +336,27 @@ fn keys_that_have_ended_are_taken_out_though_nobody_names_them() {
         serving.stop();
         let serving = Serving::start(engine, folder.path());
         assert_eq!(serving.connect().ask("DBSIZE"), ":2", "{engine}");
+        serving.stop();
+    }
+}
+
+/// Nobody asks for anything: the store itself looks when the next key ends.
+#[test]
+fn keys_that_have_ended_are_taken_out_of_an_idle_store() {
+    own_network();
+    const KEYS: usize = 1000;
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(engine, folder.path());
+        let mut client = serving.connect();
+        for key in 0..KEYS {
+            client.send(&["SET", &format!("ends-{key}"), "value", "PX", "400"]);
+        }
+        (0..KEYS).for_each(|_| assert_eq!(client.reply(), "+OK", "{engine}"));
+        assert_eq!(client.ask("SET stays 1"), "+OK");
+        assert_eq!(client.ask("SET later 1 EX 1000"), "+OK");
+        wait_until("all keys that end are taken out", || counter(&serving, "keys") == 2);
+        assert_eq!(counter(&serving, "keys_ended"), KEYS as u64, "{engine}");
         serving.stop();
     }
 }

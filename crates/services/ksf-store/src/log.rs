@@ -169,6 +169,9 @@ pub struct Log {
     next_id: u64,
     durable: Lsn,
     promised: Lsn,
+    /// Where the last batch with records ends, and how far batches say that replies may have told.
+    recorded: Lsn,
+    said: Lsn,
     failed: bool,
     spare: Vec<Vec<u8>>,
 }
@@ -221,9 +224,16 @@ impl Log {
             next_id: 0,
             durable: end,
             promised: end,
+            recorded: end,
+            said: end,
             failed: false,
             spare: Vec::new(),
         }
+    }
+
+    /// The same where the last batch with records ends here, and batches say that replies may have told so far.
+    pub(crate) fn having_said(self, recorded: Lsn, said: Lsn) -> Self {
+        Self { recorded, said, ..self }
     }
 
     /// The same, to be looked at: it takes nothing.
@@ -391,10 +401,41 @@ impl Log {
             ends_segment,
         };
         let links = batch.links().to_vec();
+        let has_records = !batch.is_empty();
         let (_, bytes) = batch.finish(header, self.geometry.block_bytes);
+        self.said = self.promised;
         let (offset, end) = (self.open_at.0 % self.geometry.segment_bytes, Lsn(self.open_at.0 + bytes.len() as u64));
         self.push_write(segment.place, offset, bytes, Work::Reaches(end, links));
         self.open_at = end;
+        if has_records {
+            self.recorded = end;
+        }
+    }
+
+    /// Whether nothing is under way, and no batch behind the last record says that replies may have told of it. If it is
+    /// damaged then, that looks like the torn end of a write of which nobody was told.
+    pub fn must_say(&self) -> bool {
+        self.said < self.recorded && self.recorded <= self.promised && !self.is_busy() && !self.failed
+    }
+
+    /// Says so, if it [must](Self::must_say), by a batch without records: one block, which is the next write. `time_ns`: as in
+    /// [`next_write`](Self::next_write).
+    pub fn say(&mut self, time_ns: u64) {
+        if !self.must_say() {
+            return;
+        }
+        let number = self.geometry.segment_of(self.open_at);
+        if !self.segments.contains_key(&number) && self.begin_segment(Purpose::Writing as usize).is_err() {
+            // There is room for what must be there alone. The next batch says it.
+            self.said = self.recorded;
+            return;
+        }
+        // Where there is room for the end of the segment alone, that says it.
+        let (number, ends_segment) = (self.geometry.segment_of(self.open_at), !self.fits(0));
+        self.close_batch(ends_segment, time_ns);
+        if ends_segment {
+            self.open_at = Lsn((number + 1) * self.geometry.segment_bytes);
+        }
     }
 
     /// The next write, if one may begin while at most `in_flight_max` are under way. `time_ns`: nanoseconds since 1970,

@@ -9,7 +9,8 @@
 //! What a start takes for cut must be cut at every later start, too: [`Found::repairs`] says what makes it so.
 //!
 //! A batch tells how far replies had told of its log when it was made ([`BatchHeader::promised`]). So bytes that make no
-//! sense are a torn tail, which nobody was told of, only if no batch anywhere in the log says that they were.
+//! sense are a torn tail, which nobody was told of, only if no batch anywhere in the log says that they were. A log that is
+//! idle, or ends, says it by a batch without records ([`Log::say`]).
 
 mod read;
 
@@ -481,7 +482,9 @@ impl Found {
             }
         }
         let end = self.batches.last().map_or(Lsn::default(), |batch| batch.next);
-        let log = Log::open(self.geometry, self.log, epoch, segments, free, end);
+        let recorded =
+            self.batches.iter().rfind(|batch| batch.content.record_bytes > 0).map_or(Lsn::default(), |batch| batch.end);
+        let log = Log::open(self.geometry, self.log, epoch, segments, free, end).having_said(recorded, self.promised);
         if self.repaired { log } else { log.without_writes() }
     }
 }

@@ -24,7 +24,7 @@ use crate::backup::Backups;
 use crate::cells::{self, Head, Shape, cell_bytes, cell_key_of, is_base};
 use crate::format::{BatchHeader, HEADER_BYTES, KEY_BYTES_MAX, Kind, Link, Lsn, Record};
 use crate::index::leaf::{Entry, LetGo, OLDER_MAX, Origin, Value};
-use crate::index::{Cleared, Index, Locked, Position, bytes_of_leaf};
+use crate::index::{Cleared, Index, Locked, Position, Round, bytes_of_leaf};
 use crate::log::{AppendError, Log, News, Purpose, Segment, Write, WriteId};
 use crate::memory::{Memory, NoRoom, Sizes};
 use crate::promises::Promises;
@@ -50,8 +50,10 @@ pub struct Store {
     pub(crate) backups: Mutex<Backups>,
     /// Of each log, the records that other shards made out of date.
     outdated: Box<[Mutex<Vec<Outdated>>]>,
-    /// The key from which on ended keys are looked for next.
-    sweep_from: Mutex<Vec<u8>>,
+    /// How far ended keys were looked for.
+    sweep: Mutex<Round>,
+    /// Whether that goes on, or memory is left to be given back.
+    is_sweeping: CachePadded<AtomicBool>,
     /// Starts before this one: cursors of another start are told by it.
     epoch: u32,
     /// The last flush. What others look at of it is beside it.
@@ -674,6 +676,7 @@ impl Shard {
         };
         let ((end, cells), keys) = store.index.clear_if(clear)?;
         lock(&store.cleared).extend([keys, cells]);
+        store.is_sweeping.store(true, Ordering::Relaxed);
         let mut needs = Needs::default();
         needs.add(number, end);
         Ok(needs)
@@ -695,8 +698,12 @@ impl Shard {
         let store = Arc::clone(&self.store);
         let has_memory = store.free_some(leaves_max);
         let ended = {
-            let mut from = lock(&store.sweep_from);
-            store.index.find_ended(&mut from, clock.now_ms, (leaves_max, keys_max), |entry| store.is_there(entry))
+            let mut round = lock(&store.sweep);
+            let is_there = |entry: &Entry<'_>| store.is_there(entry);
+            let ended = store.index.find_ended(&mut round, clock.now_ms, (leaves_max, keys_max), is_there);
+            let goes_on = round.is_under_way() || !lock(&store.cleared).is_empty();
+            store.is_sweeping.store(goes_on, Ordering::Relaxed);
+            ended
         };
         for key in &ended {
             let (is_removed, needs) = self.update(&[&key[..]], clock, |update| update.remove_ended(key))?;
@@ -705,6 +712,12 @@ impl Shard {
             }
         }
         Ok(has_memory || ended.len() == keys_max)
+    }
+
+    /// When a [sweep](Self::sweep) of any shard finds something to do, in milliseconds since 1970: 0 at once, `None` if no key
+    /// ends. Until then it costs next to nothing.
+    pub fn next_sweep_ms(&self) -> Option<u64> {
+        if self.store.is_sweeping.load(Ordering::Relaxed) { Some(0) } else { self.store.index.soonest_ms() }
     }
 
     /// The next write of the shard's log: [`Log::next_write`].
@@ -722,6 +735,18 @@ impl Shard {
     /// Takes the buffer of a write whose bytes were copied elsewhere: [`Log::reuse`].
     pub fn reuse(&mut self, buffer: Vec<u8>) {
         self.log.reuse(buffer);
+    }
+
+    /// Whether the log is idle, and its medium does not say yet that replies may tell of its last record: [`Log::must_say`].
+    pub fn must_say(&mut self) -> bool {
+        self.log.promise(self.store.promised(self.number));
+        self.log.must_say()
+    }
+
+    /// Has the log say so: [`Log::say`]. That is the next write.
+    pub fn say(&mut self, time_ns: u64) {
+        self.log.promise(self.store.promised(self.number));
+        self.log.say(time_ns);
     }
 
     /// A write of the shard's log is done: [`Log::written`]. Returns the logs of which replies may tell more from now on,

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 
 use common::Medium;
-use ksf_store::format::{Kind, Lsn, Record};
+use ksf_store::format::{BatchHeader, Kind, Lsn, Record};
 use ksf_store::log::{Geometry, Log, News};
 use ksf_store::recover::RecoverError;
 use ksf_test::Random;
@@ -103,4 +103,89 @@ fn a_tail_of_zeros_is_cut() {
     medium.places[place.unwrap()][from - BLOCK_BYTES..].fill(0);
     let left = numbers(geometry, &medium).map(|there| there.len() as u64);
     assert!(left.is_err() || left.is_ok_and(|left| left == RECORDS - 1), "the last batch alone says how far it was");
+}
+
+/// A log that is idle says what was acknowledged of its last batch, by one block: no damage to that passes for a torn end, and
+/// what says it is no data that could be lost.
+#[test]
+fn an_idle_log_says_what_was_acknowledged_of_its_last_batch() {
+    let mut random = Random::of_test(5);
+    let block_bytes = NonZeroUsize::new(BLOCK_BYTES).unwrap();
+    // So short that some last batches leave room for the end of the segment alone.
+    let geometry = Geometry { store: 5, block_bytes, segment_bytes: 24 * BLOCK_BYTES as u64 };
+    let mut at_ends = 0;
+    for records in 1..=30 {
+        let mut medium = Medium::new(8, geometry.segment_bytes as usize);
+        let mut log = Log::create(geometry, 0, 8);
+        for number in 0..records {
+            let value = vec![number as u8; random.within(0..=600)];
+            append(&mut log, number, &value);
+            assert!(!log.must_say(), "it is busy");
+            write_all(&mut log, &mut medium);
+        }
+        let last_end = log.durable();
+        let before = medium.places.clone();
+        assert!(log.must_say());
+        log.say(0);
+        write_all(&mut log, &mut medium);
+        assert!(!log.must_say(), "it is said once");
+        let changed = (0..8).flat_map(|place| (0..24).map(move |block| (place, block * BLOCK_BYTES)));
+        let is_changed = |(place, at): &(usize, usize)| {
+            medium.places[*place][*at..at + BLOCK_BYTES] != before[*place][*at..at + BLOCK_BYTES]
+        };
+        assert_eq!(changed.filter(is_changed).count(), 1, "it takes one block");
+        at_ends += u64::from(ends_its_segment(geometry, &medium));
+
+        let whole = numbers(geometry, &mut medium).unwrap();
+        assert_eq!(whole.len() as u64, records);
+        let segment = geometry.segment_of(Lsn(last_end.0 - 1));
+        let header = |bytes: &Vec<u8>| ksf_store::format::SegmentHeader::decode(bytes);
+        let is_last = |bytes: &Vec<u8>| header(bytes).is_ok_and(|header| header.number == segment);
+        let place = medium.places.iter().position(is_last).unwrap();
+        let from = ((last_end.0 - 1) % geometry.segment_bytes) as usize / BLOCK_BYTES * BLOCK_BYTES;
+        // The header of the last block of data, which has that of its batch if it is the only one, and what says so.
+        for at in (0..64).chain([70, 100]) {
+            for block in [from, from + BLOCK_BYTES] {
+                medium.places[place][block + at] ^= 1;
+                match numbers(geometry, &mut medium) {
+                    Ok(there) => assert_eq!(there, whole, "block {block}, byte {at} of {records} records"),
+                    Err(RecoverError::Damaged { .. }) => assert_eq!(block, from),
+                    Err(error) => panic!("{error}"),
+                }
+                medium.places[place][block + at] ^= 1;
+            }
+        }
+        // It goes on after a start, which says nothing once more.
+        let mut found = Found::read(0, geometry, &mut &mut medium).unwrap();
+        assert!(found.repairs(1).is_empty());
+        let mut log = found.into_log(1);
+        assert!(!log.must_say());
+        append(&mut log, records, &[records as u8; 4]);
+        write_all(&mut log, &mut medium);
+        assert_eq!(numbers(geometry, &mut medium).unwrap().len() as u64, records + 1);
+    }
+    assert!(at_ends > 0, "none had room for the end of its segment alone");
+}
+
+/// Whether the last batch with a header that counts says that its segment ends.
+fn ends_its_segment(geometry: Geometry, medium: &Medium) -> bool {
+    let blocks = medium.places.iter().flat_map(|place| place.chunks(BLOCK_BYTES));
+    let headers = blocks.filter_map(|block| BatchHeader::decode(block).ok());
+    let last = headers.filter(|header| header.store == geometry.store).max_by_key(|header| header.lsn);
+    last.is_some_and(|header| header.ends_segment)
+}
+
+fn append(log: &mut Log, number: u64, value: &[u8]) {
+    let key = number.to_be_bytes();
+    let (kind, subkey) = (Kind::String, &[][..]);
+    let record = Record { kind, version: number, expires_ms: None, received_ns: None, key: &key, subkey, value };
+    log.append(&[record], [], |_, _| {}).unwrap();
+}
+
+fn write_all(log: &mut Log, medium: &mut Medium) {
+    while let Some(write) = log.next_write(8, 0) {
+        medium.put(write.place, write.offset as usize, &write.bytes);
+        log.written(write.id, true, write.bytes, |_| {});
+    }
+    log.promise(log.durable());
 }

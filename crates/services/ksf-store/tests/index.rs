@@ -1,10 +1,12 @@
 //! The index against the standard library's map, and from several threads.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use ksf_store::format::Lsn;
 use ksf_store::index::leaf::{Entry, Origin, Value};
 use ksf_store::index::{Index, Position};
+use ksf_store::memory::Memory;
 use ksf_test::Random;
 
 fn set(index: &Index, key: &[u8], value: &[u8], version: u64, expires_ms: Option<u64>) {
@@ -35,7 +37,6 @@ fn it_has_what_a_map_has() {
             assert_eq!(found, wanted);
         });
     }
-    index.shrink();
     assert_eq!(index.len(), map.len());
     let from = b"key 3".to_vec();
     let mut rest = map.range(from.clone()..);
@@ -315,4 +316,63 @@ fn keys_are_counted_and_skipped_without_a_look_at_each() {
             assert_eq!(found, map.range(from..).skip(skipped).take(3).cloned().collect::<Vec<_>>(), "{skipped}");
         }
     }
+}
+
+/// A leaf that has nothing left takes no memory, whoever took its keys out, and however many there were.
+#[test]
+fn memory_comes_back_when_keys_go() {
+    const KEYS: u64 = 1_000_000;
+    let memory = Arc::new(Memory::new(usize::MAX));
+    let index = Index::new(Arc::clone(&memory), true);
+    let empty = memory.sizes();
+    let name = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
+    for number in 0..KEYS {
+        set(&index, &name(number), &number.to_le_bytes(), number + 1, None);
+    }
+    assert!(memory.sizes().used > 56 * KEYS as usize);
+    for number in 0..KEYS {
+        let key = name(number);
+        assert!(index.with(&[&key], |locked| locked.remove(&key)));
+    }
+    assert_eq!(index.len(), 0);
+    assert_eq!(index.measure(), memory.sizes(), "what is counted is what is there");
+    // The first leaf stays, with the room that it has.
+    let left = memory.sizes().used - empty.used;
+    assert!(left < 64 << 10, "{left} bytes are left of {KEYS} keys that are gone");
+    set(&index, b"again", b"1", KEYS + 1, None);
+    assert_eq!(
+        index.with(&[b"again"], |locked| locked.get(b"again").map(|entry| entry.origin.version)),
+        Some(KEYS + 1)
+    );
+}
+
+/// A walk that is in a leaf that is taken away goes on behind it: it neither ends nor begins anew.
+#[test]
+fn a_walk_goes_on_where_a_leaf_is_gone() {
+    const KEYS: u64 = 20_000;
+    let index = Index::default();
+    let name = |number: u64| format!("key {number:08}").into_bytes();
+    (0..KEYS).for_each(|number| set(&index, &name(number), b"", number + 1, None));
+    let (mut from, mut shown, mut steps, mut deleted) = (None, Vec::new(), 0, BTreeSet::new());
+    loop {
+        from = index.step(b"", from, 300, |_| true, |entry| shown.push(entry.key.to_vec()));
+        if from.is_none() {
+            break;
+        }
+        steps += 1;
+        if steps % 8 == 3 {
+            // Another client takes out all around the place at which it is about to go on.
+            let last = shown.iter().max().map_or(0, |key| std::str::from_utf8(&key[4..]).unwrap().parse().unwrap());
+            for number in u64::saturating_sub(last, 600)..(last + 600).min(KEYS) {
+                let key = name(number);
+                index.with(&[&key], |locked| locked.remove(&key));
+                deleted.insert(key);
+            }
+        }
+        assert!(steps < 2 * KEYS / 300, "it began anew: {steps} steps");
+    }
+    assert!(shown.len() as u64 <= KEYS, "{} keys were shown: it began anew", shown.len());
+    let shown: BTreeSet<Vec<u8>> = shown.into_iter().collect();
+    assert!((0..KEYS).map(name).all(|key| deleted.contains(&key) || shown.contains(&key)), "a key was left out");
+    assert!(deleted.len() as u64 > 3 * 600);
 }

@@ -146,6 +146,17 @@ impl World {
         self.conns.iter_mut().flatten().for_each(|conn| conn.open_gates(&mut self.env));
     }
 
+    /// Nothing happens until the time that the service asked for; milliseconds until then, `None` if it asked for none.
+    fn sleep(&mut self) -> Option<u64> {
+        let at = self.env.next_wake()?;
+        let slept = at.since(self.env.now);
+        self.env.now = at;
+        assert_eq!(self.env.take_due_wakes().count(), 1);
+        self.on.wake();
+        self.end_turn();
+        Some(slept.as_millis() as u64)
+    }
+
     /// From now on the medium takes what it is given.
     fn complete(&mut self) {
         self.service.completes.store(true, Ordering::Relaxed);
@@ -326,4 +337,37 @@ fn a_warm_set_and_get_of_a_key_that_is_there_allocate_nothing() {
         assert_eq!(world.take(0), replies);
         assert!(round < 20 || counted == 0, "{counted} allocations for {} commands in round {round}", 2 * PIPELINE);
     }
+}
+
+/// A log that is idle says once what was acknowledged, and a shard with nothing to do is not called again.
+#[test]
+fn an_idle_shard_is_called_for_what_there_is_to_do_and_no_more() {
+    let mut world = World::new(1);
+    world.complete();
+    for round in 0..3 {
+        world.send(0, "SET a 1\r\n");
+        world.send(0, "PING\r\n");
+        assert_eq!(world.take(0), "+OK\r\n+PONG\r\n");
+        assert_eq!(world.sleep(), Some(IDLE_MS), "round {round}");
+        assert!(world.service.unwritten_bytes.load(Ordering::Relaxed) > 0, "it says what was acknowledged");
+        world.send(0, "PING\r\n");
+        assert_eq!((world.take(0), world.sleep()), ("+PONG\r\n".into(), None), "round {round}");
+    }
+    // What only reads, and what changes nothing, leaves nothing to say.
+    world.send(0, "GET a\r\nDEL b\r\n");
+    assert_eq!((world.take(0), world.sleep()), ("$1\r\n1\r\n:0\r\n".into(), None));
+}
+
+/// A key that ends is waited for, and no longer than the clock is trusted.
+#[test]
+fn a_shard_sleeps_until_a_key_ends() {
+    let mut world = World::new(1);
+    world.complete();
+    world.send(0, "SET later 1 EX 100\r\n");
+    world.send(0, "PING\r\n");
+    world.sleep();
+    world.send(0, "PING\r\n");
+    assert_eq!(world.take(0), "+OK\r\n+PONG\r\n+PONG\r\n");
+    assert_eq!(world.sleep(), Some(SWEEP_SLEEP_MS_MAX));
+    assert_eq!(world.sleep(), Some(SWEEP_SLEEP_MS_MAX), "its clock stands still here");
 }

@@ -15,9 +15,10 @@ mod top;
 
 use std::cell::{Cell, RefCell};
 use std::slice;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crossbeam_utils::CachePadded;
 use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
 
 use self::leaf::{ENTRIES_MAX, Entry, Leaf, LetGo, NOWHERE, Origin};
@@ -104,7 +105,33 @@ const DRAWS_MAX: usize = 128;
 pub struct Index {
     top: ShardedLock<Top>,
     keys: AtomicUsize,
+    /// No key ends before this time, in milliseconds since 1970, but for those that the [round](Round) has passed that is under
+    /// way.
+    soonest_ms: CachePadded<AtomicU64>,
     counted: Counted,
+}
+
+/// A look at all leaves for keys that have ended, in steps.
+#[derive(Debug)]
+pub struct Round {
+    /// The key to go on from.
+    from: Vec<u8>,
+    is_under_way: bool,
+    /// When the first of the keys ends that it has passed.
+    soonest_ms: u64,
+}
+
+impl Round {
+    /// True if it goes on.
+    pub fn is_under_way(&self) -> bool {
+        self.is_under_way
+    }
+}
+
+impl Default for Round {
+    fn default() -> Self {
+        Self { from: Vec::new(), is_under_way: false, soonest_ms: u64::MAX }
+    }
 }
 
 /// With memory without bound.
@@ -187,8 +214,13 @@ pub struct Locked<'a> {
     /// What the leaves have more of than before.
     more: Sizes,
     index: &'a Index,
-    /// First keys of those that became too long.
-    long: &'a RefCell<Vec<Box<[u8]>>>,
+    /// First keys of those that became too long, or have nothing left.
+    odd: &'a RefCell<Vec<Box<[u8]>>>,
+}
+
+/// Whether a leaf is to be split, or to be taken away: the first one stays.
+fn is_odd(first: &[u8], leaf: &Leaf) -> bool {
+    leaf.len() > ENTRIES_MAX || leaf.is_empty() && !first.is_empty()
 }
 
 impl Drop for Locked<'_> {
@@ -198,8 +230,8 @@ impl Drop for Locked<'_> {
             self.index.keys.fetch_add(self.added as usize, Ordering::Relaxed);
         }
         self.index.counted.count(self.more);
-        let long = self.guards.all().iter().filter(|(_, leaf)| leaf.len() > ENTRIES_MAX);
-        self.long.borrow_mut().extend(long.map(|(first, _)| Box::from(*first)));
+        let odd = self.guards.all().iter().filter(|(first, leaf)| is_odd(first, leaf));
+        self.odd.borrow_mut().extend(odd.map(|(first, _)| Box::from(*first)));
     }
 }
 
@@ -235,9 +267,12 @@ impl Locked<'_> {
     /// Changes a leaf, and counts what it takes.
     fn change<R>(&mut self, at: usize, change: impl FnOnce(&mut Leaf) -> R) -> R {
         let leaf = self.guards.leaf_mut(at);
-        let before = leaf.sizes();
+        let (before, soonest_ms) = (leaf.sizes(), leaf.soonest_ms());
         let result = change(leaf);
         self.more += leaf.sizes() - before;
+        if leaf.soonest_ms() < soonest_ms {
+            self.index.soonest_ms.fetch_min(leaf.soonest_ms(), Ordering::Relaxed);
+        }
         result
     }
 
@@ -286,7 +321,8 @@ impl Index {
     /// An empty index, whose memory is counted there. `lets_go`: its values may be [let go of](Index::let_go).
     pub fn new(memory: Arc<Memory>, lets_go: bool) -> Self {
         memory.count(Sizes { used: bytes_of_leaf(&[]), ..Sizes::default() });
-        Self { top: ShardedLock::new(Top::new(0)), keys: AtomicUsize::new(0), counted: Counted { memory, lets_go } }
+        let (keys, soonest_ms) = (AtomicUsize::new(0), CachePadded::new(AtomicU64::new(u64::MAX)));
+        Self { top: ShardedLock::new(Top::new(0)), keys, soonest_ms, counted: Counted { memory, lets_go } }
     }
 
     /// Number of keys.
@@ -325,7 +361,7 @@ impl Index {
 
     /// The same for a command that keeps what is locked among what is its own.
     pub fn with_own<R>(&self, keys: &[&[u8]], command: impl FnOnce(Locked<'_>) -> R) -> R {
-        let long = RefCell::default();
+        let odd = RefCell::default();
         let result = {
             let top = self.read();
             let guards = Guards::of(&top, keys);
@@ -335,21 +371,28 @@ impl Index {
                 added: 0,
                 more: Sizes::default(),
                 index: self,
-                long: &long,
+                odd: &odd,
             })
         };
-        for first in long.into_inner() {
-            self.split(&first);
+        for first in odd.into_inner() {
+            self.reshape(&first);
         }
         result
     }
 
-    /// Splits a leaf, if it is still too long.
-    fn split(&self, first: &[u8]) {
+    /// Splits a leaf if it is still too long, and takes it away if it is still empty.
+    fn reshape(&self, first: &[u8]) {
         let mut top = self.write();
         let Some(numbered) = top.get(first) else { return };
         let mut leaf = lock(&numbered.leaf);
-        if leaf.len() <= ENTRIES_MAX {
+        if !is_odd(first, &leaf) {
+            return;
+        }
+        if leaf.is_empty() {
+            let less = leaf.sizes() + Sizes { used: bytes_of_leaf(first), ..Sizes::default() };
+            drop(leaf);
+            top.remove(first);
+            self.counted.count(Sizes::default() - less);
             return;
         }
         let before = leaf.sizes();
@@ -469,7 +512,7 @@ impl Index {
     /// those that `counts` takes to `take`. Returns the position to go on from; `None`: there are no more.
     ///
     /// From the first step to the last, a key that is there all the time is shown, whatever else comes or goes: once, or
-    /// again if its leaf is split meanwhile. A position of a leaf that is no longer there begins anew.
+    /// again if its leaf is split or taken away meanwhile. A position of a leaf that is gone for long begins anew.
     pub fn step(
         &self,
         front: &[u8],
@@ -480,10 +523,10 @@ impl Index {
     ) -> Option<Position> {
         let (mut from, mut hash) = {
             let top = self.read();
-            match from.and_then(|from| Some((top.firsts().get(&from.leaf)?, from.hash))) {
+            match from.and_then(|from| top.place_of(from)) {
                 Some((first, hash)) if first.starts_with(front) => (first.to_vec(), hash),
                 // The leaf in which the keys begin has others in front of them.
-                Some((first, hash)) if &**first < front => (front.to_vec(), hash),
+                Some((first, hash)) if first < front => (front.to_vec(), hash),
                 _ => (front.to_vec(), 0),
             }
         };
@@ -556,20 +599,28 @@ impl Index {
         None
     }
 
-    /// Looks for keys that ended before `now_ms`, and that `counts` takes, from `from` on and at the end from the first key
-    /// again: in at most `leaves_max` leaves, until there are `keys_max`. `from` becomes the place to go on at. A leaf in which
-    /// no key ends so soon costs one look, however many keys it has.
+    /// Looks for keys that ended before `now_ms`, and that `counts` takes: goes on with a round over all keys, or begins one if
+    /// a key may have ended, in at most `leaves_max` leaves, until there are `keys_max`. A leaf in which no key ends so soon
+    /// costs one look, however many keys it has.
     pub fn find_ended(
         &self,
-        from: &mut Vec<u8>,
+        round: &mut Round,
         now_ms: u64,
         (leaves_max, keys_max): (usize, usize),
         counts: impl Fn(&Entry<'_>) -> bool,
     ) -> Vec<Vec<u8>> {
         let mut ended = Vec::new();
+        if !round.is_under_way {
+            if self.soonest_ms.load(Ordering::Relaxed) > now_ms {
+                return ended;
+            }
+            *round = Round { is_under_way: true, ..Round::default() };
+            // From here on it says of the keys whose leaves were passed when they end sooner than these said then.
+            self.soonest_ms.store(u64::MAX, Ordering::Relaxed);
+        }
         let top = self.read();
-        for _ in 0..leaves_max.min(top.len()) {
-            let Some((first, leaf)) = leaf_of(&top, from) else { break };
+        for _ in 0..leaves_max {
+            let Some((first, leaf)) = leaf_of(&top, &round.from) else { break };
             let mut leaf = lock(leaf);
             if leaf.soonest_ms() <= now_ms {
                 // Of keys that are taken out, the end stays until it is looked for again.
@@ -582,11 +633,22 @@ impl Index {
                     break;
                 }
             }
-            let next = top.behind(first);
-            from.clear();
-            from.extend_from_slice(next.map_or(&[][..], |(next, _)| next));
+            round.soonest_ms = round.soonest_ms.min(leaf.soonest_ms());
+            round.from.clear();
+            let Some((next, _)) = top.behind(first) else {
+                self.soonest_ms.fetch_min(round.soonest_ms, Ordering::Relaxed);
+                round.is_under_way = false;
+                break;
+            };
+            round.from.extend_from_slice(next);
         }
         ended
+    }
+
+    /// A time before which no key ends, in milliseconds since 1970, but for those that a round has passed that is under way;
+    /// `None`: no key ends.
+    pub fn soonest_ms(&self) -> Option<u64> {
+        Some(self.soonest_ms.load(Ordering::Relaxed)).filter(|soonest_ms| *soonest_ms != u64::MAX)
     }
 
     /// Takes every key out, if `command` succeeds. While it is carried out, and until they are out, nobody looks at any.
@@ -602,19 +664,22 @@ impl Index {
     /// Makes these leaves all that it has, which has no key yet. They are in order, and none of them is empty.
     pub(crate) fn load(&self, leaves: Vec<Leaf>) {
         let mut top = self.write();
-        let (mut keys, mut more) = (0, Sizes::default() - Sizes { used: bytes_of_leaf(&[]), ..Sizes::default() });
         if leaves.is_empty() {
             return;
         }
+        let (mut keys, mut soonest_ms) = (0, u64::MAX);
+        let mut more = Sizes::default() - Sizes { used: bytes_of_leaf(&[]), ..Sizes::default() };
         let keyed = leaves.into_iter().enumerate().map(|(at, leaf)| {
             // The first leaf begins with the empty key.
             let first = leaf.entry(0).filter(|_| at > 0).map_or_else(Box::default, |entry| Box::from(entry.key));
             keys += leaf.len();
             more += leaf.sizes() + Sizes { used: bytes_of_leaf(&first), ..Sizes::default() };
+            soonest_ms = soonest_ms.min(leaf.soonest_ms());
             (first, leaf)
         });
         top.load(keyed.collect());
         self.keys.store(keys, Ordering::Relaxed);
+        self.soonest_ms.store(soonest_ms, Ordering::Relaxed);
         self.counted.count(more);
     }
 
@@ -624,20 +689,5 @@ impl Index {
         let top = self.read();
         let step = top.len().div_ceil(count.max(1)).max(1);
         top.leaves().map(|(first, _)| first).step_by(step).map(Box::from).collect()
-    }
-
-    /// Takes leaves away that have no key left, but for the first one.
-    pub fn shrink(&self) {
-        let mut top = self.write();
-        let mut less = Sizes::default();
-        top.retain(|first, numbered| {
-            let leaf = lock(&numbered.leaf);
-            let stays = first.is_empty() || !leaf.is_empty();
-            if !stays {
-                less += leaf.sizes() + Sizes { used: bytes_of_leaf(first), ..Sizes::default() };
-            }
-            stays
-        });
-        self.counted.count(Sizes::default() - less);
     }
 }

@@ -10,15 +10,20 @@
 //! goes through numbers of a few cache lines and seldom looks at a key; and a leaf that is added moves the leaves of one
 //! group, and the groups once in 64 times.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::{cmp, mem};
 
+use super::Position;
 use super::hint::{count_below, hint_of, shared_by};
 use super::leaf::Leaf;
 
 /// Leaves of a group, above which it is split.
 const GROUP_MAX: usize = 128;
+/// Leaves that were taken away and are remembered, so that a walk that was there goes on instead of beginning anew.
+const GONE_MAX: usize = 1024;
+/// The longest first key of such a leaf.
+const GONE_BYTES_MAX: usize = 256;
 
 /// Keys in order, and what each of them has.
 #[derive(Debug)]
@@ -75,6 +80,16 @@ impl<T> Level<T> {
         self.items.insert(at, item);
     }
 
+    /// Takes the key at a place out. What all others share they still do.
+    fn remove(&mut self, at: usize) -> T {
+        if self.keys.len() > 1 {
+            // The first key has no hint. When it goes, the second one takes its place.
+            self.hints.remove(at.saturating_sub(1));
+        }
+        self.keys.remove(at);
+        self.items.remove(at)
+    }
+
     /// Gives the upper half away.
     fn split(&mut self) -> Self {
         let half = self.items.len() / 2;
@@ -85,7 +100,7 @@ impl<T> Level<T> {
     }
 }
 
-/// A leaf, with the number by which a [`Position`](super::Position) names it. It is never 0.
+/// A leaf, with the number by which a [`Position`] names it. It is never 0.
 #[derive(Debug)]
 pub(super) struct Numbered {
     pub(super) number: u32,
@@ -104,12 +119,15 @@ pub(super) struct Top {
     firsts: BTreeMap<u32, Box<[u8]>>,
     /// The number that was given last.
     last_number: u32,
+    /// Leaves that were taken away lately, with their first keys: a [`Position`] may still name them.
+    gone: VecDeque<(u32, Box<[u8]>)>,
 }
 
 impl Top {
     /// One leaf without a key; numbers go on behind this one.
     pub(super) fn new(last_number: u32) -> Self {
-        let mut top = Self { groups: Level::of(Vec::new(), Vec::new()), firsts: BTreeMap::new(), last_number };
+        let groups = Level::of(Vec::new(), Vec::new());
+        let mut top = Self { groups, firsts: BTreeMap::new(), last_number, gone: VecDeque::new() };
         let number = top.give_number(&[]);
         let group = Level::of(vec![Box::default()], vec![Numbered { number, leaf: Arc::default() }]);
         top.groups = Level::of(vec![Box::default()], vec![group]);
@@ -159,6 +177,45 @@ impl Top {
             (first, numbered)
         });
         self.groups = groups_of(numbered, GROUP_MAX / 4 * 3);
+    }
+
+    /// Takes the leaf with this first key away, which is not empty. False if there is none.
+    pub(super) fn remove(&mut self, first: &[u8]) -> bool {
+        let Place(group, at) = self.place(first);
+        let of_group = &mut self.groups.items[group];
+        if first.is_empty() || of_group.keys.get(at).is_none_or(|found| **found != *first) {
+            return false;
+        }
+        let numbered = of_group.remove(at);
+        if of_group.items.is_empty() {
+            self.groups.remove(group);
+        } else if at == 0 {
+            // What lies between the two keys belongs to the group in front from now on.
+            let key = of_group.keys[0].clone();
+            let groups = mem::replace(&mut self.groups, Level::of(Vec::new(), Vec::new()));
+            let (mut keys, items) = (groups.keys, groups.items);
+            keys[group] = key;
+            self.groups = Level::of(keys, items);
+        }
+        if let Some(first) = self.firsts.remove(&numbered.number)
+            && first.len() <= GONE_BYTES_MAX
+        {
+            if self.gone.len() == GONE_MAX {
+                self.gone.pop_front();
+            }
+            self.gone.push_back((numbered.number, first));
+        }
+        true
+    }
+
+    /// Where a walk goes on that is at this position: a key, and the least hash from it on.
+    pub(super) fn place_of(&self, position: Position) -> Option<(&[u8], u16)> {
+        if let Some(first) = self.firsts.get(&position.leaf) {
+            return Some((first, position.hash));
+        }
+        // What comes where the leaf was lies in the one in front of it.
+        let (_, first) = self.gone.iter().rev().find(|(number, _)| *number == position.leaf)?;
+        Some((first, 0))
     }
 
     fn place(&self, key: &[u8]) -> Place {
@@ -219,20 +276,6 @@ impl Top {
         };
         self.firsts.remove(&last.1.number);
         Some(last)
-    }
-
-    /// Keeps the leaves for which `stays` is true: the first one always.
-    pub(super) fn retain(&mut self, mut stays: impl FnMut(&[u8], &Numbered) -> bool) {
-        let groups = mem::replace(&mut self.groups, Level::of(Vec::new(), Vec::new()));
-        let all = groups.items.into_iter().flat_map(|group| group.keys.into_iter().zip(group.items));
-        let kept = all.filter(|(first, numbered)| {
-            let is_kept = first.is_empty() || stays(first, numbered);
-            if !is_kept {
-                self.firsts.remove(&numbered.number);
-            }
-            is_kept
-        });
-        self.groups = groups_of(kept, GROUP_MAX);
     }
 }
 
@@ -325,10 +368,17 @@ mod tests {
                     top.insert(place.key().clone().into(), Leaf::default());
                     place.insert(top.last_number);
                 }
+                // Now and then most leaves go, in any order, so that groups lose their first leaf and their last one.
                 if round % 1_000 == 999 {
-                    let is_kept = |first: &[u8]| first.iter().map(|byte| usize::from(*byte)).sum::<usize>() % 3 > 0;
-                    top.retain(|first, _| is_kept(first));
-                    map.retain(|first, _| first.is_empty() || is_kept(&first[..]));
+                    let mut firsts: Vec<Vec<u8>> = map.keys().skip(1).cloned().collect();
+                    for _ in 0..firsts.len() * 3 / 4 {
+                        let first = firsts.swap_remove(random.below(firsts.len() as u64) as usize);
+                        let number = map.remove(&first).unwrap();
+                        assert!(top.remove(&first), "seed {seed}: {}", first.escape_ascii());
+                        assert_eq!(top.place_of(Position { leaf: number, hash: 7 }), Some((&first[..], 0)));
+                    }
+                    assert!(!top.remove(b""), "the first leaf stays");
+                    assert!(top.gone.len() <= GONE_MAX);
                 }
             }
             let wanted: Vec<(Vec<u8>, u32)> = map.iter().map(|(first, number)| (first.clone(), *number)).collect();

@@ -16,7 +16,7 @@ use ksf_test::{ip, program_or_skip, succeeds};
 use rustix::process::Signal;
 
 use client::{Client, command};
-use support::{Folder, Server, engines, ksf, private_network, private_network_and_run, run, stderr};
+use support::{Folder, Server, engines, ksf, private_network, private_network_and_run, run, stderr, wait_until};
 
 /// Starts a small store, which says that it is open and that it is ready.
 fn start(engine: &str, data: &Path, more: &[&str]) -> Server {
@@ -146,15 +146,60 @@ fn damage_to_what_was_acknowledged_is_refused_and_left_alone() {
     let log = data.join("log-000");
     let mut bytes = std::fs::read(&log).unwrap();
     // The second batch; many later ones say that it was acknowledged.
-    let batches = (0..bytes.len()).step_by(4096).filter(|at| &bytes[at + 4..at + 8] == b"ksfB");
-    let second = batches.collect::<Vec<_>>()[1];
+    let (first, second) = (batches(&bytes)[0], batches_with_records(&bytes)[1]);
+    // In the log, which begins with the header of a segment, wherever in the file that is.
+    let damaged = 4096 + second - first;
     bytes[second + 70] ^= 1;
     std::fs::write(&log, &bytes).unwrap();
     let output = run(&["store", "--listen", "127.0.0.1:0", "--data", data.to_str().unwrap()]);
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(65), "{text}");
-    assert!(text.contains("log 0 is damaged from byte 8192") && text.contains("salvage"), "{text}");
+    assert!(text.contains(&format!("log 0 is damaged from byte {damaged} on")) && text.contains("salvage"), "{text}");
     assert!(std::fs::read(&log).unwrap() == bytes, "the log was changed");
+}
+
+/// Where the batches of a log begin that have records: one that is idle, or ended well, writes some without.
+fn batches_with_records(log: &[u8]) -> Vec<usize> {
+    batches(log).into_iter().filter(|at| log[at + 44..at + 48] != [0; 4]).collect()
+}
+
+fn batches(log: &[u8]) -> Vec<usize> {
+    (0..log.len()).step_by(4096).filter(|at| &log[at + 4..at + 8] == b"ksfB").collect()
+}
+
+/// Nothing was written behind it that could say that it was acknowledged, but for what the store writes itself when it is idle, and
+/// when it ends well.
+#[test]
+fn damage_to_the_last_write_is_no_torn_end_once_the_store_was_idle_or_ended_well() {
+    for (engine, ends_well) in engines().into_iter().flat_map(|engine| [(engine, false), (engine, true)]) {
+        let folder = Folder::new();
+        let data = folder.path("store");
+        let log = data.join("log-000");
+        let server = start(engine, &data, &["--cpus", "0"]);
+        assert_eq!(connect(&server).ask("SET a b"), "+OK");
+        if ends_well {
+            server.stop();
+        } else {
+            wait_until("the store says that it was acknowledged", || batches(&std::fs::read(&log).unwrap()).len() == 2);
+            kill(server);
+        }
+        let whole = std::fs::read(&log).unwrap();
+        let (all, with_records) = (batches(&whole), batches_with_records(&whole));
+        assert!(all.len() == 2 && with_records == all[..1], "{engine}: {all:?}, {with_records:?}");
+        let mut bytes = whole.clone();
+        bytes[all[0] + 70] ^= 1;
+        std::fs::write(&log, &bytes).unwrap();
+        let output = run(&["store", "--listen", "127.0.0.1:0", "--data", data.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(65), "{engine}: {}", stderr(&output));
+        std::fs::write(&log, &whole).unwrap();
+        // Starts without a write say nothing more.
+        for _ in 0..2 {
+            let server = start(engine, &data, &["--cpus", "0"]);
+            assert_eq!(connect(&server).ask("GET a"), "b");
+            server.stop();
+        }
+        assert_eq!(batches(&std::fs::read(&log).unwrap()), all, "{engine}");
+    }
 }
 
 #[test]
@@ -236,4 +281,28 @@ fn a_file_of_services_may_have_a_store() {
     let output = run(&["serve", "--check", path.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(78), "{}", stderr(&output));
     assert!(stderr(&output).contains("durability"), "{}", stderr(&output));
+}
+
+/// As it is packaged, with the store taken in and other ports: what a client may send by default it may send there, and gets back.
+#[test]
+fn the_packaged_file_serves_the_store_with_its_own_limits() {
+    let text = std::fs::read_to_string(ksf_test::repository().join("packaging/ksf.toml")).unwrap();
+    let (front, store) = text.split_once("#[[service]]\n#name = \"store\"").expect("the file has a store");
+    let (store, _) = store.split_once("#log_bytes").expect("its log has a length");
+    let folder = Folder::new();
+    let store = format!("[[service]]\n#name = \"store\"{store}#log_bytes = \"128m\"\n").replace("\n#", "\n");
+    let store = store.replace("/var/lib/ksf/store", folder.path("store").to_str().unwrap());
+    let front = front.replace("listen = [\"127.0.0.1:62049\", \"[::1]:62049\"]", "listen = [\"tcp:127.0.0.1:0\"]");
+    let front = front.replace("kind = \"echo\"", "kind = \"echo\"\nlisten = [\"tcp:127.0.0.1:0\"]");
+    let front = front.replace("engine = \"auto\"", "engine = \"epoll\"\ncpus = \"0\"");
+    let text = format!("{front}{store}").replace("127.0.0.1:6379", "127.0.0.1:0");
+    let path = folder.write("ksf.toml", text);
+    let server = Server::start(&["serve", path.to_str().unwrap()], 3);
+    let mut client = Client::connect(server.address("store tcp"));
+    // More than other services take, and less than a segment of this log.
+    let value = vec![b'v'; 3 << 19];
+    client.write(&command(&[b"SET", b"long", &value])).unwrap();
+    assert_eq!(client.read().unwrap(), "+OK");
+    assert_eq!(client.ask("GET long").len(), value.len());
+    server.stop();
 }

@@ -7,7 +7,7 @@ use ksf_test::stdout;
 
 use crate::client::command;
 use crate::support::{Folder, run, stderr};
-use crate::{connect, kill, start};
+use crate::{batches_with_records, connect, kill, start};
 
 pub(crate) fn tool(words: &[&str], status: i32) -> String {
     let output = run(&[&["store"], words].concat());
@@ -103,9 +103,8 @@ fn what_damage_leaves_is_salvaged() {
     fill(&data);
     let log = data.join("log-000");
     let mut bytes = fs::read(&log).unwrap();
-    let batches = (0..bytes.len()).step_by(4096).filter(|at| &bytes[at + 4..at + 8] == b"ksfB");
     // That of `key 50`.
-    let damaged = batches.collect::<Vec<_>>()[50];
+    let damaged = batches_with_records(&bytes)[50];
     bytes[damaged + 70] ^= 1;
     fs::write(&log, &bytes).unwrap();
     let said = tool(&["check", dir], 65);
