@@ -509,16 +509,30 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// A number as Redis prints it: without an exponent where none is needed, whole numbers without a point.
+/// A number as Redis 7.0 prints it, by C's `%.17g`: 17 digits without zeros at the end, with an exponent where there would be
+/// more digits in front of the point, or more than three zeros behind it.
 pub fn format_double(number: f64) -> String {
+    const DIGITS: i32 = 17;
     if number.is_nan() {
-        "nan".to_owned()
-    } else if number.is_infinite() {
-        if number > 0.0 { "inf" } else { "-inf" }.to_owned()
-    } else if number == number.trunc() && number.abs() < 1e17 {
-        format!("{number:.0}")
+        return "nan".to_owned();
+    }
+    if number.is_infinite() {
+        return if number > 0.0 { "inf" } else { "-inf" }.to_owned();
+    }
+    if number == number.trunc() && number.abs() < 1e17 {
+        // Redis packs a zero without its sign.
+        return format!("{:.0}", number + 0.0);
+    }
+    let text = format!("{number:.*e}", DIGITS as usize - 1);
+    // Rust always prints the exponent, as in "1.0000000000000000e100".
+    let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    let without_zeros = |text: &str| text.trim_end_matches('0').trim_end_matches('.').to_owned();
+    if (-4..DIGITS).contains(&exponent) {
+        without_zeros(&format!("{number:.*}", (DIGITS - 1 - exponent) as usize))
     } else {
-        format!("{number}")
+        let sign = if exponent < 0 { '-' } else { '+' };
+        format!("{}e{sign}{:02}", without_zeros(digits), exponent.abs())
     }
 }
 
@@ -527,6 +541,38 @@ mod tests {
     use super::*;
 
     const LIMITS: RespLimits = RespLimits { arguments_max: 4, argument_bytes_max: 100, command_bytes_max: 200 };
+
+    /// The texts are those of Redis 7.0.15, as `ZSCORE` tells them.
+    #[test]
+    fn numbers_are_printed_as_by_redis() {
+        for (number, text) in [
+            (0.1, "0.10000000000000001"),
+            (1e100, "1e+100"),
+            (-1e100, "-1e+100"),
+            (1e17, "1e+17"),
+            (1e16, "10000000000000000"),
+            (99_999_999_999_999_999.0, "1e+17"),
+            (123_456_789_012_345_678.0, "1.2345678901234568e+17"),
+            (1e-7, "9.9999999999999995e-08"),
+            (0.0001, "0.0001"),
+            (0.3, "0.29999999999999999"),
+            (5e-324, "4.9406564584124654e-324"),
+            (f64::MAX, "1.7976931348623157e+308"),
+            (0.1 + 0.2, "0.30000000000000004"),
+            (100.0, "100"),
+            (-0.0, "0"),
+            (0.0, "0"),
+            (1e21, "1e+21"),
+            (12345.678, "12345.678"),
+            (-2.5, "-2.5"),
+            (f64::INFINITY, "inf"),
+            (f64::NEG_INFINITY, "-inf"),
+            (f64::NAN, "nan"),
+        ] {
+            assert_eq!(format_double(number), text);
+            assert!(number.is_nan() || text.parse() == Ok(number));
+        }
+    }
 
     fn scan_whole(bytes: &[u8]) -> Result<Scan, Malformed> {
         scan(bytes, &LIMITS, &mut Progress::default())

@@ -24,12 +24,15 @@ type ById = BTreeMap<u64, Arc<Client>>;
 pub(crate) struct Clients {
     last_id: AtomicU64,
     shards: Box<[Mutex<ById>]>,
+    /// Until when commands wait, in milliseconds since 1970, and whether only those that write do (the lowest bit); 0: none does.
+    pause: AtomicU64,
 }
 
 impl Clients {
     /// Of a server with so many shards.
     pub(crate) fn new(shards: usize) -> Self {
-        Self { last_id: AtomicU64::new(0), shards: (0..shards).map(|_| Mutex::default()).collect() }
+        let shards = (0..shards).map(|_| Mutex::default()).collect();
+        Self { last_id: AtomicU64::new(0), shards, pause: AtomicU64::new(0) }
     }
 
     /// A connection was accepted on a shard. `peer`: its address, if it came by TCP.
@@ -63,6 +66,32 @@ impl Clients {
         self.shards.iter().for_each(|shard| all.extend(lock(shard).values().cloned()));
         all.sort_unstable_by_key(|client| client.id);
         all
+    }
+
+    /// Has commands wait until a time, all of them or those that write. What was said before is forgotten.
+    pub(crate) fn pause(&self, until_ms: u64, writes_only: bool) {
+        self.pause.store(until_ms.min(u64::MAX >> 1) << 1 | u64::from(writes_only), Ordering::Release);
+    }
+
+    /// Has them go on.
+    pub(crate) fn resume(&self) {
+        self.pause.store(0, Ordering::Release);
+    }
+
+    /// Whether commands may have to wait: [`waits`](Self::waits) says so exactly.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.pause.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether a command waits at this time that writes, or does not.
+    pub(crate) fn waits(&self, writes: bool, now_ms: u64) -> bool {
+        let pause = self.pause.load(Ordering::Acquire);
+        let is_over = now_ms >= pause >> 1;
+        if is_over && pause != 0 {
+            // Unless another one began meanwhile.
+            let _ = self.pause.compare_exchange(pause, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        !is_over && (writes || pause & 1 == 0)
     }
 
     /// The one with this number.
@@ -230,6 +259,21 @@ mod tests {
             "id=7 addr=127.0.0.1:99 name=me age=9 idle=1 flags=x db=0 sub=0 psub=0 ssub=0 multi=2 cmd=get user=default \
              redir=-1 resp=3 lib-name= lib-ver=\n"
         );
+    }
+
+    #[test]
+    fn a_pause_ends_by_its_time_or_before() {
+        let clients = Clients::new(1);
+        assert!(!clients.is_paused() && !clients.waits(true, 0));
+        clients.pause(100, true);
+        assert!(clients.is_paused() && clients.waits(true, 99) && !clients.waits(false, 99));
+        clients.pause(50, false);
+        assert!(clients.waits(true, 49) && clients.waits(false, 49));
+        assert!(!clients.waits(true, 50) && !clients.is_paused());
+        clients.pause(u64::MAX, false);
+        assert!(clients.waits(false, 1 << 62));
+        clients.resume();
+        assert!(!clients.is_paused() && !clients.waits(true, 0));
     }
 
     #[test]

@@ -46,14 +46,16 @@ const UNWRITTEN_BYTES_MAX: usize = 8 << 20;
 const LET_GO: LetGo = LetGo { leaves: 256, looks: 1024, bytes: 8 << 20 };
 /// How often a shard looks for keys that have ended; at once in the next turn if it left some.
 const SWEEP_INTERVAL_NS: u64 = 1_000_000;
-/// The same where it waits for room in its log, and nothing else happens.
+/// What it does then at most: it looks at about 4,000 keys, and takes 128 out.
+const SWEEP_BUDGET: SweepBudget = SweepBudget { leaves_max: 16, keys_max: 128 };
+/// How often it looks while it waits for room in its log, and nothing else happens.
 const SWEEP_AGAIN_MS: u64 = 100;
 /// The longest that it sleeps while keys end later: the clock by which they end may be set.
 const SWEEP_SLEEP_MS_MAX: u64 = 60_000;
+/// The longest that it sleeps while commands wait for a time, by the same clock.
+const WAIT_SLEEP_MS_MAX: u64 = 1_000;
 /// Without a write for so long a log is idle, and says how far replies told of it.
 const IDLE_MS: u64 = 50;
-/// What it does then at most: it looks at about 4,000 keys, and takes 128 out.
-const SWEEP_BUDGET: SweepBudget = SweepBudget { leaves_max: 16, keys_max: 128 };
 
 /// The service. One value serves all shards.
 pub struct Kv {
@@ -466,7 +468,13 @@ impl LoggedService for Kv {
                 shard.shard.set_values(None);
                 drop(room);
             }
-            Fetch::Nothing | Fetch::Promise { .. } | Fetch::Room { .. } => {
+            Fetch::Until { reply: bytes, .. } => {
+                let mut reply = reply;
+                if !bytes.is_empty() {
+                    reply.bytes(After::Nothing, &bytes);
+                }
+            }
+            Fetch::Nothing | Fetch::Promise { .. } | Fetch::Room { .. } | Fetch::Pause { .. } => {
                 self.execute(shard, conn, key, Some(place), command.asked(), reply);
             }
         }
@@ -602,6 +610,21 @@ impl Kv {
         }
     }
 
+    /// Has a command wait for a time, and those behind it on its connection.
+    fn wait_first(
+        shard: &mut KvShard,
+        conn: &mut KvConn,
+        (key, place): (ConnKey, Option<u64>),
+        asked: Asked<'_>,
+        fetch: Fetch,
+        reply: LoggedReply<'_, '_>,
+    ) {
+        let place = place.unwrap_or_else(|| shard.queue.next_place());
+        let has_others = conn.waiting > 0;
+        let line_up = |queue: &mut Queue, place: u64, waiting| queue.line_up(place, waiting, Vec::new(), has_others);
+        conn.wait(shard, key, place, asked.to_kept(), fetch, reply, line_up);
+    }
+
     /// Answers the head of a request whose client waits before it sends the body.
     fn welcome(&self, conn: &KvConn, request: &http::Request, head: &[u8], mut reply: LoggedReply<'_, '_>) {
         let mut out = Vec::new();
@@ -622,9 +645,15 @@ impl Kv {
         asked: Asked<'_>,
         mut reply: LoggedReply<'_, '_>,
     ) {
+        let now_ns = now_ns();
+        if self.clients.is_paused() {
+            let writes = asked.purpose().is_some();
+            if self.clients.waits(writes, now_ns / 1_000_000) {
+                return Self::wait_first(shard, conn, (key, place), asked, Fetch::Pause { writes }, reply);
+            }
+        }
         let mut out = std::mem::take(&mut shard.scratch);
         out.clear();
-        let now_ns = now_ns();
         // One that has waited is not the one that was cut last.
         let spans = if place.is_none() { conn.progress.spans() } else { Spans::default() };
         let done = match asked.http {
@@ -635,6 +664,11 @@ impl Kv {
             // Whatever it says, it says without what it asked for.
             shard.keep_scratch(out);
             return self.put_off(shard, conn, (key, place), asked, undone, reply);
+        }
+        if let Some(at_ms) = done.until_ms {
+            let fetch = Fetch::Until { at_ms, reply: out.clone() };
+            shard.keep_scratch(out);
+            return Self::wait_first(shard, conn, (key, place), asked, fetch, reply);
         }
         let waits = shard.replies_wait(now_ns / 1_000_000, &done.needs) || done.is_durable;
         if let Some(range) = done.file {
@@ -708,7 +742,11 @@ impl Kv {
     /// Says when there is something to do though nothing happens until then.
     fn rest(&self, shard: &mut KvShard, turn: &mut Turn<'_>) {
         let now = turn.now();
-        let mut wake: Option<Time> = self.next_sweep(shard, now);
+        let in_queue = shard.queue.next_ms().map(|at_ms| {
+            let wait_ms = at_ms.saturating_sub(now_ns() / 1_000_000);
+            now.plus_ms(wait_ms.clamp(1, WAIT_SLEEP_MS_MAX))
+        });
+        let mut wake: Option<Time> = self.next_sweep(shard, now).into_iter().chain(in_queue).min();
         if shard.shard.must_say() {
             // A lone client that writes again at once finds the medium free.
             let idle_at = shard.quiet_since.plus_ms(IDLE_MS);
@@ -757,7 +795,8 @@ impl Kv {
         // behind this, so that none of it counts yet.
         let mut left = (self.segment_bytes as usize / 4).min(shard.unwritten_bytes_max);
         let taken = shard.fetched_bytes.load(Ordering::Relaxed);
-        for (deferred, resumed) in queue.take_ready(&self.store, taken, &mut left, |asked| shard.must_wait(asked)) {
+        let sources = (&*self.store, &*self.clients, now_ns() / 1_000_000);
+        for (deferred, resumed) in queue.take_ready(sources, taken, &mut left, |asked| shard.must_wait(asked)) {
             deferred.resume_in(turn, Box::new(resumed));
         }
         while left > 0

@@ -2,6 +2,9 @@
 
 mod common;
 
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
 use common::{Client, Redis, Serving, engines};
 use ksf::engine::EngineKind;
 use ksf_test::{own_network, stream, wait_until};
@@ -84,6 +87,18 @@ const SAME_AS_REDIS: &[&str] = &[
     "WAIT 0 x",
     "WAIT 0 -1",
     "WAIT 0",
+    "WAIT -1 1000000",
+    "MULTI",
+    "WAIT 1 1000000",
+    "EXEC",
+    "CLIENT PAUSE",
+    "CLIENT PAUSE x",
+    "CLIENT PAUSE -1",
+    "CLIENT PAUSE 1 x",
+    "CLIENT PAUSE 1 WRITE x",
+    "CLIENT PAUSE 0",
+    "CLIENT UNPAUSE",
+    "CLIENT UNPAUSE x",
     "TIME x",
     "COMMAND NONSENSE",
     "COMMAND COUNT x",
@@ -203,6 +218,13 @@ fn history(docs: &str) -> String {
     format!("{} {}", part[0], part[2].trim_end_matches(']'))
 }
 
+/// What is told of the arguments of a command itself.
+fn arguments<'d>(docs: &'d str, name: &str) -> Option<&'d str> {
+    let own = docs.split(" subcommands [").next()?.split_once(" arguments [[")?.1;
+    assert!(docs.contains(&format!("[{name} [summary ")), "{docs}");
+    Some(own.trim_end_matches(']'))
+}
+
 #[test]
 fn commands_are_told_of_as_by_redis() {
     own_network();
@@ -230,6 +252,7 @@ fn commands_are_told_of_as_by_redis() {
             let [ours, theirs] =
                 [client.ask(&format!("COMMAND DOCS {name}")), peer.ask(&format!("COMMAND DOCS {name}"))];
             assert_eq!(history(&ours), history(&theirs), "RESP{version}: {name}");
+            assert_eq!(arguments(&ours, name), arguments(&theirs, name), "RESP{version}: {name}");
         }
         let everything = client.ask("COMMAND");
         assert_eq!(everything, client.ask("COMMAND INFO"));
@@ -387,4 +410,120 @@ fn in_silence<S: std::io::Read + std::io::Write>(client: &mut Client<S>) -> Vec<
     client.send(&["PING"]);
     replies.extend(["CLIENT REPLY ON", "EXISTS a a"].map(|question| client.ask(question)));
     replies
+}
+
+/// How long a question and its answer took.
+fn time_of<S: std::io::Read + std::io::Write>(client: &mut Client<S>, question: &str) -> (String, Duration) {
+    let asked = Instant::now();
+    (client.ask(question), asked.elapsed())
+}
+
+/// There is no replica, so one that is waited for does not come: the answer comes when the time is over, and what was asked
+/// behind it later. Others are served meanwhile.
+#[test]
+fn a_wait_for_replicas_takes_its_time_as_with_redis() {
+    own_network();
+    let mut redis = Redis::start();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(engine, folder.path());
+        let mut client = serving.connect();
+        // The clock of the servers counts milliseconds.
+        let wanted = Duration::from_millis(40 - 1);
+        if let Some(redis) = redis.as_mut() {
+            let (told, took) = time_of(&mut redis.client, "WAIT 1 40");
+            assert!(told == ":0" && took >= wanted, "{told} after {took:?}");
+        }
+        let (told, took) = time_of(&mut client, "WAIT 1 40");
+        assert!(told == ":0" && took >= wanted, "{engine}: {told} after {took:?}");
+        // In a pipeline, with a write in front of it and behind it.
+        let asked = Instant::now();
+        ["SET a 1", "WAIT 2 40", "INCR a", "WAIT 1 40", "GET a"]
+            .iter()
+            .for_each(|question| client.send(&question.split(' ').collect::<Vec<_>>()));
+        let told: Vec<String> = (0..5).map(|_| client.reply()).collect();
+        assert_eq!(told, ["+OK", ":0", ":2", ":0", "2"], "{engine}");
+        assert!(asked.elapsed() >= 2 * wanted, "{engine}");
+        // Without a time it goes on for ever; who waits is in nobody's way, and may leave.
+        let mut waiting = serving.connect();
+        waiting.send(&["WAIT", "1", "0"]);
+        waiting.send(&["SET", "a", "3"]);
+        let mut silent = serving.connect();
+        silent.send(&["CLIENT", "REPLY", "OFF"]);
+        silent.send(&["WAIT", "1", "20"]);
+        silent.send(&["CLIENT", "REPLY", "ON"]);
+        assert_eq!(silent.reply(), "+OK", "{engine}");
+        assert_eq!(client.ask("GET a"), "2", "{engine}");
+        drop(waiting);
+        assert_eq!(client.ask("GET a"), "2", "{engine}");
+        serving.stop();
+    }
+}
+
+/// While a pause is on, no command is carried out, or none that writes, on any connection; then all are, in their order.
+#[test]
+fn a_pause_holds_commands_up_as_with_redis() {
+    own_network();
+    let mut redis = Redis::start();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(engine, folder.path());
+        let mut client = serving.connect();
+        let wanted = Duration::from_millis(60);
+        let check = |asked: Instant, who: &str| assert!(asked.elapsed() >= wanted, "{engine}, {who}: it did not wait");
+        if let Some(redis) = redis.as_mut() {
+            let asked = Instant::now();
+            assert_eq!(redis.client.ask("CLIENT PAUSE 60"), "+OK");
+            assert_eq!(redis.client.ask("PING"), "+PONG");
+            check(asked, "redis");
+        }
+        let asked = Instant::now();
+        assert_eq!(client.ask("CLIENT PAUSE 60"), "+OK");
+        let mut others: Vec<Client> = (0..4).map(|_| serving.connect()).collect();
+        for other in &mut others {
+            other.send(&["INCR", "all"]);
+            other.send(&["PING"]);
+        }
+        for other in &mut others {
+            assert!(other.reply().starts_with(':'));
+            check(asked, "another connection");
+            assert_eq!(other.reply(), "+PONG");
+        }
+        assert_eq!(client.ask("GET all"), "4", "{engine}");
+        // Those that read go on, and the pause may be ended before its time: here it would not end at all.
+        assert_eq!(client.ask("CLIENT PAUSE 3600000 WRITE"), "+OK");
+        for other in &mut others {
+            other.send(&["INCR", "all"]);
+        }
+        assert_eq!(client.ask("GET all"), "4", "{engine}");
+        assert_eq!(client.ask("CLIENT UNPAUSE"), "+OK");
+        let mut told: Vec<String> = others.iter_mut().map(Client::reply).collect();
+        told.sort();
+        assert_eq!(told, [":5", ":6", ":7", ":8"], "{engine}");
+        serving.stop();
+    }
+}
+
+/// What exporters look at has the names that it has with Redis, and the values are of the same kind.
+#[test]
+fn persistence_is_told_of_in_the_words_of_redis() {
+    own_network();
+    let Some(mut redis) = Redis::start_with(&["--appendonly", "yes"]) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let serving = Serving::start(EngineKind::Epoll, folder.path());
+    let (ours, theirs) = (serving.connect().ask("INFO persistence"), redis.client.ask("INFO persistence"));
+    let fields = |text: &str| -> BTreeMap<String, String> {
+        let fields = text.lines().filter_map(|line| line.split_once(':'));
+        fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    };
+    let (ours, theirs) = (fields(&ours), fields(&theirs));
+    for (name, value) in ours.iter().filter(|(name, _)| !name.starts_with("ksf_")) {
+        let other = theirs.get(name).unwrap_or_else(|| panic!("Redis tells of no {name}: {theirs:?}"));
+        assert_eq!(value.parse::<i64>().is_ok(), other.parse::<i64>().is_ok(), "{name}: {value}, {other}");
+    }
+    for name in ["rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status", "aof_enabled"] {
+        assert_eq!(ours.get(name), theirs.get(name), "{name}");
+    }
+    assert!(ours["aof_current_size"].parse::<u64>().unwrap() >= 6 << 20, "{ours:?}");
+    serving.stop();
 }

@@ -36,6 +36,8 @@ struct World {
     cleaned: BTreeSet<(usize, u64)>,
     epoch: u32,
     next_number: u64,
+    /// How often an idle log said what was promised of it.
+    said: u64,
 }
 
 impl World {
@@ -55,6 +57,7 @@ impl World {
             cleaned: BTreeSet::new(),
             epoch: 0,
             next_number: 1,
+            said: 0,
             random,
             geometry,
         }
@@ -134,6 +137,14 @@ impl World {
         self.promises.advance(|log, end| self.logs[usize::from(log)].promise(end));
     }
 
+    /// Logs that are idle say what was promised.
+    fn say(&mut self) {
+        for log in &mut self.logs {
+            self.said += u64::from(log.must_say());
+            log.say(0);
+        }
+    }
+
     /// The power goes, and comes back.
     fn crash(&mut self) {
         self.media.iter_mut().for_each(|medium| medium.lose_power(&mut self.random));
@@ -178,7 +189,8 @@ impl World {
             match self.random.within(0..=99) {
                 0..50 => self.append(),
                 50..70 => self.begin_writes(),
-                70..98 => self.end_a_write(),
+                70..95 => self.end_a_write(),
+                95..98 => self.say(),
                 _ => self.crash(),
             }
         }
@@ -187,10 +199,13 @@ impl World {
 
 #[test]
 fn what_was_promised_survives_every_power_cut() {
+    let mut said = 0;
     for seed in seeds(400) {
         let mut world = World::new(seed);
         world.run(600);
         world.crash();
+        said += world.said;
         assert!(world.next_number > 100 && world.epoch > 0, "seed {seed}: too little happened");
     }
+    assert!(said > 100, "{said} times a log was idle");
 }

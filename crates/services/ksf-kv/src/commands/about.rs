@@ -2,6 +2,7 @@
 
 use ksf_proto::resp::Writer;
 
+use super::arguments;
 use super::keys::matches;
 use super::table::{Asked, COMMANDS, Command, Facts, KeySpec, Subcommand};
 use super::{Call, Failed, Result, SYNTAX};
@@ -176,10 +177,15 @@ fn docs(call: &mut Call<'_, '_>, names: &[&[u8]]) {
 fn write_docs(to: &mut Writer<'_>, named: Named) {
     let (facts, subcommands) = (named.facts(), named.subcommands());
     to.bulk(named.name().as_bytes());
-    to.map(3 + usize::from(!subcommands.is_empty()));
+    let arguments = arguments::of(named.name());
+    to.map(3 + usize::from(arguments.is_some()) + usize::from(!subcommands.is_empty()));
     for (key, value) in [("summary", facts.summary), ("since", facts.since), ("group", facts.group)] {
         to.bulk(key.as_bytes());
         to.bulk(value.as_bytes());
+    }
+    if let Some(arguments) = arguments {
+        to.bulk(b"arguments");
+        arguments::write(to, arguments);
     }
     if !subcommands.is_empty() {
         to.bulk(b"subcommands");

@@ -52,6 +52,7 @@ pub(super) fn client(call: &mut Call<'_, '_>) -> Result {
         "kill" => return kill(call),
         "list" => return list(call),
         "no-evict" | "no-touch" => return on_or_off(call),
+        "pause" => return pause(call),
         "reply" => return reply(call),
         "setinfo" => return set_info(call),
         "setname" => {
@@ -71,9 +72,35 @@ pub(super) fn client(call: &mut Call<'_, '_>) -> Result {
             to.array(0);
         }
         "unblock" => return unblock(call),
+        "unpause" => {
+            call.shard.clients.resume();
+            call.write().ok();
+        }
         // The table has no others.
         _ => return Err(SYNTAX.into()),
     }
+    Ok(())
+}
+
+/// More arguments than the subcommand has, which is named as it was written, at most 128 bytes of it.
+fn unfit(call: &Call<'_, '_>) -> Failed {
+    let subcommand = &call.args[1][..call.args[1].len().min(128)];
+    let subcommand = String::from_utf8_lossy(subcommand);
+    Failed(format!("ERR unknown subcommand or wrong number of arguments for '{subcommand}'. Try CLIENT HELP."))
+}
+
+/// Commands that come from now on wait, of all connections: all of them, or those that write.
+fn pause(call: &mut Call<'_, '_>) -> Result {
+    let writes_only = match call.args {
+        [_, _, _] => false,
+        [_, _, _, mode] if mode.eq_ignore_ascii_case(b"ALL") => false,
+        [_, _, _, mode] if mode.eq_ignore_ascii_case(b"WRITE") => true,
+        [_, _, _, _] => return Err("ERR CLIENT PAUSE mode must be WRITE or ALL".into()),
+        _ => return Err(unfit(call)),
+    };
+    let timeout_ms = super::server::timeout_ms(call.args[2])?;
+    call.shard.clients.pause(call.clock.now_ms.saturating_add(timeout_ms), writes_only);
+    call.write().ok();
     Ok(())
 }
 
@@ -115,7 +142,7 @@ fn unblock(call: &mut Call<'_, '_>) -> Result {
     let reason = match call.args {
         [_, _, _] => None,
         [_, _, _, reason] => Some(lower(reason)),
-        _ => return Err("ERR unknown subcommand or wrong number of arguments for 'unblock'. Try CLIENT HELP.".into()),
+        _ => return Err(unfit(call)),
     };
     if !matches!(reason.as_deref(), None | Some("timeout" | "error")) {
         return Err("ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR".into());

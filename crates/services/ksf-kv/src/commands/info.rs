@@ -1,5 +1,6 @@
 //! `INFO`.
 
+use super::backup::LogFiles;
 use super::server::REDIS_VERSION;
 use super::{Call, Result};
 
@@ -65,7 +66,22 @@ fn memory(call: &Call<'_, '_>) -> String {
 }
 
 fn persistence(call: &Call<'_, '_>) -> String {
-    format!("loading:0\r\naof_enabled:1\r\nksf_durability:{}\r\n", call.shard.settings.durability)
+    // What clients and exporters look at, in the words of a Redis with an append-only file: each write goes to the log at once, so
+    // no snapshot is due, and a write that fails ends the process.
+    let LogFiles { geometry, places, files } = &*call.shard.for_backups;
+    format!(
+        "loading:0\r\nasync_loading:0\r\n\
+         rdb_changes_since_last_save:0\r\nrdb_bgsave_in_progress:0\r\nrdb_last_save_time:{}\r\n\
+         rdb_last_bgsave_status:ok\r\nrdb_last_bgsave_time_sec:-1\r\nrdb_current_bgsave_time_sec:-1\r\n\
+         aof_enabled:1\r\naof_rewrite_in_progress:0\r\naof_rewrite_scheduled:0\r\n\
+         aof_last_rewrite_time_sec:-1\r\naof_current_rewrite_time_sec:-1\r\naof_last_bgrewrite_status:ok\r\n\
+         aof_last_write_status:ok\r\naof_current_size:{}\r\naof_buffer_length:{}\r\n\
+         aof_pending_bio_fsync:0\r\naof_delayed_fsync:0\r\nksf_durability:{}\r\n",
+        call.clock.now_ms / 1000,
+        geometry.segment_bytes * u64::from(*places) * files.len() as u64,
+        call.shard.shard.log().unwritten_bytes(),
+        call.shard.settings.durability,
+    )
 }
 
 fn replication(_: &Call<'_, '_>) -> String {

@@ -1,6 +1,7 @@
 //! Commands: which there are, and what each does.
 
 mod about;
+mod arguments;
 pub(crate) mod backup;
 mod bits;
 mod clients;
@@ -155,6 +156,8 @@ pub(crate) struct Done {
     pub(crate) is_durable: bool,
     /// What was written of the reply is the head of a string with these bytes.
     pub(crate) file: Option<FileRange>,
+    /// The reply leaves at this time, in milliseconds since 1970, and the commands behind it wait for it.
+    pub(crate) until_ms: Option<u64>,
 }
 
 /// A command at work.

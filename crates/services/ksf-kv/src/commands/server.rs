@@ -237,12 +237,21 @@ pub(super) fn time(call: &mut Call<'_, '_>) -> Result {
     Ok(())
 }
 
-/// There is no replica to wait for.
+/// A time to wait for, in milliseconds.
+pub(super) fn timeout_ms(argument: &[u8]) -> Result<u64> {
+    let timeout_ms = super::integer(argument).ok_or("ERR timeout is not an integer or out of range")?;
+    u64::try_from(timeout_ms).map_err(|_| "ERR timeout is negative".into())
+}
+
+/// There is no replica: if one is waited for, then for all of the time. Without a time it does not end, as with Redis.
 pub(super) fn wait(call: &mut Call<'_, '_>) -> Result {
-    call.integer(1)?;
-    let timeout_ms = super::integer(call.args[2]).ok_or("ERR timeout is not an integer or out of range")?;
-    if timeout_ms < 0 {
-        return Err("ERR timeout is negative".into());
+    let replicas = call.integer(1)?;
+    let until_ms = match timeout_ms(call.args[2])? {
+        0 => u64::MAX,
+        timeout_ms => call.clock.now_ms.saturating_add(timeout_ms),
+    };
+    if replicas > 0 && call.tx.is_none() {
+        call.done.until_ms = Some(until_ms);
     }
     call.write().integer(0);
     Ok(())

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   waiting   in the order in which they came ── for room in the log, for the medium, for memory ─────────┐
-//!   lines     of each connection: the first command waits for values, the others for the first one ─────┐ │
+//!   lines     of each connection: the first command waits for values or a time, the others for it ──────┐ │
 //!                 │ reads, at most so many at a time, with so many bytes                                │ │
 //!                 ▼                                                                                     ▼ ▼
 //!             has_read ─► values, and the index if it has room ─► the line goes on ─────────────────► resumed
@@ -11,7 +11,7 @@
 //! A command that asks for a value that is on a medium alone has changed nothing. It is carried out again, from its beginning,
 //! with the values that it asked for; if it asks for others then (a key was overwritten), once more.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,6 +24,7 @@ use ksf_store::format::Lsn;
 use ksf_store::store::Store;
 
 use super::{Asked, Kept};
+use crate::clients::Clients;
 use crate::disk::BLOCK_BYTES;
 
 /// Reads of values of a shard under way at a time.
@@ -31,6 +32,8 @@ const READS_MAX: usize = 64;
 /// Bytes of records that a shard reads, or has read, for commands that were not carried out yet. The command that comes first
 /// may have more.
 pub(super) const FETCH_BYTES_MAX: usize = 16 << 20;
+/// How often a shard looks whether a pause was ended before its time: by another shard, of which it does not hear.
+const PAUSE_LOOK_MS: u64 = 10;
 
 /// Commands that wait.
 #[derive(Default)]
@@ -38,8 +41,10 @@ pub(super) struct Queue {
     next_place: u64,
     /// For room in the log, for the medium or for memory, and those of their connections behind them.
     waiting: BTreeMap<u64, Waiting>,
-    /// Connections whose first command waits for values. None of their commands is in `waiting`.
+    /// Connections whose first command waits for values, or for a time. None of their commands is in `waiting`.
     lines: BTreeMap<ConnKey, BTreeMap<u64, Waiting>>,
+    /// When lines are to be looked at, in milliseconds since 1970.
+    timers: BTreeSet<(u64, ConnKey)>,
     /// Lines whose first command may go on.
     to_look_at: Vec<ConnKey>,
     /// Reads that have not begun.
@@ -69,6 +74,10 @@ pub(super) enum Fetch {
     Promise { log: u16, lsn: Lsn },
     /// Room for what is to be read for it.
     Room { bytes: usize },
+    /// A time, in milliseconds since 1970, when this reply leaves: it was carried out.
+    Until { at_ms: u64, reply: Vec<u8> },
+    /// The end of a [pause](Clients::waits), of commands that write or of all.
+    Pause { writes: bool },
 }
 
 /// Bytes of a shard's [`FETCH_BYTES_MAX`], until this is dropped.
@@ -175,12 +184,14 @@ impl Queue {
         self.waiting.insert(place, waiting);
     }
 
-    /// Adds a command that waits for values, before any other of its connection. `has_others`: there may be some in `waiting`.
+    /// Adds a command that waits for values, or for a time, before any other of its connection. `has_others`: there may be some in `waiting`.
     pub(super) fn line_up(&mut self, place: u64, waiting: Waiting, wanted: Vec<Wanted>, has_others: bool) {
         let from = waiting.from;
         if matches!(waiting.fetch, Fetch::Values { .. }) {
             let job = |wanted: Wanted| wanted.read_at().ok().map(|at| Job { from, place, wanted, at });
             self.jobs.extend(wanted.into_iter().filter_map(job));
+        } else if let Fetch::Until { at_ms, .. } = waiting.fetch {
+            self.timers.insert((at_ms, from));
         } else {
             self.to_look_at.push(from);
         }
@@ -201,7 +212,21 @@ impl Queue {
     pub(super) fn forget(&mut self, from: ConnKey) {
         self.waiting.retain(|_, waiting| waiting.from != from);
         self.lines.remove(&from);
+        self.timers.retain(|(_, of)| *of != from);
         self.jobs.retain(|job| job.from != from);
+    }
+
+    /// When it is to be looked at by the clock, in milliseconds since 1970.
+    pub(super) fn next_ms(&self) -> Option<u64> {
+        self.timers.first().map(|(at_ms, _)| *at_ms).filter(|at_ms| *at_ms != u64::MAX)
+    }
+
+    /// Looks at the lines whose time has come.
+    fn look_by_clock(&mut self, now_ms: u64) {
+        while let Some((_, from)) = self.timers.first().copied().filter(|(at_ms, _)| *at_ms <= now_ms) {
+            self.timers.pop_first();
+            self.to_look_at.push(from);
+        }
     }
 
     /// Begins reads, as many as there may be.
@@ -263,11 +288,12 @@ impl Queue {
     /// Commands of lines that go on, at most so many bytes of them. `taken`: bytes that were read, or are, for others.
     pub(super) fn take_ready(
         &mut self,
-        store: &Store,
+        (store, clients, now_ms): (&Store, &Clients, u64),
         mut taken: usize,
         bytes_left: &mut usize,
         must_wait: impl Fn(Asked<'_>) -> bool,
     ) -> Vec<(LoggedDeferred, Resumed)> {
+        self.look_by_clock(now_ms);
         let (mut ready, mut again) = (Vec::new(), Vec::new());
         for from in mem::take(&mut self.to_look_at) {
             let Some(line) = self.lines.get_mut(&from) else { continue };
@@ -278,10 +304,17 @@ impl Queue {
                     Fetch::Values { left, .. } => *left == 0,
                     Fetch::Promise { log, lsn } => *lsn < store.promised(*log),
                     Fetch::Room { bytes } => has_room(taken, *bytes),
+                    Fetch::Until { at_ms, .. } => *at_ms <= now_ms,
+                    Fetch::Pause { writes } => !clients.waits(*writes, now_ms),
                 };
                 if !goes_on || *bytes_left == 0 {
-                    if goes_on || !matches!(fetch, Fetch::Values { .. }) {
-                        again.push(from);
+                    match fetch {
+                        _ if goes_on => again.push(from),
+                        // The end of a read looks again.
+                        Fetch::Values { .. } => {}
+                        Fetch::Until { at_ms, .. } => drop(self.timers.insert((*at_ms, from))),
+                        Fetch::Pause { .. } => drop(self.timers.insert((now_ms + PAUSE_LOOK_MS, from))),
+                        _ => again.push(from),
                     }
                     break;
                 }

@@ -211,11 +211,11 @@ impl Top {
     /// Where a walk goes on that is at this position: a key, and the least hash from it on.
     pub(super) fn place_of(&self, position: Position) -> Option<(&[u8], u16)> {
         if let Some(first) = self.firsts.get(&position.leaf) {
-            return Some((first, position.hash));
+            return Some((&**first, position.hash));
         }
         // What comes where the leaf was lies in the one in front of it.
         let (_, first) = self.gone.iter().rev().find(|(number, _)| *number == position.leaf)?;
-        Some((first, 0))
+        Some((&**first, 0))
     }
 
     fn place(&self, key: &[u8]) -> Place {

@@ -317,6 +317,8 @@ const CLIENT: &[Subcommand] = subcommands! {
         "connection" "7.0.0" "Says whether this connection may be evicted; none is.";
     "client|no-touch" 3, [NOSCRIPT LOADING STALE] [CONNECTION] [] []
         "connection" "7.2.0" "Says whether reads count as uses of a key; they never do.";
+    "client|pause" -3, [ADMIN NOSCRIPT LOADING STALE] [CONNECTION] [] []
+        "connection" "2.9.50" "Has the commands of all connections wait for a time, or those that write.";
     "client|reply" 3, [NOSCRIPT LOADING STALE] [CONNECTION] [] []
         "connection" "3.2.0" "Says whether commands are answered.";
     "client|setinfo" 4, [NOSCRIPT LOADING STALE] [CONNECTION] [] []
@@ -327,6 +329,8 @@ const CLIENT: &[Subcommand] = subcommands! {
         "connection" "6.2.0" "Tells what is tracked for this connection: nothing.";
     "client|unblock" -3, [ADMIN NOSCRIPT LOADING STALE] [CONNECTION] [] []
         "connection" "5.0.0" "Wakes a connection that waits in a command; none does.";
+    "client|unpause" 2, [ADMIN NOSCRIPT LOADING STALE] [CONNECTION] [] []
+        "connection" "6.2.0" "Has commands go on that wait by CLIENT PAUSE.";
 };
 
 const CLUSTER: &[Subcommand] = subcommands! {
