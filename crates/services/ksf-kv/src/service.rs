@@ -750,11 +750,13 @@ impl Kv {
         if shard.shard.must_say() {
             // A lone client that writes again at once finds the medium free.
             let idle_at = shard.quiet_since.plus_ms(IDLE_MS);
-            if now >= idle_at {
-                shard.shard.say(now_ns());
+            if now < idle_at {
+                wake = wake.into_iter().chain([idle_at]).min();
+            } else if shard.shard.say(now_ns()) {
                 self.write(shard);
             } else {
-                wake = Some(wake.map_or(idle_at, |at| at.min(idle_at)));
+                // What it saw of another log is not promised, of which this shard does not hear.
+                wake = wake.into_iter().chain([now.plus_ms(IDLE_MS)]).min();
             }
         }
         if let Some(at) = wake {

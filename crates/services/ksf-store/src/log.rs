@@ -412,23 +412,23 @@ impl Log {
         }
     }
 
-    /// Whether nothing is under way, and no batch behind the last record says that replies may have told of it. If it is
+    /// Whether nothing is under way, and no batch behind the last record says that replies may tell of it. If it is
     /// damaged then, that looks like the torn end of a write of which nobody was told.
     pub fn must_say(&self) -> bool {
-        self.said < self.recorded && self.recorded <= self.promised && !self.is_busy() && !self.failed
+        self.said < self.recorded && !self.is_busy() && !self.failed
     }
 
-    /// Says so, if it [must](Self::must_say), by a batch without records: one block, which is the next write. `time_ns`: as in
-    /// [`next_write`](Self::next_write).
-    pub fn say(&mut self, time_ns: u64) {
-        if !self.must_say() {
-            return;
+    /// Says so, if it [must](Self::must_say) and that is promised, by a batch without records: one block, which is the next
+    /// write. `time_ns`: as in [`next_write`](Self::next_write). True if there is such a write.
+    pub fn say(&mut self, time_ns: u64) -> bool {
+        if !self.must_say() || self.recorded > self.promised {
+            return false;
         }
         let number = self.geometry.segment_of(self.open_at);
         if !self.segments.contains_key(&number) && self.begin_segment(Purpose::Writing as usize).is_err() {
             // There is room for what must be there alone. The next batch says it.
             self.said = self.recorded;
-            return;
+            return false;
         }
         // Where there is room for the end of the segment alone, that says it.
         let (number, ends_segment) = (self.geometry.segment_of(self.open_at), !self.fits(0));
@@ -436,6 +436,7 @@ impl Log {
         if ends_segment {
             self.open_at = Lsn((number + 1) * self.geometry.segment_bytes);
         }
+        true
     }
 
     /// The next write, if one may begin while at most `in_flight_max` are under way. `time_ns`: nanoseconds since 1970,

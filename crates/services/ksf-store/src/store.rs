@@ -738,15 +738,14 @@ impl Shard {
     }
 
     /// Whether the log is idle, and its medium does not say yet that replies may tell of its last record: [`Log::must_say`].
-    pub fn must_say(&mut self) -> bool {
-        self.log.promise(self.store.promised(self.number));
+    pub fn must_say(&self) -> bool {
         self.log.must_say()
     }
 
-    /// Has the log say so: [`Log::say`]. That is the next write.
-    pub fn say(&mut self, time_ns: u64) {
+    /// Has the log say so, if it is promised: [`Log::say`].
+    pub fn say(&mut self, time_ns: u64) -> bool {
         self.log.promise(self.store.promised(self.number));
-        self.log.say(time_ns);
+        self.log.say(time_ns)
     }
 
     /// A write of the shard's log is done: [`Log::written`]. Returns the logs of which replies may tell more from now on,

@@ -126,7 +126,7 @@ fn an_idle_log_says_what_was_acknowledged_of_its_last_batch() {
         let last_end = log.durable();
         let before = medium.places.clone();
         assert!(log.must_say());
-        log.say(0);
+        assert!(log.say(0));
         write_all(&mut log, &mut medium);
         assert!(!log.must_say(), "it is said once");
         let changed = (0..8).flat_map(|place| (0..24).map(move |block| (place, block * BLOCK_BYTES)));
