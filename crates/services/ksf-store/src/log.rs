@@ -545,10 +545,22 @@ impl Log {
     /// Everything of the segment that counts was appended again; its place is free once that is promised, and
     /// [`Log::erase_cleaned`] was called.
     pub fn cleaned(&mut self, number: u64) {
-        let written_again_before = Lsn(self.open_at.0 + if self.open.is_empty() { 0 } else { self.open.len() as u64 });
+        let written_again_before = self.appended_end();
         if let Some(segment) = self.segments.get_mut(&number) {
             segment.state = State::Cleaned(written_again_before);
         }
+    }
+
+    /// Where what was appended ends. The next batch may begin behind that, in the next segment.
+    fn appended_end(&self) -> Lsn {
+        if !self.open.is_empty() {
+            return Lsn(self.open_at.0 + self.open.len() as u64);
+        }
+        let end_of = |flight: &Flight| match &flight.what {
+            Work::Reaches(end, _) => Some(*end),
+            Work::Begins | Work::Erases { .. } => None,
+        };
+        self.flights.iter().rev().find_map(end_of).unwrap_or(self.durable)
     }
 
     /// Begins to overwrite the headers of cleaned segments whose records are promised elsewhere in the log. `may_go` says

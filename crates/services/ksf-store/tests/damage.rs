@@ -10,7 +10,7 @@ use std::num::NonZeroUsize;
 use common::Medium;
 use ksf_store::format::{BatchHeader, Kind, Lsn, Record};
 use ksf_store::log::{Geometry, Log, News};
-use ksf_store::recover::RecoverError;
+use ksf_store::recover::{Found, RecoverError};
 use ksf_test::Random;
 
 const BLOCK_BYTES: usize = 512;
@@ -136,7 +136,7 @@ fn an_idle_log_says_what_was_acknowledged_of_its_last_batch() {
         assert_eq!(changed.filter(is_changed).count(), 1, "it takes one block");
         at_ends += u64::from(ends_its_segment(geometry, &medium));
 
-        let whole = numbers(geometry, &mut medium).unwrap();
+        let whole = numbers(geometry, &medium).unwrap();
         assert_eq!(whole.len() as u64, records);
         let segment = geometry.segment_of(Lsn(last_end.0 - 1));
         let header = |bytes: &Vec<u8>| ksf_store::format::SegmentHeader::decode(bytes);
@@ -147,7 +147,7 @@ fn an_idle_log_says_what_was_acknowledged_of_its_last_batch() {
         for at in (0..64).chain([70, 100]) {
             for block in [from, from + BLOCK_BYTES] {
                 medium.places[place][block + at] ^= 1;
-                match numbers(geometry, &mut medium) {
+                match numbers(geometry, &medium) {
                     Ok(there) => assert_eq!(there, whole, "block {block}, byte {at} of {records} records"),
                     Err(RecoverError::Damaged { .. }) => assert_eq!(block, from),
                     Err(error) => panic!("{error}"),
@@ -156,13 +156,40 @@ fn an_idle_log_says_what_was_acknowledged_of_its_last_batch() {
             }
         }
         // It goes on after a start, which says nothing once more.
-        let mut found = Found::read(0, geometry, &mut &mut medium).unwrap();
+        let mut found = Found::read(0, geometry, &medium).unwrap();
         assert!(found.repairs(1).is_empty());
         let mut log = found.into_log(1);
         assert!(!log.must_say());
         append(&mut log, records, &[records as u8; 4]);
         write_all(&mut log, &mut medium);
-        assert_eq!(numbers(geometry, &mut medium).unwrap().len() as u64, records + 1);
+        assert_eq!(numbers(geometry, &medium).unwrap().len() as u64, records + 1);
+    }
+    assert!(at_ends > 0, "none had room for the end of its segment alone");
+}
+
+/// The next batch of a log that said so at the end of a segment begins in the next segment, which may be long after. A segment
+/// that was cleaned does not wait for it.
+#[test]
+fn a_segment_that_was_cleaned_is_erased_while_the_log_is_idle() {
+    let mut random = Random::of_test(6);
+    let block_bytes = NonZeroUsize::new(BLOCK_BYTES).unwrap();
+    let geometry = Geometry { store: 5, block_bytes, segment_bytes: 24 * BLOCK_BYTES as u64 };
+    let mut at_ends = 0;
+    for records in 20..=60 {
+        let mut medium = Medium::new(12, geometry.segment_bytes as usize);
+        let mut log = Log::create(geometry, 0, 12);
+        for number in 0..records {
+            append(&mut log, number, &vec![number as u8; random.within(0..=600)]);
+            write_all(&mut log, &mut medium);
+        }
+        assert!(log.say(0));
+        write_all(&mut log, &mut medium);
+        at_ends += u64::from(ends_its_segment(geometry, &medium));
+        assert!(log.segments().contains_key(&0));
+        log.cleaned(0);
+        log.erase_cleaned(|_| true);
+        write_all(&mut log, &mut medium);
+        assert!(!log.segments().contains_key(&0), "after {records} records");
     }
     assert!(at_ends > 0, "none had room for the end of its segment alone");
 }
