@@ -764,11 +764,9 @@ impl Kv {
         }
     }
 
-    /// When this shard is to look for keys that have ended, though nothing happens until then: one of all shards does.
+    /// When this shard is to look for keys that have ended, though nothing happens until then. Each shard does: one that sleeps
+    /// does not hear of a key that another one set.
     fn next_sweep(&self, shard: &KvShard, now: Time) -> Option<Time> {
-        if shard.shard.number() != 0 {
-            return None;
-        }
         let next_ms = shard.shard.next_sweep_ms()?;
         let now_ns = now_ns();
         let wait_ns = next_ms.saturating_mul(1_000_000).max(shard.sweep_at_ns).saturating_sub(now_ns);

@@ -90,6 +90,8 @@ struct World {
     service: Arc<Watched>,
     on: OnShard<Watched>,
     conns: Vec<Option<Connection<Watched>>>,
+    /// Shards to which nothing happens.
+    _idle: Vec<KvShard>,
     _folder: tempfile::TempDir,
 }
 
@@ -100,8 +102,13 @@ impl World {
     }
 
     fn durable(conns: u32, durability: Durability) -> Self {
+        Self::on_last_of(1, conns, durability)
+    }
+
+    /// All connections are on the last one of so many shards.
+    fn on_last_of(shards: u16, conns: u32, durability: Durability) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let options = DiskOptions { logs: 1, segment_bytes: 2 * UNWRITTEN_BYTES as u64, places: 8 };
+        let options = DiskOptions { logs: shards, segment_bytes: 2 * UNWRITTEN_BYTES as u64, places: 8 };
         let disk = Disk::open(folder.path(), options).unwrap();
         let settings = Settings { durability, ..Settings::default() };
         let service = Arc::new(Watched {
@@ -112,12 +119,12 @@ impl World {
         });
         let limits = Limits { message_bytes_max: LIMIT, connection_bytes_max: LIMIT, ..Limits::default() };
         let mut env = Env::new(limits, Pool::new(Memory::Anonymous, 4096, 8).unwrap()).unwrap();
-        let state = service.start(&mut Turn::new(&mut env)).unwrap();
-        let on = OnShard::new(Arc::clone(&service), state);
+        let mut idle: Vec<_> = (0..shards).map(|_| service.start(&mut Turn::new(&mut env)).unwrap()).collect();
+        let on = OnShard::new(Arc::clone(&service), idle.pop().unwrap());
         let key = |index| ConnKey { index, generation: 0 };
         let conn = |index| Some(Connection::new(on.clone(), Peer::Unix, key(index), env.now).unwrap());
         let conns = (0..conns).map(conn).collect();
-        Self { env, service, on, conns, _folder: folder }
+        Self { env, service, on, conns, _idle: idle, _folder: folder }
     }
 
     /// Sends inline commands in one piece, and ends the turn.
@@ -356,6 +363,19 @@ fn an_idle_shard_is_called_for_what_there_is_to_do_and_no_more() {
     // What only reads, and what changes nothing, leaves nothing to say.
     world.send(0, "GET a\r\nDEL b\r\n");
     assert_eq!((world.take(0), world.sleep()), ("$1\r\n1\r\n:0\r\n".into(), None));
+}
+
+/// The others sleep, and hear of no key: the shard that set it looks for its end.
+#[test]
+fn a_key_that_ends_is_waited_for_by_the_shard_that_set_it() {
+    let mut world = World::on_last_of(2, 1, Durability::None);
+    world.complete();
+    world.send(0, "SET later 1 EX 100\r\n");
+    world.send(0, "PING\r\n");
+    assert_eq!(world.take(0), "+OK\r\n+PONG\r\n");
+    world.sleep();
+    world.send(0, "PING\r\n");
+    assert_eq!((world.take(0), world.sleep()), ("+PONG\r\n".into(), Some(SWEEP_SLEEP_MS_MAX)));
 }
 
 /// A key that ends is waited for, and no longer than the clock is trusted.
