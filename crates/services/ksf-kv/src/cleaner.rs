@@ -36,9 +36,9 @@ impl Cleaner {
     pub(crate) fn step(&mut self, shard: &mut Shard, file: &File, files: &Files, token: u64) -> bool {
         shard.erase_cleaned();
         let log = shard.log();
-        let (places, geometry) = (log.free_places() + log.segments().len(), *log.geometry());
-        if self.at_work.is_none() && log.free_places() <= (places / 4).max(2) {
-            self.at_work = shard.next_to_clean().map(|(number, segment)| Work {
+        let geometry = *log.geometry();
+        if self.at_work.is_none() {
+            self.at_work = shard.due_to_clean().map(|(number, segment)| Work {
                 cleaning: Cleaning::new(number),
                 offset: u64::from(segment.place) * geometry.segment_bytes,
                 segment: Vec::with_capacity(geometry.segment_bytes as usize),

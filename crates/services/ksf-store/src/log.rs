@@ -519,6 +519,21 @@ impl Log {
         pays.min_by_key(|(_, segment)| segment.live_bytes).map(|(number, segment)| (*number, *segment))
     }
 
+    /// Places that are free at most when a segment is to be cleaned: a quarter of all if at most half of it counts (`cheap`), and
+    /// else a sixteenth. What waits gets cheaper, because more of it goes out of date; and the fewer places are kept free, the
+    /// less the segments in use are full of what counts.
+    pub(crate) fn free_max(&self, cheap: bool) -> usize {
+        let places = self.free.len() + self.segments.len();
+        // Above the places at which writers wait, where there are enough.
+        let least = (places / 4).min(Purpose::Writing as usize + 2).max(Purpose::Writing as usize);
+        least.max(if cheap { places / 4 } else { places / 16 })
+    }
+
+    /// Whether at most half of a segment counts.
+    pub(crate) fn is_cheap(&self, segment: &Segment) -> bool {
+        2 * segment.live_bytes <= self.geometry.append_bytes_max() as u64
+    }
+
     /// Segments that were cleaned and are not being erased.
     pub(crate) fn cleaned_segments(&self) -> impl Iterator<Item = u64> + '_ {
         self.segments.iter().filter(|(_, segment)| segment.state != State::InUse).map(|(number, _)| *number)

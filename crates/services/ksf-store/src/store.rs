@@ -113,6 +113,8 @@ pub struct Shard {
     missing: BTreeMap<u64, Wanted>,
     /// The command at hand would take memory of which there is none yet.
     is_short: bool,
+    /// Places that were free when no segment was [due to be cleaned](Self::due_to_clean).
+    not_due_at: Option<usize>,
 }
 
 /// Why a command was not carried out, and changed nothing. It is to be tried again.
@@ -846,6 +848,18 @@ impl Shard {
         let (log, geometry) = (self.number, self.log.geometry());
         let is_needed = |segment| backups.holding.as_ref().is_some_and(|holding| holding.needs(geometry, log, segment));
         self.log.next_to_clean_of(|segment| !is_needed(segment))
+    }
+
+    /// The same, if it is time to: what gives little room is cleaned late.
+    pub fn due_to_clean(&mut self) -> Option<(u64, Segment)> {
+        let (free, cheap_max, dear_max) = (self.log.free_places(), self.log.free_max(true), self.log.free_max(false));
+        // It is asked in each turn: there is a look at every segment when one more is in use, and where room is short.
+        if free > cheap_max || free > dear_max && self.not_due_at == Some(free) {
+            return None;
+        }
+        let due = self.next_to_clean().filter(|(_, segment)| free <= dear_max || self.log.is_cheap(segment));
+        self.not_due_at = due.is_none().then_some(free);
+        due
     }
 
     /// Begins to erase segments that were cleaned, but for those that a [backup](crate::backup) needs:

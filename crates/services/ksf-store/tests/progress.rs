@@ -28,16 +28,22 @@ struct World {
     written: usize,
     /// Bytes that counted in the segments that were cleaned.
     cleaned: usize,
+    /// Bytes that the medium took.
+    put: usize,
 }
 
 impl World {
     fn new(seed: u64) -> Self {
+        Self::of(PLACES, seed)
+    }
+
+    fn of(places: usize, seed: u64) -> Self {
         let block_bytes = NonZeroUsize::new(BLOCK_BYTES).unwrap();
         let geometry = Geometry { store: 5, block_bytes, segment_bytes: SEGMENT_BYTES as u64 };
-        let mut media = vec![Medium::new(PLACES, SEGMENT_BYTES)];
+        let mut media = vec![Medium::new(places, SEGMENT_BYTES)];
         let (store, mut shards) = open(geometry, &mut media, &mut 1, None);
         let (shard, random) = (shards.remove(0), Random::of_test(seed));
-        Self { random, geometry, media, store, shard, epoch: 1, written: 0, cleaned: 0 }
+        Self { random, geometry, media, store, shard, epoch: 1, written: 0, cleaned: 0, put: 0 }
     }
 
     /// Starts the store anew: what a log knows of its segments it knows again.
@@ -50,6 +56,7 @@ impl World {
     fn drain(&mut self) {
         while let Some(write) = self.shard.next_write(4, 0) {
             self.media[0].put(write.place, write.offset as usize, &write.bytes);
+            self.put += write.bytes.len();
             self.shard.written(write.id, true, write.bytes);
         }
     }
@@ -60,9 +67,8 @@ impl World {
             self.drain();
             self.shard.erase_cleaned();
             self.drain();
+            let Some((number, segment)) = self.shard.due_to_clean() else { return };
             let log = self.shard.log();
-            let next = log.next_to_clean().filter(|_| log.free_places() <= PLACES / 4);
-            let Some((number, segment)) = next else { return };
             assert!(segments < 4 * PLACES, "it cleans for ever: {:?}", log.segments());
             self.cleaned += segment.live_bytes as usize;
             let bytes = self.media[0].places[segment.place as usize].clone();
@@ -139,6 +145,44 @@ fn what_is_cleaned_is_bounded_by_what_is_written() {
         }
         let World { written, cleaned, .. } = world;
         assert!(cleaned <= 8 * written, "{cleaned} bytes were cleaned for {written} that were written");
+    }
+}
+
+/// A log of as many segments as is common, full to seven tenths with records that are overwritten at random.
+#[test]
+fn a_log_that_is_full_to_seven_tenths_writes_three_bytes_for_one_at_most() {
+    const PLACES: usize = 64;
+    const VALUE_BYTES: usize = 1_000;
+    for seed in seeds(3) {
+        let mut world = World::of(PLACES, seed);
+        let full = |world: &World| {
+            let live: u64 = world.shard.log().segments().values().map(|segment| segment.live_bytes).sum();
+            live >= (PLACES * SEGMENT_BYTES / 10 * 7) as u64
+        };
+        let set = |world: &mut World, key| {
+            assert!(world.set(key, VALUE_BYTES), "{:?}", world.shard.log().segments());
+            // What comes while a write is under way becomes one.
+            if world.random.one_in(16) {
+                world.clean();
+            }
+        };
+        let mut keys = 0;
+        while !full(&world) {
+            set(&mut world, keys);
+            keys += 1;
+        }
+        (0..3 * keys).for_each(|_| {
+            let key = world.random.below(keys);
+            set(&mut world, key);
+        });
+        let (put, written) = (world.put, world.written);
+        for _ in 0..3 * keys {
+            let key = world.random.below(keys);
+            set(&mut world, key);
+        }
+        let (put, written) = (world.put - put, world.written - written);
+        let times = put as f64 / written as f64;
+        assert!(times <= 3.0, "seed {seed}: {put} bytes for {written}, {times} times");
     }
 }
 

@@ -492,6 +492,7 @@ impl Store {
                 values: None,
                 missing: BTreeMap::new(),
                 is_short: false,
+                not_due_at: None,
             }
         };
         let shards = logs.into_iter().map(shard).collect();
