@@ -1,14 +1,15 @@
 #!/bin/sh
 # Gets a Debian 12 machine ready: packages of scripts/packages.txt, the Rust toolchain of
-# rust-toolchain.toml, the crates of Cargo.lock, the clients that the store is tested with, and the
-# kernel of the VM lab. After it nothing that the target does needs the network. Installs only what is missing, so a second run is quick, needs
-# no network and no root. Usage: scripts/setup.sh [demo|test|bench|lab]
+# rust-toolchain.toml, the crates of Cargo.lock, the clients that the store is tested with, fsx for the
+# NFS server, and the kernel of the VM lab. After it nothing that the target does needs the network.
+# Installs only what is missing, so a second run is quick, needs no network and no root. Usage: scripts/setup.sh [demo|test|bench|lab]
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 target=${1:-demo}
 cargo_home=${CARGO_HOME:-$HOME/.cargo}
 policy=/usr/sbin/policy-rc.d
+fsx_version=0.3.2
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 fail() { say "$@"; exit 1; }
@@ -115,7 +116,7 @@ install_packages() {
 enabled_units() {
     [ -d /run/systemd/system ] || return 0
     systemctl list-unit-files --state=enabled --no-legend rpcbind.\* nfs-ganesha\* nginx.\* \
-        haproxy.\* lighttpd.\* redis\* memcached.\* nutcracker.\* 2>/dev/null |
+        haproxy.\* lighttpd.\* redis\* memcached.\* nutcracker.\* nfs-\* rpc-\* 2>/dev/null |
         awk '{ print $1 }'
 }
 
@@ -182,13 +183,16 @@ fetch_crates() {
     fail "cargo cannot fetch the crates of Cargo.lock ($(last_words)); connect to the network, and run this again"
 }
 
-# redis-py, node-redis and go-redis, for the tests of ksf-kv: what its folder tests/registry names.
+# redis-py, node-redis and go-redis, and porcupine, which judges histories of the store: what the folder tests/registry of ksf-kv
+# names.
 fetch_clients() {
     [ "$target" = test ] || return 0
     clients=${CARGO_TARGET_DIR:-$root/target}/clients
     fetch_client python3 python requirements.txt install_redis_py
     fetch_client npm node package-lock.json install_node_redis
-    fetch_client go go '*' build_go_redis
+    fetch_client go go '*' build_go
+    fetch_client go porcupine '*' build_go
+    fetch_fsx
 }
 
 # PROGRAM FOLDER FILES INSTALLER: once for what the files say.
@@ -212,6 +216,25 @@ fetch_client() {
     say "$why; its test will be skipped"
 }
 
+# fsx, which writes and reads files in ways that servers get wrong, for the tests that mount an export. Not optimised: it takes
+# less time to build, and waits for the server. That test needs root.
+fetch_fsx() {
+    is_root || return 0
+    into=$clients/fsx
+    [ "$(cat "$into/installed" 2>/dev/null)" != "$fsx_version" ] || return 0
+    say "fsx $fsx_version: a test of mounted exports, into $into"
+    if attempt timeout 600 "$root/scripts/cargo" install fsx --version "=$fsx_version" --locked --debug --force \
+        --root "$into" --target-dir "$into/build"; then
+        rm -rf "$into/build"
+        echo "$fsx_version" >"$into/installed"
+        return 0
+    fi
+    why="no fsx for the tests of mounted exports ($(last_words))"
+    rm -rf "$into"
+    [ -z "${CI:-}" ] || fail "$why"
+    say "$why; their test will be skipped"
+}
+
 install_redis_py() {
     python3 -m venv "$into/venv" &&
         timeout 300 "$into/venv/bin/python3" -m pip install --disable-pip-version-check \
@@ -224,7 +247,7 @@ install_node_redis() {
 }
 
 # With the Go that is here, of any version from 1.18.
-build_go_redis() {
+build_go() {
     (cd "$from" && GOTOOLCHAIN=local GOFLAGS=-mod=readonly timeout 300 go build -o "$into/client" .)
 }
 

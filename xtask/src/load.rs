@@ -1,24 +1,35 @@
 //! Runs of the load generators, and what they say as JSON.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
-use crate::bench::{Pace, WorkLoad};
+use crate::bench::{FileLoad, Pace, WorkLoad};
 use crate::process::output;
 
 /// Beyond the length of the load: connecting, the generator's own time limits.
 const SLACK: Duration = Duration::from_secs(60);
 
 /// Which generator.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Tool {
     Echo { message_bytes: usize },
     Rpc,
     Work(Work),
+    Files(Files),
+}
+
+/// A load for an NFSv3 server.
+#[derive(Clone, Debug)]
+pub(crate) struct Files {
+    pub(crate) load: &'static FileLoad,
+    /// The folder that is exported.
+    pub(crate) export: PathBuf,
+    /// None: that of NFS.
+    pub(crate) mount_port: Option<u16>,
 }
 
 /// A load for the work service.
@@ -87,8 +98,9 @@ impl Load {
     /// The command line.
     pub(crate) fn command(&self, ksf: &Path) -> Command {
         let mut command = Command::new(ksf);
-        match self.tool {
-            Tool::Work(work) => return self.work_command(command, work),
+        match &self.tool {
+            Tool::Work(work) => return self.work_command(command, *work),
+            Tool::Files(files) => files.options(&mut command),
             Tool::Rpc => command.arg("rpctest"),
             Tool::Echo { message_bytes } => command.args(["echotest", "-l", &message_bytes.to_string()]),
         };
@@ -110,7 +122,10 @@ impl Load {
         if self.polls {
             command.args(["--spin", "auto"]);
         }
-        command.arg(format!("127.0.0.1:{}", self.port));
+        match &self.tool {
+            Tool::Files(files) => command.arg(format!("nfs://127.0.0.1:{}{}", self.port, files.export.display())),
+            _ => command.arg(format!("127.0.0.1:{}", self.port)),
+        };
         command
     }
 
@@ -167,9 +182,21 @@ impl Load {
         let text = run(self.command(ksf), length + SLACK)?;
         let parse = match self.tool {
             Tool::Work(_) => parse_work,
-            Tool::Echo { .. } | Tool::Rpc => parse,
+            Tool::Echo { .. } | Tool::Rpc | Tool::Files(_) => parse,
         };
         parse(&text).with_context(|| format!("the generator printed:\n{text}"))
+    }
+}
+
+impl Files {
+    fn options<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        let FileLoad { mix, files, file_bytes, io_bytes, stable } = self.load;
+        command.args(["load", "nfs", "--mix", mix, "--stable", stable, "--files", &files.to_string()]);
+        command.args(["--file-bytes", &file_bytes.to_string(), "--io-bytes", &io_bytes.to_string()]);
+        if let Some(port) = self.mount_port {
+            command.args(["--mount-port", &port.to_string()]);
+        }
+        command
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fmt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -12,6 +13,9 @@ use tempfile::TempDir;
 
 use super::case::{Case, ECHO_BYTES, Placement, Service, WorkLoad};
 use crate::process::{Ready, Server, display, output};
+
+/// nfs-ganesha's port of MOUNT. It runs in the bench's own network only, and one at a time.
+pub(super) const GANESHA_MOUNT_PORT: u16 = 20_048;
 
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -70,6 +74,8 @@ contestants! {
     Ganesha = "nfs-ganesha" needs ROOT, "ganesha.nfsd", "rpcbind";
     /// The same with what ganesha-core-config(8) offers against work beside the calls.
     GaneshaTuned = "nfs-ganesha tuned" needs ROOT, "ganesha.nfsd", "rpcbind";
+    /// `ksf nfs`, as it comes.
+    Nfs = "ksf nfs" needs ROOT;
     /// sockperf of Debian, server and client.
     Sockperf = "sockperf" needs "sockperf";
     /// The same, whose server and client never sleep (`--nonblocked`, `--timeout 0`). Only with a CPU of its own.
@@ -169,7 +175,7 @@ impl Contestant {
 
     /// Whether this is ksf and not a peer.
     pub(crate) fn is_ksf(self) -> bool {
-        let is_own = self == Contestant::Demo || self.is_store();
+        let is_own = matches!(self, Contestant::Demo | Contestant::Nfs) || self.is_store();
         self.engine().is_some() || self.workers().is_some() || self.is_accelerated() || is_own
     }
 
@@ -257,6 +263,19 @@ impl Programs {
         self.scratch().join(name)
     }
 
+    /// The folder that file servers export.
+    pub(super) fn export_path(&self) -> PathBuf {
+        self.scratch().join("export")
+    }
+
+    /// Makes that folder. Its files are those of the anonymous user, which root is by the default of both servers.
+    fn make_export(&self) -> Result<PathBuf> {
+        let export = self.export_path();
+        std::fs::create_dir_all(&export)?;
+        std::fs::set_permissions(&export, std::fs::Permissions::from_mode(0o777))?;
+        Ok(export)
+    }
+
     pub(crate) fn scratch(&self) -> &Path {
         self.scratch.path()
     }
@@ -320,7 +339,7 @@ pub(crate) fn server_command(
     let cpus = pinning.server(case.client_threads());
     let service = match case.service {
         Service::Echo => "echo",
-        Service::Null => "rpc",
+        Service::Null | Service::Files(_) => "rpc",
         Service::Work(load) => return work_server_command(programs, contestant, load, cpus.as_deref(), port),
         Service::Web(_) | Service::Store(_) => anyhow::bail!("servers of text protocols are started elsewhere"),
     };
@@ -342,6 +361,7 @@ pub(crate) fn server_command(
             command.arg(match case.service {
                 Service::Echo => "kecho",
                 Service::Null => "krpc2",
+                Service::Files(_) => anyhow::bail!("{contestant} has no files"),
                 Service::Work(_) | Service::Web(_) | Service::Store(_) => unreachable!("it has been served above"),
             });
             let transport = if case.udp { "udp" } else { "tcp" };
@@ -360,9 +380,19 @@ pub(crate) fn server_command(
             let tuned = contestant == Contestant::GaneshaTuned;
             let mut command = pinned("ganesha.nfsd", cpus.as_deref());
             command.args(["-F", "-L", "STDERR", "-N", "NIV_EVENT", "-f"]);
-            command.arg(ganesha_config(programs.scratch(), port, tuned)?);
+            command.arg(ganesha_config(programs, port, tuned)?);
             command.arg("-p").arg(programs.scratch().join("ganesha.pid"));
             (command, Ready::Lines(1, "NFS SERVER INITIALIZED"))
+        }
+        Contestant::Nfs => {
+            let mut command = Command::new(&programs.ksf);
+            command.args(["nfs", "--listen", &format!("tcp:127.0.0.1:{port}")]);
+            command.arg("--export").arg(programs.make_export()?);
+            command.arg("--state").arg(programs.scratch().join("nfs-state"));
+            if let Some(cpus) = &cpus {
+                command.args(["--cpus", cpus]);
+            }
+            (command, Ready::Lines(1, "ready"))
         }
         Contestant::Sockperf | Contestant::SockperfTuned => {
             let mut command = pinned("sockperf", cpus.as_deref());
@@ -455,19 +485,18 @@ pub(super) fn pinned(program: impl AsRef<OsStr>, cpus: Option<&str>) -> Command 
     command
 }
 
-/// NFSv3 over TCP on a port of our choice; the export is there because it will not run without.
-fn ganesha_config(scratch: &Path, port: u16, tuned: bool) -> Result<PathBuf> {
+/// NFSv3 over TCP on a port of our choice. It does not run without an export, which only calls of files use.
+fn ganesha_config(programs: &Programs, port: u16, tuned: bool) -> Result<PathBuf> {
     // ganesha-core-config(8): neither counted by client and export, nor remembered to find repetitions.
     let tuning = if tuned { "Enable_Fast_Stats = true;\n    DRC_Disabled = true;" } else { "" };
     let template = include_str!("../../../bench/peers/ganesha.conf");
-    let export = scratch.join("export");
-    std::fs::create_dir_all(&export)?;
+    let export = programs.make_export()?;
     let text = template
         .replace("@PORT@", &port.to_string())
-        .replace("@MOUNT_PORT@", &crate::process::free_port()?.to_string())
+        .replace("@MOUNT_PORT@", &GANESHA_MOUNT_PORT.to_string())
         .replace("@TUNING@", tuning)
         .replace("@EXPORT@", &export.display().to_string());
-    let path = scratch.join("ganesha.conf");
+    let path = programs.scratch().join("ganesha.conf");
     std::fs::write(&path, text).context("cannot write nfs-ganesha's configuration")?;
     Ok(path)
 }

@@ -2,9 +2,10 @@
 
 use super::case::{Metric, Placement, STORE_MAIN};
 use super::contestant::Contestant::{
-    Ab, Accel, AccelHaproxyShards, AccelOff, Demo, Epoll, HttpNone, IdealQueue, Kernel, KernelWorkers4, NginxExclusive,
-    NginxReuseport, NginxTuned, Redis, RedisAlways, RedisAlwaysThreads, RedisBenchmark, RedisThreads, Store,
-    StoreBenchmark, StoreNone, StoreRoomy, Threads, UdpMmsg, UdpPlain, Uring, WorkLoops, Workers2, Workers4, Wrk,
+    Ab, Accel, AccelHaproxyShards, AccelOff, Demo, Epoll, Ganesha, GaneshaTuned, HttpNone, IdealQueue, Kernel,
+    KernelWorkers4, Nfs, NginxExclusive, NginxReuseport, NginxTuned, Redis, RedisAlways, RedisAlwaysThreads,
+    RedisBenchmark, RedisThreads, Store, StoreBenchmark, StoreNone, StoreRoomy, Threads, UdpMmsg, UdpPlain, Uring,
+    WorkLoops, Workers2, Workers4, Wrk,
 };
 use super::judge::{Against, Bound, Goal};
 
@@ -19,6 +20,7 @@ pub(super) fn goals() -> Vec<Goal> {
     connections(&mut goals);
     accel(&mut goals);
     store(&mut goals);
+    nfs(&mut goals);
     goals
 }
 
@@ -219,5 +221,21 @@ fn store(goals: &mut Vec<Goal>) {
         // As above, the second counts where the client is the limit.
         goal(case, StoreNone, Placement::Other, rate, plain, Bound::AtLeast(2.0));
         goal(case, StoreNone, Placement::Other, cpu, plain, Bound::AtMost(0.5));
+    }
+}
+
+fn nfs(goals: &mut Vec<Goal>) {
+    let placement = Placement::Other;
+    let ganesha = Against::Best(&[Ganesha, GaneshaTuned]);
+    let mut goal = |case, metric, bound| {
+        goals.push(Goal { case, subject: Nfs, placement, metric, against: ganesha, bound });
+    };
+    for case in ["nfs-getattr-32", "nfs-getattr-32x8", "nfs-lookup-32", "nfs-access-32"] {
+        goal(case, Metric::MessagesPerS, Bound::AtLeast(3.0));
+        goal(case, Metric::RttP99Us, Bound::AtMost(0.5));
+    }
+    goal("nfs-read-1m-4", Metric::MessagesPerS, Bound::AtLeast(1.5));
+    for case in ["nfs-stable-4k-1", "nfs-stable-4k-32"] {
+        goal(case, Metric::MessagesPerS, Bound::AtLeast(2.0));
     }
 }

@@ -129,7 +129,7 @@ fn skew_bound(load: &WorkLoad, pinned: f64, client_cpu_us: f64) -> f64 {
 fn work_load(case: &str) -> Option<&'static WorkLoad> {
     match CASES.iter().find(|known| known.name == case)?.service {
         Service::Work(load) => Some(load),
-        Service::Echo | Service::Null | Service::Web(_) | Service::Store(_) => None,
+        Service::Echo | Service::Null | Service::Web(_) | Service::Store(_) | Service::Files(_) => None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! One measurement: start a server, load it, read its costs, stop it.
 
 use std::net::{Ipv4Addr, TcpStream};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -8,12 +9,13 @@ use anyhow::{Context, Result, ensure};
 
 use super::case::{Case, ECHO_BYTES, Metric, Pace, Placement, Service};
 use super::contestant::{
-    Contestant, IDEAL_WORKERS, Pinning, Programs, pair_floor, server_command, sockperf_client, start,
+    Contestant, GANESHA_MOUNT_PORT, IDEAL_WORKERS, Pinning, Programs, pair_floor, server_command, sockperf_client,
+    start,
 };
 use super::raw::Sample;
 use super::watch::{self, Watch};
 use crate::cpu::{Spent, Switches, anonymous_bytes, process_time};
-use crate::load::{Amount, Load, LoadResult, Tool, Work};
+use crate::load::{Amount, Files, Load, LoadResult, Tool, Work};
 use crate::process::{Server, display, free_port, output};
 
 /// Messages to warm a server up with, and at least to measure.
@@ -78,6 +80,8 @@ impl Effort {
     pub(crate) fn warm_up(&self, case: &Case) -> Amount {
         let full = match case.service {
             Service::Work(load) if !load.is_idle() => WORK_WARM_UP_COUNT,
+            // Some of these move a MiB, or wait for the medium.
+            Service::Files(_) => WORK_WARM_UP_COUNT,
             _ => WARM_UP_COUNT,
         };
         Amount::Messages(self.count(full))
@@ -117,8 +121,9 @@ impl Meter<'_> {
         let (command, ready) = server_command(self.programs, contestant, case, pinning, port)?;
         let (server, command) = start(contestant, (self.watch.server(command), ready))?;
         sample.server_command = without_port(&command, port);
-        let warm_up = load(case, pinning, port, self.effort.warm_up(case), sample.round).run(&self.programs.ksf)?;
-        let load = load(case, pinning, port, self.effort.amount(case, pinning.placement), sample.round);
+        let load = |amount| self.load_of(case, contestant, pinning, port, amount, sample.round);
+        let warm_up = load(self.effort.warm_up(case)).run(&self.programs.ksf)?;
+        let load = load(self.effort.amount(case, pinning.placement));
         sample.client_command = without_port(&display(&load.command(&self.programs.ksf)), port);
 
         if case.idle > 0 {
@@ -133,6 +138,25 @@ impl Meter<'_> {
         self.insert_events(sample, &spent, result.messages)?;
         insert_switches(sample, server.stop()?, warm_up.messages + result.messages);
         Ok(())
+    }
+
+    /// The load of a contestant, told where its files are.
+    fn load_of(
+        &self,
+        case: &Case,
+        contestant: Contestant,
+        pinning: &Pinning,
+        port: u16,
+        amount: Amount,
+        round: u32,
+    ) -> Load {
+        let mut load = load(case, pinning, port, amount, round);
+        if let Tool::Files(files) = &mut load.tool {
+            files.export = self.programs.export_path();
+            files.mount_port =
+                matches!(contestant, Contestant::Ganesha | Contestant::GaneshaTuned).then_some(GANESHA_MOUNT_PORT);
+        }
+        load
     }
 
     /// What is spent while something runs.
@@ -278,7 +302,7 @@ impl Meter<'_> {
         let file = self.programs.scratch().join(format!("strace-{port}"));
         let (server, command) = start(contestant, (Watch::Trace(file.clone()).server(command), ready))?;
         sample.server_command = without_port(&command, port);
-        let load = load(case, pinning, port, Amount::Messages(count), sample.round);
+        let load = self.load_of(case, contestant, pinning, port, Amount::Messages(count), sample.round);
         sample.client_command = without_port(&display(&load.command(&self.programs.ksf)), port);
         load.run(&self.programs.ksf)?;
         server.stop()?;
@@ -309,6 +333,7 @@ pub(crate) fn load(case: &Case, pinning: &Pinning, port: u16, amount: Amount, ro
             Service::Echo => Tool::Echo { message_bytes: ECHO_BYTES },
             Service::Null => Tool::Rpc,
             Service::Work(load) => Tool::Work(Work { load, seed: u64::from(round) + 1, ideal_workers: None }),
+            Service::Files(load) => Tool::Files(Files { load, export: PathBuf::new(), mount_port: None }),
             Service::Web(_) | Service::Store(_) => {
                 unreachable!("Meter::web and Meter::store have clients of their own")
             }

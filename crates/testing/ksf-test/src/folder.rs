@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::run;
+use crate::{run, skip};
 
 /// The folder of the repository that these tests were built in.
 pub fn repository() -> PathBuf {
@@ -24,6 +24,19 @@ impl Folder {
         let readable = std::fs::Permissions::from_mode(0o755);
         let folder = tempfile::Builder::new().prefix("ksf-test-").permissions(readable).tempdir();
         Self(folder.expect("a temporary folder"))
+    }
+
+    /// The same in memory (tmpfs), where there is one; `None`: the test is skipped.
+    #[track_caller]
+    pub fn in_memory_or_skip() -> Option<Self> {
+        // TMPFS_MAGIC of statfs(2).
+        let is_tmpfs = rustix::fs::statfs("/dev/shm").is_ok_and(|about| about.f_type == 0x0102_1994);
+        let folder = is_tmpfs.then(|| tempfile::Builder::new().prefix("ksf-test-").tempdir_in("/dev/shm"));
+        let folder = folder.and_then(Result::ok).map(Self);
+        if folder.is_none() {
+            skip("needs a tmpfs to write to at /dev/shm");
+        }
+        folder
     }
 
     /// Does not remove it.

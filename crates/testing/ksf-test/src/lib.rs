@@ -31,5 +31,5 @@ pub use network::{
 };
 pub use process::{Lines, Running, is_alive, run, signal, stderr, stdout, succeeds};
 pub use random::{Random, TestRandom, pattern};
-pub use skip::{is_root, program_or_skip, root_or_skip, skip, working};
+pub use skip::{installed_or_skip, is_root, program_or_skip, root_or_skip, skip, working};
 pub use wait::{PATIENCE, wait_until};

@@ -52,6 +52,19 @@ pub fn program_or_skip(name: &str) -> Option<PathBuf> {
     found
 }
 
+/// What `scripts/setup.sh test` installed from a registry: `porcupine/client`. `build` is the `CARGO_TARGET_TMPDIR` of the test,
+/// beside which it lies. `None`: the test is skipped.
+#[track_caller]
+pub fn installed_or_skip(build: &str, name: &str) -> Option<PathBuf> {
+    let target = std::path::Path::new(build).parent().expect("a folder in the one that cargo builds in");
+    let path = target.join("clients").join(name);
+    if !path.exists() {
+        skip(format_args!("needs {} (scripts/setup.sh test)", path.display()));
+        return None;
+    }
+    Some(path)
+}
+
 /// Those of `choices` that work here; the others are said to be skipped. For engines:
 /// `working([EngineKind::Epoll, EngineKind::Uring], EngineKind::probe)`.
 #[track_caller]

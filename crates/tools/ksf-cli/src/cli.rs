@@ -42,6 +42,9 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Load(LoadArgs { protocol: Protocol::Kv(args) }) => {
             return measured("kv", ksf_load::kv::run(*args), |end| end.exit_code());
         }
+        Command::Load(LoadArgs { protocol: Protocol::Nfs(args) }) => {
+            return measured("nfs", ksf_load::nfs::run(*args), |end| end.exit_code());
+        }
         Command::Doctor(args) => {
             let report = doctor::examine();
             output::print(if args.json { output::json_pretty(&report)? } else { report.text() })

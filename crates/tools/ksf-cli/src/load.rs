@@ -14,4 +14,5 @@ pub(crate) enum Protocol {
     // Boxed: its options are many, and a command is kept as large as the largest.
     Http(Box<ksf_load::http::LoadHttpArgs>),
     Kv(Box<ksf_load::kv::LoadKvArgs>),
+    Nfs(Box<ksf_load::nfs::LoadNfsArgs>),
 }

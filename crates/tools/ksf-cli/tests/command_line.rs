@@ -184,6 +184,7 @@ fn manual_pages_exist_for_every_command_and_bare_name() {
         "ksf-load",
         "ksf-load-http",
         "ksf-load-kv",
+        "ksf-load-nfs",
         "ksf-accel",
         "ksf-accel-nic-apply",
     ] {

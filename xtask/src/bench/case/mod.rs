@@ -3,9 +3,11 @@
 //! ```text
 //!   direct.rs  round-trip, pipelined, udp, idle     work.rs   mux
 //!   web.rs     connections, accel                   store.rs  store
+//!   files.rs   nfs
 //! ```
 
 mod direct;
+mod files;
 mod metric;
 mod store;
 mod web;
@@ -16,6 +18,8 @@ use std::fmt;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::files::FileLoad;
+use self::files::NFS_MAIN;
 pub(crate) use self::metric::Metric;
 use self::store::STORE_COUNTED;
 pub(crate) use self::store::STORE_MAIN;
@@ -46,6 +50,8 @@ pub(crate) enum Row {
     Accel,
     /// Writes that are on the disk when they are answered, and reads, of the store and of Redis
     Store,
+    /// Calls of NFSv3 to `ksf nfs` and to nfs-ganesha
+    Nfs,
 }
 
 impl Row {
@@ -102,6 +108,8 @@ pub(crate) enum Service {
     Web(&'static WebLoad),
     /// Keeps values by their keys, for clients of Redis or of HTTP.
     Store(&'static StoreLoad),
+    /// Answers calls of NFSv3 about files.
+    Files(&'static FileLoad),
 }
 
 /// Length of an echoed message: about that of a NULL call.
@@ -133,7 +141,7 @@ impl Case {
     /// Threads of the client: worktest and load kv drive all connections from one.
     pub(crate) fn client_threads(&self) -> u32 {
         match self.service {
-            Service::Echo | Service::Null | Service::Web(_) => self.connections,
+            Service::Echo | Service::Null | Service::Web(_) | Service::Files(_) => self.connections,
             Service::Work(_) | Service::Store(_) => 1,
         }
     }
@@ -143,7 +151,7 @@ impl Case {
         let is_whole = match self.service {
             Service::Web(load) => load.disturbance.is_none(),
             Service::Store(load) => !matches!(load, StoreLoad::Keys { .. }),
-            Service::Echo | Service::Null | Service::Work(_) => true,
+            Service::Echo | Service::Null | Service::Work(_) | Service::Files(_) => true,
         };
         self.idle == 0 && is_whole
     }
@@ -168,6 +176,11 @@ impl Case {
         self.name == STORE_MAIN
     }
 
+    /// Whether a case of NFS is measured in every placement.
+    pub(super) fn is_everywhere(&self) -> bool {
+        NFS_MAIN.contains(&self.name)
+    }
+
     pub(crate) fn step(&self, placement: Placement) -> Step {
         Step { case: self.name.to_owned(), placement }
     }
@@ -182,6 +195,9 @@ impl Case {
     pub(crate) fn counts_syscalls(&self, by: SyscallCounter) -> bool {
         let is_work = matches!(self.service, Service::Work(load) if !load.is_idle());
         let is_store = matches!(self.service, Service::Store(_));
+        if matches!(self.service, Service::Files(_)) && !self.is_everywhere() {
+            return false;
+        }
         let counts = by == SyscallCounter::Perf || self.can_be_traced() && !is_store;
         self.can_be_watched() && !is_work && counts && (!is_store || STORE_COUNTED.contains(&self.name))
     }
@@ -205,7 +221,7 @@ const ONE: Case = Case {
 /// The rows of the table of goals, group by group.
 pub(crate) const CASES: &[Case] = &joined::<{ count(GROUPS) }>(GROUPS);
 
-const GROUPS: &[&[Case]] = &[direct::CASES, work::CASES, web::CASES, store::CASES];
+const GROUPS: &[&[Case]] = &[direct::CASES, work::CASES, web::CASES, store::CASES, files::CASES];
 
 const fn count(groups: &[&[Case]]) -> usize {
     let (mut count, mut group) = (0, 0);

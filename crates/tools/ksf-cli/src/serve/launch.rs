@@ -84,6 +84,11 @@ impl Launch {
         &self.common.name
     }
 
+    /// The limits of the service.
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.common.limits
+    }
+
     /// How many shards there will be.
     pub(crate) fn shards(&self) -> usize {
         self.cpus.len()

@@ -39,10 +39,7 @@ pub(crate) fn run(args: &StatArgs) -> Result<(), Failure> {
     if args.help_counters {
         return print(help());
     }
-    let path = match &args.server {
-        Some(server) => path_of(server)?,
-        None => only_server()?,
-    };
+    let path = server_path(args.server.as_deref())?;
     let mut before: Option<(Instant, Snapshot)> = None;
     loop {
         let snapshot = ask(&path).map_err(|error| silent(&path, &error))?;
@@ -58,6 +55,17 @@ pub(crate) fn run(args: &StatArgs) -> Result<(), Failure> {
         before = Some((now, snapshot));
         thread::sleep(Duration::from_secs_f64(pause));
     }
+}
+
+/// The counters of a server that is named as for `ksf stat`.
+pub(crate) fn snapshot_of(server: Option<&str>) -> Result<Snapshot, Failure> {
+    let path = server_path(server)?;
+    ask(&path).map_err(|error| silent(&path, &error))
+}
+
+/// The socket of a server that is named, or of the only one.
+fn server_path(server: Option<&str>) -> Result<PathBuf, Failure> {
+    server.map_or_else(only_server, path_of)
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

@@ -1,6 +1,8 @@
 //! Runs the real binary and talks to it as a user does.
 #![allow(dead_code, unused_imports)] // Each test file uses a part of it.
 
+pub(crate) mod export;
+
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Output, Stdio};

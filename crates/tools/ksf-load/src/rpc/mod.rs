@@ -1,7 +1,7 @@
 //! `rpctest`: calls the NULL procedure of an ONC RPC program (NFSv3 by default) and checks every reply.
 
 mod client;
-mod oncrpc;
+pub(crate) mod oncrpc;
 
 use crate::calls::CallArgs;
 use crate::calls::args::ToolDefaults;
@@ -14,7 +14,7 @@ use crate::options::{number, usage};
 use crate::report::{Io, with_process_io};
 
 use self::client::{CallTemplate, ReadMethod, datagrams, streams};
-use self::oncrpc::{Auth, Procedure, SysCredential, call_message};
+use self::oncrpc::{Auth, Procedure, call_message};
 
 const TOOL: ToolDefaults = ToolDefaults { name: "rpctest", port: 62049, iterations: 99, nice: -20 };
 
@@ -60,11 +60,7 @@ pub fn run(args: RpctestArgs) -> Result<CallReport, LoadError> {
 /// Runs rpctest with the given output.
 pub fn run_with(args: &RpctestArgs, io: &mut Io<'_>) -> Result<CallReport, LoadError> {
     let plan = args.common.plan(&TOOL)?;
-    let credential = match Auth::parse(&args.auth) {
-        None => return usage(format!("-A {}: must be none, sys or unix", args.auth)),
-        Some(Auth::None) => None,
-        Some(Auth::Sys) => Some(SysCredential::of_this_process()),
-    };
+    let credential = Auth::credential(&args.auth)?;
     let procedure = Procedure {
         program: args.program as u32,
         version: args.program_version as u32,

@@ -2,6 +2,9 @@
 //!
 //! Written independently of the server's codec, so that a mistake there is not repeated here.
 
+use crate::error::LoadError;
+use crate::options::usage;
+
 /// Length of a record mark (RFC 5531, section 11).
 pub(crate) const MARK_BYTES: usize = 4;
 
@@ -34,6 +37,15 @@ impl Auth {
             "none" => Some(Auth::None),
             "sys" | "unix" => Some(Auth::Sys),
             _ => None,
+        }
+    }
+
+    /// What `-A` asks for, of this process.
+    pub(crate) fn credential(text: &str) -> Result<Option<SysCredential>, LoadError> {
+        match Auth::parse(text) {
+            None => usage(format!("-A {text}: must be none, sys or unix")),
+            Some(Auth::None) => Ok(None),
+            Some(Auth::Sys) => Ok(Some(SysCredential::of_this_process())),
         }
     }
 }
@@ -134,6 +146,14 @@ pub(crate) enum Reply {
         /// What is wrong.
         reason: String,
     },
+}
+
+/// The results of a successful reply, which are behind its head.
+#[inline]
+pub(crate) fn results_of(message: &[u8]) -> Option<&[u8]> {
+    // The identifier, REPLY, MSG_ACCEPTED and the flavor of the verifier are before its length, and SUCCESS is behind it.
+    let verifier_bytes = u32::from_be_bytes(*message.get(16..)?.first_chunk()?) as usize;
+    message.get(20 + verifier_bytes.next_multiple_of(4) + 4..)
 }
 
 /// Judges a reply message without record marks. `results` tells whether bytes may follow the status.

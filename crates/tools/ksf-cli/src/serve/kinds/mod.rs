@@ -3,6 +3,7 @@
 mod bpf;
 mod echo;
 mod http;
+mod nfs;
 #[cfg(test)]
 mod probe;
 mod rpc;
@@ -53,6 +54,7 @@ kinds! {
     "work" Work(work::Work),
     "http" Http(http::Http),
     "store" Store(store::Store),
+    "nfs" Nfs(nfs::NfsServer),
     #[cfg(test)]
     "probe" Probe(probe::Probe),
 }
@@ -64,6 +66,7 @@ pub(crate) enum ServiceCommand {
     Krpc2(rpc::RpcArgs),
     Run(bpf::RunArgs),
     Store(Box<store::StoreArgs>),
+    Nfs(Box<nfs::NfsArgs>),
 }
 
 /// Services that need no file.
@@ -77,6 +80,7 @@ impl ServiceCommand {
     pub(crate) fn tool(&mut self) -> Option<Result<ExitCode, Failure>> {
         match self {
             ServiceCommand::Store(args) => args.tool.take().map(|tool| tool.run()),
+            ServiceCommand::Nfs(args) => args.tool.take().map(|tool| tool.run()),
             _ => None,
         }
     }
@@ -88,6 +92,7 @@ impl ServiceCommand {
             ServiceCommand::Krpc2(args) => args.single()?.of(Kind::Rpc),
             ServiceCommand::Run(args) => args.single().of(Kind::Bpf),
             ServiceCommand::Store(args) => args.single()?.of(Kind::Store),
+            ServiceCommand::Nfs(args) => args.single().of(Kind::Nfs),
         })
     }
 }

@@ -134,7 +134,7 @@ fn kernel_programs(table: &ProgramTable) -> Vec<(u32, u32, u32)> {
 }
 
 /// Tells rpcbind where the programs are.
-fn register(table: &ProgramTable, listeners: &[ListenerInfo]) -> Result<Registration, Failure> {
+pub(super) fn register(table: &ProgramTable, listeners: &[ListenerInfo]) -> Result<Registration, Failure> {
     let entries = listeners.iter().flat_map(|listener| match &listener.addr {
         ListenAddr::Tcp(address) => rpcbind::entries(table, *address, true),
         ListenAddr::Udp(address) => rpcbind::entries(table, *address, false),

@@ -1,0 +1,148 @@
+//! Who calls, and as whom the call runs.
+
+use rustix::process::{Gid, Uid};
+use smallvec::SmallVec;
+
+use crate::export::ExportOptions;
+
+/// Supplementary groups that the kernel takes, at most (NGROUPS_MAX).
+const GROUPS_MAX: usize = 65_536;
+
+/// Which callers an export takes for its anonymous user.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Squash {
+    /// None.
+    None,
+    /// User 0; and group 0 of any user.
+    #[default]
+    Root,
+    /// All.
+    All,
+}
+
+/// The caller, as the wire names it.
+#[derive(Clone, Debug)]
+pub struct Credential {
+    pub(crate) client: u64,
+    unix: Option<Unix>,
+}
+
+#[derive(Clone, Debug)]
+struct Unix {
+    uid: u32,
+    gid: u32,
+    groups: SmallVec<[u32; 16]>,
+}
+
+impl Credential {
+    /// A user with groups, as AUTH_UNIX has them; groups beyond 65,536 are cut off. `client` is a number for the client machine:
+    /// what is not on the medium yet is told apart by it.
+    pub fn unix(client: u64, uid: u32, gid: u32, groups: &[u32]) -> Self {
+        let groups = SmallVec::from_slice(&groups[..groups.len().min(GROUPS_MAX)]);
+        Self { client, unix: Some(Unix { uid, gid, groups }) }
+    }
+
+    /// A caller without a name (AUTH_NONE): the anonymous user of the export.
+    pub fn anonymous(client: u64) -> Self {
+        Self { client, unix: None }
+    }
+
+    /// Whose groups are to be looked up for `manage_gids`; `None`: the caller is squashed anyway.
+    pub(crate) fn user(&self, options: &ExportOptions) -> Option<u32> {
+        let unix = self.unix.as_ref()?;
+        let squashed = match options.squash {
+            Squash::All => true,
+            Squash::Root => unix.uid == 0,
+            Squash::None => false,
+        };
+        (!squashed && unix.uid != u32::MAX).then_some(unix.uid)
+    }
+
+    /// As whom the call runs. `managed`: groups that stand for those of the wire.
+    pub(crate) fn identity(&self, options: &ExportOptions, managed: Option<&[u32]>) -> Identity {
+        let (anonymous_uid, anonymous_gid) = options.anonymous;
+        let Some(unix) = self.unix.as_ref().filter(|_| options.squash != Squash::All) else {
+            return Identity::new(anonymous_uid, anonymous_gid, &[]);
+        };
+        // The last number means "leave as it is" in system calls, so no user has it.
+        if unix.uid == u32::MAX || unix.gid == u32::MAX {
+            return Identity::new(anonymous_uid, anonymous_gid, &[]);
+        }
+        let groups = managed.unwrap_or(&unix.groups);
+        if options.squash == Squash::None {
+            return Identity::new(unix.uid, unix.gid, groups);
+        }
+        if unix.uid == 0 {
+            return Identity::new(anonymous_uid, anonymous_gid, &[]);
+        }
+        let squashed = |gid: u32| if gid == 0 { anonymous_gid } else { gid };
+        let groups: SmallVec<[u32; 16]> = groups.iter().copied().map(squashed).collect();
+        Identity::new(unix.uid, squashed(unix.gid), &groups)
+    }
+}
+
+/// As whom a call runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) groups: SmallVec<[Gid; 16]>,
+}
+
+impl Identity {
+    fn new(uid: u32, gid: u32, groups: &[u32]) -> Self {
+        let known = groups.iter().filter(|gid| **gid != u32::MAX);
+        Self { uid, gid, groups: known.map(|gid| Gid::from_raw(*gid)).collect() }
+    }
+
+    /// The server's own user.
+    pub(crate) fn own() -> Self {
+        let (uid, gid): (Uid, Gid) = (rustix::process::geteuid(), rustix::process::getegid());
+        Self { uid: uid.as_raw(), gid: gid.as_raw(), groups: SmallVec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(squash: Squash) -> ExportOptions {
+        ExportOptions { squash, anonymous: (700, 701), ..ExportOptions::default() }
+    }
+
+    #[test]
+    fn squashing_takes_whom_it_says() {
+        let anonymous = Identity::new(700, 701, &[]);
+        let user = Credential::unix(1, 1000, 100, &[4, 0, 5]);
+        let root = Credential::unix(1, 0, 0, &[0, 4]);
+        let table = [
+            (Squash::None, &user, Identity::new(1000, 100, &[4, 0, 5])),
+            (Squash::None, &root, Identity::new(0, 0, &[0, 4])),
+            (Squash::Root, &user, Identity::new(1000, 100, &[4, 701, 5])),
+            (Squash::Root, &root, anonymous.clone()),
+            (Squash::All, &user, anonymous.clone()),
+            (Squash::All, &root, anonymous.clone()),
+        ];
+        for (squash, credential, expected) in table {
+            assert_eq!(credential.identity(&options(squash), None), expected, "{squash:?} of {credential:?}");
+        }
+        for squash in [Squash::None, Squash::Root, Squash::All] {
+            assert_eq!(Credential::anonymous(1).identity(&options(squash), None), anonymous);
+            let nameless = [Credential::unix(1, u32::MAX, 5, &[]), Credential::unix(1, 5, u32::MAX, &[])];
+            nameless.iter().for_each(|it| assert_eq!(it.identity(&options(squash), None), anonymous, "{it:?}"));
+        }
+        let group_zero = Credential::unix(1, 1000, 0, &[u32::MAX]);
+        assert_eq!(group_zero.identity(&options(Squash::Root), None), Identity::new(1000, 701, &[]));
+    }
+
+    #[test]
+    fn managed_groups_stand_for_those_of_the_wire() {
+        let user = Credential::unix(1, 1000, 100, &[4]);
+        let identity = user.identity(&options(Squash::Root), Some(&[20, 0]));
+        assert_eq!(identity, Identity::new(1000, 100, &[20, 701]));
+        assert_eq!(user.user(&options(Squash::Root)), Some(1000));
+        assert_eq!(user.user(&options(Squash::All)), None);
+        assert_eq!(Credential::unix(1, 0, 0, &[]).user(&options(Squash::Root)), None);
+        assert_eq!(Credential::unix(1, 0, 0, &[]).user(&options(Squash::None)), Some(0));
+    }
+}

@@ -1,0 +1,253 @@
+//! Descriptors that are kept open between calls.
+//!
+//! A descriptor names an inode, as a handle does, so renames do not matter to it; whether the inode still has a name is asked of
+//! the kernel with each use (`stx_nlink`). What may be done with it is asked, too, for each caller: descriptors are opened as the
+//! server, so that callers share them.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::handle::Handle;
+use crate::lru::Lru;
+
+/// Parts of the cache, each with its own lock.
+const PARTS: usize = 16;
+
+/// What a descriptor was opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// The object itself (O_PATH): attributes, names in a folder.
+    Path,
+    /// Reading the bytes of a file.
+    Read,
+    /// Writing them.
+    Write,
+}
+
+/// The descriptors of one object.
+#[derive(Debug, Default)]
+struct Open {
+    modes: [Option<Arc<OwnedFd>>; 3],
+    /// For reading entries. It has a position, so one call at a time has it.
+    entries: Option<OwnedFd>,
+    /// Used since the last look for idle ones.
+    is_used: bool,
+}
+
+impl Open {
+    fn count(&self) -> usize {
+        self.modes.iter().flatten().count() + usize::from(self.entries.is_some())
+    }
+}
+
+#[derive(Debug, Default)]
+struct Part {
+    objects: Lru<Handle, Open>,
+    count: usize,
+}
+
+/// The cache, bounded in descriptors.
+#[derive(Debug)]
+pub(crate) struct Descriptors {
+    parts: [Mutex<Part>; PARTS],
+    part_max: usize,
+    pub(crate) hits: AtomicU64,
+    pub(crate) misses: AtomicU64,
+    pub(crate) evicted: AtomicU64,
+}
+
+impl Descriptors {
+    /// For at most `descriptors_max`, but 16.
+    pub(crate) fn new(descriptors_max: usize) -> Self {
+        Self {
+            parts: Default::default(),
+            part_max: (descriptors_max / PARTS).max(1),
+            hits: AtomicU64::new(0),
+            misses: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
+        }
+    }
+
+    fn part(&self, handle: &Handle) -> MutexGuard<'_, Part> {
+        self.lock((handle.number() % PARTS as u64) as usize)
+    }
+
+    fn lock(&self, part: usize) -> MutexGuard<'_, Part> {
+        self.parts[part].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One that was opened for this; for [`Mode::Path`] any will do.
+    pub(crate) fn get(&self, handle: &Handle, mode: Mode) -> Option<Arc<OwnedFd>> {
+        let mut part = self.part(handle);
+        let found = part.objects.get(handle).and_then(|open| {
+            open.is_used = true;
+            let wanted = open.modes[mode as usize].as_ref();
+            let any = || open.modes.iter().flatten().next().filter(|_| mode == Mode::Path);
+            wanted.or_else(any).map(Arc::clone)
+        });
+        drop(part);
+        let counter = if found.is_some() { &self.hits } else { &self.misses };
+        counter.fetch_add(1, Ordering::Relaxed);
+        found
+    }
+
+    /// Keeps a descriptor; the one before of the same mode is closed when its last user is done.
+    pub(crate) fn put(&self, handle: &Handle, mode: Mode, descriptor: &Arc<OwnedFd>) {
+        let mut before = None;
+        self.change(handle, |open| before = open.modes[mode as usize].replace(Arc::clone(descriptor)));
+        // Outside of the lock: closing may wait for a disk.
+        drop(before);
+    }
+
+    /// That for reading entries, which the caller then has alone.
+    pub(crate) fn take_entries(&self, handle: &Handle) -> Option<OwnedFd> {
+        let mut part = self.part(handle);
+        let taken = part.objects.get(handle)?.entries.take();
+        part.count -= usize::from(taken.is_some());
+        taken
+    }
+
+    pub(crate) fn put_entries(&self, handle: &Handle, descriptor: OwnedFd) {
+        let mut before = None;
+        self.change(handle, |open| before = open.entries.replace(descriptor));
+        drop(before);
+    }
+
+    /// Changes the entry of an object, and lets the oldest objects go for it.
+    fn change(&self, handle: &Handle, change: impl FnOnce(&mut Open)) {
+        let mut gone = Vec::new();
+        let mut part = self.part(handle);
+        if part.objects.get(handle).is_none() {
+            part.objects.insert(handle.clone(), Open::default());
+        }
+        if let Some(open) = part.objects.get(handle) {
+            let before = open.count();
+            change(open);
+            open.is_used = true;
+            let after = open.count();
+            part.count = part.count + after - before;
+        }
+        while part.count > self.part_max && part.objects.len() > 1 {
+            let Some((_, oldest)) = part.objects.pop_oldest() else { break };
+            part.count -= oldest.count();
+            gone.push(oldest);
+        }
+        drop(part);
+        self.evicted.fetch_add(gone.len() as u64, Ordering::Relaxed);
+        // Outside of the lock: closing may wait for a disk.
+        drop(gone);
+    }
+
+    /// Closes those of an object that has lost a name, or is gone.
+    pub(crate) fn forget(&self, handle: &Handle) {
+        let mut part = self.part(handle);
+        let gone = part.objects.remove(handle);
+        part.count -= gone.as_ref().map_or(0, Open::count);
+        drop(part);
+        drop(gone);
+    }
+
+    /// Lets a quarter of each part go: the process has no descriptors left.
+    pub(crate) fn make_room(&self) {
+        for at in 0..PARTS {
+            let mut gone = Vec::new();
+            let mut part = self.lock(at);
+            for _ in 0..part.objects.len().div_ceil(4) {
+                let Some((_, oldest)) = part.objects.pop_oldest() else { break };
+                part.count -= oldest.count();
+                gone.push(oldest);
+            }
+            drop(part);
+            self.evicted.fetch_add(gone.len() as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Closes those that were not used since the call before: a file that a local program removed keeps its space until then.
+    pub(crate) fn close_idle(&self) {
+        for at in 0..PARTS {
+            let mut part = self.lock(at);
+            let gone = part.objects.take_if(|_, open| !std::mem::take(&mut open.is_used));
+            part.count -= gone.iter().map(Open::count).sum::<usize>();
+            drop(part);
+            drop(gone);
+        }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        (0..PARTS).map(|part| self.lock(part).count).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handle::Key;
+    use crate::sys::KernelHandle;
+
+    fn handle(number: u32) -> Handle {
+        let kernel = KernelHandle::new(1, &number.to_be_bytes()).unwrap();
+        Handle::new(1, &Key([3; 16]), &kernel).unwrap()
+    }
+
+    fn descriptor() -> Arc<OwnedFd> {
+        Arc::new(std::fs::File::open("/dev/null").unwrap().into())
+    }
+
+    #[test]
+    fn they_are_kept_by_handle_and_mode() {
+        let cache = Descriptors::new(1000);
+        let (read, write) = (descriptor(), descriptor());
+        cache.put(&handle(1), Mode::Read, &read);
+        cache.put(&handle(1), Mode::Write, &write);
+        assert!(Arc::ptr_eq(&cache.get(&handle(1), Mode::Read).unwrap(), &read));
+        assert!(Arc::ptr_eq(&cache.get(&handle(1), Mode::Write).unwrap(), &write));
+        assert!(cache.get(&handle(1), Mode::Path).is_some(), "any will do");
+        assert!(cache.get(&handle(2), Mode::Path).is_none());
+        cache.put(&handle(2), Mode::Path, &descriptor());
+        assert!(cache.get(&handle(2), Mode::Read).is_none());
+        assert_eq!(cache.count(), 3);
+        cache.forget(&handle(1));
+        assert!(cache.get(&handle(1), Mode::Read).is_none());
+        assert_eq!((cache.count(), Arc::strong_count(&read)), (1, 1));
+    }
+
+    #[test]
+    fn there_are_never_more_than_the_bound() {
+        let cache = Descriptors::new(64);
+        let shared = descriptor();
+        for number in 0..2000 {
+            cache.put(&handle(number), Mode::Path, &shared);
+            cache.put(&handle(number), Mode::Read, &shared);
+            assert!(cache.get(&handle(number), Mode::Read).is_some(), "the newest stays");
+            assert!(cache.count() <= 64);
+        }
+        assert_eq!(Arc::strong_count(&shared), 1 + cache.count());
+        cache.make_room();
+        assert!(cache.count() < 64);
+    }
+
+    #[test]
+    fn entries_belong_to_one_call_at_a_time() {
+        let cache = Descriptors::new(64);
+        assert!(cache.take_entries(&handle(1)).is_none());
+        cache.put_entries(&handle(1), std::fs::File::open("/").unwrap().into());
+        assert_eq!(cache.count(), 1);
+        assert!(cache.take_entries(&handle(1)).is_some());
+        assert_eq!(cache.count(), 0);
+        assert!(cache.take_entries(&handle(1)).is_none());
+    }
+
+    #[test]
+    fn what_nothing_used_is_closed() {
+        let cache = Descriptors::new(64);
+        let (one, two) = (descriptor(), descriptor());
+        cache.put(&handle(1), Mode::Read, &one);
+        cache.put(&handle(2), Mode::Read, &two);
+        cache.close_idle();
+        assert_eq!(cache.count(), 2, "used before the first look");
+        assert!(cache.get(&handle(2), Mode::Read).is_some());
+        cache.close_idle();
+        assert_eq!((Arc::strong_count(&one), Arc::strong_count(&two)), (1, 2));
+    }
+}

@@ -1,0 +1,507 @@
+//! The layer: exports, what is open, and how a handle becomes a descriptor.
+
+use std::ffi::{CStr, CString};
+use std::io::Read;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, CWD, Mode as Permissions, OFlags, ResolveFlags};
+use rustix::io::{Errno, Result as SysResult};
+use rustix::process::{Resource, getrlimit};
+
+use crate::attr::{ASKED, Attr, FileType, Found};
+use crate::attr_cache::{AttrCache, Changing};
+use crate::credential::{Credential, Identity};
+use crate::descriptors::{Descriptors, Mode};
+use crate::error::{ErrorKind, FsError};
+use crate::export::{Export, ExportError, ExportOptions};
+use crate::groups::GroupCache;
+use crate::handle::Handle;
+use crate::lane::{Identities, Lane};
+use crate::sys;
+use crate::uncommitted::Uncommitted;
+
+/// Locks that keep the changes of one object in order.
+const LOCKS: usize = 1024;
+/// Bytes of a name, at most.
+const NAME_BYTES_MAX: usize = 255;
+/// Folders between an object and the root, at most: paths have 4096 bytes.
+const DEPTH_MAX: usize = 2048;
+
+/// How a name is looked up: in its folder, on its mount, and never through a link.
+pub(crate) const INSIDE: ResolveFlags = ResolveFlags::BENEATH
+    .union(ResolveFlags::NO_SYMLINKS)
+    .union(ResolveFlags::NO_MAGICLINKS)
+    .union(ResolveFlags::NO_XDEV);
+
+/// Opens an object without its content.
+const OBJECT: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// The bounds of a layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FsOptions {
+    /// Descriptors that are kept open between calls; at most half of what the process may open (RLIMIT_NOFILE). Default 4096.
+    pub descriptors_max: usize,
+    /// Objects whose place is known where the kernel opens no handles, for each export; about 250 bytes each. Default 262,144.
+    pub table_entries_max: usize,
+    /// Objects of exclusive exports whose attributes are kept; about 300 bytes each, if there is such an export. Default 16,384.
+    pub attr_entries_max: usize,
+    /// Users whose groups are kept (`manage_gids`). Default 1024.
+    pub group_entries_max: usize,
+    /// How long they are kept, in seconds. Default 60.
+    pub group_seconds: u64,
+    /// Files with data that was written and not yet committed; each has a descriptor, beside those of `descriptors_max`. For
+    /// one more the oldest is synced. At most a quarter of what the process may open. Default 1024.
+    pub uncommitted_files_max: usize,
+}
+
+impl Default for FsOptions {
+    fn default() -> Self {
+        Self {
+            descriptors_max: 4096,
+            table_entries_max: 262_144,
+            attr_entries_max: 16_384,
+            group_entries_max: 1024,
+            group_seconds: 60,
+            uncommitted_files_max: 1024,
+        }
+    }
+}
+
+/// Figures of a layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FsCounters {
+    /// Descriptors that are kept open now.
+    pub descriptors: usize,
+    /// Looks for a descriptor that found one.
+    pub hits: u64,
+    /// Looks that found none.
+    pub misses: u64,
+    /// Times that the attributes of an object were known ([`Fs::known_attr`]).
+    pub attr_hits: u64,
+    /// Objects whose descriptors were closed for others.
+    pub evicted: u64,
+    /// Handles of objects that were gone.
+    pub stale: u64,
+    /// Files with data that is not committed now.
+    pub uncommitted_files: usize,
+    /// Times that names or attributes were brought to the medium before a call was answered.
+    pub settled: u64,
+    /// Times that data could not be brought to the medium.
+    pub write_back_failures: u64,
+}
+
+/// The file layer of a server: its exports and what is open of them.
+#[derive(Debug)]
+pub struct Fs {
+    exports: Vec<Arc<Export>>,
+    table_entries_max: usize,
+    attr_entries_max: usize,
+    pub(crate) attrs: AttrCache,
+    pub(crate) descriptors: Descriptors,
+    groups: GroupCache,
+    pub(crate) uncommitted: Uncommitted,
+    locks: Box<[Mutex<()>]>,
+    /// `/proc/self/fd`: opens the content of what is open without it.
+    pub(crate) process: OwnedFd,
+    stale: AtomicU64,
+    pub(crate) settled: AtomicU64,
+}
+
+/// An object that a handle leads to.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) descriptor: Arc<OwnedFd>,
+    pub(crate) attr: Attr,
+}
+
+/// As whom a call runs, and on what.
+#[derive(Debug)]
+pub(crate) struct Call<'a> {
+    pub(crate) export: &'a Export,
+    pub(crate) caller: Identity,
+}
+
+impl Fs {
+    /// A layer without exports.
+    ///
+    /// # Errors
+    ///
+    /// [`ExportError`]: `/proc` is not there, or no random number for the verifier.
+    pub fn new(options: FsOptions) -> Result<Self, ExportError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let process =
+            rustix::fs::openat(CWD, c"/proc/self/fd", flags, Permissions::empty()).map_err(ExportError::NoProc)?;
+        let mut verifier = [0; 8];
+        let random = std::fs::File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut verifier));
+        random.map_err(|error| ExportError::Io {
+            path: "/dev/urandom".into(),
+            what: "read random bytes for the verifier of writes",
+            error,
+        })?;
+        let open_max = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |max| max as usize);
+        Ok(Self {
+            exports: Vec::new(),
+            table_entries_max: options.table_entries_max,
+            attr_entries_max: options.attr_entries_max,
+            attrs: AttrCache::default(),
+            descriptors: Descriptors::new(options.descriptors_max.min(open_max / 2)),
+            groups: GroupCache::new(options.group_entries_max, Duration::from_secs(options.group_seconds)),
+            uncommitted: Uncommitted::new(
+                options.uncommitted_files_max.min(open_max / 4),
+                u64::from_be_bytes(verifier),
+            ),
+            locks: (0..LOCKS).map(|_| Mutex::default()).collect(),
+            process,
+            stale: AtomicU64::new(0),
+            settled: AtomicU64::new(0),
+        })
+    }
+
+    /// Adds a folder that is served. Its key is kept in `state_folder`, which is made if it is missing.
+    ///
+    /// # Errors
+    ///
+    /// [`ExportError`]: the folder cannot be served, with the remedy.
+    pub fn add_export(
+        &mut self,
+        path: &Path,
+        state_folder: &Path,
+        options: ExportOptions,
+    ) -> Result<Arc<Export>, ExportError> {
+        let is_first_exclusive = options.exclusive && !self.exports.iter().any(|export| export.options().exclusive);
+        let export = Arc::new(Export::open(path, state_folder, options, &self.exports, self.table_entries_max)?);
+        if is_first_exclusive {
+            self.attrs = AttrCache::new(self.attr_entries_max);
+        }
+        self.exports.push(Arc::clone(&export));
+        Ok(export)
+    }
+
+    /// In the order in which they were added.
+    pub fn exports(&self) -> &[Arc<Export>] {
+        &self.exports
+    }
+
+    /// The export of a handle; `None` for a handle of another layer.
+    pub fn export_of(&self, handle: &Handle) -> Option<&Arc<Export>> {
+        let id = handle.export_id();
+        self.exports.iter().find(|export| export.id() == id)
+    }
+
+    /// Checks bytes that should be a handle, without a system call.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::BadHandle`]: no export of this server made them.
+    pub fn decode(&self, bytes: &[u8]) -> Result<Handle, FsError> {
+        let claimed = Handle::claimed_export(bytes);
+        let export = claimed.and_then(|id| self.exports.iter().find(|export| export.id() == id));
+        let handle = export.and_then(|export| Handle::checked(bytes, export.key()));
+        handle.ok_or_else(|| ErrorKind::BadHandle.into())
+    }
+
+    /// What WRITE and COMMIT tell: random at the start of the server, another after each failed write-back.
+    pub fn verifier(&self) -> [u8; 8] {
+        self.uncommitted.verifier()
+    }
+
+    /// Closes what was not used since the call before. To be called every ten seconds or so: a file that a local program removed
+    /// keeps its space on the medium while it is open here.
+    pub fn close_idle(&self) {
+        self.descriptors.close_idle();
+    }
+
+    /// Figures until now.
+    pub fn counters(&self) -> FsCounters {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        FsCounters {
+            descriptors: self.descriptors.count(),
+            hits: count(&self.descriptors.hits),
+            misses: count(&self.descriptors.misses),
+            attr_hits: self.attrs.hits(),
+            evicted: count(&self.descriptors.evicted),
+            stale: count(&self.stale),
+            settled: count(&self.settled),
+            uncommitted_files: self.uncommitted.len(),
+            write_back_failures: self.uncommitted.failures(),
+        }
+    }
+
+    /// The export of a handle that a call names.
+    pub(crate) fn export(&self, handle: &Handle) -> Result<&Export, FsError> {
+        self.export_of(handle).map(|export| &**export).ok_or_else(|| ErrorKind::BadHandle.into())
+    }
+
+    /// Finds out as whom a call runs, and whether it may change something here.
+    pub(crate) fn begin(
+        &self,
+        lane: &Lane,
+        credential: &Credential,
+        handle: &Handle,
+        changes: bool,
+    ) -> Result<Call<'_>, FsError> {
+        lane.check()?;
+        let export = self.export(handle)?;
+        let options = export.options();
+        if changes && options.read_only {
+            return Err(ErrorKind::ReadOnly.into());
+        }
+        if lane.identities() == Identities::Own {
+            return Ok(Call { export, caller: Identity::own() });
+        }
+        let user = credential.user(options).filter(|_| options.manage_gids);
+        let managed = user.map(|uid| self.groups.of(uid));
+        Ok(Call { export, caller: credential.identity(options, managed.as_deref()) })
+    }
+
+    /// The object of a handle and its attributes, as the server sees them.
+    pub(crate) fn node(&self, lane: &Lane, handle: &Handle) -> Result<Node, FsError> {
+        lane.check()?;
+        let export = self.export(handle)?;
+        let descriptor = match self.descriptors.get(handle, Mode::Path) {
+            Some(descriptor) => descriptor,
+            None => {
+                let opened = self.open_object(export, handle);
+                let descriptor = Arc::new(opened.inspect_err(|error| self.count_stale(error))?);
+                self.descriptors.put(handle, Mode::Path, &descriptor);
+                descriptor
+            }
+        };
+        let attr = self.live(export, handle, &descriptor)?;
+        Ok(Node { descriptor, attr })
+    }
+
+    /// The attributes of an object that has a name still.
+    pub(crate) fn live(&self, export: &Export, handle: &Handle, descriptor: &OwnedFd) -> Result<Attr, FsError> {
+        let attr = attr_of(export, descriptor)?;
+        if attr.nlink == 0 {
+            self.descriptors.forget(handle);
+            let error = ErrorKind::Stale.into();
+            self.count_stale(&error);
+            return Err(error);
+        }
+        Ok(attr)
+    }
+
+    fn count_stale(&self, error: &FsError) {
+        if error.kind() == ErrorKind::Stale {
+            self.stale.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn open_object(&self, export: &Export, handle: &Handle) -> Result<OwnedFd, FsError> {
+        let Some(table) = &export.table else {
+            let kernel = handle.kernel().ok_or(ErrorKind::BadHandle)?;
+            let opened = self.with_room(|| sys::open_by_handle(&export.root_descriptor, &kernel, OBJECT));
+            // What the file system gave once and does not know now is gone; some say so by other numbers.
+            return opened.map_err(|errno| match errno {
+                Errno::NOENT | Errno::INVAL => ErrorKind::Stale.into(),
+                errno => errno.into(),
+            });
+        };
+        let opened =
+            table.open(handle, (export.root(), &export.root_descriptor), |folder, name| open_name(folder, name))?;
+        if export.handle_of(&opened)? != *handle {
+            return Err(ErrorKind::Stale.into());
+        }
+        Ok(opened)
+    }
+
+    /// A descriptor for the bytes of a regular file. Other types are not opened: a FIFO or a device could block.
+    pub(crate) fn content(&self, lane: &Lane, handle: &Handle, mode: Mode) -> Result<Arc<OwnedFd>, FsError> {
+        lane.check()?;
+        if let Some(descriptor) = self.descriptors.get(handle, mode) {
+            return Ok(descriptor);
+        }
+        let node = self.node(lane, handle)?;
+        match node.attr.file_type {
+            FileType::Regular => {}
+            FileType::Directory => return Err(ErrorKind::IsDirectory.into()),
+            _ => return Err(ErrorKind::WrongType.into()),
+        }
+        let access = if mode == Mode::Write { OFlags::WRONLY } else { OFlags::RDONLY };
+        let descriptor = Arc::new(self.reopen(&node.descriptor, access)?);
+        self.descriptors.put(handle, mode, &descriptor);
+        Ok(descriptor)
+    }
+
+    /// Opens what is open without its content, as the identity of now.
+    pub(crate) fn reopen(&self, object: &OwnedFd, access: OFlags) -> Result<OwnedFd, FsError> {
+        let flags = access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let name = process_name(object);
+        let opened = self.with_room(|| rustix::fs::openat(&self.process, name.as_c_str(), flags, Permissions::empty()));
+        Ok(opened?)
+    }
+
+    /// Opens something, and once more with fewer other descriptors if there are none left.
+    pub(crate) fn with_room<T>(&self, open: impl Fn() -> SysResult<T>) -> SysResult<T> {
+        match open() {
+            Err(Errno::MFILE | Errno::NFILE) => {
+                self.descriptors.make_room();
+                open()
+            }
+            other => other,
+        }
+    }
+
+    /// The handle and the attributes of an object that was just opened, which is kept open. `place`: the folder and the name.
+    pub(crate) fn found(
+        &self,
+        export: &Export,
+        object: OwnedFd,
+        mode: Mode,
+        place: Option<(&Handle, &CStr)>,
+    ) -> Result<Found, FsError> {
+        let found = describe(export, &object, place)?;
+        self.descriptors.put(&found.handle, mode, &Arc::new(object));
+        Ok(found)
+    }
+
+    /// A name of an object was removed: it must not stay on the medium because it is open here.
+    pub(crate) fn lost_name(&self, handle: &Handle) {
+        self.descriptors.forget(handle);
+        let Some(descriptor) = self.uncommitted.descriptor(handle) else { return };
+        let stat = rustix::fs::statx(&*descriptor, c"", AtFlags::EMPTY_PATH, ASKED);
+        if stat.is_ok_and(|stat| stat.stx_nlink == 0) {
+            self.uncommitted.forget(handle);
+        }
+    }
+
+    /// Keeps other changes of this object by this server out, for exact weak cache data; a change of it begins.
+    pub(crate) fn lock(&self, handle: &Handle) -> Order<'_> {
+        let first = self.lock_at(lock_of(handle));
+        Order { _changing: [Some(self.attrs.changing(handle)), None], _first: first, _second: None }
+    }
+
+    /// The same for two objects.
+    pub(crate) fn lock_two(&self, one: &Handle, two: &Handle) -> Order<'_> {
+        let (low, high) = (lock_of(one).min(lock_of(two)), lock_of(one).max(lock_of(two)));
+        let first = self.lock_at(low);
+        let second = (low != high).then(|| self.lock_at(high));
+        let changing = [one, two].map(|handle| Some(self.attrs.changing(handle)));
+        Order { _changing: changing, _first: first, _second: second }
+    }
+
+    /// A change of an open object begins.
+    pub(crate) fn changing_object(&self, export: &Export, object: &OwnedFd) -> Changing<'_> {
+        export.handle_of(object).map_or_else(|_| self.attrs.changing_unknown(), |handle| self.attrs.changing(&handle))
+    }
+
+    fn lock_at(&self, at: usize) -> MutexGuard<'_, ()> {
+        self.locks[at].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Changes of one object or two, which no others come between. The change ends, and then the next may begin.
+pub(crate) struct Order<'a> {
+    _changing: [Option<Changing<'a>>; 2],
+    _first: MutexGuard<'a, ()>,
+    _second: Option<MutexGuard<'a, ()>>,
+}
+
+fn lock_of(handle: &Handle) -> usize {
+    // Other bits than those that choose a part of the descriptor cache.
+    ((handle.number() >> 8) % LOCKS as u64) as usize
+}
+
+pub(crate) fn attr_of(export: &Export, object: &OwnedFd) -> Result<Attr, FsError> {
+    let stat = rustix::fs::statx(object, c"", AtFlags::EMPTY_PATH, ASKED)?;
+    Ok(Attr::of(&stat, export.id(), export.device))
+}
+
+/// The handle and the attributes of an open object.
+pub(crate) fn describe(export: &Export, object: &OwnedFd, place: Option<(&Handle, &CStr)>) -> Result<Found, FsError> {
+    let handle = export.handle_of(object)?;
+    if let (Some(table), Some((folder, name))) = (&export.table, place) {
+        table.learn(&handle, folder, name.to_owned());
+    }
+    Ok(Found { handle, attr: attr_of(export, object)? })
+}
+
+/// The name of a descriptor in `/proc/self/fd`.
+pub(crate) fn process_name(object: &OwnedFd) -> CString {
+    CString::new(object.as_raw_fd().to_string()).unwrap_or_default()
+}
+
+/// Opens a name in a folder, without its content. A link is opened itself.
+pub(crate) fn open_name(folder: &OwnedFd, name: &CStr) -> Result<OwnedFd, FsError> {
+    rustix::fs::openat2(folder, name, OBJECT, Permissions::empty(), INSIDE).map_err(name_error)
+}
+
+/// What a name inside of a folder failed with.
+pub(crate) fn name_error(errno: Errno) -> FsError {
+    match errno {
+        Errno::XDEV => ErrorKind::MountPoint.into(),
+        errno => errno.into(),
+    }
+}
+
+/// Opens the folder that a folder lies in, on the same mount.
+pub(crate) fn open_up(folder: &OwnedFd) -> Result<OwnedFd, FsError> {
+    let resolve = INSIDE.difference(ResolveFlags::BENEATH);
+    rustix::fs::openat2(folder, c"..", OBJECT | OFlags::DIRECTORY, Permissions::empty(), resolve).map_err(name_error)
+}
+
+/// An error unless the root of the export is above the folder, or is it: a local program may have moved it away.
+pub(crate) fn check_inside(export: &Export, folder: &OwnedFd) -> Result<(), FsError> {
+    let outside = || FsError::new(ErrorKind::Stale);
+    let mut above: Option<OwnedFd> = None;
+    for _ in 0..DEPTH_MAX {
+        let at = above.as_ref().unwrap_or(folder);
+        let stat = rustix::fs::statx(at, c"", AtFlags::EMPTY_PATH, ASKED)?;
+        if stat.stx_ino == export.root_inode && (stat.stx_dev_major, stat.stx_dev_minor) == export.device {
+            return Ok(());
+        }
+        let next = open_up(at).map_err(|_| outside())?;
+        let up = rustix::fs::statx(&next, c"", AtFlags::EMPTY_PATH, ASKED)?;
+        if up.stx_ino == stat.stx_ino {
+            // The root of all is its own parent.
+            return Err(outside());
+        }
+        above = Some(next);
+    }
+    Err(outside())
+}
+
+/// A name that can be looked up.
+pub(crate) fn checked_name(name: &[u8]) -> Result<CString, FsError> {
+    if name.is_empty() || name.contains(&b'/') {
+        return Err(ErrorKind::Invalid.into());
+    }
+    if name.len() > NAME_BYTES_MAX {
+        return Err(ErrorKind::NameTooLong.into());
+    }
+    CString::new(name).map_err(|_| ErrorKind::Invalid.into())
+}
+
+/// A name that can be made or removed; `dots`: what is wrong with '.' and '..'.
+pub(crate) fn entry_name(name: &[u8], dots: ErrorKind) -> Result<CString, FsError> {
+    match name {
+        b"." | b".." => Err(dots.into()),
+        name => checked_name(name),
+    }
+}
+
+/// May this caller, as whom the thread runs, read (R_OK) or write (W_OK) a file by its handle?
+///
+/// A file that was opened by its owner stays usable for the owner when its mode changes, and what may be executed must be
+/// read for that; a server that knows no opens lets both pass (RFC 1813, section 4.4).
+pub(crate) fn permit(file: &OwnedFd, wanted: u32, caller: &Identity) -> SysResult<()> {
+    let denied = match sys::access(file, wanted) {
+        Err(Errno::ACCESS) => Errno::ACCESS,
+        other => return other,
+    };
+    let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, ASKED)?;
+    let is_owner = stat.stx_uid == caller.uid;
+    let may_execute = || wanted == READ_BIT && sys::access(file, EXECUTE_BIT).is_ok();
+    if is_owner || may_execute() { Ok(()) } else { Err(denied) }
+}
+
+/// R_OK, W_OK and X_OK of access(2).
+pub(crate) const READ_BIT: u32 = 4;
+pub(crate) const WRITE_BIT: u32 = 2;
+pub(crate) const EXECUTE_BIT: u32 = 1;

@@ -1,0 +1,51 @@
+//! The file layer of ksf's file servers: exports, handles, identities and operations, without a protocol and without a socket.
+//!
+//! ```text
+//!   request ─► Fs::decode ─► Lanes::submit ─► a lane (thread that may block)
+//!                                                │  as the server: handle ─► descriptor (cache)
+//!                                                │  as the caller: the operation, checked by the kernel
+//!                                                ▼  as the server: attributes
+//!                                             Seen, Changed: result and weak cache data
+//! ```
+//!
+//! Every operation runs on a lane, because it may wait for a disk; [`Fs::known_attr`] alone asks nothing but memory. A lane changes the identity of its own thread only; no check
+//! of permissions is made here, with two exceptions that RFC 1813 (section 4.4) asks for: the owner of a file may read and write
+//! it, and who may execute a file may read it. Both hold for reads and writes by handle.
+//!
+//! What a handle leads to is known by its inode. A file that was moved out of the export by a local program keeps its handle, as
+//! with the kernel's server and `no_subtree_check`.
+//!
+//! Needs Linux 5.8 (`openat2`, `faccessat2`, `utimensat` of a descriptor) and `/proc`.
+
+#![deny(unsafe_code)]
+
+mod attr;
+mod attr_cache;
+mod credential;
+mod descriptors;
+mod error;
+mod export;
+mod groups;
+mod handle;
+mod lane;
+mod lanes;
+mod layer;
+mod lru;
+mod ops;
+#[allow(unsafe_code)]
+mod sys;
+mod table;
+mod uncommitted;
+
+pub use attr::{Attr, Before, Changed, FileType, Found, Linked, Renamed, Seen, SetAttr, SetTime, Time, Wcc};
+pub use credential::{Credential, Squash};
+pub use error::{ErrorKind, FsError};
+pub use export::{Export, ExportError, ExportOptions, HandleSource};
+pub use handle::{HANDLE_BYTES_MAX, Handle};
+pub use lane::{Identities, Lane, LaneError};
+pub use lanes::{LaneCounters, LaneOptions, Lanes, Load};
+pub use layer::{Fs, FsCounters, FsOptions};
+pub use ops::{
+    Access, CreateHow, Cursor, Detail, Entry, FILE_SIZE_MAX, FsStat, Listed, Node, PathConf, ReadDone, Stable,
+    TIME_DELTA, Written,
+};

@@ -1,0 +1,180 @@
+//! Reading and writing the bytes of files, and bringing them to the medium.
+
+use std::io::IoSlice;
+use std::os::fd::OwnedFd;
+
+use rustix::io::{Errno, ReadWriteFlags, Result as SysResult, pread, pwritev2, retry_on_intr};
+
+use super::{FILE_SIZE_MAX, ReadDone, Stable, Written};
+use crate::attr::{Before, Changed, Seen, Wcc};
+use crate::credential::Credential;
+use crate::descriptors::Mode;
+use crate::error::{ErrorKind, FsError};
+use crate::handle::Handle;
+use crate::lane::Lane;
+use crate::layer::{Fs, READ_BIT, WRITE_BIT, permit};
+
+impl Fs {
+    /// Reads up to `into.len()` bytes of a regular file. A file that shrinks meanwhile gives fewer.
+    pub fn read(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        handle: &Handle,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Seen<ReadDone> {
+        let wanted = into.len();
+        // The time of the last access.
+        let changing = self.attrs.changing(handle);
+        let read = self.get(lane, credential, handle, offset, into);
+        drop(changing);
+        match (self.node(lane, handle), read) {
+            (Ok(node), Ok(count)) => {
+                // A count that is short met the end of the file at that moment.
+                let end = offset.saturating_add(count as u64);
+                let eof = count < wanted || end >= node.attr.size;
+                Seen { after: Some(node.attr), result: Ok(ReadDone { count, eof }) }
+            }
+            (Ok(node), Err(error)) => Seen { after: Some(node.attr), result: Err(error) },
+            (Err(error), _) => Seen::failed(error),
+        }
+    }
+
+    fn get(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        handle: &Handle,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<usize, FsError> {
+        let call = self.begin(lane, credential, handle, false)?;
+        let file = self.content(lane, handle, Mode::Read)?;
+        let room = usize::try_from(FILE_SIZE_MAX.saturating_sub(offset)).unwrap_or(usize::MAX);
+        let wanted = into.len().min(room);
+        let read = || {
+            permit(&file, READ_BIT, &call.caller)?;
+            read_whole(&file, offset, &mut into[..wanted])
+        };
+        Ok(lane.as_caller(&call.caller, read)??)
+    }
+
+    /// Writes bytes to a regular file. Unstable writes of one file happen one after the other.
+    ///
+    /// Writes beyond the end of a full medium may be short; the caller sends the rest again, as after any short write.
+    pub fn write(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        handle: &Handle,
+        offset: u64,
+        data: &[u8],
+        stable: Stable,
+    ) -> Changed<Written> {
+        // A stable write waits for the medium, and others must not wait for that.
+        let _order = (stable == Stable::Unstable).then(|| self.lock(handle));
+        let _changing = (stable != Stable::Unstable).then(|| self.attrs.changing(handle));
+        let mut before = None;
+        let result = self.put(lane, credential, handle, offset, data, stable, &mut before);
+        let after = self.node(lane, handle).ok().map(|node| node.attr);
+        Changed { wcc: Wcc { before, after }, result }
+    }
+
+    #[expect(clippy::too_many_arguments)]
+    fn put(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        handle: &Handle,
+        offset: u64,
+        data: &[u8],
+        stable: Stable,
+        before: &mut Option<Before>,
+    ) -> Result<Written, FsError> {
+        let call = self.begin(lane, credential, handle, true)?;
+        let file = self.content(lane, handle, Mode::Write)?;
+        let attr = self.live(call.export, handle, &file)?;
+        if stable == Stable::Unstable {
+            *before = Some(attr.before());
+        }
+        let end = offset.checked_add(data.len() as u64);
+        if end.is_none_or(|end| end > FILE_SIZE_MAX) {
+            return Err(ErrorKind::TooBig.into());
+        }
+        // Asked for before the write: what is lost after this changes it.
+        let verifier = self.verifier();
+        let flags = match stable {
+            Stable::Unstable => ReadWriteFlags::empty(),
+            Stable::DataSync => ReadWriteFlags::DSYNC,
+            Stable::FileSync => ReadWriteFlags::SYNC,
+        };
+        let write = || {
+            permit(&file, WRITE_BIT, &call.caller)?;
+            if stable == Stable::Unstable && !data.is_empty() {
+                self.uncommitted.note(handle, credential.client, &file, |file| rustix::fs::fdatasync(file));
+            }
+            let (count, failed) = write_whole(&file, offset, data, flags);
+            if let Some(Errno::IO | Errno::NOSPC | Errno::DQUOT) = failed
+                && stable != Stable::Unstable
+            {
+                self.uncommitted.stable_write_failed(handle, credential.client);
+            }
+            match failed {
+                Some(errno) if count == 0 => Err(errno),
+                _ => Ok(count),
+            }
+        };
+        let count = lane.as_caller(&call.caller, write)??;
+        Ok(Written { count, committed: stable, verifier })
+    }
+
+    /// Brings what was written to a file to the medium, all of it. Tells the verifier.
+    ///
+    /// An error is told once to each client that wrote and may have lost data; the verifier is another one then. No right is
+    /// needed: RFC 1813 (section 3.3.21) has no error for it.
+    pub fn commit(&self, lane: &mut Lane, credential: &Credential, handle: &Handle) -> Changed<[u8; 8]> {
+        // The blocks that the file takes.
+        let _changing = self.attrs.changing(handle);
+        let result = self.bring(lane, credential, handle);
+        let after = self.node(lane, handle).ok().map(|node| node.attr);
+        Changed { wcc: Wcc { before: None, after }, result }
+    }
+
+    fn bring(&self, lane: &mut Lane, credential: &Credential, handle: &Handle) -> Result<[u8; 8], FsError> {
+        lane.check()?;
+        self.node(lane, handle)?;
+        // That of the writes, if it is known; where nothing can be written any descriptor does.
+        let file = self.content(lane, handle, Mode::Write).or_else(|_| self.content(lane, handle, Mode::Read))?;
+        self.uncommitted.commit(handle, credential.client, &file, |file| rustix::fs::fsync(file))?;
+        Ok(self.verifier())
+    }
+}
+
+/// Reads until the buffer is full or the file ends.
+fn read_whole(file: &OwnedFd, offset: u64, into: &mut [u8]) -> SysResult<usize> {
+    let mut count = 0;
+    while count < into.len() {
+        match retry_on_intr(|| pread(file, &mut into[count..], offset + count as u64)) {
+            Ok(0) => break,
+            Ok(read) => count += read,
+            Err(_) if count > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(count)
+}
+
+/// Writes until all is written or an error stops it. With flags each part is on the medium when it is counted.
+fn write_whole(file: &OwnedFd, offset: u64, data: &[u8], flags: ReadWriteFlags) -> (usize, Option<Errno>) {
+    let mut count = 0;
+    while count < data.len() {
+        let rest = [IoSlice::new(&data[count..])];
+        match retry_on_intr(|| pwritev2(file, &rest, offset + count as u64, flags)) {
+            Ok(0) => return (count, Some(Errno::IO)),
+            Ok(written) => count += written,
+            Err(error) => return (count, Some(error)),
+        }
+    }
+    (count, None)
+}

@@ -1,0 +1,186 @@
+//! Listing folders.
+
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{OFlags, RawDir, RawDirEntry, SeekFrom};
+use rustix::io::Errno;
+
+use crate::attr::{FileType, Found, Seen};
+use crate::credential::Credential;
+use crate::error::{ErrorKind, FsError};
+use crate::export::Export;
+use crate::handle::Handle;
+use crate::lane::Lane;
+use crate::layer::{Call, Fs, Node, READ_BIT, describe, open_name};
+use crate::sys;
+
+/// Where a listing goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cursor {
+    /// The cookie of the last entry that the client has; 0: from the start. It is the file system's own number.
+    pub cookie: u64,
+    /// That of the listing before; 0 is let pass.
+    pub verifier: u64,
+}
+
+/// What is told of each entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detail {
+    /// Name, number and type.
+    Names,
+    /// Handle and attributes, too.
+    Handles,
+}
+
+/// An entry of a folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry<'a> {
+    /// Its name: any bytes but '/' and NUL.
+    pub name: &'a [u8],
+    /// The inode's number; of a mount inside of the export, that of the folder below it.
+    pub fileid: u64,
+    /// Where a listing goes on behind this entry.
+    pub cookie: u64,
+    /// What it is, if the file system tells without a look at the inode.
+    pub file_type: Option<FileType>,
+    /// Handle and attributes, if they were asked for and the caller may look. `None`: for `..` below the root, for mounts, and
+    /// for what was removed meanwhile.
+    pub found: Option<Found>,
+}
+
+/// What came of a listing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// There is no entry behind the last one.
+    pub eof: bool,
+    /// The same for the life of the folder, also when it changes: the cookies stay right.
+    pub verifier: u64,
+}
+
+impl Fs {
+    /// Lists the entries of a folder, `.` and `..` among them, in the order of the file system, until `take` returns false: then
+    /// that entry is not part of the listing. `take` runs with the caller's identity, and must not block.
+    pub fn list(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        dir: &Handle,
+        from: Cursor,
+        detail: Detail,
+        take: &mut dyn FnMut(Entry<'_>) -> bool,
+    ) -> Seen<Listed> {
+        let node = match self.node(lane, dir) {
+            Ok(node) => node,
+            Err(error) => return Seen::failed(error),
+        };
+        let changing = self.attrs.changing(dir);
+        let result = self.list_node(lane, credential, dir, &node, from, detail, take);
+        drop(changing);
+        // Read again: a listing changes the time of the last access.
+        let after = self.node(lane, dir).map_or(node.attr, |node| node.attr);
+        Seen { after: Some(after), result }
+    }
+
+    #[expect(clippy::too_many_arguments)]
+    fn list_node(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        dir: &Handle,
+        node: &Node,
+        from: Cursor,
+        detail: Detail,
+        take: &mut dyn FnMut(Entry<'_>) -> bool,
+    ) -> Result<Listed, FsError> {
+        if node.attr.file_type != FileType::Directory {
+            return Err(ErrorKind::NotDirectory.into());
+        }
+        let call = self.begin(lane, credential, dir, false)?;
+        // Never 0, which clients send before they have one.
+        let verifier = dir.number() | 1;
+        let is_foreign = from.verifier != 0 && from.verifier != verifier;
+        if from.cookie != 0 && (is_foreign || i64::try_from(from.cookie).is_err()) {
+            return Err(ErrorKind::BadCookie.into());
+        }
+        let folder = match self.descriptors.take_entries(dir) {
+            Some(folder) => folder,
+            None => self.reopen(&node.descriptor, OFlags::RDONLY | OFlags::DIRECTORY)?,
+        };
+        let mut memory = lane.take_entries();
+        let listing = Listing { call: &call, dir, node, folder: &folder, detail };
+        let listed = lane.as_caller(&call.caller, || listing.run(from.cookie, &mut memory, take));
+        lane.put_entries(memory);
+        let eof = listed??;
+        self.descriptors.put_entries(dir, folder);
+        Ok(Listed { eof, verifier })
+    }
+}
+
+/// A folder that is being listed, as the caller.
+struct Listing<'a> {
+    call: &'a Call<'a>,
+    dir: &'a Handle,
+    node: &'a Node,
+    folder: &'a OwnedFd,
+    detail: Detail,
+}
+
+impl Listing<'_> {
+    /// True at the end of the folder.
+    fn run(
+        &self,
+        cookie: u64,
+        memory: &mut [MaybeUninit<u8>],
+        take: &mut dyn FnMut(Entry<'_>) -> bool,
+    ) -> Result<bool, FsError> {
+        sys::access(self.folder, READ_BIT)?;
+        rustix::fs::seek(self.folder, SeekFrom::Start(cookie)).map_err(|errno| match errno {
+            Errno::INVAL => ErrorKind::BadCookie.into(),
+            errno => FsError::from(errno),
+        })?;
+        let mut entries = RawDir::new(self.folder, memory);
+        while let Some(entry) = entries.next() {
+            let entry = entry.map_err(|errno| match errno {
+                // The folder was removed.
+                Errno::NOENT => ErrorKind::Stale.into(),
+                errno => FsError::from(errno),
+            })?;
+            if !take(self.entry(&entry)) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn entry<'b>(&self, raw: &'b RawDirEntry<'_>) -> Entry<'b> {
+        let name = raw.file_name();
+        // What lies above the root is not part of the export.
+        let is_root = name == c".." && self.dir == self.export().root();
+        Entry {
+            name: name.to_bytes(),
+            fileid: if is_root { self.node.attr.fileid } else { raw.ino() },
+            cookie: raw.next_entry_cookie(),
+            file_type: FileType::of(raw.file_type()),
+            found: if self.detail == Detail::Handles { self.found(raw, is_root) } else { None },
+        }
+    }
+
+    fn found(&self, raw: &RawDirEntry<'_>, is_root: bool) -> Option<Found> {
+        let name = raw.file_name();
+        if is_root || name == c"." {
+            return Some(Found { handle: self.dir.clone(), attr: self.node.attr });
+        }
+        if name == c".." {
+            return None;
+        }
+        // Handle and attributes are of one object, also if another gets the name meanwhile. It is not kept open: a long listing
+        // would push out all that is in use.
+        let object = open_name(&self.node.descriptor, name).ok()?;
+        describe(self.export(), &object, Some((self.dir, name))).ok()
+    }
+
+    fn export(&self) -> &Export {
+        self.call.export
+    }
+}

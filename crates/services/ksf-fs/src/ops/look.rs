@@ -1,0 +1,157 @@
+//! Operations that change nothing: attributes, names, rights, links, the file system.
+
+use rustix::fs::{fstatfs, fstatvfs};
+
+use super::{Access, FILE_SIZE_MAX, FsStat, PathConf};
+use crate::attr::{Attr, FileType, Found, Seen};
+use crate::credential::Credential;
+use crate::descriptors::Mode;
+use crate::error::{ErrorKind, FsError};
+use crate::handle::Handle;
+use crate::lane::Lane;
+use crate::layer::{Fs, Node, check_inside, checked_name, open_name, open_up};
+use crate::sys;
+
+/// Links of one object by the kind of the file system (statfs(2), `f_type`); 255 where it is not known here.
+const LINK_MAX: [(i64, u32); 4] =
+    [(0xef53, 65_000), (0x5846_5342, i32::MAX as u32), (0x9123_683e, 65_535), (0x0102_1994, i32::MAX as u32)];
+
+impl Fs {
+    /// The attributes of an object. No right is needed.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Stale`], [`ErrorKind::Io`], [`ErrorKind::TryLater`].
+    pub fn getattr(&self, lane: &mut Lane, handle: &Handle) -> Result<Attr, FsError> {
+        let is_exclusive = self.export(handle)?.options().exclusive;
+        let filling = is_exclusive.then(|| self.attrs.filling(handle)).flatten();
+        let attr = self.node(lane, handle)?.attr;
+        if let Some(filling) = filling {
+            filling.keep(handle, &attr);
+        }
+        Ok(attr)
+    }
+
+    /// The attributes of an object, if they are known without a system call, so not on a lane. `None`: ask [`Fs::getattr`].
+    ///
+    /// Known are those of exports that are [exclusive](crate::ExportOptions::exclusive), from a `getattr` until the next change
+    /// begins. A call that begins after another operation of this layer has ended is never told older attributes than that one told.
+    /// The bytes that an object takes (`used`) may lag behind: file systems choose blocks when they write data out.
+    pub fn known_attr(&self, handle: &Handle) -> Option<Attr> {
+        self.attrs.get(handle)
+    }
+
+    /// The object of a name in a folder. `.` is the folder itself, `..` the one above, and the export's root above its root.
+    pub fn lookup(&self, lane: &mut Lane, credential: &Credential, dir: &Handle, name: &[u8]) -> Seen<Found> {
+        match self.node(lane, dir) {
+            Ok(node) => Seen { after: Some(node.attr), result: self.look(lane, credential, dir, &node, name) },
+            Err(error) => Seen::failed(error),
+        }
+    }
+
+    fn look(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        dir: &Handle,
+        node: &Node,
+        name: &[u8],
+    ) -> Result<Found, FsError> {
+        if node.attr.file_type != FileType::Directory {
+            return Err(ErrorKind::NotDirectory.into());
+        }
+        let name = checked_name(name)?;
+        let call = self.begin(lane, credential, dir, false)?;
+        let is_root = dir == call.export.root();
+        if name.as_c_str() == c".." && !is_root {
+            let above = lane.as_caller(&call.caller, || open_up(&node.descriptor))??;
+            check_inside(call.export, &above)?;
+            return self.found(call.export, above, Mode::Path, None);
+        }
+        let is_dots = name.as_c_str() == c"." || name.as_c_str() == c"..";
+        let looked_for = if is_dots { c"." } else { name.as_c_str() };
+        let object = lane.as_caller(&call.caller, || open_name(&node.descriptor, looked_for))??;
+        let place = (!is_dots).then_some((dir, name.as_c_str()));
+        self.found(call.export, object, Mode::Path, place)
+    }
+
+    /// Which of the rights in `want` the kernel grants the caller. Without the exceptions for owners that reads and writes have.
+    pub fn access(&self, lane: &mut Lane, credential: &Credential, handle: &Handle, want: Access) -> Seen<Access> {
+        let node = match self.node(lane, handle) {
+            Ok(node) => node,
+            Err(error) => return Seen::failed(error),
+        };
+        let granted = self.begin(lane, credential, handle, false).and_then(|call| {
+            let is_read_only = call.export.options().read_only;
+            lane.as_caller(&call.caller, || {
+                let asked = [Access::READ, Access::WRITE, Access::EXECUTE].into_iter();
+                let asked = asked.filter(|right| want.contains(*right) && !(is_read_only && *right == Access::WRITE));
+                let granted = asked.filter(|right| sys::access(&*node.descriptor, right.bits()).is_ok());
+                granted.fold(Access::NONE, |all, right| all | right)
+            })
+        });
+        Seen { after: Some(node.attr), result: granted }
+    }
+
+    /// What a symbolic link holds: at most 4095 bytes, which are not checked.
+    pub fn readlink(&self, lane: &mut Lane, credential: &Credential, handle: &Handle) -> Seen<Vec<u8>> {
+        let node = match self.node(lane, handle) {
+            Ok(node) => node,
+            Err(error) => return Seen::failed(error),
+        };
+        let result = self.begin(lane, credential, handle, false).and_then(|call| {
+            if node.attr.file_type != FileType::Symlink {
+                return Err(ErrorKind::Invalid.into());
+            }
+            // The time of the last access.
+            let _changing = self.attrs.changing(handle);
+            let read = || rustix::fs::readlinkat(&*node.descriptor, c"", Vec::<u8>::new());
+            Ok(lane.as_caller(&call.caller, read)??.into_bytes())
+        });
+        Seen { after: Some(node.attr), result }
+    }
+
+    /// The room of the object's file system.
+    pub fn fsstat(&self, lane: &mut Lane, handle: &Handle) -> Seen<FsStat> {
+        let node = match self.node(lane, handle) {
+            Ok(node) => node,
+            Err(error) => return Seen::failed(error),
+        };
+        let result = fstatvfs(&*node.descriptor).map_err(FsError::from).map(|stat| {
+            let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize).min(FILE_SIZE_MAX);
+            let files = |files: u64| files.min(FILE_SIZE_MAX);
+            FsStat {
+                total_bytes: bytes(stat.f_blocks),
+                free_bytes: bytes(stat.f_bfree),
+                available_bytes: bytes(stat.f_bavail),
+                total_files: files(stat.f_files),
+                free_files: files(stat.f_ffree),
+                available_files: files(stat.f_favail),
+                fsid: node.attr.fsid,
+                name_max: u32::try_from(stat.f_namemax).unwrap_or(u32::MAX),
+                block_bytes: u32::try_from(stat.f_bsize).unwrap_or(u32::MAX),
+            }
+        });
+        Seen { after: Some(node.attr), result }
+    }
+
+    /// What holds for names and links of the object's file system.
+    pub fn pathconf(&self, lane: &mut Lane, handle: &Handle) -> Seen<PathConf> {
+        let node = match self.node(lane, handle) {
+            Ok(node) => node,
+            Err(error) => return Seen::failed(error),
+        };
+        let result = fstatfs(&*node.descriptor).map_err(FsError::from).map(|stat| {
+            let known = LINK_MAX.iter().find(|(kind, _)| *kind == stat.f_type);
+            PathConf {
+                link_max: known.map_or(255, |(_, max)| *max),
+                name_max: u32::try_from(stat.f_namelen).unwrap_or(255),
+                no_trunc: true,
+                chown_restricted: true,
+                case_insensitive: false,
+                case_preserving: true,
+            }
+        });
+        Seen { after: Some(node.attr), result }
+    }
+}

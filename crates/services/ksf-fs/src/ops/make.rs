@@ -1,0 +1,408 @@
+//! Making entries of folders.
+
+use std::ffi::CString;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, FileType as RawType, Mode as Permissions, OFlags, makedev};
+use rustix::io::Errno;
+
+use super::change::{check, set_owner, set_times};
+use super::{CreateHow, Node};
+use crate::attr::{Changed, FileType, Found, Linked, SetAttr, SetTime, Time, Wcc};
+use crate::credential::{Credential, Identity};
+use crate::descriptors::Mode;
+use crate::error::{ErrorKind, FsError};
+use crate::export::Export;
+use crate::handle::Handle;
+use crate::lane::Lane;
+use crate::layer::{Fs, INSIDE, attr_of, entry_name, name_error, open_name, process_name};
+
+/// How often a name may come and go while a file of that name is made.
+const TRIES: usize = 16;
+/// Bytes of what a symbolic link holds, at most (PATH_MAX without its NUL).
+const TARGET_BYTES_MAX: usize = 4095;
+/// Permissions where the client names none: the owner's.
+const FILE_MODE: u32 = 0o600;
+const FOLDER_MODE: u32 = 0o700;
+
+/// A folder with the name that is made, found or removed in it.
+pub(crate) struct Place<'a> {
+    pub(crate) export: &'a Export,
+    pub(crate) handle: &'a Handle,
+    pub(crate) folder: Arc<OwnedFd>,
+    pub(crate) name: CString,
+    pub(crate) caller: Identity,
+    /// Modes are as asked for; else they may lack what the umask of the process took.
+    has_own_umask: bool,
+}
+
+/// A file of the name that was asked for.
+enum Made {
+    /// With a descriptor for writing.
+    New(OwnedFd),
+    /// Without its content.
+    Existing(OwnedFd),
+}
+
+impl Fs {
+    /// Makes a regular file, or takes the one that there is: [`CreateHow`]. Owner and group in the attributes count only if the
+    /// caller is root.
+    ///
+    /// An exclusive call keeps its 8 bytes in the file's times, from where the next `setattr` of the client takes them; an
+    /// attribute of its own would stay forever, and not every file system has those.
+    pub fn create(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        dir: &Handle,
+        name: &[u8],
+        how: &CreateHow,
+    ) -> Changed<Found> {
+        let made = self.change_folder(
+            lane,
+            credential,
+            dir,
+            entry_name(name, ErrorKind::Exists),
+            |place| self.make_file(place, how),
+            |place, made| match made {
+                Made::New(file) => {
+                    let found = self.found(place.export, file, Mode::Write, Some((place.handle, &place.name)))?;
+                    Ok((found, false))
+                }
+                Made::Existing(object) => {
+                    let found = self.found(place.export, object, Mode::Path, Some((place.handle, &place.name)))?;
+                    Ok((found, true))
+                }
+            },
+        );
+        let result = made.result.and_then(|(found, existed)| match how {
+            CreateHow::Unchecked(SetAttr { size: Some(size), .. }) if existed => {
+                let to = SetAttr { size: Some(*size), ..SetAttr::default() };
+                let changed = self.setattr(lane, credential, &found.handle, &to, None);
+                changed.result?;
+                Ok(Found { attr: changed.wcc.after.unwrap_or(found.attr), ..found })
+            }
+            // The bytes of the verifier have to outlive a crash, too, as what answers a retry.
+            CreateHow::Unchecked(_) | CreateHow::Guarded(_) if existed || !is_dressed(how) => Ok(found),
+            _ => self.settle(lane, &found.handle).map(|()| found),
+        });
+        Changed { wcc: made.wcc, result }
+    }
+
+    /// As the caller.
+    fn make_file(&self, place: &Place<'_>, how: &CreateHow) -> Result<Made, FsError> {
+        let attr = match how {
+            CreateHow::Unchecked(attr) | CreateHow::Guarded(attr) => *attr,
+            CreateHow::Exclusive(verifier) => times_of(*verifier),
+        };
+        check(&attr)?;
+        let mode = attr.mode.unwrap_or(FILE_MODE) & 0o7777;
+        let access = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
+        let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        for _ in 0..TRIES {
+            let (folder, name) = (&*place.folder, place.name.as_c_str());
+            let made =
+                self.with_room(|| rustix::fs::openat2(folder, name, flags, Permissions::from_raw_mode(mode), INSIDE));
+            match made {
+                Ok(file) => {
+                    if let Err(error) = self.dress_file(place, &file, &attr, mode, how) {
+                        // What is not as it was asked for must not be there. The first error is the one to tell.
+                        rustix::fs::unlinkat(folder, name, AtFlags::empty()).ok();
+                        return Err(error);
+                    }
+                    return Ok(Made::New(file));
+                }
+                Err(Errno::EXIST) => {}
+                Err(errno) => return Err(name_error(errno)),
+            }
+            match open_name(folder, name) {
+                Ok(object) if is_taken(place.export, &object, how)? => return Ok(Made::Existing(object)),
+                Ok(_) => return Err(ErrorKind::Exists.into()),
+                // It was removed meanwhile.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(ErrorKind::TryLater.into())
+    }
+
+    fn dress_file(
+        &self,
+        place: &Place<'_>,
+        file: &OwnedFd,
+        attr: &SetAttr,
+        mode: u32,
+        how: &CreateHow,
+    ) -> Result<(), FsError> {
+        // Other calls may know it by its name already.
+        let _changing = self.changing_object(place.export, file);
+        if let Some(size) = attr.size.filter(|size| *size > 0) {
+            rustix::fs::ftruncate(file, size)?;
+        }
+        self.dress(place, file, attr, Some(mode))?;
+        if let CreateHow::Exclusive(verifier) = how
+            && !has_times_of(&attr_of(place.export, file)?, *verifier)
+        {
+            // The file system rounds times too much for 8 bytes.
+            return Err(ErrorKind::NotSupported.into());
+        }
+        Ok(())
+    }
+
+    /// Gives what was just made its attributes, as the caller. `mode`: `None` for links.
+    fn dress(&self, place: &Place<'_>, object: &OwnedFd, attr: &SetAttr, mode: Option<u32>) -> Result<(), FsError> {
+        let is_given = place.caller.uid == 0 && (attr.uid.is_some() || attr.gid.is_some());
+        if is_given {
+            set_owner(object, attr)?;
+        }
+        // A change of the owner takes set-user-id and set-group-id away.
+        let is_lessened = is_given && mode.is_some_and(|mode| mode & 0o6000 != 0);
+        if let Some(mode) = mode.filter(|_| is_lessened || !place.has_own_umask) {
+            self.set_mode(object, mode)?;
+        }
+        Ok(set_times(object, attr)?)
+    }
+
+    /// Makes a folder. In a folder with set-group-id it has its group and that bit, as the kernel has it.
+    pub fn mkdir(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        dir: &Handle,
+        name: &[u8],
+        attr: &SetAttr,
+    ) -> Changed<Found> {
+        let mode = attr.mode.unwrap_or(FOLDER_MODE) & 0o1777;
+        self.make(lane, credential, dir, name, attr, |place| {
+            rustix::fs::mkdirat(&*place.folder, place.name.as_c_str(), Permissions::from_raw_mode(mode))?;
+            let object = open_name(&place.folder, &place.name)?;
+            if !place.has_own_umask {
+                let _changing = self.changing_object(place.export, &object);
+                let inherited = attr_of(place.export, &object)?.mode & 0o2000;
+                self.set_mode(&object, mode | inherited)?;
+            }
+            Ok((object, None))
+        })
+    }
+
+    /// Makes a symbolic link that holds `target`, which is not looked at. Permissions in the attributes do not count.
+    pub fn symlink(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        dir: &Handle,
+        name: &[u8],
+        target: &[u8],
+        attr: &SetAttr,
+    ) -> Changed<Found> {
+        self.make(lane, credential, dir, name, attr, |place| {
+            if target.len() > TARGET_BYTES_MAX {
+                return Err(ErrorKind::NameTooLong.into());
+            }
+            let target = CString::new(target).map_err(|_| ErrorKind::Invalid)?;
+            if target.is_empty() {
+                return Err(ErrorKind::Invalid.into());
+            }
+            rustix::fs::symlinkat(target.as_c_str(), &*place.folder, place.name.as_c_str())?;
+            Ok((open_name(&place.folder, &place.name)?, None))
+        })
+    }
+
+    /// Makes a FIFO, the name of a socket, or a device, for which the caller must be root.
+    pub fn mknod(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        dir: &Handle,
+        name: &[u8],
+        node: Node,
+        attr: &SetAttr,
+    ) -> Changed<Found> {
+        let mode = attr.mode.unwrap_or(FILE_MODE) & 0o7777;
+        let (kind, device) = match node {
+            Node::Fifo => (RawType::Fifo, 0),
+            Node::Socket => (RawType::Socket, 0),
+            Node::CharDevice(major, minor) => (RawType::CharacterDevice, makedev(major, minor)),
+            Node::BlockDevice(major, minor) => (RawType::BlockDevice, makedev(major, minor)),
+        };
+        self.make(lane, credential, dir, name, attr, |place| {
+            let permissions = Permissions::from_raw_mode(mode);
+            rustix::fs::mknodat(&*place.folder, place.name.as_c_str(), kind, permissions, device)?;
+            Ok((open_name(&place.folder, &place.name)?, Some(mode)))
+        })
+    }
+
+    /// Gives an object that is no folder another name, in the same export.
+    pub fn link(&self, lane: &mut Lane, credential: &Credential, file: &Handle, dir: &Handle, name: &[u8]) -> Linked {
+        let node = match self.node(lane, file) {
+            Ok(node) => node,
+            Err(error) => return Linked { file: None, dir: Wcc::default(), result: Err(error) },
+        };
+        let changing = self.attrs.changing(file);
+        let is_same_export = file.export_id() == dir.export_id();
+        let changed = self.change_folder(
+            lane,
+            credential,
+            dir,
+            entry_name(name, ErrorKind::Exists),
+            |place| {
+                if !is_same_export {
+                    return Err(ErrorKind::CrossesDevice.into());
+                }
+                // By its name in /proc: to link what is open takes CAP_DAC_READ_SEARCH, which callers lack.
+                let old = process_name(&node.descriptor);
+                let (folder, new) = (&*place.folder, place.name.as_c_str());
+                Ok(rustix::fs::linkat(&self.process, old.as_c_str(), folder, new, AtFlags::SYMLINK_FOLLOW)?)
+            },
+            |_, ()| Ok(()),
+        );
+        let after = self.node(lane, file).ok().map(|node| node.attr);
+        drop(changing);
+        Linked { file: after, dir: changed.wcc, result: changed.result }
+    }
+
+    /// Makes an entry that is no regular file. `make` tells the object, and the mode that it should have if the umask took some.
+    fn make(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        dir: &Handle,
+        name: &[u8],
+        attr: &SetAttr,
+        make: impl FnOnce(&Place<'_>) -> Result<(OwnedFd, Option<u32>), FsError>,
+    ) -> Changed<Found> {
+        let made = self.change_folder(
+            lane,
+            credential,
+            dir,
+            entry_name(name, ErrorKind::Exists),
+            |place| {
+                check(attr)?;
+                let (object, mode) = make(place)?;
+                let _changing = self.changing_object(place.export, &object);
+                self.dress(place, &object, attr, mode)?;
+                Ok(object)
+            },
+            |place, object| self.found(place.export, object, Mode::Path, Some((place.handle, &place.name))),
+        );
+        let result = made.result.and_then(|found| {
+            if has_more_than_mode(attr) {
+                self.settle(lane, &found.handle)?;
+            }
+            Ok(found)
+        });
+        Changed { wcc: made.wcc, result }
+    }
+
+    /// Changes the entries of a folder: `act` runs as the caller, `finish` as the server.
+    pub(crate) fn change_folder<A, T>(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        dir: &Handle,
+        name: Result<CString, FsError>,
+        act: impl FnOnce(&Place<'_>) -> Result<A, FsError>,
+        finish: impl FnOnce(&Place<'_>, A) -> Result<T, FsError>,
+    ) -> Changed<T> {
+        let order = self.lock(dir);
+        let node = match self.node(lane, dir) {
+            Ok(node) => node,
+            Err(error) => return Changed::failed(error),
+        };
+        let before = Some(node.attr.before());
+        let result = self.place(lane, credential, dir, &node, name).and_then(|place| {
+            let acted = lane.as_caller(&place.caller, || act(&place))??;
+            finish(&place, acted)
+        });
+        let after = self.node(lane, dir).ok().map(|node| node.attr);
+        drop(order);
+        let result = result.and_then(|made| self.settle(lane, dir).map(|()| made));
+        Changed { wcc: Wcc { before, after }, result }
+    }
+
+    /// A folder that a call may change, and a name in it.
+    pub(crate) fn place<'a>(
+        &'a self,
+        lane: &Lane,
+        credential: &Credential,
+        dir: &'a Handle,
+        node: &crate::layer::Node,
+        name: Result<CString, FsError>,
+    ) -> Result<Place<'a>, FsError> {
+        if node.attr.file_type != FileType::Directory {
+            return Err(ErrorKind::NotDirectory.into());
+        }
+        let name = name?;
+        let call = self.begin(lane, credential, dir, true)?;
+        Ok(Place {
+            export: call.export,
+            handle: dir,
+            folder: Arc::clone(&node.descriptor),
+            name,
+            caller: call.caller,
+            has_own_umask: lane.has_own_umask(),
+        })
+    }
+}
+
+/// Whether a new file got attributes after it was made, which do not come to the medium with its name.
+fn is_dressed(how: &CreateHow) -> bool {
+    match how {
+        CreateHow::Unchecked(attr) | CreateHow::Guarded(attr) => has_more_than_mode(attr),
+        CreateHow::Exclusive(_) => true,
+    }
+}
+
+fn has_more_than_mode(attr: &SetAttr) -> bool {
+    SetAttr { mode: None, ..*attr } != SetAttr::default()
+}
+
+/// Is this the file that a call asked for?
+fn is_taken(export: &Export, object: &OwnedFd, how: &CreateHow) -> Result<bool, FsError> {
+    let attr = attr_of(export, object)?;
+    Ok(attr.file_type == FileType::Regular
+        && match how {
+            CreateHow::Unchecked(_) => true,
+            CreateHow::Guarded(_) => false,
+            CreateHow::Exclusive(verifier) => has_times_of(&attr, *verifier),
+        })
+}
+
+/// The times that hold a verifier: 31 bits in the seconds of each, which every file system keeps, and the highest bits as half
+/// a second, because 32 bits would be beyond 2038.
+fn stored(verifier: [u8; 8]) -> (Time, Time) {
+    let all = u64::from_be_bytes(verifier);
+    let time = |part: u32| Time {
+        seconds: i64::from(part & 0x7fff_ffff),
+        nanos: if part >> 31 == 1 { 500_000_000 } else { 0 },
+    };
+    (time((all >> 32) as u32), time(all as u32))
+}
+
+fn times_of(verifier: [u8; 8]) -> SetAttr {
+    let (atime, mtime) = stored(verifier);
+    SetAttr { atime: Some(SetTime::To(atime)), mtime: Some(SetTime::To(mtime)), ..SetAttr::default() }
+}
+
+fn has_times_of(attr: &crate::attr::Attr, verifier: [u8; 8]) -> bool {
+    (attr.atime, attr.mtime) == stored(verifier)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Two verifiers with the same times would take one client's file for the other's.
+        #[test]
+        fn all_bits_of_a_verifier_are_stored(verifier: [u8; 8], bit in 0_usize..64) {
+            let mut other = verifier;
+            other[bit / 8] ^= 1 << (bit % 8);
+            prop_assert_ne!(stored(verifier), stored(other));
+            prop_assert!(check(&times_of(verifier)).is_ok());
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Bringing names and attributes to the medium before a call is answered (RFC 1813, section 4.7).
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use crate::attr::FileType;
+use crate::error::{ErrorKind, FsError};
+use crate::handle::Handle;
+use crate::lane::Lane;
+use crate::layer::{Fs, Node};
+
+impl Fs {
+    /// Brings a folder's entries, or a file's attributes, to the medium. To be called without a lock: calls that wait for the medium
+    /// at the same time share one commit of the file system's journal.
+    ///
+    /// Symbolic links and special files cannot be opened without an effect on them. What a caller changed of their attributes later
+    /// than at their creation comes to the medium with the file system's next commit.
+    pub(crate) fn settle(&self, lane: &Lane, handle: &Handle) -> Result<(), FsError> {
+        if !self.export(handle)?.options().sync_names {
+            return Ok(());
+        }
+        let node = match self.node(lane, handle) {
+            Ok(node) => node,
+            // Another call has removed it, and brings that to the medium.
+            Err(error) if error.kind() == ErrorKind::Stale => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        // A descriptor of its own: an error of earlier writes is told once to each, and must not be taken from COMMIT.
+        let opened = match node.attr.file_type {
+            FileType::Directory => self.reopen(&node.descriptor, OFlags::RDONLY | OFlags::DIRECTORY),
+            FileType::Regular => self.reopen_file(&node),
+            _ => return Ok(()),
+        };
+        let synced = match opened {
+            Ok(object) => rustix::fs::fsync(object),
+            // The server is not root, and may change the object but not read it.
+            Err(error) if error.kind() == ErrorKind::Access => {
+                rustix::fs::syncfs(&self.export(handle)?.root_descriptor)
+            }
+            Err(error) => return Err(error),
+        };
+        self.settled.fetch_add(1, Ordering::Relaxed);
+        match synced {
+            // The file system has no medium.
+            Err(Errno::INVAL) => Ok(()),
+            other => Ok(other?),
+        }
+    }
+
+    fn reopen_file(&self, node: &Node) -> Result<OwnedFd, FsError> {
+        self.reopen(&node.descriptor, OFlags::RDONLY).or_else(|_| self.reopen(&node.descriptor, OFlags::WRONLY))
+    }
+}

@@ -1,0 +1,122 @@
+//! Removing and renaming entries of folders.
+
+use std::ffi::CStr;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::AtFlags;
+use rustix::io::Errno;
+
+use super::make::Place;
+use crate::attr::{Changed, Renamed, Wcc};
+use crate::attr_cache::Changing;
+use crate::credential::Credential;
+use crate::error::{ErrorKind, FsError};
+use crate::export::Export;
+use crate::handle::Handle;
+use crate::lane::Lane;
+use crate::layer::{Fs, entry_name};
+use crate::sys;
+
+impl Fs {
+    /// Removes a name of anything but a folder. Where it was the last, the object's handle is stale.
+    pub fn remove(&self, lane: &mut Lane, credential: &Credential, dir: &Handle, name: &[u8]) -> Changed<()> {
+        self.unlink(lane, credential, dir, name, AtFlags::empty())
+    }
+
+    /// Removes an empty folder.
+    pub fn rmdir(&self, lane: &mut Lane, credential: &Credential, dir: &Handle, name: &[u8]) -> Changed<()> {
+        self.unlink(lane, credential, dir, name, AtFlags::REMOVEDIR)
+    }
+
+    fn unlink(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        dir: &Handle,
+        name: &[u8],
+        flags: AtFlags,
+    ) -> Changed<()> {
+        self.change_folder(
+            lane,
+            credential,
+            dir,
+            entry_name(name, ErrorKind::Invalid),
+            |place| {
+                let (victim, _changing) = self.changing_name(place.export, &place.folder, &place.name);
+                rustix::fs::unlinkat(&*place.folder, place.name.as_c_str(), flags)?;
+                Ok(victim)
+            },
+            |_, victim| {
+                victim.iter().for_each(|handle| self.lost_name(handle));
+                Ok(())
+            },
+        )
+    }
+
+    /// Gives an entry another name, in the same export, and takes that name from what has it.
+    pub fn rename(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        from_dir: &Handle,
+        from_name: &[u8],
+        to_dir: &Handle,
+        to_name: &[u8],
+    ) -> Renamed {
+        let order = self.lock_two(from_dir, to_dir);
+        let (from, to) = (self.node(lane, from_dir), self.node(lane, to_dir));
+        let before = |node: &Result<crate::layer::Node, FsError>| node.as_ref().ok().map(|node| node.attr.before());
+        let (from_before, to_before) = (before(&from), before(&to));
+        let result = from.and_then(|from| {
+            let to = to?;
+            if from_dir.export_id() != to_dir.export_id() {
+                return Err(ErrorKind::CrossesDevice.into());
+            }
+            let old = self.place(lane, credential, from_dir, &from, entry_name(from_name, ErrorKind::Invalid))?;
+            let new = self.place(lane, credential, to_dir, &to, entry_name(to_name, ErrorKind::Invalid))?;
+            self.move_name(lane, &old, &new)
+        });
+        let after = |dir: &Handle| self.node(lane, dir).ok().map(|node| node.attr);
+        let (from_after, to_after) = (after(from_dir), after(to_dir));
+        drop(order);
+        let result = result.and_then(|()| {
+            self.settle(lane, to_dir)?;
+            if from_dir == to_dir { Ok(()) } else { self.settle(lane, from_dir) }
+        });
+        Renamed {
+            from: Wcc { before: from_before, after: from_after },
+            to: Wcc { before: to_before, after: to_after },
+            result,
+        }
+    }
+
+    fn move_name(&self, lane: &mut Lane, old: &Place<'_>, new: &Place<'_>) -> Result<(), FsError> {
+        let (moved, victim) = lane.as_caller(&old.caller, || {
+            let (moved, _moving) = self.changing_name(old.export, &old.folder, &old.name);
+            let (victim, _changing) = self.changing_name(new.export, &new.folder, &new.name);
+            let (from, to) = (old.name.as_c_str(), new.name.as_c_str());
+            rustix::fs::renameat(&*old.folder, from, &*new.folder, to)?;
+            Ok::<_, FsError>((moved, victim))
+        })??;
+        if let Some(victim) = victim {
+            self.lost_name(&victim);
+        }
+        if let (Some(table), Some(moved)) = (&new.export.table, moved) {
+            table.learn(&moved, new.handle, new.name.clone());
+        }
+        Ok(())
+    }
+
+    /// A change of the object of a name begins, whose folder no other call changes meanwhile. Its handle, as far as the caller
+    /// may ask.
+    fn changing_name(&self, export: &Export, folder: &OwnedFd, name: &CStr) -> (Option<Handle>, Option<Changing<'_>>) {
+        let handle = match sys::name_to_handle(folder, name) {
+            Ok((kernel, _)) => export.handle(&kernel),
+            // There is nothing to change.
+            Err(Errno::NOENT) => return (None, None),
+            Err(_) => None,
+        };
+        let changing = handle.as_ref().map_or_else(|| self.attrs.changing_unknown(), |it| self.attrs.changing(it));
+        (handle, Some(changing))
+    }
+}

@@ -1,0 +1,143 @@
+//! System calls that rustix does not have: identities of a thread, kernel handles, checks of access, the groups of a user.
+
+use std::ffi::{CStr, c_int, c_long};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use rustix::fs::{AtFlags, OFlags};
+use rustix::io::{Errno, Result};
+
+/// Bytes of a kernel handle, at most (MAX_HANDLE_SZ).
+const KERNEL_HANDLE_BYTES_MAX: usize = 128;
+
+/// Sets the file system uid of this thread; true if the thread has it now.
+///
+/// The kernel drops the capabilities that override file permissions from the effective set when the uid changes from 0 to
+/// another, and brings back those that are permitted when it changes to 0 (capabilities(7), "Effect of user ID changes on
+/// capabilities"). The call returns the uid before, also on failure, so a second call asks.
+pub(crate) fn set_fs_uid(uid: u32) -> bool {
+    // SAFETY: setfsuid has no memory arguments, and glibc makes the plain call: it changes this thread alone.
+    unsafe {
+        libc::setfsuid(uid);
+        libc::setfsuid(u32::MAX) as u32 == uid
+    }
+}
+
+/// Sets the file system gid of this thread; true if the thread has it now.
+pub(crate) fn set_fs_gid(gid: u32) -> bool {
+    // SAFETY: setfsgid has no memory arguments, and glibc makes the plain call: it changes this thread alone.
+    unsafe {
+        libc::setfsgid(gid);
+        libc::setfsgid(u32::MAX) as u32 == gid
+    }
+}
+
+/// Gives this thread a umask (and working folder) of its own.
+pub(crate) fn own_umask() -> Result<()> {
+    // SAFETY: only FS is unshared; the table of descriptors stays shared, so no thread sees another one's descriptors.
+    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FS) }
+}
+
+/// Does the kernel let this thread have `mode` (R_OK, W_OK, X_OK) of an open object? By its file system ids: faccessat2(2)
+/// with AT_EACCESS, since Linux 5.8.
+pub(crate) fn access(object: impl AsFd, mode: u32) -> Result<()> {
+    let flags = (AtFlags::EMPTY_PATH | AtFlags::EACCESS).bits();
+    // SAFETY: the path is a constant with its NUL, and the descriptor is borrowed for the call.
+    let done = unsafe {
+        libc::syscall(libc::SYS_faccessat2, object.as_fd().as_raw_fd(), c"".as_ptr(), mode as c_int, flags as c_int)
+    };
+    checked(done).map(drop)
+}
+
+/// `struct file_handle` with room for the longest one.
+#[repr(C)]
+struct RawHandle {
+    handle_bytes: u32,
+    handle_type: i32,
+    bytes: [u8; KERNEL_HANDLE_BYTES_MAX],
+}
+
+/// What the kernel calls an inode: a type and bytes that only its file system reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KernelHandle {
+    pub(crate) handle_type: i32,
+    length: usize,
+    bytes: [u8; KERNEL_HANDLE_BYTES_MAX],
+}
+
+impl KernelHandle {
+    /// `None` for more bytes than a handle may have.
+    pub(crate) fn new(handle_type: i32, bytes: &[u8]) -> Option<Self> {
+        let mut all = [0; KERNEL_HANDLE_BYTES_MAX];
+        all.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(Self { handle_type, length: bytes.len(), bytes: all })
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+/// The kernel's handle of `name` in a folder, or of the object itself if `name` is empty, and the number of its mount.
+/// Links are not followed.
+pub(crate) fn name_to_handle(object: impl AsFd, name: &CStr) -> Result<(KernelHandle, i32)> {
+    let mut raw =
+        RawHandle { handle_bytes: KERNEL_HANDLE_BYTES_MAX as u32, handle_type: 0, bytes: [0; KERNEL_HANDLE_BYTES_MAX] };
+    let mut mount: c_int = 0;
+    let flags = if name.is_empty() { AtFlags::EMPTY_PATH.bits() } else { 0 };
+    // SAFETY: `raw` is laid out as struct file_handle with `handle_bytes` bytes behind it, which the kernel fills at most;
+    // `mount` is an int, and `name` ends with NUL.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            object.as_fd().as_raw_fd(),
+            name.as_ptr(),
+            &raw mut raw,
+            &raw mut mount,
+            flags as c_int,
+        )
+    };
+    checked(done)?;
+    let length = (raw.handle_bytes as usize).min(KERNEL_HANDLE_BYTES_MAX);
+    Ok((KernelHandle { handle_type: raw.handle_type, length, bytes: raw.bytes }, mount))
+}
+
+/// Opens what a kernel handle names, on the file system of `mount`. Needs CAP_DAC_READ_SEARCH.
+pub(crate) fn open_by_handle(mount: impl AsFd, handle: &KernelHandle, flags: OFlags) -> Result<OwnedFd> {
+    let mut raw =
+        RawHandle { handle_bytes: handle.length as u32, handle_type: handle.handle_type, bytes: handle.bytes };
+    // SAFETY: `raw` is laid out as struct file_handle and has `handle_bytes` bytes, which is at most 128.
+    let done = unsafe {
+        libc::syscall(libc::SYS_open_by_handle_at, mount.as_fd().as_raw_fd(), &raw mut raw, flags.bits() as c_int)
+    };
+    let descriptor = checked(done)?;
+    // SAFETY: the kernel has just made this descriptor for this call, so nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor as c_int) })
+}
+
+fn checked(done: c_long) -> Result<c_long> {
+    if done >= 0 {
+        return Ok(done);
+    }
+    Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
+}
+
+/// The supplementary groups of a user by the system's databases, which may wait for a server; `None` for an unknown user.
+pub(crate) fn groups_of(uid: u32, groups_max: usize) -> Option<Vec<u32>> {
+    let mut text = vec![0; 16 << 10];
+    // SAFETY: passwd is a structure of integers and pointers, for which zeros are valid.
+    let mut user: libc::passwd = unsafe { std::mem::zeroed() };
+    let mut found = std::ptr::null_mut();
+    // SAFETY: all pointers are to live memory of this function, and `text` has the length that is passed.
+    let failed = unsafe { libc::getpwuid_r(uid, &raw mut user, text.as_mut_ptr(), text.len(), &raw mut found) };
+    if failed != 0 || found.is_null() {
+        return None;
+    }
+    let mut groups = vec![0; groups_max.max(1)];
+    let mut count = c_int::try_from(groups.len()).unwrap_or(c_int::MAX);
+    // SAFETY: `pw_name` points into `text`, which is alive, and `groups` has room for `count` groups, which is as many as the
+    // library writes.
+    unsafe { libc::getgrouplist(user.pw_name, user.pw_gid, groups.as_mut_ptr(), &raw mut count) };
+    // With more groups than there is room for, the library fills the room and tells the whole number.
+    groups.truncate(usize::try_from(count).unwrap_or(0));
+    Some(groups)
+}

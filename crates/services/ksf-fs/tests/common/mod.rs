@@ -1,0 +1,83 @@
+//! A served folder, and a thread that may run operations on it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ksf_fs::{
+    CreateHow, Credential, ErrorKind, Export, ExportOptions, Found, Fs, FsOptions, Handle, Lane, SetAttr, Squash,
+};
+
+/// Folder and state are removed in the end.
+pub(crate) struct Served {
+    folder: tempfile::TempDir,
+    pub(crate) fs: Fs,
+    pub(crate) export: Arc<Export>,
+}
+
+#[allow(dead_code)]
+impl Served {
+    pub(crate) fn new(options: ExportOptions) -> Self {
+        Self::with(options, FsOptions::default())
+    }
+
+    pub(crate) fn with(options: ExportOptions, bounds: FsOptions) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("data")).unwrap();
+        let (fs, export) = open(&folder, options, bounds);
+        Self { folder, fs, export }
+    }
+
+    /// All callers are who they say.
+    pub(crate) fn open_to_all() -> Self {
+        Self::new(ExportOptions { squash: Squash::None, ..ExportOptions::default() })
+    }
+
+    /// The same folder and state with a server that has just started.
+    pub(crate) fn restarted(self) -> Self {
+        let options = self.export.options().clone();
+        let (fs, export) = open(&self.folder, options, FsOptions::default());
+        Self { folder: self.folder, fs, export }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join("data").join(name)
+    }
+
+    pub(crate) fn root(&self) -> &Handle {
+        self.export.root()
+    }
+
+    pub(crate) fn find(&self, lane: &mut Lane, name: &str) -> Found {
+        self.fs.lookup(lane, &root(), self.root(), name.as_bytes()).result.unwrap()
+    }
+
+    /// A new file in the folder, made by root.
+    pub(crate) fn make(&self, lane: &mut Lane, name: &str) -> Found {
+        let how = CreateHow::Guarded(SetAttr { mode: Some(0o644), ..SetAttr::default() });
+        self.fs.create(lane, &root(), self.root(), name.as_bytes(), &how).result.unwrap()
+    }
+}
+
+fn open(folder: &tempfile::TempDir, options: ExportOptions, bounds: FsOptions) -> (Fs, Arc<Export>) {
+    let mut fs = Fs::new(bounds).unwrap();
+    let export = fs.add_export(&folder.path().join("data"), &folder.path().join("state"), options).unwrap();
+    (fs, export)
+}
+
+/// Runs a test on a thread that is a lane.
+pub(crate) fn on_lane(test: impl FnOnce(&mut Lane) + Send) {
+    std::thread::scope(|scope| {
+        let joined = scope.spawn(|| test(&mut Lane::attach().unwrap())).join();
+        joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+}
+
+#[allow(dead_code)]
+pub(crate) fn root() -> Credential {
+    Credential::unix(1, 0, 0, &[])
+}
+
+#[allow(dead_code)]
+pub(crate) fn kind<T: std::fmt::Debug>(result: Result<T, ksf_fs::FsError>) -> ErrorKind {
+    result.unwrap_err().kind()
+}

@@ -1,0 +1,145 @@
+//! Reading, writing and committing.
+
+mod common;
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::{Served, kind, on_lane, root};
+use ksf_fs::{Credential, ErrorKind, ExportOptions, FILE_SIZE_MAX, FsOptions, Lane, SetAttr, Squash, Stable};
+
+#[test]
+fn bytes_come_back_from_where_they_were_written() {
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        let file = served.make(lane, "file").handle;
+        let bytes: Vec<u8> = (0..1 << 20).map(|at: u32| (at * 7 % 251) as u8).collect();
+        for (stable, offset) in [(Stable::Unstable, 0), (Stable::DataSync, 1 << 20), (Stable::FileSync, 5 << 20)] {
+            let written = served.fs.write(lane, &root(), &file, offset, &bytes, stable).result.unwrap();
+            assert_eq!((written.count, written.committed, written.verifier), (1 << 20, stable, served.fs.verifier()));
+            let mut back = vec![0; 1 << 20];
+            let read = served.fs.read(lane, &root(), &file, offset, &mut back);
+            assert_eq!((read.result.unwrap().count, back == bytes), (1 << 20, true));
+        }
+        assert_eq!(served.fs.commit(lane, &root(), &file).result.unwrap(), served.fs.verifier());
+        assert_eq!(served.fs.counters().uncommitted_files, 0);
+        let mut hole = [1; 100];
+        assert_eq!(served.fs.read(lane, &root(), &file, 3 << 20, &mut hole).result.unwrap().count, 100);
+        assert_eq!(hole, [0; 100]);
+        assert_eq!(fs::metadata(served.path("file")).unwrap().len(), 6 << 20);
+    });
+}
+
+#[test]
+fn the_end_of_a_file_is_told() {
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        fs::write(served.path("file"), "0123456789").unwrap();
+        let file = served.find(lane, "file").handle;
+        for (offset, length, count, eof) in [
+            (0, 4, 4, false),
+            (6, 4, 4, true),
+            (6, 9, 4, true),
+            (10, 4, 0, true),
+            (99, 4, 0, true),
+            (0, 0, 0, false),
+            (FILE_SIZE_MAX - 1, 8, 0, true),
+            (FILE_SIZE_MAX, 8, 0, true),
+            (u64::MAX, 8, 0, true),
+        ] {
+            let read = served.fs.read(lane, &root(), &file, offset, &mut vec![0; length]).result.unwrap();
+            assert_eq!((read.count, read.eof), (count, eof), "{length} bytes at {offset}");
+        }
+        for (offset, expected) in [(FILE_SIZE_MAX, ErrorKind::TooBig), (u64::MAX, ErrorKind::TooBig)] {
+            let written = served.fs.write(lane, &root(), &file, offset, b"x", Stable::Unstable);
+            assert_eq!(kind(written.result), expected);
+        }
+        assert_eq!(served.fs.write(lane, &root(), &file, 0, b"", Stable::FileSync).result.unwrap().count, 0);
+    });
+}
+
+/// Every read gives a prefix of the file's one byte, and no signal.
+#[test]
+fn a_file_that_shrinks_gives_fewer_bytes() {
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        let file = served.make(lane, "file").handle;
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let changed = fs::OpenOptions::new().write(true).open(served.path("file")).unwrap();
+                let full = vec![7; 256 << 10];
+                while !is_over.load(Ordering::SeqCst) {
+                    std::os::unix::fs::FileExt::write_all_at(&changed, &full, 0).unwrap();
+                    changed.set_len(5).unwrap();
+                }
+            });
+            for _ in 0..300 {
+                let mut bytes = vec![9; 256 << 10];
+                let read = served.fs.read(lane, &root(), &file, 0, &mut bytes).result.unwrap();
+                assert!(bytes[..read.count].iter().all(|byte| *byte == 7 || *byte == 0), "{}", read.count);
+                assert!(bytes[read.count..].iter().all(|byte| *byte == 9));
+            }
+            is_over.store(true, Ordering::SeqCst);
+        });
+    });
+}
+
+#[test]
+fn uncommitted_files_are_bounded_and_forgotten_when_removed() {
+    on_lane(|lane| {
+        let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+        let bounds = FsOptions { uncommitted_files_max: 4, ..FsOptions::default() };
+        let served = Served::with(options, bounds);
+        for number in 0..20 {
+            let file = served.make(lane, &number.to_string()).handle;
+            served.fs.write(lane, &root(), &file, 0, b"text", Stable::Unstable).result.unwrap();
+            assert!(served.fs.counters().uncommitted_files <= 4);
+        }
+        assert_eq!(served.fs.counters().uncommitted_files, 4);
+        for number in 0..20 {
+            served.fs.remove(lane, &root(), served.root(), number.to_string().as_bytes()).result.unwrap();
+        }
+        assert_eq!(served.fs.counters().uncommitted_files, 0);
+        assert_eq!(served.fs.counters().write_back_failures, 0);
+    });
+}
+
+#[test]
+fn descriptors_are_bounded_and_idle_ones_are_closed() {
+    on_lane(|lane| {
+        let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+        let served = Served::with(options, FsOptions { descriptors_max: 32, ..FsOptions::default() });
+        let files: Vec<_> = (0..200).map(|number| served.make(lane, &number.to_string()).handle).collect();
+        for file in &files {
+            served.fs.write(lane, &root(), file, 0, b"text", Stable::FileSync).result.unwrap();
+            let read = served.fs.read(lane, &root(), file, 0, &mut [0; 4]).result.unwrap();
+            assert_eq!(read.count, 4, "what was closed is opened again");
+            // Two of each object may be above the bound of a part of the cache, which always keeps one object.
+            assert!(served.fs.counters().descriptors <= 48, "{:?}", served.fs.counters());
+        }
+        assert!(served.fs.counters().evicted > 0);
+        served.fs.close_idle();
+        served.fs.close_idle();
+        assert_eq!(served.fs.counters().descriptors, 0);
+        let read = |lane: &mut Lane, file| served.fs.read(lane, &root(), file, 0, &mut [0; 4]).result.unwrap().count;
+        assert_eq!(read(lane, &files[0]), 4);
+        let before = served.fs.counters();
+        (0..10).for_each(|_| assert_eq!(read(lane, &files[0]), 4));
+        assert_eq!(served.fs.counters().misses, before.misses, "from the cache");
+    });
+}
+
+#[test]
+fn a_commit_needs_no_right_and_no_unsynced_data() {
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        let file = served.make(lane, "file").handle;
+        let locked = SetAttr { mode: Some(0), ..SetAttr::default() };
+        served.fs.setattr(lane, &root(), &file, &locked, None).result.unwrap();
+        let stranger = Credential::unix(9, 1000, 100, &[]);
+        let verifier = served.fs.verifier();
+        assert_eq!(served.fs.commit(lane, &stranger, &file).result.unwrap(), verifier);
+        assert_ne!(Served::open_to_all().fs.verifier(), verifier, "random at each start");
+    });
+}

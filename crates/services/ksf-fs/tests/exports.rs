@@ -1,0 +1,203 @@
+//! Exports and their handles: mistakes, restarts, renames, forgeries.
+
+mod common;
+
+use std::fs;
+
+use common::{Served, kind, on_lane, root};
+use ksf_fs::{ErrorKind, ExportOptions, Fs, FsOptions, HANDLE_BYTES_MAX, HandleSource};
+use ksf_test::{root_or_skip, skip};
+
+/// Why a path cannot be exported beside those that are.
+fn refused(fs: &mut Fs, path: &std::path::Path, state: &std::path::Path) -> String {
+    let error = fs.add_export(path, state, ExportOptions::default()).unwrap_err().to_string();
+    assert!(!error.contains('\n'), "{error}");
+    error
+}
+
+#[test]
+fn mistakes_get_one_line_with_the_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    fs::create_dir_all(path("data/inner")).unwrap();
+    fs::write(path("file"), "").unwrap();
+    let mut layer = Fs::new(FsOptions::default()).unwrap();
+    assert!(refused(&mut layer, &path("none"), &path("state")).contains("make it"));
+    assert!(refused(&mut layer, &path("file"), &path("state")).contains("export the folder that it lies in"));
+    assert!(refused(&mut layer, &path("file/x"), &path("state")).contains("not a folder"));
+    assert!(refused(&mut layer, &path("data"), &path("data/state")).contains("state folder outside"));
+    layer.add_export(&path("data"), &path("state"), ExportOptions::default()).unwrap();
+    for nested in ["data", "data/inner", "", "data/../data/inner"] {
+        assert!(refused(&mut layer, &path(nested), &path("state")).contains("export one of both"), "{nested:?}");
+    }
+    assert_eq!(layer.exports().len(), 1);
+}
+
+#[test]
+fn a_file_system_without_handles_is_refused_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut layer = Fs::new(FsOptions::default()).unwrap();
+    let error = refused(&mut layer, std::path::Path::new("/proc/self/fd"), folder.path());
+    assert!(error.contains("gives no file handles"), "{error}");
+}
+
+#[test]
+fn a_key_that_others_read_or_that_is_damaged_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("data")).unwrap();
+    let (data, state) = (folder.path().join("data"), folder.path().join("state"));
+    let mut layer = Fs::new(FsOptions::default()).unwrap();
+    layer.add_export(&data, &state, ExportOptions::default()).unwrap();
+    let key = fs::read_dir(&state).unwrap().next().unwrap().unwrap().path();
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).unwrap();
+    let mut layer = Fs::new(FsOptions::default()).unwrap();
+    assert!(refused(&mut layer, &data, &state).contains("chmod 600"));
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
+    for damage in [&b""[..], b"ksf-fs export key 1\nid 00", b"\xff\xfe"] {
+        fs::write(&key, damage).unwrap();
+        assert!(refused(&mut layer, &data, &state).contains("is damaged"), "{damage:?}");
+    }
+}
+
+#[test]
+fn handles_survive_a_restart_and_renames() {
+    let Some(()) = root_or_skip("file handles") else { return };
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        assert_eq!(served.export.handles(), HandleSource::Kernel);
+        fs::create_dir(served.path("folder")).unwrap();
+        fs::write(served.path("folder/file"), "content").unwrap();
+        let folder = served.find(lane, "folder");
+        let file = served.fs.lookup(lane, &root(), &folder.handle, b"file").result.unwrap();
+        assert_eq!(file.attr.size, 7);
+        assert!(file.handle.as_bytes().len() <= HANDLE_BYTES_MAX);
+        let id = served.export.id();
+        let served = served.restarted();
+        assert_eq!(served.export.id(), id);
+        fs::rename(served.path("folder"), served.path("other")).unwrap();
+        fs::rename(served.path("other/file"), served.path("moved")).unwrap();
+        let handle = served.fs.decode(file.handle.as_bytes()).unwrap();
+        assert_eq!(handle, file.handle);
+        assert_eq!(served.fs.getattr(lane, &handle).unwrap().fileid, file.attr.fileid);
+        let root_handle = served.fs.decode(served.root().as_bytes()).unwrap();
+        assert_eq!(served.find(lane, "moved").handle, handle);
+        assert_eq!(served.fs.lookup(lane, &root(), &root_handle, b"..").result.unwrap().handle, root_handle);
+    });
+}
+
+#[test]
+fn forged_foreign_and_cut_handles_are_none() {
+    let (one, two) = (Served::open_to_all(), Served::open_to_all());
+    let handle = one.root().as_bytes();
+    assert_eq!(one.fs.decode(handle).unwrap(), *one.root());
+    assert_eq!(kind(two.fs.decode(handle)), ErrorKind::BadHandle, "of another server");
+    for length in (0..handle.len()).chain([handle.len() + 1, 64, 65, 1000]) {
+        let mut bytes = handle.to_vec();
+        bytes.resize(length, 0);
+        if length != handle.len() {
+            assert_eq!(kind(one.fs.decode(&bytes)), ErrorKind::BadHandle, "{length} bytes");
+        }
+    }
+    for at in 0..handle.len() {
+        let mut bytes = handle.to_vec();
+        bytes[at] ^= 0x40;
+        assert_eq!(kind(one.fs.decode(&bytes)), ErrorKind::BadHandle, "byte {at}");
+    }
+}
+
+#[test]
+fn removed_and_replaced_files_are_stale_at_once() {
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        let file = served.make(lane, "file");
+        // Open here, for reading and writing.
+        let done = served.fs.write(lane, &root(), &file.handle, 0, b"old", ksf_fs::Stable::Unstable);
+        assert_eq!(done.result.unwrap().count, 3);
+        let mut bytes = [0; 10];
+        assert_eq!(served.fs.read(lane, &root(), &file.handle, 0, &mut bytes).result.unwrap().count, 3);
+        fs::write(served.path("new"), "new!").unwrap();
+        fs::rename(served.path("new"), served.path("file")).unwrap();
+        assert_eq!(kind(served.fs.getattr(lane, &file.handle)), ErrorKind::Stale);
+        assert_eq!(kind(served.fs.read(lane, &root(), &file.handle, 0, &mut bytes).result), ErrorKind::Stale);
+        let written = served.fs.write(lane, &root(), &file.handle, 0, b"x", ksf_fs::Stable::Unstable);
+        assert_eq!(kind(written.result), ErrorKind::Stale);
+        let found = served.find(lane, "file");
+        assert_ne!(found.handle, file.handle);
+        assert_eq!(found.attr.size, 4);
+        fs::create_dir(served.path("folder")).unwrap();
+        let folder = served.find(lane, "folder");
+        fs::remove_dir(served.path("folder")).unwrap();
+        assert_eq!(kind(served.fs.lookup(lane, &root(), &folder.handle, b"x").result), ErrorKind::Stale);
+        assert!(served.fs.counters().stale >= 4);
+    });
+}
+
+#[test]
+fn a_file_of_two_names_lives_until_the_last_goes() {
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        let file = served.make(lane, "one");
+        served.fs.link(lane, &root(), &file.handle, served.root(), b"two").result.unwrap();
+        served.fs.remove(lane, &root(), served.root(), b"one").result.unwrap();
+        // Without kernel handles its place is that of the name that was told last.
+        assert_eq!(served.find(lane, "two").handle, file.handle);
+        assert_eq!(served.fs.getattr(lane, &file.handle).unwrap().nlink, 1);
+        served.fs.remove(lane, &root(), served.root(), b"two").result.unwrap();
+        assert_eq!(kind(served.fs.getattr(lane, &file.handle)), ErrorKind::Stale);
+    });
+}
+
+/// A mount inside of an export is not entered; /dev has some on most systems.
+#[test]
+fn mounts_are_not_crossed() {
+    let Some(()) = root_or_skip("the export of /dev") else { return };
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let is_mount = |path: &str| mounts.lines().any(|line| line.split(' ').nth(4) == Some(path));
+    if !is_mount("/dev") || !is_mount("/dev/pts") {
+        return skip("needs /dev and /dev/pts as mounts");
+    }
+    on_lane(|lane| {
+        let state = tempfile::tempdir().unwrap();
+        let mut layer = Fs::new(FsOptions::default()).unwrap();
+        let options = ExportOptions { read_only: true, ..ExportOptions::default() };
+        let dev = layer.add_export(std::path::Path::new("/dev"), state.path(), options).unwrap();
+        let found = layer.lookup(lane, &root(), dev.root(), b"pts");
+        assert_eq!(kind(found.result), ErrorKind::MountPoint);
+        assert!(found.after.is_some());
+        let mut seen = false;
+        let take = &mut |entry: ksf_fs::Entry<'_>| {
+            if entry.name == b"pts" {
+                seen = true;
+                assert_eq!(entry.found, None);
+            }
+            true
+        };
+        layer.list(lane, &root(), dev.root(), ksf_fs::Cursor::default(), ksf_fs::Detail::Handles, take).result.unwrap();
+        assert!(seen);
+        // A device is no file: to read it could block.
+        let null = layer.lookup(lane, &root(), dev.root(), b"null").result.unwrap();
+        assert_eq!(null.attr.device, (1, 3));
+        assert_eq!(kind(layer.read(lane, &root(), &null.handle, 0, &mut [0; 8]).result), ErrorKind::WrongType);
+    });
+}
+
+/// A folder that was moved out has no way back into what lies around it.
+#[test]
+fn the_way_up_ends_at_the_root_of_the_export() {
+    let Some(()) = root_or_skip("file handles") else { return };
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        fs::create_dir_all(served.path("a/b")).unwrap();
+        let a = served.find(lane, "a");
+        let b = served.fs.lookup(lane, &root(), &a.handle, b"b").result.unwrap();
+        let up = |lane: &mut ksf_fs::Lane, handle| served.fs.lookup(lane, &root(), handle, b"..").result;
+        assert_eq!(up(lane, &b.handle).unwrap().handle, a.handle);
+        assert_eq!(up(lane, &a.handle).unwrap().handle, *served.root());
+        assert_eq!(up(lane, served.root()).unwrap().handle, *served.root());
+        let outside = served.path("..").canonicalize().unwrap().join("outside");
+        fs::rename(served.path("a"), &outside).unwrap();
+        assert_eq!(kind(up(lane, &a.handle)), ErrorKind::Stale);
+        assert_eq!(kind(up(lane, &b.handle)), ErrorKind::Stale);
+    });
+}

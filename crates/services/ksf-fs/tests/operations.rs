@@ -1,0 +1,290 @@
+//! Each operation with its errors and its weak cache data.
+
+mod common;
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+
+use common::{Served, kind, on_lane, root};
+use ksf_fs::{Access, CreateHow, ErrorKind, FileType, Fs, Handle, Lane, Node, SetAttr, SetTime, Stable, Time};
+
+const NONE: SetAttr = SetAttr { mode: None, uid: None, gid: None, size: None, atime: None, mtime: None };
+
+fn look(fs: &Fs, lane: &mut Lane, dir: &Handle, name: &[u8]) -> Result<Handle, ErrorKind> {
+    let found = fs.lookup(lane, &root(), dir, name).result;
+    found.map(|found| found.handle).map_err(|error| error.kind())
+}
+
+#[test]
+fn attributes_are_those_of_the_file_system() {
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        fs::write(served.path("file"), "0123456789").unwrap();
+        fs::hard_link(served.path("file"), served.path("other")).unwrap();
+        let attr = served.find(lane, "file").attr;
+        let known = fs::metadata(served.path("file")).unwrap();
+        assert_eq!(attr.file_type, FileType::Regular);
+        assert_eq!((attr.size, attr.nlink, attr.fileid), (10, 2, known.ino()));
+        assert_eq!((attr.uid, attr.gid, attr.mode), (known.uid(), known.gid(), known.mode() & 0o7777));
+        assert_eq!(attr.used, known.blocks() * 512);
+        let mtime = Time { seconds: known.mtime(), nanos: known.mtime_nsec() as u32 };
+        let ctime = Time { seconds: known.ctime(), nanos: known.ctime_nsec() as u32 };
+        assert_eq!((attr.mtime, attr.ctime), (mtime, ctime));
+        assert_eq!(attr.fsid, u64::from(served.export.id()) << 32);
+        let root_attr = served.fs.getattr(lane, served.root()).unwrap();
+        assert_eq!((root_attr.file_type, root_attr.fsid), (FileType::Directory, attr.fsid));
+    });
+}
+
+#[test]
+fn names_are_checked() {
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        let file = served.make(lane, "file").handle;
+        let (layer, dir) = (&served.fs, served.root());
+        let long = [b'n'; 256];
+        for (name, expected) in [
+            (&b""[..], ErrorKind::Invalid),
+            (b"a/b", ErrorKind::Invalid),
+            (b"/", ErrorKind::Invalid),
+            (b"a\0b", ErrorKind::Invalid),
+            (&long, ErrorKind::NameTooLong),
+            (b"none", ErrorKind::NotFound),
+        ] {
+            assert_eq!(look(layer, lane, dir, name), Err(expected), "{name:?}");
+            assert_eq!(kind(layer.remove(lane, &root(), dir, name).result), expected, "{name:?}");
+            assert_eq!(kind(layer.rmdir(lane, &root(), dir, name).result), expected, "{name:?}");
+            assert_eq!(kind(layer.rename(lane, &root(), dir, name, dir, b"x").result), expected, "{name:?}");
+            if expected != ErrorKind::NotFound {
+                assert_eq!(kind(layer.mkdir(lane, &root(), dir, name, &NONE).result), expected, "{name:?}");
+                assert_eq!(kind(layer.link(lane, &root(), &file, dir, name).result), expected, "{name:?}");
+            }
+        }
+        for dots in [&b"."[..], b".."] {
+            assert_eq!(look(layer, lane, dir, dots).unwrap(), *dir, "the root is above itself");
+            assert_eq!(kind(layer.mkdir(lane, &root(), dir, dots, &NONE).result), ErrorKind::Exists);
+            assert_eq!(kind(layer.rmdir(lane, &root(), dir, dots).result), ErrorKind::Invalid);
+            assert_eq!(kind(layer.rename(lane, &root(), dir, b"file", dir, dots).result), ErrorKind::Invalid);
+        }
+        // All other bytes are names.
+        for name in [&long[..255], b"\xff\xfe", b"...", b"a b\n", b"-"] {
+            let made = layer.create(lane, &root(), dir, name, &CreateHow::Guarded(NONE)).result.unwrap();
+            assert_eq!(look(layer, lane, dir, name).unwrap(), made.handle);
+            assert!(served.path("").join(std::ffi::OsStr::from_bytes(name)).is_file());
+        }
+        assert_eq!(look(layer, lane, &file, b"x"), Err(ErrorKind::NotDirectory));
+        assert_eq!(kind(layer.mkdir(lane, &root(), &file, b"x", &NONE).result), ErrorKind::NotDirectory);
+    });
+}
+
+#[test]
+fn links_are_never_followed() {
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        let (layer, dir) = (&served.fs, served.root());
+        for (name, target) in [(&b"out"[..], &b"/etc"[..]), (b"up", b"../.."), (b"self", b"self")] {
+            let made = layer.symlink(lane, &root(), dir, name, target, &NONE).result.unwrap();
+            assert_eq!(made.attr.file_type, FileType::Symlink);
+            assert_eq!(layer.readlink(lane, &root(), &made.handle).result.unwrap(), target);
+            assert_eq!(look(layer, lane, &made.handle, b"passwd"), Err(ErrorKind::NotDirectory));
+            assert_eq!(kind(layer.read(lane, &root(), &made.handle, 0, &mut [0; 9]).result), ErrorKind::WrongType);
+            let how = CreateHow::Unchecked(NONE);
+            assert_eq!(kind(layer.create(lane, &root(), dir, name, &how).result), ErrorKind::Exists);
+            let mode = SetAttr { mode: Some(0o600), ..NONE };
+            assert_eq!(kind(layer.setattr(lane, &root(), &made.handle, &mode, None).result), ErrorKind::NotSupported);
+            let time = Time { seconds: 77, nanos: 5 };
+            let times = SetAttr { mtime: Some(SetTime::To(time)), ..NONE };
+            let changed = layer.setattr(lane, &root(), &made.handle, &times, None);
+            assert_eq!(changed.wcc.after.unwrap().mtime, time, "of the link");
+        }
+        let file = served.make(lane, "file").handle;
+        assert_eq!(kind(layer.readlink(lane, &root(), &file).result), ErrorKind::Invalid);
+        let symlink =
+            |lane: &mut Lane, target: &[u8]| kind(layer.symlink(lane, &root(), dir, b"x", target, &NONE).result);
+        assert_eq!(symlink(lane, b""), ErrorKind::Invalid);
+        assert_eq!(symlink(lane, b"a\0b"), ErrorKind::Invalid);
+        assert_eq!(symlink(lane, &[b'a'; 4096]), ErrorKind::NameTooLong);
+        let out = look(layer, lane, dir, b"out").unwrap();
+        let linked = layer.link(lane, &root(), &out, dir, b"out2");
+        assert_eq!(linked.file.unwrap().nlink, 2, "a link has another name itself");
+        assert_eq!(fs::read_link(served.path("out2")).unwrap().as_os_str(), "/etc");
+    });
+}
+
+#[test]
+fn weak_cache_data_shows_each_change_once() {
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        let (layer, dir) = (&served.fs, served.root());
+        let mut known = layer.getattr(lane, dir).unwrap();
+        let made = layer.create(lane, &root(), dir, b"one", &CreateHow::Guarded(NONE));
+        assert_eq!(made.wcc.before, Some(known.before()));
+        known = made.wcc.after.unwrap();
+        assert_ne!(made.wcc.before, Some(known.before()));
+        let failed = layer.create(lane, &root(), dir, b"one", &CreateHow::Guarded(NONE));
+        assert_eq!(kind(failed.result), ErrorKind::Exists);
+        assert_eq!((failed.wcc.before, failed.wcc.after), (Some(known.before()), Some(known)));
+        let folder = layer.mkdir(lane, &root(), dir, b"folder", &NONE);
+        assert_eq!(folder.wcc.before, Some(known.before()));
+        let folder_attr = folder.result.as_ref().unwrap().attr;
+        let folder_handle = folder.result.unwrap().handle;
+        let renamed = layer.rename(lane, &root(), dir, b"one", &folder_handle, b"two");
+        assert_eq!(renamed.from.before, folder.wcc.after.map(|attr| attr.before()));
+        assert_eq!(renamed.to.before, Some(folder_attr.before()));
+        assert_eq!(renamed.to.after, Some(layer.getattr(lane, &folder_handle).unwrap()));
+        let file = made.result.unwrap().handle;
+        let before = layer.getattr(lane, &file).unwrap();
+        let written = layer.write(lane, &root(), &file, 0, b"12345", Stable::Unstable);
+        assert_eq!(written.wcc.before, Some(before.before()));
+        assert_eq!(written.wcc.after.unwrap().size, 5);
+        let stable = layer.write(lane, &root(), &file, 5, b"6", Stable::FileSync);
+        assert_eq!((stable.wcc.before, stable.wcc.after.unwrap().size), (None, 6));
+        let removed = layer.remove(lane, &root(), &folder_handle, b"two");
+        assert_eq!(removed.wcc.before, renamed.to.after.map(|attr| attr.before()));
+    });
+}
+
+#[test]
+fn create_knows_three_ways() {
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        let (layer, dir) = (&served.fs, served.root());
+        let create = |lane: &mut Lane, name: &[u8], how| layer.create(lane, &root(), dir, name, &how).result;
+        let sized = SetAttr { size: Some(3), mode: Some(0o640), ..NONE };
+        let file = create(lane, b"file", CreateHow::Unchecked(sized)).unwrap();
+        assert_eq!((file.attr.size, file.attr.mode), (3, 0o640));
+        fs::write(served.path("file"), "longer").unwrap();
+        let again = create(lane, b"file", CreateHow::Unchecked(SetAttr { mode: Some(0o600), ..NONE })).unwrap();
+        assert_eq!((again.handle.clone(), again.attr.size, again.attr.mode), (file.handle.clone(), 6, 0o640));
+        let cut = create(lane, b"file", CreateHow::Unchecked(SetAttr { size: Some(0), ..NONE })).unwrap();
+        assert_eq!((cut.handle, cut.attr.size), (file.handle, 0));
+        assert_eq!(kind(create(lane, b"file", CreateHow::Guarded(sized))), ErrorKind::Exists);
+        fs::create_dir(served.path("folder")).unwrap();
+        assert_eq!(kind(create(lane, b"folder", CreateHow::Unchecked(sized))), ErrorKind::Exists);
+        let bad = SetAttr { size: Some(u64::MAX), ..NONE };
+        assert_eq!(kind(create(lane, b"bad", CreateHow::Guarded(bad))), ErrorKind::TooBig);
+        assert!(!served.path("bad").exists());
+    });
+}
+
+#[test]
+fn an_exclusive_call_that_is_sent_again_is_answered_alike() {
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        let (layer, dir) = (&served.fs, served.root());
+        for (at, verifier) in
+            [[0; 8], [0xff; 8], [0x80, 0, 0, 0, 0x7f, 1, 2, 3], [1, 2, 3, 4, 5, 6, 7, 8]].iter().enumerate()
+        {
+            let name = format!("file{at}");
+            let create = |lane: &mut Lane, verifier| {
+                layer.create(lane, &root(), dir, name.as_bytes(), &CreateHow::Exclusive(verifier))
+            };
+            let first = create(lane, *verifier).result.unwrap();
+            let second = create(lane, *verifier).result.unwrap();
+            assert_eq!((&first.handle, first.attr.size), (&second.handle, 0));
+            for byte in 0..8 {
+                let mut other = *verifier;
+                other[byte] ^= 0x80;
+                let refused = create(lane, other);
+                assert_eq!(kind(refused.result), ErrorKind::Exists, "byte {byte}");
+                assert!(refused.wcc.before.is_some() && refused.wcc.after.is_some());
+            }
+            // The client takes the verifier away by setting the times.
+            let times = SetAttr { atime: Some(SetTime::Now), mtime: Some(SetTime::Now), mode: Some(0o600), ..NONE };
+            layer.setattr(lane, &root(), &first.handle, &times, None).result.unwrap();
+            assert_eq!(kind(create(lane, *verifier).result), ErrorKind::Exists);
+        }
+    });
+}
+
+#[test]
+fn a_guard_lets_only_the_expected_state_change() {
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        let file = served.make(lane, "file");
+        let to = SetAttr { mode: Some(0o600), ..NONE };
+        let wrong = Time { seconds: 1, nanos: 1 };
+        let refused = served.fs.setattr(lane, &root(), &file.handle, &to, Some(wrong));
+        assert_eq!(kind(refused.result), ErrorKind::NotSync);
+        assert_eq!(refused.wcc.after.unwrap().mode, 0o644);
+        let changed = served.fs.setattr(lane, &root(), &file.handle, &to, Some(file.attr.ctime));
+        assert!(changed.result.is_ok());
+        assert_eq!(changed.wcc.after.unwrap().mode, 0o600);
+    });
+}
+
+#[test]
+fn folders_and_files_are_removed_by_their_own_calls() {
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        let (layer, dir) = (&served.fs, served.root());
+        served.make(lane, "file");
+        let folder = layer.mkdir(lane, &root(), dir, b"folder", &NONE).result.unwrap().handle;
+        layer.create(lane, &root(), &folder, b"inner", &CreateHow::Guarded(NONE)).result.unwrap();
+        assert_eq!(kind(layer.remove(lane, &root(), dir, b"folder").result), ErrorKind::IsDirectory);
+        assert_eq!(kind(layer.rmdir(lane, &root(), dir, b"file").result), ErrorKind::NotDirectory);
+        assert_eq!(kind(layer.rmdir(lane, &root(), dir, b"folder").result), ErrorKind::NotEmpty);
+        assert_eq!(kind(layer.rename(lane, &root(), dir, b"folder", &folder, b"x").result), ErrorKind::Invalid);
+        layer.remove(lane, &root(), &folder, b"inner").result.unwrap();
+        layer.rmdir(lane, &root(), dir, b"folder").result.unwrap();
+        layer.remove(lane, &root(), dir, b"file").result.unwrap();
+        assert_eq!(fs::read_dir(served.path("")).unwrap().count(), 0);
+    });
+}
+
+#[test]
+fn two_exports_have_nothing_in_common() {
+    on_lane(|lane| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut layer = Fs::new(ksf_fs::FsOptions::default()).unwrap();
+        let mut add = |name: &str| {
+            fs::create_dir(folder.path().join(name)).unwrap();
+            let options = ksf_fs::ExportOptions { squash: ksf_fs::Squash::None, ..Default::default() };
+            layer.add_export(&folder.path().join(name), &folder.path().join("state"), options).unwrap()
+        };
+        let (one, two) = (add("one"), add("two"));
+        let file = layer.create(lane, &root(), one.root(), b"file", &CreateHow::Guarded(NONE)).result.unwrap().handle;
+        assert_eq!(layer.export_of(&file).unwrap().path(), one.path());
+        assert_eq!(kind(layer.link(lane, &root(), &file, two.root(), b"x").result), ErrorKind::CrossesDevice);
+        let renamed = layer.rename(lane, &root(), one.root(), b"file", two.root(), b"x");
+        assert_eq!(kind(renamed.result), ErrorKind::CrossesDevice);
+        assert_eq!(layer.decode(file.as_bytes()).unwrap(), file);
+    });
+}
+
+#[test]
+fn the_file_system_tells_its_room_and_limits() {
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        let stat = served.fs.fsstat(lane, served.root()).result.unwrap();
+        assert!(stat.available_bytes <= stat.free_bytes && stat.free_bytes <= stat.total_bytes);
+        assert!(stat.total_bytes > 0 && stat.total_bytes < 1 << 63);
+        assert_eq!(stat.name_max, 255);
+        let conf = served.fs.pathconf(lane, served.root()).result.unwrap();
+        assert_eq!((conf.name_max, conf.no_trunc, conf.case_insensitive), (255, true, false));
+        let all = Access::READ | Access::WRITE | Access::EXECUTE;
+        assert_eq!(served.fs.access(lane, &root(), served.root(), all).result.unwrap(), all);
+        assert_eq!(Access::from_bits_truncate(u32::MAX), all);
+    });
+}
+
+#[test]
+fn what_would_block_an_open_is_not_opened() {
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        let (layer, dir) = (&served.fs, served.root());
+        for (name, node) in [(&b"fifo"[..], Node::Fifo), (b"socket", Node::Socket)] {
+            let made = layer.mknod(lane, &root(), dir, name, node, &NONE).result.unwrap();
+            let read = layer.read(lane, &root(), &made.handle, 0, &mut [0; 9]);
+            assert_eq!(kind(read.result), ErrorKind::WrongType);
+            assert_eq!(read.after.unwrap().file_type, made.attr.file_type);
+            let written = layer.write(lane, &root(), &made.handle, 0, b"x", Stable::Unstable);
+            assert_eq!(kind(written.result), ErrorKind::WrongType);
+            let size = SetAttr { size: Some(0), ..NONE };
+            assert_eq!(kind(layer.setattr(lane, &root(), &made.handle, &size, None).result), ErrorKind::WrongType);
+            assert_eq!(kind(layer.commit(lane, &root(), &made.handle).result), ErrorKind::WrongType);
+        }
+        assert_eq!(kind(layer.read(lane, &root(), dir, 0, &mut [0; 9]).result), ErrorKind::IsDirectory);
+    });
+}

@@ -1,0 +1,393 @@
+//! The duplicate request cache: a request that is sent again is answered with the reply to its first try.
+//!
+//! NFSv3 runs over transports on which a client sends a request again when no reply came (RFC 1813 section 4.8). Carried
+//! out twice, a REMOVE would answer NOENT and a CREATE EXIST, although the first try has done what was asked for. So the
+//! procedures that change something keep their replies here for a while.
+//!
+//! ```text
+//!            begin()                       end()
+//!  request ─────────► Started ─► carried out ─────► reply kept, and given to a try that waits
+//!      │
+//!      ├─► Replay: the kept reply
+//!      ├─► Waits: the first try is being carried out, and its reply answers this one, too
+//!      └─► Full: everything here is under way
+//! ```
+//!
+//! **What a request is known by** ([`RequestKey`]): the client's address, the xid, program and procedure, and a checksum
+//! of the credential (without its stamp) and of the arguments. The credential has the name of the client's machine, so two
+//! clients behind one address are told apart by it, and where their names are the same by xid and arguments. For
+//! datagrams the address has its port, because a client keeps the port for as long as it sends a datagram again.
+//! For streams it has none: a client that lost its connection asks again from another port. A credential that names no
+//! machine (AUTH_NONE) tells too little for that. Its reply serves another connection only once the first one has ended
+//! ([`Origin`]).
+//!
+//! **Bounds**: entries and bytes. Replies that nobody asked for again go in the order in which they were made, and after
+//! [`DrcLimits::age_max_ms`]. What is under way is never given up; while nothing else is left, a request is refused.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use ksf_proto::oncrpc::{Call, Credential};
+
+/// Bounds of the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DrcLimits {
+    /// Most entries, those under way included.
+    pub entries_max: usize,
+    /// Most bytes of the replies and of the entries themselves.
+    pub bytes_max: usize,
+    /// Age above which a reply is not given again.
+    pub age_max_ms: u64,
+}
+
+impl Default for DrcLimits {
+    /// 16,384 entries, 8 MiB, 120 seconds.
+    fn default() -> Self {
+        Self { entries_max: 16_384, bytes_max: 8 << 20, age_max_ms: 120_000 }
+    }
+}
+
+/// Parts of the cache, each behind a lock of its own.
+const STRIPES: usize = 16;
+
+/// What an entry takes without its reply: the key twice (map and queue), and the entry.
+pub const ENTRY_BYTES: usize = 2 * size_of::<RequestKey>() + 96;
+
+/// Bytes at the beginning and at the end of the arguments of which the checksum is made. Between them lie data of a WRITE
+/// only: its handle, offset and count are at the beginning.
+const CHECKED_BYTES: usize = 256;
+
+/// Who sent a request, as far as the transport tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ClientAddress {
+    ip: IpAddr,
+    /// Of datagrams alone; 0 for streams.
+    port: u16,
+}
+
+impl ClientAddress {
+    /// The sender of a request that came by a stream.
+    pub fn of_stream(address: SocketAddr) -> Self {
+        Self { ip: address.ip().to_canonical(), port: 0 }
+    }
+
+    /// A sender without an address, on a Unix socket of this machine.
+    pub fn of_this_machine() -> Self {
+        Self { ip: IpAddr::V6(Ipv6Addr::UNSPECIFIED), port: 0 }
+    }
+
+    /// The sender of a datagram.
+    pub fn of_datagram(address: SocketAddr) -> Self {
+        Self { ip: address.ip().to_canonical(), port: address.port() }
+    }
+}
+
+/// What a request is known by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RequestKey {
+    client: ClientAddress,
+    xid: u32,
+    program: u32,
+    procedure: u32,
+    checksum: u64,
+}
+
+/// The connection that a request came by. All requests of one connection have the same origin.
+#[derive(Clone, Debug, Default)]
+pub struct Origin(Arc<()>);
+
+impl Origin {
+    /// A connection that is new.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+/// Where an entry came from, without keeping the connection.
+#[derive(Debug)]
+struct CameBy {
+    origin: Weak<()>,
+    /// The credential names a machine.
+    named: bool,
+}
+
+impl CameBy {
+    fn is(&self, origin: &Origin) -> bool {
+        self.origin.as_ptr() == Arc::as_ptr(&origin.0)
+    }
+
+    /// Whether a request by `origin` may be another try of this one.
+    fn may_be_repeated_by(&self, origin: &Origin) -> bool {
+        self.named || self.is(origin) || self.origin.strong_count() == 0
+    }
+}
+
+/// Most tries of one request that wait for the reply to its first one.
+pub const WAITING_MAX: usize = 4;
+
+/// What there is to do for a request, whose way to its sender is `W`.
+#[derive(Debug)]
+pub enum Begun<W> {
+    /// It is new: it is to be carried out and answered, and its end told by [`Ticket::end`].
+    Started(Ticket<W>, W),
+    /// It was carried out: it is to be answered with these results.
+    Replay(W, Arc<[u8]>),
+    /// It is being carried out; [`Ticket::end`] of its first try returns what answers this one.
+    Waits,
+    /// There is no room, or [`WAITING_MAX`] tries wait already: the client is to try later.
+    Full(W),
+}
+
+enum State<W> {
+    UnderWay { waiting: Vec<W> },
+    Done { reply: Arc<[u8]>, at_ms: u64 },
+}
+
+struct Entry<W> {
+    came_by: CameBy,
+    /// Tells this entry from an earlier one of the same key in the queue.
+    number: u64,
+    state: State<W>,
+}
+
+struct Stripe<W> {
+    entries: HashMap<RequestKey, Entry<W>>,
+    /// Entries that are done, the oldest first. One whose number is not that of the entry was replaced.
+    done: VecDeque<(RequestKey, u64)>,
+    bytes: usize,
+    last_number: u64,
+}
+
+impl<W> Default for Stripe<W> {
+    fn default() -> Self {
+        Self { entries: HashMap::new(), done: VecDeque::new(), bytes: 0, last_number: 0 }
+    }
+}
+
+impl<W> Stripe<W> {
+    /// Forgets the oldest reply; false if there is none.
+    fn forget_oldest(&mut self) -> bool {
+        while let Some((key, number)) = self.done.pop_front() {
+            if self.entries.get(&key).is_some_and(|entry| entry.number == number) {
+                self.remove(&key);
+                return true;
+            }
+        }
+        false
+    }
+
+    fn forget_old(&mut self, now_ms: u64, age_max_ms: u64) {
+        while let Some(&(key, number)) = self.done.front() {
+            // An entry of this number that is in the queue is done.
+            let at_ms =
+                self.entries.get(&key).filter(|entry| entry.number == number).and_then(|entry| match entry.state {
+                    State::Done { at_ms, .. } => Some(at_ms),
+                    State::UnderWay { .. } => None,
+                });
+            if at_ms.is_some_and(|at_ms| now_ms.saturating_sub(at_ms) <= age_max_ms) {
+                return;
+            }
+            self.done.pop_front();
+            if at_ms.is_some() {
+                self.remove(&key);
+            }
+        }
+    }
+
+    fn remove(&mut self, key: &RequestKey) -> Option<Entry<W>> {
+        let entry = self.entries.remove(key)?;
+        let reply_bytes = match &entry.state {
+            State::Done { reply, .. } => reply.len(),
+            State::UnderWay { .. } => 0,
+        };
+        self.bytes -= ENTRY_BYTES + reply_bytes;
+        Some(entry)
+    }
+}
+
+struct Shared<W> {
+    stripes: [Mutex<Stripe<W>>; STRIPES],
+    /// Of each stripe.
+    limits: DrcLimits,
+    hasher: RandomState,
+}
+
+impl<W> Shared<W> {
+    fn stripe(&self, key: &RequestKey) -> MutexGuard<'_, Stripe<W>> {
+        // The checksum is keyed, so clients cannot choose a stripe.
+        let stripe = &self.stripes[key.checksum as usize % STRIPES];
+        // A panic between the changes of one stripe is not possible: nothing in between calls code of others.
+        stripe.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The cache. `W` is what a try that waits for the reply is answered by.
+pub struct Drc<W>(Arc<Shared<W>>);
+
+impl<W> Clone for Drc<W> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<W> std::fmt::Debug for Drc<W> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Drc").field("sizes", &self.sizes()).finish_non_exhaustive()
+    }
+}
+
+/// How much the cache has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DrcSizes {
+    /// Entries, those under way included.
+    pub entries: usize,
+    /// Entries under way.
+    pub under_way: usize,
+    /// Bytes as [`DrcLimits::bytes_max`] counts them.
+    pub bytes: usize,
+}
+
+impl<W> Drc<W> {
+    /// An empty cache. Its 16 parts have a sixteenth of the limits each, and room for one entry at least.
+    pub fn new(limits: DrcLimits) -> Self {
+        let limits = DrcLimits {
+            entries_max: (limits.entries_max / STRIPES).max(1),
+            bytes_max: (limits.bytes_max / STRIPES).max(ENTRY_BYTES),
+            ..limits
+        };
+        let stripes = std::array::from_fn(|_| Mutex::default());
+        Self(Arc::new(Shared { stripes, limits, hasher: RandomState::new() }))
+    }
+
+    /// What a call is known by.
+    pub fn key(&self, client: ClientAddress, call: &Call<'_>) -> RequestKey {
+        let mut hasher = self.0.hasher.build_hasher();
+        match call.credential {
+            Credential::None => 0.hash(&mut hasher),
+            Credential::Sys(sys) => {
+                // Not the stamp: a client may write another one each time.
+                (1, sys.machine_name, sys.uid, sys.gid).hash(&mut hasher);
+                sys.gids.iter().for_each(|gid| gid.hash(&mut hasher));
+            }
+        }
+        call.args.len().hash(&mut hasher);
+        if let (Some(first), Some(last)) =
+            (call.args.first_chunk::<CHECKED_BYTES>(), call.args.last_chunk::<CHECKED_BYTES>())
+        {
+            (first, last).hash(&mut hasher);
+        } else {
+            call.args.hash(&mut hasher);
+        }
+        // With the xid calls that are alike spread over the stripes.
+        (client, call.xid).hash(&mut hasher);
+        let checksum = hasher.finish();
+        RequestKey { client, xid: call.xid, program: call.program, procedure: call.procedure, checksum }
+    }
+
+    /// A request came that `way` answers. `named`: its credential names a machine.
+    pub fn begin(&self, key: RequestKey, origin: &Origin, named: bool, now_ms: u64, way: W) -> Begun<W> {
+        let limits = &self.0.limits;
+        let mut stripe = self.0.stripe(&key);
+        let stripe = &mut *stripe;
+        stripe.forget_old(now_ms, limits.age_max_ms);
+        if let Some(entry) = stripe.entries.get_mut(&key) {
+            let repeats = entry.came_by.may_be_repeated_by(origin);
+            match &mut entry.state {
+                State::Done { reply, .. } if repeats => return Begun::Replay(way, Arc::clone(reply)),
+                // Of another client that names no machine: its reply goes, because there is one place for both.
+                State::Done { .. } => {}
+                State::UnderWay { waiting } if repeats && waiting.len() < WAITING_MAX => {
+                    waiting.push(way);
+                    return Begun::Waits;
+                }
+                State::UnderWay { .. } => return Begun::Full(way),
+            }
+            stripe.remove(&key);
+        }
+        while stripe.entries.len() >= limits.entries_max || stripe.bytes + ENTRY_BYTES > limits.bytes_max {
+            if !stripe.forget_oldest() {
+                return Begun::Full(way);
+            }
+        }
+        stripe.last_number += 1;
+        stripe.bytes += ENTRY_BYTES;
+        let came_by = CameBy { origin: Arc::downgrade(&origin.0), named };
+        let state = State::UnderWay { waiting: Vec::new() };
+        stripe.entries.insert(key, Entry { came_by, number: stripe.last_number, state });
+        Begun::Started(Ticket { drc: self.clone(), key, is_over: false }, way)
+    }
+
+    /// How much it has now.
+    pub fn sizes(&self) -> DrcSizes {
+        let mut sizes = DrcSizes::default();
+        for stripe in &self.0.stripes {
+            let stripe = stripe.lock().unwrap_or_else(PoisonError::into_inner);
+            sizes.entries += stripe.entries.len();
+            sizes.under_way +=
+                stripe.entries.values().filter(|entry| matches!(entry.state, State::UnderWay { .. })).count();
+            sizes.bytes += stripe.bytes;
+        }
+        sizes
+    }
+}
+
+/// The duty to tell the end of a request. Dropping it (a task that panicked) forgets the request, so that another try is
+/// carried out; one that waits is dropped, too.
+pub struct Ticket<W> {
+    drc: Drc<W>,
+    key: RequestKey,
+    is_over: bool,
+}
+
+impl<W> std::fmt::Debug for Ticket<W> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ticket").field("key", &self.key).finish_non_exhaustive()
+    }
+}
+
+impl<W> Ticket<W> {
+    /// The request was carried out, and these are the results of its reply. The tries that wait for them are returned, to be
+    /// answered with the same.
+    pub fn end(mut self, results: &[u8], now_ms: u64) -> Vec<W> {
+        self.is_over = true;
+        let shared = &self.drc.0;
+        let mut stripe = shared.stripe(&self.key);
+        let stripe = &mut *stripe;
+        let Some(entry) = stripe.entries.get_mut(&self.key) else { return Vec::new() };
+        let done = State::Done { reply: results.into(), at_ms: now_ms };
+        let State::UnderWay { waiting } = std::mem::replace(&mut entry.state, done) else { return Vec::new() };
+        stripe.done.push_back((self.key, entry.number));
+        stripe.bytes += results.len();
+        while stripe.bytes > shared.limits.bytes_max && stripe.forget_oldest() {}
+        waiting
+    }
+
+    /// The request was not carried out, and another try of it should be. The tries that wait are returned, to be answered
+    /// likewise.
+    pub fn forget(mut self) -> Vec<W> {
+        self.remove()
+    }
+
+    fn remove(&mut self) -> Vec<W> {
+        self.is_over = true;
+        let entry = self.drc.0.stripe(&self.key).remove(&self.key);
+        match entry.map(|entry| entry.state) {
+            Some(State::UnderWay { waiting }) => waiting,
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl<W> Drop for Ticket<W> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            // Outside of the lock: what waits answers a connection when it is dropped.
+            drop(self.remove());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

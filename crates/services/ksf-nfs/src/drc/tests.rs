@@ -1,0 +1,169 @@
+use ksf_proto::oncrpc::{AuthSys, NFS_PROGRAM};
+
+use super::*;
+
+const CLIENT: &str = "192.0.2.7:700";
+
+fn client() -> ClientAddress {
+    ClientAddress::of_stream(CLIENT.parse().unwrap())
+}
+
+fn call(xid: u32, args: &[u8]) -> Call<'_> {
+    Call { xid, program: NFS_PROGRAM, version: 3, procedure: 12, credential: Credential::None, args }
+}
+
+fn started(begun: Begun<u32>) -> Ticket<u32> {
+    match begun {
+        Begun::Started(ticket, _) => ticket,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+fn is_replay(begun: &Begun<u32>, way: u32, results: &[u8]) {
+    assert!(matches!(begun, Begun::Replay(known, reply) if *known == way && **reply == *results), "{begun:?}");
+}
+
+#[test]
+fn a_second_try_gets_the_reply_to_the_first() {
+    let drc = Drc::new(DrcLimits::default());
+    let (first, second) = (Origin::new(), Origin::new());
+    let key = drc.key(client(), &call(1, b"args"));
+    let ticket = started(drc.begin(key, &first, true, 0, 1));
+    assert!(ticket.end(b"done", 5).is_empty());
+    is_replay(&drc.begin(key, &first, true, 6, 2), 2, b"done");
+    is_replay(&drc.begin(key, &second, true, 6, 3), 3, b"done");
+    assert_eq!(drc.sizes().entries, 1);
+}
+
+#[test]
+fn what_runs_is_not_run_twice_and_the_tries_that_wait_are_bounded() {
+    let drc = Drc::new(DrcLimits::default());
+    let origins: Vec<Origin> = (0..=WAITING_MAX + 1).map(|_| Origin::new()).collect();
+    let key = drc.key(client(), &call(1, b"args"));
+    let ticket = started(drc.begin(key, &origins[0], true, 0, 0));
+    for (origin, way) in origins[1..=WAITING_MAX].iter().zip(1..) {
+        assert!(matches!(drc.begin(key, origin, true, 0, way), Begun::Waits));
+    }
+    assert!(matches!(drc.begin(key, &origins[WAITING_MAX + 1], true, 0, 99), Begun::Full(99)));
+    assert_eq!(ticket.end(b"done", 0), [1, 2, 3, 4]);
+    is_replay(&drc.begin(key, &origins[0], true, 0, 5), 5, b"done");
+}
+
+#[test]
+fn each_part_of_a_call_tells_it_from_others() {
+    let drc = Drc::<u32>::new(DrcLimits::default());
+    let groups = ksf_test::rpc::words(&[9, 4, u32::from_be_bytes(*b"host"), 1000, 100, 1, 7]);
+    let sys = |stamp: u32, uid: u32| {
+        let mut body = groups.clone();
+        body[..4].copy_from_slice(&stamp.to_be_bytes());
+        body[12..16].copy_from_slice(&uid.to_be_bytes());
+        body
+    };
+    let key = |client: ClientAddress, call: &Call<'_>| drc.key(client, call);
+    let plain = key(client(), &call(1, b"args"));
+    assert_eq!(plain, key(client(), &call(1, b"args")));
+    assert_eq!(plain, key(ClientAddress::of_stream("192.0.2.7:701".parse().unwrap()), &call(1, b"args")));
+    assert_ne!(plain, key(ClientAddress::of_stream("192.0.2.8:700".parse().unwrap()), &call(1, b"args")));
+    assert_ne!(plain, key(ClientAddress::of_datagram(CLIENT.parse().unwrap()), &call(1, b"args")));
+    assert_ne!(plain, key(client(), &call(2, b"args")));
+    assert_ne!(plain, key(client(), &call(1, b"argt")));
+    assert_ne!(plain, key(client(), &Call { procedure: 13, ..call(1, b"args") }));
+    let of_user = |stamp, uid| {
+        let body = sys(stamp, uid);
+        let credential = Credential::Sys(AuthSys::parse(&body).unwrap());
+        key(client(), &Call { credential, ..call(1, b"args") })
+    };
+    assert_eq!(of_user(1, 1000), of_user(2, 1000), "a stamp is any number");
+    assert_ne!(of_user(1, 1000), of_user(1, 1001));
+    assert_ne!(of_user(1, 1000), plain);
+    // Long arguments: the beginning and the end, and the length.
+    let long = vec![1; 1000];
+    let changed = |at: usize| {
+        let mut args = long.clone();
+        args[at] = 2;
+        key(client(), &call(1, &args))
+    };
+    let whole = key(client(), &call(1, &long));
+    assert!(changed(0) != whole && changed(999) != whole && key(client(), &call(1, &long[..999])) != whole);
+}
+
+#[test]
+fn a_client_without_a_name_gets_no_reply_of_a_connection_that_is_open() {
+    let drc = Drc::new(DrcLimits::default());
+    let (first, second) = (Origin::new(), Origin::new());
+    let key = drc.key(client(), &call(1, b"args"));
+    started(drc.begin(key, &first, false, 0, 1)).end(b"first", 0);
+    // The other client is carried out, and its reply stands in the place.
+    started(drc.begin(key, &second, false, 0, 2)).end(b"second", 0);
+    is_replay(&drc.begin(key, &second, false, 0, 3), 3, b"second");
+    drop(second);
+    is_replay(&drc.begin(key, &first, false, 0, 4), 4, b"second");
+}
+
+#[test]
+fn what_was_not_carried_out_is_tried_again() {
+    let drc = Drc::new(DrcLimits::default());
+    let (first, second) = (Origin::new(), Origin::new());
+    let key = drc.key(client(), &call(1, b"args"));
+    let ticket = started(drc.begin(key, &first, true, 0, 1));
+    assert!(matches!(drc.begin(key, &second, true, 0, 2), Begun::Waits));
+    assert_eq!(ticket.forget(), [2]);
+    // A task that panicked drops its ticket.
+    drop(started(drc.begin(key, &second, true, 0, 3)));
+    started(drc.begin(key, &second, true, 0, 4)).end(b"done", 0);
+    assert_eq!(drc.sizes(), DrcSizes { entries: 1, under_way: 0, bytes: ENTRY_BYTES + 4 });
+}
+
+#[test]
+fn old_replies_go_and_what_is_under_way_stays() {
+    let limits = DrcLimits { entries_max: STRIPES, bytes_max: STRIPES * (ENTRY_BYTES + 100), age_max_ms: 1000 };
+    let drc = Drc::new(limits);
+    let origin = Origin::new();
+    let keys: Vec<RequestKey> = (0..1000).map(|xid| drc.key(client(), &call(xid, b"args"))).collect();
+    // One entry in each part: further ones are refused, and none is given up.
+    let tickets: Vec<_> = keys
+        .iter()
+        .filter_map(|key| match drc.begin(*key, &origin, true, 0, 0) {
+            Begun::Started(ticket, _) => Some(ticket),
+            Begun::Full(_) => None,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(tickets.len(), STRIPES);
+    assert_eq!(drc.sizes().under_way, STRIPES);
+    for ticket in tickets {
+        ticket.end(&[0; 100], 0);
+    }
+    assert_eq!(drc.sizes().bytes, limits.bytes_max);
+    // Replies make room, and too long ones do not stay.
+    for key in &keys[500..] {
+        if let Begun::Started(ticket, _) = drc.begin(*key, &origin, true, 500, 0) {
+            ticket.end(&[0; 101], 500);
+        }
+    }
+    let sizes = drc.sizes();
+    assert!(sizes.under_way == 0 && sizes.bytes <= limits.bytes_max, "{sizes:?}");
+    // After their time they go.
+    let key = keys[0];
+    if let Begun::Started(ticket, _) = drc.begin(key, &origin, true, 500, 0) {
+        ticket.end(b"x", 500);
+    }
+    is_replay(&drc.begin(key, &origin, true, 1500, 7), 7, b"x");
+    let again = drc.begin(key, &origin, true, 1501, 7);
+    assert!(matches!(again, Begun::Started(..)), "{again:?}");
+}
+
+#[test]
+fn a_panic_does_not_lock_the_cache() {
+    let drc = Drc::new(DrcLimits::default());
+    let origin = Origin::new();
+    let key = drc.key(client(), &call(1, b"args"));
+    let ticket = started(drc.begin(key, &origin, true, 0, 1));
+    let panicked = std::thread::spawn(move || {
+        let _ticket = ticket;
+        panic!("of the test");
+    });
+    assert!(panicked.join().is_err());
+    started(drc.begin(key, &origin, true, 0, 2)).end(b"done", 0);
+}

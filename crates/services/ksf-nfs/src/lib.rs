@@ -1,0 +1,38 @@
+//! The NFSv3 server (RFC 1813): the programs NFS 3, MOUNT 3 and NLM 4 for the RPC service, over the file layer `ksf-fs`.
+//!
+//! ```text
+//! RpcService ─► NfsProgram::call ── arguments, handle, export, client ── refused ─► reply
+//!                    │ may its second try differ? ─► Drc ── known ─► the reply to its first try
+//!                    ▼
+//!               Lanes::submit ─► a lane: Fs, as the caller ─► results ─► Drc, reply
+//! ```
+//!
+//! On a shard nothing waits: a call is decoded, its handle verified without a system call, and given to a lane. GETATTR on an
+//! exclusive export is answered on the shard if the file layer knows the attributes ([`ksf_fs::Fs::known_attr`]). The data of a
+//! WRITE stay where they were received; those of a READ leave from where they were read into.
+//!
+//! Nothing here checks a permission: the kernel does, with the caller's identity ([`ksf_fs`]). What is checked here is
+//! whether the export that a handle belongs to is for the client's address, at MNT and at every call.
+
+#![forbid(unsafe_code)]
+
+mod clients;
+mod counters;
+pub mod drc;
+mod exports;
+mod mount;
+mod nlm;
+mod procedure;
+mod program;
+mod request;
+mod results;
+mod server;
+mod status;
+mod wire;
+
+pub use clients::{Clients, Network};
+pub use counters::ProcedureCounts;
+pub use exports::ExportSettings;
+pub use procedure::Procedure;
+pub use server::{ExportInfo, Nfs, OpenError, Settings, TRANSFER_BYTES_MAX};
+pub use status::Status;

@@ -1,0 +1,197 @@
+//! The program MOUNT, version 3 (RFC 1813 appendix I): from a path to a handle.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ksf_fs::{Credential as Caller, ErrorKind, FileType, Handle, Lane, Lanes};
+use ksf_proto::oncrpc::{MOUNT_PROGRAM, flavor};
+use ksf_proto::xdr::{XdrReader, XdrWrite};
+use ksf_services::rpc::{Answered, ProcError, Program, RpcCall, RpcReply};
+
+use crate::exports::Sender;
+use crate::program::{Core, VERSION, caller_of};
+use crate::status::Status;
+
+/// Greatest path: `MNTPATHLEN`.
+const PATH_LIMIT_BYTES: u32 = 1024;
+
+/// Most mounts that DUMP tells of; of further ones nothing is noted. They are for people: nothing depends on them.
+const MOUNTS_MAX: usize = 1024;
+
+/// Results of MNT: a status, a handle, a flavour.
+const RESULTS_BYTES_MAX: usize = 256;
+
+const NULL: u32 = 0;
+const MNT: u32 = 1;
+const DUMP: u32 = 2;
+const UMNT: u32 = 3;
+const UMNTALL: u32 = 4;
+const EXPORT: u32 = 5;
+
+/// A client and a path that it mounted.
+type Mount = (Option<IpAddr>, Vec<u8>);
+
+/// MOUNTv3.
+pub(crate) struct MountProgram {
+    pub(crate) core: Arc<Core>,
+    pub(crate) lanes: Arc<Lanes>,
+    pub(crate) mounts: Mutex<BTreeSet<Mount>>,
+}
+
+impl MountProgram {
+    fn mounts(&self) -> MutexGuard<'_, BTreeSet<Mount>> {
+        // No change of the set is made in two steps.
+        self.mounts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn mount(&self, call: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered {
+        let path = match read_path(call.args) {
+            Ok(path) => path,
+            Err(error) => return reply.error(error),
+        };
+        let sender = Sender::of(call.peer());
+        let refuse = |status: Status, reply: RpcReply<'_, '_>| {
+            reply.results(|out| {
+                out.put_u32(status.0);
+                Ok(())
+            })
+        };
+        let Some((exported, below)) = self.core.exports.of_path(&path) else { return refuse(Status::NOENT, reply) };
+        if !exported.admits(sender) {
+            return refuse(Status::ACCES, reply);
+        }
+        let root = exported.export.root().clone();
+        if self.mounts().len() < MOUNTS_MAX {
+            self.mounts().insert((sender.ip(), path.into_os_string().into_vec()));
+        }
+        if below.is_empty() {
+            return reply.results(|out| {
+                put_mounted(out, &root);
+                Ok(())
+            });
+        }
+        let caller = caller_of(sender, &call.credential);
+        let core = Arc::clone(&self.core);
+        let (answered, way) = reply.defer_for(RESULTS_BYTES_MAX);
+        let _ = self.lanes.submit(path_bytes(&below), move |lane| {
+            let found = descend(&core, lane, &caller, root, &below);
+            way.results(|out| {
+                match found {
+                    Ok(handle) => put_mounted(out, &handle),
+                    Err(status) => out.put_u32(status.0),
+                }
+                Ok(())
+            });
+        });
+        answered
+    }
+}
+
+impl Program for MountProgram {
+    fn name(&self) -> &str {
+        "mount"
+    }
+
+    fn number(&self) -> u32 {
+        MOUNT_PROGRAM
+    }
+
+    fn versions(&self) -> RangeInclusive<u32> {
+        VERSION..=VERSION
+    }
+
+    fn call(&self, call: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered {
+        let ip = Sender::of(call.peer()).ip();
+        match call.procedure {
+            NULL => reply.void(),
+            MNT => self.mount(call, reply),
+            DUMP => reply.results(|out| {
+                for (ip, path) in self.mounts().iter() {
+                    out.put_bool(true);
+                    out.put_opaque(ip.map_or_else(|| "localhost".to_owned(), |ip| ip.to_string()).as_bytes());
+                    out.put_opaque(path);
+                }
+                out.put_bool(false);
+                Ok(())
+            }),
+            UMNT => match read_path(call.args) {
+                Ok(path) => {
+                    self.mounts().remove(&(ip, path.into_os_string().into_vec()));
+                    reply.void()
+                }
+                Err(error) => reply.error(error),
+            },
+            UMNTALL => {
+                self.mounts().retain(|(mounted_by, _)| *mounted_by != ip);
+                reply.void()
+            }
+            EXPORT => reply.results(|out| {
+                for exported in &self.core.exports.all {
+                    out.put_bool(true);
+                    out.put_opaque(exported.export.path().as_os_str().as_bytes());
+                    for network in exported.clients.networks() {
+                        out.put_bool(true);
+                        out.put_opaque(network.to_string().as_bytes());
+                    }
+                    out.put_bool(false);
+                }
+                out.put_bool(false);
+                Ok(())
+            }),
+            _ => reply.error(ProcError::ProcUnavail),
+        }
+    }
+}
+
+fn read_path(args: &[u8]) -> Result<PathBuf, ProcError> {
+    let mut r = XdrReader::new(args);
+    let path = Path::new(std::ffi::OsStr::from_bytes(r.string(PATH_LIMIT_BYTES)?)).to_owned();
+    r.finish()?;
+    Ok(path)
+}
+
+fn path_bytes(parts: &[PathBuf]) -> usize {
+    parts.iter().map(|part| size_of::<PathBuf>() + part.as_os_str().len()).sum()
+}
+
+/// `mountres3_ok`. AUTH_UNIX alone is named: clients of BSD refuse a server that names AUTH_NONE.
+fn put_mounted(out: &mut Vec<u8>, handle: &Handle) {
+    out.put_u32(Status::OK.0);
+    out.put_opaque(handle.as_bytes());
+    out.put_array(&[flavor::AUTH_SYS], |out, flavor| out.put_u32(*flavor));
+}
+
+/// Goes from the root of an export to a folder in it, as the caller. Symbolic links are not followed.
+fn descend(core: &Core, lane: &mut Lane, caller: &Caller, root: Handle, names: &[PathBuf]) -> Result<Handle, Status> {
+    let mut at = root;
+    for name in names {
+        let found = core.fs.lookup(lane, caller, &at, name.as_os_str().as_bytes()).result;
+        let found = found.map_err(|error| mount_status(error.kind()))?;
+        if found.attr.file_type != FileType::Directory {
+            return Err(Status::NOTDIR);
+        }
+        at = found.handle;
+    }
+    Ok(at)
+}
+
+/// `mountstat3`, which has fewer values than `nfsstat3`.
+fn mount_status(kind: ErrorKind) -> Status {
+    /// `MNT3ERR_SERVERFAULT`.
+    const SERVERFAULT: Status = Status(10_006);
+    match Status::from(kind) {
+        status @ (Status::PERM
+        | Status::NOENT
+        | Status::IO
+        | Status::ACCES
+        | Status::NOTDIR
+        | Status::INVAL
+        | Status::NAMETOOLONG
+        | Status::NOTSUPP) => status,
+        _ => SERVERFAULT,
+    }
+}

@@ -1,0 +1,368 @@
+//! Calls with their arguments, taken out of the message.
+
+use ksf::pool::Chunk;
+use ksf_fs::{CreateHow, ErrorKind, Fs, Handle, Node, SetAttr, Stable, Time};
+use ksf_proto::xdr::{XdrError, XdrReader};
+
+use crate::procedure::Procedure;
+use crate::status::Status;
+use crate::wire::{HANDLE_LIMIT_BYTES, NAME_LIMIT_BYTES, TARGET_LIMIT_BYTES, read_guard, read_set_attr};
+
+/// A name in a folder.
+pub(crate) type Name = Box<[u8]>;
+
+/// A call that is to be carried out.
+#[derive(Debug)]
+pub(crate) enum Request {
+    Getattr {
+        object: Handle,
+    },
+    Setattr {
+        object: Handle,
+        to: SetAttr,
+        guard: Option<Time>,
+    },
+    Lookup {
+        dir: Handle,
+        name: Name,
+    },
+    Access {
+        object: Handle,
+        wanted: u32,
+    },
+    Readlink {
+        link: Handle,
+    },
+    Read {
+        file: Handle,
+        offset: u64,
+        count: u32,
+    },
+    Write {
+        file: Handle,
+        offset: u64,
+        data: Chunk,
+        stable: Stable,
+    },
+    Create {
+        dir: Handle,
+        name: Name,
+        how: CreateHow,
+    },
+    Mkdir {
+        dir: Handle,
+        name: Name,
+        attr: SetAttr,
+    },
+    Symlink {
+        dir: Handle,
+        name: Name,
+        attr: SetAttr,
+        target: Box<[u8]>,
+    },
+    /// `None`: a type that MKNOD does not make.
+    Mknod {
+        dir: Handle,
+        name: Name,
+        node: Option<(Node, SetAttr)>,
+    },
+    Remove {
+        dir: Handle,
+        name: Name,
+    },
+    Rmdir {
+        dir: Handle,
+        name: Name,
+    },
+    Rename {
+        from: Handle,
+        from_name: Name,
+        to: Handle,
+        to_name: Name,
+    },
+    Link {
+        file: Handle,
+        dir: Handle,
+        name: Name,
+    },
+    Readdir {
+        dir: Handle,
+        cookie: u64,
+        verifier: u64,
+        count: u32,
+    },
+    Readdirplus {
+        dir: Handle,
+        cookie: u64,
+        verifier: u64,
+        names_bytes_max: u32,
+        count: u32,
+    },
+    Fsstat {
+        root: Handle,
+    },
+    Fsinfo {
+        root: Handle,
+    },
+    Pathconf {
+        object: Handle,
+    },
+    Commit {
+        file: Handle,
+    },
+}
+
+/// Why a call is not carried out.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The arguments are not what the procedure declares: GARBAGE_ARGS.
+    Garbage,
+    /// The procedure answers a status.
+    Status(Status),
+}
+
+impl From<XdrError> for Refusal {
+    fn from(_: XdrError) -> Self {
+        Self::Garbage
+    }
+}
+
+/// Reads arguments. A handle that is none is told of when all arguments were read: what cannot be decoded is garbage first.
+struct Arguments<'a> {
+    r: XdrReader<'a>,
+    fs: &'a Fs,
+}
+
+impl<'a> Arguments<'a> {
+    /// The bytes of a handle.
+    fn handle(&mut self) -> Result<&'a [u8], XdrError> {
+        self.r.opaque(HANDLE_LIMIT_BYTES)
+    }
+
+    fn name(&mut self) -> Result<Name, XdrError> {
+        self.r.string(NAME_LIMIT_BYTES).map(Name::from)
+    }
+
+    /// Ends reading, and looks at the handle.
+    fn end(self, handle: &[u8]) -> Result<Handle, Refusal> {
+        self.r.finish()?;
+        decode(self.fs, handle)
+    }
+}
+
+fn decode(fs: &Fs, handle: &[u8]) -> Result<Handle, Refusal> {
+    fs.decode(handle).map_err(|error| Refusal::Status(error.kind().into()))
+}
+
+impl Request {
+    /// Reads the arguments of a procedure other than NULL. `keep` keeps a part of them beyond the call.
+    pub(crate) fn read(
+        procedure: Procedure,
+        args: &[u8],
+        fs: &Fs,
+        keep: impl FnOnce(&[u8]) -> Chunk,
+    ) -> Result<Self, Refusal> {
+        let mut a = Arguments { r: XdrReader::new(args), fs };
+        Ok(match procedure {
+            // It has no arguments, and is answered elsewhere.
+            Procedure::Null => return Err(Refusal::Garbage),
+            Procedure::Getattr => {
+                let object = a.handle()?;
+                Self::Getattr { object: a.end(object)? }
+            }
+            Procedure::Setattr => {
+                let object = a.handle()?;
+                let (to, guard) = (read_set_attr(&mut a.r)?, read_guard(&mut a.r)?);
+                Self::Setattr { object: a.end(object)?, to, guard }
+            }
+            Procedure::Lookup => {
+                let (dir, name) = (a.handle()?, a.name()?);
+                Self::Lookup { dir: a.end(dir)?, name }
+            }
+            Procedure::Access => {
+                let (object, wanted) = (a.handle()?, a.r.u32()?);
+                Self::Access { object: a.end(object)?, wanted }
+            }
+            Procedure::Readlink => {
+                let link = a.handle()?;
+                Self::Readlink { link: a.end(link)? }
+            }
+            Procedure::Read => {
+                let (file, offset, count) = (a.handle()?, a.r.u64()?, a.r.u32()?);
+                Self::Read { file: a.end(file)?, offset, count }
+            }
+            Procedure::Write => {
+                let (file, offset, count) = (a.handle()?, a.r.u64()?, a.r.u32()?);
+                let stable = read_stable(&mut a.r)?;
+                let data = a.r.opaque(u32::MAX)?;
+                // Section 3.3.7: data and count are the same; a client that sends more than it counts means the count.
+                let data = data.get(..count as usize).ok_or(Refusal::Garbage)?;
+                Self::Write { file: a.end(file)?, offset, data: keep(data), stable }
+            }
+            Procedure::Create => {
+                let (dir, name) = (a.handle()?, a.name()?);
+                let how = read_how(&mut a.r)?;
+                Self::Create { dir: a.end(dir)?, name, how }
+            }
+            Procedure::Mkdir => {
+                let (dir, name) = (a.handle()?, a.name()?);
+                let attr = read_set_attr(&mut a.r)?;
+                Self::Mkdir { dir: a.end(dir)?, name, attr }
+            }
+            Procedure::Symlink => {
+                let (dir, name) = (a.handle()?, a.name()?);
+                let attr = read_set_attr(&mut a.r)?;
+                let target = a.r.string(TARGET_LIMIT_BYTES)?.into();
+                Self::Symlink { dir: a.end(dir)?, name, attr, target }
+            }
+            Procedure::Mknod => {
+                let (dir, name) = (a.handle()?, a.name()?);
+                let node = read_node(&mut a.r)?;
+                Self::Mknod { dir: a.end(dir)?, name, node }
+            }
+            Procedure::Remove => {
+                let (dir, name) = (a.handle()?, a.name()?);
+                Self::Remove { dir: a.end(dir)?, name }
+            }
+            Procedure::Rmdir => {
+                let (dir, name) = (a.handle()?, a.name()?);
+                Self::Rmdir { dir: a.end(dir)?, name }
+            }
+            Procedure::Rename => {
+                let (from, from_name) = (a.handle()?, a.name()?);
+                let (to, to_name) = (a.handle()?, a.name()?);
+                Self::Rename { from: a.end(from)?, from_name, to: decode(fs, to)?, to_name }
+            }
+            Procedure::Link => {
+                let (file, dir, name) = (a.handle()?, a.handle()?, a.name()?);
+                Self::Link { file: a.end(file)?, dir: decode(fs, dir)?, name }
+            }
+            Procedure::Readdir => {
+                let (dir, cookie, verifier, count) = (a.handle()?, a.r.u64()?, a.r.u64()?, a.r.u32()?);
+                Self::Readdir { dir: a.end(dir)?, cookie, verifier, count }
+            }
+            Procedure::Readdirplus => {
+                let (dir, cookie, verifier) = (a.handle()?, a.r.u64()?, a.r.u64()?);
+                let (names_bytes_max, count) = (a.r.u32()?, a.r.u32()?);
+                Self::Readdirplus { dir: a.end(dir)?, cookie, verifier, names_bytes_max, count }
+            }
+            Procedure::Fsstat => {
+                let root = a.handle()?;
+                Self::Fsstat { root: a.end(root)? }
+            }
+            Procedure::Fsinfo => {
+                let root = a.handle()?;
+                Self::Fsinfo { root: a.end(root)? }
+            }
+            Procedure::Pathconf => {
+                let object = a.handle()?;
+                Self::Pathconf { object: a.end(object)? }
+            }
+            Procedure::Commit => {
+                // Offset and count: the file layer writes the whole file back, which section 3.3.21 allows.
+                let (file, _offset, _count) = (a.handle()?, a.r.u64()?, a.r.u32()?);
+                Self::Commit { file: a.end(file)? }
+            }
+        })
+    }
+
+    /// The handles that it names.
+    pub(crate) fn handles(&self) -> (&Handle, Option<&Handle>) {
+        match self {
+            Self::Getattr { object }
+            | Self::Setattr { object, .. }
+            | Self::Access { object, .. }
+            | Self::Pathconf { object } => (object, None),
+            Self::Readlink { link } => (link, None),
+            Self::Read { file, .. } | Self::Write { file, .. } | Self::Commit { file } => (file, None),
+            Self::Lookup { dir, .. }
+            | Self::Create { dir, .. }
+            | Self::Mkdir { dir, .. }
+            | Self::Symlink { dir, .. }
+            | Self::Mknod { dir, .. }
+            | Self::Remove { dir, .. }
+            | Self::Rmdir { dir, .. }
+            | Self::Readdir { dir, .. }
+            | Self::Readdirplus { dir, .. } => (dir, None),
+            Self::Fsstat { root } | Self::Fsinfo { root } => (root, None),
+            Self::Rename { from, to, .. } => (from, Some(to)),
+            Self::Link { file, dir, .. } => (file, Some(dir)),
+        }
+    }
+
+    /// Bytes of memory that it takes until it is carried out.
+    pub(crate) fn bytes(&self) -> usize {
+        let more = match self {
+            Self::Write { data, .. } => data.len(),
+            Self::Symlink { target, .. } => target.len(),
+            _ => 0,
+        };
+        size_of::<Self>() + more
+    }
+
+    /// Keeps replies within `transfer_bytes_max`: a client that asks for more gets less, which the RFC allows.
+    pub(crate) fn bound(&mut self, transfer_bytes_max: u32) {
+        if let Self::Read { count, .. } | Self::Readdir { count, .. } | Self::Readdirplus { count, .. } = self {
+            *count = (*count).min(transfer_bytes_max);
+        }
+    }
+
+    /// Bytes that its results have at most.
+    pub(crate) fn results_bytes_max(&self) -> usize {
+        /// Two folders with their attributes before and after, or an object with its handle and its folder.
+        const FIXED_BYTES: usize = 512;
+        let more = match self {
+            Self::Read { count, .. } | Self::Readdir { count, .. } | Self::Readdirplus { count, .. } => *count as usize,
+            Self::Readlink { .. } => 4096,
+            _ => 0,
+        };
+        FIXED_BYTES + more
+    }
+}
+
+/// `stable_how`.
+fn read_stable(r: &mut XdrReader<'_>) -> Result<Stable, XdrError> {
+    let offset = r.offset();
+    match r.u32()? {
+        0 => Ok(Stable::Unstable),
+        1 => Ok(Stable::DataSync),
+        2 => Ok(Stable::FileSync),
+        value => Err(XdrError::Value { offset, value, kind: "stable_how" }),
+    }
+}
+
+/// `createhow3`.
+fn read_how(r: &mut XdrReader<'_>) -> Result<CreateHow, XdrError> {
+    let offset = r.offset();
+    match r.u32()? {
+        0 => read_set_attr(r).map(CreateHow::Unchecked),
+        1 => read_set_attr(r).map(CreateHow::Guarded),
+        2 => r.u64().map(|verifier| CreateHow::Exclusive(verifier.to_be_bytes())),
+        value => Err(XdrError::Value { offset, value, kind: "createmode3" }),
+    }
+}
+
+/// `mknoddata3`; `None` for the types that MKNOD does not make.
+fn read_node(r: &mut XdrReader<'_>) -> Result<Option<(Node, SetAttr)>, XdrError> {
+    let offset = r.offset();
+    match r.u32()? {
+        3 => {
+            let (attr, major, minor) = (read_set_attr(r)?, r.u32()?, r.u32()?);
+            Ok(Some((Node::BlockDevice(major, minor), attr)))
+        }
+        4 => {
+            let (attr, major, minor) = (read_set_attr(r)?, r.u32()?, r.u32()?);
+            Ok(Some((Node::CharDevice(major, minor), attr)))
+        }
+        6 => Ok(Some((Node::Socket, read_set_attr(r)?))),
+        7 => Ok(Some((Node::Fifo, read_set_attr(r)?))),
+        1 | 2 | 5 => Ok(None),
+        value => Err(XdrError::Value { offset, value, kind: "ftype3" }),
+    }
+}
+
+/// The status of an error of the file layer.
+pub(crate) fn status_of(error: ksf_fs::FsError) -> Status {
+    let kind: ErrorKind = error.kind();
+    kind.into()
+}

@@ -1,0 +1,188 @@
+//! The server as its owner sees it: opened, given to an RPC service, watched, closed.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use ksf_fs::{
+    ExportError, FsCounters, FsOptions, HandleSource, Identities, LaneCounters, LaneError, LaneOptions, Lanes,
+};
+use ksf_services::rpc::{ProgramTable, TableError};
+
+use crate::counters::{Counters, ProcedureCounts};
+use crate::drc::{Drc, DrcLimits, DrcSizes};
+use crate::exports::{ExportSettings, Exports};
+use crate::mount::MountProgram;
+use crate::nlm::NoLocks;
+use crate::program::{Core, NfsProgram};
+
+/// How often descriptors that nobody used since the last time are closed.
+const IDLE_EVERY: Duration = Duration::from_secs(10);
+
+/// Greatest READ and WRITE where nothing is said.
+pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
+
+/// What a server is opened with.
+pub struct Settings {
+    /// What it exports.
+    pub exports: Vec<ExportSettings>,
+    /// Folder of what must be the same after a restart: the keys of handles.
+    pub state: PathBuf,
+    /// Threads that carry requests out.
+    pub lanes: LaneOptions,
+    /// Bounds of the file layer.
+    pub fs: FsOptions,
+    /// Bounds of the cache of duplicate requests.
+    pub drc: DrcLimits,
+    /// Greatest READ and WRITE, in bytes; a message must have room for 2 KiB more.
+    pub transfer_bytes_max: u32,
+}
+
+/// Why a server cannot be opened. Each says the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// A folder cannot be exported.
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    /// There are no threads for its requests.
+    #[error(transparent)]
+    Lanes(#[from] LaneError),
+    /// The system refused a thread.
+    #[error("the system refused a thread: {0}; raise the limit of threads (ulimit -u)")]
+    Thread(std::io::Error),
+}
+
+/// An NFSv3 server without its sockets.
+pub struct Nfs {
+    core: Arc<Core>,
+    lanes: Arc<Lanes>,
+    _idle: Idle,
+}
+
+/// What there is to tell of an export.
+#[derive(Clone, Debug)]
+pub struct ExportInfo<'a> {
+    /// Its path, without symbolic links.
+    pub path: &'a Path,
+    /// Whether handles are good after a restart.
+    pub handles: HandleSource,
+}
+
+impl Nfs {
+    /// Opens the exports and starts the threads.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`].
+    pub fn open(settings: Settings) -> Result<Self, OpenError> {
+        let Settings { exports, state, lanes, fs, drc, transfer_bytes_max } = settings;
+        let (exports, fs) = Exports::open(exports, &state, fs)?;
+        let core = Arc::new(Core {
+            fs,
+            exports,
+            drc: Drc::new(drc),
+            counters: Counters::default(),
+            transfer_bytes_max,
+            started: Instant::now(),
+        });
+        let lanes = Arc::new(Lanes::start(lanes)?);
+        let idle = Idle::start(Arc::clone(&core)).map_err(OpenError::Thread)?;
+        Ok(Self { core, lanes, _idle: idle })
+    }
+
+    /// The programs that an RPC service is to serve: NFS 3, MOUNT 3 and NLM 4.
+    ///
+    /// # Errors
+    ///
+    /// None: their numbers are not the same.
+    pub fn programs(&self) -> Result<ProgramTable, TableError> {
+        let (core, lanes) = (&self.core, &self.lanes);
+        let mut table = ProgramTable::new();
+        table.register(NfsProgram { core: Arc::clone(core), lanes: Arc::clone(lanes) })?;
+        let mounts = Mutex::default();
+        table.register(MountProgram { core: Arc::clone(core), lanes: Arc::clone(lanes), mounts })?;
+        table.register(NoLocks)?;
+        Ok(table)
+    }
+
+    /// What it exports, in the order in which it was given.
+    pub fn exports(&self) -> impl Iterator<Item = ExportInfo<'_>> {
+        self.core.exports.all.iter().map(|exported| ExportInfo::of(&exported.export))
+    }
+
+    /// As whom requests are carried out.
+    pub fn identities(&self) -> Identities {
+        self.lanes.identities()
+    }
+
+    /// What was counted of each procedure, in the order of their numbers.
+    pub fn procedures(&self) -> Vec<ProcedureCounts> {
+        self.core.counters.read()
+    }
+
+    /// What the file layer counted.
+    pub fn fs_counters(&self) -> FsCounters {
+        self.core.fs.counters()
+    }
+
+    /// What the lanes counted.
+    pub fn lane_counters(&self) -> LaneCounters {
+        self.lanes.counters()
+    }
+
+    /// How much is in the cache of duplicate requests.
+    pub fn drc_sizes(&self) -> DrcSizes {
+        self.core.drc.sizes()
+    }
+
+    /// Waits until the requests that were begun are through, or `deadline`; those that were not begun are given up. Returns how
+    /// many were not through.
+    pub fn close(&self, deadline: Instant) -> usize {
+        self.lanes.close(deadline)
+    }
+}
+
+impl<'a> ExportInfo<'a> {
+    fn of(export: &'a ksf_fs::Export) -> Self {
+        Self { path: export.path(), handles: export.handles() }
+    }
+}
+
+/// A thread that closes descriptors that nobody uses. It ends when this is dropped.
+struct Idle {
+    ended: Arc<(Mutex<bool>, Condvar)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Idle {
+    fn start(core: Arc<Core>) -> std::io::Result<Self> {
+        let ended = Arc::<(Mutex<bool>, Condvar)>::default();
+        let told = Arc::clone(&ended);
+        let run = move || {
+            let (ended, told) = &*told;
+            let mut is_ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
+            while !*is_ended {
+                let woken = told.wait_timeout(is_ended, IDLE_EVERY).unwrap_or_else(PoisonError::into_inner);
+                is_ended = woken.0;
+                if woken.1.timed_out() {
+                    core.fs.close_idle();
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("ksf-nfs-idle".to_owned()).spawn(run)?;
+        Ok(Self { ended, thread: Some(thread) })
+    }
+}
+
+impl Drop for Idle {
+    fn drop(&mut self) {
+        let (ended, told) = &*self.ended;
+        *ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        told.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to say, also where it panicked.
+            let _ = thread.join();
+        }
+    }
+}

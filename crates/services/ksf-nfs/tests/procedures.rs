@@ -1,0 +1,501 @@
+//! Each procedure does what RFC 1813 says of it, and fails as it says: what a client sees is held against the folder.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+
+use common::{Attr, Client, OK, Place, Wcc, handle, made, mode, named, read_args, split, wcc, write_args};
+use ksf_proto::oncrpc::{Accepted, NFS_PROGRAM, ReplyStatus};
+use ksf_proto::xdr::{XdrReader, XdrWrite};
+use ksf_test::rpc::words;
+
+const NOENT: u32 = 2;
+const EXIST: u32 = 17;
+const NOTDIR: u32 = 20;
+const ISDIR: u32 = 21;
+const INVAL: u32 = 22;
+const NAMETOOLONG: u32 = 63;
+const NOTEMPTY: u32 = 66;
+const STALE: u32 = 70;
+const BADHANDLE: u32 = 10_001;
+const NOT_SYNC: u32 = 10_002;
+const TOOSMALL: u32 = 10_005;
+const BADTYPE: u32 = 10_007;
+
+/// Attributes that a procedure tells behind its status, before anything else.
+#[track_caller]
+fn first_attr(rest: &[u8]) -> Attr {
+    Attr::read_option(&mut XdrReader::new(rest)).expect("attributes are told")
+}
+
+#[track_caller]
+fn getattr(client: &mut Client, object: &[u8]) -> Attr {
+    let rest = client.done(1, &handle(object));
+    let mut r = XdrReader::new(&rest);
+    let attr = Attr::read(&mut r);
+    r.finish().unwrap();
+    attr
+}
+
+/// Data and end of file.
+#[track_caller]
+fn read(client: &mut Client, file: &[u8], offset: u64, count: u32) -> (Vec<u8>, bool) {
+    let rest = client.done(6, &read_args(file, offset, count));
+    let mut r = XdrReader::new(&rest);
+    Attr::read_option(&mut r).expect("attributes of the file");
+    let (count, eof) = (r.u32().unwrap(), r.bool().unwrap());
+    let data = r.opaque(u32::MAX).unwrap().to_vec();
+    r.finish().unwrap();
+    assert_eq!(data.len(), count as usize);
+    (data, eof)
+}
+
+#[test]
+fn attributes_are_those_of_the_folder() {
+    let place = Place::new();
+    fs::write(place.path("file"), "hello").unwrap();
+    fs::set_permissions(place.path("file"), fs::Permissions::from_mode(0o4751)).unwrap();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    let attr = getattr(&mut client, &root);
+    let known = fs::metadata(place.path("")).unwrap();
+    assert_eq!((attr.file_type, attr.fileid, attr.nlink), (2, known.ino(), known.nlink() as u32));
+    let file = client.lookup(&root, "file");
+    let attr = getattr(&mut client, &file);
+    let known = fs::metadata(place.path("file")).unwrap();
+    assert_eq!((attr.file_type, attr.mode, attr.size, attr.fileid), (1, 0o4751, 5, known.ino()));
+    assert_eq!((attr.uid, attr.gid, attr.nlink), (known.uid(), known.gid(), 1));
+    let time = |seconds: i64, nanos: i64| (seconds as u64) << 32 | nanos as u64;
+    assert_eq!(attr.mtime, time(known.mtime(), known.mtime_nsec()));
+    assert_eq!(attr.ctime, time(known.ctime(), known.ctime_nsec()));
+    // What LOOKUP tells is the same, with the folder's behind it.
+    let rest = client.done(3, &named(&root, "file"));
+    let mut r = XdrReader::new(&rest);
+    assert_eq!(r.opaque(64).unwrap(), file);
+    assert_eq!(Attr::read_option(&mut r), Some(attr));
+    assert_eq!(Attr::read_option(&mut r).map(|attr| attr.file_type), Some(2));
+    r.finish().unwrap();
+    serving.stop();
+}
+
+#[test]
+fn what_is_written_is_read_and_is_in_the_file() {
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    let file = client.create(&root, "file");
+    let data: Vec<u8> = (0..1 << 20).map(|at: u32| (at % 251) as u8).collect();
+    for (stable, offset) in [(0, 0), (1, 1 << 20), (2, (2 << 20) + 5)] {
+        let rest = client.done(7, &write_args(&file, offset, stable, &data));
+        let mut r = XdrReader::new(&rest);
+        let wcc = Wcc::read(&mut r);
+        assert_eq!(wcc.after.map(|attr| attr.size), Some(offset + data.len() as u64));
+        // Stable writes of one file run side by side, so none knows what was right before it.
+        assert_eq!(wcc.before.is_some(), stable == 0);
+        assert_eq!(r.u32().unwrap(), 1 << 20);
+        assert!(r.u32().unwrap() >= stable, "at least what was asked for");
+        let verifier = r.u64().unwrap();
+        r.finish().unwrap();
+        let rest = client.done(21, &read_args(&file, 0, 0));
+        let mut r = XdrReader::new(&rest);
+        assert!(Wcc::read(&mut r).after.is_some());
+        assert_eq!(r.u64().unwrap(), verifier, "nothing was lost in between");
+        r.finish().unwrap();
+    }
+    assert_eq!(read(&mut client, &file, 0, 1 << 20), (data.clone(), false));
+    assert_eq!(read(&mut client, &file, 7, 6), (data[7..13].to_vec(), false));
+    let end = (3 << 20) + 5;
+    assert_eq!(read(&mut client, &file, end - 3, 100), (data[data.len() - 3..].to_vec(), true));
+    assert_eq!(read(&mut client, &file, end + 10, 100), (Vec::new(), true));
+    // More than the server gives at once: a part.
+    assert_eq!(read(&mut client, &file, 0, u32::MAX).0.len(), 1 << 20);
+    let known = fs::read(place.path("file")).unwrap();
+    assert!(known.len() as u64 == end && known[..1 << 20] == data && known[(2 << 20) + 5..] == data);
+    serving.stop();
+}
+
+#[test]
+fn attributes_are_set_and_the_guard_is_held() {
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    let file = client.create(&root, "file");
+    client.done(7, &write_args(&file, 0, 0, b"0123456789"));
+    let before = getattr(&mut client, &file);
+    // Mode, size, mtime of the client; not guarded.
+    let args = [handle(&file), words(&[1, 0o600, 0, 0, 1, 0, 4, 0, 2, 1_000_000_000, 5, 0])].concat();
+    let changed = wcc(&client.done(2, &args));
+    assert_eq!(changed.before, Some((10, before.mtime, before.ctime)));
+    let after = changed.after.unwrap();
+    assert_eq!((after.mode, after.size, after.mtime), (0o600, 4, 1_000_000_000 << 32 | 5));
+    let known = fs::metadata(place.path("file")).unwrap();
+    assert_eq!((known.mode() & 0o7777, known.len(), known.mtime()), (0o600, 4, 1_000_000_000));
+    // The ctime of before is not that of now.
+    let guarded = |ctime: u64| [handle(&file), mode(0o640), words(&[1, (ctime >> 32) as u32, ctime as u32])].concat();
+    let (status, rest) = client.nfs(2, &guarded(after.ctime ^ 1));
+    assert_eq!(status, NOT_SYNC);
+    assert_eq!(wcc(&rest).after.map(|attr| attr.mode), Some(0o600));
+    client.done(2, &guarded(after.ctime));
+    assert_eq!(fs::metadata(place.path("file")).unwrap().mode() & 0o7777, 0o640);
+    serving.stop();
+}
+
+#[test]
+fn files_are_made_in_each_of_the_three_ways() {
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    let create = |how: u32, name: &str, rest: &[u8]| [named(&root, name), words(&[how]), rest.to_vec()].concat();
+    // UNCHECKED takes a file that is there, GUARDED does not.
+    let first = made(&client.done(8, &create(0, "a", &mode(0o640))));
+    assert_eq!(made(&client.done(8, &create(0, "a", &mode(0o640)))), first);
+    assert_eq!(fs::metadata(place.path("a")).unwrap().mode() & 0o7777, 0o640);
+    made(&client.done(8, &create(1, "b", &mode(0o600))));
+    let (status, rest) = client.nfs(8, &create(1, "b", &mode(0o600)));
+    assert_eq!(status, EXIST);
+    assert!(wcc(&rest).after.is_some());
+    // EXCLUSIVE answers its second try alike, whatever the cache of duplicates has, and another one with EXIST.
+    let verifier = |verifier: u64| verifier.to_be_bytes();
+    let third = made(&client.done(8, &create(2, "c", &verifier(0x0123_4567_89ab_cdef))));
+    assert_eq!(made(&client.done(8, &create(2, "c", &verifier(0x0123_4567_89ab_cdef)))), third);
+    for other in [0x0123_4567_89ab_cdee, 0x8123_4567_89ab_cdef, 0] {
+        assert_eq!(client.nfs(8, &create(2, "c", &verifier(other))).0, EXIST, "{other:x}");
+    }
+    serving.stop();
+}
+
+#[test]
+fn folders_links_and_nodes_are_made_and_removed() {
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    let folder = made(&client.done(9, &[named(&root, "folder"), mode(0o750)].concat()));
+    assert_eq!(fs::metadata(place.path("folder")).unwrap().mode() & 0o7777, 0o750);
+    let mut args = [named(&folder, "link"), mode(0o777)].concat();
+    args.put_opaque(b"../some/where");
+    let link = made(&client.done(10, &args));
+    let rest = client.done(5, &handle(&link));
+    let mut r = XdrReader::new(&rest);
+    assert_eq!(Attr::read_option(&mut r).map(|attr| attr.file_type), Some(5));
+    assert_eq!(r.opaque(1024).unwrap(), b"../some/where");
+    assert_eq!(fs::read_link(place.path("folder/link")).unwrap().to_str(), Some("../some/where"));
+    // A FIFO, a socket.
+    for (name, kind) in [("fifo", 7), ("socket", 6)] {
+        let args = [named(&folder, name), words(&[kind]), mode(0o600)].concat();
+        let node = made(&client.done(11, &args));
+        assert_eq!(getattr(&mut client, &node).file_type, kind);
+    }
+    assert!(fs::metadata(place.path("folder/fifo")).unwrap().file_type().is_fifo());
+    let (status, rest) = client.nfs(11, &[named(&folder, "x"), words(&[1])].concat());
+    assert_eq!((status, rest), (BADTYPE, words(&[0, 0])));
+    // A hard link: attributes of the file, weak cache data of the folder.
+    let file = client.create(&root, "file");
+    let rest = client.done(15, &[handle(&file), named(&folder, "other")].concat());
+    let mut r = XdrReader::new(&rest);
+    assert_eq!(Attr::read_option(&mut r).map(|attr| attr.nlink), Some(2));
+    assert!(Wcc::read(&mut r).after.is_some());
+    r.finish().unwrap();
+    assert_eq!(fs::metadata(place.path("folder/other")).unwrap().nlink(), 2);
+    // RENAME over what is there, between folders.
+    client.create(&root, "target");
+    let rest = client.done(14, &[named(&folder, "other"), named(&root, "target")].concat());
+    let mut r = XdrReader::new(&rest);
+    for _ in 0..2 {
+        let wcc = Wcc::read(&mut r);
+        assert!(wcc.before.is_some() && wcc.after.is_some());
+    }
+    r.finish().unwrap();
+    assert_eq!(fs::metadata(place.path("target")).unwrap().nlink(), 2);
+    assert!(!place.path("folder/other").exists());
+    let (status, _) = client.nfs(13, &named(&root, "folder"));
+    assert_eq!(status, NOTEMPTY);
+    for name in ["link", "fifo", "socket"] {
+        assert!(wcc(&client.done(12, &named(&folder, name))).after.is_some());
+    }
+    wcc(&client.done(13, &named(&root, "folder")));
+    assert!(!place.path("folder").exists());
+    serving.stop();
+}
+
+/// The entries of a folder by READDIR or READDIRPLUS: name, cookie, and with PLUS the attributes.
+fn list(client: &mut Client, dir: &[u8], plus: bool, count: u32) -> Vec<(String, u64, Option<Attr>)> {
+    let (mut cookie, mut verifier, mut all) = (0, 0, Vec::new());
+    loop {
+        let mut args = handle(dir);
+        args.put_u64(cookie);
+        args.put_u64(verifier);
+        if plus {
+            args.put_u32(count);
+        }
+        args.put_u32(count);
+        let rest = client.done(if plus { 17 } else { 16 }, &args);
+        assert!(rest.len() + 4 <= count as usize, "{} bytes of results and not {count}", rest.len() + 4);
+        let mut r = XdrReader::new(&rest);
+        assert!(Attr::read_option(&mut r).is_some());
+        verifier = r.u64().unwrap();
+        while r.bool().unwrap() {
+            let fileid = r.u64().unwrap();
+            let name = String::from_utf8(r.opaque(255).unwrap().to_vec()).unwrap();
+            cookie = r.u64().unwrap();
+            let attr = if plus { Attr::read_option(&mut r) } else { None };
+            if plus && r.bool().unwrap() {
+                assert!(r.opaque(64).unwrap().len() >= 4);
+            }
+            if let Some(attr) = attr {
+                assert_eq!(attr.fileid, fileid, "{name}");
+            }
+            all.push((name, cookie, attr));
+        }
+        let eof = r.bool().unwrap();
+        r.finish().unwrap();
+        if eof {
+            return all;
+        }
+    }
+}
+
+#[test]
+fn listings_have_each_entry_once_whatever_fits() {
+    let place = Place::new();
+    let mut names: Vec<String> = (0..300).map(|at| format!("{:0width$}", at, width = 1 + at % 90)).collect();
+    names.iter().for_each(|name| fs::write(place.path(name), "x").unwrap());
+    names.extend([".".to_owned(), "..".to_owned()]);
+    names.sort();
+    names.dedup();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    for (plus, count) in [(false, 512), (false, 4096), (false, 1 << 20), (true, 512), (true, 8192), (true, u32::MAX)] {
+        let mut entries = list(&mut client, &root, plus, count);
+        assert!(!plus || entries.iter().any(|(_, _, attr)| attr.is_some_and(|attr| attr.size == 1)));
+        let mut cookies: Vec<u64> = entries.iter().map(|(_, cookie, _)| *cookie).collect();
+        cookies.sort_unstable();
+        cookies.dedup();
+        assert_eq!(cookies.len(), entries.len(), "cookies are unique");
+        entries.sort_by(|one, other| one.0.cmp(&other.0));
+        assert!(entries.iter().map(|(name, _, _)| name).eq(&names), "plus={plus} count={count}");
+    }
+    // Not even one entry fits.
+    let mut args = handle(&root);
+    args.put(&words(&[0, 0, 0, 0, 110]));
+    let (status, rest) = client.nfs(16, &args);
+    assert_eq!(status, TOOSMALL);
+    first_attr(&rest);
+    serving.stop();
+}
+
+#[test]
+fn the_server_and_its_file_system_are_described() {
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    let rest = client.done(18, &handle(&root));
+    let mut r = XdrReader::new(&rest);
+    Attr::read_option(&mut r).unwrap();
+    let sizes: [u64; 6] = std::array::from_fn(|_| r.u64().unwrap());
+    assert!(sizes[0] >= sizes[1] && sizes[1] >= sizes[2] && sizes.iter().all(|size| *size < 1 << 63));
+    r.u32().unwrap();
+    r.finish().unwrap();
+    let rest = client.done(19, &handle(&root));
+    let mut r = XdrReader::new(&rest);
+    Attr::read_option(&mut r).unwrap();
+    let sizes: [u32; 7] = std::array::from_fn(|_| r.u32().unwrap());
+    assert_eq!(sizes, [1 << 20, 1 << 20, 4096, 1 << 20, 1 << 20, 4096, 64 << 10]);
+    assert_eq!(r.u64().unwrap(), i64::MAX as u64);
+    assert_eq!([(); 3].map(|()| r.u32().unwrap()), [0, 1, 0x1b]);
+    r.finish().unwrap();
+    let rest = client.done(20, &handle(&root));
+    let mut r = XdrReader::new(&rest);
+    Attr::read_option(&mut r).unwrap();
+    let (link_max, name_max) = (r.u32().unwrap(), r.u32().unwrap());
+    assert!(link_max >= 8 && name_max == 255);
+    assert_eq!([(); 4].map(|()| r.bool().unwrap()), [true, true, false, true]);
+    r.finish().unwrap();
+    // ACCESS of root: everything that a folder has.
+    let rest = client.done(4, &[handle(&root), words(&[0x3f])].concat());
+    let mut r = XdrReader::new(&rest);
+    Attr::read_option(&mut r).unwrap();
+    assert_eq!(r.u32().unwrap(), 0x1f);
+    serving.stop();
+}
+
+#[test]
+fn errors_are_those_of_the_rfc_with_weak_cache_data() {
+    let place = Place::new();
+    fs::create_dir_all(place.path("folder/inside")).unwrap();
+    fs::write(place.path("file"), "x").unwrap();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    let file = client.lookup(&root, "file");
+    let folder = client.lookup(&root, "folder");
+    let long = "n".repeat(256);
+    let attr_only =
+        |rest: &[u8]| assert_eq!(first_attr(rest).nlink > 0, rest.len() == 88, "attributes and nothing else");
+    for (procedure, args, status) in [
+        (3, named(&root, "none"), NOENT),
+        (3, named(&file, "x"), NOTDIR),
+        (3, named(&root, &long), NAMETOOLONG),
+        (5, handle(&file), INVAL),
+        (6, read_args(&folder, 0, 1), ISDIR),
+        (16, [handle(&file), words(&[0, 0, 0, 0, 4096])].concat(), NOTDIR),
+        (17, [handle(&file), words(&[0, 0, 0, 0, 4096, 4096])].concat(), NOTDIR),
+    ] {
+        let (got, rest) = client.nfs(procedure, &args);
+        assert_eq!(got, status, "procedure {procedure}");
+        attr_only(&rest);
+    }
+    for (procedure, args, status) in [
+        (7, write_args(&folder, 0, 0, b"x"), ISDIR),
+        (8, [named(&file, "x"), words(&[0]), mode(0o644)].concat(), NOTDIR),
+        (8, [named(&root, &long), words(&[0]), mode(0o644)].concat(), NAMETOOLONG),
+        (9, [named(&root, "folder"), mode(0o755)].concat(), EXIST),
+        (12, named(&root, "none"), NOENT),
+        (12, named(&root, "folder"), ISDIR),
+        (13, named(&root, "file"), NOTDIR),
+        (13, named(&root, "folder"), NOTEMPTY),
+        (13, named(&root, "none"), NOENT),
+    ] {
+        let (got, rest) = client.nfs(procedure, &args);
+        assert_eq!(got, status, "procedure {procedure}");
+        assert!(wcc(&rest).after.is_some(), "procedure {procedure}");
+    }
+    for name in ["", ".", "..", "a/b", "a\0b"] {
+        let (status, _) = client.nfs(9, &[named(&root, name), mode(0o755)].concat());
+        assert!([INVAL, EXIST, 13].contains(&status), "{name:?}: {status}");
+    }
+    let (status, rest) = client.nfs(14, &[named(&root, "none"), named(&folder, "x")].concat());
+    assert_eq!(status, NOENT);
+    let mut r = XdrReader::new(&rest);
+    assert!(Wcc::read(&mut r).after.is_some() && Wcc::read(&mut r).after.is_some());
+    let (status, rest) = client.nfs(15, &[handle(&file), named(&root, "folder")].concat());
+    assert_eq!(status, EXIST);
+    let mut r = XdrReader::new(&rest);
+    assert!(Attr::read_option(&mut r).is_some() && Wcc::read(&mut r).after.is_some());
+    // The root has nothing above it.
+    assert_eq!(client.lookup(&root, ".."), root);
+    // What was removed is stale, also while the server has it open.
+    fs::remove_file(place.path("file")).unwrap();
+    assert_eq!(client.nfs(1, &handle(&file)), (STALE, Vec::new()));
+    assert_eq!(client.nfs(6, &read_args(&file, 0, 1)).0, STALE);
+    serving.stop();
+}
+
+/// Arguments of each procedure but NULL that can be decoded, for an object and a name.
+fn arguments(object: &[u8]) -> Vec<(u32, Vec<u8>)> {
+    let dir = named(object, "name");
+    let target = {
+        let mut args = [dir.clone(), mode(0o777)].concat();
+        args.put_opaque(b"target");
+        args
+    };
+    vec![
+        (1, handle(object)),
+        (2, [handle(object), mode(0o644), words(&[0])].concat()),
+        (3, dir.clone()),
+        (4, [handle(object), words(&[1])].concat()),
+        (5, handle(object)),
+        (6, read_args(object, 0, 4)),
+        (7, write_args(object, 0, 0, b"data")),
+        (8, [dir.clone(), words(&[0]), mode(0o644)].concat()),
+        (9, [dir.clone(), mode(0o755)].concat()),
+        (10, target),
+        (11, [dir.clone(), words(&[7]), mode(0o644)].concat()),
+        (12, dir.clone()),
+        (13, dir.clone()),
+        (14, [dir.clone(), dir.clone()].concat()),
+        (15, [handle(object), dir].concat()),
+        (16, [handle(object), words(&[0, 0, 0, 0, 4096])].concat()),
+        (17, [handle(object), words(&[0, 0, 0, 0, 4096, 4096])].concat()),
+        (18, handle(object)),
+        (19, handle(object)),
+        (20, handle(object)),
+        (21, read_args(object, 0, 0)),
+    ]
+}
+
+#[test]
+fn a_handle_that_is_none_is_refused_by_every_procedure() {
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    for (procedure, args) in arguments(b"") {
+        let (status, rest) = client.nfs(procedure, &args);
+        assert_eq!(status, BADHANDLE, "procedure {procedure}");
+        assert!(rest.iter().all(|byte| *byte == 0), "procedure {procedure} tells nothing");
+    }
+    for at in 0..root.len() {
+        for bit in [1, 0x80] {
+            let mut forged = root.clone();
+            forged[at] ^= bit;
+            assert_eq!(client.nfs(1, &handle(&forged)), (BADHANDLE, Vec::new()), "byte {at}");
+        }
+    }
+    for length in 0..root.len() {
+        assert_eq!(client.nfs(1, &handle(&root[..length])).0, BADHANDLE, "{length} bytes");
+    }
+    // Nor does one of another server.
+    let other = Place::new();
+    let elsewhere = other.serve();
+    assert_eq!(elsewhere.client().nfs(1, &handle(&root)).0, BADHANDLE);
+    elsewhere.stop();
+    serving.stop();
+}
+
+#[test]
+fn arguments_that_cannot_be_decoded_are_garbage() {
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    let garbage = ReplyStatus::Accepted(Accepted::GarbageArgs);
+    for (procedure, args) in arguments(&root) {
+        for length in (0..args.len()).step_by(4) {
+            let (status, _) = client.ask(NFS_PROGRAM, 3, procedure, &args[..length]);
+            assert_eq!(status, garbage, "procedure {procedure}, {length} of {} bytes", args.len());
+        }
+        let longer = [&args[..], &[0; 4]].concat();
+        assert_eq!(client.ask(NFS_PROGRAM, 3, procedure, &longer).0, garbage, "procedure {procedure}");
+    }
+    assert_eq!(client.ask(NFS_PROGRAM, 3, 1, &handle(&[1; 65])).0, garbage, "a handle of 65 bytes");
+    // NULL, a procedure that there is not, other versions.
+    assert_eq!(client.ask(NFS_PROGRAM, 3, 0, &[]), (ReplyStatus::Accepted(Accepted::Success), Vec::new()));
+    assert_eq!(client.ask(NFS_PROGRAM, 3, 22, &[]).0, ReplyStatus::Accepted(Accepted::ProcUnavail));
+    let mismatch = ReplyStatus::Accepted(Accepted::ProgMismatch { low: 3, high: 3 });
+    assert_eq!(client.ask(NFS_PROGRAM, 4, 0, &[]).0, mismatch);
+    assert_eq!(client.ask(NFS_PROGRAM, 2, 0, &[]).0, mismatch);
+    // And the connection goes on.
+    assert_eq!(getattr(&mut client, &root).file_type, 2);
+    serving.stop();
+}
+
+#[test]
+fn the_same_goes_by_datagrams() {
+    let place = Place::new();
+    fs::write(place.path("file"), vec![7; 100_000]).unwrap();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    let file = client.lookup(&root, "file");
+    let socket = ksf_test::stream::datagrams(serving.udp());
+    let message = client.message(NFS_PROGRAM, 3, 6, &read_args(&file, 0, 1 << 20));
+    socket.send(&message).unwrap();
+    let mut buffer = vec![0; 65_536];
+    let length = socket.recv(&mut buffer).unwrap();
+    let reply = ksf_proto::oncrpc::Reply::parse(&buffer[..length]).unwrap();
+    let (status, rest) = split(reply.results);
+    assert_eq!(status, OK);
+    let mut r = XdrReader::new(&rest);
+    Attr::read_option(&mut r).unwrap();
+    assert_eq!((r.u32().unwrap(), r.bool().unwrap()), (32 << 10, false), "what fits into a datagram");
+    assert_eq!(r.opaque(u32::MAX).unwrap(), vec![7; 32 << 10]);
+    serving.stop();
+}

@@ -1,0 +1,394 @@
+//! What holds for all procedures: second tries, identities, who may mount, restarts, other programs.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+
+use common::{Client, OK, Place, handle, made, mode, named, read_args, split, write_args};
+use ksf::engine::EngineKind;
+use ksf_fs::{ExportOptions, HandleSource, Squash};
+use ksf_nfs::{ExportSettings, Procedure};
+use ksf_proto::oncrpc::{Accepted, NFS_PROGRAM, ReplyStatus};
+use ksf_proto::xdr::{XdrReader, XdrWrite};
+use ksf_test::rpc::words;
+use ksf_test::{root_or_skip, skip, wait_until};
+
+const PERM: u32 = 1;
+const NOENT: u32 = 2;
+const ACCES: u32 = 13;
+const ROFS: u32 = 30;
+
+/// Mounts, lists, reads, writes, renames and removes.
+fn works(client: &mut Client, place: &Place) {
+    let root = client.mnt(&place.path("")).unwrap();
+    let file = client.create(&root, "file");
+    client.done(7, &write_args(&file, 0, 2, b"hello"));
+    assert_eq!(fs::read(place.path("file")).unwrap(), b"hello");
+    client.done(14, &[named(&root, "file"), named(&root, "renamed")].concat());
+    assert_eq!(client.lookup(&root, "renamed"), file, "a handle survives a rename");
+    let rest = client.done(6, &read_args(&file, 1, 3));
+    assert!(rest.ends_with(b"ell\0"));
+    client.done(12, &named(&root, "renamed"));
+    assert_eq!(fs::read_dir(place.path("")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_client_works_on_each_engine() {
+    for engine in ksf_test::working([EngineKind::Epoll, EngineKind::Uring], EngineKind::probe) {
+        let place = Place::new();
+        let serving = place.serve_all(engine, vec![place.export()]);
+        works(&mut serving.client(), &place);
+        let counts = serving.nfs.procedures();
+        assert_eq!(counts[Procedure::Write as usize].calls, 1);
+        assert_eq!(counts[Procedure::Read as usize].failed, 0);
+        serving.stop();
+    }
+}
+
+#[test]
+fn a_call_that_is_sent_again_is_not_carried_out_again() {
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    fs::write(place.path("file"), "").unwrap();
+    let remove = named(&root, "file");
+    client.xid = 500;
+    client.send(NFS_PROGRAM, 3, 12, &remove);
+    let first = client.receive();
+    assert_eq!(split(&first.2).0, OK);
+    // Over the same connection, and over a new one after that is gone.
+    client.send(NFS_PROGRAM, 3, 12, &remove);
+    assert_eq!(client.receive(), first);
+    drop(client);
+    let mut again = serving.client();
+    again.xid = 500;
+    again.send(NFS_PROGRAM, 3, 12, &remove);
+    assert_eq!(again.receive(), first, "the reply is the same to its last byte");
+    assert_eq!(serving.nfs.procedures()[Procedure::Remove as usize].replayed, 2);
+    // Another call, another client, another machine at the same address.
+    again.xid = 501;
+    again.send(NFS_PROGRAM, 3, 12, &remove);
+    assert_eq!(split(&again.receive().2).0, NOENT);
+    for (machine, uid) in [("tests", 7), ("another", 0)] {
+        let mut other = Client::new(serving.address(), machine, uid, 0, &[]);
+        other.xid = 500;
+        other.send(NFS_PROGRAM, 3, 12, &remove);
+        let status = split(&other.receive().2).0;
+        assert!([NOENT, ACCES].contains(&status), "{machine} {uid}: {status}");
+    }
+    // A procedure that changes nothing is carried out each time.
+    fs::write(place.path("file"), "").unwrap();
+    for expected in [OK, NOENT] {
+        again.xid = 502;
+        again.send(NFS_PROGRAM, 3, 3, &remove);
+        assert_eq!(split(&again.receive().2).0, expected);
+        let _ = fs::remove_file(place.path("file"));
+    }
+    serving.stop();
+}
+
+#[test]
+fn calls_that_are_sent_again_in_a_storm_are_carried_out_once() {
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    let mut others: Vec<Client> = (0..3).map(|_| serving.client()).collect();
+    for round in 0..100 {
+        let create = [named(&root, &format!("file {round}")), words(&[1]), mode(0o644)].concat();
+        for client in &mut others {
+            client.xid = 10_000 + round;
+            client.send(NFS_PROGRAM, 3, 8, &create);
+        }
+        for client in &mut others {
+            // GUARDED: carried out twice it would be EXIST.
+            let (_, _, results) = client.receive();
+            assert_eq!(split(&results).0, OK, "round {round}");
+        }
+    }
+    assert_eq!(fs::read_dir(place.path("")).unwrap().count(), 100);
+    serving.stop();
+}
+
+#[test]
+fn each_call_has_the_rights_of_its_user() {
+    let Some(()) = root_or_skip("identities") else { return };
+    let place = Place::new();
+    fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o1777)).unwrap();
+    let serving = place.serve();
+    let root = serving.client().mnt(&place.path("")).unwrap();
+    let mut alice = serving.user(1001, 2001, &[]);
+    let mut bob = serving.user(1002, 2002, &[3000, 2001]);
+    let mut carol = serving.user(1003, 2003, &[]);
+    let file = alice.create(&root, "file");
+    let known = fs::metadata(place.path("file")).unwrap();
+    assert_eq!((known.uid(), known.gid()), (1001, 2001));
+    alice.done(7, &write_args(&file, 0, 2, b"secret"));
+    alice.done(2, &[handle(&file), mode(0o640), words(&[0])].concat());
+    // By a group of the call, and not without it.
+    bob.done(6, &read_args(&file, 0, 6));
+    assert_eq!(carol.nfs(6, &read_args(&file, 0, 6)).0, ACCES);
+    assert_eq!(bob.nfs(7, &write_args(&file, 0, 0, b"x")).0, ACCES);
+    assert_eq!(bob.nfs(2, &[handle(&file), mode(0o666), words(&[0])].concat()).0, PERM);
+    // The sticky bit of the folder: the owner alone removes.
+    let status = carol.nfs(12, &named(&root, "file")).0;
+    assert!([PERM, ACCES].contains(&status), "{status}");
+    let access = |client: &mut Client| {
+        let rest = client.done(4, &[handle(&file), words(&[0x3f])].concat());
+        u32::from_be_bytes(*rest.last_chunk().unwrap())
+    };
+    assert_eq!((access(&mut alice), access(&mut bob), access(&mut carol)), (0x0d, 0x01, 0));
+    // One connection may have calls of many users.
+    let mut mixed = Client::nobody(serving.address());
+    assert_eq!(mixed.nfs(6, &read_args(&file, 0, 6)).0, ACCES, "who says nothing of himself is the anonymous user");
+    alice.done(12, &named(&root, "file"));
+    serving.stop();
+}
+
+#[test]
+fn squashed_users_are_the_anonymous_one() {
+    let Some(()) = root_or_skip("identities") else { return };
+    for (squash, uid, owner) in [
+        (Squash::Root, 0, (7001, 7002)),
+        (Squash::Root, 1001, (1001, 1001)),
+        (Squash::All, 1001, (7001, 7002)),
+        (Squash::None, 0, (0, 0)),
+    ] {
+        let place = Place::new();
+        fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o777)).unwrap();
+        let options = ExportOptions { squash, anonymous: (7001, 7002), ..ExportOptions::default() };
+        let export = ExportSettings { options, ..place.export() };
+        let serving = place.serve_all(EngineKind::Epoll, vec![export]);
+        let mut client = serving.user(uid, uid, &[]);
+        let root = client.mnt(&place.path("")).unwrap();
+        client.create(&root, "file");
+        let known = fs::metadata(place.path("file")).unwrap();
+        assert_eq!((known.uid(), known.gid()), owner, "{squash:?} {uid}");
+        serving.stop();
+    }
+}
+
+#[test]
+fn who_may_not_mount_is_told_at_mnt_and_at_every_call() {
+    let place = Place::new();
+    let (other, secure) = (place.beside("other"), place.beside("secure"));
+    let mut elsewhere = ExportSettings { path: other.clone(), ..place.export() };
+    elsewhere.clients.add("192.0.2.0/24".parse().unwrap());
+    let mut secured = ExportSettings { path: secure.clone(), secure: true, ..place.export() };
+    secured.clients.add("127.0.0.0/8".parse().unwrap());
+    let serving = place.serve_all(EngineKind::Epoll, vec![place.export(), elsewhere, secured.clone()]);
+    let mut client = serving.client();
+    assert!(client.mnt(&place.path("")).is_ok());
+    assert_eq!(client.mnt(&other), Err(ACCES));
+    assert_eq!(client.mnt(&secure), Err(ACCES), "from a port that every user may have");
+    assert_eq!(client.mnt("/nowhere".as_ref()), Err(NOENT));
+    assert_eq!(client.mnt(&place.path("..")), Err(NOENT));
+    // EXPORT: each with its clients.
+    let rest = client.mount(5, &[]);
+    let mut r = XdrReader::new(&rest);
+    let mut exports = Vec::new();
+    while r.bool().unwrap() {
+        let path = r.utf8(1024).unwrap().to_owned();
+        let mut groups = Vec::new();
+        while r.bool().unwrap() {
+            groups.push(r.utf8(255).unwrap().to_owned());
+        }
+        exports.push((path, groups));
+    }
+    r.finish().unwrap();
+    let expected = [(place.path(""), vec![]), (other, vec!["192.0.2.0/24"]), (secure.clone(), vec!["127.0.0.0/8"])];
+    let expected = expected.map(|(path, groups): (_, Vec<&str>)| {
+        let path = path.canonicalize().unwrap();
+        (path.to_str().unwrap().to_owned(), groups.into_iter().map(str::to_owned).collect::<Vec<_>>())
+    });
+    assert_eq!(exports, expected);
+    serving.stop();
+
+    // A handle that was got while the export was open to all does not open it now.
+    secured.secure = false;
+    let serving = place.serve_all(EngineKind::Epoll, vec![secured.clone()]);
+    let root = serving.client().mnt(&secure).unwrap();
+    if serving.nfs.exports().any(|export| export.handles == HandleSource::Table) {
+        serving.stop();
+        return skip("handles that outlive the server need root");
+    }
+    serving.stop();
+    secured.secure = true;
+    let serving = place.serve_all(EngineKind::Epoll, vec![secured]);
+    let (status, rest) = serving.client().nfs(4, &[handle(&root), words(&[1])].concat());
+    assert_eq!((status, rest), (ACCES, words(&[0])));
+    serving.stop();
+}
+
+#[test]
+fn folders_below_an_export_are_mounted_and_links_are_not_followed() {
+    let place = Place::new();
+    fs::create_dir_all(place.path("a/b")).unwrap();
+    fs::write(place.path("a/file"), "").unwrap();
+    std::os::unix::fs::symlink("/", place.path("link")).unwrap();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    let a = client.lookup(&root, "a");
+    let b = client.lookup(&a, "b");
+    assert_eq!(client.mnt(&place.path("a/b/")), Ok(b));
+    assert_eq!(client.mnt(&place.path("a/c")), Err(NOENT));
+    for path in ["a/file", "a/file/x", "link", "link/etc"] {
+        assert_eq!(client.mnt(&place.path(path)), Err(20), "{path}");
+    }
+    // DUMP knows what was mounted, until UMNT and UMNTALL.
+    let dumped = |client: &mut Client| {
+        let rest = client.mount(2, &[]);
+        let mut r = XdrReader::new(&rest);
+        let mut paths = Vec::new();
+        while r.bool().unwrap() {
+            assert_eq!(r.opaque(255).unwrap(), b"127.0.0.1");
+            paths.push(r.utf8(1024).unwrap().to_owned());
+        }
+        r.finish().unwrap();
+        paths
+    };
+    let path = |name: &str| place.path(name).to_str().unwrap().to_owned();
+    assert!(dumped(&mut client).contains(&path("")));
+    let mut args = Vec::new();
+    args.put_opaque(path("").as_bytes());
+    assert!(client.mount(3, &args).is_empty());
+    assert!(!dumped(&mut client).contains(&path("")));
+    assert!(client.mount(4, &[]).is_empty());
+    assert!(dumped(&mut client).is_empty());
+    assert!(client.mount(0, &[]).is_empty());
+    serving.stop();
+}
+
+#[test]
+fn nothing_changes_on_an_export_that_is_read_only() {
+    let place = Place::new();
+    fs::write(place.path("file"), "x").unwrap();
+    let options = ExportOptions { read_only: true, squash: Squash::None, ..ExportOptions::default() };
+    let export = ExportSettings { options, ..place.export() };
+    let serving = place.serve_all(EngineKind::Epoll, vec![export]);
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    let file = client.lookup(&root, "file");
+    client.done(6, &read_args(&file, 0, 1));
+    let new = named(&root, "new");
+    for (procedure, args) in [
+        (2, [handle(&file), mode(0o600), words(&[0])].concat()),
+        (7, write_args(&file, 0, 0, b"y")),
+        (8, [new.clone(), words(&[0]), mode(0o644)].concat()),
+        (9, [new.clone(), mode(0o755)].concat()),
+        (12, named(&root, "file")),
+        (14, [named(&root, "file"), new.clone()].concat()),
+        (15, [handle(&file), new.clone()].concat()),
+    ] {
+        assert_eq!(client.nfs(procedure, &args).0, ROFS, "procedure {procedure}");
+    }
+    let rest = client.done(4, &[handle(&file), words(&[0x0d])].concat());
+    assert_eq!(rest.last_chunk(), Some(&1_u32.to_be_bytes()), "reading is all that is granted");
+    assert_eq!(fs::read(place.path("file")).unwrap(), b"x");
+    serving.stop();
+}
+
+#[test]
+fn handles_are_good_after_a_restart() {
+    let place = Place::new();
+    let serving = place.serve();
+    if serving.nfs.exports().any(|export| export.handles == HandleSource::Table) {
+        return skip("handles that outlive the server need root");
+    }
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    let file = client.create(&root, "file");
+    let rest = client.done(7, &write_args(&file, 0, 0, b"before"));
+    let verifier = rest[rest.len() - 8..].to_vec();
+    serving.stop();
+    fs::rename(place.path("file"), place.path("renamed")).unwrap();
+    let serving = place.serve();
+    let mut client = serving.client();
+    assert!(client.done(6, &read_args(&file, 0, 6)).ends_with(b"before\0\0"));
+    let rest = client.done(7, &write_args(&file, 6, 0, b"x"));
+    assert_ne!(rest[rest.len() - 8..], verifier, "a client has to send again what it has not committed");
+    assert_eq!(client.mnt(&place.path("")), Ok(root));
+    serving.stop();
+}
+
+#[test]
+fn locks_are_refused_by_their_name() {
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let mut lock = Vec::new();
+    lock.put_opaque(b"cookie");
+    lock.put(&words(&[0, 1, 2, 3]));
+    for procedure in [1, 2, 3, 4, 22] {
+        let (status, results) = client.ask(100_021, 4, procedure, &lock);
+        assert_eq!(status, ReplyStatus::Accepted(Accepted::Success));
+        let mut r = XdrReader::new(&results);
+        assert_eq!((r.opaque(1024).unwrap(), r.u32().unwrap()), (&b"cookie"[..], 2), "procedure {procedure}");
+        r.finish().unwrap();
+    }
+    assert_eq!(client.ask(100_021, 4, 2, &[]).0, ReplyStatus::Accepted(Accepted::GarbageArgs));
+    assert_eq!(client.ask(100_021, 4, 7, &lock).0, ReplyStatus::Accepted(Accepted::ProcUnavail));
+    serving.stop();
+}
+
+#[test]
+fn a_peer_that_reads_nothing_is_bounded_and_gets_all_when_it_reads() {
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    let file = client.create(&root, "file");
+    let data = vec![7; 1 << 20];
+    client.done(7, &write_args(&file, 0, 2, &data));
+    // 1,000 READs of 1 MiB are asked for at once; another client is served meanwhile.
+    let first = client.xid + 1;
+    for _ in 0..1000 {
+        client.xid += 1;
+        client.send(NFS_PROGRAM, 3, 6, &read_args(&file, 0, 1 << 20));
+    }
+    wait_until("the first replies are made", || serving.nfs.procedures()[Procedure::Read as usize].calls > 0);
+    let mut other = serving.client();
+    for at in 0..100 {
+        let other_file = other.create(&root, &format!("other {at}"));
+        other.done(7, &write_args(&other_file, 0, 2, b"x"));
+    }
+    let made = serving.nfs.procedures()[Procedure::Read as usize].calls;
+    assert!(made <= 64, "{made} MiB of replies were made for a peer that reads none");
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..1000 {
+        let (xid, _, results) = client.receive();
+        assert!(results.len() > 1 << 20 && results.ends_with(&data));
+        assert!((first..first + 1000).contains(&xid) && seen.insert(xid));
+    }
+    // And 1,000 WRITEs of 1 MiB, whose replies nobody reads until all were sent.
+    let writes = 1000;
+    let mut sender = serving.client();
+    for _ in 0..writes {
+        sender.xid += 1;
+        sender.send(NFS_PROGRAM, 3, 7, &write_args(&file, 0, 0, &data));
+    }
+    for _ in 0..writes {
+        assert_eq!(split(&sender.receive().2).0, OK);
+    }
+    serving.stop();
+}
+
+#[test]
+fn new_entries_in_a_setgid_folder_have_its_group() {
+    let Some(()) = root_or_skip("identities") else { return };
+    let place = Place::new();
+    chown(place.path(""), Some(1001), Some(4000)).unwrap();
+    fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o2775)).unwrap();
+    let serving = place.serve();
+    let mut client = serving.user(1001, 2001, &[4000]);
+    let root = client.mnt(&place.path("")).unwrap();
+    client.create(&root, "file");
+    made(&client.done(9, &[named(&root, "folder"), mode(0o755)].concat()));
+    assert_eq!(fs::metadata(place.path("file")).unwrap().gid(), 4000);
+    let folder = fs::metadata(place.path("folder")).unwrap();
+    assert_eq!(folder.gid(), 4000);
+    serving.stop();
+}

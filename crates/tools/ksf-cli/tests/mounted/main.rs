@@ -1,0 +1,152 @@
+//! Linux mounts what `ksf nfs` exports: Debian's kernel, in a machine that QEMU emulates, with the server on this machine.
+//!
+//! ```text
+//!  QEMU ── Debian's kernel ── /usr      ──┐                            ┌── /usr, read-only
+//!              └ NFS client ── /mnt     ──┴── TCP ── ksf nfs, here ────┴── a folder of the test
+//! ```
+
+mod guest;
+mod power;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::fs;
+use std::process::Command;
+
+use guest::{Guest, server, server_at};
+use ksf_lab::turn;
+use ksf_test::{installed_or_skip, program_or_skip, root_or_skip};
+use rustix::process::Signal;
+use support::export::Place;
+use support::{Server, engines};
+
+/// Root's handles outlive the server, which reads /usr for the guests.
+fn may_run() -> Option<ksf_lab::LabTurn> {
+    root_or_skip("an export of /usr, and handles that outlive the server")?;
+    program_or_skip("mount.nfs")?;
+    turn()
+}
+
+/// Ends the server as a crash does.
+fn kill(mut server: Server) {
+    server.signal(Signal::KILL);
+    server.wait();
+}
+
+/// Files that a guest has listed in `sums` have that content here.
+fn sums_are_right(place: &Place) {
+    let check = Command::new("sha256sum").args(["--check", "--quiet", "sums"]).current_dir(place.export()).output();
+    let check = check.unwrap();
+    assert!(check.status.success(), "{}{}", support::stdout(&check), support::stderr(&check));
+    assert!(fs::read_to_string(place.export().join("sums")).unwrap().lines().count() > 10);
+}
+
+#[test]
+fn tools_and_tests_of_file_systems_run_on_a_mounted_export() {
+    let Some(_turn) = may_run() else { return };
+    for tool in ["fio", "postmark", "dbench", "stress-ng"] {
+        let Some(_) = program_or_skip(tool) else { return };
+    }
+    let Some(fsx) = installed_or_skip(env!("CARGO_TARGET_TMPDIR"), "fsx/bin/fsx") else { return };
+    let place = Place::new();
+    let server = server(&place, engines()[0]);
+    // The whole load of dbench goes through more than 400,000 lines.
+    let load = fs::read_to_string("/usr/share/dbench/client.txt").unwrap();
+    let load: String = load.split_inclusive('\n').take(3000).collect();
+    let guest = Guest::new(include_str!("tools.sh")).file(fsx, "/fsx").text("/load.txt", load);
+    let output = guest.lab(&server, &place).run().unwrap().checked().unwrap();
+    assert!(output.contains("== end\n"), "{output}");
+    sums_are_right(&place);
+    server.stop();
+}
+
+#[test]
+fn two_machines_change_one_tree() {
+    const ROUNDS: usize = 12;
+    let Some(_turn) = may_run() else { return };
+    let place = Place::new();
+    fs::write(place.export().join("count"), "0\n").unwrap();
+    let engine = *engines().last().unwrap();
+    let server = server(&place, engine);
+    let guests = ["one", "two"].map(|name| {
+        let guest = Guest::new(include_str!("twice.sh")).options("noac").env("NAME", name);
+        guest.env("ROUNDS", ROUNDS.to_string()).lab(&server, &place).spawn().unwrap()
+    });
+    guests.iter().for_each(|guest| guest.wait_for("here\n").unwrap());
+    fs::write(place.export().join("begin"), "").unwrap();
+    for guest in guests {
+        let output = guest.wait().unwrap().checked().unwrap();
+        assert!(output.contains(" is done\n"), "{output}");
+    }
+    let read = |name: &str| fs::read_to_string(place.export().join(name)).unwrap();
+    // Without the lock, or with a count that one has kept in memory, some would be lost.
+    assert_eq!(read("count"), format!("{}\n", 2 * ROUNDS));
+    assert_eq!(read("log").lines().count(), 2 * ROUNDS);
+    let won = ["one", "two"].map(|name| read(&format!("won-by-{name}"))).concat();
+    let mut files: Vec<&str> = won.lines().collect();
+    let all = files.len();
+    files.sort_unstable();
+    files.dedup();
+    assert_eq!(files.len(), all, "a file was created exclusively by both: {won:?}");
+    for name in ["one", "two"] {
+        assert!(place.export().join(format!("tree-{name}/linux/bpf.h")).exists());
+    }
+    server.stop();
+}
+
+#[test]
+fn a_hard_mount_loses_nothing_when_its_server_is_killed() {
+    let Some(_turn) = may_run() else { return };
+    let place = Place::new();
+    let engines = engines();
+    let mut engines = engines.iter().cycle();
+    let mut running = server(&place, engines.next().unwrap());
+    let port = running.address(" tcp ").port();
+    let guest = Guest::new(include_str!("killed.sh")).lab(&running, &place).spawn().unwrap();
+    for file in [3, 10, 17] {
+        guest.wait_for(&format!("file {file}.\n")).unwrap();
+        kill(running);
+        running = server_at(port, &place, engines.next().unwrap());
+    }
+    let output = guest.wait().unwrap().checked().unwrap();
+    assert!(output.ends_with("finished\n"), "{output}");
+    sums_are_right(&place);
+    running.stop();
+}
+
+#[test]
+fn a_soft_mount_gets_an_error_and_goes_on_when_its_server_is_back() {
+    let Some(_turn) = may_run() else { return };
+    let place = Place::new();
+    let engine = engines()[0];
+    let running = server(&place, engine);
+    let port = running.address(" tcp ").port();
+    let guest = Guest::new(include_str!("soft.sh")).options("noac,soft,timeo=5,retrans=1");
+    let guest = guest.alone(&running, &place, &["cat", "dd", "sync"]).spawn().unwrap();
+    guest.wait_for("ready\n").unwrap();
+    kill(running);
+    guest.wait_for("refused\n").unwrap();
+    let running = server_at(port, &place, engine);
+    let output = guest.wait().unwrap().checked().unwrap();
+    assert!(output.contains("Input/output error") || output.contains("Connection timed out"), "{output}");
+    assert_eq!(fs::read_to_string(place.export().join("after")).unwrap(), "after\n");
+    running.stop();
+}
+
+#[test]
+fn calls_have_the_results_that_they_have_on_the_kernels_own_server() {
+    let Some(_turn) = may_run() else { return };
+    for tool in ["rpc.nfsd", "rpc.mountd", "exportfs", "rpcbind", "setpriv"] {
+        let Some(_) = program_or_skip(tool) else { return };
+    }
+    let place = Place::new();
+    let server = server(&place, engines()[0]);
+    let mut guest = Guest::new(include_str!("reference.sh")).options("noac").text("/calls", include_str!("calls.sh"));
+    for file in ["/etc/services", "/etc/rpc", "/etc/netconfig", "/etc/protocols"] {
+        guest = guest.file(file, file);
+    }
+    guest = guest.text("/etc/passwd", "root:x:0:0::/root:/bin/sh\n_rpc:x:101:65534::/:/bin/sh\n");
+    let output = guest.lab(&server, &place).module("nfsd").run().unwrap().checked().unwrap();
+    assert!(output.ends_with("no difference\n"), "{output}");
+    server.stop();
+}

@@ -1,0 +1,228 @@
+//! `ksf nfs` as its users run it: Debian's libnfs tools read and write, what was acknowledged survives `kill -9`, and mistakes
+//! are told in one line.
+
+mod support;
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+
+use ksf_test::rpc::{read_record, record};
+use ksf_test::{is_root, program_or_skip, stream};
+use rustix::process::Signal;
+use support::export::{Calls, Place};
+use support::{Server, engines, run, stderr, stdout, value};
+
+/// One of libnfs' tools, with its words, which name a file of the server by `@NAME`. `None`: it is not here.
+fn libnfs(server: &Server, export: &Path, words: &[&str]) -> Option<Result<String, String>> {
+    let program = program_or_skip(words[0])?;
+    let port = server.address(" tcp ").port();
+    let url =
+        |name: &str| format!("nfs://127.0.0.1{}/{name}?version=3&nfsport={port}&mountport={port}", export.display());
+    let words = words[1..].iter().map(|word| word.strip_prefix('@').map_or_else(|| (*word).to_owned(), url));
+    let output = Command::new(program).args(words).output().unwrap();
+    // They end with 0 after some errors, too, and say those.
+    let fine = output.status.success() && output.stderr.is_empty();
+    Some(if fine { Ok(stdout(&output)) } else { Err(stderr(&output)) })
+}
+
+#[test]
+fn tools_of_libnfs_list_read_and_write() {
+    for engine in engines() {
+        let place = Place::new();
+        fs::write(place.export().join("greeting"), "hello\n").unwrap();
+        fs::create_dir(place.export().join("folder")).unwrap();
+        let server = place.start(engine, ",squash=none", &[]);
+        let ask = |words: &[&str]| libnfs(&server, &place.export(), words);
+        let Some(listed) = ask(&["nfs-ls", "@"]) else { return };
+        let listed = listed.unwrap();
+        assert!(listed.contains("greeting") && listed.contains("folder"), "{listed}");
+        assert_eq!(ask(&["nfs-cat", "@greeting"]).unwrap().unwrap(), "hello\n");
+        let source = place.0.path("source");
+        let data: Vec<u8> = (0..5_000_003_u32).map(|at| (at / 7) as u8).collect();
+        fs::write(&source, &data).unwrap();
+        ask(&["nfs-cp", source.to_str().unwrap(), "@folder/copy"]).unwrap().unwrap();
+        assert!(fs::read(place.export().join("folder/copy")).unwrap() == data, "{engine}: the copy is another one");
+        let back = place.0.path("back");
+        ask(&["nfs-cp", "@folder/copy", back.to_str().unwrap()]).unwrap().unwrap();
+        assert!(fs::read(&back).unwrap() == data, "{engine}: what came back is another one");
+        assert!(ask(&["nfs-cat", "@nothing"]).unwrap().is_err());
+        let own = &server.stat()["services"][0]["own"];
+        assert!(value(own, "read_calls") > 0 && value(own, "write_calls") > 0);
+        let status = run(&["nfs", "status", server.stats.to_str().unwrap()]);
+        assert!(status.status.success(), "{}", stderr(&status));
+        let status = stdout(&status);
+        for word in ["nfs: up", "procedure", "mean us", "fsinfo", "write"] {
+            assert!(status.contains(word), "no {word} in {status}");
+        }
+        server.stop();
+    }
+}
+
+#[test]
+fn what_was_acknowledged_survives_kill_9_and_handles_with_it() {
+    if !is_root() {
+        return ksf_test::skip("handles that outlive the server need root");
+    }
+    for engine in engines() {
+        let place = Place::new();
+        let mut server = place.start(engine, ",squash=all,anon=0:0", &[]);
+        let calls = Calls(server.address(" tcp "));
+        let root = calls.mount(place.export().to_str().unwrap());
+        let file = calls.create(&root, "file");
+        calls.write(&file, 0, 2, b"12345");
+        calls.write(&file, 5, 0, b"12345");
+        calls.commit(&file);
+        server.signal(Signal::KILL);
+        server.wait();
+        let server = place.start(engine, ",squash=all,anon=0:0", &[]);
+        assert_eq!(Calls(server.address(" tcp ")).read(&file), b"1234512345", "{engine}");
+        server.stop();
+    }
+}
+
+#[test]
+fn the_start_says_what_is_exported_and_how_it_is_mounted() {
+    let place = Place::new();
+    let server = place.start("epoll", ",ro,clients=127.0.0.0/8", &[]);
+    let port = server.address(" tcp ").port();
+    let line = server.seen().iter().find(|line| line.contains("export ")).expect("a line for the export");
+    let path = place.export().canonicalize().unwrap();
+    for part in [
+        format!("ksf: nfs: export {} ro,squash=root,anon=65534:65534,clients=127.0.0.0/8", path.display()),
+        format!("mount -t nfs -o vers=3,tcp,nolock,port={port},mountport={port} 127.0.0.1:{} /mnt", path.display()),
+    ] {
+        assert!(line.contains(&part), "no {part} in {line}");
+    }
+    server.stop();
+}
+
+#[test]
+fn exports_that_cannot_be_had_are_named_in_one_line() {
+    let place = Place::new();
+    let file = place.0.path("file");
+    fs::write(&file, "").unwrap();
+    let state = place.0.path("state");
+    let path = |path: &Path| path.to_str().unwrap().to_owned();
+    let inside = place.export().join("inside");
+    fs::create_dir(&inside).unwrap();
+    for (exports, status, part) in [
+        (vec![path(&file)], 66, "not a folder"),
+        (vec![path(&place.0.path("none"))], 66, "no such folder"),
+        (vec![path(&place.export()), path(&inside)], 66, "export one of both"),
+        (vec![format!("{},readonly", path(&place.export()))], 65, "\"readonly\" is no option"),
+    ] {
+        let mut args = vec!["nfs", "--listen", "tcp:127.0.0.1:0", "--state", state.to_str().unwrap()];
+        exports.iter().for_each(|export| args.extend(["--export", export.as_str()]));
+        let output = run(&args);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(status), "{text}");
+        assert!(text.lines().count() == 1 && text.contains(part), "{text}");
+    }
+    let output = run(&["nfs"]);
+    assert_eq!(output.status.code(), Some(64), "{}", stderr(&output));
+}
+
+#[test]
+fn a_file_of_services_may_have_an_nfs_server() {
+    let place = Place::new();
+    let text = "engine = \"epoll\"\n[[service]]\nname = \"files\"\nkind = \"nfs\"\nexports = [\"export,squash=none\"]\n\
+                state = \"state\"\nlanes = 2\nlisten = [\"tcp:127.0.0.1:0\"]\n";
+    let path = place.0.write("ksf.toml", text);
+    let server = Server::start(&["serve", path.to_str().unwrap()], 1);
+    let known = place.export().canonicalize().unwrap();
+    Calls(server.address(" tcp ")).mount(known.to_str().unwrap());
+    assert!(place.0.path("state").exists(), "the keys are not beside the file");
+    server.stop();
+    for (wrong, part) in [("exports = []", "exports has no folder"), ("exports = [\"a,b\"]", "\"b\" is no option")] {
+        fs::write(&path, text.replace("exports = [\"export,squash=none\"]", wrong)).unwrap();
+        let output = run(&["serve", "--check", path.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(78), "{}", stderr(&output));
+        assert!(stderr(&output).contains(part), "{}", stderr(&output));
+    }
+}
+
+/// `ksf load nfs` with these words, on the export, through this port.
+fn load(port: u16, place: &Place, words: &[&str]) -> std::process::Output {
+    let url = format!("nfs://127.0.0.1:{port}{}", place.export().display());
+    let args: Vec<&str> = ["load", "nfs", "--files", "10"].into_iter().chain(words.iter().copied()).collect();
+    run(&[&args[..], &[url.as_str()]].concat())
+}
+
+#[test]
+fn the_generator_calls_every_procedure_and_leaves_nothing() {
+    const ALL: &str = "null,getattr,setattr,lookup,access,readlink,read,write,create,remove,readdir,readdirplus,fsstat,fsinfo,\
+                       pathconf,commit";
+    for engine in engines() {
+        let place = Place::new();
+        let server = place.start(engine, ",squash=none", &[]);
+        let port = server.address(" tcp ").port();
+        for mix in [ALL, "sfs2008"] {
+            let output = load(port, &place, &["--mix", mix, "-j", "2", "-a", "8", "-c", "400", "--json"]);
+            assert!(output.status.success(), "{engine}: {}", stderr(&output));
+            let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(
+                (document["total"]["messages"].as_u64(), document["total"]["faults"].as_u64()),
+                (Some(800), Some(0))
+            );
+        }
+        let own = &server.stat()["services"][0]["own"];
+        for procedure in ["readlink", "setattr", "readdirplus", "commit", "pathconf"] {
+            assert!(value(own, &format!("{procedure}_calls")) > 0, "{engine}: no {procedure}");
+        }
+        assert_eq!(fs::read_dir(place.export()).unwrap().count(), 0, "{engine}: something is left");
+        let large =
+            ["--mix", "read=1,write=1", "--io-bytes", "1m", "--file-bytes", "1m", "--stable", "file", "-c", "20"];
+        let output = load(port, &place, &large);
+        assert!(output.status.success(), "{engine}: {}", stderr(&output));
+        server.stop();
+    }
+}
+
+#[test]
+fn the_generator_finds_a_byte_that_is_another_one() {
+    let place = Place::new();
+    let server = place.start("epoll", ",squash=none", &[]);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let address = server.address(" tcp ");
+    // Between both: turns over a bit at the end of every long reply, which is data.
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let (mut client, mut behind) = (client.unwrap(), stream::connect(address));
+            std::thread::spawn(move || {
+                while let Ok(Some(call)) = read_record(&mut client) {
+                    behind.write_all(&record(&call)).unwrap();
+                    let mut reply = read_record(&mut behind).unwrap().expect("a reply");
+                    if reply.len() > 4096 {
+                        *reply.last_mut().unwrap() ^= 1;
+                    }
+                    client.write_all(&record(&reply)).unwrap();
+                }
+            });
+        }
+    });
+    let output = load(port, &place, &["--mix", "read=1,getattr=3", "-c", "40"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("other bytes than the file has"), "{}", stderr(&output));
+    server.stop();
+}
+
+#[test]
+fn an_export_that_is_none_is_told_by_the_generator() {
+    let place = Place::new();
+    let server = place.start("epoll", ",ro,squash=none", &[]);
+    let port = server.address(" tcp ").port();
+    let refused = load(port, &place, &[]);
+    assert_eq!(refused.status.code(), Some(71));
+    assert!(
+        stderr(&refused).contains("cannot make a folder") && stderr(&refused).contains("ROFS"),
+        "{}",
+        stderr(&refused)
+    );
+    let nothing = run(&["load", "nfs", &format!("nfs://127.0.0.1:{port}/none")]);
+    assert!(stderr(&nothing).contains("cannot mount"), "{}", stderr(&nothing));
+    assert_eq!(run(&["load", "nfs", "127.0.0.1:/none"]).status.code(), Some(64));
+    server.stop();
+}

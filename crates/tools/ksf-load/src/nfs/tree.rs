@@ -1,0 +1,284 @@
+//! The files that calls are about: made before a measurement and removed after it, by a client that asks one thing at a time.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::call::{File, MOUNT, NFS, Procedure, Results, Wrong, put, put_long, put_mode, put_opaque};
+use crate::drive::random::mix;
+use crate::error::LoadError;
+use crate::rpc::oncrpc::{self, LAST_FRAGMENT, MARK_BYTES, Reply, SysCredential, call_message, judge};
+
+/// Bytes of a reply, at most: those of calls that are made here.
+const REPLY_BYTES_MAX: usize = 64 * 1024;
+
+/// Bytes of one write, at most: every server takes so many.
+const WRITE_BYTES_MAX: usize = 32 * 1024;
+
+const MNT: u32 = 1;
+const MKDIR: u32 = 9;
+const SYMLINK: u32 = 10;
+const RMDIR: u32 = 13;
+const FILE_SYNC: u32 = 2;
+
+/// The name and the target of the symbolic link.
+pub(super) const LINK: &str = "link";
+pub(super) const TARGET: &str = "where/it/leads/to";
+
+/// Where the exported folder is, and as whom it is used.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) host: String,
+    pub(super) port: u16,
+    pub(super) mount_port: u16,
+    pub(super) path: String,
+    pub(super) credential: Option<SysCredential>,
+    pub(super) timeout: Duration,
+}
+
+/// How many files there are to be.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    pub(super) files: usize,
+    pub(super) file_bytes: usize,
+}
+
+/// A folder with files that are all known.
+#[derive(Debug)]
+pub(super) struct Tree {
+    pub(super) folder: Vec<u8>,
+    pub(super) link: Vec<u8>,
+    pub(super) files: Vec<File>,
+    pub(super) content: Content,
+    root: Vec<u8>,
+    name: String,
+}
+
+/// The bytes of all files: each begins at another place of the same ones.
+#[derive(Debug)]
+pub(super) struct Content {
+    bytes: Vec<u8>,
+    pub(super) file_bytes: usize,
+}
+
+impl Content {
+    pub(super) fn new(shape: Shape) -> Self {
+        let words = (shape.file_bytes + 8 * shape.files).div_ceil(8);
+        let bytes = (0..words as u64).flat_map(|at| mix(at).to_le_bytes()).collect();
+        Self { bytes, file_bytes: shape.file_bytes }
+    }
+
+    pub(super) fn of(&self, file: usize, offset: usize, count: usize) -> &[u8] {
+        &self.bytes[8 * file + offset..][..count]
+    }
+}
+
+/// The name of a file.
+pub(super) fn file_name(number: usize) -> String {
+    format!("file{number}")
+}
+
+/// The name of the file that a connection creates and removes.
+pub(super) fn own_name(connection: u32) -> String {
+    format!("own{connection}")
+}
+
+/// A connection to one program of the server.
+#[derive(Debug)]
+struct Caller<'a> {
+    stream: TcpStream,
+    place: &'a Place,
+    program: (u32, u32),
+    xid: u32,
+}
+
+impl<'a> Caller<'a> {
+    fn connect(place: &'a Place, program: (u32, u32), port: u16) -> Result<Self, LoadError> {
+        let host = &place.host;
+        let unknown = |source| LoadError::UnknownHost { host: host.clone(), source };
+        let mut reasons = Vec::new();
+        for address in (host.as_str(), port).to_socket_addrs().map_err(unknown)? {
+            match TcpStream::connect_timeout(&address, place.timeout) {
+                Ok(stream) => {
+                    let ready = stream.set_read_timeout(Some(place.timeout)).and_then(|()| stream.set_nodelay(true));
+                    ready.map_err(|error| LoadError::system("cannot set up a connection", error))?;
+                    return Ok(Self { stream, place, program, xid: 1 });
+                }
+                Err(error) => reasons.push(format!("{address}: {error}")),
+            }
+        }
+        Err(LoadError::Unreachable { target: format!("{host}:{port}"), reasons: reasons.join(", ") })
+    }
+
+    /// Calls a procedure; the results of a reply that says OK.
+    fn call(&mut self, what: &str, procedure: u32, args: &[u8]) -> Result<Vec<u8>, LoadError> {
+        self.try_call(procedure, args).map_err(|error| {
+            let place = self.place;
+            LoadError::system(format!("{what} at {}:{}", place.host, place.path), error)
+        })
+    }
+
+    fn try_call(&mut self, procedure: u32, args: &[u8]) -> io::Result<Vec<u8>> {
+        let (program, version) = self.program;
+        let header = oncrpc::Procedure { program, version, procedure };
+        let mut message = call_message(header, self.place.credential.as_ref());
+        self.xid = self.xid.wrapping_add(1);
+        message[..4].copy_from_slice(&self.xid.to_be_bytes());
+        message.extend_from_slice(args);
+        let mark = (message.len() as u32 | LAST_FRAGMENT).to_be_bytes();
+        self.stream.write_all(&[&mark, &message[..]].concat())?;
+        let reply = self.read_record()?;
+        match judge(&reply, true) {
+            Reply::Success { xid } if xid == self.xid => {}
+            Reply::Success { .. } => return Err(io::Error::other("the reply is that of another call")),
+            Reply::Refused { status, .. } => return Err(io::Error::other(status)),
+            Reply::Malformed { reason, .. } => return Err(io::Error::other(reason)),
+        }
+        let results = oncrpc::results_of(&reply).unwrap_or_default();
+        match Results::new(results).word().map_err(told)? {
+            0 => Ok(results[4..].to_vec()),
+            status => Err(told(Wrong::Status(status))),
+        }
+    }
+
+    fn read_record(&mut self) -> io::Result<Vec<u8>> {
+        let mut record = Vec::new();
+        loop {
+            let mut mark = [0; MARK_BYTES];
+            self.stream.read_exact(&mut mark)?;
+            let mark = u32::from_be_bytes(mark);
+            let (count, begin) = ((mark & !LAST_FRAGMENT) as usize, record.len());
+            if begin + count > REPLY_BYTES_MAX {
+                return Err(io::Error::other("a reply of more than 64 KiB"));
+            }
+            record.resize(begin + count, 0);
+            self.stream.read_exact(&mut record[begin..])?;
+            if mark & LAST_FRAGMENT != 0 {
+                return Ok(record);
+            }
+        }
+    }
+}
+
+fn told(wrong: Wrong) -> io::Error {
+    io::Error::other(in_words(&wrong))
+}
+
+/// What is wrong, for people.
+pub(super) fn in_words(wrong: &Wrong) -> String {
+    match wrong {
+        Wrong::Status(status) => {
+            let name = match status {
+                1 => "NFS3ERR_PERM, not the owner",
+                2 => "NFS3ERR_NOENT, no such file or folder",
+                5 => "NFS3ERR_IO",
+                13 => "NFS3ERR_ACCES, permission denied",
+                17 => "NFS3ERR_EXIST",
+                20 => "NFS3ERR_NOTDIR",
+                28 => "NFS3ERR_NOSPC",
+                30 => "NFS3ERR_ROFS, read-only",
+                70 => "NFS3ERR_STALE",
+                10_001 => "NFS3ERR_BADHANDLE",
+                10_004 => "NFS3ERR_NOTSUPP",
+                10_006 => "NFS3ERR_SERVERFAULT",
+                10_008 => "NFS3ERR_JUKEBOX",
+                _ => return format!("status {status} instead of NFS3_OK"),
+            };
+            format!("status {status} ({name}) instead of NFS3_OK")
+        }
+        Wrong::Malformed(what) | Wrong::Untrue(what) => (*what).to_owned(),
+    }
+}
+
+impl Tree {
+    /// One that no server has.
+    #[cfg(test)]
+    pub(super) fn of(folder: Vec<u8>, link: Vec<u8>, files: Vec<File>, content: Content) -> Self {
+        Self { folder, link, files, content, root: Vec::new(), name: String::new() }
+    }
+
+    /// Mounts the export, and makes the files in a folder of their own.
+    pub(super) fn make(place: &Place, shape: Shape) -> Result<Arc<Self>, LoadError> {
+        let mut mount = Caller::connect(place, MOUNT, place.mount_port)?;
+        let mut path = Vec::new();
+        put_opaque(&mut path, place.path.as_bytes());
+        let mounted = mount.call("cannot mount", MNT, &path)?;
+        let root =
+            Results::new(&mounted).handle().map_err(|wrong| LoadError::system("the reply to MNT", told(wrong)))?;
+        let root = root.to_vec();
+        let mut nfs = Caller::connect(place, NFS, place.port)?;
+        let name = format!("ksf-load-{}-{}", std::process::id(), crate::drive::clock::unix_seconds() as u64);
+        let mut make = |what: &str, procedure, folder: &[u8], name: &str, more: &dyn Fn(&mut Vec<u8>)| {
+            let mut args = Vec::new();
+            put_opaque(&mut args, folder);
+            put_opaque(&mut args, name.as_bytes());
+            more(&mut args);
+            let made = nfs.call(what, procedure, &args)?;
+            let mut results = Results::new(&made);
+            let read = |results: &mut Results<'_>| {
+                if !results.flag()? {
+                    return Err(Wrong::Malformed("a server that tells no handle of what it made is not measured"));
+                }
+                let handle = results.handle()?.to_vec();
+                let fileid = results.attr_after()?.map_or(0, |attr| attr.fileid);
+                Ok(File { handle, fileid })
+            };
+            read(&mut results).map_err(|wrong| LoadError::system(what, told(wrong)))
+        };
+        let folder = make("cannot make a folder", MKDIR, &root, &name, &|args| put_mode(args, 0o755))?.handle;
+        let link = make("cannot make a symbolic link", SYMLINK, &folder, LINK, &|args| {
+            put_mode(args, 0o777);
+            put_opaque(args, TARGET.as_bytes());
+        })?;
+        let mut files = Vec::with_capacity(shape.files);
+        for number in 0..shape.files {
+            let create = Procedure::Create.number();
+            files.push(make("cannot create a file", create, &folder, &file_name(number), &|args| {
+                // Guarded.
+                put(args, 1);
+                put_mode(args, 0o644);
+            })?);
+        }
+        let tree = Self { folder, link: link.handle, files, content: Content::new(shape), root, name };
+        for (number, file) in tree.files.iter().enumerate() {
+            for offset in (0..shape.file_bytes).step_by(WRITE_BYTES_MAX) {
+                let count = WRITE_BYTES_MAX.min(shape.file_bytes - offset);
+                let mut args = Vec::new();
+                put_opaque(&mut args, &file.handle);
+                put_long(&mut args, offset as u64);
+                put(&mut args, count as u32);
+                // The last write of all brings what is before it to the medium, too, on most file systems: the first measurement
+                // is not to meet the write-back of these.
+                put(&mut args, if offset + count == shape.file_bytes { FILE_SYNC } else { 0 });
+                put_opaque(&mut args, tree.content.of(number, offset, count));
+                nfs.call("cannot write a file", Procedure::Write.number(), &args)?;
+            }
+        }
+        Ok(Arc::new(tree))
+    }
+
+    /// Removes all of it. What a measurement has not left, because it was interrupted or did not make it, is none the worse.
+    pub(super) fn remove(&self, place: &Place, connections: u32) -> Result<(), LoadError> {
+        let mut nfs = Caller::connect(place, NFS, place.port)?;
+        let names = (0..self.files.len()).map(file_name).chain([LINK.to_owned()]);
+        for name in names {
+            let mut args = Vec::new();
+            put_opaque(&mut args, &self.folder);
+            put_opaque(&mut args, name.as_bytes());
+            nfs.call("cannot remove a file", Procedure::Remove.number(), &args)?;
+        }
+        for connection in 0..connections {
+            let mut args = Vec::new();
+            put_opaque(&mut args, &self.folder);
+            put_opaque(&mut args, own_name(connection).as_bytes());
+            // Most connections have none.
+            let _: io::Result<Vec<u8>> = nfs.try_call(Procedure::Remove.number(), &args);
+        }
+        let mut args = Vec::new();
+        put_opaque(&mut args, &self.root);
+        put_opaque(&mut args, self.name.as_bytes());
+        nfs.call("cannot remove the folder", RMDIR, &args)?;
+        Ok(())
+    }
+}
